@@ -1,0 +1,172 @@
+//! The tile that computes M rows × P panels in registers, and the walk over all tiles.
+
+use super::pack::Panels;
+use super::{Gemm, PackedMatrix};
+use crate::simd::{LANES, Lanes};
+use crate::{Isa, Pool};
+
+/// Panels per task: enough to feed the widest tile several times, few enough to share among threads.
+const PANELS_PER_TASK: usize = 16;
+
+/// One line of a panel: sixteen weights for one k.
+trait Line: Copy + Sync {
+    fn load<L: Lanes>(&self) -> L;
+}
+impl Line for [f32; LANES] {
+    #[inline(always)]
+    fn load<L: Lanes>(&self) -> L {
+        L::load(self)
+    }
+}
+impl Line for [u16; LANES] {
+    #[inline(always)]
+    fn load<L: Lanes>(&self) -> L {
+        L::load_bf16(self)
+    }
+}
+
+/// The output, shared by threads that write disjoint columns of it.
+#[derive(Clone, Copy)]
+struct Output {
+    start: *mut f32,
+    n: usize,
+}
+// SAFETY: each task writes only the columns of its own panels (see `Output::write`).
+unsafe impl Send for Output {}
+// SAFETY: as above.
+unsafe impl Sync for Output {}
+
+impl Output {
+    /// Writes `values` (those that lie below n) to row `row`, panel `panel`.
+    ///
+    /// # Safety
+    /// `row` is below the rows of y, and no other thread touches this panel's columns.
+    #[inline(always)]
+    unsafe fn write(self, row: usize, panel: usize, values: &[f32; LANES], bias: Option<&[f32]>) {
+        let first = panel * LANES;
+        let count = LANES.min(self.n - first);
+        for (lane, &value) in values.iter().enumerate().take(count) {
+            let value = value + bias.map_or(0.0, |b| b[first + lane]);
+            // SAFETY: inside row `row` of y; this panel's columns are the caller's alone.
+            unsafe { *self.start.add(row * self.n + first + lane) = value };
+        }
+    }
+}
+
+/// A share of the product: all rows, some panels.
+struct Task<'a, W> {
+    x: &'a [f32],
+    k: usize,
+    rows: usize,
+    lines: &'a [W],
+    first_panel: usize,
+    panels: usize,
+    bias: Option<&'a [f32]>,
+    out: Output,
+    /// Registers to spend on sums: 24 of the 32 of AVX-512, 12 of 16 else.
+    wide: bool,
+}
+
+pub(super) fn run(isa: Isa, pool: &Pool, rows: usize, args: Gemm<'_>) {
+    let weights: &PackedMatrix = args.weights;
+    match &weights.panels {
+        Panels::F32(lines) => run_lines(isa, pool, rows, args, lines),
+        Panels::Bf16(lines) => run_lines(isa, pool, rows, args, lines),
+    }
+}
+
+fn run_lines<W: Line>(isa: Isa, pool: &Pool, rows: usize, args: Gemm<'_>, lines: &[W]) {
+    let (n, k) = (args.weights.n(), args.weights.k());
+    let panels = n.div_ceil(LANES);
+    let out = Output { start: args.y.as_mut_ptr(), n };
+    let (x, bias) = (args.x, args.bias);
+    pool.run(panels.div_ceil(PANELS_PER_TASK), rows * k * LANES * PANELS_PER_TASK, |task| {
+        let first_panel = task * PANELS_PER_TASK;
+        let count = PANELS_PER_TASK.min(panels - first_panel);
+        let task = &Task { x, k, rows, lines, first_panel, panels: count, bias, out, wide: isa == Isa::Avx512 };
+        share(isa, task);
+    });
+}
+
+fn share<W: Line>(isa: Isa, task: &Task<'_, W>) {
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
+    fn avx512<W: Line>(task: &Task<'_, W>) {
+        walk::<crate::simd::Avx512, W>(task)
+    }
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx2,fma")]
+    fn avx2<W: Line>(task: &Task<'_, W>) {
+        walk::<crate::simd::Avx2, W>(task)
+    }
+    match isa {
+        // SAFETY: `gemm` has checked that this CPU has the instructions.
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512 => unsafe { avx512(task) },
+        // SAFETY: as above.
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 => unsafe { avx2(task) },
+        #[cfg(target_arch = "aarch64")]
+        Isa::Neon => walk::<crate::simd::Neon, W>(task),
+        _ => walk::<crate::simd::Portable, W>(task),
+    }
+}
+
+/// Covers rows × panels with tiles that fill the registers: many panels for few rows, many rows for two panels.
+#[inline(always)]
+fn walk<L: Lanes, W: Line>(task: &Task<'_, W>) {
+    let mut row = 0;
+    while row < task.rows {
+        let left = task.rows - row;
+        let step = match (task.wide, left) {
+            (true, 12..) => tiles::<L, W, 12, 2>(task, row),
+            (true, 8..) => tiles::<L, W, 8, 2>(task, row),
+            (true, 4..) => tiles::<L, W, 4, 4>(task, row),
+            (false, 6..) => tiles::<L, W, 6, 1>(task, row),
+            (_, 4..) => tiles::<L, W, 4, 1>(task, row),
+            (_, 2..) => tiles::<L, W, 2, 4>(task, row),
+            _ => tiles::<L, W, 1, 8>(task, row),
+        };
+        row += step;
+    }
+}
+
+/// One band of M rows over all panels of the task.
+#[inline(always)]
+fn tiles<L: Lanes, W: Line, const M: usize, const P: usize>(task: &Task<'_, W>, row: usize) -> usize {
+    let mut panel = 0;
+    while panel + P <= task.panels {
+        tile::<L, W, M, P>(task, row, task.first_panel + panel);
+        panel += P;
+    }
+    while panel < task.panels {
+        tile::<L, W, M, 1>(task, row, task.first_panel + panel);
+        panel += 1;
+    }
+    M
+}
+
+#[inline(always)]
+fn tile<L: Lanes, W: Line, const M: usize, const P: usize>(task: &Task<'_, W>, row: usize, panel: usize) {
+    let k = task.k;
+    let x: [&[f32]; M] = std::array::from_fn(|m| &task.x[(row + m) * k..][..k]);
+    let w: [&[W]; P] = std::array::from_fn(|p| &task.lines[(panel + p) * k..][..k]);
+    let mut acc = [[L::splat(0.0); P]; M];
+    for i in 0..k {
+        let weights: [L; P] = std::array::from_fn(|p| w[p][i].load());
+        for m in 0..M {
+            let value = L::splat(x[m][i]);
+            for p in 0..P {
+                acc[m][p] = value.mul_add(weights[p], acc[m][p]);
+            }
+        }
+    }
+    let mut values = [0.0; LANES];
+    for (m, sums) in acc.iter().enumerate() {
+        for (p, sum) in sums.iter().enumerate() {
+            sum.store(&mut values);
+            // SAFETY: rows row..row+M exist, and these panels belong to this task alone.
+            unsafe { task.out.write(row + m, panel + p, &values, task.bias) };
+        }
+    }
+}

@@ -1,0 +1,65 @@
+//! Lanes as a plain array; the compiler may vectorise it, nothing depends on that.
+
+use super::{LANES, Lanes};
+
+/// Sixteen floats in an array.
+#[derive(Clone, Copy)]
+pub struct Portable([f32; LANES]);
+
+impl Lanes for Portable {
+    #[inline(always)]
+    fn splat(x: f32) -> Self {
+        Portable([x; LANES])
+    }
+    #[inline(always)]
+    fn load(from: &[f32; LANES]) -> Self {
+        Portable(*from)
+    }
+    #[inline(always)]
+    fn load_bf16(from: &[u16; LANES]) -> Self {
+        Portable(from.map(|bits| f32::from_bits(u32::from(bits) << 16)))
+    }
+    #[inline(always)]
+    fn store(self, to: &mut [f32; LANES]) {
+        *to = self.0;
+    }
+    #[inline(always)]
+    fn mul_add(self, a: Self, b: Self) -> Self {
+        // Two roundings: without an FMA instruction a fused one would be a slow library call.
+        Portable(std::array::from_fn(|i| self.0[i] * a.0[i] + b.0[i]))
+    }
+    #[inline(always)]
+    fn add(self, other: Self) -> Self {
+        Portable(std::array::from_fn(|i| self.0[i] + other.0[i]))
+    }
+    #[inline(always)]
+    fn mul(self, other: Self) -> Self {
+        Portable(std::array::from_fn(|i| self.0[i] * other.0[i]))
+    }
+    #[inline(always)]
+    fn max(self, other: Self) -> Self {
+        Portable(std::array::from_fn(|i| if self.0[i] > other.0[i] { self.0[i] } else { other.0[i] }))
+    }
+    #[inline(always)]
+    fn round(self) -> Self {
+        Portable(self.0.map(f32::round_ties_even))
+    }
+    #[inline(always)]
+    fn exp2_int(self) -> Self {
+        Portable(self.0.map(|n| f32::from_bits(((n as i32 + 127) as u32) << 23)))
+    }
+    #[inline(always)]
+    fn sum(self) -> f32 {
+        let mut v = self.0;
+        for half in [8, 4, 2, 1] {
+            for i in 0..half {
+                v[i] += v[i + half];
+            }
+        }
+        v[0]
+    }
+    #[inline(always)]
+    fn greatest(self) -> f32 {
+        self.0.into_iter().fold(f32::NEG_INFINITY, f32::max)
+    }
+}

@@ -1,0 +1,228 @@
+//! What a caller says to the engine and what it hears back: plain values, no behaviour.
+
+use std::path::PathBuf;
+
+use sampling::{SamplingParams, TokenLogprobs};
+
+/// How one request wants to be continued.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GenerationParams {
+    /// What shapes each draw.
+    pub sampling: SamplingParams,
+    /// Sequences to make from the one prompt; their prompt blocks are shared.
+    pub n: usize,
+    /// Greatest number of tokens per sequence; `None` fills the context. `0` only scores the prompt.
+    pub max_tokens: Option<usize>,
+    /// End-of-sequence tokens do not end a sequence.
+    pub ignore_eos: bool,
+    /// A sequence ends right before the first of these texts.
+    pub stop: Vec<String>,
+    /// A sequence ends with any of these tokens.
+    pub stop_token_ids: Vec<u32>,
+    /// Leave the matched stop string in the text.
+    pub include_stop_str_in_output: bool,
+    /// Leave special tokens out of the text.
+    pub skip_special_tokens: bool,
+    /// Log-probabilities of the prompt's own tokens, with this many alternatives each.
+    pub prompt_logprobs: Option<usize>,
+}
+
+impl Default for GenerationParams {
+    fn default() -> Self {
+        GenerationParams {
+            sampling: SamplingParams::default(),
+            n: 1,
+            max_tokens: Some(16),
+            ignore_eos: false,
+            stop: Vec::new(),
+            stop_token_ids: Vec::new(),
+            include_stop_str_in_output: false,
+            skip_special_tokens: true,
+            prompt_logprobs: None,
+        }
+    }
+}
+
+/// One prompt and what to do with it.
+#[derive(Clone, Debug, Default)]
+pub struct GenerationRequest {
+    /// Prompt as token ids, at least one.
+    pub prompt: Vec<u32>,
+    /// How to continue it.
+    pub params: GenerationParams,
+    /// Lower runs first (only under the priority policy).
+    pub priority: i32,
+    /// Requests share cached prompt blocks only under the same salt.
+    pub cache_salt: Option<String>,
+}
+
+/// Why a sequence ended.
+#[derive(Clone, Debug, PartialEq)]
+pub enum FinishReason {
+    /// The token limit or the context was reached.
+    Length,
+    /// An end-of-sequence token (`None`), a stop token or a stop string.
+    Stop(Option<StopCause>),
+    /// The request was cancelled.
+    Abort,
+    /// The step that held the request failed.
+    Error(String),
+}
+
+/// What ended a sequence early.
+#[derive(Clone, Debug, PartialEq)]
+pub enum StopCause {
+    /// One of `stop_token_ids`.
+    Token(u32),
+    /// One of `stop`.
+    Text(String),
+}
+
+/// One generated token.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TokenOutput {
+    /// Its id.
+    pub id: u32,
+    /// Its log-probability and the best alternatives, when asked for.
+    pub logprobs: Option<TokenLogprobs>,
+    /// Offset in characters of this token's text in the sequence's output text (as `text_offset` of the completions API).
+    pub text_offset: usize,
+}
+
+/// News of one sequence of a request: what a step (or several) added to it.
+#[derive(Clone, Debug, PartialEq, Default)]
+pub struct Delta {
+    /// Which of the `n` sequences.
+    pub index: u32,
+    /// Text that is final: no half characters, nothing that may still become a stop string.
+    pub text: String,
+    /// Tokens of this delta; their text may arrive in a later delta.
+    pub tokens: Vec<TokenOutput>,
+    /// Set on the last delta of the sequence.
+    pub finish: Option<FinishReason>,
+}
+
+/// What a request's stream carries.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Event {
+    /// Log-probabilities of the prompt, one entry per prompt token (`None` for the first); comes first, only when asked for.
+    PromptLogprobs(Vec<Option<TokenLogprobs>>),
+    /// The prompt has been computed; this many of its tokens came from the prefix cache.
+    Started {
+        /// Prompt tokens that were not recomputed.
+        cached_tokens: usize,
+    },
+    /// News of a sequence.
+    Delta(Delta),
+}
+
+/// Where weights, tokenizer and template come from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ModelSource {
+    /// The small model inside the binary.
+    Demo,
+    /// A folder in Hugging Face layout.
+    Folder(PathBuf),
+}
+
+/// Everything an engine needs to start. `Default` serves the demo model on the CPU.
+#[derive(Clone, Debug)]
+pub struct EngineConfig {
+    /// The checkpoint.
+    pub model: ModelSource,
+    /// `"auto"` or `"cpu"`.
+    pub device: String,
+    /// Tokens per block: a power of two, 8 to 128.
+    pub block_size: usize,
+    /// Longest prompt plus output; `None` takes the model's own, or what the cache holds if that is less.
+    pub max_model_len: Option<usize>,
+    /// Bytes for keys and values; `None` takes `gpu_memory_utilization` of what is free beside the weights.
+    pub kv_cache_memory_bytes: Option<u64>,
+    /// Share of the device's free memory that becomes cache when `kv_cache_memory_bytes` is not given.
+    pub gpu_memory_utilization: f64,
+    /// Sequences in one step.
+    pub max_num_seqs: usize,
+    /// Tokens in one step.
+    pub max_num_batched_tokens: usize,
+    /// Share blocks of equal prefixes.
+    pub enable_prefix_caching: bool,
+    /// Let a prompt be computed over several steps.
+    pub enable_chunked_prefill: bool,
+    /// First come first served, or by priority.
+    pub policy: sched::Policy,
+    /// Base of the seeds of requests that bring none; random if `None`.
+    pub seed: Option<u64>,
+    /// Worker threads; `None` uses every core.
+    pub threads: Option<usize>,
+    /// `[kernels]`: operation to variant name or `"auto"`.
+    pub kernels: attention_kernels::KernelChoice,
+}
+
+/// Facts about the model that is being served.
+#[derive(Clone, Debug)]
+pub struct ModelInfo {
+    /// Folder name, or `quire-demo`.
+    pub name: String,
+    /// `LlamaForCausalLM` and the like.
+    pub architecture: String,
+    /// Parameters in all.
+    pub num_parameters: u64,
+    /// Longest prompt plus output in tokens.
+    pub max_model_len: usize,
+    /// Rows of the output projection; token ids must be less.
+    pub vocab_size: usize,
+    /// Ids that end a sequence.
+    pub eos_token_ids: Vec<u32>,
+    /// Blocks in the pool.
+    pub num_blocks: usize,
+    /// Tokens per block.
+    pub block_size: usize,
+    /// Device and kernels in words, one line each, for the start-up log.
+    pub notes: Vec<String>,
+}
+
+/// Numbers for `/metrics`: gauges are now, counters since the start.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct EngineStats {
+    /// Requests that hold blocks.
+    pub num_running: usize,
+    /// Requests that wait for them.
+    pub num_waiting: usize,
+    /// Blocks owned by live sequences / all blocks.
+    pub kv_cache_usage: f64,
+    /// Blocks kept only for their cached prefix / all blocks.
+    pub kv_cache_cached: f64,
+    /// Prompt tokens computed or found, counted at admission.
+    pub prompt_tokens: u64,
+    /// Tokens drawn.
+    pub generation_tokens: u64,
+    /// Prompt tokens looked up in the prefix cache.
+    pub prefix_cache_queries: u64,
+    /// Prompt tokens found there.
+    pub prefix_cache_hits: u64,
+    /// Requests that gave their blocks back and started over.
+    pub num_preemptions: u64,
+    /// Steps completed.
+    pub steps: u64,
+}
+
+impl Default for EngineConfig {
+    fn default() -> Self {
+        EngineConfig {
+            model: ModelSource::Demo,
+            device: "auto".to_string(),
+            block_size: 16,
+            max_model_len: None,
+            kv_cache_memory_bytes: None,
+            gpu_memory_utilization: 0.4,
+            max_num_seqs: 256,
+            max_num_batched_tokens: 2048,
+            enable_prefix_caching: true,
+            enable_chunked_prefill: true,
+            policy: sched::Policy::Fcfs,
+            seed: None,
+            threads: None,
+            kernels: attention_kernels::KernelChoice::default(),
+        }
+    }
+}

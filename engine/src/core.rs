@@ -1,0 +1,348 @@
+//! The synchronous engine on token ids: schedule, execute, sample, commit.
+
+use std::collections::HashMap;
+use std::ops::Range;
+
+use attention_kernels::KernelError;
+use models::LOGIT_ROWS;
+use sampling::{Context, Sampled, Sampler, TokenLogprobs, token_logprobs};
+use sched::{Outcome, Request, RequestId, Scheduler, SeqId, Span, StepPlan};
+
+use crate::api::{EngineStats, FinishReason, GenerationRequest, StopCause};
+use crate::error::SubmitError;
+use crate::executor::Executor;
+
+/// What a step gave one request, on token ids.
+#[derive(Clone, Debug, PartialEq)]
+pub enum TokenEvent {
+    /// Log-probabilities of the prompt, once, before any token.
+    PromptLogprobs(Vec<Option<TokenLogprobs>>),
+    /// The prompt has been computed; so many of its tokens came from the prefix cache.
+    Started {
+        /// Prompt tokens that were not recomputed.
+        cached_tokens: usize,
+    },
+    /// A token (none if the sequence ends without) and, if it was the last, why.
+    Token {
+        /// Which of the request's sequences.
+        index: u32,
+        /// The token and its log-probability.
+        token: Option<Sampled>,
+        /// Set on the last.
+        finish: Option<FinishReason>,
+    },
+}
+
+/// A request that has not ended.
+struct Active {
+    request: GenerationRequest,
+    /// Held back until `min_tokens`: end-of-sequence and stop ids.
+    stop_ids: Vec<u32>,
+    /// Key of the request's draws.
+    seed: u64,
+    /// Output tokens of each sequence; `None` once it has ended.
+    outputs: Vec<Option<Vec<u32>>>,
+    cached_tokens: usize,
+    started: bool,
+    /// Filled row by row while the prompt is computed, when asked for.
+    prompt_logprobs: Vec<Option<TokenLogprobs>>,
+}
+
+/// Runs requests on token ids, one step at a time. It owns the scheduler and the executor, and nothing of text.
+pub struct Engine {
+    scheduler: Scheduler,
+    executor: Executor,
+    sampler: Sampler,
+    requests: HashMap<RequestId, Active>,
+    eos_token_ids: Vec<u32>,
+    max_model_len: usize,
+    seed: u64,
+    next_id: u64,
+    generation_tokens: u64,
+    // Reused by every step.
+    wanted: Vec<(usize, u32)>,
+    rows: Vec<u32>,
+    outcomes: Vec<Outcome>,
+}
+
+impl Engine {
+    pub(crate) fn new(scheduler: Scheduler, executor: Executor, eos_token_ids: Vec<u32>, max_model_len: usize, seed: u64) -> Engine {
+        Engine {
+            scheduler,
+            executor,
+            sampler: Sampler::new(),
+            requests: HashMap::new(),
+            eos_token_ids,
+            max_model_len,
+            seed,
+            next_id: 0,
+            generation_tokens: 0,
+            wanted: Vec::new(),
+            rows: Vec::new(),
+            outcomes: Vec::new(),
+        }
+    }
+
+    /// Takes a request in, or says why it can never run.
+    pub fn submit(&mut self, request: GenerationRequest) -> Result<RequestId, SubmitError> {
+        self.check(&request)?;
+        let params = &request.params;
+        let room = self.max_model_len - request.prompt.len();
+        let id = RequestId(self.next_id);
+        self.scheduler
+            .submit(Request {
+                id,
+                prompt: request.prompt.clone(),
+                n: params.n,
+                // A request for no token still takes one step: its prompt is computed.
+                max_tokens: params.max_tokens.unwrap_or(room).max(1),
+                priority: request.priority,
+                cache_salt: request.cache_salt.clone(),
+                read_prefix_cache: params.prompt_logprobs.is_none(),
+            })
+            .map_err(|refusal| SubmitError::NeverFits(refusal.to_string()))?;
+        self.next_id += 1;
+        let stop_ids = self.eos_token_ids.iter().chain(&params.stop_token_ids).copied().collect();
+        let seed = params.sampling.seed.unwrap_or_else(|| mix(self.seed, id.0));
+        let outputs = vec![Some(Vec::new()); params.n];
+        let active = Active { request, stop_ids, seed, outputs, cached_tokens: 0, started: false, prompt_logprobs: Vec::new() };
+        self.requests.insert(id, active);
+        Ok(id)
+    }
+
+    fn check(&self, request: &GenerationRequest) -> Result<(), SubmitError> {
+        let (params, vocab_size) = (&request.params, self.executor.vocab_size());
+        let invalid = |param, message: String| Err(SubmitError::Invalid { param, message });
+        params.sampling.validate().map_err(|e| SubmitError::Invalid { param: e.param, message: e.message })?;
+        if request.prompt.is_empty() {
+            return invalid("prompt", "the prompt is empty: at least one token is needed".to_string());
+        }
+        let outside = |mut ids: Box<dyn Iterator<Item = u32> + '_>| ids.find(|&id| id as usize >= vocab_size);
+        let sampling = &params.sampling;
+        for (param, id) in [
+            ("prompt", outside(Box::new(request.prompt.iter().copied()))),
+            ("stop_token_ids", outside(Box::new(params.stop_token_ids.iter().copied()))),
+            ("logit_bias", outside(Box::new(sampling.logit_bias.iter().map(|bias| bias.0)))),
+            ("allowed_token_ids", outside(Box::new(sampling.allowed_token_ids.iter().flatten().copied()))),
+            ("bad_words", outside(Box::new(sampling.bad_words.iter().flatten().copied()))),
+        ] {
+            if let Some(id) = id {
+                return invalid(param, format!("{param}: token id {id} is outside of the vocabulary of {vocab_size}"));
+            }
+        }
+        let (prompt, context) = (request.prompt.len(), self.max_model_len);
+        if prompt >= context {
+            return Err(SubmitError::NeverFits(format!(
+                "the prompt has {prompt} tokens, the context holds {context} (--max-model-len) and needs room for one more: shorten the prompt"
+            )));
+        }
+        if params.stop.iter().any(String::is_empty) {
+            return invalid("stop", "stop: an empty string would end every text at once".to_string());
+        }
+        Ok(())
+    }
+
+    /// Cancels a request at any moment and frees what it holds. `false` if it has ended already.
+    pub fn abort(&mut self, id: RequestId) -> bool {
+        self.requests.remove(&id);
+        self.scheduler.abort(id)
+    }
+
+    /// Ends one sequence of a request, e.g. because its text holds a stop string. `false` if it has ended already.
+    pub fn finish_sequence(&mut self, id: RequestId, index: u32) -> bool {
+        if let Some(active) = self.requests.get_mut(&id) {
+            active.outputs[index as usize] = None;
+            if active.outputs.iter().all(Option::is_none) {
+                self.requests.remove(&id);
+            }
+        }
+        self.scheduler.finish_sequence(SeqId { request: id, index })
+    }
+
+    /// Whether a step would do something.
+    pub fn has_work(&self) -> bool {
+        self.scheduler.has_work()
+    }
+
+    /// Requests that have not ended.
+    pub fn num_unfinished(&self) -> usize {
+        self.requests.len()
+    }
+
+    /// The numbers now.
+    pub fn stats(&self) -> EngineStats {
+        let stats = self.scheduler.stats();
+        let share = |blocks: usize| blocks as f64 / stats.blocks_total.max(1) as f64;
+        EngineStats {
+            num_running: stats.num_running,
+            num_waiting: stats.num_waiting,
+            kv_cache_usage: share(stats.blocks_in_use),
+            kv_cache_cached: share(stats.blocks_cached),
+            prompt_tokens: stats.prompt_tokens,
+            generation_tokens: self.generation_tokens,
+            prefix_cache_queries: stats.prefix_queries,
+            prefix_cache_hits: stats.prefix_hits,
+            num_preemptions: stats.preemptions,
+            steps: stats.steps,
+        }
+    }
+
+    /// One step: what every running request has gained goes to `emit`. If the forward pass fails, the requests of this
+    /// step end with [`FinishReason::Error`] and the engine goes on with the others.
+    pub fn step(&mut self, mut emit: impl FnMut(RequestId, TokenEvent)) {
+        let plan = self.scheduler.plan();
+        self.outcomes.clear();
+        if let Err(error) = self.execute(&plan, &mut emit) {
+            self.fail(&plan, &error, &mut emit);
+        }
+        if let Err(error) = self.scheduler.commit(plan.step, &self.outcomes) {
+            // Can only be a fault of this file; the requests concerned must not wait for ever.
+            tracing::error!("step {} was not committed: {error}", plan.step.0);
+            self.fail(&plan, &error, &mut emit);
+            let _ = self.scheduler.commit(plan.step, &[]);
+        }
+    }
+
+    fn execute(&mut self, plan: &StepPlan, emit: &mut impl FnMut(RequestId, TokenEvent)) -> Result<(), KernelError> {
+        self.executor.run(plan)?;
+        for (span, index) in plan.spans.iter().zip(0..) {
+            self.score_prompt(span, self.executor.last_row(index))?;
+            if let Some(active) = self.requests.get_mut(&span.seq.request) {
+                active.cached_tokens = active.cached_tokens.max(span.cached);
+            }
+        }
+        self.wanted.clear();
+        let sampled = plan.spans.iter().enumerate().filter(|(_, span)| !span.sample.is_empty());
+        self.wanted.extend(sampled.map(|(i, _)| (i, self.executor.last_row(i))));
+        let wanted = std::mem::take(&mut self.wanted);
+        for chunk in wanted.chunks(LOGIT_ROWS) {
+            self.rows.clear();
+            self.rows.extend(chunk.iter().map(|&(_, row)| row));
+            let logits = self.executor.logits(&self.rows)?;
+            let vocab_size = logits.len() / chunk.len();
+            for (&(span, _), logits) in chunk.iter().zip(logits.chunks(vocab_size)) {
+                let span = &plan.spans[span];
+                let Some(active) = self.requests.get_mut(&span.seq.request) else { continue };
+                let before = self.outcomes.len();
+                draw(active, span, logits, &mut self.sampler, &self.eos_token_ids, self.max_model_len, &mut self.outcomes, emit);
+                let drawn = self.outcomes[before..].iter().map(|outcome| outcome.tokens.len() as u64).sum::<u64>();
+                self.generation_tokens += drawn;
+                if active.outputs.iter().all(Option::is_none) {
+                    self.requests.remove(&span.seq.request);
+                }
+            }
+        }
+        self.wanted = wanted;
+        Ok(())
+    }
+
+    /// Log-probabilities of the prompt tokens that follow the span's rows, for a request that asks for them.
+    fn score_prompt(&mut self, span: &Span, last_row: u32) -> Result<(), KernelError> {
+        let Some(active) = self.requests.get_mut(&span.seq.request) else { return Ok(()) };
+        let Some(alternatives) = active.request.params.prompt_logprobs else { return Ok(()) };
+        let prompt = &active.request.prompt;
+        if active.prompt_logprobs.is_empty() {
+            active.prompt_logprobs.push(None);
+        }
+        // Position p predicts token p + 1. After a preemption the known ones are computed again, not scored again.
+        let scored = active.prompt_logprobs.len();
+        let positions: Range<usize> = (scored - 1).max(span.start)..(span.start + span.tokens.len()).min(prompt.len() - 1);
+        let first_row = last_row as usize + 1 - span.tokens.len();
+        let positions: Vec<usize> = positions.collect();
+        for chunk in positions.chunks(LOGIT_ROWS) {
+            self.rows.clear();
+            self.rows.extend(chunk.iter().map(|p| (first_row + p - span.start) as u32));
+            let logits = self.executor.logits(&self.rows)?;
+            let vocab_size = logits.len() / chunk.len();
+            for (position, logits) in chunk.iter().zip(logits.chunks(vocab_size)) {
+                active.prompt_logprobs.push(Some(token_logprobs(logits, prompt[position + 1], alternatives)));
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends every request of the step with the error.
+    fn fail(&mut self, plan: &StepPlan, error: &dyn std::error::Error, emit: &mut impl FnMut(RequestId, TokenEvent)) {
+        tracing::error!("step {} failed: {error}", plan.step.0);
+        self.outcomes.clear();
+        for span in &plan.spans {
+            let id = span.seq.request;
+            if let Some(active) = self.requests.remove(&id) {
+                let live = active.outputs.iter().zip(0..).filter(|(output, _)| output.is_some());
+                for (_, index) in live {
+                    emit(id, TokenEvent::Token { index, token: None, finish: Some(FinishReason::Error(error.to_string())) });
+                }
+            }
+            self.scheduler.abort(id);
+        }
+    }
+}
+
+/// Draws a token for each sequence that wants one from this row.
+#[allow(clippy::too_many_arguments)] // split borrows of the engine
+fn draw(
+    active: &mut Active,
+    span: &Span,
+    logits: &[f32],
+    sampler: &mut Sampler,
+    eos_token_ids: &[u32],
+    max_model_len: usize,
+    outcomes: &mut Vec<Outcome>,
+    emit: &mut impl FnMut(RequestId, TokenEvent),
+) {
+    let id = span.seq.request;
+    if !active.started {
+        active.started = true;
+        if active.request.params.prompt_logprobs.is_some() {
+            emit(id, TokenEvent::PromptLogprobs(std::mem::take(&mut active.prompt_logprobs)));
+        }
+        emit(id, TokenEvent::Started { cached_tokens: active.cached_tokens });
+    }
+    let params = &active.request.params;
+    let prompt = &active.request.prompt;
+    let limit = params.max_tokens.unwrap_or(usize::MAX).min(max_model_len - prompt.len());
+    let live = |index: &u32| active.outputs[*index as usize].is_some();
+    let indices: Vec<u32> = span.sample.clone().filter(live).collect();
+    if limit == 0 {
+        for index in indices {
+            active.outputs[index as usize] = None;
+            emit(id, TokenEvent::Token { index, token: None, finish: Some(FinishReason::Length) });
+            outcomes.push(Outcome { seq: SeqId { request: id, index }, tokens: Vec::new(), finished: true });
+        }
+        return;
+    }
+    // All sequences that share a row have the same output so far: none, or it is a single one.
+    let history = indices.first().and_then(|&first| active.outputs[first as usize].take()).unwrap_or_default();
+    let context = Context { prompt, output: &history, stop_ids: &active.stop_ids, seed: active.seed, sequence: 0 };
+    let tokens: Vec<Sampled> = sampler.sample_each(logits, &params.sampling, &context, indices.iter().copied()).collect();
+    if let Some(&first) = indices.first() {
+        active.outputs[first as usize] = Some(history);
+    }
+    for (index, sampled) in indices.into_iter().zip(tokens) {
+        let slot = &mut active.outputs[index as usize];
+        let made = slot.as_mut().map_or(0, |output| {
+            output.push(sampled.token);
+            output.len()
+        });
+        let finish = if params.stop_token_ids.contains(&sampled.token) {
+            Some(FinishReason::Stop(Some(StopCause::Token(sampled.token))))
+        } else if !params.ignore_eos && eos_token_ids.contains(&sampled.token) {
+            Some(FinishReason::Stop(None))
+        } else {
+            (made >= limit).then_some(FinishReason::Length)
+        };
+        if finish.is_some() {
+            *slot = None;
+        }
+        outcomes.push(Outcome { seq: SeqId { request: id, index }, tokens: vec![sampled.token], finished: finish.is_some() });
+        emit(id, TokenEvent::Token { index, token: Some(sampled), finish });
+    }
+}
+
+/// A seed for a request that brought none: different for each, the same in every run of the same base (SplitMix64).
+fn mix(base: u64, id: u64) -> u64 {
+    let mut z = base.wrapping_add((id + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15));
+    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    z ^ (z >> 31)
+}

@@ -1,0 +1,50 @@
+//! What can go wrong, as values.
+
+/// The engine could not start. Displays as one line that names the file or the flag.
+#[derive(Debug, thiserror::Error)]
+pub enum EngineError {
+    /// A checkpoint file is missing, broken or not understood.
+    #[error(transparent)]
+    Load(#[from] models::LoadError),
+    /// The device can not be had, or its memory is short.
+    #[error(transparent)]
+    Device(#[from] device::DeviceError),
+    /// Buffers could not be set up.
+    #[error(transparent)]
+    Kernel(#[from] attention_kernels::KernelError),
+    /// `[kernels]` asks for what can not serve.
+    #[error(transparent)]
+    Select(#[from] attention_kernels::SelectError),
+    /// The scheduler's sizes contradict each other.
+    #[error(transparent)]
+    Scheduler(#[from] sched::ConfigError),
+    /// A setting can not be used.
+    #[error("{flag}: found {found}, expected {expected}")]
+    Config {
+        /// The flag as typed on the command line, e.g. `--block-size`.
+        flag: &'static str,
+        /// What was given.
+        found: String,
+        /// What would work, and what to do.
+        expected: String,
+    },
+}
+
+/// A request was refused before it began.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum SubmitError {
+    /// A field is out of range; `param` is its API name. Maps to HTTP 400.
+    #[error("{message}")]
+    Invalid {
+        /// API name of the field.
+        param: &'static str,
+        /// One sentence with what was found and what is allowed.
+        message: String,
+    },
+    /// The request can never fit the context or the pool (numbers in the message). Maps to HTTP 400.
+    #[error("{0}")]
+    NeverFits(String),
+    /// The engine is draining or has ended. Maps to HTTP 503.
+    #[error("the engine is shutting down and takes no new requests")]
+    Closed,
+}

@@ -1,0 +1,281 @@
+//! The engine on a thread of its own, behind a handle that any number of tasks may clone.
+//!
+//! The thread owns everything; handles send it commands, it sends each request's events through that request's channel.
+//! A channel that nobody reads any more is a cancelled request.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc as commands;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use models::{ChatTemplate, GenerationDefaults, Tokenizer};
+use sched::RequestId;
+use tokio::sync::{mpsc, oneshot};
+
+use crate::api::{EngineConfig, EngineStats, Event, GenerationRequest, ModelInfo};
+use crate::error::{EngineError, SubmitError};
+use crate::load::{Progress, load};
+use crate::publish::TextEngine;
+
+enum Command {
+    Submit { request: Box<GenerationRequest>, events: mpsc::UnboundedSender<Event>, reply: oneshot::Sender<Result<RequestId, SubmitError>> },
+    Abort(RequestId),
+    Shutdown,
+}
+
+/// What the engine thread lets others see.
+struct Status {
+    stats: Mutex<EngineStats>,
+    /// When the last step ended, or when work began after a pause.
+    last_progress: Mutex<Instant>,
+    unfinished: AtomicUsize,
+    alive: AtomicBool,
+    draining: AtomicBool,
+}
+
+impl Status {
+    fn publish(&self, engine: &TextEngine) {
+        *lock(&self.stats) = engine.stats();
+        *lock(&self.last_progress) = Instant::now();
+        self.unfinished.store(engine.num_unfinished(), Ordering::Release);
+    }
+}
+
+/// Plain numbers stay right even if a thread died while it held them.
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+struct Shared {
+    info: ModelInfo,
+    tokenizer: Arc<Tokenizer>,
+    chat_template: Option<Arc<ChatTemplate>>,
+    defaults: GenerationDefaults,
+    status: Arc<Status>,
+}
+
+/// A cloneable handle on a running engine. The engine ends with [`AsyncEngine::shutdown`] or with its last handle.
+#[derive(Clone)]
+pub struct AsyncEngine {
+    commands: commands::Sender<Command>,
+    shared: Arc<Shared>,
+}
+
+impl AsyncEngine {
+    /// Loads the model and starts the engine thread. Blocks until the model is ready.
+    pub fn start(config: EngineConfig, progress: Progress<'_>) -> Result<AsyncEngine, EngineError> {
+        let loaded = load(&config, progress)?;
+        let engine = TextEngine::new(loaded.engine, loaded.tokenizer.clone());
+        let status = Arc::new(Status {
+            stats: Mutex::new(engine.stats()),
+            last_progress: Mutex::new(Instant::now()),
+            unfinished: AtomicUsize::new(0),
+            alive: AtomicBool::new(true),
+            draining: AtomicBool::new(false),
+        });
+        let (sender, receiver) = commands::channel();
+        let worker = Worker { engine, receiver, streams: HashMap::new(), status: status.clone() };
+        std::thread::Builder::new().name("quire-engine".to_string()).spawn(move || worker.run()).map_err(|error| EngineError::Config {
+            flag: "--threads",
+            found: error.to_string(),
+            expected: "that the system lets the engine thread start".to_string(),
+        })?;
+        let shared = Shared {
+            info: loaded.info,
+            tokenizer: loaded.tokenizer,
+            chat_template: loaded.chat_template.map(Arc::new),
+            defaults: loaded.defaults,
+            status,
+        };
+        Ok(AsyncEngine { commands: sender, shared: Arc::new(shared) })
+    }
+
+    /// Facts about the served model.
+    pub fn info(&self) -> &ModelInfo {
+        &self.shared.info
+    }
+
+    /// The model's tokenizer.
+    pub fn tokenizer(&self) -> &Arc<Tokenizer> {
+        &self.shared.tokenizer
+    }
+
+    /// The model's chat template, where it has one.
+    pub fn chat_template(&self) -> Option<&Arc<ChatTemplate>> {
+        self.shared.chat_template.as_ref()
+    }
+
+    /// Sampling defaults of `generation_config.json`.
+    pub fn generation_defaults(&self) -> &GenerationDefaults {
+        &self.shared.defaults
+    }
+
+    /// Hands a request over. Everything that can be refused is refused here, before any output.
+    pub async fn submit(&self, request: GenerationRequest) -> Result<OutputStream, SubmitError> {
+        if self.shared.status.draining.load(Ordering::Acquire) {
+            return Err(SubmitError::Closed);
+        }
+        let prompt_len = request.prompt.len();
+        let (events, receiver) = mpsc::unbounded_channel();
+        let (reply, answer) = oneshot::channel();
+        self.commands.send(Command::Submit { request: Box::new(request), events, reply }).map_err(|_| SubmitError::Closed)?;
+        let id = answer.await.map_err(|_| SubmitError::Closed)??;
+        Ok(OutputStream { id, events: receiver, commands: self.commands.clone(), prompt_len })
+    }
+
+    /// The latest numbers.
+    pub fn stats(&self) -> EngineStats {
+        *lock(&self.shared.status.stats)
+    }
+
+    /// Whether the engine thread lives and, while work is pending, has finished a step within `limit`.
+    pub fn is_healthy(&self, limit: Duration) -> bool {
+        let status = &self.shared.status;
+        let busy = status.unfinished.load(Ordering::Acquire) > 0;
+        status.alive.load(Ordering::Acquire) && (!busy || lock(&status.last_progress).elapsed() <= limit)
+    }
+
+    /// Refuses new requests from now on; those running go on.
+    pub fn drain(&self) {
+        self.shared.status.draining.store(true, Ordering::Release);
+    }
+
+    /// Requests that have not ended yet (waiting and running).
+    pub fn num_unfinished(&self) -> usize {
+        self.shared.status.unfinished.load(Ordering::Acquire)
+    }
+
+    /// Cancels everything and ends the engine thread.
+    pub fn shutdown(&self) {
+        self.drain();
+        let _ = self.commands.send(Command::Shutdown);
+    }
+}
+
+/// The events of one request. Dropping it before the end cancels the request and frees its blocks.
+pub struct OutputStream {
+    id: RequestId,
+    events: mpsc::UnboundedReceiver<Event>,
+    commands: commands::Sender<Command>,
+    prompt_len: usize,
+}
+
+impl OutputStream {
+    /// The next event; `None` after every sequence has finished (or if the engine has died: then a finish is missing).
+    pub async fn next(&mut self) -> Option<Event> {
+        self.events.recv().await
+    }
+
+    /// Like [`OutputStream::next`] for callers without an async runtime.
+    ///
+    /// # Panics
+    /// If called from within an async task.
+    pub fn next_blocking(&mut self) -> Option<Event> {
+        self.events.blocking_recv()
+    }
+
+    /// Tokens in the prompt.
+    pub fn prompt_len(&self) -> usize {
+        self.prompt_len
+    }
+}
+
+impl Drop for OutputStream {
+    fn drop(&mut self) {
+        // Of a request that has ended, nothing is left to cancel: the engine ignores it.
+        let _ = self.commands.send(Command::Abort(self.id));
+    }
+}
+
+/// The engine thread.
+struct Worker {
+    engine: TextEngine,
+    receiver: commands::Receiver<Command>,
+    streams: HashMap<RequestId, mpsc::UnboundedSender<Event>>,
+    status: Arc<Status>,
+}
+
+/// Says that the thread is gone, also if it went by a panic.
+struct Alive(Arc<Status>);
+
+impl Drop for Alive {
+    fn drop(&mut self) {
+        self.0.alive.store(false, Ordering::Release);
+    }
+}
+
+impl Worker {
+    fn run(mut self) {
+        let _alive = Alive(self.status.clone());
+        while self.take_commands() {
+            if self.engine.has_work() {
+                self.step();
+            }
+        }
+    }
+
+    /// Applies all commands that wait, or waits for one when there is nothing else to do. `false` ends the thread.
+    fn take_commands(&mut self) -> bool {
+        if !self.engine.has_work() {
+            let Ok(command) = self.receiver.recv() else { return false };
+            if !self.apply(command) {
+                return false;
+            }
+        }
+        loop {
+            match self.receiver.try_recv() {
+                Ok(command) => {
+                    if !self.apply(command) {
+                        return false;
+                    }
+                }
+                Err(commands::TryRecvError::Empty) => break,
+                Err(commands::TryRecvError::Disconnected) => return false,
+            }
+        }
+        self.status.publish(&self.engine);
+        true
+    }
+
+    fn apply(&mut self, command: Command) -> bool {
+        match command {
+            Command::Submit { request, events, reply } => {
+                let result = self.engine.submit(*request);
+                if let Ok(id) = &result {
+                    self.streams.insert(*id, events);
+                }
+                // The caller may have gone while it waited for the answer.
+                if let Err(Ok(id)) = reply.send(result) {
+                    self.abort(id);
+                }
+            }
+            Command::Abort(id) => self.abort(id),
+            Command::Shutdown => return false,
+        }
+        true
+    }
+
+    fn abort(&mut self, id: RequestId) {
+        if self.streams.remove(&id).is_some() {
+            self.engine.abort(id);
+        }
+    }
+
+    fn step(&mut self) {
+        let streams = &mut self.streams;
+        let mut gone = Vec::new();
+        self.engine.step(|id, event, last| {
+            let heard = streams.get(&id).is_some_and(|stream| stream.send(event).is_ok());
+            if last {
+                streams.remove(&id);
+            } else if !heard {
+                gone.push(id);
+            }
+        });
+        for id in gone {
+            self.abort(id);
+        }
+        self.status.publish(&self.engine);
+    }
+}

@@ -1,0 +1,41 @@
+//! One step: schedule, execute, sample, publish.
+//!
+//! What it is: the loop that turns requests into tokens. [`Llm`] answers batches of prompts on the caller's thread;
+//! [`AsyncEngine`] runs on a thread of its own for a server; [`Engine`] is the same step on token ids alone.
+//!
+//! ```text
+//! request ─▶ sched: plan ─▶ executor: memory, forward ─▶ sampling ─▶ sched: commit ─▶ text ─▶ stream of events
+//! ```
+//!
+//! What it is not: it speaks no HTTP, and decides nothing that the scheduler should.
+//!
+//! ```
+//! let mut llm = engine::Llm::new(engine::EngineConfig::default())?;
+//! let params = engine::GenerationParams { max_tokens: Some(12), ..Default::default() };
+//! let answers = llm.generate(&["The capital of France is"], &params)?;
+//! println!("{}", answers[0].outputs[0].text);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod api;
+mod core;
+mod error;
+mod executor;
+mod handle;
+mod llm;
+mod load;
+mod plan;
+mod publish;
+pub mod text;
+
+pub use api::*;
+pub use attention_kernels::KernelChoice;
+pub use core::{Engine, TokenEvent};
+pub use error::{EngineError, SubmitError};
+pub use handle::{AsyncEngine, OutputStream};
+pub use llm::{Completion, CompletionOutput, Llm};
+pub use load::{Progress, describe_kernels, plan};
+pub use models::{ChatInput, ChatTemplate, GenerationDefaults, TemplateError, TokenizeError, Tokenizer};
+pub use plan::Plan;
+pub use sampling::{Sampled, SamplingParams, TokenLogprobs};
+pub use sched::Policy;

@@ -1,0 +1,113 @@
+//! The front door for programs: prompts in, texts out.
+
+use crate::api::{Delta, EngineConfig, Event, FinishReason, GenerationParams, GenerationRequest};
+use crate::error::{EngineError, SubmitError};
+use crate::load::{Progress, load};
+use crate::publish::TextEngine;
+use models::Tokenizer;
+use std::sync::Arc;
+
+/// What became of one prompt.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Completion {
+    /// Prompt as token ids.
+    pub prompt_token_ids: Vec<u32>,
+    /// One per sequence asked for (`n`).
+    pub outputs: Vec<CompletionOutput>,
+}
+
+/// One continuation.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct CompletionOutput {
+    /// Its text.
+    pub text: String,
+    /// Its tokens, an ending one included.
+    pub token_ids: Vec<u32>,
+    /// Why it ended.
+    pub finish_reason: Option<FinishReason>,
+}
+
+/// A model that answers batches of prompts on the caller's thread.
+///
+/// ```
+/// use engine::{EngineConfig, GenerationParams, Llm};
+/// let mut llm = Llm::new(EngineConfig::default())?;
+/// let params = GenerationParams { max_tokens: Some(8), ..Default::default() };
+/// let completions = llm.generate(&["The capital of Japan is"], &params)?;
+/// assert!(!completions[0].outputs[0].text.is_empty());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct Llm {
+    engine: TextEngine,
+    tokenizer: Arc<Tokenizer>,
+}
+
+impl Llm {
+    /// Loads a model.
+    pub fn new(config: EngineConfig) -> Result<Llm, EngineError> {
+        Llm::with_progress(config, &|_, _| {})
+    }
+
+    /// Loads a model and says how far it is.
+    pub fn with_progress(config: EngineConfig, progress: Progress<'_>) -> Result<Llm, EngineError> {
+        let loaded = load(&config, progress)?;
+        Ok(Llm { engine: TextEngine::new(loaded.engine, loaded.tokenizer.clone()), tokenizer: loaded.tokenizer })
+    }
+
+    /// Continues all prompts, batched together; the results are in the order of the prompts.
+    pub fn generate(&mut self, prompts: &[impl AsRef<str>], params: &GenerationParams) -> Result<Vec<Completion>, SubmitError> {
+        let encode = |prompt: &str| {
+            let ids = self.tokenizer.encode(prompt, true);
+            ids.map_err(|e| SubmitError::Invalid { param: "prompt", message: e.to_string() })
+        };
+        let prompts: Vec<Vec<u32>> = prompts.iter().map(|prompt| encode(prompt.as_ref())).collect::<Result<_, _>>()?;
+        let requests = prompts.into_iter().map(|prompt| GenerationRequest { prompt, params: params.clone(), ..Default::default() });
+        self.run(requests.collect())
+    }
+
+    /// Runs requests on token ids to their end, batched together; the results are in the order of the requests. If one
+    /// is refused, none runs.
+    pub fn run(&mut self, requests: Vec<GenerationRequest>) -> Result<Vec<Completion>, SubmitError> {
+        let mut ids = Vec::with_capacity(requests.len());
+        let mut completions = Vec::with_capacity(requests.len());
+        for request in requests {
+            let outputs = vec![CompletionOutput::default(); request.params.n];
+            completions.push(Completion { prompt_token_ids: request.prompt.clone(), outputs });
+            match self.engine.submit(request) {
+                Ok(id) => ids.push(id),
+                Err(error) => {
+                    ids.into_iter().for_each(|id| self.engine.abort(id));
+                    return Err(error);
+                }
+            }
+        }
+        let place: std::collections::HashMap<_, _> = ids.into_iter().zip(0..).collect::<std::collections::HashMap<_, usize>>();
+        while self.engine.has_work() {
+            self.engine.step(|id, event, _| {
+                if let (Event::Delta(delta), Some(&at)) = (event, place.get(&id)) {
+                    completions[at].take(delta);
+                }
+            });
+        }
+        Ok(completions)
+    }
+
+    /// The model's tokenizer.
+    pub fn tokenizer(&self) -> &Tokenizer {
+        &self.tokenizer
+    }
+
+    /// Counters since the start.
+    pub fn stats(&self) -> crate::EngineStats {
+        self.engine.stats()
+    }
+}
+
+impl Completion {
+    fn take(&mut self, delta: Delta) {
+        let output = &mut self.outputs[delta.index as usize];
+        output.text += &delta.text;
+        output.token_ids.extend(delta.tokens.iter().map(|token| token.id));
+        output.finish_reason = delta.finish.or(output.finish_reason.take());
+    }
+}

@@ -1,0 +1,123 @@
+//! From a configuration to a running engine: read, check, choose, size, allocate.
+
+use std::sync::Arc;
+
+use attention_kernels::{KernelSet, Needs, select};
+use device::Device;
+use models::{ChatTemplate, GenerationDefaults, Model, ModelConfig, ModelFiles, Tokenizer, Weights};
+use sched::{SchedConfig, Scheduler};
+
+use crate::api::{EngineConfig, ModelInfo, ModelSource};
+use crate::core::Engine;
+use crate::error::EngineError;
+use crate::executor::Executor;
+use crate::plan::Plan;
+
+/// Loading progress: how many of how many bytes are in place.
+pub type Progress<'a> = &'a (dyn Fn(u64, u64) + Sync);
+
+/// A checkpoint's small files and the device, before any weight is read.
+pub(crate) struct Opened {
+    pub files: ModelFiles,
+    pub config: ModelConfig,
+    pub device: Arc<dyn Device>,
+    pub kernels: KernelSet,
+}
+
+/// Everything a handle needs.
+pub(crate) struct Loaded {
+    pub engine: Engine,
+    pub tokenizer: Arc<Tokenizer>,
+    pub chat_template: Option<ChatTemplate>,
+    pub defaults: GenerationDefaults,
+    pub info: ModelInfo,
+}
+
+/// Reads `config.json`, opens the device and chooses kernels.
+pub(crate) fn open(engine: &EngineConfig) -> Result<Opened, EngineError> {
+    let files = match &engine.model {
+        ModelSource::Demo => models::demo(),
+        ModelSource::Folder(path) => ModelFiles::open(path)?,
+    };
+    let config = ModelConfig::load(&files)?;
+    let device = device::open(&engine.device, engine.threads)?;
+    let kernels = select(&engine.kernels, &needs(engine, &config, &*device))?;
+    Ok(Opened { files, config, device, kernels })
+}
+
+fn needs(engine: &EngineConfig, config: &ModelConfig, device: &dyn Device) -> Needs {
+    Needs {
+        device: device.name().to_string(),
+        head_dim: config.head_dim,
+        block_size: engine.block_size,
+        window: config.layer_windows.iter().any(Option::is_some),
+    }
+}
+
+/// The kernel registry as a table for this configuration: what each variant can do here, what was chosen and why.
+pub fn describe_kernels(engine: &EngineConfig) -> Result<String, EngineError> {
+    let opened = open(engine)?;
+    Ok(attention_kernels::describe(&engine.kernels, &needs(engine, &opened.config, &*opened.device))?)
+}
+
+/// What a start with this configuration would take, without reading any weight.
+pub fn plan(engine: &EngineConfig) -> Result<Plan, EngineError> {
+    let opened = open(engine)?;
+    let weights = Weights::open(&opened.files)?;
+    Plan::new(engine, &opened.config, &*opened.device, &opened.files.name(), weights.total_bytes())
+}
+
+pub(crate) fn load(engine: &EngineConfig, progress: Progress<'_>) -> Result<Loaded, EngineError> {
+    let Opened { files, config, device, kernels } = open(engine)?;
+    let defaults = GenerationDefaults::load(&files, &config)?;
+    let tokenizer = Arc::new(Tokenizer::load(&files)?);
+    tokenizer.check(config.vocab_size)?;
+    let chat_template = ChatTemplate::load(&files)?;
+    let weights = Weights::open(&files)?;
+    let plan = Plan::new(engine, &config, &*device, &files.name(), weights.total_bytes())?;
+    let scheduler = Scheduler::new(SchedConfig {
+        block_size: engine.block_size,
+        num_blocks: plan.num_blocks,
+        max_num_seqs: engine.max_num_seqs,
+        max_num_batched_tokens: engine.max_num_batched_tokens,
+        max_model_len: plan.max_model_len,
+        enable_prefix_caching: engine.enable_prefix_caching,
+        enable_chunked_prefill: engine.enable_chunked_prefill,
+        policy: engine.policy,
+        hash_seed: None,
+    })?;
+    let max_rows = engine.max_num_batched_tokens;
+    let model = Model::load(&config, &weights, device.clone(), kernels, max_rows, &|done, total| progress(done, total))?;
+    let caches = model.new_cache(plan.num_blocks, engine.block_size)?;
+    let info = ModelInfo {
+        name: files.name(),
+        architecture: format!("{:?}ForCausalLM", config.architecture),
+        num_parameters: models::parameters(&config),
+        max_model_len: plan.max_model_len,
+        vocab_size: config.vocab_size,
+        eos_token_ids: defaults.eos_token_ids.clone(),
+        num_blocks: plan.num_blocks,
+        block_size: engine.block_size,
+        notes: notes(&*device, &kernels, &plan),
+    };
+    let executor = Executor::new(device, kernels, model, caches);
+    let seed = engine.seed.unwrap_or_else(random_seed);
+    let engine = Engine::new(scheduler, executor, defaults.eos_token_ids.clone(), plan.max_model_len, seed);
+    Ok(Loaded { engine, tokenizer, chat_template, defaults, info })
+}
+
+/// The choices made for the user, one line each.
+fn notes(device: &dyn Device, kernels: &KernelSet, plan: &Plan) -> Vec<String> {
+    let chosen: Vec<String> = kernels.all().iter().map(|v| format!("{} {}", v.operation, v.name)).collect();
+    vec![
+        format!("device: {}, {}", device.name(), device.description()),
+        format!("kernels: {}", chosen.join(", ")),
+        plan.cache_line(),
+    ]
+}
+
+/// A seed from the operating system's randomness, by way of the standard library's hash keys.
+fn random_seed() -> u64 {
+    use std::hash::{BuildHasher, RandomState};
+    RandomState::new().hash_one(std::process::id())
+}

@@ -1,0 +1,159 @@
+//! Where the memory goes: weights, step buffers, and what is left for pages.
+
+use std::fmt;
+
+use device::Device;
+use models::{Model, ModelConfig};
+
+use crate::api::EngineConfig;
+use crate::error::EngineError;
+
+/// Memory of a start, known without reading a weight.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Plan {
+    /// Folder name of the checkpoint.
+    pub model: String,
+    /// Weights, as they lie on disk.
+    pub weight_bytes: u64,
+    /// Buffers of the greatest step.
+    pub step_bytes: u64,
+    /// Keys and values of one token in all layers.
+    pub kv_bytes_per_token: u64,
+    /// Tokens per block.
+    pub block_size: usize,
+    /// Blocks in the pool.
+    pub num_blocks: usize,
+    /// Longest prompt plus output that will be served.
+    pub max_model_len: usize,
+    /// Whether the pool, not the model, limits `max_model_len`.
+    pub limited_by_pool: bool,
+    /// Sequences in one step.
+    pub max_num_seqs: usize,
+    /// Why the pool has this size.
+    pub reason: String,
+}
+
+impl Plan {
+    pub(crate) fn new(engine: &EngineConfig, config: &ModelConfig, device: &dyn Device, model: &str, weight_bytes: u64) -> Result<Plan, EngineError> {
+        let block_size = engine.block_size;
+        if !block_size.is_power_of_two() || !(8..=128).contains(&block_size) {
+            return Err(bad("--block-size", block_size, "a power of two from 8 to 128"));
+        }
+        for (flag, value) in [("--max-num-seqs", engine.max_num_seqs), ("--max-num-batched-tokens", engine.max_num_batched_tokens)] {
+            if value == 0 || value > 1 << 20 {
+                return Err(bad(flag, value, "1 to 1048576"));
+            }
+        }
+        if !(engine.gpu_memory_utilization > 0.0 && engine.gpu_memory_utilization <= 1.0) {
+            return Err(bad("--gpu-memory-utilization", engine.gpu_memory_utilization, "a share above 0 and at most 1"));
+        }
+        let context = config.max_position_embeddings;
+        if let Some(wanted) = engine.max_model_len
+            && (wanted == 0 || wanted > context)
+        {
+            return Err(bad("--max-model-len", wanted, format!("1 to {context}, the context that the model was made for")));
+        }
+        let kv_bytes_per_token = Model::kv_bytes_per_token(config);
+        let block_bytes = kv_bytes_per_token * block_size as u64;
+        let step_bytes = Model::step_bytes(config, engine.max_num_batched_tokens);
+        let wanted_len = engine.max_model_len.unwrap_or(context);
+        // More blocks than every sequence at full length could own would never be used at once.
+        let useful = (engine.max_num_seqs as u64).saturating_mul(wanted_len.div_ceil(block_size) as u64).min(u64::from(u32::MAX / 2));
+        let (bytes, reason) = match engine.kv_cache_memory_bytes {
+            Some(bytes) => (bytes, "--kv-cache-memory-bytes".to_string()),
+            None => {
+                let free = device.memory().available.saturating_sub(weight_bytes + step_bytes);
+                let share = engine.gpu_memory_utilization;
+                ((free as f64 * share) as u64, format!("{:.0} % of {} free memory, at most what --max-num-seqs can use", share * 100.0, Bytes(free)))
+            }
+        };
+        let mut num_blocks = bytes / block_bytes;
+        if engine.kv_cache_memory_bytes.is_none() {
+            num_blocks = num_blocks.min(useful);
+        }
+        if num_blocks == 0 {
+            return Err(bad("--kv-cache-memory-bytes", bytes, format!("at least {block_bytes} bytes, one block of {block_size} tokens")));
+        }
+        let num_blocks = usize::try_from(num_blocks.min(u64::from(u32::MAX / 2))).unwrap_or(usize::MAX);
+        let pool_tokens = num_blocks.saturating_mul(block_size);
+        if let Some(wanted) = engine.max_model_len
+            && wanted > pool_tokens
+        {
+            let needed = wanted.div_ceil(block_size) as u64 * block_bytes;
+            let expected = format!("at most {pool_tokens} tokens, which is what {bytes} bytes of cache hold; lower it or set --kv-cache-memory-bytes {needed}");
+            return Err(bad("--max-model-len", wanted, expected));
+        }
+        Ok(Plan {
+            model: model.to_string(),
+            weight_bytes,
+            step_bytes,
+            kv_bytes_per_token,
+            block_size,
+            num_blocks,
+            max_model_len: wanted_len.min(pool_tokens),
+            limited_by_pool: wanted_len > pool_tokens,
+            max_num_seqs: engine.max_num_seqs,
+            reason,
+        })
+    }
+
+    /// Tokens that the pool holds.
+    pub fn pool_tokens(&self) -> usize {
+        self.num_blocks * self.block_size
+    }
+
+    /// The cache in one line.
+    pub fn cache_line(&self) -> String {
+        let cache = Bytes(self.kv_bytes_per_token * self.pool_tokens() as u64);
+        let limit = if self.limited_by_pool { "; the context is cut to what the cache holds" } else { "" };
+        format!(
+            "cache: {} blocks of {} tokens = {} tokens, {cache} ({}){limit}; context {} tokens",
+            self.num_blocks,
+            self.block_size,
+            self.pool_tokens(),
+            self.reason,
+            self.max_model_len
+        )
+    }
+}
+
+fn bad(flag: &'static str, found: impl fmt::Display, expected: impl Into<String>) -> EngineError {
+    EngineError::Config { flag, found: found.to_string(), expected: expected.into() }
+}
+
+/// A number of bytes as people read it.
+struct Bytes(u64);
+
+impl fmt::Display for Bytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let bytes = self.0 as f64;
+        match self.0 {
+            0..1024 => write!(f, "{} B", self.0),
+            1024..1_048_576 => write!(f, "{:.1} KiB", bytes / 1024.0),
+            1_048_576..1_073_741_824 => write!(f, "{:.1} MiB", bytes / 1_048_576.0),
+            _ => write!(f, "{:.2} GiB", bytes / 1_073_741_824.0),
+        }
+    }
+}
+
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "model              {}", self.model)?;
+        writeln!(f, "weights            {}", Bytes(self.weight_bytes))?;
+        writeln!(f, "step buffers       {}", Bytes(self.step_bytes))?;
+        writeln!(f, "cache per token    {}", Bytes(self.kv_bytes_per_token))?;
+        writeln!(f, "cache per block    {} ({} tokens)", Bytes(self.kv_bytes_per_token * self.block_size as u64), self.block_size)?;
+        writeln!(f, "{}", self.cache_line().replacen("cache: ", "cache              ", 1))?;
+        writeln!(f)?;
+        writeln!(f, "{:>14}  {:>19}", "sequence length", "sequences at once")?;
+        let mut length = 256.min(self.max_model_len);
+        loop {
+            let blocks = length.div_ceil(self.block_size);
+            writeln!(f, "{length:>15}  {:>18}", (self.num_blocks / blocks).min(self.max_num_seqs))?;
+            if length == self.max_model_len {
+                return Ok(());
+            }
+            length = (length * 2).min(self.max_model_len);
+        }
+    }
+}

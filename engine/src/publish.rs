@@ -1,0 +1,117 @@
+//! Token events become text events: each sequence has a text stream, and a stop string found there ends it.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use models::Tokenizer;
+use sched::RequestId;
+
+use crate::api::{Delta, EngineStats, Event, FinishReason, GenerationRequest, StopCause, TokenOutput};
+use crate::core::{Engine, TokenEvent};
+use crate::error::SubmitError;
+use crate::text::TextStream;
+
+/// Text of one sequence, until it ends.
+struct Written {
+    text: TextStream,
+    /// Tokens that end the sequence show their text.
+    show_stop: bool,
+}
+
+/// An [`Engine`] whose events carry text.
+pub(crate) struct TextEngine {
+    engine: Engine,
+    tokenizer: Arc<Tokenizer>,
+    live: HashMap<RequestId, Vec<Option<Written>>>,
+    /// Sequences whose text held a stop string in the step under way.
+    stopped: Vec<(RequestId, u32)>,
+}
+
+impl TextEngine {
+    pub fn new(engine: Engine, tokenizer: Arc<Tokenizer>) -> TextEngine {
+        TextEngine { engine, tokenizer, live: HashMap::new(), stopped: Vec::new() }
+    }
+
+    pub fn submit(&mut self, request: GenerationRequest) -> Result<RequestId, SubmitError> {
+        let params = &request.params;
+        let show_stop = params.include_stop_str_in_output;
+        let text = TextStream::new(self.tokenizer.clone(), &request.prompt, params);
+        let sequences = (0..params.n).map(|_| Some(Written { text: text.clone(), show_stop })).collect();
+        let id = self.engine.submit(request)?;
+        self.live.insert(id, sequences);
+        Ok(id)
+    }
+
+    pub fn abort(&mut self, id: RequestId) {
+        self.live.remove(&id);
+        self.engine.abort(id);
+    }
+
+    pub fn has_work(&self) -> bool {
+        self.engine.has_work()
+    }
+
+    pub fn num_unfinished(&self) -> usize {
+        self.engine.num_unfinished()
+    }
+
+    pub fn stats(&self) -> EngineStats {
+        self.engine.stats()
+    }
+
+    /// One step; `emit` gets every event in order, and whether it was the request's last.
+    pub fn step(&mut self, mut emit: impl FnMut(RequestId, Event, bool)) {
+        let TextEngine { engine, live, stopped, .. } = self;
+        engine.step(|id, event| {
+            let Some(sequences) = live.get_mut(&id) else { return };
+            let event = match event {
+                TokenEvent::PromptLogprobs(scores) => Event::PromptLogprobs(scores),
+                TokenEvent::Started { cached_tokens } => Event::Started { cached_tokens },
+                TokenEvent::Token { index, token, finish } => {
+                    let Some(written) = sequences.get_mut(index as usize).and_then(Option::as_mut) else { return };
+                    let found = finish.is_none();
+                    let delta = written.take(index, token, finish);
+                    if delta.finish.is_some() {
+                        sequences[index as usize] = None;
+                        if found {
+                            stopped.push((id, index));
+                        }
+                    }
+                    Event::Delta(delta)
+                }
+            };
+            let last = sequences.iter().all(Option::is_none);
+            if last {
+                live.remove(&id);
+            }
+            emit(id, event, last);
+        });
+        for (id, index) in stopped.drain(..) {
+            engine.finish_sequence(id, index);
+        }
+    }
+}
+
+impl Written {
+    /// What a token adds. The text decides too: a stop string ends the sequence, whatever `finish` says.
+    fn take(&mut self, index: u32, token: Option<sampling::Sampled>, finish: Option<FinishReason>) -> Delta {
+        let mut delta = Delta { index, finish, ..Delta::default() };
+        if let Some(token) = token {
+            let hidden = matches!(delta.finish, Some(FinishReason::Stop(_))) && !self.show_stop;
+            let mut text_offset = self.text.offset();
+            if !hidden {
+                let added = self.text.push(token.token);
+                (delta.text, text_offset) = (added.text, added.offset);
+                if let Some(stop) = added.stop {
+                    delta.finish = Some(FinishReason::Stop(Some(StopCause::Text(stop))));
+                }
+            }
+            delta.tokens.push(TokenOutput { id: token.token, logprobs: token.logprob, text_offset });
+        }
+        let by_text = matches!(&delta.finish, Some(FinishReason::Stop(Some(StopCause::Text(_)))));
+        if delta.finish.is_some() && !by_text {
+            delta.text += &self.text.finish();
+        }
+        delta
+    }
+}

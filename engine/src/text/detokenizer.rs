@@ -1,0 +1,111 @@
+//! Incremental detokenisation: ids in, whole characters out.
+//!
+//! It works on the bytes of each token and never decodes a window again. That needs two facts about a tokenizer that only show
+//! in its whole decoder, and both are asked of it rather than assumed: whether it takes a leading space off the text, and how
+//! many U+FFFD it writes for broken bytes.
+
+use std::sync::Arc;
+
+use models::Tokenizer;
+
+use super::utf8::{Replacement, Utf8Decoder};
+
+/// Enough of the prompt's end to hold every byte of an unfinished character.
+const TAIL_BYTES: usize = 4;
+
+/// Turns the ids of one sequence into text as they come.
+///
+/// The deltas add up to `decode(prompt + output)` less `decode(prompt)` wherever that is valid UTF-8. Where it is not, a
+/// character is never taken back: the decoder of a byte-fallback vocabulary also breaks the good characters of a run of bytes
+/// with a bad one, and this does not.
+#[derive(Clone)]
+pub struct Detokenizer {
+    tokenizer: Arc<Tokenizer>,
+    skip_special: bool,
+    decoder: Utf8Decoder,
+    /// Nothing has been written yet, neither by the prompt nor since: the tokenizer may take off a leading space.
+    at_start: bool,
+}
+
+impl Detokenizer {
+    /// A detokenizer for what follows on `prompt`. Special tokens of both are left out if `skip_special`.
+    ///
+    /// Reads the prompt from its end, as far as it takes to find a few bytes of text.
+    pub fn new(tokenizer: Arc<Tokenizer>, prompt: &[u32], skip_special: bool) -> Self {
+        let mut pieces = Vec::new();
+        let mut length = 0;
+        for &id in prompt.iter().rev() {
+            let piece = visible_bytes(&tokenizer, id, skip_special);
+            length += piece.len();
+            pieces.push(piece);
+            if length >= TAIL_BYTES {
+                break;
+            }
+        }
+        pieces.reverse();
+        let decoder = Utf8Decoder::after(&pieces.concat(), replacement(&tokenizer));
+        Detokenizer {
+            tokenizer,
+            skip_special,
+            decoder,
+            at_start: length == 0,
+        }
+    }
+
+    /// The text that `id` completes: empty while a character is unfinished.
+    pub fn push(&mut self, id: u32) -> String {
+        let bytes = visible_bytes(&self.tokenizer, id, self.skip_special);
+        let mut written = bytes.as_slice();
+        if self.at_start && !bytes.is_empty() {
+            self.at_start = false;
+            written = &bytes[self.stripped(id, &bytes)..];
+        }
+        self.decoder.push(written)
+    }
+
+    /// U+FFFD for a character that was never finished, else nothing.
+    pub fn finish(&mut self) -> String {
+        self.decoder.finish()
+    }
+
+    /// How many leading spaces the tokenizer takes off a text that begins with `id`.
+    fn stripped(&self, id: u32, bytes: &[u8]) -> usize {
+        let spaces = leading_spaces(bytes);
+        if spaces == 0 {
+            return 0;
+        }
+        let decoded = self
+            .tokenizer
+            .decode(&[id], self.skip_special)
+            .unwrap_or_default();
+        spaces.saturating_sub(leading_spaces(decoded.as_bytes()))
+    }
+}
+
+fn visible_bytes(tokenizer: &Tokenizer, id: u32, skip_special: bool) -> Vec<u8> {
+    if skip_special && tokenizer.is_special(id) {
+        Vec::new()
+    } else {
+        tokenizer.token_bytes(id)
+    }
+}
+
+fn leading_spaces(bytes: &[u8]) -> usize {
+    bytes.iter().take_while(|&&byte| byte == b' ').count()
+}
+
+/// Asks a vocabulary with byte-fallback tokens what it makes of two bytes of a euro sign.
+fn replacement(tokenizer: &Tokenizer) -> Replacement {
+    let bytes = ["<0xE2>", "<0x82>"].map(|byte| tokenizer.token_to_id(byte));
+    let per_byte = match bytes {
+        [Some(first), Some(second)] => tokenizer
+            .decode(&[first, second], false)
+            .is_ok_and(|text| text == "\u{FFFD}\u{FFFD}"),
+        _ => false,
+    };
+    if per_byte {
+        Replacement::PerByte
+    } else {
+        Replacement::PerSubpart
+    }
+}

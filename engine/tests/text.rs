@@ -1,0 +1,348 @@
+//! Streams of text against what the reference tokenizers decode as a whole.
+//!
+//! `text_reference/<case>/`: a `tokenizer.json` of a kind (byte fallback with and without a metaspace pre-tokenizer, byte-level
+//! as Llama 3 and Qwen have it), and `texts.json` with continuations of prompts and with lists of ids, both with their texts.
+#![allow(clippy::unwrap_used)]
+
+use std::path::Path;
+use std::sync::Arc;
+
+use engine::text::{Detokenizer, TextStream};
+use engine::{GenerationParams, SamplingParams, Tokenizer};
+use models::ModelFiles;
+use proptest::prelude::*;
+use serde_json::Value;
+
+const CASES: [&str; 5] = ["llama", "llama31-rope", "mistral-sliding", "qwen2", "qwen3"];
+const BROKEN: char = char::REPLACEMENT_CHARACTER;
+
+struct Case {
+    tokenizer: Arc<Tokenizer>,
+    texts: Value,
+    byte_level: bool,
+}
+
+fn load(case: &str) -> Case {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/text_reference")
+        .join(case);
+    let texts = std::fs::read_to_string(folder.join("texts.json")).unwrap();
+    let tokenizer = Tokenizer::load(&ModelFiles::open(&folder).unwrap()).unwrap();
+    let byte_level = tokenizer.token_to_id("<0x0A>").is_none();
+    Case {
+        tokenizer: Arc::new(tokenizer),
+        texts: serde_json::from_str(&texts).unwrap(),
+        byte_level,
+    }
+}
+
+fn ids(value: &Value) -> Vec<u32> {
+    value
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|id| id.as_u64().unwrap() as u32)
+        .collect()
+}
+
+fn list(value: &Value) -> &[Value] {
+    value.as_array().unwrap()
+}
+
+/// The deltas of `output` behind `prompt`, the last of them from the end of the stream.
+fn deltas(
+    tokenizer: &Arc<Tokenizer>,
+    prompt: &[u32],
+    output: &[u32],
+    skip_special: bool,
+) -> Vec<String> {
+    let mut detokenizer = Detokenizer::new(tokenizer.clone(), prompt, skip_special);
+    let mut deltas: Vec<String> = output.iter().map(|&id| detokenizer.push(id)).collect();
+    deltas.push(detokenizer.finish());
+    deltas
+}
+
+#[test]
+fn deltas_add_up_to_the_text_behind_the_prompt() {
+    let mut compared = 0;
+    for name in CASES {
+        let case = load(name);
+        for run in list(&case.texts["continuations"]) {
+            // Byte fallback breaks whole runs of bytes, which a stream can not take back.
+            let Some(text) = run["text"]
+                .as_str()
+                .filter(|text| case.byte_level || !text.contains(BROKEN))
+            else {
+                continue;
+            };
+            let (prompt, output) = (ids(&run["prompt"]), ids(&run["ids"]));
+            assert_eq!(
+                deltas(&case.tokenizer, &prompt, &output, true).concat(),
+                text,
+                "{name}"
+            );
+            compared += 1;
+        }
+    }
+    // The two clean runs of each case, and the four greedy ones of the byte-level cases.
+    assert!(compared >= 20, "only {compared} runs compared");
+}
+
+#[test]
+fn deltas_add_up_to_the_decoded_text() {
+    let mut compared = 0;
+    for name in CASES {
+        let case = load(name);
+        for decoded in list(&case.texts["decode"]) {
+            for (skip_special, key) in [
+                (true, "skip_special_tokens"),
+                (false, "keep_special_tokens"),
+            ] {
+                let text = decoded[key].as_str().unwrap();
+                if case.byte_level || !text.contains(BROKEN) {
+                    let found =
+                        deltas(&case.tokenizer, &[], &ids(&decoded["ids"]), skip_special).concat();
+                    assert_eq!(
+                        found, text,
+                        "{name}, {}, skip special: {skip_special}",
+                        decoded["name"]
+                    );
+                    compared += 1;
+                }
+            }
+        }
+    }
+    assert!(compared >= 150, "only {compared} texts compared");
+}
+
+#[test]
+fn an_unfinished_character_is_broken_as_the_library_breaks_it() {
+    for name in CASES {
+        let case = load(name);
+        let euro: Vec<u32> = "\u{20AC}"
+            .bytes()
+            .map(|byte| token_of_byte(&case, byte))
+            .collect();
+        let word = case.tokenizer.encode("a", false).unwrap();
+        for output in [
+            &euro[..1],
+            &euro[..2],
+            &[&euro[..2], &word[..]].concat(),
+            &[&word[..], &euro[..1]].concat(),
+        ] {
+            let whole = case.tokenizer.decode(output, true).unwrap();
+            assert!(whole.contains(BROKEN));
+            assert_eq!(
+                deltas(&case.tokenizer, &[], output, true).concat(),
+                whole,
+                "{name}: {output:?}"
+            );
+        }
+    }
+}
+
+/// The token that stands for exactly this byte.
+fn token_of_byte(case: &Case, byte: u8) -> u32 {
+    (0..case.tokenizer.vocab_size() as u32)
+        .find(|&id| case.tokenizer.token_bytes(id) == [byte])
+        .unwrap()
+}
+
+#[test]
+fn a_character_that_the_prompt_began_is_given_whole() {
+    for name in CASES {
+        let case = load(name);
+        let smile: Vec<u32> = "🙂"
+            .bytes()
+            .map(|byte| token_of_byte(&case, byte))
+            .collect();
+        let deltas = deltas(
+            &case.tokenizer,
+            &smile[..3],
+            &[&smile[3..], &smile[..]].concat(),
+            true,
+        );
+        assert_eq!(deltas, ["🙂", "", "", "", "🙂", ""], "{name}");
+    }
+}
+
+#[test]
+fn stop_strings_end_the_text_where_the_reference_says() {
+    let mut compared = 0;
+    for name in CASES {
+        let case = load(name);
+        for run in list(&case.texts["continuations"]) {
+            for expected in list(&run["stops"]) {
+                for (include_stop_str_in_output, key) in
+                    [(false, "text"), (true, "text_including_stop")]
+                {
+                    let stop = expected["stop"].as_str().unwrap().to_owned();
+                    let params = GenerationParams {
+                        stop: vec![stop.clone()],
+                        include_stop_str_in_output,
+                        ..Default::default()
+                    };
+                    let mut stream =
+                        TextStream::new(case.tokenizer.clone(), &ids(&run["prompt"]), &params);
+                    let mut text = String::new();
+                    let mut tokens = 0;
+                    for id in ids(&run["ids"]) {
+                        let delta = stream.push(id);
+                        text += &delta.text;
+                        tokens += 1;
+                        if let Some(found) = delta.stop {
+                            assert_eq!(found, stop);
+                            break;
+                        }
+                    }
+                    assert_eq!(text, expected[key].as_str().unwrap(), "{name}: {stop:?}");
+                    assert_eq!(
+                        tokens,
+                        expected["tokens_until_stop"].as_u64().unwrap(),
+                        "{name}: {stop:?}"
+                    );
+                    assert_eq!(stream.finish(), "");
+                    compared += 1;
+                }
+            }
+        }
+    }
+    assert!(compared >= 10, "only {compared} stop strings compared");
+}
+
+#[test]
+fn stop_strings_are_looked_for_behind_min_tokens() {
+    let case = load("qwen2");
+    let output = [b'a', b'b', b'c'].map(|byte| token_of_byte(&case, byte));
+    let stopped_at = |min_tokens| {
+        let sampling = SamplingParams {
+            min_tokens,
+            ..Default::default()
+        };
+        let params = GenerationParams {
+            stop: vec!["b".into()],
+            sampling,
+            ..Default::default()
+        };
+        let mut stream = TextStream::new(case.tokenizer.clone(), &[], &params);
+        output.iter().position(|&id| stream.push(id).stop.is_some())
+    };
+    assert_eq!([0, 1, 2].map(stopped_at), [Some(1), Some(1), None]);
+}
+
+#[test]
+fn what_was_held_back_comes_at_the_end() {
+    for name in CASES {
+        let case = load(name);
+        let params = GenerationParams {
+            stop: vec!["ab".into()],
+            ..Default::default()
+        };
+        let mut stream = TextStream::new(
+            case.tokenizer.clone(),
+            &[token_of_byte(&case, b'x')],
+            &params,
+        );
+        for byte in [b'a', 0xF0] {
+            assert_eq!(stream.push(token_of_byte(&case, byte)).text, "", "{name}");
+        }
+        assert_eq!(stream.finish(), "a\u{FFFD}", "{name}");
+        assert_eq!(stream.offset(), 2);
+    }
+}
+
+#[test]
+fn the_offset_of_a_token_is_the_length_of_the_text_before_it() {
+    for name in CASES {
+        let case = load(name);
+        // Held back by the stop strings or not, offsets count all text.
+        for stop in [vec![], vec!["hold me".to_owned(), " x".to_owned()]] {
+            let params = GenerationParams {
+                stop,
+                ..Default::default()
+            };
+            let prompt = case.tokenizer.encode("A river", true).unwrap();
+            let output = case
+                .tokenizer
+                .encode("the winter garden hol", false)
+                .unwrap();
+            let mut stream = TextStream::new(case.tokenizer.clone(), &prompt, &params);
+            let mut length = 0;
+            for &id in &output {
+                assert_eq!(stream.push(id).offset, length, "{name}");
+                length += case.tokenizer.token_bytes(id).len();
+            }
+            assert_eq!(stream.offset(), length);
+        }
+
+        let smile: Vec<u32> = "🙂"
+            .bytes()
+            .map(|byte| token_of_byte(&case, byte))
+            .collect();
+        let mut stream =
+            TextStream::new(case.tokenizer.clone(), &smile, &GenerationParams::default());
+        let offsets: Vec<usize> = smile
+            .iter()
+            .chain(&smile[..2])
+            .map(|&id| stream.push(id).offset)
+            .collect();
+        assert_eq!(
+            offsets,
+            [0, 0, 0, 0, 1, 1],
+            "{name}: offsets inside of a character are that character's"
+        );
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    #[test]
+    fn any_tokens_behind_any_prompt_add_up_to_the_decoded_text(
+        picks in prop::collection::vec((0u32..1000, 0u8..4), 0..24),
+        split in 0usize..24,
+        skip_special: bool,
+    ) {
+        thread_local! {
+            static LOADED: Vec<Case> = CASES.iter().map(|name| load(name)).collect();
+        }
+        LOADED.with(|cases| {
+            for case in cases {
+                let all: Vec<u32> = picks.iter().flat_map(|&(pick, kind)| pieces(case, pick, kind)).collect();
+                let (prompt, output) = all.split_at(split.min(all.len()));
+                let whole = case.tokenizer.decode(&all, skip_special).unwrap();
+                let before = case.tokenizer.decode(prompt, skip_special).unwrap();
+                // A prompt that ends inside of a character has no text that this continues.
+                let Some(text) = whole.strip_prefix(&before) else { continue };
+                if !case.byte_level && whole.contains(BROKEN) {
+                    continue;
+                }
+                let deltas = deltas(&case.tokenizer, prompt, output, skip_special);
+                prop_assert_eq!(deltas.concat(), text);
+            }
+            Ok(())
+        })?;
+    }
+}
+
+/// Some tokens: any single one, or the bytes of a character as tokens of their own.
+fn pieces(case: &Case, pick: u32, kind: u8) -> Vec<u32> {
+    let characters = ["é", "世", "🙂", " "];
+    match kind {
+        0 => characters[pick as usize % 4]
+            .bytes()
+            .map(|byte| token_of_byte(case, byte))
+            .collect(),
+        // In a byte-level vocabulary stray bytes are welcome; with byte fallback they make a case that is left out.
+        1 if case.byte_level => vec![token_of_byte(case, 0x80 + (pick % 0x40) as u8)],
+        _ => {
+            let id = pick % (case.tokenizer.vocab_size() as u32 + 2);
+            let bytes = case.tokenizer.token_bytes(id);
+            if case.byte_level || std::str::from_utf8(&bytes).is_ok() {
+                vec![id]
+            } else {
+                vec![]
+            }
+        }
+    }
+}

@@ -1,0 +1,81 @@
+//! Who owns which block: the memory manager of a paged KV cache, without the memory.
+//!
+//! A paged KV cache is a pool of blocks of `block_size` token slots each. This crate decides which sequence owns which
+//! blocks: reference-counted block tables, copy-on-write between forked sequences, and a prefix cache that lets equal
+//! prompts share blocks (after PagedAttention, Kwon et al. 2023, arXiv:2309.06180).
+//!
+//! It is not a cache of tensors: it holds no keys or values, does no I/O, takes no locks, and knows of no device. What the
+//! memory must undergo comes out as an ordered list of [`MemOp`]; who holds the memory applies it.
+//!
+//! # What is always true
+//! - Every block is free or referenced, never both; the reference counts sum to the occurrences in live tables.
+//! - A block with more than one owner is never written; a sole owner writes in place.
+//! - Only full blocks of committed tokens can be found by prefix, and a hit is verified by its tokens, so neither a hash collision
+//!   nor a crafted prompt returns another prompt's cache.
+//! - Blocks without a hash are reused before cached ones; those go least recently used first, the tail of a chain before its head.
+//! - An operation that fails changes nothing.
+//! - [`Gauges`] sum to the pool, and [`BlockPool::audit`] rebuilds all of this from the live tables.
+//!
+//! ```
+//! use kvblock::{BlockPool, MemOp, PoolConfig, Prompt};
+//!
+//! let mut pool = BlockPool::new(PoolConfig::new(8, 4))?;
+//! let tokens = [1, 2, 3, 4, 5, 6];
+//! let prompt = Prompt { tokens: &tokens, salt: None, read_cache: true };
+//!
+//! let mut first = pool.admit(prompt).open(0)?;
+//! assert_eq!(first.slots(0..6).collect::<Vec<_>>(), [0, 1, 2, 3, 4, 5]);
+//! pool.commit(&mut first, 6); // the model has computed these six
+//!
+//! // An equal prompt shares the block that is full.
+//! let second = pool.admit(prompt).open(0)?;
+//! assert_eq!((second.committed(), second.blocks()[0]), (4, first.blocks()[0]));
+//!
+//! // A fork shares everything, until one of the two writes.
+//! let mut fork = pool.fork(&first)?;
+//! pool.append(&mut fork, &[7])?;
+//! let (src, dst) = (first.blocks()[1], fork.blocks()[1]);
+//! assert!(pool.drain_memory_ops().any(|op| op == MemOp::Copy { src, dst }));
+//!
+//! for table in [first, second, fork] {
+//!     pool.release(table);
+//! }
+//! assert_eq!(pool.gauges().in_use, 0);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod admit;
+mod audit;
+mod error;
+mod free_list;
+mod hash;
+mod pool;
+mod prefix;
+mod table;
+
+pub use admit::{Admission, MissReason, PrefixStats, Prompt};
+pub use error::{AuditError, NoSpace, PoolError, Uncommitted};
+pub use pool::{BlockPool, Gauges, MemOp, PoolConfig};
+pub use table::BlockTable;
+
+/// Compiles and runs the README's example.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
+
+/// A block of the pool. A newtype, so that a block is not taken for a slot or for a position in a table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct BlockId(pub u32);
+
+impl BlockId {
+    /// The id as an index into arrays with one element per block.
+    pub fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+impl std::fmt::Display for BlockId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "block {}", self.0)
+    }
+}

@@ -1,0 +1,249 @@
+//! Messages become a prompt: the checkpoint's Jinja template, rendered as transformers renders it.
+//!
+//! Templates are small programs from a stranger. They run in a sandbox without files or imports, and with a budget of
+//! instructions, so that one that loops ends with an error. They are compiled and tried when the checkpoint loads: a template that
+//! needs what is not there is refused then, and not at the first request.
+
+mod environment;
+mod python;
+mod source;
+mod strftime;
+
+use minijinja::{Environment, ErrorKind, Value as JinjaValue, context};
+use serde_json::{Map, Value, json};
+
+use crate::error::{LoadError, one_line};
+use crate::files::ModelFiles;
+use environment::Raised;
+use source::TemplateSource;
+
+/// Name of the template for plain conversations.
+const DEFAULT: &str = "default";
+/// Name of the template that is taken when tools are given.
+const TOOL_USE: &str = "tool_use";
+/// Stands behind the final message while it is rendered, so that its end is found whatever the template does around it.
+const END_MARK: &str = "QUIRE_END_OF_FINAL_MESSAGE ";
+
+/// A conversation to be rendered.
+#[derive(Clone, Copy, Debug)]
+pub struct ChatInput<'a> {
+    /// Messages in OpenAI's form; the template sees them as they are.
+    pub messages: &'a [Value],
+    /// Tool definitions in OpenAI's form, a list.
+    pub tools: Option<&'a Value>,
+    /// End with what opens the assistant's turn.
+    pub add_generation_prompt: bool,
+    /// End right after the content of the final message, so that the model continues it.
+    pub continue_final_message: bool,
+    /// Further variables for the template.
+    pub kwargs: &'a Map<String, Value>,
+}
+
+/// Why a conversation can not be rendered.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TemplateError {
+    /// The template itself refuses the conversation (`raise_exception`).
+    #[error("the chat template refuses these messages: {0}")]
+    Refused(String),
+    /// The template fails on the conversation.
+    #[error("the chat template fails on these messages: {0}")]
+    Failed(String),
+    /// The checkpoint has a template for tools only.
+    #[error("the checkpoint's only chat template is for tools; expected `tools` in the request")]
+    ToolsOnly,
+    /// Both ways to end a prompt were asked for.
+    #[error(
+        "`continue_final_message` and `add_generation_prompt` are both true; expected at most one of them"
+    )]
+    ConflictingEnds,
+    /// There is nothing to continue.
+    #[error("`continue_final_message` is true, but {0}")]
+    NothingToContinue(&'static str),
+}
+
+/// A checkpoint's chat template; may be shared between threads.
+pub struct ChatTemplate {
+    environment: Environment<'static>,
+    /// `bos_token`, `eos_token` and the like, as text.
+    special_tokens: Map<String, Value>,
+}
+
+impl ChatTemplate {
+    /// Compiles and tries the template of `chat_template.jinja` or of `tokenizer_config.json`; `None` where there is none.
+    ///
+    /// # Errors
+    /// When a file is broken, the template is no Jinja, or it uses a filter, test, function or method that does not exist.
+    pub fn load(files: &ModelFiles) -> Result<Option<Self>, LoadError> {
+        let Some(TemplateSource {
+            file,
+            templates,
+            special_tokens,
+        }) = TemplateSource::find(files)?
+        else {
+            return Ok(None);
+        };
+        let unusable = |error: minijinja::Error| LoadError::ChatTemplate {
+            file: file.clone(),
+            problem: one_line(error),
+        };
+        let environment = environment::compile(templates).map_err(unusable)?;
+        let template = ChatTemplate {
+            environment,
+            special_tokens,
+        };
+        template.try_out().map_err(unusable)?;
+        Ok(Some(template))
+    }
+
+    /// The prompt for a conversation, special tokens spelled out: to be encoded without adding any.
+    ///
+    /// # Errors
+    /// When the template refuses the conversation or fails on it, or the input asks for what can not be.
+    pub fn render(&self, input: &ChatInput) -> Result<String, TemplateError> {
+        let mut messages = input.messages.to_vec();
+        alias_reasoning(&mut messages);
+        if !input.continue_final_message {
+            return self.run(&ChatInput {
+                messages: &messages,
+                ..*input
+            });
+        }
+        if input.add_generation_prompt {
+            return Err(TemplateError::ConflictingEnds);
+        }
+        let ending = final_text(&mut messages)?;
+        let content = ending.trim().to_string();
+        ending.push_str(END_MARK);
+        let rendered = self.run(&ChatInput {
+            messages: &messages,
+            ..*input
+        })?;
+
+        let end = rendered
+            .rfind(END_MARK.trim_end())
+            .filter(|_| rendered.contains(&content));
+        let end = end.ok_or(TemplateError::NothingToContinue(
+            "the chat template leaves the final message out",
+        ))?;
+        let (prompt, rest) = rendered.split_at(end);
+        // A template that trims its messages has eaten the mark's space; it would have trimmed the end of the content as well.
+        Ok(if rest.starts_with(END_MARK) {
+            prompt
+        } else {
+            prompt.trim_end()
+        }
+        .to_string())
+    }
+
+    fn run(&self, input: &ChatInput) -> Result<String, TemplateError> {
+        self.evaluate(input)
+            .map_err(|error| match Raised::within(&error) {
+                Some(Raised(message)) => TemplateError::Refused(one_line(message)),
+                None if error.kind() == ErrorKind::TemplateNotFound => TemplateError::ToolsOnly,
+                None => TemplateError::Failed(one_line(error)),
+            })
+    }
+
+    fn evaluate(&self, input: &ChatInput) -> Result<String, minijinja::Error> {
+        let tool_use = input
+            .tools
+            .and_then(|_| self.environment.get_template(TOOL_USE).ok());
+        let template = match tool_use {
+            Some(template) => template,
+            None => self.environment.get_template(DEFAULT)?,
+        };
+        // A request may replace special tokens, but neither the messages nor the tools: what `context!` names itself wins.
+        let mut variables = self.special_tokens.clone();
+        variables.extend(input.kwargs.clone());
+        variables.entry("documents").or_insert(Value::Null);
+        template.render(context! {
+            messages => input.messages,
+            tools => input.tools,
+            add_generation_prompt => input.add_generation_prompt,
+            ..JinjaValue::from_serialize(&variables)
+        })
+    }
+
+    /// Renders conversations of several kinds. What a template says about them is its own affair, and so is any failure that
+    /// depends on their contents; a filter, test, function or method that does not exist is the end.
+    fn try_out(&self) -> Result<(), minijinja::Error> {
+        let user = json!({"role": "user", "content": "Hello"});
+        let call = json!({"id": "call00001", "type": "function", "function": {"name": "f", "arguments": {"x": 1}}});
+        let conversations = [
+            json!([user]),
+            json!([{"role": "system", "content": "Be brief."}, user, {"role": "assistant", "content": "Hello!"}, user]),
+            json!([
+                user,
+                {"role": "assistant", "content": "", "tool_calls": [call]},
+                {"role": "tool", "name": "f", "tool_call_id": "call00001", "content": "2"},
+            ]),
+        ];
+        let function = json!({"name": "f", "description": "A function", "parameters": {"type": "object", "properties": {}}});
+        let tools = json!([{"type": "function", "function": function}]);
+        for messages in conversations.iter().filter_map(Value::as_array) {
+            for tools in [None, Some(&tools)] {
+                let input = ChatInput {
+                    messages,
+                    tools,
+                    add_generation_prompt: true,
+                    continue_final_message: false,
+                    kwargs: &Map::new(),
+                };
+                match self.evaluate(&input) {
+                    Err(error) if is_beyond_us(&error) => return Err(error),
+                    _ => {}
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Whether a template asked for something that this environment does not have.
+fn is_beyond_us(error: &minijinja::Error) -> bool {
+    use ErrorKind::{UnknownFilter, UnknownFunction, UnknownMethod, UnknownTest};
+    matches!(
+        error.kind(),
+        UnknownFilter | UnknownFunction | UnknownMethod | UnknownTest
+    )
+}
+
+/// A message's thoughts go by several names; templates read `reasoning_content`, a few `thinking`.
+fn alias_reasoning(messages: &mut [Value]) {
+    for message in messages.iter_mut().filter_map(Value::as_object_mut) {
+        let names = ["reasoning_content", "thinking", "reasoning"];
+        let Some(reasoning) = names
+            .iter()
+            .find_map(|name| message.get(*name).filter(|value| !value.is_null()))
+            .cloned()
+        else {
+            continue;
+        };
+        message.entry("thinking").or_insert(reasoning.clone());
+        message.insert("reasoning_content".to_string(), reasoning);
+    }
+}
+
+/// The text that ends the final message: its content, or the last text part of it.
+fn final_text(messages: &mut [Value]) -> Result<&mut String, TemplateError> {
+    let last = messages
+        .last_mut()
+        .ok_or(TemplateError::NothingToContinue("there are no messages"))?;
+    let text = match last.get_mut("content") {
+        Some(Value::String(text)) => Some(text),
+        Some(Value::Array(parts)) => {
+            parts
+                .iter_mut()
+                .rev()
+                .find_map(|part| match part.get_mut("text") {
+                    Some(Value::String(text)) => Some(text),
+                    _ => None,
+                })
+        }
+        _ => None,
+    };
+    text.ok_or(TemplateError::NothingToContinue(
+        "the final message has no text",
+    ))
+}

@@ -1,0 +1,103 @@
+//! Which files of a checkpoint hold its chat templates and the special tokens that they speak of.
+
+use serde_json::{Map, Value};
+
+use super::{DEFAULT, TOOL_USE};
+use crate::error::LoadError;
+use crate::files::ModelFiles;
+
+const TEMPLATE_FILE: &str = "chat_template.jinja";
+const TOOL_TEMPLATE_FILE: &str = "additional_chat_templates/tool_use.jinja";
+const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
+const SPECIAL_TOKENS_MAP: &str = "special_tokens_map.json";
+
+/// The tokens that transformers hands to a template.
+const SPECIAL_TOKENS: [&str; 7] = [
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "sep_token",
+    "pad_token",
+    "cls_token",
+    "mask_token",
+];
+
+/// The templates of a checkpoint before they are compiled.
+pub(super) struct TemplateSource {
+    /// The file that holds them, for messages.
+    pub file: String,
+    /// Names and Jinja sources.
+    pub templates: Vec<(String, String)>,
+    /// Special tokens by name, as text.
+    pub special_tokens: Map<String, Value>,
+}
+
+impl TemplateSource {
+    /// The templates of the checkpoint: a file of their own wins over `tokenizer_config.json`.
+    pub fn find(files: &ModelFiles) -> Result<Option<Self>, LoadError> {
+        let config: Map<String, Value> = files.read_optional_json(TOKENIZER_CONFIG)?;
+        let (file, templates) = if files.exists(TEMPLATE_FILE) {
+            (TEMPLATE_FILE, template_files(files)?)
+        } else {
+            let file = files.locate(TOKENIZER_CONFIG);
+            let templates = match config.get("chat_template") {
+                None | Some(Value::Null) => return Ok(None),
+                Some(value) => named_templates(value).ok_or_else(|| LoadError::Setting {
+                    file,
+                    key: "chat_template".to_string(),
+                    found: "of another form".to_string(),
+                    expected: "a text, or a list of objects with `name` and `template`".to_string(),
+                })?,
+            };
+            (TOKENIZER_CONFIG, templates)
+        };
+        let fallback: Map<String, Value> = files.read_optional_json(SPECIAL_TOKENS_MAP)?;
+        let token = |name: &&str| {
+            let text = token_text(config.get(*name)).or_else(|| token_text(fallback.get(*name)))?;
+            Some((name.to_string(), Value::from(text)))
+        };
+        let special_tokens = SPECIAL_TOKENS.iter().filter_map(token).collect();
+        Ok(Some(TemplateSource {
+            file: files.locate(file),
+            templates,
+            special_tokens,
+        }))
+    }
+}
+
+fn template_files(files: &ModelFiles) -> Result<Vec<(String, String)>, LoadError> {
+    let named = [(DEFAULT, TEMPLATE_FILE), (TOOL_USE, TOOL_TEMPLATE_FILE)];
+    let read = |(name, file): (&str, &str)| {
+        let text = std::str::from_utf8(&files.bytes(file)?)
+            .map(str::to_string)
+            .map_err(|error| LoadError::ChatTemplate {
+                file: files.locate(file),
+                problem: error.to_string(),
+            })?;
+        Ok((name.to_string(), text))
+    };
+    named
+        .into_iter()
+        .filter(|(_, file)| files.exists(file))
+        .map(read)
+        .collect()
+}
+
+/// `chat_template` of `tokenizer_config.json`: one text, or a list of `{name, template}`.
+fn named_templates(value: &Value) -> Option<Vec<(String, String)>> {
+    let text = |value: &Value| value.as_str().map(str::to_string);
+    match value {
+        Value::String(template) => Some(vec![(DEFAULT.to_string(), template.clone())]),
+        Value::Array(list) => list
+            .iter()
+            .map(|entry| Some((text(entry.get("name")?)?, text(entry.get("template")?)?)))
+            .collect(),
+        _ => None,
+    }
+}
+
+/// A special token is a text or an object with its `content`.
+fn token_text(token: Option<&Value>) -> Option<&str> {
+    let token = token?;
+    token.as_str().or_else(|| token.get("content")?.as_str())
+}

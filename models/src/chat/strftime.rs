@@ -1,0 +1,196 @@
+//! `strftime` for templates that write today's date, in UTC and the C locale.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use minijinja::{Error, ErrorKind};
+
+const DAYS: [&str; 7] = [
+    "Sunday",
+    "Monday",
+    "Tuesday",
+    "Wednesday",
+    "Thursday",
+    "Friday",
+    "Saturday",
+];
+const MONTHS: [&str; 12] = [
+    "January",
+    "February",
+    "March",
+    "April",
+    "May",
+    "June",
+    "July",
+    "August",
+    "September",
+    "October",
+    "November",
+    "December",
+];
+
+/// `time` as `format` asks; `%-d` and the like leave padding out.
+///
+/// # Errors
+/// On a directive that is not known here.
+pub(super) fn strftime(time: SystemTime, format: &str) -> Result<String, Error> {
+    let seconds = time
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |since| since.as_secs());
+    let (days, second_of_day) = (seconds / 86_400, seconds % 86_400);
+    let (year, month, day) = civil_date(days);
+    let day_of_year = days - days_before_year(year) + 1;
+    let weekday = DAYS[(days as usize + 4) % 7];
+    let month_name = MONTHS[month as usize - 1];
+    let (hour, minute, second) = (
+        second_of_day / 3600,
+        second_of_day / 60 % 60,
+        second_of_day % 60,
+    );
+    let hour12 = (hour + 11) % 12 + 1;
+
+    let mut out = String::new();
+    let mut characters = format.chars();
+    while let Some(character) = characters.next() {
+        if character != '%' {
+            out.push(character);
+            continue;
+        }
+        let mut directive = characters.next();
+        let padded = directive != Some('-');
+        if !padded {
+            directive = characters.next();
+        }
+        let number = |value: u64, width: usize| {
+            if padded {
+                format!("{value:0width$}")
+            } else {
+                value.to_string()
+            }
+        };
+        out.push_str(&match directive {
+            Some('Y') => number(year, 4),
+            Some('y') => number(year % 100, 2),
+            Some('m') => number(month, 2),
+            Some('d') => number(day, 2),
+            Some('e') if padded => format!("{day:2}"),
+            Some('e') => day.to_string(),
+            Some('j') => number(day_of_year, 3),
+            Some('H') => number(hour, 2),
+            Some('I') => number(hour12, 2),
+            Some('M') => number(minute, 2),
+            Some('S') => number(second, 2),
+            Some('p') => if hour < 12 { "AM" } else { "PM" }.to_string(),
+            Some('A') => weekday.to_string(),
+            Some('a') => weekday[..3].to_string(),
+            Some('B') => month_name.to_string(),
+            Some('b' | 'h') => month_name[..3].to_string(),
+            Some('F') => format!("{year:04}-{month:02}-{day:02}"),
+            Some('T') => format!("{hour:02}:{minute:02}:{second:02}"),
+            Some('Z') => "UTC".to_string(),
+            Some('z') => "+0000".to_string(),
+            Some('%') => "%".to_string(),
+            other => {
+                let name = other.map(String::from).unwrap_or_default();
+                return Err(Error::new(
+                    ErrorKind::InvalidOperation,
+                    format!("strftime_now: unknown directive %{name}"),
+                ));
+            }
+        });
+    }
+    Ok(out)
+}
+
+fn is_leap(year: u64) -> bool {
+    year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400))
+}
+
+/// Days from 1970-01-01 to the first of January of `year`.
+fn days_before_year(year: u64) -> u64 {
+    let leap_days_before = |year: u64| (year - 1) / 4 - (year - 1) / 100 + (year - 1) / 400;
+    (year - 1970) * 365 + leap_days_before(year) - leap_days_before(1970)
+}
+
+/// Year, month (1 to 12) and day (1 to 31) of a day counted from 1970-01-01.
+fn civil_date(days: u64) -> (u64, u64, u64) {
+    // The mean year is 365.2425 days, so this is the year or the one after it.
+    let mut year = 1970 + days * 10_000 / 3_652_425 + 1;
+    while days_before_year(year) > days {
+        year -= 1;
+    }
+    let mut day = days - days_before_year(year);
+    let lengths = [
+        31,
+        28 + u64::from(is_leap(year)),
+        31,
+        30,
+        31,
+        30,
+        31,
+        31,
+        30,
+        31,
+        30,
+        31,
+    ];
+    let mut month = 0;
+    while day >= lengths[month] {
+        day -= lengths[month];
+        month += 1;
+    }
+    (year, month as u64 + 1, day + 1)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn at(seconds: u64, format: &str) -> String {
+        strftime(UNIX_EPOCH + Duration::from_secs(seconds), format).unwrap()
+    }
+
+    #[test]
+    fn dates_are_those_of_the_calendar() {
+        assert_eq!(
+            at(0, "%A %d %B %Y, day %j, %T"),
+            "Thursday 01 January 1970, day 001, 00:00:00"
+        );
+        assert_eq!(at(951_782_400, "%a %F"), "Tue 2000-02-29");
+        assert_eq!(
+            at(1_709_251_199, "%d %b %Y %H:%M:%S"),
+            "29 Feb 2024 23:59:59"
+        );
+        assert_eq!(at(1_735_603_200, "%j"), "366");
+        assert_eq!(at(4_107_542_400, "%F"), "2100-03-01");
+        assert_eq!(
+            at(1_785_067_200, "%-d %-m %y %I %p 100%%"),
+            "26 7 26 12 PM 100%"
+        );
+    }
+
+    #[test]
+    fn every_day_follows_the_day_before() {
+        let mut previous = civil_date(0);
+        for days in 1..200_000 {
+            let date = civil_date(days);
+            let next_day = (previous.0, previous.1, previous.2 + 1);
+            let next_month = (previous.0, previous.1 + 1, 1);
+            let next_year = (previous.0 + 1, 1, 1);
+            assert!(
+                [next_day, next_month, next_year].contains(&date),
+                "{previous:?} then {date:?}"
+            );
+            previous = date;
+        }
+        assert_eq!(previous, (2517, 7, 31));
+    }
+
+    #[test]
+    fn an_unknown_directive_is_an_error() {
+        assert!(strftime(UNIX_EPOCH, "%Q").is_err());
+        assert!(strftime(UNIX_EPOCH, "%").is_err());
+    }
+}

@@ -1,0 +1,258 @@
+//! The forward pass: tokens in, hidden states and logits out, keys and values in pages.
+//!
+//! ```text
+//! tokens ─embed─▶ hidden ─┬─norm─▶ qkv ─(norm heads)─rotate─▶ cache write ─▶ paged attention ─▶ output ─▶(+)─┐
+//!                         └──────────────────────────────── residual ─────────────────────────────────────┘  │
+//!                    ┌───────────────────────────────────────────────────────────────────────────────────────┘
+//!                    └┬─norm─▶ gate_up ─ silu·mul ─▶ down ─▶(+)─ next layer … ─▶ norm ─▶ logits of chosen rows
+//!                     └────────────── residual ─────────────┘
+//! ```
+//!
+//! Nothing here touches a number: layers are made of [`Linear`]s (declared in [`declare`]), of the layer operations of
+//! the device ([`LayerOps`]) and of the kernels that the registry chose. All buffers of a step are taken at start-up
+//! for the greatest step, so a step allocates nothing.
+//!
+//! **Row-invariance.** Every operation computes a row from that row alone, or, in attention, from its sequence's
+//! context in absolute order; see the docs of `attention_kernels` and `device::gemm`.
+
+mod batch;
+mod declare;
+mod linear;
+mod ops;
+mod rope;
+
+use std::sync::Arc;
+
+use attention_kernels::{AttentionArgs, CacheWriteArgs, KernelError, KernelSet, KvCache, KvShape};
+use device::{Buffer, Device};
+
+pub use batch::ForwardBatch;
+pub use declare::parameters;
+
+use crate::{LoadError, ModelConfig, Weights};
+use declare::{LayerNames, declare};
+use linear::{Linear, Loader};
+use ops::{HeadSpan, LayerOps};
+
+/// Rows whose logits are computed at once; bounds the logits buffer at this many times the vocabulary.
+pub const LOGIT_ROWS: usize = 64;
+
+/// One decoder layer.
+struct Layer {
+    input_norm: Buffer,
+    qkv: Linear,
+    query_norm: Option<Buffer>,
+    key_norm: Option<Buffer>,
+    output: Linear,
+    post_norm: Buffer,
+    gate_up: Linear,
+    down: Linear,
+    window: Option<usize>,
+}
+
+/// A decoder on a device, ready to run steps of up to a fixed number of tokens.
+pub struct Model {
+    config: ModelConfig,
+    device: Arc<dyn Device>,
+    kernels: KernelSet,
+    ops: Box<dyn LayerOps>,
+    embedding: Linear,
+    layers: Vec<Layer>,
+    final_norm: Buffer,
+    /// Of the rotary embedding, per pair of a head's elements.
+    frequencies: Vec<f32>,
+    /// Absent when the embedding matrix is the output layer.
+    head: Option<Linear>,
+    step: StepBuffers,
+}
+
+/// Everything a step writes, `[max_rows, …]` each, float32.
+struct StepBuffers {
+    max_rows: usize,
+    hidden: Buffer,
+    normed: Buffer,
+    qkv: Buffer,
+    attended: Buffer,
+    gate_up: Buffer,
+    activated: Buffer,
+    /// What attention or the feed-forward adds to the residual stream.
+    delta: Buffer,
+    /// Cosines, then sines, of each row's position: `[max_rows, head_dim]`.
+    rope: Buffer,
+    /// `[LOGIT_ROWS, hidden_size]`.
+    chosen: Buffer,
+    /// `[LOGIT_ROWS, vocab_size]`.
+    logits: Buffer,
+}
+
+impl StepBuffers {
+    fn new(device: &dyn Device, config: &ModelConfig, max_rows: usize) -> Result<StepBuffers, KernelError> {
+        let floats = |rows: usize, width: usize| device.alloc(rows * width * size_of::<f32>());
+        let heads = config.num_heads + 2 * config.num_kv_heads;
+        Ok(StepBuffers {
+            max_rows,
+            hidden: floats(max_rows, config.hidden_size)?,
+            normed: floats(max_rows.max(LOGIT_ROWS), config.hidden_size)?,
+            qkv: floats(max_rows, heads * config.head_dim)?,
+            attended: floats(max_rows, config.num_heads * config.head_dim)?,
+            gate_up: floats(max_rows, 2 * config.intermediate_size)?,
+            activated: floats(max_rows, config.intermediate_size)?,
+            delta: floats(max_rows, config.hidden_size)?,
+            rope: floats(max_rows, config.head_dim)?,
+            chosen: floats(LOGIT_ROWS, config.hidden_size)?,
+            logits: floats(LOGIT_ROWS, config.vocab_size)?,
+        })
+    }
+}
+
+impl Model {
+    /// Bytes that the buffers of a step of `max_rows` tokens take.
+    pub fn step_bytes(config: &ModelConfig, max_rows: usize) -> u64 {
+        let heads = (2 * config.num_heads + 2 * config.num_kv_heads + 1) * config.head_dim;
+        let row = 3 * config.hidden_size + heads + 3 * config.intermediate_size;
+        let logits = LOGIT_ROWS * (config.hidden_size + config.vocab_size);
+        (max_rows as u64 * row as u64 + logits as u64) * size_of::<f32>() as u64
+    }
+
+    /// Bytes of keys and values of one token in all layers, float32.
+    pub fn kv_bytes_per_token(config: &ModelConfig) -> u64 {
+        (2 * config.num_layers * config.num_kv_heads * config.head_dim * size_of::<f32>()) as u64
+    }
+
+    /// Puts the weights on the device. `progress(done, total)` counts bytes of the checkpoint.
+    pub fn load(
+        config: &ModelConfig,
+        weights: &Weights,
+        device: Arc<dyn Device>,
+        kernels: KernelSet,
+        max_rows: usize,
+        progress: &dyn Fn(u64, u64),
+    ) -> Result<Model, LoadError> {
+        let names = declare(config);
+        let mut loader = Loader::new(weights, &*device, progress);
+        let embedding = loader.linear(&names.embedding, config.hidden_size)?;
+        let mut layers = Vec::with_capacity(config.num_layers);
+        for (layer, &window) in names.layers.iter().zip(&config.layer_windows) {
+            layers.push(load_layer(&mut loader, config, layer, window)?);
+        }
+        let final_norm = loader.vector(&names.final_norm, config.hidden_size)?;
+        let head = match &names.head {
+            Some(head) => Some(loader.linear(head, config.hidden_size)?),
+            None => None,
+        };
+        let ops = ops::for_device(&*device);
+        let step = StepBuffers::new(&*device, config, max_rows).map_err(|e| LoadError::Device(e.to_string()))?;
+        let frequencies = rope::frequencies(&config.rope, config.head_dim);
+        Ok(Model { config: config.clone(), device, kernels, ops, embedding, layers, final_norm, frequencies, head, step })
+    }
+
+    /// What the model is.
+    pub fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    /// An empty cache of `num_blocks` blocks for every layer.
+    pub fn new_cache(&self, num_blocks: usize, block_size: usize) -> Result<Vec<KvCache>, KernelError> {
+        let (num_kv_heads, head_dim) = (self.config.num_kv_heads, self.config.head_dim);
+        let shape = KvShape { num_blocks, num_kv_heads, block_size, head_dim };
+        self.layers.iter().map(|_| Ok(KvCache::new(&*self.device, shape)?)).collect()
+    }
+
+    /// Computes the batch's tokens: their keys and values go to their slots, their hidden states stay for
+    /// [`Model::logits`]. `caches` holds one cache per layer.
+    pub fn forward(&mut self, batch: &ForwardBatch, caches: &mut [KvCache]) -> Result<(), KernelError> {
+        let rows = batch.tokens.len();
+        if rows > self.step.max_rows {
+            return Err(KernelError::Shape { what: "rows of a step", found: rows, expected: self.step.max_rows });
+        }
+        if caches.len() != self.layers.len() {
+            return Err(KernelError::Shape { what: "caches", found: caches.len(), expected: self.layers.len() });
+        }
+        if rows == 0 {
+            return Ok(());
+        }
+        let (config, device, ops, step) = (&self.config, &*self.device, &*self.ops, &mut self.step);
+        let (dim, eps) = (config.head_dim, config.rms_norm_eps);
+        let stride = (config.num_heads + 2 * config.num_kv_heads) * dim;
+        let queries = HeadSpan { stride, first: 0, heads: config.num_heads, dim };
+        let keys = HeadSpan { stride, first: config.num_heads, heads: config.num_kv_heads, dim };
+        let rotated = HeadSpan { heads: config.num_heads + config.num_kv_heads, ..queries };
+
+        ops.embed(&batch.tokens, &self.embedding.weights, &mut step.hidden)?;
+        ops.rope_table(&batch.positions, &self.frequencies, &mut step.rope)?;
+        for (layer, cache) in self.layers.iter().zip(caches) {
+            ops.rms_norm(&step.hidden, &layer.input_norm, eps, rows, &mut step.normed)?;
+            layer.qkv.run(&self.kernels, device, &step.normed, rows, &mut step.qkv)?;
+            for (span, weight) in [(queries, &layer.query_norm), (keys, &layer.key_norm)] {
+                if let Some(weight) = weight {
+                    ops.norm_heads(&mut step.qkv, span, weight, eps, rows)?;
+                }
+            }
+            ops.rotate(&mut step.qkv, rotated, &step.rope, rows)?;
+            let (key_offset, value_offset) = (config.num_heads * dim, (config.num_heads + config.num_kv_heads) * dim);
+            let slot_mapping = &batch.slot_mapping;
+            self.kernels
+                .cache_write(device, CacheWriteArgs { source: &step.qkv, key_offset, value_offset, stride, slot_mapping, cache })?;
+            for seqs in [0..batch.decodes, batch.decodes..batch.attention.num_seqs()] {
+                if !seqs.is_empty() {
+                    self.kernels.attention(
+                        device,
+                        AttentionArgs {
+                            query: &step.qkv,
+                            query_stride: stride,
+                            num_heads: config.num_heads,
+                            output: &mut step.attended,
+                            cache,
+                            batch: &batch.attention,
+                            seqs,
+                            scale: 1.0 / (dim as f32).sqrt(),
+                            window: layer.window,
+                            soft_cap: None,
+                            alibi_slopes: None,
+                        },
+                    )?;
+                }
+            }
+            layer.output.run(&self.kernels, device, &step.attended, rows, &mut step.delta)?;
+            ops.add(&mut step.hidden, &step.delta, rows * config.hidden_size)?;
+            ops.rms_norm(&step.hidden, &layer.post_norm, eps, rows, &mut step.normed)?;
+            layer.gate_up.run(&self.kernels, device, &step.normed, rows, &mut step.gate_up)?;
+            ops.silu_mul(&step.gate_up, config.intermediate_size, rows, &mut step.activated)?;
+            layer.down.run(&self.kernels, device, &step.activated, rows, &mut step.delta)?;
+            ops.add(&mut step.hidden, &step.delta, rows * config.hidden_size)?;
+        }
+        Ok(())
+    }
+
+    /// Logits of up to [`LOGIT_ROWS`] rows of the last step, `[rows, vocab_size]`, on the host.
+    pub fn logits(&mut self, rows: &[u32]) -> Result<&[f32], KernelError> {
+        if rows.len() > LOGIT_ROWS {
+            return Err(KernelError::Shape { what: "rows of logits", found: rows.len(), expected: LOGIT_ROWS });
+        }
+        let (ops, step, eps) = (&*self.ops, &mut self.step, self.config.rms_norm_eps);
+        ops.gather(&step.hidden, rows, self.config.hidden_size, &mut step.chosen)?;
+        ops.rms_norm(&step.chosen, &self.final_norm, eps, rows.len(), &mut step.normed)?;
+        let head = self.head.as_ref().unwrap_or(&self.embedding);
+        head.run(&self.kernels, &*self.device, &step.normed, rows.len(), &mut step.logits)?;
+        Ok(&step.logits.host::<f32>()?[..rows.len() * self.config.vocab_size])
+    }
+}
+
+fn load_layer(loader: &mut Loader<'_>, config: &ModelConfig, names: &LayerNames, window: Option<usize>) -> Result<Layer, LoadError> {
+    let hidden = config.hidden_size;
+    let head_norm = |loader: &mut Loader<'_>, name: &Option<String>| match name {
+        Some(name) => loader.vector(name, config.head_dim).map(Some),
+        None => Ok(None),
+    };
+    Ok(Layer {
+        input_norm: loader.vector(&names.input_norm, hidden)?,
+        qkv: loader.linear(&names.qkv, hidden)?,
+        query_norm: head_norm(loader, &names.query_norm)?,
+        key_norm: head_norm(loader, &names.key_norm)?,
+        output: loader.linear(&names.output, config.num_heads * config.head_dim)?,
+        post_norm: loader.vector(&names.post_norm, hidden)?,
+        gate_up: loader.linear(&names.gate_up, hidden)?,
+        down: loader.linear(&names.down, config.intermediate_size)?,
+        window,
+    })
+}

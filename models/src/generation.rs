@@ -1,0 +1,75 @@
+//! `generation_config.json`: how the checkpoint's authors would sample from it.
+
+use serde_json::{Map, Value};
+
+use crate::config::ModelConfig;
+use crate::config::fields::Fields;
+use crate::error::LoadError;
+use crate::files::ModelFiles;
+
+const FILE: &str = "generation_config.json";
+
+/// Sampling defaults of a checkpoint; `None` where it says nothing.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct GenerationDefaults {
+    /// Tokens that end a text.
+    pub eos_token_ids: Vec<u32>,
+    /// Softmax temperature, at least 0.
+    pub temperature: Option<f32>,
+    /// Nucleus mass, above 0 and at most 1.
+    pub top_p: Option<f32>,
+    /// Likeliest tokens kept; 0 keeps all.
+    pub top_k: Option<u32>,
+    /// Least probability relative to the likeliest token, 0 to 1.
+    pub min_p: Option<f32>,
+    /// Divisor of positive logits of tokens seen, above 0.
+    pub repetition_penalty: Option<f32>,
+    /// Tokens to generate when the request does not say.
+    pub max_new_tokens: Option<usize>,
+}
+
+impl GenerationDefaults {
+    /// Reads `generation_config.json`, which may be missing; the end tokens fall back to those of `config.json`.
+    ///
+    /// # Errors
+    /// When the file is broken or a value is out of its range.
+    pub fn load(files: &ModelFiles, config: &ModelConfig) -> Result<GenerationDefaults, LoadError> {
+        let map: Map<String, Value> = files.read_optional_json(FILE)?;
+        let fields = Fields::new(files.locate(FILE), &map);
+        let number = |key: &str,
+                      expected: &str,
+                      in_range: fn(f64) -> bool|
+         -> Result<Option<f32>, LoadError> {
+            Ok(fields
+                .float(key, expected, in_range)?
+                .map(|value| value as f32))
+        };
+        let eos_token_ids = match fields.token_ids("eos_token_id")? {
+            ids if ids.is_empty() => config.eos_token_ids.clone(),
+            ids => ids,
+        };
+        Ok(GenerationDefaults {
+            eos_token_ids,
+            temperature: number("temperature", "a number, at least 0", |value| value >= 0.0)?,
+            top_p: number("top_p", "a number above 0 and at most 1", |value| {
+                value > 0.0 && value <= 1.0
+            })?,
+            // Both -1 and 0 stand for "all" in checkpoints.
+            top_k: match map.get("top_k").and_then(Value::as_i64) {
+                Some(-1) => Some(0),
+                _ => fields
+                    .integer("top_k", 0..=u32::MAX as u64)?
+                    .map(|value| value as u32),
+            },
+            min_p: number("min_p", "a number, 0 to 1", |value| {
+                (0.0..=1.0).contains(&value)
+            })?,
+            repetition_penalty: number("repetition_penalty", "a number above 0", |value| {
+                value > 0.0
+            })?,
+            max_new_tokens: fields
+                .integer("max_new_tokens", 1..=u32::MAX as u64)?
+                .map(|value| value as usize),
+        })
+    }
+}

@@ -1,0 +1,64 @@
+//! All that is read from a checkpoint folder becomes a forward pass.
+//!
+//! A checkpoint is a folder in Hugging Face layout, or the same files inside the binary ([`ModelFiles`]):
+//!
+//! ```text
+//! config.json                    ModelConfig         sizes and options of the decoder, in either spelling
+//! *.safetensors (+ index.json)   Weights             memory-mapped tensors, f32, f16 or bf16
+//! tokenizer.json                 Tokenizer           text <-> token ids
+//! tokenizer_config.json, *.jinja ChatTemplate        messages -> prompt, as transformers renders it
+//! generation_config.json         GenerationDefaults  end tokens and sampling defaults
+//! ```
+//!
+//! Everything that can be wrong with these files is a [`LoadError`] of one line; nothing in them makes this crate panic.
+//!
+//! It is not a scheduler, sampler or server: it neither knows requests nor keeps their state, and it fetches nothing from a network.
+//!
+//! ```
+//! use std::path::Path;
+//!
+//! use models::{ChatInput, ChatTemplate, ModelConfig, ModelFiles, Tokenizer, Weights};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/reference/qwen3");
+//! let files = ModelFiles::open(Path::new(folder))?;
+//! let config = ModelConfig::load(&files)?;
+//! let weights = Weights::open(&files)?;
+//! weights.expect("model.norm.weight", &[config.hidden_size])?;
+//!
+//! let tokenizer = Tokenizer::load(&files)?;
+//! tokenizer.check(config.vocab_size)?;
+//! let template = ChatTemplate::load(&files)?.ok_or("this checkpoint has no chat template")?;
+//! let prompt = template.render(&ChatInput {
+//!     messages: &[serde_json::json!({"role": "user", "content": "Hello!"})],
+//!     tools: None,
+//!     add_generation_prompt: true,
+//!     continue_final_message: false,
+//!     kwargs: &serde_json::Map::new(),
+//! })?;
+//! assert!(prompt.ends_with("<|im_start|>assistant\n"));
+//!
+//! let ids = tokenizer.encode(&prompt, false)?;
+//! assert_eq!(tokenizer.decode(&ids, false)?, prompt);
+//! # Ok(())
+//! # }
+//! ```
+mod chat;
+mod config;
+mod demo;
+mod error;
+mod files;
+mod forward;
+mod generation;
+mod tokenizer;
+mod weights;
+
+pub use chat::{ChatInput, ChatTemplate, TemplateError};
+pub use config::{Architecture, ModelConfig, RopeConfig, RopeScaling};
+pub use demo::demo;
+pub use error::LoadError;
+pub use files::{FileBytes, ModelFiles};
+pub use forward::{ForwardBatch, LOGIT_ROWS, Model, parameters};
+pub use generation::GenerationDefaults;
+pub use tokenizer::{TokenizeError, Tokenizer};
+pub use weights::{WeightDtype, WeightView, Weights};

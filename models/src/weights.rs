@@ -1,0 +1,300 @@
+//! The tensors of a checkpoint: `model.safetensors`, or shards listed by `model.safetensors.index.json`.
+//!
+//! Opening reads the headers only and checks every size in them against the file; tensor data stays mapped until it is touched.
+//! Names are found with and without the `model.` prefix, since checkpoints saved from the bare decoder lack it. Tensors that
+//! nobody asks for (`rotary_emb.inv_freq` and the like) are never looked at, whatever their type.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::path::{Component, Path};
+
+use half::{bf16, f16};
+use safetensors::Dtype;
+use safetensors::tensor::Metadata;
+use serde::Deserialize;
+
+use crate::error::{LoadError, one_line};
+use crate::files::{FileBytes, ModelFiles};
+
+const SINGLE: &str = "model.safetensors";
+const INDEX: &str = "model.safetensors.index.json";
+/// Bytes of the header's length, little-endian, at the start of the file.
+const LENGTH_BYTES: usize = 8;
+
+/// How a tensor is stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WeightDtype {
+    /// IEEE single precision.
+    F32,
+    /// IEEE half precision.
+    F16,
+    /// The upper half of a single.
+    BF16,
+}
+
+/// One tensor in its file: row-major, little-endian.
+#[derive(Clone, Debug)]
+pub struct WeightView<'a> {
+    /// Name in the checkpoint.
+    pub name: String,
+    /// Type of the elements.
+    pub dtype: WeightDtype,
+    /// Extents, outermost first.
+    pub shape: Vec<usize>,
+    /// The elements; may be unaligned.
+    pub data: &'a [u8],
+    /// The file, for messages.
+    pub file: String,
+}
+
+impl WeightView<'_> {
+    /// The elements as single precision, which holds every value of the three types exactly.
+    pub fn to_f32(&self) -> Vec<f32> {
+        let halves = |widen: fn(u16) -> f32| {
+            self.data
+                .as_chunks::<2>()
+                .0
+                .iter()
+                .map(|&bytes| widen(u16::from_le_bytes(bytes)))
+                .collect()
+        };
+        match self.dtype {
+            WeightDtype::F32 => self
+                .data
+                .as_chunks::<4>()
+                .0
+                .iter()
+                .map(|&bytes| f32::from_le_bytes(bytes))
+                .collect(),
+            WeightDtype::F16 => halves(|bits| f16::from_bits(bits).to_f32()),
+            WeightDtype::BF16 => halves(|bits| bf16::from_bits(bits).to_f32()),
+        }
+    }
+}
+
+/// All tensors of a checkpoint.
+pub struct Weights {
+    shards: Vec<Shard>,
+    tensors: BTreeMap<String, Entry>,
+    /// What to name when a tensor is in no shard.
+    listing: String,
+}
+
+struct Shard {
+    file: String,
+    bytes: FileBytes,
+}
+
+struct Entry {
+    shard: usize,
+    dtype: Dtype,
+    shape: Vec<usize>,
+    data: Range<usize>,
+}
+
+#[derive(Deserialize)]
+struct Index {
+    weight_map: BTreeMap<String, String>,
+}
+
+impl Weights {
+    /// Maps the weight files and reads their headers.
+    ///
+    /// # Errors
+    /// When a file is missing, truncated or damaged, or a shard lacks a tensor that the index says it has.
+    pub fn open(files: &ModelFiles) -> Result<Weights, LoadError> {
+        let sharded = !files.exists(SINGLE) && files.exists(INDEX);
+        let mut weights = Weights {
+            shards: Vec::new(),
+            tensors: BTreeMap::new(),
+            listing: files.locate(if sharded { INDEX } else { SINGLE }),
+        };
+        if sharded {
+            weights.read_shards(files)?;
+        } else if files.exists(SINGLE) {
+            weights.read_shard(files, SINGLE)?;
+        } else {
+            return Err(files.missing(
+                SINGLE,
+                &format!("it, or shards with {INDEX} (convert other formats to safetensors)"),
+            ));
+        }
+        Ok(weights)
+    }
+
+    fn read_shards(&mut self, files: &ModelFiles) -> Result<(), LoadError> {
+        let index: Index = files.read_json(INDEX)?;
+        let mut shards: Vec<&String> = index.weight_map.values().collect();
+        shards.sort();
+        shards.dedup();
+        for shard in shards {
+            let plain = Path::new(shard)
+                .components()
+                .map(|part| matches!(part, Component::Normal(_)))
+                .eq([true]);
+            if !plain {
+                return Err(LoadError::Setting {
+                    file: self.listing.clone(),
+                    key: "weight_map".into(),
+                    found: format!("{shard:?}"),
+                    expected: "names of files beside the index".into(),
+                });
+            }
+            if !files.exists(shard) {
+                return Err(
+                    files.missing(shard, &format!("this shard, which {INDEX} lists: fetch it"))
+                );
+            }
+            self.read_shard(files, shard)?;
+        }
+        match index
+            .weight_map
+            .iter()
+            .find(|(tensor, _)| !self.tensors.contains_key(*tensor))
+        {
+            None => Ok(()),
+            Some((tensor, shard)) => Err(LoadError::MissingTensor {
+                file: files.locate(shard),
+                tensor: quote(tensor),
+                expected: format!("as {INDEX} lists it"),
+            }),
+        }
+    }
+
+    fn read_shard(&mut self, files: &ModelFiles, name: &str) -> Result<(), LoadError> {
+        let file = files.locate(name);
+        let bytes = files.bytes(name)?;
+        let (metadata, data_start) =
+            read_header(&bytes).map_err(|(found, expected)| LoadError::DamagedWeights {
+                file: file.clone(),
+                found,
+                expected,
+            })?;
+        let shard = self.shards.len();
+        self.tensors
+            .extend(metadata.tensors().into_iter().map(|(name, info)| {
+                let data = data_start + info.data_offsets.0..data_start + info.data_offsets.1;
+                (
+                    name,
+                    Entry {
+                        shard,
+                        dtype: info.dtype,
+                        shape: info.shape.clone(),
+                        data,
+                    },
+                )
+            }));
+        self.shards.push(Shard { file, bytes });
+        Ok(())
+    }
+
+    /// The names of all tensors, in order, of whatever type.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.tensors.keys().map(String::as_str)
+    }
+
+    /// The tensor `name`, with or without `model.` before it; `None` when it is not there or not of a [`WeightDtype`].
+    pub fn get(&self, name: &str) -> Option<WeightView<'_>> {
+        let (name, entry) = self.find(name)?;
+        self.view(name, entry).ok()
+    }
+
+    /// The tensor `name`, with or without `model.` before it, which must have this shape.
+    ///
+    /// # Errors
+    /// When it is missing, or of another shape or type.
+    pub fn expect(&self, name: &str, shape: &[usize]) -> Result<WeightView<'_>, LoadError> {
+        let (name, entry) = self.find(name).ok_or_else(|| LoadError::MissingTensor {
+            file: self.listing.clone(),
+            tensor: quote(name),
+            expected: format!("{shape:?}"),
+        })?;
+        if entry.shape != shape {
+            return Err(LoadError::WrongShape {
+                file: self.shards[entry.shard].file.clone(),
+                tensor: quote(name),
+                found: entry.shape.clone(),
+                expected: shape.to_vec(),
+            });
+        }
+        self.view(name, entry)
+    }
+
+    /// Bytes of all tensors together.
+    pub fn total_bytes(&self) -> u64 {
+        self.tensors
+            .values()
+            .map(|entry| entry.data.len() as u64)
+            .sum()
+    }
+
+    fn find(&self, name: &str) -> Option<(&str, &Entry)> {
+        let other = name
+            .strip_prefix("model.")
+            .map_or_else(|| format!("model.{name}"), str::to_string);
+        let found = self
+            .tensors
+            .get_key_value(name)
+            .or_else(|| self.tensors.get_key_value(&other));
+        found.map(|(name, entry)| (name.as_str(), entry))
+    }
+
+    fn view(&self, name: &str, entry: &Entry) -> Result<WeightView<'_>, LoadError> {
+        let shard = &self.shards[entry.shard];
+        let dtype = match entry.dtype {
+            Dtype::F32 => WeightDtype::F32,
+            Dtype::F16 => WeightDtype::F16,
+            Dtype::BF16 => WeightDtype::BF16,
+            other => {
+                return Err(LoadError::WrongDtype {
+                    file: shard.file.clone(),
+                    tensor: quote(name),
+                    found: format!("{other:?}"),
+                });
+            }
+        };
+        Ok(WeightView {
+            name: name.to_string(),
+            dtype,
+            shape: entry.shape.clone(),
+            data: &shard.bytes[entry.data.clone()],
+            file: shard.file.clone(),
+        })
+    }
+}
+
+/// The header of a safetensors file and the offset of its data: an 8-byte length, that many bytes of JSON, then the tensors
+/// without gaps to the end of the file. An error is what was found and what was expected.
+fn read_header(bytes: &[u8]) -> Result<(Metadata, usize), (String, String)> {
+    let found = format!("{} bytes", bytes.len());
+    let Some((length, rest)) = bytes.split_first_chunk::<LENGTH_BYTES>() else {
+        return Err((
+            found,
+            format!("at least {LENGTH_BYTES}, the length of a safetensors header"),
+        ));
+    };
+    let length = u64::from_le_bytes(*length);
+    let Some(header) = usize::try_from(length)
+        .ok()
+        .and_then(|length| rest.get(..length))
+    else {
+        return Err((found, format!("a header of {length} bytes and the tensors")));
+    };
+    let metadata: Metadata = serde_json::from_slice(header).map_err(|error| {
+        (
+            format!("a header that can not be read ({})", one_line(error)),
+            "a safetensors header".to_string(),
+        )
+    })?;
+    let data_start = LENGTH_BYTES + header.len();
+    let expected = data_start.saturating_add(metadata.data_len());
+    if expected != bytes.len() {
+        return Err((found, format!("{expected} bytes by its header")));
+    }
+    Ok((metadata, data_start))
+}
+
+/// A tensor's name for a message: quoted, with anything odd escaped.
+fn quote(name: &str) -> String {
+    format!("{name:?}")
+}

@@ -1,0 +1,413 @@
+//! The Jinja of chat templates against what transformers 5.23 (Jinja2 3.1) prints for the same template.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use common::{Copy, message};
+use models::{ChatInput, ChatTemplate, TemplateError};
+use serde_json::{Map, Value, json};
+
+fn template(source: &str) -> ChatTemplate {
+    ChatTemplate::load(&with_template(source).files())
+        .unwrap()
+        .unwrap()
+}
+
+fn with_template(source: &str) -> Copy {
+    Copy::of("llama").set("tokenizer_config.json", json!({"chat_template": source}))
+}
+
+#[derive(Default)]
+struct Request {
+    tools: Option<Value>,
+    add_generation_prompt: bool,
+    continue_final_message: bool,
+    kwargs: Map<String, Value>,
+}
+
+fn render(
+    template: &ChatTemplate,
+    messages: Value,
+    adjust: impl FnOnce(&mut Request),
+) -> Result<String, TemplateError> {
+    let mut request = Request::default();
+    adjust(&mut request);
+    template.render(&ChatInput {
+        messages: messages.as_array().unwrap(),
+        tools: request.tools.as_ref(),
+        add_generation_prompt: request.add_generation_prompt,
+        continue_final_message: request.continue_final_message,
+        kwargs: &request.kwargs,
+    })
+}
+
+#[test]
+fn templates_print_what_transformers_prints() {
+    let messages = json!([{"role": "user", "content": "hi", "extra":
+        {"b": [1, 2.5, 1e-7, 1e16, true, null, "é<&>'\"\n\u{1}😀"], "a": {}, "l": [], "2": 1}}]);
+    let extra = r#"{%- set x = messages[0].extra %}"#;
+    let cases = [
+        (
+            "{{ x|tojson }}",
+            r#"{"b": [1, 2.5, 1e-07, 1e+16, true, null, "é<&>'\"\n\u0001😀"], "a": {}, "l": [], "2": 1}"#,
+        ),
+        (
+            "{{ x|tojson(indent=2) }}",
+            "{\n  \"b\": [\n    1,\n    2.5,\n    1e-07,\n    1e+16,\n    true,\n    null,\n    \"é<&>'\\\"\\n\\u0001😀\"\n  ],\n  \"a\": {},\n  \"l\": [],\n  \"2\": 1\n}",
+        ),
+        (
+            "{{ x|tojson(ensure_ascii=True, sort_keys=true) }}",
+            r#"{"2": 1, "a": {}, "b": [1, 2.5, 1e-07, 1e+16, true, null, "\u00e9<&>'\"\n\u0001\ud83d\ude00"], "l": []}"#,
+        ),
+        (
+            "{{ x|tojson(separators=(',', ':')) }}",
+            r#"{"b":[1,2.5,1e-07,1e+16,true,null,"é<&>'\"\n\u0001😀"],"a":{},"l":[],"2":1}"#,
+        ),
+        (
+            "{{ x|tojson(indent=1, separators=(' ,', ' : ')) }}",
+            "{\n \"b\" : [\n  1 ,\n  2.5 ,\n  1e-07 ,\n  1e+16 ,\n  true ,\n  null ,\n  \"é<&>'\\\"\\n\\u0001😀\"\n ] ,\n \"a\" : {} ,\n \"l\" : [] ,\n \"2\" : 1\n}",
+        ),
+        (
+            "{{ x }}|{{ x|string }}",
+            r#"{'b': [1, 2.5, 1e-07, 1e+16, True, None, 'é<&>\'"\n\x01😀'], 'a': {}, 'l': [], '2': 1}|{'b': [1, 2.5, 1e-07, 1e+16, True, None, 'é<&>\'"\n\x01😀'], 'a': {}, 'l': [], '2': 1}"#,
+        ),
+        (
+            "{{ none }}|{{ true }}|{{ 1e16 }}|{{ nope }}|{{ [1,'a'] }}|{{ 1|string + 'x' }}",
+            "None|True|1e+16||[1, 'a']|1x",
+        ),
+        (
+            "{{ {1.5: 2, none: 3}|tojson }} {{ {1: 'a'} }}",
+            r#"{"1.5": 2, "null": 3} {1: 'a'}"#,
+        ),
+        (
+            "a\n{% if true %}\n  b\n  {% endif %}\n{# c #}\nd\n",
+            "a\n  b\nd",
+        ),
+        (
+            "{%- for m in messages -%}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}!",
+            "hi!",
+        ),
+        (
+            "{% for i in range(5) %}{% if i == 1 %}{% continue %}{% endif %}{% if i == 3 %}{% break %}{% endif %}{{ i }}{% endfor %}",
+            "02",
+        ),
+        (
+            "{{ tools is none }} {{ tools is defined }} {{ documents is defined }} {{ y is defined }}",
+            "True True True False",
+        ),
+        (
+            "{{ ['a','b']|join(', ') }} {{ 'a b'.split(' ')|tojson }} {{ messages|map(attribute='role')|list|tojson }}",
+            r#"a, b ["a", "b"] ["user"]"#,
+        ),
+        (
+            "{{ 'x' ~ 1.0 ~ true ~ none }} {{ 'ab'[::-1] }} {{ 7 // 2 }} {{ 2 ** 3 }}",
+            "x1.0TrueNone ba 3 8",
+        ),
+        (
+            "{{ messages[0].items()|list|length }} {{ messages[0].get('no', 'd') }} {{ messages[0]['no'] is defined }}",
+            "3 d False",
+        ),
+        (
+            "{% set ns = namespace(x=1) %}{% set ns.x = ns.x + 1 %}{{ ns.x }} {{ 'a'.startswith('a') }} {{ 'xxaxx'.strip('x') }} {{ 'a\nb'.splitlines() }}",
+            "2 True a ['a', 'b']",
+        ),
+        (
+            "{{ bos_token }}{{ eos_token }}{{ pad_token }}{{ sep_token is defined }}",
+            "<s></s></s>False",
+        ),
+    ];
+    for (source, expected) in cases {
+        assert_eq!(
+            render(
+                &template(&format!("{extra}{source}")),
+                messages.clone(),
+                |_| ()
+            )
+            .unwrap(),
+            expected,
+            "{source}"
+        );
+    }
+    let undefined = render(&template("{{ nope|tojson }}"), messages, |_| ());
+    assert!(
+        matches!(undefined, Err(TemplateError::Failed(message)) if message.contains("undefined"))
+    );
+}
+
+#[test]
+fn a_date_is_written_in_the_form_that_the_template_asks_for() {
+    let date = render(
+        &template("{{ strftime_now('%Y-%m-%d') }}"),
+        json!([]),
+        |_| (),
+    )
+    .unwrap();
+    let shape: Vec<usize> = date.split('-').map(str::len).collect();
+    assert_eq!(shape, [4, 2, 2], "{date}");
+    assert!(date.as_str() >= "2024-01-01", "{date}");
+}
+
+#[test]
+fn a_template_file_wins_over_the_tokenizer_config() {
+    let copy = with_template("from the config").write("chat_template.jinja", "from the file");
+    let template = ChatTemplate::load(&copy.files()).unwrap().unwrap();
+    assert_eq!(
+        render(&template, json!([]), |_| ()).unwrap(),
+        "from the file"
+    );
+}
+
+#[test]
+fn the_tool_template_is_taken_when_tools_are_given() {
+    let named = json!([
+        {"name": "default", "template": "plain"},
+        {"name": "tool_use", "template": "{{ tools|length }} tools"},
+        {"name": "rag", "template": "{{ documents }}"},
+    ]);
+    let in_config =
+        Copy::of("llama").set("tokenizer_config.json", json!({ "chat_template": named }));
+    let in_files = Copy::of("llama")
+        .write("chat_template.jinja", "plain")
+        .write(
+            "additional_chat_templates/tool_use.jinja",
+            "{{ tools|length }} tools",
+        );
+    for copy in [in_config, in_files] {
+        let template = ChatTemplate::load(&copy.files()).unwrap().unwrap();
+        assert_eq!(render(&template, json!([]), |_| ()).unwrap(), "plain");
+        assert_eq!(
+            render(&template, json!([]), |request| request.tools =
+                Some(json!([1, 2])))
+            .unwrap(),
+            "2 tools"
+        );
+    }
+}
+
+#[test]
+fn a_checkpoint_with_a_tool_template_only_says_so_to_plain_requests() {
+    let named = json!([{"name": "tool_use", "template": "tools"}]);
+    let copy = Copy::of("llama").set("tokenizer_config.json", json!({ "chat_template": named }));
+    let template = ChatTemplate::load(&copy.files()).unwrap().unwrap();
+    assert!(matches!(
+        render(&template, json!([]), |_| ()),
+        Err(TemplateError::ToolsOnly)
+    ));
+}
+
+#[test]
+fn a_checkpoint_may_have_no_template() {
+    let without_key = Copy::of("llama").drop_key("tokenizer_config.json", "chat_template");
+    let without_file = Copy::of("llama").remove("tokenizer_config.json");
+    for copy in [without_key, without_file] {
+        assert!(ChatTemplate::load(&copy.files()).unwrap().is_none());
+    }
+}
+
+#[test]
+fn special_tokens_may_be_objects_and_fall_back_to_their_own_file() {
+    let copy = with_template("{{ bos_token }}{{ eos_token }}{{ unk_token }}")
+        .set(
+            "tokenizer_config.json",
+            json!({"bos_token": {"content": "<B>"}, "eos_token": null}),
+        )
+        .drop_key("tokenizer_config.json", "unk_token");
+    let template = ChatTemplate::load(&copy.files()).unwrap().unwrap();
+    assert_eq!(
+        render(&template, json!([]), |_| ()).unwrap(),
+        "<B></s><unk>"
+    );
+}
+
+#[test]
+fn a_request_adds_variables_but_can_not_replace_the_messages() {
+    let template = template("{{ messages|length }} {{ extra }} {{ bos_token }}");
+    let kwargs = json!({"extra": "E", "messages": [1, 2, 3], "bos_token": "B"});
+    let kwargs = kwargs.as_object().unwrap().clone();
+    assert_eq!(
+        render(&template, json!([]), |request| request.kwargs = kwargs).unwrap(),
+        "0 E B"
+    );
+}
+
+#[test]
+fn reasoning_is_found_under_each_of_its_names() {
+    let template =
+        template("{% for m in messages %}[{{ m.reasoning_content }} {{ m.thinking }}]{% endfor %}");
+    let messages = json!([{"reasoning": "a"}, {"thinking": "b"}, {"reasoning_content": "c", "thinking": "d"}, {}]);
+    assert_eq!(
+        render(&template, messages, |_| ()).unwrap(),
+        "[a a][b b][c d][ ]"
+    );
+}
+
+const PLAIN: &str = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</s>{% endfor %}";
+const TRIMMED: &str = "{% for m in messages %}<{{ m.role }}>{{ m.content|trim }}</s>{% endfor %}";
+
+fn continued(source: &str, messages: Value) -> Result<String, TemplateError> {
+    render(&template(source), messages, |request| {
+        request.continue_final_message = true
+    })
+}
+
+#[test]
+fn a_continued_message_ends_as_transformers_ends_it() {
+    let messages =
+        json!([{"role": "user", "content": "q"}, {"role": "assistant", "content": " end  "}]);
+    assert_eq!(
+        continued(PLAIN, messages.clone()).unwrap(),
+        "<user>q</s><assistant> end  "
+    );
+    assert_eq!(
+        continued(TRIMMED, messages).unwrap(),
+        "<user>q</s><assistant>end"
+    );
+
+    let empty = json!([{"role": "assistant", "content": ""}]);
+    assert_eq!(continued(PLAIN, empty).unwrap(), "<assistant>");
+
+    // The words of the final message stand in what the template puts behind it, too.
+    let short = json!([{"role": "assistant", "content": "s"}]);
+    assert_eq!(continued(PLAIN, short).unwrap(), "<assistant>s");
+
+    let parts = json!([{"role": "assistant", "content":
+        [{"type": "text", "text": "A"}, {"type": "text", "text": "B"}, {"type": "image"}]}]);
+    let template = "{% for p in messages[0].content %}[{{ p.text }}]{% endfor %}";
+    assert_eq!(continued(template, parts).unwrap(), "[A][B");
+}
+
+#[test]
+fn there_must_be_a_message_to_continue() {
+    let nothing = |source, messages| {
+        matches!(
+            continued(source, messages),
+            Err(TemplateError::NothingToContinue(_))
+        )
+    };
+    assert!(nothing(PLAIN, json!([])));
+    assert!(nothing(
+        PLAIN,
+        json!([{"role": "assistant", "content": null}])
+    ));
+    assert!(nothing(
+        PLAIN,
+        json!([{"role": "assistant", "content": [{"type": "image"}]}])
+    ));
+    assert!(nothing(
+        "only this",
+        json!([{"role": "assistant", "content": "x"}])
+    ));
+    let both = render(
+        &template(PLAIN),
+        json!([{"role": "assistant", "content": "x"}]),
+        |request| {
+            request.continue_final_message = true;
+            request.add_generation_prompt = true;
+        },
+    );
+    assert!(matches!(both, Err(TemplateError::ConflictingEnds)));
+}
+
+#[test]
+fn a_template_that_refuses_or_fails_says_why_in_one_line() {
+    let refusing = template("{{ raise_exception('no\nmessages ' ~ messages|length) }}");
+    let error = render(&refusing, json!([]), |_| ()).unwrap_err();
+    assert!(
+        matches!(&error, TemplateError::Refused(words) if words == "no messages 0"),
+        "{error:?}"
+    );
+
+    // Also from within a macro.
+    let nested = template("{% macro f() %}{{ raise_exception('deep') }}{% endmacro %}{{ f() }}");
+    let error = render(&nested, json!([]), |_| ()).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "the chat template refuses these messages: deep"
+    );
+
+    let failing = template("{{ messages[0].content.nope.nope }}");
+    let error = render(&failing, json!([{"content": "x"}]), |_| ()).unwrap_err();
+    assert!(
+        matches!(&error, TemplateError::Failed(_)) && !error.to_string().contains('\n'),
+        "{error:?}"
+    );
+}
+
+#[test]
+fn a_template_that_would_not_end_is_stopped() {
+    let endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% set x = 1 %}{% endfor %}{% endfor %}";
+    let guarded = template(&format!("{{% if go is defined %}}{endless}{{% endif %}}"));
+    let go = |request: &mut Request| drop(request.kwargs.insert("go".to_string(), true.into()));
+    let error = render(&guarded, json!([]), go).unwrap_err();
+    assert!(
+        matches!(&error, TemplateError::Failed(message) if message.contains("fuel")),
+        "{error:?}"
+    );
+
+    let recursive = template(
+        "{% macro f() %}{{ f() }}{% endmacro %}{% if messages|length == 0 %}{{ f() }}{% endif %}",
+    );
+    assert!(matches!(
+        render(&recursive, json!([]), |_| ()),
+        Err(TemplateError::Failed(_))
+    ));
+}
+
+#[test]
+fn a_template_that_can_not_work_is_refused_at_load() {
+    let broken = [
+        ("{% if %}", "syntax error"),
+        ("{% nope %}", "nope"),
+        ("{{ 'x'|nope }}", "nope"),
+        ("{{ 1 is nope }}", "nope"),
+        ("{{ nope() }}", "nope"),
+        ("{{ 'x'.nope() }}", "nope"),
+        // Behind conditions that only some conversations meet.
+        ("{% if tools %}{{ tools|nope }}{% endif %}", "nope"),
+        (
+            "{% for m in messages if m.role == 'system' %}{{ m|nope }}{% endfor %}",
+            "nope",
+        ),
+        (
+            "{% for m in messages if m.tool_calls %}{{ m|nope }}{% endfor %}",
+            "nope",
+        ),
+        (
+            "{% if add_generation_prompt %}{{ nope() }}{% endif %}",
+            "nope",
+        ),
+    ];
+    for (source, word) in broken {
+        let copy = with_template(source);
+        message(
+            ChatTemplate::load(&copy.files()),
+            &["tokenizer_config.json", "chat template", word],
+        );
+    }
+    let copy = Copy::of("llama").write("chat_template.jinja", "{% if %}");
+    message(
+        ChatTemplate::load(&copy.files()),
+        &["chat_template.jinja", "syntax error"],
+    );
+    let copy = Copy::of("llama").write("chat_template.jinja", b"\xFF");
+    message(
+        ChatTemplate::load(&copy.files()),
+        &["chat_template.jinja", "utf-8"],
+    );
+    let copy = Copy::of("llama").set(
+        "tokenizer_config.json",
+        json!({"chat_template": [{"name": "default"}]}),
+    );
+    message(
+        ChatTemplate::load(&copy.files()),
+        &["tokenizer_config.json", "`chat_template`", "`template`"],
+    );
+
+    // What a template says about a conversation is its own affair.
+    for fine in [
+        "{{ raise_exception('never') }}",
+        "{{ messages[7].content.strip() }}",
+    ] {
+        template(fine);
+    }
+}

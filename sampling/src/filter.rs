@@ -1,0 +1,124 @@
+//! Steps that drop whole tails: min_p, top_k, top_p, typical_p.
+//!
+//! They work on a list of candidates, never on a sorted vocabulary: min_p is a threshold while the list is made, top_k one
+//! selection (linear), top_p and typical_p a selection that halves what it looks at each time (linear in all).
+
+use std::cmp::Ordering;
+
+/// A token that may still be drawn.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Candidate {
+    pub(crate) token: u32,
+    /// Logit divided by temperature: finite.
+    pub(crate) logit: f32,
+}
+
+/// Likeliest first, ties by token id, so that a cut through equal logits is always the same cut.
+fn by_logit(a: &Candidate, b: &Candidate) -> Ordering {
+    b.logit.total_cmp(&a.logit).then(a.token.cmp(&b.token))
+}
+
+/// Keeps the `k` likeliest and all that equal the last of them; 0 keeps all.
+pub(crate) fn top_k(kept: &mut Vec<Candidate>, k: usize) {
+    if k == 0 || k >= kept.len() {
+        return;
+    }
+    let (_, last, rest) = kept.select_nth_unstable_by(k - 1, by_logit);
+    let floor = last.logit;
+    let ties = move_to_front(rest, |candidate| candidate.logit >= floor);
+    kept.truncate(k + ties);
+}
+
+/// Keeps the fewest of the likeliest tokens whose probabilities sum to `p` (at least one).
+pub(crate) fn top_p(kept: &mut Vec<Candidate>, p: f32) {
+    if p >= 1.0 || kept.len() < 2 {
+        return;
+    }
+    let largest = largest(kept);
+    let cut = prefix_of_mass(kept, f64::from(p), largest, by_logit);
+    kept.truncate(cut);
+}
+
+/// Keeps the fewest tokens nearest to the expected surprise whose probabilities sum to `p`, and all that are as near as the
+/// last of them (transformers' `TypicalLogitsWarper`).
+pub(crate) fn typical_p(kept: &mut Vec<Candidate>, p: f32) {
+    if p >= 1.0 || kept.len() < 2 {
+        return;
+    }
+    let largest = largest(kept);
+    let (mut mass, mut weighted) = (0.0, 0.0);
+    for candidate in kept.iter() {
+        let weight = weight(candidate, largest);
+        mass += weight;
+        weighted += weight * f64::from(candidate.logit - largest);
+    }
+    // With z = logit − largest: surprise −ln p = ln mass − z, and its mean, the entropy, is ln mass − Σ p z.
+    // Their distance is |z − Σ p z|: the normaliser cancels.
+    let mean = (weighted / mass) as f32;
+    let distance = |candidate: &Candidate| (candidate.logit - largest - mean).abs();
+    let nearest =
+        |a: &Candidate, b: &Candidate| distance(a).total_cmp(&distance(b)).then(by_logit(a, b));
+    let cut = prefix_of_mass(kept, f64::from(p), largest, nearest);
+    let reach = kept[..cut].iter().map(distance).fold(0.0, f32::max);
+    let ties = move_to_front(&mut kept[cut..], |candidate| distance(candidate) <= reach);
+    kept.truncate(cut + ties);
+}
+
+/// The largest logit; −∞ of an empty list.
+pub(crate) fn largest(kept: &[Candidate]) -> f32 {
+    kept.iter().fold(f32::NEG_INFINITY, |largest, candidate| {
+        largest.max(candidate.logit)
+    })
+}
+
+/// Probability of a candidate, not normalised: e^(logit − largest).
+#[inline]
+pub(crate) fn weight(candidate: &Candidate, largest: f32) -> f64 {
+    f64::from((candidate.logit - largest).exp())
+}
+
+/// Partitions so that the first `n` are the fewest candidates in `order` with at least `share` of the whole mass; gives `n`.
+///
+/// ```text
+///   sure (mass taken)  │ open ............ │ dropped      halve `open` at its median: if its better half already has the
+///   0 ............. start ............. end ...           mass that is missing, the rest is dropped; else that half is sure
+/// ```
+fn prefix_of_mass(
+    kept: &mut [Candidate],
+    share: f64,
+    largest: f32,
+    order: impl Fn(&Candidate, &Candidate) -> Ordering + Copy,
+) -> usize {
+    let mass = |part: &[Candidate]| {
+        part.iter()
+            .map(|candidate| weight(candidate, largest))
+            .sum::<f64>()
+    };
+    let mut missing = share * mass(kept);
+    let (mut start, mut end) = (0, kept.len());
+    while end - start > 1 {
+        let open = &mut kept[start..end];
+        let half = open.len() / 2;
+        open.select_nth_unstable_by(half, order);
+        let taken = mass(&open[..half]);
+        if taken >= missing {
+            end = start + half;
+        } else {
+            missing -= taken;
+            start += half;
+        }
+    }
+    end
+}
+
+/// Swaps the elements that satisfy `wanted` to the front; gives their number.
+fn move_to_front(part: &mut [Candidate], wanted: impl Fn(&Candidate) -> bool) -> usize {
+    let mut count = 0;
+    for i in 0..part.len() {
+        if wanted(&part[i]) {
+            part.swap(i, count);
+            count += 1;
+        }
+    }
+    count
+}

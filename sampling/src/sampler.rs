@@ -1,0 +1,184 @@
+//! The sampler: runs the steps in order and owns the buffers they need.
+
+use crate::adjust::Adjuster;
+use crate::argmax::{argmax, max};
+use crate::draw::{Coordinates, draw};
+use crate::filter::{self, Candidate};
+use crate::logprobs::{TokenLogprobs, token_logprobs};
+use crate::params::SamplingParams;
+
+/// Temperatures below this mean "greedy", as in vLLM.
+const GREEDY_BELOW: f32 = 1e-5;
+
+/// Where in which request a row of logits stands.
+#[derive(Clone, Copy, Debug)]
+pub struct Context<'a> {
+    /// The prompt's token ids.
+    pub prompt: &'a [u32],
+    /// Tokens made so far by this sequence; their number is the index of the one to be drawn.
+    pub output: &'a [u32],
+    /// End-of-sequence and stop token ids, held back until [`SamplingParams::min_tokens`].
+    pub stop_ids: &'a [u32],
+    /// Key of the noise: the request's own seed, or one made up for it.
+    pub seed: u64,
+    /// Index of the sequence within its request. Several may draw from one row of logits.
+    pub sequence: u32,
+}
+
+/// A token, and how likely it was.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sampled {
+    /// The token drawn.
+    pub token: u32,
+    /// Its log-probability, when [`SamplingParams::logprobs`] asks for it.
+    pub logprob: Option<TokenLogprobs>,
+}
+
+/// Draws tokens. It holds buffers and nothing else, so any sampler gives the same token for the same arguments, and one per
+/// thread is enough.
+///
+/// Costs for a vocabulary of V: plain greedy is one pass over the logits and touches no buffer; everything else is linear in
+/// V. Once the buffers have grown to V nothing is allocated, save the lists that [`TokenLogprobs::top`] returns.
+#[derive(Default)]
+pub struct Sampler {
+    adjuster: Adjuster,
+    kept: Vec<Candidate>,
+}
+
+/// A row after every step but the draw.
+enum Shaped {
+    /// One token is certain.
+    Certain(u32),
+    /// `Sampler::kept` holds at least one candidate.
+    Open,
+}
+
+impl Sampler {
+    /// A sampler with empty buffers.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The next token after `logits` (one per token of the vocabulary).
+    ///
+    /// Equal logits: the lowest id. NaN and −∞ are impossible tokens; +∞ counts as the largest finite number. If the
+    /// parameters leave nothing possible, they are set aside and the likeliest token of the raw row is taken; if that has
+    /// none either, token 0.
+    pub fn sample(
+        &mut self,
+        logits: &[f32],
+        params: &SamplingParams,
+        context: &Context<'_>,
+    ) -> Sampled {
+        let shaped = self.shape(logits, params, context);
+        self.finish(&shaped, logits, params, context)
+    }
+
+    /// One token for each of `sequences` from the same row, as [`Sampler::sample`] would give for each; the shaping of the
+    /// row is done once. For the first token of the `n` sequences of a prompt: [`Context::sequence`] is not looked at.
+    pub fn sample_each(
+        &mut self,
+        logits: &[f32],
+        params: &SamplingParams,
+        context: &Context<'_>,
+        sequences: impl IntoIterator<Item = u32>,
+    ) -> impl Iterator<Item = Sampled> {
+        let shaped = self.shape(logits, params, context);
+        sequences.into_iter().map(move |sequence| {
+            self.finish(
+                &shaped,
+                logits,
+                params,
+                &Context {
+                    sequence,
+                    ..*context
+                },
+            )
+        })
+    }
+
+    /// The probability of every token, as [`Sampler::sample`] draws: length of `logits`, 0 for what is not kept, and a single
+    /// 1 where the choice is certain.
+    pub fn probabilities(
+        &mut self,
+        logits: &[f32],
+        params: &SamplingParams,
+        context: &Context<'_>,
+    ) -> Vec<f32> {
+        let mut probabilities = vec![0.0; logits.len()];
+        match self.shape(logits, params, context) {
+            Shaped::Certain(token) => {
+                if let Some(certain) = probabilities.get_mut(token as usize) {
+                    *certain = 1.0;
+                }
+            }
+            Shaped::Open => {
+                let largest = filter::largest(&self.kept);
+                let mass: f64 = self
+                    .kept
+                    .iter()
+                    .map(|candidate| filter::weight(candidate, largest))
+                    .sum();
+                for candidate in &self.kept {
+                    probabilities[candidate.token as usize] =
+                        (filter::weight(candidate, largest) / mass) as f32;
+                }
+            }
+        }
+        probabilities
+    }
+
+    fn shape(&mut self, logits: &[f32], params: &SamplingParams, context: &Context<'_>) -> Shaped {
+        let row = self.adjuster.adjust(logits, params, context);
+        if params.temperature < GREEDY_BELOW {
+            return Shaped::Certain(argmax(row).unwrap_or_else(|| fallback(logits)));
+        }
+        let scaled = |logit: f32| (logit / params.temperature).min(f32::MAX);
+        // min_p: p ≥ min_p · p_max is a threshold on the logits; ln 0 = −∞ lets all pass that are finite.
+        let floor = (scaled(max(row)) + params.min_p.ln()).max(f32::MIN);
+        self.kept.clear();
+        self.kept
+            .extend(row.iter().enumerate().filter_map(|(token, &raw)| {
+                let logit = scaled(raw);
+                (logit >= floor && !raw.is_nan()).then_some(Candidate {
+                    token: token as u32,
+                    logit,
+                })
+            }));
+        filter::top_k(&mut self.kept, params.top_k as usize);
+        filter::top_p(&mut self.kept, params.top_p);
+        filter::typical_p(&mut self.kept, params.typical_p.unwrap_or(1.0));
+        if self.kept.is_empty() {
+            Shaped::Certain(fallback(logits))
+        } else {
+            Shaped::Open
+        }
+    }
+
+    fn finish(
+        &self,
+        shaped: &Shaped,
+        logits: &[f32],
+        params: &SamplingParams,
+        context: &Context<'_>,
+    ) -> Sampled {
+        let coordinates = Coordinates {
+            seed: context.seed,
+            output_index: context.output.len() as u32,
+            sequence: context.sequence,
+        };
+        let token = match *shaped {
+            Shaped::Certain(token) => token,
+            Shaped::Open => draw(&self.kept, coordinates).unwrap_or_else(|| fallback(logits)),
+        };
+        Sampled {
+            token,
+            logprob: params.logprobs.map(|k| token_logprobs(logits, token, k)),
+        }
+    }
+}
+
+/// The choice where the parameters leave none.
+fn fallback(logits: &[f32]) -> u32 {
+    argmax(logits).unwrap_or(0)
+}

@@ -1,0 +1,78 @@
+//! A sampler that has seen its vocabulary once does not allocate any more.
+#![allow(clippy::unwrap_used)]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+
+use sampling::{Context, Sampler, SamplingParams};
+
+/// The system's allocator, counting calls per thread.
+struct Counting;
+
+thread_local! {
+    static CALLS: Cell<usize> = const { Cell::new(0) };
+}
+
+// SAFETY: every call goes to `System` unchanged; counting is a plain thread-local without a destructor, so it neither
+// allocates nor unwinds.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        CALLS.set(CALLS.get() + 1);
+        // SAFETY: the caller's promise about `layout` is passed on.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: `pointer` came from `System` through `alloc` with this `layout`.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+#[test]
+fn a_step_in_steady_state_does_not_allocate() {
+    let everything = SamplingParams {
+        temperature: 0.8,
+        top_k: 200,
+        top_p: 0.9,
+        min_p: 0.001,
+        typical_p: Some(0.9),
+        repetition_penalty: 1.1,
+        presence_penalty: 0.1,
+        frequency_penalty: 0.1,
+        min_tokens: 20,
+        logit_bias: vec![(3, 1.0)],
+        bad_words: vec![vec![4], vec![1, 2]],
+        ..SamplingParams::default()
+    };
+    let greedy = SamplingParams {
+        temperature: 0.0,
+        logprobs: Some(0),
+        ..SamplingParams::default()
+    };
+    let plain = SamplingParams::default();
+    let logits: Vec<f32> = (0..5000)
+        .map(|i| ((i * 7919) % 1009) as f32 * 0.02)
+        .collect();
+    let output: Vec<u32> = (0..40).collect();
+    let mut sampler = Sampler::new();
+    let mut step = |at: usize| {
+        let context = Context {
+            prompt: &[1, 2],
+            output: &output[..at],
+            stop_ids: &[7],
+            seed: 1,
+            sequence: 0,
+        };
+        for params in [&everything, &greedy, &plain] {
+            sampler.sample(&logits, params, &context);
+        }
+    };
+    step(0);
+    let before = CALLS.get();
+    assert!(before > 0, "the counter counts");
+    (1..40).for_each(&mut step);
+    assert_eq!(CALLS.get() - before, 0);
+}

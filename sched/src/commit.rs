@@ -1,0 +1,157 @@
+//! The other half of a step: what was computed becomes known, and findable in the prefix cache.
+//!
+//! Outcomes are checked as a whole before the first is applied. Those for requests that have ended since the plan are ignored.
+
+use std::collections::HashMap;
+use std::ops::Range;
+
+use crate::{Outcome, RequestId, Scheduler, SeqId, StepId};
+
+/// The step that has been planned and not committed.
+pub(crate) struct Flight {
+    pub step: StepId,
+    pub spans: Vec<InFlight>,
+}
+
+/// A span of it.
+pub(crate) struct InFlight {
+    pub seq: SeqId,
+    /// Tells the request from a later one of the same id.
+    pub arrival: u64,
+    /// Tokens of the sequence that are computed when the step is.
+    pub end: usize,
+    pub sample: Range<u32>,
+}
+
+/// Outcomes that do not belong to the plan. Nothing was committed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CommitError {
+    /// Another step, or none, is in flight.
+    #[error("{step} is not in flight ({}): commit each plan that has spans once, before the next",
+            match .in_flight { Some(s) => format!("{s} is"), None => "none is".into() })]
+    NotInFlight {
+        /// The step that was to be committed.
+        step: StepId,
+        /// The step in flight.
+        in_flight: Option<StepId>,
+    },
+    /// The plan has no span for this sequence.
+    #[error("{seq}: an outcome, but no span in this step")]
+    Unplanned {
+        /// The sequence.
+        seq: SeqId,
+    },
+    /// Two outcomes for one sequence.
+    #[error("{seq}: more than one outcome")]
+    Duplicate {
+        /// The sequence.
+        seq: SeqId,
+    },
+    /// A sequence that wanted a token and goes on got none.
+    #[error("{seq}: no token, expected one, or that the sequence has finished")]
+    MissingToken {
+        /// The sequence.
+        seq: SeqId,
+    },
+    /// More tokens than the plan asked for.
+    #[error("{seq}: {found} tokens, expected at most {expected}")]
+    TooManyTokens {
+        /// The sequence.
+        seq: SeqId,
+        /// Tokens in the outcome.
+        found: usize,
+        /// One where the plan samples, none in the midst of a prefill.
+        expected: usize,
+    },
+}
+
+impl Scheduler {
+    /// Reports the step in flight as computed. `outcomes` holds one entry for every sequence that the plan samples and that is
+    /// still live, in any order; spans that sample nothing need none. A sequence that has `max_tokens` outputs has finished, whether
+    /// its outcome says so or not. An error commits nothing.
+    pub fn commit(&mut self, step: StepId, outcomes: &[Outcome]) -> Result<(), CommitError> {
+        let flight = match self.flight.take() {
+            Some(flight) if flight.step == step => flight,
+            None if step == self.last_step && outcomes.is_empty() => return Ok(()), // the commit of an empty plan
+            other => {
+                let in_flight = other.as_ref().map(|f| f.step);
+                self.flight = other;
+                return Err(CommitError::NotInFlight { step, in_flight });
+            }
+        };
+        let accepted = match self.accept(&flight, outcomes) {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                self.flight = Some(flight);
+                return Err(error);
+            }
+        };
+        for span in &flight.spans {
+            if let Some(group) = self.groups.get_mut(&span.seq.request)
+                && group.arrival == span.arrival
+                && let Some(table) = &mut group.seqs[span.seq.index as usize].table
+            {
+                self.pool.commit(table, span.end);
+            }
+        }
+        let mut unsettled: Vec<RequestId> = Vec::new();
+        for outcome in accepted {
+            let Some(group) = self.groups.get_mut(&outcome.seq.request) else { continue };
+            let sequence = &mut group.seqs[outcome.seq.index as usize];
+            sequence.output.extend_from_slice(&outcome.tokens);
+            sequence.live = !outcome.finished && sequence.output.len() < group.request.max_tokens;
+            if !sequence.live {
+                unsettled.push(outcome.seq.request);
+            }
+        }
+        // A fork waits for the outcomes, so that a sequence that ends with its first token never gets a table.
+        unsettled.extend(flight.spans.iter().map(|s| s.seq.request).filter(|id| self.groups.get(id).is_some_and(|g| !g.forked)));
+        unsettled.dedup();
+        for id in unsettled {
+            self.settle(id);
+        }
+        Ok(())
+    }
+
+    /// Matches outcomes with the plan, and returns those whose sequence is still the planned one and live.
+    fn accept<'a>(&self, flight: &Flight, outcomes: &'a [Outcome]) -> Result<Vec<&'a Outcome>, CommitError> {
+        struct Wanted<'a> {
+            tokens: usize,
+            live: bool,
+            outcome: Option<&'a Outcome>,
+        }
+        let mut wanted: HashMap<SeqId, Wanted<'a>> = HashMap::with_capacity(flight.spans.len());
+        for span in &flight.spans {
+            let group = self.groups.get(&span.seq.request).filter(|g| g.arrival == span.arrival);
+            let live = |index: u32| group.is_some_and(|g| g.seqs[index as usize].live);
+            wanted.insert(span.seq, Wanted { tokens: 0, live: live(span.seq.index), outcome: None });
+            for index in span.sample.clone() {
+                wanted.insert(SeqId { index, ..span.seq }, Wanted { tokens: 1, live: live(index), outcome: None });
+            }
+        }
+        let mut accepted = Vec::with_capacity(outcomes.len());
+        for outcome in outcomes {
+            let seq = outcome.seq;
+            let entry = wanted.get_mut(&seq).ok_or(CommitError::Unplanned { seq })?;
+            if entry.outcome.replace(outcome).is_some() {
+                return Err(CommitError::Duplicate { seq });
+            }
+            if outcome.tokens.len() > entry.tokens {
+                return Err(CommitError::TooManyTokens { seq, found: outcome.tokens.len(), expected: entry.tokens });
+            }
+            if entry.live {
+                accepted.push(outcome);
+            }
+        }
+        for span in &flight.spans {
+            for index in span.sample.clone() {
+                let seq = SeqId { index, ..span.seq };
+                let served = |w: &Wanted<'_>| !w.live || w.outcome.is_some_and(|o| o.finished || !o.tokens.is_empty());
+                if !wanted.get(&seq).is_some_and(served) {
+                    return Err(CommitError::MissingToken { seq });
+                }
+            }
+        }
+        Ok(accepted)
+    }
+}

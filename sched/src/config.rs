@@ -1,0 +1,97 @@
+//! What the scheduler is told once, and what it refuses to start with.
+
+use serde::{Deserialize, Serialize};
+
+/// In which order requests are admitted and, from the other end, preempted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Policy {
+    /// First come, first served; a request's priority is ignored.
+    #[default]
+    Fcfs,
+    /// Lower [`Request::priority`](crate::Request::priority) first, then first come.
+    Priority,
+}
+
+/// Sizes and choices that hold for the scheduler's life.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SchedConfig {
+    /// Tokens per block.
+    pub block_size: usize,
+    /// Blocks in the pool.
+    pub num_blocks: usize,
+    /// Greatest number of live sequences that run at once.
+    pub max_num_seqs: usize,
+    /// Greatest number of tokens in one step.
+    pub max_num_batched_tokens: usize,
+    /// Greatest number of prompt and output tokens of a sequence.
+    pub max_model_len: usize,
+    /// Share the blocks of equal prefixes.
+    pub enable_prefix_caching: bool,
+    /// Let a prompt be computed over several steps. Without it, a prompt waits for a step that has room for the whole of it.
+    pub enable_chunked_prefill: bool,
+    /// Order of admission and preemption.
+    pub policy: Policy,
+    /// Key of the prefix hash; `None` takes the process's randomness.
+    pub hash_seed: Option<u64>,
+}
+
+/// A configuration under which some request could wait for ever.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ConfigError {
+    /// A size that must be at least one is zero.
+    #[error("{flag}: found 0, expected at least 1")]
+    Zero {
+        /// The flag as typed on the command line.
+        flag: &'static str,
+    },
+    /// Running sequences could take the whole step, so that no prompt is ever computed.
+    #[error(
+        "--max-num-batched-tokens {max_num_batched_tokens} must be greater than --max-num-seqs {max_num_seqs}, \
+         or running sequences leave no token for prompts: raise the former or lower the latter"
+    )]
+    NoShareForPrefill {
+        /// `--max-num-batched-tokens` as found.
+        max_num_batched_tokens: usize,
+        /// `--max-num-seqs` as found.
+        max_num_seqs: usize,
+    },
+    /// Chunked prefill is off and the longest prompt does not fit a step.
+    #[error(
+        "--max-num-batched-tokens {max_num_batched_tokens} is less than --max-model-len {max_model_len}: without \
+         --enable-chunked-prefill a prompt must fit one step; raise the former, lower the latter or turn chunked prefill on"
+    )]
+    PromptExceedsStep {
+        /// `--max-num-batched-tokens` as found.
+        max_num_batched_tokens: usize,
+        /// `--max-model-len` as found.
+        max_model_len: usize,
+    },
+    /// The block pool can not be built.
+    #[error(transparent)]
+    Pool(#[from] kvblock::PoolError),
+}
+
+impl SchedConfig {
+    /// Whether every request that this configuration accepts can make progress.
+    pub(crate) fn validate(&self) -> Result<(), ConfigError> {
+        let &SchedConfig { max_num_seqs, max_num_batched_tokens, max_model_len, .. } = self;
+        for (flag, value) in [("--max-num-seqs", max_num_seqs), ("--max-model-len", max_model_len)] {
+            if value == 0 {
+                return Err(ConfigError::Zero { flag });
+            }
+        }
+        if max_num_batched_tokens <= max_num_seqs {
+            return Err(ConfigError::NoShareForPrefill { max_num_batched_tokens, max_num_seqs });
+        }
+        if !self.enable_chunked_prefill && max_num_batched_tokens < max_model_len {
+            return Err(ConfigError::PromptExceedsStep { max_num_batched_tokens, max_model_len });
+        }
+        Ok(())
+    }
+
+    /// Blocks that an admission leaves alone while others run, so that they do not preempt it in the very next step.
+    pub(crate) fn watermark(&self) -> usize {
+        self.num_blocks / 100
+    }
+}

@@ -1,0 +1,161 @@
+//! The scheduler's state and what changes it from outside: requests come, are aborted, and end.
+//!
+//! A request is in `groups` while it lives, and in exactly one of `waiting` and `running`. Waiting requests own no blocks; running ones
+//! own those of their tables. A request may end while a step is in flight that still writes to its blocks: they are free at once, but blocks
+//! are given out by `plan` alone, which gives nothing before that step is committed.
+
+use std::collections::{BTreeMap, HashMap};
+
+use kvblock::{AuditError, BlockPool, PoolConfig};
+
+use crate::commit::Flight;
+use crate::group::{Group, QueueKey, Sequence};
+use crate::step::Blocked;
+use crate::{ConfigError, Refusal, Request, RequestId, SchedConfig, SchedStats, SeqId, StepId};
+
+/// Continuous batching over a paged cache. See the crate's documentation.
+pub struct Scheduler {
+    pub(crate) config: SchedConfig,
+    pub(crate) pool: BlockPool,
+    pub(crate) groups: HashMap<RequestId, Group>,
+    pub(crate) waiting: BTreeMap<QueueKey, RequestId>,
+    /// In order of admission.
+    pub(crate) running: Vec<RequestId>,
+    pub(crate) flight: Option<Flight>,
+    /// Tables that the executor has to forget.
+    pub(crate) released: Vec<SeqId>,
+    pub(crate) blocked: Option<Blocked>,
+    /// Counts what may make room for, or save work to, a request that could not be admitted.
+    pub(crate) changes: u64,
+    pub(crate) last_step: StepId,
+    pub(crate) counters: SchedStats,
+    arrivals: u64,
+}
+
+impl Scheduler {
+    /// An idle scheduler over a free pool.
+    pub fn new(config: SchedConfig) -> Result<Scheduler, ConfigError> {
+        config.validate()?;
+        let pool = BlockPool::new(PoolConfig {
+            prefix_caching: config.enable_prefix_caching,
+            hash_seed: config.hash_seed,
+            ..PoolConfig::new(config.num_blocks, config.block_size)
+        })?;
+        Ok(Scheduler {
+            config,
+            pool,
+            groups: HashMap::new(),
+            waiting: BTreeMap::new(),
+            running: Vec::new(),
+            flight: None,
+            released: Vec::new(),
+            blocked: None,
+            changes: 0,
+            last_step: StepId(0),
+            counters: SchedStats::default(),
+            arrivals: 0,
+        })
+    }
+
+    /// Takes a request into the waiting queue, or says why it can never run. What is refused leaves no trace.
+    pub fn submit(&mut self, request: Request) -> Result<(), Refusal> {
+        request.check(&self.config)?;
+        let id = request.id;
+        if self.groups.contains_key(&id) {
+            return Err(Refusal::DuplicateId(id));
+        }
+        let group = Group::new(request, self.arrivals);
+        self.arrivals += 1;
+        self.waiting.insert(group.queue_key(self.config.policy), id);
+        self.groups.insert(id, group);
+        Ok(())
+    }
+
+    /// Ends a request now, wherever it is; `false` if it is not live. While a step is in flight its outcome for the request is
+    /// ignored, and the blocks are given to nobody else before that step is committed. The id may be used again at once.
+    pub fn abort(&mut self, id: RequestId) -> bool {
+        self.release_tables(id, |_| true);
+        let Some(group) = self.groups.remove(&id) else { return false };
+        self.changes += 1;
+        self.waiting.remove(&group.queue_key(self.config.policy));
+        self.running.retain(|r| *r != id);
+        true
+    }
+
+    /// Ends one sequence of a request, as when a front end has found a stop string; `false` if it is not live. The request ends with
+    /// its last sequence.
+    pub fn finish_sequence(&mut self, seq: SeqId) -> bool {
+        let Some(group) = self.groups.get_mut(&seq.request) else { return false };
+        let Some(sequence) = group.seqs.get_mut(seq.index as usize).filter(|s| s.live) else { return false };
+        sequence.live = false;
+        self.settle(seq.request);
+        true
+    }
+
+    /// Whether anything waits or runs.
+    pub fn has_work(&self) -> bool {
+        !self.groups.is_empty()
+    }
+
+    /// Forgets every cached prefix; `false`, and nothing happens, while a block is in use.
+    pub fn reset_prefix_cache(&mut self) -> bool {
+        self.pool.reset_prefix_cache()
+    }
+
+    /// The numbers now.
+    pub fn stats(&self) -> SchedStats {
+        let gauges = self.pool.gauges();
+        SchedStats {
+            num_running: self.running.len(),
+            num_waiting: self.waiting.len(),
+            blocks_in_use: gauges.in_use,
+            blocks_cached: gauges.cached,
+            blocks_free: gauges.free,
+            blocks_total: self.pool.num_blocks(),
+            ..self.counters
+        }
+    }
+
+    /// Rebuilds the pool's books from all live tables and compares. Costs a pass over all tokens: for tests and for a server that
+    /// suspects itself.
+    pub fn audit(&self) -> Result<(), AuditError> {
+        self.pool.audit(self.groups.values().flat_map(|g| &g.seqs).filter_map(|s| s.table.as_ref()))
+    }
+
+    /// Brings a request to where its computed tokens and live sequences say it is: forks at the end of the prompt, gives back the
+    /// tables of sequences that have ended, ends with the last of them.
+    pub(crate) fn settle(&mut self, id: RequestId) {
+        let Some(group) = self.groups.get_mut(&id) else { return };
+        if group.num_live() == 0 {
+            self.abort(id);
+            return;
+        }
+        let Group { seqs, forked, request, .. } = group;
+        if let [first, others @ ..] = &mut seqs[..]
+            && let Some(prompt) = first.table.as_ref().filter(|t| !*forked && t.committed() >= request.prompt.len())
+        {
+            for other in others.iter_mut().filter(|s| s.live) {
+                other.table = self.pool.fork(prompt).ok();
+            }
+            *forked = true;
+            self.changes += 1;
+        }
+        if *forked {
+            self.release_tables(id, |sequence| !sequence.live);
+        }
+    }
+
+    /// Takes back the tables of a request's sequences of which `which` holds.
+    pub(crate) fn release_tables(&mut self, id: RequestId, which: impl Fn(&Sequence) -> bool) {
+        let Some(group) = self.groups.get_mut(&id) else { return };
+        for (index, sequence) in group.seqs.iter_mut().enumerate().filter(|(_, s)| which(s)) {
+            if std::mem::take(&mut sequence.sent) > 0 {
+                self.released.push(SeqId { request: id, index: index as u32 });
+            }
+            if let Some(table) = sequence.table.take() {
+                self.changes += 1;
+                self.pool.release(table);
+            }
+        }
+    }
+}

@@ -1,0 +1,258 @@
+//! The command line, declared. Names and meanings are vLLM's where the thing is the same.
+//!
+//! Every flag here is also a key of `quire.toml`; the flags of the engine and of the server have an environment variable
+//! each. What is not given stays `None`, so that there is one place for defaults: [`EngineConfig::default`].
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+use engine::{EngineConfig, ModelSource, Policy};
+
+use super::values;
+
+/// Quire: an LLM inference engine.
+#[derive(Debug, Parser)]
+#[command(name = "quire", version, arg_required_else_help = true, disable_help_subcommand = true)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The subcommands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Serve the OpenAI API over HTTP
+    Serve(ServeArgs),
+    /// Talk to a model in the terminal
+    Chat(ChatArgs),
+    /// Complete one prompt, or a file of prompts
+    Generate(GenerateArgs),
+    /// Say what a model needs and how much fits, without loading its weights
+    Plan(EngineArgs),
+    /// List the kernels, what each can do here, and which ones are chosen
+    Kernels(EngineArgs),
+}
+
+impl Command {
+    /// The part that all subcommands have.
+    pub fn engine(&self) -> &EngineArgs {
+        match self {
+            Command::Serve(args) => &args.engine,
+            Command::Chat(args) => &args.engine,
+            Command::Generate(args) => &args.engine,
+            Command::Plan(args) | Command::Kernels(args) => args,
+        }
+    }
+}
+
+/// What an engine needs to start.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Engine")]
+pub struct EngineArgs {
+    /// Folder in Hugging Face layout [default: the built-in demo model]
+    #[arg(value_name = "MODEL")]
+    pub model_path: Option<PathBuf>,
+    /// The same as a flag; MODEL goes before it
+    #[arg(long, value_name = "MODEL", env = "QUIRE_MODEL")]
+    pub model: Option<PathBuf>,
+    /// Settings file: keys are flags without the dashes, and a [kernels] table
+    #[arg(long, value_name = "FILE", env = "QUIRE_CONFIG")]
+    pub config: Option<PathBuf>,
+    /// Where to run: auto or cpu [default: auto]
+    #[arg(long, env = "QUIRE_DEVICE")]
+    pub device: Option<String>,
+    /// Worker threads [default: every core]
+    #[arg(long, env = "QUIRE_THREADS")]
+    pub threads: Option<usize>,
+    /// Longest prompt plus output in tokens [default: the model's, or what the cache holds]
+    #[arg(long, value_name = "TOKENS", env = "QUIRE_MAX_MODEL_LEN")]
+    pub max_model_len: Option<usize>,
+    /// Tokens per block of the cache: 8, 16, 32, 64 or 128 [default: 16]
+    #[arg(long, value_name = "TOKENS", env = "QUIRE_BLOCK_SIZE")]
+    pub block_size: Option<usize>,
+    /// Bytes for keys and values, as 512M or 2G [default: a share of free memory]
+    #[arg(long, value_name = "BYTES", value_parser = values::bytes, env = "QUIRE_KV_CACHE_MEMORY_BYTES")]
+    pub kv_cache_memory_bytes: Option<u64>,
+    /// Share of the device's memory that may be used, 0 to 1
+    #[arg(long, value_name = "SHARE", env = "QUIRE_GPU_MEMORY_UTILIZATION")]
+    pub gpu_memory_utilization: Option<f64>,
+    /// Sequences in one step
+    #[arg(long, value_name = "N", env = "QUIRE_MAX_NUM_SEQS")]
+    pub max_num_seqs: Option<usize>,
+    /// Tokens in one step; more than --max-num-seqs
+    #[arg(long, value_name = "TOKENS", env = "QUIRE_MAX_NUM_BATCHED_TOKENS")]
+    pub max_num_batched_tokens: Option<usize>,
+    /// Share the blocks of equal prefixes [default: true]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true",
+          overrides_with = "no_enable_prefix_caching", env = "QUIRE_ENABLE_PREFIX_CACHING")]
+    pub enable_prefix_caching: Option<bool>,
+    /// Compute every prompt anew
+    #[arg(long, overrides_with = "enable_prefix_caching")]
+    pub no_enable_prefix_caching: bool,
+    /// Let a prompt be computed over several steps [default: true]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true",
+          overrides_with = "no_enable_chunked_prefill", env = "QUIRE_ENABLE_CHUNKED_PREFILL")]
+    pub enable_chunked_prefill: Option<bool>,
+    /// Compute each prompt in one step
+    #[arg(long, overrides_with = "enable_chunked_prefill")]
+    pub no_enable_chunked_prefill: bool,
+    /// fcfs, or priority as requests state it [default: fcfs]
+    #[arg(long, value_name = "POLICY", value_parser = values::policy, env = "QUIRE_SCHEDULING_POLICY")]
+    pub scheduling_policy: Option<Policy>,
+    /// Base of the seeds of requests that bring none [default: random]
+    #[arg(long, env = "QUIRE_SEED")]
+    pub seed: Option<u64>,
+    /// Flags that so far have one value.
+    #[command(flatten)]
+    pub fixed: FixedArgs,
+}
+
+/// Flags of vLLM whose other values are not built yet. They are checked while they are parsed; there is nothing to read.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Accepted with one value")]
+pub struct FixedArgs {
+    /// Type of the computation: auto or float32
+    #[arg(long, value_parser = values::dtype, env = "QUIRE_DTYPE")]
+    pub dtype: Option<String>,
+    /// Type of the cache: auto
+    #[arg(long, value_name = "DTYPE", value_parser = values::kv_cache_dtype, env = "QUIRE_KV_CACHE_DTYPE")]
+    pub kv_cache_dtype: Option<String>,
+    /// Devices that share a layer: 1
+    #[arg(long, value_name = "N", value_parser = values::tensor_parallel_size, env = "QUIRE_TENSOR_PARALLEL_SIZE")]
+    pub tensor_parallel_size: Option<String>,
+    /// Memory for swapped requests: 0
+    #[arg(long, value_name = "GIB", value_parser = values::swap_space, env = "QUIRE_SWAP_SPACE")]
+    pub swap_space: Option<String>,
+    /// What happens to requests when blocks run out: recompute
+    #[arg(long, value_name = "MODE", value_parser = values::preemption_mode, env = "QUIRE_PREEMPTION_MODE")]
+    pub preemption_mode: Option<String>,
+    /// No graphs; there are none on this device
+    #[arg(long)]
+    pub enforce_eager: bool,
+}
+
+impl EngineArgs {
+    /// The model that was named, if any.
+    pub fn model(&self) -> Option<&PathBuf> {
+        self.model_path.as_ref().or(self.model.as_ref())
+    }
+
+    /// The engine's configuration: its defaults where nothing was said.
+    pub fn to_config(&self) -> EngineConfig {
+        let default = EngineConfig::default();
+        let switch = |on: Option<bool>, off: bool, default: bool| !off && on.unwrap_or(default);
+        EngineConfig {
+            model: self.model().map_or(ModelSource::Demo, |path| ModelSource::Folder(path.clone())),
+            device: self.device.clone().unwrap_or(default.device),
+            block_size: self.block_size.unwrap_or(default.block_size),
+            max_model_len: self.max_model_len.or(default.max_model_len),
+            kv_cache_memory_bytes: self.kv_cache_memory_bytes.or(default.kv_cache_memory_bytes),
+            gpu_memory_utilization: self.gpu_memory_utilization.unwrap_or(default.gpu_memory_utilization),
+            max_num_seqs: self.max_num_seqs.unwrap_or(default.max_num_seqs),
+            max_num_batched_tokens: self.max_num_batched_tokens.unwrap_or(default.max_num_batched_tokens),
+            enable_prefix_caching: switch(
+                self.enable_prefix_caching,
+                self.no_enable_prefix_caching,
+                default.enable_prefix_caching,
+            ),
+            enable_chunked_prefill: switch(
+                self.enable_chunked_prefill,
+                self.no_enable_chunked_prefill,
+                default.enable_chunked_prefill,
+            ),
+            policy: self.scheduling_policy.unwrap_or(default.policy),
+            seed: self.seed.or(default.seed),
+            threads: self.threads.or(default.threads),
+            kernels: default.kernels,
+        }
+    }
+}
+
+/// `quire serve`.
+#[derive(Debug, Args)]
+pub struct ServeArgs {
+    /// Address to listen on
+    #[arg(long, default_value = "127.0.0.1", env = "QUIRE_HOST")]
+    pub host: String,
+    /// Port to listen on; 0 takes a free one
+    #[arg(long, default_value_t = 8000, env = "QUIRE_PORT")]
+    pub port: u16,
+    /// The model's name in the API [default: the folder's name]
+    #[arg(long, value_name = "NAME", env = "QUIRE_SERVED_MODEL_NAME")]
+    pub served_model_name: Option<String>,
+    /// Key that clients must send as a bearer token
+    #[arg(long, value_name = "KEY", env = "QUIRE_API_KEY", hide_env_values = true)]
+    pub api_key: Option<String>,
+    /// Seconds that running requests get to finish after the first Ctrl-C or SIGTERM
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, env = "QUIRE_SHUTDOWN_TIMEOUT")]
+    pub shutdown_timeout: u64,
+    /// The engine.
+    #[command(flatten)]
+    pub engine: EngineArgs,
+}
+
+/// How tokens are chosen, for `chat` and `generate`.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Sampling")]
+pub struct SamplingArgs {
+    /// Most tokens to generate [default: up to the end of the context]
+    #[arg(long, value_name = "TOKENS")]
+    pub max_tokens: Option<usize>,
+    /// 0 takes the likeliest token each time
+    #[arg(long)]
+    pub temperature: Option<f32>,
+    /// Keep the likeliest tokens up to this probability
+    #[arg(long)]
+    pub top_p: Option<f32>,
+    /// Keep this many of the likeliest tokens; 0 keeps all
+    #[arg(long)]
+    pub top_k: Option<u32>,
+    /// Drop tokens below this share of the likeliest one's probability
+    #[arg(long)]
+    pub min_p: Option<f32>,
+    /// Push tokens down that have come before; 1 is off
+    #[arg(long)]
+    pub repetition_penalty: Option<f32>,
+    /// Stop before this text; may be given several times
+    #[arg(long, value_name = "TEXT")]
+    pub stop: Vec<String>,
+    /// Go on after the end-of-sequence token
+    #[arg(long)]
+    pub ignore_eos: bool,
+}
+
+/// `quire chat`.
+#[derive(Debug, Args)]
+pub struct ChatArgs {
+    /// What the model is told before the conversation
+    #[arg(long, value_name = "TEXT")]
+    pub system: Option<String>,
+    /// Sampling; without flags, as the model's generation_config.json says, else greedy.
+    #[command(flatten)]
+    pub sampling: SamplingArgs,
+    /// The engine.
+    #[command(flatten)]
+    pub engine: EngineArgs,
+}
+
+/// `quire generate`.
+#[derive(Debug, Args)]
+pub struct GenerateArgs {
+    /// The prompt
+    #[arg(short, long, value_name = "TEXT", conflicts_with = "input")]
+    pub prompt: Option<String>,
+    /// A file of prompts, one {"prompt": "..."} per line; "-" reads standard input. All run at once; writes one JSON
+    /// record per prompt, in order
+    #[arg(long, value_name = "FILE.jsonl")]
+    pub input: Option<PathBuf>,
+    /// Write a JSON record with token ids instead of text
+    #[arg(long)]
+    pub json: bool,
+    /// Sampling; greedy without flags.
+    #[command(flatten)]
+    pub sampling: SamplingArgs,
+    /// The engine.
+    #[command(flatten)]
+    pub engine: EngineArgs,
+}

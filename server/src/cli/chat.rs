@@ -1,0 +1,106 @@
+//! `quire chat`: a conversation in the terminal.
+
+use std::io::{self, BufRead, IsTerminal, Write};
+use std::sync::Arc;
+
+use engine::{
+    AsyncEngine, ChatInput, ChatTemplate, EngineConfig, Event, FinishReason, GenerationParams, GenerationRequest,
+};
+use serde_json::{Map, Value, json};
+use tokio::runtime::Runtime;
+
+use super::args::ChatArgs;
+use super::error::CliError;
+use super::{note, session};
+
+/// Talks until `/exit`, the end of the input, or a closed pipe.
+pub fn run(args: ChatArgs, config: EngineConfig) -> Result<(), CliError> {
+    let source = config.model.clone();
+    let engine = session::start(config)?;
+    note(session::describe(&engine, &source));
+    let Some(template) = engine.chat_template().cloned() else {
+        let name = &engine.info().name;
+        return Err(CliError::Generation(format!("{name} has no chat template; use `quire generate`")));
+    };
+    let params = session::params(&args.sampling, Some(engine.generation_defaults()));
+    let mut talk = Talk { runtime: session::runtime()?, engine, template, params, messages: Vec::new() };
+    talk.messages.extend(args.system.map(|text| json!({"role": "system", "content": text})));
+    let (input, mut output) = (io::stdin().lock(), io::stdout().lock());
+    let interactive = io::stdin().is_terminal();
+    if interactive {
+        note("/exit or Ctrl-D ends the conversation");
+    }
+    let mut lines = input.lines();
+    loop {
+        if interactive {
+            write!(io::stderr(), "> ")?;
+        }
+        let Some(line) = lines.next().transpose()? else { return Ok(()) };
+        match line.trim() {
+            "" => {}
+            "/exit" => return Ok(()),
+            text => talk.answer(text, &mut output)?,
+        }
+    }
+}
+
+struct Talk {
+    runtime: Runtime,
+    engine: AsyncEngine,
+    template: Arc<ChatTemplate>,
+    params: GenerationParams,
+    messages: Vec<Value>,
+}
+
+impl Talk {
+    /// Writes the answer to `text` as it comes and remembers both.
+    fn answer(&mut self, text: &str, output: &mut impl Write) -> Result<(), CliError> {
+        self.messages.push(json!({"role": "user", "content": text}));
+        let prompt = self.prompt()?;
+        let request = GenerationRequest { prompt, params: self.params.clone(), ..Default::default() };
+        let mut events = self.runtime.block_on(self.engine.submit(request))?;
+        let mut answer = String::new();
+        while let Some(event) = events.next_blocking() {
+            let Event::Delta(delta) = event else { continue };
+            output.write_all(delta.text.as_bytes())?;
+            output.flush()?;
+            answer.push_str(&delta.text);
+            if let Some(FinishReason::Error(message)) = delta.finish {
+                return Err(CliError::Generation(message));
+            }
+        }
+        writeln!(output)?;
+        self.messages.push(json!({"role": "assistant", "content": answer}));
+        Ok(())
+    }
+
+    /// The conversation as token ids. When it no longer leaves room for an answer, its oldest turns are forgotten; a
+    /// system message stays.
+    fn prompt(&mut self) -> Result<Vec<u32>, CliError> {
+        let context = self.engine.info().max_model_len;
+        let room = self.params.max_tokens.unwrap_or(context / 4).clamp(1, context / 2 + 1);
+        loop {
+            let ids = self.render()?;
+            let system = usize::from(self.messages[0]["role"] == "system");
+            if ids.len() + room <= context || self.messages.len() <= system + 2 {
+                return Ok(ids);
+            }
+            // A user's turn and its answer.
+            self.messages.drain(system..system + 2);
+            note("(the conversation has outgrown the context: its oldest turn is forgotten)");
+        }
+    }
+
+    fn render(&self) -> Result<Vec<u32>, CliError> {
+        let input = ChatInput {
+            messages: &self.messages,
+            tools: None,
+            add_generation_prompt: true,
+            continue_final_message: false,
+            kwargs: &Map::new(),
+        };
+        let failed = |error: &dyn std::error::Error| CliError::Generation(error.to_string());
+        let text = self.template.render(&input).map_err(|error| failed(&error))?;
+        self.engine.tokenizer().encode(&text, false).map_err(|error| failed(&error))
+    }
+}

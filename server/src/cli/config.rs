@@ -1,0 +1,135 @@
+//! `quire.toml`: flags written down. Precedence is flag, environment, file, default.
+//!
+//! The file is turned into arguments and parsed by the same parser as the command line, so its values have the same
+//! checks. A key of another subcommand is fine (one file serves them all); a key of none is an error that suggests the
+//! nearest. `[kernels]` is kept apart, for the engine.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use clap::parser::ValueSource;
+use clap::{Arg, ArgAction, ArgMatches};
+use engine::EngineConfig;
+use toml::{Table, Value};
+
+use super::error::CliError;
+
+/// A settings file as it was read.
+#[derive(Debug)]
+pub struct ConfigFile {
+    path: PathBuf,
+    values: Table,
+    kernels: Option<Table>,
+}
+
+impl ConfigFile {
+    /// Reads the file; its keys are not looked at yet.
+    pub fn read(path: &Path) -> Result<ConfigFile, CliError> {
+        let problem = |message: String| CliError::ConfigFile { path: path.to_owned(), message };
+        let text = std::fs::read_to_string(path).map_err(|error| problem(error.to_string()))?;
+        let mut values: Table = toml::from_str(&text).map_err(|error| {
+            let line = error.span().map_or(1, |span| 1 + text[..span.start].matches('\n').count());
+            problem(format!("line {line}: {}", error.message().replace('\n', "; ")))
+        })?;
+        let kernels = match values.remove("kernels") {
+            None => None,
+            Some(Value::Table(table)) => Some(table),
+            Some(other) => return Err(problem(format!("kernels: found {}, expected a table [kernels]", other.type_str()))),
+        };
+        Ok(ConfigFile { path: path.to_owned(), values, kernels })
+    }
+
+    /// The arguments for what neither the command line nor the environment has said.
+    pub fn arguments(&self, root: &clap::Command, name: &str, given: &ArgMatches) -> Result<Vec<OsString>, CliError> {
+        let mut arguments = Vec::new();
+        for (key, value) in &self.values {
+            let long = key.replace('_', "-");
+            match root.find_subcommand(name).and_then(|command| flag(command, &long)) {
+                Some(flag) if !is_given(given, flag.get_id().as_str()) => {
+                    self.push(&mut arguments, flag, key, value)?;
+                }
+                Some(_) => {}
+                None if root.get_subcommands().any(|command| flag(command, &long).is_some()) => {}
+                None => return Err(self.unknown(root, key, &long)),
+            }
+        }
+        Ok(arguments)
+    }
+
+    /// Puts the `[kernels]` table into the configuration.
+    pub fn apply_kernels(self, config: &mut EngineConfig) -> Result<(), CliError> {
+        if let Some(table) = self.kernels {
+            config.kernels = table.try_into().map_err(|error: toml::de::Error| CliError::ConfigFile {
+                path: self.path,
+                message: format!("[kernels]: {}", error.message().replace('\n', "; ")),
+            })?;
+        }
+        Ok(())
+    }
+
+    fn push(&self, arguments: &mut Vec<OsString>, flag: &Arg, key: &str, value: &Value) -> Result<(), CliError> {
+        let items = match value {
+            Value::Array(items) if matches!(flag.get_action(), ArgAction::Append) => items.as_slice(),
+            one => std::slice::from_ref(one),
+        };
+        let long = flag.get_long().unwrap_or(key);
+        for item in items {
+            let text = match (item, flag.get_action()) {
+                (Value::Boolean(true), ArgAction::SetTrue) => {
+                    arguments.push(format!("--{long}").into());
+                    continue;
+                }
+                (Value::Boolean(false), ArgAction::SetTrue) => continue,
+                (Value::String(text), _) => text.clone(),
+                (Value::Integer(number), _) => number.to_string(),
+                (Value::Float(number), _) => number.to_string(),
+                (Value::Boolean(flag), _) => flag.to_string(),
+                _ => {
+                    let message = format!("{key}: found {}, expected a plain value", item.type_str());
+                    return Err(CliError::ConfigFile { path: self.path.clone(), message });
+                }
+            };
+            arguments.push(format!("--{long}={text}").into());
+        }
+        Ok(())
+    }
+
+    fn unknown(&self, root: &clap::Command, key: &str, long: &str) -> CliError {
+        let known = root.get_subcommands().flat_map(clap::Command::get_arguments).filter_map(Arg::get_long);
+        let nearest = known.min_by_key(|candidate| distance(candidate, long)).unwrap_or_default();
+        let message = format!("unknown key {key:?}, the nearest that exists is {nearest:?}");
+        CliError::ConfigFile { path: self.path.clone(), message }
+    }
+}
+
+/// The flag that a key stands for.
+fn flag<'a>(command: &'a clap::Command, long: &str) -> Option<&'a Arg> {
+    command.get_arguments().find(|arg| arg.get_long() == Some(long) && !["config", "help"].contains(&long))
+}
+
+/// The command line or the environment has settled this argument, itself or by its opposite.
+fn is_given(given: &ArgMatches, id: &str) -> bool {
+    let opposite = format!("no_{id}");
+    let mut rivals = vec![id, opposite.as_str()];
+    if id == "model" {
+        rivals.push("model_path");
+    }
+    rivals.into_iter().any(|id| {
+        given.try_contains_id(id).is_ok()
+            && matches!(given.value_source(id), Some(ValueSource::CommandLine | ValueSource::EnvVariable))
+    })
+}
+
+/// Levenshtein's distance, in bytes.
+fn distance(a: &str, b: &str) -> usize {
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, x) in a.bytes().enumerate() {
+        let mut diagonal = std::mem::replace(&mut row[0], i + 1);
+        for (j, y) in b.bytes().enumerate() {
+            let replaced = diagonal + usize::from(x != y);
+            diagonal = row[j + 1];
+            row[j + 1] = replaced.min(diagonal + 1).min(row[j] + 1);
+        }
+    }
+    row[b.len()]
+}

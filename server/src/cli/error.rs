@@ -1,0 +1,59 @@
+//! What ends the program early, each as one line.
+
+use std::io;
+use std::path::PathBuf;
+
+use engine::{EngineError, SubmitError};
+
+/// Why a command failed.
+#[derive(Debug, thiserror::Error)]
+pub enum CliError {
+    /// The command line can not be understood.
+    #[error("{0}")]
+    Usage(String),
+    /// A settings file is missing or wrong.
+    #[error("{}: {message}", path.display())]
+    ConfigFile {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong and what would be right.
+        message: String,
+    },
+    /// A file of prompts is missing or wrong.
+    #[error("--input {}: {message}", path.display())]
+    Input {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong and what would be right.
+        message: String,
+    },
+    /// The engine does not start.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    /// The address can not be listened on.
+    #[error("--host {host} --port {port}: {source}; choose another port, or end the program that has it")]
+    Bind {
+        /// As given.
+        host: String,
+        /// As given.
+        port: u16,
+        /// The system's reason.
+        source: io::Error,
+    },
+    /// The prompt was refused.
+    #[error("{0}")]
+    Refused(#[from] SubmitError),
+    /// The model or its text failed on the way.
+    #[error("{0}")]
+    Generation(String),
+    /// Standard output or another stream failed.
+    #[error("input or output failed: {0}")]
+    Io(#[from] io::Error),
+}
+
+impl CliError {
+    /// Whoever read our output has gone; nothing is wrong on this side.
+    pub fn is_closed_pipe(&self) -> bool {
+        matches!(self, CliError::Io(error) if error.kind() == io::ErrorKind::BrokenPipe)
+    }
+}

@@ -1,0 +1,178 @@
+//! `quire generate`: one prompt, or a file of them.
+
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::path::Path;
+
+use engine::{
+    AsyncEngine, Delta, EngineConfig, Event, FinishReason, GenerationParams, GenerationRequest, OutputStream,
+};
+use serde_json::{Value, json};
+
+use super::args::GenerateArgs;
+use super::error::CliError;
+use super::{note, session};
+
+/// Reads the prompts, loads the model, generates.
+pub fn run(args: GenerateArgs, config: EngineConfig) -> Result<(), CliError> {
+    let prompts = match (&args.prompt, &args.input) {
+        (Some(text), None) => vec![Prompt::Text(text.clone())],
+        (_, Some(path)) => read_prompts(path)?,
+        (None, None) => return Err(CliError::Usage("generate: expected -p TEXT or --input FILE.jsonl".into())),
+    };
+    let source = config.model.clone();
+    let engine = session::start(config)?;
+    note(session::describe(&engine, &source));
+    engine.info().notes.iter().for_each(|line| note(format_args!("  {line}")));
+    let params = session::params(&args.sampling, None);
+    let runtime = session::runtime()?;
+    if args.input.is_some() {
+        return runtime.block_on(batch(&engine, prompts, &params));
+    }
+    let output = &mut io::stdout().lock();
+    for prompt in prompts {
+        let job = runtime.block_on(submit(&engine, prompt, &params))?;
+        if args.json {
+            writeln!(output, "{}", runtime.block_on(job.finish())?)?;
+        } else {
+            print(job.events, output)?;
+        }
+    }
+    Ok(())
+}
+
+/// The text as it comes, and a line end after it.
+fn print(mut events: OutputStream, output: &mut impl Write) -> Result<(), CliError> {
+    while let Some(event) = events.next_blocking() {
+        if let Event::Delta(delta) = event {
+            output.write_all(delta.text.as_bytes())?;
+            output.flush()?;
+            failed(&delta)?;
+        }
+    }
+    Ok(writeln!(output)?)
+}
+
+/// All prompts in flight at once, so that they share steps; one record per prompt, in the order of the file.
+async fn batch(engine: &AsyncEngine, prompts: Vec<Prompt>, params: &GenerationParams) -> Result<(), CliError> {
+    let total = prompts.len();
+    let bar = session::progress_bar(total as u64, "{bar:32} {pos}/{len} prompts, {eta} left");
+    let mut running = Vec::new();
+    for prompt in prompts {
+        let (bar, job) = (bar.clone(), submit(engine, prompt, params).await);
+        running.push(tokio::spawn(async move {
+            let record = match job {
+                Ok(job) => job.finish().await,
+                Err(refused) => Err(refused),
+            };
+            bar.inc(1);
+            record
+        }));
+    }
+    let (mut output, mut refused) = (io::BufWriter::new(io::stdout().lock()), 0);
+    for (index, task) in running.into_iter().enumerate() {
+        let record = task.await.map_err(|error| CliError::Generation(error.to_string()))?;
+        let mut record = record.unwrap_or_else(|error| {
+            refused += 1;
+            json!({"error": error.to_string()})
+        });
+        record["index"] = index.into();
+        writeln!(output, "{record}")?;
+    }
+    output.flush()?;
+    bar.finish_and_clear();
+    if refused > 0 {
+        return Err(CliError::Generation(format!("{refused} of {total} prompts failed; their records say why")));
+    }
+    Ok(())
+}
+
+/// A prompt as it was given.
+enum Prompt {
+    Text(String),
+    Ids(Vec<u32>),
+}
+
+/// A prompt in flight.
+struct Job {
+    text: Option<String>,
+    ids: Vec<u32>,
+    events: OutputStream,
+}
+
+async fn submit(engine: &AsyncEngine, prompt: Prompt, params: &GenerationParams) -> Result<Job, CliError> {
+    let (text, ids) = match prompt {
+        Prompt::Text(text) => {
+            let ids = engine.tokenizer().encode(&text, true);
+            let ids = ids.map_err(|error| CliError::Generation(error.to_string()))?;
+            (Some(text), ids)
+        }
+        Prompt::Ids(ids) => (None, ids),
+    };
+    let request = GenerationRequest { prompt: ids.clone(), params: params.clone(), ..Default::default() };
+    let events = engine.submit(request).await?;
+    Ok(Job { text, ids, events })
+}
+
+impl Job {
+    /// Waits for the end; the record of everything.
+    async fn finish(mut self) -> Result<Value, CliError> {
+        let (mut text, mut tokens, mut reason) = (String::new(), Vec::new(), "abort");
+        while let Some(event) = self.events.next().await {
+            let Event::Delta(delta) = event else { continue };
+            failed(&delta)?;
+            text.push_str(&delta.text);
+            tokens.extend(delta.tokens.iter().map(|token| token.id));
+            reason = match delta.finish {
+                Some(FinishReason::Length) => "length",
+                Some(FinishReason::Stop(_)) => "stop",
+                _ => reason,
+            };
+        }
+        Ok(json!({
+            "prompt": self.text,
+            "prompt_token_ids": self.ids,
+            "text": text,
+            "token_ids": tokens,
+            "finish_reason": reason,
+        }))
+    }
+}
+
+fn failed(delta: &Delta) -> Result<(), CliError> {
+    match &delta.finish {
+        Some(FinishReason::Error(message)) => Err(CliError::Generation(message.clone())),
+        _ => Ok(()),
+    }
+}
+
+fn read_prompts(path: &Path) -> Result<Vec<Prompt>, CliError> {
+    let problem = |message: String| CliError::Input { path: path.to_owned(), message };
+    let reader: Box<dyn Read> = if path == Path::new("-") {
+        Box::new(io::stdin())
+    } else {
+        Box::new(std::fs::File::open(path).map_err(|error| problem(error.to_string()))?)
+    };
+    let mut prompts = Vec::new();
+    for (i, line) in BufReader::new(reader).lines().enumerate() {
+        let line = line.map_err(|error| problem(format!("line {}: {error}", i + 1)))?;
+        if !line.trim().is_empty() {
+            let prompt = parse_prompt(&line).ok_or_else(|| {
+                problem(format!("line {}: expected {{\"prompt\": \"text\"}} or {{\"prompt\": [token ids]}}", i + 1))
+            })?;
+            prompts.push(prompt);
+        }
+    }
+    if prompts.is_empty() { Err(problem("found no prompts".into())) } else { Ok(prompts) }
+}
+
+fn parse_prompt(line: &str) -> Option<Prompt> {
+    let record: Value = serde_json::from_str(line).ok()?;
+    match record.get("prompt")? {
+        Value::String(text) => Some(Prompt::Text(text.clone())),
+        Value::Array(ids) => {
+            let ids = ids.iter().map(|id| id.as_u64().and_then(|id| u32::try_from(id).ok()));
+            ids.collect::<Option<_>>().map(Prompt::Ids)
+        }
+        _ => None,
+    }
+}

@@ -1,0 +1,99 @@
+//! The command line of `quire`: parse, merge with `quire.toml`, run one subcommand.
+//!
+//! Whatever goes wrong is one line on standard error, `quire: ...`, and exit code 1. Standard output carries results
+//! alone; notes and progress go to standard error. A reader that closes the pipe ends the program quietly.
+
+mod args;
+mod chat;
+mod config;
+mod error;
+mod generate;
+mod serve;
+mod session;
+mod values;
+
+use std::ffi::OsString;
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use clap::error::ErrorKind;
+use clap::{ArgMatches, CommandFactory, FromArgMatches};
+use engine::EngineConfig;
+use tracing_subscriber::EnvFilter;
+
+use args::{Cli, Command};
+use config::ConfigFile;
+use error::CliError;
+
+/// Runs the program on its arguments, the first of which is its own name.
+pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
+    // `QUIRE_LOG=debug` shows what the crates have to tell.
+    let filter = EnvFilter::try_from_env("QUIRE_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).init();
+    match run(arguments.into_iter().collect()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) if error.is_closed_pipe() => ExitCode::SUCCESS,
+        Err(error) => {
+            note(format_args!("quire: {error}"));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(arguments: Vec<OsString>) -> Result<(), CliError> {
+    let Some((command, config)) = parse(arguments)? else { return Ok(()) };
+    match command {
+        Command::Serve(args) => serve::run(args, config),
+        Command::Chat(args) => chat::run(args, config),
+        Command::Generate(args) => generate::run(args, config),
+        Command::Plan(_) => Ok(writeln!(io::stdout(), "{}", engine::plan(&config)?)?),
+        Command::Kernels(_) => Ok(writeln!(io::stdout(), "{}", engine::describe_kernels(&config)?)?),
+    }
+}
+
+/// The command and the engine's configuration, or `None` if help or the version was asked for and has been printed.
+fn parse(mut arguments: Vec<OsString>) -> Result<Option<(Command, EngineConfig)>, CliError> {
+    let mut root = Cli::command();
+    root.build();
+    let Some(matches) = matches(&root, &arguments)? else { return Ok(None) };
+    let Some((name, given)) = matches.subcommand() else { return Ok(None) };
+    let file = given.get_one("config").map(|path: &std::path::PathBuf| ConfigFile::read(path)).transpose()?;
+    if let Some(file) = &file {
+        arguments.extend(file.arguments(&root, name, given)?);
+    }
+    let Some(matches) = self::matches(&root, &arguments)? else { return Ok(None) };
+    let cli = Cli::from_arg_matches(&matches).map_err(|error| CliError::Usage(one_line(&error)))?;
+    let mut config = cli.command.engine().to_config();
+    if let Some(file) = file {
+        file.apply_kernels(&mut config)?;
+    }
+    Ok(Some((cli.command, config)))
+}
+
+fn matches(root: &clap::Command, arguments: &[OsString]) -> Result<Option<ArgMatches>, CliError> {
+    match root.clone().try_get_matches_from(arguments) {
+        Ok(matches) => Ok(Some(matches)),
+        Err(error) if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) => {
+            error.print()?;
+            Ok(None)
+        }
+        Err(error) if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+            error.print()?;
+            Err(CliError::Usage("expected a command, for example `quire serve`".into()))
+        }
+        Err(error) => Err(CliError::Usage(one_line(&error))),
+    }
+}
+
+/// clap's message without its usage lines.
+fn one_line(error: &clap::Error) -> String {
+    let text = error.to_string();
+    let lines = text.lines().map(str::trim).take_while(|line| !line.starts_with("Usage:"));
+    let kept: Vec<&str> = lines.filter(|line| !line.is_empty() && !line.starts_with("For more information")).collect();
+    kept.join("; ").trim_start_matches("error: ").to_string()
+}
+
+/// A line for the user on standard error; if nobody listens there, there is nobody to tell.
+fn note(line: impl std::fmt::Display) {
+    let _ = writeln!(io::stderr(), "{line}");
+}

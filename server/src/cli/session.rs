@@ -1,0 +1,70 @@
+//! What `serve`, `chat` and `generate` share: a runtime, a loaded engine, and a word about the model.
+
+use std::io;
+
+use engine::{AsyncEngine, EngineConfig, GenerationDefaults, GenerationParams, ModelSource, SamplingParams};
+use indicatif::{ProgressBar, ProgressStyle};
+use tokio::runtime::{Builder, Runtime};
+
+use super::args::SamplingArgs;
+use super::error::CliError;
+
+/// A runtime for handles on the engine. The engine computes on threads of its own, so two are enough here.
+pub fn runtime() -> io::Result<Runtime> {
+    Builder::new_multi_thread().worker_threads(2).enable_all().build()
+}
+
+/// Loads the model behind a progress bar (shown where standard error is a terminal).
+pub fn start(config: EngineConfig) -> Result<AsyncEngine, CliError> {
+    let bar = progress_bar(0, "loading {bar:32} {binary_bytes}/{binary_total_bytes}");
+    let engine = AsyncEngine::start(config, &|done, total| {
+        bar.set_length(total);
+        bar.set_position(done);
+    });
+    bar.finish_and_clear();
+    Ok(engine?)
+}
+
+/// A bar on standard error; it stays hidden where that is no terminal.
+pub fn progress_bar(length: u64, template: &'static str) -> ProgressBar {
+    // The templates are literals of this crate; the plain bar stands in for one that has a slip.
+    let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
+    ProgressBar::new(length).with_style(style)
+}
+
+/// The model in one line.
+pub fn describe(engine: &AsyncEngine, source: &ModelSource) -> String {
+    let info = engine.info();
+    let kind = if *source == ModelSource::Demo { "demo model" } else { "model" };
+    let parameters = match info.num_parameters {
+        n if n >= 1_000_000_000 => format!("{:.1}B", n as f64 / 1e9),
+        n => format!("{:.1}M", n as f64 / 1e6),
+    };
+    format!(
+        "{kind}: {} ({}, {parameters} parameters, context of {} tokens)",
+        info.name, info.architecture, info.max_model_len
+    )
+}
+
+/// The flags as parameters; `defaults` fill in where a flag is missing, and greedy choice where they do too.
+pub fn params(args: &SamplingArgs, defaults: Option<&GenerationDefaults>) -> GenerationParams {
+    let neutral = SamplingParams::default();
+    let sampling = SamplingParams {
+        temperature: args.temperature.or(defaults.and_then(|d| d.temperature)).unwrap_or(0.0),
+        top_p: args.top_p.or(defaults.and_then(|d| d.top_p)).unwrap_or(neutral.top_p),
+        top_k: args.top_k.or(defaults.and_then(|d| d.top_k)).unwrap_or(neutral.top_k),
+        min_p: args.min_p.or(defaults.and_then(|d| d.min_p)).unwrap_or(neutral.min_p),
+        repetition_penalty: args
+            .repetition_penalty
+            .or(defaults.and_then(|d| d.repetition_penalty))
+            .unwrap_or(neutral.repetition_penalty),
+        ..neutral
+    };
+    GenerationParams {
+        sampling,
+        max_tokens: args.max_tokens,
+        stop: args.stop.clone(),
+        ignore_eos: args.ignore_eos,
+        ..GenerationParams::default()
+    }
+}

@@ -1,0 +1,86 @@
+//! How the values of flags are written: sizes in bytes, switches, and flags that so far have one value.
+
+use engine::Policy;
+
+/// `512M`, `2G`, `1.5GiB` or plain bytes; the letters are powers of 1024.
+pub fn bytes(text: &str) -> Result<u64, String> {
+    let problem = || format!("found {text:?}, expected bytes such as 512M or 2G");
+    let upper = text.trim().to_ascii_uppercase();
+    let digits = upper.trim_end_matches("IB").trim_end_matches('B');
+    let (number, power) = match digits.char_indices().last() {
+        Some((end, letter)) if letter.is_ascii_alphabetic() => {
+            (&digits[..end], 1 + "KMGT".find(letter).ok_or_else(problem)? as i32)
+        }
+        _ => (digits, 0),
+    };
+    let number: f64 = number.trim().parse().map_err(|_| problem())?;
+    let bytes = number * 1024f64.powi(power);
+    // Beyond 2^53 a double no longer counts bytes one by one.
+    if bytes >= 1.0 && bytes <= (1u64 << 53) as f64 { Ok(bytes as u64) } else { Err(problem()) }
+}
+
+/// `--scheduling-policy`.
+pub fn policy(text: &str) -> Result<Policy, String> {
+    match text {
+        "fcfs" => Ok(Policy::Fcfs),
+        "priority" => Ok(Policy::Priority),
+        _ => Err(format!("found {text:?}, expected fcfs or priority")),
+    }
+}
+
+fn only(text: &str, accepted: &[&str], why: &str) -> Result<String, String> {
+    if accepted.contains(&text) {
+        return Ok(text.to_string());
+    }
+    Err(format!("found {text:?}, expected {}: {why}", accepted.join(" or ")))
+}
+
+/// `--dtype`.
+pub fn dtype(text: &str) -> Result<String, String> {
+    only(text, &["auto", "float32"], "weights of every type are computed with in float32 on this device")
+}
+
+/// `--kv-cache-dtype`.
+pub fn kv_cache_dtype(text: &str) -> Result<String, String> {
+    only(text, &["auto"], "keys and values are kept as they are computed; 8-bit caches are not built yet")
+}
+
+/// `--tensor-parallel-size`.
+pub fn tensor_parallel_size(text: &str) -> Result<String, String> {
+    only(text, &["1"], "a model runs on one device; sharding is not built yet")
+}
+
+/// `--swap-space`.
+pub fn swap_space(text: &str) -> Result<String, String> {
+    only(text, &["0"], "preempted requests are recomputed; swapping is not built yet")
+}
+
+/// `--preemption-mode`.
+pub fn preemption_mode(text: &str) -> Result<String, String> {
+    only(text, &["recompute"], "swapping is not built yet")
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn bytes_come_with_or_without_a_unit() {
+        assert_eq!(bytes("1048576"), Ok(1 << 20));
+        assert_eq!(bytes("512M"), Ok(512 << 20));
+        assert_eq!(bytes("2g"), Ok(2 << 30));
+        assert_eq!(bytes("1.5GiB"), Ok(3 << 29));
+        assert_eq!(bytes("64 kB"), Ok(64 << 10));
+        for bad in ["", "G", "-1", "0", "2X", "1e400", "nan", "é", "9999999T"] {
+            assert!(bytes(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_flag_with_one_value_says_so_otherwise() {
+        assert!(dtype("auto").is_ok());
+        let problem = tensor_parallel_size("2").unwrap_err();
+        assert!(problem.starts_with("found \"2\", expected 1: "), "{problem}");
+    }
+}

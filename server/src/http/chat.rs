@@ -1,0 +1,130 @@
+//! `POST /v1/chat/completions`.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::{Request, State};
+use axum::response::{IntoResponse, Response};
+use engine::{Delta, TokenLogprobs};
+use serde_json::{Map, Value, json};
+
+use super::app::App;
+use super::body;
+use super::error::ApiError;
+use super::fields::Fields;
+use super::logprobs;
+use super::messages::Conversation;
+use super::options::{MAX_LOGPROBS, Options};
+use super::reply::{self, Envelope, Usage, choices};
+use super::run::Run;
+use super::stream::{self, Chunks};
+
+/// The handler.
+pub async fn chat_completions(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
+    let fields = body::read(request).await?;
+    app.check_model(&fields)?;
+    let mut options = Options::read(&app, &fields, &["max_completion_tokens", "max_tokens"])?;
+    if let Some((name, 0)) = options.max_tokens {
+        return Err(ApiError::wrong(name, &Value::from(0), "at least 1"));
+    }
+    let logprobs = wanted_logprobs(&fields)?;
+    options.params.sampling.logprobs = logprobs;
+    let ids = options.truncate(Conversation::read(&fields)?.tokenize(&app).await?);
+    let chat = Chat {
+        app: app.clone(),
+        n: options.params.n,
+        logprobs,
+        return_token_ids: options.return_token_ids,
+        prompt_token_ids: if options.return_token_ids { ids.clone() } else { Vec::new() },
+    };
+    let default = app.engine.generation_defaults().max_new_tokens;
+    let (prompt_tokens, prompt_logprobs) = (ids.len(), options.params.prompt_logprobs);
+    let request = options.request(&app, ids.clone(), default, "messages")?;
+    let run = Run::submit(&app, vec![request]).await?;
+    if options.stream {
+        let envelope = Envelope::new(&app, "chatcmpl", "chat.completion.chunk");
+        return Ok(stream::respond(run, chat, envelope, &options, prompt_tokens));
+    }
+    let (mut usage, mut body) = (Usage { prompt_tokens, ..Usage::default() }, Map::new());
+    for answer in run.collect().await? {
+        usage.completion_tokens += answer.completion_tokens();
+        usage.cached_tokens += answer.cached_tokens;
+        body = choices(answer.sequences.iter().map(|sequence| chat.message(sequence)).collect());
+        if let (Some(k), Some(found)) = (prompt_logprobs, &answer.prompt_logprobs) {
+            body.insert("prompt_logprobs".into(), logprobs::prompt(app.tokenizer(), &ids, found, k));
+        }
+    }
+    if options.return_token_ids {
+        body.insert("prompt_token_ids".into(), ids.into());
+    }
+    let envelope = Envelope::new(&app, "chatcmpl", "chat.completion");
+    Ok(Json(envelope.wrap(body, Some(usage.to_json()))).into_response())
+}
+
+/// `logprobs` switches them on here, `top_logprobs` says how many alternatives.
+fn wanted_logprobs(fields: &Fields) -> Result<Option<usize>, ApiError> {
+    let top = fields.count("top_logprobs", 0, MAX_LOGPROBS)?;
+    match (fields.bool("logprobs")?.unwrap_or(false), top) {
+        (true, top) => Ok(Some(top.unwrap_or(0))),
+        (false, None | Some(0)) => Ok(None),
+        (false, Some(_)) => Err(ApiError::invalid("top_logprobs", "only together with logprobs: true")),
+    }
+}
+
+/// A chat request in flight: all that its choices need.
+struct Chat {
+    app: Arc<App>,
+    n: usize,
+    /// Alternatives per token, if log-probabilities were asked for.
+    logprobs: Option<usize>,
+    return_token_ids: bool,
+    /// For the first chunk of a stream; empty unless token ids were asked for.
+    prompt_token_ids: Vec<u32>,
+}
+
+impl Chat {
+    /// The choice of a whole answer.
+    fn message(&self, sequence: &Delta) -> Value {
+        self.choice(sequence, "message", json!({"role": "assistant", "content": sequence.text}))
+    }
+
+    fn choice(&self, delta: &Delta, key: &str, content: Value) -> Value {
+        let (finish_reason, stop_reason) = reply::finish(delta.finish.as_ref());
+        let mut choice = json!({
+            "index": delta.index,
+            key: content,
+            "logprobs": self.logprobs.map(|k| logprobs::chat(self.app.tokenizer(), &delta.tokens, k)),
+            "finish_reason": finish_reason,
+            "stop_reason": stop_reason,
+        });
+        if self.return_token_ids {
+            choice["token_ids"] = delta.tokens.iter().map(|token| token.id).collect();
+        }
+        choice
+    }
+}
+
+impl Chunks for Chat {
+    /// Each choice begins with its role.
+    fn opening(&mut self) -> Vec<Map<String, Value>> {
+        let role = |index| {
+            let delta = json!({"role": "assistant", "content": ""});
+            choices(vec![json!({"index": index, "delta": delta, "logprobs": null, "finish_reason": null})])
+        };
+        let mut opening: Vec<_> = (0..self.n).map(role).collect();
+        if let (true, Some(first)) = (self.return_token_ids, opening.first_mut()) {
+            first.insert("prompt_token_ids".into(), std::mem::take(&mut self.prompt_token_ids).into());
+        }
+        opening
+    }
+
+    /// A stream can not ask for them.
+    fn prompt_logprobs(&mut self, _: usize, _: Vec<Option<TokenLogprobs>>) {}
+
+    fn chunk(&mut self, _: usize, delta: &Delta) -> Option<Map<String, Value>> {
+        let tells =
+            !delta.text.is_empty() || delta.finish.is_some() || self.logprobs.is_some() || self.return_token_ids;
+        let content = if delta.text.is_empty() { json!({}) } else { json!({"content": delta.text}) };
+        tells.then(|| choices(vec![self.choice(delta, "delta", content)]))
+    }
+}

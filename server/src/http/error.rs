@@ -1,0 +1,171 @@
+//! What a client is told when something is wrong: always the OpenAI error object, always a fitting status.
+//!
+//! ```json
+//! {"error": {"message": "...", "type": "invalid_request_error", "param": "temperature", "code": null}}
+//! ```
+
+use axum::Json;
+use axum::http::{HeaderValue, Method, StatusCode, Uri, header};
+use axum::response::{IntoResponse, Response};
+use engine::SubmitError;
+use serde_json::{Value, json};
+
+/// A request that gets no answer but an error.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ApiError {
+    status: StatusCode,
+    kind: &'static str,
+    code: Option<&'static str>,
+    param: Option<String>,
+    message: String,
+}
+
+impl ApiError {
+    fn new(status: StatusCode, kind: &'static str, message: impl Into<String>) -> ApiError {
+        ApiError { status, kind, code: None, param: None, message: message.into() }
+    }
+
+    /// 400 that names the parameter; `problem` follows its name in the message.
+    pub fn invalid(param: impl Into<String>, problem: impl std::fmt::Display) -> ApiError {
+        let param = param.into();
+        let message = format!("{param}: {problem}");
+        ApiError { param: Some(param), ..ApiError::new(StatusCode::BAD_REQUEST, "invalid_request_error", message) }
+    }
+
+    /// 400 that names the parameter, shows the value that was found and says what would do.
+    pub fn wrong(param: impl Into<String>, found: &Value, expected: impl std::fmt::Display) -> ApiError {
+        ApiError::invalid(param, format_args!("found {}, expected {expected}", excerpt(found)))
+    }
+
+    /// 400 for a feature that this server does not have; never ignored in silence.
+    pub fn unsupported(param: impl Into<String>, advice: impl std::fmt::Display) -> ApiError {
+        ApiError::invalid(param, format_args!("not supported; {advice}"))
+    }
+
+    /// 400 for a body that is no JSON object.
+    pub fn body(message: impl Into<String>) -> ApiError {
+        ApiError::new(StatusCode::BAD_REQUEST, "invalid_request_error", message)
+    }
+
+    /// 400 with the numbers of a context that is too short.
+    pub fn context_length(param: &str, message: String) -> ApiError {
+        ApiError { code: Some("context_length_exceeded"), ..ApiError::invalid(param, message) }
+    }
+
+    /// 404 for a model that is not served here.
+    pub fn unknown_model(found: &str, served: &str) -> ApiError {
+        let message = format!("model: {found:?} does not exist, this server has {served:?}");
+        ApiError {
+            code: Some("model_not_found"),
+            param: Some("model".into()),
+            ..ApiError::new(StatusCode::NOT_FOUND, "invalid_request_error", message)
+        }
+    }
+
+    /// 401.
+    pub fn unauthorized() -> ApiError {
+        let message = "the API key is missing or wrong; send it as `Authorization: Bearer KEY`";
+        ApiError {
+            code: Some("invalid_api_key"),
+            ..ApiError::new(StatusCode::UNAUTHORIZED, "authentication_error", message)
+        }
+    }
+
+    /// 413.
+    pub fn too_large(limit: usize) -> ApiError {
+        let message = format!("the body is larger than {limit} bytes");
+        ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "invalid_request_error", message)
+    }
+
+    /// 415.
+    pub fn media_type(found: &str) -> ApiError {
+        let message = format!("content-type: found {found:?}, expected application/json");
+        ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "invalid_request_error", message)
+    }
+
+    /// 500: the fault is on this side.
+    pub fn internal(message: impl Into<String>) -> ApiError {
+        ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", message)
+    }
+
+    /// 503: try again later, or elsewhere.
+    pub fn unavailable(message: impl Into<String>) -> ApiError {
+        ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "server_error", message)
+    }
+
+    /// The error object, also used inside a stream that has begun.
+    pub fn to_json(&self) -> Value {
+        json!({"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}})
+    }
+}
+
+impl From<SubmitError> for ApiError {
+    fn from(error: SubmitError) -> ApiError {
+        match error {
+            SubmitError::Invalid { param, message } => ApiError {
+                param: Some(param.into()),
+                ..ApiError::new(StatusCode::BAD_REQUEST, "invalid_request_error", message)
+            },
+            SubmitError::NeverFits(message) => {
+                ApiError::new(StatusCode::BAD_REQUEST, "invalid_request_error", message)
+            }
+            SubmitError::Closed => ApiError::unavailable(error.to_string()),
+        }
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let mut response = (self.status, Json(self.to_json())).into_response();
+        if self.status == StatusCode::UNAUTHORIZED {
+            response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        response
+    }
+}
+
+/// 404 for a path that is not there.
+pub async fn not_found(uri: Uri) -> ApiError {
+    ApiError::new(StatusCode::NOT_FOUND, "invalid_request_error", format!("there is nothing at {}", uri.path()))
+}
+
+/// 405 for a path that wants another method.
+pub async fn method_not_allowed(method: Method, uri: Uri) -> ApiError {
+    let message = format!("{} does not take {method}", uri.path());
+    ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "invalid_request_error", message)
+}
+
+/// A value as it stands in a message: JSON, cut where it grows long.
+fn excerpt(value: &Value) -> String {
+    const LIMIT: usize = 60;
+    let whole = match value {
+        // A container may be megabytes of JSON; its size says enough.
+        Value::Array(items) if items.len() > 8 => return format!("a list of {} items", items.len()),
+        Value::Object(fields) if fields.len() > 8 => return format!("an object of {} fields", fields.len()),
+        Value::String(text) => format!("{:?}", text.chars().take(LIMIT + 1).collect::<String>()),
+        _ => value.to_string(),
+    };
+    match whole.char_indices().nth(LIMIT) {
+        Some((end, _)) => format!("{}…", &whole[..end]),
+        None => whole,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_names_the_parameter_and_shows_what_was_found() {
+        let error = ApiError::wrong("top_p", &json!(1.5), "a number above 0, at most 1").to_json();
+        assert_eq!(error["error"]["param"], "top_p");
+        assert_eq!(error["error"]["message"], "top_p: found 1.5, expected a number above 0, at most 1");
+    }
+
+    #[test]
+    fn a_long_value_is_cut_in_a_message() {
+        let text = excerpt(&Value::String("é".repeat(5000)));
+        assert!(text.chars().count() < 70, "{text}");
+        assert_eq!(excerpt(&json!(vec![0; 100])), "a list of 100 items");
+    }
+}

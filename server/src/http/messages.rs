@@ -1,0 +1,204 @@
+//! A conversation becomes token ids: messages are checked, rendered by the model's chat template and tokenised.
+//!
+//! What the API promises is checked here (a list of objects with a role, content of text); which roles exist and in
+//! which order they may come is the template's business.
+
+use std::sync::Arc;
+
+use engine::ChatInput;
+use serde_json::{Map, Value};
+
+use super::app::{App, off_thread};
+use super::error::ApiError;
+use super::fields::Fields;
+
+/// A checked conversation and how it is to be rendered.
+#[derive(Clone, Debug)]
+pub struct Conversation {
+    messages: Vec<Value>,
+    tools: Option<Value>,
+    add_generation_prompt: bool,
+    continue_final_message: bool,
+    kwargs: Map<String, Value>,
+    add_special_tokens: bool,
+}
+
+impl Conversation {
+    /// Reads `messages`, `tools` and the fields that steer the template.
+    pub fn read(fields: &Fields) -> Result<Conversation, ApiError> {
+        fields.refuse("chat_template", "the model's own template is used")?;
+        let continue_final_message = fields.bool("continue_final_message")?.unwrap_or(false);
+        let add_generation_prompt = fields.bool("add_generation_prompt")?.unwrap_or(!continue_final_message);
+        if continue_final_message && add_generation_prompt {
+            let problem = "can not be together with add_generation_prompt; set one of the two to false";
+            return Err(ApiError::invalid("continue_final_message", problem));
+        }
+        let list = fields.list("messages")?.filter(|list| !list.is_empty());
+        let list = list.ok_or_else(|| ApiError::invalid("messages", "expected a list of at least one message"))?;
+        let messages = list.iter().enumerate().map(|(i, value)| message(i, value)).collect::<Result<_, _>>()?;
+        Ok(Conversation {
+            messages,
+            tools: tools(fields)?,
+            add_generation_prompt,
+            continue_final_message,
+            kwargs: fields.object("chat_template_kwargs")?.cloned().unwrap_or_default(),
+            add_special_tokens: fields.bool("add_special_tokens")?.unwrap_or(false),
+        })
+    }
+
+    /// Renders and tokenises. The template writes the special tokens itself, so none are added by default.
+    pub async fn tokenize(self, app: &Arc<App>) -> Result<Vec<u32>, ApiError> {
+        let Some(template) = app.engine.chat_template().cloned() else {
+            let advice = "this model has no chat template; use /v1/completions";
+            return Err(ApiError::unsupported("messages", advice));
+        };
+        let bytes = self.messages.iter().map(|message| message["content"].as_str().map_or(0, str::len)).sum();
+        let app = app.clone();
+        off_thread(bytes, move || {
+            let input = ChatInput {
+                messages: &self.messages,
+                tools: self.tools.as_ref(),
+                add_generation_prompt: self.add_generation_prompt,
+                continue_final_message: self.continue_final_message,
+                kwargs: &self.kwargs,
+            };
+            let text = template.render(&input).map_err(|error| ApiError::invalid("messages", error))?;
+            app.tokenizer().encode(&text, self.add_special_tokens).map_err(|e| ApiError::invalid("messages", e))
+        })
+        .await
+    }
+}
+
+fn message(index: usize, value: &Value) -> Result<Value, ApiError> {
+    let path = format!("messages[{index}]");
+    let Value::Object(fields) = value else {
+        return Err(ApiError::wrong(path, value, "an object with role and content"));
+    };
+    let mut message = fields.clone();
+    let role = fields.get("role").unwrap_or(&Value::Null);
+    if !role.is_string() {
+        return Err(ApiError::wrong(format!("{path}.role"), role, "a string"));
+    }
+    match fields.get("content") {
+        None | Some(Value::Null | Value::String(_)) => {}
+        Some(Value::Array(parts)) => {
+            let texts = parts.iter().enumerate().map(|(i, part)| text_part(&format!("{path}.content[{i}]"), part));
+            message.insert("content".into(), texts.collect::<Result<String, _>>()?.into());
+        }
+        Some(other) => {
+            let expected = "a string, a list of text parts, or null";
+            return Err(ApiError::wrong(format!("{path}.content"), other, expected));
+        }
+    }
+    if let Some(calls) = message.get_mut("tool_calls") {
+        parse_arguments(calls);
+    }
+    Ok(Value::Object(message))
+}
+
+fn text_part<'a>(path: &str, part: &'a Value) -> Result<&'a str, ApiError> {
+    match (part.get("type").and_then(Value::as_str), part.get("text").and_then(Value::as_str)) {
+        (Some("text"), Some(text)) => Ok(text),
+        (Some("text"), None) => Err(ApiError::wrong(format!("{path}.text"), &part["text"], "a string")),
+        (None, _) => Err(ApiError::wrong(path, part, "an object with type \"text\" and text")),
+        (Some(_), _) => Err(ApiError::wrong(format!("{path}.type"), &part["type"], "\"text\": this model reads text only")),
+    }
+}
+
+/// Templates expect the arguments of past calls as objects, the API sends them as JSON text. Text that is no JSON object
+/// (a model may have written anything) stays text.
+fn parse_arguments(calls: &mut Value) {
+    for call in calls.as_array_mut().into_iter().flatten() {
+        let Some(arguments) = call.get_mut("function").and_then(|function| function.get_mut("arguments")) else {
+            continue;
+        };
+        let parsed = arguments.as_str().and_then(|text| serde_json::from_str::<Value>(text).ok());
+        if let Some(object) = parsed.filter(Value::is_object) {
+            *arguments = object;
+        }
+    }
+}
+
+/// `tools` go to the template. What the model then writes is not parsed into calls yet, so `tool_choice` must say `none`.
+fn tools(fields: &Fields) -> Result<Option<Value>, ApiError> {
+    let list = fields.list("tools")?.filter(|list| !list.is_empty());
+    for (i, tool) in list.into_iter().flatten().enumerate() {
+        if tool.get("type").and_then(Value::as_str) != Some("function") {
+            let found = tool.get("type").unwrap_or(&Value::Null);
+            return Err(ApiError::wrong(format!("tools[{i}].type"), found, "\"function\""));
+        }
+        let name = tool.get("function").and_then(|function| function.get("name")).unwrap_or(&Value::Null);
+        if !name.is_string() {
+            return Err(ApiError::wrong(format!("tools[{i}].function.name"), name, "a string"));
+        }
+    }
+    match fields.get("tool_choice") {
+        Some(Value::String(choice)) if choice == "none" => {}
+        None if list.is_none() => {}
+        found => {
+            let expected = "\"none\": tool calls are not parsed yet";
+            return Err(ApiError::wrong("tool_choice", found.unwrap_or(&Value::Null), expected));
+        }
+    }
+    Ok(list.map(|list| Value::Array(list.clone())))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use serde_json::json;
+
+    fn read(body: Value) -> Result<Conversation, ApiError> {
+        Conversation::read(&Fields::new(body).unwrap())
+    }
+
+    fn param(body: Value) -> String {
+        read(body).unwrap_err().to_json()["error"]["param"].as_str().unwrap().to_string()
+    }
+
+    #[test]
+    fn text_parts_are_joined_as_they_are() {
+        let parts = json!([{"type": "text", "text": "Count to "}, {"type": "text", "text": "twelve."}]);
+        let conversation = read(json!({"messages": [{"role": "user", "content": parts}]})).unwrap();
+        assert_eq!(conversation.messages[0]["content"], "Count to twelve.");
+    }
+
+    #[test]
+    fn errors_name_the_place() {
+        assert_eq!(param(json!({})), "messages");
+        assert_eq!(param(json!({"messages": ["hi"]})), "messages[0]");
+        assert_eq!(param(json!({"messages": [{"content": "hi"}]})), "messages[0].role");
+        assert_eq!(param(json!({"messages": [{"role": "user", "content": 5}]})), "messages[0].content");
+        let image = json!([{"type": "text", "text": "a"}, {"type": "image_url"}]);
+        assert_eq!(param(json!({"messages": [{"role": "user", "content": image}]})), "messages[0].content[1].type");
+    }
+
+    #[test]
+    fn past_tool_calls_become_objects_where_they_are_json_and_stay_text_where_not() {
+        let call = |arguments: &str| json!({"function": {"name": "f", "arguments": arguments}});
+        let calls = json!([call("{\"a\": 1}"), call("{broken"), call("42")]);
+        let conversation = read(json!({"messages": [{"role": "assistant", "tool_calls": calls}]})).unwrap();
+        let arguments = |i: usize| conversation.messages[0]["tool_calls"][i]["function"]["arguments"].clone();
+        assert_eq!([arguments(0), arguments(1), arguments(2)], [json!({"a": 1}), json!("{broken"), json!("42")]);
+    }
+
+    #[test]
+    fn tools_need_a_choice_of_none() {
+        let tools = json!([{"type": "function", "function": {"name": "f"}}]);
+        let messages = json!([{"role": "user", "content": "hi"}]);
+        assert!(read(json!({"messages": messages, "tools": tools, "tool_choice": "none"})).unwrap().tools.is_some());
+        assert_eq!(param(json!({"messages": messages, "tools": tools})), "tool_choice");
+        assert_eq!(param(json!({"messages": messages, "tool_choice": "required"})), "tool_choice");
+        assert_eq!(param(json!({"messages": messages, "tools": [{"type": "function"}]})), "tools[0].function.name");
+    }
+
+    #[test]
+    fn a_message_is_either_continued_or_answered() {
+        let messages = json!([{"role": "assistant", "content": "The red"}]);
+        let continued = read(json!({"messages": messages, "continue_final_message": true})).unwrap();
+        assert!(continued.continue_final_message && !continued.add_generation_prompt);
+        let both = json!({"messages": messages, "continue_final_message": true, "add_generation_prompt": true});
+        assert_eq!(param(both), "continue_final_message");
+    }
+}

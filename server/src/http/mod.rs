@@ -1,0 +1,59 @@
+//! The HTTP side: OpenAI's API with vLLM's extensions, thin over [`engine::AsyncEngine`].
+//!
+//! | file | what it owns |
+//! |---|---|
+//! | `app` | state that all handlers share |
+//! | `auth` | the API key |
+//! | `body`, `fields`, `error` | JSON in, checked field by field; errors out |
+//! | `options`, `messages` | what a request asks for: sampling and limits; a conversation as token ids |
+//! | `run` | the engine requests of one call, merged into one stream of events |
+//! | `reply`, `logprobs`, `stream` | answers: the frame, log-probabilities, server-sent events |
+//! | `completions`, `chat`, `tokenize`, `status`, `metrics` | the routes |
+//! | `serve` | listening, and stopping in order |
+//!
+//! No handler keeps state between calls. A handler that is dropped because its client went away drops its [`run::Run`],
+//! which cancels the requests and frees their blocks.
+
+mod app;
+mod auth;
+mod body;
+mod chat;
+mod completions;
+mod error;
+mod fields;
+mod logprobs;
+mod messages;
+mod metrics;
+mod options;
+mod reply;
+mod run;
+mod serve;
+mod status;
+mod stream;
+mod tokenize;
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::middleware::from_fn_with_state;
+use axum::routing::{get, post};
+
+pub use app::{App, ServerOptions};
+pub use serve::serve;
+
+/// All routes over a running engine.
+pub fn router(app: Arc<App>) -> Router {
+    Router::new()
+        .route("/health", get(status::health))
+        .route("/version", get(status::version))
+        .route("/metrics", get(status::metrics))
+        .route("/v1/models", get(status::models))
+        .route("/v1/completions", post(completions::completions))
+        .route("/v1/chat/completions", post(chat::chat_completions))
+        .route("/tokenize", post(tokenize::tokenize))
+        .route("/detokenize", post(tokenize::detokenize))
+        .fallback(error::not_found)
+        .method_not_allowed_fallback(error::method_not_allowed)
+        .layer(from_fn_with_state(app.clone(), auth::check))
+        .with_state(app)
+}
