@@ -1,11 +1,14 @@
 //! The front door for programs: prompts in, texts out.
 
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use models::Tokenizer;
+
 use crate::api::{Delta, EngineConfig, Event, FinishReason, GenerationParams, GenerationRequest};
 use crate::error::{EngineError, SubmitError};
 use crate::load::{Progress, load};
 use crate::publish::TextEngine;
-use models::Tokenizer;
-use std::sync::Arc;
 
 /// What became of one prompt.
 #[derive(Clone, Debug, PartialEq)]
@@ -68,28 +71,37 @@ impl Llm {
     /// Runs requests on token ids to their end, batched together; the results are in the order of the requests. If one
     /// is refused, none runs.
     pub fn run(&mut self, requests: Vec<GenerationRequest>) -> Result<Vec<Completion>, SubmitError> {
-        let mut ids = Vec::with_capacity(requests.len());
-        let mut completions = Vec::with_capacity(requests.len());
+        Ok(self.run_with_events(requests)?.into_iter().map(|(completion, _)| completion).collect())
+    }
+
+    /// Like [`Llm::run`], with every event of each request too: log-probabilities, offsets, cached tokens.
+    pub fn run_with_events(&mut self, requests: Vec<GenerationRequest>) -> Result<Vec<(Completion, Vec<Event>)>, SubmitError> {
+        let mut places = HashMap::with_capacity(requests.len());
+        let mut results = Vec::with_capacity(requests.len());
         for request in requests {
             let outputs = vec![CompletionOutput::default(); request.params.n];
-            completions.push(Completion { prompt_token_ids: request.prompt.clone(), outputs });
+            let completion = Completion { prompt_token_ids: request.prompt.clone(), outputs };
             match self.engine.submit(request) {
-                Ok(id) => ids.push(id),
+                Ok(id) => places.insert(id, results.len()),
                 Err(error) => {
-                    ids.into_iter().for_each(|id| self.engine.abort(id));
+                    places.into_keys().for_each(|id| self.engine.abort(id));
                     return Err(error);
                 }
-            }
+            };
+            results.push((completion, Vec::new()));
         }
-        let place: std::collections::HashMap<_, _> = ids.into_iter().zip(0..).collect::<std::collections::HashMap<_, usize>>();
         while self.engine.has_work() {
             self.engine.step(|id, event, _| {
-                if let (Event::Delta(delta), Some(&at)) = (event, place.get(&id)) {
-                    completions[at].take(delta);
+                if let Some(&place) = places.get(&id) {
+                    let (completion, events): &mut (Completion, Vec<Event>) = &mut results[place];
+                    if let Event::Delta(delta) = &event {
+                        completion.take(delta);
+                    }
+                    events.push(event);
                 }
             });
         }
-        Ok(completions)
+        Ok(results)
     }
 
     /// The model's tokenizer.
@@ -104,10 +116,12 @@ impl Llm {
 }
 
 impl Completion {
-    fn take(&mut self, delta: Delta) {
+    fn take(&mut self, delta: &Delta) {
         let output = &mut self.outputs[delta.index as usize];
         output.text += &delta.text;
         output.token_ids.extend(delta.tokens.iter().map(|token| token.id));
-        output.finish_reason = delta.finish.or(output.finish_reason.take());
+        if delta.finish.is_some() {
+            output.finish_reason.clone_from(&delta.finish);
+        }
     }
 }

@@ -1,8 +1,9 @@
 //! The free list: which blocks can be had, in the order in which they will be.
 //!
-//! A doubly linked list threaded through an array by block id, so that a block leaves the middle (a prefix hit on a
-//! free block) in O(1) and nothing is ever allocated. One sentinel behind the last block closes the ring; an absent block
-//! links to itself nowhere ([`ABSENT`]), which makes a double removal a no-op instead of a corrupted list.
+//! A doubly linked list threaded through an array by block id, so that a block leaves the middle (a prefix
+//! hit on a free block) in O(1) and nothing is ever allocated. One sentinel behind the last block closes the
+//! ring; an absent block links to itself nowhere ([`ABSENT`]), which makes a double removal a no-op instead
+//! of a corrupted list.
 
 use crate::BlockId;
 
@@ -26,8 +27,16 @@ impl FreeList {
     /// All of `0..num_blocks`, lowest id first.
     pub fn full(num_blocks: u32) -> FreeList {
         let ring = num_blocks + 1;
-        let links = (0..ring).map(|i| Links { prev: (i + ring - 1) % ring, next: (i + 1) % ring }).collect();
-        FreeList { links, len: num_blocks as usize }
+        let links = (0..ring)
+            .map(|i| Links {
+                prev: (i + ring - 1) % ring,
+                next: (i + 1) % ring,
+            })
+            .collect();
+        FreeList {
+            links,
+            len: num_blocks as usize,
+        }
     }
 
     /// Blocks in the list.
@@ -58,7 +67,10 @@ impl FreeList {
         }
         self.links[prev as usize].next = next;
         self.links[next as usize].prev = prev;
-        self.links[block.index()] = Links { prev: ABSENT, next: ABSENT };
+        self.links[block.index()] = Links {
+            prev: ABSENT,
+            next: ABSENT,
+        };
         self.len -= 1;
         true
     }
@@ -108,7 +120,12 @@ mod tests {
     #[test]
     fn popping_gives_the_ids_in_order_until_none_is_left() {
         let mut list = FreeList::full(3);
-        assert_eq!((0..4).map(|_| list.pop_front().map(|b| b.0)).collect::<Vec<_>>(), [Some(0), Some(1), Some(2), None]);
+        assert_eq!(
+            (0..4)
+                .map(|_| list.pop_front().map(|b| b.0))
+                .collect::<Vec<_>>(),
+            [Some(0), Some(1), Some(2), None]
+        );
         assert_eq!(list.len(), 0);
     }
 

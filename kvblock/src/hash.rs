@@ -1,9 +1,9 @@
 //! The name of a prefix: a chained, keyed 128-bit hash.
 //!
-//! `name(block k) = SipHash-1-3-128(key, name(block k-1), salt if k = 0, tokens of block k)`. Every field is written as a tag, its
-//! length and its bytes, so that no two different lists of fields are the same input. The key is random per process
-//! unless a seed is given, so a client can not search for colliding prompts. The name only *finds* candidates;
-//! [`crate::prefix`] compares what they hold.
+//! `name(block k) = SipHash-1-3-128(key, name(block k-1), salt if k = 0, tokens of block k)`. Every field is
+//! written as a tag, its length and its bytes, so that no two different lists of fields are the same input.
+//! The key is random per process unless a seed is given, so a client can not search for colliding prompts.
+//! The name only *finds* candidates; [`crate::prefix`] compares what they hold.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 
@@ -27,7 +27,10 @@ impl PrefixHasher {
     /// `bits` (1 to 128) of hash under a key made from `seed`, or from the process's randomness.
     pub fn new(seed: Option<u64>, bits: u32) -> PrefixHasher {
         let seed = seed.unwrap_or_else(|| RandomState::new().build_hasher().finish());
-        PrefixHasher { seed, mask: u128::MAX >> (128 - bits) }
+        PrefixHasher {
+            seed,
+            mask: u128::MAX >> (128 - bits),
+        }
     }
 
     /// The seed in use.
@@ -35,10 +38,14 @@ impl PrefixHasher {
         self.seed
     }
 
-    /// Name of the prefix that ends with `tokens`; `parent` is the name of what stands before, and only a first block has a salt.
+    /// Name of the prefix that ends with `tokens`; `parent` is the name of what stands before, and only a
+    /// first block has a salt.
     pub fn name(&self, parent: Option<u128>, salt: Option<&str>, tokens: &[u32]) -> u128 {
         // SipHash wants 128 bits of key; the second word only has to be another function of the seed.
-        let mut hasher = SipHasher13::new_with_keys(self.seed, self.seed.rotate_left(32) ^ 0x9e37_79b9_7f4a_7c15);
+        let mut hasher = SipHasher13::new_with_keys(
+            self.seed,
+            self.seed.rotate_left(32) ^ 0x9e37_79b9_7f4a_7c15,
+        );
         if let Some(parent) = parent {
             open_field(&mut hasher, Tag::Parent, 16);
             hasher.write(&parent.to_le_bytes());
@@ -70,8 +77,14 @@ mod tests {
         let random = PrefixHasher::new(None, 128);
         let replica = PrefixHasher::new(Some(random.seed()), 128);
         let other = PrefixHasher::new(Some(random.seed() ^ 1), 128);
-        assert_eq!(random.name(None, None, &[1, 2]), replica.name(None, None, &[1, 2]));
-        assert_ne!(random.name(None, None, &[1, 2]), other.name(None, None, &[1, 2]));
+        assert_eq!(
+            random.name(None, None, &[1, 2]),
+            replica.name(None, None, &[1, 2])
+        );
+        assert_ne!(
+            random.name(None, None, &[1, 2]),
+            other.name(None, None, &[1, 2])
+        );
         assert_ne!(random.seed(), PrefixHasher::new(None, 128).seed());
     }
 

@@ -1,18 +1,20 @@
 //! Who owns which block: the memory manager of a paged KV cache, without the memory.
 //!
-//! A paged KV cache is a pool of blocks of `block_size` token slots each. This crate decides which sequence owns which
-//! blocks: reference-counted block tables, copy-on-write between forked sequences, and a prefix cache that lets equal
-//! prompts share blocks (after PagedAttention, Kwon et al. 2023, arXiv:2309.06180).
+//! A paged KV cache is a pool of blocks of `block_size` token slots each. This crate decides which sequence
+//! owns which blocks: reference-counted block tables, copy-on-write between forked sequences, and a prefix
+//! cache that lets equal prompts share blocks (after PagedAttention, Kwon et al. 2023, arXiv:2309.06180).
 //!
-//! It is not a cache of tensors: it holds no keys or values, does no I/O, takes no locks, and knows of no device. What the
-//! memory must undergo comes out as an ordered list of [`MemOp`]; who holds the memory applies it.
+//! It is not a cache of tensors: it holds no keys or values, does no I/O, takes no locks, and knows of no
+//! device. What the memory must undergo comes out as an ordered list of [`MemOp`]; who holds the memory
+//! applies it.
 //!
 //! # What is always true
 //! - Every block is free or referenced, never both; the reference counts sum to the occurrences in live tables.
 //! - A block with more than one owner is never written; a sole owner writes in place.
-//! - Only full blocks of committed tokens can be found by prefix, and a hit is verified by its tokens, so neither a hash collision
-//!   nor a crafted prompt returns another prompt's cache.
-//! - Blocks without a hash are reused before cached ones; those go least recently used first, the tail of a chain before its head.
+//! - Only full blocks of committed tokens can be found by prefix, and a hit is verified by its tokens, so
+//!   neither a hash collision nor a crafted prompt returns another prompt's cache.
+//! - Blocks without a hash are reused before cached ones; those go least recently used first, the tail of a
+//!   chain before its head.
 //! - An operation that fails changes nothing.
 //! - [`Gauges`] sum to the pool, and [`BlockPool::audit`] rebuilds all of this from the live tables.
 //!
@@ -46,6 +48,7 @@
 
 mod admit;
 mod audit;
+mod config;
 mod error;
 mod free_list;
 mod hash;
@@ -54,8 +57,9 @@ mod prefix;
 mod table;
 
 pub use admit::{Admission, MissReason, PrefixStats, Prompt};
+pub use config::PoolConfig;
 pub use error::{AuditError, NoSpace, PoolError, Uncommitted};
-pub use pool::{BlockPool, Gauges, MemOp, PoolConfig};
+pub use pool::{BlockPool, Gauges, MemOp};
 pub use table::BlockTable;
 
 /// Compiles and runs the README's example.

@@ -1,50 +1,21 @@
 //! The pool: every block, its owners, and the operations on tables.
 //!
-//! A block is free or referenced, never both. Free blocks stand in one list: those without a hash in front, then cached ones, least
-//! recently used first; blocks are taken from the front. Every operation is O(blocks it touches) and either succeeds or changes nothing.
+//! A block is free or referenced, never both. Free blocks stand in one list: those without a hash in front,
+//! then cached ones, least recently used first; blocks are taken from the front. Every operation is O(blocks
+//! it touches) and either succeeds or changes nothing.
 //!
-//! The pool touches no memory. What the memory must undergo is kept as an ordered list of [`MemOp`], to be drained and applied
-//! before the next write to any block.
+//! The pool touches no memory. What the memory must undergo is kept as an ordered list of [`MemOp`], to be
+//! drained and applied before the next write to any block.
 
 use std::sync::Arc;
 
 use crate::free_list::FreeList;
 use crate::hash::PrefixHasher;
 use crate::prefix::{Content, PrefixIndex};
-use crate::{BlockId, BlockTable, NoSpace, PoolError, PrefixStats, Uncommitted};
+use crate::{BlockId, BlockTable, NoSpace, PoolConfig, PoolError, PrefixStats, Uncommitted};
 
-/// How to build a [`BlockPool`].
-#[derive(Clone, Debug)]
-pub struct PoolConfig {
-    /// Blocks in the pool.
-    pub num_blocks: usize,
-    /// Tokens per block.
-    pub block_size: usize,
-    /// Keep the blocks of finished sequences and share equal prefixes.
-    pub prefix_caching: bool,
-    /// Key of the prefix hash; `None` takes the process's randomness. Replicas that shall name prefixes alike need the same.
-    pub hash_seed: Option<u64>,
-    /// Bits of hash, 1 to 128. Less than 128 only forces collisions, for tests: results stay right, lookups get slower.
-    pub hash_bits: u32,
-    /// Order [`MemOp::Poison`] for what must not be read again.
-    pub poison: bool,
-}
-
-impl PoolConfig {
-    /// Prefix caching on, random key, 128 bits, poison in debug builds.
-    pub fn new(num_blocks: usize, block_size: usize) -> PoolConfig {
-        PoolConfig {
-            num_blocks,
-            block_size,
-            prefix_caching: true,
-            hash_seed: None,
-            hash_bits: 128,
-            poison: cfg!(debug_assertions),
-        }
-    }
-}
-
-/// Something the memory behind the pool must undergo. Apply in order, and before the writes of the appends that caused them.
+/// Something the memory behind the pool must undergo. Apply in order, and before the writes of the appends
+/// that caused them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MemOp {
     /// Copy all slots of one block to another.
@@ -54,7 +25,8 @@ pub enum MemOp {
         /// Written.
         dst: BlockId,
     },
-    /// Fill the slots from `from_slot` to the block's end with NaN: nothing may read them before they are written again.
+    /// Fill the slots from `from_slot` to the block's end with NaN: nothing may read them before they are
+    /// written again.
     Poison {
         /// The block.
         block: BlockId,
@@ -92,16 +64,7 @@ pub struct BlockPool {
 impl BlockPool {
     /// A pool of which every block is free.
     pub fn new(config: PoolConfig) -> Result<BlockPool, PoolError> {
-        let num_blocks = u32::try_from(config.num_blocks).unwrap_or(u32::MAX);
-        if num_blocks == 0 || num_blocks == u32::MAX {
-            return Err(PoolError::NumBlocks { found: config.num_blocks });
-        }
-        if config.block_size == 0 {
-            return Err(PoolError::BlockSize);
-        }
-        if !(1..=128).contains(&config.hash_bits) {
-            return Err(PoolError::HashBits { found: config.hash_bits });
-        }
+        let num_blocks = config.check()?;
         let index = config.prefix_caching.then(|| {
             let hasher = PrefixHasher::new(config.hash_seed, config.hash_bits);
             PrefixIndex::new(hasher, config.num_blocks, config.block_size)
@@ -159,7 +122,9 @@ impl BlockPool {
 
     /// Whether the block is in the prefix index.
     pub fn is_cached(&self, block: BlockId) -> bool {
-        self.index.as_ref().is_some_and(|index| index.contains(block))
+        self.index
+            .as_ref()
+            .is_some_and(|index| index.contains(block))
     }
 
     /// The blocks that can be had, in the order in which they will be.
@@ -172,8 +137,12 @@ impl BlockPool {
         self.memory_ops.drain(..)
     }
 
-    /// Blocks that all these appends together would take: each entry is a table and the number of tokens to append to it.
-    pub fn blocks_needed<'a>(&self, appends: impl IntoIterator<Item = (&'a BlockTable, usize)>) -> usize {
+    /// Blocks that all these appends together would take: each entry is a table and the number of tokens to
+    /// append to it.
+    pub fn blocks_needed<'a>(
+        &self,
+        appends: impl IntoIterator<Item = (&'a BlockTable, usize)>,
+    ) -> usize {
         let mut needed = 0;
         let mut shared_tails = Vec::new();
         for (table, tokens) in appends.into_iter().filter(|&(_, tokens)| tokens > 0) {
@@ -189,16 +158,19 @@ impl BlockPool {
         needed
     }
 
-    /// Gives each of `tokens` a slot behind those the table has. If the last block is shared and has room, it is copied first; a sole
-    /// owner writes in place. Returns the index of the first block that is new or replaced: a mirror of the table keeps
-    /// the blocks before it and takes those from it on.
+    /// Gives each of `tokens` a slot behind those the table has. If the last block is shared and has room, it
+    /// is copied first; a sole owner writes in place. Returns the index of the first block that is new or
+    /// replaced: a mirror of the table keeps the blocks before it and takes those from it on.
     pub fn append(&mut self, table: &mut BlockTable, tokens: &[u32]) -> Result<usize, NoSpace> {
         if tokens.is_empty() {
             return Ok(table.blocks.len());
         }
         let wanted = self.blocks_needed([(&*table, tokens.len())]);
         if wanted > self.free.len() {
-            return Err(NoSpace { wanted, free: self.free.len() });
+            return Err(NoSpace {
+                wanted,
+                free: self.free.len(),
+            });
         }
         let mut first_changed = table.blocks.len();
         if let Some(src) = self.shared_tail(table) {
@@ -220,25 +192,39 @@ impl BlockPool {
         Ok(first_changed)
     }
 
-    /// Says that the first `committed` tokens of the table have been computed. Blocks that are full of such tokens become findable.
-    /// Less than before says nothing new.
+    /// Says that the first `committed` tokens of the table have been computed. Blocks that are full of such
+    /// tokens become findable. Less than before says nothing new.
     pub fn commit(&mut self, table: &mut BlockTable, committed: usize) {
-        debug_assert!(committed <= table.len(), "{committed} tokens computed of {}", table.len());
+        debug_assert!(
+            committed <= table.len(),
+            "{committed} tokens computed of {}",
+            table.len()
+        );
         let full = table.committed / self.block_size..committed / self.block_size;
         table.committed = committed.max(table.committed);
         let Some(index) = &mut self.index else { return };
         for k in full {
-            let parent = k.checked_sub(1).and_then(|before| index.as_parent(table.blocks[before]));
-            let content = Content { parent, salt: table.salt.as_ref(), tokens: table.block_tokens(k) };
+            let parent = k
+                .checked_sub(1)
+                .and_then(|before| index.as_parent(table.blocks[before]));
+            let content = Content {
+                parent,
+                salt: table.salt.as_ref(),
+                tokens: table.block_tokens(k),
+            };
             index.insert(table.blocks[k], content);
         }
     }
 
-    /// A second table on the same blocks, a partly filled last one included. Costs no block until one of the two appends. Refused while
-    /// the table has tokens that are not committed: they would be written to a shared block.
+    /// A second table on the same blocks, a partly filled last one included. Costs no block until one of the
+    /// two appends. Refused while the table has tokens that are not committed: they would be written to a
+    /// shared block.
     pub fn fork(&mut self, table: &BlockTable) -> Result<BlockTable, Uncommitted> {
         if table.committed < table.len() {
-            return Err(Uncommitted { committed: table.committed, len: table.len() });
+            return Err(Uncommitted {
+                committed: table.committed,
+                len: table.len(),
+            });
         }
         for block in &table.blocks {
             self.refs[block.index()] += 1;
@@ -252,7 +238,8 @@ impl BlockPool {
         })
     }
 
-    /// Cuts the table down to its first `len` tokens. A block that the table alone owns and that is cut within loses its hash.
+    /// Cuts the table down to its first `len` tokens. A block that the table alone owns and that is cut
+    /// within loses its hash.
     pub fn truncate(&mut self, table: &mut BlockTable, len: usize) {
         if len >= table.len() {
             return;
@@ -271,7 +258,8 @@ impl BlockPool {
         }
     }
 
-    /// Takes the table's blocks back. Those with a hash stay findable until they are needed, the tail of the sequence first.
+    /// Takes the table's blocks back. Those with a hash stay findable until they are needed, the tail of the
+    /// sequence first.
     pub fn release(&mut self, table: BlockTable) {
         self.release_blocks(&table.blocks);
     }
@@ -288,8 +276,8 @@ impl BlockPool {
         true
     }
 
-    /// A table over the blocks `hits`, which are pinned, with slots for all of `tokens`. Changes nothing if that and `keep_free` more
-    /// blocks can not be had.
+    /// A table over the blocks `hits`, which are pinned, with slots for all of `tokens`. Changes nothing if
+    /// that and `keep_free` more blocks can not be had.
     pub(crate) fn open_table(
         &mut self,
         hits: &[BlockId],
@@ -299,7 +287,10 @@ impl BlockPool {
     ) -> Result<BlockTable, NoSpace> {
         let wanted = self.blocks_to_open(hits, tokens.len()) + keep_free;
         if wanted > self.free.len() {
-            return Err(NoSpace { wanted, free: self.free.len() });
+            return Err(NoSpace {
+                wanted,
+                free: self.free.len(),
+            });
         }
         for &block in hits {
             if self.free.remove(block) {
@@ -332,7 +323,10 @@ impl BlockPool {
 
     /// Takes the front block of the free list, evicting what it cached.
     fn take(&mut self) -> Result<BlockId, NoSpace> {
-        let block = self.free.pop_front().ok_or(NoSpace { wanted: 1, free: 0 })?;
+        let block = self
+            .free
+            .pop_front()
+            .ok_or(NoSpace { wanted: 1, free: 0 })?;
         if self.drop_hash(block, 0) {
             self.cached_free -= 1;
         }

@@ -1,13 +1,15 @@
 //! The prefix index: which block holds the keys and values of which prefix.
 //!
-//! A lookup must never return a block of another prefix, whatever the hash does. So each distinct prefix that is
-//! indexed gets a [`PrefixId`] of its own, never given twice, and an entry holds its parent's id, its salt and its tokens. Walking
-//! from the front, a candidate found by hash is taken only if its parent is *the prefix verified so far* and
-//! its tokens are equal: by induction the whole prefix is equal, at the cost of comparing one block.
+//! A lookup must never return a block of another prefix, whatever the hash does. So each distinct prefix that
+//! is indexed gets a [`PrefixId`] of its own, never given twice, and an entry holds its parent's id, its salt
+//! and its tokens. Walking from the front, a candidate found by hash is taken only if its parent is *the
+//! prefix verified so far* and its tokens are equal: by induction the whole prefix is equal, at the cost of
+//! comparing one block.
 //!
-//! Several blocks may hold the same prefix (requests that computed it at the same time): all are kept under one hash, linked by
-//! block id, and the prefix stays findable until the last of them is gone. All operations are O(1) in the number of blocks
-//! but for the entries that share one hash, and none allocates except for the map's first growth.
+//! Several blocks may hold the same prefix (requests that computed it at the same time): all are kept under
+//! one hash, linked by block id, and the prefix stays findable until the last of them is gone. All operations
+//! are O(1) in the number of blocks but for the entries that share one hash, and none allocates except for
+//! the map's first growth.
 
 use std::collections::HashMap;
 use std::num::NonZeroU64;
@@ -95,7 +97,10 @@ impl PrefixIndex {
 
     /// What a block behind this one has before it.
     pub fn as_parent(&self, block: BlockId) -> Option<Parent> {
-        self.entries[block.index()].as_ref().map(|e| Parent { hash: e.hash, id: e.id })
+        self.entries[block.index()].as_ref().map(|e| Parent {
+            hash: e.hash,
+            id: e.id,
+        })
     }
 
     /// Looks for a block that holds exactly this content behind exactly this prefix.
@@ -117,25 +122,46 @@ impl PrefixIndex {
             self.last_id = self.last_id.saturating_add(1);
             PrefixId(self.last_id)
         });
-        self.tokens[block.index() * self.block_size..][..self.block_size].copy_from_slice(content.tokens);
+        self.tokens[block.index() * self.block_size..][..self.block_size]
+            .copy_from_slice(content.tokens);
         // Behind the first, so that the oldest block keeps being found and insertion stays O(1).
         let prev = *self.first.entry(hash).or_insert(block);
         let (prev, next) = if prev == block {
             (None, None)
         } else {
-            (Some(prev), self.entry_mut(Some(prev)).and_then(|e| e.next.replace(block)))
+            (
+                Some(prev),
+                self.entry_mut(Some(prev))
+                    .and_then(|e| e.next.replace(block)),
+            )
         };
         if let Some(entry) = self.entry_mut(next) {
             entry.prev = Some(block);
         }
-        let salt = if content.parent.is_none() { content.salt.cloned() } else { None };
-        self.entries[block.index()] = Some(Entry { hash, id, parent: content.parent.map(|p| p.id), salt, prev, next });
+        let salt = if content.parent.is_none() {
+            content.salt.cloned()
+        } else {
+            None
+        };
+        self.entries[block.index()] = Some(Entry {
+            hash,
+            id,
+            parent: content.parent.map(|p| p.id),
+            salt,
+            prev,
+            next,
+        });
         true
     }
 
     /// Forgets a block; `false` if it was not indexed.
     pub fn remove(&mut self, block: BlockId) -> bool {
-        let Some(Entry { hash, prev, next, .. }) = self.entries[block.index()].take() else { return false };
+        let Some(Entry {
+            hash, prev, next, ..
+        }) = self.entries[block.index()].take()
+        else {
+            return false;
+        };
         match (prev, next) {
             (None, None) => {
                 self.first.remove(&hash);
@@ -156,7 +182,9 @@ impl PrefixIndex {
 
     /// Whether the block is indexed under the name of this content and verifies as it.
     pub fn verify(&self, block: BlockId, content: Content<'_>) -> Result<(), &'static str> {
-        let entry = self.entries[block.index()].as_ref().ok_or("a full committed block is not indexed")?;
+        let entry = self.entries[block.index()]
+            .as_ref()
+            .ok_or("a full committed block is not indexed")?;
         if entry.hash != self.name(content) {
             return Err("its hash is not the name of the table's tokens");
         }
@@ -172,7 +200,9 @@ impl PrefixIndex {
         for (&hash, &first) in &self.first {
             let (mut prev, mut at) = (None, Some(first));
             while let Some(block) = at {
-                let entry = self.entries[block.index()].as_ref().ok_or((block, "linked but not indexed"))?;
+                let entry = self.entries[block.index()]
+                    .as_ref()
+                    .ok_or((block, "linked but not indexed"))?;
                 if entry.hash != hash {
                     return Err((block, "linked under another hash"));
                 }
@@ -184,12 +214,21 @@ impl PrefixIndex {
             }
         }
         let indexed = self.entries.iter().filter(|e| e.is_some()).count();
-        if reached == indexed { Ok(()) } else { Err((BlockId(0), "entries and links differ in number")) }
+        if reached == indexed {
+            Ok(())
+        } else {
+            Err((BlockId(0), "entries and links differ in number"))
+        }
     }
 
     fn name(&self, content: Content<'_>) -> u128 {
-        let salt = if content.parent.is_none() { content.salt.map(|s| &**s) } else { None };
-        self.hasher.name(content.parent.map(|p| p.hash), salt, content.tokens)
+        let salt = if content.parent.is_none() {
+            content.salt.map(|s| &**s)
+        } else {
+            None
+        };
+        self.hasher
+            .name(content.parent.map(|p| p.hash), salt, content.tokens)
     }
 
     fn find_under(&self, hash: u128, content: Content<'_>) -> Found {
@@ -201,18 +240,33 @@ impl PrefixIndex {
             }
             at = self.entries[block.index()].as_ref().and_then(|e| e.next);
         }
-        if absent { Found::Absent } else { Found::Collision }
+        if absent {
+            Found::Absent
+        } else {
+            Found::Collision
+        }
     }
 
     fn holds(&self, block: BlockId, content: Content<'_>) -> bool {
         self.entries[block.index()].as_ref().is_some_and(|entry| {
             entry.parent == content.parent.map(|p| p.id)
                 && (entry.parent.is_some() || entry.salt.as_ref() == content.salt)
-                && self.tokens[block.index() * self.block_size..][..self.block_size] == *content.tokens
+                && self.tokens[block.index() * self.block_size..][..self.block_size]
+                    == *content.tokens
         })
     }
 
     fn entry_mut(&mut self, block: Option<BlockId>) -> Option<&mut Entry> {
         block.and_then(|b| self.entries[b.index()].as_mut())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_kept_per_block_is_one_cache_line() {
+        assert_eq!(size_of::<Option<Entry>>(), 64);
     }
 }

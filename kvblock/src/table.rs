@@ -6,8 +6,9 @@
 //! committed  ^------- 6 -------^                         keys and values of t0..t5 are in the pool
 //! ```
 //!
-//! A table never holds a block that it does not need: `blocks = ceil(len / block_size)`. It is changed only by its
-//! [`BlockPool`](crate::BlockPool), and it owns references: give it back with [`BlockPool::release`](crate::BlockPool::release), do not drop it.
+//! A table never holds a block that it does not need: `blocks = ceil(len / block_size)`. It is changed only
+//! by its [`BlockPool`](crate::BlockPool), and it owns references: give it back with
+//! [`BlockPool::release`](crate::BlockPool::release), do not drop it.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -57,7 +58,11 @@ impl BlockTable {
     /// # Panics
     /// If a position is past the end of the table.
     pub fn slots(&self, positions: Range<usize>) -> impl Iterator<Item = i64> + '_ {
-        assert!(positions.end <= self.len(), "positions {positions:?} of a table of {}", self.len());
+        assert!(
+            positions.end <= self.len(),
+            "positions {positions:?} of a table of {}",
+            self.len()
+        );
         positions.map(|p| {
             let block = self.blocks[p / self.block_size];
             i64::from(block.0) * self.block_size as i64 + (p % self.block_size) as i64
@@ -66,7 +71,11 @@ impl BlockTable {
 
     /// The block that the next token goes to, if there is one with room.
     pub(crate) fn open_tail(&self) -> Option<BlockId> {
-        if self.len().is_multiple_of(self.block_size) { None } else { self.blocks.last().copied() }
+        if self.len().is_multiple_of(self.block_size) {
+            None
+        } else {
+            self.blocks.last().copied()
+        }
     }
 
     /// The tokens of the `index`th block, which must be full.

@@ -1,6 +1,7 @@
 //! The other half of a step: what was computed becomes known, and findable in the prefix cache.
 //!
-//! Outcomes are checked as a whole before the first is applied. Those for requests that have ended since the plan are ignored.
+//! Outcomes are checked as a whole before the first is applied. Those for requests that have ended since the
+//! plan are ignored.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -66,9 +67,9 @@ pub enum CommitError {
 }
 
 impl Scheduler {
-    /// Reports the step in flight as computed. `outcomes` holds one entry for every sequence that the plan samples and that is
-    /// still live, in any order; spans that sample nothing need none. A sequence that has `max_tokens` outputs has finished, whether
-    /// its outcome says so or not. An error commits nothing.
+    /// Reports the step in flight as computed. `outcomes` holds one entry for every sequence that the plan
+    /// samples and that is still live, in any order; spans that sample nothing need none. A sequence that has
+    /// `max_tokens` outputs has finished, whether its outcome says so or not. An error commits nothing.
     pub fn commit(&mut self, step: StepId, outcomes: &[Outcome]) -> Result<(), CommitError> {
         let flight = match self.flight.take() {
             Some(flight) if flight.step == step => flight,
@@ -86,9 +87,9 @@ impl Scheduler {
                 return Err(error);
             }
         };
+        // A request that has ended since has no table, nor has a new one of the same id.
         for span in &flight.spans {
             if let Some(group) = self.groups.get_mut(&span.seq.request)
-                && group.arrival == span.arrival
                 && let Some(table) = &mut group.seqs[span.seq.index as usize].table
             {
                 self.pool.commit(table, span.end);
@@ -96,7 +97,9 @@ impl Scheduler {
         }
         let mut unsettled: Vec<RequestId> = Vec::new();
         for outcome in accepted {
-            let Some(group) = self.groups.get_mut(&outcome.seq.request) else { continue };
+            let Some(group) = self.groups.get_mut(&outcome.seq.request) else {
+                continue;
+            };
             let sequence = &mut group.seqs[outcome.seq.index as usize];
             sequence.output.extend_from_slice(&outcome.tokens);
             sequence.live = !outcome.finished && sequence.output.len() < group.request.max_tokens;
@@ -105,7 +108,13 @@ impl Scheduler {
             }
         }
         // A fork waits for the outcomes, so that a sequence that ends with its first token never gets a table.
-        unsettled.extend(flight.spans.iter().map(|s| s.seq.request).filter(|id| self.groups.get(id).is_some_and(|g| !g.forked)));
+        unsettled.extend(
+            flight
+                .spans
+                .iter()
+                .map(|s| s.seq.request)
+                .filter(|id| self.groups.get(id).is_some_and(|g| !g.forked)),
+        );
         unsettled.dedup();
         for id in unsettled {
             self.settle(id);
@@ -114,7 +123,11 @@ impl Scheduler {
     }
 
     /// Matches outcomes with the plan, and returns those whose sequence is still the planned one and live.
-    fn accept<'a>(&self, flight: &Flight, outcomes: &'a [Outcome]) -> Result<Vec<&'a Outcome>, CommitError> {
+    fn accept<'a>(
+        &self,
+        flight: &Flight,
+        outcomes: &'a [Outcome],
+    ) -> Result<Vec<&'a Outcome>, CommitError> {
         struct Wanted<'a> {
             tokens: usize,
             live: bool,
@@ -122,11 +135,28 @@ impl Scheduler {
         }
         let mut wanted: HashMap<SeqId, Wanted<'a>> = HashMap::with_capacity(flight.spans.len());
         for span in &flight.spans {
-            let group = self.groups.get(&span.seq.request).filter(|g| g.arrival == span.arrival);
+            let group = self
+                .groups
+                .get(&span.seq.request)
+                .filter(|g| g.arrival == span.arrival);
             let live = |index: u32| group.is_some_and(|g| g.seqs[index as usize].live);
-            wanted.insert(span.seq, Wanted { tokens: 0, live: live(span.seq.index), outcome: None });
+            wanted.insert(
+                span.seq,
+                Wanted {
+                    tokens: 0,
+                    live: live(span.seq.index),
+                    outcome: None,
+                },
+            );
             for index in span.sample.clone() {
-                wanted.insert(SeqId { index, ..span.seq }, Wanted { tokens: 1, live: live(index), outcome: None });
+                wanted.insert(
+                    SeqId { index, ..span.seq },
+                    Wanted {
+                        tokens: 1,
+                        live: live(index),
+                        outcome: None,
+                    },
+                );
             }
         }
         let mut accepted = Vec::with_capacity(outcomes.len());
@@ -137,7 +167,11 @@ impl Scheduler {
                 return Err(CommitError::Duplicate { seq });
             }
             if outcome.tokens.len() > entry.tokens {
-                return Err(CommitError::TooManyTokens { seq, found: outcome.tokens.len(), expected: entry.tokens });
+                return Err(CommitError::TooManyTokens {
+                    seq,
+                    found: outcome.tokens.len(),
+                    expected: entry.tokens,
+                });
             }
             if entry.live {
                 accepted.push(outcome);
@@ -146,7 +180,11 @@ impl Scheduler {
         for span in &flight.spans {
             for index in span.sample.clone() {
                 let seq = SeqId { index, ..span.seq };
-                let served = |w: &Wanted<'_>| !w.live || w.outcome.is_some_and(|o| o.finished || !o.tokens.is_empty());
+                let served = |w: &Wanted<'_>| {
+                    !w.live
+                        || w.outcome
+                            .is_some_and(|o| o.finished || !o.tokens.is_empty())
+                };
                 if !wanted.get(&seq).is_some_and(served) {
                     return Err(CommitError::MissingToken { seq });
                 }

@@ -28,7 +28,8 @@ pub struct SchedConfig {
     pub max_model_len: usize,
     /// Share the blocks of equal prefixes.
     pub enable_prefix_caching: bool,
-    /// Let a prompt be computed over several steps. Without it, a prompt waits for a step that has room for the whole of it.
+    /// Let a prompt be computed over several steps. Without it, a prompt waits for a step that has room for
+    /// the whole of it.
     pub enable_chunked_prefill: bool,
     /// Order of admission and preemption.
     pub policy: Policy,
@@ -59,7 +60,8 @@ pub enum ConfigError {
     /// Chunked prefill is off and the longest prompt does not fit a step.
     #[error(
         "--max-num-batched-tokens {max_num_batched_tokens} is less than --max-model-len {max_model_len}: without \
-         --enable-chunked-prefill a prompt must fit one step; raise the former, lower the latter or turn chunked prefill on"
+         --enable-chunked-prefill a prompt must fit one step; raise the former, lower the latter or turn \
+         chunked prefill on"
     )]
     PromptExceedsStep {
         /// `--max-num-batched-tokens` as found.
@@ -75,17 +77,31 @@ pub enum ConfigError {
 impl SchedConfig {
     /// Whether every request that this configuration accepts can make progress.
     pub(crate) fn validate(&self) -> Result<(), ConfigError> {
-        let &SchedConfig { max_num_seqs, max_num_batched_tokens, max_model_len, .. } = self;
-        for (flag, value) in [("--max-num-seqs", max_num_seqs), ("--max-model-len", max_model_len)] {
+        let &SchedConfig {
+            max_num_seqs,
+            max_num_batched_tokens,
+            max_model_len,
+            ..
+        } = self;
+        for (flag, value) in [
+            ("--max-num-seqs", max_num_seqs),
+            ("--max-model-len", max_model_len),
+        ] {
             if value == 0 {
                 return Err(ConfigError::Zero { flag });
             }
         }
         if max_num_batched_tokens <= max_num_seqs {
-            return Err(ConfigError::NoShareForPrefill { max_num_batched_tokens, max_num_seqs });
+            return Err(ConfigError::NoShareForPrefill {
+                max_num_batched_tokens,
+                max_num_seqs,
+            });
         }
         if !self.enable_chunked_prefill && max_num_batched_tokens < max_model_len {
-            return Err(ConfigError::PromptExceedsStep { max_num_batched_tokens, max_model_len });
+            return Err(ConfigError::PromptExceedsStep {
+                max_num_batched_tokens,
+                max_model_len,
+            });
         }
         Ok(())
     }

@@ -7,8 +7,9 @@
 //! seq 2      (no table)                       [ prompt | out out     | next ]
 //! ```
 //!
-//! The prompt is computed once, as sequence 0, also when sequence 0 itself has finished already and the request comes back from a
-//! preemption for others' sake. At its end the live sequences fork from it. Outputs survive a preemption; tables do not.
+//! The prompt is computed once, as sequence 0, also when sequence 0 itself has finished already and the
+//! request comes back from a preemption for others' sake. At its end the live sequences fork from it. Outputs
+//! survive a preemption; tables do not.
 
 use std::borrow::Cow;
 use std::cmp::Reverse;
@@ -21,8 +22,8 @@ use crate::{Policy, Request, SeqId};
 /// Place in the waiting queue: priority (0 under FCFS), then order of arrival.
 pub(crate) type QueueKey = (i32, u64);
 
-/// How well a running request stands, best first: priority, most work done, earliest arrival. The best gets the first tokens for prefill;
-/// the worst is preempted.
+/// How well a running request stands, best first: priority, most work done, earliest arrival. The best gets
+/// the first tokens for prefill; the worst is preempted.
 pub(crate) type Standing = (i32, Reverse<usize>, u64);
 
 pub(crate) struct Sequence {
@@ -51,13 +52,28 @@ pub(crate) struct Group {
 impl Group {
     pub fn new(request: Request, arrival: u64) -> Group {
         let seqs = (0..request.n)
-            .map(|_| Sequence { output: Vec::new(), table: None, sent: 0, live: true })
+            .map(|_| Sequence {
+                output: Vec::new(),
+                table: None,
+                sent: 0,
+                live: true,
+            })
             .collect();
-        Group { request, arrival, seqs, forked: false, cached: 0, resumed: false }
+        Group {
+            request,
+            arrival,
+            seqs,
+            forked: false,
+            cached: 0,
+            resumed: false,
+        }
     }
 
     pub fn seq_id(&self, index: usize) -> SeqId {
-        SeqId { request: self.request.id, index: index as u32 }
+        SeqId {
+            request: self.request.id,
+            index: index as u32,
+        }
     }
 
     pub fn num_live(&self) -> usize {
@@ -84,7 +100,12 @@ impl Group {
         let prompt = self.request.prompt.len();
         let computed = |s: &Sequence| s.table.as_ref().map_or(0, BlockTable::committed);
         let all = if self.forked {
-            prompt + self.seqs.iter().map(|s| computed(s).saturating_sub(prompt)).sum::<usize>()
+            prompt
+                + self
+                    .seqs
+                    .iter()
+                    .map(|s| computed(s).saturating_sub(prompt))
+                    .sum::<usize>()
         } else {
             computed(&self.seqs[0])
         };
@@ -94,7 +115,11 @@ impl Group {
     /// Tokens that sequence `index` knows and that are to be computed in the present phase.
     pub fn target(&self, index: usize) -> usize {
         let prompt = self.request.prompt.len();
-        if self.forked || self.sole_live_is_first() { prompt + self.seqs[index].output.len() } else { prompt }
+        if self.forked || self.sole_live_is_first() {
+            prompt + self.seqs[index].output.len()
+        } else {
+            prompt
+        }
     }
 
     /// Sequences with something to compute, and how many tokens.
@@ -109,7 +134,11 @@ impl Group {
     /// All that sequence 0 has to compute in the prompt phase.
     pub fn prefill_tokens(&self) -> Cow<'_, [u32]> {
         let (prompt, target) = (&self.request.prompt, self.target(0));
-        if target == prompt.len() { Cow::Borrowed(prompt) } else { Cow::Owned(self.tokens(0, 0..target)) }
+        if target == prompt.len() {
+            Cow::Borrowed(prompt)
+        } else {
+            Cow::Owned(self.tokens(0, 0..target))
+        }
     }
 
     /// Tokens of sequence `index` at these positions.
@@ -118,7 +147,9 @@ impl Group {
         let output = &self.seqs[index].output;
         let split = prompt.len();
         let mut tokens = prompt[positions.start.min(split)..positions.end.min(split)].to_vec();
-        tokens.extend_from_slice(&output[positions.start.max(split) - split..positions.end.max(split) - split]);
+        tokens.extend_from_slice(
+            &output[positions.start.max(split) - split..positions.end.max(split) - split],
+        );
         tokens
     }
 

@@ -1,7 +1,8 @@
 //! What one step is: a complete, plain value that can be printed, replayed and sent to several ranks.
 //!
-//! The executor decides nothing. It keeps one block table per sequence and, in this order, forgets the tables in `released`, applies
-//! `memory`, applies each span's [`TableDelta`], and runs one forward pass over all spans.
+//! The executor decides nothing. It keeps one block table per sequence and, in this order, forgets the tables
+//! in `released`, applies `memory`, applies each span's [`TableDelta`], and runs one forward pass over all
+//! spans.
 
 use std::ops::Range;
 
@@ -29,7 +30,8 @@ pub struct StepPlan {
     pub spans: Vec<Span>,
     /// What the memory undergoes before the forward pass, in order.
     pub memory: Vec<MemOp>,
-    /// Sequences whose table the executor forgets, before anything else: finished, aborted or preempted since the last plan.
+    /// Sequences whose table the executor forgets, before anything else: finished, aborted or preempted since
+    /// the last plan.
     pub released: Vec<SeqId>,
     /// Requests that gave all their blocks back in this step and wait again.
     pub preempted: Vec<RequestId>,
@@ -50,12 +52,13 @@ pub struct Span {
     pub slots: Vec<i64>,
     /// Prompt tokens that came from the prefix cache; set on the first span of an admission, else 0.
     pub cached: usize,
-    /// Indices of the request's sequences that want a token from the *last* row: none for a partial prefill, `0..n` when a prompt of
-    /// a group of `n` is complete, `index..index + 1` in decode.
+    /// Indices of the request's sequences that want a token from the *last* row: none for a partial prefill,
+    /// `0..n` when a prompt of a group of `n` is complete, `index..index + 1` in decode.
     pub sample: Range<u32>,
 }
 
-/// How a block table changes: `table.truncate(keep); table.extend(append)`. A sequence not seen before starts with an empty table.
+/// How a block table changes: `table.truncate(keep); table.extend(append)`. A sequence not seen before starts
+/// with an empty table.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TableDelta {
     /// Leading blocks that stay.
@@ -109,7 +112,13 @@ pub struct Outcome {
 
 impl StepPlan {
     pub(crate) fn empty(step: StepId) -> StepPlan {
-        StepPlan { step, spans: Vec::new(), memory: Vec::new(), released: Vec::new(), preempted: Vec::new() }
+        StepPlan {
+            step,
+            spans: Vec::new(),
+            memory: Vec::new(),
+            released: Vec::new(),
+            preempted: Vec::new(),
+        }
     }
 
     /// Whether the executor has nothing to do.
@@ -146,7 +155,12 @@ mod block_ids {
         serializer.collect_seq(ids.iter().map(|id| id.0))
     }
 
-    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<BlockId>, D::Error> {
-        Ok(Vec::<u32>::deserialize(deserializer)?.into_iter().map(BlockId).collect())
+    pub fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Vec<BlockId>, D::Error> {
+        Ok(Vec::<u32>::deserialize(deserializer)?
+            .into_iter()
+            .map(BlockId)
+            .collect())
     }
 }

@@ -46,13 +46,14 @@ pub struct Request {
     pub priority: i32,
     /// Cached prefixes are shared only under the same salt.
     pub cache_salt: Option<String>,
-    /// `false`: every prompt token is computed (prompt log-probabilities want every row); the blocks are stored all the same.
+    /// `false`: every prompt token is computed (prompt log-probabilities want every row); the blocks are
+    /// stored all the same.
     pub read_prefix_cache: bool,
 }
 
 impl Request {
-    /// Blocks that the request may own at once, all of its sequences at full length:
-    /// `floor(P / bs) + n * (ceil((P + max_tokens - 1) / bs) - floor(P / bs))`. Full prompt blocks are shared, and the last token
+    /// Blocks that the request may own at once, all of its sequences at full length: `floor(P / bs) + n *
+    /// (ceil((P + max_tokens - 1) / bs) - floor(P / bs))`. Full prompt blocks are shared, and the last token
     /// of a sequence is never written.
     pub(crate) fn blocks_needed(&self, block_size: usize) -> usize {
         let shared = self.prompt.len() / block_size;
@@ -62,7 +63,8 @@ impl Request {
 
     /// Whether the request can run at all under this configuration, alone.
     pub(crate) fn check(&self, config: &SchedConfig) -> Result<(), Refusal> {
-        let (prompt, max_tokens, max_model_len) = (self.prompt.len(), self.max_tokens, config.max_model_len);
+        let (prompt, max_tokens, max_model_len) =
+            (self.prompt.len(), self.max_tokens, config.max_model_len);
         if prompt == 0 {
             return Err(Refusal::EmptyPrompt);
         }
@@ -73,15 +75,26 @@ impl Request {
             return Err(Refusal::NoTokens);
         }
         if self.n > config.max_num_seqs {
-            return Err(Refusal::TooManySequences { n: self.n, max_num_seqs: config.max_num_seqs });
+            return Err(Refusal::TooManySequences {
+                n: self.n,
+                max_num_seqs: config.max_num_seqs,
+            });
         }
         if prompt.saturating_add(max_tokens) > max_model_len {
-            return Err(Refusal::TooLong { prompt, max_tokens, max_model_len });
+            return Err(Refusal::TooLong {
+                prompt,
+                max_tokens,
+                max_model_len,
+            });
         }
         let needed = self.blocks_needed(config.block_size);
         if needed > config.num_blocks {
             let longest_prompt = longest_prompt(self.n, max_tokens, config);
-            return Err(Refusal::NeverFits { needed, pool: config.num_blocks, longest_prompt });
+            return Err(Refusal::NeverFits {
+                needed,
+                pool: config.num_blocks,
+                longest_prompt,
+            });
         }
         Ok(())
     }
@@ -89,8 +102,8 @@ impl Request {
 
 /// The longest prompt that fits pool and context with `n` outputs of `max_tokens`; 0 if none does.
 ///
-/// With `P = q * bs + r` a group needs `q + n * ceil((r + max_tokens - 1) / bs)` blocks, which is not monotone in `P` (a full last prompt block is
-/// shared, a partial one is not), so each `r` is solved for `q`.
+/// With `P = q * bs + r` a group needs `q + n * ceil((r + max_tokens - 1) / bs)` blocks, which is not
+/// monotone in `P` (a full last prompt block is shared, a partial one is not), so each `r` is solved for `q`.
 fn longest_prompt(n: usize, max_tokens: usize, config: &SchedConfig) -> usize {
     let bs = config.block_size;
     let per_remainder = |r: usize| {
@@ -136,7 +149,9 @@ pub enum Refusal {
         max_model_len: usize,
     },
     /// The whole pool would not hold it.
-    #[error("needs {needed} blocks, the pool holds {pool}; the longest prompt that fits is {longest_prompt} tokens")]
+    #[error(
+        "needs {needed} blocks, the pool holds {pool}; the longest prompt that fits is {longest_prompt} tokens"
+    )]
     NeverFits {
         /// Blocks for the whole group at full length.
         needed: usize,
@@ -151,6 +166,7 @@ pub enum Refusal {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
     use crate::Policy;
@@ -183,7 +199,9 @@ mod tests {
 
     #[test]
     fn the_refusal_gives_the_numbers() {
-        let refusal = request(1000, 1, 1).check(&config(16, 49, 4096)).unwrap_err();
+        let refusal = request(1000, 1, 1)
+            .check(&config(16, 49, 4096))
+            .unwrap_err();
         assert_eq!(
             refusal.to_string(),
             "needs 63 blocks, the pool holds 49; the longest prompt that fits is 784 tokens"
@@ -192,12 +210,24 @@ mod tests {
 
     #[test]
     fn the_longest_prompt_fits_and_no_longer_one_does() {
-        for (bs, blocks, len) in [(1, 7, 100), (4, 9, 100), (4, 9, 30), (16, 5, 70), (3, 20, 41)] {
+        for (bs, blocks, len) in [
+            (1, 7, 100),
+            (4, 9, 100),
+            (4, 9, 30),
+            (16, 5, 70),
+            (3, 20, 41),
+        ] {
             for n in 1..5 {
                 for max_tokens in 1..20 {
                     let config = config(bs, blocks, len);
-                    let brute = (1..=len).filter(|&p| request(p, n, max_tokens).check(&config).is_ok()).max();
-                    assert_eq!(longest_prompt(n, max_tokens, &config), brute.unwrap_or(0), "{bs} {blocks} {len} {n} {max_tokens}");
+                    let brute = (1..=len)
+                        .filter(|&p| request(p, n, max_tokens).check(&config).is_ok())
+                        .max();
+                    assert_eq!(
+                        longest_prompt(n, max_tokens, &config),
+                        brute.unwrap_or(0),
+                        "{bs} {blocks} {len} {n} {max_tokens}"
+                    );
                 }
             }
         }

@@ -1,8 +1,9 @@
 //! The scheduler's state and what changes it from outside: requests come, are aborted, and end.
 //!
-//! A request is in `groups` while it lives, and in exactly one of `waiting` and `running`. Waiting requests own no blocks; running ones
-//! own those of their tables. A request may end while a step is in flight that still writes to its blocks: they are free at once, but blocks
-//! are given out by `plan` alone, which gives nothing before that step is committed.
+//! A request is in `groups` while it lives, and in exactly one of `waiting` and `running`. Waiting requests
+//! own no blocks; running ones own those of their tables. A request may end while a step is in flight that
+//! still writes to its blocks: they are free at once, but blocks are given out by `plan` alone, which gives
+//! nothing before that step is committed.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -71,22 +72,29 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Ends a request now, wherever it is; `false` if it is not live. While a step is in flight its outcome for the request is
-    /// ignored, and the blocks are given to nobody else before that step is committed. The id may be used again at once.
+    /// Ends a request now, wherever it is; `false` if it is not live. While a step is in flight its outcome
+    /// for the request is ignored, and the blocks are given to nobody else before that step is committed. The
+    /// id may be used again at once.
     pub fn abort(&mut self, id: RequestId) -> bool {
         self.release_tables(id, |_| true);
-        let Some(group) = self.groups.remove(&id) else { return false };
+        let Some(group) = self.groups.remove(&id) else {
+            return false;
+        };
         self.changes += 1;
         self.waiting.remove(&group.queue_key(self.config.policy));
         self.running.retain(|r| *r != id);
         true
     }
 
-    /// Ends one sequence of a request, as when a front end has found a stop string; `false` if it is not live. The request ends with
-    /// its last sequence.
+    /// Ends one sequence of a request, as when a front end has found a stop string; `false` if it is not
+    /// live. The request ends with its last sequence.
     pub fn finish_sequence(&mut self, seq: SeqId) -> bool {
-        let Some(group) = self.groups.get_mut(&seq.request) else { return false };
-        let Some(sequence) = group.seqs.get_mut(seq.index as usize).filter(|s| s.live) else { return false };
+        let Some(group) = self.groups.get_mut(&seq.request) else {
+            return false;
+        };
+        let Some(sequence) = group.seqs.get_mut(seq.index as usize).filter(|s| s.live) else {
+            return false;
+        };
         sequence.live = false;
         self.settle(seq.request);
         true
@@ -116,24 +124,40 @@ impl Scheduler {
         }
     }
 
-    /// Rebuilds the pool's books from all live tables and compares. Costs a pass over all tokens: for tests and for a server that
-    /// suspects itself.
+    /// Rebuilds the pool's books from all live tables and compares. Costs a pass over all tokens: for tests
+    /// and for a server that suspects itself.
     pub fn audit(&self) -> Result<(), AuditError> {
-        self.pool.audit(self.groups.values().flat_map(|g| &g.seqs).filter_map(|s| s.table.as_ref()))
+        self.pool.audit(
+            self.groups
+                .values()
+                .flat_map(|g| &g.seqs)
+                .filter_map(|s| s.table.as_ref()),
+        )
     }
 
-    /// Brings a request to where its computed tokens and live sequences say it is: forks at the end of the prompt, gives back the
-    /// tables of sequences that have ended, ends with the last of them.
+    /// Brings a request to where its computed tokens and live sequences say it is: forks at the end of the
+    /// prompt, gives back the tables of sequences that have ended, ends with the last of them.
     pub(crate) fn settle(&mut self, id: RequestId) {
-        let Some(group) = self.groups.get_mut(&id) else { return };
+        let Some(group) = self.groups.get_mut(&id) else {
+            return;
+        };
         if group.num_live() == 0 {
             self.abort(id);
             return;
         }
-        let Group { seqs, forked, request, .. } = group;
+        let Group {
+            seqs,
+            forked,
+            request,
+            ..
+        } = group;
         if let [first, others @ ..] = &mut seqs[..]
-            && let Some(prompt) = first.table.as_ref().filter(|t| !*forked && t.committed() >= request.prompt.len())
+            && let Some(prompt) = first
+                .table
+                .as_ref()
+                .filter(|t| !*forked && t.committed() >= request.prompt.len())
         {
+            // Where others live, the first sequence's table ends with the prompt, so all of it is committed.
             for other in others.iter_mut().filter(|s| s.live) {
                 other.table = self.pool.fork(prompt).ok();
             }
@@ -147,10 +171,15 @@ impl Scheduler {
 
     /// Takes back the tables of a request's sequences of which `which` holds.
     pub(crate) fn release_tables(&mut self, id: RequestId, which: impl Fn(&Sequence) -> bool) {
-        let Some(group) = self.groups.get_mut(&id) else { return };
+        let Some(group) = self.groups.get_mut(&id) else {
+            return;
+        };
         for (index, sequence) in group.seqs.iter_mut().enumerate().filter(|(_, s)| which(s)) {
             if std::mem::take(&mut sequence.sent) > 0 {
-                self.released.push(SeqId { request: id, index: index as u32 });
+                self.released.push(SeqId {
+                    request: id,
+                    index: index as u32,
+                });
             }
             if let Some(table) = sequence.table.take() {
                 self.changes += 1;

@@ -1,13 +1,16 @@
 //! One plan: choose, make room, apply, admit.
 //!
-//! 1. *Choose* spans for the running requests, in numbers only: every decode gets its token, then prefills share what is left of the budget, best
-//!    standing first. `max_num_batched_tokens > max_num_seqs` leaves at least one token for them.
-//! 2. *Make room*: count the blocks that all chosen spans need together; while they can not be had, preempt the request of worst
-//!    standing and choose again. So nothing that is planned is ever taken back.
+//! 1. *Choose* spans for the running requests, in numbers only: every decode gets its token, then prefills
+//!    share what is left of the budget, best standing first. `max_num_batched_tokens > max_num_seqs` leaves
+//!    at least one token for them.
+//! 2. *Make room*: count the blocks that all chosen spans need together; while they can not be had, preempt
+//!    the request of worst standing and choose again. So nothing that is planned is ever taken back.
 //! 3. *Apply* the choice to the tables.
-//! 4. *Admit* from the head of the waiting queue, never past it, while budget, sequences and blocks last. A step that preempted admits nothing.
+//! 4. *Admit* from the head of the waiting queue, never past it, while budget, sequences and blocks last. A
+//!    step that preempted admits nothing.
 //!
-//! Cost: O(running sequences). A head of the queue that did not fit is not looked up again until something has changed.
+//! Cost: O(running sequences). A head of the queue that did not fit is not looked up again until something
+//! has changed.
 
 use kvblock::Prompt;
 
@@ -34,8 +37,8 @@ struct Choice {
 impl Scheduler {
     /// Plans the next step. The plan may be empty.
     ///
-    /// While a planned step that has spans is not committed, its outcome is unknown and nothing can be planned: the result is an empty
-    /// plan under that step's id. An empty plan needs no commit.
+    /// While a planned step that has spans is not committed, its outcome is unknown and nothing can be
+    /// planned: the result is an empty plan under that step's id. An empty plan needs no commit.
     pub fn plan(&mut self) -> StepPlan {
         if let Some(flight) = &self.flight {
             return StepPlan::empty(flight.step);
@@ -53,7 +56,10 @@ impl Scheduler {
         plan.released = std::mem::take(&mut self.released);
         if !plan.spans.is_empty() {
             self.counters.steps += 1;
-            self.flight = Some(Flight { step: plan.step, spans: self.in_flight(&plan) });
+            self.flight = Some(Flight {
+                step: plan.step,
+                spans: self.in_flight(&plan),
+            });
         }
         plan
     }
@@ -64,13 +70,23 @@ impl Scheduler {
         let mut choices = Vec::with_capacity(self.running.len());
         let mut prefills = Vec::new();
         for &request in &self.running {
-            let Some(group) = self.groups.get(&request) else { continue };
+            let Some(group) = self.groups.get(&request) else {
+                continue;
+            };
             for (index, pending) in group.pending() {
                 if pending == 1 {
-                    choices.push(Choice { request, index, count: 1 });
+                    choices.push(Choice {
+                        request,
+                        index,
+                        count: 1,
+                    });
                     budget = budget.saturating_sub(1);
                 } else {
-                    let choice = Choice { request, index, count: pending };
+                    let choice = Choice {
+                        request,
+                        index,
+                        count: pending,
+                    };
                     prefills.push((group.standing(self.config.policy), choice));
                 }
             }
@@ -87,28 +103,40 @@ impl Scheduler {
         (choices, budget)
     }
 
-    /// Chooses, and preempts until the blocks for the choice can be had. Ends, because the request of best standing fits alone.
+    /// Chooses, and preempts until the blocks for the choice can be had. Ends, because the request of best
+    /// standing fits alone.
     fn make_room(&mut self, preempted: &mut Vec<RequestId>) -> (Vec<Choice>, usize) {
         loop {
             let (choices, budget) = self.choose();
             let appends = choices.iter().filter_map(|c| {
                 let table = self.groups.get(&c.request)?.seqs[c.index].table.as_ref()?;
-                Some((table, (table.committed() + c.count).saturating_sub(table.len())))
+                Some((
+                    table,
+                    (table.committed() + c.count).saturating_sub(table.len()),
+                ))
             });
             if self.pool.blocks_needed(appends) <= self.pool.available() {
                 return (choices, budget);
             }
-            let worst = self.running.iter().max_by_key(|id| self.groups.get(id).map(|g| g.standing(self.config.policy)));
-            let Some(&victim) = worst else { return (choices, budget) };
+            let worst = self
+                .running
+                .iter()
+                .max_by_key(|id| self.groups.get(id).map(|g| g.standing(self.config.policy)));
+            let Some(&victim) = worst else {
+                return (choices, budget);
+            };
             self.preempt(victim);
             preempted.push(victim);
         }
     }
 
-    /// Takes all of a running request's blocks and puts it back in the queue, at the place of its arrival. Its outputs stay.
+    /// Takes all of a running request's blocks and puts it back in the queue, at the place of its arrival.
+    /// Its outputs stay.
     fn preempt(&mut self, id: RequestId) {
         self.running.retain(|r| *r != id);
-        let Some(group) = self.groups.get_mut(&id) else { return };
+        let Some(group) = self.groups.get_mut(&id) else {
+            return;
+        };
         self.counters.preemptions += 1;
         self.counters.tokens_lost += group.work() as u64;
         group.forked = false;
@@ -118,7 +146,12 @@ impl Scheduler {
     }
 
     fn admit(&mut self, plan: &mut StepPlan, budget: &mut usize) {
-        let mut live: usize = self.running.iter().filter_map(|id| self.groups.get(id)).map(Group::num_live).sum();
+        let mut live: usize = self
+            .running
+            .iter()
+            .filter_map(|id| self.groups.get(id))
+            .map(Group::num_live)
+            .sum();
         while *budget > 0
             && let Some((&key, &id)) = self.waiting.first_key_value()
             && let Some(group) = self.groups.get_mut(&id)
@@ -127,10 +160,11 @@ impl Scheduler {
             if live > self.config.max_num_seqs {
                 return;
             }
-            // With nothing running there is room: each request fits alone.
+            // With nothing running there is room, as each request fits alone; and that is a change since others ran.
             let alone = self.running.is_empty();
-            let unchanged = |b: &Blocked| b.head == id && b.changes == self.changes && b.budget >= *budget;
-            if !alone && self.blocked.as_ref().is_some_and(unchanged) {
+            let unchanged =
+                |b: &Blocked| b.head == id && b.changes == self.changes && b.budget >= *budget;
+            if self.blocked.as_ref().is_some_and(unchanged) {
                 return;
             }
             let tokens = group.prefill_tokens();
@@ -145,10 +179,18 @@ impl Scheduler {
             let whole = self.config.enable_chunked_prefill || pending <= *budget;
             let keep_free = if alone { 0 } else { self.config.watermark() };
             let Some(table) = whole.then(|| admission.open(keep_free).ok()).flatten() else {
-                self.blocked = Some(Blocked { head: id, changes: self.changes, budget: *budget });
+                self.blocked = Some(Blocked {
+                    head: id,
+                    changes: self.changes,
+                    budget: *budget,
+                });
                 return;
             };
-            let queried = if self.config.enable_prefix_caching { tokens.len() as u64 } else { 0 };
+            let queried = if self.config.enable_prefix_caching {
+                tokens.len() as u64
+            } else {
+                0
+            };
             if group.resumed {
                 self.counters.resumed_prefix_queries += queried;
                 self.counters.resumed_prefix_hits += cached as u64;
@@ -163,15 +205,31 @@ impl Scheduler {
             self.running.push(id);
             let count = pending.min(*budget);
             *budget -= count;
-            self.push_span(plan, Choice { request: id, index: 0, count }, cached);
+            self.push_span(
+                plan,
+                Choice {
+                    request: id,
+                    index: 0,
+                    count,
+                },
+                cached,
+            );
         }
     }
 
     /// Gives the chosen tokens their slots and writes the span.
     fn push_span(&mut self, plan: &mut StepPlan, choice: Choice, cached: usize) {
-        let Choice { request, index, count } = choice;
-        let Some(group) = self.groups.get_mut(&request) else { return };
-        let Some(mut table) = group.seqs[index].table.take() else { return };
+        let Choice {
+            request,
+            index,
+            count,
+        } = choice;
+        let Some(group) = self.groups.get_mut(&request) else {
+            return;
+        };
+        let Some(mut table) = group.seqs[index].table.take() else {
+            return;
+        };
         let (start, end, len) = (table.committed(), table.committed() + count, table.len());
         let mut keep = group.seqs[index].sent;
         if end > len {

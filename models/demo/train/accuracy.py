@@ -18,7 +18,8 @@ import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import world
-from corpus import Corpus, one_in
+from corpus import Corpus
+from questions import one_in
 from stories import HE, SHE
 
 PER_TOPIC = 150
@@ -130,7 +131,8 @@ def measure(folder, training=None):
 
     print(f"{'topic':40} {'held out':>16} {'trained on':>16}")
     for name, row in rows.items():
-        cells = [f"{c['right']:.1%} of {c['questions']}" if (c := row.get(k)) else "" for k in ("held out", "trained on")]
+        cells = [f"{c['right']:.1%} of {c['questions']}" if (c := row.get(column)) else ""
+                 for column in ("held out", "trained on")]
         print(f"{name:40} {cells[0]:>16} {cells[1]:>16}")
     stories = _story_figures(reader, corpus, rng)
     print("stories:", stories)

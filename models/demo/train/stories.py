@@ -1,4 +1,4 @@
-"""Short stories of three to seven whole sentences, each with one hero, one place and one object.
+"""Short stories of six to ten whole sentences, each with one hero, one place and one object.
 
 A story is drawn from a plot; a plot is a list of moments, and each moment offers a few sentences. The names in
 braces are filled from the cast, so that hero, place and object stay the same from the first sentence to the last.

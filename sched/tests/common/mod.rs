@@ -1,8 +1,9 @@
 //! An executor with real contents: it does what plans say and nothing else, and checks what it sees.
 //!
-//! It owns an array per physical block. The "key" that a forward pass writes for a token is a hash of all that the real one would depend on; the
-//! token it draws is a hash of that, so each request has one right answer, whatever else runs. Every span is checked to read exactly its own
-//! sequence through the executor's own block tables, which only `TableDelta`, `released` and `MemOp` have ever changed.
+//! It owns an array per physical block. The "key" that a forward pass writes for a token is a hash of all
+//! that the real one would depend on; the token it draws is a hash of that, so each request has one right
+//! answer, whatever else runs. Every span is checked to read exactly its own sequence through the executor's
+//! own block tables, which only `TableDelta`, `released` and `MemOp` have ever changed.
 #![allow(clippy::unwrap_used, dead_code)]
 
 use std::collections::hash_map::DefaultHasher;
@@ -31,7 +32,9 @@ pub fn config(num_blocks: usize, block_size: usize) -> SchedConfig {
 pub fn request(id: u64, prompt: usize, max_tokens: usize) -> Request {
     Request {
         id: RequestId(id),
-        prompt: (0..prompt as u32).map(|i| 1000 * (id as u32 + 1) + i).collect(),
+        prompt: (0..prompt as u32)
+            .map(|i| 1000 * (id as u32 + 1) + i)
+            .collect(),
         n: 1,
         max_tokens,
         priority: 0,
@@ -41,24 +44,38 @@ pub fn request(id: u64, prompt: usize, max_tokens: usize) -> Request {
 }
 
 pub fn seq(request: u64, index: u32) -> SeqId {
-    SeqId { request: RequestId(request), index }
+    SeqId {
+        request: RequestId(request),
+        index,
+    }
 }
 
 /// `(request, tokens)` of each span.
 pub fn spans(plan: &StepPlan) -> Vec<(u64, usize)> {
-    plan.spans.iter().map(|s| (s.seq.request.0, s.tokens.len())).collect()
+    plan.spans
+        .iter()
+        .map(|s| (s.seq.request.0, s.tokens.len()))
+        .collect()
 }
 
 /// Gives every sampled sequence this token.
 pub fn commit_all(scheduler: &mut Scheduler, plan: &StepPlan, token: u32) {
-    let outcomes: Vec<Outcome> = sampled(plan).map(|seq| Outcome { seq, tokens: vec![token], finished: false }).collect();
+    let outcomes: Vec<Outcome> = sampled(plan)
+        .map(|seq| Outcome {
+            seq,
+            tokens: vec![token],
+            finished: false,
+        })
+        .collect();
     scheduler.commit(plan.step, &outcomes).unwrap();
     scheduler.audit().unwrap();
 }
 
 /// The sequences that want a token.
 pub fn sampled(plan: &StepPlan) -> impl Iterator<Item = SeqId> + '_ {
-    plan.spans.iter().flat_map(|s| s.sample.clone().map(|index| SeqId { index, ..s.seq }))
+    plan.spans
+        .iter()
+        .flat_map(|s| s.sample.clone().map(|index| SeqId { index, ..s.seq }))
 }
 
 fn hash(value: impl Hash) -> u64 {
@@ -71,7 +88,8 @@ fn content(salt: &Option<String>, tokens: &[u32]) -> u64 {
     hash((salt, tokens))
 }
 
-/// The token that sequence `index` draws after `tokens`: few different ones, so that outputs meet in the prefix cache.
+/// The token that sequence `index` draws after `tokens`: few different ones, so that outputs meet in the
+/// prefix cache.
 fn draw(content: u64, index: u32) -> u32 {
     (hash((content, index, "token")) % 2) as u32
 }
@@ -120,29 +138,53 @@ impl Executor {
 
     pub fn add(&mut self, request: Request) {
         let n = request.n;
-        let truth = Truth { request, outputs: vec![Vec::new(); n], live: vec![true; n] };
+        let truth = Truth {
+            request,
+            outputs: vec![Vec::new(); n],
+            live: vec![true; n],
+        };
         self.requests.insert(truth.request.id, truth);
     }
 
     fn slot(&self, table: &[BlockId], position: usize) -> (usize, usize) {
-        (table[position / self.config.block_size].index(), position % self.config.block_size)
+        (
+            table[position / self.config.block_size].index(),
+            position % self.config.block_size,
+        )
     }
 
     /// Applies tables and memory operations, computes the spans, reads every sequence back, and draws.
     pub fn execute(&mut self, plan: &StepPlan) -> Vec<Outcome> {
         for seq in &plan.released {
-            assert!(self.tables.remove(seq).is_some(), "{seq} is released, but has no table");
+            assert!(
+                self.tables.remove(seq).is_some(),
+                "{seq} is released, but has no table"
+            );
         }
         for op in &plan.memory {
             match *op {
-                MemOp::Copy { src, dst } => self.memory[dst.index()] = self.memory[src.index()].clone(),
-                MemOp::Poison { block, from_slot } => self.memory[block.index()][from_slot..].fill(None),
+                MemOp::Copy { src, dst } => {
+                    self.memory[dst.index()] = self.memory[src.index()].clone()
+                }
+                MemOp::Poison { block, from_slot } => {
+                    self.memory[block.index()][from_slot..].fill(None)
+                }
             }
         }
-        assert!(plan.num_tokens() <= self.config.max_num_batched_tokens, "budget exceeded");
-        assert!(plan.spans.len() <= self.config.max_num_seqs, "too many sequences");
+        assert!(
+            plan.num_tokens() <= self.config.max_num_batched_tokens,
+            "budget exceeded"
+        );
+        assert!(
+            plan.spans.len() <= self.config.max_num_seqs,
+            "too many sequences"
+        );
         let distinct: HashSet<SeqId> = plan.spans.iter().map(|s| s.seq).collect();
-        assert_eq!(distinct.len(), plan.spans.len(), "two spans for one sequence");
+        assert_eq!(
+            distinct.len(),
+            plan.spans.len(),
+            "two spans for one sequence"
+        );
         for span in &plan.spans {
             let table = self.tables.entry(span.seq).or_default();
             assert!(span.table.keep <= table.len());
@@ -152,39 +194,71 @@ impl Executor {
         let mut written = HashSet::new();
         for span in &plan.spans {
             let truth = &self.requests[&span.seq.request];
-            let known = [&truth.request.prompt[..], &truth.outputs[span.seq.index as usize]].concat();
+            let known = [
+                &truth.request.prompt[..],
+                &truth.outputs[span.seq.index as usize],
+            ]
+            .concat();
             let positions = span.start..span.start + span.tokens.len();
-            assert_eq!(span.tokens, known[positions.clone()], "tokens of {}", span.seq);
+            assert_eq!(
+                span.tokens,
+                known[positions.clone()],
+                "tokens of {}",
+                span.seq
+            );
             assert_eq!(span.slots.len(), span.tokens.len());
-            assert!(truth.live[span.seq.index as usize] || positions.end <= truth.request.prompt.len());
+            assert!(
+                truth.live[span.seq.index as usize] || positions.end <= truth.request.prompt.len()
+            );
             for (position, slot) in positions.zip(&span.slots) {
                 let (block, offset) = self.slot(&self.tables[&span.seq], position);
-                assert_eq!(*slot, (block * self.config.block_size + offset) as i64, "slot of {position}");
+                assert_eq!(
+                    *slot,
+                    (block * self.config.block_size + offset) as i64,
+                    "slot of {position}"
+                );
                 assert!(written.insert(*slot), "slot {slot} is written twice");
                 let id = BlockId(block as u32);
                 let owners = self.tables.values().filter(|t| t.contains(&id)).count();
                 assert_eq!(owners, 1, "{id} is written with {owners} owners");
-                self.memory[block][offset] = Some(content(&truth.request.cache_salt, &known[..=position]));
+                self.memory[block][offset] =
+                    Some(content(&truth.request.cache_salt, &known[..=position]));
             }
         }
-        plan.spans.iter().flat_map(|span| self.sample(span)).collect()
+        plan.spans
+            .iter()
+            .flat_map(|span| self.sample(span))
+            .collect()
     }
 
     /// Reads a span's sequence from its first token on, and draws from its last row.
     fn sample(&self, span: &sched::Span) -> Vec<Outcome> {
         let truth = &self.requests[&span.seq.request];
-        let known = [&truth.request.prompt[..], &truth.outputs[span.seq.index as usize]].concat();
+        let known = [
+            &truth.request.prompt[..],
+            &truth.outputs[span.seq.index as usize],
+        ]
+        .concat();
         let end = span.start + span.tokens.len();
         for position in 0..end {
             let (block, offset) = self.slot(&self.tables[&span.seq], position);
             let expected = content(&truth.request.cache_salt, &known[..=position]);
-            assert_eq!(self.memory[block][offset], Some(expected), "{} reads position {position}", span.seq);
+            assert_eq!(
+                self.memory[block][offset],
+                Some(expected),
+                "{} reads position {position}",
+                span.seq
+            );
         }
         let row = content(&truth.request.cache_salt, &known[..end]);
         let outcome = |index: u32| {
             let done = truth.outputs[index as usize].len() + 1 == truth.request.max_tokens;
             let seq = SeqId { index, ..span.seq };
-            Outcome { seq, tokens: vec![draw(row, index)], finished: done || ends(row, index) }
+            Outcome {
+                seq,
+                tokens: vec![draw(row, index)],
+                finished: done || ends(row, index),
+            }
         };
         span.sample.clone().map(outcome).collect()
     }
@@ -192,13 +266,20 @@ impl Executor {
     /// Notes what was committed; sequences that have ended since the plan take nothing.
     pub fn committed(&mut self, outcomes: &[Outcome]) {
         for outcome in outcomes {
-            let Some(truth) = self.requests.get_mut(&outcome.seq.request) else { continue };
+            let Some(truth) = self.requests.get_mut(&outcome.seq.request) else {
+                continue;
+            };
             let index = outcome.seq.index as usize;
             if truth.live[index] {
                 truth.outputs[index].extend(&outcome.tokens);
                 truth.live[index] = !outcome.finished;
                 if outcome.finished {
-                    assert_eq!(truth.outputs[index], answer(&truth.request, index as u32), "answer of {}", outcome.seq);
+                    assert_eq!(
+                        truth.outputs[index],
+                        answer(&truth.request, index as u32),
+                        "answer of {}",
+                        outcome.seq
+                    );
                 }
             }
         }

@@ -51,7 +51,7 @@ impl Command {
 #[command(next_help_heading = "Engine")]
 pub struct EngineArgs {
     /// Folder in Hugging Face layout [default: the built-in demo model]
-    #[arg(value_name = "MODEL")]
+    #[arg(value_name = "MODEL", help_heading = "Arguments")]
     pub model_path: Option<PathBuf>,
     /// The same as a flag; MODEL goes before it
     #[arg(long, value_name = "MODEL", env = "QUIRE_MODEL")]

@@ -25,18 +25,26 @@ pub struct ConfigFile {
 impl ConfigFile {
     /// Reads the file; its keys are not looked at yet.
     pub fn read(path: &Path) -> Result<ConfigFile, CliError> {
-        let problem = |message: String| CliError::ConfigFile { path: path.to_owned(), message };
-        let text = std::fs::read_to_string(path).map_err(|error| problem(error.to_string()))?;
-        let mut values: Table = toml::from_str(&text).map_err(|error| {
+        let mut file = ConfigFile { path: path.to_owned(), values: Table::new(), kernels: None };
+        let text = std::fs::read_to_string(path).map_err(|error| file.problem(error.to_string()))?;
+        file.values = toml::from_str(&text).map_err(|error| {
             let line = error.span().map_or(1, |span| 1 + text[..span.start].matches('\n').count());
-            problem(format!("line {line}: {}", error.message().replace('\n', "; ")))
+            file.problem(format!("line {line}: {}", error.message().replace('\n', "; ")))
         })?;
-        let kernels = match values.remove("kernels") {
-            None => None,
-            Some(Value::Table(table)) => Some(table),
-            Some(other) => return Err(problem(format!("kernels: found {}, expected a table [kernels]", other.type_str()))),
-        };
-        Ok(ConfigFile { path: path.to_owned(), values, kernels })
+        match file.values.remove("kernels") {
+            None => {}
+            Some(Value::Table(table)) => file.kernels = Some(table),
+            Some(other) => {
+                let message = format!("kernels: found {}, expected a table [kernels]", other.type_str());
+                return Err(file.problem(message));
+            }
+        }
+        Ok(file)
+    }
+
+    /// Something is wrong with this file.
+    pub fn problem(&self, message: String) -> CliError {
+        CliError::ConfigFile { path: self.path.clone(), message }
     }
 
     /// The arguments for what neither the command line nor the environment has said.
@@ -57,11 +65,10 @@ impl ConfigFile {
     }
 
     /// Puts the `[kernels]` table into the configuration.
-    pub fn apply_kernels(self, config: &mut EngineConfig) -> Result<(), CliError> {
-        if let Some(table) = self.kernels {
-            config.kernels = table.try_into().map_err(|error: toml::de::Error| CliError::ConfigFile {
-                path: self.path,
-                message: format!("[kernels]: {}", error.message().replace('\n', "; ")),
+    pub fn apply_kernels(&self, config: &mut EngineConfig) -> Result<(), CliError> {
+        if let Some(table) = self.kernels.clone() {
+            config.kernels = table.try_into().map_err(|error: toml::de::Error| {
+                self.problem(format!("[kernels]: {}", error.message().replace('\n', "; ")))
             })?;
         }
         Ok(())
@@ -85,8 +92,7 @@ impl ConfigFile {
                 (Value::Float(number), _) => number.to_string(),
                 (Value::Boolean(flag), _) => flag.to_string(),
                 _ => {
-                    let message = format!("{key}: found {}, expected a plain value", item.type_str());
-                    return Err(CliError::ConfigFile { path: self.path.clone(), message });
+                    return Err(self.problem(format!("{key}: found {}, expected a plain value", item.type_str())));
                 }
             };
             arguments.push(format!("--{long}={text}").into());
@@ -97,8 +103,7 @@ impl ConfigFile {
     fn unknown(&self, root: &clap::Command, key: &str, long: &str) -> CliError {
         let known = root.get_subcommands().flat_map(clap::Command::get_arguments).filter_map(Arg::get_long);
         let nearest = known.min_by_key(|candidate| distance(candidate, long)).unwrap_or_default();
-        let message = format!("unknown key {key:?}, the nearest that exists is {nearest:?}");
-        CliError::ConfigFile { path: self.path.clone(), message }
+        self.problem(format!("unknown key {key:?}, the nearest that exists is {nearest:?}"))
     }
 }
 

@@ -31,7 +31,7 @@ pub enum CliError {
     #[error(transparent)]
     Engine(#[from] EngineError),
     /// The address can not be listened on.
-    #[error("--host {host} --port {port}: {source}; choose another port, or end the program that has it")]
+    #[error("--host {host} --port {port}: {source}{}", advice(source))]
     Bind {
         /// As given.
         host: String,
@@ -55,5 +55,13 @@ impl CliError {
     /// Whoever read our output has gone; nothing is wrong on this side.
     pub fn is_closed_pipe(&self) -> bool {
         matches!(self, CliError::Io(error) if error.kind() == io::ErrorKind::BrokenPipe)
+    }
+}
+
+fn advice(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::AddrInUse => "; choose another port, or end the program that has this one",
+        io::ErrorKind::PermissionDenied => "; ports below 1024 are for the system",
+        _ => "",
     }
 }

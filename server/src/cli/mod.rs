@@ -14,6 +14,7 @@ mod values;
 
 use std::ffi::OsString;
 use std::io::{self, Write};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::error::ErrorKind;
@@ -55,13 +56,14 @@ fn run(arguments: Vec<OsString>) -> Result<(), CliError> {
 fn parse(mut arguments: Vec<OsString>) -> Result<Option<(Command, EngineConfig)>, CliError> {
     let mut root = Cli::command();
     root.build();
-    let Some(matches) = matches(&root, &arguments)? else { return Ok(None) };
+    let Some(mut matches) = matches(&root, &arguments)? else { return Ok(None) };
     let Some((name, given)) = matches.subcommand() else { return Ok(None) };
-    let file = given.get_one("config").map(|path: &std::path::PathBuf| ConfigFile::read(path)).transpose()?;
+    let file = given.get_one("config").map(|path: &PathBuf| ConfigFile::read(path)).transpose()?;
     if let Some(file) = &file {
         arguments.extend(file.arguments(&root, name, given)?);
+        // Alone, the command line was right; what is wrong now is a value of the file.
+        matches = root.try_get_matches_from(&arguments).map_err(|error| file.problem(one_line(&error)))?;
     }
-    let Some(matches) = self::matches(&root, &arguments)? else { return Ok(None) };
     let cli = Cli::from_arg_matches(&matches).map_err(|error| CliError::Usage(one_line(&error)))?;
     let mut config = cli.command.engine().to_config();
     if let Some(file) = file {

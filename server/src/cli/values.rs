@@ -1,10 +1,11 @@
-//! How the values of flags are written: sizes in bytes, switches, and flags that so far have one value.
+//! How the values of flags are written: sizes in bytes, policies, and flags that so far have one value. The parser shows
+//! what was found and names the flag; the errors here say what was expected.
 
 use engine::Policy;
 
 /// `512M`, `2G`, `1.5GiB` or plain bytes; the letters are powers of 1024.
 pub fn bytes(text: &str) -> Result<u64, String> {
-    let problem = || format!("found {text:?}, expected bytes such as 512M or 2G");
+    let problem = || "expected bytes such as 512M or 2G".to_string();
     let upper = text.trim().to_ascii_uppercase();
     let digits = upper.trim_end_matches("IB").trim_end_matches('B');
     let (number, power) = match digits.char_indices().last() {
@@ -24,7 +25,7 @@ pub fn policy(text: &str) -> Result<Policy, String> {
     match text {
         "fcfs" => Ok(Policy::Fcfs),
         "priority" => Ok(Policy::Priority),
-        _ => Err(format!("found {text:?}, expected fcfs or priority")),
+        _ => Err("expected fcfs or priority".to_string()),
     }
 }
 
@@ -32,7 +33,7 @@ fn only(text: &str, accepted: &[&str], why: &str) -> Result<String, String> {
     if accepted.contains(&text) {
         return Ok(text.to_string());
     }
-    Err(format!("found {text:?}, expected {}: {why}", accepted.join(" or ")))
+    Err(format!("expected {}: {why}", accepted.join(" or ")))
 }
 
 /// `--dtype`.
@@ -81,6 +82,6 @@ mod tests {
     fn a_flag_with_one_value_says_so_otherwise() {
         assert!(dtype("auto").is_ok());
         let problem = tensor_parallel_size("2").unwrap_err();
-        assert!(problem.starts_with("found \"2\", expected 1: "), "{problem}");
+        assert!(problem.starts_with("expected 1: "), "{problem}");
     }
 }

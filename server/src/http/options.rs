@@ -119,11 +119,9 @@ impl Options {
         if prompt.is_empty() {
             return Err(ApiError::invalid(param, "the prompt has no tokens, expected at least one"));
         }
-        let least = self.max_tokens.map_or(1, |(_, asked)| asked.min(1));
-        if length + least > context {
+        if length >= context {
             let message = format!(
-                "the context length is {context} tokens, the prompt has {length} and at least {least} must be \
-                 generated; shorten the prompt"
+                "the context length is {context} tokens, the prompt has {length} and needs room for one more; shorten it"
             );
             return Err(ApiError::context_length(param, message));
         }

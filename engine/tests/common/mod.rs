@@ -1,0 +1,53 @@
+//! What the engine's tests share: a tiny reference model and requests on it.
+
+#![allow(clippy::unwrap_used, dead_code)]
+
+use std::path::PathBuf;
+
+use engine::{EngineConfig, GenerationParams, GenerationRequest, Llm, ModelSource, SamplingParams};
+
+/// The `llama` reference case: 3 layers, 560 tokens, context 512.
+pub fn model() -> ModelSource {
+    ModelSource::Folder(PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../models/tests/reference/llama"))
+}
+
+/// Bytes of cache of one token of [`model`]: keys and values, 3 layers, 2 heads of 32, float32.
+pub const TOKEN_BYTES: u64 = 2 * 3 * 2 * 32 * 4;
+
+/// An engine of `blocks` blocks of 8 tokens.
+pub fn config(blocks: u64) -> EngineConfig {
+    EngineConfig {
+        model: model(),
+        block_size: 8,
+        kv_cache_memory_bytes: Some(blocks * 8 * TOKEN_BYTES),
+        max_num_seqs: 16,
+        max_num_batched_tokens: 64,
+        threads: Some(1),
+        seed: Some(1),
+        ..Default::default()
+    }
+}
+
+/// `len` tokens that differ from prompt to prompt.
+pub fn prompt(which: u32, len: usize) -> Vec<u32> {
+    (0..len as u32).map(|i| 3 + (which * 131 + i * 17 + i * i * which) % 550).collect()
+}
+
+/// A sampled request of exactly `max_tokens` tokens.
+pub fn request(which: u32, len: usize, max_tokens: usize, n: usize) -> GenerationRequest {
+    let sampling = SamplingParams { seed: Some(u64::from(which)), logprobs: Some(2), ..Default::default() };
+    let params = GenerationParams { sampling, max_tokens: Some(max_tokens), ignore_eos: true, n, ..Default::default() };
+    GenerationRequest { prompt: prompt(which, len), params, ..Default::default() }
+}
+
+/// What each request gives alone in a large pool: token ids per sequence.
+pub fn alone(requests: &[GenerationRequest]) -> Vec<Vec<Vec<u32>>> {
+    let mut llm = Llm::new(config(256)).unwrap();
+    requests.iter().map(|request| tokens(&mut llm, vec![request.clone()]).remove(0)).collect()
+}
+
+/// Token ids of each request's sequences.
+pub fn tokens(llm: &mut Llm, requests: Vec<GenerationRequest>) -> Vec<Vec<Vec<u32>>> {
+    let completions = llm.run(requests).unwrap();
+    completions.into_iter().map(|c| c.outputs.into_iter().map(|o| o.token_ids).collect()).collect()
+}

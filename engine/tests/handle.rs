@@ -1,0 +1,98 @@
+//! The engine on its own thread: streams, cancellation, draining, health.
+
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::time::{Duration, Instant};
+
+use common::{config, request};
+use engine::{AsyncEngine, Delta, Event, FinishReason, SubmitError};
+
+fn start() -> AsyncEngine {
+    AsyncEngine::start(config(64), &|_, _| {}).unwrap()
+}
+
+fn wait(what: &str, until: impl Fn() -> bool) {
+    let end = Instant::now() + Duration::from_secs(30);
+    while !until() {
+        assert!(Instant::now() < end, "{what}: not within 30 s");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+fn deltas(mut stream: engine::OutputStream) -> Vec<Delta> {
+    let mut all = Vec::new();
+    while let Some(event) = stream.next_blocking() {
+        if let Event::Delta(delta) = event {
+            all.push(delta);
+        }
+    }
+    all
+}
+
+fn submit(engine: &AsyncEngine, request: engine::GenerationRequest) -> Result<engine::OutputStream, SubmitError> {
+    tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(engine.submit(request))
+}
+
+#[test]
+fn streams_of_concurrent_requests_carry_their_own_tokens_to_the_end() {
+    let engine = start();
+    let streams: Vec<_> = (0..6).map(|i| submit(&engine, request(i, 10, 12, 1)).unwrap()).collect();
+    let together: Vec<Vec<u32>> = streams.into_iter().map(|s| deltas(s).iter().flat_map(|d| d.tokens.iter().map(|t| t.id)).collect()).collect();
+    for (i, got) in together.iter().enumerate() {
+        let all = deltas(submit(&engine, request(i as u32, 10, 12, 1)).unwrap());
+        assert_eq!(*got, all.iter().flat_map(|d| d.tokens.iter().map(|t| t.id)).collect::<Vec<_>>());
+        let finishes: Vec<_> = all.iter().filter_map(|d| d.finish.clone()).collect();
+        assert_eq!(finishes, [FinishReason::Length], "exactly one finish, on the last delta");
+        assert!(all.last().unwrap().finish.is_some());
+    }
+    assert!(engine.stats().prefix_cache_hits > 0, "the second round reads the first one's blocks");
+}
+
+#[test]
+fn dropping_a_stream_cancels_its_request_and_frees_the_blocks() {
+    let engine = start();
+    let mut stream = submit(&engine, request(1, 10, 400, 1)).unwrap();
+    assert!(matches!(stream.next_blocking(), Some(Event::Started { cached_tokens: 0 })));
+    wait("running", || engine.stats().num_running == 1);
+    drop(stream);
+    wait("cancelled", || engine.num_unfinished() == 0 && engine.stats().kv_cache_usage == 0.0);
+    assert!(engine.stats().generation_tokens < 400);
+}
+
+#[test]
+fn draining_refuses_new_requests_and_finishes_running_ones() {
+    let engine = start();
+    let stream = submit(&engine, request(1, 10, 60, 1)).unwrap();
+    engine.drain();
+    assert_eq!(submit(&engine, request(2, 10, 5, 1)).err(), Some(SubmitError::Closed));
+    assert_eq!(deltas(stream).len(), 60);
+    wait("idle", || engine.num_unfinished() == 0);
+}
+
+#[test]
+fn health_follows_the_engine_thread() {
+    let engine = start();
+    assert!(engine.is_healthy(Duration::from_secs(5)));
+    let stream = submit(&engine, request(1, 10, 400, 1)).unwrap();
+    engine.shutdown();
+    assert!(deltas(stream).iter().all(|d| d.finish.is_none()), "a stream that the engine leaves has no finish");
+    wait("the thread to end", || !engine.is_healthy(Duration::from_secs(5)));
+    assert_eq!(submit(&engine, request(2, 10, 5, 1)).err(), Some(SubmitError::Closed));
+}
+
+#[test]
+fn what_can_be_refused_is_refused_before_any_output() {
+    let engine = start();
+    let mut bad = request(1, 10, 5, 1);
+    bad.prompt[3] = 560;
+    let Err(SubmitError::Invalid { param, message }) = submit(&engine, bad) else { panic!("taken") };
+    assert!(param == "prompt" && message.contains("560"), "{message}");
+    let mut bad = request(1, 10, 5, 1);
+    bad.params.sampling.temperature = -1.0;
+    assert!(matches!(submit(&engine, bad), Err(SubmitError::Invalid { param: "temperature", .. })));
+    let mut bad = request(1, 10, 5, 1);
+    bad.prompt.clear();
+    assert!(matches!(submit(&engine, bad), Err(SubmitError::Invalid { param: "prompt", .. })));
+}

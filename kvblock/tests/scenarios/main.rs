@@ -1,0 +1,67 @@
+//! What peers' suites test of a block manager, restated (ids C1 to C15), with exact block ids and orders.
+//!
+//! Block size 16 throughout; the pool has no null block, so the ids start at 0.
+//!
+//! | id | where |
+//! |---|---|
+//! | C1–C4, C6, C7, C9, C10b, C11 | `prefix_cache` |
+//! | C5, C8, C10, C15 | `tables` |
+//! | C12, C13, C14 | not here: block events, cache groups and drafts do not exist yet |
+#![allow(clippy::unwrap_used)]
+
+mod prefix_cache;
+mod tables;
+
+use kvblock::{BlockId, BlockPool, BlockTable, PoolConfig, Prompt};
+
+fn pool(num_blocks: usize) -> BlockPool {
+    BlockPool::new(PoolConfig {
+        poison: true,
+        ..PoolConfig::new(num_blocks, 16)
+    })
+    .unwrap()
+}
+
+fn prompt(tokens: &[u32]) -> Prompt<'_> {
+    Prompt {
+        tokens,
+        salt: None,
+        read_cache: true,
+    }
+}
+
+/// Opens and computes a prompt.
+fn run(pool: &mut BlockPool, prompt: Prompt<'_>) -> BlockTable {
+    let mut table = pool.admit(prompt).open(0).unwrap();
+    pool.commit(&mut table, prompt.tokens.len());
+    table
+}
+
+/// `blocks` whole blocks of tokens that only this `kind` has.
+fn full(kind: u32, blocks: usize) -> Vec<u32> {
+    (0..16 * blocks as u32).map(|i| kind * 10_000 + i).collect()
+}
+
+fn concat(parts: &[&[u32]]) -> Vec<u32> {
+    parts.concat()
+}
+
+fn ids(blocks: impl IntoIterator<Item = BlockId>) -> Vec<u32> {
+    blocks.into_iter().map(|b| b.0).collect()
+}
+
+fn table_ids(table: &BlockTable) -> Vec<u32> {
+    ids(table.blocks().iter().copied())
+}
+
+fn free_ids(pool: &BlockPool) -> Vec<u32> {
+    ids(pool.free_blocks())
+}
+
+fn refs(pool: &BlockPool, blocks: std::ops::Range<u32>) -> Vec<u32> {
+    blocks.map(|b| pool.references(BlockId(b))).collect()
+}
+
+fn cached(pool: &BlockPool, blocks: std::ops::Range<u32>) -> Vec<bool> {
+    blocks.map(|b| pool.is_cached(BlockId(b))).collect()
+}

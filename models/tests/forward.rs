@@ -1,0 +1,112 @@
+//! The forward pass against the reference's last-position logits: in float32, through pages, in chunks of any size.
+
+#![allow(clippy::unwrap_used)]
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use attention_kernels::{KernelChoice, KvCache, Needs, select};
+use models::{ForwardBatch, Model, ModelConfig, ModelFiles, Weights};
+use safetensors::SafeTensors;
+use serde_json::Value;
+
+/// Greatest absolute difference of a float32 logit (the reference's README).
+const TOLERANCE: f32 = 2e-3;
+
+const BLOCK_SIZE: usize = 8;
+const NUM_BLOCKS: usize = 64;
+
+struct Case {
+    model: Model,
+    prompts: Vec<(Vec<u32>, Vec<f32>)>,
+}
+
+fn case(name: &str, variant: &str) -> Case {
+    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/reference").join(name);
+    let files = ModelFiles::open(&folder).unwrap();
+    let config = ModelConfig::load(&files).unwrap();
+    let device = device::open("cpu", Some(2)).unwrap();
+    let choice = KernelChoice { decode: variant.into(), prefill: variant.into(), linear: variant.into(), ..Default::default() };
+    let needs = Needs { device: "cpu".into(), head_dim: config.head_dim, block_size: BLOCK_SIZE, window: true };
+    let weights = Weights::open(&files).unwrap();
+    let model = Model::load(&config, &weights, Arc::clone(&device), select(&choice, &needs).unwrap(), 256, &|_, _| {}).unwrap();
+    let expected: Value = serde_json::from_slice(&std::fs::read(folder.join("expected.json")).unwrap()).unwrap();
+    let bytes = std::fs::read(folder.join("expected.safetensors")).unwrap();
+    let tensors = SafeTensors::deserialize(&bytes).unwrap();
+    let prompts = expected["prompts"].as_array().unwrap().iter().map(|p| {
+        let ids = p["ids"].as_array().unwrap().iter().map(|x| x.as_u64().unwrap() as u32).collect();
+        let logits = tensors.tensor(p["logits"].as_str().unwrap()).unwrap();
+        assert_eq!(logits.shape(), [1, config.vocab_size]);
+        (ids, logits.data().chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect())
+    });
+    let prompts = prompts.collect();
+    Case { model, prompts }
+}
+
+/// Computes a prompt in chunks; its blocks are handed out from the back, so that the table is not the identity.
+fn last_logits(model: &mut Model, caches: &mut [KvCache], prompt: &[u32], chunk: usize) -> Vec<f32> {
+    let table: Vec<u32> = (0..prompt.len().div_ceil(BLOCK_SIZE)).map(|i| (NUM_BLOCKS - 1 - i) as u32).collect();
+    let slot = |p: usize| i64::from(table[p / BLOCK_SIZE]) * BLOCK_SIZE as i64 + (p % BLOCK_SIZE) as i64;
+    let mut batch = ForwardBatch::default();
+    let mut last = 0;
+    for (i, tokens) in prompt.chunks(chunk).enumerate() {
+        let start = i * chunk;
+        let slots: Vec<i64> = (start..start + tokens.len()).map(slot).collect();
+        batch.clear(table.len());
+        last = batch.push(start, tokens, &slots, table.iter().copied());
+        model.forward(&batch, caches).unwrap();
+    }
+    model.logits(&[last]).unwrap().to_vec()
+}
+
+fn check(name: &str) {
+    for variant in ["cpu.reference", "auto"] {
+        let mut case = case(name, variant);
+        let mut caches = case.model.new_cache(NUM_BLOCKS, BLOCK_SIZE).unwrap();
+        for (prompt, want) in &case.prompts {
+            let whole = last_logits(&mut case.model, &mut caches, prompt, prompt.len());
+            let error = whole.iter().zip(want).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+            assert!(error < TOLERANCE, "{name} {variant}: {} tokens, error {error}", prompt.len());
+            for chunk in [1, 7, 16, 64] {
+                let chunked = last_logits(&mut case.model, &mut caches, prompt, chunk);
+                assert!(chunked == whole, "{name} {variant}: chunks of {chunk} change a bit");
+            }
+        }
+    }
+}
+
+#[test]
+fn llama_logits_are_the_reference_s() {
+    check("llama");
+}
+
+#[test]
+fn llama31_rope_logits_are_the_reference_s() {
+    check("llama31-rope");
+}
+
+#[test]
+fn mistral_sliding_logits_are_the_reference_s() {
+    check("mistral-sliding");
+}
+
+#[test]
+fn qwen2_logits_are_the_reference_s() {
+    check("qwen2");
+}
+
+#[test]
+fn qwen3_logits_are_the_reference_s() {
+    check("qwen3");
+}
+
+#[test]
+fn a_step_that_is_too_large_is_an_error_value() {
+    let mut case = case("llama", "auto");
+    let mut caches = case.model.new_cache(NUM_BLOCKS, BLOCK_SIZE).unwrap();
+    let mut batch = ForwardBatch::default();
+    batch.clear(40);
+    batch.push(0, &[1; 300], &[-1; 300], (0..38u32).collect::<Vec<_>>().into_iter());
+    let error = case.model.forward(&batch, &mut caches).unwrap_err().to_string();
+    assert!(error.contains("300") && error.contains("256"), "{error}");
+}

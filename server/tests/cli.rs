@@ -1,0 +1,231 @@
+//! The binary from outside: results on standard output alone, one line for what is wrong, no panic.
+#![allow(clippy::unwrap_used)]
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::process::{Child, ChildStdout, Command, Output, Stdio};
+
+use serde_json::Value;
+
+const SMALL: [&str; 4] = ["--kv-cache-memory-bytes", "64M", "--threads", "2"];
+
+fn quire(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_quire"));
+    command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+fn run(arguments: &[&str]) -> Output {
+    quire(arguments).output().unwrap()
+}
+
+fn stdout(output: &Output) -> &str {
+    assert!(output.status.success(), "{output:?}");
+    std::str::from_utf8(&output.stdout).unwrap()
+}
+
+/// The program ends with code 1, nothing on standard output, and one line that holds all of `parts`.
+fn assert_refuses(output: &Output, parts: &[&str]) {
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    let lines: Vec<&str> = stderr.lines().collect();
+    assert_eq!(output.status.code(), Some(1), "{stderr}");
+    assert!(output.stdout.is_empty());
+    assert!(lines.len() == 1 && lines[0].starts_with("quire: "), "{stderr}");
+    for part in parts {
+        assert!(lines[0].contains(part), "{part:?} is not in {stderr}");
+    }
+}
+
+fn file(name: &str, content: &str) -> (tempfile::TempDir, String) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join(name);
+    std::fs::write(&path, content).unwrap();
+    (folder, path.to_str().unwrap().to_string())
+}
+
+#[test]
+fn bad_flags_are_one_line_that_names_the_flag_and_what_was_found() {
+    for (arguments, parts) in [
+        (&["serve", "--dtype", "bfloat16"][..], &["--dtype", "bfloat16", "float32"][..]),
+        (&["serve", "--tensor-parallel-size", "2"], &["--tensor-parallel-size", "'2'", "expected 1"]),
+        (&["serve", "--kv-cache-dtype", "fp8"], &["--kv-cache-dtype", "fp8", "auto"]),
+        (&["serve", "--kv-cache-memory-bytes", "lots"], &["--kv-cache-memory-bytes", "lots", "512M"]),
+        (&["serve", "--port", "99999"], &["--port", "99999"]),
+        (&["serve", "--scheduling-policy", "fair"], &["--scheduling-policy", "fair", "fcfs"]),
+        (&["generate", "-p", "a", "--block-size", "12"], &["--block-size", "12"]),
+        (&["generate", "-p", "a", "--max-model-len", "99999"], &["--max-model-len", "99999", "1024"]),
+        (&["generate", "-p", "a", "--device", "tpu"], &["tpu"]),
+        (&["generate", "-p", "a", "--frobnicate"], &["--frobnicate"]),
+        (&["generate"], &["-p", "--input"]),
+        (&["generate", "/no/such/model", "-p", "a"], &["/no/such/model"]),
+        (&["generate", "--input", "/no/such/file.jsonl"], &["/no/such/file.jsonl"]),
+        (&["plan", "/no/such/model"], &["/no/such/model"]),
+        (&["frobnicate"], &["frobnicate"]),
+    ] {
+        assert_refuses(&run(arguments), parts);
+    }
+}
+
+#[test]
+fn a_checkpoint_that_is_broken_is_one_line_that_names_the_file() {
+    let (folder, _) = file("config.json", "{\"architectures\": [\"LlamaForCausalLM\"");
+    assert_refuses(&run(&["serve", folder.path().to_str().unwrap()]), &["config.json"]);
+}
+
+#[test]
+fn a_port_in_use_is_one_line_that_names_it() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port().to_string();
+    assert_refuses(&run(&["serve", "--port", &port]), &["--port", &port]);
+}
+
+#[test]
+fn generate_writes_the_text_alone() {
+    let arguments = ["generate", "-p", "The capital of France is", "--max-tokens", "12"];
+    let output = run(&[&arguments[..], &SMALL].concat());
+    let text = stdout(&output);
+    assert!(text.contains("Paris"), "{text}");
+    assert!(String::from_utf8_lossy(&output.stderr).contains("demo model"));
+    // The same with token ids.
+    let output = run(&[&arguments[..], &["--json"], &SMALL].concat());
+    let record: Value = serde_json::from_str(stdout(&output)).unwrap();
+    assert_eq!(format!("{}\n", record["text"].as_str().unwrap()), text);
+    assert!(record["token_ids"].as_array().unwrap().len() <= 12 && !record["prompt_token_ids"].as_array().unwrap().is_empty());
+}
+
+#[test]
+fn a_file_of_prompts_gives_a_record_each_in_order() {
+    let (_folder, path) = file("in.jsonl", "{\"prompt\": \"One\"}\n\n{\"prompt\": [5, 6, 7]}\n{\"prompt\": \"Two\"}\n");
+    let output = run(&[&["generate", "--input", &path, "--max-tokens", "4"][..], &SMALL].concat());
+    let records: Vec<Value> = stdout(&output).lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(records.iter().map(|r| r["index"].as_u64().unwrap()).collect::<Vec<_>>(), [0, 1, 2]);
+    assert_eq!(records[2]["prompt"], "Two");
+    assert_eq!(records[1]["prompt_token_ids"], serde_json::json!([5, 6, 7]));
+    // Each is what it is alone.
+    let alone = run(&[&["generate", "-p", "Two", "--max-tokens", "4", "--json"][..], &SMALL].concat());
+    let alone: Value = serde_json::from_str(stdout(&alone)).unwrap();
+    assert_eq!(alone["token_ids"], records[2]["token_ids"]);
+}
+
+#[test]
+fn a_prompt_of_a_file_that_is_refused_does_not_stop_the_others() {
+    let (_folder, path) = file("in.jsonl", "{\"prompt\": [99999999]}\n{\"prompt\": \"One\"}\n");
+    let output = run(&[&["generate", "--input", &path, "--max-tokens", "2"][..], &SMALL].concat());
+    assert_eq!(output.status.code(), Some(1));
+    let text = String::from_utf8(output.stdout).unwrap();
+    let records: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert!(records[0]["error"].as_str().unwrap().contains("99999999"));
+    assert!(records[1]["text"].is_string());
+    let (_folder, path) = file("in.jsonl", "{\"prompt\": \"a\"}\n{\"promt\": \"b\"}\n");
+    assert_refuses(&run(&["generate", "--input", &path]), &["in.jsonl", "line 2"]);
+}
+
+#[test]
+fn a_flag_beats_the_environment_which_beats_the_file() {
+    let toml = "max_model_len = 64\nmax-tokens = 3\nport = 0\nenable-prefix-caching = false\n";
+    let (_folder, path) = file("quire.toml", toml);
+    let context = |environment: Option<&str>, flags: &[&str]| {
+        let mut command = quire(&[&["generate", "-p", "One", "--json", "--config", &path][..], flags, &SMALL].concat());
+        command.envs(environment.map(|value| ("QUIRE_MAX_MODEL_LEN", value)));
+        let output = command.output().unwrap();
+        let record: Value = serde_json::from_str(stdout(&output)).unwrap();
+        assert_eq!(record["token_ids"].as_array().unwrap().len(), 3, "max-tokens of the file");
+        String::from_utf8(output.stderr).unwrap()
+    };
+    assert!(context(None, &[]).contains("context of 64 tokens"));
+    assert!(context(Some("80"), &[]).contains("context of 80 tokens"));
+    assert!(context(Some("80"), &["--max-model-len", "96"]).contains("context of 96 tokens"));
+}
+
+#[test]
+fn what_is_wrong_in_a_settings_file_is_named_with_the_file() {
+    for (toml, parts) in [
+        ("max-modle-len = 5", &["quire.toml", "max-modle-len", "max-model-len"][..]),
+        ("block-size = \"x\"", &["quire.toml", "--block-size", "'x'"]),
+        ("port = \nx", &["quire.toml", "line"]),
+        ("kernels = 3", &["quire.toml", "kernels"]),
+        ("[kernels]\ndecode = \"cuda.none\"", &["decode", "cuda.none", "cpu.reference"]),
+        ("[kernels]\ndecod = \"auto\"", &["quire.toml", "decod", "decode"]),
+    ] {
+        let (_folder, path) = file("quire.toml", toml);
+        assert_refuses(&run(&["kernels", "--config", &path]), parts);
+    }
+    assert_refuses(&run(&["plan", "--config", "/no/such/quire.toml"]), &["/no/such/quire.toml"]);
+}
+
+#[test]
+fn plan_and_kernels_print_their_tables() {
+    let plan = run(&[&["plan"][..], &SMALL].concat());
+    assert!(stdout(&plan).contains("quire-demo") && stdout(&plan).contains("1024"), "{plan:?}");
+    let kernels = run(&["kernels"]);
+    assert!(stdout(&kernels).contains("cpu.reference"), "{kernels:?}");
+}
+
+#[test]
+fn chat_answers_line_by_line_until_exit() {
+    let mut chat = quire(&[&["chat", "--temperature", "0"][..], &SMALL].concat()).stdin(Stdio::piped()).spawn().unwrap();
+    let mut input = chat.stdin.take().unwrap();
+    input.write_all(b"What is the capital of France?\n\nWhat is the capital of France?\n/exit\nnot read\n").unwrap();
+    drop(input);
+    let output = chat.wait_with_output().unwrap();
+    let answers: Vec<&str> = stdout(&output).lines().collect();
+    assert!(answers[0].contains("Paris") && answers.len() == 2, "{answers:?}");
+}
+
+#[test]
+fn a_closed_pipe_ends_the_program_quietly() {
+    let arguments = ["generate", "-p", "One", "--max-tokens", "900", "--ignore-eos"];
+    let mut child = quire(&[&arguments[..], &SMALL].concat()).spawn().unwrap();
+    let mut pipe: ChildStdout = child.stdout.take().unwrap();
+    pipe.read_exact(&mut [0; 1]).unwrap();
+    drop(pipe);
+    let output = child.wait_with_output().unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && !stderr.contains("quire:") && !stderr.contains("panicked"), "{stderr}");
+}
+
+/// A server and the rest of its standard error after the address was printed.
+fn serve(arguments: &[&str]) -> (Child, String, BufReader<std::process::ChildStderr>) {
+    let mut child = quire(&[&["serve", "--port", "0"][..], arguments, &SMALL].concat()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stderr.take().unwrap());
+    let mut greeting = String::new();
+    while !greeting.contains("\"temperature\": 0}'") {
+        assert!(lines.read_line(&mut greeting).unwrap() > 0, "{greeting}");
+    }
+    (child, greeting, lines)
+}
+
+fn signal(child: &Child, name: &str) {
+    assert!(Command::new("kill").args([name, &child.id().to_string()]).status().unwrap().success());
+}
+
+#[test]
+fn serve_says_what_it_serves_and_a_signal_ends_it_with_code_0() {
+    for name in ["-TERM", "-INT"] {
+        let (mut child, greeting, _lines) = serve(&[]);
+        assert!(greeting.starts_with("demo model: quire-demo"), "{greeting}");
+        assert!(greeting.contains("listening on http://127.0.0.1:") && greeting.contains("  curl http"), "{greeting}");
+        signal(&child, name);
+        assert_eq!(child.wait().unwrap().code(), Some(0));
+    }
+}
+
+#[test]
+fn a_second_signal_ends_the_server_at_once() {
+    let (mut child, greeting, mut lines) = serve(&[]);
+    let address = greeting.split("http://").nth(1).unwrap().split(',').next().unwrap().to_string();
+    let mut stream = std::net::TcpStream::connect(address).unwrap();
+    let body = "{\"prompt\": \"One\", \"max_tokens\": 1000, \"ignore_eos\": true, \"stream\": true}";
+    let head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n";
+    stream.write_all(format!("{head}Content-Length: {}\r\n\r\n{body}", body.len()).as_bytes()).unwrap();
+    stream.read_exact(&mut [0; 1]).unwrap();
+    signal(&child, "-TERM");
+    let mut line = String::new();
+    while !line.contains("stopping") {
+        line.clear();
+        assert!(lines.read_line(&mut line).unwrap() > 0);
+    }
+    signal(&child, "-TERM");
+    let code = child.wait().unwrap().code();
+    // 143 is 128 + SIGTERM; 0 if the stream had ended in between.
+    assert!(code == Some(143) || code == Some(0), "{code:?}");
+}

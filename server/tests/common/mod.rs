@@ -1,0 +1,183 @@
+//! A real server on a free port with the demo model, and a small HTTP client to talk to it.
+#![allow(dead_code, clippy::unwrap_used)] // each test file uses its part
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use engine::{AsyncEngine, EngineConfig};
+use serde_json::{Value, json};
+use server::http::{App, ServerOptions, serve};
+use tokio::sync::oneshot;
+
+/// A running server; dropping it stops it at once.
+pub struct Server {
+    pub address: SocketAddr,
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<JoinHandle<usize>>,
+}
+
+/// A small cache is enough for the tests, and several servers fit next to each other.
+pub fn config() -> EngineConfig {
+    EngineConfig { kv_cache_memory_bytes: Some(64 << 20), threads: Some(2), ..EngineConfig::default() }
+}
+
+impl Server {
+    pub fn start() -> Server {
+        Server::with(config(), ServerOptions::default(), Duration::ZERO)
+    }
+
+    pub fn with(config: EngineConfig, options: ServerOptions, grace: Duration) -> Server {
+        let engine = AsyncEngine::start(config, &|_, _| {}).unwrap();
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let address = listener.local_addr().unwrap();
+        let (stop, stopped) = oneshot::channel::<()>();
+        let thread = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+            runtime.block_on(async {
+                let listener = tokio::net::TcpListener::from_std(listener).unwrap();
+                let stop = async { drop(stopped.await) };
+                serve(listener, Arc::new(App::new(engine, options)), stop, grace).await.unwrap()
+            })
+        });
+        Server { address, stop: Some(stop), thread: Some(thread) }
+    }
+
+    /// Begins the stop; running requests get their grace.
+    pub fn begin_stop(&mut self) {
+        drop(self.stop.take());
+    }
+
+    /// Waits for the end; the number of requests that were cancelled.
+    pub fn wait(mut self) -> usize {
+        self.begin_stop();
+        self.thread.take().unwrap().join().unwrap()
+    }
+
+    pub fn get(&self, path: &str) -> Reply {
+        self.send("GET", path, &[], b"")
+    }
+
+    pub fn post(&self, path: &str, body: &Value) -> Reply {
+        self.send("POST", path, &[("Content-Type", "application/json")], body.to_string().as_bytes())
+    }
+
+    /// Posts and expects a 200.
+    pub fn ok(&self, path: &str, body: Value) -> Value {
+        let reply = self.post(path, &body);
+        assert_eq!(reply.status, 200, "{}", reply.body);
+        reply.json()
+    }
+
+    /// Posts with `stream`; the chunks, after checking that `[DONE]` ends them.
+    pub fn stream(&self, path: &str, mut body: Value) -> Vec<Value> {
+        body["stream"] = json!(true);
+        let reply = self.post(path, &body);
+        assert_eq!(reply.status, 200, "{}", reply.body);
+        assert!(reply.header("content-type").starts_with("text/event-stream"));
+        let mut lines: Vec<&str> = reply.body.lines().filter_map(|line| line.strip_prefix("data: ")).collect();
+        assert_eq!(lines.pop(), Some("[DONE]"));
+        lines.into_iter().map(|line| serde_json::from_str(line).unwrap()).collect()
+    }
+
+    pub fn send(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> Reply {
+        Reply::read(self.open(method, path, headers, body))
+    }
+
+    /// Sends a request and leaves the answer unread.
+    pub fn open(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> TcpStream {
+        let mut stream = TcpStream::connect(self.address).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        let mut head = format!("{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n");
+        for (name, value) in headers {
+            head += &format!("{name}: {value}\r\n");
+        }
+        head += &format!("Content-Length: {}\r\n\r\n", body.len());
+        stream.write_all(head.as_bytes()).unwrap();
+        stream.write_all(body).unwrap();
+        stream
+    }
+
+    /// The value of a metric, summed over its labels.
+    pub fn metric(&self, name: &str) -> f64 {
+        let page = self.get("/metrics").body;
+        let samples = page.lines().filter(|line| line.split('{').next() == Some(name));
+        samples.map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()).sum()
+    }
+
+    /// Waits until `condition` holds.
+    pub fn until(&self, what: &str, condition: impl Fn(&Server) -> bool) {
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while !condition(self) {
+            assert!(Instant::now() < deadline, "not reached in 30 s: {what}");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.begin_stop();
+    }
+}
+
+/// An answer, read to its end.
+pub struct Reply {
+    pub status: u16,
+    pub headers: Vec<(String, String)>,
+    pub body: String,
+}
+
+impl Reply {
+    pub fn read(stream: TcpStream) -> Reply {
+        let mut reader = BufReader::new(stream);
+        let mut line = String::new();
+        reader.read_line(&mut line).unwrap();
+        let status = line.split(' ').nth(1).unwrap().parse().unwrap();
+        let mut headers = Vec::new();
+        loop {
+            line.clear();
+            reader.read_line(&mut line).unwrap();
+            let Some((name, value)) = line.trim_end().split_once(':') else { break };
+            headers.push((name.to_ascii_lowercase(), value.trim().to_string()));
+        }
+        let chunked = headers.iter().any(|(name, value)| name == "transfer-encoding" && value == "chunked");
+        let mut body = Vec::new();
+        if chunked {
+            loop {
+                line.clear();
+                reader.read_line(&mut line).unwrap();
+                let size = usize::from_str_radix(line.trim(), 16).unwrap();
+                let start = body.len();
+                body.resize(start + size + 2, 0);
+                reader.read_exact(&mut body[start..]).unwrap();
+                body.truncate(start + size);
+                if size == 0 {
+                    break;
+                }
+            }
+        } else {
+            reader.read_to_end(&mut body).unwrap();
+        }
+        Reply { status, headers, body: String::from_utf8(body).unwrap() }
+    }
+
+    pub fn header(&self, name: &str) -> &str {
+        self.headers.iter().find(|(found, _)| found == name).map_or("", |(_, value)| value)
+    }
+
+    pub fn json(&self) -> Value {
+        serde_json::from_str(&self.body).unwrap()
+    }
+
+    /// The error object, after checking that it is one.
+    pub fn error(&self) -> Value {
+        assert!(self.header("content-type").starts_with("application/json"), "{}", self.body);
+        let error = self.json()["error"].clone();
+        assert!(error["message"].is_string() && error["type"].is_string(), "{}", self.body);
+        error
+    }
+}

@@ -1,0 +1,156 @@
+//! What is wrong with a request is told with a fitting status, an error object, and the name of the field.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::sync::LazyLock;
+
+use common::Server;
+use serde_json::{Value, json};
+
+static SERVER: LazyLock<Server> = LazyLock::new(Server::start);
+
+const COMPLETIONS: &str = "/v1/completions";
+const CHAT: &str = "/v1/chat/completions";
+
+/// A valid request with these fields replaced.
+fn request(path: &str, fields: &Value) -> Value {
+    let mut body = match path {
+        CHAT => json!({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}),
+        _ => json!({"prompt": "a", "max_tokens": 2}),
+    };
+    for (name, value) in fields.as_object().unwrap() {
+        body[name] = value.clone();
+    }
+    body
+}
+
+fn assert_names(path: &str, fields: Value, param: &str) {
+    let reply = SERVER.post(path, &request(path, &fields));
+    assert_eq!(reply.status, 400, "{fields}: {}", reply.body);
+    let error = reply.error();
+    assert_eq!(error["param"], param, "{fields}: {error}");
+    assert!(error["message"].as_str().unwrap().contains(param), "{fields}: {error}");
+}
+
+#[test]
+fn a_field_out_of_range_or_of_the_wrong_type_is_named() {
+    for path in [COMPLETIONS, CHAT] {
+        for (param, bad) in [
+            ("temperature", json!([-0.1, 2.1, 1e9, "hot", [1]])),
+            ("top_p", json!([0, -0.5, 1.5, "x"])),
+            ("top_k", json!([-2, 1.5, 9_007_199_254_740_993u64])),
+            ("min_p", json!([-0.1, 1.1])),
+            ("presence_penalty", json!([2.5, -2.5])),
+            ("frequency_penalty", json!([3, -3])),
+            ("repetition_penalty", json!([0, -1, 1e-320, 1e308])),
+            ("n", json!([0, -1, "two", 1_000_000_000])),
+            ("max_tokens", json!([-1, "many", 1.5, 100_000])),
+            ("min_tokens", json!([-1, 3])),
+            ("seed", json!(["abc", 1e30])),
+            ("stop", json!([[""], 5, {"a": 1}, vec!["a"; 17]])),
+            ("stop_token_ids", json!([["a"], [-1], [1_000_000]])),
+            ("logit_bias", json!([{"abc": 1}, {"1": "x"}, {"1": 101}, {"99999999": 1}, [1]])),
+            ("allowed_token_ids", json!([[], [-1], "a"])),
+            ("bad_words", json!([[""], 5])),
+            ("stream", json!(["yes", 1])),
+            ("stream_options", json!([{"include_usage": true}, 1])),
+            ("prompt_logprobs", json!([-2, 100])),
+            ("priority", json!(["high", 1e12])),
+            ("truncate_prompt_tokens", json!([0, -2])),
+        ] {
+            for value in bad.as_array().unwrap() {
+                assert_names(path, json!({param: value}), param);
+            }
+        }
+    }
+}
+
+#[test]
+fn what_is_not_built_is_refused_by_name_and_never_ignored() {
+    for (path, param, value) in [
+        (COMPLETIONS, "suffix", json!("the end")),
+        (COMPLETIONS, "best_of", json!(3)),
+        (COMPLETIONS, "use_beam_search", json!(true)),
+        (CHAT, "structured_outputs", json!({"regex": "a"})),
+        (CHAT, "guided_json", json!({"type": "object"})),
+        (CHAT, "tool_choice", json!("required")),
+        (CHAT, "chat_template", json!("{{ x }}")),
+    ] {
+        assert_names(path, json!({param: value}), param);
+    }
+    assert_names(CHAT, json!({"response_format": {"type": "json_object"}}), "response_format.type");
+    // Asking for the neutral value asks for nothing.
+    let neutral = json!({"suffix": null, "best_of": 1, "use_beam_search": false, "response_format": {"type": "text"}});
+    assert_eq!(SERVER.post(COMPLETIONS, &request(COMPLETIONS, &neutral)).status, 200);
+}
+
+#[test]
+fn a_prompt_has_one_of_four_forms() {
+    let bad = json!([null, 5, true, {"a": 1}, [], [[]], ["a", 1], [1, "a"], [-1], [1.5], [99_999_999], ""]);
+    for prompt in bad.as_array().unwrap() {
+        let reply = SERVER.post(COMPLETIONS, &json!({"prompt": prompt, "add_special_tokens": false, "max_tokens": 1}));
+        assert_eq!(reply.status, 400, "{prompt}: {}", reply.body);
+        assert_eq!(reply.error()["param"], "prompt");
+    }
+}
+
+#[test]
+fn a_request_over_the_context_is_refused_with_the_numbers() {
+    let context = 1024;
+    let error = SERVER.post(COMPLETIONS, &json!({"prompt": vec![5; context + 5], "max_tokens": 1})).error();
+    let message = error["message"].as_str().unwrap();
+    assert!(message.contains("1024") && message.contains("1029"), "{message}");
+    let error = SERVER.post(COMPLETIONS, &json!({"prompt": vec![5; 1000], "max_tokens": 25})).error();
+    assert_eq!((&error["param"], &error["code"]), (&json!("max_tokens"), &json!("context_length_exceeded")));
+    let message = error["message"].as_str().unwrap();
+    assert!(message.contains("1024") && message.contains("1000") && message.contains("24"), "{message}");
+    // What just fits is served.
+    let whole = SERVER.ok(COMPLETIONS, json!({"prompt": vec![5; 1000], "max_tokens": 24, "ignore_eos": true}));
+    assert_eq!(whole["usage"]["total_tokens"], context);
+}
+
+#[test]
+fn the_body_is_a_json_object_of_a_bounded_size() {
+    let json_type = [("Content-Type", "application/json")];
+    for body in [&b""[..], b"{", b"[]", b"null", b"\xff\xfe", b"{\"prompt\": \"\xff\"}", b"{\"prompt\": \"a\", \"top_p\": NaN}"] {
+        let reply = SERVER.send("POST", COMPLETIONS, &json_type, body);
+        assert_eq!(reply.status, 400);
+        reply.error();
+    }
+    let reply = SERVER.send("POST", COMPLETIONS, &json_type, &vec![b' '; 20 << 20]);
+    assert_eq!(reply.status, 413);
+    reply.error();
+    let reply = SERVER.send("POST", COMPLETIONS, &[("Content-Type", "text/plain")], b"{}");
+    assert_eq!(reply.status, 415);
+    reply.error();
+}
+
+#[test]
+fn unknown_paths_methods_and_models_are_told_apart() {
+    for (reply, status) in [
+        (SERVER.get("/v1/no/such/path"), 404),
+        (SERVER.get(COMPLETIONS), 405),
+        (SERVER.send("DELETE", "/health", &[], b""), 405),
+        (SERVER.post("/v1/models", &json!({})), 405),
+        (SERVER.post(COMPLETIONS, &json!({"model": "gpt-9", "prompt": "a"})), 404),
+    ] {
+        assert_eq!(reply.status, status, "{}", reply.body);
+        reply.error();
+    }
+    assert!(SERVER.post(COMPLETIONS, &json!({"model": "gpt-9", "prompt": "a"})).body.contains("gpt-9"));
+}
+
+#[test]
+fn a_refusal_comes_before_a_stream_begins() {
+    let reply = SERVER.post(CHAT, &request(CHAT, &json!({"temperature": -1, "stream": true})));
+    assert_eq!(reply.status, 400);
+    assert_eq!(reply.error()["param"], "temperature");
+}
+
+#[test]
+fn a_role_that_the_template_does_not_know_is_refused_with_its_words() {
+    let reply = SERVER.post(CHAT, &json!({"messages": [{"role": "wizard", "content": "hi"}]}));
+    assert_eq!(reply.status, 400);
+    assert!(reply.error()["message"].as_str().unwrap().contains("wizard"));
+}

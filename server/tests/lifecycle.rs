@@ -1,0 +1,141 @@
+//! Clients that leave, clients that read slowly, keys, metrics, and the stop.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::io::Read;
+use std::time::Duration;
+
+use common::{Reply, Server, config};
+use engine::EngineConfig;
+use serde_json::json;
+use server::http::ServerOptions;
+
+const COMPLETIONS: &str = "/v1/completions";
+const JSON: [(&str, &str); 1] = [("Content-Type", "application/json")];
+
+fn long(stream: bool) -> String {
+    json!({"prompt": "One", "max_tokens": 900, "ignore_eos": true, "temperature": 1, "stream": stream}).to_string()
+}
+
+#[test]
+fn a_client_that_leaves_frees_its_blocks() {
+    let server = Server::start();
+    for stream in [true, false] {
+        let before = server.metric("vllm:generation_tokens_total");
+        let mut connections: Vec<_> =
+            (0..4).map(|_| server.open("POST", COMPLETIONS, &JSON, long(stream).as_bytes())).collect();
+        if stream {
+            for connection in &mut connections {
+                connection.read_exact(&mut [0; 64]).unwrap();
+            }
+        }
+        server.until("all four run", |s| s.metric("vllm:num_requests_running") == 4.0);
+        drop(connections);
+        server.until("nothing runs", |s| {
+            s.metric("vllm:num_requests_running") + s.metric("vllm:num_requests_waiting") == 0.0
+        });
+        assert_eq!(server.metric("vllm:kv_cache_usage_perc"), 0.0);
+        assert!(server.metric("vllm:generation_tokens_total") - before < 4.0 * 900.0);
+    }
+    let aborted = "finished_reason=\"abort\"} 8\n";
+    server.until("eight aborts are counted", |s| s.get("/metrics").body.contains(aborted));
+}
+
+#[test]
+fn a_slow_reader_holds_nobody_up_and_gets_everything() {
+    let server = Server::start();
+    let slow = server.open("POST", COMPLETIONS, &JSON, long(true).as_bytes());
+    for _ in 0..8 {
+        assert_eq!(server.post(COMPLETIONS, &json!({"prompt": "Two", "max_tokens": 4})).status, 200);
+    }
+    let reply = Reply::read(slow);
+    assert!(reply.body.ends_with("data: [DONE]\n\n"));
+}
+
+#[test]
+fn counters_move_by_what_the_usage_says() {
+    let server = Server::start();
+    let body = json!({"prompt": "The capital of", "max_tokens": 11, "ignore_eos": true});
+    let usage = server.ok(COMPLETIONS, body)["usage"].clone();
+    server.until("tokens are counted", |s| s.metric("vllm:generation_tokens_total") == 11.0);
+    assert_eq!(server.metric("vllm:prompt_tokens_total"), usage["prompt_tokens"].as_f64().unwrap());
+    assert_eq!(server.metric("vllm:request_success_total"), 1.0);
+    assert_eq!(server.metric("vllm:time_to_first_token_seconds_count"), 1.0);
+    assert_eq!(server.metric("vllm:inter_token_latency_seconds_count"), 10.0);
+    assert_eq!(server.metric("vllm:e2e_request_latency_seconds_count"), 1.0);
+}
+
+#[test]
+fn a_repeated_prompt_comes_from_the_prefix_cache() {
+    let server = Server::start();
+    let body = json!({"prompt": vec![7; 200], "max_tokens": 2, "temperature": 0});
+    let cold = server.ok(COMPLETIONS, body.clone());
+    let warm = server.ok(COMPLETIONS, body);
+    assert_eq!(cold["choices"][0]["text"], warm["choices"][0]["text"]);
+    assert_eq!(cold["usage"]["prompt_tokens_details"]["cached_tokens"], 0);
+    // 200 tokens are 12 full blocks of 16 and a rest.
+    assert_eq!(warm["usage"]["prompt_tokens_details"]["cached_tokens"], 192);
+    server.until("hits are counted", |s| s.metric("vllm:prefix_cache_hits_total") == 192.0);
+}
+
+#[test]
+fn a_request_that_can_never_fit_is_refused_and_stops_nobody() {
+    // Eight blocks of 16 tokens; the context is cut to what they hold, so only a group of sequences can be too large.
+    let tight = EngineConfig { kv_cache_memory_bytes: Some(8 * 16 * 2 * 5 * 2 * 32 * 4), ..config() };
+    let server = Server::with(tight, ServerOptions::default(), Duration::ZERO);
+    assert_eq!(server.get("/v1/models").json()["data"][0]["max_model_len"], 128);
+    let reply = server.post(COMPLETIONS, &json!({"prompt": "One", "n": 4, "max_tokens": 100}));
+    assert_eq!(reply.status, 400, "{}", reply.body);
+    let error = reply.error();
+    assert!(error["message"].as_str().unwrap().contains('8'), "the pool's blocks are told: {error}");
+    assert_eq!(server.post(COMPLETIONS, &json!({"prompt": "One", "max_tokens": 4})).status, 200);
+}
+
+#[test]
+fn the_api_key_guards_all_but_the_probes() {
+    let options = ServerOptions { api_key: Some("s3cret".into()), ..ServerOptions::default() };
+    let server = Server::with(config(), options, Duration::ZERO);
+    for path in ["/health", "/version", "/metrics"] {
+        assert_eq!(server.get(path).status, 200);
+    }
+    let with = |value: &str| server.send("GET", "/v1/models", &[("Authorization", value)], b"");
+    for wrong in ["", "s3cret", "Bearer", "Bearer s3cre", "Bearer s3crets", "Basic s3cret"] {
+        let reply = with(wrong);
+        assert_eq!(reply.status, 401, "{wrong}");
+        reply.error();
+        assert!(!reply.body.contains("s3cret"));
+    }
+    assert_eq!(with("Bearer s3cret").status, 200);
+    assert_eq!(with("bearer s3cret").status, 200);
+}
+
+#[test]
+fn the_model_can_be_served_under_another_name() {
+    let options = ServerOptions { served_model_name: Some("mine".into()), ..ServerOptions::default() };
+    let server = Server::with(config(), options, Duration::ZERO);
+    assert_eq!(server.get("/v1/models").json()["data"][0]["id"], "mine");
+    assert_eq!(server.ok(COMPLETIONS, json!({"model": "mine", "prompt": "a", "max_tokens": 1}))["model"], "mine");
+}
+
+#[test]
+fn a_stop_lets_running_streams_finish() {
+    let mut server = Server::with(config(), ServerOptions::default(), Duration::from_secs(60));
+    let mut stream = server.open("POST", COMPLETIONS, &JSON, long(true).as_bytes());
+    let mut first = [0; 1];
+    stream.read_exact(&mut first).unwrap();
+    server.begin_stop();
+    let mut rest = String::new();
+    stream.read_to_string(&mut rest).unwrap();
+    assert!(rest.contains("data: [DONE]"));
+    assert_eq!(server.wait(), 0);
+}
+
+#[test]
+fn a_stop_cancels_what_outlasts_its_grace() {
+    let mut server = Server::with(config(), ServerOptions::default(), Duration::from_millis(1));
+    let mut stream = server.open("POST", COMPLETIONS, &JSON, long(true).as_bytes());
+    stream.read_exact(&mut [0; 1]).unwrap();
+    server.begin_stop();
+    assert_eq!(server.wait(), 1);
+}

@@ -1,0 +1,118 @@
+//! `cargo xtask ci` and `cargo xtask test-all`: the checks that a change must pass, one after the other, each timed.
+//!
+//! Stops at the first failure and says how to run that check alone. The test command is the README's, so what a
+//! newcomer types and what CI runs can not drift apart.
+
+use std::path::Path;
+use std::process::Command;
+use std::time::Instant;
+
+use crate::{tidy, workspace};
+
+/// One check of CI.
+struct Step {
+    title: &'static str,
+    /// As one would type it; words are separated by blanks.
+    command: String,
+    /// Set for this command only.
+    variable: Option<(&'static str, &'static str)>,
+}
+
+impl Step {
+    fn new(title: &'static str, command: &str) -> Step {
+        Step { title, command: command.to_owned(), variable: None }
+    }
+
+    fn with(self, name: &'static str, value: &'static str) -> Step {
+        Step { variable: Some((name, value)), ..self }
+    }
+
+    /// What to paste into a shell to run this step alone.
+    fn typed(&self) -> String {
+        let variable = self.variable.map(|(name, value)| format!("{name}='{value}' "));
+        variable.unwrap_or_default() + &self.command
+    }
+
+    fn run(&self, root: &Path) -> Result<(), String> {
+        // Tidy is a function of this program; cargo would only start it again.
+        if self.command == "cargo xtask tidy" {
+            return tidy::run(root);
+        }
+        let mut words = self.command.split_whitespace();
+        let program = words.next().unwrap_or_default();
+        // The cargo that started this program, whatever PATH says.
+        let cargo = std::env::var_os("CARGO").filter(|_| program == "cargo");
+        let mut command = Command::new(cargo.unwrap_or_else(|| program.into()));
+        let status = command.args(words).envs(self.variable).current_dir(root).status();
+        match status {
+            Ok(status) if status.success() => Ok(()),
+            Ok(status) => Err(status.to_string()),
+            Err(error) => Err(format!("{program} did not start: {error}")),
+        }
+    }
+}
+
+/// Everything, or everything but the tests.
+///
+/// # Errors
+/// The first check that failed, and how to run it alone.
+pub fn run(root: &Path, skip_tests: bool) -> Result<(), String> {
+    let mut steps = vec![
+        Step::new("format", "cargo fmt --all --check"),
+        Step::new("lints", "cargo clippy --workspace --all-targets --locked -- -D warnings"),
+        Step::new("documentation", "cargo doc --workspace --no-deps --locked").with("RUSTDOCFLAGS", "-D warnings"),
+        Step::new("tidy", "cargo xtask tidy"),
+    ];
+    if !skip_tests {
+        steps.insert(0, Step::new("tests", &test_command(root)?));
+    }
+    run_all(root, &steps)
+}
+
+/// The README's test command with `QUIRE_TEST_ALL=1`: the full product where tests otherwise take all pairs.
+///
+/// # Errors
+/// The tests failed, or the README has no test command.
+pub fn test_all(root: &Path) -> Result<(), String> {
+    run_all(root, &[Step::new("all tests", &test_command(root)?).with("QUIRE_TEST_ALL", "1")])
+}
+
+fn test_command(root: &Path) -> Result<String, String> {
+    let readme = std::fs::read_to_string(root.join("README.md")).map_err(|error| format!("README.md: {error}"))?;
+    workspace::test_command(&readme)
+}
+
+fn run_all(root: &Path, steps: &[Step]) -> Result<(), String> {
+    let start = Instant::now();
+    let mut done = Vec::new();
+    for (index, step) in steps.iter().enumerate() {
+        println!("\n== {}/{} {}: {}", index + 1, steps.len(), step.title, step.typed());
+        let began = Instant::now();
+        let outcome = step.run(root);
+        let seconds = began.elapsed().as_secs_f64();
+        if let Err(problem) = outcome {
+            return Err(format!("{} failed after {seconds:.1} s ({problem}); to run it alone: {}", step.title, step.typed()));
+        }
+        println!("== {}: {seconds:.1} s", step.title);
+        done.push(format!("{} {seconds:.1} s", step.title));
+    }
+    println!("\nxtask: passed in {:.1} s: {}", start.elapsed().as_secs_f64(), done.join(", "));
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failure_stops_the_run_and_says_how_to_repeat_it() {
+        let steps = [
+            Step::new("first", "cargo --version"),
+            Step::new("second", "cargo no-such-command").with("NAME", "a b"),
+            Step::new("third", "no-such-program"),
+        ];
+        let problem = run_all(&workspace::root(), &steps).err().unwrap_or_default();
+        assert!(problem.starts_with("second failed after "), "{problem}");
+        assert!(problem.ends_with("to run it alone: NAME='a b' cargo no-such-command"), "{problem}");
+    }
+}

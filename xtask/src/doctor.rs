@@ -1,0 +1,124 @@
+//! `cargo xtask doctor`: what this machine has, and what that means for Quire. It never fails: what is not there is a
+//! line that says so.
+
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Where a Linux system keeps the library of the NVIDIA driver; the last is WSL's.
+const DRIVER_FILES: [&str; 5] = [
+    "/usr/lib/x86_64-linux-gnu/libcuda.so.1",
+    "/usr/lib/aarch64-linux-gnu/libcuda.so.1",
+    "/usr/lib64/libcuda.so.1",
+    "/usr/lib/libcuda.so.1",
+    "/usr/lib/wsl/lib/libcuda.so.1",
+];
+
+/// One line per thing, ending in a line break.
+pub fn report(root: &Path) -> String {
+    let mut text = String::new();
+    let mut line = |name: &str, found: String, meaning: &str| {
+        // Writing to a String can not fail.
+        let _ = writeln!(text, "{name:<12} {found}\n{:<12}   {meaning}", "");
+    };
+
+    let (rust, meaning) = rust(root);
+    line("rust", rust, &meaning);
+    let components = ["fmt", "clippy"].map(|tool| (tool, first_line("cargo", &[tool, "--version"]).is_some()));
+    let missing: Vec<&str> = components.iter().filter(|(_, there)| !there).map(|(tool, _)| *tool).collect();
+    if missing.is_empty() {
+        line("components", "rustfmt, clippy".into(), "`cargo xtask ci` can run");
+    } else {
+        line("components", format!("missing: {}", missing.join(", ")), "`cargo xtask ci` needs them: rustup component add rustfmt clippy");
+    }
+
+    let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".into());
+    match first_line(&compiler, &["--version"]) {
+        Some(version) => line("C compiler", version, "enough to build; no C++ is compiled"),
+        None => line("C compiler", format!("{compiler}: not found"), "needed to link and by a dependency; install gcc or clang"),
+    }
+
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    line("cores", cores.to_string(), "--threads takes all of them unless told otherwise");
+    let features = cpu_features();
+    let (names, variants): (Vec<&str>, Vec<&str>) = features.iter().copied().unzip();
+    let names = if names.is_empty() { "no vector unit that kernels are written for".to_string() } else { names.join(", ") };
+    let best = variants.last().unwrap_or(&"cpu.portable");
+    line("CPU", format!("{}: {names}", std::env::consts::ARCH), &format!("the fastest kernels here are {best}; `quire kernels` shows the choice"));
+
+    let gpu = "not used: this version computes on the CPU alone";
+    line("nvcc", nvcc().map_or("not on PATH, nor under CUDA_HOME".into(), |path| path.display().to_string()), gpu);
+    let driver = DRIVER_FILES.iter().find(|path| Path::new(path).exists());
+    line("GPU driver", driver.map_or("no libcuda.so.1 in the usual folders".into(), ToString::to_string), gpu);
+    text
+}
+
+/// The compiler's version, and whether the workspace builds with it.
+fn rust(root: &Path) -> (String, String) {
+    let Some(found) = first_line("rustc", &["--version"]) else {
+        return ("rustc: not found".into(), "install a toolchain from https://rustup.rs".into());
+    };
+    let manifest = std::fs::read_to_string(root.join("Cargo.toml")).unwrap_or_default();
+    let wanted = manifest.lines().find_map(|line| line.strip_prefix("rust-version = ")).unwrap_or_default().trim_matches('"');
+    let meaning = match (minor(found.split_whitespace().nth(1).unwrap_or_default()), minor(wanted)) {
+        (Some(found), Some(least)) if found < least => format!("older than {wanted}, the least that Quire builds with: rustup update"),
+        _ => format!("Quire needs {wanted} or newer"),
+    };
+    (found, meaning)
+}
+
+/// Major and minor number of a version.
+fn minor(version: &str) -> Option<(u32, u32)> {
+    let mut numbers = version.split('.').map(str::parse);
+    Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
+}
+
+/// Vector units of this CPU that a kernel variant is written for, with its name, the slowest first.
+fn cpu_features() -> Vec<(&'static str, &'static str)> {
+    let mut found = Vec::new();
+    #[cfg(target_arch = "x86_64")]
+    {
+        if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+            found.push(("AVX2 with FMA", "cpu.avx2"));
+        }
+        if is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bw") && is_x86_feature_detected!("avx512vl") {
+            found.push(("AVX-512", "cpu.avx512"));
+        }
+    }
+    #[cfg(target_arch = "aarch64")]
+    found.push(("NEON", "cpu.neon"));
+    found
+}
+
+/// `nvcc` on PATH, else under `CUDA_HOME`.
+fn nvcc() -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let home = std::env::var_os("CUDA_HOME").map(|home| PathBuf::from(home).join("bin"));
+    std::env::split_paths(&path).chain(home).map(|folder| folder.join("nvcc")).find(|file| file.is_file())
+}
+
+/// What a program prints first, if it starts and succeeds.
+fn first_line(program: &str, args: &[&str]) -> Option<String> {
+    let output = Command::new(program).args(args).output().ok().filter(|output| output.status.success())?;
+    String::from_utf8_lossy(&output.stdout).lines().next().map(str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_compare_by_number() {
+        assert!(minor("1.100.0") > minor("1.89"));
+        assert_eq!(minor("1.95.0-nightly"), Some((1, 95)));
+        assert_eq!(minor("unknown"), None);
+    }
+
+    #[test]
+    fn every_line_is_there_on_any_machine() {
+        let report = report(&crate::workspace::root());
+        for name in ["rust", "components", "C compiler", "cores", "CPU", "nvcc", "GPU driver"] {
+            assert!(report.lines().any(|line| line.starts_with(name)), "{name} is missing in\n{report}");
+        }
+    }
+}

@@ -1,0 +1,17 @@
+//! Every chore of the workspace, behind `cargo xtask`.
+//!
+//! What it is: [`ci`] (all that must pass before a change lands), [`tidy`] (the rules of the house that no compiler
+//! checks) and [`doctor`] (what this machine has). What it is not: part of the product. No crate depends on it, and it
+//! depends on none of them: it reads their files as text.
+//!
+//! ```
+//! use xtask::tidy::{File, Tree};
+//! let tree = Tree { files: vec![File::new("kvblock/src/pool.rs", "fn first(ids: &[u32]) -> u32 {\n    *ids.first().unwrap()\n}\n")] };
+//! let messages: Vec<String> = tree.findings().iter().map(ToString::to_string).collect();
+//! assert!(messages.iter().any(|message| message.starts_with("kvblock/src/pool.rs:2: .unwrap() in library code")));
+//! ```
+
+pub mod ci;
+pub mod doctor;
+pub mod tidy;
+pub mod workspace;
