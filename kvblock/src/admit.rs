@@ -65,12 +65,7 @@ impl BlockPool {
     /// The last token is never taken from the cache: its row gives the next token, so it has to be computed.
     pub fn admit<'a>(&'a mut self, prompt: Prompt<'a>) -> Admission<'a> {
         let (hits, miss) = self.longest_prefix(&prompt);
-        Admission {
-            pool: self,
-            prompt,
-            hits,
-            miss,
-        }
+        Admission { pool: self, prompt, hits, miss }
     }
 
     fn longest_prefix(&self, prompt: &Prompt<'_>) -> (Vec<BlockId>, Option<MissReason>) {
@@ -88,11 +83,7 @@ impl BlockPool {
         let salt: Option<Arc<str>> = prompt.salt.map(Arc::from);
         let mut parent = None;
         for tokens in usable.chunks_exact(self.block_size) {
-            match index.find(Content {
-                parent,
-                salt: salt.as_ref(),
-                tokens,
-            }) {
+            match index.find(Content { parent, salt: salt.as_ref(), tokens }) {
                 Found::Hit(block) => {
                     hits.push(block);
                     parent = index.as_parent(block);
@@ -118,8 +109,7 @@ impl Admission<'_> {
 
     /// Blocks that would leave the free list: new ones, and cached ones that would be owned again.
     pub fn blocks_needed(&self) -> usize {
-        self.pool
-            .blocks_to_open(&self.hits, self.prompt.tokens.len())
+        self.pool.blocks_to_open(&self.hits, self.prompt.tokens.len())
     }
 
     /// Opens the table, with slots for the whole prompt, if `keep_free` more blocks than that can be had.

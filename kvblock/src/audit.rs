@@ -8,10 +8,7 @@ use crate::{AuditError, BlockId, BlockPool, BlockTable};
 impl BlockPool {
     /// Compares reference counts, free list, gauges and prefix index with what `tables`, which must be all
     /// live tables, say.
-    pub fn audit<'a>(
-        &self,
-        tables: impl IntoIterator<Item = &'a BlockTable>,
-    ) -> Result<(), AuditError> {
+    pub fn audit<'a>(&self, tables: impl IntoIterator<Item = &'a BlockTable>) -> Result<(), AuditError> {
         let mut owners = vec![0u32; self.num_blocks()];
         for table in tables {
             self.audit_table(table)?;
@@ -39,24 +36,12 @@ impl BlockPool {
         }
         for id in 0..self.num_blocks() as u32 {
             let block = BlockId(id);
-            let (counted, found, count) = (
-                self.references(block),
-                owners[block.index()],
-                free[block.index()],
-            );
+            let (counted, found, count) = (self.references(block), owners[block.index()], free[block.index()]);
             if counted != found {
-                return Err(AuditError::References {
-                    block,
-                    counted,
-                    found,
-                });
+                return Err(AuditError::References { block, counted, found });
             }
             if (count == 1) != (counted == 0) {
-                return Err(AuditError::FreeList {
-                    block,
-                    count,
-                    references: counted,
-                });
+                return Err(AuditError::FreeList { block, count, references: counted });
             }
         }
         let in_use = owners.iter().filter(|o| **o > 0).count();
@@ -68,9 +53,7 @@ impl BlockPool {
             });
         }
         match &self.index {
-            Some(index) => index
-                .audit()
-                .map_err(|(block, what)| AuditError::Prefix { block, what }),
+            Some(index) => index.audit().map_err(|(block, what)| AuditError::Prefix { block, what }),
             None => Ok(()),
         }
     }
@@ -78,11 +61,7 @@ impl BlockPool {
     fn audit_table(&self, table: &BlockTable) -> Result<(), AuditError> {
         let (len, blocks) = (table.len(), table.blocks().len());
         if blocks != len.div_ceil(self.block_size) || table.committed() > len {
-            return Err(AuditError::TableLength {
-                len,
-                blocks,
-                block_size: self.block_size,
-            });
+            return Err(AuditError::TableLength { len, blocks, block_size: self.block_size });
         }
         let Some(index) = &self.index else {
             return Ok(());
@@ -90,14 +69,8 @@ impl BlockPool {
         let mut parent = None;
         for k in 0..table.committed() / self.block_size {
             let block = table.blocks()[k];
-            let content = Content {
-                parent,
-                salt: table.salt.as_ref(),
-                tokens: table.block_tokens(k),
-            };
-            index
-                .verify(block, content)
-                .map_err(|what| AuditError::Prefix { block, what })?;
+            let content = Content { parent, salt: table.salt.as_ref(), tokens: table.block_tokens(k) };
+            index.verify(block, content).map_err(|what| AuditError::Prefix { block, what })?;
             parent = index.as_parent(block);
         }
         Ok(())

@@ -38,17 +38,13 @@ impl PoolConfig {
     pub(crate) fn check(&self) -> Result<u32, PoolError> {
         let num_blocks = u32::try_from(self.num_blocks).unwrap_or(u32::MAX);
         if num_blocks == 0 || num_blocks == u32::MAX {
-            return Err(PoolError::NumBlocks {
-                found: self.num_blocks,
-            });
+            return Err(PoolError::NumBlocks { found: self.num_blocks });
         }
         if self.block_size == 0 {
             return Err(PoolError::BlockSize);
         }
         if !(1..=128).contains(&self.hash_bits) {
-            return Err(PoolError::HashBits {
-                found: self.hash_bits,
-            });
+            return Err(PoolError::HashBits { found: self.hash_bits });
         }
         Ok(num_blocks)
     }

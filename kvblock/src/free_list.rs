@@ -27,16 +27,8 @@ impl FreeList {
     /// All of `0..num_blocks`, lowest id first.
     pub fn full(num_blocks: u32) -> FreeList {
         let ring = num_blocks + 1;
-        let links = (0..ring)
-            .map(|i| Links {
-                prev: (i + ring - 1) % ring,
-                next: (i + 1) % ring,
-            })
-            .collect();
-        FreeList {
-            links,
-            len: num_blocks as usize,
-        }
+        let links = (0..ring).map(|i| Links { prev: (i + ring - 1) % ring, next: (i + 1) % ring }).collect();
+        FreeList { links, len: num_blocks as usize }
     }
 
     /// Blocks in the list.
@@ -67,10 +59,7 @@ impl FreeList {
         }
         self.links[prev as usize].next = next;
         self.links[next as usize].prev = prev;
-        self.links[block.index()] = Links {
-            prev: ABSENT,
-            next: ABSENT,
-        };
+        self.links[block.index()] = Links { prev: ABSENT, next: ABSENT };
         self.len -= 1;
         true
     }
@@ -121,9 +110,7 @@ mod tests {
     fn popping_gives_the_ids_in_order_until_none_is_left() {
         let mut list = FreeList::full(3);
         assert_eq!(
-            (0..4)
-                .map(|_| list.pop_front().map(|b| b.0))
-                .collect::<Vec<_>>(),
+            (0..4).map(|_| list.pop_front().map(|b| b.0)).collect::<Vec<_>>(),
             [Some(0), Some(1), Some(2), None]
         );
         assert_eq!(list.len(), 0);

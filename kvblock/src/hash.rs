@@ -27,10 +27,7 @@ impl PrefixHasher {
     /// `bits` (1 to 128) of hash under a key made from `seed`, or from the process's randomness.
     pub fn new(seed: Option<u64>, bits: u32) -> PrefixHasher {
         let seed = seed.unwrap_or_else(|| RandomState::new().build_hasher().finish());
-        PrefixHasher {
-            seed,
-            mask: u128::MAX >> (128 - bits),
-        }
+        PrefixHasher { seed, mask: u128::MAX >> (128 - bits) }
     }
 
     /// The seed in use.
@@ -42,10 +39,7 @@ impl PrefixHasher {
     /// first block has a salt.
     pub fn name(&self, parent: Option<u128>, salt: Option<&str>, tokens: &[u32]) -> u128 {
         // SipHash wants 128 bits of key; the second word only has to be another function of the seed.
-        let mut hasher = SipHasher13::new_with_keys(
-            self.seed,
-            self.seed.rotate_left(32) ^ 0x9e37_79b9_7f4a_7c15,
-        );
+        let mut hasher = SipHasher13::new_with_keys(self.seed, self.seed.rotate_left(32) ^ 0x9e37_79b9_7f4a_7c15);
         if let Some(parent) = parent {
             open_field(&mut hasher, Tag::Parent, 16);
             hasher.write(&parent.to_le_bytes());
@@ -77,14 +71,8 @@ mod tests {
         let random = PrefixHasher::new(None, 128);
         let replica = PrefixHasher::new(Some(random.seed()), 128);
         let other = PrefixHasher::new(Some(random.seed() ^ 1), 128);
-        assert_eq!(
-            random.name(None, None, &[1, 2]),
-            replica.name(None, None, &[1, 2])
-        );
-        assert_ne!(
-            random.name(None, None, &[1, 2]),
-            other.name(None, None, &[1, 2])
-        );
+        assert_eq!(random.name(None, None, &[1, 2]), replica.name(None, None, &[1, 2]));
+        assert_ne!(random.name(None, None, &[1, 2]), other.name(None, None, &[1, 2]));
         assert_ne!(random.seed(), PrefixHasher::new(None, 128).seed());
     }
 

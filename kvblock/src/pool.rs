@@ -122,9 +122,7 @@ impl BlockPool {
 
     /// Whether the block is in the prefix index.
     pub fn is_cached(&self, block: BlockId) -> bool {
-        self.index
-            .as_ref()
-            .is_some_and(|index| index.contains(block))
+        self.index.as_ref().is_some_and(|index| index.contains(block))
     }
 
     /// The blocks that can be had, in the order in which they will be.
@@ -139,10 +137,7 @@ impl BlockPool {
 
     /// Blocks that all these appends together would take: each entry is a table and the number of tokens to
     /// append to it.
-    pub fn blocks_needed<'a>(
-        &self,
-        appends: impl IntoIterator<Item = (&'a BlockTable, usize)>,
-    ) -> usize {
+    pub fn blocks_needed<'a>(&self, appends: impl IntoIterator<Item = (&'a BlockTable, usize)>) -> usize {
         let mut needed = 0;
         let mut shared_tails = Vec::new();
         for (table, tokens) in appends.into_iter().filter(|&(_, tokens)| tokens > 0) {
@@ -167,10 +162,7 @@ impl BlockPool {
         }
         let wanted = self.blocks_needed([(&*table, tokens.len())]);
         if wanted > self.free.len() {
-            return Err(NoSpace {
-                wanted,
-                free: self.free.len(),
-            });
+            return Err(NoSpace { wanted, free: self.free.len() });
         }
         let mut first_changed = table.blocks.len();
         if let Some(src) = self.shared_tail(table) {
@@ -195,23 +187,13 @@ impl BlockPool {
     /// Says that the first `committed` tokens of the table have been computed. Blocks that are full of such
     /// tokens become findable. Less than before says nothing new.
     pub fn commit(&mut self, table: &mut BlockTable, committed: usize) {
-        debug_assert!(
-            committed <= table.len(),
-            "{committed} tokens computed of {}",
-            table.len()
-        );
+        debug_assert!(committed <= table.len(), "{committed} tokens computed of {}", table.len());
         let full = table.committed / self.block_size..committed / self.block_size;
         table.committed = committed.max(table.committed);
         let Some(index) = &mut self.index else { return };
         for k in full {
-            let parent = k
-                .checked_sub(1)
-                .and_then(|before| index.as_parent(table.blocks[before]));
-            let content = Content {
-                parent,
-                salt: table.salt.as_ref(),
-                tokens: table.block_tokens(k),
-            };
+            let parent = k.checked_sub(1).and_then(|before| index.as_parent(table.blocks[before]));
+            let content = Content { parent, salt: table.salt.as_ref(), tokens: table.block_tokens(k) };
             index.insert(table.blocks[k], content);
         }
     }
@@ -221,10 +203,7 @@ impl BlockPool {
     /// shared block.
     pub fn fork(&mut self, table: &BlockTable) -> Result<BlockTable, Uncommitted> {
         if table.committed < table.len() {
-            return Err(Uncommitted {
-                committed: table.committed,
-                len: table.len(),
-            });
+            return Err(Uncommitted { committed: table.committed, len: table.len() });
         }
         for block in &table.blocks {
             self.refs[block.index()] += 1;
@@ -287,10 +266,7 @@ impl BlockPool {
     ) -> Result<BlockTable, NoSpace> {
         let wanted = self.blocks_to_open(hits, tokens.len()) + keep_free;
         if wanted > self.free.len() {
-            return Err(NoSpace {
-                wanted,
-                free: self.free.len(),
-            });
+            return Err(NoSpace { wanted, free: self.free.len() });
         }
         for &block in hits {
             if self.free.remove(block) {
@@ -323,10 +299,7 @@ impl BlockPool {
 
     /// Takes the front block of the free list, evicting what it cached.
     fn take(&mut self) -> Result<BlockId, NoSpace> {
-        let block = self
-            .free
-            .pop_front()
-            .ok_or(NoSpace { wanted: 1, free: 0 })?;
+        let block = self.free.pop_front().ok_or(NoSpace { wanted: 1, free: 0 })?;
         if self.drop_hash(block, 0) {
             self.cached_free -= 1;
         }

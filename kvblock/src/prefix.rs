@@ -97,10 +97,7 @@ impl PrefixIndex {
 
     /// What a block behind this one has before it.
     pub fn as_parent(&self, block: BlockId) -> Option<Parent> {
-        self.entries[block.index()].as_ref().map(|e| Parent {
-            hash: e.hash,
-            id: e.id,
-        })
+        self.entries[block.index()].as_ref().map(|e| Parent { hash: e.hash, id: e.id })
     }
 
     /// Looks for a block that holds exactly this content behind exactly this prefix.
@@ -122,44 +119,25 @@ impl PrefixIndex {
             self.last_id = self.last_id.saturating_add(1);
             PrefixId(self.last_id)
         });
-        self.tokens[block.index() * self.block_size..][..self.block_size]
-            .copy_from_slice(content.tokens);
+        self.tokens[block.index() * self.block_size..][..self.block_size].copy_from_slice(content.tokens);
         // Behind the first, so that the oldest block keeps being found and insertion stays O(1).
         let prev = *self.first.entry(hash).or_insert(block);
         let (prev, next) = if prev == block {
             (None, None)
         } else {
-            (
-                Some(prev),
-                self.entry_mut(Some(prev))
-                    .and_then(|e| e.next.replace(block)),
-            )
+            (Some(prev), self.entry_mut(Some(prev)).and_then(|e| e.next.replace(block)))
         };
         if let Some(entry) = self.entry_mut(next) {
             entry.prev = Some(block);
         }
-        let salt = if content.parent.is_none() {
-            content.salt.cloned()
-        } else {
-            None
-        };
-        self.entries[block.index()] = Some(Entry {
-            hash,
-            id,
-            parent: content.parent.map(|p| p.id),
-            salt,
-            prev,
-            next,
-        });
+        let salt = if content.parent.is_none() { content.salt.cloned() } else { None };
+        self.entries[block.index()] = Some(Entry { hash, id, parent: content.parent.map(|p| p.id), salt, prev, next });
         true
     }
 
     /// Forgets a block; `false` if it was not indexed.
     pub fn remove(&mut self, block: BlockId) -> bool {
-        let Some(Entry {
-            hash, prev, next, ..
-        }) = self.entries[block.index()].take()
-        else {
+        let Some(Entry { hash, prev, next, .. }) = self.entries[block.index()].take() else {
             return false;
         };
         match (prev, next) {
@@ -182,9 +160,7 @@ impl PrefixIndex {
 
     /// Whether the block is indexed under the name of this content and verifies as it.
     pub fn verify(&self, block: BlockId, content: Content<'_>) -> Result<(), &'static str> {
-        let entry = self.entries[block.index()]
-            .as_ref()
-            .ok_or("a full committed block is not indexed")?;
+        let entry = self.entries[block.index()].as_ref().ok_or("a full committed block is not indexed")?;
         if entry.hash != self.name(content) {
             return Err("its hash is not the name of the table's tokens");
         }
@@ -200,9 +176,7 @@ impl PrefixIndex {
         for (&hash, &first) in &self.first {
             let (mut prev, mut at) = (None, Some(first));
             while let Some(block) = at {
-                let entry = self.entries[block.index()]
-                    .as_ref()
-                    .ok_or((block, "linked but not indexed"))?;
+                let entry = self.entries[block.index()].as_ref().ok_or((block, "linked but not indexed"))?;
                 if entry.hash != hash {
                     return Err((block, "linked under another hash"));
                 }
@@ -214,21 +188,12 @@ impl PrefixIndex {
             }
         }
         let indexed = self.entries.iter().filter(|e| e.is_some()).count();
-        if reached == indexed {
-            Ok(())
-        } else {
-            Err((BlockId(0), "entries and links differ in number"))
-        }
+        if reached == indexed { Ok(()) } else { Err((BlockId(0), "entries and links differ in number")) }
     }
 
     fn name(&self, content: Content<'_>) -> u128 {
-        let salt = if content.parent.is_none() {
-            content.salt.map(|s| &**s)
-        } else {
-            None
-        };
-        self.hasher
-            .name(content.parent.map(|p| p.hash), salt, content.tokens)
+        let salt = if content.parent.is_none() { content.salt.map(|s| &**s) } else { None };
+        self.hasher.name(content.parent.map(|p| p.hash), salt, content.tokens)
     }
 
     fn find_under(&self, hash: u128, content: Content<'_>) -> Found {
@@ -240,19 +205,14 @@ impl PrefixIndex {
             }
             at = self.entries[block.index()].as_ref().and_then(|e| e.next);
         }
-        if absent {
-            Found::Absent
-        } else {
-            Found::Collision
-        }
+        if absent { Found::Absent } else { Found::Collision }
     }
 
     fn holds(&self, block: BlockId, content: Content<'_>) -> bool {
         self.entries[block.index()].as_ref().is_some_and(|entry| {
             entry.parent == content.parent.map(|p| p.id)
                 && (entry.parent.is_some() || entry.salt.as_ref() == content.salt)
-                && self.tokens[block.index() * self.block_size..][..self.block_size]
-                    == *content.tokens
+                && self.tokens[block.index() * self.block_size..][..self.block_size] == *content.tokens
         })
     }
 

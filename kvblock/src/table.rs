@@ -58,11 +58,7 @@ impl BlockTable {
     /// # Panics
     /// If a position is past the end of the table.
     pub fn slots(&self, positions: Range<usize>) -> impl Iterator<Item = i64> + '_ {
-        assert!(
-            positions.end <= self.len(),
-            "positions {positions:?} of a table of {}",
-            self.len()
-        );
+        assert!(positions.end <= self.len(), "positions {positions:?} of a table of {}", self.len());
         positions.map(|p| {
             let block = self.blocks[p / self.block_size];
             i64::from(block.0) * self.block_size as i64 + (p % self.block_size) as i64
@@ -71,11 +67,7 @@ impl BlockTable {
 
     /// The block that the next token goes to, if there is one with room.
     pub(crate) fn open_tail(&self) -> Option<BlockId> {
-        if self.len().is_multiple_of(self.block_size) {
-            None
-        } else {
-            self.blocks.last().copied()
-        }
+        if self.len().is_multiple_of(self.block_size) { None } else { self.blocks.last().copied() }
     }
 
     /// The tokens of the `index`th block, which must be full.

@@ -109,11 +109,7 @@ impl Scheduler {
         }
         // A fork waits for the outcomes, so that a sequence that ends with its first token never gets a table.
         unsettled.extend(
-            flight
-                .spans
-                .iter()
-                .map(|s| s.seq.request)
-                .filter(|id| self.groups.get(id).is_some_and(|g| !g.forked)),
+            flight.spans.iter().map(|s| s.seq.request).filter(|id| self.groups.get(id).is_some_and(|g| !g.forked)),
         );
         unsettled.dedup();
         for id in unsettled {
@@ -123,11 +119,7 @@ impl Scheduler {
     }
 
     /// Matches outcomes with the plan, and returns those whose sequence is still the planned one and live.
-    fn accept<'a>(
-        &self,
-        flight: &Flight,
-        outcomes: &'a [Outcome],
-    ) -> Result<Vec<&'a Outcome>, CommitError> {
+    fn accept<'a>(&self, flight: &Flight, outcomes: &'a [Outcome]) -> Result<Vec<&'a Outcome>, CommitError> {
         struct Wanted<'a> {
             tokens: usize,
             live: bool,
@@ -135,28 +127,11 @@ impl Scheduler {
         }
         let mut wanted: HashMap<SeqId, Wanted<'a>> = HashMap::with_capacity(flight.spans.len());
         for span in &flight.spans {
-            let group = self
-                .groups
-                .get(&span.seq.request)
-                .filter(|g| g.arrival == span.arrival);
+            let group = self.groups.get(&span.seq.request).filter(|g| g.arrival == span.arrival);
             let live = |index: u32| group.is_some_and(|g| g.seqs[index as usize].live);
-            wanted.insert(
-                span.seq,
-                Wanted {
-                    tokens: 0,
-                    live: live(span.seq.index),
-                    outcome: None,
-                },
-            );
+            wanted.insert(span.seq, Wanted { tokens: 0, live: live(span.seq.index), outcome: None });
             for index in span.sample.clone() {
-                wanted.insert(
-                    SeqId { index, ..span.seq },
-                    Wanted {
-                        tokens: 1,
-                        live: live(index),
-                        outcome: None,
-                    },
-                );
+                wanted.insert(SeqId { index, ..span.seq }, Wanted { tokens: 1, live: live(index), outcome: None });
             }
         }
         let mut accepted = Vec::with_capacity(outcomes.len());
@@ -167,11 +142,7 @@ impl Scheduler {
                 return Err(CommitError::Duplicate { seq });
             }
             if outcome.tokens.len() > entry.tokens {
-                return Err(CommitError::TooManyTokens {
-                    seq,
-                    found: outcome.tokens.len(),
-                    expected: entry.tokens,
-                });
+                return Err(CommitError::TooManyTokens { seq, found: outcome.tokens.len(), expected: entry.tokens });
             }
             if entry.live {
                 accepted.push(outcome);
@@ -180,11 +151,7 @@ impl Scheduler {
         for span in &flight.spans {
             for index in span.sample.clone() {
                 let seq = SeqId { index, ..span.seq };
-                let served = |w: &Wanted<'_>| {
-                    !w.live
-                        || w.outcome
-                            .is_some_and(|o| o.finished || !o.tokens.is_empty())
-                };
+                let served = |w: &Wanted<'_>| !w.live || w.outcome.is_some_and(|o| o.finished || !o.tokens.is_empty());
                 if !wanted.get(&seq).is_some_and(served) {
                     return Err(CommitError::MissingToken { seq });
                 }

@@ -77,31 +77,17 @@ pub enum ConfigError {
 impl SchedConfig {
     /// Whether every request that this configuration accepts can make progress.
     pub(crate) fn validate(&self) -> Result<(), ConfigError> {
-        let &SchedConfig {
-            max_num_seqs,
-            max_num_batched_tokens,
-            max_model_len,
-            ..
-        } = self;
-        for (flag, value) in [
-            ("--max-num-seqs", max_num_seqs),
-            ("--max-model-len", max_model_len),
-        ] {
+        let &SchedConfig { max_num_seqs, max_num_batched_tokens, max_model_len, .. } = self;
+        for (flag, value) in [("--max-num-seqs", max_num_seqs), ("--max-model-len", max_model_len)] {
             if value == 0 {
                 return Err(ConfigError::Zero { flag });
             }
         }
         if max_num_batched_tokens <= max_num_seqs {
-            return Err(ConfigError::NoShareForPrefill {
-                max_num_batched_tokens,
-                max_num_seqs,
-            });
+            return Err(ConfigError::NoShareForPrefill { max_num_batched_tokens, max_num_seqs });
         }
         if !self.enable_chunked_prefill && max_num_batched_tokens < max_model_len {
-            return Err(ConfigError::PromptExceedsStep {
-                max_num_batched_tokens,
-                max_model_len,
-            });
+            return Err(ConfigError::PromptExceedsStep { max_num_batched_tokens, max_model_len });
         }
         Ok(())
     }

@@ -51,29 +51,12 @@ pub(crate) struct Group {
 
 impl Group {
     pub fn new(request: Request, arrival: u64) -> Group {
-        let seqs = (0..request.n)
-            .map(|_| Sequence {
-                output: Vec::new(),
-                table: None,
-                sent: 0,
-                live: true,
-            })
-            .collect();
-        Group {
-            request,
-            arrival,
-            seqs,
-            forked: false,
-            cached: 0,
-            resumed: false,
-        }
+        let seqs = (0..request.n).map(|_| Sequence { output: Vec::new(), table: None, sent: 0, live: true }).collect();
+        Group { request, arrival, seqs, forked: false, cached: 0, resumed: false }
     }
 
     pub fn seq_id(&self, index: usize) -> SeqId {
-        SeqId {
-            request: self.request.id,
-            index: index as u32,
-        }
+        SeqId { request: self.request.id, index: index as u32 }
     }
 
     pub fn num_live(&self) -> usize {
@@ -100,12 +83,7 @@ impl Group {
         let prompt = self.request.prompt.len();
         let computed = |s: &Sequence| s.table.as_ref().map_or(0, BlockTable::committed);
         let all = if self.forked {
-            prompt
-                + self
-                    .seqs
-                    .iter()
-                    .map(|s| computed(s).saturating_sub(prompt))
-                    .sum::<usize>()
+            prompt + self.seqs.iter().map(|s| computed(s).saturating_sub(prompt)).sum::<usize>()
         } else {
             computed(&self.seqs[0])
         };
@@ -115,11 +93,7 @@ impl Group {
     /// Tokens that sequence `index` knows and that are to be computed in the present phase.
     pub fn target(&self, index: usize) -> usize {
         let prompt = self.request.prompt.len();
-        if self.forked || self.sole_live_is_first() {
-            prompt + self.seqs[index].output.len()
-        } else {
-            prompt
-        }
+        if self.forked || self.sole_live_is_first() { prompt + self.seqs[index].output.len() } else { prompt }
     }
 
     /// Sequences with something to compute, and how many tokens.
@@ -134,11 +108,7 @@ impl Group {
     /// All that sequence 0 has to compute in the prompt phase.
     pub fn prefill_tokens(&self) -> Cow<'_, [u32]> {
         let (prompt, target) = (&self.request.prompt, self.target(0));
-        if target == prompt.len() {
-            Cow::Borrowed(prompt)
-        } else {
-            Cow::Owned(self.tokens(0, 0..target))
-        }
+        if target == prompt.len() { Cow::Borrowed(prompt) } else { Cow::Owned(self.tokens(0, 0..target)) }
     }
 
     /// Tokens of sequence `index` at these positions.
@@ -147,9 +117,7 @@ impl Group {
         let output = &self.seqs[index].output;
         let split = prompt.len();
         let mut tokens = prompt[positions.start.min(split)..positions.end.min(split)].to_vec();
-        tokens.extend_from_slice(
-            &output[positions.start.max(split) - split..positions.end.max(split) - split],
-        );
+        tokens.extend_from_slice(&output[positions.start.max(split) - split..positions.end.max(split) - split]);
         tokens
     }
 

@@ -112,13 +112,7 @@ pub struct Outcome {
 
 impl StepPlan {
     pub(crate) fn empty(step: StepId) -> StepPlan {
-        StepPlan {
-            step,
-            spans: Vec::new(),
-            memory: Vec::new(),
-            released: Vec::new(),
-            preempted: Vec::new(),
-        }
+        StepPlan { step, spans: Vec::new(), memory: Vec::new(), released: Vec::new(), preempted: Vec::new() }
     }
 
     /// Whether the executor has nothing to do.
@@ -155,12 +149,7 @@ mod block_ids {
         serializer.collect_seq(ids.iter().map(|id| id.0))
     }
 
-    pub fn deserialize<'de, D: Deserializer<'de>>(
-        deserializer: D,
-    ) -> Result<Vec<BlockId>, D::Error> {
-        Ok(Vec::<u32>::deserialize(deserializer)?
-            .into_iter()
-            .map(BlockId)
-            .collect())
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<BlockId>, D::Error> {
+        Ok(Vec::<u32>::deserialize(deserializer)?.into_iter().map(BlockId).collect())
     }
 }

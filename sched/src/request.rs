@@ -63,8 +63,7 @@ impl Request {
 
     /// Whether the request can run at all under this configuration, alone.
     pub(crate) fn check(&self, config: &SchedConfig) -> Result<(), Refusal> {
-        let (prompt, max_tokens, max_model_len) =
-            (self.prompt.len(), self.max_tokens, config.max_model_len);
+        let (prompt, max_tokens, max_model_len) = (self.prompt.len(), self.max_tokens, config.max_model_len);
         if prompt == 0 {
             return Err(Refusal::EmptyPrompt);
         }
@@ -75,26 +74,15 @@ impl Request {
             return Err(Refusal::NoTokens);
         }
         if self.n > config.max_num_seqs {
-            return Err(Refusal::TooManySequences {
-                n: self.n,
-                max_num_seqs: config.max_num_seqs,
-            });
+            return Err(Refusal::TooManySequences { n: self.n, max_num_seqs: config.max_num_seqs });
         }
         if prompt.saturating_add(max_tokens) > max_model_len {
-            return Err(Refusal::TooLong {
-                prompt,
-                max_tokens,
-                max_model_len,
-            });
+            return Err(Refusal::TooLong { prompt, max_tokens, max_model_len });
         }
         let needed = self.blocks_needed(config.block_size);
         if needed > config.num_blocks {
             let longest_prompt = longest_prompt(self.n, max_tokens, config);
-            return Err(Refusal::NeverFits {
-                needed,
-                pool: config.num_blocks,
-                longest_prompt,
-            });
+            return Err(Refusal::NeverFits { needed, pool: config.num_blocks, longest_prompt });
         }
         Ok(())
     }
@@ -149,9 +137,7 @@ pub enum Refusal {
         max_model_len: usize,
     },
     /// The whole pool would not hold it.
-    #[error(
-        "needs {needed} blocks, the pool holds {pool}; the longest prompt that fits is {longest_prompt} tokens"
-    )]
+    #[error("needs {needed} blocks, the pool holds {pool}; the longest prompt that fits is {longest_prompt} tokens")]
     NeverFits {
         /// Blocks for the whole group at full length.
         needed: usize,
@@ -199,9 +185,7 @@ mod tests {
 
     #[test]
     fn the_refusal_gives_the_numbers() {
-        let refusal = request(1000, 1, 1)
-            .check(&config(16, 49, 4096))
-            .unwrap_err();
+        let refusal = request(1000, 1, 1).check(&config(16, 49, 4096)).unwrap_err();
         assert_eq!(
             refusal.to_string(),
             "needs 63 blocks, the pool holds 49; the longest prompt that fits is 784 tokens"
@@ -210,19 +194,11 @@ mod tests {
 
     #[test]
     fn the_longest_prompt_fits_and_no_longer_one_does() {
-        for (bs, blocks, len) in [
-            (1, 7, 100),
-            (4, 9, 100),
-            (4, 9, 30),
-            (16, 5, 70),
-            (3, 20, 41),
-        ] {
+        for (bs, blocks, len) in [(1, 7, 100), (4, 9, 100), (4, 9, 30), (16, 5, 70), (3, 20, 41)] {
             for n in 1..5 {
                 for max_tokens in 1..20 {
                     let config = config(bs, blocks, len);
-                    let brute = (1..=len)
-                        .filter(|&p| request(p, n, max_tokens).check(&config).is_ok())
-                        .max();
+                    let brute = (1..=len).filter(|&p| request(p, n, max_tokens).check(&config).is_ok()).max();
                     assert_eq!(
                         longest_prompt(n, max_tokens, &config),
                         brute.unwrap_or(0),

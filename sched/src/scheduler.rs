@@ -127,12 +127,7 @@ impl Scheduler {
     /// Rebuilds the pool's books from all live tables and compares. Costs a pass over all tokens: for tests
     /// and for a server that suspects itself.
     pub fn audit(&self) -> Result<(), AuditError> {
-        self.pool.audit(
-            self.groups
-                .values()
-                .flat_map(|g| &g.seqs)
-                .filter_map(|s| s.table.as_ref()),
-        )
+        self.pool.audit(self.groups.values().flat_map(|g| &g.seqs).filter_map(|s| s.table.as_ref()))
     }
 
     /// Brings a request to where its computed tokens and live sequences say it is: forks at the end of the
@@ -145,17 +140,9 @@ impl Scheduler {
             self.abort(id);
             return;
         }
-        let Group {
-            seqs,
-            forked,
-            request,
-            ..
-        } = group;
+        let Group { seqs, forked, request, .. } = group;
         if let [first, others @ ..] = &mut seqs[..]
-            && let Some(prompt) = first
-                .table
-                .as_ref()
-                .filter(|t| !*forked && t.committed() >= request.prompt.len())
+            && let Some(prompt) = first.table.as_ref().filter(|t| !*forked && t.committed() >= request.prompt.len())
         {
             // Where others live, the first sequence's table ends with the prompt, so all of it is committed.
             for other in others.iter_mut().filter(|s| s.live) {
@@ -176,10 +163,7 @@ impl Scheduler {
         };
         for (index, sequence) in group.seqs.iter_mut().enumerate().filter(|(_, s)| which(s)) {
             if std::mem::take(&mut sequence.sent) > 0 {
-                self.released.push(SeqId {
-                    request: id,
-                    index: index as u32,
-                });
+                self.released.push(SeqId { request: id, index: index as u32 });
             }
             if let Some(table) = sequence.table.take() {
                 self.changes += 1;

@@ -56,10 +56,7 @@ impl Scheduler {
         plan.released = std::mem::take(&mut self.released);
         if !plan.spans.is_empty() {
             self.counters.steps += 1;
-            self.flight = Some(Flight {
-                step: plan.step,
-                spans: self.in_flight(&plan),
-            });
+            self.flight = Some(Flight { step: plan.step, spans: self.in_flight(&plan) });
         }
         plan
     }
@@ -75,18 +72,10 @@ impl Scheduler {
             };
             for (index, pending) in group.pending() {
                 if pending == 1 {
-                    choices.push(Choice {
-                        request,
-                        index,
-                        count: 1,
-                    });
+                    choices.push(Choice { request, index, count: 1 });
                     budget = budget.saturating_sub(1);
                 } else {
-                    let choice = Choice {
-                        request,
-                        index,
-                        count: pending,
-                    };
+                    let choice = Choice { request, index, count: pending };
                     prefills.push((group.standing(self.config.policy), choice));
                 }
             }
@@ -110,18 +99,13 @@ impl Scheduler {
             let (choices, budget) = self.choose();
             let appends = choices.iter().filter_map(|c| {
                 let table = self.groups.get(&c.request)?.seqs[c.index].table.as_ref()?;
-                Some((
-                    table,
-                    (table.committed() + c.count).saturating_sub(table.len()),
-                ))
+                Some((table, (table.committed() + c.count).saturating_sub(table.len())))
             });
             if self.pool.blocks_needed(appends) <= self.pool.available() {
                 return (choices, budget);
             }
-            let worst = self
-                .running
-                .iter()
-                .max_by_key(|id| self.groups.get(id).map(|g| g.standing(self.config.policy)));
+            let worst =
+                self.running.iter().max_by_key(|id| self.groups.get(id).map(|g| g.standing(self.config.policy)));
             let Some(&victim) = worst else {
                 return (choices, budget);
             };
@@ -146,12 +130,7 @@ impl Scheduler {
     }
 
     fn admit(&mut self, plan: &mut StepPlan, budget: &mut usize) {
-        let mut live: usize = self
-            .running
-            .iter()
-            .filter_map(|id| self.groups.get(id))
-            .map(Group::num_live)
-            .sum();
+        let mut live: usize = self.running.iter().filter_map(|id| self.groups.get(id)).map(Group::num_live).sum();
         while *budget > 0
             && let Some((&key, &id)) = self.waiting.first_key_value()
             && let Some(group) = self.groups.get_mut(&id)
@@ -162,8 +141,7 @@ impl Scheduler {
             }
             // With nothing running there is room, as each request fits alone; and that is a change since others ran.
             let alone = self.running.is_empty();
-            let unchanged =
-                |b: &Blocked| b.head == id && b.changes == self.changes && b.budget >= *budget;
+            let unchanged = |b: &Blocked| b.head == id && b.changes == self.changes && b.budget >= *budget;
             if self.blocked.as_ref().is_some_and(unchanged) {
                 return;
             }
@@ -179,18 +157,10 @@ impl Scheduler {
             let whole = self.config.enable_chunked_prefill || pending <= *budget;
             let keep_free = if alone { 0 } else { self.config.watermark() };
             let Some(table) = whole.then(|| admission.open(keep_free).ok()).flatten() else {
-                self.blocked = Some(Blocked {
-                    head: id,
-                    changes: self.changes,
-                    budget: *budget,
-                });
+                self.blocked = Some(Blocked { head: id, changes: self.changes, budget: *budget });
                 return;
             };
-            let queried = if self.config.enable_prefix_caching {
-                tokens.len() as u64
-            } else {
-                0
-            };
+            let queried = if self.config.enable_prefix_caching { tokens.len() as u64 } else { 0 };
             if group.resumed {
                 self.counters.resumed_prefix_queries += queried;
                 self.counters.resumed_prefix_hits += cached as u64;
@@ -205,25 +175,13 @@ impl Scheduler {
             self.running.push(id);
             let count = pending.min(*budget);
             *budget -= count;
-            self.push_span(
-                plan,
-                Choice {
-                    request: id,
-                    index: 0,
-                    count,
-                },
-                cached,
-            );
+            self.push_span(plan, Choice { request: id, index: 0, count }, cached);
         }
     }
 
     /// Gives the chosen tokens their slots and writes the span.
     fn push_span(&mut self, plan: &mut StepPlan, choice: Choice, cached: usize) {
-        let Choice {
-            request,
-            index,
-            count,
-        } = choice;
+        let Choice { request, index, count } = choice;
         let Some(group) = self.groups.get_mut(&request) else {
             return;
         };

@@ -16,14 +16,7 @@ use sched::{Outcome, Policy, Request, RequestId, SchedConfig, Scheduler, SeqId, 
 /// Something from outside, before a plan or between plan and commit. Numbers select modulo what is there.
 #[derive(Clone, Debug)]
 enum Event {
-    Submit {
-        prompt: Vec<u32>,
-        n: usize,
-        max_tokens: usize,
-        priority: i32,
-        salted: bool,
-        read_prefix_cache: bool,
-    },
+    Submit { prompt: Vec<u32>, n: usize, max_tokens: usize, priority: i32, salted: bool, read_prefix_cache: bool },
     Abort(usize),
     Finish(usize, u32),
     Reset,
@@ -47,13 +40,8 @@ fn event() -> impl Strategy<Value = Event> {
 
 fn config() -> impl Strategy<Value = SchedConfig> {
     let sizes = (1..6usize, 1..40usize, 1..8usize, 1..40usize, 20..60usize);
-    (
-        sizes,
-        prop::bool::weighted(0.8),
-        prop::bool::weighted(0.7),
-        prop::bool::ANY,
-    )
-        .prop_map(|(sizes, caching, chunked, fcfs)| {
+    (sizes, prop::bool::weighted(0.8), prop::bool::weighted(0.7), prop::bool::ANY).prop_map(
+        |(sizes, caching, chunked, fcfs)| {
             let (block_size, num_blocks, max_num_seqs, extra, max_model_len) = sizes;
             let least = if chunked { 0 } else { max_model_len };
             SchedConfig {
@@ -67,7 +55,8 @@ fn config() -> impl Strategy<Value = SchedConfig> {
                 policy: if fcfs { Policy::Fcfs } else { Policy::Priority },
                 hash_seed: Some(3),
             }
-        })
+        },
+    )
 }
 
 /// Events before each plan and between it and its commit, for some steps; then silence.
@@ -106,14 +95,7 @@ impl World {
 
     fn apply(&mut self, event: &Event) {
         match event {
-            Event::Submit {
-                prompt,
-                n,
-                max_tokens,
-                priority,
-                salted,
-                read_prefix_cache,
-            } => {
+            Event::Submit { prompt, n, max_tokens, priority, salted, read_prefix_cache } => {
                 let request = Request {
                     id: RequestId(self.next_id),
                     prompt: prompt.clone(),
@@ -142,15 +124,11 @@ impl World {
                 assert!(self.scheduler.abort(id) && self.twin.abort(id));
                 let truth = self.executor.requests.get_mut(&id).unwrap();
                 let cut = (0..truth.request.n as u32).filter(|i| truth.live[*i as usize]);
-                self.cut
-                    .extend(cut.map(|index| SeqId { request: id, index }));
+                self.cut.extend(cut.map(|index| SeqId { request: id, index }));
                 truth.live.fill(false);
             }
             Event::Finish(at, index) if !self.live.is_empty() => {
-                let seq = SeqId {
-                    request: self.live[at % self.live.len()],
-                    index: *index,
-                };
+                let seq = SeqId { request: self.live[at % self.live.len()], index: *index };
                 let truth = self.executor.requests.get_mut(&seq.request).unwrap();
                 let was_live = truth.live.get(*index as usize) == Some(&true);
                 assert_eq!(self.scheduler.finish_sequence(seq), was_live);
@@ -162,13 +140,7 @@ impl World {
             }
             Event::Reset => {
                 let idle = self.scheduler.stats().blocks_in_use == 0;
-                assert_eq!(
-                    (
-                        self.scheduler.reset_prefix_cache(),
-                        self.twin.reset_prefix_cache()
-                    ),
-                    (idle, idle)
-                );
+                assert_eq!((self.scheduler.reset_prefix_cache(), self.twin.reset_prefix_cache()), (idle, idle));
             }
             _ => {}
         }
@@ -176,45 +148,27 @@ impl World {
     }
 
     fn forget_ended(&mut self) {
-        self.live
-            .retain(|id| self.executor.requests[id].live.iter().any(|l| *l));
+        self.live.retain(|id| self.executor.requests[id].live.iter().any(|l| *l));
     }
 
     /// One step, with events between its plan and its commit.
     fn step(&mut self, between: &[Event]) {
         let plan = self.scheduler.plan();
-        assert_eq!(
-            plan,
-            self.twin.plan(),
-            "the plan is not a function of the history"
-        );
+        assert_eq!(plan, self.twin.plan(), "the plan is not a function of the history");
         let json = serde_json::to_string(&plan).unwrap();
         assert_eq!(plan, serde_json::from_str::<StepPlan>(&json).unwrap());
-        assert_eq!(
-            plan.spans.is_empty(),
-            self.live.is_empty(),
-            "no work is done, or without need"
-        );
+        assert_eq!(plan.spans.is_empty(), self.live.is_empty(), "no work is done, or without need");
         self.scheduler.audit().unwrap();
         let outcomes = self.executor.execute(&plan);
         for event in between {
             self.apply(event);
         }
-        let late: Vec<SeqId> = sampled(&plan)
-            .filter(|q| !self.executor.requests[&q.request].live[q.index as usize])
-            .collect();
-        self.finished.extend(
-            outcomes
-                .iter()
-                .filter(|o| o.finished && !late.contains(&o.seq))
-                .map(|o| o.seq),
-        );
+        let late: Vec<SeqId> =
+            sampled(&plan).filter(|q| !self.executor.requests[&q.request].live[q.index as usize]).collect();
+        self.finished.extend(outcomes.iter().filter(|o| o.finished && !late.contains(&o.seq)).map(|o| o.seq));
         // Late outcomes may be given or left out.
-        let given: Vec<Outcome> = outcomes
-            .iter()
-            .filter(|o| plan.step.0.is_multiple_of(2) || !late.contains(&o.seq))
-            .cloned()
-            .collect();
+        let given: Vec<Outcome> =
+            outcomes.iter().filter(|o| plan.step.0.is_multiple_of(2) || !late.contains(&o.seq)).cloned().collect();
         for scheduler in [&mut self.scheduler, &mut self.twin] {
             scheduler.commit(plan.step, &given).unwrap();
         }
@@ -227,35 +181,18 @@ impl World {
         self.scheduler.audit().unwrap();
         let stats = self.scheduler.stats();
         assert_eq!(stats, self.twin.stats());
-        assert_eq!(
-            stats.blocks_in_use + stats.blocks_cached + stats.blocks_free,
-            self.config.num_blocks
-        );
+        assert_eq!(stats.blocks_in_use + stats.blocks_cached + stats.blocks_free, self.config.num_blocks);
         assert_eq!(stats.num_running + stats.num_waiting, self.live.len());
         assert_eq!(self.scheduler.has_work(), !self.live.is_empty());
-        assert!(
-            stats.prefix_hits <= stats.prefix_queries
-                && stats.resumed_prefix_hits <= stats.resumed_prefix_queries
-        );
+        assert!(stats.prefix_hits <= stats.prefix_queries && stats.resumed_prefix_hits <= stats.resumed_prefix_queries);
     }
 
     /// The bound of the progress theorem for what is live now.
     fn bound(&self) -> usize {
-        let live = || {
-            self.live
-                .iter()
-                .map(|id| &self.executor.requests[id].request)
-        };
+        let live = || self.live.iter().map(|id| &self.executor.requests[id].request);
         let sequences: usize = live().map(|r| r.n).sum();
-        let work = live()
-            .map(|r| r.prompt.len() + r.n * (r.max_tokens - 1))
-            .max()
-            .unwrap_or(0);
-        let priorities = if self.config.policy == Policy::Fcfs {
-            1
-        } else {
-            3
-        };
+        let work = live().map(|r| r.prompt.len() + r.n * (r.max_tokens - 1)).max().unwrap_or(0);
+        let priorities = if self.config.policy == Policy::Fcfs { 1 } else { 3 };
         sequences * work * priorities
     }
 
@@ -267,11 +204,7 @@ impl World {
             }
             self.step(&[]);
         }
-        assert!(
-            self.live.is_empty(),
-            "{} requests live after {bound} steps",
-            self.live.len()
-        );
+        assert!(self.live.is_empty(), "{} requests live after {bound} steps", self.live.len());
         assert_eq!(self.scheduler.stats().blocks_in_use, 0);
 
         let mut ended: Vec<SeqId> = self.finished.iter().chain(&self.cut).copied().collect();
@@ -285,10 +218,7 @@ impl World {
         assert_eq!(ended, expected, "each sequence ends once");
         for seq in &self.finished {
             let truth = &self.executor.requests[&seq.request];
-            assert_eq!(
-                truth.outputs[seq.index as usize],
-                answer(&truth.request, seq.index)
-            );
+            assert_eq!(truth.outputs[seq.index as usize], answer(&truth.request, seq.index));
         }
     }
 }
@@ -311,11 +241,7 @@ proptest! {
 
 #[test]
 fn a_pool_too_small_for_the_load_gives_every_answer_after_many_preemptions() {
-    let config = SchedConfig {
-        max_num_seqs: 12,
-        enable_prefix_caching: true,
-        ..common::config(16, 4)
-    };
+    let config = SchedConfig { max_num_seqs: 12, enable_prefix_caching: true, ..common::config(16, 4) };
     let mut world = World::new(config);
     for k in 0..30usize {
         let prompt = (0..3 + 5 * k as u32 % 23).map(|i| i / 7).collect();

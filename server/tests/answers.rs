@@ -80,9 +80,7 @@ fn choices_are_numbered_by_prompt_and_then_by_sequence() {
 
 #[test]
 fn the_usage_comes_last_or_in_every_chunk_as_asked() {
-    let body = |options: Value| {
-        json!({"prompt": "One", "max_tokens": 6, "ignore_eos": true, "temperature": 0, "stream_options": options})
-    };
+    let body = |options: Value| json!({"prompt": "One", "max_tokens": 6, "ignore_eos": true, "temperature": 0, "stream_options": options});
     let chunks = SERVER.stream(COMPLETIONS, body(json!({"include_usage": true})));
     let (last, before) = chunks.split_last().unwrap();
     assert_eq!(last["choices"], json!([]));
@@ -100,9 +98,7 @@ fn the_usage_comes_last_or_in_every_chunk_as_asked() {
 
 #[test]
 fn echo_puts_the_prompt_before_the_text_and_scores_it() {
-    let body = |echo: bool, max_tokens: u64| {
-        json!({"prompt": "The capital of", "echo": echo, "max_tokens": max_tokens, "temperature": 0, "logprobs": 2})
-    };
+    let body = |echo: bool, max_tokens: u64| json!({"prompt": "The capital of", "echo": echo, "max_tokens": max_tokens, "temperature": 0, "logprobs": 2});
     let (plain, echoed) = (SERVER.ok(COMPLETIONS, body(false, 4)), SERVER.ok(COMPLETIONS, body(true, 4)));
     let (plain, echoed) = (&plain["choices"][0], &echoed["choices"][0]);
     assert_eq!(echoed["text"], format!("The capital of{}", plain["text"].as_str().unwrap()));
@@ -121,8 +117,7 @@ fn echo_puts_the_prompt_before_the_text_and_scores_it() {
     // In a stream too.
     let chunks = SERVER.stream(COMPLETIONS, body(true, 4));
     assert_eq!(joined(&chunks, 0, text), echoed["text"]);
-    let streamed: Vec<Value> =
-        chunks.iter().flat_map(|chunk| list(&chunk["choices"][0], "text_offset")).collect();
+    let streamed: Vec<Value> = chunks.iter().flat_map(|chunk| list(&chunk["choices"][0], "text_offset")).collect();
     assert_eq!(streamed, list(echoed, "text_offset"));
 }
 
@@ -148,11 +143,8 @@ fn chat_logprobs_carry_the_bytes_of_the_answer() {
     let answer = SERVER.ok(CHAT, body.clone());
     let choice = &answer["choices"][0];
     let content = choice["logprobs"]["content"].as_array().unwrap();
-    let bytes: Vec<u8> = content
-        .iter()
-        .flat_map(|entry| entry["bytes"].as_array().unwrap())
-        .map(|byte| byte.as_u64().unwrap() as u8)
-        .collect();
+    let bytes: Vec<u8> =
+        content.iter().flat_map(|entry| entry["bytes"].as_array().unwrap()).map(|byte| byte.as_u64().unwrap() as u8).collect();
     assert!(String::from_utf8(bytes).unwrap().starts_with(choice["message"]["content"].as_str().unwrap()));
     assert!(content.iter().all(|entry| entry["top_logprobs"].as_array().unwrap().len() == 3));
     assert!(content.iter().all(|entry| entry["top_logprobs"][0]["logprob"] == entry["logprob"]), "greedy");
@@ -173,8 +165,7 @@ fn token_ids_are_returned_when_asked_for() {
     assert_eq!(ids.as_array().unwrap().len(), 3);
     assert_eq!(whole["choices"][0]["prompt_token_ids"], SERVER.ok("/tokenize", json!({"prompt": "One"}))["tokens"]);
     let chunks = SERVER.stream(COMPLETIONS, body);
-    let streamed: Vec<Value> =
-        chunks.iter().flat_map(|chunk| chunk["choices"][0]["token_ids"].as_array().unwrap().clone()).collect();
+    let streamed: Vec<Value> = chunks.iter().flat_map(|chunk| chunk["choices"][0]["token_ids"].as_array().unwrap().clone()).collect();
     assert_eq!(&json!(streamed), ids);
     let chat = SERVER.ok(CHAT, json!({"messages": question(), "max_tokens": 2, "return_token_ids": true}));
     assert_eq!(chat["prompt_token_ids"], SERVER.ok("/tokenize", json!({"messages": question()}))["tokens"]);
@@ -223,6 +214,42 @@ fn the_server_tells_what_it_serves() {
     let models = SERVER.get("/v1/models").json();
     assert_eq!(models["data"][0]["id"], "quire-demo");
     assert_eq!(models["data"][0]["max_model_len"], 1024);
+    assert_eq!(SERVER.get("/v1/models/quire-demo").json(), models["data"][0]);
     assert_eq!(SERVER.get("/version").json()["version"], env!("CARGO_PKG_VERSION"));
     assert_eq!(SERVER.get("/health").status, 200);
+}
+
+#[test]
+fn what_a_request_leaves_out_is_as_the_checkpoint_says() {
+    // generation_config.json of the demo model: temperature 0.6, top_p 0.95.
+    let body = |extra: Value| {
+        let mut body = json!({"prompt": "One day", "seed": 11, "max_tokens": 24, "ignore_eos": true});
+        body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+        SERVER.ok(COMPLETIONS, body)["choices"][0]["text"].clone()
+    };
+    let by_default = body(json!({}));
+    assert_eq!(by_default, body(json!({"temperature": 0.6, "top_p": 0.95})));
+    assert_ne!(by_default, body(json!({"temperature": 2, "top_p": 1})));
+}
+
+#[test]
+fn a_prompt_is_truncated_from_the_left() {
+    let body = |prompt: Value, keep: Value| json!({"prompt": prompt, "truncate_prompt_tokens": keep, "echo": true, "max_tokens": 4, "temperature": 0});
+    let cut = SERVER.ok(COMPLETIONS, body(json!([9, 8, 40, 41, 42]), json!(3)));
+    assert_eq!(cut["usage"]["prompt_tokens"], 3);
+    let short = SERVER.ok(COMPLETIONS, body(json!([40, 41, 42]), Value::Null));
+    assert_eq!(cut["choices"][0]["text"], short["choices"][0]["text"]);
+    // -1 leaves the room that the output needs.
+    let fitted = SERVER.ok(COMPLETIONS, body(json!(vec![40; 2000]), json!(-1)));
+    assert_eq!(fitted["usage"]["prompt_tokens"], 1020);
+}
+
+#[test]
+fn banned_words_do_not_come() {
+    let body = |banned: Value| {
+        let body = json!({"messages": question(), "temperature": 0, "max_tokens": 16, "bad_words": banned});
+        SERVER.ok(CHAT, body)["choices"][0]["message"]["content"].as_str().unwrap().to_string()
+    };
+    assert!(body(json!([])).contains("Paris"));
+    assert!(!body(json!(["Paris"])).contains("Paris"));
 }

@@ -76,6 +76,7 @@ fn what_is_not_built_is_refused_by_name_and_never_ignored() {
         (CHAT, "guided_json", json!({"type": "object"})),
         (CHAT, "tool_choice", json!("required")),
         (CHAT, "chat_template", json!("{{ x }}")),
+        (CHAT, "echo", json!(true)),
     ] {
         assert_names(path, json!({param: value}), param);
     }
@@ -134,6 +135,7 @@ fn unknown_paths_methods_and_models_are_told_apart() {
         (SERVER.send("DELETE", "/health", &[], b""), 405),
         (SERVER.post("/v1/models", &json!({})), 405),
         (SERVER.post(COMPLETIONS, &json!({"model": "gpt-9", "prompt": "a"})), 404),
+        (SERVER.get("/v1/models/some/other"), 404),
     ] {
         assert_eq!(reply.status, status, "{}", reply.body);
         reply.error();

@@ -23,8 +23,7 @@ fn a_client_that_leaves_frees_its_blocks() {
     let server = Server::start();
     for stream in [true, false] {
         let before = server.metric("vllm:generation_tokens_total");
-        let mut connections: Vec<_> =
-            (0..4).map(|_| server.open("POST", COMPLETIONS, &JSON, long(stream).as_bytes())).collect();
+        let mut connections: Vec<_> = (0..4).map(|_| server.open("POST", COMPLETIONS, &JSON, long(stream).as_bytes())).collect();
         if stream {
             for connection in &mut connections {
                 connection.read_exact(&mut [0; 64]).unwrap();
@@ -32,9 +31,7 @@ fn a_client_that_leaves_frees_its_blocks() {
         }
         server.until("all four run", |s| s.metric("vllm:num_requests_running") == 4.0);
         drop(connections);
-        server.until("nothing runs", |s| {
-            s.metric("vllm:num_requests_running") + s.metric("vllm:num_requests_waiting") == 0.0
-        });
+        server.until("nothing runs", |s| s.metric("vllm:num_requests_running") + s.metric("vllm:num_requests_waiting") == 0.0);
         assert_eq!(server.metric("vllm:kv_cache_usage_perc"), 0.0);
         assert!(server.metric("vllm:generation_tokens_total") - before < 4.0 * 900.0);
     }
@@ -137,5 +134,8 @@ fn a_stop_cancels_what_outlasts_its_grace() {
     let mut stream = server.open("POST", COMPLETIONS, &JSON, long(true).as_bytes());
     stream.read_exact(&mut [0; 1]).unwrap();
     server.begin_stop();
+    let mut rest = String::new();
+    stream.read_to_string(&mut rest).unwrap();
+    assert!(rest.contains("data: {\"error\":") && !rest.contains("[DONE]"), "the client is told");
     assert_eq!(server.wait(), 1);
 }

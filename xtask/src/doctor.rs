@@ -44,7 +44,11 @@ pub fn report(root: &Path) -> String {
     let (names, variants): (Vec<&str>, Vec<&str>) = features.iter().copied().unzip();
     let names = if names.is_empty() { "no vector unit that kernels are written for".to_string() } else { names.join(", ") };
     let best = variants.last().unwrap_or(&"cpu.portable");
-    line("CPU", format!("{}: {names}", std::env::consts::ARCH), &format!("the fastest kernels here are {best}; `quire kernels` shows the choice"));
+    line(
+        "CPU",
+        format!("{}: {names}", std::env::consts::ARCH),
+        &format!("the fastest kernels here are {best}; `quire kernels` shows the choice"),
+    );
 
     let gpu = "not used: this version computes on the CPU alone";
     line("nvcc", nvcc().map_or("not on PATH, nor under CUDA_HOME".into(), |path| path.display().to_string()), gpu);
@@ -81,7 +85,8 @@ fn cpu_features() -> Vec<(&'static str, &'static str)> {
         if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
             found.push(("AVX2 with FMA", "cpu.avx2"));
         }
-        if is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bw") && is_x86_feature_detected!("avx512vl") {
+        let wide = is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bw");
+        if wide && is_x86_feature_detected!("avx512dq") && is_x86_feature_detected!("avx512vl") {
             found.push(("AVX-512", "cpu.avx512"));
         }
     }

@@ -23,30 +23,12 @@ use proptest::prelude::*;
 /// One step of a history. Numbers select modulo what is there.
 #[derive(Clone, Debug)]
 enum Op {
-    Open {
-        tokens: Vec<u32>,
-        salt: usize,
-        read_cache: bool,
-        keep_free: usize,
-    },
-    Append {
-        at: usize,
-        tokens: Vec<u32>,
-    },
-    Compute {
-        at: usize,
-        count: usize,
-    },
-    Fork {
-        at: usize,
-    },
-    Truncate {
-        at: usize,
-        len: usize,
-    },
-    Release {
-        at: usize,
-    },
+    Open { tokens: Vec<u32>, salt: usize, read_cache: bool, keep_free: usize },
+    Append { at: usize, tokens: Vec<u32> },
+    Compute { at: usize, count: usize },
+    Fork { at: usize },
+    Truncate { at: usize, len: usize },
+    Release { at: usize },
     Reset,
 }
 
@@ -129,14 +111,9 @@ impl World {
         let ops: Vec<MemOp> = self.pool.drain_memory_ops().collect();
         for op in ops {
             match op {
-                MemOp::Copy { src, dst } => {
-                    self.memory[dst.index()] = self.memory[src.index()].clone()
-                }
+                MemOp::Copy { src, dst } => self.memory[dst.index()] = self.memory[src.index()].clone(),
                 MemOp::Poison { block, from_slot } => {
-                    assert!(
-                        !self.pool.is_cached(block) || from_slot > 0,
-                        "{block} is poisoned while cached"
-                    );
+                    assert!(!self.pool.is_cached(block) || from_slot > 0, "{block} is poisoned while cached");
                     self.memory[block.index()][from_slot..].fill(None);
                 }
             }
@@ -148,22 +125,9 @@ impl World {
         let available = self.available();
         let count = self.live.len();
         match op {
-            Op::Open {
-                tokens,
-                salt,
-                read_cache,
-                keep_free,
-            } => {
-                let prompt = Prompt {
-                    tokens,
-                    salt: SALTS[*salt],
-                    read_cache: *read_cache,
-                };
-                let hits = if *read_cache {
-                    self.cached.hit(*salt, tokens, self.block_size)
-                } else {
-                    0
-                };
+            Op::Open { tokens, salt, read_cache, keep_free } => {
+                let prompt = Prompt { tokens, salt: SALTS[*salt], read_cache: *read_cache };
+                let hits = if *read_cache { self.cached.hit(*salt, tokens, self.block_size) } else { 0 };
                 let owners = self.owners();
                 let admission = self.pool.admit(prompt);
                 assert_eq!(admission.cached_tokens(), hits * self.block_size);
@@ -179,28 +143,14 @@ impl World {
                     Ok(table) => {
                         assert!(needed + keep_free <= available);
                         let fresh = table.blocks()[hits..].to_vec();
-                        let owned_anew = table
-                            .blocks()
-                            .iter()
-                            .filter(|b| !owners.contains_key(b))
-                            .count();
+                        let owned_anew = table.blocks().iter().filter(|b| !owners.contains_key(b)).count();
                         assert_eq!(needed, owned_anew);
-                        self.live.push(Sequence {
-                            table,
-                            tokens: tokens.clone(),
-                            salt: *salt,
-                        });
+                        self.live.push(Sequence { table, tokens: tokens.clone(), salt: *salt });
                         fresh.into_iter().for_each(|b| self.cached.forget(b));
                     }
                     Err(error) => {
                         assert!(needed + keep_free > available);
-                        assert_eq!(
-                            error,
-                            NoSpace {
-                                wanted: needed + keep_free,
-                                free: available
-                            }
-                        );
+                        assert_eq!(error, NoSpace { wanted: needed + keep_free, free: available });
                     }
                 }
             }
@@ -210,8 +160,7 @@ impl World {
                 let old = s.table.blocks().to_vec();
                 let room = old.len() * self.block_size - s.tokens.len();
                 let shared = room > 0 && !tokens.is_empty() && owners[&old[old.len() - 1]] > 1;
-                let wanted = tokens.len().saturating_sub(room).div_ceil(self.block_size)
-                    + usize::from(shared);
+                let wanted = tokens.len().saturating_sub(room).div_ceil(self.block_size) + usize::from(shared);
                 assert_eq!(self.pool.blocks_needed([(&s.table, tokens.len())]), wanted);
                 match self.pool.append(&mut s.table, tokens) {
                     Ok(first_changed) => {
@@ -223,22 +172,11 @@ impl World {
                         if room > 0 && !tokens.is_empty() && !shared {
                             self.cached.forget(old[old.len() - 1]);
                         }
-                        new[first_changed..]
-                            .iter()
-                            .for_each(|b| self.cached.forget(*b));
+                        new[first_changed..].iter().for_each(|b| self.cached.forget(*b));
                     }
                     Err(error) => {
-                        assert_eq!(
-                            error,
-                            NoSpace {
-                                wanted,
-                                free: available
-                            }
-                        );
-                        assert_eq!(
-                            (s.table.blocks(), s.table.tokens()),
-                            (&old[..], &s.tokens[..])
-                        );
+                        assert_eq!(error, NoSpace { wanted, free: available });
+                        assert_eq!((s.table.blocks(), s.table.tokens()), (&old[..], &s.tokens[..]));
                     }
                 }
             }
@@ -246,11 +184,7 @@ impl World {
             Op::Fork { at } if count > 0 => {
                 let s = &self.live[at % count];
                 match self.pool.fork(&s.table) {
-                    Ok(table) => self.live.push(Sequence {
-                        table,
-                        tokens: s.tokens.clone(),
-                        salt: s.salt,
-                    }),
+                    Ok(table) => self.live.push(Sequence { table, tokens: s.tokens.clone(), salt: s.salt }),
                     Err(error) => {
                         assert!(error.committed < error.len && error.len == s.tokens.len())
                     }
@@ -263,9 +197,7 @@ impl World {
                 self.pool.truncate(&mut s.table, *len);
                 s.tokens.truncate(*len);
                 let tail = s.table.blocks().last().copied();
-                if let Some(tail) =
-                    tail.filter(|b| cut && len % self.block_size > 0 && owners[b] == 1)
-                {
+                if let Some(tail) = tail.filter(|b| cut && len % self.block_size > 0 && owners[b] == 1) {
                     self.cached.forget(tail);
                 }
             }
@@ -289,24 +221,11 @@ impl World {
     fn compute(&mut self, at: usize, most: usize) {
         let owners = self.owners();
         let s = &mut self.live[at];
-        let (start, end) = (
-            s.table.committed(),
-            (s.table.committed() + most).min(s.tokens.len()),
-        );
+        let (start, end) = (s.table.committed(), (s.table.committed() + most).min(s.tokens.len()));
         for (position, slot) in (start..end).zip(s.table.slots(start..end)) {
-            let (block, offset) = (
-                slot as usize / self.block_size,
-                slot as usize % self.block_size,
-            );
-            assert_eq!(
-                owners[&BlockId(block as u32)],
-                1,
-                "a shared block is written"
-            );
-            assert!(
-                !self.cached.contains(BlockId(block as u32)),
-                "a cached block is written"
-            );
+            let (block, offset) = (slot as usize / self.block_size, slot as usize % self.block_size);
+            assert_eq!(owners[&BlockId(block as u32)], 1, "a shared block is written");
+            assert!(!self.cached.contains(BlockId(block as u32)), "a cached block is written");
             self.memory[block][offset] = Some(content(s.salt, &s.tokens[..=position]));
         }
         self.pool.commit(&mut s.table, end);
@@ -322,38 +241,21 @@ impl World {
         self.pool.audit(self.live.iter().map(|s| &s.table)).unwrap();
         let gauges = self.pool.gauges();
         assert_eq!(gauges.in_use, self.owners().len());
-        assert_eq!(
-            gauges.in_use + gauges.cached + gauges.free,
-            self.memory.len()
-        );
+        assert_eq!(gauges.in_use + gauges.cached + gauges.free, self.memory.len());
         assert_eq!(before_free.len(), available_before);
         for id in 0..self.memory.len() as u32 {
-            assert_eq!(
-                self.pool.is_cached(BlockId(id)),
-                self.cached.contains(BlockId(id)),
-                "block {id}"
-            );
+            assert_eq!(self.pool.is_cached(BlockId(id)), self.cached.contains(BlockId(id)), "block {id}");
         }
         for s in &self.live {
             assert_eq!(s.table.tokens(), s.tokens);
-            for (position, slot) in
-                (0..s.table.committed()).zip(s.table.slots(0..s.table.committed()))
-            {
-                let found =
-                    self.memory[slot as usize / self.block_size][slot as usize % self.block_size];
-                assert_eq!(
-                    found,
-                    Some(content(s.salt, &s.tokens[..=position])),
-                    "position {position}"
-                );
+            for (position, slot) in (0..s.table.committed()).zip(s.table.slots(0..s.table.committed())) {
+                let found = self.memory[slot as usize / self.block_size][slot as usize % self.block_size];
+                assert_eq!(found, Some(content(s.salt, &s.tokens[..=position])), "position {position}");
             }
         }
         // What is neither cached nor in use is poisoned.
         for block in self.pool.free_blocks().filter(|b| !self.pool.is_cached(*b)) {
-            assert!(
-                self.memory[block.index()].iter().all(Option::is_none),
-                "{block} is free and readable"
-            );
+            assert!(self.memory[block.index()].iter().all(Option::is_none), "{block} is free and readable");
         }
     }
 }

@@ -23,22 +23,13 @@ impl NaiveCache {
         let usable = tokens.len().saturating_sub(1) / block_size;
         let holds = |k: usize| {
             let prefix = &tokens[..k * block_size];
-            self.0
-                .values()
-                .any(|c| !c.orphan && c.salt == salt && c.prefix == prefix)
+            self.0.values().any(|c| !c.orphan && c.salt == salt && c.prefix == prefix)
         };
         (1..=usable).take_while(|k| holds(*k)).count()
     }
 
     pub fn store(&mut self, block: BlockId, salt: usize, prefix: &[u32]) {
-        self.0.insert(
-            block,
-            Cached {
-                salt,
-                prefix: prefix.to_vec(),
-                orphan: false,
-            },
-        );
+        self.0.insert(block, Cached { salt, prefix: prefix.to_vec(), orphan: false });
     }
 
     pub fn forget(&mut self, block: BlockId) {
@@ -50,10 +41,7 @@ impl NaiveCache {
             return;
         }
         let extends = |c: &&mut Cached| c.salt == gone.salt && c.prefix.starts_with(&gone.prefix);
-        self.0
-            .values_mut()
-            .filter(extends)
-            .for_each(|c| c.orphan = true);
+        self.0.values_mut().filter(extends).for_each(|c| c.orphan = true);
     }
 
     pub fn contains(&self, block: BlockId) -> bool {

@@ -15,19 +15,11 @@ mod tables;
 use kvblock::{BlockId, BlockPool, BlockTable, PoolConfig, Prompt};
 
 fn pool(num_blocks: usize) -> BlockPool {
-    BlockPool::new(PoolConfig {
-        poison: true,
-        ..PoolConfig::new(num_blocks, 16)
-    })
-    .unwrap()
+    BlockPool::new(PoolConfig { poison: true, ..PoolConfig::new(num_blocks, 16) }).unwrap()
 }
 
 fn prompt(tokens: &[u32]) -> Prompt<'_> {
-    Prompt {
-        tokens,
-        salt: None,
-        read_cache: true,
-    }
+    Prompt { tokens, salt: None, read_cache: true }
 }
 
 /// Opens and computes a prompt.

@@ -15,14 +15,7 @@ fn c1_cold_warm_evict() {
 
     let tokens = concat(&[&shared, &[2; 5]]);
     let admission = pool.admit(prompt(&tokens));
-    assert_eq!(
-        (
-            admission.cached_tokens(),
-            admission.blocks_needed(),
-            admission.miss()
-        ),
-        (48, 1, None)
-    );
+    assert_eq!((admission.cached_tokens(), admission.blocks_needed(), admission.miss()), (48, 1, None));
     let b = admission.open(0).unwrap();
     assert_eq!(table_ids(&b), [0, 1, 2, 4]);
     assert_eq!(refs(&pool, 0..5), [2, 2, 2, 1, 1]);
@@ -52,10 +45,7 @@ fn c2_a_hit_takes_blocks_from_the_midst_of_the_eviction_order() {
     let a_tokens = concat(&[&full(1, 5), &[7; 4]]);
     let a = run(&mut pool, prompt(&a_tokens));
     let b = run(&mut pool, prompt(&full(2, 3)));
-    assert_eq!(
-        (table_ids(&a), table_ids(&b), pool.available()),
-        (vec![0, 1, 2, 3, 4, 5], vec![6, 7, 8], 1)
-    );
+    assert_eq!((table_ids(&a), table_ids(&b), pool.available()), (vec![0, 1, 2, 3, 4, 5], vec![6, 7, 8], 1));
     pool.release(a);
     assert_eq!(free_ids(&pool), [5, 9, 4, 3, 2, 1, 0]);
     pool.release(b);
@@ -76,23 +66,11 @@ fn c3_reuse_clears_the_hash() {
     pool.drain_memory_ops().for_each(drop);
 
     let table = run(&mut pool, prompt(&full(2, 1)[..15]));
-    assert_eq!(
-        (table_ids(&table), pool.is_cached(BlockId(0))),
-        (vec![0], false)
-    );
-    assert_eq!(
-        pool.drain_memory_ops().collect::<Vec<_>>(),
-        [MemOp::Poison {
-            block: BlockId(0),
-            from_slot: 0
-        }]
-    );
+    assert_eq!((table_ids(&table), pool.is_cached(BlockId(0))), (vec![0], false));
+    assert_eq!(pool.drain_memory_ops().collect::<Vec<_>>(), [MemOp::Poison { block: BlockId(0), from_slot: 0 }]);
     let again = concat(&[&first, &[1]]);
     let admission = pool.admit(prompt(&again));
-    assert_eq!(
-        (admission.cached_tokens(), admission.miss()),
-        (0, Some(MissReason::NotCached))
-    );
+    assert_eq!((admission.cached_tokens(), admission.miss()), (0, Some(MissReason::NotCached)));
 }
 
 #[test]
@@ -117,33 +95,21 @@ fn c6_of_a_prompt_that_is_cached_whole_the_last_block_is_recomputed() {
     let tokens = full(1, 3);
     let first = run(&mut pool, prompt(&tokens));
     let second = pool.admit(prompt(&tokens)).open(0).unwrap();
-    assert_eq!(
-        (second.committed(), table_ids(&second)),
-        (32, vec![0, 1, 3])
-    );
+    assert_eq!((second.committed(), table_ids(&second)), (32, vec![0, 1, 3]));
     pool.audit([&first, &second]).unwrap();
 
     let short = pool.admit(prompt(&tokens[..16]));
-    assert_eq!(
-        (short.cached_tokens(), short.miss()),
-        (0, Some(MissReason::ShorterThanBlock))
-    );
+    assert_eq!((short.cached_tokens(), short.miss()), (0, Some(MissReason::ShorterThanBlock)));
 }
 
 #[test]
 fn c7_a_request_that_reads_no_cache_still_stores_its_blocks() {
     let mut pool = pool(10);
     let tokens = concat(&[&full(1, 2), &[1]]);
-    let unread = Prompt {
-        read_cache: false,
-        ..prompt(&tokens)
-    };
+    let unread = Prompt { read_cache: false, ..prompt(&tokens) };
     let first = run(&mut pool, unread);
     let second = run(&mut pool, unread);
-    assert_eq!(
-        (table_ids(&first), table_ids(&second)),
-        (vec![0, 1, 2], vec![3, 4, 5])
-    );
+    assert_eq!((table_ids(&first), table_ids(&second)), (vec![0, 1, 2], vec![3, 4, 5]));
     assert_eq!(pool.admit(unread).miss(), Some(MissReason::NotRead));
     assert_eq!(cached(&pool, 0..6), [true, true, false, true, true, false]);
     assert_eq!((pool.stats().not_read, pool.stats().hit_tokens), (2, 0));
@@ -155,18 +121,11 @@ fn c7_a_request_that_reads_no_cache_still_stores_its_blocks() {
 
 #[test]
 fn c8_without_prefix_caching_there_is_plain_accounting() {
-    let config = PoolConfig {
-        prefix_caching: false,
-        poison: true,
-        ..PoolConfig::new(4, 16)
-    };
+    let config = PoolConfig { prefix_caching: false, poison: true, ..PoolConfig::new(4, 16) };
     let mut pool = BlockPool::new(config).unwrap();
     let tokens = full(1, 3);
     let first = run(&mut pool, prompt(&tokens));
-    assert_eq!(
-        pool.admit(prompt(&tokens)).open(0).unwrap_err(),
-        NoSpace { wanted: 3, free: 1 }
-    );
+    assert_eq!(pool.admit(prompt(&tokens)).open(0).unwrap_err(), NoSpace { wanted: 3, free: 1 });
     assert_eq!((free_ids(&pool), pool.hash_seed()), (vec![3], None));
     pool.audit([&first]).unwrap();
 
@@ -183,25 +142,11 @@ fn c9_different_salts_never_share() {
     let mut pool = pool(20);
     let tokens = concat(&[&full(1, 3), &[1]]);
     let salts = [None, Some(""), Some("a"), Some("b")];
-    let tables = salts.map(|salt| {
-        run(
-            &mut pool,
-            Prompt {
-                salt,
-                ..prompt(&tokens)
-            },
-        )
-    });
+    let tables = salts.map(|salt| run(&mut pool, Prompt { salt, ..prompt(&tokens) }));
     assert_eq!(tables.each_ref().map(|t| table_ids(t)[0]), [0, 4, 8, 12]);
     for (salt, table) in salts.iter().zip(&tables) {
-        let admission = pool.admit(Prompt {
-            salt: *salt,
-            ..prompt(&tokens)
-        });
-        assert_eq!(
-            (admission.cached_tokens(), admission.blocks_needed()),
-            (48, 1)
-        );
+        let admission = pool.admit(Prompt { salt: *salt, ..prompt(&tokens) });
+        assert_eq!((admission.cached_tokens(), admission.blocks_needed()), (48, 1));
         let again = admission.open(0).unwrap();
         assert_eq!(again.blocks()[..3], table.blocks()[..3]);
         pool.release(again);
@@ -212,37 +157,20 @@ fn c9_different_salts_never_share() {
 #[test]
 fn c10b_evicting_one_duplicate_keeps_the_other_findable() {
     for hash_bits in [128, 1] {
-        let mut pool = BlockPool::new(PoolConfig {
-            hash_bits,
-            ..PoolConfig::new(4, 16)
-        })
-        .unwrap();
+        let mut pool = BlockPool::new(PoolConfig { hash_bits, ..PoolConfig::new(4, 16) }).unwrap();
         let tokens = full(1, 1);
         let probe = concat(&[&tokens, &[0]]);
-        let unread = Prompt {
-            read_cache: false,
-            ..prompt(&tokens)
-        };
+        let unread = Prompt { read_cache: false, ..prompt(&tokens) };
         let (first, second) = (run(&mut pool, unread), run(&mut pool, unread));
         pool.release(first);
         pool.release(second);
         assert_eq!(free_ids(&pool), [2, 3, 0, 1]);
 
         let filler = run(&mut pool, prompt(&full(2, 3)));
-        assert_eq!(
-            (table_ids(&filler), cached(&pool, 0..2)),
-            (vec![2, 3, 0], vec![true, true])
-        );
-        assert_eq!(
-            pool.admit(prompt(&probe)).cached_tokens(),
-            16,
-            "block 1 still holds it"
-        );
+        assert_eq!((table_ids(&filler), cached(&pool, 0..2)), (vec![2, 3, 0], vec![true, true]));
+        assert_eq!(pool.admit(prompt(&probe)).cached_tokens(), 16, "block 1 still holds it");
         let last = run(&mut pool, prompt(&full(3, 1)));
-        assert_eq!(
-            (table_ids(&last), pool.admit(prompt(&probe)).cached_tokens()),
-            (vec![1], 0)
-        );
+        assert_eq!((table_ids(&last), pool.admit(prompt(&probe)).cached_tokens()), (vec![1], 0));
         pool.audit([&filler, &last]).unwrap();
     }
 }
@@ -258,18 +186,9 @@ fn c11_the_prefix_cache_is_reset_only_when_idle() {
     pool.drain_memory_ops().for_each(drop);
 
     assert!(pool.reset_prefix_cache());
-    let poisoned = [0, 1, 2].map(|b| MemOp::Poison {
-        block: BlockId(b),
-        from_slot: 0,
-    });
+    let poisoned = [0, 1, 2].map(|b| MemOp::Poison { block: BlockId(b), from_slot: 0 });
     assert_eq!(pool.drain_memory_ops().collect::<Vec<_>>(), poisoned);
-    assert_eq!(
-        (
-            pool.admit(prompt(&tokens)).cached_tokens(),
-            pool.gauges().free
-        ),
-        (0, 6)
-    );
+    assert_eq!((pool.admit(prompt(&tokens)).cached_tokens(), pool.gauges().free), (0, 6));
     pool.audit([]).unwrap();
 }
 
@@ -278,23 +197,13 @@ fn a_child_of_a_colliding_prefix_is_not_taken_for_ones_own() {
     // With a hash of one bit, [X][T] and [Y][T] end under the same hash with equal last tokens; only the
     // parents differ.
     for seed in 0..20 {
-        let config = PoolConfig {
-            hash_bits: 1,
-            hash_seed: Some(seed),
-            ..PoolConfig::new(12, 16)
-        };
+        let config = PoolConfig { hash_bits: 1, hash_seed: Some(seed), ..PoolConfig::new(12, 16) };
         let mut pool = BlockPool::new(config).unwrap();
         let (x, y, t) = (full(1, 1), full(2, 1), full(3, 1));
         let held = run(&mut pool, prompt(&concat(&[&x, &t, &[0]])));
         let y_alone = run(&mut pool, prompt(&concat(&[&y, &[0]])));
-        assert_eq!(
-            pool.admit(prompt(&concat(&[&y, &t, &[0]]))).cached_tokens(),
-            16
-        );
-        assert_eq!(
-            pool.admit(prompt(&concat(&[&x, &t, &[0]]))).cached_tokens(),
-            32
-        );
+        assert_eq!(pool.admit(prompt(&concat(&[&y, &t, &[0]]))).cached_tokens(), 16);
+        assert_eq!(pool.admit(prompt(&concat(&[&x, &t, &[0]]))).cached_tokens(), 32);
         pool.audit([&held, &y_alone]).unwrap();
     }
 }

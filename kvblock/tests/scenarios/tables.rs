@@ -11,21 +11,12 @@ fn c5_decode_appends_and_hashes_blocks_as_they_fill() {
     assert_eq!(table_ids(&table), [0, 1, 2, 3]);
     assert_eq!(pool.append(&mut table, &[5; 4]), Ok(4));
     pool.commit(&mut table, 59);
-    assert_eq!(
-        (table_ids(&table), cached(&pool, 0..4)),
-        (vec![0, 1, 2, 3], vec![true, true, true, false])
-    );
+    assert_eq!((table_ids(&table), cached(&pool, 0..4)), (vec![0, 1, 2, 3], vec![true, true, true, false]));
 
     assert_eq!(pool.append(&mut table, &[6; 19]), Ok(4));
-    assert!(
-        !pool.is_cached(BlockId(3)),
-        "slots alone are not computed tokens"
-    );
+    assert!(!pool.is_cached(BlockId(3)), "slots alone are not computed tokens");
     pool.commit(&mut table, 78);
-    assert_eq!(
-        (table_ids(&table), cached(&pool, 3..5)),
-        (vec![0, 1, 2, 3, 4], vec![true, false])
-    );
+    assert_eq!((table_ids(&table), cached(&pool, 3..5)), (vec![0, 1, 2, 3, 4], vec![true, false]));
     pool.audit([&table]).unwrap();
 }
 
@@ -45,34 +36,19 @@ fn c10_a_refusal_changes_nothing() {
 
     let d_tokens = concat(&[&long, &full(4, 3)]);
     let admission = pool.admit(prompt(&d_tokens));
-    assert_eq!(
-        (admission.cached_tokens(), admission.blocks_needed()),
-        (96, 6)
-    );
-    assert_eq!(
-        admission.open(0).unwrap_err(),
-        NoSpace { wanted: 6, free: 5 }
-    );
+    assert_eq!((admission.cached_tokens(), admission.blocks_needed()), (96, 6));
+    assert_eq!(admission.open(0).unwrap_err(), NoSpace { wanted: 6, free: 5 });
     assert_eq!(refs(&pool, 0..6), [1, 1, 1, 0, 0, 0]);
     assert_eq!(free_ids(&pool), before);
 
     // One block less fits, but not if a block must stay free.
     let admission = pool.admit(prompt(&d_tokens[..128]));
-    assert_eq!(
-        admission.open(1).unwrap_err(),
-        NoSpace { wanted: 6, free: 5 }
-    );
+    assert_eq!(admission.open(1).unwrap_err(), NoSpace { wanted: 6, free: 5 });
     let d = pool.admit(prompt(&d_tokens[..128])).open(0).unwrap();
-    assert_eq!(
-        (table_ids(&d)[..6].to_vec(), pool.available()),
-        (vec![0, 1, 2, 3, 4, 5], 0)
-    );
+    assert_eq!((table_ids(&d)[..6].to_vec(), pool.available()), (vec![0, 1, 2, 3, 4, 5], 0));
 
     let mut a = a;
-    assert_eq!(
-        pool.append(&mut a, &[1]),
-        Err(NoSpace { wanted: 1, free: 0 })
-    );
+    assert_eq!(pool.append(&mut a, &[1]), Err(NoSpace { wanted: 1, free: 0 }));
     assert_eq!((a.len(), table_ids(&a)), (48, vec![0, 1, 2]));
     pool.audit([&a, &c, &d]).unwrap();
 }
@@ -82,47 +58,21 @@ fn c15_a_fork_copies_one_block_at_its_first_append() {
     let mut pool = pool(6);
     let mut parent = run(&mut pool, prompt(&full(1, 2)[..20]));
     let mut child = pool.fork(&parent).unwrap();
-    assert_eq!(
-        (table_ids(&child), refs(&pool, 0..2)),
-        (vec![0, 1], vec![2, 2])
-    );
+    assert_eq!((table_ids(&child), refs(&pool, 0..2)), (vec![0, 1], vec![2, 2]));
     assert_eq!(pool.blocks_needed([(&parent, 1)]), 1);
-    assert_eq!(
-        pool.blocks_needed([(&parent, 1), (&child, 1)]),
-        1,
-        "the second of two writes in place"
-    );
+    assert_eq!(pool.blocks_needed([(&parent, 1), (&child, 1)]), 1, "the second of two writes in place");
 
     assert_eq!(pool.append(&mut child, &[5]), Ok(1));
-    assert_eq!(
-        (table_ids(&child), refs(&pool, 0..3)),
-        (vec![0, 2], vec![2, 1, 1])
-    );
-    let copy = MemOp::Copy {
-        src: BlockId(1),
-        dst: BlockId(2),
-    };
-    let poison = MemOp::Poison {
-        block: BlockId(2),
-        from_slot: 4,
-    };
+    assert_eq!((table_ids(&child), refs(&pool, 0..3)), (vec![0, 2], vec![2, 1, 1]));
+    let copy = MemOp::Copy { src: BlockId(1), dst: BlockId(2) };
+    let poison = MemOp::Poison { block: BlockId(2), from_slot: 4 };
     assert_eq!(pool.drain_memory_ops().collect::<Vec<_>>(), [copy, poison]);
 
-    assert_eq!(
-        pool.append(&mut parent, &[6]),
-        Ok(2),
-        "the parent is the sole owner of its tail now"
-    );
-    assert_eq!(
-        (table_ids(&parent), pool.drain_memory_ops().count()),
-        (vec![0, 1], 0)
-    );
+    assert_eq!(pool.append(&mut parent, &[6]), Ok(2), "the parent is the sole owner of its tail now");
+    assert_eq!((table_ids(&parent), pool.drain_memory_ops().count()), (vec![0, 1], 0));
 
     pool.release(parent);
-    assert_eq!(
-        (table_ids(&child), child.tokens()[20], refs(&pool, 0..3)),
-        (vec![0, 2], 5, vec![1, 0, 1])
-    );
+    assert_eq!((table_ids(&child), child.tokens()[20], refs(&pool, 0..3)), (vec![0, 2], 5, vec![1, 0, 1]));
     pool.audit([&child]).unwrap();
 }
 
@@ -144,18 +94,8 @@ fn truncation_drops_the_hash_of_a_block_cut_within_and_poisons_what_is_cut_off()
     let mut table = run(&mut pool, prompt(&tokens));
     pool.truncate(&mut table, 20);
     assert_eq!((table_ids(&table), table.committed()), (vec![0, 1], 20));
-    assert_eq!(
-        cached(&pool, 0..3),
-        [true, false, true],
-        "block 2 is given back whole and stays cached"
-    );
-    assert_eq!(
-        pool.drain_memory_ops().collect::<Vec<_>>(),
-        [MemOp::Poison {
-            block: BlockId(1),
-            from_slot: 4
-        }]
-    );
+    assert_eq!(cached(&pool, 0..3), [true, false, true], "block 2 is given back whole and stays cached");
+    assert_eq!(pool.drain_memory_ops().collect::<Vec<_>>(), [MemOp::Poison { block: BlockId(1), from_slot: 4 }]);
     assert_eq!(pool.admit(prompt(&tokens)).cached_tokens(), 16);
     pool.audit([&table]).unwrap();
 }
@@ -167,45 +107,22 @@ fn truncation_within_a_shared_block_leaves_the_other_owner_alone() {
     let mut table = run(&mut pool, prompt(&tokens));
     let other = pool.fork(&table).unwrap();
     pool.truncate(&mut table, 20);
-    assert_eq!(
-        (cached(&pool, 0..2), pool.drain_memory_ops().count()),
-        (vec![true, true], 0)
-    );
+    assert_eq!((cached(&pool, 0..2), pool.drain_memory_ops().count()), (vec![true, true], 0));
     pool.release(other);
     // Now a sole owner, of a block that is still cached with its old contents: writing to it ends that.
     assert_eq!(pool.append(&mut table, &[9]), Ok(2));
     assert_eq!(cached(&pool, 0..2), [true, false]);
-    assert_eq!(
-        pool.drain_memory_ops().collect::<Vec<_>>(),
-        [MemOp::Poison {
-            block: BlockId(1),
-            from_slot: 4
-        }]
-    );
+    assert_eq!(pool.drain_memory_ops().collect::<Vec<_>>(), [MemOp::Poison { block: BlockId(1), from_slot: 4 }]);
     pool.audit([&table]).unwrap();
 }
 
 #[test]
 fn a_pool_that_can_not_be_is_refused() {
-    let message = |config| {
-        BlockPool::new(config)
-            .err()
-            .map(|e| e.to_string())
-            .unwrap_or_default()
-    };
+    let message = |config| BlockPool::new(config).err().map(|e| e.to_string()).unwrap_or_default();
+    assert_eq!(message(PoolConfig::new(0, 16)), "num_blocks: found 0, expected 1 to 4294967294");
+    assert_eq!(message(PoolConfig::new(4, 0)), "block_size: found 0, expected at least 1 token");
     assert_eq!(
-        message(PoolConfig::new(0, 16)),
-        "num_blocks: found 0, expected 1 to 4294967294"
-    );
-    assert_eq!(
-        message(PoolConfig::new(4, 0)),
-        "block_size: found 0, expected at least 1 token"
-    );
-    assert_eq!(
-        message(PoolConfig {
-            hash_bits: 129,
-            ..PoolConfig::new(4, 4)
-        }),
+        message(PoolConfig { hash_bits: 129, ..PoolConfig::new(4, 4) }),
         "hash_bits: found 129, expected 1 to 128"
     );
 }

@@ -10,9 +10,7 @@ use std::collections::hash_map::DefaultHasher;
 use std::collections::{HashMap, HashSet};
 use std::hash::{Hash, Hasher};
 
-use sched::{
-    BlockId, MemOp, Outcome, Policy, Request, RequestId, SchedConfig, Scheduler, SeqId, StepPlan,
-};
+use sched::{BlockId, MemOp, Outcome, Policy, Request, RequestId, SchedConfig, Scheduler, SeqId, StepPlan};
 
 pub fn config(num_blocks: usize, block_size: usize) -> SchedConfig {
     SchedConfig {
@@ -32,9 +30,7 @@ pub fn config(num_blocks: usize, block_size: usize) -> SchedConfig {
 pub fn request(id: u64, prompt: usize, max_tokens: usize) -> Request {
     Request {
         id: RequestId(id),
-        prompt: (0..prompt as u32)
-            .map(|i| 1000 * (id as u32 + 1) + i)
-            .collect(),
+        prompt: (0..prompt as u32).map(|i| 1000 * (id as u32 + 1) + i).collect(),
         n: 1,
         max_tokens,
         priority: 0,
@@ -44,38 +40,25 @@ pub fn request(id: u64, prompt: usize, max_tokens: usize) -> Request {
 }
 
 pub fn seq(request: u64, index: u32) -> SeqId {
-    SeqId {
-        request: RequestId(request),
-        index,
-    }
+    SeqId { request: RequestId(request), index }
 }
 
 /// `(request, tokens)` of each span.
 pub fn spans(plan: &StepPlan) -> Vec<(u64, usize)> {
-    plan.spans
-        .iter()
-        .map(|s| (s.seq.request.0, s.tokens.len()))
-        .collect()
+    plan.spans.iter().map(|s| (s.seq.request.0, s.tokens.len())).collect()
 }
 
 /// Gives every sampled sequence this token.
 pub fn commit_all(scheduler: &mut Scheduler, plan: &StepPlan, token: u32) {
-    let outcomes: Vec<Outcome> = sampled(plan)
-        .map(|seq| Outcome {
-            seq,
-            tokens: vec![token],
-            finished: false,
-        })
-        .collect();
+    let outcomes: Vec<Outcome> =
+        sampled(plan).map(|seq| Outcome { seq, tokens: vec![token], finished: false }).collect();
     scheduler.commit(plan.step, &outcomes).unwrap();
     scheduler.audit().unwrap();
 }
 
 /// The sequences that want a token.
 pub fn sampled(plan: &StepPlan) -> impl Iterator<Item = SeqId> + '_ {
-    plan.spans
-        .iter()
-        .flat_map(|s| s.sample.clone().map(|index| SeqId { index, ..s.seq }))
+    plan.spans.iter().flat_map(|s| s.sample.clone().map(|index| SeqId { index, ..s.seq }))
 }
 
 fn hash(value: impl Hash) -> u64 {
@@ -138,53 +121,29 @@ impl Executor {
 
     pub fn add(&mut self, request: Request) {
         let n = request.n;
-        let truth = Truth {
-            request,
-            outputs: vec![Vec::new(); n],
-            live: vec![true; n],
-        };
+        let truth = Truth { request, outputs: vec![Vec::new(); n], live: vec![true; n] };
         self.requests.insert(truth.request.id, truth);
     }
 
     fn slot(&self, table: &[BlockId], position: usize) -> (usize, usize) {
-        (
-            table[position / self.config.block_size].index(),
-            position % self.config.block_size,
-        )
+        (table[position / self.config.block_size].index(), position % self.config.block_size)
     }
 
     /// Applies tables and memory operations, computes the spans, reads every sequence back, and draws.
     pub fn execute(&mut self, plan: &StepPlan) -> Vec<Outcome> {
         for seq in &plan.released {
-            assert!(
-                self.tables.remove(seq).is_some(),
-                "{seq} is released, but has no table"
-            );
+            assert!(self.tables.remove(seq).is_some(), "{seq} is released, but has no table");
         }
         for op in &plan.memory {
             match *op {
-                MemOp::Copy { src, dst } => {
-                    self.memory[dst.index()] = self.memory[src.index()].clone()
-                }
-                MemOp::Poison { block, from_slot } => {
-                    self.memory[block.index()][from_slot..].fill(None)
-                }
+                MemOp::Copy { src, dst } => self.memory[dst.index()] = self.memory[src.index()].clone(),
+                MemOp::Poison { block, from_slot } => self.memory[block.index()][from_slot..].fill(None),
             }
         }
-        assert!(
-            plan.num_tokens() <= self.config.max_num_batched_tokens,
-            "budget exceeded"
-        );
-        assert!(
-            plan.spans.len() <= self.config.max_num_seqs,
-            "too many sequences"
-        );
+        assert!(plan.num_tokens() <= self.config.max_num_batched_tokens, "budget exceeded");
+        assert!(plan.spans.len() <= self.config.max_num_seqs, "too many sequences");
         let distinct: HashSet<SeqId> = plan.spans.iter().map(|s| s.seq).collect();
-        assert_eq!(
-            distinct.len(),
-            plan.spans.len(),
-            "two spans for one sequence"
-        );
+        assert_eq!(distinct.len(), plan.spans.len(), "two spans for one sequence");
         for span in &plan.spans {
             let table = self.tables.entry(span.seq).or_default();
             assert!(span.table.keep <= table.len());
@@ -194,71 +153,39 @@ impl Executor {
         let mut written = HashSet::new();
         for span in &plan.spans {
             let truth = &self.requests[&span.seq.request];
-            let known = [
-                &truth.request.prompt[..],
-                &truth.outputs[span.seq.index as usize],
-            ]
-            .concat();
+            let known = [&truth.request.prompt[..], &truth.outputs[span.seq.index as usize]].concat();
             let positions = span.start..span.start + span.tokens.len();
-            assert_eq!(
-                span.tokens,
-                known[positions.clone()],
-                "tokens of {}",
-                span.seq
-            );
+            assert_eq!(span.tokens, known[positions.clone()], "tokens of {}", span.seq);
             assert_eq!(span.slots.len(), span.tokens.len());
-            assert!(
-                truth.live[span.seq.index as usize] || positions.end <= truth.request.prompt.len()
-            );
+            assert!(truth.live[span.seq.index as usize] || positions.end <= truth.request.prompt.len());
             for (position, slot) in positions.zip(&span.slots) {
                 let (block, offset) = self.slot(&self.tables[&span.seq], position);
-                assert_eq!(
-                    *slot,
-                    (block * self.config.block_size + offset) as i64,
-                    "slot of {position}"
-                );
+                assert_eq!(*slot, (block * self.config.block_size + offset) as i64, "slot of {position}");
                 assert!(written.insert(*slot), "slot {slot} is written twice");
                 let id = BlockId(block as u32);
                 let owners = self.tables.values().filter(|t| t.contains(&id)).count();
                 assert_eq!(owners, 1, "{id} is written with {owners} owners");
-                self.memory[block][offset] =
-                    Some(content(&truth.request.cache_salt, &known[..=position]));
+                self.memory[block][offset] = Some(content(&truth.request.cache_salt, &known[..=position]));
             }
         }
-        plan.spans
-            .iter()
-            .flat_map(|span| self.sample(span))
-            .collect()
+        plan.spans.iter().flat_map(|span| self.sample(span)).collect()
     }
 
     /// Reads a span's sequence from its first token on, and draws from its last row.
     fn sample(&self, span: &sched::Span) -> Vec<Outcome> {
         let truth = &self.requests[&span.seq.request];
-        let known = [
-            &truth.request.prompt[..],
-            &truth.outputs[span.seq.index as usize],
-        ]
-        .concat();
+        let known = [&truth.request.prompt[..], &truth.outputs[span.seq.index as usize]].concat();
         let end = span.start + span.tokens.len();
         for position in 0..end {
             let (block, offset) = self.slot(&self.tables[&span.seq], position);
             let expected = content(&truth.request.cache_salt, &known[..=position]);
-            assert_eq!(
-                self.memory[block][offset],
-                Some(expected),
-                "{} reads position {position}",
-                span.seq
-            );
+            assert_eq!(self.memory[block][offset], Some(expected), "{} reads position {position}", span.seq);
         }
         let row = content(&truth.request.cache_salt, &known[..end]);
         let outcome = |index: u32| {
             let done = truth.outputs[index as usize].len() + 1 == truth.request.max_tokens;
             let seq = SeqId { index, ..span.seq };
-            Outcome {
-                seq,
-                tokens: vec![draw(row, index)],
-                finished: done || ends(row, index),
-            }
+            Outcome { seq, tokens: vec![draw(row, index)], finished: done || ends(row, index) }
         };
         span.sample.clone().map(outcome).collect()
     }
@@ -274,12 +201,7 @@ impl Executor {
                 truth.outputs[index].extend(&outcome.tokens);
                 truth.live[index] = !outcome.finished;
                 if outcome.finished {
-                    assert_eq!(
-                        truth.outputs[index],
-                        answer(&truth.request, index as u32),
-                        "answer of {}",
-                        outcome.seq
-                    );
+                    assert_eq!(truth.outputs[index], answer(&truth.request, index as u32), "answer of {}", outcome.seq);
                 }
             }
         }

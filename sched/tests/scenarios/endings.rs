@@ -7,10 +7,7 @@ use crate::{drain, scheduler};
 
 #[test]
 fn s1_nothing_is_left_of_requests_that_ended_in_any_state() {
-    let mut s = scheduler(SchedConfig {
-        max_num_batched_tokens: 40,
-        ..config(20, 16)
-    });
+    let mut s = scheduler(SchedConfig { max_num_batched_tokens: 40, ..config(20, 16) });
     (0..10).for_each(|id| s.submit(request(id, 30, 5)).unwrap());
     for round in 0..3 {
         let plan = s.plan();
@@ -19,15 +16,7 @@ fn s1_nothing_is_left_of_requests_that_ended_in_any_state() {
     }
     drain(&mut s);
     let stats = s.stats();
-    assert_eq!(
-        (
-            stats.num_running,
-            stats.num_waiting,
-            stats.blocks_in_use,
-            stats.blocks_free
-        ),
-        (0, 0, 0, 20)
-    );
+    assert_eq!((stats.num_running, stats.num_waiting, stats.blocks_in_use, stats.blocks_free), (0, 0, 0, 20));
     assert!((0..10).all(|id| !s.abort(RequestId(id))));
 }
 
@@ -38,74 +27,38 @@ fn s7_a_sequence_ends_when_it_is_said_to_or_has_its_tokens() {
     s.submit(request(1, 10, 3)).unwrap();
     s.submit(request(2, 10, 3)).unwrap();
     let plan = s.plan();
-    let outcome = |id, tokens: &[u32], finished| Outcome {
-        seq: seq(id, 0),
-        tokens: tokens.to_vec(),
-        finished,
-    };
-    s.commit(
-        plan.step,
-        &[
-            outcome(0, &[1], true),
-            outcome(1, &[], true),
-            outcome(2, &[1], false),
-        ],
-    )
-    .unwrap();
+    let outcome = |id, tokens: &[u32], finished| Outcome { seq: seq(id, 0), tokens: tokens.to_vec(), finished };
+    s.commit(plan.step, &[outcome(0, &[1], true), outcome(1, &[], true), outcome(2, &[1], false)]).unwrap();
     let plan = s.plan();
-    assert_eq!(
-        (spans(&plan), plan.released.clone()),
-        (vec![(2, 1)], vec![seq(0, 0), seq(1, 0)])
-    );
+    assert_eq!((spans(&plan), plan.released.clone()), (vec![(2, 1)], vec![seq(0, 0), seq(1, 0)]));
     commit_all(&mut s, &plan, 7);
     let plan = s.plan();
     commit_all(&mut s, &plan, 7);
-    assert!(
-        !s.has_work(),
-        "three tokens are all that request 2 may have"
-    );
+    assert!(!s.has_work(), "three tokens are all that request 2 may have");
     assert_eq!(s.stats().blocks_in_use, 0);
 }
 
 #[test]
 fn s7_a_stop_string_found_later_ends_one_sequence_of_the_group() {
     let mut s = scheduler(config(20, 16));
-    s.submit(Request {
-        n: 2,
-        ..request(0, 10, 9)
-    })
-    .unwrap();
+    s.submit(Request { n: 2, ..request(0, 10, 9) }).unwrap();
     let plan = s.plan();
     commit_all(&mut s, &plan, 7);
     let plan = s.plan();
-    assert!(
-        s.finish_sequence(seq(0, 1))
-            && !s.finish_sequence(seq(0, 1))
-            && !s.finish_sequence(seq(0, 2))
-    );
+    assert!(s.finish_sequence(seq(0, 1)) && !s.finish_sequence(seq(0, 1)) && !s.finish_sequence(seq(0, 2)));
     commit_all(&mut s, &plan, 7); // holds a late token for sequence 1
     let plan = s.plan();
-    assert_eq!(
-        (plan.spans.len(), plan.spans[0].seq, plan.released.clone()),
-        (1, seq(0, 0), vec![seq(0, 1)])
-    );
+    assert_eq!((plan.spans.len(), plan.spans[0].seq, plan.released.clone()), (1, seq(0, 0), vec![seq(0, 1)]));
     commit_all(&mut s, &plan, 7);
     assert!(s.finish_sequence(seq(0, 0)) && !s.has_work());
 }
 
 #[test]
 fn s13_no_block_leaks_over_many_cycles() {
-    let mut s = scheduler(SchedConfig {
-        enable_prefix_caching: true,
-        ..config(30, 4)
-    });
+    let mut s = scheduler(SchedConfig { enable_prefix_caching: true, ..config(30, 4) });
     for cycle in 0..200u64 {
         for k in 0..3 {
-            s.submit(Request {
-                n: 1 + (cycle as usize + k) % 3,
-                ..request(3 * cycle + k as u64, 7 + k, 6)
-            })
-            .unwrap();
+            s.submit(Request { n: 1 + (cycle as usize + k) % 3, ..request(3 * cycle + k as u64, 7 + k, 6) }).unwrap();
         }
         for round in 0..4 {
             let plan = s.plan();
@@ -117,10 +70,7 @@ fn s13_no_block_leaks_over_many_cycles() {
         if cycle % 10 == 0 {
             drain(&mut s);
             let stats = s.stats();
-            assert_eq!(
-                (stats.blocks_in_use, stats.blocks_cached + stats.blocks_free),
-                (0, 30)
-            );
+            assert_eq!((stats.blocks_in_use, stats.blocks_cached + stats.blocks_free), (0, 30));
         }
     }
 }
@@ -135,10 +85,7 @@ fn s14_abort_while_waiting() {
 
 #[test]
 fn s14_abort_in_the_midst_of_a_prefill_and_while_running() {
-    let mut s = scheduler(SchedConfig {
-        max_num_batched_tokens: 17,
-        ..config(4, 16)
-    });
+    let mut s = scheduler(SchedConfig { max_num_batched_tokens: 17, ..config(4, 16) });
     s.submit(request(0, 40, 5)).unwrap();
     let plan = s.plan();
     commit_all(&mut s, &plan, 7);
@@ -146,16 +93,10 @@ fn s14_abort_in_the_midst_of_a_prefill_and_while_running() {
     s.audit().unwrap();
     s.submit(request(1, 10, 5)).unwrap();
     let plan = s.plan();
-    assert_eq!(
-        (plan.released.clone(), spans(&plan)),
-        (vec![seq(0, 0)], vec![(1, 10)])
-    );
+    assert_eq!((plan.released.clone(), spans(&plan)), (vec![seq(0, 0)], vec![(1, 10)]));
     commit_all(&mut s, &plan, 7);
     assert!(s.abort(RequestId(1)));
-    assert_eq!(
-        (s.plan().released, s.stats().blocks_free),
-        (vec![seq(1, 0)], 4)
-    );
+    assert_eq!((s.plan().released, s.stats().blocks_free), (vec![seq(1, 0)], 4));
 }
 
 #[test]
@@ -186,9 +127,6 @@ fn s14_abort_in_flight_frees_blocks_that_nobody_gets_before_the_commit() {
     commit_all(&mut s, &plan, 42);
     assert_eq!((s.stats().blocks_in_use, s.stats().num_waiting), (0, 1));
     let plan = s.plan();
-    assert_eq!(
-        (plan.released.clone(), spans(&plan)),
-        (vec![seq(0, 0)], vec![(0, 20)])
-    );
+    assert_eq!((plan.released.clone(), spans(&plan)), (vec![seq(0, 0)], vec![(0, 20)]));
     commit_all(&mut s, &plan, 7);
 }

@@ -8,17 +8,9 @@ use crate::scheduler;
 #[test]
 fn s2_prompts_that_fit_the_budget_are_scheduled_whole_and_in_order() {
     let mut s = scheduler(config(100, 16));
-    (0..10)
-        .rev()
-        .for_each(|id| s.submit(request(id, 50 + id as usize, 5)).unwrap());
+    (0..10).rev().for_each(|id| s.submit(request(id, 50 + id as usize, 5)).unwrap());
     let plan = s.plan();
-    assert_eq!(
-        spans(&plan),
-        (0..10)
-            .rev()
-            .map(|id| (id, 50 + id as usize))
-            .collect::<Vec<_>>()
-    );
+    assert_eq!(spans(&plan), (0..10).rev().map(|id| (id, 50 + id as usize)).collect::<Vec<_>>());
     assert!(plan.spans.iter().all(|span| span.sample == (0..1)));
 }
 
@@ -41,11 +33,7 @@ fn s3_prompts_share_the_budget_of_a_step_in_chunks() {
 #[test]
 fn s4_short_prompts_do_not_jump_the_queue() {
     for (chunked, admitted) in [(true, vec![(0, 800), (1, 224)]), (false, vec![(0, 800)])] {
-        let mut s = scheduler(SchedConfig {
-            enable_chunked_prefill: chunked,
-            max_model_len: 1024,
-            ..config(200, 16)
-        });
+        let mut s = scheduler(SchedConfig { enable_chunked_prefill: chunked, max_model_len: 1024, ..config(200, 16) });
         for (id, len) in [800, 800, 10, 10].into_iter().enumerate() {
             s.submit(request(id as u64, len, 5)).unwrap();
         }
@@ -55,34 +43,20 @@ fn s4_short_prompts_do_not_jump_the_queue() {
 
 #[test]
 fn s10_the_lower_priority_is_preempted_though_it_came_first() {
-    let mut s = scheduler(SchedConfig {
-        policy: Policy::Priority,
-        ..config(4, 16)
-    });
-    s.submit(Request {
-        priority: 1,
-        ..request(0, 30, 20)
-    })
-    .unwrap();
+    let mut s = scheduler(SchedConfig { policy: Policy::Priority, ..config(4, 16) });
+    s.submit(Request { priority: 1, ..request(0, 30, 20) }).unwrap();
     let plan = s.plan();
     assert_eq!(spans(&plan), [(0, 30)]);
     commit_all(&mut s, &plan, 100);
 
-    s.submit(Request {
-        priority: 0,
-        ..request(1, 32, 3)
-    })
-    .unwrap();
+    s.submit(Request { priority: 0, ..request(1, 32, 3) }).unwrap();
     let plan = s.plan();
     assert_eq!(spans(&plan), [(0, 1), (1, 32)]);
     assert_eq!((s.stats().num_running, s.stats().blocks_free), (2, 0));
     commit_all(&mut s, &plan, 100);
 
     let plan = s.plan();
-    assert_eq!(
-        (spans(&plan), plan.preempted.clone()),
-        (vec![(1, 1)], vec![RequestId(0)])
-    );
+    assert_eq!((spans(&plan), plan.preempted.clone()), (vec![(1, 1)], vec![RequestId(0)]));
     assert_eq!(plan.released, [seq(0, 0)]);
     assert_eq!((s.stats().preemptions, s.stats().tokens_lost), (1, 31));
     commit_all(&mut s, &plan, 100);
@@ -92,13 +66,7 @@ fn s10_the_lower_priority_is_preempted_though_it_came_first() {
 
     let plan = s.plan();
     assert_eq!((spans(&plan), plan.spans[0].start), (vec![(0, 32)], 0));
-    assert_eq!(
-        (
-            plan.spans[0].tokens[29..].to_vec(),
-            plan.spans[0].sample.clone()
-        ),
-        (vec![1029, 100, 100], 0..1)
-    );
+    assert_eq!((plan.spans[0].tokens[29..].to_vec(), plan.spans[0].sample.clone()), (vec![1029, 100, 100], 0..1));
 }
 
 #[test]
@@ -113,11 +81,7 @@ fn s10_a_preempted_request_returns_before_later_equals() {
     assert_eq!(plan.preempted, [RequestId(1)], "least work to lose");
     commit_all(&mut s, &plan, 7);
     let plan = s.plan();
-    assert_eq!(
-        spans(&plan),
-        [(0, 1)],
-        "request 2 would fit, but request 1 is before it"
-    );
+    assert_eq!(spans(&plan), [(0, 1)], "request 2 would fit, but request 1 is before it");
     commit_all(&mut s, &plan, 7);
     s.abort(RequestId(0));
     assert_eq!(spans(&s.plan()), [(1, 32), (2, 10)]);
@@ -125,64 +89,31 @@ fn s10_a_preempted_request_returns_before_later_equals() {
 
 #[test]
 fn of_two_prefills_under_way_the_one_with_more_work_done_goes_first() {
-    let priority = SchedConfig {
-        policy: Policy::Priority,
-        max_num_batched_tokens: 20,
-        ..config(16, 4)
-    };
+    let priority = SchedConfig { policy: Policy::Priority, max_num_batched_tokens: 20, ..config(16, 4) };
     let mut s = scheduler(priority);
-    s.submit(Request {
-        n: 2,
-        priority: 1,
-        ..request(0, 2, 12)
-    })
-    .unwrap();
-    s.submit(Request {
-        n: 2,
-        priority: 1,
-        ..request(1, 3, 12)
-    })
-    .unwrap();
+    s.submit(Request { n: 2, priority: 1, ..request(0, 2, 12) }).unwrap();
+    s.submit(Request { n: 2, priority: 1, ..request(1, 3, 12) }).unwrap();
     for _ in 0..9 {
         let plan = s.plan();
         commit_all(&mut s, &plan, 7);
     }
     // Eight sequences fork from four full blocks and want a block each: both groups have to go.
-    s.submit(Request {
-        n: 8,
-        ..request(2, 16, 2)
-    })
-    .unwrap();
+    s.submit(Request { n: 8, ..request(2, 16, 2) }).unwrap();
     let plan = s.plan();
     commit_all(&mut s, &plan, 7);
     let plan = s.plan();
-    assert_eq!(
-        plan.preempted,
-        [RequestId(0), RequestId(1)],
-        "the one with less work to lose first"
-    );
+    assert_eq!(plan.preempted, [RequestId(0), RequestId(1)], "the one with less work to lose first");
     commit_all(&mut s, &plan, 7);
 
     let plan = s.plan();
-    assert_eq!(
-        spans(&plan),
-        [(0, 2), (1, 3)],
-        "they come back in order of arrival"
-    );
+    assert_eq!(spans(&plan), [(0, 2), (1, 3)], "they come back in order of arrival");
     commit_all(&mut s, &plan, 7);
-    assert_eq!(
-        spans(&s.plan()),
-        [(1, 10), (1, 10)],
-        "but the second has one token more to lose"
-    );
+    assert_eq!(spans(&s.plan()), [(1, 10), (1, 10)], "but the second has one token more to lose");
 }
 
 #[test]
 fn a_long_prompt_does_not_stop_those_who_decode() {
-    let mut s = scheduler(SchedConfig {
-        max_num_batched_tokens: 32,
-        ..config(100, 16)
-    });
+    let mut s = scheduler(SchedConfig { max_num_batched_tokens: 32, ..config(100, 16) });
     (0..4).for_each(|id| s.submit(request(id, 5, 50)).unwrap());
     let plan = s.plan();
     commit_all(&mut s, &plan, 7);
@@ -196,25 +127,13 @@ fn a_long_prompt_does_not_stop_those_who_decode() {
 
 #[test]
 fn an_admission_leaves_the_watermark_alone_unless_nothing_runs() {
-    let mut s = scheduler(SchedConfig {
-        max_model_len: 4096,
-        max_num_batched_tokens: 4096,
-        ..config(200, 16)
-    });
+    let mut s = scheduler(SchedConfig { max_model_len: 4096, max_num_batched_tokens: 4096, ..config(200, 16) });
     s.submit(request(0, 16 * 199, 5)).unwrap();
     assert_eq!(spans(&s.plan()), [(0, 16 * 199)], "alone it may take all");
 
-    let mut s = scheduler(SchedConfig {
-        max_model_len: 4096,
-        max_num_batched_tokens: 4096,
-        ..config(200, 16)
-    });
+    let mut s = scheduler(SchedConfig { max_model_len: 4096, max_num_batched_tokens: 4096, ..config(200, 16) });
     s.submit(request(0, 16 * 100, 5)).unwrap();
     s.submit(request(1, 16 * 99, 5)).unwrap();
     s.submit(request(2, 16 * 97, 5)).unwrap();
-    assert_eq!(
-        spans(&s.plan()),
-        [(0, 16 * 100)],
-        "1 would leave one block of 200, and 2 may not pass it"
-    );
+    assert_eq!(spans(&s.plan()), [(0, 16 * 100)], "1 would leave one block of 200, and 2 may not pass it");
 }

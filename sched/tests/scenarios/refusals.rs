@@ -9,18 +9,8 @@ use crate::scheduler;
 fn s11_what_can_never_fit_is_refused_with_the_numbers_and_the_next_runs() {
     let mut s = scheduler(config(49, 16));
     let refusal = s.submit(request(0, 1000, 1)).unwrap_err();
-    assert_eq!(
-        refusal,
-        Refusal::NeverFits {
-            needed: 63,
-            pool: 49,
-            longest_prompt: 784
-        }
-    );
-    assert_eq!(
-        refusal.to_string(),
-        "needs 63 blocks, the pool holds 49; the longest prompt that fits is 784 tokens"
-    );
+    assert_eq!(refusal, Refusal::NeverFits { needed: 63, pool: 49, longest_prompt: 784 });
+    assert_eq!(refusal.to_string(), "needs 63 blocks, the pool holds 49; the longest prompt that fits is 784 tokens");
     s.submit(request(1, 784, 1)).unwrap();
     assert_eq!(spans(&s.plan()), [(1, 784)]);
 }
@@ -29,26 +19,11 @@ fn s11_what_can_never_fit_is_refused_with_the_numbers_and_the_next_runs() {
 fn s11_each_refusal_says_what_is_wrong() {
     let mut s = scheduler(config(49, 16));
     let mut message = |request| s.submit(request).unwrap_err().to_string();
+    assert_eq!(message(request(0, 0, 1)), "the prompt is empty: at least one token is needed");
+    assert_eq!(message(request(0, 1, 0)), "max_tokens is 0: at least one token is needed");
+    assert_eq!(message(Request { n: 0, ..request(0, 1, 1) }), "n is 0: at least one sequence is needed");
     assert_eq!(
-        message(request(0, 0, 1)),
-        "the prompt is empty: at least one token is needed"
-    );
-    assert_eq!(
-        message(request(0, 1, 0)),
-        "max_tokens is 0: at least one token is needed"
-    );
-    assert_eq!(
-        message(Request {
-            n: 0,
-            ..request(0, 1, 1)
-        }),
-        "n is 0: at least one sequence is needed"
-    );
-    assert_eq!(
-        message(Request {
-            n: 17,
-            ..request(0, 1, 1)
-        }),
+        message(Request { n: 17, ..request(0, 1, 1) }),
         "n is 17, but at most 16 sequences run at once (--max-num-seqs)"
     );
     assert_eq!(
@@ -56,98 +31,49 @@ fn s11_each_refusal_says_what_is_wrong() {
         "the prompt has 2000 tokens and max_tokens is 49: together more than the context of 2048 (--max-model-len)"
     );
     s.submit(request(3, 1, 1)).unwrap();
-    assert_eq!(
-        s.submit(request(3, 1, 1)).unwrap_err().to_string(),
-        "request 3 is live already"
-    );
+    assert_eq!(s.submit(request(3, 1, 1)).unwrap_err().to_string(), "request 3 is live already");
 }
 
 #[test]
 fn a_wrong_commit_says_so_and_changes_nothing() {
-    let mut s = scheduler(SchedConfig {
-        max_num_batched_tokens: 17,
-        ..config(20, 16)
-    });
+    let mut s = scheduler(SchedConfig { max_num_batched_tokens: 17, ..config(20, 16) });
     s.submit(request(0, 10, 5)).unwrap();
     s.submit(request(1, 10, 5)).unwrap();
     let plan = s.plan();
     let (a, b) = (seq(0, 0), seq(1, 0));
-    let outcome = |seq, tokens: &[u32]| Outcome {
-        seq,
-        tokens: tokens.to_vec(),
-        finished: false,
-    };
+    let outcome = |seq, tokens: &[u32]| Outcome { seq, tokens: tokens.to_vec(), finished: false };
     let mut error = |step, outcomes: &[Outcome]| s.commit(step, outcomes).unwrap_err();
     assert_eq!(
         error(StepId(7), &[]).to_string(),
         "step 7 is not in flight (step 1 is): commit each plan that has spans once, before the next"
     );
     assert_eq!(error(plan.step, &[]), CommitError::MissingToken { seq: a });
-    assert_eq!(
-        error(plan.step, &[outcome(a, &[])]),
-        CommitError::MissingToken { seq: a }
-    );
-    assert_eq!(
-        error(plan.step, &[outcome(a, &[1]), outcome(a, &[1])]),
-        CommitError::Duplicate { seq: a }
-    );
-    assert_eq!(
-        error(plan.step, &[outcome(seq(5, 0), &[1])]),
-        CommitError::Unplanned { seq: seq(5, 0) }
-    );
-    let expected = CommitError::TooManyTokens {
-        seq: b,
-        found: 1,
-        expected: 0,
-    };
-    assert_eq!(
-        error(plan.step, &[outcome(a, &[1]), outcome(b, &[1])]),
-        expected
-    );
+    assert_eq!(error(plan.step, &[outcome(a, &[])]), CommitError::MissingToken { seq: a });
+    assert_eq!(error(plan.step, &[outcome(a, &[1]), outcome(a, &[1])]), CommitError::Duplicate { seq: a });
+    assert_eq!(error(plan.step, &[outcome(seq(5, 0), &[1])]), CommitError::Unplanned { seq: seq(5, 0) });
+    let expected = CommitError::TooManyTokens { seq: b, found: 1, expected: 0 };
+    assert_eq!(error(plan.step, &[outcome(a, &[1]), outcome(b, &[1])]), expected);
     s.commit(plan.step, &[outcome(a, &[1])]).unwrap();
-    assert!(matches!(
-        s.commit(plan.step, &[outcome(a, &[1])]),
-        Err(CommitError::NotInFlight {
-            in_flight: None,
-            ..
-        })
-    ));
+    assert!(matches!(s.commit(plan.step, &[outcome(a, &[1])]), Err(CommitError::NotInFlight { in_flight: None, .. })));
     assert_eq!(spans(&s.plan()), [(0, 1), (1, 3)]);
 }
 
 #[test]
 fn a_configuration_under_which_something_could_starve_is_refused() {
-    let message = |config| {
-        Scheduler::new(config)
-            .err()
-            .map(|e| e.to_string())
-            .unwrap_or_default()
-    };
-    let text = message(SchedConfig {
-        max_num_batched_tokens: 16,
-        ..config(10, 16)
-    });
+    let message = |config| Scheduler::new(config).err().map(|e| e.to_string()).unwrap_or_default();
+    let text = message(SchedConfig { max_num_batched_tokens: 16, ..config(10, 16) });
     assert_eq!(
         text,
         "--max-num-batched-tokens 16 must be greater than --max-num-seqs 16, or running sequences leave no token for \
          prompts: raise the former or lower the latter"
     );
-    let text = message(SchedConfig {
-        enable_chunked_prefill: false,
-        ..config(10, 16)
-    });
-    assert!(text.starts_with(
-        "--max-num-batched-tokens 1024 is less than --max-model-len 2048: without --enable-chunked"
-    ));
+    let text = message(SchedConfig { enable_chunked_prefill: false, ..config(10, 16) });
+    assert!(
+        text.starts_with("--max-num-batched-tokens 1024 is less than --max-model-len 2048: without --enable-chunked")
+    );
     assert_eq!(
-        message(SchedConfig {
-            max_num_seqs: 0,
-            ..config(10, 16)
-        }),
+        message(SchedConfig { max_num_seqs: 0, ..config(10, 16) }),
         "--max-num-seqs: found 0, expected at least 1"
     );
-    assert_eq!(
-        message(config(0, 16)),
-        "num_blocks: found 0, expected 1 to 4294967294"
-    );
+    assert_eq!(message(config(0, 16)), "num_blocks: found 0, expected 1 to 4294967294");
 }

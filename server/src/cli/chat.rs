@@ -3,9 +3,7 @@
 use std::io::{self, BufRead, IsTerminal, Write};
 use std::sync::Arc;
 
-use engine::{
-    AsyncEngine, ChatInput, ChatTemplate, EngineConfig, Event, FinishReason, GenerationParams, GenerationRequest,
-};
+use engine::{AsyncEngine, ChatInput, ChatTemplate, EngineConfig, Event, GenerationParams, GenerationRequest};
 use serde_json::{Map, Value, json};
 use tokio::runtime::Runtime;
 
@@ -35,11 +33,23 @@ pub fn run(args: ChatArgs, config: EngineConfig) -> Result<(), CliError> {
         if interactive {
             write!(io::stderr(), "> ")?;
         }
-        let Some(line) = lines.next().transpose()? else { return Ok(()) };
+        let Some(line) = lines.next().transpose()? else {
+            if interactive {
+                note("");
+            }
+            return Ok(());
+        };
         match line.trim() {
             "" => {}
             "/exit" => return Ok(()),
-            text => talk.answer(text, &mut output)?,
+            text => match talk.answer(text, &mut output) {
+                // What was said does not fit; the conversation goes on without it.
+                Err(CliError::Refused(error)) => {
+                    note(error);
+                    talk.messages.pop();
+                }
+                other => other?,
+            },
         }
     }
 }
@@ -65,13 +75,13 @@ impl Talk {
             output.write_all(delta.text.as_bytes())?;
             output.flush()?;
             answer.push_str(&delta.text);
-            if let Some(FinishReason::Error(message)) = delta.finish {
-                return Err(CliError::Generation(message));
+            if session::finish_reason(&delta)?.is_some() {
+                writeln!(output)?;
+                self.messages.push(json!({"role": "assistant", "content": answer}));
+                return Ok(());
             }
         }
-        writeln!(output)?;
-        self.messages.push(json!({"role": "assistant", "content": answer}));
-        Ok(())
+        Err(session::broken_off())
     }
 
     /// The conversation as token ids. When it no longer leaves room for an answer, its oldest turns are forgotten; a

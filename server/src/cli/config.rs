@@ -14,6 +14,9 @@ use toml::{Table, Value};
 
 use super::error::CliError;
 
+/// Flags that are no settings.
+const NO_KEYS: [&str; 2] = ["config", "help"];
+
 /// A settings file as it was read.
 #[derive(Debug)]
 pub struct ConfigFile {
@@ -67,9 +70,9 @@ impl ConfigFile {
     /// Puts the `[kernels]` table into the configuration.
     pub fn apply_kernels(&self, config: &mut EngineConfig) -> Result<(), CliError> {
         if let Some(table) = self.kernels.clone() {
-            config.kernels = table.try_into().map_err(|error: toml::de::Error| {
-                self.problem(format!("[kernels]: {}", error.message().replace('\n', "; ")))
-            })?;
+            config.kernels = table
+                .try_into()
+                .map_err(|error: toml::de::Error| self.problem(format!("[kernels]: {}", error.message().replace('\n', "; "))))?;
         }
         Ok(())
     }
@@ -101,7 +104,8 @@ impl ConfigFile {
     }
 
     fn unknown(&self, root: &clap::Command, key: &str, long: &str) -> CliError {
-        let known = root.get_subcommands().flat_map(clap::Command::get_arguments).filter_map(Arg::get_long);
+        let flags = root.get_subcommands().flat_map(clap::Command::get_arguments).filter_map(Arg::get_long);
+        let known = flags.filter(|long| !NO_KEYS.contains(long));
         let nearest = known.min_by_key(|candidate| distance(candidate, long)).unwrap_or_default();
         self.problem(format!("unknown key {key:?}, the nearest that exists is {nearest:?}"))
     }
@@ -109,7 +113,7 @@ impl ConfigFile {
 
 /// The flag that a key stands for.
 fn flag<'a>(command: &'a clap::Command, long: &str) -> Option<&'a Arg> {
-    command.get_arguments().find(|arg| arg.get_long() == Some(long) && !["config", "help"].contains(&long))
+    command.get_arguments().find(|arg| arg.get_long() == Some(long) && !NO_KEYS.contains(&long))
 }
 
 /// The command line or the environment has settled this argument, itself or by its opposite.
@@ -120,8 +124,7 @@ fn is_given(given: &ArgMatches, id: &str) -> bool {
         rivals.push("model_path");
     }
     rivals.into_iter().any(|id| {
-        given.try_contains_id(id).is_ok()
-            && matches!(given.value_source(id), Some(ValueSource::CommandLine | ValueSource::EnvVariable))
+        given.try_contains_id(id).is_ok() && matches!(given.value_source(id), Some(ValueSource::CommandLine | ValueSource::EnvVariable))
     })
 }
 

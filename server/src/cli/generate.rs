@@ -3,9 +3,7 @@
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::path::Path;
 
-use engine::{
-    AsyncEngine, Delta, EngineConfig, Event, FinishReason, GenerationParams, GenerationRequest, OutputStream,
-};
+use engine::{AsyncEngine, EngineConfig, Event, GenerationParams, GenerationRequest, OutputStream};
 use serde_json::{Value, json};
 
 use super::args::GenerateArgs;
@@ -43,13 +41,14 @@ pub fn run(args: GenerateArgs, config: EngineConfig) -> Result<(), CliError> {
 /// The text as it comes, and a line end after it.
 fn print(mut events: OutputStream, output: &mut impl Write) -> Result<(), CliError> {
     while let Some(event) = events.next_blocking() {
-        if let Event::Delta(delta) = event {
-            output.write_all(delta.text.as_bytes())?;
-            output.flush()?;
-            failed(&delta)?;
+        let Event::Delta(delta) = event else { continue };
+        output.write_all(delta.text.as_bytes())?;
+        output.flush()?;
+        if session::finish_reason(&delta)?.is_some() {
+            return Ok(writeln!(output)?);
         }
     }
-    Ok(writeln!(output)?)
+    Err(session::broken_off())
 }
 
 /// All prompts in flight at once, so that they share steps; one record per prompt, in the order of the file.
@@ -76,10 +75,11 @@ async fn batch(engine: &AsyncEngine, prompts: Vec<Prompt>, params: &GenerationPa
             json!({"error": error.to_string()})
         });
         record["index"] = index.into();
-        writeln!(output, "{record}")?;
+        // Where both are one terminal, the bar makes room for the records.
+        bar.suspend(|| writeln!(output, "{record}"))?;
     }
-    output.flush()?;
     bar.finish_and_clear();
+    output.flush()?;
     if refused > 0 {
         return Err(CliError::Generation(format!("{refused} of {total} prompts failed; their records say why")));
     }
@@ -116,32 +116,22 @@ async fn submit(engine: &AsyncEngine, prompt: Prompt, params: &GenerationParams)
 impl Job {
     /// Waits for the end; the record of everything.
     async fn finish(mut self) -> Result<Value, CliError> {
-        let (mut text, mut tokens, mut reason) = (String::new(), Vec::new(), "abort");
+        let (mut text, mut tokens) = (String::new(), Vec::new());
         while let Some(event) = self.events.next().await {
             let Event::Delta(delta) = event else { continue };
-            failed(&delta)?;
             text.push_str(&delta.text);
             tokens.extend(delta.tokens.iter().map(|token| token.id));
-            reason = match delta.finish {
-                Some(FinishReason::Length) => "length",
-                Some(FinishReason::Stop(_)) => "stop",
-                _ => reason,
-            };
+            if let Some(reason) = session::finish_reason(&delta)? {
+                return Ok(json!({
+                    "prompt": self.text,
+                    "prompt_token_ids": self.ids,
+                    "text": text,
+                    "token_ids": tokens,
+                    "finish_reason": reason,
+                }));
+            }
         }
-        Ok(json!({
-            "prompt": self.text,
-            "prompt_token_ids": self.ids,
-            "text": text,
-            "token_ids": tokens,
-            "finish_reason": reason,
-        }))
-    }
-}
-
-fn failed(delta: &Delta) -> Result<(), CliError> {
-    match &delta.finish {
-        Some(FinishReason::Error(message)) => Err(CliError::Generation(message.clone())),
-        _ => Ok(()),
+        Err(session::broken_off())
     }
 }
 
@@ -156,9 +146,8 @@ fn read_prompts(path: &Path) -> Result<Vec<Prompt>, CliError> {
     for (i, line) in BufReader::new(reader).lines().enumerate() {
         let line = line.map_err(|error| problem(format!("line {}: {error}", i + 1)))?;
         if !line.trim().is_empty() {
-            let prompt = parse_prompt(&line).ok_or_else(|| {
-                problem(format!("line {}: expected {{\"prompt\": \"text\"}} or {{\"prompt\": [token ids]}}", i + 1))
-            })?;
+            let prompt = parse_prompt(&line)
+                .ok_or_else(|| problem(format!("line {}: expected {{\"prompt\": \"text\"}} or {{\"prompt\": [token ids]}}", i + 1)))?;
             prompts.push(prompt);
         }
     }

@@ -60,7 +60,8 @@ fn parse(mut arguments: Vec<OsString>) -> Result<Option<(Command, EngineConfig)>
     let Some((name, given)) = matches.subcommand() else { return Ok(None) };
     let file = given.get_one("config").map(|path: &PathBuf| ConfigFile::read(path)).transpose()?;
     if let Some(file) = &file {
-        arguments.extend(file.arguments(&root, name, given)?);
+        // Behind the program's name and the subcommand, ahead of a `--` that may follow.
+        arguments.splice(2..2, file.arguments(&root, name, given)?);
         // Alone, the command line was right; what is wrong now is a value of the file.
         matches = root.try_get_matches_from(&arguments).map_err(|error| file.problem(one_line(&error)))?;
     }

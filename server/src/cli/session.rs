@@ -2,7 +2,7 @@
 
 use std::io;
 
-use engine::{AsyncEngine, EngineConfig, GenerationDefaults, GenerationParams, ModelSource, SamplingParams};
+use engine::{AsyncEngine, Delta, EngineConfig, FinishReason, GenerationDefaults, GenerationParams, ModelSource, SamplingParams};
 use indicatif::{ProgressBar, ProgressStyle};
 use tokio::runtime::{Builder, Runtime};
 
@@ -18,7 +18,9 @@ pub fn runtime() -> io::Result<Runtime> {
 pub fn start(config: EngineConfig) -> Result<AsyncEngine, CliError> {
     let bar = progress_bar(0, "loading {bar:32} {binary_bytes}/{binary_total_bytes}");
     let engine = AsyncEngine::start(config, &|done, total| {
-        bar.set_length(total);
+        if bar.length() != Some(total) {
+            bar.set_length(total);
+        }
         bar.set_position(done);
     });
     bar.finish_and_clear();
@@ -40,10 +42,7 @@ pub fn describe(engine: &AsyncEngine, source: &ModelSource) -> String {
         n if n >= 1_000_000_000 => format!("{:.1}B", n as f64 / 1e9),
         n => format!("{:.1}M", n as f64 / 1e6),
     };
-    format!(
-        "{kind}: {} ({}, {parameters} parameters, context of {} tokens)",
-        info.name, info.architecture, info.max_model_len
-    )
+    format!("{kind}: {} ({}, {parameters} parameters, context of {} tokens)", info.name, info.architecture, info.max_model_len)
 }
 
 /// The flags as parameters; `defaults` fill in where a flag is missing, and greedy choice where they do too.
@@ -54,10 +53,7 @@ pub fn params(args: &SamplingArgs, defaults: Option<&GenerationDefaults>) -> Gen
         top_p: args.top_p.or(defaults.and_then(|d| d.top_p)).unwrap_or(neutral.top_p),
         top_k: args.top_k.or(defaults.and_then(|d| d.top_k)).unwrap_or(neutral.top_k),
         min_p: args.min_p.or(defaults.and_then(|d| d.min_p)).unwrap_or(neutral.min_p),
-        repetition_penalty: args
-            .repetition_penalty
-            .or(defaults.and_then(|d| d.repetition_penalty))
-            .unwrap_or(neutral.repetition_penalty),
+        repetition_penalty: args.repetition_penalty.or(defaults.and_then(|d| d.repetition_penalty)).unwrap_or(neutral.repetition_penalty),
         ..neutral
     };
     GenerationParams {
@@ -67,4 +63,20 @@ pub fn params(args: &SamplingArgs, defaults: Option<&GenerationDefaults>) -> Gen
         ignore_eos: args.ignore_eos,
         ..GenerationParams::default()
     }
+}
+
+/// How a sequence ended, if this is its last delta; an end that is nobody's wish is an error.
+pub fn finish_reason(delta: &Delta) -> Result<Option<&'static str>, CliError> {
+    match &delta.finish {
+        None => Ok(None),
+        Some(FinishReason::Length) => Ok(Some("length")),
+        Some(FinishReason::Stop(_)) => Ok(Some("stop")),
+        Some(FinishReason::Abort) => Err(broken_off()),
+        Some(FinishReason::Error(message)) => Err(CliError::Generation(message.clone())),
+    }
+}
+
+/// The events ended and no sequence had.
+pub fn broken_off() -> CliError {
+    CliError::Generation("the engine ended before the text was complete".into())
 }

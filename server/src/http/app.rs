@@ -28,17 +28,17 @@ pub struct ServerOptions {
 /// State shared by all handlers.
 pub struct App {
     /// The engine.
-    pub engine: AsyncEngine,
+    pub(super) engine: AsyncEngine,
     /// Latencies and outcomes as this layer sees them.
-    pub metrics: Metrics,
+    pub(super) metrics: Metrics,
     /// `model` in requests and answers.
-    pub model: String,
+    pub(super) model: String,
     /// Where the model came from.
-    pub root: String,
+    pub(super) root: String,
     /// The key that clients must send, if any.
-    pub api_key: Option<String>,
+    pub(super) api_key: Option<String>,
     /// Unix seconds of the start.
-    pub created: u64,
+    pub(super) created: u64,
     ids: AtomicU64,
     id_base: u64,
 }
@@ -61,27 +61,27 @@ impl App {
     }
 
     /// An id that no other answer of this process has.
-    pub fn fresh_id(&self, prefix: &str) -> String {
+    pub(super) fn fresh_id(&self, prefix: &str) -> String {
         format!("{prefix}-{:016x}{:08x}", self.id_base, self.ids.fetch_add(1, Ordering::Relaxed))
     }
 
     /// The model's tokenizer.
-    pub fn tokenizer(&self) -> &Tokenizer {
+    pub(super) fn tokenizer(&self) -> &Tokenizer {
         self.engine.tokenizer()
     }
 
     /// Longest prompt plus output.
-    pub fn context(&self) -> usize {
+    pub(super) fn context(&self) -> usize {
         self.engine.info().max_model_len
     }
 
     /// Rows of the output projection; token ids are less.
-    pub fn vocab(&self) -> usize {
+    pub(super) fn vocab(&self) -> usize {
         self.engine.info().vocab_size
     }
 
     /// The request is for the model that is served; a request that names none means it.
-    pub fn check_model(&self, fields: &Fields) -> Result<(), ApiError> {
+    pub(super) fn check_model(&self, fields: &Fields) -> Result<(), ApiError> {
         match fields.str("model")? {
             Some(name) if name != self.model => Err(ApiError::unknown_model(name, &self.model)),
             _ => Ok(()),

@@ -26,8 +26,7 @@ pub async fn read(request: Request) -> Result<Fields, ApiError> {
         }
     }
     let bytes = read_bytes(request.into_body()).await?;
-    let value = serde_json::from_slice(&bytes)
-        .map_err(|error| ApiError::body(format!("the body is not valid JSON: {error}")))?;
+    let value = serde_json::from_slice(&bytes).map_err(|error| ApiError::body(format!("the body is not valid JSON: {error}")))?;
     Fields::new(value)
 }
 

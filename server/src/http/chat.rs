@@ -14,7 +14,7 @@ use super::error::ApiError;
 use super::fields::Fields;
 use super::logprobs;
 use super::messages::Conversation;
-use super::options::{MAX_LOGPROBS, Options};
+use super::options::{MAX_LOGPROBS, Options, truncate};
 use super::reply::{self, Envelope, Usage, choices};
 use super::run::Run;
 use super::stream::{self, Chunks};
@@ -23,13 +23,14 @@ use super::stream::{self, Chunks};
 pub async fn chat_completions(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
     let fields = body::read(request).await?;
     app.check_model(&fields)?;
+    fields.refuse("echo", "end the messages with the text and set continue_final_message")?;
     let mut options = Options::read(&app, &fields, &["max_completion_tokens", "max_tokens"])?;
     if let Some((name, 0)) = options.max_tokens {
         return Err(ApiError::wrong(name, &Value::from(0), "at least 1"));
     }
     let logprobs = wanted_logprobs(&fields)?;
     options.params.sampling.logprobs = logprobs;
-    let ids = options.truncate(Conversation::read(&fields)?.tokenize(&app).await?);
+    let ids = truncate(Conversation::read(&fields)?.tokenize(&app).await?, options.truncate_prompt_tokens);
     let chat = Chat {
         app: app.clone(),
         n: options.params.n,
@@ -122,8 +123,7 @@ impl Chunks for Chat {
     fn prompt_logprobs(&mut self, _: usize, _: Vec<Option<TokenLogprobs>>) {}
 
     fn chunk(&mut self, _: usize, delta: &Delta) -> Option<Map<String, Value>> {
-        let tells =
-            !delta.text.is_empty() || delta.finish.is_some() || self.logprobs.is_some() || self.return_token_ids;
+        let tells = !delta.text.is_empty() || delta.finish.is_some() || self.logprobs.is_some() || self.return_token_ids;
         let content = if delta.text.is_empty() { json!({}) } else { json!({"content": delta.text}) };
         tells.then(|| choices(vec![self.choice(delta, "delta", content)]))
     }

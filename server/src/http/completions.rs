@@ -13,7 +13,7 @@ use super::body;
 use super::error::ApiError;
 use super::fields::{Fields, token_id};
 use super::logprobs::{self, CompletionLogprobs};
-use super::options::{MAX_LOGPROBS, Options};
+use super::options::{MAX_LOGPROBS, Options, truncate};
 use super::reply::{self, Envelope, Usage, choices};
 use super::run::Run;
 use super::stream::{self, Chunks};
@@ -67,10 +67,7 @@ struct Prompt {
     logprobs: Option<Vec<Option<TokenLogprobs>>>,
 }
 
-async fn prepare(
-    app: &Arc<App>,
-    fields: &Fields,
-) -> Result<(Completion, Options, Vec<engine::GenerationRequest>), ApiError> {
+async fn prepare(app: &Arc<App>, fields: &Fields) -> Result<(Completion, Options, Vec<engine::GenerationRequest>), ApiError> {
     app.check_model(fields)?;
     fields.refuse("suffix", "this model does not fill in; leave it out")?;
     let mut options = Options::read(app, fields, &["max_tokens"])?;
@@ -82,10 +79,7 @@ async fn prepare(
     if echo && logprobs.is_some() {
         options.params.prompt_logprobs = logprobs.max(prompt_logprobs);
     }
-    let mut prompts = Vec::new();
-    for input in inputs(app, fields)? {
-        prompts.push(tokenize(app, input, add_special, echo, &options).await?);
-    }
+    let prompts = tokenize(app, inputs(app, fields)?, add_special, echo, &options).await?;
     let mut requests = Vec::new();
     for prompt in &prompts {
         requests.push(options.request(app, prompt.ids.clone(), Some(DEFAULT_MAX_TOKENS), "prompt")?);
@@ -111,6 +105,16 @@ enum Input {
     Ids(Vec<u32>),
 }
 
+impl Input {
+    /// How much there is to tokenise.
+    fn bytes(&self) -> usize {
+        match self {
+            Input::Text(text) => text.len(),
+            Input::Ids(ids) => ids.len(),
+        }
+    }
+}
+
 /// `prompt` in its four forms: a text, a list of texts, a list of token ids, a list of lists of token ids.
 fn inputs(app: &App, fields: &Fields) -> Result<Vec<Input>, ApiError> {
     let vocab = app.vocab();
@@ -128,43 +132,33 @@ fn inputs(app: &App, fields: &Fields) -> Result<Vec<Input>, ApiError> {
         other => one(other).map(|one| vec![one]),
     };
     inputs.ok_or_else(|| {
-        let expected = format!(
-            "a text, token ids from 0 to {}, or a list of 1 to {MAX_PROMPTS} of either",
-            vocab.saturating_sub(1)
-        );
+        let expected = format!("a text, token ids from 0 to {}, or a list of 1 to {MAX_PROMPTS} of either", vocab.saturating_sub(1));
         ApiError::wrong("prompt", value, expected)
     })
 }
 
-async fn tokenize(
-    app: &Arc<App>,
-    input: Input,
-    add_special: bool,
-    echo: bool,
-    options: &Options,
-) -> Result<Prompt, ApiError> {
-    let (ids, text) = match input {
-        Input::Ids(ids) => (ids, None),
-        Input::Text(text) => {
-            let app = app.clone();
-            off_thread(text.len(), move || {
-                let ids = app.tokenizer().encode(&text, add_special).map_err(|e| ApiError::invalid("prompt", e))?;
-                Ok((ids, Some(text)))
-            })
-            .await?
-        }
+async fn tokenize(app: &Arc<App>, inputs: Vec<Input>, add_special: bool, echo: bool, options: &Options) -> Result<Vec<Prompt>, ApiError> {
+    let (app, keep, skip_special) = (app.clone(), options.truncate_prompt_tokens, options.params.skip_special_tokens);
+    let one = move |input: Input| {
+        let failed = |error: &dyn std::fmt::Display| ApiError::invalid("prompt", error);
+        let (ids, text) = match input {
+            Input::Ids(ids) => (ids, None),
+            Input::Text(text) => {
+                let ids = app.tokenizer().encode(&text, add_special).map_err(|error| failed(&error))?;
+                (ids, Some(text))
+            }
+        };
+        let whole = ids.len();
+        let ids = truncate(ids, keep);
+        let text = match text.filter(|_| ids.len() == whole) {
+            _ if !echo => String::new(),
+            Some(text) => text,
+            None => app.tokenizer().decode(&ids, skip_special).map_err(|error| failed(&error))?,
+        };
+        Ok(Prompt { ids, text, logprobs: None })
     };
-    let whole = ids.len();
-    let ids = options.truncate(ids);
-    let text = match text.filter(|_| ids.len() == whole) {
-        _ if !echo => String::new(),
-        Some(text) => text,
-        None => {
-            let text = app.tokenizer().decode(&ids, options.params.skip_special_tokens);
-            text.map_err(|error| ApiError::invalid("prompt", error))?
-        }
-    };
-    Ok(Prompt { ids, text, logprobs: None })
+    let bytes = inputs.iter().map(Input::bytes).sum();
+    off_thread(bytes, move || inputs.into_iter().map(one).collect()).await
 }
 
 impl Completion {
@@ -212,11 +206,8 @@ impl Chunks for Completion {
 
     fn chunk(&mut self, prompt: usize, delta: &Delta) -> Option<Map<String, Value>> {
         let first = !self.begun[prompt * self.n + delta.index as usize];
-        let tells = !delta.text.is_empty()
-            || delta.finish.is_some()
-            || (first && self.echo)
-            || self.logprobs.is_some()
-            || self.return_token_ids;
+        let tells =
+            !delta.text.is_empty() || delta.finish.is_some() || (first && self.echo) || self.logprobs.is_some() || self.return_token_ids;
         tells.then(|| choices(vec![self.choice(prompt, delta)]))
     }
 }

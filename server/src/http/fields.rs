@@ -64,12 +64,7 @@ impl Fields {
     }
 
     /// A number that `allowed` accepts after it has become single precision; `expected` says in words what that is.
-    pub fn number(
-        &self,
-        name: &str,
-        expected: &str,
-        allowed: impl Fn(f32) -> bool,
-    ) -> Result<Option<f32>, ApiError> {
+    pub fn number(&self, name: &str, expected: &str, allowed: impl Fn(f32) -> bool) -> Result<Option<f32>, ApiError> {
         self.read(name, expected, |value| value.as_f64().map(|n| n as f32).filter(|&n| n.is_finite() && allowed(n)))
     }
 

@@ -112,9 +112,8 @@ pub fn chat(tokenizer: &Tokenizer, tokens: &[TokenOutput], k: usize) -> Value {
 
 /// vLLM's `prompt_logprobs`: per prompt token `null` or a map from token id to what is known of it.
 pub fn prompt(tokenizer: &Tokenizer, ids: &[u32], logprobs: &[Option<TokenLogprobs>], k: usize) -> Value {
-    let entry = |id: u32, logprob: f32, rank: usize| {
-        json!({"logprob": number(logprob), "rank": rank, "decoded_token": token_text(tokenizer, id)})
-    };
+    let entry =
+        |id: u32, logprob: f32, rank: usize| json!({"logprob": number(logprob), "rank": rank, "decoded_token": token_text(tokenizer, id)});
     let position = |(&id, found): (&u32, &Option<TokenLogprobs>)| match found {
         None => Value::Null,
         Some(found) => {

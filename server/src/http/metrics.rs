@@ -25,11 +25,9 @@ use std::time::Duration;
 
 use engine::{EngineStats, FinishReason};
 
-const FIRST_TOKEN: [f64; 15] =
-    [0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0];
+const FIRST_TOKEN: [f64; 15] = [0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0];
 const INTER_TOKEN: [f64; 13] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0];
-const END_TO_END: [f64; 15] =
-    [0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 20.0, 40.0, 60.0, 120.0];
+const END_TO_END: [f64; 15] = [0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 20.0, 40.0, 60.0, 120.0];
 
 const REASONS: [&str; 4] = ["stop", "length", "abort", "error"];
 
@@ -190,8 +188,7 @@ mod tests {
     #[test]
     fn every_name_on_the_page_is_in_the_table_of_this_module_and_the_other_way_round() {
         let page = Metrics::default().render(&EngineStats::default(), "m");
-        let served: Vec<(&str, &str)> =
-            page.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' ')).collect();
+        let served: Vec<(&str, &str)> = page.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' ')).collect();
         let listed: Vec<(&str, &str)> = include_str!("metrics.rs")
             .lines()
             .filter_map(|line| line.strip_prefix("//! | `")?.split_once("` | "))

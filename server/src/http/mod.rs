@@ -11,7 +11,7 @@
 //! | `completions`, `chat`, `tokenize`, `status`, `metrics` | the routes |
 //! | `serve` | listening, and stopping in order |
 //!
-//! No handler keeps state between calls. A handler that is dropped because its client went away drops its [`run::Run`],
+//! No handler keeps state between calls. A handler that is dropped because its client went away drops its `Run`,
 //! which cancels the requests and frees their blocks.
 
 mod app;
@@ -48,6 +48,8 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/version", get(status::version))
         .route("/metrics", get(status::metrics))
         .route("/v1/models", get(status::models))
+        // The rest of the path: a model's name may have slashes.
+        .route("/v1/models/{*name}", get(status::model))
         .route("/v1/completions", post(completions::completions))
         .route("/v1/chat/completions", post(chat::chat_completions))
         .route("/tokenize", post(tokenize::tokenize))

@@ -16,8 +16,11 @@ const MAX_N: usize = 128;
 /// Most stop strings.
 const MAX_STOP: usize = 16;
 
+/// Most banned words.
+const MAX_BAD_WORDS: usize = 1024;
+
 /// Fields of other engines and later versions; each has an effect that a client would miss, so none is ignored.
-const UNSUPPORTED: [(&str, &str); 9] = [
+const UNSUPPORTED: [(&str, &str); 12] = [
     ("use_beam_search", "beam search is not built yet; sample with n"),
     ("structured_outputs", "structured output is not built yet"),
     ("guided_json", "structured output is not built yet"),
@@ -25,6 +28,9 @@ const UNSUPPORTED: [(&str, &str); 9] = [
     ("guided_choice", "structured output is not built yet"),
     ("guided_grammar", "structured output is not built yet"),
     ("prompt_embeds", "send text or token ids"),
+    ("logits_processors", "use logit_bias, allowed_token_ids or bad_words"),
+    ("return_tokens_as_token_ids", "use return_token_ids"),
+    ("audio", "this server writes text"),
     ("functions", "send tools"),
     ("function_call", "send tool_choice"),
 ];
@@ -69,9 +75,9 @@ impl Options {
         for name in max_tokens.iter().rev() {
             limit = fields.count(name, 0, usize::MAX)?.map(|found| (*name, found)).or(limit);
         }
-        let truncate = fields.integer("truncate_prompt_tokens", -1..=i64::MAX)?;
-        let truncate_prompt_tokens = match truncate {
-            Some(-1) => Some(app.context()),
+        let truncate_prompt_tokens = match fields.integer("truncate_prompt_tokens", -1..=i64::MAX)? {
+            // What the context holds next to the output.
+            Some(-1) => Some(app.context().saturating_sub(limit.map_or(1, |(_, asked)| asked.max(1)))),
             Some(0) => return Err(ApiError::wrong("truncate_prompt_tokens", &Value::from(0), "-1 or at least 1")),
             other => other.and_then(|n| usize::try_from(n).ok()),
         };
@@ -98,31 +104,16 @@ impl Options {
         })
     }
 
-    /// The prompt's tokens that count: the last ones, if truncation was asked for.
-    pub fn truncate(&self, mut ids: Vec<u32>) -> Vec<u32> {
-        if let Some(keep) = self.truncate_prompt_tokens {
-            ids.drain(..ids.len().saturating_sub(keep));
-        }
-        ids
-    }
-
     /// The request for one prompt. `default` is the token limit where none was asked for (cut to the context); `None`
     /// means the rest of the context. `param` is the prompt's field, for the error.
-    pub fn request(
-        &self,
-        app: &App,
-        prompt: Vec<u32>,
-        default: Option<usize>,
-        param: &str,
-    ) -> Result<GenerationRequest, ApiError> {
+    pub fn request(&self, app: &App, prompt: Vec<u32>, default: Option<usize>, param: &str) -> Result<GenerationRequest, ApiError> {
         let (context, length) = (app.context(), prompt.len());
         if prompt.is_empty() {
             return Err(ApiError::invalid(param, "the prompt has no tokens, expected at least one"));
         }
         if length >= context {
-            let message = format!(
-                "the context length is {context} tokens, the prompt has {length} and needs room for one more; shorten it"
-            );
+            let message =
+                format!("the context length is {context} tokens, the prompt has {length} and needs room for one more; shorten it");
             return Err(ApiError::context_length(param, message));
         }
         let room = context - length;
@@ -151,6 +142,14 @@ impl Options {
     }
 }
 
+/// The last `keep` tokens of a prompt, if truncation was asked for.
+pub fn truncate(mut ids: Vec<u32>, keep: Option<usize>) -> Vec<u32> {
+    if let Some(keep) = keep {
+        ids.drain(..ids.len().saturating_sub(keep));
+    }
+    ids
+}
+
 /// Sampling as asked for, then as the checkpoint's `generation_config.json` says, then neutral.
 fn sampling(app: &App, fields: &Fields) -> Result<SamplingParams, ApiError> {
     let (defaults, neutral) = (app.engine.generation_defaults(), SamplingParams::default());
@@ -164,10 +163,7 @@ fn sampling(app: &App, fields: &Fields) -> Result<SamplingParams, ApiError> {
             .unwrap_or(neutral.temperature),
         top_p: share("top_p")?.or(defaults.top_p).unwrap_or(neutral.top_p),
         top_k: top_k.or(defaults.top_k).unwrap_or(neutral.top_k),
-        min_p: fields
-            .number("min_p", "a number from 0 to 1", |x| (0.0..=1.0).contains(&x))?
-            .or(defaults.min_p)
-            .unwrap_or(neutral.min_p),
+        min_p: fields.number("min_p", "a number from 0 to 1", |x| (0.0..=1.0).contains(&x))?.or(defaults.min_p).unwrap_or(neutral.min_p),
         typical_p: share("typical_p")?,
         repetition_penalty: fields
             .number("repetition_penalty", "a number above 0", |x| x > 0.0)?
@@ -202,9 +198,7 @@ fn logit_bias(app: &App, fields: &Fields) -> Result<Vec<(u32, f32)>, ApiError> {
 
 fn allowed_token_ids(app: &App, fields: &Fields) -> Result<Option<Vec<u32>>, ApiError> {
     match fields.token_ids("allowed_token_ids", app.vocab())? {
-        Some(ids) if ids.is_empty() => {
-            Err(ApiError::wrong("allowed_token_ids", &Value::Array(Vec::new()), "at least one id"))
-        }
+        Some(ids) if ids.is_empty() => Err(ApiError::wrong("allowed_token_ids", &Value::Array(Vec::new()), "at least one id")),
         ids => Ok(ids),
     }
 }
@@ -212,11 +206,14 @@ fn allowed_token_ids(app: &App, fields: &Fields) -> Result<Option<Vec<u32>>, Api
 /// A word is banned at the start of a text and after a space: tokenizers tend to write these differently.
 fn bad_words(app: &App, fields: &Fields) -> Result<Vec<Vec<u32>>, ApiError> {
     let mut banned: Vec<Vec<u32>> = Vec::new();
-    for word in fields.strings("bad_words", 1024)? {
-        let word = word.trim_start();
-        for text in [word.to_string(), format!(" {word}")] {
-            let ids = app.tokenizer().encode(&text, false).map_err(|e| ApiError::invalid("bad_words", e))?;
-            if !ids.is_empty() && !word.is_empty() && !banned.contains(&ids) {
+    for word in fields.strings("bad_words", MAX_BAD_WORDS)? {
+        let forms = match word.trim_start() {
+            "" => vec![word],
+            bare => vec![bare.to_string(), format!(" {bare}")],
+        };
+        for form in forms {
+            let ids = app.tokenizer().encode(&form, false).map_err(|error| ApiError::invalid("bad_words", error))?;
+            if !ids.is_empty() && !banned.contains(&ids) {
                 banned.push(ids);
             }
         }
@@ -240,9 +237,7 @@ fn stream_options(fields: &Fields, stream: bool) -> Result<(bool, bool), ApiErro
 fn check_best_of(fields: &Fields, n: usize) -> Result<(), ApiError> {
     match fields.count("best_of", 1, usize::MAX)? {
         Some(found) if found < n => Err(ApiError::wrong("best_of", &Value::from(found), format!("at least n, which is {n}"))),
-        Some(found) if found > n => {
-            Err(ApiError::unsupported("best_of", format!("found {found}, ask for n alone, which is {n}")))
-        }
+        Some(found) if found > n => Err(ApiError::unsupported("best_of", format!("found {found}, ask for n alone, which is {n}"))),
         _ => Ok(()),
     }
 }

@@ -11,6 +11,9 @@ use tokio::sync::Notify;
 use super::app::App;
 use super::router;
 
+/// Time for streams that were cut to end with an error event.
+const LAST_WORDS: Duration = Duration::from_secs(1);
+
 /// Serves until `stop` is ready, then lets running requests finish for at most `grace`; what runs longer is cancelled.
 /// Returns the number of requests that were.
 pub async fn serve(
@@ -34,14 +37,22 @@ pub async fn serve(
         }
     };
     let server = axum::serve(listener, router(app)).with_graceful_shutdown(stopped).into_future();
+    let mut server = std::pin::pin!(server);
     let deadline = async {
         stopping.notified().await;
         tokio::time::sleep(grace).await;
     };
-    let result = tokio::select! {
-        result = server => result.map(|()| 0),
-        () = deadline => Ok(engine.num_unfinished()),
-    };
-    engine.shutdown();
-    result
+    tokio::select! {
+        result = &mut server => {
+            engine.shutdown();
+            result.map(|()| 0)
+        }
+        () = deadline => {
+            let cancelled = engine.num_unfinished();
+            engine.shutdown();
+            // Streams that were cut get a moment to say so.
+            let _ = tokio::time::timeout(LAST_WORDS, server).await;
+            Ok(cancelled)
+        }
+    }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Json;
-use axum::extract::State;
+use axum::extract::{Path, State};
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
@@ -36,15 +36,23 @@ pub async fn metrics(State(app): State<Arc<App>>) -> Response {
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], page).into_response()
 }
 
-/// The one model that is served.
+/// The one model that is served, as a list.
 pub async fn models(State(app): State<Arc<App>>) -> Json<Value> {
-    let model = json!({
+    Json(json!({"object": "list", "data": [describe(&app)]}))
+}
+
+/// The one model, asked for by its name.
+pub async fn model(State(app): State<Arc<App>>, Path(name): Path<String>) -> Result<Json<Value>, ApiError> {
+    if name == app.model { Ok(Json(describe(&app))) } else { Err(ApiError::unknown_model(&name, &app.model)) }
+}
+
+fn describe(app: &App) -> Value {
+    json!({
         "id": app.model,
         "object": "model",
         "created": app.created,
         "owned_by": "quire",
         "root": app.root,
         "max_model_len": app.context(),
-    });
-    Json(json!({"object": "list", "data": [model]}))
+    })
 }

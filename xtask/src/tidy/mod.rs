@@ -1,0 +1,137 @@
+//! `cargo xtask tidy`: the rules of the house that no compiler checks. Every message says how to mend what it found.
+//!
+//! The tree is read into memory once; each check is a pure function from a [`Tree`] to [`Finding`]s, in one file per
+//! subject. It costs about a tenth of a second, and runs as a test of this crate too.
+
+mod configuration;
+mod docs;
+mod graph;
+mod markdown;
+mod rust;
+mod scenarios;
+mod source;
+
+use std::fmt;
+use std::path::Path;
+
+use crate::workspace;
+
+/// A text file of the tree.
+#[derive(Clone, Debug)]
+pub struct File {
+    /// Path from the root, with `/` between folders.
+    pub path: String,
+    /// Contents.
+    pub text: String,
+}
+
+impl File {
+    /// A file with this path and these contents.
+    pub fn new(path: impl Into<String>, text: impl Into<String>) -> File {
+        File { path: path.into(), text: text.into() }
+    }
+
+    /// Whether the name ends in `.rs`.
+    pub fn is_rust(&self) -> bool {
+        self.path.ends_with(".rs")
+    }
+
+    /// The top-level folder.
+    fn top(&self) -> &str {
+        self.path.split('/').next().unwrap_or_default()
+    }
+
+    /// Whether it is compiled into a library or a binary: `<crate>/src/`.
+    fn is_source(&self) -> bool {
+        self.is_rust() && self.path.strip_prefix(self.top()).is_some_and(|rest| rest.starts_with("/src/"))
+    }
+
+    /// Something is wrong with the whole file.
+    fn finding(&self, message: impl Into<String>) -> Finding {
+        Finding { path: self.path.clone(), line: None, message: message.into() }
+    }
+
+    /// Something is wrong in the line with this index, counted from 0.
+    fn at(&self, index: usize, message: impl Into<String>) -> Finding {
+        Finding { path: self.path.clone(), line: Some(index + 1), message: message.into() }
+    }
+}
+
+/// All text files of the workspace.
+#[derive(Clone, Debug, Default)]
+pub struct Tree {
+    /// In order of their paths.
+    pub files: Vec<File>,
+}
+
+impl Tree {
+    /// Reads the files under `root`; what is not UTF-8 is left out.
+    pub fn read(root: &Path) -> Tree {
+        let read = |path: String| std::fs::read_to_string(root.join(&path)).ok().map(|text| File { path, text });
+        Tree { files: workspace::files(root).into_iter().filter_map(read).collect() }
+    }
+
+    /// All that is wrong, in order of path and line.
+    pub fn findings(&self) -> Vec<Finding> {
+        let mut findings =
+            [rust::check, graph::check, docs::check, configuration::check, scenarios::check].map(|check| check(self)).concat();
+        findings.sort_by(|a, b| (&a.path, a.line).cmp(&(&b.path, b.line)));
+        findings
+    }
+
+    fn get(&self, path: &str) -> Option<&File> {
+        self.files.iter().find(|file| file.path == path)
+    }
+
+    /// The file, or a finding that it is missing.
+    fn require(&self, path: &str) -> Result<&File, Finding> {
+        let missing = || Finding { path: path.to_owned(), line: None, message: "missing; tidy checks it, so it must exist".to_owned() };
+        self.get(path).ok_or_else(missing)
+    }
+
+    /// Folders of the workspace's crates, in the order of the root manifest.
+    fn crates(&self) -> Vec<&str> {
+        let manifest = self.get("Cargo.toml").map_or("", |file| &file.text);
+        let list = manifest.split_once("\nmembers = [").and_then(|(_, rest)| rest.split(']').next()).unwrap_or_default();
+        list.split('"').skip(1).step_by(2).collect()
+    }
+}
+
+/// One thing that is wrong, and how to mend it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Finding {
+    /// Path of the file from the root.
+    pub path: String,
+    /// Line, counted from 1; `None` for the whole file.
+    pub line: Option<usize>,
+    /// What, and what to do.
+    pub message: String,
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.line {
+            Some(line) => write!(f, "{}:{line}: {}", self.path, self.message),
+            None => write!(f, "{}: {}", self.path, self.message),
+        }
+    }
+}
+
+/// Prints what is wrong under `root`.
+///
+/// # Errors
+/// How many things are.
+pub fn run(root: &Path) -> Result<(), String> {
+    let tree = Tree::read(root);
+    let findings = tree.findings();
+    for finding in &findings {
+        println!("{finding}");
+    }
+    match findings.len() {
+        0 => {
+            println!("tidy: {} files, nothing to mend", tree.files.len());
+            Ok(())
+        }
+        count => Err(format!("tidy: {count} things to mend in {} files", tree.files.len())),
+    }
+}
