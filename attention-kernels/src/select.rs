@@ -208,7 +208,7 @@ fn names(variants: &[&Variant]) -> String {
 /// The registry as a table: what each variant can do here, and which one was chosen and why.
 pub fn describe(choice: &KernelChoice, needs: &Needs) -> Result<String, SelectError> {
     let chosen = select(choice, needs)?;
-    let mut table = format!("{:<12} {:<15} {:<9} {:<24} {}\n", "operation", "variant", "chosen", "can", "here");
+    let mut table = format!("{:<12} {:<15} {:<9} {:<37} {}\n", "operation", "variant", "chosen", "can", "here");
     for (operation, chosen) in Operation::ALL.into_iter().zip(chosen.all()) {
         for variant in variants(operation) {
             let can = &variant.capabilities;
@@ -217,10 +217,11 @@ pub fn describe(choice: &KernelChoice, needs: &Needs) -> Result<String, SelectEr
                 (true, "auto") => "auto",
                 (true, _) => "by name",
             };
-            let extras = [("window", can.window), ("soft-cap", can.soft_cap), ("alibi", can.alibi)];
+            let extras =
+                [("window", can.window), ("soft-cap", can.soft_cap), ("alibi", can.alibi), ("row-invariant", can.row_invariant)];
             let extras: Vec<&str> = extras.into_iter().filter(|e| e.1).map(|e| e.0).collect();
             let here = unable(variant, needs).unwrap_or_else(|| "yes".to_string());
-            let _ = writeln!(table, "{:<12} {:<15} {:<9} {:<24} {}", operation.key(), variant.name, mark, extras.join(" "), here);
+            let _ = writeln!(table, "{:<12} {:<15} {:<9} {:<37} {}", operation.key(), variant.name, mark, extras.join(" "), here);
         }
     }
     Ok(table)

@@ -24,6 +24,9 @@ unsafe impl Element for u8 {}
 
 /// A piece of device memory, 64-byte aligned. Host memory is its only kind so far.
 pub struct Buffer {
+    /// What the allocator gave.
+    allocation: NonNull<u8>,
+    /// The first aligned byte of it.
     start: NonNull<u8>,
     bytes: usize,
 }
@@ -36,10 +39,12 @@ unsafe impl Sync for Buffer {}
 impl Buffer {
     pub(crate) fn zeroed_host(device: &'static str, bytes: usize) -> Result<Buffer, DeviceError> {
         let out_of_memory = || DeviceError::OutOfMemory { device, wanted: bytes };
-        let layout = Layout::from_size_align(bytes.max(1), ALIGN).map_err(|_| out_of_memory())?;
+        let layout = layout(bytes).ok_or_else(out_of_memory)?;
         // SAFETY: the layout has a size above zero.
-        let start = unsafe { alloc_zeroed(layout) };
-        Ok(Buffer { start: NonNull::new(start).ok_or_else(out_of_memory)?, bytes })
+        let allocation = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or_else(out_of_memory)?;
+        // SAFETY: the layout has `ALIGN` bytes more than are used, so the step to alignment stays inside.
+        let start = unsafe { allocation.add(allocation.align_offset(ALIGN)) };
+        Ok(Buffer { allocation, start, bytes })
     }
 
     /// Size in bytes.
@@ -74,12 +79,17 @@ impl Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        // The same size and alignment as at birth, where they were valid.
-        if let Ok(layout) = Layout::from_size_align(self.bytes.max(1), ALIGN) {
+        if let Some(layout) = layout(self.bytes) {
             // SAFETY: allocated in `zeroed_host` with this layout and owned by nobody else.
-            unsafe { dealloc(self.start.as_ptr(), layout) }
+            unsafe { dealloc(self.allocation.as_ptr(), layout) }
         }
     }
+}
+
+/// Room for `bytes` from an aligned address on. The allocator is asked for its own alignment only: for a greater one the
+/// standard library writes the zeros itself and so touches every page, where the system's fresh pages are zero already.
+fn layout(bytes: usize) -> Option<Layout> {
+    Layout::from_size_align(bytes.checked_add(ALIGN)?, 16).ok()
 }
 
 #[cfg(test)]

@@ -4,9 +4,12 @@
 mod common;
 
 use std::sync::LazyLock;
+use std::time::Duration;
 
 use common::Server;
+use engine::{EngineConfig, ModelSource};
 use serde_json::{Value, json};
+use server::http::ServerOptions;
 
 static SERVER: LazyLock<Server> = LazyLock::new(Server::start);
 
@@ -252,4 +255,20 @@ fn banned_words_do_not_come() {
     };
     assert!(body(json!([])).contains("Paris"));
     assert!(!body(json!(["Paris"])).contains("Paris"));
+}
+
+#[test]
+fn offsets_of_an_echo_lie_inside_its_text_and_never_fall() {
+    // A SentencePiece-like tokenizer, whose first token writes a space that the text does not have.
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tests/reference/llama");
+    let config = EngineConfig { model: ModelSource::Folder(folder), ..common::config() };
+    let server = Server::with(config, ServerOptions::default(), Duration::ZERO);
+    for prompt in ["Hello", "Hello world, this is a prompt", "日本語 🙂é"] {
+        let body = json!({"prompt": prompt, "echo": true, "logprobs": 1, "max_tokens": 2, "temperature": 0});
+        let choice = &server.ok(COMPLETIONS, body)["choices"][0];
+        let offsets = choice["logprobs"]["text_offset"].as_array().unwrap();
+        let offsets: Vec<u64> = offsets.iter().map(|offset| offset.as_u64().unwrap()).collect();
+        assert!(offsets.is_sorted() && offsets[0] == 0, "{offsets:?}");
+        assert_eq!(offsets[offsets.len() - 2], prompt.chars().count() as u64, "the output begins where the prompt ends");
+    }
 }

@@ -3,7 +3,8 @@
 
 mod common;
 
-use std::io::Read;
+use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::time::Duration;
 
 use common::{Reply, Server, config};
@@ -138,4 +139,26 @@ fn a_stop_cancels_what_outlasts_its_grace() {
     stream.read_to_string(&mut rest).unwrap();
     assert!(rest.contains("data: {\"error\":") && !rest.contains("[DONE]"), "the client is told");
     assert_eq!(server.wait(), 1);
+}
+
+#[test]
+fn a_request_that_arrives_during_the_stop_is_refused() {
+    let mut server = Server::with(config(), ServerOptions::default(), Duration::from_secs(30));
+    let body = br#"{"prompt": "One", "max_tokens": 4}"#;
+    // Its head is there before the stop, its body comes later.
+    let head = format!("POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {}\r\n\r\n", body.len());
+    let mut late = TcpStream::connect(server.address).unwrap();
+    late.write_all(head.as_bytes()).unwrap();
+    late.write_all(&body[..1]).unwrap();
+    // A round trip on a later connection: the one above has been accepted.
+    assert_eq!(server.get("/health").status, 200);
+    server.begin_stop();
+    while TcpStream::connect(server.address).is_ok() {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    late.write_all(&body[1..]).unwrap();
+    let reply = Reply::read(late);
+    assert_eq!(reply.status, 503, "{}", reply.body);
+    reply.error();
+    assert_eq!(server.wait(), 0);
 }

@@ -107,12 +107,12 @@ mod tests {
     #[test]
     fn a_failure_stops_the_run_and_says_how_to_repeat_it() {
         let steps = [
-            Step::new("first", "cargo --version"),
-            Step::new("second", "cargo no-such-command").with("NAME", "a b"),
+            Step::new("first", "true"),
+            Step::new("second", "false with words").with("NAME", "a b"),
             Step::new("third", "no-such-program"),
         ];
         let problem = run_all(&workspace::root(), &steps).err().unwrap_or_default();
         assert!(problem.starts_with("second failed after "), "{problem}");
-        assert!(problem.ends_with("to run it alone: NAME='a b' cargo no-such-command"), "{problem}");
+        assert!(problem.ends_with("to run it alone: NAME='a b' false with words"), "{problem}");
     }
 }

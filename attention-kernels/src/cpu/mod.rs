@@ -8,21 +8,27 @@ use device::Isa;
 
 use crate::registry::{Capabilities, Kernel, Operation, Variant};
 
-const fn capabilities(isa: Isa, rank: u32) -> Capabilities {
+/// What the CPU's attention can do.
+const fn attention(isa: Isa, rank: u32) -> Capabilities {
     Capabilities { device: "cpu", isa, window: true, soft_cap: true, alibi: true, row_invariant: true, rank }
+}
+
+/// The other operations know nothing of scores.
+const fn plain(isa: Isa, rank: u32) -> Capabilities {
+    Capabilities { window: false, soft_cap: false, alibi: false, ..attention(isa, rank) }
 }
 
 /// Registers decode, prefill and linear for one instruction set.
 macro_rules! register {
     ($name:literal, $isa:expr, $rank:literal, $attention:expr, $linear:expr) => {
         inventory::submit! { Variant {
-            name: $name, operation: Operation::Decode, capabilities: capabilities($isa, $rank), kernel: Kernel::Attention($attention),
+            name: $name, operation: Operation::Decode, capabilities: attention($isa, $rank), kernel: Kernel::Attention($attention),
         } }
         inventory::submit! { Variant {
-            name: $name, operation: Operation::Prefill, capabilities: capabilities($isa, $rank), kernel: Kernel::Attention($attention),
+            name: $name, operation: Operation::Prefill, capabilities: attention($isa, $rank), kernel: Kernel::Attention($attention),
         } }
         inventory::submit! { Variant {
-            name: $name, operation: Operation::Linear, capabilities: capabilities($isa, $rank), kernel: Kernel::Linear($linear),
+            name: $name, operation: Operation::Linear, capabilities: plain($isa, $rank), kernel: Kernel::Linear($linear),
         } }
     };
 }
@@ -37,14 +43,14 @@ register!("cpu.avx512", Isa::Avx512, 3, |d, a| fast::attention(Isa::Avx512, d, a
 register!("cpu.neon", Isa::Neon, 2, |d, a| fast::attention(Isa::Neon, d, a), |d, a| fast::linear(Isa::Neon, d, a));
 
 inventory::submit! { Variant {
-    name: "cpu.reference", operation: Operation::CacheWrite, capabilities: capabilities(Isa::Portable, 0), kernel: Kernel::CacheWrite(reference::cache_write),
+    name: "cpu.reference", operation: Operation::CacheWrite, capabilities: plain(Isa::Portable, 0), kernel: Kernel::CacheWrite(reference::cache_write),
 } }
 inventory::submit! { Variant {
-    name: "cpu.rows", operation: Operation::CacheWrite, capabilities: capabilities(Isa::Portable, 1), kernel: Kernel::CacheWrite(store::cache_write),
+    name: "cpu.rows", operation: Operation::CacheWrite, capabilities: plain(Isa::Portable, 1), kernel: Kernel::CacheWrite(store::cache_write),
 } }
 inventory::submit! { Variant {
-    name: "cpu.reference", operation: Operation::BlockCopy, capabilities: capabilities(Isa::Portable, 0), kernel: Kernel::BlockCopy(reference::block_copy),
+    name: "cpu.reference", operation: Operation::BlockCopy, capabilities: plain(Isa::Portable, 0), kernel: Kernel::BlockCopy(reference::block_copy),
 } }
 inventory::submit! { Variant {
-    name: "cpu.rows", operation: Operation::BlockCopy, capabilities: capabilities(Isa::Portable, 1), kernel: Kernel::BlockCopy(store::block_copy),
+    name: "cpu.rows", operation: Operation::BlockCopy, capabilities: plain(Isa::Portable, 1), kernel: Kernel::BlockCopy(store::block_copy),
 } }

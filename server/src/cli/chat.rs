@@ -114,3 +114,47 @@ impl Talk {
         self.engine.tokenizer().encode(&text, false).map_err(|error| failed(&error))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    fn talk(max_model_len: usize, messages: Vec<Value>) -> Talk {
+        let config = EngineConfig {
+            kv_cache_memory_bytes: Some(16 << 20),
+            max_model_len: Some(max_model_len),
+            threads: Some(1),
+            ..EngineConfig::default()
+        };
+        let engine = AsyncEngine::start(config, &|_, _| {}).unwrap();
+        let template = engine.chat_template().cloned().unwrap();
+        let mut params = GenerationParams { max_tokens: Some(8), ..Default::default() };
+        params.sampling.temperature = 0.0;
+        Talk { runtime: session::runtime().unwrap(), engine, template, params, messages }
+    }
+
+    #[test]
+    fn both_sides_of_a_conversation_are_remembered() {
+        let (mut talk, mut output) = (talk(256, Vec::new()), Vec::new());
+        talk.answer("What is the capital of France?", &mut output).unwrap();
+        let first = String::from_utf8(output.clone()).unwrap();
+        talk.answer("What is the capital of Italy?", &mut output).unwrap();
+        let roles: Vec<&str> = talk.messages.iter().map(|message| message["role"].as_str().unwrap()).collect();
+        assert_eq!(roles, ["user", "assistant", "user", "assistant"]);
+        assert_eq!(talk.messages[1]["content"], first.trim_end_matches('\n'));
+    }
+
+    #[test]
+    fn a_conversation_that_outgrows_the_context_forgets_its_oldest_turns_but_not_the_system_message() {
+        let mut talk = talk(96, vec![json!({"role": "system", "content": "Answer briefly."})]);
+        for i in 0..8 {
+            talk.answer(&format!("What is the capital of France? ({i})"), &mut Vec::new()).unwrap();
+            assert!(talk.messages.len() < 2 * 8, "turns are dropped");
+        }
+        assert_eq!(talk.messages[0]["role"], "system");
+        assert_eq!(talk.messages[1]["role"], "user");
+        assert_eq!(talk.messages[talk.messages.len() - 2]["content"], "What is the capital of France? (7)");
+        assert!(talk.render().unwrap().len() <= 96);
+    }
+}

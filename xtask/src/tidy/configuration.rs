@@ -1,7 +1,8 @@
 //! `docs/configuration.md` lists every flag, environment variable and key that the code declares, and no other.
 //!
-//! Flags are read from the `#[arg(long, …)]` attributes of the server, keys of `[kernels]` from the struct that the
-//! table is read into, and variables from the texts `"QUIRE_…"` wherever they stand.
+//! Flags are read from the `#[arg(long, …)]` attributes of the server, their defaults from there, from the help text or
+//! from `EngineConfig`, keys of `[kernels]` from the struct that the table is read into, and variables from the texts
+//! `"QUIRE_…"` wherever they stand.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,8 +18,15 @@ struct Flag {
     /// With its dashes.
     name: String,
     variable: Option<String>,
-    /// Stated by clap or in the help text as `[default: …]`.
+    /// As clap, the help text (`[default: …]`) or `EngineConfig` states it.
     default: Option<String>,
+}
+
+impl Flag {
+    /// Its key in a settings file.
+    fn key(&self) -> String {
+        self.name.trim_start_matches('-').replace('-', "_")
+    }
 }
 
 pub(super) fn check(tree: &Tree) -> Vec<Finding> {
@@ -29,7 +37,13 @@ pub(super) fn check(tree: &Tree) -> Vec<Finding> {
     let rows = markdown::rows(&page.text);
     let mut findings = Vec::new();
     let sources = tree.files.iter().filter(|file| file.is_source() && file.top() == "server");
-    let flags: Vec<Flag> = sources.flat_map(|file| flags(&file.text)).collect();
+    let mut flags: Vec<Flag> = sources.flat_map(|file| flags(&file.text)).collect();
+    let defaults: Vec<(&str, &str)> =
+        tree.files.iter().filter(|file| file.top() == "engine").flat_map(|file| defaults(&file.text)).collect();
+    for flag in &mut flags {
+        let stated = defaults.iter().find(|(field, _)| *field == flag.key()).map(|(_, value)| (*value).to_owned());
+        flag.default = flag.default.take().or(stated);
+    }
     let documented = entries(&rows, |code| code.starts_with("--"));
     let names: BTreeSet<&str> = flags.iter().map(|flag| flag.name.as_str()).collect();
     findings.extend(compare(page, "the flag", &names, &documented));
@@ -71,7 +85,7 @@ fn check_row(page: &File, row: &Row<'_>, flag: &Flag) -> Option<Finding> {
         let expected = flag.variable.as_deref().map_or("no variable".to_owned(), |name| format!("`{name}`"));
         return Some(page.at(row.index, format!("{} has {expected} in the code; mend the second cell", flag.name)));
     }
-    let key = flag.name.trim_start_matches('-').replace('-', "_");
+    let key = flag.key();
     // The one flag that can not stand in the file it names.
     let expected = (key != "config").then_some(key.as_str());
     if row.code(2).next() != expected {
@@ -119,6 +133,13 @@ fn flag(attribute: &str, field: &str, help: &str) -> Option<Flag> {
     Some(Flag { name: format!("--{name}"), variable: settings.get("env").map(|name| (*name).to_owned()), default })
 }
 
+/// The plain values of `EngineConfig::default`, by field.
+fn defaults(text: &str) -> Vec<(&str, &str)> {
+    let body = text.split_once("impl Default for EngineConfig {").and_then(|(_, rest)| rest.split("\n}").next()).unwrap_or_default();
+    let fields = body.lines().filter_map(|line| line.trim().strip_suffix(',')?.split_once(": "));
+    fields.filter(|(_, value)| value.parse::<f64>().is_ok() || value.parse::<bool>().is_ok()).collect()
+}
+
 /// Splits at commas outside of texts.
 fn split(text: &str) -> Vec<&str> {
     let mut quoted = false;
@@ -161,6 +182,8 @@ pub struct Args {
     pub off: bool,
     #[arg(short, long, default_value_t = 8000)]
     pub port: u16,
+    #[arg(long)]
+    pub share: Option<f64>,
 }
 "#;
 
@@ -168,6 +191,10 @@ pub struct Args {
         let tree = Tree {
             files: vec![
                 File::new("server/src/args.rs", ARGS),
+                File::new(
+                    "engine/src/api.rs",
+                    "impl Default for EngineConfig {\n    fn default() -> Self {\n        EngineConfig {\n            seed: None,\n            share: 0.4,\n        }\n    }\n}\n",
+                ),
                 File::new("server/src/log.rs", "env(\"QUIRE_LOG\"); \"QUIRE_x\"; \"a QUIRE_B\""),
                 File::new("attention-kernels/src/select.rs", "pub struct KernelChoice {\n    /// D.\n    pub decode: String,\n}\n"),
                 File::new(PAGE, rows),
@@ -177,7 +204,7 @@ pub struct Args {
     }
 
     const GOOD: &str = "| `--block-size` | `QUIRE_BLOCK_SIZE` | `block_size` | 16 | tokens |\n| `--no-cache` | – | `no_cache` | off | |\n\
-        | `--port` | | `port` | `8000` | |\n| `QUIRE_LOG` | `warn` | |\n| `kernels.decode` | auto | |\n";
+        | `--port` | | `port` | `8000` | |\n| `--share` | | `share` | 0.4 | |\n| `QUIRE_LOG` | `warn` | |\n| `kernels.decode` | auto | |\n";
 
     #[test]
     fn flags_are_read_from_their_attributes() {
@@ -190,6 +217,7 @@ pub struct Args {
             flag("--block-size", Some("QUIRE_BLOCK_SIZE"), Some("16")),
             flag("--no-cache", None, None),
             flag("--port", None, Some("8000")),
+            flag("--share", None, None),
         ];
         assert_eq!(flags(ARGS), expected);
     }
@@ -206,6 +234,7 @@ pub struct Args {
             ("| `--port` | | `port`", "| `--port` | `QUIRE_PORT` | `port`", "--port has no variable in the code"),
             ("`no_cache`", "`cache`", "the key of --no-cache is no_cache"),
             ("| 16 |", "| 32 |", "the default of --block-size is \"16\" in the code, \"32\" here"),
+            ("| 0.4 |", "| 0.9 |", "the default of --share is \"0.4\" in the code, \"0.9\" here"),
             ("`QUIRE_LOG`", "`QUIRE_LOGS`", "the variable `QUIRE_LOG` is missing"),
             ("`kernels.decode`", "`kernels.prefill`", "the key `kernels.prefill` does not exist in the code"),
         ] {

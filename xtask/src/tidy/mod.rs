@@ -7,8 +7,8 @@ mod configuration;
 mod docs;
 mod graph;
 mod markdown;
+mod named_tests;
 mod rust;
-mod scenarios;
 mod source;
 
 use std::fmt;
@@ -74,7 +74,7 @@ impl Tree {
     /// All that is wrong, in order of path and line.
     pub fn findings(&self) -> Vec<Finding> {
         let mut findings =
-            [rust::check, graph::check, docs::check, configuration::check, scenarios::check].map(|check| check(self)).concat();
+            [rust::check, graph::check, docs::check, configuration::check, named_tests::check].map(|check| check(self)).concat();
         findings.sort_by(|a, b| (&a.path, a.line).cmp(&(&b.path, b.line)));
         findings
     }
