@@ -202,8 +202,20 @@ fn random(seed: u64) -> impl FnMut() -> u64 {
     }
 }
 
-/// A problem with the given rows and contexts; everything that must not be read holds NaN.
-fn problem(device: &dyn Device, seed: u64, heads: (usize, usize), dim: usize, block_size: usize, lens: &[(usize, usize)], window: Option<usize>, extras: bool) -> Problem {
+/// What a generated problem looks like.
+struct Look {
+    /// Query heads, key/value heads.
+    heads: (usize, usize),
+    dim: usize,
+    block_size: usize,
+    window: Option<usize>,
+    /// With a soft cap and ALiBi slopes.
+    extras: bool,
+}
+
+/// A problem with the given (rows, context) of each sequence; everything that must not be read holds NaN.
+fn problem(device: &dyn Device, seed: u64, look: &Look, lens: &[(usize, usize)]) -> Problem {
+    let &Look { heads, dim, block_size, window, extras } = look;
     let mut next = random(seed);
     let mut value = move || (next() >> 40) as f32 / (1u64 << 23) as f32 - 1.0;
     let mut next = random(seed ^ 77);
@@ -266,7 +278,8 @@ proptest! {
         // A context of 0 is padding and legal; else it includes the rows themselves.
         let lens: Vec<(usize, usize)> = lens.into_iter().map(|(rows, before)| (rows, if before == 0 { 0 } else { before + rows })).collect();
         let device = device(threads);
-        let problem = problem(&*device, seed, (kv_heads * group, kv_heads), dim, block_size, &lens, window, extras);
+        let look = Look { heads: (kv_heads * group, kv_heads), dim, block_size, window, extras };
+        let problem = problem(&*device, seed, &look, &lens);
         let want = problem.truth();
         for (name, operation, kernel) in attention_variants() {
             if operation == Operation::Decode && !problem.one_row_each() {
@@ -290,7 +303,8 @@ fn partition_borders_are_exact_and_chunks_do_not_change_a_bit() {
     let device = device(2);
     for context in [PARTITION - 1, PARTITION, PARTITION + 1, 2 * PARTITION - 1, 2 * PARTITION, 2 * PARTITION + 1] {
         let rows = 5;
-        let whole = problem(&*device, 3, (4, 2), 64, 16, &[(rows, context)], None, false);
+        let look = Look { heads: (4, 2), dim: 64, block_size: 16, window: None, extras: false };
+        let whole = problem(&*device, 3, &look, &[(rows, context)]);
         let want = whole.truth();
         for (name, operation, kernel) in attention_variants() {
             if operation == Operation::Decode {

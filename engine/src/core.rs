@@ -224,7 +224,9 @@ impl Engine {
                 let span = &plan.spans[span];
                 let Some(active) = self.requests.get_mut(&span.seq.request) else { continue };
                 let before = self.outcomes.len();
-                draw(active, span, logits, &mut self.sampler, &self.eos_token_ids, self.max_model_len, &mut self.outcomes, emit);
+                let (eos_token_ids, max_model_len) = (&self.eos_token_ids[..], self.max_model_len);
+                let mut draw = Draw { sampler: &mut self.sampler, eos_token_ids, max_model_len, outcomes: &mut self.outcomes };
+                draw.tokens(active, span, logits, emit);
                 let drawn = self.outcomes[before..].iter().map(|outcome| outcome.tokens.len() as u64).sum::<u64>();
                 self.generation_tokens += drawn;
                 if active.outputs.iter().all(Option::is_none) {
@@ -278,64 +280,62 @@ impl Engine {
     }
 }
 
-/// Draws a token for each sequence that wants one from this row.
-#[allow(clippy::too_many_arguments)] // split borrows of the engine
-fn draw(
-    active: &mut Active,
-    span: &Span,
-    logits: &[f32],
-    sampler: &mut Sampler,
-    eos_token_ids: &[u32],
+/// What drawing needs of the engine.
+struct Draw<'a> {
+    sampler: &'a mut Sampler,
+    eos_token_ids: &'a [u32],
     max_model_len: usize,
-    outcomes: &mut Vec<Outcome>,
-    emit: &mut impl FnMut(RequestId, TokenEvent),
-) {
-    let id = span.seq.request;
-    if !active.started {
-        active.started = true;
-        if active.request.params.prompt_logprobs.is_some() {
-            emit(id, TokenEvent::PromptLogprobs(std::mem::take(&mut active.prompt_logprobs)));
+    outcomes: &'a mut Vec<Outcome>,
+}
+
+impl Draw<'_> {
+    /// Draws a token for each sequence that wants one from this row.
+    fn tokens(&mut self, active: &mut Active, span: &Span, logits: &[f32], emit: &mut impl FnMut(RequestId, TokenEvent)) {
+        let id = span.seq.request;
+        if !active.started {
+            active.started = true;
+            if active.request.params.prompt_logprobs.is_some() {
+                emit(id, TokenEvent::PromptLogprobs(std::mem::take(&mut active.prompt_logprobs)));
+            }
+            emit(id, TokenEvent::Started { cached_tokens: active.cached_tokens });
         }
-        emit(id, TokenEvent::Started { cached_tokens: active.cached_tokens });
-    }
-    let params = &active.request.params;
-    let prompt = &active.request.prompt;
-    let limit = params.max_tokens.unwrap_or(usize::MAX).min(max_model_len - prompt.len());
-    let live = |index: &u32| active.outputs[*index as usize].is_some();
-    let indices: Vec<u32> = span.sample.clone().filter(live).collect();
-    if limit == 0 {
-        for index in indices {
-            active.outputs[index as usize] = None;
-            emit(id, TokenEvent::Token { index, token: None, finish: Some(FinishReason::Length) });
-            outcomes.push(Outcome { seq: SeqId { request: id, index }, tokens: Vec::new(), finished: true });
+        let Active { request, stop_ids, seed, outputs, .. } = active;
+        let (prompt, params) = (&request.prompt, &request.params);
+        let limit = params.max_tokens.unwrap_or(usize::MAX).min(self.max_model_len - prompt.len());
+        let indices: Vec<u32> = span.sample.clone().filter(|&index| outputs[index as usize].is_some()).collect();
+        if limit == 0 {
+            for index in indices {
+                outputs[index as usize] = None;
+                emit(id, TokenEvent::Token { index, token: None, finish: Some(FinishReason::Length) });
+                self.outcomes.push(Outcome { seq: SeqId { request: id, index }, tokens: Vec::new(), finished: true });
+            }
+            return;
         }
-        return;
-    }
-    // All sequences that share a row have the same output so far: none, or it is a single one.
-    let history = indices.first().and_then(|&first| active.outputs[first as usize].take()).unwrap_or_default();
-    let context = Context { prompt, output: &history, stop_ids: &active.stop_ids, seed: active.seed, sequence: 0 };
-    let tokens: Vec<Sampled> = sampler.sample_each(logits, &params.sampling, &context, indices.iter().copied()).collect();
-    if let Some(&first) = indices.first() {
-        active.outputs[first as usize] = Some(history);
-    }
-    for (index, sampled) in indices.into_iter().zip(tokens) {
-        let slot = &mut active.outputs[index as usize];
-        let made = slot.as_mut().map_or(0, |output| {
-            output.push(sampled.token);
-            output.len()
-        });
-        let finish = if params.stop_token_ids.contains(&sampled.token) {
-            Some(FinishReason::Stop(Some(StopCause::Token(sampled.token))))
-        } else if !params.ignore_eos && eos_token_ids.contains(&sampled.token) {
-            Some(FinishReason::Stop(None))
-        } else {
-            (made >= limit).then_some(FinishReason::Length)
-        };
-        if finish.is_some() {
-            *slot = None;
+        // Sequences that share a row have the same output so far: none, or it is a single one.
+        let output: &[u32] = indices.first().and_then(|&first| outputs[first as usize].as_deref()).unwrap_or_default();
+        let context = Context { prompt, output, stop_ids, seed: *seed, sequence: 0 };
+        let sampled: Vec<Sampled> =
+            self.sampler.sample_each(logits, &params.sampling, &context, indices.iter().copied()).collect();
+        for (index, sampled) in indices.into_iter().zip(sampled) {
+            let output = &mut outputs[index as usize];
+            let made = output.as_mut().map_or(0, |output| {
+                output.push(sampled.token);
+                output.len()
+            });
+            let finish = if params.stop_token_ids.contains(&sampled.token) {
+                Some(FinishReason::Stop(Some(StopCause::Token(sampled.token))))
+            } else if !params.ignore_eos && self.eos_token_ids.contains(&sampled.token) {
+                Some(FinishReason::Stop(None))
+            } else {
+                (made >= limit).then_some(FinishReason::Length)
+            };
+            if finish.is_some() {
+                *output = None;
+            }
+            let seq = SeqId { request: id, index };
+            self.outcomes.push(Outcome { seq, tokens: vec![sampled.token], finished: finish.is_some() });
+            emit(id, TokenEvent::Token { index, token: Some(sampled), finish });
         }
-        outcomes.push(Outcome { seq: SeqId { request: id, index }, tokens: vec![sampled.token], finished: finish.is_some() });
-        emit(id, TokenEvent::Token { index, token: Some(sampled), finish });
     }
 }
 

@@ -72,7 +72,10 @@ fn choices_are_numbered_by_prompt_and_then_by_sequence() {
         let mut alone = body.clone();
         alone["prompt"] = json!(prompt);
         let alone = SERVER.ok(COMPLETIONS, alone);
-        assert_eq!([&alone["choices"][0]["text"], &alone["choices"][1]["text"]], [&choices[2 * i]["text"], &choices[2 * i + 1]["text"]]);
+        assert_eq!(
+            [&alone["choices"][0]["text"], &alone["choices"][1]["text"]],
+            [&choices[2 * i]["text"], &choices[2 * i + 1]["text"]]
+        );
     }
     let chunks = SERVER.stream(COMPLETIONS, body);
     for (i, choice) in choices.iter().enumerate() {
@@ -146,8 +149,11 @@ fn chat_logprobs_carry_the_bytes_of_the_answer() {
     let answer = SERVER.ok(CHAT, body.clone());
     let choice = &answer["choices"][0];
     let content = choice["logprobs"]["content"].as_array().unwrap();
-    let bytes: Vec<u8> =
-        content.iter().flat_map(|entry| entry["bytes"].as_array().unwrap()).map(|byte| byte.as_u64().unwrap() as u8).collect();
+    let bytes: Vec<u8> = content
+        .iter()
+        .flat_map(|entry| entry["bytes"].as_array().unwrap())
+        .map(|byte| byte.as_u64().unwrap() as u8)
+        .collect();
     assert!(String::from_utf8(bytes).unwrap().starts_with(choice["message"]["content"].as_str().unwrap()));
     assert!(content.iter().all(|entry| entry["top_logprobs"].as_array().unwrap().len() == 3));
     assert!(content.iter().all(|entry| entry["top_logprobs"][0]["logprob"] == entry["logprob"]), "greedy");
@@ -162,13 +168,15 @@ fn chat_logprobs_carry_the_bytes_of_the_answer() {
 
 #[test]
 fn token_ids_are_returned_when_asked_for() {
-    let body = json!({"prompt": "One", "max_tokens": 3, "ignore_eos": true, "return_token_ids": true, "temperature": 0});
+    let body =
+        json!({"prompt": "One", "max_tokens": 3, "ignore_eos": true, "return_token_ids": true, "temperature": 0});
     let whole = SERVER.ok(COMPLETIONS, body.clone());
     let ids = &whole["choices"][0]["token_ids"];
     assert_eq!(ids.as_array().unwrap().len(), 3);
     assert_eq!(whole["choices"][0]["prompt_token_ids"], SERVER.ok("/tokenize", json!({"prompt": "One"}))["tokens"]);
     let chunks = SERVER.stream(COMPLETIONS, body);
-    let streamed: Vec<Value> = chunks.iter().flat_map(|chunk| chunk["choices"][0]["token_ids"].as_array().unwrap().clone()).collect();
+    let streamed: Vec<Value> =
+        chunks.iter().flat_map(|chunk| chunk["choices"][0]["token_ids"].as_array().unwrap().clone()).collect();
     assert_eq!(&json!(streamed), ids);
     let chat = SERVER.ok(CHAT, json!({"messages": question(), "max_tokens": 2, "return_token_ids": true}));
     assert_eq!(chat["prompt_token_ids"], SERVER.ok("/tokenize", json!({"messages": question()}))["tokens"]);
@@ -206,7 +214,8 @@ fn a_final_message_can_be_continued() {
 #[test]
 fn tokens_become_text_again() {
     for text in ["hello world", "  two  spaces ", "日本語🙂é", "line\nbreak\ttab"] {
-        let reply = SERVER.ok("/tokenize", json!({"prompt": text, "add_special_tokens": false, "return_token_strs": true}));
+        let reply =
+            SERVER.ok("/tokenize", json!({"prompt": text, "add_special_tokens": false, "return_token_strs": true}));
         assert_eq!(reply["token_strs"].as_array().unwrap().len() as u64, reply["count"].as_u64().unwrap());
         assert_eq!(SERVER.ok("/detokenize", json!({"tokens": reply["tokens"]}))["prompt"], text);
     }
@@ -258,17 +267,25 @@ fn banned_words_do_not_come() {
 }
 
 #[test]
-fn offsets_of_an_echo_lie_inside_its_text_and_never_fall() {
-    // A SentencePiece-like tokenizer, whose first token writes a space that the text does not have.
+fn the_offset_of_a_token_is_where_its_text_stands() {
+    // A tokenizer as SentencePiece makes them: its first token writes a space that the text does not have, and rare
+    // characters are one token per byte.
     let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tests/reference/llama");
     let config = EngineConfig { model: ModelSource::Folder(folder), ..common::config() };
     let server = Server::with(config, ServerOptions::default(), Duration::ZERO);
-    for prompt in ["Hello", "Hello world, this is a prompt", "日本語 🙂é"] {
+    for prompt in ["Hello", "Hello world, this is a prompt", "a 日本語 🙂é b"] {
         let body = json!({"prompt": prompt, "echo": true, "logprobs": 1, "max_tokens": 2, "temperature": 0});
         let choice = &server.ok(COMPLETIONS, body)["choices"][0];
-        let offsets = choice["logprobs"]["text_offset"].as_array().unwrap();
-        let offsets: Vec<u64> = offsets.iter().map(|offset| offset.as_u64().unwrap()).collect();
+        let list = |name: &str| choice["logprobs"][name].as_array().unwrap().clone();
+        let offsets: Vec<usize> = list("text_offset").iter().map(|offset| offset.as_u64().unwrap() as usize).collect();
         assert!(offsets.is_sorted() && offsets[0] == 0, "{offsets:?}");
-        assert_eq!(offsets[offsets.len() - 2], prompt.chars().count() as u64, "the output begins where the prompt ends");
+        assert_eq!(offsets[offsets.len() - 2], prompt.chars().count(), "the output begins where the prompt ends");
+        for (token, &offset) in list("tokens").iter().zip(&offsets).filter(|(_, offset)| **offset > 0) {
+            let (token, rest) = (token.as_str().unwrap(), choice["text"].as_str().unwrap().chars().skip(offset));
+            assert!(
+                token.starts_with("bytes:") || rest.collect::<String>().starts_with(token),
+                "{token:?} at {offset}"
+            );
+        }
     }
 }

@@ -89,7 +89,10 @@ fn generate_writes_the_text_alone() {
     let output = run(&[&arguments[..], &["--json"], &SMALL].concat());
     let record: Value = serde_json::from_str(stdout(&output)).unwrap();
     assert_eq!(format!("{}\n", record["text"].as_str().unwrap()), text);
-    assert!(record["token_ids"].as_array().unwrap().len() <= 12 && !record["prompt_token_ids"].as_array().unwrap().is_empty());
+    assert!(
+        record["token_ids"].as_array().unwrap().len() <= 12
+            && !record["prompt_token_ids"].as_array().unwrap().is_empty()
+    );
 }
 
 #[test]
@@ -162,7 +165,8 @@ fn plan_and_kernels_print_their_tables() {
 
 #[test]
 fn chat_answers_line_by_line_until_exit() {
-    let mut chat = quire(&[&["chat", "--temperature", "0"][..], &SMALL].concat()).stdin(Stdio::piped()).spawn().unwrap();
+    let mut chat =
+        quire(&[&["chat", "--temperature", "0"][..], &SMALL].concat()).stdin(Stdio::piped()).spawn().unwrap();
     let mut input = chat.stdin.take().unwrap();
     input.write_all(b"What is the capital of France?\n\nWhat is the capital of France?\n/exit\nnot read\n").unwrap();
     drop(input);

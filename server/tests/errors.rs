@@ -114,7 +114,9 @@ fn a_request_over_the_context_is_refused_with_the_numbers() {
 #[test]
 fn the_body_is_a_json_object_of_a_bounded_size() {
     let json_type = [("Content-Type", "application/json")];
-    for body in [&b""[..], b"{", b"[]", b"null", b"\xff\xfe", b"{\"prompt\": \"\xff\"}", b"{\"prompt\": \"a\", \"top_p\": NaN}"] {
+    for body in
+        [&b""[..], b"{", b"[]", b"null", b"\xff\xfe", b"{\"prompt\": \"\xff\"}", b"{\"prompt\": \"a\", \"top_p\": NaN}"]
+    {
         let reply = SERVER.send("POST", COMPLETIONS, &json_type, body);
         assert_eq!(reply.status, 400);
         reply.error();

@@ -24,7 +24,8 @@ fn a_client_that_leaves_frees_its_blocks() {
     let server = Server::start();
     for stream in [true, false] {
         let before = server.metric("vllm:generation_tokens_total");
-        let mut connections: Vec<_> = (0..4).map(|_| server.open("POST", COMPLETIONS, &JSON, long(stream).as_bytes())).collect();
+        let mut connections: Vec<_> =
+            (0..4).map(|_| server.open("POST", COMPLETIONS, &JSON, long(stream).as_bytes())).collect();
         if stream {
             for connection in &mut connections {
                 connection.read_exact(&mut [0; 64]).unwrap();
@@ -32,7 +33,9 @@ fn a_client_that_leaves_frees_its_blocks() {
         }
         server.until("all four run", |s| s.metric("vllm:num_requests_running") == 4.0);
         drop(connections);
-        server.until("nothing runs", |s| s.metric("vllm:num_requests_running") + s.metric("vllm:num_requests_waiting") == 0.0);
+        server.until("nothing runs", |s| {
+            s.metric("vllm:num_requests_running") + s.metric("vllm:num_requests_waiting") == 0.0
+        });
         assert_eq!(server.metric("vllm:kv_cache_usage_perc"), 0.0);
         assert!(server.metric("vllm:generation_tokens_total") - before < 4.0 * 900.0);
     }
@@ -146,7 +149,10 @@ fn a_request_that_arrives_during_the_stop_is_refused() {
     let mut server = Server::with(config(), ServerOptions::default(), Duration::from_secs(30));
     let body = br#"{"prompt": "One", "max_tokens": 4}"#;
     // Its head is there before the stop, its body comes later.
-    let head = format!("POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {}\r\n\r\n", body.len());
+    let head = format!(
+        "POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {}\r\n\r\n",
+        body.len()
+    );
     let mut late = TcpStream::connect(server.address).unwrap();
     late.write_all(head.as_bytes()).unwrap();
     late.write_all(&body[..1]).unwrap();

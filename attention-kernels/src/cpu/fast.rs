@@ -12,6 +12,9 @@
 //! The order of every sum depends on the row's own first and last visible token alone, so rows do not influence each
 //! other. Scratch lives on the stack: 8 KiB of scores, and 4 × head_dim sums in the output row itself.
 
+// Constant loops over registers read best with the index that several arrays share.
+#![allow(clippy::needless_range_loop)]
+
 use device::gemm::gemm;
 use device::simd::{LANES, Lanes};
 use device::{Device, Isa};

@@ -152,8 +152,16 @@ impl EngineArgs {
             gpu_memory_utilization: self.gpu_memory_utilization.unwrap_or(default.gpu_memory_utilization),
             max_num_seqs: self.max_num_seqs.unwrap_or(default.max_num_seqs),
             max_num_batched_tokens: self.max_num_batched_tokens.unwrap_or(default.max_num_batched_tokens),
-            enable_prefix_caching: switch(self.enable_prefix_caching, self.no_enable_prefix_caching, default.enable_prefix_caching),
-            enable_chunked_prefill: switch(self.enable_chunked_prefill, self.no_enable_chunked_prefill, default.enable_chunked_prefill),
+            enable_prefix_caching: switch(
+                self.enable_prefix_caching,
+                self.no_enable_prefix_caching,
+                default.enable_prefix_caching,
+            ),
+            enable_chunked_prefill: switch(
+                self.enable_chunked_prefill,
+                self.no_enable_chunked_prefill,
+                default.enable_chunked_prefill,
+            ),
             policy: self.scheduling_policy.unwrap_or(default.policy),
             seed: self.seed.or(default.seed),
             threads: self.threads.or(default.threads),

@@ -70,9 +70,9 @@ impl ConfigFile {
     /// Puts the `[kernels]` table into the configuration.
     pub fn apply_kernels(&self, config: &mut EngineConfig) -> Result<(), CliError> {
         if let Some(table) = self.kernels.clone() {
-            config.kernels = table
-                .try_into()
-                .map_err(|error: toml::de::Error| self.problem(format!("[kernels]: {}", error.message().replace('\n', "; "))))?;
+            config.kernels = table.try_into().map_err(|error: toml::de::Error| {
+                self.problem(format!("[kernels]: {}", error.message().replace('\n', "; ")))
+            })?;
         }
         Ok(())
     }
@@ -124,7 +124,8 @@ fn is_given(given: &ArgMatches, id: &str) -> bool {
         rivals.push("model_path");
     }
     rivals.into_iter().any(|id| {
-        given.try_contains_id(id).is_ok() && matches!(given.value_source(id), Some(ValueSource::CommandLine | ValueSource::EnvVariable))
+        given.try_contains_id(id).is_ok()
+            && matches!(given.value_source(id), Some(ValueSource::CommandLine | ValueSource::EnvVariable))
     })
 }
 

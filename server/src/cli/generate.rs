@@ -146,8 +146,9 @@ fn read_prompts(path: &Path) -> Result<Vec<Prompt>, CliError> {
     for (i, line) in BufReader::new(reader).lines().enumerate() {
         let line = line.map_err(|error| problem(format!("line {}: {error}", i + 1)))?;
         if !line.trim().is_empty() {
-            let prompt = parse_prompt(&line)
-                .ok_or_else(|| problem(format!("line {}: expected {{\"prompt\": \"text\"}} or {{\"prompt\": [token ids]}}", i + 1)))?;
+            let prompt = parse_prompt(&line).ok_or_else(|| {
+                problem(format!("line {}: expected {{\"prompt\": \"text\"}} or {{\"prompt\": [token ids]}}", i + 1))
+            })?;
             prompts.push(prompt);
         }
     }

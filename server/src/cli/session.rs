@@ -2,7 +2,9 @@
 
 use std::io;
 
-use engine::{AsyncEngine, Delta, EngineConfig, FinishReason, GenerationDefaults, GenerationParams, ModelSource, SamplingParams};
+use engine::{
+    AsyncEngine, Delta, EngineConfig, FinishReason, GenerationDefaults, GenerationParams, ModelSource, SamplingParams,
+};
 use indicatif::{ProgressBar, ProgressStyle};
 use tokio::runtime::{Builder, Runtime};
 
@@ -42,7 +44,10 @@ pub fn describe(engine: &AsyncEngine, source: &ModelSource) -> String {
         n if n >= 1_000_000_000 => format!("{:.1}B", n as f64 / 1e9),
         n => format!("{:.1}M", n as f64 / 1e6),
     };
-    format!("{kind}: {} ({}, {parameters} parameters, context of {} tokens)", info.name, info.architecture, info.max_model_len)
+    format!(
+        "{kind}: {} ({}, {parameters} parameters, context of {} tokens)",
+        info.name, info.architecture, info.max_model_len
+    )
 }
 
 /// The flags as parameters; `defaults` fill in where a flag is missing, and greedy choice where they do too.
@@ -53,7 +58,10 @@ pub fn params(args: &SamplingArgs, defaults: Option<&GenerationDefaults>) -> Gen
         top_p: args.top_p.or(defaults.and_then(|d| d.top_p)).unwrap_or(neutral.top_p),
         top_k: args.top_k.or(defaults.and_then(|d| d.top_k)).unwrap_or(neutral.top_k),
         min_p: args.min_p.or(defaults.and_then(|d| d.min_p)).unwrap_or(neutral.min_p),
-        repetition_penalty: args.repetition_penalty.or(defaults.and_then(|d| d.repetition_penalty)).unwrap_or(neutral.repetition_penalty),
+        repetition_penalty: args
+            .repetition_penalty
+            .or(defaults.and_then(|d| d.repetition_penalty))
+            .unwrap_or(neutral.repetition_penalty),
         ..neutral
     };
     GenerationParams {

@@ -9,7 +9,9 @@ pub fn bytes(text: &str) -> Result<u64, String> {
     let upper = text.trim().to_ascii_uppercase();
     let digits = upper.trim_end_matches("IB").trim_end_matches('B');
     let (number, power) = match digits.char_indices().last() {
-        Some((end, letter)) if letter.is_ascii_alphabetic() => (&digits[..end], 1 + "KMGT".find(letter).ok_or_else(problem)? as i32),
+        Some((end, letter)) if letter.is_ascii_alphabetic() => {
+            (&digits[..end], 1 + "KMGT".find(letter).ok_or_else(problem)? as i32)
+        }
         _ => (digits, 0),
     };
     let number: f64 = number.trim().parse().map_err(|_| problem())?;

@@ -26,7 +26,8 @@ pub async fn read(request: Request) -> Result<Fields, ApiError> {
         }
     }
     let bytes = read_bytes(request.into_body()).await?;
-    let value = serde_json::from_slice(&bytes).map_err(|error| ApiError::body(format!("the body is not valid JSON: {error}")))?;
+    let value = serde_json::from_slice(&bytes)
+        .map_err(|error| ApiError::body(format!("the body is not valid JSON: {error}")))?;
     Fields::new(value)
 }
 
@@ -68,7 +69,17 @@ mod tests {
 
     #[tokio::test]
     async fn what_is_not_a_json_object_is_refused() {
-        for bad in [&b""[..], b"{", b"[]", b"null", b"42", b"{\"a\": NaN}", b"{\"a\": 1e999}", b"{\"a\": \"\xff\"}", b"{\"a\":1,}"] {
+        for bad in [
+            &b""[..],
+            b"{",
+            b"[]",
+            b"null",
+            b"42",
+            b"{\"a\": NaN}",
+            b"{\"a\": 1e999}",
+            b"{\"a\": \"\xff\"}",
+            b"{\"a\":1,}",
+        ] {
             assert!(read(request("application/json", bad)).await.is_err(), "{}", String::from_utf8_lossy(bad));
         }
     }

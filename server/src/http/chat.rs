@@ -123,7 +123,8 @@ impl Chunks for Chat {
     fn prompt_logprobs(&mut self, _: usize, _: Vec<Option<TokenLogprobs>>) {}
 
     fn chunk(&mut self, _: usize, delta: &Delta) -> Option<Map<String, Value>> {
-        let tells = !delta.text.is_empty() || delta.finish.is_some() || self.logprobs.is_some() || self.return_token_ids;
+        let tells =
+            !delta.text.is_empty() || delta.finish.is_some() || self.logprobs.is_some() || self.return_token_ids;
         let content = if delta.text.is_empty() { json!({}) } else { json!({"content": delta.text}) };
         tells.then(|| choices(vec![self.choice(delta, "delta", content)]))
     }

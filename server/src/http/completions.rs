@@ -67,7 +67,10 @@ struct Prompt {
     logprobs: Option<Vec<Option<TokenLogprobs>>>,
 }
 
-async fn prepare(app: &Arc<App>, fields: &Fields) -> Result<(Completion, Options, Vec<engine::GenerationRequest>), ApiError> {
+async fn prepare(
+    app: &Arc<App>,
+    fields: &Fields,
+) -> Result<(Completion, Options, Vec<engine::GenerationRequest>), ApiError> {
     app.check_model(fields)?;
     fields.refuse("suffix", "this model does not fill in; leave it out")?;
     let mut options = Options::read(app, fields, &["max_tokens"])?;
@@ -132,12 +135,21 @@ fn inputs(app: &App, fields: &Fields) -> Result<Vec<Input>, ApiError> {
         other => one(other).map(|one| vec![one]),
     };
     inputs.ok_or_else(|| {
-        let expected = format!("a text, token ids from 0 to {}, or a list of 1 to {MAX_PROMPTS} of either", vocab.saturating_sub(1));
+        let expected = format!(
+            "a text, token ids from 0 to {}, or a list of 1 to {MAX_PROMPTS} of either",
+            vocab.saturating_sub(1)
+        );
         ApiError::wrong("prompt", value, expected)
     })
 }
 
-async fn tokenize(app: &Arc<App>, inputs: Vec<Input>, add_special: bool, echo: bool, options: &Options) -> Result<Vec<Prompt>, ApiError> {
+async fn tokenize(
+    app: &Arc<App>,
+    inputs: Vec<Input>,
+    add_special: bool,
+    echo: bool,
+    options: &Options,
+) -> Result<Vec<Prompt>, ApiError> {
     let (app, keep, skip_special) = (app.clone(), options.truncate_prompt_tokens, options.params.skip_special_tokens);
     let one = move |input: Input| {
         let failed = |error: &dyn std::fmt::Display| ApiError::invalid("prompt", error);
@@ -206,8 +218,11 @@ impl Chunks for Completion {
 
     fn chunk(&mut self, prompt: usize, delta: &Delta) -> Option<Map<String, Value>> {
         let first = !self.begun[prompt * self.n + delta.index as usize];
-        let tells =
-            !delta.text.is_empty() || delta.finish.is_some() || (first && self.echo) || self.logprobs.is_some() || self.return_token_ids;
+        let tells = !delta.text.is_empty()
+            || delta.finish.is_some()
+            || (first && self.echo)
+            || self.logprobs.is_some()
+            || self.return_token_ids;
         tells.then(|| choices(vec![self.choice(prompt, delta)]))
     }
 }

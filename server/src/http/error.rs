@@ -65,7 +65,10 @@ impl ApiError {
     /// 401.
     pub fn unauthorized() -> ApiError {
         let message = "the API key is missing or wrong; send it as `Authorization: Bearer KEY`";
-        ApiError { code: Some("invalid_api_key"), ..ApiError::new(StatusCode::UNAUTHORIZED, "authentication_error", message) }
+        ApiError {
+            code: Some("invalid_api_key"),
+            ..ApiError::new(StatusCode::UNAUTHORIZED, "authentication_error", message)
+        }
     }
 
     /// 413.
@@ -99,9 +102,10 @@ impl ApiError {
 impl From<SubmitError> for ApiError {
     fn from(error: SubmitError) -> ApiError {
         match error {
-            SubmitError::Invalid { param, message } => {
-                ApiError { param: Some(param.into()), ..ApiError::new(StatusCode::BAD_REQUEST, "invalid_request_error", message) }
-            }
+            SubmitError::Invalid { param, message } => ApiError {
+                param: Some(param.into()),
+                ..ApiError::new(StatusCode::BAD_REQUEST, "invalid_request_error", message)
+            },
             SubmitError::NeverFits(message) => ApiError::new(StatusCode::BAD_REQUEST, "invalid_request_error", message),
             SubmitError::Closed => ApiError::unavailable(error.to_string()),
         }

@@ -71,10 +71,11 @@ impl Fields {
     /// One string or a list of at most `most` strings, none of them empty.
     pub fn strings(&self, name: &str, most: usize) -> Result<Vec<String>, ApiError> {
         let text = |value: &Value| value.as_str().filter(|s| !s.is_empty()).map(str::to_string);
-        let found = self.read(name, format!("a string or up to {most} strings, none of them empty"), |value| match value {
-            Value::Array(items) if items.len() <= most => items.iter().map(text).collect(),
-            other => text(other).map(|one| vec![one]),
-        })?;
+        let found =
+            self.read(name, format!("a string or up to {most} strings, none of them empty"), |value| match value {
+                Value::Array(items) if items.len() <= most => items.iter().map(text).collect(),
+                other => text(other).map(|one| vec![one]),
+            })?;
         Ok(found.unwrap_or_default())
     }
 

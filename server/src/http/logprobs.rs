@@ -26,6 +26,15 @@ pub fn token_text(tokenizer: &Tokenizer, id: u32) -> String {
     }
 }
 
+/// Characters that begin in these bytes of UTF-8.
+fn characters(bytes: &[u8]) -> usize {
+    bytes.iter().filter(|&&byte| !is_continuation(byte)).count()
+}
+
+fn is_continuation(byte: u8) -> bool {
+    byte & 0b1100_0000 == 0b1000_0000
+}
+
 /// `logprobs` of a completion choice.
 #[derive(Debug, Default)]
 pub struct CompletionLogprobs {
@@ -46,16 +55,19 @@ impl CompletionLogprobs {
         skip_special: bool,
         length: usize,
     ) {
-        let mut bytes = Vec::new();
-        for (i, &id) in ids.iter().enumerate() {
-            // A prefix that ends inside a character counts the characters before it. The text of a prompt may lack the
-            // space that its first token writes, hence the bound.
-            let offset = String::from_utf8_lossy(&bytes).trim_end_matches('\u{fffd}').chars().count();
+        let shown =
+            |&id: &u32| if skip_special && tokenizer.is_special(id) { Vec::new() } else { tokenizer.token_bytes(id) };
+        let texts: Vec<Vec<u8>> = ids.iter().map(shown).collect();
+        let total: usize = texts.iter().map(|text| characters(text)).sum();
+        // The first token of some tokenizers writes a space that the prompt's text does not have.
+        let surplus = total.saturating_sub(length);
+        let mut before = 0_usize;
+        for (i, (&id, text)) in ids.iter().zip(&texts).enumerate() {
+            // A token inside of a character has the offset of that character.
+            let inside = usize::from(text.first().is_some_and(|&byte| is_continuation(byte)));
             let known = logprobs.get(i).and_then(Option::as_ref);
-            self.push(tokenizer, id, known, k, offset.min(length));
-            if !(skip_special && tokenizer.is_special(id)) {
-                bytes.extend(tokenizer.token_bytes(id));
-            }
+            self.push(tokenizer, id, known, k, before.saturating_sub(inside + surplus));
+            before += characters(text);
         }
     }
 
@@ -112,8 +124,7 @@ pub fn chat(tokenizer: &Tokenizer, tokens: &[TokenOutput], k: usize) -> Value {
 
 /// vLLM's `prompt_logprobs`: per prompt token `null` or a map from token id to what is known of it.
 pub fn prompt(tokenizer: &Tokenizer, ids: &[u32], logprobs: &[Option<TokenLogprobs>], k: usize) -> Value {
-    let entry =
-        |id: u32, logprob: f32, rank: usize| json!({"logprob": number(logprob), "rank": rank, "decoded_token": token_text(tokenizer, id)});
+    let entry = |id: u32, logprob: f32, rank: usize| json!({"logprob": number(logprob), "rank": rank, "decoded_token": token_text(tokenizer, id)});
     let position = |(&id, found): (&u32, &Option<TokenLogprobs>)| match found {
         None => Value::Null,
         Some(found) => {

@@ -101,7 +101,9 @@ fn text_part<'a>(path: &str, part: &'a Value) -> Result<&'a str, ApiError> {
         (Some("text"), Some(text)) => Ok(text),
         (Some("text"), None) => Err(ApiError::wrong(format!("{path}.text"), &part["text"], "a string")),
         (None, _) => Err(ApiError::wrong(path, part, "an object with type \"text\" and text")),
-        (Some(_), _) => Err(ApiError::wrong(format!("{path}.type"), &part["type"], "\"text\": this model reads text only")),
+        (Some(_), _) => {
+            Err(ApiError::wrong(format!("{path}.type"), &part["type"], "\"text\": this model reads text only"))
+        }
     }
 }
 

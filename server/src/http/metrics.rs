@@ -188,7 +188,8 @@ mod tests {
     #[test]
     fn every_name_on_the_page_is_in_the_table_of_this_module_and_the_other_way_round() {
         let page = Metrics::default().render(&EngineStats::default(), "m");
-        let served: Vec<(&str, &str)> = page.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' ')).collect();
+        let served: Vec<(&str, &str)> =
+            page.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' ')).collect();
         let listed: Vec<(&str, &str)> = include_str!("metrics.rs")
             .lines()
             .filter_map(|line| line.strip_prefix("//! | `")?.split_once("` | "))

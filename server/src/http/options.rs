@@ -106,14 +106,21 @@ impl Options {
 
     /// The request for one prompt. `default` is the token limit where none was asked for (cut to the context); `None`
     /// means the rest of the context. `param` is the prompt's field, for the error.
-    pub fn request(&self, app: &App, prompt: Vec<u32>, default: Option<usize>, param: &str) -> Result<GenerationRequest, ApiError> {
+    pub fn request(
+        &self,
+        app: &App,
+        prompt: Vec<u32>,
+        default: Option<usize>,
+        param: &str,
+    ) -> Result<GenerationRequest, ApiError> {
         let (context, length) = (app.context(), prompt.len());
         if prompt.is_empty() {
             return Err(ApiError::invalid(param, "the prompt has no tokens, expected at least one"));
         }
         if length >= context {
-            let message =
-                format!("the context length is {context} tokens, the prompt has {length} and needs room for one more; shorten it");
+            let message = format!(
+                "the context length is {context} tokens, the prompt has {length} and needs room for one more; shorten it"
+            );
             return Err(ApiError::context_length(param, message));
         }
         let room = context - length;
@@ -163,7 +170,10 @@ fn sampling(app: &App, fields: &Fields) -> Result<SamplingParams, ApiError> {
             .unwrap_or(neutral.temperature),
         top_p: share("top_p")?.or(defaults.top_p).unwrap_or(neutral.top_p),
         top_k: top_k.or(defaults.top_k).unwrap_or(neutral.top_k),
-        min_p: fields.number("min_p", "a number from 0 to 1", |x| (0.0..=1.0).contains(&x))?.or(defaults.min_p).unwrap_or(neutral.min_p),
+        min_p: fields
+            .number("min_p", "a number from 0 to 1", |x| (0.0..=1.0).contains(&x))?
+            .or(defaults.min_p)
+            .unwrap_or(neutral.min_p),
         typical_p: share("typical_p")?,
         repetition_penalty: fields
             .number("repetition_penalty", "a number above 0", |x| x > 0.0)?
@@ -198,7 +208,9 @@ fn logit_bias(app: &App, fields: &Fields) -> Result<Vec<(u32, f32)>, ApiError> {
 
 fn allowed_token_ids(app: &App, fields: &Fields) -> Result<Option<Vec<u32>>, ApiError> {
     match fields.token_ids("allowed_token_ids", app.vocab())? {
-        Some(ids) if ids.is_empty() => Err(ApiError::wrong("allowed_token_ids", &Value::Array(Vec::new()), "at least one id")),
+        Some(ids) if ids.is_empty() => {
+            Err(ApiError::wrong("allowed_token_ids", &Value::Array(Vec::new()), "at least one id"))
+        }
         ids => Ok(ids),
     }
 }
@@ -236,8 +248,12 @@ fn stream_options(fields: &Fields, stream: bool) -> Result<(bool, bool), ApiErro
 
 fn check_best_of(fields: &Fields, n: usize) -> Result<(), ApiError> {
     match fields.count("best_of", 1, usize::MAX)? {
-        Some(found) if found < n => Err(ApiError::wrong("best_of", &Value::from(found), format!("at least n, which is {n}"))),
-        Some(found) if found > n => Err(ApiError::unsupported("best_of", format!("found {found}, ask for n alone, which is {n}"))),
+        Some(found) if found < n => {
+            Err(ApiError::wrong("best_of", &Value::from(found), format!("at least n, which is {n}")))
+        }
+        Some(found) if found > n => {
+            Err(ApiError::unsupported("best_of", format!("found {found}, ask for n alone, which is {n}")))
+        }
         _ => Ok(()),
     }
 }

@@ -101,7 +101,9 @@ impl Answer {
 pub fn failed(delta: &Delta) -> Result<(), ApiError> {
     match &delta.finish {
         Some(FinishReason::Error(message)) => Err(ApiError::internal(message.clone())),
-        Some(FinishReason::Abort) => Err(ApiError::unavailable("the request was cancelled: the server is shutting down")),
+        Some(FinishReason::Abort) => {
+            Err(ApiError::unavailable("the request was cancelled: the server is shutting down"))
+        }
         _ => Ok(()),
     }
 }

@@ -37,7 +37,13 @@ pub trait Chunks: Send + 'static {
 }
 
 /// Answers with the stream.
-pub fn respond(run: Run, mut chunks: impl Chunks, envelope: Envelope, options: &Options, prompt_tokens: usize) -> Response {
+pub fn respond(
+    run: Run,
+    mut chunks: impl Chunks,
+    envelope: Envelope,
+    options: &Options,
+    prompt_tokens: usize,
+) -> Response {
     let mut driver = Driver {
         include_usage: options.include_usage,
         continuous_usage: options.continuous_usage,

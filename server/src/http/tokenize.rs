@@ -24,8 +24,10 @@ pub async fn tokenize(State(app): State<Arc<App>>, request: Request) -> Result<J
         let text = text.ok_or_else(|| ApiError::invalid("prompt", "missing; expected prompt or messages"))?;
         let add_special = fields.bool("add_special_tokens")?.unwrap_or(true);
         let app = app.clone();
-        off_thread(text.len(), move || app.tokenizer().encode(&text, add_special).map_err(|error| ApiError::invalid("prompt", error)))
-            .await?
+        off_thread(text.len(), move || {
+            app.tokenizer().encode(&text, add_special).map_err(|error| ApiError::invalid("prompt", error))
+        })
+        .await?
     };
     let mut reply = json!({"count": tokens.len(), "max_model_len": app.context()});
     if strings {
