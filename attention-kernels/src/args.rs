@@ -159,7 +159,11 @@ impl AttentionArgs<'_> {
             let first = self.window.map_or(0, |w| (context - rows + 1).saturating_sub(w)) / shape.block_size;
             for &block in &batch.table(seq)[first..blocks] {
                 if block < 0 || block as usize >= shape.num_blocks {
-                    return Err(KernelError::Shape { what: "block id", found: block as usize, expected: shape.num_blocks });
+                    return Err(KernelError::Shape {
+                        what: "block id",
+                        found: block as usize,
+                        expected: shape.num_blocks,
+                    });
                 }
             }
         }

@@ -30,7 +30,9 @@ mod cpu;
 mod registry;
 mod select;
 
-pub use args::{AttentionArgs, AttentionBatch, BlockCopyArgs, CacheWriteArgs, KernelError, KvCache, KvShape, LinearArgs, PARTITION};
+pub use args::{
+    AttentionArgs, AttentionBatch, BlockCopyArgs, CacheWriteArgs, KernelError, KvCache, KvShape, LinearArgs, PARTITION,
+};
 pub use inventory;
 pub use registry::{Capabilities, Kernel, Operation, Variant, variants};
 pub use select::{KernelChoice, KernelSet, Needs, SelectError, describe, select};

@@ -92,7 +92,8 @@ inventory::collect!(Variant);
 
 /// Every registered variant of an operation, best rank first, then by name.
 pub fn variants(operation: Operation) -> Vec<&'static Variant> {
-    let mut found: Vec<&'static Variant> = inventory::iter::<Variant>.into_iter().filter(|v| v.operation == operation).collect();
+    let mut found: Vec<&'static Variant> =
+        inventory::iter::<Variant>.into_iter().filter(|v| v.operation == operation).collect();
     found.sort_by_key(|v| (std::cmp::Reverse(v.capabilities.rank), v.name));
     found
 }

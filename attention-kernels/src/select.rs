@@ -217,11 +217,23 @@ pub fn describe(choice: &KernelChoice, needs: &Needs) -> Result<String, SelectEr
                 (true, "auto") => "auto",
                 (true, _) => "by name",
             };
-            let extras =
-                [("window", can.window), ("soft-cap", can.soft_cap), ("alibi", can.alibi), ("row-invariant", can.row_invariant)];
+            let extras = [
+                ("window", can.window),
+                ("soft-cap", can.soft_cap),
+                ("alibi", can.alibi),
+                ("row-invariant", can.row_invariant),
+            ];
             let extras: Vec<&str> = extras.into_iter().filter(|e| e.1).map(|e| e.0).collect();
             let here = unable(variant, needs).unwrap_or_else(|| "yes".to_string());
-            let _ = writeln!(table, "{:<12} {:<15} {:<9} {:<37} {}", operation.key(), variant.name, mark, extras.join(" "), here);
+            let _ = writeln!(
+                table,
+                "{:<12} {:<15} {:<9} {:<37} {}",
+                operation.key(),
+                variant.name,
+                mark,
+                extras.join(" "),
+                here
+            );
         }
     }
     Ok(table)

@@ -3,7 +3,10 @@
 
 #![allow(clippy::unwrap_used)]
 
-use attention_kernels::{AttentionArgs, AttentionBatch, BlockCopyArgs, CacheWriteArgs, Kernel, KvCache, KvShape, Operation, PARTITION, variants};
+use attention_kernels::{
+    AttentionArgs, AttentionBatch, BlockCopyArgs, CacheWriteArgs, Kernel, KvCache, KvShape, Operation, PARTITION,
+    variants,
+};
 use device::{Buffer, Device};
 use proptest::prelude::*;
 use serde::Deserialize;
@@ -85,7 +88,10 @@ impl Problem {
                     let first = self.window.map_or(0, |w| (position + 1).saturating_sub(w));
                     let at = |token: usize| {
                         let block = self.batch.table(seq)[token / self.shape.block_size] as usize;
-                        self.shape.offset(block * self.shape.block_size + token % self.shape.block_size, head * self.shape.num_kv_heads / heads)
+                        self.shape.offset(
+                            block * self.shape.block_size + token % self.shape.block_size,
+                            head * self.shape.num_kv_heads / heads,
+                        )
                     };
                     let scores: Vec<f64> = (first..=position)
                         .map(|token| {
@@ -94,13 +100,18 @@ impl Problem {
                             if let Some(cap) = self.soft_cap {
                                 s = f64::from(cap) * (s / f64::from(cap)).tanh();
                             }
-                            s + self.slopes.as_ref().map_or(0.0, |v| f64::from(v[head])) * (token as f64 - position as f64)
+                            s + self.slopes.as_ref().map_or(0.0, |v| f64::from(v[head]))
+                                * (token as f64 - position as f64)
                         })
                         .collect();
                     let greatest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
                     let total: f64 = scores.iter().map(|s| (s - greatest).exp()).sum();
                     for d in 0..dim {
-                        let sum: f64 = scores.iter().enumerate().map(|(j, s)| (s - greatest).exp() * f64::from(values[at(first + j) + d])).sum();
+                        let sum: f64 = scores
+                            .iter()
+                            .enumerate()
+                            .map(|(j, s)| (s - greatest).exp() * f64::from(values[at(first + j) + d]))
+                            .sum();
                         out[(row * heads + head) * dim + d] = (sum / total) as f32;
                     }
                 }
@@ -148,19 +159,29 @@ fn every_variant_equals_the_reference_cases() {
     for case in cases {
         let bytes = std::fs::read(folder.join(&case.file)).unwrap();
         let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap();
-        let shape = KvShape { num_blocks: case.num_blocks, num_kv_heads: case.num_kv_heads, block_size: case.block_size, head_dim: case.head_dim };
+        let shape = KvShape {
+            num_blocks: case.num_blocks,
+            num_kv_heads: case.num_kv_heads,
+            block_size: case.block_size,
+            head_dim: case.head_dim,
+        };
         // The files hold [blocks, block_size, heads, dim]; the tree's layout has heads before tokens.
         let transpose = |source: Vec<f32>| {
             let mut out = vec![0.0; source.len()];
             for slot in 0..case.num_blocks * case.block_size {
                 for head in 0..case.num_kv_heads {
                     let from = (slot * case.num_kv_heads + head) * case.head_dim;
-                    out[shape.offset(slot, head)..][..case.head_dim].copy_from_slice(&source[from..from + case.head_dim]);
+                    out[shape.offset(slot, head)..][..case.head_dim]
+                        .copy_from_slice(&source[from..from + case.head_dim]);
                 }
             }
             buffer(&*device, &out)
         };
-        let cache = KvCache { shape, keys: transpose(floats(&tensors, "key_cache")), values: transpose(floats(&tensors, "value_cache")) };
+        let cache = KvCache {
+            shape,
+            keys: transpose(floats(&tensors, "key_cache")),
+            values: transpose(floats(&tensors, "value_cache")),
+        };
         let tables = ints(&tensors, "block_tables");
         let problem = Problem {
             num_heads: case.num_heads,
@@ -331,7 +352,11 @@ fn partition_borders_are_exact_and_chunks_do_not_change_a_bit() {
                     slopes: None,
                     ..whole
                 };
-                assert_eq!(step.run(&*device, decode, 0..1), got[row * width..(row + 1) * width], "{name}, context {context}, row {row}");
+                assert_eq!(
+                    step.run(&*device, decode, 0..1),
+                    got[row * width..(row + 1) * width],
+                    "{name}, context {context}, row {row}"
+                );
             }
         }
     }
@@ -349,19 +374,38 @@ fn cache_writes_touch_their_slots_alone_and_skip_minus_one() {
         let Kernel::CacheWrite(kernel) = variant.kernel else { panic!("{}", variant.name) };
         let mut cache = KvCache::new(&*device, shape).unwrap();
         let source = buffer(&*device, &source);
-        kernel(&*device, CacheWriteArgs { source: &source, key_offset: 10, value_offset: 60, stride, slot_mapping: &slot_mapping, cache: &mut cache }).unwrap();
+        kernel(
+            &*device,
+            CacheWriteArgs {
+                source: &source,
+                key_offset: 10,
+                value_offset: 60,
+                stride,
+                slot_mapping: &slot_mapping,
+                cache: &mut cache,
+            },
+        )
+        .unwrap();
         let source = source.host::<f32>().unwrap();
         for (cache, offset) in [(&cache.keys, 10), (&cache.values, 60)] {
             let mut want = vec![0.0; shape.num_blocks * shape.block_elements()];
             for (row, &slot) in slot_mapping.iter().enumerate().filter(|(_, slot)| **slot >= 0) {
                 for head in 0..2 {
-                    want[shape.offset(slot as usize, head)..][..20].copy_from_slice(&source[offset + row * stride + head * 20..][..20]);
+                    want[shape.offset(slot as usize, head)..][..20]
+                        .copy_from_slice(&source[offset + row * stride + head * 20..][..20]);
                 }
             }
             assert_eq!(cache.host::<f32>().unwrap(), want, "{}", variant.name);
         }
         assert_eq!(width, shape.num_kv_heads * shape.head_dim);
-        let bad = CacheWriteArgs { source: &buffer(&*device, source), key_offset: 0, value_offset: 40, stride, slot_mapping: &[48], cache: &mut cache };
+        let bad = CacheWriteArgs {
+            source: &buffer(&*device, source),
+            key_offset: 0,
+            value_offset: 40,
+            stride,
+            slot_mapping: &[48],
+            cache: &mut cache,
+        };
         let error = kernel(&*device, bad).unwrap_err().to_string();
         assert!(error.contains("slot") && error.contains("48"), "{error}");
     }

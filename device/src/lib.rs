@@ -37,7 +37,9 @@ pub enum DeviceError {
     #[error("--device: found {0:?}, expected \"auto\" or \"cpu\" (this build has no other backend)")]
     UnknownDevice(String),
     /// The memory could not be had.
-    #[error("{device}: {wanted} bytes of memory could not be allocated; lower --kv-cache-memory-bytes or --max-num-batched-tokens")]
+    #[error(
+        "{device}: {wanted} bytes of memory could not be allocated; lower --kv-cache-memory-bytes or --max-num-batched-tokens"
+    )]
     OutOfMemory {
         /// Backend name.
         device: &'static str,

@@ -48,12 +48,20 @@ impl Pool {
     }
 
     /// Calls `f(i, chunk)` for every chunk of `chunk_len` elements of `data`; see [`Pool::run`].
-    pub fn chunks_mut<T: Send>(&self, data: &mut [T], chunk_len: usize, work_per_chunk: usize, f: impl Fn(usize, &mut [T]) + Sync + Send) {
+    pub fn chunks_mut<T: Send>(
+        &self,
+        data: &mut [T],
+        chunk_len: usize,
+        work_per_chunk: usize,
+        f: impl Fn(usize, &mut [T]) + Sync + Send,
+    ) {
         let grain = grain(work_per_chunk);
         if self.threads == 1 || data.len() <= chunk_len * grain {
             data.chunks_mut(chunk_len).enumerate().for_each(|(i, chunk)| f(i, chunk));
         } else {
-            self.rayon.install(|| data.par_chunks_mut(chunk_len).enumerate().with_min_len(grain).for_each(|(i, chunk)| f(i, chunk)));
+            self.rayon.install(|| {
+                data.par_chunks_mut(chunk_len).enumerate().with_min_len(grain).for_each(|(i, chunk)| f(i, chunk))
+            });
         }
     }
 }

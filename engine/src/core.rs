@@ -66,7 +66,13 @@ pub struct Engine {
 }
 
 impl Engine {
-    pub(crate) fn new(scheduler: Scheduler, executor: Executor, eos_token_ids: Vec<u32>, max_model_len: usize, seed: u64) -> Engine {
+    pub(crate) fn new(
+        scheduler: Scheduler,
+        executor: Executor,
+        eos_token_ids: Vec<u32>,
+        max_model_len: usize,
+        seed: u64,
+    ) -> Engine {
         Engine {
             scheduler,
             executor,
@@ -105,7 +111,8 @@ impl Engine {
         let stop_ids = self.eos_token_ids.iter().chain(&params.stop_token_ids).copied().collect();
         let seed = params.sampling.seed.unwrap_or_else(|| mix(self.seed, id.0));
         let outputs = vec![Some(Vec::new()); params.n];
-        let active = Active { request, stop_ids, seed, outputs, cached_tokens: 0, started: false, prompt_logprobs: Vec::new() };
+        let active =
+            Active { request, stop_ids, seed, outputs, cached_tokens: 0, started: false, prompt_logprobs: Vec::new() };
         self.requests.insert(id, active);
         Ok(id)
     }
@@ -225,7 +232,8 @@ impl Engine {
                 let Some(active) = self.requests.get_mut(&span.seq.request) else { continue };
                 let before = self.outcomes.len();
                 let (eos_token_ids, max_model_len) = (&self.eos_token_ids[..], self.max_model_len);
-                let mut draw = Draw { sampler: &mut self.sampler, eos_token_ids, max_model_len, outcomes: &mut self.outcomes };
+                let mut draw =
+                    Draw { sampler: &mut self.sampler, eos_token_ids, max_model_len, outcomes: &mut self.outcomes };
                 draw.tokens(active, span, logits, emit);
                 let drawn = self.outcomes[before..].iter().map(|outcome| outcome.tokens.len() as u64).sum::<u64>();
                 self.generation_tokens += drawn;
@@ -248,7 +256,8 @@ impl Engine {
         }
         // Position p predicts token p + 1. After a preemption the known ones are computed again, not scored again.
         let scored = active.prompt_logprobs.len();
-        let positions: Range<usize> = (scored - 1).max(span.start)..(span.start + span.tokens.len()).min(prompt.len() - 1);
+        let positions: Range<usize> =
+            (scored - 1).max(span.start)..(span.start + span.tokens.len()).min(prompt.len() - 1);
         let first_row = last_row as usize + 1 - span.tokens.len();
         let positions: Vec<usize> = positions.collect();
         for chunk in positions.chunks(LOGIT_ROWS) {
@@ -272,7 +281,10 @@ impl Engine {
             if let Some(active) = self.requests.remove(&id) {
                 let live = active.outputs.iter().zip(0..).filter(|(output, _)| output.is_some());
                 for (_, index) in live {
-                    emit(id, TokenEvent::Token { index, token: None, finish: Some(FinishReason::Error(error.to_string())) });
+                    emit(
+                        id,
+                        TokenEvent::Token { index, token: None, finish: Some(FinishReason::Error(error.to_string())) },
+                    );
                 }
             }
             self.scheduler.abort(id);
@@ -290,7 +302,13 @@ struct Draw<'a> {
 
 impl Draw<'_> {
     /// Draws a token for each sequence that wants one from this row.
-    fn tokens(&mut self, active: &mut Active, span: &Span, logits: &[f32], emit: &mut impl FnMut(RequestId, TokenEvent)) {
+    fn tokens(
+        &mut self,
+        active: &mut Active,
+        span: &Span,
+        logits: &[f32],
+        emit: &mut impl FnMut(RequestId, TokenEvent),
+    ) {
         let id = span.seq.request;
         if !active.started {
             active.started = true;

@@ -19,7 +19,11 @@ use crate::load::{Progress, load};
 use crate::publish::TextEngine;
 
 enum Command {
-    Submit { request: Box<GenerationRequest>, events: mpsc::UnboundedSender<Event>, reply: oneshot::Sender<Result<RequestId, SubmitError>> },
+    Submit {
+        request: Box<GenerationRequest>,
+        events: mpsc::UnboundedSender<Event>,
+        reply: oneshot::Sender<Result<RequestId, SubmitError>>,
+    },
     Abort(RequestId),
     Shutdown,
 }
@@ -76,10 +80,12 @@ impl AsyncEngine {
         });
         let (sender, receiver) = commands::channel();
         let worker = Worker { engine, receiver, streams: HashMap::new(), status: status.clone() };
-        std::thread::Builder::new().name("quire-engine".to_string()).spawn(move || worker.run()).map_err(|error| EngineError::Config {
-            flag: "--threads",
-            found: error.to_string(),
-            expected: "that the system lets the engine thread start".to_string(),
+        std::thread::Builder::new().name("quire-engine".to_string()).spawn(move || worker.run()).map_err(|error| {
+            EngineError::Config {
+                flag: "--threads",
+                found: error.to_string(),
+                expected: "that the system lets the engine thread start".to_string(),
+            }
         })?;
         let shared = Shared {
             info: loaded.info,
@@ -119,7 +125,9 @@ impl AsyncEngine {
         let prompt_len = request.prompt.len();
         let (events, receiver) = mpsc::unbounded_channel();
         let (reply, answer) = oneshot::channel();
-        self.commands.send(Command::Submit { request: Box::new(request), events, reply }).map_err(|_| SubmitError::Closed)?;
+        self.commands
+            .send(Command::Submit { request: Box::new(request), events, reply })
+            .map_err(|_| SubmitError::Closed)?;
         let id = answer.await.map_err(|_| SubmitError::Closed)??;
         Ok(OutputStream { id, events: receiver, commands: self.commands.clone(), prompt_len })
     }

@@ -58,13 +58,21 @@ impl Llm {
     }
 
     /// Continues all prompts, batched together; the results are in the order of the prompts.
-    pub fn generate(&mut self, prompts: &[impl AsRef<str>], params: &GenerationParams) -> Result<Vec<Completion>, SubmitError> {
+    pub fn generate(
+        &mut self,
+        prompts: &[impl AsRef<str>],
+        params: &GenerationParams,
+    ) -> Result<Vec<Completion>, SubmitError> {
         let encode = |prompt: &str| {
             let ids = self.tokenizer.encode(prompt, true);
             ids.map_err(|e| SubmitError::Invalid { param: "prompt", message: e.to_string() })
         };
         let prompts: Vec<Vec<u32>> = prompts.iter().map(|prompt| encode(prompt.as_ref())).collect::<Result<_, _>>()?;
-        let requests = prompts.into_iter().map(|prompt| GenerationRequest { prompt, params: params.clone(), ..Default::default() });
+        let requests = prompts.into_iter().map(|prompt| GenerationRequest {
+            prompt,
+            params: params.clone(),
+            ..Default::default()
+        });
         self.run(requests.collect())
     }
 
@@ -75,7 +83,10 @@ impl Llm {
     }
 
     /// Like [`Llm::run`], with every event of each request too: log-probabilities, offsets, cached tokens.
-    pub fn run_with_events(&mut self, requests: Vec<GenerationRequest>) -> Result<Vec<(Completion, Vec<Event>)>, SubmitError> {
+    pub fn run_with_events(
+        &mut self,
+        requests: Vec<GenerationRequest>,
+    ) -> Result<Vec<(Completion, Vec<Event>)>, SubmitError> {
         let mut places = HashMap::with_capacity(requests.len());
         let mut results = Vec::with_capacity(requests.len());
         for request in requests {

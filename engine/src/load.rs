@@ -87,7 +87,8 @@ pub(crate) fn load(engine: &EngineConfig, progress: Progress<'_>) -> Result<Load
         hash_seed: None,
     })?;
     let max_rows = engine.max_num_batched_tokens;
-    let model = Model::load(&config, &weights, device.clone(), kernels, max_rows, &|done, total| progress(done, total))?;
+    let model =
+        Model::load(&config, &weights, device.clone(), kernels, max_rows, &|done, total| progress(done, total))?;
     let caches = model.new_cache(plan.num_blocks, engine.block_size)?;
     let info = ModelInfo {
         name: files.name(),

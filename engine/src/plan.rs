@@ -34,37 +34,62 @@ pub struct Plan {
 }
 
 impl Plan {
-    pub(crate) fn new(engine: &EngineConfig, config: &ModelConfig, device: &dyn Device, model: &str, weight_bytes: u64) -> Result<Plan, EngineError> {
+    pub(crate) fn new(
+        engine: &EngineConfig,
+        config: &ModelConfig,
+        device: &dyn Device,
+        model: &str,
+        weight_bytes: u64,
+    ) -> Result<Plan, EngineError> {
         let block_size = engine.block_size;
         if !block_size.is_power_of_two() || !(8..=128).contains(&block_size) {
             return Err(bad("--block-size", block_size, "a power of two from 8 to 128"));
         }
-        for (flag, value) in [("--max-num-seqs", engine.max_num_seqs), ("--max-num-batched-tokens", engine.max_num_batched_tokens)] {
+        for (flag, value) in
+            [("--max-num-seqs", engine.max_num_seqs), ("--max-num-batched-tokens", engine.max_num_batched_tokens)]
+        {
             if value == 0 || value > 1 << 20 {
                 return Err(bad(flag, value, "1 to 1048576"));
             }
         }
         if !(engine.gpu_memory_utilization > 0.0 && engine.gpu_memory_utilization <= 1.0) {
-            return Err(bad("--gpu-memory-utilization", engine.gpu_memory_utilization, "a share above 0 and at most 1"));
+            return Err(bad(
+                "--gpu-memory-utilization",
+                engine.gpu_memory_utilization,
+                "a share above 0 and at most 1",
+            ));
         }
         let context = config.max_position_embeddings;
         if let Some(wanted) = engine.max_model_len
             && (wanted == 0 || wanted > context)
         {
-            return Err(bad("--max-model-len", wanted, format!("1 to {context}, the context that the model was made for")));
+            return Err(bad(
+                "--max-model-len",
+                wanted,
+                format!("1 to {context}, the context that the model was made for"),
+            ));
         }
         let kv_bytes_per_token = Model::kv_bytes_per_token(config);
         let block_bytes = kv_bytes_per_token * block_size as u64;
         let step_bytes = Model::step_bytes(config, engine.max_num_batched_tokens);
         let wanted_len = engine.max_model_len.unwrap_or(context);
         // More blocks than every sequence at full length could own would never be used at once.
-        let useful = (engine.max_num_seqs as u64).saturating_mul(wanted_len.div_ceil(block_size) as u64).min(u64::from(u32::MAX / 2));
+        let useful = (engine.max_num_seqs as u64)
+            .saturating_mul(wanted_len.div_ceil(block_size) as u64)
+            .min(u64::from(u32::MAX / 2));
         let (bytes, reason) = match engine.kv_cache_memory_bytes {
             Some(bytes) => (bytes, "--kv-cache-memory-bytes".to_string()),
             None => {
                 let free = device.memory().available.saturating_sub(weight_bytes + step_bytes);
                 let share = engine.gpu_memory_utilization;
-                ((free as f64 * share) as u64, format!("{:.0} % of {} free memory, at most what --max-num-seqs can use", share * 100.0, Bytes(free)))
+                (
+                    (free as f64 * share) as u64,
+                    format!(
+                        "{:.0} % of {} free memory, at most what --max-num-seqs can use",
+                        share * 100.0,
+                        Bytes(free)
+                    ),
+                )
             }
         };
         let mut num_blocks = bytes / block_bytes;
@@ -72,7 +97,11 @@ impl Plan {
             num_blocks = num_blocks.min(useful);
         }
         if num_blocks == 0 {
-            return Err(bad("--kv-cache-memory-bytes", bytes, format!("at least {block_bytes} bytes, one block of {block_size} tokens")));
+            return Err(bad(
+                "--kv-cache-memory-bytes",
+                bytes,
+                format!("at least {block_bytes} bytes, one block of {block_size} tokens"),
+            ));
         }
         let num_blocks = usize::try_from(num_blocks.min(u64::from(u32::MAX / 2))).unwrap_or(usize::MAX);
         let pool_tokens = num_blocks.saturating_mul(block_size);
@@ -80,7 +109,9 @@ impl Plan {
             && wanted > pool_tokens
         {
             let needed = wanted.div_ceil(block_size) as u64 * block_bytes;
-            let expected = format!("at most {pool_tokens} tokens, which is what {bytes} bytes of cache hold; lower it or set --kv-cache-memory-bytes {needed}");
+            let expected = format!(
+                "at most {pool_tokens} tokens, which is what {bytes} bytes of cache hold; lower it or set --kv-cache-memory-bytes {needed}"
+            );
             return Err(bad("--max-model-len", wanted, expected));
         }
         Ok(Plan {
@@ -142,7 +173,12 @@ impl fmt::Display for Plan {
         writeln!(f, "weights            {}", Bytes(self.weight_bytes))?;
         writeln!(f, "step buffers       {}", Bytes(self.step_bytes))?;
         writeln!(f, "cache per token    {}", Bytes(self.kv_bytes_per_token))?;
-        writeln!(f, "cache per block    {} ({} tokens)", Bytes(self.kv_bytes_per_token * self.block_size as u64), self.block_size)?;
+        writeln!(
+            f,
+            "cache per block    {} ({} tokens)",
+            Bytes(self.kv_bytes_per_token * self.block_size as u64),
+            self.block_size
+        )?;
         writeln!(f, "{}", self.cache_line().replacen("cache: ", "cache              ", 1))?;
         writeln!(f)?;
         writeln!(f, "{:>14}  {:>19}", "sequence length", "sequences at once")?;

@@ -26,7 +26,10 @@ fn a_pool_too_small_for_the_load_gives_every_request_the_tokens_it_gives_alone()
 fn samples_of_one_prompt_share_its_blocks_and_survive_preemption() {
     let requests: Vec<GenerationRequest> = (0..5).map(|i| request(i, 30, 24, 3)).collect();
     let want = alone(&requests);
-    assert!(want.iter().all(|samples| samples[0] != samples[1] && samples[1] != samples[2]), "samples are draws of their own");
+    assert!(
+        want.iter().all(|samples| samples[0] != samples[1] && samples[1] != samples[2]),
+        "samples are draws of their own"
+    );
     let mut llm = Llm::new(config(26)).unwrap();
     assert_eq!(tokens(&mut llm, requests), want);
     assert!(llm.stats().num_preemptions > 0);

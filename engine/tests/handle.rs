@@ -39,7 +39,8 @@ fn submit(engine: &AsyncEngine, request: engine::GenerationRequest) -> Result<en
 fn streams_of_concurrent_requests_carry_their_own_tokens_to_the_end() {
     let engine = start();
     let streams: Vec<_> = (0..6).map(|i| submit(&engine, request(i, 10, 12, 1)).unwrap()).collect();
-    let together: Vec<Vec<u32>> = streams.into_iter().map(|s| deltas(s).iter().flat_map(|d| d.tokens.iter().map(|t| t.id)).collect()).collect();
+    let together: Vec<Vec<u32>> =
+        streams.into_iter().map(|s| deltas(s).iter().flat_map(|d| d.tokens.iter().map(|t| t.id)).collect()).collect();
     for (i, got) in together.iter().enumerate() {
         let all = deltas(submit(&engine, request(i as u32, 10, 12, 1)).unwrap());
         assert_eq!(*got, all.iter().flat_map(|d| d.tokens.iter().map(|t| t.id)).collect::<Vec<_>>());

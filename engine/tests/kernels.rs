@@ -27,7 +27,8 @@ fn swapping_every_operation_gives_equal_tokens() {
     let want = run(KernelChoice::default());
     let mut swapped = 0;
     for operation in attention_kernels::Operation::ALL {
-        for variant in attention_kernels::variants(operation).into_iter().filter(|v| v.capabilities.isa.is_available()) {
+        for variant in attention_kernels::variants(operation).into_iter().filter(|v| v.capabilities.isa.is_available())
+        {
             let kernels = choice(&format!("[kernels]\n{operation} = \"{}\"", variant.name));
             assert_eq!(run(kernels), want, "{operation} = {}", variant.name);
             swapped += 1;
@@ -41,7 +42,8 @@ fn the_example_file_is_understood_and_obeyed() {
     let kernels = choice(include_str!("../../examples/kernels.toml"));
     assert_eq!(kernels.prefill, "cpu.reference");
     let table = engine::describe_kernels(&EngineConfig { kernels, ..config(20) }).unwrap();
-    let by_name = |line: &&str| line.starts_with("prefill") && line.contains("cpu.reference") && line.contains("by name");
+    let by_name =
+        |line: &&str| line.starts_with("prefill") && line.contains("cpu.reference") && line.contains("by name");
     assert_eq!(table.lines().filter(by_name).count(), 1, "{table}");
     assert_eq!(table.matches(" auto ").count(), 4, "{table}");
 }
@@ -51,7 +53,9 @@ fn a_variant_that_does_not_exist_or_can_not_serve_is_an_error_that_lists_what_co
     let start = |toml: &str| Llm::new(EngineConfig { kernels: choice(toml), ..config(20) }).err().unwrap().to_string();
     let error = start("[kernels]\ndecode = \"cuda.paged_v9\"");
     assert!(error.contains("decode") && error.contains("cuda.paged_v9") && error.contains("cpu.reference"), "{error}");
-    let absent = attention_kernels::variants(attention_kernels::Operation::Linear).into_iter().find(|v| !v.capabilities.isa.is_available());
+    let absent = attention_kernels::variants(attention_kernels::Operation::Linear)
+        .into_iter()
+        .find(|v| !v.capabilities.isa.is_available());
     if let Some(variant) = absent {
         let error = start(&format!("[kernels]\nlinear = \"{}\"", variant.name));
         assert!(error.contains(variant.name) && error.contains("this CPU has no"), "{error}");

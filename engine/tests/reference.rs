@@ -90,8 +90,14 @@ fn run(case: &str, setting: Setting, prompts: &[Prompt]) -> Bits {
     let mut scored = Vec::new();
     let mut take = |completions: Vec<(Completion, Vec<Event>)>| {
         for (completion, events) in completions {
-            let tokens = events.into_iter().filter_map(|e| if let Event::Delta(delta) = e { Some(delta.tokens) } else { None }).flatten();
-            scored.push((completion.outputs[0].token_ids.clone(), tokens.map(|t| t.logprobs.unwrap()).collect::<Vec<_>>()));
+            let tokens = events
+                .into_iter()
+                .filter_map(|e| if let Event::Delta(delta) = e { Some(delta.tokens) } else { None })
+                .flatten();
+            scored.push((
+                completion.outputs[0].token_ids.clone(),
+                tokens.map(|t| t.logprobs.unwrap()).collect::<Vec<_>>(),
+            ));
         }
     };
     if setting.together {
@@ -110,7 +116,9 @@ fn run(case: &str, setting: Setting, prompts: &[Prompt]) -> Bits {
         for (found, want) in logprobs.iter().zip(&prompt.logprobs) {
             assert!((f64::from(found.logprob) - want).abs() < TOLERANCE, "{case} {setting:?}: {found:?}, want {want}");
         }
-        let of = |l: &engine::TokenLogprobs| std::iter::once(l.logprob).chain(l.top.iter().map(|t| t.1)).map(f32::to_bits).collect::<Vec<_>>();
+        let of = |l: &engine::TokenLogprobs| {
+            std::iter::once(l.logprob).chain(l.top.iter().map(|t| t.1)).map(f32::to_bits).collect::<Vec<_>>()
+        };
         bits.push(logprobs.iter().flat_map(of).collect());
     }
     bits
@@ -125,7 +133,14 @@ fn product() -> Vec<Setting> {
                 for block_size in [16, 8, 32] {
                     for threads in [1, 2] {
                         for reference_kernels in [false, true] {
-                            all.push(Setting { block_size, budget, prefix_cache, together, reference_kernels, threads });
+                            all.push(Setting {
+                                block_size,
+                                budget,
+                                prefix_cache,
+                                together,
+                                reference_kernels,
+                                threads,
+                            });
                         }
                     }
                 }
@@ -138,7 +153,14 @@ fn product() -> Vec<Setting> {
 /// Settings until every pair of values of two axes has been seen together (greedy cover of the product).
 fn pairwise(all: &[Setting]) -> Vec<Setting> {
     let axes = |s: &Setting| {
-        [s.block_size, s.budget, usize::from(s.prefix_cache), usize::from(s.together), usize::from(s.reference_kernels), s.threads]
+        [
+            s.block_size,
+            s.budget,
+            usize::from(s.prefix_cache),
+            usize::from(s.together),
+            usize::from(s.reference_kernels),
+            s.threads,
+        ]
     };
     let pairs = |s: &Setting| {
         let v = axes(s);

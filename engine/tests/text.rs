@@ -23,26 +23,15 @@ struct Case {
 }
 
 fn load(case: &str) -> Case {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("tests/text_reference")
-        .join(case);
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/text_reference").join(case);
     let texts = std::fs::read_to_string(folder.join("texts.json")).unwrap();
     let tokenizer = Tokenizer::load(&ModelFiles::open(&folder).unwrap()).unwrap();
     let byte_level = tokenizer.token_to_id("<0x0A>").is_none();
-    Case {
-        tokenizer: Arc::new(tokenizer),
-        texts: serde_json::from_str(&texts).unwrap(),
-        byte_level,
-    }
+    Case { tokenizer: Arc::new(tokenizer), texts: serde_json::from_str(&texts).unwrap(), byte_level }
 }
 
 fn ids(value: &Value) -> Vec<u32> {
-    value
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|id| id.as_u64().unwrap() as u32)
-        .collect()
+    value.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
 }
 
 fn list(value: &Value) -> &[Value] {
@@ -50,12 +39,7 @@ fn list(value: &Value) -> &[Value] {
 }
 
 /// The deltas of `output` behind `prompt`, the last of them from the end of the stream.
-fn deltas(
-    tokenizer: &Arc<Tokenizer>,
-    prompt: &[u32],
-    output: &[u32],
-    skip_special: bool,
-) -> Vec<String> {
+fn deltas(tokenizer: &Arc<Tokenizer>, prompt: &[u32], output: &[u32], skip_special: bool) -> Vec<String> {
     let mut detokenizer = Detokenizer::new(tokenizer.clone(), prompt, skip_special);
     let mut deltas: Vec<String> = output.iter().map(|&id| detokenizer.push(id)).collect();
     deltas.push(detokenizer.finish());
@@ -69,18 +53,11 @@ fn deltas_add_up_to_the_text_behind_the_prompt() {
         let case = load(name);
         for run in list(&case.texts["continuations"]) {
             // Byte fallback breaks whole runs of bytes, which a stream can not take back.
-            let Some(text) = run["text"]
-                .as_str()
-                .filter(|text| case.byte_level || !text.contains(BROKEN))
-            else {
+            let Some(text) = run["text"].as_str().filter(|text| case.byte_level || !text.contains(BROKEN)) else {
                 continue;
             };
             let (prompt, output) = (ids(&run["prompt"]), ids(&run["ids"]));
-            assert_eq!(
-                deltas(&case.tokenizer, &prompt, &output, true).concat(),
-                text,
-                "{name}"
-            );
+            assert_eq!(deltas(&case.tokenizer, &prompt, &output, true).concat(), text, "{name}");
             compared += 1;
         }
     }
@@ -94,19 +71,11 @@ fn deltas_add_up_to_the_decoded_text() {
     for name in CASES {
         let case = load(name);
         for decoded in list(&case.texts["decode"]) {
-            for (skip_special, key) in [
-                (true, "skip_special_tokens"),
-                (false, "keep_special_tokens"),
-            ] {
+            for (skip_special, key) in [(true, "skip_special_tokens"), (false, "keep_special_tokens")] {
                 let text = decoded[key].as_str().unwrap();
                 if case.byte_level || !text.contains(BROKEN) {
-                    let found =
-                        deltas(&case.tokenizer, &[], &ids(&decoded["ids"]), skip_special).concat();
-                    assert_eq!(
-                        found, text,
-                        "{name}, {}, skip special: {skip_special}",
-                        decoded["name"]
-                    );
+                    let found = deltas(&case.tokenizer, &[], &ids(&decoded["ids"]), skip_special).concat();
+                    assert_eq!(found, text, "{name}, {}, skip special: {skip_special}", decoded["name"]);
                     compared += 1;
                 }
             }
@@ -119,49 +88,27 @@ fn deltas_add_up_to_the_decoded_text() {
 fn an_unfinished_character_is_broken_as_the_library_breaks_it() {
     for name in CASES {
         let case = load(name);
-        let euro: Vec<u32> = "\u{20AC}"
-            .bytes()
-            .map(|byte| token_of_byte(&case, byte))
-            .collect();
+        let euro: Vec<u32> = "\u{20AC}".bytes().map(|byte| token_of_byte(&case, byte)).collect();
         let word = case.tokenizer.encode("a", false).unwrap();
-        for output in [
-            &euro[..1],
-            &euro[..2],
-            &[&euro[..2], &word[..]].concat(),
-            &[&word[..], &euro[..1]].concat(),
-        ] {
+        for output in [&euro[..1], &euro[..2], &[&euro[..2], &word[..]].concat(), &[&word[..], &euro[..1]].concat()] {
             let whole = case.tokenizer.decode(output, true).unwrap();
             assert!(whole.contains(BROKEN));
-            assert_eq!(
-                deltas(&case.tokenizer, &[], output, true).concat(),
-                whole,
-                "{name}: {output:?}"
-            );
+            assert_eq!(deltas(&case.tokenizer, &[], output, true).concat(), whole, "{name}: {output:?}");
         }
     }
 }
 
 /// The token that stands for exactly this byte.
 fn token_of_byte(case: &Case, byte: u8) -> u32 {
-    (0..case.tokenizer.vocab_size() as u32)
-        .find(|&id| case.tokenizer.token_bytes(id) == [byte])
-        .unwrap()
+    (0..case.tokenizer.vocab_size() as u32).find(|&id| case.tokenizer.token_bytes(id) == [byte]).unwrap()
 }
 
 #[test]
 fn a_character_that_the_prompt_began_is_given_whole() {
     for name in CASES {
         let case = load(name);
-        let smile: Vec<u32> = "🙂"
-            .bytes()
-            .map(|byte| token_of_byte(&case, byte))
-            .collect();
-        let deltas = deltas(
-            &case.tokenizer,
-            &smile[..3],
-            &[&smile[3..], &smile[..]].concat(),
-            true,
-        );
+        let smile: Vec<u32> = "🙂".bytes().map(|byte| token_of_byte(&case, byte)).collect();
+        let deltas = deltas(&case.tokenizer, &smile[..3], &[&smile[3..], &smile[..]].concat(), true);
         assert_eq!(deltas, ["🙂", "", "", "", "🙂", ""], "{name}");
     }
 }
@@ -173,17 +120,11 @@ fn stop_strings_end_the_text_where_the_reference_says() {
         let case = load(name);
         for run in list(&case.texts["continuations"]) {
             for expected in list(&run["stops"]) {
-                for (include_stop_str_in_output, key) in
-                    [(false, "text"), (true, "text_including_stop")]
-                {
+                for (include_stop_str_in_output, key) in [(false, "text"), (true, "text_including_stop")] {
                     let stop = expected["stop"].as_str().unwrap().to_owned();
-                    let params = GenerationParams {
-                        stop: vec![stop.clone()],
-                        include_stop_str_in_output,
-                        ..Default::default()
-                    };
-                    let mut stream =
-                        TextStream::new(case.tokenizer.clone(), &ids(&run["prompt"]), &params);
+                    let params =
+                        GenerationParams { stop: vec![stop.clone()], include_stop_str_in_output, ..Default::default() };
+                    let mut stream = TextStream::new(case.tokenizer.clone(), &ids(&run["prompt"]), &params);
                     let mut text = String::new();
                     let mut tokens = 0;
                     for id in ids(&run["ids"]) {
@@ -196,11 +137,7 @@ fn stop_strings_end_the_text_where_the_reference_says() {
                         }
                     }
                     assert_eq!(text, expected[key].as_str().unwrap(), "{name}: {stop:?}");
-                    assert_eq!(
-                        tokens,
-                        expected["tokens_until_stop"].as_u64().unwrap(),
-                        "{name}: {stop:?}"
-                    );
+                    assert_eq!(tokens, expected["tokens_until_stop"].as_u64().unwrap(), "{name}: {stop:?}");
                     assert_eq!(stream.finish(), "");
                     compared += 1;
                 }
@@ -215,15 +152,8 @@ fn stop_strings_are_looked_for_behind_min_tokens() {
     let case = load("qwen2");
     let output = [b'a', b'b', b'c'].map(|byte| token_of_byte(&case, byte));
     let stopped_at = |min_tokens| {
-        let sampling = SamplingParams {
-            min_tokens,
-            ..Default::default()
-        };
-        let params = GenerationParams {
-            stop: vec!["b".into()],
-            sampling,
-            ..Default::default()
-        };
+        let sampling = SamplingParams { min_tokens, ..Default::default() };
+        let params = GenerationParams { stop: vec!["b".into()], sampling, ..Default::default() };
         let mut stream = TextStream::new(case.tokenizer.clone(), &[], &params);
         output.iter().position(|&id| stream.push(id).stop.is_some())
     };
@@ -234,15 +164,8 @@ fn stop_strings_are_looked_for_behind_min_tokens() {
 fn what_was_held_back_comes_at_the_end() {
     for name in CASES {
         let case = load(name);
-        let params = GenerationParams {
-            stop: vec!["ab".into()],
-            ..Default::default()
-        };
-        let mut stream = TextStream::new(
-            case.tokenizer.clone(),
-            &[token_of_byte(&case, b'x')],
-            &params,
-        );
+        let params = GenerationParams { stop: vec!["ab".into()], ..Default::default() };
+        let mut stream = TextStream::new(case.tokenizer.clone(), &[token_of_byte(&case, b'x')], &params);
         for byte in [b'a', 0xF0] {
             assert_eq!(stream.push(token_of_byte(&case, byte)).text, "", "{name}");
         }
@@ -257,15 +180,9 @@ fn the_offset_of_a_token_is_the_length_of_the_text_before_it() {
         let case = load(name);
         // Held back by the stop strings or not, offsets count all text.
         for stop in [vec![], vec!["hold me".to_owned(), " x".to_owned()]] {
-            let params = GenerationParams {
-                stop,
-                ..Default::default()
-            };
+            let params = GenerationParams { stop, ..Default::default() };
             let prompt = case.tokenizer.encode("A river", true).unwrap();
-            let output = case
-                .tokenizer
-                .encode("the winter garden hol", false)
-                .unwrap();
+            let output = case.tokenizer.encode("the winter garden hol", false).unwrap();
             let mut stream = TextStream::new(case.tokenizer.clone(), &prompt, &params);
             let mut length = 0;
             for &id in &output {
@@ -275,22 +192,10 @@ fn the_offset_of_a_token_is_the_length_of_the_text_before_it() {
             assert_eq!(stream.offset(), length);
         }
 
-        let smile: Vec<u32> = "🙂"
-            .bytes()
-            .map(|byte| token_of_byte(&case, byte))
-            .collect();
-        let mut stream =
-            TextStream::new(case.tokenizer.clone(), &smile, &GenerationParams::default());
-        let offsets: Vec<usize> = smile
-            .iter()
-            .chain(&smile[..2])
-            .map(|&id| stream.push(id).offset)
-            .collect();
-        assert_eq!(
-            offsets,
-            [0, 0, 0, 0, 1, 1],
-            "{name}: offsets inside of a character are that character's"
-        );
+        let smile: Vec<u32> = "🙂".bytes().map(|byte| token_of_byte(&case, byte)).collect();
+        let mut stream = TextStream::new(case.tokenizer.clone(), &smile, &GenerationParams::default());
+        let offsets: Vec<usize> = smile.iter().chain(&smile[..2]).map(|&id| stream.push(id).offset).collect();
+        assert_eq!(offsets, [0, 0, 0, 0, 1, 1], "{name}: offsets inside of a character are that character's");
     }
 }
 
@@ -329,20 +234,13 @@ proptest! {
 fn pieces(case: &Case, pick: u32, kind: u8) -> Vec<u32> {
     let characters = ["é", "世", "🙂", " "];
     match kind {
-        0 => characters[pick as usize % 4]
-            .bytes()
-            .map(|byte| token_of_byte(case, byte))
-            .collect(),
+        0 => characters[pick as usize % 4].bytes().map(|byte| token_of_byte(case, byte)).collect(),
         // In a byte-level vocabulary stray bytes are welcome; with byte fallback they make a case that is left out.
         1 if case.byte_level => vec![token_of_byte(case, 0x80 + (pick % 0x40) as u8)],
         _ => {
             let id = pick % (case.tokenizer.vocab_size() as u32 + 2);
             let bytes = case.tokenizer.token_bytes(id);
-            if case.byte_level || std::str::from_utf8(&bytes).is_ok() {
-                vec![id]
-            } else {
-                vec![]
-            }
+            if case.byte_level || std::str::from_utf8(&bytes).is_ok() { vec![id] } else { vec![] }
         }
     }
 }

@@ -29,9 +29,7 @@ pub enum LoadError {
         id: String,
     },
     /// The path is a file.
-    #[error(
-        "{path}: found a file; expected a folder in Hugging Face layout: give the folder that holds config.json"
-    )]
+    #[error("{path}: found a file; expected a folder in Hugging Face layout: give the folder that holds config.json")]
     NotAFolder {
         /// The path as given.
         path: String,
@@ -53,9 +51,7 @@ pub enum LoadError {
         source: std::io::Error,
     },
     /// A file is not JSON, or not of the expected structure.
-    #[error(
-        "{file}: found broken JSON ({problem}); expected the file as published: fetch it again"
-    )]
+    #[error("{file}: found broken JSON ({problem}); expected the file as published: fetch it again")]
     Json {
         /// The file.
         file: String,
@@ -75,9 +71,7 @@ pub enum LoadError {
         expected: String,
     },
     /// A decoder family that this engine does not run.
-    #[error(
-        "{file}: found architecture {found}, which is not supported; expected one of {supported}"
-    )]
+    #[error("{file}: found architecture {found}, which is not supported; expected one of {supported}")]
     UnsupportedArchitecture {
         /// The file.
         file: String,
@@ -87,9 +81,7 @@ pub enum LoadError {
         supported: String,
     },
     /// A weight file whose bytes are not what its header or the format says.
-    #[error(
-        "{file}: found {found}; expected {expected}: the file is truncated or damaged, fetch it again"
-    )]
+    #[error("{file}: found {found}; expected {expected}: the file is truncated or damaged, fetch it again")]
     DamagedWeights {
         /// The file.
         file: String,
@@ -123,9 +115,7 @@ pub enum LoadError {
         expected: Vec<usize>,
     },
     /// A tensor is stored in a type that is not understood.
-    #[error(
-        "{file}: tensor {tensor} has dtype {found}; expected F32, F16 or BF16 (an unquantised checkpoint)"
-    )]
+    #[error("{file}: tensor {tensor} has dtype {found}; expected F32, F16 or BF16 (an unquantised checkpoint)")]
     WrongDtype {
         /// The weight file.
         file: String,

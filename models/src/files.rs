@@ -69,10 +69,7 @@ impl ModelFiles {
             ModelFiles::Folder(path) => path
                 .canonicalize()
                 .ok()
-                .and_then(|full| {
-                    full.file_name()
-                        .map(|name| name.to_string_lossy().into_owned())
-                })
+                .and_then(|full| full.file_name().map(|name| name.to_string_lossy().into_owned()))
                 .unwrap_or_else(|| path.display().to_string()),
             ModelFiles::Embedded { name, .. } => (*name).to_string(),
         }
@@ -92,23 +89,13 @@ impl ModelFiles {
     /// When it is missing or can not be opened.
     pub fn bytes(&self, file: &str) -> Result<FileBytes, LoadError> {
         if !self.exists(file) {
-            return Err(self.missing(
-                file,
-                "a checkpoint folder in Hugging Face layout, which holds this file",
-            ));
+            return Err(self.missing(file, "a checkpoint folder in Hugging Face layout, which holds this file"));
         }
         match self {
-            ModelFiles::Folder(folder) => {
-                map(&folder.join(file))
-                    .map(FileBytes::Mapped)
-                    .map_err(|source| LoadError::Io {
-                        file: self.locate(file),
-                        source,
-                    })
-            }
-            ModelFiles::Embedded { .. } => {
-                Ok(FileBytes::Embedded(self.embedded(file).unwrap_or_default()))
-            }
+            ModelFiles::Folder(folder) => map(&folder.join(file))
+                .map(FileBytes::Mapped)
+                .map_err(|source| LoadError::Io { file: self.locate(file), source }),
+            ModelFiles::Embedded { .. } => Ok(FileBytes::Embedded(self.embedded(file).unwrap_or_default())),
         }
     }
 
@@ -117,22 +104,13 @@ impl ModelFiles {
     /// # Errors
     /// When it is missing, not JSON or not of `T`'s structure.
     pub fn read_json<T: DeserializeOwned>(&self, file: &str) -> Result<T, LoadError> {
-        serde_json::from_slice(&self.bytes(file)?).map_err(|error| LoadError::Json {
-            file: self.locate(file),
-            problem: one_line(error),
-        })
+        serde_json::from_slice(&self.bytes(file)?)
+            .map_err(|error| LoadError::Json { file: self.locate(file), problem: one_line(error) })
     }
 
     /// [`read_json`](Self::read_json) of a file that a checkpoint may lack.
-    pub(crate) fn read_optional_json<T: DeserializeOwned + Default>(
-        &self,
-        file: &str,
-    ) -> Result<T, LoadError> {
-        if self.exists(file) {
-            self.read_json(file)
-        } else {
-            Ok(T::default())
-        }
+    pub(crate) fn read_optional_json<T: DeserializeOwned + Default>(&self, file: &str) -> Result<T, LoadError> {
+        if self.exists(file) { self.read_json(file) } else { Ok(T::default()) }
     }
 
     /// `file` with its folder, for messages.
@@ -145,19 +123,15 @@ impl ModelFiles {
 
     /// The error for a file that is not there.
     pub(crate) fn missing(&self, file: &str, expected: &str) -> LoadError {
-        LoadError::MissingFile {
-            file: self.locate(file),
-            expected: expected.to_string(),
-        }
+        LoadError::MissingFile { file: self.locate(file), expected: expected.to_string() }
     }
 
     fn embedded(&self, wanted: &str) -> Option<&'static [u8]> {
         match self {
             ModelFiles::Folder(_) => None,
-            ModelFiles::Embedded { files, .. } => files
-                .iter()
-                .find(|(file, _)| *file == wanted)
-                .map(|(_, bytes)| *bytes),
+            ModelFiles::Embedded { files, .. } => {
+                files.iter().find(|(file, _)| *file == wanted).map(|(_, bytes)| *bytes)
+            }
         }
     }
 }
@@ -173,10 +147,7 @@ fn map(path: &Path) -> std::io::Result<Mmap> {
 fn looks_like_hub_id(path: &str) -> bool {
     let part = |text: &str| {
         text.starts_with(|c: char| c.is_ascii_alphanumeric())
-            && text
-                .chars()
-                .all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.'))
+            && text.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.'))
     };
-    path.split_once('/')
-        .is_some_and(|(organisation, name)| part(organisation) && part(name))
+    path.split_once('/').is_some_and(|(organisation, name)| part(organisation) && part(name))
 }

@@ -36,13 +36,8 @@ impl GenerationDefaults {
     pub fn load(files: &ModelFiles, config: &ModelConfig) -> Result<GenerationDefaults, LoadError> {
         let map: Map<String, Value> = files.read_optional_json(FILE)?;
         let fields = Fields::new(files.locate(FILE), &map);
-        let number = |key: &str,
-                      expected: &str,
-                      in_range: fn(f64) -> bool|
-         -> Result<Option<f32>, LoadError> {
-            Ok(fields
-                .float(key, expected, in_range)?
-                .map(|value| value as f32))
+        let number = |key: &str, expected: &str, in_range: fn(f64) -> bool| -> Result<Option<f32>, LoadError> {
+            Ok(fields.float(key, expected, in_range)?.map(|value| value as f32))
         };
         let eos_token_ids = match fields.token_ids("eos_token_id")? {
             ids if ids.is_empty() => config.eos_token_ids.clone(),
@@ -51,25 +46,15 @@ impl GenerationDefaults {
         Ok(GenerationDefaults {
             eos_token_ids,
             temperature: number("temperature", "a number, at least 0", |value| value >= 0.0)?,
-            top_p: number("top_p", "a number above 0 and at most 1", |value| {
-                value > 0.0 && value <= 1.0
-            })?,
+            top_p: number("top_p", "a number above 0 and at most 1", |value| value > 0.0 && value <= 1.0)?,
             // Both -1 and 0 stand for "all" in checkpoints.
             top_k: match map.get("top_k").and_then(Value::as_i64) {
                 Some(-1) => Some(0),
-                _ => fields
-                    .integer("top_k", 0..=u32::MAX as u64)?
-                    .map(|value| value as u32),
+                _ => fields.integer("top_k", 0..=u32::MAX as u64)?.map(|value| value as u32),
             },
-            min_p: number("min_p", "a number, 0 to 1", |value| {
-                (0.0..=1.0).contains(&value)
-            })?,
-            repetition_penalty: number("repetition_penalty", "a number above 0", |value| {
-                value > 0.0
-            })?,
-            max_new_tokens: fields
-                .integer("max_new_tokens", 1..=u32::MAX as u64)?
-                .map(|value| value as usize),
+            min_p: number("min_p", "a number, 0 to 1", |value| (0.0..=1.0).contains(&value))?,
+            repetition_penalty: number("repetition_penalty", "a number above 0", |value| value > 0.0)?,
+            max_new_tokens: fields.integer("max_new_tokens", 1..=u32::MAX as u64)?.map(|value| value as usize),
         })
     }
 }

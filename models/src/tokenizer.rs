@@ -41,39 +41,20 @@ impl Tokenizer {
     /// When the file is missing or is no tokenizer of the `tokenizers` library.
     pub fn load(files: &ModelFiles) -> Result<Self, LoadError> {
         let file = files.locate(FILE);
-        let unusable = |problem: String| LoadError::Tokenizer {
-            file: file.clone(),
-            problem,
-        };
-        let mut inner = tokenizers::Tokenizer::from_bytes(&*files.bytes(FILE)?)
-            .map_err(|error| unusable(one_line(error)))?;
+        let unusable = |problem: String| LoadError::Tokenizer { file: file.clone(), problem };
+        let mut inner =
+            tokenizers::Tokenizer::from_bytes(&*files.bytes(FILE)?).map_err(|error| unusable(one_line(error)))?;
         inner.with_padding(None);
-        inner
-            .with_truncation(None)
-            .map_err(|error| unusable(one_line(error)))?;
+        inner.with_truncation(None).map_err(|error| unusable(one_line(error)))?;
 
-        let vocab_size = inner
-            .get_vocab(true)
-            .into_values()
-            .max()
-            .map_or(0, |greatest| greatest as usize + 1);
+        let vocab_size = inner.get_vocab(true).into_values().max().map_or(0, |greatest| greatest as usize + 1);
         if vocab_size == 0 {
             return Err(unusable("it has no tokens".to_string()));
         }
-        let special = inner
-            .get_added_tokens_decoder()
-            .into_iter()
-            .filter(|(_, token)| token.special)
-            .map(|(id, _)| id);
+        let special = inner.get_added_tokens_decoder().into_iter().filter(|(_, token)| token.special).map(|(id, _)| id);
         let special = special.collect();
         let spelling = TokenSpelling::of(inner.get_decoder());
-        Ok(Tokenizer {
-            inner,
-            special,
-            vocab_size,
-            spelling,
-            file,
-        })
+        Ok(Tokenizer { inner, special, vocab_size, spelling, file })
     }
 
     /// Whether every id has a row in an embedding of `vocab_size` rows.
@@ -83,11 +64,7 @@ impl Tokenizer {
     pub fn check(&self, vocab_size: usize) -> Result<(), LoadError> {
         if self.vocab_size > vocab_size {
             let file = self.file.clone();
-            return Err(LoadError::TokenizerMismatch {
-                file,
-                greatest_id: self.vocab_size - 1,
-                vocab_size,
-            });
+            return Err(LoadError::TokenizerMismatch { file, greatest_id: self.vocab_size - 1, vocab_size });
         }
         Ok(())
     }
@@ -98,10 +75,8 @@ impl Tokenizer {
     /// # Errors
     /// When the vocabulary has no way to write the text.
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>, TokenizeError> {
-        let encoding = self
-            .inner
-            .encode_fast(text, add_special)
-            .map_err(|error| TokenizeError::Encode(one_line(error)))?;
+        let encoding =
+            self.inner.encode_fast(text, add_special).map_err(|error| TokenizeError::Encode(one_line(error)))?;
         Ok(encoding.get_ids().to_vec())
     }
 
@@ -110,9 +85,7 @@ impl Tokenizer {
     /// # Errors
     /// When the library's decoder fails.
     pub fn decode(&self, ids: &[u32], skip_special: bool) -> Result<String, TokenizeError> {
-        self.inner
-            .decode(ids, skip_special)
-            .map_err(|error| TokenizeError::Decode(one_line(error)))
+        self.inner.decode(ids, skip_special).map_err(|error| TokenizeError::Decode(one_line(error)))
     }
 
     /// The greatest id plus one, added tokens included.
@@ -137,7 +110,6 @@ impl Tokenizer {
 
     /// The raw bytes that the token adds to a text, which may be a part of a character; empty for an unknown id.
     pub fn token_bytes(&self, id: u32) -> Vec<u8> {
-        self.id_to_token(id)
-            .map_or_else(Vec::new, |token| self.spelling.bytes(&token))
+        self.id_to_token(id).map_or_else(Vec::new, |token| self.spelling.bytes(&token))
     }
 }

@@ -51,21 +51,10 @@ impl WeightView<'_> {
     /// The elements as single precision, which holds every value of the three types exactly.
     pub fn to_f32(&self) -> Vec<f32> {
         let halves = |widen: fn(u16) -> f32| {
-            self.data
-                .as_chunks::<2>()
-                .0
-                .iter()
-                .map(|&bytes| widen(u16::from_le_bytes(bytes)))
-                .collect()
+            self.data.as_chunks::<2>().0.iter().map(|&bytes| widen(u16::from_le_bytes(bytes))).collect()
         };
         match self.dtype {
-            WeightDtype::F32 => self
-                .data
-                .as_chunks::<4>()
-                .0
-                .iter()
-                .map(|&bytes| f32::from_le_bytes(bytes))
-                .collect(),
+            WeightDtype::F32 => self.data.as_chunks::<4>().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect(),
             WeightDtype::F16 => halves(|bits| f16::from_bits(bits).to_f32()),
             WeightDtype::BF16 => halves(|bits| bf16::from_bits(bits).to_f32()),
         }
@@ -114,10 +103,9 @@ impl Weights {
         } else if files.exists(SINGLE) {
             weights.read_shard(files, SINGLE)?;
         } else {
-            return Err(files.missing(
-                SINGLE,
-                &format!("it, or shards with {INDEX} (convert other formats to safetensors)"),
-            ));
+            return Err(
+                files.missing(SINGLE, &format!("it, or shards with {INDEX} (convert other formats to safetensors)"))
+            );
         }
         Ok(weights)
     }
@@ -128,10 +116,7 @@ impl Weights {
         shards.sort();
         shards.dedup();
         for shard in shards {
-            let plain = Path::new(shard)
-                .components()
-                .map(|part| matches!(part, Component::Normal(_)))
-                .eq([true]);
+            let plain = Path::new(shard).components().map(|part| matches!(part, Component::Normal(_))).eq([true]);
             if !plain {
                 return Err(LoadError::Setting {
                     file: self.listing.clone(),
@@ -141,17 +126,11 @@ impl Weights {
                 });
             }
             if !files.exists(shard) {
-                return Err(
-                    files.missing(shard, &format!("this shard, which {INDEX} lists: fetch it"))
-                );
+                return Err(files.missing(shard, &format!("this shard, which {INDEX} lists: fetch it")));
             }
             self.read_shard(files, shard)?;
         }
-        match index
-            .weight_map
-            .iter()
-            .find(|(tensor, _)| !self.tensors.contains_key(*tensor))
-        {
+        match index.weight_map.iter().find(|(tensor, _)| !self.tensors.contains_key(*tensor)) {
             None => Ok(()),
             Some((tensor, shard)) => Err(LoadError::MissingTensor {
                 file: files.locate(shard),
@@ -164,26 +143,16 @@ impl Weights {
     fn read_shard(&mut self, files: &ModelFiles, name: &str) -> Result<(), LoadError> {
         let file = files.locate(name);
         let bytes = files.bytes(name)?;
-        let (metadata, data_start) =
-            read_header(&bytes).map_err(|(found, expected)| LoadError::DamagedWeights {
-                file: file.clone(),
-                found,
-                expected,
-            })?;
+        let (metadata, data_start) = read_header(&bytes).map_err(|(found, expected)| LoadError::DamagedWeights {
+            file: file.clone(),
+            found,
+            expected,
+        })?;
         let shard = self.shards.len();
-        self.tensors
-            .extend(metadata.tensors().into_iter().map(|(name, info)| {
-                let data = data_start + info.data_offsets.0..data_start + info.data_offsets.1;
-                (
-                    name,
-                    Entry {
-                        shard,
-                        dtype: info.dtype,
-                        shape: info.shape.clone(),
-                        data,
-                    },
-                )
-            }));
+        self.tensors.extend(metadata.tensors().into_iter().map(|(name, info)| {
+            let data = data_start + info.data_offsets.0..data_start + info.data_offsets.1;
+            (name, Entry { shard, dtype: info.dtype, shape: info.shape.clone(), data })
+        }));
         self.shards.push(Shard { file, bytes });
         Ok(())
     }
@@ -222,20 +191,12 @@ impl Weights {
 
     /// Bytes of all tensors together.
     pub fn total_bytes(&self) -> u64 {
-        self.tensors
-            .values()
-            .map(|entry| entry.data.len() as u64)
-            .sum()
+        self.tensors.values().map(|entry| entry.data.len() as u64).sum()
     }
 
     fn find(&self, name: &str) -> Option<(&str, &Entry)> {
-        let other = name
-            .strip_prefix("model.")
-            .map_or_else(|| format!("model.{name}"), str::to_string);
-        let found = self
-            .tensors
-            .get_key_value(name)
-            .or_else(|| self.tensors.get_key_value(&other));
+        let other = name.strip_prefix("model.").map_or_else(|| format!("model.{name}"), str::to_string);
+        let found = self.tensors.get_key_value(name).or_else(|| self.tensors.get_key_value(&other));
         found.map(|(name, entry)| (name.as_str(), entry))
     }
 
@@ -268,23 +229,14 @@ impl Weights {
 fn read_header(bytes: &[u8]) -> Result<(Metadata, usize), (String, String)> {
     let found = format!("{} bytes", bytes.len());
     let Some((length, rest)) = bytes.split_first_chunk::<LENGTH_BYTES>() else {
-        return Err((
-            found,
-            format!("at least {LENGTH_BYTES}, the length of a safetensors header"),
-        ));
+        return Err((found, format!("at least {LENGTH_BYTES}, the length of a safetensors header")));
     };
     let length = u64::from_le_bytes(*length);
-    let Some(header) = usize::try_from(length)
-        .ok()
-        .and_then(|length| rest.get(..length))
-    else {
+    let Some(header) = usize::try_from(length).ok().and_then(|length| rest.get(..length)) else {
         return Err((found, format!("a header of {length} bytes and the tensors")));
     };
     let metadata: Metadata = serde_json::from_slice(header).map_err(|error| {
-        (
-            format!("a header that can not be read ({})", one_line(error)),
-            "a safetensors header".to_string(),
-        )
+        (format!("a header that can not be read ({})", one_line(error)), "a safetensors header".to_string())
     })?;
     let data_start = LENGTH_BYTES + header.len();
     let expected = data_start.saturating_add(metadata.data_len());

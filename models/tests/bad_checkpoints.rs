@@ -6,9 +6,7 @@ mod common;
 use std::path::Path;
 
 use common::{Copy, files, folder, message};
-use models::{
-    ChatTemplate, GenerationDefaults, LoadError, ModelConfig, ModelFiles, Tokenizer, Weights,
-};
+use models::{ChatTemplate, GenerationDefaults, LoadError, ModelConfig, ModelFiles, Tokenizer, Weights};
 use serde_json::{Value, json};
 
 const CONFIG: &str = "config.json";
@@ -20,16 +18,10 @@ fn config_with(case: &str, keys: Value) -> Result<ModelConfig, LoadError> {
 #[test]
 fn a_path_that_is_no_folder_is_told_what_it_is() {
     let open = |path: &str| ModelFiles::open(Path::new(path));
-    message(
-        open("./no/such/folder"),
-        &["./no/such/folder", "no such folder", "Hugging Face layout"],
-    );
+    message(open("./no/such/folder"), &["./no/such/folder", "no such folder", "Hugging Face layout"]);
     message(open("nowhere"), &["nowhere: no such folder"]);
     message(open("/no/such"), &["/no/such: no such folder"]);
-    let hub = message(
-        open("some-org/Some_Model-7B.v2"),
-        &["some-org/Some_Model-7B.v2", "hub id", "give its folder"],
-    );
+    let hub = message(open("some-org/Some_Model-7B.v2"), &["some-org/Some_Model-7B.v2", "hub id", "give its folder"]);
     assert!(hub.contains("downloading is not there yet"), "{hub}");
     for not_hub in ["a/b/c", "../model", "~/model", "a/", "/a", "a b/c"] {
         let said = message(open(not_hub), &[not_hub]);
@@ -37,55 +29,26 @@ fn a_path_that_is_no_folder_is_told_what_it_is() {
     }
     message(open("two\nlines/model"), &["two lines/model"]);
     let file = folder("llama").join(CONFIG);
-    message(
-        ModelFiles::open(&file),
-        &["config.json", "found a file", "folder that holds"],
-    );
+    message(ModelFiles::open(&file), &["config.json", "found a file", "folder that holds"]);
 }
 
 #[test]
 fn a_folder_without_a_file_names_that_file() {
     let missing = |file: &str| Copy::of("llama").remove(file);
-    message(
-        ModelConfig::load(&missing(CONFIG).files()),
-        &[CONFIG, "not found"],
-    );
-    message(
-        Tokenizer::load(&missing("tokenizer.json").files()),
-        &["tokenizer.json", "not found"],
-    );
-    message(
-        Weights::open(&missing("model.safetensors").files()),
-        &["model.safetensors", "not found"],
-    );
+    message(ModelConfig::load(&missing(CONFIG).files()), &[CONFIG, "not found"]);
+    message(Tokenizer::load(&missing("tokenizer.json").files()), &["tokenizer.json", "not found"]);
+    message(Weights::open(&missing("model.safetensors").files()), &["model.safetensors", "not found"]);
 }
 
 #[test]
 fn broken_json_names_the_file_and_the_place() {
-    for broken in [
-        "",
-        "{",
-        "[1, 2]",
-        "\"text\"",
-        "{\"a\": }",
-        "\u{0}",
-        "{\n\"a\": tru\n}",
-    ] {
+    for broken in ["", "{", "[1, 2]", "\"text\"", "{\"a\": }", "\u{0}", "{\n\"a\": tru\n}"] {
         let copy = |file: &str| Copy::of("llama").write(file, broken);
-        message(
-            ModelConfig::load(&copy(CONFIG).files()),
-            &[CONFIG, "JSON", "line"],
-        );
+        message(ModelConfig::load(&copy(CONFIG).files()), &[CONFIG, "JSON", "line"]);
         for file in ["tokenizer_config.json", "special_tokens_map.json"] {
-            message(
-                ChatTemplate::load(&copy(file).files()),
-                &[file, "JSON", "line"],
-            );
+            message(ChatTemplate::load(&copy(file).files()), &[file, "JSON", "line"]);
         }
-        message(
-            Tokenizer::load(&copy("tokenizer.json").files()),
-            &["tokenizer.json", "can not be used"],
-        );
+        message(Tokenizer::load(&copy("tokenizer.json").files()), &["tokenizer.json", "can not be used"]);
         let config = ModelConfig::load(&files("llama")).unwrap();
         let defaults = GenerationDefaults::load(&copy("generation_config.json").files(), &config);
         message(defaults, &["generation_config.json", "JSON", "line"]);
@@ -109,28 +72,14 @@ fn an_architecture_that_is_not_supported_is_told_which_are() {
         "two\nlines",
     ] {
         let shown = name.replace('\n', " ");
-        message(
-            config_with("llama", json!({"architectures": [name]})),
-            &[CONFIG, &shown, supported],
-        );
+        message(config_with("llama", json!({"architectures": [name]})), &[CONFIG, &shown, supported]);
     }
     let by_type = json!({"architectures": null, "model_type": "gpt2"});
     message(config_with("llama", by_type), &[CONFIG, "gpt2", supported]);
     let nothing = json!({"architectures": null, "model_type": null});
-    message(
-        config_with("llama", nothing),
-        &[CONFIG, "no name", supported],
-    );
-    for wrong in [
-        json!([]),
-        json!("LlamaForCausalLM"),
-        json!([1]),
-        json!(["LlamaForCausalLM", "MistralForCausalLM"]),
-    ] {
-        message(
-            config_with("llama", json!({ "architectures": wrong })),
-            &[CONFIG, "`architectures`", "expected"],
-        );
+    message(config_with("llama", nothing), &[CONFIG, "no name", supported]);
+    for wrong in [json!([]), json!("LlamaForCausalLM"), json!([1]), json!(["LlamaForCausalLM", "MistralForCausalLM"])] {
+        message(config_with("llama", json!({ "architectures": wrong })), &[CONFIG, "`architectures`", "expected"]);
     }
 }
 
@@ -147,33 +96,16 @@ fn a_size_that_makes_no_sense_names_its_key_and_value() {
         "head_dim",
     ];
     for key in keys {
-        for value in [
-            json!(0),
-            json!(-1),
-            json!(1.5),
-            json!("64"),
-            json!([64]),
-            json!(true),
-            json!(u64::MAX),
-            json!(1e300),
-        ] {
-            let parts = [
-                CONFIG,
-                &format!("`{key}` is {value}"),
-                "expected an integer, 1 to ",
-            ];
+        for value in
+            [json!(0), json!(-1), json!(1.5), json!("64"), json!([64]), json!(true), json!(u64::MAX), json!(1e300)]
+        {
+            let parts = [CONFIG, &format!("`{key}` is {value}"), "expected an integer, 1 to "];
             message(config_with("llama", json!({ key: value })), &parts);
         }
         if !matches!(key, "num_key_value_heads" | "head_dim") {
-            message(
-                config_with("llama", json!({ key: null })),
-                &[CONFIG, &format!("`{key}` is null"), "expected"],
-            );
+            message(config_with("llama", json!({ key: null })), &[CONFIG, &format!("`{key}` is null"), "expected"]);
             let copy = Copy::of("llama").drop_key(CONFIG, key);
-            message(
-                ModelConfig::load(&copy.files()),
-                &[CONFIG, &format!("`{key}` is missing"), "expected"],
-            );
+            message(ModelConfig::load(&copy.files()), &[CONFIG, &format!("`{key}` is missing"), "expected"]);
         }
     }
     message(
@@ -184,35 +116,17 @@ fn a_size_that_makes_no_sense_names_its_key_and_value() {
         config_with("llama", json!({"num_key_value_heads": 8})),
         &[CONFIG, "`num_key_value_heads` is 8", "divisor"],
     );
-    message(
-        config_with("llama", json!({"head_dim": 33})),
-        &[CONFIG, "`head_dim` is 33", "even"],
-    );
+    message(config_with("llama", json!({"head_dim": 33})), &[CONFIG, "`head_dim` is 33", "even"]);
     let odd = json!({"head_dim": null, "hidden_size": 60});
-    message(
-        config_with("llama", odd),
-        &[CONFIG, "`hidden_size` is 60", "15 is odd"],
-    );
+    message(config_with("llama", odd), &[CONFIG, "`hidden_size` is 60", "15 is odd"]);
     let uneven = json!({"head_dim": null, "hidden_size": 66});
-    message(
-        config_with("llama", uneven),
-        &[
-            CONFIG,
-            "`hidden_size` is 66",
-            "multiple of `num_attention_heads`, 4",
-        ],
-    );
+    message(config_with("llama", uneven), &[CONFIG, "`hidden_size` is 66", "multiple of `num_attention_heads`, 4"]);
 }
 
 #[test]
 fn an_option_that_is_not_supported_is_refused_by_name() {
     let cases = [
-        (
-            "llama",
-            json!({"hidden_act": "gelu"}),
-            "`hidden_act` is \"gelu\"",
-            "\"silu\"",
-        ),
+        ("llama", json!({"hidden_act": "gelu"}), "`hidden_act` is \"gelu\"", "\"silu\""),
         (
             "llama",
             json!({"rope_scaling": {"rope_type": "yarn", "factor": 4}}),
@@ -225,18 +139,8 @@ fn an_option_that_is_not_supported_is_refused_by_name() {
             "`rope_scaling.type` is \"dynamic\"",
             "linear",
         ),
-        (
-            "qwen2",
-            json!({"rope_parameters": {"rope_type": "longrope"}}),
-            "`rope_parameters.rope_type`",
-            "default",
-        ),
-        (
-            "llama",
-            json!({"partial_rotary_factor": 0.5}),
-            "`partial_rotary_factor` is 0.5",
-            "expected 1",
-        ),
+        ("qwen2", json!({"rope_parameters": {"rope_type": "longrope"}}), "`rope_parameters.rope_type`", "default"),
+        ("llama", json!({"partial_rotary_factor": 0.5}), "`partial_rotary_factor` is 0.5", "expected 1"),
         (
             "llama",
             json!({"rope_parameters": {"partial_rotary_factor": 0.5}}),
@@ -249,12 +153,7 @@ fn an_option_that_is_not_supported_is_refused_by_name() {
             "`quantization_config.quant_method` is \"gptq\"",
             "F16",
         ),
-        (
-            "llama",
-            json!({"quantization_config": {"bits": 4}}),
-            "`quantization_config` is {\"bits\":4}",
-            "unquantised",
-        ),
+        ("llama", json!({"quantization_config": {"bits": 4}}), "`quantization_config` is {\"bits\":4}", "unquantised"),
     ];
     for (case, keys, found, expected) in cases {
         message(config_with(case, keys), &[CONFIG, found, expected]);
@@ -265,99 +164,37 @@ fn an_option_that_is_not_supported_is_refused_by_name() {
 fn a_value_of_the_wrong_kind_is_refused() {
     let llama3 = |changes: Value| {
         let mut scaling = json!({"rope_type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4});
-        scaling
-            .as_object_mut()
-            .unwrap()
-            .extend(changes.as_object().unwrap().clone());
+        scaling.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
         json!({ "rope_scaling": scaling })
     };
     let cases = [
         ("llama", json!({"rms_norm_eps": 0}), "`rms_norm_eps` is 0"),
-        (
-            "llama",
-            json!({"rms_norm_eps": "small"}),
-            "`rms_norm_eps` is \"small\"",
-        ),
+        ("llama", json!({"rms_norm_eps": "small"}), "`rms_norm_eps` is \"small\""),
         ("llama", json!({"rope_theta": -1}), "`rope_theta` is -1"),
-        (
-            "llama",
-            json!({"rope_scaling": "linear"}),
-            "`rope_scaling` is \"linear\"",
-        ),
-        (
-            "llama",
-            json!({"rope_scaling": {"rope_type": "linear"}}),
-            "`rope_scaling.factor` is missing",
-        ),
-        (
-            "llama",
-            json!({"rope_scaling": {"rope_type": "linear", "factor": 0.5}}),
-            "`rope_scaling.factor` is 0.5",
-        ),
-        (
-            "llama",
-            llama3(json!({"low_freq_factor": null})),
-            "`rope_scaling.low_freq_factor` is null",
-        ),
-        (
-            "llama",
-            llama3(json!({"high_freq_factor": 1})),
-            "`rope_scaling.high_freq_factor` is 1",
-        ),
+        ("llama", json!({"rope_scaling": "linear"}), "`rope_scaling` is \"linear\""),
+        ("llama", json!({"rope_scaling": {"rope_type": "linear"}}), "`rope_scaling.factor` is missing"),
+        ("llama", json!({"rope_scaling": {"rope_type": "linear", "factor": 0.5}}), "`rope_scaling.factor` is 0.5"),
+        ("llama", llama3(json!({"low_freq_factor": null})), "`rope_scaling.low_freq_factor` is null"),
+        ("llama", llama3(json!({"high_freq_factor": 1})), "`rope_scaling.high_freq_factor` is 1"),
         (
             "llama",
             llama3(json!({"original_max_position_embeddings": 0})),
             "`rope_scaling.original_max_position_embeddings` is 0",
         ),
-        (
-            "llama",
-            json!({"attention_bias": "no"}),
-            "`attention_bias` is \"no\"",
-        ),
-        (
-            "llama",
-            json!({"tie_word_embeddings": 1}),
-            "`tie_word_embeddings` is 1",
-        ),
+        ("llama", json!({"attention_bias": "no"}), "`attention_bias` is \"no\""),
+        ("llama", json!({"tie_word_embeddings": 1}), "`tie_word_embeddings` is 1"),
         ("llama", json!({"eos_token_id": -1}), "`eos_token_id` is -1"),
-        (
-            "llama",
-            json!({"eos_token_id": [1, "x"]}),
-            "`eos_token_id` is [1,\"x\"]",
-        ),
-        (
-            "mistral-sliding",
-            json!({"sliding_window": 0}),
-            "`sliding_window` is 0",
-        ),
-        (
-            "qwen2",
-            json!({"use_sliding_window": "yes"}),
-            "`use_sliding_window` is \"yes\"",
-        ),
-        (
-            "qwen2",
-            json!({"layer_types": ["full_attention"]}),
-            "`layer_types` is [\"full_attention\"]",
-        ),
-        (
-            "qwen2",
-            json!({"layer_types": ["linear_attention", "x", "y"]}),
-            "`layer_types` is [\"linear_attention\"",
-        ),
-        (
-            "qwen2",
-            json!({"layer_types": vec!["sliding_attention"; 3]}),
-            "`layer_types` is",
-        ),
+        ("llama", json!({"eos_token_id": [1, "x"]}), "`eos_token_id` is [1,\"x\"]"),
+        ("mistral-sliding", json!({"sliding_window": 0}), "`sliding_window` is 0"),
+        ("qwen2", json!({"use_sliding_window": "yes"}), "`use_sliding_window` is \"yes\""),
+        ("qwen2", json!({"layer_types": ["full_attention"]}), "`layer_types` is [\"full_attention\"]"),
+        ("qwen2", json!({"layer_types": ["linear_attention", "x", "y"]}), "`layer_types` is [\"linear_attention\""),
+        ("qwen2", json!({"layer_types": vec!["sliding_attention"; 3]}), "`layer_types` is"),
     ];
     for (case, keys, found) in cases {
         message(config_with(case, keys), &[CONFIG, found, "; expected "]);
     }
-    let long = message(
-        config_with("llama", json!({"eos_token_id": "x".repeat(10_000)})),
-        &[CONFIG, "`eos_token_id`"],
-    );
+    let long = message(config_with("llama", json!({"eos_token_id": "x".repeat(10_000)})), &[CONFIG, "`eos_token_id`"]);
     assert!(long.len() < 400, "{} bytes", long.len());
 }
 
@@ -366,44 +203,23 @@ fn a_tokenizer_of_another_model_is_refused() {
     let tokenizer = Tokenizer::load(&files("qwen2")).unwrap();
     assert_eq!(tokenizer.vocab_size(), 592);
     tokenizer.check(592).unwrap();
-    message(
-        tokenizer.check(591),
-        &[
-            "tokenizer.json",
-            "token id 591",
-            "below 591",
-            "another model",
-        ],
-    );
+    message(tokenizer.check(591), &["tokenizer.json", "token id 591", "below 591", "another model"]);
 }
 
 #[test]
 fn a_tokenizer_that_can_not_be_built_is_refused() {
     let load = |copy: Copy| Tokenizer::load(&copy.files());
     let parts = ["tokenizer.json", "can not be used", "tokenizers"];
+    message(load(Copy::of("llama").edit("tokenizer.json", |json| json["model"]["type"] = json!("Nope"))), &parts);
     message(
-        load(Copy::of("llama").edit("tokenizer.json", |json| {
-            json["model"]["type"] = json!("Nope")
-        })),
+        load(Copy::of("llama").edit("tokenizer.json", |json| json["model"]["merges"] = json!([["no", "pe"]]))),
         &parts,
     );
-    message(
-        load(Copy::of("llama").edit("tokenizer.json", |json| {
-            json["model"]["merges"] = json!([["no", "pe"]])
-        })),
-        &parts,
-    );
-    message(
-        load(Copy::of("llama").set("tokenizer.json", json!({"decoder": {"type": "Nope"}}))),
-        &parts,
-    );
+    message(load(Copy::of("llama").set("tokenizer.json", json!({"decoder": {"type": "Nope"}}))), &parts);
     let empty = |json: &mut Value| {
         *json = json!({"version": "1.0", "added_tokens": [], "model": {"type": "BPE", "vocab": {}, "merges": []}});
     };
-    message(
-        load(Copy::of("llama").edit("tokenizer.json", empty)),
-        &["tokenizer.json", "no tokens"],
-    );
+    message(load(Copy::of("llama").edit("tokenizer.json", empty)), &["tokenizer.json", "no tokens"]);
 }
 
 #[test]
@@ -412,50 +228,24 @@ fn embedded_files_read_like_a_folder_and_name_themselves_in_errors() {
         name: "demo",
         files: &[
             ("config.json", include_bytes!("reference/llama/config.json")),
-            (
-                "model.safetensors",
-                include_bytes!("reference/llama/model.safetensors"),
-            ),
+            ("model.safetensors", include_bytes!("reference/llama/model.safetensors")),
             ("tokenizer_config.json", b"{"),
         ],
     };
     let folder = files("llama");
-    assert_eq!(
-        (FILES.name(), folder.name()),
-        ("demo".to_string(), "llama".to_string())
-    );
-    assert_eq!(
-        ModelConfig::load(&FILES).unwrap(),
-        ModelConfig::load(&folder).unwrap()
-    );
-    let (embedded, mapped) = (
-        Weights::open(&FILES).unwrap(),
-        Weights::open(&folder).unwrap(),
-    );
+    assert_eq!((FILES.name(), folder.name()), ("demo".to_string(), "llama".to_string()));
+    assert_eq!(ModelConfig::load(&FILES).unwrap(), ModelConfig::load(&folder).unwrap());
+    let (embedded, mapped) = (Weights::open(&FILES).unwrap(), Weights::open(&folder).unwrap());
     for name in mapped.names() {
-        assert_eq!(
-            embedded.get(name).unwrap().data,
-            mapped.get(name).unwrap().data
-        );
+        assert_eq!(embedded.get(name).unwrap().data, mapped.get(name).unwrap().data);
     }
-    message(
-        Tokenizer::load(&FILES),
-        &["demo/tokenizer.json", "not found"],
-    );
-    message(
-        ChatTemplate::load(&FILES),
-        &["demo/tokenizer_config.json", "JSON"],
-    );
+    message(Tokenizer::load(&FILES), &["demo/tokenizer.json", "not found"]);
+    message(ChatTemplate::load(&FILES), &["demo/tokenizer_config.json", "JSON"]);
 }
 
 #[test]
 fn a_file_that_can_not_be_read_is_named() {
     // A folder where a file should be counts as no file.
-    let copy = Copy::of("llama")
-        .remove("tokenizer.json")
-        .write("tokenizer.json/inside", "");
-    message(
-        Tokenizer::load(&copy.files()),
-        &["tokenizer.json", "not found"],
-    );
+    let copy = Copy::of("llama").remove("tokenizer.json").write("tokenizer.json/inside", "");
+    message(Tokenizer::load(&copy.files()), &["tokenizer.json", "not found"]);
 }

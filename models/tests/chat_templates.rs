@@ -8,9 +8,7 @@ use models::{ChatInput, ChatTemplate, TemplateError};
 use serde_json::{Map, Value, json};
 
 fn template(source: &str) -> ChatTemplate {
-    ChatTemplate::load(&with_template(source).files())
-        .unwrap()
-        .unwrap()
+    ChatTemplate::load(&with_template(source).files()).unwrap().unwrap()
 }
 
 fn with_template(source: &str) -> Copy {
@@ -75,18 +73,9 @@ fn templates_print_what_transformers_prints() {
             "{{ none }}|{{ true }}|{{ 1e16 }}|{{ nope }}|{{ [1,'a'] }}|{{ 1|string + 'x' }}",
             "None|True|1e+16||[1, 'a']|1x",
         ),
-        (
-            "{{ {1.5: 2, none: 3}|tojson }} {{ {1: 'a'} }}",
-            r#"{"1.5": 2, "null": 3} {1: 'a'}"#,
-        ),
-        (
-            "a\n{% if true %}\n  b\n  {% endif %}\n{# c #}\nd\n",
-            "a\n  b\nd",
-        ),
-        (
-            "{%- for m in messages -%}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}!",
-            "hi!",
-        ),
+        ("{{ {1.5: 2, none: 3}|tojson }} {{ {1: 'a'} }}", r#"{"1.5": 2, "null": 3} {1: 'a'}"#),
+        ("a\n{% if true %}\n  b\n  {% endif %}\n{# c #}\nd\n", "a\n  b\nd"),
+        ("{%- for m in messages -%}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}!", "hi!"),
         (
             "{% for i in range(5) %}{% if i == 1 %}{% continue %}{% endif %}{% if i == 3 %}{% break %}{% endif %}{{ i }}{% endfor %}",
             "02",
@@ -99,10 +88,7 @@ fn templates_print_what_transformers_prints() {
             "{{ ['a','b']|join(', ') }} {{ 'a b'.split(' ')|tojson }} {{ messages|map(attribute='role')|list|tojson }}",
             r#"a, b ["a", "b"] ["user"]"#,
         ),
-        (
-            "{{ 'x' ~ 1.0 ~ true ~ none }} {{ 'ab'[::-1] }} {{ 7 // 2 }} {{ 2 ** 3 }}",
-            "x1.0TrueNone ba 3 8",
-        ),
+        ("{{ 'x' ~ 1.0 ~ true ~ none }} {{ 'ab'[::-1] }} {{ 7 // 2 }} {{ 2 ** 3 }}", "x1.0TrueNone ba 3 8"),
         (
             "{{ messages[0].items()|list|length }} {{ messages[0].get('no', 'd') }} {{ messages[0]['no'] is defined }}",
             "3 d False",
@@ -111,37 +97,22 @@ fn templates_print_what_transformers_prints() {
             "{% set ns = namespace(x=1) %}{% set ns.x = ns.x + 1 %}{{ ns.x }} {{ 'a'.startswith('a') }} {{ 'xxaxx'.strip('x') }} {{ 'a\nb'.splitlines() }}",
             "2 True a ['a', 'b']",
         ),
-        (
-            "{{ bos_token }}{{ eos_token }}{{ pad_token }}{{ sep_token is defined }}",
-            "<s></s></s>False",
-        ),
+        ("{{ bos_token }}{{ eos_token }}{{ pad_token }}{{ sep_token is defined }}", "<s></s></s>False"),
     ];
     for (source, expected) in cases {
         assert_eq!(
-            render(
-                &template(&format!("{extra}{source}")),
-                messages.clone(),
-                |_| ()
-            )
-            .unwrap(),
+            render(&template(&format!("{extra}{source}")), messages.clone(), |_| ()).unwrap(),
             expected,
             "{source}"
         );
     }
     let undefined = render(&template("{{ nope|tojson }}"), messages, |_| ());
-    assert!(
-        matches!(undefined, Err(TemplateError::Failed(message)) if message.contains("undefined"))
-    );
+    assert!(matches!(undefined, Err(TemplateError::Failed(message)) if message.contains("undefined")));
 }
 
 #[test]
 fn a_date_is_written_in_the_form_that_the_template_asks_for() {
-    let date = render(
-        &template("{{ strftime_now('%Y-%m-%d') }}"),
-        json!([]),
-        |_| (),
-    )
-    .unwrap();
+    let date = render(&template("{{ strftime_now('%Y-%m-%d') }}"), json!([]), |_| ()).unwrap();
     let shape: Vec<usize> = date.split('-').map(str::len).collect();
     assert_eq!(shape, [4, 2, 2], "{date}");
     assert!(date.as_str() >= "2024-01-01", "{date}");
@@ -151,10 +122,7 @@ fn a_date_is_written_in_the_form_that_the_template_asks_for() {
 fn a_template_file_wins_over_the_tokenizer_config() {
     let copy = with_template("from the config").write("chat_template.jinja", "from the file");
     let template = ChatTemplate::load(&copy.files()).unwrap().unwrap();
-    assert_eq!(
-        render(&template, json!([]), |_| ()).unwrap(),
-        "from the file"
-    );
+    assert_eq!(render(&template, json!([]), |_| ()).unwrap(), "from the file");
 }
 
 #[test]
@@ -164,23 +132,14 @@ fn the_tool_template_is_taken_when_tools_are_given() {
         {"name": "tool_use", "template": "{{ tools|length }} tools"},
         {"name": "rag", "template": "{{ documents }}"},
     ]);
-    let in_config =
-        Copy::of("llama").set("tokenizer_config.json", json!({ "chat_template": named }));
+    let in_config = Copy::of("llama").set("tokenizer_config.json", json!({ "chat_template": named }));
     let in_files = Copy::of("llama")
         .write("chat_template.jinja", "plain")
-        .write(
-            "additional_chat_templates/tool_use.jinja",
-            "{{ tools|length }} tools",
-        );
+        .write("additional_chat_templates/tool_use.jinja", "{{ tools|length }} tools");
     for copy in [in_config, in_files] {
         let template = ChatTemplate::load(&copy.files()).unwrap().unwrap();
         assert_eq!(render(&template, json!([]), |_| ()).unwrap(), "plain");
-        assert_eq!(
-            render(&template, json!([]), |request| request.tools =
-                Some(json!([1, 2])))
-            .unwrap(),
-            "2 tools"
-        );
+        assert_eq!(render(&template, json!([]), |request| request.tools = Some(json!([1, 2]))).unwrap(), "2 tools");
     }
 }
 
@@ -189,10 +148,7 @@ fn a_checkpoint_with_a_tool_template_only_says_so_to_plain_requests() {
     let named = json!([{"name": "tool_use", "template": "tools"}]);
     let copy = Copy::of("llama").set("tokenizer_config.json", json!({ "chat_template": named }));
     let template = ChatTemplate::load(&copy.files()).unwrap().unwrap();
-    assert!(matches!(
-        render(&template, json!([]), |_| ()),
-        Err(TemplateError::ToolsOnly)
-    ));
+    assert!(matches!(render(&template, json!([]), |_| ()), Err(TemplateError::ToolsOnly)));
 }
 
 #[test]
@@ -207,16 +163,10 @@ fn a_checkpoint_may_have_no_template() {
 #[test]
 fn special_tokens_may_be_objects_and_fall_back_to_their_own_file() {
     let copy = with_template("{{ bos_token }}{{ eos_token }}{{ unk_token }}")
-        .set(
-            "tokenizer_config.json",
-            json!({"bos_token": {"content": "<B>"}, "eos_token": null}),
-        )
+        .set("tokenizer_config.json", json!({"bos_token": {"content": "<B>"}, "eos_token": null}))
         .drop_key("tokenizer_config.json", "unk_token");
     let template = ChatTemplate::load(&copy.files()).unwrap().unwrap();
-    assert_eq!(
-        render(&template, json!([]), |_| ()).unwrap(),
-        "<B></s><unk>"
-    );
+    assert_eq!(render(&template, json!([]), |_| ()).unwrap(), "<B></s><unk>");
 }
 
 #[test]
@@ -224,44 +174,28 @@ fn a_request_adds_variables_but_can_not_replace_the_messages() {
     let template = template("{{ messages|length }} {{ extra }} {{ bos_token }}");
     let kwargs = json!({"extra": "E", "messages": [1, 2, 3], "bos_token": "B"});
     let kwargs = kwargs.as_object().unwrap().clone();
-    assert_eq!(
-        render(&template, json!([]), |request| request.kwargs = kwargs).unwrap(),
-        "0 E B"
-    );
+    assert_eq!(render(&template, json!([]), |request| request.kwargs = kwargs).unwrap(), "0 E B");
 }
 
 #[test]
 fn reasoning_is_found_under_each_of_its_names() {
-    let template =
-        template("{% for m in messages %}[{{ m.reasoning_content }} {{ m.thinking }}]{% endfor %}");
+    let template = template("{% for m in messages %}[{{ m.reasoning_content }} {{ m.thinking }}]{% endfor %}");
     let messages = json!([{"reasoning": "a"}, {"thinking": "b"}, {"reasoning_content": "c", "thinking": "d"}, {}]);
-    assert_eq!(
-        render(&template, messages, |_| ()).unwrap(),
-        "[a a][b b][c d][ ]"
-    );
+    assert_eq!(render(&template, messages, |_| ()).unwrap(), "[a a][b b][c d][ ]");
 }
 
 const PLAIN: &str = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</s>{% endfor %}";
 const TRIMMED: &str = "{% for m in messages %}<{{ m.role }}>{{ m.content|trim }}</s>{% endfor %}";
 
 fn continued(source: &str, messages: Value) -> Result<String, TemplateError> {
-    render(&template(source), messages, |request| {
-        request.continue_final_message = true
-    })
+    render(&template(source), messages, |request| request.continue_final_message = true)
 }
 
 #[test]
 fn a_continued_message_ends_as_transformers_ends_it() {
-    let messages =
-        json!([{"role": "user", "content": "q"}, {"role": "assistant", "content": " end  "}]);
-    assert_eq!(
-        continued(PLAIN, messages.clone()).unwrap(),
-        "<user>q</s><assistant> end  "
-    );
-    assert_eq!(
-        continued(TRIMMED, messages).unwrap(),
-        "<user>q</s><assistant>end"
-    );
+    let messages = json!([{"role": "user", "content": "q"}, {"role": "assistant", "content": " end  "}]);
+    assert_eq!(continued(PLAIN, messages.clone()).unwrap(), "<user>q</s><assistant> end  ");
+    assert_eq!(continued(TRIMMED, messages).unwrap(), "<user>q</s><assistant>end");
 
     let empty = json!([{"role": "assistant", "content": ""}]);
     assert_eq!(continued(PLAIN, empty).unwrap(), "<assistant>");
@@ -278,33 +212,15 @@ fn a_continued_message_ends_as_transformers_ends_it() {
 
 #[test]
 fn there_must_be_a_message_to_continue() {
-    let nothing = |source, messages| {
-        matches!(
-            continued(source, messages),
-            Err(TemplateError::NothingToContinue(_))
-        )
-    };
+    let nothing = |source, messages| matches!(continued(source, messages), Err(TemplateError::NothingToContinue(_)));
     assert!(nothing(PLAIN, json!([])));
-    assert!(nothing(
-        PLAIN,
-        json!([{"role": "assistant", "content": null}])
-    ));
-    assert!(nothing(
-        PLAIN,
-        json!([{"role": "assistant", "content": [{"type": "image"}]}])
-    ));
-    assert!(nothing(
-        "only this",
-        json!([{"role": "assistant", "content": "x"}])
-    ));
-    let both = render(
-        &template(PLAIN),
-        json!([{"role": "assistant", "content": "x"}]),
-        |request| {
-            request.continue_final_message = true;
-            request.add_generation_prompt = true;
-        },
-    );
+    assert!(nothing(PLAIN, json!([{"role": "assistant", "content": null}])));
+    assert!(nothing(PLAIN, json!([{"role": "assistant", "content": [{"type": "image"}]}])));
+    assert!(nothing("only this", json!([{"role": "assistant", "content": "x"}])));
+    let both = render(&template(PLAIN), json!([{"role": "assistant", "content": "x"}]), |request| {
+        request.continue_final_message = true;
+        request.add_generation_prompt = true;
+    });
     assert!(matches!(both, Err(TemplateError::ConflictingEnds)));
 }
 
@@ -312,25 +228,16 @@ fn there_must_be_a_message_to_continue() {
 fn a_template_that_refuses_or_fails_says_why_in_one_line() {
     let refusing = template("{{ raise_exception('no\nmessages ' ~ messages|length) }}");
     let error = render(&refusing, json!([]), |_| ()).unwrap_err();
-    assert!(
-        matches!(&error, TemplateError::Refused(words) if words == "no messages 0"),
-        "{error:?}"
-    );
+    assert!(matches!(&error, TemplateError::Refused(words) if words == "no messages 0"), "{error:?}");
 
     // Also from within a macro.
     let nested = template("{% macro f() %}{{ raise_exception('deep') }}{% endmacro %}{{ f() }}");
     let error = render(&nested, json!([]), |_| ()).unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        "the chat template refuses these messages: deep"
-    );
+    assert_eq!(error.to_string(), "the chat template refuses these messages: deep");
 
     let failing = template("{{ messages[0].content.nope.nope }}");
     let error = render(&failing, json!([{"content": "x"}]), |_| ()).unwrap_err();
-    assert!(
-        matches!(&error, TemplateError::Failed(_)) && !error.to_string().contains('\n'),
-        "{error:?}"
-    );
+    assert!(matches!(&error, TemplateError::Failed(_)) && !error.to_string().contains('\n'), "{error:?}");
 }
 
 #[test]
@@ -339,18 +246,10 @@ fn a_template_that_would_not_end_is_stopped() {
     let guarded = template(&format!("{{% if go is defined %}}{endless}{{% endif %}}"));
     let go = |request: &mut Request| drop(request.kwargs.insert("go".to_string(), true.into()));
     let error = render(&guarded, json!([]), go).unwrap_err();
-    assert!(
-        matches!(&error, TemplateError::Failed(message) if message.contains("fuel")),
-        "{error:?}"
-    );
+    assert!(matches!(&error, TemplateError::Failed(message) if message.contains("fuel")), "{error:?}");
 
-    let recursive = template(
-        "{% macro f() %}{{ f() }}{% endmacro %}{% if messages|length == 0 %}{{ f() }}{% endif %}",
-    );
-    assert!(matches!(
-        render(&recursive, json!([]), |_| ()),
-        Err(TemplateError::Failed(_))
-    ));
+    let recursive = template("{% macro f() %}{{ f() }}{% endmacro %}{% if messages|length == 0 %}{{ f() }}{% endif %}");
+    assert!(matches!(render(&recursive, json!([]), |_| ()), Err(TemplateError::Failed(_))));
 }
 
 #[test]
@@ -364,50 +263,23 @@ fn a_template_that_can_not_work_is_refused_at_load() {
         ("{{ 'x'.nope() }}", "nope"),
         // Behind conditions that only some conversations meet.
         ("{% if tools %}{{ tools|nope }}{% endif %}", "nope"),
-        (
-            "{% for m in messages if m.role == 'system' %}{{ m|nope }}{% endfor %}",
-            "nope",
-        ),
-        (
-            "{% for m in messages if m.tool_calls %}{{ m|nope }}{% endfor %}",
-            "nope",
-        ),
-        (
-            "{% if add_generation_prompt %}{{ nope() }}{% endif %}",
-            "nope",
-        ),
+        ("{% for m in messages if m.role == 'system' %}{{ m|nope }}{% endfor %}", "nope"),
+        ("{% for m in messages if m.tool_calls %}{{ m|nope }}{% endfor %}", "nope"),
+        ("{% if add_generation_prompt %}{{ nope() }}{% endif %}", "nope"),
     ];
     for (source, word) in broken {
         let copy = with_template(source);
-        message(
-            ChatTemplate::load(&copy.files()),
-            &["tokenizer_config.json", "chat template", word],
-        );
+        message(ChatTemplate::load(&copy.files()), &["tokenizer_config.json", "chat template", word]);
     }
     let copy = Copy::of("llama").write("chat_template.jinja", "{% if %}");
-    message(
-        ChatTemplate::load(&copy.files()),
-        &["chat_template.jinja", "syntax error"],
-    );
+    message(ChatTemplate::load(&copy.files()), &["chat_template.jinja", "syntax error"]);
     let copy = Copy::of("llama").write("chat_template.jinja", b"\xFF");
-    message(
-        ChatTemplate::load(&copy.files()),
-        &["chat_template.jinja", "utf-8"],
-    );
-    let copy = Copy::of("llama").set(
-        "tokenizer_config.json",
-        json!({"chat_template": [{"name": "default"}]}),
-    );
-    message(
-        ChatTemplate::load(&copy.files()),
-        &["tokenizer_config.json", "`chat_template`", "`template`"],
-    );
+    message(ChatTemplate::load(&copy.files()), &["chat_template.jinja", "utf-8"]);
+    let copy = Copy::of("llama").set("tokenizer_config.json", json!({"chat_template": [{"name": "default"}]}));
+    message(ChatTemplate::load(&copy.files()), &["tokenizer_config.json", "`chat_template`", "`template`"]);
 
     // What a template says about a conversation is its own affair.
-    for fine in [
-        "{{ raise_exception('never') }}",
-        "{{ messages[7].content.strip() }}",
-    ] {
+    for fine in ["{{ raise_exception('never') }}", "{{ messages[7].content.strip() }}"] {
         template(fine);
     }
 }

@@ -15,9 +15,7 @@ fn with(case: &str, keys: Value) -> ModelConfig {
 }
 
 fn without(case: &str, keys: &[&str]) -> ModelConfig {
-    let copy = keys
-        .iter()
-        .fold(Copy::of(case), |copy, key| copy.drop_key(FILE, key));
+    let copy = keys.iter().fold(Copy::of(case), |copy, key| copy.drop_key(FILE, key));
     ModelConfig::load(&copy.files()).unwrap()
 }
 
@@ -45,40 +43,20 @@ fn the_newer_spelling_of_rope_reads_like_the_older_one() {
 fn rope_is_read_in_each_of_its_forms() {
     let rope = |keys: Value| with("llama", keys).rope;
     let linear = rope(json!({"rope_scaling": {"type": "linear", "factor": 4}, "rope_theta": 5000}));
-    assert_eq!(
-        (linear.theta, linear.scaling),
-        (5000.0, RopeScaling::Linear { factor: 4.0 })
-    );
-    let linear =
-        rope(json!({"rope_parameters": {"rope_type": "linear", "factor": 2.5, "rope_theta": 7.0}}));
-    assert_eq!(
-        (linear.theta, linear.scaling),
-        (7.0, RopeScaling::Linear { factor: 2.5 })
-    );
+    assert_eq!((linear.theta, linear.scaling), (5000.0, RopeScaling::Linear { factor: 4.0 }));
+    let linear = rope(json!({"rope_parameters": {"rope_type": "linear", "factor": 2.5, "rope_theta": 7.0}}));
+    assert_eq!((linear.theta, linear.scaling), (7.0, RopeScaling::Linear { factor: 2.5 }));
     let empty = rope(json!({"rope_scaling": {}, "rope_parameters": {"rope_theta": 3.0}}));
     assert_eq!((empty.theta, empty.scaling), (3.0, RopeScaling::None));
-    assert_eq!(
-        without("llama", &["rope_theta", "rope_scaling"]).rope.theta,
-        10_000.0
-    );
+    assert_eq!(without("llama", &["rope_theta", "rope_scaling"]).rope.theta, 10_000.0);
 
     let llama3 = json!({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0});
     let original = |keys: Value| match rope(keys).scaling {
-        RopeScaling::Llama3 {
-            original_max_position_embeddings,
-            ..
-        } => original_max_position_embeddings,
+        RopeScaling::Llama3 { original_max_position_embeddings, .. } => original_max_position_embeddings,
         other => panic!("{other:?}"),
     };
-    assert_eq!(
-        original(json!({"rope_scaling": llama3})),
-        512.0,
-        "the model's own length"
-    );
-    assert_eq!(
-        original(json!({"rope_scaling": llama3, "original_max_position_embeddings": 96})),
-        96.0
-    );
+    assert_eq!(original(json!({"rope_scaling": llama3})), 512.0, "the model's own length");
+    assert_eq!(original(json!({"rope_scaling": llama3, "original_max_position_embeddings": 96})), 96.0);
 }
 
 #[test]
@@ -87,11 +65,7 @@ fn heads_follow_from_the_width_where_they_are_not_stated() {
     assert_eq!((llama.head_dim, llama.num_kv_heads), (16, 4));
     let llama = with("llama", json!({"head_dim": null, "num_key_value_heads": 1}));
     assert_eq!((llama.head_dim, llama.num_kv_heads), (16, 1));
-    assert_eq!(
-        without("qwen3", &["head_dim"]).head_dim,
-        128,
-        "the default of transformers for Qwen3"
-    );
+    assert_eq!(without("qwen3", &["head_dim"]).head_dim, 128, "the default of transformers for Qwen3");
 }
 
 #[test]
@@ -99,71 +73,28 @@ fn biases_are_where_the_family_has_them() {
     let biases = |config: ModelConfig| (config.qkv_bias, config.output_bias, config.mlp_bias);
     let all = json!({"attention_bias": true, "mlp_bias": true});
     assert_eq!(biases(with("llama", all.clone())), (true, true, true));
-    assert_eq!(
-        biases(with("mistral-sliding", all.clone())),
-        (false, false, false)
-    );
+    assert_eq!(biases(with("mistral-sliding", all.clone())), (false, false, false));
     assert_eq!(biases(with("qwen2", all.clone())), (true, false, false));
     assert_eq!(biases(with("qwen3", all)), (true, true, false));
-    assert_eq!(
-        biases(with("qwen2", json!({"attention_bias": false}))),
-        (true, false, false)
-    );
+    assert_eq!(biases(with("qwen2", json!({"attention_bias": false}))), (true, false, false));
 }
 
 #[test]
 fn windows_are_where_the_family_has_them() {
     let windows = |case: &str, keys: Value| with(case, keys).layer_windows;
     let w = Some(32);
-    assert_eq!(
-        windows("mistral-sliding", json!({"sliding_window": null})),
-        [None; 3]
-    );
-    assert_eq!(
-        without("mistral-sliding", &["sliding_window"]).layer_windows,
-        [Some(4096); 3],
-        "transformers' default"
-    );
-    assert_eq!(
-        windows("qwen2", json!({"use_sliding_window": true})),
-        [None, w, w]
-    );
-    assert_eq!(
-        windows(
-            "qwen2",
-            json!({"use_sliding_window": true, "max_window_layers": 0})
-        ),
-        [w; 3]
-    );
-    assert_eq!(
-        windows(
-            "qwen2",
-            json!({"use_sliding_window": true, "max_window_layers": 3})
-        ),
-        [None; 3]
-    );
-    assert_eq!(
-        windows(
-            "qwen2",
-            json!({"use_sliding_window": true, "sliding_window": null})
-        ),
-        [None; 3]
-    );
+    assert_eq!(windows("mistral-sliding", json!({"sliding_window": null})), [None; 3]);
+    assert_eq!(without("mistral-sliding", &["sliding_window"]).layer_windows, [Some(4096); 3], "transformers' default");
+    assert_eq!(windows("qwen2", json!({"use_sliding_window": true})), [None, w, w]);
+    assert_eq!(windows("qwen2", json!({"use_sliding_window": true, "max_window_layers": 0})), [w; 3]);
+    assert_eq!(windows("qwen2", json!({"use_sliding_window": true, "max_window_layers": 3})), [None; 3]);
+    assert_eq!(windows("qwen2", json!({"use_sliding_window": true, "sliding_window": null})), [None; 3]);
     assert_eq!(windows("llama", json!({"sliding_window": 32})), [None; 3]);
 
     let types = json!(["sliding_attention", "full_attention", "sliding_attention"]);
+    assert_eq!(windows("qwen2", json!({"use_sliding_window": true, "layer_types": types})), [w, None, w]);
     assert_eq!(
-        windows(
-            "qwen2",
-            json!({"use_sliding_window": true, "layer_types": types})
-        ),
-        [w, None, w]
-    );
-    assert_eq!(
-        windows(
-            "qwen3",
-            json!({"layer_types": ["full_attention", "full_attention", "full_attention"]})
-        ),
+        windows("qwen3", json!({"layer_types": ["full_attention", "full_attention", "full_attention"]})),
         [None; 3]
     );
     let keys = json!({"use_sliding_window": true, "sliding_window": 32, "max_window_layers": 2});
@@ -172,25 +103,11 @@ fn windows_are_where_the_family_has_them() {
 
 #[test]
 fn absent_keys_have_the_defaults_of_transformers() {
-    let config = without(
-        "qwen2",
-        &[
-            "tie_word_embeddings",
-            "rms_norm_eps",
-            "hidden_act",
-            "use_sliding_window",
-        ],
-    );
+    let config = without("qwen2", &["tie_word_embeddings", "rms_norm_eps", "hidden_act", "use_sliding_window"]);
     assert!(!config.tie_word_embeddings);
-    assert_eq!(
-        (config.rms_norm_eps, config.layer_windows),
-        (1e-6, vec![None; 3])
-    );
+    assert_eq!((config.rms_norm_eps, config.layer_windows), (1e-6, vec![None; 3]));
     assert!(with("llama", json!({"tie_word_embeddings": true})).tie_word_embeddings);
-    assert_eq!(
-        with("llama", json!({"hidden_act": "swish"})),
-        with("llama", json!({}))
-    );
+    assert_eq!(with("llama", json!({"hidden_act": "swish"})), with("llama", json!({})));
 }
 
 #[test]
@@ -199,28 +116,16 @@ fn end_tokens_are_a_number_a_list_or_nothing() {
     assert_eq!(ids(json!({"eos_token_id": 7})), [7]);
     assert_eq!(ids(json!({"eos_token_id": [7, 8]})), [7, 8]);
     assert_eq!(ids(json!({"eos_token_id": null})), [0u32; 0]);
-    assert_eq!(
-        with("llama", json!({"bos_token_id": null})).bos_token_id,
-        None
-    );
+    assert_eq!(with("llama", json!({"bos_token_id": null})).bos_token_id, None);
 
     let defaults = |copy: Copy| {
         let files = copy.files();
         GenerationDefaults::load(&files, &ModelConfig::load(&files).unwrap()).unwrap()
     };
     let copy = || Copy::of("llama31-rope");
-    assert_eq!(
-        defaults(copy().remove("generation_config.json")).eos_token_ids,
-        [593, 597, 598]
-    );
-    assert_eq!(
-        defaults(copy().drop_key("generation_config.json", "eos_token_id")).eos_token_ids,
-        [593, 597, 598]
-    );
-    assert_eq!(
-        defaults(copy().set("generation_config.json", json!({"eos_token_id": 5}))).eos_token_ids,
-        [5]
-    );
+    assert_eq!(defaults(copy().remove("generation_config.json")).eos_token_ids, [593, 597, 598]);
+    assert_eq!(defaults(copy().drop_key("generation_config.json", "eos_token_id")).eos_token_ids, [593, 597, 598]);
+    assert_eq!(defaults(copy().set("generation_config.json", json!({"eos_token_id": 5}))).eos_token_ids, [5]);
 }
 
 #[test]
@@ -229,22 +134,10 @@ fn sampling_defaults_of_a_checkpoint_are_read_and_checked() {
         let files = Copy::of("llama").set("generation_config.json", keys);
         GenerationDefaults::load(&files.files(), &with("llama", json!({})))
     };
-    let defaults = load(
-        json!({"temperature": 0, "top_p": null, "top_k": -1, "min_p": 0.1, "max_new_tokens": 9}),
-    )
-    .unwrap();
-    assert_eq!(
-        (defaults.temperature, defaults.top_p, defaults.top_k),
-        (Some(0.0), None, Some(0))
-    );
-    assert_eq!(
-        (
-            defaults.min_p,
-            defaults.max_new_tokens,
-            defaults.repetition_penalty
-        ),
-        (Some(0.1), Some(9), None)
-    );
+    let defaults =
+        load(json!({"temperature": 0, "top_p": null, "top_k": -1, "min_p": 0.1, "max_new_tokens": 9})).unwrap();
+    assert_eq!((defaults.temperature, defaults.top_p, defaults.top_k), (Some(0.0), None, Some(0)));
+    assert_eq!((defaults.min_p, defaults.max_new_tokens, defaults.repetition_penalty), (Some(0.1), Some(9), None));
     for (key, value) in [
         ("temperature", json!(-0.1)),
         ("temperature", json!("hot")),
@@ -256,23 +149,13 @@ fn sampling_defaults_of_a_checkpoint_are_read_and_checked() {
         ("max_new_tokens", json!(0)),
         ("eos_token_id", json!("</s>")),
     ] {
-        message(
-            load(json!({ key: value })),
-            &[
-                "generation_config.json",
-                &format!("`{key}` is {value}"),
-                "expected",
-            ],
-        );
+        message(load(json!({ key: value })), &["generation_config.json", &format!("`{key}` is {value}"), "expected"]);
     }
 }
 
 #[test]
 fn the_family_is_found_by_its_model_type_where_architectures_is_absent() {
-    for (case, architecture) in [
-        ("llama", Architecture::Llama),
-        ("qwen3", Architecture::Qwen3),
-    ] {
+    for (case, architecture) in [("llama", Architecture::Llama), ("qwen3", Architecture::Qwen3)] {
         assert_eq!(without(case, &["architectures"]).architecture, architecture);
     }
 }

@@ -26,10 +26,12 @@ fn case(name: &str, variant: &str) -> Case {
     let files = ModelFiles::open(&folder).unwrap();
     let config = ModelConfig::load(&files).unwrap();
     let device = device::open("cpu", Some(2)).unwrap();
-    let choice = KernelChoice { decode: variant.into(), prefill: variant.into(), linear: variant.into(), ..Default::default() };
+    let choice =
+        KernelChoice { decode: variant.into(), prefill: variant.into(), linear: variant.into(), ..Default::default() };
     let needs = Needs { device: "cpu".into(), head_dim: config.head_dim, block_size: BLOCK_SIZE, window: true };
     let weights = Weights::open(&files).unwrap();
-    let model = Model::load(&config, &weights, Arc::clone(&device), select(&choice, &needs).unwrap(), 256, &|_, _| {}).unwrap();
+    let model =
+        Model::load(&config, &weights, Arc::clone(&device), select(&choice, &needs).unwrap(), 256, &|_, _| {}).unwrap();
     let expected: Value = serde_json::from_slice(&std::fs::read(folder.join("expected.json")).unwrap()).unwrap();
     let bytes = std::fs::read(folder.join("expected.safetensors")).unwrap();
     let tensors = SafeTensors::deserialize(&bytes).unwrap();

@@ -5,8 +5,8 @@ mod common;
 
 use common::{CASES, expected, files, folder, ids, list, text};
 use models::{
-    Architecture, ChatInput, ChatTemplate, GenerationDefaults, ModelConfig, RopeConfig,
-    RopeScaling, Tokenizer, WeightDtype, Weights,
+    Architecture, ChatInput, ChatTemplate, GenerationDefaults, ModelConfig, RopeConfig, RopeScaling, Tokenizer,
+    WeightDtype, Weights,
 };
 use serde_json::{Map, Value};
 
@@ -23,10 +23,7 @@ fn every_configuration_reads_as_it_is_meant() {
         head_dim: 32,
         max_position_embeddings: 512,
         rms_norm_eps: 1e-5,
-        rope: RopeConfig {
-            theta: 10_000.0,
-            scaling: RopeScaling::None,
-        },
+        rope: RopeConfig { theta: 10_000.0, scaling: RopeScaling::None },
         tie_word_embeddings: false,
         qkv_bias: false,
         output_bias: false,
@@ -51,10 +48,7 @@ fn every_configuration_reads_as_it_is_meant() {
                 hidden_size: 128,
                 intermediate_size: 192,
                 num_layers: 2,
-                rope: RopeConfig {
-                    theta: 500_000.0,
-                    scaling: llama3,
-                },
+                rope: RopeConfig { theta: 500_000.0, scaling: llama3 },
                 layer_windows: vec![None; 2],
                 eos_token_ids: vec![593, 597, 598],
                 bos_token_id: Some(592),
@@ -81,10 +75,7 @@ fn every_configuration_reads_as_it_is_meant() {
                 num_heads: 3,
                 num_kv_heads: 1,
                 rms_norm_eps: 1e-6,
-                rope: RopeConfig {
-                    theta: 1_000_000.0,
-                    scaling: RopeScaling::None,
-                },
+                rope: RopeConfig { theta: 1_000_000.0, scaling: RopeScaling::None },
                 tie_word_embeddings: true,
                 qkv_bias: true,
                 eos_token_ids: vec![587],
@@ -101,10 +92,7 @@ fn every_configuration_reads_as_it_is_meant() {
                 num_kv_heads: 1,
                 head_dim: 64,
                 rms_norm_eps: 1e-6,
-                rope: RopeConfig {
-                    theta: 1_000_000.0,
-                    scaling: RopeScaling::None,
-                },
+                rope: RopeConfig { theta: 1_000_000.0, scaling: RopeScaling::None },
                 tie_word_embeddings: true,
                 qk_norm: true,
                 eos_token_ids: vec![585],
@@ -122,13 +110,8 @@ fn every_configuration_reads_as_it_is_meant() {
 fn end_tokens_come_from_the_generation_config() {
     for case in CASES {
         let files = files(case);
-        let defaults =
-            GenerationDefaults::load(&files, &ModelConfig::load(&files).unwrap()).unwrap();
-        assert_eq!(
-            defaults.eos_token_ids,
-            ids(&expected(case)["eos_token_ids"]),
-            "{case}"
-        );
+        let defaults = GenerationDefaults::load(&files, &ModelConfig::load(&files).unwrap()).unwrap();
+        assert_eq!(defaults.eos_token_ids, ids(&expected(case)["eos_token_ids"]), "{case}");
     }
 }
 
@@ -139,50 +122,29 @@ fn sampling_defaults_are_those_of_the_generation_config() {
     let stated: Value = files.read_json("generation_config.json").unwrap();
     assert_eq!(defaults.repetition_penalty, Some(1.05));
     assert_eq!(defaults.temperature, Some(0.7));
-    assert_eq!(
-        defaults
-            .top_p
-            .map(f64::from)
-            .map(|p| (p * 1e6).round() / 1e6),
-        stated["top_p"].as_f64()
-    );
+    assert_eq!(defaults.top_p.map(f64::from).map(|p| (p * 1e6).round() / 1e6), stated["top_p"].as_f64());
     assert_eq!(defaults.top_k.map(u64::from), stated["top_k"].as_u64());
     assert_eq!((defaults.min_p, defaults.max_new_tokens), (None, None));
 }
 
 /// What the architecture of `config` reads, by name and shape.
 fn tensors_of(config: &ModelConfig) -> Vec<(String, Vec<usize>)> {
-    let ModelConfig {
-        hidden_size,
-        intermediate_size,
-        head_dim,
-        ..
-    } = *config;
+    let ModelConfig { hidden_size, intermediate_size, head_dim, .. } = *config;
     let (q, kv) = (config.num_heads * head_dim, config.num_kv_heads * head_dim);
     let mut tensors = vec![
-        (
-            "model.embed_tokens.weight".to_string(),
-            vec![config.vocab_size, hidden_size],
-        ),
+        ("model.embed_tokens.weight".to_string(), vec![config.vocab_size, hidden_size]),
         ("model.norm.weight".to_string(), vec![hidden_size]),
     ];
     if !config.tie_word_embeddings {
-        tensors.push((
-            "lm_head.weight".to_string(),
-            vec![config.vocab_size, hidden_size],
-        ));
+        tensors.push(("lm_head.weight".to_string(), vec![config.vocab_size, hidden_size]));
     }
     for layer in 0..config.num_layers {
-        let mut add = |name: &str, shape: &[usize]| {
-            tensors.push((format!("model.layers.{layer}.{name}"), shape.to_vec()))
-        };
+        let mut add =
+            |name: &str, shape: &[usize]| tensors.push((format!("model.layers.{layer}.{name}"), shape.to_vec()));
         add("input_layernorm.weight", &[hidden_size]);
         add("post_attention_layernorm.weight", &[hidden_size]);
         for (name, rows) in [("q", q), ("k", kv), ("v", kv)] {
-            add(
-                &format!("self_attn.{name}_proj.weight"),
-                &[rows, hidden_size],
-            );
+            add(&format!("self_attn.{name}_proj.weight"), &[rows, hidden_size]);
             if config.qkv_bias {
                 add(&format!("self_attn.{name}_proj.bias"), &[rows]);
             }
@@ -205,24 +167,15 @@ fn the_configuration_accounts_for_every_tensor_of_the_checkpoint() {
         let files = files(case);
         let weights = Weights::open(&files).unwrap();
         let tensors = tensors_of(&ModelConfig::load(&files).unwrap());
-        let stored = if case == "llama31-rope" {
-            WeightDtype::BF16
-        } else {
-            WeightDtype::F32
-        };
+        let stored = if case == "llama31-rope" { WeightDtype::BF16 } else { WeightDtype::F32 };
         let mut bytes = 0;
         for (name, shape) in &tensors {
             let view = weights.expect(name, shape).unwrap();
             assert_eq!((view.dtype, &view.name), (stored, name), "{case}");
             let values = view.to_f32();
-            assert_eq!(
-                values.len(),
-                shape.iter().product::<usize>(),
-                "{case} {name}"
-            );
+            assert_eq!(values.len(), shape.iter().product::<usize>(), "{case} {name}");
             assert!(
-                values.iter().all(|value| value.is_finite())
-                    && values.iter().any(|value| *value != 0.0),
+                values.iter().all(|value| value.is_finite()) && values.iter().any(|value| *value != 0.0),
                 "{case} {name}"
             );
             bytes += view.data.len() as u64;
@@ -239,11 +192,7 @@ fn the_kept_logits_are_one_row_per_prompt() {
         let logits = safetensors::SafeTensors::deserialize(&bytes).unwrap();
         let vocab_size = ModelConfig::load(&files(case)).unwrap().vocab_size;
         for prompt in list(&expected(case)["prompts"]) {
-            assert_eq!(
-                logits.tensor(text(&prompt["logits"])).unwrap().shape(),
-                [1, vocab_size],
-                "{case}"
-            );
+            assert_eq!(logits.tensor(text(&prompt["logits"])).unwrap().shape(), [1, vocab_size], "{case}");
         }
     }
 }
@@ -256,9 +205,7 @@ fn texts_encode_to_the_reference_ids() {
         let prompts = list(&expected["prompts"]).iter();
         for entry in prompts.chain(list(&expected["encode"])) {
             let text = text(&entry["text"]);
-            let encoded = tokenizer
-                .encode(text, entry["add_special_tokens"].as_bool().unwrap())
-                .unwrap();
+            let encoded = tokenizer.encode(text, entry["add_special_tokens"].as_bool().unwrap()).unwrap();
             assert_eq!(encoded, ids(&entry["ids"]), "{case}: {text:?}");
         }
     }
@@ -292,15 +239,9 @@ fn the_bytes_of_the_tokens_add_up_to_the_decoded_text() {
         let tokenizer = Tokenizer::load(&files(case)).unwrap();
         let expected = expected(case);
         let mut whole = 0;
-        for entry in list(&expected["detok"])
-            .iter()
-            .chain(list(&expected["encode"]))
-        {
+        for entry in list(&expected["detok"]).iter().chain(list(&expected["encode"])) {
             let ids = ids(&entry["ids"]);
-            let bytes: Vec<u8> = ids
-                .iter()
-                .flat_map(|id| tokenizer.token_bytes(*id))
-                .collect();
+            let bytes: Vec<u8> = ids.iter().flat_map(|id| tokenizer.token_bytes(*id)).collect();
             // Broken sequences decode by rules of their own.
             let Ok(text) = String::from_utf8(bytes) else {
                 continue;
@@ -324,10 +265,7 @@ fn conversations_render_to_the_reference_texts_and_ids() {
         let tokenizer = Tokenizer::load(&files).unwrap();
         let template = ChatTemplate::load(&files).unwrap().unwrap();
         for entry in list(&expected(case)["chat"]) {
-            let kwargs = entry["template_kwargs"]
-                .as_object()
-                .cloned()
-                .unwrap_or_default();
+            let kwargs = entry["template_kwargs"].as_object().cloned().unwrap_or_default();
             let rendered = template.render(&ChatInput {
                 messages: list(&entry["messages"]),
                 tools: Some(&entry["tools"]).filter(|tools| !tools.is_null()),
@@ -343,12 +281,7 @@ fn conversations_render_to_the_reference_texts_and_ids() {
             }
             let rendered = rendered.unwrap();
             assert_eq!(rendered, text(&entry["text"]), "{case} {}", entry["name"]);
-            assert_eq!(
-                tokenizer.encode(&rendered, false).unwrap(),
-                ids(&entry["ids"]),
-                "{case} {}",
-                entry["name"]
-            );
+            assert_eq!(tokenizer.encode(&rendered, false).unwrap(), ids(&entry["ids"]), "{case} {}", entry["name"]);
         }
     }
 }
@@ -370,10 +303,7 @@ fn a_continued_message_ends_the_prompt_in_every_template() {
         });
         let prompt = prompt.unwrap();
         assert!(prompt.ends_with("Under the old"), "{case}: {prompt:?}");
-        assert!(
-            prompt.contains("Where is the river stone?"),
-            "{case}: {prompt:?}"
-        );
+        assert!(prompt.contains("Where is the river stone?"), "{case}: {prompt:?}");
     }
 }
 
@@ -394,11 +324,7 @@ fn the_tokenizer_fits_its_model_and_knows_its_special_tokens() {
         assert_eq!(tokenizer.decode(&[eos], true).unwrap(), "", "{case}");
 
         let beyond = tokenizer.vocab_size() as u32;
-        assert_eq!(
-            (tokenizer.id_to_token(beyond), tokenizer.token_bytes(beyond)),
-            (None, Vec::new()),
-            "{case}"
-        );
+        assert_eq!((tokenizer.id_to_token(beyond), tokenizer.token_bytes(beyond)), (None, Vec::new()), "{case}");
     }
     // An added token that is not special stays in the text.
     let tokenizer = Tokenizer::load(&files("qwen3")).unwrap();

@@ -19,26 +19,16 @@ const INDEX: &str = "model.safetensors.index.json";
 fn rewrite(copy: Copy, change: impl Fn(&str, &TensorView) -> (String, Dtype, Vec<u8>)) -> Copy {
     let bytes = fs::read(copy.path(SINGLE)).unwrap();
     let tensors = SafeTensors::deserialize(&bytes).unwrap();
-    let changed: Vec<_> = tensors
+    let changed: Vec<_> = tensors.iter().map(|(name, view)| (change(name, &view), view.shape().to_vec())).collect();
+    let views = changed
         .iter()
-        .map(|(name, view)| (change(name, &view), view.shape().to_vec()))
-        .collect();
-    let views = changed.iter().map(|((name, dtype, data), shape)| {
-        (
-            name.clone(),
-            TensorView::new(*dtype, shape.clone(), data).unwrap(),
-        )
-    });
+        .map(|((name, dtype, data), shape)| (name.clone(), TensorView::new(*dtype, shape.clone(), data).unwrap()));
     copy.write(SINGLE, safetensors::serialize(views, None).unwrap())
 }
 
 fn halve(narrow: fn(f32) -> u16) -> impl Fn(&[u8]) -> Vec<u8> {
     move |data| {
-        data.as_chunks::<4>()
-            .0
-            .iter()
-            .flat_map(|&value| narrow(f32::from_le_bytes(value)).to_le_bytes())
-            .collect()
+        data.as_chunks::<4>().0.iter().flat_map(|&value| narrow(f32::from_le_bytes(value)).to_le_bytes()).collect()
     }
 }
 
@@ -52,15 +42,9 @@ fn shard(copy: Copy, count: usize) -> Copy {
         weight_map.insert(name.clone(), shard_name(position % count, count).into());
         shards[position % count].insert(name, view);
     }
-    let mut copy = copy.remove(SINGLE).write(
-        INDEX,
-        json!({"metadata": {}, "weight_map": weight_map}).to_string(),
-    );
+    let mut copy = copy.remove(SINGLE).write(INDEX, json!({"metadata": {}, "weight_map": weight_map}).to_string());
     for (position, shard) in shards.into_iter().enumerate() {
-        copy = copy.write(
-            &shard_name(position, count),
-            safetensors::serialize(shard, None).unwrap(),
-        );
+        copy = copy.write(&shard_name(position, count), safetensors::serialize(shard, None).unwrap());
     }
     copy
 }
@@ -73,26 +57,15 @@ fn shard_name(position: usize, count: usize) -> String {
 fn half_precision_is_widened_exactly() {
     let original = Weights::open(&files("llama")).unwrap();
     let narrow = [
-        (
-            WeightDtype::F16,
-            Dtype::F16,
-            (|value| f16::from_f32(value).to_bits()) as fn(f32) -> u16,
-        ),
-        (WeightDtype::BF16, Dtype::BF16, |value| {
-            bf16::from_f32(value).to_bits()
-        }),
+        (WeightDtype::F16, Dtype::F16, (|value| f16::from_f32(value).to_bits()) as fn(f32) -> u16),
+        (WeightDtype::BF16, Dtype::BF16, |value| bf16::from_f32(value).to_bits()),
     ];
     for (dtype, stored, narrow) in narrow {
-        let copy = rewrite(Copy::of("llama"), |name, view| {
-            (name.to_string(), stored, halve(narrow)(view.data()))
-        });
+        let copy = rewrite(Copy::of("llama"), |name, view| (name.to_string(), stored, halve(narrow)(view.data())));
         let weights = Weights::open(&copy.files()).unwrap();
         assert_eq!(weights.total_bytes() * 2, original.total_bytes());
         for name in original.names() {
-            let (view, wide) = (
-                weights.get(name).unwrap(),
-                original.get(name).unwrap().to_f32(),
-            );
+            let (view, wide) = (weights.get(name).unwrap(), original.get(name).unwrap().to_f32());
             assert_eq!(view.dtype, dtype);
             let rounded: Vec<f32> = wide
                 .iter()
@@ -111,17 +84,10 @@ fn shards_hold_the_same_tensors_as_one_file() {
     let original = Weights::open(&files("qwen2")).unwrap();
     let copy = shard(Copy::of("qwen2"), 3);
     let sharded = Weights::open(&copy.files()).unwrap();
-    assert_eq!(
-        sharded.names().collect::<Vec<_>>(),
-        original.names().collect::<Vec<_>>()
-    );
+    assert_eq!(sharded.names().collect::<Vec<_>>(), original.names().collect::<Vec<_>>());
     assert_eq!(sharded.total_bytes(), original.total_bytes());
     for name in original.names() {
-        assert_eq!(
-            sharded.get(name).unwrap().data,
-            original.get(name).unwrap().data,
-            "{name}"
-        );
+        assert_eq!(sharded.get(name).unwrap().data, original.get(name).unwrap().data, "{name}");
     }
 }
 
@@ -129,17 +95,11 @@ fn shards_hold_the_same_tensors_as_one_file() {
 fn names_are_found_with_and_without_their_prefix() {
     let original = Weights::open(&files("llama")).unwrap();
     let strip = |name: &str| name.strip_prefix("model.").unwrap_or(name).to_string();
-    let copy = rewrite(Copy::of("llama"), |name, view| {
-        (strip(name), view.dtype(), view.data().to_vec())
-    });
+    let copy = rewrite(Copy::of("llama"), |name, view| (strip(name), view.dtype(), view.data().to_vec()));
     let bare = Weights::open(&copy.files()).unwrap();
     assert!(bare.names().all(|name| !name.starts_with("model.")));
     for name in original.names() {
-        assert_eq!(
-            bare.get(name).unwrap().data,
-            original.get(name).unwrap().data,
-            "{name}"
-        );
+        assert_eq!(bare.get(name).unwrap().data, original.get(name).unwrap().data, "{name}");
         assert_eq!(original.get(&strip(name)).unwrap().name, name);
     }
 }
@@ -161,14 +121,8 @@ fn tensors_that_nobody_asks_for_may_be_of_any_type() {
 #[test]
 fn a_tensor_that_is_missing_or_of_another_shape_is_named() {
     let weights = Weights::open(&files("llama")).unwrap();
-    message(
-        weights.expect("model.nope.weight", &[3, 4]),
-        &[SINGLE, "model.nope.weight", "not found", "[3, 4]"],
-    );
-    message(
-        weights.expect("model.norm.weight", &[65]),
-        &[SINGLE, "model.norm.weight", "[64]", "[65]"],
-    );
+    message(weights.expect("model.nope.weight", &[3, 4]), &[SINGLE, "model.nope.weight", "not found", "[3, 4]"]);
+    message(weights.expect("model.norm.weight", &[65]), &[SINGLE, "model.norm.weight", "[64]", "[65]"]);
     // A name out of a stranger's file does not break the line.
     message(weights.expect("two\nlines", &[1]), &["two\\nlines"]);
 }
@@ -177,41 +131,17 @@ fn a_tensor_that_is_missing_or_of_another_shape_is_named() {
 fn a_truncated_file_is_refused_wherever_it_ends() {
     let bytes = fs::read(common::folder("llama").join(SINGLE)).unwrap();
     let header = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
-    for end in [
-        0,
-        1,
-        7,
-        8,
-        9,
-        8 + header / 2,
-        8 + header - 1,
-        8 + header,
-        8 + header + 1,
-        bytes.len() / 2,
-        bytes.len() - 1,
-    ] {
+    for end in
+        [0, 1, 7, 8, 9, 8 + header / 2, 8 + header - 1, 8 + header, 8 + header + 1, bytes.len() / 2, bytes.len() - 1]
+    {
         let copy = Copy::of("llama").write(SINGLE, &bytes[..end]);
-        message(
-            Weights::open(&copy.files()),
-            &[
-                SINGLE,
-                &format!("found {end} bytes"),
-                "expected",
-                "truncated",
-            ],
-        );
+        message(Weights::open(&copy.files()), &[SINGLE, &format!("found {end} bytes"), "expected", "truncated"]);
     }
     let mut longer = bytes.clone();
     longer.push(0);
     let copy = Copy::of("llama").write(SINGLE, &longer);
-    let lengths = [
-        format!("found {} bytes", longer.len()),
-        format!("{} bytes by its header", bytes.len()),
-    ];
-    message(
-        Weights::open(&copy.files()),
-        &[SINGLE, &lengths[0], &lengths[1]],
-    );
+    let lengths = [format!("found {} bytes", longer.len()), format!("{} bytes by its header", bytes.len())];
+    message(Weights::open(&copy.files()), &[SINGLE, &lengths[0], &lengths[1]]);
 }
 
 #[test]
@@ -234,61 +164,28 @@ fn a_damaged_header_is_refused() {
         with_header(header);
     }
     let copy = Copy::of("llama").write(SINGLE, u64::MAX.to_le_bytes());
-    message(
-        Weights::open(&copy.files()),
-        &[SINGLE, "found 8 bytes", "18446744073709551615"],
-    );
+    message(Weights::open(&copy.files()), &[SINGLE, "found 8 bytes", "18446744073709551615"]);
 }
 
 #[test]
 fn a_checkpoint_without_weights_is_refused() {
-    let copy = Copy::of("llama")
-        .remove(SINGLE)
-        .write("pytorch_model.bin", "");
-    message(
-        Weights::open(&copy.files()),
-        &[SINGLE, "not found", "safetensors.index.json"],
-    );
+    let copy = Copy::of("llama").remove(SINGLE).write("pytorch_model.bin", "");
+    message(Weights::open(&copy.files()), &[SINGLE, "not found", "safetensors.index.json"]);
 }
 
 #[test]
 fn an_index_that_does_not_match_its_shards_is_refused() {
     let sharded = || shard(Copy::of("llama"), 2);
     let first = shard_name(0, 2);
-    message(
-        Weights::open(&sharded().remove(&first).files()),
-        &[&first, "not found", INDEX],
-    );
-    message(
-        Weights::open(&sharded().write(INDEX, "{").files()),
-        &[INDEX, "JSON"],
-    );
-    message(
-        Weights::open(&sharded().write(INDEX, "{}").files()),
-        &[INDEX, "weight_map"],
-    );
+    message(Weights::open(&sharded().remove(&first).files()), &[&first, "not found", INDEX]);
+    message(Weights::open(&sharded().write(INDEX, "{").files()), &[INDEX, "JSON"]);
+    message(Weights::open(&sharded().write(INDEX, "{}").files()), &[INDEX, "weight_map"]);
 
-    let lists_more = sharded().edit(INDEX, |index| {
-        index["weight_map"]["model.extra.weight"] = json!(first)
-    });
-    message(
-        Weights::open(&lists_more.files()),
-        &[&first, "model.extra.weight", "not found"],
-    );
-    for elsewhere in [
-        "../model.safetensors",
-        "/model.safetensors",
-        "",
-        ".",
-        "a/b.safetensors",
-    ] {
-        let copy = sharded().edit(INDEX, |index| {
-            index["weight_map"]["model.extra.weight"] = json!(elsewhere)
-        });
-        message(
-            Weights::open(&copy.files()),
-            &[INDEX, &format!("{elsewhere:?}"), "beside the index"],
-        );
+    let lists_more = sharded().edit(INDEX, |index| index["weight_map"]["model.extra.weight"] = json!(first));
+    message(Weights::open(&lists_more.files()), &[&first, "model.extra.weight", "not found"]);
+    for elsewhere in ["../model.safetensors", "/model.safetensors", "", ".", "a/b.safetensors"] {
+        let copy = sharded().edit(INDEX, |index| index["weight_map"]["model.extra.weight"] = json!(elsewhere));
+        message(Weights::open(&copy.files()), &[INDEX, &format!("{elsewhere:?}"), "beside the index"]);
     }
     let copy = sharded();
     let bytes = fs::read(copy.path(&first)).unwrap();

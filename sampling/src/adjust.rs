@@ -24,24 +24,16 @@ impl Adjuster {
         params: &SamplingParams,
         context: &Context<'_>,
     ) -> &'a [f32] {
-        let held_back = if context.output.len() < params.min_tokens {
-            context.stop_ids
-        } else {
-            &[]
-        };
+        let held_back = if context.output.len() < params.min_tokens { context.stop_ids } else { &[] };
         let repetition = params.repetition_penalty != 1.0;
         let additive = params.frequency_penalty != 0.0 || params.presence_penalty != 0.0;
-        let named = params.allowed_token_ids.is_some()
-            || !params.bad_words.is_empty()
-            || !params.logit_bias.is_empty();
+        let named = params.allowed_token_ids.is_some() || !params.bad_words.is_empty() || !params.logit_bias.is_empty();
         if !named && held_back.is_empty() && !repetition && !additive {
             return logits;
         }
 
         self.copy(logits, params.allowed_token_ids.as_deref());
-        for token in
-            banned_words(&params.bad_words, context.output).chain(held_back.iter().copied())
-        {
+        for token in banned_words(&params.bad_words, context.output).chain(held_back.iter().copied()) {
             change(&mut self.row, token, |_| BANNED);
         }
         for &(token, bias) in &params.logit_bias {
@@ -55,11 +47,7 @@ impl Adjuster {
             self.clear_counts(context.output);
         }
         if additive {
-            self.penalise_output(
-                context.output,
-                params.frequency_penalty,
-                params.presence_penalty,
-            );
+            self.penalise_output(context.output, params.frequency_penalty, params.presence_penalty);
         }
         &self.row
     }
@@ -88,13 +76,7 @@ impl Adjuster {
             };
             if *count == 0 {
                 *count = 1;
-                change(&mut self.row, token, |logit| {
-                    if logit > 0.0 {
-                        logit / penalty
-                    } else {
-                        logit * penalty
-                    }
-                });
+                change(&mut self.row, token, |logit| if logit > 0.0 { logit / penalty } else { logit * penalty });
             }
         }
     }
@@ -115,14 +97,9 @@ impl Adjuster {
         }
         for &token in output {
             // The first occurrence takes the whole count and leaves zero for the others.
-            let count = self
-                .counts
-                .get_mut(token as usize)
-                .map_or(0, std::mem::take);
+            let count = self.counts.get_mut(token as usize).map_or(0, std::mem::take);
             if count > 0 {
-                change(&mut self.row, token, |logit| {
-                    logit - frequency * count as f32 - presence
-                });
+                change(&mut self.row, token, |logit| logit - frequency * count as f32 - presence);
             }
         }
     }
@@ -147,57 +124,26 @@ fn change(row: &mut [f32], token: u32, to: impl FnOnce(f32) -> f32) {
 mod tests {
     use super::*;
 
-    fn adjusted(
-        params: &SamplingParams,
-        prompt: &[u32],
-        output: &[u32],
-        stop_ids: &[u32],
-    ) -> Vec<f32> {
+    fn adjusted(params: &SamplingParams, prompt: &[u32], output: &[u32], stop_ids: &[u32]) -> Vec<f32> {
         let logits = [1.0, -2.0, 3.0, 4.0];
-        let context = Context {
-            prompt,
-            output,
-            stop_ids,
-            seed: 0,
-            sequence: 0,
-        };
-        Adjuster::default()
-            .adjust(&logits, params, &context)
-            .to_vec()
+        let context = Context { prompt, output, stop_ids, seed: 0, sequence: 0 };
+        Adjuster::default().adjust(&logits, params, &context).to_vec()
     }
 
     #[test]
     fn a_bad_word_is_banned_only_where_its_beginning_just_came() {
-        let params = SamplingParams {
-            bad_words: vec![vec![7, 8, 2], vec![0]],
-            ..Default::default()
-        };
+        let params = SamplingParams { bad_words: vec![vec![7, 8, 2], vec![0]], ..Default::default() };
         let open = f32::NEG_INFINITY;
         assert_eq!(adjusted(&params, &[7, 8], &[], &[]), [open, -2.0, 3.0, 4.0]);
-        assert_eq!(
-            adjusted(&params, &[], &[7, 8], &[]),
-            [open, -2.0, open, 4.0]
-        );
-        assert_eq!(
-            adjusted(&params, &[], &[7, 8, 1], &[]),
-            [open, -2.0, 3.0, 4.0]
-        );
+        assert_eq!(adjusted(&params, &[], &[7, 8], &[]), [open, -2.0, open, 4.0]);
+        assert_eq!(adjusted(&params, &[], &[7, 8, 1], &[]), [open, -2.0, 3.0, 4.0]);
     }
 
     #[test]
     fn stop_ids_are_held_back_until_min_tokens() {
-        let params = SamplingParams {
-            min_tokens: 2,
-            ..Default::default()
-        };
-        assert_eq!(
-            adjusted(&params, &[], &[1], &[3, 9]),
-            [1.0, -2.0, 3.0, f32::NEG_INFINITY]
-        );
-        assert_eq!(
-            adjusted(&params, &[], &[1, 1], &[3, 9]),
-            [1.0, -2.0, 3.0, 4.0]
-        );
+        let params = SamplingParams { min_tokens: 2, ..Default::default() };
+        assert_eq!(adjusted(&params, &[], &[1], &[3, 9]), [1.0, -2.0, 3.0, f32::NEG_INFINITY]);
+        assert_eq!(adjusted(&params, &[], &[1, 1], &[3, 9]), [1.0, -2.0, 3.0, 4.0]);
     }
 
     #[test]
@@ -208,32 +154,16 @@ mod tests {
             presence_penalty: 0.25,
             ..Default::default()
         };
-        assert_eq!(
-            adjusted(&params, &[0, 1, 0, 99], &[3, 1, 3, 99], &[]),
-            [0.5, -4.75, 3.0, 0.75]
-        );
+        assert_eq!(adjusted(&params, &[0, 1, 0, 99], &[3, 1, 3, 99], &[]), [0.5, -4.75, 3.0, 0.75]);
     }
 
     #[test]
     fn counts_of_one_row_do_not_leak_into_the_next() {
-        let params = SamplingParams {
-            frequency_penalty: 1.0,
-            repetition_penalty: 2.0,
-            ..Default::default()
-        };
+        let params = SamplingParams { frequency_penalty: 1.0, repetition_penalty: 2.0, ..Default::default() };
         let mut adjuster = Adjuster::default();
         for _ in 0..3 {
-            let context = Context {
-                prompt: &[0],
-                output: &[2, 2],
-                stop_ids: &[],
-                seed: 0,
-                sequence: 0,
-            };
-            assert_eq!(
-                adjuster.adjust(&[1.0, 1.0, 1.0], &params, &context),
-                [0.5, 1.0, -1.5]
-            );
+            let context = Context { prompt: &[0], output: &[2, 2], stop_ids: &[], seed: 0, sequence: 0 };
+            assert_eq!(adjuster.adjust(&[1.0, 1.0, 1.0], &params, &context), [0.5, 1.0, -1.5]);
         }
     }
 }

@@ -13,10 +13,7 @@ pub(crate) fn argmax(row: &[f32]) -> Option<u32> {
         let largest = max(block);
         if largest > best {
             best = largest;
-            index = block
-                .iter()
-                .position(|&x| x == largest)
-                .map(|at| (number * BLOCK + at) as u32);
+            index = block.iter().position(|&x| x == largest).map(|at| (number * BLOCK + at) as u32);
         }
     }
     index
@@ -31,11 +28,7 @@ pub(crate) fn max(row: &[f32]) -> f32 {
             *lane = larger(*lane, x);
         }
     }
-    lanes
-        .iter()
-        .chain(rest)
-        .copied()
-        .fold(f32::NEG_INFINITY, larger)
+    lanes.iter().chain(rest).copied().fold(f32::NEG_INFINITY, larger)
 }
 
 /// `x` where it is above `y`. Not `f32::max`, whose care for NaN on both sides costs two more instructions.
@@ -58,10 +51,7 @@ mod tests {
 
     #[test]
     fn nan_and_minus_infinity_never_win() {
-        assert_eq!(
-            argmax(&[f32::NAN, -3.0, f32::NAN, f32::NEG_INFINITY]),
-            Some(1)
-        );
+        assert_eq!(argmax(&[f32::NAN, -3.0, f32::NAN, f32::NEG_INFINITY]), Some(1));
         assert_eq!(argmax(&[f32::NAN, f32::NEG_INFINITY]), None);
         assert_eq!(argmax(&[1.0, f32::INFINITY, f32::INFINITY]), Some(1));
         assert_eq!(argmax(&[]), None);

@@ -44,14 +44,7 @@ impl Coordinates {
 ///
 /// Public so that a draw can be checked, and made elsewhere.
 pub fn gumbel_noise(seed: u64, output_index: u32, sequence: u32, token: u32) -> f64 {
-    gumbel(
-        Coordinates {
-            seed,
-            output_index,
-            sequence,
-        }
-        .uniform_bits(token),
-    )
+    gumbel(Coordinates { seed, output_index, sequence }.uniform_bits(token))
 }
 
 #[inline]
@@ -105,15 +98,8 @@ mod tests {
         });
         for bits in edges.chain([0, top]) {
             let noise = gumbel(bits);
-            assert!(
-                noise.is_finite() && noise <= MAX_NOISE,
-                "{bits:#x}: {noise}"
-            );
-            assert!(
-                noise <= gumbel_bound(bits),
-                "{bits:#x}: {noise} over {}",
-                gumbel_bound(bits)
-            );
+            assert!(noise.is_finite() && noise <= MAX_NOISE, "{bits:#x}: {noise}");
+            assert!(noise <= gumbel_bound(bits), "{bits:#x}: {noise} over {}", gumbel_bound(bits));
         }
     }
 
@@ -135,15 +121,8 @@ mod tests {
     #[test]
     fn equal_sums_go_to_the_lowest_id_in_any_order() {
         // So large that no noise changes the sum.
-        let candidates = [5, 2, 9].map(|token| Candidate {
-            token,
-            logit: f32::MAX,
-        });
-        let coordinates = Coordinates {
-            seed: 1,
-            output_index: 0,
-            sequence: 0,
-        };
+        let candidates = [5, 2, 9].map(|token| Candidate { token, logit: f32::MAX });
+        let coordinates = Coordinates { seed: 1, output_index: 0, sequence: 0 };
         assert_eq!(draw(&candidates, coordinates), Some(2));
     }
 }

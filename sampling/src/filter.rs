@@ -56,8 +56,7 @@ pub(crate) fn typical_p(kept: &mut Vec<Candidate>, p: f32) {
     // Their distance is |z − Σ p z|: the normaliser cancels.
     let mean = (weighted / mass) as f32;
     let distance = |candidate: &Candidate| (candidate.logit - largest - mean).abs();
-    let nearest =
-        |a: &Candidate, b: &Candidate| distance(a).total_cmp(&distance(b)).then(by_logit(a, b));
+    let nearest = |a: &Candidate, b: &Candidate| distance(a).total_cmp(&distance(b)).then(by_logit(a, b));
     let cut = prefix_of_mass(kept, f64::from(p), largest, nearest);
     let reach = kept[..cut].iter().map(distance).fold(0.0, f32::max);
     let ties = move_to_front(&mut kept[cut..], |candidate| distance(candidate) <= reach);
@@ -66,9 +65,7 @@ pub(crate) fn typical_p(kept: &mut Vec<Candidate>, p: f32) {
 
 /// The largest logit; −∞ of an empty list.
 pub(crate) fn largest(kept: &[Candidate]) -> f32 {
-    kept.iter().fold(f32::NEG_INFINITY, |largest, candidate| {
-        largest.max(candidate.logit)
-    })
+    kept.iter().fold(f32::NEG_INFINITY, |largest, candidate| largest.max(candidate.logit))
 }
 
 /// Probability of a candidate, not normalised: e^(logit − largest).
@@ -89,11 +86,7 @@ fn prefix_of_mass(
     largest: f32,
     order: impl Fn(&Candidate, &Candidate) -> Ordering + Copy,
 ) -> usize {
-    let mass = |part: &[Candidate]| {
-        part.iter()
-            .map(|candidate| weight(candidate, largest))
-            .sum::<f64>()
-    };
+    let mass = |part: &[Candidate]| part.iter().map(|candidate| weight(candidate, largest)).sum::<f64>();
     let mut missing = share * mass(kept);
     let (mut start, mut end) = (0, kept.len());
     while end - start > 1 {

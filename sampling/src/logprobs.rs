@@ -26,40 +26,23 @@ pub struct TokenLogprobs {
 /// ```
 pub fn token_logprobs(logits: &[f32], token: u32, k: usize) -> TokenLogprobs {
     let largest = max(logits).min(f32::MAX);
-    let mass: f64 = logits
-        .iter()
-        .map(|&logit| f64::from(relative(logit, largest).exp()))
-        .sum();
+    let mass: f64 = logits.iter().map(|&logit| f64::from(relative(logit, largest).exp())).sum();
     let normaliser = mass.ln();
     let logprob = |logit| (f64::from(relative(logit, largest)) - normaliser) as f32;
 
-    let own = logits
-        .get(token as usize)
-        .copied()
-        .unwrap_or(f32::NEG_INFINITY);
+    let own = logits.get(token as usize).copied().unwrap_or(f32::NEG_INFINITY);
     let own = if own.is_nan() { f32::NEG_INFINITY } else { own };
     TokenLogprobs {
-        logprob: if own == f32::NEG_INFINITY {
-            own
-        } else {
-            logprob(own)
-        },
+        logprob: if own == f32::NEG_INFINITY { own } else { logprob(own) },
         rank: 1 + logits.iter().filter(|&&logit| logit > own).count(),
-        top: likeliest(logits, k)
-            .into_iter()
-            .map(|(token, logit)| (token, logprob(logit)))
-            .collect(),
+        top: likeliest(logits, k).into_iter().map(|(token, logit)| (token, logprob(logit))).collect(),
     }
 }
 
 /// `logit − largest`, at most 0, with NaN as −∞.
 #[inline]
 fn relative(logit: f32, largest: f32) -> f32 {
-    if logit > f32::NEG_INFINITY {
-        logit.min(f32::MAX) - largest
-    } else {
-        f32::NEG_INFINITY
-    }
+    if logit > f32::NEG_INFINITY { logit.min(f32::MAX) - largest } else { f32::NEG_INFINITY }
 }
 
 /// The `k` likeliest tokens that are possible at all, descending, ties by id.
@@ -96,11 +79,7 @@ mod tests {
         let logits = [1.0, 3.0, 3.0, 0.0];
         assert_eq!(token_logprobs(&logits, 2, 0).rank, 1);
         assert_eq!(token_logprobs(&logits, 0, 0).rank, 3);
-        let order: Vec<u32> = token_logprobs(&logits, 0, 9)
-            .top
-            .iter()
-            .map(|top| top.0)
-            .collect();
+        let order: Vec<u32> = token_logprobs(&logits, 0, 9).top.iter().map(|top| top.0).collect();
         assert_eq!(order, [1, 2, 0, 3]);
     }
 
@@ -109,14 +88,7 @@ mod tests {
         let none = [f32::NAN, f32::NEG_INFINITY];
         for token in [0, 1, 2] {
             let logprobs = token_logprobs(&none, token, 2);
-            assert_eq!(
-                logprobs,
-                TokenLogprobs {
-                    logprob: f32::NEG_INFINITY,
-                    rank: 1,
-                    top: vec![]
-                }
-            );
+            assert_eq!(logprobs, TokenLogprobs { logprob: f32::NEG_INFINITY, rank: 1, top: vec![] });
         }
         let some = token_logprobs(&[f32::NAN, 2.0, f32::INFINITY], 2, 3);
         assert_eq!((some.logprob, some.rank, some.top.len()), (0.0, 1, 2));
@@ -124,17 +96,11 @@ mod tests {
 
     #[test]
     fn the_best_of_a_long_row_survive_every_cut() {
-        let logits: Vec<f32> = (0..10_000)
-            .map(|i| ((i * 7919) % 10_007) as f32 / 100.0)
-            .collect();
+        let logits: Vec<f32> = (0..10_000).map(|i| ((i * 7919) % 10_007) as f32 / 100.0).collect();
         let mut sorted: Vec<u32> = (0..10_000).collect();
         sorted.sort_by(|&a, &b| logits[b as usize].total_cmp(&logits[a as usize]));
         for k in [1, 5, 20, 100, 1000] {
-            let top: Vec<u32> = token_logprobs(&logits, 0, k)
-                .top
-                .iter()
-                .map(|top| top.0)
-                .collect();
+            let top: Vec<u32> = token_logprobs(&logits, 0, k).top.iter().map(|top| top.0).collect();
             assert_eq!(top, sorted[..k]);
         }
     }

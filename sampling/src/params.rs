@@ -79,43 +79,15 @@ impl SamplingParams {
     /// # Errors
     /// The first parameter that is outside its range.
     pub fn validate(&self) -> Result<(), ParamError> {
-        in_range(
-            "temperature",
-            self.temperature,
-            (0.0..=100.0).contains(&self.temperature),
-            "from 0 to 100",
-        )?;
-        in_range(
-            "top_p",
-            self.top_p,
-            is_share(self.top_p),
-            "over 0 and at most 1",
-        )?;
-        in_range(
-            "min_p",
-            self.min_p,
-            (0.0..=1.0).contains(&self.min_p),
-            "from 0 to 1",
-        )?;
+        in_range("temperature", self.temperature, (0.0..=100.0).contains(&self.temperature), "from 0 to 100")?;
+        in_range("top_p", self.top_p, is_share(self.top_p), "over 0 and at most 1")?;
+        in_range("min_p", self.min_p, (0.0..=1.0).contains(&self.min_p), "from 0 to 1")?;
         if let Some(typical_p) = self.typical_p {
-            in_range(
-                "typical_p",
-                typical_p,
-                is_share(typical_p),
-                "over 0 and at most 1",
-            )?;
+            in_range("typical_p", typical_p, is_share(typical_p), "over 0 and at most 1")?;
         }
         let repetition = self.repetition_penalty;
-        in_range(
-            "repetition_penalty",
-            repetition,
-            repetition > 0.0 && repetition.is_finite(),
-            "over 0 and finite",
-        )?;
-        let additive = [
-            ("presence_penalty", self.presence_penalty),
-            ("frequency_penalty", self.frequency_penalty),
-        ];
+        in_range("repetition_penalty", repetition, repetition > 0.0 && repetition.is_finite(), "over 0 and finite")?;
+        let additive = [("presence_penalty", self.presence_penalty), ("frequency_penalty", self.frequency_penalty)];
         for (param, value) in additive {
             in_range(param, value, (-2.0..=2.0).contains(&value), "from -2 to 2")?;
         }
@@ -126,25 +98,16 @@ impl SamplingParams {
         }
         if self.allowed_token_ids.as_ref().is_some_and(Vec::is_empty) {
             let message = "allowed_token_ids must hold at least one token id, got none".to_owned();
-            return Err(ParamError {
-                param: "allowed_token_ids",
-                message,
-            });
+            return Err(ParamError { param: "allowed_token_ids", message });
         }
         if self.bad_words.iter().any(Vec::is_empty) {
             let message = "bad_words must not hold an empty word".to_owned();
-            return Err(ParamError {
-                param: "bad_words",
-                message,
-            });
+            return Err(ParamError { param: "bad_words", message });
         }
         match self.logprobs {
             Some(count) if count > MAX_LOGPROBS => {
                 let message = format!("logprobs must be at most {MAX_LOGPROBS}, got {count}");
-                Err(ParamError {
-                    param: "logprobs",
-                    message,
-                })
+                Err(ParamError { param: "logprobs", message })
             }
             _ => Ok(()),
         }
@@ -156,19 +119,11 @@ fn is_share(p: f32) -> bool {
     p > 0.0 && p <= 1.0
 }
 
-fn in_range(
-    param: &'static str,
-    value: f32,
-    within: bool,
-    range: impl std::fmt::Display,
-) -> Result<(), ParamError> {
+fn in_range(param: &'static str, value: f32, within: bool, range: impl std::fmt::Display) -> Result<(), ParamError> {
     if within {
         return Ok(());
     }
-    Err(ParamError {
-        param,
-        message: format!("{param} must be {range}, got {value}"),
-    })
+    Err(ParamError { param, message: format!("{param} must be {range}, got {value}") })
 }
 
 #[cfg(test)]
@@ -181,106 +136,22 @@ mod tests {
     fn a_value_out_of_range_is_refused_by_name() {
         let ok = SamplingParams::default;
         let cases: Vec<(&str, SamplingParams)> = vec![
-            (
-                "temperature",
-                SamplingParams {
-                    temperature: -0.1,
-                    ..ok()
-                },
-            ),
-            (
-                "temperature",
-                SamplingParams {
-                    temperature: 100.5,
-                    ..ok()
-                },
-            ),
-            (
-                "temperature",
-                SamplingParams {
-                    temperature: f32::NAN,
-                    ..ok()
-                },
-            ),
+            ("temperature", SamplingParams { temperature: -0.1, ..ok() }),
+            ("temperature", SamplingParams { temperature: 100.5, ..ok() }),
+            ("temperature", SamplingParams { temperature: f32::NAN, ..ok() }),
             ("top_p", SamplingParams { top_p: 0.0, ..ok() }),
             ("top_p", SamplingParams { top_p: 1.1, ..ok() }),
-            (
-                "min_p",
-                SamplingParams {
-                    min_p: -0.1,
-                    ..ok()
-                },
-            ),
-            (
-                "min_p",
-                SamplingParams {
-                    min_p: f32::INFINITY,
-                    ..ok()
-                },
-            ),
-            (
-                "typical_p",
-                SamplingParams {
-                    typical_p: Some(0.0),
-                    ..ok()
-                },
-            ),
-            (
-                "repetition_penalty",
-                SamplingParams {
-                    repetition_penalty: 0.0,
-                    ..ok()
-                },
-            ),
-            (
-                "repetition_penalty",
-                SamplingParams {
-                    repetition_penalty: f32::INFINITY,
-                    ..ok()
-                },
-            ),
-            (
-                "presence_penalty",
-                SamplingParams {
-                    presence_penalty: 2.1,
-                    ..ok()
-                },
-            ),
-            (
-                "frequency_penalty",
-                SamplingParams {
-                    frequency_penalty: f32::NAN,
-                    ..ok()
-                },
-            ),
-            (
-                "logit_bias",
-                SamplingParams {
-                    logit_bias: vec![(3, 1.0), (7, -101.0)],
-                    ..ok()
-                },
-            ),
-            (
-                "allowed_token_ids",
-                SamplingParams {
-                    allowed_token_ids: Some(vec![]),
-                    ..ok()
-                },
-            ),
-            (
-                "bad_words",
-                SamplingParams {
-                    bad_words: vec![vec![1], vec![]],
-                    ..ok()
-                },
-            ),
-            (
-                "logprobs",
-                SamplingParams {
-                    logprobs: Some(1001),
-                    ..ok()
-                },
-            ),
+            ("min_p", SamplingParams { min_p: -0.1, ..ok() }),
+            ("min_p", SamplingParams { min_p: f32::INFINITY, ..ok() }),
+            ("typical_p", SamplingParams { typical_p: Some(0.0), ..ok() }),
+            ("repetition_penalty", SamplingParams { repetition_penalty: 0.0, ..ok() }),
+            ("repetition_penalty", SamplingParams { repetition_penalty: f32::INFINITY, ..ok() }),
+            ("presence_penalty", SamplingParams { presence_penalty: 2.1, ..ok() }),
+            ("frequency_penalty", SamplingParams { frequency_penalty: f32::NAN, ..ok() }),
+            ("logit_bias", SamplingParams { logit_bias: vec![(3, 1.0), (7, -101.0)], ..ok() }),
+            ("allowed_token_ids", SamplingParams { allowed_token_ids: Some(vec![]), ..ok() }),
+            ("bad_words", SamplingParams { bad_words: vec![vec![1], vec![]], ..ok() }),
+            ("logprobs", SamplingParams { logprobs: Some(1001), ..ok() }),
         ];
         for (param, params) in cases {
             let error = params.validate().unwrap_err();
@@ -307,10 +178,7 @@ mod tests {
             ..SamplingParams::default()
         };
         assert_eq!(params.validate(), Ok(()));
-        let greedy = SamplingParams {
-            temperature: 0.0,
-            ..params
-        };
+        let greedy = SamplingParams { temperature: 0.0, ..params };
         assert_eq!(greedy.validate(), Ok(()));
     }
 }

@@ -23,12 +23,7 @@ pub fn philox4x32_10(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
     for _ in 0..10 {
         let a = u64::from(MULTIPLIERS[0]) * u64::from(x0);
         let b = u64::from(MULTIPLIERS[1]) * u64::from(x2);
-        (x0, x1, x2, x3) = (
-            (b >> 32) as u32 ^ x1 ^ k0,
-            b as u32,
-            (a >> 32) as u32 ^ x3 ^ k1,
-            a as u32,
-        );
+        (x0, x1, x2, x3) = ((b >> 32) as u32 ^ x1 ^ k0, b as u32, (a >> 32) as u32 ^ x3 ^ k1, a as u32);
         k0 = k0.wrapping_add(WEYL[0]);
         k1 = k1.wrapping_add(WEYL[1]);
     }
@@ -44,16 +39,8 @@ mod tests {
     fn the_published_known_answers_hold() {
         let ones = u32::MAX;
         let known = [
-            (
-                [0; 4],
-                [0; 2],
-                [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8],
-            ),
-            (
-                [ones; 4],
-                [ones; 2],
-                [0x408f_276d, 0x41c8_3b0e, 0xa20b_c7c6, 0x6d54_51fd],
-            ),
+            ([0; 4], [0; 2], [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]),
+            ([ones; 4], [ones; 2], [0x408f_276d, 0x41c8_3b0e, 0xa20b_c7c6, 0x6d54_51fd]),
             (
                 [0x243f_6a88, 0x85a3_08d3, 0x1319_8a2e, 0x0370_7344],
                 [0xa409_3822, 0x299f_31d0],

@@ -64,12 +64,7 @@ impl Sampler {
     /// Equal logits: the lowest id. NaN and −∞ are impossible tokens; +∞ counts as the largest finite number. If the
     /// parameters leave nothing possible, they are set aside and the likeliest token of the raw row is taken; if that has
     /// none either, token 0.
-    pub fn sample(
-        &mut self,
-        logits: &[f32],
-        params: &SamplingParams,
-        context: &Context<'_>,
-    ) -> Sampled {
+    pub fn sample(&mut self, logits: &[f32], params: &SamplingParams, context: &Context<'_>) -> Sampled {
         let shaped = self.shape(logits, params, context);
         self.finish(&shaped, logits, params, context)
     }
@@ -84,27 +79,14 @@ impl Sampler {
         sequences: impl IntoIterator<Item = u32>,
     ) -> impl Iterator<Item = Sampled> {
         let shaped = self.shape(logits, params, context);
-        sequences.into_iter().map(move |sequence| {
-            self.finish(
-                &shaped,
-                logits,
-                params,
-                &Context {
-                    sequence,
-                    ..*context
-                },
-            )
-        })
+        sequences
+            .into_iter()
+            .map(move |sequence| self.finish(&shaped, logits, params, &Context { sequence, ..*context }))
     }
 
     /// The probability of every token, as [`Sampler::sample`] draws: length of `logits`, 0 for what is not kept, and a single
     /// 1 where the choice is certain.
-    pub fn probabilities(
-        &mut self,
-        logits: &[f32],
-        params: &SamplingParams,
-        context: &Context<'_>,
-    ) -> Vec<f32> {
+    pub fn probabilities(&mut self, logits: &[f32], params: &SamplingParams, context: &Context<'_>) -> Vec<f32> {
         let mut probabilities = vec![0.0; logits.len()];
         match self.shape(logits, params, context) {
             Shaped::Certain(token) => {
@@ -114,14 +96,9 @@ impl Sampler {
             }
             Shaped::Open => {
                 let largest = filter::largest(&self.kept);
-                let mass: f64 = self
-                    .kept
-                    .iter()
-                    .map(|candidate| filter::weight(candidate, largest))
-                    .sum();
+                let mass: f64 = self.kept.iter().map(|candidate| filter::weight(candidate, largest)).sum();
                 for candidate in &self.kept {
-                    probabilities[candidate.token as usize] =
-                        (filter::weight(candidate, largest) / mass) as f32;
+                    probabilities[candidate.token as usize] = (filter::weight(candidate, largest) / mass) as f32;
                 }
             }
         }
@@ -137,44 +114,24 @@ impl Sampler {
         // min_p: p ≥ min_p · p_max is a threshold on the logits; ln 0 = −∞ lets all pass that are finite.
         let floor = (scaled(max(row)) + params.min_p.ln()).max(f32::MIN);
         self.kept.clear();
-        self.kept
-            .extend(row.iter().enumerate().filter_map(|(token, &raw)| {
-                let logit = scaled(raw);
-                (logit >= floor && !raw.is_nan()).then_some(Candidate {
-                    token: token as u32,
-                    logit,
-                })
-            }));
+        self.kept.extend(row.iter().enumerate().filter_map(|(token, &raw)| {
+            let logit = scaled(raw);
+            (logit >= floor && !raw.is_nan()).then_some(Candidate { token: token as u32, logit })
+        }));
         filter::top_k(&mut self.kept, params.top_k as usize);
         filter::top_p(&mut self.kept, params.top_p);
         filter::typical_p(&mut self.kept, params.typical_p.unwrap_or(1.0));
-        if self.kept.is_empty() {
-            Shaped::Certain(fallback(logits))
-        } else {
-            Shaped::Open
-        }
+        if self.kept.is_empty() { Shaped::Certain(fallback(logits)) } else { Shaped::Open }
     }
 
-    fn finish(
-        &self,
-        shaped: &Shaped,
-        logits: &[f32],
-        params: &SamplingParams,
-        context: &Context<'_>,
-    ) -> Sampled {
-        let coordinates = Coordinates {
-            seed: context.seed,
-            output_index: context.output.len() as u32,
-            sequence: context.sequence,
-        };
+    fn finish(&self, shaped: &Shaped, logits: &[f32], params: &SamplingParams, context: &Context<'_>) -> Sampled {
+        let coordinates =
+            Coordinates { seed: context.seed, output_index: context.output.len() as u32, sequence: context.sequence };
         let token = match *shaped {
             Shaped::Certain(token) => token,
             Shaped::Open => draw(&self.kept, coordinates).unwrap_or_else(|| fallback(logits)),
         };
-        Sampled {
-            token,
-            logprob: params.logprobs.map(|k| token_logprobs(logits, token, k)),
-        }
+        Sampled { token, logprob: params.logprobs.map(|k| token_logprobs(logits, token, k)) }
     }
 }
 

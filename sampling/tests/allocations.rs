@@ -47,25 +47,13 @@ fn a_step_in_steady_state_does_not_allocate() {
         bad_words: vec![vec![4], vec![1, 2]],
         ..SamplingParams::default()
     };
-    let greedy = SamplingParams {
-        temperature: 0.0,
-        logprobs: Some(0),
-        ..SamplingParams::default()
-    };
+    let greedy = SamplingParams { temperature: 0.0, logprobs: Some(0), ..SamplingParams::default() };
     let plain = SamplingParams::default();
-    let logits: Vec<f32> = (0..5000)
-        .map(|i| ((i * 7919) % 1009) as f32 * 0.02)
-        .collect();
+    let logits: Vec<f32> = (0..5000).map(|i| ((i * 7919) % 1009) as f32 * 0.02).collect();
     let output: Vec<u32> = (0..40).collect();
     let mut sampler = Sampler::new();
     let mut step = |at: usize| {
-        let context = Context {
-            prompt: &[1, 2],
-            output: &output[..at],
-            stop_ids: &[7],
-            seed: 1,
-            sequence: 0,
-        };
+        let context = Context { prompt: &[1, 2], output: &output[..at], stop_ids: &[7], seed: 1, sequence: 0 };
         for params in [&everything, &greedy, &plain] {
             sampler.sample(&logits, params, &context);
         }

@@ -4,20 +4,12 @@
 use sampling::{Context, Sampler, SamplingParams};
 
 fn context(output: &[u32], seed: u64, sequence: u32) -> Context<'_> {
-    Context {
-        prompt: &[5, 6],
-        output,
-        stop_ids: &[],
-        seed,
-        sequence,
-    }
+    Context { prompt: &[5, 6], output, stop_ids: &[], seed, sequence }
 }
 
 /// A row of uneven logits: no two neighbours alike, a spread of about 9.
 fn row(vocab: usize) -> Vec<f32> {
-    (0..vocab)
-        .map(|i| ((i * 37 + 11) % 91) as f32 * 0.1)
-        .collect()
+    (0..vocab).map(|i| ((i * 37 + 11) % 91) as f32 * 0.1).collect()
 }
 
 /// Pearson's statistic, Σ (observed − expected)² / expected, and the number of classes. Classes with fewer than ten expected
@@ -51,10 +43,7 @@ fn assert_distribution(counts: &[u32], probabilities: &[f32], draws: u32, what: 
     let (statistic, classes) = chi_square(counts, probabilities, draws);
     let freedom = (classes - 1) as f64;
     let limit = freedom + 5.0 * (2.0 * freedom).sqrt();
-    assert!(
-        statistic < limit,
-        "{what}: chi-square {statistic:.1} over {limit:.1} with {classes} classes"
-    );
+    assert!(statistic < limit, "{what}: chi-square {statistic:.1} over {limit:.1} with {classes} classes");
 }
 
 #[test]
@@ -63,17 +52,8 @@ fn draws_follow_the_probabilities_over_each_coordinate() {
     let logits = row(60);
     let shapes = [
         SamplingParams::default(),
-        SamplingParams {
-            temperature: 0.6,
-            top_k: 20,
-            ..SamplingParams::default()
-        },
-        SamplingParams {
-            temperature: 2.0,
-            top_p: 0.8,
-            min_p: 0.02,
-            ..SamplingParams::default()
-        },
+        SamplingParams { temperature: 0.6, top_k: 20, ..SamplingParams::default() },
+        SamplingParams { temperature: 2.0, top_p: 0.8, min_p: 0.02, ..SamplingParams::default() },
     ];
     let mut sampler = Sampler::new();
     for params in &shapes {
@@ -87,18 +67,14 @@ fn draws_follow_the_probabilities_over_each_coordinate() {
         // Over seeds that follow on each other.
         let mut counts = vec![0; logits.len()];
         for seed in 0..u64::from(DRAWS) {
-            counts[sampler
-                .sample(&logits, params, &context(&[], seed, 0))
-                .token as usize] += 1;
+            counts[sampler.sample(&logits, params, &context(&[], seed, 0)).token as usize] += 1;
         }
         assert_distribution(&counts, &probabilities, DRAWS, "seeds");
         // Over the positions of one output.
         let mut counts = vec![0; logits.len()];
         let output = vec![0; DRAWS as usize];
         for at in 0..DRAWS as usize {
-            counts[sampler
-                .sample(&logits, params, &context(&output[..at], 1, 0))
-                .token as usize] += 1;
+            counts[sampler.sample(&logits, params, &context(&output[..at], 1, 0)).token as usize] += 1;
         }
         assert_distribution(&counts, &probabilities, DRAWS, "positions");
     }
@@ -108,23 +84,16 @@ fn draws_follow_the_probabilities_over_each_coordinate() {
 fn the_test_of_the_distribution_notices_a_sampler_that_is_five_percent_off() {
     const DRAWS: u32 = 100_000;
     let logits = row(60);
-    let warmer = SamplingParams {
-        temperature: 1.05,
-        ..SamplingParams::default()
-    };
+    let warmer = SamplingParams { temperature: 1.05, ..SamplingParams::default() };
     let mut sampler = Sampler::new();
-    let probabilities =
-        sampler.probabilities(&logits, &SamplingParams::default(), &context(&[], 0, 0));
+    let probabilities = sampler.probabilities(&logits, &SamplingParams::default(), &context(&[], 0, 0));
     let mut counts = vec![0; logits.len()];
     for sampled in sampler.sample_each(&logits, &warmer, &context(&[], 1, 0), 0..DRAWS) {
         counts[sampled.token as usize] += 1;
     }
     let (statistic, classes) = chi_square(&counts, &probabilities, DRAWS);
     let freedom = (classes - 1) as f64;
-    assert!(
-        statistic > freedom + 5.0 * (2.0 * freedom).sqrt(),
-        "chi-square {statistic:.1}"
-    );
+    assert!(statistic > freedom + 5.0 * (2.0 * freedom).sqrt(), "chi-square {statistic:.1}");
 }
 
 /// Eight requests of different seeds and parameters, each of which draws twelve tokens, fed back as its output.
@@ -145,9 +114,7 @@ fn histories(order: impl Fn(usize) -> Vec<usize>, samplers: usize) -> Vec<Vec<u3
         for (turn, request) in order(step).into_iter().enumerate() {
             let sampler_at = turn % samplers.len();
             let context = context(&outputs[request], 1000 + request as u64, 0);
-            let token = samplers[sampler_at]
-                .sample(&logits, &requests[request], &context)
-                .token;
+            let token = samplers[sampler_at].sample(&logits, &requests[request], &context).token;
             outputs[request].push(token);
         }
     }
@@ -158,70 +125,33 @@ fn histories(order: impl Fn(usize) -> Vec<usize>, samplers: usize) -> Vec<Vec<u3
 fn the_same_seed_draws_the_same_tokens_whatever_the_order_of_rows() {
     let forwards = histories(|_| (0..8).collect(), 1);
     assert_eq!(forwards, histories(|_| (0..8).rev().collect(), 1));
-    assert_eq!(
-        forwards,
-        histories(|step| (0..8).map(|i| (i + step) % 8).collect(), 3)
-    );
+    assert_eq!(forwards, histories(|step| (0..8).map(|i| (i + step) % 8).collect(), 3));
     // Requests that differ only by seed differ in what they draw.
-    assert!(
-        forwards
-            .iter()
-            .collect::<std::collections::HashSet<_>>()
-            .len()
-            > 6
-    );
+    assert!(forwards.iter().collect::<std::collections::HashSet<_>>().len() > 6);
 }
 
 #[test]
 fn a_hundred_sequences_draw_from_one_row_as_each_would_alone() {
     let logits = row(500);
-    let params = SamplingParams {
-        top_p: 0.9,
-        logprobs: Some(2),
-        ..SamplingParams::default()
-    };
+    let params = SamplingParams { top_p: 0.9, logprobs: Some(2), ..SamplingParams::default() };
     let mut sampler = Sampler::new();
-    let together: Vec<_> = sampler
-        .sample_each(&logits, &params, &context(&[], 9, 0), 0..100)
-        .collect();
+    let together: Vec<_> = sampler.sample_each(&logits, &params, &context(&[], 9, 0), 0..100).collect();
     for (sequence, sampled) in (0..).zip(&together) {
-        assert_eq!(
-            *sampled,
-            Sampler::new().sample(&logits, &params, &context(&[], 9, sequence))
-        );
+        assert_eq!(*sampled, Sampler::new().sample(&logits, &params, &context(&[], 9, sequence)));
     }
-    let different: std::collections::HashSet<u32> =
-        together.iter().map(|sampled| sampled.token).collect();
-    assert!(
-        different.len() > 30,
-        "only {} different tokens in 100 draws",
-        different.len()
-    );
+    let different: std::collections::HashSet<u32> = together.iter().map(|sampled| sampled.token).collect();
+    assert!(different.len() > 30, "only {} different tokens in 100 draws", different.len());
 }
 
 #[test]
 fn parameters_that_leave_nothing_fall_back_to_the_likeliest_raw_token() {
     let logits = [0.0, 3.0, f32::NAN, 1.0];
-    let nothing = SamplingParams {
-        allowed_token_ids: Some(vec![2, 77]),
-        ..SamplingParams::default()
-    };
+    let nothing = SamplingParams { allowed_token_ids: Some(vec![2, 77]), ..SamplingParams::default() };
     let mut sampler = Sampler::new();
     for temperature in [0.0, 1.0] {
-        let params = SamplingParams {
-            temperature,
-            ..nothing.clone()
-        };
-        assert_eq!(
-            sampler.sample(&logits, &params, &context(&[], 0, 0)).token,
-            1
-        );
+        let params = SamplingParams { temperature, ..nothing.clone() };
+        assert_eq!(sampler.sample(&logits, &params, &context(&[], 0, 0)).token, 1);
     }
     let none = [f32::NEG_INFINITY, f32::NAN];
-    assert_eq!(
-        sampler
-            .sample(&none, &SamplingParams::default(), &context(&[], 0, 0))
-            .token,
-        0
-    );
+    assert_eq!(sampler.sample(&none, &SamplingParams::default(), &context(&[], 0, 0)).token, 0);
 }

@@ -28,53 +28,35 @@ fn model(logits: &[f32], params: &SamplingParams, context: &Context<'_>) -> Mode
     for (token, logit) in row.iter_mut().enumerate() {
         let token = token as u32;
         let in_output = context.output.iter().filter(|&&t| t == token).count();
-        let banned = params
-            .allowed_token_ids
-            .as_ref()
-            .is_some_and(|allowed| !allowed.contains(&token))
-            || params.bad_words.iter().any(|word| {
-                word[word.len() - 1] == token && context.output.ends_with(&word[..word.len() - 1])
-            })
+        let banned = params.allowed_token_ids.as_ref().is_some_and(|allowed| !allowed.contains(&token))
+            || params
+                .bad_words
+                .iter()
+                .any(|word| word[word.len() - 1] == token && context.output.ends_with(&word[..word.len() - 1]))
             || (context.output.len() < params.min_tokens && context.stop_ids.contains(&token));
         if banned {
             *logit = f64::NEG_INFINITY;
         }
-        *logit += params
-            .logit_bias
-            .iter()
-            .filter(|b| b.0 == token)
-            .map(|b| f64::from(b.1))
-            .sum::<f64>();
+        *logit += params.logit_bias.iter().filter(|b| b.0 == token).map(|b| f64::from(b.1)).sum::<f64>();
         if in_output > 0 || context.prompt.contains(&token) {
             let penalty = f64::from(params.repetition_penalty);
-            *logit = if *logit > 0.0 {
-                *logit / penalty
-            } else {
-                *logit * penalty
-            };
+            *logit = if *logit > 0.0 { *logit / penalty } else { *logit * penalty };
         }
         if in_output > 0 {
             *logit -= f64::from(params.frequency_penalty) * in_output as f64;
             *logit -= f64::from(params.presence_penalty);
         }
     }
-    let mut kept: Vec<(u32, f64)> = (0..)
-        .zip(row)
-        .filter(|&(_, logit)| logit > f64::NEG_INFINITY)
-        .collect();
+    let mut kept: Vec<(u32, f64)> = (0..).zip(row).filter(|&(_, logit)| logit > f64::NEG_INFINITY).collect();
     let descending = |a: &(u32, f64), b: &(u32, f64)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));
     kept.sort_by(descending);
     if params.temperature == 0.0 {
         // The best two must not be so close that float32 arithmetic makes them equal or swaps them.
-        let undecided = kept
-            .windows(2)
-            .take(1)
-            .any(|two| two[0].1 != two[1].1 && two[0].1 - two[1].1 < UNDECIDED);
+        let undecided = kept.windows(2).take(1).any(|two| two[0].1 != two[1].1 && two[0].1 - two[1].1 < UNDECIDED);
         kept.truncate(1);
         return Model { kept, undecided };
     }
-    kept.iter_mut()
-        .for_each(|k| k.1 /= f64::from(params.temperature));
+    kept.iter_mut().for_each(|k| k.1 /= f64::from(params.temperature));
 
     let mut undecided = false;
     if params.min_p > 0.0 {
@@ -88,9 +70,7 @@ fn model(logits: &[f32], params: &SamplingParams, context: &Context<'_>) -> Mode
     }
     if params.top_k > 0 && (params.top_k as usize) < kept.len() {
         let last = kept[params.top_k as usize - 1].1;
-        undecided |= kept
-            .iter()
-            .any(|k| k.1 != last && (k.1 - last).abs() < UNDECIDED);
+        undecided |= kept.iter().any(|k| k.1 != last && (k.1 - last).abs() < UNDECIDED);
         kept.retain(|k| k.1 >= last);
     }
     if params.top_p < 1.0 {
@@ -105,13 +85,8 @@ fn model(logits: &[f32], params: &SamplingParams, context: &Context<'_>) -> Mode
     }
     if let Some(typical_p) = params.typical_p.filter(|&p| p < 1.0) {
         let p = softmax(&kept);
-        let entropy: f64 = -p
-            .iter()
-            .filter(|&&p| p > 0.0)
-            .map(|p| p * p.ln())
-            .sum::<f64>();
-        let mut by_distance: Vec<(f64, f64)> =
-            p.iter().map(|&p| ((-p.ln() - entropy).abs(), p)).collect();
+        let entropy: f64 = -p.iter().filter(|&&p| p > 0.0).map(|p| p * p.ln()).sum::<f64>();
+        let mut by_distance: Vec<(f64, f64)> = p.iter().map(|&p| ((-p.ln() - entropy).abs(), p)).collect();
         by_distance.sort_by(|a, b| a.0.total_cmp(&b.0));
         let (mut sum, mut reach) = (0.0, 0.0);
         for &(distance, p) in &by_distance {
@@ -122,9 +97,7 @@ fn model(logits: &[f32], params: &SamplingParams, context: &Context<'_>) -> Mode
             (sum, reach) = (sum + p, distance);
         }
         // Equal logits have equal distances; any others this close are left out.
-        undecided |= by_distance
-            .iter()
-            .any(|d| (d.0 - reach).abs() < UNDECIDED && (d.0 - reach).abs() > 1e-12);
+        undecided |= by_distance.iter().any(|d| (d.0 - reach).abs() < UNDECIDED && (d.0 - reach).abs() > 1e-12);
         let mut distances = p.iter().map(|&p| (-p.ln() - entropy).abs());
         kept.retain(|_| distances.next().unwrap() <= reach + 1e-12);
     }
@@ -142,21 +115,12 @@ struct Row {
 
 impl Row {
     fn context(&self, seed: u64) -> Context<'_> {
-        Context {
-            prompt: &self.prompt,
-            output: &self.output,
-            stop_ids: &self.stop_ids,
-            seed,
-            sequence: 0,
-        }
+        Context { prompt: &self.prompt, output: &self.output, stop_ids: &self.stop_ids, seed, sequence: 0 }
     }
 }
 
 /// Off in half of the rows.
-fn sometimes<T: Clone + std::fmt::Debug + 'static>(
-    off: T,
-    on: impl Strategy<Value = T> + 'static,
-) -> BoxedStrategy<T> {
+fn sometimes<T: Clone + std::fmt::Debug + 'static>(off: T, on: impl Strategy<Value = T> + 'static) -> BoxedStrategy<T> {
     prop_oneof![Just(off), on].boxed()
 }
 

@@ -26,20 +26,12 @@ struct Case {
 
 impl Case {
     fn context(&self) -> Context<'_> {
-        Context {
-            prompt: &self.prompt,
-            output: &self.output,
-            stop_ids: &self.stop_ids,
-            seed: 1,
-            sequence: 0,
-        }
+        Context { prompt: &self.prompt, output: &self.output, stop_ids: &self.stop_ids, seed: 1, sequence: 0 }
     }
 }
 
 fn ids(value: &Value) -> Vec<u32> {
-    value.as_array().map_or(vec![], |ids| {
-        ids.iter().map(|id| id.as_u64().unwrap() as u32).collect()
-    })
+    value.as_array().map_or(vec![], |ids| ids.iter().map(|id| id.as_u64().unwrap() as u32).collect())
 }
 
 /// Reads the parameters of a case; a name that is not known here is an error, so that none goes untested.
@@ -59,14 +51,11 @@ fn params(value: &Value) -> SamplingParams {
             "min_tokens" => params.min_tokens = value.as_u64().unwrap() as usize,
             "eos_token_ids" => {}
             "allowed_token_ids" => params.allowed_token_ids = Some(ids(value)),
-            "banned_token_ids" => {
-                params.bad_words = ids(value).into_iter().map(|id| vec![id]).collect()
-            }
+            "banned_token_ids" => params.bad_words = ids(value).into_iter().map(|id| vec![id]).collect(),
             "logit_bias" => {
                 let entries = value.as_object().unwrap().iter();
-                params.logit_bias = entries
-                    .map(|(id, bias)| (id.parse().unwrap(), bias.as_f64().unwrap() as f32))
-                    .collect();
+                params.logit_bias =
+                    entries.map(|(id, bias)| (id.parse().unwrap(), bias.as_f64().unwrap() as f32)).collect();
             }
             other => panic!("the reference uses `{other}`, which this test does not know"),
         }
@@ -78,10 +67,7 @@ fn cases() -> Vec<Case> {
     let tensors = SafeTensors::deserialize(TENSORS).unwrap();
     let row = |name: String| -> Vec<f32> {
         let (bytes, _) = tensors.tensor(&name).unwrap().data().as_chunks();
-        bytes
-            .iter()
-            .map(|&bytes| f32::from_le_bytes(bytes))
-            .collect()
+        bytes.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect()
     };
     let list: Vec<Value> = serde_json::from_str(CASES).unwrap();
     list.into_iter()
@@ -111,12 +97,7 @@ fn probabilities_equal_the_reference_and_so_does_what_is_kept() {
         let mut found = sampler.probabilities(&case.logits, &case.params, &case.context());
         let mut wanted = case.probabilities.clone();
         let kept = found.iter().filter(|&&p| p > 0.0).count();
-        assert_eq!(
-            kept as u64,
-            case.expected["kept"].as_u64().unwrap(),
-            "{}: number kept",
-            case.key
-        );
+        assert_eq!(kept as u64, case.expected["kept"].as_u64().unwrap(), "{}: number kept", case.key);
         match case.expected["compare"].as_str().unwrap() {
             // Equal logits straddle the top-p cut: which of them stay is not defined.
             "sorted" => {
@@ -126,17 +107,8 @@ fn probabilities_equal_the_reference_and_so_does_what_is_kept() {
             compare => assert_eq!(compare, "exact"),
         }
         for (token, (&found, &wanted)) in found.iter().zip(&wanted).enumerate() {
-            assert!(
-                (found - wanted).abs() <= TOLERANCE,
-                "{} at {token}: {found}, not {wanted}",
-                case.key
-            );
-            assert_eq!(
-                found > 0.0,
-                wanted > 0.0,
-                "{} at {token}: kept or not",
-                case.key
-            );
+            assert!((found - wanted).abs() <= TOLERANCE, "{} at {token}: {found}, not {wanted}", case.key);
+            assert_eq!(found > 0.0, wanted > 0.0, "{} at {token}: kept or not", case.key);
         }
     }
 }
@@ -144,39 +116,24 @@ fn probabilities_equal_the_reference_and_so_does_what_is_kept() {
 #[test]
 fn greedy_cases_give_the_reference_token() {
     let mut sampler = Sampler::new();
-    let greedy: Vec<Case> = cases()
-        .into_iter()
-        .filter(|case| case.expected["greedy"].as_bool().unwrap())
-        .collect();
+    let greedy: Vec<Case> = cases().into_iter().filter(|case| case.expected["greedy"].as_bool().unwrap()).collect();
     assert!(!greedy.is_empty());
     for case in greedy {
         let sampled = sampler.sample(&case.logits, &case.params, &case.context());
-        assert_eq!(
-            u64::from(sampled.token),
-            case.expected["argmax"].as_u64().unwrap(),
-            "{}",
-            case.key
-        );
+        assert_eq!(u64::from(sampled.token), case.expected["argmax"].as_u64().unwrap(), "{}", case.key);
     }
 }
 
 #[test]
 fn every_draw_is_one_of_the_kept_tokens() {
     let mut sampler = Sampler::new();
-    for case in cases()
-        .iter()
-        .filter(|case| case.expected["compare"] == "exact")
-    {
+    for case in cases().iter().filter(|case| case.expected["compare"] == "exact") {
         let sampled: Vec<u32> = sampler
             .sample_each(&case.logits, &case.params, &case.context(), 0..50)
             .map(|sampled| sampled.token)
             .collect();
         for token in sampled {
-            assert!(
-                case.probabilities[token as usize] > 0.0,
-                "{} drew {token}",
-                case.key
-            );
+            assert!(case.probabilities[token as usize] > 0.0, "{} drew {token}", case.key);
         }
     }
 }
@@ -189,23 +146,13 @@ fn log_probabilities_are_those_of_the_raw_logits() {
         let found = token_logprobs(&case.logits, wanted_ids[0], 5);
         assert_eq!(found.rank, 1, "{}", case.key);
         assert_eq!(found.logprob, found.top[0].1, "{}", case.key);
-        for (&(id, logprob), (&wanted_id, wanted)) in found
-            .top
-            .iter()
-            .zip(wanted_ids.iter().zip(top["logprobs"].as_array().unwrap()))
+        for (&(id, logprob), (&wanted_id, wanted)) in
+            found.top.iter().zip(wanted_ids.iter().zip(top["logprobs"].as_array().unwrap()))
         {
             let wanted = wanted.as_f64().unwrap() as f32;
-            assert!(
-                (logprob - wanted).abs() < 2e-5,
-                "{}: {logprob}, not {wanted}",
-                case.key
-            );
+            assert!((logprob - wanted).abs() < 2e-5, "{}: {logprob}, not {wanted}", case.key);
             // Which of several equal logits comes first is not defined in the reference.
-            assert_eq!(
-                case.logits[id as usize], case.logits[wanted_id as usize],
-                "{}",
-                case.key
-            );
+            assert_eq!(case.logits[id as usize], case.logits[wanted_id as usize], "{}", case.key);
         }
     }
 }

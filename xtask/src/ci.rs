@@ -91,7 +91,11 @@ fn run_all(root: &Path, steps: &[Step]) -> Result<(), String> {
         let outcome = step.run(root);
         let seconds = began.elapsed().as_secs_f64();
         if let Err(problem) = outcome {
-            return Err(format!("{} failed after {seconds:.1} s ({problem}); to run it alone: {}", step.title, step.typed()));
+            return Err(format!(
+                "{} failed after {seconds:.1} s ({problem}); to run it alone: {}",
+                step.title,
+                step.typed()
+            ));
         }
         println!("== {}: {seconds:.1} s", step.title);
         done.push(format!("{} {seconds:.1} s", step.title));

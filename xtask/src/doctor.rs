@@ -29,20 +29,29 @@ pub fn report(root: &Path) -> String {
     if missing.is_empty() {
         line("components", "rustfmt, clippy".into(), "`cargo xtask ci` can run");
     } else {
-        line("components", format!("missing: {}", missing.join(", ")), "`cargo xtask ci` needs them: rustup component add rustfmt clippy");
+        line(
+            "components",
+            format!("missing: {}", missing.join(", ")),
+            "`cargo xtask ci` needs them: rustup component add rustfmt clippy",
+        );
     }
 
     let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".into());
     match first_line(&compiler, &["--version"]) {
         Some(version) => line("C compiler", version, "enough to build; no C++ is compiled"),
-        None => line("C compiler", format!("{compiler}: not found"), "needed to link and by a dependency; install gcc or clang"),
+        None => line(
+            "C compiler",
+            format!("{compiler}: not found"),
+            "needed to link and by a dependency; install gcc or clang",
+        ),
     }
 
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     line("cores", cores.to_string(), "--threads takes all of them unless told otherwise");
     let features = cpu_features();
     let (names, variants): (Vec<&str>, Vec<&str>) = features.iter().copied().unzip();
-    let names = if names.is_empty() { "no vector unit that kernels are written for".to_string() } else { names.join(", ") };
+    let names =
+        if names.is_empty() { "no vector unit that kernels are written for".to_string() } else { names.join(", ") };
     let best = variants.last().unwrap_or(&"cpu.portable");
     line(
         "CPU",
@@ -63,9 +72,12 @@ fn rust(root: &Path) -> (String, String) {
         return ("rustc: not found".into(), "install a toolchain from https://rustup.rs".into());
     };
     let manifest = std::fs::read_to_string(root.join("Cargo.toml")).unwrap_or_default();
-    let wanted = manifest.lines().find_map(|line| line.strip_prefix("rust-version = ")).unwrap_or_default().trim_matches('"');
+    let wanted =
+        manifest.lines().find_map(|line| line.strip_prefix("rust-version = ")).unwrap_or_default().trim_matches('"');
     let meaning = match (minor(found.split_whitespace().nth(1).unwrap_or_default()), minor(wanted)) {
-        (Some(found), Some(least)) if found < least => format!("older than {wanted}, the least that Quire builds with: rustup update"),
+        (Some(found), Some(least)) if found < least => {
+            format!("older than {wanted}, the least that Quire builds with: rustup update")
+        }
         _ => format!("Quire needs {wanted} or newer"),
     };
     (found, meaning)

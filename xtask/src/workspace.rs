@@ -9,7 +9,8 @@ pub const TEST_COMMAND_MARK: &str = "<!-- test-command -->";
 /// The root folder of the workspace: the parent of this crate's folder.
 pub fn root() -> PathBuf {
     // Cargo sets the variable at run time too, so a checkout that has moved is found where it is now.
-    let here = std::env::var_os("CARGO_MANIFEST_DIR").map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);
+    let here =
+        std::env::var_os("CARGO_MANIFEST_DIR").map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);
     here.parent().map_or_else(|| here.clone(), Path::to_path_buf)
 }
 
@@ -54,7 +55,8 @@ fn walk(root: &Path, folder: &str, found: &mut Vec<String>) {
 pub fn test_command(readme: &str) -> Result<String, String> {
     let behind = readme.split_once(TEST_COMMAND_MARK).map(|(_, rest)| rest);
     let block = behind.and_then(|rest| rest.split("```").nth(1));
-    let line = block.and_then(|block| block.lines().map(str::trim).find(|line| line.starts_with("cargo test --workspace")));
+    let line =
+        block.and_then(|block| block.lines().map(str::trim).find(|line| line.starts_with("cargo test --workspace")));
     line.map(str::to_owned).ok_or_else(|| {
         format!("README.md: no line `cargo test --workspace` in a fenced block after {TEST_COMMAND_MARK}; add both, CI runs what the README says")
     })

@@ -12,7 +12,14 @@ fn the_workspace_is_tidy() {
 #[test]
 fn the_tree_that_is_checked_is_the_whole_workspace() {
     let tree = Tree::read(&workspace::root());
-    for path in ["Cargo.toml", "kvblock/src/lib.rs", "server/src/main.rs", "xtask/tests/tidy.rs", ".ci/run", "docs/configuration.md"] {
+    for path in [
+        "Cargo.toml",
+        "kvblock/src/lib.rs",
+        "server/src/main.rs",
+        "xtask/tests/tidy.rs",
+        ".ci/run",
+        "docs/configuration.md",
+    ] {
         assert!(tree.files.iter().any(|file| file.path == path), "{path} was not read");
     }
 }

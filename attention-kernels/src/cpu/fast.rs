@@ -68,7 +68,8 @@ pub(super) fn attention(isa: Isa, device: &dyn Device, args: AttentionArgs<'_>) 
         soft_cap: args.soft_cap,
     };
     let (batch, seqs, rows) = (args.batch, args.seqs.clone(), args.rows());
-    let (group, dim, stride, slopes) = (args.num_heads / shape.num_kv_heads, shape.head_dim, args.query_stride, args.alibi_slopes);
+    let (group, dim, stride, slopes) =
+        (args.num_heads / shape.num_kv_heads, shape.head_dim, args.query_stride, args.alibi_slopes);
     let query = args.query.host::<f32>()?;
     let width = args.num_heads * dim;
     let longest = batch.context_lens[seqs.clone()].iter().copied().max().unwrap_or(0) as usize;
@@ -76,7 +77,8 @@ pub(super) fn attention(isa: Isa, device: &dyn Device, args: AttentionArgs<'_>) 
     let output = &mut args.output.host_mut::<f32>()?[rows.start * width..rows.end * width];
     device.pool().chunks_mut(output, group * dim, work, |task, out| {
         let (row, kv_head) = (rows.start + task / shape.num_kv_heads, task % shape.num_kv_heads);
-        let seq = seqs.start + batch.query_starts[seqs.start..=seqs.end].partition_point(|&start| start as usize <= row) - 1;
+        let seq =
+            seqs.start + batch.query_starts[seqs.start..=seqs.end].partition_point(|&start| start as usize <= row) - 1;
         let context = batch.context_lens[seq] as usize;
         if context == 0 {
             return out.fill(0.0);
@@ -177,7 +179,13 @@ impl<'a> Iterator for Runs<'a> {
 
 /// `scores[r][j] = scale * q[r]·k[start + j]`.
 #[inline(always)]
-fn score<L: Lanes, const R: usize>(shared: &Shared<'_>, rows: &Rows<'_>, start: usize, end: usize, scores: &mut [[f32; PARTITION]; R]) {
+fn score<L: Lanes, const R: usize>(
+    shared: &Shared<'_>,
+    rows: &Rows<'_>,
+    start: usize,
+    end: usize,
+    scores: &mut [[f32; PARTITION]; R],
+) {
     let dim = shared.shape.head_dim;
     for (token, keys) in Runs::new(shared, shared.keys, rows, start, end) {
         for (j, key) in keys.chunks_exact(dim).enumerate() {

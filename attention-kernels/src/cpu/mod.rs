@@ -34,11 +34,19 @@ macro_rules! register {
 }
 
 register!("cpu.reference", Isa::Portable, 0, reference::attention, reference::linear);
-register!("cpu.portable", Isa::Portable, 1, |d, a| fast::attention(Isa::Portable, d, a), |d, a| fast::linear(Isa::Portable, d, a));
+register!("cpu.portable", Isa::Portable, 1, |d, a| fast::attention(Isa::Portable, d, a), |d, a| fast::linear(
+    Isa::Portable,
+    d,
+    a
+));
 #[cfg(target_arch = "x86_64")]
 register!("cpu.avx2", Isa::Avx2, 2, |d, a| fast::attention(Isa::Avx2, d, a), |d, a| fast::linear(Isa::Avx2, d, a));
 #[cfg(target_arch = "x86_64")]
-register!("cpu.avx512", Isa::Avx512, 3, |d, a| fast::attention(Isa::Avx512, d, a), |d, a| fast::linear(Isa::Avx512, d, a));
+register!("cpu.avx512", Isa::Avx512, 3, |d, a| fast::attention(Isa::Avx512, d, a), |d, a| fast::linear(
+    Isa::Avx512,
+    d,
+    a
+));
 #[cfg(target_arch = "aarch64")]
 register!("cpu.neon", Isa::Neon, 2, |d, a| fast::attention(Isa::Neon, d, a), |d, a| fast::linear(Isa::Neon, d, a));
 

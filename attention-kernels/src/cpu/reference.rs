@@ -11,7 +11,8 @@ pub(super) fn attention(_: &dyn Device, args: AttentionArgs<'_>) -> Result<(), K
     let shape = args.cache.shape;
     let (heads, dim, stride) = (args.num_heads, shape.head_dim, args.query_stride);
     let (keys, values) = (args.cache.keys.host::<f32>()?, args.cache.values.host::<f32>()?);
-    let (batch, scale, window, soft_cap, slopes) = (args.batch, args.scale, args.window, args.soft_cap, args.alibi_slopes);
+    let (batch, scale, window, soft_cap, slopes) =
+        (args.batch, args.scale, args.window, args.soft_cap, args.alibi_slopes);
     let query = args.query.host::<f32>()?;
     let output = args.output.host_mut::<f32>()?;
     for seq in args.seqs {
@@ -108,7 +109,8 @@ pub(super) fn cache_write(_: &dyn Device, args: CacheWriteArgs<'_>) -> Result<()
             for head in 0..shape.num_kv_heads {
                 for d in 0..shape.head_dim {
                     if slot >= 0 {
-                        cache[shape.offset(slot as usize, head) + d] = source[offset + row * args.stride + head * shape.head_dim + d];
+                        cache[shape.offset(slot as usize, head) + d] =
+                            source[offset + row * args.stride + head * shape.head_dim + d];
                     }
                 }
             }
@@ -136,7 +138,11 @@ pub(super) fn linear(device: &dyn Device, args: LinearArgs<'_>) -> Result<(), Ke
 }
 
 /// The host view of a linear layer's operands; both CPU variants go through here.
-pub(super) fn with_gemm(device: &dyn Device, args: LinearArgs<'_>, run: impl FnOnce(&Pool, Gemm<'_>)) -> Result<(), KernelError> {
+pub(super) fn with_gemm(
+    device: &dyn Device,
+    args: LinearArgs<'_>,
+    run: impl FnOnce(&Pool, Gemm<'_>),
+) -> Result<(), KernelError> {
     let weights = args.weights.host()?;
     let shape = |what, found, expected| KernelError::Shape { what, found, expected };
     let (x, y) = (args.x.host::<f32>()?, args.y.host_mut::<f32>()?);

@@ -115,7 +115,12 @@ impl PackedMatrix {
 }
 
 /// Writes every number of `parts` to its lane.
-fn fill<T: Copy>(lines: &mut [[T; LANES]], k: usize, parts: &[(WeightFormat, &[u8])], read: impl Fn(WeightFormat, &[u8], usize) -> T) {
+fn fill<T: Copy>(
+    lines: &mut [[T; LANES]],
+    k: usize,
+    parts: &[(WeightFormat, &[u8])],
+    read: impl Fn(WeightFormat, &[u8], usize) -> T,
+) {
     let mut n = 0;
     for &(format, data) in parts {
         let row_bytes = k * format.bytes();

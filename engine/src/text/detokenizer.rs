@@ -44,12 +44,7 @@ impl Detokenizer {
         }
         pieces.reverse();
         let decoder = Utf8Decoder::after(&pieces.concat(), replacement(&tokenizer));
-        Detokenizer {
-            tokenizer,
-            skip_special,
-            decoder,
-            at_start: length == 0,
-        }
+        Detokenizer { tokenizer, skip_special, decoder, at_start: length == 0 }
     }
 
     /// The text that `id` completes: empty while a character is unfinished.
@@ -74,20 +69,13 @@ impl Detokenizer {
         if spaces == 0 {
             return 0;
         }
-        let decoded = self
-            .tokenizer
-            .decode(&[id], self.skip_special)
-            .unwrap_or_default();
+        let decoded = self.tokenizer.decode(&[id], self.skip_special).unwrap_or_default();
         spaces.saturating_sub(leading_spaces(decoded.as_bytes()))
     }
 }
 
 fn visible_bytes(tokenizer: &Tokenizer, id: u32, skip_special: bool) -> Vec<u8> {
-    if skip_special && tokenizer.is_special(id) {
-        Vec::new()
-    } else {
-        tokenizer.token_bytes(id)
-    }
+    if skip_special && tokenizer.is_special(id) { Vec::new() } else { tokenizer.token_bytes(id) }
 }
 
 fn leading_spaces(bytes: &[u8]) -> usize {
@@ -98,14 +86,10 @@ fn leading_spaces(bytes: &[u8]) -> usize {
 fn replacement(tokenizer: &Tokenizer) -> Replacement {
     let bytes = ["<0xE2>", "<0x82>"].map(|byte| tokenizer.token_to_id(byte));
     let per_byte = match bytes {
-        [Some(first), Some(second)] => tokenizer
-            .decode(&[first, second], false)
-            .is_ok_and(|text| text == "\u{FFFD}\u{FFFD}"),
+        [Some(first), Some(second)] => {
+            tokenizer.decode(&[first, second], false).is_ok_and(|text| text == "\u{FFFD}\u{FFFD}")
+        }
         _ => false,
     };
-    if per_byte {
-        Replacement::PerByte
-    } else {
-        Replacement::PerSubpart
-    }
+    if per_byte { Replacement::PerByte } else { Replacement::PerSubpart }
 }

@@ -41,12 +41,7 @@ pub struct StopScanner {
 impl StopScanner {
     /// A scanner for `stops`, which leaves the match in the text if `include_stop`. Empty strings never match.
     pub fn new(stops: &[String], include_stop: bool) -> Self {
-        StopScanner {
-            stops: stops.to_vec(),
-            include_stop,
-            held: String::new(),
-            matched: false,
-        }
+        StopScanner { stops: stops.to_vec(), include_stop, held: String::new(), matched: false }
     }
 
     /// Takes the next piece of text and gives what has become final.
@@ -58,16 +53,9 @@ impl StopScanner {
         text.push_str(piece);
         if let Some((start, stop)) = self.first_match(&text) {
             let stop = stop.to_owned();
-            text.truncate(if self.include_stop {
-                start + stop.len()
-            } else {
-                start
-            });
+            text.truncate(if self.include_stop { start + stop.len() } else { start });
             self.matched = true;
-            return Scanned {
-                text,
-                stop: Some(stop),
-            };
+            return Scanned { text, stop: Some(stop) };
         }
         self.held = text.split_off(text.len() - self.beginning_at_end(&text));
         Scanned { text, stop: None }
@@ -80,11 +68,7 @@ impl StopScanner {
 
     /// The match that ends first, of those the one that starts first: where it starts, and what it is.
     fn first_match(&self, text: &str) -> Option<(usize, &str)> {
-        let stops = self
-            .stops
-            .iter()
-            .map(String::as_str)
-            .filter(|stop| !stop.is_empty());
+        let stops = self.stops.iter().map(String::as_str).filter(|stop| !stop.is_empty());
         let matches = stops.filter_map(|stop| Some((text.find(stop)?, stop)));
         matches.min_by_key(|(start, stop)| (start + stop.len(), *start))
     }
@@ -95,9 +79,7 @@ impl StopScanner {
         let text = text.as_bytes();
         let longest = |stop: &String| {
             let most = stop.len().saturating_sub(1).min(text.len());
-            (1..=most)
-                .rev()
-                .find(|&length| text.ends_with(&stop.as_bytes()[..length]))
+            (1..=most).rev().find(|&length| text.ends_with(&stop.as_bytes()[..length]))
         };
         self.stops.iter().filter_map(longest).max().unwrap_or(0)
     }
@@ -133,13 +115,7 @@ mod tests {
     #[test]
     fn a_stop_string_that_straddles_pieces_never_leaks() {
         let mut scanner = scanner(&["<end>"], false);
-        for (piece, given) in [
-            ("a<", "a"),
-            ("en", ""),
-            ("<e", "<en"),
-            ("nd", ""),
-            (">b", ""),
-        ] {
+        for (piece, given) in [("a<", "a"), ("en", ""), ("<e", "<en"), ("nd", ""), (">b", "")] {
             assert_eq!(scanner.push(piece).text, given, "{piece}");
         }
         assert_eq!(scanner.push("more"), Scanned::default());
@@ -157,45 +133,26 @@ mod tests {
 
     #[test]
     fn the_match_that_is_complete_first_wins_and_then_the_longest() {
-        assert_eq!(
-            scan(scanner(&["cd", "b", "abc"], false), &["xabcd"]),
-            found("xa", "b")
-        );
-        assert_eq!(
-            scan(scanner(&["c", "abc", "bc"], true), &["xabcd"]),
-            found("xabc", "abc")
-        );
+        assert_eq!(scan(scanner(&["cd", "b", "abc"], false), &["xabcd"]), found("xa", "b"));
+        assert_eq!(scan(scanner(&["c", "abc", "bc"], true), &["xabcd"]), found("xabc", "abc"));
     }
 
     #[test]
     fn a_multibyte_stop_string_cuts_between_characters() {
-        assert_eq!(
-            scan(scanner(&["世界"], false), &["你好世", "世", "界!"]),
-            found("你好世", "世界")
-        );
-        assert_eq!(
-            scan(scanner(&["é\u{301}"], true), &["caf", "é", "\u{301}s"]),
-            found("café\u{301}", "é\u{301}")
-        );
+        assert_eq!(scan(scanner(&["世界"], false), &["你好世", "世", "界!"]), found("你好世", "世界"));
+        assert_eq!(scan(scanner(&["é\u{301}"], true), &["caf", "é", "\u{301}s"]), found("café\u{301}", "é\u{301}"));
     }
 
     #[test]
     fn an_empty_stop_string_never_matches() {
-        assert_eq!(
-            scan(scanner(&[""], false), &["ab", "c"]),
-            ("abc".into(), None)
-        );
+        assert_eq!(scan(scanner(&[""], false), &["ab", "c"]), ("abc".into(), None));
     }
 
     /// Character by character over the whole text.
     fn naive(text: &str, stops: &[String], include_stop: bool) -> (String, Option<String>) {
-        let ends = text
-            .char_indices()
-            .map(|(at, character)| at + character.len_utf8());
+        let ends = text.char_indices().map(|(at, character)| at + character.len_utf8());
         for end in ends {
-            let matches = stops
-                .iter()
-                .filter(|stop| !stop.is_empty() && text[..end].ends_with(*stop));
+            let matches = stops.iter().filter(|stop| !stop.is_empty() && text[..end].ends_with(*stop));
             if let Some(stop) = matches.max_by_key(|stop| stop.len()) {
                 let cut = if include_stop { end } else { end - stop.len() };
                 return found(&text[..cut], stop);

@@ -51,18 +51,10 @@ impl TextStream {
         self.characters += text.chars().count();
         if self.unsearched > 0 {
             self.unsearched -= 1;
-            return TextDelta {
-                text,
-                offset,
-                stop: None,
-            };
+            return TextDelta { text, offset, stop: None };
         }
         let scanned = self.scanner.push(&text);
-        TextDelta {
-            text: scanned.text,
-            offset,
-            stop: scanned.stop,
-        }
+        TextDelta { text: scanned.text, offset, stop: scanned.stop }
     }
 
     /// Where the text of the next token will begin, in characters.

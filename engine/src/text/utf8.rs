@@ -25,11 +25,7 @@ impl Utf8Decoder {
     /// A decoder that has already seen `before`. If that ends inside a character, the character is given whole once the rest
     /// of it comes; if the rest never comes, the bytes of `before` are not replaced, since they are somebody else's text.
     pub(super) fn after(before: &[u8], replacement: Replacement) -> Self {
-        let mut decoder = Utf8Decoder {
-            replacement,
-            held: Vec::new(),
-            foreign: 0,
-        };
+        let mut decoder = Utf8Decoder { replacement, held: Vec::new(), foreign: 0 };
         decoder.push(before);
         decoder.foreign = decoder.held.len();
         decoder
@@ -94,32 +90,20 @@ mod tests {
 
     #[test]
     fn a_character_comes_whole_with_its_last_byte() {
-        let texts = decode(
-            &[b"a\xF0", b"\x9F\x99", b"", b"\x82b"],
-            Replacement::PerSubpart,
-        );
+        let texts = decode(&[b"a\xF0", b"\x9F\x99", b"", b"\x82b"], Replacement::PerSubpart);
         assert_eq!(texts, ["a", "", "", "🙂b", ""]);
     }
 
     #[test]
     fn broken_bytes_are_replaced_as_soon_as_they_can_not_become_a_character() {
         let pieces: [&[u8]; 3] = [b"\xF0\x9F", b"x\xFF\xE4", b"\xBD"];
-        assert_eq!(
-            decode(&pieces, Replacement::PerSubpart),
-            ["", "\u{FFFD}x\u{FFFD}", "", "\u{FFFD}"]
-        );
-        assert_eq!(
-            decode(&pieces, Replacement::PerByte),
-            ["", "\u{FFFD}\u{FFFD}x\u{FFFD}", "", "\u{FFFD}\u{FFFD}"]
-        );
+        assert_eq!(decode(&pieces, Replacement::PerSubpart), ["", "\u{FFFD}x\u{FFFD}", "", "\u{FFFD}"]);
+        assert_eq!(decode(&pieces, Replacement::PerByte), ["", "\u{FFFD}\u{FFFD}x\u{FFFD}", "", "\u{FFFD}\u{FFFD}"]);
     }
 
     #[test]
     fn a_character_begun_before_is_given_whole_or_not_at_all() {
-        for (replacement, cut) in [
-            (Replacement::PerSubpart, ""),
-            (Replacement::PerByte, "\u{FFFD}"),
-        ] {
+        for (replacement, cut) in [(Replacement::PerSubpart, ""), (Replacement::PerByte, "\u{FFFD}")] {
             let after = || Utf8Decoder::after(b"\xA0ab\xF0\x9F", replacement);
             assert_eq!(after().push(b"\x99\x82"), "🙂");
             assert_eq!(after().push(b"x\xFF"), "x\u{FFFD}");
@@ -133,10 +117,8 @@ mod tests {
     /// Bytes of characters and stray ones, so that both whole and broken sequences are frequent.
     fn bytes() -> impl Strategy<Value = Vec<u8>> {
         let piece = prop_oneof![
-            prop::sample::select(vec!["a", "é", "世", "🙂", "\u{FFFD}"])
-                .prop_map(|text| text.as_bytes().to_vec()),
-            prop::sample::select(vec![0x80, 0xBF, 0xC2, 0xE4, 0xED, 0xF0, 0xF4, 0xFF])
-                .prop_map(|byte| vec![byte]),
+            prop::sample::select(vec!["a", "é", "世", "🙂", "\u{FFFD}"]).prop_map(|text| text.as_bytes().to_vec()),
+            prop::sample::select(vec![0x80, 0xBF, 0xC2, 0xE4, 0xED, 0xF0, 0xF4, 0xFF]).prop_map(|byte| vec![byte]),
         ];
         prop::collection::vec(piece, 0..20).prop_map(|pieces| pieces.concat())
     }

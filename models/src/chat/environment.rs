@@ -49,16 +49,11 @@ pub(super) fn compile(templates: Vec<(String, String)>) -> Result<Environment<'s
     environment.set_unknown_method_callback(unknown_method_callback);
     // Prompts are no HTML, and values print as Python prints them.
     environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
-    environment
-        .set_formatter(|out, _, value| out.write_str(&python::str(value)?).map_err(Error::from));
-    environment.add_filter("string", |value: Value| {
-        python::str(&value).map(Cow::into_owned)
-    });
+    environment.set_formatter(|out, _, value| out.write_str(&python::str(value)?).map_err(Error::from));
+    environment.add_filter("string", |value: Value| python::str(&value).map(Cow::into_owned));
     environment.add_filter("tojson", tojson);
     environment.add_function("raise_exception", raise_exception);
-    environment.add_function("strftime_now", |format: Cow<str>| {
-        strftime(SystemTime::now(), &format)
-    });
+    environment.add_function("strftime_now", |format: Cow<str>| strftime(SystemTime::now(), &format));
     for (name, template) in templates {
         environment.add_template_owned(name, without_generation_tags(&template))?;
     }
@@ -78,29 +73,16 @@ fn tojson(value: Value, ensure_ascii: Option<bool>, arguments: Kwargs) -> Result
         Some(width) => Some(" ".repeat(usize::from(u8::try_from(width)?))),
     };
     let [item, key] = match arguments.get::<Option<Vec<String>>>("separators")? {
-        Some(pair) => pair.try_into().map_err(|_| {
-            Error::new(
-                ErrorKind::InvalidOperation,
-                "tojson: `separators` is not a pair of texts",
-            )
-        })?,
+        Some(pair) => pair
+            .try_into()
+            .map_err(|_| Error::new(ErrorKind::InvalidOperation, "tojson: `separators` is not a pair of texts"))?,
         // Python leaves no space at the end of a line.
         None if indent.is_some() => [",", ": "].map(String::from),
         None => [", ", ": "].map(String::from),
     };
-    let flag = |name: &str| {
-        arguments
-            .get::<Option<bool>>(name)
-            .map(|flag| flag.unwrap_or(false))
-    };
+    let flag = |name: &str| arguments.get::<Option<bool>>(name).map(|flag| flag.unwrap_or(false));
     let ensure_ascii = flag("ensure_ascii")? || ensure_ascii.unwrap_or(false);
-    let style = Style {
-        notation: Notation::Json { ensure_ascii },
-        sort_keys: flag("sort_keys")?,
-        indent,
-        item,
-        key,
-    };
+    let style = Style { notation: Notation::Json { ensure_ascii }, sort_keys: flag("sort_keys")?, indent, item, key };
     arguments.assert_all_used()?;
     style.text(&value)
 }
@@ -114,9 +96,7 @@ fn without_generation_tags(template: &str) -> String {
         let (before, tag) = rest.split_at(start);
         let word_at = tag.len() - tag[2..].trim_start_matches(['-', '+']).trim_start().len();
         let (opening, word) = tag.split_at(word_at);
-        let length = word
-            .find(|c: char| !c.is_alphanumeric() && c != '_')
-            .unwrap_or(word.len());
+        let length = word.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(word.len());
         let (word, after) = word.split_at(length);
         out.push_str(before);
         out.push_str(opening);
@@ -136,8 +116,7 @@ mod tests {
 
     #[test]
     fn generation_tags_become_a_condition_and_nothing_else_changes() {
-        let template =
-            "a{%- generation -%}b{%endgeneration%}{% if generation %}{{ generation }}{% endif %}{%";
+        let template = "a{%- generation -%}b{%endgeneration%}{% if generation %}{{ generation }}{% endif %}{%";
         let expected = "a{%- if true -%}b{%endif%}{% if generation %}{{ generation }}{% endif %}{%";
         assert_eq!(without_generation_tags(template), expected);
     }

@@ -53,9 +53,7 @@ pub enum TemplateError {
     #[error("the checkpoint's only chat template is for tools; expected `tools` in the request")]
     ToolsOnly,
     /// Both ways to end a prompt were asked for.
-    #[error(
-        "`continue_final_message` and `add_generation_prompt` are both true; expected at most one of them"
-    )]
+    #[error("`continue_final_message` and `add_generation_prompt` are both true; expected at most one of them")]
     ConflictingEnds,
     /// There is nothing to continue.
     #[error("`continue_final_message` is true, but {0}")]
@@ -75,23 +73,13 @@ impl ChatTemplate {
     /// # Errors
     /// When a file is broken, the template is no Jinja, or it uses a filter, test, function or method that does not exist.
     pub fn load(files: &ModelFiles) -> Result<Option<Self>, LoadError> {
-        let Some(TemplateSource {
-            file,
-            templates,
-            special_tokens,
-        }) = TemplateSource::find(files)?
-        else {
+        let Some(TemplateSource { file, templates, special_tokens }) = TemplateSource::find(files)? else {
             return Ok(None);
         };
-        let unusable = |error: minijinja::Error| LoadError::ChatTemplate {
-            file: file.clone(),
-            problem: one_line(error),
-        };
+        let unusable =
+            |error: minijinja::Error| LoadError::ChatTemplate { file: file.clone(), problem: one_line(error) };
         let environment = environment::compile(templates).map_err(unusable)?;
-        let template = ChatTemplate {
-            environment,
-            special_tokens,
-        };
+        let template = ChatTemplate { environment, special_tokens };
         template.try_out().map_err(unusable)?;
         Ok(Some(template))
     }
@@ -104,10 +92,7 @@ impl ChatTemplate {
         let mut messages = input.messages.to_vec();
         alias_reasoning(&mut messages);
         if !input.continue_final_message {
-            return self.run(&ChatInput {
-                messages: &messages,
-                ..*input
-            });
+            return self.run(&ChatInput { messages: &messages, ..*input });
         }
         if input.add_generation_prompt {
             return Err(TemplateError::ConflictingEnds);
@@ -115,40 +100,25 @@ impl ChatTemplate {
         let ending = final_text(&mut messages)?;
         let content = ending.trim().to_string();
         ending.push_str(END_MARK);
-        let rendered = self.run(&ChatInput {
-            messages: &messages,
-            ..*input
-        })?;
+        let rendered = self.run(&ChatInput { messages: &messages, ..*input })?;
 
-        let end = rendered
-            .rfind(END_MARK.trim_end())
-            .filter(|_| rendered.contains(&content));
-        let end = end.ok_or(TemplateError::NothingToContinue(
-            "the chat template leaves the final message out",
-        ))?;
+        let end = rendered.rfind(END_MARK.trim_end()).filter(|_| rendered.contains(&content));
+        let end = end.ok_or(TemplateError::NothingToContinue("the chat template leaves the final message out"))?;
         let (prompt, rest) = rendered.split_at(end);
         // A template that trims its messages has eaten the mark's space; it would have trimmed the end of the content as well.
-        Ok(if rest.starts_with(END_MARK) {
-            prompt
-        } else {
-            prompt.trim_end()
-        }
-        .to_string())
+        Ok(if rest.starts_with(END_MARK) { prompt } else { prompt.trim_end() }.to_string())
     }
 
     fn run(&self, input: &ChatInput) -> Result<String, TemplateError> {
-        self.evaluate(input)
-            .map_err(|error| match Raised::within(&error) {
-                Some(Raised(message)) => TemplateError::Refused(one_line(message)),
-                None if error.kind() == ErrorKind::TemplateNotFound => TemplateError::ToolsOnly,
-                None => TemplateError::Failed(one_line(error)),
-            })
+        self.evaluate(input).map_err(|error| match Raised::within(&error) {
+            Some(Raised(message)) => TemplateError::Refused(one_line(message)),
+            None if error.kind() == ErrorKind::TemplateNotFound => TemplateError::ToolsOnly,
+            None => TemplateError::Failed(one_line(error)),
+        })
     }
 
     fn evaluate(&self, input: &ChatInput) -> Result<String, minijinja::Error> {
-        let tool_use = input
-            .tools
-            .and_then(|_| self.environment.get_template(TOOL_USE).ok());
+        let tool_use = input.tools.and_then(|_| self.environment.get_template(TOOL_USE).ok());
         let template = match tool_use {
             Some(template) => template,
             None => self.environment.get_template(DEFAULT)?,
@@ -179,7 +149,8 @@ impl ChatTemplate {
                 {"role": "tool", "name": "f", "tool_call_id": "call00001", "content": "2"},
             ]),
         ];
-        let function = json!({"name": "f", "description": "A function", "parameters": {"type": "object", "properties": {}}});
+        let function =
+            json!({"name": "f", "description": "A function", "parameters": {"type": "object", "properties": {}}});
         let tools = json!([{"type": "function", "function": function}]);
         for messages in conversations.iter().filter_map(Value::as_array) {
             for tools in [None, Some(&tools)] {
@@ -203,20 +174,15 @@ impl ChatTemplate {
 /// Whether a template asked for something that this environment does not have.
 fn is_beyond_us(error: &minijinja::Error) -> bool {
     use ErrorKind::{UnknownFilter, UnknownFunction, UnknownMethod, UnknownTest};
-    matches!(
-        error.kind(),
-        UnknownFilter | UnknownFunction | UnknownMethod | UnknownTest
-    )
+    matches!(error.kind(), UnknownFilter | UnknownFunction | UnknownMethod | UnknownTest)
 }
 
 /// A message's thoughts go by several names; templates read `reasoning_content`, a few `thinking`.
 fn alias_reasoning(messages: &mut [Value]) {
     for message in messages.iter_mut().filter_map(Value::as_object_mut) {
         let names = ["reasoning_content", "thinking", "reasoning"];
-        let Some(reasoning) = names
-            .iter()
-            .find_map(|name| message.get(*name).filter(|value| !value.is_null()))
-            .cloned()
+        let Some(reasoning) =
+            names.iter().find_map(|name| message.get(*name).filter(|value| !value.is_null())).cloned()
         else {
             continue;
         };
@@ -227,23 +193,14 @@ fn alias_reasoning(messages: &mut [Value]) {
 
 /// The text that ends the final message: its content, or the last text part of it.
 fn final_text(messages: &mut [Value]) -> Result<&mut String, TemplateError> {
-    let last = messages
-        .last_mut()
-        .ok_or(TemplateError::NothingToContinue("there are no messages"))?;
+    let last = messages.last_mut().ok_or(TemplateError::NothingToContinue("there are no messages"))?;
     let text = match last.get_mut("content") {
         Some(Value::String(text)) => Some(text),
-        Some(Value::Array(parts)) => {
-            parts
-                .iter_mut()
-                .rev()
-                .find_map(|part| match part.get_mut("text") {
-                    Some(Value::String(text)) => Some(text),
-                    _ => None,
-                })
-        }
+        Some(Value::Array(parts)) => parts.iter_mut().rev().find_map(|part| match part.get_mut("text") {
+            Some(Value::String(text)) => Some(text),
+            _ => None,
+        }),
         _ => None,
     };
-    text.ok_or(TemplateError::NothingToContinue(
-        "the final message has no text",
-    ))
+    text.ok_or(TemplateError::NothingToContinue("the final message has no text"))
 }

@@ -67,10 +67,7 @@ impl Style {
 
     fn write(&self, value: &Value, depth: usize, out: &mut String) -> Result<(), Error> {
         if depth > MAX_DEPTH {
-            return Err(Error::new(
-                ErrorKind::BadSerialization,
-                "the value is nested too deeply",
-            ));
+            return Err(Error::new(ErrorKind::BadSerialization, "the value is nested too deeply"));
         }
         match value.kind() {
             ValueKind::Map => {
@@ -85,9 +82,7 @@ impl Style {
                 })
             }
             ValueKind::Seq | ValueKind::Iterable => {
-                self.enclose(['[', ']'], value.try_iter()?, depth, out, |item, out| {
-                    self.write(&item, depth + 1, out)
-                })
+                self.enclose(['[', ']'], value.try_iter()?, depth, out, |item, out| self.write(&item, depth + 1, out))
             }
             _ => self.write_leaf(value, out),
         }
@@ -145,9 +140,7 @@ impl Style {
             (ValueKind::None, _) => out.push_str(words[2]),
             (ValueKind::Number, _) if value.is_integer() => out.push_str(&value.to_string()),
             (ValueKind::Number, _) => write_float(f64::try_from(value.clone())?, out),
-            (ValueKind::String, Notation::Repr) => {
-                write_repr(value.as_str().unwrap_or_default(), out)
-            }
+            (ValueKind::String, Notation::Repr) => write_repr(value.as_str().unwrap_or_default(), out),
             (ValueKind::String, Notation::Json { ensure_ascii }) => {
                 write_json(value.as_str().unwrap_or_default(), ensure_ascii, out);
             }
@@ -166,19 +159,13 @@ impl Style {
 /// The shortest digits that read back as `value`: plain from 1e-4 up to 1e16, else with an exponent of at least two digits.
 fn write_float(value: f64, out: &mut String) {
     let scientific = format!("{value:e}");
-    let exponent = scientific
-        .split_once('e')
-        .and_then(|(mantissa, exponent)| Some((mantissa, exponent.parse::<i32>().ok()?)));
+    let exponent =
+        scientific.split_once('e').and_then(|(mantissa, exponent)| Some((mantissa, exponent.parse::<i32>().ok()?)));
     let written = match exponent {
         None => write!(out, "{}", scientific.to_lowercase()),
         Some((_, -4..=15)) => write!(out, "{value:?}"),
         Some((mantissa, exponent)) => {
-            write!(
-                out,
-                "{mantissa}e{}{:02}",
-                if exponent < 0 { '-' } else { '+' },
-                exponent.unsigned_abs()
-            )
+            write!(out, "{mantissa}e{}{:02}", if exponent < 0 { '-' } else { '+' }, exponent.unsigned_abs())
         }
     };
     debug_assert!(written.is_ok(), "writing to a String does not fail");
@@ -186,11 +173,7 @@ fn write_float(value: f64, out: &mut String) {
 
 /// A string literal of Python: in single quotes unless only those occur in it.
 fn write_repr(text: &str, out: &mut String) {
-    let quote = if text.contains('\'') && !text.contains('"') {
-        '"'
-    } else {
-        '\''
-    };
+    let quote = if text.contains('\'') && !text.contains('"') { '"' } else { '\'' };
     out.push(quote);
     for character in text.chars() {
         match character {
@@ -260,10 +243,9 @@ mod tests {
 
     #[test]
     fn str_of_a_container_is_its_repr() {
-        let value: serde_json::Value = serde_json::from_str(
-            r#"{"b": [true, null, 1, 2.5, "it's", "a \"b\"\n"], "a": {}, "c": "é\u0001"}"#,
-        )
-        .unwrap();
+        let value: serde_json::Value =
+            serde_json::from_str(r#"{"b": [true, null, 1, 2.5, "it's", "a \"b\"\n"], "a": {}, "c": "é\u0001"}"#)
+                .unwrap();
         let expected = r#"{'b': [True, None, 1, 2.5, "it's", 'a "b"\n'], 'a': {}, 'c': 'é\x01'}"#;
         assert_eq!(str(&Value::from_serialize(&value)).unwrap(), expected);
     }

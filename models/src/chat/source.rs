@@ -12,15 +12,8 @@ const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
 const SPECIAL_TOKENS_MAP: &str = "special_tokens_map.json";
 
 /// The tokens that transformers hands to a template.
-const SPECIAL_TOKENS: [&str; 7] = [
-    "bos_token",
-    "eos_token",
-    "unk_token",
-    "sep_token",
-    "pad_token",
-    "cls_token",
-    "mask_token",
-];
+const SPECIAL_TOKENS: [&str; 7] =
+    ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 
 /// The templates of a checkpoint before they are compiled.
 pub(super) struct TemplateSource {
@@ -57,11 +50,7 @@ impl TemplateSource {
             Some((name.to_string(), Value::from(text)))
         };
         let special_tokens = SPECIAL_TOKENS.iter().filter_map(token).collect();
-        Ok(Some(TemplateSource {
-            file: files.locate(file),
-            templates,
-            special_tokens,
-        }))
+        Ok(Some(TemplateSource { file: files.locate(file), templates, special_tokens }))
     }
 }
 
@@ -70,17 +59,10 @@ fn template_files(files: &ModelFiles) -> Result<Vec<(String, String)>, LoadError
     let read = |(name, file): (&str, &str)| {
         let text = std::str::from_utf8(&files.bytes(file)?)
             .map(str::to_string)
-            .map_err(|error| LoadError::ChatTemplate {
-                file: files.locate(file),
-                problem: error.to_string(),
-            })?;
+            .map_err(|error| LoadError::ChatTemplate { file: files.locate(file), problem: error.to_string() })?;
         Ok((name.to_string(), text))
     };
-    named
-        .into_iter()
-        .filter(|(_, file)| files.exists(file))
-        .map(read)
-        .collect()
+    named.into_iter().filter(|(_, file)| files.exists(file)).map(read).collect()
 }
 
 /// `chat_template` of `tokenizer_config.json`: one text, or a list of `{name, template}`.
@@ -88,10 +70,9 @@ fn named_templates(value: &Value) -> Option<Vec<(String, String)>> {
     let text = |value: &Value| value.as_str().map(str::to_string);
     match value {
         Value::String(template) => Some(vec![(DEFAULT.to_string(), template.clone())]),
-        Value::Array(list) => list
-            .iter()
-            .map(|entry| Some((text(entry.get("name")?)?, text(entry.get("template")?)?)))
-            .collect(),
+        Value::Array(list) => {
+            list.iter().map(|entry| Some((text(entry.get("name")?)?, text(entry.get("template")?)?))).collect()
+        }
         _ => None,
     }
 }

@@ -4,15 +4,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use minijinja::{Error, ErrorKind};
 
-const DAYS: [&str; 7] = [
-    "Sunday",
-    "Monday",
-    "Tuesday",
-    "Wednesday",
-    "Thursday",
-    "Friday",
-    "Saturday",
-];
+const DAYS: [&str; 7] = ["Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"];
 const MONTHS: [&str; 12] = [
     "January",
     "February",
@@ -33,19 +25,13 @@ const MONTHS: [&str; 12] = [
 /// # Errors
 /// On a directive that is not known here.
 pub(super) fn strftime(time: SystemTime, format: &str) -> Result<String, Error> {
-    let seconds = time
-        .duration_since(UNIX_EPOCH)
-        .map_or(0, |since| since.as_secs());
+    let seconds = time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let (days, second_of_day) = (seconds / 86_400, seconds % 86_400);
     let (year, month, day) = civil_date(days);
     let day_of_year = days - days_before_year(year) + 1;
     let weekday = DAYS[(days as usize + 4) % 7];
     let month_name = MONTHS[month as usize - 1];
-    let (hour, minute, second) = (
-        second_of_day / 3600,
-        second_of_day / 60 % 60,
-        second_of_day % 60,
-    );
+    let (hour, minute, second) = (second_of_day / 3600, second_of_day / 60 % 60, second_of_day % 60);
     let hour12 = (hour + 11) % 12 + 1;
 
     let mut out = String::new();
@@ -61,11 +47,7 @@ pub(super) fn strftime(time: SystemTime, format: &str) -> Result<String, Error> 
             directive = characters.next();
         }
         let number = |value: u64, width: usize| {
-            if padded {
-                format!("{value:0width$}")
-            } else {
-                value.to_string()
-            }
+            if padded { format!("{value:0width$}") } else { value.to_string() }
         };
         out.push_str(&match directive {
             Some('Y') => number(year, 4),
@@ -119,20 +101,7 @@ fn civil_date(days: u64) -> (u64, u64, u64) {
         year -= 1;
     }
     let mut day = days - days_before_year(year);
-    let lengths = [
-        31,
-        28 + u64::from(is_leap(year)),
-        31,
-        30,
-        31,
-        30,
-        31,
-        31,
-        30,
-        31,
-        30,
-        31,
-    ];
+    let lengths = [31, 28 + u64::from(is_leap(year)), 31, 30, 31, 30, 31, 31, 30, 31, 30, 31];
     let mut month = 0;
     while day >= lengths[month] {
         day -= lengths[month];
@@ -154,21 +123,12 @@ mod tests {
 
     #[test]
     fn dates_are_those_of_the_calendar() {
-        assert_eq!(
-            at(0, "%A %d %B %Y, day %j, %T"),
-            "Thursday 01 January 1970, day 001, 00:00:00"
-        );
+        assert_eq!(at(0, "%A %d %B %Y, day %j, %T"), "Thursday 01 January 1970, day 001, 00:00:00");
         assert_eq!(at(951_782_400, "%a %F"), "Tue 2000-02-29");
-        assert_eq!(
-            at(1_709_251_199, "%d %b %Y %H:%M:%S"),
-            "29 Feb 2024 23:59:59"
-        );
+        assert_eq!(at(1_709_251_199, "%d %b %Y %H:%M:%S"), "29 Feb 2024 23:59:59");
         assert_eq!(at(1_735_603_200, "%j"), "366");
         assert_eq!(at(4_107_542_400, "%F"), "2100-03-01");
-        assert_eq!(
-            at(1_785_067_200, "%-d %-m %y %I %p 100%%"),
-            "26 7 26 12 PM 100%"
-        );
+        assert_eq!(at(1_785_067_200, "%-d %-m %y %I %p 100%%"), "26 7 26 12 PM 100%");
     }
 
     #[test]
@@ -179,10 +139,7 @@ mod tests {
             let next_day = (previous.0, previous.1, previous.2 + 1);
             let next_month = (previous.0, previous.1 + 1, 1);
             let next_year = (previous.0 + 1, 1, 1);
-            assert!(
-                [next_day, next_month, next_year].contains(&date),
-                "{previous:?} then {date:?}"
-            );
+            assert!([next_day, next_month, next_year].contains(&date), "{previous:?} then {date:?}");
             previous = date;
         }
         assert_eq!(previous, (2517, 7, 31));

@@ -15,22 +15,14 @@ pub(crate) struct Fields<'a> {
 
 impl<'a> Fields<'a> {
     pub fn new(file: String, map: &'a Map<String, Value>) -> Self {
-        Fields {
-            file,
-            prefix: String::new(),
-            map,
-        }
+        Fields { file, prefix: String::new(), map }
     }
 
     /// The object under `key`.
     pub fn object(&self, key: &str) -> Result<Option<Fields<'a>>, LoadError> {
         self.read(key, "an object", |value| {
             let map = value.as_object()?;
-            Some(Fields {
-                file: self.file.clone(),
-                prefix: format!("{}{key}.", self.prefix),
-                map,
-            })
+            Some(Fields { file: self.file.clone(), prefix: format!("{}{key}.", self.prefix), map })
         })
     }
 
@@ -50,9 +42,7 @@ impl<'a> Fields<'a> {
 
     pub fn integer(&self, key: &str, range: RangeInclusive<u64>) -> Result<Option<u64>, LoadError> {
         let expected = format!("an integer, {} to {}", range.start(), range.end());
-        self.read(key, &expected, |value| {
-            value.as_u64().filter(|number| range.contains(number))
-        })
+        self.read(key, &expected, |value| value.as_u64().filter(|number| range.contains(number)))
     }
 
     pub fn boolean(&self, key: &str) -> Result<Option<bool>, LoadError> {
@@ -64,39 +54,23 @@ impl<'a> Fields<'a> {
     }
 
     /// A finite number for which `in_range` holds.
-    pub fn float(
-        &self,
-        key: &str,
-        expected: &str,
-        in_range: impl Fn(f64) -> bool,
-    ) -> Result<Option<f64>, LoadError> {
-        self.read(key, expected, |value| {
-            value
-                .as_f64()
-                .filter(|number| number.is_finite() && in_range(*number))
-        })
+    pub fn float(&self, key: &str, expected: &str, in_range: impl Fn(f64) -> bool) -> Result<Option<f64>, LoadError> {
+        self.read(key, expected, |value| value.as_f64().filter(|number| number.is_finite() && in_range(*number)))
     }
 
     /// A token id, a list of them, or nothing.
     pub fn token_ids(&self, key: &str) -> Result<Vec<u32>, LoadError> {
         let id = |value: &Value| value.as_u64().and_then(|id| u32::try_from(id).ok());
-        let ids = self.read(
-            key,
-            "a token id or a list of token ids",
-            |value| match value {
-                Value::Array(ids) => ids.iter().map(id).collect(),
-                single => id(single).map(|id| vec![id]),
-            },
-        )?;
+        let ids = self.read(key, "a token id or a list of token ids", |value| match value {
+            Value::Array(ids) => ids.iter().map(id).collect(),
+            single => id(single).map(|id| vec![id]),
+        })?;
         Ok(ids.unwrap_or_default())
     }
 
     /// The error for `key`, whatever its value is.
     pub fn wrong(&self, key: &str, expected: impl Into<String>) -> LoadError {
-        let found = self
-            .map
-            .get(key)
-            .map_or("missing".to_string(), |value| shorten(&one_line(value)));
+        let found = self.map.get(key).map_or("missing".to_string(), |value| shorten(&one_line(value)));
         LoadError::Setting {
             file: self.file.clone(),
             key: one_line(format!("{}{key}", self.prefix)),
@@ -113,9 +87,7 @@ impl<'a> Fields<'a> {
     ) -> Result<Option<T>, LoadError> {
         match self.get(key) {
             None => Ok(None),
-            Some(value) => parse(value)
-                .map(Some)
-                .ok_or_else(|| self.wrong(key, expected)),
+            Some(value) => parse(value).map(Some).ok_or_else(|| self.wrong(key, expected)),
         }
     }
 }

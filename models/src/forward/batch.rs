@@ -34,7 +34,13 @@ impl ForwardBatch {
 
     /// Adds a sequence: its new tokens from position `start` on, their slots, and its block table (at most
     /// `max_blocks` long). Sequences of one token must come before longer ones. Returns the sequence's last row.
-    pub fn push(&mut self, start: usize, tokens: &[u32], slots: &[i64], table: impl ExactSizeIterator<Item = u32>) -> u32 {
+    pub fn push(
+        &mut self,
+        start: usize,
+        tokens: &[u32],
+        slots: &[i64],
+        table: impl ExactSizeIterator<Item = u32>,
+    ) -> u32 {
         debug_assert_eq!(tokens.len(), slots.len(), "one slot per token");
         debug_assert!(tokens.len() != 1 || self.decodes == self.attention.num_seqs(), "single tokens come first");
         self.decodes += usize::from(tokens.len() == 1);

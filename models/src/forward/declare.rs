@@ -44,12 +44,18 @@ pub(super) fn declare(config: &ModelConfig) -> ModelNames {
         };
         LayerNames {
             input_norm: name("input_layernorm.weight"),
-            qkv: linear(config.qkv_bias, &[("self_attn.q_proj", queries), ("self_attn.k_proj", keys), ("self_attn.v_proj", keys)]),
+            qkv: linear(
+                config.qkv_bias,
+                &[("self_attn.q_proj", queries), ("self_attn.k_proj", keys), ("self_attn.v_proj", keys)],
+            ),
             query_norm: config.qk_norm.then(|| name("self_attn.q_norm.weight")),
             key_norm: config.qk_norm.then(|| name("self_attn.k_norm.weight")),
             output: linear(config.output_bias, &[("self_attn.o_proj", config.hidden_size)]),
             post_norm: name("post_attention_layernorm.weight"),
-            gate_up: linear(config.mlp_bias, &[("mlp.gate_proj", config.intermediate_size), ("mlp.up_proj", config.intermediate_size)]),
+            gate_up: linear(
+                config.mlp_bias,
+                &[("mlp.gate_proj", config.intermediate_size), ("mlp.up_proj", config.intermediate_size)],
+            ),
             down: linear(config.mlp_bias, &[("mlp.down_proj", config.hidden_size)]),
         }
     };

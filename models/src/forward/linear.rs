@@ -15,7 +15,14 @@ pub(super) struct Linear {
 
 impl Linear {
     /// Applies the layer to the first `rows` rows of `x`.
-    pub fn run(&self, kernels: &KernelSet, device: &dyn Device, x: &Buffer, rows: usize, y: &mut Buffer) -> Result<(), KernelError> {
+    pub fn run(
+        &self,
+        kernels: &KernelSet,
+        device: &dyn Device,
+        x: &Buffer,
+        rows: usize,
+        y: &mut Buffer,
+    ) -> Result<(), KernelError> {
         kernels.linear(device, LinearArgs { x, rows, weights: &self.weights, bias: self.bias.as_ref(), y })
     }
 }

@@ -143,7 +143,18 @@ impl Model {
         let ops = ops::for_device(&*device);
         let step = StepBuffers::new(&*device, config, max_rows).map_err(|e| LoadError::Device(e.to_string()))?;
         let frequencies = rope::frequencies(&config.rope, config.head_dim);
-        Ok(Model { config: config.clone(), device, kernels, ops, embedding, layers, final_norm, frequencies, head, step })
+        Ok(Model {
+            config: config.clone(),
+            device,
+            kernels,
+            ops,
+            embedding,
+            layers,
+            final_norm,
+            frequencies,
+            head,
+            step,
+        })
     }
 
     /// What the model is.
@@ -191,8 +202,10 @@ impl Model {
             ops.rotate(&mut step.qkv, rotated, &step.rope, rows)?;
             let (key_offset, value_offset) = (config.num_heads * dim, (config.num_heads + config.num_kv_heads) * dim);
             let slot_mapping = &batch.slot_mapping;
-            self.kernels
-                .cache_write(device, CacheWriteArgs { source: &step.qkv, key_offset, value_offset, stride, slot_mapping, cache })?;
+            self.kernels.cache_write(
+                device,
+                CacheWriteArgs { source: &step.qkv, key_offset, value_offset, stride, slot_mapping, cache },
+            )?;
             for seqs in [0..batch.decodes, batch.decodes..batch.attention.num_seqs()] {
                 if !seqs.is_empty() {
                     self.kernels.attention(
@@ -238,7 +251,12 @@ impl Model {
     }
 }
 
-fn load_layer(loader: &mut Loader<'_>, config: &ModelConfig, names: &LayerNames, window: Option<usize>) -> Result<Layer, LoadError> {
+fn load_layer(
+    loader: &mut Loader<'_>,
+    config: &ModelConfig,
+    names: &LayerNames,
+    window: Option<usize>,
+) -> Result<Layer, LoadError> {
     let hidden = config.hidden_size;
     let head_norm = |loader: &mut Loader<'_>, name: &Option<String>| match name {
         Some(name) => loader.vector(name, config.head_dim).map(Some),

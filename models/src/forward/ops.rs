@@ -26,9 +26,17 @@ pub(super) trait LayerOps: Send {
     /// Row t of `out` becomes cos(p·f) for all f, then sin(p·f), with p = `positions[t]`.
     fn rope_table(&self, positions: &[u32], frequencies: &[f32], out: &mut Buffer) -> Result<(), KernelError>;
     /// `out = x / sqrt(mean(x²) + eps) * weight` (Zhang & Sennrich, "Root Mean Square Layer Normalization", 2019).
-    fn rms_norm(&self, x: &Buffer, weight: &Buffer, eps: f32, rows: usize, out: &mut Buffer) -> Result<(), KernelError>;
+    fn rms_norm(&self, x: &Buffer, weight: &Buffer, eps: f32, rows: usize, out: &mut Buffer)
+    -> Result<(), KernelError>;
     /// RMS norm of every head of a span on its own, in place.
-    fn norm_heads(&self, qkv: &mut Buffer, span: HeadSpan, weight: &Buffer, eps: f32, rows: usize) -> Result<(), KernelError>;
+    fn norm_heads(
+        &self,
+        qkv: &mut Buffer,
+        span: HeadSpan,
+        weight: &Buffer,
+        eps: f32,
+        rows: usize,
+    ) -> Result<(), KernelError>;
     /// Rotates every head of a span by its row of the [`LayerOps::rope_table`].
     fn rotate(&self, qkv: &mut Buffer, span: HeadSpan, table: &Buffer, rows: usize) -> Result<(), KernelError>;
     /// `x += y` for the first `elements`.
@@ -76,7 +84,14 @@ impl LayerOps for Cpu {
         Ok(())
     }
 
-    fn rms_norm(&self, x: &Buffer, weight: &Buffer, eps: f32, rows: usize, out: &mut Buffer) -> Result<(), KernelError> {
+    fn rms_norm(
+        &self,
+        x: &Buffer,
+        weight: &Buffer,
+        eps: f32,
+        rows: usize,
+        out: &mut Buffer,
+    ) -> Result<(), KernelError> {
         let (x, weight) = (x.host::<f32>()?, weight.host::<f32>()?);
         let width = weight.len();
         self.threads.chunks_mut(&mut out.host_mut::<f32>()?[..rows * width], width, width, |t, out| {
@@ -89,7 +104,14 @@ impl LayerOps for Cpu {
         Ok(())
     }
 
-    fn norm_heads(&self, qkv: &mut Buffer, span: HeadSpan, weight: &Buffer, eps: f32, rows: usize) -> Result<(), KernelError> {
+    fn norm_heads(
+        &self,
+        qkv: &mut Buffer,
+        span: HeadSpan,
+        weight: &Buffer,
+        eps: f32,
+        rows: usize,
+    ) -> Result<(), KernelError> {
         let weight = weight.host::<f32>()?;
         self.for_each_head(qkv, span, rows, |_, head| {
             let factor = inverse_rms(head, eps);
@@ -138,7 +160,13 @@ impl LayerOps for Cpu {
 
 impl Cpu {
     /// Calls `f(row, head)` for every head of the span.
-    fn for_each_head(&self, qkv: &mut Buffer, span: HeadSpan, rows: usize, f: impl Fn(usize, &mut [f32]) + Sync + Send) -> Result<(), KernelError> {
+    fn for_each_head(
+        &self,
+        qkv: &mut Buffer,
+        span: HeadSpan,
+        rows: usize,
+        f: impl Fn(usize, &mut [f32]) + Sync + Send,
+    ) -> Result<(), KernelError> {
         let qkv = &mut qkv.host_mut::<f32>()?[..rows * span.stride];
         self.threads.chunks_mut(qkv, span.stride, span.heads * span.dim * 2, |t, row| {
             for head in row[span.first * span.dim..][..span.heads * span.dim].chunks_mut(span.dim) {

@@ -18,7 +18,12 @@ fn scale(scaling: &RopeScaling, frequency: f64) -> f64 {
         RopeScaling::None => frequency,
         RopeScaling::Linear { factor } => frequency / factor,
         // As in the Llama 3.1 release: full stretch for long wavelengths, none for short ones, a ramp between.
-        RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_position_embeddings: original } => {
+        RopeScaling::Llama3 {
+            factor,
+            low_freq_factor,
+            high_freq_factor,
+            original_max_position_embeddings: original,
+        } => {
             let wavelength = TAU / frequency;
             if wavelength > original / low_freq_factor {
                 frequency / factor
@@ -38,7 +43,12 @@ mod tests {
 
     #[test]
     fn llama3_keeps_short_waves_stretches_long_ones_and_ramps_between() {
-        let scaling = RopeScaling::Llama3 { factor: 8.0, low_freq_factor: 1.0, high_freq_factor: 4.0, original_max_position_embeddings: 64.0 };
+        let scaling = RopeScaling::Llama3 {
+            factor: 8.0,
+            low_freq_factor: 1.0,
+            high_freq_factor: 4.0,
+            original_max_position_embeddings: 64.0,
+        };
         let at = |wavelength: f64| TAU / scale(&scaling, TAU / wavelength);
         assert!((at(10.0) - 10.0).abs() < 1e-9);
         assert!((at(100.0) - 800.0).abs() < 1e-9);

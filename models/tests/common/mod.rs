@@ -12,9 +12,7 @@ pub const CASES: [&str; 5] = ["llama", "llama31-rope", "mistral-sliding", "qwen2
 
 /// The folder of a reference case.
 pub fn folder(case: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("tests/reference")
-        .join(case)
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/reference").join(case)
 }
 
 pub fn files(case: &str) -> ModelFiles {
@@ -81,11 +79,7 @@ impl Copy {
 
     /// Replaces keys of a JSON object; `null` stays `null`.
     pub fn set(self, file: &str, keys: Value) -> Copy {
-        self.edit(file, |json| {
-            json.as_object_mut()
-                .unwrap()
-                .extend(keys.as_object().unwrap().clone())
-        })
+        self.edit(file, |json| json.as_object_mut().unwrap().extend(keys.as_object().unwrap().clone()))
     }
 
     pub fn drop_key(self, file: &str, key: &str) -> Copy {
@@ -98,10 +92,7 @@ impl Copy {
 /// The message of an error, which must be one line that names the file and each of `parts`.
 pub fn message<T>(result: Result<T, LoadError>, parts: &[&str]) -> String {
     let message = result.err().expect("an error").to_string();
-    assert!(
-        !message.contains('\n') && !message.is_empty(),
-        "not one line: {message:?}"
-    );
+    assert!(!message.contains('\n') && !message.is_empty(), "not one line: {message:?}");
     for part in parts {
         assert!(message.contains(part), "{message:?} does not say {part:?}");
     }

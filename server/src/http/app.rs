@@ -49,7 +49,7 @@ impl App {
         let model = options.served_model_name.unwrap_or_else(|| engine.info().name.clone());
         App {
             engine,
-            metrics: Metrics::default(),
+            metrics: Metrics::new(&model),
             model,
             root: options.root,
             api_key: options.api_key,

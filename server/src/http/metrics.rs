@@ -17,13 +17,15 @@
 //! | `vllm:inter_token_latency_seconds` | histogram | time between two tokens of a sequence |
 //! | `vllm:e2e_request_latency_seconds` | histogram | arrival to last token |
 //!
-//! Every sample carries the label `model_name`. Recording is a handful of relaxed atomic additions.
+//! Every sample carries the label `model_name`. Recording is a handful of atomic additions; what the engine counts
+//! itself is read when the page is asked for.
 
-use std::fmt::Write;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::collections::HashMap;
 use std::time::Duration;
 
 use engine::{EngineStats, FinishReason};
+use prometheus::core::Collector;
+use prometheus::{Gauge, Histogram, HistogramOpts, IntCounter, IntCounterVec, Opts, Registry, TextEncoder};
 
 const FIRST_TOKEN: [f64; 15] = [0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0];
 const INTER_TOKEN: [f64; 13] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0];
@@ -34,27 +36,51 @@ const REASONS: [&str; 4] = ["stop", "length", "abort", "error"];
 /// Latencies and outcomes since the start.
 #[derive(Debug)]
 pub struct Metrics {
-    /// Arrival to first token of a request.
-    pub first_token: Histogram,
-    /// Between two tokens of a sequence.
-    pub inter_token: Histogram,
-    /// Arrival to last token of a request.
-    pub end_to_end: Histogram,
-    finished: [AtomicU64; REASONS.len()],
-}
-
-impl Default for Metrics {
-    fn default() -> Metrics {
-        Metrics {
-            first_token: Histogram::new(&FIRST_TOKEN),
-            inter_token: Histogram::new(&INTER_TOKEN),
-            end_to_end: Histogram::new(&END_TO_END),
-            finished: Default::default(),
-        }
-    }
+    model: String,
+    registry: Registry,
+    first_token: Histogram,
+    inter_token: Histogram,
+    end_to_end: Histogram,
+    finished: IntCounterVec,
 }
 
 impl Metrics {
+    /// Nothing counted yet.
+    pub fn new(model: &str) -> Metrics {
+        let registry = registry(model);
+        let histogram = |name: &str, help: &str, bounds: &[f64]| {
+            let made = Histogram::with_opts(HistogramOpts::new(name, help).buckets(bounds.to_vec()));
+            register(&registry, made)
+        };
+        let finished = Opts::new("vllm:request_success_total", "Sequences that ended.");
+        let metrics = Metrics {
+            model: model.to_string(),
+            first_token: histogram("vllm:time_to_first_token_seconds", "Arrival to first token.", &FIRST_TOKEN),
+            inter_token: histogram("vllm:inter_token_latency_seconds", "Between two tokens.", &INTER_TOKEN),
+            end_to_end: histogram("vllm:e2e_request_latency_seconds", "Arrival to last token.", &END_TO_END),
+            finished: register(&registry, IntCounterVec::new(finished, &["finished_reason"])),
+            registry,
+        };
+        // A reason that has not occurred shows as 0 rather than not at all.
+        REASONS.iter().for_each(|reason| drop(metrics.finished.with_label_values(&[reason])));
+        metrics
+    }
+
+    /// A request's first token has come.
+    pub fn first_token(&self, after: Duration) {
+        self.first_token.observe(after.as_secs_f64());
+    }
+
+    /// A further token of a sequence has come.
+    pub fn inter_token(&self, after: Duration) {
+        self.inter_token.observe(after.as_secs_f64());
+    }
+
+    /// A request's last token has come.
+    pub fn end_to_end(&self, after: Duration) {
+        self.end_to_end.observe(after.as_secs_f64());
+    }
+
     /// Counts a sequence that ended.
     pub fn finished(&self, reason: &FinishReason) {
         let index = match reason {
@@ -63,16 +89,20 @@ impl Metrics {
             FinishReason::Abort => 2,
             FinishReason::Error(_) => 3,
         };
-        self.finished[index].fetch_add(1, Relaxed);
+        self.finished.with_label_values(&[REASONS[index]]).inc();
     }
 
     /// The whole page.
-    pub fn render(&self, engine: &EngineStats, model: &str) -> String {
-        let mut page = Page { text: String::new(), label: format!("model_name=\"{}\"", escape(model)) };
-        page.gauge("vllm:num_requests_running", "Requests that hold blocks.", engine.num_running as f64);
-        page.gauge("vllm:num_requests_waiting", "Requests that wait for blocks.", engine.num_waiting as f64);
-        page.gauge("vllm:kv_cache_usage_perc", "Share of blocks owned by live sequences.", engine.kv_cache_usage);
-        page.gauge("quire:kv_cache_cached_perc", "Share of blocks kept for their prefix.", engine.kv_cache_cached);
+    pub fn render(&self, engine: &EngineStats) -> String {
+        let now = registry(&self.model);
+        for (name, help, value) in [
+            ("vllm:num_requests_running", "Requests that hold blocks.", engine.num_running as f64),
+            ("vllm:num_requests_waiting", "Requests that wait for blocks.", engine.num_waiting as f64),
+            ("vllm:kv_cache_usage_perc", "Share of blocks owned by live sequences.", engine.kv_cache_usage),
+            ("quire:kv_cache_cached_perc", "Share of blocks kept for their prefix.", engine.kv_cache_cached),
+        ] {
+            register(&now, Gauge::new(name, help)).set(value);
+        }
         for (name, help, value) in [
             ("vllm:prefix_cache_queries_total", "Prompt tokens looked up.", engine.prefix_cache_queries),
             ("vllm:prefix_cache_hits_total", "Prompt tokens found in the cache.", engine.prefix_cache_hits),
@@ -81,79 +111,26 @@ impl Metrics {
             ("vllm:num_preemptions_total", "Requests that started over.", engine.num_preemptions),
             ("quire:engine_steps_total", "Steps of the engine.", engine.steps),
         ] {
-            page.head(name, "counter", help);
-            page.sample(name, "", value as f64);
+            register(&now, IntCounter::new(name, help)).inc_by(value);
         }
-        page.head("vllm:request_success_total", "counter", "Sequences that ended.");
-        for (reason, count) in REASONS.iter().zip(&self.finished) {
-            let label = format!(",finished_reason=\"{reason}\"");
-            page.sample("vllm:request_success_total", &label, count.load(Relaxed) as f64);
-        }
-        page.histogram("vllm:time_to_first_token_seconds", "Arrival to first token.", &self.first_token);
-        page.histogram("vllm:inter_token_latency_seconds", "Between two tokens.", &self.inter_token);
-        page.histogram("vllm:e2e_request_latency_seconds", "Arrival to last token.", &self.end_to_end);
-        page.text
+        let families = [now.gather(), self.registry.gather()].concat();
+        TextEncoder::new().encode_to_string(&families).unwrap_or_default()
     }
 }
 
-/// Durations counted in fixed buckets.
-#[derive(Debug)]
-pub struct Histogram {
-    bounds: &'static [f64],
-    /// One per bound and one for what lies beyond the last; not cumulative.
-    counts: Vec<AtomicU64>,
-    sum_micros: AtomicU64,
+/// An empty registry whose samples carry the model's name.
+fn registry(model: &str) -> Registry {
+    let labels = HashMap::from([("model_name".to_string(), model.to_string())]);
+    Registry::new_custom(None, Some(labels)).unwrap_or_default()
 }
 
-impl Histogram {
-    fn new(bounds: &'static [f64]) -> Histogram {
-        let counts = (0..=bounds.len()).map(|_| AtomicU64::new(0)).collect();
-        Histogram { bounds, counts, sum_micros: AtomicU64::new(0) }
+/// Puts a metric into a registry. Names and buckets are constants of this file and differ; its tests use them all.
+fn register<T: Collector + Clone + 'static>(registry: &Registry, made: prometheus::Result<T>) -> T {
+    let metric = made.unwrap_or_else(|error| unreachable!("a constant of this file: {error}"));
+    if let Err(error) = registry.register(Box::new(metric.clone())) {
+        unreachable!("a constant of this file: {error}");
     }
-
-    /// Counts one duration.
-    pub fn observe(&self, duration: Duration) {
-        let bucket = self.bounds.partition_point(|&bound| bound < duration.as_secs_f64());
-        self.counts[bucket].fetch_add(1, Relaxed);
-        self.sum_micros.fetch_add(u64::try_from(duration.as_micros()).unwrap_or(u64::MAX), Relaxed);
-    }
-}
-
-struct Page {
-    text: String,
-    label: String,
-}
-
-// Writing to a `String` can not fail, so the results of `writeln!` below carry nothing.
-impl Page {
-    fn head(&mut self, name: &str, kind: &str, help: &str) {
-        let _ = writeln!(self.text, "# HELP {name} {help}\n# TYPE {name} {kind}");
-    }
-
-    fn sample(&mut self, name: &str, labels: &str, value: f64) {
-        let _ = writeln!(self.text, "{name}{{{}{labels}}} {value}", self.label);
-    }
-
-    fn gauge(&mut self, name: &str, help: &str, value: f64) {
-        self.head(name, "gauge", help);
-        self.sample(name, "", value);
-    }
-
-    fn histogram(&mut self, name: &str, help: &str, histogram: &Histogram) {
-        self.head(name, "histogram", help);
-        let bounds = histogram.bounds.iter().map(f64::to_string).chain(["+Inf".to_string()]);
-        let mut cumulative = 0;
-        for (bound, count) in bounds.zip(&histogram.counts) {
-            cumulative += count.load(Relaxed);
-            self.sample(&format!("{name}_bucket"), &format!(",le=\"{bound}\""), cumulative as f64);
-        }
-        self.sample(&format!("{name}_sum"), "", histogram.sum_micros.load(Relaxed) as f64 / 1e6);
-        self.sample(&format!("{name}_count"), "", cumulative as f64);
-    }
-}
-
-fn escape(label: &str) -> String {
-    label.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+    metric
 }
 
 #[cfg(test)]
@@ -162,11 +139,11 @@ mod tests {
 
     #[test]
     fn buckets_are_cumulative_and_end_at_infinity() {
-        let metrics = Metrics::default();
+        let metrics = Metrics::new("m");
         for millis in [0, 1, 3, 70_000] {
-            metrics.first_token.observe(Duration::from_millis(millis));
+            metrics.first_token(Duration::from_millis(millis));
         }
-        let page = metrics.render(&EngineStats::default(), "m");
+        let page = metrics.render(&EngineStats::default());
         assert!(page.contains("vllm:time_to_first_token_seconds_bucket{model_name=\"m\",le=\"0.001\"} 2\n"));
         assert!(page.contains("vllm:time_to_first_token_seconds_bucket{model_name=\"m\",le=\"0.005\"} 3\n"));
         assert!(page.contains("vllm:time_to_first_token_seconds_bucket{model_name=\"m\",le=\"+Inf\"} 4\n"));
@@ -176,25 +153,27 @@ mod tests {
 
     #[test]
     fn outcomes_are_counted_by_reason() {
-        let metrics = Metrics::default();
+        let metrics = Metrics::new("a\"b");
         metrics.finished(&FinishReason::Length);
         metrics.finished(&FinishReason::Stop(None));
         metrics.finished(&FinishReason::Length);
-        let page = metrics.render(&EngineStats::default(), "a\"b");
-        assert!(page.contains("vllm:request_success_total{model_name=\"a\\\"b\",finished_reason=\"length\"} 2\n"));
-        assert!(page.contains("vllm:request_success_total{model_name=\"a\\\"b\",finished_reason=\"stop\"} 1\n"));
+        let page = metrics.render(&EngineStats::default());
+        assert!(page.contains("vllm:request_success_total{finished_reason=\"length\",model_name=\"a\\\"b\"} 2\n"));
+        assert!(page.contains("vllm:request_success_total{finished_reason=\"stop\",model_name=\"a\\\"b\"} 1\n"));
     }
 
     #[test]
     fn every_name_on_the_page_is_in_the_table_of_this_module_and_the_other_way_round() {
-        let page = Metrics::default().render(&EngineStats::default(), "m");
-        let served: Vec<(&str, &str)> =
+        let page = Metrics::new("m").render(&EngineStats::default());
+        let mut served: Vec<(&str, &str)> =
             page.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' ')).collect();
-        let listed: Vec<(&str, &str)> = include_str!("metrics.rs")
+        let mut listed: Vec<(&str, &str)> = include_str!("metrics.rs")
             .lines()
             .filter_map(|line| line.strip_prefix("//! | `")?.split_once("` | "))
             .filter_map(|(name, rest)| Some((name, rest.split_once(" |")?.0)))
             .collect();
+        served.sort_unstable();
+        listed.sort_unstable();
         assert_eq!(served, listed);
     }
 }

@@ -142,13 +142,13 @@ impl Watch {
         if !delta.tokens.is_empty() {
             if !self.first_token_seen {
                 self.first_token_seen = true;
-                metrics.first_token.observe(now - self.arrived);
+                metrics.first_token(now - self.arrived);
             }
             if let Some(last) = self.last_token.get_mut(delta.index as usize) {
                 if let Some(last) = *last {
                     // Several tokens in one delta share the time since the one before.
                     let each = (now - last) / delta.tokens.len() as u32;
-                    delta.tokens.iter().for_each(|_| metrics.inter_token.observe(each));
+                    delta.tokens.iter().for_each(|_| metrics.inter_token(each));
                 }
                 *last = Some(now);
             }
@@ -157,7 +157,7 @@ impl Watch {
             metrics.finished(reason);
             self.open = self.open.saturating_sub(1);
             if self.open == 0 {
-                metrics.end_to_end.observe(now - self.arrived);
+                metrics.end_to_end(now - self.arrived);
             }
         }
     }

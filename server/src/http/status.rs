@@ -32,7 +32,7 @@ pub async fn version() -> Json<Value> {
 
 /// Prometheus text.
 pub async fn metrics(State(app): State<Arc<App>>) -> Response {
-    let page = app.metrics.render(&app.engine.stats(), &app.model);
+    let page = app.metrics.render(&app.engine.stats());
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], page).into_response()
 }
 

@@ -56,7 +56,11 @@ pub(super) fn check(tree: &Tree) -> Vec<Finding> {
     variables.retain(|name| !flags.iter().any(|flag| flag.variable.as_deref() == Some(*name)));
     findings.extend(compare(page, "the variable", &variables, &entries(&rows, |code| code.starts_with(PREFIX))));
 
-    let kernels = tree.files.iter().filter(|file| file.top() == "attention-kernels").flat_map(|file| fields(&file.text, "KernelChoice"));
+    let kernels = tree
+        .files
+        .iter()
+        .filter(|file| file.top() == "attention-kernels")
+        .flat_map(|file| fields(&file.text, "KernelChoice"));
     let keys: Vec<String> = kernels.map(|field| format!("kernels.{field}")).collect();
     let keys: BTreeSet<&str> = keys.iter().map(String::as_str).collect();
     findings.extend(compare(page, "the key", &keys, &entries(&rows, |code| code.starts_with("kernels."))));
@@ -71,10 +75,13 @@ fn entries<'a, 'b>(rows: &'b [Row<'a>], is_name: impl Fn(&str) -> bool) -> BTree
 /// What is declared and not documented, and the other way round.
 fn compare(page: &File, what: &str, declared: &BTreeSet<&str>, documented: &BTreeMap<&str, &Row<'_>>) -> Vec<Finding> {
     let missing = declared.iter().filter(|name| !documented.contains_key(*name));
-    let missing = missing.map(|name| page.finding(format!("{what} `{name}` is missing; add a row with its default and unit")));
+    let missing =
+        missing.map(|name| page.finding(format!("{what} `{name}` is missing; add a row with its default and unit")));
     let gone = documented.iter().filter(|(name, _)| !declared.contains(*name));
     missing
-        .chain(gone.map(|(name, row)| page.at(row.index, format!("{what} `{name}` does not exist in the code; remove the row"))))
+        .chain(gone.map(|(name, row)| {
+            page.at(row.index, format!("{what} `{name}` does not exist in the code; remove the row"))
+        }))
         .collect()
 }
 
@@ -89,12 +96,18 @@ fn check_row(page: &File, row: &Row<'_>, flag: &Flag) -> Option<Finding> {
     // The one flag that can not stand in the file it names.
     let expected = (key != "config").then_some(key.as_str());
     if row.code(2).next() != expected {
-        return Some(page.at(row.index, format!("the key of {} is {}; mend the third cell", flag.name, expected.unwrap_or("none"))));
+        return Some(page.at(
+            row.index,
+            format!("the key of {} is {}; mend the third cell", flag.name, expected.unwrap_or("none")),
+        ));
     }
     let default = flag.default.as_deref()?;
     let stated = row.cell(3).replace('`', "");
     (stated != default).then(|| {
-        page.at(row.index, format!("the default of {} is {default:?} in the code, {stated:?} here; mend the fourth cell", flag.name))
+        page.at(
+            row.index,
+            format!("the default of {} is {default:?} in the code, {stated:?} here; mend the fourth cell", flag.name),
+        )
     })
 }
 
@@ -124,18 +137,26 @@ fn flag(attribute: &str, field: &str, help: &str) -> Option<Flag> {
     let inside = attribute.strip_prefix("#[arg(")?.strip_suffix(")]")?;
     let settings: BTreeMap<&str, &str> = split(inside)
         .into_iter()
-        .map(|setting| setting.split_once('=').map_or((setting.trim(), ""), |(name, value)| (name.trim(), value.trim().trim_matches('"'))))
+        .map(|setting| {
+            setting
+                .split_once('=')
+                .map_or((setting.trim(), ""), |(name, value)| (name.trim(), value.trim().trim_matches('"')))
+        })
         .collect();
     let long = *settings.get("long")?;
     let name = if long.is_empty() { field.replace('_', "-") } else { long.to_owned() };
     let stated = help.split_once("[default: ").and_then(|(_, rest)| rest.split(']').next());
-    let default = settings.get("default_value").or(settings.get("default_value_t")).copied().or(stated).map(str::to_owned);
+    let default =
+        settings.get("default_value").or(settings.get("default_value_t")).copied().or(stated).map(str::to_owned);
     Some(Flag { name: format!("--{name}"), variable: settings.get("env").map(|name| (*name).to_owned()), default })
 }
 
 /// The plain values of `EngineConfig::default`, by field.
 fn defaults(text: &str) -> Vec<(&str, &str)> {
-    let body = text.split_once("impl Default for EngineConfig {").and_then(|(_, rest)| rest.split("\n}").next()).unwrap_or_default();
+    let body = text
+        .split_once("impl Default for EngineConfig {")
+        .and_then(|(_, rest)| rest.split("\n}").next())
+        .unwrap_or_default();
     let fields = body.lines().filter_map(|line| line.trim().strip_suffix(',')?.split_once(": "));
     fields.filter(|(_, value)| value.parse::<f64>().is_ok() || value.parse::<bool>().is_ok()).collect()
 }
@@ -153,13 +174,18 @@ fn split(text: &str) -> Vec<&str> {
 /// Names of environment variables that stand as whole texts in a file.
 fn variables(file: &File) -> Vec<&str> {
     let texts = file.text.split('"').skip(1);
-    let is_name = |text: &&str| text.starts_with(PREFIX) && text.chars().all(|c| c.is_ascii_uppercase() || c == '_' || c.is_ascii_digit());
+    let is_name = |text: &&str| {
+        text.starts_with(PREFIX) && text.chars().all(|c| c.is_ascii_uppercase() || c == '_' || c.is_ascii_digit())
+    };
     texts.filter(is_name).collect()
 }
 
 /// Public fields of a struct.
 fn fields<'a>(text: &'a str, name: &str) -> Vec<&'a str> {
-    let body = text.split_once(&format!("pub struct {name} {{")).and_then(|(_, rest)| rest.split('}').next()).unwrap_or_default();
+    let body = text
+        .split_once(&format!("pub struct {name} {{"))
+        .and_then(|(_, rest)| rest.split('}').next())
+        .unwrap_or_default();
     body.lines().filter_map(|line| line.trim().strip_prefix("pub ")?.split(':').next()).collect()
 }
 
@@ -196,7 +222,10 @@ pub struct Args {
                     "impl Default for EngineConfig {\n    fn default() -> Self {\n        EngineConfig {\n            seed: None,\n            share: 0.4,\n        }\n    }\n}\n",
                 ),
                 File::new("server/src/log.rs", "env(\"QUIRE_LOG\"); \"QUIRE_x\"; \"a QUIRE_B\""),
-                File::new("attention-kernels/src/select.rs", "pub struct KernelChoice {\n    /// D.\n    pub decode: String,\n}\n"),
+                File::new(
+                    "attention-kernels/src/select.rs",
+                    "pub struct KernelChoice {\n    /// D.\n    pub decode: String,\n}\n",
+                ),
                 File::new(PAGE, rows),
             ],
         };

@@ -18,7 +18,8 @@ pub(super) fn check(tree: &Tree) -> Vec<Finding> {
     }
     findings.extend(tree.crates().into_iter().filter_map(|name| example(tree, name)));
     findings.extend(tree.files.iter().flat_map(machine_paths));
-    findings.extend(tree.files.iter().filter(|file| file.path.ends_with(".md")).flat_map(|file| dead_links(tree, file)));
+    findings
+        .extend(tree.files.iter().filter(|file| file.path.ends_with(".md")).flat_map(|file| dead_links(tree, file)));
     findings
 }
 
@@ -28,7 +29,11 @@ fn readme(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
     let length = readme.text.lines().count();
     if length > MAX_README_LINES {
-        findings.push(readme.finding(format!("{length} lines, at most {MAX_README_LINES}; move detail to ARCHITECTURE.md or docs/")));
+        findings.push(
+            readme.finding(format!(
+                "{length} lines, at most {MAX_README_LINES}; move detail to ARCHITECTURE.md or docs/"
+            )),
+        );
     }
     match (workspace::test_command(&readme.text), tree.require(".ci/run")) {
         (Err(problem), _) => findings.push(readme.finding(problem)),
@@ -43,12 +48,15 @@ fn readme(tree: &Tree) -> Vec<Finding> {
 
 /// The rows that begin with a folder, "| `kvblock/` |", name exactly the crates. Other folders may have rows too.
 fn crate_rows(tree: &Tree, page: &File) -> Vec<Finding> {
-    let named: Vec<(usize, &str)> =
-        markdown::rows(&page.text).iter().filter_map(|row| Some((row.index, row.code(0).next()?.strip_suffix('/')?))).collect();
+    let named: Vec<(usize, &str)> = markdown::rows(&page.text)
+        .iter()
+        .filter_map(|row| Some((row.index, row.code(0).next()?.strip_suffix('/')?)))
+        .collect();
     let crates = tree.crates();
     let missing = crates.iter().filter(|name| !named.iter().any(|(_, named)| named == *name));
-    let mut findings: Vec<Finding> =
-        missing.map(|name| page.finding(format!("its crate table has no row for {name}; add one that begins | `{name}/` |"))).collect();
+    let mut findings: Vec<Finding> = missing
+        .map(|name| page.finding(format!("its crate table has no row for {name}; add one that begins | `{name}/` |")))
+        .collect();
     for (index, name) in named {
         if !tree.files.iter().any(|file| file.path.starts_with(&format!("{name}/"))) {
             findings.push(page.at(index, format!("there is no folder {name}/; remove the row or mend its name")));
@@ -70,18 +78,25 @@ fn example(tree: &Tree, name: &str) -> Option<Finding> {
     if fences.any(compiles) {
         return None;
     }
-    Some(lib.finding("its docs have no example; show the first thing that a caller would write, in a ``` block that compiles"))
+    Some(lib.finding(
+        "its docs have no example; show the first thing that a caller would write, in a ``` block that compiles",
+    ))
 }
 
 fn machine_paths(file: &File) -> Vec<Finding> {
     let found = |line: &str| {
         MACHINE_FOLDERS.into_iter().find(|folder| {
             let path = format!("/{folder}/");
-            line.match_indices(&path).any(|(at, _)| !line[..at].ends_with(|c: char| c.is_alphanumeric() || "_.-}/".contains(c)))
+            line.match_indices(&path)
+                .any(|(at, _)| !line[..at].ends_with(|c: char| c.is_alphanumeric() || "_.-}/".contains(c)))
         })
     };
     let lines = file.text.lines().enumerate().filter_map(|(index, line)| Some((index, found(line)?)));
-    lines.map(|(index, folder)| file.at(index, format!("a path of one machine, /{folder}/…; write it relative to the root"))).collect()
+    lines
+        .map(|(index, folder)| {
+            file.at(index, format!("a path of one machine, /{folder}/…; write it relative to the root"))
+        })
+        .collect()
 }
 
 /// Links to files that do not exist.
@@ -127,7 +142,9 @@ mod tests {
 
     #[test]
     fn the_crate_table_names_exactly_the_crates() {
-        let page = |text: &str| tree(&[("Cargo.toml", MANIFEST), ("README.md", text), ("kvblock/src/lib.rs", ""), ("docs/a.md", "")]);
+        let page = |text: &str| {
+            tree(&[("Cargo.toml", MANIFEST), ("README.md", text), ("kvblock/src/lib.rs", ""), ("docs/a.md", "")])
+        };
         let check = |text: &str| {
             let tree = page(text);
             crate_rows(&tree, &tree.files[1]).len()

@@ -26,7 +26,10 @@ pub(super) fn check(tree: &Tree) -> Vec<Finding> {
         let name = room.name;
         let upward = room.uses.iter().filter(|used| !house[..position].iter().any(|above| above.name == **used));
         findings.extend(upward.map(|used| {
-            page.at(room.index, format!("{name} uses {used}, which is not above it; turn the arrow round, or order the rows"))
+            page.at(
+                room.index,
+                format!("{name} uses {used}, which is not above it; turn the arrow round, or order the rows"),
+            )
         }));
         let manifest = match tree.require(&format!("{name}/Cargo.toml")) {
             Ok(manifest) => manifest,
@@ -37,8 +40,9 @@ pub(super) fn check(tree: &Tree) -> Vec<Finding> {
         };
         let found: Vec<(usize, &str)> = dependencies(manifest).filter(|(_, found)| crates.contains(found)).collect();
         for (index, used) in found.iter().filter(|(_, used)| !room.uses.contains(used)) {
-            let message =
-                format!("{name} depends on {used}, which {PAGE} does not show; let its caller pass what it needs, or draw the arrow there");
+            let message = format!(
+                "{name} depends on {used}, which {PAGE} does not show; let its caller pass what it needs, or draw the arrow there"
+            );
             findings.push(manifest.at(*index, message));
         }
         for used in room.uses.iter().filter(|used| !found.iter().any(|(_, found)| found == *used)) {
@@ -52,7 +56,9 @@ pub(super) fn check(tree: &Tree) -> Vec<Finding> {
 fn house<'a>(page: &'a File, crates: &[&str]) -> Vec<Room<'a>> {
     let mut house: Vec<Room<'a>> = Vec::new();
     for row in markdown::rows(&page.text) {
-        let Some(name) = row.code(0).next().and_then(|folder| folder.strip_suffix('/')).filter(|name| crates.contains(name)) else {
+        let Some(name) =
+            row.code(0).next().and_then(|folder| folder.strip_suffix('/')).filter(|name| crates.contains(name))
+        else {
             continue;
         };
         let uses = match row.cells.last() {
@@ -76,7 +82,8 @@ fn dependencies(manifest: &File) -> impl Iterator<Item = (usize, &str)> {
             inside = last == "dependencies";
             return (before == Some("dependencies")).then_some((index, last));
         }
-        let name = line.split(['.', ' ', '=']).next().filter(|name| inside && !name.is_empty() && !name.starts_with('#'))?;
+        let name =
+            line.split(['.', ' ', '=']).next().filter(|name| inside && !name.is_empty() && !name.starts_with('#'))?;
         Some((index, name))
     })
 }
@@ -85,8 +92,7 @@ fn dependencies(manifest: &File) -> impl Iterator<Item = (usize, &str)> {
 mod tests {
     use super::*;
 
-    const PAGE_TEXT: &str =
-        "| `kvblock/` | a `sched` | nothing of ours |\n| `sched/` | b | `kvblock` |\n| `engine/` | c | all of the above |\n";
+    const PAGE_TEXT: &str = "| `kvblock/` | a `sched` | nothing of ours |\n| `sched/` | b | `kvblock` |\n| `engine/` | c | all of the above |\n";
 
     /// What is found with these manifests of kvblock and engine; sched uses kvblock.
     fn messages(page: &str, kvblock: &str, engine: &str) -> Vec<String> {
@@ -105,7 +111,8 @@ mod tests {
 
     #[test]
     fn a_graph_as_the_page_shows_it_is_good() {
-        let kvblock = "[package]\nname = \"sched\"\n[dependencies]\nserde = \"1\"\n[dev-dependencies]\nsched.workspace = true\n";
+        let kvblock =
+            "[package]\nname = \"sched\"\n[dependencies]\nserde = \"1\"\n[dev-dependencies]\nsched.workspace = true\n";
         assert_eq!(messages(PAGE_TEXT, kvblock, ENGINE), [""; 0]);
     }
 

@@ -73,8 +73,9 @@ impl Tree {
 
     /// All that is wrong, in order of path and line.
     pub fn findings(&self) -> Vec<Finding> {
-        let mut findings =
-            [rust::check, graph::check, docs::check, configuration::check, named_tests::check].map(|check| check(self)).concat();
+        let mut findings = [rust::check, graph::check, docs::check, configuration::check, named_tests::check]
+            .map(|check| check(self))
+            .concat();
         findings.sort_by(|a, b| (&a.path, a.line).cmp(&(&b.path, b.line)));
         findings
     }
@@ -85,14 +86,19 @@ impl Tree {
 
     /// The file, or a finding that it is missing.
     fn require(&self, path: &str) -> Result<&File, Finding> {
-        let missing = || Finding { path: path.to_owned(), line: None, message: "missing; tidy checks it, so it must exist".to_owned() };
+        let missing = || Finding {
+            path: path.to_owned(),
+            line: None,
+            message: "missing; tidy checks it, so it must exist".to_owned(),
+        };
         self.get(path).ok_or_else(missing)
     }
 
     /// Folders of the workspace's crates, in the order of the root manifest.
     fn crates(&self) -> Vec<&str> {
         let manifest = self.get("Cargo.toml").map_or("", |file| &file.text);
-        let list = manifest.split_once("\nmembers = [").and_then(|(_, rest)| rest.split(']').next()).unwrap_or_default();
+        let list =
+            manifest.split_once("\nmembers = [").and_then(|(_, rest)| rest.split(']').next()).unwrap_or_default();
         list.split('"').skip(1).step_by(2).collect()
     }
 }

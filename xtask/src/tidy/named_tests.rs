@@ -12,17 +12,22 @@ pub(super) fn check(tree: &Tree) -> Vec<Finding> {
         Err(missing) => return vec![missing],
     };
     // The texts of this crate's own tests hold names that are no tests.
-    let functions: Vec<&str> = tree.files.iter().filter(|file| file.is_rust() && file.top() != "xtask").flat_map(functions).collect();
+    let functions: Vec<&str> =
+        tree.files.iter().filter(|file| file.is_rust() && file.top() != "xtask").flat_map(functions).collect();
     let scenarios = listed(page, |_| 2);
     // That the README must exist is said where its table of crates is checked.
     let readme = tree.get("README.md").map(|readme| (readme, listed(readme, |row| row.cells.len() - 1)));
     let mut findings = Vec::new();
     for (page, listed) in readme.iter().map(|(page, listed)| (*page, listed)).chain([(page, &scenarios)]) {
         let gone = listed.iter().filter(|(_, name)| !functions.contains(name));
-        findings.extend(gone.map(|(index, name)| page.at(*index, format!("there is no test `{name}`; mend the name or remove it"))));
+        findings.extend(
+            gone.map(|(index, name)| page.at(*index, format!("there is no test `{name}`; mend the name or remove it"))),
+        );
     }
     let missing = functions.iter().filter(|name| has_id(name) && !scenarios.iter().any(|(_, listed)| listed == *name));
-    findings.extend(missing.map(|name| page.finding(format!("the test `{name}` is missing; add it to the row of its scenario"))));
+    findings.extend(
+        missing.map(|name| page.finding(format!("the test `{name}` is missing; add it to the row of its scenario"))),
+    );
     findings
 }
 
@@ -71,8 +76,7 @@ mod tests {
 
     #[test]
     fn the_status_table_of_the_readme_names_tests_that_exist() {
-        let readme =
-            "| feature | `max_num_seqs` | test |\n| a | yes | `a_is_so` |\n| b | yes | `b_is_so` |\n| `kvblock/` | `num_blocks` |\n";
+        let readme = "| feature | `max_num_seqs` | test |\n| a | yes | `a_is_so` |\n| b | yes | `b_is_so` |\n| `kvblock/` | `num_blocks` |\n";
         let files = [("kvblock/tests/a.rs", "fn a_is_so() {}"), ("README.md", readme), (PAGE, "")];
         let tree = Tree { files: files.map(|(path, text)| File::new(path, text)).to_vec() };
         let found: Vec<String> = check(&tree).iter().map(ToString::to_string).collect();

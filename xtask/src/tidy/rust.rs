@@ -14,7 +14,8 @@ const MARKS: [&str; 2] = [concat!("FIX", "ME"), concat!("XX", "X")];
 
 /// Crates that are pure logic, and what they must not name.
 const PURE: [&str; 2] = ["kvblock", "sched"];
-const IMPURE: [&str; 9] = ["Mutex", "RwLock", "Condvar", "std::thread", "std::fs", "std::io", "std::net", "std::time", "async fn"];
+const IMPURE: [&str; 9] =
+    ["Mutex", "RwLock", "Condvar", "std::thread", "std::fs", "std::io", "std::net", "std::time", "async fn"];
 
 pub(super) fn check(tree: &Tree) -> Vec<Finding> {
     tree.files.iter().filter(|file| file.is_rust()).flat_map(check_file).collect()
@@ -24,33 +25,45 @@ fn check_file(file: &File) -> Vec<Finding> {
     let lines = source::lines(&file.text);
     let mut findings = Vec::new();
     if !file.text.starts_with("//!") {
-        findings.push(file.at(0, "does not open with `//!`; say first what the file owns, its invariants and its costs"));
+        findings
+            .push(file.at(0, "does not open with `//!`; say first what the file owns, its invariants and its costs"));
     }
     let length = file.text.lines().count();
     if file.is_source() && length > MAX_LINES && !LONG_FILES.iter().any(|(path, _)| *path == file.path) {
-        let message = format!("{length} lines, at most {MAX_LINES}; split it by reason to change (exceptions: LONG_FILES in {})", file!());
+        let message = format!(
+            "{length} lines, at most {MAX_LINES}; split it by reason to change (exceptions: LONG_FILES in {})",
+            file!()
+        );
         findings.push(file.finding(message));
     }
     let panics = if file.is_source() { panics(&lines) } else { Vec::new() };
-    findings.extend(
-        panics
-            .into_iter()
-            .map(|(index, call)| file.at(index, format!("{call} in library code; return an error value, or use a form that can not fail"))),
-    );
+    findings.extend(panics.into_iter().map(|(index, call)| {
+        file.at(index, format!("{call} in library code; return an error value, or use a form that can not fail"))
+    }));
     for (index, line) in lines.iter().enumerate() {
         if let Some(call) = ["todo!", "unimplemented!"].into_iter().find(|call| line.code.contains(call)) {
             findings.push(file.at(index, format!("{call}; build it, or leave it out")));
         }
-        if let Some(mark) = MARKS.into_iter().find(|mark| words(&line.comment).chain(words(&line.doc)).any(|word| word == *mark)) {
-            findings.push(file.at(index, format!("{mark} in a comment; mend it, or open an issue and leave the comment out")));
+        if let Some(mark) =
+            MARKS.into_iter().find(|mark| words(&line.comment).chain(words(&line.doc)).any(|word| word == *mark))
+        {
+            findings.push(
+                file.at(index, format!("{mark} in a comment; mend it, or open an issue and leave the comment out")),
+            );
         }
         if is_code(&line.comment) {
             findings.push(file.at(index, "commented-out code; delete it, git keeps it"));
         }
-        if let Some(name) =
-            IMPURE.into_iter().find(|name| PURE.contains(&file.top()) && file.is_source() && !line.test && line.code.contains(name))
+        if let Some(name) = IMPURE
+            .into_iter()
+            .find(|name| PURE.contains(&file.top()) && file.is_source() && !line.test && line.code.contains(name))
         {
-            findings.push(file.at(index, format!("{name} in {}, which is pure logic; move what needs it to the engine", file.top())));
+            findings.push(
+                file.at(
+                    index,
+                    format!("{name} in {}, which is pure logic; move what needs it to the engine", file.top()),
+                ),
+            );
         }
     }
     findings
@@ -112,7 +125,8 @@ fn is_code(comment: &str) -> bool {
             || ["= ", " += ", " -= "].iter().any(|operator| text.contains(operator)));
     let block = text.ends_with('{')
         && begins(&[
-            "fn ", "pub ", "impl ", "impl<", "struct ", "enum ", "mod ", "if ", "} else", "for ", "while ", "loop ", "match ", "let ",
+            "fn ", "pub ", "impl ", "impl<", "struct ", "enum ", "mod ", "if ", "} else", "for ", "while ", "loop ",
+            "match ", "let ",
         ]);
     statement || block || (text.starts_with("#[") && text.ends_with(']'))
 }
@@ -148,7 +162,9 @@ mod tests {
         let text = "//! D.\nfn f() { g().unwrap(); }\nfn h() { g()\n .expect(\n  \"why\",\n ); }\n/// g().unwrap()\n#[cfg(test)]\nmod t { fn i() { g().unwrap(); } }\n";
         assert_eq!(lines("a/src/b.rs", text), [2, 4]);
         assert!(lines("a/tests/b.rs", text).is_empty());
-        assert!(lines("a/src/b.rs", "//! D.\nfn f() { w.expect(name, &[1, 2])?; w.unwrap_or(\".unwrap()\") }\n").is_empty());
+        assert!(
+            lines("a/src/b.rs", "//! D.\nfn f() { w.expect(name, &[1, 2])?; w.unwrap_or(\".unwrap()\") }\n").is_empty()
+        );
     }
 
     #[test]
@@ -160,7 +176,9 @@ mod tests {
 
     #[test]
     fn commented_out_code_is_told_from_prose() {
-        for code in ["let a = 1;", " a.push(b);", "use a::b;", "if a > 1 {", "} else {", "#[inline]", "a += 1;", "pub fn f() {"] {
+        for code in
+            ["let a = 1;", " a.push(b);", "use a::b;", "if a > 1 {", "} else {", "#[inline]", "a += 1;", "pub fn f() {"]
+        {
             assert!(is_code(code), "{code}");
         }
         for prose in [

@@ -162,7 +162,9 @@ mod tests {
 
     #[test]
     fn a_test_module_ends_with_its_brace() {
-        let found = lines("fn a() {}\n#[cfg(test)]\nmod tests {\n fn b() { \"}\"; }\n}\nfn c() {}\n#[cfg(test)]\nuse d;\nfn e() {}");
+        let found = lines(
+            "fn a() {}\n#[cfg(test)]\nmod tests {\n fn b() { \"}\"; }\n}\nfn c() {}\n#[cfg(test)]\nuse d;\nfn e() {}",
+        );
         let marks: Vec<bool> = found.iter().map(|line| line.test).collect();
         assert_eq!(marks, [false, true, true, true, true, false, true, true, false]);
     }
