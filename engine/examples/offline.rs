@@ -2,7 +2,7 @@
 
 use engine::{EngineConfig, GenerationParams, Llm, SamplingParams};
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
+pub fn main() -> Result<(), Box<dyn std::error::Error>> {
     let prompts = ["The capital of France is", "Once upon a time", "A block table", "The sky is"];
     let sampling = SamplingParams { temperature: 0.8, top_p: 0.95, top_k: 50, ..Default::default() };
     let params = GenerationParams { sampling, max_tokens: Some(32), ..Default::default() };

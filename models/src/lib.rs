@@ -10,6 +10,9 @@
 //! generation_config.json         GenerationDefaults  end tokens and sampling defaults
 //! ```
 //!
+//! [`Model`] puts the weights on a device and runs steps of a [`ForwardBatch`]: the tokens of many sequences side by
+//! side, each with its block table, keys and values written to and read from pages.
+//!
 //! Everything that can be wrong with these files is a [`LoadError`] of one line; nothing in them makes this crate panic.
 //!
 //! It is not a scheduler, sampler or server: it neither knows requests nor keeps their state, and it fetches nothing from a network.
@@ -17,7 +20,7 @@
 //! ```
 //! use std::path::Path;
 //!
-//! use models::{ChatInput, ChatTemplate, ModelConfig, ModelFiles, Tokenizer, Weights};
+//! use models::{ChatInput, ChatTemplate, ForwardBatch, Model, ModelConfig, ModelFiles, Tokenizer, Weights};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/reference/qwen3");
@@ -40,6 +43,20 @@
 //!
 //! let ids = tokenizer.encode(&prompt, false)?;
 //! assert_eq!(tokenizer.decode(&ids, false)?, prompt);
+//!
+//! // The forward pass: this prompt in blocks 7, 6, 5, … of a pool of eight.
+//! let device = device::open("cpu", None)?;
+//! let needs = attention_kernels::Needs { device: "cpu".into(), head_dim: config.head_dim, block_size: 16, window: false };
+//! let kernels = attention_kernels::select(&Default::default(), &needs)?;
+//! let mut model = Model::load(&config, &weights, device, kernels, 128, &|_, _| {})?;
+//! let mut caches = model.new_cache(8, 16)?;
+//! let table: Vec<u32> = (0..8).rev().collect();
+//! let slots: Vec<i64> = (0..ids.len()).map(|p| i64::from(table[p / 16]) * 16 + p as i64 % 16).collect();
+//! let mut batch = ForwardBatch::default();
+//! batch.clear(table.len());
+//! let last_row = batch.push(0, &ids, &slots, table.into_iter());
+//! model.forward(&batch, &mut caches)?;
+//! assert_eq!(model.logits(&[last_row])?.len(), config.vocab_size);
 //! # Ok(())
 //! # }
 //! ```
