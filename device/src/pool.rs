@@ -36,6 +36,12 @@ impl Pool {
         self.threads
     }
 
+    /// Runs `f` on a worker. Inside, starting a parallel loop costs no hand-over between threads, so a caller with many
+    /// small loops (a forward pass has hundreds) enters once.
+    pub fn enter<R: Send>(&self, f: impl FnOnce() -> R + Send) -> R {
+        if self.threads == 1 { f() } else { self.rayon.install(f) }
+    }
+
     /// Calls `f(0..tasks)`, each once, in any order. `work_per_task` is a count of multiply-adds: small jobs stay on
     /// the calling thread.
     pub fn run(&self, tasks: usize, work_per_task: usize, f: impl Fn(usize) + Sync + Send) {

@@ -68,7 +68,8 @@ impl Executor {
             let table = self.tables[&span.seq].iter().map(|block| block.0);
             self.last_rows[i] = self.batch.push(span.start, &span.tokens, &span.slots, table);
         }
-        self.model.forward(&self.batch, &mut self.caches)
+        let Executor { device, model, batch, caches, .. } = self;
+        device.pool().enter(|| model.forward(batch, caches))
     }
 
     /// Row of the last token of span `span` of the plan that ran last.
@@ -78,7 +79,8 @@ impl Executor {
 
     /// Logits of rows of the last step; at most [`models::LOGIT_ROWS`].
     pub fn logits(&mut self, rows: &[u32]) -> Result<&[f32], KernelError> {
-        self.model.logits(rows)
+        let Executor { device, model, .. } = self;
+        device.pool().enter(|| model.logits(rows))
     }
 
     /// Applies memory operations in order; neighbouring copies go to the kernel together.
