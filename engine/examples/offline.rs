@@ -2,6 +2,7 @@
 
 use engine::{EngineConfig, GenerationParams, Llm, SamplingParams};
 
+/// Prints a continuation of each prompt.
 pub fn main() -> Result<(), Box<dyn std::error::Error>> {
     let prompts = ["The capital of France is", "Once upon a time", "A block table", "The sky is"];
     let sampling = SamplingParams { temperature: 0.8, top_p: 0.95, top_k: 50, ..Default::default() };

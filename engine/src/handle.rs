@@ -79,7 +79,7 @@ impl AsyncEngine {
             draining: AtomicBool::new(false),
         });
         let (sender, receiver) = commands::channel();
-        let worker = Worker { engine, receiver, streams: HashMap::new(), status: status.clone() };
+        let worker = Worker { engine, receiver, streams: HashMap::new(), events: Vec::new(), status: status.clone() };
         std::thread::Builder::new().name("quire-engine".to_string()).spawn(move || worker.run()).map_err(|error| {
             EngineError::Config {
                 flag: "--threads",
@@ -201,6 +201,8 @@ struct Worker {
     engine: TextEngine,
     receiver: commands::Receiver<Command>,
     streams: HashMap<RequestId, mpsc::UnboundedSender<Event>>,
+    /// Of the step under way: whose, what, and whether it is the request's last. Reused.
+    events: Vec<(RequestId, Event, bool)>,
     status: Arc<Status>,
 }
 
@@ -270,20 +272,21 @@ impl Worker {
         }
     }
 
+    /// One step. Its events leave when it is over and its numbers are published, so that whoever has an answer finds
+    /// its blocks free and its tokens counted.
     fn step(&mut self) {
-        let streams = &mut self.streams;
-        let mut gone = Vec::new();
-        self.engine.step(|id, event, last| {
-            let heard = streams.get(&id).is_some_and(|stream| stream.send(event).is_ok());
-            if last {
-                streams.remove(&id);
-            } else if !heard {
-                gone.push(id);
-            }
-        });
-        for id in gone {
-            self.abort(id);
-        }
+        let Worker { engine, events, .. } = self;
+        engine.step(|id, event, last| events.push((id, event, last)));
         self.status.publish(&self.engine);
+        let mut events = std::mem::take(&mut self.events);
+        for (id, event, last) in events.drain(..) {
+            let heard = self.streams.get(&id).is_some_and(|stream| stream.send(event).is_ok());
+            if last {
+                self.streams.remove(&id);
+            } else if !heard {
+                self.abort(id);
+            }
+        }
+        self.events = events;
     }
 }

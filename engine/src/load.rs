@@ -60,10 +60,12 @@ pub fn describe_kernels(engine: &EngineConfig) -> Result<String, EngineError> {
     Ok(attention_kernels::describe(&engine.kernels, &needs(engine, &opened.config, &*opened.device))?)
 }
 
-/// What a start with this configuration would take, without reading any weight.
+/// What a start with this configuration would take. Reads no weight, but all that can be wrong with the folder is found.
 pub fn plan(engine: &EngineConfig) -> Result<Plan, EngineError> {
     let opened = open(engine)?;
+    Tokenizer::load(&opened.files)?.check(opened.config.vocab_size)?;
     let weights = Weights::open(&opened.files)?;
+    models::check_weights(&opened.config, &weights)?;
     Plan::new(engine, &opened.config, &*opened.device, &opened.files.name(), weights.total_bytes())
 }
 

@@ -103,6 +103,11 @@ impl Plan {
                 format!("at least {block_bytes} bytes, one block of {block_size} tokens"),
             ));
         }
+        let total = device.memory().total;
+        if bytes > total {
+            let expected = format!("at most the {total} bytes of memory that the device has");
+            return Err(bad("--kv-cache-memory-bytes", bytes, expected));
+        }
         let num_blocks = usize::try_from(num_blocks.min(u64::from(u32::MAX / 2))).unwrap_or(usize::MAX);
         let pool_tokens = num_blocks.saturating_mul(block_size);
         if let Some(wanted) = engine.max_model_len

@@ -47,6 +47,8 @@ fn streams_of_concurrent_requests_carry_their_own_tokens_to_the_end() {
         let finishes: Vec<_> = all.iter().filter_map(|d| d.finish.clone()).collect();
         assert_eq!(finishes, [FinishReason::Length], "exactly one finish, on the last delta");
         assert!(all.last().unwrap().finish.is_some());
+        let stats = engine.stats();
+        assert_eq!((stats.num_running, stats.kv_cache_usage), (0, 0.0), "whoever has the answer finds its blocks free");
     }
     assert!(engine.stats().prefix_cache_hits > 0, "the second round reads the first one's blocks");
 }

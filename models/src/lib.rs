@@ -75,7 +75,7 @@ pub use config::{Architecture, ModelConfig, RopeConfig, RopeScaling};
 pub use demo::demo;
 pub use error::LoadError;
 pub use files::{FileBytes, ModelFiles};
-pub use forward::{ForwardBatch, LOGIT_ROWS, Model, parameters};
+pub use forward::{ForwardBatch, LOGIT_ROWS, Model, check_weights, parameters};
 pub use generation::GenerationDefaults;
 pub use tokenizer::{TokenizeError, Tokenizer};
 pub use weights::{WeightDtype, WeightView, Weights};

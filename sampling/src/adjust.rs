@@ -32,9 +32,10 @@ impl Adjuster {
             return logits;
         }
 
-        self.copy(logits, params.allowed_token_ids.as_deref());
-        for token in banned_words(&params.bad_words, context.output).chain(held_back.iter().copied()) {
-            change(&mut self.row, token, |_| BANNED);
+        self.ban(logits, params, context.output, held_back);
+        if !held_back.is_empty() && self.row.iter().all(|&logit| logit == BANNED) {
+            // Better to end early than to leave the allowed tokens.
+            self.ban(logits, params, context.output, &[]);
         }
         for &(token, bias) in &params.logit_bias {
             change(&mut self.row, token, |logit| logit + bias);
@@ -50,6 +51,14 @@ impl Adjuster {
             self.penalise_output(context.output, params.frequency_penalty, params.presence_penalty);
         }
         &self.row
+    }
+
+    /// Fills the row and bans bad words and what is held back.
+    fn ban(&mut self, logits: &[f32], params: &SamplingParams, output: &[u32], held_back: &[u32]) {
+        self.copy(logits, params.allowed_token_ids.as_deref());
+        for token in banned_words(&params.bad_words, output).chain(held_back.iter().copied()) {
+            change(&mut self.row, token, |_| BANNED);
+        }
     }
 
     /// Fills the row: with all logits, or with those of the allowed tokens and the others banned.
@@ -144,6 +153,14 @@ mod tests {
         let params = SamplingParams { min_tokens: 2, ..Default::default() };
         assert_eq!(adjusted(&params, &[], &[1], &[3, 9]), [1.0, -2.0, 3.0, f32::NEG_INFINITY]);
         assert_eq!(adjusted(&params, &[], &[1, 1], &[3, 9]), [1.0, -2.0, 3.0, 4.0]);
+    }
+
+    #[test]
+    fn stop_ids_are_not_held_back_where_nothing_else_is_allowed() {
+        let open = f32::NEG_INFINITY;
+        let params = SamplingParams { min_tokens: 2, allowed_token_ids: Some(vec![1, 3]), ..Default::default() };
+        assert_eq!(adjusted(&params, &[], &[], &[3]), [open, -2.0, open, open]);
+        assert_eq!(adjusted(&params, &[], &[], &[1, 3]), [open, -2.0, open, 4.0]);
     }
 
     #[test]

@@ -61,7 +61,7 @@ impl Sampler {
 
     /// The next token after `logits` (one per token of the vocabulary).
     ///
-    /// Equal logits: the lowest id. NaN and −∞ are impossible tokens; +∞ counts as the largest finite number. If the
+    /// Where only stop ids are allowed, `min_tokens` does not hold them back. Equal logits: the lowest id. NaN and −∞ are impossible tokens; +∞ counts as the largest finite number. If the
     /// parameters leave nothing possible, they are set aside and the likeliest token of the raw row is taken; if that has
     /// none either, token 0.
     pub fn sample(&mut self, logits: &[f32], params: &SamplingParams, context: &Context<'_>) -> Sampled {

@@ -1,7 +1,7 @@
 //! What weights an architecture has, by name and shape. The four families so far differ in their biases, head norms
 //! and windows, which are settings; a family with another structure declares another list.
 
-use crate::ModelConfig;
+use crate::{LoadError, ModelConfig, Weights};
 
 /// A linear layer made of one or more checkpoint tensors, their rows one below the other.
 pub(super) struct LinearNames {
@@ -67,22 +67,44 @@ pub(super) fn declare(config: &ModelConfig) -> ModelNames {
     }
 }
 
+/// Every tensor that a model of this configuration reads: name and shape.
+fn tensors(config: &ModelConfig) -> Vec<(String, Vec<usize>)> {
+    let mut all = Vec::new();
+    let linear = |all: &mut Vec<(String, Vec<usize>)>, names: &LinearNames, inputs: usize| {
+        for (name, rows) in &names.parts {
+            all.push((format!("{name}.weight"), vec![*rows, inputs]));
+            if names.bias {
+                all.push((format!("{name}.bias"), vec![*rows]));
+            }
+        }
+    };
+    let (names, hidden) = (declare(config), config.hidden_size);
+    linear(&mut all, &names.embedding, hidden);
+    for layer in &names.layers {
+        linear(&mut all, &layer.qkv, hidden);
+        linear(&mut all, &layer.output, config.num_heads * config.head_dim);
+        linear(&mut all, &layer.gate_up, hidden);
+        linear(&mut all, &layer.down, config.intermediate_size);
+        all.extend([&layer.input_norm, &layer.post_norm].map(|name| (name.clone(), vec![hidden])));
+        let head_norms = layer.query_norm.iter().chain(&layer.key_norm);
+        all.extend(head_norms.map(|name| (name.clone(), vec![config.head_dim])));
+    }
+    all.push((names.final_norm, vec![hidden]));
+    if let Some(head) = &names.head {
+        linear(&mut all, head, hidden);
+    }
+    all
+}
+
 /// Number of weights of a model, each counted once.
 pub fn parameters(config: &ModelConfig) -> u64 {
-    let names = declare(config);
-    let linear = |names: &LinearNames, inputs: usize| {
-        let rows: usize = names.parts.iter().map(|part| part.1).sum();
-        (rows * (inputs + usize::from(names.bias))) as u64
-    };
-    let hidden = config.hidden_size;
-    let layer = |l: &LayerNames| {
-        let norms = 2 * hidden + if l.query_norm.is_some() { 2 * config.head_dim } else { 0 };
-        linear(&l.qkv, hidden)
-            + linear(&l.output, config.num_heads * config.head_dim)
-            + linear(&l.gate_up, hidden)
-            + linear(&l.down, config.intermediate_size)
-            + norms as u64
-    };
-    let ends = linear(&names.embedding, hidden) + names.head.as_ref().map_or(0, |h| linear(h, hidden)) + hidden as u64;
-    ends + names.layers.iter().map(layer).sum::<u64>()
+    tensors(config).into_iter().map(|(_, shape)| shape.into_iter().map(|n| n as u64).product::<u64>()).sum()
+}
+
+/// Whether the checkpoint has every tensor that the model reads, in a type and shape that will do. Reads headers alone.
+///
+/// # Errors
+/// The first tensor that is missing or of another shape or type.
+pub fn check_weights(config: &ModelConfig, weights: &Weights) -> Result<(), LoadError> {
+    tensors(config).into_iter().try_for_each(|(name, shape)| weights.expect(&name, &shape).map(drop))
 }

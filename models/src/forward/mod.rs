@@ -27,7 +27,7 @@ use attention_kernels::{AttentionArgs, CacheWriteArgs, KernelError, KernelSet, K
 use device::{Buffer, Device};
 
 pub use batch::ForwardBatch;
-pub use declare::parameters;
+pub use declare::{check_weights, parameters};
 
 use crate::{LoadError, ModelConfig, Weights};
 use declare::{LayerNames, declare};

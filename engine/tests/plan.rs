@@ -1,0 +1,60 @@
+//! What a start would take, and what is found wrong without reading a weight.
+
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use common::{TOKEN_BYTES, config};
+use engine::{EngineConfig, ModelSource, plan};
+
+#[test]
+fn the_pool_is_what_the_bytes_hold_and_limits_the_context() {
+    let plan = plan(&config(10)).unwrap();
+    assert_eq!((plan.num_blocks, plan.block_size, plan.kv_bytes_per_token), (10, 8, TOKEN_BYTES));
+    assert_eq!((plan.max_model_len, plan.limited_by_pool), (80, true), "the model itself has 512");
+    let page = plan.to_string();
+    assert!(
+        page.contains("10 blocks of 8 tokens = 80 tokens") && page.contains("cut to what the cache holds"),
+        "{page}"
+    );
+    assert!(page.lines().any(|line| line.split_whitespace().eq(["80", "1"])), "one sequence of 80 tokens: {page}");
+}
+
+#[test]
+fn sizes_that_can_not_be_had_name_their_flag() {
+    let error = |change: &dyn Fn(&mut EngineConfig)| {
+        let mut config = config(10);
+        change(&mut config);
+        plan(&config).unwrap_err().to_string()
+    };
+    let too_long = error(&|c| c.max_model_len = Some(100));
+    assert!(too_long.starts_with("--max-model-len: found 100, expected at most 80 tokens"), "{too_long}");
+    assert!(too_long.contains(&format!("--kv-cache-memory-bytes {}", 13 * 8 * TOKEN_BYTES)), "{too_long}");
+    assert!(error(&|c| c.max_model_len = Some(513)).contains("expected 1 to 512"));
+    assert!(error(&|c| c.kv_cache_memory_bytes = Some(100)).starts_with("--kv-cache-memory-bytes: found 100"));
+    assert!(error(&|c| c.kv_cache_memory_bytes = Some(1 << 60)).contains("memory that the device has"));
+    assert!(error(&|c| c.block_size = 24).starts_with("--block-size: found 24"));
+    assert!(error(&|c| c.max_num_seqs = 0).starts_with("--max-num-seqs: found 0"));
+    assert!(error(&|c| c.gpu_memory_utilization = 1.5).starts_with("--gpu-memory-utilization"));
+    assert!(error(&|c| c.device = "cuda".into()).starts_with("--device: found \"cuda\""));
+}
+
+#[test]
+fn a_folder_that_could_not_load_is_found_out() {
+    let ModelSource::Folder(source) = common::model() else { unreachable!() };
+    let copy = tempfile::tempdir().unwrap();
+    for file in ["config.json", "tokenizer.json", "model.safetensors"] {
+        std::fs::copy(source.join(file), copy.path().join(file)).unwrap();
+    }
+    let planned = || plan(&EngineConfig { model: ModelSource::Folder(copy.path().into()), ..config(10) });
+    planned().unwrap();
+    let config_json = std::fs::read_to_string(source.join("config.json")).unwrap();
+    let deeper = config_json.replace("\"num_hidden_layers\": 3", "\"num_hidden_layers\": 4");
+    assert_ne!(deeper, config_json);
+    std::fs::write(copy.path().join("config.json"), deeper).unwrap();
+    let error = planned().unwrap_err().to_string();
+    assert!(error.contains("model.layers.3.") && error.contains("model.safetensors"), "{error}");
+    std::fs::write(copy.path().join("config.json"), config_json).unwrap();
+    std::fs::remove_file(copy.path().join("tokenizer.json")).unwrap();
+    assert!(planned().unwrap_err().to_string().contains("tokenizer.json"));
+}
