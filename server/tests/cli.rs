@@ -49,7 +49,18 @@ fn bad_flags_are_one_line_that_names_the_flag_and_what_was_found() {
         (&["serve", "--tensor-parallel-size", "2"], &["--tensor-parallel-size", "'2'", "expected 1"]),
         (&["serve", "--kv-cache-dtype", "fp8"], &["--kv-cache-dtype", "fp8", "auto"]),
         (&["serve", "--kv-cache-memory-bytes", "lots"], &["--kv-cache-memory-bytes", "lots", "512M"]),
-        (&["serve", "--port", "99999"], &["--port", "99999"]),
+        (&["serve", "--kv-cache-memory-bytes=0"], &["--kv-cache-memory-bytes", "above 0"]),
+        (&["serve", "--port", "99999"], &["--port", "99999", "65535"]),
+        (&["serve", "--api-key", ""], &["--api-key"]),
+        (&["serve", "--api-key", " k"], &["--api-key"]),
+        (&["serve", "--served-model-name", ""], &["--served-model-name"]),
+        (&["plan", "--threads", "0"], &["--threads", "from 1 to 1024"]),
+        (&["plan", "--threads", "1025"], &["--threads", "from 1 to 1024"]),
+        (&["plan", "--threads=-1"], &["--threads", "-1", "expected a whole number"]),
+        (&["plan", "--threads", "-1"], &["--threads", "-1", "expected a whole number"]),
+        (&["generate", "-p", "a", "--temperature", "-1"], &["--temperature", "-1"]),
+        (&["plan", "-1"], &["-1"]),
+        (&["plan", "--max-num-seqs=1.5"], &["--max-num-seqs", "1.5", "expected a whole number"]),
         (&["serve", "--scheduling-policy", "fair"], &["--scheduling-policy", "fair", "fcfs"]),
         (&["generate", "-p", "a", "--block-size", "12"], &["--block-size", "12"]),
         (&["generate", "-p", "a", "--max-model-len", "99999"], &["--max-model-len", "99999", "1024"]),
@@ -63,6 +74,43 @@ fn bad_flags_are_one_line_that_names_the_flag_and_what_was_found() {
     ] {
         assert_refuses(&run(arguments), parts);
     }
+}
+
+#[test]
+fn sampling_flags_are_checked_before_a_model_is_loaded() {
+    for (flag, value) in
+        [("--temperature", "-1"), ("--top-p", "0"), ("--min-p", "2"), ("--repetition-penalty", "nan"), ("--stop", "")]
+    {
+        let flag_and_value = format!("{flag}={value}");
+        // The model does not exist; had it been looked for, the error would be another.
+        assert_refuses(&run(&["generate", "/no/such/model", "-p", "a", &flag_and_value]), &[flag]);
+        assert_refuses(&run(&["chat", "/no/such/model", &flag_and_value]), &[flag]);
+    }
+}
+
+#[test]
+fn an_empty_key_in_the_environment_is_refused_like_one_on_the_command_line() {
+    let output = quire(&["serve"]).env("QUIRE_API_KEY", "").output().unwrap();
+    assert_refuses(&output, &["--api-key"]);
+}
+
+#[test]
+fn what_is_no_text_is_told_apart() {
+    let path = |bytes: &[u8]| {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("in.jsonl");
+        std::fs::write(&path, bytes).unwrap();
+        (folder, path.to_str().unwrap().to_string())
+    };
+    let (_folder, file) = path(b"{\"prompt\": \"a\"}\n{\"prompt\": \"\xff\"}\n");
+    assert_refuses(&run(&["generate", "--input", &file]), &["--input", "in.jsonl", "line 2 is not UTF-8"]);
+    let (_folder, file) = path(b"\xef\xbb\xbf{\"prompt\": [5]}\r\n");
+    stdout(&run(&[&["generate", "--input", &file, "--max-tokens", "1"][..], &SMALL].concat()));
+    let mut chat = quire(&[&["chat"][..], &SMALL].concat()).stdin(Stdio::piped()).spawn().unwrap();
+    chat.stdin.take().unwrap().write_all(b"\xff\n").unwrap();
+    let output = chat.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&output.stderr).ends_with("quire: standard input is not UTF-8\n"));
 }
 
 #[test]
@@ -119,7 +167,9 @@ fn a_prompt_of_a_file_that_is_refused_does_not_stop_the_others() {
     assert!(records[0]["error"].as_str().unwrap().contains("99999999"));
     assert!(records[1]["text"].is_string());
     let (_folder, path) = file("in.jsonl", "{\"prompt\": \"a\"}\n{\"promt\": \"b\"}\n");
-    assert_refuses(&run(&["generate", "--input", &path]), &["in.jsonl", "line 2"]);
+    assert_refuses(&run(&["generate", "--input", &path]), &["in.jsonl", "line 2", "\"promt\""]);
+    let (_folder, path) = file("in.jsonl", "{\"prompt\": \"a\", \"temperature\": 1}\n");
+    assert_refuses(&run(&["generate", "--input", &path]), &["in.jsonl", "line 1", "\"temperature\""]);
 }
 
 #[test]
@@ -152,7 +202,11 @@ fn what_is_wrong_in_a_settings_file_is_named_with_the_file() {
         let (_folder, path) = file("quire.toml", toml);
         assert_refuses(&run(&["kernels", "--config", &path]), parts);
     }
-    assert_refuses(&run(&["plan", "--config", "/no/such/quire.toml"]), &["/no/such/quire.toml"]);
+    let (_folder, path) = file("quire.toml", "colour = 1");
+    let output = run(&["plan", "--config", &path]);
+    assert_refuses(&output, &["unknown key \"colour\""]);
+    assert!(!String::from_utf8_lossy(&output.stderr).contains("nearest"));
+    assert_refuses(&run(&["plan", "--config", "/no/such/quire.toml"]), &["--config /no/such/quire.toml"]);
 }
 
 #[test]

@@ -106,6 +106,12 @@ fn a_request_over_the_context_is_refused_with_the_numbers() {
     assert_eq!((&error["param"], &error["code"]), (&json!("max_tokens"), &json!("context_length_exceeded")));
     let message = error["message"].as_str().unwrap();
     assert!(message.contains("1024") && message.contains("1000") && message.contains("24"), "{message}");
+    // The limit is to blame when it leaves no room for a prompt.
+    let error = SERVER.post(COMPLETIONS, &json!({"prompt": "a", "truncate_prompt_tokens": -1, "max_tokens": 5000}));
+    let error = error.error();
+    assert_eq!((&error["param"], &error["code"]), (&json!("max_tokens"), &json!("context_length_exceeded")));
+    let message = error["message"].as_str().unwrap();
+    assert!(message.contains("1024") && message.contains("5000"), "{message}");
     // What just fits is served.
     let whole = SERVER.ok(COMPLETIONS, json!({"prompt": vec![5; 1000], "max_tokens": 24, "ignore_eos": true}));
     assert_eq!(whole["usage"]["total_tokens"], context);
@@ -130,6 +136,18 @@ fn the_body_is_a_json_object_of_a_bounded_size() {
 }
 
 #[test]
+fn a_large_body_is_read_like_a_small_one() {
+    let pad = " ".repeat(1 << 20);
+    let send = |body: &str| SERVER.send("POST", COMPLETIONS, &[("Content-Type", "application/json")], body.as_bytes());
+    let body = r#""prompt": [5, 6, 7], "max_tokens": 3, "temperature": 0}"#;
+    let (small, large) = (send(&format!("{{{body}")), send(&format!("{{{pad}{body}")));
+    assert_eq!((small.status, large.status), (200, 200));
+    assert_eq!(small.json()["choices"], large.json()["choices"]);
+    let reply = send(&format!("{{{pad}\"prompt\": [{}[]]}}", "[],".repeat(1 << 20)));
+    assert_eq!((reply.status, &reply.error()["param"]), (400, &json!("prompt")));
+}
+
+#[test]
 fn unknown_paths_methods_and_models_are_told_apart() {
     for (reply, status) in [
         (SERVER.get("/v1/no/such/path"), 404),
@@ -138,11 +156,17 @@ fn unknown_paths_methods_and_models_are_told_apart() {
         (SERVER.post("/v1/models", &json!({})), 405),
         (SERVER.post(COMPLETIONS, &json!({"model": "gpt-9", "prompt": "a"})), 404),
         (SERVER.get("/v1/models/some/other"), 404),
+        (SERVER.get("/v1/models/%00%ff"), 400),
     ] {
         assert_eq!(reply.status, status, "{}", reply.body);
         reply.error();
     }
     assert!(SERVER.post(COMPLETIONS, &json!({"model": "gpt-9", "prompt": "a"})).body.contains("gpt-9"));
+    let long = SERVER.get(&format!("/{}", "x".repeat(5000)));
+    assert!(long.status == 404 && long.body.len() < 400, "{}", long.body);
+    let page = SERVER.get("/");
+    assert!(page.status == 200 && page.header("content-type").starts_with("text/plain"));
+    assert!(page.body.contains("quire-demo") && page.body.contains("/v1/chat/completions"), "{}", page.body);
 }
 
 #[test]

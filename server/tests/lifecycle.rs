@@ -5,7 +5,7 @@ mod common;
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use common::{Reply, Server, config};
 use engine::EngineConfig;
@@ -166,5 +166,36 @@ fn a_request_that_arrives_during_the_stop_is_refused() {
     let reply = Reply::read(late);
     assert_eq!(reply.status, 503, "{}", reply.body);
     reply.error();
+    assert_eq!(server.wait(), 0);
+}
+
+#[test]
+fn requests_that_are_half_sent_do_not_hold_a_stop_up() {
+    let server = Server::with(config(), ServerOptions::default(), Duration::from_secs(60));
+    let mut half_head = TcpStream::connect(server.address).unwrap();
+    half_head.write_all(b"POST /v1/comp").unwrap();
+    let mut half_body = TcpStream::connect(server.address).unwrap();
+    half_body.write_all(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 50\r\n\r\n{").unwrap();
+    // A round trip on a later connection: those above have been accepted.
+    assert_eq!(server.get("/health").status, 200);
+    let begun = Instant::now();
+    assert_eq!(server.wait(), 0);
+    assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", begun.elapsed());
+}
+
+#[test]
+fn a_stop_waits_for_a_reader_that_pauses_longer_than_a_quiet_engine_lasts() {
+    let mut server = Server::with(config(), ServerOptions::default(), Duration::from_secs(60));
+    // More text than the buffers between the two hold, from an engine that is done with it soon.
+    let ids: Vec<u32> = (0..3_500_000).map(|i| i % 500).collect();
+    let body = json!({"tokens": ids}).to_string();
+    let mut slow = server.open("POST", "/detokenize", &JSON, body.as_bytes());
+    let mut text = vec![0; 1];
+    slow.read_exact(&mut text).unwrap();
+    server.begin_stop();
+    // The pause is the case itself: twice what a quiet server waits.
+    std::thread::sleep(Duration::from_secs(2));
+    slow.read_to_end(&mut text).unwrap();
+    assert!(text.ends_with(b"\"}"), "the whole answer has come");
     assert_eq!(server.wait(), 0);
 }

@@ -63,14 +63,14 @@ pub struct EngineArgs {
     /// Where to run: auto or cpu [default: auto]
     #[arg(long, env = "QUIRE_DEVICE")]
     pub device: Option<String>,
-    /// Worker threads [default: every core]
-    #[arg(long, env = "QUIRE_THREADS")]
+    /// Worker threads, 1 to 1024 [default: every core]
+    #[arg(long, value_parser = values::threads, env = "QUIRE_THREADS")]
     pub threads: Option<usize>,
     /// Longest prompt plus output in tokens [default: the model's, or what the cache holds]
-    #[arg(long, value_name = "TOKENS", env = "QUIRE_MAX_MODEL_LEN")]
+    #[arg(long, value_name = "TOKENS", value_parser = values::whole::<usize>, env = "QUIRE_MAX_MODEL_LEN")]
     pub max_model_len: Option<usize>,
     /// Tokens per block of the cache: 8, 16, 32, 64 or 128 [default: 16]
-    #[arg(long, value_name = "TOKENS", env = "QUIRE_BLOCK_SIZE")]
+    #[arg(long, value_name = "TOKENS", value_parser = values::whole::<usize>, env = "QUIRE_BLOCK_SIZE")]
     pub block_size: Option<usize>,
     /// Bytes for keys and values, as 512M or 2G [default: a share of free memory]
     #[arg(long, value_name = "BYTES", value_parser = values::bytes, env = "QUIRE_KV_CACHE_MEMORY_BYTES")]
@@ -79,10 +79,10 @@ pub struct EngineArgs {
     #[arg(long, value_name = "SHARE", env = "QUIRE_GPU_MEMORY_UTILIZATION")]
     pub gpu_memory_utilization: Option<f64>,
     /// Sequences in one step
-    #[arg(long, value_name = "N", env = "QUIRE_MAX_NUM_SEQS")]
+    #[arg(long, value_name = "N", value_parser = values::whole::<usize>, env = "QUIRE_MAX_NUM_SEQS")]
     pub max_num_seqs: Option<usize>,
     /// Tokens in one step; more than --max-num-seqs
-    #[arg(long, value_name = "TOKENS", env = "QUIRE_MAX_NUM_BATCHED_TOKENS")]
+    #[arg(long, value_name = "TOKENS", value_parser = values::whole::<usize>, env = "QUIRE_MAX_NUM_BATCHED_TOKENS")]
     pub max_num_batched_tokens: Option<usize>,
     /// Share the blocks of equal prefixes [default: true]
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true",
@@ -102,7 +102,7 @@ pub struct EngineArgs {
     #[arg(long, value_name = "POLICY", value_parser = values::policy, env = "QUIRE_SCHEDULING_POLICY")]
     pub scheduling_policy: Option<Policy>,
     /// Base of the seeds of requests that bring none [default: random]
-    #[arg(long, env = "QUIRE_SEED")]
+    #[arg(long, value_parser = values::whole::<u64>, env = "QUIRE_SEED")]
     pub seed: Option<u64>,
     /// Flags that so far have one value.
     #[command(flatten)]
@@ -177,16 +177,16 @@ pub struct ServeArgs {
     #[arg(long, default_value = "127.0.0.1", env = "QUIRE_HOST")]
     pub host: String,
     /// Port to listen on; 0 takes a free one
-    #[arg(long, default_value_t = 8000, env = "QUIRE_PORT")]
+    #[arg(long, default_value_t = 8000, value_parser = values::whole::<u16>, env = "QUIRE_PORT")]
     pub port: u16,
     /// The model's name in the API [default: the folder's name]
-    #[arg(long, value_name = "NAME", env = "QUIRE_SERVED_MODEL_NAME")]
+    #[arg(long, value_name = "NAME", value_parser = values::filled, env = "QUIRE_SERVED_MODEL_NAME")]
     pub served_model_name: Option<String>,
     /// Key that clients must send as a bearer token
-    #[arg(long, value_name = "KEY", env = "QUIRE_API_KEY", hide_env_values = true)]
+    #[arg(long, value_name = "KEY", value_parser = values::key, env = "QUIRE_API_KEY", hide_env_values = true)]
     pub api_key: Option<String>,
     /// Seconds that running requests get to finish after the first Ctrl-C or SIGTERM
-    #[arg(long, value_name = "SECONDS", default_value_t = 30, env = "QUIRE_SHUTDOWN_TIMEOUT")]
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = values::whole::<u64>, env = "QUIRE_SHUTDOWN_TIMEOUT")]
     pub shutdown_timeout: u64,
     /// The engine.
     #[command(flatten)]
@@ -198,7 +198,7 @@ pub struct ServeArgs {
 #[command(next_help_heading = "Sampling")]
 pub struct SamplingArgs {
     /// Most tokens to generate [default: up to the end of the context]
-    #[arg(long, value_name = "TOKENS")]
+    #[arg(long, value_name = "TOKENS", value_parser = values::whole::<usize>)]
     pub max_tokens: Option<usize>,
     /// 0 takes the likeliest token each time
     #[arg(long)]
@@ -207,7 +207,7 @@ pub struct SamplingArgs {
     #[arg(long)]
     pub top_p: Option<f32>,
     /// Keep this many of the likeliest tokens; 0 keeps all
-    #[arg(long)]
+    #[arg(long, value_parser = values::whole::<u32>)]
     pub top_k: Option<u32>,
     /// Drop tokens below this share of the likeliest one's probability
     #[arg(long)]
@@ -216,7 +216,7 @@ pub struct SamplingArgs {
     #[arg(long)]
     pub repetition_penalty: Option<f32>,
     /// Stop before this text; may be given several times
-    #[arg(long, value_name = "TEXT")]
+    #[arg(long, value_name = "TEXT", value_parser = values::filled)]
     pub stop: Vec<String>,
     /// Go on after the end-of-sequence token
     #[arg(long)]

@@ -13,6 +13,7 @@ use super::{note, session};
 
 /// Talks until `/exit`, the end of the input, or a closed pipe.
 pub fn run(args: ChatArgs, config: EngineConfig) -> Result<(), CliError> {
+    session::check(&args.sampling)?;
     let source = config.model.clone();
     let engine = session::start(config)?;
     note(session::describe(&engine, &source));
@@ -33,7 +34,7 @@ pub fn run(args: ChatArgs, config: EngineConfig) -> Result<(), CliError> {
         if interactive {
             write!(io::stderr(), "> ")?;
         }
-        let Some(line) = lines.next().transpose()? else {
+        let Some(line) = lines.next().transpose().map_err(unreadable)? else {
             if interactive {
                 note("");
             }
@@ -52,6 +53,10 @@ pub fn run(args: ChatArgs, config: EngineConfig) -> Result<(), CliError> {
             },
         }
     }
+}
+
+fn unreadable(error: io::Error) -> CliError {
+    if error.kind() == io::ErrorKind::InvalidData { CliError::NotUtf8 } else { error.into() }
 }
 
 struct Talk {

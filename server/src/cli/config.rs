@@ -2,7 +2,7 @@
 //!
 //! The file is turned into arguments and parsed by the same parser as the command line, so its values have the same
 //! checks. A key of another subcommand is fine (one file serves them all); a key of none is an error that suggests the
-//! nearest. `[kernels]` is kept apart, for the engine.
+//! nearest if one is near. `[kernels]` is kept apart, for the engine.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -106,8 +106,11 @@ impl ConfigFile {
     fn unknown(&self, root: &clap::Command, key: &str, long: &str) -> CliError {
         let flags = root.get_subcommands().flat_map(clap::Command::get_arguments).filter_map(Arg::get_long);
         let known = flags.filter(|long| !NO_KEYS.contains(long));
-        let nearest = known.min_by_key(|candidate| distance(candidate, long)).unwrap_or_default();
-        self.problem(format!("unknown key {key:?}, the nearest that exists is {nearest:?}"))
+        // Further away, a guess would only confuse.
+        let near =
+            known.map(|known| (distance(known, long), known)).filter(|(distance, _)| *distance <= long.len() / 3);
+        let guess = near.min().map_or(String::new(), |(_, known)| format!(", the nearest that exists is {known:?}"));
+        self.problem(format!("unknown key {key:?}{guess}"))
     }
 }
 

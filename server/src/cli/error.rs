@@ -12,7 +12,7 @@ pub enum CliError {
     #[error("{0}")]
     Usage(String),
     /// A settings file is missing or wrong.
-    #[error("{}: {message}", path.display())]
+    #[error("--config {}: {message}", path.display())]
     ConfigFile {
         /// The file.
         path: PathBuf,
@@ -27,6 +27,9 @@ pub enum CliError {
         /// What is wrong and what would be right.
         message: String,
     },
+    /// What came on standard input is no text.
+    #[error("standard input is not UTF-8")]
+    NotUtf8,
     /// The engine does not start.
     #[error(transparent)]
     Engine(#[from] EngineError),

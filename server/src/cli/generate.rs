@@ -4,7 +4,7 @@ use std::io::{self, BufRead, BufReader, Read, Write};
 use std::path::Path;
 
 use engine::{AsyncEngine, EngineConfig, Event, GenerationParams, GenerationRequest, OutputStream};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::args::GenerateArgs;
 use super::error::CliError;
@@ -12,6 +12,7 @@ use super::{note, session};
 
 /// Reads the prompts, loads the model, generates.
 pub fn run(args: GenerateArgs, config: EngineConfig) -> Result<(), CliError> {
+    session::check(&args.sampling)?;
     let prompts = match (&args.prompt, &args.input) {
         (Some(text), None) => vec![Prompt::Text(text.clone())],
         (_, Some(path)) => read_prompts(path)?,
@@ -143,26 +144,32 @@ fn read_prompts(path: &Path) -> Result<Vec<Prompt>, CliError> {
         Box::new(std::fs::File::open(path).map_err(|error| problem(error.to_string()))?)
     };
     let mut prompts = Vec::new();
-    for (i, line) in BufReader::new(reader).lines().enumerate() {
-        let line = line.map_err(|error| problem(format!("line {}: {error}", i + 1)))?;
-        if !line.trim().is_empty() {
-            let prompt = parse_prompt(&line).ok_or_else(|| {
-                problem(format!("line {}: expected {{\"prompt\": \"text\"}} or {{\"prompt\": [token ids]}}", i + 1))
-            })?;
-            prompts.push(prompt);
+    for (i, line) in BufReader::new(reader).split(b'\n').enumerate() {
+        let here = |message: String| problem(format!("line {}{message}", i + 1));
+        let bytes = line.map_err(|error| here(format!(": {error}")))?;
+        let text = std::str::from_utf8(&bytes).map_err(|_| here(" is not UTF-8".into()))?;
+        // Some editors begin a file with a byte order mark.
+        let text = if i == 0 { text.trim_start_matches('\u{feff}') } else { text };
+        if !text.trim().is_empty() {
+            prompts.push(parse_prompt(text).map_err(|message| here(format!(": {message}")))?);
         }
     }
     if prompts.is_empty() { Err(problem("found no prompts".into())) } else { Ok(prompts) }
 }
 
-fn parse_prompt(line: &str) -> Option<Prompt> {
-    let record: Value = serde_json::from_str(line).ok()?;
-    match record.get("prompt")? {
-        Value::String(text) => Some(Prompt::Text(text.clone())),
-        Value::Array(ids) => {
+fn parse_prompt(line: &str) -> Result<Prompt, String> {
+    let expected = || "expected {\"prompt\": \"text\"} or {\"prompt\": [token ids]}".to_string();
+    let record: Map<String, Value> = serde_json::from_str(line).map_err(|_| expected())?;
+    // Sampling is set by flags, for all lines; a field that says otherwise must not be passed over.
+    if let Some(unknown) = record.keys().find(|key| *key != "prompt") {
+        return Err(format!("unknown key {unknown:?}, {}", expected()));
+    }
+    match record.get("prompt") {
+        Some(Value::String(text)) => Ok(Prompt::Text(text.clone())),
+        Some(Value::Array(ids)) => {
             let ids = ids.iter().map(|id| id.as_u64().and_then(|id| u32::try_from(id).ok()));
-            ids.collect::<Option<_>>().map(Prompt::Ids)
+            ids.collect::<Option<_>>().map(Prompt::Ids).ok_or_else(expected)
         }
-        _ => None,
+        _ => Err(expected()),
     }
 }

@@ -18,7 +18,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::error::ErrorKind;
-use clap::{ArgMatches, CommandFactory, FromArgMatches};
+use clap::{Arg, ArgMatches, CommandFactory, FromArgMatches};
 use engine::EngineConfig;
 use tracing_subscriber::EnvFilter;
 
@@ -54,7 +54,7 @@ fn run(arguments: Vec<OsString>) -> Result<(), CliError> {
 
 /// The command and the engine's configuration, or `None` if help or the version was asked for and has been printed.
 fn parse(mut arguments: Vec<OsString>) -> Result<Option<(Command, EngineConfig)>, CliError> {
-    let mut root = Cli::command();
+    let mut root = Cli::command().mut_subcommands(|command| command.mut_args(negative_numbers));
     root.build();
     let Some(mut matches) = matches(&root, &arguments)? else { return Ok(None) };
     let Some((name, given)) = matches.subcommand() else { return Ok(None) };
@@ -71,6 +71,12 @@ fn parse(mut arguments: Vec<OsString>) -> Result<Option<(Command, EngineConfig)>
         file.apply_kernels(&mut config)?;
     }
     Ok(Some((cli.command, config)))
+}
+
+/// `--threads -1` is a value of the flag that is wrong, not a flag `-1` that does not exist.
+fn negative_numbers(arg: Arg) -> Arg {
+    let takes_one = !arg.is_positional() && arg.get_action().takes_values();
+    arg.allow_negative_numbers(takes_one)
 }
 
 fn matches(root: &clap::Command, arguments: &[OsString]) -> Result<Option<ArgMatches>, CliError> {

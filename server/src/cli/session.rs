@@ -73,6 +73,12 @@ pub fn params(args: &SamplingArgs, defaults: Option<&GenerationDefaults>) -> Gen
     }
 }
 
+/// Refuses flags that no model could follow, before one is loaded.
+pub fn check(args: &SamplingArgs) -> Result<(), CliError> {
+    let checked = params(args, None).sampling.validate();
+    checked.map_err(|error| CliError::Usage(format!("--{}: {}", error.param.replace('_', "-"), error.message)))
+}
+
 /// How a sequence ended, if this is its last delta; an end that is nobody's wish is an error.
 pub fn finish_reason(delta: &Delta) -> Result<Option<&'static str>, CliError> {
     match &delta.finish {

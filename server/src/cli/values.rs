@@ -1,7 +1,34 @@
-//! How the values of flags are written: sizes in bytes, policies, and flags that so far have one value. The parser shows
+//! How the values of flags are written: whole numbers, sizes in bytes, names, policies, and flags that so far have one value. The parser shows
 //! what was found and names the flag; the errors here say what was expected.
 
+use std::str::FromStr;
+
 use engine::Policy;
+
+/// A number of an unsigned type.
+pub fn whole<T: FromStr>(text: &str) -> Result<T, String> {
+    let most = u64::MAX >> (64 - 8 * size_of::<T>());
+    text.parse().map_err(|_| format!("expected a whole number from 0 to {most}"))
+}
+
+/// `--threads`.
+pub fn threads(text: &str) -> Result<usize, String> {
+    let count = text.parse().ok().filter(|count| (1..=1024).contains(count));
+    count.ok_or_else(|| "expected a whole number from 1 to 1024".to_string())
+}
+
+/// Any text but none.
+pub fn filled(text: &str) -> Result<String, String> {
+    if text.is_empty() { Err("expected at least one character".to_string()) } else { Ok(text.to_string()) }
+}
+
+/// `--api-key`. Space around a key is lost in a header: no client could send it.
+pub fn key(text: &str) -> Result<String, String> {
+    if text.is_empty() || text.trim() != text {
+        return Err("expected at least one character, and no space around it".to_string());
+    }
+    Ok(text.to_string())
+}
 
 /// `512M`, `2G`, `1.5GiB` or plain bytes; the letters are powers of 1024.
 pub fn bytes(text: &str) -> Result<u64, String> {
@@ -17,6 +44,9 @@ pub fn bytes(text: &str) -> Result<u64, String> {
     let number: f64 = number.trim().parse().map_err(|_| problem())?;
     let bytes = number * 1024f64.powi(power);
     // Beyond 2^53 a double no longer counts bytes one by one.
+    if bytes == 0.0 {
+        return Err("expected bytes above 0, such as 512M or 2G".to_string());
+    }
     if bytes >= 1.0 && bytes <= (1u64 << 53) as f64 { Ok(bytes as u64) } else { Err(problem()) }
 }
 
@@ -76,6 +106,23 @@ mod tests {
         for bad in ["", "G", "-1", "0", "2X", "1e400", "nan", "é", "9999999T"] {
             assert!(bytes(bad).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn no_bytes_are_told_from_no_number() {
+        assert!(bytes("0").unwrap_err().contains("above 0"));
+        assert!(!bytes("lots").unwrap_err().contains("above 0"));
+    }
+
+    #[test]
+    fn whole_numbers_tell_their_range() {
+        assert_eq!(whole::<u16>("65535"), Ok(65535));
+        assert_eq!(whole::<u64>("18446744073709551615"), Ok(u64::MAX));
+        for bad in ["65536", "-1", "1.5", "", "x"] {
+            assert_eq!(whole::<u16>(bad), Err("expected a whole number from 0 to 65535".to_string()));
+        }
+        assert_eq!((threads("1"), threads("1024")), (Ok(1), Ok(1024)));
+        assert!(threads("0").is_err() && threads("1025").is_err());
     }
 
     #[test]

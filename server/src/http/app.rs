@@ -1,18 +1,20 @@
 //! What every handler sees: the engine, the names it is served under, and the numbers kept for `/metrics`.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use engine::{AsyncEngine, Tokenizer};
+use tokio::sync::Semaphore;
 
+use super::connection::Activity;
 use super::error::ApiError;
 use super::fields::Fields;
 use super::metrics::Metrics;
 
-/// Inputs up to this many bytes are tokenised where they arrive (well under a millisecond); larger ones go to the
-/// blocking pool, so that they hold no other request up.
-const INLINE_BYTES: usize = 16 << 10;
+/// Large bodies that are worked on at once: a body of 16 MB can become a gigabyte of JSON values.
+const LARGE_AT_ONCE: usize = 2;
 
 /// How a server presents itself.
 #[derive(Clone, Debug, Default)]
@@ -39,6 +41,10 @@ pub struct App {
     pub(super) api_key: Option<String>,
     /// Unix seconds of the start.
     pub(super) created: u64,
+    /// What a stop waits for beside the engine.
+    pub(super) activity: Activity,
+    /// A permit for each large body that is worked on.
+    pub(super) large_bodies: Arc<Semaphore>,
     ids: AtomicU64,
     id_base: u64,
 }
@@ -54,6 +60,8 @@ impl App {
             root: options.root,
             api_key: options.api_key,
             created: unix_seconds(),
+            activity: Activity::default(),
+            large_bodies: Arc::new(Semaphore::new(LARGE_AT_ONCE)),
             ids: AtomicU64::new(0),
             // Ids of two runs of a server should not meet in a client's log; `RandomState` is the entropy std has.
             id_base: RandomState::new().build_hasher().finish(),
@@ -86,20 +94,6 @@ impl App {
             Some(name) if name != self.model => Err(ApiError::unknown_model(name, &self.model)),
             _ => Ok(()),
         }
-    }
-}
-
-/// Runs `work`, on the blocking pool if its input of `bytes` bytes is large.
-pub async fn off_thread<T: Send + 'static>(
-    bytes: usize,
-    work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
-) -> Result<T, ApiError> {
-    if bytes <= INLINE_BYTES {
-        return work();
-    }
-    match tokio::task::spawn_blocking(work).await {
-        Ok(result) => result,
-        Err(error) => Err(ApiError::internal(format!("preparing the prompt failed: {error}"))),
     }
 }
 

@@ -1,10 +1,18 @@
 //! A request's body becomes [`Fields`]: content type, size and JSON are checked here, once for all routes.
+//!
+//! JSON takes time to parse, to read and even to drop. All of that happens in one place, [`Received::read`], which moves
+//! large bodies off the threads that serve everybody else.
+
+use std::sync::Arc;
 
 use axum::body::Body;
 use axum::extract::Request;
 use axum::http::header;
 use futures_util::StreamExt;
+use tokio::sync::Semaphore;
 
+use super::app::App;
+use super::connection::Busy;
 use super::error::ApiError;
 use super::fields::Fields;
 
@@ -16,8 +24,60 @@ pub const MAX_BODY: usize = 16 << 20;
 /// closed connection.
 const MAX_DRAINED: usize = 8 * MAX_BODY;
 
-/// Reads and parses the body.
-pub async fn read(request: Request) -> Result<Fields, ApiError> {
+/// Bodies up to this many bytes are read where they arrive (well under a millisecond, tokenising included); larger ones
+/// go to the blocking pool.
+const INLINE_BYTES: usize = 16 << 10;
+
+/// A body that has arrived in whole. A handler keeps it until it has its answer, which a stop waits for.
+pub struct Received {
+    bytes: Vec<u8>,
+    _busy: Busy,
+}
+
+/// Receives the body.
+pub async fn receive(app: &App, request: Request) -> Result<Received, ApiError> {
+    let bytes = checked_bytes(request).await?;
+    Ok(Received { bytes, _busy: app.activity.begin() })
+}
+
+impl Received {
+    /// Parses the body and makes of its fields what the handler needs. All heavy work on a request belongs in `read`.
+    pub async fn read<T: Send + 'static>(
+        &mut self,
+        app: &Arc<App>,
+        read: impl FnOnce(&Arc<App>, &Fields) -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let (bytes, handle) = (std::mem::take(&mut self.bytes), app.clone());
+        off_thread(&app.large_bodies, bytes.len(), move || read(&handle, &parse(bytes)?)).await
+    }
+}
+
+/// Runs `work`; if its input of `bytes` bytes is large, on the blocking pool and with a permit. The permit is kept to the
+/// end of the work even if nobody waits for it any more.
+async fn off_thread<T: Send + 'static>(
+    permits: &Arc<Semaphore>,
+    bytes: usize,
+    work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+) -> Result<T, ApiError> {
+    if bytes <= INLINE_BYTES {
+        return work();
+    }
+    let failed = |error: &dyn std::fmt::Display| ApiError::internal(format!("reading the request failed: {error}"));
+    let permit = permits.clone().acquire_owned().await.map_err(|error| failed(&error))?;
+    let task = tokio::task::spawn_blocking(move || {
+        let _permit = permit;
+        work()
+    });
+    task.await.unwrap_or_else(|error| Err(failed(&error)))
+}
+
+fn parse(bytes: Vec<u8>) -> Result<Fields, ApiError> {
+    let value = serde_json::from_slice(&bytes)
+        .map_err(|error| ApiError::body(format!("the body is not valid JSON: {error}")))?;
+    Fields::new(value)
+}
+
+async fn checked_bytes(request: Request) -> Result<Vec<u8>, ApiError> {
     if let Some(found) = request.headers().get(header::CONTENT_TYPE) {
         let found = String::from_utf8_lossy(found.as_bytes());
         let essence = found.split(';').next().unwrap_or_default().trim();
@@ -25,10 +85,7 @@ pub async fn read(request: Request) -> Result<Fields, ApiError> {
             return Err(ApiError::media_type(&found));
         }
     }
-    let bytes = read_bytes(request.into_body()).await?;
-    let value = serde_json::from_slice(&bytes)
-        .map_err(|error| ApiError::body(format!("the body is not valid JSON: {error}")))?;
-    Fields::new(value)
+    read_bytes(request.into_body()).await
 }
 
 async fn read_bytes(body: Body) -> Result<Vec<u8>, ApiError> {
@@ -52,6 +109,32 @@ async fn read_bytes(body: Body) -> Result<Vec<u8>, ApiError> {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::time::Duration;
+
+    async fn read(request: Request) -> Result<Fields, ApiError> {
+        parse(checked_bytes(request).await?)
+    }
+
+    #[tokio::test]
+    async fn large_bodies_leave_the_thread_and_few_are_worked_on_at_once() {
+        let thread = || Ok(std::thread::current().id());
+        let (permits, here) = (Arc::new(Semaphore::new(2)), std::thread::current().id());
+        assert_eq!(off_thread(&permits, INLINE_BYTES, thread).await, Ok(here));
+        assert_ne!(off_thread(&permits, INLINE_BYTES + 1, thread).await, Ok(here));
+        let running = Arc::new(AtomicUsize::new(0));
+        let works = (0..6).map(|_| {
+            let running = running.clone();
+            off_thread(&permits, MAX_BODY, move || {
+                let found = running.fetch_add(1, Ordering::SeqCst) + 1;
+                std::thread::sleep(Duration::from_millis(20));
+                running.fetch_sub(1, Ordering::SeqCst);
+                Ok(found)
+            })
+        });
+        let found = futures_util::future::join_all(works).await;
+        assert_eq!(found.into_iter().map(Result::unwrap).max(), Some(2));
+    }
 
     fn request(content_type: &str, body: impl Into<Body>) -> Request {
         Request::builder().header(header::CONTENT_TYPE, content_type).body(body.into()).unwrap()

@@ -21,16 +21,9 @@ use super::stream::{self, Chunks};
 
 /// The handler.
 pub async fn chat_completions(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
-    let fields = body::read(request).await?;
-    app.check_model(&fields)?;
-    fields.refuse("echo", "end the messages with the text and set continue_final_message")?;
-    let mut options = Options::read(&app, &fields, &["max_completion_tokens", "max_tokens"])?;
-    if let Some((name, 0)) = options.max_tokens {
-        return Err(ApiError::wrong(name, &Value::from(0), "at least 1"));
-    }
-    let logprobs = wanted_logprobs(&fields)?;
-    options.params.sampling.logprobs = logprobs;
-    let ids = truncate(Conversation::read(&fields)?.tokenize(&app).await?, options.truncate_prompt_tokens);
+    let mut body = body::receive(&app, request).await?;
+    let (options, ids) = body.read(&app, |app, fields| prepare(app, fields)).await?;
+    let logprobs = options.params.sampling.logprobs;
     let chat = Chat {
         app: app.clone(),
         n: options.params.n,
@@ -46,20 +39,33 @@ pub async fn chat_completions(State(app): State<Arc<App>>, request: Request) -> 
         let envelope = Envelope::new(&app, "chatcmpl", "chat.completion.chunk");
         return Ok(stream::respond(run, chat, envelope, &options, prompt_tokens));
     }
-    let (mut usage, mut body) = (Usage { prompt_tokens, ..Usage::default() }, Map::new());
+    let (mut usage, mut reply) = (Usage { prompt_tokens, ..Usage::default() }, Map::new());
     for answer in run.collect().await? {
         usage.completion_tokens += answer.completion_tokens();
         usage.cached_tokens += answer.cached_tokens;
-        body = choices(answer.sequences.iter().map(|sequence| chat.message(sequence)).collect());
+        reply = choices(answer.sequences.iter().map(|sequence| chat.message(sequence)).collect());
         if let (Some(k), Some(found)) = (prompt_logprobs, &answer.prompt_logprobs) {
-            body.insert("prompt_logprobs".into(), logprobs::prompt(app.tokenizer(), &ids, found, k));
+            reply.insert("prompt_logprobs".into(), logprobs::prompt(app.tokenizer(), &ids, found, k));
         }
     }
     if options.return_token_ids {
-        body.insert("prompt_token_ids".into(), ids.into());
+        reply.insert("prompt_token_ids".into(), ids.into());
     }
     let envelope = Envelope::new(&app, "chatcmpl", "chat.completion");
-    Ok(Json(envelope.wrap(body, Some(usage.to_json()))).into_response())
+    Ok(Json(envelope.wrap(reply, Some(usage.to_json()))).into_response())
+}
+
+/// What is asked for, and the prompt.
+fn prepare(app: &App, fields: &Fields) -> Result<(Options, Vec<u32>), ApiError> {
+    app.check_model(fields)?;
+    fields.refuse("echo", "end the messages with the text and set continue_final_message")?;
+    let mut options = Options::read(app, fields, &["max_completion_tokens", "max_tokens"])?;
+    if let Some((name, 0)) = options.max_tokens {
+        return Err(ApiError::wrong(name, &Value::from(0), "at least 1"));
+    }
+    options.params.sampling.logprobs = wanted_logprobs(fields)?;
+    let ids = truncate(Conversation::read(fields)?.tokenize(app)?, options.truncate_prompt_tokens);
+    Ok((options, ids))
 }
 
 /// `logprobs` switches them on here, `top_logprobs` says how many alternatives.

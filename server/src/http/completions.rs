@@ -5,10 +5,10 @@ use std::sync::Arc;
 use axum::Json;
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
-use engine::{Delta, TokenLogprobs};
+use engine::{Delta, GenerationRequest, TokenLogprobs};
 use serde_json::{Map, Value, json};
 
-use super::app::{App, off_thread};
+use super::app::App;
 use super::body;
 use super::error::ApiError;
 use super::fields::{Fields, token_id};
@@ -26,8 +26,8 @@ const MAX_PROMPTS: usize = 2048;
 
 /// The handler.
 pub async fn completions(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
-    let fields = body::read(request).await?;
-    let (completion, options, requests) = prepare(&app, &fields).await?;
+    let mut body = body::receive(&app, request).await?;
+    let (completion, options, requests) = body.read(&app, prepare).await?;
     let envelope = Envelope::new(&app, "cmpl", "text_completion");
     let prompt_tokens = completion.prompts.iter().map(|prompt| prompt.ids.len()).sum();
     let run = Run::submit(&app, requests).await?;
@@ -67,10 +67,7 @@ struct Prompt {
     logprobs: Option<Vec<Option<TokenLogprobs>>>,
 }
 
-async fn prepare(
-    app: &Arc<App>,
-    fields: &Fields,
-) -> Result<(Completion, Options, Vec<engine::GenerationRequest>), ApiError> {
+fn prepare(app: &Arc<App>, fields: &Fields) -> Result<(Completion, Options, Vec<GenerationRequest>), ApiError> {
     app.check_model(fields)?;
     fields.refuse("suffix", "this model does not fill in; leave it out")?;
     let mut options = Options::read(app, fields, &["max_tokens"])?;
@@ -82,7 +79,7 @@ async fn prepare(
     if echo && logprobs.is_some() {
         options.params.prompt_logprobs = logprobs.max(prompt_logprobs);
     }
-    let prompts = tokenize(app, inputs(app, fields)?, add_special, echo, &options).await?;
+    let prompts = tokenize(app, inputs(app, fields)?, add_special, echo, &options)?;
     let mut requests = Vec::new();
     for prompt in &prompts {
         requests.push(options.request(app, prompt.ids.clone(), Some(DEFAULT_MAX_TOKENS), "prompt")?);
@@ -106,16 +103,6 @@ async fn prepare(
 enum Input {
     Text(String),
     Ids(Vec<u32>),
-}
-
-impl Input {
-    /// How much there is to tokenise.
-    fn bytes(&self) -> usize {
-        match self {
-            Input::Text(text) => text.len(),
-            Input::Ids(ids) => ids.len(),
-        }
-    }
 }
 
 /// `prompt` in its four forms: a text, a list of texts, a list of token ids, a list of lists of token ids.
@@ -143,15 +130,15 @@ fn inputs(app: &App, fields: &Fields) -> Result<Vec<Input>, ApiError> {
     })
 }
 
-async fn tokenize(
-    app: &Arc<App>,
+fn tokenize(
+    app: &App,
     inputs: Vec<Input>,
     add_special: bool,
     echo: bool,
     options: &Options,
 ) -> Result<Vec<Prompt>, ApiError> {
-    let (app, keep, skip_special) = (app.clone(), options.truncate_prompt_tokens, options.params.skip_special_tokens);
-    let one = move |input: Input| {
+    let (keep, skip_special) = (options.truncate_prompt_tokens, options.params.skip_special_tokens);
+    let one = |input: Input| {
         let failed = |error: &dyn std::fmt::Display| ApiError::invalid("prompt", error);
         let (ids, text) = match input {
             Input::Ids(ids) => (ids, None),
@@ -169,8 +156,7 @@ async fn tokenize(
         };
         Ok(Prompt { ids, text, logprobs: None })
     };
-    let bytes = inputs.iter().map(Input::bytes).sum();
-    off_thread(bytes, move || inputs.into_iter().map(one).collect()).await
+    inputs.into_iter().map(one).collect()
 }
 
 impl Completion {

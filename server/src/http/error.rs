@@ -4,11 +4,16 @@
 //! {"error": {"message": "...", "type": "invalid_request_error", "param": "temperature", "code": null}}
 //! ```
 
+use std::borrow::Cow;
+
 use axum::Json;
 use axum::http::{HeaderValue, Method, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use engine::SubmitError;
 use serde_json::{Value, json};
+
+/// Characters of a path or a model's name that a message repeats.
+const MAX_NAME: usize = 200;
 
 /// A request that gets no answer but an error.
 #[derive(Clone, Debug, PartialEq)]
@@ -54,7 +59,7 @@ impl ApiError {
 
     /// 404 for a model that is not served here.
     pub fn unknown_model(found: &str, served: &str) -> ApiError {
-        let message = format!("model: {found:?} does not exist, this server has {served:?}");
+        let message = format!("model: {:?} does not exist, this server has {served:?}", cut(found, MAX_NAME));
         ApiError {
             code: Some("model_not_found"),
             param: Some("model".into()),
@@ -124,12 +129,13 @@ impl IntoResponse for ApiError {
 
 /// 404 for a path that is not there.
 pub async fn not_found(uri: Uri) -> ApiError {
-    ApiError::new(StatusCode::NOT_FOUND, "invalid_request_error", format!("there is nothing at {}", uri.path()))
+    let message = format!("there is nothing at {}", cut(uri.path(), MAX_NAME));
+    ApiError::new(StatusCode::NOT_FOUND, "invalid_request_error", message)
 }
 
 /// 405 for a path that wants another method.
 pub async fn method_not_allowed(method: Method, uri: Uri) -> ApiError {
-    let message = format!("{} does not take {method}", uri.path());
+    let message = format!("{} does not take {method}", cut(uri.path(), MAX_NAME));
     ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "invalid_request_error", message)
 }
 
@@ -143,9 +149,14 @@ fn excerpt(value: &Value) -> String {
         Value::String(text) => format!("{:?}", text.chars().take(LIMIT + 1).collect::<String>()),
         _ => value.to_string(),
     };
-    match whole.char_indices().nth(LIMIT) {
-        Some((end, _)) => format!("{}…", &whole[..end]),
-        None => whole,
+    cut(&whole, LIMIT).into_owned()
+}
+
+/// The first `limit` characters, and an ellipsis if there are more.
+fn cut(text: &str, limit: usize) -> Cow<'_, str> {
+    match text.char_indices().nth(limit) {
+        Some((end, _)) => format!("{}…", &text[..end]).into(),
+        None => text.into(),
     }
 }
 

@@ -3,12 +3,10 @@
 //! What the API promises is checked here (a list of objects with a role, content of text); which roles exist and in
 //! which order they may come is the template's business.
 
-use std::sync::Arc;
-
 use engine::ChatInput;
 use serde_json::{Map, Value};
 
-use super::app::{App, off_thread};
+use super::app::App;
 use super::error::ApiError;
 use super::fields::Fields;
 
@@ -47,25 +45,20 @@ impl Conversation {
     }
 
     /// Renders and tokenises. The template writes the special tokens itself, so none are added by default.
-    pub async fn tokenize(self, app: &Arc<App>) -> Result<Vec<u32>, ApiError> {
-        let Some(template) = app.engine.chat_template().cloned() else {
+    pub fn tokenize(&self, app: &App) -> Result<Vec<u32>, ApiError> {
+        let Some(template) = app.engine.chat_template() else {
             let advice = "this model has no chat template; use /v1/completions";
             return Err(ApiError::unsupported("messages", advice));
         };
-        let bytes = self.messages.iter().map(|message| message["content"].as_str().map_or(0, str::len)).sum();
-        let app = app.clone();
-        off_thread(bytes, move || {
-            let input = ChatInput {
-                messages: &self.messages,
-                tools: self.tools.as_ref(),
-                add_generation_prompt: self.add_generation_prompt,
-                continue_final_message: self.continue_final_message,
-                kwargs: &self.kwargs,
-            };
-            let text = template.render(&input).map_err(|error| ApiError::invalid("messages", error))?;
-            app.tokenizer().encode(&text, self.add_special_tokens).map_err(|e| ApiError::invalid("messages", e))
-        })
-        .await
+        let input = ChatInput {
+            messages: &self.messages,
+            tools: self.tools.as_ref(),
+            add_generation_prompt: self.add_generation_prompt,
+            continue_final_message: self.continue_final_message,
+            kwargs: &self.kwargs,
+        };
+        let text = template.render(&input).map_err(|error| ApiError::invalid("messages", error))?;
+        app.tokenizer().encode(&text, self.add_special_tokens).map_err(|error| ApiError::invalid("messages", error))
     }
 }
 

@@ -9,7 +9,7 @@
 //! | `run` | the engine requests of one call, merged into one stream of events |
 //! | `reply`, `logprobs`, `stream` | answers: the frame, log-probabilities, server-sent events |
 //! | `completions`, `chat`, `tokenize`, `status`, `metrics` | the routes |
-//! | `serve` | listening, and stopping in order |
+//! | `connection`, `serve` | listening, and stopping in order |
 //!
 //! No handler keeps state between calls. A handler that is dropped because its client went away drops its `Run`,
 //! which cancels the requests and frees their blocks.
@@ -19,6 +19,7 @@ mod auth;
 mod body;
 mod chat;
 mod completions;
+mod connection;
 mod error;
 mod fields;
 mod logprobs;
@@ -44,6 +45,7 @@ pub use serve::serve;
 /// All routes over a running engine.
 pub fn router(app: Arc<App>) -> Router {
     Router::new()
+        .route("/", get(status::index))
         .route("/health", get(status::health))
         .route("/version", get(status::version))
         .route("/metrics", get(status::metrics))

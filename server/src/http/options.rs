@@ -77,7 +77,18 @@ impl Options {
         }
         let truncate_prompt_tokens = match fields.integer("truncate_prompt_tokens", -1..=i64::MAX)? {
             // What the context holds next to the output.
-            Some(-1) => Some(app.context().saturating_sub(limit.map_or(1, |(_, asked)| asked.max(1)))),
+            Some(-1) => {
+                let (name, asked) = limit.unwrap_or((max_tokens[0], 1));
+                let (context, most) = (app.context(), app.context().saturating_sub(1));
+                if asked > most {
+                    let message = format!(
+                        "found {asked}, expected at most {most}: the context length is {context} tokens and the \
+                         prompt needs at least one"
+                    );
+                    return Err(ApiError::context_length(name, message));
+                }
+                Some(context - asked.max(1))
+            }
             Some(0) => return Err(ApiError::wrong("truncate_prompt_tokens", &Value::from(0), "-1 or at least 1")),
             other => other.and_then(|n| usize::try_from(n).ok()),
         };
