@@ -46,6 +46,9 @@ pub struct Span {
     pub start: usize,
     /// The tokens, at least one.
     pub tokens: Vec<u32>,
+    /// `Some(step)`: the last of `tokens` is a placeholder (0). It stands for the token that `step`, which is
+    /// in flight, draws for this sequence; the executor puts that in its place before the forward pass.
+    pub awaits: Option<StepId>,
     /// How the executor's table of this sequence changes. Blocks for a whole prompt come with its first span.
     pub table: TableDelta,
     /// Where each token's keys and values go: `block * block_size + offset`.

@@ -155,41 +155,19 @@ pub enum Refusal {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-    use crate::Policy;
 
     fn config(block_size: usize, num_blocks: usize, max_model_len: usize) -> SchedConfig {
-        SchedConfig {
-            block_size,
-            num_blocks,
-            max_num_seqs: 8,
-            max_num_batched_tokens: 64,
-            max_model_len,
-            enable_prefix_caching: true,
-            enable_chunked_prefill: true,
-            policy: Policy::Fcfs,
-            hash_seed: None,
-        }
+        SchedConfig { max_num_seqs: 8, max_model_len, ..SchedConfig::new(num_blocks, block_size) }
     }
 
     fn request(prompt: usize, n: usize, max_tokens: usize) -> Request {
-        Request {
-            id: RequestId(0),
-            prompt: vec![0; prompt],
-            n,
-            max_tokens,
-            priority: 0,
-            cache_salt: None,
-            read_prefix_cache: true,
-        }
+        Request { id: RequestId(0), prompt: vec![0; prompt], n, max_tokens, priority: 0, cache_salt: None, read_prefix_cache: true }
     }
 
     #[test]
     fn the_refusal_gives_the_numbers() {
         let refusal = request(1000, 1, 1).check(&config(16, 49, 4096)).unwrap_err();
-        assert_eq!(
-            refusal.to_string(),
-            "needs 63 blocks, the pool holds 49; the longest prompt that fits is 784 tokens"
-        );
+        assert_eq!(refusal.to_string(), "needs 63 blocks, the pool holds 49; the longest prompt that fits is 784 tokens");
     }
 
     #[test]
@@ -199,11 +177,7 @@ mod tests {
                 for max_tokens in 1..20 {
                     let config = config(bs, blocks, len);
                     let brute = (1..=len).filter(|&p| request(p, n, max_tokens).check(&config).is_ok()).max();
-                    assert_eq!(
-                        longest_prompt(n, max_tokens, &config),
-                        brute.unwrap_or(0),
-                        "{bs} {blocks} {len} {n} {max_tokens}"
-                    );
+                    assert_eq!(longest_prompt(n, max_tokens, &config), brute.unwrap_or(0), "{bs} {blocks} {len} {n} {max_tokens}");
                 }
             }
         }

@@ -22,10 +22,7 @@ fn s11_each_refusal_says_what_is_wrong() {
     assert_eq!(message(request(0, 0, 1)), "the prompt is empty: at least one token is needed");
     assert_eq!(message(request(0, 1, 0)), "max_tokens is 0: at least one token is needed");
     assert_eq!(message(Request { n: 0, ..request(0, 1, 1) }), "n is 0: at least one sequence is needed");
-    assert_eq!(
-        message(Request { n: 17, ..request(0, 1, 1) }),
-        "n is 17, but at most 16 sequences run at once (--max-num-seqs)"
-    );
+    assert_eq!(message(Request { n: 17, ..request(0, 1, 1) }), "n is 17, but at most 16 sequences run at once (--max-num-seqs)");
     assert_eq!(
         message(request(0, 2000, 49)),
         "the prompt has 2000 tokens and max_tokens is 49: together more than the context of 2048 (--max-model-len)"
@@ -45,7 +42,7 @@ fn a_wrong_commit_says_so_and_changes_nothing() {
     let mut error = |step, outcomes: &[Outcome]| s.commit(step, outcomes).unwrap_err();
     assert_eq!(
         error(StepId(7), &[]).to_string(),
-        "step 7 is not in flight (step 1 is): commit each plan that has spans once, before the next"
+        "step 7 is not the oldest in flight (step 1 is): commit each plan that has spans once, in their order"
     );
     assert_eq!(error(plan.step, &[]), CommitError::MissingToken { seq: a });
     assert_eq!(error(plan.step, &[outcome(a, &[])]), CommitError::MissingToken { seq: a });
@@ -68,12 +65,20 @@ fn a_configuration_under_which_something_could_starve_is_refused() {
          prompts: raise the former or lower the latter"
     );
     let text = message(SchedConfig { enable_chunked_prefill: false, ..config(10, 16) });
-    assert!(
-        text.starts_with("--max-num-batched-tokens 1024 is less than --max-model-len 2048: without --enable-chunked")
-    );
+    assert!(text.starts_with("--max-num-batched-tokens 1024 is less than --max-model-len 2048: without --enable-chunked"));
+    assert_eq!(message(SchedConfig { max_num_seqs: 0, ..config(10, 16) }), "--max-num-seqs: found 0, expected at least 1");
     assert_eq!(
-        message(SchedConfig { max_num_seqs: 0, ..config(10, 16) }),
-        "--max-num-seqs: found 0, expected at least 1"
+        message(SchedConfig { max_num_partial_prefills: 0, ..config(10, 16) }),
+        "--max-num-partial-prefills: found 0, expected at least 1"
     );
+    let whole = SchedConfig { enable_chunked_prefill: false, max_model_len: 512, ..config(10, 16) };
+    assert_eq!(
+        message(SchedConfig { long_prefill_token_threshold: 8, ..whole }),
+        "--long-prefill-token-threshold 8 needs --enable-chunked-prefill: turn it on, or set the threshold to 0"
+    );
+    for max_in_flight in [0, 3] {
+        let text = message(SchedConfig { max_in_flight, ..config(10, 16) });
+        assert_eq!(text, format!("max_in_flight: found {max_in_flight}, expected 1 or 2 steps"));
+    }
     assert_eq!(message(config(0, 16)), "num_blocks: found 0, expected 1 to 4294967294");
 }
