@@ -36,6 +36,11 @@ impl FreeList {
         self.len
     }
 
+    /// Bytes of the links.
+    pub fn bytes(&self) -> usize {
+        size_of_val(&*self.links)
+    }
+
     /// Whether the block is in the list.
     pub fn contains(&self, block: BlockId) -> bool {
         self.links[block.index()].next != ABSENT
@@ -109,10 +114,7 @@ mod tests {
     #[test]
     fn popping_gives_the_ids_in_order_until_none_is_left() {
         let mut list = FreeList::full(3);
-        assert_eq!(
-            (0..4).map(|_| list.pop_front().map(|b| b.0)).collect::<Vec<_>>(),
-            [Some(0), Some(1), Some(2), None]
-        );
+        assert_eq!((0..4).map(|_| list.pop_front().map(|b| b.0)).collect::<Vec<_>>(), [Some(0), Some(1), Some(2), None]);
         assert_eq!(list.len(), 0);
     }
 

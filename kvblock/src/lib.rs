@@ -50,17 +50,31 @@ mod admit;
 mod audit;
 mod config;
 mod error;
+mod events;
 mod free_list;
 mod hash;
+mod key;
+mod leak;
+mod pin;
 mod pool;
 mod prefix;
+mod sequence;
+mod stats;
+mod swap;
 mod table;
 
-pub use admit::{Admission, MissReason, PrefixStats, Prompt};
-pub use config::PoolConfig;
-pub use error::{AuditError, NoSpace, PoolError, Uncommitted};
-pub use pool::{BlockPool, Gauges, MemOp};
-pub use table::BlockTable;
+pub use admit::{Admission, MissReason, Prompt, PromptHashes};
+pub use config::{CacheGroup, PoolConfig};
+pub use error::{AuditError, NoSpace, PoolError, TableError};
+pub use events::BlockEvent;
+pub use hash::PrefixHash;
+pub use key::{ExtraKeys, PrefixKey};
+pub use leak::Leak;
+pub use pin::PinnedPrefix;
+pub use pool::{BlockPool, MemOp};
+pub use stats::{Counters, Gauges, HostGauges, PrefixStats};
+pub use swap::{HostBlockId, Swapped};
+pub use table::{BlockTable, GroupTable};
 
 /// Compiles and runs the README's example.
 #[cfg(doctest)]
@@ -69,6 +83,7 @@ struct Readme;
 
 /// A block of the pool. A newtype, so that a block is not taken for a slot or for a position in a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct BlockId(pub u32);
 
 impl BlockId {
