@@ -110,3 +110,8 @@ pub use plan::{MemOp, Outcome, Span, StepId, StepPlan, TableDelta};
 pub use request::{Refusal, Request, RequestId, SeqId};
 pub use scheduler::Scheduler;
 pub use stats::SchedStats;
+
+/// Compiles and runs the README's example.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

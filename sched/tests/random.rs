@@ -42,7 +42,8 @@ fn event() -> impl Strategy<Value = Event> {
 }
 
 fn config() -> impl Strategy<Value = SchedConfig> {
-    let sizes = (1..6usize, 1..40usize, 1..8usize, 1..40usize, 20..60usize);
+    let block_size = prop::sample::select(vec![1usize, 2, 4, 8]);
+    let sizes = (block_size, 1..40usize, 1..8usize, 1..40usize, 20..60usize);
     let limits = (prop_oneof![Just(0), 1..20usize], prop_oneof![Just(usize::MAX), 1..4usize], 1..3usize);
     (sizes, limits, prop::bool::weighted(0.8), prop::bool::weighted(0.7), prop::bool::ANY).prop_map(
         |(sizes, (threshold, max_num_partial_prefills, max_in_flight), caching, chunked, fcfs)| {

@@ -80,5 +80,5 @@ fn a_configuration_under_which_something_could_starve_is_refused() {
         let text = message(SchedConfig { max_in_flight, ..config(10, 16) });
         assert_eq!(text, format!("max_in_flight: found {max_in_flight}, expected 1 or 2 steps"));
     }
-    assert_eq!(message(config(0, 16)), "num_blocks: found 0, expected 1 to 4294967294");
+    assert!(message(config(0, 16)).starts_with("num_blocks: found 0, expected 1 to "));
 }
