@@ -124,7 +124,7 @@ impl Scheduler {
                 && let [.., token] = outcome.tokens[..]
                 && table.len() == prompt + sequence.output.len()
             {
-                self.memory.extend(self.pool.drain_memory_ops().map(crate::MemOp::from));
+                self.memory.extend(self.pool.drain_memory_ops().filter_map(crate::MemOp::of_pool));
                 replace_last(&mut self.pool, table, token);
             }
         }

@@ -93,11 +93,16 @@ pub enum MemOp {
     },
 }
 
-impl From<kvblock::MemOp> for MemOp {
-    fn from(op: kvblock::MemOp) -> MemOp {
+impl MemOp {
+    /// What the pool orders, as part of a plan.
+    pub(crate) fn of_pool(op: kvblock::MemOp) -> Option<MemOp> {
         match op {
-            kvblock::MemOp::Copy { src, dst } => MemOp::Copy { src, dst },
-            kvblock::MemOp::Poison { block, from_slot } => MemOp::Poison { block, from_slot },
+            kvblock::MemOp::Copy { src, dst } => Some(MemOp::Copy { src, dst }),
+            kvblock::MemOp::Poison { block, from_slot } => Some(MemOp::Poison { block, from_slot }),
+            kvblock::MemOp::SwapOut { .. } | kvblock::MemOp::SwapIn { .. } => {
+                debug_assert!(false, "{op:?} in a pool without host blocks");
+                None
+            }
         }
     }
 }

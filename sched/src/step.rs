@@ -53,7 +53,7 @@ impl Scheduler {
         }
         let Draft { mut plan, spans } = draft;
         plan.memory = std::mem::take(&mut self.memory);
-        plan.memory.extend(self.pool.drain_memory_ops().map(crate::MemOp::from));
+        plan.memory.extend(self.pool.drain_memory_ops().filter_map(crate::MemOp::of_pool));
         plan.released = std::mem::take(&mut self.released);
         if !plan.spans.is_empty() {
             self.counters.steps += 1;
