@@ -123,16 +123,18 @@ fn append(c: &mut Criterion) {
             churn(&mut pool, 0, false);
             let mut tables: Vec<BlockTable> = (0..256).map(|kind| open(&mut pool, &tokens(kind, 3)[..START])).collect();
             tables.iter_mut().for_each(|table| pool.commit(table, START));
+            let mut token = 0;
             group.bench_with_input(BenchmarkId::from_parameter(size), &size, |b, _| {
                 b.iter_custom(|rounds| {
                     let mut spent = Duration::ZERO;
                     for _ in 0..rounds {
+                        token += 1;
                         if tables[0].len() == 4 * BLOCK_SIZE {
                             tables.iter_mut().for_each(|table| pool.truncate(table, START));
                         }
                         let start = Instant::now();
                         for table in &mut tables {
-                            pool.append(table, black_box(&[7])).unwrap();
+                            pool.append(table, black_box(&[token])).unwrap();
                             if commits {
                                 let len = table.len();
                                 pool.commit(table, len);

@@ -15,7 +15,8 @@
 //!
 //! A hash map threaded through the blocks' own entries: one entry of 64 bytes (a cache line) and one or two
 //! bucket heads of 4 bytes per block, never more and never reallocated. All operations are O(1) but for entries that
-//! share a bucket. A lookup reads three cache lines per block: bucket, entry, tokens.
+//! share a bucket. A prefix whose blocks are all gone leaves what stood on it behind, unreachable until it is evicted;
+//! if it is computed again and again meanwhile, those share one bucket and are walked over. A lookup reads three cache lines per block: bucket, entry, tokens.
 
 use std::num::NonZeroU64;
 use std::sync::Arc;

@@ -85,6 +85,8 @@ struct World {
     /// Blocks that the operation took, and cached ones that it shared.
     taken: BTreeSet<BlockId>,
     hits: BTreeSet<BlockId>,
+    /// The operation gave one whole table back, so the cached blocks that it freed are one chain.
+    gave_back: bool,
 }
 
 impl World {
@@ -125,6 +127,7 @@ impl World {
             replica: BTreeMap::new(),
             taken: BTreeSet::new(),
             hits: BTreeSet::new(),
+            gave_back: false,
         }
     }
 
@@ -148,6 +151,7 @@ impl World {
         let before_free: Vec<BlockId> = self.pool.free_blocks().collect();
         self.taken.clear();
         self.hits.clear();
+        self.gave_back = false;
         let (a, b, c, d) = (usize::from(bytes[1]), bytes[2], usize::from(bytes[3]), usize::from(bytes[4]));
         let room = self.live.len() + self.swapped.iter().map(|s| s.1.len()).sum::<usize>() < MOST;
         let some = (!self.live.is_empty()).then(|| a % self.live.len().max(1));
@@ -318,6 +322,7 @@ impl World {
     /// Gives a table back, or loses it.
     fn release(&mut self, at: usize, leak: bool) {
         let s = self.live.swap_remove(at);
+        self.gave_back = true;
         if leak {
             let blocks = all_blocks(&s.table).count();
             drop(s.table);
@@ -499,6 +504,8 @@ impl World {
         assert!(freed[..of_unhashed].iter().all(|f| *f), "a block without a hash is not in front");
         let first = after.len() - freed[unhashed..].iter().filter(|f| **f).count();
         assert!(freed[first..].iter().all(|f| *f), "a block that was just cached is not at the back");
+        let lengths: Vec<usize> = after[first..].iter().map(|b| self.cached.blocks[b].prefix.len()).collect();
+        assert!(!self.gave_back || lengths.is_sorted_by(|a, b| a >= b), "the head of a chain goes before its tail");
     }
 
     /// Everything comes back.
