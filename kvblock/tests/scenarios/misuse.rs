@@ -117,3 +117,13 @@ fn tables_that_outlive_their_pool_are_no_leak() {
     drop(first);
     drop(table);
 }
+
+#[test]
+fn a_pool_and_its_tables_may_move_to_another_thread() {
+    fn moves<T: Send>(_: &T) {}
+    let mut pool = pool(4);
+    let table = run(&mut pool, prompt(&[1; 20]));
+    moves(&pool);
+    moves(&table);
+    pool.release(table);
+}
