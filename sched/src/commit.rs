@@ -4,11 +4,11 @@
 //! applied. Those for requests that have ended since the plan are ignored. A token that the next step was
 //! planned with, not yet known, takes its place in the table; only then can its block ever be found.
 
-use std::collections::HashMap;
 use std::ops::Range;
 
 use kvblock::{BlockPool, BlockTable};
 
+use crate::ids::IdMap;
 use crate::{Outcome, RequestId, Scheduler, SeqId, StepId};
 
 /// A step that has been planned and not committed.
@@ -165,11 +165,13 @@ impl Scheduler {
             live: bool,
             outcome: Option<&'a Outcome>,
         }
-        let mut wanted: HashMap<SeqId, Wanted<'a>> = HashMap::with_capacity(flight.spans.len());
+        let mut wanted: IdMap<SeqId, Wanted<'a>> = IdMap::with_capacity_and_hasher(flight.spans.len(), Default::default());
         for span in &flight.spans {
             let group = self.groups.get(&span.seq.request).filter(|g| g.arrival == span.arrival);
             let live = |index: u32| group.is_some_and(|g| g.seqs[index as usize].live);
-            wanted.insert(span.seq, Wanted { tokens: 0, live: live(span.seq.index), outcome: None });
+            if !span.sample.contains(&span.seq.index) {
+                wanted.insert(span.seq, Wanted { tokens: 0, live: live(span.seq.index), outcome: None });
+            }
             for index in span.sample.clone() {
                 wanted.insert(SeqId { index, ..span.seq }, Wanted { tokens: 1, live: live(index), outcome: None });
             }

@@ -145,13 +145,22 @@ impl Group {
     /// All that sequence 0 has to compute in the prompt phase.
     pub fn prefill_tokens(&self) -> Cow<'_, [u32]> {
         let (prompt, target) = (&self.request.prompt, self.target(0));
-        if target == prompt.len() { Cow::Borrowed(prompt) } else { Cow::Owned(self.tokens(0, 0..target)) }
+        if target == prompt.len() {
+            return Cow::Borrowed(prompt);
+        }
+        let mut tokens = Vec::with_capacity(target);
+        self.copy_tokens(0, 0..target, &mut tokens);
+        Cow::Owned(tokens)
     }
 
-    /// Tokens of sequence `index` at these positions; 0 where they are not known yet.
-    pub fn tokens(&self, index: usize, positions: Range<usize>) -> Vec<u32> {
-        let known = self.request.prompt.iter().chain(&self.seqs[index].output).copied();
-        known.chain(std::iter::repeat(0)).skip(positions.start).take(positions.len()).collect()
+    /// Appends the tokens of sequence `index` at these positions to `tokens`; 0 where they are not known yet.
+    pub fn copy_tokens(&self, index: usize, positions: Range<usize>, tokens: &mut Vec<u32>) {
+        let (prompt, output) = (&self.request.prompt, &self.seqs[index].output);
+        let known = prompt.len() + output.len();
+        tokens.extend_from_slice(&prompt[positions.start.min(prompt.len())..positions.end.min(prompt.len())]);
+        let outputs = positions.start.clamp(prompt.len(), known)..positions.end.clamp(prompt.len(), known);
+        tokens.extend_from_slice(&output[outputs.start - prompt.len()..outputs.end - prompt.len()]);
+        tokens.extend(std::iter::repeat_n(0, positions.end.saturating_sub(positions.start.max(known))));
     }
 
     /// Which sequences want a token from the row of sequence `index` that ends at `end`.

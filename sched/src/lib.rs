@@ -96,6 +96,7 @@ mod admit;
 mod commit;
 mod config;
 mod group;
+mod ids;
 mod plan;
 mod request;
 mod room;

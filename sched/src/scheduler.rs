@@ -5,13 +5,14 @@
 //! flight that write to its blocks: its tables are parked until the last of these is committed, so that
 //! nobody gets a block that is still written.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 
 use kvblock::{AuditError, BlockId, BlockPool, BlockTable, PoolConfig};
 
 use crate::admit::Blocked;
 use crate::commit::Flight;
 use crate::group::{Group, QueueKey, Sequence};
+use crate::ids::IdMap;
 use crate::{ConfigError, MemOp, Refusal, Request, RequestId, SchedConfig, SchedStats, SeqId, StepId};
 
 /// A table that its sequence has given up and a step in flight still writes to.
@@ -26,7 +27,7 @@ pub(crate) struct Parked {
 pub struct Scheduler {
     pub(crate) config: SchedConfig,
     pub(crate) pool: BlockPool,
-    pub(crate) groups: HashMap<RequestId, Group>,
+    pub(crate) groups: IdMap<RequestId, Group>,
     pub(crate) waiting: BTreeMap<QueueKey, RequestId>,
     /// In order of admission.
     pub(crate) running: Vec<RequestId>,
@@ -42,6 +43,8 @@ pub struct Scheduler {
     pub(crate) changes: u64,
     pub(crate) last_step: StepId,
     pub(crate) counters: SchedStats,
+    /// Tokens on their way into a table; kept, so that a step does not allocate for each.
+    pub(crate) scratch: Vec<u32>,
     arrivals: u64,
 }
 
@@ -57,7 +60,7 @@ impl Scheduler {
         Ok(Scheduler {
             config,
             pool,
-            groups: HashMap::new(),
+            groups: IdMap::default(),
             waiting: BTreeMap::new(),
             running: Vec::new(),
             flights: VecDeque::new(),
@@ -68,6 +71,7 @@ impl Scheduler {
             changes: 0,
             last_step: StepId(0),
             counters: SchedStats::default(),
+            scratch: Vec::new(),
             arrivals: 0,
         })
     }

@@ -9,6 +9,7 @@
 //! has changed.
 
 use crate::commit::{Flight, InFlight};
+use crate::group::Sequence;
 use crate::plan::{Span, TableDelta};
 use crate::room::Room;
 use crate::{RequestId, Scheduler, StepId, StepPlan};
@@ -69,42 +70,42 @@ impl Scheduler {
         let Some(group) = self.groups.get_mut(&request) else {
             return;
         };
-        let Some(mut table) = group.seqs[index].table.take() else {
+        let Some(len) = group.seqs[index].table.as_ref().map(kvblock::BlockTable::len) else {
             return;
         };
-        let (start, len) = (group.seqs[index].planned, table.len());
+        let start = group.seqs[index].planned;
         let end = start + count;
-        let mut keep = group.seqs[index].sent;
+        let sample = group.sample(index, end);
+        self.scratch.clear();
+        group.copy_tokens(index, len..end.max(len), &mut self.scratch);
+        let (prompt, seq) = (group.request.prompt.len(), group.seq_id(index));
+        let Sequence { table: Some(table), output, planned, sent, last_step, .. } = &mut group.seqs[index] else {
+            return;
+        };
+        let mut keep = *sent;
         if end > len {
-            match self.pool.append(&mut table, &group.tokens(index, len..end)) {
+            match self.pool.append(table, &self.scratch) {
                 Ok(first_changed) => keep = keep.min(first_changed),
                 Err(no_space) => {
                     debug_assert!(false, "room was made, yet {no_space}");
-                    group.seqs[index].table = Some(table);
                     return;
                 }
             }
         }
-        let prompt = group.request.prompt.len();
-        let is_known = end <= prompt + group.seqs[index].output.len();
-        let sample = group.sample(index, end);
-        let span = Span {
-            seq: group.seq_id(index),
+        draft.plan.spans.push(Span {
+            seq,
             start,
             tokens: table.tokens()[start..end].to_vec(),
-            awaits: if is_known { None } else { before },
+            awaits: if end <= prompt + output.len() { None } else { before },
             table: TableDelta { keep, append: table.blocks()[keep..].to_vec() },
             slots: table.slots(start..end).collect(),
             cached,
             sample: sample.clone(),
-        };
-        draft.spans.push(InFlight { seq: span.seq, arrival: group.arrival, end, sample: sample.clone() });
-        draft.plan.spans.push(span);
-        let sequence = &mut group.seqs[index];
-        sequence.sent = table.blocks().len();
-        sequence.table = Some(table);
-        sequence.planned = end;
-        sequence.last_step = draft.plan.step;
+        });
+        *sent = table.blocks().len();
+        *planned = end;
+        *last_step = draft.plan.step;
+        draft.spans.push(InFlight { seq, arrival: group.arrival, end, sample: sample.clone() });
         for index in sample {
             group.seqs[index as usize].promised += 1;
         }
