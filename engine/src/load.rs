@@ -78,15 +78,13 @@ pub(crate) fn load(engine: &EngineConfig, progress: Progress<'_>) -> Result<Load
     let weights = Weights::open(&files)?;
     let plan = Plan::new(engine, &config, &*device, &files.name(), weights.total_bytes())?;
     let scheduler = Scheduler::new(SchedConfig {
-        block_size: engine.block_size,
-        num_blocks: plan.num_blocks,
         max_num_seqs: engine.max_num_seqs,
         max_num_batched_tokens: engine.max_num_batched_tokens,
         max_model_len: plan.max_model_len,
         enable_prefix_caching: engine.enable_prefix_caching,
         enable_chunked_prefill: engine.enable_chunked_prefill,
         policy: engine.policy,
-        hash_seed: None,
+        ..SchedConfig::new(plan.num_blocks, engine.block_size)
     })?;
     let max_rows = engine.max_num_batched_tokens;
     let model =

@@ -2,11 +2,27 @@
 //!
 //! An [`Admission`] borrows the pool, so nothing can change between the lookup and the opening, and dropping
 //! it leaves no trace.
+//!
+//! With several cache groups a hit is the longest prefix that serves all of them: a full group needs every block of
+//! it, a sliding group those that the next query's window reads.
+//!
+//! ```text
+//! full            b0 b1 b2 b3        found up to 4 blocks
+//! sliding, w = 2   .  c1 c2  .       has no block 3, so 4 does not serve; 3 does: (hole) c1 c2
+//! hit: 3 blocks
+//! ```
+//!
+//! The identity of a prefix is vouched for by a cached block of it in some group. So a pool without a full group
+//! finds a prefix only while some group still caches each of its blocks.
 
+use std::panic::Location;
 use std::sync::Arc;
 
-use crate::prefix::{Content, Found};
-use crate::{BlockId, BlockPool, BlockTable, NoSpace};
+use crate::hash::PrefixHash;
+use crate::key::{ExtraKeys, PrefixKey};
+use crate::prefix::{Content, Found, Parent};
+use crate::table::GroupTable;
+use crate::{BlockId, BlockPool, BlockTable, CacheGroup, NoSpace};
 
 /// A sequence to be given slots.
 #[derive(Clone, Copy, Debug)]
@@ -26,37 +42,37 @@ pub enum MissReason {
     NotRead,
     /// No block is full before the last token, which is always recomputed.
     ShorterThanBlock,
-    /// The next block of the prefix is not (or no longer) there.
-    NotCached,
+    /// Nobody has computed the next block of the prefix, as far as the pool remembers.
+    NoSharedPrefix,
+    /// The next block of the prefix, or one of its window, was there and has been reused for something else.
+    Evicted,
     /// The next block's hash is there, but with other tokens.
     Collision,
 }
 
-/// Lookups of opened tables since the start; a lookup that led to no table is not counted.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct PrefixStats {
-    /// Tables opened with prefix caching on.
-    pub lookups: u64,
-    /// Their tokens.
-    pub query_tokens: u64,
-    /// Those of their tokens that were found.
-    pub hit_tokens: u64,
-    /// Lookups that ended by [`MissReason::NotRead`].
-    pub not_read: u64,
-    /// Lookups that ended by [`MissReason::ShorterThanBlock`].
-    pub shorter_than_block: u64,
-    /// Lookups that ended by [`MissReason::NotCached`].
-    pub not_cached: u64,
-    /// Lookups that ended by [`MissReason::Collision`].
-    pub collisions: u64,
-}
+/// The names of a prompt's prefixes, computed once for all lookups of a waiting request. They only guide the lookup:
+/// those of another prompt lead to a miss, never to a wrong hit.
+#[derive(Clone, Debug, Default)]
+pub struct PromptHashes(Vec<PrefixHash>);
 
 /// The answer to "what if this prompt came in?".
 pub struct Admission<'a> {
     pool: &'a mut BlockPool,
     prompt: Prompt<'a>,
-    hits: Vec<BlockId>,
+    key: Option<Arc<PrefixKey>>,
+    hit: Hit,
     miss: Option<MissReason>,
+}
+
+/// A cached prefix.
+#[derive(Default)]
+pub(crate) struct Hit {
+    /// Leading blocks that need not be computed.
+    pub len: usize,
+    /// What each group holds of them and beyond, `[blocks, groups]`.
+    pub blocks: Vec<Option<BlockId>>,
+    /// The prefix up to each.
+    pub chain: Vec<Parent>,
 }
 
 impl BlockPool {
@@ -64,42 +80,137 @@ impl BlockPool {
     ///
     /// The last token is never taken from the cache: its row gives the next token, so it has to be computed.
     pub fn admit<'a>(&'a mut self, prompt: Prompt<'a>) -> Admission<'a> {
-        let (hits, miss) = self.longest_prefix(&prompt);
-        Admission { pool: self, prompt, hits, miss }
+        self.admit_with(prompt, ExtraKeys::default(), &PromptHashes::default())
     }
 
-    fn longest_prefix(&self, prompt: &Prompt<'_>) -> (Vec<BlockId>, Option<MissReason>) {
-        let mut hits = Vec::new();
-        let Some(index) = &self.index else {
-            return (hits, None);
-        };
-        if !prompt.read_cache {
-            return (hits, Some(MissReason::NotRead));
-        }
+    /// As [`admit`](BlockPool::admit), for a sequence that depends on more than its tokens, and with its hashes at
+    /// hand; the default of either says nothing.
+    ///
+    /// ```
+    /// # use kvblock::{BlockPool, ExtraKeys, PoolConfig, Prompt};
+    /// # let mut pool = BlockPool::new(PoolConfig::new(8, 4))?;
+    /// let prompt = Prompt { tokens: &[1, 2, 3, 4, 5], salt: None, read_cache: true };
+    /// let french = ExtraKeys { adapter: Some("french"), ..ExtraKeys::default() };
+    /// let hashes = pool.hash_prompt(prompt, french);
+    /// let mut table = pool.admit_with(prompt, french, &hashes).open(0)?;
+    /// pool.commit(&mut table, 5);
+    /// assert_eq!(pool.admit_with(prompt, french, &hashes).cached_tokens(), 4);
+    /// assert_eq!(pool.admit(prompt).cached_tokens(), 0);
+    /// # pool.release(table);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn admit_with<'a>(
+        &'a mut self,
+        prompt: Prompt<'a>,
+        extra: ExtraKeys<'_>,
+        hashes: &PromptHashes,
+    ) -> Admission<'a> {
+        let key = PrefixKey::new(&prompt, extra);
         let usable = &prompt.tokens[..prompt.tokens.len().saturating_sub(1)];
-        if usable.len() < self.block_size {
-            return (hits, Some(MissReason::ShorterThanBlock));
+        let (hit, miss) = if self.index.is_none() {
+            (Hit::default(), None)
+        } else if !prompt.read_cache {
+            (Hit::default(), Some(MissReason::NotRead))
+        } else if usable.len() < self.block_size {
+            (Hit::default(), Some(MissReason::ShorterThanBlock))
+        } else {
+            self.longest_common(usable, key.as_ref(), &hashes.0)
+        };
+        Admission { pool: self, prompt, key, hit, miss }
+    }
+
+    /// The names of all prefixes of a prompt that could be looked up; empty with prefix caching off.
+    pub fn hash_prompt(&self, prompt: Prompt<'_>, extra: ExtraKeys<'_>) -> PromptHashes {
+        let Some(index) = &self.index else { return PromptHashes::default() };
+        PromptHashes(index.names(PrefixKey::new(&prompt, extra).as_deref(), prompt.tokens))
+    }
+
+    /// The longest prefix that every group can serve.
+    fn longest_common(
+        &self,
+        tokens: &[u32],
+        key: Option<&Arc<PrefixKey>>,
+        names: &[PrefixHash],
+    ) -> (Hit, Option<MissReason>) {
+        let (mut hit, mut miss) = self.walk(tokens, key, names, &[]);
+        let lacks = |len: usize| {
+            let windows = self.groups.iter().enumerate().filter(|(_, kind)| **kind != CacheGroup::Full);
+            windows
+                .filter_map(|(g, kind)| self.last_gap(&hit, g, kind.holes(len * self.block_size, self.block_size)..len))
+                .min()
+        };
+        let mut len = hit.len;
+        while let Some(gap) = lacks(len) {
+            (len, miss) = (gap, Some(MissReason::Evicted));
         }
-        let salt: Option<Arc<str>> = prompt.salt.map(Arc::from);
+        hit.len = len;
+        (hit, miss)
+    }
+
+    fn last_gap(&self, hit: &Hit, group: usize, mut blocks: std::ops::Range<usize>) -> Option<usize> {
+        blocks.rfind(|k| hit.blocks[k * self.groups.len() + group].is_none())
+    }
+
+    /// Follows a prefix block by block while some group vouches for it and every full group has it. `chain` vouches
+    /// for the prefixes that it names.
+    pub(crate) fn walk(
+        &self,
+        tokens: &[u32],
+        key: Option<&Arc<PrefixKey>>,
+        names: &[PrefixHash],
+        chain: &[Parent],
+    ) -> (Hit, Option<MissReason>) {
+        let mut hit = Hit::default();
+        let Some(index) = &self.index else { return (hit, None) };
         let mut parent = None;
-        for tokens in usable.chunks_exact(self.block_size) {
-            match index.find(Content { parent, salt: salt.as_ref(), tokens }) {
-                Found::Hit(block) => {
-                    hits.push(block);
-                    parent = index.as_parent(block);
+        for (k, tokens) in tokens.chunks_exact(self.block_size).enumerate() {
+            let content = Content { parent, key, tokens };
+            let name = names.get(k).copied().unwrap_or_else(|| index.name(content));
+            let (mut vouched, mut miss) = (chain.get(k).copied(), None);
+            for (g, kind) in self.groups.iter().enumerate() {
+                let found = index.find(g, name, content);
+                let block = if let Found::Hit(block) = found { Some(block) } else { None };
+                vouched = vouched.or_else(|| index.as_parent(block?));
+                hit.blocks.push(block);
+                if block.is_none() && (*kind == CacheGroup::Full || miss.is_none()) {
+                    miss = Some((*kind, found));
                 }
-                Found::Absent => return (hits, Some(MissReason::NotCached)),
-                Found::Collision => return (hits, Some(MissReason::Collision)),
             }
+            let stops = matches!(miss, Some((CacheGroup::Full, _))) || vouched.is_none();
+            if let Some((_, found)) = miss.filter(|_| stops) {
+                let reason = match found {
+                    Found::Evicted => MissReason::Evicted,
+                    Found::Collision => MissReason::Collision,
+                    Found::Absent | Found::Hit(_) => MissReason::NoSharedPrefix,
+                };
+                return (hit, Some(reason));
+            }
+            hit.len += 1;
+            hit.chain.extend(vouched);
+            parent = vouched;
         }
-        (hits, None)
+        (hit, None)
+    }
+
+    /// The blocks of the hit that a group's table would begin with.
+    fn hit_blocks<'a>(&self, hit: &'a Hit, group: usize) -> (usize, impl Iterator<Item = BlockId> + 'a) {
+        let holes = self.groups[group].holes(hit.len * self.block_size, self.block_size);
+        let groups = self.groups.len();
+        (holes, (holes..hit.len).filter_map(move |k| hit.blocks[k * groups + group]))
+    }
+
+    /// Blocks that leave the free list when a table over `hit` with `len` tokens is opened.
+    fn blocks_to_open(&self, hit: &Hit, len: usize) -> usize {
+        let groups = 0..self.groups.len();
+        let repinned = groups.flat_map(|g| self.hit_blocks(hit, g).1).filter(|b| self.free.contains(*b)).count();
+        repinned + self.groups.len() * (len.div_ceil(self.block_size) - hit.len)
     }
 }
 
 impl Admission<'_> {
     /// Leading tokens that would not be computed.
     pub fn cached_tokens(&self) -> usize {
-        self.hits.len() * self.pool.block_size
+        self.hit.len * self.pool.block_size
     }
 
     /// Why not more; `None` if every usable block was found or prefix caching is off.
@@ -109,27 +220,40 @@ impl Admission<'_> {
 
     /// Blocks that would leave the free list: new ones, and cached ones that would be owned again.
     pub fn blocks_needed(&self) -> usize {
-        self.pool.blocks_to_open(&self.hits, self.prompt.tokens.len())
+        self.pool.blocks_to_open(&self.hit, self.prompt.tokens.len())
     }
 
     /// Opens the table, with slots for the whole prompt, if `keep_free` more blocks than that can be had.
+    #[track_caller]
     pub fn open(self, keep_free: usize) -> Result<BlockTable, NoSpace> {
-        let Prompt { tokens, salt, .. } = self.prompt;
-        let cached = self.cached_tokens();
-        let table = self.pool.open_table(&self.hits, tokens, salt, keep_free)?;
-        if self.pool.index.is_some() {
-            let stats = &mut self.pool.stats;
-            stats.lookups += 1;
-            stats.query_tokens += tokens.len() as u64;
-            stats.hit_tokens += cached as u64;
-            match self.miss {
-                Some(MissReason::NotRead) => stats.not_read += 1,
-                Some(MissReason::ShorterThanBlock) => stats.shorter_than_block += 1,
-                Some(MissReason::NotCached) => stats.not_cached += 1,
-                Some(MissReason::Collision) => stats.collisions += 1,
-                None => {}
+        self.pool.reclaim_leaks();
+        // Reclaimed blocks that were cached are found by the next lookup; this one only sees more room.
+        self.pool.check_space(self.blocks_needed() + keep_free)?;
+        let opened = Location::caller();
+        let Admission { pool, prompt: Prompt { tokens, .. }, key, mut hit, miss } = self;
+        let block_size = pool.block_size;
+        let cached = hit.len * block_size;
+        let entries = tokens.len().div_ceil(block_size);
+        let mut groups = Vec::with_capacity(pool.groups.len());
+        for g in 0..pool.groups.len() {
+            let (holes, found) = pool.hit_blocks(&hit, g);
+            let mut blocks = Vec::with_capacity(entries - holes);
+            blocks.extend(found);
+            groups.push(GroupTable { holes, blocks });
+        }
+        // All hits first, so that no new block evicts one of them.
+        groups.iter().flat_map(GroupTable::blocks).for_each(|block| pool.share(*block));
+        for _ in hit.len..entries {
+            for group in &mut groups {
+                group.blocks.push(pool.take()?);
             }
         }
-        Ok(table)
+        let chained = pool.groups.iter().all(|kind| *kind != CacheGroup::Full);
+        hit.chain.truncate(if chained { hit.len } else { 0 });
+        if pool.index.is_some() {
+            pool.stats.count(tokens.len(), cached, miss);
+        }
+        let (tokens, chain, home) = (tokens.to_vec(), hit.chain, pool.home.clone());
+        Ok(BlockTable { groups, tokens, committed: cached, key, chain, block_size, home, opened })
     }
 }

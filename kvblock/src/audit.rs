@@ -2,17 +2,19 @@
 //!
 //! For tests and for a server that suspects itself; costs a pass over the pool and over all tokens of the tables.
 
-use crate::prefix::Content;
-use crate::{AuditError, BlockId, BlockPool, BlockTable};
+use crate::prefix::{Content, PrefixIndex};
+use crate::sequence::parent_of;
+use crate::{AuditError, BlockId, BlockPool, BlockTable, Swapped};
 
 impl BlockPool {
     /// Compares reference counts, free list, gauges and prefix index with what `tables`, which must be all
-    /// live tables, say.
+    /// live tables (those of pinned prefixes among them), say. A table that was dropped shows as references that
+    /// nobody holds; [`take_leaks`](BlockPool::take_leaks) says whose.
     pub fn audit<'a>(&self, tables: impl IntoIterator<Item = &'a BlockTable>) -> Result<(), AuditError> {
         let mut owners = vec![0u32; self.num_blocks()];
         for table in tables {
             self.audit_table(table)?;
-            for block in table.blocks() {
+            for block in table.groups.iter().flat_map(|g| g.blocks()) {
                 owners[block.index()] += 1;
             }
         }
@@ -58,21 +60,43 @@ impl BlockPool {
         }
     }
 
-    fn audit_table(&self, table: &BlockTable) -> Result<(), AuditError> {
-        let (len, blocks) = (table.len(), table.blocks().len());
-        if blocks != len.div_ceil(self.block_size) || table.committed() > len {
-            return Err(AuditError::TableLength { len, blocks, block_size: self.block_size });
-        }
-        let Some(index) = &self.index else {
-            return Ok(());
-        };
-        let mut parent = None;
-        for k in 0..table.committed() / self.block_size {
-            let block = table.blocks()[k];
-            let content = Content { parent, salt: table.salt.as_ref(), tokens: table.block_tokens(k) };
-            index.verify(block, content).map_err(|what| AuditError::Prefix { block, what })?;
-            parent = index.as_parent(block);
-        }
-        Ok(())
+    /// Compares the host pool with what `swapped`, which must be all swapped requests, says.
+    pub fn audit_host<'a>(&self, swapped: impl IntoIterator<Item = &'a Swapped>) -> Result<(), AuditError> {
+        let mut blocks: Vec<_> = swapped.into_iter().flat_map(Swapped::blocks).collect();
+        let owned = blocks.len();
+        blocks.sort_unstable();
+        blocks.dedup();
+        let (counted, found) = (self.host_gauges().in_use, blocks.len());
+        if (counted, owned) == (found, found) { Ok(()) } else { Err(AuditError::Host { counted, found }) }
     }
+
+    fn audit_table(&self, table: &BlockTable) -> Result<(), AuditError> {
+        if !self.owns(table) {
+            return Err(AuditError::ForeignTable);
+        }
+        let (len, block_size) = (table.len(), self.block_size);
+        for (kind, group) in self.groups.iter().zip(table.groups()) {
+            let blocks = group.num_entries();
+            let behind = kind.holes(table.committed(), block_size);
+            if blocks != len.div_ceil(block_size) || table.committed() > len || group.holes() > behind {
+                return Err(AuditError::TableLength { len, blocks, block_size });
+            }
+        }
+        match &self.index {
+            Some(index) => (0..table.committed() / block_size).try_for_each(|k| audit_block(index, table, k)),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Whether the `k`th block of a table, which is full and committed, is indexed as what it is.
+fn audit_block(index: &PrefixIndex, table: &BlockTable, k: usize) -> Result<(), AuditError> {
+    let content =
+        Content { parent: parent_of(index, table, k), key: table.key.as_ref(), tokens: table.block_tokens(k) };
+    for (g, group) in table.groups().iter().enumerate() {
+        if let Some(block) = group.entry(k) {
+            index.verify(g, block, content).map_err(|what| AuditError::Prefix { block, what })?;
+        }
+    }
+    Ok(())
 }

@@ -1,10 +1,14 @@
-//! What can go wrong, as values: no space, a configuration that can not be, a broken invariant.
+//! What can go wrong, as values: no space, a table used wrongly, a configuration that can not be, broken books.
+//!
+//! Each displays as one line: what, found, expected, what to do.
+
+use std::error::Error;
+use std::fmt::{Display, Formatter, Result};
 
 use crate::BlockId;
 
 /// An operation needed more blocks than could be had; it changed nothing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{wanted} blocks wanted, {free} can be had; free a sequence first")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NoSpace {
     /// Blocks the operation would have taken off the free list.
     pub wanted: usize,
@@ -12,41 +16,80 @@ pub struct NoSpace {
     pub free: usize,
 }
 
-/// A table was to be forked while it has tokens that are not committed; nothing changed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{committed} of {len} tokens are committed; commit or truncate before forking")]
-pub struct Uncommitted {
-    /// Committed tokens of the table.
-    pub committed: usize,
-    /// All of its tokens.
-    pub len: usize,
+/// Why an operation on a table was refused; nothing changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum TableError {
+    /// More blocks of the pool are needed than can be had.
+    NoSpace(NoSpace),
+    /// More host blocks are needed than can be had.
+    NoHostSpace(NoSpace),
+    /// The table was opened by another pool.
+    ForeignTable,
+    /// The table has tokens that are not committed: a fork would have them written to shared blocks.
+    Uncommitted {
+        /// Committed tokens of the table.
+        committed: usize,
+        /// All of its tokens.
+        len: usize,
+    },
+    /// More tokens are said to be computed, or to be kept, than there are.
+    BeyondEnd {
+        /// What was asked for.
+        wanted: usize,
+        /// What there is.
+        len: usize,
+    },
+    /// The window of a sequence of this length has been given back in part.
+    BehindWindow {
+        /// The length that was asked for.
+        len: usize,
+        /// The sliding group that lacks blocks for it.
+        group: usize,
+    },
 }
 
 /// A [`PoolConfig`](crate::PoolConfig) that no pool can be built from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PoolError {
     /// The number of blocks is zero or does not fit a block id.
-    #[error("num_blocks: found {found}, expected 1 to {max}", max = u32::MAX - 1)]
     NumBlocks {
         /// What the configuration says.
         found: usize,
     },
-    /// A block holds no token.
-    #[error("block_size: found 0, expected at least 1 token")]
-    BlockSize,
+    /// The number of host blocks does not fit a block id.
+    HostBlocks {
+        /// What the configuration says.
+        found: usize,
+    },
+    /// The tokens per block are not a power of two.
+    BlockSize {
+        /// What the configuration says.
+        found: usize,
+    },
     /// The hash has no bits, or more than it has.
-    #[error("hash_bits: found {found}, expected 1 to 128")]
     HashBits {
         /// What the configuration says.
         found: u32,
     },
+    /// There is no group of layers, or more than an entry of the prefix index can name.
+    Groups {
+        /// What the configuration says.
+        found: usize,
+    },
+    /// A sliding group sees nothing.
+    Window {
+        /// Its index.
+        group: usize,
+    },
 }
 
 /// What an audit found: the pool's books do not agree with the live tables.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AuditError {
+    /// A table of another pool was among the live ones.
+    ForeignTable,
     /// A reference count differs from the block's occurrences in live tables.
-    #[error("{block}: {counted} references on the books, {found} in live tables")]
     References {
         /// The block.
         block: BlockId,
@@ -56,7 +99,6 @@ pub enum AuditError {
         found: u32,
     },
     /// A block is both free and referenced, or neither, or twice on the free list.
-    #[error("{block}: {count} times on the free list with {references} references")]
     FreeList {
         /// The block.
         block: BlockId,
@@ -66,21 +108,25 @@ pub enum AuditError {
         references: u32,
     },
     /// A block without a hash lies behind a cached one, so that a cached prefix would be evicted before it.
-    #[error("{block}: free without a hash, but behind a cached block on the free list")]
     EvictionOrder {
         /// The block.
         block: BlockId,
     },
     /// The gauges do not sum to the total.
-    #[error("gauges: {found} blocks counted, the pool has {total}")]
     Gauges {
         /// Sum of the three gauges.
         found: usize,
         /// Blocks in the pool.
         total: usize,
     },
+    /// Host blocks in use and in swapped sequences differ, or one is owned twice.
+    Host {
+        /// Host blocks in use by the books.
+        counted: usize,
+        /// Distinct host blocks of swapped sequences.
+        found: usize,
+    },
     /// An entry of the prefix index is not what the block or its table says.
-    #[error("{block}: prefix index entry is wrong: {what}")]
     Prefix {
         /// The block.
         block: BlockId,
@@ -88,13 +134,98 @@ pub enum AuditError {
         what: &'static str,
     },
     /// A table's blocks do not fit its length.
-    #[error("a table of {len} tokens has {blocks} blocks of {block_size}")]
     TableLength {
         /// Tokens in the table.
         len: usize,
-        /// Blocks in the table.
+        /// Entries of one of its groups, holes included.
         blocks: usize,
         /// Tokens per block.
         block_size: usize,
     },
+}
+
+impl Display for NoSpace {
+    fn fmt(&self, f: &mut Formatter<'_>) -> Result {
+        let NoSpace { wanted, free } = self;
+        write!(f, "{wanted} blocks wanted, {free} can be had; free a sequence first")
+    }
+}
+
+impl Display for TableError {
+    fn fmt(&self, f: &mut Formatter<'_>) -> Result {
+        match self {
+            TableError::NoSpace(no_space) => no_space.fmt(f),
+            TableError::NoHostSpace(NoSpace { wanted, free }) => {
+                write!(f, "{wanted} host blocks wanted, {free} are free; swap a sequence in, or drop one instead")
+            }
+            TableError::ForeignTable => {
+                f.write_str("the table belongs to another pool than the one called; use the pool that opened it")
+            }
+            TableError::Uncommitted { committed, len } => {
+                write!(f, "{committed} of {len} tokens are committed; commit or truncate before forking")
+            }
+            TableError::BeyondEnd { wanted, len } => {
+                write!(f, "{wanted} tokens named, the table has {len} for that; append or commit first")
+            }
+            TableError::BehindWindow { len, group } => {
+                write!(
+                    f,
+                    "length {len}: blocks that its window needs in group {group} have been given back; open the sequence anew"
+                )
+            }
+        }
+    }
+}
+
+impl Display for PoolError {
+    fn fmt(&self, f: &mut Formatter<'_>) -> Result {
+        match self {
+            PoolError::NumBlocks { found } => write!(f, "num_blocks: found {found}, expected 1 to {}", u32::MAX - 2),
+            PoolError::HostBlocks { found } => write!(f, "host_blocks: found {found}, expected 0 to {}", u32::MAX - 2),
+            PoolError::BlockSize { found } => write!(f, "block_size: found {found} tokens, expected a power of two"),
+            PoolError::HashBits { found } => write!(f, "hash_bits: found {found}, expected 1 to 128"),
+            PoolError::Groups { found } => write!(f, "groups: found {found}, expected 1 to 256"),
+            PoolError::Window { group } => {
+                write!(f, "groups: found a window of 0 in group {group}, expected at least 1 position")
+            }
+        }
+    }
+}
+
+impl Display for AuditError {
+    fn fmt(&self, f: &mut Formatter<'_>) -> Result {
+        match self {
+            AuditError::ForeignTable => {
+                f.write_str("a table of another pool is among the live ones; audit each pool with its own")
+            }
+            AuditError::References { block, counted, found } => {
+                write!(f, "{block}: {counted} references on the books, {found} in live tables")
+            }
+            AuditError::FreeList { block, count, references } => {
+                write!(f, "{block}: {count} times on the free list with {references} references")
+            }
+            AuditError::EvictionOrder { block } => {
+                write!(f, "{block}: free without a hash, but behind a cached block on the free list")
+            }
+            AuditError::Gauges { found, total } => write!(f, "gauges: {found} blocks counted, the pool has {total}"),
+            AuditError::Host { counted, found } => {
+                write!(f, "host: {counted} blocks in use on the books, {found} in swapped sequences")
+            }
+            AuditError::Prefix { block, what } => write!(f, "{block}: prefix index entry is wrong: {what}"),
+            AuditError::TableLength { len, blocks, block_size } => {
+                write!(f, "a table of {len} tokens has {blocks} blocks of {block_size}")
+            }
+        }
+    }
+}
+
+impl Error for NoSpace {}
+impl Error for TableError {}
+impl Error for PoolError {}
+impl Error for AuditError {}
+
+impl From<NoSpace> for TableError {
+    fn from(no_space: NoSpace) -> TableError {
+        TableError::NoSpace(no_space)
+    }
 }

@@ -36,6 +36,11 @@ impl FreeList {
         self.len
     }
 
+    /// Bytes of the links.
+    pub fn bytes(&self) -> usize {
+        size_of_val(&*self.links)
+    }
+
     /// Whether the block is in the list.
     pub fn contains(&self, block: BlockId) -> bool {
         self.links[block.index()].next != ABSENT

@@ -12,11 +12,18 @@
 //! - Every block is free or referenced, never both; the reference counts sum to the occurrences in live tables.
 //! - A block with more than one owner is never written; a sole owner writes in place.
 //! - Only full blocks of committed tokens can be found by prefix, and a hit is verified by its tokens, so
-//!   neither a hash collision nor a crafted prompt returns another prompt's cache.
+//!   neither a hash collision nor a crafted prompt returns another prompt's cache. Nor does another salt's,
+//!   adapter's or image's ([`ExtraKeys`]).
 //! - Blocks without a hash are reused before cached ones; those go least recently used first, the tail of a
 //!   chain before its head.
-//! - An operation that fails changes nothing.
+//! - With several groups of layers ([`CacheGroup`]) a hit serves all of them; an entry behind a window is a hole.
+//! - An operation that fails changes nothing. A table of another pool is refused, and a table that is dropped
+//!   instead of released is named ([`Leak`]) and its blocks come back.
 //! - [`Gauges`] sum to the pool, and [`BlockPool::audit`] rebuilds all of this from the live tables.
+//!
+//! A pool with one full group and no host blocks, the default, needs only [`admit`](BlockPool::admit),
+//! [`append`](BlockPool::append), [`commit`](BlockPool::commit), [`fork`](BlockPool::fork),
+//! [`truncate`](BlockPool::truncate) and [`release`](BlockPool::release).
 //!
 //! ```
 //! use kvblock::{BlockPool, MemOp, PoolConfig, Prompt};
@@ -50,17 +57,31 @@ mod admit;
 mod audit;
 mod config;
 mod error;
+mod events;
 mod free_list;
 mod hash;
+mod key;
+mod leak;
+mod pin;
 mod pool;
 mod prefix;
+mod sequence;
+mod stats;
+mod swap;
 mod table;
 
-pub use admit::{Admission, MissReason, PrefixStats, Prompt};
-pub use config::PoolConfig;
-pub use error::{AuditError, NoSpace, PoolError, Uncommitted};
-pub use pool::{BlockPool, Gauges, MemOp};
-pub use table::BlockTable;
+pub use admit::{Admission, MissReason, Prompt, PromptHashes};
+pub use config::{CacheGroup, PoolConfig};
+pub use error::{AuditError, NoSpace, PoolError, TableError};
+pub use events::BlockEvent;
+pub use hash::PrefixHash;
+pub use key::{ExtraKeys, PrefixKey};
+pub use leak::Leak;
+pub use pin::PinnedPrefix;
+pub use pool::{BlockPool, MemOp};
+pub use stats::{Counters, Gauges, HostGauges, PrefixStats};
+pub use swap::{HostBlockId, Swapped};
+pub use table::{BlockTable, GroupTable};
 
 /// Compiles and runs the README's example.
 #[cfg(doctest)]
@@ -69,6 +90,7 @@ struct Readme;
 
 /// A block of the pool. A newtype, so that a block is not taken for a slot or for a position in a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct BlockId(pub u32);
 
 impl BlockId {

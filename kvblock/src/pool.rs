@@ -1,22 +1,30 @@
-//! The pool: every block, its owners, and the operations on tables.
+//! The pool: every block, its owners, and how it comes and goes.
 //!
 //! A block is free or referenced, never both. Free blocks stand in one list: those without a hash in front,
-//! then cached ones, least recently used first; blocks are taken from the front. Every operation is O(blocks
-//! it touches) and either succeeds or changes nothing.
+//! then cached ones, least recently used first; blocks are taken from the front. Taking and giving back a block
+//! is O(1) and touches its links, its count, and, if it was cached, its entry and bucket.
 //!
 //! The pool touches no memory. What the memory must undergo is kept as an ordered list of [`MemOp`], to be
 //! drained and applied before the next write to any block.
 
-use std::sync::Arc;
+use std::sync::mpsc::Receiver;
 
+use crate::events::EventLog;
 use crate::free_list::FreeList;
 use crate::hash::PrefixHasher;
-use crate::prefix::{Content, PrefixIndex};
-use crate::{BlockId, BlockTable, NoSpace, PoolConfig, PoolError, PrefixStats, Uncommitted};
+use crate::leak::{Home, Lost};
+use crate::prefix::PrefixIndex;
+use crate::swap::HostPool;
+use crate::table::GroupTable;
+use crate::{
+    BlockEvent, BlockId, BlockTable, CacheGroup, Counters, Gauges, HostBlockId, NoSpace, PoolConfig, PoolError,
+    PrefixHash, PrefixStats, TableError,
+};
 
 /// Something the memory behind the pool must undergo. Apply in order, and before the writes of the appends
 /// that caused them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum MemOp {
     /// Copy all slots of one block to another.
     Copy {
@@ -33,50 +41,66 @@ pub enum MemOp {
         /// First slot to fill.
         from_slot: usize,
     },
-}
-
-/// Where the blocks are; the three always sum to the pool.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Gauges {
-    /// Blocks that live tables own.
-    pub in_use: usize,
-    /// Blocks that nobody owns and that hold a cached prefix: reusable, and to be had when needed.
-    pub cached: usize,
-    /// Blocks that hold nothing.
-    pub free: usize,
+    /// Copy all slots of a block to host memory.
+    SwapOut {
+        /// Read.
+        src: BlockId,
+        /// Written.
+        dst: HostBlockId,
+    },
+    /// Copy all slots of a block back from host memory.
+    SwapIn {
+        /// Read.
+        src: HostBlockId,
+        /// Written.
+        dst: BlockId,
+    },
 }
 
 /// Owner of all blocks.
 pub struct BlockPool {
     pub(crate) block_size: usize,
+    pub(crate) groups: Box<[CacheGroup]>,
     /// Owners per block.
     pub(crate) refs: Box<[u32]>,
     pub(crate) free: FreeList,
     /// Blocks of the free list that are cached.
-    pub(crate) cached_free: usize,
+    cached_free: usize,
     /// `None` with prefix caching off.
     pub(crate) index: Option<PrefixIndex>,
+    pub(crate) host: HostPool,
     pub(crate) stats: PrefixStats,
-    memory_ops: Vec<MemOp>,
+    pub(crate) counters: Counters,
+    pub(crate) memory_ops: Vec<MemOp>,
+    pub(crate) events: EventLog,
+    pub(crate) home: Home,
+    pub(crate) lost: Receiver<Lost>,
     poison: bool,
 }
 
 impl BlockPool {
     /// A pool of which every block is free.
     pub fn new(config: PoolConfig) -> Result<BlockPool, PoolError> {
-        let num_blocks = config.check()?;
+        let (num_blocks, host_blocks) = config.check()?;
         let index = config.prefix_caching.then(|| {
             let hasher = PrefixHasher::new(config.hash_seed, config.hash_bits);
-            PrefixIndex::new(hasher, config.num_blocks, config.block_size)
+            PrefixIndex::new(hasher, config.num_blocks, config.block_size, config.groups.len())
         });
+        let (home, lost) = Home::new();
         Ok(BlockPool {
             block_size: config.block_size,
+            groups: config.groups.into(),
             refs: vec![0; config.num_blocks].into(),
             free: FreeList::full(num_blocks),
             cached_free: 0,
             index,
+            host: HostPool::new(host_blocks),
             stats: PrefixStats::default(),
+            counters: Counters::default(),
             memory_ops: Vec::new(),
+            events: EventLog::new(config.events),
+            home,
+            lost,
             poison: config.poison,
         })
     }
@@ -89,6 +113,11 @@ impl BlockPool {
     /// Blocks in the pool.
     pub fn num_blocks(&self) -> usize {
         self.refs.len()
+    }
+
+    /// The groups of layers, in the order of every table's groups.
+    pub fn groups(&self) -> &[CacheGroup] {
+        &self.groups
     }
 
     /// Blocks that can be had now: free ones and, by eviction, cached ones.
@@ -110,6 +139,16 @@ impl BlockPool {
         &self.stats
     }
 
+    /// What has happened to blocks since the start.
+    pub fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// Bytes of the pool's own books, all of them allocated at the start: at most 96 and four for each token, per block.
+    pub fn metadata_bytes(&self) -> usize {
+        self.free.bytes() + size_of_val(&*self.refs) + self.index.as_ref().map_or(0, PrefixIndex::bytes)
+    }
+
     /// The seed of the prefix hash's key, drawn or given; `None` with prefix caching off.
     pub fn hash_seed(&self) -> Option<u64> {
         self.index.as_ref().map(PrefixIndex::seed)
@@ -117,12 +156,17 @@ impl BlockPool {
 
     /// Owners of a block.
     pub fn references(&self, block: BlockId) -> u32 {
-        self.refs[block.index()]
+        self.refs.get(block.index()).copied().unwrap_or(0)
     }
 
     /// Whether the block is in the prefix index.
     pub fn is_cached(&self, block: BlockId) -> bool {
         self.index.as_ref().is_some_and(|index| index.contains(block))
+    }
+
+    /// Group and name of the prefix that a cached block ends.
+    pub fn prefix_of(&self, block: BlockId) -> Option<(usize, PrefixHash)> {
+        self.index.as_ref()?.name_of(block)
     }
 
     /// The blocks that can be had, in the order in which they will be.
@@ -135,180 +179,74 @@ impl BlockPool {
         self.memory_ops.drain(..)
     }
 
-    /// Blocks that all these appends together would take: each entry is a table and the number of tokens to
-    /// append to it.
-    pub fn blocks_needed<'a>(&self, appends: impl IntoIterator<Item = (&'a BlockTable, usize)>) -> usize {
-        let mut needed = 0;
-        let mut shared_tails = Vec::new();
-        for (table, tokens) in appends.into_iter().filter(|&(_, tokens)| tokens > 0) {
-            needed += (table.len() + tokens).div_ceil(self.block_size) - table.blocks.len();
-            shared_tails.extend(self.shared_tail(table));
-        }
-        // Every sharer copies, but when all of them write, the last is the sole owner by then and writes in place.
-        shared_tails.sort_unstable();
-        for sharers in shared_tails.chunk_by(|a, b| a == b) {
-            let all_write = sharers.len() == self.refs[sharers[0].index()] as usize;
-            needed += sharers.len() - usize::from(all_write);
-        }
-        needed
+    /// What became findable, or ceased to be, since the last call, in order; nothing unless the configuration
+    /// asks for events.
+    pub fn drain_events(&mut self) -> impl Iterator<Item = BlockEvent> + '_ {
+        self.events.drain()
     }
 
-    /// Gives each of `tokens` a slot behind those the table has. If the last block is shared and has room, it
-    /// is copied first; a sole owner writes in place. Returns the index of the first block that is new or
-    /// replaced: a mirror of the table keeps the blocks before it and takes those from it on.
-    pub fn append(&mut self, table: &mut BlockTable, tokens: &[u32]) -> Result<usize, NoSpace> {
-        if tokens.is_empty() {
-            return Ok(table.blocks.len());
-        }
-        let wanted = self.blocks_needed([(&*table, tokens.len())]);
-        if wanted > self.free.len() {
-            return Err(NoSpace { wanted, free: self.free.len() });
-        }
-        let mut first_changed = table.blocks.len();
-        if let Some(src) = self.shared_tail(table) {
-            first_changed -= 1;
-            let dst = self.take()?;
-            self.refs[src.index()] -= 1;
-            table.blocks[first_changed] = dst;
-            self.memory_ops.push(MemOp::Copy { src, dst });
-            self.order_poison(dst, table.len() % self.block_size);
-        } else if let Some(tail) = table.open_tail() {
-            // A truncated table may end within a block that is cached whole; from here on it holds something else.
-            self.drop_hash(tail, table.len() % self.block_size);
-        }
-        table.tokens.extend_from_slice(tokens);
-        while table.blocks.len() * self.block_size < table.len() {
-            let block = self.take()?;
-            table.blocks.push(block);
-        }
-        Ok(first_changed)
-    }
-
-    /// Says that the first `committed` tokens of the table have been computed. Blocks that are full of such
-    /// tokens become findable. Less than before says nothing new.
-    pub fn commit(&mut self, table: &mut BlockTable, committed: usize) {
-        debug_assert!(committed <= table.len(), "{committed} tokens computed of {}", table.len());
-        let full = table.committed / self.block_size..committed / self.block_size;
-        table.committed = committed.max(table.committed);
-        let Some(index) = &mut self.index else { return };
-        for k in full {
-            let parent = k.checked_sub(1).and_then(|before| index.as_parent(table.blocks[before]));
-            let content = Content { parent, salt: table.salt.as_ref(), tokens: table.block_tokens(k) };
-            index.insert(table.blocks[k], content);
-        }
-    }
-
-    /// A second table on the same blocks, a partly filled last one included. Costs no block until one of the
-    /// two appends. Refused while the table has tokens that are not committed: they would be written to a
-    /// shared block.
-    pub fn fork(&mut self, table: &BlockTable) -> Result<BlockTable, Uncommitted> {
-        if table.committed < table.len() {
-            return Err(Uncommitted { committed: table.committed, len: table.len() });
-        }
-        for block in &table.blocks {
-            self.refs[block.index()] += 1;
-        }
-        Ok(BlockTable {
-            blocks: table.blocks.clone(),
-            tokens: table.tokens.clone(),
-            committed: table.committed,
-            salt: table.salt.clone(),
-            block_size: table.block_size,
-        })
-    }
-
-    /// Cuts the table down to its first `len` tokens. A block that the table alone owns and that is cut
-    /// within loses its hash.
-    pub fn truncate(&mut self, table: &mut BlockTable, len: usize) {
-        if len >= table.len() {
-            return;
-        }
-        let cut = table.blocks.split_off(len.div_ceil(self.block_size));
-        self.release_blocks(&cut);
-        table.tokens.truncate(len);
-        table.committed = table.committed.min(len);
-        if let Some(tail) = table.open_tail()
-            && self.refs[tail.index()] == 1
-        {
-            let from_slot = len % self.block_size;
-            if !self.drop_hash(tail, from_slot) {
-                self.order_poison(tail, from_slot);
-            }
-        }
-    }
-
-    /// Takes the table's blocks back. Those with a hash stay findable until they are needed, the tail of the
-    /// sequence first.
-    pub fn release(&mut self, table: BlockTable) {
-        self.release_blocks(&table.blocks);
+    /// Whether the table was opened by this pool.
+    pub fn owns(&self, table: &BlockTable) -> bool {
+        self.home == table.home
     }
 
     /// Forgets every cached prefix. `false`, and nothing happens, while a block is in use.
     pub fn reset_prefix_cache(&mut self) -> bool {
+        self.reclaim_leaks();
         if self.gauges().in_use > 0 {
             return false;
         }
-        for id in 0..self.num_blocks() as u32 {
-            self.drop_hash(BlockId(id), 0);
+        let Some(index) = &mut self.index else { return true };
+        let cached: Vec<BlockId> =
+            (0..self.refs.len() as u32).map(BlockId).filter(|b| index.remove(*b).is_some()).collect();
+        index.forget_evicted();
+        for block in cached {
+            self.order_poison(block, 0);
         }
         self.cached_free = 0;
+        self.events.push(BlockEvent::Cleared);
         true
     }
 
-    /// A table over the blocks `hits`, which are pinned, with slots for all of `tokens`. Changes nothing if
-    /// that and `keep_free` more blocks can not be had.
-    pub(crate) fn open_table(
-        &mut self,
-        hits: &[BlockId],
-        tokens: &[u32],
-        salt: Option<&str>,
-        keep_free: usize,
-    ) -> Result<BlockTable, NoSpace> {
-        let wanted = self.blocks_to_open(hits, tokens.len()) + keep_free;
-        if wanted > self.free.len() {
-            return Err(NoSpace { wanted, free: self.free.len() });
-        }
-        for &block in hits {
-            if self.free.remove(block) {
-                self.cached_free -= 1;
-            }
-            self.refs[block.index()] += 1;
-        }
-        let mut table = BlockTable {
-            blocks: Vec::with_capacity(tokens.len().div_ceil(self.block_size)),
-            tokens: tokens[..hits.len() * self.block_size].to_vec(),
-            committed: hits.len() * self.block_size,
-            salt: salt.map(Arc::from),
-            block_size: self.block_size,
-        };
-        table.blocks.extend_from_slice(hits);
-        self.append(&mut table, &tokens[hits.len() * self.block_size..])?;
-        Ok(table)
+    /// Refuses a table of another pool, whose block ids mean nothing here.
+    pub(crate) fn check_owner(&self, table: &BlockTable) -> Result<(), TableError> {
+        if self.owns(table) { Ok(()) } else { Err(TableError::ForeignTable) }
     }
 
-    /// Blocks that leave the free list when a table over `hits` with `len` tokens is opened.
-    pub(crate) fn blocks_to_open(&self, hits: &[BlockId], len: usize) -> usize {
-        let repinned = hits.iter().filter(|b| self.free.contains(**b)).count();
-        repinned + len.div_ceil(self.block_size) - hits.len()
+    /// Refuses what would take more off the free list than is there.
+    pub(crate) fn check_space(&self, wanted: usize) -> Result<(), NoSpace> {
+        let free = self.free.len();
+        if wanted > free { Err(NoSpace { wanted, free }) } else { Ok(()) }
     }
 
-    /// The block a next token would go to, if others own it as well.
-    fn shared_tail(&self, table: &BlockTable) -> Option<BlockId> {
-        table.open_tail().filter(|tail| self.refs[tail.index()] > 1)
-    }
-
-    /// Takes the front block of the free list, evicting what it cached.
-    fn take(&mut self) -> Result<BlockId, NoSpace> {
+    /// Takes the front block of the free list for one owner, evicting what it cached.
+    pub(crate) fn take(&mut self) -> Result<BlockId, NoSpace> {
         let block = self.free.pop_front().ok_or(NoSpace { wanted: 1, free: 0 })?;
-        if self.drop_hash(block, 0) {
+        if self.drop_hash(block, 0, true) {
             self.cached_free -= 1;
+            self.counters.evicted += 1;
         }
         self.refs[block.index()] = 1;
+        self.counters.taken += 1;
+        self.count_peak();
         Ok(block)
     }
 
-    fn release_blocks(&mut self, blocks: &[BlockId]) {
-        for &block in blocks {
+    /// Adds an owner to a block that has some, or that is cached and free.
+    pub(crate) fn share(&mut self, block: BlockId) {
+        if self.free.remove(block) {
+            self.cached_free -= 1;
+        }
+        self.refs[block.index()] += 1;
+        self.count_peak();
+    }
+
+    /// Takes one reference off every block of these groups' tables. Those with a hash stay findable until they are needed.
+    pub(crate) fn release_groups(&mut self, groups: &[GroupTable<BlockId>]) {
+        let entries = groups.iter().map(GroupTable::num_entries).max().unwrap_or(0);
+        let first = groups.iter().map(GroupTable::holes).min().unwrap_or(0);
+        let by_position = || (first..entries).flat_map(|k| groups.iter().filter_map(move |g| g.entry(k)));
+        for block in by_position() {
             self.refs[block.index()] -= 1;
             if self.refs[block.index()] == 0 && !self.is_cached(block) {
                 self.order_poison(block, 0);
@@ -316,7 +254,7 @@ impl BlockPool {
             }
         }
         // The tail of a chain is of no use without its head, so it shall be evicted first.
-        for &block in blocks.iter().rev() {
+        for block in by_position().rev() {
             if self.refs[block.index()] == 0 && self.is_cached(block) {
                 self.cached_free += 1;
                 self.free.push_back(block);
@@ -325,17 +263,26 @@ impl BlockPool {
     }
 
     /// Takes the block out of the prefix index; its slots from `from_slot` on must not be read again.
-    fn drop_hash(&mut self, block: BlockId, from_slot: usize) -> bool {
-        let dropped = self.index.as_mut().is_some_and(|index| index.remove(block));
-        if dropped {
-            self.order_poison(block, from_slot);
+    pub(crate) fn drop_hash(&mut self, block: BlockId, from_slot: usize, evicted: bool) -> bool {
+        let Some(index) = &mut self.index else { return false };
+        let Some(removed) = index.remove(block) else { return false };
+        if removed.last {
+            if evicted {
+                index.remember_evicted(removed.hash);
+            }
+            self.events.push(BlockEvent::Removed { group: removed.group, hash: removed.hash });
         }
-        dropped
+        self.order_poison(block, from_slot);
+        true
     }
 
-    fn order_poison(&mut self, block: BlockId, from_slot: usize) {
+    pub(crate) fn order_poison(&mut self, block: BlockId, from_slot: usize) {
         if self.poison {
             self.memory_ops.push(MemOp::Poison { block, from_slot });
         }
+    }
+
+    fn count_peak(&mut self) {
+        self.counters.peak_in_use = self.counters.peak_in_use.max(self.refs.len() - self.free.len());
     }
 }

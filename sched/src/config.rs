@@ -35,6 +35,15 @@ pub struct SchedConfig {
     pub policy: Policy,
     /// Key of the prefix hash; `None` takes the process's randomness.
     pub hash_seed: Option<u64>,
+    /// Greatest number of tokens that one sequence's prefill takes of a step, so that a long prompt leaves
+    /// room for those behind it; 0 is no limit.
+    pub long_prefill_token_threshold: usize,
+    /// Greatest number of running requests whose prompt is computed in part. The head of the queue waits
+    /// while it would be one more.
+    pub max_num_partial_prefills: usize,
+    /// Steps that may be planned and not yet committed: 1 plans after each commit; 2 plans a step while the
+    /// one before it runs, so that the device does not wait for the host.
+    pub max_in_flight: usize,
 }
 
 /// A configuration under which some request could wait for ever.
@@ -69,16 +78,55 @@ pub enum ConfigError {
         /// `--max-model-len` as found.
         max_model_len: usize,
     },
+    /// A limit on chunks, but no chunks.
+    #[error(
+        "--long-prefill-token-threshold {threshold} needs --enable-chunked-prefill: turn it on, or set the \
+         threshold to 0"
+    )]
+    ThresholdWithoutChunks {
+        /// `--long-prefill-token-threshold` as found.
+        threshold: usize,
+    },
+    /// Steps can be planned after one another, or one ahead.
+    #[error("max_in_flight: found {found}, expected 1 or 2 steps")]
+    InFlight {
+        /// What the configuration says.
+        found: usize,
+    },
     /// The block pool can not be built.
     #[error(transparent)]
     Pool(#[from] kvblock::PoolError),
 }
 
 impl SchedConfig {
+    /// A pool of this size and, for the rest, vLLM's defaults: 256 sequences, 2,048 tokens a step, prefix
+    /// caching, chunked prefill without further limits, first come first served, one step at a time. Contexts
+    /// may fill the pool.
+    pub fn new(num_blocks: usize, block_size: usize) -> SchedConfig {
+        SchedConfig {
+            block_size,
+            num_blocks,
+            max_num_seqs: 256,
+            max_num_batched_tokens: 2048,
+            max_model_len: num_blocks.saturating_mul(block_size),
+            enable_prefix_caching: true,
+            enable_chunked_prefill: true,
+            policy: Policy::Fcfs,
+            hash_seed: None,
+            long_prefill_token_threshold: 0,
+            max_num_partial_prefills: usize::MAX,
+            max_in_flight: 1,
+        }
+    }
+
     /// Whether every request that this configuration accepts can make progress.
     pub(crate) fn validate(&self) -> Result<(), ConfigError> {
         let &SchedConfig { max_num_seqs, max_num_batched_tokens, max_model_len, .. } = self;
-        for (flag, value) in [("--max-num-seqs", max_num_seqs), ("--max-model-len", max_model_len)] {
+        for (flag, value) in [
+            ("--max-num-seqs", max_num_seqs),
+            ("--max-model-len", max_model_len),
+            ("--max-num-partial-prefills", self.max_num_partial_prefills),
+        ] {
             if value == 0 {
                 return Err(ConfigError::Zero { flag });
             }
@@ -89,7 +137,22 @@ impl SchedConfig {
         if !self.enable_chunked_prefill && max_num_batched_tokens < max_model_len {
             return Err(ConfigError::PromptExceedsStep { max_num_batched_tokens, max_model_len });
         }
+        if !self.enable_chunked_prefill && self.long_prefill_token_threshold > 0 {
+            return Err(ConfigError::ThresholdWithoutChunks { threshold: self.long_prefill_token_threshold });
+        }
+        if !(1..=2).contains(&self.max_in_flight) {
+            return Err(ConfigError::InFlight { found: self.max_in_flight });
+        }
         Ok(())
+    }
+
+    /// Tokens of a prefill of `pending` tokens that a step with this budget left computes.
+    pub(crate) fn chunk(&self, pending: usize, budget: usize) -> usize {
+        let limit = match self.long_prefill_token_threshold {
+            0 => usize::MAX,
+            threshold => threshold,
+        };
+        pending.min(budget).min(limit)
     }
 
     /// Blocks that an admission leaves alone while others run, so that they do not preempt it in the very next step.

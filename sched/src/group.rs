@@ -10,6 +10,14 @@
 //! The prompt is computed once, as sequence 0, also when sequence 0 itself has finished already and the
 //! request comes back from a preemption for others' sake. At its end the live sequences fork from it. Outputs
 //! survive a preemption; tables do not.
+//!
+//! While steps are in flight a sequence has tokens planned but not computed, and tokens promised but not known:
+//!
+//! ```text
+//! tokens     [ prompt | out out | ?? ]      ??  promised: drawn by a step in flight, a placeholder if planned
+//! computed   ^--- committed --^    ^
+//! planned    ^----------------- ---^        computed once the steps in flight are
+//! ```
 
 use std::borrow::Cow;
 use std::cmp::Reverse;
@@ -17,24 +25,46 @@ use std::ops::Range;
 
 use kvblock::BlockTable;
 
-use crate::{Policy, Request, SeqId};
+use crate::{Policy, Request, SeqId, StepId};
+
+/// Preemptions after which a request is no longer judged by its work. Least work lost is the cheaper rule, but
+/// it prefers newcomers with long prompts, and under endless arrivals one request could lose every time.
+const AGED_AFTER: u32 = 3;
 
 /// Place in the waiting queue: priority (0 under FCFS), then order of arrival.
 pub(crate) type QueueKey = (i32, u64);
 
-/// How well a running request stands, best first: priority, most work done, earliest arrival. The best gets
-/// the first tokens for prefill; the worst is preempted.
-pub(crate) type Standing = (i32, Reverse<usize>, u64);
+/// How well a running request stands, best first: priority; arrival, if it is aged (the others come after all
+/// that are); most work done; arrival. The best gets the first tokens for prefill; the worst is preempted.
+pub(crate) type Standing = (i32, u64, Reverse<usize>, u64);
 
 pub(crate) struct Sequence {
     /// Tokens drawn so far.
     pub output: Vec<u32>,
+    /// Tokens that steps in flight will draw.
+    pub promised: usize,
     /// Set while the sequence owns blocks.
     pub table: Option<BlockTable>,
+    /// Leading tokens of the table that are computed once the steps in flight are.
+    pub planned: usize,
     /// Leading blocks of the table that the executor knows.
     pub sent: usize,
+    /// The last step that computes some of it.
+    pub last_step: StepId,
     /// Not finished.
     pub live: bool,
+}
+
+impl Sequence {
+    fn new() -> Sequence {
+        let last_step = StepId(0);
+        Sequence { output: Vec::new(), promised: 0, table: None, planned: 0, sent: 0, last_step, live: true }
+    }
+
+    /// Whether a step in flight, the oldest of which is given, computes some of it.
+    pub fn is_in_flight(&self, oldest: Option<StepId>) -> bool {
+        oldest.is_some_and(|oldest| self.last_step >= oldest)
+    }
 }
 
 pub(crate) struct Group {
@@ -45,14 +75,14 @@ pub(crate) struct Group {
     pub forked: bool,
     /// Tokens that came from the prefix cache at the last admission.
     pub cached: usize,
-    /// Was running before.
-    pub resumed: bool,
+    /// How often it had to give its blocks back.
+    pub preemptions: u32,
 }
 
 impl Group {
     pub fn new(request: Request, arrival: u64) -> Group {
-        let seqs = (0..request.n).map(|_| Sequence { output: Vec::new(), table: None, sent: 0, live: true }).collect();
-        Group { request, arrival, seqs, forked: false, cached: 0, resumed: false }
+        let seqs = (0..request.n).map(|_| Sequence::new()).collect();
+        Group { request, arrival, seqs, forked: false, cached: 0, preemptions: 0 }
     }
 
     pub fn seq_id(&self, index: usize) -> SeqId {
@@ -68,10 +98,11 @@ impl Group {
     }
 
     pub fn standing(&self, policy: Policy) -> Standing {
-        (self.priority(policy), Reverse(self.work()), self.arrival)
+        let aged = if self.preemptions >= AGED_AFTER { self.arrival } else { u64::MAX };
+        (self.priority(policy), aged, Reverse(self.work()), self.arrival)
     }
 
-    fn priority(&self, policy: Policy) -> i32 {
+    pub fn priority(&self, policy: Policy) -> i32 {
         match policy {
             Policy::Fcfs => 0,
             Policy::Priority => self.request.priority,
@@ -81,49 +112,60 @@ impl Group {
     /// Tokens that a preemption would throw away: each computed one once, those from the cache not at all.
     pub fn work(&self) -> usize {
         let prompt = self.request.prompt.len();
-        let computed = |s: &Sequence| s.table.as_ref().map_or(0, BlockTable::committed);
         let all = if self.forked {
-            prompt + self.seqs.iter().map(|s| computed(s).saturating_sub(prompt)).sum::<usize>()
+            prompt + self.seqs.iter().map(|s| s.planned.saturating_sub(prompt)).sum::<usize>()
         } else {
-            computed(&self.seqs[0])
+            self.seqs[0].planned
         };
         all.saturating_sub(self.cached)
     }
 
-    /// Tokens that sequence `index` knows and that are to be computed in the present phase.
+    /// Tokens of sequence `index` that are to be computed in the present phase: those known and those
+    /// promised, but for the last one that it may have, which nothing follows.
     pub fn target(&self, index: usize) -> usize {
-        let prompt = self.request.prompt.len();
-        if self.forked || self.sole_live_is_first() { prompt + self.seqs[index].output.len() } else { prompt }
+        let Sequence { output, promised, .. } = &self.seqs[index];
+        let outputs = if self.forked || self.sole_live_is_first() { output.len() + promised } else { 0 };
+        self.request.prompt.len() + outputs.min(self.request.max_tokens - 1)
     }
 
-    /// Sequences with something to compute, and how many tokens.
+    /// Sequences with something to compute that is in no step yet, and how many tokens.
     pub fn pending(&self) -> impl Iterator<Item = (usize, usize)> + '_ {
         self.seqs.iter().enumerate().filter_map(|(index, s)| {
-            let table = s.table.as_ref()?;
-            let pending = self.target(index).saturating_sub(table.committed());
+            s.table.as_ref()?;
+            let pending = self.target(index).saturating_sub(s.planned);
             (pending > 0).then_some((index, pending))
         })
+    }
+
+    /// Whether the prompt of a running request is computed in part.
+    pub fn is_partial(&self) -> bool {
+        !self.forked && self.seqs[0].planned < self.request.prompt.len()
     }
 
     /// All that sequence 0 has to compute in the prompt phase.
     pub fn prefill_tokens(&self) -> Cow<'_, [u32]> {
         let (prompt, target) = (&self.request.prompt, self.target(0));
-        if target == prompt.len() { Cow::Borrowed(prompt) } else { Cow::Owned(self.tokens(0, 0..target)) }
+        if target == prompt.len() {
+            return Cow::Borrowed(prompt);
+        }
+        let mut tokens = Vec::with_capacity(target);
+        self.copy_tokens(0, 0..target, &mut tokens);
+        Cow::Owned(tokens)
     }
 
-    /// Tokens of sequence `index` at these positions.
-    pub fn tokens(&self, index: usize, positions: Range<usize>) -> Vec<u32> {
-        let prompt = &self.request.prompt;
-        let output = &self.seqs[index].output;
-        let split = prompt.len();
-        let mut tokens = prompt[positions.start.min(split)..positions.end.min(split)].to_vec();
-        tokens.extend_from_slice(&output[positions.start.max(split) - split..positions.end.max(split) - split]);
-        tokens
+    /// Appends the tokens of sequence `index` at these positions to `tokens`; 0 where they are not known yet.
+    pub fn copy_tokens(&self, index: usize, positions: Range<usize>, tokens: &mut Vec<u32>) {
+        let (prompt, output) = (&self.request.prompt, &self.seqs[index].output);
+        let known = prompt.len() + output.len();
+        tokens.extend_from_slice(&prompt[positions.start.min(prompt.len())..positions.end.min(prompt.len())]);
+        let outputs = positions.start.clamp(prompt.len(), known)..positions.end.clamp(prompt.len(), known);
+        tokens.extend_from_slice(&output[outputs.start - prompt.len()..outputs.end - prompt.len()]);
+        tokens.extend(std::iter::repeat_n(0, positions.end.saturating_sub(positions.start.max(known))));
     }
 
     /// Which sequences want a token from the row of sequence `index` that ends at `end`.
     pub fn sample(&self, index: usize, end: usize) -> Range<u32> {
-        let sampled_before = self.seqs.iter().any(|s| !s.output.is_empty());
+        let sampled_before = self.seqs.iter().any(|s| !s.output.is_empty() || s.promised > 0);
         if end < self.target(index) {
             0..0
         } else if !sampled_before {

@@ -9,19 +9,10 @@
 //! history gives the same plans. It does not know when a text is finished either; whoever samples says so.
 //!
 //! ```
-//! use sched::{Outcome, Policy, Request, RequestId, SchedConfig, Scheduler, SeqId};
+//! use sched::{Outcome, Request, RequestId, SchedConfig, Scheduler, SeqId};
 //!
-//! let mut scheduler = Scheduler::new(SchedConfig {
-//!     block_size: 16,
-//!     num_blocks: 100,
-//!     max_num_seqs: 8,
-//!     max_num_batched_tokens: 64,
-//!     max_model_len: 512,
-//!     enable_prefix_caching: true,
-//!     enable_chunked_prefill: true,
-//!     policy: Policy::Fcfs,
-//!     hash_seed: None,
-//! })?;
+//! let config = SchedConfig { max_num_seqs: 8, max_num_batched_tokens: 64, ..SchedConfig::new(100, 16) };
+//! let mut scheduler = Scheduler::new(config)?;
 //! let id = RequestId(1);
 //! scheduler.submit(Request {
 //!     id,
@@ -51,33 +42,64 @@
 //!
 //! # A step
 //! Decodes come first, one token each; then prefills under way; then the head of the waiting queue, and
-//! nobody past it. Because `max_num_batched_tokens > max_num_seqs` is required, prefill always keeps a share.
-//! When blocks run out, the running request of worst standing (lowest priority, then least work to lose, then
-//! latest arrival) gives all of its blocks back and waits again at the place of its arrival; its outputs stay
-//! and its tokens are computed again. A group of `n` sequences computes its prompt once, forks copy-on-write,
-//! and is preempted as a whole.
+//! nobody past it. Because `max_num_batched_tokens > max_num_seqs` is required, prefill always keeps a share;
+//! `long_prefill_token_threshold` keeps one long prompt from taking all of it. When blocks run out, the running
+//! request of worst standing (lowest priority, then least work to lose, then latest arrival) gives all of its
+//! blocks back and waits again at the place of its arrival; its outputs stay and its tokens are computed again.
+//! A group of `n` sequences computes its prompt once, forks copy-on-write, and is preempted as a whole.
+//!
+//! # Planning ahead
+//! With `max_in_flight` 2 a step is planned while the one before it runs: [`plan`](Scheduler::plan), hand it to
+//! the device, [`submitted`](Scheduler::submitted), plan the next, and [`commit`](Scheduler::commit) in order.
+//!
+//! ```text
+//! host      plan 1 | plan 2 |          commit 1, plan 3 |           commit 2, plan 4 |
+//! device           | step 1 ........ | step 2 .............. | step 3 ............. |
+//! ```
+//!
+//! Step 2 computes the token that step 1 draws before anybody knows it: its span carries a placeholder and says
+//! [which step](Span::awaits) the token comes from. A placeholder is never hashed. Where the token of step 1 ends
+//! its sequence, what step 2 computed behind it is dropped. Blocks given up while a step in flight writes to
+//! them are issued again only after that step's commit.
 //!
 //! # Progress
-//! **Theorem.** Let the requests be given, with no more arrivals or aborts: request `r` with `P_r` prompt
-//! tokens, `n_r` sequences and at most `m_r` output tokens each. With `S` the sum of `n_r`, `W` the greatest
-//! `P_r + n_r * (m_r - 1)` and `C` distinct priorities (one under FCFS), every sequence ends within
-//! `S * C * W` steps.
+//! **Theorem.** Let the requests be given, with no more arrivals or aborts: `R` requests, of which request `r`
+//! has `P_r` prompt tokens, `n_r` sequences and at most `m_r` output tokens each. With `S` the sum of `n_r`, `W`
+//! the greatest `P_r + n_r * (m_r - 1)`, `C` distinct priorities (one under FCFS) and `d` steps in flight at
+//! most, every sequence ends within `(2d - 1) * S * (C * (R + 1) * W + 1)` plans, if each plan that can not be
+//! followed by another is followed by the oldest commit.
 //!
-//! *Proof.* Each request fits the pool alone, or it is refused at submission. While something is live, a plan
-//! is not empty: with nothing running the head of the queue is admitted (no watermark then). Let `M` be the
-//! running request of best standing, and call a request's work its computed tokens. `M` is not preempted: it
-//! would have to be the worst as well, so alone, and alone it fits. `M` computes at least one token in each
-//! step: if one of its sequences decodes, decodes are never left out; if not, `M` is first among the
-//! prefills, and at least one token of the budget is left for them. So between two ends of sequences each
-//! step betters (priority of `M`, work of `M`): at equal priority whoever stands best at the next step has at
-//! least the work that `M` has by then. Work is at most `W`, so such an interval has at most `C * W` steps,
-//! and there are at most `S` intervals. ∎
+//! *Proof.* Each request fits the pool alone, or it is refused at submission. Let `d` be 1. While something is
+//! live, a plan is not empty: with nothing running the head of the queue is admitted (no watermark then). Let
+//! `M` be the running request of best standing: by priority, then the earliest of the aged (those preempted
+//! three times before), then by most computed tokens, its work. `M` is not preempted: it would have to be the
+//! worst as well, so alone, and alone it fits. `M` computes at least one token in each step: if one of its
+//! sequences decodes, decodes are never left out; if not, `M` is first among the prefills, and at least one
+//! token of the budget is left for them. So between two ends of sequences each step betters the standing of the
+//! best: whoever is best at the next step is `M` with more work, or stands before it. There are `C` priorities,
+//! `R + 1` ages (that of each request, and none), and `W` values of work, so such an interval has at most
+//! `C * (R + 1) * W` steps, and there are at most `S` intervals.
+//!
+//! Let `d` be 2. `M` can be left out of a plan for two reasons. What it would compute depends on an outcome
+//! in flight (the end of its prompt, before a fork; its last token): the next commit has it. Or its blocks are
+//! still written to: then no other takes a block nor is admitted in that plan, and after the next commit they
+//! are free, and `M` is served first. The one may follow the other, so `M` is in at least one of three
+//! consecutive plans; and after an end there may be one such round before the first is admitted. ∎
+//!
+//! **Nobody starves under endless arrivals** of the same priority. The oldest live request `A` is running or at
+//! the head of the queue. While it is at the head nobody else is admitted, so those who run end by the theorem,
+//! if room for `A` is not found before. Each time that `A` is preempted is one such round, and the third makes it
+//! the best standing: aged and the earliest. Then each step computes some of it until it ends. (A request of
+//! low priority does wait for ever behind an endless stream of higher ones: that is what priority asks for.)
 
+mod admit;
 mod commit;
 mod config;
 mod group;
+mod ids;
 mod plan;
 mod request;
+mod room;
 mod scheduler;
 mod stats;
 mod step;
@@ -89,3 +111,8 @@ pub use plan::{MemOp, Outcome, Span, StepId, StepPlan, TableDelta};
 pub use request::{Refusal, Request, RequestId, SeqId};
 pub use scheduler::Scheduler;
 pub use stats::SchedStats;
+
+/// Compiles and runs the README's example.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -46,6 +46,9 @@ pub struct Span {
     pub start: usize,
     /// The tokens, at least one.
     pub tokens: Vec<u32>,
+    /// `Some(step)`: the last of `tokens` is a placeholder (0). It stands for the token that `step`, which is
+    /// in flight, draws for this sequence; the executor puts that in its place before the forward pass.
+    pub awaits: Option<StepId>,
     /// How the executor's table of this sequence changes. Blocks for a whole prompt come with its first span.
     pub table: TableDelta,
     /// Where each token's keys and values go: `block * block_size + offset`.
@@ -90,11 +93,16 @@ pub enum MemOp {
     },
 }
 
-impl From<kvblock::MemOp> for MemOp {
-    fn from(op: kvblock::MemOp) -> MemOp {
+impl MemOp {
+    /// What the pool orders, as part of a plan.
+    pub(crate) fn of_pool(op: kvblock::MemOp) -> Option<MemOp> {
         match op {
-            kvblock::MemOp::Copy { src, dst } => MemOp::Copy { src, dst },
-            kvblock::MemOp::Poison { block, from_slot } => MemOp::Poison { block, from_slot },
+            kvblock::MemOp::Copy { src, dst } => Some(MemOp::Copy { src, dst }),
+            kvblock::MemOp::Poison { block, from_slot } => Some(MemOp::Poison { block, from_slot }),
+            kvblock::MemOp::SwapOut { .. } | kvblock::MemOp::SwapIn { .. } => {
+                debug_assert!(false, "{op:?} in a pool without host blocks");
+                None
+            }
         }
     }
 }

@@ -155,20 +155,9 @@ pub enum Refusal {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-    use crate::Policy;
 
     fn config(block_size: usize, num_blocks: usize, max_model_len: usize) -> SchedConfig {
-        SchedConfig {
-            block_size,
-            num_blocks,
-            max_num_seqs: 8,
-            max_num_batched_tokens: 64,
-            max_model_len,
-            enable_prefix_caching: true,
-            enable_chunked_prefill: true,
-            policy: Policy::Fcfs,
-            hash_seed: None,
-        }
+        SchedConfig { max_num_seqs: 8, max_model_len, ..SchedConfig::new(num_blocks, block_size) }
     }
 
     fn request(prompt: usize, n: usize, max_tokens: usize) -> Request {

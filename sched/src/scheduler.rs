@@ -1,28 +1,41 @@
 //! The scheduler's state and what changes it from outside: requests come, are aborted, and end.
 //!
 //! A request is in `groups` while it lives, and in exactly one of `waiting` and `running`. Waiting requests
-//! own no blocks; running ones own those of their tables. A request may end while a step is in flight that
-//! still writes to its blocks: they are free at once, but blocks are given out by `plan` alone, which gives
-//! nothing before that step is committed.
+//! own no blocks; running ones own those of their tables. A request may end or be preempted while steps are in
+//! flight that write to its blocks: its tables are parked until the last of these is committed, so that
+//! nobody gets a block that is still written.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, VecDeque};
 
-use kvblock::{AuditError, BlockPool, PoolConfig};
+use kvblock::{AuditError, BlockId, BlockPool, BlockTable, PoolConfig};
 
+use crate::admit::Blocked;
 use crate::commit::Flight;
 use crate::group::{Group, QueueKey, Sequence};
-use crate::step::Blocked;
-use crate::{ConfigError, Refusal, Request, RequestId, SchedConfig, SchedStats, SeqId, StepId};
+use crate::ids::IdMap;
+use crate::{ConfigError, MemOp, Refusal, Request, RequestId, SchedConfig, SchedStats, SeqId, StepId};
+
+/// A table that its sequence has given up and a step in flight still writes to.
+pub(crate) struct Parked {
+    pub seq: SeqId,
+    pub arrival: u64,
+    pub until: StepId,
+    pub table: BlockTable,
+}
 
 /// Continuous batching over a paged cache. See the crate's documentation.
 pub struct Scheduler {
     pub(crate) config: SchedConfig,
     pub(crate) pool: BlockPool,
-    pub(crate) groups: HashMap<RequestId, Group>,
+    pub(crate) groups: IdMap<RequestId, Group>,
     pub(crate) waiting: BTreeMap<QueueKey, RequestId>,
     /// In order of admission.
     pub(crate) running: Vec<RequestId>,
-    pub(crate) flight: Option<Flight>,
+    /// Planned and not committed, oldest first.
+    pub(crate) flights: VecDeque<Flight>,
+    pub(crate) parked: Vec<Parked>,
+    /// What the memory must undergo with the next plan, before what the pool holds.
+    pub(crate) memory: Vec<MemOp>,
     /// Tables that the executor has to forget.
     pub(crate) released: Vec<SeqId>,
     pub(crate) blocked: Option<Blocked>,
@@ -30,6 +43,8 @@ pub struct Scheduler {
     pub(crate) changes: u64,
     pub(crate) last_step: StepId,
     pub(crate) counters: SchedStats,
+    /// Tokens on their way into a table; kept, so that a step does not allocate for each.
+    pub(crate) scratch: Vec<u32>,
     arrivals: u64,
 }
 
@@ -45,15 +60,18 @@ impl Scheduler {
         Ok(Scheduler {
             config,
             pool,
-            groups: HashMap::new(),
+            groups: IdMap::default(),
             waiting: BTreeMap::new(),
             running: Vec::new(),
-            flight: None,
+            flights: VecDeque::new(),
+            parked: Vec::new(),
+            memory: Vec::new(),
             released: Vec::new(),
             blocked: None,
             changes: 0,
             last_step: StepId(0),
             counters: SchedStats::default(),
+            scratch: Vec::new(),
             arrivals: 0,
         })
     }
@@ -72,9 +90,9 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Ends a request now, wherever it is; `false` if it is not live. While a step is in flight its outcome
-    /// for the request is ignored, and the blocks are given to nobody else before that step is committed. The
-    /// id may be used again at once.
+    /// Ends a request now, wherever it is; `false` if it is not live. The outcomes of steps in flight are
+    /// ignored for it, and its blocks are given to nobody else before those are committed. The id may be used
+    /// again at once.
     pub fn abort(&mut self, id: RequestId) -> bool {
         self.release_tables(id, |_| true);
         let Some(group) = self.groups.remove(&id) else {
@@ -116,6 +134,7 @@ impl Scheduler {
         SchedStats {
             num_running: self.running.len(),
             num_waiting: self.waiting.len(),
+            num_in_flight: self.flights.len(),
             blocks_in_use: gauges.in_use,
             blocks_cached: gauges.cached,
             blocks_free: gauges.free,
@@ -124,10 +143,27 @@ impl Scheduler {
         }
     }
 
+    /// Blocks that each running request owns, in order of admission; those that its sequences share count once.
+    pub fn blocks_per_request(&self) -> impl Iterator<Item = (RequestId, usize)> + '_ {
+        let blocks = |id: &RequestId| {
+            let tables = self.groups.get(id)?.seqs.iter().filter_map(|s| s.table.as_ref());
+            let mut blocks: Vec<BlockId> = tables.flat_map(BlockTable::blocks).copied().collect();
+            blocks.sort_unstable();
+            blocks.dedup();
+            Some((*id, blocks.len()))
+        };
+        self.running.iter().filter_map(blocks)
+    }
+
     /// Rebuilds the pool's books from all live tables and compares. Costs a pass over all tokens: for tests
     /// and for a server that suspects itself.
     pub fn audit(&self) -> Result<(), AuditError> {
-        self.pool.audit(self.groups.values().flat_map(|g| &g.seqs).filter_map(|s| s.table.as_ref()))
+        let owned = self.groups.values().flat_map(|g| &g.seqs).filter_map(|s| s.table.as_ref());
+        self.pool.audit(owned.chain(self.parked.iter().map(|p| &p.table)))
+    }
+
+    pub(crate) fn oldest_in_flight(&self) -> Option<StepId> {
+        self.flights.front().map(|f| f.step)
     }
 
     /// Brings a request to where its computed tokens and live sequences say it is: forks at the end of the
@@ -147,6 +183,7 @@ impl Scheduler {
             // Where others live, the first sequence's table ends with the prompt, so all of it is committed.
             for other in others.iter_mut().filter(|s| s.live) {
                 other.table = self.pool.fork(prompt).ok();
+                other.planned = prompt.committed();
             }
             *forked = true;
             self.changes += 1;
@@ -158,17 +195,40 @@ impl Scheduler {
 
     /// Takes back the tables of a request's sequences of which `which` holds.
     pub(crate) fn release_tables(&mut self, id: RequestId, which: impl Fn(&Sequence) -> bool) {
+        let oldest = self.oldest_in_flight();
         let Some(group) = self.groups.get_mut(&id) else {
             return;
         };
         for (index, sequence) in group.seqs.iter_mut().enumerate().filter(|(_, s)| which(s)) {
+            let seq = SeqId { request: id, index: index as u32 };
+            sequence.planned = 0;
             if std::mem::take(&mut sequence.sent) > 0 {
-                self.released.push(SeqId { request: id, index: index as u32 });
+                self.released.push(seq);
             }
-            if let Some(table) = sequence.table.take() {
-                self.changes += 1;
+            let Some(table) = sequence.table.take() else {
+                continue;
+            };
+            self.changes += 1;
+            if sequence.is_in_flight(oldest) {
+                self.parked.push(Parked { seq, arrival: group.arrival, until: sequence.last_step, table });
+            } else {
                 self.pool.release(table);
             }
         }
+    }
+
+    /// Releases the tables that no step after this one writes to.
+    pub(crate) fn release_parked(&mut self, step: StepId) {
+        for Parked { table, .. } in self.parked.extract_if(.., |p| p.until <= step) {
+            self.changes += 1;
+            self.pool.release(table);
+        }
+    }
+
+    /// Blocks that can be had once the steps in flight are committed, beyond those that can be now.
+    pub(crate) fn num_parked_blocks(&self) -> usize {
+        let mut blocks: Vec<BlockId> = self.parked.iter().flat_map(|p| p.table.blocks()).copied().collect();
+        blocks.sort_unstable();
+        blocks.chunk_by(|a, b| a == b).filter(|owners| owners.len() == self.pool.references(owners[0]) as usize).count()
     }
 }

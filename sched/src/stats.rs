@@ -9,7 +9,9 @@ pub struct SchedStats {
     pub num_running: usize,
     /// Requests that wait, preempted ones included.
     pub num_waiting: usize,
-    /// Blocks that live sequences own.
+    /// Steps planned and not committed.
+    pub num_in_flight: usize,
+    /// Blocks that live sequences own, or that a step in flight still writes to.
     pub blocks_in_use: usize,
     /// Blocks kept only for their cached prefix.
     pub blocks_cached: usize,
@@ -33,6 +35,24 @@ pub struct SchedStats {
     pub resumed_prefix_hits: u64,
     /// Requests that gave their blocks back and wait again.
     pub preemptions: u64,
+    /// Those of them that gave way to a request of higher priority; the others lacked space among equals.
+    pub preemptions_by_priority: u64,
+    /// Times that a plan left work out for a step, because the blocks for it were still written to by another.
+    pub deferrals: u64,
     /// Computed tokens that preemption threw away (some may still be found in the prefix cache).
     pub tokens_lost: u64,
+}
+
+impl SchedStats {
+    /// Share of the looked-up tokens that first admissions found in the prefix cache, 0 to 1; `None` before
+    /// the first lookup.
+    pub fn prefix_hit_rate(&self) -> Option<f64> {
+        (self.prefix_queries > 0).then(|| self.prefix_hits as f64 / self.prefix_queries as f64)
+    }
+
+    /// Share of the blocks that live sequences own, 0 to 1. Blocks kept only for their prefix do not count:
+    /// they are there for the taking.
+    pub fn cache_usage(&self) -> f64 {
+        self.blocks_in_use as f64 / self.blocks_total.max(1) as f64
+    }
 }

@@ -1,232 +1,116 @@
 //! One plan: choose, make room, apply, admit.
 //!
-//! 1. *Choose* spans for the running requests, in numbers only: every decode gets its token, then prefills
-//!    share what is left of the budget, best standing first. `max_num_batched_tokens > max_num_seqs` leaves
-//!    at least one token for them.
-//! 2. *Make room*: count the blocks that all chosen spans need together; while they can not be had, preempt
-//!    the request of worst standing and choose again. So nothing that is planned is ever taken back.
-//! 3. *Apply* the choice to the tables.
-//! 4. *Admit* from the head of the waiting queue, never past it, while budget, sequences and blocks last. A
-//!    step that preempted admits nothing.
+//! 1. *Choose* spans for the running requests and *make room* for them (`room`).
+//! 2. *Apply* the choice to the tables.
+//! 3. *Admit* from the head of the waiting queue (`admit`). A step that preempted, or that had to leave
+//!    something out for want of blocks, admits nothing.
 //!
 //! Cost: O(running sequences). A head of the queue that did not fit is not looked up again until something
 //! has changed.
 
-use kvblock::Prompt;
-
 use crate::commit::{Flight, InFlight};
-use crate::group::Group;
+use crate::group::Sequence;
 use crate::plan::{Span, TableDelta};
+use crate::room::Room;
 use crate::{RequestId, Scheduler, StepId, StepPlan};
-
-/// The head of the queue that could not be admitted, and when.
-pub(crate) struct Blocked {
-    head: RequestId,
-    changes: u64,
-    budget: usize,
-}
 
 /// Tokens to compute for one running sequence.
 #[derive(Clone, Copy)]
-struct Choice {
-    request: RequestId,
-    index: usize,
-    count: usize,
+pub(crate) struct Choice {
+    pub request: RequestId,
+    pub index: usize,
+    pub count: usize,
+}
+
+/// A plan as it grows, and what the commit will have to know of it.
+pub(crate) struct Draft {
+    pub plan: StepPlan,
+    spans: Vec<InFlight>,
 }
 
 impl Scheduler {
     /// Plans the next step. The plan may be empty.
     ///
-    /// While a planned step that has spans is not committed, its outcome is unknown and nothing can be
-    /// planned: the result is an empty plan under that step's id. An empty plan needs no commit.
+    /// With `max_in_flight` steps not committed, or one not [submitted](Scheduler::submitted) (where more than
+    /// one may be in flight), nothing can be planned: the result is an empty plan under the newest step's id.
+    /// A plan without spans need be neither submitted nor committed.
     pub fn plan(&mut self) -> StepPlan {
-        if let Some(flight) = &self.flight {
-            return StepPlan::empty(flight.step);
+        if let Some(newest) = self.flights.back()
+            && (self.flights.len() >= self.config.max_in_flight || !newest.submitted)
+        {
+            return StepPlan::empty(newest.step);
         }
         self.last_step = StepId(self.last_step.0 + 1);
-        let mut plan = StepPlan::empty(self.last_step);
-        let (choices, mut budget) = self.make_room(&mut plan.preempted);
+        let plan = StepPlan::empty(self.last_step);
+        let mut draft = Draft { plan, spans: Vec::new() };
+        let Room { choices, mut budget, deferred } = self.make_room(&mut draft.plan.preempted);
+        draft.plan.spans.reserve(choices.len());
+        draft.spans.reserve(choices.len());
         for choice in choices {
-            self.push_span(&mut plan, choice, 0);
+            self.push_span(&mut draft, choice, 0);
         }
-        if plan.preempted.is_empty() {
-            self.admit(&mut plan, &mut budget);
+        if draft.plan.preempted.is_empty() && !deferred {
+            self.admit(&mut draft, &mut budget);
         }
-        plan.memory = self.pool.drain_memory_ops().map(Into::into).collect();
+        let Draft { mut plan, spans } = draft;
+        plan.memory = std::mem::take(&mut self.memory);
+        plan.memory.extend(self.pool.drain_memory_ops().filter_map(crate::MemOp::of_pool));
         plan.released = std::mem::take(&mut self.released);
         if !plan.spans.is_empty() {
             self.counters.steps += 1;
-            self.flight = Some(Flight { step: plan.step, spans: self.in_flight(&plan) });
+            self.flights.push_back(Flight { step: plan.step, spans, submitted: false });
         }
         plan
     }
 
-    /// Spans for the running requests, and what they leave of the budget.
-    fn choose(&self) -> (Vec<Choice>, usize) {
-        let mut budget = self.config.max_num_batched_tokens;
-        let mut choices = Vec::with_capacity(self.running.len());
-        let mut prefills = Vec::new();
-        for &request in &self.running {
-            let Some(group) = self.groups.get(&request) else {
-                continue;
-            };
-            for (index, pending) in group.pending() {
-                if pending == 1 {
-                    choices.push(Choice { request, index, count: 1 });
-                    budget = budget.saturating_sub(1);
-                } else {
-                    let choice = Choice { request, index, count: pending };
-                    prefills.push((group.standing(self.config.policy), choice));
-                }
-            }
-        }
-        // Stable, so that the sequences of a request keep their order.
-        prefills.sort_by_key(|(standing, _)| *standing);
-        for (_, choice) in prefills {
-            let count = choice.count.min(budget);
-            if count > 0 {
-                choices.push(Choice { count, ..choice });
-                budget -= count;
-            }
-        }
-        (choices, budget)
-    }
-
-    /// Chooses, and preempts until the blocks for the choice can be had. Ends, because the request of best
-    /// standing fits alone.
-    fn make_room(&mut self, preempted: &mut Vec<RequestId>) -> (Vec<Choice>, usize) {
-        loop {
-            let (choices, budget) = self.choose();
-            let appends = choices.iter().filter_map(|c| {
-                let table = self.groups.get(&c.request)?.seqs[c.index].table.as_ref()?;
-                Some((table, (table.committed() + c.count).saturating_sub(table.len())))
-            });
-            if self.pool.blocks_needed(appends) <= self.pool.available() {
-                return (choices, budget);
-            }
-            let worst =
-                self.running.iter().max_by_key(|id| self.groups.get(id).map(|g| g.standing(self.config.policy)));
-            let Some(&victim) = worst else {
-                return (choices, budget);
-            };
-            self.preempt(victim);
-            preempted.push(victim);
-        }
-    }
-
-    /// Takes all of a running request's blocks and puts it back in the queue, at the place of its arrival.
-    /// Its outputs stay.
-    fn preempt(&mut self, id: RequestId) {
-        self.running.retain(|r| *r != id);
-        let Some(group) = self.groups.get_mut(&id) else {
-            return;
-        };
-        self.counters.preemptions += 1;
-        self.counters.tokens_lost += group.work() as u64;
-        group.forked = false;
-        group.resumed = true;
-        self.waiting.insert(group.queue_key(self.config.policy), id);
-        self.release_tables(id, |_| true);
-    }
-
-    fn admit(&mut self, plan: &mut StepPlan, budget: &mut usize) {
-        let mut live: usize = self.running.iter().filter_map(|id| self.groups.get(id)).map(Group::num_live).sum();
-        while *budget > 0
-            && let Some((&key, &id)) = self.waiting.first_key_value()
-            && let Some(group) = self.groups.get_mut(&id)
-        {
-            live += group.num_live();
-            if live > self.config.max_num_seqs {
-                return;
-            }
-            // With nothing running there is room, as each request fits alone; and that is a change since others ran.
-            let alone = self.running.is_empty();
-            let unchanged = |b: &Blocked| b.head == id && b.changes == self.changes && b.budget >= *budget;
-            if self.blocked.as_ref().is_some_and(unchanged) {
-                return;
-            }
-            let tokens = group.prefill_tokens();
-            let prompt = Prompt {
-                tokens: &tokens,
-                salt: group.request.cache_salt.as_deref(),
-                read_cache: group.request.read_prefix_cache,
-            };
-            let admission = self.pool.admit(prompt);
-            let cached = admission.cached_tokens();
-            let pending = tokens.len() - cached;
-            let whole = self.config.enable_chunked_prefill || pending <= *budget;
-            let keep_free = if alone { 0 } else { self.config.watermark() };
-            let Some(table) = whole.then(|| admission.open(keep_free).ok()).flatten() else {
-                self.blocked = Some(Blocked { head: id, changes: self.changes, budget: *budget });
-                return;
-            };
-            let queried = if self.config.enable_prefix_caching { tokens.len() as u64 } else { 0 };
-            if group.resumed {
-                self.counters.resumed_prefix_queries += queried;
-                self.counters.resumed_prefix_hits += cached as u64;
-            } else {
-                self.counters.prompt_tokens += tokens.len() as u64;
-                self.counters.prefix_queries += queried;
-                self.counters.prefix_hits += cached as u64;
-            }
-            group.cached = cached;
-            group.seqs[0].table = Some(table);
-            self.waiting.remove(&key);
-            self.running.push(id);
-            let count = pending.min(*budget);
-            *budget -= count;
-            self.push_span(plan, Choice { request: id, index: 0, count }, cached);
-        }
-    }
-
     /// Gives the chosen tokens their slots and writes the span.
-    fn push_span(&mut self, plan: &mut StepPlan, choice: Choice, cached: usize) {
+    pub(crate) fn push_span(&mut self, draft: &mut Draft, choice: Choice, cached: usize) {
         let Choice { request, index, count } = choice;
+        let before = self.flights.back().map(|f| f.step);
         let Some(group) = self.groups.get_mut(&request) else {
             return;
         };
-        let Some(mut table) = group.seqs[index].table.take() else {
+        let Some(len) = group.seqs[index].table.as_ref().map(kvblock::BlockTable::len) else {
             return;
         };
-        let (start, end, len) = (table.committed(), table.committed() + count, table.len());
-        let mut keep = group.seqs[index].sent;
+        let start = group.seqs[index].planned;
+        let end = start + count;
+        let sample = group.sample(index, end);
+        self.scratch.clear();
+        group.copy_tokens(index, len..end.max(len), &mut self.scratch);
+        let (prompt, seq) = (group.request.prompt.len(), group.seq_id(index));
+        let Sequence { table: Some(table), output, planned, sent, last_step, .. } = &mut group.seqs[index] else {
+            return;
+        };
+        let mut keep = *sent;
         if end > len {
-            match self.pool.append(&mut table, &group.tokens(index, len..end)) {
+            match self.pool.append(table, &self.scratch) {
                 Ok(first_changed) => keep = keep.min(first_changed),
                 Err(no_space) => {
                     debug_assert!(false, "room was made, yet {no_space}");
-                    group.seqs[index].table = Some(table);
                     return;
                 }
             }
         }
-        let append = table.blocks()[keep..].to_vec();
-        group.seqs[index].sent = table.blocks().len();
-        plan.spans.push(Span {
-            seq: group.seq_id(index),
+        draft.plan.spans.push(Span {
+            seq,
             start,
             tokens: table.tokens()[start..end].to_vec(),
-            table: TableDelta { keep, append },
+            awaits: if end <= prompt + output.len() { None } else { before },
+            table: TableDelta { keep, append: table.blocks()[keep..].to_vec() },
             slots: table.slots(start..end).collect(),
             cached,
-            sample: group.sample(index, end),
+            sample: sample.clone(),
         });
-        let prompt = group.request.prompt.len();
+        *sent = table.blocks().len();
+        *planned = end;
+        *last_step = draft.plan.step;
+        draft.spans.push(InFlight { seq, arrival: group.arrival, end, sample: sample.clone() });
+        for index in sample {
+            group.seqs[index as usize].promised += 1;
+        }
         self.counters.prompt_tokens_computed += (end.min(prompt) - start.min(prompt)) as u64;
-        group.seqs[index].table = Some(table);
-    }
-
-    /// What the commit has to know of the plan.
-    fn in_flight(&self, plan: &StepPlan) -> Vec<InFlight> {
-        let arrival = |id| self.groups.get(&id).map_or(u64::MAX, |g| g.arrival);
-        plan.spans
-            .iter()
-            .map(|s| InFlight {
-                seq: s.seq,
-                arrival: arrival(s.seq.request),
-                end: s.start + s.tokens.len(),
-                sample: s.sample.clone(),
-            })
-            .collect()
+        // One partial prefill less.
+        self.changes += u64::from(start < prompt && prompt <= end);
     }
 }

@@ -1,13 +1,16 @@
 //! Random arrivals, lengths, groups, priorities, aborts, stop strings, tiny pools and budgets, against an
 //! executor with real contents.
 //!
-//! In every step: the audit passes, budgets hold, each block that is written has one owner, each sequence
-//! reads its own tokens and nothing else, two schedulers of the same history plan alike, and a plan survives
-//! serialisation. In the end: every sequence that was not ended from outside has said exactly what it says
-//! alone, within the steps of the progress theorem.
+//! In every step, planned after the commit of the one before or ahead of it: the audit passes, budgets hold,
+//! each block that is written has one owner and is not reissued before the commit, each sequence reads its own
+//! tokens and nothing else, two schedulers of the same history plan alike, the oldest of the aged is never
+//! preempted, and a plan survives serialisation. In the end: every sequence that was not ended from outside has
+//! said exactly what it says alone, within the steps of the progress theorem.
 #![allow(clippy::unwrap_used)]
 
 mod common;
+
+use std::collections::{HashMap, VecDeque};
 
 use common::{Executor, answer, sampled};
 use proptest::prelude::*;
@@ -39,9 +42,11 @@ fn event() -> impl Strategy<Value = Event> {
 }
 
 fn config() -> impl Strategy<Value = SchedConfig> {
-    let sizes = (1..6usize, 1..40usize, 1..8usize, 1..40usize, 20..60usize);
-    (sizes, prop::bool::weighted(0.8), prop::bool::weighted(0.7), prop::bool::ANY).prop_map(
-        |(sizes, caching, chunked, fcfs)| {
+    let block_size = prop::sample::select(vec![1usize, 2, 4, 8]);
+    let sizes = (block_size, 1..40usize, 1..8usize, 1..40usize, 20..60usize);
+    let limits = (prop_oneof![Just(0), 1..20usize], prop_oneof![Just(usize::MAX), 1..4usize], 1..3usize);
+    (sizes, limits, prop::bool::weighted(0.8), prop::bool::weighted(0.7), prop::bool::ANY).prop_map(
+        |(sizes, (threshold, max_num_partial_prefills, max_in_flight), caching, chunked, fcfs)| {
             let (block_size, num_blocks, max_num_seqs, extra, max_model_len) = sizes;
             let least = if chunked { 0 } else { max_model_len };
             SchedConfig {
@@ -54,6 +59,9 @@ fn config() -> impl Strategy<Value = SchedConfig> {
                 enable_chunked_prefill: chunked,
                 policy: if fcfs { Policy::Fcfs } else { Policy::Priority },
                 hash_seed: Some(3),
+                long_prefill_token_threshold: if chunked { threshold } else { 0 },
+                max_num_partial_prefills,
+                max_in_flight,
             }
         },
     )
@@ -71,12 +79,15 @@ struct World {
     /// Is told the same and must plan the same.
     twin: Scheduler,
     executor: Executor,
+    /// Executed and not committed.
+    in_flight: VecDeque<(StepPlan, Vec<Outcome>)>,
     next_id: u64,
     /// Live requests, in order of arrival.
     live: Vec<RequestId>,
     /// Ended from outside, in whole or in part.
     cut: Vec<SeqId>,
     finished: Vec<SeqId>,
+    preemptions: HashMap<RequestId, usize>,
 }
 
 impl World {
@@ -86,10 +97,12 @@ impl World {
             twin: Scheduler::new(config.clone()).unwrap(),
             executor: Executor::new(&config),
             config,
+            in_flight: VecDeque::new(),
             next_id: 0,
             live: Vec::new(),
             cut: Vec::new(),
             finished: Vec::new(),
+            preemptions: HashMap::new(),
         }
     }
 
@@ -151,18 +164,38 @@ impl World {
         self.live.retain(|id| self.executor.requests[id].live.iter().any(|l| *l));
     }
 
-    /// One step, with events between its plan and its commit.
-    fn step(&mut self, between: &[Event]) {
+    /// One step, with events between its plan and the commits that follow: in a patient step only those without
+    /// which the next could not be planned.
+    fn step(&mut self, between: &[Event], is_patient: bool) {
         let plan = self.scheduler.plan();
         assert_eq!(plan, self.twin.plan(), "the plan is not a function of the history");
         let json = serde_json::to_string(&plan).unwrap();
         assert_eq!(plan, serde_json::from_str::<StepPlan>(&json).unwrap());
-        assert_eq!(plan.spans.is_empty(), self.live.is_empty(), "no work is done, or without need");
+        let waits_for_commit = !self.in_flight.is_empty();
+        assert!(!plan.spans.is_empty() || self.live.is_empty() || waits_for_commit, "work is there and none is done");
+        assert!(plan.spans.is_empty() || !self.live.is_empty(), "work is done without need");
         self.scheduler.audit().unwrap();
+        self.check_preempted(&plan);
         let outcomes = self.executor.execute(&plan);
+        let idle = plan.spans.is_empty();
+        let hasty = plan.step.0.is_multiple_of(7);
+        for scheduler in [&mut self.scheduler, &mut self.twin] {
+            scheduler.submitted(plan.step).unwrap();
+        }
+        if !idle {
+            self.in_flight.push_back((plan, outcomes));
+        }
         for event in between {
             self.apply(event);
         }
+        let keep = if idle && !is_patient || hasty { 0 } else { self.config.max_in_flight - 1 };
+        while self.in_flight.len() > keep {
+            self.commit();
+        }
+    }
+
+    fn commit(&mut self) {
+        let (plan, outcomes) = self.in_flight.pop_front().unwrap();
         let late: Vec<SeqId> =
             sampled(&plan).filter(|q| !self.executor.requests[&q.request].live[q.index as usize]).collect();
         self.finished.extend(outcomes.iter().filter(|o| o.finished && !late.contains(&o.seq)).map(|o| o.seq));
@@ -175,6 +208,26 @@ impl World {
         self.executor.committed(&outcomes);
         self.forget_ended();
         self.check();
+    }
+
+    /// Who was preempted three times gives way only to the like who came before, or to a higher priority.
+    fn check_preempted(&mut self, plan: &StepPlan) {
+        let aged: Vec<RequestId> =
+            self.live.iter().copied().filter(|id| self.preemptions.get(id) >= Some(&3)).collect();
+        let priority = |id: &RequestId| match self.config.policy {
+            Policy::Fcfs => 0,
+            Policy::Priority => self.executor.requests[id].request.priority,
+        };
+        for id in &plan.preempted {
+            let before = self.live.iter().any(|other| {
+                let (theirs, ours) = (priority(other), priority(id));
+                theirs < ours || theirs == ours && aged.contains(other) && other < id
+            });
+            assert!(before || !aged.contains(id), "{id} is the oldest of the aged");
+        }
+        for id in &plan.preempted {
+            *self.preemptions.entry(*id).or_default() += 1;
+        }
     }
 
     fn check(&self) {
@@ -190,10 +243,10 @@ impl World {
     /// The bound of the progress theorem for what is live now.
     fn bound(&self) -> usize {
         let live = || self.live.iter().map(|id| &self.executor.requests[id].request);
-        let sequences: usize = live().map(|r| r.n).sum();
+        let (requests, sequences): (usize, usize) = (live().count(), live().map(|r| r.n).sum());
         let work = live().map(|r| r.prompt.len() + r.n * (r.max_tokens - 1)).max().unwrap_or(0);
         let priorities = if self.config.policy == Policy::Fcfs { 1 } else { 3 };
-        sequences * work * priorities
+        (2 * self.config.max_in_flight - 1) * sequences * (priorities * (requests + 1) * work + 1)
     }
 
     fn run_dry(&mut self) {
@@ -202,7 +255,10 @@ impl World {
             if self.live.is_empty() {
                 break;
             }
-            self.step(&[]);
+            self.step(&[], false);
+        }
+        while !self.in_flight.is_empty() {
+            self.commit();
         }
         assert!(self.live.is_empty(), "{} requests live after {bound} steps", self.live.len());
         assert_eq!(self.scheduler.stats().blocks_in_use, 0);
@@ -224,7 +280,12 @@ impl World {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 1500, failure_persistence: None, ..ProptestConfig::default() })]
+    // `PROPTEST_CASES` asks for a longer run.
+    #![proptest_config(ProptestConfig {
+        cases: ProptestConfig::default().cases.max(1500),
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
 
     #[test]
     fn every_history_ends_with_the_answers_that_each_request_gives_alone(config in config(), history in history()) {
@@ -233,7 +294,7 @@ proptest! {
             for event in before {
                 world.apply(event);
             }
-            world.step(between);
+            world.step(between, true);
         }
         world.run_dry();
     }
@@ -241,7 +302,11 @@ proptest! {
 
 #[test]
 fn a_pool_too_small_for_the_load_gives_every_answer_after_many_preemptions() {
-    let config = SchedConfig { max_num_seqs: 12, enable_prefix_caching: true, ..common::config(16, 4) };
+    (1..=2).for_each(gives_every_answer_after_many_preemptions);
+}
+
+fn gives_every_answer_after_many_preemptions(max_in_flight: usize) {
+    let config = SchedConfig { max_num_seqs: 12, enable_prefix_caching: true, max_in_flight, ..common::config(16, 4) };
     let mut world = World::new(config);
     for k in 0..30usize {
         let prompt = (0..3 + 5 * k as u32 % 23).map(|i| i / 7).collect();
@@ -259,4 +324,5 @@ fn a_pool_too_small_for_the_load_gives_every_answer_after_many_preemptions() {
     let stats = world.scheduler.stats();
     assert!(stats.preemptions > 10, "{stats:?}");
     assert!(stats.prefix_hits > 100, "{stats:?}");
+    assert_eq!(stats.deferrals > 0, max_in_flight == 2, "{stats:?}");
 }

@@ -2,53 +2,92 @@
 
 use std::collections::BTreeMap;
 
-use kvblock::BlockId;
+use kvblock::{BlockId, CacheGroup};
+
+/// Identity of a prefix, as a sequence remembers it.
+pub type Id = u64;
 
 /// What a cached block holds.
-struct Cached {
-    salt: usize,
+pub struct Cached {
+    pub group: usize,
+    pub key: usize,
     /// All tokens up to the block's end.
-    prefix: Vec<u32>,
-    /// The last block of its parent prefix was forgotten: nobody can vouch for it any more.
-    orphan: bool,
+    pub prefix: Vec<u32>,
+    id: Id,
+    parent: Option<Id>,
 }
 
 /// All cached blocks.
 #[derive(Default)]
-pub struct NaiveCache(BTreeMap<BlockId, Cached>);
+pub struct NaiveCache {
+    pub blocks: BTreeMap<BlockId, Cached>,
+    last_id: Id,
+}
 
 impl NaiveCache {
-    /// Leading blocks of the prompt that the cache would serve.
-    pub fn hit(&self, salt: usize, tokens: &[u32], block_size: usize) -> usize {
-        let usable = tokens.len().saturating_sub(1) / block_size;
-        let holds = |k: usize| {
-            let prefix = &tokens[..k * block_size];
-            self.0.values().any(|c| !c.orphan && c.salt == salt && c.prefix == prefix)
+    /// Leading blocks of the prompt that the cache would serve: all of them in a full group, those of the window in
+    /// a sliding one, and each vouched for by some group.
+    pub fn hit(&self, groups: &[CacheGroup], key: usize, tokens: &[u32], block_size: usize) -> usize {
+        let mut present: Vec<Vec<bool>> = Vec::new();
+        let mut parent = None;
+        for k in 1..=tokens.len().saturating_sub(1) / block_size {
+            let here: Vec<Option<Id>> =
+                (0..groups.len()).map(|g| self.id(g, key, &tokens[..k * block_size], parent)).collect();
+            let missed = here.iter().zip(groups).any(|(id, kind)| id.is_none() && *kind == CacheGroup::Full);
+            let Some(id) = here.iter().flatten().next().filter(|_| !missed) else { break };
+            parent = Some(*id);
+            present.push(here.iter().map(Option::is_some).collect());
+        }
+        let serves = |len: &usize| {
+            groups
+                .iter()
+                .enumerate()
+                .all(|(g, kind)| (first_read(*kind, len * block_size) / block_size..*len).all(|k| present[k][g]))
         };
-        (1..=usable).take_while(|k| holds(*k)).count()
+        (0..=present.len()).rev().find(serves).unwrap_or(0)
     }
 
-    pub fn store(&mut self, block: BlockId, salt: usize, prefix: &[u32]) {
-        self.0.insert(block, Cached { salt, prefix: prefix.to_vec(), orphan: false });
+    /// The identity under which a group holds a prefix.
+    pub fn id(&self, group: usize, key: usize, prefix: &[u32], parent: Option<Id>) -> Option<Id> {
+        let same = |c: &&Cached| c.group == group && c.key == key && c.parent == parent && c.prefix == prefix;
+        self.blocks.values().find(same).map(|c| c.id)
+    }
+
+    /// Stores a block unless it is stored, and returns the identity of the prefix with it; `known` is what its sequence
+    /// believes that to be.
+    pub fn store(
+        &mut self,
+        block: BlockId,
+        group: usize,
+        key: usize,
+        prefix: &[u32],
+        parent: Option<Id>,
+        known: Option<Id>,
+    ) -> Id {
+        if let Some(cached) = self.blocks.get(&block) {
+            return cached.id;
+        }
+        let twin =
+            self.blocks.values().find(|c| c.key == key && c.parent == parent && c.prefix == prefix).map(|c| c.id);
+        self.last_id += 1;
+        let id = twin.or(known).unwrap_or(self.last_id);
+        self.blocks.insert(block, Cached { group, key, prefix: prefix.to_vec(), id, parent });
+        id
     }
 
     pub fn forget(&mut self, block: BlockId) {
-        let Some(gone) = self.0.remove(&block) else {
-            return;
-        };
-        let same = |c: &Cached| !c.orphan && c.salt == gone.salt && c.prefix == gone.prefix;
-        if gone.orphan || self.0.values().any(same) {
-            return;
-        }
-        let extends = |c: &&mut Cached| c.salt == gone.salt && c.prefix.starts_with(&gone.prefix);
-        self.0.values_mut().filter(extends).for_each(|c| c.orphan = true);
+        self.blocks.remove(&block);
     }
 
     pub fn contains(&self, block: BlockId) -> bool {
-        self.0.contains_key(&block)
+        self.blocks.contains_key(&block)
     }
+}
 
-    pub fn clear(&mut self) {
-        self.0.clear();
+/// The first position that a query at `position` reads.
+pub fn first_read(kind: CacheGroup, position: usize) -> usize {
+    match kind {
+        CacheGroup::Full => 0,
+        CacheGroup::Sliding { window } => (position + 1).saturating_sub(window),
     }
 }

@@ -5,11 +5,18 @@
 //! | id | where |
 //! |---|---|
 //! | C1–C4, C6, C7, C9, C10b, C11 | `prefix_cache` |
-//! | C5, C8, C10, C15 | `tables` |
-//! | C12, C13, C14 | not here: block events, cache groups and drafts do not exist yet |
+//! | C5, C8, C10, C14, C15 | `tables` (C8 in `prefix_cache`) |
+//! | C12 | `events` |
+//! | C13 | `groups` |
+//! | ours: swap, pins, leaks and misuse, the size of the books | `swap`, `misuse`, `metadata` |
 #![allow(clippy::unwrap_used)]
 
+mod events;
+mod groups;
+mod metadata;
+mod misuse;
 mod prefix_cache;
+mod swap;
 mod tables;
 
 use kvblock::{BlockId, BlockPool, BlockTable, PoolConfig, Prompt};

@@ -1,6 +1,6 @@
 //! What is found, what is evicted, in which order.
 
-use kvblock::{BlockId, BlockPool, MemOp, MissReason, NoSpace, PoolConfig, Prompt};
+use kvblock::{BlockId, BlockPool, ExtraKeys, MemOp, MissReason, NoSpace, PoolConfig, Prompt, PromptHashes};
 
 use crate::{cached, concat, free_ids, full, pool, prompt, refs, run, table_ids};
 
@@ -70,7 +70,7 @@ fn c3_reuse_clears_the_hash() {
     assert_eq!(pool.drain_memory_ops().collect::<Vec<_>>(), [MemOp::Poison { block: BlockId(0), from_slot: 0 }]);
     let again = concat(&[&first, &[1]]);
     let admission = pool.admit(prompt(&again));
-    assert_eq!((admission.cached_tokens(), admission.miss()), (0, Some(MissReason::NotCached)));
+    assert_eq!((admission.cached_tokens(), admission.miss()), (0, Some(MissReason::Evicted)));
 }
 
 #[test]
@@ -152,6 +152,83 @@ fn c9_different_salts_never_share() {
         pool.release(again);
     }
     pool.audit(&tables).unwrap();
+}
+
+#[test]
+fn c9_adapters_and_media_never_share_and_kinds_do_not_alias() {
+    let mut pool = pool(40);
+    let tokens = concat(&[&full(1, 3), &[1]]);
+    let none = ExtraKeys::default();
+    let media: [&[u8]; 1] = [b"a"];
+    let kinds = [
+        (None, none),
+        (Some("a"), none),
+        (None, ExtraKeys { adapter: Some("a"), ..none }),
+        (None, ExtraKeys { adapter: Some("b"), ..none }),
+        (Some("a"), ExtraKeys { adapter: Some("a"), ..none }),
+        (None, ExtraKeys { media: &media, ..none }),
+        (None, ExtraKeys { media: &[b"", b"a"], ..none }),
+    ];
+    let mut tables = Vec::new();
+    for (salt, extra) in kinds {
+        let prompt = Prompt { salt, ..prompt(&tokens) };
+        let admission = pool.admit_with(prompt, extra, &PromptHashes::default());
+        assert_eq!(
+            (admission.cached_tokens(), admission.miss()),
+            (0, Some(MissReason::NoSharedPrefix)),
+            "{salt:?} {extra:?}"
+        );
+        let mut table = admission.open(0).unwrap();
+        pool.commit(&mut table, tokens.len());
+        tables.push(table);
+    }
+    for ((salt, extra), table) in kinds.into_iter().zip(&tables) {
+        let prompt = Prompt { salt, ..prompt(&tokens) };
+        let hashes = pool.hash_prompt(prompt, extra);
+        let again = pool.admit_with(prompt, extra, &hashes).open(0).unwrap();
+        assert_eq!(again.blocks()[..3], table.blocks()[..3]);
+        pool.release(again);
+    }
+    pool.audit(&tables).unwrap();
+    tables.into_iter().for_each(|table| pool.release(table));
+}
+
+#[test]
+fn hashes_of_another_prompt_lead_to_a_miss_and_never_to_its_blocks() {
+    for hash_bits in [128, 1] {
+        let mut pool = BlockPool::new(PoolConfig { hash_bits, ..PoolConfig::new(10, 16) }).unwrap();
+        let (ours, theirs) = (concat(&[&full(1, 3), &[1]]), concat(&[&full(2, 3), &[1]]));
+        let table = run(&mut pool, prompt(&theirs));
+        let hashes = pool.hash_prompt(prompt(&theirs), ExtraKeys::default());
+        assert_eq!(pool.admit_with(prompt(&theirs), ExtraKeys::default(), &hashes).cached_tokens(), 48);
+        let wrong = pool.admit_with(prompt(&ours), ExtraKeys::default(), &hashes);
+        assert_eq!((wrong.cached_tokens(), wrong.miss()), (0, Some(MissReason::Collision)));
+        pool.release(table);
+    }
+}
+
+#[test]
+fn a_miss_says_why() {
+    let mut pool = pool(4);
+    let tokens = full(1, 3);
+    let table = run(&mut pool, prompt(&tokens));
+    let miss = |pool: &mut BlockPool, tokens: &[u32]| pool.admit(prompt(tokens)).miss();
+    assert_eq!(miss(&mut pool, &tokens[..16]), Some(MissReason::ShorterThanBlock));
+    assert_eq!(miss(&mut pool, &full(2, 2)), Some(MissReason::NoSharedPrefix));
+    assert_eq!(miss(&mut pool, &concat(&[&tokens[..32], &full(2, 2)])), Some(MissReason::NoSharedPrefix));
+    assert_eq!(miss(&mut pool, &tokens[..47]), None);
+    pool.release(table);
+    let other = run(&mut pool, prompt(&full(2, 2)));
+    assert_eq!(miss(&mut pool, &concat(&[&tokens, &[1]])), Some(MissReason::Evicted), "block 2 was the first to go");
+    assert_eq!(miss(&mut pool, &full(3, 2)), Some(MissReason::NoSharedPrefix));
+    pool.release(other);
+    assert!(pool.reset_prefix_cache());
+    assert_eq!(miss(&mut pool, &tokens), Some(MissReason::NoSharedPrefix), "a reset forgets that too");
+
+    let table = run(&mut pool, prompt(&full(4, 2)));
+    let stats = pool.stats();
+    assert_eq!((stats.lookups, stats.no_shared_prefix, stats.evicted, stats.query_tokens), (3, 3, 0, 112));
+    pool.release(table);
 }
 
 #[test]

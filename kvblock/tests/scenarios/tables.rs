@@ -1,6 +1,6 @@
 //! Appending, forking, truncating, and refusals that change nothing.
 
-use kvblock::{BlockId, BlockPool, MemOp, NoSpace, PoolConfig};
+use kvblock::{BlockId, MemOp, NoSpace};
 
 use crate::{cached, concat, free_ids, full, pool, prompt, refs, run, table_ids};
 
@@ -48,9 +48,37 @@ fn c10_a_refusal_changes_nothing() {
     assert_eq!((table_ids(&d)[..6].to_vec(), pool.available()), (vec![0, 1, 2, 3, 4, 5], 0));
 
     let mut a = a;
-    assert_eq!(pool.append(&mut a, &[1]), Err(NoSpace { wanted: 1, free: 0 }));
+    assert_eq!(pool.append(&mut a, &[1]), Err(NoSpace { wanted: 1, free: 0 }.into()));
     assert_eq!((a.len(), table_ids(&a)), (48, vec![0, 1, 2]));
     pool.audit([&a, &c, &d]).unwrap();
+}
+
+#[test]
+fn c14_rejected_drafts_leave_no_trace_in_the_cache() {
+    let mut pool = pool(6);
+    let mut table = run(&mut pool, prompt(&full(1, 1)[..14]));
+    // Lookahead slots for four drafts, over the end of the block; a step writes all of them, two are accepted.
+    assert_eq!(pool.append(&mut table, &[7, 7, 8, 9]), Ok(1));
+    assert_eq!(table.slots(14..18).collect::<Vec<_>>(), [14, 15, 16, 17]);
+    assert!(!pool.is_cached(BlockId(0)), "drafts are not hashed");
+    pool.commit(&mut table, 16);
+    pool.truncate(&mut table, 16);
+    assert_eq!((table_ids(&table), table.committed(), table.tokens()[14..].to_vec()), (vec![0], 16, vec![7, 7]));
+    assert_eq!(cached(&pool, 0..2), [true, false]);
+    assert_eq!(pool.drain_memory_ops().collect::<Vec<_>>(), [MemOp::Poison { block: BlockId(1), from_slot: 0 }]);
+
+    // All rejected, within a block: only the accepted token is ever hashed.
+    pool.append(&mut table, &[1, 2, 3]).unwrap();
+    pool.truncate(&mut table, 16);
+    pool.append(&mut table, &[5; 16]).unwrap();
+    pool.commit(&mut table, 32);
+    let with = |drafts: &[u32]| concat(&[&table.tokens()[..16], drafts, &[5; 16]]);
+    assert_eq!(pool.admit(prompt(&with(&[]))).cached_tokens(), 16, "the last block is recomputed");
+    let (kept, rejected) = (concat(&[&with(&[]), &[0]]), with(&[1, 2, 3]));
+    assert_eq!(pool.admit(prompt(&kept)).cached_tokens(), 32);
+    assert_eq!(pool.admit(prompt(&rejected)).cached_tokens(), 16);
+    pool.audit([&table]).unwrap();
+    pool.release(table);
 }
 
 #[test]
@@ -114,15 +142,4 @@ fn truncation_within_a_shared_block_leaves_the_other_owner_alone() {
     assert_eq!(cached(&pool, 0..2), [true, false]);
     assert_eq!(pool.drain_memory_ops().collect::<Vec<_>>(), [MemOp::Poison { block: BlockId(1), from_slot: 4 }]);
     pool.audit([&table]).unwrap();
-}
-
-#[test]
-fn a_pool_that_can_not_be_is_refused() {
-    let message = |config| BlockPool::new(config).err().map(|e| e.to_string()).unwrap_or_default();
-    assert_eq!(message(PoolConfig::new(0, 16)), "num_blocks: found 0, expected 1 to 4294967294");
-    assert_eq!(message(PoolConfig::new(4, 0)), "block_size: found 0, expected at least 1 token");
-    assert_eq!(
-        message(PoolConfig { hash_bits: 129, ..PoolConfig::new(4, 4) }),
-        "hash_bits: found 129, expected 1 to 128"
-    );
 }

@@ -7,22 +7,19 @@
 #![allow(clippy::unwrap_used, dead_code)]
 
 use std::collections::hash_map::DefaultHasher;
-use std::collections::{HashMap, HashSet};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::hash::{Hash, Hasher};
 
-use sched::{BlockId, MemOp, Outcome, Policy, Request, RequestId, SchedConfig, Scheduler, SeqId, StepPlan};
+use sched::{BlockId, MemOp, Outcome, Request, RequestId, SchedConfig, Scheduler, SeqId, StepId, StepPlan};
 
 pub fn config(num_blocks: usize, block_size: usize) -> SchedConfig {
     SchedConfig {
-        block_size,
-        num_blocks,
         max_num_seqs: 16,
         max_num_batched_tokens: 1024,
         max_model_len: 2048,
         enable_prefix_caching: false,
-        enable_chunked_prefill: true,
-        policy: Policy::Fcfs,
         hash_seed: Some(1),
+        ..SchedConfig::new(num_blocks, block_size)
     }
 }
 
@@ -50,6 +47,7 @@ pub fn spans(plan: &StepPlan) -> Vec<(u64, usize)> {
 
 /// Gives every sampled sequence this token.
 pub fn commit_all(scheduler: &mut Scheduler, plan: &StepPlan, token: u32) {
+    scheduler.submitted(plan.step).unwrap();
     let outcomes: Vec<Outcome> =
         sampled(plan).map(|seq| Outcome { seq, tokens: vec![token], finished: false }).collect();
     scheduler.commit(plan.step, &outcomes).unwrap();
@@ -97,8 +95,19 @@ pub fn answer(request: &Request, index: u32) -> Vec<u32> {
 /// What the executor remembers of a request.
 pub struct Truth {
     pub request: Request,
+    /// Committed tokens of each sequence.
     pub outputs: Vec<Vec<u32>>,
+    /// Drawn and not committed, with the step that drew them.
+    drawn: Vec<VecDeque<(StepId, u32)>>,
     pub live: Vec<bool>,
+}
+
+impl Truth {
+    /// All tokens of a sequence, drawn ones included.
+    fn known(&self, index: u32) -> Vec<u32> {
+        let drawn = self.drawn[index as usize].iter().map(|(_, token)| *token);
+        self.request.prompt.iter().chain(&self.outputs[index as usize]).copied().chain(drawn).collect()
+    }
 }
 
 pub struct Executor {
@@ -106,6 +115,8 @@ pub struct Executor {
     /// `None` is NaN.
     memory: Vec<Vec<Option<u64>>>,
     tables: HashMap<SeqId, Vec<BlockId>>,
+    /// For each step that is not committed, who writes to which block.
+    in_flight: VecDeque<HashMap<BlockId, SeqId>>,
     pub requests: HashMap<RequestId, Truth>,
 }
 
@@ -115,13 +126,15 @@ impl Executor {
             config: config.clone(),
             memory: vec![vec![None; config.block_size]; config.num_blocks],
             tables: HashMap::new(),
+            in_flight: VecDeque::new(),
             requests: HashMap::new(),
         }
     }
 
     pub fn add(&mut self, request: Request) {
         let n = request.n;
-        let truth = Truth { request, outputs: vec![Vec::new(); n], live: vec![true; n] };
+        let truth =
+            Truth { request, outputs: vec![Vec::new(); n], drawn: vec![VecDeque::new(); n], live: vec![true; n] };
         self.requests.insert(truth.request.id, truth);
     }
 
@@ -135,6 +148,8 @@ impl Executor {
             assert!(self.tables.remove(seq).is_some(), "{seq} is released, but has no table");
         }
         for op in &plan.memory {
+            let (MemOp::Poison { block: changed, .. } | MemOp::Copy { dst: changed, .. }) = op;
+            assert!(!self.in_flight.iter().any(|w| w.contains_key(changed)), "{changed} is still written to");
             match *op {
                 MemOp::Copy { src, dst } => self.memory[dst.index()] = self.memory[src.index()].clone(),
                 MemOp::Poison { block, from_slot } => self.memory[block.index()][from_slot..].fill(None),
@@ -149,32 +164,55 @@ impl Executor {
             assert!(span.table.keep <= table.len());
             table.truncate(span.table.keep);
             table.extend(&span.table.append);
+            for block in &span.table.append {
+                let writers: Vec<_> = self.in_flight.iter().filter_map(|w| w.get(block)).collect();
+                assert!(writers.iter().all(|w| **w == span.seq), "{block} is reissued while {writers:?} write to it");
+            }
         }
-        let mut written = HashSet::new();
+        let mut written = HashMap::new();
         for span in &plan.spans {
             let truth = &self.requests[&span.seq.request];
-            let known = [&truth.request.prompt[..], &truth.outputs[span.seq.index as usize]].concat();
+            let known = truth.known(span.seq.index);
             let positions = span.start..span.start + span.tokens.len();
-            assert_eq!(span.tokens, known[positions.clone()], "tokens of {}", span.seq);
+            let committed = truth.request.prompt.len() + truth.outputs[span.seq.index as usize].len();
+            let mut tokens = span.tokens.clone();
+            if let Some(step) = span.awaits {
+                let drawn = truth.drawn[span.seq.index as usize].iter().find(|(s, _)| *s == step);
+                let placeholder = tokens.last_mut().unwrap();
+                assert_eq!((*placeholder, positions.end), (0, committed + 1));
+                *placeholder = drawn.unwrap().1;
+            } else {
+                assert!(positions.end <= committed, "an unknown token without its step");
+            }
+            assert_eq!(tokens, known[positions.clone()], "tokens of {}", span.seq);
             assert_eq!(span.slots.len(), span.tokens.len());
             assert!(truth.live[span.seq.index as usize] || positions.end <= truth.request.prompt.len());
             for (position, slot) in positions.zip(&span.slots) {
                 let (block, offset) = self.slot(&self.tables[&span.seq], position);
                 assert_eq!(*slot, (block * self.config.block_size + offset) as i64, "slot of {position}");
-                assert!(written.insert(*slot), "slot {slot} is written twice");
                 let id = BlockId(block as u32);
+                let other = written.insert(id, span.seq);
+                assert!(other.is_none_or(|o| o == span.seq), "{id} is written by {} and {other:?}", span.seq);
                 let owners = self.tables.values().filter(|t| t.contains(&id)).count();
                 assert_eq!(owners, 1, "{id} is written with {owners} owners");
                 self.memory[block][offset] = Some(content(&truth.request.cache_salt, &known[..=position]));
             }
         }
-        plan.spans.iter().flat_map(|span| self.sample(span)).collect()
+        let outcomes: Vec<Outcome> = plan.spans.iter().flat_map(|span| self.sample(span)).collect();
+        for outcome in &outcomes {
+            let truth = self.requests.get_mut(&outcome.seq.request).unwrap();
+            truth.drawn[outcome.seq.index as usize].push_back((plan.step, outcome.tokens[0]));
+        }
+        if !plan.spans.is_empty() {
+            self.in_flight.push_back(written);
+        }
+        outcomes
     }
 
     /// Reads a span's sequence from its first token on, and draws from its last row.
     fn sample(&self, span: &sched::Span) -> Vec<Outcome> {
         let truth = &self.requests[&span.seq.request];
-        let known = [&truth.request.prompt[..], &truth.outputs[span.seq.index as usize]].concat();
+        let known = truth.known(span.seq.index);
         let end = span.start + span.tokens.len();
         for position in 0..end {
             let (block, offset) = self.slot(&self.tables[&span.seq], position);
@@ -183,20 +221,24 @@ impl Executor {
         }
         let row = content(&truth.request.cache_salt, &known[..end]);
         let outcome = |index: u32| {
-            let done = truth.outputs[index as usize].len() + 1 == truth.request.max_tokens;
+            let outputs = truth.known(index).len() + 1 - truth.request.prompt.len();
+            assert!(outputs <= truth.request.max_tokens, "{} is computed for nothing", span.seq);
+            let done = outputs == truth.request.max_tokens;
             let seq = SeqId { index, ..span.seq };
             Outcome { seq, tokens: vec![draw(row, index)], finished: done || ends(row, index) }
         };
         span.sample.clone().map(outcome).collect()
     }
 
-    /// Notes what was committed; sequences that have ended since the plan take nothing.
+    /// Notes what was committed of the oldest step; sequences that have ended since the plan take nothing.
     pub fn committed(&mut self, outcomes: &[Outcome]) {
+        self.in_flight.pop_front();
         for outcome in outcomes {
             let Some(truth) = self.requests.get_mut(&outcome.seq.request) else {
                 continue;
             };
             let index = outcome.seq.index as usize;
+            truth.drawn[index].pop_front();
             if truth.live[index] {
                 truth.outputs[index].extend(&outcome.tokens);
                 truth.live[index] = !outcome.finished;

@@ -3,13 +3,14 @@
 //! | id | where |
 //! |---|---|
 //! | S1, S7, S13, S14 | `endings` |
-//! | S2, S3, S4, S10 | `order`; S3 by the step's budget, as there is no limit per request |
+//! | S2, S3, S4, S10 | `order` |
+//! | S5, S6 | `ahead`; in S6 the preempted one's blocks are not reissued in flight, so that the other waits for one plan |
 //! | S8 | `sharing` |
 //! | S11 | `refusals` |
-//! | S5, S6 | not here: a step is planned after the one before it is committed |
 //! | S9, S12 | not here: drafts and deferred requests do not exist yet |
 #![allow(clippy::unwrap_used)]
 
+mod ahead;
 #[path = "../common/mod.rs"]
 mod common;
 mod endings;

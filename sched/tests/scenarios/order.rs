@@ -16,7 +16,7 @@ fn s2_prompts_that_fit_the_budget_are_scheduled_whole_and_in_order() {
 
 #[test]
 fn s3_prompts_share_the_budget_of_a_step_in_chunks() {
-    let mut s = scheduler(config(200, 16));
+    let mut s = scheduler(SchedConfig { long_prefill_token_threshold: 400, ..config(200, 16) });
     (0..3).for_each(|id| s.submit(request(id, 800, 5)).unwrap());
     let mut steps = Vec::new();
     for _ in 0..3 {
@@ -25,9 +25,69 @@ fn s3_prompts_share_the_budget_of_a_step_in_chunks() {
         steps.push((spans(&plan), whose));
         commit_all(&mut s, &plan, 7);
     }
-    assert_eq!(steps[0], (vec![(0, 800), (1, 224)], vec![0]));
-    assert_eq!(steps[1], (vec![(0, 1), (1, 576), (2, 447)], vec![0, 1]));
-    assert_eq!(steps[2], (vec![(0, 1), (1, 1), (2, 353)], vec![0, 1, 2]));
+    assert_eq!(steps[0], (vec![(0, 400), (1, 400), (2, 224)], vec![]));
+    assert_eq!(steps[1], (vec![(0, 400), (1, 400), (2, 224)], vec![0, 1]));
+    assert_eq!(steps[2], (vec![(0, 1), (1, 1), (2, 352)], vec![0, 1, 2]));
+}
+
+#[test]
+fn s3_without_a_limit_per_request_the_first_prompt_takes_what_it_needs() {
+    let mut s = scheduler(config(200, 16));
+    (0..3).for_each(|id| s.submit(request(id, 800, 5)).unwrap());
+    let mut steps = Vec::new();
+    for _ in 0..3 {
+        let plan = s.plan();
+        steps.push(spans(&plan));
+        commit_all(&mut s, &plan, 7);
+    }
+    assert_eq!(steps, [vec![(0, 800), (1, 224)], vec![(0, 1), (1, 576), (2, 447)], vec![(0, 1), (1, 1), (2, 353)]]);
+}
+
+#[test]
+fn a_long_prompt_leaves_room_for_short_ones_behind_it() {
+    let limits = SchedConfig { long_prefill_token_threshold: 100, max_num_batched_tokens: 128, ..config(200, 16) };
+    let mut s = scheduler(limits);
+    s.submit(request(0, 1000, 5)).unwrap();
+    s.submit(request(1, 10, 5)).unwrap();
+    s.submit(request(2, 10, 5)).unwrap();
+    let plan = s.plan();
+    assert_eq!(spans(&plan), [(0, 100), (1, 10), (2, 10)]);
+    commit_all(&mut s, &plan, 7);
+    assert_eq!(spans(&s.plan()), [(1, 1), (2, 1), (0, 100)]);
+}
+
+#[test]
+fn no_more_prompts_than_the_limit_are_computed_in_part() {
+    for (max_num_partial_prefills, first) in [(1, vec![(0, 400)]), (2, vec![(0, 400), (1, 400)])] {
+        let limits = SchedConfig { long_prefill_token_threshold: 400, max_num_partial_prefills, ..config(200, 16) };
+        let mut s = scheduler(limits);
+        (0..3).for_each(|id| s.submit(request(id, 700, 5)).unwrap());
+        let plan = s.plan();
+        assert_eq!(spans(&plan), first);
+        commit_all(&mut s, &plan, 7);
+        // With the last chunk of one planned, the next begins in the same step.
+        assert_eq!(spans(&s.plan())[first.len()..], [(first.len() as u64, 400)]);
+    }
+}
+
+#[test]
+fn who_was_preempted_three_times_is_not_preempted_by_newcomers_again() {
+    // Prompts of one token with eight sequences do eight tokens of work in each step, the old one only two; so by
+    // work alone it would lose to every newcomer, for ever.
+    let mut s = scheduler(SchedConfig { long_prefill_token_threshold: 2, ..config(30, 4) });
+    s.submit(request(0, 32, 20)).unwrap();
+    let (mut newest, mut preempted, mut said) = (0, 0, 0);
+    for _ in 0..200 {
+        if s.stats().num_waiting < 2 {
+            newest += 1;
+            s.submit(Request { n: 8, ..request(newest, 1, 12) }).unwrap();
+        }
+        let plan = s.plan();
+        preempted += plan.preempted.iter().filter(|id| id.0 == 0).count();
+        said += sampled(&plan).filter(|q| q.request.0 == 0).count();
+        commit_all(&mut s, &plan, 7);
+    }
+    assert_eq!((preempted, said), (3, 20));
 }
 
 #[test]
@@ -58,7 +118,7 @@ fn s10_the_lower_priority_is_preempted_though_it_came_first() {
     let plan = s.plan();
     assert_eq!((spans(&plan), plan.preempted.clone()), (vec![(1, 1)], vec![RequestId(0)]));
     assert_eq!(plan.released, [seq(0, 0)]);
-    assert_eq!((s.stats().preemptions, s.stats().tokens_lost), (1, 31));
+    assert_eq!((s.stats().preemptions, s.stats().preemptions_by_priority, s.stats().tokens_lost), (1, 1, 31));
     commit_all(&mut s, &plan, 100);
     let plan = s.plan();
     assert_eq!((spans(&plan), s.stats().num_waiting), (vec![(1, 1)], 1));
@@ -79,6 +139,7 @@ fn s10_a_preempted_request_returns_before_later_equals() {
     s.submit(request(2, 10, 10)).unwrap();
     let plan = s.plan();
     assert_eq!(plan.preempted, [RequestId(1)], "least work to lose");
+    assert_eq!((s.stats().preemptions, s.stats().preemptions_by_priority), (1, 0));
     commit_all(&mut s, &plan, 7);
     let plan = s.plan();
     assert_eq!(spans(&plan), [(0, 1)], "request 2 would fit, but request 1 is before it");

@@ -45,7 +45,7 @@ fn a_wrong_commit_says_so_and_changes_nothing() {
     let mut error = |step, outcomes: &[Outcome]| s.commit(step, outcomes).unwrap_err();
     assert_eq!(
         error(StepId(7), &[]).to_string(),
-        "step 7 is not in flight (step 1 is): commit each plan that has spans once, before the next"
+        "step 7 is not the oldest in flight (step 1 is): commit each plan that has spans once, in their order"
     );
     assert_eq!(error(plan.step, &[]), CommitError::MissingToken { seq: a });
     assert_eq!(error(plan.step, &[outcome(a, &[])]), CommitError::MissingToken { seq: a });
@@ -75,5 +75,18 @@ fn a_configuration_under_which_something_could_starve_is_refused() {
         message(SchedConfig { max_num_seqs: 0, ..config(10, 16) }),
         "--max-num-seqs: found 0, expected at least 1"
     );
-    assert_eq!(message(config(0, 16)), "num_blocks: found 0, expected 1 to 4294967294");
+    assert_eq!(
+        message(SchedConfig { max_num_partial_prefills: 0, ..config(10, 16) }),
+        "--max-num-partial-prefills: found 0, expected at least 1"
+    );
+    let whole = SchedConfig { enable_chunked_prefill: false, max_model_len: 512, ..config(10, 16) };
+    assert_eq!(
+        message(SchedConfig { long_prefill_token_threshold: 8, ..whole }),
+        "--long-prefill-token-threshold 8 needs --enable-chunked-prefill: turn it on, or set the threshold to 0"
+    );
+    for max_in_flight in [0, 3] {
+        let text = message(SchedConfig { max_in_flight, ..config(10, 16) });
+        assert_eq!(text, format!("max_in_flight: found {max_in_flight}, expected 1 or 2 steps"));
+    }
+    assert!(message(config(0, 16)).starts_with("num_blocks: found 0, expected 1 to "));
 }

@@ -1,0 +1,220 @@
+//! A sequence's life after it was opened: it grows, is computed, forks, is cut back, and ends.
+//!
+//! Every operation is O(blocks it touches) and either succeeds or changes nothing. The forms that return nothing
+//! ([`BlockPool::commit`], [`BlockPool::truncate`], [`BlockPool::release`]) are for callers that hold their side by
+//! construction: what their `try_` form would refuse is asserted in debug builds and has no effect in release builds.
+
+use std::ops::Range;
+
+use crate::prefix::{Content, Parent, PrefixIndex};
+use crate::table::GroupTable;
+use crate::{BlockId, BlockPool, BlockTable, CacheGroup, MemOp, TableError};
+
+impl BlockPool {
+    /// Blocks that all these appends together would take: each entry is a table and the number of tokens to
+    /// append to it.
+    pub fn blocks_needed<'a>(&self, appends: impl IntoIterator<Item = (&'a BlockTable, usize)>) -> usize {
+        let mut needed = 0;
+        let mut shared_tails = Vec::new();
+        for (table, tokens) in appends.into_iter().filter(|&(table, tokens)| tokens > 0 && self.owns(table)) {
+            let entries = (table.len() + tokens).div_ceil(self.block_size) - table.num_entries();
+            needed += entries * self.groups.len();
+            shared_tails.extend((0..self.groups.len()).filter_map(|g| self.shared_tail(table, g)));
+        }
+        // Every sharer copies, but when all of them write, the last is the sole owner by then and writes in place.
+        shared_tails.sort_unstable();
+        for sharers in shared_tails.chunk_by(|a, b| a == b) {
+            let all_write = sharers.len() == self.refs[sharers[0].index()] as usize;
+            needed += sharers.len() - usize::from(all_write);
+        }
+        needed
+    }
+
+    /// Gives each of `tokens` a slot behind those the table has. If the last block is shared and has room, it
+    /// is copied first; a sole owner writes in place. Returns the index of the first entry that is new or
+    /// replaced: a mirror of the table keeps the entries before it and takes those from it on.
+    pub fn append(&mut self, table: &mut BlockTable, tokens: &[u32]) -> Result<usize, TableError> {
+        self.check_owner(table)?;
+        let mut first_changed = table.num_entries();
+        if tokens.is_empty() {
+            return Ok(first_changed);
+        }
+        self.check_space(self.blocks_needed([(&*table, tokens.len())]))?;
+        let from_slot = table.len() % self.block_size;
+        for g in 0..self.groups.len() {
+            if let Some(src) = self.shared_tail(table, g) {
+                let dst = self.take()?;
+                self.refs[src.index()] -= 1;
+                if let Some(tail) = table.groups[g].blocks.last_mut() {
+                    *tail = dst;
+                }
+                self.memory_ops.push(MemOp::Copy { src, dst });
+                self.order_poison(dst, from_slot);
+                self.counters.copied += 1;
+                first_changed = table.num_entries() - 1;
+            } else if let Some(tail) = table.open_tail(g) {
+                // A truncated table may end within a block that is cached whole; from here on it holds something else.
+                self.drop_hash(tail, from_slot, false);
+            }
+        }
+        let entries = table.num_entries();
+        table.tokens.extend_from_slice(tokens);
+        for _ in entries..table.num_entries() {
+            for group in &mut table.groups {
+                group.blocks.push(self.take()?);
+            }
+        }
+        Ok(first_changed)
+    }
+
+    /// Says that the first `committed` tokens of the table have been computed. Blocks that are full of such
+    /// tokens become findable, and those that fell behind a window are given back. Less than before says nothing new.
+    pub fn commit(&mut self, table: &mut BlockTable, committed: usize) {
+        let done = self.try_commit(table, committed);
+        debug_assert!(done.is_ok(), "commit: {done:?}");
+    }
+
+    /// As [`commit`](BlockPool::commit); refuses another pool's table and tokens that have no slot.
+    pub fn try_commit(&mut self, table: &mut BlockTable, committed: usize) -> Result<(), TableError> {
+        self.check_owner(table)?;
+        if committed > table.len() {
+            return Err(TableError::BeyondEnd { wanted: committed, len: table.len() });
+        }
+        let full = table.committed / self.block_size..committed / self.block_size;
+        table.committed = committed.max(table.committed);
+        self.index_full(table, full);
+        self.release_behind_windows(table);
+        Ok(())
+    }
+
+    /// A second table on the same blocks, a partly filled last one included. Costs no block until one of the
+    /// two appends. Refused while the table has tokens that are not committed: they would be written to a
+    /// shared block.
+    #[track_caller]
+    pub fn fork(&mut self, table: &BlockTable) -> Result<BlockTable, TableError> {
+        self.check_owner(table)?;
+        if table.committed < table.len() {
+            return Err(TableError::Uncommitted { committed: table.committed, len: table.len() });
+        }
+        for block in table.groups.iter().flat_map(GroupTable::blocks) {
+            self.refs[block.index()] += 1;
+        }
+        Ok(table.clone_prefix(table.len()))
+    }
+
+    /// Cuts the table down to its first `len` tokens, as for drafts that were rejected. A block that the table
+    /// alone owns and that is cut within loses its hash. More than there are says nothing new.
+    pub fn truncate(&mut self, table: &mut BlockTable, len: usize) {
+        let done = self.try_truncate(table, len);
+        debug_assert!(done.is_ok(), "truncate: {done:?}");
+    }
+
+    /// As [`truncate`](BlockPool::truncate); refuses another pool's table and a length whose window has been given back.
+    pub fn try_truncate(&mut self, table: &mut BlockTable, len: usize) -> Result<(), TableError> {
+        self.check_owner(table)?;
+        if len >= table.len() {
+            return Ok(());
+        }
+        let committed = table.committed.min(len);
+        self.check_window(table, committed, len)?;
+        let keep = len.div_ceil(self.block_size);
+        let cut =
+            table.groups.iter_mut().map(|g| GroupTable { holes: keep, blocks: g.blocks.split_off(keep - g.holes) });
+        let cut: Vec<GroupTable<BlockId>> = cut.collect();
+        self.release_groups(&cut);
+        table.tokens.truncate(len);
+        table.committed = committed;
+        table.chain.truncate(committed / self.block_size);
+        let from_slot = len % self.block_size;
+        for g in 0..self.groups.len() {
+            if let Some(tail) = table.open_tail(g)
+                && self.refs[tail.index()] == 1
+                && !self.drop_hash(tail, from_slot, false)
+            {
+                self.order_poison(tail, from_slot);
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes the table's blocks back. Those with a hash stay findable until they are needed, the tail of the
+    /// sequence first.
+    pub fn release(&mut self, mut table: BlockTable) {
+        let done = self.try_release(&mut table);
+        debug_assert!(done.is_ok(), "release: {done:?}");
+    }
+
+    /// As [`release`](BlockPool::release); refuses another pool's table and leaves it whole. A released table is empty.
+    pub fn try_release(&mut self, table: &mut BlockTable) -> Result<(), TableError> {
+        self.check_owner(table)?;
+        let groups: Vec<_> = table
+            .groups
+            .iter_mut()
+            .map(|g| std::mem::replace(g, GroupTable { holes: 0, blocks: Vec::new() }))
+            .collect();
+        self.release_groups(&groups);
+        table.tokens.clear();
+        table.chain.clear();
+        table.committed = 0;
+        Ok(())
+    }
+
+    /// Puts the blocks of `full`, which are committed, into the prefix index.
+    pub(crate) fn index_full(&mut self, table: &mut BlockTable, full: Range<usize>) {
+        let Some(index) = &mut self.index else { return };
+        let chained = self.groups.iter().all(|g| *g != CacheGroup::Full);
+        let mark = self.events.mark();
+        for k in full {
+            let parent = parent_of(index, table, k);
+            let content = Content { parent, key: table.key.as_ref(), tokens: table.block_tokens(k) };
+            let name = index.name(content);
+            for (g, group) in table.groups.iter().enumerate() {
+                let Some(block) = group.entry(k) else { continue };
+                if index.insert(g, block, name, content, table.chain.get(k).copied()) {
+                    self.events.stored(mark, g, parent.map(|p| p.hash), name, content.tokens, content.key);
+                }
+            }
+            if chained && table.chain.len() == k {
+                let prefix = index.prefix(name, content);
+                table.chain.push(prefix);
+            }
+        }
+    }
+
+    /// Refuses a length at which a query would read a block that the table does not have any more.
+    pub(crate) fn check_window(&self, table: &BlockTable, committed: usize, len: usize) -> Result<(), TableError> {
+        let lacks = |(kind, g): (&CacheGroup, &GroupTable<BlockId>)| g.holes > kind.holes(committed, self.block_size);
+        match self.groups.iter().zip(&table.groups).position(lacks) {
+            Some(group) => Err(TableError::BehindWindow { len, group }),
+            None => Ok(()),
+        }
+    }
+
+    fn release_behind_windows(&mut self, table: &mut BlockTable) {
+        for g in 0..self.groups.len() {
+            let holes = self.groups[g].holes(table.committed, self.block_size);
+            let group = &mut table.groups[g];
+            if holes > group.holes {
+                let left = group.blocks.drain(..holes - group.holes).collect::<Vec<_>>();
+                self.counters.left_window += left.len() as u64;
+                let behind = GroupTable { holes: group.holes, blocks: left };
+                group.holes = holes;
+                self.release_groups(&[behind]);
+            }
+        }
+    }
+
+    /// The block of a group that a next token would go to, if others own it as well.
+    fn shared_tail(&self, table: &BlockTable, group: usize) -> Option<BlockId> {
+        table.open_tail(group).filter(|tail| self.refs[tail.index()] > 1)
+    }
+}
+
+/// The prefix before the `k`th block of a table: a full group holds it, else the table remembers it.
+pub(crate) fn parent_of(index: &PrefixIndex, table: &BlockTable, k: usize) -> Option<Parent> {
+    let before = k.checked_sub(1)?;
+    if let Some(parent) = table.chain.get(before) {
+        return Some(*parent);
+    }
+    table.groups.iter().filter(|g| g.holes == 0).find_map(|g| index.as_parent(g.entry(before)?))
+}

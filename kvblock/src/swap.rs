@@ -1,0 +1,241 @@
+//! The host tier: sequences that leave the pool and come back without being computed again.
+//!
+//! All tables of one request go together: a block that several of them share is copied once, out and in, and shared
+//! again afterwards. What happens to a block that leaves:
+//!
+//! | block | device | host |
+//! |---|---|---|
+//! | of these tables alone, without a hash | free, poisoned after the copy | a copy |
+//! | of these tables alone, cached | free and still findable, until it is evicted | a copy |
+//! | shared with others, or pinned | stays with them | a copy |
+//! | of slots that are not committed | free | nothing: those tokens are cut off |
+//!
+//! Coming back, a block that the prefix cache still holds is shared instead of copied; the rest are copied to new
+//! blocks and indexed again. Orders go into the pool's one list, so a block that is poisoned or reused after it was
+//! swapped out is so after the copy. Host blocks are never poisoned: only a swap-in reads one, all of it, and only
+//! after a swap-out wrote all of it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::panic::Location;
+use std::sync::Arc;
+
+use crate::free_list::FreeList;
+use crate::key::PrefixKey;
+use crate::leak::{Home, Lost};
+use crate::prefix::Parent;
+use crate::table::GroupTable;
+use crate::{BlockId, BlockPool, BlockTable, HostGauges, MemOp, NoSpace, TableError};
+
+/// A block of host memory. A type of its own, so that it is not taken for a block of the pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct HostBlockId(pub u32);
+
+impl HostBlockId {
+    /// The id as an index into arrays with one element per host block.
+    pub fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+impl std::fmt::Display for HostBlockId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "host block {}", self.0)
+    }
+}
+
+/// The host blocks that can be had.
+pub(crate) struct HostPool {
+    free: FreeList,
+    total: usize,
+}
+
+impl HostPool {
+    pub fn new(num_blocks: u32) -> HostPool {
+        HostPool { free: FreeList::full(num_blocks), total: num_blocks as usize }
+    }
+
+    pub fn give_back(&mut self, block: HostBlockId) {
+        self.free.push_front(BlockId(block.0));
+    }
+
+    fn take(&mut self) -> Option<HostBlockId> {
+        self.free.pop_front().map(|block| HostBlockId(block.0))
+    }
+}
+
+/// The tables of a request while their contents are in host memory.
+#[derive(Debug)]
+#[must_use = "dropped, its host blocks are leaked; give it to BlockPool::swap_in or BlockPool::discard"]
+pub struct Swapped {
+    tables: Vec<SwappedTable>,
+    /// Every host block of the tables, once.
+    blocks: Vec<HostBlockId>,
+    home: Home,
+    opened: &'static Location<'static>,
+}
+
+#[derive(Debug)]
+struct SwappedTable {
+    groups: Vec<GroupTable<HostBlockId>>,
+    tokens: Vec<u32>,
+    key: Option<Arc<PrefixKey>>,
+    chain: Vec<Parent>,
+}
+
+impl Swapped {
+    /// The host blocks, each once.
+    pub fn blocks(&self) -> &[HostBlockId] {
+        &self.blocks
+    }
+
+    /// The tokens of each table, all of them committed, in the order of the tables.
+    pub fn tokens(&self) -> impl Iterator<Item = &[u32]> {
+        self.tables.iter().map(|t| &t.tokens[..])
+    }
+}
+
+impl Drop for Swapped {
+    fn drop(&mut self) {
+        if !self.blocks.is_empty() {
+            self.home.report(Lost::Swapped { blocks: std::mem::take(&mut self.blocks), opened: self.opened });
+        }
+    }
+}
+
+/// Where each host block of a request comes back to: a cached block, or a new one.
+struct Return {
+    found: BTreeMap<HostBlockId, Option<BlockId>>,
+    wanted: usize,
+}
+
+impl BlockPool {
+    /// Where the host blocks are.
+    pub fn host_gauges(&self) -> HostGauges {
+        let free = self.host.free.len();
+        HostGauges { in_use: self.host.total - free, free }
+    }
+
+    /// Host blocks that these tables would take together.
+    pub fn host_blocks_needed(&self, tables: &[BlockTable]) -> usize {
+        self.leaving(tables).len()
+    }
+
+    /// Moves all these tables to host memory and orders the copies. On success `tables` is empty; if the host blocks
+    /// can not be had, nothing changes. Tokens that are not committed are cut off: their slots hold nothing yet.
+    #[track_caller]
+    pub fn swap_out(&mut self, tables: &mut Vec<BlockTable>) -> Result<Swapped, TableError> {
+        tables.iter().try_for_each(|table| self.check_owner(table))?;
+        let mut copies = BTreeMap::new();
+        let leaving = self.leaving(tables);
+        let no_space = NoSpace { wanted: leaving.len(), free: self.host.free.len() };
+        if no_space.wanted > no_space.free {
+            return Err(TableError::NoHostSpace(no_space));
+        }
+        for src in leaving {
+            let dst = self.host.take().ok_or(TableError::NoHostSpace(no_space))?;
+            self.memory_ops.push(MemOp::SwapOut { src, dst });
+            copies.insert(src, dst);
+        }
+        self.counters.swapped_out += copies.len() as u64;
+        let mut swapped = Swapped {
+            tables: Vec::new(),
+            blocks: copies.values().copied().collect(),
+            home: self.home.clone(),
+            opened: Location::caller(),
+        };
+        for mut table in tables.drain(..) {
+            let moved = |g: &GroupTable<BlockId>| GroupTable {
+                holes: g.holes,
+                blocks: g.blocks.iter().filter_map(|b| copies.get(b).copied()).collect(),
+            };
+            let groups = table.groups.iter().map(moved).collect();
+            let mut tokens = std::mem::take(&mut table.tokens);
+            tokens.truncate(table.committed);
+            let (key, chain) = (table.key.take(), std::mem::take(&mut table.chain));
+            swapped.tables.push(SwappedTable { groups, tokens, key, chain });
+            self.release(table);
+        }
+        Ok(swapped)
+    }
+
+    /// Blocks that would leave the free list if this came back now.
+    pub fn blocks_to_swap_in(&self, swapped: &Swapped) -> usize {
+        self.find_return(swapped).wanted
+    }
+
+    /// Brings the tables back, in their order, and orders the copies. On success `swapped` is empty; if that and
+    /// `keep_free` more blocks can not be had, nothing changes.
+    #[track_caller]
+    pub fn swap_in(&mut self, swapped: &mut Swapped, keep_free: usize) -> Result<Vec<BlockTable>, TableError> {
+        if swapped.home != self.home {
+            return Err(TableError::ForeignTable);
+        }
+        let Return { mut found, wanted } = self.find_return(swapped);
+        self.check_space(wanted + keep_free)?;
+        // One owner for each while blocks are taken, so that none that was found is evicted.
+        for &block in found.values().flatten() {
+            self.share(block);
+            self.counters.swap_in_hits += 1;
+        }
+        for (&src, place) in found.iter_mut().filter(|(_, place)| place.is_none()) {
+            let dst = self.take()?;
+            self.memory_ops.push(MemOp::SwapIn { src, dst });
+            self.counters.swapped_in += 1;
+            *place = Some(dst);
+        }
+        let mut tables = Vec::with_capacity(swapped.tables.len());
+        for SwappedTable { groups, tokens, key, chain } in swapped.tables.drain(..) {
+            let place = |b: &HostBlockId| found.get(b).copied().flatten();
+            let back = |g: &GroupTable<HostBlockId>| GroupTable {
+                holes: g.holes,
+                blocks: g.blocks.iter().filter_map(place).collect(),
+            };
+            let (block_size, home, opened) = (self.block_size, self.home.clone(), Location::caller());
+            let committed = tokens.len();
+            let groups = groups.iter().map(back).collect();
+            let mut table = BlockTable { groups, tokens, committed, key, chain, block_size, home, opened };
+            table.groups.iter().flat_map(GroupTable::blocks).for_each(|block| self.share(*block));
+            self.index_full(&mut table, 0..committed / block_size);
+            tables.push(table);
+        }
+        for block in found.values().flatten() {
+            self.refs[block.index()] -= 1;
+        }
+        swapped.blocks.drain(..).for_each(|block| self.host.give_back(block));
+        Ok(tables)
+    }
+
+    /// Gives the host blocks of a request that has ended back.
+    pub fn discard(&mut self, mut swapped: Swapped) {
+        // Another pool's goes home by its drop.
+        if swapped.home == self.home {
+            swapped.blocks.drain(..).for_each(|block| self.host.give_back(block));
+        }
+    }
+
+    /// The blocks of these tables that hold committed tokens, each once.
+    fn leaving(&self, tables: &[BlockTable]) -> BTreeSet<BlockId> {
+        let entries = |t: &BlockTable| t.committed.div_ceil(self.block_size);
+        let blocks = |t: &BlockTable| {
+            t.groups.iter().flat_map(move |g| (g.holes..entries(t)).filter_map(|k| g.entry(k))).collect::<Vec<_>>()
+        };
+        tables.iter().flat_map(blocks).collect()
+    }
+
+    fn find_return(&self, swapped: &Swapped) -> Return {
+        let mut found: BTreeMap<HostBlockId, Option<BlockId>> = swapped.blocks.iter().map(|b| (*b, None)).collect();
+        for table in &swapped.tables {
+            let hit = self.walk(&table.tokens, table.key.as_ref(), &[], &table.chain).0;
+            for (k, g) in (0..hit.len).flat_map(|k| (0..self.groups.len()).map(move |g| (k, g))) {
+                if let Some(host) = table.groups[g].entry(k) {
+                    found.insert(host, hit.blocks[k * self.groups.len() + g]);
+                }
+            }
+        }
+        let hits: BTreeSet<BlockId> = found.values().flatten().copied().collect();
+        let repinned = hits.iter().filter(|b| self.free.contains(**b)).count();
+        let wanted = repinned + found.values().filter(|place| place.is_none()).count();
+        Return { found, wanted }
+    }
+}

@@ -1,0 +1,581 @@
+//! The machine: a pool, what a naive model says it must do, and the memory behind it.
+//!
+//! [`drive`] plays any bytes: the first eight choose a pool, each following eight an operation. After every operation
+//! the books, the contents of all blocks, the order of the free list and the replayed events are checked.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use kvblock::{
+    BlockEvent, BlockId, BlockPool, BlockTable, CacheGroup, ExtraKeys, MemOp, MissReason, NoSpace, PinnedPrefix,
+    PoolConfig, PrefixHash, Prompt, PromptHashes, Swapped, TableError,
+};
+
+use crate::naive::{Id, NaiveCache, first_read};
+
+/// Bytes that choose a pool, and bytes per operation.
+pub const STEP: usize = 8;
+
+/// Most live sequences, swapped ones included.
+const MOST: usize = 12;
+
+/// Plays the pool and the operations that these bytes say, and panics if anything is not as it must be.
+pub fn drive(bytes: &[u8]) {
+    let mut steps = bytes.chunks_exact(STEP);
+    let Some(pool) = steps.next() else { return };
+    let mut world = World::new(pool);
+    for step in steps {
+        world.step(step);
+    }
+    world.end();
+}
+
+/// Salt and adapter of the sequences of each key.
+const KEYS: [(Option<&str>, Option<&str>); 4] =
+    [(None, None), (Some("a"), None), (None, Some("a")), (Some("b"), Some("a"))];
+
+fn extra(key: usize) -> ExtraKeys<'static> {
+    ExtraKeys { adapter: KEYS[key].1, media: &[] }
+}
+
+/// Tokens in which prefixes meet: few kinds, and long equal beginnings.
+fn tokens(kind: u8, len: usize) -> Vec<u32> {
+    let mut tokens = vec![0; len];
+    if let Some(token) = tokens.get_mut(usize::from(kind >> 2) % 24) {
+        *token = u32::from(kind & 3);
+    }
+    tokens
+}
+
+/// What the keys and values behind a token depend on: group, key, and every token so far.
+fn contents(group: usize, key: usize, tokens: &[u32]) -> Vec<u64> {
+    let mut state = (group * KEYS.len() + key + 1) as u64;
+    let mut next = |token: &u32| {
+        state = (state ^ u64::from(*token + 1)).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(23);
+        state
+    };
+    tokens.iter().map(&mut next).collect()
+}
+
+struct Sequence {
+    table: BlockTable,
+    tokens: Vec<u32>,
+    key: usize,
+    /// Identity of the prefix up to each full committed block.
+    chain: Vec<Id>,
+}
+
+/// A sequence that was swapped out: its tokens, key and chain.
+type Away = (Vec<u32>, usize, Vec<Id>);
+
+struct World {
+    pool: BlockPool,
+    groups: Vec<CacheGroup>,
+    block_size: usize,
+    caching: bool,
+    /// Whether equal names mean equal prefixes.
+    wide_hash: bool,
+    /// `None` is NaN.
+    memory: Vec<Vec<Option<u64>>>,
+    host: Vec<Vec<Option<u64>>>,
+    live: Vec<Sequence>,
+    pinned: Vec<PinnedPrefix>,
+    swapped: Vec<(Swapped, Vec<Away>)>,
+    cached: NaiveCache,
+    /// The index as somebody else knows it from the events.
+    replica: BTreeMap<(usize, PrefixHash), Vec<u32>>,
+    /// Blocks that the operation took, and cached ones that it shared.
+    taken: BTreeSet<BlockId>,
+    hits: BTreeSet<BlockId>,
+    /// The operation gave one whole table back, so the cached blocks that it freed are one chain.
+    gave_back: bool,
+}
+
+impl World {
+    fn new(bytes: &[u8]) -> World {
+        let [blocks, size, bits, caching, groups, window, host, seed] =
+            [0, 1, 2, 3, 4, 5, 6, 7].map(|i| usize::from(bytes[i]));
+        let sliding = |window: usize| CacheGroup::Sliding { window: 1 + window % 12 };
+        let groups = match groups % 8 {
+            0..4 => vec![CacheGroup::Full],
+            4 => vec![CacheGroup::Full, sliding(window)],
+            5 => vec![sliding(window), CacheGroup::Full, sliding(window / 12)],
+            6 => vec![sliding(window)],
+            _ => vec![sliding(window), sliding(window / 12)],
+        };
+        let (num_blocks, block_size) = ((1 + blocks % 24) * groups.len(), 1 << (size % 4));
+        let hash_bits = [128, 128, 4, 1][bits % 4];
+        let config = PoolConfig {
+            prefix_caching: caching % 8 > 0,
+            hash_bits,
+            poison: true,
+            hash_seed: Some(seed as u64),
+            groups: groups.clone(),
+            host_blocks: host % 32,
+            events: true,
+            ..PoolConfig::new(num_blocks, block_size)
+        };
+        World {
+            caching: config.prefix_caching,
+            pool: BlockPool::new(config).unwrap(),
+            groups,
+            block_size,
+            wide_hash: hash_bits == 128,
+            memory: vec![vec![None; block_size]; num_blocks],
+            host: vec![vec![None; block_size]; host % 32],
+            live: Vec::new(),
+            pinned: Vec::new(),
+            swapped: Vec::new(),
+            cached: NaiveCache::default(),
+            replica: BTreeMap::new(),
+            taken: BTreeSet::new(),
+            hits: BTreeSet::new(),
+            gave_back: false,
+        }
+    }
+
+    fn tables(&self) -> impl Iterator<Item = &BlockTable> {
+        self.live.iter().map(|s| &s.table).chain(self.pinned.iter().map(PinnedPrefix::table))
+    }
+
+    fn owners(&self) -> BTreeMap<BlockId, u32> {
+        let mut owners = BTreeMap::new();
+        for block in self.tables().flat_map(all_blocks) {
+            *owners.entry(block).or_default() += 1;
+        }
+        owners
+    }
+
+    fn available(&self) -> usize {
+        self.memory.len() - self.owners().len()
+    }
+
+    fn step(&mut self, bytes: &[u8]) {
+        let before_free: Vec<BlockId> = self.pool.free_blocks().collect();
+        self.taken.clear();
+        self.hits.clear();
+        self.gave_back = false;
+        let (a, b, c, d) = (usize::from(bytes[1]), bytes[2], usize::from(bytes[3]), usize::from(bytes[4]));
+        let room = self.live.len() + self.swapped.iter().map(|s| s.1.len()).sum::<usize>() < MOST;
+        let some = (!self.live.is_empty()).then(|| a % self.live.len().max(1));
+        match (bytes[0] % 32, some) {
+            (0..6, _) if room => {
+                self.open(&tokens(b, a % 32), c % KEYS.len(), d, usize::from(bytes[5]) % 3, bytes[6].is_multiple_of(2))
+            }
+            (6..10, Some(at)) if self.live[at].tokens.len() < 40 => self.append(at, &tokens(b, c % 10)),
+            (10..17, Some(at)) => self.compute(at, if c % 3 == 0 { 100 } else { c % 16 }),
+            (17..20, Some(at)) if room => self.fork(at),
+            (20..22, Some(at)) => self.truncate(at, c % 40),
+            (22..25, Some(at)) => self.release(at, d % 4 == 0),
+            (25, Some(at)) if self.pinned.len() < 2 => self.pin(at, c % 40),
+            (26, _) => {
+                if let Some(pinned) = self.pinned.pop() {
+                    self.pool.unpin(pinned);
+                }
+            }
+            (27 | 28, Some(at)) => self.swap_out(at, 1 + c % 3),
+            (29 | 30, _) if !self.swapped.is_empty() => self.swap_in(a % self.swapped.len(), d % 3, c % 8 == 0),
+            (31, _) => self.reset(),
+            _ => {}
+        }
+        self.apply_memory_ops();
+        self.replay_events();
+        self.check();
+        self.check_order(&before_free);
+    }
+
+    fn open(&mut self, tokens: &[u32], key: usize, how: usize, keep_free: usize, hashed: bool) {
+        let read_cache = !how.is_multiple_of(8);
+        let bs = self.block_size;
+        let prompt = Prompt { tokens, salt: KEYS[key].0, read_cache };
+        let hits = if read_cache && self.caching { self.cached.hit(&self.groups, key, tokens, bs) } else { 0 };
+        let (owners, available) = (self.owners(), self.available());
+        let hashes = if hashed { self.pool.hash_prompt(prompt, extra(key)) } else { PromptHashes::default() };
+        let admission = self.pool.admit_with(prompt, extra(key), &hashes);
+        assert_eq!(admission.cached_tokens(), hits * bs);
+        let usable = tokens.len().saturating_sub(1) / bs;
+        match admission.miss() {
+            None => assert!(!self.caching || hits == usable && usable > 0),
+            Some(MissReason::NotRead) => assert!(!read_cache),
+            Some(MissReason::ShorterThanBlock) => assert_eq!(usable, 0),
+            Some(MissReason::Collision) => assert!(hits < usable && !self.wide_hash),
+            Some(MissReason::NoSharedPrefix | MissReason::Evicted) => assert!(hits < usable),
+        }
+        let needed = admission.blocks_needed();
+        match admission.open(keep_free) {
+            Ok(table) => {
+                assert!(needed + keep_free <= available);
+                assert_eq!((table.tokens(), table.committed()), (tokens, hits * bs));
+                for (g, kind) in self.groups.iter().enumerate() {
+                    let group = &table.groups()[g];
+                    assert_eq!(group.holes(), first_read(*kind, hits * bs) / bs);
+                    assert_eq!(group.num_entries(), tokens.len().div_ceil(bs));
+                    self.hits.extend((0..hits).filter_map(|k| group.entry(k)));
+                    self.taken.extend((hits..group.num_entries()).filter_map(|k| group.entry(k)));
+                }
+                assert_eq!(needed, all_blocks(&table).filter(|b| !owners.contains_key(b)).count());
+                let mut chain = Vec::new();
+                for k in 0..hits {
+                    let prefix = &tokens[..(k + 1) * bs];
+                    chain.push(
+                        (0..self.groups.len())
+                            .find_map(|g| self.cached.id(g, key, prefix, chain.last().copied()))
+                            .unwrap(),
+                    );
+                }
+                self.taken.iter().for_each(|b| self.cached.forget(*b));
+                self.live.push(Sequence { table, tokens: tokens.to_vec(), key, chain });
+            }
+            Err(error) => {
+                assert!(needed + keep_free > available);
+                assert_eq!(error, NoSpace { wanted: needed + keep_free, free: available });
+            }
+        }
+    }
+
+    fn append(&mut self, at: usize, tokens: &[u32]) {
+        let (owners, available) = (self.owners(), self.available());
+        let s = &mut self.live[at];
+        let old = s.table.groups().to_vec();
+        let entries = old[0].num_entries();
+        let room = entries * self.block_size - s.tokens.len();
+        let writes_tail = room > 0 && !tokens.is_empty();
+        let tails: Vec<BlockId> =
+            old.iter().filter_map(|g| g.blocks().last().copied()).filter(|_| writes_tail).collect();
+        let shared = tails.iter().filter(|b| owners[b] > 1).count();
+        let wanted = old.len() * tokens.len().saturating_sub(room).div_ceil(self.block_size) + shared;
+        assert_eq!(self.pool.blocks_needed([(&s.table, tokens.len())]), wanted);
+        match self.pool.append(&mut s.table, tokens) {
+            Ok(first_changed) => {
+                assert!(wanted <= available);
+                s.tokens.extend(tokens);
+                assert_eq!(first_changed, entries - usize::from(shared > 0));
+                for (old, new) in old.iter().zip(s.table.groups()) {
+                    assert!((0..first_changed).all(|k| old.entry(k) == new.entry(k)));
+                    let changed = (0..new.num_entries()).filter(|k| old.entry(*k) != new.entry(*k));
+                    self.taken.extend(changed.filter_map(|k| new.entry(k)));
+                }
+                assert_eq!(self.taken.len(), wanted);
+                tails.iter().filter(|b| owners[b] == 1).for_each(|b| self.cached.forget(*b));
+                self.taken.iter().for_each(|b| self.cached.forget(*b));
+            }
+            Err(error) => {
+                assert_eq!(error, TableError::NoSpace(NoSpace { wanted, free: available }));
+                assert_eq!((s.table.groups(), s.table.tokens()), (&old[..], &s.tokens[..]));
+            }
+        }
+    }
+
+    /// Writes the keys of the next tokens and commits them, as a forward pass would.
+    fn compute(&mut self, at: usize, most: usize) {
+        let owners = self.owners();
+        let bs = self.block_size;
+        let s = &mut self.live[at];
+        let (start, end) = (s.table.committed(), (s.table.committed() + most).min(s.tokens.len()));
+        for g in 0..self.groups.len() {
+            let values = contents(g, s.key, &s.tokens);
+            for (position, slot) in (start..end).zip(s.table.slots_in(g, start..end)) {
+                let (block, offset) = (slot as usize / bs, slot as usize % bs);
+                assert_eq!(owners[&BlockId(block as u32)], 1, "a shared block is written");
+                assert!(!self.cached.contains(BlockId(block as u32)), "a cached block is written");
+                self.memory[block][offset] = Some(values[position]);
+            }
+        }
+        let computed = s.table.groups().to_vec();
+        self.pool.commit(&mut s.table, end);
+        if self.caching {
+            store_full(&mut self.cached, s, &computed, start / bs..end / bs, bs);
+        }
+    }
+
+    fn fork(&mut self, at: usize) {
+        let s = &self.live[at];
+        match self.pool.fork(&s.table) {
+            Ok(table) => {
+                let fork = Sequence { table, tokens: s.tokens.clone(), key: s.key, chain: s.chain.clone() };
+                assert_eq!(fork.table.groups(), s.table.groups());
+                self.live.push(fork);
+            }
+            Err(error) => {
+                let (committed, len) = (s.table.committed(), s.tokens.len());
+                assert!(committed < len);
+                assert_eq!(error, TableError::Uncommitted { committed, len });
+            }
+        }
+    }
+
+    fn truncate(&mut self, at: usize, len: usize) {
+        let owners = self.owners();
+        let bs = self.block_size;
+        let s = &mut self.live[at];
+        let cuts = len < s.tokens.len();
+        let committed = s.table.committed().min(len);
+        let lost =
+            s.table.groups().iter().zip(&self.groups).any(|(g, kind)| g.holes() * bs > first_read(*kind, committed));
+        let before = s.table.groups().to_vec();
+        match self.pool.try_truncate(&mut s.table, len) {
+            Ok(()) => {
+                assert!(!cuts || !lost);
+                s.tokens.truncate(len);
+                s.chain.truncate(committed / bs);
+                if cuts && !len.is_multiple_of(bs) {
+                    let tails = s.table.groups().iter().filter_map(|g| g.blocks().last().copied());
+                    tails.filter(|b| owners[b] == 1).for_each(|b| self.cached.forget(b));
+                }
+            }
+            Err(error) => {
+                assert!(cuts && lost && matches!(error, TableError::BehindWindow { .. }));
+                assert_eq!((s.table.groups(), s.table.tokens()), (&before[..], &s.tokens[..]));
+            }
+        }
+    }
+
+    /// Gives a table back, or loses it.
+    fn release(&mut self, at: usize, leak: bool) {
+        let s = self.live.swap_remove(at);
+        self.gave_back = true;
+        if leak {
+            let blocks = all_blocks(&s.table).count();
+            drop(s.table);
+            let leaks: Vec<usize> = self.pool.take_leaks().iter().map(|l| l.blocks).collect();
+            assert_eq!(leaks, if blocks > 0 { vec![blocks] } else { vec![] });
+        } else {
+            self.pool.release(s.table);
+        }
+    }
+
+    fn pin(&mut self, at: usize, len: usize) {
+        let bs = self.block_size;
+        let s = &self.live[at];
+        let whole = len / bs * bs;
+        let lost = s.table.groups().iter().zip(&self.groups).any(|(g, kind)| g.holes() * bs > first_read(*kind, whole));
+        match self.pool.pin(&s.table, len) {
+            Ok(pinned) => {
+                assert_eq!(pinned.table().tokens(), &s.tokens[..whole]);
+                self.pinned.push(pinned);
+            }
+            Err(TableError::BeyondEnd { .. }) => assert!(len > s.table.committed()),
+            Err(_) => assert!(lost),
+        }
+    }
+
+    fn swap_out(&mut self, at: usize, count: usize) {
+        let end = (at + count).min(self.live.len());
+        let (mut tables, mut away) = (Vec::new(), Vec::new());
+        for s in self.live.drain(at..end) {
+            tables.push(s.table);
+            away.push((s.tokens, s.key, s.chain));
+        }
+        let needed = self.pool.host_blocks_needed(&tables);
+        let free = self.pool.host_gauges().free;
+        match self.pool.swap_out(&mut tables) {
+            Ok(swapped) => {
+                assert!(tables.is_empty() && needed <= free && needed == swapped.blocks().len());
+                for ((tokens, _, _), kept) in away.iter_mut().zip(swapped.tokens()) {
+                    tokens.truncate(kept.len());
+                    assert_eq!(tokens, kept);
+                }
+                self.swapped.push((swapped, away));
+            }
+            Err(error) => {
+                assert!(needed > free);
+                assert_eq!(error, TableError::NoHostSpace(NoSpace { wanted: needed, free }));
+                let back = tables.into_iter().zip(away).map(|(table, (tokens, key, chain))| Sequence {
+                    table,
+                    tokens,
+                    key,
+                    chain,
+                });
+                self.live.extend(back);
+            }
+        }
+    }
+
+    fn swap_in(&mut self, at: usize, keep_free: usize, discard: bool) {
+        if discard {
+            return self.pool.discard(self.swapped.swap_remove(at).0);
+        }
+        let (available, in_use) = (self.available(), self.pool.gauges().in_use);
+        let wanted = self.pool.blocks_to_swap_in(&self.swapped[at].0) + keep_free;
+        match self.pool.swap_in(&mut self.swapped[at].0, keep_free) {
+            Ok(tables) => {
+                assert!(wanted <= available);
+                assert_eq!(self.pool.gauges().in_use - in_use + keep_free, wanted);
+                self.apply_memory_ops();
+                for block in tables.iter().flat_map(all_blocks).filter(|b| !self.taken.contains(b)) {
+                    assert!(self.cached.contains(block));
+                    self.hits.insert(block);
+                }
+                self.taken.iter().for_each(|b| self.cached.forget(*b));
+                for (table, (tokens, key, mut chain)) in tables.into_iter().zip(self.swapped.swap_remove(at).1) {
+                    assert_eq!((table.tokens(), table.committed()), (&tokens[..], tokens.len()));
+                    if self.groups.contains(&CacheGroup::Full) {
+                        // A full group tells the identities anew; without one the sequence remembers them.
+                        chain.clear();
+                    }
+                    let groups = table.groups().to_vec();
+                    let mut s = Sequence { table, tokens, key, chain };
+                    if self.caching {
+                        let full = s.tokens.len() / self.block_size;
+                        store_full(&mut self.cached, &mut s, &groups, 0..full, self.block_size);
+                    }
+                    self.live.push(s);
+                }
+            }
+            Err(error) => assert_eq!(error, TableError::NoSpace(NoSpace { wanted, free: available })),
+        }
+    }
+
+    fn reset(&mut self) {
+        let idle = self.owners().is_empty();
+        assert_eq!(self.pool.reset_prefix_cache(), idle);
+        if idle {
+            self.cached.blocks.clear();
+        }
+    }
+
+    fn apply_memory_ops(&mut self) {
+        let ops: Vec<MemOp> = self.pool.drain_memory_ops().collect();
+        for op in ops {
+            match op {
+                MemOp::Copy { src, dst } => self.memory[dst.index()] = self.memory[src.index()].clone(),
+                MemOp::Poison { block, from_slot } => self.memory[block.index()][from_slot..].fill(None),
+                MemOp::SwapOut { src, dst } => self.host[dst.index()] = self.memory[src.index()].clone(),
+                MemOp::SwapIn { src, dst } => {
+                    self.memory[dst.index()] = self.host[src.index()].clone();
+                    self.taken.insert(dst);
+                }
+            }
+        }
+    }
+
+    fn replay_events(&mut self) {
+        let events: Vec<BlockEvent> = self.pool.drain_events().collect();
+        if !self.wide_hash {
+            return;
+        }
+        for event in events {
+            match event {
+                BlockEvent::Stored { group, parent, hashes, tokens, .. } => {
+                    let mut prefix =
+                        parent.map_or(Vec::new(), |p| self.replica.get(&(group, p)).cloned().unwrap_or_default());
+                    assert_eq!(tokens.len(), hashes.len() * self.block_size);
+                    for (hash, tokens) in hashes.into_iter().zip(tokens.chunks(self.block_size)) {
+                        prefix.extend(tokens);
+                        assert!(self.replica.insert((group, hash), prefix.clone()).is_none(), "stored twice");
+                    }
+                }
+                BlockEvent::Removed { group, hash } => {
+                    assert!(self.replica.remove(&(group, hash)).is_some(), "not stored")
+                }
+                BlockEvent::Cleared => self.replica.clear(),
+            }
+        }
+        let indexed: BTreeSet<_> =
+            (0..self.memory.len() as u32).filter_map(|b| self.pool.prefix_of(BlockId(b))).collect();
+        assert!(self.replica.keys().eq(&indexed), "the replayed events give another index");
+    }
+
+    fn check(&self) {
+        self.pool.audit(self.tables()).unwrap();
+        self.pool.audit_host(self.swapped.iter().map(|s| &s.0)).unwrap();
+        let (gauges, owners) = (self.pool.gauges(), self.owners());
+        assert_eq!(gauges.in_use, owners.len());
+        assert_eq!(gauges.in_use + gauges.cached + gauges.free, self.memory.len());
+        let host = self.pool.host_gauges();
+        assert_eq!(host.in_use + host.free, self.host.len());
+        for id in 0..self.memory.len() as u32 {
+            assert_eq!(self.pool.is_cached(BlockId(id)), self.cached.contains(BlockId(id)), "block {id}");
+        }
+        let bs = self.block_size;
+        for (block, cached) in &self.cached.blocks {
+            let values = contents(cached.group, cached.key, &cached.prefix);
+            let expected = values[values.len() - bs..].iter().map(|v| Some(*v));
+            assert!(self.memory[block.index()].iter().copied().eq(expected), "{block} is cached with other contents");
+        }
+        for s in &self.live {
+            assert_eq!(s.table.tokens(), s.tokens);
+            let committed = s.table.committed();
+            for (g, kind) in self.groups.iter().enumerate() {
+                assert!(
+                    s.table.groups()[g].holes() * bs <= first_read(*kind, committed),
+                    "a block that the window reads is a hole"
+                );
+                let values = contents(g, s.key, &s.tokens);
+                for (position, slot) in
+                    (0..committed).zip(s.table.slots_in(g, 0..committed)).filter(|(_, slot)| *slot >= 0)
+                {
+                    assert_eq!(
+                        self.memory[slot as usize / bs][slot as usize % bs],
+                        Some(values[position]),
+                        "position {position}"
+                    );
+                }
+            }
+        }
+        // What is neither cached nor in use is poisoned.
+        for block in self.pool.free_blocks().filter(|b| !self.pool.is_cached(*b)) {
+            assert!(self.memory[block.index()].iter().all(Option::is_none), "{block} is free and readable");
+        }
+    }
+
+    /// Blocks are taken from the front, those that come free without a hash go there, cached ones to the back,
+    /// and nothing else moves.
+    fn check_order(&self, before: &[BlockId]) {
+        let after: Vec<BlockId> = self.pool.free_blocks().collect();
+        let front: BTreeSet<BlockId> =
+            before.iter().filter(|b| !self.hits.contains(b)).take(self.taken.len()).copied().collect();
+        assert_eq!(self.taken, front, "not the first of the free list");
+        let stayed = |list: &[BlockId], other: &[BlockId]| -> Vec<BlockId> {
+            list.iter().filter(|b| other.contains(b)).copied().collect()
+        };
+        assert_eq!(stayed(before, &after), stayed(&after, before), "the order of the others changed");
+        let freed: Vec<bool> = after.iter().map(|b| !before.contains(b)).collect();
+        let unhashed = after.iter().filter(|b| !self.cached.contains(**b)).count();
+        let of_unhashed = freed[..unhashed].iter().filter(|f| **f).count();
+        assert!(freed[..of_unhashed].iter().all(|f| *f), "a block without a hash is not in front");
+        let first = after.len() - freed[unhashed..].iter().filter(|f| **f).count();
+        assert!(freed[first..].iter().all(|f| *f), "a block that was just cached is not at the back");
+        let lengths: Vec<usize> = after[first..].iter().map(|b| self.cached.blocks[b].prefix.len()).collect();
+        assert!(!self.gave_back || lengths.is_sorted_by(|a, b| a >= b), "the head of a chain goes before its tail");
+    }
+
+    /// Everything comes back.
+    fn end(mut self) {
+        self.live.into_iter().for_each(|s| self.pool.release(s.table));
+        self.pinned.into_iter().for_each(|p| self.pool.unpin(p));
+        self.swapped.into_iter().for_each(|s| self.pool.discard(s.0));
+        assert_eq!((self.pool.gauges().in_use, self.pool.host_gauges().in_use), (0, 0));
+        self.pool.audit([]).unwrap();
+        self.pool.audit_host([]).unwrap();
+        assert!(self.pool.reset_prefix_cache());
+    }
+}
+
+fn all_blocks(table: &BlockTable) -> impl Iterator<Item = BlockId> + '_ {
+    table.groups().iter().flat_map(|g| g.blocks()).copied()
+}
+
+/// Tells the naive cache of the blocks `full` of a sequence, where `groups` has them.
+fn store_full(
+    cached: &mut NaiveCache,
+    s: &mut Sequence,
+    groups: &[kvblock::GroupTable<BlockId>],
+    full: std::ops::Range<usize>,
+    block_size: usize,
+) {
+    for k in full {
+        let parent = k.checked_sub(1).map(|before| s.chain[before]);
+        let known = s.chain.get(k).copied();
+        let prefix = &s.tokens[..(k + 1) * block_size];
+        let mut id = known;
+        for (g, group) in groups.iter().enumerate() {
+            if let Some(block) = group.entry(k) {
+                let stored = cached.store(block, g, s.key, prefix, parent, known);
+                id = id.or(Some(stored));
+            }
+        }
+        if known.is_none() {
+            s.chain.push(id.unwrap());
+        }
+    }
+}

@@ -1,0 +1,26 @@
+//! What the books cost in memory.
+
+use kvblock::{BlockPool, CacheGroup, PoolConfig};
+
+#[test]
+fn the_books_take_at_most_96_bytes_and_four_per_token_for_each_block() {
+    for block_size in [1, 8, 16, 32, 64, 128, 512] {
+        for num_blocks in [64, 1000, 1024, 1025, 5000, 8191] {
+            for groups in [vec![CacheGroup::Full], vec![CacheGroup::Full, CacheGroup::Sliding { window: 32 }]] {
+                let pool = BlockPool::new(PoolConfig { groups, ..PoolConfig::new(num_blocks, block_size) }).unwrap();
+                let most = num_blocks * (96 + 4 * block_size);
+                assert!(
+                    pool.metadata_bytes() <= most,
+                    "{num_blocks} blocks of {block_size}: {} bytes",
+                    pool.metadata_bytes()
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn links_and_counts_take_at_most_32_bytes_per_block() {
+    let pool = BlockPool::new(PoolConfig { prefix_caching: false, ..PoolConfig::new(1000, 16) }).unwrap();
+    assert!(pool.metadata_bytes() <= 32 * 1000, "{}", pool.metadata_bytes());
+}

@@ -1,0 +1,131 @@
+//! To host memory and back: what is copied, in which order, and what is not.
+
+use kvblock::{BlockId, BlockPool, HostBlockId, MemOp, NoSpace, PoolConfig, TableError};
+
+use crate::{cached, concat, free_ids, full, prompt, refs, run, table_ids};
+
+fn pool(num_blocks: usize, host_blocks: usize) -> BlockPool {
+    BlockPool::new(PoolConfig { host_blocks, poison: true, ..PoolConfig::new(num_blocks, 16) }).unwrap()
+}
+
+fn out(src: u32, dst: u32) -> MemOp {
+    MemOp::SwapOut { src: BlockId(src), dst: HostBlockId(dst) }
+}
+
+fn back(src: u32, dst: u32) -> MemOp {
+    MemOp::SwapIn { src: HostBlockId(src), dst: BlockId(dst) }
+}
+
+fn poison(block: u32, from_slot: usize) -> MemOp {
+    MemOp::Poison { block: BlockId(block), from_slot }
+}
+
+fn ops(pool: &mut BlockPool) -> Vec<MemOp> {
+    pool.drain_memory_ops().collect()
+}
+
+#[test]
+fn what_two_forks_share_is_copied_once_and_shared_again() {
+    let mut pool = pool(6, 4);
+    let a = run(&mut pool, prompt(&full(1, 2)[..20]));
+    let mut b = pool.fork(&a).unwrap();
+    pool.append(&mut b, &[9]).unwrap();
+    pool.commit(&mut b, 21);
+    pool.drain_memory_ops().for_each(drop);
+    assert_eq!((table_ids(&a), table_ids(&b)), (vec![0, 1], vec![0, 2]));
+
+    let mut tables = vec![a, b];
+    assert_eq!(pool.host_blocks_needed(&tables), 3);
+    let mut swapped = pool.swap_out(&mut tables).unwrap();
+    // The blocks without a hash are free and poisoned, after their copies; block 0 stays findable.
+    assert_eq!(ops(&mut pool), [out(0, 0), out(1, 1), out(2, 2), poison(1, 0), poison(2, 0)]);
+    assert_eq!(
+        (tables.len(), free_ids(&pool), cached(&pool, 0..3)),
+        (0, vec![2, 1, 3, 4, 5, 0], vec![true, false, false])
+    );
+    assert_eq!((pool.host_gauges().in_use, pool.host_gauges().free), (3, 1));
+    pool.audit_host([&swapped]).unwrap();
+
+    // Block 0 is still cached: shared, not copied.
+    assert_eq!(pool.blocks_to_swap_in(&swapped), 3);
+    let tables = pool.swap_in(&mut swapped, 0).unwrap();
+    assert_eq!(ops(&mut pool), [back(1, 2), back(2, 1)]);
+    assert_eq!(
+        (table_ids(&tables[0]), table_ids(&tables[1]), refs(&pool, 0..3)),
+        (vec![0, 2], vec![0, 1], vec![2, 1, 1])
+    );
+    assert_eq!((tables[0].committed(), tables[1].tokens()[20]), (20, 9));
+    assert_eq!((pool.counters().swapped_out, pool.counters().swapped_in, pool.counters().swap_in_hits), (3, 2, 1));
+    assert_eq!(pool.host_gauges().in_use, 0);
+    pool.audit(&tables).unwrap();
+    tables.into_iter().for_each(|t| pool.release(t));
+}
+
+#[test]
+fn a_block_that_was_evicted_meanwhile_comes_back_by_copy_and_is_findable_again() {
+    let mut pool = pool(4, 4);
+    let tokens = concat(&[&full(1, 3), &[1]]);
+    let mut tables = vec![run(&mut pool, prompt(&tokens))];
+    let mut swapped = pool.swap_out(&mut tables).unwrap();
+    let other = run(&mut pool, prompt(&full(2, 3)));
+    assert_eq!(cached(&pool, 0..4), [true; 4], "the first block of the chain and three others");
+    assert_eq!(pool.blocks_to_swap_in(&swapped), 4);
+    assert_eq!(pool.swap_in(&mut swapped, 0).map(drop), Err(TableError::NoSpace(NoSpace { wanted: 4, free: 1 })));
+    assert_eq!((swapped.blocks().len(), pool.host_gauges().in_use), (4, 4), "a refusal changes nothing");
+    pool.audit([&other]).unwrap();
+    pool.release(other);
+    pool.drain_memory_ops().for_each(drop);
+
+    let tables = pool.swap_in(&mut swapped, 0).unwrap();
+    let copies: Vec<_> = ops(&mut pool).into_iter().filter(|op| matches!(op, MemOp::SwapIn { .. })).collect();
+    assert_eq!(copies.len(), 3);
+    pool.audit(&tables).unwrap();
+    assert_eq!(pool.admit(prompt(&tokens)).cached_tokens(), 48);
+    tables.into_iter().for_each(|t| pool.release(t));
+}
+
+#[test]
+fn blocks_that_others_share_or_pin_stay_with_them() {
+    let mut pool = pool(6, 6);
+    let tokens = concat(&[&full(1, 2), &[1]]);
+    let (a, b) = (run(&mut pool, prompt(&tokens)), pool.admit(prompt(&tokens)).open(0).unwrap());
+    let pinned = pool.pin(&a, 17).unwrap();
+    assert_eq!((table_ids(pinned.table()), refs(&pool, 0..2)), (vec![0], vec![3, 2]));
+    let mut tables = vec![a];
+    let swapped = pool.swap_out(&mut tables).unwrap();
+    assert_eq!((refs(&pool, 0..3), swapped.blocks().len()), (vec![2, 1, 0], 3));
+    pool.audit([&b, pinned.table()]).unwrap();
+    pool.release(b);
+    assert_eq!((pool.gauges().in_use, pool.gauges().cached), (1, 1), "the pinned block is not to be had");
+    assert!(!pool.reset_prefix_cache());
+    let filler = run(&mut pool, prompt(&full(2, 5)));
+    assert_eq!(pool.admit(prompt(&tokens)).cached_tokens(), 16);
+    pool.release(filler);
+    pool.unpin(pinned);
+    pool.discard(swapped);
+    assert_eq!((pool.gauges().in_use, pool.host_gauges().in_use), (0, 0));
+}
+
+#[test]
+fn slots_that_are_not_committed_are_cut_off() {
+    let mut pool = pool(6, 6);
+    let mut tables = vec![pool.admit(prompt(&full(1, 4)[..50])).open(0).unwrap()];
+    pool.commit(&mut tables[0], 18);
+    let mut swapped = pool.swap_out(&mut tables).unwrap();
+    assert_eq!((swapped.blocks().len(), swapped.tokens().next().unwrap().len()), (2, 18));
+    let table = pool.swap_in(&mut swapped, 0).unwrap().remove(0);
+    assert_eq!((table.len(), table.committed(), table.blocks().len()), (18, 18, 2));
+    pool.release(table);
+}
+
+#[test]
+fn without_host_blocks_a_swap_is_refused_and_the_tables_stay() {
+    let mut pool = pool(6, 1);
+    let mut tables = vec![run(&mut pool, prompt(&full(1, 2)))];
+    let error = pool.swap_out(&mut tables).map(drop).unwrap_err();
+    assert_eq!(error, TableError::NoHostSpace(NoSpace { wanted: 2, free: 1 }));
+    assert_eq!(error.to_string(), "2 host blocks wanted, 1 are free; swap a sequence in, or drop one instead");
+    assert_eq!((tables.len(), ops(&mut pool)), (1, vec![]));
+    pool.audit(&tables).unwrap();
+    pool.release(tables.remove(0));
+}

@@ -1,0 +1,62 @@
+//! Continuous batching over contiguous reservations: requests join and leave at every step (Orca, Yu et al.
+//! 2022), but each needs the longest possible context in one piece. The pieces are equal, so a place is a place.
+
+use std::collections::VecDeque;
+
+use super::cost::{CostModel, Work};
+use super::measure::{Occupancy, Run};
+use super::trace::Arrival;
+
+struct Running {
+    arrival: Arrival,
+    said: usize,
+}
+
+/// Runs a trace with at most `batch` requests at once. Prompts are computed whole, in the step of their admission.
+pub fn run(trace: &[Arrival], cost: &CostModel, batch: usize) -> Run {
+    let mut run = Run::default();
+    let places = batch.min(cost.kv_capacity / cost.max_model_len).max(1);
+    let mut waiting: VecDeque<Arrival> = trace.iter().copied().collect();
+    let mut running: Vec<Running> = Vec::new();
+    let mut clock = trace.first().map_or(0.0, |a| a.at);
+    let start = clock;
+    while let Some(next) = waiting.front().map(|a| a.at).or(running.first().map(|_| clock)) {
+        if running.is_empty() {
+            clock = clock.max(next);
+        }
+        while running.len() < places
+            && let Some(&arrival) = waiting.front().filter(|a| a.at <= clock)
+        {
+            waiting.pop_front();
+            run.queueing.push(clock - arrival.at);
+            running.push(Running { arrival, said: 0 });
+        }
+        let mut work = Work::default();
+        for Running { arrival, said } in &running {
+            match said {
+                0 => work.add_span(0, arrival.prompt),
+                _ => work.add_span(arrival.prompt + said - 1, 1),
+            }
+        }
+        let seconds = cost.device_seconds(work);
+        clock += seconds + cost.host_seconds;
+        let occupancy = Occupancy {
+            batch: running.len(),
+            wanted: running.len(),
+            kv_used: running.iter().map(|r| r.arrival.prompt + r.said).sum(),
+            kv_reserved: running.len() * cost.max_model_len,
+        };
+        run.step(seconds, occupancy);
+        running.retain_mut(|r| {
+            r.said += 1;
+            let goes_on = r.said < r.arrival.output;
+            if !goes_on {
+                run.end_to_end.push(clock - r.arrival.at);
+                run.output_tokens += r.said;
+            }
+            goes_on
+        });
+    }
+    run.elapsed = clock - start;
+    run
+}

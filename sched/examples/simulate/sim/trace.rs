@@ -1,0 +1,125 @@
+//! Traces: who arrives when, with how long a prompt, and how much it will say.
+
+/// One request of a trace.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Arrival {
+    /// Seconds since the start.
+    pub at: f64,
+    /// Tokens of the prompt, at least one.
+    pub prompt: usize,
+    /// Tokens of the answer, at least one.
+    pub output: usize,
+}
+
+/// How the lengths of a generated trace are drawn.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Lengths {
+    /// Prompts of 48 tokens, answers of 50 to 2,000, each length as likely.
+    Uniform,
+    /// Log-normal about the means that the PagedAttention paper gives for ShareGPT: 161 tokens in, 338 out.
+    ShareGpt,
+    /// Log-normal about its means for Alpaca: 19 tokens in, 58 out.
+    Alpaca,
+}
+
+impl Lengths {
+    /// All of them.
+    pub const ALL: [Lengths; 3] = [Lengths::Uniform, Lengths::ShareGpt, Lengths::Alpaca];
+
+    /// As typed on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Lengths::Uniform => "uniform-50-2000",
+            Lengths::ShareGpt => "sharegpt",
+            Lengths::Alpaca => "alpaca",
+        }
+    }
+
+    fn draw(self, random: &mut Random) -> (usize, usize) {
+        match self {
+            Lengths::Uniform => (48, 50 + random.below(1951)),
+            Lengths::ShareGpt => (random.log_normal(161.3), random.log_normal(338.0)),
+            Lengths::Alpaca => (random.log_normal(19.3), random.log_normal(58.5)),
+        }
+    }
+}
+
+/// `count` requests. `rate` is the mean number per second, of a Poisson process; infinite: all come at once.
+pub fn generate(lengths: Lengths, count: usize, rate: f64, seed: u64) -> Vec<Arrival> {
+    let mut random = Random(seed);
+    let mut at = 0.0;
+    let mut next = || {
+        at += random.exponential() / rate;
+        let (prompt, output) = lengths.draw(&mut random);
+        Arrival { at, prompt, output }
+    };
+    (0..count).map(|_| next()).collect()
+}
+
+/// Reads `arrival,prompt tokens,output tokens` lines; a first line without numbers is a header. Requests come
+/// back in order of arrival.
+pub fn parse_csv(text: &str, max_model_len: usize) -> Result<Vec<Arrival>, String> {
+    let mut trace = Vec::new();
+    for (line, number) in text.lines().zip(1..) {
+        let fields: Vec<&str> = line.split(',').map(str::trim).collect();
+        let is_header = number == 1 && fields.iter().all(|f| f.parse::<f64>().is_err());
+        if line.trim().is_empty() || is_header {
+            continue;
+        }
+        let found = || format!("line {number}: found {line:?}, expected arrival seconds, prompt tokens, output tokens");
+        let [at, prompt, output] = fields[..] else {
+            return Err(found());
+        };
+        let (Ok(at), Ok(prompt), Ok(output)) = (at.parse(), prompt.parse(), output.parse()) else {
+            return Err(found());
+        };
+        let arrival = Arrival { at, prompt, output };
+        if !at.is_finite() || at < 0.0 || prompt == 0 || output == 0 {
+            return Err(format!("{}: times from 0 on, at least one token each", found()));
+        }
+        if prompt.saturating_add(output) > max_model_len {
+            return Err(format!(
+                "line {number}: {prompt} + {output} tokens are more than the context of {max_model_len}"
+            ));
+        }
+        trace.push(arrival);
+    }
+    if trace.is_empty() {
+        return Err("the trace holds no request".into());
+    }
+    trace.sort_by(|a, b| a.at.total_cmp(&b.at));
+    Ok(trace)
+}
+
+/// SplitMix64 (Steele, Lea, Flood 2014): small, and the same everywhere.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// In (0, 1].
+    fn unit(&mut self) -> f64 {
+        ((self.next() >> 11) + 1) as f64 / (1u64 << 53) as f64
+    }
+
+    fn below(&mut self, bound: u64) -> usize {
+        (self.next() % bound) as usize
+    }
+
+    fn exponential(&mut self) -> f64 {
+        -self.unit().ln()
+    }
+
+    /// A length of this mean with a standard deviation of 1 in the logarithm, cut to 1..=1024, so that prompt
+    /// and answer fit a context of 2,048. The cut lowers the mean a little.
+    fn log_normal(&mut self, mean: f64) -> usize {
+        // Box and Muller 1958.
+        let normal = (-2.0 * self.unit().ln()).sqrt() * (std::f64::consts::TAU * self.unit()).cos();
+        ((mean.ln() - 0.5 + normal).exp().round() as usize).clamp(1, 1024)
+    }
+}

@@ -1,0 +1,32 @@
+//! A hash for ids. They are numbers that the engine deals out, not a stranger's choice, so the map needs no
+//! keyed hash, and lookups are what a plan does most.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
+
+/// A map from request or sequence ids.
+pub(crate) type IdMap<K, V> = HashMap<K, V, BuildHasherDefault<IdHasher>>;
+
+/// Multiplies and folds, so that neighbouring ids differ in the high and the low bits.
+#[derive(Default)]
+pub(crate) struct IdHasher(u64);
+
+impl Hasher for IdHasher {
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|b| self.write_u64(u64::from(*b)));
+    }
+
+    fn write_u32(&mut self, id: u32) {
+        self.write_u64(u64::from(id));
+    }
+
+    fn write_u64(&mut self, id: u64) {
+        // 2^64 / golden ratio, as in Knuth's multiplicative hashing (The Art of Computer Programming, 6.4).
+        let product = u128::from(self.0.rotate_left(32) ^ id) * 0x9e37_79b9_7f4a_7c15;
+        self.0 = (product >> 64) as u64 ^ product as u64;
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}

@@ -1,0 +1,173 @@
+//! A step planned while the one before it runs.
+
+use sched::{CommitError, Outcome, Request, RequestId, SchedConfig, Scheduler, StepId, StepPlan};
+
+use crate::common::{commit_all, config, request, sampled, seq, spans};
+use crate::scheduler;
+
+fn ahead(num_blocks: usize) -> Scheduler {
+    scheduler(SchedConfig { max_in_flight: 2, ..config(num_blocks, 16) })
+}
+
+/// The next plan, taken by the executor.
+fn submit_next(s: &mut Scheduler) -> StepPlan {
+    let plan = s.plan();
+    s.submitted(plan.step).unwrap();
+    plan
+}
+
+fn awaits(plan: &StepPlan) -> Vec<Option<StepId>> {
+    plan.spans.iter().map(|span| span.awaits).collect()
+}
+
+#[test]
+fn s5_a_step_is_planned_while_another_is_in_flight() {
+    let mut s = ahead(20);
+    s.submit(request(0, 10, 4)).unwrap();
+    let first = submit_next(&mut s);
+    assert_eq!((spans(&first), awaits(&first)), (vec![(0, 10)], vec![None]));
+
+    s.submit(request(1, 10, 4)).unwrap();
+    let second = submit_next(&mut s);
+    assert_eq!((spans(&second), awaits(&second)), (vec![(0, 1), (1, 10)], vec![Some(first.step), None]));
+    assert_eq!((second.spans[0].start, second.spans[0].tokens[0], second.spans[0].sample.clone()), (10, 0, 0..1));
+    assert_eq!((s.plan(), s.stats().num_in_flight), (StepPlan { spans: vec![], ..s.plan() }, 2));
+    assert!(s.plan().is_empty(), "two steps are in flight");
+
+    commit_all(&mut s, &first, 100);
+    let third = submit_next(&mut s);
+    assert_eq!((spans(&third), awaits(&third)), (vec![(0, 1), (1, 1)], vec![Some(second.step); 2]));
+    commit_all(&mut s, &second, 101);
+    commit_all(&mut s, &third, 102);
+    // The fourth and last token of the first; nothing is planned behind it.
+    let last = submit_next(&mut s);
+    assert_eq!((spans(&last), awaits(&last)), (vec![(0, 1), (1, 1)], vec![None; 2]));
+    assert_eq!((last.spans[0].start, &last.spans[0].tokens[..]), (12, &[102][..]));
+    let behind = submit_next(&mut s);
+    assert_eq!(spans(&behind), [(1, 1)]);
+    commit_all(&mut s, &last, 103);
+    commit_all(&mut s, &behind, 103);
+    assert!(!s.has_work());
+}
+
+#[test]
+fn s5_a_step_is_not_planned_ahead_of_one_that_nobody_has_taken() {
+    let mut s = ahead(20);
+    s.submit(request(0, 10, 4)).unwrap();
+    let first = s.plan();
+    assert!(s.plan().is_empty());
+    let error = s.submitted(StepId(7)).unwrap_err();
+    assert_eq!(error, CommitError::NotInFlight { step: StepId(7), in_flight: Some(first.step) });
+    s.submitted(first.step).unwrap();
+    let second = submit_next(&mut s);
+    assert_eq!(spans(&second), [(0, 1)]);
+    let error = s.commit(second.step, &[]).unwrap_err();
+    assert_eq!(error, CommitError::NotInFlight { step: second.step, in_flight: Some(first.step) });
+}
+
+#[test]
+fn s5_a_token_computed_behind_the_end_of_its_sequence_is_dropped() {
+    let mut s = ahead(20);
+    s.submit(request(0, 16, 9)).unwrap();
+    let first = submit_next(&mut s);
+    let second = submit_next(&mut s);
+    assert_eq!(spans(&second), [(0, 1)]);
+    s.commit(first.step, &[Outcome { seq: seq(0, 0), tokens: vec![5], finished: true }]).unwrap();
+    assert!(!s.has_work());
+    assert_eq!(s.stats().blocks_in_use, 2, "the second step still writes to them");
+
+    s.submit(request(1, 10, 9)).unwrap();
+    let third = submit_next(&mut s);
+    assert_eq!((third.released.clone(), spans(&third)), (vec![seq(0, 0)], vec![(1, 10)]));
+    let issued = &third.spans[0].table.append;
+    assert!(!first.spans[0].table.append.contains(&issued[0]) && !second.spans[0].table.append.contains(&issued[0]));
+    commit_all(&mut s, &second, 6);
+    assert_eq!(s.stats().blocks_in_use, 1);
+    commit_all(&mut s, &third, 6);
+}
+
+#[test]
+fn s6_a_request_preempted_in_flight_keeps_its_late_token() {
+    let mut s = ahead(10);
+    s.submit(request(0, 80, 4)).unwrap();
+    s.submit(request(1, 80, 4)).unwrap();
+    let first = submit_next(&mut s);
+    assert_eq!((spans(&first), s.stats().blocks_free), (vec![(0, 80), (1, 80)], 0));
+
+    // A needs a sixth block. B's are not free while the first step writes to them, so A waits for one plan.
+    let second = submit_next(&mut s);
+    assert_eq!((second.preempted.clone(), spans(&second)), (vec![RequestId(1)], vec![]));
+    assert_eq!(s.blocks_per_request().collect::<Vec<_>>(), [(RequestId(0), 5)]);
+    assert_eq!((s.stats().blocks_in_use, s.stats().deferrals, s.stats().tokens_lost), (10, 1, 80));
+    commit_all(&mut s, &first, 42);
+    assert_eq!(s.stats().blocks_in_use, 5);
+
+    for _ in 0..3 {
+        let plan = submit_next(&mut s);
+        assert_eq!(spans(&plan), [(0, 1)], "B needs six of the four that are left");
+        commit_all(&mut s, &plan, 7);
+    }
+    let resumed = submit_next(&mut s);
+    assert_eq!((spans(&resumed), resumed.spans[0].tokens[80]), (vec![(1, 81)], 42));
+    commit_all(&mut s, &resumed, 7);
+    for _ in 0..2 {
+        let plan = submit_next(&mut s);
+        assert_eq!(spans(&plan), [(1, 1)]);
+        commit_all(&mut s, &plan, 7);
+    }
+    assert!(!s.has_work(), "42 and three more");
+}
+
+#[test]
+fn s6_what_a_preempted_request_computed_in_flight_is_found_again() {
+    let mut s = scheduler(SchedConfig { max_in_flight: 2, enable_prefix_caching: true, ..config(10, 16) });
+    s.submit(request(0, 80, 4)).unwrap();
+    s.submit(request(1, 80, 4)).unwrap();
+    let first = submit_next(&mut s);
+    assert_eq!(submit_next(&mut s).preempted, [RequestId(1)]);
+    commit_all(&mut s, &first, 42);
+    s.abort(RequestId(0));
+    let resumed = submit_next(&mut s);
+    assert_eq!((resumed.spans[0].cached, spans(&resumed)), (80, vec![(1, 1)]));
+    commit_all(&mut s, &resumed, 7);
+}
+
+#[test]
+fn only_tokens_that_are_known_are_found_by_their_prefix() {
+    let mut s = scheduler(SchedConfig { max_in_flight: 2, enable_prefix_caching: true, ..config(20, 4) });
+    s.submit(request(0, 3, 9)).unwrap();
+    let mut in_flight = submit_next(&mut s);
+    for token in 50..57 {
+        let next = submit_next(&mut s);
+        assert_eq!(next.spans[0].tokens, [0], "a placeholder");
+        commit_all(&mut s, &in_flight, token);
+        in_flight = next;
+    }
+    commit_all(&mut s, &in_flight, 57);
+    let said = [&request(0, 3, 9).prompt[..], &[50, 51, 52, 53, 54, 55]].concat();
+    s.submit(Request { prompt: said, ..request(1, 0, 1) }).unwrap();
+    let guess = [&request(0, 3, 9).prompt[..], &[0; 6]].concat();
+    s.submit(Request { prompt: guess, ..request(2, 0, 1) }).unwrap();
+    let plan = submit_next(&mut s);
+    assert_eq!(
+        plan.spans.iter().map(|span| (span.seq.request.0, span.cached)).collect::<Vec<_>>(),
+        [(0, 0), (1, 8), (2, 0)]
+    );
+    commit_all(&mut s, &plan, 7);
+}
+
+#[test]
+fn a_group_forks_when_its_prompt_is_committed_and_runs_ahead_from_there() {
+    let mut s = ahead(20);
+    s.submit(Request { n: 2, ..request(0, 20, 5) }).unwrap();
+    let prompt = submit_next(&mut s);
+    assert!(submit_next(&mut s).is_empty(), "two sequences have no table yet");
+    commit_all(&mut s, &prompt, 7);
+    let first = submit_next(&mut s);
+    let second = submit_next(&mut s);
+    assert_eq!((awaits(&first), awaits(&second)), (vec![None; 2], vec![Some(first.step); 2]));
+    assert_eq!(sampled(&second).collect::<Vec<_>>(), [seq(0, 0), seq(0, 1)]);
+    assert_eq!(s.blocks_per_request().collect::<Vec<_>>(), [(RequestId(0), 3)]);
+    commit_all(&mut s, &first, 7);
+    commit_all(&mut s, &second, 7);
+}

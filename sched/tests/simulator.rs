@@ -1,0 +1,154 @@
+//! The simulator of `examples/simulate`: what must be true of any model of batching, and of this one.
+#![allow(clippy::unwrap_used)]
+
+#[allow(dead_code)]
+#[path = "../examples/simulate/sim/mod.rs"]
+mod sim;
+
+use sim::Policy;
+use sim::cost::{CostModel, Work};
+use sim::measure::Run;
+use sim::trace::{Arrival, Lengths, generate, parse_csv};
+
+const AT_ONCE: f64 = f64::INFINITY;
+const QUIRE: Policy = Policy::Quire { max_in_flight: 1 };
+
+/// Requests at once, with each length of these ranges in turn, in an order that mixes them.
+fn spread(count: usize, prompts: std::ops::Range<usize>, outputs: std::ops::Range<usize>) -> Vec<Arrival> {
+    let pick = |k: usize, range: &std::ops::Range<usize>, stride: usize| range.start + k * stride % range.len();
+    (0..count).map(|k| Arrival { at: 0.0, prompt: pick(k, &prompts, 37), output: pick(k, &outputs, 61) }).collect()
+}
+
+#[test]
+fn every_request_ends_once_with_all_of_its_tokens_under_every_policy() {
+    let gpu = CostModel::opt_13b_on_a100();
+    for lengths in Lengths::ALL {
+        for (rate, batch) in [(AT_ONCE, 64), (3.0, 7), (0.05, 256)] {
+            let trace = generate(lengths, 60, rate, 3);
+            for policy in Policy::ALL {
+                let run = policy.run(&trace, &gpu, batch);
+                assert_eq!((run.queueing.len(), run.end_to_end.len()), (60, 60), "{policy:?}");
+                assert_eq!(run.output_tokens, trace.iter().map(|a| a.output).sum::<usize>());
+                assert!(run.largest_batch <= batch && run.queueing.iter().all(|s| *s >= 0.0));
+                for share in [run.device_busy(), run.places_busy(), run.kv_utilisation()] {
+                    assert!(share > 0.0 && share <= 1.0 + 1e-9, "{policy:?}: {share}");
+                }
+                assert_eq!(run.elapsed, policy.run(&trace, &gpu, batch).elapsed, "not a function of its input");
+            }
+        }
+    }
+}
+
+#[test]
+fn blocks_of_16_are_used_to_96_percent_where_sequences_hold_200_tokens_or_more() {
+    let gpu = CostModel::opt_13b_on_a100();
+    let traces = [spread(300, 150..251, 1..100), spread(300, 100..301, 50..250), spread(300, 1..400, 300..500)];
+    let drawn = (0..10).map(|seed| generate(Lengths::ShareGpt, 300, AT_ONCE, seed));
+    for trace in traces.into_iter().chain(drawn) {
+        let run = QUIRE.run(&trace, &gpu, 256);
+        assert!(run.kv_utilisation() >= 0.96, "{}", run.kv_utilisation());
+        assert!(run.largest_batch > 20);
+        // A step ahead, the blocks of a sequence are kept for a step behind its end.
+        let ahead = Policy::Quire { max_in_flight: 2 }.run(&trace, &gpu, 256);
+        let steps = run.output_tokens as f64 / trace.len() as f64;
+        assert!(ahead.kv_utilisation() * (1.0 + 2.0 / steps) >= run.kv_utilisation(), "{}", ahead.kv_utilisation());
+    }
+    // Half a block is wasted per sequence, so that short sequences or long blocks use less.
+    let run = sim::paged::run(&spread(300, 1..20, 1..50), &gpu, 256, 16, 1);
+    assert!(run.kv_utilisation() < 0.9);
+    let run = sim::paged::run(&spread(300, 100..301, 50..250), &gpu, 256, 128, 1);
+    assert!(run.kv_utilisation() < 0.9);
+}
+
+#[test]
+fn continuous_batching_is_at_least_as_fast_as_static_for_every_seed() {
+    let gpu = CostModel::opt_13b_on_a100();
+    for seed in 0..25 {
+        for lengths in Lengths::ALL {
+            let trace = generate(lengths, 80, AT_ONCE, seed);
+            for batch in [1, 3, 7, 16, 64] {
+                let speed = |policy: Policy| policy.run(&trace, &gpu, batch).throughput() * (1.0 + 1e-9);
+                let (longest, oracle) = (speed(Policy::StaticMax), speed(Policy::Static));
+                let (contiguous, quire) = (speed(Policy::Contiguous), speed(QUIRE));
+                let what = format!("{lengths:?}, seed {seed}, batch {batch}");
+                assert!(contiguous * (1.0 + 1e-9) >= longest, "{what}: {contiguous} < {longest}");
+                assert!(quire * (1.0 + 1e-9) >= oracle, "{what}: {quire} < {oracle}");
+            }
+        }
+    }
+}
+
+#[test]
+fn at_equal_steps_the_ratio_tends_to_longest_over_mean() {
+    let flat = CostModel::flat(2048);
+    let limit = 2000.0 / 1025.0;
+    let mut last = 0.0;
+    for (batch, least) in [(2, 0.65), (8, 0.86), (32, 0.94), (128, 0.97)] {
+        let trace = generate(Lengths::Uniform, 60 * batch, AT_ONCE, 1);
+        let static_steps = Policy::Static.run(&trace, &flat, batch).steps as f64;
+        for policy in [Policy::Contiguous, QUIRE] {
+            let ratio = static_steps / policy.run(&trace, &flat, batch).steps as f64 / limit;
+            assert!(ratio > least && ratio < 1.0 && ratio > last, "{policy:?}, batch {batch}: {ratio} of the limit");
+        }
+        last = least;
+    }
+}
+
+#[test]
+fn requests_of_one_length_gain_nothing_from_continuous_batching_but_memory() {
+    let trace = vec![Arrival { at: 0.0, prompt: 10, output: 30 }; 64];
+    let flat = CostModel::flat(2048);
+    let steps = |policy: Policy| policy.run(&trace, &flat, 16).steps;
+    assert_eq!(
+        Policy::ALL.map(steps),
+        [120, 120, 120, 120, 120 + 4],
+        "a step ahead, each of four waves is computed once behind its end"
+    );
+    let gpu = CostModel::opt_13b_on_a100();
+    assert_eq!(Policy::StaticMax.run(&trace, &gpu, 64).largest_batch, 7, "15,728 tokens of cache hold 7 of 2,048");
+    assert_eq!(QUIRE.run(&trace, &gpu, 64).largest_batch, 64);
+}
+
+#[test]
+fn planning_a_step_ahead_hides_the_host() {
+    let gpu = CostModel::opt_13b_on_a100();
+    let trace = generate(Lengths::ShareGpt, 100, AT_ONCE, 1);
+    for batch in [1, 8, 64] {
+        let [one, two] = [1, 2].map(|max_in_flight| Policy::Quire { max_in_flight }.run(&trace, &gpu, batch));
+        assert!(two.throughput() > one.throughput());
+        assert!(one.device_busy() < 0.99 && two.device_busy() > 0.999, "{} {}", one.device_busy(), two.device_busy());
+    }
+}
+
+#[test]
+fn the_cost_of_a_step_is_the_greater_of_bytes_and_flops_and_the_launches() {
+    let gpu = CostModel::opt_13b_on_a100();
+    let launches = 480.0 * 2e-6;
+    let mut decode = Work::default();
+    (0..4).for_each(|_| decode.add_span(99, 1));
+    assert_eq!(decode, Work { rows: 4, context: 396, pairs: 400 });
+    let bytes = 26e9 + 819_200.0 * 400.0;
+    assert!((gpu.device_seconds(decode) - bytes / 1.555e12 - launches).abs() < 1e-12);
+    let mut prefill = Work::default();
+    prefill.add_span(0, 2000);
+    let flops = 2.0 * 13e9 * 2000.0 + 4.0 * 40.0 * 5120.0 * 2_001_000.0;
+    assert!((gpu.device_seconds(prefill) - flops / 312e12 - launches).abs() < 1e-12);
+}
+
+#[test]
+fn a_csv_is_read_or_refused_with_the_line() {
+    let trace = parse_csv("arrival,prompt,output\n0.5, 10, 20\n\n0,1,1\n", 2048).unwrap();
+    let arrival = |at, prompt, output| Arrival { at, prompt, output };
+    assert_eq!(trace, [arrival(0.0, 1, 1), arrival(0.5, 10, 20)]);
+    let error = |text: &str| parse_csv(text, 2048).unwrap_err();
+    assert_eq!(error("0,1,1\n0,1"), "line 2: found \"0,1\", expected arrival seconds, prompt tokens, output tokens");
+    assert!(error("0,1,0").ends_with("times from 0 on, at least one token each"));
+    assert_eq!(error("0,2000,49"), "line 1: 2000 + 49 tokens are more than the context of 2048");
+    assert_eq!(error("arrival,prompt,output"), "the trace holds no request");
+}
+
+#[test]
+fn a_quantile_is_the_value_of_nearest_rank() {
+    let seconds: Vec<f64> = (1..=100).rev().map(f64::from).collect();
+    assert_eq!([0.5, 0.99, 1.0].map(|share| Run::quantile(&seconds, share)), [50.0, 99.0, 100.0]);
+}
