@@ -73,29 +73,24 @@ impl Plan {
         let block_bytes = kv_bytes_per_token * block_size as u64;
         let step_bytes = Model::step_bytes(config, engine.max_num_batched_tokens);
         let wanted_len = engine.max_model_len.unwrap_or(context);
-        // More blocks than every sequence at full length could own would never be used at once.
-        let useful = (engine.max_num_seqs as u64)
-            .saturating_mul(wanted_len.div_ceil(block_size) as u64)
-            .min(u64::from(u32::MAX / 2));
         let (bytes, reason) = match engine.kv_cache_memory_bytes {
             Some(bytes) => (bytes, "--kv-cache-memory-bytes".to_string()),
             None => {
                 let free = device.memory().available.saturating_sub(weight_bytes + step_bytes);
                 let share = engine.gpu_memory_utilization;
-                (
-                    (free as f64 * share) as u64,
-                    format!(
-                        "{:.0} % of {} free memory, at most what --max-num-seqs can use",
-                        share * 100.0,
-                        Bytes(free)
-                    ),
-                )
+                let bytes = (free as f64 * share) as u64;
+                // More blocks than all sequences at full length could own would never be used at once.
+                let useful = (engine.max_num_seqs as u64)
+                    .saturating_mul(wanted_len.div_ceil(block_size) as u64)
+                    .saturating_mul(block_bytes);
+                if useful < bytes {
+                    (useful, format!("enough for {} sequences at full length", engine.max_num_seqs))
+                } else {
+                    (bytes, format!("{:.0} % of {} free memory", share * 100.0, Bytes(free)))
+                }
             }
         };
-        let mut num_blocks = bytes / block_bytes;
-        if engine.kv_cache_memory_bytes.is_none() {
-            num_blocks = num_blocks.min(useful);
-        }
+        let num_blocks = bytes / block_bytes;
         if num_blocks == 0 {
             return Err(bad(
                 "--kv-cache-memory-bytes",
