@@ -17,7 +17,7 @@
 //!
 //! ```
 //! use attention_kernels::{KernelChoice, Needs, select};
-//! let needs = Needs { device: "cpu".into(), head_dim: 64, block_size: 16, window: false };
+//! let needs = Needs { device: "cpu".into(), head_dim: 64, window: false };
 //! let kernels = select(&KernelChoice::default(), &needs)?;
 //! println!("decode runs on {}", kernels.decode.name);
 //! let choice = KernelChoice { decode: "cpu.reference".into(), ..Default::default() };

@@ -64,6 +64,8 @@ pub struct Capabilities {
     pub device: &'static str,
     /// Instruction set that the CPU must have.
     pub isa: Isa,
+    /// Greatest head size; matters to attention alone.
+    pub max_head_dim: usize,
     /// Sliding windows.
     pub window: bool,
     /// Soft-capped scores.

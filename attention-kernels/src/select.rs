@@ -50,8 +50,6 @@ pub struct Needs {
     pub device: String,
     /// Elements per head.
     pub head_dim: usize,
-    /// Tokens per block.
-    pub block_size: usize,
     /// Some layer has a sliding window.
     pub window: bool,
 }
@@ -193,6 +191,8 @@ fn unable(variant: &Variant, needs: &Needs) -> Option<String> {
         Some(format!("it runs on {}, the device is {}", can.device, needs.device))
     } else if !can.isa.is_available() {
         Some(format!("this CPU has no {}", can.isa))
+    } else if attention && needs.head_dim > can.max_head_dim {
+        Some(format!("its heads have at most {} elements, the model's have {}", can.max_head_dim, needs.head_dim))
     } else if attention && needs.window && !can.window {
         Some("the model has sliding windows".to_string())
     } else {
@@ -237,4 +237,33 @@ pub fn describe(choice: &KernelChoice, needs: &Needs) -> Result<String, SelectEr
         }
     }
     Ok(table)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    fn needs(device: &str, head_dim: usize) -> Needs {
+        Needs { device: device.to_string(), head_dim, window: true }
+    }
+
+    #[test]
+    fn what_a_variant_can_not_do_is_said_with_those_that_could() {
+        let choice = KernelChoice { prefill: "cpu.portable".into(), ..Default::default() };
+        let error = select(&choice, &needs("cpu", 1024)).err().unwrap();
+        let message = error.to_string();
+        assert!(message.contains("at most 512 elements, the model's have 1024"), "{message}");
+        assert!(message.ends_with("these could: cpu.reference"), "{message}");
+        let error = select(&choice, &needs("abacus", 64)).err().unwrap().to_string();
+        assert!(error.contains("no decode kernel") && error.contains("abacus"), "{error}");
+    }
+
+    #[test]
+    fn auto_takes_the_greatest_rank_that_can_serve() {
+        let auto = KernelChoice::default();
+        assert_eq!(select(&auto, &needs("cpu", 1024)).unwrap().decode.name, "cpu.reference");
+        let best = variants(Operation::Decode).into_iter().find(|v| v.capabilities.isa.is_available()).unwrap();
+        assert_eq!(select(&auto, &needs("cpu", 64)).unwrap().decode.name, best.name);
+    }
 }

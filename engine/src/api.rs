@@ -63,8 +63,6 @@ pub enum FinishReason {
     Length,
     /// An end-of-sequence token (`None`), a stop token or a stop string.
     Stop(Option<StopCause>),
-    /// The request was cancelled.
-    Abort,
     /// The step that held the request failed.
     Error(String),
 }

@@ -8,9 +8,10 @@ use models::LOGIT_ROWS;
 use sampling::{Context, Sampled, Sampler, TokenLogprobs, token_logprobs};
 use sched::{Outcome, Request, RequestId, Scheduler, SeqId, Span, StepPlan};
 
-use crate::api::{EngineStats, FinishReason, GenerationRequest, StopCause};
-use crate::error::SubmitError;
+use crate::api::{EngineConfig, EngineStats, FinishReason, GenerationRequest, StopCause};
+use crate::error::{EngineError, SubmitError};
 use crate::executor::Executor;
+use crate::load::{Progress, load};
 
 /// What a step gave one request, on token ids.
 #[derive(Clone, Debug, PartialEq)]
@@ -66,6 +67,27 @@ pub struct Engine {
 }
 
 impl Engine {
+    /// Loads a model, for a caller that has token ids and runs the steps itself.
+    ///
+    /// ```
+    /// use engine::{Engine, EngineConfig, GenerationRequest, TokenEvent};
+    /// let mut engine = Engine::load(&EngineConfig::default(), &|_, _| {})?;
+    /// engine.submit(GenerationRequest { prompt: vec![0, 300, 301], ..Default::default() })?;
+    /// let mut tokens = Vec::new();
+    /// while engine.has_work() {
+    ///     engine.step(|_, event| {
+    ///         if let TokenEvent::Token { token: Some(token), .. } = event {
+    ///             tokens.push(token.token);
+    ///         }
+    ///     });
+    /// }
+    /// assert!(!tokens.is_empty());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn load(config: &EngineConfig, progress: Progress<'_>) -> Result<Engine, EngineError> {
+        Ok(load(config, progress)?.engine)
+    }
+
     pub(crate) fn new(
         scheduler: Scheduler,
         executor: Executor,

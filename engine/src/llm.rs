@@ -90,8 +90,7 @@ impl Llm {
         let mut places = HashMap::with_capacity(requests.len());
         let mut results = Vec::with_capacity(requests.len());
         for request in requests {
-            let outputs = vec![CompletionOutput::default(); request.params.n];
-            let completion = Completion { prompt_token_ids: request.prompt.clone(), outputs };
+            let (prompt_token_ids, n) = (request.prompt.clone(), request.params.n);
             match self.engine.submit(request) {
                 Ok(id) => places.insert(id, results.len()),
                 Err(error) => {
@@ -99,7 +98,7 @@ impl Llm {
                     return Err(error);
                 }
             };
-            results.push((completion, Vec::new()));
+            results.push((Completion { prompt_token_ids, outputs: vec![CompletionOutput::default(); n] }, Vec::new()));
         }
         while self.engine.has_work() {
             self.engine.step(|id, event, _| {

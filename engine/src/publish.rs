@@ -34,10 +34,11 @@ impl TextEngine {
 
     pub fn submit(&mut self, request: GenerationRequest) -> Result<RequestId, SubmitError> {
         let params = &request.params;
-        let show_stop = params.include_stop_str_in_output;
+        let (n, show_stop) = (params.n, params.include_stop_str_in_output);
         let text = TextStream::new(self.tokenizer.clone(), &request.prompt, params);
-        let sequences = (0..params.n).map(|_| Some(Written { text: text.clone(), show_stop })).collect();
         let id = self.engine.submit(request)?;
+        // Only now is n known to be a number that can be served.
+        let sequences = (0..n).map(|_| Some(Written { text: text.clone(), show_stop })).collect();
         self.live.insert(id, sequences);
         Ok(id)
     }

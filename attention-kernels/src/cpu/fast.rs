@@ -22,8 +22,8 @@ use device::{Device, Isa};
 use super::reference::{Merged, with_gemm};
 use crate::args::{AttentionArgs, KernelError, KvShape, LinearArgs, PARTITION};
 
-/// Greatest head size that the stack scratch holds; larger ones use the reference.
-const MAX_HEAD_DIM: usize = 512;
+/// Greatest head size that the stack scratch holds.
+pub(super) const MAX_HEAD_DIM: usize = 512;
 
 /// Query heads that share one pass over keys and values.
 const GROUP: usize = 4;
@@ -56,7 +56,7 @@ struct Rows<'a> {
 pub(super) fn attention(isa: Isa, device: &dyn Device, args: AttentionArgs<'_>) -> Result<(), KernelError> {
     let shape = args.cache.shape;
     if shape.head_dim > MAX_HEAD_DIM {
-        return super::reference::attention(device, args);
+        return Err(KernelError::Shape { what: "head size", found: shape.head_dim, expected: MAX_HEAD_DIM });
     }
     args.check()?;
     let shared = &Shared {

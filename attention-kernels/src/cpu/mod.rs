@@ -8,9 +8,19 @@ use device::Isa;
 
 use crate::registry::{Capabilities, Kernel, Operation, Variant};
 
-/// What the CPU's attention can do.
+/// What the CPU's attention can do. Only plain loops need no scratch on the stack, so only they take any head size.
 const fn attention(isa: Isa, rank: u32) -> Capabilities {
-    Capabilities { device: "cpu", isa, window: true, soft_cap: true, alibi: true, row_invariant: true, rank }
+    let max_head_dim = if rank == 0 { usize::MAX } else { fast::MAX_HEAD_DIM };
+    Capabilities {
+        device: "cpu",
+        isa,
+        max_head_dim,
+        window: true,
+        soft_cap: true,
+        alibi: true,
+        row_invariant: true,
+        rank,
+    }
 }
 
 /// The other operations know nothing of scores.

@@ -24,7 +24,7 @@ mod rope;
 use std::sync::Arc;
 
 use attention_kernels::{AttentionArgs, CacheWriteArgs, KernelError, KernelSet, KvCache, KvShape};
-use device::{Buffer, Device};
+use device::{Buffer, Device, DeviceError};
 
 pub use batch::ForwardBatch;
 pub use declare::{check_weights, parameters};
@@ -86,21 +86,38 @@ struct StepBuffers {
 }
 
 impl StepBuffers {
-    fn new(device: &dyn Device, config: &ModelConfig, max_rows: usize) -> Result<StepBuffers, KernelError> {
-        let floats = |rows: usize, width: usize| device.alloc(rows * width * size_of::<f32>());
-        let heads = config.num_heads + 2 * config.num_kv_heads;
+    /// Elements of each buffer, in the order of the fields.
+    fn sizes(config: &ModelConfig, max_rows: usize) -> [usize; 10] {
+        let (hidden, ffn, dim) = (config.hidden_size, config.intermediate_size, config.head_dim);
+        [
+            max_rows * hidden,
+            max_rows.max(LOGIT_ROWS) * hidden,
+            max_rows * (config.num_heads + 2 * config.num_kv_heads) * dim,
+            max_rows * config.num_heads * dim,
+            max_rows * 2 * ffn,
+            max_rows * ffn,
+            max_rows * hidden,
+            max_rows * dim,
+            LOGIT_ROWS * hidden,
+            LOGIT_ROWS * config.vocab_size,
+        ]
+    }
+
+    fn new(device: &dyn Device, config: &ModelConfig, max_rows: usize) -> Result<StepBuffers, DeviceError> {
+        let mut sizes = StepBuffers::sizes(config, max_rows).into_iter();
+        let mut next = || device.alloc(sizes.next().unwrap_or(0) * size_of::<f32>());
         Ok(StepBuffers {
             max_rows,
-            hidden: floats(max_rows, config.hidden_size)?,
-            normed: floats(max_rows.max(LOGIT_ROWS), config.hidden_size)?,
-            qkv: floats(max_rows, heads * config.head_dim)?,
-            attended: floats(max_rows, config.num_heads * config.head_dim)?,
-            gate_up: floats(max_rows, 2 * config.intermediate_size)?,
-            activated: floats(max_rows, config.intermediate_size)?,
-            delta: floats(max_rows, config.hidden_size)?,
-            rope: floats(max_rows, config.head_dim)?,
-            chosen: floats(LOGIT_ROWS, config.hidden_size)?,
-            logits: floats(LOGIT_ROWS, config.vocab_size)?,
+            hidden: next()?,
+            normed: next()?,
+            qkv: next()?,
+            attended: next()?,
+            gate_up: next()?,
+            activated: next()?,
+            delta: next()?,
+            rope: next()?,
+            chosen: next()?,
+            logits: next()?,
         })
     }
 }
@@ -108,10 +125,7 @@ impl StepBuffers {
 impl Model {
     /// Bytes that the buffers of a step of `max_rows` tokens take.
     pub fn step_bytes(config: &ModelConfig, max_rows: usize) -> u64 {
-        let heads = (2 * config.num_heads + 2 * config.num_kv_heads + 1) * config.head_dim;
-        let row = 3 * config.hidden_size + heads + 3 * config.intermediate_size;
-        let logits = LOGIT_ROWS * (config.hidden_size + config.vocab_size);
-        (max_rows as u64 * row as u64 + logits as u64) * size_of::<f32>() as u64
+        StepBuffers::sizes(config, max_rows).into_iter().map(|elements| (elements * size_of::<f32>()) as u64).sum()
     }
 
     /// Bytes of keys and values of one token in all layers, float32.

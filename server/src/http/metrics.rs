@@ -31,7 +31,10 @@ const FIRST_TOKEN: [f64; 15] = [0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1,
 const INTER_TOKEN: [f64; 13] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0];
 const END_TO_END: [f64; 15] = [0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 20.0, 40.0, 60.0, 120.0];
 
-const REASONS: [&str; 4] = ["stop", "length", "abort", "error"];
+const STOP: &str = "stop";
+const LENGTH: &str = "length";
+const ABORT: &str = "abort";
+const ERROR: &str = "error";
 
 /// Latencies and outcomes since the start.
 #[derive(Debug)]
@@ -62,7 +65,9 @@ impl Metrics {
             registry,
         };
         // A reason that has not occurred shows as 0 rather than not at all.
-        REASONS.iter().for_each(|reason| drop(metrics.finished.with_label_values(&[reason])));
+        for reason in [STOP, LENGTH, ABORT, ERROR] {
+            metrics.finished.with_label_values(&[reason]);
+        }
         metrics
     }
 
@@ -83,13 +88,17 @@ impl Metrics {
 
     /// Counts a sequence that ended.
     pub fn finished(&self, reason: &FinishReason) {
-        let index = match reason {
-            FinishReason::Stop(_) => 0,
-            FinishReason::Length => 1,
-            FinishReason::Abort => 2,
-            FinishReason::Error(_) => 3,
+        let reason = match reason {
+            FinishReason::Stop(_) => STOP,
+            FinishReason::Length => LENGTH,
+            FinishReason::Error(_) => ERROR,
         };
-        self.finished.with_label_values(&[REASONS[index]]).inc();
+        self.finished.with_label_values(&[reason]).inc();
+    }
+
+    /// Counts a sequence that nobody waited for any more.
+    pub fn aborted(&self) {
+        self.finished.with_label_values(&[ABORT]).inc();
     }
 
     /// The whole page.

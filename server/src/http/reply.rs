@@ -70,7 +70,6 @@ pub fn finish(reason: Option<&FinishReason>) -> (Value, Value) {
         Some(FinishReason::Stop(None)) => ("stop".into(), Value::Null),
         Some(FinishReason::Stop(Some(StopCause::Token(id)))) => ("stop".into(), (*id).into()),
         Some(FinishReason::Stop(Some(StopCause::Text(text)))) => ("stop".into(), text.as_str().into()),
-        Some(FinishReason::Abort) => ("abort".into(), Value::Null),
         Some(FinishReason::Error(_)) => ("error".into(), Value::Null),
     }
 }

@@ -101,9 +101,6 @@ impl Answer {
 pub fn failed(delta: &Delta) -> Result<(), ApiError> {
     match &delta.finish {
         Some(FinishReason::Error(message)) => Err(ApiError::internal(message.clone())),
-        Some(FinishReason::Abort) => {
-            Err(ApiError::unavailable("the request was cancelled: the server is shutting down"))
-        }
         _ => Ok(()),
     }
 }
@@ -165,6 +162,6 @@ impl Watch {
 
 impl Drop for Watch {
     fn drop(&mut self) {
-        (0..self.open).for_each(|_| self.app.metrics.finished(&FinishReason::Abort));
+        (0..self.open).for_each(|_| self.app.metrics.aborted());
     }
 }
