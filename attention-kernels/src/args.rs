@@ -67,6 +67,30 @@ impl KvCache {
         let bytes = shape.num_blocks.saturating_mul(shape.block_elements()).saturating_mul(size_of::<f32>());
         Ok(KvCache { shape, keys: device.alloc(bytes)?, values: device.alloc(bytes)? })
     }
+
+    /// Copies a whole block into a block of another cache, as when a sequence is swapped out or in. Both must be memory
+    /// that the CPU can reach.
+    ///
+    /// # Errors
+    /// Caches whose blocks are of different shape, and blocks that one of them does not have.
+    pub fn copy_block_to(&self, src: usize, other: &mut KvCache, dst: usize) -> Result<(), KernelError> {
+        let size = self.shape.block_elements();
+        let found = other.shape.block_elements();
+        if found != size {
+            return Err(KernelError::Shape { what: "elements of a swapped block", found, expected: size });
+        }
+        for (what, found, blocks) in
+            [("block to swap", src, self.shape.num_blocks), ("block to swap to", dst, other.shape.num_blocks)]
+        {
+            if found >= blocks {
+                return Err(KernelError::Shape { what, found, expected: blocks });
+            }
+        }
+        for (from, to) in [(&self.keys, &mut other.keys), (&self.values, &mut other.values)] {
+            to.host_mut::<f32>()?[dst * size..][..size].copy_from_slice(&from.host::<f32>()?[src * size..][..size]);
+        }
+        Ok(())
+    }
 }
 
 /// Where each sequence's query rows, context and blocks are. The rows of sequence s are

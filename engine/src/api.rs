@@ -138,6 +138,10 @@ pub struct EngineConfig {
     pub kv_cache_memory_bytes: Option<u64>,
     /// Share of the device's free memory that becomes cache when `kv_cache_memory_bytes` is not given.
     pub gpu_memory_utilization: f64,
+    /// Bytes of host memory that the keys and values of preempted requests may be moved to; 0 for none.
+    pub swap_space_bytes: u64,
+    /// What becomes of a preempted request's keys and values.
+    pub preemption_mode: sched::PreemptionMode,
     /// Sequences in one step.
     pub max_num_seqs: usize,
     /// Tokens in one step.
@@ -186,6 +190,8 @@ pub struct EngineStats {
     pub num_running: usize,
     /// Requests that wait for them.
     pub num_waiting: usize,
+    /// Requests that wait in host memory.
+    pub num_swapped: usize,
     /// Blocks owned by live sequences / all blocks.
     pub kv_cache_usage: f64,
     /// Blocks kept only for their cached prefix / all blocks.
@@ -198,8 +204,16 @@ pub struct EngineStats {
     pub prefix_cache_queries: u64,
     /// Prompt tokens found there.
     pub prefix_cache_hits: u64,
-    /// Requests that gave their blocks back and started over.
+    /// Requests that gave their blocks back, to start over or to come back from host memory.
     pub num_preemptions: u64,
+    /// Those of them that went to host memory.
+    pub num_swap_preemptions: u64,
+    /// Host blocks of swapped requests / all host blocks.
+    pub host_cache_usage: f64,
+    /// Most blocks that were ever in use at once.
+    pub blocks_peak: usize,
+    /// Blocks copied because a sequence wrote to one that it shared.
+    pub blocks_copied: u64,
     /// Steps completed.
     pub steps: u64,
 }
@@ -213,6 +227,8 @@ impl Default for EngineConfig {
             max_model_len: None,
             kv_cache_memory_bytes: None,
             gpu_memory_utilization: 0.4,
+            swap_space_bytes: 0,
+            preemption_mode: sched::PreemptionMode::Auto,
             max_num_seqs: 256,
             max_num_batched_tokens: 2048,
             enable_prefix_caching: true,

@@ -122,6 +122,7 @@ impl Engine {
                 id,
                 prompt: request.prompt.clone(),
                 n: params.n,
+                beam_search: false,
                 // A request for no token still takes one step: its prompt is computed.
                 max_tokens: params.max_tokens.unwrap_or(room).max(1),
                 priority: request.priority,
@@ -205,6 +206,7 @@ impl Engine {
         EngineStats {
             num_running: stats.num_running,
             num_waiting: stats.num_waiting,
+            num_swapped: stats.num_swapped,
             kv_cache_usage: share(stats.blocks_in_use),
             kv_cache_cached: share(stats.blocks_cached),
             prompt_tokens: stats.prompt_tokens,
@@ -212,6 +214,10 @@ impl Engine {
             prefix_cache_queries: stats.prefix_queries,
             prefix_cache_hits: stats.prefix_hits,
             num_preemptions: stats.preemptions,
+            num_swap_preemptions: stats.swap_preemptions,
+            host_cache_usage: stats.host_cache_usage(),
+            blocks_peak: stats.blocks_peak,
+            blocks_copied: stats.blocks_copied,
             steps: stats.steps,
         }
     }
@@ -347,7 +353,12 @@ impl Draw<'_> {
             for index in indices {
                 outputs[index as usize] = None;
                 emit(id, TokenEvent::Token { index, token: None, finish: Some(FinishReason::Length) });
-                self.outcomes.push(Outcome { seq: SeqId { request: id, index }, tokens: Vec::new(), finished: true });
+                self.outcomes.push(Outcome {
+                    seq: SeqId { request: id, index },
+                    parent: index,
+                    tokens: Vec::new(),
+                    finished: true,
+                });
             }
             return;
         }
@@ -373,7 +384,7 @@ impl Draw<'_> {
                 *output = None;
             }
             let seq = SeqId { request: id, index };
-            self.outcomes.push(Outcome { seq, tokens: vec![sampled.token], finished: finish.is_some() });
+            self.outcomes.push(Outcome::token(seq, sampled.token, finish.is_some()));
             emit(id, TokenEvent::Token { index, token: Some(sampled), finish });
         }
     }

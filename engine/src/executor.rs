@@ -5,18 +5,20 @@ use std::sync::Arc;
 
 use attention_kernels::{BlockCopyArgs, KernelError, KernelSet, KvCache};
 use device::Device;
-use kvblock::BlockId;
 use models::{ForwardBatch, Model};
-use sched::{MemOp, SeqId, StepPlan};
+use sched::{BlockId, MemOp, SeqId, StepPlan};
 
 /// The model, its paged cache, and the block tables as the plans have described them.
 pub(crate) struct Executor {
     device: Arc<dyn Device>,
     kernels: KernelSet,
     model: Model,
-    /// One per layer.
+    /// One for each place in a page.
     caches: Vec<KvCache>,
-    tables: HashMap<SeqId, Vec<BlockId>>,
+    /// The same in host memory, for requests that are swapped out.
+    host: Vec<KvCache>,
+    /// One table per group of layers; −1 behind a window.
+    tables: HashMap<SeqId, Vec<Vec<i32>>>,
     batch: ForwardBatch,
     /// Spans in the order of the batch.
     order: Vec<usize>,
@@ -26,12 +28,19 @@ pub(crate) struct Executor {
 }
 
 impl Executor {
-    pub fn new(device: Arc<dyn Device>, kernels: KernelSet, model: Model, caches: Vec<KvCache>) -> Executor {
+    pub fn new(
+        device: Arc<dyn Device>,
+        kernels: KernelSet,
+        model: Model,
+        caches: Vec<KvCache>,
+        host: Vec<KvCache>,
+    ) -> Executor {
         Executor {
             device,
             kernels,
             model,
             caches,
+            host,
             tables: HashMap::new(),
             batch: ForwardBatch::default(),
             order: Vec::new(),
@@ -50,13 +59,16 @@ impl Executor {
             self.tables.remove(seq);
         }
         self.memory(&plan.memory)?;
+        let mut max_blocks = 0;
         for span in &plan.spans {
-            let table = self.tables.entry(span.seq).or_default();
-            table.truncate(span.table.keep);
-            table.extend_from_slice(&span.table.append);
+            let tables = self.tables.entry(span.seq).or_default();
+            tables.resize_with(span.groups.len(), Vec::new);
+            for (table, group) in tables.iter_mut().zip(&span.groups) {
+                group.table.apply(table, -1, |block| block.0 as i32);
+                max_blocks = max_blocks.max(table.len());
+            }
         }
-        let max_blocks = plan.spans.iter().map(|span| self.tables[&span.seq].len()).max().unwrap_or(0);
-        self.batch.clear(max_blocks);
+        self.batch.clear(self.model.layout().groups.len(), max_blocks);
         // Single tokens first: they form one call of the decode kernel.
         self.order.clear();
         self.order.extend(0..plan.spans.len());
@@ -65,8 +77,9 @@ impl Executor {
         self.last_rows.resize(plan.spans.len(), 0);
         for &i in &self.order {
             let span = &plan.spans[i];
-            let table = self.tables[&span.seq].iter().map(|block| block.0);
-            self.last_rows[i] = self.batch.push(span.start, &span.tokens, &span.slots, table);
+            let tables = self.tables.get(&span.seq).into_iter().flatten();
+            let groups = span.groups.iter().zip(tables).map(|(group, table)| (&group.slots[..], &table[..]));
+            self.last_rows[i] = self.batch.push(span.start, &span.tokens, groups);
         }
         let Executor { device, model, batch, caches, .. } = self;
         device.pool().enter(|| model.forward(batch, caches))
@@ -91,6 +104,16 @@ impl Executor {
                 match *op {
                     MemOp::Copy { src, dst } => self.copies.push((src.0, dst.0)),
                     MemOp::Poison { block, from_slot } => self.poison(block, from_slot)?,
+                    MemOp::SwapOut { src, dst } => {
+                        for (cache, host) in self.caches.iter().zip(&mut self.host) {
+                            cache.copy_block_to(src.index(), host, dst.index())?;
+                        }
+                    }
+                    MemOp::SwapIn { src, dst } => {
+                        for (cache, host) in self.caches.iter_mut().zip(&self.host) {
+                            host.copy_block_to(src.index(), cache, dst.index())?;
+                        }
+                    }
                 }
             }
             if !self.copies.is_empty() {
@@ -102,7 +125,7 @@ impl Executor {
         Ok(())
     }
 
-    /// Fills what must not be read again with NaN, in every layer (debug builds order this).
+    /// Fills what must not be read again with NaN, in all layers (debug builds order this).
     fn poison(&mut self, block: BlockId, from_slot: usize) -> Result<(), KernelError> {
         for cache in &mut self.caches {
             let shape = cache.shape;

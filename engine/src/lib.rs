@@ -38,4 +38,4 @@ pub use load::{Progress, describe_kernels, plan};
 pub use models::{ChatInput, ChatTemplate, GenerationDefaults, TemplateError, TokenizeError, Tokenizer};
 pub use plan::Plan;
 pub use sampling::{Sampled, SamplingParams, TokenLogprobs};
-pub use sched::{Policy, RequestId};
+pub use sched::{Policy, PreemptionMode, RequestId};

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use attention_kernels::{KernelSet, Needs, select};
 use device::Device;
-use models::{ChatTemplate, GenerationDefaults, Model, ModelConfig, ModelFiles, Tokenizer, Weights};
-use sched::{SchedConfig, Scheduler};
+use models::{ChatTemplate, GenerationDefaults, LayerGroup, Model, ModelConfig, ModelFiles, Tokenizer, Weights};
+use sched::{CacheGroup, SchedConfig, Scheduler};
 
 use crate::api::{EngineConfig, ModelInfo, ModelSource};
 use crate::core::Engine;
@@ -76,6 +76,9 @@ pub(crate) fn load(engine: &EngineConfig, progress: Progress<'_>) -> Result<Load
     let chat_template = ChatTemplate::load(&files)?;
     let weights = Weights::open(&files)?;
     let plan = Plan::new(engine, &config, &*device, &files.name(), weights.total_bytes())?;
+    let max_rows = engine.max_num_batched_tokens;
+    let model =
+        Model::load(&config, &weights, device.clone(), kernels, max_rows, &|done, total| progress(done, total))?;
     let scheduler = Scheduler::new(SchedConfig {
         max_num_seqs: engine.max_num_seqs,
         max_num_batched_tokens: engine.max_num_batched_tokens,
@@ -83,12 +86,13 @@ pub(crate) fn load(engine: &EngineConfig, progress: Progress<'_>) -> Result<Load
         enable_prefix_caching: engine.enable_prefix_caching,
         enable_chunked_prefill: engine.enable_chunked_prefill,
         policy: engine.policy,
+        groups: model.layout().groups.iter().map(cache_group).collect(),
+        host_blocks: plan.host_blocks,
+        preemption_mode: engine.preemption_mode,
         ..SchedConfig::new(plan.num_blocks, engine.block_size)
     })?;
-    let max_rows = engine.max_num_batched_tokens;
-    let model =
-        Model::load(&config, &weights, device.clone(), kernels, max_rows, &|done, total| progress(done, total))?;
     let caches = model.new_cache(plan.num_blocks, engine.block_size)?;
+    let host = model.new_cache(plan.host_blocks, engine.block_size)?;
     let info = ModelInfo {
         name: files.name(),
         architecture: format!("{:?}ForCausalLM", config.architecture),
@@ -100,10 +104,15 @@ pub(crate) fn load(engine: &EngineConfig, progress: Progress<'_>) -> Result<Load
         block_size: engine.block_size,
         notes: notes(&*device, &kernels, &plan),
     };
-    let executor = Executor::new(device, kernels, model, caches);
+    let executor = Executor::new(device, kernels, model, caches, host);
     let seed = engine.seed.unwrap_or_else(random_seed);
     let engine = Engine::new(scheduler, executor, defaults.eos_token_ids.clone(), plan.max_model_len, seed);
     Ok(Loaded { engine, tokenizer, chat_template, defaults, info })
+}
+
+/// Whose positions a group of layers looks at.
+fn cache_group(group: &LayerGroup) -> CacheGroup {
+    group.window.map_or(CacheGroup::Full, |window| CacheGroup::Sliding { window })
 }
 
 /// The choices made for the user, one line each.

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use device::Device;
-use models::{Model, ModelConfig};
+use models::{Model, ModelConfig, PageLayout};
 
 use crate::api::EngineConfig;
 use crate::error::EngineError;
@@ -21,8 +21,12 @@ pub struct Plan {
     pub kv_bytes_per_token: u64,
     /// Tokens per block.
     pub block_size: usize,
+    /// Groups of layers; a sequence has a block table, and blocks, for each.
+    pub groups: usize,
     /// Blocks in the pool.
     pub num_blocks: usize,
+    /// Blocks of host memory for requests that are swapped out.
+    pub host_blocks: usize,
     /// Longest prompt plus output that will be served.
     pub max_model_len: usize,
     /// Whether the pool, not the model, limits `max_model_len`.
@@ -69,8 +73,11 @@ impl Plan {
                 format!("1 to {context}, the context that the model was made for"),
             ));
         }
-        let kv_bytes_per_token = Model::kv_bytes_per_token(config);
-        let block_bytes = kv_bytes_per_token * block_size as u64;
+        let layout = PageLayout::new(config);
+        let groups = layout.groups.len();
+        let page_bytes_per_token = layout.page_bytes_per_token(config);
+        let kv_bytes_per_token = page_bytes_per_token * groups as u64;
+        let block_bytes = page_bytes_per_token * block_size as u64;
         let step_bytes = Model::step_bytes(config, engine.max_num_batched_tokens);
         let wanted_len = engine.max_model_len.unwrap_or(context);
         let (bytes, reason) = match engine.kv_cache_memory_bytes {
@@ -81,7 +88,7 @@ impl Plan {
                 let bytes = (free as f64 * share) as u64;
                 // More blocks than all sequences at full length could own would never be used at once.
                 let useful = (engine.max_num_seqs as u64)
-                    .saturating_mul(wanted_len.div_ceil(block_size) as u64)
+                    .saturating_mul((wanted_len.div_ceil(block_size) * groups) as u64)
                     .saturating_mul(block_bytes);
                 if useful < bytes {
                     (useful, format!("enough for {} sequences at full length", engine.max_num_seqs))
@@ -91,12 +98,10 @@ impl Plan {
             }
         };
         let num_blocks = bytes / block_bytes;
-        if num_blocks == 0 {
-            return Err(bad(
-                "--kv-cache-memory-bytes",
-                bytes,
-                format!("at least {block_bytes} bytes, one block of {block_size} tokens"),
-            ));
+        if num_blocks < groups as u64 {
+            let least = block_bytes * groups as u64;
+            let expected = format!("at least {least} bytes, one block of {block_size} tokens");
+            return Err(bad("--kv-cache-memory-bytes", bytes, expected));
         }
         let total = device.memory().total;
         if bytes > total {
@@ -104,23 +109,31 @@ impl Plan {
             return Err(bad("--kv-cache-memory-bytes", bytes, expected));
         }
         let num_blocks = usize::try_from(num_blocks.min(u64::from(u32::MAX / 2))).unwrap_or(usize::MAX);
-        let pool_tokens = num_blocks.saturating_mul(block_size);
+        let pool_tokens = (num_blocks / groups).saturating_mul(block_size);
         if let Some(wanted) = engine.max_model_len
             && wanted > pool_tokens
         {
-            let needed = wanted.div_ceil(block_size) as u64 * block_bytes;
+            let needed = (wanted.div_ceil(block_size) * groups) as u64 * block_bytes;
             let expected = format!(
                 "at most {pool_tokens} tokens, which is what {bytes} bytes of cache hold; lower it or set --kv-cache-memory-bytes {needed}"
             );
             return Err(bad("--max-model-len", wanted, expected));
         }
+        let host_free = total.saturating_sub(bytes);
+        if engine.swap_space_bytes > host_free {
+            let expected = format!("at most {host_free} bytes, which is what the cache leaves of the memory");
+            return Err(bad("--swap-space", engine.swap_space_bytes, expected));
+        }
+        let host_blocks = usize::try_from((engine.swap_space_bytes / block_bytes).min(u64::from(u32::MAX / 2)));
         Ok(Plan {
             model: model.to_string(),
             weight_bytes,
             step_bytes,
             kv_bytes_per_token,
             block_size,
+            groups,
             num_blocks,
+            host_blocks: host_blocks.unwrap_or(usize::MAX),
             max_model_len: wanted_len.min(pool_tokens),
             limited_by_pool: wanted_len > pool_tokens,
             max_num_seqs: engine.max_num_seqs,
@@ -130,15 +143,20 @@ impl Plan {
 
     /// Tokens that the pool holds.
     pub fn pool_tokens(&self) -> usize {
-        self.num_blocks * self.block_size
+        self.num_blocks / self.groups * self.block_size
     }
 
     /// The cache in one line.
     pub fn cache_line(&self) -> String {
         let cache = Bytes(self.kv_bytes_per_token * self.pool_tokens() as u64);
         let limit = if self.limited_by_pool { "; the context is cut to what the cache holds" } else { "" };
+        let groups = if self.groups > 1 { format!(" in {} groups of layers", self.groups) } else { String::new() };
+        let swap = match self.host_blocks {
+            0 => String::new(),
+            blocks => format!("; {blocks} host blocks to swap to"),
+        };
         format!(
-            "cache: {} blocks of {} tokens = {} tokens, {cache} ({}){limit}; context {} tokens",
+            "cache: {} blocks of {} tokens{groups} = {} tokens, {cache} ({}){limit}; context {} tokens{swap}",
             self.num_blocks,
             self.block_size,
             self.pool_tokens(),
@@ -176,7 +194,7 @@ impl fmt::Display for Plan {
         writeln!(
             f,
             "cache per block    {} ({} tokens)",
-            Bytes(self.kv_bytes_per_token * self.block_size as u64),
+            Bytes(self.kv_bytes_per_token / self.groups as u64 * self.block_size as u64),
             self.block_size
         )?;
         writeln!(f, "{}", self.cache_line().replacen("cache: ", "cache              ", 1))?;
@@ -184,7 +202,7 @@ impl fmt::Display for Plan {
         writeln!(f, "{:>14}  {:>19}", "sequence length", "sequences at once")?;
         let mut length = 256.min(self.max_model_len);
         loop {
-            let blocks = length.div_ceil(self.block_size);
+            let blocks = length.div_ceil(self.block_size) * self.groups;
             writeln!(f, "{length:>15}  {:>18}", (self.num_blocks / blocks).min(self.max_num_seqs))?;
             if length == self.max_model_len {
                 return Ok(());

@@ -4,6 +4,7 @@ use crate::PoolError;
 
 /// Layers that share one block table per sequence, because they look at the same positions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum CacheGroup {
     /// Every position before the query's is read.
     Full,

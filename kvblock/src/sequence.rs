@@ -137,6 +137,15 @@ impl BlockPool {
         Ok(())
     }
 
+    /// Puts another token in the place of one that is not committed, such as a placeholder whose token has become
+    /// known. The slot stays, and the memory is left alone. `None` outside of the tokens that are not committed.
+    pub fn replace(&mut self, table: &mut BlockTable, position: usize, token: u32) -> Option<u32> {
+        if !self.owns(table) || position < table.committed {
+            return None;
+        }
+        table.tokens.get_mut(position).map(|place| std::mem::replace(place, token))
+    }
+
     /// Takes the table's blocks back. Those with a hash stay findable until they are needed, the tail of the
     /// sequence first.
     pub fn release(&mut self, mut table: BlockTable) {

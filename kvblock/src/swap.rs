@@ -116,8 +116,8 @@ impl BlockPool {
         HostGauges { in_use: self.host.total - free, free }
     }
 
-    /// Host blocks that these tables would take together.
-    pub fn host_blocks_needed(&self, tables: &[BlockTable]) -> usize {
+    /// Host blocks that these tables would take together, each once so many of its leading tokens are committed.
+    pub fn host_blocks_needed<'a>(&self, tables: impl IntoIterator<Item = (&'a BlockTable, usize)>) -> usize {
         self.leaving(tables).len()
     }
 
@@ -127,7 +127,7 @@ impl BlockPool {
     pub fn swap_out(&mut self, tables: &mut Vec<BlockTable>) -> Result<Swapped, TableError> {
         tables.iter().try_for_each(|table| self.check_owner(table))?;
         let mut copies = BTreeMap::new();
-        let leaving = self.leaving(tables);
+        let leaving = self.leaving(tables.iter().map(|t| (t, t.committed)));
         let no_space = NoSpace { wanted: leaving.len(), free: self.host.free.len() };
         if no_space.wanted > no_space.free {
             return Err(TableError::NoHostSpace(no_space));
@@ -214,13 +214,13 @@ impl BlockPool {
         }
     }
 
-    /// The blocks of these tables that hold committed tokens, each once.
-    fn leaving(&self, tables: &[BlockTable]) -> BTreeSet<BlockId> {
-        let entries = |t: &BlockTable| t.committed.div_ceil(self.block_size);
-        let blocks = |t: &BlockTable| {
-            t.groups.iter().flat_map(move |g| (g.holes..entries(t)).filter_map(|k| g.entry(k))).collect::<Vec<_>>()
+    /// The blocks that hold so many leading tokens of these tables, each once.
+    fn leaving<'a>(&self, tables: impl IntoIterator<Item = (&'a BlockTable, usize)>) -> BTreeSet<BlockId> {
+        let blocks = |(table, tokens): (&'a BlockTable, usize)| {
+            let entries = tokens.div_ceil(self.block_size);
+            table.groups.iter().flat_map(move |g| (g.holes..entries).filter_map(|k| g.entry(k)))
         };
-        tables.iter().flat_map(blocks).collect()
+        tables.into_iter().flat_map(blocks).collect()
     }
 
     fn find_return(&self, swapped: &Swapped) -> Return {

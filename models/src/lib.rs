@@ -50,11 +50,11 @@
 //! let kernels = attention_kernels::select(&Default::default(), &needs)?;
 //! let mut model = Model::load(&config, &weights, device, kernels, 128, &|_, _| {})?;
 //! let mut caches = model.new_cache(8, 16)?;
-//! let table: Vec<u32> = (0..8).rev().collect();
+//! let table: Vec<i32> = (0..8).rev().collect();
 //! let slots: Vec<i64> = (0..ids.len()).map(|p| i64::from(table[p / 16]) * 16 + p as i64 % 16).collect();
 //! let mut batch = ForwardBatch::default();
-//! batch.clear(table.len());
-//! let last_row = batch.push(0, &ids, &slots, table.into_iter());
+//! batch.clear(1, table.len());
+//! let last_row = batch.push(0, &ids, [(&slots[..], &table[..])]);
 //! model.forward(&batch, &mut caches)?;
 //! assert_eq!(model.logits(&[last_row])?.len(), config.vocab_size);
 //! # Ok(())
@@ -75,7 +75,7 @@ pub use config::{Architecture, ModelConfig, RopeConfig, RopeScaling};
 pub use demo::demo;
 pub use error::LoadError;
 pub use files::{FileBytes, ModelFiles};
-pub use forward::{ForwardBatch, LOGIT_ROWS, Model, check_weights, parameters};
+pub use forward::{ForwardBatch, GroupBatch, LOGIT_ROWS, LayerGroup, Model, PageLayout, check_weights, parameters};
 pub use generation::GenerationDefaults;
 pub use tokenizer::{TokenizeError, Tokenizer};
 pub use weights::{WeightDtype, WeightView, Weights};

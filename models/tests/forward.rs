@@ -47,15 +47,15 @@ fn case(name: &str, variant: &str) -> Case {
 
 /// Computes a prompt in chunks; its blocks are handed out from the back, so that the table is not the identity.
 fn last_logits(model: &mut Model, caches: &mut [KvCache], prompt: &[u32], chunk: usize) -> Vec<f32> {
-    let table: Vec<u32> = (0..prompt.len().div_ceil(BLOCK_SIZE)).map(|i| (NUM_BLOCKS - 1 - i) as u32).collect();
+    let table: Vec<i32> = (0..prompt.len().div_ceil(BLOCK_SIZE)).map(|i| (NUM_BLOCKS - 1 - i) as i32).collect();
     let slot = |p: usize| i64::from(table[p / BLOCK_SIZE]) * BLOCK_SIZE as i64 + (p % BLOCK_SIZE) as i64;
     let mut batch = ForwardBatch::default();
     let mut last = 0;
     for (i, tokens) in prompt.chunks(chunk).enumerate() {
         let start = i * chunk;
         let slots: Vec<i64> = (start..start + tokens.len()).map(slot).collect();
-        batch.clear(table.len());
-        last = batch.push(start, tokens, &slots, table.iter().copied());
+        batch.clear(1, table.len());
+        last = batch.push(start, tokens, [(&slots[..], &table[..])]);
         model.forward(&batch, caches).unwrap();
     }
     model.logits(&[last]).unwrap().to_vec()
@@ -107,8 +107,9 @@ fn a_step_that_is_too_large_is_an_error_value() {
     let mut case = case("llama", "auto");
     let mut caches = case.model.new_cache(NUM_BLOCKS, BLOCK_SIZE).unwrap();
     let mut batch = ForwardBatch::default();
-    batch.clear(40);
-    batch.push(0, &[1; 300], &[-1; 300], (0..38u32).collect::<Vec<_>>().into_iter());
+    batch.clear(1, 40);
+    let table: Vec<i32> = (0..38).collect();
+    batch.push(0, &[1; 300], [(&[-1; 300][..], &table[..])]);
     let error = case.model.forward(&batch, &mut caches).unwrap_err().to_string();
     assert!(error.contains("300") && error.contains("256"), "{error}");
 }

@@ -27,7 +27,7 @@ fn main() {
         let outcomes: Vec<Outcome> = sampled
             .map(|s| {
                 let finished = s.start + s.tokens.len() >= length(s.seq.request.0);
-                Outcome { seq: s.seq, tokens: vec![s.start as u32 % 7], finished }
+                Outcome::token(s.seq, s.start as u32 % 7, finished)
             })
             .collect();
         let before = ended / (REQUESTS / 10);
@@ -54,6 +54,7 @@ fn request(id: u64) -> Request {
         id: RequestId(id),
         prompt: tokens.collect(),
         n: 1,
+        beam_search: false,
         max_tokens: 200,
         priority: 0,
         cache_salt: None,

@@ -27,6 +27,7 @@ fn decoding(running: usize, waiting: usize) -> Scheduler {
             id: RequestId(id),
             prompt,
             n: 1,
+            beam_search: false,
             max_tokens: 2 * STEPS,
             priority: 0,
             cache_salt: None,
@@ -41,7 +42,7 @@ fn decoding(running: usize, waiting: usize) -> Scheduler {
 }
 
 fn outcomes(plan: &StepPlan) -> Vec<Outcome> {
-    plan.spans.iter().map(|s| Outcome { seq: s.seq, tokens: vec![7], finished: false }).collect()
+    plan.spans.iter().map(|s| Outcome::token(s.seq, 7, false)).collect()
 }
 
 /// One step; how long its plan and its commit took.

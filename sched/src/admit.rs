@@ -1,33 +1,43 @@
-//! Admission: from the head of the waiting queue, never past it, while budget, sequences and blocks last.
+//! Admission: from the head of the line, never past it, while budget, sequences and blocks last. Within a
+//! priority, those who come back from host memory stand before those who wait.
 
-use kvblock::Prompt;
+use kvblock::{BlockTable, Prompt};
 
-use crate::group::Group;
+use crate::group::{Away, Group, QueueKey};
 use crate::step::{Choice, Draft};
 use crate::{RequestId, Scheduler};
 
-/// The head of the queue that could not be admitted, and when.
+/// The head of the line that could not be admitted, and when.
 pub(crate) struct Blocked {
     head: RequestId,
     changes: u64,
     budget: usize,
 }
 
+/// What an admission may take.
+struct Limits {
+    /// Tokens of the step.
+    budget: usize,
+    /// Blocks that must stay free.
+    keep_free: usize,
+    /// Whether one more prompt may be computed in part.
+    may_split: bool,
+}
+
 impl Scheduler {
-    /// Admits what it can, and plans the first span of each.
+    /// Admits what it can, and plans the first spans of each.
     pub(crate) fn admit(&mut self, draft: &mut Draft, budget: &mut usize) {
         let running = || self.running.iter().filter_map(|id| self.groups.get(id));
-        let mut live: usize = running().map(Group::num_live).sum();
+        let mut seats: usize = running().map(Group::seats).sum();
         let mut partial = running().filter(|g| g.is_partial()).count();
         let oldest = self.oldest_in_flight();
         while *budget > 0
-            && let Some((&key, &id)) = self.waiting.first_key_value()
-            && let Some(group) = self.groups.get_mut(&id)
+            && let Some((key, id)) = self.head_of_the_line()
+            && let Some(group) = self.groups.get(&id)
         {
-            live += group.num_live();
+            seats += group.seats();
             // Preempted from a step in flight, whose tokens it has to know before it computes them again.
-            let is_late = group.seqs.iter().any(|s| s.is_in_flight(oldest));
-            if live > self.config.max_num_seqs || is_late {
+            if seats > self.config.max_num_seqs || group.is_in_flight(oldest) {
                 return;
             }
             // With nothing running there is room, as each request fits alone; and that is a change since others ran.
@@ -36,40 +46,110 @@ impl Scheduler {
             if self.blocked.as_ref().is_some_and(unchanged) {
                 return;
             }
-            let tokens = group.prefill_tokens();
-            let prompt = Prompt {
-                tokens: &tokens,
-                salt: group.request.cache_salt.as_deref(),
-                read_cache: group.request.read_prefix_cache,
+            let limits = Limits {
+                budget: *budget,
+                keep_free: if alone { 0 } else { self.config.watermark() },
+                may_split: self.config.enable_chunked_prefill && partial < self.config.max_num_partial_prefills,
             };
-            let admission = self.pool.admit(prompt);
-            let cached = admission.cached_tokens();
-            let pending = tokens.len() - cached;
-            let count = self.config.chunk(pending, *budget);
-            let may_split = self.config.enable_chunked_prefill && partial < self.config.max_num_partial_prefills;
-            let keep_free = if alone { 0 } else { self.config.watermark() };
-            let opened = (count == pending || may_split).then(|| admission.open(keep_free).ok());
-            let Some(table) = opened.flatten() else {
+            let is_away = group.away.is_some();
+            let admitted = if is_away { self.bring_back(id, limits, alone) } else { self.open(id, limits) };
+            let Some(choices) = admitted else {
                 self.blocked = Some(Blocked { head: id, changes: self.changes, budget: *budget });
                 return;
             };
-            let queried = if self.config.enable_prefix_caching { tokens.len() as u64 } else { 0 };
-            if group.preemptions > 0 {
-                self.counters.resumed_prefix_queries += queried;
-                self.counters.resumed_prefix_hits += cached as u64;
-            } else {
-                self.counters.prompt_tokens += tokens.len() as u64;
-                self.counters.prefix_queries += queried;
-                self.counters.prefix_hits += cached as u64;
-            }
-            group.cached = cached;
-            group.seqs[0].planned = cached;
-            group.seqs[0].table = Some(table);
-            self.waiting.remove(&key);
+            (if is_away { &mut self.swapped } else { &mut self.waiting }).remove(&key);
             self.running.push(id);
-            *budget -= count;
-            self.push_span(draft, Choice { request: id, index: 0, count }, cached);
+            let cached = self.groups.get(&id).map_or(0, |g| if is_away { 0 } else { g.cached });
+            for choice in choices {
+                *budget -= choice.count;
+                self.push_span(draft, choice, cached);
+            }
             partial += usize::from(self.groups.get(&id).is_some_and(Group::is_partial));
         }
     }
+
+    /// Who is admitted next.
+    fn head_of_the_line(&self) -> Option<(QueueKey, RequestId)> {
+        let first = |queue: &std::collections::BTreeMap<QueueKey, RequestId>| {
+            queue.first_key_value().map(|(key, id)| (*key, *id))
+        };
+        match (first(&self.swapped), first(&self.waiting)) {
+            (Some(swapped), Some(waiting)) if waiting.0.0 < swapped.0.0 => Some(waiting),
+            (swapped, waiting) => swapped.or(waiting),
+        }
+    }
+
+    /// Opens the table of a request that waits, with slots for all that it has to compute before it draws, and says
+    /// what it computes first; `None` if there is no room.
+    fn open(&mut self, id: RequestId, limits: Limits) -> Option<Vec<Choice>> {
+        let group = self.groups.get_mut(&id)?;
+        let tokens = group.prefill_tokens();
+        let prompt = Prompt {
+            tokens: &tokens,
+            salt: group.request.cache_salt.as_deref(),
+            read_cache: group.request.read_prefix_cache,
+        };
+        let admission = self.pool.admit(prompt);
+        let cached = admission.cached_tokens();
+        let pending = tokens.len() - cached;
+        let count = self.config.chunk(pending, limits.budget);
+        if count < pending && !limits.may_split {
+            return None;
+        }
+        let table = admission.open(limits.keep_free).ok()?;
+        let queried = if self.config.enable_prefix_caching { tokens.len() as u64 } else { 0 };
+        if group.has_run {
+            self.counters.resumed_prefix_queries += queried;
+            self.counters.resumed_prefix_hits += cached as u64;
+        } else {
+            self.counters.prompt_tokens += tokens.len() as u64;
+            self.counters.prefix_queries += queried;
+            self.counters.prefix_hits += cached as u64;
+        }
+        group.has_run = true;
+        group.cached = cached;
+        group.seqs[0].planned = cached;
+        group.seqs[0].table = Some(table);
+        Some(vec![Choice { request: id, index: 0, count, drafts: 0 }])
+    }
+
+    /// Brings a request back from host memory, if it then has room to go on, and says what it computes first.
+    fn bring_back(&mut self, id: RequestId, limits: Limits, alone: bool) -> Option<Vec<Choice>> {
+        let group = self.groups.get_mut(&id)?;
+        if group.is_partial() && !limits.may_split {
+            return None;
+        }
+        // Alone there is room, though it might not be for the most that the next spans could need.
+        let growth = if alone { 0 } else { growth(group, self.config.block_size) * self.config.groups.len() };
+        let Some(Away::Host { indices, swapped }) = &mut group.away else {
+            return None;
+        };
+        let tables: Vec<BlockTable> = self.pool.swap_in(swapped, limits.keep_free + growth).ok()?;
+        for (&index, table) in indices.iter().zip(tables) {
+            group.seqs[index].table = Some(table);
+        }
+        group.away = None;
+        // Sequences may have ended meanwhile.
+        self.settle(id);
+        let group = self.groups.get(&id)?;
+        let (mut choices, mut prefills, mut budget) = (Vec::new(), Vec::new(), limits.budget);
+        self.choose_of(group, &mut budget, &mut choices, &mut prefills);
+        self.share_out(prefills, &mut budget, &mut choices);
+        let tokens: usize = choices.iter().map(|c| c.count).sum();
+        let fits = tokens <= limits.budget && self.blocks_for(&choices) <= self.pool.available();
+        Some(if fits { choices } else { Vec::new() })
+    }
+}
+
+/// The most blocks of a group of layers that the next spans of a swapped request take: those for what is known, and
+/// a copy of each sequence's last.
+fn growth(group: &Group, block_size: usize) -> usize {
+    let of = |index: usize| {
+        let known = group.target(index).div_ceil(block_size);
+        known - group.seqs[index].planned.div_ceil(block_size).min(known) + 1
+    };
+    let Some(Away::Host { indices, .. }) = &group.away else {
+        return 0;
+    };
+    indices.iter().filter(|&&index| !group.forked || group.seqs[index].live).map(|&index| of(index)).sum()
 }

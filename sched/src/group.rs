@@ -23,7 +23,7 @@ use std::borrow::Cow;
 use std::cmp::Reverse;
 use std::ops::Range;
 
-use kvblock::BlockTable;
+use kvblock::{BlockTable, Swapped};
 
 use crate::{Policy, Request, SeqId, StepId};
 
@@ -49,6 +49,8 @@ pub(crate) struct Sequence {
     pub planned: usize,
     /// Leading blocks of the table that the executor knows.
     pub sent: usize,
+    /// Tokens proposed to follow the last known one, to be verified with the next span.
+    pub drafts: Vec<u32>,
     /// The last step that computes some of it.
     pub last_step: StepId,
     /// Not finished.
@@ -58,13 +60,22 @@ pub(crate) struct Sequence {
 impl Sequence {
     fn new() -> Sequence {
         let last_step = StepId(0);
-        Sequence { output: Vec::new(), promised: 0, table: None, planned: 0, sent: 0, last_step, live: true }
+        let (output, drafts) = (Vec::new(), Vec::new());
+        Sequence { output, promised: 0, table: None, planned: 0, sent: 0, drafts, last_step, live: true }
     }
 
     /// Whether a step in flight, the oldest of which is given, computes some of it.
     pub fn is_in_flight(&self, oldest: Option<StepId>) -> bool {
         oldest.is_some_and(|oldest| self.last_step >= oldest)
     }
+}
+
+/// Where a request's keys and values are while it is swapped out.
+pub(crate) enum Away {
+    /// In its tables still, as steps in flight write to them; on their way when the last of these is committed.
+    Leaving,
+    /// In host memory: the tables of the sequences of these indices.
+    Host { indices: Vec<usize>, swapped: Swapped },
 }
 
 pub(crate) struct Group {
@@ -75,14 +86,18 @@ pub(crate) struct Group {
     pub forked: bool,
     /// Tokens that came from the prefix cache at the last admission.
     pub cached: usize,
+    /// It has run before, so that what it finds in the prefix cache now is not counted with first lookups.
+    pub has_run: bool,
     /// How often it had to give its blocks back.
     pub preemptions: u32,
+    /// Set while the request is swapped out.
+    pub away: Option<Away>,
 }
 
 impl Group {
     pub fn new(request: Request, arrival: u64) -> Group {
         let seqs = (0..request.n).map(|_| Sequence::new()).collect();
-        Group { request, arrival, seqs, forked: false, cached: 0, preemptions: 0 }
+        Group { request, arrival, seqs, forked: false, cached: 0, has_run: false, preemptions: 0, away: None }
     }
 
     pub fn seq_id(&self, index: usize) -> SeqId {
@@ -91,6 +106,21 @@ impl Group {
 
     pub fn num_live(&self) -> usize {
         self.seqs.iter().filter(|s| s.live).count()
+    }
+
+    /// Sequences that run at once, or will: in a beam search one that has ended may come back.
+    pub fn seats(&self) -> usize {
+        if self.request.beam_search { self.seqs.len() } else { self.num_live() }
+    }
+
+    /// The tables of its sequences.
+    pub fn tables(&self) -> impl Iterator<Item = &BlockTable> {
+        self.seqs.iter().filter_map(|s| s.table.as_ref())
+    }
+
+    /// Whether a step in flight, the oldest of which is given, computes some of it.
+    pub fn is_in_flight(&self, oldest: Option<StepId>) -> bool {
+        self.seqs.iter().any(|s| s.is_in_flight(oldest))
     }
 
     pub fn queue_key(&self, policy: Policy) -> QueueKey {
@@ -121,20 +151,37 @@ impl Group {
     }
 
     /// Tokens of sequence `index` that are to be computed in the present phase: those known and those
-    /// promised, but for the last one that it may have, which nothing follows.
+    /// promised, but for the last one that it may have, which nothing follows. What follows a promised token of
+    /// a beam is not known: the next may continue another.
     pub fn target(&self, index: usize) -> usize {
         let Sequence { output, promised, .. } = &self.seqs[index];
+        let promised = if self.request.beam_search { 0 } else { *promised };
         let outputs = if self.forked || self.sole_live_is_first() { output.len() + promised } else { 0 };
         self.request.prompt.len() + outputs.min(self.request.max_tokens - 1)
     }
 
-    /// Sequences with something to compute that is in no step yet, and how many tokens.
+    /// Sequences with something to compute that is in no step yet, and how many tokens. Beams draw in one step,
+    /// as the best of all their candidates live on: while one has more to compute than its last token, none gets
+    /// that.
     pub fn pending(&self) -> impl Iterator<Item = (usize, usize)> + '_ {
-        self.seqs.iter().enumerate().filter_map(|(index, s)| {
-            s.table.as_ref()?;
-            let pending = self.target(index).saturating_sub(s.planned);
-            (pending > 0).then_some((index, pending))
-        })
+        let pending = |(index, s): (usize, &Sequence)| {
+            let all = s.table.is_some().then(|| self.target(index).saturating_sub(s.planned));
+            (index, all.unwrap_or(0))
+        };
+        let all = move || self.seqs.iter().enumerate().map(pending);
+        let held_back = usize::from(self.request.beam_search && self.forked && all().any(|(_, pending)| pending > 1));
+        all()
+            .map(move |(index, pending)| (index, pending.saturating_sub(held_back)))
+            .filter(|(_, pending)| *pending > 0)
+    }
+
+    /// Drafts that sequence `index` can have verified together with its last known token.
+    pub fn num_drafts(&self, index: usize) -> usize {
+        let Sequence { output, planned, drafts, .. } = &self.seqs[index];
+        let computes_last_known = planned + 1 == self.request.prompt.len() + output.len();
+        // One more token than there are drafts may be drawn.
+        let room = self.request.max_tokens.saturating_sub(output.len() + 1);
+        if computes_last_known && !output.is_empty() { drafts.len().min(room) } else { 0 }
     }
 
     /// Whether the prompt of a running request is computed in part.

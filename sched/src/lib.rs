@@ -18,6 +18,7 @@
 //!     id,
 //!     prompt: (0..100).collect(),
 //!     n: 1,
+//!     beam_search: false,
 //!     max_tokens: 2,
 //!     priority: 0,
 //!     cache_salt: None,
@@ -32,8 +33,8 @@
 //!     let span = &plan.spans[0];
 //!     spans.push((span.start, span.tokens.len(), span.sample.clone()));
 //!     let sampled = !span.sample.is_empty();
-//!     let outcome = Outcome { seq, tokens: vec![42; sampled.into()], finished: false };
-//!     scheduler.commit(plan.step, &[outcome])?;
+//!     let outcomes: Vec<Outcome> = sampled.then(|| Outcome::token(seq, 42, false)).into_iter().collect();
+//!     scheduler.commit(plan.step, &outcomes)?;
 //! }
 //! // A prompt of 100 in a budget of 64 takes two steps; max_tokens ends the sequence.
 //! assert_eq!(spans, [(0, 64, 0..0), (64, 36, 0..1), (100, 1, 0..1)]);
@@ -45,8 +46,17 @@
 //! nobody past it. Because `max_num_batched_tokens > max_num_seqs` is required, prefill always keeps a share;
 //! `long_prefill_token_threshold` keeps one long prompt from taking all of it. When blocks run out, the running
 //! request of worst standing (lowest priority, then least work to lose, then latest arrival) gives all of its
-//! blocks back and waits again at the place of its arrival; its outputs stay and its tokens are computed again.
-//! A group of `n` sequences computes its prompt once, forks copy-on-write, and is preempted as a whole.
+//! blocks back and waits again at the place of its arrival. Its outputs stay; its keys and values are computed again,
+//! or were moved to host memory and come back ([`PreemptionMode`]). Within a priority the swapped come before the
+//! waiting.
+//!
+//! A request of `n` sequences computes its prompt once, forks copy-on-write, and is preempted as a whole. The beams
+//! of a search fork in the midst of their output too: each [`Outcome`] names the one that it continues. Where tokens
+//! are [proposed](Scheduler::propose) for a sequence, its span computes them with the last known one, and the outcome
+//! says how many were right.
+//!
+//! Layers that look at the same positions form a [`CacheGroup`]; a sequence has a block table for each, and blocks
+//! behind a window go back as it moves on.
 //!
 //! # Planning ahead
 //! With `max_in_flight` 2 a step is planned while the one before it runs: [`plan`](Scheduler::plan), hand it to
@@ -81,10 +91,14 @@
 //! `C * (R + 1) * W` steps, and there are at most `S` intervals.
 //!
 //! Let `d` be 2. `M` can be left out of a plan for two reasons. What it would compute depends on an outcome
-//! in flight (the end of its prompt, before a fork; its last token): the next commit has it. Or its blocks are
-//! still written to: then no other takes a block nor is admitted in that plan, and after the next commit they
-//! are free, and `M` is served first. The one may follow the other, so `M` is in at least one of three
-//! consecutive plans; and after an end there may be one such round before the first is admitted. ∎
+//! in flight (the end of its prompt, before a fork; its last token; the beams or drafts that live on): the next
+//! commit has it. Or its blocks are still written to: then no other takes a block nor is admitted in that plan, and
+//! after the next commit they are free, and `M` is served first. The one may follow the other, so `M` is in at least
+//! one of three consecutive plans; and after an end there may be one such round before the first is admitted.
+//!
+//! Swapping changes none of this: it takes only requests that are not `M`, who come back with the work that they had,
+//! and with nothing running the first of them fits as it did before. Beams wait for each other, but each step computes
+//! some token of a search. Drafts are verified only with tokens and blocks that nobody else needs in that step. ∎
 //!
 //! **Nobody starves under endless arrivals** of the same priority. The oldest live request `A` is running or at
 //! the head of the queue. While it is at the head nobody else is admitted, so those who run end by the theorem,
@@ -98,6 +112,7 @@ mod config;
 mod group;
 mod ids;
 mod plan;
+mod preempt;
 mod request;
 mod room;
 mod scheduler;
@@ -105,12 +120,12 @@ mod stats;
 mod step;
 
 pub use commit::CommitError;
-pub use config::{ConfigError, Policy, SchedConfig};
-pub use kvblock::BlockId;
-pub use plan::{MemOp, Outcome, Span, StepId, StepPlan, TableDelta};
+pub use config::{ConfigError, Policy, PreemptionMode, SchedConfig};
+pub use kvblock::{BlockId, CacheGroup, HostBlockId, MemOp};
+pub use plan::{GroupSpan, Outcome, Span, StepId, StepPlan, TableDelta};
 pub use request::{Refusal, Request, RequestId, SeqId};
 pub use scheduler::Scheduler;
-pub use stats::SchedStats;
+pub use stats::{SchedStats, SpecStats};
 
 /// Compiles and runs the README's example.
 #[cfg(doctest)]

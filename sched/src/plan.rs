@@ -1,12 +1,12 @@
 //! What one step is: a complete, plain value that can be printed, replayed and sent to several ranks.
 //!
-//! The executor decides nothing. It keeps one block table per sequence and, in this order, forgets the tables
-//! in `released`, applies `memory`, applies each span's [`TableDelta`], and runs one forward pass over all
-//! spans.
+//! The executor decides nothing. It keeps a block table per sequence and cache group and, in this order, forgets
+//! the tables in `released`, applies `memory`, applies each span's [`TableDelta`]s, and runs one forward pass
+//! over all spans.
 
 use std::ops::Range;
 
-use kvblock::BlockId;
+use kvblock::{BlockId, MemOp};
 use serde::{Deserialize, Serialize};
 
 use crate::{RequestId, SeqId};
@@ -28,7 +28,7 @@ pub struct StepPlan {
     pub step: StepId,
     /// What is computed, at most one span per sequence: decodes first, then continued prefills, then admissions.
     pub spans: Vec<Span>,
-    /// What the memory undergoes before the forward pass, in order.
+    /// What the memory undergoes before the forward pass, in all layers and in this order.
     pub memory: Vec<MemOp>,
     /// Sequences whose table the executor forgets, before anything else: finished, aborted or preempted since
     /// the last plan.
@@ -46,13 +46,14 @@ pub struct Span {
     pub start: usize,
     /// The tokens, at least one.
     pub tokens: Vec<u32>,
+    /// So many of the last of `tokens` are drafts, to be verified: the executor draws from the row before each of
+    /// them and from the last row, and its outcome is the drafts that were right and the token after them.
+    pub drafts: usize,
     /// `Some(step)`: the last of `tokens` is a placeholder (0). It stands for the token that `step`, which is
     /// in flight, draws for this sequence; the executor puts that in its place before the forward pass.
     pub awaits: Option<StepId>,
-    /// How the executor's table of this sequence changes. Blocks for a whole prompt come with its first span.
-    pub table: TableDelta,
-    /// Where each token's keys and values go: `block * block_size + offset`.
-    pub slots: Vec<i64>,
+    /// Where its keys and values are, for each cache group.
+    pub groups: Vec<GroupSpan>,
     /// Prompt tokens that came from the prefix cache; set on the first span of an admission, else 0.
     pub cached: usize,
     /// Indices of the request's sequences that want a token from the *last* row: none for a partial prefill,
@@ -60,50 +61,34 @@ pub struct Span {
     pub sample: Range<u32>,
 }
 
-/// How a block table changes: `table.truncate(keep); table.extend(append)`. A sequence not seen before starts
-/// with an empty table.
+/// A span in the layers of one cache group.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GroupSpan {
+    /// How the executor's table changes. Blocks for a whole prompt come with its first span.
+    pub table: TableDelta,
+    /// Where each token's keys and values go: `block * block_size + offset`.
+    pub slots: Vec<i64>,
+}
+
+/// How a block table changes; that of a sequence not seen before is empty. See [`TableDelta::apply`].
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TableDelta {
-    /// Leading blocks that stay.
+    /// Leading entries that lie behind the group's window: holes, which nothing reads any more.
+    pub holes: usize,
+    /// Leading entries that stay as they are, but for the holes.
     pub keep: usize,
-    /// Blocks that follow them.
-    #[serde(with = "block_ids")]
+    /// Blocks of the entries from `max(keep, holes)` on.
     pub append: Vec<BlockId>,
 }
 
-/// Something the cache memory undergoes, in all layers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum MemOp {
-    /// Copy all slots of one block to another.
-    Copy {
-        /// Read.
-        #[serde(with = "block_id")]
-        src: BlockId,
-        /// Written.
-        #[serde(with = "block_id")]
-        dst: BlockId,
-    },
-    /// Fill the slots from `from_slot` to the block's end with NaN; ordered in debug builds only.
-    Poison {
-        /// The block.
-        #[serde(with = "block_id")]
-        block: BlockId,
-        /// First slot to fill.
-        from_slot: usize,
-    },
-}
-
-impl MemOp {
-    /// What the pool orders, as part of a plan.
-    pub(crate) fn of_pool(op: kvblock::MemOp) -> Option<MemOp> {
-        match op {
-            kvblock::MemOp::Copy { src, dst } => Some(MemOp::Copy { src, dst }),
-            kvblock::MemOp::Poison { block, from_slot } => Some(MemOp::Poison { block, from_slot }),
-            kvblock::MemOp::SwapOut { .. } | kvblock::MemOp::SwapIn { .. } => {
-                debug_assert!(false, "{op:?} in a pool without host blocks");
-                None
-            }
-        }
+impl TableDelta {
+    /// Brings a table up to date. `hole` stands for the entries behind the window.
+    pub fn apply<T: Clone>(&self, table: &mut Vec<T>, hole: T, block: impl Fn(BlockId) -> T) {
+        table.truncate(self.keep);
+        let holes = self.holes.min(table.len());
+        table[..holes].fill(hole.clone());
+        table.resize(table.len().max(self.holes), hole);
+        table.extend(self.append.iter().map(|b| block(*b)));
     }
 }
 
@@ -112,10 +97,21 @@ impl MemOp {
 pub struct Outcome {
     /// The sequence.
     pub seq: SeqId,
-    /// The tokens drawn for it: one, or none if it ends without.
+    /// Index of the sequence that it continues, as that was before this step: its own. In a beam search
+    /// ([`Request::beam_search`](crate::Request::beam_search)) it may be another that the step sampled: then `seq`
+    /// becomes a fork of it, and what `seq` was before is forgotten.
+    pub parent: u32,
+    /// The tokens drawn for it: one, with the drafts that were right before it; or none if it ends without.
     pub tokens: Vec<u32>,
-    /// The sequence has ended.
+    /// The sequence has ended. One of a beam search may come back as a fork of another.
     pub finished: bool,
+}
+
+impl Outcome {
+    /// One token for a sequence that continues itself.
+    pub fn token(seq: SeqId, token: u32, finished: bool) -> Outcome {
+        Outcome { seq, parent: seq.index, tokens: vec![token], finished }
+    }
 }
 
 impl StepPlan {
@@ -131,33 +127,5 @@ impl StepPlan {
     /// Rows of the forward pass.
     pub fn num_tokens(&self) -> usize {
         self.spans.iter().map(|s| s.tokens.len()).sum()
-    }
-}
-
-/// `kvblock` knows nothing of serde: a block id is written as its number.
-mod block_id {
-    use kvblock::BlockId;
-    use serde::{Deserialize, Deserializer, Serialize, Serializer};
-
-    pub fn serialize<S: Serializer>(id: &BlockId, serializer: S) -> Result<S::Ok, S::Error> {
-        id.0.serialize(serializer)
-    }
-
-    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BlockId, D::Error> {
-        u32::deserialize(deserializer).map(BlockId)
-    }
-}
-
-/// Likewise for a list of them.
-mod block_ids {
-    use kvblock::BlockId;
-    use serde::{Deserialize, Deserializer, Serializer};
-
-    pub fn serialize<S: Serializer>(ids: &[BlockId], serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_seq(ids.iter().map(|id| id.0))
-    }
-
-    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<BlockId>, D::Error> {
-        Ok(Vec::<u32>::deserialize(deserializer)?.into_iter().map(BlockId).collect())
     }
 }

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use kvblock::CacheGroup;
 use serde::{Deserialize, Serialize};
 
 use crate::SchedConfig;
@@ -40,6 +41,9 @@ pub struct Request {
     pub prompt: Vec<u32>,
     /// Sequences to make from the prompt; they share its blocks.
     pub n: usize,
+    /// The `n` sequences are the beams of one search: they draw in the same step, and after each token some may
+    /// end and others go on as forks of what was one ([`Outcome::parent`](crate::Outcome::parent)).
+    pub beam_search: bool,
     /// Greatest number of output tokens per sequence, at least one. A sequence that reaches it has finished.
     pub max_tokens: usize,
     /// Lower runs first; only under [`Policy::Priority`](crate::Policy::Priority).
@@ -52,13 +56,14 @@ pub struct Request {
 }
 
 impl Request {
-    /// Blocks that the request may own at once, all of its sequences at full length: `floor(P / bs) + n *
-    /// (ceil((P + max_tokens - 1) / bs) - floor(P / bs))`. Full prompt blocks are shared, and the last token
-    /// of a sequence is never written.
-    pub(crate) fn blocks_needed(&self, block_size: usize) -> usize {
-        let shared = self.prompt.len() / block_size;
-        let longest = (self.prompt.len() + self.max_tokens - 1).div_ceil(block_size);
-        shared.saturating_add(self.n.saturating_mul(longest - shared))
+    /// Blocks that the request may own at once, all of its sequences at full length: in a full group
+    /// `floor(P / bs) + n * (ceil((P + max_tokens - 1) / bs) - floor(P / bs))`. Full prompt blocks are shared, and
+    /// the last token of a sequence is never written. In a sliding group a sequence owns at most the blocks that
+    /// its window touches and the one that it writes next.
+    pub(crate) fn blocks_needed(&self, config: &SchedConfig) -> usize {
+        let shared = self.prompt.len() / config.block_size;
+        let own = blocks_of_own(self.prompt.len() % config.block_size, self.n, self.max_tokens, config);
+        shared.saturating_mul(config.groups.len()).saturating_add(own.unwrap_or(usize::MAX))
     }
 
     /// Whether the request can run at all under this configuration, alone.
@@ -74,12 +79,16 @@ impl Request {
             return Err(Refusal::NoTokens);
         }
         if self.n > config.max_num_seqs {
-            return Err(Refusal::TooManySequences { n: self.n, max_num_seqs: config.max_num_seqs });
+            return Err(Refusal::TooManySequences {
+                n: self.n,
+                beam_search: self.beam_search,
+                max_num_seqs: config.max_num_seqs,
+            });
         }
         if prompt.saturating_add(max_tokens) > max_model_len {
             return Err(Refusal::TooLong { prompt, max_tokens, max_model_len });
         }
-        let needed = self.blocks_needed(config.block_size);
+        let needed = self.blocks_needed(config);
         if needed > config.num_blocks {
             let longest_prompt = longest_prompt(self.n, max_tokens, config);
             return Err(Refusal::NeverFits { needed, pool: config.num_blocks, longest_prompt });
@@ -88,15 +97,26 @@ impl Request {
     }
 }
 
+/// Blocks behind the full ones of the prompt, of which it leaves `rest` tokens over, that `n` sequences own.
+fn blocks_of_own(rest: usize, n: usize, max_tokens: usize, config: &SchedConfig) -> Option<usize> {
+    let longest = (rest + max_tokens - 1).div_ceil(config.block_size);
+    let own = |group: &CacheGroup| match group {
+        CacheGroup::Full => longest,
+        CacheGroup::Sliding { window } => longest.min(window.div_ceil(config.block_size) + 2),
+    };
+    n.checked_mul(config.groups.iter().map(own).sum())
+}
+
 /// The longest prompt that fits pool and context with `n` outputs of `max_tokens`; 0 if none does.
 ///
-/// With `P = q * bs + r` a group needs `q + n * ceil((r + max_tokens - 1) / bs)` blocks, which is not
-/// monotone in `P` (a full last prompt block is shared, a partial one is not), so each `r` is solved for `q`.
+/// With `P = q * bs + r` a request needs `q` blocks in each group and what its sequences own, which depends on `r`
+/// alone. That is not monotone in `P` (a full last prompt block is shared, a partial one is not), so each `r` is
+/// solved for `q`.
 fn longest_prompt(n: usize, max_tokens: usize, config: &SchedConfig) -> usize {
     let bs = config.block_size;
     let per_remainder = |r: usize| {
-        let own = n.checked_mul((r + max_tokens - 1).div_ceil(bs))?;
-        let by_pool = config.num_blocks.checked_sub(own)?;
+        let own = blocks_of_own(r, n, max_tokens, config)?;
+        let by_pool = config.num_blocks.checked_sub(own)? / config.groups.len();
         let by_context = config.max_model_len.checked_sub(max_tokens + r)? / bs;
         Some(by_pool.min(by_context) * bs + r)
     };
@@ -116,10 +136,13 @@ pub enum Refusal {
     #[error("max_tokens is 0: at least one token is needed")]
     NoTokens,
     /// The group can not run at once.
-    #[error("n is {n}, but at most {max_num_seqs} sequences run at once (--max-num-seqs)")]
+    #[error("{} is {n}, but at most {max_num_seqs} sequences run at once (--max-num-seqs)",
+            if *.beam_search { "the beam width" } else { "n" })]
     TooManySequences {
         /// Sequences asked for.
         n: usize,
+        /// Whether they are beams.
+        beam_search: bool,
         /// `--max-num-seqs`.
         max_num_seqs: usize,
     },
@@ -165,6 +188,7 @@ mod tests {
             id: RequestId(0),
             prompt: vec![0; prompt],
             n,
+            beam_search: false,
             max_tokens,
             priority: 0,
             cache_salt: None,
@@ -183,10 +207,19 @@ mod tests {
 
     #[test]
     fn the_longest_prompt_fits_and_no_longer_one_does() {
-        for (bs, blocks, len) in [(1, 7, 100), (4, 9, 100), (4, 9, 30), (16, 5, 70), (3, 20, 41)] {
+        let sliding = |window| vec![CacheGroup::Full, CacheGroup::Sliding { window }];
+        for (bs, blocks, len, groups) in [
+            (1, 7, 100, vec![CacheGroup::Full]),
+            (4, 9, 100, vec![CacheGroup::Full]),
+            (4, 9, 30, vec![CacheGroup::Full]),
+            (16, 5, 70, vec![CacheGroup::Full]),
+            (3, 20, 41, vec![CacheGroup::Full]),
+            (4, 19, 60, sliding(6)),
+            (2, 30, 50, sliding(1)),
+        ] {
             for n in 1..5 {
                 for max_tokens in 1..20 {
-                    let config = config(bs, blocks, len);
+                    let config = SchedConfig { groups: groups.clone(), ..config(bs, blocks, len) };
                     let brute = (1..=len).filter(|&p| request(p, n, max_tokens).check(&config).is_ok()).max();
                     assert_eq!(
                         longest_prompt(n, max_tokens, &config),

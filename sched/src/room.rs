@@ -1,14 +1,16 @@
 //! Spans for the running requests, and blocks for the spans.
 //!
 //! In numbers only, so that nothing that is planned is ever taken back: every decode gets its token, then
-//! prefills share what is left of the budget, best standing first. `max_num_batched_tokens > max_num_seqs`
-//! leaves at least one token for them. Then count the blocks that all chosen spans need together; while they
-//! can not be had, preempt the request of worst standing and choose again.
+//! prefills share what is left of the budget, best standing first, then drafts are verified with what that
+//! leaves. `max_num_batched_tokens > max_num_seqs` leaves at least one token for prefills. Then count the blocks
+//! that all chosen spans need together; while they can not be had, give up the drafts, then preempt the request
+//! of worst standing and choose again.
 //!
 //! The blocks of a victim that a step in flight writes to come back with that step's commit. Preempting more
 //! does not hurry them. So once what is on its way suffices, the plan defers instead: it keeps the spans that
 //! need no block, and the others from the best standing down to the first that does not fit.
 
+use crate::group::{Group, Standing};
 use crate::step::Choice;
 use crate::{RequestId, Scheduler};
 
@@ -25,20 +27,24 @@ impl Scheduler {
     /// Chooses, and preempts until the blocks for the choice can be had or are on their way. Ends, because the
     /// request of best standing fits alone.
     pub(crate) fn make_room(&mut self, preempted: &mut Vec<RequestId>) -> Room {
+        let mut verify = true;
         loop {
-            let (choices, budget) = self.choose();
-            let needed = self.pool.blocks_needed(choices.iter().filter_map(|c| self.append_of(c)));
+            let (choices, budget) = self.choose(verify);
+            let needed = self.blocks_for(&choices);
             let available = self.pool.available();
             if needed <= available {
                 return Room { choices, budget, deferred: false };
             }
-            if !self.parked.is_empty() && needed <= available + self.num_parked_blocks() {
-                self.counters.deferrals += 1;
-                return Room { choices: self.defer(choices), budget, deferred: true };
+            if choices.iter().any(|c| c.drafts > 0) {
+                verify = false;
+                continue;
             }
-            let worst =
-                self.running.iter().max_by_key(|id| self.groups.get(id).map(|g| g.standing(self.config.policy)));
-            let Some(&victim) = worst else {
+            let parked = self.num_parked_blocks();
+            if parked > 0 && needed <= available + parked {
+                self.counters.deferrals += 1;
+                return Room { choices: self.defer(&choices), budget, deferred: true };
+            }
+            let Some(victim) = self.victim() else {
                 return Room { choices, budget, deferred: false };
             };
             self.preempt(victim);
@@ -47,73 +53,98 @@ impl Scheduler {
     }
 
     /// Spans for the running requests, and what they leave of the budget.
-    fn choose(&self) -> (Vec<Choice>, usize) {
+    fn choose(&self, verify: bool) -> (Vec<Choice>, usize) {
         let mut budget = self.config.max_num_batched_tokens;
         let mut choices = Vec::with_capacity(self.running.len());
         let mut prefills = Vec::new();
-        for &request in &self.running {
-            let Some(group) = self.groups.get(&request) else {
-                continue;
-            };
-            for (index, pending) in group.pending() {
-                if pending == 1 {
-                    choices.push(Choice { request, index, count: 1 });
-                    budget = budget.saturating_sub(1);
-                } else {
-                    let choice = Choice { request, index, count: pending };
-                    prefills.push((group.standing(self.config.policy), choice));
-                }
-            }
+        for group in self.running.iter().filter_map(|id| self.groups.get(id)) {
+            self.choose_of(group, &mut budget, &mut choices, &mut prefills);
         }
-        // Stable, so that the sequences of a request keep their order.
-        prefills.sort_by_key(|(standing, _)| *standing);
-        for (_, choice) in prefills {
-            let count = self.config.chunk(choice.count, budget);
-            if count > 0 {
-                choices.push(Choice { count, ..choice });
-                budget -= count;
-            }
+        self.share_out(prefills, &mut budget, &mut choices);
+        if verify {
+            self.add_drafts(&mut choices, &mut budget);
         }
         (choices, budget)
     }
 
-    /// The choices that can have their blocks now. Nobody takes a block past one of better standing that
-    /// waits for more, so that one is served as soon as the parked blocks are back.
-    fn defer(&self, choices: Vec<Choice>) -> Vec<Choice> {
-        let mut order: Vec<usize> = (0..choices.len()).collect();
-        order.sort_by_key(|&at| self.groups.get(&choices[at].request).map(|g| g.standing(self.config.policy)));
-        let mut free = self.pool.available();
-        let mut is_taken = vec![false; choices.len()];
-        for at in order {
-            let needed = self.pool.blocks_needed(self.append_of(&choices[at]));
-            is_taken[at] = needed <= free;
-            free = if is_taken[at] { free - needed } else { 0 };
+    /// What one request could compute: single tokens go to `choices` and off the budget, prefills to `prefills`.
+    pub(crate) fn choose_of(
+        &self,
+        group: &Group,
+        budget: &mut usize,
+        choices: &mut Vec<Choice>,
+        prefills: &mut Vec<(Standing, Choice)>,
+    ) {
+        let request = group.request.id;
+        for (index, pending) in group.pending() {
+            let choice = Choice { request, index, count: pending, drafts: 0 };
+            if pending == 1 {
+                choices.push(choice);
+                *budget = budget.saturating_sub(1);
+            } else {
+                prefills.push((group.standing(self.config.policy), choice));
+            }
         }
-        choices.into_iter().zip(is_taken).filter_map(|(choice, taken)| taken.then_some(choice)).collect()
     }
 
-    /// The tokens that a choice appends to its table.
-    fn append_of(&self, choice: &Choice) -> Option<(&kvblock::BlockTable, usize)> {
-        let sequence = &self.groups.get(&choice.request)?.seqs[choice.index];
-        let table = sequence.table.as_ref()?;
-        Some((table, (sequence.planned + choice.count).saturating_sub(table.len())))
+    /// Shares the rest of the budget among prefills, best standing first.
+    pub(crate) fn share_out(
+        &self,
+        mut prefills: Vec<(Standing, Choice)>,
+        budget: &mut usize,
+        choices: &mut Vec<Choice>,
+    ) {
+        // Stable, so that the sequences of a request keep their order.
+        prefills.sort_by_key(|(standing, _)| *standing);
+        for (_, choice) in prefills {
+            let count = self.config.chunk(choice.count, *budget);
+            if count > 0 {
+                choices.push(Choice { count, ..choice });
+                *budget -= count;
+            }
+        }
     }
 
-    /// Takes all of a running request's blocks and puts it back in the queue, at the place of its arrival.
-    /// Its outputs stay, and so do those that steps in flight will draw.
-    fn preempt(&mut self, id: RequestId) {
-        self.running.retain(|r| *r != id);
-        let policy = self.config.policy;
-        let best = self.running.iter().filter_map(|r| self.groups.get(r)).map(|g| g.priority(policy)).min();
-        let Some(group) = self.groups.get_mut(&id) else {
-            return;
+    /// Lengthens spans of one token by the drafts behind it. Where somebody waits, half of what is left stays for
+    /// admissions.
+    fn add_drafts(&self, choices: &mut [Choice], budget: &mut usize) {
+        let is_queue_empty = self.waiting.is_empty() && self.swapped.is_empty();
+        let mut share = if is_queue_empty { *budget } else { *budget / 2 };
+        for choice in choices.iter_mut().filter(|c| c.count == 1) {
+            let drafts = self.groups.get(&choice.request).map_or(0, |g| g.num_drafts(choice.index)).min(share);
+            choice.drafts = drafts;
+            choice.count += drafts;
+            share -= drafts;
+            *budget -= drafts;
+        }
+    }
+
+    /// The choices that can have their blocks now; the beams of one search all or none. Nobody takes a block past
+    /// one of better standing that waits for more, so that one is served as soon as the parked blocks are back.
+    fn defer(&self, choices: &[Choice]) -> Vec<Choice> {
+        let beams = |a: &Choice, b: &Choice| {
+            a.request == b.request && self.groups.get(&a.request).is_some_and(|g| g.request.beam_search)
         };
-        self.counters.preemptions += 1;
-        self.counters.preemptions_by_priority += u64::from(best.is_some_and(|best| best < group.priority(policy)));
-        self.counters.tokens_lost += group.work() as u64;
-        group.forked = false;
-        group.preemptions += 1;
-        self.waiting.insert(group.queue_key(policy), id);
-        self.release_tables(id, |_| true);
+        let mut units: Vec<(usize, &[Choice])> = choices.chunk_by(beams).enumerate().collect();
+        units.sort_by_key(|(_, unit)| self.groups.get(&unit[0].request).map(|g| g.standing(self.config.policy)));
+        let mut free = self.pool.available();
+        units.retain(|(_, unit)| {
+            let needed = self.blocks_for(unit);
+            let is_taken = needed <= free;
+            free = if is_taken { free - needed } else { 0 };
+            is_taken
+        });
+        units.sort_by_key(|(place, _)| *place);
+        units.into_iter().flat_map(|(_, unit)| unit).copied().collect()
+    }
+
+    /// Blocks that these spans need together.
+    pub(crate) fn blocks_for(&self, choices: &[Choice]) -> usize {
+        let append = |choice: &Choice| {
+            let sequence = &self.groups.get(&choice.request)?.seqs[choice.index];
+            let table = sequence.table.as_ref()?;
+            Some((table, (sequence.planned + choice.count).saturating_sub(table.len())))
+        };
+        self.pool.blocks_needed(choices.iter().filter_map(append))
     }
 }

@@ -1,19 +1,19 @@
 //! The scheduler's state and what changes it from outside: requests come, are aborted, and end.
 //!
-//! A request is in `groups` while it lives, and in exactly one of `waiting` and `running`. Waiting requests
-//! own no blocks; running ones own those of their tables. A request may end or be preempted while steps are in
-//! flight that write to its blocks: its tables are parked until the last of these is committed, so that
-//! nobody gets a block that is still written.
+//! A request is in `groups` while it lives, and in exactly one of `waiting`, `swapped` and `running`. Waiting
+//! requests own no blocks, running ones those of their tables, and swapped ones host blocks. A request may end or
+//! be preempted while steps are in flight that write to its blocks: its tables are parked until the last of these
+//! is committed, so that nobody gets a block that is still written.
 
 use std::collections::{BTreeMap, VecDeque};
 
-use kvblock::{AuditError, BlockId, BlockPool, BlockTable, PoolConfig};
+use kvblock::{AuditError, BlockPool, BlockTable, PoolConfig};
 
 use crate::admit::Blocked;
 use crate::commit::Flight;
-use crate::group::{Group, QueueKey, Sequence};
+use crate::group::{Away, Group, QueueKey, Sequence};
 use crate::ids::IdMap;
-use crate::{ConfigError, MemOp, Refusal, Request, RequestId, SchedConfig, SchedStats, SeqId, StepId};
+use crate::{ConfigError, Refusal, Request, RequestId, SchedConfig, SchedStats, SeqId, SpecStats, StepId};
 
 /// A table that its sequence has given up and a step in flight still writes to.
 pub(crate) struct Parked {
@@ -29,13 +29,13 @@ pub struct Scheduler {
     pub(crate) pool: BlockPool,
     pub(crate) groups: IdMap<RequestId, Group>,
     pub(crate) waiting: BTreeMap<QueueKey, RequestId>,
+    /// In host memory, or on their way there.
+    pub(crate) swapped: BTreeMap<QueueKey, RequestId>,
     /// In order of admission.
     pub(crate) running: Vec<RequestId>,
     /// Planned and not committed, oldest first.
     pub(crate) flights: VecDeque<Flight>,
     pub(crate) parked: Vec<Parked>,
-    /// What the memory must undergo with the next plan, before what the pool holds.
-    pub(crate) memory: Vec<MemOp>,
     /// Tables that the executor has to forget.
     pub(crate) released: Vec<SeqId>,
     pub(crate) blocked: Option<Blocked>,
@@ -43,6 +43,7 @@ pub struct Scheduler {
     pub(crate) changes: u64,
     pub(crate) last_step: StepId,
     pub(crate) counters: SchedStats,
+    pub(crate) spec: SpecStats,
     /// Tokens on their way into a table; kept, so that a step does not allocate for each.
     pub(crate) scratch: Vec<u32>,
     arrivals: u64,
@@ -55,6 +56,8 @@ impl Scheduler {
         let pool = BlockPool::new(PoolConfig {
             prefix_caching: config.enable_prefix_caching,
             hash_seed: config.hash_seed,
+            groups: config.groups.clone(),
+            host_blocks: config.host_blocks,
             ..PoolConfig::new(config.num_blocks, config.block_size)
         })?;
         Ok(Scheduler {
@@ -62,15 +65,16 @@ impl Scheduler {
             pool,
             groups: IdMap::default(),
             waiting: BTreeMap::new(),
+            swapped: BTreeMap::new(),
             running: Vec::new(),
             flights: VecDeque::new(),
             parked: Vec::new(),
-            memory: Vec::new(),
             released: Vec::new(),
             blocked: None,
             changes: 0,
             last_step: StepId(0),
             counters: SchedStats::default(),
+            spec: SpecStats::default(),
             scratch: Vec::new(),
             arrivals: 0,
         })
@@ -94,20 +98,25 @@ impl Scheduler {
     /// ignored for it, and its blocks are given to nobody else before those are committed. The id may be used
     /// again at once.
     pub fn abort(&mut self, id: RequestId) -> bool {
-        self.release_tables(id, |_| true);
+        self.release_tables(id, |_, _| true);
         let Some(group) = self.groups.remove(&id) else {
             return false;
         };
         self.changes += 1;
-        self.waiting.remove(&group.queue_key(self.config.policy));
+        let key = group.queue_key(self.config.policy);
+        self.waiting.remove(&key);
+        self.swapped.remove(&key);
         self.running.retain(|r| *r != id);
+        if let Some(Away::Host { swapped, .. }) = group.away {
+            self.pool.discard(swapped);
+        }
         true
     }
 
     /// Ends one sequence of a request, as when a front end has found a stop string; `false` if it is not
-    /// live. The request ends with its last sequence.
+    /// live, or a beam: those end by outcomes. The request ends with its last sequence.
     pub fn finish_sequence(&mut self, seq: SeqId) -> bool {
-        let Some(group) = self.groups.get_mut(&seq.request) else {
+        let Some(group) = self.groups.get_mut(&seq.request).filter(|g| !g.request.beam_search) else {
             return false;
         };
         let Some(sequence) = group.seqs.get_mut(seq.index as usize).filter(|s| s.live) else {
@@ -118,36 +127,65 @@ impl Scheduler {
         true
     }
 
+    /// Proposes tokens to follow the last known one of a sequence, in place of what was proposed before. If the next
+    /// span of the sequence computes that one token, it computes as many of these as the budget, the blocks and
+    /// `max_tokens` allow, and its outcome says how many were right. `false` if the sequence is not live, has a
+    /// token in flight, or is a beam: what follows it is not known then.
+    pub fn propose(&mut self, seq: SeqId, drafts: Vec<u32>) -> bool {
+        let Some(group) = self.groups.get_mut(&seq.request).filter(|g| !g.request.beam_search) else {
+            return false;
+        };
+        let sequence = group.seqs.get_mut(seq.index as usize).filter(|s| s.live && s.promised == 0);
+        sequence.map(|s| s.drafts = drafts).is_some()
+    }
+
     /// Whether anything waits or runs.
     pub fn has_work(&self) -> bool {
         !self.groups.is_empty()
     }
 
-    /// Forgets every cached prefix; `false`, and nothing happens, while a block is in use.
-    pub fn reset_prefix_cache(&mut self) -> bool {
+    /// Forgets every cached prefix, as when the weights have changed; `false`, and nothing happens, while a block is
+    /// in use. With `reset_running` only steps in flight prevent it: what runs, or is swapped out, gives up its
+    /// keys and values and waits again, at the place of its arrival.
+    pub fn reset_prefix_cache(&mut self, reset_running: bool) -> bool {
+        if reset_running && self.flights.is_empty() {
+            self.send_all_back();
+        }
         self.pool.reset_prefix_cache()
     }
 
     /// The numbers now.
     pub fn stats(&self) -> SchedStats {
-        let gauges = self.pool.gauges();
+        let (gauges, counters) = (self.pool.gauges(), self.pool.counters());
         SchedStats {
             num_running: self.running.len(),
             num_waiting: self.waiting.len(),
+            num_swapped: self.swapped.len(),
             num_in_flight: self.flights.len(),
             blocks_in_use: gauges.in_use,
             blocks_cached: gauges.cached,
             blocks_free: gauges.free,
             blocks_total: self.pool.num_blocks(),
+            host_blocks_in_use: self.pool.host_gauges().in_use,
+            host_blocks_total: self.config.host_blocks,
+            blocks_peak: counters.peak_in_use,
+            blocks_copied: counters.copied,
+            blocks_swapped_out: counters.swapped_out,
+            blocks_swapped_in: counters.swapped_in,
             ..self.counters
         }
+    }
+
+    /// What became of proposed drafts.
+    pub fn spec_stats(&self) -> &SpecStats {
+        &self.spec
     }
 
     /// Blocks that each running request owns, in order of admission; those that its sequences share count once.
     pub fn blocks_per_request(&self) -> impl Iterator<Item = (RequestId, usize)> + '_ {
         let blocks = |id: &RequestId| {
-            let tables = self.groups.get(id)?.seqs.iter().filter_map(|s| s.table.as_ref());
-            let mut blocks: Vec<BlockId> = tables.flat_map(BlockTable::blocks).copied().collect();
+            let groups = self.groups.get(id)?.tables().flat_map(BlockTable::groups);
+            let mut blocks: Vec<_> = groups.flat_map(|g| g.blocks()).copied().collect();
             blocks.sort_unstable();
             blocks.dedup();
             Some((*id, blocks.len()))
@@ -158,7 +196,12 @@ impl Scheduler {
     /// Rebuilds the pool's books from all live tables and compares. Costs a pass over all tokens: for tests
     /// and for a server that suspects itself.
     pub fn audit(&self) -> Result<(), AuditError> {
-        let owned = self.groups.values().flat_map(|g| &g.seqs).filter_map(|s| s.table.as_ref());
+        let owned = self.groups.values().flat_map(Group::tables);
+        let swapped = self.groups.values().filter_map(|g| match &g.away {
+            Some(Away::Host { swapped, .. }) => Some(swapped),
+            _ => None,
+        });
+        self.pool.audit_host(swapped)?;
         self.pool.audit(owned.chain(self.parked.iter().map(|p| &p.table)))
     }
 
@@ -180,7 +223,7 @@ impl Scheduler {
         if let [first, others @ ..] = &mut seqs[..]
             && let Some(prompt) = first.table.as_ref().filter(|t| !*forked && t.committed() >= request.prompt.len())
         {
-            // Where others live, the first sequence's table ends with the prompt, so all of it is committed.
+            // Where others live, the first sequence's table ends with what they share, so all of it is committed.
             for other in others.iter_mut().filter(|s| s.live) {
                 other.table = self.pool.fork(prompt).ok();
                 other.planned = prompt.committed();
@@ -189,17 +232,17 @@ impl Scheduler {
             self.changes += 1;
         }
         if *forked {
-            self.release_tables(id, |sequence| !sequence.live);
+            self.release_tables(id, |_, sequence| !sequence.live);
         }
     }
 
     /// Takes back the tables of a request's sequences of which `which` holds.
-    pub(crate) fn release_tables(&mut self, id: RequestId, which: impl Fn(&Sequence) -> bool) {
+    pub(crate) fn release_tables(&mut self, id: RequestId, which: impl Fn(usize, &Sequence) -> bool) {
         let oldest = self.oldest_in_flight();
         let Some(group) = self.groups.get_mut(&id) else {
             return;
         };
-        for (index, sequence) in group.seqs.iter_mut().enumerate().filter(|(_, s)| which(s)) {
+        for (index, sequence) in group.seqs.iter_mut().enumerate().filter(|(i, s)| which(*i, s)) {
             let seq = SeqId { request: id, index: index as u32 };
             sequence.planned = 0;
             if std::mem::take(&mut sequence.sent) > 0 {
@@ -215,20 +258,5 @@ impl Scheduler {
                 self.pool.release(table);
             }
         }
-    }
-
-    /// Releases the tables that no step after this one writes to.
-    pub(crate) fn release_parked(&mut self, step: StepId) {
-        for Parked { table, .. } in self.parked.extract_if(.., |p| p.until <= step) {
-            self.changes += 1;
-            self.pool.release(table);
-        }
-    }
-
-    /// Blocks that can be had once the steps in flight are committed, beyond those that can be now.
-    pub(crate) fn num_parked_blocks(&self) -> usize {
-        let mut blocks: Vec<BlockId> = self.parked.iter().flat_map(|p| p.table.blocks()).copied().collect();
-        blocks.sort_unstable();
-        blocks.chunk_by(|a, b| a == b).filter(|owners| owners.len() == self.pool.references(owners[0]) as usize).count()
     }
 }

@@ -10,7 +10,7 @@
 
 use crate::commit::{Flight, InFlight};
 use crate::group::Sequence;
-use crate::plan::{Span, TableDelta};
+use crate::plan::{GroupSpan, Span, TableDelta};
 use crate::room::Room;
 use crate::{RequestId, Scheduler, StepId, StepPlan};
 
@@ -20,6 +20,8 @@ pub(crate) struct Choice {
     pub request: RequestId,
     pub index: usize,
     pub count: usize,
+    /// So many of them are drafts.
+    pub drafts: usize,
 }
 
 /// A plan as it grows, and what the commit will have to know of it.
@@ -53,8 +55,7 @@ impl Scheduler {
             self.admit(&mut draft, &mut budget);
         }
         let Draft { mut plan, spans } = draft;
-        plan.memory = std::mem::take(&mut self.memory);
-        plan.memory.extend(self.pool.drain_memory_ops().filter_map(crate::MemOp::of_pool));
+        plan.memory = self.pool.drain_memory_ops().collect();
         plan.released = std::mem::take(&mut self.released);
         if !plan.spans.is_empty() {
             self.counters.steps += 1;
@@ -65,7 +66,7 @@ impl Scheduler {
 
     /// Gives the chosen tokens their slots and writes the span.
     pub(crate) fn push_span(&mut self, draft: &mut Draft, choice: Choice, cached: usize) {
-        let Choice { request, index, count } = choice;
+        let Choice { request, index, count, drafts } = choice;
         let before = self.flights.back().map(|f| f.step);
         let Some(group) = self.groups.get_mut(&request) else {
             return;
@@ -74,14 +75,20 @@ impl Scheduler {
             return;
         };
         let start = group.seqs[index].planned;
-        let end = start + count;
-        let sample = group.sample(index, end);
+        let (drawn, end) = (start + count - drafts, start + count);
+        let sample = group.sample(index, drawn);
         self.scratch.clear();
-        group.copy_tokens(index, len..end.max(len), &mut self.scratch);
-        let (prompt, seq) = (group.request.prompt.len(), group.seq_id(index));
-        let Sequence { table: Some(table), output, planned, sent, last_step, .. } = &mut group.seqs[index] else {
+        group.copy_tokens(index, len..drawn.max(len), &mut self.scratch);
+        let (prompt, seq, arrival) = (group.request.prompt.len(), group.seq_id(index), group.arrival);
+        let beams = if group.request.beam_search { group.seqs.len() as u32 } else { 0 };
+        let Sequence { table: Some(table), output, planned, sent, drafts: proposed, last_step, .. } =
+            &mut group.seqs[index]
+        else {
             return;
         };
+        let mut drafted = std::mem::take(proposed);
+        drafted.truncate(drafts);
+        self.scratch.extend_from_slice(&drafted);
         let mut keep = *sent;
         if end > len {
             match self.pool.append(table, &self.scratch) {
@@ -92,20 +99,26 @@ impl Scheduler {
                 }
             }
         }
+        let entries = table.len().div_ceil(self.config.block_size);
+        let in_group = |(g, group): (usize, &kvblock::GroupTable<kvblock::BlockId>)| {
+            let holes = group.holes();
+            let append = (keep.max(holes)..entries).filter_map(|k| group.entry(k)).collect();
+            GroupSpan { table: TableDelta { holes, keep, append }, slots: table.slots_in(g, start..end).collect() }
+        };
         draft.plan.spans.push(Span {
             seq,
             start,
             tokens: table.tokens()[start..end].to_vec(),
-            awaits: if end <= prompt + output.len() { None } else { before },
-            table: TableDelta { keep, append: table.blocks()[keep..].to_vec() },
-            slots: table.slots(start..end).collect(),
+            drafts,
+            awaits: if drawn <= prompt + output.len() { None } else { before },
+            groups: table.groups().iter().enumerate().map(in_group).collect(),
             cached,
             sample: sample.clone(),
         });
-        *sent = table.blocks().len();
+        *sent = entries;
         *planned = end;
         *last_step = draft.plan.step;
-        draft.spans.push(InFlight { seq, arrival: group.arrival, end, sample: sample.clone() });
+        draft.spans.push(InFlight { seq, arrival, start, end, drafts: drafted, sample: sample.clone(), beams });
         for index in sample {
             group.seqs[index as usize].promised += 1;
         }

@@ -14,15 +14,19 @@ use std::collections::{HashMap, VecDeque};
 
 use common::{Executor, answer, sampled};
 use proptest::prelude::*;
-use sched::{Outcome, Policy, Request, RequestId, SchedConfig, Scheduler, SeqId, StepPlan};
+use sched::{CacheGroup, Outcome, Policy, PreemptionMode, Request, RequestId, SchedConfig, Scheduler, SeqId, StepPlan};
 
 /// Something from outside, before a plan or between plan and commit. Numbers select modulo what is there.
 #[derive(Clone, Debug)]
 enum Event {
-    Submit { prompt: Vec<u32>, n: usize, max_tokens: usize, priority: i32, salted: bool, read_prefix_cache: bool },
+    Submit(Request),
     Abort(usize),
     Finish(usize, u32),
-    Reset,
+    /// So many drafts for a sequence, of which so many are right.
+    Propose(usize, u32, usize, usize),
+    Reset {
+        running: bool,
+    },
 }
 
 fn event() -> impl Strategy<Value = Event> {
@@ -30,14 +34,16 @@ fn event() -> impl Strategy<Value = Event> {
     let prompt = prop::collection::vec(prop_oneof![5 => Just(0u32), 1 => Just(1u32)], 1..40);
     let n = prop_oneof![3 => Just(1usize), 1 => 2..5usize];
     prop_oneof![
-        6 => (prompt, n, 1..20usize, 0..3i32, prop::bool::weighted(0.1), prop::bool::weighted(0.9)).prop_map(
-            |(prompt, n, max_tokens, priority, salted, read_prefix_cache)| Event::Submit {
-                prompt, n, max_tokens, priority, salted, read_prefix_cache
-            }
-        ),
+        6 => (prompt, n, prop::bool::weighted(0.3), 1..20usize, 0..3i32, prop::bool::weighted(0.1), prop::bool::weighted(0.9))
+            .prop_map(|(prompt, n, beam_search, max_tokens, priority, salted, read_prefix_cache)| {
+                let cache_salt = salted.then(|| "salt".into());
+                let id = RequestId(0);
+                Event::Submit(Request { id, prompt, n, beam_search, max_tokens, priority, cache_salt, read_prefix_cache })
+            }),
         1 => (0..8usize).prop_map(Event::Abort),
         1 => (0..8usize, 0..4u32).prop_map(|(at, index)| Event::Finish(at, index)),
-        1 => Just(Event::Reset),
+        3 => (0..8usize, 0..4u32, 0..5usize, 0..5usize).prop_map(|(at, i, len, right)| Event::Propose(at, i, len, right)),
+        1 => prop::bool::weighted(0.3).prop_map(|running| Event::Reset { running }),
     ]
 }
 
@@ -45,8 +51,13 @@ fn config() -> impl Strategy<Value = SchedConfig> {
     let block_size = prop::sample::select(vec![1usize, 2, 4, 8]);
     let sizes = (block_size, 1..40usize, 1..8usize, 1..40usize, 20..60usize);
     let limits = (prop_oneof![Just(0), 1..20usize], prop_oneof![Just(usize::MAX), 1..4usize], 1..3usize);
-    (sizes, limits, prop::bool::weighted(0.8), prop::bool::weighted(0.7), prop::bool::ANY).prop_map(
-        |(sizes, (threshold, max_num_partial_prefills, max_in_flight), caching, chunked, fcfs)| {
+    let mode = prop::sample::select(vec![PreemptionMode::Auto, PreemptionMode::Recompute, PreemptionMode::Swap]);
+    let swap = (prop_oneof![2 => Just(0), 3 => 0..40usize], mode, 0..12usize);
+    let window = prop_oneof![4 => Just(None), 1 => (1..20usize).prop_map(Some)];
+    (sizes, limits, swap, window, prop::bool::weighted(0.8), prop::bool::weighted(0.7), prop::bool::ANY).prop_map(
+        |(sizes, limits, (host_blocks, preemption_mode, swap_cost), window, caching, chunked, fcfs)| {
+            let (threshold, max_num_partial_prefills, max_in_flight) = limits;
+            let window = window.map(|window| CacheGroup::Sliding { window });
             let (block_size, num_blocks, max_num_seqs, extra, max_model_len) = sizes;
             let least = if chunked { 0 } else { max_model_len };
             SchedConfig {
@@ -62,6 +73,10 @@ fn config() -> impl Strategy<Value = SchedConfig> {
                 long_prefill_token_threshold: if chunked { threshold } else { 0 },
                 max_num_partial_prefills,
                 max_in_flight,
+                groups: [CacheGroup::Full].into_iter().chain(window).collect(),
+                host_blocks,
+                preemption_mode,
+                swap_cost,
             }
         },
     )
@@ -108,21 +123,20 @@ impl World {
 
     fn apply(&mut self, event: &Event) {
         match event {
-            Event::Submit { prompt, n, max_tokens, priority, salted, read_prefix_cache } => {
-                let request = Request {
-                    id: RequestId(self.next_id),
-                    prompt: prompt.clone(),
-                    n: *n,
-                    max_tokens: *max_tokens,
-                    priority: *priority,
-                    cache_salt: salted.then(|| "salt".into()),
-                    read_prefix_cache: *read_prefix_cache,
-                };
+            Event::Submit(request) => {
+                let request = Request { id: RequestId(self.next_id), ..request.clone() };
                 let taken = self.scheduler.submit(request.clone());
                 assert_eq!(taken, self.twin.submit(request.clone()));
-                let (bs, p) = (self.config.block_size, prompt.len());
-                let needed = p / bs + n * ((p + max_tokens - 1).div_ceil(bs) - p / bs);
-                let fits = *n <= self.config.max_num_seqs
+                let (bs, p, n, max_tokens) =
+                    (self.config.block_size, request.prompt.len(), request.n, request.max_tokens);
+                let own = |kind: &CacheGroup| match kind {
+                    CacheGroup::Full => (p + max_tokens - 1).div_ceil(bs) - p / bs,
+                    CacheGroup::Sliding { window } => {
+                        ((p + max_tokens - 1).div_ceil(bs) - p / bs).min(window.div_ceil(bs) + 2)
+                    }
+                };
+                let needed: usize = self.config.groups.iter().map(|kind| p / bs + n * own(kind)).sum();
+                let fits = n <= self.config.max_num_seqs
                     && p + max_tokens <= self.config.max_model_len
                     && needed <= self.config.num_blocks;
                 assert_eq!(taken.is_ok(), fits, "{taken:?}");
@@ -143,7 +157,7 @@ impl World {
             Event::Finish(at, index) if !self.live.is_empty() => {
                 let seq = SeqId { request: self.live[at % self.live.len()], index: *index };
                 let truth = self.executor.requests.get_mut(&seq.request).unwrap();
-                let was_live = truth.live.get(*index as usize) == Some(&true);
+                let was_live = !truth.request.beam_search && truth.live.get(*index as usize) == Some(&true);
                 assert_eq!(self.scheduler.finish_sequence(seq), was_live);
                 assert_eq!(self.twin.finish_sequence(seq), was_live);
                 if was_live {
@@ -151,9 +165,24 @@ impl World {
                     self.cut.push(seq);
                 }
             }
-            Event::Reset => {
+            Event::Propose(at, index, len, right) if !self.live.is_empty() => {
+                let seq = SeqId { request: self.live[at % self.live.len()], index: *index };
+                let truth = self.executor.requests.get_mut(&seq.request).unwrap();
+                if truth.live.get(*index as usize) == Some(&true) {
+                    let drafts = truth.guess(*index, *right, *len);
+                    let taken = self.scheduler.propose(seq, drafts.clone());
+                    assert_eq!(self.twin.propose(seq, drafts.clone()), taken);
+                    if taken {
+                        truth.drafts[*index as usize] = drafts;
+                    }
+                }
+            }
+            Event::Reset { running } => {
                 let idle = self.scheduler.stats().blocks_in_use == 0;
-                assert_eq!((self.scheduler.reset_prefix_cache(), self.twin.reset_prefix_cache()), (idle, idle));
+                let done = self.scheduler.reset_prefix_cache(*running);
+                assert_eq!(self.twin.reset_prefix_cache(*running), done);
+                assert_eq!(done, idle || *running && self.in_flight.is_empty());
+                assert!(!done || self.scheduler.stats().blocks_free == self.config.num_blocks);
             }
             _ => {}
         }
@@ -235,7 +264,8 @@ impl World {
         let stats = self.scheduler.stats();
         assert_eq!(stats, self.twin.stats());
         assert_eq!(stats.blocks_in_use + stats.blocks_cached + stats.blocks_free, self.config.num_blocks);
-        assert_eq!(stats.num_running + stats.num_waiting, self.live.len());
+        assert_eq!(stats.num_running + stats.num_waiting + stats.num_swapped, self.live.len());
+        assert!(stats.num_swapped > 0 || stats.host_blocks_in_use == 0);
         assert_eq!(self.scheduler.has_work(), !self.live.is_empty());
         assert!(stats.prefix_hits <= stats.prefix_queries && stats.resumed_prefix_hits <= stats.resumed_prefix_queries);
     }
@@ -263,16 +293,20 @@ impl World {
         assert!(self.live.is_empty(), "{} requests live after {bound} steps", self.live.len());
         assert_eq!(self.scheduler.stats().blocks_in_use, 0);
 
-        let mut ended: Vec<SeqId> = self.finished.iter().chain(&self.cut).copied().collect();
+        // Beams come and go; a search has ended once it is not live.
+        let is_search = |seq: &SeqId| self.executor.requests[&seq.request].request.beam_search;
+        let mut ended: Vec<SeqId> =
+            self.finished.iter().chain(&self.cut).copied().filter(|seq| !is_search(seq)).collect();
         ended.sort_unstable();
         let all = |truth: &common::Truth| {
             let id = truth.request.id;
             (0..truth.request.n as u32).map(move |index| SeqId { request: id, index })
         };
-        let mut expected: Vec<SeqId> = self.executor.requests.values().flat_map(all).collect();
+        let mut expected: Vec<SeqId> =
+            self.executor.requests.values().flat_map(all).filter(|seq| !is_search(seq)).collect();
         expected.sort_unstable();
         assert_eq!(ended, expected, "each sequence ends once");
-        for seq in &self.finished {
+        for seq in self.finished.iter().filter(|seq| !is_search(seq)) {
             let truth = &self.executor.requests[&seq.request];
             assert_eq!(truth.outputs[seq.index as usize], answer(&truth.request, seq.index));
         }
@@ -310,14 +344,8 @@ fn gives_every_answer_after_many_preemptions(max_in_flight: usize) {
     let mut world = World::new(config);
     for k in 0..30usize {
         let prompt = (0..3 + 5 * k as u32 % 23).map(|i| i / 7).collect();
-        world.apply(&Event::Submit {
-            prompt,
-            n: 1 + k % 3,
-            max_tokens: 12,
-            priority: 0,
-            salted: false,
-            read_prefix_cache: true,
-        });
+        let request = common::request(0, 1, 12);
+        world.apply(&Event::Submit(Request { prompt, n: 1 + k % 3, beam_search: k % 5 == 4, ..request }));
     }
     assert_eq!(world.live.len(), 30);
     world.run_dry();

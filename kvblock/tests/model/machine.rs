@@ -164,7 +164,8 @@ impl World {
             (6..10, Some(at)) if self.live[at].tokens.len() < 40 => self.append(at, &tokens(b, c % 10)),
             (10..17, Some(at)) => self.compute(at, if c % 3 == 0 { 100 } else { c % 16 }),
             (17..20, Some(at)) if room => self.fork(at),
-            (20..22, Some(at)) => self.truncate(at, c % 40),
+            (20, Some(at)) => self.truncate(at, c % 40),
+            (21, Some(at)) => self.replace(at, c % 40, u32::from(b)),
             (22..25, Some(at)) => self.release(at, d % 4 == 0),
             (25, Some(at)) if self.pinned.len() < 2 => self.pin(at, c % 40),
             (26, _) => {
@@ -329,6 +330,14 @@ impl World {
         }
     }
 
+    fn replace(&mut self, at: usize, position: usize, token: u32) {
+        let s = &mut self.live[at];
+        let open = s.table.committed()..s.tokens.len();
+        let before = open.contains(&position).then(|| std::mem::replace(&mut s.tokens[position], token));
+        assert_eq!(self.pool.replace(&mut s.table, position, token), before);
+        assert_eq!(s.table.tokens(), s.tokens);
+    }
+
     /// Gives a table back, or loses it.
     fn release(&mut self, at: usize, leak: bool) {
         let s = self.live.swap_remove(at);
@@ -365,7 +374,7 @@ impl World {
             tables.push(s.table);
             away.push((s.tokens, s.key, s.chain));
         }
-        let needed = self.pool.host_blocks_needed(&tables);
+        let needed = self.pool.host_blocks_needed(tables.iter().map(|t| (t, t.committed())));
         let free = self.pool.host_gauges().free;
         match self.pool.swap_out(&mut tables) {
             Ok(swapped) => {

@@ -35,7 +35,7 @@ fn what_two_forks_share_is_copied_once_and_shared_again() {
     assert_eq!((table_ids(&a), table_ids(&b)), (vec![0, 1], vec![0, 2]));
 
     let mut tables = vec![a, b];
-    assert_eq!(pool.host_blocks_needed(&tables), 3);
+    assert_eq!(pool.host_blocks_needed(tables.iter().map(|t| (t, t.committed()))), 3);
     let mut swapped = pool.swap_out(&mut tables).unwrap();
     // The blocks without a hash are free and poisoned, after their copies; block 0 stays findable.
     assert_eq!(ops(&mut pool), [out(0, 0), out(1, 1), out(2, 2), poison(1, 0), poison(2, 0)]);

@@ -10,48 +10,65 @@ pub struct ForwardBatch {
     pub tokens: Vec<u32>,
     /// `[rows]` absolute positions.
     pub positions: Vec<u32>,
-    /// `[rows]` cache slots, −1 to skip.
-    pub slot_mapping: Vec<i64>,
-    /// Which rows, context and blocks belong to which sequence.
-    pub attention: AttentionBatch,
+    /// Where keys and values are, for each group of layers ([`PageLayout`](crate::PageLayout)).
+    pub groups: Vec<GroupBatch>,
     /// The first so many sequences have one row each.
     pub decodes: usize,
 }
 
+/// The step in the layers of one group.
+#[derive(Clone, Debug, Default)]
+pub struct GroupBatch {
+    /// `[rows]` cache slots, −1 to skip.
+    pub slot_mapping: Vec<i64>,
+    /// Which rows, context and blocks belong to which sequence.
+    pub attention: AttentionBatch,
+}
+
 impl ForwardBatch {
-    /// Empties the batch for sequences of up to `max_blocks` blocks, keeping its memory.
-    pub fn clear(&mut self, max_blocks: usize) {
+    /// Empties the batch for sequences of up to `max_blocks` blocks in each of `groups` groups, keeping its memory.
+    pub fn clear(&mut self, groups: usize, max_blocks: usize) {
         self.tokens.clear();
         self.positions.clear();
-        self.slot_mapping.clear();
-        self.attention.query_starts.clear();
-        self.attention.query_starts.push(0);
-        self.attention.context_lens.clear();
-        self.attention.block_tables.clear();
-        self.attention.max_blocks = max_blocks;
+        self.groups.resize_with(groups, GroupBatch::default);
+        for GroupBatch { slot_mapping, attention } in &mut self.groups {
+            slot_mapping.clear();
+            attention.query_starts.clear();
+            attention.query_starts.push(0);
+            attention.context_lens.clear();
+            attention.block_tables.clear();
+            attention.max_blocks = max_blocks;
+        }
         self.decodes = 0;
     }
 
-    /// Adds a sequence: its new tokens from position `start` on, their slots, and its block table (at most
-    /// `max_blocks` long). Sequences of one token must come before longer ones. Returns the sequence's last row.
-    pub fn push(
+    /// Adds a sequence: its new tokens from position `start` on and, for each group, their slots and its block table:
+    /// at most `max_blocks` long, −1 behind a window. Sequences of one token must come before longer ones. Returns the
+    /// sequence's last row.
+    pub fn push<'a>(
         &mut self,
         start: usize,
         tokens: &[u32],
-        slots: &[i64],
-        table: impl ExactSizeIterator<Item = u32>,
+        groups: impl IntoIterator<Item = (&'a [i64], &'a [i32])>,
     ) -> u32 {
-        debug_assert_eq!(tokens.len(), slots.len(), "one slot per token");
-        debug_assert!(tokens.len() != 1 || self.decodes == self.attention.num_seqs(), "single tokens come first");
+        debug_assert!(tokens.len() != 1 || self.decodes == self.num_seqs(), "single tokens come first");
         self.decodes += usize::from(tokens.len() == 1);
         self.tokens.extend_from_slice(tokens);
         self.positions.extend((start..start + tokens.len()).map(|p| p as u32));
-        self.slot_mapping.extend_from_slice(slots);
-        let padding = self.attention.max_blocks - table.len();
-        self.attention.block_tables.extend(table.map(|block| block as i32));
-        self.attention.block_tables.extend(std::iter::repeat_n(-1, padding));
-        self.attention.context_lens.push((start + tokens.len()) as u32);
-        self.attention.query_starts.push(self.tokens.len() as u32);
-        self.tokens.len() as u32 - 1
+        let rows = self.tokens.len() as u32;
+        for (GroupBatch { slot_mapping, attention }, (slots, table)) in self.groups.iter_mut().zip(groups) {
+            debug_assert_eq!(tokens.len(), slots.len(), "one slot per token");
+            slot_mapping.extend_from_slice(slots);
+            attention.block_tables.extend_from_slice(table);
+            attention.block_tables.extend(std::iter::repeat_n(-1, attention.max_blocks - table.len()));
+            attention.context_lens.push((start + tokens.len()) as u32);
+            attention.query_starts.push(rows);
+        }
+        rows - 1
+    }
+
+    /// Sequences in the batch.
+    pub fn num_seqs(&self) -> usize {
+        self.groups.first().map_or(0, |group| group.attention.num_seqs())
     }
 }

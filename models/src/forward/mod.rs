@@ -17,6 +17,7 @@
 
 mod batch;
 mod declare;
+mod groups;
 mod linear;
 mod ops;
 mod rope;
@@ -26,8 +27,9 @@ use std::sync::Arc;
 use attention_kernels::{AttentionArgs, CacheWriteArgs, KernelError, KernelSet, KvCache, KvShape};
 use device::{Buffer, Device, DeviceError};
 
-pub use batch::ForwardBatch;
+pub use batch::{ForwardBatch, GroupBatch};
 pub use declare::{check_weights, parameters};
+pub use groups::{LayerGroup, PageLayout};
 
 use crate::{LoadError, ModelConfig, Weights};
 use declare::{LayerNames, declare};
@@ -48,6 +50,10 @@ struct Layer {
     gate_up: Linear,
     down: Linear,
     window: Option<usize>,
+    /// Whose block table it reads by.
+    group: usize,
+    /// Its place in a page.
+    place: usize,
 }
 
 /// A decoder on a device, ready to run steps of up to a fixed number of tokens.
@@ -58,6 +64,7 @@ pub struct Model {
     ops: Box<dyn LayerOps>,
     embedding: Linear,
     layers: Vec<Layer>,
+    layout: PageLayout,
     final_norm: Buffer,
     /// Of the rotary embedding, per pair of a head's elements.
     frequencies: Vec<f32>,
@@ -128,11 +135,6 @@ impl Model {
         StepBuffers::sizes(config, max_rows).into_iter().map(|elements| (elements * size_of::<f32>()) as u64).sum()
     }
 
-    /// Bytes of keys and values of one token in all layers, float32.
-    pub fn kv_bytes_per_token(config: &ModelConfig) -> u64 {
-        (2 * config.num_layers * config.num_kv_heads * config.head_dim * size_of::<f32>()) as u64
-    }
-
     /// Puts the weights on the device. `progress(done, total)` counts bytes of the checkpoint.
     pub fn load(
         config: &ModelConfig,
@@ -146,8 +148,9 @@ impl Model {
         let mut loader = Loader::new(weights, &*device, progress);
         let embedding = loader.linear(&names.embedding, config.hidden_size)?;
         let mut layers = Vec::with_capacity(config.num_layers);
-        for (layer, &window) in names.layers.iter().zip(&config.layer_windows) {
-            layers.push(load_layer(&mut loader, config, layer, window)?);
+        let layout = PageLayout::new(config);
+        for (number, layer) in names.layers.iter().enumerate() {
+            layers.push(load_layer(&mut loader, config, layer, number, &layout)?);
         }
         let final_norm = loader.vector(&names.final_norm, config.hidden_size)?;
         let head = match &names.head {
@@ -164,6 +167,7 @@ impl Model {
             ops,
             embedding,
             layers,
+            layout,
             final_norm,
             frequencies,
             head,
@@ -176,22 +180,32 @@ impl Model {
         &self.config
     }
 
-    /// An empty cache of `num_blocks` blocks for every layer.
+    /// Which layers share block tables.
+    pub fn layout(&self) -> &PageLayout {
+        &self.layout
+    }
+
+    /// An empty cache of `num_blocks` pages: one [`KvCache`] for each place in a page.
     pub fn new_cache(&self, num_blocks: usize, block_size: usize) -> Result<Vec<KvCache>, KernelError> {
         let (num_kv_heads, head_dim) = (self.config.num_kv_heads, self.config.head_dim);
         let shape = KvShape { num_blocks, num_kv_heads, block_size, head_dim };
-        self.layers.iter().map(|_| Ok(KvCache::new(&*self.device, shape)?)).collect()
+        (0..self.layout.layers_per_page).map(|_| Ok(KvCache::new(&*self.device, shape)?)).collect()
     }
 
     /// Computes the batch's tokens: their keys and values go to their slots, their hidden states stay for
-    /// [`Model::logits`]. `caches` holds one cache per layer.
+    /// [`Model::logits`]. `caches` holds one cache for each place in a page ([`Model::new_cache`]).
     pub fn forward(&mut self, batch: &ForwardBatch, caches: &mut [KvCache]) -> Result<(), KernelError> {
         let rows = batch.tokens.len();
         if rows > self.step.max_rows {
             return Err(KernelError::Shape { what: "rows of a step", found: rows, expected: self.step.max_rows });
         }
-        if caches.len() != self.layers.len() {
-            return Err(KernelError::Shape { what: "caches", found: caches.len(), expected: self.layers.len() });
+        let (places, groups) = (self.layout.layers_per_page, self.layout.groups.len());
+        for (what, found, expected) in
+            [("caches", caches.len(), places), ("cache groups of a batch", batch.groups.len(), groups)]
+        {
+            if found != expected {
+                return Err(KernelError::Shape { what, found, expected });
+            }
         }
         if rows == 0 {
             return Ok(());
@@ -205,7 +219,9 @@ impl Model {
 
         ops.embed(&batch.tokens, &self.embedding.weights, &mut step.hidden)?;
         ops.rope_table(&batch.positions, &self.frequencies, &mut step.rope)?;
-        for (layer, cache) in self.layers.iter().zip(caches) {
+        for layer in &self.layers {
+            let (cache, GroupBatch { slot_mapping, attention }) =
+                (&mut caches[layer.place], &batch.groups[layer.group]);
             ops.rms_norm(&step.hidden, &layer.input_norm, eps, rows, &mut step.normed)?;
             layer.qkv.run(&self.kernels, device, &step.normed, rows, &mut step.qkv)?;
             for (span, weight) in [(queries, &layer.query_norm), (keys, &layer.key_norm)] {
@@ -215,12 +231,11 @@ impl Model {
             }
             ops.rotate(&mut step.qkv, rotated, &step.rope, rows)?;
             let (key_offset, value_offset) = (config.num_heads * dim, (config.num_heads + config.num_kv_heads) * dim);
-            let slot_mapping = &batch.slot_mapping;
             self.kernels.cache_write(
                 device,
                 CacheWriteArgs { source: &step.qkv, key_offset, value_offset, stride, slot_mapping, cache },
             )?;
-            for seqs in [0..batch.decodes, batch.decodes..batch.attention.num_seqs()] {
+            for seqs in [0..batch.decodes, batch.decodes..attention.num_seqs()] {
                 if !seqs.is_empty() {
                     self.kernels.attention(
                         device,
@@ -230,7 +245,7 @@ impl Model {
                             num_heads: config.num_heads,
                             output: &mut step.attended,
                             cache,
-                            batch: &batch.attention,
+                            batch: attention,
                             seqs,
                             scale: 1.0 / (dim as f32).sqrt(),
                             window: layer.window,
@@ -269,8 +284,10 @@ fn load_layer(
     loader: &mut Loader<'_>,
     config: &ModelConfig,
     names: &LayerNames,
-    window: Option<usize>,
+    number: usize,
+    layout: &PageLayout,
 ) -> Result<Layer, LoadError> {
+    let (group, place) = layout.place(number).unwrap_or_default();
     let hidden = config.hidden_size;
     let head_norm = |loader: &mut Loader<'_>, name: &Option<String>| match name {
         Some(name) => loader.vector(name, config.head_dim).map(Some),
@@ -285,6 +302,8 @@ fn load_layer(
         post_norm: loader.vector(&names.post_norm, hidden)?,
         gate_up: loader.linear(&names.gate_up, hidden)?,
         down: loader.linear(&names.down, config.intermediate_size)?,
-        window,
+        window: layout.groups[group].window,
+        group,
+        place,
     })
 }

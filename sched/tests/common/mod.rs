@@ -10,7 +10,9 @@ use std::collections::hash_map::DefaultHasher;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::hash::{Hash, Hasher};
 
-use sched::{BlockId, MemOp, Outcome, Request, RequestId, SchedConfig, Scheduler, SeqId, StepId, StepPlan};
+use sched::{
+    BlockId, CacheGroup, MemOp, Outcome, Request, RequestId, SchedConfig, Scheduler, SeqId, Span, StepId, StepPlan,
+};
 
 pub fn config(num_blocks: usize, block_size: usize) -> SchedConfig {
     SchedConfig {
@@ -29,6 +31,7 @@ pub fn request(id: u64, prompt: usize, max_tokens: usize) -> Request {
         id: RequestId(id),
         prompt: (0..prompt as u32).map(|i| 1000 * (id as u32 + 1) + i).collect(),
         n: 1,
+        beam_search: false,
         max_tokens,
         priority: 0,
         cache_salt: None,
@@ -48,8 +51,7 @@ pub fn spans(plan: &StepPlan) -> Vec<(u64, usize)> {
 /// Gives every sampled sequence this token.
 pub fn commit_all(scheduler: &mut Scheduler, plan: &StepPlan, token: u32) {
     scheduler.submitted(plan.step).unwrap();
-    let outcomes: Vec<Outcome> =
-        sampled(plan).map(|seq| Outcome { seq, tokens: vec![token], finished: false }).collect();
+    let outcomes: Vec<Outcome> = sampled(plan).map(|seq| Outcome::token(seq, token, false)).collect();
     scheduler.commit(plan.step, &outcomes).unwrap();
     scheduler.audit().unwrap();
 }
@@ -65,31 +67,49 @@ fn hash(value: impl Hash) -> u64 {
     hasher.finish()
 }
 
-fn content(salt: &Option<String>, tokens: &[u32]) -> u64 {
-    hash((salt, tokens))
+/// What the key behind the last of these tokens depends on, in one cache group.
+fn content(group: usize, salt: &Option<String>, tokens: &[u32]) -> u64 {
+    hash((group, salt, tokens))
 }
 
 /// The token that sequence `index` draws after `tokens`: few different ones, so that outputs meet in the
 /// prefix cache.
-fn draw(content: u64, index: u32) -> u32 {
-    (hash((content, index, "token")) % 2) as u32
+fn draw(request: &Request, tokens: &[u32], index: u32) -> u32 {
+    (hash((&request.cache_salt, tokens, index, "token")) % 2) as u32
 }
 
 /// Whether the sequence ends with that token.
-fn ends(content: u64, index: u32) -> bool {
-    hash((content, index, "end")).is_multiple_of(16)
+fn ends(request: &Request, tokens: &[u32], index: u32) -> bool {
+    let outputs = tokens.len() + 1 - request.prompt.len();
+    outputs == request.max_tokens || hash((&request.cache_salt, tokens, index, "end")).is_multiple_of(16)
 }
 
 /// What a sequence of the request says when it is alone in the world.
 pub fn answer(request: &Request, index: u32) -> Vec<u32> {
     let mut tokens = request.prompt.clone();
     loop {
-        let content = content(&request.cache_salt, &tokens);
-        tokens.push(draw(content, index));
-        if ends(content, index) || tokens.len() == request.prompt.len() + request.max_tokens {
+        let is_last = ends(request, &tokens, index);
+        tokens.push(draw(request, &tokens, index));
+        if is_last {
             return tokens.split_off(request.prompt.len());
         }
     }
+}
+
+/// The next step of a search whose beams hold these outputs, `None` for one that has ended: any beam continues any,
+/// ends, or comes back. Some searches end whole.
+fn search(request: &Request, beams: &[Option<Vec<u32>>]) -> Vec<Outcome> {
+    let live: Vec<u32> = (0..).zip(beams).filter(|(_, beam)| beam.is_some()).map(|(index, _)| index).collect();
+    let is_first = beams.iter().all(|beam| beam.as_ref().is_none_or(Vec::is_empty));
+    let one = |index: u32| {
+        let seq = SeqId { request: request.id, index };
+        let luck = hash((&request.prompt, beams, index));
+        let parent = if is_first { index } else { live[luck as usize % live.len()] };
+        let has_ended = luck.is_multiple_of(7) || is_first && !live.contains(&index);
+        let tokens = if has_ended { vec![] } else { vec![(luck >> 32) as u32 % 2] };
+        Outcome { seq, parent: if has_ended { index } else { parent }, tokens, finished: has_ended }
+    };
+    (0..beams.len() as u32).map(one).collect()
 }
 
 /// What the executor remembers of a request.
@@ -98,25 +118,47 @@ pub struct Truth {
     /// Committed tokens of each sequence.
     pub outputs: Vec<Vec<u32>>,
     /// Drawn and not committed, with the step that drew them.
-    drawn: Vec<VecDeque<(StepId, u32)>>,
+    drawn: Vec<VecDeque<(StepId, Vec<u32>)>>,
     pub live: Vec<bool>,
+    /// The drafts of each sequence's next span; a plan may take fewer.
+    pub drafts: Vec<Vec<u32>>,
 }
 
 impl Truth {
     /// All tokens of a sequence, drawn ones included.
     fn known(&self, index: u32) -> Vec<u32> {
-        let drawn = self.drawn[index as usize].iter().map(|(_, token)| *token);
-        self.request.prompt.iter().chain(&self.outputs[index as usize]).copied().chain(drawn).collect()
+        let drawn = self.drawn[index as usize].iter().flat_map(|(_, tokens)| tokens);
+        self.request.prompt.iter().chain(&self.outputs[index as usize]).chain(drawn).copied().collect()
+    }
+
+    /// `len` drafts for a sequence, of which the first `right` are what it would draw.
+    pub fn guess(&self, index: u32, right: usize, len: usize) -> Vec<u32> {
+        let mut tokens = self.known(index);
+        let known = tokens.len();
+        for k in 0..len {
+            let token = draw(&self.request, &tokens, index);
+            tokens.push(if k < right { token } else { 1 - token });
+        }
+        tokens.split_off(known)
     }
 }
+
+/// The entries of a sequence's table in each cache group; `None` is a hole.
+type Tables = Vec<Vec<Option<BlockId>>>;
+
+/// Who writes to which block in a step, and what of each sequence is computed when it is over.
+type Flight = (HashMap<BlockId, SeqId>, Vec<(SeqId, usize)>);
 
 pub struct Executor {
     config: SchedConfig,
     /// `None` is NaN.
     memory: Vec<Vec<Option<u64>>>,
-    tables: HashMap<SeqId, Vec<BlockId>>,
-    /// For each step that is not committed, who writes to which block.
-    in_flight: VecDeque<HashMap<BlockId, SeqId>>,
+    host: Vec<Vec<Option<u64>>>,
+    tables: HashMap<SeqId, Tables>,
+    /// Tokens of each sequence that are committed.
+    computed: HashMap<SeqId, usize>,
+    /// Steps that are not committed.
+    in_flight: VecDeque<Flight>,
     pub requests: HashMap<RequestId, Truth>,
 }
 
@@ -125,7 +167,9 @@ impl Executor {
         Executor {
             config: config.clone(),
             memory: vec![vec![None; config.block_size]; config.num_blocks],
+            host: vec![vec![None; config.block_size]; config.host_blocks],
             tables: HashMap::new(),
+            computed: HashMap::new(),
             in_flight: VecDeque::new(),
             requests: HashMap::new(),
         }
@@ -133,113 +177,207 @@ impl Executor {
 
     pub fn add(&mut self, request: Request) {
         let n = request.n;
-        let truth =
-            Truth { request, outputs: vec![Vec::new(); n], drawn: vec![VecDeque::new(); n], live: vec![true; n] };
+        let truth = Truth {
+            request,
+            outputs: vec![Vec::new(); n],
+            drawn: vec![VecDeque::new(); n],
+            live: vec![true; n],
+            drafts: vec![Vec::new(); n],
+        };
         self.requests.insert(truth.request.id, truth);
     }
 
-    fn slot(&self, table: &[BlockId], position: usize) -> (usize, usize) {
-        (table[position / self.config.block_size].index(), position % self.config.block_size)
+    fn slot(&self, table: &[Option<BlockId>], position: usize) -> (usize, usize) {
+        let block = table[position / self.config.block_size];
+        (block.unwrap_or_else(|| panic!("position {position} is in a hole")).index(), position % self.config.block_size)
     }
 
     /// Applies tables and memory operations, computes the spans, reads every sequence back, and draws.
     pub fn execute(&mut self, plan: &StepPlan) -> Vec<Outcome> {
         for seq in &plan.released {
             assert!(self.tables.remove(seq).is_some(), "{seq} is released, but has no table");
+            self.computed.remove(seq);
+            self.in_flight.iter_mut().for_each(|(_, computed)| computed.retain(|(other, _)| other != seq));
         }
-        for op in &plan.memory {
-            let (MemOp::Poison { block: changed, .. } | MemOp::Copy { dst: changed, .. }) = op;
-            assert!(!self.in_flight.iter().any(|w| w.contains_key(changed)), "{changed} is still written to");
-            match *op {
-                MemOp::Copy { src, dst } => self.memory[dst.index()] = self.memory[src.index()].clone(),
-                MemOp::Poison { block, from_slot } => self.memory[block.index()][from_slot..].fill(None),
-            }
-        }
+        plan.memory.iter().for_each(|op| self.apply(op));
         assert!(plan.num_tokens() <= self.config.max_num_batched_tokens, "budget exceeded");
         assert!(plan.spans.len() <= self.config.max_num_seqs, "too many sequences");
         let distinct: HashSet<SeqId> = plan.spans.iter().map(|s| s.seq).collect();
         assert_eq!(distinct.len(), plan.spans.len(), "two spans for one sequence");
         for span in &plan.spans {
-            let table = self.tables.entry(span.seq).or_default();
-            assert!(span.table.keep <= table.len());
-            table.truncate(span.table.keep);
-            table.extend(&span.table.append);
-            for block in &span.table.append {
-                let writers: Vec<_> = self.in_flight.iter().filter_map(|w| w.get(block)).collect();
-                assert!(writers.iter().all(|w| **w == span.seq), "{block} is reissued while {writers:?} write to it");
+            let tables = self.tables.entry(span.seq).or_insert_with(|| vec![vec![]; self.config.groups.len()]);
+            assert_eq!(span.groups.len(), tables.len());
+            for (table, group) in tables.iter_mut().zip(&span.groups) {
+                assert!(group.table.keep <= table.len());
+                group.table.apply(table, None, Some);
+                for block in &group.table.append {
+                    let writers: Vec<_> = self.in_flight.iter().filter_map(|w| w.0.get(block)).collect();
+                    assert!(writers.iter().all(|w| **w == span.seq), "{block} is reissued while {writers:?} write");
+                }
             }
         }
         let mut written = HashMap::new();
-        for span in &plan.spans {
-            let truth = &self.requests[&span.seq.request];
-            let known = truth.known(span.seq.index);
-            let positions = span.start..span.start + span.tokens.len();
-            let committed = truth.request.prompt.len() + truth.outputs[span.seq.index as usize].len();
-            let mut tokens = span.tokens.clone();
-            if let Some(step) = span.awaits {
-                let drawn = truth.drawn[span.seq.index as usize].iter().find(|(s, _)| *s == step);
-                let placeholder = tokens.last_mut().unwrap();
-                assert_eq!((*placeholder, positions.end), (0, committed + 1));
-                *placeholder = drawn.unwrap().1;
-            } else {
-                assert!(positions.end <= committed, "an unknown token without its step");
-            }
-            assert_eq!(tokens, known[positions.clone()], "tokens of {}", span.seq);
-            assert_eq!(span.slots.len(), span.tokens.len());
-            assert!(truth.live[span.seq.index as usize] || positions.end <= truth.request.prompt.len());
-            for (position, slot) in positions.zip(&span.slots) {
-                let (block, offset) = self.slot(&self.tables[&span.seq], position);
-                assert_eq!(*slot, (block * self.config.block_size + offset) as i64, "slot of {position}");
-                let id = BlockId(block as u32);
-                let other = written.insert(id, span.seq);
-                assert!(other.is_none_or(|o| o == span.seq), "{id} is written by {} and {other:?}", span.seq);
-                let owners = self.tables.values().filter(|t| t.contains(&id)).count();
-                assert_eq!(owners, 1, "{id} is written with {owners} owners");
-                self.memory[block][offset] = Some(content(&truth.request.cache_salt, &known[..=position]));
-            }
-        }
-        let outcomes: Vec<Outcome> = plan.spans.iter().flat_map(|span| self.sample(span)).collect();
+        plan.spans.iter().for_each(|span| self.write(span, &mut written));
+        let outcomes: Vec<Outcome> = plan.spans.iter().flat_map(|span| self.sample(span, plan)).collect();
         for outcome in &outcomes {
             let truth = self.requests.get_mut(&outcome.seq.request).unwrap();
-            truth.drawn[outcome.seq.index as usize].push_back((plan.step, outcome.tokens[0]));
+            truth.drawn[outcome.seq.index as usize].push_back((plan.step, outcome.tokens.clone()));
+            truth.drafts[outcome.seq.index as usize].clear();
         }
         if !plan.spans.is_empty() {
-            self.in_flight.push_back(written);
+            let computed = plan.spans.iter().map(|s| (s.seq, s.start + s.tokens.len() - s.drafts)).collect();
+            self.in_flight.push_back((written, computed));
         }
         outcomes
     }
 
-    /// Reads a span's sequence from its first token on, and draws from its last row.
-    fn sample(&self, span: &sched::Span) -> Vec<Outcome> {
-        let truth = &self.requests[&span.seq.request];
-        let known = truth.known(span.seq.index);
-        let end = span.start + span.tokens.len();
-        for position in 0..end {
-            let (block, offset) = self.slot(&self.tables[&span.seq], position);
-            let expected = content(&truth.request.cache_salt, &known[..=position]);
-            assert_eq!(self.memory[block][offset], Some(expected), "{} reads position {position}", span.seq);
+    fn apply(&mut self, op: &MemOp) {
+        let changed = match op {
+            MemOp::Poison { block: changed, .. }
+            | MemOp::Copy { dst: changed, .. }
+            | MemOp::SwapOut { src: changed, .. }
+            | MemOp::SwapIn { dst: changed, .. } => changed,
+        };
+        assert!(!self.in_flight.iter().any(|w| w.0.contains_key(changed)), "{changed} is still written to");
+        match *op {
+            MemOp::Copy { src, dst } => self.memory[dst.index()] = self.memory[src.index()].clone(),
+            MemOp::Poison { block, from_slot } => self.memory[block.index()][from_slot..].fill(None),
+            MemOp::SwapOut { src, dst } => self.host[dst.index()] = self.memory[src.index()].clone(),
+            MemOp::SwapIn { src, dst } => self.memory[dst.index()] = self.host[src.index()].clone(),
         }
-        let row = content(&truth.request.cache_salt, &known[..end]);
+    }
+
+    /// Checks a span against what is known of its sequence, and writes its keys.
+    fn write(&mut self, span: &Span, written: &mut HashMap<BlockId, SeqId>) {
+        let (truth, index) = (&self.requests[&span.seq.request], span.seq.index as usize);
+        let mut known = truth.known(span.seq.index);
+        let positions = span.start..span.start + span.tokens.len();
+        let committed = truth.request.prompt.len() + truth.outputs[index].len();
+        let mut tokens = span.tokens.clone();
+        if let Some(step) = span.awaits {
+            let (_, drawn) = truth.drawn[index].iter().find(|(s, _)| *s == step).unwrap();
+            let placeholder = tokens.last_mut().unwrap();
+            assert_eq!((*placeholder, positions.end, span.drafts, drawn.len()), (0, committed + 1, 0, 1));
+            *placeholder = drawn[0];
+        } else {
+            assert!(positions.end <= committed + span.drafts, "an unknown token without its step");
+        }
+        if span.drafts > 0 {
+            assert_eq!(
+                (span.tokens.len(), positions.start),
+                (1 + span.drafts, committed - 1),
+                "drafts follow a decode"
+            );
+            assert_eq!(span.tokens[1..], truth.drafts[index][..span.drafts]);
+            known.extend(&span.tokens[1..]);
+        }
+        assert_eq!(tokens, known[positions.clone()], "tokens of {}", span.seq);
+        assert!(truth.live[index] || positions.end <= truth.request.prompt.len());
+        for (g, group) in span.groups.iter().enumerate() {
+            assert_eq!(group.slots.len(), span.tokens.len());
+            for (position, slot) in positions.clone().zip(&group.slots) {
+                let (block, offset) = self.slot(&self.tables[&span.seq][g], position);
+                assert_eq!(*slot, (block * self.config.block_size + offset) as i64, "slot of {position}");
+                let id = BlockId(block as u32);
+                let other = written.insert(id, span.seq);
+                assert!(other.is_none_or(|o| o == span.seq), "{id} is written by {} and {other:?}", span.seq);
+                let owners: Vec<_> = self.tables.keys().filter(|seq| self.reads(**seq, id)).collect();
+                assert_eq!(owners, [&span.seq], "{id} is written");
+                self.memory[block][offset] = Some(content(g, &truth.request.cache_salt, &known[..=position]));
+            }
+        }
+    }
+
+    /// Whether the block is in one of a sequence's tables, and not behind the window there. That it has fallen behind
+    /// is said with the next span; nothing reads it before.
+    fn reads(&self, seq: SeqId, block: BlockId) -> bool {
+        let computed = self.computed.get(&seq).copied().unwrap_or(0);
+        let in_group = |(kind, table): (&CacheGroup, &Vec<Option<BlockId>>)| {
+            let first = match kind {
+                CacheGroup::Full => 0,
+                CacheGroup::Sliding { window } => (computed + 1).saturating_sub(*window) / self.config.block_size,
+            };
+            table.iter().skip(first).any(|entry| *entry == Some(block))
+        };
+        self.config.groups.iter().zip(&self.tables[&seq]).any(in_group)
+    }
+
+    /// Reads what the span's rows read of its sequence, and draws.
+    fn sample(&self, span: &Span, plan: &StepPlan) -> Vec<Outcome> {
+        let truth = &self.requests[&span.seq.request];
+        let end = span.start + span.tokens.len();
+        let mut known = truth.known(span.seq.index);
+        known.truncate(end - span.drafts);
+        known.extend(&span.tokens[span.tokens.len() - span.drafts..]);
+        for (g, kind) in self.config.groups.iter().enumerate() {
+            let first = match kind {
+                CacheGroup::Full => 0,
+                CacheGroup::Sliding { window } => (span.start + 1).saturating_sub(*window),
+            };
+            for position in first..end {
+                let (block, offset) = self.slot(&self.tables[&span.seq][g], position);
+                let expected = content(g, &truth.request.cache_salt, &known[..=position]);
+                assert_eq!(self.memory[block][offset], Some(expected), "{} reads position {position}", span.seq);
+            }
+        }
+        if truth.request.beam_search {
+            return if span.sample.is_empty() { vec![] } else { self.search(span, plan) };
+        }
         let outcome = |index: u32| {
-            let outputs = truth.known(index).len() + 1 - truth.request.prompt.len();
-            assert!(outputs <= truth.request.max_tokens, "{} is computed for nothing", span.seq);
-            let done = outputs == truth.request.max_tokens;
-            let seq = SeqId { index, ..span.seq };
-            Outcome { seq, tokens: vec![draw(row, index)], finished: done || ends(row, index) }
+            let (mut tokens, mut at) = (Vec::new(), end - span.drafts);
+            loop {
+                let row = &known[..at];
+                assert!(row.len() < truth.request.prompt.len() + truth.request.max_tokens, "computed for nothing");
+                let finished = ends(&truth.request, row, index);
+                tokens.push(draw(&truth.request, row, index));
+                if finished || at == end || tokens.last() != Some(&known[at]) {
+                    return Outcome { seq: SeqId { index, ..span.seq }, parent: index, tokens, finished };
+                }
+                at += 1;
+            }
         };
         span.sample.clone().map(outcome).collect()
     }
 
+    /// The outcome of a search, at the first of its spans; all its beams draw in one step.
+    fn search(&self, span: &Span, plan: &StepPlan) -> Vec<Outcome> {
+        let truth = &self.requests[&span.seq.request];
+        let of_search: Vec<&Span> =
+            plan.spans.iter().filter(|s| s.seq.request == span.seq.request && !s.sample.is_empty()).collect();
+        let mut sampled: Vec<u32> = of_search.iter().flat_map(|s| s.sample.clone()).collect();
+        sampled.sort_unstable();
+        let live = || (0u32..).zip(&truth.live).filter(|(_, live)| **live).map(|(index, _)| index);
+        assert!(live().all(|index| sampled.contains(&index)), "a beam is left behind: {sampled:?}");
+        assert!(truth.drawn.iter().all(VecDeque::is_empty), "a search is planned ahead");
+        if of_search[0].seq != span.seq {
+            return vec![];
+        }
+        let beams: Vec<_> = truth.live.iter().zip(&truth.outputs).map(|(live, o)| live.then(|| o.clone())).collect();
+        search(&truth.request, &beams)
+    }
+
     /// Notes what was committed of the oldest step; sequences that have ended since the plan take nothing.
     pub fn committed(&mut self, outcomes: &[Outcome]) {
-        self.in_flight.pop_front();
+        for (seq, computed) in self.in_flight.pop_front().into_iter().flat_map(|(_, computed)| computed) {
+            self.computed.insert(seq, computed);
+        }
+        let before: HashMap<RequestId, (Vec<Vec<u32>>, Vec<bool>)> =
+            self.requests.iter().map(|(id, t)| (*id, (t.outputs.clone(), t.live.clone()))).collect();
         for outcome in outcomes {
             let Some(truth) = self.requests.get_mut(&outcome.seq.request) else {
                 continue;
             };
             let index = outcome.seq.index as usize;
             truth.drawn[index].pop_front();
-            if truth.live[index] {
+            let (outputs, live) = &before[&outcome.seq.request];
+            let (parent, max_tokens) = (outcome.parent as usize, truth.request.max_tokens);
+            if truth.request.beam_search {
+                let goes_on = !outcome.finished && live[parent];
+                if goes_on {
+                    truth.outputs[index] = outputs[parent].iter().chain(&outcome.tokens).copied().collect();
+                }
+                truth.live[index] = goes_on && truth.outputs[index].len() < max_tokens;
+            } else if truth.live[index] {
                 truth.outputs[index].extend(&outcome.tokens);
                 truth.live[index] = !outcome.finished;
                 if outcome.finished {

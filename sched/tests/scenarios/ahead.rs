@@ -72,15 +72,18 @@ fn s5_a_token_computed_behind_the_end_of_its_sequence_is_dropped() {
     let first = submit_next(&mut s);
     let second = submit_next(&mut s);
     assert_eq!(spans(&second), [(0, 1)]);
-    s.commit(first.step, &[Outcome { seq: seq(0, 0), tokens: vec![5], finished: true }]).unwrap();
+    s.commit(first.step, &[Outcome::token(seq(0, 0), 5, true)]).unwrap();
     assert!(!s.has_work());
     assert_eq!(s.stats().blocks_in_use, 2, "the second step still writes to them");
 
     s.submit(request(1, 10, 9)).unwrap();
     let third = submit_next(&mut s);
     assert_eq!((third.released.clone(), spans(&third)), (vec![seq(0, 0)], vec![(1, 10)]));
-    let issued = &third.spans[0].table.append;
-    assert!(!first.spans[0].table.append.contains(&issued[0]) && !second.spans[0].table.append.contains(&issued[0]));
+    let issued = &third.spans[0].groups[0].table.append;
+    assert!(
+        !first.spans[0].groups[0].table.append.contains(&issued[0])
+            && !second.spans[0].groups[0].table.append.contains(&issued[0])
+    );
     commit_all(&mut s, &second, 6);
     assert_eq!(s.stats().blocks_in_use, 1);
     commit_all(&mut s, &third, 6);

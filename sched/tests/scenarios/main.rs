@@ -1,4 +1,4 @@
-//! What peers' suites test of a scheduler, restated (ids S1 to S14).
+//! What peers' suites test of a scheduler, restated (ids S1 to S14), and of block managers what a scheduler sees.
 //!
 //! | id | where |
 //! |---|---|
@@ -6,17 +6,21 @@
 //! | S2, S3, S4, S10 | `order` |
 //! | S5, S6 | `ahead`; in S6 the preempted one's blocks are not reissued in flight, so that the other waits for one plan |
 //! | S8 | `sharing` |
-//! | S11 | `refusals` |
-//! | S9, S12 | not here: drafts and deferred requests do not exist yet |
+//! | S9, C14 | `drafts` |
+//! | S11 | `refusals`, `beams` |
+//! | S12, S14, C11 | `swap` |
 #![allow(clippy::unwrap_used)]
 
 mod ahead;
+mod beams;
 #[path = "../common/mod.rs"]
 mod common;
+mod drafts;
 mod endings;
 mod order;
 mod refusals;
 mod sharing;
+mod swap;
 
 use common::commit_all;
 use sched::{SchedConfig, Scheduler};

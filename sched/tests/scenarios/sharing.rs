@@ -63,10 +63,13 @@ fn a_group_computes_its_prompt_once_and_forks_copy_on_write() {
     let copies: Vec<MemOp> = plan.memory.iter().copied().filter(|op| matches!(op, MemOp::Copy { .. })).collect();
     let copy = |dst| MemOp::Copy { src: BlockId(1), dst: BlockId(dst) };
     assert_eq!(copies, [copy(2), copy(3)], "the last of three writes in place");
-    let tables: Vec<(usize, Vec<u32>)> =
-        plan.spans.iter().map(|q| (q.table.keep, q.table.append.iter().map(|b| b.0).collect())).collect();
+    let tables: Vec<(usize, Vec<u32>)> = plan
+        .spans
+        .iter()
+        .map(|q| (q.groups[0].table.keep, q.groups[0].table.append.iter().map(|b| b.0).collect()))
+        .collect();
     assert_eq!(tables, [(1, vec![2]), (0, vec![0, 3]), (0, vec![0, 1])]);
-    assert_eq!(plan.spans.iter().map(|q| q.slots[0]).collect::<Vec<_>>(), [36, 52, 20]);
+    assert_eq!(plan.spans.iter().map(|q| q.groups[0].slots[0]).collect::<Vec<_>>(), [36, 52, 20]);
     assert_eq!(plan.spans.iter().map(|q| q.sample.clone()).collect::<Vec<_>>(), [0..1, 1..2, 2..3]);
 }
 
@@ -116,6 +119,6 @@ fn a_request_that_reads_no_cache_computes_every_row() {
         commit_all(&mut s, &plan, 7);
     }
     assert_eq!(starts, [0, 0, 32]);
-    assert!(s.reset_prefix_cache());
+    assert!(s.reset_prefix_cache(false));
     assert_eq!(s.stats().blocks_free, 20);
 }

@@ -6,7 +6,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
-use engine::{EngineConfig, ModelSource, Policy};
+use engine::{EngineConfig, ModelSource, Policy, PreemptionMode};
 
 use super::values;
 
@@ -101,6 +101,12 @@ pub struct EngineArgs {
     /// fcfs, or priority as requests state it [default: fcfs]
     #[arg(long, value_name = "POLICY", value_parser = values::policy, env = "QUIRE_SCHEDULING_POLICY")]
     pub scheduling_policy: Option<Policy>,
+    /// GiB of host memory for the keys and values of preempted requests [default: 0]
+    #[arg(long, value_name = "GIB", value_parser = values::swap_space, env = "QUIRE_SWAP_SPACE")]
+    pub swap_space: Option<u64>,
+    /// What becomes of them: recompute, swap, or auto, the cheaper [default: auto]
+    #[arg(long, value_name = "MODE", value_parser = values::preemption_mode, env = "QUIRE_PREEMPTION_MODE")]
+    pub preemption_mode: Option<PreemptionMode>,
     /// Base of the seeds of requests that bring none [default: random]
     #[arg(long, value_parser = values::whole::<u64>, env = "QUIRE_SEED")]
     pub seed: Option<u64>,
@@ -122,12 +128,6 @@ pub struct FixedArgs {
     /// Devices that share a layer: 1
     #[arg(long, value_name = "N", value_parser = values::tensor_parallel_size, env = "QUIRE_TENSOR_PARALLEL_SIZE")]
     pub tensor_parallel_size: Option<String>,
-    /// Memory for swapped requests: 0
-    #[arg(long, value_name = "GIB", value_parser = values::swap_space, env = "QUIRE_SWAP_SPACE")]
-    pub swap_space: Option<String>,
-    /// What happens to requests when blocks run out: recompute
-    #[arg(long, value_name = "MODE", value_parser = values::preemption_mode, env = "QUIRE_PREEMPTION_MODE")]
-    pub preemption_mode: Option<String>,
     /// No graphs; there are none on this device
     #[arg(long)]
     pub enforce_eager: bool,
@@ -163,6 +163,8 @@ impl EngineArgs {
                 default.enable_chunked_prefill,
             ),
             policy: self.scheduling_policy.unwrap_or(default.policy),
+            swap_space_bytes: self.swap_space.unwrap_or(default.swap_space_bytes),
+            preemption_mode: self.preemption_mode.unwrap_or(default.preemption_mode),
             seed: self.seed.or(default.seed),
             threads: self.threads.or(default.threads),
             kernels: default.kernels,

@@ -3,7 +3,7 @@
 
 use std::str::FromStr;
 
-use engine::Policy;
+use engine::{Policy, PreemptionMode};
 
 /// A number of an unsigned type.
 pub fn whole<T: FromStr>(text: &str) -> Result<T, String> {
@@ -81,14 +81,21 @@ pub fn tensor_parallel_size(text: &str) -> Result<String, String> {
     only(text, &["1"], "a model runs on one device; sharding is not built yet")
 }
 
-/// `--swap-space`.
-pub fn swap_space(text: &str) -> Result<String, String> {
-    only(text, &["0"], "preempted requests are recomputed; swapping is not built yet")
+/// `--swap-space`, in GiB; the value is bytes.
+pub fn swap_space(text: &str) -> Result<u64, String> {
+    let gib = text.parse().ok().filter(|gib: &f64| (0.0..=1e6).contains(gib));
+    let bytes = gib.map(|gib| (gib * f64::from(1 << 30)) as u64);
+    bytes.ok_or_else(|| "expected a number of GiB, 0 or more, such as 4 or 0.5".to_string())
 }
 
 /// `--preemption-mode`.
-pub fn preemption_mode(text: &str) -> Result<String, String> {
-    only(text, &["recompute"], "swapping is not built yet")
+pub fn preemption_mode(text: &str) -> Result<PreemptionMode, String> {
+    match text {
+        "auto" => Ok(PreemptionMode::Auto),
+        "recompute" => Ok(PreemptionMode::Recompute),
+        "swap" => Ok(PreemptionMode::Swap),
+        _ => Err("expected auto, recompute or swap".to_string()),
+    }
 }
 
 #[cfg(test)]
@@ -105,6 +112,14 @@ mod tests {
         assert_eq!(bytes("64 kB"), Ok(64 << 10));
         for bad in ["", "G", "-1", "0", "2X", "1e400", "nan", "é", "9999999T"] {
             assert!(bytes(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn swap_space_is_in_gib_and_may_be_none() {
+        assert_eq!((swap_space("0"), swap_space("1.5")), (Ok(0), Ok(3 << 29)));
+        for bad in ["", "-1", "4G", "nan", "inf", "1e9"] {
+            assert!(swap_space(bad).is_err(), "{bad}");
         }
     }
 

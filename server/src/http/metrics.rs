@@ -4,13 +4,16 @@
 //! |---|---|---|
 //! | `vllm:num_requests_running` | gauge | requests that hold blocks |
 //! | `vllm:num_requests_waiting` | gauge | requests that wait for them |
+//! | `vllm:num_requests_swapped` | gauge | requests that wait in host memory |
 //! | `vllm:kv_cache_usage_perc` | gauge | share of blocks owned by live sequences, 0 to 1 |
 //! | `quire:kv_cache_cached_perc` | gauge | share of blocks kept only for their cached prefix; what is left is free |
+//! | `vllm:cpu_cache_usage_perc` | gauge | share of the host blocks that swapped requests own, 0 to 1 |
 //! | `vllm:prefix_cache_queries_total` | counter | prompt tokens looked up in the prefix cache |
 //! | `vllm:prefix_cache_hits_total` | counter | prompt tokens found there |
 //! | `vllm:prompt_tokens_total` | counter | prompt tokens |
 //! | `vllm:generation_tokens_total` | counter | tokens drawn |
-//! | `vllm:num_preemptions_total` | counter | requests that gave their blocks back and started over |
+//! | `vllm:num_preemptions_total` | counter | requests that gave their blocks back, to be recomputed or swapped |
+//! | `quire:num_swap_preemptions_total` | counter | those of them that were swapped |
 //! | `quire:engine_steps_total` | counter | steps of the engine |
 //! | `vllm:request_success_total` | counter | sequences that ended, by `finished_reason` |
 //! | `vllm:time_to_first_token_seconds` | histogram | arrival to first token |
@@ -107,8 +110,10 @@ impl Metrics {
         for (name, help, value) in [
             ("vllm:num_requests_running", "Requests that hold blocks.", engine.num_running as f64),
             ("vllm:num_requests_waiting", "Requests that wait for blocks.", engine.num_waiting as f64),
+            ("vllm:num_requests_swapped", "Requests that wait in host memory.", engine.num_swapped as f64),
             ("vllm:kv_cache_usage_perc", "Share of blocks owned by live sequences.", engine.kv_cache_usage),
             ("quire:kv_cache_cached_perc", "Share of blocks kept for their prefix.", engine.kv_cache_cached),
+            ("vllm:cpu_cache_usage_perc", "Share of host blocks of swapped requests.", engine.host_cache_usage),
         ] {
             register(&now, Gauge::new(name, help)).set(value);
         }
@@ -117,7 +122,8 @@ impl Metrics {
             ("vllm:prefix_cache_hits_total", "Prompt tokens found in the cache.", engine.prefix_cache_hits),
             ("vllm:prompt_tokens_total", "Prompt tokens.", engine.prompt_tokens),
             ("vllm:generation_tokens_total", "Tokens drawn.", engine.generation_tokens),
-            ("vllm:num_preemptions_total", "Requests that started over.", engine.num_preemptions),
+            ("vllm:num_preemptions_total", "Requests that gave their blocks back.", engine.num_preemptions),
+            ("quire:num_swap_preemptions_total", "Requests that were swapped out.", engine.num_swap_preemptions),
             ("quire:engine_steps_total", "Steps of the engine.", engine.steps),
         ] {
             register(&now, IntCounter::new(name, help)).inc_by(value);

@@ -55,6 +55,7 @@ pub fn run(trace: &[Arrival], cost: &CostModel, batch: usize, block_size: usize,
                 id: RequestId(id),
                 prompt: vec![0; arrival.prompt],
                 n: 1,
+                beam_search: false,
                 max_tokens: cost.max_model_len - arrival.prompt, // when it ends is not known in advance
                 priority: 0,
                 cache_salt: None,
@@ -128,7 +129,7 @@ fn commit(
         };
         member.said += 1;
         let finished = member.said == member.arrival.output;
-        outcomes.push(Outcome { seq: span.seq, tokens: vec![0], finished });
+        outcomes.push(Outcome::token(span.seq, 0, finished));
         if finished {
             ended(member.arrival);
             live.remove(&span.seq.request);

@@ -1,0 +1,104 @@
+//! Which layers share a block table: those that look at the same positions.
+//!
+//! Layers with the same window form a kind. All groups draw pages of equal bytes from one pool, so a kind of many
+//! layers is cut into groups of the same number of layers, of which the last may be filled up with nothing:
+//!
+//! ```text
+//! 8 full layers, 4 with a window, 4 layers a page      group 0   f0 f1 f2 f3
+//! a sequence has one table per group, and a block      group 1   f4 f5 f6 f7
+//! of any table is a page of the pool                   group 2   w0 w1 w2 w3
+//! ```
+
+use crate::ModelConfig;
+
+/// Most groups that layers are cut into; each costs a block table per sequence.
+const MAX_GROUPS: usize = 8;
+
+/// Layers that share a block table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LayerGroup {
+    /// `Some(w)`: position i sees only i-w+1..=i.
+    pub window: Option<usize>,
+    /// Their numbers, at most as many as a page has places.
+    pub layers: Vec<usize>,
+}
+
+/// How a model's layers are laid out in pages.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PageLayout {
+    /// In the order of every sequence's block tables.
+    pub groups: Vec<LayerGroup>,
+    /// Layers that a page has places for.
+    pub layers_per_page: usize,
+}
+
+impl PageLayout {
+    /// The layout that wastes the fewest places, then has the fewest groups.
+    pub fn new(config: &ModelConfig) -> PageLayout {
+        let mut kinds: Vec<LayerGroup> = Vec::new();
+        for (layer, &window) in config.layer_windows.iter().enumerate() {
+            match kinds.iter_mut().find(|kind| kind.window == window) {
+                Some(kind) => kind.layers.push(layer),
+                None => kinds.push(LayerGroup { window, layers: vec![layer] }),
+            }
+        }
+        let most = kinds.iter().map(|kind| kind.layers.len()).max().unwrap_or(1);
+        let groups = |places: usize| kinds.iter().map(|kind| kind.layers.len().div_ceil(places)).sum::<usize>();
+        let fits = |places: &usize| groups(*places) <= MAX_GROUPS.max(kinds.len());
+        let layers_per_page = (1..=most).filter(fits).min_by_key(|p| (groups(*p) * p, groups(*p))).unwrap_or(most);
+        let cut = |kind: &LayerGroup| {
+            let window = kind.window;
+            let chunks = kind.layers.chunks(layers_per_page);
+            chunks.map(|layers| LayerGroup { window, layers: layers.to_vec() }).collect::<Vec<_>>()
+        };
+        PageLayout { groups: kinds.iter().flat_map(cut).collect(), layers_per_page }
+    }
+
+    /// The group of a layer, and its place in a page.
+    pub(super) fn place(&self, layer: usize) -> Option<(usize, usize)> {
+        let in_group = |(g, group): (usize, &LayerGroup)| Some((g, group.layers.iter().position(|l| *l == layer)?));
+        self.groups.iter().enumerate().find_map(in_group)
+    }
+
+    /// Bytes of one token's keys and values in one page, float32.
+    pub fn page_bytes_per_token(&self, config: &ModelConfig) -> u64 {
+        (2 * self.layers_per_page * config.num_kv_heads * config.head_dim * size_of::<f32>()) as u64
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use crate::ModelConfig;
+
+    fn layout(full: usize, windowed: usize) -> (usize, Vec<usize>) {
+        let mut config = ModelConfig::load(&crate::demo()).unwrap();
+        config.layer_windows = [vec![None; full], vec![Some(64); windowed]].concat();
+        let layout = PageLayout::new(&config);
+        let mut layers: Vec<usize> = layout.groups.iter().flat_map(|g| g.layers.clone()).collect();
+        layers.sort_unstable();
+        assert_eq!(layers, (0..full + windowed).collect::<Vec<_>>(), "each layer has one place");
+        assert!((0..full + windowed).all(|layer| {
+            let (group, place) = layout.place(layer).unwrap();
+            layout.groups[group].layers[place] == layer
+        }));
+        (layout.layers_per_page, layout.groups.iter().map(|g| g.layers.len()).collect())
+    }
+
+    #[test]
+    fn layers_of_one_kind_are_one_group_and_two_kinds_share_pages_of_equal_size() {
+        assert_eq!(layout(24, 0), (24, vec![24]));
+        assert_eq!(layout(0, 5), (5, vec![5]));
+        assert_eq!(layout(12, 12), (12, vec![12, 12]));
+        assert_eq!(layout(8, 4), (4, vec![4, 4, 4]));
+        assert_eq!(layout(1, 5), (1, vec![1, 1, 1, 1, 1, 1]));
+    }
+
+    #[test]
+    fn places_are_left_empty_rather_than_having_many_groups() {
+        let (places, groups) = layout(33, 1);
+        assert!(groups.len() <= MAX_GROUPS, "{groups:?}");
+        assert!(places * groups.len() <= 40, "{places} places a page, {groups:?}");
+    }
+}

@@ -1,0 +1,135 @@
+//! Speculation: drafts are verified in the span of the token before them.
+
+use sched::{CommitError, Outcome, Request, SchedConfig, Scheduler, SpecStats, StepPlan};
+
+use crate::common::{commit_all, config, request, seq, spans};
+use crate::{drain, scheduler};
+
+/// A request in decode: 10 prompt tokens, the last known token is 7.
+fn decoding(config: SchedConfig, max_tokens: usize) -> Scheduler {
+    let mut s = scheduler(config);
+    s.submit(request(0, 10, max_tokens)).unwrap();
+    let plan = s.plan();
+    commit_all(&mut s, &plan, 7);
+    s
+}
+
+fn commit(s: &mut Scheduler, plan: &StepPlan, tokens: &[u32]) {
+    let outcome = Outcome { seq: seq(0, 0), parent: 0, tokens: tokens.to_vec(), finished: false };
+    s.submitted(plan.step).unwrap();
+    s.commit(plan.step, &[outcome]).unwrap();
+    s.audit().unwrap();
+}
+
+#[test]
+fn s9_statistics_count_drafts_and_which_of_them_were_right() {
+    let stats = |tokens: &[u32]| {
+        let mut s = decoding(config(20, 4), 20);
+        assert!(s.propose(seq(0, 0), vec![1, 2, 3]));
+        let plan = s.plan();
+        assert_eq!(
+            (spans(&plan), plan.spans[0].drafts, &plan.spans[0].tokens[..]),
+            (vec![(0, 4)], 3, &[7, 1, 2, 3][..])
+        );
+        commit(&mut s, &plan, tokens);
+        let next = s.plan();
+        assert_eq!((next.spans[0].start, next.spans[0].tokens[0]), (10 + tokens.len(), *tokens.last().unwrap()));
+        let SpecStats { num_drafts, num_draft_tokens, num_accepted_tokens, accepted_per_position } = s.spec_stats();
+        (*num_drafts, *num_draft_tokens, *num_accepted_tokens, accepted_per_position.clone())
+    };
+    assert_eq!(stats(&[1, 2, 3, 4]), (1, 3, 3, vec![1, 1, 1]));
+    assert_eq!(stats(&[1, 9]), (1, 3, 1, vec![1, 0, 0]));
+    assert_eq!(stats(&[9]), (1, 3, 0, vec![0, 0, 0]));
+}
+
+#[test]
+fn s9_a_sequence_that_ends_without_a_token_counts_nothing() {
+    let mut s = decoding(config(20, 4), 20);
+    s.propose(seq(0, 0), vec![1, 2]);
+    let plan = s.plan();
+    s.commit(plan.step, &[Outcome { seq: seq(0, 0), parent: 0, tokens: vec![], finished: true }]).unwrap();
+    assert_eq!((s.spec_stats(), s.stats().blocks_free), (&SpecStats::default(), 20));
+}
+
+#[test]
+fn s9_no_drafts_are_verified_in_a_prefill() {
+    let mut s = scheduler(SchedConfig { max_num_batched_tokens: 17, ..config(20, 4) });
+    s.submit(request(0, 30, 5)).unwrap();
+    s.propose(seq(0, 0), vec![1, 2]);
+    let first = s.plan();
+    commit_all(&mut s, &first, 7);
+    s.propose(seq(0, 0), vec![1, 2]);
+    let second = s.plan();
+    assert_eq!((first.spans[0].drafts, second.spans[0].drafts), (0, 0));
+    assert_eq!((spans(&first), spans(&second)), (vec![(0, 17)], vec![(0, 13)]));
+}
+
+#[test]
+fn s7_the_token_limit_leaves_no_room_for_surplus_drafts() {
+    let mut s = decoding(config(20, 4), 4);
+    s.propose(seq(0, 0), vec![1, 2, 3, 4, 5]);
+    let plan = s.plan();
+    assert_eq!(plan.spans[0].tokens, [7, 1, 2], "three more may come: two drafts and the token after them");
+    commit(&mut s, &plan, &[1, 2, 3]);
+    assert!(!s.has_work());
+}
+
+#[test]
+fn c14_rejected_drafts_leave_no_trace() {
+    let caching = SchedConfig { enable_prefix_caching: true, ..config(20, 4) };
+    let mut s = decoding(caching, 20);
+    s.propose(seq(0, 0), vec![1, 1, 1, 1, 1, 1, 1]);
+    let plan = s.plan();
+    assert_eq!(s.stats().blocks_in_use, 5);
+    commit(&mut s, &plan, &[1, 9]);
+    assert_eq!(s.stats().blocks_in_use, 3, "the lookahead's blocks are back");
+    drain(&mut s);
+    // Prompt, 7, 1, 9 and 7s: what was accepted is found, the rejected drafts are not.
+    let prompt = |tail: &[u32]| [&request(0, 10, 1).prompt, tail, &[5; 9]].concat();
+    for (tail, cached) in [(&[7, 1, 9, 7, 7, 7][..], 16), (&[7, 1, 1, 1, 1, 1][..], 12)] {
+        s.submit(Request { prompt: prompt(tail), ..request(1, 1, 1) }).unwrap();
+        let plan = s.plan();
+        assert_eq!(plan.spans[0].cached, cached, "{tail:?}");
+        commit_all(&mut s, &plan, 7);
+    }
+}
+
+#[test]
+fn drafts_give_way_before_anybody_is_preempted() {
+    let mut s = scheduler(config(6, 4));
+    s.submit(request(0, 10, 9)).unwrap();
+    s.submit(request(1, 10, 2)).unwrap();
+    let plan = s.plan();
+    commit_all(&mut s, &plan, 7);
+    s.propose(seq(0, 0), vec![1; 5]);
+    let plan = s.plan();
+    assert_eq!((spans(&plan), plan.preempted.len()), (vec![(0, 1), (1, 1)], 0));
+    commit_all(&mut s, &plan, 7);
+    s.propose(seq(0, 0), vec![1; 5]);
+    let plan = s.plan();
+    assert_eq!(spans(&plan), [(0, 6)], "there is room again, and what was proposed before is forgotten");
+}
+
+#[test]
+fn drafts_leave_half_of_the_budget_to_those_who_wait() {
+    let mut s = decoding(SchedConfig { max_num_batched_tokens: 21, ..config(20, 4) }, 60);
+    s.propose(seq(0, 0), vec![1; 30]);
+    s.submit(request(1, 40, 2)).unwrap();
+    let plan = s.plan();
+    assert_eq!(spans(&plan), [(0, 11), (1, 10)]);
+}
+
+#[test]
+fn an_outcome_that_is_not_of_the_drafts_is_refused() {
+    let mut s = decoding(config(20, 4), 20);
+    s.propose(seq(0, 0), vec![1, 2]);
+    let plan = s.plan();
+    let outcome = |tokens: &[u32]| [Outcome { seq: seq(0, 0), parent: 0, tokens: tokens.to_vec(), finished: false }];
+    let mut error = |tokens: &[u32]| s.commit(plan.step, &outcome(tokens)).unwrap_err();
+    assert_eq!(error(&[1, 3, 4]), CommitError::NotTheDraft { seq: seq(0, 0), found: 3, expected: 2 });
+    assert_eq!(error(&[1, 2, 3, 4]), CommitError::TooManyTokens { seq: seq(0, 0), found: 4, expected: 3 });
+    assert_eq!(error(&[]), CommitError::MissingToken { seq: seq(0, 0) });
+    commit(&mut s, &plan, &[1, 2, 3]);
+    assert!(!s.propose(seq(0, 1), vec![1]) && !s.propose(seq(4, 0), vec![1]), "nobody of that name");
+    drain(&mut s);
+}

@@ -1,0 +1,191 @@
+//! Preemption by swap: who is swapped, who comes back when, and what the executor is told.
+
+use sched::{MemOp, Policy, PreemptionMode, Request, RequestId, SchedConfig, Scheduler, StepPlan};
+
+use crate::common::{commit_all, config, request, seq, spans};
+use crate::{drain, scheduler};
+
+/// Five blocks of 4 tokens, and host blocks.
+fn swapping(host_blocks: usize) -> SchedConfig {
+    SchedConfig { host_blocks, policy: Policy::Priority, ..config(5, 4) }
+}
+
+fn step(s: &mut Scheduler) -> StepPlan {
+    let plan = s.plan();
+    commit_all(s, &plan, 7);
+    plan
+}
+
+/// Swaps in the plan: out, in.
+fn swaps(plan: &StepPlan) -> (usize, usize) {
+    let count = |f: fn(&MemOp) -> bool| plan.memory.iter().filter(|op| f(op)).count();
+    (count(|op| matches!(op, MemOp::SwapOut { .. })), count(|op| matches!(op, MemOp::SwapIn { .. })))
+}
+
+/// Low (8 tokens) and then High (4 tokens) fill five blocks, until one of them needs another.
+fn low_gives_way(config: SchedConfig, n: usize) -> (Scheduler, StepPlan) {
+    let mut s = scheduler(config);
+    s.submit(Request { n, priority: 1, ..request(0, 8, if n == 1 { 12 } else { 5 }) }).unwrap();
+    step(&mut s);
+    s.submit(request(1, 4, 8)).unwrap();
+    for _ in 0..50 {
+        let plan = step(&mut s);
+        if !plan.preempted.is_empty() {
+            assert_eq!(plan.preempted, [RequestId(0)]);
+            return (s, plan);
+        }
+    }
+    unreachable!("nobody is preempted")
+}
+
+#[test]
+fn a_swapped_request_goes_on_where_it_was_and_loses_nothing() {
+    let (mut s, plan) = low_gives_way(swapping(8), 1);
+    let stats = s.stats();
+    assert_eq!((swaps(&plan), plan.released.clone(), spans(&plan)), ((3, 0), vec![seq(0, 0)], vec![(1, 1)]));
+    assert_eq!((stats.num_swapped, stats.num_waiting, stats.host_blocks_in_use, stats.tokens_lost), (1, 0, 3, 0));
+    assert_eq!(stats.host_cache_usage(), 3.0 / 8.0);
+
+    s.abort(RequestId(1));
+    let plan = s.plan();
+    // Its blocks were not in a prefix cache. It comes back and computes its next token in one step.
+    assert_eq!((swaps(&plan), spans(&plan), plan.spans[0].start), ((0, 3), vec![(0, 1)], 12));
+    assert_eq!((plan.spans[0].groups[0].table.keep, plan.spans[0].groups[0].table.append.len()), (0, 4));
+    commit_all(&mut s, &plan, 7);
+    drain(&mut s);
+    let stats = s.stats();
+    assert_eq!((stats.blocks_swapped_out, stats.blocks_swapped_in, stats.host_blocks_in_use), (3, 3, 0));
+}
+
+#[test]
+fn the_rule_swaps_what_would_cost_more_to_compute_again() {
+    let cheap = |swap_cost, n| {
+        let config = SchedConfig { swap_cost, ..swapping(8) };
+        low_gives_way(config, n).0.stats().swap_preemptions == 1
+    };
+    // Low has computed 12 tokens in 3 blocks.
+    assert!(cheap(3, 1) && !cheap(4, 1));
+    // Several live sequences are worth it at any price.
+    assert!(cheap(1000, 2));
+    let mode = |preemption_mode, host_blocks| {
+        let config = SchedConfig { preemption_mode, swap_cost: 1000, ..swapping(host_blocks) };
+        low_gives_way(config, 1).0.stats().swap_preemptions
+    };
+    assert_eq!((mode(PreemptionMode::Swap, 8), mode(PreemptionMode::Auto, 8)), (1, 0));
+    assert_eq!((mode(PreemptionMode::Swap, 2), mode(PreemptionMode::Recompute, 8)), (0, 0), "no room, not wanted");
+}
+
+#[test]
+fn a_prefix_that_came_from_the_cache_costs_nothing_to_compute_again() {
+    let config = SchedConfig { enable_prefix_caching: true, ..swapping(8) };
+    let mut s = scheduler(config);
+    // The same prompt before, so that two of three blocks are hits.
+    s.submit(Request { prompt: request(0, 9, 1).prompt, ..request(9, 9, 1) }).unwrap();
+    drain(&mut s);
+    s.submit(Request { priority: 1, ..request(0, 9, 12) }).unwrap();
+    let plan = step(&mut s);
+    assert_eq!(plan.spans[0].cached, 8);
+    s.submit(request(1, 4, 6)).unwrap();
+    assert!((0..20).any(|_| !step(&mut s).preempted.is_empty()));
+    assert_eq!((s.stats().preemptions, s.stats().swap_preemptions), (1, 0), "4 tokens against 3 blocks");
+}
+
+#[test]
+fn the_swapped_come_back_before_those_who_wait_but_not_before_a_higher_priority() {
+    let (mut s, _) = low_gives_way(swapping(8), 1);
+    s.submit(Request { priority: 1, ..request(2, 4, 2) }).unwrap();
+    s.submit(Request { priority: 0, ..request(3, 4, 2) }).unwrap();
+    s.abort(RequestId(1));
+    let order: Vec<u64> = std::iter::from_fn(|| {
+        let plan = s.plan();
+        commit_all(&mut s, &plan, 7);
+        (!plan.spans.is_empty()).then(|| plan.spans.iter().map(|span| span.seq.request.0).collect::<Vec<_>>())
+    })
+    .flatten()
+    .collect();
+    let first = |id| order.iter().position(|other| *other == id).unwrap();
+    assert!(first(3) < first(0) && first(0) < first(2), "{order:?}");
+}
+
+#[test]
+fn s12_a_request_that_is_swapped_out_or_leaves_holds_no_seat() {
+    for max_in_flight in [1, 2] {
+        let config =
+            SchedConfig { max_num_seqs: 2, max_in_flight, preemption_mode: PreemptionMode::Swap, ..swapping(8) };
+        let mut s = scheduler(config);
+        s.submit(Request { priority: 1, ..request(0, 8, 12) }).unwrap();
+        s.submit(request(1, 8, 5)).unwrap();
+        let mut flying: Vec<StepPlan> = Vec::new();
+        let mut turn = |s: &mut Scheduler| {
+            let plan = s.plan();
+            s.submitted(plan.step).unwrap();
+            flying.push(plan.clone());
+            if flying.len() == max_in_flight {
+                commit_all(s, &flying.remove(0), 7);
+            }
+            plan
+        };
+        for _ in 0..50 {
+            if s.stats().num_swapped > 0 {
+                break;
+            }
+            turn(&mut s);
+        }
+        // Two seats: one for the request that runs, and one that nobody has.
+        s.submit(request(2, 1, 1)).unwrap();
+        let ran: Vec<u64> = (0..3).flat_map(|_| turn(&mut s).spans).map(|span| span.seq.request.0).collect();
+        assert!(ran.contains(&2), "depth {max_in_flight}: {ran:?}");
+    }
+}
+
+#[test]
+fn s14_abort_while_swapped_out_gives_the_host_blocks_back() {
+    let (mut s, _) = low_gives_way(swapping(8), 2);
+    assert!(s.stats().host_blocks_in_use > 0);
+    assert!(s.finish_sequence(seq(0, 1)), "a sequence may end while it is away");
+    assert!(s.abort(RequestId(0)) && !s.abort(RequestId(0)));
+    s.audit().unwrap();
+    drain(&mut s);
+    let stats = s.stats();
+    assert_eq!((stats.host_blocks_in_use, stats.blocks_free, stats.num_swapped), (0, 5, 0));
+}
+
+#[test]
+fn s14_abort_of_one_who_leaves_while_a_step_in_flight_writes_to_it() {
+    let config = SchedConfig { max_in_flight: 2, preemption_mode: PreemptionMode::Swap, ..swapping(8) };
+    let mut s = scheduler(config);
+    s.submit(Request { priority: 1, ..request(0, 8, 9) }).unwrap();
+    s.submit(request(1, 8, 9)).unwrap();
+    let first = s.plan();
+    s.submitted(first.step).unwrap();
+    let second = s.plan();
+    s.submitted(second.step).unwrap();
+    // Each has two blocks and needs a third: the fifth goes to the better, and the other leaves once its step is over.
+    assert_eq!((second.preempted.clone(), swaps(&second), spans(&second)), (vec![RequestId(0)], (0, 0), vec![(1, 1)]));
+    assert_eq!((s.stats().num_swapped, s.stats().host_blocks_in_use), (1, 0));
+    assert!(s.abort(RequestId(0)));
+    s.audit().unwrap();
+    commit_all(&mut s, &first, 7);
+    commit_all(&mut s, &second, 7);
+    drain(&mut s);
+    assert_eq!((s.stats().host_blocks_in_use, s.stats().blocks_free), (0, 5));
+}
+
+#[test]
+fn c11_a_reset_sends_back_what_runs_and_what_is_swapped_out_in_order() {
+    let (mut s, _) = low_gives_way(SchedConfig { enable_prefix_caching: true, ..swapping(8) }, 1);
+    let plan = s.plan();
+    assert!(!s.reset_prefix_cache(false) && !s.reset_prefix_cache(true), "a step is in flight");
+    commit_all(&mut s, &plan, 7);
+    assert!(!s.reset_prefix_cache(false), "a request runs");
+    assert!(s.reset_prefix_cache(true));
+    let stats = s.stats();
+    assert_eq!((stats.num_waiting, stats.num_running, stats.num_swapped), (2, 0, 0));
+    assert_eq!((stats.blocks_free, stats.host_blocks_in_use), (5, 0));
+    // The one of higher priority first, with the tokens that it had.
+    let plan = s.plan();
+    assert_eq!((spans(&plan)[0].0, plan.spans[0].start), (1, 0));
+    assert!(plan.spans[0].tokens.ends_with(&[7, 7]));
+    commit_all(&mut s, &plan, 7);
+    drain(&mut s);
+}
