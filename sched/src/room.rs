@@ -148,3 +148,30 @@ impl Scheduler {
         self.pool.blocks_needed(choices.iter().filter_map(append))
     }
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use crate::{Outcome, Request, RequestId, SchedConfig, Scheduler, SeqId};
+
+    #[test]
+    fn nobody_takes_a_block_past_one_of_better_standing_that_waits_for_more() {
+        let config = SchedConfig { enable_prefix_caching: false, max_num_seqs: 8, ..SchedConfig::new(3, 4) };
+        let mut s = Scheduler::new(config).unwrap();
+        // Two beams of a prompt of one block, and another prompt of one block; one block is free.
+        for (id, n, beam_search) in [(0, 2, true), (1, 1, false)] {
+            let (id, prompt, cache_salt) = (RequestId(id), vec![0; 4], None);
+            let request =
+                Request { id, prompt, n, beam_search, max_tokens: 5, priority: 0, cache_salt, read_prefix_cache: true };
+            s.submit(request).unwrap();
+        }
+        let plan = s.plan();
+        let token = |request, index| Outcome::token(SeqId { request: RequestId(request), index }, 7, false);
+        s.commit(plan.step, &[token(0, 0), token(0, 1), token(1, 0)]).unwrap();
+
+        let (choices, _) = s.choose(false);
+        assert_eq!((choices.len(), s.blocks_for(&choices), s.pool.available()), (3, 3, 1));
+        assert!(s.defer(&choices).is_empty(), "the block is kept for the beams, who came first and need two");
+        assert_eq!(s.defer(&choices[2..]).len(), 1);
+    }
+}

@@ -65,6 +65,27 @@ fn s9_no_drafts_are_verified_in_a_prefill() {
 }
 
 #[test]
+fn s9_no_drafts_are_verified_while_tokens_are_computed_again_one_by_one() {
+    let config = SchedConfig { long_prefill_token_threshold: 1, ..config(20, 4) };
+    let mut s = scheduler(config);
+    s.submit(request(0, 1, 9)).unwrap();
+    (0..3).for_each(|_| {
+        let plan = s.plan();
+        commit_all(&mut s, &plan, 7);
+    });
+    assert!(s.reset_prefix_cache(true));
+    let drafts: Vec<(usize, usize)> = (0..4)
+        .map(|_| {
+            s.propose(seq(0, 0), vec![1, 2]);
+            let plan = s.plan();
+            commit_all(&mut s, &plan, 7);
+            (plan.spans[0].start, plan.spans[0].drafts)
+        })
+        .collect();
+    assert_eq!(drafts, [(0, 0), (1, 0), (2, 0), (3, 2)]);
+}
+
+#[test]
 fn s7_the_token_limit_leaves_no_room_for_surplus_drafts() {
     let mut s = decoding(config(20, 4), 4);
     s.propose(seq(0, 0), vec![1, 2, 3, 4, 5]);

@@ -189,3 +189,57 @@ fn c11_a_reset_sends_back_what_runs_and_what_is_swapped_out_in_order() {
     commit_all(&mut s, &plan, 7);
     drain(&mut s);
 }
+
+#[test]
+fn host_blocks_of_one_who_leaves_are_not_promised_to_another() {
+    // Five requests of two blocks each want a third while their first step is in flight; two have to leave.
+    let config = SchedConfig { max_in_flight: 2, preemption_mode: PreemptionMode::Swap, num_blocks: 10, ..swapping(3) };
+    let mut s = scheduler(config);
+    for id in 0..5 {
+        s.submit(Request { priority: 4 - id as i32, ..request(id, 8, 9) }).unwrap();
+    }
+    let first = s.plan();
+    s.submitted(first.step).unwrap();
+    let second = s.plan();
+    assert_eq!(second.preempted, [RequestId(0), RequestId(1)]);
+    let stats = s.stats();
+    assert_eq!(
+        (stats.num_swapped, stats.num_waiting, stats.swap_preemptions),
+        (1, 1, 1),
+        "three host blocks, not four"
+    );
+    commit_all(&mut s, &first, 7);
+    assert_eq!(s.stats().host_blocks_in_use, 2);
+    s.submitted(second.step).unwrap();
+    s.commit(second.step, &[]).unwrap();
+    drain(&mut s);
+}
+
+#[test]
+fn a_request_comes_back_only_when_it_then_has_room_to_go_on() {
+    // Low is swapped out with 12 tokens in 3 blocks and needs a fourth at once.
+    let (mut s, _) = low_gives_way(SchedConfig { num_blocks: 6, ..swapping(8) }, 1);
+    // High holds two blocks of the six, or three: three are free, or four.
+    for _ in 0..20 {
+        let free_before = s.stats().blocks_free;
+        let plan = step(&mut s);
+        if swaps(&plan).1 > 0 {
+            assert!(free_before >= 4, "it came back into {free_before} blocks");
+        }
+        assert!(plan.preempted.is_empty(), "nobody is preempted for a return");
+    }
+    assert_eq!((s.has_work(), s.stats().preemptions), (false, 1));
+}
+
+#[test]
+fn a_sequence_that_ended_while_it_was_away_takes_no_blocks_when_the_others_come_back() {
+    let (mut s, _) = low_gives_way(swapping(8), 2);
+    s.abort(RequestId(1));
+    assert!(s.finish_sequence(seq(0, 1)));
+    let plan = s.plan();
+    assert_eq!((swaps(&plan), spans(&plan)), ((0, 4), vec![(0, 1)]));
+    // Two blocks of the prompt and one of sequence 0.
+    assert_eq!(s.stats().blocks_in_use, 3);
+    commit_all(&mut s, &plan, 7);
+    drain(&mut s);
+}
