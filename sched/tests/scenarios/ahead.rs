@@ -178,18 +178,21 @@ fn a_group_forks_when_its_prompt_is_committed_and_runs_ahead_from_there() {
 #[test]
 fn s5_a_placeholder_behind_the_end_of_its_sequence_is_never_found_by_prefix() {
     let mut s = scheduler(SchedConfig { max_in_flight: 2, enable_prefix_caching: true, ..config(20, 4) });
-    let prompt: Vec<u32> = (1..8).collect();
-    s.submit(Request { prompt: prompt.clone(), ..request(0, 0, 9) }).unwrap();
+    let prompt: Vec<u32> = (1..7).collect();
+    s.submit(Request { n: 2, prompt: prompt.clone(), ..request(0, 0, 9) }).unwrap();
+    let plan = submit_next(&mut s);
+    commit_all(&mut s, &plan, 8);
     let first = submit_next(&mut s);
     let second = submit_next(&mut s);
     assert_eq!((second.spans[0].start, &second.spans[0].tokens[..]), (7, &[0][..]));
-    s.commit(first.step, &[Outcome::token(seq(0, 0), 5, true)]).unwrap();
-    s.commit(second.step, &[]).unwrap();
-    // The second block ends with the key of token 5. Nobody committed it under that name, and 0 is not its name.
-    for last in [0, 5] {
-        s.submit(Request { prompt: [&prompt[..], &[last, 9, 9]].concat(), ..request(1, 0, 1) }).unwrap();
+    s.commit(first.step, &[Outcome::token(seq(0, 0), 5, true), Outcome::token(seq(0, 1), 6, false)]).unwrap();
+    s.commit(second.step, &[Outcome::token(seq(0, 1), 7, true)]).unwrap();
+    // The second block of sequence 0 ends with the key of token 5. Nobody committed it under that name, and 0 is not
+    // its name; that of sequence 1 ends with token 6.
+    for (last, cached) in [(0, 4), (5, 4), (6, 8)] {
+        s.submit(Request { prompt: [&prompt[..], &[8, last, 9, 9]].concat(), ..request(1, 0, 1) }).unwrap();
         let plan = submit_next(&mut s);
-        assert_eq!(plan.spans[0].cached, 4, "behind token {last}");
+        assert_eq!(plan.spans[0].cached, cached, "behind token {last}");
         s.abort(RequestId(1));
         s.commit(plan.step, &[]).unwrap();
     }
