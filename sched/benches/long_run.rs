@@ -27,7 +27,7 @@ fn main() {
         let outcomes: Vec<Outcome> = sampled
             .map(|s| {
                 let finished = s.start + s.tokens.len() >= length(s.seq.request.0);
-                Outcome { seq: s.seq, tokens: vec![s.start as u32 % 7], finished }
+                Outcome { seq: s.seq, parent: s.seq.index, tokens: vec![s.start as u32 % 7], finished }
             })
             .collect();
         let before = ended / (REQUESTS / 10);
@@ -58,6 +58,7 @@ fn request(id: u64) -> Request {
         priority: 0,
         cache_salt: None,
         read_prefix_cache: true,
+        beam_search: false,
     }
 }
 

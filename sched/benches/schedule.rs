@@ -31,6 +31,7 @@ fn decoding(running: usize, waiting: usize) -> Scheduler {
             priority: 0,
             cache_salt: None,
             read_prefix_cache: true,
+            beam_search: false,
         };
         scheduler.submit(request).unwrap();
     }
@@ -41,7 +42,7 @@ fn decoding(running: usize, waiting: usize) -> Scheduler {
 }
 
 fn outcomes(plan: &StepPlan) -> Vec<Outcome> {
-    plan.spans.iter().map(|s| Outcome { seq: s.seq, tokens: vec![7], finished: false }).collect()
+    plan.spans.iter().map(|s| Outcome { seq: s.seq, parent: s.seq.index, tokens: vec![7], finished: false }).collect()
 }
 
 /// One step; how long its plan and its commit took.

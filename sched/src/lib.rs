@@ -22,6 +22,7 @@
 //!     priority: 0,
 //!     cache_salt: None,
 //!     read_prefix_cache: true,
+//!     beam_search: false,
 //! })?;
 //!
 //! let seq = SeqId { request: id, index: 0 };
@@ -32,7 +33,7 @@
 //!     let span = &plan.spans[0];
 //!     spans.push((span.start, span.tokens.len(), span.sample.clone()));
 //!     let sampled = !span.sample.is_empty();
-//!     let outcome = Outcome { seq, tokens: vec![42; sampled.into()], finished: false };
+//!     let outcome = Outcome { seq, parent: 0, tokens: vec![42; sampled.into()], finished: false };
 //!     scheduler.commit(plan.step, &[outcome])?;
 //! }
 //! // A prompt of 100 in a budget of 64 takes two steps; max_tokens ends the sequence.

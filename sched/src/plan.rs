@@ -112,6 +112,9 @@ impl MemOp {
 pub struct Outcome {
     /// The sequence.
     pub seq: SeqId,
+    /// Index of the sequence, as it was before this commit, whose tokens and blocks it continues. Its own but in a
+    /// [beam search](crate::Request::beam_search).
+    pub parent: u32,
     /// The tokens drawn for it: one, or none if it ends without.
     pub tokens: Vec<u32>,
     /// The sequence has ended.

@@ -49,6 +49,9 @@ pub struct Request {
     /// `false`: every prompt token is computed (prompt log-probabilities want every row); the blocks are
     /// stored all the same.
     pub read_prefix_cache: bool,
+    /// The sequences are the beams of a beam search, `n` wide: each outcome says which beam it
+    /// [continues](crate::Outcome::parent).
+    pub beam_search: bool,
 }
 
 impl Request {
@@ -169,6 +172,7 @@ mod tests {
             priority: 0,
             cache_salt: None,
             read_prefix_cache: true,
+            beam_search: false,
         }
     }
 

@@ -117,6 +117,7 @@ impl World {
                     priority: *priority,
                     cache_salt: salted.then(|| "salt".into()),
                     read_prefix_cache: *read_prefix_cache,
+                    beam_search: false,
                 };
                 let taken = self.scheduler.submit(request.clone());
                 assert_eq!(taken, self.twin.submit(request.clone()));
@@ -317,6 +318,7 @@ fn gives_every_answer_after_many_preemptions(max_in_flight: usize) {
             priority: 0,
             salted: false,
             read_prefix_cache: true,
+            beam_search: false,
         });
     }
     assert_eq!(world.live.len(), 30);

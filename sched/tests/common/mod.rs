@@ -33,6 +33,7 @@ pub fn request(id: u64, prompt: usize, max_tokens: usize) -> Request {
         priority: 0,
         cache_salt: None,
         read_prefix_cache: true,
+        beam_search: false,
     }
 }
 
@@ -49,7 +50,7 @@ pub fn spans(plan: &StepPlan) -> Vec<(u64, usize)> {
 pub fn commit_all(scheduler: &mut Scheduler, plan: &StepPlan, token: u32) {
     scheduler.submitted(plan.step).unwrap();
     let outcomes: Vec<Outcome> =
-        sampled(plan).map(|seq| Outcome { seq, tokens: vec![token], finished: false }).collect();
+        sampled(plan).map(|seq| Outcome { seq, parent: seq.index, tokens: vec![token], finished: false }).collect();
     scheduler.commit(plan.step, &outcomes).unwrap();
     scheduler.audit().unwrap();
 }
@@ -225,7 +226,7 @@ impl Executor {
             assert!(outputs <= truth.request.max_tokens, "{} is computed for nothing", span.seq);
             let done = outputs == truth.request.max_tokens;
             let seq = SeqId { index, ..span.seq };
-            Outcome { seq, tokens: vec![draw(row, index)], finished: done || ends(row, index) }
+            Outcome { seq, parent: seq.index, tokens: vec![draw(row, index)], finished: done || ends(row, index) }
         };
         span.sample.clone().map(outcome).collect()
     }

@@ -72,7 +72,7 @@ fn s5_a_token_computed_behind_the_end_of_its_sequence_is_dropped() {
     let first = submit_next(&mut s);
     let second = submit_next(&mut s);
     assert_eq!(spans(&second), [(0, 1)]);
-    s.commit(first.step, &[Outcome { seq: seq(0, 0), tokens: vec![5], finished: true }]).unwrap();
+    s.commit(first.step, &[Outcome { seq: seq(0, 0), parent: 0, tokens: vec![5], finished: true }]).unwrap();
     assert!(!s.has_work());
     assert_eq!(s.stats().blocks_in_use, 2, "the second step still writes to them");
 

@@ -27,7 +27,8 @@ fn s7_a_sequence_ends_when_it_is_said_to_or_has_its_tokens() {
     s.submit(request(1, 10, 3)).unwrap();
     s.submit(request(2, 10, 3)).unwrap();
     let plan = s.plan();
-    let outcome = |id, tokens: &[u32], finished| Outcome { seq: seq(id, 0), tokens: tokens.to_vec(), finished };
+    let outcome =
+        |id, tokens: &[u32], finished| Outcome { seq: seq(id, 0), parent: 0, tokens: tokens.to_vec(), finished };
     s.commit(plan.step, &[outcome(0, &[1], true), outcome(1, &[], true), outcome(2, &[1], false)]).unwrap();
     let plan = s.plan();
     assert_eq!((spans(&plan), plan.released.clone()), (vec![(2, 1)], vec![seq(0, 0), seq(1, 0)]));

@@ -41,7 +41,7 @@ fn a_wrong_commit_says_so_and_changes_nothing() {
     s.submit(request(1, 10, 5)).unwrap();
     let plan = s.plan();
     let (a, b) = (seq(0, 0), seq(1, 0));
-    let outcome = |seq, tokens: &[u32]| Outcome { seq, tokens: tokens.to_vec(), finished: false };
+    let outcome = |seq, tokens: &[u32]| Outcome { seq, parent: 0, tokens: tokens.to_vec(), finished: false };
     let mut error = |step, outcomes: &[Outcome]| s.commit(step, outcomes).unwrap_err();
     assert_eq!(
         error(StepId(7), &[]).to_string(),

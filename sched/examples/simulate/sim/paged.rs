@@ -59,6 +59,7 @@ pub fn run(trace: &[Arrival], cost: &CostModel, batch: usize, block_size: usize,
                 priority: 0,
                 cache_salt: None,
                 read_prefix_cache: false,
+                beam_search: false,
             };
             scheduler.submit(request).expect("a request that fits");
             live.insert(RequestId(id), Live { arrival, said: 0, cached: 0, has_begun: false });
@@ -128,7 +129,7 @@ fn commit(
         };
         member.said += 1;
         let finished = member.said == member.arrival.output;
-        outcomes.push(Outcome { seq: span.seq, tokens: vec![0], finished });
+        outcomes.push(Outcome { seq: span.seq, parent: span.seq.index, tokens: vec![0], finished });
         if finished {
             ended(member.arrival);
             live.remove(&span.seq.request);
