@@ -359,8 +359,9 @@ mod tests {
     fn tables() -> impl Strategy<Value = (Table, usize)> {
         (2..=4u32, 1..=4usize).prop_flat_map(|(vocab, limit)| {
             let prefixes: u32 = (0..limit as u32).map(|length| vocab.pow(length)).sum();
-            let logit = prop_oneof![(-4..=4i32).prop_map(|x| x as f32), -4.0f32..4.0];
-            let logits = prop::collection::vec(logit, (prefixes * vocab) as usize);
+            let len = (prefixes * vocab) as usize;
+            let coarse = prop::collection::vec((0..=1i32).prop_map(|x| x as f32), len);
+            let logits = prop_oneof![coarse, prop::collection::vec(-4.0f32..4.0, len)];
             logits.prop_map(move |logits| (Table { vocab, logits }, limit))
         })
     }
@@ -422,6 +423,21 @@ mod tests {
         // Long ones are rewarded, so it has to go on, unless it is told not to.
         assert!(steps(1.0, false) > 2);
         assert_eq!(steps(1.0, true), 2);
+    }
+
+    #[test]
+    fn the_bound_of_a_negative_length_penalty_is_one_token_away() {
+        // After the prompt these probabilities; after anything else the end is all but certain.
+        let found = |first: [f32; 3]| {
+            let mut table = hasty(4);
+            table.logits = [first.map(f32::ln).to_vec(), [20.0, 0.0, 0.0].repeat(table.logits.len() / 3 - 1)].concat();
+            let (found, steps) = run(&table, 4, BeamSearch { length_penalty: -1.0, ..BeamSearch::new(1) });
+            (found[0].0.clone(), steps)
+        };
+        // ln 0.6 twice is above ln 0.25 once, four times is not: to end at once would be too soon.
+        assert_eq!(found([0.25, 0.6, 0.15]), (vec![1, END], 2));
+        // ln 0.5 twice is below ln 0.45: nothing can come of it.
+        assert_eq!(found([0.45, 0.5, 0.05]), (vec![END], 1));
     }
 
     #[test]
