@@ -60,9 +60,8 @@ pub(crate) struct Beams {
     ended: Vec<Ended>,
     /// Tokens of every live beam.
     length: usize,
-    // Of the step under way.
+    /// Of the step under way.
     candidates: Vec<Candidate>,
-    heard: usize,
 }
 
 struct Node {
@@ -76,6 +75,8 @@ struct Beam {
     node: Option<usize>,
     /// Sum over its tokens.
     logprob: f64,
+    /// Its candidates of the step under way are known.
+    heard: bool,
 }
 
 struct Ended {
@@ -102,9 +103,9 @@ impl Candidate {
 impl Beams {
     /// A search for hypotheses of at most `limit` tokens, at least 1.
     pub fn new(search: BeamSearch, limit: usize) -> Beams {
-        let live = vec![Beam { index: 0, node: None, logprob: 0.0 }];
+        let live = vec![Beam { index: 0, node: None, logprob: 0.0, heard: false }];
         let (nodes, ended, candidates) = (Vec::new(), Vec::new(), Vec::new());
-        Beams { search, limit, nodes, live, ended, length: 0, candidates, heard: 0 }
+        Beams { search, limit, nodes, live, ended, length: 0, candidates }
     }
 
     /// How many of the likeliest tokens to [offer](Beams::offer), where `endings` different tokens end a hypothesis: so
@@ -121,22 +122,23 @@ impl Beams {
         tokens.reverse();
     }
 
-    /// Hears the likeliest next tokens of live beam `index`, each beam once in a step. `true` when all have been heard: the
-    /// step can be [taken](Beams::advance).
+    /// Hears the likeliest next tokens of live beam `index`. `true` when with this one all have been heard: the step can be
+    /// [taken](Beams::advance). What is told again, as after a preemption, is not heard again.
     pub fn offer(&mut self, index: u32, likeliest: Vec<Likely>) -> bool {
         let Some(rank) = self.live.iter().position(|beam| beam.index == index) else { return false };
+        if std::mem::replace(&mut self.live[rank].heard, true) {
+            return false;
+        }
         let sum = self.live[rank].logprob;
         let extended = |Likely { sampled, logprob }| Candidate { rank, sampled, logprob: sum + f64::from(logprob) };
         self.candidates.extend(likeliest.into_iter().map(extended));
-        self.heard += 1;
-        self.heard == self.live.len()
+        self.live.iter().all(|beam| beam.heard)
     }
 
     /// Takes the step; `ending` says whether a token ends its hypothesis, and why. Gives what becomes of each beam by its
     /// index: `None` of one that is not alive (another may live under the index later), and of all at the end.
     pub fn advance(&mut self, ending: impl Fn(u32) -> Option<FinishReason>) -> Vec<Option<Fork>> {
         self.length += 1;
-        self.heard = 0;
         let parents = std::mem::take(&mut self.live);
         let mut candidates = std::mem::take(&mut self.candidates);
         candidates.sort_unstable_by(Candidate::order);
@@ -147,7 +149,7 @@ impl Beams {
                 Some(reason) => self.end(parent.node, sampled, logprob, reason),
                 None if self.live.len() < self.search.width => {
                     let node = Some(self.grow(parent.node, sampled));
-                    self.live.push(Beam { index: parent.index, node, logprob });
+                    self.live.push(Beam { index: parent.index, node, logprob, heard: false });
                 }
                 None => {}
             }
@@ -332,7 +334,9 @@ mod tests {
                 let likeliest = table.next(&output).into_iter().take(beams.wanted(1));
                 let likely =
                     likeliest.map(|(token, logprob)| Likely { sampled: Sampled { token, logprob: None }, logprob });
-                assert_eq!(beams.offer(index, likely.collect()), i + 1 == live.len());
+                let likely: Vec<Likely> = likely.collect();
+                assert_eq!(beams.offer(index, likely.clone()), i + 1 == live.len());
+                assert!(!beams.offer(index, likely), "told twice, heard once");
             }
             let forks = beams.advance(reason);
             for fork in forks.iter().flatten() {

@@ -371,8 +371,8 @@ impl Draw<'_> {
         }
     }
 
-    /// Hears what the row says of a beam. The last beam's row of a step decides which live on, and the last step's gives the
-    /// results.
+    /// Hears what the row says of a beam. The row of the last beam decides which live on, and that of the last token gives
+    /// the results.
     fn beam(&mut self, active: &mut Active, seq: SeqId, logits: &[f32], emit: &mut impl FnMut(RequestId, TokenEvent)) {
         let Active { request, stop_ids, seed, outputs, beams: Some(beams), .. } = active else { return };
         let (id, params) = (seq.request, &request.params);

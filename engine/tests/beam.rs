@@ -18,6 +18,8 @@ const EOS: u32 = 2;
 const ALLOWED: [u32; 4] = [EOS, 17, 300, 411];
 /// Makes the end about as likely as the others.
 const BIAS: f32 = 0.5;
+/// Per token that the hypothesis holds already.
+const FREQUENCY_PENALTY: f32 = 0.4;
 /// Longest hypothesis.
 const STEPS: usize = 5;
 /// Prefixes that go on to the last step: a beam as wide as this loses nothing.
@@ -27,6 +29,7 @@ fn sampling() -> SamplingParams {
     SamplingParams {
         allowed_token_ids: Some(ALLOWED.to_vec()),
         logit_bias: vec![(EOS, BIAS)],
+        frequency_penalty: FREQUENCY_PENALTY,
         // Of no effect on a search.
         temperature: 0.3,
         top_k: 1,
@@ -68,9 +71,13 @@ fn table() -> Table {
         for length in 0..STEPS {
             let row: HashMap<u32, f32> = scores[base.len() + length].as_ref().unwrap().top.iter().copied().collect();
             let raw = ALLOWED.map(|token| f64::from(row[&token]));
-            let biased = [raw[0] + f64::from(BIAS), raw[1], raw[2], raw[3]];
-            let mass = biased.iter().map(|logprob| logprob.exp()).sum::<f64>().ln();
-            table.insert(path[..length].to_vec(), std::array::from_fn(|i| (raw[i], biased[i] - mass)));
+            let adjusted: [f64; 4] = std::array::from_fn(|i| {
+                let count = path[..length].iter().filter(|&&token| token == ALLOWED[i]).count();
+                let bias = if ALLOWED[i] == EOS { BIAS } else { 0.0 };
+                raw[i] + f64::from(bias) - f64::from(FREQUENCY_PENALTY) * count as f64
+            });
+            let mass = adjusted.iter().map(|logprob| logprob.exp()).sum::<f64>().ln();
+            table.insert(path[..length].to_vec(), std::array::from_fn(|i| (raw[i], adjusted[i] - mass)));
         }
     }
     table
@@ -296,7 +303,8 @@ fn stop_tokens_end_hypotheses_and_min_tokens_holds_them_back() {
             .all(|output| output.token_ids[..output.token_ids.len() - 1].iter().all(|id| ![EOS, 300].contains(id)))
     );
     asked.params.sampling.min_tokens = 3;
-    assert!(outputs(&mut llm, asked.clone()).iter().all(|output| output.token_ids.len() > 3));
+    let lengths: Vec<usize> = outputs(&mut llm, asked.clone()).iter().map(|output| output.token_ids.len()).collect();
+    assert!(lengths.iter().all(|&length| length > 3) && lengths.contains(&4), "{lengths:?}");
     asked.params.sampling.min_tokens = 0;
     (asked.params.ignore_eos, asked.params.stop_token_ids) = (true, Vec::new());
     assert!(outputs(&mut llm, asked).iter().all(|output| output.finish_reason == Some(FinishReason::Length)));
