@@ -318,7 +318,6 @@ fn gives_every_answer_after_many_preemptions(max_in_flight: usize) {
             priority: 0,
             salted: false,
             read_prefix_cache: true,
-            beam_search: false,
         });
     }
     assert_eq!(world.live.len(), 30);
