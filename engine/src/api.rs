@@ -1,4 +1,4 @@
-//! What a caller says to the engine and what it hears back: plain values, no behaviour.
+//! What a caller says to the engine and what it hears back: plain values.
 
 use std::path::PathBuf;
 
@@ -11,6 +11,12 @@ pub struct GenerationParams {
     pub sampling: SamplingParams,
     /// Sequences to make from the one prompt; their prompt blocks are shared.
     pub n: usize,
+    /// Samples to make instead of `n`, at least `n`: the `n` of the highest mean log-probability per token (of the raw
+    /// logits, the ending token included; equal ones in the order of their seeds) become the answer, best first. Nothing
+    /// is heard of any before all have ended.
+    pub best_of: Option<usize>,
+    /// Search for the likeliest continuations instead of sampling; the `n` best become the answer, best first, at the end.
+    pub beam: Option<BeamSearch>,
     /// Greatest number of tokens per sequence; `None` fills the context. `0` only scores the prompt.
     pub max_tokens: Option<usize>,
     /// End-of-sequence tokens do not end a sequence.
@@ -32,6 +38,8 @@ impl Default for GenerationParams {
         GenerationParams {
             sampling: SamplingParams::default(),
             n: 1,
+            best_of: None,
+            beam: None,
             max_tokens: Some(16),
             ignore_eos: false,
             stop: Vec::new(),
@@ -40,6 +48,29 @@ impl Default for GenerationParams {
             skip_special_tokens: true,
             prompt_logprobs: None,
         }
+    }
+}
+
+/// A beam search: in each step the `width` likeliest unfinished continuations live on.
+///
+/// Likely by the logits after allowed ids, bad words, `min_tokens`, bias and penalties. Temperature, the filters of
+/// [`SamplingParams`] and its seed do not apply; stop strings are refused, as hypotheses end by tokens. Where fewer than
+/// `n` continuations exist (few allowed ids, few tokens), the rest of the answer is empty.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct BeamSearch {
+    /// Hypotheses that live at once, at least `n`. They share the blocks of what they have in common.
+    pub width: usize,
+    /// A finished hypothesis is scored by the sum of its log-probabilities over the number of its tokens to this power
+    /// (Hugging Face's definition; the ending token counts): above 0 favours long ones, below 0 short ones. Finite.
+    pub length_penalty: f32,
+    /// End as soon as `width` hypotheses have finished, instead of when no other can become one of the best.
+    pub early_stopping: bool,
+}
+
+impl BeamSearch {
+    /// A search of this width with a length penalty of 1, which ends when the best are certain.
+    pub fn new(width: usize) -> BeamSearch {
+        BeamSearch { width, length_penalty: 1.0, early_stopping: false }
     }
 }
 
@@ -98,6 +129,15 @@ pub struct Delta {
     pub tokens: Vec<TokenOutput>,
     /// Set on the last delta of the sequence.
     pub finish: Option<FinishReason>,
+}
+
+impl Delta {
+    /// Appends what comes after it in the same sequence.
+    pub fn extend(&mut self, later: Delta) {
+        self.text.push_str(&later.text);
+        self.tokens.extend(later.tokens);
+        self.finish = later.finish.or(self.finish.take());
+    }
 }
 
 /// What a request's stream carries.

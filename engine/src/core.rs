@@ -8,7 +8,9 @@ use models::LOGIT_ROWS;
 use sampling::{Context, Sampled, Sampler, TokenLogprobs, token_logprobs};
 use sched::{Outcome, Request, RequestId, Scheduler, SeqId, Span, StepPlan};
 
-use crate::api::{EngineConfig, EngineStats, FinishReason, GenerationRequest, StopCause};
+use crate::api::{EngineConfig, EngineStats, FinishReason, GenerationParams, GenerationRequest, StopCause};
+use crate::beam::{Beams, Fork};
+use crate::check::{check, refused};
 use crate::error::{EngineError, SubmitError};
 use crate::executor::Executor;
 use crate::load::{Progress, load};
@@ -41,8 +43,9 @@ struct Active {
     stop_ids: Vec<u32>,
     /// Key of the request's draws.
     seed: u64,
-    /// Output tokens of each sequence; `None` once it has ended.
+    /// Output tokens of each sequence, or of each result of a beam search; `None` once it has ended.
     outputs: Vec<Option<Vec<u32>>>,
+    beams: Option<Beams>,
     cached_tokens: usize,
     started: bool,
     /// Filled row by row while the prompt is computed, when asked for.
@@ -112,64 +115,40 @@ impl Engine {
     }
 
     /// Takes a request in, or says why it can never run.
+    ///
+    /// With `best_of` every candidate is told of, each under its own index: to choose is for who knows where texts end.
+    /// The results of a beam search come in its last step, as sequences 0 to `n`, best first.
     pub fn submit(&mut self, request: GenerationRequest) -> Result<RequestId, SubmitError> {
-        self.check(&request)?;
+        check(&request, self.executor.vocab_size(), self.max_model_len)?;
         let params = &request.params;
         let room = self.max_model_len - request.prompt.len();
+        let limit = params.max_tokens.unwrap_or(room).min(room);
+        // Where no token is asked for there is nothing to search.
+        let beam = params.beam.filter(|_| limit > 0);
+        let samples = params.best_of.unwrap_or(params.n);
         let id = RequestId(self.next_id);
         self.scheduler
             .submit(Request {
                 id,
                 prompt: request.prompt.clone(),
-                n: params.n,
-                beam_search: false,
+                n: beam.map_or(samples, |beam| beam.width),
                 // A request for no token still takes one step: its prompt is computed.
                 max_tokens: params.max_tokens.unwrap_or(room).max(1),
                 priority: request.priority,
                 cache_salt: request.cache_salt.clone(),
                 read_prefix_cache: params.prompt_logprobs.is_none(),
+                beam_search: beam.is_some(),
             })
-            .map_err(|refusal| SubmitError::NeverFits(refusal.to_string()))?;
+            .map_err(|refusal| refused(params, &refusal))?;
         self.next_id += 1;
         let stop_ids = self.eos_token_ids.iter().chain(&params.stop_token_ids).copied().collect();
         let seed = params.sampling.seed.unwrap_or_else(|| mix(self.seed, id.0));
-        let outputs = vec![Some(Vec::new()); params.n];
-        let active =
-            Active { request, stop_ids, seed, outputs, cached_tokens: 0, started: false, prompt_logprobs: Vec::new() };
+        let outputs = vec![Some(Vec::new()); if beam.is_some() { params.n } else { samples }];
+        let beams = beam.map(|beam| Beams::new(beam, limit));
+        let (cached_tokens, started, prompt_logprobs) = (0, false, Vec::new());
+        let active = Active { request, stop_ids, seed, outputs, beams, cached_tokens, started, prompt_logprobs };
         self.requests.insert(id, active);
         Ok(id)
-    }
-
-    fn check(&self, request: &GenerationRequest) -> Result<(), SubmitError> {
-        let (params, vocab_size) = (&request.params, self.executor.vocab_size());
-        let invalid = |param, message: String| Err(SubmitError::Invalid { param, message });
-        params.sampling.validate().map_err(|e| SubmitError::Invalid { param: e.param, message: e.message })?;
-        if request.prompt.is_empty() {
-            return invalid("prompt", "the prompt is empty: at least one token is needed".to_string());
-        }
-        let outside = |mut ids: Box<dyn Iterator<Item = u32> + '_>| ids.find(|&id| id as usize >= vocab_size);
-        let sampling = &params.sampling;
-        for (param, id) in [
-            ("prompt", outside(Box::new(request.prompt.iter().copied()))),
-            ("stop_token_ids", outside(Box::new(params.stop_token_ids.iter().copied()))),
-            ("logit_bias", outside(Box::new(sampling.logit_bias.iter().map(|bias| bias.0)))),
-            ("allowed_token_ids", outside(Box::new(sampling.allowed_token_ids.iter().flatten().copied()))),
-            ("bad_words", outside(Box::new(sampling.bad_words.iter().flatten().copied()))),
-        ] {
-            if let Some(id) = id {
-                return invalid(param, format!("{param}: token id {id} is outside of the vocabulary of {vocab_size}"));
-            }
-        }
-        let (prompt, context) = (request.prompt.len(), self.max_model_len);
-        if prompt >= context {
-            return Err(SubmitError::NeverFits(format!(
-                "the prompt has {prompt} tokens, the context holds {context} (--max-model-len) and needs room for one more: shorten the prompt"
-            )));
-        }
-        if params.stop.iter().any(String::is_empty) {
-            return invalid("stop", "stop: an empty string would end every text at once".to_string());
-        }
-        Ok(())
     }
 
     /// Cancels a request at any moment and frees what it holds. `false` if it has ended already.
@@ -178,9 +157,13 @@ impl Engine {
         self.scheduler.abort(id)
     }
 
-    /// Ends one sequence of a request, e.g. because its text holds a stop string. `false` if it has ended already.
+    /// Ends one sequence of a request, e.g. because its text holds a stop string. `false` if it has ended already, and for a
+    /// beam search, whose results are not known before they end.
     pub fn finish_sequence(&mut self, id: RequestId, index: u32) -> bool {
         if let Some(active) = self.requests.get_mut(&id) {
+            if active.beams.is_some() {
+                return false;
+            }
             active.outputs[index as usize] = None;
             if active.outputs.iter().all(Option::is_none) {
                 self.requests.remove(&id);
@@ -258,13 +241,9 @@ impl Engine {
             for (&(span, _), logits) in chunk.iter().zip(logits.chunks(vocab_size)) {
                 let span = &plan.spans[span];
                 let Some(active) = self.requests.get_mut(&span.seq.request) else { continue };
-                let before = self.outcomes.len();
                 let (eos_token_ids, max_model_len) = (&self.eos_token_ids[..], self.max_model_len);
-                let mut draw =
-                    Draw { sampler: &mut self.sampler, eos_token_ids, max_model_len, outcomes: &mut self.outcomes };
-                draw.tokens(active, span, logits, emit);
-                let drawn = self.outcomes[before..].iter().map(|outcome| outcome.tokens.len() as u64).sum::<u64>();
-                self.generation_tokens += drawn;
+                let (sampler, outcomes, drawn) = (&mut self.sampler, &mut self.outcomes, &mut self.generation_tokens);
+                Draw { sampler, eos_token_ids, max_model_len, outcomes, drawn }.row(active, span, logits, emit);
                 if active.outputs.iter().all(Option::is_none) {
                     self.requests.remove(&span.seq.request);
                 }
@@ -326,17 +305,13 @@ struct Draw<'a> {
     eos_token_ids: &'a [u32],
     max_model_len: usize,
     outcomes: &'a mut Vec<Outcome>,
+    /// Counts tokens.
+    drawn: &'a mut u64,
 }
 
 impl Draw<'_> {
-    /// Draws a token for each sequence that wants one from this row.
-    fn tokens(
-        &mut self,
-        active: &mut Active,
-        span: &Span,
-        logits: &[f32],
-        emit: &mut impl FnMut(RequestId, TokenEvent),
-    ) {
+    /// What comes of the last row of a span that samples.
+    fn row(&mut self, active: &mut Active, span: &Span, logits: &[f32], emit: &mut impl FnMut(RequestId, TokenEvent)) {
         let id = span.seq.request;
         if !active.started {
             active.started = true;
@@ -345,6 +320,22 @@ impl Draw<'_> {
             }
             emit(id, TokenEvent::Started { cached_tokens: active.cached_tokens });
         }
+        if active.beams.is_some() {
+            self.beam(active, span.seq, logits, emit);
+        } else {
+            self.samples(active, span, logits, emit);
+        }
+    }
+
+    /// Draws a token for each sequence that wants one from this row.
+    fn samples(
+        &mut self,
+        active: &mut Active,
+        span: &Span,
+        logits: &[f32],
+        emit: &mut impl FnMut(RequestId, TokenEvent),
+    ) {
+        let id = span.seq.request;
         let Active { request, stop_ids, seed, outputs, .. } = active;
         let (prompt, params) = (&request.prompt, &request.params);
         let limit = params.max_tokens.unwrap_or(usize::MAX).min(self.max_model_len - prompt.len());
@@ -373,13 +364,9 @@ impl Draw<'_> {
                 output.push(sampled.token);
                 output.len()
             });
-            let finish = if params.stop_token_ids.contains(&sampled.token) {
-                Some(FinishReason::Stop(Some(StopCause::Token(sampled.token))))
-            } else if !params.ignore_eos && self.eos_token_ids.contains(&sampled.token) {
-                Some(FinishReason::Stop(None))
-            } else {
-                (made >= limit).then_some(FinishReason::Length)
-            };
+            *self.drawn += 1;
+            let at_limit = (made >= limit).then_some(FinishReason::Length);
+            let finish = ending(params, self.eos_token_ids, sampled.token).or(at_limit);
             if finish.is_some() {
                 *output = None;
             }
@@ -387,6 +374,52 @@ impl Draw<'_> {
             self.outcomes.push(Outcome::token(seq, sampled.token, finish.is_some()));
             emit(id, TokenEvent::Token { index, token: Some(sampled), finish });
         }
+    }
+
+    /// Hears what the row says of a beam. The row of the last beam decides which live on, and that of the last token gives
+    /// the results.
+    fn beam(&mut self, active: &mut Active, seq: SeqId, logits: &[f32], emit: &mut impl FnMut(RequestId, TokenEvent)) {
+        let Active { request, stop_ids, seed, outputs, beams: Some(beams), .. } = active else { return };
+        let (id, params) = (seq.request, &request.params);
+        let mut output = Vec::new();
+        beams.tokens(seq.index, &mut output);
+        let context = Context { prompt: &request.prompt, output: &output, stop_ids, seed: *seed, sequence: 0 };
+        let likeliest = self.sampler.likeliest(logits, &params.sampling, &context, beams.wanted(stop_ids.len()));
+        if !beams.offer(seq.index, likeliest) {
+            return;
+        }
+        let before = beams.num_tokens();
+        let forks = beams.advance(|token| ending(params, self.eos_token_ids, token));
+        *self.drawn += (beams.num_tokens() - before) as u64;
+        self.outcomes.extend(forks.into_iter().zip(0..).map(|(fork, index)| {
+            let seq = SeqId { request: id, index };
+            match fork {
+                Some(Fork { parent, token }) => Outcome { seq, parent, tokens: vec![token], finished: false },
+                None => Outcome { seq, parent: index, tokens: Vec::new(), finished: true },
+            }
+        }));
+        if !beams.is_done() {
+            return;
+        }
+        let mut results = beams.results();
+        for (output, index) in outputs.iter_mut().zip(0..) {
+            *output = None;
+            let (mut tokens, reason) = results.next().unwrap_or((Vec::new(), FinishReason::Length));
+            let last = tokens.pop();
+            for token in tokens {
+                emit(id, TokenEvent::Token { index, token: Some(token), finish: None });
+            }
+            emit(id, TokenEvent::Token { index, token: last, finish: Some(reason) });
+        }
+    }
+}
+
+/// Whether a token ends its sequence, and why.
+fn ending(params: &GenerationParams, eos_token_ids: &[u32], token: u32) -> Option<FinishReason> {
+    if params.stop_token_ids.contains(&token) {
+        Some(FinishReason::Stop(Some(StopCause::Token(token))))
+    } else {
+        (!params.ignore_eos && eos_token_ids.contains(&token)).then_some(FinishReason::Stop(None))
     }
 }
 

@@ -18,10 +18,13 @@
 //! ```
 
 mod api;
+mod beam;
+mod check;
 mod core;
 mod error;
 mod executor;
 mod handle;
+mod held;
 mod llm;
 mod load;
 mod plan;

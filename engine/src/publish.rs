@@ -1,4 +1,5 @@
-//! Token events become text events: each sequence has a text stream, and a stop string found there ends it.
+//! Token events become text events: each sequence has a text stream, and a stop string found there ends it. Answers that
+//! come together are held until all have ended.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -9,6 +10,7 @@ use sched::RequestId;
 use crate::api::{Delta, EngineStats, Event, FinishReason, GenerationRequest, StopCause, TokenOutput};
 use crate::core::{Engine, TokenEvent};
 use crate::error::SubmitError;
+use crate::held::Held;
 use crate::text::TextStream;
 
 /// Text of one sequence, until it ends.
@@ -18,11 +20,18 @@ struct Written {
     show_stop: bool,
 }
 
+/// A request that has not ended.
+struct Live {
+    /// `None` once the sequence has ended.
+    sequences: Vec<Option<Written>>,
+    held: Option<Held>,
+}
+
 /// An [`Engine`] whose events carry text.
 pub(crate) struct TextEngine {
     engine: Engine,
     tokenizer: Arc<Tokenizer>,
-    live: HashMap<RequestId, Vec<Option<Written>>>,
+    live: HashMap<RequestId, Live>,
     /// Sequences whose text held a stop string in the step under way.
     stopped: Vec<(RequestId, u32)>,
 }
@@ -32,14 +41,15 @@ impl TextEngine {
         TextEngine { engine, tokenizer, live: HashMap::new(), stopped: Vec::new() }
     }
 
-    pub fn submit(&mut self, request: GenerationRequest) -> Result<RequestId, SubmitError> {
+    pub fn submit(&mut self, mut request: GenerationRequest) -> Result<RequestId, SubmitError> {
+        let held = Held::new(&mut request.params);
         let params = &request.params;
-        let (n, show_stop) = (params.n, params.include_stop_str_in_output);
+        let (n, show_stop) = (params.best_of.unwrap_or(params.n), params.include_stop_str_in_output);
         let text = TextStream::new(self.tokenizer.clone(), &request.prompt, params);
         let id = self.engine.submit(request)?;
         // Only now is n known to be a number that can be served.
         let sequences = (0..n).map(|_| Some(Written { text: text.clone(), show_stop })).collect();
-        self.live.insert(id, sequences);
+        self.live.insert(id, Live { sequences, held });
         Ok(id)
     }
 
@@ -64,10 +74,10 @@ impl TextEngine {
     pub fn step(&mut self, mut emit: impl FnMut(RequestId, Event, bool)) {
         let TextEngine { engine, live, stopped, .. } = self;
         engine.step(|id, event| {
-            let Some(sequences) = live.get_mut(&id) else { return };
-            let event = match event {
-                TokenEvent::PromptLogprobs(scores) => Event::PromptLogprobs(scores),
-                TokenEvent::Started { cached_tokens } => Event::Started { cached_tokens },
+            let Some(Live { sequences, held }) = live.get_mut(&id) else { return };
+            let delta = match event {
+                TokenEvent::PromptLogprobs(scores) => return emit(id, Event::PromptLogprobs(scores), false),
+                TokenEvent::Started { cached_tokens } => return emit(id, Event::Started { cached_tokens }, false),
                 TokenEvent::Token { index, token, finish } => {
                     let Some(written) = sequences.get_mut(index as usize).and_then(Option::as_mut) else { return };
                     let found = finish.is_none();
@@ -78,14 +88,24 @@ impl TextEngine {
                             stopped.push((id, index));
                         }
                     }
-                    Event::Delta(delta)
+                    delta
                 }
             };
             let last = sequences.iter().all(Option::is_none);
+            match held {
+                None => emit(id, Event::Delta(delta), last),
+                Some(held) => {
+                    held.take(delta);
+                    if last {
+                        let answers = held.release();
+                        let count = answers.len();
+                        answers.into_iter().zip(1..).for_each(|(answer, i)| emit(id, Event::Delta(answer), i == count));
+                    }
+                }
+            }
             if last {
                 live.remove(&id);
             }
-            emit(id, event, last);
         });
         for (id, index) in stopped.drain(..) {
             engine.finish_sequence(id, index);

@@ -10,6 +10,8 @@
 //!        ─▶ argmax of logit + Gumbel noise                                                                (draw)
 //! ```
 //!
+//! A beam search draws nothing: it asks for the [likeliest](Sampler::likeliest) tokens of the adjusted row.
+//!
 //! A draw has no state: its noise is a function of the request's seed, the index of the output token, the index of the
 //! sequence and the token id. So the batch a row is in, the order of rows, and a preemption in between change nothing.
 //!
@@ -45,4 +47,4 @@ pub use draw::gumbel_noise;
 pub use logprobs::{TokenLogprobs, token_logprobs};
 pub use params::{ParamError, SamplingParams};
 pub use philox::philox4x32_10;
-pub use sampler::{Context, Sampled, Sampler};
+pub use sampler::{Context, Likely, Sampled, Sampler};

@@ -13,6 +13,39 @@ pub struct TokenLogprobs {
     pub top: Vec<(u32, f32)>,
 }
 
+/// A row as a distribution: its log-softmax. Making it is two passes over the row; NaN counts as −∞.
+pub(crate) struct Distribution<'a> {
+    logits: &'a [f32],
+    largest: f32,
+    normaliser: f64,
+}
+
+impl<'a> Distribution<'a> {
+    pub(crate) fn new(logits: &'a [f32]) -> Self {
+        let largest = max(logits).min(f32::MAX);
+        let mass: f64 = logits.iter().map(|&logit| f64::from(relative(logit, largest).exp())).sum();
+        Distribution { logits, largest, normaliser: mass.ln() }
+    }
+
+    /// The `k` likeliest tokens that are possible at all with their log-probabilities, descending, ties by id.
+    pub(crate) fn top(&self, k: usize) -> Vec<(u32, f32)> {
+        likeliest(self.logits, k).into_iter().map(|(token, logit)| (token, self.logprob(logit))).collect()
+    }
+
+    /// Log-probability and rank of a token; one pass for the rank.
+    pub(crate) fn of(&self, token: u32) -> (f32, usize) {
+        let own = self.logits.get(token as usize).copied().unwrap_or(f32::NEG_INFINITY);
+        let own = if own.is_nan() { f32::NEG_INFINITY } else { own };
+        let logprob = if own == f32::NEG_INFINITY { own } else { self.logprob(own) };
+        (logprob, 1 + self.logits.iter().filter(|&&logit| logit > own).count())
+    }
+
+    /// At most 0: the mass holds the largest as 1.
+    fn logprob(&self, logit: f32) -> f32 {
+        (f64::from(relative(logit, self.largest)) - self.normaliser) as f32
+    }
+}
+
 /// Log-softmax of `logits` at `token`, its rank, and the `k` best. NaN counts as −∞.
 ///
 /// Two passes over the row and one more for the `k` best, whose list is the only allocation. A `token` outside the row is
@@ -25,18 +58,9 @@ pub struct TokenLogprobs {
 /// assert_eq!(logprobs.top[1], (2, logprobs.logprob));
 /// ```
 pub fn token_logprobs(logits: &[f32], token: u32, k: usize) -> TokenLogprobs {
-    let largest = max(logits).min(f32::MAX);
-    let mass: f64 = logits.iter().map(|&logit| f64::from(relative(logit, largest).exp())).sum();
-    let normaliser = mass.ln();
-    let logprob = |logit| (f64::from(relative(logit, largest)) - normaliser) as f32;
-
-    let own = logits.get(token as usize).copied().unwrap_or(f32::NEG_INFINITY);
-    let own = if own.is_nan() { f32::NEG_INFINITY } else { own };
-    TokenLogprobs {
-        logprob: if own == f32::NEG_INFINITY { own } else { logprob(own) },
-        rank: 1 + logits.iter().filter(|&&logit| logit > own).count(),
-        top: likeliest(logits, k).into_iter().map(|(token, logit)| (token, logprob(logit))).collect(),
-    }
+    let distribution = Distribution::new(logits);
+    let (logprob, rank) = distribution.of(token);
+    TokenLogprobs { logprob, rank, top: distribution.top(k) }
 }
 
 /// `logit − largest`, at most 0, with NaN as −∞.

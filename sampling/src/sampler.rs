@@ -4,7 +4,7 @@ use crate::adjust::Adjuster;
 use crate::argmax::{argmax, max};
 use crate::draw::{Coordinates, draw};
 use crate::filter::{self, Candidate};
-use crate::logprobs::{TokenLogprobs, token_logprobs};
+use crate::logprobs::{Distribution, TokenLogprobs, token_logprobs};
 use crate::params::SamplingParams;
 
 /// Temperatures below this mean "greedy", as in vLLM.
@@ -32,6 +32,16 @@ pub struct Sampled {
     pub token: u32,
     /// Its log-probability, when [`SamplingParams::logprobs`] asks for it.
     pub logprob: Option<TokenLogprobs>,
+}
+
+/// One of the likeliest tokens, for a search that weighs them.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Likely {
+    /// The token. Its log-probability, where [`SamplingParams::logprobs`] asks for it, is that of the raw row, as for a
+    /// token that was drawn.
+    pub sampled: Sampled,
+    /// Its log-probability in the adjusted row, at most 0.
+    pub logprob: f32,
 }
 
 /// Draws tokens. It holds buffers and nothing else, so any sampler gives the same token for the same arguments, and one per
@@ -82,6 +92,40 @@ impl Sampler {
         sequences
             .into_iter()
             .map(move |sequence| self.finish(&shaped, logits, params, &Context { sequence, ..*context }))
+    }
+
+    /// The `k` likeliest tokens after `logits`, descending, equal ones by id: what a beam search extends its hypotheses
+    /// with. Fewer, where fewer are possible, but at least one if `k` is.
+    ///
+    /// Likely by the adjusted row: allowed ids, bad words, `min_tokens`, bias and penalties count; temperature, min_p,
+    /// top_k, top_p, typical_p and the seed do not. Where nothing is left the choice is that of [`Sampler::sample`], with
+    /// the raw row's log-probability.
+    ///
+    /// Costs three passes over the row, and three more and one per token where log-probabilities are asked for.
+    pub fn likeliest(
+        &mut self,
+        logits: &[f32],
+        params: &SamplingParams,
+        context: &Context<'_>,
+        k: usize,
+    ) -> Vec<Likely> {
+        let mut best = Distribution::new(self.adjuster.adjust(logits, params, context)).top(k);
+        if best.is_empty() && k > 0 {
+            let token = fallback(logits);
+            best.push((token, Distribution::new(logits).of(token).0));
+        }
+        let raw = params.logprobs.map(|alternatives| {
+            let raw = Distribution::new(logits);
+            let top = raw.top(alternatives);
+            (raw, top)
+        });
+        let reported = |token| {
+            let (raw, top) = raw.as_ref()?;
+            let (logprob, rank) = raw.of(token);
+            Some(TokenLogprobs { logprob, rank, top: top.clone() })
+        };
+        let likely = |(token, logprob)| Likely { sampled: Sampled { token, logprob: reported(token) }, logprob };
+        best.into_iter().map(likely).collect()
     }
 
     /// The probability of every token, as [`Sampler::sample`] draws: length of `logits`, 0 for what is not kept, and a single

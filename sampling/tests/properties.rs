@@ -230,10 +230,37 @@ proptest! {
         prop_assert!(!sampled.logprob.unwrap().logprob.is_nan());
         let sum: f32 = sampler.probabilities(&row.logits, &row.params, &row.context(3)).iter().sum();
         prop_assert!((sum - 1.0).abs() < 1e-4 || row.logits.is_empty());
+        let likeliest = sampler.likeliest(&row.logits, &row.params, &row.context(3), 4);
+        prop_assert!((1..=4).contains(&likeliest.len()));
+        prop_assert!(likeliest.iter().all(|likely| likely.logprob <= 0.0), "{likeliest:?}");
         // A possible token is preferred wherever the parameters leave one.
         let plain = sampler.sample(&row.logits, &SamplingParams::default(), &row.context(3));
         if row.logits.iter().any(|&x| x > f32::NEG_INFINITY) {
             prop_assert!(row.logits[plain.token as usize] > f32::NEG_INFINITY);
+        }
+    }
+
+    #[test]
+    fn the_likeliest_are_the_best_of_the_adjusted_row_whatever_shapes_a_draw(row in rows(), k in 0usize..40) {
+        let plain = SamplingParams { temperature: 1.0, top_k: 0, top_p: 1.0, min_p: 0.0, typical_p: None, ..row.params.clone() };
+        let model = model(&row.logits, &plain, &row.context(0));
+        prop_assume!(!model.kept.is_empty());
+        let params = SamplingParams { logprobs: Some(2), ..row.params.clone() };
+        let found = Sampler::new().likeliest(&row.logits, &params, &row.context(7), k);
+        prop_assert_eq!(found.len(), k.min(model.kept.len()));
+        prop_assert!(found.is_sorted_by(|a, b| (-a.logprob, a.sampled.token) < (-b.logprob, b.sampled.token)));
+        let wanted: Vec<f64> = softmax(&model.kept).into_iter().map(f64::ln).collect();
+        let worst = found.last().map_or(0.0, |likely| f64::from(likely.logprob));
+        for (&(token, _), &wanted) in model.kept.iter().zip(&wanted) {
+            match found.iter().find(|likely| likely.sampled.token == token) {
+                Some(likely) => prop_assert!((f64::from(likely.logprob) - wanted).abs() < 1e-5, "{token}: {likely:?}, not {wanted}"),
+                None => prop_assert!(k == 0 || wanted <= worst + 1e-5, "{token} is missing"),
+            }
+        }
+        for likely in found {
+            prop_assert!(likely.logprob <= 0.0);
+            let raw = token_logprobs(&row.logits, likely.sampled.token, 2);
+            prop_assert_eq!(likely.sampled.logprob, Some(raw));
         }
     }
 

@@ -70,8 +70,6 @@ fn a_field_out_of_range_or_of_the_wrong_type_is_named() {
 fn what_is_not_built_is_refused_by_name_and_never_ignored() {
     for (path, param, value) in [
         (COMPLETIONS, "suffix", json!("the end")),
-        (COMPLETIONS, "best_of", json!(3)),
-        (COMPLETIONS, "use_beam_search", json!(true)),
         (CHAT, "structured_outputs", json!({"regex": "a"})),
         (CHAT, "guided_json", json!({"type": "object"})),
         (CHAT, "tool_choice", json!("required")),
@@ -82,8 +80,49 @@ fn what_is_not_built_is_refused_by_name_and_never_ignored() {
     }
     assert_names(CHAT, json!({"response_format": {"type": "json_object"}}), "response_format.type");
     // Asking for the neutral value asks for nothing.
-    let neutral = json!({"suffix": null, "best_of": 1, "use_beam_search": false, "response_format": {"type": "text"}});
+    let neutral = json!({"suffix": null, "best_of": 1, "use_beam_search": false, "length_penalty": 1.0,
+        "early_stopping": false, "response_format": {"type": "text"}});
     assert_eq!(SERVER.post(COMPLETIONS, &request(COMPLETIONS, &neutral)).status, 200);
+}
+
+#[test]
+fn searches_that_can_not_be_are_refused_by_the_field_that_asks() {
+    for path in [COMPLETIONS, CHAT] {
+        for (fields, param) in [
+            (json!({"best_of": 0}), "best_of"),
+            (json!({"best_of": "two"}), "best_of"),
+            (json!({"best_of": 129}), "best_of"),
+            (json!({"n": 3, "best_of": 2}), "best_of"),
+            (json!({"best_of": 2, "stream": true}), "best_of"),
+            (json!({"use_beam_search": 1}), "use_beam_search"),
+            (json!({"use_beam_search": true, "n": 3, "best_of": 2}), "best_of"),
+            (json!({"use_beam_search": true, "best_of": 4, "beam_width": 4}), "best_of"),
+            (json!({"use_beam_search": true, "beam_width": 0}), "beam_width"),
+            (json!({"use_beam_search": true, "n": 3, "beam_width": 2}), "beam_width"),
+            (json!({"use_beam_search": true, "length_penalty": "long"}), "length_penalty"),
+            (json!({"use_beam_search": true, "length_penalty": 1e39}), "length_penalty"),
+            (json!({"use_beam_search": true, "early_stopping": "never"}), "early_stopping"),
+            (json!({"use_beam_search": true, "stop": ["a"]}), "stop"),
+            // Without a search these ask for something that nobody would do.
+            (json!({"beam_width": 2}), "beam_width"),
+            (json!({"length_penalty": 0.5}), "length_penalty"),
+            (json!({"use_beam_search": false, "early_stopping": true}), "early_stopping"),
+        ] {
+            assert_names(path, fields, param);
+        }
+    }
+    // The engine's own limit.
+    let config = engine::EngineConfig { max_num_seqs: 4, ..common::config() };
+    let server = Server::with(config, Default::default(), std::time::Duration::ZERO);
+    for (fields, param) in [
+        (json!({"n": 5}), "n"),
+        (json!({"best_of": 5}), "best_of"),
+        (json!({"use_beam_search": true, "beam_width": 5}), "beam_width"),
+    ] {
+        let reply = server.post(COMPLETIONS, &request(COMPLETIONS, &fields));
+        assert_eq!((reply.status, &reply.error()["param"]), (400, &json!(param)));
+        assert!(reply.body.contains("--max-num-seqs"), "{}", reply.body);
+    }
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! What completions and chat have in common: sampling, limits, streaming. Read once, checked field by field.
 
-use engine::{GenerationParams, GenerationRequest, SamplingParams};
+use engine::{BeamSearch, GenerationParams, GenerationRequest, SamplingParams};
 use serde_json::Value;
 
 use super::app::App;
@@ -10,7 +10,7 @@ use super::fields::Fields;
 /// Most alternatives per token that may be asked for.
 pub const MAX_LOGPROBS: usize = 20;
 
-/// Most sequences per prompt; the engine may allow fewer (`--max-num-seqs`).
+/// Most sequences per prompt, candidates of `best_of` and beams included; the engine may allow fewer (`--max-num-seqs`).
 const MAX_N: usize = 128;
 
 /// Most stop strings.
@@ -20,8 +20,7 @@ const MAX_STOP: usize = 16;
 const MAX_BAD_WORDS: usize = 1024;
 
 /// Fields of other engines and later versions; each has an effect that a client would miss, so none is ignored.
-const UNSUPPORTED: [(&str, &str); 12] = [
-    ("use_beam_search", "beam search is not built yet; sample with n"),
+const UNSUPPORTED: [(&str, &str); 11] = [
     ("structured_outputs", "structured output is not built yet"),
     ("guided_json", "structured output is not built yet"),
     ("guided_regex", "structured output is not built yet"),
@@ -70,7 +69,7 @@ impl Options {
             return Err(ApiError::unsupported("prompt_logprobs", "not with stream; leave one of the two out"));
         }
         let n = fields.count("n", 1, MAX_N)?.unwrap_or(1);
-        check_best_of(fields, n)?;
+        let (best_of, beam) = search(fields, n, stream)?;
         let mut limit = None;
         for name in max_tokens.iter().rev() {
             limit = fields.count(name, 0, usize::MAX)?.map(|found| (*name, found)).or(limit);
@@ -96,6 +95,8 @@ impl Options {
             params: GenerationParams {
                 sampling: sampling(app, fields)?,
                 n,
+                best_of,
+                beam,
                 max_tokens: None,
                 ignore_eos: fields.bool("ignore_eos")?.unwrap_or(false),
                 stop: fields.strings("stop", MAX_STOP)?,
@@ -257,15 +258,49 @@ fn stream_options(fields: &Fields, stream: bool) -> Result<(bool, bool), ApiErro
     Ok((flag("include_usage")?, flag("continuous_usage_stats")?))
 }
 
-fn check_best_of(fields: &Fields, n: usize) -> Result<(), ApiError> {
-    match fields.count("best_of", 1, usize::MAX)? {
+/// What replaces plain sampling: the best of several samples, or a beam search. `best_of` is also the older name of a
+/// beam's width.
+fn search(fields: &Fields, n: usize, stream: bool) -> Result<(Option<usize>, Option<BeamSearch>), ApiError> {
+    let at_least_n = |name| match fields.count(name, 1, MAX_N)? {
         Some(found) if found < n => {
-            Err(ApiError::wrong("best_of", &Value::from(found), format!("at least n, which is {n}")))
+            Err(ApiError::wrong(name, &Value::from(found), format!("at least n, which is {n}")))
         }
-        Some(found) if found > n => {
-            Err(ApiError::unsupported("best_of", format!("found {found}, ask for n alone, which is {n}")))
+        found => Ok(found),
+    };
+    let (best_of, width) = (at_least_n("best_of")?, at_least_n("beam_width")?);
+    let length_penalty = fields.number("length_penalty", "a number", |_| true)?;
+    let early_stopping = fields.bool("early_stopping")?;
+    if fields.bool("use_beam_search")?.unwrap_or(false) {
+        if best_of.is_some() && width.is_some() {
+            return Err(ApiError::invalid("best_of", "not together with beam_width, of which it is the older name"));
         }
-        _ => Ok(()),
+        let plain = BeamSearch::new(width.or(best_of).unwrap_or(n));
+        return Ok((
+            None,
+            Some(BeamSearch {
+                length_penalty: length_penalty.unwrap_or(plain.length_penalty),
+                early_stopping: early_stopping.unwrap_or(plain.early_stopping),
+                ..plain
+            }),
+        ));
+    }
+    for (name, asks) in [
+        ("beam_width", width.is_some()),
+        ("length_penalty", length_penalty.is_some_and(|penalty| penalty != 1.0)),
+        ("early_stopping", early_stopping == Some(true)),
+    ] {
+        if asks {
+            return Err(ApiError::invalid(name, "only together with use_beam_search: true"));
+        }
+    }
+    match best_of.filter(|&candidates| candidates > n) {
+        Some(_) if stream => Err(ApiError::invalid(
+            "best_of",
+            format_args!(
+                "more than n, which is {n}, not with stream: the best are known at the end; leave one of the two out"
+            ),
+        )),
+        best_of => Ok((best_of, None)),
     }
 }
 

@@ -39,7 +39,8 @@ impl Envelope {
 pub struct Usage {
     /// Tokens of all prompts, each counted once.
     pub prompt_tokens: usize,
-    /// Tokens of all sequences, those that ended them included.
+    /// Tokens of all sequences that are returned, those that ended them included; not what `best_of` left out and a beam
+    /// search gave up.
     pub completion_tokens: usize,
     /// Prompt tokens that came from the prefix cache.
     pub cached_tokens: usize,

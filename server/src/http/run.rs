@@ -85,9 +85,7 @@ impl Answer {
 
     fn add(&mut self, delta: Delta) {
         if let Some(whole) = self.sequences.get_mut(delta.index as usize) {
-            whole.text.push_str(&delta.text);
-            whole.tokens.extend(delta.tokens);
-            whole.finish = delta.finish.or(whole.finish.take());
+            whole.extend(delta);
         }
     }
 

@@ -1,0 +1,83 @@
+//! What is refused before it begins, in the words of who asked.
+
+use sched::Refusal;
+
+use crate::api::{GenerationParams, GenerationRequest};
+use crate::error::SubmitError;
+
+/// Refuses what no step could do, before the scheduler sees it: fields out of range, and a prompt that fills the context.
+pub(crate) fn check(request: &GenerationRequest, vocab_size: usize, max_model_len: usize) -> Result<(), SubmitError> {
+    let params = &request.params;
+    let invalid = |param, message: String| Err(SubmitError::Invalid { param, message });
+    params.sampling.validate().map_err(|e| SubmitError::Invalid { param: e.param, message: e.message })?;
+    if request.prompt.is_empty() {
+        return invalid("prompt", "the prompt is empty: at least one token is needed".to_string());
+    }
+    let outside = |mut ids: Box<dyn Iterator<Item = u32> + '_>| ids.find(|&id| id as usize >= vocab_size);
+    let sampling = &params.sampling;
+    for (param, id) in [
+        ("prompt", outside(Box::new(request.prompt.iter().copied()))),
+        ("stop_token_ids", outside(Box::new(params.stop_token_ids.iter().copied()))),
+        ("logit_bias", outside(Box::new(sampling.logit_bias.iter().map(|bias| bias.0)))),
+        ("allowed_token_ids", outside(Box::new(sampling.allowed_token_ids.iter().flatten().copied()))),
+        ("bad_words", outside(Box::new(sampling.bad_words.iter().flatten().copied()))),
+    ] {
+        if let Some(id) = id {
+            return invalid(param, format!("{param}: token id {id} is outside of the vocabulary of {vocab_size}"));
+        }
+    }
+    let (prompt, context) = (request.prompt.len(), max_model_len);
+    if prompt >= context {
+        return Err(SubmitError::NeverFits(format!(
+            "the prompt has {prompt} tokens, the context holds {context} (--max-model-len) and needs room for one more: shorten the prompt"
+        )));
+    }
+    if params.stop.iter().any(String::is_empty) {
+        return invalid("stop", "stop: an empty string would end every text at once".to_string());
+    }
+    check_search(params)
+}
+
+/// Whether the numbers of sequences go together.
+fn check_search(params: &GenerationParams) -> Result<(), SubmitError> {
+    let invalid = |param, problem: String| Err(SubmitError::Invalid { param, message: format!("{param}: {problem}") });
+    let n = params.n;
+    if n == 0 {
+        return invalid("n", "found 0, expected at least 1".to_string());
+    }
+    let Some(beam) = params.beam else {
+        return match params.best_of {
+            Some(found) if found < n => invalid("best_of", format!("found {found}, expected at least n, which is {n}")),
+            _ => Ok(()),
+        };
+    };
+    if params.best_of.is_some() {
+        return invalid("best_of", "not together with a beam search, which returns the n best".to_string());
+    }
+    if beam.width < n {
+        return invalid("beam_width", format!("found {}, expected at least n, which is {n}", beam.width));
+    }
+    if !beam.length_penalty.is_finite() {
+        return invalid("length_penalty", format!("found {}, expected a finite number", beam.length_penalty));
+    }
+    if !params.stop.is_empty() {
+        return invalid("stop", "a beam search ends at tokens, not at texts: use stop_token_ids".to_string());
+    }
+    Ok(())
+}
+
+/// The scheduler's refusal in the words of who asked.
+pub(crate) fn refused(params: &GenerationParams, refusal: &Refusal) -> SubmitError {
+    match refusal {
+        Refusal::TooManySequences { n, max_num_seqs, .. } => {
+            let param = match (params.beam, params.best_of) {
+                (Some(_), _) => "beam_width",
+                (None, Some(_)) => "best_of",
+                (None, None) => "n",
+            };
+            let message = format!("{param} is {n}, but at most {max_num_seqs} sequences run at once (--max-num-seqs)");
+            SubmitError::Invalid { param, message }
+        }
+        other => SubmitError::NeverFits(other.to_string()),
+    }
+}

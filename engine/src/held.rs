@@ -1,0 +1,123 @@
+//! Answers that come together, when the last has ended: the best of several samples, and the results of a beam search.
+
+use crate::api::{Delta, FinishReason, GenerationParams};
+
+/// What a request has made so far and does not show yet.
+pub(crate) struct Held {
+    /// By index of the sequence.
+    answers: Vec<Delta>,
+    /// Candidates are ranked and so many shown; results of a beam search come ranked.
+    best: Option<usize>,
+    show_logprobs: bool,
+}
+
+impl Held {
+    /// `None` for a request whose news need not wait. Candidates need log-probabilities to be ranked by: where the caller
+    /// wants none, they are switched on here and taken out of the answer.
+    pub fn new(params: &mut GenerationParams) -> Option<Held> {
+        let best = params.best_of.filter(|&candidates| candidates > params.n).map(|_| params.n);
+        if best.is_none() && params.beam.is_none() {
+            return None;
+        }
+        let show_logprobs = params.sampling.logprobs.is_some();
+        if best.is_some() {
+            params.sampling.logprobs.get_or_insert(0);
+        }
+        Some(Held { answers: Vec::new(), best, show_logprobs })
+    }
+
+    /// Keeps news of a sequence.
+    pub fn take(&mut self, delta: Delta) {
+        let index = delta.index as usize;
+        for index in self.answers.len()..=index {
+            self.answers.push(Delta { index: index as u32, ..Delta::default() });
+        }
+        self.answers[index].extend(delta);
+    }
+
+    /// The answers, each as one delta, numbered from the best.
+    pub fn release(&mut self) -> Vec<Delta> {
+        let mut answers = std::mem::take(&mut self.answers);
+        if let Some(n) = self.best {
+            // Stable: of equal ones the first. A failure is the whole request's, and must not be ranked out of sight.
+            answers.sort_by(|a, b| failed(b).cmp(&failed(a)).then(mean_logprob(b).total_cmp(&mean_logprob(a))));
+            answers.truncate(n);
+        }
+        for (answer, index) in answers.iter_mut().zip(0..) {
+            answer.index = index;
+            if !self.show_logprobs {
+                answer.tokens.iter_mut().for_each(|token| token.logprobs = None);
+            }
+        }
+        answers
+    }
+}
+
+fn failed(answer: &Delta) -> bool {
+    matches!(answer.finish, Some(FinishReason::Error(_)))
+}
+
+/// "The highest log probability per token", as OpenAI's reference says of `best_of`; 0 without tokens.
+fn mean_logprob(answer: &Delta) -> f64 {
+    let logprobs = answer.tokens.iter().filter_map(|token| token.logprobs.as_ref());
+    let sum: f64 = logprobs.map(|logprobs| f64::from(logprobs.logprob)).sum();
+    sum / answer.tokens.len().max(1) as f64
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use crate::api::TokenOutput;
+    use sampling::TokenLogprobs;
+
+    fn delta(index: u32, logprobs: &[f32], finish: Option<FinishReason>) -> Delta {
+        let token = |&logprob: &f32| TokenOutput {
+            id: index,
+            logprobs: Some(TokenLogprobs { logprob, rank: 1, top: Vec::new() }),
+            text_offset: 0,
+        };
+        Delta { index, text: "x".repeat(logprobs.len()), tokens: logprobs.iter().map(token).collect(), finish }
+    }
+
+    fn held(n: usize, best_of: usize, deltas: Vec<Delta>) -> Vec<Delta> {
+        let mut params = GenerationParams { n, best_of: Some(best_of), ..Default::default() };
+        let mut held = Held::new(&mut params).unwrap();
+        assert_eq!(params.sampling.logprobs, Some(0), "ranked by what nobody asked for");
+        deltas.into_iter().for_each(|delta| held.take(delta));
+        held.release()
+    }
+
+    #[test]
+    fn the_best_by_mean_log_probability_come_first_and_equal_ones_in_order() {
+        let end = || Some(FinishReason::Length);
+        let answers = held(
+            3,
+            4,
+            vec![
+                delta(2, &[-1.0], None),
+                delta(0, &[-1.0, -1.0, -1.0], end()),
+                delta(1, &[-2.0], end()),
+                delta(3, &[-0.5, -0.6], end()),
+                delta(2, &[-1.0], end()),
+            ],
+        );
+        let order: Vec<(u32, u32, usize)> = answers.iter().map(|a| (a.index, a.tokens[0].id, a.tokens.len())).collect();
+        assert_eq!(order, [(0, 3, 2), (1, 0, 3), (2, 2, 2)]);
+        assert!(answers.iter().all(|a| a.finish == end() && a.tokens.iter().all(|t| t.logprobs.is_none())));
+        assert_eq!(answers[1].text, "xxx");
+    }
+
+    #[test]
+    fn a_failure_is_never_ranked_out_of_sight() {
+        let error = || Some(FinishReason::Error("no device".into()));
+        let answers = held(1, 2, vec![delta(0, &[-0.1], Some(FinishReason::Length)), delta(1, &[-9.0], error())]);
+        assert_eq!(answers[0].finish, error());
+    }
+
+    #[test]
+    fn as_many_candidates_as_answers_need_not_wait() {
+        let mut params = GenerationParams { n: 2, best_of: Some(2), ..Default::default() };
+        assert!(Held::new(&mut params).is_none() && params.sampling.logprobs.is_none());
+    }
+}
