@@ -209,6 +209,7 @@ impl Engine {
     /// step end with [`FinishReason::Error`] and the engine goes on with the others.
     pub fn step(&mut self, mut emit: impl FnMut(RequestId, TokenEvent)) {
         let plan = self.scheduler.plan();
+        tracing::debug!("{plan}");
         self.outcomes.clear();
         if let Err(error) = self.execute(&plan, &mut emit) {
             self.fail(&plan, &error, &mut emit);

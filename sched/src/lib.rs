@@ -125,7 +125,7 @@ pub use kvblock::{BlockId, CacheGroup, HostBlockId, MemOp};
 pub use plan::{GroupSpan, Outcome, Span, StepId, StepPlan, TableDelta};
 pub use request::{Refusal, Request, RequestId, SeqId};
 pub use scheduler::Scheduler;
-pub use stats::{SchedStats, SpecStats};
+pub use stats::{SchedulerStats, SpecStats};
 
 /// Compiles and runs the README's example.
 #[cfg(doctest)]

@@ -4,6 +4,7 @@
 //! the tables in `released`, applies `memory`, applies each span's [`TableDelta`]s, and runs one forward pass
 //! over all spans.
 
+use std::fmt;
 use std::ops::Range;
 
 use kvblock::{BlockId, MemOp};
@@ -15,8 +16,8 @@ use crate::{RequestId, SeqId};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct StepId(pub u64);
 
-impl std::fmt::Display for StepId {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Display for StepId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "step {}", self.0)
     }
 }
@@ -111,6 +112,44 @@ impl Outcome {
     /// One token for a sequence that continues itself.
     pub fn token(seq: SeqId, token: u32, finished: bool) -> Outcome {
         Outcome { seq, parent: seq.index, tokens: vec![token], finished }
+    }
+}
+
+/// One line for the step, then one for each table forgotten, memory operation, span and preemption.
+impl fmt::Display for StepPlan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {} spans, {} tokens", self.step, self.spans.len(), self.num_tokens())?;
+        self.preempted.iter().try_for_each(|id| write!(f, "\n  preempt {id}"))?;
+        self.released.iter().try_for_each(|seq| write!(f, "\n  forget {seq}"))?;
+        for op in &self.memory {
+            match op {
+                MemOp::Copy { src, dst } => write!(f, "\n  copy {src} to {dst}"),
+                MemOp::Poison { block, from_slot } => write!(f, "\n  poison {block} from slot {from_slot}"),
+                MemOp::SwapOut { src, dst } => write!(f, "\n  swap out {src} to {dst}"),
+                MemOp::SwapIn { src, dst } => write!(f, "\n  swap in {src} to {dst}"),
+            }?;
+        }
+        self.spans.iter().try_for_each(|span| write!(f, "\n  {span}"))
+    }
+}
+
+/// Sequence, positions, blocks by group, and who draws.
+impl fmt::Display for Span {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: positions {}..{}", self.seq, self.start, self.start + self.tokens.len())?;
+        match (self.cached, self.drafts) {
+            (0, 0) => {}
+            (cached, 0) => write!(f, ", {cached} before them cached")?,
+            (_, drafts) => write!(f, ", {drafts} of them drafts")?,
+        }
+        for TableDelta { holes, keep, append } in self.groups.iter().map(|g| &g.table) {
+            let append: Vec<u32> = append.iter().map(|block| block.0).collect();
+            write!(f, "; table keeps {keep}, {holes} of them holes, and takes {append:?}")?;
+        }
+        if let Some(step) = self.awaits {
+            write!(f, "; waits for {step}")?;
+        }
+        if self.sample.is_empty() { Ok(()) } else { write!(f, "; draws {:?}", self.sample) }
     }
 }
 

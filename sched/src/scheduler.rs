@@ -13,7 +13,7 @@ use crate::admit::Blocked;
 use crate::commit::Flight;
 use crate::group::{Away, Group, QueueKey, Sequence};
 use crate::ids::IdMap;
-use crate::{ConfigError, Refusal, Request, RequestId, SchedConfig, SchedStats, SeqId, SpecStats, StepId};
+use crate::{ConfigError, Refusal, Request, RequestId, SchedConfig, SchedulerStats, SeqId, SpecStats, StepId};
 
 /// A table that its sequence has given up and a step in flight still writes to.
 pub(crate) struct Parked {
@@ -42,7 +42,7 @@ pub struct Scheduler {
     /// Counts what may make room for, or save work to, a request that could not be admitted.
     pub(crate) changes: u64,
     pub(crate) last_step: StepId,
-    pub(crate) counters: SchedStats,
+    pub(crate) counters: SchedulerStats,
     pub(crate) spec: SpecStats,
     /// Tokens on their way into a table; kept, so that a step does not allocate for each.
     pub(crate) scratch: Vec<u32>,
@@ -73,7 +73,7 @@ impl Scheduler {
             blocked: None,
             changes: 0,
             last_step: StepId(0),
-            counters: SchedStats::default(),
+            counters: SchedulerStats::default(),
             spec: SpecStats::default(),
             scratch: Vec::new(),
             arrivals: 0,
@@ -155,9 +155,9 @@ impl Scheduler {
     }
 
     /// The numbers now.
-    pub fn stats(&self) -> SchedStats {
+    pub fn stats(&self) -> SchedulerStats {
         let (gauges, counters) = (self.pool.gauges(), self.pool.counters());
-        SchedStats {
+        SchedulerStats {
             num_running: self.running.len(),
             num_waiting: self.waiting.len(),
             num_swapped: self.swapped.len(),

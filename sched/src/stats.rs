@@ -4,7 +4,7 @@ use serde::Serialize;
 
 /// Gauges are now, counters since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct SchedStats {
+pub struct SchedulerStats {
     /// Requests that hold blocks.
     pub num_running: usize,
     /// Requests that wait, those included that were preempted and will be computed again.
@@ -84,7 +84,7 @@ impl SpecStats {
     }
 }
 
-impl SchedStats {
+impl SchedulerStats {
     /// Share of the looked-up tokens that first admissions found in the prefix cache, 0 to 1; `None` before
     /// the first lookup.
     pub fn prefix_hit_rate(&self) -> Option<f64> {

@@ -198,14 +198,16 @@ impl World {
     fn step(&mut self, between: &[Event], is_patient: bool) {
         let plan = self.scheduler.plan();
         assert_eq!(plan, self.twin.plan(), "the plan is not a function of the history");
+        // A plan says everything: what is executed is what was written down.
         let json = serde_json::to_string(&plan).unwrap();
-        assert_eq!(plan, serde_json::from_str::<StepPlan>(&json).unwrap());
+        let replayed: StepPlan = serde_json::from_str(&json).unwrap();
+        assert_eq!(plan, replayed);
         let waits_for_commit = !self.in_flight.is_empty();
         assert!(!plan.spans.is_empty() || self.live.is_empty() || waits_for_commit, "work is there and none is done");
         assert!(plan.spans.is_empty() || !self.live.is_empty(), "work is done without need");
         self.scheduler.audit().unwrap();
         self.check_preempted(&plan);
-        let outcomes = self.executor.execute(&plan);
+        let outcomes = self.executor.execute(&replayed);
         let idle = plan.spans.is_empty();
         let hasty = plan.step.0.is_multiple_of(7);
         for scheduler in [&mut self.scheduler, &mut self.twin] {

@@ -48,6 +48,19 @@ fn beams_share_their_prompt_and_copy_only_the_blocks_in_which_they_differ() {
     assert_eq!(plan.released, [seq(0, 1)], "beam 1 has another table now");
     assert_eq!(plan.spans[1].groups[0].table.append.len(), 3);
     assert_eq!(plan.spans.iter().map(|span| span.tokens[0]).collect::<Vec<_>>(), [4, 5, 6]);
+    let lines = plan.to_string();
+    let lines: Vec<&str> = lines.lines().filter(|line| !line.contains("poison")).collect();
+    assert_eq!(
+        lines,
+        [
+            "step 3: 3 spans, 3 tokens",
+            "  forget request 0, sequence 1",
+            "  copy block 3 to block 4",
+            "  request 0, sequence 0: positions 11..12; table keeps 2, 0 of them holes, and takes [4]; draws 0..1",
+            "  request 0, sequence 1: positions 11..12; table keeps 0, 0 of them holes, and takes [0, 1, 3]; draws 1..2",
+            "  request 0, sequence 2: positions 11..12; table keeps 3, 0 of them holes, and takes []; draws 2..3",
+        ]
+    );
     // All go on from beam 2: the others' last blocks are back, and three tables are alike.
     commit(&mut s, &plan, &[from(0, 2, 7), from(1, 2, 8), from(2, 2, 9)]);
     assert_eq!(s.stats().blocks_in_use, 3);
