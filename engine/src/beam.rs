@@ -11,7 +11,8 @@
 //!
 //! A step of `w` beams extends each with its `2w` likeliest tokens (or [more](Beams::wanted)) and orders all of these by the
 //! sum of log-probabilities, equal ones by the rank of their parent and then by token id. Those that end are set aside,
-//! wherever they stand, and the best `w` of the others live on. It costs O(w² log w), a walk of each beam's path, and a node per hypothesis that is kept.
+//! wherever they stand, as vLLM does (transformers drop those that stand below the best `w` candidates), and the best `w` of
+//! the others live on. It costs O(w² log w), a walk of each beam's path, and a node per hypothesis that is kept.
 //!
 //! # Score
 //! `sum of log-probabilities / tokens^length_penalty`, over generated tokens alone, with the token that ended the hypothesis
