@@ -106,6 +106,7 @@
 //! the best standing: aged and the earliest. Then each step computes some of it until it ends. (A request of
 //! low priority does wait for ever behind an endless stream of higher ones: that is what priority asks for.)
 
+mod accept;
 mod admit;
 mod commit;
 mod config;
@@ -119,7 +120,7 @@ mod scheduler;
 mod stats;
 mod step;
 
-pub use commit::CommitError;
+pub use accept::CommitError;
 pub use config::{ConfigError, Policy, PreemptionMode, SchedConfig};
 pub use kvblock::{BlockId, CacheGroup, HostBlockId, MemOp};
 pub use plan::{GroupSpan, Outcome, Span, StepId, StepPlan, TableDelta};

@@ -160,6 +160,8 @@ fn a_parent_that_can_not_be_is_refused_and_nothing_is_committed() {
     assert!(text.contains("continues sequence 1") && !text.contains('\n'), "{text}");
     let missing = [from(0, 0, 1), others[0].clone(), others[1].clone()];
     assert_eq!(error(&missing), CommitError::MissingToken { seq: seq(0, 1) });
+    let empty = [Outcome { tokens: vec![], ..from(0, 0, 1) }, from(1, 0, 1), others[0].clone(), others[1].clone()];
+    assert_eq!(error(&empty), CommitError::MissingToken { seq: seq(0, 0) });
     assert!(!s.finish_sequence(seq(0, 0)), "beams end by outcomes");
     commit(&mut s, &plan, &[from(0, 0, 1), from(1, 1, 1), others[0].clone(), others[1].clone()]);
     drain(&mut s);
