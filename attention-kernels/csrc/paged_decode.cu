@@ -1,0 +1,22 @@
+// cuda.paged_v1 and cuda.paged_v2 for f16 and bf16: entries paged_decode_<type>_h<head size>[_kv8], paged_decode_f32.
+//
+// Grid (num_rows * num_heads, max(max_partitions, 1)), 128 threads. Blocks of one KV head stand beside each other, so that
+// the second to last of a group find its keys in the L2 cache.
+
+#include "instantiate.cuh"
+#include "paged_decode.cuh"
+
+#define PAGED_DECODE(name, T, KV8, D)                                                  \
+    extern "C" __global__ void __launch_bounds__(quire::DECODE_THREADS)                \
+        name(const __grid_constant__ quire::AttentionArgs args) {                      \
+        quire::paged_decode<quire::VectorRows<T, KV8, D>>(args);                       \
+    }                                                                                  \
+    QUIRE_EXPORT(name);
+
+QUIRE_EACH_INSTANCE(PAGED_DECODE, paged_decode)
+
+extern "C" __global__ void __launch_bounds__(quire::DECODE_THREADS)
+    paged_decode_f32(const __grid_constant__ quire::AttentionArgs args) {
+    quire::paged_decode<quire::GenericRows>(args);
+}
+QUIRE_EXPORT(paged_decode_f32);
