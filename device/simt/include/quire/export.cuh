@@ -46,7 +46,9 @@ struct Entry {
 
 }  // namespace simt
 
-#define QUIRE_EXPORT(name)                                                                        \
+// In two steps, so that a name may itself come from a macro.
+#define QUIRE_EXPORT(name) QUIRE_EXPORT_EXPANDED(name)
+#define QUIRE_EXPORT_EXPANDED(name)                                                               \
     static simt::Kernel quire_kernel_##name = simt::Trampoline<&name>::describe(#name, __FILE__); \
     static const simt::Entry quire_entry_##name(&quire_kernel_##name)
 
