@@ -16,8 +16,15 @@
     MAKE(kernel##_h192##suffix, T, KV8, 192)               \
     MAKE(kernel##_h256##suffix, T, KV8, 256)
 
-#define QUIRE_EACH_INSTANCE(MAKE, kernel)                                    \
-    QUIRE_EACH_HEAD_SIZE(MAKE, kernel##_f16, __half, false, )                \
-    QUIRE_EACH_HEAD_SIZE(MAKE, kernel##_f16, __half, true, _kv8)             \
-    QUIRE_EACH_HEAD_SIZE(MAKE, kernel##_bf16, __nv_bfloat16, false, )        \
-    QUIRE_EACH_HEAD_SIZE(MAKE, kernel##_bf16, __nv_bfloat16, true, _kv8)
+// The manifest compiles a source once for each type and cache class.
+#if defined(QUIRE_F16)
+#define QUIRE_EACH_INSTANCE(MAKE, kernel) QUIRE_EACH_HEAD_SIZE(MAKE, kernel##_f16, __half, false, )
+#elif defined(QUIRE_F16_KV8)
+#define QUIRE_EACH_INSTANCE(MAKE, kernel) QUIRE_EACH_HEAD_SIZE(MAKE, kernel##_f16, __half, true, _kv8)
+#elif defined(QUIRE_BF16)
+#define QUIRE_EACH_INSTANCE(MAKE, kernel) QUIRE_EACH_HEAD_SIZE(MAKE, kernel##_bf16, __nv_bfloat16, false, )
+#elif defined(QUIRE_BF16_KV8)
+#define QUIRE_EACH_INSTANCE(MAKE, kernel) QUIRE_EACH_HEAD_SIZE(MAKE, kernel##_bf16, __nv_bfloat16, true, _kv8)
+#else
+#error "one of QUIRE_F16, QUIRE_F16_KV8, QUIRE_BF16, QUIRE_BF16_KV8 says what to compile; see kernels.toml"
+#endif

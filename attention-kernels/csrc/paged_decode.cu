@@ -1,4 +1,4 @@
-// cuda.paged_v1 and cuda.paged_v2 for f16 and bf16: entries paged_decode_<type>_h<head size>[_kv8], paged_decode_f32.
+// cuda.paged_v1 and cuda.paged_v2 for f16 and bf16: entries paged_decode_<type>_h<head size>[_kv8].
 //
 // Grid (num_rows * num_heads, max(max_partitions, 1)), 128 threads. Blocks of one KV head stand beside each other, so that
 // the second to last of a group find its keys in the L2 cache.
@@ -14,9 +14,3 @@
     QUIRE_EXPORT(name);
 
 QUIRE_EACH_INSTANCE(PAGED_DECODE, paged_decode)
-
-extern "C" __global__ void __launch_bounds__(quire::DECODE_THREADS)
-    paged_decode_f32(const __grid_constant__ quire::AttentionArgs args) {
-    quire::paged_decode<quire::GenericRows>(args);
-}
-QUIRE_EXPORT(paged_decode_f32);

@@ -121,7 +121,7 @@ struct VectorRows {
                 for (int offset = LANES / 2; offset; offset /= 2) {
                     dot = __fadd_rn(dot, __shfl_xor_sync(ALL_LANES, dot, offset));
                 }
-                if (threadIdx.x % LANES == first + b) mine = dot;
+                if (static_cast<int>(threadIdx.x % LANES) == first + b) mine = dot;
             }
         }
         return mine;
@@ -211,7 +211,7 @@ struct GenericRows {
 #pragma unroll
             for (int i = 0; i < PER_LANE; i++) dot = __fmaf_rn(query[i], key[i], dot);
             dot = warp_sum(dot);
-            if (threadIdx.x % 32 == step) mine = dot;
+            if (static_cast<int>(threadIdx.x % 32) == step) mine = dot;
         }
         return mine;
     }
