@@ -73,21 +73,23 @@ struct TileSums {
 
     __device__ __forceinline__ void clear() {
         max[0] = max[1] = -INFINITY;
-        rescale(0.0f, 0.0f);
+        each([](float&, int) { return 0.0f; });
     }
     __device__ __forceinline__ void rescale(float upper, float lower) {
-#pragma unroll
-        for (int i = 0; i < Shape::SUMS; i++) {
-#pragma unroll
-            for (int j = 0; j < 2; j++) rescale(sums[i][j], upper, lower);
-        }
-        rescale(weights, upper, lower);
+        each([=](float sum, int row) { return __fmul_rn(sum, row ? lower : upper); });
     }
-    static __device__ __forceinline__ void rescale(float (&d)[4], float upper, float lower) {
-        d[0] = upper == 0.0f ? 0.0f : __fmul_rn(d[0], upper);
-        d[1] = upper == 0.0f ? 0.0f : __fmul_rn(d[1], upper);
-        d[2] = lower == 0.0f ? 0.0f : __fmul_rn(d[2], lower);
-        d[3] = lower == 0.0f ? 0.0f : __fmul_rn(d[3], lower);
+    // Replaces every number by `change` of it and its row, 0 or 1.
+    template <class Change>
+    __device__ __forceinline__ void each(Change change) {
+#pragma unroll
+        for (int c = 0; c < 4; c++) {
+            weights[c] = change(weights[c], c / 2);
+#pragma unroll
+            for (int i = 0; i < Shape::SUMS; i++) {
+#pragma unroll
+                for (int j = 0; j < 2; j++) sums[i][j][c] = change(sums[i][j][c], c / 2);
+            }
+        }
     }
     __device__ __forceinline__ SoftmaxState state(int row) const {
         SoftmaxState state;

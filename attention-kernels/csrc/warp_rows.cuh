@@ -79,6 +79,14 @@ struct VectorRows {
         }
     }
 
+    __device__ __forceinline__ void clear() {
+#pragma unroll
+        for (int i = 0; i < PER_LANE; i++) {
+#pragma unroll
+            for (int e = 0; e < WIDTH; e++) sums[i][e] = 0.0f;
+        }
+    }
+
     __device__ __forceinline__ void rescale(float factor) {
 #pragma unroll
         for (int i = 0; i < PER_LANE; i++) {
@@ -185,6 +193,11 @@ struct GenericRows {
         }
     }
 
+    __device__ __forceinline__ void clear() {
+#pragma unroll
+        for (int i = 0; i < PER_LANE; i++) sums[i] = 0.0f;
+    }
+
     __device__ __forceinline__ void rescale(float factor) {
 #pragma unroll
         for (int i = 0; i < PER_LANE; i++) sums[i] = __fmul_rn(sums[i], factor);
@@ -244,7 +257,7 @@ __device__ __forceinline__ SoftmaxState attend(Rows& rows, const Task& task, uin
     const uint32_t lane = threadIdx.x % 32, first = task.visible.first;
     const uint32_t end = min(task.visible.end, start + PARTITION);
     SoftmaxState state;
-    rows.rescale(0.0f);
+    rows.clear();
     for (uint32_t chunk = start + threadIdx.x / 32 * 32; chunk < end; chunk += WARPS * 32) {
         if (chunk + 32 <= first) continue;
         const uint32_t token = chunk + lane;
