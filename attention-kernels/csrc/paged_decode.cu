@@ -7,7 +7,7 @@
 #include "paged_decode.cuh"
 
 #define PAGED_DECODE(name, T, KV8, D)                                                  \
-    extern "C" __global__ void __launch_bounds__(quire::DECODE_THREADS)                \
+    extern "C" __global__ void __launch_bounds__(quire::DECODE_THREADS, 4)             \
         name(const __grid_constant__ quire::AttentionArgs args) {                      \
         quire::paged_decode<quire::VectorRows<T, KV8, D>>(args);                       \
     }                                                                                  \

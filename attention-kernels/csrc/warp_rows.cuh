@@ -108,7 +108,7 @@ struct VectorRows {
     // q·k of the token that this lane owns, whose place is `place`.
     __device__ __forceinline__ float product(const Task& task, int64_t place) const {
         float mine = 0.0f;
-#pragma unroll
+#pragma unroll 1  // BATCH loads are in flight already; more would cost the registers that let more warps run
         for (int first = 0; first < LANES; first += BATCH) {
             uint4 raw[BATCH][PER_LANE];
 #pragma unroll
@@ -137,7 +137,7 @@ struct VectorRows {
 
     // Adds the values of the chunk, each lane bringing the weight and place of its token.
     __device__ __forceinline__ void accumulate(const Task& task, int64_t place, float weight) {
-#pragma unroll
+#pragma unroll 1  // BATCH loads are in flight already; more would cost the registers that let more warps run
         for (int first = 0; first < LANES; first += BATCH) {
             uint4 raw[BATCH][PER_LANE];
 #pragma unroll
