@@ -15,12 +15,13 @@ const ALIGN: usize = 64;
 /// # Safety
 /// Implementors must be `Copy`, valid for every bit pattern, free of padding, and aligned to at most 64 bytes.
 pub unsafe trait Element: Copy + Send + Sync + 'static {}
-// SAFETY: primitive numbers without padding or invalid patterns.
-unsafe impl Element for f32 {}
-// SAFETY: as above.
-unsafe impl Element for u16 {}
-// SAFETY: as above.
-unsafe impl Element for u8 {}
+macro_rules! elements {
+    ($($number:ty),*) => {
+        // SAFETY: primitive numbers without padding or invalid patterns.
+        $(unsafe impl Element for $number {})*
+    };
+}
+elements!(u8, u16, u32, u64, i32, i64, f32);
 
 /// A piece of device memory, 64-byte aligned. Host memory is its only kind so far.
 pub struct Buffer {
@@ -65,6 +66,11 @@ impl Buffer {
         let len = self.elements::<T>()?;
         // SAFETY: as in `host`, and `&mut self` makes it the only view.
         Ok(unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr().cast(), len) })
+    }
+
+    /// The address that a kernel gets for byte 0.
+    pub(crate) fn address(&self) -> *mut u8 {
+        self.start.as_ptr()
     }
 
     fn elements<T: Element>(&self) -> Result<usize, DeviceError> {

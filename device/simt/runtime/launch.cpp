@@ -102,8 +102,11 @@ struct Block {
 
 Worker& current() { return *static_cast<Worker*>(self); }
 
-// Back to the scheduler. Returns when it is this thread's turn again.
-void leave(Worker& worker) { switch_fiber(worker.fiber, worker.home->main, false); }
+// Back to the scheduler. Returns when it is this thread's turn again, which after a fault never comes.
+void leave(Worker& worker) {
+    release_order(&worker.home->end_order);
+    switch_fiber(worker.fiber, worker.home->main, false);
+}
 
 void enter_thread() {
     Worker& worker = current();
@@ -186,11 +189,10 @@ void Block::run() {
         }
         bool finished = true;
         for (const Worker& worker : workers) finished = finished && worker.state == State::done;
-        if (finished) break;
+        if (finished) return;
         nobody_is_ready();
         if (fault) return;
     }
-    acquire_order(&end_order);
 }
 
 void Block::resume(Worker& worker) {
@@ -198,42 +200,44 @@ void Block::resume(Worker& worker) {
     switch_fiber(main, worker.fiber, false);
 }
 
+bool same(Place a, Place b) { return a.line == b.line && std::strcmp(a.file, b.file) == 0; }
+
 // Either all threads wait at one barrier, which opens, or they would wait for ever.
 void Block::nobody_is_ready() {
-    const Worker *first = nullptr, *other = nullptr, *met = nullptr;
-    unsigned waiting = 0, gone = 0;
+    const Worker* met = nullptr;                        // waits for its warp
+    const Worker *first = nullptr, *elsewhere = nullptr;  // wait, at two places if there are two
+    unsigned gone = 0;
     for (const Worker& worker : workers) {
         gone += worker.state == State::done;
+        if (worker.state == State::done) continue;
         if (worker.state == State::in_meeting) met = &worker;
-        if (worker.state != State::at_barrier) continue;
-        waiting++;
         if (!first) first = &worker;
-        if (worker.at.line != first->at.line || std::strcmp(worker.at.file, first->at.file) != 0) other = &worker;
+        if (!same(worker.at, first->at)) elsewhere = &worker;
     }
-    const Worker& blamed = met ? *met : other ? *other : *first;
+    if (!elsewhere && !met && !gone) return open_barrier();
+    const Worker& blamed = met ? *met : elsewhere ? *elsewhere : *first;
+    const Worker& other = &blamed == first && elsewhere ? *elsewhere : *first;
     const auto blame = [&](Fault code) {
         last_report.block = blamed.block_idx;
         last_report.thread = blamed.thread_idx;
         last_report.at = blamed.at;
         fault = static_cast<int>(code);
     };
-    if (met) {
+    const uint3 t = other.thread_idx;
+    if (met && elsewhere) {
         blame(Fault::deadlock);
-        if (first) {
-            say(fault, kernel, "deadlock: this thread waits for its warp, and %u threads wait at the barrier at %s:%d", waiting,
-                first->at.file, first->at.line);
-        } else {
-            say(fault, kernel, "deadlock: this thread waits for lanes of its warp that have left or wait elsewhere");
-        }
-    } else if (other) {
+        say(fault, kernel, "deadlock: this thread waits here for its warp, thread (%u,%u,%u) waits at %s:%d", t.x, t.y, t.z,
+            other.at.file, other.at.line);
+    } else if (met) {
+        blame(Fault::deadlock);
+        say(fault, kernel, "deadlock: this thread waits here for lanes of its warp, %u threads have left the kernel", gone);
+    } else if (elsewhere) {
         blame(Fault::divergent_barrier);
-        say(fault, kernel, "divergent barrier: this thread waits here, thread (%u,%u,%u) at %s:%d", first->thread_idx.x,
-            first->thread_idx.y, first->thread_idx.z, first->at.file, first->at.line);
-    } else if (gone) {
-        blame(Fault::barrier_after_exit);
-        say(fault, kernel, "barrier after exit: %u threads wait here, %u have left the kernel", waiting, gone);
+        say(fault, kernel, "divergent barrier: this thread waits here, thread (%u,%u,%u) waits at %s:%d", t.x, t.y, t.z,
+            other.at.file, other.at.line);
     } else {
-        open_barrier();
+        blame(Fault::barrier_after_exit);
+        say(fault, kernel, "barrier after exit: %u threads wait here, %u have left the kernel", threads - gone, gone);
     }
 }
 
@@ -314,7 +318,7 @@ Rows meet(unsigned mask, const void* value, unsigned bytes, Meeting meeting, Pla
     for (Slot& candidate : warp.slots) {
         if (!candidate.mask) {
             if (!free) free = &candidate;
-        } else if (candidate.arrived != candidate.mask && (candidate.mask & mask)) {
+        } else if (candidate.mask == mask && candidate.arrived != mask) {
             slot = &candidate;
             break;
         }
@@ -326,10 +330,10 @@ Rows meet(unsigned mask, const void* value, unsigned bytes, Meeting meeting, Pla
         slot->meeting = meeting;
         slot->bytes = bytes;
         slot->at = at;
-    } else if (slot->mask != mask || slot->meeting != meeting || slot->bytes != bytes || slot->at.line != at.line) {
+    } else if (slot->meeting != meeting || slot->bytes != bytes || slot->at.line != at.line) {
         char why[384];
-        std::snprintf(why, sizeof why, "divergent warp operation: lanes %#x came here with mask %#x, others wait with mask %#x at %s:%d",
-                      me, mask, slot->mask, slot->at.file, slot->at.line);
+        std::snprintf(why, sizeof why, "divergent warp operation: other lanes of mask %#x wait at %s:%d", mask, slot->at.file,
+                      slot->at.line);
         fail(Fault::divergent_collective, why, at);
     }
 
@@ -409,6 +413,7 @@ int launch(const char* kernel, const Grid& grid, void (*call)(void* const*), voi
         for (const uint32_t index : order) {
             block.begin(index);
             block.run();
+            acquire_order(&block.end_order);
             if (block.fault) break;
         }
         fault = block.fault;
