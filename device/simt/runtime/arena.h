@@ -14,7 +14,7 @@ constexpr unsigned WARP = 32;
 
 // One meeting of some lanes of a warp: it gathers until all of `mask` have arrived, then drains until all have left.
 struct Slot {
-    unsigned mask, arrived, left;  // mask is 0 for a free slot
+    unsigned mask, arrived, left;
     Meeting meeting;
     unsigned bytes;
     Place at;
@@ -24,7 +24,8 @@ struct Slot {
 
 // A lane is in at most one meeting, so a warp never needs more slots than lanes.
 struct Warp {
-    unsigned live;
+    unsigned live;  // lanes that have not left the kernel
+    unsigned used;  // slots that gather or drain
     Slot slots[WARP];
 };
 

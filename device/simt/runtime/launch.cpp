@@ -39,7 +39,8 @@ struct Worker : Thread {
     unsigned open_group;
 };
 
-// The thread_local storage of this library in the calling thread.
+// The thread_local storage of this library in the calling thread. In a main program, whose storage may be that of a C
+// library too, it is `smem` alone.
 struct Span {
     unsigned char *begin, *end;
 };
@@ -52,7 +53,7 @@ Span shared_storage() {
             for (int i = 0; begin && i < library->dlpi_phnum; i++) {
                 const auto& segment = library->dlpi_phdr[i];
                 if (segment.p_type != PT_TLS || smem < begin || smem >= begin + segment.p_memsz) continue;
-                span = {begin, begin + segment.p_memsz};
+                if (*library->dlpi_name) span = {begin, begin + segment.p_memsz};
                 return 1;
             }
             return 0;
@@ -314,17 +315,15 @@ Rows meet(unsigned mask, const void* value, unsigned bytes, Meeting meeting, Pla
     if (!(mask & me)) fail(Fault::bad_mask, "the mask of this warp operation lacks the lane that calls it", at);
     if (mask & ~warp.live) fail(Fault::bad_mask, "the mask of this warp operation names lanes that have left the kernel or never were", at);
 
-    Slot *slot = nullptr, *free = nullptr;
-    for (Slot& candidate : warp.slots) {
-        if (!candidate.mask) {
-            if (!free) free = &candidate;
-        } else if (candidate.mask == mask && candidate.arrived != mask) {
-            slot = &candidate;
-            break;
-        }
+    Slot* slot = nullptr;
+    for (unsigned used = warp.used; used && !slot; used &= used - 1) {
+        Slot& candidate = warp.slots[__builtin_ctz(used)];
+        if (candidate.mask == mask && candidate.arrived != mask) slot = &candidate;
     }
     if (!slot) {
-        slot = free;
+        const int free = __builtin_ctz(~warp.used);
+        warp.used |= 1u << free;
+        slot = &warp.slots[free];
         slot->mask = mask;
         slot->arrived = slot->left = 0;
         slot->meeting = meeting;
@@ -355,7 +354,7 @@ Rows meet(unsigned mask, const void* value, unsigned bytes, Meeting meeting, Pla
     if (meeting == Meeting::sync) acquire_order(&slot->order);
     // What they brought stays in place until a fiber that enters a later meeting takes the slot.
     slot->left |= me;
-    if (slot->left == mask) slot->mask = 0;
+    if (slot->left == mask) warp.used &= ~(1u << (slot - warp.slots));
     return slot->rows;
 }
 
