@@ -1,4 +1,4 @@
-// What the attention kernels are called with: one plain value, the same bytes for nvcc, g++ and Rust.
+// What the attention kernels are called with; AttentionShape has the same bytes for nvcc, g++ and Rust.
 #pragma once
 
 #include <stdint.h>
@@ -16,22 +16,9 @@ enum KvFormat : uint32_t {
     KV_INT8 = 3,
 };
 
-// Strides are in elements. Keys and values have the same shape and the same strides; every address a kernel forms from
-// them is a multiple of 16 bytes.
-struct AttentionArgs {
-    const void* query;             // row t, head h at `t * query_stride + h * head_dim`
-    const void* keys;              // [num_blocks, num_kv_heads, block_size, head_dim]
-    const void* values;            // as the keys
-    void* output;                  // [num_rows, num_heads, head_dim], type of the query
-    float* lse;                    // null, or [num_rows, num_heads]: natural log of the sum of exp(score)
-    float* partial_sums;           // [num_rows, num_heads, max_partitions, head_dim], of a split context
-    float* partial_states;         // [num_rows, num_heads, max_partitions, 2]: greatest score (base 2), sum of weights
-    const int32_t* block_tables;   // [num_seqs, max_blocks]
-    const uint32_t* context_lens;  // [num_seqs], query rows included; 0: output rows are zero
-    const uint32_t* query_starts;  // [num_seqs + 1]; null: sequence s has the one row s
-    const float* k_scales;         // null: 1; else one, or one per KV head (scale_stride 0 or 1)
-    const float* v_scales;         // as the k_scales
-    const float* alibi_slopes;     // null, or [num_heads]
+// Sizes and settings, passed by value. Strides are in elements. Keys and values have the same shape and the same strides;
+// every address a kernel forms from them is a multiple of 16 bytes.
+struct AttentionShape {
     int64_t query_stride;
     int64_t block_stride;
     int64_t head_stride;
@@ -48,9 +35,34 @@ struct AttentionArgs {
     uint32_t max_partitions;  // 0: the context is not split, and the two partial arrays are not used
     uint32_t window;          // 0: none; else position i sees i-window+1..=i
     uint32_t kv_format;       // a KvFormat
-    uint32_t scale_stride;
-    uint32_t reserved;  // 0
+    uint32_t scale_stride;    // 0: one scale; 1: one per KV head
+    uint32_t reserved;        // 0
 };
-static_assert(sizeof(AttentionArgs) == 192, "no hidden padding");
+static_assert(sizeof(AttentionShape) == 88, "no hidden padding");
+
+struct AttentionArgs : AttentionShape {
+    const void* query;             // row t, head h at `t * query_stride + h * head_dim`
+    const void* keys;              // [num_blocks, num_kv_heads, block_size, head_dim]
+    const void* values;            // as the keys
+    void* output;                  // [num_rows, num_heads, head_dim], type of the query
+    float* lse;                    // null, or [num_rows, num_heads]: natural log of the sum of exp(score)
+    float* partial_sums;           // [num_rows, num_heads, max_partitions, head_dim], of a split context
+    float* partial_states;         // [num_rows, num_heads, max_partitions, 2]: greatest score (base 2), sum of weights
+    const int32_t* block_tables;   // [num_seqs, max_blocks]
+    const uint32_t* context_lens;  // [num_seqs], query rows included; 0: output rows are zero
+    const uint32_t* query_starts;  // [num_seqs + 1]; null (decode only): sequence s has the one row s
+    const float* k_scales;         // null: 1; else one, or one per KV head
+    const float* v_scales;         // as the k_scales
+    const float* alibi_slopes;     // null, or [num_heads]
+};
 
 }  // namespace quire
+
+// The parameters of every attention kernel: pointers one by one, so that a launch can tell buffers from numbers.
+#define QUIRE_ATTENTION_PARAMETERS                                                                                      \
+    const void *query, const void *keys, const void *values, void *output, float *lse, float *partial_sums,             \
+        float *partial_states, const int32_t *block_tables, const uint32_t *context_lens, const uint32_t *query_starts, \
+        const float *k_scales, const float *v_scales, const float *alibi_slopes, const quire::AttentionShape shape
+#define QUIRE_ATTENTION_ARGS                                                                                   \
+    (quire::AttentionArgs{shape, query, keys, values, output, lse, partial_sums, partial_states, block_tables, \
+                          context_lens, query_starts, k_scales, v_scales, alibi_slopes})

@@ -33,11 +33,11 @@ __device__ __forceinline__ void convert_fp8(const ConvertArgs& args) {
 
 }  // namespace quire
 
-#define CONVERT_FP8(name, T, QUANTISE)                                   \
-    extern "C" __global__ void __launch_bounds__(quire::CONVERT_THREADS) \
-        name(const __grid_constant__ quire::ConvertArgs args) {          \
-        quire::convert_fp8<T, QUANTISE>(args);                           \
-    }                                                                    \
+#define CONVERT_FP8(name, T, QUANTISE)                                                                 \
+    extern "C" __global__ void __launch_bounds__(quire::CONVERT_THREADS)                               \
+        name(const void* source, void* target, const float* scales, const quire::ConvertShape shape) { \
+        quire::convert_fp8<T, QUANTISE>({shape, source, target, scales});                              \
+    }                                                                                                  \
     QUIRE_EXPORT(name);
 
 CONVERT_FP8(convert_fp8_from_f16, __half, true)

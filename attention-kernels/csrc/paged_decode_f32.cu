@@ -6,7 +6,7 @@
 #include "paged_decode.cuh"
 
 extern "C" __global__ void __launch_bounds__(quire::DECODE_THREADS)
-    paged_decode_f32(const __grid_constant__ quire::AttentionArgs args) {
-    quire::paged_decode<quire::GenericRows>(args);
+    paged_decode_f32(QUIRE_ATTENTION_PARAMETERS) {
+    quire::paged_decode<quire::GenericRows>(QUIRE_ATTENTION_ARGS);
 }
 QUIRE_EXPORT(paged_decode_f32);

@@ -60,12 +60,12 @@ __device__ __forceinline__ void paged_gqa(const AttentionArgs& args, unsigned ch
 
 }  // namespace quire
 
-#define PAGED_GQA(name, T, KV8, D)                                                              \
-    extern "C" __global__ void __launch_bounds__((quire::GqaShape<T, KV8, D>::THREADS))         \
-        name(const __grid_constant__ quire::AttentionArgs args) {                               \
-        extern __shared__ __align__(16) unsigned char smem[];                                   \
-        quire::paged_gqa<quire::GqaShape<T, KV8, D>>(args, smem);                               \
-    }                                                                                           \
+#define PAGED_GQA(name, T, KV8, D)                                                         \
+    extern "C" __global__ void __launch_bounds__((quire::GqaShape<T, KV8, D>::THREADS), 4) \
+        name(QUIRE_ATTENTION_PARAMETERS) {                                                 \
+        extern __shared__ __align__(16) unsigned char smem[];                              \
+        quire::paged_gqa<quire::GqaShape<T, KV8, D>>(QUIRE_ATTENTION_ARGS, smem);          \
+    }                                                                                      \
     QUIRE_EXPORT(name);
 
 QUIRE_EACH_INSTANCE(PAGED_GQA, paged_gqa)

@@ -103,12 +103,12 @@ __device__ __forceinline__ void paged_prefill(const AttentionArgs& args, unsigne
 
 }  // namespace quire
 
-#define PAGED_PREFILL(name, T, KV8, D)                                                          \
-    extern "C" __global__ void __launch_bounds__((quire::PrefillShape<T, KV8, D>::THREADS), 2)     \
-        name(const __grid_constant__ quire::AttentionArgs args) {                               \
-        extern __shared__ __align__(16) unsigned char smem[];                                   \
-        quire::paged_prefill<quire::PrefillShape<T, KV8, D>>(args, smem);                       \
-    }                                                                                           \
+#define PAGED_PREFILL(name, T, KV8, D)                                                         \
+    extern "C" __global__ void __launch_bounds__((quire::PrefillShape<T, KV8, D>::THREADS), 2) \
+        name(QUIRE_ATTENTION_PARAMETERS) {                                                     \
+        extern __shared__ __align__(16) unsigned char smem[];                                  \
+        quire::paged_prefill<quire::PrefillShape<T, KV8, D>>(QUIRE_ATTENTION_ARGS, smem);      \
+    }                                                                                          \
     QUIRE_EXPORT(name);
 
 QUIRE_EACH_INSTANCE(PAGED_PREFILL, paged_prefill)

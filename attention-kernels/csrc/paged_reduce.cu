@@ -49,8 +49,8 @@ __device__ __forceinline__ void paged_reduce(const AttentionArgs& args) {
 
 #define PAGED_REDUCE(name, T)                                           \
     extern "C" __global__ void __launch_bounds__(quire::REDUCE_THREADS) \
-        name(const __grid_constant__ quire::AttentionArgs args) {       \
-        quire::paged_reduce<T>(args);                                   \
+        name(QUIRE_ATTENTION_PARAMETERS) {                              \
+        quire::paged_reduce<T>(QUIRE_ATTENTION_ARGS);                   \
     }                                                                   \
     QUIRE_EXPORT(name);
 
