@@ -116,9 +116,10 @@ fn a_fat_binary_holds_a_module_for_each_unit_and_a_list_of_their_kernels() {
     assert_eq!(index.lines().count(), 2);
     for line in index.lines() {
         let numbers: Vec<usize> = line.split('\t').skip(1).map(|number| number.parse().unwrap()).collect();
-        // The magic number of a fat binary, little-endian.
-        assert_eq!(binary[numbers[0]..numbers[0] + 4], [0x50, 0xed, 0x55, 0xba]);
-        assert!(numbers[0] + numbers[1] <= binary.len());
+        // The header of a fat binary: a magic number, version 1, its own size, and that of what follows.
+        let module = &binary[numbers[0]..][..numbers[1]];
+        assert_eq!(module[..8], [0x50, 0xed, 0x55, 0xba, 1, 0, 16, 0]);
+        assert_eq!(u64::from_le_bytes(module[8..16].try_into().unwrap()), numbers[1] as u64 - 16);
     }
 
     let mut tight = built.kernels;

@@ -21,8 +21,10 @@ struct Report {
     char message[768];
 };
 Report& report();
-// Fills the report of this thread; `why` is a format of printf. Returns the code.
-int say(int code, const char* kernel, const char* why, ...) __attribute__((format(printf, 3, 4)));
+// Fills the report of this thread and returns the code. `thread` and the place are those to blame, if any are; `why` is a
+// format of printf.
+int say(Fault code, const char* kernel, const Thread* thread, Place at, const char* why, ...)
+    __attribute__((format(printf, 5, 6)));
 
 // Runs `call(args)` once for every thread of the grid. Returns 0 or the code of the report.
 int launch(const char* kernel, const Grid& grid, void (*call)(void* const*), void* const* args);

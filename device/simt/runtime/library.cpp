@@ -68,14 +68,13 @@ int32_t quire_sim_launch(const char* name, const uint32_t grid[3], const uint32_
     const simt::Grid shape{simt::size(grid), simt::size(block), shared_bytes, options->seed};
     int code;
     if (!kernel) {
-        simt::report() = {};
-        code = simt::say(QUIRE_SIM_UNKNOWN_KERNEL, name, "there are %zu kernels here, and none of that name", simt::table().size());
+        code = simt::say(simt::Fault::unknown_kernel, name, nullptr, {}, "there are %zu kernels here, and none of that name",
+                         simt::table().size());
     } else {
         try {
             code = simt::launch(kernel->name, shape, kernel->call, args);
         } catch (const std::bad_alloc&) {
-            simt::report() = {};
-            code = simt::say(QUIRE_SIM_BAD_LAUNCH, name, "the host has no memory for %u threads", block[0] * block[1] * block[2]);
+            code = simt::say(simt::Fault::bad_launch, name, nullptr, {}, "the host has no memory for its threads");
         }
     }
     simt::launched = kernel ? kernel->name : "";

@@ -3,6 +3,12 @@
 #include <quire/export.cuh>
 #include <quire/ptx.cuh>
 
+// The dynamic shared memory of the block.
+__device__ __forceinline__ unsigned char* dynamic_shared() {
+    extern __shared__ __align__(16) unsigned char smem[];
+    return smem;
+}
+
 extern "C" __global__ void divergent_barrier(int* out) {
     if (threadIdx.x < 64) {
         __syncthreads();
@@ -59,8 +65,7 @@ extern "C" __global__ void lane_outside(int* out) {
 QUIRE_EXPORT(lane_outside);
 
 extern "C" __global__ void misaligned_copy(int* out) {
-    extern __shared__ __align__(16) unsigned char smem[];
-    quire::cp_async16(smem, out + 1);  // here: misaligned_copy
+    quire::cp_async16(dynamic_shared(), out + 1);  // here: misaligned_copy
 }
 QUIRE_EXPORT(misaligned_copy);
 
@@ -91,8 +96,7 @@ extern "C" __global__ void write_too_early(float* out) {
 QUIRE_EXPORT(write_too_early);
 
 extern "C" __global__ void no_wait(float* out, const float* in) {
-    extern __shared__ __align__(16) unsigned char smem[];
-    float* copied = reinterpret_cast<float*>(smem) + 4 * threadIdx.x;
+    float* copied = reinterpret_cast<float*>(dynamic_shared()) + 4 * threadIdx.x;
     quire::cp_async16(copied, in + 4 * threadIdx.x);
     quire::cp_async_commit();
     out[threadIdx.x] = copied[0];
@@ -105,8 +109,7 @@ extern "C" __global__ void beyond_global(int* out, int offset) {
 QUIRE_EXPORT(beyond_global);
 
 extern "C" __global__ void beyond_dynamic_shared(int* out) {
-    extern __shared__ __align__(16) unsigned char smem[];
-    int* values = reinterpret_cast<int*>(smem);
+    int* values = reinterpret_cast<int*>(dynamic_shared());
     values[threadIdx.x + 1] = 1;  // here: beyond_dynamic_shared
     out[threadIdx.x] = values[threadIdx.x + 1];
 }

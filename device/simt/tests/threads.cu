@@ -8,6 +8,12 @@ __device__ __forceinline__ int linear_thread() {
     return block * static_cast<int>(blockDim.x * blockDim.y * blockDim.z) + thread;
 }
 
+// The dynamic shared memory of the block.
+__device__ __forceinline__ unsigned char* dynamic_shared() {
+    extern __shared__ __align__(16) unsigned char smem[];
+    return smem;
+}
+
 // A struct by value, with its padding written out.
 struct Affine {
     int64_t offset;
@@ -21,9 +27,8 @@ QUIRE_EXPORT(indices);
 
 // The sum of the block's values by way of both kinds of shared memory, 8 rounds.
 extern "C" __global__ void block_sums(int* out, const int* in) {
-    extern __shared__ __align__(16) unsigned char smem[];
     __shared__ int of_warp[32];
-    int* values = reinterpret_cast<int*>(smem);
+    int* values = reinterpret_cast<int*>(dynamic_shared());
     int total = 0;
     for (int round = 0; round < 8; round++) {
         values[threadIdx.x] = in[linear_thread()] + round;
@@ -42,9 +47,8 @@ QUIRE_EXPORT(block_sums);
 
 // What shared memory holds before anybody writes it. `write` leaves something behind for the next block.
 extern "C" __global__ void fresh_shared(float* out, int write) {
-    extern __shared__ __align__(16) unsigned char smem[];
     __shared__ float fixed[32];
-    float* dynamic = reinterpret_cast<float*>(smem);
+    float* dynamic = reinterpret_cast<float*>(dynamic_shared());
     out[2 * linear_thread()] = fixed[threadIdx.x];
     out[2 * linear_thread() + 1] = dynamic[threadIdx.x];
     if (write) fixed[threadIdx.x] = dynamic[threadIdx.x] = 1.0f;

@@ -5,7 +5,18 @@
 //! does wrong (a barrier that some threads miss, a shuffle from a lane that is not there) comes back as a [`Fault`] with the
 //! line. `device/simt/README.md` says what is modelled and what is not.
 //!
-//! Memory and streams are not here: an argument points into a [`Buffer`] that the CPU can reach.
+//! Memory and streams are not here: an argument points into a [`Buffer`](crate::Buffer) that the CPU can reach.
+//!
+//! ```no_run
+//! use device::sim::{Arg, Launch, Library};
+//! let library = Library::open("target/kernels/libquire_sim_demo.so".as_ref())?;
+//! let values = device::open("cpu", None)?.alloc(4096)?;
+//! let args = vec![Arg::pointer(&values, 0), 1024.into(), 0.5f32.into()];
+//! let launch = Launch { kernel: "scale", grid: [4, 1, 1], block: [256, 1, 1], shared_bytes: 0, args, seed: 0 };
+//! // SAFETY: `scale` writes the 1024 numbers that it is told of, and no view of them is alive.
+//! unsafe { library.launch(&launch) }?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 mod api;
 mod launch;

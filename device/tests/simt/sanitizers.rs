@@ -77,7 +77,11 @@ fn the_alignment_sanitizer_finds_misaligned_loads_and_indices_beyond_an_array() 
     is_content(&program);
     let out = zeros::<i32>(256);
     let args = |offset: i32| vec![Arg::pointer(&out, 0), offset.into()];
-    is_found(&program, &launch("misaligned_load", 1, 32, args(1)), "misaligned address");
+    if compiler().is_some_and(|compiler| compiler.is_clang()) {
+        println!("NOT RUN: misaligned_load: the alignment sanitizer of clang does not look at copies of a structure");
+    } else {
+        is_found(&program, &launch("misaligned_load", 1, 32, args(1)), "misaligned address");
+    }
     is_found(&program, &launch("beyond_fixed_shared", 1, 128, args(1)), "out of bounds");
     let output = replay(&program, &[launch("misaligned_load", 1, 32, args(4))], &[0]);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));

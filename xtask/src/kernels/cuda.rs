@@ -16,14 +16,24 @@ use super::resources::{self, Kernel};
 use super::toolkit::Toolkit;
 
 /// What a release is compiled for. A GPU runs code for its own major version up to its own minor one; 90a is Hopper with
-/// the instructions that only Hopper has. For any other there is PTX ([`PTX`]), which the driver compiles.
+/// the instructions that only Hopper has. For any other there is PTX of the oldest, which the driver compiles.
 pub const ARCHITECTURES: &[&str] = &["80", "86", "89", "90a", "100", "120"];
 /// The one that `--check` takes: what compiles for the oldest uses nothing that only a newer one has.
 pub const CHECKED: &[&str] = &["80"];
 /// PTX of the oldest runs on every later one.
 const PTX: &str = "80";
 
-const FLAGS: &[&str] = &["-std=c++17", "-O3", "-fatbin", "--expt-relaxed-constexpr", "-Xptxas", "-v"];
+const FLAGS: &[&str] = &[
+    "-std=c++17",
+    "-O3",
+    "-fatbin",
+    "--expt-relaxed-constexpr",
+    // A third of the default's size; any driver that runs this code unpacks it.
+    "--compress-mode=size",
+    // What each kernel needs, for the table and the limits.
+    "-Xptxas",
+    "-v",
+];
 
 /// The compiled units of a crate.
 #[derive(Debug)]

@@ -8,7 +8,7 @@ use super::manifest::Manifest;
 use super::toolkit::on_path;
 
 const SHIM: &str = "device/simt";
-const RUNTIME: [&str; 4] = ["fiber", "arena", "launch", "library"];
+const RUNTIME: [&str; 6] = ["fiber", "arena", "block", "meet", "launch", "library"];
 
 /// Each with its reason.
 const FLAGS: &[&str] = &[
@@ -20,19 +20,26 @@ const FLAGS: &[&str] = &[
     "-fno-strict-aliasing",
     // No sum is fused that the source does not fuse: the same bits on every host.
     "-ffp-contract=off",
-    // `extern __shared__` is a thread_local that needs no initialisation.
-    "-fno-extern-tls-init",
     // Two libraries in one process keep their kernels and their runtime apart.
     "-fvisibility=hidden",
     // `#pragma unroll`.
     "-Wno-unknown-pragmas",
 ];
+/// `extern __shared__` is a thread_local that needs no initialisation. clang does without the flag.
+const GCC_FLAG: &str = "-fno-extern-tls-init";
 
 /// A C++ compiler.
 #[derive(Clone, Debug)]
 pub struct Compiler {
     program: PathBuf,
     version: String,
+}
+
+impl Compiler {
+    /// Whether it is clang, under whatever name.
+    pub fn is_clang(&self) -> bool {
+        self.version.contains("clang")
+    }
 }
 
 /// What to look for while the kernels run. A build with a sanitizer is a program of its own ([`replay`]): the
@@ -43,7 +50,8 @@ pub enum Sanitizer {
     None,
     /// Accesses out of bounds.
     Address,
-    /// Loads and stores at addresses that are no multiple of their size, and indices outside of arrays of known length.
+    /// Loads and stores at addresses that are no multiple of their size (for vector types, g++ only: clang's does not look
+    /// at copies of a structure), and indices outside of arrays of known length.
     Alignment,
     /// Accesses of two threads that nothing orders: a missing barrier.
     Thread,
@@ -109,7 +117,8 @@ pub fn library(
     let shim = root.join(SHIM);
     let cache = super::folder(root).join("cache").join(format!("{}.host.{}", manifest.name, sanitizer.name()));
     let include = [shim.join("include"), shim.join("include/simt")].into_iter().chain(manifest.include.iter().cloned());
-    let mut common: Vec<String> = FLAGS.iter().map(ToString::to_string).collect();
+    let mut common = words(FLAGS);
+    common.extend((!compiler.is_clang()).then(|| GCC_FLAG.to_owned()));
     common.extend(include.map(|path| format!("-I{}", path.display())));
     let compile = |source: PathBuf, name: String, more: Vec<String>| Compile {
         program: compiler.program.clone(),
@@ -139,7 +148,7 @@ pub fn library(
     Ok(output)
 }
 
-/// Builds the program that runs launches from files ([`device/simt/replay.cpp`]) over a library of [`library`].
+/// Builds the program that runs launches from files (`device/simt/replay.cpp`) over a library of [`library`].
 ///
 /// # Errors
 /// What the compiler or the linker said: for one, that the sanitizer's library is not installed.

@@ -39,6 +39,7 @@ constexpr Place here(const char* file = __builtin_FILE(), int line = __builtin_L
 
 // Why a launch ended; the numbers are those of quire/sim.h.
 enum class Fault : int {
+    unknown_kernel = 1,
     bad_launch = 2,
     divergent_barrier = 3,
     barrier_after_exit = 4,
