@@ -11,7 +11,8 @@ struct alignas(2) __nv_bfloat16 {
     __nv_bfloat16() = default;
     __nv_bfloat16(float value) : __x(static_cast<unsigned short>(simt::Bfloat16::from_float(value))) {}
     __nv_bfloat16(double value) : __x(simt::round_double<simt::Bfloat16>(value)) {}
-    __nv_bfloat16(int value) : __nv_bfloat16(static_cast<float>(value)) {}
+    template <class T, std::enable_if_t<std::is_integral_v<T>, int> = 0>
+    __nv_bfloat16(T value) : __nv_bfloat16(static_cast<double>(value)) {}
     operator float() const { return simt::bfloat16_to_float(__x); }
 };
 struct alignas(4) __nv_bfloat162 {

@@ -14,7 +14,8 @@ struct alignas(2) __half {
     __half() = default;
     __half(float value) : __x(static_cast<unsigned short>(simt::Half::from_float(value))) {}
     __half(double value) : __x(simt::round_double<simt::Half>(value)) {}
-    __half(int value) : __half(static_cast<float>(value)) {}
+    template <class T, std::enable_if_t<std::is_integral_v<T>, int> = 0>
+    __half(T value) : __half(static_cast<double>(value)) {}
     __half(const __half_raw& raw) : __x(raw.x) {}
     operator float() const { return simt::half_to_float(__x); }
     operator __half_raw() const { return {__x}; }
