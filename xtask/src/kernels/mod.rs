@@ -56,11 +56,11 @@ pub fn run(root: &Path, options: Options) -> Result<(), String> {
     for manifest in &manifests {
         let built = cuda::build(root, manifest, &toolkit, architectures, options.jobs)?;
         print!("{}", resources::table(&built.kernels));
+        resources::within_limits(&built.kernels)?;
         if !options.check {
             let file = cuda::write(root, manifest, &built)?;
             println!("xtask: {}", file.display());
         }
-        resources::within_limits(&built.kernels)?;
     }
     Ok(())
 }
