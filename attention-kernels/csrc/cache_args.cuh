@@ -11,12 +11,12 @@ struct CacheWriteShape {
     int64_t block_stride;
     int64_t head_stride;
     int64_t token_stride;
-    uint32_t num_tokens;
     uint32_t num_kv_heads;
     uint32_t head_dim;  // a multiple of 8
     uint32_t block_size;
     uint32_t kv_format;     // a KvFormat; of 8 bits for the _kv8 entries
     uint32_t scale_stride;  // 0: one scale; 1: one per KV head
+    uint32_t reserved;      // 0
 };
 static_assert(sizeof(CacheWriteShape) == 56, "no hidden padding");
 
@@ -25,7 +25,7 @@ struct CacheWriteArgs : CacheWriteShape {
     const void* new_values;  // as the keys; both may be parts of one fused buffer
     void* keys;
     void* values;
-    const int64_t* slot_mapping;  // [num_tokens]: block * block_size + offset; negative: the row is skipped
+    const int64_t* slot_mapping;  // [tokens]: block * block_size + offset; negative: the row is skipped
     const float* k_scales;        // null: 1; else one, or one per KV head
     const float* v_scales;
 };

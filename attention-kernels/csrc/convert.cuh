@@ -57,15 +57,23 @@ __device__ __forceinline__ __half from_float(float value) { return __float2half_
 template <>
 __device__ __forceinline__ __nv_bfloat16 from_float(float value) { return __float2bfloat16_rn(value); }
 
-// Two 8-bit elements (low byte first) as a pair of f16.
+// Two 8-bit elements (low byte first) as a pair of f16. Before sm_89, which has an instruction for e4m3, by bits: moved
+// to the places of f16 the number is 2^8 times too small.
 __device__ __forceinline__ uint32_t half_pair(uint32_t format, uint32_t two) {
-    if (format == KV_INT8) {
-        return Pair<__half>::narrow(static_cast<float>(static_cast<int8_t>(two & 0xff)),
-                                    static_cast<float>(static_cast<int8_t>(two >> 8 & 0xff)));
+    if (format == KV_INT8) {  // 1024 + (element + 128) in f16, whose last bit is 1 there
+        const uint32_t biased = ((two & 0xff) | (two & 0xff00) << 8) ^ 0x64806480;
+        return bits<uint32_t>(__hsub2(bits<__half2>(biased), __float2half2_rn(1152.0f)));
     }
-    const auto kind = format == KV_E4M3 ? __NV_E4M3 : __NV_E5M2;
-    const __half2_raw pair = __nv_cvt_fp8x2_to_halfraw2(static_cast<__nv_fp8x2_storage_t>(two), kind);
+    const uint32_t upper = (two & 0xff) << 8 | (two & 0xff00) << 16;
+    if (format == KV_E5M2) return upper;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+    const __half2_raw pair = __nv_cvt_fp8x2_to_halfraw2(static_cast<__nv_fp8x2_storage_t>(two), __NV_E4M3);
     return static_cast<uint32_t>(pair.y) << 16 | pair.x;
+#else
+    const uint32_t small = (upper & 0x80008000) | (upper & 0x7f007f00) >> 1;
+    const uint32_t nan = ((two & 0x7f) == 0x7f ? 0x7fff : 0) | ((two & 0x7f00) == 0x7f00 ? 0x7fff0000 : 0);
+    return bits<uint32_t>(__hmul2(bits<__half2>(small), __float2half2_rn(256.0f))) | nan;
+#endif
 }
 
 // The stored byte of `value` (already divided by its scale): clamped to the format's range, nearest, ties to even.
@@ -108,8 +116,8 @@ __device__ __forceinline__ void widen(uint32_t format, const uint4& vector, floa
 // Eight 8-bit elements as eight of a 16-bit type.
 template <class T>
 __device__ __forceinline__ uint4 widen_bytes(uint32_t format, uint32_t low, uint32_t high) {
-    return make_uint4(Pair<T>::from_half(half_pair(format, low & 0xffff)), Pair<T>::from_half(half_pair(format, low >> 16)),
-                      Pair<T>::from_half(half_pair(format, high & 0xffff)), Pair<T>::from_half(half_pair(format, high >> 16)));
+    const auto pair = [=](uint32_t two) { return Pair<T>::from_half(half_pair(format, two)); };
+    return make_uint4(pair(low & 0xffff), pair(low >> 16), pair(high & 0xffff), pair(high >> 16));
 }
 
 }  // namespace quire

@@ -24,7 +24,8 @@ __device__ __forceinline__ void convert_fp8(const ConvertArgs& args) {
             eight.get(numbers);
             *reinterpret_cast<uint2*>(static_cast<uint8_t*>(args.target) + i) = quantise(args.format, numbers, scale);
         } else {
-            dequantise(args.format, *reinterpret_cast<const uint2*>(static_cast<const uint8_t*>(args.source) + i), scale, numbers);
+            const uint2 bytes = *reinterpret_cast<const uint2*>(static_cast<const uint8_t*>(args.source) + i);
+            dequantise(args.format, bytes, scale, numbers);
             eight.set(numbers);
             eight.store(static_cast<T*>(args.target) + i);
         }

@@ -1,6 +1,6 @@
 // cuda.paged_v1 and cuda.paged_v2 for f16 and bf16: entries paged_decode_<type>_h<head size>[_kv8].
 //
-// Grid (num_rows * num_heads, max(max_partitions, 1)), 128 threads. Blocks of one KV head stand beside each other, so that
+// Grid (rows * num_heads, max(max_partitions, 1)), 128 threads. Blocks of one KV head stand beside each other, so that
 // the second to last of a group find its keys in the L2 cache.
 
 #include "instantiate.cuh"

@@ -35,17 +35,18 @@ __device__ __forceinline__ void paged_decode(const AttentionArgs& args) {
     __shared__ float warp_sums[WARPS][Rows::MAX_HEAD];
     __shared__ float warp_max[WARPS], warp_sum[WARPS];
 
-    const uint32_t index = blockIdx.x, row_index = index / args.num_heads, head = index % args.num_heads;
+    const uint32_t head = blockIdx.x % args.num_heads;
     const uint32_t head_dim = Rows::head_dim(args), warp = threadIdx.x / 32;
-    const Row row(args, row_index);
+    const Row row(args, blockIdx.x / args.num_heads);
     if (!row.exists) return;
+    const int64_t index = static_cast<int64_t>(row.index) * args.num_heads + head;
     const bool split = args.max_partitions != 0;
     uint32_t partition = split ? blockIdx.y : row.visible.first / PARTITION;
     if (split && ((partition + 1) * PARTITION <= row.visible.first || partition * PARTITION >= row.visible.end)) return;
 
     const Task task(args, row, head);
     Rows rows;
-    rows.load_query(args, static_cast<const T*>(args.query) + row_index * args.query_stride +
+    rows.load_query(args, static_cast<const T*>(args.query) + row.index * args.query_stride +
                               static_cast<int64_t>(head) * head_dim);
     SoftmaxState folded;
     float sums[PER_THREAD];
@@ -68,7 +69,7 @@ __device__ __forceinline__ void paged_decode(const AttentionArgs& args) {
             states[w].sum = warp_sum[w];
         }
         const SoftmaxState part = merge_warps(states, of_warp);
-        const int64_t partial = static_cast<int64_t>(index) * args.max_partitions + partition;
+        const int64_t partial = static_cast<int64_t>(blockIdx.x) * args.max_partitions + partition;
         const Factors factors = merge(folded, part);
 #pragma unroll
         for (int i = 0; i < PER_THREAD; i++) {
@@ -95,7 +96,7 @@ __device__ __forceinline__ void paged_decode(const AttentionArgs& args) {
     for (int i = 0; i < PER_THREAD; i++) {
         const uint32_t d = threadIdx.x + i * DECODE_THREADS;
         if (d < head_dim) {
-            static_cast<T*>(args.output)[static_cast<int64_t>(index) * head_dim + d] = from_float<T>(sums[i] * factor);
+            static_cast<T*>(args.output)[index * head_dim + d] = from_float<T>(sums[i] * factor);
         }
     }
     if (args.lse && threadIdx.x == 0) args.lse[index] = lse_of(folded);

@@ -5,7 +5,7 @@
 //   rows of a sequence, group of 4:   token 0: h0 h1 h2 h3   token 1: h0 h1 h2 h3   ...
 //   tiles of 64 rows:                 |-- tokens 0..16 --|-- tokens 16..32 --| ...
 //
-// Grid (num_rows * group / ROWS + num_seqs, num_kv_heads), the division rounding down: no length is read on the host;
+// Grid (rows * group / ROWS + num_seqs, num_kv_heads), the division rounding down: no length is read on the host;
 // blocks past a sequence's tiles leave at once. 128 threads; dynamic shared memory: sizeof(Shared) + 4 * ROWS * head_dim,
 // the latter for the folded sums, which registers could not hold beside those of the partition.
 
@@ -28,11 +28,11 @@ __device__ __forceinline__ void paged_prefill(const AttentionArgs& args, unsigne
     using T = typename Shape::T;
     constexpr uint32_t ROWS = Shape::ROWS;
     const uint32_t group = args.num_heads / args.num_kv_heads, kv_head = blockIdx.y;
-    // Sequence s owns the blocks from starts[s] * group / ROWS + s on, which are enough for its tiles. The last blocks
+    // Sequence s owns the blocks from (starts[s] - starts[0]) * group / ROWS + s on, which are enough for its tiles. The last blocks
     // of a sequence have the longest contexts, so they start first.
     const uint32_t block = gridDim.x - 1 - blockIdx.x;
     const uint32_t* starts = args.query_starts;
-    const auto first_block = [=](uint32_t s) { return starts[s] * group / ROWS + s; };
+    const auto first_block = [=](uint32_t s) { return (starts[s] - starts[0]) * group / ROWS + s; };
     const uint32_t seq = last_at_most(args.num_seqs, block, first_block);
     const uint32_t first_row = (block - first_block(seq)) * ROWS, seq_start = starts[seq];
     const uint32_t tokens = starts[seq + 1] - seq_start, context = args.context_lens[seq];

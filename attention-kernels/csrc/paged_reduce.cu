@@ -1,7 +1,7 @@
 // Second half of a split context: folds the partial results of a query row and head, in the order of the partitions.
 // Entries paged_reduce_f16, paged_reduce_bf16, paged_reduce_f32, for cuda.paged_v2 and cuda.paged_gqa alike.
 //
-// Grid (num_rows * num_heads), 128 threads; thread i owns the elements i and i + 128 of the head.
+// Grid (rows * num_heads), 128 threads; thread i owns the elements i and i + 128 of the head.
 
 #include <quire/export.cuh>
 
@@ -14,10 +14,11 @@ constexpr uint32_t REDUCE_THREADS = 128;
 
 template <class T>
 __device__ __forceinline__ void paged_reduce(const AttentionArgs& args) {
-    const uint32_t index = blockIdx.x, head = index % args.num_heads;
-    const Row row(args, index / args.num_heads);
+    const uint32_t head = blockIdx.x % args.num_heads;
+    const Row row(args, blockIdx.x / args.num_heads);
     if (!row.exists) return;
-    const int64_t partials = static_cast<int64_t>(index) * args.max_partitions;
+    const int64_t index = static_cast<int64_t>(row.index) * args.num_heads + head;
+    const int64_t partials = static_cast<int64_t>(blockIdx.x) * args.max_partitions;
     const uint32_t begin = row.visible.first / PARTITION, end = row.visible.end;
     SoftmaxState state;
     float sums[2] = {0.0f, 0.0f};
@@ -39,7 +40,7 @@ __device__ __forceinline__ void paged_reduce(const AttentionArgs& args) {
     for (uint32_t i = 0; i < 2; i++) {
         const uint32_t d = threadIdx.x + i * REDUCE_THREADS;
         if (d < args.head_dim) {
-            static_cast<T*>(args.output)[static_cast<int64_t>(index) * args.head_dim + d] = from_float<T>(sums[i] * factor);
+            static_cast<T*>(args.output)[index * args.head_dim + d] = from_float<T>(sums[i] * factor);
         }
     }
     if (args.lse && threadIdx.x == 0) args.lse[index] = lse_of(state);

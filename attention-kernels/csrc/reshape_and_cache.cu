@@ -1,7 +1,7 @@
 // cuda.reshape_and_cache: new keys and values into the slots of the paged cache, entries reshape_and_cache_<type>[_kv8]. An
 // 8-bit cache stores value / scale.
 //
-// Grid (num_tokens), 128 threads; a thread moves 8 elements at a time.
+// Grid (tokens), 128 threads; a thread moves 8 elements at a time.
 
 #include <quire/export.cuh>
 

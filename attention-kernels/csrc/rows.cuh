@@ -28,22 +28,22 @@ struct Visible {
     }
 };
 
-// The sequence of a query row and what it sees there; nothing where the row belongs to no sequence.
+// The sequence of the launch's n-th query row and what it sees there; nothing where the row belongs to no sequence.
 struct Row {
-    uint32_t seq = 0;
+    uint32_t index;  // in the query and the output
+    uint32_t seq;
     Visible visible;
     bool exists = true;
 
-    __device__ __forceinline__ Row(const AttentionArgs& args, uint32_t row) : visible(args, 0, 0) {
+    __device__ __forceinline__ Row(const AttentionArgs& args, uint32_t n) : index(n), seq(n), visible(args, 0, 0) {
         const uint32_t* starts = args.query_starts;
         uint32_t after = 0;
         if (starts) {
+            const uint32_t row = index = starts[0] + n;
             seq = last_at_most(args.num_seqs, row, [=](uint32_t s) { return starts[s]; });
             exists = row < starts[seq + 1];
             if (!exists) return;
             after = starts[seq + 1] - 1 - row;
-        } else {
-            seq = row;
         }
         visible = Visible(args, args.context_lens[seq], after);
     }

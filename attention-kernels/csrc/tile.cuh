@@ -56,7 +56,8 @@ struct RowPair {
     uint32_t end[2] = {0, 0};
     float slope[2] = {0.0f, 0.0f};
 
-    __device__ __forceinline__ void set(int i, const AttentionArgs& args, uint32_t row, uint32_t head, const Visible& visible) {
+    __device__ __forceinline__ void set(int i, const AttentionArgs& args, uint32_t row, uint32_t head,
+                                        const Visible& visible) {
         index[i] = row * args.num_heads + head;
         first[i] = visible.first;
         end[i] = visible.end;
@@ -113,18 +114,23 @@ struct TileTask {
     Scoring scoring;
 
     __device__ __forceinline__ TileTask(const AttentionArgs& args, uint32_t seq, uint32_t kv_head)
-        : args(args), table(table_of(args, seq)), kv_head(kv_head), head_offset(kv_head * args.head_stride), scoring(args, kv_head) {}
+        : args(args),
+          table(table_of(args, seq)),
+          kv_head(kv_head),
+          head_offset(kv_head * args.head_stride),
+          scoring(args, kv_head) {}
 };
 
 // The query rows of a warp as fragments of mma's a; zeros for absent rows.
 template <class Shape>
-__device__ __forceinline__ void load_query(uint32_t (&query)[Shape::D / 16][4], const AttentionArgs& args, const RowPair& rows) {
+__device__ __forceinline__ void load_query(uint32_t (&query)[Shape::D / 16][4], const AttentionArgs& args,
+                                           const RowPair& rows) {
+    using T = typename Shape::T;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         const bool absent = rows.index[r] == RowPair::NONE;
         const int64_t row = rows.index[r] / args.num_heads, head = rows.index[r] % args.num_heads;
-        const typename Shape::T* from =
-            static_cast<const typename Shape::T*>(args.query) + row * args.query_stride + head * Shape::D + threadIdx.x % 4 * 2;
+        const T* from = static_cast<const T*>(args.query) + row * args.query_stride + head * Shape::D + threadIdx.x % 4 * 2;
 #pragma unroll
         for (int k = 0; k < Shape::D / 16; k++) {
             query[k][r] = absent ? 0 : *reinterpret_cast<const uint32_t*>(from + k * 16);
@@ -148,6 +154,7 @@ __device__ __forceinline__ void find_places(int64_t (&places)[Shape::TOKENS], co
 template <class Shape>
 __device__ __forceinline__ void load_tile(typename Shape::T (&to)[Shape::TOKENS][Shape::D + 8], const TileTask& task,
                                           const void* cache, const int64_t (&places)[Shape::TOKENS]) {
+    using T = typename Shape::T;
     constexpr int WIDTH = Shape::KV8 ? 16 : 8, VECTORS = Shape::D / WIDTH, ALL = Shape::TOKENS * VECTORS;
     constexpr int EACH = (ALL + Shape::THREADS - 1) / Shape::THREADS;
     if constexpr (Shape::KV8) {
@@ -164,8 +171,8 @@ __device__ __forceinline__ void load_tile(typename Shape::T (&to)[Shape::TOKENS]
             const int v = threadIdx.x + i * Shape::THREADS;
             if (v >= ALL) break;
             uint4* target = reinterpret_cast<uint4*>(&to[v / VECTORS][v % VECTORS * WIDTH]);
-            target[0] = widen_bytes<typename Shape::T>(task.args.kv_format, raw[i].x, raw[i].y);
-            target[1] = widen_bytes<typename Shape::T>(task.args.kv_format, raw[i].z, raw[i].w);
+            target[0] = widen_bytes<T>(task.args.kv_format, raw[i].x, raw[i].y);
+            target[1] = widen_bytes<T>(task.args.kv_format, raw[i].z, raw[i].w);
         }
     } else {
 #pragma unroll 2  // more addresses at once would cost registers that the sums need
@@ -173,8 +180,8 @@ __device__ __forceinline__ void load_tile(typename Shape::T (&to)[Shape::TOKENS]
             const int v = threadIdx.x + i * Shape::THREADS;
             if (v >= ALL) break;
             const int64_t place = places[v / VECTORS];
-            const typename Shape::T* from = static_cast<const typename Shape::T*>(cache) + (place < 0 ? 0 : place + v % VECTORS * WIDTH);
-            cp_async16(&to[v / VECTORS][v % VECTORS * WIDTH], from, place >= 0);
+            const int64_t at = place < 0 ? 0 : place + v % VECTORS * WIDTH;
+            cp_async16(&to[v / VECTORS][v % VECTORS * WIDTH], static_cast<const T*>(cache) + at, place >= 0);
         }
         cp_async_commit();
     }
@@ -189,8 +196,8 @@ __device__ __forceinline__ void await_older() {
 
 // Products to scores: scale, cap, bias, mask. `first` is the token of the warp's first column.
 template <class Shape>
-__device__ __forceinline__ void finish_scores(float (&scores)[Shape::SCORES][4], const TileTask& task, const RowPair& rows,
-                                              uint32_t first) {
+__device__ __forceinline__ void finish_scores(float (&scores)[Shape::SCORES][4], const TileTask& task,
+                                              const RowPair& rows, uint32_t first) {
     const auto each = [&](auto change) {
 #pragma unroll
         for (int n = 0; n < Shape::SCORES; n++) {
@@ -218,7 +225,8 @@ __device__ __forceinline__ void finish_scores(float (&scores)[Shape::SCORES][4],
 // free for all.
 template <class Shape>
 __device__ __forceinline__ void attend(TileSums<Shape>& out, typename Shape::Shared& shared, const TileTask& task,
-                                       const RowPair& rows, const uint32_t (&query)[Shape::D / 16][4], const Visible& visible) {
+                                       const RowPair& rows, const uint32_t (&query)[Shape::D / 16][4],
+                                       const Visible& visible) {
     using T = typename Shape::T;
     constexpr int TOKENS = Shape::TOKENS, WN = Shape::WN;
     const uint32_t lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 / WN * 16, warp_column = threadIdx.x / 32 % WN;
