@@ -6,11 +6,11 @@
 #include "instantiate.cuh"
 #include "paged_decode.cuh"
 
-#define PAGED_DECODE(name, T, KV8, D)                                            \
-    extern "C" __global__ void __launch_bounds__(quire::DECODE_THREADS, 4)       \
-        name(QUIRE_ATTENTION_PARAMETERS) {                                       \
-        quire::paged_decode<quire::VectorRows<T, KV8, D>>(QUIRE_ATTENTION_ARGS); \
-    }                                                                            \
+#define PAGED_DECODE(name, T, KV8, D)                                                                             \
+    extern "C" __global__ void __launch_bounds__(quire::DECODE_THREADS, quire::VectorRows<T, KV8, D>::MIN_BLOCKS) \
+        name(QUIRE_ATTENTION_PARAMETERS) {                                                                        \
+        quire::paged_decode<quire::VectorRows<T, KV8, D>>(QUIRE_ATTENTION_ARGS);                                  \
+    }                                                                                                             \
     QUIRE_EXPORT(name);
 
 QUIRE_EACH_INSTANCE(PAGED_DECODE, paged_decode)

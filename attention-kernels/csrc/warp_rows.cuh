@@ -56,6 +56,7 @@ struct VectorRows {
     static constexpr int LANES = VECTORS >= 32 ? 32 : VECTORS >= 16 ? 16 : VECTORS >= 8 ? 8 : VECTORS >= 4 ? 4 : 2;
     static constexpr int PER_LANE = (VECTORS + LANES - 1) / LANES;
     static constexpr int BATCH = LANES < 4 / PER_LANE ? LANES : 4 / PER_LANE;  // steps whose loads are in flight together
+    static constexpr int MIN_BLOCKS = KV8 && PER_LANE > 1 ? 3 : 4;  // to a processor: what the registers allow
 
     float query[PER_LANE][WIDTH];
     float sums[PER_LANE][WIDTH];
