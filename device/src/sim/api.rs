@@ -4,7 +4,8 @@ use std::ffi::{CStr, CString, c_char, c_void};
 use std::fmt;
 use std::path::Path;
 
-use super::{Launch, SimError};
+use super::SimError;
+use crate::Launch;
 
 /// `QUIRE_SIM_ABI` of the header.
 const INTERFACE: u32 = 1;
@@ -152,10 +153,10 @@ impl Api {
     /// # Safety
     /// `arguments` are as many as the kernel has parameters, each points at a value of its size, and what those values
     /// point to is the kernel's to use.
-    pub(super) unsafe fn launch(&self, launch: &Launch<'_>, arguments: &[*mut c_void]) -> Result<(), Fault> {
+    pub(super) unsafe fn launch(&self, launch: &Launch<'_>, arguments: &[*mut c_void], seed: u64) -> Result<(), Fault> {
         // A name with a 0 in it is cut there, and is no kernel's then.
         let name = CString::new(launch.kernel).unwrap_or_default();
-        let options = RawOptions { seed: launch.seed };
+        let options = RawOptions { seed };
         // SAFETY: the texts and arrays live until the call returns; the rest is the caller's promise.
         let code = unsafe {
             (self.launch)(

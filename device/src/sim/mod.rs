@@ -5,30 +5,33 @@
 //! does wrong (a barrier that some threads miss, a shuffle from a lane that is not there) comes back as a [`Fault`] with the
 //! line. `device/simt/README.md` says what is modelled and what is not.
 //!
-//! Memory and streams are not here: an argument points into a [`Buffer`](crate::Buffer) that the CPU can reach.
+//! This is the library by itself, with arguments in memory that the CPU can see. The `cuda-sim` device is made of it.
 //!
 //! ```no_run
-//! use device::sim::{Arg, Launch, Library};
+//! use device::{Arg, Launch, sim::Library};
 //! let library = Library::open("target/kernels/libquire_sim_demo.so".as_ref())?;
 //! let values = device::open("cpu", None)?.alloc(4096)?;
-//! let args = vec![Arg::pointer(&values, 0), 1024.into(), 0.5f32.into()];
-//! let launch = Launch { kernel: "scale", grid: [4, 1, 1], block: [256, 1, 1], shared_bytes: 0, args, seed: 0 };
+//! let args = [Arg::pointer(&values, 0), 1024.into(), 0.5f32.into()];
+//! let launch =
+//!     Launch { module: "demo", kernel: "scale", grid: [4, 1, 1], block: [256, 1, 1], shared_bytes: 0, args: &args };
 //! // SAFETY: `scale` writes the 1024 numbers that it is told of, and no view of them is alive.
-//! unsafe { library.launch(&launch) }?;
+//! unsafe { library.launch(&launch, 0) }?;
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
 mod api;
-mod launch;
+mod libraries;
 mod replay;
 
 pub use api::{Fault, FaultKind};
-pub use launch::{Arg, Launch};
+pub(crate) use libraries::Libraries;
 
 use std::ffi::CStr;
 use std::path::{Path, PathBuf};
 
 use api::Api;
+
+use crate::{Launch, LaunchError};
 
 /// A kernel of a library.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -62,38 +65,9 @@ pub enum SimError {
         /// What this program was written for.
         expected: u32,
     },
-    /// No kernel of that name.
-    #[error("{path}: there is no kernel {name:?} among its {kernels}")]
-    UnknownKernel {
-        /// The library.
-        path: PathBuf,
-        /// What was asked for.
-        name: String,
-        /// How many there are.
-        kernels: usize,
-    },
-    /// Arguments that are not the parameters of the kernel.
-    #[error("kernel {kernel}: found arguments of {found:?} bytes, expected {expected:?}")]
-    Arguments {
-        /// The kernel.
-        kernel: String,
-        /// Sizes of what was given.
-        found: Vec<u32>,
-        /// Sizes of the parameters.
-        expected: Vec<u32>,
-    },
-    /// A pointer that lies outside of its buffer.
-    #[error("kernel {kernel}: argument {index} points at byte {offset} of a buffer of {bytes}")]
-    Outside {
-        /// The kernel.
-        kernel: String,
-        /// Which argument, from 0.
-        index: usize,
-        /// Where it points.
-        offset: usize,
-        /// The size of the buffer.
-        bytes: usize,
-    },
+    /// The launch does not fit its kernel.
+    #[error(transparent)]
+    Launch(#[from] LaunchError),
     /// The kernel did something wrong, or the launch asks for more than a device has.
     #[error(transparent)]
     Fault(Box<Fault>),
@@ -144,29 +118,30 @@ impl Library {
     /// The kernel of that name.
     ///
     /// # Errors
-    /// [`SimError::UnknownKernel`].
-    pub fn kernel(&self, name: &str) -> Result<&Kernel, SimError> {
+    /// [`LaunchError::UnknownKernel`].
+    pub fn kernel(&self, name: &str) -> Result<&Kernel, LaunchError> {
         let index = self.kernels.binary_search_by(|kernel| kernel.name.as_str().cmp(name));
-        index.map(|index| &self.kernels[index]).map_err(|_| SimError::UnknownKernel {
-            path: self.path.clone(),
-            name: name.to_owned(),
+        index.map(|index| &self.kernels[index]).map_err(|_| LaunchError::UnknownKernel {
+            module: self.path.display().to_string(),
+            kernel: name.to_owned(),
             kernels: self.kernels.len(),
         })
     }
 
-    /// Runs the whole grid.
+    /// Runs the whole grid. `seed` is of the order in which threads and blocks run: a kernel that is right gives the same
+    /// bits under every one. 0 keeps the natural order. The module of the launch is taken to be this library.
     ///
     /// # Errors
-    /// Nothing has run after [`SimError::UnknownKernel`], [`SimError::Arguments`] and [`SimError::Outside`]; after a
-    /// [`SimError::Fault`] the buffers hold what the threads wrote before it.
+    /// Nothing has run after [`SimError::Launch`]; after a [`SimError::Fault`] the buffers hold what the threads wrote
+    /// before it.
     ///
     /// # Safety
     /// With these arguments the kernel must stay within the buffers that they point into, and no view of a buffer that
     /// it writes may be alive.
-    pub unsafe fn launch(&self, launch: &Launch<'_>) -> Result<(), SimError> {
+    pub unsafe fn launch(&self, launch: &Launch<'_>, seed: u64) -> Result<(), SimError> {
         let kernel = self.kernel(launch.kernel)?;
-        let arguments = launch.pack(kernel)?;
+        let arguments = launch.pack(&kernel.parameter_bytes)?;
         // SAFETY: the arguments have the sizes of the parameters, and the caller vouches for what they point to.
-        unsafe { self.api.launch(launch, &arguments.pointers) }.map_err(|fault| SimError::Fault(Box::new(fault)))
+        unsafe { self.api.launch(launch, &arguments.pointers, seed) }.map_err(|fault| SimError::Fault(Box::new(fault)))
     }
 }

@@ -2,23 +2,20 @@
 
 use std::io::{self, Write};
 
-use super::Launch;
-use super::launch::Kind;
 use crate::Buffer;
+use crate::launch::{Kind, Launch};
 
 impl Launch<'_> {
     /// Writes the launch with the contents of its buffers, in the format that the head of `simt/replay.cpp` gives. It runs
-    /// once for each of `seeds`; the launch's own does not count. Several launches may stand in one file, one after the
+    /// once for each of `seeds`. Several launches may stand in one file, one after the
     /// other.
     ///
     /// # Errors
     /// Of the writer, and [`io::ErrorKind::Unsupported`] for a buffer that the CPU can not reach.
     pub fn record(&self, seeds: &[u64], out: &mut impl Write) -> io::Result<()> {
         let mut buffers: Vec<&Buffer> = Vec::new();
-        for arg in &self.args {
-            if let Kind::Pointer { buffer, .. } = arg.0
-                && !buffers.iter().any(|known| std::ptr::eq(*known, buffer))
-            {
+        for (_, buffer) in self.buffers() {
+            if !buffers.iter().any(|known| std::ptr::eq(*known, buffer)) {
                 buffers.push(buffer);
             }
         }
@@ -33,24 +30,25 @@ impl Launch<'_> {
         }
         count(out, buffers.len())?;
         for buffer in &buffers {
-            let bytes = buffer.host::<u8>().map_err(|error| io::Error::new(io::ErrorKind::Unsupported, error))?;
+            let bytes = buffer.contents().map_err(|error| io::Error::new(io::ErrorKind::Unsupported, error))?;
             out.write_all(&(bytes.len() as u64).to_le_bytes())?;
-            out.write_all(bytes)?;
+            out.write_all(&bytes)?;
         }
         count(out, self.args.len())?;
-        for arg in &self.args {
-            match &arg.0 {
-                Kind::Value(bytes) => {
-                    count(out, 0)?;
-                    count(out, bytes.len())?;
-                    out.write_all(bytes)?;
-                }
+        for arg in self.args {
+            let value = match &arg.0 {
+                Kind::Bytes(bytes) => bytes,
+                Kind::Number(bytes, len) => &bytes[..*len],
                 Kind::Pointer { buffer, offset } => {
                     count(out, 1)?;
                     count(out, buffers.iter().position(|known| std::ptr::eq(*known, *buffer)).unwrap_or_default())?;
                     out.write_all(&(*offset as u64).to_le_bytes())?;
+                    continue;
                 }
-            }
+            };
+            count(out, 0)?;
+            count(out, value.len())?;
+            out.write_all(value)?;
         }
         Ok(())
     }

@@ -11,8 +11,8 @@ mod tiles;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
-use device::sim::{Arg, Launch, Library, SimError};
-use device::{Buffer, Element};
+use device::sim::{Library, SimError};
+use device::{Arg, Buffer, Element, Launch};
 use xtask::kernels::host::{self, Compiler, Sanitizer};
 use xtask::kernels::manifest::Manifest;
 use xtask::{kernels, workspace};
@@ -56,14 +56,19 @@ fn zeros<T: Element>(count: usize) -> Buffer {
 }
 
 /// A launch of blocks in one row, with as much shared memory as most tests use.
-fn launch<'a>(kernel: &'a str, blocks: u32, threads: u32, args: Vec<Arg<'a>>) -> Launch<'a> {
-    Launch { kernel, grid: [blocks, 1, 1], block: [threads, 1, 1], shared_bytes: 4096, args, seed: 0 }
+fn launch<'a>(kernel: &'a str, blocks: u32, threads: u32, args: &'a [Arg<'a>]) -> Launch<'a> {
+    Launch { module: "simt_tests", kernel, grid: [blocks, 1, 1], block: [threads, 1, 1], shared_bytes: 4096, args }
 }
 
 /// Runs a kernel of `simt/tests/`.
 fn run(library: &Library, launch: &Launch<'_>) -> Result<(), SimError> {
+    run_seeded(library, 0, launch)
+}
+
+/// As `run`, under an order of threads.
+fn run_seeded(library: &Library, seed: u64, launch: &Launch<'_>) -> Result<(), SimError> {
     // SAFETY: each test gives its kernel buffers of the sizes that it reads and writes, and looks at them afterwards.
-    unsafe { library.launch(launch) }
+    unsafe { library.launch(launch, seed) }
 }
 
 /// The line of a mistake, from 1.

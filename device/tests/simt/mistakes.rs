@@ -1,8 +1,9 @@
 //! Planted mistakes that the shim itself reports, or that show in the result.
 
-use device::sim::{Arg, FaultKind, Launch, SimError};
+use device::Arg;
+use device::sim::{FaultKind, SimError};
 
-use super::{SEEDS, buffer, launch, library, line_of, run, zeros};
+use super::{SEEDS, buffer, launch, library, line_of, run, run_seeded, zeros};
 
 #[test]
 fn a_mistake_among_threads_is_reported_with_kernel_block_thread_file_and_line() {
@@ -19,8 +20,9 @@ fn a_mistake_among_threads_is_reported_with_kernel_block_thread_file_and_line() 
     ] {
         for seed in SEEDS {
             let out = zeros::<i32>(128);
-            let launch = Launch { seed, ..launch(kernel, 2, threads, vec![Arg::pointer(&out, 0)]) };
-            let SimError::Fault(fault) = run(library, &launch).unwrap_err() else { panic!("{kernel}") };
+            let args = [Arg::pointer(&out, 0)];
+            let error = run_seeded(library, seed, &launch(kernel, 2, threads, &args)).unwrap_err();
+            let SimError::Fault(fault) = error else { panic!("{error}") };
             assert_eq!((fault.kind, fault.kernel.as_str()), (kind, kernel), "{fault}");
             assert!(fault.file.ends_with("mistakes.cu"), "{fault}");
             // Of two barriers either may be blamed; the text names both.
@@ -37,9 +39,10 @@ fn a_mistake_among_threads_is_reported_with_kernel_block_thread_file_and_line() 
 fn lanes_that_part_before_a_shuffle_are_found_where_lengths_are_ragged() {
     let Some(library) = library() else { return };
     let out = zeros::<i32>(32);
-    let of_length = |length: i32| launch("divergent_shuffle", 1, 32, vec![Arg::pointer(&out, 0), length.into()]);
-    run(library, &of_length(32)).unwrap();
-    let SimError::Fault(fault) = run(library, &of_length(20)).unwrap_err() else { panic!() };
+    let of_length =
+        |length: i32| run(library, &launch("divergent_shuffle", 1, 32, &[Arg::pointer(&out, 0), length.into()]));
+    of_length(32).unwrap();
+    let SimError::Fault(fault) = of_length(20).unwrap_err() else { panic!() };
     assert_eq!(fault.kind, FaultKind::DivergentCollective, "{fault}");
 }
 
@@ -48,9 +51,9 @@ fn a_launch_after_a_fault_is_as_any_other() {
     let Some(library) = library() else { return };
     let out = zeros::<i32>(128);
     for _ in 0..3 {
-        run(library, &launch("deadlock", 2, 64, vec![Arg::pointer(&out, 0)])).unwrap_err();
+        run(library, &launch("deadlock", 2, 64, &[Arg::pointer(&out, 0)])).unwrap_err();
         let values = zeros::<i32>(64);
-        run(library, &launch("add_one", 1, 64, vec![Arg::pointer(&values, 0)])).unwrap();
+        run(library, &launch("add_one", 1, 64, &[Arg::pointer(&values, 0)])).unwrap();
         assert_eq!(values.host::<i32>().unwrap(), [1; 64]);
     }
 }
@@ -60,8 +63,7 @@ fn a_missing_barrier_before_a_read_shows_as_nan() {
     let Some(library) = library() else { return };
     for seed in SEEDS {
         let out = zeros::<f32>(128);
-        let launch = Launch { seed, ..launch("read_too_early", 1, 128, vec![Arg::pointer(&out, 0)]) };
-        run(library, &launch).unwrap();
+        run_seeded(library, seed, &launch("read_too_early", 1, 128, &[Arg::pointer(&out, 0)])).unwrap();
         assert!(out.host::<f32>().unwrap().iter().any(|value| value.is_nan()), "seed {seed}");
     }
 }
@@ -70,6 +72,6 @@ fn a_missing_barrier_before_a_read_shows_as_nan() {
 fn a_missing_wait_for_a_copy_shows_as_nan() {
     let Some(library) = library() else { return };
     let (out, input) = (zeros::<f32>(32), buffer(&[1.0f32; 128]));
-    run(library, &launch("no_wait", 1, 32, vec![Arg::pointer(&out, 0), Arg::pointer(&input, 0)])).unwrap();
+    run(library, &launch("no_wait", 1, 32, &[Arg::pointer(&out, 0), Arg::pointer(&input, 0)])).unwrap();
     assert!(out.host::<f32>().unwrap().iter().all(|value| value.is_nan()));
 }

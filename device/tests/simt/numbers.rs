@@ -1,9 +1,9 @@
 //! The small formats, bit for bit: against the crate `half`, and against their definition.
 
-use device::sim::{Arg, Launch};
+use device::Arg;
 use half::{bf16, f16};
 
-use super::{buffer, launch, library, run, zeros};
+use super::{buffer, launch, library, run, run_seeded, zeros};
 
 /// Every number of a format with 4 exponent bits and 3 mantissa bits, or 5 and 2, from its definition.
 fn fp8(code: u8, mantissa_bits: i32) -> f32 {
@@ -69,9 +69,9 @@ fn rounding_to_each_format_is_to_nearest_even_and_fp8_saturates() {
     let n = values.len();
     let (input, f16s, bf16s) = (buffer(&values), zeros::<u16>(n), zeros::<u16>(n));
     let (e4m3, e5m2) = (zeros::<u8>(n), zeros::<u8>(n));
-    let mut args: Vec<Arg<'_>> = [&f16s, &bf16s, &e4m3, &e5m2, &input].map(|buffer| Arg::pointer(buffer, 0)).to_vec();
+    let mut args = [&f16s, &bf16s, &e4m3, &e5m2, &input].map(|buffer| Arg::pointer(buffer, 0)).to_vec();
     args.push((n as i32).into());
-    run(library, &launch("encode", n.div_ceil(256) as u32, 256, args)).unwrap();
+    run(library, &launch("encode", n.div_ceil(256) as u32, 256, &args)).unwrap();
     for (i, &value) in values.iter().enumerate() {
         let nan = |bits: u16| if value.is_nan() { 0x7fff } else { bits };
         assert_eq!(f16s.host::<u16>().unwrap()[i], nan(f16::from_f32(value).to_bits()), "{value:e} to f16");
@@ -86,8 +86,8 @@ fn every_code_of_each_format_is_the_number_that_it_stands_for() {
     let Some(library) = library() else { return };
     let (f16s, bf16s) = (zeros::<f32>(1 << 16), zeros::<f32>(1 << 16));
     let (e4m3, e5m2) = (zeros::<f32>(256), zeros::<f32>(256));
-    let args = [&f16s, &bf16s, &e4m3, &e5m2].map(|buffer| Arg::pointer(buffer, 0)).to_vec();
-    run(library, &launch("decode", 256, 256, args)).unwrap();
+    let args = [&f16s, &bf16s, &e4m3, &e5m2].map(|buffer| Arg::pointer(buffer, 0));
+    run(library, &launch("decode", 256, 256, &args)).unwrap();
     let same =
         |found: f32, expected: f32| (found.is_nan() && expected.is_nan()) || found.to_bits() == expected.to_bits();
     for code in 0..=u16::MAX {
@@ -123,8 +123,8 @@ fn arithmetic_on_pairs_rounds_once() {
     let (a_in, b_in) = (bits(&a), bits(&b));
     let c_in = buffer(&c.iter().map(|value| value.to_bits()).collect::<Vec<u16>>());
     let out = zeros::<f32>(6 * n);
-    let args = [&out, &a_in, &b_in, &c_in].map(|buffer| Arg::pointer(buffer, 0)).to_vec();
-    run(library, &launch("pairs", 4, 256, args)).unwrap();
+    let args = [&out, &a_in, &b_in, &c_in].map(|buffer| Arg::pointer(buffer, 0));
+    run(library, &launch("pairs", 4, 256, &args)).unwrap();
     for (i, found) in out.host::<f32>().unwrap().chunks(6).enumerate() {
         for half in 0..2 {
             let (a, b, c) = (a[2 * i + half], b[2 * i + half], c[2 * i + half]);
@@ -143,8 +143,8 @@ fn functions_compute_what_their_names_say() {
     let Some(library) = library() else { return };
     let values = spread(32, 4);
     let (input, out) = (buffer(&values), zeros::<f32>(8 * 32));
-    let args = vec![Arg::pointer(&out, 0), Arg::pointer(&input, 0)];
-    run(library, &Launch { seed: 1, ..launch("functions", 1, 32, args) }).unwrap();
+    let args = [Arg::pointer(&out, 0), Arg::pointer(&input, 0)];
+    run_seeded(library, 1, &launch("functions", 1, 32, &args)).unwrap();
     for (&x, found) in values.iter().zip(out.host::<f32>().unwrap().chunks(8)) {
         let expected =
             [x.exp(), x.exp2(), 1.0 / (x.abs() + 1.0).sqrt(), x / 3.0, x.round_ties_even(), -x, 1.0, x.max(0.0)];

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::{Command, Output};
 
-use device::sim::{Arg, Launch};
+use device::{Arg, Launch};
 use xtask::kernels::host::{self, Sanitizer};
 use xtask::{kernels, workspace};
 
@@ -48,13 +48,15 @@ fn is_content(program: &Path) {
     let counts = buffer(&[0u32, 0, 0, 0, 1, 0, 0, 0]);
     let (sum, extremes, bits) = (zeros::<f32>(1), zeros::<i32>(2), zeros::<u64>(1));
     let (a, b, c) = (zeros::<u16>(16 * 64), zeros::<u16>(5 * 64), zeros::<f32>(16 * 8));
-    let mut product: Vec<Arg<'_>> = [&c, &a, &b].map(|buffer| Arg::pointer(buffer, 0)).to_vec();
-    product.extend([Arg::from(64), Arg::from(5)]);
+    let summed = [&sums, &input].map(|buffer| Arg::pointer(buffer, 0));
+    let counted = [&counts, &sum, &extremes, &bits].map(|buffer| Arg::pointer(buffer, 0));
+    let multiplied = [Arg::pointer(&c, 0), Arg::pointer(&a, 0), Arg::pointer(&b, 0), 64.into(), 5.into()];
+    let grouped = [Arg::pointer(&lanes, 0)];
     let launches = [
-        launch("block_sums", 3, 128, vec![Arg::pointer(&sums, 0), Arg::pointer(&input, 0)]),
-        launch("groups", 1, 32, vec![Arg::pointer(&lanes, 0)]),
-        launch("atomics", 3, 96, [&counts, &sum, &extremes, &bits].map(|buffer| Arg::pointer(buffer, 0)).to_vec()),
-        launch("product_f16", 1, 32, product),
+        launch("block_sums", 3, 128, &summed),
+        launch("groups", 1, 32, &grouped),
+        launch("atomics", 3, 96, &counted),
+        launch("product_f16", 1, 32, &multiplied),
     ];
     let output = replay(program, &launches, &SEEDS);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -65,9 +67,9 @@ fn the_address_sanitizer_finds_accesses_out_of_bounds() {
     let Some(program) = program(Sanitizer::Address) else { return };
     is_content(&program);
     let out = zeros::<i32>(128);
-    let args = || vec![Arg::pointer(&out, 0)];
-    is_found(&program, &launch("beyond_global", 1, 128, [args(), vec![1.into()]].concat()), "heap-buffer-overflow");
-    let shared = Launch { shared_bytes: 512, ..launch("beyond_dynamic_shared", 1, 128, args()) };
+    let args = [Arg::pointer(&out, 0), 1.into()];
+    is_found(&program, &launch("beyond_global", 1, 128, &args), "heap-buffer-overflow");
+    let shared = Launch { shared_bytes: 512, ..launch("beyond_dynamic_shared", 1, 128, &args[..1]) };
     is_found(&program, &shared, "use-after-poison");
 }
 
@@ -76,14 +78,14 @@ fn the_alignment_sanitizer_finds_misaligned_loads_and_indices_beyond_an_array() 
     let Some(program) = program(Sanitizer::Alignment) else { return };
     is_content(&program);
     let out = zeros::<i32>(256);
-    let args = |offset: i32| vec![Arg::pointer(&out, 0), offset.into()];
+    let args = |offset: i32| [Arg::pointer(&out, 0), offset.into()];
     if compiler().is_some_and(|compiler| compiler.is_clang()) {
         println!("NOT RUN: misaligned_load: the alignment sanitizer of clang does not look at copies of a structure");
     } else {
-        is_found(&program, &launch("misaligned_load", 1, 32, args(1)), "misaligned address");
+        is_found(&program, &launch("misaligned_load", 1, 32, &args(1)), "misaligned address");
     }
-    is_found(&program, &launch("beyond_fixed_shared", 1, 128, args(1)), "out of bounds");
-    let output = replay(&program, &[launch("misaligned_load", 1, 32, args(4))], &[0]);
+    is_found(&program, &launch("beyond_fixed_shared", 1, 128, &args(1)), "out of bounds");
+    let output = replay(&program, &[launch("misaligned_load", 1, 32, &args(4))], &[0]);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
@@ -93,7 +95,7 @@ fn the_thread_sanitizer_finds_missing_barriers_before_and_after_a_read() {
     is_content(&program);
     let out = zeros::<f32>(128);
     for kernel in ["read_too_early", "write_too_early"] {
-        is_found(&program, &launch(kernel, 1, 128, vec![Arg::pointer(&out, 0)]), "data race");
+        is_found(&program, &launch(kernel, 1, 128, &[Arg::pointer(&out, 0)]), "data race");
     }
 }
 
@@ -101,7 +103,7 @@ fn the_thread_sanitizer_finds_missing_barriers_before_and_after_a_read() {
 fn a_fault_ends_a_replay_with_its_line() {
     let Some(program) = program(Sanitizer::None) else { return };
     let out = zeros::<i32>(128);
-    let output = replay(&program, &[launch("deadlock", 1, 64, vec![Arg::pointer(&out, 0)])], &[9]);
+    let output = replay(&program, &[launch("deadlock", 1, 64, &[Arg::pointer(&out, 0)])], &[9]);
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{said}");
     assert!(said.starts_with("replay: seed 9: kernel deadlock, block (0,0,0), thread ("), "{said}");

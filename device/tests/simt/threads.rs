@@ -1,8 +1,9 @@
 //! Indices, barriers, shuffles, votes, atomics, shared memory, and the face of the library.
 
-use device::sim::{Arg, FaultKind, Launch, SimError};
+use device::sim::{FaultKind, SimError};
+use device::{Arg, Launch};
 
-use super::{SEEDS, buffer, launch, library, run, zeros};
+use super::{SEEDS, buffer, launch, library, run, run_seeded, zeros};
 
 #[test]
 fn every_thread_of_a_grid_in_three_dimensions_runs_once_with_its_own_indices() {
@@ -11,9 +12,9 @@ fn every_thread_of_a_grid_in_three_dimensions_runs_once_with_its_own_indices() {
         let (grid, block) = ([3, 2, 2], [5, 3, 4]);
         let threads = grid.iter().chain(&block).product::<u32>() as usize;
         let out = zeros::<i64>(threads);
-        let map = [(-7i64).to_ne_bytes(), 3i64.to_ne_bytes()].concat();
-        let args = vec![Arg::pointer(&out, 0), Arg::bytes(&map), 2.5f32.into()];
-        run(library, &Launch { kernel: "indices", grid, block, shared_bytes: 0, args, seed }).unwrap();
+        let map = [-7i64, 3];
+        let args = [Arg::pointer(&out, 0), Arg::bytes(&map), 2.5f32.into()];
+        run_seeded(library, seed, &Launch { grid, block, ..launch("indices", 0, 0, &args) }).unwrap();
         let expected: Vec<i64> = (0..threads as i64).map(|i| i * 3 - 7 + 1).collect();
         assert_eq!(out.host::<i64>().unwrap(), expected, "seed {seed}");
     }
@@ -26,8 +27,8 @@ fn a_block_meets_at_its_barriers_in_any_order_of_its_threads() {
         for threads in [32, 128, 1024] {
             let values: Vec<i32> = (0..3 * threads).map(|i| i * i % 101 - 50).collect();
             let (input, out) = (buffer(&values), zeros::<i32>(values.len()));
-            let args = vec![Arg::pointer(&out, 0), Arg::pointer(&input, 0)];
-            run(library, &Launch { seed, ..launch("block_sums", 3, threads as u32, args) }).unwrap();
+            let args = [Arg::pointer(&out, 0), Arg::pointer(&input, 0)];
+            run_seeded(library, seed, &launch("block_sums", 3, threads as u32, &args)).unwrap();
             for (block, found) in out.host::<i32>().unwrap().chunks(threads as usize).enumerate() {
                 let own = &values[block * threads as usize..][..threads as usize];
                 let expected = 8 * own.iter().sum::<i32>() + 28 * threads;
@@ -42,7 +43,7 @@ fn shared_memory_of_both_kinds_is_nan_at_the_start_of_every_block() {
     let Some(library) = library() else { return };
     let out = zeros::<f32>(2 * 32 * 4);
     for write in [1i32, 0] {
-        run(library, &launch("fresh_shared", 4, 32, vec![Arg::pointer(&out, 0), write.into()])).unwrap();
+        run(library, &launch("fresh_shared", 4, 32, &[Arg::pointer(&out, 0), write.into()])).unwrap();
         assert!(out.host::<f32>().unwrap().iter().all(|value| value.is_nan()), "write {write}");
     }
 }
@@ -52,8 +53,8 @@ fn shuffles_of_each_kind_and_width_move_what_cuda_says() {
     let Some(library) = library() else { return };
     for (by, width) in [(0, 32), (1, 32), (16, 32), (31, 32), (1, 8), (5, 8), (3, 16), (1, 1)] {
         let out = zeros::<i64>(8 * 32);
-        let args = vec![Arg::pointer(&out, 0), by.into(), width.into()];
-        run(library, &Launch { seed: 5, ..launch("shuffles", 1, 32, args) }).unwrap();
+        let args = [Arg::pointer(&out, 0), by.into(), width.into()];
+        run_seeded(library, 5, &launch("shuffles", 1, 32, &args)).unwrap();
         for lane in 0..32 {
             let first = lane / width * width;
             let inside = |source: i32| if (first..first + width).contains(&source) { source } else { lane };
@@ -75,7 +76,7 @@ fn groups_of_lanes_meet_by_themselves() {
     let Some(library) = library() else { return };
     for seed in SEEDS {
         let out = zeros::<i32>(32);
-        run(library, &Launch { seed, ..launch("groups", 1, 32, vec![Arg::pointer(&out, 0)]) }).unwrap();
+        run_seeded(library, seed, &launch("groups", 1, 32, &[Arg::pointer(&out, 0)])).unwrap();
         // 0 + .. + 7 = 28, and 64 more for each group; the last group takes what its lane 7, which is 31, made of it.
         let expected: Vec<i32> = (0..32).map(|lane| if lane < 24 { 28 + lane / 8 * 64 } else { 220 + 31 }).collect();
         assert_eq!(out.host::<i32>().unwrap(), expected, "seed {seed}");
@@ -86,7 +87,7 @@ fn groups_of_lanes_meet_by_themselves() {
 fn votes_count_every_thread_once() {
     let Some(library) = library() else { return };
     let out = zeros::<u32>(8 * 64);
-    run(library, &Launch { seed: 3, ..launch("votes", 1, 64, vec![Arg::pointer(&out, 0)]) }).unwrap();
+    run_seeded(library, 3, &launch("votes", 1, 64, &[Arg::pointer(&out, 0)])).unwrap();
     for (thread, found) in out.host::<u32>().unwrap().chunks(8).enumerate() {
         let same = (0..32).filter(|lane| lane % 5 == thread % 32 % 5).map(|lane| 1 << lane).sum();
         assert_eq!(found, [0xaaaa_aaaa, 1, 0, 32, 1, 0, same, 31 + (64 << 8)], "thread {thread}");
@@ -99,8 +100,8 @@ fn atomics_lose_nothing_in_any_order() {
     for seed in SEEDS {
         let counts = buffer(&[0u32, 0, 0, 0, 1, 0, 0, 0]);
         let (sum, extremes, bits) = (zeros::<f32>(1), zeros::<i32>(2), zeros::<u64>(1));
-        let args = [&counts, &sum, &extremes, &bits].map(|buffer| Arg::pointer(buffer, 0)).to_vec();
-        run(library, &Launch { seed, ..launch("atomics", 5, 96, args) }).unwrap();
+        let args = [&counts, &sum, &extremes, &bits].map(|buffer| Arg::pointer(buffer, 0));
+        run_seeded(library, seed, &launch("atomics", 5, 96, &args)).unwrap();
         let product = (0..480).fold(1u32, |product, _| product.wrapping_mul(3));
         assert_eq!(counts.host::<u32>().unwrap(), [120, 120, 120, 120, product, 480, 77, 5 % 3], "seed {seed}");
         assert_eq!(sum.host::<f32>().unwrap(), [240.0]);
@@ -117,8 +118,7 @@ fn several_threads_launch_at_once() {
             scope.spawn(move || {
                 let values = zeros::<i32>(8 * 64);
                 for seed in 0..20 {
-                    let launch = Launch { seed, ..launch("add_one", 8, 64, vec![Arg::pointer(&values, 0)]) };
-                    run(library, &launch).unwrap();
+                    run_seeded(library, seed, &launch("add_one", 8, 64, &[Arg::pointer(&values, 0)])).unwrap();
                 }
                 assert!(values.host::<i32>().unwrap().iter().all(|value| *value == 20), "thread {thread}");
             });
@@ -130,7 +130,7 @@ fn several_threads_launch_at_once() {
 fn a_pointer_may_begin_inside_of_its_buffer() {
     let Some(library) = library() else { return };
     let values = zeros::<i32>(64);
-    run(library, &launch("add_one", 1, 16, vec![Arg::pointer(&values, 40 * 4)])).unwrap();
+    run(library, &launch("add_one", 1, 16, &[Arg::pointer(&values, 40 * 4)])).unwrap();
     let expected: Vec<i32> = (0..64).map(|i| i32::from((40..56).contains(&i))).collect();
     assert_eq!(values.host::<i32>().unwrap(), expected);
 }
@@ -139,19 +139,20 @@ fn a_pointer_may_begin_inside_of_its_buffer() {
 fn a_launch_that_does_not_fit_its_kernel_or_any_device_runs_nothing_and_says_why() {
     let Some(library) = library() else { return };
     let values = zeros::<i32>(4);
-    let good = launch("add_one", 1, 4, vec![Arg::pointer(&values, 0)]);
+    let args = [Arg::pointer(&values, 0)];
+    let good = launch("add_one", 1, 4, &args);
     let refused = |launch: &Launch<'_>| run(library, launch).unwrap_err();
 
-    let error = refused(&Launch { kernel: "add_two", ..good.clone() });
+    let error = refused(&Launch { kernel: "add_two", ..good });
     assert!(error.to_string().contains("there is no kernel \"add_two\" among its "), "{error}");
-    let error = refused(&Launch { args: vec![3i32.into(), Arg::null()], ..good.clone() });
+    let error = refused(&Launch { args: &[3i32.into(), Arg::null()], ..good });
     assert_eq!(error.to_string(), "kernel add_one: found arguments of [4, 8] bytes, expected [8]");
-    let error = refused(&Launch { args: vec![Arg::pointer(&values, 17)], ..good.clone() });
+    let error = refused(&Launch { args: &[Arg::pointer(&values, 17)], ..good });
     assert_eq!(error.to_string(), "kernel add_one: argument 0 points at byte 17 of a buffer of 16");
     for (bad, expected) in [
-        (Launch { block: [1025, 1, 1], ..good.clone() }, "a block of (1025,1,1) threads"),
-        (Launch { grid: [1, 0, 1], ..good.clone() }, "a grid of (1,0,1) blocks"),
-        (Launch { shared_bytes: 300_000, ..good.clone() }, "300000 bytes of dynamic shared memory; at most 232448"),
+        (Launch { block: [1025, 1, 1], ..good }, "a block of (1025,1,1) threads"),
+        (Launch { grid: [1, 0, 1], ..good }, "a grid of (1,0,1) blocks"),
+        (Launch { shared_bytes: 300_000, ..good }, "300000 bytes of dynamic shared memory; at most 232448"),
     ] {
         let error = refused(&bad);
         assert!(matches!(&error, SimError::Fault(fault) if fault.kind == FaultKind::BadLaunch), "{error}");

@@ -1,9 +1,9 @@
 //! `mma.sync`, `ldmatrix` and `cp.async`.
 
-use device::sim::{Arg, Launch};
+use device::Arg;
 use half::{bf16, f16};
 
-use super::{SEEDS, buffer, launch, library, run, zeros};
+use super::{SEEDS, buffer, launch, library, run, run_seeded, zeros};
 
 #[test]
 fn a_product_by_tiles_is_the_product_of_the_matrices() {
@@ -23,7 +23,7 @@ fn a_product_by_tiles_is_the_product_of_the_matrices() {
             for seed in SEEDS {
                 let mut args: Vec<Arg<'_>> = [&c, &a, &b].map(|buffer| Arg::pointer(buffer, 0)).to_vec();
                 args.extend([Arg::from(k as i32), Arg::from(rows as i32)]);
-                run(library, &Launch { seed, ..launch(kernel, 1, 32, args) }).unwrap();
+                run_seeded(library, seed, &launch(kernel, 1, 32, &args)).unwrap();
                 for (i, found) in c.host::<f32>().unwrap().iter().enumerate() {
                     let (m, n) = (i / 8, i % 8);
                     let products = (0..k).map(|j| number(m * k + j) * number(7 * (n * k + j) + 3));
@@ -40,7 +40,7 @@ fn tiles_are_loaded_in_fragments_straight_and_transposed() {
     let Some(library) = library() else { return };
     let numbers: Vec<u16> = (0..256).collect();
     let (input, out) = (buffer(&numbers), zeros::<u32>(14 * 32));
-    run(library, &launch("loads", 1, 32, vec![Arg::pointer(&out, 0), Arg::pointer(&input, 0)])).unwrap();
+    run(library, &launch("loads", 1, 32, &[Arg::pointer(&out, 0), Arg::pointer(&input, 0)])).unwrap();
     for lane in 0..32u32 {
         let (x, y) = (lane / 4, lane % 4 * 2);
         let straight = |tile: u32| (tile * 64 + x * 8 + y) | (tile * 64 + x * 8 + y + 1) << 16;
