@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::DeviceError;
+use crate::cuda::DeviceMemory;
 use crate::memory::{Element, HostMemory, inside};
 
 /// A piece of device memory, 64-byte aligned, zeroed at birth, freed on drop; made by [`Device::alloc`](crate::Device::alloc).
@@ -14,6 +15,8 @@ pub(crate) enum Memory {
     Cpu(HostMemory),
     /// Of `cuda-sim`: host memory in truth, but no CPU code may look at it.
     Sim(SimMemory),
+    /// Of a GPU.
+    Cuda(DeviceMemory),
 }
 
 /// Guarded memory of a `cuda-sim` device.
@@ -29,6 +32,7 @@ impl Buffer {
         match &self.0 {
             Memory::Cpu(memory) => memory.len(),
             Memory::Sim(sim) => sim.memory.len(),
+            Memory::Cuda(memory) => memory.bytes,
         }
     }
 
@@ -64,10 +68,11 @@ impl Buffer {
         match &self.0 {
             Memory::Cpu(memory) => memory.start().expose_provenance() as u64,
             Memory::Sim(sim) => sim.memory.start().expose_provenance() as u64,
+            Memory::Cuda(memory) => memory.address,
         }
     }
 
-    /// A copy of all of it.
+    /// A copy of all of it, of memory of this process.
     pub(crate) fn contents(&self) -> Result<Vec<u8>, DeviceError> {
         match &self.0 {
             Memory::Cpu(memory) => memory.view().map(<[u8]>::to_vec),
@@ -75,6 +80,7 @@ impl Buffer {
                 let _order = sim.order.lock().unwrap_or_else(PoisonError::into_inner);
                 sim.memory.view().map(<[u8]>::to_vec)
             }
+            Memory::Cuda(_) => Err(DeviceError::NotOnHost(self.device())),
         }
     }
 
@@ -89,6 +95,7 @@ impl Memory {
         match self {
             Memory::Cpu(_) => "cpu",
             Memory::Sim(_) => "cuda-sim",
+            Memory::Cuda(_) => "cuda",
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use crate::cuda::CudaError;
 use crate::launch::LaunchError;
 use crate::sim::SimError;
 
@@ -99,6 +100,9 @@ pub enum DeviceError {
     /// The host library of kernels is no good, or a kernel of it went wrong.
     #[error("cuda-sim: {0}")]
     Sim(#[from] SimError),
+    /// The GPU or its driver.
+    #[error(transparent)]
+    Cuda(#[from] CudaError),
     /// The thread pool could not be started.
     #[error("--threads: {0} worker threads could not be started: {1}")]
     Threads(usize, String),

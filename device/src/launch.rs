@@ -113,6 +113,16 @@ pub enum LaunchError {
         /// The size of the buffer.
         bytes: usize,
     },
+    /// More dynamic shared memory than a block can have.
+    #[error("kernel {kernel}: found {found} bytes of dynamic shared memory, expected at most {most} on this GPU")]
+    SharedMemory {
+        /// The kernel.
+        kernel: String,
+        /// What the launch asks for.
+        found: u32,
+        /// What there is.
+        most: u32,
+    },
     /// A buffer that the device can not reach.
     #[error("kernel {kernel}: argument {index} is a buffer of device {found}, the kernel runs on {expected}")]
     WrongDevice {

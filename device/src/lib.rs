@@ -19,6 +19,7 @@
 //! ```
 
 mod buffer;
+mod cuda;
 mod error;
 mod files;
 pub mod gemm;
@@ -35,6 +36,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 pub use buffer::Buffer;
+pub use cuda::{CudaError, Refusal};
 pub use error::DeviceError;
 pub use launch::{Arg, Launch, LaunchError};
 pub use memory::Element;
@@ -179,6 +181,7 @@ pub fn open(name: &str, threads: Option<usize>) -> Result<Arc<dyn Device>, Devic
 pub fn open_with(name: &str, options: &Options) -> Result<Arc<dyn Device>, DeviceError> {
     Ok(match name {
         "auto" | "cpu" => Arc::new(host::Host::cpu(options)?),
+        "cuda" => Arc::new(cuda::Cuda::open(options)?),
         "cuda-sim" => Arc::new(host::Host::sim(options)?),
         other => return Err(DeviceError::UnknownDevice(other.to_string())),
     })

@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::DeviceError;
+use crate::cuda::PinnedMemory;
 use crate::memory::{Element, HostMemory, inside};
 use crate::queue::{Clock, Progress};
 
@@ -22,6 +23,8 @@ pub struct Pinned {
 pub(crate) enum Locked {
     /// Of this process alone: nobody copies beside it.
     Host(&'static str, HostMemory),
+    /// Of the driver.
+    Cuda(PinnedMemory),
 }
 
 impl Locked {
@@ -29,6 +32,7 @@ impl Locked {
     pub fn device(&self) -> &'static str {
         match self {
             Locked::Host(device, _) => device,
+            Locked::Cuda(_) => "cuda",
         }
     }
 }
@@ -42,6 +46,7 @@ impl Pinned {
     pub fn len_bytes(&self) -> usize {
         match &self.memory {
             Locked::Host(_, memory) => memory.len(),
+            Locked::Cuda(memory) => memory.len(),
         }
     }
 
@@ -53,6 +58,7 @@ impl Pinned {
         self.landed()?;
         match &self.memory {
             Locked::Host(_, memory) => memory.view(),
+            Locked::Cuda(memory) => memory.view(),
         }
     }
 
@@ -64,6 +70,7 @@ impl Pinned {
         self.landed()?;
         match &mut self.memory {
             Locked::Host(_, memory) => memory.view_mut(),
+            Locked::Cuda(memory) => memory.view_mut(),
         }
     }
 

@@ -21,6 +21,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::DeviceError;
+use crate::cuda::Point;
 
 /// One of the two streams of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -116,6 +117,8 @@ pub struct Event {
 pub(crate) enum Mark {
     /// Where work is over when the call returns.
     Host(&'static str, Instant),
+    /// In the streams of a GPU.
+    Cuda(Point),
 }
 
 impl Mark {
@@ -123,6 +126,7 @@ impl Mark {
     pub fn device(&self) -> &'static str {
         match self {
             Mark::Host(device, _) => device,
+            Mark::Cuda(_) => "cuda",
         }
     }
 }
@@ -135,6 +139,7 @@ impl Event {
     pub fn synchronize(&self) -> Result<(), DeviceError> {
         match &self.mark {
             Mark::Host(..) => {}
+            Mark::Cuda(point) => point.synchronize()?,
         }
         self.progress.seen(self.clock);
         Ok(())
@@ -147,6 +152,7 @@ impl Event {
     pub fn is_done(&self) -> Result<bool, DeviceError> {
         let done = match &self.mark {
             Mark::Host(..) => true,
+            Mark::Cuda(point) => point.is_done()?,
         };
         if done {
             self.progress.seen(self.clock);
@@ -168,6 +174,8 @@ impl Event {
         self.synchronize()?;
         match (&self.mark, &earlier.mark) {
             (Mark::Host(_, end), Mark::Host(_, start)) => Ok(end.saturating_duration_since(*start)),
+            (Mark::Cuda(end), Mark::Cuda(start)) => Ok(end.since(start)?),
+            (end, start) => Err(DeviceError::WrongDevice { expected: end.device(), found: start.device() }),
         }
     }
 }

@@ -1,30 +1,57 @@
 //! One list of demands for every backend that opens here; for each that does not, a line that begins with `NOT RUN:`.
+//!
+//! The kernels are those of `simt/tests/`. `cuda` needs a GPU and nvcc; without them its own code still runs, over a
+//! driver of host code ([`driver`]).
 #![allow(clippy::unwrap_used)]
+
+mod driver;
 
 use std::sync::Arc;
 
 use device::{Arg, Buffer, Device, DeviceError, Element, Launch, Options, Queue};
 use xtask::kernels::manifest::Manifest;
-use xtask::kernels::{self, host};
+use xtask::kernels::{self, cuda, host, toolkit};
 use xtask::workspace;
 
+/// As the files of the test kernels are named.
 const MODULE: &str = "simt_tests";
 
-/// The devices that open here. `cuda-sim` has the kernels of `simt/tests/`.
+fn manifest() -> Manifest {
+    Manifest::load(&workspace::root().join("device/simt/tests/kernels.toml"), MODULE).unwrap()
+}
+
+/// Builds the host library, or says why not.
+fn host_library() -> Result<std::path::PathBuf, String> {
+    host::library(&workspace::root(), &manifest(), &host::compiler()?, host::Sanitizer::None, kernels::cores())
+}
+
+/// Builds the fat binary, or says why not.
+fn fat_binary() -> Result<(), String> {
+    let (root, manifest) = (workspace::root(), manifest());
+    let built = cuda::build(&root, &manifest, &toolkit::find(&root, false)?, cuda::CHECKED, kernels::cores())?;
+    cuda::write(&root, &manifest, &built).map(|_| ())
+}
+
+/// The devices that open here.
 fn devices() -> Vec<Arc<dyn Device>> {
-    let options =
-        Options { threads: Some(1), kernels: Some(kernels::folder(&workspace::root())), ..Options::default() };
-    let open = |name| device::open_with(name, &options).map_err(|reason| println!("NOT RUN: {name}: {reason}")).ok();
-    let mut devices = vec![open("cpu").unwrap()];
-    match host::compiler() {
-        Ok(compiler) => {
-            let manifest = workspace::root().join("device/simt/tests/kernels.toml");
-            let manifest = Manifest::load(&manifest, MODULE).unwrap();
-            host::library(&workspace::root(), &manifest, &compiler, host::Sanitizer::None, kernels::cores()).unwrap();
-            devices.push(device::open_with("cuda-sim", &options).unwrap());
-        }
-        Err(missing) => println!("NOT RUN: cuda-sim: {missing}"),
+    let not_run = |name: &str, reason: String| println!("NOT RUN: {name}: {reason}");
+    let mut devices = vec![device::open("cpu", Some(1)).unwrap()];
+    match host_library() {
+        Ok(_) => devices.push(device::open("cuda-sim", Some(1)).unwrap()),
+        Err(reason) => not_run("cuda-sim", reason),
     }
+    let cuda = |_| device::open("cuda", Some(1)).map_err(|reason| reason.to_string());
+    // Without a driver there is nothing to compile for.
+    let cuda = match device::open("cuda", Some(1)) {
+        Err(DeviceError::NoKernelFiles { .. }) => fat_binary().and_then(cuda),
+        Ok(device) if device.load(MODULE).is_err() => fat_binary().and_then(cuda),
+        outcome => outcome.map_err(|reason| reason.to_string()),
+    };
+    match cuda {
+        Ok(device) => devices.push(device),
+        Err(reason) => not_run("cuda", reason),
+    }
+    assert!(devices.len() == 3 || !driver::is_fake());
     devices
 }
 
