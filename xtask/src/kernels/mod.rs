@@ -90,7 +90,7 @@ pub fn folder(root: &Path) -> PathBuf {
     target(root).join("kernels")
 }
 
-fn target(root: &Path) -> PathBuf {
+pub(crate) fn target(root: &Path) -> PathBuf {
     std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), |folder| root.join(folder))
 }
 
