@@ -8,6 +8,9 @@ use std::path::{Path, PathBuf};
 
 use crate::DeviceError;
 
+/// What cargo leaves in a target folder, also in one that was there before.
+const MARK: &str = ".rustc_info.json";
+
 /// The folders for one backend.
 #[derive(Debug)]
 pub(crate) struct KernelFiles {
@@ -55,7 +58,7 @@ impl KernelFiles {
 fn around(program: &Path) -> Vec<PathBuf> {
     let mut folders: Vec<PathBuf> = program.parent().map(Path::to_owned).into_iter().collect();
     // Cargo marks its target folder so. A program is at most four folders below: target/<triple>/<profile>/deps.
-    let target = program.ancestors().skip(1).take(4).find(|folder| folder.join("CACHEDIR.TAG").is_file());
+    let target = program.ancestors().skip(1).take(4).find(|folder| folder.join(MARK).is_file());
     folders.extend(target.map(|folder| folder.join("kernels")));
     folders
 }
@@ -74,7 +77,7 @@ mod tests {
     fn files_are_found_beside_the_program_then_in_its_target_folder() {
         let root = tempfile::tempdir().unwrap();
         let program = root.path().join("target/debug/deps/quire");
-        touch(&root.path().join("target/CACHEDIR.TAG"));
+        touch(&root.path().join("target").join(MARK));
         let (near, far) = (program.with_file_name("a.fatbin"), root.path().join("target/kernels/a.fatbin"));
         touch(&far);
         let files = |program: &Path| KernelFiles { folders: around(program), device: "cuda", command: "build" };
@@ -83,7 +86,7 @@ mod tests {
         touch(&near);
         assert_eq!(files(&program).find("a.fatbin").unwrap(), near);
         // Without the mark a folder of that name is anybody's.
-        std::fs::remove_file(root.path().join("target/CACHEDIR.TAG")).unwrap();
+        std::fs::remove_file(root.path().join("target").join(MARK)).unwrap();
         std::fs::remove_file(near).unwrap();
         assert!(files(&program).find("a.fatbin").is_err());
     }

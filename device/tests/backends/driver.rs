@@ -3,6 +3,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::sync::OnceLock;
 
 use device::sim::Library;
 use device::{Arg, DeviceError, Launch, Options};
@@ -21,15 +22,21 @@ pub fn is_fake() -> bool {
 
 /// A folder with the driver and the kernels.
 struct Fake {
-    folder: tempfile::TempDir,
+    folder: PathBuf,
 }
 
 impl Fake {
     /// `None`, and a line that says so, without a C++ compiler.
-    fn build() -> Option<Fake> {
-        let library = host_library().map_err(|missing| println!("NOT RUN: {missing}")).ok()?;
-        let folder = tempfile::tempdir().unwrap();
-        let path = |name: &str| folder.path().join(name);
+    fn get() -> Option<&'static Fake> {
+        static FAKE: OnceLock<Result<Fake, String>> = OnceLock::new();
+        FAKE.get_or_init(Fake::build).as_ref().map_err(|missing| println!("NOT RUN: {missing}")).ok()
+    }
+
+    fn build() -> Result<Fake, String> {
+        let library = host_library()?;
+        let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("driver");
+        std::fs::create_dir_all(&folder).unwrap();
+        let path = |name: &str| folder.join(name);
         std::fs::copy(&library, path(library.file_name().unwrap().to_str().unwrap())).unwrap();
         compile(&library, &path("libcuda.so.1"));
         // Two fat binaries of one file, as two sources give.
@@ -40,14 +47,14 @@ impl Fake {
         let lines = kernels.kernels().iter().enumerate().map(|(i, kernel)| format!("{}\t{}\n", kernel.name, place(i)));
         let lines = lines.chain([format!("in_the_index_alone\t{}\n", place(0)), "no_code\t8\t88\n".into()]);
         std::fs::write(path(&format!("{MODULE}.kernels.tsv")), lines.collect::<String>()).unwrap();
-        Some(Fake { folder })
+        Ok(Fake { folder })
     }
 
     /// This program, over the fake.
     fn run(&self, test: &str, more: &[&str], variables: &[(&str, &str)]) -> Output {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args([test, "--test-threads=1", "--nocapture", "--include-ignored"]).args(more);
-        command.env("LD_LIBRARY_PATH", self.folder.path()).env("QUIRE_KERNELS_DIR", self.folder.path()).env(MARK, "1");
+        command.env("LD_LIBRARY_PATH", &self.folder).env("QUIRE_KERNELS_DIR", &self.folder).env(MARK, "1");
         command.envs(variables.iter().copied()).output().unwrap()
     }
 }
@@ -80,7 +87,7 @@ fn the_cuda_backend_meets_every_demand_over_a_driver_of_host_code() {
     if is_fake() {
         return;
     }
-    let Some(fake) = Fake::build() else { return };
+    let Some(fake) = Fake::get() else { return };
     let output = fake.run("", &["--skip", ALONE], &[]);
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{said}{}", String::from_utf8_lossy(&output.stderr));
@@ -92,7 +99,7 @@ fn a_mistake_of_a_kernel_comes_to_light_at_the_next_wait_and_every_call_from_the
     if is_fake() {
         return;
     }
-    let Some(fake) = Fake::build() else { return };
+    let Some(fake) = Fake::get() else { return };
     let output = fake.run(ALONE, &["--exact"], &[]);
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success() && said.contains("1 passed"), "{said}");
@@ -103,7 +110,7 @@ fn what_a_driver_lacks_is_said_in_one_line() {
     if is_fake() {
         return;
     }
-    let Some(fake) = Fake::build() else { return };
+    let Some(fake) = Fake::get() else { return };
     for (variables, words) in [
         (("FAKE_VERSION", "12080"), "found a driver for CUDA 12.8, expected 13.0 or newer; update"),
         (("FAKE_GPUS", "0"), "the NVIDIA driver finds no GPU"),

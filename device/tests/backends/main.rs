@@ -90,7 +90,10 @@ fn memory_is_zeroed_and_copies_reach_the_bytes_that_they_name() {
         let (name, device) = (device.name(), &*device);
         let mut a = device.alloc(16).unwrap();
         assert_eq!(contents(device, &a), [0; 4], "{name}");
-        device.upload(&mut a, 4, bytes(&[7i32, 8])).unwrap();
+        let mut source = [7i32, 8];
+        device.upload(&mut a, 4, bytes(&source)).unwrap();
+        // An upload is over when it returns.
+        source.fill(0);
         let mut b = filled(device, &[1i32, 2, 3, 4, 5]);
         device.copy(&a, 4, &mut b, 8, 8).unwrap();
         assert_eq!(contents(device, &b), [1, 2, 7, 8, 5], "{name}");
@@ -162,6 +165,23 @@ fn page_locked_memory_can_be_seen_only_after_a_wait_that_covers_its_copy() {
 }
 
 #[test]
+fn fresh_memory_may_be_used_first_by_either_queue_and_dropped_with_work_on_it() {
+    for device in devices() {
+        let (name, device) = (device.name(), &*device);
+        let mut pinned = device.pinned(256).unwrap();
+        pinned.host_mut::<i32>().unwrap().fill(9);
+        let mut values = device.alloc(256).unwrap();
+        device.upload_async(Queue::Copy, &pinned, 0, &mut values, 0, 256).unwrap();
+        device.record(Queue::Copy).unwrap().synchronize().unwrap();
+        assert_eq!(contents(device, &values), [9; 64], "{name}");
+        if name != "cpu" {
+            add_one(device, &values, 1).unwrap();
+        }
+        drop(values);
+    }
+}
+
+#[test]
 fn events_tell_the_time_between_them() {
     for device in devices() {
         let (start, end) = (device.record(Queue::Copy).unwrap(), device.record(Queue::Copy).unwrap());
@@ -205,6 +225,29 @@ fn a_launch_waits_for_an_upload_on_the_other_queue_and_a_download_for_the_launch
             device.record(Queue::Copy).unwrap().synchronize().unwrap();
             assert_eq!(output.host::<i32>().unwrap(), [round + 1; 256], "{name}");
         }
+    }
+}
+
+#[test]
+fn several_threads_use_one_device() {
+    for device in launching() {
+        let device = &*device;
+        let shared = filled(device, &[0i32; 64]);
+        let mut all: Vec<Buffer> = (0..4).map(|_| filled(device, &[7i32; 64])).collect();
+        std::thread::scope(|scope| {
+            for own in &mut all {
+                scope.spawn(|| {
+                    for _ in 0..10 {
+                        add_one(device, &shared, 1).unwrap();
+                        add_one(device, own, 1).unwrap();
+                        device.record(Queue::Compute).unwrap().synchronize().unwrap();
+                    }
+                    assert_eq!(contents(device, own), [17; 64], "{}", device.name());
+                    device.copy(&shared, 0, own, 0, 256).unwrap();
+                });
+            }
+        });
+        assert_eq!(contents(device, &shared), [40; 64], "{}", device.name());
     }
 }
 
