@@ -2,19 +2,45 @@
 //!
 //! What it is: the only place that knows where bytes live and who computes. It owns [`Buffer`]s (aligned device
 //! memory), the [`Pool`] of worker threads, the [`simd`] lanes that CPU kernels are written in, [`gemm`], the
-//! matrix product that every linear layer is made of, and [`sim`], which runs CUDA kernels on the host.
+//! matrix product that every linear layer is made of, and [`Launch`]es of CUDA kernels. Nothing else names the driver.
 //!
 //! What it is not: it knows nothing of models, attention or requests.
 //!
-//! Today there is one backend, `cpu`; a [`Device`] is what the others will be too, and a caller that stays within
-//! [`Device`] and [`Buffer`] does not learn which one it has. [`Buffer::host`] is the door for code that runs on the
-//! CPU itself: it is an error, not a copy, for memory that the CPU can not reach.
+//! | backend | memory | kernels |
+//! |---|---|---|
+//! | `cpu` | this process's; [`Buffer::host`] is the door for code that runs on the CPU | none: CPU kernels are functions |
+//! | `cuda` | a GPU's | fat binaries, through the NVIDIA driver, which is opened at run time and need not be there |
+//! | `cuda-sim` | this process's, with the door shut and guards around every buffer | the same sources as host code ([`sim`]) |
+//!
+//! A caller that stays within [`Device`] does not learn which one it has, and what one forbids the others forbid: that is
+//! how the CUDA path of a program is tested on a machine without a GPU. What runs today: models on `cpu`, which is what
+//! `"auto"` takes; kernels by themselves on the other two, which have no matrix products yet.
 //!
 //! ```
+//! use device::Queue;
 //! let device = device::open("cpu", Some(1))?;
 //! let mut buffer = device.alloc(4 * size_of::<f32>())?;
 //! buffer.host_mut::<f32>()?.copy_from_slice(&[1.0, 2.0, 3.0, 4.0]);
 //! assert_eq!(buffer.host::<f32>()?[2], 3.0);
+//!
+//! // The same on every device: copies beside the work, seen when they are over.
+//! let mut page_locked = device.pinned(buffer.len_bytes())?;
+//! device.download_async(Queue::Copy, &buffer, 0, &mut page_locked, 0, buffer.len_bytes())?;
+//! device.record(Queue::Copy)?.synchronize()?;
+//! assert_eq!(page_locked.host::<f32>()?, [1.0, 2.0, 3.0, 4.0]);
+//! # Ok::<(), device::DeviceError>(())
+//! ```
+//!
+//! A launch names its kernel and has its arguments as the driver takes them. `cargo xtask build-kernels` (`--sim` for
+//! `cuda-sim`) makes the files; [`open`] says where they are found.
+//!
+//! ```no_run
+//! use device::{Arg, Launch};
+//! let device = device::open("cuda", None)?;
+//! let values = device.alloc(4096)?;
+//! let args = [Arg::pointer(&values, 0), 1024.into(), 0.5f32.into()];
+//! let (grid, block) = ([4, 1, 1], [256, 1, 1]);
+//! device.launch(&Launch { module: "demo", kernel: "scale", grid, block, shared_bytes: 0, args: &args })?;
 //! # Ok::<(), device::DeviceError>(())
 //! ```
 

@@ -27,7 +27,7 @@ pub enum CudaError {
     )]
     NoGpu,
     /// Kernels without code for this GPU.
-    #[error("{file}: found code for {found}, expected some for compute capability {}.{}; this GPU is older than Quire's kernels, use --device cpu", .capability.0, .capability.1)]
+    #[error("{file}: found code for {found}, expected some for compute capability {}.{}; `cargo xtask build-kernels` compiles for 8.0 and newer, for an older GPU use --device cpu", .capability.0, .capability.1)]
     NoCode {
         /// The fat binary.
         file: PathBuf,

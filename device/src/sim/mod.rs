@@ -136,8 +136,8 @@ impl Library {
     /// before it.
     ///
     /// # Safety
-    /// With these arguments the kernel must stay within the buffers that they point into, and no view of a buffer that
-    /// it writes may be alive.
+    /// The buffers are memory of this process. With these arguments the kernel must stay within them, and no view of a
+    /// buffer that it writes may be alive.
     pub unsafe fn launch(&self, launch: &Launch<'_>, seed: u64) -> Result<(), SimError> {
         let kernel = self.kernel(launch.kernel)?;
         let arguments = launch.pack(&kernel.parameter_bytes)?;
