@@ -95,7 +95,8 @@ impl Executor {
             }
             if !self.copies.is_empty() {
                 for cache in &mut self.caches {
-                    self.kernels.block_copy(&*self.device, BlockCopyArgs { copies: &self.copies, cache })?;
+                    self.kernels
+                        .block_copy(&*self.device, BlockCopyArgs { copies: &self.copies, cache, workspace: None })?;
                 }
             }
         }

@@ -180,7 +180,7 @@ impl Model {
     pub fn new_cache(&self, num_blocks: usize, block_size: usize) -> Result<Vec<KvCache>, KernelError> {
         let (num_kv_heads, head_dim) = (self.config.num_kv_heads, self.config.head_dim);
         let shape = KvShape { num_blocks, num_kv_heads, block_size, head_dim };
-        self.layers.iter().map(|_| Ok(KvCache::new(&*self.device, shape)?)).collect()
+        self.layers.iter().map(|_| Ok(KvCache::with_format(&*self.device, shape, self.kernels.format)?)).collect()
     }
 
     /// Computes the batch's tokens: their keys and values go to their slots, their hidden states stay for
@@ -218,7 +218,15 @@ impl Model {
             let slot_mapping = &batch.slot_mapping;
             self.kernels.cache_write(
                 device,
-                CacheWriteArgs { source: &step.qkv, key_offset, value_offset, stride, slot_mapping, cache },
+                CacheWriteArgs {
+                    source: &step.qkv,
+                    key_offset,
+                    value_offset,
+                    stride,
+                    slot_mapping,
+                    cache,
+                    workspace: None,
+                },
             )?;
             for seqs in [0..batch.decodes, batch.decodes..batch.attention.num_seqs()] {
                 if !seqs.is_empty() {
@@ -229,6 +237,7 @@ impl Model {
                             query_stride: stride,
                             num_heads: config.num_heads,
                             output: &mut step.attended,
+                            lse: None,
                             cache,
                             batch: &batch.attention,
                             seqs,
@@ -236,6 +245,7 @@ impl Model {
                             window: layer.window,
                             soft_cap: None,
                             alibi_slopes: None,
+                            workspace: None,
                         },
                     )?;
                 }
