@@ -6,7 +6,8 @@ use crate::DeviceError;
 use crate::cuda::DeviceMemory;
 use crate::memory::{Element, HostMemory, inside};
 
-/// A piece of device memory, 64-byte aligned, zeroed at birth, freed on drop; made by [`Device::alloc`](crate::Device::alloc).
+/// A piece of device memory, 64-byte aligned, zeroed at birth, freed on drop; made by
+/// [`Device::alloc`](crate::Device::alloc).
 pub struct Buffer(pub(crate) Memory);
 
 /// Where a buffer lies.
@@ -39,7 +40,8 @@ impl Buffer {
     /// The memory as elements of `T`, for code that runs on the CPU.
     ///
     /// # Errors
-    /// [`DeviceError::NotOnHost`] for `cuda` and `cuda-sim`; [`DeviceError::BadView`] if the size is no multiple of `T`'s.
+    /// [`DeviceError::NotOnHost`] for `cuda` and `cuda-sim`; [`DeviceError::BadView`] if the size is no multiple of
+    /// `T`'s.
     pub fn host<T: Element>(&self) -> Result<&[T], DeviceError> {
         match &self.0 {
             Memory::Cpu(memory) => memory.view(),

@@ -216,8 +216,8 @@ impl Device for Host {
             }
         }
         let _order = self.in_order();
-        // SAFETY: the memory of these buffers has no views, and the lock keeps copies and other launches away from it. That
-        // a kernel stays within what its arguments say is the promise of `Device::launch`.
+        // SAFETY: the memory of these buffers has no views, and the lock keeps copies and other launches away from it.
+        // That a kernel stays within what its arguments say is the promise of `Device::launch`.
         unsafe { library.launch(launch, kernels.seed()) }?;
         for (index, buffer) in launch.buffers() {
             if !self.own(buffer)?.guards_hold() {

@@ -12,9 +12,9 @@
 //! | `cuda` | a GPU's | fat binaries, through the NVIDIA driver, which is opened at run time and need not be there |
 //! | `cuda-sim` | this process's, with the door shut and guards around every buffer | the same sources as host code ([`sim`]) |
 //!
-//! A caller that stays within [`Device`] does not learn which one it has, and what one forbids the others forbid: that is
-//! how the CUDA path of a program is tested on a machine without a GPU. What runs today: models on `cpu`, which is what
-//! `"auto"` takes; kernels by themselves on the other two, which have no matrix products yet.
+//! A caller that stays within [`Device`] does not learn which one it has, and what one forbids the others forbid: that
+//! is how the CUDA path of a program is tested on a machine without a GPU. What runs today: models on `cpu`, which is
+//! what `"auto"` takes; kernels by themselves on the other two, which have no matrix products yet.
 //!
 //! ```
 //! use device::Queue;
@@ -82,8 +82,8 @@ pub struct MemoryInfo {
 
 /// Something that holds memory and computes.
 ///
-/// A device has two [`Queue`]s. Calls that name none are ordered on [`Queue::Compute`]. Memory, events and launches of two
-/// devices do not mix: [`DeviceError::WrongDevice`].
+/// A device has two [`Queue`]s. Calls that name none are ordered on [`Queue::Compute`]. Memory, events and launches of
+/// two devices do not mix: [`DeviceError::WrongDevice`].
 pub trait Device: Send + Sync {
     /// Backend name: `"cpu"`, `"cuda"` or `"cuda-sim"`.
     fn name(&self) -> &'static str;
@@ -113,7 +113,8 @@ pub trait Device: Send + Sync {
 
     /// Page-locked host memory, zeroed, for copies that the CPU does not wait for.
     fn pinned(&self, bytes: usize) -> Result<Pinned, DeviceError>;
-    /// Orders a copy of `bytes` bytes to the device. `from` can not be seen until an event recorded after it was waited for.
+    /// Orders a copy of `bytes` bytes to the device. `from` can not be seen until an event recorded after it was waited
+    /// for.
     fn upload_async(
         &self,
         queue: Queue,
@@ -123,7 +124,8 @@ pub trait Device: Send + Sync {
         at: usize,
         bytes: usize,
     ) -> Result<(), DeviceError>;
-    /// Orders a copy of `bytes` bytes from the device. `to` can not be seen until an event recorded after it was waited for.
+    /// Orders a copy of `bytes` bytes from the device. `to` can not be seen until an event recorded after it was waited
+    /// for.
     fn download_async(
         &self,
         queue: Queue,
@@ -147,12 +149,13 @@ pub trait Device: Send + Sync {
     ///
     /// What can be checked is: the number and the sizes of the arguments, that pointers begin within their buffers, and
     /// that these are of this device. What a kernel does with its arguments is the kernel's: its lengths, strides and
-    /// tables are trusted as they would be on a GPU, and each `.cu` says what they must satisfy. `cuda-sim` runs kernels
-    /// within this process, so it is for tests; it finds writes just beside a buffer ([`DeviceError::Trespass`]).
+    /// tables are trusted as they would be on a GPU, and each `.cu` says what they must satisfy. `cuda-sim` runs
+    /// kernels within this process, so it is for tests; it finds writes just beside a buffer
+    /// ([`DeviceError::Trespass`]).
     ///
     /// # Errors
-    /// [`DeviceError::Launch`] if it does not fit the kernel (nothing has run); [`DeviceError::Sim`] with the line where
-    /// a kernel of `cuda-sim` went wrong; [`DeviceError::NoKernels`] on a CPU; those of [`Device::load`].
+    /// [`DeviceError::Launch`] if it does not fit the kernel (nothing has run); [`DeviceError::Sim`] with the line
+    /// where a kernel of `cuda-sim` went wrong; [`DeviceError::NoKernels`] on a CPU; those of [`Device::load`].
     fn launch(&self, launch: &Launch<'_>) -> Result<(), DeviceError>;
     /// Major and minor number of what a GPU can do. `None` on a CPU and for `cuda-sim`, whose kernels are host code: a
     /// kernel that asks for a capability finds all of it there that `quire/ptx.cuh` models.
@@ -186,15 +189,15 @@ impl Matrix {
 pub struct Options {
     /// Host threads; `None`: one per core.
     pub threads: Option<usize>,
-    /// The folder of compiled kernels; `None`: beside the executable, else `kernels/` of the cargo target folder that it
-    /// stands in.
+    /// The folder of compiled kernels; `None`: beside the executable, else `kernels/` of the cargo target folder that
+    /// it stands in.
     pub kernels: Option<PathBuf>,
     /// `cuda-sim`: of the order in which threads and blocks of a launch run; 0 is the natural one.
     pub seed: u64,
 }
 
-/// Opens a backend by name with that many host threads (`None`: every core). Kernels are searched in `QUIRE_KERNELS_DIR`
-/// if that is set. See [`open_with`].
+/// Opens a backend by name with that many host threads (`None`: every core). Kernels are searched in
+/// `QUIRE_KERNELS_DIR` if that is set. See [`open_with`].
 pub fn open(name: &str, threads: Option<usize>) -> Result<Arc<dyn Device>, DeviceError> {
     let kernels = std::env::var_os("QUIRE_KERNELS_DIR").filter(|folder| !folder.is_empty()).map(PathBuf::from);
     open_with(name, &Options { threads, kernels, ..Options::default() })

@@ -138,8 +138,8 @@ impl Drop for HostMemory {
     }
 }
 
-/// Room for `bytes` from an aligned address on, and the guards. The allocator is asked for its own alignment only: for a
-/// greater one the standard library writes the zeros itself and so touches every page, where the system's fresh pages
+/// Room for `bytes` from an aligned address on, and the guards. The allocator is asked for its own alignment only: for
+/// a greater one the standard library writes the zeros itself and so touches every page, where the system's fresh pages
 /// are zero already.
 fn layout(bytes: usize, guarded: bool) -> Option<Layout> {
     let around = ALIGN + if guarded { 2 * GUARD } else { 0 };

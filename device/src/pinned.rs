@@ -10,8 +10,8 @@ use crate::queue::{Clock, Progress};
 /// Page-locked host memory, zeroed at birth, 64-byte aligned; made by [`Device::pinned`](crate::Device::pinned).
 ///
 /// While an asynchronous copy may still read or write it, it can not be seen: [`Pinned::host`] is
-/// [`DeviceError::InFlight`] until the host has waited for an event that was recorded after the copy, whether or not the
-/// copy happens to be over. Dropping it waits.
+/// [`DeviceError::InFlight`] until the host has waited for an event that was recorded after the copy, whether or not
+/// the copy happens to be over. Dropping it waits.
 pub struct Pinned {
     pub(crate) memory: Locked,
     pub(crate) progress: Arc<Progress>,

@@ -1,8 +1,8 @@
 //! The two streams of a device, and what the host knows of their progress.
 //!
-//! Work on one [`Queue`] runs in order. Work on two is ordered by events alone: [`Device::record`](crate::Device::record)
-//! marks a point of one, [`Device::wait`](crate::Device::wait) lets the other go no further before it, and
-//! [`Event::synchronize`] lets the host wait.
+//! Work on one [`Queue`] runs in order. Work on two is ordered by events alone:
+//! [`Device::record`](crate::Device::record) marks a point of one, [`Device::wait`](crate::Device::wait) lets the other
+//! go no further before it, and [`Event::synchronize`] lets the host wait.
 //!
 //! ```text
 //! Copy     ── upload ── record e ─────────────────────────
@@ -160,8 +160,8 @@ impl Event {
         Ok(done)
     }
 
-    /// The time between two points of the same device; waits for both. On `cuda` it is the device's own, to about half a
-    /// microsecond.
+    /// The time between two points of the same device; waits for both. On `cuda` it is the device's own, to about half
+    /// a microsecond.
     ///
     /// # Errors
     /// As [`Event::synchronize`], and [`DeviceError::WrongDevice`].

@@ -1,7 +1,7 @@
 //! The driver, found and asked before anything depends on it, and one GPU of it with two streams.
 //!
-//! cudarc opens `libcuda` at the first call and panics where there is none, or where it lacks a function. So [`open`] looks
-//! for the library first, and then for a version that has every function that this crate calls.
+//! cudarc opens `libcuda` at the first call and panics where there is none, or where it lacks a function. So [`open`]
+//! looks for the library first, and then for a version that has every function that this crate calls.
 
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -28,7 +28,8 @@ pub(crate) struct Context {
     pub name: String,
 }
 
-// SAFETY: handles of the driver may be used from any thread that has the context current; `Context::enter` sees to that.
+// SAFETY: handles of the driver may be used from any thread that has the context current; `Context::enter` sees to
+// that.
 unsafe impl Send for Context {}
 // SAFETY: as above; the driver locks for itself.
 unsafe impl Sync for Context {}

@@ -1,7 +1,8 @@
 //! The two files of a crate's kernels, as `cargo xtask build-kernels` writes them, read without a driver.
 //!
-//! `<crate>.kernels.tsv` has a line for each kernel: its name, and where in `<crate>.fatbin` the fat binary is that has it
-//! (offset and length in bytes). A fat binary is a header and entries, each code for one architecture, all little-endian:
+//! `<crate>.kernels.tsv` has a line for each kernel: its name, and where in `<crate>.fatbin` the fat binary is that has
+//! it (offset and length in bytes). A fat binary is a header and entries, each code for one architecture, all
+//! little-endian:
 //!
 //! ```text
 //! header  u32 magic 0xba55ed50   u16 version   u16 bytes of the header   u64 bytes of all entries

@@ -40,7 +40,8 @@ impl DeviceMemory {
 
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
-        // Work on it may be under way on either stream. Where the driver no longer answers, it has taken the memory back.
+        // Work on it may be under way on either stream. Where the driver no longer answers, it has taken the memory
+        // back.
         if self.address != 0 && self.context.finish_all().is_ok() {
             // SAFETY: allocated in `zeroed`; nothing uses it any more.
             let _ = unsafe { result::free_sync(self.address) };

@@ -4,8 +4,8 @@
 //! Nothing else of CUDA is needed to build or to run.
 //!
 //! Launches and copies without a queue go to the compute stream; both streams do not wait for the default one. Calls
-//! return when the driver has the work, but for [`Device::upload`], [`Device::download`] and [`Device::alloc`], which wait
-//! until it is done, and drops of memory, which wait for the GPU: allocate before the work, not within it.
+//! return when the driver has the work, but for [`Device::upload`], [`Device::download`] and [`Device::alloc`], which
+//! wait until it is done, and drops of memory, which wait for the GPU: allocate before the work, not within it.
 
 mod context;
 mod error;
@@ -166,7 +166,8 @@ impl Device for Cuda {
             return Ok(());
         }
         self.context.enter()?;
-        // SAFETY: inside of both; a drop of either waits for the stream, and `used_until` keeps writers away until then.
+        // SAFETY: inside of both; a drop of either waits for the stream, and `used_until` keeps writers away until
+        // then.
         unsafe { sys::cuMemcpyHtoDAsync_v2(to, locked.address(from_at), bytes, self.context.stream(queue)) }
             .result()
             .map_err(refused("copying to the GPU"))?;
@@ -228,8 +229,9 @@ impl Device for Cuda {
         let Launch { grid: [x, y, z], block: [threads_x, threads_y, threads_z], shared_bytes, .. } = *launch;
         let (grid, block) = ((x, y, z), (threads_x, threads_y, threads_z));
         let stream = self.context.stream(Queue::Compute);
-        // SAFETY: the arguments have the sizes of the parameters, point into buffers of this GPU that wait for the stream when
-        // they are dropped, and are copied by the call. That a kernel stays within them is the promise of `Device::launch`.
+        // SAFETY: the arguments have the sizes of the parameters, point into buffers of this GPU that wait for the
+        // stream when they are dropped, and are copied by the call. That a kernel stays within them is the promise of
+        // `Device::launch`.
         unsafe { result::launch_kernel(function.handle, grid, block, shared_bytes, stream, &mut arguments.pointers) }
             .map_err(|error| {
                 let (kernel, grid, block) = (launch.kernel.to_owned(), launch.grid, launch.block);

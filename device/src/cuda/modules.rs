@@ -1,7 +1,7 @@
 //! Kernels of a GPU: found by name, loaded at their first use, asked for their parameters.
 //!
-//! A crate's fat binary is many modules to the driver, and the index says which has a kernel, so a program loads only the
-//! code that it launches. Handles stay until the device goes; a lookup is two searches under a lock.
+//! A crate's fat binary is many modules to the driver, and the index says which has a kernel, so a program loads only
+//! the code that it launches. Handles stay until the device goes; a lookup is two searches under a lock.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;

@@ -1,9 +1,10 @@
-//! Kernels on the host: a library that `cargo xtask build-kernels --sim` made of the `.cu` sources, opened and launched.
+//! Kernels on the host: a library that `cargo xtask build-kernels --sim` made of the `.cu` sources, opened and
+//! launched.
 //!
-//! A [`Library`] lists its [`Kernel`]s and runs a [`Launch`] by name, with the argument array that the CUDA driver takes. A
-//! launch runs the whole grid on the calling thread before it returns; several threads may launch at once. What a kernel
-//! does wrong (a barrier that some threads miss, a shuffle from a lane that is not there) comes back as a [`Fault`] with the
-//! line. `device/simt/README.md` says what is modelled and what is not.
+//! A [`Library`] lists its [`Kernel`]s and runs a [`Launch`] by name, with the argument array that the CUDA driver
+//! takes. A launch runs the whole grid on the calling thread before it returns; several threads may launch at once.
+//! What a kernel does wrong (a barrier that some threads miss, a shuffle from a lane that is not there) comes back as a
+//! [`Fault`] with the line. `device/simt/README.md` says what is modelled and what is not.
 //!
 //! This is the library by itself, with arguments in memory that the CPU can see. The `cuda-sim` device is made of it.
 //!
@@ -128,8 +129,8 @@ impl Library {
         })
     }
 
-    /// Runs the whole grid. `seed` is of the order in which threads and blocks run: a kernel that is right gives the same
-    /// bits under every one. 0 keeps the natural order. The module of the launch is taken to be this library.
+    /// Runs the whole grid. `seed` is of the order in which threads and blocks run: a kernel that is right gives the
+    /// same bits under every one. 0 keeps the natural order. The module of the launch is taken to be this library.
     ///
     /// # Errors
     /// Nothing has run after [`SimError::Launch`]; after a [`SimError::Fault`] the buffers hold what the threads wrote

@@ -6,9 +6,8 @@ use crate::Buffer;
 use crate::launch::{Kind, Launch};
 
 impl Launch<'_> {
-    /// Writes the launch with the contents of its buffers, in the format that the head of `simt/replay.cpp` gives. It runs
-    /// once for each of `seeds`. Several launches may stand in one file, one after the
-    /// other.
+    /// Writes the launch with the contents of its buffers, in the format that the head of `simt/replay.cpp` gives. It
+    /// runs once for each of `seeds`. Several launches may stand in one file, one after the other.
     ///
     /// # Errors
     /// Of the writer, and [`io::ErrorKind::Unsupported`] for a buffer that the CPU can not reach.

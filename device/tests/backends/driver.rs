@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 
 use device::sim::Library;
 use device::{Arg, DeviceError, Launch, Options};
-use xtask::workspace;
+use xtask::{not_run, workspace};
 
 use super::{MODULE, host_library};
 
@@ -29,7 +29,7 @@ impl Fake {
     /// `None`, and a line that says so, without a C++ compiler.
     fn get() -> Option<&'static Fake> {
         static FAKE: OnceLock<Result<Fake, String>> = OnceLock::new();
-        FAKE.get_or_init(Fake::build).as_ref().map_err(|missing| println!("NOT RUN: {missing}")).ok()
+        FAKE.get_or_init(Fake::build).as_ref().map_err(|missing| not_run::report(missing)).ok()
     }
 
     fn build() -> Result<Fake, String> {
@@ -89,8 +89,8 @@ fn the_cuda_backend_meets_every_demand_over_a_driver_of_host_code() {
     }
     let Some(fake) = Fake::get() else { return };
     let output = fake.run("", &["--skip", ALONE], &[]);
-    let said = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success(), "{said}{}", String::from_utf8_lossy(&output.stderr));
+    let said = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
     assert!(!said.contains("NOT RUN") && said.contains("kernels_run_in_order"), "{said}");
 }
 

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use device::{Arg, Buffer, Device, DeviceError, Element, Launch, Options, Queue};
 use xtask::kernels::manifest::Manifest;
 use xtask::kernels::{self, cuda, host, toolkit};
-use xtask::workspace;
+use xtask::{not_run, workspace};
 
 /// As the files of the test kernels are named.
 const MODULE: &str = "simt_tests";
@@ -34,7 +34,7 @@ fn fat_binary() -> Result<(), String> {
 
 /// The devices that open here.
 fn devices() -> Vec<Arc<dyn Device>> {
-    let not_run = |name: &str, reason: String| println!("NOT RUN: {name}: {reason}");
+    let not_run = |name: &str, reason: String| not_run::report(&format!("{name}: {reason}"));
     let mut devices = vec![device::open("cpu", Some(1)).unwrap()];
     match host_library() {
         Ok(_) => devices.push(device::open("cuda-sim", Some(1)).unwrap()),

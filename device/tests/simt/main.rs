@@ -15,7 +15,7 @@ use device::sim::{Library, SimError};
 use device::{Arg, Buffer, Element, Launch};
 use xtask::kernels::host::{self, Compiler, Sanitizer};
 use xtask::kernels::manifest::Manifest;
-use xtask::{kernels, workspace};
+use xtask::{kernels, not_run, workspace};
 
 /// Natural order, then two others.
 pub const SEEDS: [u64; 3] = [0, 1, 77];
@@ -30,7 +30,7 @@ fn manifest() -> Manifest {
 
 fn compiler() -> Option<&'static Compiler> {
     static COMPILER: OnceLock<Result<Compiler, String>> = OnceLock::new();
-    COMPILER.get_or_init(host::compiler).as_ref().map_err(|missing| println!("NOT RUN: {missing}")).ok()
+    COMPILER.get_or_init(host::compiler).as_ref().map_err(|missing| not_run::report(missing)).ok()
 }
 
 /// The library of the test kernels; `None`, and the line that says so, without a compiler.

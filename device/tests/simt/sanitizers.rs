@@ -5,7 +5,7 @@ use std::process::{Command, Output};
 
 use device::{Arg, Launch};
 use xtask::kernels::host::{self, Sanitizer};
-use xtask::{kernels, workspace};
+use xtask::{kernels, not_run, workspace};
 
 use super::{SEEDS, buffer, compiler, launch, line_of, manifest, zeros};
 
@@ -16,7 +16,11 @@ fn program(sanitizer: Sanitizer) -> Option<std::path::PathBuf> {
         Ok(program) => Some(program),
         // A compiler without the library of its sanitizer compiles, and fails to link.
         Err(problem) if problem.contains("did not link") => {
-            println!("NOT RUN: no {} sanitizer: {}", sanitizer.name(), problem.lines().nth(1).unwrap_or(&problem));
+            not_run::report(&format!(
+                "no {} sanitizer: {}",
+                sanitizer.name(),
+                problem.lines().nth(1).unwrap_or(&problem)
+            ));
             None
         }
         Err(problem) => panic!("{problem}"),
@@ -80,7 +84,7 @@ fn the_alignment_sanitizer_finds_misaligned_loads_and_indices_beyond_an_array() 
     let out = zeros::<i32>(256);
     let args = |offset: i32| [Arg::pointer(&out, 0), offset.into()];
     if compiler().is_some_and(|compiler| compiler.is_clang()) {
-        println!("NOT RUN: misaligned_load: the alignment sanitizer of clang does not look at copies of a structure");
+        not_run::report("misaligned_load: the alignment sanitizer of clang does not look at copies of a structure");
     } else {
         is_found(&program, &launch("misaligned_load", 1, 32, &args(1)), "misaligned address");
     }
