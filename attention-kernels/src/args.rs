@@ -4,13 +4,16 @@ use std::ops::Range;
 
 use device::{Buffer, Device, DeviceError, Matrix};
 
+use crate::format::CacheFormat;
+use crate::workspace::Workspace;
+
 /// Keys are reduced in partitions of this many tokens, counted from the start of the sequence.
 pub const PARTITION: usize = 512;
 
 /// A kernel was called with something it can not work on.
 #[derive(Debug, thiserror::Error)]
 pub enum KernelError {
-    /// The memory is not where the kernel can use it.
+    /// The memory is not where the kernel can use it, or the launch failed.
     #[error(transparent)]
     Device(#[from] DeviceError),
     /// A size does not match another.
@@ -23,9 +26,25 @@ pub enum KernelError {
         /// The size that the others ask for.
         expected: usize,
     },
+    /// Something that the variant's capabilities exclude.
+    #[error("{variant} was called with {found}, which it does not do; `select` finds a variant that does")]
+    Unsupported {
+        /// The variant, or the device that runs it.
+        variant: &'static str,
+        /// What it was asked for.
+        found: String,
+    },
+    /// A variant that needs a [`Workspace`] was called without one, or before this was loaded into it.
+    #[error("{variant}: found no {what} on the device; load the step into a Workspace and pass it")]
+    NotLoaded {
+        /// The variant.
+        variant: &'static str,
+        /// What is missing.
+        what: &'static str,
+    },
 }
 
-/// Shape of one layer's key (or value) cache: `[num_blocks, num_kv_heads, block_size, head_dim]`, float32.
+/// Shape of one layer's key (or value) cache; the order of the dimensions is its [`Layout`](crate::Layout)'s.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvShape {
     /// Blocks in the pool.
@@ -44,50 +63,79 @@ impl KvShape {
         self.num_kv_heads * self.block_size * self.head_dim
     }
 
-    /// Offset of head `head` of the token in `slot` (= block × block_size + offset).
+    /// Offset of head `head` of the token in `slot` (= block × block_size + offset) in the tree's layout.
     pub fn offset(&self, slot: usize, head: usize) -> usize {
         let (block, at) = (slot / self.block_size, slot % self.block_size);
         ((block * self.num_kv_heads + head) * self.block_size + at) * self.head_dim
     }
 }
 
+/// What a stored element of 8 bits is multiplied with, float32: `[1]`, or `[num_kv_heads]` each.
+pub struct KvScales {
+    /// Of the keys.
+    pub keys: Buffer,
+    /// Of the values.
+    pub values: Buffer,
+    /// One for each KV head.
+    pub per_head: bool,
+}
+
 /// The paged keys and values of one layer.
 pub struct KvCache {
     /// Shape of both buffers.
     pub shape: KvShape,
+    /// Types and layout.
+    pub format: CacheFormat,
     /// Keys, after the rotary embedding.
     pub keys: Buffer,
     /// Values.
     pub values: Buffer,
+    /// Of 8-bit elements; `None`: 1.
+    pub scales: Option<KvScales>,
 }
 
 impl KvCache {
-    /// Zeroed caches on `device`.
+    /// Zeroed caches on `device` in the default format.
     pub fn new(device: &dyn Device, shape: KvShape) -> Result<KvCache, DeviceError> {
-        let bytes = shape.num_blocks.saturating_mul(shape.block_elements()).saturating_mul(size_of::<f32>());
-        Ok(KvCache { shape, keys: device.alloc(bytes)?, values: device.alloc(bytes)? })
+        KvCache::with_format(device, shape, CacheFormat::default())
     }
 
-    /// Copies a whole block into a block of another cache, as when a sequence is swapped out or in. Both must be memory
-    /// that the CPU can reach.
+    /// Zeroed caches on `device`, without scales.
+    pub fn with_format(device: &dyn Device, shape: KvShape, format: CacheFormat) -> Result<KvCache, DeviceError> {
+        let bytes = shape.num_blocks.saturating_mul(shape.block_elements()).saturating_mul(format.element_bytes());
+        Ok(KvCache { shape, format, keys: device.alloc(bytes)?, values: device.alloc(bytes)?, scales: None })
+    }
+
+    fn check(&self) -> Result<(), KernelError> {
+        let bytes = self.shape.num_blocks * self.shape.block_elements() * self.format.element_bytes();
+        expect("key cache bytes", self.keys.len_bytes(), bytes)?;
+        expect("value cache bytes", self.values.len_bytes(), bytes)?;
+        if let Some(scales) = &self.scales {
+            let count = if scales.per_head { self.shape.num_kv_heads } else { 1 };
+            expect("bytes of key scales", scales.keys.len_bytes(), count * size_of::<f32>())?;
+            expect("bytes of value scales", scales.values.len_bytes(), count * size_of::<f32>())?;
+        }
+        Ok(())
+    }
+
+    /// Copies a whole block into a block of another cache of `device`, as when a sequence is swapped out or in.
     ///
     /// # Errors
-    /// Caches whose blocks are of different shape, and blocks that one of them does not have.
-    pub fn copy_block_to(&self, src: usize, other: &mut KvCache, dst: usize) -> Result<(), KernelError> {
-        let size = self.shape.block_elements();
-        let found = other.shape.block_elements();
-        if found != size {
-            return Err(KernelError::Shape { what: "elements of a swapped block", found, expected: size });
-        }
-        for (what, found, blocks) in
-            [("block to swap", src, self.shape.num_blocks), ("block to swap to", dst, other.shape.num_blocks)]
-        {
-            if found >= blocks {
-                return Err(KernelError::Shape { what, found, expected: blocks });
-            }
-        }
+    /// Caches whose blocks are not alike, and blocks that one of them does not have.
+    pub fn copy_block_to(
+        &self,
+        device: &dyn Device,
+        src: usize,
+        other: &mut KvCache,
+        dst: usize,
+    ) -> Result<(), KernelError> {
+        let bytes = |cache: &KvCache| cache.shape.block_elements() * cache.format.element_bytes();
+        expect("bytes of a swapped block", bytes(other), bytes(self))?;
+        at_least("blocks of the cache that is read", self.shape.num_blocks, src.saturating_add(1))?;
+        at_least("blocks of the cache that is written", other.shape.num_blocks, dst.saturating_add(1))?;
+        let size = bytes(self);
         for (from, to) in [(&self.keys, &mut other.keys), (&self.values, &mut other.values)] {
-            to.host_mut::<f32>()?[dst * size..][..size].copy_from_slice(&from.host::<f32>()?[src * size..][..size]);
+            device.copy(from, src * size, to, dst * size, size)?;
         }
         Ok(())
     }
@@ -113,15 +161,58 @@ impl AttentionBatch {
         self.context_lens.len()
     }
 
+    /// Query rows of all sequences.
+    pub fn num_rows(&self) -> usize {
+        self.query_starts.last().map_or(0, |&rows| rows as usize)
+    }
+
     /// The block table of a sequence.
     pub fn table(&self, seq: usize) -> &[i32] {
         &self.block_tables[seq * self.max_blocks..][..self.max_blocks]
     }
+
+    /// Lengths of the arrays.
+    pub(crate) fn check_sizes(&self) -> Result<(), KernelError> {
+        expect("query_starts", self.query_starts.len(), self.num_seqs() + 1)?;
+        expect("first of query_starts", self.query_starts[0] as usize, 0)?;
+        expect("block_tables", self.block_tables.len(), self.num_seqs() * self.max_blocks)
+    }
+
+    /// Lengths and block ids of some sequences, as far as a kernel with that window reads them. After
+    /// [`AttentionBatch::check_sizes`].
+    pub(crate) fn check_seqs(
+        &self,
+        seqs: Range<usize>,
+        shape: (usize, usize),
+        window: Option<usize>,
+    ) -> Result<(), KernelError> {
+        let (num_blocks, block_size) = shape;
+        for seq in seqs {
+            let (start, end) = (self.query_starts[seq] as usize, self.query_starts[seq + 1] as usize);
+            at_least("query_starts", end, start)?;
+            let (rows, context) = (end - start, self.context_lens[seq] as usize);
+            if context == 0 {
+                continue;
+            }
+            at_least("context length", context, rows)?;
+            let blocks = context.div_ceil(block_size);
+            at_least("blocks in a table", self.max_blocks, blocks)?;
+            // A window's first blocks may have been given back: their entries are holes and are not read.
+            let first = window.map_or(0, |w| (context - rows + 1).saturating_sub(w)) / block_size;
+            for &block in self.table(seq).get(first..blocks).unwrap_or_default() {
+                if block < 0 || block as usize >= num_blocks {
+                    return Err(KernelError::Shape { what: "block id", found: block as usize, expected: num_blocks });
+                }
+            }
+        }
+        Ok(())
+    }
 }
 
-/// Attention of the query rows of some sequences of a batch over their paged context (decode: one row each).
+/// Attention of the query rows of some sequences of a batch over their paged context (decode: one row each). Types and
+/// layout are those of the cache.
 pub struct AttentionArgs<'a> {
-    /// Query row t, head h starts at `t * query_stride + h * head_dim`; float32, after the rotary embedding.
+    /// Query row t, head h starts at `t * query_stride + h * head_dim`, after the rotary embedding.
     pub query: &'a Buffer,
     /// Elements from one row to the next.
     pub query_stride: usize,
@@ -129,6 +220,8 @@ pub struct AttentionArgs<'a> {
     pub num_heads: usize,
     /// `[rows, num_heads, head_dim]`; only the rows of `seqs` are written.
     pub output: &'a mut Buffer,
+    /// `[rows, num_heads]`, float32: natural log of the sum of exp(score), for those who merge results. −∞ for padding.
+    pub lse: Option<&'a mut Buffer>,
     /// Keys and values, those of the query tokens included.
     pub cache: &'a KvCache,
     /// The whole batch.
@@ -143,6 +236,8 @@ pub struct AttentionArgs<'a> {
     pub soft_cap: Option<f32>,
     /// `[num_heads]`: `slope * (key position - query position)` is added to the score.
     pub alibi_slopes: Option<&'a [f32]>,
+    /// The batch on the device and room for partial results; the CPU's variants need none.
+    pub workspace: Option<&'a Workspace>,
 }
 
 impl AttentionArgs<'_> {
@@ -151,47 +246,35 @@ impl AttentionArgs<'_> {
         self.batch.query_starts[self.seqs.start] as usize..self.batch.query_starts[self.seqs.end] as usize
     }
 
-    /// Checks every size that a kernel relies on.
+    /// Checks every size and every length and block id that a kernel on the host relies on.
     pub fn check(&self) -> Result<(), KernelError> {
-        let batch = self.batch;
-        let (seqs, shape) = (batch.num_seqs(), self.cache.shape);
-        expect("query_starts", batch.query_starts.len(), seqs + 1)?;
-        expect("block_tables", batch.block_tables.len(), seqs * batch.max_blocks)?;
-        at_least("sequences in the batch", seqs, self.seqs.end)?;
+        self.check_sizes()?;
+        let shape = self.cache.shape;
+        self.batch.check_seqs(self.seqs.clone(), (shape.num_blocks, shape.block_size), self.window)
+    }
+
+    /// Checks every size, and no length of a sequence.
+    pub(crate) fn check_sizes(&self) -> Result<(), KernelError> {
+        let (batch, shape, bytes) = (self.batch, self.cache.shape, self.cache.format.dtype.bytes());
+        batch.check_sizes()?;
+        at_least("sequences in the batch", batch.num_seqs(), self.seqs.end)?;
+        at_least("end of the sequences", self.seqs.end, self.seqs.start)?;
         expect("num_heads modulo num_kv_heads", self.num_heads % shape.num_kv_heads, 0)?;
-        let (rows, width) = (self.rows().end, self.num_heads * shape.head_dim);
-        if rows > 0 {
-            at_least("query elements", self.query.len_bytes() / 4, (rows - 1) * self.query_stride + width)?;
+        let (rows, width) = (batch.num_rows(), self.num_heads * shape.head_dim);
+        let end = self.rows().end;
+        at_least("rows of the batch", rows, end)?;
+        if end > 0 {
+            at_least("query elements", self.query.len_bytes() / bytes, (end - 1) * self.query_stride + width)?;
         }
-        at_least("output elements", self.output.len_bytes() / 4, rows * width)?;
-        let cache_elements = shape.num_blocks * shape.block_elements();
-        expect("key cache elements", self.cache.keys.len_bytes() / 4, cache_elements)?;
-        expect("value cache elements", self.cache.values.len_bytes() / 4, cache_elements)?;
+        at_least("output elements", self.output.len_bytes() / bytes, end * width)?;
+        if let Some(lse) = &self.lse {
+            at_least("lse elements", lse.len_bytes() / size_of::<f32>(), end * self.num_heads)?;
+        }
         if let Some(slopes) = self.alibi_slopes {
             expect("alibi slopes", slopes.len(), self.num_heads)?;
         }
-        for seq in self.seqs.clone() {
-            let rows = batch.query_starts[seq + 1].wrapping_sub(batch.query_starts[seq]) as usize;
-            let context = batch.context_lens[seq] as usize;
-            if context == 0 {
-                continue;
-            }
-            at_least("context length", context, rows)?;
-            let blocks = context.div_ceil(shape.block_size);
-            at_least("blocks in a table", batch.max_blocks, blocks)?;
-            // A window's first blocks may have been given back: their entries are holes and are not read.
-            let first = self.window.map_or(0, |w| (context - rows + 1).saturating_sub(w)) / shape.block_size;
-            for &block in &batch.table(seq)[first..blocks] {
-                if block < 0 || block as usize >= shape.num_blocks {
-                    return Err(KernelError::Shape {
-                        what: "block id",
-                        found: block as usize,
-                        expected: shape.num_blocks,
-                    });
-                }
-            }
-        }
-        Ok(())
+        at_least("window", self.window.unwrap_or(1), 1)?;
+        self.cache.check()
     }
 }
 
@@ -206,26 +289,35 @@ pub struct CacheWriteArgs<'a> {
     pub value_offset: usize,
     /// Elements from one row to the next.
     pub stride: usize,
-    /// One per row: block × block_size + offset, or −1 to skip the row.
+    /// One per row: block × block_size + offset, or −1 to skip the row. No slot stands twice.
     pub slot_mapping: &'a [i64],
     /// Where they go.
     pub cache: &'a mut KvCache,
+    /// The slots on the device; the CPU's variants need none.
+    pub workspace: Option<&'a Workspace>,
 }
 
 impl CacheWriteArgs<'_> {
-    /// Checks every size that a kernel relies on.
+    /// Checks every size and slot that a kernel on the host relies on.
     pub fn check(&self) -> Result<(), KernelError> {
+        self.check_sizes()?;
+        check_slots(self.slot_mapping, self.cache.shape.num_blocks * self.cache.shape.block_size)
+    }
+
+    pub(crate) fn check_sizes(&self) -> Result<(), KernelError> {
         let shape = self.cache.shape;
-        let width = shape.num_kv_heads * shape.head_dim;
         if let Some(last) = self.slot_mapping.len().checked_sub(1) {
-            let end = self.key_offset.max(self.value_offset) + last * self.stride + width;
-            at_least("key and value elements", self.source.len_bytes() / 4, end)?;
+            let end = self.key_offset.max(self.value_offset) + last * self.stride + shape.num_kv_heads * shape.head_dim;
+            at_least("key and value elements", self.source.len_bytes() / self.cache.format.dtype.bytes(), end)?;
         }
-        let slots = shape.num_blocks * shape.block_size;
-        match self.slot_mapping.iter().find(|&&slot| slot < -1 || slot >= slots as i64) {
-            Some(&slot) => Err(KernelError::Shape { what: "slot", found: slot as usize, expected: slots }),
-            None => Ok(()),
-        }
+        self.cache.check()
+    }
+}
+
+pub(crate) fn check_slots(slot_mapping: &[i64], slots: usize) -> Result<(), KernelError> {
+    match slot_mapping.iter().find(|&&slot| slot < -1 || slot >= slots as i64) {
+        Some(&slot) => Err(KernelError::Shape { what: "slot", found: slot as usize, expected: slots }),
+        None => Ok(()),
     }
 }
 
@@ -235,16 +327,22 @@ pub struct BlockCopyArgs<'a> {
     pub copies: &'a [(u32, u32)],
     /// The cache.
     pub cache: &'a mut KvCache,
+    /// The copies on the device; the CPU's variants need none.
+    pub workspace: Option<&'a Workspace>,
 }
 
 impl BlockCopyArgs<'_> {
     /// Checks every block id.
     pub fn check(&self) -> Result<(), KernelError> {
-        let num_blocks = self.cache.shape.num_blocks;
-        match self.copies.iter().flat_map(|&(a, b)| [a, b]).find(|&id| id as usize >= num_blocks) {
-            Some(id) => Err(KernelError::Shape { what: "block id", found: id as usize, expected: num_blocks }),
-            None => Ok(()),
-        }
+        check_copies(self.copies, self.cache.shape.num_blocks)?;
+        self.cache.check()
+    }
+}
+
+pub(crate) fn check_copies(copies: &[(u32, u32)], num_blocks: usize) -> Result<(), KernelError> {
+    match copies.iter().flat_map(|&(a, b)| [a, b]).find(|&id| id as usize >= num_blocks) {
+        Some(id) => Err(KernelError::Shape { what: "block id", found: id as usize, expected: num_blocks }),
+        None => Ok(()),
     }
 }
 
@@ -262,10 +360,10 @@ pub struct LinearArgs<'a> {
     pub y: &'a mut Buffer,
 }
 
-fn expect(what: &'static str, found: usize, expected: usize) -> Result<(), KernelError> {
+pub(crate) fn expect(what: &'static str, found: usize, expected: usize) -> Result<(), KernelError> {
     if found == expected { Ok(()) } else { Err(KernelError::Shape { what, found, expected }) }
 }
 
-fn at_least(what: &'static str, found: usize, expected: usize) -> Result<(), KernelError> {
+pub(crate) fn at_least(what: &'static str, found: usize, expected: usize) -> Result<(), KernelError> {
     if found >= expected { Ok(()) } else { Err(KernelError::Shape { what, found, expected }) }
 }

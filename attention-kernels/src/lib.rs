@@ -2,22 +2,27 @@
 //!
 //! A *kernel variant* is a value ([`Variant`]): a name, an [`Operation`], what it can do ([`Capabilities`]) and a
 //! function. Variants register themselves with `inventory`, so another crate adds one by linking; the engine asks
-//! [`select`] for a set that fits a model and never names a variant itself. Which one runs is data: `"auto"` or a name
-//! from the `[kernels]` table of a TOML file.
+//! [`select`] for a set that fits a model and agrees on one cache, and never names a variant itself. Which one runs is data:
+//! `"auto"` or a name from the `[kernels]` table of a TOML file.
 //!
 //! What it is not: it owns no cache (a [`KvCache`] is handed in) and does not know which block belongs to whom.
 //!
-//! **Layout.** Keys and values are `[num_blocks, num_kv_heads, block_size, head_dim]`, one buffer each per layer.
-//! Token position p of a sequence lives in block `table[p / block_size]` at slot `p % block_size`.
+//! **Layout.** Keys and values are one buffer each per layer, `[num_blocks, num_kv_heads, block_size, head_dim]` or what
+//! else a [`Layout`] says that the set of kernels agreed on. Token position p of a sequence lives in block
+//! `table[p / block_size]` at slot `p % block_size`.
+//!
+//! **Devices.** The variants of a CPU work on the arrays of their arguments. Those of `cuda` and `cuda-sim` launch the
+//! kernels of `csrc/` on what a [`Workspace`] holds: load a step into one, then pass it along.
 //!
 //! **Row-invariance.** The output row of a query token depends on its own query, its sequence's keys and values and
-//! its absolute position alone: not on the batch, the threads, chunk borders, or whether prefill or decode computed
-//! it. Keys are reduced in absolute partitions of [`PARTITION`] tokens that are merged in order (PagedAttention v2 and
-//! flash decoding do the same to split work).
+//! its absolute position alone: not on the batch, the threads or chunk borders. Keys are reduced in absolute partitions of
+//! [`PARTITION`] tokens that are merged in order (PagedAttention v2 and flash decoding do the same to split work). Variants
+//! of one family ([`Capabilities::row_invariant`]) agree with each other too, so that it does not matter whether prefill
+//! or decode computed a row.
 //!
 //! ```
 //! use attention_kernels::{KernelChoice, Needs, select};
-//! let needs = Needs { device: "cpu".into(), head_dim: 64, window: false };
+//! let needs = Needs { head_dim: 64, ..Needs::default() };
 //! let kernels = select(&KernelChoice::default(), &needs)?;
 //! println!("decode runs on {}", kernels.decode.name);
 //! let choice = KernelChoice { decode: "cpu.reference".into(), ..Default::default() };
@@ -27,12 +32,23 @@
 
 mod args;
 mod cpu;
+mod cuda;
+mod describe;
+mod format;
+mod needs;
 mod registry;
 mod select;
+mod workspace;
 
 pub use args::{
-    AttentionArgs, AttentionBatch, BlockCopyArgs, CacheWriteArgs, KernelError, KvCache, KvShape, LinearArgs, PARTITION,
+    AttentionArgs, AttentionBatch, BlockCopyArgs, CacheWriteArgs, KernelError, KvCache, KvScales, KvShape, LinearArgs,
+    PARTITION,
 };
+pub use cuda::PagedRule;
+pub use describe::describe;
+pub use format::{CacheFormat, Dtype, KvDtype, Layout, Strides};
 pub use inventory;
-pub use registry::{Capabilities, Kernel, Operation, Variant, variants};
-pub use select::{KernelChoice, KernelSet, Needs, SelectError, describe, select};
+pub use needs::Needs;
+pub use registry::{Capabilities, Kernel, Operation, Sizes, Variant, variants};
+pub use select::{KernelChoice, KernelSet, SelectError, select};
+pub use workspace::{Workspace, WorkspaceLimits};

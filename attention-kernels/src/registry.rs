@@ -5,6 +5,7 @@ use std::fmt;
 use device::{Device, Isa};
 
 use crate::args::{AttentionArgs, BlockCopyArgs, CacheWriteArgs, KernelError, LinearArgs};
+use crate::format::{Dtype, KvDtype, Layout};
 
 /// What a kernel does. Its name here is its key in `[kernels]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -36,6 +37,11 @@ impl Operation {
             Operation::Linear => "linear",
         }
     }
+
+    /// Whether it computes scores.
+    pub fn is_attention(self) -> bool {
+        matches!(self, Operation::Decode | Operation::Prefill)
+    }
 }
 
 impl fmt::Display for Operation {
@@ -57,25 +63,115 @@ pub enum Kernel {
     Linear(fn(&dyn Device, LinearArgs<'_>) -> Result<(), KernelError>),
 }
 
-/// What a variant can do. Values are float32 in the layout of the crate docs for every variant so far.
+/// The sizes that a variant takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sizes {
+    /// These alone.
+    List(&'static [usize]),
+    /// Every multiple of `step` from it up to `max`.
+    UpTo {
+        /// The greatest.
+        max: usize,
+        /// What it is a multiple of.
+        step: usize,
+    },
+}
+
+impl Sizes {
+    /// Every size.
+    pub const ANY: Sizes = Sizes::UpTo { max: usize::MAX, step: 1 };
+
+    /// Whether `size` is one of them.
+    pub fn contain(&self, size: usize) -> bool {
+        match *self {
+            Sizes::List(sizes) => sizes.contains(&size),
+            Sizes::UpTo { max, step } => size > 0 && size <= max && size.is_multiple_of(step),
+        }
+    }
+}
+
+impl fmt::Display for Sizes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Sizes::List(sizes) => {
+                let sizes: Vec<String> = sizes.iter().map(ToString::to_string).collect();
+                f.write_str(&sizes.join(","))
+            }
+            Sizes::UpTo { max, step } => {
+                if max == usize::MAX {
+                    f.write_str("any")?;
+                } else {
+                    write!(f, "<={max}")?;
+                }
+                if step > 1 { write!(f, ",*{step}") } else { Ok(()) }
+            }
+        }
+    }
+}
+
+/// What a variant can do. [`Capabilities::NONE`] is the start for one that is written down.
 #[derive(Clone, Copy, Debug)]
 pub struct Capabilities {
-    /// Backend that runs it: `"cpu"`.
-    pub device: &'static str,
+    /// Backends that run it: `"cpu"`, or `"cuda"` and `"cuda-sim"`.
+    pub devices: &'static [&'static str],
     /// Instruction set that the CPU must have.
     pub isa: Isa,
-    /// Greatest head size; matters to attention alone.
-    pub max_head_dim: usize,
+    /// Least major and minor number of a GPU.
+    pub compute_capability: (u32, u32),
+    /// Types of queries and outputs; for [`Operation::Linear`], of its operands.
+    pub dtypes: &'static [Dtype],
+    /// Types of the cache.
+    pub kv_dtypes: &'static [KvDtype],
+    /// Orders of the cache's dimensions.
+    pub layouts: &'static [Layout],
+    /// Elements per head.
+    pub head_sizes: Sizes,
+    /// Tokens per block.
+    pub block_sizes: Sizes,
+    /// Greatest number of query rows of a sequence.
+    pub max_query_len: usize,
     /// Sliding windows.
     pub window: bool,
     /// Soft-capped scores.
     pub soft_cap: bool,
     /// ALiBi slopes.
     pub alibi: bool,
-    /// Results do not depend on the batch; see the crate docs.
-    pub row_invariant: bool,
+    /// Output of the log of the sum of exp(score).
+    pub lse: bool,
+    /// Results do not depend on the batch; see the crate docs. Variants of equal names here agree in every bit.
+    pub row_invariant: Option<&'static str>,
+    /// It has passed the conformance table on the hardware that it is for. `auto` takes one that has not only where no
+    /// other can serve.
+    pub proven: bool,
     /// `auto` takes the greatest rank among those that can serve.
     pub rank: u32,
+}
+
+impl Capabilities {
+    /// Runs nowhere and does nothing.
+    pub const NONE: Capabilities = Capabilities {
+        devices: &[],
+        isa: Isa::Portable,
+        compute_capability: (0, 0),
+        dtypes: &[],
+        kv_dtypes: &[],
+        layouts: &[],
+        head_sizes: Sizes::List(&[]),
+        block_sizes: Sizes::List(&[]),
+        max_query_len: usize::MAX,
+        window: false,
+        soft_cap: false,
+        alibi: false,
+        lse: false,
+        row_invariant: None,
+        proven: true,
+        rank: 0,
+    };
+
+    /// Whether the device is one of its own and, on a CPU, has the instructions.
+    pub fn runs_on(&self, device: &str) -> bool {
+        self.devices.contains(&device) && self.isa.is_available()
+    }
 }
 
 /// One implementation of one operation.
@@ -92,10 +188,11 @@ pub struct Variant {
 
 inventory::collect!(Variant);
 
-/// Every registered variant of an operation, best rank first, then by name.
+/// Every registered variant of an operation, in the order in which `auto` takes them: proven ones first, best rank first,
+/// then by name.
 pub fn variants(operation: Operation) -> Vec<&'static Variant> {
     let mut found: Vec<&'static Variant> =
         inventory::iter::<Variant>.into_iter().filter(|v| v.operation == operation).collect();
-    found.sort_by_key(|v| (std::cmp::Reverse(v.capabilities.rank), v.name));
+    found.sort_by_key(|v| (!v.capabilities.proven, std::cmp::Reverse(v.capabilities.rank), v.name));
     found
 }

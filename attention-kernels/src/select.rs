@@ -1,11 +1,15 @@
 //! From what a model needs and what the user asked for to one variant per operation.
-
-use std::fmt::Write;
+//!
+//! Decode, prefill, cache write and block copy share a cache, so they are chosen together: for each layout in turn, the
+//! first of each that can serve, or the one that is named, until a layout has all four. Row-invariant sets also take decode
+//! and prefill from one family of equal bits.
 
 use device::Device;
 use serde::Deserialize;
 
 use crate::args::{AttentionArgs, BlockCopyArgs, CacheWriteArgs, KernelError, LinearArgs};
+use crate::format::{CacheFormat, Layout};
+use crate::needs::{Needs, list};
 use crate::registry::{Kernel, Operation, Variant, variants};
 
 /// The `[kernels]` table: per operation `"auto"` or the name of a variant.
@@ -32,7 +36,8 @@ impl Default for KernelChoice {
 }
 
 impl KernelChoice {
-    fn name(&self, operation: Operation) -> &str {
+    /// `"auto"` or a name.
+    pub(crate) fn name(&self, operation: Operation) -> &str {
         match operation {
             Operation::Decode => &self.decode,
             Operation::Prefill => &self.prefill,
@@ -43,18 +48,7 @@ impl KernelChoice {
     }
 }
 
-/// What a model asks of its kernels.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Needs {
-    /// Backend.
-    pub device: String,
-    /// Elements per head.
-    pub head_dim: usize,
-    /// Some layer has a sliding window.
-    pub window: bool,
-}
-
-/// A name in `[kernels]` that does not exist, or a variant that can not serve.
+/// A name in `[kernels]` that does not exist, or variants that can not serve.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SelectError {
     /// No variant has that name.
@@ -80,18 +74,30 @@ pub enum SelectError {
         able: String,
     },
     /// Nothing registered can do it.
-    #[error("no {operation} kernel can serve this model on device {device:?}")]
+    #[error("no {operation} kernel can serve this model on device {device:?}: {reasons}")]
     None {
         /// The operation.
         operation: Operation,
         /// The backend.
         device: String,
+        /// What hinders each variant of that backend.
+        reasons: String,
+    },
+    /// Each could serve, but not with the others.
+    #[error("[kernels] no set agrees on one cache layout{family}: {candidates}; name fewer of them")]
+    Disagree {
+        /// What else they had to agree on.
+        family: &'static str,
+        /// What could serve, per operation.
+        candidates: String,
     },
 }
 
 /// One variant per operation, chosen at start-up.
 #[derive(Clone, Copy)]
 pub struct KernelSet {
+    /// What the caches must look like.
+    pub format: CacheFormat,
     /// For single query tokens.
     pub decode: &'static Variant,
     /// For many query tokens.
@@ -148,55 +154,72 @@ impl KernelSet {
 const WRONG_KIND: &str = "select() takes only variants whose function fits their operation";
 
 /// Chooses one variant per operation.
+///
+/// # Errors
+/// A name that does not exist or can not serve, alone or with the others, and an operation that nothing here does.
 pub fn select(choice: &KernelChoice, needs: &Needs) -> Result<KernelSet, SelectError> {
-    let pick = |operation| pick(operation, choice.name(operation), needs);
-    Ok(KernelSet {
-        decode: pick(Operation::Decode)?,
-        prefill: pick(Operation::Prefill)?,
-        cache_write: pick(Operation::CacheWrite)?,
-        block_copy: pick(Operation::BlockCopy)?,
-        linear: pick(Operation::Linear)?,
-    })
+    let candidates = |operation| candidates(operation, choice.name(operation), needs);
+    let (format, [decode, prefill, cache_write, block_copy]) = share_a_cache(choice, needs)?;
+    let linear = candidates(Operation::Linear)?[0];
+    Ok(KernelSet { format, decode, prefill, cache_write, block_copy, linear })
 }
 
-fn pick(operation: Operation, name: &str, needs: &Needs) -> Result<&'static Variant, SelectError> {
+/// The operations that work on one cache.
+const ON_THE_CACHE: [Operation; 4] =
+    [Operation::Decode, Operation::Prefill, Operation::CacheWrite, Operation::BlockCopy];
+
+/// The part of [`select`] that must agree, in the order of [`ON_THE_CACHE`].
+fn share_a_cache(choice: &KernelChoice, needs: &Needs) -> Result<(CacheFormat, [&'static Variant; 4]), SelectError> {
+    let mut able: [Vec<&'static Variant>; 4] = Default::default();
+    for (able, operation) in able.iter_mut().zip(ON_THE_CACHE) {
+        *able = candidates(operation, choice.name(operation), needs)?;
+    }
+    for layout in Layout::ALL {
+        let [decodes, prefills, writes, copies] = able
+            .each_ref()
+            .map(|able| able.iter().copied().filter(|v| v.capabilities.layouts.contains(&layout)).collect::<Vec<_>>());
+        let agree = |a: &Variant, b: &Variant| {
+            !needs.row_invariant || a.capabilities.row_invariant == b.capabilities.row_invariant
+        };
+        let attention = decodes.iter().find_map(|d| prefills.iter().find(|p| agree(d, p)).map(|p| (*d, *p)));
+        if let (Some((decode, prefill)), Some(write), Some(copy)) = (attention, writes.first(), copies.first()) {
+            return Ok((needs.format(layout), [decode, prefill, write, copy]));
+        }
+    }
+    let family = if needs.row_invariant { " and one family of row-invariant attention" } else { "" };
+    let candidates: Vec<String> = ON_THE_CACHE
+        .iter()
+        .zip(&able)
+        .map(|(operation, able)| {
+            let each: Vec<String> =
+                able.iter().map(|v| format!("{} ({})", v.name, list(v.capabilities.layouts))).collect();
+            format!("{operation}: {}", each.join(", "))
+        })
+        .collect();
+    Err(SelectError::Disagree { family, candidates: candidates.join("; ") })
+}
+
+/// The variants that can serve, best first: at least one, and that one alone if it is named.
+fn candidates(operation: Operation, name: &str, needs: &Needs) -> Result<Vec<&'static Variant>, SelectError> {
     let all = variants(operation);
-    let able: Vec<&'static Variant> = all.iter().copied().filter(|v| unable(v, needs).is_none()).collect();
+    let able: Vec<&'static Variant> = all.iter().copied().filter(|v| needs.unmet(v).is_none()).collect();
     if name == "auto" {
-        return able.first().copied().ok_or_else(|| SelectError::None { operation, device: needs.device.clone() });
+        if able.is_empty() {
+            let here = all.iter().filter(|v| v.capabilities.devices.contains(&needs.device.as_str()));
+            let reasons: Vec<String> = here.filter_map(|v| Some(format!("{}: {}", v.name, needs.unmet(v)?))).collect();
+            let reasons = if reasons.is_empty() { "it has none".to_string() } else { reasons.join("; ") };
+            return Err(SelectError::None { operation, device: needs.device.clone(), reasons });
+        }
+        return Ok(able);
     }
-    let name = name.to_string();
-    match all.iter().find(|v| v.name == name) {
-        None => Err(SelectError::Unknown { operation, name, known: names(&all) }),
-        Some(variant) => match unable(variant, needs) {
-            Some(reason) => Err(SelectError::Unable { operation, name, reason, able: names(&able) }),
-            None => Ok(variant),
-        },
-    }
-}
-
-/// Why a variant can not serve, if it can not.
-fn unable(variant: &Variant, needs: &Needs) -> Option<String> {
-    let can = &variant.capabilities;
-    let attention = matches!(variant.operation, Operation::Decode | Operation::Prefill);
-    let fits = match variant.kernel {
-        Kernel::Attention(_) => attention,
-        Kernel::CacheWrite(_) => variant.operation == Operation::CacheWrite,
-        Kernel::BlockCopy(_) => variant.operation == Operation::BlockCopy,
-        Kernel::Linear(_) => variant.operation == Operation::Linear,
+    let named = all.iter().find(|v| v.name == name);
+    let (variant, name) = match named {
+        Some(variant) => (*variant, name.to_string()),
+        None => return Err(SelectError::Unknown { operation, name: name.to_string(), known: names(&all) }),
     };
-    if !fits {
-        Some(format!("its function is not one for {}", variant.operation))
-    } else if can.device != needs.device {
-        Some(format!("it runs on {}, the device is {}", can.device, needs.device))
-    } else if !can.isa.is_available() {
-        Some(format!("this CPU has no {}", can.isa))
-    } else if attention && needs.head_dim > can.max_head_dim {
-        Some(format!("its heads have at most {} elements, the model's have {}", can.max_head_dim, needs.head_dim))
-    } else if attention && needs.window && !can.window {
-        Some("the model has sliding windows".to_string())
-    } else {
-        None
+    match needs.unmet(variant) {
+        Some(reason) => Err(SelectError::Unable { operation, name, reason, able: names(&able) }),
+        None => Ok(vec![variant]),
     }
 }
 
@@ -205,65 +228,67 @@ fn names(variants: &[&Variant]) -> String {
     if names.is_empty() { "none".to_string() } else { names.join(", ") }
 }
 
-/// The registry as a table: what each variant can do here, and which one was chosen and why.
-pub fn describe(choice: &KernelChoice, needs: &Needs) -> Result<String, SelectError> {
-    let chosen = select(choice, needs)?;
-    let mut table = format!("{:<12} {:<15} {:<9} {:<37} {}\n", "operation", "variant", "chosen", "can", "here");
-    for (operation, chosen) in Operation::ALL.into_iter().zip(chosen.all()) {
-        for variant in variants(operation) {
-            let can = &variant.capabilities;
-            let mark = match (std::ptr::eq(variant, chosen), choice.name(operation)) {
-                (false, _) => "",
-                (true, "auto") => "auto",
-                (true, _) => "by name",
-            };
-            let extras = [
-                ("window", can.window),
-                ("soft-cap", can.soft_cap),
-                ("alibi", can.alibi),
-                ("row-invariant", can.row_invariant),
-            ];
-            let extras: Vec<&str> = extras.into_iter().filter(|e| e.1).map(|e| e.0).collect();
-            let here = unable(variant, needs).unwrap_or_else(|| "yes".to_string());
-            let _ = writeln!(
-                table,
-                "{:<12} {:<15} {:<9} {:<37} {}",
-                operation.key(),
-                variant.name,
-                mark,
-                extras.join(" "),
-                here
-            );
-        }
-    }
-    Ok(table)
-}
-
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
+    use crate::format::{Dtype, KvDtype};
 
-    fn needs(device: &str, head_dim: usize) -> Needs {
-        Needs { device: device.to_string(), head_dim, window: true }
+    fn cpu(head_dim: usize) -> Needs {
+        Needs { head_dim, window: true, ..Needs::default() }
+    }
+
+    fn cuda(dtype: Dtype, kv_dtype: KvDtype) -> Needs {
+        Needs { device: "cuda-sim".into(), dtype, kv_dtype, ..cpu(128) }
+    }
+
+    fn chosen(choice: &KernelChoice, needs: &Needs) -> [&'static str; 4] {
+        share_a_cache(choice, needs).unwrap().1.map(|variant| variant.name)
     }
 
     #[test]
     fn what_a_variant_can_not_do_is_said_with_those_that_could() {
         let choice = KernelChoice { prefill: "cpu.portable".into(), ..Default::default() };
-        let error = select(&choice, &needs("cpu", 1024)).err().unwrap();
-        let message = error.to_string();
-        assert!(message.contains("at most 512 elements, the model's have 1024"), "{message}");
+        let message = select(&choice, &cpu(1024)).err().unwrap().to_string();
+        assert!(message.contains("head sizes are <=512, the model's is 1024"), "{message}");
         assert!(message.ends_with("these could: cpu.reference"), "{message}");
-        let error = select(&choice, &needs("abacus", 64)).err().unwrap().to_string();
+        let error = select(&choice, &Needs { device: "abacus".into(), ..cpu(64) }).err().unwrap().to_string();
         assert!(error.contains("no decode kernel") && error.contains("abacus"), "{error}");
+        let error = select(&choice, &Needs { kv_dtype: KvDtype::Int8, ..cpu(64) }).err().unwrap().to_string();
+        assert!(error.contains("no decode kernel") && error.contains("cpu.reference: its cache holds same"), "{error}");
     }
 
     #[test]
     fn auto_takes_the_greatest_rank_that_can_serve() {
         let auto = KernelChoice::default();
-        assert_eq!(select(&auto, &needs("cpu", 1024)).unwrap().decode.name, "cpu.reference");
-        let best = variants(Operation::Decode).into_iter().find(|v| v.capabilities.isa.is_available()).unwrap();
-        assert_eq!(select(&auto, &needs("cpu", 64)).unwrap().decode.name, best.name);
+        assert_eq!(select(&auto, &cpu(1024)).unwrap().decode.name, "cpu.reference");
+        let best = variants(Operation::Decode).into_iter().find(|v| v.capabilities.runs_on("cpu")).unwrap();
+        assert_eq!(select(&auto, &cpu(64)).unwrap().decode.name, best.name);
+    }
+
+    #[test]
+    fn a_gpu_set_agrees_on_types_and_layout() {
+        let auto = KernelChoice::default();
+        let (format, _) = share_a_cache(&auto, &cuda(Dtype::Bf16, KvDtype::Int8)).unwrap();
+        assert_eq!(format.to_string(), "bf16, cache int8, HND");
+        let halves = ["cuda.paged", "cuda.paged_prefill", "cuda.reshape_and_cache", "cuda.copy_blocks"];
+        assert_eq!(chosen(&auto, &cuda(Dtype::F16, KvDtype::Same)), halves);
+        let singles = ["cuda.generic", "cuda.generic", "cuda.reshape_and_cache", "cuda.copy_blocks"];
+        assert_eq!(chosen(&auto, &cuda(Dtype::F32, KvDtype::Fp8E5m2)), singles);
+        let old = Needs { compute_capability: Some((7, 5)), ..cuda(Dtype::F16, KvDtype::Same) };
+        let error = share_a_cache(&auto, &old).err().unwrap().to_string();
+        assert!(error.contains("needs compute capability 8.0, this GPU has 7.5"), "{error}");
+    }
+
+    #[test]
+    fn a_row_invariant_set_takes_decode_and_prefill_from_one_family() {
+        let needs = Needs { row_invariant: true, ..cuda(Dtype::F16, KvDtype::Same) };
+        assert_eq!(chosen(&KernelChoice::default(), &needs)[..2], ["cuda.paged_gqa", "cuda.paged_prefill"]);
+        let pinned = KernelChoice { decode: "cuda.paged_v1".into(), ..Default::default() };
+        let error = share_a_cache(&pinned, &needs).err().unwrap().to_string();
+        assert!(error.contains("one family") && error.contains("cuda.paged_v1 (HND,NHD)"), "{error}");
+        assert_eq!(chosen(&pinned, &Needs { row_invariant: false, ..needs })[0], "cuda.paged_v1");
+        let set = select(&KernelChoice::default(), &Needs { row_invariant: true, ..cpu(64) }).unwrap();
+        assert_eq!(set.decode.name, set.prefill.name);
     }
 }

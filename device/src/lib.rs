@@ -1,66 +1,75 @@
 //! Memory, threads and matrix products behind one small interface.
 //!
 //! What it is: the only place that knows where bytes live and who computes. It owns [`Buffer`]s (aligned device
-//! memory), the [`Pool`] of worker threads, the [`simd`] lanes that CPU kernels are written in, and [`gemm`], the
-//! matrix product that every linear layer is made of.
+//! memory), the [`Pool`] of worker threads, the [`simd`] lanes that CPU kernels are written in, [`gemm`], the
+//! matrix product that every linear layer is made of, and [`Launch`]es of CUDA kernels. Nothing else names the driver.
 //!
 //! What it is not: it knows nothing of models, attention or requests.
 //!
-//! Today there is one backend, `cpu`; a [`Device`] is what the others will be too, and a caller that stays within
-//! [`Device`] and [`Buffer`] does not learn which one it has. [`Buffer::host`] is the door for code that runs on the
-//! CPU itself: it is an error, not a copy, for memory that the CPU can not reach.
+//! | backend | memory | kernels |
+//! |---|---|---|
+//! | `cpu` | this process's; [`Buffer::host`] is the door for code that runs on the CPU | none: CPU kernels are functions |
+//! | `cuda` | a GPU's | fat binaries, through the NVIDIA driver, which is opened at run time and need not be there |
+//! | `cuda-sim` | this process's, with the door shut and guards around every buffer | the same sources as host code ([`sim`]) |
+//!
+//! A caller that stays within [`Device`] does not learn which one it has, and what one forbids the others forbid: that
+//! is how the CUDA path of a program is tested on a machine without a GPU. What runs today: models on `cpu`, which is
+//! what `"auto"` takes; kernels by themselves on the other two, which have no matrix products yet.
 //!
 //! ```
+//! use device::Queue;
 //! let device = device::open("cpu", Some(1))?;
 //! let mut buffer = device.alloc(4 * size_of::<f32>())?;
 //! buffer.host_mut::<f32>()?.copy_from_slice(&[1.0, 2.0, 3.0, 4.0]);
 //! assert_eq!(buffer.host::<f32>()?[2], 3.0);
+//!
+//! // The same on every device: copies beside the work, seen when they are over.
+//! let mut page_locked = device.pinned(buffer.len_bytes())?;
+//! device.download_async(Queue::Copy, &buffer, 0, &mut page_locked, 0, buffer.len_bytes())?;
+//! device.record(Queue::Copy)?.synchronize()?;
+//! assert_eq!(page_locked.host::<f32>()?, [1.0, 2.0, 3.0, 4.0]);
+//! # Ok::<(), device::DeviceError>(())
+//! ```
+//!
+//! A launch names its kernel and has its arguments as the driver takes them. `cargo xtask build-kernels` (`--sim` for
+//! `cuda-sim`) makes the files; [`open`] says where they are found.
+//!
+//! ```no_run
+//! use device::{Arg, Launch};
+//! let device = device::open("cuda", None)?;
+//! let values = device.alloc(4096)?;
+//! let args = [Arg::pointer(&values, 0), 1024.into(), 0.5f32.into()];
+//! let (grid, block) = ([4, 1, 1], [256, 1, 1]);
+//! device.launch(&Launch { module: "demo", kernel: "scale", grid, block, shared_bytes: 0, args: &args })?;
 //! # Ok::<(), device::DeviceError>(())
 //! ```
 
 mod buffer;
-mod cpu;
+mod cuda;
+mod error;
+mod files;
 pub mod gemm;
+mod host;
+mod launch;
+mod memory;
+mod pinned;
 mod pool;
+mod queue;
+pub mod sim;
 pub mod simd;
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
-pub use buffer::{Buffer, Element};
+pub use buffer::Buffer;
+pub use cuda::{CudaError, Refusal};
+pub use error::DeviceError;
+pub use launch::{Arg, Launch, LaunchError};
+pub use memory::Element;
+pub use pinned::Pinned;
 pub use pool::Pool;
+pub use queue::{Event, Queue};
 pub use simd::Isa;
-
-/// What went wrong on a device.
-#[derive(Debug, thiserror::Error)]
-pub enum DeviceError {
-    /// No backend of that name.
-    #[error("--device: found {0:?}, expected \"auto\" or \"cpu\" (this build has no other backend)")]
-    UnknownDevice(String),
-    /// The memory could not be had.
-    #[error(
-        "{device}: {wanted} bytes of memory could not be allocated; lower --kv-cache-memory-bytes or --max-num-batched-tokens"
-    )]
-    OutOfMemory {
-        /// Backend name.
-        device: &'static str,
-        /// Size of the failed allocation.
-        wanted: usize,
-    },
-    /// A view of a buffer does not match its size.
-    #[error("a buffer of {bytes} bytes can not be seen as elements of {element} bytes")]
-    BadView {
-        /// Size of the buffer.
-        bytes: usize,
-        /// Size of one element.
-        element: usize,
-    },
-    /// Weight rows that are no whole rows.
-    #[error("a weight matrix with {0} columns was given rows of another length")]
-    BadMatrix(usize),
-    /// The thread pool could not be started.
-    #[error("--threads: {0} worker threads could not be started: {1}")]
-    Threads(usize, String),
-}
 
 /// Bytes of memory of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,8 +81,11 @@ pub struct MemoryInfo {
 }
 
 /// Something that holds memory and computes.
+///
+/// A device has two [`Queue`]s. Calls that name none are ordered on [`Queue::Compute`]. Memory, events and launches of
+/// two devices do not mix: [`DeviceError::WrongDevice`].
 pub trait Device: Send + Sync {
-    /// Backend name, the prefix of its kernels' names: `"cpu"`.
+    /// Backend name: `"cpu"`, `"cuda"` or `"cuda-sim"`.
     fn name(&self) -> &'static str;
     /// The hardware in words, for the start-up log.
     fn description(&self) -> String;
@@ -86,6 +98,70 @@ pub trait Device: Send + Sync {
     fn matrix(&self, k: usize, parts: &[(gemm::WeightFormat, &[u8])]) -> Result<Matrix, DeviceError>;
     /// The host threads that feed the device; on a CPU, the ones that compute.
     fn pool(&self) -> &Pool;
+
+    /// Copies `bytes` to byte `at` of a buffer, and returns when that is done.
+    fn upload(&self, to: &mut Buffer, at: usize, bytes: &[u8]) -> Result<(), DeviceError>;
+    /// Fills `bytes` from byte `at` of a buffer on, and returns when that is done.
+    fn download(&self, from: &Buffer, at: usize, bytes: &mut [u8]) -> Result<(), DeviceError>;
+    /// Copies `bytes` bytes between two buffers, in order with the launches.
+    fn copy(&self, from: &Buffer, at: usize, to: &mut Buffer, to_at: usize, bytes: usize) -> Result<(), DeviceError>;
+    /// Waits for both queues.
+    ///
+    /// # Errors
+    /// Of the work that was waited for: on `cuda` a kernel's mistake comes to light here or at any later call.
+    fn synchronize(&self) -> Result<(), DeviceError>;
+
+    /// Page-locked host memory, zeroed, for copies that the CPU does not wait for.
+    fn pinned(&self, bytes: usize) -> Result<Pinned, DeviceError>;
+    /// Orders a copy of `bytes` bytes to the device. `from` can not be seen until an event recorded after it was waited
+    /// for.
+    fn upload_async(
+        &self,
+        queue: Queue,
+        from: &Pinned,
+        from_at: usize,
+        to: &mut Buffer,
+        at: usize,
+        bytes: usize,
+    ) -> Result<(), DeviceError>;
+    /// Orders a copy of `bytes` bytes from the device. `to` can not be seen until an event recorded after it was waited
+    /// for.
+    fn download_async(
+        &self,
+        queue: Queue,
+        from: &Buffer,
+        at: usize,
+        to: &mut Pinned,
+        to_at: usize,
+        bytes: usize,
+    ) -> Result<(), DeviceError>;
+    /// Marks the point of a queue behind all that it was given so far.
+    fn record(&self, queue: Queue) -> Result<Event, DeviceError>;
+    /// Work that the queue is given from now on begins after the event.
+    fn wait(&self, queue: Queue, event: &Event) -> Result<(), DeviceError>;
+
+    /// Opens a module of kernels now rather than at its first launch.
+    ///
+    /// # Errors
+    /// [`DeviceError::NoKernelFiles`], a file that is no good here, or [`DeviceError::NoKernels`] on a CPU.
+    fn load(&self, module: &str) -> Result<(), DeviceError>;
+    /// Gives a kernel to [`Queue::Compute`].
+    ///
+    /// What can be checked is: the number and the sizes of the arguments, that pointers begin within their buffers, and
+    /// that these are of this device. What a kernel does with its arguments is the kernel's: its lengths, strides and
+    /// tables are trusted as they would be on a GPU, and each `.cu` says what they must satisfy. `cuda-sim` runs
+    /// kernels within this process, so it is for tests; it finds writes just beside a buffer
+    /// ([`DeviceError::Trespass`]).
+    ///
+    /// # Errors
+    /// [`DeviceError::Launch`] if it does not fit the kernel (nothing has run); [`DeviceError::Sim`] with the line
+    /// where a kernel of `cuda-sim` went wrong; [`DeviceError::NoKernels`] on a CPU; those of [`Device::load`].
+    fn launch(&self, launch: &Launch<'_>) -> Result<(), DeviceError>;
+    /// Major and minor number of what a GPU can do. `None` on a CPU and for `cuda-sim`, whose kernels are host code: a
+    /// kernel that asks for a capability finds all of it there that `quire/ptx.cuh` models.
+    fn compute_capability(&self) -> Option<(u32, u32)> {
+        None
+    }
 }
 
 /// A weight matrix on a device; made by [`Device::matrix`].
@@ -108,10 +184,34 @@ impl Matrix {
     }
 }
 
-/// Opens a backend by name (`"auto"` takes the best there is) with that many host threads (`None`: every core).
+/// How to open a device; [`Options::default`] is what a user gets who says nothing.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// Host threads; `None`: one per core.
+    pub threads: Option<usize>,
+    /// The folder of compiled kernels; `None`: beside the executable, else `kernels/` of the cargo target folder that
+    /// it stands in.
+    pub kernels: Option<PathBuf>,
+    /// `cuda-sim`: of the order in which threads and blocks of a launch run; 0 is the natural one.
+    pub seed: u64,
+}
+
+/// Opens a backend by name with that many host threads (`None`: every core). Kernels are searched in
+/// `QUIRE_KERNELS_DIR` if that is set. See [`open_with`].
 pub fn open(name: &str, threads: Option<usize>) -> Result<Arc<dyn Device>, DeviceError> {
-    match name {
-        "auto" | "cpu" => Ok(Arc::new(cpu::Cpu::new(threads)?)),
-        other => Err(DeviceError::UnknownDevice(other.to_string())),
-    }
+    let kernels = std::env::var_os("QUIRE_KERNELS_DIR").filter(|folder| !folder.is_empty()).map(PathBuf::from);
+    open_with(name, &Options { threads, kernels, ..Options::default() })
+}
+
+/// Opens a backend by name. `"auto"` takes `cpu`: a model can not run on the others yet.
+///
+/// # Errors
+/// One line: no such backend, or what it lacks here.
+pub fn open_with(name: &str, options: &Options) -> Result<Arc<dyn Device>, DeviceError> {
+    Ok(match name {
+        "auto" | "cpu" => Arc::new(host::Host::cpu(options)?),
+        "cuda" => Arc::new(cuda::Cuda::open(options)?),
+        "cuda-sim" => Arc::new(host::Host::sim(options)?),
+        other => return Err(DeviceError::UnknownDevice(other.to_string())),
+    })
 }

@@ -106,19 +106,20 @@ impl Executor {
                     MemOp::Poison { block, from_slot } => self.poison(block, from_slot)?,
                     MemOp::SwapOut { src, dst } => {
                         for (cache, host) in self.caches.iter().zip(&mut self.host) {
-                            cache.copy_block_to(src.index(), host, dst.index())?;
+                            cache.copy_block_to(&*self.device, src.index(), host, dst.index())?;
                         }
                     }
                     MemOp::SwapIn { src, dst } => {
                         for (cache, host) in self.caches.iter_mut().zip(&self.host) {
-                            host.copy_block_to(src.index(), cache, dst.index())?;
+                            host.copy_block_to(&*self.device, src.index(), cache, dst.index())?;
                         }
                     }
                 }
             }
             if !self.copies.is_empty() {
                 for cache in &mut self.caches {
-                    self.kernels.block_copy(&*self.device, BlockCopyArgs { copies: &self.copies, cache })?;
+                    self.kernels
+                        .block_copy(&*self.device, BlockCopyArgs { copies: &self.copies, cache, workspace: None })?;
                 }
             }
         }

@@ -41,22 +41,23 @@ pub(crate) fn open(engine: &EngineConfig) -> Result<Opened, EngineError> {
     };
     let config = ModelConfig::load(&files)?;
     let device = device::open(&engine.device, engine.threads)?;
-    let kernels = select(&engine.kernels, &needs(&config, &*device))?;
+    let kernels = select(&engine.kernels, &needs(engine, &config, &*device))?;
     Ok(Opened { files, config, device, kernels })
 }
 
-fn needs(config: &ModelConfig, device: &dyn Device) -> Needs {
+fn needs(engine: &EngineConfig, config: &ModelConfig, device: &dyn Device) -> Needs {
     Needs {
-        device: device.name().to_string(),
         head_dim: config.head_dim,
+        block_size: engine.block_size,
         window: config.layer_windows.iter().any(Option::is_some),
+        ..Needs::on(device)
     }
 }
 
 /// The kernel registry as a table for this configuration: what each variant can do here, what was chosen and why.
 pub fn describe_kernels(engine: &EngineConfig) -> Result<String, EngineError> {
     let opened = open(engine)?;
-    Ok(attention_kernels::describe(&engine.kernels, &needs(&opened.config, &*opened.device))?)
+    Ok(attention_kernels::describe(&engine.kernels, &needs(engine, &opened.config, &*opened.device))?)
 }
 
 /// What a start with this configuration would take. Reads no weight, but all that can be wrong with the folder is found.

@@ -46,7 +46,7 @@
 //!
 //! // The forward pass: this prompt in blocks 7, 6, 5, … of a pool of eight.
 //! let device = device::open("cpu", None)?;
-//! let needs = attention_kernels::Needs { device: "cpu".into(), head_dim: config.head_dim, window: false };
+//! let needs = attention_kernels::Needs { head_dim: config.head_dim, ..Default::default() };
 //! let kernels = attention_kernels::select(&Default::default(), &needs)?;
 //! let mut model = Model::load(&config, &weights, device, kernels, 128, &|_, _| {})?;
 //! let mut caches = model.new_cache(8, 16)?;

@@ -28,7 +28,7 @@ fn case(name: &str, variant: &str) -> Case {
     let device = device::open("cpu", Some(2)).unwrap();
     let choice =
         KernelChoice { decode: variant.into(), prefill: variant.into(), linear: variant.into(), ..Default::default() };
-    let needs = Needs { device: "cpu".into(), head_dim: config.head_dim, window: true };
+    let needs = Needs { head_dim: config.head_dim, window: true, ..Needs::default() };
     let weights = Weights::open(&files).unwrap();
     let model =
         Model::load(&config, &weights, Arc::clone(&device), select(&choice, &needs).unwrap(), 256, &|_, _| {}).unwrap();

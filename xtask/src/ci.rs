@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Instant;
 
-use crate::{tidy, workspace};
+use crate::{not_run, tidy, workspace};
 
 /// One check of CI.
 struct Step {
@@ -64,6 +64,7 @@ pub fn run(root: &Path, skip_tests: bool) -> Result<(), String> {
         Step::new("tidy", "cargo xtask tidy"),
     ];
     if !skip_tests {
+        not_run::clear(root)?;
         steps.insert(0, Step::new("tests", &test_command(root)?));
     }
     run_all(root, &steps)
@@ -74,6 +75,7 @@ pub fn run(root: &Path, skip_tests: bool) -> Result<(), String> {
 /// # Errors
 /// The tests failed, or the README has no test command.
 pub fn test_all(root: &Path) -> Result<(), String> {
+    not_run::clear(root)?;
     run_all(root, &[Step::new("all tests", &test_command(root)?).with("QUIRE_TEST_ALL", "1")])
 }
 
@@ -100,7 +102,11 @@ fn run_all(root: &Path, steps: &[Step]) -> Result<(), String> {
         println!("== {}: {seconds:.1} s", step.title);
         done.push(format!("{} {seconds:.1} s", step.title));
     }
-    println!("\nxtask: passed in {:.1} s: {}", start.elapsed().as_secs_f64(), done.join(", "));
+    let not_run = not_run::lines(root);
+    not_run.iter().for_each(|line| println!("{line}"));
+    let parts =
+        if not_run.is_empty() { String::new() } else { format!(", {} tests or parts of tests NOT RUN", not_run.len()) };
+    println!("\nxtask: passed in {:.1} s{parts}: {}", start.elapsed().as_secs_f64(), done.join(", "));
     Ok(())
 }
 

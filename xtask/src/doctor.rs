@@ -2,8 +2,10 @@
 //! line that says so.
 
 use std::fmt::Write;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
+
+use crate::kernels::toolkit;
 
 /// Where a Linux system keeps the library of the NVIDIA driver; the last is WSL's.
 const DRIVER_FILES: [&str; 5] = [
@@ -60,7 +62,11 @@ pub fn report(root: &Path) -> String {
     );
 
     let gpu = "not used: this version computes on the CPU alone";
-    line("nvcc", nvcc().map_or("not on PATH, nor under CUDA_HOME".into(), |path| path.display().to_string()), gpu);
+    line(
+        "nvcc",
+        toolkit::installed().map_or("not on PATH, nor under CUDA_HOME".into(), |path| path.display().to_string()),
+        gpu,
+    );
     let driver = DRIVER_FILES.iter().find(|path| Path::new(path).exists());
     line("GPU driver", driver.map_or("no libcuda.so.1 in the usual folders".into(), ToString::to_string), gpu);
     text
@@ -105,13 +111,6 @@ fn cpu_features() -> Vec<(&'static str, &'static str)> {
     #[cfg(target_arch = "aarch64")]
     found.push(("NEON", "cpu.neon"));
     found
-}
-
-/// `nvcc` on PATH, else under `CUDA_HOME`.
-fn nvcc() -> Option<PathBuf> {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let home = std::env::var_os("CUDA_HOME").map(|home| PathBuf::from(home).join("bin"));
-    std::env::split_paths(&path).chain(home).map(|folder| folder.join("nvcc")).find(|file| file.is_file())
 }
 
 /// What a program prints first, if it starts and succeeds.

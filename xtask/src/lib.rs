@@ -1,8 +1,10 @@
 //! Every chore of the workspace, behind `cargo xtask`.
 //!
-//! What it is: [`ci`] (all that must pass before a change lands), [`tidy`] (the rules of the house that no compiler
-//! checks) and [`doctor`] (what this machine has). What it is not: part of the product. No crate depends on it, and it
-//! depends on none of them: it reads their files as text.
+//! What it is: [`ci`] (all that must pass before a change lands), [`kernels`] (compiles the `.cu` sources), [`not_run`] (tests
+//! that a machine can not run), [`tidy`] (the
+//! rules of the house that no compiler checks) and [`doctor`] (what this machine has). What it is not: part of the
+//! product. No crate depends on it but for tests that build a host library of kernels, and it depends on none of them:
+//! it reads their files.
 //!
 //! ```
 //! use xtask::tidy::{File, Tree};
@@ -13,5 +15,7 @@
 
 pub mod ci;
 pub mod doctor;
+pub mod kernels;
+pub mod not_run;
 pub mod tidy;
 pub mod workspace;

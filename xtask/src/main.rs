@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use xtask::{ci, doctor, tidy, workspace};
+use xtask::{ci, doctor, kernels, tidy, workspace};
 
 /// Every chore of the workspace.
 #[derive(Parser)]
@@ -25,6 +25,21 @@ enum Task {
     TestAll,
     /// The rules of the house that no compiler checks
     Tidy,
+    /// Compile the CUDA sources of every crate into target/kernels/ and print what each kernel needs
+    BuildKernels {
+        /// One architecture only, and no files: whether it compiles
+        #[arg(long, conflicts_with = "sim")]
+        check: bool,
+        /// The host library that runs the kernels without a GPU, with the C++ compiler of this machine
+        #[arg(long)]
+        sim: bool,
+        /// Where no nvcc is found, download the pinned one with pip into target/cuda-toolkit/
+        #[arg(long)]
+        fetch: bool,
+        /// Compilers that run at once [default: one for each core]
+        #[arg(long)]
+        jobs: Option<usize>,
+    },
     /// What this machine has, and what that means for Quire
     Doctor,
 }
@@ -35,6 +50,10 @@ fn main() -> ExitCode {
         Task::Ci { skip_tests } => ci::run(&root, skip_tests),
         Task::TestAll => ci::test_all(&root),
         Task::Tidy => tidy::run(&root),
+        Task::BuildKernels { check, sim, fetch, jobs } => {
+            let jobs = jobs.unwrap_or_else(kernels::cores);
+            kernels::run(&root, kernels::Options { check, sim, fetch, jobs })
+        }
         Task::Doctor => {
             print!("{}", doctor::report(&root));
             Ok(())

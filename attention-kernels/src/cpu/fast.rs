@@ -19,6 +19,7 @@ use device::gemm::gemm;
 use device::simd::{LANES, Lanes};
 use device::{Device, Isa};
 
+use super::expect_default;
 use super::reference::{Merged, with_gemm};
 use crate::args::{AttentionArgs, KernelError, KvShape, LinearArgs, PARTITION};
 
@@ -59,6 +60,10 @@ pub(super) fn attention(isa: Isa, device: &dyn Device, args: AttentionArgs<'_>) 
         return Err(KernelError::Shape { what: "head size", found: shape.head_dim, expected: MAX_HEAD_DIM });
     }
     args.check()?;
+    expect_default(args.cache)?;
+    if args.lse.is_some() {
+        return Err(KernelError::Unsupported { variant: "cpu", found: "an lse output".to_string() });
+    }
     let shared = &Shared {
         shape,
         keys: args.cache.keys.host()?,

@@ -6,36 +6,57 @@ mod store;
 
 use device::Isa;
 
-use crate::registry::{Capabilities, Kernel, Operation, Variant};
+use crate::args::{KernelError, KvCache};
+use crate::format::{CacheFormat, Dtype, KvDtype, Layout};
+use crate::registry::{Capabilities, Kernel, Operation, Sizes, Variant};
 
 /// What the CPU's attention can do. Only plain loops need no scratch on the stack, so only they take any head size.
-const fn attention(isa: Isa, rank: u32) -> Capabilities {
-    let max_head_dim = if rank == 0 { usize::MAX } else { fast::MAX_HEAD_DIM };
+const fn attention(name: &'static str, isa: Isa, rank: u32) -> Capabilities {
+    let head_sizes = if rank == 0 { Sizes::ANY } else { Sizes::UpTo { max: fast::MAX_HEAD_DIM, step: 1 } };
+    let row_invariant = Some(name);
     Capabilities {
-        device: "cpu",
-        isa,
-        max_head_dim,
+        head_sizes,
         window: true,
         soft_cap: true,
         alibi: true,
-        row_invariant: true,
-        rank,
+        lse: rank == 0,
+        row_invariant,
+        ..plain(isa, rank)
     }
 }
 
 /// The other operations know nothing of scores.
 const fn plain(isa: Isa, rank: u32) -> Capabilities {
-    Capabilities { window: false, soft_cap: false, alibi: false, ..attention(isa, rank) }
+    Capabilities {
+        devices: &["cpu"],
+        isa,
+        dtypes: &[Dtype::F32],
+        kv_dtypes: &[KvDtype::Same],
+        layouts: &[Layout::Hnd],
+        head_sizes: Sizes::ANY,
+        block_sizes: Sizes::ANY,
+        rank,
+        ..Capabilities::NONE
+    }
+}
+
+/// That a cache is what the CPU's loops take it for.
+fn expect_default(cache: &KvCache) -> Result<(), KernelError> {
+    if cache.format == CacheFormat::default() {
+        Ok(())
+    } else {
+        Err(KernelError::Unsupported { variant: "cpu", found: cache.format.to_string() })
+    }
 }
 
 /// Registers decode, prefill and linear for one instruction set.
 macro_rules! register {
     ($name:literal, $isa:expr, $rank:literal, $attention:expr, $linear:expr) => {
         inventory::submit! { Variant {
-            name: $name, operation: Operation::Decode, capabilities: attention($isa, $rank), kernel: Kernel::Attention($attention),
+            name: $name, operation: Operation::Decode, capabilities: attention($name, $isa, $rank), kernel: Kernel::Attention($attention),
         } }
         inventory::submit! { Variant {
-            name: $name, operation: Operation::Prefill, capabilities: attention($isa, $rank), kernel: Kernel::Attention($attention),
+            name: $name, operation: Operation::Prefill, capabilities: attention($name, $isa, $rank), kernel: Kernel::Attention($attention),
         } }
         inventory::submit! { Variant {
             name: $name, operation: Operation::Linear, capabilities: plain($isa, $rank), kernel: Kernel::Linear($linear),

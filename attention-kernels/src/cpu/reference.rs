@@ -4,10 +4,12 @@
 use device::gemm::{Gemm, gemm_reference};
 use device::{Device, Pool};
 
+use super::expect_default;
 use crate::args::{AttentionArgs, BlockCopyArgs, CacheWriteArgs, KernelError, LinearArgs, PARTITION};
 
 pub(super) fn attention(_: &dyn Device, args: AttentionArgs<'_>) -> Result<(), KernelError> {
     args.check()?;
+    expect_default(args.cache)?;
     let shape = args.cache.shape;
     let (heads, dim, stride) = (args.num_heads, shape.head_dim, args.query_stride);
     let (keys, values) = (args.cache.keys.host::<f32>()?, args.cache.values.host::<f32>()?);
@@ -15,6 +17,10 @@ pub(super) fn attention(_: &dyn Device, args: AttentionArgs<'_>) -> Result<(), K
         (args.batch, args.scale, args.window, args.soft_cap, args.alibi_slopes);
     let query = args.query.host::<f32>()?;
     let output = args.output.host_mut::<f32>()?;
+    let mut lse = match args.lse {
+        Some(lse) => Some(lse.host_mut::<f32>()?),
+        None => None,
+    };
     for seq in args.seqs {
         let (start, end) = (batch.query_starts[seq] as usize, batch.query_starts[seq + 1] as usize);
         let context = batch.context_lens[seq] as usize;
@@ -23,6 +29,9 @@ pub(super) fn attention(_: &dyn Device, args: AttentionArgs<'_>) -> Result<(), K
             let out_row = &mut output[row * heads * dim..][..heads * dim];
             if context == 0 {
                 out_row.fill(0.0);
+                if let Some(lse) = &mut lse {
+                    lse[row * heads..][..heads].fill(f32::NEG_INFINITY);
+                }
                 continue;
             }
             let position = context - (end - row);
@@ -65,6 +74,9 @@ pub(super) fn attention(_: &dyn Device, args: AttentionArgs<'_>) -> Result<(), K
                 for (out, sum) in out_row[head * dim..][..dim].iter_mut().zip(&sums) {
                     *out = sum / merged.total;
                 }
+                if let Some(lse) = &mut lse {
+                    lse[row * heads + head] = merged.log_of_sum();
+                }
             }
         }
     }
@@ -80,6 +92,11 @@ pub(super) struct Merged {
 }
 
 impl Merged {
+    /// Natural log of the sum of exp(score).
+    pub fn log_of_sum(&self) -> f32 {
+        self.greatest.unwrap_or(f32::NEG_INFINITY) + self.total.ln()
+    }
+
     /// Folds one partition in: `sums` holds the weighted values so far, `part` those of the partition.
     #[inline(always)]
     pub fn merge(&mut self, greatest: f32, total: f32, sums: &mut [f32], part: &[f32]) {
@@ -101,6 +118,7 @@ impl Merged {
 
 pub(super) fn cache_write(_: &dyn Device, args: CacheWriteArgs<'_>) -> Result<(), KernelError> {
     args.check()?;
+    expect_default(args.cache)?;
     let shape = args.cache.shape;
     let source = args.source.host::<f32>()?;
     for (offset, buffer) in [(args.key_offset, &mut args.cache.keys), (args.value_offset, &mut args.cache.values)] {
@@ -121,6 +139,7 @@ pub(super) fn cache_write(_: &dyn Device, args: CacheWriteArgs<'_>) -> Result<()
 
 pub(super) fn block_copy(_: &dyn Device, args: BlockCopyArgs<'_>) -> Result<(), KernelError> {
     args.check()?;
+    expect_default(args.cache)?;
     let elements = args.cache.shape.block_elements();
     for buffer in [&mut args.cache.keys, &mut args.cache.values] {
         let cache = buffer.host_mut::<f32>()?;

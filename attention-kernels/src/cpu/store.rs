@@ -2,10 +2,12 @@
 
 use device::Device;
 
+use super::expect_default;
 use crate::args::{BlockCopyArgs, CacheWriteArgs, KernelError};
 
 pub(super) fn cache_write(_: &dyn Device, args: CacheWriteArgs<'_>) -> Result<(), KernelError> {
     args.check()?;
+    expect_default(args.cache)?;
     let shape = args.cache.shape;
     let dim = shape.head_dim;
     let source = args.source.host::<f32>()?;
@@ -24,6 +26,7 @@ pub(super) fn cache_write(_: &dyn Device, args: CacheWriteArgs<'_>) -> Result<()
 
 pub(super) fn block_copy(_: &dyn Device, args: BlockCopyArgs<'_>) -> Result<(), KernelError> {
     args.check()?;
+    expect_default(args.cache)?;
     let elements = args.cache.shape.block_elements();
     for buffer in [&mut args.cache.keys, &mut args.cache.values] {
         let cache = buffer.host_mut::<f32>()?;

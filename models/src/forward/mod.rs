@@ -189,7 +189,9 @@ impl Model {
     pub fn new_cache(&self, num_blocks: usize, block_size: usize) -> Result<Vec<KvCache>, KernelError> {
         let (num_kv_heads, head_dim) = (self.config.num_kv_heads, self.config.head_dim);
         let shape = KvShape { num_blocks, num_kv_heads, block_size, head_dim };
-        (0..self.layout.layers_per_page).map(|_| Ok(KvCache::new(&*self.device, shape)?)).collect()
+        let format = self.kernels.format;
+        let cache = |_| Ok(KvCache::with_format(&*self.device, shape, format)?);
+        (0..self.layout.layers_per_page).map(cache).collect()
     }
 
     /// Computes the batch's tokens: their keys and values go to their slots, their hidden states stay for
@@ -233,7 +235,15 @@ impl Model {
             let (key_offset, value_offset) = (config.num_heads * dim, (config.num_heads + config.num_kv_heads) * dim);
             self.kernels.cache_write(
                 device,
-                CacheWriteArgs { source: &step.qkv, key_offset, value_offset, stride, slot_mapping, cache },
+                CacheWriteArgs {
+                    source: &step.qkv,
+                    key_offset,
+                    value_offset,
+                    stride,
+                    slot_mapping,
+                    cache,
+                    workspace: None,
+                },
             )?;
             for seqs in [0..batch.decodes, batch.decodes..attention.num_seqs()] {
                 if !seqs.is_empty() {
@@ -244,6 +254,7 @@ impl Model {
                             query_stride: stride,
                             num_heads: config.num_heads,
                             output: &mut step.attended,
+                            lse: None,
                             cache,
                             batch: attention,
                             seqs,
@@ -251,6 +262,7 @@ impl Model {
                             window: layer.window,
                             soft_cap: None,
                             alibi_slopes: None,
+                            workspace: None,
                         },
                     )?;
                 }

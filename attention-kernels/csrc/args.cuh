@@ -1,0 +1,67 @@
+// What the attention kernels are called with; AttentionShape has the same bytes for nvcc, g++ and Rust.
+#pragma once
+
+#include <stdint.h>
+
+namespace quire {
+
+// Keys are reduced in partitions of this many tokens, counted from the start of the sequence.
+constexpr uint32_t PARTITION = 512;
+
+// How the elements of a cache are stored. An element of 8 bits stands for itself times a scale.
+enum KvFormat : uint32_t {
+    KV_SAME = 0,  // the type of the query
+    KV_E4M3 = 1,
+    KV_E5M2 = 2,
+    KV_INT8 = 3,
+};
+
+// Sizes and settings, passed by value. Strides are in elements. Keys and values have the same shape and the same strides;
+// every address a kernel forms from them is a multiple of 16 bytes.
+struct AttentionShape {
+    int64_t query_stride;
+    int64_t block_stride;
+    int64_t head_stride;
+    int64_t token_stride;
+    float scale;     // score = scale * q·k
+    float soft_cap;  // 0: none; else score = soft_cap * tanh(score / soft_cap)
+    uint32_t num_seqs;
+    uint32_t num_heads;
+    uint32_t num_kv_heads;
+    uint32_t head_dim;
+    uint32_t block_size;
+    uint32_t max_blocks;
+    uint32_t max_partitions;  // 0: the context is not split, and the two partial arrays are not used; never 0 for gqa
+    uint32_t window;          // 0: none; else position i sees i-window+1..=i
+    uint32_t kv_format;       // a KvFormat
+    uint32_t scale_stride;    // 0: one scale; 1: one per KV head
+};
+static_assert(sizeof(AttentionShape) == 80, "no hidden padding");
+
+struct AttentionArgs : AttentionShape {
+    const void* query;             // row t, head h at `t * query_stride + h * head_dim`
+    const void* keys;              // [num_blocks, num_kv_heads, block_size, head_dim]
+    const void* values;            // as the keys
+    void* output;                  // [rows, num_heads, head_dim], type of the query
+    float* lse;                    // null, or [rows, num_heads]: natural log of the sum of exp(score)
+    float* partial_sums;           // [rows of the launch, num_heads, max_partitions, head_dim], of a split context
+    float* partial_states;         // as the sums, [.., 2]: greatest score (base 2), sum of weights
+    const int32_t* block_tables;   // [num_seqs, max_blocks]
+    const uint32_t* context_lens;  // [num_seqs], query rows included; 0: output rows are zero
+    const uint32_t* query_starts;  // [num_seqs + 1]; null (decode only): sequence s has the one row s. The rows of a
+                                   // launch are those from query_starts[0] on
+    const float* k_scales;         // null: 1; else one, or one per KV head
+    const float* v_scales;         // as the k_scales
+    const float* alibi_slopes;     // null, or [num_heads]
+};
+
+}  // namespace quire
+
+// The parameters of every attention kernel: pointers one by one, so that a launch can tell buffers from numbers.
+#define QUIRE_ATTENTION_PARAMETERS                                                                                      \
+    const void *query, const void *keys, const void *values, void *output, float *lse, float *partial_sums,             \
+        float *partial_states, const int32_t *block_tables, const uint32_t *context_lens, const uint32_t *query_starts, \
+        const float *k_scales, const float *v_scales, const float *alibi_slopes, const quire::AttentionShape shape
+#define QUIRE_ATTENTION_ARGS                                                                                   \
+    (quire::AttentionArgs{shape, query, keys, values, output, lse, partial_sums, partial_states, block_tables, \
+                          context_lens, query_starts, k_scales, v_scales, alibi_slopes})

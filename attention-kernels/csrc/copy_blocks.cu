@@ -1,0 +1,31 @@
+// cuda.copy_blocks: whole blocks of keys and values, of any type, from one pool to the same or another: entry copy_blocks.
+// It serves copy-on-write, and swapping too, where the other pool is pinned host memory at the device's address of it.
+//
+// Grid (num_pairs, 2, splits): keys and values, and `splits` blocks to share one pair; 256 threads, 16 bytes each at a time.
+
+#include <quire/export.cuh>
+
+#include "cache_args.cuh"
+
+namespace quire {
+
+constexpr uint32_t COPY_THREADS = 256;
+
+__device__ __forceinline__ void copy_block(const BlockCopyArgs& args) {
+    const uint32_t from = args.pairs[2 * blockIdx.x], to = args.pairs[2 * blockIdx.x + 1];
+    const void* source_pool = blockIdx.y ? args.source_values : args.source_keys;
+    void* target_pool = blockIdx.y ? args.target_values : args.target_keys;
+    const uint4* source = reinterpret_cast<const uint4*>(static_cast<const char*>(source_pool) + from * args.source_stride);
+    uint4* target = reinterpret_cast<uint4*>(static_cast<char*>(target_pool) + to * args.target_stride);
+    const int64_t vectors = args.block_bytes / 16, step = gridDim.z * COPY_THREADS;
+    for (int64_t i = blockIdx.z * COPY_THREADS + threadIdx.x; i < vectors; i += step) target[i] = source[i];
+}
+
+}  // namespace quire
+
+extern "C" __global__ void __launch_bounds__(quire::COPY_THREADS)
+    copy_blocks(const void* source_keys, const void* source_values, void* target_keys, void* target_values,
+                const uint32_t* pairs, const quire::BlockCopyShape shape) {
+    quire::copy_block({shape, source_keys, source_values, target_keys, target_values, pairs});
+}
+QUIRE_EXPORT(copy_blocks);

@@ -1,0 +1,16 @@
+// cuda.paged_v1 and cuda.paged_v2 for f16 and bf16: entries paged_decode_<type>_h<head size>[_kv8].
+//
+// Grid (rows * num_heads, max(max_partitions, 1)), 128 threads. Blocks of one KV head stand beside each other, so that
+// the second to last of a group find its keys in the L2 cache.
+
+#include "instantiate.cuh"
+#include "paged_decode.cuh"
+
+#define PAGED_DECODE(name, T, KV8, D)                                                                             \
+    extern "C" __global__ void __launch_bounds__(quire::DECODE_THREADS, quire::VectorRows<T, KV8, D>::MIN_BLOCKS) \
+        name(QUIRE_ATTENTION_PARAMETERS) {                                                                        \
+        quire::paged_decode<quire::VectorRows<T, KV8, D>>(QUIRE_ATTENTION_ARGS);                                  \
+    }                                                                                                             \
+    QUIRE_EXPORT(name);
+
+QUIRE_EACH_INSTANCE(PAGED_DECODE, paged_decode)

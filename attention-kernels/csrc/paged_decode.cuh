@@ -1,0 +1,105 @@
+// Attention of one query row and head by one thread block: cuda.paged_v1 and cuda.paged_v2 are this one function.
+//
+// v1 (max_partitions = 0) folds the partitions of the context one after the other. v2 launches a block to each
+// partition, which leaves its result in the partial arrays, and paged_reduce.cu folds them. Both run the code below for
+// a partition and the same merge in the same order, so they agree in every bit.
+//
+//   partition   0                             1
+//   tokens      0 ........................ 511 512 ...
+//   warp        0  1  2  3  0  1  2  3  ...    0  1 ...      chunks of 32 tokens
+#pragma once
+
+#include "warp_rows.cuh"
+
+namespace quire {
+
+constexpr uint32_t DECODE_THREADS = 32 * WARPS;
+
+// Merges what the warps left in shared memory: the state of the partition, the same in all threads.
+__device__ __forceinline__ SoftmaxState merge_warps(const SoftmaxState (&warps)[WARPS], float (&factors)[WARPS]) {
+    SoftmaxState whole;
+#pragma unroll
+    for (uint32_t w = 0; w < WARPS; w++) whole.max = fmaxf(whole.max, warps[w].max);
+#pragma unroll
+    for (uint32_t w = 0; w < WARPS; w++) {
+        factors[w] = weight(warps[w].max, base_of(whole.max));
+        whole.sum = __fmaf_rn(warps[w].sum, factors[w], whole.sum);
+    }
+    return whole;
+}
+
+template <class Rows>
+__device__ __forceinline__ void paged_decode(const AttentionArgs& args) {
+    constexpr int PER_THREAD = (Rows::MAX_HEAD + DECODE_THREADS - 1) / DECODE_THREADS;
+    using T = typename Rows::Element;
+    __shared__ float warp_sums[WARPS][Rows::MAX_HEAD];
+    __shared__ float warp_max[WARPS], warp_sum[WARPS];
+
+    const uint32_t head = blockIdx.x % args.num_heads;
+    const uint32_t head_dim = Rows::head_dim(args), warp = threadIdx.x / 32;
+    const Row row(args, blockIdx.x / args.num_heads);
+    if (!row.exists) return;
+    const int64_t index = static_cast<int64_t>(row.index) * args.num_heads + head;
+    const bool split = args.max_partitions != 0;
+    uint32_t partition = split ? blockIdx.y : row.visible.first / PARTITION;
+    if (split && ((partition + 1) * PARTITION <= row.visible.first || partition * PARTITION >= row.visible.end)) return;
+
+    const Task task(args, row, head);
+    Rows rows;
+    rows.load_query(args, static_cast<const T*>(args.query) + row.index * args.query_stride +
+                              static_cast<int64_t>(head) * head_dim);
+    SoftmaxState folded;
+    float sums[PER_THREAD];
+#pragma unroll
+    for (int i = 0; i < PER_THREAD; i++) sums[i] = 0.0f;
+
+    for (; partition * PARTITION < row.visible.end; partition++) {
+        const SoftmaxState mine = attend(rows, task, partition * PARTITION);
+        rows.deposit(args, warp_sums[warp]);
+        if (threadIdx.x % 32 == 0) {
+            warp_max[warp] = mine.max;
+            warp_sum[warp] = mine.sum;
+        }
+        __syncthreads();
+        SoftmaxState states[WARPS];
+        float of_warp[WARPS];
+#pragma unroll
+        for (uint32_t w = 0; w < WARPS; w++) {
+            states[w].max = warp_max[w];
+            states[w].sum = warp_sum[w];
+        }
+        const SoftmaxState part = merge_warps(states, of_warp);
+        const int64_t partial = static_cast<int64_t>(blockIdx.x) * args.max_partitions + partition;
+        const Factors factors = merge(folded, part);
+#pragma unroll
+        for (int i = 0; i < PER_THREAD; i++) {
+            const uint32_t d = threadIdx.x + i * DECODE_THREADS;
+            if (d >= head_dim) break;
+            float sum = 0.0f;
+#pragma unroll
+            for (uint32_t w = 0; w < WARPS; w++) sum = __fmaf_rn(warp_sums[w][d], of_warp[w], sum);
+            if (split) args.partial_sums[partial * head_dim + d] = sum;
+            else sums[i] = factors.merge(sums[i], sum);
+        }
+        if (split) {
+            if (threadIdx.x == 0) {
+                args.partial_states[2 * partial] = part.max;
+                args.partial_states[2 * partial + 1] = part.sum;
+            }
+            return;
+        }
+        __syncthreads();
+    }
+
+    const float factor = finish(args, folded, task.kv_head);
+#pragma unroll
+    for (int i = 0; i < PER_THREAD; i++) {
+        const uint32_t d = threadIdx.x + i * DECODE_THREADS;
+        if (d < head_dim) {
+            static_cast<T*>(args.output)[index * head_dim + d] = from_float<T>(sums[i] * factor);
+        }
+    }
+    if (args.lse && threadIdx.x == 0) args.lse[index] = lse_of(folded);
+}
+
+}  // namespace quire

@@ -1,0 +1,60 @@
+// Second half of a split context: folds the partial results of a query row and head, in the order of the partitions.
+// Entries paged_reduce_f16, paged_reduce_bf16, paged_reduce_f32, for cuda.paged_v2 and cuda.paged_gqa alike.
+//
+// Grid (rows * num_heads), 128 threads; thread i owns the elements i and i + 128 of the head.
+
+#include <quire/export.cuh>
+
+#include "rows.cuh"
+#include "softmax.cuh"
+
+namespace quire {
+
+constexpr uint32_t REDUCE_THREADS = 128;
+
+template <class T>
+__device__ __forceinline__ void paged_reduce(const AttentionArgs& args) {
+    const uint32_t head = blockIdx.x % args.num_heads;
+    const Row row(args, blockIdx.x / args.num_heads);
+    if (!row.exists) return;
+    const int64_t index = static_cast<int64_t>(row.index) * args.num_heads + head;
+    const int64_t partials = static_cast<int64_t>(blockIdx.x) * args.max_partitions;
+    const uint32_t begin = row.visible.first / PARTITION, end = row.visible.end;
+    SoftmaxState state;
+    float sums[2] = {0.0f, 0.0f};
+    for (uint32_t p = begin; p * PARTITION < end; p++) {
+        SoftmaxState part;
+        part.max = args.partial_states[2 * (partials + p)];
+        part.sum = args.partial_states[2 * (partials + p) + 1];
+        const Factors factors = merge(state, part);
+#pragma unroll
+        for (uint32_t i = 0; i < 2; i++) {
+            const uint32_t d = threadIdx.x + i * REDUCE_THREADS;
+            if (d < args.head_dim) {
+                sums[i] = factors.merge(sums[i], args.partial_sums[(partials + p) * args.head_dim + d]);
+            }
+        }
+    }
+    const float factor = finish(args, state, head / (args.num_heads / args.num_kv_heads));
+#pragma unroll
+    for (uint32_t i = 0; i < 2; i++) {
+        const uint32_t d = threadIdx.x + i * REDUCE_THREADS;
+        if (d < args.head_dim) {
+            static_cast<T*>(args.output)[index * args.head_dim + d] = from_float<T>(sums[i] * factor);
+        }
+    }
+    if (args.lse && threadIdx.x == 0) args.lse[index] = lse_of(state);
+}
+
+}  // namespace quire
+
+#define PAGED_REDUCE(name, T)                                           \
+    extern "C" __global__ void __launch_bounds__(quire::REDUCE_THREADS) \
+        name(QUIRE_ATTENTION_PARAMETERS) {                              \
+        quire::paged_reduce<T>(QUIRE_ATTENTION_ARGS);                   \
+    }                                                                   \
+    QUIRE_EXPORT(name);
+
+PAGED_REDUCE(paged_reduce_f16, __half)
+PAGED_REDUCE(paged_reduce_bf16, __nv_bfloat16)
+PAGED_REDUCE(paged_reduce_f32, float)

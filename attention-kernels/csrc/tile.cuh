@@ -1,0 +1,327 @@
+// The tensor-core tile loop: a block of query rows against the tokens of one partition, 64 (or 32) tokens at a time.
+//
+// A query row here is one head of one token; the rows of a block belong to one KV head, so that each key and value is
+// read once for all of them. The warps of a block stand in a grid, WM over the rows (16 each) and WN over the columns:
+//
+//               tokens (scores), then elements of the head (sums)
+//             +---------------+---------------+
+//   16 rows   | warp 0        | warp 1        |     WM = 2, WN = 2
+//   16 rows   | warp 2        | warp 3        |
+//             +---------------+---------------+
+//
+// With WN > 1 the warps of a row exchange maxima and weights through shared memory. Every number has one order of
+// operations whatever WM and WN: a score or a sum is one chain of products, a maximum has no order, and the sum of the
+// weights is one more column of the second product, of ones. Tiles start at multiples of their size. So a row's bits
+// depend neither on the rows beside it nor on the shape, and paged_gqa and paged_prefill agree.
+//
+// Keys and values of a tile pass through shared memory, one buffer each: values travel (cp.async) while scores are
+// computed, the next keys while values are summed. An 8-bit cache is widened on its way.
+#pragma once
+
+#include <quire/ptx.cuh>
+
+#include "rows.cuh"
+#include "softmax.cuh"
+
+namespace quire {
+
+template <class T_, bool KV8_, int D_, int WM_, int WN_>
+struct TileShape {
+    using T = T_;
+    static constexpr bool KV8 = KV8_;
+    static constexpr int D = D_, WM = WM_, WN = WN_;
+    static constexpr int THREADS = 32 * WM * WN;
+    static constexpr int ROWS = 16 * WM;
+    static constexpr int TOKENS = D <= 128 ? 64 : 32;
+    static constexpr int SCORES = TOKENS / WN / 8;            // 8-token columns of scores of a warp
+    static constexpr int SUMS = (D / 16 + WN - 1) / WN;       // 16-element columns of sums of a warp
+    static_assert(SCORES % 2 == 0 && PARTITION % TOKENS == 0, "tiles fill partitions, keys are read 16 tokens at a time");
+
+    // Rows of an odd multiple of 16 bytes: the eight rows of an ldmatrix lie in different banks.
+    struct alignas(16) Shared {
+        T keys[TOKENS][D + 8];
+        T values[TOKENS][D + 8];
+        T weights[WN > 1 ? ROWS : 1][TOKENS + 8];
+        int64_t places[2][TOKENS];
+        float maxima[WN][ROWS];
+    };
+};
+
+// The two query rows of a lane, lane / 4 and 8 below it.
+struct RowPair {
+    static constexpr uint32_t NONE = 0xffffffff;
+
+    uint32_t index[2] = {NONE, NONE};  // row * num_heads + head of the output
+    uint32_t first[2] = {0, 0};
+    uint32_t end[2] = {0, 0};
+    float slope[2] = {0.0f, 0.0f};
+
+    __device__ __forceinline__ void set(int i, const AttentionArgs& args, uint32_t row, uint32_t head,
+                                        const Visible& visible) {
+        index[i] = row * args.num_heads + head;
+        first[i] = visible.first;
+        end[i] = visible.end;
+        slope[i] = slope_of(args, head);
+    }
+};
+
+// What a warp has summed of its rows in a partition, in the layout of mma's d.
+template <class Shape>
+struct TileSums {
+    float sums[Shape::SUMS][2][4];
+    float weights[4];  // [0] and [2]: the sum of the weights of the lane's rows
+    float max[2];
+
+    __device__ __forceinline__ void clear() {
+        max[0] = max[1] = -INFINITY;
+        each([](float&, int) { return 0.0f; });
+    }
+    __device__ __forceinline__ void rescale(float upper, float lower) {
+        each([=](float sum, int row) { return __fmul_rn(sum, row ? lower : upper); });
+    }
+    // Replaces every number by `change` of it and its row, 0 or 1.
+    template <class Change>
+    __device__ __forceinline__ void each(Change change) {
+#pragma unroll
+        for (int c = 0; c < 4; c++) {
+            weights[c] = change(weights[c], c / 2);
+#pragma unroll
+            for (int i = 0; i < Shape::SUMS; i++) {
+#pragma unroll
+                for (int j = 0; j < 2; j++) sums[i][j][c] = change(sums[i][j][c], c / 2);
+            }
+        }
+    }
+    __device__ __forceinline__ SoftmaxState state(int row) const {
+        SoftmaxState state;
+        state.max = max[row];
+        state.sum = weights[2 * row];
+        return state;
+    }
+
+    // The first of the two neighbouring elements of the head that sums[i][j] holds of each row; D or more: none.
+    static __device__ __forceinline__ uint32_t column(int i, int j) {
+        return (threadIdx.x / 32 % Shape::WN * Shape::SUMS + i) * 16 + j * 8 + threadIdx.x % 4 * 2;
+    }
+};
+
+// What a block reads: the KV head of one sequence.
+struct TileTask {
+    const AttentionArgs& args;
+    const int32_t* table;
+    uint32_t kv_head;
+    int64_t head_offset;
+    Scoring scoring;
+
+    __device__ __forceinline__ TileTask(const AttentionArgs& args, uint32_t seq, uint32_t kv_head)
+        : args(args),
+          table(table_of(args, seq)),
+          kv_head(kv_head),
+          head_offset(kv_head * args.head_stride),
+          scoring(args, kv_head) {}
+};
+
+// The query rows of a warp as fragments of mma's a; zeros for absent rows.
+template <class Shape>
+__device__ __forceinline__ void load_query(uint32_t (&query)[Shape::D / 16][4], const AttentionArgs& args,
+                                           const RowPair& rows) {
+    using T = typename Shape::T;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const bool absent = rows.index[r] == RowPair::NONE;
+        const int64_t row = rows.index[r] / args.num_heads, head = rows.index[r] % args.num_heads;
+        const T* from = static_cast<const T*>(args.query) + row * args.query_stride + head * Shape::D + threadIdx.x % 4 * 2;
+#pragma unroll
+        for (int k = 0; k < Shape::D / 16; k++) {
+            query[k][r] = absent ? 0 : *reinterpret_cast<const uint32_t*>(from + k * 16);
+            query[k][r + 2] = absent ? 0 : *reinterpret_cast<const uint32_t*>(from + k * 16 + 8);
+        }
+    }
+}
+
+// The places of a tile's tokens; -1 for those that no row of the block sees, whose slots are not read.
+template <class Shape>
+__device__ __forceinline__ void find_places(int64_t (&places)[Shape::TOKENS], const TileTask& task, uint32_t tile,
+                                            const Visible& visible) {
+    if (threadIdx.x < Shape::TOKENS) {
+        const uint32_t token = tile + threadIdx.x;
+        const bool seen = token >= visible.first && token < visible.end;
+        places[threadIdx.x] = seen ? task.head_offset + place_of(task.args, task.table, token) : -1;
+    }
+}
+
+// Begins (16-bit cache) or does (8-bit) the transfer of a tile to shared memory; zeros where a place is -1.
+template <class Shape>
+__device__ __forceinline__ void load_tile(typename Shape::T (&to)[Shape::TOKENS][Shape::D + 8], const TileTask& task,
+                                          const void* cache, const int64_t (&places)[Shape::TOKENS]) {
+    using T = typename Shape::T;
+    constexpr int WIDTH = Shape::KV8 ? 16 : 8, VECTORS = Shape::D / WIDTH, ALL = Shape::TOKENS * VECTORS;
+    constexpr int EACH = (ALL + Shape::THREADS - 1) / Shape::THREADS;
+    if constexpr (Shape::KV8) {
+        uint4 raw[EACH];
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+            const int v = threadIdx.x + i * Shape::THREADS;
+            const int64_t place = v < ALL ? places[v / VECTORS] : -1;
+            const uint8_t* from = static_cast<const uint8_t*>(cache) + place + v % VECTORS * WIDTH;
+            raw[i] = place < 0 ? make_uint4(0, 0, 0, 0) : *reinterpret_cast<const uint4*>(from);
+        }
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+            const int v = threadIdx.x + i * Shape::THREADS;
+            if (v >= ALL) break;
+            uint4* target = reinterpret_cast<uint4*>(&to[v / VECTORS][v % VECTORS * WIDTH]);
+            target[0] = widen_bytes<T>(task.args.kv_format, raw[i].x, raw[i].y);
+            target[1] = widen_bytes<T>(task.args.kv_format, raw[i].z, raw[i].w);
+        }
+    } else {
+#pragma unroll 2  // more addresses at once would cost registers that the sums need
+        for (int i = 0; i < EACH; i++) {
+            const int v = threadIdx.x + i * Shape::THREADS;
+            if (v >= ALL) break;
+            const int64_t place = places[v / VECTORS];
+            const int64_t at = place < 0 ? 0 : place + v % VECTORS * WIDTH;
+            cp_async16(&to[v / VECTORS][v % VECTORS * WIDTH], static_cast<const T*>(cache) + at, place >= 0);
+        }
+        cp_async_commit();
+    }
+}
+
+// Makes the older of the two transfers under way visible to all threads.
+template <class Shape>
+__device__ __forceinline__ void await_older() {
+    if constexpr (!Shape::KV8) cp_async_wait<1>();
+    __syncthreads();
+}
+
+// Products to scores: scale, cap, bias, mask. `first` is the token of the warp's first column.
+template <class Shape>
+__device__ __forceinline__ void finish_scores(float (&scores)[Shape::SCORES][4], const TileTask& task,
+                                              const RowPair& rows, uint32_t first) {
+    const auto each = [&](auto change) {
+#pragma unroll
+        for (int n = 0; n < Shape::SCORES; n++) {
+#pragma unroll
+            for (int c = 0; c < 4; c++) scores[n][c] = change(scores[n][c], c / 2, n * 8 + c % 2);
+        }
+    };
+    const uint32_t token = first + threadIdx.x % 4 * 2;
+    each([&](float score, int, int) { return task.scoring.scaled(score); });
+    if (task.scoring.cap != 0.0f) each([&](float score, int, int) { return task.scoring.capped(score); });
+    if (task.args.alibi_slopes) {
+        const float nearest[2] = {static_cast<float>(token) - static_cast<float>(rows.end[0] - 1),
+                                  static_cast<float>(token) - static_cast<float>(rows.end[1] - 1)};
+        each([&](float score, int r, int offset) { return Scoring::biased(score, rows.slope[r], nearest[r] + offset); });
+    }
+    const uint32_t past = first + Shape::SCORES * 8;
+    if (first < rows.first[0] || first < rows.first[1] || past > rows.end[0] || past > rows.end[1]) {
+        each([&](float score, int r, int offset) {
+            return token + offset >= rows.first[r] && token + offset < rows.end[r] ? score : -INFINITY;
+        });
+    }
+}
+
+// Adds the tokens of `visible`, all of one partition, to `out`, which must be clear. Begins and ends with shared memory
+// free for all.
+template <class Shape>
+__device__ __forceinline__ void attend(TileSums<Shape>& out, typename Shape::Shared& shared, const TileTask& task,
+                                       const RowPair& rows, const uint32_t (&query)[Shape::D / 16][4],
+                                       const Visible& visible) {
+    using T = typename Shape::T;
+    constexpr int TOKENS = Shape::TOKENS, WN = Shape::WN;
+    const uint32_t lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 / WN * 16, warp_column = threadIdx.x / 32 % WN;
+    const uint32_t first_tile = visible.first / TOKENS * TOKENS;
+
+    const auto places = [&](uint32_t tile) -> auto& { return shared.places[tile / TOKENS % 2]; };
+
+    find_places<Shape>(places(first_tile), task, first_tile, visible);
+    __syncthreads();
+    load_tile<Shape>(shared.keys, task, task.args.keys, places(first_tile));
+
+    for (uint32_t tile = first_tile; tile < visible.end; tile += TOKENS) {
+        load_tile<Shape>(shared.values, task, task.args.values, places(tile));
+        find_places<Shape>(places(tile + TOKENS), task, tile + TOKENS, visible);
+        await_older<Shape>();  // the keys
+
+        float scores[Shape::SCORES][4];
+#pragma unroll
+        for (int n = 0; n < Shape::SCORES; n++) scores[n][0] = scores[n][1] = scores[n][2] = scores[n][3] = 0.0f;
+#pragma unroll
+        for (int k = 0; k < Shape::D / 16; k++) {
+#pragma unroll
+            for (int n = 0; n < Shape::SCORES; n += 2) {
+                uint32_t key[4];
+                const uint32_t token = (warp_column * Shape::SCORES + n) * 8 + lane % 8 + lane / 16 * 8;
+                ldmatrix(key, &shared.keys[token][k * 16 + lane / 8 % 2 * 8]);
+                mma_m16n8k16<T>(scores[n], query[k], {key[0], key[1]});
+                mma_m16n8k16<T>(scores[n + 1], query[k], {key[2], key[3]});
+            }
+        }
+
+        float max[2] = {out.max[0], out.max[1]};
+        finish_scores<Shape>(scores, task, rows, tile + warp_column * Shape::SCORES * 8);
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+#pragma unroll
+            for (int n = 0; n < Shape::SCORES; n++) max[r] = fmaxf(max[r], fmaxf(scores[n][2 * r], scores[n][2 * r + 1]));
+            max[r] = fmaxf(max[r], __shfl_xor_sync(0xffffffff, max[r], 1));
+            max[r] = fmaxf(max[r], __shfl_xor_sync(0xffffffff, max[r], 2));
+            if (WN > 1 && lane % 4 == 0) shared.maxima[warp_column][warp_row + lane / 4 + 8 * r] = max[r];
+        }
+        __syncthreads();  // keys and maxima are ready to be overwritten and read
+        if (tile + TOKENS < visible.end) {
+            load_tile<Shape>(shared.keys, task, task.args.keys, places(tile + TOKENS));
+        } else if constexpr (!Shape::KV8) {
+            cp_async_commit();  // an empty group, so that the values are again the older of two
+        }
+
+        uint32_t weights[Shape::SCORES][2];
+        float rescale[2];
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            if constexpr (WN > 1) {
+#pragma unroll
+                for (int w = 0; w < WN; w++) max[r] = fmaxf(max[r], shared.maxima[w][warp_row + lane / 4 + 8 * r]);
+            }
+            const float base = base_of(max[r]);
+            rescale[r] = weight(out.max[r], base);
+            out.max[r] = max[r];
+#pragma unroll
+            for (int n = 0; n < Shape::SCORES; n++) {
+                weights[n][r] = Pair<T>::narrow(weight(scores[n][2 * r], base), weight(scores[n][2 * r + 1], base));
+                if constexpr (WN > 1) {
+                    const uint32_t column = (warp_column * Shape::SCORES + n) * 8 + lane % 4 * 2;
+                    *reinterpret_cast<uint32_t*>(&shared.weights[warp_row + lane / 4 + 8 * r][column]) = weights[n][r];
+                }
+            }
+        }
+        out.rescale(rescale[0], rescale[1]);
+        await_older<Shape>();  // the values, and the weights of other warps
+
+#pragma unroll
+        for (int k = 0; k < TOKENS / 16; k++) {
+            uint32_t row[4];
+            if constexpr (WN > 1) {
+                ldmatrix(row, &shared.weights[warp_row + lane % 16][k * 16 + lane / 16 * 8]);
+            } else {
+                row[0] = weights[2 * k][0];
+                row[1] = weights[2 * k][1];
+                row[2] = weights[2 * k + 1][0];
+                row[3] = weights[2 * k + 1][1];
+            }
+            mma_m16n8k16<T>(out.weights, row, {Pair<T>::ONES, Pair<T>::ONES});
+#pragma unroll
+            for (int i = 0; i < Shape::SUMS; i++) {
+                const uint32_t column = warp_column * Shape::SUMS + i;
+                if (Shape::SUMS * WN * 16 > Shape::D && column >= Shape::D / 16) break;  // the same for the whole warp
+                uint32_t value[4];
+                ldmatrix_trans(value, &shared.values[k * 16 + lane % 16][column * 16 + lane / 16 * 8]);
+                mma_m16n8k16<T>(out.sums[i][0], row, {value[0], value[1]});
+                mma_m16n8k16<T>(out.sums[i][1], row, {value[2], value[3]});
+            }
+        }
+        __syncthreads();  // values, weights and maxima may be overwritten
+    }
+}
+
+}  // namespace quire

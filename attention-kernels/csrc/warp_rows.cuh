@@ -1,0 +1,282 @@
+// A warp's share of a partition, for one query row and head: the tokens of every WARPS-th chunk of 32.
+//
+// Two ways to spread a token's head over the lanes, with one interface: VectorRows reads 16 bytes to a lane and is
+// compiled for each head size; GenericRows reads element by element, for f32 queries at any head size. Scores, weights and
+// the running maximum are the same code: lane i owns token i of a chunk, so each exp2 is computed once.
+#pragma once
+
+#include "rows.cuh"
+#include "softmax.cuh"
+
+namespace quire {
+
+constexpr uint32_t ALL_LANES = 0xffffffff;
+constexpr uint32_t WARPS = 4;  // of a thread block of the decode kernel
+
+// What all warps of the block share for one query row and head.
+struct Task {
+    const AttentionArgs& args;
+    const int32_t* table;
+    uint32_t kv_head;
+    int64_t head_offset;
+    Visible visible;
+    Scoring scoring;
+    float slope;
+
+    __device__ __forceinline__ Task(const AttentionArgs& args, const Row& row, uint32_t head)
+        : args(args),
+          table(table_of(args, row.seq)),
+          kv_head(head / (args.num_heads / args.num_kv_heads)),
+          head_offset(kv_head * args.head_stride),
+          visible(row.visible),
+          scoring(args, kv_head),
+          slope(slope_of(args, head)) {}
+};
+
+__device__ __forceinline__ float warp_max(float value) {
+#pragma unroll
+    for (int offset = 16; offset; offset /= 2) value = fmaxf(value, __shfl_xor_sync(ALL_LANES, value, offset));
+    return value;
+}
+
+__device__ __forceinline__ float warp_sum(float value) {
+#pragma unroll
+    for (int offset = 16; offset; offset /= 2) value = __fadd_rn(value, __shfl_xor_sync(ALL_LANES, value, offset));
+    return value;
+}
+
+// LANES lanes hold a token, PER_LANE vectors each, so that 32 / LANES tokens are read at once; token `step` of group g's
+// LANES tokens is the chunk's token g * LANES + step, which is the one that lane `step` of the group owns.
+template <class T, bool KV8, int D>
+struct VectorRows {
+    using Element = T;
+    static constexpr int MAX_HEAD = D;
+    static constexpr int WIDTH = KV8 ? 16 : 8;
+    static constexpr int VECTORS = D / WIDTH;
+    static constexpr int LANES = VECTORS >= 32 ? 32 : VECTORS >= 16 ? 16 : VECTORS >= 8 ? 8 : VECTORS >= 4 ? 4 : 2;
+    static constexpr int PER_LANE = (VECTORS + LANES - 1) / LANES;
+    static constexpr int BATCH = LANES < 4 / PER_LANE ? LANES : 4 / PER_LANE;  // steps whose loads are in flight together
+    static constexpr int MIN_BLOCKS = KV8 && PER_LANE > 1 ? 3 : 4;  // to a processor: what the registers allow
+
+    float query[PER_LANE][WIDTH];
+    float sums[PER_LANE][WIDTH];
+
+    static __device__ __forceinline__ uint32_t head_dim(const AttentionArgs&) { return D; }
+    // The vector of the head that this lane holds i-th.
+    static __device__ __forceinline__ int vector(int i) { return threadIdx.x % LANES + i * LANES; }
+
+    __device__ __forceinline__ void load_query(const AttentionArgs&, const T* from) {
+#pragma unroll
+        for (int i = 0; i < PER_LANE; i++) {
+#pragma unroll
+            for (int part = 0; part < WIDTH / 8; part++) {
+                uint4 raw = make_uint4(0, 0, 0, 0);
+                if (vector(i) < VECTORS) raw = *reinterpret_cast<const uint4*>(from + vector(i) * WIDTH + part * 8);
+                float eight[8];
+                widen<T>(KV_SAME, raw, eight);
+#pragma unroll
+                for (int e = 0; e < 8; e++) query[i][part * 8 + e] = eight[e];
+            }
+        }
+    }
+
+    __device__ __forceinline__ void clear() {
+#pragma unroll
+        for (int i = 0; i < PER_LANE; i++) {
+#pragma unroll
+            for (int e = 0; e < WIDTH; e++) sums[i][e] = 0.0f;
+        }
+    }
+
+    __device__ __forceinline__ void rescale(float factor) {
+#pragma unroll
+        for (int i = 0; i < PER_LANE; i++) {
+#pragma unroll
+            for (int e = 0; e < WIDTH; e++) sums[i][e] = __fmul_rn(sums[i][e], factor);
+        }
+    }
+
+    // The vectors of one token; zeros where its place is negative.
+    static __device__ __forceinline__ void load(uint4 (&to)[PER_LANE], const void* cache, int64_t place) {
+        const unsigned char* from = static_cast<const unsigned char*>(cache) + place * (KV8 ? 1 : 2);
+#pragma unroll
+        for (int i = 0; i < PER_LANE; i++) {
+            const bool valid = place >= 0 && vector(i) < VECTORS;
+            to[i] = valid ? *reinterpret_cast<const uint4*>(from + vector(i) * 16) : make_uint4(0, 0, 0, 0);
+        }
+    }
+
+    // q·k of the token that this lane owns, whose place is `place`.
+    __device__ __forceinline__ float product(const Task& task, int64_t place) const {
+        float mine = 0.0f;
+#pragma unroll 1  // BATCH loads are in flight already; more would cost the registers that let more warps run
+        for (int first = 0; first < LANES; first += BATCH) {
+            uint4 raw[BATCH][PER_LANE];
+#pragma unroll
+            for (int b = 0; b < BATCH; b++) {
+                load(raw[b], task.args.keys, __shfl_sync(ALL_LANES, place, first + b, LANES));
+            }
+#pragma unroll
+            for (int b = 0; b < BATCH; b++) {
+                float dot = 0.0f;
+#pragma unroll
+                for (int i = 0; i < PER_LANE; i++) {
+                    float key[WIDTH];
+                    widen<T>(task.args.kv_format, raw[b][i], key);
+#pragma unroll
+                    for (int e = 0; e < WIDTH; e++) dot = __fmaf_rn(query[i][e], key[e], dot);
+                }
+#pragma unroll
+                for (int offset = LANES / 2; offset; offset /= 2) {
+                    dot = __fadd_rn(dot, __shfl_xor_sync(ALL_LANES, dot, offset));
+                }
+                if (static_cast<int>(threadIdx.x % LANES) == first + b) mine = dot;
+            }
+        }
+        return mine;
+    }
+
+    // Adds the values of the chunk, each lane bringing the weight and place of its token.
+    __device__ __forceinline__ void accumulate(const Task& task, int64_t place, float weight) {
+#pragma unroll 1  // BATCH loads are in flight already; more would cost the registers that let more warps run
+        for (int first = 0; first < LANES; first += BATCH) {
+            uint4 raw[BATCH][PER_LANE];
+#pragma unroll
+            for (int b = 0; b < BATCH; b++) {
+                load(raw[b], task.args.values, __shfl_sync(ALL_LANES, place, first + b, LANES));
+            }
+#pragma unroll
+            for (int b = 0; b < BATCH; b++) {
+                const float factor = __shfl_sync(ALL_LANES, weight, first + b, LANES);
+#pragma unroll
+                for (int i = 0; i < PER_LANE; i++) {
+                    float value[WIDTH];
+                    widen<T>(task.args.kv_format, raw[b][i], value);
+#pragma unroll
+                    for (int e = 0; e < WIDTH; e++) sums[i][e] = __fmaf_rn(factor, value[e], sums[i][e]);
+                }
+            }
+        }
+    }
+
+    // The sums over all lanes, to `to[0..D]` in shared memory.
+    __device__ __forceinline__ void deposit(const AttentionArgs&, float* to) {
+#pragma unroll
+        for (int i = 0; i < PER_LANE; i++) {
+#pragma unroll
+            for (int e = 0; e < WIDTH; e++) {
+#pragma unroll
+                for (int offset = 16; offset >= LANES; offset /= 2) {
+                    sums[i][e] = __fadd_rn(sums[i][e], __shfl_xor_sync(ALL_LANES, sums[i][e], offset));
+                }
+                if (threadIdx.x % 32 < LANES && vector(i) < VECTORS) to[vector(i) * WIDTH + e] = sums[i][e];
+            }
+        }
+    }
+};
+
+// All lanes hold one token, lane i the elements i, i + 32, …; f32 query, cache of f32 or of any 8-bit format.
+struct GenericRows {
+    using Element = float;
+    static constexpr int MAX_HEAD = 256;
+    static constexpr int PER_LANE = MAX_HEAD / 32;
+
+    float query[PER_LANE];
+    float sums[PER_LANE];
+
+    static __device__ __forceinline__ uint32_t head_dim(const AttentionArgs& args) { return args.head_dim; }
+
+    __device__ __forceinline__ void load_query(const AttentionArgs& args, const float* from) {
+#pragma unroll
+        for (int i = 0; i < PER_LANE; i++) {
+            const uint32_t at = threadIdx.x % 32 + 32 * i;
+            query[i] = at < args.head_dim ? from[at] : 0.0f;
+        }
+    }
+
+    __device__ __forceinline__ void clear() {
+#pragma unroll
+        for (int i = 0; i < PER_LANE; i++) sums[i] = 0.0f;
+    }
+
+    __device__ __forceinline__ void rescale(float factor) {
+#pragma unroll
+        for (int i = 0; i < PER_LANE; i++) sums[i] = __fmul_rn(sums[i], factor);
+    }
+
+    static __device__ __forceinline__ void load(float (&to)[PER_LANE], const AttentionArgs& args, const void* cache,
+                                                int64_t place) {
+#pragma unroll
+        for (int i = 0; i < PER_LANE; i++) {
+            const uint32_t at = threadIdx.x % 32 + 32 * i;
+            if (at >= args.head_dim) to[i] = 0.0f;
+            else if (args.kv_format == KV_SAME) to[i] = static_cast<const float*>(cache)[place + at];
+            else to[i] = from_byte(args.kv_format, static_cast<const uint8_t*>(cache)[place + at]);
+        }
+    }
+
+    __device__ __forceinline__ float product(const Task& task, int64_t place) const {
+        float mine = 0.0f;
+        for (int step = 0; step < 32; step++) {
+            const int64_t at = __shfl_sync(ALL_LANES, place, step);
+            if (at < 0) continue;
+            float key[PER_LANE], dot = 0.0f;
+            load(key, task.args, task.args.keys, at);
+#pragma unroll
+            for (int i = 0; i < PER_LANE; i++) dot = __fmaf_rn(query[i], key[i], dot);
+            dot = warp_sum(dot);
+            if (static_cast<int>(threadIdx.x % 32) == step) mine = dot;
+        }
+        return mine;
+    }
+
+    __device__ __forceinline__ void accumulate(const Task& task, int64_t place, float weight) {
+        for (int step = 0; step < 32; step++) {
+            const int64_t at = __shfl_sync(ALL_LANES, place, step);
+            const float factor = __shfl_sync(ALL_LANES, weight, step);
+            if (at < 0) continue;
+            float value[PER_LANE];
+            load(value, task.args, task.args.values, at);
+#pragma unroll
+            for (int i = 0; i < PER_LANE; i++) sums[i] = __fmaf_rn(factor, value[i], sums[i]);
+        }
+    }
+
+    __device__ __forceinline__ void deposit(const AttentionArgs& args, float* to) {
+#pragma unroll
+        for (int i = 0; i < PER_LANE; i++) {
+            const uint32_t at = threadIdx.x % 32 + 32 * i;
+            if (at < args.head_dim) to[at] = sums[i];
+        }
+    }
+};
+
+// The chunks of this warp in the partition that starts at `start`: leaves their weighted values in `rows.sums` of the
+// lanes and returns the softmax state, the same in all lanes.
+template <class Rows>
+__device__ __forceinline__ SoftmaxState attend(Rows& rows, const Task& task, uint32_t start) {
+    const uint32_t lane = threadIdx.x % 32, first = task.visible.first;
+    const uint32_t end = min(task.visible.end, start + PARTITION);
+    SoftmaxState state;
+    rows.clear();
+    for (uint32_t chunk = start + threadIdx.x / 32 * 32; chunk < end; chunk += WARPS * 32) {
+        if (chunk + 32 <= first) continue;
+        const uint32_t token = chunk + lane;
+        const bool visible = token >= first && token < end;
+        const int64_t place = visible ? task.head_offset + place_of(task.args, task.table, token) : -1;
+        float score = task.scoring.scaled(rows.product(task, place));
+        if (task.scoring.cap != 0.0f) score = task.scoring.capped(score);
+        score = Scoring::biased(score, task.slope, static_cast<float>(token) - static_cast<float>(task.visible.end - 1));
+        if (!visible) score = -INFINITY;
+        const float max = fmaxf(state.max, warp_max(score));
+        const float rescale = weight(state.max, base_of(max)), mine = weight(score, base_of(max));
+        state.max = max;
+        state.sum = __fmaf_rn(state.sum, rescale, mine);
+        rows.rescale(rescale);
+        rows.accumulate(task, place, mine);
+    }
+    state.sum = warp_sum(state.sum);
+    return state;
+}
+
+}  // namespace quire

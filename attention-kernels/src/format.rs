@@ -1,0 +1,166 @@
+//! How numbers are stored: element types, layouts of a cache, scales. Plain values; no memory is touched here.
+
+use std::fmt;
+
+use crate::args::KvShape;
+
+/// Type of queries, outputs and new keys and values.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Dtype {
+    /// IEEE 754 single.
+    #[default]
+    F32,
+    /// IEEE 754 half.
+    F16,
+    /// The upper half of a single.
+    Bf16,
+}
+
+impl Dtype {
+    /// All of them.
+    pub const ALL: [Dtype; 3] = [Dtype::F32, Dtype::F16, Dtype::Bf16];
+
+    /// As in names of kernels: `f32`, `f16`, `bf16`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Dtype::F32 => "f32",
+            Dtype::F16 => "f16",
+            Dtype::Bf16 => "bf16",
+        }
+    }
+
+    /// Bytes of an element.
+    pub fn bytes(self) -> usize {
+        match self {
+            Dtype::F32 => 4,
+            Dtype::F16 | Dtype::Bf16 => 2,
+        }
+    }
+}
+
+impl fmt::Display for Dtype {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Type of the elements of a cache. One of 8 bits stands for itself times a scale; it is stored as value / scale, clamped
+/// to the greatest finite number, rounded to nearest, ties to even.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum KvDtype {
+    /// That of the query.
+    #[default]
+    Same,
+    /// 8 bits, 4 of exponent, 3 of mantissa, no infinities ("FP8 Formats for Deep Learning", Micikevicius et al., 2022).
+    Fp8E4m3,
+    /// 8 bits, 5 of exponent, 2 of mantissa (the same paper).
+    Fp8E5m2,
+    /// Signed 8-bit integers, −127..=127.
+    Int8,
+}
+
+impl KvDtype {
+    /// All of them.
+    pub const ALL: [KvDtype; 4] = [KvDtype::Same, KvDtype::Fp8E4m3, KvDtype::Fp8E5m2, KvDtype::Int8];
+
+    /// As in the registry's table.
+    pub fn name(self) -> &'static str {
+        match self {
+            KvDtype::Same => "same",
+            KvDtype::Fp8E4m3 => "fp8_e4m3",
+            KvDtype::Fp8E5m2 => "fp8_e5m2",
+            KvDtype::Int8 => "int8",
+        }
+    }
+
+    /// Whether an element has 8 bits and a scale.
+    pub fn is_8_bit(self) -> bool {
+        self != KvDtype::Same
+    }
+}
+
+impl fmt::Display for KvDtype {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Order of the dimensions of a cache.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Layout {
+    /// `[num_blocks, num_kv_heads, block_size, head_dim]`: what the tree uses.
+    #[default]
+    Hnd,
+    /// `[num_blocks, block_size, num_kv_heads, head_dim]`: a token's heads side by side.
+    Nhd,
+}
+
+/// Elements from one block, head and token of a cache to the next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Strides {
+    /// From block to block.
+    pub block: usize,
+    /// From head to head.
+    pub head: usize,
+    /// From token to token.
+    pub token: usize,
+}
+
+impl Layout {
+    /// All of them, in the order in which a set of kernels prefers them.
+    pub const ALL: [Layout; 2] = [Layout::Hnd, Layout::Nhd];
+
+    /// As in the registry's table.
+    pub fn name(self) -> &'static str {
+        match self {
+            Layout::Hnd => "HND",
+            Layout::Nhd => "NHD",
+        }
+    }
+
+    /// Where things lie in a dense cache of that shape.
+    ///
+    /// ```
+    /// use attention_kernels::{KvShape, Layout};
+    /// let shape = KvShape { num_blocks: 9, num_kv_heads: 2, block_size: 16, head_dim: 64 };
+    /// assert_eq!(Layout::Hnd.strides(&shape).token, 64);
+    /// assert_eq!(Layout::Nhd.strides(&shape).token, 128);
+    /// ```
+    pub fn strides(self, shape: &KvShape) -> Strides {
+        let (block, dim) = (shape.block_elements(), shape.head_dim);
+        match self {
+            Layout::Hnd => Strides { block, head: shape.block_size * dim, token: dim },
+            Layout::Nhd => Strides { block, head: dim, token: shape.num_kv_heads * dim },
+        }
+    }
+}
+
+impl fmt::Display for Layout {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// What readers and writers of a cache must agree on. The default is what every CPU variant works on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct CacheFormat {
+    /// Type of queries and outputs.
+    pub dtype: Dtype,
+    /// Type of the cache.
+    pub kv_dtype: KvDtype,
+    /// Order of its dimensions.
+    pub layout: Layout,
+}
+
+impl CacheFormat {
+    /// Bytes of an element of the cache.
+    pub fn element_bytes(&self) -> usize {
+        if self.kv_dtype.is_8_bit() { 1 } else { self.dtype.bytes() }
+    }
+}
+
+impl fmt::Display for CacheFormat {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}, cache {}, {}", self.dtype, self.kv_dtype, self.layout)
+    }
+}

@@ -1,0 +1,145 @@
+//! What a model asks of its kernels, and why a variant can not give it.
+
+use device::Device;
+
+use crate::format::{CacheFormat, Dtype, KvDtype, Layout};
+use crate::registry::{Kernel, Operation, Variant};
+
+/// What a model, and the user's settings, ask of every kernel of a set.
+///
+/// ```
+/// use attention_kernels::{KvDtype, Needs};
+/// let needs = Needs { head_dim: 128, kv_dtype: KvDtype::Fp8E4m3, ..Needs::default() };
+/// assert_eq!((needs.device.as_str(), needs.block_size), ("cpu", 16));
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Needs {
+    /// Backend.
+    pub device: String,
+    /// Of the GPU; `None`: there is none to compare with (`cpu`, `cuda-sim`).
+    pub compute_capability: Option<(u32, u32)>,
+    /// Type of queries and outputs.
+    pub dtype: Dtype,
+    /// Type of the cache.
+    pub kv_dtype: KvDtype,
+    /// Elements per head.
+    pub head_dim: usize,
+    /// Tokens per block.
+    pub block_size: usize,
+    /// Greatest number of query rows of a sequence that the decode kernel gets.
+    pub decode_query_len: usize,
+    /// Some layer has a sliding window.
+    pub window: bool,
+    /// Some layer caps its scores.
+    pub soft_cap: bool,
+    /// The model has ALiBi slopes.
+    pub alibi: bool,
+    /// The log of the sum of exp(score) is asked for.
+    pub lse: bool,
+    /// A row's bits depend on nothing but the row, decode and prefill included.
+    pub row_invariant: bool,
+}
+
+impl Default for Needs {
+    /// A float32 model with heads of 64 on a CPU.
+    fn default() -> Needs {
+        Needs {
+            device: "cpu".to_string(),
+            compute_capability: None,
+            dtype: Dtype::F32,
+            kv_dtype: KvDtype::Same,
+            head_dim: 64,
+            block_size: 16,
+            decode_query_len: 1,
+            window: false,
+            soft_cap: false,
+            alibi: false,
+            lse: false,
+            row_invariant: false,
+        }
+    }
+}
+
+impl Needs {
+    /// The default on that device.
+    pub fn on(device: &dyn Device) -> Needs {
+        let (name, compute_capability) = (device.name().to_string(), device.compute_capability());
+        Needs { device: name, compute_capability, ..Needs::default() }
+    }
+
+    /// The cache in that layout.
+    pub(crate) fn format(&self, layout: Layout) -> CacheFormat {
+        CacheFormat { dtype: self.dtype, kv_dtype: self.kv_dtype, layout }
+    }
+
+    /// Why a variant can not serve, if it can not.
+    pub(crate) fn unmet(&self, variant: &Variant) -> Option<String> {
+        let can = &variant.capabilities;
+        self.misfit(variant)
+            .or_else(|| match variant.operation {
+                Operation::Linear => None,
+                _ => self.unmet_by_cache(variant),
+            })
+            .or_else(|| {
+                if !variant.operation.is_attention() {
+                    return None;
+                }
+                let length = if variant.operation == Operation::Decode { self.decode_query_len } else { usize::MAX };
+                if length > can.max_query_len {
+                    return Some(format!("it takes at most {} query rows of a sequence", can.max_query_len));
+                }
+                let extras = [
+                    (self.window && !can.window, "the model has sliding windows"),
+                    (self.soft_cap && !can.soft_cap, "the model caps its scores"),
+                    (self.alibi && !can.alibi, "the model has ALiBi slopes"),
+                    (self.lse && !can.lse, "it has no lse output"),
+                    (self.row_invariant && can.row_invariant.is_none(), "it is not row-invariant"),
+                ];
+                extras.into_iter().find(|extra| extra.0).map(|extra| extra.1.to_string())
+            })
+    }
+
+    /// The wrong function, device or type.
+    fn misfit(&self, variant: &Variant) -> Option<String> {
+        let can = &variant.capabilities;
+        let fits = match variant.kernel {
+            Kernel::Attention(_) => variant.operation.is_attention(),
+            Kernel::CacheWrite(_) => variant.operation == Operation::CacheWrite,
+            Kernel::BlockCopy(_) => variant.operation == Operation::BlockCopy,
+            Kernel::Linear(_) => variant.operation == Operation::Linear,
+        };
+        if !fits {
+            Some(format!("its function is not one for {}", variant.operation))
+        } else if !can.devices.contains(&self.device.as_str()) {
+            Some(format!("it runs on {}, the device is {}", can.devices.join(" and "), self.device))
+        } else if !can.isa.is_available() {
+            Some(format!("this CPU has no {}", can.isa))
+        } else if let Some(found) = self.compute_capability.filter(|found| *found < can.compute_capability) {
+            let ((a, b), (c, d)) = (can.compute_capability, found);
+            Some(format!("it needs compute capability {a}.{b}, this GPU has {c}.{d}"))
+        } else if !can.dtypes.contains(&self.dtype) {
+            Some(format!("it computes in {}, the model in {}", list(can.dtypes), self.dtype))
+        } else {
+            None
+        }
+    }
+
+    fn unmet_by_cache(&self, variant: &Variant) -> Option<String> {
+        let can = &variant.capabilities;
+        if !can.kv_dtypes.contains(&self.kv_dtype) {
+            Some(format!("its cache holds {}, not {}", list(can.kv_dtypes), self.kv_dtype))
+        } else if !can.head_sizes.contain(self.head_dim) {
+            Some(format!("its head sizes are {}, the model's is {}", can.head_sizes, self.head_dim))
+        } else if !can.block_sizes.contain(self.block_size) {
+            Some(format!("its block sizes are {}, --block-size is {}", can.block_sizes, self.block_size))
+        } else {
+            None
+        }
+    }
+}
+
+/// Values side by side, as tables and messages have them.
+pub(crate) fn list<T: ToString>(values: &[T]) -> String {
+    let values: Vec<String> = values.iter().map(ToString::to_string).collect();
+    if values.is_empty() { "nothing".to_string() } else { values.join(",") }
+}

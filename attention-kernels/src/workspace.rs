@@ -1,0 +1,263 @@
+//! What CUDA kernels need on the device beside caches and queries: the arrays of a step, and room for partial results.
+//!
+//! Made once for the greatest step and loaded once a step, however many layers there are; neither a load nor a launch
+//! allocates device memory. What is loaded is checked here, so that the kernels, which check nothing, stay inside of the
+//! cache: lengths, block ids, slots. A launch then compares its arguments with what was loaded.
+
+use std::collections::HashSet;
+
+use device::{Buffer, Device, DeviceError};
+
+use crate::args::{AttentionBatch, KernelError, PARTITION, at_least, check_copies, check_slots};
+
+/// The greatest step that a [`Workspace`] serves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WorkspaceLimits {
+    /// Sequences.
+    pub max_seqs: usize,
+    /// Query rows of all sequences.
+    pub max_rows: usize,
+    /// Blocks in a sequence's table.
+    pub max_blocks: usize,
+    /// Blocks in the pool.
+    pub num_blocks: usize,
+    /// Tokens per block.
+    pub block_size: usize,
+    /// Query heads.
+    pub num_heads: usize,
+    /// Elements per head.
+    pub head_dim: usize,
+    /// Query rows whose context may be split over thread blocks; each costs
+    /// `num_heads * (head_dim + 2) * 4` bytes per partition of [`PARTITION`] tokens. 0: contexts are never split.
+    pub split_rows: usize,
+    /// Block copies of a step.
+    pub max_copies: usize,
+}
+
+impl WorkspaceLimits {
+    /// Partitions of the longest context.
+    pub fn max_partitions(&self) -> usize {
+        (self.max_blocks * self.block_size).div_ceil(PARTITION)
+    }
+
+    /// Device memory that a workspace takes, in bytes.
+    pub fn bytes(&self) -> usize {
+        self.sizes().into_iter().sum::<usize>() + self.num_heads * size_of::<f32>()
+    }
+
+    /// Bytes of each buffer, in the order of the fields of [`Workspace`].
+    fn sizes(&self) -> [usize; 7] {
+        let partials = self.split_rows * self.num_heads * self.max_partitions();
+        [
+            self.max_seqs * self.max_blocks * size_of::<i32>(),
+            self.max_seqs * size_of::<u32>(),
+            (self.max_seqs + 1) * size_of::<u32>(),
+            self.max_rows * size_of::<i64>(),
+            self.max_copies * 2 * size_of::<u32>(),
+            partials * self.head_dim * size_of::<f32>(),
+            partials * 2 * size_of::<f32>(),
+        ]
+    }
+}
+
+/// See the module.
+pub struct Workspace {
+    limits: WorkspaceLimits,
+    /// `[num_seqs, max_blocks]` i32.
+    pub(crate) block_tables: Buffer,
+    /// `[num_seqs]` u32.
+    pub(crate) context_lens: Buffer,
+    /// `[num_seqs + 1]` u32.
+    pub(crate) query_starts: Buffer,
+    /// `[rows]` i64.
+    pub(crate) slot_mapping: Buffer,
+    /// `[copies, 2]` u32.
+    pub(crate) pairs: Buffer,
+    /// `[split_rows, num_heads, max_partitions, head_dim]` f32.
+    pub(crate) partial_sums: Buffer,
+    /// `[split_rows, num_heads, max_partitions, 2]` f32.
+    pub(crate) partial_states: Buffer,
+    /// `[num_heads]` f32.
+    pub(crate) alibi_slopes: Buffer,
+    /// What the buffers hold.
+    loaded: Loaded,
+    /// Bytes on their way to the device.
+    staging: Vec<u8>,
+}
+
+#[derive(Default)]
+struct Loaded {
+    context_lens: Vec<u32>,
+    query_starts: Vec<u32>,
+    max_blocks: usize,
+    window: Option<usize>,
+    slot_mapping: Vec<i64>,
+    copies: Vec<(u32, u32)>,
+    /// Lengths of the runs of copies that may run at once.
+    runs: Vec<usize>,
+    alibi_slopes: Vec<f32>,
+}
+
+impl Workspace {
+    /// Takes the memory.
+    ///
+    /// # Errors
+    /// The device has not enough of it.
+    pub fn new(device: &dyn Device, limits: WorkspaceLimits) -> Result<Workspace, DeviceError> {
+        let [tables, lens, starts, slots, pairs, sums, states] = limits.sizes();
+        Ok(Workspace {
+            limits,
+            block_tables: device.alloc(tables)?,
+            context_lens: device.alloc(lens)?,
+            query_starts: device.alloc(starts)?,
+            slot_mapping: device.alloc(slots)?,
+            pairs: device.alloc(pairs)?,
+            partial_sums: device.alloc(sums)?,
+            partial_states: device.alloc(states)?,
+            alibi_slopes: device.alloc(limits.num_heads * size_of::<f32>())?,
+            loaded: Loaded::default(),
+            staging: Vec::new(),
+        })
+    }
+
+    /// What it was made for.
+    pub fn limits(&self) -> &WorkspaceLimits {
+        &self.limits
+    }
+
+    /// Loads a step. `slot_mapping` has one slot per row, or is empty where nothing is written. `window` is the widest of
+    /// the layers that read these tables, `None` if one of them reads all: entries before it may be holes.
+    ///
+    /// # Errors
+    /// Sizes over the limits, lengths that do not fit each other, and block ids or slots outside of the pool.
+    pub fn load(
+        &mut self,
+        device: &dyn Device,
+        batch: &AttentionBatch,
+        slot_mapping: &[i64],
+        window: Option<usize>,
+    ) -> Result<(), KernelError> {
+        let limits = self.limits;
+        batch.check_sizes()?;
+        at_least("sequences that the workspace holds", limits.max_seqs, batch.num_seqs())?;
+        at_least("rows that the workspace holds", limits.max_rows, batch.num_rows().max(slot_mapping.len()))?;
+        at_least("width of block tables that the workspace holds", limits.max_blocks, batch.max_blocks)?;
+        batch.check_seqs(0..batch.num_seqs(), (limits.num_blocks, limits.block_size), window)?;
+        check_slots(slot_mapping, limits.num_blocks * limits.block_size)?;
+        // Until all is there, nothing is.
+        self.loaded.context_lens.clear();
+        self.loaded.query_starts.clear();
+        self.loaded.slot_mapping.clear();
+        let staging = &mut self.staging;
+        put(device, staging, &mut self.block_tables, batch.block_tables.iter().map(|x| x.to_ne_bytes()))?;
+        put(device, staging, &mut self.context_lens, batch.context_lens.iter().map(|x| x.to_ne_bytes()))?;
+        put(device, staging, &mut self.query_starts, batch.query_starts.iter().map(|x| x.to_ne_bytes()))?;
+        put(device, staging, &mut self.slot_mapping, slot_mapping.iter().map(|x| x.to_ne_bytes()))?;
+        self.loaded.context_lens.extend_from_slice(&batch.context_lens);
+        self.loaded.query_starts.extend_from_slice(&batch.query_starts);
+        self.loaded.slot_mapping.extend_from_slice(slot_mapping);
+        self.loaded.max_blocks = batch.max_blocks;
+        self.loaded.window = window;
+        Ok(())
+    }
+
+    /// Loads the block copies of a step, to be made in that order.
+    ///
+    /// # Errors
+    /// More than the limit, or a block outside of the pool.
+    pub fn load_copies(&mut self, device: &dyn Device, copies: &[(u32, u32)]) -> Result<(), KernelError> {
+        at_least("copies that the workspace holds", self.limits.max_copies, copies.len())?;
+        check_copies(copies, self.limits.num_blocks)?;
+        self.loaded.copies.clear();
+        let words = copies.iter().flat_map(|&(from, to)| [from.to_ne_bytes(), to.to_ne_bytes()]);
+        put(device, &mut self.staging, &mut self.pairs, words)?;
+        self.loaded.copies.extend_from_slice(copies);
+        self.loaded.runs = runs(copies);
+        Ok(())
+    }
+
+    /// Loads the ALiBi slopes of the model, one per query head.
+    ///
+    /// # Errors
+    /// Another number of them.
+    pub fn load_alibi_slopes(&mut self, device: &dyn Device, slopes: &[f32]) -> Result<(), KernelError> {
+        crate::args::expect("alibi slopes", slopes.len(), self.limits.num_heads)?;
+        put(device, &mut self.staging, &mut self.alibi_slopes, slopes.iter().map(|x| x.to_ne_bytes()))?;
+        self.loaded.alibi_slopes = slopes.to_vec();
+        Ok(())
+    }
+
+    /// Whether this batch was loaded, for a kernel with that window. Block ids are not compared.
+    pub(crate) fn has_batch(&self, batch: &AttentionBatch, window: Option<usize>) -> bool {
+        let loaded = &self.loaded;
+        let sees = loaded.window.is_none_or(|widest| window.is_some_and(|window| window <= widest));
+        sees && loaded.max_blocks == batch.max_blocks
+            && loaded.context_lens == batch.context_lens
+            && loaded.query_starts == batch.query_starts
+    }
+
+    /// Whether these slots were loaded.
+    pub(crate) fn has_slots(&self, slot_mapping: &[i64]) -> bool {
+        self.loaded.slot_mapping == slot_mapping
+    }
+
+    /// Whether these slopes were loaded.
+    pub(crate) fn has_slopes(&self, slopes: &[f32]) -> bool {
+        self.loaded.alibi_slopes == slopes
+    }
+
+    /// The lengths of the runs of these copies, if they were loaded.
+    pub(crate) fn runs_of(&self, copies: &[(u32, u32)]) -> Option<&[usize]> {
+        (self.loaded.copies == copies).then_some(self.loaded.runs.as_slice())
+    }
+
+    /// Whether the contexts of so many rows may be split into so many partitions.
+    pub(crate) fn has_room(&self, rows: usize, num_heads: usize, partitions: usize, head_dim: usize) -> bool {
+        let states = rows * num_heads * partitions;
+        states * 2 * size_of::<f32>() <= self.partial_states.len_bytes()
+            && states * head_dim * size_of::<f32>() <= self.partial_sums.len_bytes()
+    }
+}
+
+/// Cuts copies where the block that one writes is named by another before it: those of a run go in any order.
+fn runs(copies: &[(u32, u32)]) -> Vec<usize> {
+    let (mut runs, mut named, mut written) = (Vec::new(), HashSet::new(), HashSet::new());
+    for &(from, to) in copies {
+        if runs.is_empty() || named.contains(&to) || written.contains(&from) || from == to {
+            runs.push(0);
+            named.clear();
+            written.clear();
+        }
+        named.extend([from, to]);
+        written.insert(to);
+        if let Some(run) = runs.last_mut() {
+            *run += 1;
+        }
+    }
+    runs
+}
+
+fn put<const N: usize>(
+    device: &dyn Device,
+    staging: &mut Vec<u8>,
+    to: &mut Buffer,
+    words: impl Iterator<Item = [u8; N]>,
+) -> Result<(), DeviceError> {
+    staging.clear();
+    words.for_each(|word| staging.extend_from_slice(&word));
+    device.upload(to, 0, staging)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn copies_that_depend_on_each_other_fall_into_different_runs() {
+        assert_eq!(runs(&[]), Vec::<usize>::new());
+        assert_eq!(runs(&[(0, 3), (0, 4), (1, 2)]), [3]);
+        assert_eq!(runs(&[(0, 3), (3, 1), (5, 6)]), [1, 2], "a source that was written");
+        assert_eq!(runs(&[(0, 3), (4, 0)]), [1, 1], "a target that was read");
+        assert_eq!(runs(&[(0, 3), (4, 3)]), [1, 1], "a target that was written");
+    }
+}

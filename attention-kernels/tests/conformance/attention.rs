@@ -1,0 +1,223 @@
+//! Every attention variant, on every device, with everything that it claims, against float64.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use attention_kernels::{CacheFormat, Dtype, KvDtype, Layout, Operation, PARTITION, Variant, variants};
+use device::Device;
+
+use crate::devices::{self, variants_on};
+use crate::looks;
+use crate::numbers::Random;
+use crate::problem::{Look, OnDevice, Problem, UNTOUCHED};
+
+const ATTENTION: [Operation; 2] = [Operation::Decode, Operation::Prefill];
+
+/// One variant on one device through all of its looks. Gives the greatest error in ulps for each type, and the number of
+/// problems.
+fn conforms(device: &Arc<dyn Device>, other_order: Option<&Arc<dyn Device>>, variant: &Variant) -> String {
+    let (mut greatest, begin) = ([0.0f64; 3], Instant::now());
+    let looks = looks::of(variant, if devices::everything() { 3 } else { 2 });
+    let mut slowest = (Duration::ZERO, None);
+    for (i, look) in looks.iter().enumerate() {
+        let start = Instant::now();
+        let problem = Problem::new(i as u64, look);
+        let what = format!("{} {} on {}, {look:?}", variant.name, variant.operation, device.name());
+        let on_device = problem.on(device);
+        let lse = variant.capabilities.lse;
+        let all = 0..problem.batch.num_seqs();
+        let got = on_device.run(variant, all.clone(), lse);
+        let ulps = got.check(&what, variant, &problem, &problem.truth());
+        let error = &mut greatest[look.format.dtype as usize];
+        *error = error.max(ulps);
+        if variant.capabilities.row_invariant.is_some() {
+            let one = Random::new(i as u64).below(all.end);
+            let elsewhere = other_order.map(|device| problem.on(device));
+            let alone = elsewhere.as_ref().unwrap_or(&on_device);
+            is_the_same_alone(&what, variant, &problem, alone, one..one + 1, &got, lse);
+        }
+        slowest = slowest.max((start.elapsed(), Some(i)));
+    }
+    let errors: Vec<String> =
+        Dtype::ALL.iter().zip(greatest).filter(|e| e.1 > 0.0).map(|(t, e)| format!("{t} {e:.2}")).collect();
+    format!(
+        "{:<8} {:<8} {:<20} {:>5} problems  {:>6.1} s  ulps at most: {}",
+        device.name(),
+        variant.operation.key(),
+        variant.name,
+        looks.len(),
+        begin.elapsed().as_secs_f32(),
+        errors.join(", ")
+    )
+}
+
+/// A part of a batch, run alone, has the same bits, and the other rows are not touched.
+fn is_the_same_alone(
+    what: &str,
+    variant: &Variant,
+    problem: &Problem,
+    on_device: &OnDevice<'_>,
+    seqs: Range<usize>,
+    whole: &crate::problem::Results,
+    lse: bool,
+) {
+    let alone = on_device.run(variant, seqs.clone(), lse);
+    let rows = problem.rows_of(seqs.start).start..problem.rows_of(seqs.end - 1).end;
+    assert_eq!(
+        alone.rows(problem, rows.clone()),
+        whole.rows(problem, rows.clone()),
+        "{what}: sequences {seqs:?} alone differ from the same in the batch"
+    );
+    for others in [0..rows.start, rows.end..problem.batch.num_rows()] {
+        let (output, lse) = alone.rows(problem, others);
+        assert!(output.iter().chain(lse).all(|byte| *byte == UNTOUCHED), "{what}: wrote rows of other sequences");
+    }
+}
+
+fn every_claim_holds(pick: impl Fn(&Variant) -> bool) {
+    for device in devices::all() {
+        let other_order = if device.name() == "cuda-sim" { devices::sim(77) } else { None };
+        for variant in variants_on(&*device, &ATTENTION).into_iter().filter(|variant| pick(variant)) {
+            println!("{}", conforms(&device, other_order.as_ref(), variant));
+        }
+    }
+}
+
+#[test]
+fn every_claim_of_the_cpu_variants_and_of_the_f32_kernel_holds() {
+    every_claim_holds(|variant| !variant.capabilities.dtypes.contains(&Dtype::F16));
+}
+
+#[test]
+fn every_claim_of_the_decode_kernels_holds() {
+    every_claim_holds(|variant| {
+        variant.capabilities.dtypes.contains(&Dtype::F16) && variant.capabilities.row_invariant != Some("cuda.tiles")
+    });
+}
+
+#[test]
+fn every_claim_of_the_tensor_core_kernels_holds() {
+    every_claim_holds(|variant| variant.capabilities.row_invariant == Some("cuda.tiles"));
+}
+
+fn variant(operation: Operation, name: &str) -> &'static Variant {
+    variants(operation).into_iter().find(|variant| variant.name == name).unwrap()
+}
+
+const BORDERS: [usize; 6] =
+    [PARTITION - 1, PARTITION, PARTITION + 1, 2 * PARTITION - 1, 2 * PARTITION, 2 * PARTITION + 1];
+
+fn at_the_borders(dtype: Dtype, kv_dtype: KvDtype, window: Option<usize>, rows: usize) -> Look {
+    Look {
+        format: CacheFormat { dtype, kv_dtype, layout: Layout::Hnd },
+        heads: (4, 2),
+        dim: 64,
+        block_size: 16,
+        scales: None,
+        window,
+        soft_cap: false,
+        alibi: false,
+        lens: BORDERS.iter().map(|&context| (rows, context)).collect(),
+    }
+}
+
+#[test]
+fn v1_v2_and_their_rule_agree_in_every_bit_at_partition_borders() {
+    let Some(device) = devices::sim(3) else { return };
+    for (dtype, kv_dtype, window) in [
+        (Dtype::F16, KvDtype::Same, None),
+        (Dtype::Bf16, KvDtype::Fp8E4m3, None),
+        (Dtype::F16, KvDtype::Int8, Some(600)),
+    ] {
+        let problem = Problem::new(8, &at_the_borders(dtype, kv_dtype, window, 1));
+        let (on_device, truth, all) = (problem.on(&device), problem.truth(), 0..BORDERS.len());
+        let v1 = variant(Operation::Decode, "cuda.paged_v1");
+        let want = on_device.run(v1, all.clone(), true);
+        want.check("v1 at borders", v1, &problem, &truth);
+        for name in ["cuda.paged_v2", "cuda.paged"] {
+            let got = on_device.run(variant(Operation::Decode, name), all.clone(), true);
+            assert_eq!(got, want, "{name}, {dtype}, cache {kv_dtype}, window {window:?}");
+        }
+    }
+}
+
+#[test]
+fn variants_of_one_family_agree_in_every_bit_however_rows_are_cut_into_chunks() {
+    for device in devices::all() {
+        for prefill in variants_on(&*device, &[Operation::Prefill]) {
+            let can = &prefill.capabilities;
+            let look = at_the_borders(can.dtypes[0], KvDtype::Same, None, 5);
+            let whole = Problem::new(4, &look);
+            let want = whole.on(&device).run(prefill, 0..BORDERS.len(), can.lse);
+            want.check(prefill.name, prefill, &whole, &whole.truth());
+            let family = variants_on(&*device, &ATTENTION);
+            let family = family.into_iter().filter(|v| v.capabilities.row_invariant == can.row_invariant);
+            for variant in family {
+                for chunk in if variant.operation == Operation::Decode { &[1][..] } else { &[1, 2] } {
+                    chunks_agree(&device, variant, &whole, *chunk, &want, can.lse);
+                }
+            }
+        }
+    }
+}
+
+/// The rows of each sequence, some at a time, over the same cache.
+fn chunks_agree(
+    device: &Arc<dyn Device>,
+    variant: &Variant,
+    whole: &Problem,
+    chunk: usize,
+    want: &crate::problem::Results,
+    lse: bool,
+) {
+    let rows = whole.rows_of(0).len();
+    for first in (0..rows).step_by(chunk) {
+        let taken = chunk.min(rows - first);
+        let seqs = whole.batch.num_seqs();
+        let mut part = Problem { query: Vec::new(), ..whole.clone() };
+        part.batch.query_starts = (0..=seqs).map(|seq| (seq * taken) as u32).collect();
+        for seq in 0..seqs {
+            part.batch.context_lens[seq] = whole.batch.context_lens[seq] - (rows - first - taken) as u32;
+            let from = (whole.rows_of(seq).start + first) * whole.width();
+            part.query.extend_from_slice(&whole.query[from..from + taken * whole.width()]);
+        }
+        let got = part.on(device).run(variant, 0..seqs, lse);
+        for seq in 0..seqs {
+            let from = whole.rows_of(seq).start + first;
+            assert_eq!(
+                got.rows(&part, part.rows_of(seq)),
+                want.rows(whole, from..from + taken),
+                "{} {} on {}: rows {first}..{} of context {}",
+                variant.name,
+                variant.operation,
+                device.name(),
+                first + taken,
+                whole.batch.context_lens[seq]
+            );
+        }
+    }
+}
+
+#[test]
+fn a_mixed_batch_goes_to_two_kernels_and_each_keeps_to_its_rows() {
+    let Some(device) = devices::sim(0) else { return };
+    let look = Look {
+        lens: vec![(1, 70), (1, 0), (1, 5), (40, 60), (9, 9)],
+        ..at_the_borders(Dtype::F16, KvDtype::Same, None, 1)
+    };
+    let problem = Problem::new(6, &look);
+    let (on_device, truth) = (problem.on(&device), problem.truth());
+    let [decode, prefill] =
+        [variant(Operation::Decode, "cuda.paged_gqa"), variant(Operation::Prefill, "cuda.paged_prefill")];
+    let mut first = on_device.run(decode, 0..3, true);
+    let second = on_device.run(prefill, 3..5, true);
+    let (untouched, _) = second.rows(&problem, 0..3);
+    assert!(untouched.iter().all(|byte| *byte == UNTOUCHED));
+    let (decoded, heads) = (3 * problem.width() * 2, 3 * problem.num_heads * 4);
+    first.output[decoded..].copy_from_slice(&second.output[decoded..]);
+    if let (Some(to), Some(from)) = (&mut first.lse, &second.lse) {
+        to[heads..].copy_from_slice(&from[heads..]);
+    }
+    first.check("a mixed batch", prefill, &problem, &truth);
+}

@@ -1,0 +1,227 @@
+//! Cache writes and block copies: what they write is exact, and everything else stays as it was, bit for bit.
+
+use attention_kernels::{
+    AttentionBatch, BlockCopyArgs, CacheFormat, CacheWriteArgs, Dtype, Kernel, KvCache, KvDtype, KvScales, KvShape,
+    Layout, Operation, Variant, Workspace, WorkspaceLimits,
+};
+use device::Device;
+
+use crate::covering;
+use crate::devices::{self, variants_on};
+use crate::numbers::{Random, round, to_byte, to_bytes};
+use crate::problem::{buffer, bytes, floats};
+
+/// For writes of up to so many rows.
+pub fn write_workspace(device: &dyn Device, shape: &KvShape, rows: usize) -> Workspace {
+    let limits = WorkspaceLimits {
+        max_seqs: 1,
+        max_rows: rows,
+        max_blocks: 1,
+        num_blocks: shape.num_blocks,
+        block_size: shape.block_size,
+        num_heads: shape.num_kv_heads,
+        head_dim: shape.head_dim,
+        split_rows: 0,
+        max_copies: 64,
+    };
+    Workspace::new(device, limits).unwrap()
+}
+
+/// With these slots in it.
+pub fn loaded(mut workspace: Workspace, device: &dyn Device, slots: &[i64]) -> Workspace {
+    let batch = AttentionBatch { query_starts: vec![0], ..AttentionBatch::default() };
+    workspace.load(device, &batch, slots, None).unwrap();
+    workspace
+}
+
+/// The settings of all writes or copies of a variant: format, head size, block size, KV heads, scales.
+fn settings(variant: &Variant) -> Vec<(CacheFormat, KvShape, Option<bool>)> {
+    let can = &variant.capabilities;
+    let pick = |sizes: attention_kernels::Sizes, of: &[usize]| -> Vec<usize> {
+        of.iter().copied().filter(|&size| sizes.contain(size)).collect()
+    };
+    let dims = pick(can.head_sizes, &[8, 20, 64, 80, 256]);
+    let block_sizes = pick(can.block_sizes, &[8, 16, 5, 128]);
+    let heads = [1, 2, 8];
+    let sizes =
+        [can.dtypes.len(), can.kv_dtypes.len(), can.layouts.len(), dims.len(), block_sizes.len(), heads.len(), 3];
+    let strength = if devices::everything() { 3 } else { 2 };
+    let rows = covering::rows(&sizes, strength, 11).into_iter();
+    let setting = rows.map(|row| {
+        let format =
+            CacheFormat { dtype: can.dtypes[row[0]], kv_dtype: can.kv_dtypes[row[1]], layout: can.layouts[row[2]] };
+        let shape = KvShape {
+            num_blocks: 7,
+            num_kv_heads: heads[row[5]],
+            block_size: block_sizes[row[4]],
+            head_dim: dims[row[3]],
+        };
+        (format, shape, [None, Some(false), Some(true)][row[6]].filter(|_| format.kv_dtype.is_8_bit()))
+    });
+    setting.collect()
+}
+
+/// A cache that holds random bytes, and these bytes.
+fn random_cache(
+    device: &dyn Device,
+    shape: KvShape,
+    format: CacheFormat,
+    random: &mut Random,
+) -> (KvCache, [Vec<u8>; 2]) {
+    let len = shape.num_blocks * shape.block_elements() * format.element_bytes();
+    let contents: [Vec<u8>; 2] = std::array::from_fn(|_| (0..len).map(|_| random.next() as u8).collect());
+    let [keys, values] = contents.each_ref().map(|contents| buffer(device, contents));
+    (KvCache { shape, format, keys, values, scales: None }, contents)
+}
+
+#[test]
+fn cache_writes_touch_their_slots_alone_and_skip_minus_one() {
+    for device in devices::all() {
+        for variant in variants_on(&*device, &[Operation::CacheWrite]) {
+            for (i, (format, shape, scales)) in settings(variant).into_iter().enumerate() {
+                writes(&*device, variant, format, shape, scales, i as u64);
+            }
+        }
+    }
+}
+
+fn writes(
+    device: &dyn Device,
+    variant: &Variant,
+    format: CacheFormat,
+    shape: KvShape,
+    scales: Option<bool>,
+    seed: u64,
+) {
+    let what = format!("{} on {}: {format}, {shape:?}, scales per head {scales:?}", variant.name, device.name());
+    let Kernel::CacheWrite(kernel) = variant.kernel else { panic!("{what}") };
+    let mut random = Random::new(seed);
+    let (dim, width) = (shape.head_dim, shape.num_kv_heads * shape.head_dim);
+    // One fused buffer with something before, between and behind.
+    let (key_offset, value_offset, stride, rows) = (16, 16 + width + 8, 2 * width + 40, 9);
+    let mut source: Vec<f32> = (0..rows * stride).map(|_| round(format.dtype, 6.0 * random.unit())).collect();
+    source[key_offset] = 1e9; // clamped, or infinite in f16
+    source[value_offset + stride] = if format.kv_dtype == KvDtype::Fp8E4m3 { f32::NAN } else { -0.0 };
+    let mut slots: Vec<i64> = (0..(shape.num_blocks * shape.block_size) as i64).collect();
+    random.shuffle(&mut slots);
+    slots.truncate(rows);
+    slots[3] = -1;
+    let (mut cache, mut want) = random_cache(device, shape, format, &mut random);
+    let count = if scales == Some(true) { shape.num_kv_heads } else { 1 };
+    let scale: [Vec<f32>; 2] = std::array::from_fn(|_| (0..count).map(|_| 0.03 * (1.5 + random.unit())).collect());
+    cache.scales = scales.map(|per_head| KvScales {
+        keys: floats(device, &scale[0]),
+        values: floats(device, &scale[1]),
+        per_head,
+    });
+    let strides = format.layout.strides(&shape);
+    for (row, &slot) in slots.iter().enumerate().filter(|(_, slot)| **slot >= 0) {
+        let (block, token) = (slot as usize / shape.block_size, slot as usize % shape.block_size);
+        for head in 0..shape.num_kv_heads {
+            for (which, offset) in [key_offset, value_offset].into_iter().enumerate() {
+                let from = offset + row * stride + head * dim;
+                let stored = match format.kv_dtype {
+                    KvDtype::Same => to_bytes(format.dtype, &source[from..from + dim]),
+                    other => {
+                        let scale = if scales.is_some() { scale[which][head.min(count - 1)] } else { 1.0 };
+                        let rounded = to_bytes(format.dtype, &source[from..from + dim]);
+                        let values = crate::numbers::from_bytes(format.dtype, &rounded);
+                        values.iter().map(|value| to_byte(other, value / scale)).collect()
+                    }
+                };
+                let at = (block * strides.block + head * strides.head + token * strides.token) * format.element_bytes();
+                want[which][at..at + stored.len()].copy_from_slice(&stored);
+            }
+        }
+    }
+    let workspace = loaded(write_workspace(device, &shape, rows), device, &slots);
+    let args = CacheWriteArgs {
+        source: &buffer(device, &to_bytes(format.dtype, &source)),
+        key_offset,
+        value_offset,
+        stride,
+        slot_mapping: &slots,
+        cache: &mut cache,
+        workspace: Some(&workspace),
+    };
+    kernel(device, args).unwrap_or_else(|error| panic!("{what}: {error}"));
+    for (name, cache, want) in [("keys", &cache.keys, &want[0]), ("values", &cache.values, &want[1])] {
+        let got = bytes(device, cache);
+        if let Some(at) = (0..got.len()).find(|&at| got[at] != want[at]) {
+            panic!("{what}: byte {at} of the {name} is {:#x}, want {:#x}", got[at], want[at]);
+        }
+    }
+}
+
+#[test]
+fn block_copies_run_in_order_with_repeated_sources() {
+    let copies = [(0, 3), (0, 4), (3, 1), (5, 6), (4, 3), (2, 2)];
+    for device in devices::all() {
+        for variant in variants_on(&*device, &[Operation::BlockCopy]) {
+            let Kernel::BlockCopy(kernel) = variant.kernel else { panic!("{}", variant.name) };
+            for (i, (format, mut shape, _)) in settings(variant).into_iter().enumerate() {
+                if device.name() != "cpu" && shape.block_elements() * format.element_bytes() % 16 != 0 {
+                    shape.block_size *= 2; // vectors of 16 bytes: 5 tokens of 8 bytes are no whole ones
+                }
+                let what = format!("{} on {}: {format}, {shape:?}", variant.name, device.name());
+                let (mut cache, mut want) = random_cache(&*device, shape, format, &mut Random::new(i as u64));
+                let bytes_of = shape.block_elements() * format.element_bytes();
+                for (from, to) in copies {
+                    want.iter_mut()
+                        .for_each(|want| want.copy_within(from * bytes_of..(from + 1) * bytes_of, to * bytes_of));
+                }
+                let pairs = copies.map(|(from, to)| (from as u32, to as u32));
+                let mut workspace = write_workspace(&*device, &shape, 1);
+                workspace.load_copies(&*device, &pairs).unwrap();
+                let args = BlockCopyArgs { copies: &pairs, cache: &mut cache, workspace: Some(&workspace) };
+                kernel(&*device, args).unwrap_or_else(|error| panic!("{what}: {error}"));
+                assert!(bytes(&*device, &cache.keys) == want[0] && bytes(&*device, &cache.values) == want[1], "{what}");
+            }
+        }
+    }
+}
+
+#[test]
+fn slots_and_blocks_that_do_not_exist_are_refused_before_anything_runs() {
+    let shape = KvShape { num_blocks: 6, num_kv_heads: 2, block_size: 8, head_dim: 16 };
+    for device in devices::all() {
+        let mut workspace = write_workspace(&*device, &shape, 2);
+        let batch = AttentionBatch { query_starts: vec![0], ..AttentionBatch::default() };
+        for slot in [48, -2] {
+            let error = workspace.load(&*device, &batch, &[0, slot], None).unwrap_err().to_string();
+            assert!(error.starts_with("slot: found") && error.ends_with("expected 48"), "{error}");
+        }
+        let error = workspace.load_copies(&*device, &[(0, 6)]).unwrap_err().to_string();
+        assert_eq!(error, "block id: found 6, expected 6");
+        for variant in variants_on(&*device, &[Operation::CacheWrite, Operation::BlockCopy]) {
+            let format = CacheFormat { dtype: Dtype::F32, kv_dtype: KvDtype::Same, layout: Layout::Hnd };
+            let (mut cache, before) = random_cache(&*device, shape, format, &mut Random::new(1));
+            let source = buffer(&*device, &[0; 4 * 64]);
+            let error = match variant.kernel {
+                Kernel::CacheWrite(kernel) => {
+                    let (slot_mapping, cache) = (&[48][..], &mut cache);
+                    let workspace = Some(&workspace);
+                    let args = CacheWriteArgs {
+                        source: &source,
+                        key_offset: 0,
+                        value_offset: 32,
+                        stride: 64,
+                        slot_mapping,
+                        cache,
+                        workspace,
+                    };
+                    kernel(&*device, args).unwrap_err()
+                }
+                Kernel::BlockCopy(kernel) => {
+                    let args = BlockCopyArgs { copies: &[(0, 6)], cache: &mut cache, workspace: Some(&workspace) };
+                    kernel(&*device, args).unwrap_err()
+                }
+                _ => panic!("{}", variant.name),
+            };
+            let error = error.to_string();
+            let said = ["slot: found 48", "no such slots on the device", "block id: found 6"];
+            assert!(said.iter().any(|said| error.contains(said)), "{}: {error}", variant.name);
+            assert!(bytes(&*device, &cache.keys) == before[0], "{}", variant.name);
+        }
+    }
+}

@@ -1,0 +1,71 @@
+//! The settings of generated problems: for each variant every value that it claims, combined pairwise, or by threes with
+//! `QUIRE_TEST_ALL=1`.
+
+use attention_kernels::{CacheFormat, PARTITION, Sizes, Variant};
+
+use crate::covering;
+use crate::problem::Look;
+
+/// Query heads, key/value heads: MHA, GQA, MQA, and a group that no tile of 16 holds.
+const HEADS: [(usize, usize); 4] = [(2, 2), (6, 2), (5, 1), (18, 1)];
+
+/// Sizes to try of those that are claimed: all of a list, else borders and odd ones.
+fn samples(sizes: Sizes, tries: &[usize]) -> Vec<usize> {
+    match sizes {
+        Sizes::List(sizes) => sizes.to_vec(),
+        Sizes::UpTo { .. } => tries.iter().copied().filter(|&size| sizes.contain(size)).collect(),
+    }
+}
+
+/// (rows, context) of the sequences of a batch: padding, one token, borders of blocks and partitions; from 3 on chunks.
+fn lens(kind: usize, block_size: usize) -> Vec<(usize, usize)> {
+    match kind {
+        0 => vec![(1, 1), (1, 0), (1, 2 * block_size), (1, block_size + 1)],
+        1 => vec![(1, PARTITION + 1), (1, 40)],
+        2 => vec![(1, 3), (1, 2 * PARTITION), (1, PARTITION - 1)],
+        3 => vec![(3, block_size + 2), (1, 0), (0, 9), (67, 70), (1, 1), (2, 0), (20, 20)],
+        _ => vec![(5, PARTITION + 3), (1, 17)],
+    }
+}
+
+/// All looks of a variant.
+pub fn of(variant: &Variant, strength: usize) -> Vec<Look> {
+    let can = &variant.capabilities;
+    let dims = samples(can.head_sizes, &[8, 20, 64, 96, 160, 256, 320]);
+    let block_sizes = samples(can.block_sizes, &[8, 16, 5, 32, 128]);
+    let windows: &[Option<usize>] = if can.window { &[None, Some(1), Some(19), Some(520)] } else { &[None] };
+    let kinds = if can.max_query_len == 1 { 3 } else { 5 };
+    let flags = [can.soft_cap, can.alibi].map(|claimed| 1 + usize::from(claimed));
+    let sizes = [
+        can.dtypes.len(),
+        can.kv_dtypes.len(),
+        can.layouts.len(),
+        dims.len(),
+        block_sizes.len(),
+        HEADS.len(),
+        windows.len(),
+        kinds,
+        flags[0],
+        flags[1],
+        3,
+    ];
+    let rows = covering::rows(&sizes, strength, 42);
+    let look = |row: Vec<usize>| {
+        let format =
+            CacheFormat { dtype: can.dtypes[row[0]], kv_dtype: can.kv_dtypes[row[1]], layout: can.layouts[row[2]] };
+        let scales = [None, Some(false), Some(true)][row[10]].filter(|_| format.kv_dtype.is_8_bit());
+        let block_size = block_sizes[row[4]];
+        Look {
+            format,
+            heads: HEADS[row[5]],
+            dim: dims[row[3]],
+            block_size,
+            scales,
+            window: windows[row[6]],
+            soft_cap: row[8] == 1,
+            alibi: row[9] == 1,
+            lens: lens(row[7], block_size),
+        }
+    };
+    rows.into_iter().map(look).collect()
+}

@@ -1,0 +1,161 @@
+//! Numbers as they are stored, written independently of the kernels, and how far a result may be from the truth.
+
+use attention_kernels::{Capabilities, Dtype, KvDtype};
+use half::{bf16, f16};
+
+/// The stored bytes of a float of that type, rounded to nearest even.
+pub fn to_bytes(dtype: Dtype, values: &[f32]) -> Vec<u8> {
+    match dtype {
+        Dtype::F32 => values.iter().flat_map(|v| v.to_le_bytes()).collect(),
+        Dtype::F16 => values.iter().flat_map(|v| f16::from_f32(*v).to_le_bytes()).collect(),
+        Dtype::Bf16 => values.iter().flat_map(|v| bf16::from_f32(*v).to_le_bytes()).collect(),
+    }
+}
+
+/// The other way.
+pub fn from_bytes(dtype: Dtype, bytes: &[u8]) -> Vec<f32> {
+    let (pairs, _) = bytes.as_chunks::<2>();
+    match dtype {
+        Dtype::F32 => bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect(),
+        Dtype::F16 => pairs.iter().map(|b| f16::from_le_bytes(*b).to_f32()).collect(),
+        Dtype::Bf16 => pairs.iter().map(|b| bf16::from_le_bytes(*b).to_f32()).collect(),
+    }
+}
+
+/// The nearest number of that type.
+pub fn round(dtype: Dtype, value: f32) -> f32 {
+    match dtype {
+        Dtype::F32 => value,
+        Dtype::F16 => f16::from_f32(value).to_f32(),
+        Dtype::Bf16 => bf16::from_f32(value).to_f32(),
+    }
+}
+
+/// What a byte of an 8-bit cache stands for, before its scale.
+pub fn from_byte(kv_dtype: KvDtype, byte: u8) -> f32 {
+    let (exponent_bits, mantissa_bits, bias) = match kv_dtype {
+        KvDtype::Int8 => return f32::from(byte as i8),
+        KvDtype::Fp8E4m3 => (4, 3, 7),
+        KvDtype::Fp8E5m2 => (5, 2, 15),
+        KvDtype::Same => panic!("not of 8 bits"),
+    };
+    let (exponent, mantissa) = (byte >> mantissa_bits & ((1 << exponent_bits) - 1), byte & ((1 << mantissa_bits) - 1));
+    let fraction = f32::from(mantissa) / f32::from(1u8 << mantissa_bits);
+    let magnitude = match (kv_dtype, exponent) {
+        (KvDtype::Fp8E4m3, 15) if mantissa == 7 => f32::NAN,
+        (KvDtype::Fp8E5m2, 31) => {
+            if mantissa == 0 {
+                f32::INFINITY
+            } else {
+                f32::NAN
+            }
+        }
+        (_, 0) => fraction * 2f32.powi(1 - bias),
+        _ => (1.0 + fraction) * 2f32.powi(i32::from(exponent) - bias),
+    };
+    if byte >> 7 == 1 { -magnitude } else { magnitude }
+}
+
+/// The byte nearest to a value, even bytes first, clamped to the greatest finite one; NaN to the format's, or −127.
+pub fn to_byte(kv_dtype: KvDtype, value: f32) -> u8 {
+    if kv_dtype == KvDtype::Int8 {
+        return if value.is_nan() { -127i8 as u8 } else { value.clamp(-127.0, 127.0).round_ties_even() as i8 as u8 };
+    }
+    if value.is_nan() {
+        return 0x7f;
+    }
+    // The codes of positive numbers are in their order.
+    let greatest = if kv_dtype == KvDtype::Fp8E4m3 { 0x7e } else { 0x7b };
+    let magnitude = value.abs();
+    let codes: Vec<u8> = (0..=greatest).collect();
+    let above = codes.partition_point(|&code| from_byte(kv_dtype, code) < magnitude) as u8;
+    let code = if above == 0 || above > greatest {
+        above.min(greatest)
+    } else {
+        let (low, high) = (from_byte(kv_dtype, above - 1), from_byte(kv_dtype, above));
+        let (down, up) = (magnitude - low, high - magnitude);
+        if down < up || (down == up && above % 2 == 1) { above - 1 } else { above }
+    };
+    if value.is_sign_negative() { code | 0x80 } else { code }
+}
+
+/// Distance of two neighbours of that type at a magnitude.
+pub fn ulp(dtype: Dtype, magnitude: f64) -> f64 {
+    let (mantissa_bits, least) = match dtype {
+        Dtype::F32 => (23, -126),
+        Dtype::F16 => (10, -14),
+        Dtype::Bf16 => (7, -126),
+    };
+    let exponent = if magnitude == 0.0 { least } else { (magnitude.log2().floor() as i32).max(least) };
+    2f64.powi(exponent - mantissa_bits)
+}
+
+/// How far a result may be from the float64 one.
+pub struct Tolerance {
+    /// Of an output element: in ulps of the output's type, at the magnitude of the mean of |v| under the row's weights.
+    pub output: f64,
+    /// Of the log of a sum: absolute.
+    pub lse: f64,
+}
+
+/// The one place for tolerances. Rounding the output costs half an ulp; sums and exponentials in f32 are far below the rest
+/// but for f32 itself, where a score of a few units is off by an ulp of its own and a context adds up. The tensor
+/// cores take weights rounded to the type of the query: half an ulp more, and of the log of their sum.
+pub fn tolerance(can: &Capabilities, dtype: Dtype) -> Tolerance {
+    let f32_sums = 32.0 * ulp(Dtype::F32, 1.0);
+    let tiles = can.row_invariant == Some("cuda.tiles");
+    match dtype {
+        Dtype::F32 => Tolerance { output: 32.0, lse: f32_sums },
+        _ if tiles => Tolerance { output: 1.25, lse: ulp(dtype, 1.0) + f32_sums },
+        _ => Tolerance { output: 0.6, lse: f32_sums },
+    }
+}
+
+/// A small generator of numbers (xorshift64).
+pub struct Random(u64);
+
+impl Random {
+    pub fn new(seed: u64) -> Random {
+        Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
+    }
+
+    pub fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+
+    /// Less than `n`.
+    pub fn below(&mut self, n: usize) -> usize {
+        ((self.next() >> 33) % n as u64) as usize
+    }
+
+    /// From −1 to 1.
+    pub fn unit(&mut self) -> f32 {
+        (self.next() >> 40) as f32 / (1u64 << 23) as f32 - 1.0
+    }
+
+    pub fn shuffle<T>(&mut self, items: &mut [T]) {
+        for i in (1..items.len()).rev() {
+            items.swap(i, self.below(i + 1));
+        }
+    }
+}
+
+#[test]
+fn eight_bit_numbers_are_those_of_their_papers() {
+    assert_eq!(from_byte(KvDtype::Fp8E4m3, 0x7e), 448.0);
+    assert_eq!(from_byte(KvDtype::Fp8E5m2, 0x7b), 57344.0);
+    assert_eq!(from_byte(KvDtype::Fp8E4m3, 0x01), 2f32.powi(-9));
+    for kv_dtype in [KvDtype::Fp8E4m3, KvDtype::Fp8E5m2, KvDtype::Int8] {
+        for byte in 0..=255u8 {
+            let value = from_byte(kv_dtype, byte);
+            if value.is_finite() && value != -128.0 {
+                assert_eq!(to_byte(kv_dtype, value), byte, "{kv_dtype} {byte:#x}");
+            }
+        }
+    }
+    assert_eq!(to_byte(KvDtype::Fp8E4m3, 17.0), to_byte(KvDtype::Fp8E4m3, 16.0), "a tie goes to even");
+    assert_eq!(to_byte(KvDtype::Fp8E4m3, -1e9), 0xfe);
+}

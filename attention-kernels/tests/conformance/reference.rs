@@ -1,0 +1,214 @@
+//! The reference cases of the tree, whose outputs were computed elsewhere, in float64.
+
+use std::path::PathBuf;
+
+use attention_kernels::{
+    AttentionBatch, CacheFormat, CacheWriteArgs, Dtype, Kernel, KvCache, KvDtype, KvScales, KvShape, Layout, Operation,
+};
+use safetensors::SafeTensors;
+use serde::Deserialize;
+
+use crate::caches::{loaded, write_workspace};
+use crate::devices::{self, variants_on};
+use crate::numbers::{from_byte, from_bytes};
+use crate::problem::{Problem, buffer, bytes, cache_bytes, floats};
+
+#[derive(Deserialize)]
+struct Case {
+    file: String,
+    query_dtype: String,
+    cache_dtype: String,
+    num_heads: usize,
+    num_kv_heads: usize,
+    head_dim: usize,
+    block_size: usize,
+    num_blocks: usize,
+    total_lens: Vec<u32>,
+    scale: f32,
+    sliding_window: Option<usize>,
+    softcap: Option<f32>,
+}
+
+#[derive(Deserialize)]
+struct Write {
+    file: String,
+    cache_dtype: String,
+    num_kv_heads: usize,
+    head_dim: usize,
+    block_size: usize,
+    num_blocks: usize,
+}
+
+fn folder() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/reference")
+}
+
+fn cases<T: serde::de::DeserializeOwned>(file: &str) -> Vec<T> {
+    serde_json::from_slice(&std::fs::read(folder().join(file)).unwrap()).unwrap()
+}
+
+fn dtype(name: &str) -> Dtype {
+    Dtype::ALL.into_iter().find(|dtype| dtype.name() == name).unwrap()
+}
+
+fn kv_dtype(name: &str) -> KvDtype {
+    KvDtype::ALL.into_iter().find(|kv_dtype| kv_dtype.name() == name).unwrap_or(KvDtype::Same)
+}
+
+fn tensor(tensors: &SafeTensors<'_>, name: &str, dtype: Dtype) -> Vec<f32> {
+    from_bytes(dtype, tensors.tensor(name).unwrap().data())
+}
+
+fn optional(tensors: &SafeTensors<'_>, name: &str) -> Option<Vec<f32>> {
+    tensors.tensor(name).ok().map(|tensor| from_bytes(Dtype::F32, tensor.data()))
+}
+
+fn ints(tensors: &SafeTensors<'_>, name: &str) -> Vec<i32> {
+    tensors.tensor(name).unwrap().data().as_chunks::<4>().0.iter().map(|bytes| i32::from_le_bytes(*bytes)).collect()
+}
+
+/// A cache of a file, `[blocks, block_size, heads, dim]`, as stored numbers in the order of [`KvShape::offset`].
+fn stored(tensors: &SafeTensors<'_>, name: &str, format: CacheFormat, shape: &KvShape) -> Vec<f32> {
+    let data = tensors.tensor(name).unwrap();
+    let numbers = match format.kv_dtype {
+        KvDtype::Same => from_bytes(format.dtype, data.data()),
+        other => data.data().iter().map(|byte| from_byte(other, *byte)).collect(),
+    };
+    let mut out = vec![0.0; numbers.len()];
+    for slot in 0..shape.num_blocks * shape.block_size {
+        for head in 0..shape.num_kv_heads {
+            let from = (slot * shape.num_kv_heads + head) * shape.head_dim;
+            out[shape.offset(slot, head)..][..shape.head_dim].copy_from_slice(&numbers[from..from + shape.head_dim]);
+        }
+    }
+    out
+}
+
+fn problem(case: &Case, tensors: &SafeTensors<'_>) -> Problem {
+    let shape = KvShape {
+        num_blocks: case.num_blocks,
+        num_kv_heads: case.num_kv_heads,
+        block_size: case.block_size,
+        head_dim: case.head_dim,
+    };
+    let dtype = dtype(&case.query_dtype);
+    let format = CacheFormat { dtype, kv_dtype: kv_dtype(&case.cache_dtype), layout: Layout::Hnd };
+    let tables = ints(tensors, "block_tables");
+    Problem {
+        format,
+        shape,
+        num_heads: case.num_heads,
+        query: tensor(tensors, "query", dtype),
+        query_gap: 0,
+        keys: stored(tensors, "key_cache", format, &shape),
+        values: stored(tensors, "value_cache", format, &shape),
+        scales: optional(tensors, "k_scale").zip(optional(tensors, "v_scale")).map(|(keys, values)| [keys, values]),
+        batch: AttentionBatch {
+            query_starts: ints(tensors, "cu_query_lens").iter().map(|&start| start as u32).collect(),
+            max_blocks: tables.len() / case.total_lens.len(),
+            context_lens: case.total_lens.clone(),
+            block_tables: tables,
+        },
+        scale: case.scale,
+        window: case.sliding_window,
+        soft_cap: case.softcap,
+        slopes: optional(tensors, "alibi_slopes"),
+    }
+}
+
+#[test]
+fn every_variant_equals_the_reference_cases() {
+    let cases: Vec<Case> = cases("cases.json");
+    assert_eq!(cases.len(), 22);
+    let devices = devices::all();
+    let mut compared = vec![0; devices.len()];
+    for case in cases {
+        let file = std::fs::read(folder().join(&case.file)).unwrap();
+        let tensors = SafeTensors::deserialize(&file).unwrap();
+        let problem = problem(&case, &tensors);
+        let mut truth = problem.truth();
+        let file_says = [tensor(&tensors, "output", Dtype::F32), tensor(&tensors, "lse", Dtype::F32)];
+        for (mine, said) in [&mut truth.output, &mut truth.lse].into_iter().zip(&file_says) {
+            for (mine, said) in mine.iter_mut().zip(said) {
+                let close = (*mine - f64::from(*said)).abs() <= 1e-6 * mine.abs().max(1.0);
+                assert!(close, "{}: float64 here gives {mine}, the file has {said}", case.file);
+                *mine = f64::from(*said);
+            }
+        }
+        for (device, compared) in devices.iter().zip(&mut compared) {
+            let on_device = problem.on(device);
+            for variant in variants_on(&**device, &[Operation::Decode, Operation::Prefill]) {
+                let can = &variant.capabilities;
+                let format = problem.format;
+                if can.dtypes.contains(&format.dtype)
+                    && can.kv_dtypes.contains(&format.kv_dtype)
+                    && can.head_sizes.contain(case.head_dim)
+                {
+                    let got = on_device.run(variant, 0..problem.batch.num_seqs(), can.lse);
+                    got.check(
+                        &format!("{} {}, {}", variant.name, variant.operation, case.file),
+                        variant,
+                        &problem,
+                        &truth,
+                    );
+                    *compared += 1;
+                }
+            }
+        }
+    }
+    for (device, compared) in devices.iter().zip(compared) {
+        println!("{}: {compared} comparisons", device.name());
+        assert!(
+            compared >= 9 * 4,
+            "{}: two variants of each operation run on every case of their types",
+            device.name()
+        );
+    }
+}
+
+#[test]
+fn cache_writes_equal_the_reference_cases() {
+    for case in cases::<Write>("writes.json") {
+        let file = std::fs::read(folder().join(&case.file)).unwrap();
+        let tensors = SafeTensors::deserialize(&file).unwrap();
+        let shape = KvShape {
+            num_blocks: case.num_blocks,
+            num_kv_heads: case.num_kv_heads,
+            block_size: case.block_size,
+            head_dim: case.head_dim,
+        };
+        let format = CacheFormat { dtype: Dtype::F16, kv_dtype: kv_dtype(&case.cache_dtype), layout: Layout::Hnd };
+        let slots = tensors.tensor("slot_mapping").unwrap();
+        let slots: Vec<i64> = slots.data().as_chunks::<8>().0.iter().map(|bytes| i64::from_le_bytes(*bytes)).collect();
+        let want = ["key_cache", "value_cache"]
+            .map(|name| cache_bytes(format, &shape, &stored(&tensors, name, format, &shape)));
+        let source = [tensors.tensor("key").unwrap().data(), tensors.tensor("value").unwrap().data()].concat();
+        for device in devices::all() {
+            let writers = variants_on(&*device, &[Operation::CacheWrite]);
+            for variant in writers.into_iter().filter(|v| v.capabilities.dtypes.contains(&format.dtype)) {
+                let Kernel::CacheWrite(kernel) = variant.kernel else { panic!("{}", variant.name) };
+                let mut cache = KvCache::with_format(&*device, shape, format).unwrap();
+                cache.scales =
+                    optional(&tensors, "k_scale").zip(optional(&tensors, "v_scale")).map(|(keys, values)| KvScales {
+                        keys: floats(&*device, &keys),
+                        values: floats(&*device, &values),
+                        per_head: false,
+                    });
+                let workspace = loaded(write_workspace(&*device, &shape, slots.len()), &*device, &slots);
+                let args = CacheWriteArgs {
+                    source: &buffer(&*device, &source),
+                    key_offset: 0,
+                    value_offset: source.len() / 4,
+                    stride: shape.num_kv_heads * shape.head_dim,
+                    slot_mapping: &slots,
+                    cache: &mut cache,
+                    workspace: Some(&workspace),
+                };
+                kernel(&*device, args).unwrap();
+                for (cache, want) in [&cache.keys, &cache.values].into_iter().zip(&want) {
+                    assert!(bytes(&*device, cache) == *want, "{}: {}", variant.name, case.file);
+                }
+            }
+        }
+    }
+}

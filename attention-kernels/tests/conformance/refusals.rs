@@ -1,0 +1,133 @@
+//! What the wrappers refuse before a kernel runs. A kernel checks nothing, so each of these would be a wild access.
+
+use attention_kernels::{
+    AttentionArgs, AttentionBatch, CacheFormat, Dtype, Kernel, KernelError, KvCache, KvShape, Operation, Workspace,
+    WorkspaceLimits, variants,
+};
+use device::{Buffer, Device};
+
+use crate::devices;
+
+const SHAPE: KvShape = KvShape { num_blocks: 8, num_kv_heads: 2, block_size: 16, head_dim: 64 };
+
+const LIMITS: WorkspaceLimits = WorkspaceLimits {
+    max_seqs: 2,
+    max_rows: 4,
+    max_blocks: 40,
+    num_blocks: 8,
+    block_size: 16,
+    num_heads: 4,
+    head_dim: 64,
+    split_rows: 0,
+    max_copies: 0,
+};
+
+fn batch() -> AttentionBatch {
+    AttentionBatch {
+        query_starts: vec![0, 1, 2],
+        context_lens: vec![17, 1],
+        block_tables: [vec![3, 5], vec![-1; 38], vec![7], vec![-1; 39]].concat(),
+        max_blocks: 40,
+    }
+}
+
+/// A call of `name` that is right but for what `change` does to it.
+fn call(
+    device: &dyn Device,
+    name: &str,
+    workspace: Option<&Workspace>,
+    cache: &KvCache,
+    change: impl FnOnce(&mut AttentionArgs<'_>),
+) -> Result<(), KernelError> {
+    let operation = if name == "cuda.paged_prefill" { Operation::Prefill } else { Operation::Decode };
+    let variant = variants(operation).into_iter().find(|variant| variant.name == name).unwrap();
+    let Kernel::Attention(kernel) = variant.kernel else { panic!("{name}") };
+    let [query, mut output]: [Buffer; 2] = std::array::from_fn(|_| device.alloc(2 * 4 * 64 * 2).unwrap());
+    let batch = batch();
+    let mut args = AttentionArgs {
+        query: &query,
+        query_stride: 256,
+        num_heads: 4,
+        output: &mut output,
+        lse: None,
+        cache,
+        batch: &batch,
+        seqs: 0..2,
+        scale: 1.0,
+        window: None,
+        soft_cap: None,
+        alibi_slopes: None,
+        workspace,
+    };
+    change(&mut args);
+    kernel(device, args)
+}
+
+#[test]
+fn a_call_that_does_not_fit_its_cache_or_workspace_is_an_error_with_the_numbers() {
+    let Some(device) = devices::sim(0) else { return };
+    let device = &*device;
+    let format = CacheFormat { dtype: Dtype::F16, ..CacheFormat::default() };
+    let cache = KvCache::with_format(device, SHAPE, format).unwrap();
+    let mut workspace = Workspace::new(device, LIMITS).unwrap();
+    let said = |name: &str, workspace: &Workspace, cache: &KvCache, change: &dyn Fn(&mut AttentionArgs<'_>)| {
+        call(device, name, Some(workspace), cache, change).unwrap_err().to_string()
+    };
+    let unloaded = said("cuda.paged_v1", &workspace, &cache, &|_| ());
+    assert!(unloaded.starts_with("cuda.paged_v1: found no batch with these lengths"), "{unloaded}");
+    workspace.load(device, &batch(), &[], None).unwrap();
+    for name in ["cuda.paged", "cuda.paged_v1", "cuda.paged_prefill"] {
+        call(device, name, Some(&workspace), &cache, |_| ()).unwrap();
+        let none = call(device, name, None, &cache, |_| ()).unwrap_err().to_string();
+        assert!(none.contains("found no workspace"), "{none}");
+    }
+    for name in ["cuda.paged_v2", "cuda.paged_gqa"] {
+        let small = said(name, &workspace, &cache, &|_| ());
+        assert_eq!(small, "partial results that the workspace has room for: found 0, expected 16");
+    }
+    let other = said("cuda.paged", &workspace, &cache, &|args| args.alibi_slopes = Some(&[0.5; 4]));
+    assert!(other.contains("no such ALiBi slopes"), "{other}");
+    assert_eq!(said("cuda.paged", &workspace, &cache, &|args| args.window = Some(0)), "window: found 0, expected 1");
+    let stride = said("cuda.paged", &workspace, &cache, &|args| args.query_stride = 252);
+    assert!(stride.starts_with("query stride") || stride.starts_with("query elements"), "{stride}");
+    let heads = said("cuda.paged", &workspace, &cache, &|args| args.num_heads = 3);
+    assert_eq!(heads, "num_heads modulo num_kv_heads: found 1, expected 0");
+    let odd = KvCache::with_format(device, KvShape { head_dim: 48, ..SHAPE }, format).unwrap();
+    let heads = said("cuda.paged", &workspace, &odd, &|_| ());
+    assert!(heads.contains("cuda.paged was called with heads of 48 and f16, cache same, HND"), "{heads}");
+    let fewer = KvCache::with_format(device, KvShape { num_blocks: 7, ..SHAPE }, format).unwrap();
+    assert_eq!(said("cuda.paged", &workspace, &fewer, &|_| ()), "blocks of the cache: found 7, expected 8");
+    let single = KvCache::with_format(device, SHAPE, CacheFormat::default()).unwrap();
+    let wide = |args: &mut AttentionArgs<'_>| args.seqs = 0..1;
+    assert!(said("cuda.paged", &workspace, &single, &wide).contains("heads of 64 and f32"));
+    let generic = said("cuda.generic", &workspace, &cache, &|_| ());
+    assert!(generic.contains("cuda.generic was called with queries of f16"), "{generic}");
+}
+
+#[test]
+fn a_step_that_would_read_outside_of_the_pool_is_not_loaded() {
+    let device = device::open("cpu", Some(1)).unwrap();
+    let mut workspace = Workspace::new(&*device, LIMITS).unwrap();
+    let mut refused = |change: &dyn Fn(&mut AttentionBatch), window| {
+        let mut batch = batch();
+        change(&mut batch);
+        workspace.load(&*device, &batch, &[], window).unwrap_err().to_string()
+    };
+    assert_eq!(refused(&|batch| batch.block_tables[1] = 8, None), "block id: found 8, expected 8");
+    assert!(refused(&|batch| batch.block_tables[0] = -1, None).starts_with("block id"));
+    assert!(refused(&|batch| batch.context_lens[0] = 33, Some(1)).starts_with("block id"), "an entry of padding");
+    assert!(
+        refused(&|batch| batch.context_lens[0] = 641, None).starts_with("blocks in a table: found 40, expected 41")
+    );
+    assert_eq!(refused(&|batch| batch.query_starts = vec![0, 3, 2], None), "query_starts: found 2, expected 3");
+    assert_eq!(
+        refused(&|batch| batch.query_starts = vec![1, 1, 2], None),
+        "first of query_starts: found 1, expected 0"
+    );
+    let rows = refused(&|batch| batch.query_starts = vec![0, 4, 5], None);
+    assert_eq!(rows, "rows that the workspace holds: found 4, expected 5");
+    // A hole before the window is legal, and a kernel without that window may not use such a batch.
+    let mut holed = batch();
+    holed.block_tables[0] = -1;
+    workspace.load(&*device, &holed, &[], Some(1)).unwrap();
+}

@@ -1,0 +1,148 @@
+// The only place with inline PTX: tensor core products, the loads that feed them, and asynchronous copies.
+//
+// Each wrapper has two bodies side by side: a model for the host (device/simt) and the instruction for nvcc. Layouts are
+// those of the PTX ISA, sections "Matrix fragments for mma.m16n8k16" and "ldmatrix".
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <stdint.h>
+
+#include <type_traits>
+
+#ifdef QUIRE_SIMT
+#include <simt/host/tile.h>
+#endif
+
+namespace quire {
+
+// The line of a call, for the host's messages; nothing under nvcc.
+#ifdef QUIRE_SIMT
+using simt::here;
+using simt::Place;
+#else
+struct Place {};
+__device__ __forceinline__ Place here() { return {}; }
+
+// An address in the shared window, as instructions want it.
+__device__ __forceinline__ uint32_t shared_address(const void* pointer) {
+    return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+#endif
+
+// d += a * b for a 16x16 tile a (row-major), a 16x8 tile b (column-major) and a 16x8 tile d of float; T, the type of a and
+// b, is __half or __nv_bfloat16. All 32 lanes take part. With g = lane / 4 and c = lane % 4 * 2 a lane holds, the lower
+// column (of a) or row (of b) in the lower half of a register:
+//
+//   a[0]  row g,      columns c, c + 1           b[0]  rows c,     c + 1,  column g
+//   a[1]  row g + 8,  columns c, c + 1           b[1]  rows c + 8, c + 9,  column g
+//   a[2]  row g,      columns c + 8, c + 9       d[0], d[1]  row g,      columns c, c + 1
+//   a[3]  row g + 8,  columns c + 8, c + 9       d[2], d[3]  row g + 8,  columns c, c + 1
+template <class T>
+__device__ __forceinline__ void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
+                                             [[maybe_unused]] Place at = here()) {
+    static_assert(std::is_same_v<T, __half> || std::is_same_v<T, __nv_bfloat16>, "tiles are of f16 or bf16");
+#ifdef QUIRE_SIMT
+    simt::mma_m16n8k16<T>(d, a, b, at);
+#else
+    if constexpr (std::is_same_v<T, __half>) {
+        asm volatile(
+            "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
+            : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+    } else {
+        asm volatile(
+            "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
+            : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+    }
+#endif
+}
+
+// Loads N (1, 2 or 4) tiles of 8x8 16-bit numbers from shared memory, all 32 lanes together. Lane 8 i + j points at row j
+// of tile i: 16 bytes, aligned to 16; pointers of lanes from 8 N on are not used. Afterwards tile[i] of a lane holds row
+// lane / 4, columns lane % 4 * 2 and the next, of tile i.
+template <int N>
+__device__ __forceinline__ void ldmatrix(uint32_t (&tile)[N], const void* row, [[maybe_unused]] Place at = here()) {
+    static_assert(N == 1 || N == 2 || N == 4, "ldmatrix loads 1, 2 or 4 tiles");
+#ifdef QUIRE_SIMT
+    simt::ldmatrix<false>(tile, row, at);
+#else
+    const uint32_t address = shared_address(row);
+    if constexpr (N == 1) {
+        asm volatile("ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%0},[%1];" : "=r"(tile[0]) : "r"(address) : "memory");
+    } else if constexpr (N == 2) {
+        asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0,%1},[%2];"
+                     : "=r"(tile[0]), "=r"(tile[1])
+                     : "r"(address)
+                     : "memory");
+    } else {
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3},[%4];"
+                     : "=r"(tile[0]), "=r"(tile[1]), "=r"(tile[2]), "=r"(tile[3])
+                     : "r"(address)
+                     : "memory");
+    }
+#endif
+}
+
+// As ldmatrix, with each tile transposed on its way: a lane gets rows lane % 4 * 2 and the next of column lane / 4.
+template <int N>
+__device__ __forceinline__ void ldmatrix_trans(uint32_t (&tile)[N], const void* row,
+                                               [[maybe_unused]] Place at = here()) {
+    static_assert(N == 1 || N == 2 || N == 4, "ldmatrix loads 1, 2 or 4 tiles");
+#ifdef QUIRE_SIMT
+    simt::ldmatrix<true>(tile, row, at);
+#else
+    const uint32_t address = shared_address(row);
+    if constexpr (N == 1) {
+        asm volatile("ldmatrix.sync.aligned.m8n8.x1.trans.shared.b16 {%0},[%1];"
+                     : "=r"(tile[0])
+                     : "r"(address)
+                     : "memory");
+    } else if constexpr (N == 2) {
+        asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0,%1},[%2];"
+                     : "=r"(tile[0]), "=r"(tile[1])
+                     : "r"(address)
+                     : "memory");
+    } else {
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3},[%4];"
+                     : "=r"(tile[0]), "=r"(tile[1]), "=r"(tile[2]), "=r"(tile[3])
+                     : "r"(address)
+                     : "memory");
+    }
+#endif
+}
+
+// Begins a copy of 16 bytes from global to shared memory, both aligned to 16, in the open group of this thread. Where not
+// `valid`, zeros are written and `global` is not read (it must still be an address).
+__device__ __forceinline__ void cp_async16(void* shared, const void* global, bool valid = true,
+                                           [[maybe_unused]] Place at = here()) {
+#ifdef QUIRE_SIMT
+    simt::cp_async16(shared, global, valid, at);
+#else
+    asm volatile("cp.async.cg.shared.global [%0],[%1],16,%2;" ::"r"(shared_address(shared)), "l"(global),
+                 "r"(valid ? 16 : 0)
+                 : "memory");
+#endif
+}
+
+// Closes the open group of this thread and opens the next.
+__device__ __forceinline__ void cp_async_commit() {
+#ifdef QUIRE_SIMT
+    simt::async_commit();
+#else
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+
+// Waits until at most the N newest groups of this thread are in flight. Other threads see what it copied after a barrier.
+template <int N>
+__device__ __forceinline__ void cp_async_wait() {
+#ifdef QUIRE_SIMT
+    simt::cp_async_wait(N);
+#else
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+#endif
+}
+
+}  // namespace quire

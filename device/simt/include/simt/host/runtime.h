@@ -1,0 +1,88 @@
+// What device code on the host asks of the runtime (device/simt/runtime/): who am I, meet the others, stop here.
+//
+// Every CUDA thread is a fiber; all fibers of a launch run on the operating system thread that launched, one block
+// after the other. Nothing here may be called outside of a running kernel.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+struct uint3 {
+    unsigned x, y, z;
+};
+struct dim3 {
+    unsigned x, y, z;
+    constexpr dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
+};
+
+// Dynamic shared memory: what `extern __shared__ ... smem[]` of every kernel names. As much as a block of sm_90 may have.
+constexpr unsigned SIMT_SHARED_BYTES = 227 * 1024;
+extern thread_local unsigned char smem[];
+
+namespace simt {
+
+// A CUDA thread, as its code sees it.
+struct Thread {
+    uint3 thread_idx, block_idx;
+    dim3 block_dim, grid_dim;
+    unsigned linear;  // within the block
+    unsigned warp, lane;
+};
+extern thread_local Thread* self;
+
+// A line of device code, for messages. As a default argument, `Place at = here()` is the line of the call.
+struct Place {
+    const char* file;
+    int line;
+};
+constexpr Place here(const char* file = __builtin_FILE(), int line = __builtin_LINE()) { return {file, line}; }
+
+// Why a launch ended; the numbers are those of quire/sim.h.
+enum class Fault : int {
+    unknown_kernel = 1,
+    bad_launch = 2,
+    divergent_barrier = 3,
+    barrier_after_exit = 4,
+    deadlock = 5,
+    bad_mask = 6,
+    divergent_collective = 7,
+    bad_lane = 8,
+    misaligned = 9,
+    trap = 10,
+};
+
+// Ends the launch with this fault of the calling thread.
+[[noreturn]] void fail(Fault fault, const char* why, Place at);
+
+// How many threads of the block gave a value other than 0, and how many there are.
+struct Votes {
+    unsigned yes, threads;
+};
+// Waits for every thread of the block.
+Votes barrier(bool vote, Place at);
+
+// What lanes bring to a meeting of their warp: one row for each lane.
+constexpr unsigned ROW_BYTES = 64;
+using Rows = const unsigned char (*)[ROW_BYTES];
+enum class Meeting : int { sync, shuffle, shuffle_xor, shuffle_down, shuffle_up, vote, match, reduce, mma, ldmatrix };
+// Waits until all lanes of `mask` have come to the same meeting, and returns what they brought, to be read before the
+// next call. Only Meeting::sync orders memory.
+Rows meet(unsigned mask, const void* value, unsigned bytes, Meeting meeting, Place at);
+// Lanes of this warp that have not left the kernel.
+unsigned live_lanes();
+
+// Lets other threads run, now and then, under the seed of the launch: every order around an atomic may be seen.
+void maybe_yield();
+
+// A copy that cp.async has begun and that lands at the wait.
+struct AsyncCopy {
+    void* shared;
+    const void* global;
+    bool zero;
+};
+void async_begin(const AsyncCopy& copy);
+void async_commit();
+// Takes the oldest copy of this thread that may not be in flight any more once only `groups` groups are.
+bool async_landed(unsigned groups, AsyncCopy& copy);
+
+}  // namespace simt

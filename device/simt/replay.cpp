@@ -1,0 +1,121 @@
+// Runs launches from a file over the host library that it is linked with: the way to run kernels under a sanitizer, which
+// must be part of a process from its first instruction. `device::sim` writes such files.
+//
+//   quire_replay_<crate> launches        exits 0; 1 and one line for a fault; else as the sanitizer exits
+//
+// A file is launches one after the other, numbers little-endian:
+//   name: u32 length, bytes
+//   grid, block: 3 x u32 each; shared bytes: u32
+//   seeds: u32 count, u64 each; the launch runs once for each, over fresh copies of the buffers
+//   buffers: u32 count, each u64 length, bytes
+//   arguments: u32 count, each u32 kind; 0, a value: u32 length, bytes; 1, a pointer: u32 buffer, u64 offset
+#include <quire/sim.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <vector>
+
+namespace {
+
+struct File {
+    std::FILE* stream;
+
+    void read(void* to, size_t bytes) {
+        if (std::fread(to, 1, bytes, stream) == bytes) return;
+        std::fprintf(stderr, "replay: the file ends inside of a launch\n");
+        std::exit(2);
+    }
+    template <class T>
+    T number() {
+        T value;
+        read(&value, sizeof value);
+        return value;
+    }
+    std::vector<unsigned char> bytes(size_t count) {
+        std::vector<unsigned char> found(count);
+        if (count) read(found.data(), count);
+        return found;
+    }
+    bool ended() {
+        const int next = std::fgetc(stream);
+        if (next != EOF) std::ungetc(next, stream);
+        return next == EOF;
+    }
+};
+
+// Exactly as long as the buffer, so that the sanitizer sees the first byte behind it, and aligned as device memory is.
+struct Memory {
+    void* at = nullptr;
+    explicit Memory(const std::vector<unsigned char>& contents) {
+        if (posix_memalign(&at, 256, contents.empty() ? 1 : contents.size())) std::abort();
+        if (!contents.empty()) std::memcpy(at, contents.data(), contents.size());
+    }
+    Memory(Memory&& other) noexcept : at(other.at) { other.at = nullptr; }
+    ~Memory() { std::free(at); }
+};
+
+struct Argument {
+    bool pointer;
+    uint32_t buffer;
+    uint64_t offset;
+    std::vector<unsigned char> value;
+};
+
+int replay(File& file) {
+    const auto name_bytes = file.bytes(file.number<uint32_t>());
+    const std::string name(name_bytes.begin(), name_bytes.end());
+    uint32_t grid[3], block[3];
+    file.read(grid, sizeof grid);
+    file.read(block, sizeof block);
+    const auto shared_bytes = file.number<uint32_t>();
+    std::vector<uint64_t> seeds(file.number<uint32_t>());
+    for (auto& seed : seeds) seed = file.number<uint64_t>();
+    std::vector<std::vector<unsigned char>> buffers(file.number<uint32_t>());
+    for (auto& buffer : buffers) buffer = file.bytes(file.number<uint64_t>());
+    std::vector<Argument> arguments(file.number<uint32_t>());
+    for (auto& argument : arguments) {
+        argument.pointer = file.number<uint32_t>() == 1;
+        if (argument.pointer) {
+            argument.buffer = file.number<uint32_t>();
+            argument.offset = file.number<uint64_t>();
+        } else {
+            argument.value = file.bytes(file.number<uint32_t>());
+        }
+    }
+
+    for (const uint64_t seed : seeds) {
+        std::vector<Memory> memory(buffers.begin(), buffers.end());
+        std::vector<void*> pointers(arguments.size()), args(arguments.size());
+        for (size_t i = 0; i < arguments.size(); i++) {
+            Argument& argument = arguments[i];
+            if (argument.pointer) {
+                pointers[i] = static_cast<unsigned char*>(memory.at(argument.buffer).at) + argument.offset;
+                args[i] = &pointers[i];
+            } else {
+                args[i] = argument.value.data();
+            }
+        }
+        const quire_sim_options options = {seed};
+        if (quire_sim_launch(name.c_str(), grid, block, shared_bytes, args.data(), &options)) {
+            std::fprintf(stderr, "replay: seed %llu: %s\n", static_cast<unsigned long long>(seed), quire_sim_last_error().message);
+            return 1;
+        }
+    }
+    return 0;
+}
+
+}  // namespace
+
+int main(int count, char** words) {
+    File file = {count == 2 ? std::fopen(words[1], "rb") : nullptr};
+    if (!file.stream) {
+        std::fprintf(stderr, "usage: %s FILE (of launches)\n", words[0]);
+        return 2;
+    }
+    int code = 0;
+    while (!code && !file.ended()) code = replay(file);
+    std::fclose(file.stream);
+    return code;
+}

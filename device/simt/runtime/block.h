@@ -1,0 +1,78 @@
+// The threads of a block, and who of them may run.
+#pragma once
+
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "arena.h"
+#include "fiber.h"
+#include "launch.h"
+
+namespace simt {
+
+enum class State { ready, at_barrier, in_meeting, done };
+
+struct Block;
+
+struct Worker : Thread {
+    Block* home;
+    Fiber fiber;
+    State state;
+    Place at;  // where it waits
+    // Copies that cp.async has begun, oldest first, each with the number of its group; those before `landed` are done.
+    std::vector<std::pair<unsigned, AsyncCopy>> copies;
+    size_t landed;
+    unsigned open_group;
+};
+
+// The thread_local storage of this library in the calling thread. In a main program, whose storage may be that of a C
+// library too, it is `smem` alone.
+struct Span {
+    unsigned char *begin, *end;
+};
+
+// The threads of one block at a time, and who of them may run.
+struct Block {
+    const char* kernel;
+    const Grid& grid;
+    void (*call)(void* const*);
+    void* const* args;
+    Arena& arena;
+    unsigned threads;
+    uint64_t random;
+    Span storage;
+    Fiber main{};
+    std::vector<Worker> workers;
+    std::vector<Worker*> ready;  // may run, in the next round
+    std::vector<Worker*> round;  // run now
+    unsigned yes = 0;            // votes at the barrier that is gathering
+    Votes votes{};               // of the last barrier that opened
+    unsigned barriers = 0;       // opened so far
+    int fault = 0;
+    // Addresses that stand for an order: of the two barriers that may be in use at once, of the start and of the end.
+    char barrier_order[2], start_order, end_order;
+
+    Block(const char* kernel, const Grid& grid, void (*call)(void* const*), void* const* args, Arena& arena);
+    ~Block();
+    // Makes the threads of a block, ready to run.
+    void begin(uint64_t index);
+    // Runs them until all have left, or one is at fault.
+    void run();
+    void resume(Worker& worker);
+    void nobody_is_ready();
+    void open_barrier();
+    // The next random number of the launch.
+    uint64_t draw();
+    template <class T>
+    void shuffle(std::vector<T>& list) {
+        for (size_t i = list.size(); i > 1; i--) std::swap(list[i - 1], list[draw() % i]);
+    }
+};
+
+// The thread that runs.
+inline Worker& current() { return *static_cast<Worker*>(self); }
+// Back to the scheduler. Returns when it is this thread's turn again, which after a fault never comes.
+void leave(Worker& worker);
+
+}  // namespace simt

@@ -1,0 +1,129 @@
+//! The driver, found and asked before anything depends on it, and one GPU of it with two streams.
+//!
+//! cudarc opens `libcuda` at the first call and panics where there is none, or where it lacks a function. So [`open`]
+//! looks for the library first, and then for a version that has every function that this crate calls.
+
+use std::ffi::c_int;
+use std::sync::Arc;
+
+use cudarc::driver::result::{self, DriverError, stream::StreamKind};
+use cudarc::driver::sys::{self, CUdevice_attribute as Attribute};
+
+use super::error::{CudaError, Refusal, refused};
+use crate::Queue;
+
+/// CUDA 13.0, as `cuDriverGetVersion` counts.
+const LEAST_VERSION: c_int = 13_000;
+
+/// A GPU. Everything that lives on it keeps it open.
+pub(crate) struct Context {
+    device: sys::CUdevice,
+    context: sys::CUcontext,
+    streams: [sys::CUstream; 2],
+    pub driver_version: c_int,
+    pub capability: (u32, u32),
+    pub multiprocessors: u32,
+    /// The most shared memory that a block may ask for.
+    pub shared_bytes: u32,
+    pub name: String,
+}
+
+// SAFETY: handles of the driver may be used from any thread that has the context current; `Context::enter` sees to
+// that.
+unsafe impl Send for Context {}
+// SAFETY: as above; the driver locks for itself.
+unsafe impl Sync for Context {}
+
+/// Opens the first GPU that the driver shows. `CUDA_VISIBLE_DEVICES` says which those are.
+pub(super) fn open() -> Result<Arc<Context>, CudaError> {
+    // SAFETY: opening the driver's library runs its initialisers, which is what it is for.
+    if !unsafe { sys::is_culib_present() } {
+        return Err(CudaError::NoDriver);
+    }
+    let mut version = 0;
+    // SAFETY: the pointer is to a number of the right type. May be called before `init`.
+    unsafe { sys::cuDriverGetVersion(&mut version) }.result().map_err(no_start)?;
+    if version < LEAST_VERSION {
+        return Err(CudaError::OldDriver(version));
+    }
+    match result::init() {
+        Err(DriverError(sys::CUresult::CUDA_ERROR_NO_DEVICE)) => return Err(CudaError::NoGpu),
+        outcome => outcome.map_err(no_start)?,
+    }
+    if result::device::get_count().map_err(no_start)? < 1 {
+        return Err(CudaError::NoGpu);
+    }
+    let device = result::device::get(0).map_err(no_start)?;
+    let attribute = |attribute| {
+        // SAFETY: the device is one of the driver's.
+        let value = unsafe { result::device::get_attribute(device, attribute) }.map_err(no_start)?;
+        Ok(value.unsigned_abs())
+    };
+    let capability = (
+        attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+        attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+    );
+    let multiprocessors = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
+    let shared_bytes = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?;
+    let name = result::device::get_name(device).map_err(no_start)?;
+    // SAFETY: the device is one of the driver's; `Context` gives the reference back.
+    let context = unsafe { result::primary_ctx::retain(device) }.map_err(no_start)?;
+    let mut opened = Context {
+        device,
+        context,
+        streams: [result::stream::null(); 2],
+        driver_version: version,
+        capability,
+        multiprocessors,
+        shared_bytes,
+        name,
+    };
+    opened.enter()?;
+    for stream in &mut opened.streams {
+        *stream = result::stream::create(StreamKind::NonBlocking).map_err(no_start)?;
+    }
+    Ok(Arc::new(opened))
+}
+
+fn no_start(error: DriverError) -> CudaError {
+    CudaError::NoStart(Refusal(error))
+}
+
+impl Context {
+    /// Makes the GPU the one that this thread talks to. Every call to the driver comes after it; it costs some 50 ns.
+    pub fn enter(&self) -> Result<(), CudaError> {
+        // SAFETY: the context is held until `drop`.
+        unsafe { result::ctx::set_current(self.context) }.map_err(refused("choosing the GPU"))
+    }
+
+    pub fn stream(&self, queue: Queue) -> sys::CUstream {
+        self.streams[queue as usize]
+    }
+
+    /// Waits for one stream.
+    pub fn finish(&self, queue: Queue) -> Result<(), CudaError> {
+        self.enter()?;
+        // SAFETY: the stream lives as long as `self`.
+        unsafe { result::stream::synchronize(self.stream(queue)) }.map_err(refused("waiting for the GPU"))
+    }
+
+    /// Waits for both streams.
+    pub fn finish_all(&self) -> Result<(), CudaError> {
+        self.finish(Queue::Compute)?;
+        self.finish(Queue::Copy)
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // What fails here fails because the driver has given up, and then there is nothing to give back.
+        if self.enter().is_ok() {
+            for stream in self.streams.into_iter().filter(|stream| !stream.is_null()) {
+                // SAFETY: created in `open` and used by nobody else: everything on the GPU holds the context.
+                let _ = unsafe { result::stream::destroy(stream) };
+            }
+        }
+        // SAFETY: retained in `open`, once.
+        let _ = unsafe { result::primary_ctx::release(self.device) };
+    }
+}

@@ -1,0 +1,179 @@
+//! Memory of a GPU, page-locked memory of the host, and events, each given back when dropped.
+
+use std::ffi::c_void;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::time::Duration;
+
+use cudarc::driver::result::{self, DriverError};
+use cudarc::driver::sys::{self, CUevent_flags, CUevent_wait_flags, CUresult};
+
+use super::context::Context;
+use super::error::{CudaError, refused};
+use crate::memory::{Element, elements};
+use crate::{DeviceError, Queue};
+
+/// Memory of a GPU, zeroed at birth.
+pub(crate) struct DeviceMemory {
+    pub context: Arc<Context>,
+    /// 0 where there are no bytes; the driver aligns to 256.
+    pub address: sys::CUdeviceptr,
+    pub bytes: usize,
+}
+
+impl DeviceMemory {
+    pub fn zeroed(context: &Arc<Context>, bytes: usize) -> Result<DeviceMemory, DeviceError> {
+        let mut memory = DeviceMemory { context: Arc::clone(context), address: 0, bytes };
+        if bytes > 0 {
+            context.enter()?;
+            // SAFETY: the memory is set before anybody sees it.
+            memory.address = unsafe { result::malloc_sync(bytes) }.map_err(|error| no_memory(error, bytes))?;
+            // SAFETY: the memory is `bytes` long and the stream is the context's.
+            unsafe { result::memset_d8_async(memory.address, 0, bytes, context.stream(Queue::Compute)) }
+                .map_err(refused("zeroing memory"))?;
+            // The other queue may be the first to use it.
+            context.finish(Queue::Compute)?;
+        }
+        Ok(memory)
+    }
+}
+
+impl Drop for DeviceMemory {
+    fn drop(&mut self) {
+        // Work on it may be under way on either stream. Where the driver no longer answers, it has taken the memory
+        // back.
+        if self.address != 0 && self.context.finish_all().is_ok() {
+            // SAFETY: allocated in `zeroed`; nothing uses it any more.
+            let _ = unsafe { result::free_sync(self.address) };
+        }
+    }
+}
+
+/// Page-locked memory, zeroed at birth.
+pub(crate) struct PinnedMemory {
+    pub context: Arc<Context>,
+    start: NonNull<u8>,
+    bytes: usize,
+}
+
+// SAFETY: owned alone, and views follow the rules of references; see `Pinned`, which keeps them away from copies.
+unsafe impl Send for PinnedMemory {}
+// SAFETY: as above.
+unsafe impl Sync for PinnedMemory {}
+
+impl PinnedMemory {
+    pub fn zeroed(context: &Arc<Context>, bytes: usize) -> Result<PinnedMemory, DeviceError> {
+        context.enter()?;
+        // At least a byte: the driver refuses none.
+        // SAFETY: the memory is set below, before anybody sees it.
+        let start = unsafe { result::malloc_host(bytes.max(1), 0) }.map_err(|error| no_memory(error, bytes))?;
+        let no_memory = DeviceError::OutOfMemory { device: "cuda", wanted: bytes };
+        let start = NonNull::new(start.cast::<u8>()).ok_or(no_memory)?;
+        // SAFETY: just allocated with that many bytes.
+        unsafe { start.write_bytes(0, bytes) };
+        Ok(PinnedMemory { context: Arc::clone(context), start, bytes })
+    }
+
+    pub fn len(&self) -> usize {
+        self.bytes
+    }
+
+    /// The byte `at`, which is not beyond the end.
+    pub fn address(&self, at: usize) -> *mut c_void {
+        self.start.as_ptr().wrapping_add(at).cast()
+    }
+
+    pub fn view<T: Element>(&self) -> Result<&[T], DeviceError> {
+        let len = elements::<T>(self.bytes)?;
+        // SAFETY: initialised (zeroed at birth), aligned to a page, `len` elements long, and `T` allows any bits.
+        Ok(unsafe { std::slice::from_raw_parts(self.start.as_ptr().cast(), len) })
+    }
+
+    pub fn view_mut<T: Element>(&mut self) -> Result<&mut [T], DeviceError> {
+        let len = elements::<T>(self.bytes)?;
+        // SAFETY: as in `view`, and `&mut self` makes it the only one.
+        Ok(unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr().cast(), len) })
+    }
+}
+
+impl Drop for PinnedMemory {
+    fn drop(&mut self) {
+        // A copy may be under way. If the wait fails the copy may still run, and the memory stays.
+        if self.context.finish_all().is_ok() {
+            // SAFETY: allocated in `zeroed`; no copy uses it any more.
+            let _ = unsafe { result::free_host(self.start.as_ptr().cast()) };
+        }
+    }
+}
+
+fn no_memory(error: DriverError, wanted: usize) -> DeviceError {
+    match error.0 {
+        CUresult::CUDA_ERROR_OUT_OF_MEMORY => DeviceError::OutOfMemory { device: "cuda", wanted },
+        _ => refused("allocating memory")(error).into(),
+    }
+}
+
+/// A point of a stream, with its time.
+pub(crate) struct Point {
+    pub context: Arc<Context>,
+    event: sys::CUevent,
+}
+
+// SAFETY: a handle of the driver, which any thread may use that has the context current.
+unsafe impl Send for Point {}
+// SAFETY: as above.
+unsafe impl Sync for Point {}
+
+impl Point {
+    pub fn record(context: &Arc<Context>, queue: Queue) -> Result<Point, CudaError> {
+        context.enter()?;
+        let event = result::event::create(CUevent_flags::CU_EVENT_DEFAULT).map_err(refused("making an event"))?;
+        let point = Point { context: Arc::clone(context), event };
+        // SAFETY: event and stream are of this context and alive.
+        unsafe { result::event::record(point.event, context.stream(queue)) }.map_err(refused("recording an event"))?;
+        Ok(point)
+    }
+
+    /// Lets a stream wait.
+    pub fn hold(&self, queue: Queue) -> Result<(), CudaError> {
+        self.context.enter()?;
+        let flags = CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
+        // SAFETY: event and stream are of this context and alive; the driver keeps what it needs of the event.
+        unsafe { result::stream::wait_event(self.context.stream(queue), self.event, flags) }
+            .map_err(refused("waiting for an event"))
+    }
+
+    pub fn synchronize(&self) -> Result<(), CudaError> {
+        self.context.enter()?;
+        // SAFETY: the event is alive.
+        unsafe { result::event::synchronize(self.event) }.map_err(refused("waiting for an event"))
+    }
+
+    pub fn is_done(&self) -> Result<bool, CudaError> {
+        self.context.enter()?;
+        // SAFETY: the event is alive.
+        match unsafe { result::event::query(self.event) } {
+            Err(DriverError(CUresult::CUDA_ERROR_NOT_READY)) => Ok(false),
+            outcome => outcome.map(|()| true).map_err(refused("asking for an event")),
+        }
+    }
+
+    /// Both are over.
+    pub fn since(&self, earlier: &Point) -> Result<Duration, CudaError> {
+        self.context.enter()?;
+        // SAFETY: both events are alive, of one context, and keep their time.
+        let milliseconds =
+            unsafe { result::event::elapsed(earlier.event, self.event) }.map_err(refused("reading an event's time"))?;
+        // Less than 0 where the later one was recorded on the other stream and was over first.
+        Ok(Duration::from_secs_f64(f64::from(milliseconds.max(0.0)) / 1000.0))
+    }
+}
+
+impl Drop for Point {
+    fn drop(&mut self) {
+        if self.context.enter().is_ok() {
+            // SAFETY: made in `record`, destroyed once; the driver waits by itself if it must.
+            let _ = unsafe { result::event::destroy(self.event) };
+        }
+    }
+}

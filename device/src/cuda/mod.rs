@@ -1,0 +1,245 @@
+//! The `cuda` backend: one NVIDIA GPU through its driver, which is opened at run time.
+//!
+//! The same program runs with and without a driver: [`Cuda::open`] looks first, and says in one line what is missing.
+//! Nothing else of CUDA is needed to build or to run.
+//!
+//! Launches and copies without a queue go to the compute stream; both streams do not wait for the default one. Calls
+//! return when the driver has the work, but for [`Device::upload`], [`Device::download`] and [`Device::alloc`], which
+//! wait until it is done, and drops of memory, which wait for the GPU: allocate before the work, not within it.
+
+mod context;
+mod error;
+mod fatbin;
+mod memory;
+mod modules;
+
+use std::sync::Arc;
+
+use cudarc::driver::result;
+use cudarc::driver::sys;
+
+use crate::buffer::{Buffer, Memory};
+use crate::gemm::WeightFormat;
+use crate::pinned::{Locked, Pinned};
+use crate::queue::{Event, Mark, Progress, Queue};
+use crate::{Device, DeviceError, Launch, LaunchError, Matrix, MemoryInfo, Options, Pool};
+use context::Context;
+use error::refused;
+pub use error::{CudaError, Refusal};
+pub(crate) use memory::{DeviceMemory, PinnedMemory, Point};
+use modules::Modules;
+
+const NAME: &str = "cuda";
+
+pub(crate) struct Cuda {
+    pool: Pool,
+    modules: Modules,
+    progress: Arc<Progress>,
+    context: Arc<Context>,
+}
+
+impl Cuda {
+    pub fn open(options: &Options) -> Result<Cuda, DeviceError> {
+        let context = context::open()?;
+        let modules = Modules::find(&context, options)?;
+        Ok(Cuda { pool: Pool::new(options.threads)?, modules, progress: Arc::default(), context })
+    }
+
+    /// The address of byte `at` of a buffer of this GPU.
+    fn own(&self, buffer: &Buffer, at: usize) -> Result<sys::CUdeviceptr, DeviceError> {
+        match &buffer.0 {
+            Memory::Cuda(memory) if Arc::ptr_eq(&memory.context, &self.context) => Ok(memory.address + at as u64),
+            _ => Err(DeviceError::WrongDevice { expected: NAME, found: buffer.device() }),
+        }
+    }
+
+    /// The page-locked memory of this GPU.
+    fn locked<'a>(&self, pinned: &'a Pinned) -> Result<&'a PinnedMemory, DeviceError> {
+        match &pinned.memory {
+            Locked::Cuda(memory) if Arc::ptr_eq(&memory.context, &self.context) => Ok(memory),
+            other => Err(DeviceError::WrongDevice { expected: NAME, found: other.device() }),
+        }
+    }
+}
+
+impl Device for Cuda {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn description(&self) -> String {
+        let Context { name, capability: (major, minor), multiprocessors, driver_version, .. } = &*self.context;
+        format!(
+            "{name}, compute capability {major}.{minor}, {multiprocessors} multiprocessors, driver for CUDA {}.{}",
+            driver_version / 1000,
+            driver_version % 1000 / 10
+        )
+    }
+
+    fn memory(&self) -> MemoryInfo {
+        // A driver that has given up has no memory to offer.
+        let (available, total) =
+            self.context.enter().ok().and_then(|()| result::mem_get_info().ok()).unwrap_or_default();
+        MemoryInfo { total: total as u64, available: available as u64 }
+    }
+
+    fn alloc(&self, bytes: usize) -> Result<Buffer, DeviceError> {
+        DeviceMemory::zeroed(&self.context, bytes).map(|memory| Buffer(Memory::Cuda(memory)))
+    }
+
+    fn matrix(&self, _: usize, _: &[(WeightFormat, &[u8])]) -> Result<Matrix, DeviceError> {
+        Err(DeviceError::NoMatrices(NAME))
+    }
+
+    fn pool(&self) -> &Pool {
+        &self.pool
+    }
+
+    fn upload(&self, to: &mut Buffer, at: usize, bytes: &[u8]) -> Result<(), DeviceError> {
+        to.check(at, bytes.len())?;
+        let (to, stream) = (self.own(to, at)?, self.context.stream(Queue::Compute));
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        self.context.enter()?;
+        // SAFETY: inside of the buffer, and `bytes` is borrowed until the copy is over.
+        unsafe { sys::cuMemcpyHtoDAsync_v2(to, bytes.as_ptr().cast(), bytes.len(), stream) }
+            .result()
+            .map_err(refused("copying to the GPU"))?;
+        Ok(self.context.finish(Queue::Compute)?)
+    }
+
+    fn download(&self, from: &Buffer, at: usize, bytes: &mut [u8]) -> Result<(), DeviceError> {
+        from.check(at, bytes.len())?;
+        let (from, stream) = (self.own(from, at)?, self.context.stream(Queue::Compute));
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        self.context.enter()?;
+        // SAFETY: inside of the buffer, and `bytes` is borrowed until the copy is over.
+        unsafe { sys::cuMemcpyDtoHAsync_v2(bytes.as_mut_ptr().cast(), from, bytes.len(), stream) }
+            .result()
+            .map_err(refused("copying from the GPU"))?;
+        Ok(self.context.finish(Queue::Compute)?)
+    }
+
+    fn copy(&self, from: &Buffer, at: usize, to: &mut Buffer, to_at: usize, bytes: usize) -> Result<(), DeviceError> {
+        from.check(at, bytes)?;
+        to.check(to_at, bytes)?;
+        let (from, to) = (self.own(from, at)?, self.own(to, to_at)?);
+        if bytes == 0 {
+            return Ok(());
+        }
+        self.context.enter()?;
+        // SAFETY: inside of both; a drop of either waits for the stream.
+        unsafe { sys::cuMemcpyDtoDAsync_v2(to, from, bytes, self.context.stream(Queue::Compute)) }
+            .result()
+            .map_err(refused("copying on the GPU"))?;
+        Ok(())
+    }
+
+    fn synchronize(&self) -> Result<(), DeviceError> {
+        let clock = self.progress.all();
+        self.context.finish_all()?;
+        self.progress.seen(clock);
+        Ok(())
+    }
+
+    fn pinned(&self, bytes: usize) -> Result<Pinned, DeviceError> {
+        let memory = Locked::Cuda(PinnedMemory::zeroed(&self.context, bytes)?);
+        Ok(Pinned::new(memory, Arc::clone(&self.progress)))
+    }
+
+    fn upload_async(
+        &self,
+        queue: Queue,
+        from: &Pinned,
+        from_at: usize,
+        to: &mut Buffer,
+        at: usize,
+        bytes: usize,
+    ) -> Result<(), DeviceError> {
+        from.check(from_at, bytes)?;
+        to.check(at, bytes)?;
+        let (locked, to) = (self.locked(from)?, self.own(to, at)?);
+        if bytes == 0 {
+            return Ok(());
+        }
+        self.context.enter()?;
+        // SAFETY: inside of both; a drop of either waits for the stream, and `used_until` keeps writers away until
+        // then.
+        unsafe { sys::cuMemcpyHtoDAsync_v2(to, locked.address(from_at), bytes, self.context.stream(queue)) }
+            .result()
+            .map_err(refused("copying to the GPU"))?;
+        from.used_until(self.progress.copied(queue));
+        Ok(())
+    }
+
+    fn download_async(
+        &self,
+        queue: Queue,
+        from: &Buffer,
+        at: usize,
+        to: &mut Pinned,
+        to_at: usize,
+        bytes: usize,
+    ) -> Result<(), DeviceError> {
+        from.check(at, bytes)?;
+        to.check(to_at, bytes)?;
+        let (from, locked) = (self.own(from, at)?, self.locked(to)?);
+        if bytes == 0 {
+            return Ok(());
+        }
+        self.context.enter()?;
+        // SAFETY: inside of both; a drop of either waits for the stream, and `used_until` keeps views away until then.
+        unsafe { sys::cuMemcpyDtoHAsync_v2(locked.address(to_at), from, bytes, self.context.stream(queue)) }
+            .result()
+            .map_err(refused("copying from the GPU"))?;
+        to.used_until(self.progress.copied(queue));
+        Ok(())
+    }
+
+    fn record(&self, queue: Queue) -> Result<Event, DeviceError> {
+        let clock = self.progress.of(queue);
+        let mark = Mark::Cuda(Point::record(&self.context, queue)?);
+        Ok(Event { progress: Arc::clone(&self.progress), clock, mark })
+    }
+
+    fn wait(&self, queue: Queue, event: &Event) -> Result<(), DeviceError> {
+        match &event.mark {
+            Mark::Cuda(point) if Arc::ptr_eq(&event.progress, &self.progress) => point.hold(queue)?,
+            other => return Err(DeviceError::WrongDevice { expected: NAME, found: other.device() }),
+        }
+        self.progress.waits(queue, event.clock);
+        Ok(())
+    }
+
+    fn load(&self, module: &str) -> Result<(), DeviceError> {
+        self.modules.load(module)
+    }
+
+    fn launch(&self, launch: &Launch<'_>) -> Result<(), DeviceError> {
+        let function = self.modules.function(launch.module, launch.kernel, launch.shared_bytes)?;
+        let mut arguments = launch.pack(&function.parameter_bytes)?;
+        for (index, buffer) in launch.buffers() {
+            if self.own(buffer, 0).is_err() {
+                return Err(LaunchError::wrong_device(launch.kernel, index, buffer.device(), NAME).into());
+            }
+        }
+        let Launch { grid: [x, y, z], block: [threads_x, threads_y, threads_z], shared_bytes, .. } = *launch;
+        let (grid, block) = ((x, y, z), (threads_x, threads_y, threads_z));
+        let stream = self.context.stream(Queue::Compute);
+        // SAFETY: the arguments have the sizes of the parameters, point into buffers of this GPU that wait for the
+        // stream when they are dropped, and are copied by the call. That a kernel stays within them is the promise of
+        // `Device::launch`.
+        unsafe { result::launch_kernel(function.handle, grid, block, shared_bytes, stream, &mut arguments.pointers) }
+            .map_err(|error| {
+                let (kernel, grid, block) = (launch.kernel.to_owned(), launch.grid, launch.block);
+                CudaError::Launch { kernel, grid, block, shared_bytes, refusal: Refusal(error) }.into()
+            })
+    }
+
+    fn compute_capability(&self) -> Option<(u32, u32)> {
+        Some(self.context.capability)
+    }
+}

@@ -1,0 +1,229 @@
+//! The backends whose memory is this process's: `cpu`, and `cuda-sim`, which is the same with closed doors and kernels.
+//!
+//! Every call is done when it returns, so both queues are in order by themselves. One lock makes the calls of several
+//! threads an order too: a kernel of `cuda-sim` writes what it was given through pointers, and nothing else may look at
+//! that meanwhile. What a GPU would forbid is forbidden here: the CPU can not see the memory of `cuda-sim`, and
+//! page-locked memory only after a wait ([`crate::queue`]).
+
+use std::ptr::copy_nonoverlapping;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use crate::buffer::{Buffer, Memory, SimMemory};
+use crate::gemm::{PackedMatrix, WeightFormat};
+use crate::memory::HostMemory;
+use crate::pinned::{Locked, Pinned};
+use crate::queue::{Event, Mark, Progress, Queue};
+use crate::sim::Libraries;
+use crate::{Device, DeviceError, Isa, Launch, LaunchError, Matrix, MemoryInfo, Options, Pool};
+
+pub(crate) struct Host {
+    pool: Pool,
+    /// Held while memory is copied or a kernel runs.
+    order: Arc<Mutex<()>>,
+    progress: Arc<Progress>,
+    /// `cuda-sim`: where kernels come from.
+    kernels: Option<Libraries>,
+}
+
+impl Host {
+    pub fn cpu(options: &Options) -> Result<Host, DeviceError> {
+        let pool = Pool::new(options.threads)?;
+        Ok(Host { pool, order: Arc::default(), progress: Arc::default(), kernels: None })
+    }
+
+    pub fn sim(options: &Options) -> Result<Host, DeviceError> {
+        Ok(Host { kernels: Some(Libraries::find(options)?), ..Host::cpu(options)? })
+    }
+
+    /// The memory of a buffer of this device.
+    fn own<'a>(&self, buffer: &'a Buffer) -> Result<&'a HostMemory, DeviceError> {
+        match &buffer.0 {
+            Memory::Cpu(memory) if self.kernels.is_none() => Ok(memory),
+            Memory::Sim(memory) if Arc::ptr_eq(&memory.order, &self.order) => Ok(&memory.memory),
+            _ => Err(DeviceError::WrongDevice { expected: self.name(), found: buffer.device() }),
+        }
+    }
+
+    /// The page-locked memory of this device.
+    fn locked<'a>(&self, pinned: &'a Pinned) -> Result<&'a HostMemory, DeviceError> {
+        match &pinned.memory {
+            Locked::Host(_, memory) if Arc::ptr_eq(&pinned.progress, &self.progress) => Ok(memory),
+            other => Err(DeviceError::WrongDevice { expected: self.name(), found: other.device() }),
+        }
+    }
+
+    fn in_order(&self) -> MutexGuard<'_, ()> {
+        // The lock guards no data of its own.
+        self.order.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// # Safety
+    /// `from` and `to` hold `bytes` bytes, do not overlap, and no reference to the bytes at `to` is alive.
+    unsafe fn move_bytes(&self, from: *const u8, to: *mut u8, bytes: usize) {
+        let _order = self.in_order();
+        // SAFETY: the caller's promise; kernels are kept out by the lock.
+        unsafe { copy_nonoverlapping(from, to, bytes) }
+    }
+}
+
+impl Device for Host {
+    fn name(&self) -> &'static str {
+        if self.kernels.is_some() { "cuda-sim" } else { "cpu" }
+    }
+
+    fn description(&self) -> String {
+        let host = format!("{} threads, vector unit {}", self.pool.threads(), Isa::best());
+        match &self.kernels {
+            None => host,
+            Some(kernels) => format!("CUDA kernels as host code from {}; {host}", kernels.folder().display()),
+        }
+    }
+
+    fn memory(&self) -> MemoryInfo {
+        let mut system = sysinfo::System::new();
+        system.refresh_memory();
+        let (total, available) = (system.total_memory(), system.available_memory());
+        // Inside a container the limit is the group's, not the machine's.
+        match system.cgroup_limits() {
+            Some(limits) if limits.total_memory > 0 => {
+                MemoryInfo { total: total.min(limits.total_memory), available: available.min(limits.free_memory) }
+            }
+            _ => MemoryInfo { total, available },
+        }
+    }
+
+    fn alloc(&self, bytes: usize) -> Result<Buffer, DeviceError> {
+        let memory = match self.kernels {
+            None => HostMemory::zeroed(bytes).map(Memory::Cpu),
+            Some(_) => HostMemory::guarded(bytes)
+                .map(|memory| Memory::Sim(SimMemory { memory, order: Arc::clone(&self.order) })),
+        };
+        memory.map(Buffer).ok_or(DeviceError::OutOfMemory { device: self.name(), wanted: bytes })
+    }
+
+    fn matrix(&self, k: usize, parts: &[(WeightFormat, &[u8])]) -> Result<Matrix, DeviceError> {
+        match self.kernels {
+            None => PackedMatrix::pack(k, parts).map(Matrix).ok_or(DeviceError::BadMatrix(k)),
+            Some(_) => Err(DeviceError::NoMatrices(self.name())),
+        }
+    }
+
+    fn pool(&self) -> &Pool {
+        &self.pool
+    }
+
+    fn upload(&self, to: &mut Buffer, at: usize, bytes: &[u8]) -> Result<(), DeviceError> {
+        to.check(at, bytes.len())?;
+        let to = self.own(to)?;
+        // SAFETY: inside of `to`, which is borrowed for writing, so `bytes` is other memory.
+        unsafe { self.move_bytes(bytes.as_ptr(), to.start().add(at), bytes.len()) };
+        Ok(())
+    }
+
+    fn download(&self, from: &Buffer, at: usize, bytes: &mut [u8]) -> Result<(), DeviceError> {
+        from.check(at, bytes.len())?;
+        let from = self.own(from)?;
+        // SAFETY: inside of `from`; `bytes` is borrowed for writing, so it is other memory.
+        unsafe { self.move_bytes(from.start().add(at), bytes.as_mut_ptr(), bytes.len()) };
+        Ok(())
+    }
+
+    fn copy(&self, from: &Buffer, at: usize, to: &mut Buffer, to_at: usize, bytes: usize) -> Result<(), DeviceError> {
+        from.check(at, bytes)?;
+        to.check(to_at, bytes)?;
+        let (from, to) = (self.own(from)?, self.own(to)?);
+        // SAFETY: inside of both; `to` is borrowed for writing, so they are two.
+        unsafe { self.move_bytes(from.start().add(at), to.start().add(to_at), bytes) };
+        Ok(())
+    }
+
+    fn synchronize(&self) -> Result<(), DeviceError> {
+        self.progress.seen(self.progress.all());
+        Ok(())
+    }
+
+    fn pinned(&self, bytes: usize) -> Result<Pinned, DeviceError> {
+        let memory =
+            HostMemory::zeroed(bytes).ok_or(DeviceError::OutOfMemory { device: self.name(), wanted: bytes })?;
+        Ok(Pinned::new(Locked::Host(self.name(), memory), Arc::clone(&self.progress)))
+    }
+
+    fn upload_async(
+        &self,
+        queue: Queue,
+        from: &Pinned,
+        from_at: usize,
+        to: &mut Buffer,
+        at: usize,
+        bytes: usize,
+    ) -> Result<(), DeviceError> {
+        from.check(from_at, bytes)?;
+        to.check(at, bytes)?;
+        let (locked, to) = (self.locked(from)?, self.own(to)?);
+        // SAFETY: inside of both, which are of two kinds; `to` is borrowed for writing.
+        unsafe { self.move_bytes(locked.start().add(from_at), to.start().add(at), bytes) };
+        from.used_until(self.progress.copied(queue));
+        Ok(())
+    }
+
+    fn download_async(
+        &self,
+        queue: Queue,
+        from: &Buffer,
+        at: usize,
+        to: &mut Pinned,
+        to_at: usize,
+        bytes: usize,
+    ) -> Result<(), DeviceError> {
+        from.check(at, bytes)?;
+        to.check(to_at, bytes)?;
+        let (from, locked) = (self.own(from)?, self.locked(to)?);
+        // SAFETY: inside of both, which are of two kinds; `to` is borrowed for writing.
+        unsafe { self.move_bytes(from.start().add(at), locked.start().add(to_at), bytes) };
+        to.used_until(self.progress.copied(queue));
+        Ok(())
+    }
+
+    fn record(&self, queue: Queue) -> Result<Event, DeviceError> {
+        let clock = self.progress.of(queue);
+        Ok(Event { progress: Arc::clone(&self.progress), clock, mark: Mark::Host(self.name(), Instant::now()) })
+    }
+
+    fn wait(&self, queue: Queue, event: &Event) -> Result<(), DeviceError> {
+        if !Arc::ptr_eq(&event.progress, &self.progress) {
+            return Err(DeviceError::WrongDevice { expected: self.name(), found: event.mark.device() });
+        }
+        self.progress.waits(queue, event.clock);
+        Ok(())
+    }
+
+    fn load(&self, module: &str) -> Result<(), DeviceError> {
+        match &self.kernels {
+            None => Err(DeviceError::NoKernels { device: self.name(), wanted: module.to_owned() }),
+            Some(kernels) => kernels.library(module).map(|_| ()),
+        }
+    }
+
+    fn launch(&self, launch: &Launch<'_>) -> Result<(), DeviceError> {
+        let Some(kernels) = &self.kernels else {
+            return Err(DeviceError::NoKernels { device: self.name(), wanted: launch.kernel.to_owned() });
+        };
+        let library = kernels.library(launch.module)?;
+        for (index, buffer) in launch.buffers() {
+            if self.own(buffer).is_err() {
+                return Err(LaunchError::wrong_device(launch.kernel, index, buffer.device(), self.name()).into());
+            }
+        }
+        let _order = self.in_order();
+        // SAFETY: the memory of these buffers has no views, and the lock keeps copies and other launches away from it.
+        // That a kernel stays within what its arguments say is the promise of `Device::launch`.
+        unsafe { library.launch(launch, kernels.seed()) }?;
+        for (index, buffer) in launch.buffers() {
+            if !self.own(buffer)?.guards_hold() {
+                return Err(DeviceError::Trespass { kernel: launch.kernel.to_owned(), index });
+            }
+        }
+        Ok(())
+    }
+}

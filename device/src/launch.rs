@@ -1,0 +1,197 @@
+//! What to run: a kernel's name, its grid, and its arguments as the CUDA driver takes them.
+
+use std::ffi::c_void;
+
+use crate::{Buffer, Element};
+
+/// One launch of a kernel.
+#[derive(Clone, Copy)]
+pub struct Launch<'a> {
+    /// The crate of the `.cu` file, as it stands in file names: `attention_kernels`.
+    pub module: &'a str,
+    /// The kernel.
+    pub kernel: &'a str,
+    /// Blocks in x, y and z.
+    pub grid: [u32; 3],
+    /// Threads of a block in x, y and z.
+    pub block: [u32; 3],
+    /// Dynamic shared memory of a block.
+    pub shared_bytes: u32,
+    /// One for each parameter of the kernel.
+    pub args: &'a [Arg<'a>],
+}
+
+/// One argument of a kernel. None of them allocates.
+#[derive(Clone, Copy)]
+pub struct Arg<'a>(pub(crate) Kind<'a>);
+
+#[derive(Clone, Copy)]
+pub(crate) enum Kind<'a> {
+    Pointer {
+        buffer: &'a Buffer,
+        offset: usize,
+    },
+    /// A value of at most 8 bytes, and how many they are.
+    Number([u8; 8], usize),
+    Bytes(&'a [u8]),
+}
+
+impl<'a> Arg<'a> {
+    /// A pointer to a byte of a buffer, for reading and writing.
+    pub fn pointer(buffer: &'a Buffer, offset: usize) -> Arg<'a> {
+        Arg(Kind::Pointer { buffer, offset })
+    }
+
+    /// The pointer that is none.
+    pub fn null() -> Arg<'a> {
+        Arg(Kind::Number([0; 8], size_of::<*const u8>()))
+    }
+
+    /// A plain struct, by value: the same bytes for nvcc, g++ and Rust.
+    pub fn bytes<T: Element>(value: &'a T) -> Arg<'a> {
+        // SAFETY: an `Element` has no padding, so all of its bytes are initialised; they are borrowed as `value` is.
+        Arg(Kind::Bytes(unsafe { std::slice::from_raw_parts(std::ptr::from_ref(value).cast(), size_of::<T>()) }))
+    }
+
+    fn size(&self) -> u32 {
+        match &self.0 {
+            Kind::Pointer { .. } => size_of::<*const u8>() as u32,
+            Kind::Number(_, bytes) => *bytes as u32,
+            // A kernel has at most 32764 bytes of parameters.
+            Kind::Bytes(bytes) => u32::try_from(bytes.len()).unwrap_or(u32::MAX),
+        }
+    }
+}
+
+macro_rules! numbers {
+    ($($number:ty),*) => {
+        $(impl From<$number> for Arg<'_> {
+            fn from(value: $number) -> Self {
+                let mut bytes = [0; 8];
+                bytes[..size_of::<$number>()].copy_from_slice(&value.to_ne_bytes());
+                Arg(Kind::Number(bytes, size_of::<$number>()))
+            }
+        })*
+    };
+}
+numbers!(i32, u32, i64, u64, f32);
+
+/// Why a launch does not fit its kernel. Nothing has run.
+#[derive(Debug, thiserror::Error)]
+pub enum LaunchError {
+    /// No kernel of that name.
+    #[error(
+        "{module}: there is no kernel {kernel:?} among its {kernels}; build it anew if it is older than the program"
+    )]
+    UnknownKernel {
+        /// The file that was searched.
+        module: String,
+        /// What was asked for.
+        kernel: String,
+        /// How many there are.
+        kernels: usize,
+    },
+    /// Arguments that are not the parameters of the kernel.
+    #[error("kernel {kernel}: found arguments of {found:?} bytes, expected {expected:?}")]
+    Arguments {
+        /// The kernel.
+        kernel: String,
+        /// Sizes of what was given.
+        found: Vec<u32>,
+        /// Sizes of the parameters.
+        expected: Vec<u32>,
+    },
+    /// A pointer that lies outside of its buffer.
+    #[error("kernel {kernel}: argument {index} points at byte {offset} of a buffer of {bytes}")]
+    Outside {
+        /// The kernel.
+        kernel: String,
+        /// Which argument, from 0.
+        index: usize,
+        /// Where it points.
+        offset: usize,
+        /// The size of the buffer.
+        bytes: usize,
+    },
+    /// More dynamic shared memory than a block can have.
+    #[error("kernel {kernel}: found {found} bytes of dynamic shared memory, expected at most {most} on this GPU")]
+    SharedMemory {
+        /// The kernel.
+        kernel: String,
+        /// What the launch asks for.
+        found: u32,
+        /// What there is.
+        most: u32,
+    },
+    /// A buffer that the device can not reach.
+    #[error("kernel {kernel}: argument {index} is a buffer of device {found}, the kernel runs on {expected}")]
+    WrongDevice {
+        /// The kernel.
+        kernel: String,
+        /// Which argument, from 0.
+        index: usize,
+        /// Where the buffer is.
+        found: &'static str,
+        /// Where the kernel runs.
+        expected: &'static str,
+    },
+}
+
+impl LaunchError {
+    pub(crate) fn wrong_device(kernel: &str, index: usize, found: &'static str, expected: &'static str) -> LaunchError {
+        LaunchError::WrongDevice { kernel: kernel.to_owned(), index, found, expected }
+    }
+}
+
+/// Arguments in memory as a kernel reads them.
+pub(crate) struct Packed {
+    /// One for each argument, into `values`.
+    pub pointers: Vec<*mut c_void>,
+    /// Every value at a multiple of 16 bytes, more than any parameter asks for.
+    _values: Vec<u128>,
+}
+
+impl Launch<'_> {
+    /// Lays out the arguments, after a comparison with the sizes of the kernel's parameters.
+    pub(crate) fn pack(&self, parameter_bytes: &[u32]) -> Result<Packed, LaunchError> {
+        let kernel = || self.kernel.to_owned();
+        if !self.args.iter().map(Arg::size).eq(parameter_bytes.iter().copied()) {
+            let (found, expected) = (self.args.iter().map(Arg::size).collect(), parameter_bytes.to_vec());
+            return Err(LaunchError::Arguments { kernel: kernel(), found, expected });
+        }
+        let mut values: Vec<u128> = Vec::with_capacity(2 * self.args.len());
+        let mut starts = Vec::with_capacity(self.args.len());
+        for (index, arg) in self.args.iter().enumerate() {
+            let address;
+            let bytes = match &arg.0 {
+                Kind::Bytes(bytes) => bytes,
+                Kind::Number(bytes, len) => &bytes[..*len],
+                Kind::Pointer { buffer, offset } => {
+                    let bytes = buffer.len_bytes();
+                    if *offset > bytes {
+                        return Err(LaunchError::Outside { kernel: kernel(), index, offset: *offset, bytes });
+                    }
+                    address = (buffer.address() + *offset as u64).to_ne_bytes();
+                    &address[..]
+                }
+            };
+            starts.push(values.len());
+            for chunk in bytes.chunks(size_of::<u128>()) {
+                let mut word = [0; size_of::<u128>()];
+                word[..chunk.len()].copy_from_slice(chunk);
+                values.push(u128::from_ne_bytes(word));
+            }
+        }
+        let base = values.as_mut_ptr();
+        let pointers = starts.into_iter().map(|start| base.wrapping_add(start).cast()).collect();
+        Ok(Packed { pointers, _values: values })
+    }
+
+    /// The buffers that the arguments point into, with the number of the argument.
+    pub(crate) fn buffers(&self) -> impl Iterator<Item = (usize, &Buffer)> {
+        self.args.iter().enumerate().filter_map(|(index, arg)| match arg.0 {
+            Kind::Pointer { buffer, .. } => Some((index, buffer)),
+            _ => None,
+        })
+    }
+}

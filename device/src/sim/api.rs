@@ -1,0 +1,192 @@
+//! The C interface of a host library, as `simt/include/quire/sim.h` has it: the only place that calls through it.
+
+use std::ffi::{CStr, CString, c_char, c_void};
+use std::fmt;
+use std::path::Path;
+
+use super::SimError;
+use crate::Launch;
+
+/// `QUIRE_SIM_ABI` of the header.
+const INTERFACE: u32 = 1;
+
+/// `quire_sim_kernel`.
+#[repr(C)]
+pub(super) struct RawKernel {
+    pub name: *const c_char,
+    pub file: *const c_char,
+    pub parameter_bytes: *const u32,
+    pub parameters: u32,
+}
+
+/// `quire_sim_fault`.
+#[repr(C)]
+struct RawFault {
+    code: i32,
+    block: [u32; 3],
+    thread: [u32; 3],
+    line: i32,
+    kernel: *const c_char,
+    file: *const c_char,
+    message: *const c_char,
+}
+
+/// `quire_sim_options`.
+#[repr(C)]
+struct RawOptions {
+    seed: u64,
+}
+
+type LaunchFunction =
+    unsafe extern "C" fn(*const c_char, *const u32, *const u32, u32, *const *mut c_void, *const RawOptions) -> i32;
+
+/// What kind of mistake ended a launch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FaultKind {
+    /// A grid, a block or a size of shared memory that no device takes.
+    BadLaunch,
+    /// Threads of a block wait at different barriers.
+    DivergentBarrier,
+    /// Some threads wait at a barrier, others have left the kernel.
+    BarrierAfterExit,
+    /// Threads wait for each other at a barrier and in a warp.
+    Deadlock,
+    /// The mask of a warp operation lacks the lane that calls it, or names one that has left.
+    BadMask,
+    /// Lanes of one mask meet in different operations.
+    DivergentCollective,
+    /// A shuffle reads from a lane outside of its mask.
+    BadLane,
+    /// `ldmatrix` or `cp.async` at an address that is no multiple of 16.
+    Misaligned,
+    /// The kernel called `__trap()`.
+    Trap,
+}
+
+impl FaultKind {
+    /// Of a code of the header. [`Api::load`] has compared the interface, and the kernel's name was looked up before.
+    fn of(code: i32) -> FaultKind {
+        match code {
+            3 => FaultKind::DivergentBarrier,
+            4 => FaultKind::BarrierAfterExit,
+            5 => FaultKind::Deadlock,
+            6 => FaultKind::BadMask,
+            7 => FaultKind::DivergentCollective,
+            8 => FaultKind::BadLane,
+            9 => FaultKind::Misaligned,
+            10 => FaultKind::Trap,
+            _ => FaultKind::BadLaunch,
+        }
+    }
+}
+
+/// Where and why a launch ended. Its text is one line with all of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fault {
+    /// What kind.
+    pub kind: FaultKind,
+    /// The kernel.
+    pub kernel: String,
+    /// `blockIdx` of the thread.
+    pub block: [u32; 3],
+    /// `threadIdx` of the thread.
+    pub thread: [u32; 3],
+    /// The source file, empty for [`FaultKind::BadLaunch`].
+    pub file: String,
+    /// The line of it, 0 for [`FaultKind::BadLaunch`].
+    pub line: u32,
+    message: String,
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for Fault {}
+
+/// The functions of an open library.
+pub(super) struct Api {
+    kernel_count: unsafe extern "C" fn() -> usize,
+    kernel_at: unsafe extern "C" fn(usize) -> RawKernel,
+    launch: LaunchFunction,
+    last_error: unsafe extern "C" fn() -> RawFault,
+    /// Keeps the code in memory; last, so that it goes last.
+    _library: libloading::Library,
+}
+
+impl Api {
+    pub(super) fn load(path: &Path) -> Result<Api, SimError> {
+        let unusable = |problem| SimError::Open { path: path.to_owned(), problem };
+        // SAFETY: the initialisers of such a library enter its kernels into a list and do nothing else.
+        let library = unsafe { libloading::Library::new(path) }.map_err(unusable)?;
+        // SAFETY: the header gives each symbol this type, and the interface is compared before any other is called.
+        unsafe {
+            let interface = *library.get::<unsafe extern "C" fn() -> u32>(b"quire_sim_abi").map_err(unusable)?;
+            let found = interface();
+            if found != INTERFACE {
+                return Err(SimError::Interface { path: path.to_owned(), found, expected: INTERFACE });
+            }
+            Ok(Api {
+                kernel_count: *library.get(b"quire_sim_kernel_count").map_err(unusable)?,
+                kernel_at: *library.get(b"quire_sim_kernel_at").map_err(unusable)?,
+                launch: *library.get(b"quire_sim_launch").map_err(unusable)?,
+                last_error: *library.get(b"quire_sim_last_error").map_err(unusable)?,
+                _library: library,
+            })
+        }
+    }
+
+    pub(super) fn kernel_count(&self) -> usize {
+        // SAFETY: the function takes nothing and only reads.
+        unsafe { (self.kernel_count)() }
+    }
+
+    /// `index` is less than [`Api::kernel_count`].
+    pub(super) fn kernel_at(&self, index: usize) -> RawKernel {
+        debug_assert!(index < self.kernel_count());
+        // SAFETY: the index is one that the library has.
+        unsafe { (self.kernel_at)(index) }
+    }
+
+    /// # Safety
+    /// `arguments` are as many as the kernel has parameters, each points at a value of its size, and what those values
+    /// point to is the kernel's to use.
+    pub(super) unsafe fn launch(&self, launch: &Launch<'_>, arguments: &[*mut c_void], seed: u64) -> Result<(), Fault> {
+        // A name with a 0 in it is cut there, and is no kernel's then.
+        let name = CString::new(launch.kernel).unwrap_or_default();
+        let options = RawOptions { seed };
+        // SAFETY: the texts and arrays live until the call returns; the rest is the caller's promise.
+        let code = unsafe {
+            (self.launch)(
+                name.as_ptr(),
+                launch.grid.as_ptr(),
+                launch.block.as_ptr(),
+                launch.shared_bytes,
+                arguments.as_ptr(),
+                &options,
+            )
+        };
+        if code == 0 { Ok(()) } else { Err(self.fault()) }
+    }
+
+    /// The fault of this thread's last launch.
+    fn fault(&self) -> Fault {
+        // SAFETY: the function takes nothing and only reads.
+        let raw = unsafe { (self.last_error)() };
+        let text = |text| {
+            // SAFETY: the texts end in 0 and hold until this thread's next launch.
+            unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+        };
+        Fault {
+            kind: FaultKind::of(raw.code),
+            kernel: text(raw.kernel),
+            block: raw.block,
+            thread: raw.thread,
+            file: text(raw.file),
+            line: raw.line.unsigned_abs(),
+            message: text(raw.message),
+        }
+    }
+}

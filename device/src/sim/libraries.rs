@@ -1,0 +1,52 @@
+//! The host libraries of a `cuda-sim` device, opened when they are first needed.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::Library;
+use crate::files::KernelFiles;
+use crate::{DeviceError, Options};
+
+const COMMAND: &str = "cargo xtask build-kernels --sim";
+const BEGINNING: &str = "libquire_sim_";
+const END: &str = ".so";
+
+/// By module, and what all their launches share.
+pub(crate) struct Libraries {
+    files: KernelFiles,
+    folder: PathBuf,
+    seed: u64,
+    open: Mutex<BTreeMap<String, Arc<Library>>>,
+}
+
+impl Libraries {
+    /// Fails if there is no library at all.
+    pub fn find(options: &Options) -> Result<Libraries, DeviceError> {
+        let files = KernelFiles::new("cuda-sim", COMMAND, options.kernels.as_deref());
+        let folder = files.folder_with(BEGINNING, END)?.to_owned();
+        Ok(Libraries { files, folder, seed: options.seed, open: Mutex::default() })
+    }
+
+    /// Where libraries are.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// Of the order of threads.
+    pub fn seed(&self) -> u64 {
+        self.seed
+    }
+
+    /// The library of a module.
+    pub fn library(&self, module: &str) -> Result<Arc<Library>, DeviceError> {
+        // A library enters the map whole or not at all.
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(library) = open.get(module) {
+            return Ok(Arc::clone(library));
+        }
+        let library = Arc::new(Library::open(&self.files.find(&format!("{BEGINNING}{module}{END}"))?)?);
+        open.insert(module.to_owned(), Arc::clone(&library));
+        Ok(library)
+    }
+}

@@ -1,0 +1,148 @@
+//! Kernels on the host: a library that `cargo xtask build-kernels --sim` made of the `.cu` sources, opened and
+//! launched.
+//!
+//! A [`Library`] lists its [`Kernel`]s and runs a [`Launch`] by name, with the argument array that the CUDA driver
+//! takes. A launch runs the whole grid on the calling thread before it returns; several threads may launch at once.
+//! What a kernel does wrong (a barrier that some threads miss, a shuffle from a lane that is not there) comes back as a
+//! [`Fault`] with the line. `device/simt/README.md` says what is modelled and what is not.
+//!
+//! This is the library by itself, with arguments in memory that the CPU can see. The `cuda-sim` device is made of it.
+//!
+//! ```no_run
+//! use device::{Arg, Launch, sim::Library};
+//! let library = Library::open("target/kernels/libquire_sim_demo.so".as_ref())?;
+//! let values = device::open("cpu", None)?.alloc(4096)?;
+//! let args = [Arg::pointer(&values, 0), 1024.into(), 0.5f32.into()];
+//! let launch =
+//!     Launch { module: "demo", kernel: "scale", grid: [4, 1, 1], block: [256, 1, 1], shared_bytes: 0, args: &args };
+//! // SAFETY: `scale` writes the 1024 numbers that it is told of, and no view of them is alive.
+//! unsafe { library.launch(&launch, 0) }?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod api;
+mod libraries;
+mod replay;
+
+pub use api::{Fault, FaultKind};
+pub(crate) use libraries::Libraries;
+
+use std::ffi::CStr;
+use std::path::{Path, PathBuf};
+
+use api::Api;
+
+use crate::{Launch, LaunchError};
+
+/// A kernel of a library.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Kernel {
+    /// As it is launched.
+    pub name: String,
+    /// The source that defines it.
+    pub file: String,
+    /// The size of each parameter, in bytes.
+    pub parameter_bytes: Vec<u32>,
+}
+
+/// Why a library could not be opened, or a launch did not run or did not end well.
+#[derive(Debug, thiserror::Error)]
+pub enum SimError {
+    /// The file is not there or is no library.
+    #[error("{path}: {problem}; `cargo xtask build-kernels --sim` builds it")]
+    Open {
+        /// The file.
+        path: PathBuf,
+        /// What the loader said.
+        problem: libloading::Error,
+    },
+    /// The library is older or newer than this program.
+    #[error("{path}: found interface {found}, expected {expected}; `cargo xtask build-kernels --sim` builds it anew")]
+    Interface {
+        /// The file.
+        path: PathBuf,
+        /// What it says of itself.
+        found: u32,
+        /// What this program was written for.
+        expected: u32,
+    },
+    /// The launch does not fit its kernel.
+    #[error(transparent)]
+    Launch(#[from] LaunchError),
+    /// The kernel did something wrong, or the launch asks for more than a device has.
+    #[error(transparent)]
+    Fault(Box<Fault>),
+}
+
+/// A host library of kernels.
+pub struct Library {
+    api: Api,
+    path: PathBuf,
+    /// Sorted by name.
+    kernels: Vec<Kernel>,
+}
+
+impl Library {
+    /// Opens a library that `cargo xtask build-kernels --sim` made. Opening runs its initialisers, as with any library:
+    /// do not open a file that you would not execute.
+    ///
+    /// # Errors
+    /// [`SimError::Open`], [`SimError::Interface`].
+    pub fn open(path: &Path) -> Result<Library, SimError> {
+        let api = Api::load(path)?;
+        let text = |text: *const std::ffi::c_char| {
+            // SAFETY: the interface gives texts that end in 0 and live as long as the library.
+            unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+        };
+        let kernel = |index| {
+            let kernel = api.kernel_at(index);
+            let sizes = (0..kernel.parameters as usize).map(|i| {
+                // SAFETY: the interface gives as many sizes as there are parameters.
+                unsafe { *kernel.parameter_bytes.add(i) }
+            });
+            Kernel { name: text(kernel.name), file: text(kernel.file), parameter_bytes: sizes.collect() }
+        };
+        let kernels = (0..api.kernel_count()).map(kernel).collect();
+        Ok(Library { api, path: path.to_owned(), kernels })
+    }
+
+    /// The file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// All kernels, sorted by name.
+    pub fn kernels(&self) -> &[Kernel] {
+        &self.kernels
+    }
+
+    /// The kernel of that name.
+    ///
+    /// # Errors
+    /// [`LaunchError::UnknownKernel`].
+    pub fn kernel(&self, name: &str) -> Result<&Kernel, LaunchError> {
+        let index = self.kernels.binary_search_by(|kernel| kernel.name.as_str().cmp(name));
+        index.map(|index| &self.kernels[index]).map_err(|_| LaunchError::UnknownKernel {
+            module: self.path.display().to_string(),
+            kernel: name.to_owned(),
+            kernels: self.kernels.len(),
+        })
+    }
+
+    /// Runs the whole grid. `seed` is of the order in which threads and blocks run: a kernel that is right gives the
+    /// same bits under every one. 0 keeps the natural order. The module of the launch is taken to be this library.
+    ///
+    /// # Errors
+    /// Nothing has run after [`SimError::Launch`]; after a [`SimError::Fault`] the buffers hold what the threads wrote
+    /// before it.
+    ///
+    /// # Safety
+    /// The buffers are memory of this process. With these arguments the kernel must stay within them, and no view of a
+    /// buffer that it writes may be alive.
+    pub unsafe fn launch(&self, launch: &Launch<'_>, seed: u64) -> Result<(), SimError> {
+        let kernel = self.kernel(launch.kernel)?;
+        let arguments = launch.pack(&kernel.parameter_bytes)?;
+        // SAFETY: the arguments have the sizes of the parameters, and the caller vouches for what they point to.
+        unsafe { self.api.launch(launch, &arguments.pointers, seed) }.map_err(|fault| SimError::Fault(Box::new(fault)))
+    }
+}

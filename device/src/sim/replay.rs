@@ -1,0 +1,59 @@
+//! A launch as a file, for a process of its own: `simt/replay.cpp` runs it under a sanitizer.
+
+use std::io::{self, Write};
+
+use crate::Buffer;
+use crate::launch::{Kind, Launch};
+
+impl Launch<'_> {
+    /// Writes the launch with the contents of its buffers, in the format that the head of `simt/replay.cpp` gives. It
+    /// runs once for each of `seeds`. Several launches may stand in one file, one after the other.
+    ///
+    /// # Errors
+    /// Of the writer, and [`io::ErrorKind::Unsupported`] for a buffer that the CPU can not reach.
+    pub fn record(&self, seeds: &[u64], out: &mut impl Write) -> io::Result<()> {
+        let mut buffers: Vec<&Buffer> = Vec::new();
+        for (_, buffer) in self.buffers() {
+            if !buffers.iter().any(|known| std::ptr::eq(*known, buffer)) {
+                buffers.push(buffer);
+            }
+        }
+        count(out, self.kernel.len())?;
+        out.write_all(self.kernel.as_bytes())?;
+        for number in self.grid.iter().chain(&self.block).chain([&self.shared_bytes]) {
+            out.write_all(&number.to_le_bytes())?;
+        }
+        count(out, seeds.len())?;
+        for seed in seeds {
+            out.write_all(&seed.to_le_bytes())?;
+        }
+        count(out, buffers.len())?;
+        for buffer in &buffers {
+            let bytes = buffer.contents().map_err(|error| io::Error::new(io::ErrorKind::Unsupported, error))?;
+            out.write_all(&(bytes.len() as u64).to_le_bytes())?;
+            out.write_all(&bytes)?;
+        }
+        count(out, self.args.len())?;
+        for arg in self.args {
+            let value = match &arg.0 {
+                Kind::Bytes(bytes) => bytes,
+                Kind::Number(bytes, len) => &bytes[..*len],
+                Kind::Pointer { buffer, offset } => {
+                    count(out, 1)?;
+                    count(out, buffers.iter().position(|known| std::ptr::eq(*known, *buffer)).unwrap_or_default())?;
+                    out.write_all(&(*offset as u64).to_le_bytes())?;
+                    continue;
+                }
+            };
+            count(out, 0)?;
+            count(out, value.len())?;
+            out.write_all(value)?;
+        }
+        Ok(())
+    }
+}
+
+fn count(out: &mut impl Write, number: usize) -> io::Result<()> {
+    let number = u32::try_from(number).map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?;
+    out.write_all(&number.to_le_bytes())
+}

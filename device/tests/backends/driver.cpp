@@ -1,0 +1,430 @@
+// A CUDA driver of host code, for tests: libcuda.so.1 with the calls that device/src/cuda makes, strict about each.
+//
+// Work waits in its stream until somebody waits for it, so a missing wait reads old bytes. A context that is not current,
+// a handle that is not alive, an address outside of the allocations, memory freed under waiting work, and a device left
+// with something on it are errors. Kernels come from the host library that this one is linked to; a kernel that goes
+// wrong fails every later call, as on a GPU.
+//
+// FAKE_VERSION, FAKE_GPUS, FAKE_INIT and FAKE_CAPABILITY make it another driver: its version, the number of GPUs, what
+// cuInit returns, and major * 10 + minor.
+#include <quire/sim.h>
+
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <vector>
+
+namespace {
+
+enum Result {
+    SUCCESS = 0,
+    INVALID_VALUE = 1,
+    OUT_OF_MEMORY = 2,
+    NO_DEVICE = 100,
+    INVALID_CONTEXT = 201,
+    INVALID_HANDLE = 400,
+    NOT_FOUND = 500,
+    NOT_READY = 600,
+    ILLEGAL_ADDRESS = 700,
+    LAUNCH_FAILED = 719,
+};
+
+using Address = unsigned long long;
+using Clock = std::chrono::steady_clock;
+
+struct Stream {
+    std::deque<std::function<void()>> work;
+    void step() {
+        const auto next = std::move(work.front());
+        work.pop_front();
+        next();
+    }
+    void finish() {
+        while (!work.empty()) step();
+    }
+};
+// A point of a stream; it outlives its event where another stream waits for it.
+struct Mark {
+    Stream* stream;
+    bool done = false;
+    Clock::time_point time;
+    void finish() {
+        while (!done && !stream->work.empty()) stream->step();
+    }
+};
+struct Event {
+    std::shared_ptr<Mark> mark;
+};
+struct Kernel {
+    quire_sim_kernel kernel;
+    int allowed = 48 << 10;
+};
+
+// One lock over everything: work runs in the thread that waits for it.
+using Lock = std::lock_guard<std::mutex>;
+std::mutex lock;
+int retained, broken;
+std::set<Stream*> streams;
+std::set<Event*> events;
+std::set<void*> modules;
+std::map<std::string, Kernel*> kernels;
+std::map<Address, size_t> device_memory, host_memory;
+thread_local void* current;
+constexpr size_t MEMORY = size_t{1} << 34;
+constexpr int SHARED = 227 << 10;
+
+int number(const char* variable, int otherwise) {
+    const char* text = std::getenv(variable);
+    return text ? std::atoi(text) : otherwise;
+}
+
+bool waiting() {
+    for (const Stream* stream : streams)
+        if (!stream->work.empty()) return true;
+    return false;
+}
+
+bool within(const std::map<Address, size_t>& memory, Address at, size_t bytes) {
+    auto next = memory.upper_bound(at);
+    if (next == memory.begin()) return false;
+    --next;
+    return at + bytes <= next->first + next->second;
+}
+
+int enter(const Stream* stream = nullptr) {
+    if (broken) return broken;
+    if (!current || !retained) return INVALID_CONTEXT;
+    return stream && !streams.count(const_cast<Stream*>(stream)) ? INVALID_HANDLE : SUCCESS;
+}
+
+}  // namespace
+
+// The name of a call and its parameters, before its body.
+#define CALL(name, ...) extern "C" __attribute__((visibility("default"))) int name(__VA_ARGS__)
+#define NEEDS(condition, otherwise) \
+    if (!(condition)) return otherwise
+#define ENTER(...) \
+    if (const int refused = enter(__VA_ARGS__)) return refused
+
+CALL(cuDriverGetVersion, int* version) {
+    const Lock guard(lock);
+    *version = number("FAKE_VERSION", 13000);
+    return SUCCESS;
+}
+
+CALL(cuInit, unsigned) {
+    const Lock guard(lock);
+    return number("FAKE_INIT", SUCCESS);
+}
+
+CALL(cuGetErrorString, int error, const char** text) {
+    const Lock guard(lock);
+    *text = error == LAUNCH_FAILED ? "unspecified launch failure" : "a text of the driver";
+    return SUCCESS;
+}
+
+CALL(cuDeviceGetCount, int* count) {
+    const Lock guard(lock);
+    *count = number("FAKE_GPUS", 1);
+    return SUCCESS;
+}
+
+CALL(cuDeviceGet, int* device, int ordinal) {
+    const Lock guard(lock);
+    *device = 7;
+    return ordinal == 0 ? SUCCESS : INVALID_VALUE;
+}
+
+CALL(cuDeviceGetName, char* name, int length, int device) {
+    const Lock guard(lock);
+    NEEDS(device == 7, INVALID_VALUE);
+    std::snprintf(name, length, "host code");
+    return SUCCESS;
+}
+
+CALL(cuDeviceGetAttribute, int* value, int attribute, int device) {
+    const Lock guard(lock);
+    NEEDS(device == 7, INVALID_VALUE);
+    const int capability = number("FAKE_CAPABILITY", 90);
+    switch (attribute) {
+        case 75: *value = capability / 10; break;
+        case 76: *value = capability % 10; break;
+        case 16: *value = 1; break;
+        case 97: *value = SHARED; break;
+        default: return INVALID_VALUE;
+    }
+    return SUCCESS;
+}
+
+CALL(cuDevicePrimaryCtxRetain, void** context, int device) {
+    const Lock guard(lock);
+    NEEDS(device == 7, INVALID_VALUE);
+    retained++;
+    *context = &retained;
+    return SUCCESS;
+}
+
+CALL(cuDevicePrimaryCtxRelease_v2, int) {
+    const Lock guard(lock);
+    NEEDS(retained > 0, INVALID_CONTEXT);
+    if (--retained == 0 && !broken && (device_memory.size() || host_memory.size() || events.size() || streams.size() || modules.size())) {
+        std::fprintf(stderr, "fake driver: left behind: %zu device and %zu host allocations, %zu events, %zu streams, %zu modules\n",
+                     device_memory.size(), host_memory.size(), events.size(), streams.size(), modules.size());
+        std::abort();
+    }
+    return SUCCESS;
+}
+
+CALL(cuCtxSetCurrent, void* context) {
+    const Lock guard(lock);
+    NEEDS(context == &retained && retained, INVALID_CONTEXT);
+    current = context;
+    return SUCCESS;
+}
+
+CALL(cuStreamCreate, Stream** stream, unsigned flags) {
+    const Lock guard(lock);
+    ENTER();
+    NEEDS(flags == 1, INVALID_VALUE);
+    streams.insert(*stream = new Stream);
+    return SUCCESS;
+}
+
+CALL(cuStreamDestroy_v2, Stream* stream) {
+    const Lock guard(lock);
+    ENTER(stream);
+    streams.erase(stream);
+    delete stream;
+    return SUCCESS;
+}
+
+CALL(cuStreamSynchronize, Stream* stream) {
+    const Lock guard(lock);
+    ENTER(stream);
+    stream->finish();
+    return broken;
+}
+
+CALL(cuStreamWaitEvent, Stream* stream, Event* event, unsigned flags) {
+    const Lock guard(lock);
+    ENTER(stream);
+    NEEDS(events.count(event) && flags == 0, INVALID_HANDLE);
+    if (event->mark->stream != stream) stream->work.push_back([mark = event->mark] { mark->finish(); });
+    return SUCCESS;
+}
+
+CALL(cuEventCreate, Event** event, unsigned flags) {
+    const Lock guard(lock);
+    ENTER();
+    NEEDS(flags == 0, INVALID_VALUE);
+    events.insert(*event = new Event);
+    return SUCCESS;
+}
+
+CALL(cuEventRecord, Event* event, Stream* stream) {
+    const Lock guard(lock);
+    ENTER(stream);
+    NEEDS(events.count(event), INVALID_HANDLE);
+    event->mark = std::make_shared<Mark>(Mark{stream});
+    stream->work.push_back([mark = event->mark] {
+        mark->done = true;
+        mark->time = Clock::now();
+    });
+    return SUCCESS;
+}
+
+CALL(cuEventSynchronize, Event* event) {
+    const Lock guard(lock);
+    ENTER();
+    NEEDS(events.count(event), INVALID_HANDLE);
+    event->mark->finish();
+    return broken;
+}
+// Not ready at the first question, so that a caller must ask again.
+CALL(cuEventQuery, Event* event) {
+    const Lock guard(lock);
+    ENTER();
+    NEEDS(events.count(event), INVALID_HANDLE);
+    if (event->mark->done) return SUCCESS;
+    event->mark->finish();
+    return broken ? broken : NOT_READY;
+}
+
+CALL(cuEventElapsedTime_v2, float* milliseconds, Event* start, Event* end) {
+    const Lock guard(lock);
+    ENTER();
+    NEEDS(events.count(start) && events.count(end), INVALID_HANDLE);
+    NEEDS(start->mark->done && end->mark->done, NOT_READY);
+    *milliseconds = std::chrono::duration<float, std::milli>(end->mark->time - start->mark->time).count();
+    return SUCCESS;
+}
+
+CALL(cuEventDestroy_v2, Event* event) {
+    const Lock guard(lock);
+    ENTER();
+    NEEDS(events.erase(event), INVALID_HANDLE);
+    delete event;
+    return SUCCESS;
+}
+
+CALL(cuMemAlloc_v2, Address* address, size_t bytes) {
+    const Lock guard(lock);
+    ENTER();
+    NEEDS(bytes, INVALID_VALUE);
+    NEEDS(bytes <= MEMORY, OUT_OF_MEMORY);
+    void* memory = std::aligned_alloc(256, (bytes + 255) / 256 * 256);
+    std::memset(memory, 0xff, bytes);
+    *address = reinterpret_cast<Address>(memory);
+    device_memory[*address] = bytes;
+    return SUCCESS;
+}
+
+CALL(cuMemFree_v2, Address address) {
+    const Lock guard(lock);
+    ENTER();
+    NEEDS(!waiting() && device_memory.erase(address), INVALID_VALUE);
+    std::free(reinterpret_cast<void*>(address));
+    return SUCCESS;
+}
+
+CALL(cuMemHostAlloc, void** memory, size_t bytes, unsigned flags) {
+    const Lock guard(lock);
+    ENTER();
+    NEEDS(bytes && flags == 0, INVALID_VALUE);
+    NEEDS(bytes <= MEMORY, OUT_OF_MEMORY);
+    *memory = std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
+    std::memset(*memory, 0xff, bytes);
+    host_memory[reinterpret_cast<Address>(*memory)] = bytes;
+    return SUCCESS;
+}
+
+CALL(cuMemFreeHost, void* memory) {
+    const Lock guard(lock);
+    ENTER();
+    NEEDS(!waiting() && host_memory.erase(reinterpret_cast<Address>(memory)), INVALID_VALUE);
+    std::free(memory);
+    return SUCCESS;
+}
+
+CALL(cuMemGetInfo_v2, size_t* available, size_t* total) {
+    const Lock guard(lock);
+    ENTER();
+    *total = *available = MEMORY;
+    for (const auto& [address, bytes] : device_memory) *available -= bytes;
+    return SUCCESS;
+}
+
+CALL(cuMemsetD8Async, Address to, unsigned char value, size_t bytes, Stream* stream) {
+    const Lock guard(lock);
+    ENTER(stream);
+    NEEDS(within(device_memory, to, bytes), ILLEGAL_ADDRESS);
+    stream->work.push_back([=] { std::memset(reinterpret_cast<void*>(to), value, bytes); });
+    return SUCCESS;
+}
+
+CALL(cuMemcpyHtoDAsync_v2, Address to, const void* from, size_t bytes, Stream* stream) {
+    const Lock guard(lock);
+    ENTER(stream);
+    NEEDS(bytes && within(device_memory, to, bytes), ILLEGAL_ADDRESS);
+    stream->work.push_back([=] { std::memcpy(reinterpret_cast<void*>(to), from, bytes); });
+    return SUCCESS;
+}
+
+CALL(cuMemcpyDtoHAsync_v2, void* to, Address from, size_t bytes, Stream* stream) {
+    const Lock guard(lock);
+    ENTER(stream);
+    NEEDS(bytes && within(device_memory, from, bytes), ILLEGAL_ADDRESS);
+    stream->work.push_back([=] { std::memcpy(to, reinterpret_cast<const void*>(from), bytes); });
+    return SUCCESS;
+}
+
+CALL(cuMemcpyDtoDAsync_v2, Address to, Address from, size_t bytes, Stream* stream) {
+    const Lock guard(lock);
+    ENTER(stream);
+    NEEDS(bytes && within(device_memory, to, bytes) && within(device_memory, from, bytes), ILLEGAL_ADDRESS);
+    stream->work.push_back([=] { std::memcpy(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes); });
+    return SUCCESS;
+}
+
+CALL(cuModuleLoadData, void** module, const void* image) {
+    const Lock guard(lock);
+    ENTER();
+    NEEDS(reinterpret_cast<uintptr_t>(image) % 8 == 0 && *static_cast<const uint32_t*>(image) == 0xba55ed50, INVALID_VALUE);
+    modules.insert(*module = new char);
+    return SUCCESS;
+}
+
+CALL(cuModuleUnload, void* module) {
+    const Lock guard(lock);
+    ENTER();
+    NEEDS(!waiting() && modules.erase(module), INVALID_HANDLE);
+    delete static_cast<char*>(module);
+    return SUCCESS;
+}
+
+CALL(cuModuleGetFunction, Kernel** function, void* module, const char* name) {
+    const Lock guard(lock);
+    ENTER();
+    NEEDS(modules.count(module), INVALID_HANDLE);
+    for (size_t i = 0; i < quire_sim_kernel_count() && !kernels[name]; i++) {
+        const quire_sim_kernel kernel = quire_sim_kernel_at(i);
+        if (!std::strcmp(kernel.name, name)) kernels[name] = new Kernel{kernel};
+    }
+    *function = kernels[name];
+    return *function ? SUCCESS : NOT_FOUND;
+}
+
+CALL(cuFuncGetParamInfo, Kernel* function, size_t index, size_t* offset, size_t* size) {
+    const Lock guard(lock);
+    ENTER();
+    NEEDS(index < function->kernel.parameters, INVALID_VALUE);
+    *offset = 0;
+    *size = function->kernel.parameter_bytes[index];
+    return SUCCESS;
+}
+
+CALL(cuFuncGetAttribute, int* value, int attribute, Kernel* function) {
+    const Lock guard(lock);
+    ENTER();
+    NEEDS(attribute == 8, INVALID_VALUE);
+    *value = function->allowed;
+    return SUCCESS;
+}
+
+CALL(cuFuncSetAttribute, Kernel* function, int attribute, int value) {
+    const Lock guard(lock);
+    ENTER();
+    NEEDS(attribute == 8 && value <= SHARED, INVALID_VALUE);
+    function->allowed = value;
+    return SUCCESS;
+}
+
+CALL(cuLaunchKernel, Kernel* function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
+     unsigned shared_bytes, Stream* stream, void** args, void** extra) {
+    const Lock guard(lock);
+    ENTER(stream);
+    NEEDS(uint64_t{gx} * gy * gz && uint64_t{bx} * by * bz && uint64_t{bx} * by * bz <= 1024 && !extra, INVALID_VALUE);
+    NEEDS(shared_bytes <= static_cast<unsigned>(function->allowed), INVALID_VALUE);
+    // The arguments are copied by the call.
+    std::vector<std::vector<char>> values;
+    for (uint32_t i = 0; i < function->kernel.parameters; i++) {
+        const char* value = static_cast<const char*>(args[i]);
+        values.emplace_back(value, value + function->kernel.parameter_bytes[i]);
+    }
+    stream->work.push_back([=]() mutable {
+        std::vector<void*> pointers;
+        for (auto& value : values) pointers.push_back(value.data());
+        const uint32_t grid[] = {gx, gy, gz}, block[] = {bx, by, bz};
+        const quire_sim_options options{0};
+        if (quire_sim_launch(function->kernel.name, grid, block, shared_bytes, pointers.data(), &options)) broken = LAUNCH_FAILED;
+    });
+    return SUCCESS;
+}

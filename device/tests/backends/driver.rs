@@ -1,0 +1,202 @@
+//! The `cuda` backend over `driver.cpp`, a driver of host code: this program once more, in an environment where that is
+//! the first `libcuda.so.1` that the loader finds. What the calls of a real driver do is not tested by it.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::OnceLock;
+
+use device::sim::Library;
+use device::{Arg, DeviceError, Launch, Options};
+use xtask::{not_run, workspace};
+
+use super::{MODULE, host_library};
+
+/// Says to the program that is started that its driver is a fake.
+const MARK: &str = "BACKENDS_OVER_FAKE_DRIVER";
+/// The test that leaves its driver useless.
+const ALONE: &str = "driver::a_mistake_of_a_kernel";
+
+pub fn is_fake() -> bool {
+    std::env::var_os(MARK).is_some()
+}
+
+/// A folder with the driver and the kernels.
+struct Fake {
+    folder: PathBuf,
+}
+
+impl Fake {
+    /// `None`, and a line that says so, without a C++ compiler.
+    fn get() -> Option<&'static Fake> {
+        static FAKE: OnceLock<Result<Fake, String>> = OnceLock::new();
+        FAKE.get_or_init(Fake::build).as_ref().map_err(|missing| not_run::report(missing)).ok()
+    }
+
+    fn build() -> Result<Fake, String> {
+        let library = host_library()?;
+        let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("driver");
+        std::fs::create_dir_all(&folder).unwrap();
+        let path = |name: &str| folder.join(name);
+        std::fs::copy(&library, path(library.file_name().unwrap().to_str().unwrap())).unwrap();
+        compile(&library, &path("libcuda.so.1"));
+        // Two fat binaries of one file, as two sources give.
+        let part = fat_binary(90);
+        std::fs::write(path(&format!("{MODULE}.fatbin")), [part.clone(), part.clone()].concat()).unwrap();
+        let place = |index: usize| format!("{}\t{}", index % 2 * part.len(), part.len());
+        let kernels = Library::open(&library).unwrap();
+        let lines = kernels.kernels().iter().enumerate().map(|(i, kernel)| format!("{}\t{}\n", kernel.name, place(i)));
+        let lines = lines.chain([format!("in_the_index_alone\t{}\n", place(0)), "no_code\t8\t88\n".into()]);
+        std::fs::write(path(&format!("{MODULE}.kernels.tsv")), lines.collect::<String>()).unwrap();
+        Ok(Fake { folder })
+    }
+
+    /// This program, over the fake.
+    fn run(&self, test: &str, more: &[&str], variables: &[(&str, &str)]) -> Output {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args([test, "--test-threads=1", "--nocapture", "--include-ignored"]).args(more);
+        command.env("LD_LIBRARY_PATH", &self.folder).env("QUIRE_KERNELS_DIR", &self.folder).env(MARK, "1");
+        command.envs(variables.iter().copied()).output().unwrap()
+    }
+}
+
+fn compile(kernels: &Path, output: &Path) {
+    let named = std::env::var_os("CXX").filter(|name| !name.is_empty()).map(PathBuf::from);
+    let compilers = named.into_iter().chain(["g++", "c++", "clang++"].map(PathBuf::from));
+    let root = workspace::root();
+    let outputs = compilers.filter_map(|compiler| {
+        let mut command = Command::new(compiler);
+        command.args(["-std=c++17", "-O1", "-Wall", "-shared", "-fPIC", "-fvisibility=hidden", "-Wl,-rpath,$ORIGIN"]);
+        command.arg("-I").arg(root.join("device/simt/include")).arg(root.join("device/tests/backends/driver.cpp"));
+        command.arg(kernels).arg("-o").arg(output).output().ok()
+    });
+    let output = outputs.into_iter().next().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// A fat binary with one empty entry.
+fn fat_binary(architecture: u32) -> Vec<u8> {
+    let mut bytes = [0; 16 + 72];
+    for (at, word) in [(0, 0xba55_ed50), (4, 16 << 16 | 1), (8, 72), (16, 2), (20, 64), (24, 8), (44, architecture)] {
+        bytes[at..at + 4].copy_from_slice(&u32::to_le_bytes(word));
+    }
+    bytes.to_vec()
+}
+
+#[test]
+fn the_cuda_backend_meets_every_demand_over_a_driver_of_host_code() {
+    if is_fake() {
+        return;
+    }
+    let Some(fake) = Fake::get() else { return };
+    let output = fake.run("", &["--skip", ALONE], &[]);
+    let said = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    assert!(!said.contains("NOT RUN") && said.contains("kernels_run_in_order"), "{said}");
+}
+
+#[test]
+fn a_mistake_of_a_kernel_comes_to_light_at_the_next_wait_and_every_call_from_then_on() {
+    if is_fake() {
+        return;
+    }
+    let Some(fake) = Fake::get() else { return };
+    let output = fake.run(ALONE, &["--exact"], &[]);
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && said.contains("1 passed"), "{said}");
+}
+
+#[test]
+fn what_a_driver_lacks_is_said_in_one_line() {
+    if is_fake() {
+        return;
+    }
+    let Some(fake) = Fake::get() else { return };
+    for (variables, words) in [
+        (("FAKE_VERSION", "12080"), "found a driver for CUDA 12.8, expected 13.0 or newer; update"),
+        (("FAKE_GPUS", "0"), "the NVIDIA driver finds no GPU"),
+        (("FAKE_INIT", "100"), "the NVIDIA driver finds no GPU"),
+        (("FAKE_INIT", "999"), "does not start (CUDA_ERROR_UNKNOWN, a text of the driver)"),
+        (("FAKE_CAPABILITY", "75"), "found code for sm_90, expected some for compute capability 7.5"),
+        (("FAKE_CAPABILITY", "100"), "found code for sm_90, expected some for compute capability 10.0"),
+    ] {
+        let output = fake.run("driver::opening", &["--exact"], &[variables]);
+        let said = String::from_utf8_lossy(&output.stdout);
+        let line = said.lines().find(|line| line.contains(words));
+        assert!(output.status.success() && line.is_some(), "{variables:?}: {said}");
+    }
+}
+
+/// Prints why `cuda` does not open; for the test above.
+#[test]
+#[ignore = "only as a program of its own, over a fake driver"]
+fn opening() {
+    let outcome = device::open("cuda", Some(1)).and_then(|device| device.load(MODULE));
+    println!("{}", outcome.err().map_or("opened".into(), |error| error.to_string()));
+}
+
+#[test]
+fn a_program_without_a_driver_starts_and_says_so() {
+    // Where there is a driver this is another test's.
+    let Err(DeviceError::Cuda(error)) = device::open("cuda", Some(1)) else { return };
+    let line = error.to_string();
+    assert!(line.starts_with("--device cuda: ") && line.ends_with("or use --device cpu"), "{line}");
+}
+
+/// What only the backend itself can get wrong.
+#[test]
+#[ignore = "only over a fake driver"]
+fn files_and_launches_of_cuda() {
+    let device = device::open("cuda", Some(1)).unwrap();
+    assert_eq!(device.compute_capability(), Some((9, 0)));
+    assert_eq!(device.description(), "host code, compute capability 9.0, 1 multiprocessors, driver for CUDA 13.0");
+    let before = device.memory().available;
+    let values = device.alloc(256).unwrap();
+    assert_eq!(device.memory().available, before - 256);
+    assert!(matches!(device.alloc(1 << 35), Err(DeviceError::OutOfMemory { device: "cuda", .. })));
+    assert!(matches!(device.pinned(1 << 35), Err(DeviceError::OutOfMemory { device: "cuda", .. })));
+
+    let args = [Arg::pointer(&values, 0)];
+    let launch =
+        Launch { module: MODULE, kernel: "add_one", grid: [1; 3], block: [64, 1, 1], shared_bytes: 0, args: &args };
+    let refused = |launch: &Launch<'_>| device.launch(launch).unwrap_err().to_string();
+    // Up to what the GPU has a kernel is allowed what it asks for, and a smaller wish does not take that back.
+    for shared_bytes in [48 << 10, 200 << 10, 100 << 10, 200 << 10] {
+        device.launch(&Launch { shared_bytes, ..launch }).unwrap();
+    }
+    let error = refused(&Launch { shared_bytes: 228 << 10, ..launch });
+    assert_eq!(
+        error,
+        "kernel add_one: found 233472 bytes of dynamic shared memory, expected at most 232448 on this GPU"
+    );
+    let error = refused(&Launch { block: [2048, 1, 1], ..launch });
+    assert!(error.starts_with("cuda: kernel add_one, grid [1, 1, 1], block [2048, 1, 1], 0 bytes of"), "{error}");
+    assert!(error.contains("CUDA_ERROR_INVALID_VALUE"), "{error}");
+    let error = refused(&Launch { kernel: "in_the_index_alone", ..launch });
+    assert!(error.contains("kernel \"in_the_index_alone\" in the index alone (CUDA_ERROR_NOT_FOUND"), "{error}");
+    let error = refused(&Launch { kernel: "no_code", ..launch });
+    assert!(error.contains("found no fat binary at byte 8; `cargo xtask build-kernels` writes it anew"), "{error}");
+    for (index, words) in [("add_one 0 88\n", "found line 1 "), ("add_one\t8\t888\n", "and a kernel at 8 to 896")] {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("simt_tests.fatbin"), fat_binary(90)).unwrap();
+        std::fs::write(folder.path().join("simt_tests.kernels.tsv"), index).unwrap();
+        let options = Options { kernels: Some(folder.path().to_owned()), ..Options::default() };
+        let error = device::open_with("cuda", &options).unwrap().load(MODULE).unwrap_err().to_string();
+        assert!(error.contains(words) && error.contains("build-kernels"), "{error}");
+    }
+}
+
+/// Its driver answers nobody afterwards, so it runs alone.
+#[test]
+#[ignore = "only over a fake driver, alone"]
+fn a_mistake_of_a_kernel() {
+    let device = device::open("cuda", Some(1)).unwrap();
+    let values = device.alloc(512).unwrap();
+    let args = [Arg::pointer(&values, 0)];
+    let (grid, block) = ([1; 3], [128, 1, 1]);
+    let wrong = Launch { module: MODULE, kernel: "divergent_barrier", grid, block, shared_bytes: 0, args: &args };
+    device.launch(&wrong).unwrap();
+    for error in [device.synchronize().unwrap_err(), device.alloc(8).err().unwrap()] {
+        assert!(error.to_string().contains("CUDA_ERROR_LAUNCH_FAILED, unspecified launch failure"), "{error}");
+    }
+    assert_eq!(device.memory().available, 0);
+}

@@ -1,0 +1,79 @@
+//! The SIMT shim, thing by thing: the kernels of `simt/tests/`, built by this machine's C++ compiler and launched from
+//! Rust. Where there is no compiler every test prints one line that begins with `NOT RUN:`.
+#![allow(clippy::unwrap_used)]
+
+mod mistakes;
+mod numbers;
+mod sanitizers;
+mod threads;
+mod tiles;
+
+use std::path::PathBuf;
+use std::sync::OnceLock;
+
+use device::sim::{Library, SimError};
+use device::{Arg, Buffer, Element, Launch};
+use xtask::kernels::host::{self, Compiler, Sanitizer};
+use xtask::kernels::manifest::Manifest;
+use xtask::{kernels, not_run, workspace};
+
+/// Natural order, then two others.
+pub const SEEDS: [u64; 3] = [0, 1, 77];
+
+fn folder() -> PathBuf {
+    workspace::root().join("device/simt/tests")
+}
+
+fn manifest() -> Manifest {
+    Manifest::load(&folder().join("kernels.toml"), "simt_tests").unwrap()
+}
+
+fn compiler() -> Option<&'static Compiler> {
+    static COMPILER: OnceLock<Result<Compiler, String>> = OnceLock::new();
+    COMPILER.get_or_init(host::compiler).as_ref().map_err(|missing| not_run::report(missing)).ok()
+}
+
+/// The library of the test kernels; `None`, and the line that says so, without a compiler.
+fn library() -> Option<&'static Library> {
+    static LIBRARY: OnceLock<Library> = OnceLock::new();
+    let compiler = compiler()?;
+    Some(LIBRARY.get_or_init(|| {
+        let built = host::library(&workspace::root(), &manifest(), compiler, Sanitizer::None, kernels::cores());
+        Library::open(&built.unwrap()).unwrap()
+    }))
+}
+
+/// A buffer with these contents.
+fn buffer<T: Element>(contents: &[T]) -> Buffer {
+    let mut buffer = device::open("cpu", Some(1)).unwrap().alloc(size_of_val(contents)).unwrap();
+    buffer.host_mut::<T>().unwrap().copy_from_slice(contents);
+    buffer
+}
+
+/// A buffer of zeros.
+fn zeros<T: Element>(count: usize) -> Buffer {
+    device::open("cpu", Some(1)).unwrap().alloc(count * size_of::<T>()).unwrap()
+}
+
+/// A launch of blocks in one row, with as much shared memory as most tests use.
+fn launch<'a>(kernel: &'a str, blocks: u32, threads: u32, args: &'a [Arg<'a>]) -> Launch<'a> {
+    Launch { module: "simt_tests", kernel, grid: [blocks, 1, 1], block: [threads, 1, 1], shared_bytes: 4096, args }
+}
+
+/// Runs a kernel of `simt/tests/`.
+fn run(library: &Library, launch: &Launch<'_>) -> Result<(), SimError> {
+    run_seeded(library, 0, launch)
+}
+
+/// As `run`, under an order of threads.
+fn run_seeded(library: &Library, seed: u64, launch: &Launch<'_>) -> Result<(), SimError> {
+    // SAFETY: each test gives its kernel buffers of the sizes that it reads and writes, and looks at them afterwards.
+    unsafe { library.launch(launch, seed) }
+}
+
+/// The line of a mistake, from 1.
+fn line_of(name: &str) -> u32 {
+    let text = std::fs::read_to_string(folder().join("mistakes.cu")).unwrap();
+    let mark = format!("// here: {name}");
+    text.lines().position(|line| line.ends_with(&mark)).unwrap() as u32 + 1
+}

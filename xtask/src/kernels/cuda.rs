@@ -1,0 +1,110 @@
+//! Fat binaries: every source compiled for every architecture, all in one file of the crate.
+//!
+//! `<crate>.fatbin` holds the fat binary of each unit, one after the other, as a linker lays them into the section
+//! `.nv_fatbin`; each begins with a header that has its size, and is a module of its own to the driver.
+//! `<crate>.kernels.tsv` says where the module of a kernel is, so that only what is launched need be loaded:
+//!
+//! ```text
+//! kernel <tab> offset in bytes <tab> length in bytes
+//! ```
+
+use std::path::{Path, PathBuf};
+
+use super::compile::{Compile, run_all};
+use super::manifest::Manifest;
+use super::resources::{self, Kernel};
+use super::toolkit::Toolkit;
+
+/// What a release is compiled for. A GPU runs code for its own major version up to its own minor one; 90a is Hopper with
+/// the instructions that only Hopper has. For any other there is PTX of the oldest, which the driver compiles.
+pub const ARCHITECTURES: &[&str] = &["80", "86", "89", "90a", "100", "120"];
+/// The one that `--check` takes: what compiles for the oldest uses nothing that only a newer one has.
+pub const CHECKED: &[&str] = &["80"];
+/// PTX of the oldest runs on every later one.
+const PTX: &str = "80";
+
+const FLAGS: &[&str] = &[
+    "-std=c++17",
+    "-O3",
+    "-fatbin",
+    "--expt-relaxed-constexpr",
+    // A third of the default's size; any driver that runs this code unpacks it.
+    "--compress-mode=size",
+    // What each kernel needs, for the table and the limits.
+    "-Xptxas",
+    "-v",
+];
+
+/// The compiled units of a crate.
+#[derive(Debug)]
+pub struct Built {
+    /// All kernels, by unit and name.
+    pub kernels: Vec<Kernel>,
+    /// The fat binary of each unit of the manifest.
+    outputs: Vec<PathBuf>,
+}
+
+/// Compiles all units of a manifest.
+///
+/// # Errors
+/// What the compiler said, or two kernels of one name.
+pub fn build(
+    root: &Path,
+    manifest: &Manifest,
+    toolkit: &Toolkit,
+    architectures: &[&str],
+    jobs: usize,
+) -> Result<Built, String> {
+    let _lock = super::lock(root)?;
+    // Of different architectures there are different outputs: a check does not throw away what a release has built.
+    let folder = super::folder(root).join("cache").join(format!("{}.{}", manifest.name, architectures.join("-")));
+    let include = std::iter::once(root.join("device/simt/include")).chain(manifest.include.iter().cloned());
+    let mut common: Vec<String> = FLAGS.iter().map(ToString::to_string).collect();
+    common.extend(architectures.iter().map(|name| format!("-gencode=arch=compute_{name},code=sm_{name}")));
+    common.push(format!("-gencode=arch=compute_{PTX},code=compute_{PTX}"));
+    common.extend(include.map(|path| format!("-I{}", path.display())));
+    let compile = |unit: &super::manifest::Unit| Compile {
+        program: toolkit.nvcc.clone(),
+        version: toolkit.version.clone(),
+        args: common.iter().cloned().chain(unit.macros.iter().map(|name| format!("-D{name}"))).collect(),
+        source: unit.source.clone(),
+        output: folder.join(format!("{}.fatbin", unit.name)),
+    };
+    let compiles: Vec<Compile> = manifest.units.iter().map(compile).collect();
+    let logs = run_all(&compiles, jobs)?;
+    let units = manifest.units.iter().zip(&logs);
+    let kernels: Vec<Kernel> = units.flat_map(|(unit, log)| resources::kernels(log, &unit.name, unit.limits)).collect();
+    for (index, kernel) in kernels.iter().enumerate() {
+        if let Some(other) = kernels[..index].iter().find(|other| other.name == kernel.name) {
+            return Err(format!(
+                "{} and {} both define a kernel {}; a name may stand once in a crate",
+                other.unit, kernel.unit, kernel.name
+            ));
+        }
+    }
+    Ok(Built { kernels, outputs: compiles.into_iter().map(|compile| compile.output).collect() })
+}
+
+/// Writes the fat binary of a crate and the list of its kernels, and returns where the former is.
+///
+/// # Errors
+/// A file that could not be read or written.
+pub fn write(root: &Path, manifest: &Manifest, built: &Built) -> Result<PathBuf, String> {
+    let _lock = super::lock(root)?;
+    let (mut binary, mut index) = (Vec::new(), String::new());
+    for (unit, output) in manifest.units.iter().zip(&built.outputs) {
+        let module = std::fs::read(output).map_err(|error| format!("{}: {error}", output.display()))?;
+        // The header's fields are 8 bytes wide.
+        binary.resize(binary.len().next_multiple_of(8), 0);
+        for kernel in built.kernels.iter().filter(|kernel| kernel.unit == unit.name) {
+            index += &format!("{}\t{}\t{}\n", kernel.name, binary.len(), module.len());
+        }
+        binary.extend(module);
+    }
+    let folder = super::folder(root);
+    for (extension, contents) in [("kernels.tsv", index.as_bytes()), ("fatbin", binary.as_slice())] {
+        let file = folder.join(format!("{}.{extension}", manifest.name));
+        std::fs::write(&file, contents).map_err(|error| format!("{}: {error}", file.display()))?;
+    }
+    Ok(folder.join(format!("{}.fatbin", manifest.name)))
+}

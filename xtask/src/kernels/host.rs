@@ -1,0 +1,197 @@
+//! The host library: the same sources as C++, with the SIMT shim of `device/simt/` in the place of the CUDA headers.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::compile::{Compile, fingerprint, run_all};
+use super::manifest::Manifest;
+use super::toolkit::on_path;
+
+const SHIM: &str = "device/simt";
+const RUNTIME: [&str; 6] = ["fiber", "arena", "block", "meet", "launch", "library"];
+
+/// Each with its reason.
+const FLAGS: &[&str] = &[
+    "-std=c++17",
+    "-O2",
+    "-fPIC",
+    "-DQUIRE_SIMT",
+    // Kernels read 16 bytes of halves as four words.
+    "-fno-strict-aliasing",
+    // No sum is fused that the source does not fuse: the same bits on every host.
+    "-ffp-contract=off",
+    // Two libraries in one process keep their kernels and their runtime apart.
+    "-fvisibility=hidden",
+    // `#pragma unroll`.
+    "-Wno-unknown-pragmas",
+];
+/// `extern __shared__` is a thread_local that needs no initialisation. clang does without the flag.
+const GCC_FLAG: &str = "-fno-extern-tls-init";
+
+/// A C++ compiler.
+#[derive(Clone, Debug)]
+pub struct Compiler {
+    program: PathBuf,
+    version: String,
+}
+
+impl Compiler {
+    /// Whether it is clang, under whatever name.
+    pub fn is_clang(&self) -> bool {
+        self.version.contains("clang")
+    }
+}
+
+/// What to look for while the kernels run. A build with a sanitizer is a program of its own ([`replay`]): the
+/// sanitizer must be there from the first instruction of a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sanitizer {
+    /// Nothing.
+    None,
+    /// Accesses out of bounds.
+    Address,
+    /// Loads and stores at addresses that are no multiple of their size (for vector types, g++ only: clang's does not look
+    /// at copies of a structure), and indices outside of arrays of known length.
+    Alignment,
+    /// Accesses of two threads that nothing orders: a missing barrier.
+    Thread,
+}
+
+impl Sanitizer {
+    /// As it stands in file names and messages.
+    pub fn name(self) -> &'static str {
+        match self {
+            Sanitizer::None => "none",
+            Sanitizer::Address => "address",
+            Sanitizer::Alignment => "alignment",
+            Sanitizer::Thread => "thread",
+        }
+    }
+
+    /// For the code under examination.
+    fn flags(self) -> &'static [&'static str] {
+        match self {
+            Sanitizer::None => &[],
+            Sanitizer::Address => &["-fsanitize=address", "-g1"],
+            Sanitizer::Alignment => &["-fsanitize=alignment,bounds", "-fno-sanitize-recover=all", "-g1"],
+            Sanitizer::Thread => &["-fsanitize=thread", "-g1"],
+        }
+    }
+
+    /// For the runtime of the shim, which only tells the sanitizer of its fibers.
+    fn runtime_flags(self) -> &'static [&'static str] {
+        match self {
+            Sanitizer::None | Sanitizer::Alignment => &[],
+            Sanitizer::Address => &["-DSIMT_ADDRESS_SANITIZER"],
+            Sanitizer::Thread => &["-DSIMT_THREAD_SANITIZER"],
+        }
+    }
+}
+
+/// The compiler that `CXX` names, else the first of g++, c++ and clang++ on PATH.
+///
+/// # Errors
+/// There is none, or it does not start.
+pub fn compiler() -> Result<Compiler, String> {
+    let named = std::env::var_os("CXX").filter(|name| !name.is_empty()).map(PathBuf::from);
+    let program = named.or_else(|| ["g++", "c++", "clang++"].into_iter().find_map(on_path)).ok_or(
+        "found no C++ compiler: CXX is not set, and g++, c++ and clang++ are not on PATH; install one of them",
+    )?;
+    let output = Command::new(&program).arg("--version").output();
+    let output = output.map_err(|error| format!("CXX: {}: {error}; name a C++ compiler", program.display()))?;
+    Ok(Compiler { version: String::from_utf8_lossy(&output.stdout).into_owned(), program })
+}
+
+/// Builds `libquire_sim_<crate>.so` and returns where it is. With a sanitizer it lies in a folder of that name.
+///
+/// # Errors
+/// What the compiler or the linker said.
+pub fn library(
+    root: &Path,
+    manifest: &Manifest,
+    compiler: &Compiler,
+    sanitizer: Sanitizer,
+    jobs: usize,
+) -> Result<PathBuf, String> {
+    let _lock = super::lock(root)?;
+    let shim = root.join(SHIM);
+    let cache = super::folder(root).join("cache").join(format!("{}.host.{}", manifest.name, sanitizer.name()));
+    let include = [shim.join("include"), shim.join("include/simt")].into_iter().chain(manifest.include.iter().cloned());
+    let mut common = words(FLAGS);
+    common.extend((!compiler.is_clang()).then(|| GCC_FLAG.to_owned()));
+    common.extend(include.map(|path| format!("-I{}", path.display())));
+    let compile = |source: PathBuf, name: String, more: Vec<String>| Compile {
+        program: compiler.program.clone(),
+        version: compiler.version.clone(),
+        args: [common.clone(), more, words(&["-x", "c++", "-c"])].concat(),
+        source,
+        output: cache.join(format!("{name}.o")),
+    };
+    let mut compiles: Vec<Compile> = Vec::new();
+    for unit in &manifest.units {
+        let macros: Vec<String> = unit.macros.iter().map(|name| format!("-D{name}")).collect();
+        compiles.push(compile(unit.source.clone(), unit.name.clone(), [words(sanitizer.flags()), macros].concat()));
+    }
+    for name in RUNTIME {
+        let source = shim.join("runtime").join(format!("{name}.cpp"));
+        compiles.push(compile(source, format!("simt.{name}"), words(sanitizer.runtime_flags())));
+    }
+    run_all(&compiles, jobs)?;
+    let folder = match sanitizer {
+        Sanitizer::None => super::folder(root),
+        other => super::folder(root).join(other.name()),
+    };
+    let output = folder.join(format!("libquire_sim_{}.so", manifest.name));
+    let objects: Vec<PathBuf> = compiles.into_iter().map(|compile| compile.output).collect();
+    let args = [words(sanitizer.flags()), words(&["-shared"])].concat();
+    link(compiler, &args, &objects, &output)?;
+    Ok(output)
+}
+
+/// Builds the program that runs launches from files (`device/simt/replay.cpp`) over a library of [`library`].
+///
+/// # Errors
+/// What the compiler or the linker said: for one, that the sanitizer's library is not installed.
+pub fn replay(
+    root: &Path,
+    manifest: &Manifest,
+    compiler: &Compiler,
+    sanitizer: Sanitizer,
+    jobs: usize,
+) -> Result<PathBuf, String> {
+    let library = library(root, manifest, compiler, sanitizer, jobs)?;
+    let _lock = super::lock(root)?;
+    let shim = root.join(SHIM);
+    let output = library.with_file_name(format!("quire_replay_{}", manifest.name));
+    let args = [
+        words(sanitizer.flags()),
+        words(&["-std=c++17", "-O1", "-Wl,-rpath,$ORIGIN"]),
+        vec![format!("-I{}", shim.join("include").display())],
+    ];
+    link(compiler, &args.concat(), &[shim.join("replay.cpp"), library], &output)?;
+    Ok(output)
+}
+
+/// Links, if the output is not what these inputs gave the last time.
+fn link(compiler: &Compiler, args: &[String], inputs: &[PathBuf], output: &Path) -> Result<(), String> {
+    let record = output.with_extension("record");
+    let hash = fingerprint(&compiler.version, args, inputs.iter().map(PathBuf::as_path));
+    if output.is_file() && std::fs::read_to_string(&record).is_ok_and(|found| found == hash) {
+        return Ok(());
+    }
+    let failed = |error: std::io::Error| format!("{}: {error}", output.display());
+    std::fs::create_dir_all(output.parent().unwrap_or(Path::new("."))).map_err(failed)?;
+    // Beside it first: a program that has the old library open keeps it.
+    let unfinished = output.with_extension("new");
+    let mut command = Command::new(&compiler.program);
+    let linked = command.args(args).args(inputs).arg("-o").arg(&unfinished).output().map_err(failed)?;
+    if !linked.status.success() {
+        let said = String::from_utf8_lossy(&linked.stderr);
+        return Err(format!("{} did not link {}:\n{said}", compiler.program.display(), output.display()));
+    }
+    std::fs::rename(&unfinished, output).and_then(|()| std::fs::write(&record, hash)).map_err(failed)
+}
+
+fn words(words: &[&str]) -> Vec<String> {
+    words.iter().map(ToString::to_string).collect()
+}
