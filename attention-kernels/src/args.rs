@@ -34,6 +34,16 @@ pub enum KernelError {
         /// What it was asked for.
         found: String,
     },
+    /// A plug-in's function has returned an error.
+    #[error("{variant} failed with code {code}: {message}")]
+    Plugin {
+        /// The variant.
+        variant: &'static str,
+        /// What it returned.
+        code: i32,
+        /// What the plug-in says of it, one line.
+        message: String,
+    },
     /// A variant that needs a [`Workspace`] was called without one, or before this was loaded into it.
     #[error("{variant}: found no {what} on the device; load the step into a Workspace and pass it")]
     NotLoaded {

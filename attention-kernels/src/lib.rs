@@ -14,6 +14,9 @@
 //! **Devices.** The variants of a CPU work on the arrays of their arguments. Those of `cuda` and `cuda-sim` launch the
 //! kernels of `csrc/` on what a [`Workspace`] holds: load a step into one, then pass it along.
 //!
+//! **Plug-ins** are shared libraries behind a small C ABI (`include/quire_kernels.h`, and [`plugin_abi`] for Rust), named in
+//! the `[kernels]` table; `plugin-example/` is one.
+//!
 //! **Row-invariance.** The output row of a query token depends on its own query, its sequence's keys and values and
 //! its absolute position alone: not on the batch, the threads or chunk borders. Keys are reduced in absolute partitions of
 //! [`PARTITION`] tokens that are merged in order (PagedAttention v2 and flash decoding do the same to split work). Variants
@@ -36,6 +39,7 @@ mod cuda;
 mod describe;
 mod format;
 mod needs;
+mod plugin;
 mod registry;
 mod select;
 mod workspace;
@@ -49,6 +53,8 @@ pub use describe::describe;
 pub use format::{CacheFormat, Dtype, KvDtype, Layout, Strides};
 pub use inventory;
 pub use needs::Needs;
+pub use plugin::abi as plugin_abi;
+pub use plugin::{LoadedKernel, PluginError, load as load_plugin};
 pub use registry::{Capabilities, Kernel, Operation, Sizes, Variant, variants};
-pub use select::{KernelChoice, KernelSet, SelectError, select};
+pub use select::{KernelChoice, KernelSet, PluginChoice, SelectError, select};
 pub use workspace::{Workspace, WorkspaceLimits};

@@ -107,6 +107,7 @@ impl Needs {
             Kernel::CacheWrite(_) => variant.operation == Operation::CacheWrite,
             Kernel::BlockCopy(_) => variant.operation == Operation::BlockCopy,
             Kernel::Linear(_) => variant.operation == Operation::Linear,
+            Kernel::Loaded(_) => variant.operation != Operation::Linear,
         };
         if !fits {
             Some(format!("its function is not one for {}", variant.operation))

@@ -6,6 +6,7 @@ use device::{Device, Isa};
 
 use crate::args::{AttentionArgs, BlockCopyArgs, CacheWriteArgs, KernelError, LinearArgs};
 use crate::format::{Dtype, KvDtype, Layout};
+use crate::plugin::{self, LoadedKernel};
 
 /// What a kernel does. Its name here is its key in `[kernels]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -59,6 +60,8 @@ pub enum Kernel {
     CacheWrite(fn(&dyn Device, CacheWriteArgs<'_>) -> Result<(), KernelError>),
     /// For [`Operation::BlockCopy`].
     BlockCopy(fn(&dyn Device, BlockCopyArgs<'_>) -> Result<(), KernelError>),
+    /// Of a plug-in, for any operation but [`Operation::Linear`].
+    Loaded(LoadedKernel),
     /// For [`Operation::Linear`].
     Linear(fn(&dyn Device, LinearArgs<'_>) -> Result<(), KernelError>),
 }
@@ -188,11 +191,11 @@ pub struct Variant {
 
 inventory::collect!(Variant);
 
-/// Every registered variant of an operation, in the order in which `auto` takes them: proven ones first, best rank first,
+/// Every variant of an operation, registered or of a plug-in, in the order in which `auto` takes them: proven ones first, best rank first,
 /// then by name.
 pub fn variants(operation: Operation) -> Vec<&'static Variant> {
-    let mut found: Vec<&'static Variant> =
-        inventory::iter::<Variant>.into_iter().filter(|v| v.operation == operation).collect();
+    let all = inventory::iter::<Variant>.into_iter().chain(plugin::loaded());
+    let mut found: Vec<&'static Variant> = all.filter(|v| v.operation == operation).collect();
     found.sort_by_key(|v| (!v.capabilities.proven, std::cmp::Reverse(v.capabilities.rank), v.name));
     found
 }

@@ -4,12 +4,15 @@
 //! first of each that can serve, or the one that is named, until a layout has all four. Row-invariant sets also take decode
 //! and prefill from one family of equal bits.
 
+use std::path::PathBuf;
+
 use device::Device;
 use serde::Deserialize;
 
 use crate::args::{AttentionArgs, BlockCopyArgs, CacheWriteArgs, KernelError, LinearArgs};
 use crate::format::{CacheFormat, Layout};
 use crate::needs::{Needs, list};
+use crate::plugin::{self, PluginError};
 use crate::registry::{Kernel, Operation, Variant, variants};
 
 /// The `[kernels]` table: per operation `"auto"` or the name of a variant.
@@ -26,12 +29,29 @@ pub struct KernelChoice {
     pub block_copy: String,
     /// Matrix products.
     pub linear: String,
+    /// Libraries whose variants are taken into the registry: `[[kernels.plugin]]`.
+    pub plugin: Vec<PluginChoice>,
+}
+
+/// A plug-in to load.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PluginChoice {
+    /// The shared library.
+    pub path: PathBuf,
 }
 
 impl Default for KernelChoice {
     fn default() -> Self {
         let auto = || "auto".to_string();
-        KernelChoice { decode: auto(), prefill: auto(), cache_write: auto(), block_copy: auto(), linear: auto() }
+        KernelChoice {
+            decode: auto(),
+            prefill: auto(),
+            cache_write: auto(),
+            block_copy: auto(),
+            linear: auto(),
+            plugin: Vec::new(),
+        }
     }
 }
 
@@ -48,9 +68,12 @@ impl KernelChoice {
     }
 }
 
-/// A name in `[kernels]` that does not exist, or variants that can not serve.
+/// A name in `[kernels]` that does not exist, a plug-in that can not be taken, or variants that can not serve.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SelectError {
+    /// A library that can not be taken.
+    #[error(transparent)]
+    Plugin(#[from] PluginError),
     /// No variant has that name.
     #[error("[kernels] {operation} = {name:?}: no such variant; there are: {known}")]
     Unknown {
@@ -122,6 +145,7 @@ impl KernelSet {
         let decode = starts.windows(2).all(|pair| pair[1] - pair[0] == 1);
         match if decode { self.decode.kernel } else { self.prefill.kernel } {
             Kernel::Attention(run) => run(device, args),
+            Kernel::Loaded(kernel) => kernel.attention(device, args),
             _ => unreachable!("{WRONG_KIND}"),
         }
     }
@@ -130,6 +154,7 @@ impl KernelSet {
     pub fn cache_write(&self, device: &dyn Device, args: CacheWriteArgs<'_>) -> Result<(), KernelError> {
         match self.cache_write.kernel {
             Kernel::CacheWrite(run) => run(device, args),
+            Kernel::Loaded(kernel) => kernel.cache_write(device, args),
             _ => unreachable!("{WRONG_KIND}"),
         }
     }
@@ -138,6 +163,7 @@ impl KernelSet {
     pub fn block_copy(&self, device: &dyn Device, args: BlockCopyArgs<'_>) -> Result<(), KernelError> {
         match self.block_copy.kernel {
             Kernel::BlockCopy(run) => run(device, args),
+            Kernel::Loaded(kernel) => kernel.block_copy(device, args),
             _ => unreachable!("{WRONG_KIND}"),
         }
     }
@@ -153,11 +179,12 @@ impl KernelSet {
 
 const WRONG_KIND: &str = "select() takes only variants whose function fits their operation";
 
-/// Chooses one variant per operation.
+/// Loads the plug-ins that are named, and chooses one variant per operation.
 ///
 /// # Errors
-/// A name that does not exist or can not serve, alone or with the others, and an operation that nothing here does.
+/// A plug-in that can not be taken, a name that does not exist or can not serve, alone or with the others, and an operation that nothing here does.
 pub fn select(choice: &KernelChoice, needs: &Needs) -> Result<KernelSet, SelectError> {
+    choice.plugin.iter().try_for_each(|plugin| plugin::load(&plugin.path))?;
     let candidates = |operation| candidates(operation, choice.name(operation), needs);
     let (format, [decode, prefill, cache_write, block_copy]) = share_a_cache(choice, needs)?;
     let linear = candidates(Operation::Linear)?[0];

@@ -1,0 +1,158 @@
+//! Calls into a library: the arguments of the tree as the structures of the header.
+
+use std::ffi::{c_char, c_void};
+use std::ptr::{null, null_mut};
+
+use device::{Buffer, Device, Pool};
+
+use super::{LoadedKernel, abi};
+use crate::args::{AttentionArgs, BlockCopyArgs, CacheWriteArgs, KernelError, KvCache};
+use crate::format::{Dtype, KvDtype, Layout};
+
+impl LoadedKernel {
+    /// Attention of one query row a sequence, or many.
+    pub(crate) fn attention(&self, device: &dyn Device, args: AttentionArgs<'_>) -> Result<(), KernelError> {
+        args.check()?;
+        let (batch, seqs) = (args.batch, args.seqs.clone());
+        let arguments = abi::Attention {
+            size: size_of::<abi::Attention>() as u32,
+            num_heads: args.num_heads as u32,
+            query: read(args.query)?,
+            query_stride: args.query_stride as u64,
+            output: written(args.output)?,
+            lse: args.lse.map_or(Ok(null_mut()), written)?.cast(),
+            cache: cache(args.cache)?,
+            query_starts: batch.query_starts.as_ptr(),
+            context_lens: batch.context_lens.as_ptr(),
+            block_tables: batch.block_tables.as_ptr(),
+            max_blocks: batch.max_blocks as u64,
+            first_seq: seqs.start as u64,
+            num_seqs: seqs.len() as u64,
+            window: args.window.unwrap_or(0) as u64,
+            scale: args.scale,
+            soft_cap: args.soft_cap.unwrap_or(0.0),
+            alibi_slopes: args.alibi_slopes.map_or(null(), <[f32]>::as_ptr),
+        };
+        self.call(device, &arguments)
+    }
+
+    /// Keys and values into their slots.
+    pub(crate) fn cache_write(&self, device: &dyn Device, args: CacheWriteArgs<'_>) -> Result<(), KernelError> {
+        args.check()?;
+        let (source, bytes) = (read(args.source)?, args.cache.format.dtype.bytes());
+        let arguments = abi::CacheWrite {
+            size: size_of::<abi::CacheWrite>() as u32,
+            reserved: 0,
+            keys: source.wrapping_byte_add(args.key_offset * bytes),
+            values: source.wrapping_byte_add(args.value_offset * bytes),
+            source_stride: args.stride as u64,
+            slot_mapping: args.slot_mapping.as_ptr(),
+            rows: args.slot_mapping.len() as u64,
+            cache: written_cache(args.cache)?,
+        };
+        self.call(device, &arguments)
+    }
+
+    /// Whole blocks to other blocks.
+    pub(crate) fn block_copy(&self, device: &dyn Device, args: BlockCopyArgs<'_>) -> Result<(), KernelError> {
+        args.check()?;
+        let pairs: Vec<u32> = args.copies.iter().flat_map(|&(src, dst)| [src, dst]).collect();
+        let arguments = abi::BlockCopy {
+            size: size_of::<abi::BlockCopy>() as u32,
+            reserved: 0,
+            pairs: pairs.as_ptr(),
+            num_pairs: args.copies.len() as u64,
+            cache: written_cache(args.cache)?,
+        };
+        self.call(device, &arguments)
+    }
+
+    fn call<T>(&self, device: &dyn Device, arguments: &T) -> Result<(), KernelError> {
+        let pool = device.pool();
+        let host = abi::Host {
+            size: size_of::<abi::Host>() as u32,
+            threads: pool.threads() as u32,
+            pool: std::ptr::from_ref(pool).cast_mut().cast(),
+            parallel_for,
+        };
+        // SAFETY: the arguments are those of the variant's operation, sizes are checked, and pointers live until it returns.
+        let code = unsafe { (self.run)(&host, std::ptr::from_ref(arguments).cast()) };
+        if code == 0 { Ok(()) } else { Err(self.failure(code)) }
+    }
+
+    fn failure(&self, code: i32) -> KernelError {
+        let mut text = [0u8; 512];
+        // SAFETY: it writes at most so many bytes, the last of them a 0.
+        unsafe { (self.last_error)(text.as_mut_ptr().cast::<c_char>(), text.len()) };
+        let end = text.iter().position(|byte| *byte == 0).unwrap_or(text.len());
+        let message = String::from_utf8_lossy(&text[..end]).replace(['\n', '\r'], " ");
+        KernelError::Plugin { variant: self.name, code, message }
+    }
+}
+
+/// The host's parallel loop.
+unsafe extern "C" fn parallel_for(pool: *mut c_void, tasks: u64, task: abi::Task, context: *mut c_void) {
+    /// What the plug-in hands to its own function.
+    struct Context(*mut c_void);
+    // SAFETY: the header says that tasks run on several threads at once; what is behind the pointer is the plug-in's.
+    unsafe impl Sync for Context {}
+    // SAFETY: as above.
+    unsafe impl Send for Context {}
+    impl Context {
+        fn get(&self) -> *mut c_void {
+            self.0
+        }
+    }
+    // SAFETY: the pointer of `LoadedKernel::call`, which waits for this.
+    let pool = unsafe { &*pool.cast_const().cast::<Pool>() };
+    let context = Context(context);
+    pool.run(usize::try_from(tasks).unwrap_or(usize::MAX), usize::MAX, |index| {
+        // SAFETY: the plug-in's function with the plug-in's context.
+        unsafe { task(context.get(), index as u64) }
+    });
+}
+
+fn read(buffer: &Buffer) -> Result<*const c_void, KernelError> {
+    Ok(buffer.host::<u8>()?.as_ptr().cast())
+}
+
+fn written(buffer: &mut Buffer) -> Result<*mut c_void, KernelError> {
+    Ok(buffer.host_mut::<u8>()?.as_mut_ptr().cast())
+}
+
+fn written_cache(found: &mut KvCache) -> Result<abi::Cache, KernelError> {
+    let (keys, values) = (written(&mut found.keys)?, written(&mut found.values)?);
+    Ok(abi::Cache { keys, values, ..cache(found)? })
+}
+
+/// A cache that is read; its pointers are mutable in the structure alone.
+fn cache(cache: &KvCache) -> Result<abi::Cache, KernelError> {
+    let (shape, format) = (cache.shape, cache.format);
+    let strides = format.layout.strides(&shape);
+    let scales = |of: fn(&crate::args::KvScales) -> &Buffer| match &cache.scales {
+        Some(scales) => Ok::<_, KernelError>(read(of(scales))?.cast::<f32>()),
+        None => Ok(null()),
+    };
+    Ok(abi::Cache {
+        keys: read(&cache.keys)?.cast_mut(),
+        values: read(&cache.values)?.cast_mut(),
+        k_scales: scales(|s| &s.keys)?,
+        v_scales: scales(|s| &s.values)?,
+        scales_per_head: u32::from(cache.scales.as_ref().is_some_and(|s| s.per_head)),
+        dtype: number(&Dtype::ALL, format.dtype),
+        kv_dtype: number(&KvDtype::ALL, format.kv_dtype),
+        layout: number(&Layout::ALL, format.layout),
+        num_blocks: shape.num_blocks as u64,
+        num_kv_heads: shape.num_kv_heads as u64,
+        block_size: shape.block_size as u64,
+        head_dim: shape.head_dim as u64,
+        block_stride: strides.block as u64,
+        head_stride: strides.head as u64,
+        token_stride: strides.token as u64,
+    })
+}
+
+/// The header's number of a type or layout: its place among all.
+fn number<T: PartialEq>(all: &[T], value: T) -> u32 {
+    all.iter().position(|other| *other == value).unwrap_or(0) as u32
+}

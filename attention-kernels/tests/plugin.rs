@@ -1,0 +1,160 @@
+//! Plug-ins: an example library, built as somebody else would build it, is loaded, chosen and run; bad ones are refused.
+#![allow(clippy::unwrap_used)]
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use attention_kernels::{
+    AttentionArgs, AttentionBatch, KernelChoice, KernelError, KvCache, KvShape, Needs, Operation, load_plugin, select,
+    variants,
+};
+use device::Device;
+
+/// Builds the example with these features and returns the library.
+fn build(features: &str) -> PathBuf {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("plugin-{features}"));
+    let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).join("plugin-example/Cargo.toml");
+    let mut command = Command::new(env!("CARGO"));
+    command.args(["build", "--quiet", "--offline", "--features", features, "--manifest-path"]).arg(manifest);
+    // Not those of the build around this one.
+    command.env_remove("RUSTFLAGS").env("CARGO_TARGET_DIR", &folder);
+    assert!(command.status().unwrap().success(), "the example plug-in does not build");
+    folder.join("debug").join(libloading::library_filename("kernel_plugin_example"))
+}
+
+/// The `[kernels]` table.
+fn table(text: &str) -> KernelChoice {
+    toml::from_str(text).unwrap()
+}
+
+/// One sequence of `context` tokens with one query row, on 2 query heads and 1 KV head of 8.
+fn attend(device: &dyn Device, choice: &KernelChoice, context: usize) -> Result<Vec<f32>, KernelError> {
+    let needs = Needs { head_dim: 8, window: true, ..Needs::on(device) };
+    let set = select(choice, &needs).unwrap();
+    let shape = KvShape { num_blocks: 4, num_kv_heads: 1, block_size: 16, head_dim: 8 };
+    let mut cache = KvCache::with_format(device, shape, set.format).unwrap();
+    for (buffer, salt) in [(&mut cache.keys, 1), (&mut cache.values, 2)] {
+        let values = buffer.host_mut::<f32>().unwrap();
+        values.iter_mut().enumerate().for_each(|(i, x)| *x = ((i * 37 * salt) % 19) as f32 / 9.0 - 1.0);
+    }
+    let (mut query, mut output) = (device.alloc(64).unwrap(), device.alloc(64).unwrap());
+    query.host_mut::<f32>().unwrap().iter_mut().enumerate().for_each(|(i, x)| *x = i as f32 / 16.0 - 0.4);
+    let batch = AttentionBatch {
+        query_starts: vec![0, 1],
+        context_lens: vec![context as u32],
+        block_tables: vec![3, 0, 2],
+        max_blocks: 3,
+    };
+    let args = AttentionArgs {
+        query: &query,
+        query_stride: 16,
+        num_heads: 2,
+        output: &mut output,
+        lse: None,
+        cache: &cache,
+        batch: &batch,
+        seqs: 0..1,
+        scale: 0.5,
+        window: Some(30),
+        soft_cap: None,
+        alibi_slopes: None,
+        workspace: None,
+    };
+    set.attention(device, args)?;
+    Ok(output.host::<f32>().unwrap().to_vec())
+}
+
+#[test]
+fn a_plug_in_is_chosen_by_the_kernels_table_and_computes_what_the_tree_computes() {
+    let device = device::open("cpu", Some(2)).unwrap();
+    let library = build("");
+    let choice = table(&format!(
+        "decode = \"example.plain\"\nprefill = \"example.plain\"\n[[plugin]]\npath = {:?}\n",
+        library.display().to_string()
+    ));
+    for context in [1, 15, 16, 40, 48] {
+        let found = attend(&*device, &choice, context).unwrap();
+        let expected = attend(&*device, &table("decode = \"cpu.reference\"\n"), context).unwrap();
+        for (a, b) in found.iter().zip(&expected) {
+            assert!((a - b).abs() < 1e-5, "context {context}: {a} {b}");
+        }
+    }
+    assert!(variants(Operation::Prefill).iter().any(|v| v.name == "example.plain"));
+    let table = attention_kernels::describe(&choice, &Needs::on(&*device)).unwrap();
+    assert!(table.contains("example.plain"), "{table}");
+}
+
+#[test]
+fn what_goes_wrong_in_a_plug_in_is_an_error_of_its_variant() {
+    let device = device::open("cpu", Some(1)).unwrap();
+    load_plugin(&build("")).unwrap();
+    load_plugin(&build("")).unwrap();
+    let message = |name: &str| {
+        let choice = table(&format!("decode = {name:?}\n"));
+        attend(&*device, &choice, 5).unwrap_err().to_string()
+    };
+    assert_eq!(message("example.fails"), "example.fails failed with code 1: this variant always fails");
+    assert_eq!(message("example.panics"), "example.panics failed with code 2: panic: this variant always panics");
+}
+
+#[test]
+fn a_library_that_is_no_plug_in_of_this_version_is_refused_in_one_line() {
+    let message = |path: &Path| {
+        let message = load_plugin(path).unwrap_err().to_string();
+        assert!(message.starts_with("[[kernels.plugin]] path = ") && !message.contains('\n'), "{message}");
+        message
+    };
+    let found = message(&build("other-abi"));
+    assert!(
+        found.ends_with("it was built for kernel ABI 2, this is ABI 1: build it against the header of this version")
+    );
+    let found = message(&build("no-symbol"));
+    assert!(found.contains("exports no quire_kernels_plugin"), "{found}");
+    let found = message(&build("name-taken"));
+    assert!(found.contains("its decode variant \"cpu.reference\" has the name of another"), "{found}");
+    let found = message(Path::new("no/such/library.so"));
+    assert!(found.contains("No such file") && found.ends_with("name a shared library"), "{found}");
+    let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join("no-library.so");
+    std::fs::write(&file, "text").unwrap();
+    let found = message(&file);
+    assert!(found.ends_with("expected a shared library for this machine"), "{found}");
+}
+
+/// The header in C and the module in Rust are two writings of one thing: sizes and the offsets of last fields agree.
+#[test]
+fn the_header_says_the_same_in_c() {
+    use attention_kernels::plugin_abi as abi;
+    use std::mem::offset_of;
+    let Some(compiler) = ["cc", "gcc", "clang"]
+        .into_iter()
+        .find(|name| Command::new(name).arg("--version").output().is_ok_and(|output| output.status.success()))
+    else {
+        xtask::not_run::report("found no C compiler (cc, gcc, clang)");
+        return;
+    };
+    let include = Path::new(env!("CARGO_MANIFEST_DIR")).join("include");
+    let source = Path::new(env!("CARGO_TARGET_TMPDIR")).join("sizes.c");
+    let expected = [
+        ("quire_host", "parallel_for", size_of::<abi::Host>(), offset_of!(abi::Host, parallel_for)),
+        ("quire_cache", "token_stride", size_of::<abi::Cache>(), offset_of!(abi::Cache, token_stride)),
+        ("quire_attention", "alibi_slopes", size_of::<abi::Attention>(), offset_of!(abi::Attention, alibi_slopes)),
+        ("quire_cache_write", "cache", size_of::<abi::CacheWrite>(), offset_of!(abi::CacheWrite, cache)),
+        ("quire_block_copy", "cache", size_of::<abi::BlockCopy>(), offset_of!(abi::BlockCopy, cache)),
+        ("quire_variant", "run", size_of::<abi::Variant>(), offset_of!(abi::Variant, run)),
+        ("quire_plugin", "last_error", size_of::<abi::Plugin>(), offset_of!(abi::Plugin, last_error)),
+    ];
+    let mut text = "#include <stdio.h>\n#include \"quire_kernels.h\"\nint main(void) {\n".to_string();
+    for (name, field, ..) in expected {
+        text += &format!("printf(\"%zu %zu\\n\", sizeof({name}), offsetof({name}, {field}));\n");
+    }
+    text += "printf(\"%u %llu\\n\", QUIRE_KERNELS_ABI, (unsigned long long)QUIRE_KERNELS_MAGIC);\nreturn 0; }\n";
+    std::fs::write(&source, text).unwrap();
+    let program = source.with_extension("out");
+    let flags = ["-std=c99", "-Wall", "-Wextra", "-Werror", "-I"];
+    let status = Command::new(compiler).args(flags).arg(include).arg("-o").arg(&program).arg(&source).status().unwrap();
+    assert!(status.success(), "the header does not compile as C");
+    let said = String::from_utf8(Command::new(&program).output().unwrap().stdout).unwrap();
+    let mut lines: Vec<String> = expected.iter().map(|(_, _, size, offset)| format!("{size} {offset}")).collect();
+    lines.push(format!("{} {}", abi::ABI, abi::MAGIC));
+    assert_eq!(said.lines().collect::<Vec<_>>(), lines);
+}
