@@ -1,7 +1,7 @@
 //! The devices of this machine: `cpu` always, `cuda-sim` where there is a C++ compiler, `cuda` where one opens.
 
 use std::path::PathBuf;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Once, OnceLock};
 
 use attention_kernels::{Operation, Variant, variants};
 use device::{Device, Options};
@@ -34,15 +34,24 @@ pub fn sim(seed: u64) -> Option<Arc<dyn Device>> {
     Some(device::open_with("cuda-sim", &options).unwrap())
 }
 
-/// Every device that there is, one line for each that is not.
+/// Every device that there is; one line, once, for each that is not.
 pub fn all() -> Vec<Arc<dyn Device>> {
     let mut found = vec![device::open("cpu", Some(2)).unwrap()];
     found.extend(sim(1));
-    match device::open("cuda", Some(1)) {
-        Ok(device) => found.push(device),
-        Err(missing) => println!("NOT RUN: cuda: {missing}"),
-    }
+    found.extend(cuda());
     found
+}
+
+/// A GPU, and the kernels compiled for it.
+fn cuda() -> Option<Arc<dyn Device>> {
+    static MISSING: Once = Once::new();
+    let kernels = kernels::folder(&workspace::root());
+    let options = Options { threads: Some(1), kernels: Some(kernels), ..Options::default() };
+    let opened = device::open_with("cuda", &options).and_then(|device| {
+        device.load("attention_kernels")?;
+        Ok(device)
+    });
+    opened.map_err(|missing| MISSING.call_once(|| println!("NOT RUN: cuda: {missing}"))).ok()
 }
 
 /// The variants of some operations that a device runs.

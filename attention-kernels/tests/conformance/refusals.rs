@@ -105,6 +105,22 @@ fn a_call_that_does_not_fit_its_cache_or_workspace_is_an_error_with_the_numbers(
 }
 
 #[test]
+fn a_batch_with_holes_before_a_window_serves_no_kernel_that_sees_further() {
+    let Some(device) = devices::sim(0) else { return };
+    let format = CacheFormat { dtype: Dtype::F16, ..CacheFormat::default() };
+    let cache = KvCache::with_format(&*device, SHAPE, format).unwrap();
+    let mut workspace = Workspace::new(&*device, LIMITS).unwrap();
+    let mut holed = batch();
+    holed.block_tables[0] = -1;
+    workspace.load(&*device, &holed, &[], Some(1)).unwrap();
+    call(&*device, "cuda.paged", Some(&workspace), &cache, |args| args.window = Some(1)).unwrap();
+    for window in [Some(2), None] {
+        let error = call(&*device, "cuda.paged", Some(&workspace), &cache, |args| args.window = window).unwrap_err();
+        assert!(error.to_string().contains("found no batch with these lengths and this window"), "{error}");
+    }
+}
+
+#[test]
 fn a_step_that_would_read_outside_of_the_pool_is_not_loaded() {
     let device = device::open("cpu", Some(1)).unwrap();
     let mut workspace = Workspace::new(&*device, LIMITS).unwrap();
@@ -126,8 +142,4 @@ fn a_step_that_would_read_outside_of_the_pool_is_not_loaded() {
     );
     let rows = refused(&|batch| batch.query_starts = vec![0, 4, 5], None);
     assert_eq!(rows, "rows that the workspace holds: found 4, expected 5");
-    // A hole before the window is legal, and a kernel without that window may not use such a batch.
-    let mut holed = batch();
-    holed.block_tables[0] = -1;
-    workspace.load(&*device, &holed, &[], Some(1)).unwrap();
 }
