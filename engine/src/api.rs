@@ -168,8 +168,10 @@ pub enum ModelSource {
 pub struct EngineConfig {
     /// The checkpoint.
     pub model: ModelSource,
-    /// `"auto"` or `"cpu"`.
+    /// `"auto"` or `"cpu"`; a model can not run on `"cuda"` and `"cuda-sim"` yet.
     pub device: String,
+    /// The folder of compiled kernels; `None`: beside the executable, else `kernels/` of its cargo target folder.
+    pub kernels_dir: Option<PathBuf>,
     /// Tokens per block: a power of two, 8 to 128.
     pub block_size: usize,
     /// Longest prompt plus output; `None` takes the model's own, or what the cache holds if that is less.
@@ -263,6 +265,7 @@ impl Default for EngineConfig {
         EngineConfig {
             model: ModelSource::Demo,
             device: "auto".to_string(),
+            kernels_dir: None,
             block_size: 16,
             max_model_len: None,
             kv_cache_memory_bytes: None,

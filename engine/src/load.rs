@@ -40,7 +40,9 @@ pub(crate) fn open(engine: &EngineConfig) -> Result<Opened, EngineError> {
         ModelSource::Folder(path) => ModelFiles::open(path)?,
     };
     let config = ModelConfig::load(&files)?;
-    let device = device::open(&engine.device, engine.threads)?;
+    let options =
+        device::Options { threads: engine.threads, kernels: engine.kernels_dir.clone(), ..Default::default() };
+    let device = device::open_with(&engine.device, &options)?;
     let kernels = select(&engine.kernels, &needs(engine, &config, &*device))?;
     Ok(Opened { files, config, device, kernels })
 }

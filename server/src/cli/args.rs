@@ -63,6 +63,9 @@ pub struct EngineArgs {
     /// Where to run: auto or cpu [default: auto]
     #[arg(long, env = "QUIRE_DEVICE")]
     pub device: Option<String>,
+    /// Folder of compiled kernels [default: beside the program]
+    #[arg(long, value_name = "FOLDER", env = "QUIRE_KERNELS_DIR")]
+    pub kernels_dir: Option<PathBuf>,
     /// Worker threads, 1 to 1024 [default: every core]
     #[arg(long, value_parser = values::threads, env = "QUIRE_THREADS")]
     pub threads: Option<usize>,
@@ -146,6 +149,7 @@ impl EngineArgs {
         EngineConfig {
             model: self.model().map_or(ModelSource::Demo, |path| ModelSource::Folder(path.clone())),
             device: self.device.clone().unwrap_or(default.device),
+            kernels_dir: self.kernels_dir.clone(),
             block_size: self.block_size.unwrap_or(default.block_size),
             max_model_len: self.max_model_len.or(default.max_model_len),
             kv_cache_memory_bytes: self.kv_cache_memory_bytes.or(default.kv_cache_memory_bytes),

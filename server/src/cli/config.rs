@@ -73,6 +73,9 @@ impl ConfigFile {
             config.kernels = table.try_into().map_err(|error: toml::de::Error| {
                 self.problem(format!("[kernels]: {}", error.message().replace('\n', "; ")))
             })?;
+            // A path in a file is one from where the file lies.
+            let folder = self.path.parent().unwrap_or(Path::new(""));
+            config.kernels.plugin.iter_mut().for_each(|plugin| plugin.path = folder.join(&plugin.path));
         }
         Ok(())
     }
