@@ -158,7 +158,10 @@ fn is_content(sanitizer: Sanitizer, step: usize) {
     let Some(program) = program(sanitizer) else { return };
     let (step, seeds) = if devices::everything() { (1, &[0, 1, 77][..]) } else { (step, &[1][..]) };
     let Some(recorder) = recorded(step, seeds) else { return };
-    let output = Command::new(program).arg(recorder.file.lock().unwrap().path()).output().unwrap();
+    let mut command = Command::new(program);
+    // The first race tells enough.
+    command.env("TSAN_OPTIONS", "halt_on_error=1").arg(recorder.file.lock().unwrap().path());
+    let output = command.output().unwrap();
     let launches = recorder.launches.into_inner().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{} sanitizer, {} launches:\n{said}", sanitizer.name(), launches.len());
