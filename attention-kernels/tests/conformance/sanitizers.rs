@@ -109,12 +109,15 @@ fn program(sanitizer: Sanitizer) -> Option<PathBuf> {
     }
 }
 
-/// Small batches for a look: few heads, two partitions of which a window leaves some tokens each, and a chunk of rows.
-/// What a barrier orders is there in them as in great ones.
+/// Small batches for a look: two partitions of which a window leaves some tokens each, one row or a chunk of them, and some
+/// tiles of one partition. What a barrier orders is there in them as in great ones.
 fn small(look: Look, i: usize) -> Look {
-    let heads = [(2, 1), (3, 3), (18, 1)][i % 3];
-    let lens = [vec![(1, PARTITION + 9), (1, 0)], vec![(3, PARTITION + 4)], vec![(18, 18), (1, 40)]][i / 3 % 3].clone();
-    Look { heads, lens, window: Some(33), ..look }
+    let (window, lens) = match i % 3 {
+        0 => (Some(33), vec![(1, PARTITION + 9), (1, 0)]),
+        1 => (Some(33), vec![(3, PARTITION + 4)]),
+        _ => (None, vec![(18, 150), (1, 40)]),
+    };
+    Look { heads: [(2, 1), (3, 3), (18, 1)][i / 3 % 3], lens, window, ..look }
 }
 
 /// Every so many of the looks of each variant that a GPU runs, recorded.
