@@ -109,12 +109,15 @@ fn program(sanitizer: Sanitizer) -> Option<PathBuf> {
     }
 }
 
-/// Small batches for a look: few heads, two partitions of which a window leaves some tokens each, and a chunk of rows.
-/// What a barrier orders is there in them as in great ones.
+/// Small batches for a look: two partitions of which a window leaves some tokens each, one row or a chunk of them, and some
+/// tiles of one partition. What a barrier orders is there in them as in great ones.
 fn small(look: Look, i: usize) -> Look {
-    let heads = [(2, 1), (3, 3), (18, 1)][i % 3];
-    let lens = [vec![(1, PARTITION + 9), (1, 0)], vec![(3, PARTITION + 4)], vec![(18, 18), (1, 40)]][i / 3 % 3].clone();
-    Look { heads, lens, window: Some(33), ..look }
+    let (window, lens) = match i % 3 {
+        0 => (Some(33), vec![(1, PARTITION + 9), (1, 0)]),
+        1 => (Some(33), vec![(3, PARTITION + 4)]),
+        _ => (None, vec![(18, 150), (1, 40)]),
+    };
+    Look { heads: [(2, 1), (3, 3), (18, 1)][i / 3 % 3], lens, window, ..look }
 }
 
 /// Every so many of the looks of each variant that a GPU runs, recorded.
@@ -158,7 +161,10 @@ fn is_content(sanitizer: Sanitizer, step: usize) {
     let Some(program) = program(sanitizer) else { return };
     let (step, seeds) = if devices::everything() { (1, &[0, 1, 77][..]) } else { (step, &[1][..]) };
     let Some(recorder) = recorded(step, seeds) else { return };
-    let output = Command::new(program).arg(recorder.file.lock().unwrap().path()).output().unwrap();
+    let mut command = Command::new(program);
+    // The first race tells enough.
+    command.env("TSAN_OPTIONS", "halt_on_error=1").arg(recorder.file.lock().unwrap().path());
+    let output = command.output().unwrap();
     let launches = recorder.launches.into_inner().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{} sanitizer, {} launches:\n{said}", sanitizer.name(), launches.len());
