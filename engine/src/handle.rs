@@ -255,6 +255,8 @@ impl Worker {
                 if let Ok(id) = &result {
                     self.streams.insert(*id, events);
                 }
+                // Before the answer: whoever stops the engine upon it must find the request counted.
+                self.status.unfinished.store(self.engine.num_unfinished(), Ordering::Release);
                 // The caller may have gone while it waited for the answer.
                 if let Err(Ok(id)) = reply.send(result) {
                     self.abort(id);
