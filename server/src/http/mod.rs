@@ -5,7 +5,7 @@
 //! | `app` | state that all handlers share |
 //! | `auth` | the API key |
 //! | `body`, `fields`, `error` | JSON in, checked field by field; errors out |
-//! | `options`, `messages` | what a request asks for: sampling and limits; a conversation as token ids |
+//! | `options`, `structured`, `messages` | what a request asks for: sampling and limits; a grammar; a conversation as token ids |
 //! | `run` | the engine requests of one call, merged into one stream of events |
 //! | `reply`, `logprobs`, `stream` | answers: the frame, log-probabilities, server-sent events |
 //! | `completions`, `chat`, `tokenize`, `status`, `metrics` | the routes |
@@ -31,6 +31,7 @@ mod run;
 mod serve;
 mod status;
 mod stream;
+mod structured;
 mod tokenize;
 
 use std::sync::Arc;
