@@ -5,7 +5,9 @@
 //!             holds back an unfinished character  holds back what may become a stop string
 //! ```
 //!
-//! [`TextStream`] joins the two. Invariants: no delta holds a part of a character; the deltas of a sequence add up to the same
+//! [`TextStream`] joins the two. A [`ToolParser`] reads the calls in the text of a chat.
+//!
+//! Invariants: no delta holds a part of a character; the deltas of a sequence add up to the same
 //! text however its tokens are spread over steps; a stop string never shows, not even its beginning.
 //!
 //! Costs: a token costs what its own text costs. At most three bytes plus the longest stop string are held, whatever the model
@@ -14,8 +16,10 @@
 mod detokenizer;
 mod stop;
 mod stream;
+mod tools;
 mod utf8;
 
 pub use detokenizer::Detokenizer;
 pub use stop::{Scanned, StopScanner};
 pub use stream::{TextDelta, TextStream};
+pub use tools::{Tool, ToolEvent, ToolFormat, ToolParser};

@@ -3,6 +3,7 @@
 
 use std::str::FromStr;
 
+use engine::text::ToolFormat;
 use engine::{Policy, PreemptionMode};
 
 /// A number of an unsigned type.
@@ -48,6 +49,11 @@ pub fn bytes(text: &str) -> Result<u64, String> {
         return Err("expected bytes above 0, such as 512M or 2G".to_string());
     }
     if bytes >= 1.0 && bytes <= (1u64 << 53) as f64 { Ok(bytes as u64) } else { Err(problem()) }
+}
+
+/// `--tool-call-parser`.
+pub fn tool_format(text: &str) -> Result<ToolFormat, String> {
+    text.parse().map_err(str::to_string)
 }
 
 /// `--scheduling-policy`.

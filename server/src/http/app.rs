@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use engine::text::ToolFormat;
 use engine::{AsyncEngine, Tokenizer};
 use tokio::sync::Semaphore;
 
@@ -25,6 +26,8 @@ pub struct ServerOptions {
     pub root: String,
     /// Asked of every request except `/health`, `/version` and `/metrics`.
     pub api_key: Option<String>,
+    /// How the model writes tool calls; `None` takes what its chat template speaks of.
+    pub tool_call_parser: Option<ToolFormat>,
 }
 
 /// State shared by all handlers.
@@ -39,6 +42,8 @@ pub struct App {
     pub(super) root: String,
     /// The key that clients must send, if any.
     pub(super) api_key: Option<String>,
+    /// How the model writes tool calls.
+    pub(super) tool_format: ToolFormat,
     /// Unix seconds of the start.
     pub(super) created: u64,
     /// What a stop waits for beside the engine.
@@ -53,12 +58,15 @@ impl App {
     /// State around a running engine.
     pub fn new(engine: AsyncEngine, options: ServerOptions) -> App {
         let model = options.served_model_name.unwrap_or_else(|| engine.info().name.clone());
+        let template = engine.chat_template().map(AsRef::as_ref);
+        let tool_format = options.tool_call_parser.unwrap_or_else(|| ToolFormat::of(template));
         App {
             engine,
             metrics: Metrics::new(&model),
             model,
             root: options.root,
             api_key: options.api_key,
+            tool_format,
             created: unix_seconds(),
             activity: Activity::default(),
             large_bodies: Arc::new(Semaphore::new(LARGE_AT_ONCE)),

@@ -119,7 +119,7 @@ impl CallReader {
     }
 
     /// Takes the next character. Events go to `events`; `known` says whether a name is one that may be called.
-    pub fn push(&mut self, c: char, known: impl Fn(&str) -> bool, events: &mut Vec<ToolEvent>) -> Progress {
+    pub fn push(&mut self, c: char, known: &dyn Fn(&str) -> bool, events: &mut Vec<ToolEvent>) -> Progress {
         if !self.told {
             self.raw.push(c);
         }
@@ -133,7 +133,7 @@ impl CallReader {
         (!self.told).then_some(self.raw)
     }
 
-    fn step(&mut self, c: char, known: impl Fn(&str) -> bool) -> Progress {
+    fn step(&mut self, c: char, known: &dyn Fn(&str) -> bool) -> Progress {
         match &mut self.state {
             State::Start if c.is_whitespace() => {}
             State::Start if c == '{' => self.state = State::KeyOrEnd,
@@ -172,7 +172,7 @@ impl CallReader {
                     return Progress::Broken;
                 }
                 if place == Place::Behind {
-                    return self.step(c, |_| true);
+                    return self.step(c, known);
                 }
             }
             _ => return Progress::Broken,
@@ -195,7 +195,7 @@ impl CallReader {
     }
 
     /// The value under way has ended. `false` if it can not be that of a call.
-    fn value_ended(&mut self, known: impl Fn(&str) -> bool) -> bool {
+    fn value_ended(&mut self, known: &dyn Fn(&str) -> bool) -> bool {
         self.state = State::KeyOrEnd;
         match self.field {
             Field::Name => {

@@ -1,5 +1,8 @@
 //! Text in front of a marker such as `<tool_call>`.
 
+/// Most bytes that are held back: so much white space in front of a marker is text.
+const MOST: usize = 256;
+
 /// Holds back what may be the beginning of a marker, with the white space in front of it: that belongs to the marker.
 #[derive(Clone, Debug)]
 pub(super) struct Marker {
@@ -23,7 +26,7 @@ impl Marker {
                 self.held.clear();
                 return true;
             }
-            if self.marker.starts_with(inner) {
+            if self.marker.starts_with(inner) && self.held.len() <= MOST {
                 return false;
             }
             let first = self.held.remove(0);
