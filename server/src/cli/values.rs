@@ -6,6 +6,8 @@ use std::str::FromStr;
 use engine::text::ToolFormat;
 use engine::{Policy, PreemptionMode};
 
+use crate::http::Reasoning;
+
 /// A number of an unsigned type.
 pub fn whole<T: FromStr>(text: &str) -> Result<T, String> {
     let most = u64::MAX >> (64 - 8 * size_of::<T>());
@@ -53,6 +55,11 @@ pub fn bytes(text: &str) -> Result<u64, String> {
 
 /// `--tool-call-parser`.
 pub fn tool_format(text: &str) -> Result<ToolFormat, String> {
+    text.parse().map_err(str::to_string)
+}
+
+/// `--reasoning-parser`.
+pub fn reasoning(text: &str) -> Result<Reasoning, String> {
     text.parse().map_err(str::to_string)
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use engine::text::{ToolEvent, ToolFormat, ToolParser};
+use engine::text::{ReasoningParser, Thought, ToolEvent, ToolFormat, ToolParser};
 use serde_json::{Value, json};
 
 use super::app::App;
@@ -11,6 +11,7 @@ use super::tools::Tools;
 /// Splits one sequence's text.
 pub struct Assistant {
     app: Arc<App>,
+    reasoning: Option<ReasoningParser>,
     tools: Option<Box<dyn ToolParser>>,
     /// Calls that have begun.
     calls: usize,
@@ -21,6 +22,7 @@ pub struct Assistant {
 /// What a piece of text says.
 #[derive(Debug, Default)]
 pub struct Said {
+    reasoning: String,
     content: String,
     calls: Vec<CallPiece>,
 }
@@ -35,11 +37,13 @@ struct CallPiece {
 }
 
 impl Assistant {
-    /// In front of a message of a chat with these tools.
-    pub fn new(app: &Arc<App>, tools: &Tools) -> Assistant {
+    /// In front of a message of a chat with these tools. `reasoning` where thoughts are split off: whether the text begins
+    /// within them.
+    pub fn new(app: &Arc<App>, tools: &Tools, reasoning: Option<bool>) -> Assistant {
         let parser = tools.are_parsed().then(|| app.tool_format.parser(tools.names()));
         let most_calls = if tools.parallel { usize::MAX } else { 1 };
-        Assistant { app: app.clone(), tools: parser, calls: 0, most_calls }
+        let reasoning = reasoning.map(ReasoningParser::new);
+        Assistant { app: app.clone(), reasoning, tools: parser, calls: 0, most_calls }
     }
 
     /// Whether a function has been called.
@@ -49,13 +53,14 @@ impl Assistant {
 
     /// Takes the next piece of text, the last one if `ended`.
     pub fn hear(&mut self, text: &str, ended: bool) -> Said {
-        let mut said = Said::default();
+        let Thought { reasoning, content } = self.think(text, ended);
+        let mut said = Said { reasoning, ..Said::default() };
         let Some(parser) = &mut self.tools else {
-            said.content = text.to_string();
+            said.content = content;
             return said;
         };
         let mut events = Vec::new();
-        parser.push(text, &mut events);
+        parser.push(&content, &mut events);
         if ended {
             parser.finish(&mut events);
         }
@@ -79,6 +84,20 @@ impl Assistant {
         said.calls.retain(|call| call.index < self.most_calls);
         said
     }
+
+    /// Splits off the thoughts.
+    fn think(&mut self, text: &str, ended: bool) -> Thought {
+        let Some(parser) = &mut self.reasoning else {
+            return Thought { content: text.to_string(), ..Thought::default() };
+        };
+        let mut thought = parser.push(text);
+        if ended {
+            let Thought { reasoning, content } = parser.finish();
+            thought.reasoning += &reasoning;
+            thought.content += &content;
+        }
+        thought
+    }
 }
 
 impl Said {
@@ -86,11 +105,15 @@ impl Said {
     pub fn message(self) -> Value {
         let calls: Vec<Value> = self.calls.into_iter().map(CallPiece::json).collect();
         let mut message = json!({"role": "assistant", "content": self.content});
+        // Calls, or thoughts to the token limit, may be all there is.
+        if self.content.is_empty() && !(calls.is_empty() && self.reasoning.is_empty()) {
+            message["content"] = Value::Null;
+        }
         if !calls.is_empty() {
-            if self.content.is_empty() {
-                message["content"] = Value::Null;
-            }
             message["tool_calls"] = calls.into();
+        }
+        if !self.reasoning.is_empty() {
+            message["reasoning_content"] = self.reasoning.into();
         }
         message
     }
@@ -98,6 +121,9 @@ impl Said {
     /// As `delta` of a stream; without fields if nothing was said.
     pub fn delta(self) -> Value {
         let mut delta = json!({});
+        if !self.reasoning.is_empty() {
+            delta["reasoning_content"] = self.reasoning.into();
+        }
         if !self.content.is_empty() {
             delta["content"] = self.content.into();
         }

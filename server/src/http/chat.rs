@@ -5,10 +5,11 @@ use std::sync::Arc;
 use axum::Json;
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
+use engine::text::ReasoningParser;
 use engine::{Delta, TokenLogprobs};
 use serde_json::{Map, Value, json};
 
-use super::app::App;
+use super::app::{App, Reasoning};
 use super::assistant::{Assistant, Said};
 use super::body;
 use super::error::ApiError;
@@ -24,9 +25,9 @@ use super::tools::Tools;
 /// The handler.
 pub async fn chat_completions(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
     let mut body = body::receive(&app, request).await?;
-    let (options, ids, tools) = body.read(&app, |app, fields| prepare(app, fields)).await?;
+    let Prepared { options, ids, tools, reasoning } = body.read(&app, |app, fields| prepare(app, fields)).await?;
     let logprobs = options.params.sampling.logprobs;
-    let speaker = || Assistant::new(&app, &tools);
+    let speaker = || Assistant::new(&app, &tools, reasoning);
     let mut chat = Chat {
         app: app.clone(),
         speakers: std::iter::repeat_with(speaker).take(options.params.n).collect(),
@@ -59,8 +60,18 @@ pub async fn chat_completions(State(app): State<Arc<App>>, request: Request) -> 
     Ok(Json(envelope.wrap(reply, Some(usage.to_json()))).into_response())
 }
 
+/// A chat request, read.
+struct Prepared {
+    options: Options,
+    /// The prompt.
+    ids: Vec<u32>,
+    tools: Tools,
+    /// Whether thoughts are split off; if so, whether the prompt has opened them.
+    reasoning: Option<bool>,
+}
+
 /// What is asked for, and the prompt.
-fn prepare(app: &App, fields: &Fields) -> Result<(Options, Vec<u32>, Tools), ApiError> {
+fn prepare(app: &App, fields: &Fields) -> Result<Prepared, ApiError> {
     app.check_model(fields)?;
     fields.refuse("echo", "end the messages with the text and set continue_final_message")?;
     let mut options = Options::read(app, fields, &["max_completion_tokens", "max_tokens"])?;
@@ -70,8 +81,17 @@ fn prepare(app: &App, fields: &Fields) -> Result<(Options, Vec<u32>, Tools), Api
     options.params.sampling.logprobs = wanted_logprobs(fields)?;
     let tools = Tools::read(fields)?;
     tools.hold(app, &mut options.params)?;
-    let ids = truncate(Conversation::read(fields)?.tokenize(app)?, options.truncate_prompt_tokens);
-    Ok((options, ids, tools))
+    let conversation = Conversation::read(fields)?;
+    let prompt = conversation.render(app)?;
+    let opened = match app.reasoning {
+        Reasoning::Off => None,
+        Reasoning::Tags => Some(ReasoningParser::is_opened_by(&prompt)),
+        Reasoning::Always => Some(true),
+    };
+    // A grammar holds a text from its first letter: there are thoughts in it only if it writes the tag itself.
+    let reasoning = opened.map(|opened| opened && options.params.structured_outputs.is_none());
+    let ids = truncate(conversation.encode(app, &prompt)?, options.truncate_prompt_tokens);
+    Ok(Prepared { options, ids, tools, reasoning })
 }
 
 /// `logprobs` switches them on here, `top_logprobs` says how many alternatives.

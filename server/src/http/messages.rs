@@ -47,6 +47,11 @@ impl Conversation {
 
     /// Renders and tokenises. The template writes the special tokens itself, so none are added by default.
     pub fn tokenize(&self, app: &App) -> Result<Vec<u32>, ApiError> {
+        self.encode(app, &self.render(app)?)
+    }
+
+    /// The prompt as text.
+    pub fn render(&self, app: &App) -> Result<String, ApiError> {
         let Some(template) = app.engine.chat_template() else {
             let advice = "this model has no chat template; use /v1/completions";
             return Err(ApiError::unsupported("messages", advice));
@@ -58,8 +63,12 @@ impl Conversation {
             continue_final_message: self.continue_final_message,
             kwargs: &self.kwargs,
         };
-        let text = template.render(&input).map_err(|error| ApiError::invalid("messages", error))?;
-        app.tokenizer().encode(&text, self.add_special_tokens).map_err(|error| ApiError::invalid("messages", error))
+        template.render(&input).map_err(|error| ApiError::invalid("messages", error))
+    }
+
+    /// The token ids of what was rendered.
+    pub fn encode(&self, app: &App, text: &str) -> Result<Vec<u32>, ApiError> {
+        app.tokenizer().encode(text, self.add_special_tokens).map_err(|error| ApiError::invalid("messages", error))
     }
 }
 

@@ -1,8 +1,8 @@
 //! Calls between `<tool_call>` and `</tool_call>`.
 
 use super::json::{CallReader, Progress};
-use super::marker::Marker;
 use super::{ToolEvent, ToolParser, append};
+use crate::text::marker::Marker;
 
 /// What begins a call.
 pub(super) const OPEN: &str = "<tool_call>";

@@ -2,6 +2,7 @@
 
 use super::json::{CallReader, Progress};
 use super::{ToolEvent, ToolParser, append};
+use crate::text::marker::MOST;
 
 /// May stand in front of the first call.
 pub(super) const TAG: &str = "<|python_tag|>";
@@ -41,7 +42,7 @@ impl Llama3 {
                 }
                 let begins = c.is_whitespace() && (inner.is_empty() || inner == TAG);
                 held.push(c);
-                if !begins && !TAG.starts_with(held.trim_start()) {
+                if held.len() > MOST || !begins && !TAG.starts_with(held.trim_start()) {
                     append(events, ToolEvent::Text(std::mem::take(held)));
                     self.state = State::Text;
                 }

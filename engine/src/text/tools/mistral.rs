@@ -1,8 +1,8 @@
 //! Calls behind `[TOOL_CALLS]`: a list of objects, or a name and its arguments.
 
 use super::json::{CallReader, Place, Progress, ValueEnd};
-use super::marker::Marker;
 use super::{ToolEvent, ToolParser, append};
+use crate::text::marker::Marker;
 
 /// What begins the calls.
 pub(super) const MARKER: &str = "[TOOL_CALLS]";

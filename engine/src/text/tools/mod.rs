@@ -13,7 +13,6 @@ mod grammar;
 mod hermes;
 mod json;
 mod llama3;
-mod marker;
 mod mistral;
 
 use std::str::FromStr;

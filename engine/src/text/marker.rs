@@ -1,7 +1,7 @@
 //! Text in front of a marker such as `<tool_call>`.
 
 /// Most bytes that are held back: so much white space in front of a marker is text.
-const MOST: usize = 256;
+pub(super) const MOST: usize = 256;
 
 /// Holds back what may be the beginning of a marker, with the white space in front of it: that belongs to the marker.
 #[derive(Clone, Debug)]
