@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use sampling::{SamplingParams, TokenLogprobs};
 
+use crate::grammar::StructuredOutput;
+
 /// How one request wants to be continued.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GenerationParams {
@@ -31,6 +33,9 @@ pub struct GenerationParams {
     pub skip_special_tokens: bool,
     /// Log-probabilities of the prompt's own tokens, with this many alternatives each.
     pub prompt_logprobs: Option<usize>,
+    /// What each text must match as a whole. It may end only where the match is whole, and ends where nothing can follow,
+    /// before `min_tokens` if it must; not together with a beam search.
+    pub structured_outputs: Option<StructuredOutput>,
 }
 
 impl Default for GenerationParams {
@@ -47,6 +52,7 @@ impl Default for GenerationParams {
             include_stop_str_in_output: false,
             skip_special_tokens: true,
             prompt_logprobs: None,
+            structured_outputs: None,
         }
     }
 }
@@ -94,6 +100,8 @@ pub enum FinishReason {
     Length,
     /// An end-of-sequence token (`None`), a stop token or a stop string.
     Stop(Option<StopCause>),
+    /// The grammar that held the sequence can not be followed further: it is too complex, or leads nowhere.
+    Grammar(String),
     /// The step that held the request failed.
     Error(String),
 }
@@ -105,6 +113,8 @@ pub enum StopCause {
     Token(u32),
     /// One of `stop`.
     Text(String),
+    /// Nothing can follow by the grammar of `structured_outputs`. The last token is a part of the text.
+    Complete,
 }
 
 /// One generated token.

@@ -51,6 +51,12 @@ fn check_search(params: &GenerationParams) -> Result<(), SubmitError> {
             _ => Ok(()),
         };
     };
+    if let Some(wanted) = &params.structured_outputs {
+        return invalid(
+            wanted.param,
+            "not together with a beam search: sample instead (best_of takes the likeliest)".into(),
+        );
+    }
     if params.best_of.is_some() {
         return invalid("best_of", "not together with a beam search, which returns the n best".to_string());
     }

@@ -5,14 +5,16 @@ use std::ops::Range;
 
 use attention_kernels::KernelError;
 use models::LOGIT_ROWS;
-use sampling::{Context, Sampled, Sampler, TokenLogprobs, token_logprobs};
+use sampling::{Constraint, Sampled, Sampler, TokenLogprobs, token_logprobs};
 use sched::{Outcome, Request, RequestId, Scheduler, SeqId, Span, StepPlan};
 
-use crate::api::{EngineConfig, EngineStats, FinishReason, GenerationParams, GenerationRequest, StopCause};
-use crate::beam::{Beams, Fork};
+use crate::api::{EngineConfig, EngineStats, FinishReason, GenerationRequest};
+use crate::beam::Beams;
 use crate::check::{check, refused};
+use crate::draw::{Active, Draw};
 use crate::error::{EngineError, SubmitError};
 use crate::executor::Executor;
+use crate::grammar::{Guides, MaskThreads};
 use crate::load::{Progress, load};
 
 /// What a step gave one request, on token ids.
@@ -36,27 +38,12 @@ pub enum TokenEvent {
     },
 }
 
-/// A request that has not ended.
-struct Active {
-    request: GenerationRequest,
-    /// Held back until `min_tokens`: end-of-sequence and stop ids.
-    stop_ids: Vec<u32>,
-    /// Key of the request's draws.
-    seed: u64,
-    /// Output tokens of each sequence, or of each result of a beam search; `None` once it has ended.
-    outputs: Vec<Option<Vec<u32>>>,
-    beams: Option<Beams>,
-    cached_tokens: usize,
-    started: bool,
-    /// Filled row by row while the prompt is computed, when asked for.
-    prompt_logprobs: Vec<Option<TokenLogprobs>>,
-}
-
 /// Runs requests on token ids, one step at a time. It owns the scheduler and the executor, and nothing of text.
 pub struct Engine {
     scheduler: Scheduler,
     executor: Executor,
     sampler: Sampler,
+    mask_threads: MaskThreads,
     requests: HashMap<RequestId, Active>,
     eos_token_ids: Vec<u32>,
     max_model_len: usize,
@@ -102,6 +89,7 @@ impl Engine {
             scheduler,
             executor,
             sampler: Sampler::new(),
+            mask_threads: MaskThreads::default(),
             requests: HashMap::new(),
             eos_token_ids,
             max_model_len,
@@ -118,9 +106,37 @@ impl Engine {
     ///
     /// With `best_of` every candidate is told of, each under its own index: to choose is for who knows where texts end.
     /// The results of a beam search come in its last step, as sequences 0 to `n`, best first.
+    ///
+    /// An engine on token ids knows no texts, so [`GenerationParams::structured_outputs`] is refused here; what holds its
+    /// sequences is handed to [`Engine::submit_constrained`].
     pub fn submit(&mut self, request: GenerationRequest) -> Result<RequestId, SubmitError> {
+        if let Some(wanted) = &request.params.structured_outputs {
+            let message = format!("{}: an engine on token ids has no grammars, give it a constraint", wanted.param);
+            return Err(SubmitError::Invalid { param: wanted.param, message });
+        }
+        self.admit(request, None)
+    }
+
+    /// Like [`Engine::submit`]; each sequence of the request is held by `constraint`.
+    pub fn submit_constrained(
+        &mut self,
+        request: GenerationRequest,
+        constraint: Box<dyn Constraint>,
+    ) -> Result<RequestId, SubmitError> {
+        self.admit(request, Some(constraint))
+    }
+
+    fn admit(
+        &mut self,
+        request: GenerationRequest,
+        constraint: Option<Box<dyn Constraint>>,
+    ) -> Result<RequestId, SubmitError> {
         check(&request, self.executor.vocab_size(), self.max_model_len)?;
         let params = &request.params;
+        if constraint.is_some() && params.beam.is_some() {
+            let message = "use_beam_search: not together with a constraint".to_string();
+            return Err(SubmitError::Invalid { param: "use_beam_search", message });
+        }
         let room = self.max_model_len - request.prompt.len();
         let limit = params.max_tokens.unwrap_or(room).min(room);
         // Where no token is asked for there is nothing to search.
@@ -145,8 +161,10 @@ impl Engine {
         let seed = params.sampling.seed.unwrap_or_else(|| mix(self.seed, id.0));
         let outputs = vec![Some(Vec::new()); if beam.is_some() { params.n } else { samples }];
         let beams = beam.map(|beam| Beams::new(beam, limit));
+        let guides = constraint.map(|constraint| Guides::new(constraint, samples, &mut self.mask_threads));
         let (cached_tokens, started, prompt_logprobs) = (0, false, Vec::new());
-        let active = Active { request, stop_ids, seed, outputs, beams, cached_tokens, started, prompt_logprobs };
+        let active =
+            Active { request, stop_ids, seed, outputs, beams, guides, cached_tokens, started, prompt_logprobs };
         self.requests.insert(id, active);
         Ok(id)
     }
@@ -243,8 +261,10 @@ impl Engine {
                 let span = &plan.spans[span];
                 let Some(active) = self.requests.get_mut(&span.seq.request) else { continue };
                 let (eos_token_ids, max_model_len) = (&self.eos_token_ids[..], self.max_model_len);
-                let (sampler, outcomes, drawn) = (&mut self.sampler, &mut self.outcomes, &mut self.generation_tokens);
-                Draw { sampler, eos_token_ids, max_model_len, outcomes, drawn }.row(active, span, logits, emit);
+                let (sampler, mask_threads) = (&mut self.sampler, &mut self.mask_threads);
+                let (outcomes, drawn) = (&mut self.outcomes, &mut self.generation_tokens);
+                let mut draw = Draw { sampler, mask_threads, eos_token_ids, max_model_len, outcomes, drawn };
+                draw.row(active, span, logits, emit);
                 if active.outputs.iter().all(Option::is_none) {
                     self.requests.remove(&span.seq.request);
                 }
@@ -297,130 +317,6 @@ impl Engine {
             }
             self.scheduler.abort(id);
         }
-    }
-}
-
-/// What drawing needs of the engine.
-struct Draw<'a> {
-    sampler: &'a mut Sampler,
-    eos_token_ids: &'a [u32],
-    max_model_len: usize,
-    outcomes: &'a mut Vec<Outcome>,
-    /// Counts tokens.
-    drawn: &'a mut u64,
-}
-
-impl Draw<'_> {
-    /// What comes of the last row of a span that samples.
-    fn row(&mut self, active: &mut Active, span: &Span, logits: &[f32], emit: &mut impl FnMut(RequestId, TokenEvent)) {
-        let id = span.seq.request;
-        if !active.started {
-            active.started = true;
-            if active.request.params.prompt_logprobs.is_some() {
-                emit(id, TokenEvent::PromptLogprobs(std::mem::take(&mut active.prompt_logprobs)));
-            }
-            emit(id, TokenEvent::Started { cached_tokens: active.cached_tokens });
-        }
-        if active.beams.is_some() {
-            self.beam(active, span.seq, logits, emit);
-        } else {
-            self.samples(active, span, logits, emit);
-        }
-    }
-
-    /// Draws a token for each sequence that wants one from this row.
-    fn samples(
-        &mut self,
-        active: &mut Active,
-        span: &Span,
-        logits: &[f32],
-        emit: &mut impl FnMut(RequestId, TokenEvent),
-    ) {
-        let id = span.seq.request;
-        let Active { request, stop_ids, seed, outputs, .. } = active;
-        let (prompt, params) = (&request.prompt, &request.params);
-        let limit = params.max_tokens.unwrap_or(usize::MAX).min(self.max_model_len - prompt.len());
-        let indices: Vec<u32> = span.sample.clone().filter(|&index| outputs[index as usize].is_some()).collect();
-        if limit == 0 {
-            for index in indices {
-                outputs[index as usize] = None;
-                emit(id, TokenEvent::Token { index, token: None, finish: Some(FinishReason::Length) });
-                self.outcomes.push(Outcome {
-                    seq: SeqId { request: id, index },
-                    parent: index,
-                    tokens: Vec::new(),
-                    finished: true,
-                });
-            }
-            return;
-        }
-        // Sequences that share a row have the same output so far: none, or it is a single one.
-        let output: &[u32] = indices.first().and_then(|&first| outputs[first as usize].as_deref()).unwrap_or_default();
-        let context = Context { prompt, output, stop_ids, seed: *seed, sequence: 0 };
-        let sampled: Vec<Sampled> =
-            self.sampler.sample_each(logits, &params.sampling, &context, indices.iter().copied()).collect();
-        for (index, sampled) in indices.into_iter().zip(sampled) {
-            let output = &mut outputs[index as usize];
-            let made = output.as_mut().map_or(0, |output| {
-                output.push(sampled.token);
-                output.len()
-            });
-            *self.drawn += 1;
-            let at_limit = (made >= limit).then_some(FinishReason::Length);
-            let finish = ending(params, self.eos_token_ids, sampled.token).or(at_limit);
-            if finish.is_some() {
-                *output = None;
-            }
-            let seq = SeqId { request: id, index };
-            self.outcomes.push(Outcome::token(seq, sampled.token, finish.is_some()));
-            emit(id, TokenEvent::Token { index, token: Some(sampled), finish });
-        }
-    }
-
-    /// Hears what the row says of a beam. The row of the last beam decides which live on, and that of the last token gives
-    /// the results.
-    fn beam(&mut self, active: &mut Active, seq: SeqId, logits: &[f32], emit: &mut impl FnMut(RequestId, TokenEvent)) {
-        let Active { request, stop_ids, seed, outputs, beams: Some(beams), .. } = active else { return };
-        let (id, params) = (seq.request, &request.params);
-        let mut output = Vec::new();
-        beams.tokens(seq.index, &mut output);
-        let context = Context { prompt: &request.prompt, output: &output, stop_ids, seed: *seed, sequence: 0 };
-        let likeliest = self.sampler.likeliest(logits, &params.sampling, &context, beams.wanted(stop_ids.len()));
-        if !beams.offer(seq.index, likeliest) {
-            return;
-        }
-        let before = beams.num_tokens();
-        let forks = beams.advance(|token| ending(params, self.eos_token_ids, token));
-        *self.drawn += (beams.num_tokens() - before) as u64;
-        self.outcomes.extend(forks.into_iter().zip(0..).map(|(fork, index)| {
-            let seq = SeqId { request: id, index };
-            match fork {
-                Some(Fork { parent, token }) => Outcome { seq, parent, tokens: vec![token], finished: false },
-                None => Outcome { seq, parent: index, tokens: Vec::new(), finished: true },
-            }
-        }));
-        if !beams.is_done() {
-            return;
-        }
-        let mut results = beams.results();
-        for (output, index) in outputs.iter_mut().zip(0..) {
-            *output = None;
-            let (mut tokens, reason) = results.next().unwrap_or((Vec::new(), FinishReason::Length));
-            let last = tokens.pop();
-            for token in tokens {
-                emit(id, TokenEvent::Token { index, token: Some(token), finish: None });
-            }
-            emit(id, TokenEvent::Token { index, token: last, finish: Some(reason) });
-        }
-    }
-}
-
-/// Whether a token ends its sequence, and why.
-fn ending(params: &GenerationParams, eos_token_ids: &[u32], token: u32) -> Option<FinishReason> {
-    if params.stop_token_ids.contains(&token) {
-        Some(FinishReason::Stop(Some(StopCause::Token(token))))
-    } else {
-        (!params.ignore_eos && eos_token_ids.contains(&token)).then_some(FinishReason::Stop(None))
     }
 }
 

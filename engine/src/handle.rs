@@ -10,17 +10,20 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use models::{ChatTemplate, GenerationDefaults, Tokenizer};
+use sampling::Constraint;
 use sched::RequestId;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::api::{EngineConfig, EngineStats, Event, GenerationRequest, ModelInfo};
 use crate::error::{EngineError, SubmitError};
+use crate::grammar::Grammars;
 use crate::load::{Progress, load};
 use crate::publish::TextEngine;
 
 enum Command {
     Submit {
         request: Box<GenerationRequest>,
+        constraint: Option<Box<dyn Constraint>>,
         events: mpsc::UnboundedSender<Event>,
         reply: oneshot::Sender<Result<RequestId, SubmitError>>,
     },
@@ -54,6 +57,7 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 struct Shared {
     info: ModelInfo,
     tokenizer: Arc<Tokenizer>,
+    grammars: Arc<Grammars>,
     chat_template: Option<Arc<ChatTemplate>>,
     defaults: GenerationDefaults,
     status: Arc<Status>,
@@ -89,6 +93,7 @@ impl AsyncEngine {
         })?;
         let shared = Shared {
             info: loaded.info,
+            grammars: Arc::new(Grammars::new(loaded.tokenizer.clone())),
             tokenizer: loaded.tokenizer,
             chat_template: loaded.chat_template.map(Arc::new),
             defaults: loaded.defaults,
@@ -123,10 +128,14 @@ impl AsyncEngine {
             return Err(SubmitError::Closed);
         }
         let prompt_len = request.prompt.len();
+        let constraint = match &request.params.structured_outputs {
+            Some(wanted) => Some(self.shared.grammars.compile(wanted).await?),
+            None => None,
+        };
         let (events, receiver) = mpsc::unbounded_channel();
         let (reply, answer) = oneshot::channel();
         self.commands
-            .send(Command::Submit { request: Box::new(request), events, reply })
+            .send(Command::Submit { request: Box::new(request), constraint, events, reply })
             .map_err(|_| SubmitError::Closed)?;
         let id = answer.await.map_err(|_| SubmitError::Closed)??;
         Ok(OutputStream { id, events: receiver, commands: self.commands.clone(), prompt_len })
@@ -250,8 +259,8 @@ impl Worker {
 
     fn apply(&mut self, command: Command) -> bool {
         match command {
-            Command::Submit { request, events, reply } => {
-                let result = self.engine.submit(*request);
+            Command::Submit { request, constraint, events, reply } => {
+                let result = self.engine.submit(*request, constraint);
                 if let Ok(id) = &result {
                     self.streams.insert(*id, events);
                 }

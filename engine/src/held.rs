@@ -54,7 +54,7 @@ impl Held {
 }
 
 fn failed(answer: &Delta) -> bool {
-    matches!(answer.finish, Some(FinishReason::Error(_)))
+    matches!(answer.finish, Some(FinishReason::Grammar(_) | FinishReason::Error(_)))
 }
 
 /// "The highest log probability per token", as OpenAI's reference says of `best_of`; 0 without tokens.

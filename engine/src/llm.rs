@@ -7,6 +7,7 @@ use models::Tokenizer;
 
 use crate::api::{Delta, EngineConfig, Event, FinishReason, GenerationParams, GenerationRequest};
 use crate::error::{EngineError, SubmitError};
+use crate::grammar::Grammars;
 use crate::load::{Progress, load};
 use crate::publish::TextEngine;
 
@@ -43,6 +44,7 @@ pub struct CompletionOutput {
 pub struct Llm {
     engine: TextEngine,
     tokenizer: Arc<Tokenizer>,
+    grammars: Arc<Grammars>,
 }
 
 impl Llm {
@@ -54,7 +56,9 @@ impl Llm {
     /// Loads a model and says how far it is.
     pub fn with_progress(config: EngineConfig, progress: Progress<'_>) -> Result<Llm, EngineError> {
         let loaded = load(&config, progress)?;
-        Ok(Llm { engine: TextEngine::new(loaded.engine, loaded.tokenizer.clone()), tokenizer: loaded.tokenizer })
+        let grammars = Arc::new(Grammars::new(loaded.tokenizer.clone()));
+        let engine = TextEngine::new(loaded.engine, loaded.tokenizer.clone());
+        Ok(Llm { engine, tokenizer: loaded.tokenizer, grammars })
     }
 
     /// Continues all prompts, batched together; the results are in the order of the prompts.
@@ -91,7 +95,9 @@ impl Llm {
         let mut results = Vec::with_capacity(requests.len());
         for request in requests {
             let (prompt_token_ids, n) = (request.prompt.clone(), request.params.n);
-            match self.engine.submit(request) {
+            let wanted = request.params.structured_outputs.as_ref();
+            let constraint = wanted.map(|wanted| self.grammars.compile_blocking(wanted)).transpose();
+            match constraint.and_then(|constraint| self.engine.submit(request, constraint)) {
                 Ok(id) => places.insert(id, results.len()),
                 Err(error) => {
                     places.into_keys().for_each(|id| self.engine.abort(id));

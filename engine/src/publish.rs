@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use models::Tokenizer;
+use sampling::Constraint;
 use sched::RequestId;
 
 use crate::api::{Delta, EngineStats, Event, FinishReason, GenerationRequest, StopCause, TokenOutput};
@@ -41,12 +42,19 @@ impl TextEngine {
         TextEngine { engine, tokenizer, live: HashMap::new(), stopped: Vec::new() }
     }
 
-    pub fn submit(&mut self, mut request: GenerationRequest) -> Result<RequestId, SubmitError> {
+    pub fn submit(
+        &mut self,
+        mut request: GenerationRequest,
+        constraint: Option<Box<dyn Constraint>>,
+    ) -> Result<RequestId, SubmitError> {
         let held = Held::new(&mut request.params);
         let params = &request.params;
         let (n, show_stop) = (params.best_of.unwrap_or(params.n), params.include_stop_str_in_output);
         let text = TextStream::new(self.tokenizer.clone(), &request.prompt, params);
-        let id = self.engine.submit(request)?;
+        let id = match constraint {
+            Some(constraint) => self.engine.submit_constrained(request, constraint)?,
+            None => self.engine.submit(request)?,
+        };
         // Only now is n known to be a number that can be served.
         let sequences = (0..n).map(|_| Some(Written { text: text.clone(), show_stop })).collect();
         self.live.insert(id, Live { sequences, held });
@@ -118,7 +126,8 @@ impl Written {
     fn take(&mut self, index: u32, token: Option<sampling::Sampled>, finish: Option<FinishReason>) -> Delta {
         let mut delta = Delta { index, finish, ..Delta::default() };
         if let Some(token) = token {
-            let hidden = matches!(delta.finish, Some(FinishReason::Stop(_))) && !self.show_stop;
+            let ended = !matches!(delta.finish, Some(FinishReason::Stop(Some(StopCause::Complete))));
+            let hidden = ended && matches!(delta.finish, Some(FinishReason::Stop(_))) && !self.show_stop;
             let mut text_offset = self.text.offset();
             if !hidden {
                 let added = self.text.push(token.token);

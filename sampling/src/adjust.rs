@@ -1,9 +1,9 @@
-//! Steps that change or ban single logits, before temperature: allowed ids, bad words, min_tokens, logit_bias, penalties.
+//! Steps that change or ban single logits, before temperature: constraint, allowed ids, bad words, min_tokens, logit_bias, penalties.
 //!
 //! Costs: one copy of the row, and then only the tokens named are touched. Penalties walk prompt and output, since a
 //! request keeps no counts of its own: nothing has to be undone when a sequence is preempted or forked.
 
-use crate::{Context, SamplingParams};
+use crate::{Context, SamplingParams, TokenSet};
 
 /// What a banned token's logit becomes.
 const BANNED: f32 = f32::NEG_INFINITY;
@@ -27,15 +27,18 @@ impl Adjuster {
         let held_back = if context.output.len() < params.min_tokens { context.stop_ids } else { &[] };
         let repetition = params.repetition_penalty != 1.0;
         let additive = params.frequency_penalty != 0.0 || params.presence_penalty != 0.0;
-        let named = params.allowed_token_ids.is_some() || !params.bad_words.is_empty() || !params.logit_bias.is_empty();
+        let named = context.allowed.is_some()
+            || params.allowed_token_ids.is_some()
+            || !params.bad_words.is_empty()
+            || !params.logit_bias.is_empty();
         if !named && held_back.is_empty() && !repetition && !additive {
             return logits;
         }
 
-        self.ban(logits, params, context.output, held_back);
+        self.ban(logits, params, context, held_back);
         if !held_back.is_empty() && self.row.iter().all(|&logit| logit == BANNED) {
             // Better to end early than to leave the allowed tokens.
-            self.ban(logits, params, context.output, &[]);
+            self.ban(logits, params, context, &[]);
         }
         for &(token, bias) in &params.logit_bias {
             change(&mut self.row, token, |logit| logit + bias);
@@ -54,25 +57,30 @@ impl Adjuster {
     }
 
     /// Fills the row and bans bad words and what is held back.
-    fn ban(&mut self, logits: &[f32], params: &SamplingParams, output: &[u32], held_back: &[u32]) {
-        self.copy(logits, params.allowed_token_ids.as_deref());
-        for token in banned_words(&params.bad_words, output).chain(held_back.iter().copied()) {
+    fn ban(&mut self, logits: &[f32], params: &SamplingParams, context: &Context<'_>, held_back: &[u32]) {
+        self.copy(logits, context.allowed, params.allowed_token_ids.as_deref());
+        for token in banned_words(&params.bad_words, context.output).chain(held_back.iter().copied()) {
             change(&mut self.row, token, |_| BANNED);
         }
     }
 
-    /// Fills the row: with all logits, or with those of the allowed tokens and the others banned.
-    fn copy(&mut self, logits: &[f32], allowed: Option<&[u32]>) {
+    /// Fills the row: with all logits, or with those of the tokens that are allowed both ways and the others banned.
+    fn copy(&mut self, logits: &[f32], constraint: Option<&TokenSet>, allowed: Option<&[u32]>) {
         self.row.clear();
-        let Some(allowed) = allowed else {
+        if constraint.is_none() && allowed.is_none() {
             self.row.extend_from_slice(logits);
             return;
-        };
+        }
         self.row.resize(logits.len(), BANNED);
-        for &token in allowed {
+        let mut open = |token: u32| {
             if let Some(&logit) = logits.get(token as usize) {
                 self.row[token as usize] = logit;
             }
+        };
+        match (constraint, allowed) {
+            (Some(set), None) => set.iter().for_each(open),
+            (Some(set), Some(ids)) => ids.iter().filter(|&&id| set.contains(id)).for_each(|&id| open(id)),
+            (None, ids) => ids.into_iter().flatten().for_each(|&id| open(id)),
         }
     }
 
@@ -135,7 +143,7 @@ mod tests {
 
     fn adjusted(params: &SamplingParams, prompt: &[u32], output: &[u32], stop_ids: &[u32]) -> Vec<f32> {
         let logits = [1.0, -2.0, 3.0, 4.0];
-        let context = Context { prompt, output, stop_ids, seed: 0, sequence: 0 };
+        let context = Context { prompt, output, stop_ids, allowed: None, seed: 0, sequence: 0 };
         Adjuster::default().adjust(&logits, params, &context).to_vec()
     }
 
@@ -164,6 +172,24 @@ mod tests {
     }
 
     #[test]
+    fn a_constraint_and_allowed_ids_both_ban_and_a_constraint_is_never_left() {
+        let open = f32::NEG_INFINITY;
+        let mut set = TokenSet::new(4);
+        [1, 3, 9].into_iter().for_each(|token| set.insert(token));
+        let logits = [1.0, -2.0, 3.0, 4.0];
+        let context = Context { prompt: &[], output: &[], stop_ids: &[], allowed: Some(&set), seed: 0, sequence: 0 };
+        let params = SamplingParams::default();
+        assert_eq!(Adjuster::default().adjust(&logits, &params, &context), [open, -2.0, open, 4.0]);
+        let params = SamplingParams { allowed_token_ids: Some(vec![2, 1]), ..params };
+        assert_eq!(Adjuster::default().adjust(&logits, &params, &context), [open, -2.0, open, open]);
+        // Wishes that contradict it are set aside; so is a row without a number.
+        for (logits, token) in [([1.0, -2.0, 3.0, 4.0], 3), ([f32::NAN; 4], 1), ([5.0, 1.0, 0.0, 1.0], 1)] {
+            let params = SamplingParams { allowed_token_ids: Some(vec![0, 2]), temperature: 1.0, ..Default::default() };
+            assert_eq!(crate::Sampler::new().sample(&logits, &params, &context).token, token);
+        }
+    }
+
+    #[test]
     fn the_prompt_counts_for_repetition_and_not_for_frequency_or_presence() {
         let params = SamplingParams {
             repetition_penalty: 2.0,
@@ -179,7 +205,7 @@ mod tests {
         let params = SamplingParams { frequency_penalty: 1.0, repetition_penalty: 2.0, ..Default::default() };
         let mut adjuster = Adjuster::default();
         for _ in 0..3 {
-            let context = Context { prompt: &[0], output: &[2, 2], stop_ids: &[], seed: 0, sequence: 0 };
+            let context = Context { prompt: &[0], output: &[2, 2], stop_ids: &[], allowed: None, seed: 0, sequence: 0 };
             assert_eq!(adjuster.adjust(&[1.0, 1.0, 1.0], &params, &context), [0.5, 1.0, -1.5]);
         }
     }

@@ -4,11 +4,14 @@
 //! ([`Context`]), and gives the next token ([`Sampled`]). The order of the steps is vLLM's (V1 engine):
 //!
 //! ```text
-//! logits ─▶ allowed ids ─▶ bad words ─▶ min_tokens ─▶ logit_bias ─▶ repetition ─▶ frequency, presence     (adjust)
+//! logits ─▶ constraint, allowed ids ─▶ bad words ─▶ min_tokens ─▶ logit_bias
+//!        ─▶ repetition ─▶ frequency, presence                                                              (adjust)
 //!        ─▶ temperature 0: argmax, done
 //!        ─▶ ÷ temperature ─▶ min_p ─▶ top_k ─▶ top_p ─▶ typical_p                                          (filter)
 //!        ─▶ argmax of logit + Gumbel noise                                                                (draw)
 //! ```
+//!
+//! A [`Constraint`] holds a sequence to a grammar: its mask comes with the [`Context`] and outranks every other wish.
 //!
 //! A beam search draws nothing: it asks for the [likeliest](Sampler::likeliest) tokens of the adjusted row.
 //!
@@ -25,7 +28,7 @@
 //!
 //! let params = SamplingParams { temperature: 0.8, top_k: 2, ..SamplingParams::default() };
 //! params.validate()?;
-//! let context = Context { prompt: &[3, 1], output: &[], stop_ids: &[0], seed: 42, sequence: 0 };
+//! let context = Context { prompt: &[3, 1], output: &[], stop_ids: &[0], allowed: None, seed: 42, sequence: 0 };
 //! let logits = [0.1, 2.0, 1.5, -1.0];
 //!
 //! let drawn = Sampler::new().sample(&logits, &params, &context);
@@ -36,6 +39,7 @@
 
 mod adjust;
 mod argmax;
+mod constraint;
 mod draw;
 mod filter;
 mod logprobs;
@@ -43,6 +47,7 @@ mod params;
 mod philox;
 mod sampler;
 
+pub use constraint::{Constraint, ConstraintError, Mask, TokenSet};
 pub use draw::gumbel_noise;
 pub use logprobs::{TokenLogprobs, token_logprobs};
 pub use params::{ParamError, SamplingParams};

@@ -2,6 +2,7 @@
 
 use crate::adjust::Adjuster;
 use crate::argmax::{argmax, max};
+use crate::constraint::TokenSet;
 use crate::draw::{Coordinates, draw};
 use crate::filter::{self, Candidate};
 use crate::logprobs::{Distribution, TokenLogprobs, token_logprobs};
@@ -19,6 +20,8 @@ pub struct Context<'a> {
     pub output: &'a [u32],
     /// End-of-sequence and stop token ids, held back until [`SamplingParams::min_tokens`].
     pub stop_ids: &'a [u32],
+    /// The only tokens that may come, where a constraint holds the sequence: never left, whatever the parameters say.
+    pub allowed: Option<&'a TokenSet>,
     /// Key of the noise: the request's own seed, or one made up for it.
     pub seed: u64,
     /// Index of the sequence within its request. Several may draw from one row of logits.
@@ -71,9 +74,10 @@ impl Sampler {
 
     /// The next token after `logits` (one per token of the vocabulary).
     ///
-    /// Where only stop ids are allowed, `min_tokens` does not hold them back. Equal logits: the lowest id. NaN and −∞ are impossible tokens; +∞ counts as the largest finite number. If the
-    /// parameters leave nothing possible, they are set aside and the likeliest token of the raw row is taken; if that has
-    /// none either, token 0.
+    /// Where only stop ids are allowed, `min_tokens` does not hold them back. Equal logits: the lowest id. NaN and −∞ are
+    /// impossible tokens; +∞ counts as the largest finite number. If the parameters leave nothing possible, they are set
+    /// aside and the likeliest token of the raw row (within [`Context::allowed`]) is taken; if that has none either, the
+    /// lowest that is allowed.
     pub fn sample(&mut self, logits: &[f32], params: &SamplingParams, context: &Context<'_>) -> Sampled {
         let shaped = self.shape(logits, params, context);
         self.finish(&shaped, logits, params, context)
@@ -111,7 +115,7 @@ impl Sampler {
     ) -> Vec<Likely> {
         let mut best = Distribution::new(self.adjuster.adjust(logits, params, context)).top(k);
         if best.is_empty() && k > 0 {
-            let token = fallback(logits);
+            let token = fallback(logits, context);
             best.push((token, Distribution::new(logits).of(token).0));
         }
         let raw = params.logprobs.map(|alternatives| {
@@ -152,7 +156,7 @@ impl Sampler {
     fn shape(&mut self, logits: &[f32], params: &SamplingParams, context: &Context<'_>) -> Shaped {
         let row = self.adjuster.adjust(logits, params, context);
         if params.temperature < GREEDY_BELOW {
-            return Shaped::Certain(argmax(row).unwrap_or_else(|| fallback(logits)));
+            return Shaped::Certain(argmax(row).unwrap_or_else(|| fallback(logits, context)));
         }
         let scaled = |logit: f32| (logit / params.temperature).min(f32::MAX);
         // min_p: p ≥ min_p · p_max is a threshold on the logits; ln 0 = −∞ lets all pass that are finite.
@@ -165,7 +169,7 @@ impl Sampler {
         filter::top_k(&mut self.kept, params.top_k as usize);
         filter::top_p(&mut self.kept, params.top_p);
         filter::typical_p(&mut self.kept, params.typical_p.unwrap_or(1.0));
-        if self.kept.is_empty() { Shaped::Certain(fallback(logits)) } else { Shaped::Open }
+        if self.kept.is_empty() { Shaped::Certain(fallback(logits, context)) } else { Shaped::Open }
     }
 
     fn finish(&self, shaped: &Shaped, logits: &[f32], params: &SamplingParams, context: &Context<'_>) -> Sampled {
@@ -173,13 +177,19 @@ impl Sampler {
             Coordinates { seed: context.seed, output_index: context.output.len() as u32, sequence: context.sequence };
         let token = match *shaped {
             Shaped::Certain(token) => token,
-            Shaped::Open => draw(&self.kept, coordinates).unwrap_or_else(|| fallback(logits)),
+            Shaped::Open => draw(&self.kept, coordinates).unwrap_or_else(|| fallback(logits, context)),
         };
         Sampled { token, logprob: params.logprobs.map(|k| token_logprobs(logits, token, k)) }
     }
 }
 
 /// The choice where the parameters leave none.
-fn fallback(logits: &[f32]) -> u32 {
-    argmax(logits).unwrap_or(0)
+fn fallback(logits: &[f32], context: &Context<'_>) -> u32 {
+    let Some(allowed) = context.allowed else { return argmax(logits).unwrap_or(0) };
+    let logit = |&token: &u32| logits.get(token as usize).copied().filter(|logit| !logit.is_nan());
+    // The last of equal maxima wins, so the lowest id comes last.
+    let mut ids: Vec<u32> = allowed.iter().collect();
+    ids.reverse();
+    let key = |token: &u32| logit(token).unwrap_or(f32::NEG_INFINITY);
+    ids.into_iter().max_by(|a, b| key(a).total_cmp(&key(b))).unwrap_or(0)
 }

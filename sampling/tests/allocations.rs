@@ -53,7 +53,8 @@ fn a_step_in_steady_state_does_not_allocate() {
     let output: Vec<u32> = (0..40).collect();
     let mut sampler = Sampler::new();
     let mut step = |at: usize| {
-        let context = Context { prompt: &[1, 2], output: &output[..at], stop_ids: &[7], seed: 1, sequence: 0 };
+        let context =
+            Context { prompt: &[1, 2], output: &output[..at], stop_ids: &[7], allowed: None, seed: 1, sequence: 0 };
         for params in [&everything, &greedy, &plain] {
             sampler.sample(&logits, params, &context);
         }

@@ -4,7 +4,7 @@
 use sampling::{Context, Sampler, SamplingParams};
 
 fn context(output: &[u32], seed: u64, sequence: u32) -> Context<'_> {
-    Context { prompt: &[5, 6], output, stop_ids: &[], seed, sequence }
+    Context { prompt: &[5, 6], output, stop_ids: &[], allowed: None, seed, sequence }
 }
 
 /// A row of uneven logits: no two neighbours alike, a spread of about 9.

@@ -115,7 +115,14 @@ struct Row {
 
 impl Row {
     fn context(&self, seed: u64) -> Context<'_> {
-        Context { prompt: &self.prompt, output: &self.output, stop_ids: &self.stop_ids, seed, sequence: 0 }
+        Context {
+            prompt: &self.prompt,
+            output: &self.output,
+            stop_ids: &self.stop_ids,
+            allowed: None,
+            seed,
+            sequence: 0,
+        }
     }
 }
 

@@ -26,7 +26,14 @@ struct Case {
 
 impl Case {
     fn context(&self) -> Context<'_> {
-        Context { prompt: &self.prompt, output: &self.output, stop_ids: &self.stop_ids, seed: 1, sequence: 0 }
+        Context {
+            prompt: &self.prompt,
+            output: &self.output,
+            stop_ids: &self.stop_ids,
+            allowed: None,
+            seed: 1,
+            sequence: 0,
+        }
     }
 }
 

@@ -70,15 +70,12 @@ fn a_field_out_of_range_or_of_the_wrong_type_is_named() {
 fn what_is_not_built_is_refused_by_name_and_never_ignored() {
     for (path, param, value) in [
         (COMPLETIONS, "suffix", json!("the end")),
-        (CHAT, "structured_outputs", json!({"regex": "a"})),
-        (CHAT, "guided_json", json!({"type": "object"})),
         (CHAT, "tool_choice", json!("required")),
         (CHAT, "chat_template", json!("{{ x }}")),
         (CHAT, "echo", json!(true)),
     ] {
         assert_names(path, json!({param: value}), param);
     }
-    assert_names(CHAT, json!({"response_format": {"type": "json_object"}}), "response_format.type");
     // Asking for the neutral value asks for nothing.
     let neutral = json!({"suffix": null, "best_of": 1, "use_beam_search": false, "length_penalty": 1.0,
         "early_stopping": false, "response_format": {"type": "text"}});

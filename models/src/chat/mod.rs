@@ -109,6 +109,11 @@ impl ChatTemplate {
         Ok(if rest.starts_with(END_MARK) { prompt } else { prompt.trim_end() }.to_string())
     }
 
+    /// Whether the source of a template has this text in it: a hint at what the model has learned to write.
+    pub fn mentions(&self, text: &str) -> bool {
+        self.environment.templates().any(|(_, template)| template.source().contains(text))
+    }
+
     fn run(&self, input: &ChatInput) -> Result<String, TemplateError> {
         self.evaluate(input).map_err(|error| match Raised::within(&error) {
             Some(Raised(message)) => TemplateError::Refused(one_line(message)),

@@ -6,9 +6,11 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
+use engine::text::ToolFormat;
 use engine::{EngineConfig, ModelSource, Policy, PreemptionMode};
 
 use super::values;
+use crate::http::Reasoning;
 
 /// Quire: an LLM inference engine.
 #[derive(Debug, Parser)]
@@ -191,6 +193,12 @@ pub struct ServeArgs {
     /// Key that clients must send as a bearer token
     #[arg(long, value_name = "KEY", value_parser = values::key, env = "QUIRE_API_KEY", hide_env_values = true)]
     pub api_key: Option<String>,
+    /// How the model writes tool calls: hermes, llama3_json or mistral [default: as its chat template has them]
+    #[arg(long, value_name = "FORMAT", value_parser = values::tool_format, env = "QUIRE_TOOL_CALL_PARSER")]
+    pub tool_call_parser: Option<ToolFormat>,
+    /// How thoughts are split off the answer: none, qwen3 or deepseek_r1 [default: as its chat template has them]
+    #[arg(long, value_name = "NAME", value_parser = values::reasoning, env = "QUIRE_REASONING_PARSER")]
+    pub reasoning_parser: Option<Reasoning>,
     /// Seconds that running requests get to finish after the first Ctrl-C or SIGTERM
     #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = values::whole::<u64>, env = "QUIRE_SHUTDOWN_TIMEOUT")]
     pub shutdown_timeout: u64,

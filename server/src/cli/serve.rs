@@ -21,8 +21,13 @@ pub fn run(args: ServeArgs, config: EngineConfig) -> Result<(), CliError> {
     note(session::describe(&engine, &source));
     engine.info().notes.iter().for_each(|line| note(format_args!("  {line}")));
     let root = args.engine.model().map_or_else(|| engine.info().name.clone(), |path| path.display().to_string());
-    let options =
-        ServerOptions { served_model_name: args.served_model_name.clone(), root, api_key: args.api_key.clone() };
+    let options = ServerOptions {
+        served_model_name: args.served_model_name.clone(),
+        root,
+        api_key: args.api_key.clone(),
+        tool_call_parser: args.tool_call_parser,
+        reasoning_parser: args.reasoning_parser,
+    };
     let app = Arc::new(App::new(engine.clone(), options));
     let grace = Duration::from_secs(args.shutdown_timeout);
     let cancelled = session::runtime()?.block_on(async {

@@ -85,7 +85,9 @@ pub fn finish_reason(delta: &Delta) -> Result<Option<&'static str>, CliError> {
         None => Ok(None),
         Some(FinishReason::Length) => Ok(Some("length")),
         Some(FinishReason::Stop(_)) => Ok(Some("stop")),
-        Some(FinishReason::Error(message)) => Err(CliError::Generation(message.clone())),
+        Some(FinishReason::Grammar(message) | FinishReason::Error(message)) => {
+            Err(CliError::Generation(message.clone()))
+        }
     }
 }
 

@@ -3,7 +3,10 @@
 
 use std::str::FromStr;
 
+use engine::text::ToolFormat;
 use engine::{Policy, PreemptionMode};
+
+use crate::http::Reasoning;
 
 /// A number of an unsigned type.
 pub fn whole<T: FromStr>(text: &str) -> Result<T, String> {
@@ -48,6 +51,16 @@ pub fn bytes(text: &str) -> Result<u64, String> {
         return Err("expected bytes above 0, such as 512M or 2G".to_string());
     }
     if bytes >= 1.0 && bytes <= (1u64 << 53) as f64 { Ok(bytes as u64) } else { Err(problem()) }
+}
+
+/// `--tool-call-parser`.
+pub fn tool_format(text: &str) -> Result<ToolFormat, String> {
+    text.parse().map_err(str::to_string)
+}
+
+/// `--reasoning-parser`.
+pub fn reasoning(text: &str) -> Result<Reasoning, String> {
+    text.parse().map_err(str::to_string)
 }
 
 /// `--scheduling-policy`.

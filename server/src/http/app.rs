@@ -1,10 +1,12 @@
 //! What every handler sees: the engine, the names it is served under, and the numbers kept for `/metrics`.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
+use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use engine::text::ToolFormat;
 use engine::{AsyncEngine, Tokenizer};
 use tokio::sync::Semaphore;
 
@@ -16,6 +18,30 @@ use super::metrics::Metrics;
 /// Large bodies that are worked on at once: a body of 16 MB can become a gigabyte of JSON values.
 const LARGE_AT_ONCE: usize = 2;
 
+/// What is done about `<think>…</think>` in front of an answer. Names are vLLM's where one does the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reasoning {
+    /// `none`: it is text.
+    Off,
+    /// `qwen3`: split off where the tag is, in the text or at the end of the prompt.
+    Tags,
+    /// `deepseek_r1`: split off, and the text begins with thoughts even without a tag.
+    Always,
+}
+
+impl FromStr for Reasoning {
+    type Err = &'static str;
+
+    fn from_str(name: &str) -> Result<Reasoning, &'static str> {
+        match name {
+            "none" => Ok(Reasoning::Off),
+            "qwen3" => Ok(Reasoning::Tags),
+            "deepseek_r1" => Ok(Reasoning::Always),
+            _ => Err("expected none, qwen3 or deepseek_r1"),
+        }
+    }
+}
+
 /// How a server presents itself.
 #[derive(Clone, Debug, Default)]
 pub struct ServerOptions {
@@ -25,6 +51,10 @@ pub struct ServerOptions {
     pub root: String,
     /// Asked of every request except `/health`, `/version` and `/metrics`.
     pub api_key: Option<String>,
+    /// How the model writes tool calls; `None` takes what its chat template speaks of.
+    pub tool_call_parser: Option<ToolFormat>,
+    /// Whether thoughts are split off; `None` where the chat template speaks of them.
+    pub reasoning_parser: Option<Reasoning>,
 }
 
 /// State shared by all handlers.
@@ -39,6 +69,10 @@ pub struct App {
     pub(super) root: String,
     /// The key that clients must send, if any.
     pub(super) api_key: Option<String>,
+    /// How the model writes tool calls.
+    pub(super) tool_format: ToolFormat,
+    /// How thoughts are split off.
+    pub(super) reasoning: Reasoning,
     /// Unix seconds of the start.
     pub(super) created: u64,
     /// What a stop waits for beside the engine.
@@ -53,12 +87,19 @@ impl App {
     /// State around a running engine.
     pub fn new(engine: AsyncEngine, options: ServerOptions) -> App {
         let model = options.served_model_name.unwrap_or_else(|| engine.info().name.clone());
+        let template = engine.chat_template().map(AsRef::as_ref);
+        let tool_format = options.tool_call_parser.unwrap_or_else(|| ToolFormat::of(template));
+        let thinks = template.is_some_and(|template| template.mentions("</think>"));
+        let default = if thinks { Reasoning::Tags } else { Reasoning::Off };
+        let reasoning = options.reasoning_parser.unwrap_or(default);
         App {
             engine,
             metrics: Metrics::new(&model),
             model,
             root: options.root,
             api_key: options.api_key,
+            tool_format,
+            reasoning,
             created: unix_seconds(),
             activity: Activity::default(),
             large_bodies: Arc::new(Semaphore::new(LARGE_AT_ONCE)),

@@ -5,10 +5,12 @@ use std::sync::Arc;
 use axum::Json;
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
+use engine::text::ReasoningParser;
 use engine::{Delta, TokenLogprobs};
 use serde_json::{Map, Value, json};
 
-use super::app::App;
+use super::app::{App, Reasoning};
+use super::assistant::{Assistant, Said};
 use super::body;
 use super::error::ApiError;
 use super::fields::Fields;
@@ -18,14 +20,17 @@ use super::options::{MAX_LOGPROBS, Options, truncate};
 use super::reply::{self, Envelope, Usage, choices};
 use super::run::Run;
 use super::stream::{self, Chunks};
+use super::tools::Tools;
 
 /// The handler.
 pub async fn chat_completions(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
     let mut body = body::receive(&app, request).await?;
-    let (options, ids) = body.read(&app, |app, fields| prepare(app, fields)).await?;
+    let Prepared { options, ids, tools, reasoning } = body.read(&app, |app, fields| prepare(app, fields)).await?;
     let logprobs = options.params.sampling.logprobs;
-    let chat = Chat {
+    let speaker = || Assistant::new(&app, &tools, reasoning);
+    let mut chat = Chat {
         app: app.clone(),
+        speakers: std::iter::repeat_with(speaker).take(options.params.n).collect(),
         n: options.params.n,
         logprobs,
         return_token_ids: options.return_token_ids,
@@ -55,8 +60,18 @@ pub async fn chat_completions(State(app): State<Arc<App>>, request: Request) -> 
     Ok(Json(envelope.wrap(reply, Some(usage.to_json()))).into_response())
 }
 
+/// A chat request, read.
+struct Prepared {
+    options: Options,
+    /// The prompt.
+    ids: Vec<u32>,
+    tools: Tools,
+    /// Whether thoughts are split off; if so, whether the prompt has opened them.
+    reasoning: Option<bool>,
+}
+
 /// What is asked for, and the prompt.
-fn prepare(app: &App, fields: &Fields) -> Result<(Options, Vec<u32>), ApiError> {
+fn prepare(app: &App, fields: &Fields) -> Result<Prepared, ApiError> {
     app.check_model(fields)?;
     fields.refuse("echo", "end the messages with the text and set continue_final_message")?;
     let mut options = Options::read(app, fields, &["max_completion_tokens", "max_tokens"])?;
@@ -64,8 +79,19 @@ fn prepare(app: &App, fields: &Fields) -> Result<(Options, Vec<u32>), ApiError> 
         return Err(ApiError::wrong(name, &Value::from(0), "at least 1"));
     }
     options.params.sampling.logprobs = wanted_logprobs(fields)?;
-    let ids = truncate(Conversation::read(fields)?.tokenize(app)?, options.truncate_prompt_tokens);
-    Ok((options, ids))
+    let tools = Tools::read(fields)?;
+    tools.hold(app, &mut options.params)?;
+    let conversation = Conversation::read(fields)?;
+    let prompt = conversation.render(app)?;
+    let opened = match app.reasoning {
+        Reasoning::Off => None,
+        Reasoning::Tags => Some(ReasoningParser::is_opened_by(&prompt)),
+        Reasoning::Always => Some(true),
+    };
+    // A grammar holds a text from its first letter: there are thoughts in it only if it writes the tag itself.
+    let reasoning = opened.map(|opened| opened && options.params.structured_outputs.is_none());
+    let ids = truncate(conversation.encode(app, &prompt)?, options.truncate_prompt_tokens);
+    Ok(Prepared { options, ids, tools, reasoning })
 }
 
 /// `logprobs` switches them on here, `top_logprobs` says how many alternatives.
@@ -82,6 +108,8 @@ fn wanted_logprobs(fields: &Fields) -> Result<Option<usize>, ApiError> {
 struct Chat {
     app: Arc<App>,
     n: usize,
+    /// One per sequence.
+    speakers: Vec<Assistant>,
     /// Alternatives per token, if log-probabilities were asked for.
     logprobs: Option<usize>,
     return_token_ids: bool,
@@ -91,12 +119,23 @@ struct Chat {
 
 impl Chat {
     /// The choice of a whole answer.
-    fn message(&self, sequence: &Delta) -> Value {
-        self.choice(sequence, "message", json!({"role": "assistant", "content": sequence.text}))
+    fn message(&mut self, sequence: &Delta) -> Value {
+        let said = self.hear(sequence);
+        self.choice(sequence, "message", said.message())
+    }
+
+    /// What a delta adds to the message of its sequence.
+    fn hear(&mut self, delta: &Delta) -> Said {
+        let speaker = self.speakers.get_mut(delta.index as usize);
+        speaker.map(|speaker| speaker.hear(&delta.text, delta.finish.is_some())).unwrap_or_default()
     }
 
     fn choice(&self, delta: &Delta, key: &str, content: Value) -> Value {
-        let (finish_reason, stop_reason) = reply::finish(delta.finish.as_ref());
+        let (mut finish_reason, stop_reason) = reply::finish(delta.finish.as_ref());
+        let called = self.speakers.get(delta.index as usize).is_some_and(Assistant::has_called);
+        if called && finish_reason == "stop" {
+            finish_reason = "tool_calls".into();
+        }
         let mut choice = json!({
             "index": delta.index,
             key: content,
@@ -129,9 +168,11 @@ impl Chunks for Chat {
     fn prompt_logprobs(&mut self, _: usize, _: Vec<Option<TokenLogprobs>>) {}
 
     fn chunk(&mut self, _: usize, delta: &Delta) -> Option<Map<String, Value>> {
-        let tells =
-            !delta.text.is_empty() || delta.finish.is_some() || self.logprobs.is_some() || self.return_token_ids;
-        let content = if delta.text.is_empty() { json!({}) } else { json!({"content": delta.text}) };
+        let content = self.hear(delta).delta();
+        let tells = content.as_object().is_some_and(|content| !content.is_empty())
+            || delta.finish.is_some()
+            || self.logprobs.is_some()
+            || self.return_token_ids;
         tells.then(|| choices(vec![self.choice(delta, "delta", content)]))
     }
 }

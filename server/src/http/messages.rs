@@ -9,6 +9,7 @@ use serde_json::{Map, Value};
 use super::app::App;
 use super::error::ApiError;
 use super::fields::Fields;
+use super::tools::Tools;
 
 /// A checked conversation and how it is to be rendered.
 #[derive(Clone, Debug)]
@@ -36,7 +37,7 @@ impl Conversation {
         let messages = list.iter().enumerate().map(|(i, value)| message(i, value)).collect::<Result<_, _>>()?;
         Ok(Conversation {
             messages,
-            tools: tools(fields)?,
+            tools: Tools::read(fields)?.definitions,
             add_generation_prompt,
             continue_final_message,
             kwargs: fields.object("chat_template_kwargs")?.cloned().unwrap_or_default(),
@@ -46,6 +47,11 @@ impl Conversation {
 
     /// Renders and tokenises. The template writes the special tokens itself, so none are added by default.
     pub fn tokenize(&self, app: &App) -> Result<Vec<u32>, ApiError> {
+        self.encode(app, &self.render(app)?)
+    }
+
+    /// The prompt as text.
+    pub fn render(&self, app: &App) -> Result<String, ApiError> {
         let Some(template) = app.engine.chat_template() else {
             let advice = "this model has no chat template; use /v1/completions";
             return Err(ApiError::unsupported("messages", advice));
@@ -57,8 +63,12 @@ impl Conversation {
             continue_final_message: self.continue_final_message,
             kwargs: &self.kwargs,
         };
-        let text = template.render(&input).map_err(|error| ApiError::invalid("messages", error))?;
-        app.tokenizer().encode(&text, self.add_special_tokens).map_err(|error| ApiError::invalid("messages", error))
+        template.render(&input).map_err(|error| ApiError::invalid("messages", error))
+    }
+
+    /// The token ids of what was rendered.
+    pub fn encode(&self, app: &App, text: &str) -> Result<Vec<u32>, ApiError> {
+        app.tokenizer().encode(text, self.add_special_tokens).map_err(|error| ApiError::invalid("messages", error))
     }
 }
 
@@ -114,30 +124,6 @@ fn parse_arguments(calls: &mut Value) {
     }
 }
 
-/// `tools` go to the template. What the model then writes is not parsed into calls yet, so `tool_choice` must say `none`.
-fn tools(fields: &Fields) -> Result<Option<Value>, ApiError> {
-    let list = fields.list("tools")?.filter(|list| !list.is_empty());
-    for (i, tool) in list.into_iter().flatten().enumerate() {
-        if tool.get("type").and_then(Value::as_str) != Some("function") {
-            let found = tool.get("type").unwrap_or(&Value::Null);
-            return Err(ApiError::wrong(format!("tools[{i}].type"), found, "\"function\""));
-        }
-        let name = tool.get("function").and_then(|function| function.get("name")).unwrap_or(&Value::Null);
-        if !name.is_string() {
-            return Err(ApiError::wrong(format!("tools[{i}].function.name"), name, "a string"));
-        }
-    }
-    match fields.get("tool_choice") {
-        Some(Value::String(choice)) if choice == "none" => {}
-        None if list.is_none() => {}
-        found => {
-            let expected = "\"none\": tool calls are not parsed yet";
-            return Err(ApiError::wrong("tool_choice", found.unwrap_or(&Value::Null), expected));
-        }
-    }
-    Ok(list.map(|list| Value::Array(list.clone())))
-}
-
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
@@ -176,16 +162,6 @@ mod tests {
         let conversation = read(json!({"messages": [{"role": "assistant", "tool_calls": calls}]})).unwrap();
         let arguments = |i: usize| conversation.messages[0]["tool_calls"][i]["function"]["arguments"].clone();
         assert_eq!([arguments(0), arguments(1), arguments(2)], [json!({"a": 1}), json!("{broken"), json!("42")]);
-    }
-
-    #[test]
-    fn tools_need_a_choice_of_none() {
-        let tools = json!([{"type": "function", "function": {"name": "f"}}]);
-        let messages = json!([{"role": "user", "content": "hi"}]);
-        assert!(read(json!({"messages": messages, "tools": tools, "tool_choice": "none"})).unwrap().tools.is_some());
-        assert_eq!(param(json!({"messages": messages, "tools": tools})), "tool_choice");
-        assert_eq!(param(json!({"messages": messages, "tool_choice": "required"})), "tool_choice");
-        assert_eq!(param(json!({"messages": messages, "tools": [{"type": "function"}]})), "tools[0].function.name");
     }
 
     #[test]

@@ -94,7 +94,7 @@ impl Metrics {
         let reason = match reason {
             FinishReason::Stop(_) => STOP,
             FinishReason::Length => LENGTH,
-            FinishReason::Error(_) => ERROR,
+            FinishReason::Grammar(_) | FinishReason::Error(_) => ERROR,
         };
         self.finished.with_label_values(&[reason]).inc();
     }

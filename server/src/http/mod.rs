@@ -5,7 +5,8 @@
 //! | `app` | state that all handlers share |
 //! | `auth` | the API key |
 //! | `body`, `fields`, `error` | JSON in, checked field by field; errors out |
-//! | `options`, `messages` | what a request asks for: sampling and limits; a conversation as token ids |
+//! | `options`, `structured`, `tools`, `messages` | what a request asks for: sampling and limits; a grammar; tools; a conversation as token ids |
+//! | `assistant` | a text becomes an assistant's message: thoughts, content, tool calls |
 //! | `run` | the engine requests of one call, merged into one stream of events |
 //! | `reply`, `logprobs`, `stream` | answers: the frame, log-probabilities, server-sent events |
 //! | `completions`, `chat`, `tokenize`, `status`, `metrics` | the routes |
@@ -15,6 +16,7 @@
 //! which cancels the requests and frees their blocks.
 
 mod app;
+mod assistant;
 mod auth;
 mod body;
 mod chat;
@@ -31,7 +33,9 @@ mod run;
 mod serve;
 mod status;
 mod stream;
+mod structured;
 mod tokenize;
+mod tools;
 
 use std::sync::Arc;
 
@@ -39,7 +43,7 @@ use axum::Router;
 use axum::middleware::from_fn_with_state;
 use axum::routing::{get, post};
 
-pub use app::{App, ServerOptions};
+pub use app::{App, Reasoning, ServerOptions};
 pub use serve::serve;
 
 /// All routes over a running engine.

@@ -6,6 +6,7 @@ use serde_json::Value;
 use super::app::App;
 use super::error::ApiError;
 use super::fields::Fields;
+use super::structured;
 
 /// Most alternatives per token that may be asked for.
 pub const MAX_LOGPROBS: usize = 20;
@@ -20,12 +21,7 @@ const MAX_STOP: usize = 16;
 const MAX_BAD_WORDS: usize = 1024;
 
 /// Fields of other engines and later versions; each has an effect that a client would miss, so none is ignored.
-const UNSUPPORTED: [(&str, &str); 11] = [
-    ("structured_outputs", "structured output is not built yet"),
-    ("guided_json", "structured output is not built yet"),
-    ("guided_regex", "structured output is not built yet"),
-    ("guided_choice", "structured output is not built yet"),
-    ("guided_grammar", "structured output is not built yet"),
+const UNSUPPORTED: [(&str, &str); 6] = [
     ("prompt_embeds", "send text or token ids"),
     ("logits_processors", "use logit_bias, allowed_token_ids or bad_words"),
     ("return_tokens_as_token_ids", "use return_token_ids"),
@@ -61,7 +57,6 @@ impl Options {
         for (name, advice) in UNSUPPORTED {
             fields.refuse(name, advice)?;
         }
-        check_response_format(fields)?;
         let stream = fields.bool("stream")?.unwrap_or(false);
         let (include_usage, continuous_usage) = stream_options(fields, stream)?;
         let prompt_logprobs = fields.count("prompt_logprobs", 0, MAX_LOGPROBS)?;
@@ -104,6 +99,7 @@ impl Options {
                 include_stop_str_in_output: fields.bool("include_stop_str_in_output")?.unwrap_or(false),
                 skip_special_tokens: fields.bool("skip_special_tokens")?.unwrap_or(true),
                 prompt_logprobs,
+                structured_outputs: structured::read(fields)?,
             },
             max_tokens: limit,
             stream,
@@ -301,15 +297,5 @@ fn search(fields: &Fields, n: usize, stream: bool) -> Result<(Option<usize>, Opt
             ),
         )),
         best_of => Ok((best_of, None)),
-    }
-}
-
-fn check_response_format(fields: &Fields) -> Result<(), ApiError> {
-    match fields.object("response_format")? {
-        Some(format) if format.get("type").and_then(Value::as_str) != Some("text") => {
-            let found = format.get("type").unwrap_or(&Value::Null);
-            Err(ApiError::wrong("response_format.type", found, "text: structured output is not built yet"))
-        }
-        _ => Ok(()),
     }
 }

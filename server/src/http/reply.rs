@@ -68,9 +68,9 @@ pub fn finish(reason: Option<&FinishReason>) -> (Value, Value) {
     match reason {
         None => (Value::Null, Value::Null),
         Some(FinishReason::Length) => ("length".into(), Value::Null),
-        Some(FinishReason::Stop(None)) => ("stop".into(), Value::Null),
+        Some(FinishReason::Stop(None | Some(StopCause::Complete))) => ("stop".into(), Value::Null),
         Some(FinishReason::Stop(Some(StopCause::Token(id)))) => ("stop".into(), (*id).into()),
         Some(FinishReason::Stop(Some(StopCause::Text(text)))) => ("stop".into(), text.as_str().into()),
-        Some(FinishReason::Error(_)) => ("error".into(), Value::Null),
+        Some(FinishReason::Grammar(_) | FinishReason::Error(_)) => ("error".into(), Value::Null),
     }
 }

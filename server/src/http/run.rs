@@ -98,6 +98,7 @@ impl Answer {
 /// The sequence ended through no fault of the client.
 pub fn failed(delta: &Delta) -> Result<(), ApiError> {
     match &delta.finish {
+        Some(FinishReason::Grammar(message)) => Err(ApiError::body(format!("the grammar of this request: {message}"))),
         Some(FinishReason::Error(message)) => Err(ApiError::internal(message.clone())),
         _ => Ok(()),
     }

@@ -1,0 +1,58 @@
+//! Structured output: what a text must match becomes a mask of tokens, computed while the model computes logits.
+//!
+//! ```text
+//! submit ─▶ Grammars: compile, on a thread of its own ─▶ Matcher ─▶ Guide: first mask ─┐ while the prompt is computed
+//!                                                                                     ▼
+//!           ┌─────────────▶ step: forward ─▶ logits ─▶ draw within the mask ─▶ accept(token)
+//!           └── Guide: next mask on a mask thread, from the draw to the next draw ◀────┘
+//! ```
+//!
+//! The grammars themselves (JSON schema, regular expressions, Lark) are llguidance's; this module gives it the vocabulary
+//! as bytes, keeps compilation away from everybody else and bounds it, and runs the masks beside the forward pass.
+//!
+//! Costs: the vocabulary is indexed with the first grammar (about a second per million tokens); a compiled grammar is kept
+//! and forked for the next request that has the same. A mask is a walk through the part of the vocabulary that can match,
+//! tens of microseconds mostly.
+
+mod compile;
+mod guide;
+mod matcher;
+mod vocabulary;
+
+pub(crate) use compile::Grammars;
+pub(crate) use guide::{Guides, MaskThreads};
+
+/// What a text must match as a whole.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct StructuredOutput {
+    /// The rule.
+    pub grammar: Grammar,
+    /// API name of the field that asked for it, named in errors.
+    pub param: &'static str,
+}
+
+/// A rule for texts.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Grammar {
+    /// A JSON object.
+    JsonObject,
+    /// A JSON value that a JSON schema (as JSON text) accepts.
+    JsonSchema(String),
+    /// A regular expression in the syntax of the `regex` crate, for the whole text; no look-around, no back-references.
+    Regex(String),
+    /// One of these texts, none of them empty.
+    Choice(Vec<String>),
+    /// A context-free grammar in llguidance's variant of Lark, from its rule `start`.
+    Lark(String),
+}
+
+impl Grammar {
+    /// Bytes of its definition.
+    fn len(&self) -> usize {
+        match self {
+            Grammar::JsonObject => 0,
+            Grammar::JsonSchema(text) | Grammar::Regex(text) | Grammar::Lark(text) => text.len(),
+            Grammar::Choice(choices) => choices.iter().map(String::len).sum(),
+        }
+    }
+}

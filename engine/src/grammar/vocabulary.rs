@@ -1,0 +1,49 @@
+//! The tokenizer's vocabulary as llguidance wants it: the bytes of every token, in a trie.
+
+use std::sync::Arc;
+
+use llguidance::ParserFactory;
+use llguidance::toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
+use models::Tokenizer;
+
+/// Steps and sizes that one grammar may take; beyond them it is refused, or the sequence that it holds ends with an error.
+/// At llguidance's speeds: compilation some tens of milliseconds, a mask at most about ten.
+const LEXER_FUEL: u64 = 1_000_000;
+const GRAMMAR_SIZE: usize = 250_000;
+const LEXER_STATES: usize = 50_000;
+const MASK_FUEL: u64 = 100_000;
+const MASK_ITEMS: usize = 50_000;
+
+/// The bytes of every token, as [`factory`] wants them. Special tokens are no text: no grammar lets them through. Tokens
+/// without bytes match nothing.
+pub(super) fn words(tokenizer: &Tokenizer) -> Vec<Vec<u8>> {
+    let word = |id: u32| match tokenizer.is_special(id) {
+        true => special(&tokenizer.id_to_token(id).unwrap_or_default()),
+        false => tokenizer.token_bytes(id),
+    };
+    (0..tokenizer.vocab_size() as u32).map(word).collect()
+}
+
+/// A factory of parsers over a vocabulary, and the id behind it that stands for "the text ends".
+pub(super) fn factory(mut words: Vec<Vec<u8>>) -> Result<(ParserFactory, usize), String> {
+    let size = words.len();
+    words.push(special("<end>"));
+    let info = TokRxInfo::new(words.len() as u32, size as u32);
+    // Not canonical: the model may spell a forced text with any tokens.
+    let env: TokEnv = Arc::new(ApproximateTokEnv::new(TokTrie::from(&info, &words)));
+    let mut factory = ParserFactory::new_simple(&env).map_err(|error| error.to_string())?;
+    factory.quiet();
+    let limits = factory.limits_mut();
+    limits.initial_lexer_fuel = LEXER_FUEL;
+    limits.max_grammar_size = GRAMMAR_SIZE;
+    limits.max_lexer_states = LEXER_STATES;
+    limits.step_lexer_fuel = MASK_FUEL;
+    limits.step_max_items = MASK_ITEMS;
+    limits.verbose_errors = false;
+    Ok((factory, size))
+}
+
+/// How llguidance spells what is no text.
+fn special(name: &str) -> Vec<u8> {
+    [&[TokTrie::SPECIAL_TOKEN_MARKER], name.as_bytes()].concat()
+}

@@ -1,0 +1,94 @@
+//! Calls between `<tool_call>` and `</tool_call>`.
+
+use super::json::{CallReader, Progress};
+use super::{ToolEvent, ToolParser, append};
+use crate::text::marker::Marker;
+
+/// What begins a call.
+pub(super) const OPEN: &str = "<tool_call>";
+const CLOSE: &str = "</tool_call>";
+
+enum State {
+    /// Text, in front of a call.
+    Text(Marker),
+    Call(CallReader),
+    /// Behind a call, in front of what closes it.
+    Close(Marker),
+}
+
+/// The parser.
+pub(super) struct Hermes {
+    state: State,
+    /// A call has been found: white space between calls is no text.
+    called: bool,
+}
+
+impl Hermes {
+    /// At the start of a text.
+    pub fn new() -> Hermes {
+        Hermes { state: State::Text(Marker::new(OPEN)), called: false }
+    }
+
+    fn take(&mut self, c: char, events: &mut Vec<ToolEvent>) {
+        match &mut self.state {
+            State::Text(marker) => {
+                let mut text = String::new();
+                if marker.push(c, &mut text) {
+                    self.state = State::Call(CallReader::new());
+                }
+                append(events, ToolEvent::Text(text));
+            }
+            State::Call(reader) => match reader.push(c, &|_| true, events) {
+                Progress::More => {}
+                Progress::Done => {
+                    self.called = true;
+                    self.state = State::Close(Marker::new(CLOSE));
+                }
+                Progress::Broken => {
+                    let State::Call(reader) = std::mem::replace(&mut self.state, State::Text(Marker::new(OPEN))) else {
+                        return;
+                    };
+                    self.give_up(reader, events);
+                }
+            },
+            State::Close(marker) => {
+                let mut text = String::new();
+                if marker.push(c, &mut text) {
+                    self.state = State::Text(Marker::new(OPEN));
+                } else if !text.is_empty() {
+                    // Something else: read it as text, in which a call may begin.
+                    text += &marker.take();
+                    self.state = State::Text(Marker::new(OPEN));
+                    text.chars().for_each(|c| self.take(c, events));
+                }
+            }
+        }
+    }
+
+    /// What looked like a call and was none is text; one that has been told of stays as it is.
+    fn give_up(&mut self, reader: CallReader, events: &mut Vec<ToolEvent>) {
+        match reader.into_text() {
+            Some(raw) => append(events, ToolEvent::Text(OPEN.to_string() + &raw)),
+            None => self.called = true,
+        }
+    }
+}
+
+impl ToolParser for Hermes {
+    fn push(&mut self, text: &str, events: &mut Vec<ToolEvent>) {
+        text.chars().for_each(|c| self.take(c, events));
+    }
+
+    fn finish(&mut self, events: &mut Vec<ToolEvent>) {
+        match std::mem::replace(&mut self.state, State::Text(Marker::new(OPEN))) {
+            State::Text(mut marker) => {
+                let held = marker.take();
+                if !self.called || !held.trim().is_empty() {
+                    append(events, ToolEvent::Text(held));
+                }
+            }
+            State::Call(reader) => self.give_up(reader, events),
+            State::Close(_) => {}
+        }
+    }
+}

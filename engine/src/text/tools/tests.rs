@@ -1,0 +1,145 @@
+//! Every format: whole calls, text that is none, and any split.
+
+use super::*;
+use ToolEvent::{Arguments, Call, Text};
+use proptest::prelude::*;
+
+const FORMATS: [ToolFormat; 3] = [ToolFormat::Hermes, ToolFormat::Llama3Json, ToolFormat::Mistral];
+
+fn parse(format: ToolFormat, pieces: &[&str]) -> Vec<ToolEvent> {
+    let mut parser = format.parser(vec!["f".into(), "get time".into()]);
+    let mut events = Vec::new();
+    for piece in pieces {
+        let mut news = Vec::new();
+        parser.push(piece, &mut news);
+        news.into_iter().for_each(|event| append(&mut events, event));
+    }
+    let mut news = Vec::new();
+    parser.finish(&mut news);
+    news.into_iter().for_each(|event| append(&mut events, event));
+    events
+}
+
+fn text(text: &str) -> ToolEvent {
+    Text(text.into())
+}
+
+fn call(name: &str) -> ToolEvent {
+    Call { name: name.into() }
+}
+
+fn arguments(text: &str) -> ToolEvent {
+    Arguments(text.into())
+}
+
+#[test]
+fn hermes_calls_stand_between_tags_with_text_around_them() {
+    let parse = |text: &str| parse(ToolFormat::Hermes, &[text]);
+    let one = r#"<tool_call>{"name": "f", "arguments": {"x": [1, "}\"]"], "y": {}}}</tool_call>"#;
+    let args = r#"{"x": [1, "}\"]"], "y": {}}"#;
+    assert_eq!(parse(one), [call("f"), arguments(args)]);
+    let two = format!("Let me see.\n\n{one}\n{one} \n");
+    assert_eq!(parse(&two), [text("Let me see."), call("f"), arguments(args), call("f"), arguments(args)]);
+    // Any order, a name alone, arguments as a JSON string, other fields, no closing tag.
+    assert_eq!(parse(r#"<tool_call>{"arguments": {"a":1}, "name": "f"}"#), [call("f"), arguments(r#"{"a":1}"#)]);
+    assert_eq!(parse(r#"<tool_call> {"name": "f"} </tool_call> done"#), [call("f"), arguments("{}"), text(" done")]);
+    let quoted = r#"<tool_call>{"name": "f", "arguments": "{\"a\": 1}", "id": 12}</tool_call>"#;
+    assert_eq!(parse(quoted), [call("f"), arguments(r#"{"a": 1}"#)]);
+    // Cut by the token limit: what is known of the call is told.
+    assert_eq!(parse(r#"<tool_call>{"name": "f", "arguments": {"a": "#), [call("f"), arguments(r#"{"a": "#)]);
+}
+
+#[test]
+fn what_only_looks_like_a_call_is_text_to_the_letter() {
+    for (format, texts) in [
+        (
+            ToolFormat::Hermes,
+            &["a < b <tool", "<tool_call>no json", "<tool_call>{\"name\": 5}", "<tool_call>{}", " \n x \n"][..],
+        ),
+        (
+            ToolFormat::Llama3Json,
+            &["{\"name\": \"Bob\", \"age\": 5} is JSON", "{\"a\": 1}", " {", "<|python", " \n", "x {\"name\": \"f\"}"],
+        ),
+        (ToolFormat::Mistral, &["[TOOL", "[1, 2] [TOOL_CALL]", " \n x \n"]),
+    ] {
+        for whole in texts {
+            assert_eq!(parse(format, &[whole]), [text(whole)], "{format:?}");
+        }
+    }
+}
+
+#[test]
+fn llama_answers_with_calls_of_known_functions_alone() {
+    let parse = |text: &str| parse(ToolFormat::Llama3Json, &[text]);
+    let one = r#"{"name": "f", "parameters": {"x": "é;{"}}"#;
+    let args = r#"{"x": "é;{"}"#;
+    assert_eq!(parse(one), [call("f"), arguments(args)]);
+    assert_eq!(
+        parse(&format!(" <|python_tag|>{one}; {one}")),
+        [call("f"), arguments(args), call("f"), arguments(args)]
+    );
+    assert_eq!(parse(&format!("{one} and so on")), [call("f"), arguments(args), text("and so on")]);
+}
+
+#[test]
+fn mistral_calls_are_a_list_or_a_name_with_arguments() {
+    let parse = |text: &str| parse(ToolFormat::Mistral, &[text]);
+    let list = r#"Sure. [TOOL_CALLS] [{"name": "f", "arguments": {"a": 1}}, {"name": "get time", "arguments": {}}] "#;
+    assert_eq!(parse(list), [text("Sure."), call("f"), arguments(r#"{"a": 1}"#), call("get time"), arguments("{}")]);
+    assert_eq!(
+        parse(r#"[TOOL_CALLS]f[CALL_ID]abc[ARGS]{"a": [{}]}[TOOL_CALLS]g{"b": 2}"#),
+        [call("f"), arguments(r#"{"a": [{}]}"#), call("g"), arguments(r#"{"b": 2}"#)]
+    );
+}
+
+/// Pieces of which both calls and near misses are made.
+fn stream() -> impl Strategy<Value = String> {
+    let piece = prop_oneof![
+        prop::sample::select(vec![
+            "<tool_call>",
+            "</tool_call>",
+            "[TOOL_CALLS]",
+            "[ARGS]",
+            "<|python_tag|>",
+            "{\"name\": \"f\", \"arguments\": {\"a\": 1}}",
+            "{\"name\": \"get time\", \"parameters\": {\"b\": \"x\\\"}é\"}}",
+            "{\"name\": ",
+            "\"arguments\": ",
+            "\"{\\\"a\\\": 2}\"",
+            "f",
+            "{",
+            "}",
+            "[",
+            "]",
+            ", ",
+            ": ",
+            ";",
+            "\"",
+            "\\",
+            " ",
+            "\n",
+            "世🙂",
+            "12",
+            "null",
+        ])
+        .prop_map(str::to_string),
+        "[<{a ]{0,4}",
+    ];
+    prop::collection::vec(piece, 0..14).prop_map(|pieces| pieces.concat())
+}
+
+proptest! {
+    #[test]
+    fn every_split_of_a_stream_gives_the_same_calls(whole in stream(), cuts in prop::collection::vec(0usize..200, 0..12)) {
+        let bounds: Vec<usize> = (0..=whole.len()).filter(|&at| whole.is_char_boundary(at)).collect();
+        let mut cuts: Vec<usize> = cuts.into_iter().map(|cut| bounds[cut % bounds.len()]).chain([0, whole.len()]).collect();
+        cuts.sort_unstable();
+        let pieces: Vec<&str> = cuts.windows(2).map(|cut| &whole[cut[0]..cut[1]]).collect();
+        let letters: Vec<&str> = bounds.windows(2).map(|cut| &whole[cut[0]..cut[1]]).collect();
+        for format in FORMATS {
+            let expected = parse(format, &[&whole]);
+            prop_assert_eq!(&parse(format, &pieces), &expected);
+            prop_assert_eq!(&parse(format, &letters), &expected);
+        }
+    }
+}

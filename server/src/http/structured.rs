@@ -1,0 +1,105 @@
+//! Structured output: OpenAI's `response_format`, vLLM's `structured_outputs`, and the older `guided_*` fields.
+//!
+//! At most one of them may ask for something. Whether a grammar makes sense is found where it is compiled.
+
+use engine::{Grammar, StructuredOutput};
+use serde_json::{Map, Value};
+
+use super::error::ApiError;
+use super::fields::Fields;
+
+/// Most texts to choose from.
+const MAX_CHOICES: usize = 4096;
+
+/// Names of one rule in vLLM's object, as a field of its own, and where it is read.
+const RULES: [(&str, &str); 4] =
+    [("json", "guided_json"), ("regex", "guided_regex"), ("choice", "guided_choice"), ("grammar", "guided_grammar")];
+
+/// What the request's texts must match, if anything.
+pub fn read(fields: &Fields) -> Result<Option<StructuredOutput>, ApiError> {
+    let mut found: Vec<StructuredOutput> = Vec::new();
+    found.extend(response_format(fields)?);
+    found.extend(structured_outputs(fields)?);
+    for (kind, name) in RULES {
+        if let Some(value) = fields.get(name) {
+            found.push(StructuredOutput { grammar: rule(kind, name, value)?, param: name });
+        }
+    }
+    match <[StructuredOutput; 1]>::try_from(found) {
+        Ok([one]) => Ok(Some(one)),
+        Err(many) if many.is_empty() => Ok(None),
+        Err(many) => Err(ApiError::invalid(many[1].param, format_args!("not together with {}", many[0].param))),
+    }
+}
+
+fn response_format(fields: &Fields) -> Result<Option<StructuredOutput>, ApiError> {
+    const PARAM: &str = "response_format";
+    let Some(format) = fields.object(PARAM)? else { return Ok(None) };
+    let kind = format.get("type").unwrap_or(&Value::Null);
+    let grammar = match kind.as_str() {
+        Some("text") => return Ok(None),
+        Some("json_object") => Grammar::JsonObject,
+        Some("json_schema") => {
+            let named = format.get("json_schema").unwrap_or(&Value::Null);
+            match named.get("schema").filter(|schema| is_schema(schema)) {
+                Some(schema) => Grammar::JsonSchema(schema.to_string()),
+                None => {
+                    let path = "response_format.json_schema";
+                    return Err(ApiError::wrong(path, named, "an object with name and schema, a JSON schema"));
+                }
+            }
+        }
+        _ => return Err(ApiError::wrong("response_format.type", kind, "text, json_object or json_schema")),
+    };
+    Ok(Some(StructuredOutput { grammar, param: PARAM }))
+}
+
+fn structured_outputs(fields: &Fields) -> Result<Option<StructuredOutput>, ApiError> {
+    const PARAM: &str = "structured_outputs";
+    let Some(object) = fields.object(PARAM)? else { return Ok(None) };
+    let given = |name: &str| object.get(name).filter(|value| !value.is_null());
+    let mut rules = RULES.iter().filter_map(|&(kind, _)| Some((kind, given(kind)?)));
+    let json_object = given("json_object").and_then(Value::as_bool).unwrap_or(false);
+    let grammar = match (rules.next(), rules.next(), json_object) {
+        (Some((kind, value)), None, false) => rule(kind, PARAM, value)?,
+        (None, None, true) => Grammar::JsonObject,
+        (None, ..) if given("structural_tag").is_none() => return nothing(object),
+        (None, ..) => return Err(ApiError::unsupported("structured_outputs.structural_tag", "use grammar")),
+        _ => return Err(ApiError::invalid(PARAM, "expected only one of json, regex, choice, grammar and json_object")),
+    };
+    Ok(Some(StructuredOutput { grammar, param: PARAM }))
+}
+
+/// Options without a rule: nothing is asked for only if nothing is there.
+fn nothing(object: &Map<String, Value>) -> Result<Option<StructuredOutput>, ApiError> {
+    if object.values().all(|value| value.is_null() || value == &Value::Bool(false)) {
+        return Ok(None);
+    }
+    Err(ApiError::invalid("structured_outputs", "expected one of json, regex, choice, grammar and json_object"))
+}
+
+/// One rule. A JSON schema may come as an object or as its text.
+fn rule(kind: &str, param: &str, value: &Value) -> Result<Grammar, ApiError> {
+    let text =
+        |expected: &str| value.as_str().ok_or_else(|| ApiError::wrong(param, value, expected)).map(str::to_string);
+    match kind {
+        "regex" => text("a regular expression").map(Grammar::Regex),
+        "grammar" => text("a grammar").map(Grammar::Lark),
+        "choice" => {
+            let choices = value.as_array().filter(|items| (1..=MAX_CHOICES).contains(&items.len()));
+            let one = |item: &Value| item.as_str().filter(|text| !text.is_empty()).map(str::to_string);
+            let choices = choices.and_then(|items| items.iter().map(one).collect::<Option<_>>());
+            let expected = format_args!("1 to {MAX_CHOICES} strings, none of them empty");
+            choices.map(Grammar::Choice).ok_or_else(|| ApiError::wrong(param, value, expected))
+        }
+        _ => match value {
+            Value::String(text) => Ok(Grammar::JsonSchema(text.clone())),
+            schema if is_schema(schema) => Ok(Grammar::JsonSchema(schema.to_string())),
+            other => Err(ApiError::wrong(param, other, "a JSON schema")),
+        },
+    }
+}
+
+fn is_schema(value: &Value) -> bool {
+    value.is_object() || value.is_boolean()
+}

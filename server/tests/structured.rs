@@ -1,0 +1,164 @@
+//! Structured output over HTTP: every field that asks for it, on both APIs, whole and streamed; and every bad one.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::sync::LazyLock;
+
+use common::Server;
+use serde_json::{Value, json};
+
+static SERVER: LazyLock<Server> = LazyLock::new(Server::start);
+
+const COMPLETIONS: &str = "/v1/completions";
+const CHAT: &str = "/v1/chat/completions";
+
+/// A request that asks for much else besides.
+fn request(path: &str, fields: &Value) -> Value {
+    let mut body = match path {
+        CHAT => json!({"messages": [{"role": "user", "content": "Which colour?"}]}),
+        _ => json!({"prompt": "Which colour?"}),
+    };
+    body["max_tokens"] = json!(60);
+    body["temperature"] = json!(1.2);
+    body["seed"] = json!(5);
+    for (name, value) in fields.as_object().unwrap() {
+        body[name] = value.clone();
+    }
+    body
+}
+
+fn text(choice: &Value) -> &str {
+    choice["text"].as_str().or(choice["message"]["content"].as_str()).unwrap()
+}
+
+fn colour() -> Value {
+    let colour = json!({"type": "string", "enum": ["red", "grün", "青🙂"]});
+    json!({"type": "object", "properties": {"colour": colour}, "required": ["colour"], "additionalProperties": false,
+        "x-guidance": {"whitespace_flexible": false}})
+}
+
+fn is_colour(text: &str) -> bool {
+    ["red", "grün", "青🙂"].iter().any(|colour| text == format!("{{\"colour\":\"{colour}\"}}"))
+}
+
+#[test]
+fn every_field_that_asks_for_a_grammar_gets_it_on_both_apis_whole_and_streamed() {
+    let format = json!({"type": "json_schema", "json_schema": {"name": "c", "schema": colour(), "strict": true}});
+    let loose = json!({"type": "json_schema", "json_schema": {"name": "c", "schema": colour()}});
+    let ab = |text: &str| ["a", "b b"].contains(&text);
+    let digits = |text: &str| text.len() == 3 && text.chars().all(|c| c.is_ascii_digit());
+    type Check<'a> = &'a dyn Fn(&str) -> bool;
+    let cases: [(Value, Check); 12] = [
+        (json!({"response_format": format}), &is_colour),
+        (json!({"response_format": loose}), &is_colour),
+        (json!({"structured_outputs": {"json": colour()}}), &is_colour),
+        (json!({"structured_outputs": {"json": colour().to_string()}}), &is_colour),
+        (json!({"structured_outputs": {"choice": ["a", "b b"]}}), &ab),
+        (json!({"structured_outputs": {"regex": "[0-9]{3}"}}), &digits),
+        (json!({"structured_outputs": {"grammar": "start: \"a\" | \"b b\""}}), &ab),
+        (json!({"guided_json": colour()}), &is_colour),
+        (json!({"guided_regex": "[0-9]{3}", "guided_decoding_backend": "outlines"}), &digits),
+        (json!({"guided_choice": ["a", "b b"]}), &ab),
+        (json!({"guided_grammar": "start: \"a\" | \"b b\""}), &ab),
+        (json!({"guided_regex": "[0-9]{3}", "response_format": {"type": "text"}, "structured_outputs": {}}), &digits),
+    ];
+    for path in [COMPLETIONS, CHAT] {
+        for (fields, holds) in &cases {
+            let body = request(path, fields);
+            let whole = SERVER.ok(path, body.clone());
+            assert!(holds(text(&whole["choices"][0])), "{fields}: {whole}");
+            assert_eq!(whole["choices"][0]["finish_reason"], "stop");
+            assert_eq!(whole["choices"][0]["stop_reason"], Value::Null);
+            let chunks = SERVER.stream(path, body);
+            let piece = |chunk: &Value| {
+                let choice = &chunk["choices"][0];
+                choice["text"].as_str().or(choice["delta"]["content"].as_str()).unwrap_or_default().to_string()
+            };
+            assert_eq!(chunks.iter().map(piece).collect::<String>(), text(&whole["choices"][0]));
+        }
+    }
+}
+
+#[test]
+fn a_grammar_goes_together_with_what_else_a_request_may_ask() {
+    for path in [COMPLETIONS, CHAT] {
+        let grammar =
+            json!({"guided_json": colour(), "n": 3, "best_of": 5, "frequency_penalty": 1.0, "min_tokens": 40});
+        let answer = SERVER.ok(path, request(path, &grammar));
+        let choices = answer["choices"].as_array().unwrap();
+        assert!(choices.len() == 3 && choices.iter().all(|choice| is_colour(text(choice))), "{answer}");
+        let cut = SERVER.ok(path, request(path, &json!({"guided_json": colour(), "max_tokens": 2})));
+        assert_eq!(cut["choices"][0]["finish_reason"], "length");
+        let stop = json!({"guided_choice": ["one two"], "stop": "two"});
+        let stopped = SERVER.ok(path, request(path, &stop));
+        assert_eq!((text(&stopped["choices"][0]), &stopped["choices"][0]["stop_reason"]), ("one ", &json!("two")));
+    }
+    let scored = SERVER.ok(COMPLETIONS, request(COMPLETIONS, &json!({"guided_choice": ["red"], "logprobs": 2})));
+    let logprobs = &scored["choices"][0]["logprobs"];
+    assert_eq!(logprobs["tokens"].as_array().unwrap().len(), logprobs["token_logprobs"].as_array().unwrap().len());
+    assert_eq!(scored["usage"]["completion_tokens"], logprobs["tokens"].as_array().unwrap().len());
+}
+
+#[test]
+fn neighbours_of_a_held_request_are_free() {
+    let free = request(CHAT, &json!({"temperature": 0, "max_tokens": 30}));
+    let alone = text(&SERVER.ok(CHAT, free.clone())["choices"][0]).to_string();
+    std::thread::scope(|scope| {
+        for i in 0..12 {
+            let (free, alone) = (&free, &alone);
+            scope.spawn(move || match i % 2 {
+                0 => assert_eq!(text(&SERVER.ok(CHAT, free.clone())["choices"][0]), alone),
+                _ => {
+                    let held = request(CHAT, &json!({"guided_json": colour(), "seed": i}));
+                    assert!(is_colour(text(&SERVER.ok(CHAT, held)["choices"][0])));
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn a_grammar_that_can_not_be_is_a_400_of_one_line_that_names_the_field() {
+    let schema = |schema: Value| json!({"type": "json_schema", "json_schema": {"name": "x", "schema": schema}});
+    for (fields, param) in [
+        (json!({"response_format": "json"}), "response_format"),
+        (json!({"response_format": {"type": "yaml"}}), "response_format.type"),
+        (json!({"response_format": {}}), "response_format.type"),
+        (json!({"response_format": {"type": "json_schema"}}), "response_format.json_schema"),
+        (
+            json!({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}),
+            "response_format.json_schema",
+        ),
+        (json!({"response_format": schema(json!(5))}), "response_format.json_schema"),
+        (json!({"response_format": schema(json!({"type": "banana"}))}), "response_format"),
+        (json!({"response_format": schema(json!({"$ref": "http://example.com/x"}))}), "response_format"),
+        (json!({"response_format": schema(json!({"enum": vec!["é".repeat(1000); 100]}))}), "response_format"),
+        (json!({"structured_outputs": "x"}), "structured_outputs"),
+        (json!({"structured_outputs": {"regex": "("}}), "structured_outputs"),
+        (json!({"structured_outputs": {"regex": 5}}), "structured_outputs"),
+        (json!({"structured_outputs": {"colour": "red"}}), "structured_outputs"),
+        (json!({"structured_outputs": {"regex": "a", "choice": ["a"]}}), "structured_outputs"),
+        (json!({"structured_outputs": {"structural_tag": {}}}), "structured_outputs.structural_tag"),
+        (json!({"guided_json": "{"}), "guided_json"),
+        (json!({"guided_json": [1]}), "guided_json"),
+        (json!({"guided_choice": []}), "guided_choice"),
+        (json!({"guided_choice": ["a", ""]}), "guided_choice"),
+        (json!({"guided_choice": ["a", 5]}), "guided_choice"),
+        (json!({"guided_regex": "(".repeat(5000)}), "guided_regex"),
+        (json!({"guided_regex": "a".repeat(200_000)}), "guided_regex"),
+        (json!({"guided_grammar": "begin: \"a\""}), "guided_grammar"),
+        (json!({"guided_regex": "a", "guided_choice": ["a"]}), "guided_choice"),
+        (json!({"guided_regex": "a", "response_format": {"type": "json_object"}}), "guided_regex"),
+        (json!({"guided_regex": "a", "use_beam_search": true, "n": 2}), "guided_regex"),
+    ] {
+        for path in [COMPLETIONS, CHAT] {
+            let reply = SERVER.post(path, &request(path, &fields));
+            assert_eq!(reply.status, 400, "{:.200}: {}", fields.to_string(), reply.body);
+            let error = reply.error();
+            assert_eq!(error["param"], param, "{:.200}: {error}", fields.to_string());
+            let message = error["message"].as_str().unwrap();
+            assert!(message.contains(param) && !message.contains('\n') && message.len() < 1000, "{message}");
+        }
+    }
+}
