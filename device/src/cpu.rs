@@ -1,6 +1,6 @@
 //! The `cpu` backend: host memory, host threads.
 
-use crate::gemm::{PackedMatrix, WeightFormat};
+use crate::gemm::{PackedMatrix, Quantization, WeightFormat};
 use crate::{Buffer, Device, DeviceError, Isa, Matrix, MemoryInfo, Pool};
 
 pub(crate) struct Cpu {
@@ -41,6 +41,15 @@ impl Device for Cpu {
 
     fn matrix(&self, k: usize, parts: &[(WeightFormat, &[u8])]) -> Result<Matrix, DeviceError> {
         PackedMatrix::pack(k, parts).map(Matrix).ok_or(DeviceError::BadMatrix(k))
+    }
+
+    fn quantized_matrix(
+        &self,
+        quantization: Quantization,
+        k: usize,
+        parts: &[(WeightFormat, &[u8])],
+    ) -> Result<Matrix, DeviceError> {
+        PackedMatrix::quantize(&self.pool, quantization, k, parts).map(Matrix)
     }
 
     fn pool(&self) -> &Pool {

@@ -57,6 +57,19 @@ pub enum DeviceError {
     /// Weight rows that are no whole rows.
     #[error("a weight matrix with {0} columns was given rows of another length")]
     BadMatrix(usize),
+    /// A weight that the quantised form can not hold.
+    #[error(
+        "a weight matrix holds numbers that {0} can not store (not finite, or too large); load it without --quantization"
+    )]
+    BadWeights(gemm::Quantization),
+    /// This backend multiplies with no such weights.
+    #[error("--quantization: device {device} has no {quantization} weights; leave it out, or use --device cpu")]
+    NoQuantization {
+        /// Backend name.
+        device: &'static str,
+        /// What was asked for.
+        quantization: gemm::Quantization,
+    },
     /// The thread pool could not be started.
     #[error("--threads: {0} worker threads could not be started: {1}")]
     Threads(usize, String),
@@ -84,6 +97,15 @@ pub trait Device: Send + Sync {
     /// A weight matrix `[n, k]`, given as the rows of one or more checkpoint tensors one below the other, in the form
     /// that this device multiplies with.
     fn matrix(&self, k: usize, parts: &[(gemm::WeightFormat, &[u8])]) -> Result<Matrix, DeviceError>;
+    /// The same, quantised on the way; an error where the backend has no product for such weights.
+    fn quantized_matrix(
+        &self,
+        quantization: gemm::Quantization,
+        _k: usize,
+        _parts: &[(gemm::WeightFormat, &[u8])],
+    ) -> Result<Matrix, DeviceError> {
+        Err(DeviceError::NoQuantization { device: self.name(), quantization })
+    }
     /// The host threads that feed the device; on a CPU, the ones that compute.
     fn pool(&self) -> &Pool;
 }

@@ -34,6 +34,7 @@ pub mod text;
 pub use api::*;
 pub use attention_kernels::KernelChoice;
 pub use core::{Engine, TokenEvent};
+pub use device::gemm::Quantization;
 pub use error::{EngineError, SubmitError};
 pub use handle::{AsyncEngine, OutputStream};
 pub use llm::{Completion, CompletionOutput, Llm};

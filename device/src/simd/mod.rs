@@ -5,6 +5,7 @@
 //! register, two of AVX2, four of NEON. The order of every sum is in terms of lanes, so it is the same whatever the
 //! registers are; only the fused multiply-add of [`Isa::Portable`] (which rounds twice) may differ in the last bit.
 
+pub mod int8;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod portable;

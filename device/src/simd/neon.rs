@@ -6,7 +6,7 @@ use super::{LANES, Lanes};
 
 /// Four 128-bit registers.
 #[derive(Clone, Copy)]
-pub struct Neon([float32x4_t; 4]);
+pub struct Neon(pub(super) [float32x4_t; 4]);
 
 impl Neon {
     #[inline(always)]

@@ -4,7 +4,7 @@ use super::{LANES, Lanes};
 
 /// Sixteen floats in an array.
 #[derive(Clone, Copy)]
-pub struct Portable([f32; LANES]);
+pub struct Portable(pub(super) [f32; LANES]);
 
 impl Lanes for Portable {
     #[inline(always)]

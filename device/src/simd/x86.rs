@@ -9,7 +9,7 @@ use super::{LANES, Lanes};
 
 /// One 512-bit register.
 #[derive(Clone, Copy)]
-pub struct Avx512(__m512);
+pub struct Avx512(pub(super) __m512);
 
 impl Lanes for Avx512 {
     #[inline(always)]
@@ -85,7 +85,7 @@ impl Lanes for Avx512 {
 
 /// Two 256-bit registers.
 #[derive(Clone, Copy)]
-pub struct Avx2(__m256, __m256);
+pub struct Avx2(pub(super) __m256, pub(super) __m256);
 
 impl Avx2 {
     #[inline(always)]

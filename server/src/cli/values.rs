@@ -3,7 +3,7 @@
 
 use std::str::FromStr;
 
-use engine::{Policy, PreemptionMode};
+use engine::{Policy, PreemptionMode, Quantization};
 
 /// A number of an unsigned type.
 pub fn whole<T: FromStr>(text: &str) -> Result<T, String> {
@@ -56,6 +56,17 @@ pub fn policy(text: &str) -> Result<Policy, String> {
         "fcfs" => Ok(Policy::Fcfs),
         "priority" => Ok(Policy::Priority),
         _ => Err("expected fcfs or priority".to_string()),
+    }
+}
+
+/// `--quantization`.
+pub fn quantization(text: &str) -> Result<Quantization, String> {
+    match text {
+        "q8" => Ok(Quantization::Q8),
+        _ => {
+            Err("expected q8: weights in 8 bits with a scale for every 32; leave it out to keep the checkpoint's type"
+                .to_string())
+        }
     }
 }
 
