@@ -1,8 +1,8 @@
 //! Memory, threads and matrix products behind one small interface.
 //!
 //! What it is: the only place that knows where bytes live and who computes. It owns [`Buffer`]s (aligned device
-//! memory), the [`Pool`] of worker threads, the [`simd`] lanes that CPU kernels are written in, and [`gemm`], the
-//! matrix product that every linear layer is made of.
+//! memory), the [`Pool`] of worker threads, the [`simd`] lanes that CPU kernels are written in, [`gemm`], the matrix
+//! product that every linear layer is made of, and [`roofline`], what the machine could do at best.
 //!
 //! What it is not: it knows nothing of models, attention or requests.
 //!
@@ -22,6 +22,7 @@ mod buffer;
 mod cpu;
 pub mod gemm;
 mod pool;
+pub mod roofline;
 pub mod simd;
 
 use std::sync::Arc;
