@@ -80,17 +80,24 @@ pub(super) fn row_blocks(isa: Isa, x: &[f32]) -> Vec<RowBlock> {
 
 #[inline(always)]
 fn activations<L: Lanes>(x: &[f32], out: &mut [RowBlock]) {
-    for (x, out) in x.chunks(BLOCK).zip(out) {
-        let mut padded = [0.0; BLOCK];
-        padded[..x.len()].copy_from_slice(x);
-        let (values, scale) = block::<L>(&padded);
-        let sum: i32 = values.iter().map(|&v| i32::from(v)).sum();
-        *out = RowBlock {
-            values: std::array::from_fn(|g| std::array::from_fn(|j| values[4 * g + j])),
-            scale,
-            correction: -128 * sum,
-        };
+    let (whole, rest) = x.as_chunks();
+    for (x, out) in whole.iter().zip(out.iter_mut()) {
+        *out = activation_block::<L>(x);
     }
+    if !rest.is_empty() {
+        let mut padded = [0.0; BLOCK];
+        padded[..rest.len()].copy_from_slice(rest);
+        out[whole.len()] = activation_block::<L>(&padded);
+    }
+}
+
+#[inline(always)]
+fn activation_block<L: Lanes>(x: &[f32; BLOCK]) -> RowBlock {
+    let (bytes, scale) = block::<L>(x);
+    let sum: i32 = bytes.iter().map(|&v| i32::from(v)).sum();
+    let mut values = [[0; 4]; BLOCK / 4];
+    values.as_flattened_mut().copy_from_slice(&bytes);
+    RowBlock { values, scale, correction: -128 * sum }
 }
 
 /// A row of weights in blocks, the last one filled up with zeros. `false` if one can not be stored: it holds what is no
@@ -133,11 +140,11 @@ fn block<L: Lanes>(x: &[f32; BLOCK]) -> ([i8; BLOCK], f32) {
     // 0, or not a number if any is none or infinite: maxima may pass over those.
     let poison = a.mul(L::splat(0.0)).add(b.mul(L::splat(0.0))).sum();
     let (scale, inverse) = if greatest < LEAST { (0.0, 0.0) } else { (greatest / 127.0, 127.0 / greatest) };
-    let mut rounded = [0.0; BLOCK];
-    let (halves, _) = rounded.as_chunks_mut::<LANES>();
-    a.mul(L::splat(inverse)).round().store(&mut halves[0]);
-    b.mul(L::splat(inverse)).round().store(&mut halves[1]);
-    (rounded.map(|v| v as i8), scale + poison)
+    let mut values = [0; BLOCK];
+    let (halves, _) = values.as_chunks_mut();
+    a.mul(L::splat(inverse)).round_to_bytes(&mut halves[0]);
+    b.mul(L::splat(inverse)).round_to_bytes(&mut halves[1]);
+    (values, scale + poison)
 }
 
 #[cfg(test)]

@@ -45,6 +45,10 @@ impl Lanes for Portable {
         Portable(self.0.map(f32::round_ties_even))
     }
     #[inline(always)]
+    fn round_to_bytes(self, to: &mut [i8; LANES]) {
+        *to = self.0.map(|v| v.round_ties_even() as i8);
+    }
+    #[inline(always)]
     fn exp2_int(self) -> Self {
         Portable(self.0.map(|n| f32::from_bits(((n as i32 + 127) as u32) << 23)))
     }
