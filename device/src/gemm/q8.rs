@@ -212,6 +212,8 @@ fn bands<D: DotLanes, const P: usize>(task: &Task<'_>, panel: usize) {
     }
 }
 
+// Constant loops over registers read best with the index that several arrays share.
+#[allow(clippy::needless_range_loop)]
 #[inline(always)]
 fn tile<D: DotLanes, const M: usize, const P: usize>(task: &Task<'_>, row: usize, panel: usize) {
     let blocks = task.weights.blocks;
