@@ -103,6 +103,19 @@ pub enum DeviceError {
     /// The GPU or its driver.
     #[error(transparent)]
     Cuda(#[from] CudaError),
+    /// A weight that the quantised form can not hold.
+    #[error(
+        "a weight matrix holds numbers that {0} can not store (not finite, or too large); load it without --quantization"
+    )]
+    BadWeights(crate::gemm::Quantization),
+    /// This backend multiplies with no such weights.
+    #[error("--quantization: device {device} has no {quantization} weights; leave it out, or use --device cpu")]
+    NoQuantization {
+        /// Backend name.
+        device: &'static str,
+        /// What was asked for.
+        quantization: crate::gemm::Quantization,
+    },
     /// The thread pool could not be started.
     #[error("--threads: {0} worker threads could not be started: {1}")]
     Threads(usize, String),

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use crate::buffer::{Buffer, Memory, SimMemory};
-use crate::gemm::{PackedMatrix, WeightFormat};
+use crate::gemm::{PackedMatrix, Quantization, WeightFormat};
 use crate::memory::HostMemory;
 use crate::pinned::{Locked, Pinned};
 use crate::queue::{Event, Mark, Progress, Queue};
@@ -106,6 +106,18 @@ impl Device for Host {
         match self.kernels {
             None => PackedMatrix::pack(k, parts).map(Matrix).ok_or(DeviceError::BadMatrix(k)),
             Some(_) => Err(DeviceError::NoMatrices(self.name())),
+        }
+    }
+
+    fn quantized_matrix(
+        &self,
+        quantization: Quantization,
+        k: usize,
+        parts: &[(WeightFormat, &[u8])],
+    ) -> Result<Matrix, DeviceError> {
+        match self.kernels {
+            None => PackedMatrix::quantize(&self.pool, quantization, k, parts).map(Matrix),
+            Some(_) => Err(DeviceError::NoQuantization { device: self.name(), quantization }),
         }
     }
 

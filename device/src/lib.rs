@@ -2,7 +2,8 @@
 //!
 //! What it is: the only place that knows where bytes live and who computes. It owns [`Buffer`]s (aligned device
 //! memory), the [`Pool`] of worker threads, the [`simd`] lanes that CPU kernels are written in, [`gemm`], the
-//! matrix product that every linear layer is made of, and [`Launch`]es of CUDA kernels. Nothing else names the driver.
+//! matrix product that every linear layer is made of, [`Launch`]es of CUDA kernels, and [`roofline`], what the machine
+//! could do at best. Nothing else names the driver.
 //!
 //! What it is not: it knows nothing of models, attention or requests.
 //!
@@ -55,6 +56,7 @@ mod memory;
 mod pinned;
 mod pool;
 mod queue;
+pub mod roofline;
 pub mod sim;
 pub mod simd;
 
@@ -96,6 +98,15 @@ pub trait Device: Send + Sync {
     /// A weight matrix `[n, k]`, given as the rows of one or more checkpoint tensors one below the other, in the form
     /// that this device multiplies with.
     fn matrix(&self, k: usize, parts: &[(gemm::WeightFormat, &[u8])]) -> Result<Matrix, DeviceError>;
+    /// The same, quantised on the way; an error where the backend has no product for such weights.
+    fn quantized_matrix(
+        &self,
+        quantization: gemm::Quantization,
+        _k: usize,
+        _parts: &[(gemm::WeightFormat, &[u8])],
+    ) -> Result<Matrix, DeviceError> {
+        Err(DeviceError::NoQuantization { device: self.name(), quantization })
+    }
     /// The host threads that feed the device; on a CPU, the ones that compute.
     fn pool(&self) -> &Pool;
 

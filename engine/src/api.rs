@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use device::gemm::Quantization;
 use sampling::{SamplingParams, TokenLogprobs};
 
 use crate::grammar::StructuredOutput;
@@ -208,6 +209,8 @@ pub struct EngineConfig {
     pub seed: Option<u64>,
     /// Worker threads; `None` uses every core.
     pub threads: Option<usize>,
+    /// What the matrices of the checkpoint are made into while they are read; `None` keeps their type.
+    pub quantization: Option<Quantization>,
     /// `[kernels]`: operation to variant name or `"auto"`.
     pub kernels: attention_kernels::KernelChoice,
 }
@@ -289,6 +292,7 @@ impl Default for EngineConfig {
             policy: sched::Policy::Fcfs,
             seed: None,
             threads: None,
+            quantization: None,
             kernels: attention_kernels::KernelChoice::default(),
         }
     }

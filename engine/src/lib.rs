@@ -36,6 +36,7 @@ pub mod text;
 pub use api::*;
 pub use attention_kernels::KernelChoice;
 pub use core::{Engine, TokenEvent};
+pub use device::gemm::Quantization;
 pub use error::{EngineError, SubmitError};
 pub use grammar::{Grammar, StructuredOutput};
 pub use handle::{AsyncEngine, OutputStream};

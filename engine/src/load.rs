@@ -68,7 +68,8 @@ pub fn plan(engine: &EngineConfig) -> Result<Plan, EngineError> {
     Tokenizer::load(&opened.files)?.check(opened.config.vocab_size)?;
     let weights = Weights::open(&opened.files)?;
     models::check_weights(&opened.config, &weights)?;
-    Plan::new(engine, &opened.config, &*opened.device, &opened.files.name(), weights.total_bytes())
+    let weight_bytes = models::weight_bytes(&opened.config, &weights, engine.quantization)?;
+    Plan::new(engine, &opened.config, &*opened.device, &opened.files.name(), weight_bytes)
 }
 
 pub(crate) fn load(engine: &EngineConfig, progress: Progress<'_>) -> Result<Loaded, EngineError> {
@@ -78,10 +79,11 @@ pub(crate) fn load(engine: &EngineConfig, progress: Progress<'_>) -> Result<Load
     tokenizer.check(config.vocab_size)?;
     let chat_template = ChatTemplate::load(&files)?;
     let weights = Weights::open(&files)?;
-    let plan = Plan::new(engine, &config, &*device, &files.name(), weights.total_bytes())?;
-    let max_rows = engine.max_num_batched_tokens;
-    let model =
-        Model::load(&config, &weights, device.clone(), kernels, max_rows, &|done, total| progress(done, total))?;
+    let weight_bytes = models::weight_bytes(&config, &weights, engine.quantization)?;
+    let plan = Plan::new(engine, &config, &*device, &files.name(), weight_bytes)?;
+    let (quantization, max_rows) = (engine.quantization, engine.max_num_batched_tokens);
+    let progress = |done, total| progress(done, total);
+    let model = Model::load(&config, &weights, device.clone(), kernels, quantization, max_rows, &progress)?;
     let scheduler = Scheduler::new(SchedConfig {
         max_num_seqs: engine.max_num_seqs,
         max_num_batched_tokens: engine.max_num_batched_tokens,
@@ -124,6 +126,7 @@ fn notes(device: &dyn Device, kernels: &KernelSet, plan: &Plan) -> Vec<String> {
     vec![
         format!("device: {}, {}", device.name(), device.description()),
         format!("kernels: {}", chosen.join(", ")),
+        plan.weights_line(),
         plan.cache_line(),
     ]
 }

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use device::Device;
+use device::gemm::Quantization;
 use models::{Model, ModelConfig, PageLayout};
 
 use crate::api::EngineConfig;
@@ -13,8 +14,10 @@ use crate::error::EngineError;
 pub struct Plan {
     /// Folder name of the checkpoint.
     pub model: String,
-    /// Weights, as they lie on disk.
+    /// Weights, as they will lie in memory.
     pub weight_bytes: u64,
+    /// What their matrices are made into.
+    pub quantization: Option<Quantization>,
     /// Buffers of the greatest step.
     pub step_bytes: u64,
     /// Keys and values of one token in all layers.
@@ -78,7 +81,7 @@ impl Plan {
         let page_bytes_per_token = layout.page_bytes_per_token(config);
         let kv_bytes_per_token = page_bytes_per_token * groups as u64;
         let block_bytes = page_bytes_per_token * block_size as u64;
-        let step_bytes = Model::step_bytes(config, engine.max_num_batched_tokens);
+        let step_bytes = Model::step_bytes(config, engine.max_num_batched_tokens, engine.quantization);
         let wanted_len = engine.max_model_len.unwrap_or(context);
         let (bytes, reason) = match engine.kv_cache_memory_bytes {
             Some(bytes) => (bytes, "--kv-cache-memory-bytes".to_string()),
@@ -128,6 +131,7 @@ impl Plan {
         Ok(Plan {
             model: model.to_string(),
             weight_bytes,
+            quantization: engine.quantization,
             step_bytes,
             kv_bytes_per_token,
             block_size,
@@ -144,6 +148,13 @@ impl Plan {
     /// Tokens that the pool holds.
     pub fn pool_tokens(&self) -> usize {
         self.num_blocks / self.groups * self.block_size
+    }
+
+    /// The weights in one line.
+    pub fn weights_line(&self) -> String {
+        let form =
+            self.quantization.map_or("matrices in the checkpoint's type".to_string(), |q| format!("matrices in {q}"));
+        format!("weights: {}, {form}", Bytes(self.weight_bytes))
     }
 
     /// The cache in one line.
@@ -188,7 +199,7 @@ impl fmt::Display for Bytes {
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "model              {}", self.model)?;
-        writeln!(f, "weights            {}", Bytes(self.weight_bytes))?;
+        writeln!(f, "{}", self.weights_line().replacen("weights: ", "weights            ", 1))?;
         writeln!(f, "step buffers       {}", Bytes(self.step_bytes))?;
         writeln!(f, "cache per token    {}", Bytes(self.kv_bytes_per_token))?;
         writeln!(

@@ -10,7 +10,7 @@
 //! generation_config.json         GenerationDefaults  end tokens and sampling defaults
 //! ```
 //!
-//! [`Model`] puts the weights on a device and runs steps of a [`ForwardBatch`]: the tokens of many sequences side by
+//! [`Model`] puts the weights on a device, as they are or quantised, and runs steps of a [`ForwardBatch`]: the tokens of many sequences side by
 //! side, each with its block table, keys and values written to and read from pages.
 //!
 //! Everything that can be wrong with these files is a [`LoadError`] of one line; nothing in them makes this crate panic.
@@ -48,7 +48,7 @@
 //! let device = device::open("cpu", None)?;
 //! let needs = attention_kernels::Needs { head_dim: config.head_dim, ..Default::default() };
 //! let kernels = attention_kernels::select(&Default::default(), &needs)?;
-//! let mut model = Model::load(&config, &weights, device, kernels, 128, &|_, _| {})?;
+//! let mut model = Model::load(&config, &weights, device, kernels, None, 128, &|_, _| {})?;
 //! let mut caches = model.new_cache(8, 16)?;
 //! let table: Vec<i32> = (0..8).rev().collect();
 //! let slots: Vec<i64> = (0..ids.len()).map(|p| i64::from(table[p / 16]) * 16 + p as i64 % 16).collect();
@@ -75,7 +75,9 @@ pub use config::{Architecture, ModelConfig, RopeConfig, RopeScaling};
 pub use demo::demo;
 pub use error::LoadError;
 pub use files::{FileBytes, ModelFiles};
-pub use forward::{ForwardBatch, GroupBatch, LOGIT_ROWS, LayerGroup, Model, PageLayout, check_weights, parameters};
+pub use forward::{
+    ForwardBatch, GroupBatch, LOGIT_ROWS, LayerGroup, Model, PageLayout, check_weights, parameters, weight_bytes,
+};
 pub use generation::GenerationDefaults;
 pub use tokenizer::{TokenizeError, Tokenizer};
 pub use weights::{WeightDtype, WeightView, Weights};

@@ -1,7 +1,8 @@
 //! The tile that computes M rows × P panels in registers, and the walk over all tiles.
 
 use super::pack::Panels;
-use super::{Gemm, PackedMatrix};
+use super::{Gemm, PackedMatrix, q8};
+use crate::simd::int8::DotIsa;
 use crate::simd::{LANES, Lanes};
 use crate::{Isa, Pool};
 
@@ -27,7 +28,7 @@ impl Line for [u16; LANES] {
 
 /// The output, shared by threads that write disjoint columns of it.
 #[derive(Clone, Copy)]
-struct Output {
+pub(super) struct Output {
     start: *mut f32,
     n: usize,
 }
@@ -37,12 +38,17 @@ unsafe impl Send for Output {}
 unsafe impl Sync for Output {}
 
 impl Output {
+    /// Of rows of `n`.
+    pub fn new(y: &mut [f32], n: usize) -> Output {
+        Output { start: y.as_mut_ptr(), n }
+    }
+
     /// Writes `values` (those that lie below n) to row `row`, panel `panel`.
     ///
     /// # Safety
     /// `row` is below the rows of y, and no other thread touches this panel's columns.
     #[inline(always)]
-    unsafe fn write(self, row: usize, panel: usize, values: &[f32; LANES], bias: Option<&[f32]>) {
+    pub unsafe fn write(self, row: usize, panel: usize, values: &[f32; LANES], bias: Option<&[f32]>) {
         let first = panel * LANES;
         let count = LANES.min(self.n - first);
         for (lane, &value) in values.iter().enumerate().take(count) {
@@ -72,13 +78,14 @@ pub(super) fn run(isa: Isa, pool: &Pool, rows: usize, args: Gemm<'_>) {
     match &weights.panels {
         Panels::F32(lines) => run_lines(isa, pool, rows, args, lines),
         Panels::Bf16(lines) => run_lines(isa, pool, rows, args, lines),
+        Panels::Q8(q8) => q8::run(isa, DotIsa::beside(isa), pool, rows, args, q8),
     }
 }
 
 fn run_lines<W: Line>(isa: Isa, pool: &Pool, rows: usize, args: Gemm<'_>, lines: &[W]) {
     let (n, k) = (args.weights.n(), args.weights.k());
     let panels = n.div_ceil(LANES);
-    let out = Output { start: args.y.as_mut_ptr(), n };
+    let out = Output::new(args.y, n);
     let (x, bias) = (args.x, args.bias);
     pool.run(panels.div_ceil(PANELS_PER_TASK), rows * k * LANES * PANELS_PER_TASK, |task| {
         let first_panel = task * PANELS_PER_TASK;

@@ -13,14 +13,24 @@
 //!   k1: w[0..16][1]    k1: …                  panel p ─ 16 lanes ──┴─▶ acc[m][p]
 //! ```
 //!
-//! Bytes: one pass over the packed weights for up to 12 rows with AVX-512 (6 with AVX2).
+//! Bytes: one pass over the packed weights for up to 12 rows with AVX-512 (6 with AVX2); 8-bit weights ([`Quantization`])
+//! come from memory once for any number of rows.
 
 mod kernel;
 mod pack;
+mod q8;
+mod quantize;
 
-pub use pack::{PackedMatrix, WeightFormat};
+pub use pack::{PackedMatrix, Quantization, WeightFormat};
 
 use crate::{Isa, Pool};
+use pack::Panels;
+
+/// Bytes of scratch that a product of `rows` rows of `k` numbers takes beside its operands where the weights are
+/// quantised; kept by the calling thread for the next one.
+pub fn scratch_bytes(rows: usize, k: usize) -> usize {
+    quantize::activation_bytes(rows, k)
+}
 
 /// Operands of one product.
 pub struct Gemm<'a> {
@@ -63,6 +73,9 @@ pub fn gemm(isa: Isa, pool: &Pool, args: Gemm<'_>) {
 /// If the shapes do not match.
 pub fn gemm_reference(args: Gemm<'_>) {
     let (rows, n, k) = (args.rows(), args.weights.n(), args.weights.k());
+    if let Panels::Q8(q8) = &args.weights.panels {
+        return q8::reference(args, q8);
+    }
     for row in 0..rows {
         for column in 0..n {
             let mut sum = 0.0f32;
@@ -80,7 +93,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn values(len: usize, seed: u64) -> Vec<f32> {
+    pub(super) fn values(len: usize, seed: u64) -> Vec<f32> {
         let mut state = seed | 1;
         let mut next = || {
             state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);

@@ -1,8 +1,12 @@
 //! Weights in the order in which the kernel reads them.
 
+use std::fmt;
+
 use half::{bf16, f16};
 
+use super::q8::Q8;
 use crate::simd::LANES;
+use crate::{DeviceError, Pool};
 
 /// How the numbers of a weight matrix are written in a checkpoint (little endian).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,14 +37,43 @@ impl WeightFormat {
             WeightFormat::F16 => f16::from_le_bytes([data[index * 2], data[index * 2 + 1]]).to_f32(),
         }
     }
+
+    fn read_row(self, data: &[u8], row: &mut [f32]) {
+        let halves = data.as_chunks::<2>().0;
+        match self {
+            WeightFormat::F32 => {
+                row.iter_mut().zip(data.as_chunks().0).for_each(|(x, bytes)| *x = f32::from_le_bytes(*bytes));
+            }
+            WeightFormat::Bf16 => row.iter_mut().zip(halves).for_each(|(x, b)| *x = bf16::from_le_bytes(*b).to_f32()),
+            WeightFormat::F16 => row.iter_mut().zip(halves).for_each(|(x, b)| *x = f16::from_le_bytes(*b).to_f32()),
+        }
+    }
+}
+
+/// What weights are made into while they are packed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Quantization {
+    /// 8 bits in blocks of 32 along k, which share a scale in half precision: 8.5 bits a weight, as Q8_0 of GGUF files,
+    /// with at most its squared error. Activations are brought to 8 bits in the same blocks before each product.
+    Q8,
+}
+
+impl fmt::Display for Quantization {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Quantization::Q8 => "q8",
+        })
+    }
 }
 
 pub(super) enum Panels {
     F32(Vec<[f32; LANES]>),
     Bf16(Vec<[u16; LANES]>),
+    Q8(Q8),
 }
 
-/// A weight matrix `[n, k]` in panels of 16 outputs: `panel[p][i]` holds column i of rows 16p..16p+16, zero beyond n.
+/// A weight matrix `[n, k]` in panels of 16 outputs, zero beyond n: of floats, `panel[p][i]` holds column i of rows
+/// 16p..16p+16.
 pub struct PackedMatrix {
     n: usize,
     k: usize,
@@ -51,16 +84,9 @@ impl PackedMatrix {
     /// Packs the rows of one or more row-major `[n_i, k]` matrices, one below the other (as QKV or gate-up are fused).
     /// Stays in bfloat16 if every part is. `None` if a part does not hold whole rows of `k` numbers.
     pub fn pack(k: usize, parts: &[(WeightFormat, &[u8])]) -> Option<PackedMatrix> {
-        let mut n = 0;
-        for (format, data) in parts {
-            let row_bytes = k.checked_mul(format.bytes()).filter(|&b| b > 0)?;
-            if !data.len().is_multiple_of(row_bytes) {
-                return None;
-            }
-            n += data.len() / row_bytes;
-        }
+        let n = rows(k, parts)?;
         let lines = n.div_ceil(LANES) * k;
-        let panels = if parts.iter().all(|(format, _)| *format == WeightFormat::Bf16) {
+        let panels = if stay_bf16(parts.iter().map(|(format, _)| *format)) {
             let mut lines = vec![[0u16; LANES]; lines];
             fill(&mut lines, k, parts, |_, data, i| u16::from_le_bytes([data[i * 2], data[i * 2 + 1]]));
             Panels::Bf16(lines)
@@ -70,6 +96,40 @@ impl PackedMatrix {
             Panels::F32(lines)
         };
         Some(PackedMatrix { n, k, panels })
+    }
+
+    /// Quantises the rows of the parts, one below the other, with the pool's threads. The only floats beside the source
+    /// are a row for each thread.
+    ///
+    /// # Errors
+    /// If a part does not hold whole rows of `k` numbers, or a weight can not be stored: no finite number, or (q8) a
+    /// magnitude beyond 127 · 65504.
+    pub fn quantize(
+        pool: &Pool,
+        quantization: Quantization,
+        k: usize,
+        parts: &[(WeightFormat, &[u8])],
+    ) -> Result<PackedMatrix, DeviceError> {
+        let n = rows(k, parts).ok_or(DeviceError::BadMatrix(k))?;
+        let panels = match quantization {
+            Quantization::Q8 => Q8::pack(pool, n, k, parts).map(Panels::Q8),
+        };
+        Ok(PackedMatrix { n, k, panels: panels.ok_or(DeviceError::BadWeights(quantization))? })
+    }
+
+    /// Bytes of a packed `[n, k]` of parts in these formats.
+    pub fn packed_bytes(
+        n: usize,
+        k: usize,
+        formats: impl IntoIterator<Item = WeightFormat>,
+        quantization: Option<Quantization>,
+    ) -> usize {
+        let numbers = n.next_multiple_of(LANES) * k;
+        match quantization {
+            Some(Quantization::Q8) => Q8::packed_bytes(n, k),
+            None if stay_bf16(formats) => numbers * size_of::<u16>(),
+            None => numbers * size_of::<f32>(),
+        }
     }
 
     /// Outputs (rows of the weight matrix).
@@ -87,6 +147,7 @@ impl PackedMatrix {
         match &self.panels {
             Panels::F32(lines) => size_of_val(&lines[..]),
             Panels::Bf16(lines) => size_of_val(&lines[..]),
+            Panels::Q8(q8) => q8.bytes(),
         }
     }
 
@@ -99,6 +160,7 @@ impl PackedMatrix {
         match &self.panels {
             Panels::F32(lines) => lines[line][lane],
             Panels::Bf16(lines) => bf16::from_bits(lines[line][lane]).to_f32(),
+            Panels::Q8(q8) => q8.get(row, column),
         }
     }
 
@@ -112,6 +174,32 @@ impl PackedMatrix {
             *value = self.get(row, column);
         }
     }
+}
+
+/// Whether floats are packed in two bytes.
+fn stay_bf16(formats: impl IntoIterator<Item = WeightFormat>) -> bool {
+    formats.into_iter().all(|format| format == WeightFormat::Bf16)
+}
+
+/// Rows of all parts together; `None` if one does not hold whole rows of `k` numbers.
+fn rows(k: usize, parts: &[(WeightFormat, &[u8])]) -> Option<usize> {
+    let rows = |(format, data): &(WeightFormat, &[u8])| {
+        let row_bytes = k.checked_mul(format.bytes()).filter(|&b| b > 0)?;
+        data.len().is_multiple_of(row_bytes).then(|| data.len() / row_bytes)
+    };
+    parts.iter().map(rows).sum()
+}
+
+/// Row `index` of the parts one below the other, zeros beyond the last.
+pub(super) fn read_row(parts: &[(WeightFormat, &[u8])], mut index: usize, row: &mut [f32]) {
+    for (format, data) in parts {
+        let row_bytes = row.len() * format.bytes();
+        if let Some(data) = data.chunks_exact(row_bytes).nth(index) {
+            return format.read_row(data, row);
+        }
+        index -= data.len() / row_bytes;
+    }
+    row.fill(0.0);
 }
 
 /// Writes every number of `parts` to its lane.

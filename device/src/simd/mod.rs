@@ -5,6 +5,7 @@
 //! register, two of AVX2, four of NEON. The order of every sum is in terms of lanes, so it is the same whatever the
 //! registers are; only the fused multiply-add of [`Isa::Portable`] (which rounds twice) may differ in the last bit.
 
+pub mod int8;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod portable;
@@ -94,6 +95,8 @@ pub trait Lanes: Copy {
     fn max(self, other: Self) -> Self;
     /// To the nearest integer, ties to even.
     fn round(self) -> Self;
+    /// To the nearest integers, ties to even, as bytes; for lanes in −128..=127.
+    fn round_to_bytes(self, to: &mut [i8; LANES]);
     /// 2 to the power of lanes that hold integers in -126..=127.
     fn exp2_int(self) -> Self;
     /// Sum of the lanes: halves added to halves, 16 → 8 → 4 → 2 → 1.

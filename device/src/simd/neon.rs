@@ -6,7 +6,7 @@ use super::{LANES, Lanes};
 
 /// Four 128-bit registers.
 #[derive(Clone, Copy)]
-pub struct Neon([float32x4_t; 4]);
+pub struct Neon(pub(super) [float32x4_t; 4]);
 
 impl Neon {
     #[inline(always)]
@@ -64,6 +64,15 @@ impl Lanes for Neon {
     fn round(self) -> Self {
         // SAFETY: NEON is always there.
         Neon(self.0.map(|v| unsafe { vrndnq_f32(v) }))
+    }
+    #[inline(always)]
+    fn round_to_bytes(self, to: &mut [i8; LANES]) {
+        // SAFETY: NEON is always there; the array is 16 bytes long.
+        unsafe {
+            let [a, b, c, d] = self.0.map(|v| vqmovn_s32(vcvtnq_s32_f32(v)));
+            let (low, high) = (vqmovn_s16(vcombine_s16(a, b)), vqmovn_s16(vcombine_s16(c, d)));
+            vst1q_s8(to.as_mut_ptr(), vcombine_s8(low, high));
+        }
     }
     #[inline(always)]
     fn exp2_int(self) -> Self {

@@ -4,7 +4,7 @@ use super::{LANES, Lanes};
 
 /// Sixteen floats in an array.
 #[derive(Clone, Copy)]
-pub struct Portable([f32; LANES]);
+pub struct Portable(pub(super) [f32; LANES]);
 
 impl Lanes for Portable {
     #[inline(always)]
@@ -43,6 +43,10 @@ impl Lanes for Portable {
     #[inline(always)]
     fn round(self) -> Self {
         Portable(self.0.map(f32::round_ties_even))
+    }
+    #[inline(always)]
+    fn round_to_bytes(self, to: &mut [i8; LANES]) {
+        *to = self.0.map(|v| v.round_ties_even() as i8);
     }
     #[inline(always)]
     fn exp2_int(self) -> Self {

@@ -9,7 +9,7 @@ use super::{LANES, Lanes};
 
 /// One 512-bit register.
 #[derive(Clone, Copy)]
-pub struct Avx512(__m512);
+pub struct Avx512(pub(super) __m512);
 
 impl Lanes for Avx512 {
     #[inline(always)]
@@ -61,6 +61,11 @@ impl Lanes for Avx512 {
         Avx512(unsafe { _mm512_roundscale_ps::<0>(self.0) })
     }
     #[inline(always)]
+    fn round_to_bytes(self, to: &mut [i8; LANES]) {
+        // SAFETY: see the module; the array is 16 bytes long. The conversion rounds ties to even, Rust's fixed mode.
+        unsafe { _mm_storeu_si128(to.as_mut_ptr().cast(), _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(self.0))) }
+    }
+    #[inline(always)]
     fn exp2_int(self) -> Self {
         // SAFETY: see the module.
         Avx512(unsafe {
@@ -85,7 +90,7 @@ impl Lanes for Avx512 {
 
 /// Two 256-bit registers.
 #[derive(Clone, Copy)]
-pub struct Avx2(__m256, __m256);
+pub struct Avx2(pub(super) __m256, pub(super) __m256);
 
 impl Avx2 {
     #[inline(always)]
@@ -149,6 +154,16 @@ impl Lanes for Avx2 {
     fn round(self) -> Self {
         // SAFETY: see the module.
         unsafe { Avx2(_mm256_round_ps::<0>(self.0), _mm256_round_ps::<0>(self.1)) }
+    }
+    #[inline(always)]
+    fn round_to_bytes(self, to: &mut [i8; LANES]) {
+        // SAFETY: see the module; the array is 16 bytes long. The conversion rounds ties to even, Rust's fixed mode.
+        unsafe {
+            let pairs = _mm256_packs_epi32(_mm256_cvtps_epi32(self.0), _mm256_cvtps_epi32(self.1));
+            let pairs = _mm256_permute4x64_epi64::<0b11_01_10_00>(pairs);
+            let bytes = _mm_packs_epi16(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256::<1>(pairs));
+            _mm_storeu_si128(to.as_mut_ptr().cast(), bytes);
+        }
     }
     #[inline(always)]
     fn exp2_int(self) -> Self {

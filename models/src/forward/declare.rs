@@ -1,6 +1,9 @@
 //! What weights an architecture has, by name and shape. The four families so far differ in their biases, head norms
 //! and windows, which are settings; a family with another structure declares another list.
 
+use device::gemm::{PackedMatrix, Quantization};
+
+use super::linear::format;
 use crate::{LoadError, ModelConfig, Weights};
 
 /// A linear layer made of one or more checkpoint tensors, their rows one below the other.
@@ -67,33 +70,64 @@ pub(super) fn declare(config: &ModelConfig) -> ModelNames {
     }
 }
 
+impl ModelNames {
+    /// Every linear layer and its inputs.
+    fn linears(&self, config: &ModelConfig) -> Vec<(&LinearNames, usize)> {
+        let (hidden, heads) = (config.hidden_size, config.num_heads * config.head_dim);
+        let mut all = vec![(&self.embedding, hidden)];
+        for layer in &self.layers {
+            let LayerNames { qkv, output, gate_up, down, .. } = layer;
+            all.extend([(qkv, hidden), (output, heads), (gate_up, hidden), (down, config.intermediate_size)]);
+        }
+        all.extend(self.head.iter().map(|head| (head, hidden)));
+        all
+    }
+
+    /// Every other tensor, a vector, and its length.
+    fn vectors(&self, config: &ModelConfig) -> Vec<(String, usize)> {
+        let mut all = vec![(self.final_norm.clone(), config.hidden_size)];
+        for layer in &self.layers {
+            all.extend([&layer.input_norm, &layer.post_norm].map(|name| (name.clone(), config.hidden_size)));
+            let head_norms = layer.query_norm.iter().chain(&layer.key_norm);
+            all.extend(head_norms.map(|name| (name.clone(), config.head_dim)));
+        }
+        for (linear, _) in self.linears(config) {
+            let biases = linear.parts.iter().filter(|_| linear.bias);
+            all.extend(biases.map(|(name, rows)| (format!("{name}.bias"), *rows)));
+        }
+        all
+    }
+}
+
 /// Every tensor that a model of this configuration reads: name and shape.
 fn tensors(config: &ModelConfig) -> Vec<(String, Vec<usize>)> {
-    let mut all = Vec::new();
-    let linear = |all: &mut Vec<(String, Vec<usize>)>, names: &LinearNames, inputs: usize| {
-        for (name, rows) in &names.parts {
-            all.push((format!("{name}.weight"), vec![*rows, inputs]));
-            if names.bias {
-                all.push((format!("{name}.bias"), vec![*rows]));
-            }
-        }
-    };
-    let (names, hidden) = (declare(config), config.hidden_size);
-    linear(&mut all, &names.embedding, hidden);
-    for layer in &names.layers {
-        linear(&mut all, &layer.qkv, hidden);
-        linear(&mut all, &layer.output, config.num_heads * config.head_dim);
-        linear(&mut all, &layer.gate_up, hidden);
-        linear(&mut all, &layer.down, config.intermediate_size);
-        all.extend([&layer.input_norm, &layer.post_norm].map(|name| (name.clone(), vec![hidden])));
-        let head_norms = layer.query_norm.iter().chain(&layer.key_norm);
-        all.extend(head_norms.map(|name| (name.clone(), vec![config.head_dim])));
+    let names = declare(config);
+    let matrices = names.linears(config).into_iter().flat_map(|(linear, inputs)| {
+        linear.parts.iter().map(move |(name, rows)| (format!("{name}.weight"), vec![*rows, inputs]))
+    });
+    matrices.chain(names.vectors(config).into_iter().map(|(name, len)| (name, vec![len]))).collect()
+}
+
+/// Bytes that the weights will take on the device. Reads headers alone.
+///
+/// # Errors
+/// The first matrix that is missing or of another shape or type.
+pub fn weight_bytes(
+    config: &ModelConfig,
+    weights: &Weights,
+    quantization: Option<Quantization>,
+) -> Result<u64, LoadError> {
+    let names = declare(config);
+    let vectors: usize = names.vectors(config).iter().map(|(_, len)| len * size_of::<f32>()).sum();
+    let mut bytes = vectors as u64;
+    for (linear, inputs) in names.linears(config) {
+        let view = |(name, rows): &(String, usize)| weights.expect(&format!("{name}.weight"), &[*rows, inputs]);
+        let formats = linear.parts.iter().map(|part| Ok(format(view(part)?.dtype)));
+        let formats = formats.collect::<Result<Vec<_>, LoadError>>()?;
+        let rows = linear.parts.iter().map(|(_, rows)| rows).sum();
+        bytes += PackedMatrix::packed_bytes(rows, inputs, formats, quantization) as u64;
     }
-    all.push((names.final_norm, vec![hidden]));
-    if let Some(head) = &names.head {
-        linear(&mut all, head, hidden);
-    }
-    all
+    Ok(bytes)
 }
 
 /// Number of weights of a model, each counted once.

@@ -1,7 +1,7 @@
 //! A linear layer and how its weights get from the checkpoint to the device.
 
 use attention_kernels::{KernelError, KernelSet, LinearArgs};
-use device::gemm::WeightFormat;
+use device::gemm::{Quantization, WeightFormat};
 use device::{Buffer, Device, DeviceError, Matrix};
 
 use super::declare::LinearNames;
@@ -31,13 +31,19 @@ impl Linear {
 pub(super) struct Loader<'a> {
     weights: &'a Weights,
     device: &'a dyn Device,
+    quantization: Option<Quantization>,
     progress: &'a dyn Fn(u64, u64),
     done: u64,
 }
 
 impl<'a> Loader<'a> {
-    pub fn new(weights: &'a Weights, device: &'a dyn Device, progress: &'a dyn Fn(u64, u64)) -> Loader<'a> {
-        Loader { weights, device, progress, done: 0 }
+    pub fn new(
+        weights: &'a Weights,
+        device: &'a dyn Device,
+        quantization: Option<Quantization>,
+        progress: &'a dyn Fn(u64, u64),
+    ) -> Loader<'a> {
+        Loader { weights, device, quantization, progress, done: 0 }
     }
 
     /// A linear layer with `inputs` columns.
@@ -51,7 +57,11 @@ impl<'a> Loader<'a> {
             }
         }
         let parts: Vec<(WeightFormat, &[u8])> = views.iter().map(|view| (format(view.dtype), view.data)).collect();
-        let weights = self.device.matrix(inputs, &parts).map_err(on_device)?;
+        let weights = match self.quantization {
+            Some(quantization) => self.device.quantized_matrix(quantization, inputs, &parts),
+            None => self.device.matrix(inputs, &parts),
+        };
+        let weights = weights.map_err(on_device)?;
         let bias = if names.bias { Some(self.upload(&bias)?) } else { None };
         Ok(Linear { weights, bias })
     }
@@ -76,7 +86,7 @@ impl<'a> Loader<'a> {
     }
 }
 
-fn format(dtype: WeightDtype) -> WeightFormat {
+pub(super) fn format(dtype: WeightDtype) -> WeightFormat {
     match dtype {
         WeightDtype::F32 => WeightFormat::F32,
         WeightDtype::F16 => WeightFormat::F16,

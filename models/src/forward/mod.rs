@@ -25,10 +25,11 @@ mod rope;
 use std::sync::Arc;
 
 use attention_kernels::{AttentionArgs, CacheWriteArgs, KernelError, KernelSet, KvCache, KvShape};
+use device::gemm::Quantization;
 use device::{Buffer, Device, DeviceError};
 
 pub use batch::{ForwardBatch, GroupBatch};
-pub use declare::{check_weights, parameters};
+pub use declare::{check_weights, parameters, weight_bytes};
 pub use groups::{LayerGroup, PageLayout};
 
 use crate::{LoadError, ModelConfig, Weights};
@@ -131,21 +132,26 @@ impl StepBuffers {
 
 impl Model {
     /// Bytes that the buffers of a step of `max_rows` tokens take.
-    pub fn step_bytes(config: &ModelConfig, max_rows: usize) -> u64 {
-        StepBuffers::sizes(config, max_rows).into_iter().map(|elements| (elements * size_of::<f32>()) as u64).sum()
+    pub fn step_bytes(config: &ModelConfig, max_rows: usize, quantization: Option<Quantization>) -> u64 {
+        let elements: usize = StepBuffers::sizes(config, max_rows).into_iter().sum();
+        let widest = config.intermediate_size.max(config.hidden_size).max(config.num_heads * config.head_dim);
+        let scratch = quantization.map_or(0, |_| device::gemm::scratch_bytes(max_rows.max(LOGIT_ROWS), widest));
+        (elements * size_of::<f32>() + scratch) as u64
     }
 
-    /// Puts the weights on the device. `progress(done, total)` counts bytes of the checkpoint.
+    /// Puts the weights on the device: matrices in the checkpoint's type or quantised while they are read, one at a
+    /// time; norms and biases in float32. `progress(done, total)` counts bytes of the checkpoint.
     pub fn load(
         config: &ModelConfig,
         weights: &Weights,
         device: Arc<dyn Device>,
         kernels: KernelSet,
+        quantization: Option<Quantization>,
         max_rows: usize,
         progress: &dyn Fn(u64, u64),
     ) -> Result<Model, LoadError> {
         let names = declare(config);
-        let mut loader = Loader::new(weights, &*device, progress);
+        let mut loader = Loader::new(weights, &*device, quantization, progress);
         let embedding = loader.linear(&names.embedding, config.hidden_size)?;
         let mut layers = Vec::with_capacity(config.num_layers);
         let layout = PageLayout::new(config);

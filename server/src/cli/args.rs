@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 use engine::text::ToolFormat;
-use engine::{EngineConfig, ModelSource, Policy, PreemptionMode};
+use engine::{EngineConfig, ModelSource, Policy, PreemptionMode, Quantization};
 
 use super::values;
 use crate::http::Reasoning;
@@ -71,6 +71,9 @@ pub struct EngineArgs {
     /// Worker threads, 1 to 1024 [default: every core]
     #[arg(long, value_parser = values::threads, env = "QUIRE_THREADS")]
     pub threads: Option<usize>,
+    /// q8: weights in 8 bits, made while they are loaded [default: as in the checkpoint]
+    #[arg(long, value_name = "FORM", value_parser = values::quantization, env = "QUIRE_QUANTIZATION")]
+    pub quantization: Option<Quantization>,
     /// Longest prompt plus output in tokens [default: the model's, or what the cache holds]
     #[arg(long, value_name = "TOKENS", value_parser = values::whole::<usize>, env = "QUIRE_MAX_MODEL_LEN")]
     pub max_model_len: Option<usize>,
@@ -173,6 +176,7 @@ impl EngineArgs {
             preemption_mode: self.preemption_mode.unwrap_or(default.preemption_mode),
             seed: self.seed.or(default.seed),
             threads: self.threads.or(default.threads),
+            quantization: self.quantization.or(default.quantization),
             kernels: default.kernels,
         }
     }

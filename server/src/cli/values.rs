@@ -4,7 +4,7 @@
 use std::str::FromStr;
 
 use engine::text::ToolFormat;
-use engine::{Policy, PreemptionMode};
+use engine::{Policy, PreemptionMode, Quantization};
 
 use crate::http::Reasoning;
 
@@ -69,6 +69,17 @@ pub fn policy(text: &str) -> Result<Policy, String> {
         "fcfs" => Ok(Policy::Fcfs),
         "priority" => Ok(Policy::Priority),
         _ => Err("expected fcfs or priority".to_string()),
+    }
+}
+
+/// `--quantization`.
+pub fn quantization(text: &str) -> Result<Quantization, String> {
+    match text {
+        "q8" => Ok(Quantization::Q8),
+        _ => {
+            Err("expected q8: weights in 8 bits with a scale for every 32; leave it out to keep the checkpoint's type"
+                .to_string())
+        }
     }
 }
 

@@ -1,0 +1,87 @@
+//! The matrix product in every weight format, at the shapes of SmolLM2-135M, against what the machine can do at best.
+//!
+//! `cargo bench -p device --bench gemm -- [FILTER]`, with the threads of `QUIRE_THREADS` (default 2). Criterion's
+//! throughput is bytes of packed weights for few rows, multiply-adds for many. The floors of the same run are printed
+//! first and last, because other tenants of the machine move all figures: where the two differ, repeat.
+
+use std::hint::black_box;
+use std::time::Duration;
+
+use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+use device::gemm::{Gemm, PackedMatrix, Quantization, WeightFormat, gemm};
+use device::{Isa, Pool, roofline};
+
+/// `(name, k, n)`: the fused matrices of a layer, and the vocabulary.
+const SHAPES: [(&str, usize, usize); 5] =
+    [("qkv", 576, 960), ("output", 576, 576), ("gate_up", 576, 3072), ("down", 1536, 576), ("vocabulary", 576, 49152)];
+const ROWS: [usize; 4] = [1, 8, 16, 512];
+
+fn pool() -> Pool {
+    let threads = std::env::var("QUIRE_THREADS").ok().and_then(|threads| threads.parse().ok());
+    Pool::new(Some(threads.unwrap_or(2))).expect("threads")
+}
+
+fn floors(pool: &Pool) {
+    println!(
+        "floors, {} threads: read {:.1} GB/s from memory, {:.1} GB/s from 4 MiB; {:.0} GOP/s in int8, {:.0} GFLOP/s in f32",
+        pool.threads(),
+        roofline::read_bandwidth(pool, 256 << 20) / 1e9,
+        roofline::read_bandwidth(pool, 4 << 20) / 1e9,
+        roofline::int8_peak(pool) / 1e9,
+        roofline::f32_peak(pool) / 1e9
+    );
+}
+
+/// Numbers between −1 and 1 without any pattern.
+fn numbers(len: usize) -> Vec<f32> {
+    let mut state = 1u64;
+    let mut next = || {
+        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (state >> 40) as f32 / (1u64 << 23) as f32 - 1.0
+    };
+    (0..len).map(|_| next()).collect()
+}
+
+fn products(criterion: &mut Criterion) {
+    let pool = pool();
+    floors(&pool);
+    for (name, k, n) in SHAPES {
+        let dense = numbers(n * k);
+        let bf16: Vec<u8> = dense.iter().flat_map(|&w| half::bf16::from_f32(w).to_le_bytes()).collect();
+        let f32: Vec<u8> = dense.iter().flat_map(|w| w.to_le_bytes()).collect();
+        let matrices = [
+            ("q8", PackedMatrix::quantize(&pool, Quantization::Q8, k, &[(WeightFormat::F32, &f32)]).ok()),
+            ("bf16", PackedMatrix::pack(k, &[(WeightFormat::Bf16, &bf16)])),
+            ("f32", PackedMatrix::pack(k, &[(WeightFormat::F32, &f32)])),
+        ];
+        let mut group = criterion.benchmark_group(name);
+        for rows in ROWS {
+            let x = numbers(rows * k);
+            let mut y = vec![0.0; rows * n];
+            for (format, weights) in &matrices {
+                let weights = weights.as_ref().expect("whole rows of finite numbers");
+                group.throughput(match rows {
+                    ..=16 => Throughput::Bytes(weights.bytes() as u64),
+                    _ => Throughput::Elements((rows * n * k) as u64),
+                });
+                group.bench_function(BenchmarkId::new(*format, rows), |bencher| {
+                    // Inside the pool, as a forward pass is.
+                    pool.enter(|| {
+                        bencher.iter(|| {
+                            gemm(Isa::best(), &pool, Gemm { x: black_box(&x), weights, bias: None, y: &mut y });
+                        });
+                    });
+                });
+            }
+        }
+        group.finish();
+    }
+    floors(&pool);
+}
+
+criterion_group! {
+    name = benches;
+    config = Criterion::default().sample_size(20).warm_up_time(Duration::from_millis(200)).measurement_time(Duration::from_millis(800));
+    targets = products
+}
+criterion_main!(benches);

@@ -1,0 +1,126 @@
+//! What this machine can do at best: how fast the pool's threads read memory, and how fast they multiply.
+//!
+//! These are the floors that figures are compared with. They are taken with the same pool and the same lanes as the
+//! kernels, in the same process, because all of it moves with the machine's other tenants: measure next to what is
+//! compared. Each figure is the best of several passes; a pass is long against the start of a parallel loop.
+
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+
+use crate::simd::int8::{DotIsa, DotLanes, GROUP, dispatch_dot};
+use crate::simd::{LANES, Lanes};
+use crate::{Isa, Pool, dispatch};
+
+/// Passes go on for at least this long.
+const AT_LEAST: Duration = Duration::from_millis(200);
+
+/// Numbers that one task reads: 1 MiB.
+const CHUNK: usize = (1 << 20) / size_of::<f32>();
+
+/// Sums that are under way at once, so that none waits for the one before.
+const CHAINS: usize = 12;
+
+/// Steps of every chain in one task.
+const STEPS: usize = 1 << 15;
+
+/// Bytes a second that the pool's threads read from `bytes` of memory (rounded up to a MiB), which should be several
+/// times the last cache for the speed of memory, or fit a cache for the speed of that.
+pub fn read_bandwidth(pool: &Pool, bytes: usize) -> f64 {
+    let mut data = vec![0.0f32; bytes.div_ceil(CHUNK * size_of::<f32>()) * CHUNK];
+    // Written by the threads that will read: pages come into being here, not while the clock runs.
+    pool.chunks_mut(&mut data, CHUNK, CHUNK, |i, chunk| chunk.fill(i as f32));
+    let data = &data[..];
+    let isa = Isa::best();
+    let seconds = best_pass(|| {
+        pool.run(data.len() / CHUNK, CHUNK * LANES, |i| {
+            let chunk = &data[i * CHUNK..][..CHUNK];
+            dispatch!(isa, read(chunk: &[f32]));
+        });
+    });
+    size_of_val(data) as f64 / seconds
+}
+
+/// Operations a second (a multiplication and an addition are two) of byte products, [`DotLanes::dot`], in registers.
+pub fn int8_peak(pool: &Pool) -> f64 {
+    let isa = DotIsa::beside(Isa::best());
+    peak(pool, GROUP, || dispatch_dot!(isa, dots()))
+}
+
+/// Operations a second (a multiplication and an addition are two) of float32 multiply-adds in registers.
+pub fn f32_peak(pool: &Pool) -> f64 {
+    let isa = Isa::best();
+    peak(pool, LANES, || dispatch!(isa, multiply_adds()))
+}
+
+/// Runs `task`, which does [`CHAINS`] × [`STEPS`] vectors of `width` multiply-adds, on all threads.
+fn peak(pool: &Pool, width: usize, task: impl Fn() + Sync + Send) -> f64 {
+    let (tasks, work) = (pool.threads() * 8, CHAINS * STEPS * width);
+    let seconds = best_pass(|| pool.run(tasks, work, |_| task()));
+    2.0 * (tasks * work) as f64 / seconds
+}
+
+/// Seconds of the fastest pass.
+fn best_pass(mut pass: impl FnMut()) -> f64 {
+    let (start, mut best) = (Instant::now(), Duration::MAX);
+    while start.elapsed() < AT_LEAST {
+        let pass_start = Instant::now();
+        pass();
+        best = best.min(pass_start.elapsed());
+    }
+    best.as_secs_f64()
+}
+
+#[inline(always)]
+fn read<L: Lanes>(data: &[f32]) {
+    let mut sums = [L::splat(0.0); CHAINS];
+    for vectors in data.as_chunks::<LANES>().0.chunks(CHAINS) {
+        for (sum, vector) in sums.iter_mut().zip(vectors) {
+            *sum = sum.max(L::load(vector));
+        }
+    }
+    black_box(sums.map(L::greatest));
+}
+
+#[inline(always)]
+fn dots<D: DotLanes>() {
+    let weights = D::load(black_box(&[3; GROUP]));
+    let mut sums = [D::start(0); CHAINS];
+    for _ in 0..STEPS {
+        for sum in &mut sums {
+            *sum = sum.dot(weights, black_box([1, -1, 1, -1]));
+        }
+    }
+    let mut out = [0.0; LANES];
+    for sum in sums {
+        sum.to_floats().store(&mut out);
+        black_box(&out);
+    }
+}
+
+#[inline(always)]
+fn multiply_adds<L: Lanes>() {
+    let (factor, one) = (L::splat(black_box(0.5)), L::splat(black_box(1.0)));
+    let mut sums = [one; CHAINS];
+    for _ in 0..STEPS {
+        for sum in &mut sums {
+            *sum = sum.mul_add(factor, one);
+        }
+    }
+    black_box(sums.map(L::greatest));
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn the_floors_are_those_of_a_computer_of_this_century() {
+        let pool = Pool::new(Some(1)).unwrap();
+        let (read, int8, f32) = (read_bandwidth(&pool, 8 << 20), int8_peak(&pool), f32_peak(&pool));
+        // Bytes a second; operations a second. What lies outside is a loop that was optimised away, or not at all.
+        assert!((1e7..1e12).contains(&read), "{read:e}");
+        assert!((1e7..2e13).contains(&int8), "{int8:e}");
+        assert!((1e7..1e12).contains(&f32), "{f32:e}");
+    }
+}

@@ -1,0 +1,156 @@
+//! The reference cases with weights in 8 bits: how far their log-probabilities are from those of the full weights, and bit
+//! for bit the same ones whatever the block size, the chunks, the companions, the prefix cache, the threads or the kernel.
+
+#![allow(clippy::unwrap_used)]
+
+use std::path::PathBuf;
+
+use engine::{
+    EngineConfig, Event, GenerationParams, GenerationRequest, Llm, ModelSource, Quantization, SamplingParams, plan,
+};
+use serde_json::Value;
+
+const CASES: [&str; 5] = ["llama", "llama31-rope", "mistral-sliding", "qwen2", "qwen3"];
+
+fn folder(case: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../models/tests/reference").join(case)
+}
+
+struct Prompt {
+    ids: Vec<u32>,
+    greedy: Vec<u32>,
+    logprobs: Vec<f64>,
+}
+
+fn prompts(case: &str) -> Vec<Prompt> {
+    let expected: Value = serde_json::from_slice(&std::fs::read(folder(case).join("expected.json")).unwrap()).unwrap();
+    let ids = |v: &Value| serde_json::from_value::<Vec<u32>>(v.clone()).unwrap();
+    let read = |p: &Value| Prompt {
+        ids: ids(&p["ids"]),
+        greedy: ids(&p["greedy"]["ids"]),
+        logprobs: serde_json::from_value(p["greedy"]["logprobs"].clone()).unwrap(),
+    };
+    expected["prompts"].as_array().unwrap().iter().map(read).collect()
+}
+
+fn config(case: &str) -> EngineConfig {
+    EngineConfig {
+        model: ModelSource::Folder(folder(case)),
+        quantization: Some(Quantization::Q8),
+        max_num_seqs: 8,
+        kv_cache_memory_bytes: Some(16 << 20),
+        threads: Some(1),
+        ..Default::default()
+    }
+}
+
+/// Log-probabilities of the reference's own continuations, computed as parts of prompts.
+fn teacher_forced(case: &str, prompts: &[Prompt]) -> Vec<Vec<f32>> {
+    let mut llm = Llm::new(config(case)).unwrap();
+    let request = |p: &Prompt| GenerationRequest {
+        prompt: [&p.ids[..], &p.greedy].concat(),
+        params: GenerationParams { prompt_logprobs: Some(1), max_tokens: Some(0), ..Default::default() },
+        ..Default::default()
+    };
+    let scores = |events: Vec<Event>, prompt: &Prompt| {
+        let scored = events.into_iter().find_map(|e| if let Event::PromptLogprobs(s) = e { Some(s) } else { None });
+        scored.unwrap()[prompt.ids.len()..].iter().map(|s| s.as_ref().unwrap().logprob).collect()
+    };
+    let done = llm.run_with_events(prompts.iter().map(request).collect()).unwrap();
+    done.into_iter().zip(prompts).map(|((_, events), prompt)| scores(events, prompt)).collect()
+}
+
+/// Tokens and the bits of their log-probabilities, drawn greedily.
+fn generated(config: EngineConfig, prompts: &[Prompt], together: bool) -> Vec<(Vec<u32>, Vec<u32>)> {
+    let request = |p: &Prompt| GenerationRequest {
+        prompt: p.ids.clone(),
+        params: GenerationParams {
+            sampling: SamplingParams { temperature: 0.0, logprobs: Some(3), ..Default::default() },
+            max_tokens: Some(32),
+            ignore_eos: true,
+            ..Default::default()
+        },
+        ..Default::default()
+    };
+    let mut llm = Llm::new(config).unwrap();
+    let requests: Vec<GenerationRequest> = prompts.iter().map(request).collect();
+    let done = match together {
+        true => llm.run_with_events(requests).unwrap(),
+        false => requests.into_iter().flat_map(|r| llm.run_with_events(vec![r]).unwrap()).collect(),
+    };
+    let of = |(completion, events): (engine::Completion, Vec<Event>)| {
+        let deltas = events.into_iter().filter_map(|e| if let Event::Delta(d) = e { Some(d.tokens) } else { None });
+        let scores = deltas.flatten().map(|t| t.logprobs.unwrap());
+        let bits = scores.flat_map(|l| l.top.into_iter().map(|t| t.1.to_bits()).chain([l.logprob.to_bits()]));
+        (completion.outputs[0].token_ids.clone(), bits.collect())
+    };
+    done.into_iter().map(of).collect()
+}
+
+/// Greatest and mean difference of a log-probability from the reference that a case may have. Measured, over the five
+/// cases: greatest 0.56 to 0.85, mean 0.067 to 0.109.
+///
+/// These checkpoints are harsh: random weights whose logits spread by 7, so that an error of 1 % in the last hidden state
+/// moves a log-probability by 0.1. Rounding to 8 bits in blocks of 32 is an error of 0.54 % of a matrix's spread. With
+/// the matrices rounded as in Q8_0 and everything else in float32, the means are 0.045 to 0.090; rounding the activations
+/// in the same way is a second error of the same size, and adds what independent errors add, a factor of √2 or less.
+const GREATEST: f64 = 1.0;
+const MEAN: f64 = 0.13;
+
+#[test]
+fn log_probabilities_stay_near_those_of_the_full_weights() {
+    for case in CASES {
+        let prompts = prompts(case);
+        let found = teacher_forced(case, &prompts);
+        let pairs = found.iter().flatten().zip(prompts.iter().flat_map(|p| &p.logprobs));
+        let errors: Vec<f64> = pairs.map(|(found, want)| (f64::from(*found) - want).abs()).collect();
+        let (greatest, mean) =
+            (errors.iter().fold(0.0f64, |m, e| m.max(*e)), errors.iter().sum::<f64>() / errors.len() as f64);
+        println!("{case}: {} tokens, greatest {greatest:.4}, mean {mean:.4}", errors.len());
+        assert!(greatest < GREATEST && mean < MEAN, "{case}: greatest {greatest}, mean {mean}");
+        assert!(greatest > 2e-3, "{case}: that is the error of float32: nothing was quantised");
+    }
+}
+
+#[test]
+fn every_bit_is_the_same_in_every_setting() {
+    for case in CASES {
+        let prompts = prompts(case);
+        let want = generated(config(case), &prompts, false);
+        assert!(want.iter().all(|(tokens, bits)| tokens.len() == 32 && bits.len() == 32 * 4), "{case}");
+        for (block_size, budget, together, enable_prefix_caching, threads, linear) in [
+            (8, 16, true, false, 2, "auto"),
+            (32, 2048, true, true, 1, "auto"),
+            (16, 64, false, true, 3, "auto"),
+            (16, 2048, true, false, 2, "cpu.reference"),
+            (8, 16, false, true, 1, "cpu.reference"),
+            (16, 24, true, true, 2, "cpu.portable"),
+        ] {
+            let mut config = EngineConfig {
+                block_size,
+                max_num_batched_tokens: budget,
+                enable_prefix_caching,
+                threads: Some(threads),
+                ..config(case)
+            };
+            config.kernels.linear = linear.into();
+            let got = generated(config, &prompts, together);
+            assert!(
+                got == want,
+                "{case}: blocks of {block_size}, budget {budget}, together {together}, {threads} threads, linear {linear}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_plan_counts_the_packed_bytes() {
+    let bytes = |quantization| plan(&EngineConfig { quantization, ..config("llama") }).unwrap();
+    let (full, q8) = (bytes(None), bytes(Some(Quantization::Q8)));
+    // 560 embeddings and outputs of 64; per layer q, k, v (256 outputs of 64), output (64 of 128), gate and up (256 of
+    // 64), down (64 of 128). 17 bytes for 16 weights, as every k is whole pairs of blocks; 7 norms of 64 in float32.
+    let matrices = 2 * 560 * 64 + 3 * (256 * 64 + 64 * 128 + 256 * 64 + 64 * 128);
+    assert_eq!(full.weight_bytes, (matrices + 7 * 64) * 4);
+    assert_eq!(q8.weight_bytes, matrices / 16 * 17 + 7 * 64 * 4);
+    assert!(q8.weights_line().ends_with("matrices in q8"), "{}", q8.weights_line());
+}
