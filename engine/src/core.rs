@@ -107,8 +107,8 @@ impl Engine {
     /// With `best_of` every candidate is told of, each under its own index: to choose is for who knows where texts end.
     /// The results of a beam search come in its last step, as sequences 0 to `n`, best first.
     ///
-    /// An engine on token ids knows no texts, so [`GenerationParams::structured_outputs`] is refused here; what holds its
-    /// sequences is handed to [`Engine::submit_constrained`].
+    /// An engine on token ids knows no texts, so [`structured_outputs`](crate::GenerationParams::structured_outputs) is
+    /// refused here; what holds its sequences is handed to [`Engine::submit_constrained`].
     pub fn submit(&mut self, request: GenerationRequest) -> Result<RequestId, SubmitError> {
         if let Some(wanted) = &request.params.structured_outputs {
             let message = format!("{}: an engine on token ids has no grammars, give it a constraint", wanted.param);
