@@ -31,6 +31,7 @@ mod llm;
 mod load;
 mod plan;
 mod publish;
+mod status;
 pub mod text;
 
 pub use api::*;
