@@ -288,6 +288,8 @@ pub struct EngineStats {
     pub tokens_lost: u64,
     /// Preemptions by a request of higher priority; the others were for want of blocks.
     pub preemptions_by_priority: u64,
+    /// Lookups in the prefix cache, and why those that missed did.
+    pub prefix_lookups: sched::PrefixStats,
     /// Steps that failed, with the requests in them.
     pub failed_steps: u64,
     /// Tokens computed per step.

@@ -249,6 +249,7 @@ impl Engine {
             blocks_total: stats.blocks_total,
             tokens_lost: stats.tokens_lost,
             preemptions_by_priority: stats.preemptions_by_priority,
+            prefix_lookups: *self.scheduler.prefix_stats(),
             failed_steps: self.failed_steps,
             step_tokens: self.step_tokens,
         }

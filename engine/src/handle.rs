@@ -156,6 +156,11 @@ impl AsyncEngine {
         status.is_alive() && status.step_age().is_none_or(|age| age <= limit)
     }
 
+    /// Whether the engine thread lives.
+    pub fn is_alive(&self) -> bool {
+        self.shared.status.is_alive()
+    }
+
     /// How long ago the last step was completed, while there is work; `None` while there is none.
     pub fn step_age(&self) -> Option<Duration> {
         self.shared.status.step_age()

@@ -110,7 +110,10 @@ impl Status {
             None => format!("engine thread {alive}, no work"),
         };
         let EngineStats { num_running, num_waiting, num_swapped, steps, .. } = stats;
-        let _ = write!(text, "\nqueues: {num_running} running, {num_waiting} waiting, {num_swapped} swapped; {steps} steps");
+        let _ = write!(
+            text,
+            "\nqueues: {num_running} running, {num_waiting} waiting, {num_swapped} swapped; {steps} steps"
+        );
         let EngineStats { blocks_in_use, blocks_cached, blocks_free, blocks_total, .. } = stats;
         let _ = write!(
             text,
