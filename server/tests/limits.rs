@@ -184,7 +184,7 @@ fn streams_over_the_limit_are_answered_429_and_whole_answers_are_not() {
 #[test]
 fn a_request_that_takes_too_long_ends_and_frees_its_blocks() {
     let server = with(Limits { request_timeout: Some(Duration::from_millis(150)), ..Limits::default() });
-    let endless = json!({"prompt": "One", "n": 64, "max_tokens": 900, "ignore_eos": true});
+    let endless = json!({"prompt": "One", "n": 24, "max_tokens": 900, "ignore_eos": true});
     let reply = server.post(COMPLETIONS, &endless);
     assert_eq!(reply.status, 504, "{}", reply.body);
     assert_eq!(reply.error()["code"], "request_timeout");
@@ -199,13 +199,13 @@ fn a_request_that_takes_too_long_ends_and_frees_its_blocks() {
 fn a_client_that_reads_nothing_is_dropped_and_holds_nobody_up() {
     let server = with(Limits { send_timeout: Duration::from_millis(200), ..Limits::default() });
     // More text than the buffers between the two hold.
-    let body = json!({"prompt": "One", "n": 60, "max_tokens": 900, "ignore_eos": true, "logprobs": 20, "stream": true});
+    let body = json!({"prompt": "One", "n": 24, "max_tokens": 900, "ignore_eos": true, "logprobs": 20, "stream": true});
     let _unread = server.open("POST", COMPLETIONS, &JSON, body.to_string().as_bytes());
     server.until("it runs", |s| s.metric("vllm:num_requests_running") == 1.0);
     assert_eq!(server.post(COMPLETIONS, &json!({"prompt": "Two", "max_tokens": 4})).status, 200);
     server.until("its request is cancelled", |s| {
         let page = s.get("/metrics").body;
-        page.lines().any(|line| line.contains("finished_reason=\"abort\"") && line.ends_with(" 60"))
+        page.lines().any(|line| line.contains("finished_reason=\"abort\"") && line.ends_with(" 24"))
     });
     assert_eq!(server.metric("vllm:kv_cache_usage_perc"), 0.0);
 }
