@@ -66,7 +66,7 @@ const RUBBISH: [&str; 10] = [
     "{\"prompt\": 5}",
     "{\"prompt\": \"a\", \"n\": -1}",
     "{\"prompt\": \"a\", \"max_tokens\": 1e9}",
-    "{\"prompt\": [[1], \"a\"]}",
+    "{\"prompt\": [[1], {}]}",
     "{\"prompt\": \"a\", \"guided_regex\": \"(\"}",
     "{\"prompt\": \"a\", \"temperature\": \"hot\", \"stream\": true}",
     "{\"prompt\": \"a\", \"logit_bias\": {\"x\": 1}}",

@@ -60,6 +60,7 @@ pub fn run(root: &Path, skip_tests: bool) -> Result<(), String> {
     let mut steps = vec![
         Step::new("format", "cargo fmt --all --check"),
         Step::new("lints", "cargo clippy --workspace --all-targets --locked -- -D warnings"),
+        Step::new("traces", "cargo test -p server --lib --features otel --locked otel"),
         Step::new("documentation", "cargo doc --workspace --no-deps --locked").with("RUSTDOCFLAGS", "-D warnings"),
         Step::new("tidy", "cargo xtask tidy"),
     ];

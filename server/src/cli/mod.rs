@@ -10,6 +10,8 @@ mod error;
 mod generate;
 mod limits;
 mod log;
+#[cfg(feature = "otel")]
+mod otel;
 mod serve;
 mod session;
 mod values;

@@ -63,6 +63,7 @@ impl Arrival {
             target: "quire::request",
             "request",
             id = call::id(),
+            traceparent = call::trace_parent(),
             prompt_tokens = self.prompt_tokens,
             prompt = Empty,
             cached_tokens = Empty,

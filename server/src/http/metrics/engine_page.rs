@@ -73,17 +73,17 @@ pub fn fill(registry: &Registry, engine: &EngineStats, info: &ModelInfo, step_ag
 /// The histogram that the engine keeps itself.
 pub fn step_tokens(tokens: &StepTokens, model: &str) -> MetricFamily {
     let mut below = 0;
-    let bounds = StepTokens::BOUNDS.iter().map(|bound| *bound as f64).chain([f64::INFINITY]);
-    let buckets = bounds.zip(tokens.counts).map(|(bound, count)| {
+    // The encoder adds the bucket without a bound.
+    let buckets = StepTokens::BOUNDS.iter().zip(tokens.counts).map(|(bound, count)| {
         below += count;
         let mut bucket = Bucket::default();
-        bucket.set_upper_bound(bound);
+        bucket.set_upper_bound(*bound as f64);
         bucket.set_cumulative_count(below);
         bucket
     });
     let mut histogram = Histogram::default();
     histogram.set_bucket(buckets.collect());
-    histogram.set_sample_count(below);
+    histogram.set_sample_count(tokens.counts.iter().sum());
     histogram.set_sample_sum(tokens.sum as f64);
     let mut label = LabelPair::default();
     label.set_name("model_name".to_string());

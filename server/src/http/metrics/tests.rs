@@ -167,6 +167,9 @@ fn the_page_follows_the_text_format() {
             "{line}"
         );
         assert!(labels.contains("model_name=\"a\\\\b\\\"c\""), "{line}");
+        let bound = labels.split("le=\"").nth(1).map(|rest| rest.trim_end_matches('"'));
+        let written = |bound: &str| bound == "+Inf" || bound.parse().is_ok_and(f64::is_finite);
+        assert!(bound.is_none_or(written), "{line}");
         assert!(value == "+Inf" || value.parse::<f64>().is_ok(), "{line}");
     }
 }
