@@ -203,6 +203,11 @@ pub struct EngineConfig {
     pub enable_prefix_caching: bool,
     /// Let a prompt be computed over several steps.
     pub enable_chunked_prefill: bool,
+    /// Requests that may wait for their turn in an [`AsyncEngine`](crate::AsyncEngine); more are refused.
+    pub max_queued_requests: usize,
+    /// Events per sequence that wait in an [`AsyncEngine`](crate::AsyncEngine) for a reader; one who falls further behind
+    /// loses the request.
+    pub max_unread_events: usize,
     /// First come first served, or by priority.
     pub policy: sched::Policy,
     /// Base of the seeds of requests that bring none; random if `None`.
@@ -271,6 +276,45 @@ pub struct EngineStats {
     pub blocks_copied: u64,
     /// Steps completed.
     pub steps: u64,
+    /// Blocks owned by live sequences.
+    pub blocks_in_use: usize,
+    /// Blocks kept only for their cached prefix.
+    pub blocks_cached: usize,
+    /// Blocks that hold nothing.
+    pub blocks_free: usize,
+    /// All blocks: the sum of the three.
+    pub blocks_total: usize,
+    /// Computed tokens that preemption threw away; some may still be found in the prefix cache.
+    pub tokens_lost: u64,
+    /// Preemptions by a request of higher priority; the others were for want of blocks.
+    pub preemptions_by_priority: u64,
+    /// Lookups in the prefix cache, and why those that missed did.
+    pub prefix_lookups: sched::PrefixStats,
+    /// Steps that failed, with the requests in them.
+    pub failed_steps: u64,
+    /// Tokens computed per step.
+    pub step_tokens: StepTokens,
+}
+
+/// A histogram of the tokens that steps computed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StepTokens {
+    /// Steps with at most [`StepTokens::BOUNDS`]`[i]` tokens and more than the bound before; the last is for all beyond.
+    pub counts: [u64; StepTokens::BOUNDS.len() + 1],
+    /// Tokens in all.
+    pub sum: u64,
+}
+
+impl StepTokens {
+    /// Upper bounds, those of vLLM's `iteration_tokens_total`.
+    pub const BOUNDS: [u64; 13] = [1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384];
+
+    /// Counts a step of so many tokens.
+    pub(crate) fn count(&mut self, tokens: usize) {
+        let tokens = tokens as u64;
+        self.counts[StepTokens::BOUNDS.partition_point(|bound| *bound < tokens)] += 1;
+        self.sum += tokens;
+    }
 }
 
 impl Default for EngineConfig {
@@ -289,6 +333,8 @@ impl Default for EngineConfig {
             max_num_batched_tokens: 2048,
             enable_prefix_caching: true,
             enable_chunked_prefill: true,
+            max_queued_requests: 4096,
+            max_unread_events: 4096,
             policy: sched::Policy::Fcfs,
             seed: None,
             threads: None,

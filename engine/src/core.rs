@@ -1,14 +1,18 @@
 //! The synchronous engine on token ids: schedule, execute, sample, commit.
 
+#[cfg(test)]
+mod faults;
+
 use std::collections::HashMap;
 use std::ops::Range;
+use std::sync::Arc;
 
 use attention_kernels::KernelError;
 use models::LOGIT_ROWS;
 use sampling::{Constraint, Sampled, Sampler, TokenLogprobs, token_logprobs};
 use sched::{Outcome, Request, RequestId, Scheduler, SeqId, Span, StepPlan};
 
-use crate::api::{EngineConfig, EngineStats, FinishReason, GenerationRequest};
+use crate::api::{EngineConfig, EngineStats, FinishReason, GenerationRequest, StepTokens};
 use crate::beam::Beams;
 use crate::check::{check, refused};
 use crate::draw::{Active, Draw};
@@ -16,6 +20,7 @@ use crate::error::{EngineError, SubmitError};
 use crate::executor::Executor;
 use crate::grammar::{Guides, MaskThreads};
 use crate::load::{Progress, load};
+use crate::status::{StepUnderWay, lock};
 
 /// What a step gave one request, on token ids.
 #[derive(Clone, Debug, PartialEq)]
@@ -50,6 +55,11 @@ pub struct Engine {
     seed: u64,
     next_id: u64,
     generation_tokens: u64,
+    failed_steps: u64,
+    step_tokens: StepTokens,
+    under_way: StepUnderWay,
+    /// Requests that the last step computed for the first time.
+    scheduled: Vec<RequestId>,
     // Reused by every step.
     wanted: Vec<(usize, u32)>,
     rows: Vec<u32>,
@@ -96,6 +106,10 @@ impl Engine {
             seed,
             next_id: 0,
             generation_tokens: 0,
+            failed_steps: 0,
+            step_tokens: StepTokens::default(),
+            under_way: StepUnderWay::default(),
+            scheduled: Vec::new(),
             wanted: Vec::new(),
             rows: Vec::new(),
             outcomes: Vec::new(),
@@ -162,9 +176,18 @@ impl Engine {
         let outputs = vec![Some(Vec::new()); if beam.is_some() { params.n } else { samples }];
         let beams = beam.map(|beam| Beams::new(beam, limit));
         let guides = constraint.map(|constraint| Guides::new(constraint, samples, &mut self.mask_threads));
-        let (cached_tokens, started, prompt_logprobs) = (0, false, Vec::new());
-        let active =
-            Active { request, stop_ids, seed, outputs, beams, guides, cached_tokens, started, prompt_logprobs };
+        let active = Active {
+            request,
+            stop_ids,
+            seed,
+            outputs,
+            beams,
+            guides,
+            cached_tokens: 0,
+            scheduled: false,
+            started: false,
+            prompt_logprobs: Vec::new(),
+        };
         self.requests.insert(id, active);
         Ok(id)
     }
@@ -220,14 +243,36 @@ impl Engine {
             blocks_peak: stats.blocks_peak,
             blocks_copied: stats.blocks_copied,
             steps: stats.steps,
+            blocks_in_use: stats.blocks_in_use,
+            blocks_cached: stats.blocks_cached,
+            blocks_free: stats.blocks_free,
+            blocks_total: stats.blocks_total,
+            tokens_lost: stats.tokens_lost,
+            preemptions_by_priority: stats.preemptions_by_priority,
+            prefix_lookups: *self.scheduler.prefix_stats(),
+            failed_steps: self.failed_steps,
+            step_tokens: self.step_tokens,
         }
     }
 
+    /// Where the plan of the step under way can be seen from another thread.
+    pub(crate) fn step_under_way(&self) -> StepUnderWay {
+        self.under_way.clone()
+    }
+
+    /// Requests that the last step took out of the queue for the first time.
+    pub(crate) fn scheduled(&self) -> &[RequestId] {
+        &self.scheduled
+    }
+
     /// One step: what every running request has gained goes to `emit`. If the forward pass fails, the requests of this
-    /// step end with [`FinishReason::Error`] and the engine goes on with the others.
+    /// step end with [`FinishReason::Error`] and the engine goes on with the others; those that were on their way to host
+    /// memory or back are computed again.
     pub fn step(&mut self, mut emit: impl FnMut(RequestId, TokenEvent)) {
-        let plan = self.scheduler.plan();
+        let plan = Arc::new(self.scheduler.plan());
         tracing::debug!("{plan}");
+        *lock(&self.under_way) = Some(plan.clone());
+        self.note_scheduled(&plan);
         self.outcomes.clear();
         if let Err(error) = self.execute(&plan, &mut emit) {
             self.fail(&plan, &error, &mut emit);
@@ -237,6 +282,22 @@ impl Engine {
             tracing::error!("step {} was not committed: {error}", plan.step.0);
             self.fail(&plan, &error, &mut emit);
             let _ = self.scheduler.commit(plan.step, &[]);
+        }
+        *lock(&self.under_way) = None;
+    }
+
+    /// Counts the step, and whom it computes for the first time.
+    fn note_scheduled(&mut self, plan: &StepPlan) {
+        self.scheduled.clear();
+        for span in &plan.spans {
+            if let Some(active) = self.requests.get_mut(&span.seq.request)
+                && !std::mem::replace(&mut active.scheduled, true)
+            {
+                self.scheduled.push(span.seq.request);
+            }
+        }
+        if !plan.spans.is_empty() {
+            self.step_tokens.count(plan.num_tokens());
         }
     }
 
@@ -300,9 +361,10 @@ impl Engine {
         Ok(())
     }
 
-    /// Ends every request of the step with the error.
+    /// Ends every request of the step with the error, and takes back what the step was to do to the memory.
     fn fail(&mut self, plan: &StepPlan, error: &dyn std::error::Error, emit: &mut impl FnMut(RequestId, TokenEvent)) {
         tracing::error!("step {} failed: {error}", plan.step.0);
+        self.failed_steps += 1;
         self.outcomes.clear();
         for span in &plan.spans {
             let id = span.seq.request;
@@ -317,6 +379,7 @@ impl Engine {
             }
             self.scheduler.abort(id);
         }
+        self.scheduler.revoke(&plan.memory);
     }
 }
 

@@ -20,6 +20,8 @@ pub(crate) struct Active {
     pub beams: Option<Beams>,
     pub guides: Option<Guides>,
     pub cached_tokens: usize,
+    /// A step has computed some of it.
+    pub scheduled: bool,
     pub started: bool,
     /// Filled row by row while the prompt is computed, when asked for.
     pub prompt_logprobs: Vec<Option<TokenLogprobs>>,

@@ -44,6 +44,14 @@ pub enum SubmitError {
     /// The request can never fit the context or the pool (numbers in the message). Maps to HTTP 400.
     #[error("{0}")]
     NeverFits(String),
+    /// As many requests wait as may; later there is room. Maps to HTTP 429.
+    #[error("{waiting} requests wait already, and at most {limit} may (--max-queued-requests): try again later")]
+    QueueFull {
+        /// Requests that wait now.
+        waiting: usize,
+        /// As many as may.
+        limit: usize,
+    },
     /// The engine is draining or has ended. Maps to HTTP 503.
     #[error("the engine is shutting down and takes no new requests")]
     Closed,

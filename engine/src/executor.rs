@@ -25,6 +25,9 @@ pub(crate) struct Executor {
     /// Last row of each span, in the order of the plan.
     last_rows: Vec<u32>,
     copies: Vec<(u32, u32)>,
+    /// Of the tests: so many more memory operations succeed; `None`: all.
+    #[cfg(test)]
+    pub fault_after: Option<usize>,
 }
 
 impl Executor {
@@ -46,6 +49,8 @@ impl Executor {
             order: Vec::new(),
             last_rows: Vec::new(),
             copies: Vec::new(),
+            #[cfg(test)]
+            fault_after: None,
         }
     }
 
@@ -101,6 +106,8 @@ impl Executor {
         for run in ops.chunk_by(|a, b| matches!((a, b), (MemOp::Copy { .. }, MemOp::Copy { .. }))) {
             self.copies.clear();
             for op in run {
+                #[cfg(test)]
+                self.meet_fault(op)?;
                 match *op {
                     MemOp::Copy { src, dst } => self.copies.push((src.0, dst.0)),
                     MemOp::Poison { block, from_slot } => self.poison(block, from_slot)?,
@@ -124,6 +131,24 @@ impl Executor {
             }
         }
         Ok(())
+    }
+
+    /// Fails where a test wants a copy to fail.
+    #[cfg(test)]
+    fn meet_fault(&mut self, op: &MemOp) -> Result<(), KernelError> {
+        let found = || "a fault that a test asked for".to_string();
+        match &mut self.fault_after {
+            Some(_) if matches!(op, MemOp::Poison { .. }) => Ok(()),
+            Some(0) => {
+                self.fault_after = None;
+                Err(KernelError::Unsupported { variant: "memory", found: found() })
+            }
+            Some(left) => {
+                *left -= 1;
+                Ok(())
+            }
+            None => Ok(()),
+        }
     }
 
     /// Fills what must not be read again with NaN, in all layers (debug builds order this).

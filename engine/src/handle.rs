@@ -4,54 +4,48 @@
 //! A channel that nobody reads any more is a cancelled request.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc as commands;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use models::{ChatTemplate, GenerationDefaults, Tokenizer};
 use sampling::Constraint;
 use sched::RequestId;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{Semaphore, mpsc, oneshot};
 
 use crate::api::{EngineConfig, EngineStats, Event, GenerationRequest, ModelInfo};
 use crate::error::{EngineError, SubmitError};
 use crate::grammar::Grammars;
 use crate::load::{Progress, load};
 use crate::publish::TextEngine;
+use crate::status::{Alive, Status};
 
 enum Command {
     Submit {
         request: Box<GenerationRequest>,
         constraint: Option<Box<dyn Constraint>>,
-        events: mpsc::UnboundedSender<Event>,
+        reader: Reader,
         reply: oneshot::Sender<Result<RequestId, SubmitError>>,
     },
     Abort(RequestId),
     Shutdown,
 }
 
-/// What the engine thread lets others see.
-struct Status {
-    stats: Mutex<EngineStats>,
-    /// When the last step ended, or when work began after a pause.
-    last_progress: Mutex<Instant>,
-    unfinished: AtomicUsize,
-    alive: AtomicBool,
-    draining: AtomicBool,
+/// An event and the moment at which its step was over.
+type Emitted = (Instant, Event);
+
+/// The engine's end of a request's stream.
+struct Reader {
+    events: mpsc::Sender<Emitted>,
+    course: Arc<Course>,
 }
 
-impl Status {
-    fn publish(&self, engine: &TextEngine) {
-        *lock(&self.stats) = engine.stats();
-        *lock(&self.last_progress) = Instant::now();
-        self.unfinished.store(engine.num_unfinished(), Ordering::Release);
-    }
-}
-
-/// Plain numbers stay right even if a thread died while it held them.
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+/// What has become of a request, besides its events.
+#[derive(Default)]
+struct Course {
+    scheduled: OnceLock<Instant>,
+    fell_behind: AtomicBool,
 }
 
 struct Shared {
@@ -61,6 +55,7 @@ struct Shared {
     chat_template: Option<Arc<ChatTemplate>>,
     defaults: GenerationDefaults,
     status: Arc<Status>,
+    max_unread_events: usize,
 }
 
 /// A cloneable handle on a running engine. The engine ends with [`AsyncEngine::shutdown`] or with its last handle.
@@ -75,15 +70,16 @@ impl AsyncEngine {
     pub fn start(config: EngineConfig, progress: Progress<'_>) -> Result<AsyncEngine, EngineError> {
         let loaded = load(&config, progress)?;
         let engine = TextEngine::new(loaded.engine, loaded.tokenizer.clone());
-        let status = Arc::new(Status {
-            stats: Mutex::new(engine.stats()),
-            last_progress: Mutex::new(Instant::now()),
-            unfinished: AtomicUsize::new(0),
-            alive: AtomicBool::new(true),
-            draining: AtomicBool::new(false),
-        });
+        let status = Arc::new(Status::new(&engine));
         let (sender, receiver) = commands::channel();
-        let worker = Worker { engine, receiver, streams: HashMap::new(), events: Vec::new(), status: status.clone() };
+        let worker = Worker {
+            engine,
+            receiver,
+            readers: HashMap::new(),
+            events: Vec::new(),
+            status: status.clone(),
+            max_queued_requests: config.max_queued_requests,
+        };
         std::thread::Builder::new().name("quire-engine".to_string()).spawn(move || worker.run()).map_err(|error| {
             EngineError::Config {
                 flag: "--threads",
@@ -98,6 +94,7 @@ impl AsyncEngine {
             chat_template: loaded.chat_template.map(Arc::new),
             defaults: loaded.defaults,
             status,
+            max_unread_events: config.max_unread_events,
         };
         Ok(AsyncEngine { commands: sender, shared: Arc::new(shared) })
     }
@@ -124,7 +121,7 @@ impl AsyncEngine {
 
     /// Hands a request over. Everything that can be refused is refused here, before any output.
     pub async fn submit(&self, request: GenerationRequest) -> Result<OutputStream, SubmitError> {
-        if self.shared.status.draining.load(Ordering::Acquire) {
+        if self.shared.status.is_draining() {
             return Err(SubmitError::Closed);
         }
         let prompt_len = request.prompt.len();
@@ -132,35 +129,61 @@ impl AsyncEngine {
             Some(wanted) => Some(self.shared.grammars.compile(wanted).await?),
             None => None,
         };
-        let (events, receiver) = mpsc::unbounded_channel();
+        let params = &request.params;
+        // Sequences that end together are told of together, so there is a place for one event of each, and for two more.
+        let sequences = params.best_of.unwrap_or(params.n).max(params.n);
+        let capacity = sequences.saturating_mul(self.shared.max_unread_events).saturating_add(2);
+        let (events, receiver) = mpsc::channel(capacity.min(Semaphore::MAX_PERMITS));
+        let course = Arc::new(Course::default());
+        let reader = Reader { events, course: course.clone() };
         let (reply, answer) = oneshot::channel();
         self.commands
-            .send(Command::Submit { request: Box::new(request), constraint, events, reply })
+            .send(Command::Submit { request: Box::new(request), constraint, reader, reply })
             .map_err(|_| SubmitError::Closed)?;
         let id = answer.await.map_err(|_| SubmitError::Closed)??;
-        Ok(OutputStream { id, events: receiver, commands: self.commands.clone(), prompt_len })
+        let (commands, last_event) = (self.commands.clone(), Instant::now());
+        Ok(OutputStream { id, events: receiver, commands, prompt_len, course, last_event })
     }
 
     /// The latest numbers.
     pub fn stats(&self) -> EngineStats {
-        *lock(&self.shared.status.stats)
+        self.shared.status.stats()
     }
 
     /// Whether the engine thread lives and, while work is pending, has finished a step within `limit`.
     pub fn is_healthy(&self, limit: Duration) -> bool {
         let status = &self.shared.status;
-        let busy = status.unfinished.load(Ordering::Acquire) > 0;
-        status.alive.load(Ordering::Acquire) && (!busy || lock(&status.last_progress).elapsed() <= limit)
+        status.is_alive() && status.step_age().is_none_or(|age| age <= limit)
+    }
+
+    /// Whether the engine thread lives.
+    pub fn is_alive(&self) -> bool {
+        self.shared.status.is_alive()
+    }
+
+    /// How long ago the last step was completed, while there is work; `None` while there is none.
+    pub fn step_age(&self) -> Option<Duration> {
+        self.shared.status.step_age()
+    }
+
+    /// Waits until the engine thread has died of a panic; for ever if it lives or ends by [`AsyncEngine::shutdown`].
+    pub async fn death(&self) {
+        self.shared.status.death().await;
+    }
+
+    /// Several lines that help to see why nothing moves: the thread, queues, pool, and the plan of the step under way.
+    pub fn dump(&self) -> String {
+        self.shared.status.dump()
     }
 
     /// Refuses new requests from now on; those running go on.
     pub fn drain(&self) {
-        self.shared.status.draining.store(true, Ordering::Release);
+        self.shared.status.drain();
     }
 
     /// Requests that have not ended yet (waiting and running).
     pub fn num_unfinished(&self) -> usize {
-        self.shared.status.unfinished.load(Ordering::Acquire)
+        self.shared.status.num_unfinished()
     }
 
     /// Cancels everything and ends the engine thread.
@@ -173,15 +196,19 @@ impl AsyncEngine {
 /// The events of one request. Dropping it before the end cancels the request and frees its blocks.
 pub struct OutputStream {
     id: RequestId,
-    events: mpsc::UnboundedReceiver<Event>,
+    events: mpsc::Receiver<Emitted>,
     commands: commands::Sender<Command>,
     prompt_len: usize,
+    course: Arc<Course>,
+    last_event: Instant,
 }
 
 impl OutputStream {
-    /// The next event; `None` after every sequence has finished (or if the engine has died: then a finish is missing).
+    /// The next event; `None` after every sequence has finished (or if the engine has died, or this reader
+    /// [fell behind](OutputStream::fell_behind): then a finish is missing).
     pub async fn next(&mut self) -> Option<Event> {
-        self.events.recv().await
+        let emitted = self.events.recv().await;
+        self.note(emitted)
     }
 
     /// Like [`OutputStream::next`] for callers without an async runtime.
@@ -189,7 +216,31 @@ impl OutputStream {
     /// # Panics
     /// If called from within an async task.
     pub fn next_blocking(&mut self) -> Option<Event> {
-        self.events.blocking_recv()
+        let emitted = self.events.blocking_recv();
+        self.note(emitted)
+    }
+
+    fn note(&mut self, emitted: Option<Emitted>) -> Option<Event> {
+        let (at, event) = emitted?;
+        self.last_event = at;
+        Some(event)
+    }
+
+    /// When the engine had the event that [`OutputStream::next`] gave last, however late it is read; before the first, when
+    /// the request was taken in.
+    pub fn last_event(&self) -> Instant {
+        self.last_event
+    }
+
+    /// When the first step with some of this request began, which is when it left the queue.
+    pub fn scheduled(&self) -> Option<Instant> {
+        self.course.scheduled.get().copied()
+    }
+
+    /// The request was cancelled because more events were unread than
+    /// [`max_unread_events`](EngineConfig::max_unread_events) allows.
+    pub fn fell_behind(&self) -> bool {
+        self.course.fell_behind.load(Ordering::Acquire)
     }
 
     /// Tokens in the prompt.
@@ -209,19 +260,11 @@ impl Drop for OutputStream {
 struct Worker {
     engine: TextEngine,
     receiver: commands::Receiver<Command>,
-    streams: HashMap<RequestId, mpsc::UnboundedSender<Event>>,
+    readers: HashMap<RequestId, Reader>,
     /// Of the step under way: whose, what, and whether it is the request's last. Reused.
     events: Vec<(RequestId, Event, bool)>,
     status: Arc<Status>,
-}
-
-/// Says that the thread is gone, also if it went by a panic.
-struct Alive(Arc<Status>);
-
-impl Drop for Alive {
-    fn drop(&mut self) {
-        self.0.alive.store(false, Ordering::Release);
-    }
+    max_queued_requests: usize,
 }
 
 impl Worker {
@@ -259,13 +302,10 @@ impl Worker {
 
     fn apply(&mut self, command: Command) -> bool {
         match command {
-            Command::Submit { request, constraint, events, reply } => {
-                let result = self.engine.submit(*request, constraint);
-                if let Ok(id) = &result {
-                    self.streams.insert(*id, events);
-                }
+            Command::Submit { request, constraint, reader, reply } => {
+                let result = self.submit(*request, constraint, reader);
                 // Before the answer: whoever stops the engine upon it must find the request counted.
-                self.status.unfinished.store(self.engine.num_unfinished(), Ordering::Release);
+                self.status.admitted(&self.engine);
                 // The caller may have gone while it waited for the answer.
                 if let Err(Ok(id)) = reply.send(result) {
                     self.abort(id);
@@ -277,8 +317,23 @@ impl Worker {
         true
     }
 
+    fn submit(
+        &mut self,
+        request: GenerationRequest,
+        constraint: Option<Box<dyn Constraint>>,
+        reader: Reader,
+    ) -> Result<RequestId, SubmitError> {
+        let (waiting, limit) = (self.engine.stats().num_waiting, self.max_queued_requests);
+        if waiting >= limit {
+            return Err(SubmitError::QueueFull { waiting, limit });
+        }
+        let id = self.engine.submit(request, constraint)?;
+        self.readers.insert(id, reader);
+        Ok(id)
+    }
+
     fn abort(&mut self, id: RequestId) {
-        if self.streams.remove(&id).is_some() {
+        if self.readers.remove(&id).is_some() {
             self.engine.abort(id);
         }
     }
@@ -286,18 +341,37 @@ impl Worker {
     /// One step. Its events leave when it is over and its numbers are published, so that whoever has an answer finds
     /// its blocks free and its tokens counted.
     fn step(&mut self) {
-        let Worker { engine, events, .. } = self;
+        let began = Instant::now();
+        let Worker { engine, events, readers, .. } = self;
         engine.step(|id, event, last| events.push((id, event, last)));
         self.status.publish(&self.engine);
-        let mut events = std::mem::take(&mut self.events);
+        for reader in self.engine.scheduled().iter().filter_map(|id| readers.get(id)) {
+            // Nobody else sets it.
+            let _ = reader.course.scheduled.set(began);
+        }
+        let (mut events, over) = (std::mem::take(&mut self.events), Instant::now());
         for (id, event, last) in events.drain(..) {
-            let heard = self.streams.get(&id).is_some_and(|stream| stream.send(event).is_ok());
-            if last {
-                self.streams.remove(&id);
-            } else if !heard {
+            let heard = self.readers.get(&id).is_some_and(|reader| reader.tell(over, event));
+            if !heard {
                 self.abort(id);
+            } else if last {
+                self.readers.remove(&id);
             }
         }
         self.events = events;
+    }
+}
+
+impl Reader {
+    /// Whether the event will be read.
+    fn tell(&self, at: Instant, event: Event) -> bool {
+        match self.events.try_send((at, event)) {
+            Ok(()) => true,
+            Err(mpsc::error::TrySendError::Closed(_)) => false,
+            Err(mpsc::error::TrySendError::Full(_)) => {
+                self.course.fell_behind.store(true, Ordering::Release);
+                false
+            }
+        }
     }
 }

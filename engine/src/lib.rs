@@ -31,6 +31,7 @@ mod llm;
 mod load;
 mod plan;
 mod publish;
+mod status;
 pub mod text;
 
 pub use api::*;
@@ -45,4 +46,4 @@ pub use load::{Progress, describe_kernels, plan};
 pub use models::{ChatInput, ChatTemplate, GenerationDefaults, TemplateError, TokenizeError, Tokenizer};
 pub use plan::Plan;
 pub use sampling::{Constraint, ConstraintError, Mask, Sampled, SamplingParams, TokenLogprobs, TokenSet};
-pub use sched::{Policy, PreemptionMode, RequestId};
+pub use sched::{Policy, PreemptionMode, PrefixStats, RequestId};

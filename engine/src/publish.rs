@@ -12,6 +12,7 @@ use crate::api::{Delta, EngineStats, Event, FinishReason, GenerationRequest, Sto
 use crate::core::{Engine, TokenEvent};
 use crate::error::SubmitError;
 use crate::held::Held;
+use crate::status::StepUnderWay;
 use crate::text::TextStream;
 
 /// Text of one sequence, until it ends.
@@ -76,6 +77,14 @@ impl TextEngine {
 
     pub fn stats(&self) -> EngineStats {
         self.engine.stats()
+    }
+
+    pub fn step_under_way(&self) -> StepUnderWay {
+        self.engine.step_under_way()
+    }
+
+    pub fn scheduled(&self) -> &[RequestId] {
+        self.engine.scheduled()
     }
 
     /// One step; `emit` gets every event in order, and whether it was the request's last.

@@ -99,3 +99,47 @@ fn what_can_be_refused_is_refused_before_any_output() {
     bad.prompt.clear();
     assert!(matches!(submit(&engine, bad), Err(SubmitError::Invalid { param: "prompt", .. })));
 }
+
+#[test]
+fn a_reader_that_falls_behind_loses_its_request_and_nobody_else_does() {
+    let config = EngineConfig { max_unread_events: 8, ..config(64) };
+    let engine = AsyncEngine::start(config, &|_, _| {}).unwrap();
+    let mut unread = submit(&engine, request(1, 10, 200, 1)).unwrap();
+    let mut read = submit(&engine, request(2, 10, 50, 1)).unwrap();
+    let mut tokens = 0;
+    while let Some(event) = read.next_blocking() {
+        tokens += if let Event::Delta(delta) = event { delta.tokens.len() } else { 0 };
+    }
+    assert!(read.fell_behind() || tokens == 50, "whoever reads gets everything, unless this thread slept");
+    while engine.num_unfinished() > 0 {
+        std::thread::yield_now();
+    }
+    assert!(unread.fell_behind());
+    let mut events = 0;
+    while unread.next_blocking().is_some() {
+        events += 1;
+    }
+    assert_eq!(events, 8 + 2, "what was sent before is still there");
+    assert_eq!(engine.stats().kv_cache_usage, 0.0);
+}
+
+#[test]
+fn a_queue_that_is_full_refuses_with_the_numbers() {
+    let config = EngineConfig { max_queued_requests: 0, ..config(64) };
+    let engine = AsyncEngine::start(config, &|_, _| {}).unwrap();
+    assert_eq!(submit(&engine, request(1, 10, 5, 1)).err(), Some(SubmitError::QueueFull { waiting: 0, limit: 0 }));
+}
+
+#[test]
+fn a_stream_knows_when_its_request_left_the_queue_and_when_each_event_was_made() {
+    let engine = AsyncEngine::start(config(64), &|_, _| {}).unwrap();
+    let mut stream = submit(&engine, request(1, 10, 5, 1)).unwrap();
+    let submitted = stream.last_event();
+    let mut last = submitted;
+    while stream.next_blocking().is_some() {
+        assert!(stream.last_event() >= last);
+        last = stream.last_event();
+    }
+    let scheduled = stream.scheduled().unwrap();
+    assert!(scheduled <= last, "the step began before its events were made");
+}

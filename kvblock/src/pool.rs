@@ -208,6 +208,16 @@ impl BlockPool {
         true
     }
 
+    /// Takes a block out of the prefix index because a copy into it did not happen: what it holds is not what its
+    /// tokens say. Its owners keep it; they have to compute those tokens again.
+    pub fn forget_contents(&mut self, block: BlockId) {
+        if self.drop_hash(block, 0, false) && self.refs[block.index()] == 0 {
+            self.cached_free -= 1;
+            self.free.remove(block);
+            self.free.push_front(block);
+        }
+    }
+
     /// Refuses a table of another pool, whose block ids mean nothing here.
     pub(crate) fn check_owner(&self, table: &BlockTable) -> Result<(), TableError> {
         if self.owns(table) { Ok(()) } else { Err(TableError::ForeignTable) }

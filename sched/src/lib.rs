@@ -122,7 +122,7 @@ mod step;
 
 pub use accept::CommitError;
 pub use config::{ConfigError, Policy, PreemptionMode, SchedConfig};
-pub use kvblock::{BlockId, CacheGroup, HostBlockId, MemOp};
+pub use kvblock::{BlockId, CacheGroup, HostBlockId, MemOp, PrefixStats};
 pub use plan::{GroupSpan, Outcome, Span, StepId, StepPlan, TableDelta};
 pub use request::{Refusal, Request, RequestId, SeqId};
 pub use scheduler::Scheduler;

@@ -9,7 +9,7 @@
 //! A request that steps in flight write to leaves when the last of them is committed. Until then it holds its
 //! tables, and the host blocks for it are spoken for.
 
-use kvblock::BlockTable;
+use kvblock::{BlockTable, MemOp};
 
 use crate::config::PreemptionMode;
 use crate::group::{Away, Group, QueueKey};
@@ -59,6 +59,41 @@ impl Scheduler {
             if let Some(Away::Host { swapped, .. }) = group.away.take() {
                 self.pool.discard(swapped);
             }
+            self.send_back(key, id);
+        }
+    }
+
+    /// Takes back memory operations of the step in flight that were planned and may not have happened, as after a fault of
+    /// the device. What they would have copied is in no cache afterwards; requests whose keys and values it was wait
+    /// again, to compute them anew. Those of the step itself are best [aborted](Scheduler::abort) before.
+    pub fn revoke(&mut self, operations: &[MemOp]) {
+        let (mut blocks, mut host) = (Vec::new(), Vec::new());
+        for operation in operations {
+            match *operation {
+                MemOp::Copy { dst, .. } | MemOp::SwapIn { dst, .. } => blocks.push(dst),
+                MemOp::SwapOut { dst, .. } => host.push(dst),
+                MemOp::Poison { .. } => {}
+            }
+        }
+        blocks.iter().for_each(|block| self.pool.forget_contents(*block));
+        let holds = |table: &BlockTable| table.groups().iter().flat_map(|g| g.blocks()).any(|b| blocks.contains(b));
+        let concerns = |group: &Group| match &group.away {
+            Some(Away::Host { swapped, .. }) => swapped.blocks().iter().any(|b| host.contains(b)),
+            _ => group.tables().any(holds),
+        };
+        let concerned: Vec<RequestId> =
+            self.groups.iter().filter(|(_, group)| concerns(group)).map(|(id, _)| *id).collect();
+        for id in concerned {
+            let Some(group) = self.groups.get_mut(&id) else {
+                continue;
+            };
+            let key = group.queue_key(self.config.policy);
+            if let Some(Away::Host { swapped, .. }) = group.away.take() {
+                self.pool.discard(swapped);
+            }
+            self.running.retain(|running| *running != id);
+            self.swapped.remove(&key);
+            self.changes += 1;
             self.send_back(key, id);
         }
     }

@@ -7,7 +7,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use kvblock::{AuditError, BlockPool, BlockTable, PoolConfig};
+use kvblock::{AuditError, BlockPool, BlockTable, PoolConfig, PrefixStats};
 
 use crate::admit::Blocked;
 use crate::commit::Flight;
@@ -174,6 +174,11 @@ impl Scheduler {
             blocks_swapped_in: counters.swapped_in,
             ..self.counters
         }
+    }
+
+    /// Lookups in the prefix cache, and why those that missed did.
+    pub fn prefix_stats(&self) -> &PrefixStats {
+        self.pool.stats()
     }
 
     /// What became of proposed drafts.

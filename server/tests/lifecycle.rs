@@ -95,7 +95,7 @@ fn a_request_that_can_never_fit_is_refused_and_stops_nobody() {
 
 #[test]
 fn the_api_key_guards_all_but_the_probes() {
-    let options = ServerOptions { api_key: Some("s3cret".into()), ..ServerOptions::default() };
+    let options = ServerOptions { api_keys: vec!["s3cret".into()], ..ServerOptions::default() };
     let server = Server::with(config(), options, Duration::ZERO);
     for path in ["/health", "/version", "/metrics"] {
         assert_eq!(server.get(path).status, 200);

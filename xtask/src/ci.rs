@@ -60,6 +60,7 @@ pub fn run(root: &Path, skip_tests: bool) -> Result<(), String> {
     let mut steps = vec![
         Step::new("format", "cargo fmt --all --check"),
         Step::new("lints", "cargo clippy --workspace --all-targets --locked -- -D warnings"),
+        Step::new("traces", "cargo test -p server --lib --features otel --locked otel"),
         Step::new("documentation", "cargo doc --workspace --no-deps --locked").with("RUSTDOCFLAGS", "-D warnings"),
         Step::new("tidy", "cargo xtask tidy"),
     ];
@@ -70,13 +71,26 @@ pub fn run(root: &Path, skip_tests: bool) -> Result<(), String> {
     run_all(root, &steps)
 }
 
-/// The README's test command with `QUIRE_TEST_ALL=1`: the full product where tests otherwise take all pairs.
+/// The README's test command with `QUIRE_TEST_ALL=1`: the full product where tests otherwise take all pairs. Then the soak.
 ///
 /// # Errors
 /// The tests failed, or the README has no test command.
 pub fn test_all(root: &Path) -> Result<(), String> {
     not_run::clear(root)?;
-    run_all(root, &[Step::new("all tests", &test_command(root)?).with("QUIRE_TEST_ALL", "1")])
+    run_all(root, &[Step::new("all tests", &test_command(root)?).with("QUIRE_TEST_ALL", "1"), soak_step()])
+}
+
+/// The soak test of the server, for `QUIRE_SOAK_SECONDS` or two minutes.
+///
+/// # Errors
+/// It failed.
+pub fn soak(root: &Path) -> Result<(), String> {
+    run_all(root, &[soak_step()])
+}
+
+fn soak_step() -> Step {
+    let step = Step::new("soak", "cargo test -p server --test soak --locked -- --nocapture");
+    if std::env::var_os("QUIRE_SOAK_SECONDS").is_some() { step } else { step.with("QUIRE_SOAK_SECONDS", "120") }
 }
 
 fn test_command(root: &Path) -> Result<String, String> {

@@ -23,6 +23,8 @@ enum Task {
     },
     /// The tests with the full product of settings, where ci takes all pairs
     TestAll,
+    /// The soak test at length: two minutes, or as long as QUIRE_SOAK_SECONDS says
+    Soak,
     /// The rules of the house that no compiler checks
     Tidy,
     /// Compile the CUDA sources of every crate into target/kernels/ and print what each kernel needs
@@ -49,6 +51,7 @@ fn main() -> ExitCode {
     let outcome = match Cli::parse().task {
         Task::Ci { skip_tests } => ci::run(&root, skip_tests),
         Task::TestAll => ci::test_all(&root),
+        Task::Soak => ci::soak(&root),
         Task::Tidy => tidy::run(&root),
         Task::BuildKernels { check, sim, fetch, jobs } => {
             let jobs = jobs.unwrap_or_else(kernels::cores);

@@ -9,13 +9,14 @@ use clap::{Args, Parser, Subcommand};
 use engine::text::ToolFormat;
 use engine::{EngineConfig, ModelSource, Policy, PreemptionMode, Quantization};
 
+use super::limits::LimitArgs;
+use super::log::LogArgs;
 use super::values;
 use crate::http::Reasoning;
 
 /// Quire: an LLM inference engine.
 #[derive(Debug, Parser)]
 #[command(name = "quire", version, arg_required_else_help = true, disable_help_subcommand = true)]
-#[command(after_help = "QUIRE_LOG=info or debug shows on standard error what the engine has to tell.")]
 pub struct Cli {
     /// What to do.
     #[command(subcommand)]
@@ -118,6 +119,9 @@ pub struct EngineArgs {
     /// Base of the seeds of requests that bring none [default: random]
     #[arg(long, value_parser = values::whole::<u64>, env = "QUIRE_SEED")]
     pub seed: Option<u64>,
+    /// The log.
+    #[command(flatten)]
+    pub log: LogArgs,
     /// Flags that so far have one value.
     #[command(flatten)]
     pub fixed: FixedArgs,
@@ -175,6 +179,8 @@ impl EngineArgs {
             swap_space_bytes: self.swap_space.unwrap_or(default.swap_space_bytes),
             preemption_mode: self.preemption_mode.unwrap_or(default.preemption_mode),
             seed: self.seed.or(default.seed),
+            max_queued_requests: default.max_queued_requests,
+            max_unread_events: default.max_unread_events,
             threads: self.threads.or(default.threads),
             quantization: self.quantization.or(default.quantization),
             kernels: default.kernels,
@@ -194,9 +200,6 @@ pub struct ServeArgs {
     /// The model's name in the API [default: the folder's name]
     #[arg(long, value_name = "NAME", value_parser = values::filled, env = "QUIRE_SERVED_MODEL_NAME")]
     pub served_model_name: Option<String>,
-    /// Key that clients must send as a bearer token
-    #[arg(long, value_name = "KEY", value_parser = values::key, env = "QUIRE_API_KEY", hide_env_values = true)]
-    pub api_key: Option<String>,
     /// How the model writes tool calls: hermes, llama3_json or mistral [default: as its chat template has them]
     #[arg(long, value_name = "FORMAT", value_parser = values::tool_format, env = "QUIRE_TOOL_CALL_PARSER")]
     pub tool_call_parser: Option<ToolFormat>,
@@ -206,6 +209,15 @@ pub struct ServeArgs {
     /// Seconds that running requests get to finish after the first Ctrl-C or SIGTERM
     #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = values::whole::<u64>, env = "QUIRE_SHUTDOWN_TIMEOUT")]
     pub shutdown_timeout: u64,
+    /// Log the prompt of each request, up to --max-log-len characters, where the level shows requests (info)
+    #[arg(long, env = "QUIRE_ENABLE_LOG_REQUESTS")]
+    pub enable_log_requests: bool,
+    /// Characters of a prompt in the log
+    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = values::whole::<usize>, env = "QUIRE_MAX_LOG_LEN")]
+    pub max_log_len: usize,
+    /// Who may use the server, and how much of it.
+    #[command(flatten)]
+    pub limits: LimitArgs,
     /// The engine.
     #[command(flatten)]
     pub engine: EngineArgs,

@@ -27,6 +27,17 @@ pub enum CliError {
         /// What is wrong and what would be right.
         message: String,
     },
+    /// A file of keys is missing or wrong.
+    #[error("--api-key-file {}: {message}", path.display())]
+    KeyFile {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong and what would be right.
+        message: String,
+    },
+    /// The server ended by itself.
+    #[error("{0}")]
+    Serve(io::Error),
     /// What came on standard input is no text.
     #[error("standard input is not UTF-8")]
     NotUtf8,

@@ -8,6 +8,10 @@ mod chat;
 mod config;
 mod error;
 mod generate;
+mod limits;
+mod log;
+#[cfg(feature = "otel")]
+mod otel;
 mod serve;
 mod session;
 mod values;
@@ -20,7 +24,6 @@ use std::process::ExitCode;
 use clap::error::ErrorKind;
 use clap::{Arg, ArgMatches, CommandFactory, FromArgMatches};
 use engine::EngineConfig;
-use tracing_subscriber::EnvFilter;
 
 use args::{Cli, Command};
 use config::ConfigFile;
@@ -28,9 +31,6 @@ use error::CliError;
 
 /// Runs the program on its arguments, the first of which is its own name.
 pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
-    // `QUIRE_LOG=debug` shows what the crates have to tell.
-    let filter = EnvFilter::try_from_env("QUIRE_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).init();
     match run(arguments.into_iter().collect()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if error.is_closed_pipe() => ExitCode::SUCCESS,
@@ -43,6 +43,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
 
 fn run(arguments: Vec<OsString>) -> Result<(), CliError> {
     let Some((command, config)) = parse(arguments)? else { return Ok(()) };
+    command.engine().log.start();
     match command {
         Command::Serve(args) => serve::run(args, config),
         Command::Chat(args) => chat::run(args, config),

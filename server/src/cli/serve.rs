@@ -13,7 +13,10 @@ use super::{note, session};
 use crate::http::{self, App, ServerOptions};
 
 /// Loads, listens, serves until a signal comes.
-pub fn run(args: ServeArgs, config: EngineConfig) -> Result<(), CliError> {
+pub fn run(args: ServeArgs, mut config: EngineConfig) -> Result<(), CliError> {
+    config.max_queued_requests = args.limits.max_queued_requests;
+    config.max_unread_events = args.limits.max_unread_events;
+    let api_keys = args.limits.api_keys()?;
     // The port first: a port in use should not cost a minute of loading.
     let listener = listen(&args)?;
     let source = config.model.clone();
@@ -24,7 +27,10 @@ pub fn run(args: ServeArgs, config: EngineConfig) -> Result<(), CliError> {
     let options = ServerOptions {
         served_model_name: args.served_model_name.clone(),
         root,
-        api_key: args.api_key.clone(),
+        api_keys: api_keys.clone(),
+        cors: args.limits.cors(),
+        limits: args.limits.limits(),
+        log_prompts: args.enable_log_requests.then_some(args.max_log_len),
         tool_call_parser: args.tool_call_parser,
         reasoning_parser: args.reasoning_parser,
     };
@@ -38,9 +44,10 @@ pub fn run(args: ServeArgs, config: EngineConfig) -> Result<(), CliError> {
             tokio::spawn(async move { std::process::exit(128 + signals.next().await) });
         };
         let listener = tokio::net::TcpListener::from_std(listener)?;
-        greet(&engine, &args, listener.local_addr()?.port());
+        greet(&engine, &args, listener.local_addr()?.port(), !api_keys.is_empty());
         http::serve(listener, app, stop, grace).await
-    })?;
+    });
+    let cancelled = cancelled.map_err(CliError::Serve)?;
     if cancelled > 0 {
         note(format_args!("{cancelled} requests were cancelled"));
     }
@@ -57,10 +64,10 @@ fn listen(args: &ServeArgs) -> Result<TcpListener, CliError> {
 }
 
 /// The address, and a command to paste.
-fn greet(engine: &AsyncEngine, args: &ServeArgs, port: u16) {
+fn greet(engine: &AsyncEngine, args: &ServeArgs, port: u16, has_keys: bool) {
     let host = if ["0.0.0.0", "::"].contains(&args.host.as_str()) { "127.0.0.1" } else { args.host.as_str() };
     let url = if host.contains(':') { format!("http://[{host}]:{port}") } else { format!("http://{host}:{port}") };
-    let key = if args.api_key.is_some() { " -H 'Authorization: Bearer YOUR_KEY'" } else { "" };
+    let key = if has_keys { " -H 'Authorization: Bearer YOUR_KEY'" } else { "" };
     let (path, body) = if engine.chat_template().is_some() {
         ("chat/completions", r#""messages": [{"role": "user", "content": "What is the capital of France?"}]"#)
     } else {

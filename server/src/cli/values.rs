@@ -53,6 +53,33 @@ pub fn bytes(text: &str) -> Result<u64, String> {
     if bytes >= 1.0 && bytes <= (1u64 << 53) as f64 { Ok(bytes as u64) } else { Err(problem()) }
 }
 
+/// A whole number above 0.
+pub fn positive(text: &str) -> Result<usize, String> {
+    whole(text).ok().filter(|n| *n > 0).ok_or_else(|| "expected a whole number of at least 1".to_string())
+}
+
+/// Seconds, as 30 or 0.5: above 0, at most a year.
+pub fn seconds(text: &str) -> Result<f64, String> {
+    let seconds = text.parse().ok().filter(|n| *n > 0.0 && *n <= 366.0 * 86400.0);
+    seconds.ok_or_else(|| "expected a number of seconds above 0, such as 30 or 0.5".to_string())
+}
+
+/// Something that can stand in a header: an origin, a method, a name.
+pub fn header(text: &str) -> Result<String, String> {
+    if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_graphic() && byte != b',') {
+        return Ok(text.to_string());
+    }
+    Err("expected one origin, method or header name without blanks and commas; give the flag several times".to_string())
+}
+
+/// `--log-level`.
+pub fn log_filter(text: &str) -> Result<String, String> {
+    let checked = tracing_subscriber::EnvFilter::try_new(text);
+    checked
+        .map(|_| text.to_string())
+        .map_err(|error| format!("expected warn, info, debug, or engine=debug,warn: {error}"))
+}
+
 /// `--tool-call-parser`.
 pub fn tool_format(text: &str) -> Result<ToolFormat, String> {
     text.parse().map_err(str::to_string)

@@ -11,8 +11,10 @@ use engine::{AsyncEngine, Tokenizer};
 use tokio::sync::Semaphore;
 
 use super::connection::Activity;
+use super::cors::Cors;
 use super::error::ApiError;
 use super::fields::Fields;
+use super::limits::Limits;
 use super::metrics::Metrics;
 
 /// Large bodies that are worked on at once: a body of 16 MB can become a gigabyte of JSON values.
@@ -49,8 +51,14 @@ pub struct ServerOptions {
     pub served_model_name: Option<String>,
     /// Where the model came from, told in `/v1/models`.
     pub root: String,
-    /// Asked of every request except `/health`, `/version` and `/metrics`.
-    pub api_key: Option<String>,
+    /// One of them is asked of every request except `/health`, `/version` and `/metrics`; none: everyone is served.
+    pub api_keys: Vec<String>,
+    /// Which pages of other origins may use the server.
+    pub cors: Cors,
+    /// What requests may ask for.
+    pub limits: Limits,
+    /// Log so many characters of each prompt; `None`: prompts are in no log.
+    pub log_prompts: Option<usize>,
     /// How the model writes tool calls; `None` takes what its chat template speaks of.
     pub tool_call_parser: Option<ToolFormat>,
     /// Whether thoughts are split off; `None` where the chat template speaks of them.
@@ -67,8 +75,16 @@ pub struct App {
     pub(super) model: String,
     /// Where the model came from.
     pub(super) root: String,
-    /// The key that clients must send, if any.
-    pub(super) api_key: Option<String>,
+    /// The keys of which clients must send one, if any.
+    pub(super) api_keys: Vec<String>,
+    /// Which pages of other origins may use the server.
+    pub(super) cors: Cors,
+    /// What requests may ask for.
+    pub(super) limits: Limits,
+    /// Log so many characters of each prompt.
+    pub(super) log_prompts: Option<usize>,
+    /// A permit for each answer that streams, where they are limited.
+    pub(super) streams: Option<Arc<Semaphore>>,
     /// How the model writes tool calls.
     pub(super) tool_format: ToolFormat,
     /// How thoughts are split off.
@@ -93,11 +109,15 @@ impl App {
         let default = if thinks { Reasoning::Tags } else { Reasoning::Off };
         let reasoning = options.reasoning_parser.unwrap_or(default);
         App {
+            metrics: Metrics::new(&model, engine.info()),
             engine,
-            metrics: Metrics::new(&model),
             model,
             root: options.root,
-            api_key: options.api_key,
+            api_keys: options.api_keys,
+            cors: options.cors,
+            streams: options.limits.max_concurrent_streams.map(|most| Arc::new(Semaphore::new(most))),
+            limits: options.limits,
+            log_prompts: options.log_prompts,
             tool_format,
             reasoning,
             created: unix_seconds(),

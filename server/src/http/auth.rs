@@ -1,4 +1,4 @@
-//! `--api-key`: every route but the free ones wants `Authorization: Bearer KEY`.
+//! `--api-key`: every route but the free ones wants `Authorization: Bearer KEY` with one of the keys.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -16,18 +16,21 @@ const FREE: [&str; 3] = ["/health", "/version", "/metrics"];
 
 /// Middleware: lets a request through, or answers 401.
 pub async fn check(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
-    let allowed = match &app.api_key {
-        Some(key) if !FREE.contains(&request.uri().path()) => {
-            bearer(request.headers()).is_some_and(|sent| equal(sent.as_bytes(), key.as_bytes()))
-        }
-        _ => true,
-    };
+    let keys = &app.api_keys;
+    let allowed = keys.is_empty()
+        || FREE.contains(&request.uri().path())
+        || bearer(request.headers()).is_some_and(|sent| is_one_of(sent.as_bytes(), keys));
     if allowed { next.run(request).await } else { ApiError::unauthorized().into_response() }
 }
 
 fn bearer(headers: &HeaderMap) -> Option<&str> {
     let (scheme, token) = headers.get(header::AUTHORIZATION)?.to_str().ok()?.split_once(' ')?;
     scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
+}
+
+/// Compares with every key, whether one has matched or not.
+fn is_one_of(sent: &[u8], keys: &[String]) -> bool {
+    keys.iter().fold(false, |found, key| found | equal(sent, key.as_bytes()))
 }
 
 /// Compares without an early exit: the time depends on what was sent, not on how much of it is right.
@@ -52,6 +55,13 @@ mod tests {
             assert!(!equal(wrong, b"s3cret"));
         }
         assert!(!equal(b"a", b""));
+    }
+
+    #[test]
+    fn any_of_several_keys_will_do() {
+        let keys = ["one".to_string(), "two".to_string()];
+        assert!(is_one_of(b"one", &keys) && is_one_of(b"two", &keys));
+        assert!(!is_one_of(b"onetwo", &keys) && !is_one_of(b"", &keys) && !is_one_of(b"one", &[]));
     }
 
     #[test]

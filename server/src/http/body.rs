@@ -10,19 +10,17 @@ use axum::extract::Request;
 use axum::http::header;
 use futures_util::StreamExt;
 use tokio::sync::Semaphore;
+use tokio::time::timeout;
 
 use super::app::App;
+use super::call;
 use super::connection::Busy;
 use super::error::ApiError;
 use super::fields::Fields;
 
-/// Greatest body that is read, in bytes. Parsed JSON takes many times its text, so this is generous rather than large:
-/// a prompt of a million tokens is about 4 MB.
-pub const MAX_BODY: usize = 16 << 20;
-
-/// How much of a body that is too large is read and dropped, so that most clients get to see the 413 instead of a
-/// closed connection.
-const MAX_DRAINED: usize = 8 * MAX_BODY;
+/// A body that is too large is read and dropped up to so many times the limit, so that most clients get to see the 413
+/// instead of a closed connection.
+const DRAINED: usize = 8;
 
 /// Bodies up to this many bytes are read where they arrive (well under a millisecond, tokenising included); larger ones
 /// go to the blocking pool.
@@ -36,7 +34,11 @@ pub struct Received {
 
 /// Receives the body.
 pub async fn receive(app: &App, request: Request) -> Result<Received, ApiError> {
-    let bytes = checked_bytes(request).await?;
+    let limits = &app.limits;
+    let bytes = timeout(limits.body_timeout, checked_bytes(request, limits.max_body_bytes)).await.map_err(|_| {
+        app.metrics.rejected("timeout");
+        ApiError::slow_body(format!("the body did not arrive within {} s", limits.body_timeout.as_secs_f64()))
+    })??;
     Ok(Received { bytes, _busy: app.activity.begin() })
 }
 
@@ -48,7 +50,18 @@ impl Received {
         read: impl FnOnce(&Arc<App>, &Fields) -> Result<T, ApiError> + Send + 'static,
     ) -> Result<T, ApiError> {
         let (bytes, handle) = (std::mem::take(&mut self.bytes), app.clone());
-        off_thread(&app.large_bodies, bytes.len(), move || read(&handle, &parse(bytes)?)).await
+        let bytes_len = bytes.len();
+        let read = move || {
+            let fields = parse(bytes)?;
+            handle.limits.check(&fields)?;
+            let streams = fields.bool("stream").unwrap_or_default().unwrap_or_default();
+            Ok((read(&handle, &fields)?, streams))
+        };
+        let (read, streams) = off_thread(&app.large_bodies, bytes_len, read).await?;
+        if streams {
+            call::take_stream_place(app)?;
+        }
+        Ok(read)
     }
 }
 
@@ -77,7 +90,7 @@ fn parse(bytes: Vec<u8>) -> Result<Fields, ApiError> {
     Fields::new(value)
 }
 
-async fn checked_bytes(request: Request) -> Result<Vec<u8>, ApiError> {
+async fn checked_bytes(request: Request, most: usize) -> Result<Vec<u8>, ApiError> {
     if let Some(found) = request.headers().get(header::CONTENT_TYPE) {
         let found = String::from_utf8_lossy(found.as_bytes());
         let essence = found.split(';').next().unwrap_or_default().trim();
@@ -85,24 +98,24 @@ async fn checked_bytes(request: Request) -> Result<Vec<u8>, ApiError> {
             return Err(ApiError::media_type(&found));
         }
     }
-    read_bytes(request.into_body()).await
+    read_bytes(request.into_body(), most).await
 }
 
-async fn read_bytes(body: Body) -> Result<Vec<u8>, ApiError> {
+async fn read_bytes(body: Body, most: usize) -> Result<Vec<u8>, ApiError> {
     let mut chunks = body.into_data_stream();
     let (mut bytes, mut seen) = (Vec::new(), 0);
     while let Some(chunk) = chunks.next().await {
         let chunk = chunk.map_err(|error| ApiError::body(format!("the body could not be read: {error}")))?;
         seen += chunk.len();
-        if seen <= MAX_BODY {
+        if seen <= most {
             bytes.extend_from_slice(&chunk);
-        } else if seen <= MAX_DRAINED {
+        } else if seen <= most.saturating_mul(DRAINED) {
             bytes = Vec::new();
         } else {
             break;
         }
     }
-    if seen > MAX_BODY { Err(ApiError::too_large(MAX_BODY)) } else { Ok(bytes) }
+    if seen > most { Err(ApiError::too_large(most)) } else { Ok(bytes) }
 }
 
 #[cfg(test)]
@@ -112,8 +125,10 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::time::Duration;
 
+    const MAX_BODY: usize = 1 << 20;
+
     async fn read(request: Request) -> Result<Fields, ApiError> {
-        parse(checked_bytes(request).await?)
+        parse(checked_bytes(request, MAX_BODY).await?)
     }
 
     #[tokio::test]

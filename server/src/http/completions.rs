@@ -21,9 +21,6 @@ use super::stream::{self, Chunks};
 /// Tokens to generate where the request does not say, as in OpenAI's API.
 const DEFAULT_MAX_TOKENS: usize = 16;
 
-/// Most prompts in one request.
-const MAX_PROMPTS: usize = 2048;
-
 /// The handler.
 pub async fn completions(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
     let mut body = body::receive(&app, request).await?;
@@ -107,7 +104,7 @@ enum Input {
 
 /// `prompt` in its four forms: a text, a list of texts, a list of token ids, a list of lists of token ids.
 fn inputs(app: &App, fields: &Fields) -> Result<Vec<Input>, ApiError> {
-    let vocab = app.vocab();
+    let (vocab, most) = (app.vocab(), app.limits.max_prompts);
     let ids = |items: &[Value]| items.iter().map(|item| token_id(item, vocab)).collect::<Option<Vec<u32>>>();
     let one = |value: &Value| match value {
         Value::String(text) => Some(Input::Text(text.clone())),
@@ -116,16 +113,14 @@ fn inputs(app: &App, fields: &Fields) -> Result<Vec<Input>, ApiError> {
     };
     let value = fields.get("prompt").unwrap_or(&Value::Null);
     let inputs = match value {
-        Value::Array(items) if items.is_empty() || items.len() > MAX_PROMPTS && !items[0].is_number() => None,
+        Value::Array(items) if items.is_empty() || items.len() > most && !items[0].is_number() => None,
         Value::Array(items) if items[0].is_number() => ids(items).map(|ids| vec![Input::Ids(ids)]),
         Value::Array(items) => items.iter().map(one).collect(),
         other => one(other).map(|one| vec![one]),
     };
     inputs.ok_or_else(|| {
-        let expected = format!(
-            "a text, token ids from 0 to {}, or a list of 1 to {MAX_PROMPTS} of either",
-            vocab.saturating_sub(1)
-        );
+        let expected =
+            format!("a text, token ids from 0 to {}, or a list of 1 to {most} of either", vocab.saturating_sub(1));
         ApiError::wrong("prompt", value, expected)
     })
 }

@@ -1,16 +1,17 @@
 //! Connections that know whether their client still has an answer to take, so that a stop can tell a slow reader, who is
-//! waited for, from a request that never arrives, who is not.
+//! waited for, from a request that never arrives, who is not; and that give up on a client who reads nothing.
 
+use std::future::Future;
 use std::io;
-use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
+use std::time::Duration;
 
-use axum::serve::Listener;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpStream;
+use tokio::time::{Sleep, sleep};
 
 /// Counts what a stop waits for beside the engine: answers in the making and answers that are being written.
 #[derive(Clone, Debug, Default)]
@@ -39,47 +40,45 @@ impl Drop for Busy {
     }
 }
 
-/// A listener whose connections report to an [`Activity`].
-pub struct Connections {
-    /// Where clients come in.
-    pub listener: TcpListener,
-    /// Where writes are counted.
-    pub activity: Activity,
-}
-
-impl Listener for Connections {
-    type Io = Connection;
-    type Addr = SocketAddr;
-
-    async fn accept(&mut self) -> (Connection, SocketAddr) {
-        // Trouble with one connection, or too many open files, is waited out there.
-        let (stream, address) = Listener::accept(&mut self.listener).await;
-        // Tokens are small writes that must not wait for each other; without the option they only come late.
-        let _ = stream.set_nodelay(true);
-        (Connection { stream, activity: self.activity.clone(), blocked: None }, address)
-    }
-
-    fn local_addr(&self) -> io::Result<SocketAddr> {
-        self.listener.local_addr()
-    }
-}
-
 /// A client's connection.
 pub struct Connection {
     stream: TcpStream,
     activity: Activity,
+    /// Bytes may wait for so long.
+    patience: Duration,
     /// There is while bytes wait for the client to read.
-    blocked: Option<Busy>,
+    blocked: Option<Blocked>,
+}
+
+struct Blocked {
+    _busy: Busy,
+    until: Pin<Box<Sleep>>,
 }
 
 impl Connection {
-    fn written<T>(&mut self, result: Poll<T>) -> Poll<T> {
+    /// A connection that reports to `activity` and fails once bytes have waited for `patience`.
+    pub fn new(stream: TcpStream, activity: Activity, patience: Duration) -> Connection {
+        // Tokens are small writes that must not wait for each other; without the option they only come late.
+        let _ = stream.set_nodelay(true);
+        Connection { stream, activity, patience, blocked: None }
+    }
+
+    fn written<T>(&mut self, cx: &mut Context<'_>, result: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         if result.is_ready() {
             self.blocked = None;
-        } else if self.blocked.is_none() {
-            self.blocked = Some(self.activity.begin());
+            return result;
         }
-        result
+        let Connection { activity, patience, blocked, .. } = self;
+        let blocked =
+            blocked.get_or_insert_with(|| Blocked { _busy: activity.begin(), until: Box::pin(sleep(*patience)) });
+        match blocked.until.as_mut().poll(cx) {
+            Poll::Ready(()) => {
+                self.blocked = None;
+                let message = format!("the client has read nothing for {} s", self.patience.as_secs_f64());
+                Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, message)))
+            }
+            Poll::Pending => Poll::Pending,
+        }
     }
 }
 
@@ -92,7 +91,7 @@ impl AsyncRead for Connection {
 impl AsyncWrite for Connection {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let result = Pin::new(&mut self.stream).poll_write(cx, bytes);
-        self.written(result)
+        self.written(cx, result)
     }
 
     fn poll_write_vectored(
@@ -101,7 +100,7 @@ impl AsyncWrite for Connection {
         slices: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let result = Pin::new(&mut self.stream).poll_write_vectored(cx, slices);
-        self.written(result)
+        self.written(cx, result)
     }
 
     fn is_write_vectored(&self) -> bool {

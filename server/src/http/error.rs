@@ -88,6 +88,28 @@ impl ApiError {
         ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "invalid_request_error", message)
     }
 
+    /// 408: the body does not come.
+    pub fn slow_body(message: impl Into<String>) -> ApiError {
+        ApiError::new(StatusCode::REQUEST_TIMEOUT, "invalid_request_error", message)
+    }
+
+    /// 431.
+    pub fn large_head(message: impl Into<String>) -> ApiError {
+        ApiError::new(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, "invalid_request_error", message)
+    }
+
+    /// 429: too much at once, later there is room.
+    pub fn busy(message: impl Into<String>) -> ApiError {
+        let error = ApiError::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", message);
+        ApiError { code: Some("rate_limit_exceeded"), ..error }
+    }
+
+    /// 504: the answer was not ready in the time that a request may take.
+    pub fn timed_out(message: impl Into<String>) -> ApiError {
+        let error = ApiError::new(StatusCode::GATEWAY_TIMEOUT, "server_error", message);
+        ApiError { code: Some("request_timeout"), ..error }
+    }
+
     /// 500: the fault is on this side.
     pub fn internal(message: impl Into<String>) -> ApiError {
         ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", message)
@@ -112,6 +134,7 @@ impl From<SubmitError> for ApiError {
                 ..ApiError::new(StatusCode::BAD_REQUEST, "invalid_request_error", message)
             },
             SubmitError::NeverFits(message) => ApiError::new(StatusCode::BAD_REQUEST, "invalid_request_error", message),
+            SubmitError::QueueFull { .. } => ApiError::busy(error.to_string()),
             SubmitError::Closed => ApiError::unavailable(error.to_string()),
         }
     }
@@ -120,8 +143,14 @@ impl From<SubmitError> for ApiError {
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let mut response = (self.status, Json(self.to_json())).into_response();
-        if self.status == StatusCode::UNAUTHORIZED {
-            response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        match self.status {
+            StatusCode::UNAUTHORIZED => {
+                response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+            }
+            StatusCode::TOO_MANY_REQUESTS => {
+                response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+            }
+            _ => {}
         }
         response
     }

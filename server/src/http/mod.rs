@@ -3,14 +3,15 @@
 //! | file | what it owns |
 //! |---|---|
 //! | `app` | state that all handlers share |
-//! | `auth` | the API key |
+//! | `auth`, `cors`, `limits` | who may use the server: keys, origins, sizes and times |
+//! | `call`, `observe` | the id of a call and its place among the streams; what log and metrics tell of a request |
 //! | `body`, `fields`, `error` | JSON in, checked field by field; errors out |
 //! | `options`, `structured`, `tools`, `messages` | what a request asks for: sampling and limits; a grammar; tools; a conversation as token ids |
 //! | `assistant` | a text becomes an assistant's message: thoughts, content, tool calls |
 //! | `run` | the engine requests of one call, merged into one stream of events |
 //! | `reply`, `logprobs`, `stream` | answers: the frame, log-probabilities, server-sent events |
 //! | `completions`, `chat`, `tokenize`, `status`, `metrics` | the routes |
-//! | `connection`, `serve` | listening, and stopping in order |
+//! | `connection`, `serve`, `watchdog` | listening, and ending in order or because the engine has died; a dump when it is stuck |
 //!
 //! No handler keeps state between calls. A handler that is dropped because its client went away drops its `Run`,
 //! which cancels the requests and frees their blocks.
@@ -19,14 +20,18 @@ mod app;
 mod assistant;
 mod auth;
 mod body;
+mod call;
 mod chat;
 mod completions;
 mod connection;
+mod cors;
 mod error;
 mod fields;
+mod limits;
 mod logprobs;
 mod messages;
 mod metrics;
+mod observe;
 mod options;
 mod reply;
 mod run;
@@ -36,6 +41,7 @@ mod stream;
 mod structured;
 mod tokenize;
 mod tools;
+mod watchdog;
 
 use std::sync::Arc;
 
@@ -44,6 +50,8 @@ use axum::middleware::from_fn_with_state;
 use axum::routing::{get, post};
 
 pub use app::{App, Reasoning, ServerOptions};
+pub use cors::Cors;
+pub use limits::Limits;
 pub use serve::serve;
 
 /// All routes over a running engine.
@@ -63,5 +71,9 @@ pub fn router(app: Arc<App>) -> Router {
         .fallback(error::not_found)
         .method_not_allowed_fallback(error::method_not_allowed)
         .layer(from_fn_with_state(app.clone(), auth::check))
+        .layer(from_fn_with_state(app.clone(), limits::check_head))
+        .layer(from_fn_with_state(app.clone(), cors::apply))
+        // The outermost: every answer names its call.
+        .layer(from_fn_with_state(app.clone(), call::name))
         .with_state(app)
 }

@@ -11,12 +11,6 @@ use super::structured;
 /// Most alternatives per token that may be asked for.
 pub const MAX_LOGPROBS: usize = 20;
 
-/// Most sequences per prompt, candidates of `best_of` and beams included; the engine may allow fewer (`--max-num-seqs`).
-const MAX_N: usize = 128;
-
-/// Most stop strings.
-const MAX_STOP: usize = 16;
-
 /// Most banned words.
 const MAX_BAD_WORDS: usize = 1024;
 
@@ -63,8 +57,8 @@ impl Options {
         if stream && prompt_logprobs.is_some() {
             return Err(ApiError::unsupported("prompt_logprobs", "not with stream; leave one of the two out"));
         }
-        let n = fields.count("n", 1, MAX_N)?.unwrap_or(1);
-        let (best_of, beam) = search(fields, n, stream)?;
+        let n = fields.count("n", 1, app.limits.max_n)?.unwrap_or(1);
+        let (best_of, beam) = search(fields, n, app.limits.max_n, stream)?;
         let mut limit = None;
         for name in max_tokens.iter().rev() {
             limit = fields.count(name, 0, usize::MAX)?.map(|found| (*name, found)).or(limit);
@@ -94,7 +88,7 @@ impl Options {
                 beam,
                 max_tokens: None,
                 ignore_eos: fields.bool("ignore_eos")?.unwrap_or(false),
-                stop: fields.strings("stop", MAX_STOP)?,
+                stop: fields.strings("stop", app.limits.max_stop)?,
                 stop_token_ids: fields.token_ids("stop_token_ids", app.vocab())?.unwrap_or_default(),
                 include_stop_str_in_output: fields.bool("include_stop_str_in_output")?.unwrap_or(false),
                 skip_special_tokens: fields.bool("skip_special_tokens")?.unwrap_or(true),
@@ -256,8 +250,13 @@ fn stream_options(fields: &Fields, stream: bool) -> Result<(bool, bool), ApiErro
 
 /// What replaces plain sampling: the best of several samples, or a beam search. `best_of` is also the older name of a
 /// beam's width.
-fn search(fields: &Fields, n: usize, stream: bool) -> Result<(Option<usize>, Option<BeamSearch>), ApiError> {
-    let at_least_n = |name| match fields.count(name, 1, MAX_N)? {
+fn search(
+    fields: &Fields,
+    n: usize,
+    max_n: usize,
+    stream: bool,
+) -> Result<(Option<usize>, Option<BeamSearch>), ApiError> {
+    let at_least_n = |name| match fields.count(name, 1, max_n)? {
         Some(found) if found < n => {
             Err(ApiError::wrong(name, &Value::from(found), format!("at least n, which is {n}")))
         }

@@ -3,14 +3,17 @@
 //! Dropping a [`Run`] (the client went away, or one of several prompts was refused) cancels whatever has not ended.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use engine::{Delta, Event, FinishReason, GenerationRequest, OutputStream, TokenLogprobs};
+use engine::{Delta, Event, FinishReason, GenerationRequest, OutputStream, SubmitError, TokenLogprobs};
 use futures_util::StreamExt;
 use futures_util::stream::{self, BoxStream, SelectAll};
+use tokio::time::timeout_at;
 
 use super::app::App;
 use super::error::ApiError;
+use super::observe::{Arrival, Watch};
 
 /// All prompts of a call in flight.
 pub struct Run {
@@ -19,34 +22,71 @@ pub struct Run {
     sequences: Vec<usize>,
     /// Sequences that have not said how they ended.
     open: usize,
+    app: Arc<App>,
+    deadline: Option<Instant>,
+    timed_out: bool,
+    fell_behind: Arc<AtomicBool>,
 }
 
 impl Run {
     /// Submits every request, or none: a refusal cancels those before it.
     pub async fn submit(app: &Arc<App>, requests: Vec<GenerationRequest>) -> Result<Run, ApiError> {
-        let mut run = Run { events: SelectAll::new(), sequences: Vec::new(), open: 0 };
+        let mut run = Run {
+            events: SelectAll::new(),
+            sequences: Vec::new(),
+            open: 0,
+            deadline: app.limits.request_timeout.map(|limit| Instant::now() + limit),
+            app: app.clone(),
+            timed_out: false,
+            fell_behind: Arc::default(),
+        };
         for (prompt, request) in requests.into_iter().enumerate() {
-            let (arrived, n) = (Instant::now(), request.params.n);
-            let events = app.engine.submit(request).await?;
-            run.events.push(watched(prompt, events, Watch::new(app.clone(), arrived, n)));
+            let (arrival, n) = (Arrival::note(app, &request), request.params.n);
+            let events = app.engine.submit(request).await.inspect_err(|error| {
+                if matches!(error, SubmitError::QueueFull { .. }) {
+                    app.metrics.rejected("queue");
+                }
+            })?;
+            run.events.push(watched(prompt, events, arrival.accepted(app.clone()), run.fell_behind.clone()));
             run.sequences.push(n);
             run.open += n;
         }
         Ok(run)
     }
 
-    /// The next event and the index of its prompt; `None` once everything has ended.
+    /// The next event and the index of its prompt; `None` once everything has ended, or the time is over.
     pub async fn next(&mut self) -> Option<(usize, Event)> {
-        let next = self.events.next().await;
+        let next = match self.deadline {
+            None => self.events.next().await,
+            Some(deadline) => timeout_at(deadline.into(), self.events.next()).await.unwrap_or_else(|_| {
+                self.timed_out = true;
+                // Dropping the streams cancels their requests.
+                self.events.clear();
+                None
+            }),
+        };
         if let Some((_, Event::Delta(Delta { finish: Some(_), .. }))) = next {
             self.open = self.open.saturating_sub(1);
         }
         next
     }
 
-    /// `None` has come from [`Run::next`] although sequences are open: the engine is gone.
-    pub fn broke_off(&self) -> bool {
-        self.open > 0
+    /// Why `None` has come from [`Run::next`] although sequences are open; `None` if they are not.
+    pub fn broke_off(&self) -> Option<ApiError> {
+        if self.open == 0 {
+            return None;
+        }
+        Some(if self.timed_out {
+            self.app.metrics.rejected("timeout");
+            ApiError::timed_out(
+                "the answer was not complete within the time that a request may take (--request-timeout)",
+            )
+        } else if self.fell_behind.load(Ordering::Acquire) {
+            self.app.metrics.rejected("slow_reader");
+            ApiError::unavailable("the answer was read too slowly (--max-unread-events)")
+        } else {
+            ApiError::unavailable("the engine ended before the request was complete")
+        })
     }
 
     /// Waits for everything: one [`Answer`] per prompt.
@@ -62,7 +102,7 @@ impl Run {
                 }
             }
         }
-        if self.broke_off() { Err(broken_off()) } else { Ok(answers) }
+        self.broke_off().map_or(Ok(answers), Err)
     }
 }
 
@@ -104,63 +144,22 @@ pub fn failed(delta: &Delta) -> Result<(), ApiError> {
     }
 }
 
-/// The error for a run that broke off.
-pub fn broken_off() -> ApiError {
-    ApiError::unavailable("the engine ended before the request was complete")
-}
-
-fn watched(prompt: usize, events: OutputStream, watch: Watch) -> BoxStream<'static, (usize, Event)> {
-    stream::unfold((events, watch), move |(mut events, mut watch)| async move {
-        let event = events.next().await?;
-        watch.saw(&event);
-        Some(((prompt, event), (events, watch)))
+fn watched(
+    prompt: usize,
+    events: OutputStream,
+    watch: Watch,
+    fell_behind: Arc<AtomicBool>,
+) -> BoxStream<'static, (usize, Event)> {
+    stream::unfold((events, watch), move |(mut events, mut watch)| {
+        let fell_behind = fell_behind.clone();
+        async move {
+            let Some(event) = events.next().await else {
+                fell_behind.fetch_or(events.fell_behind(), Ordering::AcqRel);
+                return None;
+            };
+            watch.saw(&event, &events);
+            Some(((prompt, event), (events, watch)))
+        }
     })
     .boxed()
-}
-
-/// Takes the times of one request; counts its sequences as aborted if it is dropped before they end.
-struct Watch {
-    app: Arc<App>,
-    arrived: Instant,
-    last_token: Vec<Option<Instant>>,
-    first_token_seen: bool,
-    open: usize,
-}
-
-impl Watch {
-    fn new(app: Arc<App>, arrived: Instant, n: usize) -> Watch {
-        Watch { app, arrived, last_token: vec![None; n], first_token_seen: false, open: n }
-    }
-
-    fn saw(&mut self, event: &Event) {
-        let Event::Delta(delta) = event else { return };
-        let (now, metrics) = (Instant::now(), &self.app.metrics);
-        if !delta.tokens.is_empty() {
-            if !self.first_token_seen {
-                self.first_token_seen = true;
-                metrics.first_token(now - self.arrived);
-            }
-            if let Some(last) = self.last_token.get_mut(delta.index as usize) {
-                if let Some(last) = *last {
-                    // Several tokens in one delta share the time since the one before.
-                    let each = (now - last) / delta.tokens.len() as u32;
-                    delta.tokens.iter().for_each(|_| metrics.inter_token(each));
-                }
-                *last = Some(now);
-            }
-        }
-        if let Some(reason) = &delta.finish {
-            metrics.finished(reason);
-            self.open = self.open.saturating_sub(1);
-            if self.open == 0 {
-                metrics.end_to_end(now - self.arrived);
-            }
-        }
-    }
-}
-
-impl Drop for Watch {
-    fn drop(&mut self) {
-        (0..self.open).for_each(|_| self.app.metrics.aborted());
-    }
 }

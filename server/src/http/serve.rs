@@ -1,16 +1,25 @@
-//! Listening, and stopping in order: no new connections, running requests to their end, then the engine.
+//! Listening, and ending: in order, on a stop (no new connections, running requests to their end, then the engine), or with
+//! an error, when the engine has died.
 
 use std::future::Future;
+use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tokio::net::TcpListener;
-use tokio::sync::Notify;
-use tokio::time::sleep;
+use axum::Router;
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::time::{sleep, timeout};
 
 use super::app::App;
-use super::connection::Connections;
+use super::connection::Connection;
+use super::error::ApiError;
 use super::router;
+use super::watchdog;
 
 /// Time for streams that were cut to end with an error event.
 const LAST_WORDS: Duration = Duration::from_secs(1);
@@ -21,49 +30,169 @@ const QUIET: Duration = Duration::from_secs(1);
 /// How often a stop looks whether all is quiet.
 const LOOK: Duration = Duration::from_millis(20);
 
+/// Wait after the system has refused a connection, as for want of file descriptors: others have to end first.
+const REFUSED: Duration = Duration::from_millis(100);
+
+/// A head of so many times the limits is given up without an answer; below that it gets one (`limits::check_head`).
+const HARD: usize = 4;
+
 /// Serves until `stop` is ready, then lets running requests finish for at most `grace`; what runs longer is cancelled.
 /// Requests that have not arrived in whole are not waited for. Returns the number of requests that were cancelled.
+///
+/// # Errors
+/// The engine thread has died: what streamed has been told, and nothing is left to serve with.
 pub async fn serve(
     listener: TcpListener,
     app: Arc<App>,
     stop: impl Future<Output = ()> + Send + 'static,
     grace: Duration,
-) -> std::io::Result<usize> {
-    let listener = Connections { listener, activity: app.activity.clone() };
+) -> io::Result<usize> {
     let engine = app.engine.clone();
-    let stopping = Arc::new(Notify::new());
-    let stopped = {
-        let (engine, stopping) = (engine.clone(), stopping.clone());
-        async move {
-            stop.await;
-            engine.drain();
-            stopping.notify_one();
-        }
+    let (server, running) = Server::new(app.clone());
+    let watchdog = tokio::spawn(watchdog::watch(app.clone()));
+    let stop = async {
+        stop.await;
+        engine.drain();
     };
-    let server = axum::serve(listener, router(app.clone())).with_graceful_shutdown(stopped).into_future();
-    let mut server = std::pin::pin!(server);
-    let deadline = async {
-        stopping.notified().await;
-        tokio::select! {
-            () = sleep(grace) => true,
-            () = quiet(&app) => false,
-        }
+    let died = tokio::select! {
+        () = server.accept(listener) => false,
+        () = stop => false,
+        () = engine.death() => true,
     };
-    tokio::select! {
-        result = &mut server => {
-            engine.shutdown();
-            result.map(|()| 0)
-        }
-        in_work = deadline => {
+    watchdog.abort();
+    server.finish_connections();
+    if died {
+        let _ = timeout(LAST_WORDS, running.closed()).await;
+        return Err(io::Error::other("the engine thread has died, nothing can be served any more"));
+    }
+    let cancelled = tokio::select! {
+        () = running.closed() => 0,
+        () = quiet(&app) => engine.num_unfinished(),
+        () = sleep(grace) => {
             let cancelled = engine.num_unfinished();
             engine.shutdown();
             // Streams that were cut get a moment to say so.
-            if in_work {
-                let _ = tokio::time::timeout(LAST_WORDS, server).await;
+            let _ = timeout(LAST_WORDS, running.closed()).await;
+            cancelled
+        }
+    };
+    engine.shutdown();
+    Ok(cancelled)
+}
+
+/// What accepts connections and runs each on a task of its own.
+struct Server {
+    app: Arc<App>,
+    router: Router,
+    places: Arc<Semaphore>,
+    builder: http1::Builder,
+    /// Tells connections to end after the answer under way.
+    finish: watch::Sender<bool>,
+    /// Every connection holds a receiver.
+    running: watch::Receiver<()>,
+}
+
+/// Whether connections are left.
+struct Running(watch::Sender<()>);
+
+impl Running {
+    async fn closed(&self) {
+        self.0.closed().await;
+    }
+}
+
+impl Server {
+    fn new(app: Arc<App>) -> (Server, Running) {
+        let limits = &app.limits;
+        let mut builder = http1::Builder::new();
+        builder
+            .timer(TokioTimer::new())
+            .header_read_timeout(limits.header_timeout)
+            .max_headers(HARD * limits.max_header_count)
+            .max_buf_size((HARD * limits.max_header_bytes).max(64 << 10));
+        let (sender, running) = watch::channel(());
+        let server = Server {
+            router: router(app.clone()),
+            places: Arc::new(Semaphore::new(limits.max_connections)),
+            builder,
+            finish: watch::Sender::new(false),
+            running,
+            app,
+        };
+        (server, Running(sender))
+    }
+
+    /// Takes connections for as long as it is polled.
+    async fn accept(&self, listener: TcpListener) {
+        loop {
+            match listener.accept().await {
+                Ok((stream, _)) => match self.places.clone().try_acquire_owned() {
+                    Ok(place) => self.begin(stream, place),
+                    Err(_) => {
+                        self.app.metrics.rejected("connections");
+                        tokio::spawn(turn_away(stream));
+                    }
+                },
+                // A client that is gone already is its own affair; for anything else there is nothing to do but wait.
+                Err(error) if is_the_clients(&error) => {}
+                Err(error) => {
+                    tracing::error!("no connection can be taken: {error}");
+                    sleep(REFUSED).await;
+                }
             }
-            Ok(cancelled)
         }
     }
+
+    fn begin(&self, stream: TcpStream, place: OwnedSemaphorePermit) {
+        let stream = Connection::new(stream, self.app.activity.clone(), self.app.limits.send_timeout);
+        let service = TowerToHyperService::new(self.router.clone());
+        let connection = self.builder.serve_connection(TokioIo::new(stream), service);
+        let (mut finish, running) = (self.finish.subscribe(), self.running.clone());
+        tokio::spawn(async move {
+            let mut connection = std::pin::pin!(connection);
+            let ended = tokio::select! {
+                ended = connection.as_mut() => ended,
+                () = async { drop(finish.wait_for(|finish| *finish).await) } => {
+                    connection.as_mut().graceful_shutdown();
+                    connection.await
+                }
+            };
+            if let Err(error) = ended {
+                tracing::debug!("a connection ended: {error}");
+            }
+            drop((place, running));
+        });
+    }
+
+    /// From now on, connections end with the answer that they are giving. Nothing listens any more.
+    fn finish_connections(self) {
+        self.finish.send_replace(true);
+    }
+}
+
+fn is_the_clients(error: &io::Error) -> bool {
+    use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset};
+    matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset)
+}
+
+/// Says that there are too many connections, and closes this one.
+async fn turn_away(mut stream: TcpStream) {
+    let error = ApiError::unavailable("as many connections are open as may be (--max-connections): try again later");
+    let body = error.to_json().to_string();
+    let answer = format!(
+        "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\nConnection: close\r\n\
+         Content-Length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    let _ = timeout(LAST_WORDS, async {
+        stream.write_all(answer.as_bytes()).await?;
+        stream.shutdown().await?;
+        // What the client has sent is taken, or the system would throw the answer away with it.
+        let mut rest = [0; 4096];
+        while stream.read(&mut rest).await? > 0 {}
+        io::Result::Ok(())
+    })
+    .await;
 }
 
 /// Waits until nothing has been computed or written for a while.

@@ -1,7 +1,6 @@
 //! The routes that tell about the server: `/`, `/health`, `/version`, `/metrics`, `/v1/models`.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use axum::Json;
 use axum::extract::rejection::PathRejection;
@@ -12,10 +11,6 @@ use serde_json::{Value, json};
 
 use super::app::App;
 use super::error::ApiError;
-
-/// An engine with work that has finished no step for this long counts as stuck. A step is one pass over a bounded batch;
-/// minutes mean that something is wrong even for a large model on a slow machine.
-const STUCK: Duration = Duration::from_secs(120);
 
 /// A word to whoever opens the address in a browser.
 pub async fn index(State(app): State<Arc<App>>) -> String {
@@ -29,13 +24,20 @@ pub async fn index(State(app): State<Arc<App>>) -> String {
     )
 }
 
-/// 200 while the engine lives and makes progress, else 503.
+/// 200 while the engine lives and, where it has work, completes steps; else 503 with the reason.
 pub async fn health(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
-    if app.engine.is_healthy(STUCK) {
-        Ok(Json(json!({"status": "ok"})))
-    } else {
-        Err(ApiError::unavailable("the engine has ended or makes no progress"))
+    let limit = app.limits.engine_iteration_timeout;
+    if app.engine.is_healthy(limit) {
+        return Ok(Json(json!({"status": "ok"})));
     }
+    Err(ApiError::unavailable(match app.engine.step_age() {
+        Some(age) if app.engine.is_alive() => format!(
+            "the engine has {} requests and has completed no step for {:.0} s",
+            app.engine.num_unfinished(),
+            age.as_secs_f64()
+        ),
+        _ => "the engine has ended".to_string(),
+    }))
 }
 
 /// The version of this binary.
@@ -45,7 +47,7 @@ pub async fn version() -> Json<Value> {
 
 /// Prometheus text.
 pub async fn metrics(State(app): State<Arc<App>>) -> Response {
-    let page = app.metrics.render(&app.engine.stats());
+    let page = app.metrics.render(&app.engine.stats(), app.engine.info(), app.engine.step_age());
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], page).into_response()
 }
 

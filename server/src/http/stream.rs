@@ -95,8 +95,11 @@ impl<C: Chunks> Driver<C> {
                         Err(error) => self.end(error.to_json().to_string()),
                     }
                 }
-                None if run.broke_off() => self.end(run::broken_off().to_json().to_string()),
                 None => {
+                    if let Some(error) = run.broke_off() {
+                        self.end(error.to_json().to_string());
+                        continue;
+                    }
                     if self.include_usage {
                         let last = self.envelope.wrap(choices(Vec::new()), Some(self.usage.to_json()));
                         self.queue.push_back(last.to_string());

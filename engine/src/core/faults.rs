@@ -1,0 +1,101 @@
+//! Faults of the memory: whichever copy fails, only the requests of that step fail, and nothing that was to be copied is
+//! ever read.
+#![allow(clippy::unwrap_used)]
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+
+use super::{Engine, TokenEvent};
+use crate::api::{EngineConfig, FinishReason, GenerationParams, GenerationRequest, ModelSource};
+use sampling::SamplingParams;
+use sched::PreemptionMode;
+
+/// Blocks of 8 tokens of the tiny reference model, and a swap space as large as three times that.
+fn engine(blocks: u64) -> Engine {
+    let bytes = blocks * 8 * 2 * 3 * 2 * 32 * 4;
+    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../models/tests/reference/llama");
+    Engine::load(
+        &EngineConfig {
+            model: ModelSource::Folder(folder),
+            block_size: 8,
+            kv_cache_memory_bytes: Some(bytes),
+            swap_space_bytes: 3 * bytes,
+            preemption_mode: PreemptionMode::Swap,
+            max_num_seqs: 16,
+            max_num_batched_tokens: 64,
+            threads: Some(1),
+            seed: Some(1),
+            ..Default::default()
+        },
+        &|_, _| {},
+    )
+    .unwrap()
+}
+
+/// Samples that share a prompt whose last block is half full, so that there are copies on write besides the swaps.
+fn requests() -> Vec<GenerationRequest> {
+    let one = |which: u32| GenerationRequest {
+        prompt: (0..20).map(|i| 3 + (which * 131 + i * 17) % 550).collect(),
+        params: GenerationParams {
+            sampling: SamplingParams { seed: Some(u64::from(which)), ..Default::default() },
+            max_tokens: Some(24),
+            ignore_eos: true,
+            n: 2,
+            ..Default::default()
+        },
+        ..Default::default()
+    };
+    (0..6).map(one).collect()
+}
+
+/// Tokens of each sequence of each request; `None` for a request that failed.
+fn drive(engine: &mut Engine, requests: Vec<GenerationRequest>) -> Vec<Option<Vec<Vec<u32>>>> {
+    let mut places = HashMap::new();
+    let mut answers: Vec<Option<Vec<Vec<u32>>>> = Vec::new();
+    for request in requests {
+        answers.push(Some(vec![Vec::new(); request.params.n]));
+        places.insert(engine.submit(request).unwrap(), answers.len() - 1);
+    }
+    while engine.has_work() {
+        engine.step(|id, event| {
+            if let TokenEvent::Token { index, token, finish } = event {
+                let answer = &mut answers[places[&id]];
+                match (finish, answer.as_mut()) {
+                    (Some(FinishReason::Error(_)), _) => *answer = None,
+                    (_, Some(answer)) => answer[index as usize].extend(token.map(|token| token.token)),
+                    (_, None) => {}
+                }
+            }
+        });
+    }
+    answers
+}
+
+#[test]
+fn whichever_copy_fails_only_its_step_fails_and_nobody_reads_what_was_not_copied() {
+    let want = drive(&mut engine(200), requests());
+    let mut tight = engine(26);
+    tight.executor.fault_after = Some(usize::MAX);
+    assert_eq!(drive(&mut tight, requests()), want);
+    let operations = usize::MAX - tight.executor.fault_after.unwrap();
+    assert!(tight.stats().num_swap_preemptions > 0 && tight.stats().blocks_copied > 0, "{:?}", tight.stats());
+    let (mut spared, mut failed) = (0, 0);
+    for at in (0..operations).step_by(if std::env::var_os("QUIRE_TEST_ALL").is_some() { 1 } else { 5 }) {
+        let mut engine = engine(26);
+        engine.executor.fault_after = Some(at);
+        let answers = drive(&mut engine, requests());
+        assert_eq!(engine.stats().failed_steps, 1, "operation {at} of {operations}");
+        for (answer, want) in answers.iter().zip(&want) {
+            assert!(answer.is_none() || answer == want, "after the fault at operation {at} a token is wrong");
+        }
+        failed += answers.iter().filter(|answer| answer.is_none()).count();
+        spared += answers.iter().filter(|answer| answer.is_some()).count();
+        // What the prefix cache holds is right, too.
+        engine.executor.fault_after = None;
+        assert_eq!(drive(&mut engine, requests()), want, "the cache after the fault at operation {at}");
+        engine.scheduler.audit().unwrap();
+        let stats = engine.stats();
+        assert_eq!((stats.blocks_in_use, stats.num_running, stats.num_waiting, stats.num_swapped), (0, 0, 0, 0));
+    }
+    assert!(failed > 0 && spared > 0, "{failed} failed, {spared} were spared");
+}

@@ -1,0 +1,152 @@
+//! What the engine thread lets others see: its numbers, whether it lives and moves on, and the step that it is in.
+//!
+//! Everything here is written by the engine thread, at most twice a step, and read by whoever asks; no lock is held for
+//! longer than it takes to copy a few numbers.
+
+use std::fmt::Write;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use sched::StepPlan;
+use tokio::sync::watch;
+
+use crate::api::EngineStats;
+use crate::publish::TextEngine;
+
+/// Spans of a plan that a dump shows.
+const SHOWN_LINES: usize = 40;
+
+/// The plan of the step under way, if one is.
+pub(crate) type StepUnderWay = Arc<Mutex<Option<Arc<StepPlan>>>>;
+
+/// How the engine thread has ended, if it has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    NotYet,
+    /// It was asked to.
+    Asked,
+    /// It panicked.
+    Died,
+}
+
+/// The engine's state as others see it.
+pub(crate) struct Status {
+    stats: Mutex<EngineStats>,
+    /// When the last step ended, or when work began after a pause.
+    last_progress: Mutex<Instant>,
+    unfinished: AtomicUsize,
+    end: watch::Sender<End>,
+    draining: AtomicBool,
+    under_way: StepUnderWay,
+}
+
+impl Status {
+    pub fn new(engine: &TextEngine) -> Status {
+        Status {
+            stats: Mutex::new(engine.stats()),
+            last_progress: Mutex::new(Instant::now()),
+            unfinished: AtomicUsize::new(0),
+            end: watch::Sender::new(End::NotYet),
+            draining: AtomicBool::new(false),
+            under_way: engine.step_under_way(),
+        }
+    }
+
+    /// Publishes the numbers. Only a completed step, or the end of a pause, counts as progress: a thread that goes round
+    /// without computing anything for the requests that it has is as stuck as one that hangs.
+    pub fn publish(&self, engine: &TextEngine) {
+        let stats = engine.stats();
+        let before = std::mem::replace(&mut *lock(&self.stats), stats);
+        let was_idle = self.unfinished.swap(engine.num_unfinished(), Ordering::AcqRel) == 0;
+        if was_idle || stats.steps != before.steps {
+            *lock(&self.last_progress) = Instant::now();
+        }
+    }
+
+    /// Counts a request at once, before the next [`publish`](Status::publish).
+    pub fn admitted(&self, engine: &TextEngine) {
+        if self.unfinished.swap(engine.num_unfinished(), Ordering::AcqRel) == 0 {
+            *lock(&self.last_progress) = Instant::now();
+        }
+    }
+
+    pub fn stats(&self) -> EngineStats {
+        *lock(&self.stats)
+    }
+
+    pub fn num_unfinished(&self) -> usize {
+        self.unfinished.load(Ordering::Acquire)
+    }
+
+    pub fn is_alive(&self) -> bool {
+        *self.end.borrow() == End::NotYet
+    }
+
+    /// Waits until the thread has died; for ever if it never does, or ends because it was asked to.
+    pub async fn death(&self) {
+        // The sender is a part of this value, so the channel never closes.
+        let _ = self.end.subscribe().wait_for(|end| *end == End::Died).await;
+    }
+
+    /// How long ago the last step ended, while there is work; `None` while there is none.
+    pub fn step_age(&self) -> Option<Duration> {
+        (self.num_unfinished() > 0).then(|| lock(&self.last_progress).elapsed())
+    }
+
+    pub fn is_draining(&self) -> bool {
+        self.draining.load(Ordering::Acquire)
+    }
+
+    pub fn drain(&self) {
+        self.draining.store(true, Ordering::Release);
+    }
+
+    /// Everything that helps to see why nothing moves: the thread, queues, pool, and the step under way.
+    pub fn dump(&self) -> String {
+        let (stats, alive) = (self.stats(), if self.is_alive() { "alive" } else { "ended" });
+        let mut text = match self.step_age() {
+            Some(age) => format!("engine thread {alive}, last step completed {:.1} s ago", age.as_secs_f64()),
+            None => format!("engine thread {alive}, no work"),
+        };
+        let EngineStats { num_running, num_waiting, num_swapped, steps, .. } = stats;
+        let _ = write!(
+            text,
+            "\nqueues: {num_running} running, {num_waiting} waiting, {num_swapped} swapped; {steps} steps"
+        );
+        let EngineStats { blocks_in_use, blocks_cached, blocks_free, blocks_total, .. } = stats;
+        let _ = write!(
+            text,
+            "\npool: {blocks_in_use} blocks in use, {blocks_cached} cached, {blocks_free} free, {blocks_total} in all; \
+             {:.0} % of the swap space in use",
+            100.0 * stats.host_cache_usage
+        );
+        let plan = lock(&self.under_way).clone();
+        match plan {
+            None => text += "\nno step is under way",
+            Some(plan) => {
+                let lines = plan.to_string();
+                let count = lines.lines().count();
+                let _ = write!(text, "\nunder way: {}", lines.lines().take(SHOWN_LINES).collect::<Vec<_>>().join("\n"));
+                if count > SHOWN_LINES {
+                    let _ = write!(text, "\n  and {} more", count - SHOWN_LINES);
+                }
+            }
+        }
+        text
+    }
+}
+
+/// Says that the thread is gone when it is dropped, and whether it went by a panic.
+pub(crate) struct Alive(pub Arc<Status>);
+
+impl Drop for Alive {
+    fn drop(&mut self) {
+        self.0.end.send_replace(if std::thread::panicking() { End::Died } else { End::Asked });
+    }
+}
+
+/// Plain values stay right even if a thread died while it held them.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

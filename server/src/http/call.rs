@@ -1,0 +1,115 @@
+//! One HTTP call: its id, which comes from the client or is made here and goes back with the answer, and the place that its
+//! stream takes.
+//!
+//! The call is a task-local value, so that what runs on its behalf can name it without every function carrying it.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use axum::body::Body;
+use axum::extract::{Request, State};
+use axum::http::HeaderValue;
+use axum::middleware::Next;
+use axum::response::Response;
+use futures_util::StreamExt;
+use tokio::sync::OwnedSemaphorePermit;
+
+use super::app::App;
+use super::error::ApiError;
+
+/// The header of the id, both ways.
+const REQUEST_ID: &str = "x-request-id";
+
+/// The trace that a call is a part of, as the W3C has it.
+const TRACE_PARENT: &str = "traceparent";
+
+/// Longest id that is taken over from a client.
+const MAX_ID: usize = 128;
+
+/// The call under way.
+pub struct Call {
+    id: String,
+    trace_parent: Option<String>,
+    place: Mutex<Option<OwnedSemaphorePermit>>,
+}
+
+tokio::task_local! {
+    static CALL: Arc<Call>;
+}
+
+/// The id of the call under way; empty outside of one.
+pub fn id() -> String {
+    CALL.try_with(|call| call.id.clone()).unwrap_or_default()
+}
+
+/// The trace that the call under way is a part of, `00-TRACE-PARENT-FLAGS`, if it came with one.
+pub fn trace_parent() -> Option<String> {
+    CALL.try_with(|call| call.trace_parent.clone()).unwrap_or_default()
+}
+
+/// Whether this is version 0 of a `traceparent` with ids that are not zero.
+fn is_trace_parent(text: &str) -> bool {
+    let parts: Vec<&str> = text.split('-').collect();
+    let is_hex = |part: &str, len: usize| {
+        part.len() == len && part.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte))
+    };
+    let is_id = |part: &str, len: usize| is_hex(part, len) && part.bytes().any(|byte| byte != b'0');
+    matches!(parts[..], ["00", trace, parent, flags] if is_id(trace, 32) && is_id(parent, 16) && is_hex(flags, 2))
+}
+
+/// Takes a place among the streams, or answers 429. The place is given back when the body of the answer is dropped.
+pub fn take_stream_place(app: &App) -> Result<(), ApiError> {
+    let Some(places) = &app.streams else { return Ok(()) };
+    let place = places.clone().try_acquire_owned().map_err(|_| {
+        app.metrics.rejected("streams");
+        ApiError::busy("as many answers stream as may (--max-concurrent-streams): try again later")
+    })?;
+    // Outside of a call there is no body to wait for.
+    let _ = CALL.try_with(|call| *call.place.lock().unwrap_or_else(PoisonError::into_inner) = Some(place));
+    Ok(())
+}
+
+/// Middleware: names the call, and keeps its place to the end of its body.
+pub async fn name(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
+    let sent = request.headers().get(REQUEST_ID).and_then(|value| value.to_str().ok());
+    let sent = sent.filter(|id| !id.is_empty() && id.len() <= MAX_ID && id.bytes().all(|byte| byte.is_ascii_graphic()));
+    let trace_parent = request.headers().get(TRACE_PARENT).and_then(|value| value.to_str().ok());
+    let call = Arc::new(Call {
+        trace_parent: trace_parent.filter(|text| is_trace_parent(text)).map(str::to_string),
+        id: sent.map_or_else(|| app.fresh_id("req"), str::to_string),
+        place: Mutex::new(None),
+    });
+    let mut response = CALL.scope(call.clone(), next.run(request)).await;
+    if let Ok(id) = HeaderValue::from_str(&call.id) {
+        response.headers_mut().insert(REQUEST_ID, id);
+    }
+    let place = call.place.lock().unwrap_or_else(PoisonError::into_inner).take();
+    match place {
+        None => response,
+        Some(place) => response.map(|body| {
+            Body::from_stream(body.into_data_stream().map(move |part| {
+                let _ = &place;
+                part
+            }))
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_well_formed_trace_parent_is_taken() {
+        let (trace, parent) = ("0123456789abcdef0123456789abcdef", "0123456789abcdef");
+        assert!(is_trace_parent(&format!("00-{trace}-{parent}-01")));
+        let zero = "0".repeat(32);
+        for bad in [
+            String::new(),
+            format!("01-{trace}-{parent}-01"),
+            format!("00-{zero}-{parent}-01"),
+            format!("00-{trace}-{parent}"),
+        ] {
+            assert!(!is_trace_parent(&bad), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! The engine's own numbers as metrics, made anew for each page.
+
+use std::time::Duration;
+
+use engine::{EngineStats, ModelInfo, StepTokens};
+use prometheus::proto::{Bucket, Histogram, LabelPair, Metric, MetricFamily, MetricType};
+use prometheus::{Gauge, GaugeVec, IntCounter, IntCounterVec, Opts, Registry};
+
+use super::register;
+
+/// Puts gauges and counters into an empty registry.
+pub fn fill(registry: &Registry, engine: &EngineStats, info: &ModelInfo, step_age: Option<Duration>) {
+    for (name, help, value) in [
+        ("vllm:num_requests_running", "Requests that hold blocks.", engine.num_running as f64),
+        ("vllm:num_requests_waiting", "Requests that wait for blocks.", engine.num_waiting as f64),
+        ("vllm:num_requests_swapped", "Requests that wait in host memory.", engine.num_swapped as f64),
+        ("vllm:kv_cache_usage_perc", "Share of blocks owned by live sequences.", engine.kv_cache_usage),
+        ("quire:kv_cache_cached_perc", "Share of blocks kept for their prefix.", engine.kv_cache_cached),
+        ("vllm:cpu_cache_usage_perc", "Share of host blocks of swapped requests.", engine.host_cache_usage),
+        ("quire:kv_blocks_peak", "Most blocks ever in use at once.", engine.blocks_peak as f64),
+        (
+            "quire:engine_step_age_seconds",
+            "Since the last completed step, while there is work.",
+            step_age.map_or(0.0, |age| age.as_secs_f64()),
+        ),
+    ] {
+        register(registry, Gauge::new(name, help)).set(value);
+    }
+    let blocks = Opts::new("quire:kv_blocks", "Blocks by state; the states sum to all blocks.");
+    let blocks = register(registry, GaugeVec::new(blocks, &["state"]));
+    for (state, count) in
+        [("in_use", engine.blocks_in_use), ("cached", engine.blocks_cached), ("free", engine.blocks_free)]
+    {
+        blocks.with_label_values(&[state]).set(count as f64);
+    }
+    for (name, help, value) in [
+        ("vllm:prefix_cache_queries_total", "Prompt tokens looked up.", engine.prefix_cache_queries),
+        ("vllm:prefix_cache_hits_total", "Prompt tokens found in the cache.", engine.prefix_cache_hits),
+        ("vllm:prompt_tokens_total", "Prompt tokens.", engine.prompt_tokens),
+        ("vllm:generation_tokens_total", "Tokens drawn.", engine.generation_tokens),
+        ("vllm:num_preemptions_total", "Requests that gave their blocks back.", engine.num_preemptions),
+        ("quire:num_swap_preemptions_total", "Requests that were swapped out.", engine.num_swap_preemptions),
+        (
+            "quire:num_priority_preemptions_total",
+            "Requests that gave way to a higher priority.",
+            engine.preemptions_by_priority,
+        ),
+        ("quire:preemption_tokens_lost_total", "Computed tokens that preemption threw away.", engine.tokens_lost),
+        ("quire:kv_blocks_copied_total", "Blocks copied on write.", engine.blocks_copied),
+        ("quire:engine_steps_total", "Steps of the engine.", engine.steps),
+        ("quire:engine_failed_steps_total", "Steps that failed.", engine.failed_steps),
+    ] {
+        register(registry, IntCounter::new(name, help)).inc_by(value);
+    }
+    let misses = Opts::new("quire:prefix_cache_misses_total", "Lookups that ended before the end of the prompt.");
+    let misses = register(registry, IntCounterVec::new(misses, &["reason"]));
+    let lookups = &engine.prefix_lookups;
+    for (reason, count) in [
+        ("not_read", lookups.not_read),
+        ("shorter_than_block", lookups.shorter_than_block),
+        ("no_shared_prefix", lookups.no_shared_prefix),
+        ("evicted", lookups.evicted),
+        ("collision", lookups.collisions),
+    ] {
+        misses.with_label_values(&[reason]).inc_by(count);
+    }
+    let config = Opts::new("vllm:cache_config_info", "Settings of the cache as labels.");
+    let config = register(registry, GaugeVec::new(config, &["block_size", "num_gpu_blocks", "cache_dtype"]));
+    let sizes = [info.block_size.to_string(), info.num_blocks.to_string()];
+    config.with_label_values(&[sizes[0].as_str(), sizes[1].as_str(), "auto"]).set(1.0);
+}
+
+/// The histogram that the engine keeps itself.
+pub fn step_tokens(tokens: &StepTokens, model: &str) -> MetricFamily {
+    let mut below = 0;
+    // The encoder adds the bucket without a bound.
+    let buckets = StepTokens::BOUNDS.iter().zip(tokens.counts).map(|(bound, count)| {
+        below += count;
+        let mut bucket = Bucket::default();
+        bucket.set_upper_bound(*bound as f64);
+        bucket.set_cumulative_count(below);
+        bucket
+    });
+    let mut histogram = Histogram::default();
+    histogram.set_bucket(buckets.collect());
+    histogram.set_sample_count(tokens.counts.iter().sum());
+    histogram.set_sample_sum(tokens.sum as f64);
+    let mut label = LabelPair::default();
+    label.set_name("model_name".to_string());
+    label.set_value(model.to_string());
+    let mut metric = Metric::default();
+    metric.set_label(vec![label]);
+    metric.set_histogram(histogram);
+    let mut family = MetricFamily::default();
+    family.set_name("vllm:iteration_tokens_total".to_string());
+    family.set_help("Tokens computed in a step.".to_string());
+    family.set_field_type(MetricType::HISTOGRAM);
+    family.set_metric(vec![metric]);
+    family
+}

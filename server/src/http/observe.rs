@@ -1,0 +1,205 @@
+//! What is told of each request: its span in the log, and its share of the metrics.
+//!
+//! Times are the engine's own, so a client that reads slowly makes nothing look slow:
+//!
+//! ```text
+//! arrived      scheduled         first token            last token
+//!    ├─ queue ────┼──── prefill ────┼────── decode ─────────┤
+//!    ├───────── first token ────────┤
+//!                 ├───────────── inference ────────────────┤
+//!    ├───────────────── end to end ────────────────────────┤
+//! ```
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use engine::{Event, FinishReason, GenerationRequest, OutputStream};
+use tracing::Span;
+use tracing::field::Empty;
+
+use super::app::App;
+use super::call;
+
+/// Why a sequence ended, as metrics and log name it.
+pub fn reason(finish: &FinishReason) -> &'static str {
+    match finish {
+        FinishReason::Stop(_) => "stop",
+        FinishReason::Length => "length",
+        FinishReason::Grammar(_) | FinishReason::Error(_) => "error",
+    }
+}
+
+/// A sequence that nobody waited for any more.
+pub const ABORT: &str = "abort";
+
+/// A request before the engine has taken it.
+pub struct Arrival {
+    at: Instant,
+    n: usize,
+    max_tokens: Option<usize>,
+    prompt_tokens: usize,
+    prompt: Option<String>,
+}
+
+impl Arrival {
+    /// Notes a request. Its text is looked at only where the log shall show it.
+    pub fn note(app: &App, request: &GenerationRequest) -> Arrival {
+        let prompt = app.log_prompts.and_then(|limit| {
+            let text = app.tokenizer().decode(&request.prompt, false).ok()?;
+            Some(text.chars().take(limit).collect())
+        });
+        Arrival {
+            at: Instant::now(),
+            n: request.params.n,
+            max_tokens: request.params.max_tokens,
+            prompt_tokens: request.prompt.len(),
+            prompt,
+        }
+    }
+
+    /// The engine has taken it.
+    pub fn accepted(self, app: Arc<App>) -> Watch {
+        let span = tracing::info_span!(
+            target: "quire::request",
+            "request",
+            id = call::id(),
+            traceparent = call::trace_parent(),
+            prompt_tokens = self.prompt_tokens,
+            prompt = Empty,
+            cached_tokens = Empty,
+            generation_tokens = Empty,
+            queue_seconds = Empty,
+            prefill_seconds = Empty,
+            decode_seconds = Empty,
+            first_token_seconds = Empty,
+            total_seconds = Empty,
+            finish_reason = Empty,
+        );
+        if let Some(prompt) = &self.prompt {
+            span.record("prompt", prompt.as_str());
+        }
+        app.metrics.accepted(self.prompt_tokens, self.n, self.max_tokens);
+        Watch {
+            app,
+            span,
+            arrived: self.at,
+            last_token: vec![None; self.n],
+            first_token: None,
+            ended: self.at,
+            scheduled: None,
+            cached_tokens: 0,
+            generated: vec![0; self.n],
+            open: self.n,
+            reason: ABORT,
+        }
+    }
+}
+
+/// Takes the times of one request; if it is dropped before all sequences have ended, the others count as aborted.
+pub struct Watch {
+    app: Arc<App>,
+    span: Span,
+    arrived: Instant,
+    scheduled: Option<Instant>,
+    first_token: Option<Instant>,
+    /// By sequence.
+    last_token: Vec<Option<Instant>>,
+    generated: Vec<usize>,
+    ended: Instant,
+    cached_tokens: usize,
+    open: usize,
+    /// Of the sequence that ended last.
+    reason: &'static str,
+}
+
+impl Watch {
+    /// An event has been read from `events`.
+    pub fn saw(&mut self, event: &Event, events: &OutputStream) {
+        let (now, metrics) = (events.last_event(), &self.app.metrics);
+        self.ended = now;
+        self.scheduled = self.scheduled.or_else(|| events.scheduled());
+        let delta = match event {
+            Event::Started { cached_tokens } => {
+                self.cached_tokens = *cached_tokens;
+                return;
+            }
+            Event::Delta(delta) => delta,
+            _ => return,
+        };
+        let index = delta.index as usize;
+        if !delta.tokens.is_empty() {
+            if self.first_token.is_none() {
+                self.first_token = Some(now);
+                metrics.first_token(now - self.arrived);
+            }
+            if let Some(last) = self.last_token.get_mut(index) {
+                if let Some(last) = *last {
+                    // Several tokens in one delta share the time since the one before.
+                    let each = (now - last) / delta.tokens.len() as u32;
+                    delta.tokens.iter().for_each(|_| metrics.inter_token(each));
+                }
+                *last = Some(now);
+            }
+            if let Some(generated) = self.generated.get_mut(index) {
+                *generated += delta.tokens.len();
+            }
+        }
+        if let Some(finish) = &delta.finish {
+            self.reason = reason(finish);
+            metrics.finished(self.reason);
+            self.open = self.open.saturating_sub(1);
+            if self.open == 0 {
+                let scheduled = self.scheduled.unwrap_or(self.arrived);
+                let first = self.first_token.unwrap_or(now);
+                metrics.ended(&Times {
+                    queue: scheduled - self.arrived,
+                    prefill: first.saturating_duration_since(scheduled),
+                    decode: now.saturating_duration_since(first),
+                    total: now - self.arrived,
+                    generated: &self.generated,
+                });
+            }
+        }
+    }
+}
+
+/// The parts of a request's life, once it has ended.
+pub struct Times<'a> {
+    /// In the queue.
+    pub queue: Duration,
+    /// From the queue to the first token.
+    pub prefill: Duration,
+    /// From the first token to the last.
+    pub decode: Duration,
+    /// From the arrival to the last token.
+    pub total: Duration,
+    /// Tokens of each sequence.
+    pub generated: &'a [usize],
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        (0..self.open).for_each(|_| self.app.metrics.finished(ABORT));
+        if self.open > 0 {
+            (self.reason, self.ended) = (ABORT, Instant::now());
+        }
+        let seconds = |from: Option<Instant>, to: Option<Instant>| {
+            from.zip(to).map(|(from, to)| to.saturating_duration_since(from).as_secs_f64())
+        };
+        let (arrived, ended) = (Some(self.arrived), Some(self.ended));
+        let record = |name: &str, value: Option<f64>| {
+            if let Some(value) = value {
+                self.span.record(name, value);
+            }
+        };
+        record("queue_seconds", seconds(arrived, self.scheduled.or(ended)));
+        record("prefill_seconds", seconds(self.scheduled, self.first_token));
+        record("decode_seconds", seconds(self.first_token, ended));
+        record("first_token_seconds", seconds(arrived, self.first_token));
+        record("total_seconds", seconds(arrived, ended));
+        self.span.record("cached_tokens", self.cached_tokens);
+        self.span.record("generation_tokens", self.generated.iter().sum::<usize>());
+        self.span.record("finish_reason", self.reason);
+        self.span.in_scope(|| tracing::info!(target: "quire::request", "ended"));
+    }
+}

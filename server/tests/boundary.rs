@@ -1,0 +1,163 @@
+//! Whatever JSON comes in: an answer or the error object, never a 5xx, and the server goes on.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::sync::OnceLock;
+
+use common::Server;
+use proptest::prelude::*;
+use serde_json::{Map, Value, json};
+
+const PATHS: [&str; 4] = ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"];
+
+/// Fields that some handler reads, and one that none does.
+const FIELDS: [&str; 44] = [
+    "model",
+    "prompt",
+    "messages",
+    "n",
+    "best_of",
+    "stream",
+    "stream_options",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "stop",
+    "stop_token_ids",
+    "seed",
+    "logprobs",
+    "top_logprobs",
+    "prompt_logprobs",
+    "logit_bias",
+    "echo",
+    "suffix",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "min_tokens",
+    "ignore_eos",
+    "use_beam_search",
+    "length_penalty",
+    "response_format",
+    "structured_outputs",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+    "tools",
+    "tool_choice",
+    "chat_template_kwargs",
+    "continue_final_message",
+    "add_generation_prompt",
+    "priority",
+    "cache_salt",
+    "truncate_prompt_tokens",
+    "tokens",
+    "allowed_token_ids",
+    "unknown",
+];
+
+/// Values that mean something somewhere, so that more than the first check is reached.
+fn plausible() -> impl Strategy<Value = Value> {
+    prop::sample::select(vec![
+        json!("a"),
+        json!(["a", "b"]),
+        json!([1, 2, 3]),
+        json!([[1], [2, 3]]),
+        json!([{"role": "user", "content": "hi"}]),
+        json!([{"role": "user", "content": [{"type": "text", "text": "hi"}]}, {"role": "assistant", "content": "yes"}]),
+        json!([{"role": "assistant", "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{"}}]}]),
+        json!([{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]),
+        json!({"type": "json_schema", "json_schema": {"name": "s", "schema": {"type": "object", "properties": {"a": {"$ref": "#/x"}}}}}),
+        json!({"type": "json_object"}),
+        json!({"regex": "[a-z]+"}),
+        json!({"5": 1, "99999": -100}),
+        json!({"include_usage": true}),
+        json!("auto"),
+        json!(1),
+        json!(0),
+        json!(2.5),
+        json!(-1),
+        json!(true),
+        json!(false),
+        json!(null),
+    ])
+}
+
+fn any_json() -> impl Strategy<Value = Value> {
+    let leaf = prop_oneof![
+        Just(Value::Null),
+        any::<bool>().prop_map(Value::from),
+        any::<i64>().prop_map(Value::from),
+        any::<u64>().prop_map(Value::from),
+        any::<f64>().prop_map(Value::from),
+        "\\PC{0,12}".prop_map(Value::from),
+        Just(json!("\u{0}\u{fffd}😀")),
+    ];
+    leaf.prop_recursive(4, 24, 4, |inner| {
+        prop_oneof![
+            prop::collection::vec(inner.clone(), 0..4).prop_map(Value::from),
+            prop::collection::vec((prop_oneof![Just("type".to_string()), "[a-z_]{1,8}"], inner), 0..4)
+                .prop_map(|fields| Value::Object(Map::from_iter(fields))),
+        ]
+    })
+}
+
+fn request() -> impl Strategy<Value = Value> {
+    let value = prop_oneof![3 => plausible(), 1 => any_json()];
+    let fields = prop::collection::vec((prop::sample::select(&FIELDS[..]), value), 0..6);
+    (fields, prop_oneof![4 => Just(json!(2)), 1 => any_json()], any::<bool>(), any::<bool>()).prop_map(
+        |(fields, max_tokens, prompt, messages)| {
+            let mut body = Map::new();
+            if prompt {
+                body.insert("prompt".into(), json!("One"));
+            }
+            if messages {
+                body.insert("messages".into(), json!([{"role": "user", "content": "hi"}]));
+            }
+            body.extend(fields.into_iter().map(|(name, value)| (name.to_string(), value)));
+            // An answer may be as long as the context: what is looked for here is at the door.
+            body.insert("max_tokens".into(), max_tokens.clone());
+            body.insert("max_completion_tokens".into(), if max_tokens == json!(2) { json!(2) } else { json!(null) });
+            Value::Object(body)
+        },
+    )
+}
+
+fn server() -> &'static Server {
+    static SERVER: OnceLock<Server> = OnceLock::new();
+    SERVER.get_or_init(Server::start)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: if std::env::var_os("QUIRE_TEST_ALL").is_some() { 4096 } else { 384 }, ..ProptestConfig::default() })]
+
+    #[test]
+    fn p22_no_request_brings_a_5xx_or_an_answer_without_the_error_object(
+        path in prop::sample::select(&PATHS[..]),
+        body in request(),
+    ) {
+        let reply = server().post(path, &body);
+        if reply.status == 200 {
+            prop_assert!(!reply.body.contains("\"server_error\""), "{path} {body}: {}", reply.body);
+        } else {
+            prop_assert!((400..500).contains(&reply.status), "{path} {body}: {} {}", reply.status, reply.body);
+            let error = &reply.json()["error"];
+            let fields: Vec<&str> = error.as_object().unwrap().keys().map(String::as_str).collect();
+            prop_assert_eq!(fields, ["message", "type", "param", "code"]);
+            prop_assert!(error["message"].as_str().is_some_and(|message| !message.is_empty() && message.len() < 2000));
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn bytes_that_are_no_json_are_refused(path in prop::sample::select(&PATHS[..]), bytes in prop::collection::vec(any::<u8>(), 0..64)) {
+        prop_assume!(serde_json::from_slice::<Value>(&bytes).is_err());
+        let reply = server().send("POST", path, &[("Content-Type", "application/json")], &bytes);
+        prop_assert_eq!(reply.status, 400);
+        reply.error();
+    }
+}

@@ -1,0 +1,90 @@
+//! What `deploy/` says of the program is true: flags exist, ports and probes meet, and whoever stops it waits long enough.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::process::Command;
+
+use common::Server;
+
+const DOCKERFILE: &str = include_str!("../../deploy/Dockerfile");
+const UNIT: &str = include_str!("../../deploy/systemd/quire.service");
+const MANIFEST: &str = include_str!("../../deploy/kubernetes/quire.yaml");
+const ADAPTER: &str = include_str!("../../deploy/kubernetes/adapter.yaml");
+
+fn help() -> String {
+    let output = Command::new(env!("CARGO_BIN_EXE_quire")).args(["serve", "--help"]).output().unwrap();
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// The value of the first line that begins with `key` and a separator, comments aside.
+fn value<'a>(text: &'a str, key: &str) -> &'a str {
+    let lines = text.lines().map(|line| line.trim().trim_start_matches("- "));
+    let found = lines.filter_map(|line| line.strip_prefix(key)?.strip_prefix([':', '='])).next();
+    found.unwrap_or_else(|| panic!("no {key}")).trim().trim_matches('"')
+}
+
+fn number(text: &str, key: &str) -> u64 {
+    value(text, key).parse().unwrap_or_else(|_| panic!("{key}: {}", value(text, key)))
+}
+
+#[test]
+fn every_flag_and_variable_in_deploy_exists() {
+    let help = help();
+    let mut seen = 0;
+    let command = UNIT.lines().find(|line| line.starts_with("ExecStart=")).unwrap();
+    let flags = command.split(' ').chain(MANIFEST.lines().map(|line| line.trim().trim_start_matches("- ")));
+    for flag in flags.filter(|word| word.starts_with("--")).map(|word| word.split('=').next().unwrap()) {
+        let known = help.split(|c: char| !(c.is_alphanumeric() || c == '-')).any(|word| word == flag);
+        assert!(known, "{flag} is no flag of quire serve");
+        seen += 1;
+    }
+    for variable in
+        DOCKERFILE.split([' ', '\n']).filter_map(|word| word.split('=').next()).filter(|w| w.starts_with("QUIRE_"))
+    {
+        assert!(help.contains(variable), "{variable}");
+        seen += 1;
+    }
+    assert!(seen >= 17, "{seen} were looked at");
+}
+
+#[test]
+fn ports_and_probes_meet_the_program() {
+    assert_eq!(number(MANIFEST, "containerPort"), number(MANIFEST, "--port"));
+    assert_eq!(number(MANIFEST, "prometheus.io/port"), number(MANIFEST, "--port"));
+    assert!(DOCKERFILE.contains("QUIRE_PORT=8000") && DOCKERFILE.contains("EXPOSE 8000"));
+    let server = Server::start();
+    let paths: Vec<&str> = MANIFEST.lines().filter_map(|line| line.trim().strip_prefix("path: ")).collect();
+    assert_eq!(paths.len(), 3, "a start-up, a readiness and a liveness probe");
+    for path in paths.into_iter().chain([value(MANIFEST, "prometheus.io/path")]) {
+        assert_eq!(server.get(path).status, 200, "{path}");
+    }
+    let page = server.get("/metrics").body;
+    assert!(ADAPTER.contains("vllm:num_requests_waiting") && page.contains("\nvllm:num_requests_waiting{"));
+    assert_eq!(value(ADAPTER, "as"), "quire_requests_waiting");
+    assert!(MANIFEST.contains("name: quire_requests_waiting"));
+}
+
+#[test]
+fn whoever_stops_the_program_waits_longer_than_it_takes() {
+    let pre_stop = number(MANIFEST, "seconds");
+    assert!(number(MANIFEST, "terminationGracePeriodSeconds") > pre_stop + number(MANIFEST, "--shutdown-timeout") + 2);
+    let command = UNIT.lines().find(|line| line.starts_with("ExecStart=")).unwrap();
+    let timeout: u64 = command.rsplit("--shutdown-timeout ").next().unwrap().parse().unwrap();
+    assert!(number(UNIT, "TimeoutStopSec") > timeout + 2);
+    // A probe gives up later than the program itself calls the engine stuck, and before the supervisor could be left waiting.
+    assert!(number(MANIFEST, "--engine-iteration-timeout") >= 30);
+}
+
+#[test]
+fn nothing_runs_as_root_or_with_more_rights_than_it_needs() {
+    for line in
+        ["runAsNonRoot: true", "allowPrivilegeEscalation: false", "readOnlyRootFilesystem: true", "drop: [\"ALL\"]"]
+    {
+        assert!(MANIFEST.contains(line), "{line}");
+    }
+    for line in ["DynamicUser=yes", "NoNewPrivileges=yes", "ProtectSystem=strict", "CapabilityBoundingSet=\n"] {
+        assert!(UNIT.contains(line), "{line}");
+    }
+    assert!(DOCKERFILE.contains("\nUSER nonroot\n") && DOCKERFILE.contains(":nonroot AS cpu"));
+}

@@ -1,0 +1,177 @@
+//! Kernels that fail, hang or panic, put in place through the registry as any plug-in would be: who is told what, and who
+//! goes on.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::io::Read;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use attention_kernels::{
+    CacheWriteArgs, Capabilities, Kernel, KernelChoice, KernelError, Operation, Variant, inventory, variants,
+};
+use common::{Reply, Server, config};
+use device::Device;
+use engine::{AsyncEngine, EngineConfig};
+use serde_json::json;
+use server::http::{App, Limits, ServerOptions, serve};
+
+const COMPLETIONS: &str = "/v1/completions";
+const JSON: [(&str, &str); 1] = [("Content-Type", "application/json")];
+
+/// What the kernel does next.
+const WORK: u8 = 0;
+const FAIL: u8 = 1;
+const HANG: u8 = 2;
+const PANIC: u8 = 3;
+
+static MODE: AtomicU8 = AtomicU8::new(WORK);
+
+/// The kernel is one for the whole process, so its tests come one after the other.
+static TURN: Mutex<()> = Mutex::new(());
+
+fn turn() -> MutexGuard<'static, ()> {
+    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    MODE.store(WORK, Ordering::SeqCst);
+    turn
+}
+
+fn cache_write(device: &dyn Device, args: CacheWriteArgs<'_>) -> Result<(), KernelError> {
+    while MODE.load(Ordering::SeqCst) == HANG {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    match MODE.load(Ordering::SeqCst) {
+        FAIL => {
+            MODE.store(WORK, Ordering::SeqCst);
+            return Err(KernelError::Unsupported { variant: "test.faulty", found: "a fault".to_string() });
+        }
+        PANIC => panic!("the test asked for this panic"),
+        _ => {}
+    }
+    let sound = variants(Operation::CacheWrite).into_iter().find(|variant| variant.name == "cpu.reference").unwrap();
+    let Kernel::CacheWrite(write) = sound.kernel else { panic!("a kernel of its operation") };
+    write(device, args)
+}
+
+inventory::submit! { Variant {
+    name: "test.faulty",
+    operation: Operation::CacheWrite,
+    capabilities: Capabilities {
+        devices: &["cpu"],
+        dtypes: &[attention_kernels::Dtype::F32],
+        kv_dtypes: &[attention_kernels::KvDtype::Same],
+        layouts: &[attention_kernels::Layout::Hnd],
+        head_sizes: attention_kernels::Sizes::ANY,
+        block_sizes: attention_kernels::Sizes::ANY,
+        ..Capabilities::NONE
+    },
+    kernel: Kernel::CacheWrite(cache_write),
+} }
+
+fn faulty() -> EngineConfig {
+    let kernels = KernelChoice { cache_write: "test.faulty".to_string(), ..KernelChoice::default() };
+    EngineConfig { kernels, ..config() }
+}
+
+fn options(iteration: Duration) -> ServerOptions {
+    let limits = Limits { engine_iteration_timeout: iteration, ..Limits::default() };
+    ServerOptions { limits, ..ServerOptions::default() }
+}
+
+fn long() -> String {
+    json!({"prompt": "One", "max_tokens": 900, "ignore_eos": true, "stream": true}).to_string()
+}
+
+#[test]
+fn p24_a_kernel_that_fails_fails_the_requests_of_its_step_and_the_engine_goes_on() {
+    let _turn = turn();
+    let server = Server::with(faulty(), options(Duration::from_secs(60)), Duration::ZERO);
+    let ask = json!({"prompt": "The capital of France is", "max_tokens": 8, "temperature": 0});
+    let want = server.ok(COMPLETIONS, ask.clone());
+    let mut stream = server.open("POST", COMPLETIONS, &JSON, long().as_bytes());
+    stream.read_exact(&mut [0; 64]).unwrap();
+    MODE.store(FAIL, Ordering::SeqCst);
+    let mut rest = String::new();
+    stream.read_to_string(&mut rest).unwrap();
+    assert!(rest.contains("data: {\"error\":") && rest.contains("test.faulty") && !rest.contains("[DONE]"), "{rest}");
+    server.until("the step has ended", |s| s.metric("vllm:num_requests_running") == 0.0);
+    MODE.store(FAIL, Ordering::SeqCst);
+    let reply = server.post(COMPLETIONS, &ask);
+    assert_eq!(reply.status, 500, "{}", reply.body);
+    assert_eq!(reply.error()["type"], "server_error");
+    let again = server.ok(COMPLETIONS, ask);
+    assert_eq!(again["choices"], want["choices"]);
+    assert_eq!(server.get("/health").status, 200);
+    assert_eq!(server.metric("quire:engine_failed_steps_total"), 2.0);
+    assert_eq!(server.metric("vllm:kv_cache_usage_perc"), 0.0);
+}
+
+#[test]
+fn p10_health_follows_the_steps_and_not_the_threads_that_answer() {
+    let _turn = turn();
+    let server = Server::with(faulty(), options(Duration::from_millis(200)), Duration::ZERO);
+    assert_eq!(server.get("/health").status, 200);
+    MODE.store(HANG, Ordering::SeqCst);
+    let stuck =
+        server.open("POST", COMPLETIONS, &JSON, json!({"prompt": "One", "max_tokens": 3}).to_string().as_bytes());
+    server.until("the engine counts as stuck", |s| s.get("/health").status == 503);
+    let message = server.get("/health").error()["message"].as_str().unwrap().to_string();
+    assert!(message.contains("no step"), "{message}");
+    assert!(server.metric("quire:engine_step_age_seconds") > 0.1);
+    MODE.store(WORK, Ordering::SeqCst);
+    assert_eq!(Reply::read(stuck).status, 200);
+    assert_eq!(server.get("/health").status, 200);
+}
+
+#[test]
+fn p09_what_a_watchdog_logs_shows_queues_pool_and_the_plan_of_the_step_that_hangs() {
+    let _turn = turn();
+    let engine = AsyncEngine::start(faulty(), &|_, _| {}).unwrap();
+    assert!(engine.dump().contains("no work") && engine.dump().contains("no step is under way"), "{}", engine.dump());
+    MODE.store(HANG, Ordering::SeqCst);
+    let request = engine::GenerationRequest { prompt: vec![1, 2, 3], ..Default::default() };
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let mut stream = runtime.block_on(engine.submit(request)).unwrap();
+    while !engine.dump().contains("under way: step 1") {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let dump = engine.dump();
+    for part in ["engine thread alive, last step completed", "queues: ", "pool: ", "positions 0..3"] {
+        assert!(dump.contains(part), "{part} in\n{dump}");
+    }
+    MODE.store(WORK, Ordering::SeqCst);
+    assert!(stream.next_blocking().is_some());
+}
+
+#[test]
+fn p23_an_engine_thread_that_dies_ends_streams_with_an_error_and_the_server_too() {
+    let _turn = turn();
+    let engine = AsyncEngine::start(faulty(), &|_, _| {}).unwrap();
+    let app = Arc::new(App::new(engine.clone(), ServerOptions::default()));
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.set_nonblocking(true).unwrap();
+    let address = listener.local_addr().unwrap();
+    let server = std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        runtime.block_on(async {
+            let listener = tokio::net::TcpListener::from_std(listener).unwrap();
+            serve(listener, app, std::future::pending(), Duration::from_secs(60)).await
+        })
+    });
+    let mut stream = std::net::TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    let body = long();
+    let head = format!("POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n", body.len());
+    std::io::Write::write_all(&mut stream, (head + &body).as_bytes()).unwrap();
+    stream.read_exact(&mut [0; 64]).unwrap();
+    assert!(engine.is_healthy(Duration::from_secs(60)));
+    MODE.store(PANIC, Ordering::SeqCst);
+    let mut rest = String::new();
+    stream.read_to_string(&mut rest).unwrap();
+    assert!(rest.contains("data: {\"error\":") && !rest.contains("[DONE]"), "the stream says so: {rest}");
+    assert!(!engine.is_healthy(Duration::MAX));
+    let ended = server.join().unwrap();
+    assert!(ended.unwrap_err().to_string().contains("engine thread has died"), "and the program exits with an error");
+}

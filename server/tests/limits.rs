@@ -1,0 +1,211 @@
+//! Keys, origins, sizes, times and numbers: every limit is met once, from both sides where that is cheap.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::time::Duration;
+
+use common::{Reply, Server, config};
+use engine::EngineConfig;
+use serde_json::{Value, json};
+use server::http::{Cors, Limits, ServerOptions};
+
+const COMPLETIONS: &str = "/v1/completions";
+const JSON: [(&str, &str); 1] = [("Content-Type", "application/json")];
+
+fn with(limits: Limits) -> Server {
+    Server::with(config(), ServerOptions { limits, ..ServerOptions::default() }, Duration::ZERO)
+}
+
+fn long(stream: bool) -> String {
+    json!({"prompt": "One", "max_tokens": 900, "ignore_eos": true, "stream": stream}).to_string()
+}
+
+#[test]
+fn any_of_several_keys_is_let_in_and_none_is_told() {
+    let options = ServerOptions { api_keys: vec!["first".into(), "second".into()], ..ServerOptions::default() };
+    let server = Server::with(config(), options, Duration::ZERO);
+    for (key, status) in [("first", 200), ("second", 200), ("third", 401), ("firstsecond", 401)] {
+        let reply = server.send("GET", "/v1/models", &[("Authorization", &format!("Bearer {key}"))], b"");
+        assert_eq!(reply.status, status, "{key}");
+        assert!(!reply.body.contains("first") || status == 200);
+    }
+}
+
+#[test]
+fn no_page_of_another_origin_may_use_the_server_unless_it_is_allowed() {
+    let origin = [("Origin", "https://a.example")];
+    let preflight = [origin[0], ("Access-Control-Request-Method", "POST")];
+    let closed = Server::start();
+    for headers in [&origin[..], &preflight[..]] {
+        let method = if headers.len() == 1 { "GET" } else { "OPTIONS" };
+        assert_eq!(closed.send(method, "/v1/models", headers, b"").header("access-control-allow-origin"), "");
+    }
+    let cors = Cors { origins: vec!["https://a.example".into()], ..Cors::default() };
+    let options = ServerOptions { cors, api_keys: vec!["k".into()], ..ServerOptions::default() };
+    let server = Server::with(config(), options, Duration::ZERO);
+    let reply = server.send("OPTIONS", "/v1/models", &preflight, b"");
+    assert_eq!((reply.status, reply.header("access-control-allow-origin")), (204, "https://a.example"));
+    assert_eq!(reply.header("access-control-allow-methods"), "GET, POST");
+    assert!(reply.header("access-control-allow-headers").contains("authorization"));
+    let refused = server.send("GET", "/v1/models", &origin, b"");
+    assert_eq!((refused.status, refused.header("access-control-allow-origin")), (401, "https://a.example"));
+    let other = server.send("GET", "/health", &[("Origin", "https://b.example")], b"");
+    assert_eq!(other.header("access-control-allow-origin"), "");
+}
+
+#[test]
+fn a_call_keeps_the_id_that_it_came_with_or_gets_one() {
+    let server = Server::start();
+    let reply = server.send("GET", "/health", &[("X-Request-Id", "abc-1")], b"");
+    assert_eq!(reply.header("x-request-id"), "abc-1");
+    let (one, two) = (server.get("/health"), server.get("/nowhere"));
+    assert!(!one.header("x-request-id").is_empty() && one.header("x-request-id") != two.header("x-request-id"));
+    let long = "x".repeat(129);
+    for bad in ["a b", "", &long] {
+        let reply = server.send("GET", "/health", &[("X-Request-Id", bad)], b"");
+        assert!(reply.header("x-request-id").starts_with("req-"), "{bad}");
+    }
+}
+
+#[test]
+fn fields_over_their_limits_are_a_400_that_names_them() {
+    let limits = Limits {
+        max_prompts: 2,
+        max_n: 2,
+        max_stop: 2,
+        max_stop_bytes: 8,
+        max_logit_bias: 2,
+        max_schema_bytes: 100,
+        max_messages: 2,
+        ..Limits::default()
+    };
+    let server = with(limits);
+    let user = json!({"role": "user", "content": "hi"});
+    for (path, field, good, bad) in [
+        (COMPLETIONS, "prompt", json!(["a", "b"]), json!(["a", "b", "c"])),
+        (COMPLETIONS, "n", json!(2), json!(3)),
+        (COMPLETIONS, "best_of", json!(2), json!(3)),
+        (COMPLETIONS, "stop", json!(["a", "b"]), json!(["a", "b", "c"])),
+        (COMPLETIONS, "stop", json!("12345678"), json!("123456789")),
+        (COMPLETIONS, "logit_bias", json!({"5": 1, "6": 1}), json!({"5": 1, "6": 1, "7": 1})),
+        (COMPLETIONS, "guided_regex", json!("a+"), json!("a".repeat(101))),
+        ("/v1/chat/completions", "messages", json!([user, user]), json!([user, user, user])),
+    ] {
+        let mut body = json!({"max_tokens": 1, "prompt": "a", "messages": [user]});
+        body[field] = good;
+        assert_eq!(server.post(path, &body).status, 200, "{field}");
+        body[field] = bad;
+        let reply = server.post(path, &body);
+        assert_eq!((reply.status, &reply.error()["param"]), (400, &json!(field)), "{}", reply.body);
+    }
+}
+
+#[test]
+fn a_head_or_body_over_its_limit_is_told_which() {
+    let server =
+        with(Limits { max_body_bytes: 1000, max_header_bytes: 2000, max_header_count: 10, ..Limits::default() });
+    let reply = server.post(COMPLETIONS, &json!({"prompt": "a".repeat(1000)}));
+    assert_eq!(reply.status, 413, "{}", reply.body);
+    reply.error();
+    let reply = server.send("GET", "/health", &[("X-Long", &"a".repeat(2000))], b"");
+    assert_eq!(reply.status, 431, "{}", reply.body);
+    assert!(reply.error()["message"].as_str().unwrap().contains("2000"));
+    let many: Vec<(&str, &str)> = vec![("X-Many", "a"); 11];
+    assert_eq!(server.send("GET", "/health", &many, b"").status, 431);
+    assert_eq!(server.get("/health").status, 200);
+}
+
+#[test]
+fn heads_and_bodies_that_do_not_come_are_given_up() {
+    let soon = Duration::from_millis(100);
+    let server = with(Limits { header_timeout: soon, body_timeout: soon, ..Limits::default() });
+    let mut idle = TcpStream::connect(server.address).unwrap();
+    let mut half_head = TcpStream::connect(server.address).unwrap();
+    half_head.write_all(b"POST /v1/comp").unwrap();
+    for stream in [&mut idle, &mut half_head] {
+        stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+        let mut rest = Vec::new();
+        stream.read_to_end(&mut rest).unwrap();
+        assert!(rest.is_empty() || rest.starts_with(b"HTTP/1.1 408"), "{}", String::from_utf8_lossy(&rest));
+    }
+    let mut half_body = TcpStream::connect(server.address).unwrap();
+    half_body.write_all(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 50\r\n\r\n{").unwrap();
+    let reply = Reply::read(half_body);
+    assert_eq!(reply.status, 408, "{}", reply.body);
+}
+
+#[test]
+fn connections_over_the_limit_are_told_so_and_others_get_their_place() {
+    let server = with(Limits { max_connections: 2, ..Limits::default() });
+    let held: Vec<TcpStream> = (0..2).map(|_| TcpStream::connect(server.address).unwrap()).collect();
+    let reply = Reply::read(TcpStream::connect(server.address).unwrap());
+    assert_eq!((reply.status, reply.header("retry-after")), (503, "1"));
+    reply.error();
+    drop(held);
+    server.until("the places are free", |server| {
+        let stream = server.open("GET", "/health", &[], b"");
+        Reply::read(stream).status == 200
+    });
+}
+
+#[test]
+fn a_queue_that_is_full_answers_429_with_retry_after() {
+    let small = EngineConfig { max_queued_requests: 2, max_num_seqs: 1, max_num_batched_tokens: 64, ..config() };
+    let server = Server::with(small, ServerOptions::default(), Duration::ZERO);
+    let mut first = server.open("POST", COMPLETIONS, &JSON, long(true).as_bytes());
+    first.read_exact(&mut [0; 64]).unwrap();
+    let waiting: Vec<TcpStream> =
+        (0..2).map(|_| server.open("POST", COMPLETIONS, &JSON, long(false).as_bytes())).collect();
+    server.until("two wait", |s| s.metric("vllm:num_requests_waiting") == 2.0);
+    let reply = server.post(COMPLETIONS, &json!({"prompt": "a"}));
+    assert_eq!((reply.status, reply.header("retry-after")), (429, "1"), "{}", reply.body);
+    assert_eq!(reply.error()["code"], "rate_limit_exceeded");
+    assert_eq!(server.metric("quire:requests_rejected_total"), 1.0);
+    drop((first, waiting));
+    server.until("there is room", |s| s.post(COMPLETIONS, &json!({"prompt": "a", "max_tokens": 1})).status == 200);
+}
+
+#[test]
+fn streams_over_the_limit_are_answered_429_and_whole_answers_are_not() {
+    let server = with(Limits { max_concurrent_streams: Some(1), ..Limits::default() });
+    let mut first = server.open("POST", COMPLETIONS, &JSON, long(true).as_bytes());
+    first.read_exact(&mut [0; 64]).unwrap();
+    let mut body: Value = json!({"prompt": "a", "max_tokens": 1});
+    assert_eq!(server.post(COMPLETIONS, &body).status, 200);
+    body["stream"] = json!(true);
+    assert_eq!(server.post(COMPLETIONS, &body).status, 429);
+    drop(first);
+    server.until("the place is free", |server| server.post(COMPLETIONS, &body).status == 200);
+}
+
+#[test]
+fn a_request_that_takes_too_long_ends_and_frees_its_blocks() {
+    let server = with(Limits { request_timeout: Some(Duration::from_millis(150)), ..Limits::default() });
+    let endless = json!({"prompt": "One", "n": 24, "max_tokens": 900, "ignore_eos": true});
+    let reply = server.post(COMPLETIONS, &endless);
+    assert_eq!(reply.status, 504, "{}", reply.body);
+    assert_eq!(reply.error()["code"], "request_timeout");
+    let mut streamed = endless;
+    streamed["stream"] = json!(true);
+    let reply = server.post(COMPLETIONS, &streamed);
+    assert!(reply.status == 200 && reply.body.contains("request_timeout") && !reply.body.contains("[DONE]"));
+    server.until("the blocks are free", |s| s.metric("vllm:kv_cache_usage_perc") == 0.0);
+}
+
+#[test]
+fn a_client_that_reads_nothing_is_dropped_and_holds_nobody_up() {
+    let server = with(Limits { send_timeout: Duration::from_millis(200), ..Limits::default() });
+    // More text than the buffers between the two hold.
+    let body = json!({"prompt": "One", "n": 24, "max_tokens": 900, "ignore_eos": true, "logprobs": 20, "stream": true});
+    let _unread = server.open("POST", COMPLETIONS, &JSON, body.to_string().as_bytes());
+    server.until("it runs", |s| s.metric("vllm:num_requests_running") == 1.0);
+    assert_eq!(server.post(COMPLETIONS, &json!({"prompt": "Two", "max_tokens": 4})).status, 200);
+    server.until("its request is cancelled", |s| {
+        let page = s.get("/metrics").body;
+        page.lines().any(|line| line.contains("finished_reason=\"abort\"") && line.ends_with(" 24"))
+    });
+    server.until("its blocks are free", |s| s.metric("vllm:kv_cache_usage_perc") == 0.0);
+}

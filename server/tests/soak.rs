@@ -1,0 +1,212 @@
+//! A long, hostile day in short: clients that ask, leave, stall and send rubbish, over a pool that is too small for them.
+//!
+//! Five seconds of it in every test run; `cargo xtask soak` gives it two minutes, `QUIRE_SOAK_SECONDS` any length.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use common::{Reply, Server, config};
+use engine::EngineConfig;
+use serde_json::{Value, json};
+use server::http::{Limits, ServerOptions};
+
+const COMPLETIONS: &str = "/v1/completions";
+const JSON: [(&str, &str); 1] = [("Content-Type", "application/json")];
+/// Bytes of a block of 16 tokens of the demo model: keys and values, 5 layers, 2 heads of 32, float32.
+const BLOCK: u64 = 16 * 2 * 5 * 2 * 32 * 4;
+const CLIENTS: u64 = 16;
+
+fn seconds() -> u64 {
+    std::env::var("QUIRE_SOAK_SECONDS").ok().and_then(|text| text.parse().ok()).unwrap_or(5)
+}
+
+/// Requests whose answers are known: greedy and seeded, short and long, some with samples, stop strings or a grammar.
+fn questions() -> Vec<Value> {
+    let texts = ["The capital of France is", "One", "A cat and a dog", "Once upon a time there was a king who"];
+    let mut questions = Vec::new();
+    for (i, text) in texts.into_iter().enumerate() {
+        let long = text.repeat(1 + 4 * i);
+        questions.push(json!({"prompt": long, "max_tokens": 24, "temperature": 0}));
+        questions
+            .push(json!({"prompt": text, "max_tokens": 40, "temperature": 1, "seed": i, "n": 3, "ignore_eos": true}));
+        questions.push(json!({"prompt": long, "max_tokens": 60, "temperature": 0.8, "seed": 7, "stop": ["."]}));
+        questions.push(
+            json!({"prompt": text, "max_tokens": 30, "temperature": 1, "seed": i, "guided_regex": "[a-z ]{5,20}"}),
+        );
+    }
+    questions
+}
+
+/// Texts and reasons of the choices.
+fn gist(answer: &Value) -> Vec<(String, String)> {
+    let choice =
+        |c: &Value| (c["text"].as_str().unwrap().to_string(), c["finish_reason"].as_str().unwrap().to_string());
+    answer["choices"].as_array().unwrap().iter().map(choice).collect()
+}
+
+fn streamed(chunks: &[Value], n: usize) -> Vec<(String, String)> {
+    let mut gist = vec![(String::new(), String::new()); n];
+    for choice in chunks.iter().flat_map(|chunk| chunk["choices"].as_array().unwrap()) {
+        let (text, reason) = &mut gist[choice["index"].as_u64().unwrap() as usize];
+        *text += choice["text"].as_str().unwrap();
+        *reason += choice["finish_reason"].as_str().unwrap_or_default();
+    }
+    gist
+}
+
+const RUBBISH: [&str; 10] = [
+    "",
+    "{",
+    "[]",
+    "{\"prompt\": 5}",
+    "{\"prompt\": \"a\", \"n\": -1}",
+    "{\"prompt\": \"a\", \"max_tokens\": 1e9}",
+    "{\"prompt\": [[1], {}]}",
+    "{\"prompt\": \"a\", \"guided_regex\": \"(\"}",
+    "{\"prompt\": \"a\", \"temperature\": \"hot\", \"stream\": true}",
+    "{\"prompt\": \"a\", \"logit_bias\": {\"x\": 1}}",
+];
+
+/// One client's deeds until the time is over; the number of answers that it compared.
+fn client(server: &Server, which: u64, until: Instant, questions: &[Value], want: &[Vec<(String, String)>]) -> usize {
+    let mut state = which.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    let mut draw = |below: u64| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state % below
+    };
+    let mut compared = 0;
+    while Instant::now() < until {
+        let pick = draw(questions.len() as u64) as usize;
+        let question = &questions[pick];
+        let body = question.to_string();
+        match draw(10) {
+            0..3 => {
+                let reply = server.post(COMPLETIONS, question);
+                assert_eq!(reply.status, 200, "{}", reply.body);
+                assert_eq!(gist(&reply.json()), want[pick], "{question}");
+                compared += 1;
+            }
+            3..6 => {
+                let chunks = server.stream(COMPLETIONS, question.clone());
+                assert_eq!(streamed(&chunks, want[pick].len()), want[pick], "{question}");
+                compared += 1;
+            }
+            6 => {
+                let mut question = question.clone();
+                question["stream"] = json!(true);
+                let mut stream = server.open("POST", COMPLETIONS, &JSON, question.to_string().as_bytes());
+                stream.read_exact(&mut vec![0; 1 + draw(600) as usize]).unwrap();
+            }
+            7 => drop(server.open("POST", COMPLETIONS, &JSON, body.as_bytes())),
+            8 => {
+                let mut stream = TcpStream::connect(server.address).unwrap();
+                let head = format!("POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n", body.len());
+                let whole = head + &body;
+                stream.write_all(&whole.as_bytes()[..draw(whole.len() as u64) as usize]).unwrap();
+            }
+            _ => {
+                let rubbish = RUBBISH[draw(RUBBISH.len() as u64) as usize];
+                let reply = server.send("POST", COMPLETIONS, &JSON, rubbish.as_bytes());
+                assert!((400..500).contains(&reply.status), "{rubbish}: {} {}", reply.status, reply.body);
+                reply.error();
+            }
+        }
+    }
+    compared
+}
+
+/// Resident bytes of this process, server and clients together.
+fn resident() -> u64 {
+    let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
+    pages.split(' ').nth(1).unwrap().parse::<u64>().unwrap() * 4096
+}
+
+#[test]
+fn any_mix_of_clients_leaves_nothing_behind_and_every_answer_is_that_of_the_request_alone() {
+    let tight = EngineConfig {
+        kv_cache_memory_bytes: Some(70 * BLOCK),
+        swap_space_bytes: 40 * BLOCK,
+        max_num_seqs: 24,
+        max_num_batched_tokens: 128,
+        ..config()
+    };
+    let limits =
+        Limits { header_timeout: Duration::from_secs(2), body_timeout: Duration::from_secs(2), ..Limits::default() };
+    let options = ServerOptions { limits, ..ServerOptions::default() };
+    let server = Server::with(tight, options, Duration::ZERO);
+    let questions = questions();
+    let want: Vec<_> = questions.iter().map(|question| gist(&server.ok(COMPLETIONS, question.clone()))).collect();
+    let length = Duration::from_secs(seconds());
+    let until = Instant::now() + length;
+    let compared = AtomicUsize::new(0);
+    let mut memory = Vec::new();
+    std::thread::scope(|scope| {
+        for which in 1..=CLIENTS {
+            let (server, questions, want, compared) = (&server, &questions, &want, &compared);
+            scope.spawn(move || compared.fetch_add(client(server, which, until, questions, want), Ordering::Relaxed));
+        }
+        while Instant::now() < until {
+            memory.push(resident());
+            std::thread::sleep(length / 40);
+        }
+    });
+    server.until("nothing runs or waits", |s| {
+        ["running", "waiting", "swapped"].iter().all(|kind| s.metric(&format!("vllm:num_requests_{kind}")) == 0.0)
+    });
+    assert_eq!(server.metric("vllm:kv_cache_usage_perc") + server.metric("vllm:cpu_cache_usage_perc"), 0.0);
+    assert_eq!(server.metric("quire:engine_failed_steps_total"), 0.0);
+    assert!(server.metric("vllm:num_preemptions_total") > 0.0, "the pool was not too small: nothing was shown");
+    assert_eq!(server.get("/health").status, 200);
+    let mean = |part: &[u64]| part.iter().sum::<u64>() / part.len() as u64;
+    let quarter = memory.len() / 4;
+    let (early, late) = (mean(&memory[quarter..2 * quarter]), mean(&memory[3 * quarter..]));
+    println!(
+        "{} answers compared in {} s, {} preemptions, {} swaps; resident {} MiB in the second quarter, {} MiB in the last",
+        compared.load(Ordering::Relaxed),
+        seconds(),
+        server.metric("vllm:num_preemptions_total"),
+        server.metric("quire:num_swap_preemptions_total"),
+        early >> 20,
+        late >> 20
+    );
+    assert!(compared.load(Ordering::Relaxed) > 0);
+    assert!(late < early + early / 10 + (8 << 20), "memory grows: {early} bytes, later {late}");
+}
+
+#[test]
+fn two_hundred_and_fifty_six_streams_are_held_without_an_error() {
+    let server = Server::with(
+        EngineConfig { kv_cache_memory_bytes: Some(256 << 20), ..config() },
+        ServerOptions::default(),
+        Duration::ZERO,
+    );
+    let body =
+        json!({"prompt": "One", "max_tokens": 48, "ignore_eos": true, "temperature": 1, "stream": true}).to_string();
+    let streams: Vec<TcpStream> = (0..256).map(|_| server.open("POST", COMPLETIONS, &JSON, body.as_bytes())).collect();
+    for stream in streams {
+        let reply = Reply::read(stream);
+        assert!(reply.status == 200 && reply.body.ends_with("data: [DONE]\n\n"), "{}", reply.body);
+    }
+    assert_eq!(server.metric("vllm:generation_tokens_total"), 256.0 * 48.0);
+    let page = server.get("/metrics").body;
+    let buckets = page.lines().filter(|line| line.starts_with("vllm:inter_token_latency_seconds_bucket"));
+    let gaps: Vec<(&str, f64)> = buckets
+        .map(|line| {
+            (
+                line.split("le=\"").nth(1).unwrap().split('"').next().unwrap(),
+                line.rsplit(' ').next().unwrap().parse().unwrap(),
+            )
+        })
+        .collect();
+    let all = gaps.last().unwrap().1;
+    assert_eq!(all, 256.0 * 47.0);
+    let p99 = gaps.iter().find(|(_, below)| *below >= 0.99 * all).unwrap().0;
+    println!("256 streams: 99 % of the gaps between tokens are at most {p99} s");
+}
