@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::ops::Range;
+use std::time::Instant;
 
 use attention_kernels::KernelError;
 use models::LOGIT_ROWS;
@@ -16,6 +17,7 @@ use crate::error::{EngineError, SubmitError};
 use crate::executor::Executor;
 use crate::grammar::{Guides, MaskThreads};
 use crate::load::{Progress, load};
+use crate::watch::{self, Recent, Snapshot};
 
 /// What a step gave one request, on token ids.
 #[derive(Clone, Debug, PartialEq)]
@@ -50,6 +52,7 @@ pub struct Engine {
     seed: u64,
     next_id: u64,
     generation_tokens: u64,
+    recent: Recent,
     // Reused by every step.
     wanted: Vec<(usize, u32)>,
     rows: Vec<u32>,
@@ -96,6 +99,7 @@ impl Engine {
             seed,
             next_id: 0,
             generation_tokens: 0,
+            recent: Recent::new(),
             wanted: Vec::new(),
             rows: Vec::new(),
             outcomes: Vec::new(),
@@ -163,8 +167,9 @@ impl Engine {
         let beams = beam.map(|beam| Beams::new(beam, limit));
         let guides = constraint.map(|constraint| Guides::new(constraint, samples, &mut self.mask_threads));
         let (cached_tokens, started, prompt_logprobs) = (0, false, Vec::new());
+        let arrived = Instant::now();
         let active =
-            Active { request, stop_ids, seed, outputs, beams, guides, cached_tokens, started, prompt_logprobs };
+            Active { request, arrived, stop_ids, seed, outputs, beams, guides, cached_tokens, started, prompt_logprobs };
         self.requests.insert(id, active);
         Ok(id)
     }
@@ -238,6 +243,18 @@ impl Engine {
             self.fail(&plan, &error, &mut emit);
             let _ = self.scheduler.commit(plan.step, &[]);
         }
+        let sequences = plan.spans.len();
+        let stats = self.scheduler.stats();
+        let (prefill, preemptions) = (stats.prompt_tokens_computed, stats.preemptions);
+        self.recent.step(sequences, watch::Counters { prefill, decode: self.generation_tokens, preemptions });
+    }
+
+    /// What there is to see now, for whoever watches: [the cost](watch) is a pass over the block tables.
+    pub fn snapshot(&mut self) -> Snapshot {
+        let stats = self.stats();
+        let Engine { scheduler, recent, requests, .. } = self;
+        let age = |id| requests.get(&id).map_or(0.0, |active: &Active| active.arrived.elapsed().as_secs_f64());
+        watch::snapshot(scheduler, &stats, recent, age)
     }
 
     fn execute(&mut self, plan: &StepPlan, emit: &mut impl FnMut(RequestId, TokenEvent)) -> Result<(), KernelError> {

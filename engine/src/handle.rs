@@ -12,13 +12,17 @@ use std::time::{Duration, Instant};
 use models::{ChatTemplate, GenerationDefaults, Tokenizer};
 use sampling::Constraint;
 use sched::RequestId;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::api::{EngineConfig, EngineStats, Event, GenerationRequest, ModelInfo};
 use crate::error::{EngineError, SubmitError};
 use crate::grammar::Grammars;
 use crate::load::{Progress, load};
 use crate::publish::TextEngine;
+use crate::watch::Snapshot;
+
+/// Time between two snapshots for those who watch.
+const WATCH_INTERVAL: Duration = Duration::from_millis(200);
 
 enum Command {
     Submit {
@@ -28,6 +32,8 @@ enum Command {
         reply: oneshot::Sender<Result<RequestId, SubmitError>>,
     },
     Abort(RequestId),
+    /// Somebody watches and wants to see the engine as it is now.
+    Look,
     Shutdown,
 }
 
@@ -61,6 +67,7 @@ struct Shared {
     chat_template: Option<Arc<ChatTemplate>>,
     defaults: GenerationDefaults,
     status: Arc<Status>,
+    snapshots: watch::Receiver<Arc<Snapshot>>,
 }
 
 /// A cloneable handle on a running engine. The engine ends with [`AsyncEngine::shutdown`] or with its last handle.
@@ -83,7 +90,11 @@ impl AsyncEngine {
             draining: AtomicBool::new(false),
         });
         let (sender, receiver) = commands::channel();
-        let worker = Worker { engine, receiver, streams: HashMap::new(), events: Vec::new(), status: status.clone() };
+        // The handle's own receiver does not watch: it is there to make others.
+        let (views, snapshots) = watch::channel(Arc::new(Snapshot::default()));
+        let view = View { views, last: Instant::now(), asked: false };
+        let streams = HashMap::new();
+        let worker = Worker { engine, receiver, streams, events: Vec::new(), status: status.clone(), view };
         std::thread::Builder::new().name("quire-engine".to_string()).spawn(move || worker.run()).map_err(|error| {
             EngineError::Config {
                 flag: "--threads",
@@ -98,6 +109,7 @@ impl AsyncEngine {
             chat_template: loaded.chat_template.map(Arc::new),
             defaults: loaded.defaults,
             status,
+            snapshots,
         };
         Ok(AsyncEngine { commands: sender, shared: Arc::new(shared) })
     }
@@ -144,6 +156,20 @@ impl AsyncEngine {
     /// The latest numbers.
     pub fn stats(&self) -> EngineStats {
         *lock(&self.shared.status.stats)
+    }
+
+    /// Begins to watch: a [`Snapshot`] now, and others while steps run, as long as the result lives.
+    pub fn watch(&self) -> Watcher {
+        let mut snapshots = self.shared.snapshots.clone();
+        snapshots.mark_unchanged();
+        let watcher = Watcher { snapshots, commands: self.commands.clone() };
+        watcher.look();
+        watcher
+    }
+
+    /// Whether new requests are refused because the engine is to end.
+    pub fn is_draining(&self) -> bool {
+        self.shared.status.draining.load(Ordering::Acquire)
     }
 
     /// Whether the engine thread lives and, while work is pending, has finished a step within `limit`.
@@ -205,6 +231,47 @@ impl Drop for OutputStream {
     }
 }
 
+/// Somebody who watches the engine. It holds nobody up: who looks late sees the latest and misses what was between.
+pub struct Watcher {
+    snapshots: watch::Receiver<Arc<Snapshot>>,
+    commands: commands::Sender<Command>,
+}
+
+impl Watcher {
+    /// The next snapshot that has not been seen; `None` if the engine has ended. An idle engine changes nothing, and makes
+    /// one only if it is asked to [look](Watcher::look).
+    pub async fn next(&mut self) -> Option<Arc<Snapshot>> {
+        self.snapshots.changed().await.ok()?;
+        Some(self.snapshots.borrow_and_update().clone())
+    }
+
+    /// Asks for a snapshot of now: between two steps, or at once if none runs.
+    pub fn look(&self) {
+        let _ = self.commands.send(Command::Look);
+    }
+}
+
+/// Snapshots for those who watch, where there are any.
+struct View {
+    views: watch::Sender<Arc<Snapshot>>,
+    last: Instant,
+    /// Somebody has asked since.
+    asked: bool,
+}
+
+impl View {
+    /// Publishes, if somebody watches and it is time: between steps now and then, and always when work ends.
+    fn publish(&mut self, engine: &mut TextEngine) {
+        let due = self.last.elapsed() >= WATCH_INTERVAL || !engine.has_work();
+        // One receiver is the handle's.
+        if self.asked || (due && self.views.receiver_count() > 1) {
+            self.asked = false;
+            self.last = Instant::now();
+            self.views.send_replace(Arc::new(engine.snapshot()));
+        }
+    }
+}
+
 /// The engine thread.
 struct Worker {
     engine: TextEngine,
@@ -213,6 +280,7 @@ struct Worker {
     /// Of the step under way: whose, what, and whether it is the request's last. Reused.
     events: Vec<(RequestId, Event, bool)>,
     status: Arc<Status>,
+    view: View,
 }
 
 /// Says that the thread is gone, also if it went by a panic.
@@ -253,8 +321,13 @@ impl Worker {
                 Err(commands::TryRecvError::Disconnected) => return false,
             }
         }
-        self.status.publish(&self.engine);
+        self.publish();
         true
+    }
+
+    fn publish(&mut self) {
+        self.status.publish(&self.engine);
+        self.view.publish(&mut self.engine);
     }
 
     fn apply(&mut self, command: Command) -> bool {
@@ -272,6 +345,7 @@ impl Worker {
                 }
             }
             Command::Abort(id) => self.abort(id),
+            Command::Look => self.view.asked = true,
             Command::Shutdown => return false,
         }
         true
@@ -288,7 +362,7 @@ impl Worker {
     fn step(&mut self) {
         let Worker { engine, events, .. } = self;
         engine.step(|id, event, last| events.push((id, event, last)));
-        self.status.publish(&self.engine);
+        self.publish();
         let mut events = std::mem::take(&mut self.events);
         for (id, event, last) in events.drain(..) {
             let heard = self.streams.get(&id).is_some_and(|stream| stream.send(event).is_ok());

@@ -13,6 +13,7 @@ use crate::core::{Engine, TokenEvent};
 use crate::error::SubmitError;
 use crate::held::Held;
 use crate::text::TextStream;
+use crate::watch::Snapshot;
 
 /// Text of one sequence, until it ends.
 struct Written {
@@ -76,6 +77,10 @@ impl TextEngine {
 
     pub fn stats(&self) -> EngineStats {
         self.engine.stats()
+    }
+
+    pub fn snapshot(&mut self) -> Snapshot {
+        self.engine.snapshot()
     }
 
     /// One step; `emit` gets every event in order, and whether it was the request's last.

@@ -10,6 +10,7 @@
 //! | `run` | the engine requests of one call, merged into one stream of events |
 //! | `reply`, `logprobs`, `stream` | answers: the frame, log-probabilities, server-sent events |
 //! | `completions`, `chat`, `tokenize`, `status`, `metrics` | the routes |
+//! | `page`, `state` | the web page; the engine as it shows it |
 //! | `connection`, `serve` | listening, and stopping in order |
 //!
 //! No handler keeps state between calls. A handler that is dropped because its client went away drops its `Run`,
@@ -28,9 +29,11 @@ mod logprobs;
 mod messages;
 mod metrics;
 mod options;
+mod page;
 mod reply;
 mod run;
 mod serve;
+mod state;
 mod status;
 mod stream;
 mod structured;
@@ -49,7 +52,6 @@ pub use serve::serve;
 /// All routes over a running engine.
 pub fn router(app: Arc<App>) -> Router {
     Router::new()
-        .route("/", get(status::index))
         .route("/health", get(status::health))
         .route("/version", get(status::version))
         .route("/metrics", get(status::metrics))
@@ -60,8 +62,11 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/v1/chat/completions", post(chat::chat_completions))
         .route("/tokenize", post(tokenize::tokenize))
         .route("/detokenize", post(tokenize::detokenize))
+        .route("/quire/state", get(state::state))
+        .route("/quire/events", get(state::events))
         .fallback(error::not_found)
         .method_not_allowed_fallback(error::method_not_allowed)
         .layer(from_fn_with_state(app.clone(), auth::check))
+        .merge(page::routes())
         .with_state(app)
 }

@@ -1,4 +1,4 @@
-//! The routes that tell about the server: `/`, `/health`, `/version`, `/metrics`, `/v1/models`.
+//! The routes that tell about the server: `/health`, `/version`, `/metrics`, `/v1/models`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,18 +16,6 @@ use super::error::ApiError;
 /// An engine with work that has finished no step for this long counts as stuck. A step is one pass over a bounded batch;
 /// minutes mean that something is wrong even for a large model on a slow machine.
 const STUCK: Duration = Duration::from_secs(120);
-
-/// A word to whoever opens the address in a browser.
-pub async fn index(State(app): State<Arc<App>>) -> String {
-    format!(
-        "Quire {}, an LLM inference engine with OpenAI's API.\n\
-         Model: {}\n\
-         API: /v1/models, /v1/completions, /v1/chat/completions, /tokenize, /detokenize\n\
-         State: /health, /version, /metrics\n",
-        env!("CARGO_PKG_VERSION"),
-        app.model
-    )
-}
 
 /// 200 while the engine lives and makes progress, else 503.
 pub async fn health(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
