@@ -100,6 +100,8 @@ export class Blocks {
         pen.strokeRect(x - 0.5, y - 0.5, size + 1, size + 1);
       }
     }
+    // Nothing is left out even of the part that is in use.
+    this.complete = !this.whole && this.grid.shown === this.cells.length;
     const per = this.grid.merge * this.map.blocks_per_cell;
     const part = this.grid.shown < this.cells.length ? `blocks 0 to ${(this.grid.shown * this.map.blocks_per_cell - 1).toLocaleString('en')} of ` : '';
     this.caption = `${part}${this.total.toLocaleString('en')}${part ? '' : ' blocks'}${per > 1 ? `, ${per} to a cell` : ''}`;
@@ -125,7 +127,7 @@ export class Blocks {
 
   choose(cell) {
     this.at = cell;
-    this.detail.textContent = cell < 0 || !this.grid ? 'Point at a block, or focus the grid and use the arrow keys.' : this.describe(cell);
+    this.detail.textContent = cell < 0 || !this.grid ? 'Point at a block, or use the arrow keys.' : this.describe(cell);
     this.draw();
   }
 

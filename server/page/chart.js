@@ -36,7 +36,7 @@ export function chart(canvas, values, slots, colour, label) {
   pen.stroke();
   pen.fillStyle = css('--soft');
   pen.font = `11px ${css('--sans')}`;
-  pen.fillText(String(top), left, 11);
+  pen.fillText(top.toLocaleString('en'), left, 11);
   pen.beginPath();
   values.forEach((value, i) => pen.lineTo(x(i), y(value)));
   pen.strokeStyle = css(colour);

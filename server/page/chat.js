@@ -3,8 +3,10 @@
 import { ApiError, call, events } from './api.js';
 import { render } from './markdown.js';
 
-const FIELDS = ['temperature', 'top_p', 'top_k', 'repetition_penalty', 'max_tokens', 'seed'];
+const FIELDS = ['temperature', 'top_p', 'top_k', 'repetition_penalty', 'max_tokens', 'min_tokens', 'seed'];
+const TEXTS = ['system', 'stop_at'];
 const SETTINGS = 'quire-settings';
+const whole = (number) => Math.round(number).toLocaleString('en');
 const $ = (id) => document.getElementById(id);
 
 function div(name, text = '') {
@@ -49,13 +51,13 @@ export class Chat {
   }
 
   keep() {
-    const values = Object.fromEntries([...FIELDS, 'system'].map((name) => [name, $(name).value]));
+    const values = Object.fromEntries([...FIELDS, ...TEXTS].map((name) => [name, $(name).value]));
     localStorage.setItem(SETTINGS, JSON.stringify(values));
   }
 
   restore() {
     const values = JSON.parse(localStorage.getItem(SETTINGS) ?? '{}');
-    for (const name of [...FIELDS, 'system']) $(name).value = values[name] ?? '';
+    for (const name of [...FIELDS, ...TEXTS]) $(name).value = values[name] ?? '';
   }
 
   fit() {
@@ -83,6 +85,7 @@ export class Chat {
     for (const name of FIELDS) {
       if ($(name).value !== '' && $(name).validity.valid) body[name] = Number($(name).value);
     }
+    if ($('stop_at').value) body.stop = [$('stop_at').value];
     return body;
   }
 
@@ -147,9 +150,9 @@ export class Chat {
       if (answer.end === 'stopped') turn.foot.textContent = 'stopped before the first token';
       return;
     }
-    const [wait, took] = [answer.first - answer.start, performance.now() - answer.first];
+    const [wait, took] = [answer.first - answer.start, performance.now() - answer.start];
     const parts = [`first token after ${wait.toFixed(0)} ms`];
-    if (answer.tokens > 1) parts.unshift(`${answer.tokens} tokens`, `${((answer.tokens - 1) / (took / 1000)).toFixed(0)} a second`);
+    if (answer.tokens) parts.unshift(`${answer.tokens} tokens`, `${whole(answer.tokens / (took / 1000))} a second`);
     if (answer.end === 'length') parts.push('cut at the limit of tokens');
     if (answer.end === 'stopped') parts.push('stopped');
     turn.foot.textContent = parts.join(' · ');

@@ -79,6 +79,7 @@ export class Engine {
     chart($('decode-chart'), speeds.length ? speeds : [0], 119, '--o2', 'Tokens a second');
     this.blocks.show(state.map, blocks.total);
     put('pool-count', this.blocks.caption ?? '');
+    $('zoom').hidden = this.blocks.complete;
     this.legend(state);
     this.list(state);
   }
