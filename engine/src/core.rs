@@ -168,8 +168,18 @@ impl Engine {
         let guides = constraint.map(|constraint| Guides::new(constraint, samples, &mut self.mask_threads));
         let (cached_tokens, started, prompt_logprobs) = (0, false, Vec::new());
         let arrived = Instant::now();
-        let active =
-            Active { request, arrived, stop_ids, seed, outputs, beams, guides, cached_tokens, started, prompt_logprobs };
+        let active = Active {
+            request,
+            arrived,
+            stop_ids,
+            seed,
+            outputs,
+            beams,
+            guides,
+            cached_tokens,
+            started,
+            prompt_logprobs,
+        };
         self.requests.insert(id, active);
         Ok(id)
     }

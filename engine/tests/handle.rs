@@ -147,7 +147,10 @@ fn whoever_watches_sees_a_request_and_its_blocks_come_and_go() {
 #[test]
 fn nothing_is_drawn_while_nobody_watches() {
     let engine = start();
-    assert_eq!(deltas(submit(&engine, request(1, 10, 12, 1)).unwrap()).last().unwrap().finish, Some(FinishReason::Length));
+    assert_eq!(
+        deltas(submit(&engine, request(1, 10, 12, 1)).unwrap()).last().unwrap().finish,
+        Some(FinishReason::Length)
+    );
     drop(engine.watch());
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     let seen = runtime.block_on(async { engine.watch().next().await.unwrap() });

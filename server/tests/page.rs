@@ -36,7 +36,8 @@ fn the_state_counts_blocks_and_tokens_and_shows_no_text() {
     let words = "My secret is hunter2 and nobody else knows it, hunter2 hunter2 hunter2 hunter2 hunter2 hunter2.";
     let before = server.get("/quire/state").json();
     assert_eq!(before["map"]["runs"], json!([[0, before["blocks"]["total"]]]));
-    let usage = server.ok("/v1/completions", json!({"prompt": words, "max_tokens": 20, "ignore_eos": true}))["usage"].clone();
+    let usage =
+        server.ok("/v1/completions", json!({"prompt": words, "max_tokens": 20, "ignore_eos": true}))["usage"].clone();
     let reply = server.get("/quire/state");
     let state = reply.json();
     assert_eq!(state["stats"]["prompt_tokens"], usage["prompt_tokens"]);
@@ -64,7 +65,9 @@ fn events_show_a_request_while_it_runs_and_end_with_the_server() {
     assert_eq!(running["requests"][0]["state"], "running");
     assert!(running["blocks"]["in_use"].as_u64().unwrap() > 0 && running["map"]["owners"][0]["references"] == 1);
     drop(client);
-    assert!(std::iter::from_fn(&mut next).any(|state| state["requests"] == json!([]) && state["blocks"]["in_use"] == 0));
+    assert!(
+        std::iter::from_fn(&mut next).any(|state| state["requests"] == json!([]) && state["blocks"]["in_use"] == 0)
+    );
     server.begin_stop();
     while next().is_some() {}
     assert_eq!(server.wait(), 0);

@@ -192,7 +192,11 @@ mod tests {
 
         step(&mut scheduler, true);
         let (map, counts) = drawn(&scheduler);
-        assert_eq!((map.runs, map.owners, counts), (vec![(1, 2), (0, 10)], vec![], vec![]), "what is full stays cached");
+        assert_eq!(
+            (map.runs, map.owners, counts),
+            (vec![(1, 2), (0, 10)], vec![], vec![]),
+            "what is full stays cached"
+        );
     }
 
     #[test]

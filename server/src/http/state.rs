@@ -53,7 +53,8 @@ impl<'a> Document<'a> {
 pub async fn state(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
     let (_permit, mut watcher) = watch(&app)?;
     let next = timeout(PATIENCE, watcher.next()).await;
-    let snapshot = next.ok().flatten().ok_or_else(|| ApiError::unavailable("the engine has ended or makes no progress"))?;
+    let snapshot =
+        next.ok().flatten().ok_or_else(|| ApiError::unavailable("the engine has ended or makes no progress"))?;
     Ok(([(header::CACHE_CONTROL, "no-store")], Json(Document::new(&app, &snapshot))).into_response())
 }
 
@@ -80,6 +81,7 @@ pub async fn events(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
 
 fn watch(app: &App) -> Result<(OwnedSemaphorePermit, Watcher), ApiError> {
     let permit = app.watchers.clone().try_acquire_owned();
-    let permit = permit.map_err(|_| ApiError::unavailable(format!("{MAX_WATCHERS} clients watch the engine already")))?;
+    let permit =
+        permit.map_err(|_| ApiError::unavailable(format!("{MAX_WATCHERS} clients watch the engine already")))?;
     Ok((permit, app.engine.watch()))
 }

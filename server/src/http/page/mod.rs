@@ -34,9 +34,9 @@ const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; c
 
 /// The routes of the page, for any state. They stand outside of the API key.
 pub fn routes<S: Clone + Send + Sync + 'static>() -> Router<S> {
-    FILES.into_iter().fold(Router::new(), |router, (path, kind, text)| {
-        router.route(path, get(async move || file(kind, text)))
-    })
+    FILES
+        .into_iter()
+        .fold(Router::new(), |router, (path, kind, text)| router.route(path, get(async move || file(kind, text))))
 }
 
 fn file(kind: &'static str, text: &'static str) -> impl IntoResponse {
