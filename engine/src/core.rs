@@ -6,6 +6,7 @@ mod faults;
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Instant;
 
 use attention_kernels::KernelError;
 use models::LOGIT_ROWS;
@@ -21,6 +22,7 @@ use crate::executor::Executor;
 use crate::grammar::{Guides, MaskThreads};
 use crate::load::{Progress, load};
 use crate::status::{StepUnderWay, lock};
+use crate::watch::{self, Recent, Snapshot};
 
 /// What a step gave one request, on token ids.
 #[derive(Clone, Debug, PartialEq)]
@@ -60,6 +62,7 @@ pub struct Engine {
     under_way: StepUnderWay,
     /// Requests that the last step computed for the first time.
     scheduled: Vec<RequestId>,
+    recent: Recent,
     // Reused by every step.
     wanted: Vec<(usize, u32)>,
     rows: Vec<u32>,
@@ -110,6 +113,7 @@ impl Engine {
             step_tokens: StepTokens::default(),
             under_way: StepUnderWay::default(),
             scheduled: Vec::new(),
+            recent: Recent::new(),
             wanted: Vec::new(),
             rows: Vec::new(),
             outcomes: Vec::new(),
@@ -178,6 +182,7 @@ impl Engine {
         let guides = constraint.map(|constraint| Guides::new(constraint, samples, &mut self.mask_threads));
         let active = Active {
             request,
+            arrived: Instant::now(),
             stop_ids,
             seed,
             outputs,
@@ -284,6 +289,10 @@ impl Engine {
             let _ = self.scheduler.commit(plan.step, &[]);
         }
         *lock(&self.under_way) = None;
+        let sequences = plan.spans.len();
+        let stats = self.scheduler.stats();
+        let (prefill, preemptions) = (stats.prompt_tokens_computed, stats.preemptions);
+        self.recent.step(sequences, watch::Counters { prefill, decode: self.generation_tokens, preemptions });
     }
 
     /// Counts the step, and whom it computes for the first time.
@@ -299,6 +308,14 @@ impl Engine {
         if !plan.spans.is_empty() {
             self.step_tokens.count(plan.num_tokens());
         }
+    }
+
+    /// What there is to see now, for whoever watches: [the cost](watch) is a pass over the block tables.
+    pub fn snapshot(&mut self) -> Snapshot {
+        let stats = self.stats();
+        let Engine { scheduler, recent, requests, .. } = self;
+        let age = |id| requests.get(&id).map_or(0.0, |active: &Active| active.arrived.elapsed().as_secs_f64());
+        watch::snapshot(scheduler, &stats, recent, age)
     }
 
     fn execute(&mut self, plan: &StepPlan, emit: &mut impl FnMut(RequestId, TokenEvent)) -> Result<(), KernelError> {

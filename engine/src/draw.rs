@@ -1,5 +1,7 @@
 //! From a row of logits to tokens: what a request has made so far, and what a row adds to it.
 
+use std::time::Instant;
+
 use sampling::{Context, Sampled, Sampler, TokenLogprobs, TokenSet};
 use sched::{Outcome, RequestId, SeqId, Span};
 
@@ -11,6 +13,7 @@ use crate::grammar::{Guides, MaskThreads};
 /// A request that has not ended.
 pub(crate) struct Active {
     pub request: GenerationRequest,
+    pub arrived: Instant,
     /// Held back until `min_tokens`: end-of-sequence and stop ids.
     pub stop_ids: Vec<u32>,
     /// Key of the request's draws.

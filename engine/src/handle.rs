@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use models::{ChatTemplate, GenerationDefaults, Tokenizer};
 use sampling::Constraint;
 use sched::RequestId;
-use tokio::sync::{Semaphore, mpsc, oneshot};
+use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 
 use crate::api::{EngineConfig, EngineStats, Event, GenerationRequest, ModelInfo};
 use crate::error::{EngineError, SubmitError};
@@ -20,6 +20,10 @@ use crate::grammar::Grammars;
 use crate::load::{Progress, load};
 use crate::publish::TextEngine;
 use crate::status::{Alive, Status};
+use crate::watch::Snapshot;
+
+/// Time between two snapshots for those who watch.
+const WATCH_INTERVAL: Duration = Duration::from_millis(200);
 
 enum Command {
     Submit {
@@ -29,6 +33,8 @@ enum Command {
         reply: oneshot::Sender<Result<RequestId, SubmitError>>,
     },
     Abort(RequestId),
+    /// Somebody watches and wants to see the engine as it is now.
+    Look,
     Shutdown,
 }
 
@@ -56,6 +62,7 @@ struct Shared {
     defaults: GenerationDefaults,
     status: Arc<Status>,
     max_unread_events: usize,
+    snapshots: watch::Receiver<Arc<Snapshot>>,
 }
 
 /// A cloneable handle on a running engine. The engine ends with [`AsyncEngine::shutdown`] or with its last handle.
@@ -72,12 +79,16 @@ impl AsyncEngine {
         let engine = TextEngine::new(loaded.engine, loaded.tokenizer.clone());
         let status = Arc::new(Status::new(&engine));
         let (sender, receiver) = commands::channel();
+        // The handle's own receiver does not watch: it is there to make others.
+        let (views, snapshots) = watch::channel(Arc::new(Snapshot::default()));
+        let view = View { views, last: Instant::now(), asked: false };
         let worker = Worker {
             engine,
             receiver,
             readers: HashMap::new(),
             events: Vec::new(),
             status: status.clone(),
+            view,
             max_queued_requests: config.max_queued_requests,
         };
         std::thread::Builder::new().name("quire-engine".to_string()).spawn(move || worker.run()).map_err(|error| {
@@ -95,6 +106,7 @@ impl AsyncEngine {
             defaults: loaded.defaults,
             status,
             max_unread_events: config.max_unread_events,
+            snapshots,
         };
         Ok(AsyncEngine { commands: sender, shared: Arc::new(shared) })
     }
@@ -148,6 +160,20 @@ impl AsyncEngine {
     /// The latest numbers.
     pub fn stats(&self) -> EngineStats {
         self.shared.status.stats()
+    }
+
+    /// Begins to watch: a [`Snapshot`] now, and others while steps run, as long as the result lives.
+    pub fn watch(&self) -> Watcher {
+        let mut snapshots = self.shared.snapshots.clone();
+        snapshots.mark_unchanged();
+        let watcher = Watcher { snapshots, commands: self.commands.clone() };
+        watcher.look();
+        watcher
+    }
+
+    /// Whether new requests are refused because the engine is to end.
+    pub fn is_draining(&self) -> bool {
+        self.shared.status.is_draining()
     }
 
     /// Whether the engine thread lives and, while work is pending, has finished a step within `limit`.
@@ -256,6 +282,47 @@ impl Drop for OutputStream {
     }
 }
 
+/// Somebody who watches the engine. It holds nobody up: who looks late sees the latest and misses what was between.
+pub struct Watcher {
+    snapshots: watch::Receiver<Arc<Snapshot>>,
+    commands: commands::Sender<Command>,
+}
+
+impl Watcher {
+    /// The next snapshot that has not been seen; `None` if the engine has ended. An idle engine changes nothing, and makes
+    /// one only if it is asked to [look](Watcher::look).
+    pub async fn next(&mut self) -> Option<Arc<Snapshot>> {
+        self.snapshots.changed().await.ok()?;
+        Some(self.snapshots.borrow_and_update().clone())
+    }
+
+    /// Asks for a snapshot of now: between two steps, or at once if none runs.
+    pub fn look(&self) {
+        let _ = self.commands.send(Command::Look);
+    }
+}
+
+/// Snapshots for those who watch, where there are any.
+struct View {
+    views: watch::Sender<Arc<Snapshot>>,
+    last: Instant,
+    /// Somebody has asked since.
+    asked: bool,
+}
+
+impl View {
+    /// Publishes, if somebody watches and it is time: between steps now and then, and always when work ends.
+    fn publish(&mut self, engine: &mut TextEngine) {
+        let due = self.last.elapsed() >= WATCH_INTERVAL || !engine.has_work();
+        // One receiver is the handle's.
+        if self.asked || (due && self.views.receiver_count() > 1) {
+            self.asked = false;
+            self.last = Instant::now();
+            self.views.send_replace(Arc::new(engine.snapshot()));
+        }
+    }
+}
+
 /// The engine thread.
 struct Worker {
     engine: TextEngine,
@@ -265,6 +332,7 @@ struct Worker {
     events: Vec<(RequestId, Event, bool)>,
     status: Arc<Status>,
     max_queued_requests: usize,
+    view: View,
 }
 
 impl Worker {
@@ -296,8 +364,13 @@ impl Worker {
                 Err(commands::TryRecvError::Disconnected) => return false,
             }
         }
-        self.status.publish(&self.engine);
+        self.publish();
         true
+    }
+
+    fn publish(&mut self) {
+        self.status.publish(&self.engine);
+        self.view.publish(&mut self.engine);
     }
 
     fn apply(&mut self, command: Command) -> bool {
@@ -312,6 +385,7 @@ impl Worker {
                 }
             }
             Command::Abort(id) => self.abort(id),
+            Command::Look => self.view.asked = true,
             Command::Shutdown => return false,
         }
         true
@@ -342,10 +416,10 @@ impl Worker {
     /// its blocks free and its tokens counted.
     fn step(&mut self) {
         let began = Instant::now();
-        let Worker { engine, events, readers, .. } = self;
+        let Worker { engine, events, .. } = self;
         engine.step(|id, event, last| events.push((id, event, last)));
-        self.status.publish(&self.engine);
-        for reader in self.engine.scheduled().iter().filter_map(|id| readers.get(id)) {
+        self.publish();
+        for reader in self.engine.scheduled().iter().filter_map(|id| self.readers.get(id)) {
             // Nobody else sets it.
             let _ = reader.course.scheduled.set(began);
         }

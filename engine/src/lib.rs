@@ -33,6 +33,7 @@ mod plan;
 mod publish;
 mod status;
 pub mod text;
+pub mod watch;
 
 pub use api::*;
 pub use attention_kernels::KernelChoice;
@@ -40,7 +41,7 @@ pub use core::{Engine, TokenEvent};
 pub use device::gemm::Quantization;
 pub use error::{EngineError, SubmitError};
 pub use grammar::{Grammar, StructuredOutput};
-pub use handle::{AsyncEngine, OutputStream};
+pub use handle::{AsyncEngine, OutputStream, Watcher};
 pub use llm::{Completion, CompletionOutput, Llm};
 pub use load::{Progress, describe_kernels, plan};
 pub use models::{ChatInput, ChatTemplate, GenerationDefaults, TemplateError, TokenizeError, Tokenizer};

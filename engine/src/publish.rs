@@ -14,6 +14,7 @@ use crate::error::SubmitError;
 use crate::held::Held;
 use crate::status::StepUnderWay;
 use crate::text::TextStream;
+use crate::watch::Snapshot;
 
 /// Text of one sequence, until it ends.
 struct Written {
@@ -85,6 +86,10 @@ impl TextEngine {
 
     pub fn scheduled(&self) -> &[RequestId] {
         self.engine.scheduled()
+    }
+
+    pub fn snapshot(&mut self) -> Snapshot {
+        self.engine.snapshot()
     }
 
     /// One step; `emit` gets every event in order, and whether it was the request's last.

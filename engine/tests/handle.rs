@@ -143,3 +143,60 @@ fn a_stream_knows_when_its_request_left_the_queue_and_when_each_event_was_made()
     let scheduled = stream.scheduled().unwrap();
     assert!(scheduled <= last, "the step began before its events were made");
 }
+
+#[test]
+fn whoever_watches_sees_a_request_and_its_blocks_come_and_go() {
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let engine = start();
+    runtime.block_on(async {
+        let mut watcher = engine.watch();
+        let idle = watcher.next().await.unwrap();
+        assert_eq!((idle.blocks.in_use, idle.requests.len()), (0, 0));
+        assert_eq!(idle.map.runs, [(0, 64)], "every block is free");
+
+        let mut stream = engine.submit(request(1, 20, 200, 2)).await.unwrap();
+        while !matches!(stream.next().await, Some(Event::Delta(_))) {}
+        watcher.look();
+        let busy = loop {
+            let seen = watcher.next().await.unwrap();
+            if seen.requests.first().is_some_and(|request| request.generated_tokens > 0) {
+                break seen;
+            }
+        };
+        let shown = &busy.requests[0];
+        assert_eq!((shown.state, shown.sequences, shown.prompt_tokens, busy.requests.len()), ("running", 2, 20, 1));
+        assert!(shown.computed_tokens >= 20 && shown.blocks >= 4, "{shown:?}");
+        assert_eq!(shown.blocks, busy.blocks.in_use);
+        let shared = busy.map.owners.iter().any(|owner| owner.references == 2 && owner.requests == [shown.id]);
+        assert!(shared, "two sequences share the full blocks of their prompt: {:?}", busy.map.owners);
+        let (total, sum) = (busy.blocks.total, busy.blocks.in_use + busy.blocks.cached + busy.blocks.free);
+        assert_eq!(total, sum);
+
+        drop(stream);
+        let over = loop {
+            let seen = watcher.next().await.unwrap();
+            if seen.requests.is_empty() {
+                break seen;
+            }
+        };
+        assert_eq!(over.blocks.in_use, 0, "nobody asked: the end of work is shown by itself");
+        assert!(over.map.owners.is_empty() && over.blocks.cached > 0);
+        assert!(over.history.decode.iter().sum::<u64>() > 0);
+
+        engine.shutdown();
+        while watcher.next().await.is_some() {}
+    });
+}
+
+#[test]
+fn nothing_is_drawn_while_nobody_watches() {
+    let engine = start();
+    assert_eq!(
+        deltas(submit(&engine, request(1, 10, 12, 1)).unwrap()).last().unwrap().finish,
+        Some(FinishReason::Length)
+    );
+    drop(engine.watch());
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let seen = runtime.block_on(async { engine.watch().next().await.unwrap() });
+    assert_eq!(seen.stats.generation_tokens, 12, "what was counted meanwhile is there all the same");
+}

@@ -119,6 +119,7 @@ mod room;
 mod scheduler;
 mod stats;
 mod step;
+mod view;
 
 pub use accept::CommitError;
 pub use config::{ConfigError, Policy, PreemptionMode, SchedConfig};
@@ -127,6 +128,7 @@ pub use plan::{GroupSpan, Outcome, Span, StepId, StepPlan, TableDelta};
 pub use request::{Refusal, Request, RequestId, SeqId};
 pub use scheduler::Scheduler;
 pub use stats::{SchedulerStats, SpecStats};
+pub use view::{RequestState, RequestView};
 
 /// Compiles and runs the README's example.
 #[cfg(doctest)]

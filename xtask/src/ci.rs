@@ -63,6 +63,7 @@ pub fn run(root: &Path, skip_tests: bool) -> Result<(), String> {
         Step::new("traces", "cargo test -p server --lib --features otel --locked otel"),
         Step::new("documentation", "cargo doc --workspace --no-deps --locked").with("RUSTDOCFLAGS", "-D warnings"),
         Step::new("tidy", "cargo xtask tidy"),
+        Step::new("page", "cargo xtask page-test"),
     ];
     if !skip_tests {
         not_run::clear(root)?;

@@ -17,5 +17,6 @@ pub mod ci;
 pub mod doctor;
 pub mod kernels;
 pub mod not_run;
+pub mod page_test;
 pub mod tidy;
 pub mod workspace;

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use xtask::{ci, doctor, kernels, tidy, workspace};
+use xtask::{ci, doctor, kernels, page_test, tidy, workspace};
 
 /// Every chore of the workspace.
 #[derive(Parser)]
@@ -42,6 +42,12 @@ enum Task {
         #[arg(long)]
         jobs: Option<usize>,
     },
+    /// The web page in a headless Chromium; not run where there is none
+    PageTest {
+        /// Write a picture of the page under load
+        #[arg(long, value_name = "FILE.png")]
+        screenshot: Option<std::path::PathBuf>,
+    },
     /// What this machine has, and what that means for Quire
     Doctor,
 }
@@ -57,6 +63,7 @@ fn main() -> ExitCode {
             let jobs = jobs.unwrap_or_else(kernels::cores);
             kernels::run(&root, kernels::Options { check, sim, fetch, jobs })
         }
+        Task::PageTest { screenshot } => page_test::run(&root, screenshot.as_deref()),
         Task::Doctor => {
             print!("{}", doctor::report(&root));
             Ok(())

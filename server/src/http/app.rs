@@ -16,6 +16,7 @@ use super::error::ApiError;
 use super::fields::Fields;
 use super::limits::Limits;
 use super::metrics::Metrics;
+use super::state::MAX_WATCHERS;
 
 /// Large bodies that are worked on at once: a body of 16 MB can become a gigabyte of JSON values.
 const LARGE_AT_ONCE: usize = 2;
@@ -95,6 +96,8 @@ pub struct App {
     pub(super) activity: Activity,
     /// A permit for each large body that is worked on.
     pub(super) large_bodies: Arc<Semaphore>,
+    /// A permit for each client that watches the engine.
+    pub(super) watchers: Arc<Semaphore>,
     ids: AtomicU64,
     id_base: u64,
 }
@@ -123,6 +126,7 @@ impl App {
             created: unix_seconds(),
             activity: Activity::default(),
             large_bodies: Arc::new(Semaphore::new(LARGE_AT_ONCE)),
+            watchers: Arc::new(Semaphore::new(MAX_WATCHERS)),
             ids: AtomicU64::new(0),
             // Ids of two runs of a server should not meet in a client's log; `RandomState` is the entropy std has.
             id_base: RandomState::new().build_hasher().finish(),

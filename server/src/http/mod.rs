@@ -12,6 +12,7 @@
 //! | `reply`, `logprobs`, `stream` | answers: the frame, log-probabilities, server-sent events |
 //! | `completions`, `chat`, `tokenize`, `status`, `metrics` | the routes |
 //! | `connection`, `serve`, `watchdog` | listening, and ending in order or because the engine has died; a dump when it is stuck |
+//! | `page`, `state` | the web page; the engine as it shows it |
 //!
 //! No handler keeps state between calls. A handler that is dropped because its client went away drops its `Run`,
 //! which cancels the requests and frees their blocks.
@@ -33,9 +34,11 @@ mod messages;
 mod metrics;
 mod observe;
 mod options;
+mod page;
 mod reply;
 mod run;
 mod serve;
+mod state;
 mod status;
 mod stream;
 mod structured;
@@ -57,7 +60,6 @@ pub use serve::serve;
 /// All routes over a running engine.
 pub fn router(app: Arc<App>) -> Router {
     Router::new()
-        .route("/", get(status::index))
         .route("/health", get(status::health))
         .route("/version", get(status::version))
         .route("/metrics", get(status::metrics))
@@ -68,9 +70,13 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/v1/chat/completions", post(chat::chat_completions))
         .route("/tokenize", post(tokenize::tokenize))
         .route("/detokenize", post(tokenize::detokenize))
+        .route("/quire/state", get(state::state))
+        .route("/quire/events", get(state::events))
         .fallback(error::not_found)
         .method_not_allowed_fallback(error::method_not_allowed)
         .layer(from_fn_with_state(app.clone(), auth::check))
+        // Needs no key: the page asks for it.
+        .merge(page::routes())
         .layer(from_fn_with_state(app.clone(), limits::check_head))
         .layer(from_fn_with_state(app.clone(), cors::apply))
         // The outermost: every answer names its call.

@@ -1,4 +1,4 @@
-//! The routes that tell about the server: `/`, `/health`, `/version`, `/metrics`, `/v1/models`.
+//! The routes that tell about the server: `/health`, `/version`, `/metrics`, `/v1/models`.
 
 use std::sync::Arc;
 
@@ -11,18 +11,6 @@ use serde_json::{Value, json};
 
 use super::app::App;
 use super::error::ApiError;
-
-/// A word to whoever opens the address in a browser.
-pub async fn index(State(app): State<Arc<App>>) -> String {
-    format!(
-        "Quire {}, an LLM inference engine with OpenAI's API.\n\
-         Model: {}\n\
-         API: /v1/models, /v1/completions, /v1/chat/completions, /tokenize, /detokenize\n\
-         State: /health, /version, /metrics\n",
-        env!("CARGO_PKG_VERSION"),
-        app.model
-    )
-}
 
 /// 200 while the engine lives and, where it has work, completes steps; else 503 with the reason.
 pub async fn health(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {

@@ -1,0 +1,74 @@
+//! The page and the state behind it, as an HTTP client sees them; what a browser makes of the page is `cargo xtask page-test`.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::io::{BufRead, BufReader};
+use std::time::Duration;
+
+use common::{Server, config};
+use serde_json::{Value, json};
+use server::http::ServerOptions;
+
+#[test]
+fn the_page_comes_without_a_key_under_a_policy_that_allows_nothing_from_elsewhere() {
+    let options = ServerOptions { api_keys: vec!["s3cret".into()], ..ServerOptions::default() };
+    let server = Server::with(config(), options, Duration::ZERO);
+    let page = server.get("/");
+    assert_eq!((page.status, page.header("content-type")), (200, "text/html; charset=utf-8"));
+    let policy = page.header("content-security-policy");
+    assert!(policy.starts_with("default-src 'none'") && !policy.contains("unsafe"), "{policy}");
+    let named = page.body.split('"').filter(|text| text.starts_with("/page/"));
+    for path in named {
+        assert_eq!(server.get(path).status, 200, "{path}");
+    }
+    assert_eq!(server.send("POST", "/", &[], b"").status, 405);
+    for path in ["/quire/state", "/quire/events"] {
+        assert_eq!(server.get(path).status, 401, "what the page shows wants the key");
+    }
+    let key = [("Authorization", "Bearer s3cret")];
+    assert_eq!(server.send("GET", "/quire/state", &key, b"").json()["blocks"]["in_use"], 0);
+}
+
+#[test]
+fn the_state_counts_blocks_and_tokens_and_shows_no_text() {
+    let server = Server::start();
+    let words = "My secret is hunter2 and nobody else knows it, hunter2 hunter2 hunter2 hunter2 hunter2 hunter2.";
+    let before = server.get("/quire/state").json();
+    assert_eq!(before["map"]["runs"], json!([[0, before["blocks"]["total"]]]));
+    let usage =
+        server.ok("/v1/completions", json!({"prompt": words, "max_tokens": 20, "ignore_eos": true}))["usage"].clone();
+    let reply = server.get("/quire/state");
+    let state = reply.json();
+    assert_eq!(state["stats"]["prompt_tokens"], usage["prompt_tokens"]);
+    assert_eq!(state["stats"]["generation_tokens"], 20);
+    let sum = ["in_use", "cached", "free"].map(|name| state["blocks"][name].as_u64().unwrap()).iter().sum::<u64>();
+    assert_eq!(state["blocks"]["total"], sum);
+    assert!(state["blocks"]["cached"].as_u64().unwrap() > 0 && state["map"]["runs"][0][0] == 1, "{state}");
+    assert!(!reply.body.contains("hunter2"));
+}
+
+#[test]
+fn events_show_a_request_while_it_runs_and_end_with_the_server() {
+    let mut server = Server::start();
+    let events = server.open("GET", "/quire/events", &[], b"");
+    let mut lines = BufReader::new(events).lines().map_while(Result::ok);
+    let mut next = || -> Option<Value> {
+        let line = lines.find(|line| line.starts_with("data: "))?;
+        Some(serde_json::from_str(&line["data: ".len()..]).unwrap())
+    };
+    assert_eq!(next().unwrap()["requests"], json!([]));
+    let body = json!({"prompt": "Once", "max_tokens": 900, "ignore_eos": true, "stream": true}).to_string();
+    let client = server.open("POST", "/v1/completions", &[("Content-Type", "application/json")], body.as_bytes());
+    let running = std::iter::from_fn(&mut next).find(|state| state["requests"][0]["generated_tokens"] != json!(0));
+    let running = running.unwrap();
+    assert_eq!(running["requests"][0]["state"], "running");
+    assert!(running["blocks"]["in_use"].as_u64().unwrap() > 0 && running["map"]["owners"][0]["references"] == 1);
+    drop(client);
+    assert!(
+        std::iter::from_fn(&mut next).any(|state| state["requests"] == json!([]) && state["blocks"]["in_use"] == 0)
+    );
+    server.begin_stop();
+    while next().is_some() {}
+    assert_eq!(server.wait(), 0);
+}
