@@ -131,8 +131,8 @@ fn resident() -> u64 {
 #[test]
 fn any_mix_of_clients_leaves_nothing_behind_and_every_answer_is_that_of_the_request_alone() {
     let tight = EngineConfig {
-        kv_cache_memory_bytes: Some(70 * BLOCK),
-        swap_space_bytes: 40 * BLOCK,
+        kv_cache_memory_bytes: Some(32 * BLOCK),
+        swap_space_bytes: 24 * BLOCK,
         max_num_seqs: 24,
         max_num_batched_tokens: 128,
         ..config()
