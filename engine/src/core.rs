@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use attention_kernels::KernelError;
-use models::LOGIT_ROWS;
+use models::{LOGIT_ROWS, Pooling};
 use sampling::{Constraint, Sampled, Sampler, TokenLogprobs, token_logprobs};
 use sched::{Outcome, Request, RequestId, Scheduler, SeqId, Span, StepPlan};
 
@@ -16,12 +16,15 @@ use crate::error::{EngineError, SubmitError};
 use crate::executor::Executor;
 use crate::grammar::{Guides, MaskThreads};
 use crate::load::{Progress, load};
+use crate::pooling::Pool;
 
 /// What a step gave one request, on token ids.
 #[derive(Clone, Debug, PartialEq)]
 pub enum TokenEvent {
     /// Log-probabilities of the prompt, once, before any token.
     PromptLogprobs(Vec<Option<TokenLogprobs>>),
+    /// The embedding of the prompt, once.
+    Embedding(Vec<f32>),
     /// The prompt has been computed; so many of its tokens came from the prefix cache.
     Started {
         /// Prompt tokens that were not recomputed.
@@ -152,7 +155,7 @@ impl Engine {
                 max_tokens: params.max_tokens.unwrap_or(room).max(1),
                 priority: request.priority,
                 cache_salt: request.cache_salt.clone(),
-                read_prefix_cache: params.prompt_logprobs.is_none(),
+                read_prefix_cache: params.prompt_logprobs.is_none() && params.pooling != Some(Pooling::Mean),
                 beam_search: beam.is_some(),
             })
             .map_err(|refusal| refused(params, &refusal))?;
@@ -163,8 +166,9 @@ impl Engine {
         let beams = beam.map(|beam| Beams::new(beam, limit));
         let guides = constraint.map(|constraint| Guides::new(constraint, samples, &mut self.mask_threads));
         let (cached_tokens, started, prompt_logprobs) = (0, false, Vec::new());
+        let pool = params.pooling.map(Pool::new);
         let active =
-            Active { request, stop_ids, seed, outputs, beams, guides, cached_tokens, started, prompt_logprobs };
+            Active { request, stop_ids, seed, outputs, beams, guides, cached_tokens, started, prompt_logprobs, pool };
         self.requests.insert(id, active);
         Ok(id)
     }
@@ -244,6 +248,7 @@ impl Engine {
         self.executor.run(plan)?;
         for (span, index) in plan.spans.iter().zip(0..) {
             self.score_prompt(span, self.executor.last_row(index))?;
+            self.pool_prompt(span, self.executor.last_row(index))?;
             if let Some(active) = self.requests.get_mut(&span.seq.request) {
                 active.cached_tokens = active.cached_tokens.max(span.cached);
             }
@@ -296,6 +301,21 @@ impl Engine {
             for (position, logits) in chunk.iter().zip(logits.chunks(vocab_size)) {
                 active.prompt_logprobs.push(Some(token_logprobs(logits, prompt[position + 1], alternatives)));
             }
+        }
+        Ok(())
+    }
+
+    /// Takes the hidden states of a prompt that becomes an embedding.
+    fn pool_prompt(&mut self, span: &Span, last_row: u32) -> Result<(), KernelError> {
+        let Some(active) = self.requests.get_mut(&span.seq.request) else { return Ok(()) };
+        let Some(pool) = &mut active.pool else { return Ok(()) };
+        let end = span.start + span.tokens.len();
+        let positions: Vec<usize> = pool.positions(span.start..end, active.request.prompt.len()).collect();
+        let width = self.executor.hidden_size();
+        for chunk in positions.chunks(LOGIT_ROWS) {
+            self.rows.clear();
+            self.rows.extend(chunk.iter().map(|p| last_row - (end - 1 - p) as u32));
+            pool.take(self.executor.hidden(&self.rows)?, width);
         }
         Ok(())
     }

@@ -30,6 +30,7 @@ mod held;
 mod llm;
 mod load;
 mod plan;
+mod pooling;
 mod publish;
 pub mod text;
 
@@ -42,7 +43,7 @@ pub use grammar::{Grammar, StructuredOutput};
 pub use handle::{AsyncEngine, OutputStream};
 pub use llm::{Completion, CompletionOutput, Llm};
 pub use load::{Progress, describe_kernels, plan};
-pub use models::{ChatInput, ChatTemplate, GenerationDefaults, TemplateError, TokenizeError, Tokenizer};
+pub use models::{ChatInput, ChatTemplate, GenerationDefaults, Pooling, TemplateError, TokenizeError, Tokenizer};
 pub use plan::Plan;
 pub use sampling::{Constraint, ConstraintError, Mask, Sampled, SamplingParams, TokenLogprobs, TokenSet};
 pub use sched::{Policy, PreemptionMode, RequestId};
