@@ -27,6 +27,7 @@ pub fn run(args: ServeArgs, config: EngineConfig) -> Result<(), CliError> {
         api_key: args.api_key.clone(),
         tool_call_parser: args.tool_call_parser,
         reasoning_parser: args.reasoning_parser,
+        pooling_type: args.pooling_type,
     };
     let app = Arc::new(App::new(engine.clone(), options));
     let grace = Duration::from_secs(args.shutdown_timeout);

@@ -67,6 +67,18 @@ impl ApiError {
         }
     }
 
+    /// 400 for what refers to an earlier answer of `/v1/responses`.
+    pub fn not_stored(param: &str) -> ApiError {
+        ApiError::unsupported(param, "answers are not stored here; send the earlier items in input")
+    }
+
+    /// 404 for an earlier answer that is asked for by its id.
+    pub fn no_response(id: &str) -> ApiError {
+        let message = format!("response_id: {:?} is not here, answers are not stored", cut(id, MAX_NAME));
+        let param = Some("response_id".into());
+        ApiError { param, ..ApiError::new(StatusCode::NOT_FOUND, "invalid_request_error", message) }
+    }
+
     /// 401.
     pub fn unauthorized() -> ApiError {
         let message = "the API key is missing or wrong; send it as `Authorization: Bearer KEY`";

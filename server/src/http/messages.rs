@@ -14,6 +14,8 @@ use super::tools::Tools;
 /// A checked conversation and how it is to be rendered.
 #[derive(Clone, Debug)]
 pub struct Conversation {
+    /// The field that it came from, for errors.
+    param: &'static str,
     messages: Vec<Value>,
     tools: Option<Value>,
     add_generation_prompt: bool,
@@ -36,6 +38,7 @@ impl Conversation {
         let list = list.ok_or_else(|| ApiError::invalid("messages", "expected a list of at least one message"))?;
         let messages = list.iter().enumerate().map(|(i, value)| message(i, value)).collect::<Result<_, _>>()?;
         Ok(Conversation {
+            param: "messages",
             messages,
             tools: Tools::read(fields)?.definitions,
             add_generation_prompt,
@@ -43,6 +46,25 @@ impl Conversation {
             kwargs: fields.object("chat_template_kwargs")?.cloned().unwrap_or_default(),
             add_special_tokens: fields.bool("add_special_tokens")?.unwrap_or(false),
         })
+    }
+
+    /// These messages, to be answered. `param` is the field that they came from.
+    pub fn of(
+        param: &'static str,
+        mut messages: Vec<Value>,
+        tools: Option<Value>,
+        kwargs: Map<String, Value>,
+    ) -> Conversation {
+        messages.iter_mut().filter_map(|message| message.get_mut("tool_calls")).for_each(parse_arguments);
+        Conversation {
+            param,
+            messages,
+            tools,
+            add_generation_prompt: true,
+            continue_final_message: false,
+            kwargs,
+            add_special_tokens: false,
+        }
     }
 
     /// Renders and tokenises. The template writes the special tokens itself, so none are added by default.
@@ -54,7 +76,7 @@ impl Conversation {
     pub fn render(&self, app: &App) -> Result<String, ApiError> {
         let Some(template) = app.engine.chat_template() else {
             let advice = "this model has no chat template; use /v1/completions";
-            return Err(ApiError::unsupported("messages", advice));
+            return Err(ApiError::unsupported(self.param, advice));
         };
         let input = ChatInput {
             messages: &self.messages,
@@ -63,12 +85,12 @@ impl Conversation {
             continue_final_message: self.continue_final_message,
             kwargs: &self.kwargs,
         };
-        template.render(&input).map_err(|error| ApiError::invalid("messages", error))
+        template.render(&input).map_err(|error| ApiError::invalid(self.param, error))
     }
 
     /// The token ids of what was rendered.
     pub fn encode(&self, app: &App, text: &str) -> Result<Vec<u32>, ApiError> {
-        app.tokenizer().encode(text, self.add_special_tokens).map_err(|error| ApiError::invalid("messages", error))
+        app.tokenizer().encode(text, self.add_special_tokens).map_err(|error| ApiError::invalid(self.param, error))
     }
 }
 

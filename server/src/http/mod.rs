@@ -5,11 +5,11 @@
 //! | `app` | state that all handlers share |
 //! | `auth` | the API key |
 //! | `body`, `fields`, `error` | JSON in, checked field by field; errors out |
-//! | `options`, `structured`, `tools`, `messages` | what a request asks for: sampling and limits; a grammar; tools; a conversation as token ids |
+//! | `options`, `structured`, `tools`, `messages`, `prompts` | what a request asks for: sampling and limits; a grammar; tools; a conversation as token ids; plain prompts |
 //! | `assistant` | a text becomes an assistant's message: thoughts, content, tool calls |
 //! | `run` | the engine requests of one call, merged into one stream of events |
 //! | `reply`, `logprobs`, `stream` | answers: the frame, log-probabilities, server-sent events |
-//! | `completions`, `chat`, `tokenize`, `status`, `metrics` | the routes |
+//! | `completions`, `chat`, `responses`, `embeddings`, `tokenize`, `status`, `metrics` | the routes |
 //! | `connection`, `serve` | listening, and stopping in order |
 //!
 //! No handler keeps state between calls. A handler that is dropped because its client went away drops its `Run`,
@@ -22,13 +22,16 @@ mod body;
 mod chat;
 mod completions;
 mod connection;
+mod embeddings;
 mod error;
 mod fields;
 mod logprobs;
 mod messages;
 mod metrics;
 mod options;
+mod prompts;
 mod reply;
+mod responses;
 mod run;
 mod serve;
 mod status;
@@ -58,6 +61,9 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/v1/models/{*name}", get(status::model))
         .route("/v1/completions", post(completions::completions))
         .route("/v1/chat/completions", post(chat::chat_completions))
+        .route("/v1/responses", post(responses::responses))
+        .route("/v1/responses/{id}", get(responses::stored).delete(responses::stored))
+        .route("/v1/embeddings", post(embeddings::embeddings))
         .route("/tokenize", post(tokenize::tokenize))
         .route("/detokenize", post(tokenize::detokenize))
         .fallback(error::not_found)
