@@ -214,7 +214,7 @@ fn thoughts_text_and_calls_are_items_in_this_order() {
     let server = Server::with(config(), options, Duration::ZERO);
     let text = "<think>2 + 2 = 4</think>Let me see: 世.\n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": 1}}\n</tool_call>";
     let body = json!({"input": QUESTION, "structured_outputs": {"choice": [text]}, "max_output_tokens": 200,
-        "tools": [{"type": "function", "name": "f"}]});
+        "temperature": 0, "tools": [{"type": "function", "name": "f"}]});
     let (answer, events) = both(&server, body);
     let output = answer["output"].as_array().unwrap();
     let kinds: Vec<&str> = output.iter().map(|item| item["type"].as_str().unwrap()).collect();
@@ -227,8 +227,7 @@ fn thoughts_text_and_calls_are_items_in_this_order() {
     assert!(thought > 3 && thought < count("output_tokens"), "{}", answer["usage"]);
     assert_eq!(events.iter().filter(|event| event["type"] == "response.output_item.done").count(), 3);
     // Without a closing tag all of it is thought.
-    let body =
-        json!({"input": QUESTION, "structured_outputs": {"choice": ["<think>endless"]}, "max_output_tokens": 100});
+    let body = json!({"input": QUESTION, "structured_outputs": {"choice": ["<think>endless"]}, "temperature": 0, "max_output_tokens": 100});
     let (answer, _) = both(&server, body);
     assert_eq!(answer["output"].as_array().unwrap().len(), 1);
     assert_eq!(answer["output"][0]["content"][0]["text"], "endless");

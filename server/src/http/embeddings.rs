@@ -53,6 +53,7 @@ fn prepare(app: &App, fields: &Fields) -> Result<(Vec<GenerationRequest>, Encodi
     let pooling = app.pooling.ok_or_else(|| {
         ApiError::unsupported("model", "its 1_Pooling/config.json asks for another pooling than last token or mean; start the server with --pooling-type")
     })?;
+    fields.str("user")?;
     let encoding = match fields.str("encoding_format")? {
         None | Some("float") => Encoding::Float,
         Some("base64") => Encoding::Base64,

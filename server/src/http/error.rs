@@ -100,6 +100,13 @@ impl ApiError {
         ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "invalid_request_error", message)
     }
 
+    /// 415 for a body that is packed.
+    pub fn content_encoding(found: &str) -> ApiError {
+        let message =
+            format!("content-encoding: found {:?}, expected none: send the body as it is", cut(found, MAX_NAME));
+        ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "invalid_request_error", message)
+    }
+
     /// 500: the fault is on this side.
     pub fn internal(message: impl Into<String>) -> ApiError {
         ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", message)

@@ -43,7 +43,7 @@ impl Conversation {
             tools: Tools::read(fields)?.definitions,
             add_generation_prompt,
             continue_final_message,
-            kwargs: fields.object("chat_template_kwargs")?.cloned().unwrap_or_default(),
+            kwargs: template_kwargs(fields, "reasoning_effort", fields.get("reasoning_effort"))?,
             add_special_tokens: fields.bool("add_special_tokens")?.unwrap_or(false),
         })
     }
@@ -92,6 +92,20 @@ impl Conversation {
     pub fn encode(&self, app: &App, text: &str) -> Result<Vec<u32>, ApiError> {
         app.tokenizer().encode(text, self.add_special_tokens).map_err(|error| ApiError::invalid(self.param, error))
     }
+}
+
+/// What the template gets beside the conversation: `chat_template_kwargs`, and the effort that the field `param` asks for,
+/// under the names that templates look for: that of gpt-oss, and the switch of Qwen3.
+pub fn template_kwargs(fields: &Fields, param: &str, effort: Option<&Value>) -> Result<Map<String, Value>, ApiError> {
+    const EFFORTS: [&str; 6] = ["none", "minimal", "low", "medium", "high", "xhigh"];
+    let mut kwargs = fields.object("chat_template_kwargs")?.cloned().unwrap_or_default();
+    if let Some(effort) = effort.filter(|effort| !effort.is_null()) {
+        let name = effort.as_str().filter(|name| EFFORTS.contains(name));
+        let name = name.ok_or_else(|| ApiError::wrong(param, effort, format!("one of {}", EFFORTS.join(", "))))?;
+        kwargs.entry("reasoning_effort").or_insert(name.into());
+        kwargs.entry("enable_thinking").or_insert((name != "none").into());
+    }
+    Ok(kwargs)
 }
 
 fn message(index: usize, value: &Value) -> Result<Value, ApiError> {

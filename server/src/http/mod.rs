@@ -10,6 +10,7 @@
 //! | `run` | the engine requests of one call, merged into one stream of events |
 //! | `reply`, `logprobs`, `stream` | answers: the frame, log-probabilities, server-sent events |
 //! | `completions`, `chat`, `responses`, `embeddings`, `tokenize`, `status`, `metrics` | the routes |
+//! | `openapi` | the description of all of these |
 //! | `connection`, `serve` | listening, and stopping in order |
 //!
 //! No handler keeps state between calls. A handler that is dropped because its client went away drops its `Run`,
@@ -28,6 +29,7 @@ mod fields;
 mod logprobs;
 mod messages;
 mod metrics;
+mod openapi;
 mod options;
 mod prompts;
 mod reply;
@@ -62,8 +64,10 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/v1/completions", post(completions::completions))
         .route("/v1/chat/completions", post(chat::chat_completions))
         .route("/v1/responses", post(responses::responses))
+        .route("/v1/responses/input_tokens", post(responses::input_tokens))
         .route("/v1/responses/{id}", get(responses::stored).delete(responses::stored))
         .route("/v1/embeddings", post(embeddings::embeddings))
+        .route("/openapi.json", get(openapi::openapi))
         .route("/tokenize", post(tokenize::tokenize))
         .route("/detokenize", post(tokenize::detokenize))
         .fallback(error::not_found)

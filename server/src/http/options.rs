@@ -57,6 +57,7 @@ impl Options {
         for (name, advice) in UNSUPPORTED {
             fields.refuse(name, advice)?;
         }
+        fields.str("user")?;
         let stream = fields.bool("stream")?.unwrap_or(false);
         let (include_usage, continuous_usage) = stream_options(fields, stream)?;
         let prompt_logprobs = fields.count("prompt_logprobs", 0, MAX_LOGPROBS)?;

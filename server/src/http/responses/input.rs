@@ -2,7 +2,7 @@
 //!
 //! An assistant's turn is several items there (thoughts, text, one for each call) and one message here.
 
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use super::super::error::ApiError;
 use super::super::fields::Fields;
@@ -158,22 +158,6 @@ fn part_text<'a>(path: &str, part: &'a Value) -> Result<&'a str, ApiError> {
         }
     };
     part[field].as_str().ok_or_else(|| ApiError::wrong(format!("{path}.{field}"), &part[field], "a string"))
-}
-
-/// What the template gets beside the conversation: its own settings, and the effort that was asked for.
-pub fn kwargs(fields: &Fields) -> Result<Map<String, Value>, ApiError> {
-    const EFFORTS: [&str; 6] = ["none", "minimal", "low", "medium", "high", "xhigh"];
-    let mut kwargs = fields.object("chat_template_kwargs")?.cloned().unwrap_or_default();
-    let effort = fields.object("reasoning")?.and_then(|reasoning| reasoning.get("effort"));
-    if let Some(effort) = effort.filter(|effort| !effort.is_null()) {
-        let name = effort.as_str().filter(|name| EFFORTS.contains(name));
-        let name =
-            name.ok_or_else(|| ApiError::wrong("reasoning.effort", effort, format!("one of {}", EFFORTS.join(", "))))?;
-        // The names that templates look for: those of gpt-oss, and the switch of Qwen3.
-        kwargs.entry("reasoning_effort").or_insert(name.into());
-        kwargs.entry("enable_thinking").or_insert((name != "none").into());
-    }
-    Ok(kwargs)
 }
 
 #[cfg(test)]

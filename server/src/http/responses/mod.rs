@@ -24,7 +24,7 @@ use axum::response::sse::Event as SseEvent;
 use axum::response::{IntoResponse, Response};
 use engine::{Event, FinishReason};
 use futures_util::stream;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::app::App;
 use super::assistant::Assistant;
@@ -55,6 +55,13 @@ pub async fn responses(State(app): State<Arc<App>>, request: Request) -> Result<
         reply.queue.clear();
     }
     Ok(Json(reply.writer.response()).into_response())
+}
+
+/// `POST /v1/responses/input_tokens`: how many tokens the prompt of such a request has.
+pub async fn input_tokens(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
+    let mut body = body::receive(&app, request).await?;
+    let (chat, _) = body.read(&app, |app, fields| prepare(app, fields)).await?;
+    Ok(Json(json!({"object": "response.input_tokens", "input_tokens": chat.ids.len()})).into_response())
 }
 
 /// An answer, asked for by its id: none is kept.

@@ -6,7 +6,7 @@ use super::super::app::App;
 use super::super::chat::Prepared;
 use super::super::error::ApiError;
 use super::super::fields::Fields;
-use super::super::messages::Conversation;
+use super::super::messages::{Conversation, template_kwargs};
 use super::super::options::{MAX_LOGPROBS, Options};
 use super::super::structured;
 use super::super::tools::Tools;
@@ -59,7 +59,9 @@ pub fn prepare(app: &App, fields: &Fields) -> Result<(Prepared, Map<String, Valu
     let tools = Tools::new(fields, list.as_ref(), choice.as_ref())?;
     let frame = frame(fields, &options, &tools, format)?;
     let messages = input::messages(fields)?;
-    let conversation = Conversation::of("input", messages, tools.definitions.clone(), input::kwargs(fields)?);
+    let effort = fields.object("reasoning")?.and_then(|reasoning| reasoning.get("effort"));
+    let kwargs = template_kwargs(fields, "reasoning.effort", effort)?;
+    let conversation = Conversation::of("input", messages, tools.definitions.clone(), kwargs);
     Ok((Prepared::new(app, options, tools, &conversation)?, frame))
 }
 
