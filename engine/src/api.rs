@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use device::gemm::Quantization;
+use models::Pooling;
 use sampling::{SamplingParams, TokenLogprobs};
 
 use crate::grammar::StructuredOutput;
@@ -34,6 +35,8 @@ pub struct GenerationParams {
     pub skip_special_tokens: bool,
     /// Log-probabilities of the prompt's own tokens, with this many alternatives each.
     pub prompt_logprobs: Option<usize>,
+    /// Make an embedding of the prompt instead of a continuation; see [`GenerationParams::embedding`].
+    pub pooling: Option<Pooling>,
     /// What each text must match as a whole. It may end only where the match is whole, and ends where nothing can follow,
     /// before `min_tokens` if it must; not together with a beam search.
     pub structured_outputs: Option<StructuredOutput>,
@@ -53,8 +56,17 @@ impl Default for GenerationParams {
             include_stop_str_in_output: false,
             skip_special_tokens: true,
             prompt_logprobs: None,
+            pooling: None,
             structured_outputs: None,
         }
+    }
+}
+
+impl GenerationParams {
+    /// The embedding of the prompt and no token: hidden states behind the final norm, pooled, of length 1. A mean needs
+    /// the states of all tokens, so it computes also what the prefix cache knows.
+    pub fn embedding(pooling: Pooling) -> GenerationParams {
+        GenerationParams { pooling: Some(pooling), max_tokens: Some(0), ..GenerationParams::default() }
     }
 }
 
@@ -156,6 +168,8 @@ impl Delta {
 pub enum Event {
     /// Log-probabilities of the prompt, one entry per prompt token (`None` for the first); comes first, only when asked for.
     PromptLogprobs(Vec<Option<TokenLogprobs>>),
+    /// The embedding of the prompt, `[hidden_size]`, of length 1; only when asked for.
+    Embedding(Vec<f32>),
     /// The prompt has been computed; this many of its tokens came from the prefix cache.
     Started {
         /// Prompt tokens that were not recomputed.
@@ -233,6 +247,10 @@ pub struct ModelInfo {
     pub max_model_len: usize,
     /// Rows of the output projection; token ids must be less.
     pub vocab_size: usize,
+    /// Elements of an embedding.
+    pub hidden_size: usize,
+    /// How the checkpoint wants embeddings to be made; `None` if in a way that is not built.
+    pub pooling: Option<Pooling>,
     /// Ids that end a sequence.
     pub eos_token_ids: Vec<u32>,
     /// Blocks in the pool.

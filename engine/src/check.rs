@@ -35,6 +35,12 @@ pub(crate) fn check(request: &GenerationRequest, vocab_size: usize, max_model_le
     if params.stop.iter().any(String::is_empty) {
         return invalid("stop", "stop: an empty string would end every text at once".to_string());
     }
+    if params.pooling.is_some() && (params.n != 1 || params.max_tokens != Some(0)) {
+        return invalid(
+            "pooling",
+            "pooling: an embedding is made of the prompt alone: n must be 1, max_tokens 0".into(),
+        );
+    }
     check_search(params)
 }
 

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use attention_kernels::KernelError;
-use models::LOGIT_ROWS;
+use models::{LOGIT_ROWS, Pooling};
 use sampling::{Constraint, Sampled, Sampler, TokenLogprobs, token_logprobs};
 use sched::{Outcome, Request, RequestId, Scheduler, SeqId, Span, StepPlan};
 
@@ -21,6 +21,7 @@ use crate::error::{EngineError, SubmitError};
 use crate::executor::Executor;
 use crate::grammar::{Guides, MaskThreads};
 use crate::load::{Progress, load};
+use crate::pooling::Pool;
 use crate::status::{StepUnderWay, lock};
 use crate::watch::{self, Recent, Snapshot};
 
@@ -29,6 +30,8 @@ use crate::watch::{self, Recent, Snapshot};
 pub enum TokenEvent {
     /// Log-probabilities of the prompt, once, before any token.
     PromptLogprobs(Vec<Option<TokenLogprobs>>),
+    /// The embedding of the prompt, once.
+    Embedding(Vec<f32>),
     /// The prompt has been computed; so many of its tokens came from the prefix cache.
     Started {
         /// Prompt tokens that were not recomputed.
@@ -170,7 +173,7 @@ impl Engine {
                 max_tokens: params.max_tokens.unwrap_or(room).max(1),
                 priority: request.priority,
                 cache_salt: request.cache_salt.clone(),
-                read_prefix_cache: params.prompt_logprobs.is_none(),
+                read_prefix_cache: params.prompt_logprobs.is_none() && params.pooling != Some(Pooling::Mean),
                 beam_search: beam.is_some(),
             })
             .map_err(|refusal| refused(params, &refusal))?;
@@ -180,6 +183,7 @@ impl Engine {
         let outputs = vec![Some(Vec::new()); if beam.is_some() { params.n } else { samples }];
         let beams = beam.map(|beam| Beams::new(beam, limit));
         let guides = constraint.map(|constraint| Guides::new(constraint, samples, &mut self.mask_threads));
+        let pool = params.pooling.map(Pool::new);
         let active = Active {
             request,
             arrived: Instant::now(),
@@ -192,6 +196,7 @@ impl Engine {
             scheduled: false,
             started: false,
             prompt_logprobs: Vec::new(),
+            pool,
         };
         self.requests.insert(id, active);
         Ok(id)
@@ -322,6 +327,7 @@ impl Engine {
         self.executor.run(plan)?;
         for (span, index) in plan.spans.iter().zip(0..) {
             self.score_prompt(span, self.executor.last_row(index))?;
+            self.pool_prompt(span, self.executor.last_row(index))?;
             if let Some(active) = self.requests.get_mut(&span.seq.request) {
                 active.cached_tokens = active.cached_tokens.max(span.cached);
             }
@@ -374,6 +380,21 @@ impl Engine {
             for (position, logits) in chunk.iter().zip(logits.chunks(vocab_size)) {
                 active.prompt_logprobs.push(Some(token_logprobs(logits, prompt[position + 1], alternatives)));
             }
+        }
+        Ok(())
+    }
+
+    /// Takes the hidden states of a prompt that becomes an embedding.
+    fn pool_prompt(&mut self, span: &Span, last_row: u32) -> Result<(), KernelError> {
+        let Some(active) = self.requests.get_mut(&span.seq.request) else { return Ok(()) };
+        let Some(pool) = &mut active.pool else { return Ok(()) };
+        let end = span.start + span.tokens.len();
+        let positions: Vec<usize> = pool.positions(span.start..end, active.request.prompt.len()).collect();
+        let width = self.executor.hidden_size();
+        for chunk in positions.chunks(LOGIT_ROWS) {
+            self.rows.clear();
+            self.rows.extend(chunk.iter().map(|p| last_row - (end - 1 - p) as u32));
+            pool.take(self.executor.hidden(&self.rows)?, width);
         }
         Ok(())
     }

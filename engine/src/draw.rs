@@ -9,6 +9,7 @@ use crate::api::{FinishReason, GenerationParams, GenerationRequest, StopCause};
 use crate::beam::{Beams, Fork};
 use crate::core::TokenEvent;
 use crate::grammar::{Guides, MaskThreads};
+use crate::pooling::Pool;
 
 /// A request that has not ended.
 pub(crate) struct Active {
@@ -28,6 +29,8 @@ pub(crate) struct Active {
     pub started: bool,
     /// Filled row by row while the prompt is computed, when asked for.
     pub prompt_logprobs: Vec<Option<TokenLogprobs>>,
+    /// For a request that wants an embedding.
+    pub pool: Option<Pool>,
 }
 
 /// What drawing needs of the engine.
@@ -55,6 +58,9 @@ impl Draw<'_> {
             active.started = true;
             if active.request.params.prompt_logprobs.is_some() {
                 emit(id, TokenEvent::PromptLogprobs(std::mem::take(&mut active.prompt_logprobs)));
+            }
+            if let Some(pool) = &mut active.pool {
+                emit(id, TokenEvent::Embedding(pool.finish()));
             }
             emit(id, TokenEvent::Started { cached_tokens: active.cached_tokens });
         }

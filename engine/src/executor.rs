@@ -101,6 +101,17 @@ impl Executor {
         device.pool().enter(|| model.logits(rows))
     }
 
+    /// Width of [`Executor::hidden`].
+    pub fn hidden_size(&self) -> usize {
+        self.model.config().hidden_size
+    }
+
+    /// Hidden states of rows of the last step behind the final norm; at most [`models::LOGIT_ROWS`].
+    pub fn hidden(&mut self, rows: &[u32]) -> Result<&[f32], KernelError> {
+        let Executor { device, model, .. } = self;
+        device.pool().enter(|| model.hidden(rows))
+    }
+
     /// Applies memory operations in order; neighbouring copies go to the kernel together.
     fn memory(&mut self, ops: &[MemOp]) -> Result<(), KernelError> {
         for run in ops.chunk_by(|a, b| matches!((a, b), (MemOp::Copy { .. }, MemOp::Copy { .. }))) {

@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use attention_kernels::{KernelSet, Needs, select};
 use device::Device;
-use models::{ChatTemplate, GenerationDefaults, LayerGroup, Model, ModelConfig, ModelFiles, Tokenizer, Weights};
+use models::{
+    ChatTemplate, GenerationDefaults, LayerGroup, Model, ModelConfig, ModelFiles, Pooling, Tokenizer, Weights,
+};
 use sched::{CacheGroup, SchedConfig, Scheduler};
 
 use crate::api::{EngineConfig, ModelInfo, ModelSource};
@@ -104,6 +106,8 @@ pub(crate) fn load(engine: &EngineConfig, progress: Progress<'_>) -> Result<Load
         num_parameters: models::parameters(&config),
         max_model_len: plan.max_model_len,
         vocab_size: config.vocab_size,
+        hidden_size: config.hidden_size,
+        pooling: Pooling::load(&files)?,
         eos_token_ids: defaults.eos_token_ids.clone(),
         num_blocks: plan.num_blocks,
         block_size: engine.block_size,

@@ -99,6 +99,7 @@ impl TextEngine {
             let Some(Live { sequences, held }) = live.get_mut(&id) else { return };
             let delta = match event {
                 TokenEvent::PromptLogprobs(scores) => return emit(id, Event::PromptLogprobs(scores), false),
+                TokenEvent::Embedding(vector) => return emit(id, Event::Embedding(vector), false),
                 TokenEvent::Started { cached_tokens } => return emit(id, Event::Started { cached_tokens }, false),
                 TokenEvent::Token { index, token, finish } => {
                     let Some(written) = sequences.get_mut(index as usize).and_then(Option::as_mut) else { return };

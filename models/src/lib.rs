@@ -8,6 +8,7 @@
 //! tokenizer.json                 Tokenizer           text <-> token ids
 //! tokenizer_config.json, *.jinja ChatTemplate        messages -> prompt, as transformers renders it
 //! generation_config.json         GenerationDefaults  end tokens and sampling defaults
+//! 1_Pooling/config.json          Pooling             how hidden states become an embedding
 //! ```
 //!
 //! [`Model`] puts the weights on a device, as they are or quantised, and runs steps of a [`ForwardBatch`]: the tokens of many sequences side by
@@ -67,6 +68,7 @@ mod error;
 mod files;
 mod forward;
 mod generation;
+mod pooling;
 mod tokenizer;
 mod weights;
 
@@ -79,5 +81,6 @@ pub use forward::{
     ForwardBatch, GroupBatch, LOGIT_ROWS, LayerGroup, Model, PageLayout, check_weights, parameters, weight_bytes,
 };
 pub use generation::GenerationDefaults;
+pub use pooling::Pooling;
 pub use tokenizer::{TokenizeError, Tokenizer};
 pub use weights::{WeightDtype, WeightView, Weights};

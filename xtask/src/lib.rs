@@ -1,6 +1,7 @@
 //! Every chore of the workspace, behind `cargo xtask`.
 //!
-//! What it is: [`ci`] (all that must pass before a change lands), [`kernels`] (compiles the `.cu` sources), [`not_run`] (tests
+//! What it is: [`ci`] (all that must pass before a change lands), [`conformance`] (a suite of the
+//! API, kept elsewhere, against our server), [`kernels`] (compiles the `.cu` sources), [`not_run`] (tests
 //! that a machine can not run), [`tidy`] (the
 //! rules of the house that no compiler checks) and [`doctor`] (what this machine has). What it is not: part of the
 //! product. No crate depends on it but for tests that build a host library of kernels, and it depends on none of them:
@@ -14,6 +15,7 @@
 //! ```
 
 pub mod ci;
+pub mod conformance;
 pub mod doctor;
 pub mod kernels;
 pub mod not_run;

@@ -1,9 +1,10 @@
 //! The command `cargo xtask`; every task is a module of the library of this crate.
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use xtask::{ci, doctor, kernels, page_test, tidy, workspace};
+use xtask::{ci, conformance, doctor, kernels, page_test, tidy, workspace};
 
 /// Every chore of the workspace.
 #[derive(Parser)]
@@ -48,6 +49,17 @@ enum Task {
         #[arg(long, value_name = "FILE.png")]
         screenshot: Option<std::path::PathBuf>,
     },
+    /// A black-box suite of the API (pytest, as its README says) against a server built from this tree
+    Conformance {
+        /// Folder of the suite
+        dir: PathBuf,
+        /// The Python that has what the suite's requirements.txt lists
+        #[arg(long, default_value = "python3")]
+        python: PathBuf,
+        /// More words for pytest, as `-- -k CHT`
+        #[arg(last = true)]
+        pytest: Vec<String>,
+    },
     /// What this machine has, and what that means for Quire
     Doctor,
 }
@@ -64,6 +76,7 @@ fn main() -> ExitCode {
             kernels::run(&root, kernels::Options { check, sim, fetch, jobs })
         }
         Task::PageTest { screenshot } => page_test::run(&root, screenshot.as_deref()),
+        Task::Conformance { dir, python, pytest } => conformance::run(&root, &dir, &python, &pytest),
         Task::Doctor => {
             print!("{}", doctor::report(&root));
             Ok(())

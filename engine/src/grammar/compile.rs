@@ -170,8 +170,8 @@ fn nesting(text: &str) -> usize {
 fn definition(grammar: &Grammar) -> Result<TopLevelGrammar, String> {
     let json = |text: &str| serde_json::from_str::<Value>(text).map_err(one_line);
     Ok(match grammar {
-        Grammar::JsonObject => TopLevelGrammar::from_json_schema(serde_json::json!({"type": "object"})),
-        Grammar::JsonSchema(text) => TopLevelGrammar::from_json_schema(json(text)?),
+        Grammar::JsonObject => TopLevelGrammar::from_json_schema(laid_out(serde_json::json!({"type": "object"}))),
+        Grammar::JsonSchema(text) => TopLevelGrammar::from_json_schema(laid_out(json(text)?)),
         Grammar::Regex(text) => TopLevelGrammar::from_regex(text),
         // A JSON string is a Lark string.
         Grammar::Choice(choices) => {
@@ -180,6 +180,18 @@ fn definition(grammar: &Grammar) -> Result<TopLevelGrammar, String> {
         }
         Grammar::Lark(text) => TopLevelGrammar::from_lark(text.clone()),
     })
+}
+
+/// Between two tokens of JSON there is nothing, one blank, or one line break with its indentation, as printers write it:
+/// JSON itself allows blanks without end, and small models write them to the limit. A schema may say otherwise.
+fn laid_out(mut schema: Value) -> Value {
+    const OPTIONS: &str = "x-guidance";
+    if let Value::Object(fields) = &mut schema
+        && !fields.contains_key(OPTIONS)
+    {
+        fields.insert(OPTIONS.to_string(), serde_json::json!({"whitespace_pattern": r" |\r?\n[ \t]{0,64}"}));
+    }
+    schema
 }
 
 /// The first line of an error that may bring its state and a stack along.

@@ -289,12 +289,28 @@ impl Model {
         if rows.len() > LOGIT_ROWS {
             return Err(KernelError::Shape { what: "rows of logits", found: rows.len(), expected: LOGIT_ROWS });
         }
-        let (ops, step, eps) = (&*self.ops, &mut self.step, self.config.rms_norm_eps);
-        ops.gather(&step.hidden, rows, self.config.hidden_size, &mut step.chosen)?;
-        ops.rms_norm(&step.chosen, &self.final_norm, eps, rows.len(), &mut step.normed)?;
+        self.choose(rows)?;
+        let step = &mut self.step;
         let head = self.head.as_ref().unwrap_or(&self.embedding);
         head.run(&self.kernels, &*self.device, &step.normed, rows.len(), &mut step.logits)?;
         Ok(&step.logits.host::<f32>()?[..rows.len() * self.config.vocab_size])
+    }
+
+    /// Hidden states behind the final norm of up to [`LOGIT_ROWS`] rows of the last step, `[rows, hidden_size]`, on the
+    /// host.
+    pub fn hidden(&mut self, rows: &[u32]) -> Result<&[f32], KernelError> {
+        if rows.len() > LOGIT_ROWS {
+            return Err(KernelError::Shape { what: "rows of hidden states", found: rows.len(), expected: LOGIT_ROWS });
+        }
+        self.choose(rows)?;
+        Ok(&self.step.normed.host::<f32>()?[..rows.len() * self.config.hidden_size])
+    }
+
+    /// The first rows of `normed` become those rows of the last step, behind the final norm.
+    fn choose(&mut self, rows: &[u32]) -> Result<(), KernelError> {
+        let (ops, step, eps) = (&*self.ops, &mut self.step, self.config.rms_norm_eps);
+        ops.gather(&step.hidden, rows, self.config.hidden_size, &mut step.chosen)?;
+        ops.rms_norm(&step.chosen, &self.final_norm, eps, rows.len(), &mut step.normed)
     }
 }
 

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 use engine::text::ToolFormat;
-use engine::{EngineConfig, ModelSource, Policy, PreemptionMode, Quantization};
+use engine::{EngineConfig, ModelSource, Policy, Pooling, PreemptionMode, Quantization};
 
 use super::limits::LimitArgs;
 use super::log::LogArgs;
@@ -206,6 +206,9 @@ pub struct ServeArgs {
     /// How thoughts are split off the answer: none, qwen3 or deepseek_r1 [default: as its chat template has them]
     #[arg(long, value_name = "NAME", value_parser = values::reasoning, env = "QUIRE_REASONING_PARSER")]
     pub reasoning_parser: Option<Reasoning>,
+    /// How /v1/embeddings makes a vector of a text: last or mean [default: as the checkpoint says, else last]
+    #[arg(long, value_name = "TYPE", value_parser = values::pooling, env = "QUIRE_POOLING_TYPE")]
+    pub pooling_type: Option<Pooling>,
     /// Seconds that running requests get to finish after the first Ctrl-C or SIGTERM
     #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = values::whole::<u64>, env = "QUIRE_SHUTDOWN_TIMEOUT")]
     pub shutdown_timeout: u64,

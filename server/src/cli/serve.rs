@@ -33,6 +33,7 @@ pub fn run(args: ServeArgs, mut config: EngineConfig) -> Result<(), CliError> {
         log_prompts: args.enable_log_requests.then_some(args.max_log_len),
         tool_call_parser: args.tool_call_parser,
         reasoning_parser: args.reasoning_parser,
+        pooling_type: args.pooling_type,
     };
     let app = Arc::new(App::new(engine.clone(), options));
     let grace = Duration::from_secs(args.shutdown_timeout);

@@ -4,7 +4,7 @@
 use std::str::FromStr;
 
 use engine::text::ToolFormat;
-use engine::{Policy, PreemptionMode, Quantization};
+use engine::{Policy, Pooling, PreemptionMode, Quantization};
 
 use crate::http::Reasoning;
 
@@ -87,6 +87,11 @@ pub fn tool_format(text: &str) -> Result<ToolFormat, String> {
 
 /// `--reasoning-parser`.
 pub fn reasoning(text: &str) -> Result<Reasoning, String> {
+    text.parse().map_err(str::to_string)
+}
+
+/// `--pooling-type`.
+pub fn pooling(text: &str) -> Result<Pooling, String> {
     text.parse().map_err(str::to_string)
 }
 

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use engine::text::ToolFormat;
-use engine::{AsyncEngine, Tokenizer};
+use engine::{AsyncEngine, Pooling, Tokenizer};
 use tokio::sync::Semaphore;
 
 use super::connection::Activity;
@@ -64,6 +64,8 @@ pub struct ServerOptions {
     pub tool_call_parser: Option<ToolFormat>,
     /// Whether thoughts are split off; `None` where the chat template speaks of them.
     pub reasoning_parser: Option<Reasoning>,
+    /// How `/v1/embeddings` makes a vector of a text; `None` as the checkpoint says.
+    pub pooling_type: Option<Pooling>,
 }
 
 /// State shared by all handlers.
@@ -90,6 +92,8 @@ pub struct App {
     pub(super) tool_format: ToolFormat,
     /// How thoughts are split off.
     pub(super) reasoning: Reasoning,
+    /// How embeddings are made; `None` where the checkpoint asks for what is not built.
+    pub(super) pooling: Option<Pooling>,
     /// Unix seconds of the start.
     pub(super) created: u64,
     /// What a stop waits for beside the engine.
@@ -111,6 +115,7 @@ impl App {
         let thinks = template.is_some_and(|template| template.mentions("</think>"));
         let default = if thinks { Reasoning::Tags } else { Reasoning::Off };
         let reasoning = options.reasoning_parser.unwrap_or(default);
+        let pooling = options.pooling_type.or(engine.info().pooling);
         App {
             metrics: Metrics::new(&model, engine.info()),
             engine,
@@ -123,6 +128,7 @@ impl App {
             log_prompts: options.log_prompts,
             tool_format,
             reasoning,
+            pooling,
             created: unix_seconds(),
             activity: Activity::default(),
             large_bodies: Arc::new(Semaphore::new(LARGE_AT_ONCE)),

@@ -22,18 +22,22 @@ pub struct Assistant {
 /// What a piece of text says.
 #[derive(Debug, Default)]
 pub struct Said {
-    reasoning: String,
-    content: String,
-    calls: Vec<CallPiece>,
+    /// Thoughts.
+    pub reasoning: String,
+    /// Text that is meant for the reader.
+    pub content: String,
+    /// Calls that begin or go on.
+    pub calls: Vec<CallPiece>,
 }
 
 /// A call, or more of its arguments.
 #[derive(Debug)]
-struct CallPiece {
+pub struct CallPiece {
     index: usize,
     /// Id and name, with the first piece.
-    begun: Option<(String, String)>,
-    arguments: String,
+    pub begun: Option<(String, String)>,
+    /// More of the arguments' JSON text.
+    pub arguments: String,
 }
 
 impl Assistant {

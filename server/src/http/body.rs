@@ -85,8 +85,10 @@ async fn off_thread<T: Send + 'static>(
 }
 
 fn parse(bytes: Vec<u8>) -> Result<Fields, ApiError> {
-    let value = serde_json::from_slice(&bytes)
-        .map_err(|error| ApiError::body(format!("the body is not valid JSON: {error}")))?;
+    // RFC 8259 lets a reader pass over a byte order mark, and some editors write one.
+    let text = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&bytes);
+    let value =
+        serde_json::from_slice(text).map_err(|error| ApiError::body(format!("the body is not valid JSON: {error}")))?;
     Fields::new(value)
 }
 
@@ -97,6 +99,11 @@ async fn checked_bytes(request: Request, most: usize) -> Result<Vec<u8>, ApiErro
         if !essence.eq_ignore_ascii_case("application/json") {
             return Err(ApiError::media_type(&found));
         }
+    }
+    if let Some(found) = request.headers().get(header::CONTENT_ENCODING)
+        && !found.as_bytes().eq_ignore_ascii_case(b"identity")
+    {
+        return Err(ApiError::content_encoding(&String::from_utf8_lossy(found.as_bytes())));
     }
     read_bytes(request.into_body(), most).await
 }

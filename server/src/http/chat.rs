@@ -61,13 +61,37 @@ pub async fn chat_completions(State(app): State<Arc<App>>, request: Request) -> 
 }
 
 /// A chat request, read.
-struct Prepared {
-    options: Options,
+pub struct Prepared {
+    /// Sampling and limits.
+    pub options: Options,
     /// The prompt.
-    ids: Vec<u32>,
-    tools: Tools,
+    pub ids: Vec<u32>,
+    /// What may be called.
+    pub tools: Tools,
     /// Whether thoughts are split off; if so, whether the prompt has opened them.
-    reasoning: Option<bool>,
+    pub reasoning: Option<bool>,
+}
+
+impl Prepared {
+    /// Renders and tokenises the conversation, and holds the model to the tools that it must call.
+    pub fn new(
+        app: &App,
+        mut options: Options,
+        tools: Tools,
+        conversation: &Conversation,
+    ) -> Result<Prepared, ApiError> {
+        tools.hold(app, &mut options.params)?;
+        let prompt = conversation.render(app)?;
+        let opened = match app.reasoning {
+            Reasoning::Off => None,
+            Reasoning::Tags => Some(ReasoningParser::is_opened_by(&prompt)),
+            Reasoning::Always => Some(true),
+        };
+        // A grammar holds a text from its first letter: there are thoughts in it only if it writes the tag itself.
+        let reasoning = opened.map(|opened| opened && options.params.structured_outputs.is_none());
+        let ids = truncate(conversation.encode(app, &prompt)?, options.truncate_prompt_tokens);
+        Ok(Prepared { options, ids, tools, reasoning })
+    }
 }
 
 /// What is asked for, and the prompt.
@@ -79,19 +103,7 @@ fn prepare(app: &App, fields: &Fields) -> Result<Prepared, ApiError> {
         return Err(ApiError::wrong(name, &Value::from(0), "at least 1"));
     }
     options.params.sampling.logprobs = wanted_logprobs(fields)?;
-    let tools = Tools::read(fields)?;
-    tools.hold(app, &mut options.params)?;
-    let conversation = Conversation::read(fields)?;
-    let prompt = conversation.render(app)?;
-    let opened = match app.reasoning {
-        Reasoning::Off => None,
-        Reasoning::Tags => Some(ReasoningParser::is_opened_by(&prompt)),
-        Reasoning::Always => Some(true),
-    };
-    // A grammar holds a text from its first letter: there are thoughts in it only if it writes the tag itself.
-    let reasoning = opened.map(|opened| opened && options.params.structured_outputs.is_none());
-    let ids = truncate(conversation.encode(app, &prompt)?, options.truncate_prompt_tokens);
-    Ok(Prepared { options, ids, tools, reasoning })
+    Prepared::new(app, options, Tools::read(fields)?, &Conversation::read(fields)?)
 }
 
 /// `logprobs` switches them on here, `top_logprobs` says how many alternatives.

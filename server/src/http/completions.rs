@@ -11,9 +11,10 @@ use serde_json::{Map, Value, json};
 use super::app::App;
 use super::body;
 use super::error::ApiError;
-use super::fields::{Fields, token_id};
+use super::fields::Fields;
 use super::logprobs::{self, CompletionLogprobs};
 use super::options::{MAX_LOGPROBS, Options, truncate};
+use super::prompts::{self, Input};
 use super::reply::{self, Envelope, Usage, choices};
 use super::run::Run;
 use super::stream::{self, Chunks};
@@ -76,7 +77,7 @@ fn prepare(app: &Arc<App>, fields: &Fields) -> Result<(Completion, Options, Vec<
     if echo && logprobs.is_some() {
         options.params.prompt_logprobs = logprobs.max(prompt_logprobs);
     }
-    let prompts = tokenize(app, inputs(app, fields)?, add_special, echo, &options)?;
+    let prompts = tokenize(app, prompts::read(app, fields, "prompt")?, add_special, echo, &options)?;
     let mut requests = Vec::new();
     for prompt in &prompts {
         requests.push(options.request(app, prompt.ids.clone(), Some(DEFAULT_MAX_TOKENS), "prompt")?);
@@ -96,35 +97,6 @@ fn prepare(app: &Arc<App>, fields: &Fields) -> Result<(Completion, Options, Vec<
     Ok((completion, options, requests))
 }
 
-/// One prompt as it was sent.
-enum Input {
-    Text(String),
-    Ids(Vec<u32>),
-}
-
-/// `prompt` in its four forms: a text, a list of texts, a list of token ids, a list of lists of token ids.
-fn inputs(app: &App, fields: &Fields) -> Result<Vec<Input>, ApiError> {
-    let (vocab, most) = (app.vocab(), app.limits.max_prompts);
-    let ids = |items: &[Value]| items.iter().map(|item| token_id(item, vocab)).collect::<Option<Vec<u32>>>();
-    let one = |value: &Value| match value {
-        Value::String(text) => Some(Input::Text(text.clone())),
-        Value::Array(items) => ids(items).map(Input::Ids),
-        _ => None,
-    };
-    let value = fields.get("prompt").unwrap_or(&Value::Null);
-    let inputs = match value {
-        Value::Array(items) if items.is_empty() || items.len() > most && !items[0].is_number() => None,
-        Value::Array(items) if items[0].is_number() => ids(items).map(|ids| vec![Input::Ids(ids)]),
-        Value::Array(items) => items.iter().map(one).collect(),
-        other => one(other).map(|one| vec![one]),
-    };
-    inputs.ok_or_else(|| {
-        let expected =
-            format!("a text, token ids from 0 to {}, or a list of 1 to {most} of either", vocab.saturating_sub(1));
-        ApiError::wrong("prompt", value, expected)
-    })
-}
-
 fn tokenize(
     app: &App,
     inputs: Vec<Input>,
@@ -134,20 +106,13 @@ fn tokenize(
 ) -> Result<Vec<Prompt>, ApiError> {
     let (keep, skip_special) = (options.truncate_prompt_tokens, options.params.skip_special_tokens);
     let one = |input: Input| {
-        let failed = |error: &dyn std::fmt::Display| ApiError::invalid("prompt", error);
-        let (ids, text) = match input {
-            Input::Ids(ids) => (ids, None),
-            Input::Text(text) => {
-                let ids = app.tokenizer().encode(&text, add_special).map_err(|error| failed(&error))?;
-                (ids, Some(text))
-            }
-        };
+        let (ids, text) = input.encode(app, add_special, "prompt")?;
         let whole = ids.len();
         let ids = truncate(ids, keep);
         let text = match text.filter(|_| ids.len() == whole) {
             _ if !echo => String::new(),
             Some(text) => text,
-            None => app.tokenizer().decode(&ids, skip_special).map_err(|error| failed(&error))?,
+            None => app.tokenizer().decode(&ids, skip_special).map_err(|error| ApiError::invalid("prompt", error))?,
         };
         Ok(Prompt { ids, text, logprobs: None })
     };

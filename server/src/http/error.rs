@@ -67,6 +67,18 @@ impl ApiError {
         }
     }
 
+    /// 400 for what refers to an earlier answer of `/v1/responses`.
+    pub fn not_stored(param: &str) -> ApiError {
+        ApiError::unsupported(param, "answers are not stored here; send the earlier items in input")
+    }
+
+    /// 404 for an earlier answer that is asked for by its id.
+    pub fn no_response(id: &str) -> ApiError {
+        let message = format!("response_id: {:?} is not here, answers are not stored", cut(id, MAX_NAME));
+        let param = Some("response_id".into());
+        ApiError { param, ..ApiError::new(StatusCode::NOT_FOUND, "invalid_request_error", message) }
+    }
+
     /// 401.
     pub fn unauthorized() -> ApiError {
         let message = "the API key is missing or wrong; send it as `Authorization: Bearer KEY`";
@@ -108,6 +120,13 @@ impl ApiError {
     pub fn timed_out(message: impl Into<String>) -> ApiError {
         let error = ApiError::new(StatusCode::GATEWAY_TIMEOUT, "server_error", message);
         ApiError { code: Some("request_timeout"), ..error }
+    }
+
+    /// 415 for a body that is packed.
+    pub fn content_encoding(found: &str) -> ApiError {
+        let message =
+            format!("content-encoding: found {:?}, expected none: send the body as it is", cut(found, MAX_NAME));
+        ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "invalid_request_error", message)
     }
 
     /// 500: the fault is on this side.

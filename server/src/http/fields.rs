@@ -53,7 +53,7 @@ impl Fields {
             (low, i64::MAX) => format!("a whole number of at least {low}"),
             (low, high) => format!("a whole number from {low} to {high}"),
         };
-        self.read(name, expected, |value| value.as_i64().filter(|n| range.contains(n)))
+        self.read(name, expected, |value| whole(value).filter(|n| range.contains(n)))
     }
 
     /// A count: a whole number from `low` to `high`.
@@ -113,7 +113,15 @@ impl Fields {
 
 /// A token id of a vocabulary of `vocab` rows.
 pub fn token_id(value: &Value, vocab: usize) -> Option<u32> {
-    value.as_u64().filter(|&id| id < vocab as u64).and_then(|id| u32::try_from(id).ok())
+    whole(value).and_then(|id| u32::try_from(id).ok()).filter(|&id| (id as usize) < vocab)
+}
+
+/// A whole number of 64 bits. JSON has one kind of number, and some clients write all of theirs with a point: 2.0 is 2.
+fn whole(value: &Value) -> Option<i64> {
+    /// Up to here a double holds every whole number.
+    const EXACT: f64 = (1_u64 << 53) as f64;
+    let from_float = || value.as_f64().filter(|x| x.fract() == 0.0 && x.abs() <= EXACT).map(|x| x as i64);
+    if value.is_f64() { from_float() } else { value.as_i64() }
 }
 
 /// What a JSON value is, in a word.
@@ -152,7 +160,11 @@ mod tests {
             let error = fields(json!({"n": bad})).count("n", 1, 8).unwrap_err().to_json();
             assert_eq!(error["error"]["param"], "n");
         }
-        assert_eq!(fields(json!({"n": 8})).count("n", 1, 8), Ok(Some(8)));
+        for good in [json!(8), json!(8.0), json!(0.8e1)] {
+            assert_eq!(fields(json!({"n": good})).count("n", 1, 8), Ok(Some(8)));
+        }
+        assert_eq!(fields(json!({"n": -0.0})).count("n", 0, 8), Ok(Some(0)));
+        assert!(fields(json!({"n": 1e19})).integer("n", i64::MIN..=i64::MAX).is_err(), "not exact, not guessed");
     }
 
     #[test]
@@ -174,8 +186,8 @@ mod tests {
 
     #[test]
     fn token_ids_stay_inside_the_vocabulary() {
-        assert_eq!(fields(json!({"t": [0, 9]})).token_ids("t", 10), Ok(Some(vec![0, 9])));
-        for bad in [json!([10]), json!([-1]), json!(["a"]), json!([1.0]), json!(3)] {
+        assert_eq!(fields(json!({"t": [0, 9.0]})).token_ids("t", 10), Ok(Some(vec![0, 9])));
+        for bad in [json!([10]), json!([-1]), json!(["a"]), json!([1.5]), json!(3)] {
             assert!(fields(json!({"t": bad})).token_ids("t", 10).is_err());
         }
     }

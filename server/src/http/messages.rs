@@ -14,6 +14,8 @@ use super::tools::Tools;
 /// A checked conversation and how it is to be rendered.
 #[derive(Clone, Debug)]
 pub struct Conversation {
+    /// The field that it came from, for errors.
+    param: &'static str,
     messages: Vec<Value>,
     tools: Option<Value>,
     add_generation_prompt: bool,
@@ -36,13 +38,33 @@ impl Conversation {
         let list = list.ok_or_else(|| ApiError::invalid("messages", "expected a list of at least one message"))?;
         let messages = list.iter().enumerate().map(|(i, value)| message(i, value)).collect::<Result<_, _>>()?;
         Ok(Conversation {
+            param: "messages",
             messages,
             tools: Tools::read(fields)?.definitions,
             add_generation_prompt,
             continue_final_message,
-            kwargs: fields.object("chat_template_kwargs")?.cloned().unwrap_or_default(),
+            kwargs: template_kwargs(fields, "reasoning_effort", fields.get("reasoning_effort"))?,
             add_special_tokens: fields.bool("add_special_tokens")?.unwrap_or(false),
         })
+    }
+
+    /// These messages, to be answered. `param` is the field that they came from.
+    pub fn of(
+        param: &'static str,
+        mut messages: Vec<Value>,
+        tools: Option<Value>,
+        kwargs: Map<String, Value>,
+    ) -> Conversation {
+        messages.iter_mut().filter_map(|message| message.get_mut("tool_calls")).for_each(parse_arguments);
+        Conversation {
+            param,
+            messages,
+            tools,
+            add_generation_prompt: true,
+            continue_final_message: false,
+            kwargs,
+            add_special_tokens: false,
+        }
     }
 
     /// Renders and tokenises. The template writes the special tokens itself, so none are added by default.
@@ -54,7 +76,7 @@ impl Conversation {
     pub fn render(&self, app: &App) -> Result<String, ApiError> {
         let Some(template) = app.engine.chat_template() else {
             let advice = "this model has no chat template; use /v1/completions";
-            return Err(ApiError::unsupported("messages", advice));
+            return Err(ApiError::unsupported(self.param, advice));
         };
         let input = ChatInput {
             messages: &self.messages,
@@ -63,13 +85,27 @@ impl Conversation {
             continue_final_message: self.continue_final_message,
             kwargs: &self.kwargs,
         };
-        template.render(&input).map_err(|error| ApiError::invalid("messages", error))
+        template.render(&input).map_err(|error| ApiError::invalid(self.param, error))
     }
 
     /// The token ids of what was rendered.
     pub fn encode(&self, app: &App, text: &str) -> Result<Vec<u32>, ApiError> {
-        app.tokenizer().encode(text, self.add_special_tokens).map_err(|error| ApiError::invalid("messages", error))
+        app.tokenizer().encode(text, self.add_special_tokens).map_err(|error| ApiError::invalid(self.param, error))
     }
+}
+
+/// What the template gets beside the conversation: `chat_template_kwargs`, and the effort that the field `param` asks for,
+/// under the names that templates look for: that of gpt-oss, and the switch of Qwen3.
+pub fn template_kwargs(fields: &Fields, param: &str, effort: Option<&Value>) -> Result<Map<String, Value>, ApiError> {
+    const EFFORTS: [&str; 6] = ["none", "minimal", "low", "medium", "high", "xhigh"];
+    let mut kwargs = fields.object("chat_template_kwargs")?.cloned().unwrap_or_default();
+    if let Some(effort) = effort.filter(|effort| !effort.is_null()) {
+        let name = effort.as_str().filter(|name| EFFORTS.contains(name));
+        let name = name.ok_or_else(|| ApiError::wrong(param, effort, format!("one of {}", EFFORTS.join(", "))))?;
+        kwargs.entry("reasoning_effort").or_insert(name.into());
+        kwargs.entry("enable_thinking").or_insert((name != "none").into());
+    }
+    Ok(kwargs)
 }
 
 fn message(index: usize, value: &Value) -> Result<Value, ApiError> {

@@ -6,11 +6,12 @@
 //! | `auth`, `cors`, `limits` | who may use the server: keys, origins, sizes and times |
 //! | `call`, `observe` | the id of a call and its place among the streams; what log and metrics tell of a request |
 //! | `body`, `fields`, `error` | JSON in, checked field by field; errors out |
-//! | `options`, `structured`, `tools`, `messages` | what a request asks for: sampling and limits; a grammar; tools; a conversation as token ids |
+//! | `options`, `structured`, `tools`, `messages`, `prompts` | what a request asks for: sampling and limits; a grammar; tools; a conversation as token ids; plain prompts |
 //! | `assistant` | a text becomes an assistant's message: thoughts, content, tool calls |
 //! | `run` | the engine requests of one call, merged into one stream of events |
 //! | `reply`, `logprobs`, `stream` | answers: the frame, log-probabilities, server-sent events |
-//! | `completions`, `chat`, `tokenize`, `status`, `metrics` | the routes |
+//! | `completions`, `chat`, `responses`, `embeddings`, `tokenize`, `status`, `metrics` | the routes |
+//! | `openapi` | the description of all of these |
 //! | `connection`, `serve`, `watchdog` | listening, and ending in order or because the engine has died; a dump when it is stuck |
 //! | `page`, `state` | the web page; the engine as it shows it |
 //!
@@ -26,6 +27,7 @@ mod chat;
 mod completions;
 mod connection;
 mod cors;
+mod embeddings;
 mod error;
 mod fields;
 mod limits;
@@ -33,9 +35,12 @@ mod logprobs;
 mod messages;
 mod metrics;
 mod observe;
+mod openapi;
 mod options;
 mod page;
+mod prompts;
 mod reply;
+mod responses;
 mod run;
 mod serve;
 mod state;
@@ -68,6 +73,11 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/v1/models/{*name}", get(status::model))
         .route("/v1/completions", post(completions::completions))
         .route("/v1/chat/completions", post(chat::chat_completions))
+        .route("/v1/responses", post(responses::responses))
+        .route("/v1/responses/input_tokens", post(responses::input_tokens))
+        .route("/v1/responses/{id}", get(responses::stored).delete(responses::stored))
+        .route("/v1/embeddings", post(embeddings::embeddings))
+        .route("/openapi.json", get(openapi::openapi))
         .route("/tokenize", post(tokenize::tokenize))
         .route("/detokenize", post(tokenize::detokenize))
         .route("/quire/state", get(state::state))

@@ -51,6 +51,7 @@ impl Options {
         for (name, advice) in UNSUPPORTED {
             fields.refuse(name, advice)?;
         }
+        fields.str("user")?;
         let stream = fields.bool("stream")?.unwrap_or(false);
         let (include_usage, continuous_usage) = stream_options(fields, stream)?;
         let prompt_logprobs = fields.count("prompt_logprobs", 0, MAX_LOGPROBS)?;
@@ -65,18 +66,7 @@ impl Options {
         }
         let truncate_prompt_tokens = match fields.integer("truncate_prompt_tokens", -1..=i64::MAX)? {
             // What the context holds next to the output.
-            Some(-1) => {
-                let (name, asked) = limit.unwrap_or((max_tokens[0], 1));
-                let (context, most) = (app.context(), app.context().saturating_sub(1));
-                if asked > most {
-                    let message = format!(
-                        "found {asked}, expected at most {most}: the context length is {context} tokens and the \
-                         prompt needs at least one"
-                    );
-                    return Err(ApiError::context_length(name, message));
-                }
-                Some(context - asked.max(1))
-            }
+            Some(-1) => Some(beside_output(app, limit.unwrap_or((max_tokens[0], 1)))?),
             Some(0) => return Err(ApiError::wrong("truncate_prompt_tokens", &Value::from(0), "-1 or at least 1")),
             other => other.and_then(|n| usize::try_from(n).ok()),
         };
@@ -93,6 +83,7 @@ impl Options {
                 include_stop_str_in_output: fields.bool("include_stop_str_in_output")?.unwrap_or(false),
                 skip_special_tokens: fields.bool("skip_special_tokens")?.unwrap_or(true),
                 prompt_logprobs,
+                pooling: None,
                 structured_outputs: structured::read(fields)?,
             },
             max_tokens: limit,
@@ -101,9 +92,16 @@ impl Options {
             continuous_usage,
             return_token_ids: fields.bool("return_token_ids")?.unwrap_or(false),
             truncate_prompt_tokens,
-            priority: fields.integer("priority", i64::from(i32::MIN)..=i64::from(i32::MAX))?.unwrap_or(0) as i32,
-            cache_salt: fields.str("cache_salt")?.filter(|salt| !salt.is_empty()).map(str::to_string),
+            priority: priority(fields)?,
+            cache_salt: cache_salt(fields)?,
         })
+    }
+
+    /// Keeps as much of the end of the prompt as the context holds beside the output, as `truncate_prompt_tokens: -1`.
+    /// `name` is the field of the token limit.
+    pub fn fit_prompt(&mut self, app: &App, name: &'static str) -> Result<(), ApiError> {
+        self.truncate_prompt_tokens = Some(beside_output(app, self.max_tokens.unwrap_or((name, 1)))?);
+        Ok(())
     }
 
     /// The request for one prompt. `default` is the token limit where none was asked for (cut to the context); `None`
@@ -116,15 +114,7 @@ impl Options {
         param: &str,
     ) -> Result<GenerationRequest, ApiError> {
         let (context, length) = (app.context(), prompt.len());
-        if prompt.is_empty() {
-            return Err(ApiError::invalid(param, "the prompt has no tokens, expected at least one"));
-        }
-        if length >= context {
-            let message = format!(
-                "the context length is {context} tokens, the prompt has {length} and needs room for one more; shorten it"
-            );
-            return Err(ApiError::context_length(param, message));
-        }
+        check_length(app, length, param)?;
         let room = context - length;
         let max_tokens = match self.max_tokens {
             Some((name, asked)) if asked > room => {
@@ -149,6 +139,44 @@ impl Options {
             cache_salt: self.cache_salt.clone(),
         })
     }
+}
+
+/// A prompt of `length` tokens fits the context and leaves room for one more. `param` is its field.
+pub fn check_length(app: &App, length: usize, param: &str) -> Result<(), ApiError> {
+    let context = app.context();
+    if length == 0 {
+        return Err(ApiError::invalid(param, "the prompt has no tokens, expected at least one"));
+    }
+    if length >= context {
+        let message = format!(
+            "the context length is {context} tokens, the prompt has {length} and needs room for one more; shorten it"
+        );
+        return Err(ApiError::context_length(param, message));
+    }
+    Ok(())
+}
+
+/// Tokens of the context beside an output of `asked` tokens, at least one; `name` is the field that asks for them.
+fn beside_output(app: &App, (name, asked): (&'static str, usize)) -> Result<usize, ApiError> {
+    let (context, most) = (app.context(), app.context().saturating_sub(1));
+    if asked > most {
+        let message = format!(
+            "found {asked}, expected at most {most}: the context length is {context} tokens and the prompt needs at \
+             least one"
+        );
+        return Err(ApiError::context_length(name, message));
+    }
+    Ok(context - asked.max(1))
+}
+
+/// `priority`: lower goes first, where the scheduler's policy asks.
+pub fn priority(fields: &Fields) -> Result<i32, ApiError> {
+    Ok(fields.integer("priority", i64::from(i32::MIN)..=i64::from(i32::MAX))?.unwrap_or(0) as i32)
+}
+
+/// `cache_salt`: prompts share cached blocks only under the same one.
+pub fn cache_salt(fields: &Fields) -> Result<Option<String>, ApiError> {
+    Ok(fields.str("cache_salt")?.filter(|salt| !salt.is_empty()).map(str::to_string))
 }
 
 /// The last `keep` tokens of a prompt, if truncation was asked for.

@@ -95,6 +95,7 @@ impl Run {
         while let Some((prompt, event)) = self.next().await {
             match event {
                 Event::PromptLogprobs(logprobs) => answers[prompt].prompt_logprobs = Some(logprobs),
+                Event::Embedding(vector) => answers[prompt].embedding = Some(vector),
                 Event::Started { cached_tokens } => answers[prompt].cached_tokens = cached_tokens,
                 Event::Delta(delta) => {
                     failed(&delta)?;
@@ -111,6 +112,8 @@ impl Run {
 pub struct Answer {
     /// Log-probabilities of the prompt, if asked for.
     pub prompt_logprobs: Option<Vec<Option<TokenLogprobs>>>,
+    /// The embedding of the prompt, if asked for.
+    pub embedding: Option<Vec<f32>>,
     /// Prompt tokens that came from the prefix cache.
     pub cached_tokens: usize,
     /// Per sequence, all of its deltas as one.
@@ -120,7 +123,7 @@ pub struct Answer {
 impl Answer {
     fn empty(n: usize) -> Answer {
         let sequences = (0..n).map(|index| Delta { index: index as u32, ..Delta::default() }).collect();
-        Answer { prompt_logprobs: None, cached_tokens: 0, sequences }
+        Answer { prompt_logprobs: None, embedding: None, cached_tokens: 0, sequences }
     }
 
     fn add(&mut self, delta: Delta) {

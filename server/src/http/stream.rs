@@ -12,7 +12,7 @@ use axum::http::{HeaderValue, header};
 use axum::response::sse::{self, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use engine::{Delta, Event, TokenLogprobs};
-use futures_util::stream;
+use futures_util::{Stream, stream};
 use serde_json::{Map, Value};
 
 use super::options::Options;
@@ -60,6 +60,11 @@ pub fn respond(
         let line = driver.next().await?;
         Some((Ok::<_, Infallible>(sse::Event::default().data(line)), driver))
     });
+    answer(events)
+}
+
+/// The HTTP answer that carries `events`.
+pub fn answer(events: impl Stream<Item = Result<sse::Event, Infallible>> + Send + 'static) -> Response {
     let mut response = Sse::new(events).keep_alive(KeepAlive::new().interval(KEEP_ALIVE)).into_response();
     // nginx would collect the stream otherwise.
     response.headers_mut().insert("x-accel-buffering", HeaderValue::from_static("no"));
@@ -83,6 +88,8 @@ impl<C: Chunks> Driver<C> {
             let (run, chunks) = self.source.as_mut()?;
             match run.next().await {
                 Some((prompt, Event::PromptLogprobs(logprobs))) => chunks.prompt_logprobs(prompt, logprobs),
+                // Nobody asks for one in a stream.
+                Some((_, Event::Embedding(_))) => {}
                 Some((_, Event::Started { cached_tokens })) => self.usage.cached_tokens += cached_tokens,
                 Some((prompt, Event::Delta(delta))) => {
                     self.usage.completion_tokens += delta.tokens.len();

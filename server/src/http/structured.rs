@@ -32,26 +32,35 @@ pub fn read(fields: &Fields) -> Result<Option<StructuredOutput>, ApiError> {
     }
 }
 
+/// `text.format` of `/v1/responses`: the schema's fields stand beside its type.
+pub fn text_format(format: &Map<String, Value>) -> Result<Option<StructuredOutput>, ApiError> {
+    of_format("text.format", format, ("text.format.schema", format.get("schema")))
+}
+
 fn response_format(fields: &Fields) -> Result<Option<StructuredOutput>, ApiError> {
     const PARAM: &str = "response_format";
     let Some(format) = fields.object(PARAM)? else { return Ok(None) };
+    let schema = format.get("json_schema").and_then(|named| named.get("schema"));
+    of_format(PARAM, format, ("response_format.json_schema.schema", schema))
+}
+
+/// What a format of this type asks for; `schema` with its place.
+fn of_format(
+    param: &'static str,
+    format: &Map<String, Value>,
+    (place, schema): (&str, Option<&Value>),
+) -> Result<Option<StructuredOutput>, ApiError> {
     let kind = format.get("type").unwrap_or(&Value::Null);
     let grammar = match kind.as_str() {
         Some("text") => return Ok(None),
         Some("json_object") => Grammar::JsonObject,
-        Some("json_schema") => {
-            let named = format.get("json_schema").unwrap_or(&Value::Null);
-            match named.get("schema").filter(|schema| is_schema(schema)) {
-                Some(schema) => Grammar::JsonSchema(schema.to_string()),
-                None => {
-                    let path = "response_format.json_schema";
-                    return Err(ApiError::wrong(path, named, "an object with name and schema, a JSON schema"));
-                }
-            }
-        }
-        _ => return Err(ApiError::wrong("response_format.type", kind, "text, json_object or json_schema")),
+        Some("json_schema") => match schema.filter(|schema| is_schema(schema)) {
+            Some(schema) => Grammar::JsonSchema(schema.to_string()),
+            None => return Err(ApiError::wrong(place, schema.unwrap_or(&Value::Null), "a JSON schema")),
+        },
+        _ => return Err(ApiError::wrong(format!("{param}.type"), kind, "text, json_object or json_schema")),
     };
-    Ok(Some(StructuredOutput { grammar, param: PARAM }))
+    Ok(Some(StructuredOutput { grammar, param }))
 }
 
 fn structured_outputs(fields: &Fields) -> Result<Option<StructuredOutput>, ApiError> {

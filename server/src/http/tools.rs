@@ -33,13 +33,18 @@ pub struct Tools {
 }
 
 impl Tools {
-    /// Reads the fields.
+    /// Reads the fields as a chat has them.
     pub fn read(fields: &Fields) -> Result<Tools, ApiError> {
-        let list = fields.list("tools")?.filter(|list| !list.is_empty());
+        Tools::new(fields, fields.list("tools")?, fields.get("tool_choice"))
+    }
+
+    /// With these in the place of the fields `tools` and `tool_choice`.
+    pub fn new(fields: &Fields, list: Option<&Vec<Value>>, choice: Option<&Value>) -> Result<Tools, ApiError> {
+        let list = list.filter(|list| !list.is_empty());
         let functions = list.into_iter().flatten().enumerate().map(|(i, tool)| function(i, tool));
         let functions: Vec<Tool> = functions.collect::<Result<_, _>>()?;
         Ok(Tools {
-            choice: choice(fields.get("tool_choice"), &functions)?,
+            choice: wanted(choice, &functions)?,
             definitions: list.map(|list| Value::Array(list.clone())),
             parallel: fields.bool("parallel_tool_calls")?.unwrap_or(true),
             functions,
@@ -97,7 +102,7 @@ fn function(index: usize, tool: &Value) -> Result<Tool, ApiError> {
     Ok(Tool { name: name.to_string(), parameters })
 }
 
-fn choice(value: Option<&Value>, functions: &[Tool]) -> Result<Choice, ApiError> {
+fn wanted(value: Option<&Value>, functions: &[Tool]) -> Result<Choice, ApiError> {
     const PARAM: &str = "tool_choice";
     let choice = match value {
         None if functions.is_empty() => Choice::None,

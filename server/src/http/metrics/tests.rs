@@ -13,6 +13,8 @@ fn info() -> ModelInfo {
         num_parameters: 0,
         max_model_len: 300,
         vocab_size: 1,
+        hidden_size: 1,
+        pooling: None,
         eos_token_ids: Vec::new(),
         num_blocks: 9,
         block_size: 16,

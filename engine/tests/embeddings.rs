@@ -1,0 +1,126 @@
+//! Embeddings against `transformers` (`embedding_reference.json`: the last hidden states of the `llama` and `qwen3`
+//! reference cases in float32, pooled and brought to length 1), and bit for bit the same in every company.
+
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::path::PathBuf;
+
+use engine::{
+    Engine, EngineConfig, Event, GenerationParams, GenerationRequest, Llm, ModelSource, Pooling, SubmitError,
+};
+use serde_json::Value;
+
+/// Greatest difference of an element of a unit vector from the reference; its own digits end at 1e-7.
+const TOLERANCE: f64 = 2e-6;
+
+struct Case {
+    prompt: Vec<u32>,
+    expected: Vec<f64>,
+    pooling: Pooling,
+}
+
+fn cases(model: &str) -> Vec<Case> {
+    let reference: Value = serde_json::from_str(include_str!("embedding_reference.json")).unwrap();
+    let numbers = |v: &Value| -> Vec<f64> { v.as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect() };
+    let both = |entry: &Value| {
+        let prompt: Vec<u32> = numbers(&entry["prompt"]).into_iter().map(|id| id as u32).collect();
+        [(Pooling::Last, "last"), (Pooling::Mean, "mean")].map(|(pooling, name)| Case {
+            prompt: prompt.clone(),
+            expected: numbers(&entry[name]),
+            pooling,
+        })
+    };
+    reference[model].as_array().unwrap().iter().flat_map(both).collect()
+}
+
+fn request(case: &Case) -> GenerationRequest {
+    let params = GenerationParams::embedding(case.pooling);
+    GenerationRequest { prompt: case.prompt.clone(), params, ..Default::default() }
+}
+
+fn embedding(events: &[Event]) -> Vec<f32> {
+    let vectors: Vec<_> =
+        events.iter().filter_map(|e| if let Event::Embedding(v) = e { Some(v) } else { None }).collect();
+    assert_eq!(vectors.len(), 1, "one embedding per request");
+    vectors[0].clone()
+}
+
+fn run(llm: &mut Llm, requests: Vec<GenerationRequest>) -> Vec<Vec<Event>> {
+    llm.run_with_events(requests).unwrap().into_iter().map(|(_, events)| events).collect()
+}
+
+#[test]
+fn embeddings_are_those_of_transformers() {
+    for model in ["llama", "qwen3"] {
+        let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../models/tests/reference").join(model);
+        let config = EngineConfig { model: ModelSource::Folder(folder), ..common::config(64) };
+        let mut llm = Llm::new(config).unwrap();
+        for case in cases(model) {
+            let found = embedding(&run(&mut llm, vec![request(&case)])[0]);
+            assert_eq!(found.len(), case.expected.len());
+            let worst = found.iter().zip(&case.expected).map(|(&a, b)| (f64::from(a) - b).abs()).fold(0.0, f64::max);
+            assert!(worst < TOLERANCE, "{model} {:?} of {} tokens: off by {worst}", case.pooling, case.prompt.len());
+        }
+    }
+}
+
+#[test]
+fn an_embedding_is_the_same_bits_in_chunks_in_company_and_from_the_cache() {
+    let bits = |vector: &[f32]| vector.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+    let cases = cases("llama");
+    let mut alone = Llm::new(common::config(256)).unwrap();
+    let expected: Vec<_> =
+        cases.iter().map(|case| bits(&embedding(&run(&mut alone, vec![request(case)])[0]))).collect();
+    // Chunks of at most 20 tokens, a pool that is too small for all, generations beside; then the same from the cache.
+    let config = EngineConfig { max_num_batched_tokens: 20, ..common::config(24) };
+    let mut crowded = Llm::new(config).unwrap();
+    for round in 0..2 {
+        let mut requests: Vec<_> = cases.iter().map(request).collect();
+        requests.extend((10..14).map(|which| common::request(which, 20, 24, 1)));
+        let found = run(&mut crowded, requests);
+        for ((case, events), expected) in cases.iter().zip(&found).zip(&expected) {
+            assert_eq!(
+                &bits(&embedding(events)),
+                expected,
+                "round {round}: {:?} of {}",
+                case.pooling,
+                case.prompt.len()
+            );
+        }
+    }
+}
+
+#[test]
+fn the_last_token_alone_is_computed_where_the_cache_knows_the_rest() {
+    let mut llm = Llm::new(common::config(64)).unwrap();
+    let cached = |events: &[Event]| {
+        events.iter().find_map(|e| if let Event::Started { cached_tokens } = e { Some(*cached_tokens) } else { None })
+    };
+    for (pooling, expected) in [(Pooling::Last, Some(88)), (Pooling::Mean, Some(0))] {
+        let request = GenerationRequest {
+            prompt: common::prompt(7, 90),
+            params: GenerationParams::embedding(pooling),
+            ..Default::default()
+        };
+        let first = run(&mut llm, vec![request.clone()]);
+        let second = run(&mut llm, vec![request]);
+        assert_eq!(cached(&second[0]), expected, "{pooling:?}");
+        assert_eq!(embedding(&first[0]), embedding(&second[0]));
+    }
+}
+
+#[test]
+fn an_embedding_with_an_output_is_refused() {
+    let mut engine = Engine::load(&common::config(16), &|_, _| {}).unwrap();
+    let embedding = GenerationParams::embedding(Pooling::Last);
+    for params in [
+        GenerationParams { n: 2, ..embedding.clone() },
+        GenerationParams { max_tokens: Some(1), ..embedding.clone() },
+        GenerationParams { max_tokens: None, ..embedding },
+    ] {
+        let refused = engine.submit(GenerationRequest { prompt: vec![5], params, ..Default::default() });
+        assert!(matches!(refused, Err(SubmitError::Invalid { param: "pooling", .. })), "{refused:?}");
+    }
+}

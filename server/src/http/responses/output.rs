@@ -1,0 +1,306 @@
+//! What the model says becomes output items, and the events that tell how they grow.
+//!
+//! One item is open at a time. What is said of another kind closes it: thoughts, then text, then calls.
+
+use std::sync::Arc;
+
+use serde_json::{Map, Value, json};
+
+use super::super::app::{App, unix_seconds};
+use super::super::assistant::{CallPiece, Said};
+use super::super::error::ApiError;
+use super::super::reply::Usage;
+
+/// How an answer ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Status {
+    /// By itself.
+    Completed,
+    /// At the token limit.
+    Incomplete,
+}
+
+impl Status {
+    fn name(self) -> &'static str {
+        match self {
+            Status::Completed => "completed",
+            Status::Incomplete => "incomplete",
+        }
+    }
+}
+
+/// The item that is being written.
+enum Open {
+    Reasoning { text: String },
+    Message { text: String, logprobs: Vec<Value> },
+    Call { call_id: String, name: String, arguments: String },
+}
+
+/// Writes one answer.
+pub struct Writer {
+    app: Arc<App>,
+    /// Tokens so far.
+    pub usage: Usage,
+    reasoning_tokens: usize,
+    /// What of the request the answer repeats.
+    frame: Map<String, Value>,
+    id: String,
+    created: u64,
+    /// Items that are whole.
+    output: Vec<Value>,
+    /// The item under way, with its id.
+    open: Option<(String, Open)>,
+    /// Log-probabilities of tokens whose text has not come yet.
+    scores: Vec<Value>,
+    ended: Option<Status>,
+    next_number: u64,
+}
+
+impl Writer {
+    /// An answer to a prompt of so many tokens.
+    pub fn new(app: &Arc<App>, frame: Map<String, Value>, prompt_tokens: usize) -> Writer {
+        Writer {
+            app: app.clone(),
+            usage: Usage { prompt_tokens, ..Usage::default() },
+            reasoning_tokens: 0,
+            frame,
+            id: fresh_id(app, "resp"),
+            created: unix_seconds(),
+            output: Vec::new(),
+            open: None,
+            scores: Vec::new(),
+            ended: None,
+            next_number: 0,
+        }
+    }
+
+    /// The answer as it is now.
+    pub fn response(&self) -> Value {
+        let status = self.ended.map_or("in_progress", Status::name);
+        let incomplete = (self.ended == Some(Status::Incomplete)).then(|| json!({"reason": "max_output_tokens"}));
+        let usage = self.ended.map(|_| {
+            json!({
+                "input_tokens": self.usage.prompt_tokens,
+                "input_tokens_details": {"cached_tokens": self.usage.cached_tokens, "cache_write_tokens": 0},
+                "output_tokens": self.usage.completion_tokens,
+                "output_tokens_details": {"reasoning_tokens": self.reasoning_tokens},
+                "total_tokens": self.usage.prompt_tokens + self.usage.completion_tokens,
+            })
+        });
+        let mut response = json!({
+            "id": self.id,
+            "object": "response",
+            "created_at": self.created,
+            "status": status,
+            "completed_at": (self.ended == Some(Status::Completed)).then(unix_seconds),
+            "error": null,
+            "incomplete_details": incomplete,
+            "model": self.app.model,
+            "output": self.output,
+            "usage": usage,
+        });
+        if let Value::Object(fields) = &mut response {
+            fields.extend(self.frame.clone());
+        }
+        response
+    }
+
+    /// The events before any text.
+    pub fn open(&mut self) -> Vec<Value> {
+        ["response.created", "response.in_progress"].map(|name| self.whole(name)).into()
+    }
+
+    /// Takes what a delta of so many tokens says; `scores` are their log-probabilities, `{"content": [...]}`.
+    pub fn write(&mut self, said: Said, tokens: usize, scores: Option<Value>) -> Vec<Value> {
+        self.usage.completion_tokens += tokens;
+        let mut events = Vec::new();
+        if let Some(Value::Array(scores)) = scores.map(|mut scores| scores["content"].take()) {
+            self.scores.extend(scores);
+        }
+        if !said.reasoning.is_empty() {
+            self.think(said.reasoning, &mut events);
+        }
+        if said.content.is_empty() && matches!(self.open, Some((_, Open::Reasoning { .. }))) {
+            self.reasoning_tokens += tokens;
+            self.scores.clear();
+        }
+        if !said.content.is_empty() {
+            self.say(said.content, &mut events);
+        }
+        for piece in said.calls {
+            self.call(piece, &mut events);
+        }
+        events
+    }
+
+    /// Ends the answer.
+    pub fn close(&mut self, status: Status) -> Vec<Value> {
+        let mut events = Vec::new();
+        if self.open.is_none() && self.output.is_empty() {
+            self.begin(Open::Message { text: String::new(), logprobs: Vec::new() }, &mut events);
+        }
+        self.end_item(status, &mut events);
+        self.ended = Some(status);
+        events.push(self.whole(match status {
+            Status::Completed => "response.completed",
+            Status::Incomplete => "response.incomplete",
+        }));
+        events
+    }
+
+    /// Ends a stream that went wrong.
+    pub fn fail(&mut self, error: &ApiError) -> [Value; 1] {
+        let mut event = self.whole("response.failed");
+        let error = &error.to_json()["error"];
+        let code = if error["type"] == "server_error" { "server_error" } else { "invalid_prompt" };
+        event["response"]["status"] = "failed".into();
+        event["response"]["error"] = json!({"code": code, "message": error["message"]});
+        [event]
+    }
+
+    fn think(&mut self, more: String, events: &mut Vec<Value>) {
+        if !matches!(self.open, Some((_, Open::Reasoning { .. }))) {
+            self.begin(Open::Reasoning { text: String::new() }, events);
+        }
+        events.push(self.part("response.reasoning_text.delta", json!({"delta": more})));
+        if let Some((_, Open::Reasoning { text })) = &mut self.open {
+            *text += &more;
+        }
+    }
+
+    fn say(&mut self, more: String, events: &mut Vec<Value>) {
+        if !matches!(self.open, Some((_, Open::Message { .. }))) {
+            self.begin(Open::Message { text: String::new(), logprobs: Vec::new() }, events);
+        }
+        let scores = std::mem::take(&mut self.scores);
+        events.push(self.part("response.output_text.delta", json!({"delta": more, "logprobs": scores})));
+        if let Some((_, Open::Message { text, logprobs })) = &mut self.open {
+            *text += &more;
+            logprobs.extend(scores);
+        }
+    }
+
+    fn call(&mut self, piece: CallPiece, events: &mut Vec<Value>) {
+        if let Some((call_id, name)) = piece.begun {
+            self.begin(Open::Call { call_id, name, arguments: String::new() }, events);
+        }
+        self.scores.clear();
+        if !piece.arguments.is_empty() {
+            events.push(self.of_item("response.function_call_arguments.delta", json!({"delta": piece.arguments})));
+        }
+        if let Some((_, Open::Call { arguments, .. })) = &mut self.open {
+            *arguments += &piece.arguments;
+        }
+    }
+
+    /// Opens an item; the one before it is whole.
+    fn begin(&mut self, item: Open, events: &mut Vec<Value>) {
+        self.end_item(Status::Completed, events);
+        let id = fresh_id(&self.app, item.prefix());
+        let shown = item.json(&id, "in_progress", false);
+        let part = item.content();
+        self.open = Some((id, item));
+        events
+            .push(self.event("response.output_item.added", json!({"output_index": self.output.len(), "item": shown})));
+        if let Some(part) = part {
+            events.push(self.part("response.content_part.added", json!({"part": part})));
+        }
+    }
+
+    fn end_item(&mut self, status: Status, events: &mut Vec<Value>) {
+        let Some((id, item)) = &self.open else { return };
+        let (whole, part) = (item.json(id, status.name(), true), item.content());
+        match item {
+            Open::Reasoning { text } => {
+                let done = json!({"text": text});
+                events.push(self.part("response.reasoning_text.done", done));
+            }
+            Open::Message { text, logprobs } => {
+                let done = json!({"text": text, "logprobs": logprobs});
+                events.push(self.part("response.output_text.done", done));
+            }
+            Open::Call { arguments, name, .. } => {
+                let done = json!({"arguments": arguments, "name": name});
+                events.push(self.of_item("response.function_call_arguments.done", done));
+            }
+        }
+        if let Some(part) = part {
+            events.push(self.part("response.content_part.done", json!({"part": part})));
+        }
+        let index = self.output.len();
+        events.push(self.event("response.output_item.done", json!({"output_index": index, "item": whole})));
+        self.output.push(whole);
+        self.open = None;
+    }
+
+    /// An event about the one content part of the open item.
+    fn part(&mut self, name: &str, fields: Value) -> Value {
+        let mut event = self.of_item(name, fields);
+        event["content_index"] = 0.into();
+        event
+    }
+
+    /// An event about the open item.
+    fn of_item(&mut self, name: &str, fields: Value) -> Value {
+        let (id, index) = (self.open.as_ref().map(|(id, _)| id.clone()), self.output.len());
+        let mut event = self.event(name, fields);
+        event["item_id"] = id.into();
+        event["output_index"] = index.into();
+        event
+    }
+
+    /// An event that carries the answer as it is now.
+    fn whole(&mut self, name: &str) -> Value {
+        let response = self.response();
+        self.event(name, json!({"response": response}))
+    }
+
+    fn event(&mut self, name: &str, mut fields: Value) -> Value {
+        fields["type"] = name.into();
+        fields["sequence_number"] = self.next_number.into();
+        self.next_number += 1;
+        fields
+    }
+}
+
+impl Open {
+    fn prefix(&self) -> &'static str {
+        match self {
+            Open::Reasoning { .. } => "rs",
+            Open::Message { .. } => "msg",
+            Open::Call { .. } => "fc",
+        }
+    }
+
+    /// The item's one content part, as far as it is written.
+    fn content(&self) -> Option<Value> {
+        match self {
+            Open::Reasoning { text } => Some(json!({"type": "reasoning_text", "text": text})),
+            Open::Message { text, logprobs } => {
+                Some(json!({"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}))
+            }
+            Open::Call { .. } => None,
+        }
+    }
+
+    /// The item, with its content or still without.
+    fn json(&self, id: &str, status: &str, whole: bool) -> Value {
+        let content: Vec<Value> = self.content().into_iter().filter(|_| whole).collect();
+        match self {
+            Open::Reasoning { .. } => {
+                json!({"id": id, "type": "reasoning", "status": status, "summary": [], "content": content})
+            }
+            Open::Message { .. } => {
+                json!({"id": id, "type": "message", "status": status, "role": "assistant", "content": content})
+            }
+            Open::Call { call_id, name, arguments } => json!({
+                "id": id, "type": "function_call", "status": status, "call_id": call_id, "name": name, "arguments": arguments,
+            }),
+        }
+    }
+}
+
+/// Ids of this API have an underscore behind the prefix.
+fn fresh_id(app: &App, prefix: &str) -> String {
+    app.fresh_id(prefix).replacen('-', "_", 1)
+}

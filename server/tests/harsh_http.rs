@@ -1,0 +1,160 @@
+//! HTTP as other clients, proxies and attackers speak it: answered, or refused with a fitting status, and the server
+//! goes on.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::sync::LazyLock;
+use std::time::Duration;
+
+use common::Server;
+
+static SERVER: LazyLock<Server> = LazyLock::new(Server::start);
+
+const GOOD: &str = r#"{"prompt": "a", "max_tokens": 2, "temperature": 0}"#;
+
+/// All that comes back for these bytes, until the server closes the connection.
+fn exchange(bytes: &[u8]) -> String {
+    let mut stream = TcpStream::connect(SERVER.address).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    // A server that has seen enough may close before all is written, and answer first.
+    let _ = stream.write_all(bytes);
+    let mut answer = Vec::new();
+    let _ = stream.read_to_end(&mut answer);
+    String::from_utf8_lossy(&answer).into_owned()
+}
+
+fn post(head: &str, body: impl AsRef<[u8]>) -> String {
+    let body = body.as_ref();
+    let head = format!(
+        "POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{head}Content-Length: {}\r\n\r\n",
+        body.len()
+    );
+    exchange(&[head.as_bytes(), body].concat())
+}
+
+fn chunked(pieces: &str) -> String {
+    let head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n";
+    exchange(format!("{head}{pieces}").as_bytes())
+}
+
+fn request(line: &str) -> String {
+    exchange(format!("{line}\r\nHost: x\r\nConnection: close\r\n\r\n").as_bytes())
+}
+
+/// The statuses of all answers in what came back.
+fn statuses(answer: &str) -> Vec<u16> {
+    let heads = answer.split("HTTP/1.").skip(1);
+    heads.map(|head| head[2..5].parse().unwrap()).collect()
+}
+
+#[test]
+fn every_form_of_a_good_request_is_answered() {
+    const JSON: &str = "Content-Type: application/json\r\n";
+    let one_by_one: String = GOOD.chars().map(|c| format!("1\r\n{c}\r\n")).collect();
+    let bom = [b"\xef\xbb\xbf", GOOD.as_bytes()].concat();
+    for (what, answer) in [
+        ("plain", post(JSON, GOOD)),
+        ("no content type", post("", GOOD)),
+        ("charset", post("content-type: Application/JSON ; charset=\"UTF-8\"\r\n", GOOD)),
+        ("a byte order mark", post(JSON, bom)),
+        ("identity", post("Content-Type: application/json\r\nContent-Encoding: identity\r\n", GOOD)),
+        ("space around", post(JSON, format!(" \r\n\t{GOOD}\n "))),
+        ("a field twice", post(JSON, r#"{"prompt": "a", "max_tokens": 9, "max_tokens": 2}"#)),
+        ("a NUL as an escape", post(JSON, r#"{"prompt": "a\u0000b", "max_tokens": 2}"#)),
+        ("chunks of one byte", chunked(&format!("{one_by_one}0\r\n\r\n"))),
+        ("extensions and trailers", chunked(&format!("{:X};a=b\r\n{GOOD}\r\n0\r\nX-Sum: 1\r\n\r\n", GOOD.len()))),
+        ("an absolute target", request("GET http://elsewhere/v1/models HTTP/1.1")),
+        ("a query", request("GET /v1/models?limit=1&after=x HTTP/1.1")),
+        ("an escaped name", request("GET /v1/models/quire%2Ddemo HTTP/1.1")),
+        ("HEAD", request("HEAD /v1/models HTTP/1.1")),
+        ("HTTP/1.0", exchange(b"GET /v1/models HTTP/1.0\r\n\r\n")),
+        ("large headers", request(&format!("GET /health HTTP/1.1\r\nX-Large: {}", "a".repeat(30_000)))),
+    ] {
+        assert_eq!(statuses(&answer), [200], "{what}: {answer}");
+    }
+    let expects = post("Content-Type: application/json\r\nExpect: 100-continue\r\n", GOOD);
+    assert_eq!(statuses(&expects), [100, 200]);
+    let one = format!("POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n{GOOD}", GOOD.len());
+    let last = "GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
+    assert_eq!(statuses(&exchange(format!("{one}{one}{one}{last}").as_bytes())), [200; 4], "pipelined");
+    // No chunks for a client that does not know them: the end of the stream is the end of the connection.
+    let stream = r#"{"prompt": "a", "max_tokens": 2, "stream": true}"#;
+    let old = format!("POST /v1/completions HTTP/1.0\r\nContent-Length: {}\r\n\r\n{stream}", stream.len());
+    let answer = exchange(old.as_bytes());
+    assert!(answer.ends_with("data: [DONE]\n\n") && !answer.contains("chunked"), "{answer}");
+}
+
+#[test]
+fn every_form_of_a_bad_request_is_refused_with_the_error_object() {
+    const JSON: &str = "Content-Type: application/json\r\n";
+    let deep = |open: &str, close: &str| {
+        format!("{{\"prompt\": \"a\", \"x\": {}{}}}", open.repeat(100_000), close.repeat(100_000))
+    };
+    let field = |literal: &str| post(JSON, format!(r#"{{"prompt": "a", "max_tokens": {literal}}}"#));
+    for (what, status, answer) in [
+        ("a form", 415, post("Content-Type: application/x-www-form-urlencoded\r\n", "prompt=a")),
+        ("a file", 415, post("Content-Type: multipart/form-data; boundary=x\r\n", "--x--")),
+        ("text", 415, post("Content-Type: text/plain\r\n", GOOD)),
+        ("gzip", 415, post("Content-Type: application/json\r\nContent-Encoding: gzip\r\n", b"\x1f\x8b\x08\x00")),
+        ("UTF-16", 400, post(JSON, b"\xff\xfe{\x00}\x00")),
+        ("bytes that are no UTF-8", 400, post(JSON, b"{\"prompt\": \"\xc3\x28\"}")),
+        ("a NUL as it is", 400, post(JSON, b"{\"prompt\": \"a\0b\"}")),
+        ("half a surrogate pair", 400, post(JSON, r#"{"prompt": "\ud800"}"#)),
+        ("the other half", 400, post(JSON, r#"{"prompt": "\udc00 x"}"#)),
+        ("two values", 400, post(JSON, format!("{GOOD}{GOOD}"))),
+        ("a comment", 400, post(JSON, format!("/* x */{GOOD}"))),
+        ("lists in lists", 400, post(JSON, deep("[", "]"))),
+        ("objects in objects", 400, post(JSON, deep("{\"a\":", "}"))),
+        ("1e400", 400, field("1e400")),
+        ("a leading zero", 400, field("02")),
+        ("hexadecimal", 400, field("0x2")),
+        ("a plus", 400, field("+2")),
+        ("a half", 400, field("2.5")),
+        ("1e19", 400, field("1e19")),
+        ("text for a number", 400, field("\"2\"")),
+        ("a truth for a number", 400, field("true")),
+        ("a broken chunk", 400, chunked(&format!("ZZ\r\n{GOOD}\r\n0\r\n\r\n"))),
+        ("GET", 405, request("GET /v1/completions HTTP/1.1")),
+        ("a method of one's own", 405, request("BREW /v1/completions HTTP/1.1")),
+        ("OPTIONS", 405, request("OPTIONS /v1/models HTTP/1.1")),
+        ("a slash too many", 404, request("GET /v1/models/ HTTP/1.1")),
+        ("two slashes", 404, request("GET //v1/models HTTP/1.1")),
+        ("a way up", 404, request("GET /v1/../etc/passwd HTTP/1.1")),
+        ("no path", 404, request("OPTIONS * HTTP/1.1")),
+    ] {
+        assert_eq!(statuses(&answer), [status], "{what}: {answer}");
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+        let error: serde_json::Value = serde_json::from_str(body).unwrap_or_else(|_| panic!("{what}: {body}"));
+        assert_eq!(error["error"].as_object().unwrap().len(), 4, "{what}: {body}");
+        assert_eq!(status == 405, head.to_ascii_lowercase().contains("\r\nallow: "), "{what}: {head}");
+    }
+}
+
+#[test]
+fn what_is_no_http_is_refused_or_closed_and_nobody_notices() {
+    for (what, bytes) in [
+        ("TLS", &b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"[..]),
+        ("nothing", b"\r\n\r\n\r\n"),
+        ("a bad version", b"GET / HTTP/9.9\r\n\r\n"),
+        ("a NUL in a header", b"GET / HTTP/1.1\r\nX: a\0b\r\n\r\n"),
+        ("two lengths", b"POST /v1/completions HTTP/1.1\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nabcdef"),
+        ("a length below zero", b"POST /v1/completions HTTP/1.1\r\nContent-Length: -1\r\n\r\n"),
+        ("no end of the line", b"GET /health"),
+    ] {
+        let mut stream = TcpStream::connect(SERVER.address).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        stream.write_all(bytes).unwrap();
+        stream.shutdown(Shutdown::Write).unwrap();
+        let mut answer = String::new();
+        let _ = stream.read_to_string(&mut answer);
+        assert!(statuses(&answer).iter().all(|status| (400..500).contains(status)), "{what}: {answer}");
+    }
+    let huge = request(&format!("GET /health HTTP/1.1\r\nX-Huge: {}", "a".repeat(2 << 20)));
+    assert!(statuses(&huge).iter().all(|&status| status == 431), "{huge}");
+    let long = request(&format!("GET /{} HTTP/1.1", "a".repeat(70_000)));
+    assert!(statuses(&long).iter().all(|&status| status == 414), "{long}");
+    assert_eq!(statuses(&request("GET /health HTTP/1.1")), [200]);
+}

@@ -1,0 +1,204 @@
+//! `/openapi.json`: a sound document that says of requests what the code does.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::LazyLock;
+
+use common::Server;
+use serde_json::{Map, Value, json};
+
+static SERVER: LazyLock<Server> = LazyLock::new(Server::start);
+static DOCUMENT: LazyLock<Value> = LazyLock::new(|| SERVER.get("/openapi.json").json());
+
+/// Every operation: path, method and what is said of it.
+fn operations() -> Vec<(String, String, Value)> {
+    let paths = DOCUMENT["paths"].as_object().unwrap();
+    let of = |(path, item): (&String, &Value)| {
+        let methods = item.as_object().unwrap().clone();
+        methods.into_iter().map(move |(method, operation)| (path.clone(), method, operation)).collect::<Vec<_>>()
+    };
+    paths.iter().flat_map(|entry| of((entry.0, entry.1))).collect()
+}
+
+/// What a reference in the document points to.
+fn resolve(schema: &Value) -> &Value {
+    match schema["$ref"].as_str() {
+        Some(place) => {
+            DOCUMENT.pointer(place.strip_prefix('#').unwrap()).unwrap_or_else(|| panic!("{place} leads nowhere"))
+        }
+        None => schema,
+    }
+}
+
+/// The fields of a request's body.
+fn fields(operation: &Value) -> Map<String, Value> {
+    let body = resolve(&operation["requestBody"]["content"]["application/json"]["schema"]);
+    body["properties"].as_object().cloned().unwrap_or_default()
+}
+
+/// Calls `see` with each object in the document.
+fn walk(value: &Value, see: &mut impl FnMut(&Map<String, Value>)) {
+    match value {
+        Value::Object(map) => {
+            see(map);
+            map.values().for_each(|value| walk(value, see));
+        }
+        Value::Array(items) => items.iter().for_each(|value| walk(value, see)),
+        _ => {}
+    }
+}
+
+#[test]
+fn the_document_is_sound() {
+    assert_eq!(DOCUMENT["openapi"], "3.1.0");
+    assert!(DOCUMENT["info"]["title"].is_string() && DOCUMENT["info"]["version"].is_string());
+    let mut references = 0;
+    walk(&DOCUMENT, &mut |map| {
+        if let Some(place) = map.get("$ref") {
+            resolve(&json!({"$ref": place}));
+            references += 1;
+        }
+        if let Some(required) = map.get("required").and_then(Value::as_array) {
+            assert!(required.iter().all(|name| map["properties"].get(name.as_str().unwrap()).is_some()), "{map:?}");
+        }
+    });
+    assert!(references > 20, "{references}");
+    let mut ids = BTreeSet::new();
+    for (path, method, operation) in operations() {
+        assert!(ids.insert(operation["operationId"].as_str().unwrap().to_string()), "{path}: an id twice");
+        assert!(operation["responses"].as_object().unwrap().values().all(|r| resolve(r)["description"].is_string()));
+        let named = operation["parameters"].as_array().unwrap().iter().map(|p| p["name"].as_str().unwrap());
+        let expected: Vec<&str> = path.split('{').skip(1).map(|rest| rest.split('}').next().unwrap()).collect();
+        assert_eq!(named.collect::<Vec<_>>(), expected, "{method} {path}");
+    }
+}
+
+#[test]
+fn the_document_has_the_routes_that_there_are() {
+    let described: BTreeSet<String> = operations().into_iter().map(|(path, ..)| path).collect();
+    // As the router has them.
+    let source = include_str!("../src/http/mod.rs");
+    let routes = source.split(".route(").skip(1).map(|rest| rest.split('"').nth(1).unwrap().replace("{*", "{"));
+    assert_eq!(described, routes.collect::<BTreeSet<_>>());
+    for (path, method, _) in operations() {
+        let path = path.replace("{name}", "quire-demo");
+        let reply = SERVER.send(&method.to_uppercase(), &path, &[("Content-Type", "application/json")], b"{}");
+        assert_ne!(reply.status, 405, "{method} {path}");
+    }
+}
+
+#[test]
+fn every_field_that_the_code_reads_is_described() {
+    let mut described = BTreeSet::new();
+    walk(&DOCUMENT["components"]["schemas"], &mut |map| {
+        described.extend(
+            map.get("properties").and_then(Value::as_object).into_iter().flat_map(|fields| fields.keys().cloned()),
+        );
+    });
+    let mut missing = BTreeMap::new();
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src/http");
+    let mut read = 0;
+    for file in ["", "responses"].iter().flat_map(|sub| std::fs::read_dir(folder.join(sub)).unwrap().flatten()) {
+        if file.path().extension().is_none_or(|extension| extension != "rs") {
+            continue;
+        }
+        let source = std::fs::read_to_string(file.path()).unwrap();
+        let code = source.split("#[cfg(test)]").next().unwrap();
+        for call in code.split("fields.").skip(1) {
+            let Some((reader, rest)) = call.split_once("(\"") else { continue };
+            let readers =
+                ["get", "bool", "str", "object", "list", "integer", "count", "number", "strings", "token_ids"];
+            if readers.contains(&reader.trim()) {
+                let name = rest.split('"').next().unwrap();
+                read += 1;
+                if !described.contains(name) {
+                    missing.insert(name.to_string(), file.path());
+                }
+            }
+        }
+    }
+    assert!(read > 50 && missing.is_empty(), "{read} read, not described: {missing:?}");
+}
+
+/// A valid request to this path, of the form that reads the field `name`.
+fn valid(path: &str, name: &str) -> Value {
+    match path {
+        "/tokenize" if !["prompt", "model"].contains(&name) => json!({"messages": [{"role": "user", "content": "hi"}]}),
+        "/v1/completions" => json!({"prompt": "a", "max_tokens": 2}),
+        "/v1/chat/completions" => json!({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}),
+        "/v1/responses" | "/v1/responses/input_tokens" => json!({"input": "hi", "max_output_tokens": 2}),
+        "/v1/embeddings" => json!({"input": "hi"}),
+        "/tokenize" => json!({"prompt": "hi"}),
+        "/detokenize" => json!({"tokens": [40]}),
+        other => panic!("a new path: {other}"),
+    }
+}
+
+/// Values that a field's schema forbids.
+fn forbidden(schema: &Value) -> Vec<Value> {
+    let schema = resolve(schema);
+    let types: Vec<&str> = match &schema["type"] {
+        Value::String(one) => vec![one],
+        Value::Array(many) => many.iter().map(|one| one.as_str().unwrap()).collect(),
+        // Any type, or several forms.
+        _ => {
+            return schema["anyOf"].as_array().map_or(Vec::new(), |forms| {
+                let forms: Vec<&Value> = forms.iter().map(resolve).filter(|form| form["type"] != "null").collect();
+                if forms.is_empty() { Vec::new() } else { vec![json!(5), json!(true)] }
+            });
+        }
+    };
+    let is = |name: &str| types.contains(&name);
+    let samples = [
+        ("string", json!("x")),
+        ("boolean", json!(true)),
+        ("number", json!(5)),
+        ("array", json!([["x"]])),
+        ("object", json!({"x": {}})),
+    ];
+    let wrong = samples.into_iter().filter(|(name, _)| !is(name) && !(*name == "number" && is("integer")));
+    let mut values: Vec<Value> = wrong.map(|(_, value)| value).collect();
+    if is("integer") {
+        values.push(json!(0.5));
+    }
+    let number = |name: &str| schema[name].as_f64();
+    values.extend(number("minimum").map(|low| json!(low as i64 - 1)));
+    values.extend(number("exclusiveMinimum").map(|low| json!(low)));
+    values.extend(number("maximum").map(|high| json!(high as i64 + 1)));
+    values.extend(schema["minItems"].as_u64().filter(|&least| least > 0).map(|_| json!([])));
+    values
+}
+
+#[test]
+fn what_a_description_forbids_is_refused_by_name_and_null_is_nothing() {
+    let mut tried = 0;
+    for (path, _, operation) in operations().into_iter().filter(|(_, method, _)| method == "post") {
+        let body = resolve(&operation["requestBody"]["content"]["application/json"]["schema"]);
+        let required = body["required"].as_array().cloned().unwrap_or_default();
+        for (name, schema) in fields(&operation) {
+            let mut values = forbidden(&schema);
+            let is_required = required.contains(&json!(name));
+            if is_required {
+                values.push(Value::Null);
+            }
+            for value in values {
+                let mut request = valid(&path, &name);
+                request[&name] = value.clone();
+                let reply = SERVER.post(&path, &request);
+                assert_eq!(reply.status, 400, "{path} {name}: {value}: {}", reply.body);
+                let param = reply.error()["param"].as_str().unwrap_or_default().to_string();
+                assert!(param.starts_with(&name), "{path} {name}: {value}: {}", reply.body);
+                tried += 1;
+            }
+            let mut request = valid(&path, &name);
+            if !is_required && request.get(&name).is_none() {
+                request[&name] = Value::Null;
+                let reply = SERVER.post(&path, &request);
+                assert_eq!(reply.status, 200, "{path} {name}: null: {}", reply.body);
+            }
+        }
+    }
+    assert!(tried > 500, "{tried}");
+}
