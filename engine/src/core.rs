@@ -1,6 +1,5 @@
 //! The synchronous engine on token ids: schedule, execute, sample, commit.
 
-#[cfg(test)]
 mod faults;
 
 use std::collections::HashMap;

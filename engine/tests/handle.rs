@@ -7,7 +7,7 @@ mod common;
 use std::time::{Duration, Instant};
 
 use common::{config, request};
-use engine::{AsyncEngine, Delta, Event, FinishReason, SubmitError};
+use engine::{AsyncEngine, Delta, EngineConfig, Event, FinishReason, SubmitError};
 
 fn start() -> AsyncEngine {
     AsyncEngine::start(config(64), &|_, _| {}).unwrap()

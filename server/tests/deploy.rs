@@ -43,7 +43,7 @@ fn every_flag_and_variable_in_deploy_exists() {
         seen += 1;
     }
     for variable in
-        DOCKERFILE.split([' ', '\n']).filter_map(|word| word.split('=').next()).filter(|w| w.starts_with("QUIRE_"))
+        DOCKERFILE.split([' ', '\n']).filter_map(|word| word.split('=').next()).filter(|w| w.starts_with("QUIRE"))
     {
         assert!(help.contains(variable), "{variable}");
         seen += 1;

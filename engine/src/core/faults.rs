@@ -1,5 +1,6 @@
 //! Faults of the memory: whichever copy fails, only the requests of that step fail, and nothing that was to be copied is
 //! ever read.
+#![cfg(test)]
 #![allow(clippy::unwrap_used)]
 
 use std::collections::HashMap;

@@ -27,7 +27,7 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Serve the OpenAI API over HTTP
-    Serve(ServeArgs),
+    Serve(Box<ServeArgs>),
     /// Talk to a model in the terminal
     Chat(ChatArgs),
     /// Complete one prompt, or a file of prompts

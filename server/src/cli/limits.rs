@@ -71,19 +71,19 @@ pub struct LimitArgs {
     #[arg(long, value_name = "N", default_value_t = 4096, value_parser = values::positive, env = "QUIRE_MAX_UNREAD_EVENTS")]
     pub max_unread_events: usize,
     /// Seconds for the head of a request; idle connections are closed after them too
-    #[arg(long, value_name = "SECONDS", default_value_t = 30.0, value_parser = values::seconds, env = "QUIRE_HEADER_TIMEOUT")]
+    #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = values::seconds, env = "QUIRE_HEADER_TIMEOUT")]
     pub header_timeout: f64,
     /// Seconds for the body of a request
-    #[arg(long, value_name = "SECONDS", default_value_t = 60.0, value_parser = values::seconds, env = "QUIRE_BODY_TIMEOUT")]
+    #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = values::seconds, env = "QUIRE_BODY_TIMEOUT")]
     pub body_timeout: f64,
     /// Seconds that a client may leave bytes unread before its connection is closed
-    #[arg(long, value_name = "SECONDS", default_value_t = 60.0, value_parser = values::seconds, env = "QUIRE_SEND_TIMEOUT")]
+    #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = values::seconds, env = "QUIRE_SEND_TIMEOUT")]
     pub send_timeout: f64,
     /// Seconds for a whole request [default: as long as it takes]
     #[arg(long, value_name = "SECONDS", value_parser = values::seconds, env = "QUIRE_REQUEST_TIMEOUT")]
     pub request_timeout: Option<f64>,
     /// Seconds without a completed step, while there is work, before /health answers 503 and a dump is logged
-    #[arg(long, value_name = "SECONDS", default_value_t = 120.0, value_parser = values::seconds, env = "QUIRE_ENGINE_ITERATION_TIMEOUT")]
+    #[arg(long, value_name = "SECONDS", default_value = "120", value_parser = values::seconds, env = "QUIRE_ENGINE_ITERATION_TIMEOUT")]
     pub engine_iteration_timeout: f64,
 }
 

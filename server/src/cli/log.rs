@@ -1,6 +1,8 @@
 //! What goes to standard error: how much of it, and in which form.
 
-use std::io;
+use std::fmt;
+use std::io::{self, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use clap::{Args, ValueEnum};
 use tracing_subscriber::layer::SubscriberExt;
@@ -10,6 +12,21 @@ use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, Layer, Registry};
 
 use super::values;
+
+/// Under this name the notes of the command line are in a log of objects, at every level.
+const NOTES: &str = "quire::note";
+
+/// The log is one of objects, and everything on standard error has to be one.
+static NOTES_ARE_EVENTS: AtomicBool = AtomicBool::new(false);
+
+/// A line for the user on standard error; if nobody listens there, there is nobody to tell.
+pub fn note(line: impl fmt::Display) {
+    if NOTES_ARE_EVENTS.load(Ordering::Relaxed) {
+        tracing::info!(target: NOTES, "{}", line.to_string().trim());
+    } else {
+        let _ = writeln!(io::stderr(), "{line}");
+    }
+}
 
 /// How the log is written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -36,10 +53,14 @@ pub struct LogArgs {
 impl LogArgs {
     /// Starts the log of this process; a second call changes nothing.
     pub fn start(&self) {
-        let filter = EnvFilter::new(self.log_level.as_deref().unwrap_or("warn"));
+        let mut filter = EnvFilter::new(self.log_level.as_deref().unwrap_or("warn"));
         let form: Box<dyn Layer<Registry> + Send + Sync> = match self.log_format.unwrap_or_default() {
             LogFormat::Text => tracing_subscriber::fmt::layer().with_writer(io::stderr).with_filter(filter).boxed(),
             LogFormat::Json => {
+                NOTES_ARE_EVENTS.store(true, Ordering::Relaxed);
+                if let Ok(notes) = format!("{NOTES}=info").parse() {
+                    filter = filter.add_directive(notes);
+                }
                 let json = tracing_subscriber::fmt::layer().json().flatten_event(true).with_span_list(false);
                 json.with_writer(io::stderr).with_filter(filter).boxed()
             }

@@ -28,6 +28,7 @@ use engine::EngineConfig;
 use args::{Cli, Command};
 use config::ConfigFile;
 use error::CliError;
+use log::note;
 
 /// Runs the program on its arguments, the first of which is its own name.
 pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
@@ -45,7 +46,7 @@ fn run(arguments: Vec<OsString>) -> Result<(), CliError> {
     let Some((command, config)) = parse(arguments)? else { return Ok(()) };
     command.engine().log.start();
     match command {
-        Command::Serve(args) => serve::run(args, config),
+        Command::Serve(args) => serve::run(*args, config),
         Command::Chat(args) => chat::run(args, config),
         Command::Generate(args) => generate::run(args, config),
         Command::Plan(_) => Ok(writeln!(io::stdout(), "{}", engine::plan(&config)?)?),
@@ -101,9 +102,4 @@ fn one_line(error: &clap::Error) -> String {
     let lines = text.lines().map(str::trim).take_while(|line| !line.starts_with("Usage:"));
     let kept: Vec<&str> = lines.filter(|line| !line.is_empty() && !line.starts_with("For more information")).collect();
     kept.join("; ").trim_start_matches("error: ").to_string()
-}
-
-/// A line for the user on standard error; if nobody listens there, there is nobody to tell.
-fn note(line: impl std::fmt::Display) {
-    let _ = writeln!(io::stderr(), "{line}");
 }

@@ -6,6 +6,7 @@
 
 mod buckets;
 mod engine_page;
+mod tests;
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -162,6 +163,3 @@ fn register<T: Collector + Clone + 'static>(registry: &Registry, made: prometheu
     }
     metric
 }
-
-#[cfg(test)]
-mod tests;

@@ -112,8 +112,13 @@ fn opens_raw_text(code: &str) -> Option<usize> {
     ["r", "br", "cr"].contains(&word).then(|| before.len() - prefix.len())
 }
 
-/// Marks every item behind `#[cfg(test)]`: up to its closing brace, or to a semicolon if that comes first.
+/// Marks every item behind `#[cfg(test)]`: up to its closing brace, or to a semicolon if that comes first; and a whole file that
+/// says so of itself.
 fn mark_tests(lines: &mut [Line]) {
+    if lines.iter().any(|line| line.code.trim() == "#![cfg(test)]") {
+        lines.iter_mut().for_each(|line| line.test = true);
+        return;
+    }
     let mut depth: Option<usize> = None;
     for line in lines {
         if depth.is_none() && line.code.contains("#[cfg(test)]") {
@@ -167,5 +172,6 @@ mod tests {
         );
         let marks: Vec<bool> = found.iter().map(|line| line.test).collect();
         assert_eq!(marks, [false, true, true, true, true, false, true, true, false]);
+        assert!(lines("//! Tests.\n#![cfg(test)]\nfn a() {}").iter().all(|line| line.test));
     }
 }

@@ -1,4 +1,5 @@
 //! The page of metrics: names, values, and the format.
+#![cfg(test)]
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeMap;

@@ -1,0 +1,102 @@
+//! `quire serve` as a process: what it logs, and the keys that it reads from a file.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::io::{BufRead, BufReader, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::process::{Child, Command, Stdio};
+
+use common::Reply;
+use serde_json::Value;
+
+struct Process {
+    child: Child,
+    errors: BufReader<std::process::ChildStderr>,
+    address: SocketAddr,
+}
+
+impl Process {
+    fn start(args: &[&str]) -> Process {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_quire"))
+            .args(["serve", "--port", "0", "--kv-cache-memory-bytes", "16M"])
+            .args(args)
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut errors = BufReader::new(child.stderr.take().unwrap());
+        let mut line = String::new();
+        while !line.contains("listening on http://") {
+            line.clear();
+            assert!(errors.read_line(&mut line).unwrap() > 0, "it ended before it listened");
+        }
+        let address = line.split("http://").nth(1).unwrap().split([',', '"']).next().unwrap().parse().unwrap();
+        Process { child, errors, address }
+    }
+
+    fn send(&self, head: &str, body: &str) -> Reply {
+        let mut stream = TcpStream::connect(self.address).unwrap();
+        let length = body.len();
+        write!(stream, "{head}\r\nHost: x\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n{body}").unwrap();
+        Reply::read(stream)
+    }
+
+    /// Stops it in order; the rest of its log.
+    fn stop(mut self) -> Vec<String> {
+        let pid = self.child.id().to_string();
+        assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
+        let lines = self.errors.lines().map(Result::unwrap).collect();
+        assert!(self.child.wait().unwrap().success());
+        lines
+    }
+}
+
+#[test]
+fn each_request_is_one_object_in_the_log_and_its_prompt_only_where_that_was_asked_for() {
+    for asked in [false, true] {
+        let mut args = vec!["--log-format", "json", "--log-level", "info", "--max-log-len", "11"];
+        args.extend(asked.then_some("--enable-log-requests"));
+        let server = Process::start(&args);
+        let body = r#"{"prompt": "The capital of France is", "max_tokens": 5, "ignore_eos": true}"#;
+        let reply = server.send("POST /v1/completions HTTP/1.1\r\nX-Request-Id: mine-1", body);
+        assert_eq!((reply.status, reply.header("x-request-id")), (200, "mine-1"));
+        let lines: Vec<Value> = server.stop().iter().map(|line| serde_json::from_str(line).unwrap()).collect();
+        let spans: Vec<&Value> =
+            lines.iter().filter(|line| line["message"] == "ended").map(|line| &line["span"]).collect();
+        let [span] = spans[..] else { panic!("{} lines for one request", spans.len()) };
+        assert_eq!((&span["id"], &span["finish_reason"]), (&"mine-1".into(), &"length".into()));
+        assert_eq!((&span["generation_tokens"], &span["cached_tokens"]), (&5.into(), &0.into()));
+        for part in ["queue_seconds", "prefill_seconds", "decode_seconds", "first_token_seconds"] {
+            assert!(
+                span[part].as_f64().is_some_and(|s| s <= span["total_seconds"].as_f64().unwrap()),
+                "{part}: {span}"
+            );
+        }
+        let told = lines.iter().any(|line| line.to_string().contains("The capital"));
+        assert_eq!(told, asked);
+        assert!(!lines.iter().any(|line| line.to_string().contains("The capital of")), "it is cut");
+    }
+}
+
+#[test]
+fn keys_come_from_a_file_too_and_an_empty_file_is_no_open_door() {
+    let folder = tempfile::TempDir::new().unwrap();
+    let path = folder.path().join("keys");
+    std::fs::write(&path, "# of the team\nfrom-file\n\n  second \n").unwrap();
+    let file = path.to_str().unwrap();
+    let server = Process::start(&["--api-key", "from-flag", "--api-key", "another", "--api-key-file", file]);
+    for (key, status) in
+        [("from-file", 200), ("second", 200), ("from-flag", 200), ("another", 200), ("# of the team", 401)]
+    {
+        let reply = server.send(&format!("GET /v1/models HTTP/1.1\r\nAuthorization: Bearer {key}"), "");
+        assert_eq!(reply.status, status, "{key}");
+    }
+    assert!(!server.stop().concat().contains("from-"), "keys are in no log");
+    std::fs::write(&path, "# nothing\n").unwrap();
+    let refused = Command::new(env!("CARGO_BIN_EXE_quire"))
+        .args(["serve", "--port", "0", "--api-key-file", file])
+        .output()
+        .unwrap();
+    let message = String::from_utf8(refused.stderr).unwrap();
+    assert!(!refused.status.success() && message.contains("--api-key-file") && message.contains("no key"), "{message}");
+}
