@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use xtask::{ci, doctor, kernels, tidy, workspace};
+use xtask::{bundle, ci, doctor, kernels, tidy, workspace};
 
 /// Every chore of the workspace.
 #[derive(Parser)]
@@ -40,6 +40,18 @@ enum Task {
         #[arg(long)]
         jobs: Option<usize>,
     },
+    /// One folder under target/ that proves and times the CUDA kernels on a GPU machine without toolchain or network
+    GpuBundle {
+        /// Architectures to compile for, as nvcc names them without sm_ [default: 90a]
+        #[arg(long, value_delimiter = ',')]
+        arch: Vec<String>,
+        /// Where no nvcc is found, download the pinned one with pip into target/cuda-toolkit/
+        #[arg(long)]
+        fetch: bool,
+        /// Compilers that run at once [default: one for each core]
+        #[arg(long)]
+        jobs: Option<usize>,
+    },
     /// What this machine has, and what that means for Quire
     Doctor,
 }
@@ -53,6 +65,10 @@ fn main() -> ExitCode {
         Task::BuildKernels { check, sim, fetch, jobs } => {
             let jobs = jobs.unwrap_or_else(kernels::cores);
             kernels::run(&root, kernels::Options { check, sim, fetch, jobs })
+        }
+        Task::GpuBundle { arch, fetch, jobs } => {
+            let jobs = jobs.unwrap_or_else(kernels::cores);
+            bundle::run(&root, &bundle::Options { architectures: arch, fetch, jobs }).map(|_| ())
         }
         Task::Doctor => {
             print!("{}", doctor::report(&root));
