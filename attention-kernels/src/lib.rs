@@ -42,6 +42,7 @@ mod needs;
 mod plugin;
 mod registry;
 mod select;
+pub mod trial;
 mod workspace;
 
 pub use args::{

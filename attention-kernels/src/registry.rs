@@ -189,6 +189,59 @@ pub struct Variant {
     pub kernel: Kernel,
 }
 
+impl Variant {
+    /// Attention, of a variant for [`Operation::Decode`] or [`Operation::Prefill`].
+    ///
+    /// # Errors
+    /// A variant of another operation, arguments that do not fit each other, and whatever goes wrong in it.
+    pub fn attention(&self, device: &dyn Device, args: AttentionArgs<'_>) -> Result<(), KernelError> {
+        match self.kernel {
+            Kernel::Attention(run) => run(device, args),
+            Kernel::Loaded(kernel) if self.operation.is_attention() => kernel.attention(device, args),
+            _ => Err(self.not_for("attention")),
+        }
+    }
+
+    /// Keys and values into their slots, of a variant for [`Operation::CacheWrite`].
+    ///
+    /// # Errors
+    /// As [`Variant::attention`].
+    pub fn cache_write(&self, device: &dyn Device, args: CacheWriteArgs<'_>) -> Result<(), KernelError> {
+        match self.kernel {
+            Kernel::CacheWrite(run) => run(device, args),
+            Kernel::Loaded(kernel) if self.operation == Operation::CacheWrite => kernel.cache_write(device, args),
+            _ => Err(self.not_for("a cache write")),
+        }
+    }
+
+    /// Copies of blocks, of a variant for [`Operation::BlockCopy`].
+    ///
+    /// # Errors
+    /// As [`Variant::attention`].
+    pub fn block_copy(&self, device: &dyn Device, args: BlockCopyArgs<'_>) -> Result<(), KernelError> {
+        match self.kernel {
+            Kernel::BlockCopy(run) => run(device, args),
+            Kernel::Loaded(kernel) if self.operation == Operation::BlockCopy => kernel.block_copy(device, args),
+            _ => Err(self.not_for("a block copy")),
+        }
+    }
+
+    /// A matrix product, of a variant for [`Operation::Linear`].
+    ///
+    /// # Errors
+    /// As [`Variant::attention`].
+    pub fn linear(&self, device: &dyn Device, args: LinearArgs<'_>) -> Result<(), KernelError> {
+        match self.kernel {
+            Kernel::Linear(run) => run(device, args),
+            _ => Err(self.not_for("a matrix product")),
+        }
+    }
+
+    fn not_for(&self, found: &str) -> KernelError {
+        KernelError::Unsupported { variant: self.name, found: found.to_string() }
+    }
+}
+
 inventory::collect!(Variant);
 
 /// Every variant of an operation, registered or of a plug-in, in the order in which `auto` takes them: proven ones first, best rank first,

@@ -13,7 +13,7 @@ use crate::args::{AttentionArgs, BlockCopyArgs, CacheWriteArgs, KernelError, Lin
 use crate::format::{CacheFormat, Layout};
 use crate::needs::{Needs, list};
 use crate::plugin::{self, PluginError};
-use crate::registry::{Kernel, Operation, Variant, variants};
+use crate::registry::{Operation, Variant, variants};
 
 /// The `[kernels]` table: per operation `"auto"` or the name of a variant.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
@@ -143,41 +143,24 @@ impl KernelSet {
     pub fn attention(&self, device: &dyn Device, args: AttentionArgs<'_>) -> Result<(), KernelError> {
         let starts = &args.batch.query_starts[args.seqs.start..=args.seqs.end];
         let decode = starts.windows(2).all(|pair| pair[1] - pair[0] == 1);
-        match if decode { self.decode.kernel } else { self.prefill.kernel } {
-            Kernel::Attention(run) => run(device, args),
-            Kernel::Loaded(kernel) => kernel.attention(device, args),
-            _ => unreachable!("{WRONG_KIND}"),
-        }
+        if decode { self.decode } else { self.prefill }.attention(device, args)
     }
 
     /// Writes keys and values into their slots.
     pub fn cache_write(&self, device: &dyn Device, args: CacheWriteArgs<'_>) -> Result<(), KernelError> {
-        match self.cache_write.kernel {
-            Kernel::CacheWrite(run) => run(device, args),
-            Kernel::Loaded(kernel) => kernel.cache_write(device, args),
-            _ => unreachable!("{WRONG_KIND}"),
-        }
+        self.cache_write.cache_write(device, args)
     }
 
     /// Copies blocks.
     pub fn block_copy(&self, device: &dyn Device, args: BlockCopyArgs<'_>) -> Result<(), KernelError> {
-        match self.block_copy.kernel {
-            Kernel::BlockCopy(run) => run(device, args),
-            Kernel::Loaded(kernel) => kernel.block_copy(device, args),
-            _ => unreachable!("{WRONG_KIND}"),
-        }
+        self.block_copy.block_copy(device, args)
     }
 
     /// Multiplies with weights.
     pub fn linear(&self, device: &dyn Device, args: LinearArgs<'_>) -> Result<(), KernelError> {
-        match self.linear.kernel {
-            Kernel::Linear(run) => run(device, args),
-            _ => unreachable!("{WRONG_KIND}"),
-        }
+        self.linear.linear(device, args)
     }
 }
-
-const WRONG_KIND: &str = "select() takes only variants whose function fits their operation";
 
 /// Loads the plug-ins that are named, and chooses one variant per operation.
 ///

@@ -36,6 +36,14 @@ mod status;
 pub mod text;
 pub mod watch;
 
+/// Devices and kernels by themselves, for those who measure them.
+pub mod kernels {
+    pub use attention_kernels::trial::Peaks;
+    pub use attention_kernels::trial::grid::{Grid, GridError, Measurement};
+    pub use attention_kernels::{Dtype, KvDtype, Operation, load_plugin};
+    pub use device::{Device, DeviceError, Options, open_with};
+}
+
 pub use api::*;
 pub use attention_kernels::KernelChoice;
 pub use core::{Engine, TokenEvent};

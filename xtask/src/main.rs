@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use xtask::{ci, conformance, doctor, kernels, page_test, tidy, workspace};
+use xtask::{bundle, ci, conformance, doctor, kernels, page_test, tidy, workspace};
 
 /// Every chore of the workspace.
 #[derive(Parser)]
@@ -60,6 +60,18 @@ enum Task {
         #[arg(last = true)]
         pytest: Vec<String>,
     },
+    /// One folder under target/ that proves and times the CUDA kernels on a GPU machine without toolchain or network
+    GpuBundle {
+        /// Architectures to compile for, as nvcc names them without sm_ [default: 90a]
+        #[arg(long, value_delimiter = ',')]
+        arch: Vec<String>,
+        /// Where no nvcc is found, download the pinned one with pip into target/cuda-toolkit/
+        #[arg(long)]
+        fetch: bool,
+        /// Compilers that run at once [default: one for each core]
+        #[arg(long)]
+        jobs: Option<usize>,
+    },
     /// What this machine has, and what that means for Quire
     Doctor,
 }
@@ -77,6 +89,10 @@ fn main() -> ExitCode {
         }
         Task::PageTest { screenshot } => page_test::run(&root, screenshot.as_deref()),
         Task::Conformance { dir, python, pytest } => conformance::run(&root, &dir, &python, &pytest),
+        Task::GpuBundle { arch, fetch, jobs } => {
+            let jobs = jobs.unwrap_or_else(kernels::cores);
+            bundle::run(&root, &bundle::Options { architectures: arch, fetch, jobs }).map(|_| ())
+        }
         Task::Doctor => {
             print!("{}", doctor::report(&root));
             Ok(())

@@ -5,7 +5,7 @@
 use std::path::{Path, PathBuf};
 
 use xtask::kernels::manifest::Manifest;
-use xtask::kernels::{cuda, host, resources, toolkit};
+use xtask::kernels::{self, cuda, host, resources, toolkit};
 use xtask::workspace;
 
 const MANIFEST: &str = "include = [\".\"]\n[[source]]\nfile = \"scale.cu\"\nshards = [\"BY=2\", \"BY=3\"]\n";
@@ -110,7 +110,7 @@ fn a_fat_binary_holds_a_module_for_each_unit_and_a_list_of_their_kernels() {
     assert_eq!(names, ["scale_by_2", "scale_by_3"]);
     assert!(built.kernels.iter().all(|kernel| kernel.needs["sm_80"].registers > 0));
 
-    let file = cuda::write(&root, &manifest, &built).unwrap();
+    let file = cuda::write(&root, &kernels::folder(&root), &manifest, &built).unwrap();
     let binary = std::fs::read(&file).unwrap();
     let index = std::fs::read_to_string(file.with_extension("kernels.tsv")).unwrap();
     assert_eq!(index.lines().count(), 2);

@@ -6,11 +6,13 @@
 mod attention;
 mod cache;
 mod names;
+mod read;
 mod rule;
 
 use crate::format::{Dtype, KvDtype, Layout};
 use crate::registry::{Capabilities, Kernel, Operation, Sizes, Variant};
 use attention::Context;
+pub(crate) use read::{READERS, read_memory};
 pub use rule::PagedRule;
 
 /// The crate of the kernels, as it stands in file names.

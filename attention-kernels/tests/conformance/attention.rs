@@ -4,13 +4,13 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use attention_kernels::trial::numbers::Random;
+use attention_kernels::trial::{Look, OnDevice, Problem, Results, UNTOUCHED};
 use attention_kernels::{CacheFormat, Dtype, KvDtype, Layout, Operation, PARTITION, Variant, variants};
 use device::Device;
 
 use crate::devices::{self, variants_on};
 use crate::looks;
-use crate::numbers::Random;
-use crate::problem::{Look, OnDevice, Problem, UNTOUCHED};
 
 const ATTENTION: [Operation; 2] = [Operation::Decode, Operation::Prefill];
 
@@ -24,16 +24,16 @@ fn conforms(device: &Arc<dyn Device>, other_order: Option<&Arc<dyn Device>>, var
         let start = Instant::now();
         let problem = Problem::new(i as u64, look);
         let what = format!("{} {} on {}, {look:?}", variant.name, variant.operation, device.name());
-        let on_device = problem.on(device);
+        let on_device = problem.on(device).unwrap();
         let lse = variant.capabilities.lse;
         let all = 0..problem.batch.num_seqs();
-        let got = on_device.run(variant, all.clone(), lse);
-        let ulps = got.check(&what, variant, &problem, &problem.truth());
+        let got = on_device.run(variant, all.clone(), lse).unwrap();
+        let ulps = got.check(&what, variant, &problem, &problem.truth()).unwrap();
         let error = &mut greatest[look.format.dtype as usize];
         *error = error.max(ulps);
         if variant.capabilities.row_invariant.is_some() {
             let one = Random::new(i as u64).below(all.end);
-            let elsewhere = other_order.map(|device| problem.on(device));
+            let elsewhere = other_order.map(|device| problem.on(device).unwrap());
             let alone = elsewhere.as_ref().unwrap_or(&on_device);
             is_the_same_alone(&what, variant, &problem, alone, one..one + 1, &got, lse);
         }
@@ -59,10 +59,10 @@ fn is_the_same_alone(
     problem: &Problem,
     on_device: &OnDevice<'_>,
     seqs: Range<usize>,
-    whole: &crate::problem::Results,
+    whole: &Results,
     lse: bool,
 ) {
-    let alone = on_device.run(variant, seqs.clone(), lse);
+    let alone = on_device.run(variant, seqs.clone(), lse).unwrap();
     let rows = problem.rows_of(seqs.start).start..problem.rows_of(seqs.end - 1).end;
     assert_eq!(
         alone.rows(problem, rows.clone()),
@@ -124,20 +124,21 @@ fn at_the_borders(dtype: Dtype, kv_dtype: KvDtype, window: Option<usize>, rows: 
 
 #[test]
 fn v1_v2_and_their_rule_agree_in_every_bit_at_partition_borders() {
-    let Some(device) = devices::sim(3) else { return };
-    for (dtype, kv_dtype, window) in [
-        (Dtype::F16, KvDtype::Same, None),
-        (Dtype::Bf16, KvDtype::Fp8E4m3, None),
-        (Dtype::F16, KvDtype::Int8, Some(600)),
-    ] {
-        let problem = Problem::new(8, &at_the_borders(dtype, kv_dtype, window, 1));
-        let (on_device, truth, all) = (problem.on(&device), problem.truth(), 0..BORDERS.len());
-        let v1 = variant(Operation::Decode, "cuda.paged_v1");
-        let want = on_device.run(v1, all.clone(), true);
-        want.check("v1 at borders", v1, &problem, &truth);
-        for name in ["cuda.paged_v2", "cuda.paged"] {
-            let got = on_device.run(variant(Operation::Decode, name), all.clone(), true);
-            assert_eq!(got, want, "{name}, {dtype}, cache {kv_dtype}, window {window:?}");
+    for device in devices::gpus(3) {
+        for (dtype, kv_dtype, window) in [
+            (Dtype::F16, KvDtype::Same, None),
+            (Dtype::Bf16, KvDtype::Fp8E4m3, None),
+            (Dtype::F16, KvDtype::Int8, Some(600)),
+        ] {
+            let problem = Problem::new(8, &at_the_borders(dtype, kv_dtype, window, 1));
+            let (on_device, truth, all) = (problem.on(&device).unwrap(), problem.truth(), 0..BORDERS.len());
+            let v1 = variant(Operation::Decode, "cuda.paged_v1");
+            let want = on_device.run(v1, all.clone(), true).unwrap();
+            want.check("v1 at borders", v1, &problem, &truth).unwrap();
+            for name in ["cuda.paged_v2", "cuda.paged"] {
+                let got = on_device.run(variant(Operation::Decode, name), all.clone(), true).unwrap();
+                assert_eq!(got, want, "{name}, {dtype}, cache {kv_dtype}, window {window:?}");
+            }
         }
     }
 }
@@ -149,8 +150,8 @@ fn variants_of_one_family_agree_in_every_bit_however_rows_are_cut_into_chunks() 
             let can = &prefill.capabilities;
             let look = at_the_borders(can.dtypes[0], KvDtype::Same, None, 5);
             let whole = Problem::new(4, &look);
-            let want = whole.on(&device).run(prefill, 0..BORDERS.len(), can.lse);
-            want.check(prefill.name, prefill, &whole, &whole.truth());
+            let want = whole.on(&device).unwrap().run(prefill, 0..BORDERS.len(), can.lse).unwrap();
+            want.check(prefill.name, prefill, &whole, &whole.truth()).unwrap();
             let family = variants_on(&*device, &ATTENTION);
             let family = family.into_iter().filter(|v| v.capabilities.row_invariant == can.row_invariant);
             for variant in family {
@@ -163,14 +164,7 @@ fn variants_of_one_family_agree_in_every_bit_however_rows_are_cut_into_chunks() 
 }
 
 /// The rows of each sequence, some at a time, over the same cache.
-fn chunks_agree(
-    device: &Arc<dyn Device>,
-    variant: &Variant,
-    whole: &Problem,
-    chunk: usize,
-    want: &crate::problem::Results,
-    lse: bool,
-) {
+fn chunks_agree(device: &Arc<dyn Device>, variant: &Variant, whole: &Problem, chunk: usize, want: &Results, lse: bool) {
     let rows = whole.rows_of(0).len();
     for first in (0..rows).step_by(chunk) {
         let taken = chunk.min(rows - first);
@@ -182,7 +176,7 @@ fn chunks_agree(
             let from = (whole.rows_of(seq).start + first) * whole.width();
             part.query.extend_from_slice(&whole.query[from..from + taken * whole.width()]);
         }
-        let got = part.on(device).run(variant, 0..seqs, lse);
+        let got = part.on(device).unwrap().run(variant, 0..seqs, lse).unwrap();
         for seq in 0..seqs {
             let from = whole.rows_of(seq).start + first;
             assert_eq!(
@@ -201,23 +195,24 @@ fn chunks_agree(
 
 #[test]
 fn a_mixed_batch_goes_to_two_kernels_and_each_keeps_to_its_rows() {
-    let Some(device) = devices::sim(0) else { return };
-    let look = Look {
-        lens: vec![(1, 70), (1, 0), (1, 5), (40, 60), (9, 9)],
-        ..at_the_borders(Dtype::F16, KvDtype::Same, None, 1)
-    };
-    let problem = Problem::new(6, &look);
-    let (on_device, truth) = (problem.on(&device), problem.truth());
-    let [decode, prefill] =
-        [variant(Operation::Decode, "cuda.paged_gqa"), variant(Operation::Prefill, "cuda.paged_prefill")];
-    let mut first = on_device.run(decode, 0..3, true);
-    let second = on_device.run(prefill, 3..5, true);
-    let (untouched, _) = second.rows(&problem, 0..3);
-    assert!(untouched.iter().all(|byte| *byte == UNTOUCHED));
-    let (decoded, heads) = (3 * problem.width() * 2, 3 * problem.num_heads * 4);
-    first.output[decoded..].copy_from_slice(&second.output[decoded..]);
-    if let (Some(to), Some(from)) = (&mut first.lse, &second.lse) {
-        to[heads..].copy_from_slice(&from[heads..]);
+    for device in devices::gpus(0) {
+        let look = Look {
+            lens: vec![(1, 70), (1, 0), (1, 5), (40, 60), (9, 9)],
+            ..at_the_borders(Dtype::F16, KvDtype::Same, None, 1)
+        };
+        let problem = Problem::new(6, &look);
+        let (on_device, truth) = (problem.on(&device).unwrap(), problem.truth());
+        let [decode, prefill] =
+            [variant(Operation::Decode, "cuda.paged_gqa"), variant(Operation::Prefill, "cuda.paged_prefill")];
+        let mut first = on_device.run(decode, 0..3, true).unwrap();
+        let second = on_device.run(prefill, 3..5, true).unwrap();
+        let (untouched, _) = second.rows(&problem, 0..3);
+        assert!(untouched.iter().all(|byte| *byte == UNTOUCHED));
+        let (decoded, heads) = (3 * problem.width() * 2, 3 * problem.num_heads * 4);
+        first.output[decoded..].copy_from_slice(&second.output[decoded..]);
+        if let (Some(to), Some(from)) = (&mut first.lse, &second.lse) {
+            to[heads..].copy_from_slice(&from[heads..]);
+        }
+        first.check("a mixed batch", prefill, &problem, &truth).unwrap();
     }
-    first.check("a mixed batch", prefill, &problem, &truth);
 }

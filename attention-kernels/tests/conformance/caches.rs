@@ -1,15 +1,15 @@
 //! Cache writes and block copies: what they write is exact, and everything else stays as it was, bit for bit.
 
+use attention_kernels::trial::numbers::{Random, from_bytes, round, to_byte, to_bytes};
+use attention_kernels::trial::{floats, read_and_fold};
 use attention_kernels::{
-    AttentionBatch, BlockCopyArgs, CacheFormat, CacheWriteArgs, Dtype, Kernel, KvCache, KvDtype, KvScales, KvShape,
-    Layout, Operation, Variant, Workspace, WorkspaceLimits,
+    AttentionBatch, BlockCopyArgs, CacheFormat, CacheWriteArgs, Dtype, KvCache, KvDtype, KvScales, KvShape, Layout,
+    Operation, Variant, Workspace, WorkspaceLimits,
 };
 use device::Device;
 
 use crate::covering;
-use crate::devices::{self, variants_on};
-use crate::numbers::{Random, round, to_byte, to_bytes};
-use crate::problem::{buffer, bytes, floats};
+use crate::devices::{self, buffer, bytes, variants_on};
 
 /// For writes of up to so many rows.
 pub fn write_workspace(device: &dyn Device, shape: &KvShape, rows: usize) -> Workspace {
@@ -94,7 +94,6 @@ fn writes(
     seed: u64,
 ) {
     let what = format!("{} on {}: {format}, {shape:?}, scales per head {scales:?}", variant.name, device.name());
-    let Kernel::CacheWrite(kernel) = variant.kernel else { panic!("{what}") };
     let mut random = Random::new(seed);
     let (dim, width) = (shape.head_dim, shape.num_kv_heads * shape.head_dim);
     // One fused buffer with something before, between and behind.
@@ -110,8 +109,8 @@ fn writes(
     let count = if scales == Some(true) { shape.num_kv_heads } else { 1 };
     let scale: [Vec<f32>; 2] = std::array::from_fn(|_| (0..count).map(|_| 0.03 * (1.5 + random.unit())).collect());
     cache.scales = scales.map(|per_head| KvScales {
-        keys: floats(device, &scale[0]),
-        values: floats(device, &scale[1]),
+        keys: floats(device, &scale[0]).unwrap(),
+        values: floats(device, &scale[1]).unwrap(),
         per_head,
     });
     let strides = format.layout.strides(&shape);
@@ -125,7 +124,7 @@ fn writes(
                     other => {
                         let scale = if scales.is_some() { scale[which][head.min(count - 1)] } else { 1.0 };
                         let rounded = to_bytes(format.dtype, &source[from..from + dim]);
-                        let values = crate::numbers::from_bytes(format.dtype, &rounded);
+                        let values = from_bytes(format.dtype, &rounded);
                         values.iter().map(|value| to_byte(other, value / scale)).collect()
                     }
                 };
@@ -144,7 +143,7 @@ fn writes(
         cache: &mut cache,
         workspace: Some(&workspace),
     };
-    kernel(device, args).unwrap_or_else(|error| panic!("{what}: {error}"));
+    variant.cache_write(device, args).unwrap_or_else(|error| panic!("{what}: {error}"));
     for (name, cache, want) in [("keys", &cache.keys, &want[0]), ("values", &cache.values, &want[1])] {
         let got = bytes(device, cache);
         if let Some(at) = (0..got.len()).find(|&at| got[at] != want[at]) {
@@ -158,7 +157,6 @@ fn block_copies_run_in_order_with_repeated_sources() {
     let copies = [(0, 3), (0, 4), (3, 1), (5, 6), (4, 3), (2, 2)];
     for device in devices::all() {
         for variant in variants_on(&*device, &[Operation::BlockCopy]) {
-            let Kernel::BlockCopy(kernel) = variant.kernel else { panic!("{}", variant.name) };
             for (i, (format, mut shape, _)) in settings(variant).into_iter().enumerate() {
                 if device.name() != "cpu" && shape.block_elements() * format.element_bytes() % 16 != 0 {
                     shape.block_size *= 2; // vectors of 16 bytes: 5 tokens of 8 bytes are no whole ones
@@ -174,9 +172,19 @@ fn block_copies_run_in_order_with_repeated_sources() {
                 let mut workspace = write_workspace(&*device, &shape, 1);
                 workspace.load_copies(&*device, &pairs).unwrap();
                 let args = BlockCopyArgs { copies: &pairs, cache: &mut cache, workspace: Some(&workspace) };
-                kernel(&*device, args).unwrap_or_else(|error| panic!("{what}: {error}"));
+                variant.block_copy(&*device, args).unwrap_or_else(|error| panic!("{what}: {error}"));
                 assert!(bytes(&*device, &cache.keys) == want[0] && bytes(&*device, &cache.values) == want[1], "{what}");
             }
+        }
+    }
+}
+
+#[test]
+fn the_yardstick_of_the_bench_reads_every_word() {
+    for device in devices::gpus(5) {
+        for size in [16, 24, (40 << 20) + 48] {
+            let [found, expected] = read_and_fold(&*device, size).unwrap();
+            assert_eq!(found, expected, "{size} bytes on {}", device.name());
         }
     }
 }
@@ -197,8 +205,8 @@ fn slots_and_blocks_that_do_not_exist_are_refused_before_anything_runs() {
             let format = CacheFormat { dtype: Dtype::F32, kv_dtype: KvDtype::Same, layout: Layout::Hnd };
             let (mut cache, before) = random_cache(&*device, shape, format, &mut Random::new(1));
             let source = buffer(&*device, &[0; 4 * 64]);
-            let error = match variant.kernel {
-                Kernel::CacheWrite(kernel) => {
+            let error = match variant.operation {
+                Operation::CacheWrite => {
                     let (slot_mapping, cache) = (&[48][..], &mut cache);
                     let workspace = Some(&workspace);
                     let args = CacheWriteArgs {
@@ -210,13 +218,12 @@ fn slots_and_blocks_that_do_not_exist_are_refused_before_anything_runs() {
                         cache,
                         workspace,
                     };
-                    kernel(&*device, args).unwrap_err()
+                    variant.cache_write(&*device, args).unwrap_err()
                 }
-                Kernel::BlockCopy(kernel) => {
+                _ => {
                     let args = BlockCopyArgs { copies: &[(0, 6)], cache: &mut cache, workspace: Some(&workspace) };
-                    kernel(&*device, args).unwrap_err()
+                    variant.block_copy(&*device, args).unwrap_err()
                 }
-                _ => panic!("{}", variant.name),
             };
             let error = error.to_string();
             let said = ["slot: found 48", "no such slots on the device", "block id: found 6"];

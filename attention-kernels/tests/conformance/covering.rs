@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use crate::numbers::Random;
+use attention_kernels::trial::numbers::Random;
 
 /// Rows of one index below each of `sizes`. Any `strength` columns show every combination of their values. Greedy, after
 /// AETG (Cohen et al., 1997): each row starts from a combination that is missing and takes the best of some completions.

@@ -1,10 +1,10 @@
 //! The settings of generated problems: for each variant every value that it claims, combined pairwise, or by threes with
 //! `QUIRE_TEST_ALL=1`.
 
+use attention_kernels::trial::Look;
 use attention_kernels::{CacheFormat, PARTITION, Sizes, Variant};
 
 use crate::covering;
-use crate::problem::Look;
 
 /// Query heads, key/value heads: MHA, GQA, MQA, and a group that no tile of 16 holds.
 const HEADS: [(usize, usize); 4] = [(2, 2), (6, 2), (5, 1), (18, 1)];

@@ -2,16 +2,16 @@
 
 use std::path::PathBuf;
 
+use attention_kernels::trial::numbers::{from_byte, from_bytes};
+use attention_kernels::trial::{Problem, cache_bytes, floats};
 use attention_kernels::{
-    AttentionBatch, CacheFormat, CacheWriteArgs, Dtype, Kernel, KvCache, KvDtype, KvScales, KvShape, Layout, Operation,
+    AttentionBatch, CacheFormat, CacheWriteArgs, Dtype, KvCache, KvDtype, KvScales, KvShape, Layout, Operation,
 };
 use safetensors::SafeTensors;
 use serde::Deserialize;
 
 use crate::caches::{loaded, write_workspace};
-use crate::devices::{self, variants_on};
-use crate::numbers::{from_byte, from_bytes};
-use crate::problem::{Problem, buffer, bytes, cache_bytes, floats};
+use crate::devices::{self, buffer, bytes, variants_on};
 
 #[derive(Deserialize)]
 struct Case {
@@ -40,7 +40,8 @@ struct Write {
 }
 
 fn folder() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/reference")
+    let tree = || PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/reference");
+    devices::bundle().map_or_else(tree, |bundle| bundle.join("reference"))
 }
 
 fn cases<T: serde::de::DeserializeOwned>(file: &str) -> Vec<T> {
@@ -136,7 +137,7 @@ fn every_variant_equals_the_reference_cases() {
             }
         }
         for (device, compared) in devices.iter().zip(&mut compared) {
-            let on_device = problem.on(device);
+            let on_device = problem.on(device).unwrap();
             for variant in variants_on(&**device, &[Operation::Decode, Operation::Prefill]) {
                 let can = &variant.capabilities;
                 let format = problem.format;
@@ -144,13 +145,14 @@ fn every_variant_equals_the_reference_cases() {
                     && can.kv_dtypes.contains(&format.kv_dtype)
                     && can.head_sizes.contain(case.head_dim)
                 {
-                    let got = on_device.run(variant, 0..problem.batch.num_seqs(), can.lse);
+                    let got = on_device.run(variant, 0..problem.batch.num_seqs(), can.lse).unwrap();
                     got.check(
                         &format!("{} {}, {}", variant.name, variant.operation, case.file),
                         variant,
                         &problem,
                         &truth,
-                    );
+                    )
+                    .unwrap();
                     *compared += 1;
                 }
             }
@@ -186,12 +188,11 @@ fn cache_writes_equal_the_reference_cases() {
         for device in devices::all() {
             let writers = variants_on(&*device, &[Operation::CacheWrite]);
             for variant in writers.into_iter().filter(|v| v.capabilities.dtypes.contains(&format.dtype)) {
-                let Kernel::CacheWrite(kernel) = variant.kernel else { panic!("{}", variant.name) };
                 let mut cache = KvCache::with_format(&*device, shape, format).unwrap();
                 cache.scales =
                     optional(&tensors, "k_scale").zip(optional(&tensors, "v_scale")).map(|(keys, values)| KvScales {
-                        keys: floats(&*device, &keys),
-                        values: floats(&*device, &values),
+                        keys: floats(&*device, &keys).unwrap(),
+                        values: floats(&*device, &values).unwrap(),
                         per_head: false,
                     });
                 let workspace = loaded(write_workspace(&*device, &shape, slots.len()), &*device, &slots);
@@ -204,7 +205,7 @@ fn cache_writes_equal_the_reference_cases() {
                     cache: &mut cache,
                     workspace: Some(&workspace),
                 };
-                kernel(&*device, args).unwrap();
+                variant.cache_write(&*device, args).unwrap();
                 for (cache, want) in [&cache.keys, &cache.values].into_iter().zip(&want) {
                     assert!(bytes(&*device, cache) == *want, "{}: {}", variant.name, case.file);
                 }

@@ -65,58 +65,64 @@ fn call(
 
 #[test]
 fn a_call_that_does_not_fit_its_cache_or_workspace_is_an_error_with_the_numbers() {
-    let Some(device) = devices::sim(0) else { return };
-    let device = &*device;
-    let format = CacheFormat { dtype: Dtype::F16, ..CacheFormat::default() };
-    let cache = KvCache::with_format(device, SHAPE, format).unwrap();
-    let mut workspace = Workspace::new(device, LIMITS).unwrap();
-    let said = |name: &str, workspace: &Workspace, cache: &KvCache, change: &dyn Fn(&mut AttentionArgs<'_>)| {
-        call(device, name, Some(workspace), cache, change).unwrap_err().to_string()
-    };
-    let unloaded = said("cuda.paged_v1", &workspace, &cache, &|_| ());
-    assert!(unloaded.starts_with("cuda.paged_v1: found no batch with these lengths"), "{unloaded}");
-    workspace.load(device, &batch(), &[], None).unwrap();
-    for name in ["cuda.paged", "cuda.paged_v1", "cuda.paged_prefill"] {
-        call(device, name, Some(&workspace), &cache, |_| ()).unwrap();
-        let none = call(device, name, None, &cache, |_| ()).unwrap_err().to_string();
-        assert!(none.contains("found no workspace"), "{none}");
+    for device in devices::gpus(0) {
+        let device = &*device;
+        let format = CacheFormat { dtype: Dtype::F16, ..CacheFormat::default() };
+        let cache = KvCache::with_format(device, SHAPE, format).unwrap();
+        let mut workspace = Workspace::new(device, LIMITS).unwrap();
+        let said = |name: &str, workspace: &Workspace, cache: &KvCache, change: &dyn Fn(&mut AttentionArgs<'_>)| {
+            call(device, name, Some(workspace), cache, change).unwrap_err().to_string()
+        };
+        let unloaded = said("cuda.paged_v1", &workspace, &cache, &|_| ());
+        assert!(unloaded.starts_with("cuda.paged_v1: found no batch with these lengths"), "{unloaded}");
+        workspace.load(device, &batch(), &[], None).unwrap();
+        for name in ["cuda.paged", "cuda.paged_v1", "cuda.paged_prefill"] {
+            call(device, name, Some(&workspace), &cache, |_| ()).unwrap();
+            let none = call(device, name, None, &cache, |_| ()).unwrap_err().to_string();
+            assert!(none.contains("found no workspace"), "{none}");
+        }
+        for name in ["cuda.paged_v2", "cuda.paged_gqa"] {
+            let small = said(name, &workspace, &cache, &|_| ());
+            assert_eq!(small, "partial results that the workspace has room for: found 0, expected 16");
+        }
+        let other = said("cuda.paged", &workspace, &cache, &|args| args.alibi_slopes = Some(&[0.5; 4]));
+        assert!(other.contains("no such ALiBi slopes"), "{other}");
+        assert_eq!(
+            said("cuda.paged", &workspace, &cache, &|args| args.window = Some(0)),
+            "window: found 0, expected 1"
+        );
+        let stride = said("cuda.paged", &workspace, &cache, &|args| args.query_stride = 252);
+        assert!(stride.starts_with("query stride") || stride.starts_with("query elements"), "{stride}");
+        let heads = said("cuda.paged", &workspace, &cache, &|args| args.num_heads = 3);
+        assert_eq!(heads, "num_heads modulo num_kv_heads: found 1, expected 0");
+        let odd = KvCache::with_format(device, KvShape { head_dim: 48, ..SHAPE }, format).unwrap();
+        let heads = said("cuda.paged", &workspace, &odd, &|_| ());
+        assert!(heads.contains("cuda.paged was called with heads of 48 and f16, cache same, HND"), "{heads}");
+        let fewer = KvCache::with_format(device, KvShape { num_blocks: 7, ..SHAPE }, format).unwrap();
+        assert_eq!(said("cuda.paged", &workspace, &fewer, &|_| ()), "blocks of the cache: found 7, expected 8");
+        let single = KvCache::with_format(device, SHAPE, CacheFormat::default()).unwrap();
+        let wide = |args: &mut AttentionArgs<'_>| args.seqs = 0..1;
+        assert!(said("cuda.paged", &workspace, &single, &wide).contains("heads of 64 and f32"));
+        let generic = said("cuda.generic", &workspace, &cache, &|_| ());
+        assert!(generic.contains("cuda.generic was called with queries of f16"), "{generic}");
     }
-    for name in ["cuda.paged_v2", "cuda.paged_gqa"] {
-        let small = said(name, &workspace, &cache, &|_| ());
-        assert_eq!(small, "partial results that the workspace has room for: found 0, expected 16");
-    }
-    let other = said("cuda.paged", &workspace, &cache, &|args| args.alibi_slopes = Some(&[0.5; 4]));
-    assert!(other.contains("no such ALiBi slopes"), "{other}");
-    assert_eq!(said("cuda.paged", &workspace, &cache, &|args| args.window = Some(0)), "window: found 0, expected 1");
-    let stride = said("cuda.paged", &workspace, &cache, &|args| args.query_stride = 252);
-    assert!(stride.starts_with("query stride") || stride.starts_with("query elements"), "{stride}");
-    let heads = said("cuda.paged", &workspace, &cache, &|args| args.num_heads = 3);
-    assert_eq!(heads, "num_heads modulo num_kv_heads: found 1, expected 0");
-    let odd = KvCache::with_format(device, KvShape { head_dim: 48, ..SHAPE }, format).unwrap();
-    let heads = said("cuda.paged", &workspace, &odd, &|_| ());
-    assert!(heads.contains("cuda.paged was called with heads of 48 and f16, cache same, HND"), "{heads}");
-    let fewer = KvCache::with_format(device, KvShape { num_blocks: 7, ..SHAPE }, format).unwrap();
-    assert_eq!(said("cuda.paged", &workspace, &fewer, &|_| ()), "blocks of the cache: found 7, expected 8");
-    let single = KvCache::with_format(device, SHAPE, CacheFormat::default()).unwrap();
-    let wide = |args: &mut AttentionArgs<'_>| args.seqs = 0..1;
-    assert!(said("cuda.paged", &workspace, &single, &wide).contains("heads of 64 and f32"));
-    let generic = said("cuda.generic", &workspace, &cache, &|_| ());
-    assert!(generic.contains("cuda.generic was called with queries of f16"), "{generic}");
 }
 
 #[test]
 fn a_batch_with_holes_before_a_window_serves_no_kernel_that_sees_further() {
-    let Some(device) = devices::sim(0) else { return };
-    let format = CacheFormat { dtype: Dtype::F16, ..CacheFormat::default() };
-    let cache = KvCache::with_format(&*device, SHAPE, format).unwrap();
-    let mut workspace = Workspace::new(&*device, LIMITS).unwrap();
-    let mut holed = batch();
-    holed.block_tables[0] = -1;
-    workspace.load(&*device, &holed, &[], Some(1)).unwrap();
-    call(&*device, "cuda.paged", Some(&workspace), &cache, |args| args.window = Some(1)).unwrap();
-    for window in [Some(2), None] {
-        let error = call(&*device, "cuda.paged", Some(&workspace), &cache, |args| args.window = window).unwrap_err();
-        assert!(error.to_string().contains("found no batch with these lengths and this window"), "{error}");
+    for device in devices::gpus(0) {
+        let format = CacheFormat { dtype: Dtype::F16, ..CacheFormat::default() };
+        let cache = KvCache::with_format(&*device, SHAPE, format).unwrap();
+        let mut workspace = Workspace::new(&*device, LIMITS).unwrap();
+        let mut holed = batch();
+        holed.block_tables[0] = -1;
+        workspace.load(&*device, &holed, &[], Some(1)).unwrap();
+        call(&*device, "cuda.paged", Some(&workspace), &cache, |args| args.window = Some(1)).unwrap();
+        for window in [Some(2), None] {
+            let error =
+                call(&*device, "cuda.paged", Some(&workspace), &cache, |args| args.window = window).unwrap_err();
+            assert!(error.to_string().contains("found no batch with these lengths and this window"), "{error}");
+        }
     }
 }
 

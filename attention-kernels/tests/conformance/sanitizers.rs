@@ -5,15 +5,15 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::sync::{Arc, Mutex};
 
+use attention_kernels::trial::{Look, Problem};
 use attention_kernels::{CacheWriteArgs, Kernel, KvCache, Operation, PARTITION, variants};
 use device::{Buffer, Device, DeviceError, Event, Launch, Matrix, MemoryInfo, Pinned, Pool, Queue};
 use xtask::kernels::host::{self, Sanitizer};
 use xtask::{kernels, workspace};
 
 use crate::caches::{loaded, write_workspace};
-use crate::devices::{self, compiler, manifest};
+use crate::devices::{self, buffer, compiler, manifest};
 use crate::looks;
-use crate::problem::{Look, Problem, buffer};
 
 /// `cuda-sim` that writes each launch to a file before it runs it.
 struct Recorder {
@@ -129,7 +129,7 @@ fn recorded(step: usize, seeds: &[u64]) -> Option<Recorder> {
     for variant in devices::variants_on(&*device, &[Operation::Decode, Operation::Prefill]) {
         for (i, look) in looks::of(variant, 2).into_iter().step_by(step).enumerate() {
             let problem = Problem::new(i as u64, &small(look, i));
-            problem.on(&device).run(variant, 0..problem.batch.num_seqs(), true);
+            problem.on(&device).unwrap().run(variant, 0..problem.batch.num_seqs(), true).unwrap();
         }
     }
     for variant in variants(Operation::CacheWrite).into_iter().filter(|v| v.capabilities.runs_on("cuda-sim")) {
@@ -137,7 +137,7 @@ fn recorded(step: usize, seeds: &[u64]) -> Option<Recorder> {
         for look in looks::of(variant, 2).into_iter().step_by(step) {
             let problem = Problem::new(1, &Look { lens: vec![(1, 9)], ..look });
             let (shape, width) = (problem.shape, problem.shape.num_kv_heads * problem.shape.head_dim);
-            let mut cache: KvCache = problem.on(&device).cache;
+            let mut cache: KvCache = problem.on(&device).unwrap().cache;
             let slots = [2, -1, (shape.num_blocks * shape.block_size) as i64 - 1];
             let workspace = loaded(write_workspace(&*device, &shape, 3), &*device, &slots);
             let args = CacheWriteArgs {

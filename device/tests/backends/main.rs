@@ -29,7 +29,7 @@ fn host_library() -> Result<std::path::PathBuf, String> {
 fn fat_binary() -> Result<(), String> {
     let (root, manifest) = (workspace::root(), manifest());
     let built = cuda::build(&root, &manifest, &toolkit::find(&root, false)?, cuda::CHECKED, kernels::cores())?;
-    cuda::write(&root, &manifest, &built).map(|_| ())
+    cuda::write(&root, &kernels::folder(&root), &manifest, &built).map(|_| ())
 }
 
 /// The devices that open here.

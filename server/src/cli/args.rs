@@ -4,11 +4,15 @@
 //! each. What is not given stays `None`, so that there is one place for defaults: [`EngineConfig::default`].
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use clap::{Args, Parser, Subcommand};
+use engine::kernels::{Device, Options, open_with};
 use engine::text::ToolFormat;
 use engine::{EngineConfig, ModelSource, Policy, Pooling, PreemptionMode, Quantization};
 
+use super::bench::BenchArgs;
+use super::error::CliError;
 use super::limits::LimitArgs;
 use super::log::LogArgs;
 use super::values;
@@ -36,17 +40,48 @@ pub enum Command {
     Plan(EngineArgs),
     /// List the kernels, what each can do here, and which ones are chosen
     Kernels(EngineArgs),
+    /// Measure kernels, or what this machine can do at best
+    Bench(BenchArgs),
 }
 
 impl Command {
-    /// The part that all subcommands have.
-    pub fn engine(&self) -> &EngineArgs {
+    /// The part that all subcommands have which start an engine.
+    pub fn engine(&self) -> Option<&EngineArgs> {
         match self {
-            Command::Serve(args) => &args.engine,
-            Command::Chat(args) => &args.engine,
-            Command::Generate(args) => &args.engine,
-            Command::Plan(args) | Command::Kernels(args) => args,
+            Command::Serve(args) => Some(&args.engine),
+            Command::Chat(args) => Some(&args.engine),
+            Command::Generate(args) => Some(&args.engine),
+            Command::Plan(args) | Command::Kernels(args) => Some(args),
+            Command::Bench(_) => None,
         }
+    }
+}
+
+/// What every command takes.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Engine")]
+pub struct CommonArgs {
+    /// Settings file: keys are flags without the dashes, and a [kernels] table
+    #[arg(long, value_name = "FILE", env = "QUIRE_CONFIG")]
+    pub config: Option<PathBuf>,
+    /// Where to run: auto, cpu, cuda or cuda-sim [default: auto]
+    #[arg(long, env = "QUIRE_DEVICE")]
+    pub device: Option<String>,
+    /// Folder of compiled kernels [default: beside the program]
+    #[arg(long, value_name = "FOLDER", env = "QUIRE_KERNELS_DIR")]
+    pub kernels_dir: Option<PathBuf>,
+    /// Worker threads, 1 to 1024 [default: every core]
+    #[arg(long, value_parser = values::threads, env = "QUIRE_THREADS")]
+    pub threads: Option<usize>,
+}
+
+impl CommonArgs {
+    /// The device that they name.
+    pub fn open(&self) -> Result<Arc<dyn Device>, CliError> {
+        let default = EngineConfig::default().device;
+        let name = self.device.as_deref().unwrap_or(&default);
+        let options = Options { threads: self.threads, kernels: self.kernels_dir.clone(), ..Options::default() };
+        open_with(name, &options).map_err(CliError::bench)
     }
 }
 
@@ -60,18 +95,9 @@ pub struct EngineArgs {
     /// The same as a flag; MODEL goes before it
     #[arg(long, value_name = "MODEL", env = "QUIRE_MODEL")]
     pub model: Option<PathBuf>,
-    /// Settings file: keys are flags without the dashes, and a [kernels] table
-    #[arg(long, value_name = "FILE", env = "QUIRE_CONFIG")]
-    pub config: Option<PathBuf>,
-    /// Where to run: auto or cpu [default: auto]
-    #[arg(long, env = "QUIRE_DEVICE")]
-    pub device: Option<String>,
-    /// Folder of compiled kernels [default: beside the program]
-    #[arg(long, value_name = "FOLDER", env = "QUIRE_KERNELS_DIR")]
-    pub kernels_dir: Option<PathBuf>,
-    /// Worker threads, 1 to 1024 [default: every core]
-    #[arg(long, value_parser = values::threads, env = "QUIRE_THREADS")]
-    pub threads: Option<usize>,
+    /// Where, and with what settings.
+    #[command(flatten)]
+    pub common: CommonArgs,
     /// q8: weights in 8 bits, made while they are loaded [default: as in the checkpoint]
     #[arg(long, value_name = "FORM", value_parser = values::quantization, env = "QUIRE_QUANTIZATION")]
     pub quantization: Option<Quantization>,
@@ -157,8 +183,8 @@ impl EngineArgs {
         let switch = |on: Option<bool>, off: bool, default: bool| !off && on.unwrap_or(default);
         EngineConfig {
             model: self.model().map_or(ModelSource::Demo, |path| ModelSource::Folder(path.clone())),
-            device: self.device.clone().unwrap_or(default.device),
-            kernels_dir: self.kernels_dir.clone(),
+            device: self.common.device.clone().unwrap_or(default.device),
+            kernels_dir: self.common.kernels_dir.clone(),
             block_size: self.block_size.unwrap_or(default.block_size),
             max_model_len: self.max_model_len.or(default.max_model_len),
             kv_cache_memory_bytes: self.kv_cache_memory_bytes.or(default.kv_cache_memory_bytes),
@@ -181,7 +207,7 @@ impl EngineArgs {
             seed: self.seed.or(default.seed),
             max_queued_requests: default.max_queued_requests,
             max_unread_events: default.max_unread_events,
-            threads: self.threads.or(default.threads),
+            threads: self.common.threads.or(default.threads),
             quantization: self.quantization.or(default.quantization),
             kernels: default.kernels,
         }

@@ -60,12 +60,25 @@ pub enum CliError {
     /// The model or its text failed on the way.
     #[error("{0}")]
     Generation(String),
+    /// A device, a kernel or a grid that a benchmark can not run on.
+    #[error("{0}")]
+    Bench(String),
     /// Standard output or another stream failed.
     #[error("input or output failed: {0}")]
     Io(#[from] io::Error),
 }
 
 impl CliError {
+    /// What ended a benchmark.
+    pub fn bench(error: impl std::fmt::Display) -> CliError {
+        CliError::Bench(error.to_string())
+    }
+
+    /// Figures that could not be written.
+    pub fn bench_file(path: &std::path::Path, error: io::Error) -> CliError {
+        CliError::Bench(format!("--json {}: {error}", path.display()))
+    }
+
     /// Whoever read our output has gone; nothing is wrong on this side.
     pub fn is_closed_pipe(&self) -> bool {
         matches!(self, CliError::Io(error) if error.kind() == io::ErrorKind::BrokenPipe)

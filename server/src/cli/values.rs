@@ -1,6 +1,7 @@
 //! How the values of flags are written: whole numbers, sizes in bytes, names, policies, and flags that so far have one value. The parser shows
 //! what was found and names the flag; the errors here say what was expected.
 
+use std::path::PathBuf;
 use std::str::FromStr;
 
 use engine::text::ToolFormat;
@@ -23,6 +24,14 @@ pub fn threads(text: &str) -> Result<usize, String> {
 /// Any text but none.
 pub fn filled(text: &str) -> Result<String, String> {
     if text.is_empty() { Err("expected at least one character".to_string()) } else { Ok(text.to_string()) }
+}
+
+/// A file to write. `json = true` in a settings file is another command's.
+pub fn file(text: &str) -> Result<PathBuf, String> {
+    match text {
+        "" | "true" | "false" => Err("expected the path of a file".to_string()),
+        path => Ok(path.into()),
+    }
 }
 
 /// `--api-key`. Space around a key is lost in a header: no client could send it.

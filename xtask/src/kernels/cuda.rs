@@ -85,11 +85,11 @@ pub fn build(
     Ok(Built { kernels, outputs: compiles.into_iter().map(|compile| compile.output).collect() })
 }
 
-/// Writes the fat binary of a crate and the list of its kernels, and returns where the former is.
+/// Writes the fat binary of a crate and the list of its kernels into a folder, and returns where the former is.
 ///
 /// # Errors
 /// A file that could not be read or written.
-pub fn write(root: &Path, manifest: &Manifest, built: &Built) -> Result<PathBuf, String> {
+pub fn write(root: &Path, folder: &Path, manifest: &Manifest, built: &Built) -> Result<PathBuf, String> {
     let _lock = super::lock(root)?;
     let (mut binary, mut index) = (Vec::new(), String::new());
     for (unit, output) in manifest.units.iter().zip(&built.outputs) {
@@ -101,7 +101,6 @@ pub fn write(root: &Path, manifest: &Manifest, built: &Built) -> Result<PathBuf,
         }
         binary.extend(module);
     }
-    let folder = super::folder(root);
     for (extension, contents) in [("kernels.tsv", index.as_bytes()), ("fatbin", binary.as_slice())] {
         let file = folder.join(format!("{}.{extension}", manifest.name));
         std::fs::write(&file, contents).map_err(|error| format!("{}: {error}", file.display()))?;

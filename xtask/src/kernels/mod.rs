@@ -58,7 +58,7 @@ pub fn run(root: &Path, options: Options) -> Result<(), String> {
         print!("{}", resources::table(&built.kernels));
         resources::within_limits(&built.kernels)?;
         if !options.check {
-            let file = cuda::write(root, manifest, &built)?;
+            let file = cuda::write(root, &folder(root), manifest, &built)?;
             println!("xtask: {}", file.display());
         }
     }
@@ -71,7 +71,7 @@ pub fn cores() -> usize {
 }
 
 /// Manifests of the workspace, sorted by crate.
-fn manifests(root: &Path) -> Result<Vec<Manifest>, String> {
+pub(crate) fn manifests(root: &Path) -> Result<Vec<Manifest>, String> {
     let entries = std::fs::read_dir(root).map_err(|error| format!("{}: {error}", root.display()))?;
     let mut folders: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
     folders.sort();

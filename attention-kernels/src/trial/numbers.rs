@@ -1,7 +1,11 @@
 //! Numbers as they are stored, written independently of the kernels, and how far a result may be from the truth.
 
-use attention_kernels::{Capabilities, Dtype, KvDtype};
+use std::sync::LazyLock;
+
 use half::{bf16, f16};
+
+use crate::format::{Dtype, KvDtype};
+use crate::registry::Capabilities;
 
 /// The stored bytes of a float of that type, rounded to nearest even.
 pub fn to_bytes(dtype: Dtype, values: &[f32]) -> Vec<u8> {
@@ -31,13 +35,13 @@ pub fn round(dtype: Dtype, value: f32) -> f32 {
     }
 }
 
-/// What a byte of an 8-bit cache stands for, before its scale.
+/// What a byte of an 8-bit cache stands for, before its scale. NaN for [`KvDtype::Same`], which has other bytes.
 pub fn from_byte(kv_dtype: KvDtype, byte: u8) -> f32 {
     let (exponent_bits, mantissa_bits, bias) = match kv_dtype {
         KvDtype::Int8 => return f32::from(byte as i8),
         KvDtype::Fp8E4m3 => (4, 3, 7),
         KvDtype::Fp8E5m2 => (5, 2, 15),
-        KvDtype::Same => panic!("not of 8 bits"),
+        KvDtype::Same => return f32::NAN,
     };
     let (exponent, mantissa) = (byte >> mantissa_bits & ((1 << exponent_bits) - 1), byte & ((1 << mantissa_bits) - 1));
     let fraction = f32::from(mantissa) / f32::from(1u8 << mantissa_bits);
@@ -56,6 +60,12 @@ pub fn from_byte(kv_dtype: KvDtype, byte: u8) -> f32 {
     if byte >> 7 == 1 { -magnitude } else { magnitude }
 }
 
+/// What the codes of positive numbers stand for, in their order: e4m3, e5m2.
+static POSITIVE: LazyLock<[Vec<f32>; 2]> = LazyLock::new(|| {
+    let values = |kv_dtype, greatest| (0..=greatest).map(|code| from_byte(kv_dtype, code)).collect();
+    [values(KvDtype::Fp8E4m3, 0x7e), values(KvDtype::Fp8E5m2, 0x7b)]
+});
+
 /// The byte nearest to a value, even bytes first, clamped to the greatest finite one; NaN to the format's, or −127.
 pub fn to_byte(kv_dtype: KvDtype, value: f32) -> u8 {
     if kv_dtype == KvDtype::Int8 {
@@ -64,18 +74,15 @@ pub fn to_byte(kv_dtype: KvDtype, value: f32) -> u8 {
     if value.is_nan() {
         return 0x7f;
     }
-    // The codes of positive numbers are in their order.
-    let greatest = if kv_dtype == KvDtype::Fp8E4m3 { 0x7e } else { 0x7b };
-    let magnitude = value.abs();
-    let codes: Vec<u8> = (0..=greatest).collect();
-    let above = codes.partition_point(|&code| from_byte(kv_dtype, code) < magnitude) as u8;
+    let values = &POSITIVE[usize::from(kv_dtype == KvDtype::Fp8E5m2)];
+    let (greatest, magnitude) = (values.len() - 1, value.abs());
+    let above = values.partition_point(|&value| value < magnitude);
     let code = if above == 0 || above > greatest {
         above.min(greatest)
     } else {
-        let (low, high) = (from_byte(kv_dtype, above - 1), from_byte(kv_dtype, above));
-        let (down, up) = (magnitude - low, high - magnitude);
+        let (down, up) = (magnitude - values[above - 1], values[above] - magnitude);
         if down < up || (down == up && above % 2 == 1) { above - 1 } else { above }
-    };
+    } as u8;
     if value.is_sign_negative() { code | 0x80 } else { code }
 }
 
@@ -115,10 +122,13 @@ pub fn tolerance(can: &Capabilities, dtype: Dtype) -> Tolerance {
 pub struct Random(u64);
 
 impl Random {
+    /// Of a seed.
     pub fn new(seed: u64) -> Random {
         Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
     }
 
+    /// 64 bits.
+    #[allow(clippy::should_implement_trait)]
     pub fn next(&mut self) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
@@ -136,6 +146,7 @@ impl Random {
         (self.next() >> 40) as f32 / (1u64 << 23) as f32 - 1.0
     }
 
+    /// Puts items into another order.
     pub fn shuffle<T>(&mut self, items: &mut [T]) {
         for i in (1..items.len()).rev() {
             items.swap(i, self.below(i + 1));

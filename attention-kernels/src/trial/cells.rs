@@ -1,0 +1,274 @@
+//! One operation at one shape: inputs, a check of what comes out, and the time, for each variant.
+
+use std::sync::Arc;
+
+use device::gemm::WeightFormat;
+use device::{Buffer, Device};
+
+use super::grid::{Cell, Shape};
+use super::numbers::{Random, from_bytes, round, to_byte, to_bytes, ulp};
+use super::peaks::BEYOND_CACHES;
+use super::problem::{Look, Problem};
+use super::run::{OnDevice, buffer, bytes, floats};
+use super::time::time;
+use crate::args::{AttentionBatch, BlockCopyArgs, CacheWriteArgs, KernelError, KvCache, KvScales, KvShape, LinearArgs};
+use crate::format::{CacheFormat, Dtype, KvDtype};
+use crate::registry::{Operation, Variant};
+use crate::workspace::{Workspace, WorkspaceLimits};
+
+/// Multiply-adds that a truth in float64 may take.
+const TRUTH: usize = 1 << 27;
+/// Rows of a written cache, or of a product, that are compared.
+const SAMPLE: usize = 64;
+
+type Found<'a> = &'a mut dyn FnMut(&Variant, Cell);
+
+/// Measures each of the variants.
+pub(super) fn run(
+    device: &Arc<dyn Device>,
+    operation: Operation,
+    shape: &Shape,
+    variants: &[&'static Variant],
+    runs: (usize, usize),
+    found: Found<'_>,
+) -> Result<(), KernelError> {
+    // Variants of one layout share their inputs.
+    let mut rest = variants.to_vec();
+    while let Some(first) = rest.first() {
+        let format = shape.format(first);
+        let (same, others) = rest.iter().copied().partition(|v| shape.format(v) == format);
+        let same: Vec<&'static Variant> = same;
+        match operation {
+            Operation::Decode | Operation::Prefill => attention(device, shape, format, &same, runs, found)?,
+            Operation::CacheWrite => writes(&**device, shape, format, &same, runs, found)?,
+            Operation::BlockCopy => copies(&**device, shape, format, &same, runs, found)?,
+            Operation::Linear => products(&**device, shape, &same, runs, found)?,
+        }
+        rest = others;
+    }
+    Ok(())
+}
+
+/// How many sets of inputs, that repetitions take turns: all of them together lie beyond the caches.
+fn sets(device: &dyn Device, bytes: usize) -> usize {
+    if device.name() == "cuda-sim" { 1 } else { BEYOND_CACHES.div_ceil(bytes.max(1)).clamp(1, 64) }
+}
+
+fn attention(
+    device: &Arc<dyn Device>,
+    shape: &Shape,
+    format: CacheFormat,
+    variants: &[&'static Variant],
+    (warmup, repeat): (usize, usize),
+    found: Found<'_>,
+) -> Result<(), KernelError> {
+    let look = Look {
+        format,
+        heads: (shape.heads, shape.kv_heads),
+        dim: shape.head_size,
+        block_size: shape.block_size,
+        scales: format.kv_dtype.is_8_bit().then_some(false),
+        window: None,
+        soft_cap: false,
+        alibi: false,
+        lens: vec![(shape.query_len, shape.context); shape.batch],
+    };
+    let problem = Problem::new(1, &look);
+    let (rows, all) = (problem.batch.num_rows(), 0..shape.batch);
+    let sampled = (TRUTH / (2 * shape.heads * shape.context * shape.head_size).max(1)).clamp(1, rows);
+    let truth = problem.truth_of((1..=sampled).map(|i| i * rows / sampled - 1).collect());
+    let visible: usize = (1..=shape.query_len).map(|row| shape.context - shape.query_len + row).sum();
+    let cache = 2 * shape.batch * shape.context * shape.kv_width() * format.element_bytes();
+    let places: Vec<OnDevice<'_>> =
+        (0..sets(&**device, cache)).map(|_| problem.on(device)).collect::<Result<_, _>>()?;
+    for variant in variants {
+        let ulps = places[0].run(variant, all.clone(), false)?.worst(&problem, &truth);
+        let mut output = places[0].output()?;
+        let time = time(&**device, warmup, repeat, |i| {
+            places[i % places.len()].call(variant, all.clone(), &mut output, None)
+        })?;
+        let cell = Cell {
+            time,
+            bytes: (cache + 2 * rows * problem.width() * format.dtype.bytes()) as u64,
+            operations: (4 * shape.batch * shape.heads * visible * shape.head_size) as u64,
+            ulps,
+        };
+        found(variant, cell);
+    }
+    Ok(())
+}
+
+/// Blocks that the contexts of a batch take, and as many free ones.
+fn pool(shape: &Shape, tokens: usize) -> KvShape {
+    let blocks = shape.batch * tokens.div_ceil(shape.block_size);
+    let (num_kv_heads, block_size, head_dim) = (shape.kv_heads, shape.block_size, shape.head_size);
+    KvShape { num_blocks: 2 * blocks, num_kv_heads, block_size, head_dim }
+}
+
+fn workspace(device: &dyn Device, shape: &KvShape, rows: usize, copies: usize) -> Result<Workspace, KernelError> {
+    let limits = WorkspaceLimits {
+        max_seqs: 1,
+        max_rows: rows,
+        max_blocks: 1,
+        num_blocks: shape.num_blocks,
+        block_size: shape.block_size,
+        num_heads: shape.num_kv_heads,
+        head_dim: shape.head_dim,
+        split_rows: 0,
+        max_copies: copies,
+    };
+    Ok(Workspace::new(device, limits)?)
+}
+
+fn writes(
+    device: &dyn Device,
+    shape: &Shape,
+    format: CacheFormat,
+    variants: &[&'static Variant],
+    (warmup, repeat): (usize, usize),
+    found: Found<'_>,
+) -> Result<(), KernelError> {
+    let (of, rows, width) = (pool(shape, shape.query_len), shape.batch * shape.query_len, shape.kv_width());
+    let mut random = Random::new(2);
+    let numbers: Vec<f32> = (0..2 * rows * width).map(|_| round(format.dtype, random.unit())).collect();
+    let source = buffer(device, &to_bytes(format.dtype, &numbers))?;
+    let mut slots: Vec<i64> = (0..(of.num_blocks * of.block_size) as i64).collect();
+    random.shuffle(&mut slots);
+    slots.truncate(rows);
+    let mut workspace = workspace(device, &of, rows, 0)?;
+    let batch = AttentionBatch { query_starts: vec![0], ..AttentionBatch::default() };
+    workspace.load(device, &batch, &slots, None)?;
+    let scale = 1.0 / 128.0;
+    let moved = 2 * rows * width * (format.dtype.bytes() + format.element_bytes());
+    let mut caches = Vec::new();
+    for _ in 0..sets(device, moved) {
+        let mut cache = KvCache::with_format(device, of, format)?;
+        if format.kv_dtype.is_8_bit() {
+            let one = || floats(device, &[scale]);
+            cache.scales = Some(KvScales { keys: one()?, values: one()?, per_head: false });
+        }
+        caches.push(cache);
+    }
+    for variant in variants {
+        let write = |cache: &mut KvCache| {
+            let args = CacheWriteArgs {
+                source: &source,
+                key_offset: 0,
+                value_offset: rows * width,
+                stride: width,
+                slot_mapping: &slots,
+                cache,
+                workspace: Some(&workspace),
+            };
+            variant.cache_write(device, args)
+        };
+        write(&mut caches[0])?;
+        let stored = [bytes(device, &caches[0].keys)?, bytes(device, &caches[0].values)?];
+        let exact = (0..rows).step_by(rows.div_ceil(SAMPLE)).all(|row| {
+            stored.iter().enumerate().all(|(which, stored)| {
+                let row_of = &numbers[which * rows * width + row * width..][..width];
+                row_of.chunks(shape.head_size).enumerate().all(|(head, want)| {
+                    let strides = format.layout.strides(&of);
+                    let slot = slots[row] as usize;
+                    let at = slot / of.block_size * strides.block
+                        + head * strides.head
+                        + slot % of.block_size * strides.token;
+                    let want = match format.kv_dtype {
+                        KvDtype::Same => to_bytes(format.dtype, want),
+                        other => want.iter().map(|value| to_byte(other, value / scale)).collect(),
+                    };
+                    stored[at * format.element_bytes()..].starts_with(&want)
+                })
+            })
+        });
+        let count = caches.len();
+        let time = time(device, warmup, repeat, |i| write(&mut caches[i % count]))?;
+        let ulps = if exact { 0.0 } else { f64::INFINITY };
+        found(variant, Cell { time, bytes: moved as u64, operations: 0, ulps });
+    }
+    Ok(())
+}
+
+fn copies(
+    device: &dyn Device,
+    shape: &Shape,
+    format: CacheFormat,
+    variants: &[&'static Variant],
+    (warmup, repeat): (usize, usize),
+    found: Found<'_>,
+) -> Result<(), KernelError> {
+    let of = pool(shape, shape.context);
+    let (count, size) = (of.num_blocks / 2, of.block_elements() * format.element_bytes());
+    let mut random = Random::new(3);
+    let mut blocks: Vec<u32> = (0..of.num_blocks as u32).collect();
+    random.shuffle(&mut blocks);
+    let pairs: Vec<(u32, u32)> = blocks[..count].iter().copied().zip(blocks[count..].iter().copied()).collect();
+    let mut workspace = workspace(device, &of, 1, count)?;
+    workspace.load_copies(device, &pairs)?;
+    let moved = 4 * count * size;
+    let mut noise = || buffer(device, &(0..of.num_blocks * size).map(|_| random.next() as u8).collect::<Vec<_>>());
+    let mut caches = Vec::new();
+    for _ in 0..sets(device, moved) {
+        caches.push(KvCache { shape: of, format, keys: noise()?, values: noise()?, scales: None });
+    }
+    for variant in variants {
+        let copy = |cache: &mut KvCache| {
+            variant.block_copy(device, BlockCopyArgs { copies: &pairs, cache, workspace: Some(&workspace) })
+        };
+        copy(&mut caches[0])?;
+        let exact = [&caches[0].keys, &caches[0].values].into_iter().try_fold(true, |exact, cache| {
+            let stored = bytes(device, cache)?;
+            let block = |id: u32| &stored[id as usize * size..][..size];
+            Ok::<bool, KernelError>(exact && pairs.iter().all(|&(from, to)| block(from) == block(to)))
+        })?;
+        let sets = caches.len();
+        let time = time(device, warmup, repeat, |i| copy(&mut caches[i % sets]))?;
+        let ulps = if exact { 0.0 } else { f64::INFINITY };
+        found(variant, Cell { time, bytes: moved as u64, operations: 0, ulps });
+    }
+    Ok(())
+}
+
+fn products(
+    device: &dyn Device,
+    shape: &Shape,
+    variants: &[&'static Variant],
+    (warmup, repeat): (usize, usize),
+    found: Found<'_>,
+) -> Result<(), KernelError> {
+    if variants.is_empty() {
+        return Ok(());
+    }
+    // As the output matrix of attention is: square.
+    let (rows, k) = (shape.batch * shape.query_len, shape.heads * shape.head_size);
+    let mut random = Random::new(4);
+    let mut draw = |len: usize| -> Vec<f32> { (0..len).map(|_| random.unit()).collect() };
+    let (x, w) = (draw(rows * k), draw(k * k));
+    let raw = to_bytes(Dtype::F32, &w);
+    let input = floats(device, &x)?;
+    let mut output: Buffer = device.alloc(rows * k * size_of::<f32>())?;
+    let (weights, moved) = (k * k * size_of::<f32>(), (k * k + 2 * rows * k) * size_of::<f32>());
+    let matrix = |_| device.matrix(k, &[(WeightFormat::F32, raw.as_slice())]);
+    let matrices = (0..sets(device, weights)).map(matrix).collect::<Result<Vec<_>, _>>()?;
+    for variant in variants {
+        let mut multiply = |i: usize| {
+            let args =
+                LinearArgs { x: &input, rows, weights: &matrices[i % matrices.len()], bias: None, y: &mut output };
+            variant.linear(device, args)
+        };
+        multiply(0)?;
+        let time = time(device, warmup, repeat, &mut multiply)?;
+        let y = from_bytes(Dtype::F32, &bytes(device, &output)?);
+        let places = (0..rows * k).step_by((rows * k).div_ceil(SAMPLE * SAMPLE));
+        let ulps = places.map(|at| {
+            let products =
+                x[at / k * k..][..k].iter().zip(&w[at % k * k..][..k]).map(|(x, w)| f64::from(*x) * f64::from(*w));
+            let (sum, magnitude) = products.fold((0.0, 0.0), |(sum, magnitude), p| (sum + p, magnitude + p.abs()));
+            let ulps = (f64::from(y[at]) - sum).abs() / ulp(Dtype::F32, magnitude);
+            if ulps.is_nan() { f64::INFINITY } else { ulps }
+        });
+        let ulps = ulps.fold(0.0, f64::max);
+        found(variant, Cell { time, bytes: moved as u64, operations: 2 * (rows * k * k) as u64, ulps });
+    }
+    Ok(())
+}

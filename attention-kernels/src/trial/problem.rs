@@ -1,0 +1,219 @@
+//! One call of an attention kernel: generated inputs, and the float64 truth.
+//!
+//! Costs: 8 bytes of host memory per element of the cache, and a truth of `rows × num_heads × context × head_dim`
+//! multiply-adds in float64 on one thread; [`Problem::truth_of`] computes some of the rows.
+
+use std::ops::Range;
+
+use super::numbers::{Random, from_byte, round, to_byte};
+use crate::args::{AttentionBatch, KvShape};
+use crate::format::{CacheFormat, KvDtype};
+
+/// Everything about a call but the device.
+#[derive(Clone)]
+pub struct Problem {
+    /// Types and layout of the cache.
+    pub format: CacheFormat,
+    /// Of keys and values.
+    pub shape: KvShape,
+    /// Query heads.
+    pub num_heads: usize,
+    /// `[rows, num_heads, head_dim]`, rounded to the type.
+    pub query: Vec<f32>,
+    /// Elements between the end of a row of the query and the start of the next.
+    pub query_gap: usize,
+    /// Stored numbers, before their scale, in the order of [`KvShape::offset`].
+    pub keys: Vec<f32>,
+    /// As the keys.
+    pub values: Vec<f32>,
+    /// Of keys and values: none, one, or one per KV head.
+    pub scales: Option<[Vec<f32>; 2]>,
+    /// Rows, contexts and block tables.
+    pub batch: AttentionBatch,
+    /// Of the scores.
+    pub scale: f32,
+    /// As in [`AttentionArgs`](crate::AttentionArgs).
+    pub window: Option<usize>,
+    /// As there.
+    pub soft_cap: Option<f32>,
+    /// ALiBi, one per query head.
+    pub slopes: Option<Vec<f32>>,
+}
+
+/// What a generated problem looks like.
+#[derive(Clone, Debug)]
+pub struct Look {
+    /// Types and layout of the cache.
+    pub format: CacheFormat,
+    /// Query heads, key/value heads.
+    pub heads: (usize, usize),
+    /// Elements per head.
+    pub dim: usize,
+    /// Tokens per block.
+    pub block_size: usize,
+    /// `None`, or whether there is one scale per head.
+    pub scales: Option<bool>,
+    /// Tokens that a row sees; `None`: all before it.
+    pub window: Option<usize>,
+    /// Whether scores are capped, at 3.
+    pub soft_cap: bool,
+    /// Whether there are ALiBi slopes.
+    pub alibi: bool,
+    /// (rows, context) of each sequence.
+    pub lens: Vec<(usize, usize)>,
+}
+
+/// What the definition gives, in float64. Numbers of rows that were not asked for are 0.
+pub struct Truth {
+    /// Those that were.
+    pub rows: Vec<usize>,
+    /// `[rows, num_heads, head_dim]`.
+    pub output: Vec<f64>,
+    /// Means of |v| under the same weights.
+    pub magnitude: Vec<f64>,
+    /// `[rows, num_heads]`.
+    pub lse: Vec<f64>,
+}
+
+impl Problem {
+    /// Everything that must not be read holds NaN (−128 in int8, which nothing writes), or block ids that do not exist.
+    pub fn new(seed: u64, look: &Look) -> Problem {
+        let &Look { format, heads, dim, block_size, window, .. } = look;
+        let mut random = Random::new(seed);
+        let contexts = look.lens.iter().map(|&(_, context)| context);
+        let max_blocks = contexts.map(|context| context.div_ceil(block_size)).max().unwrap_or(0) + 2;
+        let used: usize = look.lens.iter().map(|&(_, context)| context.div_ceil(block_size)).sum();
+        let shape = KvShape { num_blocks: used + 3, num_kv_heads: heads.1, block_size, head_dim: dim };
+        let mut free: Vec<i32> = (0..shape.num_blocks as i32).collect();
+        random.shuffle(&mut free);
+        let poison = if format.kv_dtype == KvDtype::Int8 { -128.0 } else { f32::NAN };
+        let mut keys = vec![poison; shape.num_blocks * shape.block_elements()];
+        let mut values = keys.clone();
+        // Stored numbers of about these magnitudes; scales bring them back to about 1.
+        let spread = match format.kv_dtype {
+            KvDtype::Same => 1.0,
+            KvDtype::Int8 => 100.0,
+            _ => 12.0,
+        };
+        // Every number of 8 bits that is drawn at all is among so many, and a look-up is faster than rounding each.
+        let bytes: Vec<f32> = match format.kv_dtype {
+            KvDtype::Same => Vec::new(),
+            other => (0..1024).map(|_| from_byte(other, to_byte(other, random.unit() * spread))).collect(),
+        };
+        let stored = |random: &mut Random| match format.kv_dtype {
+            KvDtype::Same => round(format.dtype, random.unit()),
+            _ => bytes[random.below(bytes.len())],
+        };
+        let mut batch = AttentionBatch { query_starts: vec![0], max_blocks, ..AttentionBatch::default() };
+        for &(rows, context) in &look.lens {
+            batch.query_starts.push(batch.num_rows() as u32 + rows as u32);
+            batch.context_lens.push(context as u32);
+            let blocks = context.div_ceil(block_size);
+            let table: Vec<i32> = free.drain(free.len() - blocks..).collect();
+            for token in 0..context {
+                let slot = table[token / block_size] as usize * block_size + token % block_size;
+                for head in 0..heads.1 {
+                    for at in shape.offset(slot, head)..shape.offset(slot, head) + dim {
+                        keys[at] = stored(&mut random);
+                        values[at] = stored(&mut random);
+                    }
+                }
+            }
+            let garbage = [-1, i32::MAX, i32::MIN, shape.num_blocks as i32];
+            batch.block_tables.extend(table);
+            batch.block_tables.extend((blocks..max_blocks).map(|_| garbage[random.below(4)]));
+        }
+        let rows = batch.num_rows();
+        let scale_of = |per_head: bool, seed: u64| -> Vec<f32> {
+            let mut random = Random::new(seed);
+            (0..if per_head { heads.1 } else { 1 }).map(|_| (1.5 + random.unit()) / spread).collect()
+        };
+        Problem {
+            format,
+            shape,
+            num_heads: heads.0,
+            query: (0..rows * heads.0 * dim).map(|_| round(format.dtype, random.unit() * 3.0)).collect(),
+            query_gap: 8 * random.below(3),
+            keys,
+            values,
+            scales: look.scales.map(|per_head| [scale_of(per_head, seed ^ 5), scale_of(per_head, seed ^ 9)]),
+            batch,
+            scale: 1.0 / (dim as f32).sqrt() / if look.scales.is_none() { spread } else { 1.0 },
+            window,
+            soft_cap: look.soft_cap.then_some(3.0),
+            slopes: look.alibi.then(|| (0..heads.0).map(|h| 0.5f32.powi(h as i32 % 8 + 1)).collect()),
+        }
+    }
+
+    /// The rows of a sequence.
+    pub fn rows_of(&self, seq: usize) -> Range<usize> {
+        self.batch.query_starts[seq] as usize..self.batch.query_starts[seq + 1] as usize
+    }
+
+    /// Elements of a row of the output.
+    pub fn width(&self) -> usize {
+        self.num_heads * self.shape.head_dim
+    }
+
+    /// The definition, in float64.
+    pub fn truth(&self) -> Truth {
+        self.truth_of((0..self.batch.num_rows()).collect())
+    }
+
+    /// The same for some of the rows.
+    pub fn truth_of(&self, rows: Vec<usize>) -> Truth {
+        let (dim, heads) = (self.shape.head_dim, self.num_heads);
+        let count = self.batch.num_rows();
+        let (mut output, mut magnitude) = (vec![0.0; count * heads * dim], vec![0.0; count * heads * dim]);
+        let mut lse = vec![f64::NEG_INFINITY; count * heads];
+        for seq in 0..self.batch.num_seqs() {
+            let context = self.batch.context_lens[seq] as usize;
+            for &row in rows.iter().filter(|row| self.rows_of(seq).contains(*row) && context > 0) {
+                for head in 0..heads {
+                    let place = row * heads + head;
+                    let sums = [&mut output, &mut magnitude].map(|sums| &mut sums[place * dim..][..dim]);
+                    lse[place] = self.one_head(seq, row, head, sums);
+                }
+            }
+        }
+        Truth { rows, output, magnitude, lse }
+    }
+
+    /// Adds a head's output and means of |v| to zeros, and returns its lse.
+    fn one_head(&self, seq: usize, row: usize, head: usize, [output, magnitude]: [&mut [f64]; 2]) -> f64 {
+        let (dim, heads) = (self.shape.head_dim, self.num_heads);
+        let position = self.batch.context_lens[seq] as usize - (self.rows_of(seq).end - row);
+        let first = self.window.map_or(0, |w| (position + 1).saturating_sub(w));
+        let table = self.batch.table(seq);
+        let kv_head = head / (heads / self.shape.num_kv_heads);
+        let scale_of = |which: usize| {
+            self.scales.as_ref().map_or(1.0, |scales| f64::from(scales[which][kv_head.min(scales[which].len() - 1)]))
+        };
+        let q = &self.query[(row * heads + head) * dim..][..dim];
+        let at = |token: usize| {
+            let block = table[token / self.shape.block_size] as usize;
+            self.shape.offset(block * self.shape.block_size + token % self.shape.block_size, kv_head)
+        };
+        let score = |token: usize| {
+            let k = &self.keys[at(token)..][..dim];
+            let dot: f64 = q.iter().zip(k).map(|(q, k)| f64::from(*q) * f64::from(*k)).sum();
+            let mut score = f64::from(self.scale) * dot * scale_of(0);
+            if let Some(cap) = self.soft_cap.map(f64::from) {
+                score = cap * (score / cap).tanh();
+            }
+            let slope = self.slopes.as_ref().map_or(0.0, |slopes| f64::from(slopes[head]));
+            score + slope * (token as f64 - position as f64)
+        };
+        let scores: Vec<f64> = (first..=position).map(score).collect();
+        let greatest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let total: f64 = scores.iter().map(|score| (score - greatest).exp()).sum();
+        for (token, score) in (first..).zip(&scores) {
+            let weight = (score - greatest).exp() / total * scale_of(1);
+            for (d, value) in self.values[at(token)..][..dim].iter().enumerate() {
+                output[d] += weight * f64::from(*value);
+                magnitude[d] += weight * f64::from(value.abs());
+            }
+        }
+        greatest + total.ln()
+    }
+}

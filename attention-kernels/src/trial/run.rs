@@ -1,0 +1,243 @@
+//! Problems on devices, and what kernels made of them.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use device::{Buffer, Device, DeviceError};
+
+use super::numbers::{from_bytes, to_byte, to_bytes, tolerance, ulp};
+use super::problem::{Problem, Truth};
+use crate::args::{AttentionArgs, KernelError, KvCache, KvScales, KvShape};
+use crate::format::{CacheFormat, Dtype, KvDtype};
+use crate::registry::Variant;
+use crate::workspace::{Workspace, WorkspaceLimits};
+
+impl Problem {
+    /// The inputs on a device, with room to split every row's context.
+    ///
+    /// # Errors
+    /// The device has not enough memory.
+    pub fn on(&self, device: &Arc<dyn Device>) -> Result<OnDevice<'_>, KernelError> {
+        let cache = |numbers: &[f32]| buffer(&**device, &cache_bytes(self.format, &self.shape, numbers));
+        let scales = match &self.scales {
+            None => None,
+            Some([keys, values]) => Some(KvScales {
+                keys: floats(&**device, keys)?,
+                values: floats(&**device, values)?,
+                per_head: keys.len() > 1,
+            }),
+        };
+        let rows = self.batch.num_rows();
+        let mut query = Vec::new();
+        for row in self.query.chunks(self.width()) {
+            query.extend_from_slice(row);
+            query.resize(query.len() + self.query_gap, f32::NAN);
+        }
+        let limits = WorkspaceLimits {
+            max_seqs: self.batch.num_seqs(),
+            max_rows: rows,
+            max_blocks: self.batch.max_blocks,
+            num_blocks: self.shape.num_blocks,
+            block_size: self.shape.block_size,
+            num_heads: self.num_heads,
+            head_dim: self.shape.head_dim,
+            split_rows: rows,
+            max_copies: 0,
+        };
+        let mut workspace = Workspace::new(&**device, limits)?;
+        workspace.load(&**device, &self.batch, &[], self.window)?;
+        if let Some(slopes) = &self.slopes {
+            workspace.load_alibi_slopes(&**device, slopes)?;
+        }
+        Ok(OnDevice {
+            problem: self,
+            device: device.clone(),
+            query: buffer(&**device, &to_bytes(self.format.dtype, &query))?,
+            cache: KvCache {
+                shape: self.shape,
+                format: self.format,
+                keys: cache(&self.keys)?,
+                values: cache(&self.values)?,
+                scales,
+            },
+            workspace,
+        })
+    }
+}
+
+/// A problem whose inputs lie on a device.
+pub struct OnDevice<'a> {
+    problem: &'a Problem,
+    device: Arc<dyn Device>,
+    query: Buffer,
+    /// The keys and values of its contexts.
+    pub cache: KvCache,
+    workspace: Workspace,
+}
+
+/// What a kernel wrote.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Results {
+    /// As it is stored.
+    pub output: Vec<u8>,
+    /// As it is stored, where it was asked for.
+    pub lse: Option<Vec<u8>>,
+}
+
+/// What output and lse hold before a kernel runs: rows of others must keep it.
+pub const UNTOUCHED: u8 = 0x55;
+
+impl OnDevice<'_> {
+    /// Room for the output of all rows, every byte [`UNTOUCHED`].
+    ///
+    /// # Errors
+    /// The device has not enough memory.
+    pub fn output(&self) -> Result<Buffer, DeviceError> {
+        let problem = self.problem;
+        let bytes = problem.batch.num_rows() * problem.width() * problem.format.dtype.bytes();
+        buffer(&*self.device, &vec![UNTOUCHED; bytes])
+    }
+
+    /// Runs a variant on some of the sequences. It may be under way when this returns.
+    ///
+    /// # Errors
+    /// Of the variant.
+    pub fn call(
+        &self,
+        variant: &Variant,
+        seqs: Range<usize>,
+        output: &mut Buffer,
+        lse: Option<&mut Buffer>,
+    ) -> Result<(), KernelError> {
+        let problem = self.problem;
+        let args = AttentionArgs {
+            query: &self.query,
+            query_stride: problem.width() + problem.query_gap,
+            num_heads: problem.num_heads,
+            output,
+            lse,
+            cache: &self.cache,
+            batch: &problem.batch,
+            seqs,
+            scale: problem.scale,
+            window: problem.window,
+            soft_cap: problem.soft_cap,
+            alibi_slopes: problem.slopes.as_deref(),
+            workspace: Some(&self.workspace),
+        };
+        variant.attention(&*self.device, args)
+    }
+
+    /// The same, and what it wrote.
+    ///
+    /// # Errors
+    /// Of the variant.
+    pub fn run(&self, variant: &Variant, seqs: Range<usize>, lse: bool) -> Result<Results, KernelError> {
+        let device = &*self.device;
+        let mut output = self.output()?;
+        let sums = self.problem.batch.num_rows() * self.problem.num_heads * size_of::<f32>();
+        let mut sums = if lse { Some(buffer(device, &vec![UNTOUCHED; sums])?) } else { None };
+        self.call(variant, seqs, &mut output, sums.as_mut())?;
+        let lse = sums.map(|sums| bytes(device, &sums)).transpose()?;
+        Ok(Results { output: bytes(device, &output)?, lse })
+    }
+}
+
+impl Results {
+    /// The bytes of the output and of the lse of some rows.
+    pub fn rows(&self, problem: &Problem, rows: Range<usize>) -> (&[u8], &[u8]) {
+        let (row, heads) = (problem.width() * problem.format.dtype.bytes(), problem.num_heads * 4);
+        let lse = self.lse.as_ref().map_or(&[][..], |lse| &lse[rows.start * heads..rows.end * heads]);
+        (&self.output[rows.start * row..rows.end * row], lse)
+    }
+
+    /// Distance of each element of the truth's rows from the truth: its index, itself, and ulps of the output's type at the
+    /// magnitude of the mean of |v| under the row's weights.
+    fn errors(&self, problem: &Problem, truth: &Truth) -> impl Iterator<Item = (usize, f32, f64)> {
+        let (dtype, width) = (problem.format.dtype, problem.width());
+        truth.rows.iter().flat_map(move |&row| {
+            let (elements, _) = self.rows(problem, row..row + 1);
+            let numbers = from_bytes(dtype, elements).into_iter();
+            numbers.enumerate().map(move |(i, got)| {
+                let at = row * width + i;
+                (at, got, (f64::from(got) - truth.output[at]).abs() / ulp(dtype, truth.magnitude[at]))
+            })
+        })
+    }
+
+    /// The greatest of the errors in ulps; infinity where one is NaN.
+    pub fn worst(&self, problem: &Problem, truth: &Truth) -> f64 {
+        let ulps = self.errors(problem, truth).map(|(.., ulps)| if ulps.is_nan() { f64::INFINITY } else { ulps });
+        ulps.fold(0.0, f64::max)
+    }
+
+    /// The greatest error in ulps.
+    ///
+    /// # Errors
+    /// What is further from the truth than the one table of [`tolerance`]s allows.
+    pub fn check(&self, what: &str, variant: &Variant, problem: &Problem, truth: &Truth) -> Result<f64, String> {
+        let allowed = tolerance(&variant.capabilities, problem.format.dtype);
+        let within = |ulps: f64| ulps <= allowed.output;
+        if let Some((at, got, ulps)) = self.errors(problem, truth).find(|&(.., ulps)| !within(ulps)) {
+            let dim = problem.shape.head_dim;
+            let place = (at / problem.width(), at / dim % problem.num_heads, at % dim);
+            let want = truth.output[at];
+            return Err(format!("{what}: (row, head, element) {place:?} is {got}, want {want}: {ulps:.2} ulps"));
+        }
+        for (i, got) in self.lse.iter().flat_map(|lse| from_bytes(Dtype::F32, lse)).enumerate() {
+            let want = truth.lse[i];
+            let close = (f64::from(got) - want).abs() <= allowed.lse * want.abs().max(1.0);
+            if !close && f64::from(got) != want {
+                return Err(format!("{what}: lse {i} is {got}, want {want}"));
+            }
+        }
+        Ok(self.worst(problem, truth))
+    }
+}
+
+/// Stored numbers in the order of [`KvShape::offset`] as the bytes of a cache.
+pub fn cache_bytes(format: CacheFormat, shape: &KvShape, numbers: &[f32]) -> Vec<u8> {
+    let (strides, dim) = (format.layout.strides(shape), shape.head_dim);
+    let mut ordered = vec![0.0; numbers.len()];
+    for slot in 0..shape.num_blocks * shape.block_size {
+        for head in 0..shape.num_kv_heads {
+            let (block, token) = (slot / shape.block_size, slot % shape.block_size);
+            let to = block * strides.block + head * strides.head + token * strides.token;
+            ordered[to..to + dim].copy_from_slice(&numbers[shape.offset(slot, head)..][..dim]);
+        }
+    }
+    match format.kv_dtype {
+        KvDtype::Same => to_bytes(format.dtype, &ordered),
+        // −128 is no number that a writer leaves: the poison of a format without NaN.
+        KvDtype::Int8 => ordered.iter().map(|&v| v as i8 as u8).collect(),
+        other => ordered.iter().map(|&v| to_byte(other, v)).collect(),
+    }
+}
+
+/// A buffer with that contents.
+///
+/// # Errors
+/// The device has not enough memory.
+pub fn buffer(device: &dyn Device, bytes: &[u8]) -> Result<Buffer, DeviceError> {
+    let mut buffer = device.alloc(bytes.len())?;
+    device.upload(&mut buffer, 0, bytes)?;
+    Ok(buffer)
+}
+
+/// A buffer of float32.
+///
+/// # Errors
+/// As [`buffer`].
+pub fn floats(device: &dyn Device, values: &[f32]) -> Result<Buffer, DeviceError> {
+    buffer(device, &to_bytes(Dtype::F32, values))
+}
+
+/// The contents of a buffer.
+///
+/// # Errors
+/// Of the work that wrote it.
+pub fn bytes(device: &dyn Device, buffer: &Buffer) -> Result<Vec<u8>, DeviceError> {
+    let mut bytes = vec![0; buffer.len_bytes()];
+    device.download(buffer, 0, &mut bytes)?;
+    Ok(bytes)
+}

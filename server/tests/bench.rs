@@ -1,0 +1,113 @@
+//! `quire bench`: tables on standard output, figures in a file, one line for what can not be measured.
+#![allow(clippy::unwrap_used)]
+
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+
+const SMALL: [&str; 10] = [
+    "--heads=4",
+    "--kv-heads=2",
+    "--head-size=32",
+    "--batch=2",
+    "--context=70",
+    "--query-len=5",
+    "--warmup=0",
+    "--repeat=2",
+    "--threads",
+    "2",
+];
+
+fn bench(arguments: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_quire"));
+    command.arg("bench").args(arguments).stdin(Stdio::null()).output().unwrap()
+}
+
+fn refusal(arguments: &[&str]) -> String {
+    let output = bench(arguments);
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.code() == Some(1) && output.stdout.is_empty() && said.lines().count() == 1, "{said}");
+    said
+}
+
+#[test]
+fn kernels_gives_a_row_for_every_variant_and_shape_and_the_same_in_a_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("kernels.json");
+    let output = bench(
+        &[&["kernels", "--device=cpu", "--block-size=8,16", "--json", file.to_str().unwrap()], &SMALL[..]].concat(),
+    );
+    assert!(output.status.success(), "{output:?}");
+    let table = String::from_utf8(output.stdout).unwrap();
+    assert!(table.starts_with("device: cpu, ") && table.contains("peaks of this run: read "), "{table}");
+    let measured: Value = serde_json::from_slice(&std::fs::read(file).unwrap()).unwrap();
+    let rows = measured["rows"].as_array().unwrap();
+    assert_eq!(measured["times_mean_something"], true);
+    assert!(measured["peaks"]["read_bytes_per_second"].as_f64().unwrap() > 0.0);
+    for row in rows {
+        let variant = row["variant"].as_str().unwrap();
+        assert!(
+            table.lines().any(|line| line.starts_with(row["operation"].as_str().unwrap()) && line.contains(variant))
+        );
+        assert!(row["median_seconds"].as_f64().unwrap() > 0.0 && row["share_of_peak"].as_f64().unwrap() > 0.0, "{row}");
+        assert!(row["max_error_ulps"].as_f64().unwrap() <= 32.0, "{row}");
+    }
+    let of = |operation: &str, variant: &str| {
+        rows.iter().filter(|row| row["operation"] == operation && row["variant"] == variant).count()
+    };
+    assert_eq!(
+        (of("decode", "cpu.reference"), of("prefill", "cpu.portable"), of("cache_write", "cpu.rows")),
+        (2, 2, 2)
+    );
+    assert_eq!((of("block_copy", "cpu.rows"), of("linear", "cpu.reference")), (2, 1), "a product has no blocks");
+}
+
+#[test]
+fn roofline_says_what_this_machine_can_do() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("roofline.json");
+    let output = bench(&["roofline", "--threads=1", "--json", file.to_str().unwrap()]);
+    let said = String::from_utf8(output.stdout).unwrap();
+    for words in ["device: cpu, ", "host threads: 1\n", "peaks: read ", "GB/s", "f32 ", "GFLOP/s"] {
+        assert!(said.contains(words), "{words:?} is not in {said}");
+    }
+    let measured: Value = serde_json::from_slice(&std::fs::read(file).unwrap()).unwrap();
+    assert!(measured["peaks"]["f32_operations_per_second"].as_f64().unwrap() > 1e7);
+}
+
+#[test]
+fn what_can_not_be_measured_is_one_line_that_says_what_can() {
+    for (arguments, parts) in [
+        (&["kernels", "--op=encode"][..], &["--op", "encode", "decode, prefill"][..]),
+        (&["kernels", "--variant", "cpu.fast"], &["\"cpu.fast\"", "no such variant", "cpu.reference"]),
+        (&["kernels", "--variant", "cuda.paged"], &["cuda.paged: it runs on cuda and cuda-sim, the device is cpu"]),
+        (&["kernels", "--op=linear", "--dtype=f16"], &["cpu.reference: it computes in f32, the model in f16"]),
+        (&["kernels", "--kv-dtype", "fp4"], &["--kv-dtype", "fp4", "fp8_e4m3"]),
+        (&["kernels", "--heads=8", "--kv-heads=3"], &["--heads 8 is no multiple of --kv-heads 3"]),
+        (&["kernels", "--batch=0"], &["--batch", "from 1"]),
+        (&["roofline", "--device=tpu"], &["tpu", "cuda-sim"]),
+        (&["sideways"], &["sideways"]),
+        (&[], &["expected a command"]),
+    ] {
+        let said = refusal(arguments);
+        assert!(parts.iter().all(|part| said.contains(part)), "{arguments:?}: {said}");
+    }
+}
+
+#[test]
+fn a_file_that_can_not_be_written_is_named() {
+    let output = bench(&[&["kernels", "--op=cache_write", "--json", "/no/such/folder/file"], &SMALL[..]].concat());
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.code() == Some(1) && said.contains("--json /no/such/folder/file: "), "{said}");
+}
+
+#[test]
+fn a_settings_file_serves_the_commands_below_bench_too() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("quire.toml");
+    std::fs::write(&file, "device = \"abacus\"\nblock_size = 8\nmax_num_seqs = 3\n").unwrap();
+    let config = file.to_str().unwrap();
+    assert!(refusal(&["roofline", "--config", config]).contains("abacus"));
+    std::fs::write(&file, "devise = \"cpu\"\n").unwrap();
+    assert!(refusal(&["kernels", "--config", config]).contains("the nearest that exists is \"device\""));
+}

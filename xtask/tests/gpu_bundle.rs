@@ -1,0 +1,150 @@
+//! `cargo xtask gpu-bundle`: its script with programs that stand in for the real ones, and, under `cargo xtask test-all`, a
+//! whole bundle that runs in another folder and an empty environment.
+#![allow(clippy::unwrap_used)]
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use xtask::bundle::{self, Version};
+use xtask::{kernels, not_run};
+
+/// A folder that is gone with the test.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Folder {
+        let folder = std::env::temp_dir().join(format!("quire-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        Folder(folder)
+    }
+
+    /// A bundle of shell scripts.
+    fn pretend(name: &str, needed: Version, quire: &str, conformance: &str) -> Folder {
+        let folder = Folder::new(name);
+        bundle::script(&folder.0.join("run.sh"), needed).unwrap();
+        for (program, text) in [("quire", quire), ("conformance", conformance)] {
+            let file = folder.0.join(program);
+            std::fs::copy(folder.0.join("run.sh"), &file).unwrap(); // for its permissions
+            std::fs::write(file, format!("#!/bin/bash\n{text}\n")).unwrap();
+        }
+        folder
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Starts a bundle from elsewhere, with an empty environment but for where its output goes.
+fn run(bundle: &Path, args: &[&str]) -> Output {
+    let mut command = Command::new(bundle.join("run.sh"));
+    command.args(args).env_clear().env("OUT", bundle.join("kept")).current_dir("/").output().unwrap()
+}
+
+fn text(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
+}
+
+const QUIRE: &str =
+    "case $2 in roofline) echo 'peaks: read 1 GB/s' ;; kernels) echo 'decode      cuda.paged 7 us' ;; esac";
+const CONFORMANCE: &str =
+    "echo \"cuda decode cuda.paged 9 problems in $QUIRE_BUNDLE on $QUIRE_TEST_DEVICE\"; echo 'test result: ok.'";
+
+#[test]
+fn the_script_runs_its_parts_and_ends_with_a_table() {
+    let bundle = Folder::pretend("bundle-good", Version(2, 17), QUIRE, CONFORMANCE);
+    let output = run(&bundle.0, &["--device", "cuda-sim"]);
+    let said = text(&output);
+    assert!(output.status.success(), "{said}");
+    let place = bundle.0.canonicalize().unwrap();
+    for words in [
+        "C library: glibc 2.",
+        "peaks: read 1 GB/s",
+        "decode      cuda.paged 7 us",
+        &format!("9 problems in {} on cuda-sim", place.display()),
+        "test result: ok.",
+        "sanitizers   not run",
+    ] {
+        assert!(said.contains(words), "{words:?} is not in {said}");
+    }
+    let parts = said.split_once("== parts\n").unwrap().1;
+    for part in ["roofline     ok", "conformance  ok", "kernels      ok"] {
+        assert!(parts.contains(part), "{part:?} is not in {parts}");
+    }
+    assert!(std::fs::read_to_string(bundle.0.join("kept/summary.txt")).unwrap().contains("== parts"));
+    assert!(std::fs::read_dir(bundle.0.join("kept")).unwrap().count() <= 8, "what a lease brings back");
+}
+
+#[test]
+fn a_part_that_fails_is_named_and_the_others_still_run() {
+    let panics = "echo 'test attention::x ... FAILED'; exit 101";
+    let bundle = Folder::pretend("bundle-bad", Version(2, 17), QUIRE, panics);
+    let output = run(&bundle.0, &[]);
+    let said = text(&output);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    for words in ["conformance  failed (101)", "kernels      ok", "test attention::x ... FAILED"] {
+        assert!(said.contains(words), "{words:?} is not in {said}");
+    }
+}
+
+#[test]
+fn what_the_machine_lacks_is_one_line() {
+    let bundle = Folder::pretend("bundle-new", Version(9, 99), QUIRE, CONFORMANCE);
+    let output = run(&bundle.0, &[]);
+    let said = text(&output);
+    assert!(output.status.code() == Some(1) && said.lines().count() == 1, "{said}");
+    assert!(said.contains("found the C library glibc 2.") && said.contains("expected 9.99 or newer"), "{said}");
+
+    let no_driver = "echo 'quire: --device cuda: found no NVIDIA driver' >&2; exit 1";
+    let bundle = Folder::pretend("bundle-driver", Version(2, 17), no_driver, CONFORMANCE);
+    let output = run(&bundle.0, &[]);
+    let said = text(&output);
+    assert_eq!(output.status.code(), Some(1));
+    for words in ["quire: --device cuda: found no NVIDIA driver\n", "roofline     failed (1)", "conformance  not run"] {
+        assert!(said.contains(words), "{words:?} is not in {said}");
+    }
+    let output = run(&bundle.0, &["--device", "abacus"]);
+    assert!(output.status.code() == Some(2) && text(&output).contains("found 'abacus', expected cuda or cuda-sim"));
+}
+
+#[test]
+fn a_bundle_that_is_too_large_names_its_largest_files() {
+    let folder = Folder::new("bundle-size");
+    std::fs::create_dir(folder.0.join("in")).unwrap();
+    for (name, bytes) in [("a", 10), ("in/b", 3000), ("c", 20)] {
+        std::fs::write(folder.0.join(name), vec![0; bytes]).unwrap();
+    }
+    assert_eq!(bundle::check_size(&folder.0, 3030), Ok(3030));
+    let problem = bundle::check_size(&folder.0, 3029).unwrap_err();
+    assert!(problem.contains("the largest files: ") && problem.contains("in/b 0.0"), "{problem}");
+}
+
+#[test]
+fn a_whole_bundle_proves_the_kernels_without_a_card_and_says_that_there_is_no_driver() {
+    if std::env::var_os("QUIRE_TEST_ALL").is_none() {
+        return not_run::report("a bundle takes minutes to build; QUIRE_TEST_ALL=1 or `cargo xtask test-all` does");
+    }
+    let made = match bundle::default(kernels::cores()) {
+        Ok(made) => made,
+        Err(missing) if missing.starts_with("found no ") => return not_run::report(&missing),
+        Err(problem) => panic!("{problem}"),
+    };
+    assert!(bundle::check_size(&made, bundle::MOST_BYTES).unwrap() > 1 << 20);
+    // Nothing of it points back to where it was made.
+    let elsewhere = Folder::new("bundle-whole");
+    let copied = Command::new("cp").arg("-r").arg(&made).arg(elsewhere.0.join("b")).status().unwrap();
+    assert!(copied.success());
+    let bundle = elsewhere.0.join("b");
+    let output = run(&bundle, &["--device", "cuda-sim", "--short"]);
+    let said = text(&output);
+    assert!(output.status.success(), "{said}");
+    for words in ["cuda-sim: 140 comparisons", "test result: ok. 2 passed", "cuda.paged_prefill", "conformance  ok"] {
+        assert!(said.contains(words), "{words:?} is not in {said}");
+    }
+    // With a card this is another machine's test.
+    let output = run(&bundle, &["--short"]);
+    let said = text(&output);
+    assert!(output.status.success() || said.contains("--device cuda: found no NVIDIA driver (libcuda.so.1)"), "{said}");
+}
