@@ -71,7 +71,7 @@ pub struct EngineArgs {
     /// Worker threads, 1 to 1024 [default: every core]
     #[arg(long, value_parser = values::threads, env = "QUIRE_THREADS")]
     pub threads: Option<usize>,
-    /// q8: weights in 8 bits, made while they are loaded [default: as in the checkpoint]
+    /// q8 or q4: weights in 8 or 4 bits, made while they are loaded [default: as in the checkpoint]
     #[arg(long, value_name = "FORM", value_parser = values::quantization, env = "QUIRE_QUANTIZATION")]
     pub quantization: Option<Quantization>,
     /// Longest prompt plus output in tokens [default: the model's, or what the cache holds]

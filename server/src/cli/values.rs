@@ -76,10 +76,9 @@ pub fn policy(text: &str) -> Result<Policy, String> {
 pub fn quantization(text: &str) -> Result<Quantization, String> {
     match text {
         "q8" => Ok(Quantization::Q8),
-        _ => {
-            Err("expected q8: weights in 8 bits with a scale for every 32; leave it out to keep the checkpoint's type"
-                .to_string())
-        }
+        "q4" => Ok(Quantization::Q4),
+        _ => Err("expected q8 or q4: weights in 8 or 4 bits with a scale for every 32; leave it out to keep the checkpoint's type"
+            .to_string()),
     }
 }
 
