@@ -1,4 +1,4 @@
-//! The reference cases with weights in 8 and in 4 bits: how far their log-probabilities are from those of the full weights, and bit
+//! The reference cases with weights in 8 and in 4 bits: how far the log-probabilities of 8 bits are from those of the full weights, and bit
 //! for bit the same ones whatever the block size, the chunks, the companions, the prefix cache, the threads or the kernel.
 
 #![allow(clippy::unwrap_used)]
@@ -87,36 +87,38 @@ fn generated(config: EngineConfig, prompts: &[Prompt], together: bool) -> Vec<(V
     done.into_iter().map(of).collect()
 }
 
-/// Greatest and mean difference of a log-probability from the reference that a case may have. Measured over the five
-/// cases: in 8 bits greatest 0.56 to 0.85, mean 0.067 to 0.109; in 4 bits MEASURED4.
+/// Greatest and mean difference of a log-probability from the reference that a case may have in 8 bits. Measured, over the
+/// five cases: greatest 0.56 to 0.85, mean 0.067 to 0.109.
 ///
 /// These checkpoints are harsh: random weights whose logits spread by 7, so that an error of 1 % in the last hidden state
-/// moves a log-probability by 0.1. Rounding to 8 bits in blocks of 32 is an error of 0.54 % of a matrix's spread, to 4 bits
-/// one of 8.6 %. With the matrices rounded as in Q8_0 and everything else in float32, the means are 0.045 to 0.090; rounding
-/// the activations in the same way is a second error of about the same size, and adds about what independent errors add:
-/// measured in four of the cases, 1.2 to 1.5 times.
-const BOUNDS: [(Quantization, f64, f64); 2] = [(Quantization::Q8, 1.0, 0.13), (Quantization::Q4, 12.0, 2.0)];
+/// moves a log-probability by 0.1. Rounding to 8 bits in blocks of 32 is an error of 0.54 % of a matrix's spread. With
+/// the matrices rounded as in Q8_0 and everything else in float32, the means are 0.045 to 0.090; rounding the activations
+/// in the same way is a second error of about the same size, and adds about what independent errors add: measured in four of the
+/// cases, 1.2 to 1.5 times.
+///
+/// Of 4 bits these say nothing: an error of 8 % in every matrix makes another random model of them (mean 2.2). What 4 bits
+/// cost is measured on a trained model, in `perplexity.rs`.
+const GREATEST: f64 = 1.0;
+const MEAN: f64 = 0.13;
 
 #[test]
 fn log_probabilities_stay_near_those_of_the_full_weights() {
     for case in CASES {
         let prompts = prompts(case);
-        for (form, most, mean_most) in BOUNDS {
-            let found = teacher_forced(config(case, form), &prompts);
-            let pairs = found.iter().flatten().zip(prompts.iter().flat_map(|p| &p.logprobs));
-            let errors: Vec<f64> = pairs.map(|(found, want)| (f64::from(*found) - want).abs()).collect();
-            let (greatest, mean) =
-                (errors.iter().fold(0.0f64, |m, e| m.max(*e)), errors.iter().sum::<f64>() / errors.len() as f64);
-            println!("{case} {form}: {} tokens, greatest {greatest:.4}, mean {mean:.4}", errors.len());
-            assert!(greatest < most && mean < mean_most, "{case} {form}: greatest {greatest}, mean {mean}");
-            assert!(greatest > 2e-3, "{case} {form}: that is the error of float32: nothing was quantised");
-        }
+        let found = teacher_forced(config(case, Quantization::Q8), &prompts);
+        let pairs = found.iter().flatten().zip(prompts.iter().flat_map(|p| &p.logprobs));
+        let errors: Vec<f64> = pairs.map(|(found, want)| (f64::from(*found) - want).abs()).collect();
+        let (greatest, mean) =
+            (errors.iter().fold(0.0f64, |m, e| m.max(*e)), errors.iter().sum::<f64>() / errors.len() as f64);
+        println!("{case}: {} tokens, greatest {greatest:.4}, mean {mean:.4}", errors.len());
+        assert!(greatest < GREATEST && mean < MEAN, "{case}: greatest {greatest}, mean {mean}");
+        assert!(greatest > 2e-3, "{case}: that is the error of float32: nothing was quantised");
     }
 }
 
 #[test]
 fn every_bit_is_the_same_in_every_setting() {
-    for (case, form) in CASES.into_iter().flat_map(|case| BOUNDS.map(|(form, ..)| (case, form))) {
+    for (case, form) in CASES.into_iter().flat_map(|case| [(case, Quantization::Q8), (case, Quantization::Q4)]) {
         let prompts = prompts(case);
         let want = generated(config(case, form), &prompts, false);
         assert!(want.iter().all(|(tokens, bits)| tokens.len() == 32 && bits.len() == 32 * 4), "{case} {form}");

@@ -100,13 +100,13 @@ impl Form for Nibbles {
         for (line, eight) in lines.iter_mut().zip(values.as_chunks::<8>().0) {
             for (i, byte) in line.0[lane * 4..][..4].iter_mut().enumerate() {
                 let [low, high] = [eight[i], eight[i + 4]].map(|q| (q + NIBBLE_OFFSET) as u8);
-                *byte = low | high << 4;
+                *byte = low | (high << 4);
             }
         }
     }
     fn value(block: &Self::Block, lane: usize, index: usize) -> i8 {
         let byte = block[index / 8].0[lane * 4 + index % 4];
-        (byte >> (index % 8 / 4 * 4) & 15) as i8 - NIBBLE_OFFSET
+        ((byte >> (index % 8 / 4 * 4)) & 15) as i8 - NIBBLE_OFFSET
     }
     #[inline(always)]
     fn sums<D: DotLanes, const M: usize, const P: usize>(

@@ -146,7 +146,7 @@ impl Crew {
         self.left.0.store(pieces, Ordering::Relaxed);
         for (thread, ticket) in self.tickets.iter().enumerate() {
             let next = share(pieces, self.threads, thread).start as u64;
-            ticket.0.store(epoch << NEXT_BITS | next, Ordering::Release);
+            ticket.0.store((epoch << NEXT_BITS) | next, Ordering::Release);
         }
         self.epoch.0.store(epoch, Ordering::SeqCst);
         wake(pieces.min(self.threads) - 1);

@@ -124,6 +124,30 @@ impl Pool {
     }
 }
 
+impl Pool {
+    /// Like [`Pool::chunks_mut`] for two slices of equal length, which are cut in the same places: `f(i, chunk of a, chunk of
+    /// b)`.
+    ///
+    /// # Panics
+    /// If the lengths differ.
+    pub fn zip_chunks_mut<A: Send, B: Send>(
+        &self,
+        a: &mut [A],
+        b: &mut [B],
+        chunk_len: usize,
+        work_per_chunk: usize,
+        f: impl Fn(usize, &mut [A], &mut [B]) + Sync,
+    ) {
+        assert_eq!(a.len(), b.len(), "slices of equal length");
+        let start = Shared(b.as_mut_ptr());
+        self.chunks_mut(a, chunk_len, work_per_chunk, |i, a| {
+            // SAFETY: as far into `b` as `a` is into its slice; see `chunks_mut`.
+            let b = unsafe { std::slice::from_raw_parts_mut(start.at(i * chunk_len), a.len()) };
+            f(i, a, b);
+        });
+    }
+}
+
 /// The start of a slice whose parts go to different threads.
 #[derive(Clone, Copy)]
 struct Shared<T>(*mut T);
@@ -176,6 +200,12 @@ mod tests {
             let mut data = vec![0usize; 1003];
             pool.chunks_mut(&mut data, 10, LARGE, |i, chunk| chunk.fill(i));
             assert!(data.iter().enumerate().all(|(i, &v)| v == i / 10));
+            let mut other = vec![0u8; 1003];
+            pool.zip_chunks_mut(&mut data, &mut other, 10, LARGE, |i, a, b| {
+                assert!(a.len() == b.len() && a.iter().all(|&v| v == i));
+                b.fill(i as u8);
+            });
+            assert!(other.iter().enumerate().all(|(i, &v)| v == (i / 10) as u8));
         }
     }
 

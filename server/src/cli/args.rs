@@ -9,6 +9,7 @@ use clap::{Args, Parser, Subcommand};
 use engine::text::ToolFormat;
 use engine::{EngineConfig, ModelSource, Policy, PreemptionMode, Quantization};
 
+use super::bench::BenchArgs;
 use super::values;
 use crate::http::Reasoning;
 
@@ -35,6 +36,8 @@ pub enum Command {
     Plan(EngineArgs),
     /// List the kernels, what each can do here, and which ones are chosen
     Kernels(EngineArgs),
+    /// Measure speed
+    Bench(BenchArgs),
 }
 
 impl Command {
@@ -45,6 +48,7 @@ impl Command {
             Command::Chat(args) => &args.engine,
             Command::Generate(args) => &args.engine,
             Command::Plan(args) | Command::Kernels(args) => args,
+            Command::Bench(args) => args.engine(),
         }
     }
 }
@@ -68,7 +72,7 @@ pub struct EngineArgs {
     /// Folder of compiled kernels [default: beside the program]
     #[arg(long, value_name = "FOLDER", env = "QUIRE_KERNELS_DIR")]
     pub kernels_dir: Option<PathBuf>,
-    /// Worker threads, 1 to 1024 [default: every core]
+    /// Threads that compute, at most one for each core [default: every core]
     #[arg(long, value_parser = values::threads, env = "QUIRE_THREADS")]
     pub threads: Option<usize>,
     /// q8 or q4: weights in 8 or 4 bits, made while they are loaded [default: as in the checkpoint]

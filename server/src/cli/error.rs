@@ -49,6 +49,9 @@ pub enum CliError {
     /// The model or its text failed on the way.
     #[error("{0}")]
     Generation(String),
+    /// A device, a kernel or a grid that a benchmark can not run on.
+    #[error("{0}")]
+    Bench(String),
     /// Standard output or another stream failed.
     #[error("input or output failed: {0}")]
     Io(#[from] io::Error),

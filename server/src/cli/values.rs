@@ -14,10 +14,16 @@ pub fn whole<T: FromStr>(text: &str) -> Result<T, String> {
     text.parse().map_err(|_| format!("expected a whole number from 0 to {most}"))
 }
 
-/// `--threads`.
+/// A count that is not 0.
+pub fn positive(text: &str) -> Result<usize, String> {
+    text.parse().ok().filter(|count| *count > 0).ok_or_else(|| "expected a whole number from 1".to_string())
+}
+
+/// `--threads`. More than there are cores would only wait for each other.
 pub fn threads(text: &str) -> Result<usize, String> {
-    let count = text.parse().ok().filter(|count| (1..=1024).contains(count));
-    count.ok_or_else(|| "expected a whole number from 1 to 1024".to_string())
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let count = text.parse().ok().filter(|count| (1..=cores).contains(count));
+    count.ok_or_else(|| format!("expected a whole number from 1 to {cores}, the cores that this process may use"))
 }
 
 /// Any text but none.
@@ -159,8 +165,11 @@ mod tests {
         for bad in ["65536", "-1", "1.5", "", "x"] {
             assert_eq!(whole::<u16>(bad), Err("expected a whole number from 0 to 65535".to_string()));
         }
-        assert_eq!((threads("1"), threads("1024")), (Ok(1), Ok(1024)));
-        assert!(threads("0").is_err() && threads("1025").is_err());
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        assert_eq!((threads("1"), threads(&cores.to_string())), (Ok(1), Ok(cores)));
+        let problem = threads(&(cores + 1).to_string()).unwrap_err();
+        assert!(threads("0").is_err() && problem.contains(&format!("to {cores}, the cores")), "{problem}");
+        assert!(positive("0").is_err() && positive("7") == Ok(7));
     }
 
     #[test]

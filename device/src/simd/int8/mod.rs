@@ -220,7 +220,7 @@ mod tests {
                 3 => 0x7bff, // 65504
                 4 => 0x8000, // −0
                 5 => 0x83ff, // negative and subnormal
-                _ => (case * 487 + i * 1913) as u16 % 0x7c00 | ((i % 2) as u16) << 15,
+                _ => ((case * 487 + i * 1913) as u16 % 0x7c00) | (((i % 2) as u16) << 15),
             });
             let bytes: [u8; 32] = std::array::from_fn(|i| halves[i / 2].to_le_bytes()[i % 2]);
             let want: [f32; LANES] = std::array::from_fn(|lane| {
@@ -229,7 +229,7 @@ mod tests {
             });
             let small: [f32; LANES] = std::array::from_fn(|lane| {
                 let products = (0..2).flat_map(|g| (0..4).map(move |j| (g, j)));
-                let nibble = |g: usize, j: usize| i32::from(w[0][lane * 4 + j] >> (4 * g) & 15);
+                let nibble = |g: usize, j: usize| i32::from((w[0][lane * 4 + j] >> (4 * g)) & 15);
                 (products.map(|(g, j)| nibble(g, j) * i32::from(a[g][j])).sum::<i32>() - 7) as f32
             });
             for isa in DotIsa::ALL.into_iter().filter(|isa| isa.is_available()) {
