@@ -51,6 +51,7 @@ fn products(criterion: &mut Criterion) {
         let f32: Vec<u8> = dense.iter().flat_map(|w| w.to_le_bytes()).collect();
         let matrices = [
             ("q8", PackedMatrix::quantize(&pool, Quantization::Q8, k, &[(WeightFormat::F32, &f32)]).ok()),
+            ("q4", PackedMatrix::quantize(&pool, Quantization::Q4, k, &[(WeightFormat::F32, &f32)]).ok()),
             ("bf16", PackedMatrix::pack(k, &[(WeightFormat::Bf16, &bf16)])),
             ("f32", PackedMatrix::pack(k, &[(WeightFormat::F32, &f32)])),
         ];

@@ -222,6 +222,11 @@ impl Engine {
         self.scheduler.finish_sequence(SeqId { request: id, index })
     }
 
+    /// Number of tokens that the model knows.
+    pub fn vocab_size(&self) -> usize {
+        self.executor.vocab_size()
+    }
+
     /// Whether a step would do something.
     pub fn has_work(&self) -> bool {
         self.scheduler.has_work()
@@ -323,7 +328,13 @@ impl Engine {
     }
 
     fn execute(&mut self, plan: &StepPlan, emit: &mut impl FnMut(RequestId, TokenEvent)) -> Result<(), KernelError> {
-        self.executor.run(plan)?;
+        let requests = &self.requests;
+        let scored = |span: &Span| {
+            requests
+                .get(&span.seq.request)
+                .is_some_and(|active| active.pool.is_some() || active.request.params.prompt_logprobs.is_some())
+        };
+        self.executor.run(plan, scored)?;
         for (span, index) in plan.spans.iter().zip(0..) {
             self.score_prompt(span, self.executor.last_row(index))?;
             self.pool_prompt(span, self.executor.last_row(index))?;

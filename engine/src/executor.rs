@@ -6,7 +6,7 @@ use std::sync::Arc;
 use attention_kernels::{BlockCopyArgs, KernelError, KernelSet, KvCache};
 use device::Device;
 use models::{ForwardBatch, Model};
-use sched::{BlockId, MemOp, SeqId, StepPlan};
+use sched::{BlockId, MemOp, SeqId, Span, StepPlan};
 
 /// The model, its paged cache, and the block tables as the plans have described them.
 pub(crate) struct Executor {
@@ -58,8 +58,9 @@ impl Executor {
         self.model.config().vocab_size
     }
 
-    /// Runs the step. Hidden states stay on the device for [`Executor::logits`].
-    pub fn run(&mut self, plan: &StepPlan) -> Result<(), KernelError> {
+    /// Runs the step. Hidden states stay on the device for [`Executor::logits`]: of the last row of a span that samples, and of
+    /// all rows where `scored`.
+    pub fn run(&mut self, plan: &StepPlan, scored: impl Fn(&Span) -> bool) -> Result<(), KernelError> {
         for seq in &plan.released {
             self.tables.remove(seq);
         }
@@ -84,7 +85,14 @@ impl Executor {
             let span = &plan.spans[i];
             let tables = self.tables.get(&span.seq).into_iter().flatten();
             let groups = span.groups.iter().zip(tables).map(|(group, table)| (&group.slots[..], &table[..]));
-            self.last_rows[i] = self.batch.push(span.start, &span.tokens, groups);
+            let last = self.batch.push(span.start, &span.tokens, groups);
+            self.last_rows[i] = last;
+            let first = match (scored(span), span.sample.is_empty()) {
+                (true, _) => last + 1 - span.tokens.len() as u32,
+                (false, false) => last,
+                (false, true) => last + 1,
+            };
+            self.batch.needed.get_or_insert_default().extend(first..=last);
         }
         let Executor { device, model, batch, caches, .. } = self;
         device.pool().enter(|| model.forward(batch, caches))

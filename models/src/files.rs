@@ -44,6 +44,21 @@ impl Deref for FileBytes {
     }
 }
 
+impl FileBytes {
+    /// Gives back the memory of a part that will not be read again soon. If it is read, it comes from the file once more.
+    pub(crate) fn release(&self, part: &[u8]) {
+        #[cfg(unix)]
+        if let FileBytes::Mapped(map) = self
+            && let Some(offset) = (part.as_ptr() as usize).checked_sub(map.as_ptr() as usize)
+            && offset + part.len() <= map.len()
+        {
+            // SAFETY: the map is of a file and read-only: what is dropped is the copy in memory. It is a hint; that the
+            // system does not take it is no error.
+            let _ = unsafe { map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, offset, part.len()) };
+        }
+    }
+}
+
 impl ModelFiles {
     /// The checkpoint in the folder `path`.
     ///

@@ -194,6 +194,11 @@ impl Weights {
         self.tensors.values().map(|entry| entry.data.len() as u64).sum()
     }
 
+    /// Gives back the memory of a tensor that has been read.
+    pub(crate) fn release(&self, view: &WeightView<'_>) {
+        self.shards.iter().for_each(|shard| shard.bytes.release(view.data));
+    }
+
     fn find(&self, name: &str) -> Option<(&str, &Entry)> {
         let other = name.strip_prefix("model.").map_or_else(|| format!("model.{name}"), str::to_string);
         let found = self.tensors.get_key_value(name).or_else(|| self.tensors.get_key_value(&other));

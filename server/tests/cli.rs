@@ -6,7 +6,7 @@ use std::process::{Child, ChildStdout, Command, Output, Stdio};
 
 use serde_json::Value;
 
-const SMALL: [&str; 4] = ["--kv-cache-memory-bytes", "64M", "--threads", "2"];
+const SMALL: [&str; 4] = ["--kv-cache-memory-bytes", "64M", "--threads", "1"];
 
 fn quire(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_quire"));
@@ -54,8 +54,11 @@ fn bad_flags_are_one_line_that_names_the_flag_and_what_was_found() {
         (&["serve", "--api-key", ""], &["--api-key"]),
         (&["serve", "--api-key", " k"], &["--api-key"]),
         (&["serve", "--served-model-name", ""], &["--served-model-name"]),
-        (&["plan", "--threads", "0"], &["--threads", "from 1 to 1024"]),
-        (&["plan", "--threads", "1025"], &["--threads", "from 1 to 1024"]),
+        (&["plan", "--threads", "0"], &["--threads", "from 1 to "]),
+        (&["plan", "--threads", "1025"], &["--threads", "the cores that this process may use"]),
+        (&["bench", "latency", "--batch-size", "0"], &["--batch-size", "from 1"]),
+        (&["bench"], &["latency", "throughput"]),
+        (&["plan", "--quantization", "q2"], &["--quantization", "q8 or q4"]),
         (&["plan", "--threads=-1"], &["--threads", "-1", "expected a whole number"]),
         (&["plan", "--threads", "-1"], &["--threads", "-1", "expected a whole number"]),
         (&["generate", "-p", "a", "--temperature", "-1"], &["--temperature", "-1"]),
@@ -86,6 +89,27 @@ fn sampling_flags_are_checked_before_a_model_is_loaded() {
         assert_refuses(&run(&["generate", "/no/such/model", "-p", "a", &flag_and_value]), &[flag]);
         assert_refuses(&run(&["chat", "/no/such/model", &flag_and_value]), &[flag]);
     }
+}
+
+#[test]
+fn benches_measure_the_demo_model() {
+    let short = ["--input-len", "6", "--output-len", "3", "--output-json", "-"];
+    let figures = |command: &str, more: &[&str]| -> Value {
+        let output = run(&[&["bench", command], &short[..], more, &SMALL[..], &["--quantization", "q4"]].concat());
+        serde_json::from_str(stdout(&output)).unwrap()
+    };
+    let latency = figures("latency", &["--batch-size", "2", "--num-iters", "2", "--num-iters-warmup", "0"]);
+    assert_eq!(latency["latencies"].as_array().unwrap().len(), 2);
+    for key in ["prefill_tokens_per_second", "decode_tokens_per_second", "decode_share_of_floor", "avg_latency"] {
+        assert!(latency[key].as_f64().unwrap() > 0.0, "{key} in {latency}");
+    }
+    let throughput = figures("throughput", &["--num-prompts", "3"]);
+    assert_eq!(throughput["total_num_tokens"], 3 * (6 + 3));
+    let product = throughput["tokens_per_second"].as_f64().unwrap() * throughput["elapsed_time"].as_f64().unwrap();
+    assert!((product - 27.0).abs() < 1e-6, "{throughput}");
+    assert_eq!(throughput["floors"]["threads"], 1);
+    let table = run(&[&["bench", "throughput", "--input-len", "6", "--output-len", "3"], &SMALL[..]].concat());
+    assert!(stdout(&table).contains("of the floor") && stdout(&table).contains("GOP/s"), "{table:?}");
 }
 
 #[test]

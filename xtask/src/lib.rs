@@ -1,7 +1,8 @@
 //! Every chore of the workspace, behind `cargo xtask`.
 //!
-//! What it is: [`ci`] (all that must pass before a change lands), [`conformance`] (a suite of the API, kept elsewhere,
-//! against our server), [`kernels`] (compiles the `.cu` sources), [`bundle`] (all of it for a GPU machine), [`not_run`] (tests
+//! What it is: [`bench`] (models to measure with, and the comparison with a peer), [`ci`] (all that must pass before a
+//! change lands), [`conformance`] (a suite of the API, kept elsewhere, against our server), [`kernels`] (compiles the `.cu`
+//! sources), [`bundle`] (all of it for a GPU machine), [`not_run`] (tests
 //! that a machine can not run), [`tidy`] (the
 //! rules of the house that no compiler checks) and [`doctor`] (what this machine has). What it is not: part of the
 //! product. No crate depends on it but for tests that build a host library of kernels, and it depends on none of them:
@@ -14,6 +15,7 @@
 //! assert!(messages.iter().any(|message| message.starts_with("kvblock/src/pool.rs:2: .unwrap() in library code")));
 //! ```
 
+pub mod bench;
 pub mod bundle;
 pub mod ci;
 pub mod conformance;

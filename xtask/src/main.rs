@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use xtask::{bundle, ci, conformance, doctor, kernels, page_test, tidy, workspace};
+use xtask::{bench, bundle, ci, conformance, doctor, kernels, page_test, tidy, workspace};
 
 /// Every chore of the workspace.
 #[derive(Parser)]
@@ -72,6 +72,34 @@ enum Task {
         #[arg(long)]
         jobs: Option<usize>,
     },
+    /// Write a model with random weights in a known shape: a checkpoint folder, and GGUF files of the same weights
+    BenchModel {
+        /// m135 (SmolLM2-135M) or q05 (Qwen2.5-0.5B)
+        shape: String,
+        /// Where
+        folder: PathBuf,
+        /// Of the weights
+        #[arg(long, default_value_t = 0)]
+        seed: u64,
+    },
+    /// Quire and llama.cpp by turns on the same weights and bits: a table of tokens a second
+    BenchCpu {
+        /// Shapes
+        #[arg(long, value_delimiter = ',', default_value = "m135,q05")]
+        models: Vec<String>,
+        /// Where the models are, and are made where they are missing [default: bench-models/ in the target folder]
+        #[arg(long)]
+        folder: Option<PathBuf>,
+        /// The Python that has llama-cpp-python
+        #[arg(long, default_value = "python3")]
+        python: PathBuf,
+        /// Runs of each side for a line
+        #[arg(long, default_value_t = 5)]
+        rounds: usize,
+        /// Threads of each side
+        #[arg(long, default_value_t = kernels::cores())]
+        threads: usize,
+    },
     /// What this machine has, and what that means for Quire
     Doctor,
 }
@@ -92,6 +120,13 @@ fn main() -> ExitCode {
         Task::GpuBundle { arch, fetch, jobs } => {
             let jobs = jobs.unwrap_or_else(kernels::cores);
             bundle::run(&root, &bundle::Options { architectures: arch, fetch, jobs }).map(|_| ())
+        }
+        Task::BenchModel { shape, folder, seed } => {
+            bench::Shape::named(&shape).and_then(|shape| bench::write(&shape, &folder, seed))
+        }
+        Task::BenchCpu { models, folder, python, rounds, threads } => {
+            let folder = folder.unwrap_or_else(|| kernels::target(&root).join("bench-models"));
+            bench::compare(&root, &bench::Options { models, folder, python, rounds, threads })
         }
         Task::Doctor => {
             print!("{}", doctor::report(&root));

@@ -1,7 +1,7 @@
 //! The tile that computes M rows × P panels in registers, and the walk over all tiles.
 
 use super::pack::Panels;
-use super::{Gemm, PackedMatrix, q8};
+use super::{Gemm, PackedMatrix, integer};
 use crate::simd::int8::DotIsa;
 use crate::simd::{LANES, Lanes};
 use crate::{Isa, Pool};
@@ -78,7 +78,8 @@ pub(super) fn run(isa: Isa, pool: &Pool, rows: usize, args: Gemm<'_>) {
     match &weights.panels {
         Panels::F32(lines) => run_lines(isa, pool, rows, args, lines),
         Panels::Bf16(lines) => run_lines(isa, pool, rows, args, lines),
-        Panels::Q8(q8) => q8::run(isa, DotIsa::beside(isa), pool, rows, args, q8),
+        Panels::Q8(blocks) => integer::run(isa, DotIsa::beside(isa), pool, rows, args, blocks),
+        Panels::Q4(blocks) => integer::run(isa, DotIsa::beside(isa), pool, rows, args, blocks),
     }
 }
 

@@ -13,12 +13,15 @@
 //!   k1: w[0..16][1]    k1: …                  panel p ─ 16 lanes ──┴─▶ acc[m][p]
 //! ```
 //!
-//! Bytes: one pass over the packed weights for up to 12 rows with AVX-512 (6 with AVX2); 8-bit weights ([`Quantization`])
-//! come from memory once for any number of rows.
+//! Bytes: one pass over the packed weights for up to 12 rows with AVX-512 (6 with AVX2); quantised weights
+//! ([`Quantization`]) come from memory once for any number of rows.
 
+mod activations;
+mod blocks;
+mod form;
+mod integer;
 mod kernel;
 mod pack;
-mod q8;
 mod quantize;
 
 pub use pack::{PackedMatrix, Quantization, WeightFormat};
@@ -29,7 +32,7 @@ use pack::Panels;
 /// Bytes of scratch that a product of `rows` rows of `k` numbers takes beside its operands where the weights are
 /// quantised; kept by the calling thread for the next one.
 pub fn scratch_bytes(rows: usize, k: usize) -> usize {
-    quantize::activation_bytes(rows, k)
+    activations::scratch_bytes(rows, k)
 }
 
 /// Operands of one product.
@@ -73,8 +76,10 @@ pub fn gemm(isa: Isa, pool: &Pool, args: Gemm<'_>) {
 /// If the shapes do not match.
 pub fn gemm_reference(args: Gemm<'_>) {
     let (rows, n, k) = (args.rows(), args.weights.n(), args.weights.k());
-    if let Panels::Q8(q8) = &args.weights.panels {
-        return q8::reference(args, q8);
+    match &args.weights.panels {
+        Panels::Q8(blocks) => return integer::reference(args, blocks),
+        Panels::Q4(blocks) => return integer::reference(args, blocks),
+        Panels::F32(_) | Panels::Bf16(_) => {}
     }
     for row in 0..rows {
         for column in 0..n {

@@ -4,7 +4,8 @@ use std::fmt;
 
 use half::{bf16, f16};
 
-use super::q8::Q8;
+use super::blocks::Blocks;
+use super::form::{Bytes, Nibbles};
 use crate::simd::LANES;
 use crate::{DeviceError, Pool};
 
@@ -56,12 +57,16 @@ pub enum Quantization {
     /// 8 bits in blocks of 32 along k, which share a scale in half precision: 8.5 bits a weight, as Q8_0 of GGUF files,
     /// with at most its squared error. Activations are brought to 8 bits in the same blocks before each product.
     Q8,
+    /// 4 bits in the same blocks: 4.5 bits a weight, as Q4_0 of GGUF files, with at most its squared error. Activations as
+    /// with [`Quantization::Q8`].
+    Q4,
 }
 
 impl fmt::Display for Quantization {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Quantization::Q8 => "q8",
+            Quantization::Q4 => "q4",
         })
     }
 }
@@ -69,7 +74,8 @@ impl fmt::Display for Quantization {
 pub(super) enum Panels {
     F32(Vec<[f32; LANES]>),
     Bf16(Vec<[u16; LANES]>),
-    Q8(Q8),
+    Q8(Blocks<Bytes>),
+    Q4(Blocks<Nibbles>),
 }
 
 /// A weight matrix `[n, k]` in panels of 16 outputs, zero beyond n: of floats, `panel[p][i]` holds column i of rows
@@ -102,8 +108,8 @@ impl PackedMatrix {
     /// are a row for each thread.
     ///
     /// # Errors
-    /// If a part does not hold whole rows of `k` numbers, or a weight can not be stored: no finite number, or (q8) a
-    /// magnitude beyond 127 · 65504.
+    /// If a part does not hold whole rows of `k` numbers, or a weight can not be stored: no finite number, or a magnitude
+    /// beyond 65504 times 127 (q8) or 8 (q4).
     pub fn quantize(
         pool: &Pool,
         quantization: Quantization,
@@ -112,7 +118,8 @@ impl PackedMatrix {
     ) -> Result<PackedMatrix, DeviceError> {
         let n = rows(k, parts).ok_or(DeviceError::BadMatrix(k))?;
         let panels = match quantization {
-            Quantization::Q8 => Q8::pack(pool, n, k, parts).map(Panels::Q8),
+            Quantization::Q8 => Blocks::pack(pool, n, k, parts).map(Panels::Q8),
+            Quantization::Q4 => Blocks::pack(pool, n, k, parts).map(Panels::Q4),
         };
         Ok(PackedMatrix { n, k, panels: panels.ok_or(DeviceError::BadWeights(quantization))? })
     }
@@ -126,7 +133,8 @@ impl PackedMatrix {
     ) -> usize {
         let numbers = n.next_multiple_of(LANES) * k;
         match quantization {
-            Some(Quantization::Q8) => Q8::packed_bytes(n, k),
+            Some(Quantization::Q8) => Blocks::<Bytes>::packed_bytes(n, k),
+            Some(Quantization::Q4) => Blocks::<Nibbles>::packed_bytes(n, k),
             None if stay_bf16(formats) => numbers * size_of::<u16>(),
             None => numbers * size_of::<f32>(),
         }
@@ -147,7 +155,8 @@ impl PackedMatrix {
         match &self.panels {
             Panels::F32(lines) => size_of_val(&lines[..]),
             Panels::Bf16(lines) => size_of_val(&lines[..]),
-            Panels::Q8(q8) => q8.bytes(),
+            Panels::Q8(blocks) => blocks.bytes(),
+            Panels::Q4(blocks) => blocks.bytes(),
         }
     }
 
@@ -160,7 +169,8 @@ impl PackedMatrix {
         match &self.panels {
             Panels::F32(lines) => lines[line][lane],
             Panels::Bf16(lines) => bf16::from_bits(lines[line][lane]).to_f32(),
-            Panels::Q8(q8) => q8.get(row, column),
+            Panels::Q8(blocks) => blocks.get(row, column),
+            Panels::Q4(blocks) => blocks.get(row, column),
         }
     }
 

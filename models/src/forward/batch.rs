@@ -14,6 +14,8 @@ pub struct ForwardBatch {
     pub groups: Vec<GroupBatch>,
     /// The first so many sequences have one row each.
     pub decodes: usize,
+    /// Rows whose logits may be asked for, ascending; `None`: any.
+    pub needed: Option<Vec<u32>>,
 }
 
 /// The step in the layers of one group.
@@ -26,7 +28,8 @@ pub struct GroupBatch {
 }
 
 impl ForwardBatch {
-    /// Empties the batch for sequences of up to `max_blocks` blocks in each of `groups` groups, keeping its memory.
+    /// Empties the batch for sequences of up to `max_blocks` blocks in each of `groups` groups, keeping its memory. A list of
+    /// needed rows stays one, empty.
     pub fn clear(&mut self, groups: usize, max_blocks: usize) {
         self.tokens.clear();
         self.positions.clear();
@@ -40,6 +43,7 @@ impl ForwardBatch {
             attention.max_blocks = max_blocks;
         }
         self.decodes = 0;
+        self.needed.iter_mut().for_each(Vec::clear);
     }
 
     /// Adds a sequence: its new tokens from position `start` on and, for each group, their slots and its block table:

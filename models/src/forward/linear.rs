@@ -62,6 +62,8 @@ impl<'a> Loader<'a> {
             None => self.device.matrix(inputs, &parts),
         };
         let weights = weights.map_err(on_device)?;
+        // A checkpoint should not stand in memory beside its packed copy.
+        views.iter().for_each(|view| self.weights.release(view));
         let bias = if names.bias { Some(self.upload(&bias)?) } else { None };
         Ok(Linear { weights, bias })
     }

@@ -10,7 +10,8 @@
 //!
 //! Nothing here touches a number: layers are made of [`Linear`]s (declared in [`declare`]), of the layer operations of
 //! the device ([`LayerOps`]) and of the kernels that the registry chose. All buffers of a step are taken at start-up
-//! for the greatest step, so a step allocates nothing.
+//! for the greatest step, so a step allocates nothing. After the last layer's attention only the rows go on whose logits
+//! are wanted.
 //!
 //! **Row-invariance.** Every operation computes a row from that row alone, or, in attention, from its sequence's
 //! context in absolute order; see the docs of `attention_kernels` and `device::gemm`.
@@ -72,6 +73,8 @@ pub struct Model {
     /// Absent when the embedding matrix is the output layer.
     head: Option<Linear>,
     step: StepBuffers,
+    /// Of the last step, the rows that went through to the end, ascending; all if `None`.
+    kept: Option<Vec<u32>>,
 }
 
 /// Everything a step writes, `[max_rows, …]` each, float32.
@@ -98,7 +101,8 @@ impl StepBuffers {
     fn sizes(config: &ModelConfig, max_rows: usize) -> [usize; 10] {
         let (hidden, ffn, dim) = (config.hidden_size, config.intermediate_size, config.head_dim);
         [
-            max_rows * hidden,
+            // This and the next change places where rows are left out.
+            max_rows.max(LOGIT_ROWS) * hidden,
             max_rows.max(LOGIT_ROWS) * hidden,
             max_rows * (config.num_heads + 2 * config.num_kv_heads) * dim,
             max_rows * config.num_heads * dim,
@@ -178,6 +182,7 @@ impl Model {
             frequencies,
             head,
             step,
+            kept: None,
         })
     }
 
@@ -201,7 +206,8 @@ impl Model {
     }
 
     /// Computes the batch's tokens: their keys and values go to their slots, their hidden states stay for
-    /// [`Model::logits`]. `caches` holds one cache for each place in a page ([`Model::new_cache`]).
+    /// [`Model::logits`], those of [`ForwardBatch::needed`] at least. `caches` holds one cache for each place in a page
+    /// ([`Model::new_cache`]).
     pub fn forward(&mut self, batch: &ForwardBatch, caches: &mut [KvCache]) -> Result<(), KernelError> {
         let rows = batch.tokens.len();
         if rows > self.step.max_rows {
@@ -215,9 +221,11 @@ impl Model {
                 return Err(KernelError::Shape { what, found, expected });
             }
         }
+        self.kept.clone_from(&batch.needed);
         if rows == 0 {
             return Ok(());
         }
+        let mut rows = rows;
         let (config, device, ops, step) = (&self.config, &*self.device, &*self.ops, &mut self.step);
         let (dim, eps) = (config.head_dim, config.rms_norm_eps);
         let stride = (config.num_heads + 2 * config.num_kv_heads) * dim;
@@ -227,10 +235,13 @@ impl Model {
 
         ops.embed(&batch.tokens, &self.embedding.weights, &mut step.hidden)?;
         ops.rope_table(&batch.positions, &self.frequencies, &mut step.rope)?;
-        for layer in &self.layers {
+        if let Some(first) = self.layers.first() {
+            ops.rms_norm(&step.hidden, &first.input_norm, eps, rows, &mut step.normed)?;
+        }
+        for (number, layer) in self.layers.iter().enumerate() {
+            let next = self.layers.get(number + 1);
             let (cache, GroupBatch { slot_mapping, attention }) =
                 (&mut caches[layer.place], &batch.groups[layer.group]);
-            ops.rms_norm(&step.hidden, &layer.input_norm, eps, rows, &mut step.normed)?;
             layer.qkv.run(&self.kernels, device, &step.normed, rows, &mut step.qkv)?;
             for (span, weight) in [(queries, &layer.query_norm), (keys, &layer.key_norm)] {
                 if let Some(weight) = weight {
@@ -273,18 +284,37 @@ impl Model {
                     )?;
                 }
             }
-            layer.output.run(&self.kernels, device, &step.attended, rows, &mut step.delta)?;
-            ops.add(&mut step.hidden, &step.delta, rows * config.hidden_size)?;
-            ops.rms_norm(&step.hidden, &layer.post_norm, eps, rows, &mut step.normed)?;
+            let mut attended = &step.attended;
+            if let (None, Some(needed)) = (next, &batch.needed) {
+                // From here on a row serves its own logits alone.
+                rows = needed.len();
+                ops.gather(&step.attended, needed, config.num_heads * dim, &mut step.qkv)?;
+                ops.gather(&step.hidden, needed, config.hidden_size, &mut step.normed)?;
+                std::mem::swap(&mut step.hidden, &mut step.normed);
+                attended = &step.qkv;
+            }
+            if rows == 0 {
+                return Ok(());
+            }
+            layer.output.run(&self.kernels, device, attended, rows, &mut step.delta)?;
+            ops.add_norm(&mut step.hidden, &step.delta, &layer.post_norm, eps, rows, &mut step.normed)?;
             layer.gate_up.run(&self.kernels, device, &step.normed, rows, &mut step.gate_up)?;
             ops.silu_mul(&step.gate_up, config.intermediate_size, rows, &mut step.activated)?;
             layer.down.run(&self.kernels, device, &step.activated, rows, &mut step.delta)?;
-            ops.add(&mut step.hidden, &step.delta, rows * config.hidden_size)?;
+            match next {
+                Some(next) => {
+                    ops.add_norm(&mut step.hidden, &step.delta, &next.input_norm, eps, rows, &mut step.normed)?;
+                }
+                None => ops.add(&mut step.hidden, &step.delta, rows * config.hidden_size)?,
+            }
         }
         Ok(())
     }
 
     /// Logits of up to [`LOGIT_ROWS`] rows of the last step, `[rows, vocab_size]`, on the host.
+    ///
+    /// # Errors
+    /// If there are more, or one is not among [`ForwardBatch::needed`].
     pub fn logits(&mut self, rows: &[u32]) -> Result<&[f32], KernelError> {
         if rows.len() > LOGIT_ROWS {
             return Err(KernelError::Shape { what: "rows of logits", found: rows.len(), expected: LOGIT_ROWS });
@@ -309,7 +339,18 @@ impl Model {
     /// The first rows of `normed` become those rows of the last step, behind the final norm.
     fn choose(&mut self, rows: &[u32]) -> Result<(), KernelError> {
         let (ops, step, eps) = (&*self.ops, &mut self.step, self.config.rms_norm_eps);
-        ops.gather(&step.hidden, rows, self.config.hidden_size, &mut step.chosen)?;
+        let mut places = [0u32; LOGIT_ROWS];
+        for (place, row) in places.iter_mut().zip(rows) {
+            *place = match &self.kept {
+                None => *row,
+                Some(kept) => kept.binary_search(row).map(|place| place as u32).map_err(|_| KernelError::Shape {
+                    what: "a row of logits that the step has not kept",
+                    found: *row as usize,
+                    expected: kept.len(),
+                })?,
+            };
+        }
+        ops.gather(&step.hidden, &places[..rows.len()], self.config.hidden_size, &mut step.chosen)?;
         ops.rms_norm(&step.chosen, &self.final_norm, eps, rows.len(), &mut step.normed)
     }
 }

@@ -41,6 +41,19 @@ pub(super) trait LayerOps: Send {
     fn rotate(&self, qkv: &mut Buffer, span: HeadSpan, table: &Buffer, rows: usize) -> Result<(), KernelError>;
     /// `x += y` for the first `elements`.
     fn add(&self, x: &mut Buffer, y: &Buffer, elements: usize) -> Result<(), KernelError>;
+    /// `x += y`, then the RMS norm of it: what stands between two parts of a layer.
+    fn add_norm(
+        &self,
+        x: &mut Buffer,
+        y: &Buffer,
+        weight: &Buffer,
+        eps: f32,
+        rows: usize,
+        out: &mut Buffer,
+    ) -> Result<(), KernelError> {
+        self.add(x, y, rows * weight.len_bytes() / size_of::<f32>())?;
+        self.rms_norm(x, weight, eps, rows, out)
+    }
     /// `out = silu(gate) * up`, with `gate_up` rows of `[gate; width][up; width]`.
     fn silu_mul(&self, gate_up: &Buffer, width: usize, rows: usize, out: &mut Buffer) -> Result<(), KernelError>;
     /// Row i of `out` becomes row `rows[i]` of `x`.
@@ -95,11 +108,7 @@ impl LayerOps for Cpu {
         let (x, weight) = (x.host::<f32>()?, weight.host::<f32>()?);
         let width = weight.len();
         self.threads.chunks_mut(&mut out.host_mut::<f32>()?[..rows * width], width, width, |t, out| {
-            let row = &x[t * width..][..width];
-            let factor = inverse_rms(row, eps);
-            for ((out, x), w) in out.iter_mut().zip(row).zip(weight) {
-                *out = x * factor * w;
-            }
+            norm_row(&x[t * width..][..width], weight, eps, out);
         });
         Ok(())
     }
@@ -139,6 +148,28 @@ impl LayerOps for Cpu {
         Ok(())
     }
 
+    /// One pass over the rows: each is still in the nearest cache when it is normed.
+    fn add_norm(
+        &self,
+        x: &mut Buffer,
+        y: &Buffer,
+        weight: &Buffer,
+        eps: f32,
+        rows: usize,
+        out: &mut Buffer,
+    ) -> Result<(), KernelError> {
+        let (y, weight) = (y.host::<f32>()?, weight.host::<f32>()?);
+        let width = weight.len();
+        let (x, out) = (&mut x.host_mut::<f32>()?[..rows * width], &mut out.host_mut::<f32>()?[..rows * width]);
+        self.threads.zip_chunks_mut(x, out, width, 2 * width, |t, x, out| {
+            for (x, y) in x.iter_mut().zip(&y[t * width..][..width]) {
+                *x += y;
+            }
+            norm_row(x, weight, eps, out);
+        });
+        Ok(())
+    }
+
     fn silu_mul(&self, gate_up: &Buffer, width: usize, rows: usize, out: &mut Buffer) -> Result<(), KernelError> {
         let gate_up = gate_up.host::<f32>()?;
         let isa = self.isa;
@@ -174,6 +205,14 @@ impl Cpu {
             }
         });
         Ok(())
+    }
+}
+
+/// `out = x / sqrt(mean(x²) + eps) * weight`.
+fn norm_row(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
+    let factor = inverse_rms(x, eps);
+    for ((out, x), w) in out.iter_mut().zip(x).zip(weight) {
+        *out = x * factor * w;
     }
 }
 

@@ -40,7 +40,7 @@ pub enum Command {
     Plan(EngineArgs),
     /// List the kernels, what each can do here, and which ones are chosen
     Kernels(EngineArgs),
-    /// Measure kernels, or what this machine can do at best
+    /// Measure speed
     Bench(BenchArgs),
 }
 
@@ -52,7 +52,7 @@ impl Command {
             Command::Chat(args) => Some(&args.engine),
             Command::Generate(args) => Some(&args.engine),
             Command::Plan(args) | Command::Kernels(args) => Some(args),
-            Command::Bench(_) => None,
+            Command::Bench(args) => args.engine(),
         }
     }
 }
@@ -70,7 +70,7 @@ pub struct CommonArgs {
     /// Folder of compiled kernels [default: beside the program]
     #[arg(long, value_name = "FOLDER", env = "QUIRE_KERNELS_DIR")]
     pub kernels_dir: Option<PathBuf>,
-    /// Worker threads, 1 to 1024 [default: every core]
+    /// Threads that compute, at most one for each core [default: every core]
     #[arg(long, value_parser = values::threads, env = "QUIRE_THREADS")]
     pub threads: Option<usize>,
 }
@@ -98,7 +98,7 @@ pub struct EngineArgs {
     /// Where, and with what settings.
     #[command(flatten)]
     pub common: CommonArgs,
-    /// q8: weights in 8 bits, made while they are loaded [default: as in the checkpoint]
+    /// q8 or q4: weights in 8 or 4 bits, made while they are loaded [default: as in the checkpoint]
     #[arg(long, value_name = "FORM", value_parser = values::quantization, env = "QUIRE_QUANTIZATION")]
     pub quantization: Option<Quantization>,
     /// Longest prompt plus output in tokens [default: the model's, or what the cache holds]

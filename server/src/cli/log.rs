@@ -39,7 +39,7 @@ pub enum LogFormat {
 }
 
 /// The flags of the log.
-#[derive(Debug, Args)]
+#[derive(Debug, Default, Args)]
 #[command(next_help_heading = "Log")]
 pub struct LogArgs {
     /// text, or json: one object per line [default: text]

@@ -29,7 +29,7 @@ use engine::EngineConfig;
 use args::{Cli, Command, EngineArgs};
 use config::ConfigFile;
 use error::CliError;
-use log::note;
+use log::{LogArgs, note};
 
 /// Runs the program on its arguments, the first of which is its own name.
 pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
@@ -45,7 +45,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
 
 fn run(arguments: Vec<OsString>) -> Result<(), CliError> {
     let Some((command, config)) = parse(arguments)? else { return Ok(()) };
-    command.engine().log.start();
+    command.engine().map_or(&LogArgs::default(), |args| &args.log).start();
     match command {
         Command::Serve(args) => serve::run(*args, config),
         Command::Chat(args) => chat::run(args, config),

@@ -15,10 +15,16 @@ pub fn whole<T: FromStr>(text: &str) -> Result<T, String> {
     text.parse().map_err(|_| format!("expected a whole number from 0 to {most}"))
 }
 
-/// `--threads`.
+/// A count that is not 0.
+pub fn positive(text: &str) -> Result<usize, String> {
+    text.parse().ok().filter(|count| *count > 0).ok_or_else(|| "expected a whole number from 1".to_string())
+}
+
+/// `--threads`. More than there are cores would only wait for each other.
 pub fn threads(text: &str) -> Result<usize, String> {
-    let count = text.parse().ok().filter(|count| (1..=1024).contains(count));
-    count.ok_or_else(|| "expected a whole number from 1 to 1024".to_string())
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let count = text.parse().ok().filter(|count| (1..=cores).contains(count));
+    count.ok_or_else(|| format!("expected a whole number from 1 to {cores}, the cores that this process may use"))
 }
 
 /// Any text but none.
@@ -60,11 +66,6 @@ pub fn bytes(text: &str) -> Result<u64, String> {
         return Err("expected bytes above 0, such as 512M or 2G".to_string());
     }
     if bytes >= 1.0 && bytes <= (1u64 << 53) as f64 { Ok(bytes as u64) } else { Err(problem()) }
-}
-
-/// A whole number above 0.
-pub fn positive(text: &str) -> Result<usize, String> {
-    whole(text).ok().filter(|n| *n > 0).ok_or_else(|| "expected a whole number of at least 1".to_string())
 }
 
 /// Seconds, as 30 or 0.5: above 0, at most a year.
@@ -117,10 +118,9 @@ pub fn policy(text: &str) -> Result<Policy, String> {
 pub fn quantization(text: &str) -> Result<Quantization, String> {
     match text {
         "q8" => Ok(Quantization::Q8),
-        _ => {
-            Err("expected q8: weights in 8 bits with a scale for every 32; leave it out to keep the checkpoint's type"
-                .to_string())
-        }
+        "q4" => Ok(Quantization::Q4),
+        _ => Err("expected q8 or q4: weights in 8 or 4 bits with a scale for every 32; leave it out to keep the checkpoint's type"
+            .to_string()),
     }
 }
 
@@ -201,8 +201,11 @@ mod tests {
         for bad in ["65536", "-1", "1.5", "", "x"] {
             assert_eq!(whole::<u16>(bad), Err("expected a whole number from 0 to 65535".to_string()));
         }
-        assert_eq!((threads("1"), threads("1024")), (Ok(1), Ok(1024)));
-        assert!(threads("0").is_err() && threads("1025").is_err());
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        assert_eq!((threads("1"), threads(&cores.to_string())), (Ok(1), Ok(cores)));
+        let problem = threads(&(cores + 1).to_string()).unwrap_err();
+        assert!(threads("0").is_err() && problem.contains(&format!("to {cores}, the cores")), "{problem}");
+        assert!(positive("0").is_err() && positive("7") == Ok(7));
     }
 
     #[test]

@@ -90,7 +90,8 @@ pub fn folder(root: &Path) -> PathBuf {
     target(root).join("kernels")
 }
 
-pub(crate) fn target(root: &Path) -> PathBuf {
+/// The folder of what cargo makes: `target`, or what `CARGO_TARGET_DIR` says.
+pub fn target(root: &Path) -> PathBuf {
     std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), |folder| root.join(folder))
 }
 

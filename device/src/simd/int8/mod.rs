@@ -116,10 +116,19 @@ pub trait DotLanes: Copy {
     /// Sums of nothing. `correction` is −128·Σ of all activations that will be multiplied, for those that multiply
     /// unsigned weights.
     fn start(correction: i32) -> Self;
+    /// All sums `sum`: what [`DotLanes::dot_small`] starts from.
+    fn splat(sum: i32) -> Self;
     /// A group of weights from memory.
     fn load(from: &[u8; GROUP]) -> Self::Weights;
+    /// Two groups of weights from 0 to 15: of the low halves of the bytes, and of the high ones.
+    fn load_nibbles(from: &[u8; GROUP]) -> [Self::Weights; 2];
     /// Adds, lane by lane, the four weights times the four activations (−127..=127).
     fn dot(self, weights: Self::Weights, activations: [i8; 4]) -> Self;
+    /// The same for weights of [`DotLanes::load_nibbles`], which are what they are: no offset, no sign.
+    #[inline(always)]
+    fn dot_small(self, weights: Self::Weights, activations: [i8; 4]) -> Self {
+        self.dot(weights, activations)
+    }
     /// The sums as floats; exact below 2²⁴.
     fn to_floats(self) -> Self::Floats;
     /// `self * scale + sum`, rounded once.
@@ -127,44 +136,45 @@ pub trait DotLanes: Copy {
     fn scale_add(self, scale: Self::Floats, sum: Self::Floats) -> Self::Floats {
         self.to_floats().mul_add(scale, sum)
     }
-    /// Sixteen half-precision numbers, not negative and finite, little endian.
+    /// Sixteen half-precision numbers, finite, little endian.
     fn load_halves(from: &[u8; 2 * LANES]) -> Self::Floats;
 }
 
 /// Calls `$kernel::<D>(args…)` compiled for a [`DotIsa`]; the caller must have checked [`DotIsa::is_available`].
 ///
-/// The kernel must be `#[inline(always)]` and generic over [`DotLanes`] as its first type parameter.
+/// The kernel must be `#[inline(always)]` and generic over [`DotLanes`] as its first type parameter; a second one is
+/// written with its bound, `kernel::<F: Bound>(…)`.
 macro_rules! dispatch_dot {
-    ($isa:expr, $kernel:ident($($arg:ident : $ty:ty),* $(,)?)) => {{
+    ($isa:expr, $kernel:ident $(::<$form:ident: $bound:path>)? ($($arg:ident : $ty:ty),* $(,)?)) => {{
         use $crate::simd::int8;
         #[cfg(target_arch = "x86_64")]
         #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma")]
-        fn avx512_vnni($($arg: $ty),*) { $kernel::<int8::Avx512Vnni>($($arg),*) }
+        fn avx512_vnni$(<$form: $bound>)?($($arg: $ty),*) { $kernel::<int8::Avx512Vnni $(, $form)?>($($arg),*) }
         #[cfg(target_arch = "x86_64")]
         #[target_feature(enable = "avxvnni,avx2,fma,f16c")]
-        fn avx_vnni($($arg: $ty),*) { $kernel::<int8::AvxVnni>($($arg),*) }
+        fn avx_vnni$(<$form: $bound>)?($($arg: $ty),*) { $kernel::<int8::AvxVnni $(, $form)?>($($arg),*) }
         #[cfg(target_arch = "x86_64")]
         #[target_feature(enable = "avx2,fma,f16c")]
-        fn avx2($($arg: $ty),*) { $kernel::<int8::Avx2Dot>($($arg),*) }
+        fn avx2$(<$form: $bound>)?($($arg: $ty),*) { $kernel::<int8::Avx2Dot $(, $form)?>($($arg),*) }
         #[cfg(target_arch = "aarch64")]
         #[target_feature(enable = "dotprod")]
-        fn neon_dot($($arg: $ty),*) { $kernel::<int8::NeonDot>($($arg),*) }
+        fn neon_dot$(<$form: $bound>)?($($arg: $ty),*) { $kernel::<int8::NeonDot $(, $form)?>($($arg),*) }
         match $isa {
             // SAFETY: the caller has checked that this CPU has the instructions.
             #[cfg(target_arch = "x86_64")]
-            int8::DotIsa::Avx512Vnni => unsafe { avx512_vnni($($arg),*) },
+            int8::DotIsa::Avx512Vnni => unsafe { avx512_vnni$(::<$form>)?($($arg),*) },
             // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
-            int8::DotIsa::AvxVnni => unsafe { avx_vnni($($arg),*) },
+            int8::DotIsa::AvxVnni => unsafe { avx_vnni$(::<$form>)?($($arg),*) },
             // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
-            int8::DotIsa::Avx2 => unsafe { avx2($($arg),*) },
+            int8::DotIsa::Avx2 => unsafe { avx2$(::<$form>)?($($arg),*) },
             // SAFETY: as above.
             #[cfg(target_arch = "aarch64")]
-            int8::DotIsa::NeonDot => unsafe { neon_dot($($arg),*) },
+            int8::DotIsa::NeonDot => unsafe { neon_dot$(::<$form>)?($($arg),*) },
             #[cfg(target_arch = "aarch64")]
-            int8::DotIsa::Neon => $kernel::<int8::NeonWiden>($($arg),*),
-            _ => $kernel::<int8::PortableDot>($($arg),*),
+            int8::DotIsa::Neon => $kernel::<int8::NeonWiden $(, $form)?>($($arg),*),
+            _ => $kernel::<int8::PortableDot $(, $form)?>($($arg),*),
         }
     }};
 }
@@ -175,11 +185,13 @@ mod tests {
     use super::*;
 
     #[inline(always)]
-    fn two_groups<D: DotLanes>(w: &[[u8; GROUP]; 2], a: [[i8; 4]; 2], halves: &[u8; 32], out: &mut [[f32; LANES]; 2]) {
+    fn two_groups<D: DotLanes>(w: &[[u8; GROUP]; 2], a: [[i8; 4]; 2], halves: &[u8; 32], out: &mut [[f32; LANES]; 3]) {
         let correction = -i32::from(OFFSET) * a.iter().flatten().map(|&a| i32::from(a)).sum::<i32>();
         let sums = D::start(correction).dot(D::load(&w[0]), a[0]).dot(D::load(&w[1]), a[1]);
         sums.to_floats().store(&mut out[0]);
         D::load_halves(halves).store(&mut out[1]);
+        let [low, high] = D::load_nibbles(&w[0]);
+        D::splat(-7).dot_small(low, a[0]).dot_small(high, a[1]).to_floats().store(&mut out[2]);
     }
 
     /// Extremes (weights ±127 with activations ±127, which overflow 16 bits where pairs are summed carelessly) and bytes
@@ -206,22 +218,35 @@ mod tests {
                 1 => 1,      // the least subnormal number
                 2 => 0x3ff,  // the greatest one
                 3 => 0x7bff, // 65504
-                _ => (case * 487 + i * 1913) as u16 % 0x7c00,
+                4 => 0x8000, // −0
+                5 => 0x83ff, // negative and subnormal
+                _ => ((case * 487 + i * 1913) as u16 % 0x7c00) | (((i % 2) as u16) << 15),
             });
             let bytes: [u8; 32] = std::array::from_fn(|i| halves[i / 2].to_le_bytes()[i % 2]);
             let want: [f32; LANES] = std::array::from_fn(|lane| {
                 let products = (0..2).flat_map(|g| (0..4).map(move |j| (g, j)));
                 products.map(|(g, j)| (i32::from(w[g][lane * 4 + j]) - 128) * i32::from(a[g][j])).sum::<i32>() as f32
             });
+            let small: [f32; LANES] = std::array::from_fn(|lane| {
+                let products = (0..2).flat_map(|g| (0..4).map(move |j| (g, j)));
+                let nibble = |g: usize, j: usize| i32::from((w[0][lane * 4 + j] >> (4 * g)) & 15);
+                (products.map(|(g, j)| nibble(g, j) * i32::from(a[g][j])).sum::<i32>() - 7) as f32
+            });
             for isa in DotIsa::ALL.into_iter().filter(|isa| isa.is_available()) {
-                let mut out = [[f32::NAN; LANES]; 2];
+                let mut out = [[f32::NAN; LANES]; 3];
                 let (wr, hr, or) = (&w, &bytes, &mut out);
                 dispatch_dot!(
                     isa,
-                    two_groups(wr: &[[u8; GROUP]; 2], a: [[i8; 4]; 2], hr: &[u8; 32], or: &mut [[f32; LANES]; 2])
+                    two_groups(wr: &[[u8; GROUP]; 2], a: [[i8; 4]; 2], hr: &[u8; 32], or: &mut [[f32; LANES]; 3])
                 );
                 assert_eq!(out[0], want, "{isa}, case {case}");
-                assert_eq!(out[1], halves.map(|h| half::f16::from_bits(h).to_f32()), "{isa}, case {case}");
+                let bits = |floats: [f32; LANES]| floats.map(f32::to_bits);
+                assert_eq!(
+                    bits(out[1]),
+                    halves.map(|h| half::f16::from_bits(h).to_f32().to_bits()),
+                    "{isa}, case {case}"
+                );
+                assert_eq!(out[2], small, "{isa}, case {case}");
             }
         }
     }

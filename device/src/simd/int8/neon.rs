@@ -18,11 +18,19 @@ impl DotLanes for NeonDot {
 
     #[inline(always)]
     fn start(_correction: i32) -> Self {
-        NeonDot(zeros())
+        NeonDot::splat(0)
+    }
+    #[inline(always)]
+    fn splat(sum: i32) -> Self {
+        NeonDot(splat(sum))
     }
     #[inline(always)]
     fn load(from: &[u8; GROUP]) -> [int8x16_t; 4] {
         load_signed(from)
+    }
+    #[inline(always)]
+    fn load_nibbles(from: &[u8; GROUP]) -> [[int8x16_t; 4]; 2] {
+        load_nibbles(from)
     }
     #[inline(always)]
     fn dot(mut self, weights: [int8x16_t; 4], activations: [i8; 4]) -> Self {
@@ -65,11 +73,19 @@ impl DotLanes for NeonWiden {
 
     #[inline(always)]
     fn start(_correction: i32) -> Self {
-        NeonWiden(zeros())
+        NeonWiden::splat(0)
+    }
+    #[inline(always)]
+    fn splat(sum: i32) -> Self {
+        NeonWiden(splat(sum))
     }
     #[inline(always)]
     fn load(from: &[u8; GROUP]) -> [int8x16_t; 4] {
         load_signed(from)
+    }
+    #[inline(always)]
+    fn load_nibbles(from: &[u8; GROUP]) -> [[int8x16_t; 4]; 2] {
+        load_nibbles(from)
     }
     #[inline(always)]
     fn dot(mut self, weights: [int8x16_t; 4], activations: [i8; 4]) -> Self {
@@ -95,9 +111,9 @@ impl DotLanes for NeonWiden {
 }
 
 #[inline(always)]
-fn zeros() -> [int32x4_t; 4] {
+fn splat(sum: i32) -> [int32x4_t; 4] {
     // SAFETY: NEON is always there.
-    [unsafe { vdupq_n_s32(0) }; 4]
+    [unsafe { vdupq_n_s32(sum) }; 4]
 }
 
 /// Weights as signed bytes: flipping the highest bit takes the offset off.
@@ -107,6 +123,18 @@ fn load_signed(from: &[u8; GROUP]) -> [int8x16_t; 4] {
         // SAFETY: NEON is always there; each quarter of the array is 16 bytes long.
         unsafe { vreinterpretq_s8_u8(veorq_u8(vld1q_u8(from[i * 16..i * 16 + 16].as_ptr()), vdupq_n_u8(OFFSET))) }
     })
+}
+
+/// The low halves of the bytes and the high ones; from 0 to 15, they are the same with and without a sign.
+#[inline(always)]
+fn load_nibbles(from: &[u8; GROUP]) -> [[int8x16_t; 4]; 2] {
+    // SAFETY: NEON is always there; each quarter of the array is 16 bytes long.
+    let bytes: [uint8x16_t; 4] = std::array::from_fn(|i| unsafe { vld1q_u8(from[i * 16..i * 16 + 16].as_ptr()) });
+    // SAFETY: NEON is always there.
+    let low = |v| unsafe { vreinterpretq_s8_u8(vandq_u8(v, vdupq_n_u8(15))) };
+    // SAFETY: as above.
+    let high = |v| unsafe { vreinterpretq_s8_u8(vshrq_n_u8::<4>(v)) };
+    [bytes.map(low), bytes.map(high)]
 }
 
 #[inline(always)]
@@ -121,14 +149,17 @@ fn to_floats(sums: [int32x4_t; 4]) -> Neon {
     Neon(sums.map(|sum| unsafe { vcvtq_f32_s32(sum) }))
 }
 
-/// The bits of a half, moved to where a single has them, are the number times 2⁻¹¹²; for subnormal halves too.
+/// The bits of a half, moved to where a single has them, are the number times 2⁻¹¹²; for subnormal halves too. The sign
+/// moves further than the rest.
 #[inline(always)]
 fn load_halves(from: &[u8; 2 * LANES]) -> Neon {
     Neon(std::array::from_fn(|i| {
         // SAFETY: NEON is always there; each quarter of the array is 8 bytes long.
         unsafe {
             let bits = vreinterpret_u16_u8(vld1_u8(from[i * 8..i * 8 + 8].as_ptr()));
-            vmulq_n_f32(vreinterpretq_f32_u32(vshll_n_u16::<13>(bits)), f32::from_bits((127 + 112) << 23))
+            let sign = vshll_n_u16::<16>(vand_u16(bits, vdup_n_u16(0x8000)));
+            let number = vshll_n_u16::<13>(vand_u16(bits, vdup_n_u16(0x7fff)));
+            vmulq_n_f32(vreinterpretq_f32_u32(vorrq_u32(sign, number)), f32::from_bits((127 + 112) << 23))
         }
     }))
 }

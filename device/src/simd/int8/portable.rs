@@ -17,11 +17,19 @@ impl DotLanes for PortableDot {
 
     #[inline(always)]
     fn start(correction: i32) -> Self {
-        PortableDot([correction; LANES])
+        PortableDot::splat(correction)
+    }
+    #[inline(always)]
+    fn splat(sum: i32) -> Self {
+        PortableDot([sum; LANES])
     }
     #[inline(always)]
     fn load(from: &[u8; GROUP]) -> [u8; GROUP] {
         *from
+    }
+    #[inline(always)]
+    fn load_nibbles(from: &[u8; GROUP]) -> [[u8; GROUP]; 2] {
+        [from.map(|byte| byte & 15), from.map(|byte| byte >> 4)]
     }
     #[inline(always)]
     fn dot(mut self, weights: [u8; GROUP], activations: [i8; 4]) -> Self {

@@ -20,13 +20,26 @@ impl DotLanes for Avx512Vnni {
 
     #[inline(always)]
     fn start(correction: i32) -> Self {
+        Avx512Vnni::splat(correction)
+    }
+    #[inline(always)]
+    fn splat(sum: i32) -> Self {
         // SAFETY: see the module.
-        Avx512Vnni(unsafe { _mm512_set1_epi32(correction) })
+        Avx512Vnni(unsafe { _mm512_set1_epi32(sum) })
     }
     #[inline(always)]
     fn load(from: &[u8; GROUP]) -> __m512i {
         // SAFETY: see the module; the array is 64 bytes long.
         unsafe { _mm512_loadu_si512(from.as_ptr().cast()) }
+    }
+    #[inline(always)]
+    fn load_nibbles(from: &[u8; GROUP]) -> [__m512i; 2] {
+        let bytes = Self::load(from);
+        // SAFETY: see the module.
+        unsafe {
+            let mask = _mm512_set1_epi8(15);
+            [_mm512_and_si512(bytes, mask), _mm512_and_si512(_mm512_srli_epi16::<4>(bytes), mask)]
+        }
     }
     #[inline(always)]
     fn dot(self, weights: __m512i, activations: [i8; 4]) -> Self {
@@ -57,11 +70,19 @@ impl DotLanes for AvxVnni {
 
     #[inline(always)]
     fn start(correction: i32) -> Self {
-        AvxVnni(Halves::splat(correction))
+        AvxVnni::splat(correction)
+    }
+    #[inline(always)]
+    fn splat(sum: i32) -> Self {
+        AvxVnni(Halves::splat(sum))
     }
     #[inline(always)]
     fn load(from: &[u8; GROUP]) -> Halves {
         Halves::load(from)
+    }
+    #[inline(always)]
+    fn load_nibbles(from: &[u8; GROUP]) -> [Halves; 2] {
+        Halves::load(from).nibbles()
     }
     #[inline(always)]
     fn dot(self, weights: Halves, activations: [i8; 4]) -> Self {
@@ -97,7 +118,11 @@ impl DotLanes for Avx2Dot {
 
     #[inline(always)]
     fn start(_correction: i32) -> Self {
-        Avx2Dot(Halves::splat(0))
+        Avx2Dot::splat(0)
+    }
+    #[inline(always)]
+    fn splat(sum: i32) -> Self {
+        Avx2Dot(Halves::splat(sum))
     }
     #[inline(always)]
     fn load(from: &[u8; GROUP]) -> Halves {
@@ -109,12 +134,28 @@ impl DotLanes for Avx2Dot {
         }
     }
     #[inline(always)]
+    fn load_nibbles(from: &[u8; GROUP]) -> [Halves; 2] {
+        Halves::load(from).nibbles()
+    }
+    #[inline(always)]
     fn dot(self, weights: Halves, activations: [i8; 4]) -> Self {
         let half = |sum, w| {
             // SAFETY: see the module.
             unsafe {
                 let a = _mm256_set1_epi32(word(activations));
                 let pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(a, w));
+                _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
+            }
+        };
+        Avx2Dot(Halves(half(self.0.0, weights.0), half(self.0.1, weights.1)))
+    }
+    /// A pair is at most 2·15·127 = 3,810: the signs can stay where they are.
+    #[inline(always)]
+    fn dot_small(self, weights: Halves, activations: [i8; 4]) -> Self {
+        let half = |sum, w| {
+            // SAFETY: see the module.
+            unsafe {
+                let pairs = _mm256_maddubs_epi16(w, _mm256_set1_epi32(word(activations)));
                 _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
             }
         };
@@ -145,6 +186,17 @@ impl Halves {
     fn load(from: &[u8; GROUP]) -> Halves {
         // SAFETY: see the module; the array is 64 bytes long.
         unsafe { Halves(_mm256_loadu_si256(from.as_ptr().cast()), _mm256_loadu_si256(from[32..].as_ptr().cast())) }
+    }
+    /// The low halves of the bytes, and the high ones.
+    #[inline(always)]
+    fn nibbles(self) -> [Halves; 2] {
+        // SAFETY: see the module.
+        unsafe {
+            let mask = _mm256_set1_epi8(15);
+            let low = |v| _mm256_and_si256(v, mask);
+            let high = |v| _mm256_and_si256(_mm256_srli_epi16::<4>(v), mask);
+            [Halves(low(self.0), low(self.1)), Halves(high(self.0), high(self.1))]
+        }
     }
     #[inline(always)]
     fn to_floats(self) -> Avx2 {

@@ -1,11 +1,15 @@
 //! `quire bench`: one file per subcommand.
 
+mod batch;
 mod kernels;
+mod latency;
 mod roofline;
+mod throughput;
 
 use clap::{Args, Subcommand};
 use engine::EngineConfig;
 
+use super::args::EngineArgs;
 use super::error::CliError;
 
 /// `quire bench`.
@@ -23,6 +27,21 @@ pub enum BenchCommand {
     Kernels(kernels::KernelArgs),
     /// What this machine can do at best: memory bandwidth and operations a second
     Roofline(roofline::RooflineArgs),
+    /// Time one batch again and again: prefill, decode, and their share of what the machine can do
+    Latency(latency::LatencyArgs),
+    /// Time many prompts that come at once
+    Throughput(throughput::ThroughputArgs),
+}
+
+impl BenchArgs {
+    /// The engine that is measured, where one is.
+    pub fn engine(&self) -> Option<&EngineArgs> {
+        match &self.command {
+            BenchCommand::Latency(args) => Some(&args.engine),
+            BenchCommand::Throughput(args) => Some(&args.engine),
+            BenchCommand::Kernels(_) | BenchCommand::Roofline(_) => None,
+        }
+    }
 }
 
 /// Runs one.
@@ -30,5 +49,7 @@ pub fn run(args: BenchArgs, config: EngineConfig) -> Result<(), CliError> {
     match args.command {
         BenchCommand::Kernels(args) => kernels::run(args, &config),
         BenchCommand::Roofline(args) => roofline::run(args),
+        BenchCommand::Latency(args) => latency::run(args, config),
+        BenchCommand::Throughput(args) => throughput::run(args, config),
     }
 }

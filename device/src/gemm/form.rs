@@ -1,0 +1,130 @@
+//! How the integers of a block of weights lie in memory, and how they are multiplied.
+//!
+//! ```text
+//! one block (32 k) of a panel (16 outputs), in cache lines
+//!   Bytes    8 lines   line g: k = 4g..4g+4 of every output, each value + 128
+//!   Nibbles  4 lines   line l: low halves k = 8l..8l+4, high halves k = 8l+4..8l+8, each value + 8
+//! ```
+
+// Constant loops over registers read best with the index that several arrays share.
+#![allow(clippy::needless_range_loop)]
+
+use super::activations::RowBlock;
+use super::quantize::{self, BLOCK, WeightBlock};
+use crate::Isa;
+use crate::simd::int8::{DotLanes, GROUP, OFFSET};
+
+/// A cache line: one group of bytes, or two of nibbles; or the scales of two blocks in half precision.
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+pub(super) struct Line(pub [u8; GROUP]);
+
+/// What [`Nibbles`] adds to a value, to have it from 0 to 15.
+const NIBBLE_OFFSET: i8 = 8;
+
+/// The order of the integers within a block, and their sums of products.
+pub(super) trait Form: Send + Sync + 'static {
+    /// Sixteen outputs, 32 k.
+    type Block: Copy + Sync + Send;
+    /// Lines of a block.
+    const LINES: usize;
+
+    /// The lines of whole blocks as such.
+    fn blocks(lines: &[Line]) -> &[Self::Block];
+    /// Makes blocks of a row; see [`quantize`].
+    fn quantize(isa: Isa, row: &[f32], out: &mut [WeightBlock]) -> bool;
+    /// Writes the integers of output `lane` into a block's lines, zero so far.
+    fn store(lines: &mut [Line], lane: usize, values: &[i8; BLOCK]);
+    /// The integer of output `lane` at place `index` of the block.
+    fn value(block: &Self::Block, lane: usize, index: usize) -> i8;
+    /// Σ weights · activations of a block, for M rows and P panels.
+    fn sums<D: DotLanes, const M: usize, const P: usize>(
+        weights: [&Self::Block; P],
+        rows: [&RowBlock; M],
+    ) -> [[D; P]; M];
+}
+
+/// 8 bits.
+pub(super) struct Bytes;
+
+impl Form for Bytes {
+    type Block = [Line; BLOCK / 4];
+    const LINES: usize = BLOCK / 4;
+
+    fn blocks(lines: &[Line]) -> &[Self::Block] {
+        lines.as_chunks().0
+    }
+    fn quantize(isa: Isa, row: &[f32], out: &mut [WeightBlock]) -> bool {
+        quantize::q8(isa, row, out)
+    }
+    fn store(lines: &mut [Line], lane: usize, values: &[i8; BLOCK]) {
+        for (line, four) in lines.iter_mut().zip(values.as_chunks::<4>().0) {
+            line.0[lane * 4..][..4].copy_from_slice(&four.map(|q| (q as u8).wrapping_add(OFFSET)));
+        }
+    }
+    fn value(block: &Self::Block, lane: usize, index: usize) -> i8 {
+        block[index / 4].0[lane * 4 + index % 4].wrapping_sub(OFFSET) as i8
+    }
+    #[inline(always)]
+    fn sums<D: DotLanes, const M: usize, const P: usize>(
+        weights: [&Self::Block; P],
+        rows: [&RowBlock; M],
+    ) -> [[D; P]; M] {
+        let mut sums: [[D; P]; M] = std::array::from_fn(|m| [D::start(rows[m].correction); P]);
+        for g in 0..Self::LINES {
+            let weights: [D::Weights; P] = std::array::from_fn(|p| D::load(&weights[p][g].0));
+            for m in 0..M {
+                for p in 0..P {
+                    sums[m][p] = sums[m][p].dot(weights[p], rows[m].values[g]);
+                }
+            }
+        }
+        sums
+    }
+}
+
+/// 4 bits.
+pub(super) struct Nibbles;
+
+impl Form for Nibbles {
+    type Block = [Line; BLOCK / 8];
+    const LINES: usize = BLOCK / 8;
+
+    fn blocks(lines: &[Line]) -> &[Self::Block] {
+        lines.as_chunks().0
+    }
+    fn quantize(isa: Isa, row: &[f32], out: &mut [WeightBlock]) -> bool {
+        quantize::q4(isa, row, out)
+    }
+    fn store(lines: &mut [Line], lane: usize, values: &[i8; BLOCK]) {
+        for (line, eight) in lines.iter_mut().zip(values.as_chunks::<8>().0) {
+            for (i, byte) in line.0[lane * 4..][..4].iter_mut().enumerate() {
+                let [low, high] = [eight[i], eight[i + 4]].map(|q| (q + NIBBLE_OFFSET) as u8);
+                *byte = low | (high << 4);
+            }
+        }
+    }
+    fn value(block: &Self::Block, lane: usize, index: usize) -> i8 {
+        let byte = block[index / 8].0[lane * 4 + index % 4];
+        ((byte >> (index % 8 / 4 * 4)) & 15) as i8 - NIBBLE_OFFSET
+    }
+    #[inline(always)]
+    fn sums<D: DotLanes, const M: usize, const P: usize>(
+        weights: [&Self::Block; P],
+        rows: [&RowBlock; M],
+    ) -> [[D; P]; M] {
+        // Of −128·Σ, exactly −8·Σ.
+        let mut sums: [[D; P]; M] = std::array::from_fn(|m| [D::splat(rows[m].correction / 16); P]);
+        for l in 0..Self::LINES {
+            let weights: [[D::Weights; 2]; P] = std::array::from_fn(|p| D::load_nibbles(&weights[p][l].0));
+            for m in 0..M {
+                for p in 0..P {
+                    let [low, high] = weights[p];
+                    sums[m][p] = sums[m][p].dot_small(low, rows[m].values[2 * l]);
+                    sums[m][p] = sums[m][p].dot_small(high, rows[m].values[2 * l + 1]);
+                }
+            }
+        }
+        sums
+    }
+}

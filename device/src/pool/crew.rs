@@ -1,0 +1,310 @@
+//! How a loop goes from the caller to the workers and back.
+//!
+//! ```text
+//! caller                                          worker
+//!   write the job, the tickets                      spin on `epoch` … sleep after a while
+//!   epoch += 1 ───────────────────────────────────▶ sees it
+//!   take pieces of share 0, then of others'         take pieces of its own share, then of others'
+//!   wait until `left` is 0 ◀─────────────────────── left −= pieces done
+//! ```
+//!
+//! The split is static (a thread gets the same part of the same matrix in every step, in its own memory and caches), in a few
+//! pieces, so that what a thread leaves lying, because another process has its core, is taken by those that run. A loop
+//! ends when its pieces are done, not when every worker has said so: one that sleeps through it is not missed.
+//!
+//! **When another process takes a core** a worker can stop in the midst of a piece, and the caller has to wait. It does not
+//! spin then but sleeps, which leaves its own core to the worker; and for some loops after such a wait workers do not spin
+//! for long and may change cores. So what is lost is the share of the other process.
+//!
+//! **Why the words of a job need no lock.** A ticket holds the epoch of its job and the next piece of its share; to take a
+//! piece is to replace (epoch, i) by (epoch, i + 1). A worker reads the job before that, and the caller writes the next job
+//! only when all pieces of this one are done: whoever gets a piece has read the job that it belongs to, and whoever read
+//! another gets none.
+
+use std::any::Any;
+use std::cell::Cell;
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::affinity::Place;
+
+/// Threads of a crew at most: their pieces must fit [`NEXT_BITS`].
+pub(super) const MOST_THREADS: usize = 1024;
+
+/// Pieces of a share at most.
+const PIECES: usize = 8;
+
+/// Bits of a ticket that count pieces; the others hold the epoch, which would take years to come round.
+const NEXT_BITS: u32 = 16;
+
+/// Shares that a worker looks at, its own first. The caller looks at all.
+const REACH: usize = 8;
+
+/// How long a worker spins for the next loop: longer than what lies between two steps of a decode.
+const SPIN: Duration = Duration::from_micros(200);
+
+/// How long anybody spins while the machine is crowded: about what sleeping and waking takes.
+const SPIN_CROWDED: Duration = Duration::from_micros(5);
+
+/// A wait of the caller that is longer than this, and than its own share took, is not for a worker that runs.
+const LATE: Duration = Duration::from_micros(200);
+
+/// Loops for which the machine then counts as crowded.
+const CROWDED_LOOPS: u32 = 2000;
+
+/// On a cache line of its own (of the pair that is fetched together).
+#[repr(align(128))]
+struct Apart<T>(T);
+
+/// What all threads of a pool see.
+pub(super) struct Crew {
+    threads: usize,
+    /// A caller has the workers.
+    taken: AtomicBool,
+    /// Number of the current loop.
+    epoch: Apart<AtomicU64>,
+    job: Apart<Job>,
+    /// Pieces of the loop that are not done.
+    left: Apart<AtomicUsize>,
+    /// Of each thread; the caller's first.
+    tickets: Box<[Apart<AtomicU64>]>,
+    /// Of each worker.
+    asleep: Box<[Apart<AtomicBool>]>,
+    /// Loops that are left of a crowded time.
+    crowded: AtomicU32,
+    stopped: AtomicBool,
+    /// The caller sleeps until `left` is 0.
+    waiting: AtomicBool,
+    gate: Mutex<()>,
+    done: Condvar,
+    panicked: AtomicBool,
+    panic: Mutex<Option<Box<dyn Any + Send>>>,
+}
+
+/// What a loop does with some of its tasks.
+type Body<'a> = &'a (dyn Fn(Range<usize>) + Sync);
+
+/// The loop; see the module for who may read it when.
+#[derive(Default)]
+struct Job {
+    /// A [`Body`] on the caller's stack.
+    body: AtomicPtr<()>,
+    tasks: AtomicUsize,
+    pieces: AtomicUsize,
+}
+
+thread_local! {
+    /// This thread is inside of a task.
+    static BUSY: Cell<bool> = const { Cell::new(false) };
+}
+
+impl Crew {
+    pub fn new(threads: usize) -> Crew {
+        Crew {
+            threads,
+            taken: AtomicBool::new(false),
+            epoch: Apart(AtomicU64::new(0)),
+            job: Apart(Job::default()),
+            left: Apart(AtomicUsize::new(0)),
+            tickets: (0..threads).map(|_| Apart(AtomicU64::new(0))).collect(),
+            asleep: (1..threads).map(|_| Apart(AtomicBool::new(false))).collect(),
+            crowded: AtomicU32::new(0),
+            stopped: AtomicBool::new(false),
+            waiting: AtomicBool::new(false),
+            gate: Mutex::new(()),
+            done: Condvar::new(),
+            panicked: AtomicBool::new(false),
+            panic: Mutex::new(None),
+        }
+    }
+
+    /// Ends the workers, once they are woken.
+    pub fn stop(&self) {
+        self.stopped.store(true, Ordering::SeqCst);
+    }
+
+    /// Whether worker `index` slept and is to be woken by who asks.
+    pub fn rouse(&self, index: usize) -> bool {
+        let asleep = &self.asleep[index].0;
+        asleep.load(Ordering::SeqCst) && asleep.swap(false, Ordering::SeqCst)
+    }
+
+    /// Runs a loop of `tasks` tasks in up to `pieces` pieces; `wake(n)` is to wake the first n workers. `false`, and nothing
+    /// has run, if this thread is in a task or another caller has the workers.
+    pub fn run(&self, tasks: usize, pieces: usize, body: Body<'_>, wake: impl FnOnce(usize)) -> bool {
+        if BUSY.get() || self.taken.swap(true, Ordering::Acquire) {
+            return false;
+        }
+        let pieces = pieces.min(self.threads * PIECES);
+        let epoch = self.epoch.0.load(Ordering::Relaxed) + 1;
+        self.job.0.body.store((&raw const body).cast_mut().cast(), Ordering::Relaxed);
+        self.job.0.tasks.store(tasks, Ordering::Relaxed);
+        self.job.0.pieces.store(pieces, Ordering::Relaxed);
+        self.left.0.store(pieces, Ordering::Relaxed);
+        for (thread, ticket) in self.tickets.iter().enumerate() {
+            let next = share(pieces, self.threads, thread).start as u64;
+            ticket.0.store((epoch << NEXT_BITS) | next, Ordering::Release);
+        }
+        self.epoch.0.store(epoch, Ordering::SeqCst);
+        wake(pieces.min(self.threads) - 1);
+
+        let start = Instant::now();
+        BUSY.set(true);
+        self.work(0, epoch, self.threads);
+        BUSY.set(false);
+        self.wait(start.elapsed());
+
+        let panic = match self.panicked.swap(false, Ordering::Relaxed) {
+            true => self.panic.lock().unwrap_or_else(PoisonError::into_inner).take(),
+            false => None,
+        };
+        self.taken.store(false, Ordering::Release);
+        if let Some(panic) = panic {
+            resume_unwind(panic);
+        }
+        true
+    }
+
+    /// What worker `index` does until the crew is stopped.
+    pub fn serve(&self, index: usize, mut place: Option<Place>) {
+        BUSY.set(true);
+        let mut seen = 0;
+        while let Some(epoch) = self.next(index, seen, &mut place) {
+            seen = epoch;
+            self.work(index + 1, epoch, REACH);
+        }
+    }
+
+    /// The loop after `seen`, or `None` when the crew is stopped.
+    fn next(&self, index: usize, seen: u64, place: &mut Option<Place>) -> Option<u64> {
+        loop {
+            let crowded = self.crowded.load(Ordering::Relaxed) > 0;
+            let budget = if crowded { SPIN_CROWDED } else { SPIN };
+            if spin(budget, || self.epoch.0.load(Ordering::Acquire) != seen) {
+                return Some(self.epoch.0.load(Ordering::Acquire));
+            }
+            let asleep = &self.asleep[index].0;
+            if let Some(place) = place {
+                place.pin(!crowded);
+            }
+            asleep.store(true, Ordering::SeqCst);
+            // After the store: who publishes a loop, or the end, either is seen here or sees the store.
+            if self.stopped.load(Ordering::SeqCst) {
+                return None;
+            }
+            let epoch = self.epoch.0.load(Ordering::SeqCst);
+            if epoch != seen {
+                asleep.store(false, Ordering::Relaxed);
+                return Some(epoch);
+            }
+            std::thread::park();
+        }
+    }
+
+    /// Takes pieces of loop `epoch`: those of thread `own`, then those of the threads after it, `reach` in all.
+    fn work(&self, own: usize, epoch: u64, reach: usize) {
+        let job = &self.job.0;
+        let (body, tasks) = (job.body.load(Ordering::Relaxed), job.tasks.load(Ordering::Relaxed));
+        let pieces = job.pieces.load(Ordering::Relaxed);
+        let mut done = 0;
+        for thread in (own..own + reach.min(self.threads)).map(|thread| thread % self.threads) {
+            let share = share(pieces, self.threads, thread);
+            while let Some(piece) = self.take(thread, epoch, share.end) {
+                let range = piece * tasks / pieces..(piece + 1) * tasks / pieces;
+                // SAFETY: this thread has a piece of the loop, so the job is the loop's (see the module), and its caller
+                // stays in `run`, where the body lives, until the piece is counted as done.
+                let body: Body<'_> = unsafe { *body.cast::<Body<'_>>() };
+                if let Err(panic) = catch_unwind(AssertUnwindSafe(|| body(range))) {
+                    self.panic.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(panic);
+                    self.panicked.store(true, Ordering::Relaxed);
+                }
+                done += 1;
+            }
+        }
+        // After this the job may be another one.
+        if done > 0 && self.left.0.fetch_sub(done, Ordering::SeqCst) == done && self.waiting.load(Ordering::SeqCst) {
+            let _gate = self.gate.lock().unwrap_or_else(PoisonError::into_inner);
+            self.done.notify_all();
+        }
+    }
+
+    /// The next piece of a thread's share of loop `epoch`, which ends before piece `end`.
+    fn take(&self, thread: usize, epoch: u64, end: usize) -> Option<usize> {
+        let ticket = &self.tickets[thread].0;
+        let mut now = ticket.load(Ordering::Acquire);
+        loop {
+            let next = (now & ((1 << NEXT_BITS) - 1)) as usize;
+            if now >> NEXT_BITS != epoch || next >= end {
+                return None;
+            }
+            match ticket.compare_exchange_weak(now, now + 1, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => return Some(next),
+                Err(other) => now = other,
+            }
+        }
+    }
+
+    /// The caller's wait for the pieces of others, after `own` time of work.
+    fn wait(&self, own: Duration) {
+        let crowded = self.crowded.load(Ordering::Relaxed);
+        let done = || self.left.0.load(Ordering::Acquire) == 0;
+        if !spin(if crowded > 0 { SPIN_CROWDED } else { LATE.max(own) }, done) {
+            self.waiting.store(true, Ordering::SeqCst);
+            let mut gate = self.gate.lock().unwrap_or_else(PoisonError::into_inner);
+            while self.left.0.load(Ordering::SeqCst) != 0 {
+                gate = self.done.wait(gate).unwrap_or_else(PoisonError::into_inner);
+            }
+            drop(gate);
+            self.waiting.store(false, Ordering::Relaxed);
+            if crowded == 0 {
+                self.crowded.store(CROWDED_LOOPS, Ordering::Relaxed);
+            }
+        }
+        if crowded > 0 {
+            self.crowded.store(crowded - 1, Ordering::Relaxed);
+        }
+    }
+}
+
+/// The pieces of thread `thread`: in the order of the threads, in equal numbers; one each where there are few.
+fn share(pieces: usize, threads: usize, thread: usize) -> Range<usize> {
+    let sharing = threads.min(pieces);
+    let thread = thread.min(sharing);
+    thread * pieces / sharing..(thread + 1).min(sharing) * pieces / sharing
+}
+
+/// Waits in a loop until `ready`; `false` if it was not in time. The clock is asked once in a while.
+fn spin(budget: Duration, ready: impl Fn() -> bool) -> bool {
+    let mut start = None;
+    loop {
+        for _ in 0..32 {
+            if ready() {
+                return true;
+            }
+            std::hint::spin_loop();
+        }
+        if start.get_or_insert_with(Instant::now).elapsed() > budget {
+            return ready();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_are_all_pieces_in_order() {
+        for threads in 1..70 {
+            for pieces in 1..200 {
+                let shares: Vec<Range<usize>> = (0..threads).map(|thread| share(pieces, threads, thread)).collect();
+                assert_eq!(shares.iter().cloned().flatten().collect::<Vec<_>>(), (0..pieces).collect::<Vec<_>>());
+                let sizes = shares.iter().map(Range::len).filter(|&len| len > 0);
+                assert!(sizes.clone().max() <= sizes.min().map(|least| least + 1), "{threads} {pieces}: {shares:?}");
+            }
+        }
+    }
+}

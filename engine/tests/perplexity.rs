@@ -1,0 +1,43 @@
+//! What fewer bits cost in the demo model's own world: perplexity on text that it was not trained on.
+//!
+//! `held_out.jsonl` is made by `models/demo/train/held_out.py`: chats of held-out questions, one JSON string a line.
+
+#![allow(clippy::unwrap_used)]
+
+use engine::{EngineConfig, Event, GenerationParams, GenerationRequest, Llm, Quantization};
+
+/// Tokens of a row; the model's context is 1,024.
+const ROW: usize = 960;
+
+/// Tokens that were scored, and e to the power of their mean negative log-probability.
+fn perplexity(quantization: Option<Quantization>) -> (usize, f64) {
+    let mut llm = Llm::new(EngineConfig { quantization, ..Default::default() }).unwrap();
+    let texts = include_str!("held_out.jsonl").lines().map(|line| serde_json::from_str::<String>(line).unwrap());
+    let ids: Vec<u32> = texts.flat_map(|text| llm.tokenizer().encode(&text, false).unwrap()).collect();
+    let row = |ids: &[u32]| GenerationRequest {
+        prompt: ids.to_vec(),
+        params: GenerationParams { prompt_logprobs: Some(0), max_tokens: Some(0), ..Default::default() },
+        ..Default::default()
+    };
+    let done = llm.run_with_events(ids.chunks(ROW).map(row).collect()).unwrap();
+    let scores = done.into_iter().flat_map(|(_, events)| events).filter_map(|event| match event {
+        Event::PromptLogprobs(scores) => Some(scores),
+        _ => None,
+    });
+    let logprobs: Vec<f64> = scores.flatten().flatten().map(|score| f64::from(score.logprob)).collect();
+    (logprobs.len(), (-logprobs.iter().sum::<f64>() / logprobs.len() as f64).exp())
+}
+
+#[test]
+fn fewer_bits_raise_the_perplexity_of_held_out_text_by_little() {
+    let (tokens, full) = perplexity(None);
+    assert!(tokens >= 20_000, "{tokens} tokens");
+    assert!((1.0..20.0).contains(&full), "a perplexity of {full}: the model does not know this text");
+    for (form, bound) in [(Quantization::Q8, 0.005), (Quantization::Q4, 0.03)] {
+        let (_, found) = perplexity(Some(form));
+        let more = found / full - 1.0;
+        println!("{tokens} tokens: {full:.4} in full, {found:.4} in {form}: {:+.2} %", more * 100.0);
+        assert!(more.abs() <= bound, "{form}: {found} instead of {full}");
+        assert!(found != full, "{form}: nothing was quantised");
+    }
+}

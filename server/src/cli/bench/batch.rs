@@ -1,0 +1,211 @@
+//! Prompts of random tokens through an engine, with the clock beside them.
+//!
+//! The engine is driven step by step on token ids: no text, no HTTP. Draws are greedy and no token ends a sequence.
+
+use std::io::{self, Write};
+use std::path::Path;
+use std::time::Instant;
+
+use engine::{Engine, EngineConfig, Floor, GenerationParams, GenerationRequest, TokenEvent, Work};
+use serde_json::{Value, json};
+
+use super::super::error::CliError;
+
+/// Prompts that come at once.
+#[derive(Clone, Copy)]
+pub struct Batch {
+    pub prompts: usize,
+    pub input_len: usize,
+    pub output_len: usize,
+}
+
+/// What one run of a batch took.
+pub struct Run {
+    /// Until every sequence had its first token.
+    pub first: Phase,
+    /// From there to the end.
+    pub rest: Phase,
+    /// Seconds to each sequence's first token, ascending.
+    pub first_tokens: Vec<f64>,
+}
+
+/// A part of a run.
+#[derive(Clone, Copy, Default)]
+pub struct Phase {
+    pub seconds: f64,
+    /// Prompt tokens and generated ones.
+    pub prompt_tokens: u64,
+    pub tokens: u64,
+    pub work: Work,
+}
+
+impl Phase {
+    /// Both parts of a run.
+    pub fn and(self, other: Phase) -> Phase {
+        let (a, b) = (self.work, other.work);
+        Phase {
+            seconds: self.seconds + other.seconds,
+            prompt_tokens: self.prompt_tokens + other.prompt_tokens,
+            tokens: self.tokens + other.tokens,
+            work: Work {
+                steps: a.steps + b.steps,
+                tokens: a.tokens + b.tokens,
+                logits: a.logits + b.logits,
+                context: a.context + b.context,
+            },
+        }
+    }
+}
+
+/// A loaded engine and the floors of its machine.
+pub struct Bench {
+    engine: Engine,
+    pub floor: Floor,
+    random: u64,
+}
+
+impl Bench {
+    /// Measures the machine, then loads the model.
+    pub fn start(config: &EngineConfig) -> Result<Bench, CliError> {
+        let floor = Floor::measure(config)?;
+        let engine = Engine::load(config, &|_, _| {})?;
+        Ok(Bench { engine, floor, random: config.seed.unwrap_or(0) })
+    }
+
+    /// Runs prompts that were never seen before.
+    pub fn run(&mut self, batch: &Batch) -> Result<Run, CliError> {
+        for _ in 0..batch.prompts {
+            let prompt = (0..batch.input_len).map(|_| self.token()).collect();
+            let params = GenerationParams {
+                sampling: engine::SamplingParams { temperature: 0.0, ..Default::default() },
+                max_tokens: Some(batch.output_len),
+                ignore_eos: true,
+                ..Default::default()
+            };
+            self.engine.submit(GenerationRequest { prompt, params, ..Default::default() })?;
+        }
+        let (start, mut steps) = (Instant::now(), 0u64);
+        let mut made = std::collections::HashMap::new();
+        let (mut first, mut all) = (Phase::default(), Phase::default());
+        let mut first_tokens = Vec::with_capacity(batch.prompts);
+        let mut failed = None;
+        while self.engine.has_work() {
+            let mut tokens = 0;
+            self.engine.step(|id, event| {
+                let TokenEvent::Token { token, finish, .. } = event else { return };
+                if let Some(engine::FinishReason::Error(message)) = finish {
+                    failed.get_or_insert(message);
+                }
+                if token.is_some() {
+                    tokens += 1;
+                    let made: &mut u64 = made.entry(id).or_default();
+                    if *made == 0 {
+                        first_tokens.push(start.elapsed().as_secs_f64());
+                        all.prompt_tokens += batch.input_len as u64;
+                        all.work.tokens += batch.input_len as u64;
+                        all.work.context += batch.input_len as u64;
+                    } else {
+                        all.work.tokens += 1;
+                        all.work.context += batch.input_len as u64 + *made;
+                    }
+                    *made += 1;
+                }
+            });
+            if let Some(message) = failed {
+                return Err(CliError::Bench(message));
+            }
+            steps += 1;
+            all.tokens += tokens;
+            all.work.logits += tokens;
+            all.work.steps = steps;
+            all.seconds = start.elapsed().as_secs_f64();
+            if first_tokens.len() == batch.prompts && first.work.steps == 0 {
+                first = all;
+            }
+        }
+        let (a, b) = (all.work, first.work);
+        let rest = Phase {
+            seconds: all.seconds - first.seconds,
+            prompt_tokens: 0,
+            tokens: all.tokens - first.tokens,
+            work: Work {
+                steps: a.steps - b.steps,
+                tokens: a.tokens - b.tokens,
+                logits: a.logits - b.logits,
+                context: a.context - b.context,
+            },
+        };
+        Ok(Run { first, rest, first_tokens })
+    }
+
+    /// Any token (SplitMix64).
+    fn token(&mut self) -> u32 {
+        self.random = self.random.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let z = (self.random ^ (self.random >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        ((z >> 32) % self.engine.vocab_size() as u64) as u32
+    }
+
+    /// The share of its floor that a phase took: 1 is all that the machine can do.
+    pub fn share(&self, phase: &Phase) -> f64 {
+        if phase.seconds > 0.0 { self.floor.seconds(&phase.work) / phase.seconds } else { 0.0 }
+    }
+
+    /// The floors in a line.
+    pub fn floors(&self) -> String {
+        let Floor { threads, read, peak, weight_bytes, kv_bytes_per_token, .. } = self.floor;
+        format!(
+            "floors of this run, {threads} threads: read {:.1} GB/s, {:.0} GOP/s; a step reads {:.1} MB of weights and {:.1} kB of cache \
+             for each token of context",
+            read / 1e9,
+            peak / 1e9,
+            weight_bytes as f64 / 1e6,
+            kv_bytes_per_token as f64 / 1e3
+        )
+    }
+
+    /// The floors as JSON.
+    pub fn floors_json(&self) -> Value {
+        json!({
+            "threads": self.floor.threads,
+            "read_bytes_per_second": self.floor.read,
+            "peak_operations_per_second": self.floor.peak,
+            "weight_bytes": self.floor.weight_bytes,
+            "kv_bytes_per_token": self.floor.kv_bytes_per_token,
+        })
+    }
+}
+
+/// The value at share `p` of the sorted numbers.
+pub fn percentile(sorted: &[f64], p: f64) -> f64 {
+    let last = sorted.len().saturating_sub(1);
+    sorted.get((last as f64 * p).round() as usize).copied().unwrap_or(0.0)
+}
+
+/// Median, and the range as a share of it.
+pub fn median_and_spread(mut values: Vec<f64>) -> (f64, f64) {
+    values.sort_by(f64::total_cmp);
+    let median = percentile(&values, 0.5);
+    (median, (percentile(&values, 1.0) - percentile(&values, 0.0)) / median.max(f64::MIN_POSITIVE))
+}
+
+/// Writes the figures to a file, or to standard output for `-`.
+pub fn write_json(path: &Path, value: &Value) -> Result<(), CliError> {
+    if path.as_os_str() == "-" {
+        return Ok(writeln!(io::stdout(), "{value}")?);
+    }
+    let failed = |error| CliError::Bench(format!("--output-json {}: {error}", path.display()));
+    std::fs::write(path, format!("{value:#}\n")).map_err(failed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn medians_and_spreads_are_those_of_the_sorted_values() {
+        assert_eq!(median_and_spread(vec![3.0, 1.0, 2.0]), (2.0, 1.0));
+        assert_eq!(percentile(&[1.0, 2.0, 3.0, 4.0, 5.0], 0.9), 5.0);
+        assert_eq!(percentile(&[], 0.5), 0.0);
+    }
+}

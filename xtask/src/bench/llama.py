@@ -1,0 +1,61 @@
+"""Times llama.cpp through llama-cpp-python; started by `cargo xtask bench-cpu`.
+
+    llama.py MODEL.gguf THREADS BATCH INPUT OUTPUT     prints {"prefill": tokens/s, "decode": tokens/s}
+
+BATCH sequences of INPUT random tokens; then OUTPUT - 1 steps with one token of each. The first run warms up.
+"""
+
+import json
+import random
+import sys
+import time
+
+import llama_cpp as ll
+
+model_path, threads, sequences, length, output = sys.argv[1], *map(int, sys.argv[2:])
+# Its messages go to standard error line by line; they are not what is measured.
+quiet = ll.llama_log_callback(lambda level, text, data: None)
+ll.llama_log_set(quiet, None)
+ll.llama_backend_init()
+model = ll.llama_model_load_from_file(model_path.encode(), ll.llama_model_default_params())
+params = ll.llama_context_default_params()
+params.n_ctx = sequences * (length + output)
+params.n_batch = params.n_ubatch = 512
+params.n_seq_max = sequences
+params.n_threads = params.n_threads_batch = threads
+context = ll.llama_init_from_model(model, params)
+vocabulary = ll.llama_vocab_n_tokens(ll.llama_model_get_vocab(model))
+batch = ll.llama_batch_init(512, 0, 1)
+draw = random.Random(1)
+
+
+def decode(rows):
+    """One call with rows of (position, sequence, whether logits are wanted)."""
+    batch.n_tokens = len(rows)
+    for i, (position, sequence, logits) in enumerate(rows):
+        batch.token[i] = draw.randrange(vocabulary)
+        batch.pos[i] = position
+        batch.n_seq_id[i] = 1
+        batch.seq_id[i][0] = sequence
+        batch.logits[i] = logits
+    if ll.llama_decode(context, batch) != 0:
+        sys.exit("llama_decode failed")
+
+
+def once(steps):
+    ll.llama_memory_clear(ll.llama_get_memory(context), True)
+    rows = [(p, s, p == length - 1) for s in range(sequences) for p in range(length)]
+    start = time.perf_counter()
+    for first in range(0, len(rows), 512):
+        decode(rows[first:first + 512])
+    ll.llama_synchronize(context)
+    middle = time.perf_counter()
+    for step in range(steps):
+        decode([(length + step, s, True) for s in range(sequences)])
+    ll.llama_synchronize(context)
+    end = time.perf_counter()
+    return {"prefill": len(rows) / (middle - start), "decode": sequences * steps / (end - middle)}
+
+
+once(2)
+print(json.dumps(once(output - 1)))
