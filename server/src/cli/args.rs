@@ -9,6 +9,8 @@ use clap::{Args, Parser, Subcommand};
 use engine::text::ToolFormat;
 use engine::{EngineConfig, ModelSource, Policy, PreemptionMode, Quantization};
 
+use super::bench::BenchArgs;
+use super::top::TopArgs;
 use super::values;
 use crate::http::Reasoning;
 
@@ -35,16 +37,21 @@ pub enum Command {
     Plan(EngineArgs),
     /// List the kernels, what each can do here, and which ones are chosen
     Kernels(EngineArgs),
+    /// Measure a server under load
+    Bench(BenchArgs),
+    /// Watch a running server
+    Top(TopArgs),
 }
 
 impl Command {
-    /// The part that all subcommands have.
-    pub fn engine(&self) -> &EngineArgs {
+    /// The part that all subcommands have which start an engine.
+    pub fn engine(&self) -> Option<&EngineArgs> {
         match self {
-            Command::Serve(args) => &args.engine,
-            Command::Chat(args) => &args.engine,
-            Command::Generate(args) => &args.engine,
-            Command::Plan(args) | Command::Kernels(args) => args,
+            Command::Serve(args) => Some(&args.engine),
+            Command::Chat(args) => Some(&args.engine),
+            Command::Generate(args) => Some(&args.engine),
+            Command::Plan(args) | Command::Kernels(args) => Some(args),
+            Command::Bench(_) | Command::Top(_) => None,
         }
     }
 }

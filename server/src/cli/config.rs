@@ -51,16 +51,21 @@ impl ConfigFile {
     }
 
     /// The arguments for what neither the command line nor the environment has said.
-    pub fn arguments(&self, root: &clap::Command, name: &str, given: &ArgMatches) -> Result<Vec<OsString>, CliError> {
+    pub fn arguments(
+        &self,
+        root: &clap::Command,
+        command: &clap::Command,
+        given: &ArgMatches,
+    ) -> Result<Vec<OsString>, CliError> {
         let mut arguments = Vec::new();
         for (key, value) in &self.values {
             let long = key.replace('_', "-");
-            match root.find_subcommand(name).and_then(|command| flag(command, &long)) {
+            match flag(command, &long) {
                 Some(flag) if !is_given(given, flag.get_id().as_str()) => {
                     self.push(&mut arguments, flag, key, value)?;
                 }
                 Some(_) => {}
-                None if root.get_subcommands().any(|command| flag(command, &long).is_some()) => {}
+                None if leaves(root).any(|command| flag(command, &long).is_some()) => {}
                 None => return Err(self.unknown(root, key, &long)),
             }
         }
@@ -107,7 +112,7 @@ impl ConfigFile {
     }
 
     fn unknown(&self, root: &clap::Command, key: &str, long: &str) -> CliError {
-        let flags = root.get_subcommands().flat_map(clap::Command::get_arguments).filter_map(Arg::get_long);
+        let flags = leaves(root).flat_map(clap::Command::get_arguments).filter_map(Arg::get_long);
         let known = flags.filter(|long| !NO_KEYS.contains(long));
         // Further away, a guess would only confuse.
         let near =
@@ -115,6 +120,11 @@ impl ConfigFile {
         let guess = near.min().map_or(String::new(), |(_, known)| format!(", the nearest that exists is {known:?}"));
         self.problem(format!("unknown key {key:?}{guess}"))
     }
+}
+
+/// All commands that have flags.
+fn leaves(root: &clap::Command) -> impl Iterator<Item = &clap::Command> {
+    root.get_subcommands().flat_map(|command| std::iter::once(command).chain(command.get_subcommands()))
 }
 
 /// The flag that a key stands for.

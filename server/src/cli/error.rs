@@ -49,12 +49,20 @@ pub enum CliError {
     /// The model or its text failed on the way.
     #[error("{0}")]
     Generation(String),
+    /// What a benchmark runs on, or another server, is not as it should be.
+    #[error("{0}")]
+    Bench(String),
     /// Standard output or another stream failed.
     #[error("input or output failed: {0}")]
     Io(#[from] io::Error),
 }
 
 impl CliError {
+    /// What ended a benchmark.
+    pub fn bench(error: impl std::fmt::Display) -> CliError {
+        CliError::Bench(error.to_string())
+    }
+
     /// Whoever read our output has gone; nothing is wrong on this side.
     pub fn is_closed_pipe(&self) -> bool {
         matches!(self, CliError::Io(error) if error.kind() == io::ErrorKind::BrokenPipe)

@@ -4,12 +4,15 @@
 //! alone; notes and progress go to standard error. A reader that closes the pipe ends the program quietly.
 
 mod args;
+mod bench;
 mod chat;
+mod client;
 mod config;
 mod error;
 mod generate;
 mod serve;
 mod session;
+mod top;
 mod values;
 
 use std::ffi::OsString;
@@ -22,7 +25,7 @@ use clap::{Arg, ArgMatches, CommandFactory, FromArgMatches};
 use engine::EngineConfig;
 use tracing_subscriber::EnvFilter;
 
-use args::{Cli, Command};
+use args::{Cli, Command, EngineArgs};
 use config::ConfigFile;
 use error::CliError;
 
@@ -48,25 +51,33 @@ fn run(arguments: Vec<OsString>) -> Result<(), CliError> {
         Command::Chat(args) => chat::run(args, config),
         Command::Generate(args) => generate::run(args, config),
         Command::Plan(_) => Ok(writeln!(io::stdout(), "{}", engine::plan(&config)?)?),
+        Command::Bench(args) => bench::run(args, config),
+        Command::Top(args) => top::run(&args),
         Command::Kernels(_) => Ok(writeln!(io::stdout(), "{}", engine::describe_kernels(&config)?)?),
     }
 }
 
 /// The command and the engine's configuration, or `None` if help or the version was asked for and has been printed.
 fn parse(mut arguments: Vec<OsString>) -> Result<Option<(Command, EngineConfig)>, CliError> {
-    let mut root = Cli::command().mut_subcommands(|command| command.mut_args(negative_numbers));
+    let numbers = |command: clap::Command| command.mut_args(negative_numbers);
+    let mut root = Cli::command().mut_subcommands(|command| numbers(command).mut_subcommands(numbers));
     root.build();
     let Some(mut matches) = matches(&root, &arguments)? else { return Ok(None) };
-    let Some((name, given)) = matches.subcommand() else { return Ok(None) };
+    // A command may have commands of its own: the last one has the flags.
+    let (mut command, mut given, mut words) = (&root, &matches, 1);
+    while let Some((name, inner)) = given.subcommand() {
+        let Some(next) = command.find_subcommand(name) else { return Ok(None) };
+        (command, given, words) = (next, inner, words + 1);
+    }
     let file = given.get_one("config").map(|path: &PathBuf| ConfigFile::read(path)).transpose()?;
     if let Some(file) = &file {
-        // Behind the program's name and the subcommand, ahead of a `--` that may follow.
-        arguments.splice(2..2, file.arguments(&root, name, given)?);
+        // Behind the program's name and its commands, ahead of a `--` that may follow.
+        arguments.splice(words..words, file.arguments(&root, command, given)?);
         // Alone, the command line was right; what is wrong now is a value of the file.
         matches = root.try_get_matches_from(&arguments).map_err(|error| file.problem(one_line(&error)))?;
     }
     let cli = Cli::from_arg_matches(&matches).map_err(|error| CliError::Usage(one_line(&error)))?;
-    let mut config = cli.command.engine().to_config();
+    let mut config = cli.command.engine().map_or_else(EngineConfig::default, EngineArgs::to_config);
     if let Some(file) = file {
         file.apply_kernels(&mut config)?;
     }
