@@ -82,13 +82,13 @@ fn frame(svg: &mut String, left: f64, across: &str, end: f64, most: f64, up: &st
     end
 }
 
-/// The next of 1, 2, 4 or 8 times a power of ten: quarters of it read well.
+/// The next bound whose quarters read well.
 fn ceiling(value: f64) -> f64 {
     if !(value > 0.0 && value.is_finite()) {
         return 1.0;
     }
     let power = 10f64.powf(value.log10().floor());
-    [1.0, 2.0, 4.0, 8.0, 10.0].into_iter().map(|step| step * power).find(|bound| *bound >= value).unwrap_or(value)
+    [1.0, 1.2, 1.6, 2.0, 2.4, 3.2, 4.0, 5.0, 6.0, 8.0, 10.0].into_iter().map(|step| step * power).find(|bound| *bound >= value).unwrap_or(value)
 }
 
 fn number(value: f64) -> String {
