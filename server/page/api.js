@@ -9,12 +9,32 @@ export class ApiError extends Error {
   }
 }
 
+// Where a browser gives a page no storage, a value lasts as long as the page.
+export function stored(store, name) {
+  try {
+    return window[store].getItem(name);
+  } catch {
+    return null;
+  }
+}
+
+export function keep(store, name, value) {
+  try {
+    window[store].setItem(name, value);
+  } catch {
+    // See above.
+  }
+}
+
+let current = stored('sessionStorage', STORE) ?? '';
+
 export function key() {
-  return sessionStorage.getItem(STORE) ?? '';
+  return current;
 }
 
 export function setKey(value) {
-  sessionStorage.setItem(STORE, value);
+  current = value;
+  keep('sessionStorage', STORE, value);
 }
 
 export async function call(path, { body, signal } = {}) {

@@ -1,6 +1,6 @@
 // The conversation: what was said, the request under way, and how both look.
 
-import { ApiError, call, events } from './api.js';
+import { ApiError, call, events, keep, stored } from './api.js';
 import { render } from './markdown.js';
 
 const FIELDS = ['temperature', 'top_p', 'top_k', 'repetition_penalty', 'max_tokens', 'min_tokens', 'seed'];
@@ -52,11 +52,11 @@ export class Chat {
 
   keep() {
     const values = Object.fromEntries([...FIELDS, ...TEXTS].map((name) => [name, $(name).value]));
-    localStorage.setItem(SETTINGS, JSON.stringify(values));
+    keep('localStorage', SETTINGS, JSON.stringify(values));
   }
 
   restore() {
-    const values = JSON.parse(localStorage.getItem(SETTINGS) ?? '{}');
+    const values = JSON.parse(stored('localStorage', SETTINGS) ?? '{}');
     for (const name of [...FIELDS, ...TEXTS]) $(name).value = values[name] ?? '';
   }
 

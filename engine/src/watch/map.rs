@@ -152,7 +152,7 @@ mod tests {
             prompt,
             n: 1,
             beam_search: false,
-            max_tokens: 4,
+            max_tokens: 1000,
             priority: 0,
             cache_salt: None,
             read_prefix_cache: true,

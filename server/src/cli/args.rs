@@ -15,6 +15,7 @@ use super::bench::BenchArgs;
 use super::error::CliError;
 use super::limits::LimitArgs;
 use super::log::LogArgs;
+use super::top::TopArgs;
 use super::values;
 use crate::http::Reasoning;
 
@@ -42,6 +43,8 @@ pub enum Command {
     Kernels(EngineArgs),
     /// Measure speed
     Bench(BenchArgs),
+    /// Watch a running server
+    Top(TopArgs),
 }
 
 impl Command {
@@ -53,6 +56,7 @@ impl Command {
             Command::Generate(args) => Some(&args.engine),
             Command::Plan(args) | Command::Kernels(args) => Some(args),
             Command::Bench(args) => args.engine(),
+            Command::Top(_) => None,
         }
     }
 }

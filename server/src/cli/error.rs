@@ -60,7 +60,7 @@ pub enum CliError {
     /// The model or its text failed on the way.
     #[error("{0}")]
     Generation(String),
-    /// A device, a kernel or a grid that a benchmark can not run on.
+    /// What a benchmark runs on, or another server, is not as it should be.
     #[error("{0}")]
     Bench(String),
     /// Standard output or another stream failed.

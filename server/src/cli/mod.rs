@@ -6,6 +6,7 @@
 mod args;
 mod bench;
 mod chat;
+mod client;
 mod config;
 mod error;
 mod generate;
@@ -15,6 +16,7 @@ mod log;
 mod otel;
 mod serve;
 mod session;
+mod top;
 mod values;
 
 use std::ffi::OsString;
@@ -52,6 +54,7 @@ fn run(arguments: Vec<OsString>) -> Result<(), CliError> {
         Command::Generate(args) => generate::run(args, config),
         Command::Plan(_) => Ok(writeln!(io::stdout(), "{}", engine::plan(&config)?)?),
         Command::Bench(args) => bench::run(args, config),
+        Command::Top(args) => top::run(&args),
         Command::Kernels(_) => Ok(writeln!(io::stdout(), "{}", engine::describe_kernels(&config)?)?),
     }
 }

@@ -48,7 +48,12 @@ pub(super) fn check(tree: &Tree) -> Vec<Finding> {
     let names: BTreeSet<&str> = flags.iter().map(|flag| flag.name.as_str()).collect();
     findings.extend(compare(page, "the flag", &names, &documented));
     for flag in &flags {
-        findings.extend(documented.get(flag.name.as_str()).and_then(|row| check_row(page, row, flag)));
+        let rows = documented.get(flag.name.as_str()).into_iter().flatten();
+        // Commands may differ in a flag of one name: one of its rows is that of this one.
+        let wrong: Vec<Option<Finding>> = rows.map(|row| check_row(page, row, flag)).collect();
+        if wrong.iter().all(Option::is_some) {
+            findings.extend(wrong.into_iter().next().flatten());
+        }
     }
 
     let mut variables: BTreeSet<&str> =
@@ -68,19 +73,30 @@ pub(super) fn check(tree: &Tree) -> Vec<Finding> {
 }
 
 /// Rows by what their first cell names, where it is such a name.
-fn entries<'a, 'b>(rows: &'b [Row<'a>], is_name: impl Fn(&str) -> bool) -> BTreeMap<&'a str, &'b Row<'a>> {
-    rows.iter().flat_map(|row| row.code(0).map(move |code| (code, row))).filter(|(code, _)| is_name(code)).collect()
+fn entries<'a, 'b>(rows: &'b [Row<'a>], is_name: impl Fn(&str) -> bool) -> BTreeMap<&'a str, Vec<&'b Row<'a>>> {
+    let mut entries: BTreeMap<&str, Vec<&Row<'_>>> = BTreeMap::new();
+    for (code, row) in rows.iter().flat_map(|row| row.code(0).map(move |code| (code, row))) {
+        if is_name(code) {
+            entries.entry(code).or_default().push(row);
+        }
+    }
+    entries
 }
 
 /// What is declared and not documented, and the other way round.
-fn compare(page: &File, what: &str, declared: &BTreeSet<&str>, documented: &BTreeMap<&str, &Row<'_>>) -> Vec<Finding> {
+fn compare(
+    page: &File,
+    what: &str,
+    declared: &BTreeSet<&str>,
+    documented: &BTreeMap<&str, Vec<&Row<'_>>>,
+) -> Vec<Finding> {
     let missing = declared.iter().filter(|name| !documented.contains_key(*name));
     let missing =
         missing.map(|name| page.finding(format!("{what} `{name}` is missing; add a row with its default and unit")));
     let gone = documented.iter().filter(|(name, _)| !declared.contains(*name));
     missing
-        .chain(gone.map(|(name, row)| {
-            page.at(row.index, format!("{what} `{name}` does not exist in the code; remove the row"))
+        .chain(gone.map(|(name, rows)| {
+            page.at(rows[0].index, format!("{what} `{name}` does not exist in the code; remove the row"))
         }))
         .collect()
 }

@@ -1,9 +1,10 @@
-//! `quire bench`: one file per subcommand.
+//! `quire bench`: one file or folder per subcommand.
 
 mod batch;
 mod kernels;
 mod latency;
 mod roofline;
+mod serve;
 mod throughput;
 
 use clap::{Args, Subcommand};
@@ -31,6 +32,8 @@ pub enum BenchCommand {
     Latency(latency::LatencyArgs),
     /// Time many prompts that come at once
     Throughput(throughput::ThroughputArgs),
+    /// Load any OpenAI server with requests and time its answers
+    Serve(serve::ServeBenchArgs),
 }
 
 impl BenchArgs {
@@ -39,7 +42,7 @@ impl BenchArgs {
         match &self.command {
             BenchCommand::Latency(args) => Some(&args.engine),
             BenchCommand::Throughput(args) => Some(&args.engine),
-            BenchCommand::Kernels(_) | BenchCommand::Roofline(_) => None,
+            BenchCommand::Kernels(_) | BenchCommand::Roofline(_) | BenchCommand::Serve(_) => None,
         }
     }
 }
@@ -51,5 +54,6 @@ pub fn run(args: BenchArgs, config: EngineConfig) -> Result<(), CliError> {
         BenchCommand::Roofline(args) => roofline::run(args),
         BenchCommand::Latency(args) => latency::run(args, config),
         BenchCommand::Throughput(args) => throughput::run(args, config),
+        BenchCommand::Serve(args) => serve::run(&args),
     }
 }

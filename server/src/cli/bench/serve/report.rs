@@ -1,0 +1,88 @@
+//! The figures as a table for people and as JSON for programs. Names are those of vLLM's result files.
+
+use std::fmt::Write;
+
+use serde_json::{Map, Value, json};
+
+use super::ServeBenchArgs;
+use super::measure::{PERCENTILES, Record, Report};
+
+/// The table.
+pub fn table(args: &ServeBenchArgs, model: &str, report: &Report) -> String {
+    let mut text = String::new();
+    let mut line = |name: &str, value: String| {
+        // Writing to a string can not fail.
+        let _ = writeln!(text, "{name:<40}{value:>12}");
+    };
+    line("Model", model.to_string());
+    line("Load", load(args));
+    line("Successful requests", report.completed.to_string());
+    line("Failed requests", report.failed.to_string());
+    line("Duration (s)", format!("{:.2}", report.seconds));
+    line("Prompt tokens", report.prompt_tokens.to_string());
+    line("Output tokens", report.output_tokens.to_string());
+    if report.uncounted > 0 {
+        line("  requests counted by pieces, not usage", report.uncounted.to_string());
+    }
+    line("Request throughput (req/s)", format!("{:.2}", report.request_throughput));
+    if let Some(goodput) = report.goodput {
+        line("Request goodput (req/s)", format!("{goodput:.2}"));
+    }
+    line("Output token throughput (tok/s)", format!("{:.2}", report.output_throughput));
+    line("Total token throughput (tok/s)", format!("{:.2}", report.total_throughput));
+    line("Sent later than meant, p99 (ms)", format!("{:.2}", report.late.percentiles[3]));
+    let heads = PERCENTILES.map(|p| format!("{:>9}", format!("p{p}"))).concat();
+    let _ = writeln!(text, "\n{:<28}{:>9}{heads}{:>9}", "ms", "mean", "max");
+    for (short, name, spread) in report.spreads() {
+        let percentiles = spread.percentiles.map(|value| format!("{value:>9.2}")).concat();
+        let name = format!("{name} ({short})");
+        let _ = writeln!(text, "{name:<28}{:>9.2}{percentiles}{:>9.2}", spread.mean, spread.max);
+    }
+    text
+}
+
+fn load(args: &ServeBenchArgs) -> String {
+    match (args.request_rate.is_finite(), args.max_concurrency) {
+        (true, _) => format!("{} req/s", args.request_rate),
+        (false, Some(seats)) => format!("{seats} at once"),
+        (false, None) => "all at once".to_string(),
+    }
+}
+
+/// Everything, with each request's times in seconds since the start.
+pub fn json(args: &ServeBenchArgs, model: &str, report: &Report, records: &[Record]) -> String {
+    let mut all = Map::new();
+    let mut put = |name: &str, value: Value| all.insert(name.to_string(), value);
+    put("model_id", json!(model));
+    put("dataset", json!(args.dataset));
+    // JSON has no infinity; vLLM writes the word as well.
+    put("request_rate", if args.request_rate.is_finite() { json!(args.request_rate) } else { json!("inf") });
+    put("burstiness", json!(args.burstiness));
+    put("max_concurrency", json!(args.max_concurrency));
+    put("seed", json!(args.seed));
+    put("duration", json!(report.seconds));
+    put("completed", json!(report.completed));
+    put("failed", json!(report.failed));
+    put("total_input_tokens", json!(report.prompt_tokens));
+    put("total_output_tokens", json!(report.output_tokens));
+    put("counted_by_pieces", json!(report.uncounted));
+    put("request_throughput", json!(report.request_throughput));
+    put("request_goodput", json!(report.goodput));
+    put("output_throughput", json!(report.output_throughput));
+    put("total_token_throughput", json!(report.total_throughput));
+    for (short, _, spread) in report.spreads().into_iter().chain([("late", "", &report.late)]) {
+        put(&format!("mean_{short}_ms"), json!(spread.mean));
+        put(&format!("max_{short}_ms"), json!(spread.max));
+        for (percent, value) in PERCENTILES.iter().zip(spread.percentiles) {
+            put(&format!("p{percent}_{short}_ms"), json!(value));
+        }
+    }
+    let request = |record: &Record| {
+        json!({
+            "meant": record.meant, "sent": record.sent, "end": record.end, "pieces": record.pieces,
+            "prompt_tokens": record.prompt_tokens, "output_tokens": record.output_tokens, "error": record.problem,
+        })
+    };
+    put("requests", records.iter().map(request).collect());
+    format!("{:#}\n", Value::Object(all))
+}
