@@ -149,11 +149,13 @@ impl AsyncEngine {
         let course = Arc::new(Course::default());
         let reader = Reader { events, course: course.clone() };
         let (reply, answer) = oneshot::channel();
+        // Before the engine can have made an event.
+        let last_event = Instant::now();
         self.commands
             .send(Command::Submit { request: Box::new(request), constraint, reader, reply })
             .map_err(|_| SubmitError::Closed)?;
         let id = answer.await.map_err(|_| SubmitError::Closed)??;
-        let (commands, last_event) = (self.commands.clone(), Instant::now());
+        let commands = self.commands.clone();
         Ok(OutputStream { id, events: receiver, commands, prompt_len, course, last_event })
     }
 
@@ -348,6 +350,8 @@ impl Worker {
     /// Applies all commands that wait, or waits for one when there is nothing else to do. `false` ends the thread.
     fn take_commands(&mut self) -> bool {
         if !self.engine.has_work() {
+            // The last step may have ended by cancelling somebody who fell behind.
+            self.status.publish(&self.engine);
             let Ok(command) = self.receiver.recv() else { return false };
             if !self.apply(command) {
                 return false;

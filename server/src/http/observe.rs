@@ -45,7 +45,7 @@ impl Arrival {
     /// Notes a request. Its text is looked at only where the log shall show it.
     pub fn note(app: &App, request: &GenerationRequest) -> Arrival {
         let prompt = app.log_prompts.and_then(|limit| {
-            let text = app.tokenizer().decode(&request.prompt, false).ok()?;
+            let text = app.tokenizer().decode(&request.prompt, true).ok()?;
             Some(text.chars().take(limit).collect())
         });
         Arrival {
