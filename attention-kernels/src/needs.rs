@@ -134,7 +134,11 @@ impl Needs {
         } else if !can.block_sizes.contain(self.block_size) {
             Some(format!("its block sizes are {}, --block-size is {}", can.block_sizes, self.block_size))
         } else {
-            None
+            let bytes = self.block_size * self.head_dim * self.format(Layout::default()).element_bytes();
+            let step = can.block_bytes_step;
+            (!bytes.is_multiple_of(step)).then(|| {
+                format!("it moves {step} bytes at a time, a head's block has {bytes}; make --block-size a multiple of {step}")
+            })
         }
     }
 }

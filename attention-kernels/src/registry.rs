@@ -131,6 +131,8 @@ pub struct Capabilities {
     pub head_sizes: Sizes,
     /// Tokens per block.
     pub block_sizes: Sizes,
+    /// What the bytes of one head's block must be a multiple of.
+    pub block_bytes_step: usize,
     /// Greatest number of query rows of a sequence.
     pub max_query_len: usize,
     /// Sliding windows.
@@ -161,6 +163,7 @@ impl Capabilities {
         layouts: &[],
         head_sizes: Sizes::List(&[]),
         block_sizes: Sizes::List(&[]),
+        block_bytes_step: 1,
         max_query_len: usize::MAX,
         window: false,
         soft_cap: false,

@@ -291,6 +291,23 @@ mod tests {
     }
 
     #[test]
+    fn blocks_that_no_vector_fills_are_refused_at_selection() {
+        let odd = Needs { head_dim: 8, block_size: 5, ..cuda(Dtype::F32, KvDtype::Int8) };
+        let error = share_a_cache(&KernelChoice::default(), &odd).err().unwrap().to_string();
+        assert!(error.contains("no block_copy kernel") && error.contains("it moves 16 bytes at a time"), "{error}");
+        assert!(error.contains("a head's block has 40; make --block-size a multiple of 16"), "{error}");
+        assert!(share_a_cache(&KernelChoice::default(), &Needs { block_size: 16, ..odd }).is_ok());
+    }
+
+    #[test]
+    fn a_name_that_does_not_exist_is_said_with_those_that_do() {
+        let choice = KernelChoice { decode: "cpu.fast".into(), ..Default::default() };
+        let error = select(&choice, &cpu(64)).err().unwrap().to_string();
+        assert!(error.starts_with("[kernels] decode = \"cpu.fast\": no such variant; there are: "), "{error}");
+        assert!(error.contains("cpu.reference") && error.contains("cuda.paged_v1"), "{error}");
+    }
+
+    #[test]
     fn a_row_invariant_set_takes_decode_and_prefill_from_one_family() {
         let needs = Needs { row_invariant: true, ..cuda(Dtype::F16, KvDtype::Same) };
         assert_eq!(chosen(&KernelChoice::default(), &needs)[..2], ["cuda.paged_gqa", "cuda.paged_prefill"]);

@@ -35,9 +35,9 @@ pub struct WorkspaceLimits {
 }
 
 impl WorkspaceLimits {
-    /// Partitions of the longest context.
+    /// Partitions of the longest context, at least one.
     pub fn max_partitions(&self) -> usize {
-        (self.max_blocks * self.block_size).div_ceil(PARTITION)
+        (self.max_blocks * self.block_size).div_ceil(PARTITION).max(1)
     }
 
     /// Device memory that a workspace takes, in bytes.

@@ -1,7 +1,9 @@
 //! Plug-ins: an example library, built as somebody else would build it, is loaded, chosen and run; bad ones are refused.
 #![allow(clippy::unwrap_used)]
 
-use std::path::{Path, PathBuf};
+mod plugin_example;
+
+use std::path::Path;
 use std::process::Command;
 
 use attention_kernels::{
@@ -9,18 +11,7 @@ use attention_kernels::{
     variants,
 };
 use device::Device;
-
-/// Builds the example with these features and returns the library.
-fn build(features: &str) -> PathBuf {
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("plugin-{features}"));
-    let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).join("plugin-example/Cargo.toml");
-    let mut command = Command::new(env!("CARGO"));
-    command.args(["build", "--quiet", "--offline", "--features", features, "--manifest-path"]).arg(manifest);
-    // Not those of the build around this one.
-    command.env_remove("RUSTFLAGS").env("CARGO_TARGET_DIR", &folder);
-    assert!(command.status().unwrap().success(), "the example plug-in does not build");
-    folder.join("debug").join(libloading::library_filename("kernel_plugin_example"))
-}
+use plugin_example::build;
 
 /// The `[kernels]` table.
 fn table(text: &str) -> KernelChoice {

@@ -121,8 +121,9 @@ impl<'a> Call<'a> {
         self.args.batch.max_blocks * self.args.cache.shape.block_size
     }
 
+    /// At least one: the driver refuses a grid of no blocks, and a batch of padding alone may have tables of no width.
     fn partitions(&self) -> usize {
-        self.max_context().div_ceil(PARTITION)
+        self.max_context().div_ceil(PARTITION).max(1)
     }
 
     fn has_room(&self) -> bool {

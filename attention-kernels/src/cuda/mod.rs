@@ -92,4 +92,4 @@ register!("cuda.generic", Decode, SINGLES, Attention(attention::generic));
 register!("cuda.generic", Prefill, SINGLES, Attention(attention::generic));
 
 register!("cuda.reshape_and_cache", CacheWrite, ANY, CacheWrite(cache::write));
-register!("cuda.copy_blocks", BlockCopy, ANY, BlockCopy(cache::copy));
+register!("cuda.copy_blocks", BlockCopy, Capabilities { block_bytes_step: 16, ..ANY }, BlockCopy(cache::copy));

@@ -12,6 +12,9 @@ mod caches;
 mod covering;
 mod devices;
 mod looks;
+#[path = "../plugin_example/mod.rs"]
+mod plugin_example;
+mod plugins;
 mod reference;
 mod refusals;
 mod sanitizers;

@@ -1,8 +1,8 @@
 //! What the wrappers refuse before a kernel runs. A kernel checks nothing, so each of these would be a wild access.
 
 use attention_kernels::{
-    AttentionArgs, AttentionBatch, CacheFormat, Dtype, Kernel, KernelError, KvCache, KvShape, Operation, Workspace,
-    WorkspaceLimits, variants,
+    AttentionArgs, AttentionBatch, CacheFormat, CacheWriteArgs, Dtype, Kernel, KernelError, KvCache, KvShape,
+    Operation, Workspace, WorkspaceLimits, variants,
 };
 use device::{Buffer, Device};
 
@@ -148,4 +148,37 @@ fn a_step_that_would_read_outside_of_the_pool_is_not_loaded() {
     );
     let rows = refused(&|batch| batch.query_starts = vec![0, 4, 5], None);
     assert_eq!(rows, "rows that the workspace holds: found 4, expected 5");
+}
+
+#[test]
+fn a_step_of_nothing_launches_nothing_that_a_driver_would_refuse() {
+    for device in devices::gpus(0) {
+        let device = &*device;
+        let format = CacheFormat { dtype: Dtype::F16, ..CacheFormat::default() };
+        let mut cache = KvCache::with_format(device, SHAPE, format).unwrap();
+        let mut workspace = Workspace::new(device, WorkspaceLimits { max_blocks: 0, split_rows: 2, ..LIMITS }).unwrap();
+        // Padding alone, with tables of no width.
+        let lens =
+            AttentionBatch { query_starts: vec![0, 1, 2], context_lens: vec![0, 0], ..AttentionBatch::default() };
+        let padding: &'static AttentionBatch = Box::leak(Box::new(lens));
+        workspace.load(device, padding, &[], None).unwrap();
+        for name in ["cuda.paged", "cuda.paged_v1", "cuda.paged_v2", "cuda.paged_gqa", "cuda.paged_prefill"] {
+            call(device, name, Some(&workspace), &cache, |args| args.batch = padding)
+                .unwrap_or_else(|error| panic!("{name}: {error}"));
+        }
+        let source = device.alloc(0).unwrap();
+        for writer in devices::variants_on(device, &[Operation::CacheWrite]) {
+            let (slot_mapping, cache, workspace) = (&[][..], &mut cache, Some(&workspace));
+            let args = CacheWriteArgs {
+                source: &source,
+                key_offset: 0,
+                value_offset: 0,
+                stride: 128,
+                slot_mapping,
+                cache,
+                workspace,
+            };
+            writer.cache_write(device, args).unwrap();
+        }
+    }
 }
