@@ -88,7 +88,11 @@ fn ceiling(value: f64) -> f64 {
         return 1.0;
     }
     let power = 10f64.powf(value.log10().floor());
-    [1.0, 1.2, 1.6, 2.0, 2.4, 3.2, 4.0, 5.0, 6.0, 8.0, 10.0].into_iter().map(|step| step * power).find(|bound| *bound >= value).unwrap_or(value)
+    [1.0, 1.2, 1.6, 2.0, 2.4, 3.2, 4.0, 5.0, 6.0, 8.0, 10.0]
+        .into_iter()
+        .map(|step| step * power)
+        .find(|bound| *bound >= value)
+        .unwrap_or(value)
 }
 
 fn number(value: f64) -> String {
