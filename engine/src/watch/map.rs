@@ -146,13 +146,13 @@ mod tests {
         Scheduler::new(SchedConfig { max_model_len: 1 << 20, ..sizes }).unwrap()
     }
 
-    fn request(id: u64, prompt: Vec<u32>) -> Request {
+    fn request(id: u64, prompt: Vec<u32>, max_tokens: usize) -> Request {
         Request {
             id: RequestId(id),
             prompt,
             n: 1,
             beam_search: false,
-            max_tokens: 1000,
+            max_tokens,
             priority: 0,
             cache_salt: None,
             read_prefix_cache: true,
@@ -175,13 +175,13 @@ mod tests {
     fn the_map_says_of_each_block_who_owns_it_who_shares_it_and_what_is_cached() {
         let mut scheduler = scheduler(12);
         let prefix: Vec<u32> = (0..32).collect();
-        scheduler.submit(request(7, [&prefix[..], &[50; 4]].concat())).unwrap();
+        scheduler.submit(request(7, [&prefix[..], &[50; 4]].concat(), 4)).unwrap();
         step(&mut scheduler, false);
         let own = Owner { requests: vec![7], references: 1 };
         assert_eq!(drawn(&scheduler).0.runs, [(2, 3), (0, 9)]);
         assert_eq!(drawn(&scheduler).0.owners, [own]);
 
-        scheduler.submit(request(9, [&prefix[..], &[60; 4]].concat())).unwrap();
+        scheduler.submit(request(9, [&prefix[..], &[60; 4]].concat(), 4)).unwrap();
         step(&mut scheduler, false);
         let (map, counts) = drawn(&scheduler);
         let both = Owner { requests: vec![7, 9], references: 2 };
@@ -221,7 +221,7 @@ mod tests {
         let prefix: Vec<u32> = (0..1600).collect();
         for id in 0..256u32 {
             let own = (0..1600).map(|i| 5000 + id * 7 + i);
-            scheduler.submit(request(u64::from(id), prefix.iter().copied().chain(own).collect())).unwrap();
+            scheduler.submit(request(u64::from(id), prefix.iter().copied().chain(own).collect(), 1000)).unwrap();
             step(&mut scheduler, false);
         }
         let start = Instant::now();

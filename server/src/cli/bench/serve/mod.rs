@@ -138,8 +138,7 @@ fn check(args: &ServeBenchArgs) -> Result<(), CliError> {
     let wrong = |flag: &str, found: f64, expected: &str| {
         Err(CliError::Usage(format!("{flag}: found {found}, expected {expected}")))
     };
-    // Written so that NaN fails as well.
-    if !(args.request_rate > 0.0) {
+    if args.request_rate.is_nan() || args.request_rate <= 0.0 {
         return wrong("--request-rate", args.request_rate, "a number above 0, or inf");
     }
     if !(args.burstiness > 0.0 && args.burstiness.is_finite()) {
