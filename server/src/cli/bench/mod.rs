@@ -20,7 +20,7 @@ pub struct BenchArgs {
 #[derive(Debug, Subcommand)]
 pub enum BenchCommand {
     /// Time every kernel over a grid of shapes, with its error and its share of what the machine can do
-    Kernels(kernels::KernelArgs),
+    Kernels(Box<kernels::KernelArgs>),
     /// What this machine can do at best: memory bandwidth and operations a second
     Roofline(roofline::RooflineArgs),
 }
@@ -28,7 +28,7 @@ pub enum BenchCommand {
 /// Runs one.
 pub fn run(args: BenchArgs, config: EngineConfig) -> Result<(), CliError> {
     match args.command {
-        BenchCommand::Kernels(args) => kernels::run(args, &config),
+        BenchCommand::Kernels(args) => kernels::run(*args, &config),
         BenchCommand::Roofline(args) => roofline::run(args),
     }
 }
