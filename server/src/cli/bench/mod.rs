@@ -25,7 +25,7 @@ pub struct BenchArgs {
 #[derive(Debug, Subcommand)]
 pub enum BenchCommand {
     /// Time every kernel over a grid of shapes, with its error and its share of what the machine can do
-    Kernels(kernels::KernelArgs),
+    Kernels(Box<kernels::KernelArgs>),
     /// What this machine can do at best: memory bandwidth and operations a second
     Roofline(roofline::RooflineArgs),
     /// Time one batch again and again: prefill, decode, and their share of what the machine can do
@@ -50,7 +50,7 @@ impl BenchArgs {
 /// Runs one.
 pub fn run(args: BenchArgs, config: EngineConfig) -> Result<(), CliError> {
     match args.command {
-        BenchCommand::Kernels(args) => kernels::run(args, &config),
+        BenchCommand::Kernels(args) => kernels::run(*args, &config),
         BenchCommand::Roofline(args) => roofline::run(args),
         BenchCommand::Latency(args) => latency::run(args, config),
         BenchCommand::Throughput(args) => throughput::run(args, config),
