@@ -158,7 +158,7 @@ fn forbidden(schema: &Value) -> Vec<Value> {
         ("array", json!([["x"]])),
         ("object", json!({"x": {}})),
     ];
-    let wrong = samples.into_iter().filter(|(name, _)| !is(name) && !(*name == "number" && is("integer")));
+    let wrong = samples.into_iter().filter(|(name, _)| !(is(name) || *name == "number" && is("integer")));
     let mut values: Vec<Value> = wrong.map(|(_, value)| value).collect();
     if is("integer") {
         values.push(json!(0.5));

@@ -170,8 +170,10 @@ fn nesting(text: &str) -> usize {
 fn definition(grammar: &Grammar) -> Result<TopLevelGrammar, String> {
     let json = |text: &str| serde_json::from_str::<Value>(text).map_err(one_line);
     Ok(match grammar {
-        Grammar::JsonObject => TopLevelGrammar::from_json_schema(laid_out(serde_json::json!({"type": "object"}))),
-        Grammar::JsonSchema(text) => TopLevelGrammar::from_json_schema(laid_out(json(text)?)),
+        Grammar::JsonObject => {
+            TopLevelGrammar::from_json_schema(super::laid_out(serde_json::json!({"type": "object"})))
+        }
+        Grammar::JsonSchema(text) => TopLevelGrammar::from_json_schema(super::laid_out(json(text)?)),
         Grammar::Regex(text) => TopLevelGrammar::from_regex(text),
         // A JSON string is a Lark string.
         Grammar::Choice(choices) => {
@@ -180,18 +182,6 @@ fn definition(grammar: &Grammar) -> Result<TopLevelGrammar, String> {
         }
         Grammar::Lark(text) => TopLevelGrammar::from_lark(text.clone()),
     })
-}
-
-/// Between two tokens of JSON there is nothing, one blank, or one line break with its indentation, as printers write it:
-/// JSON itself allows blanks without end, and small models write them to the limit. A schema may say otherwise.
-fn laid_out(mut schema: Value) -> Value {
-    const OPTIONS: &str = "x-guidance";
-    if let Value::Object(fields) = &mut schema
-        && !fields.contains_key(OPTIONS)
-    {
-        fields.insert(OPTIONS.to_string(), serde_json::json!({"whitespace_pattern": r" |\r?\n[ \t]{0,64}"}));
-    }
-    schema
 }
 
 /// The first line of an error that may bring its state and a stack along.
@@ -235,6 +225,21 @@ mod tests {
         assert!(fork.is_complete() && !matcher.is_complete());
         assert_eq!(fork.mask().unwrap(), Mask { tokens: TokenSet::new(words.len()), may_end: true });
         assert!(matcher.accept(0).is_err());
+    }
+
+    #[test]
+    fn blanks_of_json_come_to_an_end() {
+        let words = ["{", "}", " ", "\n", "\t"];
+        let after = |taken: &[u32]| {
+            let mut matcher = at_start(&words, Grammar::JsonObject).unwrap();
+            taken.iter().for_each(|&token| matcher.accept(token).unwrap());
+            next(&mut matcher).0
+        };
+        assert_eq!(after(&[0]), [1, 2, 3], "a blank or a line break");
+        assert_eq!(after(&[0, 2]), [1], "one blank");
+        assert_eq!(after(&[0, 3]), [1, 2, 4], "a line break and its indentation");
+        let deep: Vec<u32> = [vec![0, 3], vec![2; 64]].concat();
+        assert_eq!(after(&deep), [1]);
     }
 
     #[test]

@@ -56,3 +56,15 @@ impl Grammar {
         }
     }
 }
+
+/// Between two tokens of JSON there is nothing, one blank, or one line break with its indentation, as printers write it:
+/// JSON itself allows blanks without end, and small models write them to the limit. A schema may say otherwise.
+pub(crate) fn laid_out(mut schema: serde_json::Value) -> serde_json::Value {
+    const OPTIONS: &str = "x-guidance";
+    if let serde_json::Value::Object(fields) = &mut schema
+        && !fields.contains_key(OPTIONS)
+    {
+        fields.insert(OPTIONS.to_string(), serde_json::json!({"whitespace_pattern": r" |\r?\n[ \t]{0,64}"}));
+    }
+    schema
+}

@@ -41,7 +41,7 @@ fn response_format(fields: &Fields) -> Result<Option<StructuredOutput>, ApiError
     const PARAM: &str = "response_format";
     let Some(format) = fields.object(PARAM)? else { return Ok(None) };
     let schema = format.get("json_schema").and_then(|named| named.get("schema"));
-    of_format(PARAM, format, ("response_format.json_schema.schema", schema))
+    of_format(PARAM, format, ("response_format.json_schema", schema))
 }
 
 /// What a format of this type asks for; `schema` with its place.

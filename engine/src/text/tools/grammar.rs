@@ -4,7 +4,7 @@ use models::Tokenizer;
 use serde_json::Value;
 
 use super::{ToolFormat, hermes, mistral};
-use crate::grammar::Grammar;
+use crate::grammar::{Grammar, laid_out};
 
 /// A function that may be called.
 #[derive(Clone, Debug, PartialEq)]
@@ -52,7 +52,7 @@ impl ToolFormat {
             let head = format!("{{\"name\": {}, \"{arguments}\": ", Value::from(tool.name.as_str()));
             lines.push(format!("{name}: {} {name}_arguments {}", quote(&head), quote("}")));
             let schema = tool.parameters.clone().unwrap_or_else(|| serde_json::json!({"type": "object"}));
-            lines.push(format!("{name}_arguments: %json {schema}"));
+            lines.push(format!("{name}_arguments: %json {}", laid_out(schema)));
         }
         Grammar::Lark(lines.join("\n"))
     }

@@ -105,8 +105,8 @@ impl Item<'_> {
         let (id, content) = (self.text("call_id")?, self.content("output")?);
         let mut message = json!({"role": "tool", "tool_call_id": id, "content": content});
         // Some templates want the name, which the output does not repeat.
-        let calls = messages.iter().filter_map(|message| message["tool_calls"].as_array()).flatten();
-        if let Some(call) = calls.filter(|call| call["id"] == id).last() {
+        let mut calls = messages.iter().filter_map(|message| message["tool_calls"].as_array()).flatten();
+        if let Some(call) = calls.rfind(|call| call["id"] == id) {
             message["name"] = call["function"]["name"].clone();
         }
         messages.push(message);
