@@ -2,15 +2,15 @@
 //!
 //! ```text
 //! target/gpu-bundle/  run.sh         what to start there; it says how
-//!                     quire          release, stripped
+//!                     quire.gz       release, stripped; run.sh unpacks it beside itself
 //!                     conformance    the conformance tests, release, stripped
 //!                     kernels/       fat binaries, and the host libraries for `run.sh --device cuda-sim`
 //!                     reference/     the cases of attention-kernels/tests/reference
 //!                     bundle.txt     what it was made of
 //! ```
 //!
-//! It takes no toolchain and no network there: a driver, bash, coreutils, and a C library as new as the newest symbol that the
-//! programs ask for, which is read from them ([`glibc`]), written into `run.sh` and checked by it first. Rust's standard
+//! It takes no toolchain and no network there: a driver, bash, gzip, coreutils, and a C library as new as the newest symbol that the
+//! programs ask for, which is read from them ([`newest`]), written into `run.sh` and checked by it first. Rust's standard
 //! library and `libcuda` need the shared C library, so the programs are not static; a bundle made on an older system runs
 //! on older ones.
 
@@ -74,6 +74,12 @@ pub fn run(root: &Path, options: &Options) -> Result<PathBuf, String> {
         strip(&program, &into(name))?;
         let bytes = std::fs::read(into(name)).map_err(|error| at(&into(name), error))?;
         needed = needed.max(newest(&bytes));
+    }
+
+    // Half of its size. Pressed hardest, and without the time, so that the same program gives the same file.
+    let status = Command::new("gzip").args(["-9", "--no-name"]).arg(into("quire")).status();
+    if !status.map_err(|error| format!("gzip: {error}; install it"))?.success() {
+        return Err(format!("gzip failed on {}", into("quire").display()));
     }
 
     let cases = root.join("attention-kernels/tests/reference");

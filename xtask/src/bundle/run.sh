@@ -36,6 +36,12 @@ if [ "$(printf '%s\n' "$needed" "${found:-0}" | sort -V | head -n 1)" != "$neede
 fi
 echo "C library: glibc $found, $needed is enough"
 
+if [ ! -x "$here/quire" ] && ! { gzip -dc "$here/quire.gz" >"$here/quire" && chmod +x "$here/quire"; }; then
+    rm -f "$here/quire"
+    echo "run.sh: quire.gz could not be unpacked into $here; copy the bundle to a folder that can be written" >&2
+    exit 1
+fi
+
 export QUIRE_BUNDLE=$here QUIRE_TEST_DEVICE=$device QUIRE_KERNELS_DIR=$here/kernels
 rows=()
 worst=0
