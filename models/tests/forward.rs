@@ -114,3 +114,35 @@ fn a_step_that_is_too_large_is_an_error_value() {
     let error = case.model.forward(&batch, &mut caches).unwrap_err().to_string();
     assert!(error.contains("300") && error.contains("256"), "{error}");
 }
+
+#[test]
+fn rows_that_nobody_needs_end_early_and_change_nothing() {
+    let mut case = case("qwen2", "auto");
+    let mut caches = case.model.new_cache(NUM_BLOCKS, BLOCK_SIZE).unwrap();
+    let prompt = case.prompts[0].0.clone();
+    let table: Vec<i32> = (0..prompt.len().div_ceil(BLOCK_SIZE) as i32).collect();
+    let slots: Vec<i64> = (0..prompt.len() as i64).collect();
+    let last = prompt.len() as u32 - 1;
+    let mut batch = ForwardBatch::default();
+    batch.clear(1, table.len());
+    batch.push(0, &prompt, [(&slots[..], &table[..])]);
+    case.model.forward(&batch, &mut caches).unwrap();
+    let want = case.model.logits(&[last, 1]).unwrap().to_vec();
+    for needed in [vec![1, last], vec![0, 1, 2, last - 1, last], (0..=last).collect()] {
+        batch.needed = Some(needed);
+        // Twice, as buffers change places.
+        for _ in 0..2 {
+            case.model.forward(&batch, &mut caches).unwrap();
+            assert!(case.model.logits(&[last, 1]).unwrap() == want, "{:?}", batch.needed);
+        }
+    }
+    batch.needed = Some(vec![last]);
+    case.model.forward(&batch, &mut caches).unwrap();
+    let error = case.model.logits(&[1]).unwrap_err().to_string();
+    assert!(error.contains("not kept") && error.contains('1'), "{error}");
+    batch.needed = Some(Vec::new());
+    case.model.forward(&batch, &mut caches).unwrap();
+    batch.needed = None;
+    case.model.forward(&batch, &mut caches).unwrap();
+    assert!(case.model.logits(&[last, 1]).unwrap() == want);
+}

@@ -6,9 +6,6 @@
 //!   Nibbles  4 lines   line l: low halves k = 8l..8l+4, high halves k = 8l+4..8l+8, each value + 8
 //! ```
 
-// Constant loops over registers read best with the index that several arrays share.
-#![allow(clippy::needless_range_loop)]
-
 use super::activations::RowBlock;
 use super::quantize::{self, BLOCK, WeightBlock};
 use crate::Isa;
@@ -37,11 +34,14 @@ pub(super) trait Form: Send + Sync + 'static {
     fn store(lines: &mut [Line], lane: usize, values: &[i8; BLOCK]);
     /// The integer of output `lane` at place `index` of the block.
     fn value(block: &Self::Block, lane: usize, index: usize) -> i8;
-    /// Σ weights · activations of a block, for M rows and P panels.
-    fn sums<D: DotLanes, const M: usize, const P: usize>(
-        weights: [&Self::Block; P],
-        rows: [&RowBlock; M],
-    ) -> [[D; P]; M];
+    /// Weights of a line, ready to be multiplied with many rows.
+    type Loaded<D: DotLanes>: Copy;
+    /// Sums of nothing, for this block of a row.
+    fn start<D: DotLanes>(row: &RowBlock) -> D;
+    /// Line `line` of a block.
+    fn load<D: DotLanes>(block: &Self::Block, line: usize) -> Self::Loaded<D>;
+    /// Adds the products of line `line` with a row.
+    fn dot<D: DotLanes>(sum: D, weights: Self::Loaded<D>, row: &RowBlock, line: usize) -> D;
 }
 
 /// 8 bits.
@@ -65,21 +65,18 @@ impl Form for Bytes {
     fn value(block: &Self::Block, lane: usize, index: usize) -> i8 {
         block[index / 4].0[lane * 4 + index % 4].wrapping_sub(OFFSET) as i8
     }
+    type Loaded<D: DotLanes> = D::Weights;
     #[inline(always)]
-    fn sums<D: DotLanes, const M: usize, const P: usize>(
-        weights: [&Self::Block; P],
-        rows: [&RowBlock; M],
-    ) -> [[D; P]; M] {
-        let mut sums: [[D; P]; M] = std::array::from_fn(|m| [D::start(rows[m].correction); P]);
-        for g in 0..Self::LINES {
-            let weights: [D::Weights; P] = std::array::from_fn(|p| D::load(&weights[p][g].0));
-            for m in 0..M {
-                for p in 0..P {
-                    sums[m][p] = sums[m][p].dot(weights[p], rows[m].values[g]);
-                }
-            }
-        }
-        sums
+    fn start<D: DotLanes>(row: &RowBlock) -> D {
+        D::start(row.correction)
+    }
+    #[inline(always)]
+    fn load<D: DotLanes>(block: &Self::Block, line: usize) -> D::Weights {
+        D::load(&block[line].0)
+    }
+    #[inline(always)]
+    fn dot<D: DotLanes>(sum: D, weights: D::Weights, row: &RowBlock, line: usize) -> D {
+        sum.dot(weights, row.values[line])
     }
 }
 
@@ -108,23 +105,18 @@ impl Form for Nibbles {
         let byte = block[index / 8].0[lane * 4 + index % 4];
         ((byte >> (index % 8 / 4 * 4)) & 15) as i8 - NIBBLE_OFFSET
     }
+    type Loaded<D: DotLanes> = [D::Weights; 2];
     #[inline(always)]
-    fn sums<D: DotLanes, const M: usize, const P: usize>(
-        weights: [&Self::Block; P],
-        rows: [&RowBlock; M],
-    ) -> [[D; P]; M] {
+    fn start<D: DotLanes>(row: &RowBlock) -> D {
         // Of −128·Σ, exactly −8·Σ.
-        let mut sums: [[D; P]; M] = std::array::from_fn(|m| [D::splat(rows[m].correction / 16); P]);
-        for l in 0..Self::LINES {
-            let weights: [[D::Weights; 2]; P] = std::array::from_fn(|p| D::load_nibbles(&weights[p][l].0));
-            for m in 0..M {
-                for p in 0..P {
-                    let [low, high] = weights[p];
-                    sums[m][p] = sums[m][p].dot_small(low, rows[m].values[2 * l]);
-                    sums[m][p] = sums[m][p].dot_small(high, rows[m].values[2 * l + 1]);
-                }
-            }
-        }
-        sums
+        D::splat(row.correction / 16)
+    }
+    #[inline(always)]
+    fn load<D: DotLanes>(block: &Self::Block, line: usize) -> [D::Weights; 2] {
+        D::load_nibbles(&block[line].0)
+    }
+    #[inline(always)]
+    fn dot<D: DotLanes>(sum: D, [low, high]: [D::Weights; 2], row: &RowBlock, line: usize) -> D {
+        sum.dot_small(low, row.values[2 * line]).dot_small(high, row.values[2 * line + 1])
     }
 }

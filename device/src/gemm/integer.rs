@@ -122,7 +122,15 @@ fn tile<D: DotLanes, F: Form, const M: usize, const P: usize>(task: &Task<'_, F>
     let w: [Panel<'_, F>; P] = std::array::from_fn(|p| task.weights.panel(panel + p));
     let mut acc = [[D::Floats::splat(0.0); P]; M];
     for b in 0..blocks {
-        let sums: [[D; P]; M] = F::sums(std::array::from_fn(|p| &w[p].weights[b]), std::array::from_fn(|m| &x[m][b]));
+        let mut sums: [[D; P]; M] = std::array::from_fn(|m| [F::start(&x[m][b]); P]);
+        for line in 0..F::LINES {
+            let weights: [F::Loaded<D>; P] = std::array::from_fn(|p| F::load(&w[p].weights[b], line));
+            for m in 0..M {
+                for p in 0..P {
+                    sums[m][p] = F::dot(sums[m][p], weights[p], &x[m][b], line);
+                }
+            }
+        }
         let scales: [D::Floats; P] = std::array::from_fn(|p| D::load_halves(w[p].scales(b)));
         for m in 0..M {
             let scale = D::Floats::splat(x[m][b].scale);
