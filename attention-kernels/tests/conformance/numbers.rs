@@ -1,6 +1,6 @@
 //! Numbers as they are stored, written independently of the kernels, and how far a result may be from the truth.
 
-use attention_kernels::{Capabilities, Dtype, KvDtype};
+use attention_kernels::{CacheFormat, Capabilities, Dtype, KvDtype};
 use half::{bf16, f16};
 
 /// The stored bytes of a float of that type, rounded to nearest even.
@@ -31,13 +31,23 @@ pub fn round(dtype: Dtype, value: f32) -> f32 {
     }
 }
 
+/// The type of a cache's elements, if they have 16 bits or more.
+pub fn element(format: CacheFormat) -> Option<Dtype> {
+    match format.kv_dtype {
+        KvDtype::Same => Some(format.dtype),
+        KvDtype::F16 => Some(Dtype::F16),
+        KvDtype::Bf16 => Some(Dtype::Bf16),
+        KvDtype::Fp8E4m3 | KvDtype::Fp8E5m2 | KvDtype::Int8 | KvDtype::Int8PerToken => None,
+    }
+}
+
 /// What a byte of an 8-bit cache stands for, before its scale.
 pub fn from_byte(kv_dtype: KvDtype, byte: u8) -> f32 {
     let (exponent_bits, mantissa_bits, bias) = match kv_dtype {
-        KvDtype::Int8 => return f32::from(byte as i8),
+        KvDtype::Int8 | KvDtype::Int8PerToken => return f32::from(byte as i8),
         KvDtype::Fp8E4m3 => (4, 3, 7),
         KvDtype::Fp8E5m2 => (5, 2, 15),
-        KvDtype::Same => panic!("not of 8 bits"),
+        KvDtype::Same | KvDtype::F16 | KvDtype::Bf16 => panic!("not of 8 bits"),
     };
     let (exponent, mantissa) = (byte >> mantissa_bits & ((1 << exponent_bits) - 1), byte & ((1 << mantissa_bits) - 1));
     let fraction = f32::from(mantissa) / f32::from(1u8 << mantissa_bits);
@@ -58,7 +68,7 @@ pub fn from_byte(kv_dtype: KvDtype, byte: u8) -> f32 {
 
 /// The byte nearest to a value, even bytes first, clamped to the greatest finite one; NaN to the format's, or −127.
 pub fn to_byte(kv_dtype: KvDtype, value: f32) -> u8 {
-    if kv_dtype == KvDtype::Int8 {
+    if matches!(kv_dtype, KvDtype::Int8 | KvDtype::Int8PerToken) {
         return if value.is_nan() { -127i8 as u8 } else { value.clamp(-127.0, 127.0).round_ties_even() as i8 as u8 };
     }
     if value.is_nan() {

@@ -9,7 +9,7 @@ use attention_kernels::{
 };
 use device::{Buffer, Device};
 
-use crate::numbers::{Random, from_bytes, round, to_byte, to_bytes, tolerance, ulp};
+use crate::numbers::{Random, element, from_byte, from_bytes, round, to_byte, to_bytes, tolerance, ulp};
 
 /// Everything about a call but the device.
 #[derive(Clone)]
@@ -26,6 +26,8 @@ pub struct Problem {
     pub values: Vec<f32>,
     /// Of keys and values: none, one, or one per KV head.
     pub scales: Option<[Vec<f32>; 2]>,
+    /// Of each slot and KV head, `[slots, num_kv_heads]`, where the type has such scales, else empty.
+    pub token_scales: [Vec<f32>; 2],
     pub batch: AttentionBatch,
     pub scale: f32,
     pub window: Option<usize>,
@@ -61,7 +63,8 @@ pub struct Truth {
 }
 
 impl Problem {
-    /// Everything that must not be read holds NaN (−128 in int8, which nothing writes), or block ids that do not exist.
+    /// Everything that must not be read holds NaN (−128 in int8, which nothing writes; scales too), or block ids that do not
+    /// exist.
     pub fn new(seed: u64, look: &Look) -> Problem {
         let &Look { format, heads, dim, block_size, window, .. } = look;
         let mut random = Random::new(seed);
@@ -71,18 +74,23 @@ impl Problem {
         let shape = KvShape { num_blocks: used + 3, num_kv_heads: heads.1, block_size, head_dim: dim };
         let mut free: Vec<i32> = (0..shape.num_blocks as i32).collect();
         random.shuffle(&mut free);
-        let poison = if format.kv_dtype == KvDtype::Int8 { -128.0 } else { f32::NAN };
+        let per_token = format.kv_dtype == KvDtype::Int8PerToken;
+        let poison = if per_token || format.kv_dtype == KvDtype::Int8 { -128.0 } else { f32::NAN };
+        let mut token_scales: [Vec<f32>; 2] = match per_token {
+            true => std::array::from_fn(|_| vec![f32::NAN; shape.num_blocks * block_size * heads.1]),
+            false => Default::default(),
+        };
         let mut keys = vec![poison; shape.num_blocks * shape.block_elements()];
         let mut values = keys.clone();
         // Stored numbers of about these magnitudes; scales bring them back to about 1.
         let spread = match format.kv_dtype {
-            KvDtype::Same => 1.0,
-            KvDtype::Int8 => 100.0,
-            _ => 12.0,
+            KvDtype::Same | KvDtype::F16 | KvDtype::Bf16 => 1.0,
+            KvDtype::Int8 | KvDtype::Int8PerToken => 100.0,
+            KvDtype::Fp8E4m3 | KvDtype::Fp8E5m2 => 12.0,
         };
-        let stored = |value: f32| match format.kv_dtype {
-            KvDtype::Same => round(format.dtype, value),
-            other => crate::numbers::from_byte(other, to_byte(other, value * spread)),
+        let stored = |value: f32| match element(format) {
+            Some(dtype) => round(dtype, value),
+            None => from_byte(format.kv_dtype, to_byte(format.kv_dtype, value * spread)),
         };
         let mut batch = AttentionBatch { query_starts: vec![0], max_blocks, ..AttentionBatch::default() };
         for &(rows, context) in &look.lens {
@@ -93,6 +101,9 @@ impl Problem {
             for token in 0..context {
                 let slot = table[token / block_size] as usize * block_size + token % block_size;
                 for head in 0..heads.1 {
+                    for scales in token_scales.iter_mut().filter(|_| per_token) {
+                        scales[slot * heads.1 + head] = (1.5 + random.unit()) / spread;
+                    }
                     for at in shape.offset(slot, head)..shape.offset(slot, head) + dim {
                         keys[at] = stored(random.unit());
                         values[at] = stored(random.unit());
@@ -118,7 +129,8 @@ impl Problem {
             values,
             scales: look.scales.map(|per_head| [scale_of(per_head, seed ^ 5), scale_of(per_head, seed ^ 9)]),
             batch,
-            scale: 1.0 / (dim as f32).sqrt() / if look.scales.is_none() { spread } else { 1.0 },
+            token_scales,
+            scale: 1.0 / (dim as f32).sqrt() / if look.scales.is_none() && !per_token { spread } else { 1.0 },
             window,
             soft_cap: look.soft_cap.then_some(3.0),
             slopes: look.alibi.then(|| (0..heads.0).map(|h| 0.5f32.powi(h as i32 % 8 + 1)).collect()),
@@ -153,14 +165,19 @@ impl Problem {
                     let kv_head = head / (heads / self.shape.num_kv_heads);
                     let (k_scale, v_scale) = (scale_of(0, kv_head), scale_of(1, kv_head));
                     let q = &self.query[(row * heads + head) * dim..][..dim];
-                    let at = |token: usize| {
+                    let slot = |token: usize| {
                         let block = table[token / self.shape.block_size] as usize;
-                        self.shape.offset(block * self.shape.block_size + token % self.shape.block_size, kv_head)
+                        block * self.shape.block_size + token % self.shape.block_size
+                    };
+                    let at = |token: usize| self.shape.offset(slot(token), kv_head);
+                    let of_token = |which: usize, token: usize| {
+                        let scale = self.token_scales[which].get(slot(token) * self.shape.num_kv_heads + kv_head);
+                        scale.map_or(1.0, |scale| f64::from(*scale))
                     };
                     let score = |token: usize| {
                         let k = &self.keys[at(token)..][..dim];
                         let dot: f64 = q.iter().zip(k).map(|(q, k)| f64::from(*q) * f64::from(*k)).sum();
-                        let mut score = f64::from(self.scale) * dot * k_scale;
+                        let mut score = f64::from(self.scale) * dot * k_scale * of_token(0, token);
                         if let Some(cap) = self.soft_cap.map(f64::from) {
                             score = cap * (score / cap).tanh();
                         }
@@ -173,7 +190,7 @@ impl Problem {
                     lse[row * heads + head] = greatest + total.ln();
                     let place = (row * heads + head) * dim;
                     for (token, score) in (first..).zip(&scores) {
-                        let weight = (score - greatest).exp() / total * v_scale;
+                        let weight = (score - greatest).exp() / total * v_scale * of_token(1, token);
                         for (d, value) in self.values[at(token)..][..dim].iter().enumerate() {
                             output[place + d] += weight * f64::from(*value);
                             magnitude[place + d] += weight * f64::from(value.abs());
@@ -187,11 +204,15 @@ impl Problem {
 
     /// The inputs on a device.
     pub fn on(&self, device: &Arc<dyn Device>) -> OnDevice<'_> {
-        let cache = |numbers: &[f32]| buffer(&**device, &cache_bytes(self.format, &self.shape, numbers));
-        let scales = self.scales.as_ref().map(|[keys, values]| KvScales {
-            keys: floats(&**device, keys),
-            values: floats(&**device, values),
-            per_head: keys.len() > 1,
+        let cache = |numbers: &[f32], of_tokens: &[f32]| {
+            buffer(&**device, &cache_bytes(self.format, &self.shape, numbers, of_tokens))
+        };
+        let scales = self.scales.as_ref().map(|[keys, values]| {
+            Arc::new(KvScales {
+                keys: floats(&**device, keys),
+                values: floats(&**device, values),
+                per_head: keys.len() > 1,
+            })
         });
         let rows = self.batch.num_rows();
         let mut query = Vec::new();
@@ -223,8 +244,8 @@ impl Problem {
             cache: KvCache {
                 shape: self.shape,
                 format: self.format,
-                keys: cache(&self.keys),
-                values: cache(&self.values),
+                keys: cache(&self.keys, &self.token_scales[0]),
+                values: cache(&self.values, &self.token_scales[1]),
                 scales,
             },
             workspace,
@@ -314,8 +335,8 @@ impl Results {
     }
 }
 
-/// Stored numbers in the order of [`KvShape::offset`] as the bytes of a cache.
-pub fn cache_bytes(format: CacheFormat, shape: &KvShape, numbers: &[f32]) -> Vec<u8> {
+/// Stored numbers in the order of [`KvShape::offset`], and scales of tokens, as the bytes of a cache.
+pub fn cache_bytes(format: CacheFormat, shape: &KvShape, numbers: &[f32], of_tokens: &[f32]) -> Vec<u8> {
     let (strides, dim) = (format.layout.strides(shape), shape.head_dim);
     let mut ordered = vec![0.0; numbers.len()];
     for slot in 0..shape.num_blocks * shape.block_size {
@@ -325,8 +346,22 @@ pub fn cache_bytes(format: CacheFormat, shape: &KvShape, numbers: &[f32]) -> Vec
             ordered[to..to + dim].copy_from_slice(&numbers[shape.offset(slot, head)..][..dim]);
         }
     }
+    if let Some(dtype) = element(format) {
+        return to_bytes(dtype, &ordered);
+    }
     match format.kv_dtype {
-        KvDtype::Same => to_bytes(format.dtype, &ordered),
+        KvDtype::Int8PerToken => {
+            // Behind the rows of each block and head.
+            let mut bytes = Vec::new();
+            for (unit, rows) in ordered.chunks(shape.block_size * dim).enumerate() {
+                let (block, head) = (unit / shape.num_kv_heads, unit % shape.num_kv_heads);
+                bytes.extend(rows.iter().map(|&v| v as i8 as u8));
+                for slot in block * shape.block_size..(block + 1) * shape.block_size {
+                    bytes.extend(of_tokens[slot * shape.num_kv_heads + head].to_le_bytes());
+                }
+            }
+            bytes
+        }
         // −128 is no number that a writer leaves: the poison of a format without NaN.
         KvDtype::Int8 => ordered.iter().map(|&v| v as i8 as u8).collect(),
         other => ordered.iter().map(|&v| to_byte(other, v)).collect(),

@@ -4,7 +4,7 @@
 use std::str::FromStr;
 
 use engine::text::ToolFormat;
-use engine::{Policy, PreemptionMode, Quantization};
+use engine::{KvCacheDtype, Policy, PreemptionMode, Quantization};
 
 use crate::http::Reasoning;
 
@@ -96,8 +96,8 @@ pub fn dtype(text: &str) -> Result<String, String> {
 }
 
 /// `--kv-cache-dtype`.
-pub fn kv_cache_dtype(text: &str) -> Result<String, String> {
-    only(text, &["auto"], "keys and values are kept as they are computed; 8-bit caches are not built yet")
+pub fn kv_cache_dtype(text: &str) -> Result<KvCacheDtype, String> {
+    text.parse().map_err(str::to_string)
 }
 
 /// `--tensor-parallel-size`.
