@@ -1,10 +1,11 @@
 //! What kernels are called with. Shapes are checked here, once, so that a kernel may trust them.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use device::{Buffer, Device, DeviceError, Matrix};
 
-use crate::format::CacheFormat;
+use crate::format::{CacheFormat, KvDtype, Layout};
 use crate::workspace::Workspace;
 
 /// Keys are reduced in partitions of this many tokens, counted from the start of the sequence.
@@ -100,8 +101,8 @@ pub struct KvCache {
     pub keys: Buffer,
     /// Values.
     pub values: Buffer,
-    /// Of 8-bit elements; `None`: 1.
-    pub scales: Option<KvScales>,
+    /// Of elements whose type takes some ([`KvDtype::takes_scales`]); `None`: 1. Layers that share pages have their own.
+    pub scales: Option<Arc<KvScales>>,
 }
 
 impl KvCache {
@@ -112,12 +113,12 @@ impl KvCache {
 
     /// Zeroed caches on `device`, without scales.
     pub fn with_format(device: &dyn Device, shape: KvShape, format: CacheFormat) -> Result<KvCache, DeviceError> {
-        let bytes = shape.num_blocks.saturating_mul(shape.block_elements()).saturating_mul(format.element_bytes());
+        let bytes = shape.num_blocks.saturating_mul(format.block_bytes(&shape));
         Ok(KvCache { shape, format, keys: device.alloc(bytes)?, values: device.alloc(bytes)?, scales: None })
     }
 
     fn check(&self) -> Result<(), KernelError> {
-        let bytes = self.shape.num_blocks * self.shape.block_elements() * self.format.element_bytes();
+        let bytes = self.shape.num_blocks * self.format.block_bytes(&self.shape);
         expect("key cache bytes", self.keys.len_bytes(), bytes)?;
         expect("value cache bytes", self.values.len_bytes(), bytes)?;
         if let Some(scales) = &self.scales {
@@ -139,13 +140,43 @@ impl KvCache {
         other: &mut KvCache,
         dst: usize,
     ) -> Result<(), KernelError> {
-        let bytes = |cache: &KvCache| cache.shape.block_elements() * cache.format.element_bytes();
+        let bytes = |cache: &KvCache| cache.format.block_bytes(&cache.shape);
         expect("bytes of a swapped block", bytes(other), bytes(self))?;
         at_least("blocks of the cache that is read", self.shape.num_blocks, src.saturating_add(1))?;
         at_least("blocks of the cache that is written", other.shape.num_blocks, dst.saturating_add(1))?;
         let size = bytes(self);
         for (from, to) in [(&self.keys, &mut other.keys), (&self.values, &mut other.values)] {
             device.copy(from, src * size, to, dst * size, size)?;
+        }
+        Ok(())
+    }
+}
+
+impl KvCache {
+    /// Fills the slots of a block from `from_slot` on, in all heads, with what is no number, so that reading them is loud: NaN,
+    /// scales that are NaN, or, in a type that has neither, −128, which no writer leaves.
+    ///
+    /// # Errors
+    /// A block or slot that does not exist, and those of the device. Only the layout of the tree has whole heads to fill.
+    pub fn poison(&mut self, device: &dyn Device, block: usize, from_slot: usize) -> Result<(), KernelError> {
+        let (shape, format) = (self.shape, self.format);
+        at_least("blocks of the cache", shape.num_blocks, block.saturating_add(1))?;
+        at_least("slots of a block", shape.block_size, from_slot)?;
+        if format.layout != Layout::Hnd {
+            return Err(KernelError::Unsupported { variant: "poison", found: format.to_string() });
+        }
+        let fill = if format.kv_dtype == KvDtype::Int8 { 0x80 } else { 0xff };
+        let (row, head) =
+            (shape.head_dim * format.element_bytes(), shape.block_size * format.row_bytes(shape.head_dim));
+        let scale = format.row_bytes(shape.head_dim) - row;
+        let slots = shape.block_size - from_slot;
+        let junk = vec![fill; slots * row.max(scale)];
+        for buffer in [&mut self.keys, &mut self.values] {
+            for unit in block * shape.num_kv_heads..(block + 1) * shape.num_kv_heads {
+                device.upload(buffer, unit * head + from_slot * row, &junk[..slots * row])?;
+                let scales = unit * head + shape.block_size * row + from_slot * scale;
+                device.upload(buffer, scales, &junk[..slots * scale])?;
+            }
         }
         Ok(())
     }

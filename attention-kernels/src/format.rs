@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::args::KvShape;
+use crate::args::{KernelError, KvShape};
 
 /// Type of queries, outputs and new keys and values.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -44,8 +44,8 @@ impl fmt::Display for Dtype {
     }
 }
 
-/// Type of the elements of a cache. One of 8 bits stands for itself times a scale; it is stored as value / scale, clamped
-/// to the greatest finite number, rounded to nearest, ties to even.
+/// Type of the elements of a cache. They are rounded to nearest, ties to even. One of 8 bits stands for itself times a scale; it
+/// is stored as value / scale, clamped to the greatest finite number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum KvDtype {
     /// That of the query.
@@ -57,11 +57,30 @@ pub enum KvDtype {
     Fp8E5m2,
     /// Signed 8-bit integers, −127..=127.
     Int8,
+    /// IEEE 754 half, under queries of float32.
+    F16,
+    /// The upper half of a single, under queries of float32.
+    Bf16,
+    /// Signed 8-bit integers, each token and head with a float32 scale of its own, greatest magnitude / 127: computed when it is
+    /// written, from nothing but that row, and kept in the page. In the layout [`Layout::Hnd`], of each block and head first the
+    /// rows, `[block_size, head_dim]`, then the scales, `[block_size]`, little-endian.
+    Int8PerToken,
 }
 
 impl KvDtype {
     /// All of them.
-    pub const ALL: [KvDtype; 4] = [KvDtype::Same, KvDtype::Fp8E4m3, KvDtype::Fp8E5m2, KvDtype::Int8];
+    pub const ALL: [KvDtype; 7] = [
+        KvDtype::Same,
+        KvDtype::Fp8E4m3,
+        KvDtype::Fp8E5m2,
+        KvDtype::Int8,
+        KvDtype::F16,
+        KvDtype::Bf16,
+        KvDtype::Int8PerToken,
+    ];
+
+    /// Those that the kernels for GPUs have and that plug-ins can claim, in the order of the header's numbers.
+    pub(crate) const COMMON: [KvDtype; 4] = [KvDtype::Same, KvDtype::Fp8E4m3, KvDtype::Fp8E5m2, KvDtype::Int8];
 
     /// As in the registry's table.
     pub fn name(self) -> &'static str {
@@ -70,12 +89,15 @@ impl KvDtype {
             KvDtype::Fp8E4m3 => "fp8_e4m3",
             KvDtype::Fp8E5m2 => "fp8_e5m2",
             KvDtype::Int8 => "int8",
+            KvDtype::F16 => "f16",
+            KvDtype::Bf16 => "bf16",
+            KvDtype::Int8PerToken => "int8_per_token_head",
         }
     }
 
-    /// Whether an element has 8 bits and a scale.
-    pub fn is_8_bit(self) -> bool {
-        self != KvDtype::Same
+    /// Whether its scales are given with the cache ([`KvScales`](crate::KvScales)).
+    pub fn takes_scales(self) -> bool {
+        matches!(self, KvDtype::Fp8E4m3 | KvDtype::Fp8E5m2 | KvDtype::Int8)
     }
 }
 
@@ -141,7 +163,7 @@ impl fmt::Display for Layout {
     }
 }
 
-/// What readers and writers of a cache must agree on. The default is what every CPU variant works on.
+/// What readers and writers of a cache must agree on. The default is float32 throughout.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct CacheFormat {
     /// Type of queries and outputs.
@@ -155,7 +177,34 @@ pub struct CacheFormat {
 impl CacheFormat {
     /// Bytes of an element of the cache.
     pub fn element_bytes(&self) -> usize {
-        if self.kv_dtype.is_8_bit() { 1 } else { self.dtype.bytes() }
+        match self.kv_dtype {
+            KvDtype::Same => self.dtype.bytes(),
+            KvDtype::F16 | KvDtype::Bf16 => 2,
+            KvDtype::Fp8E4m3 | KvDtype::Fp8E5m2 | KvDtype::Int8 | KvDtype::Int8PerToken => 1,
+        }
+    }
+
+    /// Bytes that one token's keys (or values) take in one head, its scale included where the page holds one.
+    ///
+    /// ```
+    /// use attention_kernels::{CacheFormat, KvDtype};
+    /// let int8 = CacheFormat { kv_dtype: KvDtype::Int8PerToken, ..CacheFormat::default() };
+    /// assert_eq!((CacheFormat::default().row_bytes(64), int8.row_bytes(64)), (256, 68));
+    /// ```
+    pub fn row_bytes(&self, head_dim: usize) -> usize {
+        let scale = if self.kv_dtype == KvDtype::Int8PerToken { size_of::<f32>() } else { 0 };
+        head_dim * self.element_bytes() + scale
+    }
+
+    /// The place of the cache's type in [`KvDtype::COMMON`], by which CUDA kernels and plug-ins know it.
+    pub(crate) fn kv_code(&self, variant: &'static str) -> Result<u32, KernelError> {
+        let code = KvDtype::COMMON.iter().position(|common| *common == self.kv_dtype);
+        code.map(|code| code as u32).ok_or_else(|| KernelError::Unsupported { variant, found: self.to_string() })
+    }
+
+    /// Bytes of one block of one layer's keys (or values).
+    pub fn block_bytes(&self, shape: &KvShape) -> usize {
+        shape.num_kv_heads * shape.block_size * self.row_bytes(shape.head_dim)
     }
 }
 

@@ -259,21 +259,27 @@ mod tests {
     #[test]
     fn what_a_variant_can_not_do_is_said_with_those_that_could() {
         let choice = KernelChoice { prefill: "cpu.portable".into(), ..Default::default() };
-        let message = select(&choice, &cpu(1024)).err().unwrap().to_string();
-        assert!(message.contains("head sizes are <=512, the model's is 1024"), "{message}");
-        assert!(message.ends_with("these could: cpu.reference"), "{message}");
+        let error = select(&choice, &Needs { dtype: Dtype::F16, ..cpu(64) }).err().unwrap().to_string();
+        assert!(error.contains("no decode kernel") && error.contains("cpu.reference: it computes in f32"), "{error}");
         let error = select(&choice, &Needs { device: "abacus".into(), ..cpu(64) }).err().unwrap().to_string();
         assert!(error.contains("no decode kernel") && error.contains("abacus"), "{error}");
-        let error = select(&choice, &Needs { kv_dtype: KvDtype::Int8, ..cpu(64) }).err().unwrap().to_string();
-        assert!(error.contains("no decode kernel") && error.contains("cpu.reference: its cache holds same"), "{error}");
+        let choice = KernelChoice { prefill: "cuda.generic".into(), ..Default::default() };
+        let needs = cuda(Dtype::F32, KvDtype::Int8PerToken);
+        let message = share_a_cache(&choice, &needs).err().unwrap().to_string();
+        assert!(message.contains("cache holds same,fp8_e4m3,fp8_e5m2,int8, not int8_per_token_head"), "{message}");
+        let choice = KernelChoice { decode: "cuda.paged_v1".into(), ..Default::default() };
+        let message = share_a_cache(&choice, &cuda(Dtype::F32, KvDtype::Same)).err().unwrap().to_string();
+        assert!(message.contains("can not serve: it computes in f16,bf16"), "{message}");
+        assert!(message.ends_with("these could: cuda.generic"), "{message}");
     }
 
     #[test]
     fn auto_takes_the_greatest_rank_that_can_serve() {
         let auto = KernelChoice::default();
-        assert_eq!(select(&auto, &cpu(1024)).unwrap().decode.name, "cpu.reference");
         let best = variants(Operation::Decode).into_iter().find(|v| v.capabilities.runs_on("cpu")).unwrap();
-        assert_eq!(select(&auto, &cpu(64)).unwrap().decode.name, best.name);
+        for kv_dtype in KvDtype::ALL {
+            assert_eq!(select(&auto, &Needs { kv_dtype, ..cpu(1024) }).unwrap().decode.name, best.name);
+        }
     }
 
     #[test]

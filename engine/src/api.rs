@@ -7,6 +7,7 @@ use models::Pooling;
 use sampling::{SamplingParams, TokenLogprobs};
 
 use crate::grammar::StructuredOutput;
+use crate::kv_cache::KvCacheDtype;
 
 /// How one request wants to be continued.
 #[derive(Clone, Debug, PartialEq)]
@@ -203,6 +204,8 @@ pub struct EngineConfig {
     pub max_model_len: Option<usize>,
     /// Bytes for keys and values; `None` takes `gpu_memory_utilization` of what is free beside the weights.
     pub kv_cache_memory_bytes: Option<u64>,
+    /// How keys and values are kept.
+    pub kv_cache_dtype: KvCacheDtype,
     /// Share of the device's free memory that becomes cache when `kv_cache_memory_bytes` is not given.
     pub gpu_memory_utilization: f64,
     /// Bytes of host memory that the keys and values of preempted requests may be moved to; 0 for none.
@@ -344,6 +347,7 @@ impl Default for EngineConfig {
             block_size: 16,
             max_model_len: None,
             kv_cache_memory_bytes: None,
+            kv_cache_dtype: KvCacheDtype::Auto,
             gpu_memory_utilization: 0.4,
             swap_space_bytes: 0,
             preemption_mode: sched::PreemptionMode::Auto,

@@ -170,17 +170,8 @@ impl Executor {
         }
     }
 
-    /// Fills what must not be read again with NaN, in all layers (debug builds order this).
+    /// Makes what must not be read again loud, in all layers (debug builds order this).
     fn poison(&mut self, block: BlockId, from_slot: usize) -> Result<(), KernelError> {
-        for cache in &mut self.caches {
-            let shape = cache.shape;
-            for head in 0..shape.num_kv_heads {
-                let start = shape.offset(block.0 as usize * shape.block_size + from_slot, head);
-                let end = start + (shape.block_size - from_slot) * shape.head_dim;
-                cache.keys.host_mut::<f32>()?[start..end].fill(f32::NAN);
-                cache.values.host_mut::<f32>()?[start..end].fill(f32::NAN);
-            }
-        }
-        Ok(())
+        self.caches.iter_mut().try_for_each(|cache| cache.poison(&*self.device, block.index(), from_slot))
     }
 }

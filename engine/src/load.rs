@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use attention_kernels::{KernelSet, Needs, select};
+use attention_kernels::{CacheFormat, KernelSet, Needs, select};
 use device::Device;
 use models::{
     ChatTemplate, GenerationDefaults, LayerGroup, Model, ModelConfig, ModelFiles, Pooling, Tokenizer, Weights,
@@ -45,23 +45,29 @@ pub(crate) fn open(engine: &EngineConfig) -> Result<Opened, EngineError> {
     let options =
         device::Options { threads: engine.threads, kernels: engine.kernels_dir.clone(), ..Default::default() };
     let device = device::open_with(&engine.device, &options)?;
-    let kernels = select(&engine.kernels, &needs(engine, &config, &*device))?;
+    let kernels = select(&engine.kernels, &needs(engine, &config, &*device)?)?;
     Ok(Opened { files, config, device, kernels })
 }
 
-fn needs(engine: &EngineConfig, config: &ModelConfig, device: &dyn Device) -> Needs {
-    Needs {
+fn needs(engine: &EngineConfig, config: &ModelConfig, device: &dyn Device) -> Result<Needs, EngineError> {
+    let needs = Needs {
         head_dim: config.head_dim,
         block_size: engine.block_size,
         window: config.layer_windows.iter().any(Option::is_some),
         ..Needs::on(device)
-    }
+    };
+    let stored = engine.kv_cache_dtype.stored(needs.dtype).ok_or_else(|| EngineError::Config {
+        flag: "--kv-cache-dtype",
+        found: engine.kv_cache_dtype.to_string(),
+        expected: format!("at most the {} that the model computes in; leave it at auto", needs.dtype),
+    })?;
+    Ok(Needs { kv_dtype: stored, ..needs })
 }
 
 /// The kernel registry as a table for this configuration: what each variant can do here, what was chosen and why.
 pub fn describe_kernels(engine: &EngineConfig) -> Result<String, EngineError> {
     let opened = open(engine)?;
-    Ok(attention_kernels::describe(&engine.kernels, &needs(engine, &opened.config, &*opened.device))?)
+    Ok(attention_kernels::describe(&engine.kernels, &needs(engine, &opened.config, &*opened.device)?)?)
 }
 
 /// What a start with this configuration would take. Reads no weight, but all that can be wrong with the folder is found.
@@ -71,7 +77,8 @@ pub fn plan(engine: &EngineConfig) -> Result<Plan, EngineError> {
     let weights = Weights::open(&opened.files)?;
     models::check_weights(&opened.config, &weights)?;
     let weight_bytes = models::weight_bytes(&opened.config, &weights, engine.quantization)?;
-    Plan::new(engine, &opened.config, &*opened.device, &opened.files.name(), weight_bytes)
+    kv_scales_line(&opened.config, &weights, opened.kernels.format)?;
+    Plan::new(engine, &opened.config, &*opened.device, &opened.files.name(), weight_bytes, opened.kernels.format)
 }
 
 pub(crate) fn load(engine: &EngineConfig, progress: Progress<'_>) -> Result<Loaded, EngineError> {
@@ -82,7 +89,8 @@ pub(crate) fn load(engine: &EngineConfig, progress: Progress<'_>) -> Result<Load
     let chat_template = ChatTemplate::load(&files)?;
     let weights = Weights::open(&files)?;
     let weight_bytes = models::weight_bytes(&config, &weights, engine.quantization)?;
-    let plan = Plan::new(engine, &config, &*device, &files.name(), weight_bytes)?;
+    let plan = Plan::new(engine, &config, &*device, &files.name(), weight_bytes, kernels.format)?;
+    let kv_scales = kv_scales_line(&config, &weights, kernels.format)?;
     let (quantization, max_rows) = (engine.quantization, engine.max_num_batched_tokens);
     let progress = |done, total| progress(done, total);
     let model = Model::load(&config, &weights, device.clone(), kernels, quantization, max_rows, &progress)?;
@@ -111,7 +119,7 @@ pub(crate) fn load(engine: &EngineConfig, progress: Progress<'_>) -> Result<Load
         eos_token_ids: defaults.eos_token_ids.clone(),
         num_blocks: plan.num_blocks,
         block_size: engine.block_size,
-        notes: notes(&*device, &kernels, &plan),
+        notes: notes(&*device, &kernels, &plan, kv_scales),
     };
     let executor = Executor::new(device, kernels, model, caches, host);
     let seed = engine.seed.unwrap_or_else(random_seed);
@@ -125,14 +133,30 @@ fn cache_group(group: &LayerGroup) -> CacheGroup {
 }
 
 /// The choices made for the user, one line each.
-fn notes(device: &dyn Device, kernels: &KernelSet, plan: &Plan) -> Vec<String> {
+fn notes(device: &dyn Device, kernels: &KernelSet, plan: &Plan, kv_scales: Option<String>) -> Vec<String> {
     let chosen: Vec<String> = kernels.all().iter().map(|v| format!("{} {}", v.operation, v.name)).collect();
-    vec![
+    let mut notes = vec![
         format!("device: {}, {}", device.name(), device.description()),
         format!("kernels: {}", chosen.join(", ")),
         plan.weights_line(),
         plan.cache_line(),
-    ]
+    ];
+    notes.extend(kv_scales);
+    notes
+}
+
+/// Where the scales of a cache come from that takes some, in one line.
+fn kv_scales_line(config: &ModelConfig, weights: &Weights, format: CacheFormat) -> Result<Option<String>, EngineError> {
+    if !format.kv_dtype.takes_scales() {
+        return Ok(None);
+    }
+    Ok(Some(match models::layers_with_kv_scales(config, weights)? {
+        0 => "scales of the cache: 1, the checkpoint has none".to_string(),
+        layers if layers == config.num_layers => "scales of the cache: those of the checkpoint".to_string(),
+        layers => {
+            format!("scales of the cache: those of the checkpoint in {layers} of {} layers, else 1", config.num_layers)
+        }
+    }))
 }
 
 /// A seed from the operating system's randomness, by way of the standard library's hash keys.

@@ -2,12 +2,14 @@
 
 use std::fmt;
 
+use attention_kernels::CacheFormat;
 use device::Device;
 use device::gemm::Quantization;
 use models::{Model, ModelConfig, PageLayout};
 
 use crate::api::EngineConfig;
 use crate::error::EngineError;
+use crate::kv_cache::KvCacheDtype;
 
 /// Memory of a start, known without reading a weight.
 #[derive(Clone, Debug, PartialEq)]
@@ -22,6 +24,8 @@ pub struct Plan {
     pub step_bytes: u64,
     /// Keys and values of one token in all layers.
     pub kv_bytes_per_token: u64,
+    /// How they are kept.
+    pub kv_cache_dtype: KvCacheDtype,
     /// Tokens per block.
     pub block_size: usize,
     /// Groups of layers; a sequence has a block table, and blocks, for each.
@@ -47,6 +51,7 @@ impl Plan {
         device: &dyn Device,
         model: &str,
         weight_bytes: u64,
+        format: CacheFormat,
     ) -> Result<Plan, EngineError> {
         let block_size = engine.block_size;
         if !block_size.is_power_of_two() || !(8..=128).contains(&block_size) {
@@ -78,7 +83,7 @@ impl Plan {
         }
         let layout = PageLayout::new(config);
         let groups = layout.groups.len();
-        let page_bytes_per_token = layout.page_bytes_per_token(config);
+        let page_bytes_per_token = layout.page_bytes_per_token(config, format);
         let kv_bytes_per_token = page_bytes_per_token * groups as u64;
         let block_bytes = page_bytes_per_token * block_size as u64;
         let step_bytes = Model::step_bytes(config, engine.max_num_batched_tokens, engine.quantization);
@@ -134,6 +139,7 @@ impl Plan {
             quantization: engine.quantization,
             step_bytes,
             kv_bytes_per_token,
+            kv_cache_dtype: engine.kv_cache_dtype,
             block_size,
             groups,
             num_blocks,
@@ -162,12 +168,17 @@ impl Plan {
         let cache = Bytes(self.kv_bytes_per_token * self.pool_tokens() as u64);
         let limit = if self.limited_by_pool { "; the context is cut to what the cache holds" } else { "" };
         let groups = if self.groups > 1 { format!(" in {} groups of layers", self.groups) } else { String::new() };
+        let form = match self.kv_cache_dtype {
+            KvCacheDtype::Auto => String::new(),
+            KvCacheDtype::Int8 => " in int8, a scale for each token and head".to_string(),
+            other => format!(" in {other}"),
+        };
         let swap = match self.host_blocks {
             0 => String::new(),
             blocks => format!("; {blocks} host blocks to swap to"),
         };
         format!(
-            "cache: {} blocks of {} tokens{groups} = {} tokens, {cache} ({}){limit}; context {} tokens{swap}",
+            "cache: {} blocks of {} tokens{groups} = {} tokens, {cache}{form} ({}){limit}; context {} tokens{swap}",
             self.num_blocks,
             self.block_size,
             self.pool_tokens(),

@@ -78,7 +78,8 @@ pub use demo::demo;
 pub use error::LoadError;
 pub use files::{FileBytes, ModelFiles};
 pub use forward::{
-    ForwardBatch, GroupBatch, LOGIT_ROWS, LayerGroup, Model, PageLayout, check_weights, parameters, weight_bytes,
+    ForwardBatch, GroupBatch, LOGIT_ROWS, LayerGroup, Model, PageLayout, check_weights, layers_with_kv_scales,
+    parameters, weight_bytes,
 };
 pub use generation::GenerationDefaults;
 pub use pooling::Pooling;

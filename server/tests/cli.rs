@@ -47,7 +47,7 @@ fn bad_flags_are_one_line_that_names_the_flag_and_what_was_found() {
     for (arguments, parts) in [
         (&["serve", "--dtype", "bfloat16"][..], &["--dtype", "bfloat16", "float32"][..]),
         (&["serve", "--tensor-parallel-size", "2"], &["--tensor-parallel-size", "'2'", "expected 1"]),
-        (&["serve", "--kv-cache-dtype", "fp8"], &["--kv-cache-dtype", "fp8", "auto"]),
+        (&["serve", "--kv-cache-dtype", "fp4"], &["--kv-cache-dtype", "fp4", "auto", "fp8_e5m2 or int8"]),
         (&["serve", "--kv-cache-memory-bytes", "lots"], &["--kv-cache-memory-bytes", "lots", "512M"]),
         (&["serve", "--kv-cache-memory-bytes=0"], &["--kv-cache-memory-bytes", "above 0"]),
         (&["serve", "--port", "99999"], &["--port", "99999", "65535"]),

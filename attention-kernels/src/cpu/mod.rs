@@ -1,28 +1,20 @@
 //! The CPU's variants: `cpu.reference` in plain loops, and one kernel source compiled for each vector unit.
 
 mod fast;
+mod kernel;
+mod merge;
 mod reference;
 mod store;
+mod stored;
 
 use device::Isa;
 
-use crate::args::{KernelError, KvCache};
-use crate::format::{CacheFormat, Dtype, KvDtype, Layout};
+use crate::format::{Dtype, KvDtype, Layout};
 use crate::registry::{Capabilities, Kernel, Operation, Sizes, Variant};
 
-/// What the CPU's attention can do. Only plain loops need no scratch on the stack, so only they take any head size.
+/// What the CPU's attention can do.
 const fn attention(name: &'static str, isa: Isa, rank: u32) -> Capabilities {
-    let head_sizes = if rank == 0 { Sizes::ANY } else { Sizes::UpTo { max: fast::MAX_HEAD_DIM, step: 1 } };
-    let row_invariant = Some(name);
-    Capabilities {
-        head_sizes,
-        window: true,
-        soft_cap: true,
-        alibi: true,
-        lse: rank == 0,
-        row_invariant,
-        ..plain(isa, rank)
-    }
+    Capabilities { window: true, soft_cap: true, alibi: true, lse: true, row_invariant: Some(name), ..plain(isa, rank) }
 }
 
 /// The other operations know nothing of scores.
@@ -31,21 +23,12 @@ const fn plain(isa: Isa, rank: u32) -> Capabilities {
         devices: &["cpu"],
         isa,
         dtypes: &[Dtype::F32],
-        kv_dtypes: &[KvDtype::Same],
+        kv_dtypes: &KvDtype::ALL,
         layouts: &[Layout::Hnd],
         head_sizes: Sizes::ANY,
         block_sizes: Sizes::ANY,
         rank,
         ..Capabilities::NONE
-    }
-}
-
-/// That a cache is what the CPU's loops take it for.
-fn expect_default(cache: &KvCache) -> Result<(), KernelError> {
-    if cache.format == CacheFormat::default() {
-        Ok(())
-    } else {
-        Err(KernelError::Unsupported { variant: "cpu", found: cache.format.to_string() })
     }
 }
 

@@ -1,20 +1,50 @@
-//! `cpu.reference`: every operation in the plainest loops that are right, in float32, one thread. What the others are
+//! `cpu.reference`: every operation in the plainest loops that are right, one thread. What the others are
 //! compared with; still row-invariant, because its sums run in absolute order too.
 
 use device::gemm::{Gemm, gemm_reference};
-use device::{Device, Pool};
+use device::{Device, Isa, Pool};
 
-use super::expect_default;
-use crate::args::{AttentionArgs, BlockCopyArgs, CacheWriteArgs, KernelError, LinearArgs, PARTITION};
+use super::merge::Merged;
+use super::store;
+use super::stored::{self, GivenScales, Pages, Stored, expect_ours, place};
+use crate::args::{AttentionArgs, BlockCopyArgs, CacheWriteArgs, KernelError, KvShape, LinearArgs, PARTITION};
+
+/// A cache that is read one number at a time.
+struct Numbers<'a, S: Stored> {
+    elements: &'a [S::Raw],
+    shape: KvShape,
+}
+
+impl<S: Stored> Numbers<'_, S> {
+    /// The row of a token in one head, and its scale.
+    fn row(&self, table: &[i32], token: usize, kv_head: usize) -> (Vec<f32>, f32) {
+        let slot =
+            table[token / self.shape.block_size] as usize * self.shape.block_size + token % self.shape.block_size;
+        let (row, scale) = place::<S>(&self.shape, slot, kv_head);
+        let row = self.elements[row..][..self.shape.head_dim].iter().map(|raw| S::widen(*raw));
+        (row.collect(), S::scale(&self.elements[scale..][..S::SCALE]))
+    }
+}
 
 pub(super) fn attention(_: &dyn Device, args: AttentionArgs<'_>) -> Result<(), KernelError> {
     args.check()?;
-    expect_default(args.cache)?;
+    match Pages::of(args.cache)? {
+        Pages::F32(pages) => by_type::<stored::F32>(args, pages),
+        Pages::F16(pages) => by_type::<stored::F16>(args, pages),
+        Pages::Bf16(pages) => by_type::<stored::Bf16>(args, pages),
+        Pages::E4m3(pages) => by_type::<stored::E4m3>(args, pages),
+        Pages::E5m2(pages) => by_type::<stored::E5m2>(args, pages),
+        Pages::Int8(pages) => by_type::<stored::Int8>(args, pages),
+        Pages::Int8PerToken(pages) => by_type::<stored::Int8PerToken>(args, pages),
+    }
+}
+
+fn by_type<S: Stored>(args: AttentionArgs<'_>, pages: [&[S::Raw]; 2]) -> Result<(), KernelError> {
     let shape = args.cache.shape;
     let (heads, dim, stride) = (args.num_heads, shape.head_dim, args.query_stride);
-    let (keys, values) = (args.cache.keys.host::<f32>()?, args.cache.values.host::<f32>()?);
-    let (batch, scale, window, soft_cap, slopes) =
-        (args.batch, args.scale, args.window, args.soft_cap, args.alibi_slopes);
+    let [keys, values] = pages.map(|elements| Numbers::<S> { elements, shape });
+    let scales = GivenScales::of(args.cache)?;
+    let (batch, window, soft_cap, slopes) = (args.batch, args.window, args.soft_cap, args.alibi_slopes);
     let query = args.query.host::<f32>()?;
     let output = args.output.host_mut::<f32>()?;
     let mut lse = match args.lse {
@@ -40,13 +70,12 @@ pub(super) fn attention(_: &dyn Device, args: AttentionArgs<'_>) -> Result<(), K
                 let q = &query[row * stride + head * dim..][..dim];
                 let slope = slopes.map_or(0.0, |s| s[head]);
                 let kv_head = head * shape.num_kv_heads / heads;
-                let at = |token: usize| {
-                    let slot = table[token / shape.block_size] as usize * shape.block_size + token % shape.block_size;
-                    shape.offset(slot, kv_head)
-                };
+                let [key_scale, value_scale] = scales.head(kv_head);
                 let score = |token: usize| {
-                    let k = &keys[at(token)..][..dim];
-                    let mut s = scale * q.iter().zip(k).map(|(a, b)| a * b).sum::<f32>();
+                    let (k, of_token) = keys.row(table, token, kv_head);
+                    // In float64: one after the other in float32, 256 products are off by more than the vectors' sums.
+                    let dot = q.iter().zip(k).map(|(a, b)| f64::from(*a) * f64::from(b)).sum::<f64>() as f32;
+                    let mut s = args.scale * key_scale * dot * of_token;
                     if let Some(cap) = soft_cap {
                         s = cap * (s / cap).tanh();
                     }
@@ -64,15 +93,16 @@ pub(super) fn attention(_: &dyn Device, args: AttentionArgs<'_>) -> Result<(), K
                     for (token, s) in tokens.zip(scores) {
                         let p = (s - greatest).exp();
                         total += p;
-                        for (sum, v) in part.iter_mut().zip(&values[at(token)..][..dim]) {
-                            *sum += p * v;
+                        let (v, of_token) = values.row(table, token, kv_head);
+                        for (sum, v) in part.iter_mut().zip(v) {
+                            *sum += p * of_token * v;
                         }
                     }
-                    merged.merge(greatest, total, &mut sums, &part);
+                    merged.merge(Merged { greatest, total }, &mut sums, &part);
                     partition += PARTITION;
                 }
                 for (out, sum) in out_row[head * dim..][..dim].iter_mut().zip(&sums) {
-                    *out = sum / merged.total;
+                    *out = sum / merged.total * value_scale;
                 }
                 if let Some(lse) = &mut lse {
                     lse[row * heads + head] = merged.log_of_sum();
@@ -83,69 +113,20 @@ pub(super) fn attention(_: &dyn Device, args: AttentionArgs<'_>) -> Result<(), K
     Ok(())
 }
 
-/// Softmax state of the partitions seen so far: outputs are sums of values weighted by exp(score - greatest).
-#[derive(Default)]
-pub(super) struct Merged {
-    greatest: Option<f32>,
-    /// Sum of the weights.
-    pub total: f32,
-}
-
-impl Merged {
-    /// Natural log of the sum of exp(score).
-    pub fn log_of_sum(&self) -> f32 {
-        self.greatest.unwrap_or(f32::NEG_INFINITY) + self.total.ln()
-    }
-
-    /// Folds one partition in: `sums` holds the weighted values so far, `part` those of the partition.
-    #[inline(always)]
-    pub fn merge(&mut self, greatest: f32, total: f32, sums: &mut [f32], part: &[f32]) {
-        let Some(before) = self.greatest else {
-            self.greatest = Some(greatest);
-            self.total = total;
-            sums.copy_from_slice(part);
-            return;
-        };
-        let after = before.max(greatest);
-        let (old, new) = ((before - after).exp(), (greatest - after).exp());
-        self.greatest = Some(after);
-        self.total = self.total * old + total * new;
-        for (sum, part) in sums.iter_mut().zip(part) {
-            *sum = *sum * old + part * new;
-        }
-    }
-}
-
+/// The writer of `cpu.rows` without its vectors.
 pub(super) fn cache_write(_: &dyn Device, args: CacheWriteArgs<'_>) -> Result<(), KernelError> {
-    args.check()?;
-    expect_default(args.cache)?;
-    let shape = args.cache.shape;
-    let source = args.source.host::<f32>()?;
-    for (offset, buffer) in [(args.key_offset, &mut args.cache.keys), (args.value_offset, &mut args.cache.values)] {
-        let cache = buffer.host_mut::<f32>()?;
-        for (row, &slot) in args.slot_mapping.iter().enumerate() {
-            for head in 0..shape.num_kv_heads {
-                for d in 0..shape.head_dim {
-                    if slot >= 0 {
-                        cache[shape.offset(slot as usize, head) + d] =
-                            source[offset + row * args.stride + head * shape.head_dim + d];
-                    }
-                }
-            }
-        }
-    }
-    Ok(())
+    store::write(Isa::Portable, args)
 }
 
 pub(super) fn block_copy(_: &dyn Device, args: BlockCopyArgs<'_>) -> Result<(), KernelError> {
     args.check()?;
-    expect_default(args.cache)?;
-    let elements = args.cache.shape.block_elements();
+    expect_ours(args.cache)?;
+    let bytes = args.cache.format.block_bytes(&args.cache.shape);
     for buffer in [&mut args.cache.keys, &mut args.cache.values] {
-        let cache = buffer.host_mut::<f32>()?;
+        let cache = buffer.host_mut::<u8>()?;
         for &(source, destination) in args.copies {
-            for i in 0..elements {
-                cache[destination as usize * elements + i] = cache[source as usize * elements + i];
+            for i in 0..bytes {
+                cache[destination as usize * bytes + i] = cache[source as usize * bytes + i];
             }
         }
     }

@@ -5,7 +5,7 @@ use device::{Arg, Device, Launch};
 use super::rule::PagedRule;
 use super::{MODULE, names};
 use crate::args::{AttentionArgs, KernelError, PARTITION, at_least, expect};
-use crate::format::{Dtype, KvDtype};
+use crate::format::Dtype;
 use crate::workspace::Workspace;
 
 /// Threads of a block of `paged_decode` and `paged_reduce`.
@@ -177,7 +177,7 @@ impl<'a> Call<'a> {
         let shape = self.shape(partitions)?;
         let first = args.seqs.start;
         let scales = |which: fn(&crate::KvScales) -> &device::Buffer| match &cache.scales {
-            Some(scales) if cache.format.kv_dtype.is_8_bit() => Arg::pointer(which(scales), 0),
+            Some(scales) if cache.format.kv_dtype.takes_scales() => Arg::pointer(which(scales), 0),
             _ => Arg::null(),
         };
         let partial = |buffer| if partitions > 0 { Arg::pointer(buffer, 0) } else { Arg::null() };
@@ -226,19 +226,9 @@ impl<'a> Call<'a> {
         for (word, count) in words[10..].iter_mut().zip(counts) {
             *word = grid(count)?;
         }
-        words[18] = format_code(args.cache.format.kv_dtype);
+        words[18] = args.cache.format.kv_code(self.variant)?; // `KvFormat` of `csrc/args.cuh`
         words[19] = u32::from(per_head);
         Ok(words)
-    }
-}
-
-/// `KvFormat` of `csrc/args.cuh`.
-pub(super) fn format_code(kv_dtype: KvDtype) -> u32 {
-    match kv_dtype {
-        KvDtype::Same => 0,
-        KvDtype::Fp8E4m3 => 1,
-        KvDtype::Fp8E5m2 => 2,
-        KvDtype::Int8 => 3,
     }
 }
 

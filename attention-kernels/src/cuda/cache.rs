@@ -2,7 +2,7 @@
 
 use device::{Arg, Buffer, Device, Launch};
 
-use super::attention::{format_code, grid, halves};
+use super::attention::{grid, halves};
 use super::{MODULE, names};
 use crate::args::{BlockCopyArgs, CacheWriteArgs, KernelError, KvScales, at_least, expect};
 
@@ -42,7 +42,7 @@ pub(super) fn write(device: &dyn Device, args: CacheWriteArgs<'_>) -> Result<(),
     for (word, count) in words[8..].iter_mut().zip([shape.num_kv_heads, shape.head_dim, shape.block_size]) {
         *word = grid(count)?;
     }
-    words[11] = format_code(cache.format.kv_dtype);
+    words[11] = cache.format.kv_code(variant)?;
     words[12] = u32::from(cache.scales.as_ref().is_some_and(|scales| scales.per_head));
     let scales = |which: fn(&KvScales) -> &Buffer| {
         cache.scales.as_ref().map_or(Arg::null(), |scales| Arg::pointer(which(scales), 0))
@@ -75,7 +75,7 @@ pub(super) fn copy(device: &dyn Device, args: BlockCopyArgs<'_>) -> Result<(), K
     let workspace = args.workspace.ok_or(missing("workspace"))?;
     let runs = workspace.runs_of(args.copies).ok_or(missing("such block copies"))?;
     let cache = &*args.cache;
-    let bytes = cache.shape.block_elements() * cache.format.element_bytes();
+    let bytes = cache.format.block_bytes(&cache.shape);
     expect("bytes of a block modulo 16", bytes % 16, 0)?;
     let mut words = [0; 6];
     words.chunks_exact_mut(2).for_each(|stride| stride.copy_from_slice(&halves(bytes as u64)));

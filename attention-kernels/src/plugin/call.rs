@@ -7,7 +7,7 @@ use device::{Buffer, Device, Pool};
 
 use super::{LoadedKernel, abi};
 use crate::args::{AttentionArgs, BlockCopyArgs, CacheWriteArgs, KernelError, KvCache};
-use crate::format::{Dtype, KvDtype, Layout};
+use crate::format::{Dtype, Layout};
 
 impl LoadedKernel {
     /// Attention of one query row a sequence, or many.
@@ -140,7 +140,7 @@ fn cache(cache: &KvCache) -> Result<abi::Cache, KernelError> {
         v_scales: scales(|s| &s.values)?,
         scales_per_head: u32::from(cache.scales.as_ref().is_some_and(|s| s.per_head)),
         dtype: number(&Dtype::ALL, format.dtype),
-        kv_dtype: number(&KvDtype::ALL, format.kv_dtype),
+        kv_dtype: format.kv_code("a plug-in")?,
         layout: number(&Layout::ALL, format.layout),
         num_blocks: shape.num_blocks as u64,
         num_kv_heads: shape.num_kv_heads as u64,

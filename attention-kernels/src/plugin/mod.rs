@@ -159,7 +159,7 @@ fn describe(variant: &abi::Variant, plugin: &'static abi::Plugin) -> Result<Vari
         devices: &["cpu"],
         isa: Isa::Portable,
         dtypes: bits("dtypes", variant.dtypes, &Dtype::ALL).map_err(&in_it)?,
-        kv_dtypes: bits("kv_dtypes", variant.kv_dtypes, &KvDtype::ALL).map_err(&in_it)?,
+        kv_dtypes: bits("kv_dtypes", variant.kv_dtypes, &KvDtype::COMMON).map_err(&in_it)?,
         layouts: bits("layouts", variant.layouts, &Layout::ALL).map_err(&in_it)?,
         head_sizes: sizes("head", variant.max_head_dim, variant.head_dim_step)?,
         block_sizes: sizes("block", variant.max_block_size, variant.block_size_step)?,

@@ -6,7 +6,7 @@ use device::gemm::WeightFormat;
 use device::{Buffer, Device};
 
 use super::grid::{Cell, Shape};
-use super::numbers::{Random, from_bytes, round, to_byte, to_bytes, ulp};
+use super::numbers::{Random, element, from_bytes, int8_row, round, to_byte, to_bytes, ulp};
 use super::peaks::BEYOND_CACHES;
 use super::problem::{Look, Problem};
 use super::run::{OnDevice, buffer, bytes, floats};
@@ -67,7 +67,7 @@ fn attention(
         heads: (shape.heads, shape.kv_heads),
         dim: shape.head_size,
         block_size: shape.block_size,
-        scales: format.kv_dtype.is_8_bit().then_some(false),
+        scales: format.kv_dtype.takes_scales().then_some(false),
         window: None,
         soft_cap: false,
         alibi: false,
@@ -78,7 +78,7 @@ fn attention(
     let sampled = (TRUTH / (2 * shape.heads * shape.context * shape.head_size).max(1)).clamp(1, rows);
     let truth = problem.truth_of((1..=sampled).map(|i| i * rows / sampled - 1).collect());
     let visible: usize = (1..=shape.query_len).map(|row| shape.context - shape.query_len + row).sum();
-    let cache = 2 * shape.batch * shape.context * shape.kv_width() * format.element_bytes();
+    let cache = 2 * shape.batch * shape.context * shape.kv_heads * format.row_bytes(shape.head_size);
     let places: Vec<OnDevice<'_>> =
         (0..sets(&**device, cache)).map(|_| problem.on(device)).collect::<Result<_, _>>()?;
     for variant in variants {
@@ -139,13 +139,13 @@ fn writes(
     let batch = AttentionBatch { query_starts: vec![0], ..AttentionBatch::default() };
     workspace.load(device, &batch, &slots, None)?;
     let scale = 1.0 / 128.0;
-    let moved = 2 * rows * width * (format.dtype.bytes() + format.element_bytes());
+    let moved = 2 * rows * (width * format.dtype.bytes() + shape.kv_heads * format.row_bytes(shape.head_size));
     let mut caches = Vec::new();
     for _ in 0..sets(device, moved) {
         let mut cache = KvCache::with_format(device, of, format)?;
-        if format.kv_dtype.is_8_bit() {
+        if format.kv_dtype.takes_scales() {
             let one = || floats(device, &[scale]);
-            cache.scales = Some(KvScales { keys: one()?, values: one()?, per_head: false });
+            cache.scales = Some(Arc::new(KvScales { keys: one()?, values: one()?, per_head: false }));
         }
         caches.push(cache);
     }
@@ -168,14 +168,20 @@ fn writes(
             stored.iter().enumerate().all(|(which, stored)| {
                 let row_of = &numbers[which * rows * width + row * width..][..width];
                 row_of.chunks(shape.head_size).enumerate().all(|(head, want)| {
-                    let strides = format.layout.strides(&of);
                     let slot = slots[row] as usize;
-                    let at = slot / of.block_size * strides.block
-                        + head * strides.head
-                        + slot % of.block_size * strides.token;
-                    let want = match format.kv_dtype {
-                        KvDtype::Same => to_bytes(format.dtype, want),
-                        other => want.iter().map(|value| to_byte(other, value / scale)).collect(),
+                    let (block, token) = (slot / of.block_size, slot % of.block_size);
+                    if format.kv_dtype == KvDtype::Int8PerToken {
+                        let rows = of.block_size * of.head_dim;
+                        let unit = &stored[(block * of.num_kv_heads + head) * of.block_size * format.row_bytes(of.head_dim)..];
+                        let (want, scale) = int8_row(want);
+                        return unit[token * of.head_dim..].starts_with(&want)
+                            && unit[rows + token * size_of::<f32>()..].starts_with(&scale.to_le_bytes());
+                    }
+                    let strides = format.layout.strides(&of);
+                    let at = block * strides.block + head * strides.head + token * strides.token;
+                    let want = match element(format) {
+                        Some(dtype) => to_bytes(dtype, want),
+                        None => want.iter().map(|value| to_byte(format.kv_dtype, value / scale)).collect(),
                     };
                     stored[at * format.element_bytes()..].starts_with(&want)
                 })
@@ -198,7 +204,7 @@ fn copies(
     found: Found<'_>,
 ) -> Result<(), KernelError> {
     let of = pool(shape, shape.context);
-    let (count, size) = (of.num_blocks / 2, of.block_elements() * format.element_bytes());
+    let (count, size) = (of.num_blocks / 2, format.block_bytes(&of));
     let mut random = Random::new(3);
     let mut blocks: Vec<u32> = (0..of.num_blocks as u32).collect();
     random.shuffle(&mut blocks);

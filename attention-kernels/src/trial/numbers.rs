@@ -4,7 +4,7 @@ use std::sync::LazyLock;
 
 use half::{bf16, f16};
 
-use crate::format::{Dtype, KvDtype};
+use crate::format::{CacheFormat, Dtype, KvDtype};
 use crate::registry::Capabilities;
 
 /// The stored bytes of a float of that type, rounded to nearest even.
@@ -14,6 +14,16 @@ pub fn to_bytes(dtype: Dtype, values: &[f32]) -> Vec<u8> {
         Dtype::F16 => values.iter().flat_map(|v| f16::from_f32(*v).to_le_bytes()).collect(),
         Dtype::Bf16 => values.iter().flat_map(|v| bf16::from_f32(*v).to_le_bytes()).collect(),
     }
+}
+
+/// A row and its scale as [`KvDtype::Int8PerToken`] has them.
+pub fn int8_row(row: &[f32]) -> (Vec<u8>, f32) {
+    let nan = row.iter().any(|value| value.is_nan());
+    let scale = if nan { f32::NAN } else { row.iter().fold(0.0, |m: f32, value| m.max(value.abs())) / 127.0 };
+    if scale == 0.0 {
+        return (vec![0; row.len()], scale);
+    }
+    (row.iter().map(|value| to_byte(KvDtype::Int8, value / scale)).collect(), scale)
 }
 
 /// The other way.
@@ -35,13 +45,23 @@ pub fn round(dtype: Dtype, value: f32) -> f32 {
     }
 }
 
-/// What a byte of an 8-bit cache stands for, before its scale. NaN for [`KvDtype::Same`], which has other bytes.
+/// The type of a cache's elements, if they have 16 bits or more.
+pub fn element(format: CacheFormat) -> Option<Dtype> {
+    match format.kv_dtype {
+        KvDtype::Same => Some(format.dtype),
+        KvDtype::F16 => Some(Dtype::F16),
+        KvDtype::Bf16 => Some(Dtype::Bf16),
+        KvDtype::Fp8E4m3 | KvDtype::Fp8E5m2 | KvDtype::Int8 | KvDtype::Int8PerToken => None,
+    }
+}
+
+/// What a byte of an 8-bit cache stands for, before its scale. NaN for types that have other bytes.
 pub fn from_byte(kv_dtype: KvDtype, byte: u8) -> f32 {
     let (exponent_bits, mantissa_bits, bias) = match kv_dtype {
-        KvDtype::Int8 => return f32::from(byte as i8),
+        KvDtype::Int8 | KvDtype::Int8PerToken => return f32::from(byte as i8),
         KvDtype::Fp8E4m3 => (4, 3, 7),
         KvDtype::Fp8E5m2 => (5, 2, 15),
-        KvDtype::Same => return f32::NAN,
+        KvDtype::Same | KvDtype::F16 | KvDtype::Bf16 => return f32::NAN,
     };
     let (exponent, mantissa) = (byte >> mantissa_bits & ((1 << exponent_bits) - 1), byte & ((1 << mantissa_bits) - 1));
     let fraction = f32::from(mantissa) / f32::from(1u8 << mantissa_bits);
@@ -68,7 +88,7 @@ static POSITIVE: LazyLock<[Vec<f32>; 2]> = LazyLock::new(|| {
 
 /// The byte nearest to a value, even bytes first, clamped to the greatest finite one; NaN to the format's, or −127.
 pub fn to_byte(kv_dtype: KvDtype, value: f32) -> u8 {
-    if kv_dtype == KvDtype::Int8 {
+    if matches!(kv_dtype, KvDtype::Int8 | KvDtype::Int8PerToken) {
         return if value.is_nan() { -127i8 as u8 } else { value.clamp(-127.0, 127.0).round_ties_even() as i8 as u8 };
     }
     if value.is_nan() {

@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use super::numbers::{Random, from_byte, round, to_byte};
+use super::numbers::{Random, element, from_byte, round, to_byte};
 use crate::args::{AttentionBatch, KvShape};
 use crate::format::{CacheFormat, KvDtype};
 
@@ -28,6 +28,8 @@ pub struct Problem {
     pub values: Vec<f32>,
     /// Of keys and values: none, one, or one per KV head.
     pub scales: Option<[Vec<f32>; 2]>,
+    /// Of keys and values: of each slot and KV head, `[slots, num_kv_heads]`, where the type has such scales, else empty.
+    pub token_scales: [Vec<f32>; 2],
     /// Rows, contexts and block tables.
     pub batch: AttentionBatch,
     /// Of the scores.
@@ -76,7 +78,8 @@ pub struct Truth {
 }
 
 impl Problem {
-    /// Everything that must not be read holds NaN (−128 in int8, which nothing writes), or block ids that do not exist.
+    /// Everything that must not be read holds NaN (−128 in int8, which nothing writes; scales too), or block ids that do not
+    /// exist.
     pub fn new(seed: u64, look: &Look) -> Problem {
         let &Look { format, heads, dim, block_size, window, .. } = look;
         let mut random = Random::new(seed);
@@ -86,23 +89,29 @@ impl Problem {
         let shape = KvShape { num_blocks: used + 3, num_kv_heads: heads.1, block_size, head_dim: dim };
         let mut free: Vec<i32> = (0..shape.num_blocks as i32).collect();
         random.shuffle(&mut free);
-        let poison = if format.kv_dtype == KvDtype::Int8 { -128.0 } else { f32::NAN };
+        let per_token = format.kv_dtype == KvDtype::Int8PerToken;
+        let poison = if per_token || format.kv_dtype == KvDtype::Int8 { -128.0 } else { f32::NAN };
+        let mut token_scales: [Vec<f32>; 2] = match per_token {
+            true => std::array::from_fn(|_| vec![f32::NAN; shape.num_blocks * block_size * heads.1]),
+            false => Default::default(),
+        };
         let mut keys = vec![poison; shape.num_blocks * shape.block_elements()];
         let mut values = keys.clone();
         // Stored numbers of about these magnitudes; scales bring them back to about 1.
         let spread = match format.kv_dtype {
-            KvDtype::Same => 1.0,
-            KvDtype::Int8 => 100.0,
-            _ => 12.0,
+            KvDtype::Same | KvDtype::F16 | KvDtype::Bf16 => 1.0,
+            KvDtype::Int8 | KvDtype::Int8PerToken => 100.0,
+            KvDtype::Fp8E4m3 | KvDtype::Fp8E5m2 => 12.0,
         };
         // Every number of 8 bits that is drawn at all is among so many, and a look-up is faster than rounding each.
-        let bytes: Vec<f32> = match format.kv_dtype {
-            KvDtype::Same => Vec::new(),
-            other => (0..1024).map(|_| from_byte(other, to_byte(other, random.unit() * spread))).collect(),
+        let kv_dtype = format.kv_dtype;
+        let bytes: Vec<f32> = match element(format) {
+            Some(_) => Vec::new(),
+            None => (0..1024).map(|_| from_byte(kv_dtype, to_byte(kv_dtype, random.unit() * spread))).collect(),
         };
-        let stored = |random: &mut Random| match format.kv_dtype {
-            KvDtype::Same => round(format.dtype, random.unit()),
-            _ => bytes[random.below(bytes.len())],
+        let stored = |random: &mut Random| match element(format) {
+            Some(dtype) => round(dtype, random.unit()),
+            None => bytes[random.below(bytes.len())],
         };
         let mut batch = AttentionBatch { query_starts: vec![0], max_blocks, ..AttentionBatch::default() };
         for &(rows, context) in &look.lens {
@@ -113,6 +122,9 @@ impl Problem {
             for token in 0..context {
                 let slot = table[token / block_size] as usize * block_size + token % block_size;
                 for head in 0..heads.1 {
+                    for scales in token_scales.iter_mut().filter(|_| per_token) {
+                        scales[slot * heads.1 + head] = (1.5 + random.unit()) / spread;
+                    }
                     for at in shape.offset(slot, head)..shape.offset(slot, head) + dim {
                         keys[at] = stored(&mut random);
                         values[at] = stored(&mut random);
@@ -137,8 +149,9 @@ impl Problem {
             keys,
             values,
             scales: look.scales.map(|per_head| [scale_of(per_head, seed ^ 5), scale_of(per_head, seed ^ 9)]),
+            token_scales,
             batch,
-            scale: 1.0 / (dim as f32).sqrt() / if look.scales.is_none() { spread } else { 1.0 },
+            scale: 1.0 / (dim as f32).sqrt() / if look.scales.is_none() && !per_token { spread } else { 1.0 },
             window,
             soft_cap: look.soft_cap.then_some(3.0),
             slopes: look.alibi.then(|| (0..heads.0).map(|h| 0.5f32.powi(h as i32 % 8 + 1)).collect()),
@@ -190,14 +203,19 @@ impl Problem {
             self.scales.as_ref().map_or(1.0, |scales| f64::from(scales[which][kv_head.min(scales[which].len() - 1)]))
         };
         let q = &self.query[(row * heads + head) * dim..][..dim];
-        let at = |token: usize| {
+        let slot = |token: usize| {
             let block = table[token / self.shape.block_size] as usize;
-            self.shape.offset(block * self.shape.block_size + token % self.shape.block_size, kv_head)
+            block * self.shape.block_size + token % self.shape.block_size
+        };
+        let at = |token: usize| self.shape.offset(slot(token), kv_head);
+        let of_token = |which: usize, token: usize| {
+            let scale = self.token_scales[which].get(slot(token) * self.shape.num_kv_heads + kv_head);
+            scale.map_or(1.0, |scale| f64::from(*scale))
         };
         let score = |token: usize| {
             let k = &self.keys[at(token)..][..dim];
             let dot: f64 = q.iter().zip(k).map(|(q, k)| f64::from(*q) * f64::from(*k)).sum();
-            let mut score = f64::from(self.scale) * dot * scale_of(0);
+            let mut score = f64::from(self.scale) * dot * scale_of(0) * of_token(0, token);
             if let Some(cap) = self.soft_cap.map(f64::from) {
                 score = cap * (score / cap).tanh();
             }
@@ -208,7 +226,7 @@ impl Problem {
         let greatest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         let total: f64 = scores.iter().map(|score| (score - greatest).exp()).sum();
         for (token, score) in (first..).zip(&scores) {
-            let weight = (score - greatest).exp() / total * scale_of(1);
+            let weight = (score - greatest).exp() / total * scale_of(1) * of_token(1, token);
             for (d, value) in self.values[at(token)..][..dim].iter().enumerate() {
                 output[d] += weight * f64::from(*value);
                 magnitude[d] += weight * f64::from(value.abs());

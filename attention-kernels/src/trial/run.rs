@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use device::{Buffer, Device, DeviceError};
 
-use super::numbers::{from_bytes, to_byte, to_bytes, tolerance, ulp};
+use super::numbers::{element, from_bytes, to_byte, to_bytes, tolerance, ulp};
 use super::problem::{Problem, Truth};
 use crate::args::{AttentionArgs, KernelError, KvCache, KvScales, KvShape};
 use crate::format::{CacheFormat, Dtype, KvDtype};
@@ -18,14 +18,16 @@ impl Problem {
     /// # Errors
     /// The device has not enough memory.
     pub fn on(&self, device: &Arc<dyn Device>) -> Result<OnDevice<'_>, KernelError> {
-        let cache = |numbers: &[f32]| buffer(&**device, &cache_bytes(self.format, &self.shape, numbers));
+        let cache = |numbers: &[f32], of_tokens: &[f32]| {
+            buffer(&**device, &cache_bytes(self.format, &self.shape, numbers, of_tokens))
+        };
         let scales = match &self.scales {
             None => None,
-            Some([keys, values]) => Some(KvScales {
+            Some([keys, values]) => Some(Arc::new(KvScales {
                 keys: floats(&**device, keys)?,
                 values: floats(&**device, values)?,
                 per_head: keys.len() > 1,
-            }),
+            })),
         };
         let rows = self.batch.num_rows();
         let mut query = Vec::new();
@@ -56,8 +58,8 @@ impl Problem {
             cache: KvCache {
                 shape: self.shape,
                 format: self.format,
-                keys: cache(&self.keys)?,
-                values: cache(&self.values)?,
+                keys: cache(&self.keys, &self.token_scales[0])?,
+                values: cache(&self.values, &self.token_scales[1])?,
                 scales,
             },
             workspace,
@@ -195,8 +197,8 @@ impl Results {
     }
 }
 
-/// Stored numbers in the order of [`KvShape::offset`] as the bytes of a cache.
-pub fn cache_bytes(format: CacheFormat, shape: &KvShape, numbers: &[f32]) -> Vec<u8> {
+/// Stored numbers in the order of [`KvShape::offset`], and scales of tokens, as the bytes of a cache.
+pub fn cache_bytes(format: CacheFormat, shape: &KvShape, numbers: &[f32], of_tokens: &[f32]) -> Vec<u8> {
     let (strides, dim) = (format.layout.strides(shape), shape.head_dim);
     let mut ordered = vec![0.0; numbers.len()];
     for slot in 0..shape.num_blocks * shape.block_size {
@@ -206,8 +208,22 @@ pub fn cache_bytes(format: CacheFormat, shape: &KvShape, numbers: &[f32]) -> Vec
             ordered[to..to + dim].copy_from_slice(&numbers[shape.offset(slot, head)..][..dim]);
         }
     }
+    if let Some(dtype) = element(format) {
+        return to_bytes(dtype, &ordered);
+    }
     match format.kv_dtype {
-        KvDtype::Same => to_bytes(format.dtype, &ordered),
+        KvDtype::Int8PerToken => {
+            // Behind the rows of each block and head.
+            let mut bytes = Vec::new();
+            for (unit, rows) in ordered.chunks(shape.block_size * dim).enumerate() {
+                let (block, head) = (unit / shape.num_kv_heads, unit % shape.num_kv_heads);
+                bytes.extend(rows.iter().map(|&v| v as i8 as u8));
+                for slot in block * shape.block_size..(block + 1) * shape.block_size {
+                    bytes.extend(of_tokens[slot * shape.num_kv_heads + head].to_le_bytes());
+                }
+            }
+            bytes
+        }
         // −128 is no number that a writer leaves: the poison of a format without NaN.
         KvDtype::Int8 => ordered.iter().map(|&v| v as i8 as u8).collect(),
         other => ordered.iter().map(|&v| to_byte(other, v)).collect(),

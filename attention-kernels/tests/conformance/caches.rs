@@ -1,12 +1,13 @@
 //! Cache writes and block copies: what they write is exact, and everything else stays as it was, bit for bit.
 
-use attention_kernels::trial::numbers::{Random, from_bytes, round, to_byte, to_bytes};
+use attention_kernels::trial::numbers::{Random, element, from_bytes, int8_row, round, to_byte, to_bytes};
 use attention_kernels::trial::{floats, read_and_fold};
 use attention_kernels::{
     AttentionBatch, BlockCopyArgs, CacheFormat, CacheWriteArgs, Dtype, KvCache, KvDtype, KvScales, KvShape, Layout,
     Operation, Variant, Workspace, WorkspaceLimits,
 };
 use device::Device;
+use std::sync::Arc;
 
 use crate::covering;
 use crate::devices::{self, buffer, bytes, variants_on};
@@ -56,7 +57,7 @@ fn settings(variant: &Variant) -> Vec<(CacheFormat, KvShape, Option<bool>)> {
             block_size: block_sizes[row[4]],
             head_dim: dims[row[3]],
         };
-        (format, shape, [None, Some(false), Some(true)][row[6]].filter(|_| format.kv_dtype.is_8_bit()))
+        (format, shape, [None, Some(false), Some(true)][row[6]].filter(|_| format.kv_dtype.takes_scales()))
     });
     setting.collect()
 }
@@ -68,7 +69,7 @@ fn random_cache(
     format: CacheFormat,
     random: &mut Random,
 ) -> (KvCache, [Vec<u8>; 2]) {
-    let len = shape.num_blocks * shape.block_elements() * format.element_bytes();
+    let len = shape.num_blocks * format.block_bytes(&shape);
     let contents: [Vec<u8>; 2] = std::array::from_fn(|_| (0..len).map(|_| random.next() as u8).collect());
     let [keys, values] = contents.each_ref().map(|contents| buffer(device, contents));
     (KvCache { shape, format, keys, values, scales: None }, contents)
@@ -100,7 +101,9 @@ fn writes(
     let (key_offset, value_offset, stride, rows) = (16, 16 + width + 8, 2 * width + 40, 9);
     let mut source: Vec<f32> = (0..rows * stride).map(|_| round(format.dtype, 6.0 * random.unit())).collect();
     source[key_offset] = 1e9; // clamped, or infinite in f16
-    source[value_offset + stride] = if format.kv_dtype == KvDtype::Fp8E4m3 { f32::NAN } else { -0.0 };
+    let with_nan = matches!(format.kv_dtype, KvDtype::Fp8E4m3 | KvDtype::Int8PerToken);
+    source[value_offset + stride] = if with_nan { f32::NAN } else { -0.0 };
+    source[key_offset + 2 * stride..][..dim].fill(0.0); // a head without a greatest number
     let mut slots: Vec<i64> = (0..(shape.num_blocks * shape.block_size) as i64).collect();
     random.shuffle(&mut slots);
     slots.truncate(rows);
@@ -108,10 +111,9 @@ fn writes(
     let (mut cache, mut want) = random_cache(device, shape, format, &mut random);
     let count = if scales == Some(true) { shape.num_kv_heads } else { 1 };
     let scale: [Vec<f32>; 2] = std::array::from_fn(|_| (0..count).map(|_| 0.03 * (1.5 + random.unit())).collect());
-    cache.scales = scales.map(|per_head| KvScales {
-        keys: floats(device, &scale[0]).unwrap(),
-        values: floats(device, &scale[1]).unwrap(),
-        per_head,
+    cache.scales = scales.map(|per_head| {
+        let [keys, values] = [&scale[0], &scale[1]].map(|scale| floats(device, scale).unwrap());
+        Arc::new(KvScales { keys, values, per_head })
     });
     let strides = format.layout.strides(&shape);
     for (row, &slot) in slots.iter().enumerate().filter(|(_, slot)| **slot >= 0) {
@@ -119,9 +121,16 @@ fn writes(
         for head in 0..shape.num_kv_heads {
             for (which, offset) in [key_offset, value_offset].into_iter().enumerate() {
                 let from = offset + row * stride + head * dim;
-                let stored = match format.kv_dtype {
-                    KvDtype::Same => to_bytes(format.dtype, &source[from..from + dim]),
-                    other => {
+                if format.kv_dtype == KvDtype::Int8PerToken {
+                    let (bytes, scale) = int8_row(&source[from..from + dim]);
+                    let unit = (block * shape.num_kv_heads + head) * shape.block_size * (dim + 4);
+                    want[which][unit + token * dim..][..dim].copy_from_slice(&bytes);
+                    want[which][unit + shape.block_size * dim + token * 4..][..4].copy_from_slice(&scale.to_le_bytes());
+                    continue;
+                }
+                let stored = match (element(format), format.kv_dtype) {
+                    (Some(dtype), _) => to_bytes(dtype, &source[from..from + dim]),
+                    (None, other) => {
                         let scale = if scales.is_some() { scale[which][head.min(count - 1)] } else { 1.0 };
                         let rounded = to_bytes(format.dtype, &source[from..from + dim]);
                         let values = from_bytes(format.dtype, &rounded);
@@ -158,12 +167,12 @@ fn block_copies_run_in_order_with_repeated_sources() {
     for device in devices::all() {
         for variant in variants_on(&*device, &[Operation::BlockCopy]) {
             for (i, (format, mut shape, _)) in settings(variant).into_iter().enumerate() {
-                if device.name() != "cpu" && shape.block_elements() * format.element_bytes() % 16 != 0 {
+                if device.name() != "cpu" && format.block_bytes(&shape) % 16 != 0 {
                     shape.block_size *= 2; // vectors of 16 bytes: 5 tokens of 8 bytes are no whole ones
                 }
                 let what = format!("{} on {}: {format}, {shape:?}", variant.name, device.name());
                 let (mut cache, mut want) = random_cache(&*device, shape, format, &mut Random::new(i as u64));
-                let bytes_of = shape.block_elements() * format.element_bytes();
+                let bytes_of = format.block_bytes(&shape);
                 for (from, to) in copies {
                     want.iter_mut()
                         .for_each(|want| want.copy_within(from * bytes_of..(from + 1) * bytes_of, to * bytes_of));

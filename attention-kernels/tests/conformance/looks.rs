@@ -53,7 +53,7 @@ pub fn of(variant: &Variant, strength: usize) -> Vec<Look> {
     let look = |row: Vec<usize>| {
         let format =
             CacheFormat { dtype: can.dtypes[row[0]], kv_dtype: can.kv_dtypes[row[1]], layout: can.layouts[row[2]] };
-        let scales = [None, Some(false), Some(true)][row[10]].filter(|_| format.kv_dtype.is_8_bit());
+        let scales = [None, Some(false), Some(true)][row[10]].filter(|_| format.kv_dtype.takes_scales());
         let block_size = block_sizes[row[4]];
         Look {
             format,

@@ -1,8 +1,9 @@
 //! The reference cases of the tree, whose outputs were computed elsewhere, in float64.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
-use attention_kernels::trial::numbers::{from_byte, from_bytes};
+use attention_kernels::trial::numbers::{element, from_byte, from_bytes};
 use attention_kernels::trial::{Problem, cache_bytes, floats};
 use attention_kernels::{
     AttentionBatch, CacheFormat, CacheWriteArgs, Dtype, KvCache, KvDtype, KvScales, KvShape, Layout, Operation,
@@ -52,8 +53,9 @@ fn dtype(name: &str) -> Dtype {
     Dtype::ALL.into_iter().find(|dtype| dtype.name() == name).unwrap()
 }
 
-fn kv_dtype(name: &str) -> KvDtype {
-    KvDtype::ALL.into_iter().find(|kv_dtype| kv_dtype.name() == name).unwrap_or(KvDtype::Same)
+fn kv_dtype(name: &str, query: Dtype) -> KvDtype {
+    let narrower = KvDtype::ALL.into_iter().find(|kv_dtype| kv_dtype.name() == name);
+    narrower.filter(|_| name != query.name()).unwrap_or(KvDtype::Same)
 }
 
 fn tensor(tensors: &SafeTensors<'_>, name: &str, dtype: Dtype) -> Vec<f32> {
@@ -71,9 +73,9 @@ fn ints(tensors: &SafeTensors<'_>, name: &str) -> Vec<i32> {
 /// A cache of a file, `[blocks, block_size, heads, dim]`, as stored numbers in the order of [`KvShape::offset`].
 fn stored(tensors: &SafeTensors<'_>, name: &str, format: CacheFormat, shape: &KvShape) -> Vec<f32> {
     let data = tensors.tensor(name).unwrap();
-    let numbers = match format.kv_dtype {
-        KvDtype::Same => from_bytes(format.dtype, data.data()),
-        other => data.data().iter().map(|byte| from_byte(other, *byte)).collect(),
+    let numbers = match element(format) {
+        Some(dtype) => from_bytes(dtype, data.data()),
+        None => data.data().iter().map(|byte| from_byte(format.kv_dtype, *byte)).collect(),
     };
     let mut out = vec![0.0; numbers.len()];
     for slot in 0..shape.num_blocks * shape.block_size {
@@ -93,7 +95,7 @@ fn problem(case: &Case, tensors: &SafeTensors<'_>) -> Problem {
         head_dim: case.head_dim,
     };
     let dtype = dtype(&case.query_dtype);
-    let format = CacheFormat { dtype, kv_dtype: kv_dtype(&case.cache_dtype), layout: Layout::Hnd };
+    let format = CacheFormat { dtype, kv_dtype: kv_dtype(&case.cache_dtype, dtype), layout: Layout::Hnd };
     let tables = ints(tensors, "block_tables");
     Problem {
         format,
@@ -104,6 +106,7 @@ fn problem(case: &Case, tensors: &SafeTensors<'_>) -> Problem {
         keys: stored(tensors, "key_cache", format, &shape),
         values: stored(tensors, "value_cache", format, &shape),
         scales: optional(tensors, "k_scale").zip(optional(tensors, "v_scale")).map(|(keys, values)| [keys, values]),
+        token_scales: Default::default(),
         batch: AttentionBatch {
             query_starts: ints(tensors, "cu_query_lens").iter().map(|&start| start as u32).collect(),
             max_blocks: tables.len() / case.total_lens.len(),
@@ -179,21 +182,21 @@ fn cache_writes_equal_the_reference_cases() {
             block_size: case.block_size,
             head_dim: case.head_dim,
         };
-        let format = CacheFormat { dtype: Dtype::F16, kv_dtype: kv_dtype(&case.cache_dtype), layout: Layout::Hnd };
+        let format =
+            CacheFormat { dtype: Dtype::F16, kv_dtype: kv_dtype(&case.cache_dtype, Dtype::F16), layout: Layout::Hnd };
         let slots = tensors.tensor("slot_mapping").unwrap();
         let slots: Vec<i64> = slots.data().as_chunks::<8>().0.iter().map(|bytes| i64::from_le_bytes(*bytes)).collect();
         let want = ["key_cache", "value_cache"]
-            .map(|name| cache_bytes(format, &shape, &stored(&tensors, name, format, &shape)));
+            .map(|name| cache_bytes(format, &shape, &stored(&tensors, name, format, &shape), &[]));
         let source = [tensors.tensor("key").unwrap().data(), tensors.tensor("value").unwrap().data()].concat();
         for device in devices::all() {
             let writers = variants_on(&*device, &[Operation::CacheWrite]);
             for variant in writers.into_iter().filter(|v| v.capabilities.dtypes.contains(&format.dtype)) {
                 let mut cache = KvCache::with_format(&*device, shape, format).unwrap();
                 cache.scales =
-                    optional(&tensors, "k_scale").zip(optional(&tensors, "v_scale")).map(|(keys, values)| KvScales {
-                        keys: floats(&*device, &keys).unwrap(),
-                        values: floats(&*device, &values).unwrap(),
-                        per_head: false,
+                    optional(&tensors, "k_scale").zip(optional(&tensors, "v_scale")).map(|(keys, values)| {
+                        let [keys, values] = [keys, values].map(|scale| floats(&*device, &scale).unwrap());
+                        Arc::new(KvScales { keys, values, per_head: false })
                     });
                 let workspace = loaded(write_workspace(&*device, &shape, slots.len()), &*device, &slots);
                 let args = CacheWriteArgs {

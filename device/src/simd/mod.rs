@@ -9,6 +9,7 @@ pub mod int8;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod portable;
+pub mod small_float;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
@@ -28,7 +29,7 @@ pub const LANES: usize = 16;
 pub enum Isa {
     /// No vector instructions asked for; runs everywhere.
     Portable,
-    /// x86-64 with AVX2 and FMA.
+    /// x86-64 with AVX2, FMA and F16C.
     Avx2,
     /// x86-64 with AVX-512 F, BW, DQ and VL.
     Avx512,
@@ -42,7 +43,9 @@ impl Isa {
         match self {
             Isa::Portable => true,
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma"),
+            Isa::Avx2 => {
+                is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c")
+            }
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => {
                 Isa::Avx2.is_available()
@@ -83,6 +86,14 @@ pub trait Lanes: Copy {
     fn load(from: &[f32; LANES]) -> Self;
     /// Bfloat16 values widened.
     fn load_bf16(from: &[u16; LANES]) -> Self;
+    /// IEEE halves widened.
+    fn load_f16(from: &[u16; LANES]) -> Self;
+    /// Bytes of e4m3 widened; see [`small_float`].
+    fn load_e4m3(from: &[u8; LANES]) -> Self;
+    /// Bytes of e5m2 widened.
+    fn load_e5m2(from: &[u8; LANES]) -> Self;
+    /// Signed bytes widened.
+    fn load_i8(from: &[u8; LANES]) -> Self;
     /// The lanes to memory.
     fn store(self, to: &mut [f32; LANES]);
     /// `self * a + b`.
@@ -103,6 +114,15 @@ pub trait Lanes: Copy {
     fn sum(self) -> f32;
     /// Greatest lane.
     fn greatest(self) -> f32;
+
+    /// Whether the instruction set has registers for more than sixteen of these at once.
+    const MANY: bool;
+
+    /// [`Lanes::sum`] of four, bit for bit; cheaper than four times one where halves of several fit a register.
+    #[inline(always)]
+    fn sums(four: [Self; 4]) -> [f32; 4] {
+        four.map(Self::sum)
+    }
 
     /// e to the power of each lane, for lanes that are at most 0; relative error below 2e-7. Below -87.3 it is 0
     /// within the smallest normal number. Range reduction by ln 2 in two parts and a polynomial of degree 6
@@ -128,10 +148,10 @@ pub trait Lanes: Copy {
 macro_rules! dispatch {
     ($isa:expr, $kernel:ident $(::<$($g:tt),+>)? ($($arg:ident : $ty:ty),* $(,)?)) => {{
         #[cfg(target_arch = "x86_64")]
-        #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
+        #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
         fn avx512($($arg: $ty),*) { $kernel::<$crate::simd::Avx512 $($(, $g)+)?>($($arg),*) }
         #[cfg(target_arch = "x86_64")]
-        #[target_feature(enable = "avx2,fma")]
+        #[target_feature(enable = "avx2,fma,f16c")]
         fn avx2($($arg: $ty),*) { $kernel::<$crate::simd::Avx2 $($(, $g)+)?>($($arg),*) }
         match $isa {
             // SAFETY: the caller has checked that this CPU has the instructions.

@@ -16,6 +16,8 @@ impl Neon {
 }
 
 impl Lanes for Neon {
+    const MANY: bool = false;
+
     #[inline(always)]
     fn splat(x: f32) -> Self {
         // SAFETY: NEON is always there.
@@ -32,6 +34,42 @@ impl Lanes for Neon {
             // SAFETY: each quarter of the array is 8 bytes long.
             unsafe { vreinterpretq_f32_u32(vshll_n_u16::<16>(vld1_u16(from[i * 4..i * 4 + 4].as_ptr()))) }
         }))
+    }
+    #[inline(always)]
+    fn load_f16(from: &[u16; LANES]) -> Self {
+        Neon(std::array::from_fn(|i| {
+            // SAFETY: each quarter of the array is 8 bytes long.
+            unsafe { halves(vmovl_u16(vld1_u16(from[i * 4..i * 4 + 4].as_ptr()))) }
+        }))
+    }
+    #[inline(always)]
+    fn load_e4m3(from: &[u8; LANES]) -> Self {
+        Neon(widened(from).map(|bytes| {
+            // SAFETY: NEON is always there. As in `small_float`: the product moves the exponent, all ones are NaN.
+            unsafe {
+                let magnitude = vandq_u32(bytes, vdupq_n_u32(0x7f));
+                let value = vreinterpretq_f32_u32(vshlq_n_u32::<20>(magnitude));
+                let value = vmulq_f32(value, vreinterpretq_f32_u32(vdupq_n_u32((127 + 120) << 23)));
+                let special = vandq_u32(vceqq_u32(magnitude, vdupq_n_u32(0x7f)), vdupq_n_u32(0x7fc0_0000));
+                let sign = vshlq_n_u32::<24>(vandq_u32(bytes, vdupq_n_u32(0x80)));
+                vreinterpretq_f32_u32(vorrq_u32(vorrq_u32(vreinterpretq_u32_f32(value), special), sign))
+            }
+        }))
+    }
+    #[inline(always)]
+    fn load_e5m2(from: &[u8; LANES]) -> Self {
+        // SAFETY: NEON is always there.
+        Neon(widened(from).map(|bytes| unsafe { halves(vshlq_n_u32::<8>(bytes)) }))
+    }
+    #[inline(always)]
+    fn load_i8(from: &[u8; LANES]) -> Self {
+        // SAFETY: NEON is always there; the array is 16 bytes long.
+        unsafe {
+            let bytes = vreinterpretq_s8_u8(vld1q_u8(from.as_ptr()));
+            let (low, high) = (vmovl_s8(vget_low_s8(bytes)), vmovl_s8(vget_high_s8(bytes)));
+            let quarters = [vget_low_s16(low), vget_high_s16(low), vget_low_s16(high), vget_high_s16(high)];
+            Neon(quarters.map(|quarter| vcvtq_f32_s32(vmovl_s16(quarter))))
+        }
     }
     #[inline(always)]
     fn store(self, to: &mut [f32; LANES]) {
@@ -94,5 +132,31 @@ impl Lanes for Neon {
     fn greatest(self) -> f32 {
         // SAFETY: NEON is always there.
         unsafe { vmaxvq_f32(vmaxq_f32(vmaxq_f32(self.0[0], self.0[1]), vmaxq_f32(self.0[2], self.0[3]))) }
+    }
+}
+
+/// Sixteen bytes, each in 32 bits.
+#[inline(always)]
+fn widened(from: &[u8; LANES]) -> [uint32x4_t; 4] {
+    // SAFETY: NEON is always there; the array is 16 bytes long.
+    unsafe {
+        let bytes = vld1q_u8(from.as_ptr());
+        let (low, high) = (vmovl_u8(vget_low_u8(bytes)), vmovl_u8(vget_high_u8(bytes)));
+        [vget_low_u16(low), vget_high_u16(low), vget_low_u16(high), vget_high_u16(high)]
+            .map(|quarter| vmovl_u16(quarter))
+    }
+}
+
+/// What IEEE halves stand for, each in the low bits of 32; as in `small_float`.
+#[inline(always)]
+fn halves(bits: uint32x4_t) -> float32x4_t {
+    // SAFETY: NEON is always there.
+    unsafe {
+        let magnitude = vandq_u32(bits, vdupq_n_u32(0x7fff));
+        let value = vreinterpretq_f32_u32(vshlq_n_u32::<13>(magnitude));
+        let value = vmulq_f32(value, vreinterpretq_f32_u32(vdupq_n_u32((127 + 112) << 23)));
+        let special = vandq_u32(vcgeq_u32(magnitude, vdupq_n_u32(0x7c00)), vdupq_n_u32(0x7f80_0000));
+        let sign = vshlq_n_u32::<16>(vandq_u32(bits, vdupq_n_u32(0x8000)));
+        vreinterpretq_f32_u32(vorrq_u32(vorrq_u32(vreinterpretq_u32_f32(value), special), sign))
     }
 }

@@ -1,12 +1,14 @@
 //! Lanes as a plain array; the compiler may vectorise it, nothing depends on that.
 
-use super::{LANES, Lanes};
+use super::{LANES, Lanes, small_float};
 
 /// Sixteen floats in an array.
 #[derive(Clone, Copy)]
 pub struct Portable(pub(super) [f32; LANES]);
 
 impl Lanes for Portable {
+    const MANY: bool = false;
+
     #[inline(always)]
     fn splat(x: f32) -> Self {
         Portable([x; LANES])
@@ -18,6 +20,22 @@ impl Lanes for Portable {
     #[inline(always)]
     fn load_bf16(from: &[u16; LANES]) -> Self {
         Portable(from.map(|bits| f32::from_bits(u32::from(bits) << 16)))
+    }
+    #[inline(always)]
+    fn load_f16(from: &[u16; LANES]) -> Self {
+        Portable(from.map(small_float::f16_to_f32))
+    }
+    #[inline(always)]
+    fn load_e4m3(from: &[u8; LANES]) -> Self {
+        Portable(from.map(small_float::e4m3_to_f32))
+    }
+    #[inline(always)]
+    fn load_e5m2(from: &[u8; LANES]) -> Self {
+        Portable(from.map(small_float::e5m2_to_f32))
+    }
+    #[inline(always)]
+    fn load_i8(from: &[u8; LANES]) -> Self {
+        Portable(from.map(|byte| f32::from(byte as i8)))
     }
     #[inline(always)]
     fn store(self, to: &mut [f32; LANES]) {

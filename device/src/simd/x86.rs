@@ -12,6 +12,8 @@ use super::{LANES, Lanes};
 pub struct Avx512(pub(super) __m512);
 
 impl Lanes for Avx512 {
+    const MANY: bool = true;
+
     #[inline(always)]
     fn splat(x: f32) -> Self {
         // SAFETY: see the module.
@@ -29,6 +31,26 @@ impl Lanes for Avx512 {
             let bits = _mm512_cvtepu16_epi32(_mm256_loadu_si256(from.as_ptr().cast()));
             _mm512_castsi512_ps(_mm512_slli_epi32::<16>(bits))
         })
+    }
+    #[inline(always)]
+    fn load_f16(from: &[u16; LANES]) -> Self {
+        // SAFETY: see the module; the array is 32 bytes long.
+        Avx512(unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(from.as_ptr().cast())) })
+    }
+    #[inline(always)]
+    fn load_e4m3(from: &[u8; LANES]) -> Self {
+        // SAFETY: see the module; the array is 16 bytes long.
+        Avx512(unsafe { _mm512_mul_ps(_mm512_cvtph_ps(e4m3_halves(from)), _mm512_set1_ps(256.0)) })
+    }
+    #[inline(always)]
+    fn load_e5m2(from: &[u8; LANES]) -> Self {
+        // SAFETY: see the module; the array is 16 bytes long.
+        Avx512(unsafe { _mm512_cvtph_ps(e5m2_halves(from)) })
+    }
+    #[inline(always)]
+    fn load_i8(from: &[u8; LANES]) -> Self {
+        // SAFETY: see the module; the array is 16 bytes long.
+        Avx512(unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(from.as_ptr().cast()))) })
     }
     #[inline(always)]
     fn store(self, to: &mut [f32; LANES]) {
@@ -86,6 +108,27 @@ impl Lanes for Avx512 {
         // SAFETY: see the module.
         unsafe { _mm512_reduce_max_ps(self.0) }
     }
+    #[inline(always)]
+    fn sums(four: [Self; 4]) -> [f32; 4] {
+        // SAFETY: see the module; 128 bits are four floats. The halves that are added are those of `sum`.
+        unsafe {
+            let [a, b, c, d] =
+                four.map(|v| _mm256_add_ps(_mm512_castps512_ps256(v.0), _mm512_extractf32x8_ps::<1>(v.0)));
+            let four = |a, b| _mm256_add_ps(_mm256_permute2f128_ps::<0x20>(a, b), _mm256_permute2f128_ps::<0x31>(a, b));
+            let (ab, cd) = (four(a, b), four(c, d));
+            let two =
+                _mm256_add_ps(_mm256_shuffle_ps::<0b01_00_01_00>(ab, cd), _mm256_shuffle_ps::<0b11_10_11_10>(ab, cd));
+            // a a c c, b b d d
+            let one = _mm256_add_ps(
+                _mm256_shuffle_ps::<0b10_00_10_00>(two, two),
+                _mm256_shuffle_ps::<0b11_01_11_01>(two, two),
+            );
+            let one = _mm_unpacklo_ps(_mm256_castps256_ps128(one), _mm256_extractf128_ps::<1>(one));
+            let mut sums = [0.0; 4];
+            _mm_storeu_ps(sums.as_mut_ptr(), one);
+            sums
+        }
+    }
 }
 
 /// Two 256-bit registers.
@@ -100,6 +143,8 @@ impl Avx2 {
 }
 
 impl Lanes for Avx2 {
+    const MANY: bool = false;
+
     #[inline(always)]
     fn splat(x: f32) -> Self {
         // SAFETY: see the module.
@@ -121,6 +166,30 @@ impl Lanes for Avx2 {
             }
         };
         Avx2(half(&from[..8]), half(&from[8..]))
+    }
+    #[inline(always)]
+    fn load_f16(from: &[u16; LANES]) -> Self {
+        // SAFETY: see the module; the array is 32 bytes long.
+        unsafe { two_halves(_mm256_loadu_si256(from.as_ptr().cast())) }
+    }
+    #[inline(always)]
+    fn load_e4m3(from: &[u8; LANES]) -> Self {
+        // SAFETY: see the module.
+        two_halves(unsafe { e4m3_halves(from) }).mul(Self::splat(256.0))
+    }
+    #[inline(always)]
+    fn load_e5m2(from: &[u8; LANES]) -> Self {
+        // SAFETY: see the module.
+        two_halves(unsafe { e5m2_halves(from) })
+    }
+    #[inline(always)]
+    fn load_i8(from: &[u8; LANES]) -> Self {
+        // SAFETY: see the module; the array is 16 bytes long.
+        unsafe {
+            let bytes = _mm_loadu_si128(from.as_ptr().cast());
+            let half = |bytes| _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes));
+            Avx2(half(bytes), half(_mm_unpackhi_epi64(bytes, bytes)))
+        }
     }
     #[inline(always)]
     fn store(self, to: &mut [f32; LANES]) {
@@ -186,6 +255,43 @@ impl Lanes for Avx2 {
         let mut lanes = [0.0; LANES];
         self.store(&mut lanes);
         lanes.into_iter().fold(f32::NEG_INFINITY, f32::max)
+    }
+}
+
+/// Bytes of e4m3 as IEEE halves, 2^-8 of their numbers: an exponent of 4 bits in the place of one of 5.
+///
+/// # Safety
+/// The CPU must have AVX2.
+#[inline(always)]
+unsafe fn e4m3_halves(from: &[u8; LANES]) -> __m256i {
+    // SAFETY: the array is 16 bytes long; the rest as the caller vouches.
+    unsafe {
+        let bytes = _mm256_cvtepi8_epi16(_mm_loadu_si128(from.as_ptr().cast()));
+        let halves = _mm256_and_si256(_mm256_slli_epi16::<7>(bytes), _mm256_set1_epi16(0xbf80_u16 as i16));
+        // All ones are NaN.
+        let ones = _mm256_set1_epi16(0x3f80);
+        let nan = _mm256_cmpeq_epi16(_mm256_and_si256(halves, ones), ones);
+        _mm256_or_si256(halves, _mm256_and_si256(nan, _mm256_set1_epi16(0x7c00)))
+    }
+}
+
+/// Bytes of e5m2 as IEEE halves: they are the upper ones of their bytes.
+///
+/// # Safety
+/// The CPU must have AVX2.
+#[inline(always)]
+unsafe fn e5m2_halves(from: &[u8; LANES]) -> __m256i {
+    // SAFETY: the array is 16 bytes long; the rest as the caller vouches.
+    unsafe { _mm256_slli_epi16::<8>(_mm256_cvtepu8_epi16(_mm_loadu_si128(from.as_ptr().cast()))) }
+}
+
+/// Sixteen IEEE halves widened.
+#[inline(always)]
+fn two_halves(halves: __m256i) -> Avx2 {
+    // SAFETY: see the module; F16C is part of `Isa::Avx2`.
+    unsafe {
+        let (low, high) = (_mm256_castsi256_si128(halves), _mm256_extracti128_si256::<1>(halves));
+        Avx2(_mm256_cvtph_ps(low), _mm256_cvtph_ps(high))
     }
 }
 

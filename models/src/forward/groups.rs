@@ -9,6 +9,8 @@
 //! of any table is a page of the pool                   group 2   w0 w1 w2 w3
 //! ```
 
+use attention_kernels::CacheFormat;
+
 use crate::ModelConfig;
 
 /// Most groups that layers are cut into; each costs a block table per sequence.
@@ -60,9 +62,9 @@ impl PageLayout {
         self.groups.iter().enumerate().find_map(in_group)
     }
 
-    /// Bytes of one token's keys and values in one page, float32.
-    pub fn page_bytes_per_token(&self, config: &ModelConfig) -> u64 {
-        (2 * self.layers_per_page * config.num_kv_heads * config.head_dim * size_of::<f32>()) as u64
+    /// Bytes of one token's keys and values in one page.
+    pub fn page_bytes_per_token(&self, config: &ModelConfig, format: CacheFormat) -> u64 {
+        (2 * self.layers_per_page * config.num_kv_heads * format.row_bytes(config.head_dim)) as u64
     }
 }
 

@@ -22,16 +22,18 @@ mod groups;
 mod linear;
 mod ops;
 mod rope;
+mod scales;
 
 use std::sync::Arc;
 
-use attention_kernels::{AttentionArgs, CacheWriteArgs, KernelError, KernelSet, KvCache, KvShape};
+use attention_kernels::{AttentionArgs, CacheWriteArgs, KernelError, KernelSet, KvCache, KvScales, KvShape};
 use device::gemm::Quantization;
 use device::{Buffer, Device, DeviceError};
 
 pub use batch::{ForwardBatch, GroupBatch};
 pub use declare::{check_weights, parameters, weight_bytes};
 pub use groups::{LayerGroup, PageLayout};
+pub use scales::layers_with_kv_scales;
 
 use crate::{LoadError, ModelConfig, Weights};
 use declare::{LayerNames, declare};
@@ -56,6 +58,8 @@ struct Layer {
     group: usize,
     /// Its place in a page.
     place: usize,
+    /// Of 8-bit keys and values, where the cache takes them and the checkpoint has them.
+    kv_scales: Option<Arc<KvScales>>,
 }
 
 /// A decoder on a device, ready to run steps of up to a fixed number of tokens.
@@ -160,7 +164,11 @@ impl Model {
         let mut layers = Vec::with_capacity(config.num_layers);
         let layout = PageLayout::new(config);
         for (number, layer) in names.layers.iter().enumerate() {
-            layers.push(load_layer(&mut loader, config, layer, number, &layout)?);
+            let mut layer = load_layer(&mut loader, config, layer, number, &layout)?;
+            if kernels.format.kv_dtype.takes_scales() {
+                layer.kv_scales = scales::load(config, weights, &*device, number)?.map(Arc::new);
+            }
+            layers.push(layer);
         }
         let final_norm = loader.vector(&names.final_norm, config.hidden_size)?;
         let head = match &names.head {
@@ -242,6 +250,8 @@ impl Model {
             let next = self.layers.get(number + 1);
             let (cache, GroupBatch { slot_mapping, attention }) =
                 (&mut caches[layer.place], &batch.groups[layer.group]);
+            // Layers of several groups share pages, not scales.
+            cache.scales.clone_from(&layer.kv_scales);
             layer.qkv.run(&self.kernels, device, &step.normed, rows, &mut step.qkv)?;
             for (span, weight) in [(queries, &layer.query_norm), (keys, &layer.key_norm)] {
                 if let Some(weight) = weight {
@@ -380,5 +390,6 @@ fn load_layer(
         window: layout.groups[group].window,
         group,
         place,
+        kv_scales: None,
     })
 }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use clap::{Args, Parser, Subcommand};
 use engine::kernels::{Device, Options, open_with};
 use engine::text::ToolFormat;
-use engine::{EngineConfig, ModelSource, Policy, Pooling, PreemptionMode, Quantization};
+use engine::{EngineConfig, KvCacheDtype, ModelSource, Policy, Pooling, PreemptionMode, Quantization};
 
 use super::bench::BenchArgs;
 use super::error::CliError;
@@ -117,6 +117,10 @@ pub struct EngineArgs {
     /// Share of the device's memory that may be used, 0 to 1
     #[arg(long, value_name = "SHARE", env = "QUIRE_GPU_MEMORY_UTILIZATION")]
     pub gpu_memory_utilization: Option<f64>,
+    /// How keys and values are kept: auto (as they are computed), float32, float16, bfloat16, fp8 (e4m3), fp8_e5m2 or int8
+    /// [default: auto]
+    #[arg(long, value_name = "DTYPE", value_parser = values::kv_cache_dtype, env = "QUIRE_KV_CACHE_DTYPE")]
+    pub kv_cache_dtype: Option<KvCacheDtype>,
     /// Sequences in one step
     #[arg(long, value_name = "N", value_parser = values::whole::<usize>, env = "QUIRE_MAX_NUM_SEQS")]
     pub max_num_seqs: Option<usize>,
@@ -164,9 +168,6 @@ pub struct FixedArgs {
     /// Type of the computation: auto or float32
     #[arg(long, value_parser = values::dtype, env = "QUIRE_DTYPE")]
     pub dtype: Option<String>,
-    /// Type of the cache: auto
-    #[arg(long, value_name = "DTYPE", value_parser = values::kv_cache_dtype, env = "QUIRE_KV_CACHE_DTYPE")]
-    pub kv_cache_dtype: Option<String>,
     /// Devices that share a layer: 1
     #[arg(long, value_name = "N", value_parser = values::tensor_parallel_size, env = "QUIRE_TENSOR_PARALLEL_SIZE")]
     pub tensor_parallel_size: Option<String>,
@@ -192,6 +193,7 @@ impl EngineArgs {
             block_size: self.block_size.unwrap_or(default.block_size),
             max_model_len: self.max_model_len.or(default.max_model_len),
             kv_cache_memory_bytes: self.kv_cache_memory_bytes.or(default.kv_cache_memory_bytes),
+            kv_cache_dtype: self.kv_cache_dtype.unwrap_or(default.kv_cache_dtype),
             gpu_memory_utilization: self.gpu_memory_utilization.unwrap_or(default.gpu_memory_utilization),
             max_num_seqs: self.max_num_seqs.unwrap_or(default.max_num_seqs),
             max_num_batched_tokens: self.max_num_batched_tokens.unwrap_or(default.max_num_batched_tokens),

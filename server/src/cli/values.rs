@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use engine::text::ToolFormat;
-use engine::{Policy, Pooling, PreemptionMode, Quantization};
+use engine::{KvCacheDtype, Policy, Pooling, PreemptionMode, Quantization};
 
 use crate::http::Reasoning;
 
@@ -137,8 +137,8 @@ pub fn dtype(text: &str) -> Result<String, String> {
 }
 
 /// `--kv-cache-dtype`.
-pub fn kv_cache_dtype(text: &str) -> Result<String, String> {
-    only(text, &["auto"], "keys and values are kept as they are computed; 8-bit caches are not built yet")
+pub fn kv_cache_dtype(text: &str) -> Result<KvCacheDtype, String> {
+    text.parse().map_err(str::to_string)
 }
 
 /// `--tensor-parallel-size`.

@@ -1,0 +1,39 @@
+//! The softmax of a row over the partitions of its context, folded in their order.
+
+/// State of the partitions folded so far. Beside it stand the values, summed with weights exp(score - greatest).
+#[derive(Clone, Copy, Default)]
+pub(super) struct Merged {
+    /// Greatest score.
+    pub greatest: f32,
+    /// Sum of the weights; 0 before the first partition, at least 1 after it.
+    pub total: f32,
+}
+
+impl Merged {
+    /// Natural log of the sum of exp(score).
+    pub fn log_of_sum(self) -> f32 {
+        self.greatest + self.total.ln()
+    }
+
+    /// Folds one partition in: `sums` holds the weighted values so far, `part` those of the partition.
+    #[inline(always)]
+    pub fn merge(&mut self, other: Merged, sums: &mut [f32], part: &[f32]) {
+        if self.total == 0.0 {
+            *self = other;
+            sums.copy_from_slice(part);
+            return;
+        }
+        let after = self.greatest.max(other.greatest);
+        let (old, new) = (weight(self.greatest, after), weight(other.greatest, after));
+        *self = Merged { greatest: after, total: self.total * old + other.total * new };
+        for (sum, part) in sums.iter_mut().zip(part) {
+            *sum = *sum * old + part * new;
+        }
+    }
+}
+
+/// exp(score - greatest); most are the greatest themselves.
+#[inline(always)]
+fn weight(score: f32, greatest: f32) -> f32 {
+    if score == greatest { 1.0 } else { (score - greatest).exp() }
+}

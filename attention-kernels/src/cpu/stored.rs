@@ -1,0 +1,270 @@
+//! How the elements of a cache become float32 and back, one type for each kind of cache, and where a block's rows are.
+//!
+//! ```text
+//! one head of one block        row 0 │ row 1 │ … │ row block_size-1 │ scales of the rows, where the type has them
+//! ```
+
+use device::Element;
+use device::simd::{LANES, Lanes, small_float};
+
+use crate::args::{KernelError, KvCache, KvShape};
+use crate::format::{Dtype, KvDtype, Layout};
+
+/// A kind of element.
+pub(super) trait Stored {
+    /// As it lies in memory.
+    type Raw: Element;
+    /// Elements behind the rows of a block's head that the scale of one row takes.
+    const SCALE: usize = 0;
+
+    /// Sixteen of them.
+    fn load<L: Lanes>(from: &[Self::Raw; LANES]) -> L;
+    /// One of them, to the same bits.
+    fn widen(raw: Self::Raw) -> f32;
+    /// The nearest one to a number.
+    fn narrow(value: f32) -> Self::Raw;
+
+    /// The scale of a row; 1 for the types that have none.
+    #[inline(always)]
+    fn scale(_: &[Self::Raw]) -> f32 {
+        1.0
+    }
+    /// Writes a row whose scale, if it is given from outside, is `scale`.
+    #[inline(always)]
+    fn write(source: &[f32], scale: f32, row: &mut [Self::Raw], _: &mut [Self::Raw]) {
+        for (raw, &value) in row.iter_mut().zip(source) {
+            *raw = Self::narrow(value / scale);
+        }
+    }
+}
+
+macro_rules! stored {
+    ($(#[$doc:meta])* $name:ident, $raw:ty, $load:ident, $widen:expr, $narrow:expr) => {
+        $(#[$doc])*
+        pub(super) struct $name;
+        impl Stored for $name {
+            type Raw = $raw;
+            #[inline(always)]
+            fn load<L: Lanes>(from: &[$raw; LANES]) -> L {
+                L::$load(from)
+            }
+            #[inline(always)]
+            fn widen(raw: $raw) -> f32 {
+                $widen(raw)
+            }
+            #[inline(always)]
+            fn narrow(value: f32) -> $raw {
+                $narrow(value)
+            }
+        }
+    };
+}
+
+stored!(
+    /// IEEE 754 single.
+    F32, f32, load, std::convert::identity, std::convert::identity
+);
+stored!(
+    /// IEEE 754 half.
+    F16, u16, load_f16, small_float::f16_to_f32, small_float::f32_to_f16
+);
+stored!(
+    /// The upper half of a single.
+    Bf16, u16, load_bf16, small_float::bf16_to_f32, small_float::f32_to_bf16
+);
+stored!(
+    /// 8 bits, 3 of mantissa.
+    E4m3, u8, load_e4m3, small_float::e4m3_to_f32, small_float::f32_to_e4m3
+);
+stored!(
+    /// 8 bits, 2 of mantissa.
+    E5m2, u8, load_e5m2, small_float::e5m2_to_f32, small_float::f32_to_e5m2
+);
+stored!(
+    /// Signed bytes.
+    Int8, u8, load_i8, int8_to_f32, small_float::f32_to_int8
+);
+
+fn int8_to_f32(byte: u8) -> f32 {
+    f32::from(byte as i8)
+}
+
+/// Signed bytes, each row with a scale of its own: its greatest magnitude / 127.
+pub(super) struct Int8PerToken;
+
+impl Stored for Int8PerToken {
+    type Raw = u8;
+    const SCALE: usize = size_of::<f32>();
+
+    #[inline(always)]
+    fn load<L: Lanes>(from: &[u8; LANES]) -> L {
+        L::load_i8(from)
+    }
+    #[inline(always)]
+    fn widen(raw: u8) -> f32 {
+        int8_to_f32(raw)
+    }
+    #[inline(always)]
+    fn narrow(value: f32) -> u8 {
+        small_float::f32_to_int8(value)
+    }
+    #[inline(always)]
+    fn scale(at: &[u8]) -> f32 {
+        at.first_chunk().map_or(1.0, |bytes| f32::from_le_bytes(*bytes))
+    }
+    #[inline(always)]
+    fn write(source: &[f32], _: f32, row: &mut [u8], scale: &mut [u8]) {
+        // Of the bits: those of magnitudes are in the order of their numbers, and NaN is above all.
+        let greatest = source.iter().fold(0, |greatest: u32, value| greatest.max(value.to_bits() & 0x7fff_ffff));
+        let of_row = f32::from_bits(greatest) / 127.0;
+        // A row of zeros (or of numbers that vanish beside the least) has scale 0 and holds zeros.
+        let divisor = if of_row == 0.0 { f32::INFINITY } else { of_row };
+        for (raw, &value) in row.iter_mut().zip(source) {
+            *raw = Self::narrow(value / divisor);
+        }
+        scale.copy_from_slice(&of_row.to_le_bytes());
+    }
+}
+
+/// The elements of a cache by their type: keys, values.
+#[derive(Clone, Copy)]
+pub(super) enum Pages<'a> {
+    F32([&'a [f32]; 2]),
+    F16([&'a [u16]; 2]),
+    Bf16([&'a [u16]; 2]),
+    E4m3([&'a [u8]; 2]),
+    E5m2([&'a [u8]; 2]),
+    Int8([&'a [u8]; 2]),
+    Int8PerToken([&'a [u8]; 2]),
+}
+
+impl<'a> Pages<'a> {
+    /// The elements of a cache, after its check.
+    ///
+    /// # Errors
+    /// A cache of another device or in a format that no variant of the CPU claims.
+    pub fn of(cache: &'a KvCache) -> Result<Pages<'a>, KernelError> {
+        expect_ours(cache)?;
+        let (keys, values) = (&cache.keys, &cache.values);
+        Ok(match cache.format.kv_dtype {
+            KvDtype::Same => Pages::F32([keys.host()?, values.host()?]),
+            KvDtype::F16 => Pages::F16([keys.host()?, values.host()?]),
+            KvDtype::Bf16 => Pages::Bf16([keys.host()?, values.host()?]),
+            KvDtype::Fp8E4m3 => Pages::E4m3([keys.host()?, values.host()?]),
+            KvDtype::Fp8E5m2 => Pages::E5m2([keys.host()?, values.host()?]),
+            KvDtype::Int8 => Pages::Int8([keys.host()?, values.host()?]),
+            KvDtype::Int8PerToken => Pages::Int8PerToken([keys.host()?, values.host()?]),
+        })
+    }
+
+    /// Rows of float32 of `tokens` neighbouring slots, of keys (0) or values (1): where they lie, or brought into `tile`, and the
+    /// scale of each where the type has them.
+    #[inline(always)]
+    pub fn rows<'t, L: Lanes>(
+        &self,
+        which: usize,
+        shape: &KvShape,
+        slot: usize,
+        kv_head: usize,
+        tokens: usize,
+        tile: &'t mut [f32],
+    ) -> Rows<'t>
+    where
+        'a: 't,
+    {
+        match self {
+            Pages::F32(pages) => {
+                let floats = &pages[which][place::<F32>(shape, slot, kv_head).0..][..tokens * shape.head_dim];
+                Rows { floats, scales: &[] }
+            }
+            Pages::F16(pages) => widened::<L, F16>(pages[which], shape, slot, kv_head, tokens, tile),
+            Pages::Bf16(pages) => widened::<L, Bf16>(pages[which], shape, slot, kv_head, tokens, tile),
+            Pages::E4m3(pages) => widened::<L, E4m3>(pages[which], shape, slot, kv_head, tokens, tile),
+            Pages::E5m2(pages) => widened::<L, E5m2>(pages[which], shape, slot, kv_head, tokens, tile),
+            Pages::Int8(pages) => widened::<L, Int8>(pages[which], shape, slot, kv_head, tokens, tile),
+            Pages::Int8PerToken(pages) => {
+                let rows = widened::<L, Int8PerToken>(pages[which], shape, slot, kv_head, tokens, tile);
+                let scales =
+                    &pages[which][place::<Int8PerToken>(shape, slot, kv_head).1..][..tokens * size_of::<f32>()];
+                Rows { scales: scales.as_chunks().0, ..rows }
+            }
+        }
+    }
+}
+
+/// Neighbouring rows in float32.
+pub(super) struct Rows<'a> {
+    /// `[tokens, head_dim]`.
+    pub floats: &'a [f32],
+    /// One little-endian float32 for each token, or none.
+    pub scales: &'a [[u8; 4]],
+}
+
+#[inline(always)]
+fn widened<'t, L: Lanes, S: Stored>(
+    elements: &[S::Raw],
+    shape: &KvShape,
+    slot: usize,
+    kv_head: usize,
+    tokens: usize,
+    tile: &'t mut [f32],
+) -> Rows<'t> {
+    let raw = &elements[place::<S>(shape, slot, kv_head).0..][..tokens * shape.head_dim];
+    let floats = &mut tile[..raw.len()];
+    let (vectors, tail) = raw.as_chunks::<LANES>();
+    let (to, to_tail) = floats.as_chunks_mut::<LANES>();
+    for (to, vector) in to.iter_mut().zip(vectors) {
+        S::load::<L>(vector).store(to);
+    }
+    for (to, raw) in to_tail.iter_mut().zip(tail) {
+        *to = S::widen(*raw);
+    }
+    Rows { floats, scales: &[] }
+}
+
+/// That a cache is one of those that the CPU's variants claim.
+pub(super) fn expect_ours(cache: &KvCache) -> Result<(), KernelError> {
+    if (cache.format.dtype, cache.format.layout) == (Dtype::F32, Layout::Hnd) {
+        Ok(())
+    } else {
+        Err(KernelError::Unsupported { variant: "cpu", found: cache.format.to_string() })
+    }
+}
+
+/// The scales that are given with a cache: of keys and values, one for each KV head.
+pub(super) struct GivenScales<'a> {
+    keys: &'a [f32],
+    values: &'a [f32],
+}
+
+impl<'a> GivenScales<'a> {
+    /// After the cache's check.
+    pub fn of(cache: &'a KvCache) -> Result<GivenScales<'a>, KernelError> {
+        Ok(match &cache.scales {
+            Some(scales) if cache.format.kv_dtype.takes_scales() => {
+                GivenScales { keys: scales.keys.host()?, values: scales.values.host()? }
+            }
+            _ => GivenScales { keys: &[1.0], values: &[1.0] },
+        })
+    }
+
+    /// Of keys and of values.
+    pub fn head(&self, kv_head: usize) -> [f32; 2] {
+        // One for all, or one each.
+        [self.keys, self.values].map(|scales| scales[kv_head.min(scales.len() - 1)])
+    }
+}
+
+/// Elements of one head of one block.
+#[inline(always)]
+fn unit<S: Stored>(shape: &KvShape) -> usize {
+    shape.block_size * (shape.head_dim + S::SCALE)
+}
+
+/// First element of the row of a slot, and of its scale.
+#[inline(always)]
+pub(super) fn place<S: Stored>(shape: &KvShape, slot: usize, kv_head: usize) -> (usize, usize) {
+    let (block, at) = (slot / shape.block_size, slot % shape.block_size);
+    let first = (block * shape.num_kv_heads + kv_head) * unit::<S>(shape);
+    (first + at * shape.head_dim, first + shape.block_size * shape.head_dim + at * S::SCALE)
+}
