@@ -59,7 +59,8 @@ thread_local! {
 }
 
 impl Cut {
-    fn new(&mut self, args: &AttentionArgs<'_>, threads: usize) {
+    /// Cuts a call into units, and these into pieces where there are too few for all threads.
+    fn cut(&mut self, args: &AttentionArgs<'_>, threads: usize) {
         let (batch, kv_heads) = (args.batch, args.cache.shape.num_kv_heads);
         let step = (QUERIES * kv_heads / args.num_heads).max(1);
         self.units.clear();
@@ -112,7 +113,7 @@ fn in_pieces(isa: Isa, device: &dyn Device, args: AttentionArgs<'_>, cut: &mut C
     let shared = Shared { shape, pages: Pages::of(args.cache)?, window: args.window, soft_cap: args.soft_cap };
     let scales = GivenScales::of(args.cache)?;
     let query = args.query.host::<f32>()?;
-    cut.new(&args, pool.threads());
+    cut.cut(&args, pool.threads());
     let most_rows = cut.units.iter().map(|unit| unit.rows.len()).max().unwrap_or(0);
     let len = result_len(most_rows, group, dim).max(1);
     let mut results = std::mem::take(&mut cut.results);

@@ -18,7 +18,7 @@
 
 use std::ops::Range;
 
-use device::simd::{LANES, Lanes};
+use device::simd::{Ahead, LANES, Lanes};
 
 use super::merge::Merged;
 use super::stored::Pages;
@@ -29,6 +29,10 @@ const GROUP: usize = 4;
 
 /// Tokens of a tile.
 const TILE: usize = 16;
+
+/// How many tokens before they are needed keys and values are asked for. Blocks lie anywhere, so the memory's own guesses end
+/// with each: without asking, two thirds of the time of an 8-bit decode went into waiting for the first line of a block.
+const AHEAD: usize = 3 * TILE;
 
 /// From the scores of one query to those of the next: a partition, and room to fill the last vector.
 const SCORES: usize = PARTITION + LANES;
@@ -206,12 +210,31 @@ fn slot(table: &[i32], block_size: usize, token: usize) -> usize {
     table[token / block_size] as usize * block_size + token % block_size
 }
 
+/// The tile that is read [`AHEAD`] tokens after one: in the order of reading, the keys of a partition, its values, and the
+/// keys of the next one.
+#[inline(always)]
+fn ahead(shared: &Shared<'_>, seen: &Seen<'_>, which: usize, tokens: &Range<usize>) -> Ahead {
+    let (task, shape, all) = (seen.task, &shared.shape, seen.all());
+    let (which, first, end) = match tokens.start + AHEAD {
+        first if first < all.end => (which, first, all.end),
+        first if which == 0 => (1, all.start + (first - all.end), all.end),
+        first if seen.partition + 1 < task.partitions.end => (0, first, task.position + task.rows),
+        _ => return Ahead::NONE,
+    };
+    if first >= end {
+        return Ahead::NONE;
+    }
+    let tokens = TILE.min(end - first).min(shape.block_size - first % shape.block_size);
+    shared.pages.ahead(which, shape, slot(task.table, shape.block_size, first), task.kv_head, tokens)
+}
+
 /// `scores[query][token - first] = scale * q·k` for all that is seen of a partition.
 #[inline(always)]
 fn score_all<L: Lanes>(shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut Scratch) {
     let (task, shape) = (seen.task, &shared.shape);
     let (dim, Scratch { scores, tile, .. }) = (shape.head_dim, scratch);
     for tokens in tiles(seen.all(), shape.block_size) {
+        let mut next = ahead(shared, seen, 0, &tokens);
         let first = slot(task.table, shape.block_size, tokens.start);
         let keys = shared.pages.rows::<L>(0, shape, first, task.kv_head, tokens.len(), tile);
         for row in 0..task.rows {
@@ -220,7 +243,8 @@ fn score_all<L: Lanes>(shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut Scrat
             let query = &task.query[row * task.query_stride..];
             let scores = &mut scores[row * task.group * SCORES + tokens.start - seen.first() + mine.start..];
             by_heads!(task.group, |head, R| {
-                dots::<L, R>(keys, &query[head * dim..], dim, task.scale, &mut scores[head * SCORES..])
+                let next = std::mem::replace(&mut next, Ahead::NONE);
+                dots::<L, R>(keys, &query[head * dim..], dim, task.scale, &mut scores[head * SCORES..], next)
             });
         }
         scale_tokens(task, keys.scales, &mut scores[tokens.start - seen.first()..]);
@@ -239,17 +263,26 @@ fn scale_tokens(task: &Task<'_>, scales: &[[u8; 4]], scores: &mut [f32]) {
     }
 }
 
-/// The scores of `R` heads with some keys.
+/// The scores of `R` heads with some keys; asks for what comes next.
 #[inline(always)]
-fn dots<L: Lanes, const R: usize>(keys: &[f32], query: &[f32], dim: usize, scale: f32, scores: &mut [f32]) {
+fn dots<L: Lanes, const R: usize>(
+    keys: &[f32],
+    query: &[f32],
+    dim: usize,
+    scale: f32,
+    scores: &mut [f32],
+    next: Ahead,
+) {
     let (tokens, mut j) = (keys.len() / dim, 0);
     if L::MANY {
         while j + 4 <= tokens {
+            next.ask(j, j + 4);
             some_dots::<L, R, 4>(&keys[j * dim..], query, dim, scale, &mut scores[j..]);
             j += 4;
         }
     }
     while j < tokens {
+        next.ask(j, j + 1);
         some_dots::<L, R, 1>(&keys[j * dim..], query, dim, scale, &mut scores[j..]);
         j += 1;
     }
@@ -271,7 +304,10 @@ fn some_dots<L: Lanes, const R: usize, const K: usize>(
     let query_vectors = queries.map(|query| &query.as_chunks::<LANES>().0[..vectors]);
     let mut sums = [[L::splat(0.0); K]; R];
     for i in 0..vectors {
-        let k: [L; K] = std::array::from_fn(|k| L::load(&key_vectors[k][i]));
+        let mut k = [L::splat(0.0); K];
+        for n in 0..K {
+            k[n] = L::load(&key_vectors[n][i]);
+        }
         for r in 0..R {
             let q = L::load(&query_vectors[r][i]);
             for n in 0..K {
@@ -338,6 +374,7 @@ fn weigh_all<L: Lanes>(shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut Scrat
     let (dim, Scratch { scores, part, tile, .. }) = (shape.head_dim, scratch);
     part[..task.rows * task.group * dim].fill(0.0);
     for tokens in tiles(seen.all(), shape.block_size) {
+        let mut next = ahead(shared, seen, 1, &tokens);
         let first = slot(task.table, shape.block_size, tokens.start);
         let values = shared.pages.rows::<L>(1, shape, first, task.kv_head, tokens.len(), tile);
         scale_tokens(task, values.scales, &mut scores[tokens.start - seen.first()..]);
@@ -347,25 +384,26 @@ fn weigh_all<L: Lanes>(shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut Scrat
             let weights = &scores[row * task.group * SCORES + tokens.start - seen.first() + mine.start..];
             let part = &mut part[row * task.group * dim..];
             by_heads!(task.group, |head, R| {
-                weigh::<L, R>(values, dim, &weights[head * SCORES..], &mut part[head * dim..])
+                let next = std::mem::replace(&mut next, Ahead::NONE);
+                weigh::<L, R>(values, dim, &weights[head * SCORES..], &mut part[head * dim..], next)
             });
         }
     }
 }
 
-/// Adds the weighted values of some tokens to the sums of `R` heads.
+/// Adds the weighted values of some tokens to the sums of `R` heads; asks for what comes next.
 #[inline(always)]
-fn weigh<L: Lanes, const R: usize>(values: &[f32], dim: usize, weights: &[f32], part: &mut [f32]) {
+fn weigh<L: Lanes, const R: usize>(values: &[f32], dim: usize, weights: &[f32], part: &mut [f32], mut next: Ahead) {
     let vectors = dim / LANES;
     let mut at = 0;
     if L::MANY || R == 1 {
         while at + 4 <= vectors {
-            columns::<L, R, 4>(values, dim, weights, part, at);
+            columns::<L, R, 4>(values, dim, weights, part, at, std::mem::replace(&mut next, Ahead::NONE));
             at += 4;
         }
     }
     while at < vectors {
-        columns::<L, R, 1>(values, dim, weights, part, at);
+        columns::<L, R, 1>(values, dim, weights, part, at, std::mem::replace(&mut next, Ahead::NONE));
         at += 1;
     }
     for d in vectors * LANES..dim {
@@ -385,16 +423,25 @@ fn columns<L: Lanes, const R: usize, const C: usize>(
     weights: &[f32],
     part: &mut [f32],
     at: usize,
+    next: Ahead,
 ) {
     let tokens = values.len() / dim;
     let weights: [&[f32]; R] = std::array::from_fn(|r| &weights[r * SCORES..][..tokens]);
-    let mut sums: [[L; C]; R] = std::array::from_fn(|r| {
-        let sums = &part[r * dim + at * LANES..].as_chunks::<LANES>().0[..C];
-        std::array::from_fn(|c| L::load(&sums[c]))
-    });
+    // Loops, not closures: those would be compiled for no instruction set.
+    let mut sums = [[L::splat(0.0); C]; R];
+    for r in 0..R {
+        let from = &part[r * dim + at * LANES..].as_chunks::<LANES>().0[..C];
+        for c in 0..C {
+            sums[r][c] = L::load(&from[c]);
+        }
+    }
     for (j, value) in values.chunks_exact(dim).enumerate() {
+        next.ask(j, j + 1);
         let vectors = &value[at * LANES..].as_chunks::<LANES>().0[..C];
-        let v: [L; C] = std::array::from_fn(|c| L::load(&vectors[c]));
+        let mut v = [L::splat(0.0); C];
+        for c in 0..C {
+            v[c] = L::load(&vectors[c]);
+        }
         for r in 0..R {
             let p = L::splat(weights[r][j]);
             for c in 0..C {

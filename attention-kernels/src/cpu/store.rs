@@ -63,6 +63,7 @@ pub(super) fn write(isa: Isa, args: CacheWriteArgs<'_>) -> Result<(), KernelErro
 }
 
 /// The lanes are not asked for: the loops are compiled for their instruction set.
+#[allow(clippy::extra_unused_type_parameters)]
 #[inline(always)]
 fn by_type<L: Lanes>(rows: &Rows<'_>, pages: &mut Pages<'_>) {
     match pages {

@@ -5,7 +5,7 @@
 //! ```
 
 use device::Element;
-use device::simd::{LANES, Lanes, small_float};
+use device::simd::{Ahead, LANES, Lanes, small_float};
 
 use crate::args::{KernelError, KvCache, KvShape};
 use crate::format::{Dtype, KvDtype, Layout};
@@ -190,6 +190,29 @@ impl<'a> Pages<'a> {
             }
         }
     }
+}
+
+impl Pages<'_> {
+    /// What [`Pages::rows`] with the same arguments will read, to be asked for; the scales are, at once.
+    #[inline(always)]
+    pub fn ahead(&self, which: usize, shape: &KvShape, slot: usize, kv_head: usize, tokens: usize) -> Ahead {
+        match self {
+            Pages::F32(pages) => ahead::<F32>(pages[which], shape, slot, kv_head, tokens),
+            Pages::F16(pages) | Pages::Bf16(pages) => ahead::<F16>(pages[which], shape, slot, kv_head, tokens),
+            Pages::E4m3(pages) | Pages::E5m2(pages) | Pages::Int8(pages) => {
+                ahead::<Int8>(pages[which], shape, slot, kv_head, tokens)
+            }
+            Pages::Int8PerToken(pages) => ahead::<Int8PerToken>(pages[which], shape, slot, kv_head, tokens),
+        }
+    }
+}
+
+#[inline(always)]
+fn ahead<S: Stored>(elements: &[S::Raw], shape: &KvShape, slot: usize, kv_head: usize, tokens: usize) -> Ahead {
+    let (row, scale) = place::<S>(shape, slot, kv_head);
+    let scales = &elements[scale..][..tokens * S::SCALE];
+    Ahead::of(scales, scales.len()).ask(0, 1);
+    Ahead::of(&elements[row..][..tokens * shape.head_dim], shape.head_dim)
 }
 
 /// Neighbouring rows in float32.

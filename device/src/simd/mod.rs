@@ -141,6 +141,49 @@ pub trait Lanes: Copy {
     }
 }
 
+/// Rows that will be read soon. Asking for their cache lines changes nothing but the time that this takes.
+#[derive(Clone, Copy)]
+pub struct Ahead {
+    first: *const u8,
+    rows: usize,
+    row_bytes: usize,
+}
+
+impl Ahead {
+    /// Nothing to ask for.
+    pub const NONE: Ahead = Ahead { first: std::ptr::null(), rows: 0, row_bytes: 0 };
+
+    /// Rows of `row` numbers each.
+    #[inline(always)]
+    pub fn of<T>(numbers: &[T], row: usize) -> Ahead {
+        let rows = numbers.len().checked_div(row).unwrap_or(0);
+        Ahead { first: numbers.as_ptr().cast(), rows, row_bytes: row * size_of::<T>() }
+    }
+
+    /// Asks for some of the rows, those that there are: a few at a time, between computations, so that neither waits for the
+    /// other.
+    #[inline(always)]
+    pub fn ask(self, from: usize, to: usize) {
+        const LINE: usize = 64;
+        let (start, end) = (from * self.row_bytes, to.min(self.rows) * self.row_bytes);
+        for at in (start.next_multiple_of(LINE)..end).step_by(LINE) {
+            let line = self.first.wrapping_add(at);
+            // SAFETY: part of every x86-64; a prefetch reads no memory that the program can see, whatever the address.
+            #[cfg(target_arch = "x86_64")]
+            unsafe {
+                std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(line.cast());
+            }
+            // SAFETY: as above, of every 64-bit ARM.
+            #[cfg(target_arch = "aarch64")]
+            unsafe {
+                std::arch::asm!("prfm pldl1keep, [{}]", in(reg) line, options(nostack, preserves_flags, readonly));
+            }
+            #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+            let _ = line;
+        }
+    }
+}
+
 /// Calls `$kernel::<L>(args…)` compiled for an [`Isa`]; the caller must have checked [`Isa::is_available`].
 ///
 /// The kernel must be `#[inline(always)]` and generic over [`Lanes`] as its first type parameter.

@@ -88,6 +88,7 @@ pub fn f32_to_e5m2(value: f32) -> u8 {
 }
 
 /// The signed byte nearest to a number, within ±127; NaN becomes −127.
+#[allow(clippy::manual_clamp)] // `clamp` would leave NaN, which becomes 0
 #[inline(always)]
 pub fn f32_to_int8(value: f32) -> u8 {
     value.max(-127.0).min(127.0).round_ties_even() as i8 as u8
