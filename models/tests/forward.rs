@@ -119,7 +119,7 @@ fn a_step_that_is_too_large_is_an_error_value() {
 fn rows_that_nobody_needs_end_early_and_change_nothing() {
     let mut case = case("qwen2", "auto");
     let mut caches = case.model.new_cache(NUM_BLOCKS, BLOCK_SIZE).unwrap();
-    let prompt = case.prompts[0].0.clone();
+    let prompt = case.prompts[1].0.clone();
     let table: Vec<i32> = (0..prompt.len().div_ceil(BLOCK_SIZE) as i32).collect();
     let slots: Vec<i64> = (0..prompt.len() as i64).collect();
     let last = prompt.len() as u32 - 1;

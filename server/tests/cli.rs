@@ -57,7 +57,6 @@ fn bad_flags_are_one_line_that_names_the_flag_and_what_was_found() {
         (&["plan", "--threads", "0"], &["--threads", "from 1 to "]),
         (&["plan", "--threads", "1025"], &["--threads", "the cores that this process may use"]),
         (&["bench", "latency", "--batch-size", "0"], &["--batch-size", "from 1"]),
-        (&["bench"], &["latency", "throughput"]),
         (&["plan", "--quantization", "q2"], &["--quantization", "q8 or q4"]),
         (&["plan", "--threads=-1"], &["--threads", "-1", "expected a whole number"]),
         (&["plan", "--threads", "-1"], &["--threads", "-1", "expected a whole number"]),

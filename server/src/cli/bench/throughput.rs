@@ -16,7 +16,7 @@ use super::batch::{Batch, Bench, percentile, write_json};
 #[derive(Debug, Args)]
 pub struct ThroughputArgs {
     /// Tokens of each prompt
-    #[arg(long, value_name = "TOKENS", default_value_t = 128, value_parser = values::positive)]
+    #[arg(long, value_name = "TOKENS", default_value_t = 32, value_parser = values::positive)]
     pub input_len: usize,
     /// Tokens to generate for each
     #[arg(long, value_name = "TOKENS", default_value_t = 128, value_parser = values::positive)]
