@@ -43,6 +43,7 @@ mod constraint;
 mod draw;
 mod filter;
 mod logprobs;
+mod numbers;
 mod params;
 mod philox;
 mod sampler;
