@@ -40,6 +40,7 @@
 mod adjust;
 mod argmax;
 mod constraint;
+pub mod device;
 mod draw;
 mod filter;
 mod logprobs;

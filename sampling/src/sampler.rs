@@ -156,7 +156,7 @@ impl Sampler {
 
     fn shape(&mut self, logits: &[f32], params: &SamplingParams, context: &Context<'_>) -> Shaped {
         let row = self.adjuster.adjust(logits, params, context);
-        if params.temperature < GREEDY_BELOW {
+        if is_greedy(params) {
             return Shaped::Certain(argmax(row).unwrap_or_else(|| fallback(logits, context)));
         }
         // The sum makes −0 a 0: equal logits are equal.
@@ -183,6 +183,11 @@ impl Sampler {
         };
         Sampled { token, logprob: params.logprobs.map(|k| token_logprobs(logits, token, k)) }
     }
+}
+
+/// Whether the likeliest token is taken rather than drawn.
+pub(crate) fn is_greedy(params: &SamplingParams) -> bool {
+    params.temperature < GREEDY_BELOW
 }
 
 /// The choice where the parameters leave none.

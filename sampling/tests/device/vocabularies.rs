@@ -1,0 +1,95 @@
+//! Vocabularies of every kind of length, in every type, against the host.
+
+use sampling::SamplingParams;
+use sampling::device::LogitsType;
+
+use crate::problem::{OnDevice, Sequence, TYPES, generated, limits, rounded, rows_of, sampler, step};
+use crate::{KERNELS, support};
+
+/// One set of wishes for each way through the kernels.
+fn wishes(vocab: u32) -> Vec<SamplingParams> {
+    let plain = SamplingParams { logprobs: Some(20), ..SamplingParams::default() };
+    let filters = SamplingParams { temperature: 0.7, top_k: 50, top_p: 0.9, min_p: 0.001, ..plain.clone() };
+    vec![
+        plain.clone(),
+        SamplingParams { temperature: 0.0, ..plain.clone() },
+        SamplingParams { typical_p: Some(0.4), ..filters.clone() },
+        SamplingParams { top_p: 0.999, temperature: 1.7, ..plain.clone() },
+        SamplingParams { top_k: vocab / 2 + 1, ..plain.clone() },
+        SamplingParams {
+            repetition_penalty: 1.3,
+            presence_penalty: 0.4,
+            frequency_penalty: 0.1,
+            logit_bias: vec![(vocab - 1, 9.0), (vocab / 2, -100.0), (0, 5.0)],
+            bad_words: vec![vec![vocab - 1, 0], vec![vocab / 3]],
+            ..filters
+        },
+    ]
+}
+
+fn equal_the_host(vocabs: &[usize], dtype: LogitsType) {
+    for device in KERNELS.devices() {
+        for &vocab in vocabs {
+            let logits = rounded(dtype, &generated(vocab, vocab as u32));
+            let on_device = OnDevice::new(&*device, dtype, [&logits[..]]);
+            let mut sequences: Vec<Sequence> =
+                wishes(vocab as u32).into_iter().map(|params| Sequence::new(params, 5)).collect();
+            let mut sampler = sampler(&device, limits(sequences.len(), vocab));
+            for (slot, sequence) in (0..).zip(&mut sequences) {
+                sequence.prompt = vec![0, vocab as u32 / 2, vocab as u32 - 1];
+                sequence.output = vec![vocab as u32 - 1];
+                sampler.set_row(slot, &sequence.params, &sequence.context()).unwrap();
+            }
+            let mut rows = rows_of(0..sequences.len() as u32);
+            rows.iter_mut().for_each(|row| row.logits_row = 0);
+            for (sampled, sequence) in step(&mut sampler, &on_device, &rows).iter().zip(&sequences) {
+                let wanted = sequence.sampled(&logits);
+                assert_eq!(*sampled, wanted, "{vocab} {dtype:?} {}: {:?}", device.name(), sequence.params);
+            }
+        }
+    }
+}
+
+#[test]
+fn vocabularies_of_every_length_draw_the_hosts_tokens() {
+    for dtype in TYPES {
+        equal_the_host(&[1, 2, 31, 32, 33, 257, 1000, 8191, 8192, 8193], dtype);
+    }
+}
+
+#[test]
+fn vocabularies_of_real_models_draw_the_hosts_tokens() {
+    equal_the_host(&[50_257, 151_936], LogitsType::Bf16);
+    if support::everything() {
+        equal_the_host(&[32_000, 50_257, 128_256, 151_936, 262_144], LogitsType::F32);
+        equal_the_host(&[50_257, 262_144], LogitsType::F16);
+    }
+}
+
+#[test]
+fn ties_everywhere_are_cut_by_id_as_on_the_host() {
+    for device in KERNELS.devices() {
+        // Five different numbers, so every cut goes through ties of two thousand tokens.
+        let logits: Vec<f32> = (0..10_000u32).map(|token| ((token * 7919) % 10_007 % 5) as f32).collect();
+        let on_device = OnDevice::new(&*device, LogitsType::F32, [&logits[..]]);
+        let shares = [0.05, 0.3, 0.633, 0.9, 0.999];
+        let mut sampler = sampler(&device, limits(shares.len(), logits.len()));
+        let sequences = shares.map(|top_p| {
+            let params = SamplingParams { top_p, top_k: 6000, logprobs: Some(33), ..SamplingParams::default() };
+            Sequence::new(params, 11)
+        });
+        for (slot, sequence) in (0..).zip(&sequences) {
+            sampler.set_row(slot, &sequence.params, &sequence.context()).unwrap();
+        }
+        let mut rows = rows_of(0..shares.len() as u32);
+        rows.iter_mut().for_each(|row| row.logits_row = 0);
+        // A draw shows one token of the kept ones; many steps show a cut at the wrong id.
+        for at in 0..12 {
+            for (sampled, sequence) in step(&mut sampler, &on_device, &rows).iter().zip(&sequences) {
+                let output = vec![0; at];
+                let wanted = Sequence { output, ..sequence.clone() }.sampled(&logits);
+                assert_eq!(*sampled, wanted, "{}", sequence.params.top_p);
+            }
+        }
+    }
+}
