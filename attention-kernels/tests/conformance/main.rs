@@ -16,3 +16,5 @@ mod problem;
 mod reference;
 mod refusals;
 mod sanitizers;
+#[path = "../../../device/tests/support/mod.rs"]
+mod support;

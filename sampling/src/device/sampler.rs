@@ -276,7 +276,8 @@ impl DeviceSampler {
         let step = self.step;
         self.rows.clear();
         self.rows.extend(rows.iter().map(|row| [row.slot, row.logits_row]));
-        let asked = &mut self.results[step as usize % 2].asked;
+        let Results { step: of, asked, .. } = &mut self.results[step as usize % 2];
+        *of = step;
         asked.clear();
         asked.extend(rows.iter().map(|row| {
             let params = self.slots[row.slot as usize].params?;
@@ -291,7 +292,11 @@ impl DeviceSampler {
             self.sent.extend_from_slice(&self.rows);
         }
         self.rows.truncate(given);
-        Ok(self.stage.send(&*self.device, &mut self.buffers)?)
+        let outcome = self.stage.send(&*self.device, &mut self.buffers);
+        if outcome.is_err() {
+            self.sent.clear();
+        }
+        Ok(outcome?)
     }
 
     /// Gives the kernels of a step to the compute queue: what a CUDA graph may hold.
@@ -351,7 +356,6 @@ impl DeviceSampler {
     pub fn read(&mut self) -> Result<Pending, SampleError> {
         let (device, own) = (&*self.device, &self.buffers);
         let results = &mut self.results[self.step as usize % 2];
-        results.step = self.step;
         const WORD: usize = size_of::<u32>();
         let bytes = self.rows.len() * RESULT_WORDS * WORD;
         device.download_async(Queue::Compute, &own.results, 0, &mut results.pinned, 0, bytes)?;

@@ -66,11 +66,15 @@ impl Stage {
         self.acts.push(Act::Fork(shape));
     }
 
-    /// Orders all that waits on the compute queue.
+    /// Orders all that waits on the compute queue. Nothing waits any more afterwards, even if the device fails.
     pub fn send(&mut self, device: &dyn Device, to: &mut Buffers) -> Result<(), DeviceError> {
-        if self.acts.is_empty() {
-            return Ok(());
-        }
+        let outcome = if self.acts.is_empty() { Ok(()) } else { self.order(device, to) };
+        self.acts.clear();
+        self.words.clear();
+        outcome
+    }
+
+    fn order(&mut self, device: &dyn Device, to: &mut Buffers) -> Result<(), DeviceError> {
         let (pinned, used) = &mut self.buffers[self.next];
         if let Some(used) = used.take() {
             used.synchronize()?;
@@ -100,7 +104,6 @@ impl Stage {
                 }
             }
         }
-        self.words.clear();
         *used = Some(device.record(Queue::Compute)?);
         self.next = 1 - self.next;
         Ok(())

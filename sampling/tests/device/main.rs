@@ -2,6 +2,7 @@
 //! machine. Logits behind a row are NaN, so a kernel that reads them fails loudly.
 #![allow(clippy::unwrap_used)]
 
+#[allow(dead_code, reason = "shared: each test program takes what it needs")]
 #[path = "../common/cases.rs"]
 mod cases;
 #[path = "../common/distribution.rs"]
@@ -10,6 +11,7 @@ mod histories;
 mod problem;
 mod reference;
 mod refusals;
+#[allow(dead_code, reason = "shared: each test program takes what it needs")]
 #[path = "../common/rows.rs"]
 mod rows;
 mod sanitizers;

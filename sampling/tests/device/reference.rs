@@ -60,7 +60,8 @@ fn log_probabilities_equal_the_reference() {
             let TokenLogprobs { logprob, rank, top } = sampled.logprob.unwrap();
             assert_eq!((rank, (sampled.token, logprob)), (1, top[0]), "{}", case.key);
             let wanted = case.expected["raw_top5"]["logprobs"].as_array().unwrap();
-            assert_eq!(top.len(), wanted.len());
+            let possible = case.logits.iter().filter(|&&logit| logit > f32::NEG_INFINITY).count();
+            assert_eq!(top.len(), possible.min(wanted.len()), "{}", case.key);
             for ((_, found), wanted) in top.iter().zip(wanted) {
                 assert!((f64::from(*found) - wanted.as_f64().unwrap()).abs() < 2e-5, "{}", case.key);
             }
