@@ -44,7 +44,7 @@ fn histories() -> impl Strategy<Value = History> {
     (2usize..200, 1usize..4).prop_flat_map(|(vocab, count)| {
         let logit = prop_oneof![
             12 => (-40..40i32).prop_map(|x| x as f32 * 0.25),
-            8 => (-30.0f32..30.0),
+            8 => -30.0f32..30.0,
             1 => prop::sample::select(vec![f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -0.0, f32::MAX, f32::MIN, 1e-40]),
         ];
         // Rows of which nothing, or one number, is left.
