@@ -67,6 +67,26 @@ fn vocabularies_of_real_models_draw_the_hosts_tokens() {
 }
 
 #[test]
+fn the_exponential_and_the_logarithm_are_the_hosts_to_the_last_bit() {
+    const ROWS: u32 = 200;
+    for device in KERNELS.devices() {
+        // −ln(1 + e^z) is as fine as e^z where that is small, and tells of the logarithm where it is not.
+        let row = |i: u32| [0.0, (i * 10_007 % 300_007) as f32 * -1e-4];
+        let mut sampler = sampler(&device, limits(ROWS as usize, 2));
+        let params = SamplingParams { temperature: 0.0, logprobs: Some(2), ..SamplingParams::default() };
+        let sequence = Sequence::new(params, 0);
+        (0..ROWS).for_each(|slot| sampler.set_row(slot, &sequence.params, &sequence.context()).unwrap());
+        for round in 0..5 {
+            let logits: Vec<[f32; 2]> = (0..ROWS).map(|i| row(round * ROWS + i)).collect();
+            let on_device = OnDevice::new(&*device, LogitsType::F32, logits.iter().map(|row| &row[..]));
+            for (sampled, logits) in step(&mut sampler, &on_device, &rows_of(0..ROWS)).iter().zip(&logits) {
+                assert_eq!(*sampled, sequence.sampled(logits), "{logits:?}");
+            }
+        }
+    }
+}
+
+#[test]
 fn ties_everywhere_are_cut_by_id_as_on_the_host() {
     for device in KERNELS.devices() {
         // Five different numbers, so every cut goes through ties of two thousand tokens.
