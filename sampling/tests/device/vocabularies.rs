@@ -87,6 +87,48 @@ fn the_exponential_and_the_logarithm_are_the_hosts_to_the_last_bit() {
 }
 
 #[test]
+fn sums_that_no_noise_changes_go_to_the_lowest_id_of_all_chunks() {
+    for device in KERNELS.devices() {
+        for first in [2usize, 8195] {
+            let mut logits = vec![f32::MIN; 9000];
+            (first..9000).step_by(3).for_each(|token| logits[token] = f32::MAX);
+            let on_device = OnDevice::new(&*device, LogitsType::F32, [&logits[..]]);
+            let mut sampler = sampler(&device, limits(1, logits.len()));
+            let sequence = Sequence::new(SamplingParams::default(), 1);
+            sampler.set_row(0, &sequence.params, &sequence.context()).unwrap();
+            let sampled = step(&mut sampler, &on_device, &rows_of([0]));
+            assert_eq!(sampled[0], sequence.sampled(&logits));
+            assert_eq!(sampled[0].token, first as u32);
+        }
+    }
+}
+
+#[test]
+fn stop_ids_are_let_go_where_nothing_else_is_left() {
+    for device in KERNELS.devices() {
+        let logits = generated(9000, 2);
+        let on_device = OnDevice::new(&*device, LogitsType::F32, [&logits[..]]);
+        for temperature in [0.0, 0.9] {
+            // 7 and 8500 are stop ids, 9100 is no token; of 8 and 7 the bias would make 7 the likeliest.
+            for allowed in [vec![7, 8500], vec![7, 8500, 9100], vec![7, 8, 8500]] {
+                let params = SamplingParams {
+                    temperature,
+                    min_tokens: 3,
+                    logit_bias: vec![(7, 90.0), (8, 1.0)],
+                    allowed_token_ids: Some(allowed),
+                    ..SamplingParams::default()
+                };
+                let sequence = Sequence { stop_ids: vec![8500, 7, 9100], ..Sequence::new(params, 1) };
+                let mut sampler = sampler(&device, limits(1, logits.len()));
+                sampler.set_row(0, &sequence.params, &sequence.context()).unwrap();
+                let sampled = step(&mut sampler, &on_device, &rows_of([0]));
+                assert_eq!(sampled[0], sequence.sampled(&logits), "{:?}", sequence.params);
+            }
+        }
+    }
+}
+
+#[test]
 fn ties_everywhere_are_cut_by_id_as_on_the_host() {
     for device in KERNELS.devices() {
         // Five different numbers, so every cut goes through ties of two thousand tokens.
