@@ -19,13 +19,43 @@ fn draws_on_the_device_follow_the_probabilities_over_sequences_and_positions() {
     let sequence = Sequence::new(params, 4);
     sampler.set_row(0, &sequence.params, &sequence.context()).unwrap();
     (1..ROWS).for_each(|slot| sampler.fork(0, slot, slot).unwrap());
-    let rows: Vec<Row> = (0..ROWS).map(|slot| Row { slot, logits_row: 0 }).collect();
+    let rows = rows_of_one(ROWS);
     let mut counts = vec![0; logits.len()];
     for _ in 0..STEPS {
         step(&mut sampler, &on_device, &rows).iter().for_each(|sampled| counts[sampled.token as usize] += 1);
     }
     let probabilities = Sampler::new().probabilities(&logits, &sequence.params, &sequence.context());
     assert_distribution(&counts, &probabilities, ROWS * STEPS as u32, "sequences and positions");
+}
+
+#[test]
+fn bad_words_are_seen_as_they_come_about_and_biases_of_one_token_add_up_in_order() {
+    for device in KERNELS.devices() {
+        let logits = [0.3, 0.0, 0.1];
+        let on_device = OnDevice::new(&*device, LogitsType::F32, [&logits[..]]);
+        // The ring of last tokens is as short as these words allow.
+        let mut sampler = sampler(&device, sampling::device::Limits { bad_word_tokens: 2, ..limits(8, 3) });
+        let params = SamplingParams {
+            bad_words: vec![vec![0, 1], vec![1, 2, 0], vec![2, 2, 2]],
+            logit_bias: vec![(1, 0.7), (0, 1e8), (1, 0.1), (0, -1e8)],
+            ..SamplingParams::default()
+        };
+        let mut sequences: Vec<Sequence> = (0..8).map(|seed| Sequence::new(params.clone(), seed)).collect();
+        for (slot, sequence) in (0..).zip(&sequences) {
+            sampler.set_row(slot, &sequence.params, &sequence.context()).unwrap();
+        }
+        for _ in 0..12 {
+            for (sampled, sequence) in step(&mut sampler, &on_device, &rows_of_one(8)).iter().zip(&mut sequences) {
+                assert_eq!(*sampled, sequence.sampled(&logits), "after {:?}", sequence.output);
+                sequence.output.push(sampled.token);
+            }
+        }
+    }
+}
+
+/// So many rows, each slot's own, from one row of logits.
+fn rows_of_one(count: u32) -> Vec<Row> {
+    (0..count).map(|slot| Row { slot, logits_row: 0 }).collect()
 }
 
 /// A step of one row that is not waited for.
