@@ -56,6 +56,11 @@ impl TokenSet {
         self.words.iter().all(|&word| word == 0)
     }
 
+    /// The set as [`TokenSet::from_words`] takes it.
+    pub(crate) fn words(&self) -> &[u32] {
+        &self.words
+    }
+
     /// The ids, ascending. A word without any costs one comparison.
     pub fn iter(&self) -> impl Iterator<Item = u32> {
         self.words.iter().zip(0..).flat_map(|(&word, at)| {

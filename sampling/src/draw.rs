@@ -8,6 +8,7 @@
 use std::f64::consts::LN_2;
 
 use crate::filter::Candidate;
+use crate::numbers::ln;
 use crate::philox::philox4x32_10;
 
 /// What the words are for: the last counter word, so that other uses of the same coordinates stay independent.
@@ -50,7 +51,7 @@ pub fn gumbel_noise(seed: u64, output_index: u32, sequence: u32, token: u32) -> 
 #[inline]
 fn gumbel(bits: u64) -> f64 {
     let uniform = (bits as f64 + 0.5) / (1u64 << BITS) as f64;
-    -(-uniform.ln()).ln()
+    -ln(-ln(uniform))
 }
 
 /// An upper bound of `gumbel(bits)` from the number of leading ones: −ln u ≥ 1 − u > 2⁻⁽ᵒⁿᵉˢ⁺¹⁾.

@@ -5,11 +5,13 @@
 
 use std::cmp::Ordering;
 
+use crate::numbers::{mass, share_of, weight};
+
 /// A token that may still be drawn.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Candidate {
     pub(crate) token: u32,
-    /// Logit divided by temperature: finite.
+    /// Logit divided by temperature: finite, and no zero has a sign.
     pub(crate) logit: f32,
 }
 
@@ -35,7 +37,7 @@ pub(crate) fn top_p(kept: &mut Vec<Candidate>, p: f32) {
         return;
     }
     let largest = largest(kept);
-    let cut = prefix_of_mass(kept, f64::from(p), largest, by_logit);
+    let cut = prefix_of_mass(kept, p, largest, by_logit);
     kept.truncate(cut);
 }
 
@@ -46,18 +48,14 @@ pub(crate) fn typical_p(kept: &mut Vec<Candidate>, p: f32) {
         return;
     }
     let largest = largest(kept);
-    let (mut mass, mut weighted) = (0.0, 0.0);
-    for candidate in kept.iter() {
-        let weight = weight(candidate, largest);
-        mass += weight;
-        weighted += weight * f64::from(candidate.logit - largest);
-    }
     // With z = logit − largest: surprise −ln p = ln mass − z, and its mean, the entropy, is ln mass − Σ p z.
     // Their distance is |z − Σ p z|: the normaliser cancels.
-    let mean = (weighted / mass) as f32;
+    let all = mass(kept.iter().map(|candidate| weight(candidate.logit - largest)));
+    let weighted = kept.iter().fold(0i64, |sum, candidate| sum.saturating_add(weighted(candidate.logit - largest)));
+    let mean = (weighted as f64 / all as f64) as f32;
     let distance = |candidate: &Candidate| (candidate.logit - largest - mean).abs();
     let nearest = |a: &Candidate, b: &Candidate| distance(a).total_cmp(&distance(b)).then(by_logit(a, b));
-    let cut = prefix_of_mass(kept, f64::from(p), largest, nearest);
+    let cut = prefix_of_mass(kept, p, largest, nearest);
     let reach = kept[..cut].iter().map(distance).fold(0.0, f32::max);
     let ties = move_to_front(&mut kept[cut..], |candidate| distance(candidate) <= reach);
     kept.truncate(cut + ties);
@@ -68,10 +66,12 @@ pub(crate) fn largest(kept: &[Candidate]) -> f32 {
     kept.iter().fold(f32::NEG_INFINITY, |largest, candidate| largest.max(candidate.logit))
 }
 
-/// Probability of a candidate, not normalised: e^(logit − largest).
-#[inline]
-pub(crate) fn weight(candidate: &Candidate, largest: f32) -> f64 {
-    f64::from((candidate.logit - largest).exp())
+/// z e^z, a whole number of the units of [`weight`].
+fn weighted(z: f32) -> i64 {
+    match weight(z) {
+        0 => 0,
+        weight => (weight as f64 * f64::from(z)) as i64,
+    }
 }
 
 /// Partitions so that the first `n` are the fewest candidates in `order` with at least `share` of the whole mass; gives `n`.
@@ -82,12 +82,12 @@ pub(crate) fn weight(candidate: &Candidate, largest: f32) -> f64 {
 /// ```
 fn prefix_of_mass(
     kept: &mut [Candidate],
-    share: f64,
+    share: f32,
     largest: f32,
     order: impl Fn(&Candidate, &Candidate) -> Ordering + Copy,
 ) -> usize {
-    let mass = |part: &[Candidate]| part.iter().map(|candidate| weight(candidate, largest)).sum::<f64>();
-    let mut missing = share * mass(kept);
+    let mass = |part: &[Candidate]| mass(part.iter().map(|candidate| weight(candidate.logit - largest)));
+    let mut missing = share_of(mass(kept), share);
     let (mut start, mut end) = (0, kept.len());
     while end - start > 1 {
         let open = &mut kept[start..end];

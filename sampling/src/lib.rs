@@ -18,6 +18,8 @@
 //! A draw has no state: its noise is a function of the request's seed, the index of the output token, the index of the
 //! sequence and the token id. So the batch a row is in, the order of rows, and a preemption in between change nothing.
 //!
+//! [`Sampler`] works on host memory and is the definition; [`device`] draws the same where the logits are.
+//!
 //! What it is not: it runs no model, decodes no text, and does not know when a sequence ends. Stop ids are only held back
 //! here until `min_tokens` is reached.
 //!
@@ -40,9 +42,11 @@
 mod adjust;
 mod argmax;
 mod constraint;
+pub mod device;
 mod draw;
 mod filter;
 mod logprobs;
+mod numbers;
 mod params;
 mod philox;
 mod sampler;

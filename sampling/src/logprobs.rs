@@ -1,6 +1,7 @@
 //! Log-probabilities of the raw logits: what vLLM reports by default, untouched by penalties, filters and temperature.
 
 use crate::argmax::max;
+use crate::numbers::{ln_mass, mass, weight};
 
 /// How likely a token was, and what else was likely.
 #[derive(Clone, Debug, PartialEq)]
@@ -23,8 +24,8 @@ pub(crate) struct Distribution<'a> {
 impl<'a> Distribution<'a> {
     pub(crate) fn new(logits: &'a [f32]) -> Self {
         let largest = max(logits).min(f32::MAX);
-        let mass: f64 = logits.iter().map(|&logit| f64::from(relative(logit, largest).exp())).sum();
-        Distribution { logits, largest, normaliser: mass.ln() }
+        let mass = mass(logits.iter().map(|&logit| weight(relative(logit, largest))));
+        Distribution { logits, largest, normaliser: ln_mass(mass) }
     }
 
     /// The `k` likeliest tokens that are possible at all with their log-probabilities, descending, ties by id.
@@ -71,7 +72,9 @@ fn relative(logit: f32, largest: f32) -> f32 {
 
 /// The `k` likeliest tokens that are possible at all, descending, ties by id.
 fn likeliest(logits: &[f32], k: usize) -> Vec<(u32, f32)> {
-    let descending = |a: &(u32, f32), b: &(u32, f32)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));
+    // NaN is no candidate, so all compare.
+    let descending =
+        |a: &(u32, f32), b: &(u32, f32)| b.1.partial_cmp(&a.1).unwrap_or(std::cmp::Ordering::Equal).then(a.0.cmp(&b.0));
     if k == 0 {
         return Vec::new();
     }

@@ -144,9 +144,10 @@ impl Sampler {
             }
             Shaped::Open => {
                 let largest = filter::largest(&self.kept);
-                let mass: f64 = self.kept.iter().map(|candidate| filter::weight(candidate, largest)).sum();
+                let weight = |candidate: &Candidate| f64::from(candidate.logit - largest).exp();
+                let mass: f64 = self.kept.iter().map(weight).sum();
                 for candidate in &self.kept {
-                    probabilities[candidate.token as usize] = (filter::weight(candidate, largest) / mass) as f32;
+                    probabilities[candidate.token as usize] = (weight(candidate) / mass) as f32;
                 }
             }
         }
@@ -155,10 +156,11 @@ impl Sampler {
 
     fn shape(&mut self, logits: &[f32], params: &SamplingParams, context: &Context<'_>) -> Shaped {
         let row = self.adjuster.adjust(logits, params, context);
-        if params.temperature < GREEDY_BELOW {
+        if is_greedy(params) {
             return Shaped::Certain(argmax(row).unwrap_or_else(|| fallback(logits, context)));
         }
-        let scaled = |logit: f32| (logit / params.temperature).min(f32::MAX);
+        // The sum makes −0 a 0: equal logits are equal.
+        let scaled = |logit: f32| (logit / params.temperature).min(f32::MAX) + 0.0;
         // min_p: p ≥ min_p · p_max is a threshold on the logits; ln 0 = −∞ lets all pass that are finite.
         let floor = (scaled(max(row)) + params.min_p.ln()).max(f32::MIN);
         self.kept.clear();
@@ -183,6 +185,11 @@ impl Sampler {
     }
 }
 
+/// Whether the likeliest token is taken rather than drawn.
+pub(crate) fn is_greedy(params: &SamplingParams) -> bool {
+    params.temperature < GREEDY_BELOW
+}
+
 /// The choice where the parameters leave none.
 fn fallback(logits: &[f32], context: &Context<'_>) -> u32 {
     let Some(allowed) = context.allowed else { return argmax(logits).unwrap_or(0) };
@@ -190,6 +197,6 @@ fn fallback(logits: &[f32], context: &Context<'_>) -> u32 {
     // The last of equal maxima wins, so the lowest id comes last.
     let mut ids: Vec<u32> = allowed.iter().collect();
     ids.reverse();
-    let key = |token: &u32| logit(token).unwrap_or(f32::NEG_INFINITY);
+    let key = |token: &u32| logit(token).unwrap_or(f32::NEG_INFINITY) + 0.0;
     ids.into_iter().max_by(|a, b| key(a).total_cmp(&key(b))).unwrap_or(0)
 }

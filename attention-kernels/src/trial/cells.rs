@@ -172,7 +172,8 @@ fn writes(
                     let (block, token) = (slot / of.block_size, slot % of.block_size);
                     if format.kv_dtype == KvDtype::Int8PerToken {
                         let rows = of.block_size * of.head_dim;
-                        let unit = &stored[(block * of.num_kv_heads + head) * of.block_size * format.row_bytes(of.head_dim)..];
+                        let unit =
+                            &stored[(block * of.num_kv_heads + head) * of.block_size * format.row_bytes(of.head_dim)..];
                         let (want, scale) = int8_row(want);
                         return unit[token * of.head_dim..].starts_with(&want)
                             && unit[rows + token * size_of::<f32>()..].starts_with(&scale.to_le_bytes());

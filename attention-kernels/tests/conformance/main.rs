@@ -18,3 +18,5 @@ mod plugins;
 mod reference;
 mod refusals;
 mod sanitizers;
+#[path = "../../../device/tests/support/mod.rs"]
+mod support;

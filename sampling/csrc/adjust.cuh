@@ -1,0 +1,67 @@
+// The steps before the filters, for one token: constraint, allowed ids, bad words, bias, penalties, temperature.
+#pragma once
+
+#include "numbers.cuh"
+
+namespace quire {
+
+__device__ __forceinline__ bool in_mask(const uint32_t* mask, uint32_t token) {
+    return !mask || (mask[token / 32] >> (token % 32) & 1);
+}
+
+// Calls `ban(token)` for the last token of every bad word whose other tokens are what the output ends with, for each word
+// of this thread among `threads`.
+template <class Ban>
+__device__ __forceinline__ void each_bad_word(const SampleArgs& args, const Row& row, uint32_t thread, uint32_t threads, Ban ban) {
+    const uint32_t* words = row.bad_words();
+    const uint32_t len = row.output_len(), end = row.params->bad_words;
+    uint32_t number = 0;
+    for (uint32_t at = 0; at < end; at += 1 + words[at], number++) {
+        if (number % threads != thread) continue;
+        const uint32_t before = words[at] - 1;
+        bool matches = before <= len;
+        for (uint32_t i = 0; matches && i < before; i++) {
+            matches = row.state[1 + (len - before + i) % args.tail_tokens] == words[at + 1 + i];
+        }
+        if (matches) ban(words[at + 1 + before]);
+    }
+}
+
+// The sum of a logit and its biases, one after the other.
+__device__ __forceinline__ float biased(const Row& row, uint32_t token, float logit) {
+    uint32_t low = 0, high = row.params->num_biases;
+    while (low < high) {
+        const uint32_t middle = (low + high) / 2;
+        if (row.list[2 * middle] < token) low = middle + 1;
+        else high = middle;
+    }
+    for (; low < row.params->num_biases && row.list[2 * low] == token; low++) {
+        logit = __fadd_rn(logit, __uint_as_float(row.list[2 * low + 1]));
+    }
+    return logit;
+}
+
+// A token that nobody bans: penalties, and unless the row is greedy the temperature. Never NaN: that is impossible, −∞.
+__device__ __forceinline__ float shaped(const Row& row, uint32_t token, float logit) {
+    const RowParams& params = *row.params;
+    if (row.counts) {
+        const uint32_t count = row.counts[token], in_output = count & ~IN_PROMPT;
+        if (count) {
+            const float penalty = params.repetition_penalty;
+            logit = logit > 0.0f ? __fdiv_rn(logit, penalty) : __fmul_rn(logit, penalty);
+        }
+        if (in_output) {
+            const float frequency = __fmul_rn(params.frequency_penalty, __uint2float_rn(in_output));
+            logit = __fsub_rn(__fsub_rn(logit, frequency), params.presence_penalty);
+        }
+    }
+    if (isnan(logit)) return __uint_as_float(0xff800000u);
+    return row.is(ROW_GREEDY) ? logit : fminf(__fdiv_rn(logit, params.temperature), LARGEST);
+}
+
+// The token as a candidate for the likeliest: 0 where it is impossible.
+__device__ __forceinline__ Mass candidate(float logit, uint32_t token) {
+    return logit > __uint_as_float(0xff800000u) ? pack(key_of(logit), token) : 0;
+}
+
+}  // namespace quire

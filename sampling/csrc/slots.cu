@@ -1,0 +1,75 @@
+// Between steps: entries sample_history (what a slot's sequence holds so far, also after a preemption) and sample_fork (a
+// slot becomes a copy of another).
+//
+// Grid (1), 512 threads, one launch for each slot that changes.
+
+#include "args.cuh"
+
+namespace quire {
+
+struct HistoryShape {
+    uint32_t slot;
+    uint32_t vocab;
+    uint32_t tail_tokens;
+    uint32_t penalised;      // counts are kept
+    uint32_t prompt_tokens;  // in `tokens`, first
+    uint32_t last_tokens;    // of the output, in `tokens` behind the prompt: all of them where counts are kept
+    uint32_t output_len;
+    uint32_t padding;
+};
+
+__device__ __forceinline__ void history(const uint32_t* tokens, uint32_t* counts, uint32_t* state, const HistoryShape& shape) {
+    counts += static_cast<int64_t>(shape.slot) * shape.vocab;
+    state += static_cast<int64_t>(shape.slot) * (1 + shape.tail_tokens);
+    const uint32_t* last = tokens + shape.prompt_tokens;
+    if (shape.penalised) {
+        for (uint32_t i = threadIdx.x; i < shape.vocab; i += ROW_THREADS) counts[i] = 0;
+        __syncthreads();
+        for (uint32_t i = threadIdx.x; i < shape.prompt_tokens; i += ROW_THREADS) {
+            if (tokens[i] < shape.vocab) atomicOr(&counts[tokens[i]], IN_PROMPT);
+        }
+        for (uint32_t i = threadIdx.x; i < shape.last_tokens; i += ROW_THREADS) {
+            if (last[i] < shape.vocab) atomicAdd(&counts[last[i]], 1u);
+        }
+    }
+    const uint32_t kept = min(shape.last_tokens, shape.tail_tokens);
+    for (uint32_t i = threadIdx.x; i < kept; i += ROW_THREADS) {
+        state[1 + (shape.output_len - kept + i) % shape.tail_tokens] = last[shape.last_tokens - kept + i];
+    }
+    if (threadIdx.x == 0) state[0] = shape.output_len;
+}
+
+__device__ __forceinline__ void copy(uint32_t* array, uint32_t words, uint32_t from, uint32_t to) {
+    const uint32_t* source = array + static_cast<int64_t>(from) * words;
+    uint32_t* target = array + static_cast<int64_t>(to) * words;
+    for (uint32_t i = threadIdx.x; i < words; i += ROW_THREADS) target[i] = source[i];
+}
+
+struct ForkShape {
+    uint32_t from, to, sequence;
+    uint32_t vocab, list_words, tail_tokens;
+};
+
+}  // namespace quire
+
+extern "C" __global__ void __launch_bounds__(quire::ROW_THREADS)
+    sample_history(const uint32_t* tokens, uint32_t* counts, uint32_t* state, const quire::HistoryShape shape) {
+    quire::history(tokens, counts, state, shape);
+}
+QUIRE_EXPORT(sample_history);
+
+extern "C" __global__ void __launch_bounds__(quire::ROW_THREADS)
+    sample_fork(quire::RowParams* params, uint32_t* lists, uint32_t* constraints, uint32_t* allowed, uint32_t* counts,
+                uint32_t* state, const quire::ForkShape shape) {
+    const uint32_t flags = params[shape.from].flags, mask_words = (shape.vocab + 31) / 32;
+    quire::copy(lists, shape.list_words, shape.from, shape.to);
+    quire::copy(state, 1 + shape.tail_tokens, shape.from, shape.to);
+    if (flags & quire::ROW_CONSTRAINED) quire::copy(constraints, mask_words, shape.from, shape.to);
+    if (flags & quire::ROW_ALLOWED) quire::copy(allowed, mask_words, shape.from, shape.to);
+    if (flags & quire::ROW_PENALISED) quire::copy(counts, shape.vocab, shape.from, shape.to);
+    if (threadIdx.x == 0) {
+        params[shape.to] = params[shape.from];
+        params[shape.to].sequence = shape.sequence;
+    }
+}
+QUIRE_EXPORT(sample_fork);

@@ -1,0 +1,78 @@
+//! Every kernel under the sanitizers, each in a process of its own.
+
+use std::sync::Arc;
+
+use device::Device;
+use sampling::{SamplingParams, TokenSet};
+use xtask::kernels::host::Sanitizer;
+
+use crate::problem::{OnDevice, Sequence, TYPES, generated, limits, rows_of, sampler, step};
+use crate::{KERNELS, support};
+
+/// Rows that go every way through the kernels, in two chunks and a bit, and in one.
+fn work(device: &Arc<dyn Device>, vocabs: &[usize]) {
+    let logprobs = Some(5);
+    for (&vocab, dtype) in vocabs.iter().zip(TYPES.into_iter().cycle()) {
+        let last = vocab as u32 - 1;
+        let filters = SamplingParams { top_k: vocab as u32 / 2, top_p: 0.7, min_p: 1e-6, ..SamplingParams::default() };
+        let listed = SamplingParams {
+            repetition_penalty: 1.2,
+            frequency_penalty: 0.3,
+            min_tokens: 9,
+            logit_bias: vec![(last, 3.0), (0, 1.0), (0, 0.1)],
+            bad_words: vec![vec![1, 2], vec![last]],
+            logprobs,
+            ..filters.clone()
+        };
+        // All but stop ids are banned.
+        let stops_alone = SamplingParams { allowed_token_ids: Some(vec![2, last]), min_tokens: 9, ..filters.clone() };
+        let wishes = [
+            SamplingParams { typical_p: Some(0.6), ..filters },
+            listed,
+            stops_alone,
+            SamplingParams { temperature: 0.0, logprobs, ..Default::default() },
+        ];
+        let mut sequences: Vec<Sequence> = wishes.into_iter().map(|params| Sequence::new(params, 3)).collect();
+        sequences[0].allowed = Some(TokenSet::from_words(&vec![0xffff_fff7; vocab.div_ceil(32)], vocab));
+        let mut sampler = sampler(device, limits(6, vocab));
+        for (slot, sequence) in (0..).zip(&mut sequences) {
+            (sequence.output, sequence.stop_ids) = (vec![1], vec![2, last]);
+            sampler.set_row(slot, &sequence.params, &sequence.context()).unwrap();
+        }
+        sampler.fork(1, 4, 1).unwrap();
+        // Coarse, so that cuts go through ties.
+        let logits: Vec<f32> = generated(vocab, 1).iter().map(|x| x.round()).collect();
+        let on_device = OnDevice::new(&**device, dtype, [&logits[..]]);
+        let mut rows = rows_of(0..5);
+        rows.iter_mut().for_each(|row| row.logits_row = 0);
+        sampler.stage(&rows, 6).unwrap();
+        sampler.launch(&on_device.logits(), 6).unwrap();
+        sampler.read().unwrap();
+        step(&mut sampler, &on_device, &rows[..2]);
+    }
+}
+
+fn is_content(sanitizer: Sanitizer) {
+    let everything = support::everything();
+    let seeds = if everything { &[0, 1, 77][..] } else { &[1][..] };
+    let vocabs: &[usize] = if everything { &[8300, 40, 8192, 1, 20_000, 33] } else { &[8300, 40, 65] };
+    let Some(launches) = KERNELS.under(sanitizer, seeds, |device| work(&device, vocabs)) else { return };
+    for kernel in ["adjust_f32", "filter_f16", "draw_bf16", "finish_f32", "history", "fork"] {
+        assert!(launches.iter().any(|launch| launch.ends_with(kernel)), "{kernel} in {launches:?}");
+    }
+}
+
+#[test]
+fn the_address_sanitizer_finds_nothing_in_the_kernels() {
+    is_content(Sanitizer::Address);
+}
+
+#[test]
+fn the_alignment_sanitizer_finds_nothing_in_the_kernels() {
+    is_content(Sanitizer::Alignment);
+}
+
+#[test]
+fn the_thread_sanitizer_finds_nothing_in_the_kernels() {
+    is_content(Sanitizer::Thread);
+}
