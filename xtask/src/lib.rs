@@ -1,6 +1,6 @@
 //! Every chore of the workspace, behind `cargo xtask`.
 //!
-//! What it is: [`bench`] (models to measure with, and the comparison with a peer), [`ci`] (all that must pass before a change lands), [`kernels`] (compiles the `.cu` sources), [`not_run`] (tests
+//! What it is: [`mod@bench`] (models to measure with, and the comparison with a peer), [`ci`] (all that must pass before a change lands), [`kernels`] (compiles the `.cu` sources), [`not_run`] (tests
 //! that a machine can not run), [`tidy`] (the
 //! rules of the house that no compiler checks) and [`doctor`] (what this machine has). What it is not: part of the
 //! product. No crate depends on it but for tests that build a host library of kernels, and it depends on none of them:
