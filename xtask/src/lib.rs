@@ -1,6 +1,6 @@
 //! Every chore of the workspace, behind `cargo xtask`.
 //!
-//! What it is: [`bench`] (models to measure with, and the comparison with a peer), [`ci`] (all that must pass before a
+//! What it is: [`mod@bench`] (models to measure with, and the comparison with a peer), [`ci`] (all that must pass before a
 //! change lands), [`conformance`] (a suite of the API, kept elsewhere, against our server), [`kernels`] (compiles the `.cu`
 //! sources), [`bundle`] (all of it for a GPU machine), [`not_run`] (tests
 //! that a machine can not run), [`tidy`] (the
