@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use device::{Buffer, Device, DeviceError, Matrix};
 
-use crate::format::CacheFormat;
+use crate::format::{CacheFormat, Dtype};
 use crate::workspace::Workspace;
 
 /// Keys are reduced in partitions of this many tokens, counted from the start of the sequence.
@@ -128,26 +128,9 @@ impl KvCache {
         Ok(())
     }
 
-    /// Copies a whole block into a block of another cache of `device`, as when a sequence is swapped out or in.
-    ///
-    /// # Errors
-    /// Caches whose blocks are not alike, and blocks that one of them does not have.
-    pub fn copy_block_to(
-        &self,
-        device: &dyn Device,
-        src: usize,
-        other: &mut KvCache,
-        dst: usize,
-    ) -> Result<(), KernelError> {
-        let bytes = |cache: &KvCache| cache.shape.block_elements() * cache.format.element_bytes();
-        expect("bytes of a swapped block", bytes(other), bytes(self))?;
-        at_least("blocks of the cache that is read", self.shape.num_blocks, src.saturating_add(1))?;
-        at_least("blocks of the cache that is written", other.shape.num_blocks, dst.saturating_add(1))?;
-        let size = bytes(self);
-        for (from, to) in [(&self.keys, &mut other.keys), (&self.values, &mut other.values)] {
-            device.copy(from, src * size, to, dst * size, size)?;
-        }
-        Ok(())
+    /// Bytes of a block of the keys, and as many of the values.
+    pub fn block_bytes(&self) -> usize {
+        self.shape.block_elements() * self.format.element_bytes()
     }
 }
 
@@ -358,16 +341,18 @@ pub(crate) fn check_copies(copies: &[(u32, u32)], num_blocks: usize) -> Result<(
 
 /// `y = x·Wᵀ + bias` for the first `rows` rows of `x`.
 pub struct LinearArgs<'a> {
-    /// `[rows, k]`, float32.
+    /// `[rows, k]`, of the model's type.
     pub x: &'a Buffer,
     /// Rows to compute.
     pub rows: usize,
     /// `[n, k]`.
     pub weights: &'a Matrix,
-    /// `[n]`.
+    /// `[n]`, of the output's type.
     pub bias: Option<&'a Buffer>,
     /// `[rows, n]`, overwritten.
     pub y: &'a mut Buffer,
+    /// Type of `y`: the model's, or float32.
+    pub output: Dtype,
 }
 
 pub(crate) fn expect(what: &'static str, found: usize, expected: usize) -> Result<(), KernelError> {

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use crate::buffer::{Buffer, Memory, SimMemory};
-use crate::gemm::{PackedMatrix, Quantization, WeightFormat};
+use crate::gemm::{PackedMatrix, Product, Quantization, WeightFormat, on_host};
 use crate::memory::HostMemory;
 use crate::pinned::{Locked, Pinned};
 use crate::queue::{Event, Mark, Progress, Queue};
@@ -104,7 +104,7 @@ impl Device for Host {
 
     fn matrix(&self, k: usize, parts: &[(WeightFormat, &[u8])]) -> Result<Matrix, DeviceError> {
         match self.kernels {
-            None => PackedMatrix::pack(k, parts).map(Matrix).ok_or(DeviceError::BadMatrix(k)),
+            None => PackedMatrix::pack(k, parts).map(Matrix::packed).ok_or(DeviceError::BadMatrix(k)),
             Some(_) => Err(DeviceError::NoMatrices(self.name())),
         }
     }
@@ -116,9 +116,29 @@ impl Device for Host {
         parts: &[(WeightFormat, &[u8])],
     ) -> Result<Matrix, DeviceError> {
         match self.kernels {
-            None => PackedMatrix::quantize(&self.pool, quantization, k, parts).map(Matrix),
+            None => PackedMatrix::quantize(&self.pool, quantization, k, parts).map(Matrix::packed),
             Some(_) => Err(DeviceError::NoQuantization { device: self.name(), quantization }),
         }
+    }
+
+    fn is_host(&self) -> bool {
+        self.kernels.is_none()
+    }
+
+    fn product(&self, product: Product<'_>) -> Result<(), DeviceError> {
+        if self.kernels.is_none() {
+            return Err(DeviceError::NoMatrices(self.name()));
+        }
+        let dense = product.check(self.name())?;
+        let (weights, x) = (self.own(&dense.numbers)?.view::<u8>()?, self.own(product.x)?.view::<u8>()?);
+        let bias = product.bias.map(|bias| self.own(bias)?.view::<u8>()).transpose()?;
+        self.own(product.y)?;
+        let Memory::Sim(SimMemory { memory: y, .. }) = &mut product.y.0 else {
+            return Err(DeviceError::WrongDevice { expected: self.name(), found: "cpu" });
+        };
+        let _order = self.in_order();
+        on_host(dense, weights, product.rows, x, bias, (y.view_mut()?, product.y_format));
+        Ok(())
     }
 
     fn pool(&self) -> &Pool {

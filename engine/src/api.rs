@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use attention_kernels::Dtype;
 use device::gemm::Quantization;
 use sampling::{SamplingParams, TokenLogprobs};
 
@@ -190,7 +191,7 @@ pub struct EngineConfig {
     /// Bytes for keys and values; `None` takes `gpu_memory_utilization` of what is free beside the weights.
     pub kv_cache_memory_bytes: Option<u64>,
     /// Share of the device's free memory that becomes cache when `kv_cache_memory_bytes` is not given.
-    pub gpu_memory_utilization: f64,
+    pub gpu_memory_utilization: Option<f64>,
     /// Bytes of host memory that the keys and values of preempted requests may be moved to; 0 for none.
     pub swap_space_bytes: u64,
     /// What becomes of a preempted request's keys and values.
@@ -211,6 +212,8 @@ pub struct EngineConfig {
     pub threads: Option<usize>,
     /// What the matrices of the checkpoint are made into while they are read; `None` keeps their type.
     pub quantization: Option<Quantization>,
+    /// Type that the model is computed in; `None`: that of the checkpoint on a GPU, float32 on a CPU, which has no other.
+    pub dtype: Option<Dtype>,
     /// `[kernels]`: operation to variant name or `"auto"`.
     pub kernels: attention_kernels::KernelChoice,
 }
@@ -282,7 +285,7 @@ impl Default for EngineConfig {
             block_size: 16,
             max_model_len: None,
             kv_cache_memory_bytes: None,
-            gpu_memory_utilization: 0.4,
+            gpu_memory_utilization: None,
             swap_space_bytes: 0,
             preemption_mode: sched::PreemptionMode::Auto,
             max_num_seqs: 256,
@@ -293,6 +296,7 @@ impl Default for EngineConfig {
             seed: None,
             threads: None,
             quantization: None,
+            dtype: None,
             kernels: attention_kernels::KernelChoice::default(),
         }
     }

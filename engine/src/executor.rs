@@ -3,20 +3,19 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use attention_kernels::{BlockCopyArgs, KernelError, KernelSet, KvCache};
-use device::Device;
+use attention_kernels::{KernelError, KvCache};
+use device::{Device, DeviceError, Pinned, Queue};
 use models::{ForwardBatch, Model};
 use sched::{BlockId, MemOp, SeqId, StepPlan};
 
 /// The model, its paged cache, and the block tables as the plans have described them.
 pub(crate) struct Executor {
     device: Arc<dyn Device>,
-    kernels: KernelSet,
     model: Model,
     /// One for each place in a page.
     caches: Vec<KvCache>,
-    /// The same in host memory, for requests that are swapped out.
-    host: Vec<KvCache>,
+    /// Pages of requests that are swapped out, for each of them.
+    host: Vec<HostPages>,
     /// One table per group of layers; −1 behind a window.
     tables: HashMap<SeqId, Vec<Vec<i32>>>,
     batch: ForwardBatch,
@@ -30,14 +29,14 @@ pub(crate) struct Executor {
 impl Executor {
     pub fn new(
         device: Arc<dyn Device>,
-        kernels: KernelSet,
         model: Model,
         caches: Vec<KvCache>,
-        host: Vec<KvCache>,
-    ) -> Executor {
-        Executor {
+        host_blocks: usize,
+    ) -> Result<Executor, DeviceError> {
+        let pages = |cache: &KvCache| HostPages::new(&*device, cache, host_blocks);
+        let host = caches.iter().map(pages).collect::<Result<_, _>>()?;
+        Ok(Executor {
             device,
-            kernels,
             model,
             caches,
             host,
@@ -46,7 +45,7 @@ impl Executor {
             order: Vec::new(),
             last_rows: Vec::new(),
             copies: Vec::new(),
-        }
+        })
     }
 
     pub fn vocab_size(&self) -> usize {
@@ -106,36 +105,68 @@ impl Executor {
                     MemOp::Poison { block, from_slot } => self.poison(block, from_slot)?,
                     MemOp::SwapOut { src, dst } => {
                         for (cache, host) in self.caches.iter().zip(&mut self.host) {
-                            cache.copy_block_to(&*self.device, src.index(), host, dst.index())?;
+                            host.take(&*self.device, cache, src.index(), dst.index())?;
                         }
                     }
                     MemOp::SwapIn { src, dst } => {
                         for (cache, host) in self.caches.iter_mut().zip(&self.host) {
-                            host.copy_block_to(&*self.device, src.index(), cache, dst.index())?;
+                            host.give(&*self.device, src.index(), cache, dst.index())?;
                         }
                     }
                 }
             }
             if !self.copies.is_empty() {
-                for cache in &mut self.caches {
-                    self.kernels
-                        .block_copy(&*self.device, BlockCopyArgs { copies: &self.copies, cache, workspace: None })?;
-                }
+                self.model.copy_blocks(&self.copies, &mut self.caches)?;
             }
         }
         Ok(())
     }
 
-    /// Fills what must not be read again with NaN, in all layers (debug builds order this).
+    /// Fills what must not be read again with NaN, in all layers (debug builds order this). Every bit set is NaN in each
+    /// floating type; in int8 it is −1.
     fn poison(&mut self, block: BlockId, from_slot: usize) -> Result<(), KernelError> {
         for cache in &mut self.caches {
-            let shape = cache.shape;
+            let (shape, bytes, strides) =
+                (cache.shape, cache.format.element_bytes(), cache.format.layout.strides(&cache.shape));
             for head in 0..shape.num_kv_heads {
-                let start = shape.offset(block.0 as usize * shape.block_size + from_slot, head);
-                let end = start + (shape.block_size - from_slot) * shape.head_dim;
-                cache.keys.host_mut::<f32>()?[start..end].fill(f32::NAN);
-                cache.values.host_mut::<f32>()?[start..end].fill(f32::NAN);
+                for slot in from_slot..shape.block_size {
+                    let at = block.index() * strides.block + head * strides.head + slot * strides.token;
+                    for pages in [&mut cache.keys, &mut cache.values] {
+                        self.device.fill(pages, at * bytes, shape.head_dim * bytes, 0xff)?;
+                    }
+                }
             }
+        }
+        Ok(())
+    }
+}
+
+/// Page-locked host memory for pages of one place: blocks go there and back in order with the launches, and nobody waits.
+struct HostPages {
+    keys: Pinned,
+    values: Pinned,
+}
+
+impl HostPages {
+    fn new(device: &dyn Device, cache: &KvCache, blocks: usize) -> Result<HostPages, DeviceError> {
+        let bytes = blocks.saturating_mul(cache.block_bytes());
+        Ok(HostPages { keys: device.pinned(bytes)?, values: device.pinned(bytes)? })
+    }
+
+    /// Block `src` of the cache becomes block `dst` here.
+    fn take(&mut self, device: &dyn Device, cache: &KvCache, src: usize, dst: usize) -> Result<(), DeviceError> {
+        let bytes = cache.block_bytes();
+        for (pages, host) in [(&cache.keys, &mut self.keys), (&cache.values, &mut self.values)] {
+            device.download_async(Queue::Compute, pages, src * bytes, host, dst * bytes, bytes)?;
+        }
+        Ok(())
+    }
+
+    /// Block `src` here becomes block `dst` of the cache.
+    fn give(&self, device: &dyn Device, src: usize, cache: &mut KvCache, dst: usize) -> Result<(), DeviceError> {
+        let bytes = cache.block_bytes();
+        for (host, pages) in [(&self.keys, &mut cache.keys), (&self.values, &mut cache.values)] {
+            device.upload_async(Queue::Compute, host, src * bytes, pages, dst * bytes, bytes)?;
         }
         Ok(())
     }

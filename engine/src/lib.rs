@@ -19,6 +19,7 @@
 
 mod api;
 mod beam;
+mod budget;
 mod check;
 mod core;
 mod draw;
@@ -34,7 +35,7 @@ mod publish;
 pub mod text;
 
 pub use api::*;
-pub use attention_kernels::KernelChoice;
+pub use attention_kernels::{Dtype, KernelChoice};
 pub use core::{Engine, TokenEvent};
 pub use device::gemm::Quantization;
 pub use error::{EngineError, SubmitError};

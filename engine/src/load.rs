@@ -2,9 +2,11 @@
 
 use std::sync::Arc;
 
-use attention_kernels::{KernelSet, Needs, select};
-use device::Device;
-use models::{ChatTemplate, GenerationDefaults, LayerGroup, Model, ModelConfig, ModelFiles, Tokenizer, Weights};
+use attention_kernels::{Dtype, KernelSet, Needs, select};
+use device::{Device, DeviceError};
+use models::{
+    ChatTemplate, GenerationDefaults, LayerGroup, Model, ModelConfig, ModelFiles, Tokenizer, WeightDtype, Weights,
+};
 use sched::{CacheGroup, SchedConfig, Scheduler};
 
 use crate::api::{EngineConfig, ModelInfo, ModelSource};
@@ -20,8 +22,12 @@ pub type Progress<'a> = &'a (dyn Fn(u64, u64) + Sync);
 pub(crate) struct Opened {
     pub files: ModelFiles,
     pub config: ModelConfig,
+    pub weights: Weights,
     pub device: Arc<dyn Device>,
+    pub dtype: Dtype,
     pub kernels: KernelSet,
+    /// Why `auto` took no GPU.
+    pub no_gpu: Option<String>,
 }
 
 /// Everything a handle needs.
@@ -40,15 +46,50 @@ pub(crate) fn open(engine: &EngineConfig) -> Result<Opened, EngineError> {
         ModelSource::Folder(path) => ModelFiles::open(path)?,
     };
     let config = ModelConfig::load(&files)?;
-    let options =
-        device::Options { threads: engine.threads, kernels: engine.kernels_dir.clone(), ..Default::default() };
-    let device = device::open_with(&engine.device, &options)?;
-    let kernels = select(&engine.kernels, &needs(engine, &config, &*device))?;
-    Ok(Opened { files, config, device, kernels })
+    let weights = Weights::open(&files)?;
+    let (device, no_gpu) = open_device(engine)?;
+    let dtype = dtype(engine, &*device, &weights)?;
+    let kernels = select(&engine.kernels, &needs(engine, &config, &*device, dtype))?;
+    Ok(Opened { files, config, weights, device, dtype, kernels, no_gpu })
 }
 
-fn needs(engine: &EngineConfig, config: &ModelConfig, device: &dyn Device) -> Needs {
+/// The device that was asked for. `auto` looks for a GPU and says why it takes the CPU instead.
+fn open_device(engine: &EngineConfig) -> Result<(Arc<dyn Device>, Option<String>), DeviceError> {
+    let options =
+        device::Options { threads: engine.threads, kernels: engine.kernels_dir.clone(), ..Default::default() };
+    if engine.device != "auto" {
+        return Ok((device::open_with(&engine.device, &options)?, None));
+    }
+    let why = match device::open_with("cuda", &options) {
+        // As with kernels: what has not been proven on a card is taken by its name alone.
+        Ok(gpu) => format!("{}: models are not proven on a GPU yet, --device cuda takes it", gpu.description()),
+        Err(missing) => missing.to_string().trim_start_matches("--device cuda: ").to_string(),
+    };
+    Ok((device::open_with("cpu", &options)?, Some(why)))
+}
+
+/// What the model is computed in.
+fn dtype(engine: &EngineConfig, device: &dyn Device, weights: &Weights) -> Result<Dtype, EngineError> {
+    match (device.is_host(), engine.dtype) {
+        (true, None | Some(Dtype::F32)) => Ok(Dtype::F32),
+        (true, Some(other)) => Err(EngineError::Config {
+            flag: "--dtype",
+            found: other.to_string(),
+            expected: "auto or float32: a CPU computes with weights of every type in float32; or use --device cuda"
+                .to_string(),
+        }),
+        (false, Some(dtype)) => Ok(dtype),
+        (false, None) => Ok(match weights.get("model.embed_tokens.weight").map(|view| view.dtype) {
+            Some(WeightDtype::F16) => Dtype::F16,
+            Some(WeightDtype::BF16) => Dtype::Bf16,
+            Some(WeightDtype::F32) | None => Dtype::F32,
+        }),
+    }
+}
+
+fn needs(engine: &EngineConfig, config: &ModelConfig, device: &dyn Device, dtype: Dtype) -> Needs {
     Needs {
+        dtype,
         head_dim: config.head_dim,
         block_size: engine.block_size,
         window: config.layer_windows.iter().any(Option::is_some),
@@ -58,32 +99,29 @@ fn needs(engine: &EngineConfig, config: &ModelConfig, device: &dyn Device) -> Ne
 
 /// The kernel registry as a table for this configuration: what each variant can do here, what was chosen and why.
 pub fn describe_kernels(engine: &EngineConfig) -> Result<String, EngineError> {
-    let opened = open(engine)?;
-    Ok(attention_kernels::describe(&engine.kernels, &needs(engine, &opened.config, &*opened.device))?)
+    let Opened { config, device, dtype, .. } = open(engine)?;
+    Ok(attention_kernels::describe(&engine.kernels, &needs(engine, &config, &*device, dtype))?)
 }
 
 /// What a start with this configuration would take. Reads no weight, but all that can be wrong with the folder is found.
 pub fn plan(engine: &EngineConfig) -> Result<Plan, EngineError> {
     let opened = open(engine)?;
     Tokenizer::load(&opened.files)?.check(opened.config.vocab_size)?;
-    let weights = Weights::open(&opened.files)?;
-    models::check_weights(&opened.config, &weights)?;
-    let weight_bytes = models::weight_bytes(&opened.config, &weights, engine.quantization)?;
-    Plan::new(engine, &opened.config, &*opened.device, &opened.files.name(), weight_bytes)
+    models::check_weights(&opened.config, &opened.weights)?;
+    Plan::new(engine, &opened)
 }
 
 pub(crate) fn load(engine: &EngineConfig, progress: Progress<'_>) -> Result<Loaded, EngineError> {
-    let Opened { files, config, device, kernels } = open(engine)?;
-    let defaults = GenerationDefaults::load(&files, &config)?;
-    let tokenizer = Arc::new(Tokenizer::load(&files)?);
-    tokenizer.check(config.vocab_size)?;
-    let chat_template = ChatTemplate::load(&files)?;
-    let weights = Weights::open(&files)?;
-    let weight_bytes = models::weight_bytes(&config, &weights, engine.quantization)?;
-    let plan = Plan::new(engine, &config, &*device, &files.name(), weight_bytes)?;
+    let opened = open(engine)?;
+    let defaults = GenerationDefaults::load(&opened.files, &opened.config)?;
+    let tokenizer = Arc::new(Tokenizer::load(&opened.files)?);
+    tokenizer.check(opened.config.vocab_size)?;
+    let chat_template = ChatTemplate::load(&opened.files)?;
+    let plan = Plan::new(engine, &opened)?;
+    let Opened { files, config, weights, device, kernels, no_gpu, .. } = opened;
     let (quantization, max_rows) = (engine.quantization, engine.max_num_batched_tokens);
     let progress = |done, total| progress(done, total);
-    let model = Model::load(&config, &weights, device.clone(), kernels, quantization, max_rows, &progress)?;
+    let mut model = Model::load(&config, &weights, device.clone(), kernels, quantization, max_rows, &progress)?;
     let scheduler = Scheduler::new(SchedConfig {
         max_num_seqs: engine.max_num_seqs,
         max_num_batched_tokens: engine.max_num_batched_tokens,
@@ -96,8 +134,8 @@ pub(crate) fn load(engine: &EngineConfig, progress: Progress<'_>) -> Result<Load
         preemption_mode: engine.preemption_mode,
         ..SchedConfig::new(plan.num_blocks, engine.block_size)
     })?;
+    model.reserve(&plan.step_limits)?;
     let caches = model.new_cache(plan.num_blocks, engine.block_size)?;
-    let host = model.new_cache(plan.host_blocks, engine.block_size)?;
     let info = ModelInfo {
         name: files.name(),
         architecture: format!("{:?}ForCausalLM", config.architecture),
@@ -107,9 +145,9 @@ pub(crate) fn load(engine: &EngineConfig, progress: Progress<'_>) -> Result<Load
         eos_token_ids: defaults.eos_token_ids.clone(),
         num_blocks: plan.num_blocks,
         block_size: engine.block_size,
-        notes: notes(&*device, &kernels, &plan),
+        notes: notes(&*device, &kernels, &plan, no_gpu),
     };
-    let executor = Executor::new(device, kernels, model, caches, host);
+    let executor = Executor::new(device, model, caches, plan.host_blocks)?;
     let seed = engine.seed.unwrap_or_else(random_seed);
     let engine = Engine::new(scheduler, executor, defaults.eos_token_ids.clone(), plan.max_model_len, seed);
     Ok(Loaded { engine, tokenizer, chat_template, defaults, info })
@@ -121,14 +159,18 @@ fn cache_group(group: &LayerGroup) -> CacheGroup {
 }
 
 /// The choices made for the user, one line each.
-fn notes(device: &dyn Device, kernels: &KernelSet, plan: &Plan) -> Vec<String> {
+fn notes(device: &dyn Device, kernels: &KernelSet, plan: &Plan, no_gpu: Option<String>) -> Vec<String> {
     let chosen: Vec<String> = kernels.all().iter().map(|v| format!("{} {}", v.operation, v.name)).collect();
-    vec![
+    let mut notes = vec![
         format!("device: {}, {}", device.name(), device.description()),
         format!("kernels: {}", chosen.join(", ")),
         plan.weights_line(),
         plan.cache_line(),
-    ]
+    ];
+    if let Some(why) = no_gpu {
+        notes.insert(1, format!("no GPU is used: {why}"));
+    }
+    notes
 }
 
 /// A seed from the operating system's randomness, by way of the standard library's hash keys.

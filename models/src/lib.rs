@@ -67,6 +67,7 @@ mod error;
 mod files;
 mod forward;
 mod generation;
+pub mod kernels;
 mod tokenizer;
 mod weights;
 
@@ -76,7 +77,8 @@ pub use demo::demo;
 pub use error::LoadError;
 pub use files::{FileBytes, ModelFiles};
 pub use forward::{
-    ForwardBatch, GroupBatch, LOGIT_ROWS, LayerGroup, Model, PageLayout, check_weights, parameters, weight_bytes,
+    ForwardBatch, GroupBatch, LOGIT_ROWS, LayerGroup, Model, PageLayout, StepLimits, check_weights, dense_weight_bytes,
+    parameters, weight_bytes,
 };
 pub use generation::GenerationDefaults;
 pub use tokenizer::{TokenizeError, Tokenizer};

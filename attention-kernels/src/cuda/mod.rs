@@ -5,12 +5,14 @@
 
 mod attention;
 mod cache;
+mod linear;
 mod names;
 mod rule;
 
 use crate::format::{Dtype, KvDtype, Layout};
 use crate::registry::{Capabilities, Kernel, Operation, Sizes, Variant};
 use attention::Context;
+use linear::linear;
 pub use rule::PagedRule;
 
 /// The crate of the kernels, as it stands in file names.
@@ -90,4 +92,6 @@ register!("cuda.generic", Decode, SINGLES, Attention(attention::generic));
 register!("cuda.generic", Prefill, SINGLES, Attention(attention::generic));
 
 register!("cuda.reshape_and_cache", CacheWrite, ANY, CacheWrite(cache::write));
+register!("cuda.fused", CacheWrite, Capabilities { fused: true, rank: 1, ..ANY }, CacheWrite(cache::write));
+register!("cuda.product", Linear, Capabilities { rank: 0, ..ANY }, Linear(linear));
 register!("cuda.copy_blocks", BlockCopy, ANY, BlockCopy(cache::copy));

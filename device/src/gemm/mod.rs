@@ -16,11 +16,14 @@
 //! Bytes: one pass over the packed weights for up to 12 rows with AVX-512 (6 with AVX2); 8-bit weights ([`Quantization`])
 //! come from memory once for any number of rows.
 
+mod dense;
 mod kernel;
 mod pack;
 mod q8;
 mod quantize;
 
+pub use dense::Product;
+pub(crate) use dense::{Dense, on_host};
 pub use pack::{PackedMatrix, Quantization, WeightFormat};
 
 use crate::{Isa, Pool};

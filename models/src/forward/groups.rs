@@ -9,6 +9,8 @@
 //! of any table is a page of the pool                   group 2   w0 w1 w2 w3
 //! ```
 
+use attention_kernels::CacheFormat;
+
 use crate::ModelConfig;
 
 /// Most groups that layers are cut into; each costs a block table per sequence.
@@ -58,6 +60,11 @@ impl PageLayout {
     pub(super) fn place(&self, layer: usize) -> Option<(usize, usize)> {
         let in_group = |(g, group): (usize, &LayerGroup)| Some((g, group.layers.iter().position(|l| *l == layer)?));
         self.groups.iter().enumerate().find_map(in_group)
+    }
+
+    /// Bytes of one token's keys and values in one page of caches of that format.
+    pub fn page_bytes_as(&self, config: &ModelConfig, format: &CacheFormat) -> u64 {
+        (2 * self.layers_per_page * config.num_kv_heads * config.head_dim * format.element_bytes()) as u64
     }
 
     /// Bytes of one token's keys and values in one page, float32.

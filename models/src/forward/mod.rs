@@ -1,16 +1,18 @@
 //! The forward pass: tokens in, hidden states and logits out, keys and values in pages.
 //!
 //! ```text
-//! tokens ─embed─▶ hidden ─┬─norm─▶ qkv ─(norm heads)─rotate─▶ cache write ─▶ paged attention ─▶ output ─▶(+)─┐
-//!                         └──────────────────────────────── residual ─────────────────────────────────────┘  │
-//!                    ┌───────────────────────────────────────────────────────────────────────────────────────┘
+//! tokens ─embed─▶ hidden ─┬─norm─▶ qkv ─ heads: (norm) rotate, cache write ─▶ paged attention ─▶ output ─▶(+)─┐
+//!                         └──────────────────────────────── residual ──────────────────────────────────────┘  │
+//!                    ┌────────────────────────────────────────────────────────────────────────────────────────┘
 //!                    └┬─norm─▶ gate_up ─ silu·mul ─▶ down ─▶(+)─ next layer … ─▶ norm ─▶ logits of chosen rows
 //!                     └────────────── residual ─────────────┘
 //! ```
 //!
 //! Nothing here touches a number: layers are made of [`Linear`]s (declared in [`declare`]), of the layer operations of
-//! the device ([`LayerOps`]) and of the kernels that the registry chose. All buffers of a step are taken at start-up
-//! for the greatest step, so a step allocates nothing.
+//! the device ([`LayerOps`]) and of the kernels that the registry chose. A sum and the norm behind it are one operation.
+//!
+//! **Memory.** All buffers of a step are taken at start-up for the greatest step ([`step::StepBuffers`]), so a step
+//! allocates nothing and its peak is known before it runs.
 //!
 //! **Row-invariance.** Every operation computes a row from that row alone, or, in attention, from its sequence's
 //! context in absolute order; see the docs of `attention_kernels` and `device::gemm`.
@@ -18,24 +20,29 @@
 mod batch;
 mod declare;
 mod groups;
+mod launched;
 mod linear;
 mod ops;
 mod rope;
+mod step;
 
 use std::sync::Arc;
 
-use attention_kernels::{AttentionArgs, CacheWriteArgs, KernelError, KernelSet, KvCache, KvShape};
+use attention_kernels::{AttentionArgs, BlockCopyArgs, Dtype, KernelError, KernelSet, KvCache, KvShape};
 use device::gemm::Quantization;
-use device::{Buffer, Device, DeviceError};
+use device::{Buffer, Device};
 
 pub use batch::{ForwardBatch, GroupBatch};
-pub use declare::{check_weights, parameters, weight_bytes};
+pub use declare::{check_weights, dense_weight_bytes, parameters, weight_bytes};
 pub use groups::{LayerGroup, PageLayout};
 
 use crate::{LoadError, ModelConfig, Weights};
 use declare::{LayerNames, declare};
+use launched::Launched;
 use linear::{Linear, Loader};
-use ops::{HeadSpan, LayerOps};
+use ops::{Cpu, Heads, LayerOps};
+use step::StepBuffers;
+pub use step::StepLimits;
 
 /// Rows whose logits are computed at once; bounds the logits buffer at this many times the vocabulary.
 pub const LOGIT_ROWS: usize = 64;
@@ -67,80 +74,31 @@ pub struct Model {
     layers: Vec<Layer>,
     layout: PageLayout,
     final_norm: Buffer,
-    /// Of the rotary embedding, per pair of a head's elements.
-    frequencies: Vec<f32>,
     /// Absent when the embedding matrix is the output layer.
     head: Option<Linear>,
     step: StepBuffers,
 }
 
-/// Everything a step writes, `[max_rows, …]` each, float32.
-struct StepBuffers {
-    max_rows: usize,
-    hidden: Buffer,
-    normed: Buffer,
-    qkv: Buffer,
-    attended: Buffer,
-    gate_up: Buffer,
-    activated: Buffer,
-    /// What attention or the feed-forward adds to the residual stream.
-    delta: Buffer,
-    /// Cosines, then sines, of each row's position: `[max_rows, head_dim]`.
-    rope: Buffer,
-    /// `[LOGIT_ROWS, hidden_size]`.
-    chosen: Buffer,
-    /// `[LOGIT_ROWS, vocab_size]`.
-    logits: Buffer,
-}
-
-impl StepBuffers {
-    /// Elements of each buffer, in the order of the fields.
-    fn sizes(config: &ModelConfig, max_rows: usize) -> [usize; 10] {
-        let (hidden, ffn, dim) = (config.hidden_size, config.intermediate_size, config.head_dim);
-        [
-            max_rows * hidden,
-            max_rows.max(LOGIT_ROWS) * hidden,
-            max_rows * (config.num_heads + 2 * config.num_kv_heads) * dim,
-            max_rows * config.num_heads * dim,
-            max_rows * 2 * ffn,
-            max_rows * ffn,
-            max_rows * hidden,
-            max_rows * dim,
-            LOGIT_ROWS * hidden,
-            LOGIT_ROWS * config.vocab_size,
-        ]
-    }
-
-    fn new(device: &dyn Device, config: &ModelConfig, max_rows: usize) -> Result<StepBuffers, DeviceError> {
-        let mut sizes = StepBuffers::sizes(config, max_rows).into_iter();
-        let mut next = || device.alloc(sizes.next().unwrap_or(0) * size_of::<f32>());
-        Ok(StepBuffers {
-            max_rows,
-            hidden: next()?,
-            normed: next()?,
-            qkv: next()?,
-            attended: next()?,
-            gate_up: next()?,
-            activated: next()?,
-            delta: next()?,
-            rope: next()?,
-            chosen: next()?,
-            logits: next()?,
-        })
-    }
-}
-
 impl Model {
-    /// Bytes that the buffers of a step of `max_rows` tokens take.
+    /// Bytes that the buffers of a step of `max_rows` tokens take on a CPU.
     pub fn step_bytes(config: &ModelConfig, max_rows: usize, quantization: Option<Quantization>) -> u64 {
-        let elements: usize = StepBuffers::sizes(config, max_rows).into_iter().sum();
         let widest = config.intermediate_size.max(config.hidden_size).max(config.num_heads * config.head_dim);
         let scratch = quantization.map_or(0, |_| device::gemm::scratch_bytes(max_rows.max(LOGIT_ROWS), widest));
-        (elements * size_of::<f32>() + scratch) as u64
+        (StepBuffers::bytes(config, Dtype::F32, max_rows) + scratch) as u64
     }
 
-    /// Puts the weights on the device: matrices in the checkpoint's type or quantised while they are read, one at a
-    /// time; norms and biases in float32. `progress(done, total)` counts bytes of the checkpoint.
+    /// The same on a device that launches kernels: every buffer of a step of that size, the workspaces of attention
+    /// ([`Model::reserve`]) included, beside what products take ([`Device::product_bytes`]).
+    pub fn launched_step_bytes(config: &ModelConfig, dtype: Dtype, limits: &StepLimits) -> u64 {
+        let workspace = limits.workspace(config.num_heads, config.head_dim).bytes();
+        let groups = PageLayout::new(config).groups.len();
+        let inputs = Launched::bytes(config, limits.max_rows);
+        (StepBuffers::bytes(config, dtype, limits.max_rows) + inputs + groups * workspace) as u64
+    }
+
+    /// Puts the weights on the device, one at a time: on a CPU matrices in the checkpoint's type or quantised while they
+    /// are read, and biases in float32; on a device that launches kernels both in the type that the kernels were chosen
+    /// for. Norms are float32. `progress(done, total)` counts bytes of the checkpoint.
     pub fn load(
         config: &ModelConfig,
         weights: &Weights,
@@ -151,7 +109,8 @@ impl Model {
         progress: &dyn Fn(u64, u64),
     ) -> Result<Model, LoadError> {
         let names = declare(config);
-        let mut loader = Loader::new(weights, &*device, quantization, progress);
+        let dtype = kernels.format.dtype;
+        let mut loader = Loader::new(weights, &*device, quantization, dtype, progress)?;
         let embedding = loader.linear(&names.embedding, config.hidden_size)?;
         let mut layers = Vec::with_capacity(config.num_layers);
         let layout = PageLayout::new(config);
@@ -163,9 +122,15 @@ impl Model {
             Some(head) => Some(loader.linear(head, config.hidden_size)?),
             None => None,
         };
-        let ops = ops::for_device(&*device);
-        let step = StepBuffers::new(&*device, config, max_rows).map_err(|e| LoadError::Device(e.to_string()))?;
+        let failed = |error: device::DeviceError| LoadError::Device(error.to_string());
+        let step = StepBuffers::new(&*device, config, dtype, max_rows).map_err(failed)?;
         let frequencies = rope::frequencies(&config.rope, config.head_dim);
+        let ops: Box<dyn LayerOps> = if device.is_host() {
+            Box::new(Cpu::new(&*device, frequencies))
+        } else {
+            let launched = Launched::new(&device, config, &layout, &frequencies, dtype, max_rows);
+            Box::new(launched.map_err(failed)?)
+        };
         Ok(Model {
             config: config.clone(),
             device,
@@ -175,10 +140,17 @@ impl Model {
             layers,
             layout,
             final_norm,
-            frequencies,
             head,
             step,
         })
+    }
+
+    /// Takes the memory that the kernels of steps of that size work in; before the first step. A CPU needs none.
+    ///
+    /// # Errors
+    /// The device has not enough of it.
+    pub fn reserve(&mut self, limits: &StepLimits) -> Result<(), KernelError> {
+        self.ops.reserve(limits)
     }
 
     /// What the model is.
@@ -215,71 +187,71 @@ impl Model {
                 return Err(KernelError::Shape { what, found, expected });
             }
         }
+        if let Some(&token) = batch.tokens.iter().find(|token| **token as usize >= self.config.vocab_size) {
+            let (found, expected) = (token as usize, self.config.vocab_size);
+            return Err(KernelError::Shape { what: "token id", found, expected });
+        }
         if rows == 0 {
             return Ok(());
         }
+        self.ops.load(batch)?;
         let (config, device, ops, step) = (&self.config, &*self.device, &*self.ops, &mut self.step);
-        let (dim, eps) = (config.head_dim, config.rms_norm_eps);
-        let stride = (config.num_heads + 2 * config.num_kv_heads) * dim;
-        let queries = HeadSpan { stride, first: 0, heads: config.num_heads, dim };
-        let keys = HeadSpan { stride, first: config.num_heads, heads: config.num_kv_heads, dim };
-        let rotated = HeadSpan { heads: config.num_heads + config.num_kv_heads, ..queries };
+        let (kernels, dtype, eps) = (&self.kernels, self.kernels.format.dtype, self.config.rms_norm_eps);
+        let (dim, num_heads) = (config.head_dim, config.num_heads);
+        let query_stride = (num_heads + 2 * config.num_kv_heads) * dim;
 
-        ops.embed(&batch.tokens, &self.embedding.weights, &mut step.hidden)?;
-        ops.rope_table(&batch.positions, &self.frequencies, &mut step.rope)?;
-        for layer in &self.layers {
-            let (cache, GroupBatch { slot_mapping, attention }) =
-                (&mut caches[layer.place], &batch.groups[layer.group]);
-            ops.rms_norm(&step.hidden, &layer.input_norm, eps, rows, &mut step.normed)?;
-            layer.qkv.run(&self.kernels, device, &step.normed, rows, &mut step.qkv)?;
-            for (span, weight) in [(queries, &layer.query_norm), (keys, &layer.key_norm)] {
-                if let Some(weight) = weight {
-                    ops.norm_heads(&mut step.qkv, span, weight, eps, rows)?;
-                }
-            }
-            ops.rotate(&mut step.qkv, rotated, &step.rope, rows)?;
-            let (key_offset, value_offset) = (config.num_heads * dim, (config.num_heads + config.num_kv_heads) * dim);
-            self.kernels.cache_write(
-                device,
-                CacheWriteArgs {
-                    source: &step.qkv,
-                    key_offset,
-                    value_offset,
-                    stride,
-                    slot_mapping,
-                    cache,
-                    workspace: None,
-                },
-            )?;
+        ops.embed(batch, &self.embedding.weights, &mut step.hidden)?;
+        ops.rope_table(batch, &mut step.rope)?;
+        if let Some(first) = self.layers.first() {
+            ops.rms_norm(&step.hidden, &first.input_norm, eps, rows, &mut step.narrow)?;
+        }
+        for (number, layer) in self.layers.iter().enumerate() {
+            let (cache, attention) = (&mut caches[layer.place], &batch.groups[layer.group].attention);
+            layer.qkv.run(kernels, device, &step.narrow, rows, &mut step.qkv, dtype)?;
+            let (query_norm, key_norm) = (layer.query_norm.as_ref(), layer.key_norm.as_ref());
+            let (qkv, rope, group) = (&mut step.qkv, &step.rope, layer.group);
+            let heads = Heads { qkv, rows, num_heads, query_norm, key_norm, eps, rope, group, cache };
+            ops.heads(device, kernels, batch, heads)?;
+            let cache = &caches[layer.place];
             for seqs in [0..batch.decodes, batch.decodes..attention.num_seqs()] {
                 if !seqs.is_empty() {
-                    self.kernels.attention(
-                        device,
-                        AttentionArgs {
-                            query: &step.qkv,
-                            query_stride: stride,
-                            num_heads: config.num_heads,
-                            output: &mut step.attended,
-                            lse: None,
-                            cache,
-                            batch: attention,
-                            seqs,
-                            scale: 1.0 / (dim as f32).sqrt(),
-                            window: layer.window,
-                            soft_cap: None,
-                            alibi_slopes: None,
-                            workspace: None,
-                        },
-                    )?;
+                    let args = AttentionArgs {
+                        query: &step.qkv,
+                        query_stride,
+                        num_heads,
+                        output: &mut step.attended,
+                        lse: None,
+                        cache,
+                        batch: attention,
+                        seqs,
+                        scale: 1.0 / (dim as f32).sqrt(),
+                        window: layer.window,
+                        soft_cap: None,
+                        alibi_slopes: None,
+                        workspace: ops.workspace(layer.group),
+                    };
+                    kernels.attention(device, args)?;
                 }
             }
-            layer.output.run(&self.kernels, device, &step.attended, rows, &mut step.delta)?;
-            ops.add(&mut step.hidden, &step.delta, rows * config.hidden_size)?;
-            ops.rms_norm(&step.hidden, &layer.post_norm, eps, rows, &mut step.normed)?;
-            layer.gate_up.run(&self.kernels, device, &step.normed, rows, &mut step.gate_up)?;
+            layer.output.run(kernels, device, &step.attended, rows, &mut step.narrow, dtype)?;
+            ops.add_norm(&mut step.hidden, &mut step.narrow, &layer.post_norm, eps, rows)?;
+            layer.gate_up.run(kernels, device, &step.narrow, rows, &mut step.gate_up, dtype)?;
             ops.silu_mul(&step.gate_up, config.intermediate_size, rows, &mut step.activated)?;
-            layer.down.run(&self.kernels, device, &step.activated, rows, &mut step.delta)?;
-            ops.add(&mut step.hidden, &step.delta, rows * config.hidden_size)?;
+            layer.down.run(kernels, device, &step.activated, rows, &mut step.narrow, dtype)?;
+            let next = self.layers.get(number + 1).map_or(&self.final_norm, |layer| &layer.input_norm);
+            ops.add_norm(&mut step.hidden, &mut step.narrow, next, eps, rows)?;
+        }
+        Ok(())
+    }
+
+    /// Copies whole blocks within every cache, in order.
+    pub fn copy_blocks(&mut self, copies: &[(u32, u32)], caches: &mut [KvCache]) -> Result<(), KernelError> {
+        for copies in copies.chunks(self.ops.most_copies().max(1)) {
+            self.ops.load_copies(copies)?;
+            for cache in &mut *caches {
+                let args = BlockCopyArgs { copies, cache, workspace: self.ops.workspace(0) };
+                self.kernels.block_copy(&*self.device, args)?;
+            }
         }
         Ok(())
     }
@@ -289,12 +261,11 @@ impl Model {
         if rows.len() > LOGIT_ROWS {
             return Err(KernelError::Shape { what: "rows of logits", found: rows.len(), expected: LOGIT_ROWS });
         }
-        let (ops, step, eps) = (&*self.ops, &mut self.step, self.config.rms_norm_eps);
-        ops.gather(&step.hidden, rows, self.config.hidden_size, &mut step.chosen)?;
-        ops.rms_norm(&step.chosen, &self.final_norm, eps, rows.len(), &mut step.normed)?;
+        let (ops, step) = (&mut *self.ops, &mut self.step);
+        ops.gather(&step.narrow, rows, self.config.hidden_size, &mut step.chosen)?;
         let head = self.head.as_ref().unwrap_or(&self.embedding);
-        head.run(&self.kernels, &*self.device, &step.normed, rows.len(), &mut step.logits)?;
-        Ok(&step.logits.host::<f32>()?[..rows.len() * self.config.vocab_size])
+        head.run(&self.kernels, &*self.device, &step.chosen, rows.len(), &mut step.logits, Dtype::F32)?;
+        ops.to_host(&step.logits, rows.len() * self.config.vocab_size)
     }
 }
 

@@ -62,7 +62,7 @@ pub struct EngineArgs {
     /// Settings file: keys are flags without the dashes, and a [kernels] table
     #[arg(long, value_name = "FILE", env = "QUIRE_CONFIG")]
     pub config: Option<PathBuf>,
-    /// Where to run: auto or cpu [default: auto]
+    /// Where to run: auto, cpu, cuda or cuda-sim [default: auto]
     #[arg(long, env = "QUIRE_DEVICE")]
     pub device: Option<String>,
     /// Folder of compiled kernels [default: beside the program]
@@ -74,16 +74,19 @@ pub struct EngineArgs {
     /// q8: weights in 8 bits, made while they are loaded [default: as in the checkpoint]
     #[arg(long, value_name = "FORM", value_parser = values::quantization, env = "QUIRE_QUANTIZATION")]
     pub quantization: Option<Quantization>,
-    /// Longest prompt plus output in tokens [default: the model's, or what the cache holds]
-    #[arg(long, value_name = "TOKENS", value_parser = values::whole::<usize>, env = "QUIRE_MAX_MODEL_LEN")]
-    pub max_model_len: Option<usize>,
+    /// Type of the computation: auto, float32, float16 or bfloat16 [default: auto]
+    #[arg(long, value_parser = values::dtype, env = "QUIRE_DTYPE")]
+    pub dtype: Option<values::DtypeChoice>,
+    /// Longest prompt plus output in tokens, or auto [default: the model's, or what the cache holds]
+    #[arg(long, value_name = "TOKENS", value_parser = values::max_model_len, env = "QUIRE_MAX_MODEL_LEN")]
+    pub max_model_len: Option<values::Length>,
     /// Tokens per block of the cache: 8, 16, 32, 64 or 128 [default: 16]
     #[arg(long, value_name = "TOKENS", value_parser = values::whole::<usize>, env = "QUIRE_BLOCK_SIZE")]
     pub block_size: Option<usize>,
     /// Bytes for keys and values, as 512M or 2G [default: a share of free memory]
     #[arg(long, value_name = "BYTES", value_parser = values::bytes, env = "QUIRE_KV_CACHE_MEMORY_BYTES")]
     pub kv_cache_memory_bytes: Option<u64>,
-    /// Share of the device's memory that may be used, 0 to 1
+    /// Share of the device's memory that may be used, 0 to 1 [default: 0.9 on a GPU, 0.4 of what is free else]
     #[arg(long, value_name = "SHARE", env = "QUIRE_GPU_MEMORY_UTILIZATION")]
     pub gpu_memory_utilization: Option<f64>,
     /// Sequences in one step
@@ -127,9 +130,6 @@ pub struct EngineArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Accepted with one value")]
 pub struct FixedArgs {
-    /// Type of the computation: auto or float32
-    #[arg(long, value_parser = values::dtype, env = "QUIRE_DTYPE")]
-    pub dtype: Option<String>,
     /// Type of the cache: auto
     #[arg(long, value_name = "DTYPE", value_parser = values::kv_cache_dtype, env = "QUIRE_KV_CACHE_DTYPE")]
     pub kv_cache_dtype: Option<String>,
@@ -156,9 +156,9 @@ impl EngineArgs {
             device: self.device.clone().unwrap_or(default.device),
             kernels_dir: self.kernels_dir.clone(),
             block_size: self.block_size.unwrap_or(default.block_size),
-            max_model_len: self.max_model_len.or(default.max_model_len),
+            max_model_len: self.max_model_len.and_then(|length| length.0).or(default.max_model_len),
             kv_cache_memory_bytes: self.kv_cache_memory_bytes.or(default.kv_cache_memory_bytes),
-            gpu_memory_utilization: self.gpu_memory_utilization.unwrap_or(default.gpu_memory_utilization),
+            gpu_memory_utilization: self.gpu_memory_utilization.or(default.gpu_memory_utilization),
             max_num_seqs: self.max_num_seqs.unwrap_or(default.max_num_seqs),
             max_num_batched_tokens: self.max_num_batched_tokens.unwrap_or(default.max_num_batched_tokens),
             enable_prefix_caching: switch(
@@ -177,6 +177,7 @@ impl EngineArgs {
             seed: self.seed.or(default.seed),
             threads: self.threads.or(default.threads),
             quantization: self.quantization.or(default.quantization),
+            dtype: self.dtype.and_then(|dtype| dtype.0).or(default.dtype),
             kernels: default.kernels,
         }
     }
