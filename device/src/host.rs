@@ -6,6 +6,7 @@
 //! page-locked memory only after a wait ([`crate::queue`]).
 
 use std::ptr::copy_nonoverlapping;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -22,6 +23,8 @@ pub(crate) struct Host {
     /// Held while memory is copied or a kernel runs.
     order: Arc<Mutex<()>>,
     progress: Arc<Progress>,
+    /// `cuda-sim`: bytes of all buffers.
+    allocated: Arc<AtomicU64>,
     /// `cuda-sim`: where kernels come from.
     kernels: Option<Libraries>,
 }
@@ -29,7 +32,7 @@ pub(crate) struct Host {
 impl Host {
     pub fn cpu(options: &Options) -> Result<Host, DeviceError> {
         let pool = Pool::new(options.threads)?;
-        Ok(Host { pool, order: Arc::default(), progress: Arc::default(), kernels: None })
+        Ok(Host { pool, order: Arc::default(), progress: Arc::default(), allocated: Arc::default(), kernels: None })
     }
 
     pub fn sim(options: &Options) -> Result<Host, DeviceError> {
@@ -93,11 +96,18 @@ impl Device for Host {
         }
     }
 
+    fn allocated(&self) -> Option<u64> {
+        self.kernels.as_ref().map(|_| self.allocated.load(Ordering::Relaxed))
+    }
+
     fn alloc(&self, bytes: usize) -> Result<Buffer, DeviceError> {
         let memory = match self.kernels {
             None => HostMemory::zeroed(bytes).map(Memory::Cpu),
-            Some(_) => HostMemory::guarded(bytes)
-                .map(|memory| Memory::Sim(SimMemory { memory, order: Arc::clone(&self.order) })),
+            Some(_) => HostMemory::guarded(bytes).map(|memory| {
+                self.allocated.fetch_add(bytes as u64, Ordering::Relaxed);
+                let (order, allocated) = (Arc::clone(&self.order), Arc::clone(&self.allocated));
+                Memory::Sim(SimMemory { memory, order, allocated })
+            }),
         };
         memory.map(Buffer).ok_or(DeviceError::OutOfMemory { device: self.name(), wanted: bytes })
     }

@@ -14,8 +14,8 @@
 //! | `cuda-sim` | this process's, with the door shut and guards around every buffer | the same sources as host code ([`sim`]) |
 //!
 //! A caller that stays within [`Device`] does not learn which one it has, and what one forbids the others forbid: that
-//! is how the CUDA path of a program is tested on a machine without a GPU. What runs today: models on `cpu`, which is
-//! what `"auto"` takes; kernels by themselves on the other two, which have no matrix products yet.
+//! is how the CUDA path of a program is tested on a machine without a GPU. Layers are host code over packed
+//! weights on `cpu` ([`Device::matrix`]), and launches with [`Device::product`]s between them on the other two.
 //!
 //! ```
 //! use device::Queue;
@@ -97,6 +97,11 @@ pub trait Device: Send + Sync {
     fn description(&self) -> String;
     /// Memory now.
     fn memory(&self) -> MemoryInfo;
+    /// Bytes of all buffers that are alive, where the device counts them: `cuda-sim` does, so that a plan of memory can be
+    /// held to it.
+    fn allocated(&self) -> Option<u64> {
+        None
+    }
     /// Zeroed memory, 64-byte aligned. Untouched pages cost nothing on a CPU.
     fn alloc(&self, bytes: usize) -> Result<Buffer, DeviceError>;
     /// A weight matrix `[n, k]`, given as the rows of one or more checkpoint tensors one below the other, in the form

@@ -119,6 +119,7 @@ pub(crate) fn load(engine: &EngineConfig, progress: Progress<'_>) -> Result<Load
     let chat_template = ChatTemplate::load(&opened.files)?;
     let plan = Plan::new(engine, &opened)?;
     let Opened { files, config, weights, device, kernels, no_gpu, .. } = opened;
+    let available = device.memory().available;
     let (quantization, max_rows) = (engine.quantization, engine.max_num_batched_tokens);
     let progress = |done, total| progress(done, total);
     let mut model = Model::load(&config, &weights, device.clone(), kernels, quantization, max_rows, &progress)?;
@@ -135,7 +136,12 @@ pub(crate) fn load(engine: &EngineConfig, progress: Progress<'_>) -> Result<Load
         ..SchedConfig::new(plan.num_blocks, engine.block_size)
     })?;
     model.reserve(&plan.step_limits)?;
-    let caches = model.new_cache(plan.num_blocks, engine.block_size)?;
+    let mut caches = model.new_cache(plan.num_blocks, engine.block_size)?;
+    if device.compute_capability().is_some() {
+        // The plan, confirmed by the greatest step.
+        model.warm_up(&mut caches)?;
+        plan.compare(available, device.memory());
+    }
     let info = ModelInfo {
         name: files.name(),
         architecture: format!("{:?}ForCausalLM", config.architecture),
@@ -165,8 +171,11 @@ fn notes(device: &dyn Device, kernels: &KernelSet, plan: &Plan, no_gpu: Option<S
         format!("device: {}, {}", device.name(), device.description()),
         format!("kernels: {}", chosen.join(", ")),
         plan.weights_line(),
+        plan.step_line(),
         plan.cache_line(),
     ];
+    // With the table of sequence length against concurrency.
+    tracing::info!("\n{plan}");
     if let Some(why) = no_gpu {
         notes.insert(1, format!("no GPU is used: {why}"));
     }

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use device::MemoryInfo;
 use device::gemm::Quantization;
 use models::{Model, PageLayout, StepLimits};
 
@@ -165,6 +166,19 @@ impl Plan {
         })
     }
 
+    /// Says how far what a start took of a GPU is from what was planned.
+    pub(crate) fn compare(&self, available_before: u64, after: MemoryInfo) {
+        let cache = self.kv_bytes_per_token / self.groups as u64 * (self.num_blocks * self.block_size) as u64;
+        let planned = self.weight_bytes + self.step_bytes + cache;
+        let taken = available_before.saturating_sub(after.available);
+        // The driver gives memory in pieces, and keeps some for code.
+        if taken > planned + planned / 50 + (256 << 20) {
+            tracing::warn!("the start took {} of the GPU, planned were {}", Bytes(taken), Bytes(planned));
+        } else {
+            tracing::info!("the start took {} of the GPU, planned were {}", Bytes(taken), Bytes(planned));
+        }
+    }
+
     /// Tokens that the pool holds.
     pub fn pool_tokens(&self) -> usize {
         self.num_blocks / self.groups * self.block_size
@@ -177,7 +191,12 @@ impl Plan {
             (None, Some(dtype)) => dtype.to_string(),
             (None, None) => "the checkpoint's type".to_string(),
         };
-        format!("weights: {}, matrices in {form}; buffers of a step: {}", Bytes(self.weight_bytes), Bytes(self.step_bytes))
+        format!("weights: {}, matrices in {form}", Bytes(self.weight_bytes))
+    }
+
+    /// The buffers of a step in one line.
+    pub fn step_line(&self) -> String {
+        format!("activations: {}, for steps of {} tokens", Bytes(self.step_bytes), self.step_limits.max_rows)
     }
 
     /// The cache in one line.
@@ -222,8 +241,8 @@ impl fmt::Display for Bytes {
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "model              {}", self.model)?;
-        let weights = self.weights_line().replacen("weights: ", "weights            ", 1);
-        writeln!(f, "{}", weights.replacen("; buffers of a step: ", "\nstep buffers       ", 1))?;
+        writeln!(f, "{}", self.weights_line().replacen("weights: ", "weights            ", 1))?;
+        writeln!(f, "{}", self.step_line().replacen("activations: ", "activations        ", 1))?;
         writeln!(f, "cache per token    {}", Bytes(self.kv_bytes_per_token))?;
         writeln!(
             f,

@@ -1,19 +1,31 @@
 //! The reference cases, end to end: every greedy token of every case, through the paged cache, and bit for bit the same
 //! log-probabilities whatever the block size, the chunks, the companions, the prefix cache or the kernels' threads.
 //!
-//! All pairs of settings run here; `QUIRE_TEST_ALL=1` (`cargo xtask test-all`) runs the full product.
+//! The same on the CUDA path, every launch run by `cuda-sim`: in float32 by the same demands, in halves within a bound.
+//!
+//! All pairs of settings run here, on `cuda-sim` for the shorter prompts and their first tokens; `QUIRE_TEST_ALL=1`
+//! (`cargo xtask test-all`) runs the full product and everything.
 
 #![allow(clippy::unwrap_used)]
 
 use std::path::PathBuf;
 
-use engine::{Completion, EngineConfig, Event, GenerationParams, GenerationRequest, Llm, ModelSource, SamplingParams};
+use engine::{
+    Completion, Dtype, EngineConfig, Event, GenerationParams, GenerationRequest, Llm, ModelSource, SamplingParams,
+};
 use serde_json::Value;
 
 const CASES: [&str; 5] = ["llama", "llama31-rope", "mistral-sliding", "qwen2", "qwen3"];
 
-/// Greatest difference of a float32 log-probability from the reference (its README).
-const TOLERANCE: f64 = 2e-3;
+/// Greatest difference of a log-probability from the reference, which is float32 (its README): there 2e-3; in halves what
+/// transformers itself, with the same prompts and tokens, is off by in that type (0.069 and 0.57 at most in these cases).
+fn tolerance(sim: Option<Dtype>) -> f64 {
+    match sim {
+        None | Some(Dtype::F32) => 2e-3,
+        Some(Dtype::F16) => 0.069,
+        Some(Dtype::Bf16) => 0.57,
+    }
+}
 
 fn folder(case: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../models/tests/reference").join(case)
@@ -23,15 +35,19 @@ struct Prompt {
     ids: Vec<u32>,
     greedy: Vec<u32>,
     logprobs: Vec<f64>,
+    /// Of the likeliest token's logit over the next one's.
+    margins: Vec<f64>,
 }
 
 fn prompts(case: &str) -> Vec<Prompt> {
     let expected: Value = serde_json::from_slice(&std::fs::read(folder(case).join("expected.json")).unwrap()).unwrap();
     let ids = |v: &Value| -> Vec<u32> { v.as_array().unwrap().iter().map(|x| x.as_u64().unwrap() as u32).collect() };
+    let floats = |v: &Value| -> Vec<f64> { v.as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect() };
     let read = |p: &Value| Prompt {
         ids: ids(&p["ids"]),
         greedy: ids(&p["greedy"]["ids"]),
-        logprobs: p["greedy"]["logprobs"].as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect(),
+        logprobs: floats(&p["greedy"]["logprobs"]),
+        margins: floats(&p["greedy"]["margins"]),
     };
     expected["prompts"].as_array().unwrap().iter().map(read).collect()
 }
@@ -39,6 +55,8 @@ fn prompts(case: &str) -> Vec<Prompt> {
 /// One way to run the same prompts.
 #[derive(Clone, Copy, Debug)]
 struct Setting {
+    /// `None`: on the CPU; else on `cuda-sim`, computed in that type.
+    sim: Option<Dtype>,
     block_size: usize,
     budget: usize,
     prefix_cache: bool,
@@ -59,6 +77,15 @@ impl Setting {
             threads: Some(self.threads),
             ..Default::default()
         };
+        if let Some(dtype) = self.sim {
+            config.device = "cuda-sim".into();
+            config.kernels_dir = xtask::kernels::host::folder_for_tests();
+            config.dtype = Some(dtype);
+            // Of the same family as prefill: a row has the same bits whoever computes it.
+            if dtype != Dtype::F32 {
+                config.kernels.decode = "cuda.paged_gqa".into();
+            }
+        }
         if self.reference_kernels {
             for name in [&mut config.kernels.decode, &mut config.kernels.prefill, &mut config.kernels.linear] {
                 *name = "cpu.reference".into();
@@ -68,11 +95,16 @@ impl Setting {
     }
 }
 
-fn request(prompt: &[u32]) -> GenerationRequest {
+/// Everything, not the subset of an ordinary run.
+fn everything() -> bool {
+    std::env::var_os("QUIRE_TEST_ALL").is_some()
+}
+
+fn request(prompt: &[u32], max_tokens: usize) -> GenerationRequest {
     let sampling = SamplingParams { temperature: 0.0, logprobs: Some(5), ..Default::default() };
     GenerationRequest {
         prompt: prompt.to_vec(),
-        params: GenerationParams { sampling, max_tokens: Some(48), ignore_eos: true, ..Default::default() },
+        params: GenerationParams { sampling, max_tokens: Some(max_tokens), ignore_eos: true, ..Default::default() },
         ..Default::default()
     }
 }
@@ -82,7 +114,7 @@ type Bits = Vec<Vec<u32>>;
 
 fn run(case: &str, setting: Setting, prompts: &[Prompt]) -> Bits {
     let mut llm = Llm::new(setting.config(case)).unwrap();
-    let mut requests: Vec<GenerationRequest> = prompts.iter().map(|p| request(&p.ids)).collect();
+    let mut requests: Vec<GenerationRequest> = prompts.iter().map(|p| request(&p.ids, p.greedy.len())).collect();
     if setting.prefix_cache {
         // A first run fills the prefix cache, so that the second one reads it.
         llm.run(requests.clone()).unwrap();
@@ -108,13 +140,19 @@ fn run(case: &str, setting: Setting, prompts: &[Prompt]) -> Bits {
         }
     }
     if setting.prefix_cache {
-        assert!(llm.stats().prefix_cache_hits > 100, "{case} {setting:?}: the prefix cache was not read");
+        let least = prompts.iter().map(|p| p.ids.len() as u64).sum::<u64>() / 3;
+        assert!(llm.stats().prefix_cache_hits > least, "{case} {setting:?}: the prefix cache was not read");
     }
     let mut bits = Vec::new();
     for (prompt, (tokens, logprobs)) in prompts.iter().zip(scored) {
-        assert_eq!(tokens, prompt.greedy, "{case} {setting:?}, prompt of {} tokens", prompt.ids.len());
-        for (found, want) in logprobs.iter().zip(&prompt.logprobs) {
-            assert!((f64::from(found.logprob) - want).abs() < TOLERANCE, "{case} {setting:?}: {found:?}, want {want}");
+        let tolerance = tolerance(setting.sim);
+        let same = tokens.iter().zip(&prompt.greedy).take_while(|(a, b)| a == b).count();
+        // Where the reference itself hesitates between two tokens, numbers of fewer bits may take the other one.
+        let may_differ = prompt.margins.get(same).is_some_and(|margin| *margin < 2.0 * tolerance);
+        let agrees = same == prompt.greedy.len() || may_differ;
+        assert!(agrees, "{case} {setting:?}, prompt of {} tokens: {tokens:?}", prompt.ids.len());
+        for (found, want) in logprobs.iter().zip(&prompt.logprobs).take(same) {
+            assert!((f64::from(found.logprob) - want).abs() < tolerance, "{case} {setting:?}: {found:?}, want {want}");
         }
         let of = |l: &engine::TokenLogprobs| {
             std::iter::once(l.logprob).chain(l.top.iter().map(|t| t.1)).map(f32::to_bits).collect::<Vec<_>>()
@@ -134,6 +172,7 @@ fn product() -> Vec<Setting> {
                     for threads in [1, 2] {
                         for reference_kernels in [false, true] {
                             all.push(Setting {
+                                sim: None,
                                 block_size,
                                 budget,
                                 prefix_cache,
@@ -180,7 +219,7 @@ fn pairwise(all: &[Setting]) -> Vec<Setting> {
 
 fn check(case: &str) {
     let all = product();
-    let settings = if std::env::var_os("QUIRE_TEST_ALL").is_some() { all } else { pairwise(&all) };
+    let settings = if everything() { all } else { pairwise(&all) };
     assert!(settings.len() >= 6);
     let prompts = prompts(case);
     // Bits are compared among runs with the same kernels: the reference kernels sum in another order than the vectors.
@@ -218,4 +257,79 @@ fn qwen2_gives_the_reference_tokens_in_every_setting() {
 #[test]
 fn qwen3_gives_the_reference_tokens_in_every_setting() {
     check(CASES[4]);
+}
+
+/// The prompts, or the shorter ones with their first tokens.
+fn prompts_on_sim(case: &str) -> Vec<Prompt> {
+    let mut prompts = prompts(case);
+    if !everything() {
+        prompts.retain(|prompt| prompt.ids.len() < 100);
+        prompts.iter_mut().for_each(|prompt| prompt.greedy.truncate(6));
+    }
+    prompts
+}
+
+fn check_on_sim(case: &str) {
+    if xtask::kernels::host::folder_for_tests().is_none() {
+        return;
+    }
+    let on_sim = |s: &Setting| Setting { sim: Some(Dtype::F32), budget: s.budget.min(128), ..*s };
+    let all: Vec<Setting> =
+        product().iter().filter(|s| s.threads == 1 && !s.reference_kernels).map(on_sim).collect();
+    let prompts = prompts_on_sim(case);
+    let mut first: Option<(Setting, Bits)> = None;
+    for setting in if everything() { all } else { pairwise(&all) } {
+        let bits = run(case, setting, &prompts);
+        let (before, want) = first.get_or_insert_with(|| (setting, bits.clone()));
+        assert!(bits == *want, "{case}: {setting:?} and {before:?} differ in some bit");
+    }
+}
+
+#[test]
+fn llama_gives_the_reference_tokens_on_cuda_sim() {
+    check_on_sim(CASES[0]);
+}
+
+#[test]
+fn llama31_rope_gives_the_reference_tokens_on_cuda_sim() {
+    check_on_sim(CASES[1]);
+}
+
+#[test]
+fn mistral_sliding_gives_the_reference_tokens_on_cuda_sim() {
+    check_on_sim(CASES[2]);
+}
+
+#[test]
+fn qwen2_gives_the_reference_tokens_on_cuda_sim() {
+    check_on_sim(CASES[3]);
+}
+
+#[test]
+fn qwen3_gives_the_reference_tokens_on_cuda_sim() {
+    check_on_sim(CASES[4]);
+}
+
+#[test]
+fn halves_stay_within_their_bound_of_the_reference_and_keep_their_bits() {
+    if xtask::kernels::host::folder_for_tests().is_none() {
+        return;
+    }
+    for dtype in [Dtype::F16, Dtype::Bf16] {
+        for case in CASES {
+            let whole = Setting {
+                sim: Some(dtype),
+                block_size: 16,
+                budget: 128,
+                prefix_cache: false,
+                together: true,
+                reference_kernels: false,
+                threads: 1,
+            };
+            let prompts = prompts_on_sim(case);
+            let want = run(case, whole, &prompts);
+            let other = Setting { block_size: 8, budget: 16, prefix_cache: true, together: false, ..whole };
+            assert!(run(case, other, &prompts) == want, "{case} in {dtype}: {whole:?} and {other:?} differ in some bit");
+        }
+    }
 }

@@ -13,6 +13,7 @@ mod devices;
 mod looks;
 mod numbers;
 mod problem;
+mod recorder;
 mod reference;
 mod refusals;
 mod sanitizers;

@@ -28,7 +28,7 @@ mod step;
 
 use std::sync::Arc;
 
-use attention_kernels::{AttentionArgs, BlockCopyArgs, Dtype, KernelError, KernelSet, KvCache, KvShape};
+use attention_kernels::{AttentionArgs, AttentionBatch, BlockCopyArgs, Dtype, KernelError, KernelSet, KvCache, KvShape};
 use device::gemm::Quantization;
 use device::{Buffer, Device};
 
@@ -242,6 +242,23 @@ impl Model {
             ops.add_norm(&mut step.hidden, &mut step.narrow, next, eps, rows)?;
         }
         Ok(())
+    }
+
+    /// A step of the greatest size that reads and writes no cache: what is taken at the first use of anything (code, the
+    /// choice of products) is taken now.
+    pub fn warm_up(&mut self, caches: &mut [KvCache]) -> Result<(), KernelError> {
+        let rows = self.step.max_rows;
+        let attention = AttentionBatch {
+            query_starts: vec![0, rows as u32],
+            context_lens: vec![0],
+            block_tables: vec![-1],
+            max_blocks: 1,
+        };
+        let group = GroupBatch { slot_mapping: vec![-1; rows], attention };
+        let groups = vec![group; self.layout.groups.len()];
+        let batch = ForwardBatch { tokens: vec![0; rows], positions: vec![0; rows], groups, decodes: 0 };
+        self.forward(&batch, caches)?;
+        self.logits(&[0]).map(drop)
     }
 
     /// Copies whole blocks within every cache, in order.
