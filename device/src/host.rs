@@ -18,6 +18,20 @@ use crate::queue::{Event, Mark, Progress, Queue};
 use crate::sim::Libraries;
 use crate::{Device, DeviceError, Isa, Launch, LaunchError, Matrix, MemoryInfo, Options, Pool};
 
+/// Memory of this machine now, or of the container that this process is in.
+pub fn host_memory() -> MemoryInfo {
+    let mut system = sysinfo::System::new();
+    system.refresh_memory();
+    let (total, available) = (system.total_memory(), system.available_memory());
+    // Inside a container the limit is the group's, not the machine's.
+    match system.cgroup_limits() {
+        Some(limits) if limits.total_memory > 0 => {
+            MemoryInfo { total: total.min(limits.total_memory), available: available.min(limits.free_memory) }
+        }
+        _ => MemoryInfo { total, available },
+    }
+}
+
 pub(crate) struct Host {
     pool: Pool,
     /// Held while memory is copied or a kernel runs.
@@ -84,16 +98,7 @@ impl Device for Host {
     }
 
     fn memory(&self) -> MemoryInfo {
-        let mut system = sysinfo::System::new();
-        system.refresh_memory();
-        let (total, available) = (system.total_memory(), system.available_memory());
-        // Inside a container the limit is the group's, not the machine's.
-        match system.cgroup_limits() {
-            Some(limits) if limits.total_memory > 0 => {
-                MemoryInfo { total: total.min(limits.total_memory), available: available.min(limits.free_memory) }
-            }
-            _ => MemoryInfo { total, available },
-        }
+        host_memory()
     }
 
     fn allocated(&self) -> Option<u64> {

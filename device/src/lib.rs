@@ -68,6 +68,7 @@ use std::sync::Arc;
 pub use buffer::Buffer;
 pub use cuda::{CudaError, Refusal};
 pub use error::DeviceError;
+pub use host::host_memory;
 pub use launch::{Arg, Launch, LaunchError};
 pub use memory::Element;
 pub use mirror::Mirror;

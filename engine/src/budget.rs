@@ -42,7 +42,10 @@ impl Budget<'_> {
         let fixed = self.weights + (self.step)(self.max_num_batched_tokens);
         if !self.gpu {
             let (free, share) = (self.memory.available.saturating_sub(fixed), self.share.unwrap_or(FREE_SHARE));
-            return Ok(((free as f64 * share) as u64, format!("{:.0} % of {} free memory", share * 100.0, Bytes(free))));
+            return Ok((
+                (free as f64 * share) as u64,
+                format!("{:.0} % of {} free memory", share * 100.0, Bytes(free)),
+            ));
         }
         let (total, share) = (self.memory.total, self.share.unwrap_or(GPU_SHARE));
         let usable = (total as f64 * share) as u64;

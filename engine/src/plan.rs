@@ -75,7 +75,7 @@ impl Plan {
         }
         let layout = PageLayout::new(config);
         let groups = layout.groups.len();
-        let page_bytes_per_token = layout.page_bytes_as(config, &opened.kernels.format);
+        let page_bytes_per_token = layout.page_bytes_per_token(config, &opened.kernels.format);
         let kv_bytes_per_token = page_bytes_per_token * groups as u64;
         let block_bytes = page_bytes_per_token * block_size as u64;
         let wanted_len = engine.max_model_len.unwrap_or(context);
@@ -91,10 +91,10 @@ impl Plan {
             true => models::weight_bytes(config, &opened.weights, engine.quantization)?,
             false => models::dense_weight_bytes(config, *dtype),
         };
-        let memory = device.memory();
+        let (memory, gpu) = (device.memory(), device.compute_capability().is_some());
         let budget = Budget {
             memory,
-            gpu: device.compute_capability().is_some(),
+            gpu,
             share: engine.gpu_memory_utilization,
             weights: weight_bytes,
             step: &|rows| step_bytes(rows, wanted_len),
@@ -140,7 +140,8 @@ impl Plan {
             );
             return Err(bad("--max-model-len", wanted, expected));
         }
-        let host_free = total.saturating_sub(bytes);
+        // A GPU's blocks are swapped to the memory of the host; a CPU's cache is in it.
+        let host_free = if gpu { device::host_memory().available } else { total.saturating_sub(bytes) };
         if engine.swap_space_bytes > host_free {
             let expected = format!("at most {host_free} bytes, which is what the cache leaves of the memory");
             return Err(bad("--swap-space", engine.swap_space_bytes, expected));

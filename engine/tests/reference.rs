@@ -274,8 +274,7 @@ fn check_on_sim(case: &str) {
         return;
     }
     let on_sim = |s: &Setting| Setting { sim: Some(Dtype::F32), budget: s.budget.min(128), ..*s };
-    let all: Vec<Setting> =
-        product().iter().filter(|s| s.threads == 1 && !s.reference_kernels).map(on_sim).collect();
+    let all: Vec<Setting> = product().iter().filter(|s| s.threads == 1 && !s.reference_kernels).map(on_sim).collect();
     let prompts = prompts_on_sim(case);
     let mut first: Option<(Setting, Bits)> = None;
     for setting in if everything() { all } else { pairwise(&all) } {
@@ -329,7 +328,10 @@ fn halves_stay_within_their_bound_of_the_reference_and_keep_their_bits() {
             let prompts = prompts_on_sim(case);
             let want = run(case, whole, &prompts);
             let other = Setting { block_size: 8, budget: 16, prefix_cache: true, together: false, ..whole };
-            assert!(run(case, other, &prompts) == want, "{case} in {dtype}: {whole:?} and {other:?} differ in some bit");
+            assert!(
+                run(case, other, &prompts) == want,
+                "{case} in {dtype}: {whole:?} and {other:?} differ in some bit"
+            );
         }
     }
 }

@@ -35,8 +35,7 @@ pub fn gather_rows(
     holds("indices of rows", indices, rows, size_of::<u32>())?;
     holds("gathered rows", target, rows * width, dtype.bytes())?;
     let shape = [count(width)?, 0];
-    let args =
-        [Arg::pointer(source, 0), Arg::pointer(indices, 0), Arg::pointer(target, 0), Arg::bytes(&shape)];
+    let args = [Arg::pointer(source, 0), Arg::pointer(indices, 0), Arg::pointer(target, 0), Arg::bytes(&shape)];
     launch(device, instance!("gather_rows", dtype), [count(rows)?, 1, 1], 128, &args)
 }
 
@@ -105,8 +104,7 @@ pub fn rope_table(
     holds("frequencies", frequencies, half, size_of::<f32>())?;
     holds("cosines and sines", table, rows * 2 * half, size_of::<f32>())?;
     let shape = [count(half)?, 0];
-    let args =
-        [Arg::pointer(positions, 0), Arg::pointer(frequencies, 0), Arg::pointer(table, 0), Arg::bytes(&shape)];
+    let args = [Arg::pointer(positions, 0), Arg::pointer(frequencies, 0), Arg::pointer(table, 0), Arg::bytes(&shape)];
     launch(device, "rope_table", [count(rows)?, 1, 1], 128, &args)
 }
 

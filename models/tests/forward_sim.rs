@@ -12,8 +12,7 @@ use device::{Device, Options};
 use models::{ForwardBatch, Model, ModelConfig, StepLimits, Weights, dense_weight_bytes};
 use safetensors::SafeTensors;
 
-const LIMITS: StepLimits =
-    StepLimits { max_rows: 80, max_seqs: 2, max_model_len: 256, block_size: 8, num_blocks: 32 };
+const LIMITS: StepLimits = StepLimits { max_rows: 80, max_seqs: 2, max_model_len: 256, block_size: 8, num_blocks: 32 };
 
 /// Greatest absolute difference of a logit from the float32 reference: its README's for float32; in halves what transformers
 /// itself is off by in that type (0.10 and 0.64 at most in these cases).
@@ -36,8 +35,7 @@ fn load(case: &str, dtype: Dtype, choice: &KernelChoice) -> Option<Loaded> {
     let device = device::open_with("cuda-sim", &Options { threads: Some(1), kernels, seed: 7 }).unwrap();
     let files = files(case);
     let config = ModelConfig::load(&files).unwrap();
-    let needs =
-        Needs { dtype, head_dim: config.head_dim, window: true, row_invariant: true, ..Needs::on(&*device) };
+    let needs = Needs { dtype, head_dim: config.head_dim, window: true, row_invariant: true, ..Needs::on(&*device) };
     let (set, weights) = (select(choice, &needs).unwrap(), Weights::open(&files).unwrap());
     let mut model = Model::load(&config, &weights, device.clone(), set, None, LIMITS.max_rows, &|_, _| {}).unwrap();
     model.reserve(&LIMITS).unwrap();

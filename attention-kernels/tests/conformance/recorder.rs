@@ -117,8 +117,7 @@ impl Recorder {
 
 /// The program that replays launches of a crate's kernels. `None`, and the line that says so, where it can not be built.
 pub fn program(manifest: &Manifest, sanitizer: Sanitizer) -> Option<PathBuf> {
-    let compiler =
-        host::compiler().map_err(|missing| xtask::not_run::report(&format!("cuda-sim: {missing}"))).ok()?;
+    let compiler = host::compiler().map_err(|missing| xtask::not_run::report(&format!("cuda-sim: {missing}"))).ok()?;
     match host::replay(&workspace::root(), manifest, &compiler, sanitizer, kernels::cores()) {
         Ok(program) => Some(program),
         // A compiler without the library of its sanitizer compiles, and fails to link.

@@ -166,17 +166,19 @@ impl Plan {
         let which = Preference::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
         // SAFETY: the preference and the descriptors are alive; the attribute is a number of bytes.
         let found = unsafe {
-            result::set_matmul_pref_attribute(preference, which, address(&workspace), size_of::<usize>()).and_then(|()| {
-                result::get_matmul_algo_heuristic(
-                    handle,
-                    plan.product,
-                    plan.weights,
-                    plan.x,
-                    plan.y,
-                    plan.y,
-                    preference,
-                )
-            })
+            result::set_matmul_pref_attribute(preference, which, address(&workspace), size_of::<usize>()).and_then(
+                |()| {
+                    result::get_matmul_algo_heuristic(
+                        handle,
+                        plan.product,
+                        plan.weights,
+                        plan.x,
+                        plan.y,
+                        plan.y,
+                        preference,
+                    )
+                },
+            )
         };
         // SAFETY: made above, destroyed once.
         let _ = unsafe { result::destroy_matmul_pref(preference) };

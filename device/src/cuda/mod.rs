@@ -46,7 +46,13 @@ impl Cuda {
     pub fn open(options: &Options) -> Result<Cuda, DeviceError> {
         let context = context::open()?;
         let modules = Modules::find(&context, options)?;
-        Ok(Cuda { pool: Pool::new(options.threads)?, modules, progress: Arc::default(), blas: Mutex::default(), context })
+        Ok(Cuda {
+            pool: Pool::new(options.threads)?,
+            modules,
+            progress: Arc::default(),
+            blas: Mutex::default(),
+            context,
+        })
     }
 
     /// The address of byte `at` of a buffer of this GPU.

@@ -355,7 +355,8 @@ fn numbers_arrive_through_page_locked_memory_and_fills_are_in_order() {
     for device in launching() {
         let data: Vec<u8> = [1.5f32, -2.0].iter().flat_map(|x| x.to_le_bytes()).collect();
         let mut uploader = device::Uploader::new(&*device).unwrap();
-        let mut buffer = uploader.numbers(WeightFormat::Bf16, &[(WeightFormat::F32, &data), (WeightFormat::F32, &data)]).unwrap();
+        let mut buffer =
+            uploader.numbers(WeightFormat::Bf16, &[(WeightFormat::F32, &data), (WeightFormat::F32, &data)]).unwrap();
         device.fill(&mut buffer, 2, 4, 0xff).unwrap();
         let mut found = [0; 8];
         device.download(&buffer, 0, &mut found).unwrap();

@@ -63,13 +63,8 @@ impl PageLayout {
     }
 
     /// Bytes of one token's keys and values in one page of caches of that format.
-    pub fn page_bytes_as(&self, config: &ModelConfig, format: &CacheFormat) -> u64 {
+    pub fn page_bytes_per_token(&self, config: &ModelConfig, format: &CacheFormat) -> u64 {
         (2 * self.layers_per_page * config.num_kv_heads * config.head_dim * format.element_bytes()) as u64
-    }
-
-    /// Bytes of one token's keys and values in one page, float32.
-    pub fn page_bytes_per_token(&self, config: &ModelConfig) -> u64 {
-        (2 * self.layers_per_page * config.num_kv_heads * config.head_dim * size_of::<f32>()) as u64
     }
 }
 

@@ -28,7 +28,9 @@ mod step;
 
 use std::sync::Arc;
 
-use attention_kernels::{AttentionArgs, AttentionBatch, BlockCopyArgs, Dtype, KernelError, KernelSet, KvCache, KvShape};
+use attention_kernels::{
+    AttentionArgs, AttentionBatch, BlockCopyArgs, Dtype, KernelError, KernelSet, KvCache, KvShape,
+};
 use device::gemm::Quantization;
 use device::{Buffer, Device};
 
@@ -131,18 +133,7 @@ impl Model {
             let launched = Launched::new(&device, config, &layout, &frequencies, dtype, max_rows);
             Box::new(launched.map_err(failed)?)
         };
-        Ok(Model {
-            config: config.clone(),
-            device,
-            kernels,
-            ops,
-            embedding,
-            layers,
-            layout,
-            final_norm,
-            head,
-            step,
-        })
+        Ok(Model { config: config.clone(), device, kernels, ops, embedding, layers, layout, final_norm, head, step })
     }
 
     /// Takes the memory that the kernels of steps of that size work in; before the first step. A CPU needs none.

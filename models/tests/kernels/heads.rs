@@ -30,11 +30,8 @@ pub fn looks(strength: usize) -> Vec<Look> {
     let norms = [(false, false), (true, true), (true, false)];
     let sizes = [Dtype::ALL.len(), KvDtype::ALL.len(), Layout::ALL.len(), dims.len(), heads.len(), norms.len(), 3, 2];
     let look = |row: Vec<usize>| {
-        let format = CacheFormat {
-            dtype: Dtype::ALL[row[0]],
-            kv_dtype: KvDtype::ALL[row[1]],
-            layout: Layout::ALL[row[2]],
-        };
+        let format =
+            CacheFormat { dtype: Dtype::ALL[row[0]], kv_dtype: KvDtype::ALL[row[1]], layout: Layout::ALL[row[2]] };
         let scales = [None, Some(false), Some(true)][row[6]].filter(|_| format.kv_dtype.is_8_bit());
         let (dim, heads, norms, fused) = (dims[row[3]], heads[row[4]], norms[row[5]], row[7] == 0);
         Look { format, dim, heads, norms, scales, fused }
@@ -182,8 +179,7 @@ fn a_row_alone_has_the_bits_it_has_among_others() {
         let norm: Vec<f32> = (0..look.dim).map(|_| random.unit() + 1.5).collect();
         let rope: Vec<f32> = (0..3 * look.dim).map(|_| random.unit()).collect();
         let run = |qkv: &[u8], rope: &[f32], rows: usize| {
-            let shape =
-                KvShape { num_blocks: 1, num_kv_heads, block_size: BLOCK_SIZE, head_dim: look.dim };
+            let shape = KvShape { num_blocks: 1, num_kv_heads, block_size: BLOCK_SIZE, head_dim: look.dim };
             let cache = KvCache::with_format(&*device, shape, look.format).unwrap();
             let (mut rows_on, norm) = (buffer(&*device, qkv), floats(&*device, &norm));
             let args = HeadsArgs {
