@@ -74,7 +74,7 @@ fn dtype(engine: &EngineConfig, device: &dyn Device, weights: &Weights) -> Resul
         (true, None | Some(Dtype::F32)) => Ok(Dtype::F32),
         (true, Some(other)) => Err(EngineError::Config {
             flag: "--dtype",
-            found: other.to_string(),
+            found: if other == Dtype::F16 { "float16" } else { "bfloat16" }.to_string(),
             expected: "auto or float32: a CPU computes with weights of every type in float32; or use --device cuda"
                 .to_string(),
         }),

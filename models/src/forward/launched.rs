@@ -32,6 +32,14 @@ pub(super) struct Launched {
     windows: Vec<Option<usize>>,
 }
 
+/// Opens kernels and products, so that what is missing is known before any weight is read.
+pub(super) fn open(device: &dyn Device) -> Result<(), DeviceError> {
+    for module in ["attention_kernels", launch::MODULE] {
+        device.load(module)?;
+    }
+    device.load_products()
+}
+
 impl Launched {
     pub fn new(
         device: &Arc<dyn Device>,
@@ -41,10 +49,6 @@ impl Launched {
         dtype: Dtype,
         max_rows: usize,
     ) -> Result<Launched, DeviceError> {
-        for module in ["attention_kernels", launch::MODULE] {
-            device.load(module)?;
-        }
-        device.load_products()?;
         let indices = |rows: usize| Mirror::new(&**device, rows * size_of::<u32>());
         let bytes: Vec<u8> = frequencies.iter().flat_map(|f| f.to_le_bytes()).collect();
         let numbers = [(device::gemm::WeightFormat::F32, &bytes[..])];

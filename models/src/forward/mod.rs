@@ -111,6 +111,10 @@ impl Model {
         progress: &dyn Fn(u64, u64),
     ) -> Result<Model, LoadError> {
         let names = declare(config);
+        let failed = |error: device::DeviceError| LoadError::Device(error.to_string());
+        if !device.is_host() {
+            launched::open(&*device).map_err(failed)?;
+        }
         let dtype = kernels.format.dtype;
         let mut loader = Loader::new(weights, &*device, quantization, dtype, progress)?;
         let embedding = loader.linear(&names.embedding, config.hidden_size)?;
@@ -124,7 +128,6 @@ impl Model {
             Some(head) => Some(loader.linear(head, config.hidden_size)?),
             None => None,
         };
-        let failed = |error: device::DeviceError| LoadError::Device(error.to_string());
         let step = StepBuffers::new(&*device, config, dtype, max_rows).map_err(failed)?;
         let frequencies = rope::frequencies(&config.rope, config.head_dim);
         let ops: Box<dyn LayerOps> = if device.is_host() {

@@ -94,8 +94,8 @@ fn gates_are_those_of_float64() {
                     Activation::Silu => (x / (1.0 + (-x).exp()) * up, (x / (1.0 + (-x).exp()) * up).abs()),
                     Activation::GeluTanh => {
                         let inner = 0.797_884_560_802_865_4 * (x + 0.044715 * x * x * x);
-                        // Where tanh is near −1 the sum with 1 keeps the error of its terms.
-                        (0.5 * x * (1.0 + inner.tanh()) * up, (0.5 * x * up).abs())
+                        // The terms are 1 and tanh: where that is near −1 their sum keeps the error of each.
+                        (0.5 * x * (1.0 + inner.tanh()) * up, (0.5 * x * up).abs() * (1.0 + inner.tanh().abs()))
                     }
                 };
                 gate.iter().zip(up).map(pair).collect::<Vec<_>>()
