@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use device::{Buffer, Device, DeviceError, Matrix};
 
-use crate::format::{CacheFormat, KvDtype, Layout};
+use crate::format::{CacheFormat, Dtype, KvDtype, Layout};
 use crate::workspace::Workspace;
 
 /// Keys are reduced in partitions of this many tokens, counted from the start of the sequence.
@@ -129,26 +129,9 @@ impl KvCache {
         Ok(())
     }
 
-    /// Copies a whole block into a block of another cache of `device`, as when a sequence is swapped out or in.
-    ///
-    /// # Errors
-    /// Caches whose blocks are not alike, and blocks that one of them does not have.
-    pub fn copy_block_to(
-        &self,
-        device: &dyn Device,
-        src: usize,
-        other: &mut KvCache,
-        dst: usize,
-    ) -> Result<(), KernelError> {
-        let bytes = |cache: &KvCache| cache.format.block_bytes(&cache.shape);
-        expect("bytes of a swapped block", bytes(other), bytes(self))?;
-        at_least("blocks of the cache that is read", self.shape.num_blocks, src.saturating_add(1))?;
-        at_least("blocks of the cache that is written", other.shape.num_blocks, dst.saturating_add(1))?;
-        let size = bytes(self);
-        for (from, to) in [(&self.keys, &mut other.keys), (&self.values, &mut other.values)] {
-            device.copy(from, src * size, to, dst * size, size)?;
-        }
-        Ok(())
+    /// Bytes of a block of the keys, and as many of the values.
+    pub fn block_bytes(&self) -> usize {
+        self.format.block_bytes(&self.shape)
     }
 }
 
@@ -157,25 +140,27 @@ impl KvCache {
     /// scales that are NaN, or, in a type that has neither, −128, which no writer leaves.
     ///
     /// # Errors
-    /// A block or slot that does not exist, and those of the device. Only the layout of the tree has whole heads to fill.
+    /// A block or slot that does not exist, and those of the device.
     pub fn poison(&mut self, device: &dyn Device, block: usize, from_slot: usize) -> Result<(), KernelError> {
         let (shape, format) = (self.shape, self.format);
         at_least("blocks of the cache", shape.num_blocks, block.saturating_add(1))?;
         at_least("slots of a block", shape.block_size, from_slot)?;
-        if format.layout != Layout::Hnd {
-            return Err(KernelError::Unsupported { variant: "poison", found: format.to_string() });
-        }
         let fill = if format.kv_dtype == KvDtype::Int8 { 0x80 } else { 0xff };
-        let (row, head) =
-            (shape.head_dim * format.element_bytes(), shape.block_size * format.row_bytes(shape.head_dim));
+        let row = shape.head_dim * format.element_bytes();
         let scale = format.row_bytes(shape.head_dim) - row;
-        let slots = shape.block_size - from_slot;
-        let junk = vec![fill; slots * row.max(scale)];
-        for buffer in [&mut self.keys, &mut self.values] {
-            for unit in block * shape.num_kv_heads..(block + 1) * shape.num_kv_heads {
-                device.upload(buffer, unit * head + from_slot * row, &junk[..slots * row])?;
-                let scales = unit * head + shape.block_size * row + from_slot * scale;
-                device.upload(buffer, scales, &junk[..slots * scale])?;
+        // Stretches of a slot's bytes side by side, each of so many bytes a slot, from the start of the block.
+        let heads = shape.num_kv_heads;
+        let stretches: Vec<(usize, usize)> = match format.layout {
+            Layout::Nhd => vec![(0, heads * row)],
+            Layout::Hnd => {
+                let head = shape.block_size * (row + scale);
+                (0..heads).flat_map(|i| [(i * head, row), (i * head + shape.block_size * row, scale)]).collect()
+            }
+        };
+        for pages in [&mut self.keys, &mut self.values] {
+            for (start, bytes) in stretches.iter().filter(|(_, bytes)| *bytes > 0) {
+                let at = block * format.block_bytes(&shape) + start + from_slot * bytes;
+                device.fill(pages, at, (shape.block_size - from_slot) * bytes, fill)?;
             }
         }
         Ok(())
@@ -389,16 +374,18 @@ pub(crate) fn check_copies(copies: &[(u32, u32)], num_blocks: usize) -> Result<(
 
 /// `y = x·Wᵀ + bias` for the first `rows` rows of `x`.
 pub struct LinearArgs<'a> {
-    /// `[rows, k]`, float32.
+    /// `[rows, k]`, of the model's type.
     pub x: &'a Buffer,
     /// Rows to compute.
     pub rows: usize,
     /// `[n, k]`.
     pub weights: &'a Matrix,
-    /// `[n]`.
+    /// `[n]`, of the output's type.
     pub bias: Option<&'a Buffer>,
     /// `[rows, n]`, overwritten.
     pub y: &'a mut Buffer,
+    /// Type of `y`: the model's, or float32.
+    pub output: Dtype,
 }
 
 pub(crate) fn expect(what: &'static str, found: usize, expected: usize) -> Result<(), KernelError> {

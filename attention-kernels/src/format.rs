@@ -80,7 +80,7 @@ impl KvDtype {
     ];
 
     /// Those that the kernels for GPUs have and that plug-ins can claim, in the order of the header's numbers.
-    pub(crate) const COMMON: [KvDtype; 4] = [KvDtype::Same, KvDtype::Fp8E4m3, KvDtype::Fp8E5m2, KvDtype::Int8];
+    pub const COMMON: [KvDtype; 4] = [KvDtype::Same, KvDtype::Fp8E4m3, KvDtype::Fp8E5m2, KvDtype::Int8];
 
     /// As in the registry's table.
     pub fn name(self) -> &'static str {
@@ -197,7 +197,10 @@ impl CacheFormat {
     }
 
     /// The place of the cache's type in [`KvDtype::COMMON`], by which CUDA kernels and plug-ins know it.
-    pub(crate) fn kv_code(&self, variant: &'static str) -> Result<u32, KernelError> {
+    ///
+    /// # Errors
+    /// It is not among them; `variant` is who would have read it.
+    pub fn kv_code(&self, variant: &'static str) -> Result<u32, KernelError> {
         let code = KvDtype::COMMON.iter().position(|common| *common == self.kv_dtype);
         code.map(|code| code as u32).ok_or_else(|| KernelError::Unsupported { variant, found: self.to_string() })
     }

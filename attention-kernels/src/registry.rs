@@ -145,6 +145,9 @@ pub struct Capabilities {
     pub lse: bool,
     /// Results do not depend on the batch; see the crate docs. Variants of equal names here agree in every bit.
     pub row_invariant: Option<&'static str>,
+    /// Of a cache write: a layer's own kernel, which has the keys and values in hand, writes them too. The function is for
+    /// those who have no layer.
+    pub fused: bool,
     /// It has passed the conformance table on the hardware that it is for. `auto` takes one that has not only where no
     /// other can serve.
     pub proven: bool,
@@ -170,6 +173,7 @@ impl Capabilities {
         alibi: false,
         lse: false,
         row_invariant: None,
+        fused: false,
         proven: true,
         rank: 0,
     };

@@ -287,9 +287,9 @@ mod tests {
         let auto = KernelChoice::default();
         let (format, _) = share_a_cache(&auto, &cuda(Dtype::Bf16, KvDtype::Int8)).unwrap();
         assert_eq!(format.to_string(), "bf16, cache int8, HND");
-        let halves = ["cuda.paged", "cuda.paged_prefill", "cuda.reshape_and_cache", "cuda.copy_blocks"];
+        let halves = ["cuda.paged", "cuda.paged_prefill", "cuda.fused", "cuda.copy_blocks"];
         assert_eq!(chosen(&auto, &cuda(Dtype::F16, KvDtype::Same)), halves);
-        let singles = ["cuda.generic", "cuda.generic", "cuda.reshape_and_cache", "cuda.copy_blocks"];
+        let singles = ["cuda.generic", "cuda.generic", "cuda.fused", "cuda.copy_blocks"];
         assert_eq!(chosen(&auto, &cuda(Dtype::F32, KvDtype::Fp8E5m2)), singles);
         let old = Needs { compute_capability: Some((7, 5)), ..cuda(Dtype::F16, KvDtype::Same) };
         let error = share_a_cache(&auto, &old).err().unwrap().to_string();

@@ -1,12 +1,12 @@
 //! What CUDA kernels need on the device beside caches and queries: the arrays of a step, and room for partial results.
 //!
 //! Made once for the greatest step and loaded once a step, however many layers there are; neither a load nor a launch
-//! allocates device memory. What is loaded is checked here, so that the kernels, which check nothing, stay inside of the
+//! allocates device memory. A load sends what differs from the one before, and waits for nothing. What is loaded is checked here, so that the kernels, which check nothing, stay inside of the
 //! cache: lengths, block ids, slots. A launch then compares its arguments with what was loaded.
 
 use std::collections::HashSet;
 
-use device::{Buffer, Device, DeviceError};
+use device::{Buffer, Device, DeviceError, Mirror};
 
 use crate::args::{AttentionBatch, KernelError, PARTITION, at_least, check_copies, check_slots};
 
@@ -64,25 +64,23 @@ impl WorkspaceLimits {
 pub struct Workspace {
     limits: WorkspaceLimits,
     /// `[num_seqs, max_blocks]` i32.
-    pub(crate) block_tables: Buffer,
+    block_tables: Mirror,
     /// `[num_seqs]` u32.
-    pub(crate) context_lens: Buffer,
+    context_lens: Mirror,
     /// `[num_seqs + 1]` u32.
-    pub(crate) query_starts: Buffer,
+    query_starts: Mirror,
     /// `[rows]` i64.
-    pub(crate) slot_mapping: Buffer,
+    slot_mapping: Mirror,
     /// `[copies, 2]` u32.
-    pub(crate) pairs: Buffer,
+    pairs: Mirror,
     /// `[split_rows, num_heads, max_partitions, head_dim]` f32.
     pub(crate) partial_sums: Buffer,
     /// `[split_rows, num_heads, max_partitions, 2]` f32.
     pub(crate) partial_states: Buffer,
     /// `[num_heads]` f32.
-    pub(crate) alibi_slopes: Buffer,
+    alibi_slopes: Mirror,
     /// What the buffers hold.
     loaded: Loaded,
-    /// Bytes on their way to the device.
-    staging: Vec<u8>,
 }
 
 #[derive(Default)]
@@ -107,16 +105,15 @@ impl Workspace {
         let [tables, lens, starts, slots, pairs, sums, states] = limits.sizes();
         Ok(Workspace {
             limits,
-            block_tables: device.alloc(tables)?,
-            context_lens: device.alloc(lens)?,
-            query_starts: device.alloc(starts)?,
-            slot_mapping: device.alloc(slots)?,
-            pairs: device.alloc(pairs)?,
+            block_tables: Mirror::new(device, tables)?,
+            context_lens: Mirror::new(device, lens)?,
+            query_starts: Mirror::new(device, starts)?,
+            slot_mapping: Mirror::new(device, slots)?,
+            pairs: Mirror::new(device, pairs)?,
             partial_sums: device.alloc(sums)?,
             partial_states: device.alloc(states)?,
-            alibi_slopes: device.alloc(limits.num_heads * size_of::<f32>())?,
+            alibi_slopes: Mirror::new(device, limits.num_heads * size_of::<f32>())?,
             loaded: Loaded::default(),
-            staging: Vec::new(),
         })
     }
 
@@ -148,11 +145,10 @@ impl Workspace {
         self.loaded.context_lens.clear();
         self.loaded.query_starts.clear();
         self.loaded.slot_mapping.clear();
-        let staging = &mut self.staging;
-        put(device, staging, &mut self.block_tables, batch.block_tables.iter().map(|x| x.to_ne_bytes()))?;
-        put(device, staging, &mut self.context_lens, batch.context_lens.iter().map(|x| x.to_ne_bytes()))?;
-        put(device, staging, &mut self.query_starts, batch.query_starts.iter().map(|x| x.to_ne_bytes()))?;
-        put(device, staging, &mut self.slot_mapping, slot_mapping.iter().map(|x| x.to_ne_bytes()))?;
+        self.block_tables.set(device, batch.block_tables.iter().map(|x| x.to_ne_bytes()))?;
+        self.context_lens.set(device, batch.context_lens.iter().map(|x| x.to_ne_bytes()))?;
+        self.query_starts.set(device, batch.query_starts.iter().map(|x| x.to_ne_bytes()))?;
+        self.slot_mapping.set(device, slot_mapping.iter().map(|x| x.to_ne_bytes()))?;
         self.loaded.context_lens.extend_from_slice(&batch.context_lens);
         self.loaded.query_starts.extend_from_slice(&batch.query_starts);
         self.loaded.slot_mapping.extend_from_slice(slot_mapping);
@@ -169,8 +165,8 @@ impl Workspace {
         at_least("copies that the workspace holds", self.limits.max_copies, copies.len())?;
         check_copies(copies, self.limits.num_blocks)?;
         self.loaded.copies.clear();
-        let words = copies.iter().flat_map(|&(from, to)| [from.to_ne_bytes(), to.to_ne_bytes()]);
-        put(device, &mut self.staging, &mut self.pairs, words)?;
+        let pair = |&(from, to): &(u32, u32)| (u64::from(to) << 32 | u64::from(from)).to_le_bytes();
+        self.pairs.set(device, copies.iter().map(pair))?;
         self.loaded.copies.extend_from_slice(copies);
         self.loaded.runs = runs(copies);
         Ok(())
@@ -182,9 +178,39 @@ impl Workspace {
     /// Another number of them.
     pub fn load_alibi_slopes(&mut self, device: &dyn Device, slopes: &[f32]) -> Result<(), KernelError> {
         crate::args::expect("alibi slopes", slopes.len(), self.limits.num_heads)?;
-        put(device, &mut self.staging, &mut self.alibi_slopes, slopes.iter().map(|x| x.to_ne_bytes()))?;
+        self.alibi_slopes.set(device, slopes.iter().map(|x| x.to_ne_bytes()))?;
         self.loaded.alibi_slopes = slopes.to_vec();
         Ok(())
+    }
+
+    /// `[num_seqs, max_blocks]` i32.
+    pub(crate) fn block_tables(&self) -> &Buffer {
+        self.block_tables.buffer()
+    }
+
+    /// `[num_seqs]` u32.
+    pub(crate) fn context_lens(&self) -> &Buffer {
+        self.context_lens.buffer()
+    }
+
+    /// `[num_seqs + 1]` u32.
+    pub(crate) fn query_starts(&self) -> &Buffer {
+        self.query_starts.buffer()
+    }
+
+    /// `[rows]` i64, as loaded last.
+    pub fn slot_mapping(&self) -> &Buffer {
+        self.slot_mapping.buffer()
+    }
+
+    /// `[copies, 2]` u32.
+    pub(crate) fn pairs(&self) -> &Buffer {
+        self.pairs.buffer()
+    }
+
+    /// `[num_heads]` f32.
+    pub(crate) fn alibi_slopes(&self) -> &Buffer {
+        self.alibi_slopes.buffer()
     }
 
     /// Whether this batch was loaded, for a kernel with that window. Block ids are not compared.
@@ -197,7 +223,7 @@ impl Workspace {
     }
 
     /// Whether these slots were loaded.
-    pub(crate) fn has_slots(&self, slot_mapping: &[i64]) -> bool {
+    pub fn has_slots(&self, slot_mapping: &[i64]) -> bool {
         self.loaded.slot_mapping == slot_mapping
     }
 
@@ -235,17 +261,6 @@ fn runs(copies: &[(u32, u32)]) -> Vec<usize> {
         }
     }
     runs
-}
-
-fn put<const N: usize>(
-    device: &dyn Device,
-    staging: &mut Vec<u8>,
-    to: &mut Buffer,
-    words: impl Iterator<Item = [u8; N]>,
-) -> Result<(), DeviceError> {
-    staging.clear();
-    words.for_each(|word| staging.extend_from_slice(&word));
-    device.upload(to, 0, staging)
 }
 
 #[cfg(test)]

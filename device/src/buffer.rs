@@ -1,5 +1,6 @@
 //! Device memory, whoever owns it.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::DeviceError;
@@ -25,6 +26,14 @@ pub(crate) struct SimMemory {
     pub memory: HostMemory,
     /// Of the device: held while a kernel runs or memory is copied.
     pub order: Arc<Mutex<()>>,
+    /// Of the device: bytes of all buffers.
+    pub allocated: Arc<AtomicU64>,
+}
+
+impl Drop for SimMemory {
+    fn drop(&mut self) {
+        self.allocated.fetch_sub(self.memory.len() as u64, Ordering::Relaxed);
+    }
 }
 
 impl Buffer {

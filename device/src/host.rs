@@ -6,22 +6,39 @@
 //! page-locked memory only after a wait ([`crate::queue`]).
 
 use std::ptr::copy_nonoverlapping;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use crate::buffer::{Buffer, Memory, SimMemory};
-use crate::gemm::{PackedMatrix, Quantization, WeightFormat};
+use crate::gemm::{PackedMatrix, Product, Quantization, WeightFormat, on_host};
 use crate::memory::HostMemory;
 use crate::pinned::{Locked, Pinned};
 use crate::queue::{Event, Mark, Progress, Queue};
 use crate::sim::Libraries;
 use crate::{Device, DeviceError, Isa, Launch, LaunchError, Matrix, MemoryInfo, Options, Pool};
 
+/// Memory of this machine now, or of the container that this process is in.
+pub fn host_memory() -> MemoryInfo {
+    let mut system = sysinfo::System::new();
+    system.refresh_memory();
+    let (total, available) = (system.total_memory(), system.available_memory());
+    // Inside a container the limit is the group's, not the machine's.
+    match system.cgroup_limits() {
+        Some(limits) if limits.total_memory > 0 => {
+            MemoryInfo { total: total.min(limits.total_memory), available: available.min(limits.free_memory) }
+        }
+        _ => MemoryInfo { total, available },
+    }
+}
+
 pub(crate) struct Host {
     pool: Pool,
     /// Held while memory is copied or a kernel runs.
     order: Arc<Mutex<()>>,
     progress: Arc<Progress>,
+    /// `cuda-sim`: bytes of all buffers.
+    allocated: Arc<AtomicU64>,
     /// `cuda-sim`: where kernels come from.
     kernels: Option<Libraries>,
 }
@@ -29,7 +46,7 @@ pub(crate) struct Host {
 impl Host {
     pub fn cpu(options: &Options) -> Result<Host, DeviceError> {
         let pool = Pool::new(options.threads)?;
-        Ok(Host { pool, order: Arc::default(), progress: Arc::default(), kernels: None })
+        Ok(Host { pool, order: Arc::default(), progress: Arc::default(), allocated: Arc::default(), kernels: None })
     }
 
     pub fn sim(options: &Options) -> Result<Host, DeviceError> {
@@ -81,30 +98,28 @@ impl Device for Host {
     }
 
     fn memory(&self) -> MemoryInfo {
-        let mut system = sysinfo::System::new();
-        system.refresh_memory();
-        let (total, available) = (system.total_memory(), system.available_memory());
-        // Inside a container the limit is the group's, not the machine's.
-        match system.cgroup_limits() {
-            Some(limits) if limits.total_memory > 0 => {
-                MemoryInfo { total: total.min(limits.total_memory), available: available.min(limits.free_memory) }
-            }
-            _ => MemoryInfo { total, available },
-        }
+        host_memory()
+    }
+
+    fn allocated(&self) -> Option<u64> {
+        self.kernels.as_ref().map(|_| self.allocated.load(Ordering::Relaxed))
     }
 
     fn alloc(&self, bytes: usize) -> Result<Buffer, DeviceError> {
         let memory = match self.kernels {
             None => HostMemory::zeroed(bytes).map(Memory::Cpu),
-            Some(_) => HostMemory::guarded(bytes)
-                .map(|memory| Memory::Sim(SimMemory { memory, order: Arc::clone(&self.order) })),
+            Some(_) => HostMemory::guarded(bytes).map(|memory| {
+                self.allocated.fetch_add(bytes as u64, Ordering::Relaxed);
+                let (order, allocated) = (Arc::clone(&self.order), Arc::clone(&self.allocated));
+                Memory::Sim(SimMemory { memory, order, allocated })
+            }),
         };
         memory.map(Buffer).ok_or(DeviceError::OutOfMemory { device: self.name(), wanted: bytes })
     }
 
     fn matrix(&self, k: usize, parts: &[(WeightFormat, &[u8])]) -> Result<Matrix, DeviceError> {
         match self.kernels {
-            None => PackedMatrix::pack(k, parts).map(Matrix).ok_or(DeviceError::BadMatrix(k)),
+            None => PackedMatrix::pack(k, parts).map(Matrix::packed).ok_or(DeviceError::BadMatrix(k)),
             Some(_) => Err(DeviceError::NoMatrices(self.name())),
         }
     }
@@ -116,9 +131,29 @@ impl Device for Host {
         parts: &[(WeightFormat, &[u8])],
     ) -> Result<Matrix, DeviceError> {
         match self.kernels {
-            None => PackedMatrix::quantize(&self.pool, quantization, k, parts).map(Matrix),
+            None => PackedMatrix::quantize(&self.pool, quantization, k, parts).map(Matrix::packed),
             Some(_) => Err(DeviceError::NoQuantization { device: self.name(), quantization }),
         }
+    }
+
+    fn is_host(&self) -> bool {
+        self.kernels.is_none()
+    }
+
+    fn product(&self, product: Product<'_>) -> Result<(), DeviceError> {
+        if self.kernels.is_none() {
+            return Err(DeviceError::NoMatrices(self.name()));
+        }
+        let dense = product.check(self.name())?;
+        let (weights, x) = (self.own(&dense.numbers)?.view::<u8>()?, self.own(product.x)?.view::<u8>()?);
+        let bias = product.bias.map(|bias| self.own(bias)?.view::<u8>()).transpose()?;
+        self.own(product.y)?;
+        let Memory::Sim(SimMemory { memory: y, .. }) = &mut product.y.0 else {
+            return Err(DeviceError::WrongDevice { expected: self.name(), found: "cpu" });
+        };
+        let _order = self.in_order();
+        on_host(dense, weights, product.rows, x, bias, (y.view_mut()?, product.y_format));
+        Ok(())
     }
 
     fn pool(&self) -> &Pool {

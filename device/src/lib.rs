@@ -14,8 +14,8 @@
 //! | `cuda-sim` | this process's, with the door shut and guards around every buffer | the same sources as host code ([`sim`]) |
 //!
 //! A caller that stays within [`Device`] does not learn which one it has, and what one forbids the others forbid: that
-//! is how the CUDA path of a program is tested on a machine without a GPU. What runs today: models on `cpu`, which is
-//! what `"auto"` takes; kernels by themselves on the other two, which have no matrix products yet.
+//! is how the CUDA path of a program is tested on a machine without a GPU. Layers are host code over packed
+//! weights on `cpu` ([`Device::matrix`]), and launches with [`Device::product`]s between them on the other two.
 //!
 //! ```
 //! use device::Queue;
@@ -53,12 +53,14 @@ pub mod gemm;
 mod host;
 mod launch;
 mod memory;
+mod mirror;
 mod pinned;
 mod pool;
 mod queue;
 pub mod roofline;
 pub mod sim;
 pub mod simd;
+mod upload;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -66,12 +68,15 @@ use std::sync::Arc;
 pub use buffer::Buffer;
 pub use cuda::{CudaError, Refusal};
 pub use error::DeviceError;
+pub use host::host_memory;
 pub use launch::{Arg, Launch, LaunchError};
 pub use memory::Element;
+pub use mirror::Mirror;
 pub use pinned::Pinned;
 pub use pool::Pool;
 pub use queue::{Event, Queue};
 pub use simd::Isa;
+pub use upload::Uploader;
 
 /// Bytes of memory of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,6 +98,11 @@ pub trait Device: Send + Sync {
     fn description(&self) -> String;
     /// Memory now.
     fn memory(&self) -> MemoryInfo;
+    /// Bytes of all buffers that are alive, where the device counts them: `cuda-sim` does, so that a plan of memory can be
+    /// held to it.
+    fn allocated(&self) -> Option<u64> {
+        None
+    }
     /// Zeroed memory, 64-byte aligned. Untouched pages cost nothing on a CPU.
     fn alloc(&self, bytes: usize) -> Result<Buffer, DeviceError>;
     /// A weight matrix `[n, k]`, given as the rows of one or more checkpoint tensors one below the other, in the form
@@ -107,6 +117,29 @@ pub trait Device: Send + Sync {
     ) -> Result<Matrix, DeviceError> {
         Err(DeviceError::NoQuantization { device: self.name(), quantization })
     }
+    /// Whether weights are packed for the CPU ([`Device::matrix`]) and layers are host code. Else weights are
+    /// [`Matrix::dense`], and products are [`Device::product`].
+    fn is_host(&self) -> bool {
+        false
+    }
+    /// Opens what products need now rather than at the first one. On `cuda` that is cuBLASLt and its workspace.
+    ///
+    /// # Errors
+    /// It is not there.
+    fn load_products(&self) -> Result<(), DeviceError> {
+        Ok(())
+    }
+    /// Bytes of device memory that [`Device::load_products`] takes.
+    fn product_bytes(&self) -> u64 {
+        0
+    }
+    /// Gives a matrix product to [`Queue::Compute`].
+    ///
+    /// # Errors
+    /// Operands of another size or device; [`DeviceError::NoMatrices`] where there are none.
+    fn product(&self, _product: gemm::Product<'_>) -> Result<(), DeviceError> {
+        Err(DeviceError::NoMatrices(self.name()))
+    }
     /// The host threads that feed the device; on a CPU, the ones that compute.
     fn pool(&self) -> &Pool;
 
@@ -116,6 +149,10 @@ pub trait Device: Send + Sync {
     fn download(&self, from: &Buffer, at: usize, bytes: &mut [u8]) -> Result<(), DeviceError>;
     /// Copies `bytes` bytes between two buffers, in order with the launches.
     fn copy(&self, from: &Buffer, at: usize, to: &mut Buffer, to_at: usize, bytes: usize) -> Result<(), DeviceError>;
+    /// Sets bytes of a buffer, in order with the launches.
+    fn fill(&self, buffer: &mut Buffer, at: usize, bytes: usize, byte: u8) -> Result<(), DeviceError> {
+        self.upload(buffer, at, &vec![byte; bytes])
+    }
     /// Waits for both queues.
     ///
     /// # Errors
@@ -175,23 +212,64 @@ pub trait Device: Send + Sync {
     }
 }
 
-/// A weight matrix on a device; made by [`Device::matrix`].
-pub struct Matrix(gemm::PackedMatrix);
+/// A weight matrix on a device; made by [`Device::matrix`] or [`Matrix::dense`].
+pub struct Matrix(Stored);
+
+enum Stored {
+    Packed(gemm::PackedMatrix),
+    Dense(gemm::Dense),
+}
 
 impl Matrix {
     /// Outputs.
     pub fn n(&self) -> usize {
-        self.0.n()
+        match &self.0 {
+            Stored::Packed(packed) => packed.n(),
+            Stored::Dense(dense) => dense.n,
+        }
     }
 
     /// Inputs.
     pub fn k(&self) -> usize {
-        self.0.k()
+        match &self.0 {
+            Stored::Packed(packed) => packed.k(),
+            Stored::Dense(dense) => dense.k,
+        }
     }
 
     /// The packed weights, for code that runs on the CPU (an error for memory that it can not reach).
     pub fn host(&self) -> Result<&gemm::PackedMatrix, DeviceError> {
-        Ok(&self.0)
+        match &self.0 {
+            Stored::Packed(packed) => Ok(packed),
+            Stored::Dense(dense) => Err(DeviceError::NotOnHost(dense.numbers.device())),
+        }
+    }
+
+    /// Row-major weights `[n, k]` of one type, for [`Device::product`].
+    ///
+    /// # Errors
+    /// The buffer holds another number of them.
+    pub fn dense(format: gemm::WeightFormat, n: usize, k: usize, numbers: Buffer) -> Result<Matrix, DeviceError> {
+        if numbers.len_bytes() != n * k * format.bytes() {
+            return Err(DeviceError::BadMatrix(k));
+        }
+        Ok(Matrix(Stored::Dense(gemm::Dense { numbers, format, n, k })))
+    }
+
+    /// The buffer of [`Matrix::dense`], for kernels that read rows of it; `None` for packed weights.
+    pub fn numbers(&self) -> Option<&Buffer> {
+        self.stored_dense().map(|dense| &dense.numbers)
+    }
+
+    pub(crate) fn packed(packed: gemm::PackedMatrix) -> Matrix {
+        Matrix(Stored::Packed(packed))
+    }
+
+    pub(crate) fn stored_dense(&self) -> Option<&gemm::Dense> {
+        match &self.0 {
+            Stored::Packed(_) => None,
+            Stored::Dense(dense) => Some(dense),
+        }
     }
 }
 

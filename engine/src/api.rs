@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use attention_kernels::Dtype;
 use device::gemm::Quantization;
 use models::Pooling;
 use sampling::{SamplingParams, TokenLogprobs};
@@ -207,7 +208,7 @@ pub struct EngineConfig {
     /// How keys and values are kept.
     pub kv_cache_dtype: KvCacheDtype,
     /// Share of the device's free memory that becomes cache when `kv_cache_memory_bytes` is not given.
-    pub gpu_memory_utilization: f64,
+    pub gpu_memory_utilization: Option<f64>,
     /// Bytes of host memory that the keys and values of preempted requests may be moved to; 0 for none.
     pub swap_space_bytes: u64,
     /// What becomes of a preempted request's keys and values.
@@ -233,6 +234,8 @@ pub struct EngineConfig {
     pub threads: Option<usize>,
     /// What the matrices of the checkpoint are made into while they are read; `None` keeps their type.
     pub quantization: Option<Quantization>,
+    /// Type that the model is computed in; `None`: that of the checkpoint on a GPU, float32 on a CPU, which has no other.
+    pub dtype: Option<Dtype>,
     /// `[kernels]`: operation to variant name or `"auto"`.
     pub kernels: attention_kernels::KernelChoice,
 }
@@ -348,7 +351,7 @@ impl Default for EngineConfig {
             max_model_len: None,
             kv_cache_memory_bytes: None,
             kv_cache_dtype: KvCacheDtype::Auto,
-            gpu_memory_utilization: 0.4,
+            gpu_memory_utilization: None,
             swap_space_bytes: 0,
             preemption_mode: sched::PreemptionMode::Auto,
             max_num_seqs: 256,
@@ -361,6 +364,7 @@ impl Default for EngineConfig {
             seed: None,
             threads: None,
             quantization: None,
+            dtype: None,
             kernels: attention_kernels::KernelChoice::default(),
         }
     }

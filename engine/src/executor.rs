@@ -3,20 +3,19 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use attention_kernels::{BlockCopyArgs, KernelError, KernelSet, KvCache};
-use device::Device;
+use attention_kernels::{KernelError, KvCache};
+use device::{Device, DeviceError, Pinned, Queue};
 use models::{ForwardBatch, Model};
 use sched::{BlockId, MemOp, SeqId, Span, StepPlan};
 
 /// The model, its paged cache, and the block tables as the plans have described them.
 pub(crate) struct Executor {
     device: Arc<dyn Device>,
-    kernels: KernelSet,
     model: Model,
     /// One for each place in a page.
     caches: Vec<KvCache>,
-    /// The same in host memory, for requests that are swapped out.
-    host: Vec<KvCache>,
+    /// Pages of requests that are swapped out, for each of them.
+    host: Vec<HostPages>,
     /// One table per group of layers; −1 behind a window.
     tables: HashMap<SeqId, Vec<Vec<i32>>>,
     batch: ForwardBatch,
@@ -33,14 +32,14 @@ pub(crate) struct Executor {
 impl Executor {
     pub fn new(
         device: Arc<dyn Device>,
-        kernels: KernelSet,
         model: Model,
         caches: Vec<KvCache>,
-        host: Vec<KvCache>,
-    ) -> Executor {
-        Executor {
+        host_blocks: usize,
+    ) -> Result<Executor, DeviceError> {
+        let pages = |cache: &KvCache| HostPages::new(&*device, cache, host_blocks);
+        let host = caches.iter().map(pages).collect::<Result<_, _>>()?;
+        Ok(Executor {
             device,
-            kernels,
             model,
             caches,
             host,
@@ -51,7 +50,7 @@ impl Executor {
             copies: Vec::new(),
             #[cfg(test)]
             fault_after: None,
-        }
+        })
     }
 
     pub fn vocab_size(&self) -> usize {
@@ -132,21 +131,18 @@ impl Executor {
                     MemOp::Poison { block, from_slot } => self.poison(block, from_slot)?,
                     MemOp::SwapOut { src, dst } => {
                         for (cache, host) in self.caches.iter().zip(&mut self.host) {
-                            cache.copy_block_to(&*self.device, src.index(), host, dst.index())?;
+                            host.take(&*self.device, cache, src.index(), dst.index())?;
                         }
                     }
                     MemOp::SwapIn { src, dst } => {
                         for (cache, host) in self.caches.iter_mut().zip(&self.host) {
-                            host.copy_block_to(&*self.device, src.index(), cache, dst.index())?;
+                            host.give(&*self.device, src.index(), cache, dst.index())?;
                         }
                     }
                 }
             }
             if !self.copies.is_empty() {
-                for cache in &mut self.caches {
-                    self.kernels
-                        .block_copy(&*self.device, BlockCopyArgs { copies: &self.copies, cache, workspace: None })?;
-                }
+                self.model.copy_blocks(&self.copies, &mut self.caches)?;
             }
         }
         Ok(())
@@ -173,5 +169,36 @@ impl Executor {
     /// Makes what must not be read again loud, in all layers (debug builds order this).
     fn poison(&mut self, block: BlockId, from_slot: usize) -> Result<(), KernelError> {
         self.caches.iter_mut().try_for_each(|cache| cache.poison(&*self.device, block.index(), from_slot))
+    }
+}
+
+/// Page-locked host memory for pages of one place: blocks go there and back in order with the launches, and nobody waits.
+struct HostPages {
+    keys: Pinned,
+    values: Pinned,
+}
+
+impl HostPages {
+    fn new(device: &dyn Device, cache: &KvCache, blocks: usize) -> Result<HostPages, DeviceError> {
+        let bytes = blocks.saturating_mul(cache.block_bytes());
+        Ok(HostPages { keys: device.pinned(bytes)?, values: device.pinned(bytes)? })
+    }
+
+    /// Block `src` of the cache becomes block `dst` here.
+    fn take(&mut self, device: &dyn Device, cache: &KvCache, src: usize, dst: usize) -> Result<(), DeviceError> {
+        let bytes = cache.block_bytes();
+        for (pages, host) in [(&cache.keys, &mut self.keys), (&cache.values, &mut self.values)] {
+            device.download_async(Queue::Compute, pages, src * bytes, host, dst * bytes, bytes)?;
+        }
+        Ok(())
+    }
+
+    /// Block `src` here becomes block `dst` of the cache.
+    fn give(&self, device: &dyn Device, src: usize, cache: &mut KvCache, dst: usize) -> Result<(), DeviceError> {
+        let bytes = cache.block_bytes();
+        for (host, pages) in [(&self.keys, &mut cache.keys), (&self.values, &mut cache.values)] {
+            device.upload_async(Queue::Compute, host, src * bytes, pages, dst * bytes, bytes)?;
+        }
+        Ok(())
     }
 }

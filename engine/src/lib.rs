@@ -19,6 +19,7 @@
 
 mod api;
 mod beam;
+mod budget;
 mod check;
 mod core;
 mod draw;
@@ -47,7 +48,7 @@ pub mod kernels {
 }
 
 pub use api::*;
-pub use attention_kernels::KernelChoice;
+pub use attention_kernels::{Dtype, KernelChoice};
 pub use core::{Engine, TokenEvent};
 pub use device::gemm::Quantization;
 pub use error::{EngineError, SubmitError};

@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
-use attention_kernels::{CacheFormat, KernelSet, Needs, select};
-use device::Device;
+use attention_kernels::{CacheFormat, Dtype, KernelSet, KvDtype, Needs, select};
+use device::{Device, DeviceError};
 use models::{
-    ChatTemplate, GenerationDefaults, LayerGroup, Model, ModelConfig, ModelFiles, Pooling, Tokenizer, Weights,
+    ChatTemplate, GenerationDefaults, LayerGroup, Model, ModelConfig, ModelFiles, Pooling, Tokenizer, WeightDtype,
+    Weights,
 };
 use sched::{CacheGroup, SchedConfig, Scheduler};
 
@@ -22,8 +23,12 @@ pub type Progress<'a> = &'a (dyn Fn(u64, u64) + Sync);
 pub(crate) struct Opened {
     pub files: ModelFiles,
     pub config: ModelConfig,
+    pub weights: Weights,
     pub device: Arc<dyn Device>,
+    pub dtype: Dtype,
     pub kernels: KernelSet,
+    /// Why `auto` took no GPU.
+    pub no_gpu: Option<String>,
 }
 
 /// Everything a handle needs.
@@ -42,58 +47,95 @@ pub(crate) fn open(engine: &EngineConfig) -> Result<Opened, EngineError> {
         ModelSource::Folder(path) => ModelFiles::open(path)?,
     };
     let config = ModelConfig::load(&files)?;
-    let options =
-        device::Options { threads: engine.threads, kernels: engine.kernels_dir.clone(), ..Default::default() };
-    let device = device::open_with(&engine.device, &options)?;
-    let kernels = select(&engine.kernels, &needs(engine, &config, &*device)?)?;
-    Ok(Opened { files, config, device, kernels })
+    let weights = Weights::open(&files)?;
+    let (device, no_gpu) = open_device(engine)?;
+    let dtype = dtype(engine, &*device, &weights)?;
+    let kernels = select(&engine.kernels, &needs(engine, &config, &*device, dtype)?)?;
+    Ok(Opened { files, config, weights, device, dtype, kernels, no_gpu })
 }
 
-fn needs(engine: &EngineConfig, config: &ModelConfig, device: &dyn Device) -> Result<Needs, EngineError> {
-    let needs = Needs {
+/// The device that was asked for. `auto` looks for a GPU and says why it takes the CPU instead.
+fn open_device(engine: &EngineConfig) -> Result<(Arc<dyn Device>, Option<String>), DeviceError> {
+    let options =
+        device::Options { threads: engine.threads, kernels: engine.kernels_dir.clone(), ..Default::default() };
+    if engine.device != "auto" {
+        return Ok((device::open_with(&engine.device, &options)?, None));
+    }
+    let why = match device::open_with("cuda", &options) {
+        // As with kernels: what has not been proven on a card is taken by its name alone.
+        Ok(gpu) => format!("{}: models are not proven on a GPU yet, --device cuda takes it", gpu.description()),
+        Err(missing) => missing.to_string().trim_start_matches("--device cuda: ").to_string(),
+    };
+    Ok((device::open_with("cpu", &options)?, Some(why)))
+}
+
+/// What the model is computed in.
+fn dtype(engine: &EngineConfig, device: &dyn Device, weights: &Weights) -> Result<Dtype, EngineError> {
+    match (device.is_host(), engine.dtype) {
+        (true, None | Some(Dtype::F32)) => Ok(Dtype::F32),
+        (true, Some(other)) => Err(EngineError::Config {
+            flag: "--dtype",
+            found: if other == Dtype::F16 { "float16" } else { "bfloat16" }.to_string(),
+            expected: "auto or float32: a CPU computes with weights of every type in float32; or use --device cuda"
+                .to_string(),
+        }),
+        (false, Some(dtype)) => Ok(dtype),
+        (false, None) => Ok(match weights.get("model.embed_tokens.weight").map(|view| view.dtype) {
+            Some(WeightDtype::F16) => Dtype::F16,
+            Some(WeightDtype::BF16) => Dtype::Bf16,
+            Some(WeightDtype::F32) | None => Dtype::F32,
+        }),
+    }
+}
+
+fn needs(engine: &EngineConfig, config: &ModelConfig, device: &dyn Device, dtype: Dtype) -> Result<Needs, EngineError> {
+    let refused =
+        |expected| EngineError::Config { flag: "--kv-cache-dtype", found: engine.kv_cache_dtype.to_string(), expected };
+    let kv_dtype = engine.kv_cache_dtype.stored(dtype);
+    let kv_dtype =
+        kv_dtype.ok_or_else(|| refused(format!("at most the {dtype} that the model computes in; leave it at auto")))?;
+    if !device.is_host() && !KvDtype::COMMON.contains(&kv_dtype) {
+        let name = device.name();
+        return Err(refused(format!("auto, fp8_e4m3 or fp8_e5m2, which {name} has kernels for; or use --device cpu")));
+    }
+    Ok(Needs {
+        dtype,
+        kv_dtype,
         head_dim: config.head_dim,
         block_size: engine.block_size,
         window: config.layer_windows.iter().any(Option::is_some),
         ..Needs::on(device)
-    };
-    let stored = engine.kv_cache_dtype.stored(needs.dtype).ok_or_else(|| EngineError::Config {
-        flag: "--kv-cache-dtype",
-        found: engine.kv_cache_dtype.to_string(),
-        expected: format!("at most the {} that the model computes in; leave it at auto", needs.dtype),
-    })?;
-    Ok(Needs { kv_dtype: stored, ..needs })
+    })
 }
 
 /// The kernel registry as a table for this configuration: what each variant can do here, what was chosen and why.
 pub fn describe_kernels(engine: &EngineConfig) -> Result<String, EngineError> {
-    let opened = open(engine)?;
-    Ok(attention_kernels::describe(&engine.kernels, &needs(engine, &opened.config, &*opened.device)?)?)
+    let Opened { config, device, dtype, .. } = open(engine)?;
+    Ok(attention_kernels::describe(&engine.kernels, &needs(engine, &config, &*device, dtype)?)?)
 }
 
 /// What a start with this configuration would take. Reads no weight, but all that can be wrong with the folder is found.
 pub fn plan(engine: &EngineConfig) -> Result<Plan, EngineError> {
     let opened = open(engine)?;
     Tokenizer::load(&opened.files)?.check(opened.config.vocab_size)?;
-    let weights = Weights::open(&opened.files)?;
-    models::check_weights(&opened.config, &weights)?;
-    let weight_bytes = models::weight_bytes(&opened.config, &weights, engine.quantization)?;
-    kv_scales_line(&opened.config, &weights, opened.kernels.format)?;
-    Plan::new(engine, &opened.config, &*opened.device, &opened.files.name(), weight_bytes, opened.kernels.format)
+    models::check_weights(&opened.config, &opened.weights)?;
+    kv_scales_line(&opened.config, &opened.weights, opened.kernels.format)?;
+    Plan::new(engine, &opened)
 }
 
 pub(crate) fn load(engine: &EngineConfig, progress: Progress<'_>) -> Result<Loaded, EngineError> {
-    let Opened { files, config, device, kernels } = open(engine)?;
-    let defaults = GenerationDefaults::load(&files, &config)?;
-    let tokenizer = Arc::new(Tokenizer::load(&files)?);
-    tokenizer.check(config.vocab_size)?;
-    let chat_template = ChatTemplate::load(&files)?;
-    let weights = Weights::open(&files)?;
-    let weight_bytes = models::weight_bytes(&config, &weights, engine.quantization)?;
-    let plan = Plan::new(engine, &config, &*device, &files.name(), weight_bytes, kernels.format)?;
+    let opened = open(engine)?;
+    let defaults = GenerationDefaults::load(&opened.files, &opened.config)?;
+    let tokenizer = Arc::new(Tokenizer::load(&opened.files)?);
+    tokenizer.check(opened.config.vocab_size)?;
+    let chat_template = ChatTemplate::load(&opened.files)?;
+    let plan = Plan::new(engine, &opened)?;
+    let Opened { files, config, weights, device, kernels, no_gpu, .. } = opened;
     let kv_scales = kv_scales_line(&config, &weights, kernels.format)?;
+    let available = device.memory().available;
     let (quantization, max_rows) = (engine.quantization, engine.max_num_batched_tokens);
     let progress = |done, total| progress(done, total);
-    let model = Model::load(&config, &weights, device.clone(), kernels, quantization, max_rows, &progress)?;
+    let mut model = Model::load(&config, &weights, device.clone(), kernels, quantization, max_rows, &progress)?;
     let scheduler = Scheduler::new(SchedConfig {
         max_num_seqs: engine.max_num_seqs,
         max_num_batched_tokens: engine.max_num_batched_tokens,
@@ -106,8 +148,13 @@ pub(crate) fn load(engine: &EngineConfig, progress: Progress<'_>) -> Result<Load
         preemption_mode: engine.preemption_mode,
         ..SchedConfig::new(plan.num_blocks, engine.block_size)
     })?;
-    let caches = model.new_cache(plan.num_blocks, engine.block_size)?;
-    let host = model.new_cache(plan.host_blocks, engine.block_size)?;
+    model.reserve(&plan.step_limits)?;
+    let mut caches = model.new_cache(plan.num_blocks, engine.block_size)?;
+    if device.compute_capability().is_some() {
+        // The plan, confirmed by the greatest step.
+        model.warm_up(&mut caches)?;
+        plan.compare(available, device.memory());
+    }
     let info = ModelInfo {
         name: files.name(),
         architecture: format!("{:?}ForCausalLM", config.architecture),
@@ -119,9 +166,9 @@ pub(crate) fn load(engine: &EngineConfig, progress: Progress<'_>) -> Result<Load
         eos_token_ids: defaults.eos_token_ids.clone(),
         num_blocks: plan.num_blocks,
         block_size: engine.block_size,
-        notes: notes(&*device, &kernels, &plan, kv_scales),
+        notes: notes(&*device, &kernels, &plan, kv_scales, no_gpu),
     };
-    let executor = Executor::new(device, kernels, model, caches, host);
+    let executor = Executor::new(device, model, caches, plan.host_blocks)?;
     let seed = engine.seed.unwrap_or_else(random_seed);
     let engine = Engine::new(scheduler, executor, defaults.eos_token_ids.clone(), plan.max_model_len, seed);
     Ok(Loaded { engine, tokenizer, chat_template, defaults, info })
@@ -133,15 +180,27 @@ fn cache_group(group: &LayerGroup) -> CacheGroup {
 }
 
 /// The choices made for the user, one line each.
-fn notes(device: &dyn Device, kernels: &KernelSet, plan: &Plan, kv_scales: Option<String>) -> Vec<String> {
+fn notes(
+    device: &dyn Device,
+    kernels: &KernelSet,
+    plan: &Plan,
+    kv_scales: Option<String>,
+    no_gpu: Option<String>,
+) -> Vec<String> {
     let chosen: Vec<String> = kernels.all().iter().map(|v| format!("{} {}", v.operation, v.name)).collect();
     let mut notes = vec![
         format!("device: {}, {}", device.name(), device.description()),
         format!("kernels: {}", chosen.join(", ")),
         plan.weights_line(),
+        plan.step_line(),
         plan.cache_line(),
     ];
+    // With the table of sequence length against concurrency.
+    tracing::info!("\n{plan}");
     notes.extend(kv_scales);
+    if let Some(why) = no_gpu {
+        notes.insert(1, format!("no GPU is used: {why}"));
+    }
     notes
 }
 

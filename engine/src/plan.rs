@@ -2,14 +2,15 @@
 
 use std::fmt;
 
-use attention_kernels::CacheFormat;
-use device::Device;
+use device::MemoryInfo;
 use device::gemm::Quantization;
-use models::{Model, ModelConfig, PageLayout};
+use models::{Model, PageLayout, StepLimits};
 
 use crate::api::EngineConfig;
+use crate::budget::Budget;
 use crate::error::EngineError;
 use crate::kv_cache::KvCacheDtype;
+use crate::load::Opened;
 
 /// Memory of a start, known without reading a weight.
 #[derive(Clone, Debug, PartialEq)]
@@ -20,6 +21,8 @@ pub struct Plan {
     pub weight_bytes: u64,
     /// What their matrices are made into.
     pub quantization: Option<Quantization>,
+    /// Type of the matrices where it is not the checkpoint's.
+    pub dtype: Option<attention_kernels::Dtype>,
     /// Buffers of the greatest step.
     pub step_bytes: u64,
     /// Keys and values of one token in all layers.
@@ -40,19 +43,15 @@ pub struct Plan {
     pub limited_by_pool: bool,
     /// Sequences in one step.
     pub max_num_seqs: usize,
+    /// The greatest step, which the buffers are made for.
+    pub step_limits: StepLimits,
     /// Why the pool has this size.
     pub reason: String,
 }
 
 impl Plan {
-    pub(crate) fn new(
-        engine: &EngineConfig,
-        config: &ModelConfig,
-        device: &dyn Device,
-        model: &str,
-        weight_bytes: u64,
-        format: CacheFormat,
-    ) -> Result<Plan, EngineError> {
+    pub(crate) fn new(engine: &EngineConfig, opened: &Opened) -> Result<Plan, EngineError> {
+        let Opened { config, device, dtype, .. } = opened;
         let block_size = engine.block_size;
         if !block_size.is_power_of_two() || !(8..=128).contains(&block_size) {
             return Err(bad("--block-size", block_size, "a power of two from 8 to 128"));
@@ -64,12 +63,8 @@ impl Plan {
                 return Err(bad(flag, value, "1 to 1048576"));
             }
         }
-        if !(engine.gpu_memory_utilization > 0.0 && engine.gpu_memory_utilization <= 1.0) {
-            return Err(bad(
-                "--gpu-memory-utilization",
-                engine.gpu_memory_utilization,
-                "a share above 0 and at most 1",
-            ));
+        if let Some(share) = engine.gpu_memory_utilization.filter(|share| !(*share > 0.0 && *share <= 1.0)) {
+            return Err(bad("--gpu-memory-utilization", share, "a share above 0 and at most 1"));
         }
         let context = config.max_position_embeddings;
         if let Some(wanted) = engine.max_model_len
@@ -83,17 +78,37 @@ impl Plan {
         }
         let layout = PageLayout::new(config);
         let groups = layout.groups.len();
-        let page_bytes_per_token = layout.page_bytes_per_token(config, format);
+        let page_bytes_per_token = layout.page_bytes_per_token(config, &opened.kernels.format);
         let kv_bytes_per_token = page_bytes_per_token * groups as u64;
         let block_bytes = page_bytes_per_token * block_size as u64;
-        let step_bytes = Model::step_bytes(config, engine.max_num_batched_tokens, engine.quantization);
         let wanted_len = engine.max_model_len.unwrap_or(context);
+        let limits = |max_rows, max_model_len, num_blocks| {
+            let max_seqs = engine.max_num_seqs;
+            StepLimits { max_rows, max_seqs, max_model_len, block_size, num_blocks }
+        };
+        let step_bytes = |rows, len| match device.is_host() {
+            true => Model::step_bytes(config, rows, engine.quantization),
+            false => Model::launched_step_bytes(config, *dtype, &limits(rows, len, 0)) + device.product_bytes(),
+        };
+        let weight_bytes = match device.is_host() {
+            true => models::weight_bytes(config, &opened.weights, engine.quantization)?,
+            false => models::dense_weight_bytes(config, *dtype),
+        };
+        let (memory, gpu) = (device.memory(), device.compute_capability().is_some());
+        let budget = Budget {
+            memory,
+            gpu,
+            share: engine.gpu_memory_utilization,
+            weights: weight_bytes,
+            step: &|rows| step_bytes(rows, wanted_len),
+            max_num_batched_tokens: engine.max_num_batched_tokens,
+            max_num_seqs: engine.max_num_seqs,
+            least: block_bytes * groups as u64,
+        };
         let (bytes, reason) = match engine.kv_cache_memory_bytes {
             Some(bytes) => (bytes, "--kv-cache-memory-bytes".to_string()),
             None => {
-                let free = device.memory().available.saturating_sub(weight_bytes + step_bytes);
-                let share = engine.gpu_memory_utilization;
-                let bytes = (free as f64 * share) as u64;
+                let (bytes, reason) = budget.cache()?;
                 // More blocks than all sequences at full length could own would never be used at once.
                 let useful = (engine.max_num_seqs as u64)
                     .saturating_mul((wanted_len.div_ceil(block_size) * groups) as u64)
@@ -101,7 +116,7 @@ impl Plan {
                 if useful < bytes {
                     (useful, format!("enough for {} sequences at full length", engine.max_num_seqs))
                 } else {
-                    (bytes, format!("{:.0} % of {} free memory", share * 100.0, Bytes(free)))
+                    (bytes, reason)
                 }
             }
         };
@@ -111,11 +126,12 @@ impl Plan {
             let expected = format!("at least {least} bytes, one block of {block_size} tokens");
             return Err(bad("--kv-cache-memory-bytes", bytes, expected));
         }
-        let total = device.memory().total;
+        let total = memory.total;
         if bytes > total {
             let expected = format!("at most the {total} bytes of memory that the device has");
             return Err(bad("--kv-cache-memory-bytes", bytes, expected));
         }
+        budget.fits(bytes)?;
         let num_blocks = usize::try_from(num_blocks.min(u64::from(u32::MAX / 2))).unwrap_or(usize::MAX);
         let pool_tokens = (num_blocks / groups).saturating_mul(block_size);
         if let Some(wanted) = engine.max_model_len
@@ -127,28 +143,45 @@ impl Plan {
             );
             return Err(bad("--max-model-len", wanted, expected));
         }
-        let host_free = total.saturating_sub(bytes);
+        // A GPU's blocks are swapped to the memory of the host; a CPU's cache is in it.
+        let host_free = if gpu { device::host_memory().available } else { total.saturating_sub(bytes) };
         if engine.swap_space_bytes > host_free {
             let expected = format!("at most {host_free} bytes, which is what the cache leaves of the memory");
             return Err(bad("--swap-space", engine.swap_space_bytes, expected));
         }
         let host_blocks = usize::try_from((engine.swap_space_bytes / block_bytes).min(u64::from(u32::MAX / 2)));
+        let max_model_len = wanted_len.min(pool_tokens);
         Ok(Plan {
-            model: model.to_string(),
+            model: opened.files.name(),
             weight_bytes,
+            dtype: (!device.is_host()).then_some(*dtype),
             quantization: engine.quantization,
-            step_bytes,
+            step_bytes: step_bytes(engine.max_num_batched_tokens, max_model_len),
+            step_limits: limits(engine.max_num_batched_tokens, max_model_len, num_blocks),
             kv_bytes_per_token,
             kv_cache_dtype: engine.kv_cache_dtype,
             block_size,
             groups,
             num_blocks,
             host_blocks: host_blocks.unwrap_or(usize::MAX),
-            max_model_len: wanted_len.min(pool_tokens),
+            max_model_len,
             limited_by_pool: wanted_len > pool_tokens,
             max_num_seqs: engine.max_num_seqs,
             reason,
         })
+    }
+
+    /// Says how far what a start took of a GPU is from what was planned.
+    pub(crate) fn compare(&self, available_before: u64, after: MemoryInfo) {
+        let cache = self.kv_bytes_per_token / self.groups as u64 * (self.num_blocks * self.block_size) as u64;
+        let planned = self.weight_bytes + self.step_bytes + cache;
+        let taken = available_before.saturating_sub(after.available);
+        // The driver gives memory in pieces, and keeps some for code.
+        if taken > planned + planned / 50 + (256 << 20) {
+            tracing::warn!("the start took {} of the GPU, planned were {}", Bytes(taken), Bytes(planned));
+        } else {
+            tracing::info!("the start took {} of the GPU, planned were {}", Bytes(taken), Bytes(planned));
+        }
     }
 
     /// Tokens that the pool holds.
@@ -158,9 +191,17 @@ impl Plan {
 
     /// The weights in one line.
     pub fn weights_line(&self) -> String {
-        let form =
-            self.quantization.map_or("matrices in the checkpoint's type".to_string(), |q| format!("matrices in {q}"));
-        format!("weights: {}, {form}", Bytes(self.weight_bytes))
+        let form = match (self.quantization, self.dtype) {
+            (Some(quantization), _) => quantization.to_string(),
+            (None, Some(dtype)) => dtype.to_string(),
+            (None, None) => "the checkpoint's type".to_string(),
+        };
+        format!("weights: {}, matrices in {form}", Bytes(self.weight_bytes))
+    }
+
+    /// The buffers of a step in one line.
+    pub fn step_line(&self) -> String {
+        format!("activations: {}, for steps of {} tokens", Bytes(self.step_bytes), self.step_limits.max_rows)
     }
 
     /// The cache in one line.
@@ -188,12 +229,12 @@ impl Plan {
     }
 }
 
-fn bad(flag: &'static str, found: impl fmt::Display, expected: impl Into<String>) -> EngineError {
+pub(crate) fn bad(flag: &'static str, found: impl fmt::Display, expected: impl Into<String>) -> EngineError {
     EngineError::Config { flag, found: found.to_string(), expected: expected.into() }
 }
 
 /// A number of bytes as people read it.
-struct Bytes(u64);
+pub(crate) struct Bytes(pub u64);
 
 impl fmt::Display for Bytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -211,7 +252,7 @@ impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "model              {}", self.model)?;
         writeln!(f, "{}", self.weights_line().replacen("weights: ", "weights            ", 1))?;
-        writeln!(f, "step buffers       {}", Bytes(self.step_bytes))?;
+        writeln!(f, "{}", self.step_line().replacen("activations: ", "activations        ", 1))?;
         writeln!(f, "cache per token    {}", Bytes(self.kv_bytes_per_token))?;
         writeln!(
             f,

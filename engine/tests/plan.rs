@@ -35,7 +35,7 @@ fn sizes_that_can_not_be_had_name_their_flag() {
     assert!(error(&|c| c.kv_cache_memory_bytes = Some(1 << 60)).contains("memory that the device has"));
     assert!(error(&|c| c.block_size = 24).starts_with("--block-size: found 24"));
     assert!(error(&|c| c.max_num_seqs = 0).starts_with("--max-num-seqs: found 0"));
-    assert!(error(&|c| c.gpu_memory_utilization = 1.5).starts_with("--gpu-memory-utilization"));
+    assert!(error(&|c| c.gpu_memory_utilization = Some(1.5)).starts_with("--gpu-memory-utilization"));
     assert!(error(&|c| c.device = "abacus".into()).starts_with("--device: found \"abacus\""));
 }
 

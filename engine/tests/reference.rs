@@ -2,7 +2,10 @@
 //! log-probabilities whatever the block size, the chunks, the companions, the prefix cache or the kernels' threads, in every
 //! type of cache. (Narrower ones give tokens of their own; how far they are from the reference is in `kv_dtypes.rs`.)
 //!
-//! All pairs of settings run here; `QUIRE_TEST_ALL=1` (`cargo xtask test-all`) runs the full product.
+//! The same on the CUDA path, every launch run by `cuda-sim`: in float32 by the same demands, in halves within a bound.
+//!
+//! All pairs of settings run here, on `cuda-sim` for the shorter prompts and their first tokens; `QUIRE_TEST_ALL=1`
+//! (`cargo xtask test-all`) runs the full product and everything.
 
 #![allow(clippy::unwrap_used)]
 
@@ -10,15 +13,22 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use engine::{
-    Completion, EngineConfig, Event, GenerationParams, GenerationRequest, KvCacheDtype, Llm, ModelSource,
+    Completion, Dtype, EngineConfig, Event, GenerationParams, GenerationRequest, KvCacheDtype, Llm, ModelSource,
     SamplingParams,
 };
 use serde_json::Value;
 
 const CASES: [&str; 5] = ["llama", "llama31-rope", "mistral-sliding", "qwen2", "qwen3"];
 
-/// Greatest difference of a float32 log-probability from the reference (its README).
-const TOLERANCE: f64 = 2e-3;
+/// Greatest difference of a log-probability from the reference, which is float32 (its README): there 2e-3; in halves what
+/// transformers itself, with the same prompts and tokens, is off by in that type (0.069 and 0.57 at most in these cases).
+fn tolerance(sim: Option<Dtype>) -> f64 {
+    match sim {
+        None | Some(Dtype::F32) => 2e-3,
+        Some(Dtype::F16) => 0.069,
+        Some(Dtype::Bf16) => 0.57,
+    }
+}
 
 fn folder(case: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../models/tests/reference").join(case)
@@ -28,15 +38,19 @@ struct Prompt {
     ids: Vec<u32>,
     greedy: Vec<u32>,
     logprobs: Vec<f64>,
+    /// Of the likeliest token's logit over the next one's.
+    margins: Vec<f64>,
 }
 
 fn prompts(case: &str) -> Vec<Prompt> {
     let expected: Value = serde_json::from_slice(&std::fs::read(folder(case).join("expected.json")).unwrap()).unwrap();
     let ids = |v: &Value| -> Vec<u32> { v.as_array().unwrap().iter().map(|x| x.as_u64().unwrap() as u32).collect() };
+    let floats = |v: &Value| -> Vec<f64> { v.as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect() };
     let read = |p: &Value| Prompt {
         ids: ids(&p["ids"]),
         greedy: ids(&p["greedy"]["ids"]),
-        logprobs: p["greedy"]["logprobs"].as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect(),
+        logprobs: floats(&p["greedy"]["logprobs"]),
+        margins: floats(&p["greedy"]["margins"]),
     };
     expected["prompts"].as_array().unwrap().iter().map(read).collect()
 }
@@ -44,6 +58,8 @@ fn prompts(case: &str) -> Vec<Prompt> {
 /// One way to run the same prompts.
 #[derive(Clone, Copy, Debug)]
 struct Setting {
+    /// `None`: on the CPU; else on `cuda-sim`, computed in that type.
+    sim: Option<Dtype>,
     block_size: usize,
     budget: usize,
     prefix_cache: bool,
@@ -78,6 +94,15 @@ impl Setting {
             kv_cache_dtype: self.kv,
             ..Default::default()
         };
+        if let Some(dtype) = self.sim {
+            config.device = "cuda-sim".into();
+            config.kernels_dir = xtask::kernels::host::folder_for_tests();
+            config.dtype = Some(dtype);
+            // Of the same family as prefill: a row has the same bits whoever computes it.
+            if dtype != Dtype::F32 {
+                config.kernels.decode = "cuda.paged_gqa".into();
+            }
+        }
         if self.reference_kernels {
             for name in [&mut config.kernels.decode, &mut config.kernels.prefill, &mut config.kernels.linear] {
                 *name = "cpu.reference".into();
@@ -87,11 +112,16 @@ impl Setting {
     }
 }
 
-fn request(prompt: &[u32]) -> GenerationRequest {
+/// Everything, not the subset of an ordinary run.
+fn everything() -> bool {
+    std::env::var_os("QUIRE_TEST_ALL").is_some()
+}
+
+fn request(prompt: &[u32], max_tokens: usize) -> GenerationRequest {
     let sampling = SamplingParams { temperature: 0.0, logprobs: Some(5), ..Default::default() };
     GenerationRequest {
         prompt: prompt.to_vec(),
-        params: GenerationParams { sampling, max_tokens: Some(48), ignore_eos: true, ..Default::default() },
+        params: GenerationParams { sampling, max_tokens: Some(max_tokens), ignore_eos: true, ..Default::default() },
         ..Default::default()
     }
 }
@@ -101,7 +131,7 @@ type Bits = Vec<Vec<u32>>;
 
 fn run(case: &str, setting: Setting, prompts: &[Prompt]) -> Bits {
     let mut llm = Llm::new(setting.config(case)).unwrap();
-    let mut requests: Vec<GenerationRequest> = prompts.iter().map(|p| request(&p.ids)).collect();
+    let mut requests: Vec<GenerationRequest> = prompts.iter().map(|p| request(&p.ids, p.greedy.len())).collect();
     if setting.prefix_cache {
         // A first run fills the prefix cache, so that the second one reads it.
         llm.run(requests.clone()).unwrap();
@@ -127,15 +157,22 @@ fn run(case: &str, setting: Setting, prompts: &[Prompt]) -> Bits {
         }
     }
     if setting.prefix_cache {
-        assert!(llm.stats().prefix_cache_hits > 100, "{case} {setting:?}: the prefix cache was not read");
+        let least = prompts.iter().map(|p| p.ids.len() as u64).sum::<u64>() / 3;
+        assert!(llm.stats().prefix_cache_hits > least, "{case} {setting:?}: the prefix cache was not read");
     }
     let mut bits = Vec::new();
     for (prompt, (tokens, logprobs)) in prompts.iter().zip(scored) {
         if setting.exact() {
-            assert_eq!(tokens, prompt.greedy, "{case} {setting:?}, prompt of {} tokens", prompt.ids.len());
-        }
-        for (found, want) in logprobs.iter().zip(&prompt.logprobs).filter(|_| setting.exact()) {
-            assert!((f64::from(found.logprob) - want).abs() < TOLERANCE, "{case} {setting:?}: {found:?}, want {want}");
+            let tolerance = tolerance(setting.sim);
+            let same = tokens.iter().zip(&prompt.greedy).take_while(|(a, b)| a == b).count();
+            // Where the reference itself hesitates between two tokens, numbers of fewer bits may take the other one.
+            let may_differ = prompt.margins.get(same).is_some_and(|margin| *margin < 2.0 * tolerance);
+            let agrees = same == prompt.greedy.len() || may_differ;
+            assert!(agrees, "{case} {setting:?}, prompt of {} tokens: {tokens:?}", prompt.ids.len());
+            for (found, want) in logprobs.iter().zip(&prompt.logprobs).take(same) {
+                let error = (f64::from(found.logprob) - want).abs();
+                assert!(error < tolerance, "{case} {setting:?}: {found:?}, want {want}");
+            }
         }
         let of = |l: &engine::TokenLogprobs| {
             std::iter::once(l.logprob).chain(l.top.iter().map(|t| t.1)).map(f32::to_bits).collect::<Vec<_>>()
@@ -156,6 +193,7 @@ fn product() -> Vec<Setting> {
                         for reference_kernels in [false, true] {
                             for kv in KvCacheDtype::ALL {
                                 all.push(Setting {
+                                    sim: None,
                                     block_size,
                                     budget,
                                     prefix_cache,
@@ -205,13 +243,18 @@ fn pairwise(all: &[Setting]) -> Vec<Setting> {
 
 fn check(case: &str) {
     let all = product();
-    let settings = if std::env::var_os("QUIRE_TEST_ALL").is_some() { all } else { pairwise(&all) };
+    let settings = if everything() { all } else { pairwise(&all) };
     assert!(settings.len() >= 6);
-    let prompts = prompts(case);
+    // Two kinds of kernels, and six types: float32 is auto.
+    compare(case, settings, &prompts(case), 2 * 6);
+}
+
+/// Runs them all; those of one of so many families must have the same bits.
+fn compare(case: &str, settings: Vec<Setting>, prompts: &[Prompt], families: usize) {
     let mut first: BTreeMap<_, (Setting, Bits)> = BTreeMap::new();
     let mut compared = 0;
     for setting in settings {
-        let bits = run(case, setting, &prompts);
+        let bits = run(case, setting, prompts);
         match first.get(&setting.family()) {
             None => drop(first.insert(setting.family(), (setting, bits))),
             Some((before, want)) => {
@@ -220,8 +263,7 @@ fn check(case: &str) {
             }
         }
     }
-    // Two kinds of kernels, and six types: float32 is auto.
-    assert!(first.len() == 2 * 6 && compared >= 6, "{} families, {compared} comparisons", first.len());
+    assert!(first.len() == families && compared >= 3, "{} families, {compared} comparisons", first.len());
 }
 
 #[test]
@@ -247,4 +289,80 @@ fn qwen2_gives_the_reference_tokens_in_every_setting() {
 #[test]
 fn qwen3_gives_the_reference_tokens_in_every_setting() {
     check(CASES[4]);
+}
+
+/// The prompts, or the shorter ones with their first tokens.
+fn prompts_on_sim(case: &str) -> Vec<Prompt> {
+    let mut prompts = prompts(case);
+    if !everything() {
+        prompts.retain(|prompt| prompt.ids.len() < 100);
+        prompts.iter_mut().for_each(|prompt| prompt.greedy.truncate(6));
+    }
+    prompts
+}
+
+/// The types of a cache that the CUDA kernels have beside f32.
+const ON_GPU: [KvCacheDtype; 3] = [KvCacheDtype::Auto, KvCacheDtype::Fp8E4m3, KvCacheDtype::Fp8E5m2];
+
+fn check_on_sim(case: &str) {
+    if xtask::kernels::host::folder_for_tests().is_none() {
+        return;
+    }
+    let on_sim = |s: &Setting| Setting { sim: Some(Dtype::F32), budget: s.budget.min(128), ..*s };
+    let runs = |s: &&Setting| s.threads == 1 && !s.reference_kernels && ON_GPU.contains(&s.kv);
+    let all: Vec<Setting> = product().iter().filter(runs).map(on_sim).collect();
+    compare(case, if everything() { all } else { pairwise(&all) }, &prompts_on_sim(case), ON_GPU.len());
+}
+
+#[test]
+fn llama_gives_the_reference_tokens_on_cuda_sim() {
+    check_on_sim(CASES[0]);
+}
+
+#[test]
+fn llama31_rope_gives_the_reference_tokens_on_cuda_sim() {
+    check_on_sim(CASES[1]);
+}
+
+#[test]
+fn mistral_sliding_gives_the_reference_tokens_on_cuda_sim() {
+    check_on_sim(CASES[2]);
+}
+
+#[test]
+fn qwen2_gives_the_reference_tokens_on_cuda_sim() {
+    check_on_sim(CASES[3]);
+}
+
+#[test]
+fn qwen3_gives_the_reference_tokens_on_cuda_sim() {
+    check_on_sim(CASES[4]);
+}
+
+#[test]
+fn halves_stay_within_their_bound_of_the_reference_and_keep_their_bits() {
+    if xtask::kernels::host::folder_for_tests().is_none() {
+        return;
+    }
+    for dtype in [Dtype::F16, Dtype::Bf16] {
+        for case in CASES {
+            let whole = Setting {
+                sim: Some(dtype),
+                block_size: 16,
+                budget: 128,
+                prefix_cache: false,
+                together: true,
+                reference_kernels: false,
+                threads: 1,
+                kv: KvCacheDtype::Auto,
+            };
+            let prompts = prompts_on_sim(case);
+            let want = run(case, whole, &prompts);
+            let other = Setting { block_size: 8, budget: 16, prefix_cache: true, together: false, ..whole };
+            assert!(
+                run(case, other, &prompts) == want,
+                "{case} in {dtype}: {whole:?} and {other:?} differ in some bit"
+            );
+        }
+    }
 }

@@ -46,6 +46,7 @@ fn file(name: &str, content: &str) -> (tempfile::TempDir, String) {
 fn bad_flags_are_one_line_that_names_the_flag_and_what_was_found() {
     for (arguments, parts) in [
         (&["serve", "--dtype", "bfloat16"][..], &["--dtype", "bfloat16", "float32"][..]),
+        (&["serve", "--dtype", "int4"], &["--dtype", "int4", "bfloat16"]),
         (&["serve", "--tensor-parallel-size", "2"], &["--tensor-parallel-size", "'2'", "expected 1"]),
         (&["serve", "--kv-cache-dtype", "fp4"], &["--kv-cache-dtype", "fp4", "auto", "fp8_e5m2 or int8"]),
         (&["serve", "--kv-cache-memory-bytes", "lots"], &["--kv-cache-memory-bytes", "lots", "512M"]),

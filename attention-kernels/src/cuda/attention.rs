@@ -189,12 +189,12 @@ impl<'a> Call<'a> {
             args.lse.as_deref().map_or(Arg::null(), |lse| Arg::pointer(lse, 0)),
             partial(&workspace.partial_sums),
             partial(&workspace.partial_states),
-            Arg::pointer(&workspace.block_tables, first * args.batch.max_blocks * size_of::<i32>()),
-            Arg::pointer(&workspace.context_lens, first * size_of::<u32>()),
-            Arg::pointer(&workspace.query_starts, first * size_of::<u32>()),
+            Arg::pointer(workspace.block_tables(), first * args.batch.max_blocks * size_of::<i32>()),
+            Arg::pointer(workspace.context_lens(), first * size_of::<u32>()),
+            Arg::pointer(workspace.query_starts(), first * size_of::<u32>()),
             scales(|scales| &scales.keys),
             scales(|scales| &scales.values),
-            args.alibi_slopes.map_or(Arg::null(), |_| Arg::pointer(&workspace.alibi_slopes, 0)),
+            args.alibi_slopes.map_or(Arg::null(), |_| Arg::pointer(workspace.alibi_slopes(), 0)),
             Arg::bytes(&shape),
         ];
         let block = [threads, 1, 1];

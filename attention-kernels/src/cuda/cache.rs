@@ -53,7 +53,7 @@ pub(super) fn write(device: &dyn Device, args: CacheWriteArgs<'_>) -> Result<(),
         Arg::pointer(args.source, args.value_offset * bytes),
         Arg::pointer(&cache.keys, 0),
         Arg::pointer(&cache.values, 0),
-        Arg::pointer(&workspace.slot_mapping, 0),
+        Arg::pointer(workspace.slot_mapping(), 0),
         scales(|scales| &scales.keys),
         scales(|scales| &scales.values),
         Arg::bytes(&words),
@@ -86,7 +86,7 @@ pub(super) fn copy(device: &dyn Device, args: BlockCopyArgs<'_>) -> Result<(), K
             Arg::pointer(&cache.values, 0),
             Arg::pointer(&cache.keys, 0),
             Arg::pointer(&cache.values, 0),
-            Arg::pointer(&workspace.pairs, first * 2 * size_of::<u32>()),
+            Arg::pointer(workspace.pairs(), first * 2 * size_of::<u32>()),
             Arg::bytes(&words),
         ];
         device.launch(&Launch {

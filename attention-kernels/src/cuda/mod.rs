@@ -5,6 +5,7 @@
 
 mod attention;
 mod cache;
+mod linear;
 mod names;
 mod read;
 mod rule;
@@ -12,6 +13,7 @@ mod rule;
 use crate::format::{Dtype, KvDtype, Layout};
 use crate::registry::{Capabilities, Kernel, Operation, Sizes, Variant};
 use attention::Context;
+use linear::linear;
 pub(crate) use read::{READERS, read_memory};
 pub use rule::PagedRule;
 
@@ -92,4 +94,6 @@ register!("cuda.generic", Decode, SINGLES, Attention(attention::generic));
 register!("cuda.generic", Prefill, SINGLES, Attention(attention::generic));
 
 register!("cuda.reshape_and_cache", CacheWrite, ANY, CacheWrite(cache::write));
+register!("cuda.fused", CacheWrite, Capabilities { fused: true, rank: 1, ..ANY }, CacheWrite(cache::write));
+register!("cuda.product", Linear, Capabilities { rank: 0, ..ANY }, Linear(linear));
 register!("cuda.copy_blocks", BlockCopy, Capabilities { block_bytes_step: 16, ..ANY }, BlockCopy(cache::copy));

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use device::gemm::WeightFormat;
-use device::{Buffer, Device};
+use device::{Buffer, Device, Matrix};
 
 use super::grid::{Cell, Shape};
 use super::numbers::{Random, element, from_bytes, int8_row, round, to_byte, to_bytes, ulp};
@@ -255,12 +255,15 @@ fn products(
     let input = floats(device, &x)?;
     let mut output: Buffer = device.alloc(rows * k * size_of::<f32>())?;
     let (weights, moved) = (k * k * size_of::<f32>(), (k * k + 2 * rows * k) * size_of::<f32>());
-    let matrix = |_| device.matrix(k, &[(WeightFormat::F32, raw.as_slice())]);
+    let matrix = |_| match device.is_host() {
+        true => Ok(device.matrix(k, &[(WeightFormat::F32, raw.as_slice())])?),
+        false => Ok::<_, KernelError>(Matrix::dense(WeightFormat::F32, k, k, buffer(device, &raw)?)?),
+    };
     let matrices = (0..sets(device, weights)).map(matrix).collect::<Result<Vec<_>, _>>()?;
     for variant in variants {
         let mut multiply = |i: usize| {
-            let args =
-                LinearArgs { x: &input, rows, weights: &matrices[i % matrices.len()], bias: None, y: &mut output };
+            let (weights, y) = (&matrices[i % matrices.len()], &mut output);
+            let args = LinearArgs { x: &input, rows, weights, bias: None, y, output: Dtype::F32 };
             variant.linear(device, args)
         };
         multiply(0)?;

@@ -26,6 +26,19 @@ pub enum CudaError {
         "--device cuda: the NVIDIA driver finds no GPU; see CUDA_VISIBLE_DEVICES and nvidia-smi, or use --device cpu"
     )]
     NoGpu,
+    /// The library of matrix products is not there.
+    #[error(
+        "--device cuda: found no cuBLASLt (libcublasLt.so.13), which matrix products need; install cuBLAS of CUDA 13, or put its folder into LD_LIBRARY_PATH"
+    )]
+    NoBlas,
+    /// The library of matrix products refused something.
+    #[error("cuda: cuBLASLt, {what}: {status}; see that it is of CUDA 13")]
+    Blas {
+        /// What was asked of it.
+        what: String,
+        /// Its word.
+        status: String,
+    },
     /// Kernels without code for this GPU.
     #[error("{file}: found code for {found}, expected some for compute capability {}.{}; `cargo xtask build-kernels` compiles for 8.0 and newer, for an older GPU use --device cpu", .capability.0, .capability.1)]
     NoCode {

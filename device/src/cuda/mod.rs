@@ -7,22 +7,24 @@
 //! return when the driver has the work, but for [`Device::upload`], [`Device::download`] and [`Device::alloc`], which
 //! wait until it is done, and drops of memory, which wait for the GPU: allocate before the work, not within it.
 
+mod blas;
 mod context;
 mod error;
 mod fatbin;
 mod memory;
 mod modules;
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::result;
 use cudarc::driver::sys;
 
 use crate::buffer::{Buffer, Memory};
-use crate::gemm::WeightFormat;
+use crate::gemm::{Product, WeightFormat};
 use crate::pinned::{Locked, Pinned};
 use crate::queue::{Event, Mark, Progress, Queue};
 use crate::{Device, DeviceError, Launch, LaunchError, Matrix, MemoryInfo, Options, Pool};
+use blas::Blas;
 use context::Context;
 use error::refused;
 pub use error::{CudaError, Refusal};
@@ -35,6 +37,8 @@ pub(crate) struct Cuda {
     pool: Pool,
     modules: Modules,
     progress: Arc<Progress>,
+    /// Opened at its first use: kernels alone need none.
+    blas: Mutex<Option<Blas>>,
     context: Arc<Context>,
 }
 
@@ -42,7 +46,13 @@ impl Cuda {
     pub fn open(options: &Options) -> Result<Cuda, DeviceError> {
         let context = context::open()?;
         let modules = Modules::find(&context, options)?;
-        Ok(Cuda { pool: Pool::new(options.threads)?, modules, progress: Arc::default(), context })
+        Ok(Cuda {
+            pool: Pool::new(options.threads)?,
+            modules,
+            progress: Arc::default(),
+            blas: Mutex::default(),
+            context,
+        })
     }
 
     /// The address of byte `at` of a buffer of this GPU.
@@ -50,6 +60,15 @@ impl Cuda {
         match &buffer.0 {
             Memory::Cuda(memory) if Arc::ptr_eq(&memory.context, &self.context) => Ok(memory.address + at as u64),
             _ => Err(DeviceError::WrongDevice { expected: NAME, found: buffer.device() }),
+        }
+    }
+
+    fn with_blas<R>(&self, f: impl FnOnce(&mut Blas) -> Result<R, DeviceError>) -> Result<R, DeviceError> {
+        // What enters its maps enters whole.
+        let mut blas = self.blas.lock().unwrap_or_else(PoisonError::into_inner);
+        match &mut *blas {
+            Some(blas) => f(blas),
+            None => f(blas.insert(Blas::open(&self.context)?)),
         }
     }
 
@@ -89,6 +108,49 @@ impl Device for Cuda {
 
     fn matrix(&self, _: usize, _: &[(WeightFormat, &[u8])]) -> Result<Matrix, DeviceError> {
         Err(DeviceError::NoMatrices(NAME))
+    }
+
+    fn load_products(&self) -> Result<(), DeviceError> {
+        self.with_blas(|_| Ok(()))
+    }
+
+    fn product_bytes(&self) -> u64 {
+        blas::WORKSPACE as u64
+    }
+
+    fn product(&self, product: Product<'_>) -> Result<(), DeviceError> {
+        let dense = product.check(NAME)?;
+        if product.rows == 0 {
+            return Ok(());
+        }
+        let operands = blas::Operands {
+            weights: self.own(&dense.numbers, 0)?,
+            x: self.own(product.x, 0)?,
+            bias: product.bias.map(|bias| self.own(bias, 0)).transpose()?,
+            y: self.own(product.y, 0)?,
+        };
+        let shape = blas::Shape {
+            n: dense.n,
+            k: dense.k,
+            rows: product.rows,
+            format: dense.format,
+            y_format: product.y_format,
+            bias: product.bias.is_some(),
+        };
+        self.with_blas(|blas| blas.product(shape, operands))
+    }
+
+    fn fill(&self, buffer: &mut Buffer, at: usize, bytes: usize, byte: u8) -> Result<(), DeviceError> {
+        buffer.check(at, bytes)?;
+        let to = self.own(buffer, at)?;
+        if bytes == 0 {
+            return Ok(());
+        }
+        self.context.enter()?;
+        // SAFETY: inside of the buffer; a drop of it waits for the stream.
+        unsafe { result::memset_d8_async(to, byte, bytes, self.context.stream(Queue::Compute)) }
+            .map_err(refused("filling memory"))?;
+        Ok(())
     }
 
     fn pool(&self) -> &Pool {

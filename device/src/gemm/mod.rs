@@ -18,12 +18,15 @@
 
 mod activations;
 mod blocks;
+mod dense;
 mod form;
 mod integer;
 mod kernel;
 mod pack;
 mod quantize;
 
+pub use dense::Product;
+pub(crate) use dense::{Dense, on_host};
 pub use pack::{PackedMatrix, Quantization, WeightFormat};
 
 use crate::{Isa, Pool};

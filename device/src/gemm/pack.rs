@@ -10,7 +10,7 @@ use crate::simd::LANES;
 use crate::{DeviceError, Pool};
 
 /// How the numbers of a weight matrix are written in a checkpoint (little endian).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum WeightFormat {
     /// 4 bytes a number.
     F32,
@@ -21,14 +21,15 @@ pub enum WeightFormat {
 }
 
 impl WeightFormat {
-    fn bytes(self) -> usize {
+    /// Bytes of a number.
+    pub fn bytes(self) -> usize {
         match self {
             WeightFormat::F32 => 4,
             WeightFormat::Bf16 | WeightFormat::F16 => 2,
         }
     }
 
-    fn read(self, data: &[u8], index: usize) -> f32 {
+    pub(super) fn read(self, data: &[u8], index: usize) -> f32 {
         match self {
             WeightFormat::F32 => {
                 let at = index * 4;
@@ -39,7 +40,7 @@ impl WeightFormat {
         }
     }
 
-    fn read_row(self, data: &[u8], row: &mut [f32]) {
+    pub(super) fn read_row(self, data: &[u8], row: &mut [f32]) {
         let halves = data.as_chunks::<2>().0;
         match self {
             WeightFormat::F32 => {

@@ -1,4 +1,4 @@
-//! The `cuda` backend over `driver.cpp`, a driver of host code: this program once more, in an environment where that is
+//! The `cuda` backend over `driver.cpp` and `blas.cpp`, a driver and a cuBLASLt of host code: this program once more, in an environment where that is
 //! the first `libcuda.so.1` that the loader finds. What the calls of a real driver do is not tested by it.
 
 use std::path::{Path, PathBuf};
@@ -38,7 +38,8 @@ impl Fake {
         std::fs::create_dir_all(&folder).unwrap();
         let path = |name: &str| folder.join(name);
         std::fs::copy(&library, path(library.file_name().unwrap().to_str().unwrap())).unwrap();
-        compile(&library, &path("libcuda.so.1"));
+        compile("driver.cpp", &library, &path("libcuda.so.1"));
+        compile("blas.cpp", &path("libcuda.so.1"), &path("libcublasLt.so.13"));
         // Two fat binaries of one file, as two sources give.
         let part = fat_binary(90);
         std::fs::write(path(&format!("{MODULE}.fatbin")), [part.clone(), part.clone()].concat()).unwrap();
@@ -59,15 +60,16 @@ impl Fake {
     }
 }
 
-fn compile(kernels: &Path, output: &Path) {
+/// Compiles a file of this folder into a library over another.
+fn compile(source: &str, over: &Path, output: &Path) {
     let named = std::env::var_os("CXX").filter(|name| !name.is_empty()).map(PathBuf::from);
     let compilers = named.into_iter().chain(["g++", "c++", "clang++"].map(PathBuf::from));
     let root = workspace::root();
     let outputs = compilers.filter_map(|compiler| {
         let mut command = Command::new(compiler);
         command.args(["-std=c++17", "-O1", "-Wall", "-shared", "-fPIC", "-fvisibility=hidden", "-Wl,-rpath,$ORIGIN"]);
-        command.arg("-I").arg(root.join("device/simt/include")).arg(root.join("device/tests/backends/driver.cpp"));
-        command.arg(kernels).arg("-o").arg(output).output().ok()
+        command.arg("-I").arg(root.join("device/simt/include")).arg(root.join("device/tests/backends").join(source));
+        command.arg(over).arg("-o").arg(output).output().ok()
     });
     let output = outputs.into_iter().next().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));

@@ -304,6 +304,68 @@ fn memory_of_one_device_is_refused_by_another_and_by_the_cpu() {
 }
 
 #[test]
+fn products_are_plain_sums_in_every_type_with_and_without_a_bias() {
+    use device::gemm::{Product, WeightFormat};
+    let store = |format: WeightFormat, values: &[f32]| -> Vec<u8> {
+        let half = |x: &f32| match format {
+            WeightFormat::F16 => half::f16::from_f32(*x).to_bits().to_le_bytes(),
+            _ => half::bf16::from_f32(*x).to_bits().to_le_bytes(),
+        };
+        match format {
+            WeightFormat::F32 => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
+            _ => values.iter().flat_map(half).collect(),
+        }
+    };
+    // Small whole numbers: every sum is exact in every type, so that any order gives the same bits.
+    let values = |len: usize, step: usize| -> Vec<f32> { (0..len).map(|i| ((i * step) % 7) as f32 - 3.0).collect() };
+    for device in launching() {
+        device.load_products().unwrap();
+        for (format, y_format) in [
+            (WeightFormat::F32, WeightFormat::F32),
+            (WeightFormat::F16, WeightFormat::F16),
+            (WeightFormat::Bf16, WeightFormat::Bf16),
+            (WeightFormat::Bf16, WeightFormat::F32),
+        ] {
+            for (rows, n, k, with_bias) in [(1, 5, 3, false), (3, 4, 17, true), (2, 6, 9, true), (3, 4, 17, true)] {
+                let (x, w, b) = (values(rows * k, 5), values(n * k, 3), values(n, 2));
+                let weights = filled(&*device, &store(format, &w));
+                let weights = device::Matrix::dense(format, n, k, weights).unwrap();
+                let (x_on, b_on) = (filled(&*device, &store(format, &x)), filled(&*device, &store(y_format, &b)));
+                let mut y = filled(&*device, &vec![0x55u8; (rows * n + 1) * y_format.bytes()]);
+                let bias = with_bias.then_some(&b_on);
+                let product = Product { x: &x_on, rows, weights: &weights, bias, y: &mut y, y_format };
+                device.product(product).unwrap();
+                let sum = |at: usize| (0..k).map(|i| x[at / n * k + i] * w[at % n * k + i]).sum::<f32>();
+                let want = (0..rows * n).map(|at| sum(at) + if with_bias { b[at % n] } else { 0.0 });
+                let mut want = store(y_format, &want.collect::<Vec<_>>());
+                want.resize(want.len() + y_format.bytes(), 0x55);
+                let mut got = vec![0; y.len_bytes()];
+                device.download(&y, 0, &mut got).unwrap();
+                assert!(got == want, "{} {format:?} to {y_format:?}, {rows} × {n} × {k}", device.name());
+                let product = Product { x: &x_on, rows: rows + 1, weights: &weights, bias, y: &mut y, y_format };
+                assert!(matches!(device.product(product), Err(DeviceError::Outside { .. })));
+            }
+        }
+    }
+}
+
+#[test]
+fn numbers_arrive_through_page_locked_memory_and_fills_are_in_order() {
+    use device::gemm::WeightFormat;
+    for device in launching() {
+        let data: Vec<u8> = [1.5f32, -2.0].iter().flat_map(|x| x.to_le_bytes()).collect();
+        let mut uploader = device::Uploader::new(&*device).unwrap();
+        let mut buffer =
+            uploader.numbers(WeightFormat::Bf16, &[(WeightFormat::F32, &data), (WeightFormat::F32, &data)]).unwrap();
+        device.fill(&mut buffer, 2, 4, 0xff).unwrap();
+        let mut found = [0; 8];
+        device.download(&buffer, 0, &mut found).unwrap();
+        assert_eq!(found, [0xc0, 0x3f, 0xff, 0xff, 0xff, 0xff, 0, 0xc0], "{}", device.name());
+        assert!(matches!(device.fill(&mut buffer, 5, 4, 0), Err(DeviceError::Outside { .. })));
+    }
+}
+
+#[test]
 fn the_simulator_names_a_kernel_that_writes_beside_a_buffer_and_the_line_of_a_mistake() {
     for device in devices().into_iter().filter(|device| device.name() == "cuda-sim") {
         let short = filled(&*device, &[0i32; 63]);

@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
+use device::gemm::Product;
 use device::{Buffer, Device, DeviceError, Event, Launch, Matrix, MemoryInfo, Pinned, Pool, Queue};
 
 /// `cuda-sim` that writes each launch to a file before it runs it.
@@ -40,11 +41,23 @@ impl Device for Recorder {
     fn memory(&self) -> MemoryInfo {
         self.device.memory()
     }
+    fn allocated(&self) -> Option<u64> {
+        self.device.allocated()
+    }
     fn alloc(&self, bytes: usize) -> Result<Buffer, DeviceError> {
         self.device.alloc(bytes)
     }
     fn matrix(&self, k: usize, parts: &[(device::gemm::WeightFormat, &[u8])]) -> Result<Matrix, DeviceError> {
         self.device.matrix(k, parts)
+    }
+    fn load_products(&self) -> Result<(), DeviceError> {
+        self.device.load_products()
+    }
+    fn product_bytes(&self) -> u64 {
+        self.device.product_bytes()
+    }
+    fn product(&self, product: Product<'_>) -> Result<(), DeviceError> {
+        self.device.product(product)
     }
     fn pool(&self) -> &Pool {
         self.device.pool()
@@ -57,6 +70,9 @@ impl Device for Recorder {
     }
     fn copy(&self, from: &Buffer, at: usize, to: &mut Buffer, to_at: usize, bytes: usize) -> Result<(), DeviceError> {
         self.device.copy(from, at, to, to_at, bytes)
+    }
+    fn fill(&self, buffer: &mut Buffer, at: usize, bytes: usize, byte: u8) -> Result<(), DeviceError> {
+        self.device.fill(buffer, at, bytes, byte)
     }
     fn synchronize(&self) -> Result<(), DeviceError> {
         self.device.synchronize()

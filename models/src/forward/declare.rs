@@ -1,6 +1,7 @@
 //! What weights an architecture has, by name and shape. The four families so far differ in their biases, head norms
 //! and windows, which are settings; a family with another structure declares another list.
 
+use attention_kernels::Dtype;
 use device::gemm::{PackedMatrix, Quantization};
 
 use super::linear::format;
@@ -128,6 +129,18 @@ pub fn weight_bytes(
         bytes += PackedMatrix::packed_bytes(rows, inputs, formats, quantization) as u64;
     }
     Ok(bytes)
+}
+
+/// Bytes of the weights on a device that launches kernels: matrices and biases of that type, norms in float32.
+pub fn dense_weight_bytes(config: &ModelConfig, dtype: Dtype) -> u64 {
+    let names = declare(config);
+    let linear = |(linear, inputs): (&LinearNames, usize)| {
+        let rows: usize = linear.parts.iter().map(|(_, rows)| rows).sum();
+        rows * (inputs + usize::from(linear.bias)) * dtype.bytes()
+    };
+    let linears: usize = names.linears(config).into_iter().map(linear).sum();
+    let norms = names.vectors(config).into_iter().filter(|(name, _)| !name.ends_with(".bias"));
+    (linears + norms.map(|(_, len)| len * size_of::<f32>()).sum::<usize>()) as u64
 }
 
 /// Number of weights of a model, each counted once.

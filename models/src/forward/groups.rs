@@ -62,8 +62,8 @@ impl PageLayout {
         self.groups.iter().enumerate().find_map(in_group)
     }
 
-    /// Bytes of one token's keys and values in one page.
-    pub fn page_bytes_per_token(&self, config: &ModelConfig, format: CacheFormat) -> u64 {
+    /// Bytes of one token's keys and values in one page of caches of that format.
+    pub fn page_bytes_per_token(&self, config: &ModelConfig, format: &CacheFormat) -> u64 {
         (2 * self.layers_per_page * config.num_kv_heads * format.row_bytes(config.head_dim)) as u64
     }
 }

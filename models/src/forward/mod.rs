@@ -1,17 +1,21 @@
 //! The forward pass: tokens in, hidden states and logits out, keys and values in pages.
 //!
 //! ```text
-//! tokens ─embed─▶ hidden ─┬─norm─▶ qkv ─(norm heads)─rotate─▶ cache write ─▶ paged attention ─▶ output ─▶(+)─┐
-//!                         └──────────────────────────────── residual ─────────────────────────────────────┘  │
-//!                    ┌───────────────────────────────────────────────────────────────────────────────────────┘
+//! tokens ─embed─▶ hidden ─┬─norm─▶ qkv ─ heads: (norm) rotate, cache write ─▶ paged attention ─▶ output ─▶(+)─┐
+//!                         └──────────────────────────────── residual ──────────────────────────────────────┘  │
+//!                    ┌────────────────────────────────────────────────────────────────────────────────────────┘
 //!                    └┬─norm─▶ gate_up ─ silu·mul ─▶ down ─▶(+)─ next layer … ─▶ norm ─▶ logits of chosen rows
 //!                     └────────────── residual ─────────────┘
 //! ```
 //!
 //! Nothing here touches a number: layers are made of [`Linear`]s (declared in [`declare`]), of the layer operations of
-//! the device ([`LayerOps`]) and of the kernels that the registry chose. All buffers of a step are taken at start-up
-//! for the greatest step, so a step allocates nothing. After the last layer's attention only the rows go on whose logits
-//! are wanted.
+//! the device ([`LayerOps`]) and of the kernels that the registry chose. A sum and the norm behind it are one operation.
+//!
+//! **Memory.** All buffers of a step are taken at start-up for the greatest step ([`step::StepBuffers`]), so a step
+//! allocates nothing and its peak is known before it runs.
+//!
+//! **Needed rows.** After the last layer's attention only those rows go on whose results may be asked for
+//! ([`ForwardBatch::needed`]): of a prompt usually the last one.
 //!
 //! **Row-invariance.** Every operation computes a row from that row alone, or, in attention, from its sequence's
 //! context in absolute order; see the docs of `attention_kernels` and `device::gemm`.
@@ -19,26 +23,33 @@
 mod batch;
 mod declare;
 mod groups;
+mod launched;
 mod linear;
 mod ops;
 mod rope;
 mod scales;
+mod step;
 
 use std::sync::Arc;
 
-use attention_kernels::{AttentionArgs, CacheWriteArgs, KernelError, KernelSet, KvCache, KvScales, KvShape};
+use attention_kernels::{
+    AttentionArgs, AttentionBatch, BlockCopyArgs, Dtype, KernelError, KernelSet, KvCache, KvScales, KvShape,
+};
 use device::gemm::Quantization;
-use device::{Buffer, Device, DeviceError};
+use device::{Buffer, Device};
 
 pub use batch::{ForwardBatch, GroupBatch};
-pub use declare::{check_weights, parameters, weight_bytes};
+pub use declare::{check_weights, dense_weight_bytes, parameters, weight_bytes};
 pub use groups::{LayerGroup, PageLayout};
 pub use scales::layers_with_kv_scales;
 
 use crate::{LoadError, ModelConfig, Weights};
 use declare::{LayerNames, declare};
+use launched::Launched;
 use linear::{Linear, Loader};
-use ops::{HeadSpan, LayerOps};
+use ops::{Cpu, Heads, LayerOps};
+use step::StepBuffers;
+pub use step::StepLimits;
 
 /// Rows whose logits are computed at once; bounds the logits buffer at this many times the vocabulary.
 pub const LOGIT_ROWS: usize = 64;
@@ -72,8 +83,6 @@ pub struct Model {
     layers: Vec<Layer>,
     layout: PageLayout,
     final_norm: Buffer,
-    /// Of the rotary embedding, per pair of a head's elements.
-    frequencies: Vec<f32>,
     /// Absent when the embedding matrix is the output layer.
     head: Option<Linear>,
     step: StepBuffers,
@@ -81,74 +90,26 @@ pub struct Model {
     kept: Option<Vec<u32>>,
 }
 
-/// Everything a step writes, `[max_rows, …]` each, float32.
-struct StepBuffers {
-    max_rows: usize,
-    hidden: Buffer,
-    normed: Buffer,
-    qkv: Buffer,
-    attended: Buffer,
-    gate_up: Buffer,
-    activated: Buffer,
-    /// What attention or the feed-forward adds to the residual stream.
-    delta: Buffer,
-    /// Cosines, then sines, of each row's position: `[max_rows, head_dim]`.
-    rope: Buffer,
-    /// `[LOGIT_ROWS, hidden_size]`.
-    chosen: Buffer,
-    /// `[LOGIT_ROWS, vocab_size]`.
-    logits: Buffer,
-}
-
-impl StepBuffers {
-    /// Elements of each buffer, in the order of the fields.
-    fn sizes(config: &ModelConfig, max_rows: usize) -> [usize; 10] {
-        let (hidden, ffn, dim) = (config.hidden_size, config.intermediate_size, config.head_dim);
-        [
-            // This and the next change places where rows are left out.
-            max_rows.max(LOGIT_ROWS) * hidden,
-            max_rows.max(LOGIT_ROWS) * hidden,
-            max_rows * (config.num_heads + 2 * config.num_kv_heads) * dim,
-            max_rows * config.num_heads * dim,
-            max_rows * 2 * ffn,
-            max_rows * ffn,
-            max_rows * hidden,
-            max_rows * dim,
-            LOGIT_ROWS * hidden,
-            LOGIT_ROWS * config.vocab_size,
-        ]
-    }
-
-    fn new(device: &dyn Device, config: &ModelConfig, max_rows: usize) -> Result<StepBuffers, DeviceError> {
-        let mut sizes = StepBuffers::sizes(config, max_rows).into_iter();
-        let mut next = || device.alloc(sizes.next().unwrap_or(0) * size_of::<f32>());
-        Ok(StepBuffers {
-            max_rows,
-            hidden: next()?,
-            normed: next()?,
-            qkv: next()?,
-            attended: next()?,
-            gate_up: next()?,
-            activated: next()?,
-            delta: next()?,
-            rope: next()?,
-            chosen: next()?,
-            logits: next()?,
-        })
-    }
-}
-
 impl Model {
-    /// Bytes that the buffers of a step of `max_rows` tokens take.
+    /// Bytes that the buffers of a step of `max_rows` tokens take on a CPU.
     pub fn step_bytes(config: &ModelConfig, max_rows: usize, quantization: Option<Quantization>) -> u64 {
-        let elements: usize = StepBuffers::sizes(config, max_rows).into_iter().sum();
         let widest = config.intermediate_size.max(config.hidden_size).max(config.num_heads * config.head_dim);
         let scratch = quantization.map_or(0, |_| device::gemm::scratch_bytes(max_rows.max(LOGIT_ROWS), widest));
-        (elements * size_of::<f32>() + scratch) as u64
+        (StepBuffers::bytes(config, Dtype::F32, max_rows) + scratch) as u64
     }
 
-    /// Puts the weights on the device: matrices in the checkpoint's type or quantised while they are read, one at a
-    /// time; norms and biases in float32. `progress(done, total)` counts bytes of the checkpoint.
+    /// The same on a device that launches kernels: every buffer of a step of that size, the workspaces of attention
+    /// ([`Model::reserve`]) included, beside what products take ([`Device::product_bytes`]).
+    pub fn launched_step_bytes(config: &ModelConfig, dtype: Dtype, limits: &StepLimits) -> u64 {
+        let workspace = limits.workspace(config.num_heads, config.head_dim).bytes();
+        let groups = PageLayout::new(config).groups.len();
+        let inputs = Launched::bytes(config, limits.max_rows);
+        (StepBuffers::bytes(config, dtype, limits.max_rows) + inputs + groups * workspace) as u64
+    }
+
+    /// Puts the weights on the device, one at a time: on a CPU matrices in the checkpoint's type or quantised while they
+    /// are read, and biases in float32; on a device that launches kernels both in the type that the kernels were chosen
+    /// for. Norms are float32. `progress(done, total)` counts bytes of the checkpoint.
     pub fn load(
         config: &ModelConfig,
         weights: &Weights,
@@ -159,7 +120,12 @@ impl Model {
         progress: &dyn Fn(u64, u64),
     ) -> Result<Model, LoadError> {
         let names = declare(config);
-        let mut loader = Loader::new(weights, &*device, quantization, progress);
+        let failed = |error: device::DeviceError| LoadError::Device(error.to_string());
+        if !device.is_host() {
+            launched::open(&*device).map_err(failed)?;
+        }
+        let dtype = kernels.format.dtype;
+        let mut loader = Loader::new(weights, &*device, quantization, dtype, progress)?;
         let embedding = loader.linear(&names.embedding, config.hidden_size)?;
         let mut layers = Vec::with_capacity(config.num_layers);
         let layout = PageLayout::new(config);
@@ -175,9 +141,14 @@ impl Model {
             Some(head) => Some(loader.linear(head, config.hidden_size)?),
             None => None,
         };
-        let ops = ops::for_device(&*device);
-        let step = StepBuffers::new(&*device, config, max_rows).map_err(|e| LoadError::Device(e.to_string()))?;
+        let step = StepBuffers::new(&*device, config, dtype, max_rows).map_err(failed)?;
         let frequencies = rope::frequencies(&config.rope, config.head_dim);
+        let ops: Box<dyn LayerOps> = if device.is_host() {
+            Box::new(Cpu::new(&*device, frequencies))
+        } else {
+            let launched = Launched::new(&device, config, &layout, &frequencies, dtype, max_rows);
+            Box::new(launched.map_err(failed)?)
+        };
         Ok(Model {
             config: config.clone(),
             device,
@@ -187,11 +158,18 @@ impl Model {
             layers,
             layout,
             final_norm,
-            frequencies,
             head,
             step,
             kept: None,
         })
+    }
+
+    /// Takes the memory that the kernels of steps of that size work in; before the first step. A CPU needs none.
+    ///
+    /// # Errors
+    /// The device has not enough of it.
+    pub fn reserve(&mut self, limits: &StepLimits) -> Result<(), KernelError> {
+        self.ops.reserve(limits)
     }
 
     /// What the model is.
@@ -217,7 +195,7 @@ impl Model {
     /// [`Model::logits`], those of [`ForwardBatch::needed`] at least. `caches` holds one cache for each place in a page
     /// ([`Model::new_cache`]).
     pub fn forward(&mut self, batch: &ForwardBatch, caches: &mut [KvCache]) -> Result<(), KernelError> {
-        let rows = batch.tokens.len();
+        let mut rows = batch.tokens.len();
         if rows > self.step.max_rows {
             return Err(KernelError::Shape { what: "rows of a step", found: rows, expected: self.step.max_rows });
         }
@@ -229,93 +207,106 @@ impl Model {
                 return Err(KernelError::Shape { what, found, expected });
             }
         }
+        if let Some(&token) = batch.tokens.iter().find(|token| **token as usize >= self.config.vocab_size) {
+            let (found, expected) = (token as usize, self.config.vocab_size);
+            return Err(KernelError::Shape { what: "token id", found, expected });
+        }
+        if let Some(&row) = batch.needed.iter().flatten().find(|row| **row as usize >= rows) {
+            return Err(KernelError::Shape { what: "needed row", found: row as usize, expected: rows });
+        }
         self.kept.clone_from(&batch.needed);
         if rows == 0 {
             return Ok(());
         }
-        let mut rows = rows;
+        self.ops.load(batch)?;
         let (config, device, ops, step) = (&self.config, &*self.device, &*self.ops, &mut self.step);
-        let (dim, eps) = (config.head_dim, config.rms_norm_eps);
-        let stride = (config.num_heads + 2 * config.num_kv_heads) * dim;
-        let queries = HeadSpan { stride, first: 0, heads: config.num_heads, dim };
-        let keys = HeadSpan { stride, first: config.num_heads, heads: config.num_kv_heads, dim };
-        let rotated = HeadSpan { heads: config.num_heads + config.num_kv_heads, ..queries };
+        let (kernels, dtype, eps) = (&self.kernels, self.kernels.format.dtype, self.config.rms_norm_eps);
+        let (dim, num_heads) = (config.head_dim, config.num_heads);
+        let query_stride = (num_heads + 2 * config.num_kv_heads) * dim;
 
-        ops.embed(&batch.tokens, &self.embedding.weights, &mut step.hidden)?;
-        ops.rope_table(&batch.positions, &self.frequencies, &mut step.rope)?;
+        ops.embed(batch, &self.embedding.weights, &mut step.hidden)?;
+        ops.rope_table(batch, &mut step.rope)?;
         if let Some(first) = self.layers.first() {
-            ops.rms_norm(&step.hidden, &first.input_norm, eps, rows, &mut step.normed)?;
+            ops.rms_norm(&step.hidden, &first.input_norm, eps, rows, &mut step.narrow)?;
         }
         for (number, layer) in self.layers.iter().enumerate() {
             let next = self.layers.get(number + 1);
-            let (cache, GroupBatch { slot_mapping, attention }) =
-                (&mut caches[layer.place], &batch.groups[layer.group]);
+            let (cache, attention) = (&mut caches[layer.place], &batch.groups[layer.group].attention);
             // Layers of several groups share pages, not scales.
             cache.scales.clone_from(&layer.kv_scales);
-            layer.qkv.run(&self.kernels, device, &step.normed, rows, &mut step.qkv)?;
-            for (span, weight) in [(queries, &layer.query_norm), (keys, &layer.key_norm)] {
-                if let Some(weight) = weight {
-                    ops.norm_heads(&mut step.qkv, span, weight, eps, rows)?;
-                }
-            }
-            ops.rotate(&mut step.qkv, rotated, &step.rope, rows)?;
-            let (key_offset, value_offset) = (config.num_heads * dim, (config.num_heads + config.num_kv_heads) * dim);
-            self.kernels.cache_write(
-                device,
-                CacheWriteArgs {
-                    source: &step.qkv,
-                    key_offset,
-                    value_offset,
-                    stride,
-                    slot_mapping,
-                    cache,
-                    workspace: None,
-                },
-            )?;
+            layer.qkv.run(kernels, device, &step.narrow, rows, &mut step.qkv, dtype)?;
+            let (query_norm, key_norm) = (layer.query_norm.as_ref(), layer.key_norm.as_ref());
+            let (qkv, rope, group) = (&mut step.qkv, &step.rope, layer.group);
+            let heads = Heads { qkv, rows, num_heads, query_norm, key_norm, eps, rope, group, cache };
+            ops.heads(device, kernels, batch, heads)?;
+            let cache = &caches[layer.place];
             for seqs in [0..batch.decodes, batch.decodes..attention.num_seqs()] {
                 if !seqs.is_empty() {
-                    self.kernels.attention(
-                        device,
-                        AttentionArgs {
-                            query: &step.qkv,
-                            query_stride: stride,
-                            num_heads: config.num_heads,
-                            output: &mut step.attended,
-                            lse: None,
-                            cache,
-                            batch: attention,
-                            seqs,
-                            scale: 1.0 / (dim as f32).sqrt(),
-                            window: layer.window,
-                            soft_cap: None,
-                            alibi_slopes: None,
-                            workspace: None,
-                        },
-                    )?;
+                    let args = AttentionArgs {
+                        query: &step.qkv,
+                        query_stride,
+                        num_heads,
+                        output: &mut step.attended,
+                        lse: None,
+                        cache,
+                        batch: attention,
+                        seqs,
+                        scale: 1.0 / (dim as f32).sqrt(),
+                        window: layer.window,
+                        soft_cap: None,
+                        alibi_slopes: None,
+                        workspace: ops.workspace(layer.group),
+                    };
+                    kernels.attention(device, args)?;
                 }
             }
             let mut attended = &step.attended;
-            if let (None, Some(needed)) = (next, &batch.needed) {
-                // From here on a row serves its own logits alone.
+            if let (None, Some(needed)) = (next, batch.needed.as_ref().filter(|needed| needed.len() < rows)) {
+                // From here on a row serves its own result alone.
                 rows = needed.len();
-                ops.gather(&step.attended, needed, config.num_heads * dim, &mut step.qkv)?;
-                ops.gather(&step.hidden, needed, config.hidden_size, &mut step.normed)?;
-                std::mem::swap(&mut step.hidden, &mut step.normed);
+                ops.keep(batch, &step.attended, num_heads * dim, &mut step.qkv)?;
+                ops.keep(batch, &step.hidden, config.hidden_size, &mut step.narrow)?;
+                std::mem::swap(&mut step.hidden, &mut step.narrow);
                 attended = &step.qkv;
             }
             if rows == 0 {
                 return Ok(());
             }
-            layer.output.run(&self.kernels, device, attended, rows, &mut step.delta)?;
-            ops.add_norm(&mut step.hidden, &step.delta, &layer.post_norm, eps, rows, &mut step.normed)?;
-            layer.gate_up.run(&self.kernels, device, &step.normed, rows, &mut step.gate_up)?;
+            layer.output.run(kernels, device, attended, rows, &mut step.narrow, dtype)?;
+            ops.add_norm(&mut step.hidden, &mut step.narrow, &layer.post_norm, eps, rows)?;
+            layer.gate_up.run(kernels, device, &step.narrow, rows, &mut step.gate_up, dtype)?;
             ops.silu_mul(&step.gate_up, config.intermediate_size, rows, &mut step.activated)?;
-            layer.down.run(&self.kernels, device, &step.activated, rows, &mut step.delta)?;
-            match next {
-                Some(next) => {
-                    ops.add_norm(&mut step.hidden, &step.delta, &next.input_norm, eps, rows, &mut step.normed)?;
-                }
-                None => ops.add(&mut step.hidden, &step.delta, rows * config.hidden_size)?,
+            layer.down.run(kernels, device, &step.activated, rows, &mut step.narrow, dtype)?;
+            let norm = next.map_or(&self.final_norm, |layer| &layer.input_norm);
+            ops.add_norm(&mut step.hidden, &mut step.narrow, norm, eps, rows)?;
+        }
+        Ok(())
+    }
+
+    /// A step of the greatest size that reads and writes no cache: what is taken at the first use of anything (code, the
+    /// choice of products) is taken now.
+    pub fn warm_up(&mut self, caches: &mut [KvCache]) -> Result<(), KernelError> {
+        let rows = self.step.max_rows;
+        let attention = AttentionBatch {
+            query_starts: vec![0, rows as u32],
+            context_lens: vec![0],
+            block_tables: vec![-1],
+            max_blocks: 1,
+        };
+        let group = GroupBatch { slot_mapping: vec![-1; rows], attention };
+        let groups = vec![group; self.layout.groups.len()];
+        let batch = ForwardBatch { tokens: vec![0; rows], positions: vec![0; rows], groups, decodes: 0, needed: None };
+        self.forward(&batch, caches)?;
+        self.logits(&[0]).map(drop)
+    }
+
+    /// Copies whole blocks within every cache, in order.
+    pub fn copy_blocks(&mut self, copies: &[(u32, u32)], caches: &mut [KvCache]) -> Result<(), KernelError> {
+        for copies in copies.chunks(self.ops.most_copies().max(1)) {
+            self.ops.load_copies(copies)?;
+            for cache in &mut *caches {
+                let args = BlockCopyArgs { copies, cache, workspace: self.ops.workspace(0) };
+                self.kernels.block_copy(&*self.device, args)?;
             }
         }
         Ok(())
@@ -326,42 +317,46 @@ impl Model {
     /// # Errors
     /// If there are more, or one is not among [`ForwardBatch::needed`].
     pub fn logits(&mut self, rows: &[u32]) -> Result<&[f32], KernelError> {
-        if rows.len() > LOGIT_ROWS {
-            return Err(KernelError::Shape { what: "rows of logits", found: rows.len(), expected: LOGIT_ROWS });
-        }
         self.choose(rows)?;
-        let step = &mut self.step;
+        let (ops, step) = (&mut *self.ops, &mut self.step);
         let head = self.head.as_ref().unwrap_or(&self.embedding);
-        head.run(&self.kernels, &*self.device, &step.normed, rows.len(), &mut step.logits)?;
-        Ok(&step.logits.host::<f32>()?[..rows.len() * self.config.vocab_size])
+        head.run(&self.kernels, &*self.device, &step.chosen, rows.len(), &mut step.logits, Dtype::F32)?;
+        ops.to_host(&step.logits, Dtype::F32, rows.len() * self.config.vocab_size)
     }
 
     /// Hidden states behind the final norm of up to [`LOGIT_ROWS`] rows of the last step, `[rows, hidden_size]`, on the
     /// host.
+    ///
+    /// # Errors
+    /// As of [`Model::logits`].
     pub fn hidden(&mut self, rows: &[u32]) -> Result<&[f32], KernelError> {
-        if rows.len() > LOGIT_ROWS {
-            return Err(KernelError::Shape { what: "rows of hidden states", found: rows.len(), expected: LOGIT_ROWS });
-        }
         self.choose(rows)?;
-        Ok(&self.step.normed.host::<f32>()?[..rows.len() * self.config.hidden_size])
+        let elements = rows.len() * self.config.hidden_size;
+        self.ops.to_host(&self.step.chosen, self.kernels.format.dtype, elements)
     }
 
-    /// The first rows of `normed` become those rows of the last step, behind the final norm.
+    /// Rows of the last step, behind the final norm, become the first of `chosen`.
     fn choose(&mut self, rows: &[u32]) -> Result<(), KernelError> {
-        let (ops, step, eps) = (&*self.ops, &mut self.step, self.config.rms_norm_eps);
+        if rows.len() > LOGIT_ROWS {
+            return Err(KernelError::Shape { what: "rows of results", found: rows.len(), expected: LOGIT_ROWS });
+        }
         let mut places = [0u32; LOGIT_ROWS];
         for (place, row) in places.iter_mut().zip(rows) {
             *place = match &self.kept {
-                None => *row,
+                None if (*row as usize) < self.step.max_rows => *row,
+                None => {
+                    let (found, expected) = (*row as usize, self.step.max_rows);
+                    return Err(KernelError::Shape { what: "row of a step", found, expected });
+                }
                 Some(kept) => kept.binary_search(row).map(|place| place as u32).map_err(|_| KernelError::Shape {
-                    what: "a row of logits that the step has not kept",
+                    what: "a row that the step has not kept",
                     found: *row as usize,
                     expected: kept.len(),
                 })?,
             };
         }
-        ops.gather(&step.hidden, &places[..rows.len()], self.config.hidden_size, &mut step.chosen)?;
-        ops.rms_norm(&step.chosen, &self.final_norm, eps, rows.len(), &mut step.normed)
+        let step = &mut self.step;
+        self.ops.gather(&step.narrow, &places[..rows.len()], self.config.hidden_size, &mut step.chosen)
     }
 }
 

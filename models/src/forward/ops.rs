@@ -1,92 +1,127 @@
 //! Layer operations beside the matrix products: norms, rotary embedding, activation, gathers.
 //!
-//! One trait, one implementation per backend. Each output row depends on its own input row alone.
+//! One trait, one implementation per backend: plain functions on a CPU (here), launches on what has kernels
+//! ([`super::launched`]). They are cut where the kernels of a GPU are, so that the forward pass is one text. Each output
+//! row depends on its own input row alone.
 
-use attention_kernels::KernelError;
+use attention_kernels::{CacheWriteArgs, Dtype, KernelError, KernelSet, KvCache, Workspace};
 use device::simd::{LANES, Lanes};
 use device::{Buffer, Device, Isa, Matrix, Pool};
 
+use super::{ForwardBatch, StepLimits};
+
 /// Some heads of every row of a fused QKV buffer.
 #[derive(Clone, Copy)]
-pub(super) struct HeadSpan {
+struct HeadSpan {
     /// Elements from row to row.
-    pub stride: usize,
+    stride: usize,
     /// First head.
-    pub first: usize,
+    first: usize,
     /// Number of heads.
-    pub heads: usize,
+    heads: usize,
     /// Elements per head.
-    pub dim: usize,
+    dim: usize,
 }
 
-/// What a backend must be able to do besides linear layers and attention. Buffers hold float32 rows.
+/// A layer's fused QKV rows on their way to attention.
+pub(super) struct Heads<'a> {
+    /// `[rows, num_heads + 2 * num_kv_heads, head_dim]`: queries, keys, values.
+    pub qkv: &'a mut Buffer,
+    pub rows: usize,
+    /// Query heads.
+    pub num_heads: usize,
+    /// RMS norm of query heads, where the model has one.
+    pub query_norm: Option<&'a Buffer>,
+    /// RMS norm of key heads, where the model has one.
+    pub key_norm: Option<&'a Buffer>,
+    /// Of those norms.
+    pub eps: f32,
+    /// The [`LayerOps::rope_table`] of the rows.
+    pub rope: &'a Buffer,
+    /// The layer's group of the batch.
+    pub group: usize,
+    /// Where keys and values go.
+    pub cache: &'a mut KvCache,
+}
+
+/// What a backend must be able to do besides linear layers and attention. Rows are of the model's type; weights of norms,
+/// the rotary table and logits are float32.
 pub(super) trait LayerOps: Send {
-    /// Row t of `out` becomes the embedding of `tokens[t]`.
-    fn embed(&self, tokens: &[u32], table: &Matrix, out: &mut Buffer) -> Result<(), KernelError>;
-    /// Row t of `out` becomes cos(p·f) for all f, then sin(p·f), with p = `positions[t]`.
-    fn rope_table(&self, positions: &[u32], frequencies: &[f32], out: &mut Buffer) -> Result<(), KernelError>;
+    /// Takes the memory for steps of that size. A CPU needs none.
+    fn reserve(&mut self, _limits: &StepLimits) -> Result<(), KernelError> {
+        Ok(())
+    }
+    /// Brings what the other operations and the kernels read of a batch to where they read it.
+    fn load(&mut self, _batch: &ForwardBatch) -> Result<(), KernelError> {
+        Ok(())
+    }
+    /// The same for block copies, at most [`LayerOps::most_copies`].
+    fn load_copies(&mut self, _copies: &[(u32, u32)]) -> Result<(), KernelError> {
+        Ok(())
+    }
+    /// Block copies that can be loaded at once.
+    fn most_copies(&self) -> usize {
+        usize::MAX
+    }
+    /// What was loaded of a group, for the kernels of the registry. `None` where they read the batch itself.
+    fn workspace(&self, _group: usize) -> Option<&Workspace> {
+        None
+    }
+    /// Row t of `out` becomes the embedding of token t of the batch that was loaded.
+    fn embed(&self, batch: &ForwardBatch, table: &Matrix, out: &mut Buffer) -> Result<(), KernelError>;
+    /// Row t of `out` becomes cos(p·f) for all frequencies f of the model, then sin(p·f), with p its position.
+    fn rope_table(&self, batch: &ForwardBatch, out: &mut Buffer) -> Result<(), KernelError>;
     /// `out = x / sqrt(mean(x²) + eps) * weight` (Zhang & Sennrich, "Root Mean Square Layer Normalization", 2019).
     fn rms_norm(&self, x: &Buffer, weight: &Buffer, eps: f32, rows: usize, out: &mut Buffer)
     -> Result<(), KernelError>;
-    /// RMS norm of every head of a span on its own, in place.
-    fn norm_heads(
+    /// `x += y`, then `y` becomes the norm of `x`.
+    fn add_norm(
         &self,
-        qkv: &mut Buffer,
-        span: HeadSpan,
+        x: &mut Buffer,
+        y: &mut Buffer,
         weight: &Buffer,
         eps: f32,
         rows: usize,
     ) -> Result<(), KernelError>;
-    /// Rotates every head of a span by its row of the [`LayerOps::rope_table`].
-    fn rotate(&self, qkv: &mut Buffer, span: HeadSpan, table: &Buffer, rows: usize) -> Result<(), KernelError>;
-    /// `x += y` for the first `elements`.
-    fn add(&self, x: &mut Buffer, y: &Buffer, elements: usize) -> Result<(), KernelError>;
-    /// `x += y`, then the RMS norm of it: what stands between two parts of a layer.
-    fn add_norm(
+    /// Head norms, rotation, and the cache write, by the chosen variant or in one with the rest.
+    fn heads(
         &self,
-        x: &mut Buffer,
-        y: &Buffer,
-        weight: &Buffer,
-        eps: f32,
-        rows: usize,
-        out: &mut Buffer,
-    ) -> Result<(), KernelError> {
-        self.add(x, y, rows * weight.len_bytes() / size_of::<f32>())?;
-        self.rms_norm(x, weight, eps, rows, out)
-    }
+        device: &dyn Device,
+        kernels: &KernelSet,
+        batch: &ForwardBatch,
+        heads: Heads<'_>,
+    ) -> Result<(), KernelError>;
     /// `out = silu(gate) * up`, with `gate_up` rows of `[gate; width][up; width]`.
     fn silu_mul(&self, gate_up: &Buffer, width: usize, rows: usize, out: &mut Buffer) -> Result<(), KernelError>;
-    /// Row i of `out` becomes row `rows[i]` of `x`.
-    fn gather(&self, x: &Buffer, rows: &[u32], width: usize, out: &mut Buffer) -> Result<(), KernelError>;
+    /// Row i of `out` becomes row [`ForwardBatch::needed`]`[i]` of `x`; of the batch that was loaded.
+    fn keep(&self, batch: &ForwardBatch, x: &Buffer, width: usize, out: &mut Buffer) -> Result<(), KernelError>;
+    /// Row i of `out` becomes row `rows[i]` of `x`, for at most [`super::LOGIT_ROWS`] rows.
+    fn gather(&mut self, x: &Buffer, rows: &[u32], width: usize, out: &mut Buffer) -> Result<(), KernelError>;
+    /// The first `elements` of a buffer of that type, in float32, when all before is done. The one wait of a step.
+    fn to_host<'a>(&'a mut self, buffer: &'a Buffer, dtype: Dtype, elements: usize) -> Result<&'a [f32], KernelError>;
 }
 
-/// The operations of a backend.
-pub(super) fn for_device(device: &dyn Device) -> Box<dyn LayerOps> {
-    Box::new(Cpu { isa: Isa::best(), threads: device.pool().clone() })
-}
-
-struct Cpu {
+pub(super) struct Cpu {
     isa: Isa,
     threads: Pool,
+    /// Of the rotary embedding, per pair of a head's elements.
+    frequencies: Vec<f32>,
 }
 
 /// A rough cost of an element in multiply-adds, to decide whether a second thread is worth waking.
 const EXP_COST: usize = 16;
 
 impl LayerOps for Cpu {
-    fn embed(&self, tokens: &[u32], table: &Matrix, out: &mut Buffer) -> Result<(), KernelError> {
+    fn embed(&self, batch: &ForwardBatch, table: &Matrix, out: &mut Buffer) -> Result<(), KernelError> {
         let table = table.host()?;
-        for (&token, row) in tokens.iter().zip(out.host_mut::<f32>()?.chunks_mut(table.k())) {
-            if token as usize >= table.n() {
-                return Err(KernelError::Shape { what: "token id", found: token as usize, expected: table.n() });
-            }
+        for (&token, row) in batch.tokens.iter().zip(out.host_mut::<f32>()?.chunks_mut(table.k())) {
             table.copy_row(token as usize, row);
         }
         Ok(())
     }
 
-    fn rope_table(&self, positions: &[u32], frequencies: &[f32], out: &mut Buffer) -> Result<(), KernelError> {
-        let half = frequencies.len();
+    fn rope_table(&self, batch: &ForwardBatch, out: &mut Buffer) -> Result<(), KernelError> {
+        let (positions, frequencies, half) = (&batch.positions, &self.frequencies, self.frequencies.len());
         let out = &mut out.host_mut::<f32>()?[..positions.len() * 2 * half];
         self.threads.chunks_mut(out, 2 * half, half * EXP_COST, |t, row| {
             let (cos, sin) = row.split_at_mut(half);
@@ -111,6 +146,80 @@ impl LayerOps for Cpu {
             norm_row(&x[t * width..][..width], weight, eps, out);
         });
         Ok(())
+    }
+
+    /// One pass over the rows: each is still in the nearest cache when it is normed.
+    fn add_norm(
+        &self,
+        x: &mut Buffer,
+        y: &mut Buffer,
+        weight: &Buffer,
+        eps: f32,
+        rows: usize,
+    ) -> Result<(), KernelError> {
+        let weight = weight.host::<f32>()?;
+        let width = weight.len();
+        let (x, y) = (&mut x.host_mut::<f32>()?[..rows * width], &mut y.host_mut::<f32>()?[..rows * width]);
+        self.threads.zip_chunks_mut(x, y, width, 2 * width, |_, x, y| {
+            for (x, y) in x.iter_mut().zip(&*y) {
+                *x += y;
+            }
+            norm_row(x, weight, eps, y);
+        });
+        Ok(())
+    }
+
+    fn heads(
+        &self,
+        device: &dyn Device,
+        kernels: &KernelSet,
+        batch: &ForwardBatch,
+        heads: Heads<'_>,
+    ) -> Result<(), KernelError> {
+        let Heads { qkv, rows, num_heads, query_norm, key_norm, eps, rope, group, cache } = heads;
+        let (dim, num_kv_heads) = (cache.shape.head_dim, cache.shape.num_kv_heads);
+        let stride = (num_heads + 2 * num_kv_heads) * dim;
+        let queries = HeadSpan { stride, first: 0, heads: num_heads, dim };
+        let keys = HeadSpan { first: num_heads, heads: num_kv_heads, ..queries };
+        for (span, weight) in [(queries, query_norm), (keys, key_norm)] {
+            if let Some(weight) = weight {
+                self.norm_heads(qkv, span, weight, eps, rows)?;
+            }
+        }
+        self.rotate(qkv, HeadSpan { heads: num_heads + num_kv_heads, ..queries }, rope, rows)?;
+        let (key_offset, value_offset) = (num_heads * dim, (num_heads + num_kv_heads) * dim);
+        let slot_mapping = &batch.groups[group].slot_mapping;
+        let args =
+            CacheWriteArgs { source: qkv, key_offset, value_offset, stride, slot_mapping, cache, workspace: None };
+        kernels.cache_write(device, args)
+    }
+
+    fn silu_mul(&self, gate_up: &Buffer, width: usize, rows: usize, out: &mut Buffer) -> Result<(), KernelError> {
+        let gate_up = gate_up.host::<f32>()?;
+        let isa = self.isa;
+        self.threads.chunks_mut(&mut out.host_mut::<f32>()?[..rows * width], width, width * EXP_COST, |t, out| {
+            let (gate, up) = gate_up[t * 2 * width..][..2 * width].split_at(width);
+            device::dispatch!(isa, silu_mul_row(gate: &[f32], up: &[f32], out: &mut [f32]));
+        });
+        Ok(())
+    }
+
+    fn keep(&self, batch: &ForwardBatch, x: &Buffer, width: usize, out: &mut Buffer) -> Result<(), KernelError> {
+        gather_rows(x, batch.needed.iter().flatten(), width, out)
+    }
+
+    fn gather(&mut self, x: &Buffer, rows: &[u32], width: usize, out: &mut Buffer) -> Result<(), KernelError> {
+        gather_rows(x, rows, width, out)
+    }
+
+    fn to_host<'a>(&'a mut self, buffer: &'a Buffer, _dtype: Dtype, elements: usize) -> Result<&'a [f32], KernelError> {
+        Ok(&buffer.host::<f32>()?[..elements])
+    }
+}
+
+impl Cpu {
+    pub fn new(device: &dyn Device, frequencies: Vec<f32>) -> Cpu {
+        Cpu { isa: Isa::best(), threads: device.pool().clone(), frequencies }
     }
 
     fn norm_heads(
@@ -141,55 +250,6 @@ impl LayerOps for Cpu {
         })
     }
 
-    fn add(&self, x: &mut Buffer, y: &Buffer, elements: usize) -> Result<(), KernelError> {
-        for (x, y) in x.host_mut::<f32>()?[..elements].iter_mut().zip(y.host::<f32>()?) {
-            *x += y;
-        }
-        Ok(())
-    }
-
-    /// One pass over the rows: each is still in the nearest cache when it is normed.
-    fn add_norm(
-        &self,
-        x: &mut Buffer,
-        y: &Buffer,
-        weight: &Buffer,
-        eps: f32,
-        rows: usize,
-        out: &mut Buffer,
-    ) -> Result<(), KernelError> {
-        let (y, weight) = (y.host::<f32>()?, weight.host::<f32>()?);
-        let width = weight.len();
-        let (x, out) = (&mut x.host_mut::<f32>()?[..rows * width], &mut out.host_mut::<f32>()?[..rows * width]);
-        self.threads.zip_chunks_mut(x, out, width, 2 * width, |t, x, out| {
-            for (x, y) in x.iter_mut().zip(&y[t * width..][..width]) {
-                *x += y;
-            }
-            norm_row(x, weight, eps, out);
-        });
-        Ok(())
-    }
-
-    fn silu_mul(&self, gate_up: &Buffer, width: usize, rows: usize, out: &mut Buffer) -> Result<(), KernelError> {
-        let gate_up = gate_up.host::<f32>()?;
-        let isa = self.isa;
-        self.threads.chunks_mut(&mut out.host_mut::<f32>()?[..rows * width], width, width * EXP_COST, |t, out| {
-            let (gate, up) = gate_up[t * 2 * width..][..2 * width].split_at(width);
-            device::dispatch!(isa, silu_mul_row(gate: &[f32], up: &[f32], out: &mut [f32]));
-        });
-        Ok(())
-    }
-
-    fn gather(&self, x: &Buffer, rows: &[u32], width: usize, out: &mut Buffer) -> Result<(), KernelError> {
-        let x = x.host::<f32>()?;
-        for (&row, out) in rows.iter().zip(out.host_mut::<f32>()?.chunks_mut(width)) {
-            out.copy_from_slice(&x[row as usize * width..][..width]);
-        }
-        Ok(())
-    }
-}
-
-impl Cpu {
     /// Calls `f(row, head)` for every head of the span.
     fn for_each_head(
         &self,
@@ -206,6 +266,19 @@ impl Cpu {
         });
         Ok(())
     }
+}
+
+fn gather_rows<'a>(
+    x: &Buffer,
+    rows: impl IntoIterator<Item = &'a u32>,
+    width: usize,
+    out: &mut Buffer,
+) -> Result<(), KernelError> {
+    let x = x.host::<f32>()?;
+    for (row, out) in rows.into_iter().zip(out.host_mut::<f32>()?.chunks_mut(width)) {
+        out.copy_from_slice(&x[*row as usize * width..][..width]);
+    }
+    Ok(())
 }
 
 /// `out = x / sqrt(mean(x²) + eps) * weight`.

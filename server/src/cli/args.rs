@@ -105,16 +105,19 @@ pub struct EngineArgs {
     /// q8 or q4: weights in 8 or 4 bits, made while they are loaded [default: as in the checkpoint]
     #[arg(long, value_name = "FORM", value_parser = values::quantization, env = "QUIRE_QUANTIZATION")]
     pub quantization: Option<Quantization>,
-    /// Longest prompt plus output in tokens [default: the model's, or what the cache holds]
-    #[arg(long, value_name = "TOKENS", value_parser = values::whole::<usize>, env = "QUIRE_MAX_MODEL_LEN")]
-    pub max_model_len: Option<usize>,
+    /// Type of the computation: auto, float32, float16 or bfloat16 [default: auto]
+    #[arg(long, value_parser = values::dtype, env = "QUIRE_DTYPE")]
+    pub dtype: Option<values::DtypeChoice>,
+    /// Longest prompt plus output in tokens, or auto [default: the model's, or what the cache holds]
+    #[arg(long, value_name = "TOKENS", value_parser = values::max_model_len, env = "QUIRE_MAX_MODEL_LEN")]
+    pub max_model_len: Option<values::Length>,
     /// Tokens per block of the cache: 8, 16, 32, 64 or 128 [default: 16]
     #[arg(long, value_name = "TOKENS", value_parser = values::whole::<usize>, env = "QUIRE_BLOCK_SIZE")]
     pub block_size: Option<usize>,
     /// Bytes for keys and values, as 512M or 2G [default: a share of free memory]
     #[arg(long, value_name = "BYTES", value_parser = values::bytes, env = "QUIRE_KV_CACHE_MEMORY_BYTES")]
     pub kv_cache_memory_bytes: Option<u64>,
-    /// Share of the device's memory that may be used, 0 to 1
+    /// Share of the device's memory that may be used, 0 to 1 [default: 0.9 on a GPU, 0.4 of what is free else]
     #[arg(long, value_name = "SHARE", env = "QUIRE_GPU_MEMORY_UTILIZATION")]
     pub gpu_memory_utilization: Option<f64>,
     /// How keys and values are kept: auto (as they are computed), float32, float16, bfloat16, fp8 (e4m3), fp8_e5m2 or int8
@@ -165,9 +168,6 @@ pub struct EngineArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Accepted with one value")]
 pub struct FixedArgs {
-    /// Type of the computation: auto or float32
-    #[arg(long, value_parser = values::dtype, env = "QUIRE_DTYPE")]
-    pub dtype: Option<String>,
     /// Devices that share a layer: 1
     #[arg(long, value_name = "N", value_parser = values::tensor_parallel_size, env = "QUIRE_TENSOR_PARALLEL_SIZE")]
     pub tensor_parallel_size: Option<String>,
@@ -191,10 +191,10 @@ impl EngineArgs {
             device: self.common.device.clone().unwrap_or(default.device),
             kernels_dir: self.common.kernels_dir.clone(),
             block_size: self.block_size.unwrap_or(default.block_size),
-            max_model_len: self.max_model_len.or(default.max_model_len),
+            max_model_len: self.max_model_len.and_then(|length| length.0).or(default.max_model_len),
             kv_cache_memory_bytes: self.kv_cache_memory_bytes.or(default.kv_cache_memory_bytes),
             kv_cache_dtype: self.kv_cache_dtype.unwrap_or(default.kv_cache_dtype),
-            gpu_memory_utilization: self.gpu_memory_utilization.unwrap_or(default.gpu_memory_utilization),
+            gpu_memory_utilization: self.gpu_memory_utilization.or(default.gpu_memory_utilization),
             max_num_seqs: self.max_num_seqs.unwrap_or(default.max_num_seqs),
             max_num_batched_tokens: self.max_num_batched_tokens.unwrap_or(default.max_num_batched_tokens),
             enable_prefix_caching: switch(
@@ -215,6 +215,7 @@ impl EngineArgs {
             max_unread_events: default.max_unread_events,
             threads: self.common.threads.or(default.threads),
             quantization: self.quantization.or(default.quantization),
+            dtype: self.dtype.and_then(|dtype| dtype.0).or(default.dtype),
             kernels: default.kernels,
         }
     }

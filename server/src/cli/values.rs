@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use engine::text::ToolFormat;
-use engine::{KvCacheDtype, Policy, Pooling, PreemptionMode, Quantization};
+use engine::{Dtype, KvCacheDtype, Policy, Pooling, PreemptionMode, Quantization};
 
 use crate::http::Reasoning;
 
@@ -131,9 +131,28 @@ fn only(text: &str, accepted: &[&str], why: &str) -> Result<String, String> {
     Err(format!("expected {}: {why}", accepted.join(" or ")))
 }
 
+/// A value of `--dtype`; `None` is `auto`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DtypeChoice(pub Option<Dtype>);
+
 /// `--dtype`.
-pub fn dtype(text: &str) -> Result<String, String> {
-    only(text, &["auto", "float32"], "weights of every type are computed with in float32 on this device")
+pub fn dtype(text: &str) -> Result<DtypeChoice, String> {
+    Ok(DtypeChoice(match text {
+        "auto" => None,
+        "float32" | "float" => Some(Dtype::F32),
+        "float16" | "half" => Some(Dtype::F16),
+        "bfloat16" => Some(Dtype::Bf16),
+        _ => return Err("expected auto, float32, float16 or bfloat16".to_string()),
+    }))
+}
+
+/// A value of `--max-model-len`; `None` is `auto`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Length(pub Option<usize>);
+
+/// `--max-model-len`.
+pub fn max_model_len(text: &str) -> Result<Length, String> {
+    if text == "auto" { Ok(Length(None)) } else { whole(text).map(|length| Length(Some(length))) }
 }
 
 /// `--kv-cache-dtype`.

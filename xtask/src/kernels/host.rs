@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::OnceLock;
 
 use super::compile::{Compile, fingerprint, run_all};
 use super::manifest::Manifest;
@@ -146,6 +147,26 @@ pub fn library(
     let args = [words(sanitizer.flags()), words(&["-shared"])].concat();
     link(compiler, &args, &objects, &output)?;
     Ok(output)
+}
+
+/// For tests: the folder with the host library of every crate of the workspace, built from the sources as they are. `None`
+/// without a compiler, which is reported as a test that did not run.
+///
+/// # Panics
+/// If something does not compile: the sources are those under test.
+pub fn folder_for_tests() -> Option<PathBuf> {
+    static BUILT: OnceLock<Result<PathBuf, String>> = OnceLock::new();
+    let build = || {
+        let (compiler, root) = (compiler()?, crate::workspace::root());
+        for manifest in super::manifests(&root)? {
+            if let Err(problem) = library(&root, &manifest, &compiler, Sanitizer::None, super::cores()) {
+                panic!("{problem}");
+            }
+        }
+        Ok(super::folder(&root))
+    };
+    let built = BUILT.get_or_init(build);
+    built.as_ref().map_err(|missing| crate::not_run::report(&format!("cuda-sim: {missing}"))).ok().cloned()
 }
 
 /// Builds the program that runs launches from files (`device/simt/replay.cpp`) over a library of [`library`].

@@ -1,0 +1,164 @@
+// A cuBLASLt of host code, for tests: libcublasLt.so.13 with the calls that device/src/cuda/blas.rs makes, strict about each.
+//
+// A product waits in its stream, which is the driver's (driver.cpp). Column-major as the real one: D = op(A) B + bias, with
+// leading dimensions; C is D, the factors are 1 and 0. A descriptor that is not alive, a layout that does not fit, a
+// workspace below what was promised, and anything left when the handle goes are errors.
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <set>
+
+// Of driver.cpp: gives work to a stream after a look at the memory that it reads and writes; 0 if all is well.
+extern "C" int fake_driver_enqueue(void* stream, const unsigned long long* addresses, const size_t* bytes, int count,
+                                   std::function<void()>* work);
+
+namespace {
+
+enum Status { SUCCESS = 0, INVALID_VALUE = 7, EXECUTION_FAILED = 13 };
+enum Type { R_32F = 0, R_16F = 2, R_16BF = 14 };
+
+struct Layout {
+    int type;
+    uint64_t rows, columns;
+    int64_t leading;
+};
+struct Product {
+    int transposed = 0, epilogue = 1, bias_type = -1;
+    unsigned long long bias = 0;
+};
+struct Preference {
+    size_t workspace = 0;
+};
+struct Algorithm {
+    uint64_t data[8];
+};
+struct Heuristic {
+    Algorithm algorithm;
+    size_t workspace;
+    int state;
+    float waves;
+    int reserved[4];
+};
+constexpr uint64_t MARK = 0x6b6c617320746c62;
+
+std::set<void*> alive;
+
+template <class T>
+int make(T** out, T value) {
+    alive.insert(*out = new T(value));
+    return SUCCESS;
+}
+template <class T>
+int destroy(T* what) {
+    if (!alive.erase(what)) return INVALID_VALUE;
+    delete what;
+    return SUCCESS;
+}
+
+size_t size_of(int type) { return type == R_32F ? 4 : 2; }
+
+float half_to_float(uint16_t code) {
+    const int exponent = code >> 10 & 31, fraction = code & 1023;
+    const float magnitude = exponent ? std::ldexp(1024.0f + fraction, exponent - 25) : std::ldexp(1.0f * fraction, -24);
+    return code >> 15 ? -magnitude : magnitude;
+}
+float read(int type, unsigned long long at, size_t index) {
+    const char* from = reinterpret_cast<const char*>(at) + index * size_of(type);
+    uint32_t bits = 0;
+    std::memcpy(&bits, from, size_of(type));
+    if (type == R_16F) return half_to_float(static_cast<uint16_t>(bits));
+    if (type == R_16BF) bits <<= 16;
+    float value;
+    std::memcpy(&value, &bits, 4);
+    return value;
+}
+// The nearest of the type; its neighbours are tried, so that nothing here shares code with what is under test.
+void write(int type, unsigned long long at, size_t index, float value) {
+    char* to = reinterpret_cast<char*>(at) + index * size_of(type);
+    if (type == R_32F) {
+        std::memcpy(to, &value, 4);
+        return;
+    }
+    uint16_t best = 0;
+    float error = INFINITY;
+    for (uint32_t code = 0; code < 0x10000; code++) {
+        const uint16_t candidate = static_cast<uint16_t>(code);
+        const float found = read(type, reinterpret_cast<unsigned long long>(&candidate), 0), off = std::fabs(found - value);
+        if (off < error || (off == error && !(code & 1) && (best & 1))) error = off, best = candidate;
+    }
+    std::memcpy(to, &best, 2);
+}
+
+}  // namespace
+
+#define CALL(name, ...) extern "C" __attribute__((visibility("default"))) int name(__VA_ARGS__)
+
+CALL(cublasLtCreate, int** handle) { return make(handle, 0); }
+CALL(cublasLtDestroy, int* handle) {
+    const int outcome = destroy(handle);
+    return alive.empty() ? outcome : INVALID_VALUE;
+}
+CALL(cublasLtMatrixLayoutCreate, Layout** layout, int type, uint64_t rows, uint64_t columns, int64_t leading) {
+    return make(layout, Layout{type, rows, columns, leading});
+}
+CALL(cublasLtMatrixLayoutDestroy, Layout* layout) { return destroy(layout); }
+CALL(cublasLtMatmulDescCreate, Product** product, int compute, int scale) {
+    return compute == 68 && scale == R_32F ? make(product, Product()) : INVALID_VALUE;
+}
+CALL(cublasLtMatmulDescDestroy, Product* product) { return destroy(product); }
+CALL(cublasLtMatmulDescSetAttribute, Product* product, int attribute, const void* value, size_t bytes) {
+    if (!alive.count(product)) return INVALID_VALUE;
+    void* const to = attribute == 3    ? static_cast<void*>(&product->transposed)
+                     : attribute == 7  ? static_cast<void*>(&product->epilogue)
+                     : attribute == 8  ? static_cast<void*>(&product->bias)
+                     : attribute == 26 ? static_cast<void*>(&product->bias_type)
+                                       : nullptr;
+    if (!to || bytes != (attribute == 8 ? 8u : 4u)) return INVALID_VALUE;
+    std::memcpy(to, value, bytes);
+    return SUCCESS;
+}
+CALL(cublasLtMatmulPreferenceCreate, Preference** preference) { return make(preference, Preference()); }
+CALL(cublasLtMatmulPreferenceDestroy, Preference* preference) { return destroy(preference); }
+CALL(cublasLtMatmulPreferenceSetAttribute, Preference* preference, int attribute, const void* value, size_t bytes) {
+    if (!alive.count(preference) || attribute != 1 || bytes != sizeof(size_t)) return INVALID_VALUE;
+    std::memcpy(&preference->workspace, value, bytes);
+    return SUCCESS;
+}
+CALL(cublasLtMatmulAlgoGetHeuristic, void* handle, const Product* product, const Layout* a, const Layout* b, const Layout* c,
+     const Layout* d, const Preference* preference, int wanted, Heuristic* result, int* found) {
+    if (!alive.count(handle) || !alive.count(const_cast<Preference*>(preference)) || wanted != 1) return INVALID_VALUE;
+    const bool fits = product->transposed == 1 && a->rows == b->rows && a->columns == d->rows && b->columns == d->columns &&
+                      c == d && a->type == b->type && a->leading >= static_cast<int64_t>(a->rows) &&
+                      b->leading >= static_cast<int64_t>(b->rows) && d->leading >= static_cast<int64_t>(d->rows) &&
+                      (product->epilogue == 1 || (product->epilogue == 4 && product->bias_type == d->type));
+    if (!fits) return INVALID_VALUE;
+    *result = {{{MARK, a->columns, a->rows, b->columns, 0, 0, 0, 0}}, preference->workspace, SUCCESS, 1.0f, {}};
+    *found = 1;
+    return SUCCESS;
+}
+CALL(cublasLtMatmul, void* handle, const Product* product, const float* alpha, unsigned long long a, const Layout* a_layout,
+     unsigned long long b, const Layout* b_layout, const float* beta, unsigned long long c, const Layout*,
+     unsigned long long d, const Layout* d_layout, const Algorithm* algorithm, unsigned long long workspace,
+     size_t workspace_bytes, void* stream) {
+    const uint64_t n = d_layout->rows, k = a_layout->rows, rows = d_layout->columns;
+    const uint64_t expected[] = {MARK, n, k, rows};
+    if (!alive.count(handle) || *alpha != 1 || *beta != 0 || c != d || std::memcmp(algorithm, expected, sizeof expected)) {
+        return INVALID_VALUE;
+    }
+    const Layout al = *a_layout, bl = *b_layout, dl = *d_layout;
+    const unsigned long long bias = product->epilogue == 4 ? product->bias : 0;
+    const unsigned long long memory[] = {a, b, d, workspace, bias ? bias : d};
+    const size_t bytes[] = {al.leading * n * size_of(al.type), bl.leading * rows * size_of(bl.type),
+                            dl.leading * rows * size_of(dl.type), workspace_bytes, n * size_of(dl.type)};
+    std::function<void()> work = [=] {
+        for (uint64_t row = 0; row < rows; row++) {
+            for (uint64_t column = 0; column < n; column++) {
+                float sum = 0;
+                for (uint64_t i = 0; i < k; i++) sum += read(al.type, a, column * al.leading + i) * read(bl.type, b, row * bl.leading + i);
+                write(dl.type, d, row * dl.leading + column, sum + (bias ? read(dl.type, bias, column) : 0));
+            }
+        }
+    };
+    return fake_driver_enqueue(stream, memory, bytes, 5, &work) ? EXECUTION_FAILED : SUCCESS;
+}

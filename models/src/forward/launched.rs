@@ -1,0 +1,212 @@
+//! Layer operations as launches of the kernels in `csrc/`, for `cuda` and `cuda-sim`.
+//!
+//! What kernels read of a step (tokens, positions, slots, block tables, the rows whose logits are wanted) lies in
+//! arrays that stay ([`Mirror`]): a step sends what differs from the one before. Nothing here waits but
+//! [`LayerOps::to_host`], and no step allocates device memory.
+
+use std::sync::Arc;
+
+use attention_kernels::{CacheWriteArgs, Dtype, KernelError, KernelSet, Workspace};
+use device::{Buffer, Device, DeviceError, Matrix, Mirror, Pinned, Queue, Uploader};
+
+use super::ops::{Heads, LayerOps};
+use super::{ForwardBatch, LOGIT_ROWS, PageLayout, StepLimits};
+use crate::ModelConfig;
+use crate::kernels::{self as launch, Activation, HeadsArgs};
+
+pub(super) struct Launched {
+    device: Arc<dyn Device>,
+    dtype: Dtype,
+    num_heads: usize,
+    head_dim: usize,
+    /// Per pair of a head's elements, float32.
+    frequencies: Buffer,
+    tokens: Mirror,
+    positions: Mirror,
+    /// Rows that go on behind the last layer's attention.
+    needed: Mirror,
+    /// Rows whose results are wanted.
+    wanted: Mirror,
+    /// Where the host finds logits and hidden states.
+    results: Pinned,
+    /// Those that are not float32, made so.
+    singles: Vec<f32>,
+    /// One for each group of layers, and its window.
+    workspaces: Vec<(Workspace, Option<usize>)>,
+    windows: Vec<Option<usize>>,
+}
+
+/// Opens kernels and products, so that what is missing is known before any weight is read.
+pub(super) fn open(device: &dyn Device) -> Result<(), DeviceError> {
+    for module in ["attention_kernels", launch::MODULE] {
+        device.load(module)?;
+    }
+    device.load_products()
+}
+
+impl Launched {
+    pub fn new(
+        device: &Arc<dyn Device>,
+        config: &ModelConfig,
+        layout: &PageLayout,
+        frequencies: &[f32],
+        dtype: Dtype,
+        max_rows: usize,
+    ) -> Result<Launched, DeviceError> {
+        let indices = |rows: usize| Mirror::new(&**device, rows * size_of::<u32>());
+        let bytes: Vec<u8> = frequencies.iter().flat_map(|f| f.to_le_bytes()).collect();
+        let numbers = [(device::gemm::WeightFormat::F32, &bytes[..])];
+        Ok(Launched {
+            device: Arc::clone(device),
+            dtype,
+            num_heads: config.num_heads,
+            head_dim: config.head_dim,
+            frequencies: Uploader::new(&**device)?.numbers(device::gemm::WeightFormat::F32, &numbers)?,
+            tokens: indices(max_rows)?,
+            positions: indices(max_rows)?,
+            needed: indices(max_rows)?,
+            wanted: indices(LOGIT_ROWS)?,
+            results: device.pinned(LOGIT_ROWS * config.vocab_size.max(config.hidden_size) * size_of::<f32>())?,
+            singles: Vec::new(),
+            workspaces: Vec::new(),
+            windows: layout.groups.iter().map(|group| group.window).collect(),
+        })
+    }
+
+    /// Bytes of device memory beside the workspaces.
+    pub fn bytes(config: &ModelConfig, max_rows: usize) -> usize {
+        (3 * max_rows + LOGIT_ROWS) * size_of::<u32>() + config.head_dim / 2 * size_of::<f32>()
+    }
+}
+
+impl LayerOps for Launched {
+    fn reserve(&mut self, limits: &StepLimits) -> Result<(), KernelError> {
+        self.workspaces.clear();
+        for window in &self.windows {
+            let workspace = Workspace::new(&*self.device, limits.workspace(self.num_heads, self.head_dim))?;
+            self.workspaces.push((workspace, *window));
+        }
+        Ok(())
+    }
+
+    fn load(&mut self, batch: &ForwardBatch) -> Result<(), KernelError> {
+        let device = &*self.device;
+        self.tokens.set(device, batch.tokens.iter().map(|token| token.to_ne_bytes()))?;
+        self.positions.set(device, batch.positions.iter().map(|position| position.to_ne_bytes()))?;
+        if let Some(needed) = &batch.needed {
+            self.needed.set(device, needed.iter().map(|row| row.to_ne_bytes()))?;
+        }
+        if self.workspaces.len() != batch.groups.len() {
+            return Err(KernelError::NotLoaded { variant: "models", what: "workspace (Model::reserve takes it)" });
+        }
+        for ((workspace, window), group) in self.workspaces.iter_mut().zip(&batch.groups) {
+            workspace.load(device, &group.attention, &group.slot_mapping, *window)?;
+        }
+        Ok(())
+    }
+
+    fn load_copies(&mut self, copies: &[(u32, u32)]) -> Result<(), KernelError> {
+        match self.workspaces.first_mut() {
+            Some((workspace, _)) => workspace.load_copies(&*self.device, copies),
+            None => Err(KernelError::NotLoaded { variant: "models", what: "workspace (Model::reserve takes it)" }),
+        }
+    }
+
+    fn most_copies(&self) -> usize {
+        self.workspaces.first().map_or(usize::MAX, |(workspace, _)| workspace.limits().max_copies)
+    }
+
+    fn workspace(&self, group: usize) -> Option<&Workspace> {
+        self.workspaces.get(group).map(|(workspace, _)| workspace)
+    }
+
+    fn embed(&self, batch: &ForwardBatch, table: &Matrix, out: &mut Buffer) -> Result<(), KernelError> {
+        let numbers = table.numbers().ok_or(DeviceError::NoMatrices(self.device.name()))?;
+        let size = (batch.tokens.len(), table.k());
+        launch::gather_rows(&*self.device, self.dtype, numbers, self.tokens.buffer(), out, size)
+    }
+
+    fn rope_table(&self, batch: &ForwardBatch, out: &mut Buffer) -> Result<(), KernelError> {
+        let size = (batch.positions.len(), self.head_dim / 2);
+        launch::rope_table(&*self.device, self.positions.buffer(), &self.frequencies, out, size)
+    }
+
+    fn rms_norm(
+        &self,
+        x: &Buffer,
+        weight: &Buffer,
+        eps: f32,
+        rows: usize,
+        out: &mut Buffer,
+    ) -> Result<(), KernelError> {
+        launch::rms_norm(&*self.device, self.dtype, x, out, weight, eps, (rows, width(weight)))
+    }
+
+    fn add_norm(
+        &self,
+        x: &mut Buffer,
+        y: &mut Buffer,
+        weight: &Buffer,
+        eps: f32,
+        rows: usize,
+    ) -> Result<(), KernelError> {
+        launch::add_norm(&*self.device, self.dtype, x, y, weight, eps, (rows, width(weight)))
+    }
+
+    fn heads(
+        &self,
+        device: &dyn Device,
+        kernels: &KernelSet,
+        batch: &ForwardBatch,
+        heads: Heads<'_>,
+    ) -> Result<(), KernelError> {
+        let Heads { qkv, rows, num_heads, query_norm, key_norm, eps, rope, group, cache } = heads;
+        let workspace = self.workspace(group);
+        let fused = kernels.cache_write.capabilities.fused;
+        let slots = workspace.filter(|_| fused).map(Workspace::slot_mapping);
+        let args = HeadsArgs { qkv, rows, num_heads, query_norm, key_norm, eps, rope, cache, slots };
+        launch::heads(device, args)?;
+        if fused {
+            return Ok(());
+        }
+        let (dim, num_kv_heads) = (cache.shape.head_dim, cache.shape.num_kv_heads);
+        let (key_offset, value_offset) = (num_heads * dim, (num_heads + num_kv_heads) * dim);
+        let (stride, slot_mapping) = (value_offset + num_kv_heads * dim, &batch.groups[group].slot_mapping);
+        let args = CacheWriteArgs { source: qkv, key_offset, value_offset, stride, slot_mapping, cache, workspace };
+        kernels.cache_write(device, args)
+    }
+
+    fn silu_mul(&self, gate_up: &Buffer, width: usize, rows: usize, out: &mut Buffer) -> Result<(), KernelError> {
+        launch::gate_mul(&*self.device, self.dtype, Activation::Silu, gate_up, out, (rows, width))
+    }
+
+    fn keep(&self, batch: &ForwardBatch, x: &Buffer, width: usize, out: &mut Buffer) -> Result<(), KernelError> {
+        let size = (batch.needed.as_ref().map_or(0, Vec::len), width);
+        launch::gather_rows(&*self.device, self.dtype, x, self.needed.buffer(), out, size)
+    }
+
+    fn gather(&mut self, x: &Buffer, rows: &[u32], width: usize, out: &mut Buffer) -> Result<(), KernelError> {
+        self.wanted.set(&*self.device, rows.iter().map(|row| row.to_ne_bytes()))?;
+        launch::gather_rows(&*self.device, self.dtype, x, self.wanted.buffer(), out, (rows.len(), width))
+    }
+
+    fn to_host<'a>(&'a mut self, buffer: &'a Buffer, dtype: Dtype, elements: usize) -> Result<&'a [f32], KernelError> {
+        self.device.download_async(Queue::Compute, buffer, 0, &mut self.results, 0, elements * dtype.bytes())?;
+        self.device.record(Queue::Compute)?.synchronize()?;
+        if dtype == Dtype::F32 {
+            return Ok(&self.results.host::<f32>()?[..elements]);
+        }
+        let halves = &self.results.host::<u16>()?[..elements];
+        self.singles.clear();
+        self.singles.extend(halves.iter().map(|&bits| match dtype {
+            Dtype::F16 => half::f16::from_bits(bits).to_f32(),
+            _ => half::bf16::from_bits(bits).to_f32(),
+        }));
+        Ok(&self.singles)
+    }
+}
+
+/// Elements of a norm's weights.
+fn width(weight: &Buffer) -> usize {
+    weight.len_bytes() / size_of::<f32>()
+}

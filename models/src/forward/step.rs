@@ -1,0 +1,116 @@
+//! The memory of a step: a static plan of its buffers, taken once for the greatest step.
+//!
+//! ```text
+//! bytes   rows × hidden      hidden   the residual stream
+//!         rows × hidden      narrow   normed rows, what a half of a layer adds to the stream, normed rows, …
+//!         rows × heads       qkv
+//!         rows × heads       attended
+//!         rows × 2 ffn       gate_up
+//!         rows × ffn         activated
+//!         rows × head_dim    rope     float32
+//!         64 × hidden        chosen   rows whose logits are wanted
+//!         64 × vocabulary    logits   float32
+//! ```
+
+use attention_kernels::{Dtype, WorkspaceLimits};
+use device::{Buffer, Device, DeviceError};
+
+use super::LOGIT_ROWS;
+use crate::ModelConfig;
+
+/// Block copies that go to a kernel at once.
+const COPIES: usize = 256;
+
+/// The greatest step, and the pool that its kernels work on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StepLimits {
+    /// Tokens of all sequences.
+    pub max_rows: usize,
+    /// Sequences.
+    pub max_seqs: usize,
+    /// Tokens of the longest sequence.
+    pub max_model_len: usize,
+    /// Tokens per block.
+    pub block_size: usize,
+    /// Blocks in the pool; no memory depends on it.
+    pub num_blocks: usize,
+}
+
+impl StepLimits {
+    /// What the attention kernels of one group of layers work in.
+    pub(super) fn workspace(&self, num_heads: usize, head_dim: usize) -> WorkspaceLimits {
+        WorkspaceLimits {
+            max_seqs: self.max_seqs,
+            max_rows: self.max_rows,
+            max_blocks: self.max_model_len.div_ceil(self.block_size),
+            num_blocks: self.num_blocks,
+            block_size: self.block_size,
+            num_heads,
+            head_dim,
+            // Rows that decode: prefill does not split contexts.
+            split_rows: self.max_seqs.min(self.max_rows),
+            max_copies: COPIES,
+        }
+    }
+}
+
+/// Everything that a step writes. Rows are of the model's type where nothing else is said.
+pub(super) struct StepBuffers {
+    pub max_rows: usize,
+    pub hidden: Buffer,
+    pub narrow: Buffer,
+    pub qkv: Buffer,
+    pub attended: Buffer,
+    pub gate_up: Buffer,
+    pub activated: Buffer,
+    /// Cosines, then sines, of each row's position.
+    pub rope: Buffer,
+    pub chosen: Buffer,
+    pub logits: Buffer,
+}
+
+impl StepBuffers {
+    /// Bytes of each buffer, in the order of the fields.
+    fn sizes(config: &ModelConfig, dtype: Dtype, max_rows: usize) -> [usize; 9] {
+        let (hidden, ffn, dim) = (config.hidden_size, config.intermediate_size, config.head_dim);
+        let (bytes, single) = (dtype.bytes(), size_of::<f32>());
+        [
+            max_rows * hidden * bytes,
+            max_rows * hidden * bytes,
+            max_rows * (config.num_heads + 2 * config.num_kv_heads) * dim * bytes,
+            max_rows * config.num_heads * dim * bytes,
+            max_rows * 2 * ffn * bytes,
+            max_rows * ffn * bytes,
+            max_rows * dim * single,
+            LOGIT_ROWS * hidden * bytes,
+            LOGIT_ROWS * config.vocab_size * single,
+        ]
+    }
+
+    /// All of them together.
+    pub fn bytes(config: &ModelConfig, dtype: Dtype, max_rows: usize) -> usize {
+        StepBuffers::sizes(config, dtype, max_rows).into_iter().sum()
+    }
+
+    pub fn new(
+        device: &dyn Device,
+        config: &ModelConfig,
+        dtype: Dtype,
+        max_rows: usize,
+    ) -> Result<StepBuffers, DeviceError> {
+        let mut sizes = StepBuffers::sizes(config, dtype, max_rows).into_iter();
+        let mut next = || device.alloc(sizes.next().unwrap_or(0));
+        Ok(StepBuffers {
+            max_rows,
+            hidden: next()?,
+            narrow: next()?,
+            qkv: next()?,
+            attended: next()?,
+            gate_up: next()?,
+            activated: next()?,
+            rope: next()?,
+            chosen: next()?,
+            logits: next()?,
+        })
+    }
+}

@@ -1,0 +1,139 @@
+//! The forward pass on `cuda-sim` against the reference's last-position logits, in every type; its memory is what was planned.
+
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::sync::Arc;
+
+use attention_kernels::{Dtype, KernelChoice, KvCache, Needs, select};
+use common::{CASES, expected, files, folder, ids, list, text};
+use device::{Device, Options};
+use models::{ForwardBatch, Model, ModelConfig, StepLimits, Weights, dense_weight_bytes};
+use safetensors::SafeTensors;
+
+const LIMITS: StepLimits = StepLimits { max_rows: 80, max_seqs: 2, max_model_len: 256, block_size: 8, num_blocks: 32 };
+
+/// Greatest difference of a float32 logit from the reference (its README).
+const TOLERANCE: f32 = 2e-3;
+
+/// What transformers itself is off by in a type: the root mean square over all logits of all prompts here.
+fn off_by(dtype: Dtype) -> f32 {
+    match dtype {
+        Dtype::F32 => TOLERANCE,
+        Dtype::F16 => 0.0165,
+        Dtype::Bf16 => 0.1325,
+    }
+}
+
+struct Loaded {
+    device: Arc<dyn Device>,
+    config: ModelConfig,
+    model: Model,
+}
+
+fn load(case: &str, dtype: Dtype, choice: &KernelChoice) -> Option<Loaded> {
+    let kernels = Some(xtask::kernels::host::folder_for_tests()?);
+    let device = device::open_with("cuda-sim", &Options { threads: Some(1), kernels, seed: 7 }).unwrap();
+    let files = files(case);
+    let config = ModelConfig::load(&files).unwrap();
+    let needs = Needs { dtype, head_dim: config.head_dim, window: true, row_invariant: true, ..Needs::on(&*device) };
+    let (set, weights) = (select(choice, &needs).unwrap(), Weights::open(&files).unwrap());
+    let mut model = Model::load(&config, &weights, device.clone(), set, None, LIMITS.max_rows, &|_, _| {}).unwrap();
+    model.reserve(&LIMITS).unwrap();
+    Some(Loaded { device, config, model })
+}
+
+/// Computes a prompt in chunks; its blocks are handed out from the back, so that the table is not the identity.
+fn last_logits(model: &mut Model, caches: &mut [KvCache], prompt: &[u32], chunk: usize) -> Vec<f32> {
+    let (block_size, num_blocks) = (LIMITS.block_size, LIMITS.num_blocks);
+    let table: Vec<i32> = (0..prompt.len().div_ceil(block_size)).map(|i| (num_blocks - 1 - i) as i32).collect();
+    let slot = |p: usize| i64::from(table[p / block_size]) * block_size as i64 + (p % block_size) as i64;
+    let mut batch = ForwardBatch::default();
+    let mut last = 0;
+    for (i, tokens) in prompt.chunks(chunk).enumerate() {
+        let start = i * chunk;
+        let slots: Vec<i64> = (start..start + tokens.len()).map(slot).collect();
+        batch.clear(1, table.len());
+        last = batch.push(start, tokens, [(&slots[..], &table[..])]);
+        model.forward(&batch, caches).unwrap();
+    }
+    model.logits(&[last]).unwrap().to_vec()
+}
+
+/// The prompts of fewer than 80 tokens, and the logits of their last positions.
+fn prompts(case: &str) -> Vec<(Vec<u32>, Vec<f32>)> {
+    let bytes = std::fs::read(folder(case).join("expected.safetensors")).unwrap();
+    let tensors = SafeTensors::deserialize(&bytes).unwrap();
+    let expected = expected(case);
+    let all = list(&expected["prompts"]).iter().map(|p| {
+        let logits = tensors.tensor(text(&p["logits"])).unwrap();
+        (ids(&p["ids"]), logits.data().chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect())
+    });
+    all.filter(|(ids, _): &(Vec<u32>, _)| ids.len() < LIMITS.max_rows).collect()
+}
+
+#[test]
+fn logits_are_as_near_to_the_reference_as_those_of_transformers_and_chunks_change_no_bit() {
+    for dtype in Dtype::ALL {
+        let mut squares = Vec::new();
+        for case in CASES {
+            let Some(Loaded { mut model, .. }) = load(case, dtype, &KernelChoice::default()) else { return };
+            let mut caches = model.new_cache(LIMITS.num_blocks, LIMITS.block_size).unwrap();
+            for (prompt, want) in prompts(case) {
+                let whole = last_logits(&mut model, &mut caches, &prompt, prompt.len());
+                let errors: Vec<f32> = whole.iter().zip(&want).map(|(a, b)| (a - b).abs()).collect();
+                let greatest = errors.iter().copied().fold(0.0, f32::max);
+                let what = format!("{case} in {dtype}, {} tokens: errors up to {greatest}", prompt.len());
+                assert!(dtype != Dtype::F32 || greatest < TOLERANCE, "{what}");
+                squares.push(errors.iter().map(|e| e * e).sum::<f32>() / errors.len() as f32);
+                println!("{what}, root mean square {}", squares[squares.len() - 1].sqrt());
+                let chunked = last_logits(&mut model, &mut caches, &prompt, 7);
+                assert!(chunked == whole, "{what}: chunks of 7 change a bit");
+            }
+        }
+        let root_mean_square = (squares.iter().sum::<f32>() / squares.len() as f32).sqrt();
+        println!("{dtype}: {root_mean_square}");
+        assert!(root_mean_square <= off_by(dtype), "{dtype}: {root_mean_square}");
+    }
+}
+
+#[test]
+fn a_cache_write_by_name_gives_the_bits_of_the_fused_one() {
+    let by_name = KernelChoice { cache_write: "cuda.reshape_and_cache".into(), ..Default::default() };
+    let (prompt, _) = prompts("qwen3").swap_remove(1);
+    let run = |choice: &KernelChoice| {
+        let mut model = load("qwen3", Dtype::Bf16, choice)?.model;
+        let mut caches = model.new_cache(LIMITS.num_blocks, LIMITS.block_size).unwrap();
+        Some(last_logits(&mut model, &mut caches, &prompt, 9))
+    };
+    assert!(run(&by_name) == run(&KernelChoice::default()));
+}
+
+#[test]
+fn the_memory_of_a_model_is_what_was_planned_and_no_step_takes_any() {
+    for (case, dtype) in [("llama", Dtype::F32), ("qwen2", Dtype::Bf16), ("qwen3", Dtype::F16)] {
+        let Some(Loaded { device, config, mut model }) = load(case, dtype, &KernelChoice::default()) else { return };
+        let planned = dense_weight_bytes(&config, dtype) + Model::launched_step_bytes(&config, dtype, &LIMITS);
+        assert_eq!(device.allocated(), Some(planned), "{case} in {dtype}");
+        let mut caches = model.new_cache(LIMITS.num_blocks, LIMITS.block_size).unwrap();
+        let cache = caches.iter().map(|cache| 2 * cache.shape.num_blocks * cache.block_bytes()).sum::<usize>() as u64;
+        last_logits(&mut model, &mut caches, &(1..60).collect::<Vec<_>>(), 50);
+        model.copy_blocks(&[(31, 2), (2, 3)], &mut caches).unwrap();
+        assert_eq!(device.allocated(), Some(planned + cache), "{case} in {dtype}");
+    }
+}
+
+#[test]
+fn a_warm_up_of_the_greatest_size_leaves_every_slot_as_it_was() {
+    let Some(Loaded { device, mut model, .. }) = load("mistral-sliding", Dtype::F16, &KernelChoice::default()) else {
+        return;
+    };
+    let mut caches = model.new_cache(LIMITS.num_blocks, LIMITS.block_size).unwrap();
+    model.warm_up(&mut caches).unwrap();
+    for cache in &caches {
+        let mut bytes = vec![1; cache.keys.len_bytes()];
+        device.download(&cache.keys, 0, &mut bytes).unwrap();
+        assert!(bytes.iter().all(|byte| *byte == 0));
+    }
+}

@@ -1,0 +1,52 @@
+//! Launches of the layer kernels under the sanitizers.
+
+use attention_kernels::Dtype;
+use device::Device;
+use models::kernels::{self, Activation};
+use xtask::kernels::host::Sanitizer;
+
+use crate::numbers::Random;
+use crate::rows::WIDTHS;
+use crate::{KERNELS, buffer, everything, floats, heads, numbers_of};
+
+fn record(device: &dyn Device, step: usize) {
+    for dtype in Dtype::ALL {
+        for width in WIDTHS.into_iter().step_by(step) {
+            let mut random = Random::new(width as u64);
+            let mut rows = || buffer(device, &numbers_of(&mut random, dtype, 2 * 2 * width).0);
+            let (mut a, mut b, wide) = (rows(), rows(), rows());
+            let (weight, indices) = (floats(device, &vec![1.0; width]), buffer(device, &[1, 0, 0, 0, 0, 0, 0, 0]));
+            kernels::gather_rows(device, dtype, &wide, &indices, &mut a, (2, width)).unwrap();
+            kernels::rms_norm(device, dtype, &wide, &mut b, &weight, 1e-5, (2, width)).unwrap();
+            kernels::add_norm(device, dtype, &mut a, &mut b, &weight, 1e-5, (2, width)).unwrap();
+            kernels::gate_mul(device, dtype, Activation::Silu, &wide, &mut a, (2, width)).unwrap();
+        }
+    }
+    let (positions, frequencies) = (buffer(device, &[7, 0, 0, 0]), floats(device, &[1.0, 0.5]));
+    let mut table = device.alloc(16).unwrap();
+    kernels::rope_table(device, &positions, &frequencies, &mut table, (1, 2)).unwrap();
+    for (i, look) in heads::looks(2).iter().enumerate().step_by(step) {
+        heads::conforms(device, i as u64, look);
+    }
+}
+
+fn is_content(sanitizer: Sanitizer, step: usize) {
+    let (step, seeds) = if everything() { (1, &[0, 1, 77][..]) } else { (step, &[1][..]) };
+    let launches = KERNELS.under(sanitizer, seeds, |device| record(&*device, step));
+    assert!(launches.is_none_or(|launches| !launches.is_empty()));
+}
+
+#[test]
+fn the_address_sanitizer_finds_nothing_in_the_layer_kernels() {
+    is_content(Sanitizer::Address, 3);
+}
+
+#[test]
+fn the_alignment_sanitizer_finds_nothing_in_the_layer_kernels() {
+    is_content(Sanitizer::Alignment, 3);
+}
+
+#[test]
+fn the_thread_sanitizer_finds_nothing_in_the_layer_kernels() {
+    is_content(Sanitizer::Thread, 3);
+}
