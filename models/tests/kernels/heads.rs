@@ -1,5 +1,7 @@
 //! The fused head norm, rotation and cache write.
 
+use std::sync::Arc;
+
 use attention_kernels::{CacheFormat, Dtype, KvCache, KvDtype, KvScales, KvShape, Layout};
 use device::Device;
 use models::kernels::{self, HeadsArgs};
@@ -70,10 +72,8 @@ pub fn conforms(device: &dyn Device, seed: u64, look: &Look) {
         format,
         keys: buffer(device, &untouched),
         values: buffer(device, &untouched),
-        scales: scales.as_ref().map(|[k, v]| KvScales {
-            keys: floats(device, k),
-            values: floats(device, v),
-            per_head: k.len() > 1,
+        scales: scales.as_ref().map(|[k, v]| {
+            Arc::new(KvScales { keys: floats(device, k), values: floats(device, v), per_head: k.len() > 1 })
         }),
     };
     let slot_bytes: Vec<u8> = SLOTS.iter().flat_map(|slot| slot.to_le_bytes()).collect();
