@@ -142,6 +142,25 @@ fn a_plan_counts_the_bytes_of_the_type() {
     assert!(of(KvCacheDtype::Int8).cache_line().contains(" in int8, a scale for each token and head ("));
 }
 
+#[test]
+fn types_that_the_cuda_kernels_do_not_have_are_refused_in_one_line() {
+    let Some(kernels_dir) = xtask::kernels::host::folder_for_tests() else { return };
+    let on_sim = |dtype| EngineConfig {
+        device: "cuda-sim".into(),
+        kernels_dir: Some(kernels_dir.clone()),
+        ..kept(dtype, &folder("llama"))
+    };
+    for dtype in [KvCacheDtype::Float16, KvCacheDtype::Bfloat16, KvCacheDtype::Int8] {
+        let config = EngineConfig { dtype: Some(engine::Dtype::F32), ..on_sim(dtype) };
+        let said = plan(&config).unwrap_err().to_string();
+        assert!(said.starts_with(&format!("--kv-cache-dtype: found {dtype}, expected auto, fp8_e4m3 or")), "{said}");
+        assert!(!said.contains('\n'), "{said}");
+    }
+    for dtype in [KvCacheDtype::Fp8E4m3, KvCacheDtype::Fp8E5m2] {
+        assert!(plan(&on_sim(dtype)).unwrap().cache_line().contains(dtype.name()));
+    }
+}
+
 /// A copy of the `llama` case with these float32 tensors beside its own.
 fn with_scales(scales: &[(&str, &[usize], &[f32])]) -> tempfile::TempDir {
     let copy = tempfile::tempdir().unwrap();
