@@ -2,17 +2,17 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
+mod fuzzed;
 
 use std::sync::OnceLock;
 
 use common::Server;
+use fuzzed::PATHS;
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 
-const PATHS: [&str; 4] = ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"];
-
 /// Fields that some handler reads, and one that none does.
-const FIELDS: [&str; 44] = [
+const FIELDS: [&str; 60] = [
     "model",
     "prompt",
     "messages",
@@ -56,6 +56,22 @@ const FIELDS: [&str; 44] = [
     "truncate_prompt_tokens",
     "tokens",
     "allowed_token_ids",
+    "input",
+    "instructions",
+    "text",
+    "include",
+    "truncation",
+    "reasoning",
+    "reasoning_effort",
+    "metadata",
+    "store",
+    "previous_response_id",
+    "parallel_tool_calls",
+    "max_tool_calls",
+    "service_tier",
+    "encoding_format",
+    "dimensions",
+    "user",
     "unknown",
 ];
 
@@ -72,6 +88,11 @@ fn plausible() -> impl Strategy<Value = Value> {
         json!([{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]),
         json!({"type": "json_schema", "json_schema": {"name": "s", "schema": {"type": "object", "properties": {"a": {"$ref": "#/x"}}}}}),
         json!({"type": "json_object"}),
+        json!({"format": {"type": "json_schema", "name": "s", "schema": {"type": "object"}}}),
+        json!([{"type": "function", "name": "f", "parameters": {"type": "object"}}]),
+        json!([{"type": "function_call", "call_id": "1", "name": "f", "arguments": "{"}, {"type": "function_call_output", "call_id": "1", "output": "x"}]),
+        json!({"effort": "low"}),
+        json!("base64"),
         json!({"regex": "[a-z]+"}),
         json!({"5": 1, "99999": -100}),
         json!({"include_usage": true}),
@@ -113,6 +134,7 @@ fn request() -> impl Strategy<Value = Value> {
             let mut body = Map::new();
             if prompt {
                 body.insert("prompt".into(), json!("One"));
+                body.insert("input".into(), json!("One"));
             }
             if messages {
                 body.insert("messages".into(), json!([{"role": "user", "content": "hi"}]));
@@ -120,6 +142,7 @@ fn request() -> impl Strategy<Value = Value> {
             body.extend(fields.into_iter().map(|(name, value)| (name.to_string(), value)));
             // An answer may be as long as the context: what is looked for here is at the door.
             body.insert("max_tokens".into(), max_tokens.clone());
+            body.insert("max_output_tokens".into(), max_tokens.clone());
             body.insert("max_completion_tokens".into(), if max_tokens == json!(2) { json!(2) } else { json!(null) });
             Value::Object(body)
         },
@@ -157,7 +180,23 @@ proptest! {
     fn bytes_that_are_no_json_are_refused(path in prop::sample::select(&PATHS[..]), bytes in prop::collection::vec(any::<u8>(), 0..64)) {
         prop_assume!(serde_json::from_slice::<Value>(&bytes).is_err());
         let reply = server().send("POST", path, &[("Content-Type", "application/json")], &bytes);
-        prop_assert_eq!(reply.status, 400);
+        prop_assert_eq!(reply.status, if path == "/quire/state" { 405 } else { 400 });
         reply.error();
+    }
+
+    #[test]
+    fn what_libfuzzer_tries_holds_for_any_bytes(route in any::<u8>(), body in request(), bytes in prop::collection::vec(any::<u8>(), 0..64)) {
+        fuzzed::request(&bytes);
+        fuzzed::request(&[&[route], body.to_string().as_bytes()].concat());
+    }
+
+    #[test]
+    fn pieces_of_text_add_up_whatever_the_tokens(
+        prompt in prop::collection::vec(any::<u16>(), 0..8),
+        output in prop::collection::vec(any::<u16>(), 0..24),
+        stop in prop::collection::vec("[ a-e]{0,2}", 0..3),
+        skip_special_tokens: bool,
+    ) {
+        fuzzed::detokeniser(&prompt, &output, &stop, skip_special_tokens);
     }
 }

@@ -4,8 +4,10 @@
 
 mod common;
 
-use std::io::Read;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::process::{Command, ExitCode, Stdio};
+use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -29,6 +31,9 @@ const PANIC: u8 = 3;
 
 static MODE: AtomicU8 = AtomicU8::new(WORK);
 
+/// The call that panics, counted down; 0 for none.
+static PANIC_AT: AtomicUsize = AtomicUsize::new(0);
+
 /// The kernel is one for the whole process, so its tests come one after the other.
 static TURN: Mutex<()> = Mutex::new(());
 
@@ -41,6 +46,9 @@ fn turn() -> MutexGuard<'static, ()> {
 fn cache_write(device: &dyn Device, args: CacheWriteArgs<'_>) -> Result<(), KernelError> {
     while MODE.load(Ordering::SeqCst) == HANG {
         std::thread::sleep(Duration::from_millis(1));
+    }
+    if PANIC_AT.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)) == Ok(1) {
+        MODE.store(PANIC, Ordering::SeqCst);
     }
     match MODE.load(Ordering::SeqCst) {
         FAIL => {
@@ -160,18 +168,77 @@ fn p23_an_engine_thread_that_dies_ends_streams_with_an_error_and_the_server_too(
             serve(listener, app, std::future::pending(), Duration::from_secs(60)).await
         })
     });
-    let mut stream = std::net::TcpStream::connect(address).unwrap();
+    let mut stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
     let body = long();
     let head = format!("POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n", body.len());
-    std::io::Write::write_all(&mut stream, (head + &body).as_bytes()).unwrap();
+    stream.write_all((head + &body).as_bytes()).unwrap();
     stream.read_exact(&mut [0; 64]).unwrap();
     assert!(engine.is_healthy(Duration::from_secs(60)));
     MODE.store(PANIC, Ordering::SeqCst);
-    let mut rest = String::new();
-    stream.read_to_string(&mut rest).unwrap();
-    assert!(rest.contains("data: {\"error\":") && !rest.contains("[DONE]"), "the stream says so: {rest}");
+    let mut rest = Vec::new();
+    while !rest.windows(9).any(|part| part == b"{\"error\":") {
+        let mut more = [0; 4096];
+        let read = stream.read(&mut more).unwrap();
+        assert!(read > 0, "the stream says so: {}", String::from_utf8_lossy(&rest));
+        rest.extend_from_slice(&more[..read]);
+    }
+    // Until it is gone, it says that it is ill.
+    while let Ok(mut probe) = TcpStream::connect(address) {
+        let _ = probe.write_all(b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+        let mut health = String::new();
+        let _ = probe.read_to_string(&mut health);
+        assert!(health.is_empty() || health.starts_with("HTTP/1.1 503 "), "{health}");
+    }
+    stream.read_to_end(&mut rest).unwrap();
+    assert!(!String::from_utf8_lossy(&rest).contains("[DONE]"));
     assert!(!engine.is_healthy(Duration::MAX));
     let ended = server.join().unwrap();
     assert!(ended.unwrap_err().to_string().contains("engine thread has died"), "and the program exits with an error");
+}
+
+/// Names the settings file for the program with the faulty kernel, which is this one under another name.
+const PROGRAM: &str = "QUIRE_TEST_FAULTY_PROGRAM";
+
+#[test]
+fn the_program_with_a_faulty_kernel() {
+    // Only as the process of the next test.
+    let Ok(file) = std::env::var(PROGRAM) else { return };
+    PANIC_AT.store(100, Ordering::SeqCst);
+    let arguments = ["quire", "serve", "--port", "0", "--kv-cache-memory-bytes", "16M", "--config", &file];
+    let code = server::cli::main(arguments.map(Into::into));
+    std::process::exit(if code == ExitCode::SUCCESS { 0 } else { 7 });
+}
+
+#[test]
+fn p23_the_program_exits_with_an_error_when_its_engine_thread_dies() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("quire.toml");
+    std::fs::write(&file, "[kernels]\ncache_write = \"test.faulty\"\n").unwrap();
+    let mut program = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "the_program_with_a_faulty_kernel", "--nocapture"])
+        .env(PROGRAM, &file)
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut log = BufReader::new(program.stderr.take().unwrap());
+    let mut line = String::new();
+    while !line.contains("listening on http://") {
+        line.clear();
+        assert!(log.read_line(&mut line).unwrap() > 0, "it ended before it listened");
+    }
+    let address: SocketAddr = line.split("http://").nth(1).unwrap().split(',').next().unwrap().parse().unwrap();
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    let body = long();
+    write!(stream, "POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n{body}", body.len()).unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    assert!(answer.contains("data: {\"id\"") && answer.contains("data: {\"error\":"), "{answer}");
+    assert!(!answer.contains("[DONE]"));
+    let mut rest = String::new();
+    log.read_to_string(&mut rest).unwrap();
+    assert!(rest.contains("quire: ") && rest.contains("engine thread has died"), "{rest}");
+    assert_eq!(program.wait().unwrap().code(), Some(7), "{rest}");
 }

@@ -16,10 +16,11 @@
 //! spin then but sleeps, which leaves its own core to the worker; and for some loops after such a wait workers do not spin
 //! for long and may change cores. So what is lost is the share of the other process.
 //!
-//! **Why the words of a job need no lock.** A ticket holds the epoch of its job and the next piece of its share; to take a
-//! piece is to replace (epoch, i) by (epoch, i + 1). A worker reads the job before that, and the caller writes the next job
-//! only when all pieces of this one are done: whoever gets a piece has read the job that it belongs to, and whoever read
-//! another gets none.
+//! **Why the words of a job need no lock.** A ticket holds the epoch of its job and what is left of its share, the next piece and
+//! the end; to take a piece is to replace (epoch, end, i) by (epoch, end, i + 1). A worker reads the job before that, and the
+//! caller writes the next job only when all pieces of this one are done: whoever gets a piece has read the job that it
+//! belongs to. Whoever comes late may read words of the next job, and gets nothing for them: whether a share is used up
+//! stands in the ticket alone, and never depends on those words.
 
 use std::any::Any;
 use std::cell::Cell;
@@ -31,14 +32,16 @@ use std::time::{Duration, Instant};
 
 use super::affinity::Place;
 
-/// Threads of a crew at most: their pieces must fit [`NEXT_BITS`].
+/// Threads of a crew at most: their pieces must fit [`PIECE_BITS`].
 pub(super) const MOST_THREADS: usize = 1024;
 
 /// Pieces of a share at most.
 const PIECES: usize = 8;
 
-/// Bits of a ticket that count pieces; the others hold the epoch, which would take years to come round.
-const NEXT_BITS: u32 = 16;
+/// Bits of a ticket for the end of the share, and as many for the next piece. The others hold the epoch: a thread would have
+/// to stop within a loop for days, and wake up in the very loop in which they come round.
+const PIECE_BITS: u32 = 14;
+const _: () = assert!(MOST_THREADS * PIECES < 1 << PIECE_BITS);
 
 /// Shares that a worker looks at, its own first. The caller looks at all.
 const REACH: usize = 8;
@@ -145,8 +148,9 @@ impl Crew {
         self.job.0.pieces.store(pieces, Ordering::Relaxed);
         self.left.0.store(pieces, Ordering::Relaxed);
         for (thread, ticket) in self.tickets.iter().enumerate() {
-            let next = share(pieces, self.threads, thread).start as u64;
-            ticket.0.store((epoch << NEXT_BITS) | next, Ordering::Release);
+            let share = share(pieces, self.threads, thread);
+            let left = (share.end << PIECE_BITS | share.start) as u64;
+            ticket.0.store(epoch << (2 * PIECE_BITS) | left, Ordering::Release);
         }
         self.epoch.0.store(epoch, Ordering::SeqCst);
         wake(pieces.min(self.threads) - 1);
@@ -211,8 +215,7 @@ impl Crew {
         let pieces = job.pieces.load(Ordering::Relaxed);
         let mut done = 0;
         for thread in (own..own + reach.min(self.threads)).map(|thread| thread % self.threads) {
-            let share = share(pieces, self.threads, thread);
-            while let Some(piece) = self.take(thread, epoch, share.end) {
+            while let Some(piece) = self.take(thread, epoch) {
                 let range = piece * tasks / pieces..(piece + 1) * tasks / pieces;
                 // SAFETY: this thread has a piece of the loop, so the job is the loop's (see the module), and its caller
                 // stays in `run`, where the body lives, until the piece is counted as done.
@@ -231,13 +234,14 @@ impl Crew {
         }
     }
 
-    /// The next piece of a thread's share of loop `epoch`, which ends before piece `end`.
-    fn take(&self, thread: usize, epoch: u64, end: usize) -> Option<usize> {
+    /// The next piece of a thread's share of loop `epoch`.
+    fn take(&self, thread: usize, epoch: u64) -> Option<usize> {
+        const PIECE: u64 = (1 << PIECE_BITS) - 1;
         let ticket = &self.tickets[thread].0;
         let mut now = ticket.load(Ordering::Acquire);
         loop {
-            let next = (now & ((1 << NEXT_BITS) - 1)) as usize;
-            if now >> NEXT_BITS != epoch || next >= end {
+            let (next, end) = ((now & PIECE) as usize, (now >> PIECE_BITS & PIECE) as usize);
+            if now >> (2 * PIECE_BITS) != epoch & (u64::MAX >> (2 * PIECE_BITS)) || next >= end {
                 return None;
             }
             match ticket.compare_exchange_weak(now, now + 1, Ordering::AcqRel, Ordering::Acquire) {
@@ -295,6 +299,20 @@ fn spin(budget: Duration, ready: impl Fn() -> bool) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A worker can read the words of the next loop while its tickets are those of the last one, which was shorter.
+    #[test]
+    fn who_comes_late_to_a_loop_gets_no_piece_of_the_next() {
+        let crew = Crew::new(2);
+        assert!(crew.run(2, 2, &|_| (), |_| ()));
+        let body: Body<'_> = &|_| panic!("a piece of no loop");
+        crew.job.0.body.store((&raw const body).cast_mut().cast(), Ordering::Relaxed);
+        crew.job.0.tasks.store(16, Ordering::Relaxed);
+        crew.job.0.pieces.store(16, Ordering::Relaxed);
+        crew.left.0.store(16, Ordering::Relaxed);
+        crew.work(1, 1, REACH);
+        assert_eq!(crew.left.0.load(Ordering::Relaxed), 16);
+    }
 
     #[test]
     fn shares_are_all_pieces_in_order() {

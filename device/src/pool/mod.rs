@@ -230,6 +230,22 @@ mod tests {
         }
     }
 
+    /// A worker that comes late to a loop of few pieces finds the next one, of many: it must take none of them for its own.
+    #[test]
+    fn loops_of_few_and_of_many_pieces_take_turns() {
+        for threads in 2..=8 {
+            let pool = Pool::new(Some(threads)).unwrap();
+            for round in 0..20_000 {
+                let tasks = [1, 2, 3, 64, 2, 17][round % 6];
+                let calls = counts(tasks);
+                pool.run(tasks, LARGE, |i| {
+                    calls[i].fetch_add(1, Ordering::Relaxed);
+                });
+                assert!(all_once(&calls), "{threads} threads, {tasks} tasks, round {round}");
+            }
+        }
+    }
+
     #[test]
     fn a_loop_inside_of_a_task_runs_there() {
         let pool = Pool::new(Some(4)).unwrap();

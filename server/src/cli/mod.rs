@@ -100,6 +100,11 @@ fn matches(root: &clap::Command, arguments: &[OsString]) -> Result<Option<ArgMat
             Ok(None)
         }
         Err(error) if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+            if let Some(command) = arguments.iter().skip(1).find_map(|word| root.find_subcommand(word)) {
+                let names: Vec<&str> = command.get_subcommands().map(clap::Command::get_name).collect();
+                let names = names.join(", ").replace(", help", "");
+                return Err(CliError::Usage(format!("{}: expected a command of its own: {names}", command.get_name())));
+            }
             error.print()?;
             Err(CliError::Usage("expected a command, for example `quire serve`".into()))
         }

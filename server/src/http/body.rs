@@ -37,7 +37,7 @@ pub async fn receive(app: &App, request: Request) -> Result<Received, ApiError> 
     let limits = &app.limits;
     let bytes = timeout(limits.body_timeout, checked_bytes(request, limits.max_body_bytes)).await.map_err(|_| {
         app.metrics.rejected("timeout");
-        ApiError::slow_body(format!("the body did not arrive within {} s", limits.body_timeout.as_secs_f64()))
+        ApiError::slow(format!("the body did not arrive within {} s", limits.body_timeout.as_secs_f64()))
     })??;
     Ok(Received { bytes, _busy: app.activity.begin() })
 }

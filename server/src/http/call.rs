@@ -17,7 +17,7 @@ use super::app::App;
 use super::error::ApiError;
 
 /// The header of the id, both ways.
-const REQUEST_ID: &str = "x-request-id";
+pub const REQUEST_ID: &str = "x-request-id";
 
 /// The trace that a call is a part of, as the W3C has it.
 const TRACE_PARENT: &str = "traceparent";

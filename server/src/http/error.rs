@@ -100,14 +100,26 @@ impl ApiError {
         ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "invalid_request_error", message)
     }
 
-    /// 408: the body does not come.
-    pub fn slow_body(message: impl Into<String>) -> ApiError {
+    /// 408: the request does not come.
+    pub fn slow(message: impl Into<String>) -> ApiError {
         ApiError::new(StatusCode::REQUEST_TIMEOUT, "invalid_request_error", message)
     }
 
     /// 431.
     pub fn large_head(message: impl Into<String>) -> ApiError {
         ApiError::new(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, "invalid_request_error", message)
+    }
+
+    /// 414.
+    pub fn long_target(limit: usize) -> ApiError {
+        let message = format!("the target of the request is too long, expected at most {limit} bytes");
+        ApiError::new(StatusCode::URI_TOO_LONG, "invalid_request_error", message)
+    }
+
+    /// 505.
+    pub fn version() -> ApiError {
+        let message = "HTTP/2 is not spoken here, send HTTP/1.1";
+        ApiError::new(StatusCode::HTTP_VERSION_NOT_SUPPORTED, "invalid_request_error", message)
     }
 
     /// 429: too much at once, later there is room.
@@ -139,6 +151,16 @@ impl ApiError {
         ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "server_error", message)
     }
 
+    /// The status of the answer.
+    pub fn status(&self) -> StatusCode {
+        self.status
+    }
+
+    /// After how many seconds it is worth another try.
+    pub fn retry_after(&self) -> Option<u32> {
+        matches!(self.status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE).then_some(1)
+    }
+
     /// The error object, also used inside a stream that has begun.
     pub fn to_json(&self) -> Value {
         json!({"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}})
@@ -162,15 +184,11 @@ impl From<SubmitError> for ApiError {
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let mut response = (self.status, Json(self.to_json())).into_response();
-        match self.status {
-            StatusCode::UNAUTHORIZED => {
-                response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
-            }
-            StatusCode::TOO_MANY_REQUESTS => {
-                response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
-            }
-            _ => {}
+        let headers = response.headers_mut();
+        if self.status == StatusCode::UNAUTHORIZED {
+            headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
+        headers.extend(self.retry_after().map(|seconds| (header::RETRY_AFTER, seconds.into())));
         response
     }
 }

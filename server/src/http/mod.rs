@@ -12,7 +12,8 @@
 //! | `reply`, `logprobs`, `stream` | answers: the frame, log-probabilities, server-sent events |
 //! | `completions`, `chat`, `responses`, `embeddings`, `tokenize`, `status`, `metrics` | the routes |
 //! | `openapi` | the description of all of these |
-//! | `connection`, `serve`, `watchdog` | listening, and ending in order or because the engine has died; a dump when it is stuck |
+//! | `connection`, `refusal` | a client's bytes, and whether it is still there; a last word to what is no request |
+//! | `serve`, `watchdog` | listening, and ending in order or because the engine has died; a dump when it is stuck |
 //! | `page`, `state` | the web page; the engine as it shows it |
 //!
 //! No handler keeps state between calls. A handler that is dropped because its client went away drops its `Run`,
@@ -39,6 +40,7 @@ mod openapi;
 mod options;
 mod page;
 mod prompts;
+mod refusal;
 mod reply;
 mod responses;
 mod run;

@@ -7,17 +7,20 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::Router;
+use http_body_util::BodyExt;
+use hyper::Request;
+use hyper::body::Incoming;
 use hyper::server::conn::http1;
+use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::{sleep, timeout};
 
 use super::app::App;
-use super::connection::Connection;
-use super::error::ApiError;
+use super::connection::{Connection, Exchange};
+use super::refusal::{self, Door};
 use super::router;
 use super::watchdog;
 
@@ -33,7 +36,7 @@ const LOOK: Duration = Duration::from_millis(20);
 /// Wait after the system has refused a connection, as for want of file descriptors: others have to end first.
 const REFUSED: Duration = Duration::from_millis(100);
 
-/// A head of so many times the limits is given up without an answer; below that it gets one (`limits::check_head`).
+/// Heads are read up to so many times the limits, so that most that are too large are told by how much (`limits::check_head`).
 const HARD: usize = 4;
 
 /// Serves until `stop` is ready, then lets running requests finish for at most `grace`; what runs longer is cancelled.
@@ -54,10 +57,18 @@ pub async fn serve(
         stop.await;
         engine.drain();
     };
-    let died = tokio::select! {
-        () = server.accept(listener) => false,
-        () = stop => false,
-        () = engine.death() => true,
+    let died = {
+        let mut accept = std::pin::pin!(server.accept(listener));
+        let died = tokio::select! {
+            () = accept.as_mut() => false,
+            () = stop => false,
+            () = engine.death() => true,
+        };
+        if died {
+            // Streams end with an error, and probes are told why.
+            let _ = timeout(LAST_WORDS, accept).await;
+        }
+        died
     };
     watchdog.abort();
     server.finish_connections();
@@ -85,6 +96,7 @@ struct Server {
     app: Arc<App>,
     router: Router,
     places: Arc<Semaphore>,
+    door: Door,
     builder: http1::Builder,
     /// Tells connections to end after the answer under way.
     finish: watch::Sender<bool>,
@@ -107,6 +119,8 @@ impl Server {
         let mut builder = http1::Builder::new();
         builder
             .timer(TokioTimer::new())
+            // Whether a client has gone is seen to by `Connection`.
+            .half_close(true)
             .header_read_timeout(limits.header_timeout)
             .max_headers(HARD * limits.max_header_count)
             .max_buf_size((HARD * limits.max_header_bytes).max(64 << 10));
@@ -114,6 +128,7 @@ impl Server {
         let server = Server {
             router: router(app.clone()),
             places: Arc::new(Semaphore::new(limits.max_connections)),
+            door: Door::new(),
             builder,
             finish: watch::Sender::new(false),
             running,
@@ -130,7 +145,7 @@ impl Server {
                     Ok(place) => self.begin(stream, place),
                     Err(_) => {
                         self.app.metrics.rejected("connections");
-                        tokio::spawn(turn_away(stream));
+                        self.door.turn_away(stream);
                     }
                 },
                 // A client that is gone already is its own affair; for anything else there is nothing to do but wait.
@@ -144,21 +159,38 @@ impl Server {
     }
 
     fn begin(&self, stream: TcpStream, place: OwnedSemaphorePermit) {
-        let stream = Connection::new(stream, self.app.activity.clone(), self.app.limits.send_timeout);
-        let service = TowerToHyperService::new(self.router.clone());
-        let connection = self.builder.serve_connection(TokioIo::new(stream), service);
+        let (app, exchange) = (self.app.clone(), Exchange::default());
+        let stream = Connection::new(stream, app.activity.clone(), exchange.clone(), app.limits.send_timeout);
+        let router = TowerToHyperService::new(self.router.clone());
+        let service = service_fn(move |request: Request<Incoming>| {
+            let (call, answer) = (exchange.begin(), router.call(request));
+            // The call ends with the body of its answer.
+            async move {
+                Ok::<_, std::convert::Infallible>(answer.await?.map(|body| {
+                    body.map_frame(move |frame| {
+                        let _ = &call;
+                        frame
+                    })
+                }))
+            }
+        });
+        let mut connection = self.builder.serve_connection(TokioIo::new(stream), service);
         let (mut finish, running) = (self.finish.subscribe(), self.running.clone());
         tokio::spawn(async move {
-            let mut connection = std::pin::pin!(connection);
             let ended = tokio::select! {
-                ended = connection.as_mut() => ended,
+                ended = &mut connection => ended,
                 () = async { drop(finish.wait_for(|finish| *finish).await) } => {
-                    connection.as_mut().graceful_shutdown();
-                    connection.await
+                    std::pin::Pin::new(&mut connection).graceful_shutdown();
+                    (&mut connection).await
                 }
             };
             if let Err(error) = ended {
                 tracing::debug!("a connection ended: {error}");
+                let parts = connection.into_parts();
+                let (stream, bare) = parts.io.into_inner().into_parts();
+                if let Some(error) = refusal::of(&error, bare, &parts.read_buf, &app.limits) {
+                    refusal::refuse(stream, &error).await;
+                }
             }
             drop((place, running));
         });
@@ -173,26 +205,6 @@ impl Server {
 fn is_the_clients(error: &io::Error) -> bool {
     use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset};
     matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset)
-}
-
-/// Says that there are too many connections, and closes this one.
-async fn turn_away(mut stream: TcpStream) {
-    let error = ApiError::unavailable("as many connections are open as may be (--max-connections): try again later");
-    let body = error.to_json().to_string();
-    let answer = format!(
-        "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\nConnection: close\r\n\
-         Content-Length: {}\r\n\r\n{body}",
-        body.len()
-    );
-    let _ = timeout(LAST_WORDS, async {
-        stream.write_all(answer.as_bytes()).await?;
-        stream.shutdown().await?;
-        // What the client has sent is taken, or the system would throw the answer away with it.
-        let mut rest = [0; 4096];
-        while stream.read(&mut rest).await? > 0 {}
-        io::Result::Ok(())
-    })
-    .await;
 }
 
 /// Waits until nothing has been computed or written for a while.

@@ -254,6 +254,36 @@ pub struct Health {
     status: String,
 }
 
+/// The engine as whoever watches it sees it; docs/state.md says what each field counts.
+#[derive(JsonSchema)]
+#[expect(dead_code, reason = "described, never made")]
+pub struct State {
+    /// The model's name.
+    model: String,
+    /// Longest prompt plus output.
+    max_model_len: u64,
+    /// The version of the server.
+    version: String,
+    /// Seconds since the engine was made.
+    uptime: f64,
+    /// Tokens per block.
+    block_size: u64,
+    /// Where the blocks are.
+    blocks: Map<String, Value>,
+    /// Who owns which block.
+    map: Map<String, Value>,
+    /// Live requests.
+    requests: Vec<Map<String, Value>>,
+    /// Live requests that are not listed.
+    requests_left_out: u64,
+    /// Gauges and counters.
+    stats: Map<String, Value>,
+    /// Speed over the last two seconds.
+    rates: Map<String, Value>,
+    /// The last minute.
+    history: Map<String, Value>,
+}
+
 /// What the server is.
 #[derive(JsonSchema)]
 #[expect(dead_code, reason = "described, never made")]

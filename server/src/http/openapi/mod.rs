@@ -14,6 +14,8 @@ use schemars::generate::{SchemaGenerator, SchemaSettings};
 use schemars::{JsonSchema, Schema};
 use serde_json::{Map, Value, json};
 
+use super::page;
+
 static DOCUMENT: LazyLock<Value> = LazyLock::new(document);
 
 /// The handler.
@@ -51,7 +53,12 @@ fn document() -> Value {
     paths.get::<answers::Health>("/health", "Whether the engine lives and makes progress");
     paths.get::<answers::Version>("/version", "The version of the server");
     paths.text("/metrics", "Numbers for Prometheus", "text/plain");
-    paths.text("/", "A word to whoever opens the address in a browser", "text/plain");
+    paths.get::<answers::State>("/quire/state", "The engine now: blocks, requests, speed");
+    paths.text("/quire/events", "The engine from now on, as server-sent events", "text/event-stream");
+    for (path, kind) in page::files() {
+        let summary = if path == "/" { "A chat, and the engine beside it" } else { "A file of the page" };
+        paths.text(path, summary, kind.split(';').next().unwrap_or(kind));
+    }
     paths.get::<Map<String, Value>>("/openapi.json", "This document");
     let error = paths.generator.subschema_for::<answers::Error>();
     let schemas = paths.generator.take_definitions(true);

@@ -39,6 +39,11 @@ pub fn routes<S: Clone + Send + Sync + 'static>() -> Router<S> {
         .fold(Router::new(), |router, (path, kind, text)| router.route(path, get(async move || file(kind, text))))
 }
 
+/// Path and media type of every file.
+pub fn files() -> impl Iterator<Item = (&'static str, &'static str)> {
+    FILES.into_iter().map(|(path, kind, _)| (path, kind))
+}
+
 fn file(kind: &'static str, text: &'static str) -> impl IntoResponse {
     let headers = [
         (header::CONTENT_TYPE, kind),

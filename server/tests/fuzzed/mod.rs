@@ -1,0 +1,90 @@
+//! What any bytes are held to, in the ordinary tests and under libFuzzer (`server/fuzz`): requests through the whole of the
+//! HTTP side and a real engine, and the detokeniser.
+#![allow(clippy::unwrap_used)]
+
+use std::sync::{Arc, OnceLock};
+
+use axum::Router;
+use axum::body::{Body, to_bytes};
+use axum::http::Request;
+use engine::text::TextStream;
+use engine::{AsyncEngine, EngineConfig, GenerationParams, Tokenizer};
+use hyper::service::Service;
+use hyper_util::service::TowerToHyperService;
+use serde_json::Value;
+use server::http::{App, ServerOptions, router};
+use tokio::runtime::{Builder, Runtime};
+
+/// Every route that takes a body, and one that takes none.
+pub const PATHS: [&str; 8] = [
+    "/v1/completions",
+    "/v1/chat/completions",
+    "/v1/responses",
+    "/v1/responses/input_tokens",
+    "/v1/embeddings",
+    "/tokenize",
+    "/detokenize",
+    "/quire/state",
+];
+
+fn start() -> AsyncEngine {
+    let config = EngineConfig { kv_cache_memory_bytes: Some(16 << 20), threads: Some(1), ..EngineConfig::default() };
+    AsyncEngine::start(config, &|_, _| {}).unwrap()
+}
+
+/// The first byte picks a route, the others are the body: never a 5xx, and the error object wherever it is no answer.
+pub fn request(bytes: &[u8]) {
+    static SERVER: OnceLock<(Runtime, Router)> = OnceLock::new();
+    let (runtime, router) = SERVER.get_or_init(|| {
+        let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        (runtime, router(Arc::new(App::new(start(), ServerOptions::default()))))
+    });
+    let Some((first, body)) = bytes.split_first() else { return };
+    let mut body = body.to_vec();
+    // An answer may be as long as the context; what is looked for is at the door.
+    if let Ok(Value::Object(mut fields)) = serde_json::from_slice(&body) {
+        for limit in ["max_tokens", "max_output_tokens"] {
+            fields.entry(limit).or_insert(2.into());
+        }
+        body = Value::Object(fields).to_string().into_bytes();
+    }
+    runtime.block_on(async {
+        let request = Request::post(PATHS[*first as usize % PATHS.len()]).header("host", "x").body(Body::from(body));
+        let Ok(response) = TowerToHyperService::new(router.clone()).call(request.unwrap()).await;
+        let status = response.status();
+        assert!(!status.is_server_error(), "{status}");
+        let body = to_bytes(response.into_body(), usize::MAX).await.unwrap_or_default();
+        if !status.is_success() {
+            let error: Value = serde_json::from_slice(&body).unwrap_or_default();
+            assert!(error["error"]["message"].is_string(), "{status} without the error object");
+        }
+    });
+}
+
+/// Any token ids behind any prompt: the pieces add up to the beginning of the whole, and stop strings never show.
+pub fn detokeniser(prompt: &[u16], output: &[u16], stop: &[String], skip_special_tokens: bool) {
+    static TOKENIZER: OnceLock<(Arc<Tokenizer>, usize)> = OnceLock::new();
+    let (tokenizer, vocab) = TOKENIZER.get_or_init(|| {
+        let engine = start();
+        (engine.tokenizer().clone(), engine.info().vocab_size)
+    });
+    let ids = |of: &[u16]| of.iter().map(|id| u32::from(*id) % *vocab as u32).collect::<Vec<u32>>();
+    let stop: Vec<String> = stop.iter().filter(|text| !text.is_empty()).cloned().collect();
+    let params = GenerationParams { stop: stop.clone(), skip_special_tokens, ..GenerationParams::default() };
+    let read = |params: &GenerationParams| {
+        let mut stream = TextStream::new(tokenizer.clone(), &ids(prompt), params);
+        let mut text = String::new();
+        for id in ids(output) {
+            let delta = stream.push(id);
+            text += &delta.text;
+            if delta.stop.is_some() {
+                return text;
+            }
+        }
+        text + &stream.finish()
+    };
+    let whole = read(&GenerationParams { stop: Vec::new(), ..params.clone() });
+    let text = read(&params);
+    assert!(whole.starts_with(&text), "{text:?} of {whole:?}");
+    assert!(stop.iter().all(|stop| !text.contains(stop)), "{stop:?} in {text:?}");
+}
