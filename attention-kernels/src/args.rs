@@ -116,7 +116,7 @@ impl KvCache {
         Ok(KvCache { shape, format, keys: device.alloc(bytes)?, values: device.alloc(bytes)?, scales: None })
     }
 
-    fn check(&self) -> Result<(), KernelError> {
+    pub(crate) fn check(&self) -> Result<(), KernelError> {
         let bytes = self.shape.num_blocks * self.shape.block_elements() * self.format.element_bytes();
         expect("key cache bytes", self.keys.len_bytes(), bytes)?;
         expect("value cache bytes", self.values.len_bytes(), bytes)?;
@@ -124,28 +124,6 @@ impl KvCache {
             let count = if scales.per_head { self.shape.num_kv_heads } else { 1 };
             expect("bytes of key scales", scales.keys.len_bytes(), count * size_of::<f32>())?;
             expect("bytes of value scales", scales.values.len_bytes(), count * size_of::<f32>())?;
-        }
-        Ok(())
-    }
-
-    /// Copies a whole block into a block of another cache of `device`, as when a sequence is swapped out or in.
-    ///
-    /// # Errors
-    /// Caches whose blocks are not alike, and blocks that one of them does not have.
-    pub fn copy_block_to(
-        &self,
-        device: &dyn Device,
-        src: usize,
-        other: &mut KvCache,
-        dst: usize,
-    ) -> Result<(), KernelError> {
-        let bytes = |cache: &KvCache| cache.shape.block_elements() * cache.format.element_bytes();
-        expect("bytes of a swapped block", bytes(other), bytes(self))?;
-        at_least("blocks of the cache that is read", self.shape.num_blocks, src.saturating_add(1))?;
-        at_least("blocks of the cache that is written", other.shape.num_blocks, dst.saturating_add(1))?;
-        let size = bytes(self);
-        for (from, to) in [(&self.keys, &mut other.keys), (&self.values, &mut other.values)] {
-            device.copy(from, src * size, to, dst * size, size)?;
         }
         Ok(())
     }
@@ -350,7 +328,11 @@ impl BlockCopyArgs<'_> {
 }
 
 pub(crate) fn check_copies(copies: &[(u32, u32)], num_blocks: usize) -> Result<(), KernelError> {
-    match copies.iter().flat_map(|&(a, b)| [a, b]).find(|&id| id as usize >= num_blocks) {
+    check_ids(copies.iter().flat_map(|&(a, b)| [a, b]), num_blocks)
+}
+
+pub(crate) fn check_ids(mut ids: impl Iterator<Item = u32>, num_blocks: usize) -> Result<(), KernelError> {
+    match ids.find(|&id| id as usize >= num_blocks) {
         Some(id) => Err(KernelError::Shape { what: "block id", found: id as usize, expected: num_blocks }),
         None => Ok(()),
     }

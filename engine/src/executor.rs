@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use attention_kernels::{BlockCopyArgs, KernelError, KernelSet, KvCache};
-use device::Device;
+use attention_kernels::{BlockCopyArgs, KernelError, KernelSet, KvCache, SwapSpace};
+use device::{Device, Queue};
 use models::{ForwardBatch, Model};
 use sched::{BlockId, MemOp, SeqId, Span, StepPlan};
 
@@ -15,8 +15,8 @@ pub(crate) struct Executor {
     model: Model,
     /// One for each place in a page.
     caches: Vec<KvCache>,
-    /// The same in host memory, for requests that are swapped out.
-    host: Vec<KvCache>,
+    /// For requests that are swapped out.
+    swap_space: SwapSpace,
     /// One table per group of layers; −1 behind a window.
     tables: HashMap<SeqId, Vec<Vec<i32>>>,
     batch: ForwardBatch,
@@ -24,7 +24,8 @@ pub(crate) struct Executor {
     order: Vec<usize>,
     /// Last row of each span, in the order of the plan.
     last_rows: Vec<u32>,
-    copies: Vec<(u32, u32)>,
+    /// Source and target blocks of neighbouring operations of one kind.
+    pairs: Vec<(u32, u32)>,
     /// Of the tests: so many more memory operations succeed; `None`: all.
     #[cfg(test)]
     pub fault_after: Option<usize>,
@@ -36,19 +37,19 @@ impl Executor {
         kernels: KernelSet,
         model: Model,
         caches: Vec<KvCache>,
-        host: Vec<KvCache>,
+        swap_space: SwapSpace,
     ) -> Executor {
         Executor {
             device,
             kernels,
             model,
             caches,
-            host,
+            swap_space,
             tables: HashMap::new(),
             batch: ForwardBatch::default(),
             order: Vec::new(),
             last_rows: Vec::new(),
-            copies: Vec::new(),
+            pairs: Vec::new(),
             #[cfg(test)]
             fault_after: None,
         }
@@ -120,33 +121,35 @@ impl Executor {
         device.pool().enter(|| model.hidden(rows))
     }
 
-    /// Applies memory operations in order; neighbouring copies go to the kernel together.
+    /// Applies memory operations in order; neighbours of one kind go to the device together.
     fn memory(&mut self, ops: &[MemOp]) -> Result<(), KernelError> {
-        for run in ops.chunk_by(|a, b| matches!((a, b), (MemOp::Copy { .. }, MemOp::Copy { .. }))) {
-            self.copies.clear();
+        for run in ops.chunk_by(|a, b| std::mem::discriminant(a) == std::mem::discriminant(b)) {
+            self.pairs.clear();
             for op in run {
                 #[cfg(test)]
                 self.meet_fault(op)?;
                 match *op {
-                    MemOp::Copy { src, dst } => self.copies.push((src.0, dst.0)),
+                    MemOp::Copy { src, dst } => self.pairs.push((src.0, dst.0)),
+                    MemOp::SwapOut { src, dst } => self.pairs.push((src.0, dst.0)),
+                    MemOp::SwapIn { src, dst } => self.pairs.push((src.0, dst.0)),
                     MemOp::Poison { block, from_slot } => self.poison(block, from_slot)?,
-                    MemOp::SwapOut { src, dst } => {
-                        for (cache, host) in self.caches.iter().zip(&mut self.host) {
-                            cache.copy_block_to(&*self.device, src.index(), host, dst.index())?;
-                        }
-                    }
-                    MemOp::SwapIn { src, dst } => {
-                        for (cache, host) in self.caches.iter_mut().zip(&self.host) {
-                            host.copy_block_to(&*self.device, src.index(), cache, dst.index())?;
-                        }
-                    }
                 }
             }
-            if !self.copies.is_empty() {
-                for cache in &mut self.caches {
-                    self.kernels
-                        .block_copy(&*self.device, BlockCopyArgs { copies: &self.copies, cache, workspace: None })?;
+            let Executor { device, kernels, caches, swap_space, pairs, .. } = self;
+            match run[0] {
+                MemOp::Copy { .. } => {
+                    for cache in caches {
+                        kernels.block_copy(&**device, BlockCopyArgs { copies: pairs, cache, workspace: None })?;
+                    }
                 }
+                // What comes behind needs the blocks, or overwrites them.
+                MemOp::SwapOut { .. } => {
+                    device.wait(Queue::Compute, &swap_space.swap_out(&**device, caches, pairs)?)?;
+                }
+                MemOp::SwapIn { .. } => {
+                    device.wait(Queue::Compute, &swap_space.swap_in(&**device, caches, pairs)?)?;
+                }
+                MemOp::Poison { .. } => {}
             }
         }
         Ok(())

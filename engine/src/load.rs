@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use attention_kernels::{KernelSet, Needs, select};
+use attention_kernels::{KernelSet, Needs, SwapSpace, select};
 use device::Device;
 use models::{
     ChatTemplate, GenerationDefaults, LayerGroup, Model, ModelConfig, ModelFiles, Pooling, Tokenizer, Weights,
@@ -99,7 +99,7 @@ pub(crate) fn load(engine: &EngineConfig, progress: Progress<'_>) -> Result<Load
         ..SchedConfig::new(plan.num_blocks, engine.block_size)
     })?;
     let caches = model.new_cache(plan.num_blocks, engine.block_size)?;
-    let host = model.new_cache(plan.host_blocks, engine.block_size)?;
+    let swap_space = SwapSpace::new(&*device, &caches, plan.host_blocks)?;
     let info = ModelInfo {
         name: files.name(),
         architecture: format!("{:?}ForCausalLM", config.architecture),
@@ -113,7 +113,7 @@ pub(crate) fn load(engine: &EngineConfig, progress: Progress<'_>) -> Result<Load
         block_size: engine.block_size,
         notes: notes(&*device, &kernels, &plan),
     };
-    let executor = Executor::new(device, kernels, model, caches, host);
+    let executor = Executor::new(device, kernels, model, caches, swap_space);
     let seed = engine.seed.unwrap_or_else(random_seed);
     let engine = Engine::new(scheduler, executor, defaults.eos_token_ids.clone(), plan.max_model_len, seed);
     Ok(Loaded { engine, tokenizer, chat_template, defaults, info })

@@ -18,3 +18,4 @@ mod plugins;
 mod reference;
 mod refusals;
 mod sanitizers;
+mod transfers;

@@ -5,15 +5,16 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::sync::{Arc, Mutex};
 
-use attention_kernels::trial::{Look, Problem};
+use attention_kernels::trial::{Look, Problem, multiply_and_sum, read_and_fold};
 use attention_kernels::{CacheWriteArgs, Kernel, KvCache, Operation, PARTITION, variants};
 use device::{Buffer, Device, DeviceError, Event, Launch, Matrix, MemoryInfo, Pinned, Pool, Queue};
 use xtask::kernels::host::{self, Sanitizer};
 use xtask::{kernels, workspace};
 
-use crate::caches::{loaded, write_workspace};
+use crate::caches::{copy_all, loaded, write_workspace};
 use crate::devices::{self, buffer, compiler, manifest};
 use crate::looks;
+use crate::transfers::convert_all;
 
 /// `cuda-sim` that writes each launch to a file before it runs it.
 struct Recorder {
@@ -152,6 +153,10 @@ fn recorded(step: usize, seeds: &[u64]) -> Option<Recorder> {
             kernel(&*device, args).unwrap();
         }
     }
+    copy_all(&*device);
+    convert_all(&*device);
+    read_and_fold(&*device, 12 << 10, 2).unwrap();
+    multiply_and_sum(&*device, [1.0, 1.0], 2).unwrap();
     drop(device);
     Arc::into_inner(recorder)
 }
