@@ -22,7 +22,8 @@ fn blocks_that_are_swapped_out_and_in_are_the_same_and_alone_change() {
         });
         let (mut caches, before): (Vec<KvCache>, Vec<[Vec<u8>; 2]>) = layers.into_iter().unzip();
         let mut space = SwapSpace::new(device, &caches, 5).unwrap();
-        // A run of neighbours, one by itself, neighbours on one side only, and a block of the space that is written twice.
+        // Runs of neighbours, neighbours on one side only (targets here, sources on the way back), and a block of the
+        // space that is written twice.
         let out = [(1, 0), (2, 1), (6, 2), (4, 3), (5, 4), (0, 4)];
         let copied = space.swap_out(device, &caches, &out).unwrap();
         device.wait(Queue::Compute, &copied).unwrap();
@@ -31,7 +32,7 @@ fn blocks_that_are_swapped_out_and_in_are_the_same_and_alone_change() {
             device.copy(&buffer(device, &noise), 0, &mut cache.keys, 0, noise.len()).unwrap();
             device.copy(&buffer(device, &noise), 0, &mut cache.values, 0, noise.len()).unwrap();
         }
-        let back = [(4, 1), (0, 5), (1, 6), (3, 0), (2, 3)];
+        let back = [(4, 1), (0, 5), (1, 6), (2, 3), (3, 0)];
         let copied = space.swap_in(device, &mut caches, &back).unwrap();
         device.wait(Queue::Compute, &copied).unwrap();
         // Of each block of the caches, the one that it holds now: 1 was 0, 5 and 6 were 1 and 2, 0 was 4, 3 was 6.
