@@ -59,7 +59,7 @@ static_assert(sizeof(ConvertShape) == 24, "no hidden padding");
 struct ConvertArgs : ConvertShape {
     const void* source;
     void* target;
-    const float* scales;  // [num_scales]
+    const float* scales;  // null: 1; else [num_scales]
 };
 
 }  // namespace quire

@@ -1,4 +1,4 @@
-// cuda.convert_fp8: a run of elements to 8 bits (convert_fp8_from_<type>: source / scale) and back (convert_fp8_to_<type>:
+// convert_fp8: a run of elements to 8 bits (convert_fp8_from_<type>: source / scale) and back (convert_fp8_to_<type>:
 // byte * scale).
 //
 // Grid of any size over elements / 8, 256 threads; a thread converts 8 elements at a time.
@@ -16,7 +16,7 @@ template <class T, bool QUANTISE>
 __device__ __forceinline__ void convert_fp8(const ConvertArgs& args) {
     const int64_t step = static_cast<int64_t>(gridDim.x) * CONVERT_THREADS * 8;
     for (int64_t i = (static_cast<int64_t>(blockIdx.x) * CONVERT_THREADS + threadIdx.x) * 8; i < args.elements; i += step) {
-        const float scale = args.scales[i / args.elements_per_scale % args.num_scales];
+        const float scale = args.scales ? args.scales[i / args.elements_per_scale % args.num_scales] : 1.0f;
         Eight<T> eight;
         float numbers[8];
         if constexpr (QUANTISE) {

@@ -1,5 +1,5 @@
 // cuda.copy_blocks: whole blocks of keys and values, of any type, from one pool to the same or another: entry copy_blocks.
-// It serves copy-on-write, and swapping too, where the other pool is pinned host memory at the device's address of it.
+// It serves copy-on-write.
 //
 // Grid (num_pairs, 2, splits): keys and values, and `splits` blocks to share one pair; 256 threads, 16 bytes each at a time.
 

@@ -117,7 +117,7 @@ impl KvCache {
         Ok(KvCache { shape, format, keys: device.alloc(bytes)?, values: device.alloc(bytes)?, scales: None })
     }
 
-    fn check(&self) -> Result<(), KernelError> {
+    pub(crate) fn check(&self) -> Result<(), KernelError> {
         let bytes = self.shape.num_blocks * self.format.block_bytes(&self.shape);
         expect("key cache bytes", self.keys.len_bytes(), bytes)?;
         expect("value cache bytes", self.values.len_bytes(), bytes)?;
@@ -366,7 +366,11 @@ impl BlockCopyArgs<'_> {
 }
 
 pub(crate) fn check_copies(copies: &[(u32, u32)], num_blocks: usize) -> Result<(), KernelError> {
-    match copies.iter().flat_map(|&(a, b)| [a, b]).find(|&id| id as usize >= num_blocks) {
+    check_ids(copies.iter().flat_map(|&(a, b)| [a, b]), num_blocks)
+}
+
+pub(crate) fn check_ids(mut ids: impl Iterator<Item = u32>, num_blocks: usize) -> Result<(), KernelError> {
+    match ids.find(|&id| id as usize >= num_blocks) {
         Some(id) => Err(KernelError::Shape { what: "block id", found: id as usize, expected: num_blocks }),
         None => Ok(()),
     }

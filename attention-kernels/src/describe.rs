@@ -30,8 +30,17 @@ pub fn describe(choice: &KernelChoice, needs: &Needs) -> Result<String, SelectEr
         let cells: Vec<String> = row.iter().zip(widths).map(|(cell, width)| format!("{cell:<width$}")).collect();
         let _ = writeln!(table, "{}", cells.join(" ").trim_end());
     }
+    for line in WITHOUT_A_CHOICE {
+        let _ = writeln!(table, "without a choice: {line}");
+    }
     Ok(table)
 }
+
+/// What moves or converts caches and has one way to do it.
+const WITHOUT_A_CHOICE: [&str; 2] = [
+    "swap_blocks, to page-locked memory and back on the copy queue: every device, type and layout",
+    "convert_fp8, a whole cache from f32, f16, bf16 to fp8_e4m3, fp8_e5m2, int8 and back: cuda, cuda-sim",
+];
 
 /// Everything that a variant claims, in one line.
 fn abilities(variant: &Variant) -> String {

@@ -42,6 +42,7 @@ mod needs;
 mod plugin;
 mod registry;
 mod select;
+mod swap;
 pub mod trial;
 mod workspace;
 
@@ -49,7 +50,7 @@ pub use args::{
     AttentionArgs, AttentionBatch, BlockCopyArgs, CacheWriteArgs, KernelError, KvCache, KvScales, KvShape, LinearArgs,
     PARTITION,
 };
-pub use cuda::PagedRule;
+pub use cuda::{PagedRule, convert_fp8};
 pub use describe::describe;
 pub use format::{CacheFormat, Dtype, KvDtype, Layout, Strides};
 pub use inventory;
@@ -58,4 +59,5 @@ pub use plugin::abi as plugin_abi;
 pub use plugin::{LoadedKernel, PluginError, load as load_plugin};
 pub use registry::{Capabilities, Kernel, Operation, Sizes, Variant, variants};
 pub use select::{KernelChoice, KernelSet, PluginChoice, SelectError, select};
+pub use swap::SwapSpace;
 pub use workspace::{Workspace, WorkspaceLimits};

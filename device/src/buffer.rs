@@ -95,9 +95,17 @@ impl Buffer {
         }
     }
 
-    /// That `bytes` bytes from `at` on are this buffer's.
-    pub(crate) fn check(&self, at: usize, bytes: usize) -> Result<(), DeviceError> {
-        inside(at, bytes, self.len_bytes())
+    /// What `own` finds in it, if `bytes` bytes from `at` on are its own: `None` for memory of another device than `device`,
+    /// which asks. The one check before every copy and launch.
+    pub(crate) fn of<'a, T>(
+        &'a self,
+        device: &'static str,
+        at: usize,
+        bytes: usize,
+        own: impl FnOnce(&'a Memory) -> Option<T>,
+    ) -> Result<T, DeviceError> {
+        inside(at, bytes, self.len_bytes())?;
+        own(&self.0).ok_or(DeviceError::WrongDevice { expected: device, found: self.device() })
     }
 }
 

@@ -53,21 +53,21 @@ impl Host {
         Ok(Host { kernels: Some(Libraries::find(options)?), ..Host::cpu(options)? })
     }
 
-    /// The memory of a buffer of this device.
-    fn own<'a>(&self, buffer: &'a Buffer) -> Result<&'a HostMemory, DeviceError> {
-        match &buffer.0 {
-            Memory::Cpu(memory) if self.kernels.is_none() => Ok(memory),
-            Memory::Sim(memory) if Arc::ptr_eq(&memory.order, &self.order) => Ok(&memory.memory),
-            _ => Err(DeviceError::WrongDevice { expected: self.name(), found: buffer.device() }),
-        }
+    /// The memory of a buffer of this device that has `bytes` bytes from `at` on.
+    fn own<'a>(&self, buffer: &'a Buffer, at: usize, bytes: usize) -> Result<&'a HostMemory, DeviceError> {
+        buffer.of(self.name(), at, bytes, |memory| match memory {
+            Memory::Cpu(memory) if self.kernels.is_none() => Some(memory),
+            Memory::Sim(memory) if Arc::ptr_eq(&memory.order, &self.order) => Some(&memory.memory),
+            _ => None,
+        })
     }
 
-    /// The page-locked memory of this device.
-    fn locked<'a>(&self, pinned: &'a Pinned) -> Result<&'a HostMemory, DeviceError> {
-        match &pinned.memory {
-            Locked::Host(_, memory) if Arc::ptr_eq(&pinned.progress, &self.progress) => Ok(memory),
-            other => Err(DeviceError::WrongDevice { expected: self.name(), found: other.device() }),
-        }
+    /// The same of page-locked memory.
+    fn locked<'a>(&self, pinned: &'a Pinned, at: usize, bytes: usize) -> Result<&'a HostMemory, DeviceError> {
+        pinned.of(self.name(), at, bytes, |memory| match memory {
+            Locked::Host(_, memory) if Arc::ptr_eq(&pinned.progress, &self.progress) => Some(memory),
+            _ => None,
+        })
     }
 
     fn in_order(&self) -> MutexGuard<'_, ()> {
@@ -145,9 +145,9 @@ impl Device for Host {
             return Err(DeviceError::NoMatrices(self.name()));
         }
         let dense = product.check(self.name())?;
-        let (weights, x) = (self.own(&dense.numbers)?.view::<u8>()?, self.own(product.x)?.view::<u8>()?);
-        let bias = product.bias.map(|bias| self.own(bias)?.view::<u8>()).transpose()?;
-        self.own(product.y)?;
+        let (weights, x) = (self.own(&dense.numbers, 0, 0)?.view::<u8>()?, self.own(product.x, 0, 0)?.view::<u8>()?);
+        let bias = product.bias.map(|bias| self.own(bias, 0, 0)?.view::<u8>()).transpose()?;
+        self.own(product.y, 0, 0)?;
         let Memory::Sim(SimMemory { memory: y, .. }) = &mut product.y.0 else {
             return Err(DeviceError::WrongDevice { expected: self.name(), found: "cpu" });
         };
@@ -161,25 +161,21 @@ impl Device for Host {
     }
 
     fn upload(&self, to: &mut Buffer, at: usize, bytes: &[u8]) -> Result<(), DeviceError> {
-        to.check(at, bytes.len())?;
-        let to = self.own(to)?;
+        let to = self.own(to, at, bytes.len())?;
         // SAFETY: inside of `to`, which is borrowed for writing, so `bytes` is other memory.
         unsafe { self.move_bytes(bytes.as_ptr(), to.start().add(at), bytes.len()) };
         Ok(())
     }
 
     fn download(&self, from: &Buffer, at: usize, bytes: &mut [u8]) -> Result<(), DeviceError> {
-        from.check(at, bytes.len())?;
-        let from = self.own(from)?;
+        let from = self.own(from, at, bytes.len())?;
         // SAFETY: inside of `from`; `bytes` is borrowed for writing, so it is other memory.
         unsafe { self.move_bytes(from.start().add(at), bytes.as_mut_ptr(), bytes.len()) };
         Ok(())
     }
 
     fn copy(&self, from: &Buffer, at: usize, to: &mut Buffer, to_at: usize, bytes: usize) -> Result<(), DeviceError> {
-        from.check(at, bytes)?;
-        to.check(to_at, bytes)?;
-        let (from, to) = (self.own(from)?, self.own(to)?);
+        let (from, to) = (self.own(from, at, bytes)?, self.own(to, to_at, bytes)?);
         // SAFETY: inside of both; `to` is borrowed for writing, so they are two.
         unsafe { self.move_bytes(from.start().add(at), to.start().add(to_at), bytes) };
         Ok(())
@@ -205,9 +201,7 @@ impl Device for Host {
         at: usize,
         bytes: usize,
     ) -> Result<(), DeviceError> {
-        from.check(from_at, bytes)?;
-        to.check(at, bytes)?;
-        let (locked, to) = (self.locked(from)?, self.own(to)?);
+        let (locked, to) = (self.locked(from, from_at, bytes)?, self.own(to, at, bytes)?);
         // SAFETY: inside of both, which are of two kinds; `to` is borrowed for writing.
         unsafe { self.move_bytes(locked.start().add(from_at), to.start().add(at), bytes) };
         from.used_until(self.progress.copied(queue));
@@ -223,9 +217,7 @@ impl Device for Host {
         to_at: usize,
         bytes: usize,
     ) -> Result<(), DeviceError> {
-        from.check(at, bytes)?;
-        to.check(to_at, bytes)?;
-        let (from, locked) = (self.own(from)?, self.locked(to)?);
+        let (from, locked) = (self.own(from, at, bytes)?, self.locked(to, to_at, bytes)?);
         // SAFETY: inside of both, which are of two kinds; `to` is borrowed for writing.
         unsafe { self.move_bytes(from.start().add(at), locked.start().add(to_at), bytes) };
         to.used_until(self.progress.copied(queue));
@@ -258,7 +250,7 @@ impl Device for Host {
         };
         let library = kernels.library(launch.module)?;
         for (index, buffer) in launch.buffers() {
-            if self.own(buffer).is_err() {
+            if self.own(buffer, 0, 0).is_err() {
                 return Err(LaunchError::wrong_device(launch.kernel, index, buffer.device(), self.name()).into());
             }
         }
@@ -267,7 +259,7 @@ impl Device for Host {
         // That a kernel stays within what its arguments say is the promise of `Device::launch`.
         unsafe { library.launch(launch, kernels.seed()) }?;
         for (index, buffer) in launch.buffers() {
-            if !self.own(buffer)?.guards_hold() {
+            if !self.own(buffer, 0, 0)?.guards_hold() {
                 return Err(DeviceError::Trespass { kernel: launch.kernel.to_owned(), index });
             }
         }

@@ -3,6 +3,7 @@
 //! Only the stretch from the first word that has changed to the last goes to the device, in order with the launches, and
 //! nobody waits for it. A step that differs little from the one before copies little.
 
+use crate::memory::inside;
 use crate::{Buffer, Device, DeviceError, Pinned, Queue};
 
 /// See the module.
@@ -36,7 +37,7 @@ impl Mirror {
         device: &dyn Device,
         words: impl ExactSizeIterator<Item = [u8; N]>,
     ) -> Result<(), DeviceError> {
-        self.host.check(0, words.len() * N)?;
+        inside(0, words.len() * N, self.host.len_bytes())?;
         if matches!(self.host.host::<u8>(), Err(DeviceError::InFlight)) {
             // Only after a step that nobody waited for, because it failed.
             device.synchronize()?;

@@ -74,9 +74,16 @@ impl Pinned {
         }
     }
 
-    /// That `bytes` bytes from `at` on are this memory's.
-    pub(crate) fn check(&self, at: usize, bytes: usize) -> Result<(), DeviceError> {
-        inside(at, bytes, self.len_bytes())
+    /// As [`Buffer::of`](crate::Buffer).
+    pub(crate) fn of<'a, T>(
+        &'a self,
+        device: &'static str,
+        at: usize,
+        bytes: usize,
+        own: impl FnOnce(&'a Locked) -> Option<T>,
+    ) -> Result<T, DeviceError> {
+        inside(at, bytes, self.len_bytes())?;
+        own(&self.memory).ok_or(DeviceError::WrongDevice { expected: device, found: self.memory.device() })
     }
 
     /// A copy from or to this memory was given to a queue.

@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use attention_kernels::{KernelError, KvCache};
-use device::{Device, DeviceError, Pinned, Queue};
+use attention_kernels::{KernelError, KvCache, SwapSpace};
+use device::{Device, Queue};
 use models::{ForwardBatch, Model};
 use sched::{BlockId, MemOp, SeqId, Span, StepPlan};
 
@@ -14,8 +14,8 @@ pub(crate) struct Executor {
     model: Model,
     /// One for each place in a page.
     caches: Vec<KvCache>,
-    /// Pages of requests that are swapped out, for each of them.
-    host: Vec<HostPages>,
+    /// For requests that are swapped out.
+    swap_space: SwapSpace,
     /// One table per group of layers; −1 behind a window.
     tables: HashMap<SeqId, Vec<Vec<i32>>>,
     batch: ForwardBatch,
@@ -23,34 +23,28 @@ pub(crate) struct Executor {
     order: Vec<usize>,
     /// Last row of each span, in the order of the plan.
     last_rows: Vec<u32>,
-    copies: Vec<(u32, u32)>,
+    /// Source and target blocks of neighbouring operations of one kind.
+    pairs: Vec<(u32, u32)>,
     /// Of the tests: so many more memory operations succeed; `None`: all.
     #[cfg(test)]
     pub fault_after: Option<usize>,
 }
 
 impl Executor {
-    pub fn new(
-        device: Arc<dyn Device>,
-        model: Model,
-        caches: Vec<KvCache>,
-        host_blocks: usize,
-    ) -> Result<Executor, DeviceError> {
-        let pages = |cache: &KvCache| HostPages::new(&*device, cache, host_blocks);
-        let host = caches.iter().map(pages).collect::<Result<_, _>>()?;
-        Ok(Executor {
+    pub fn new(device: Arc<dyn Device>, model: Model, caches: Vec<KvCache>, swap_space: SwapSpace) -> Executor {
+        Executor {
             device,
             model,
             caches,
-            host,
+            swap_space,
             tables: HashMap::new(),
             batch: ForwardBatch::default(),
             order: Vec::new(),
             last_rows: Vec::new(),
-            copies: Vec::new(),
+            pairs: Vec::new(),
             #[cfg(test)]
             fault_after: None,
-        })
+        }
     }
 
     pub fn vocab_size(&self) -> usize {
@@ -119,30 +113,31 @@ impl Executor {
         device.pool().enter(|| model.hidden(rows))
     }
 
-    /// Applies memory operations in order; neighbouring copies go to the kernel together.
+    /// Applies memory operations in order; neighbours of one kind go to the device together.
     fn memory(&mut self, ops: &[MemOp]) -> Result<(), KernelError> {
-        for run in ops.chunk_by(|a, b| matches!((a, b), (MemOp::Copy { .. }, MemOp::Copy { .. }))) {
-            self.copies.clear();
+        for run in ops.chunk_by(|a, b| std::mem::discriminant(a) == std::mem::discriminant(b)) {
+            self.pairs.clear();
             for op in run {
                 #[cfg(test)]
                 self.meet_fault(op)?;
                 match *op {
-                    MemOp::Copy { src, dst } => self.copies.push((src.0, dst.0)),
+                    MemOp::Copy { src, dst } => self.pairs.push((src.0, dst.0)),
+                    MemOp::SwapOut { src, dst } => self.pairs.push((src.0, dst.0)),
+                    MemOp::SwapIn { src, dst } => self.pairs.push((src.0, dst.0)),
                     MemOp::Poison { block, from_slot } => self.poison(block, from_slot)?,
-                    MemOp::SwapOut { src, dst } => {
-                        for (cache, host) in self.caches.iter().zip(&mut self.host) {
-                            host.take(&*self.device, cache, src.index(), dst.index())?;
-                        }
-                    }
-                    MemOp::SwapIn { src, dst } => {
-                        for (cache, host) in self.caches.iter_mut().zip(&self.host) {
-                            host.give(&*self.device, src.index(), cache, dst.index())?;
-                        }
-                    }
                 }
             }
-            if !self.copies.is_empty() {
-                self.model.copy_blocks(&self.copies, &mut self.caches)?;
+            let Executor { device, model, caches, swap_space, pairs, .. } = self;
+            match run[0] {
+                MemOp::Copy { .. } => model.copy_blocks(pairs, caches)?,
+                // What comes behind needs the blocks, or overwrites them.
+                MemOp::SwapOut { .. } => {
+                    device.wait(Queue::Compute, &swap_space.swap_out(&**device, caches, pairs)?)?;
+                }
+                MemOp::SwapIn { .. } => {
+                    device.wait(Queue::Compute, &swap_space.swap_in(&**device, caches, pairs)?)?;
+                }
+                MemOp::Poison { .. } => {}
             }
         }
         Ok(())
@@ -169,36 +164,5 @@ impl Executor {
     /// Makes what must not be read again loud, in all layers (debug builds order this).
     fn poison(&mut self, block: BlockId, from_slot: usize) -> Result<(), KernelError> {
         self.caches.iter_mut().try_for_each(|cache| cache.poison(&*self.device, block.index(), from_slot))
-    }
-}
-
-/// Page-locked host memory for pages of one place: blocks go there and back in order with the launches, and nobody waits.
-struct HostPages {
-    keys: Pinned,
-    values: Pinned,
-}
-
-impl HostPages {
-    fn new(device: &dyn Device, cache: &KvCache, blocks: usize) -> Result<HostPages, DeviceError> {
-        let bytes = blocks.saturating_mul(cache.block_bytes());
-        Ok(HostPages { keys: device.pinned(bytes)?, values: device.pinned(bytes)? })
-    }
-
-    /// Block `src` of the cache becomes block `dst` here.
-    fn take(&mut self, device: &dyn Device, cache: &KvCache, src: usize, dst: usize) -> Result<(), DeviceError> {
-        let bytes = cache.block_bytes();
-        for (pages, host) in [(&cache.keys, &mut self.keys), (&cache.values, &mut self.values)] {
-            device.download_async(Queue::Compute, pages, src * bytes, host, dst * bytes, bytes)?;
-        }
-        Ok(())
-    }
-
-    /// Block `src` here becomes block `dst` of the cache.
-    fn give(&self, device: &dyn Device, src: usize, cache: &mut KvCache, dst: usize) -> Result<(), DeviceError> {
-        let bytes = cache.block_bytes();
-        for (host, pages) in [(&self.keys, &mut cache.keys), (&self.values, &mut cache.values)] {
-            device.upload_async(Queue::Compute, host, src * bytes, pages, dst * bytes, bytes)?;
-        }
-        Ok(())
     }
 }

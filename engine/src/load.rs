@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use attention_kernels::{CacheFormat, Dtype, KernelSet, KvDtype, Needs, select};
+use attention_kernels::{CacheFormat, Dtype, KernelSet, KvDtype, Needs, SwapSpace, select};
 use device::{Device, DeviceError};
 use models::{
     ChatTemplate, GenerationDefaults, LayerGroup, Model, ModelConfig, ModelFiles, Pooling, Tokenizer, WeightDtype,
@@ -155,6 +155,7 @@ pub(crate) fn load(engine: &EngineConfig, progress: Progress<'_>) -> Result<Load
         model.warm_up(&mut caches)?;
         plan.compare(available, device.memory());
     }
+    let swap_space = SwapSpace::new(&*device, &caches, plan.host_blocks)?;
     let info = ModelInfo {
         name: files.name(),
         architecture: format!("{:?}ForCausalLM", config.architecture),
@@ -168,7 +169,7 @@ pub(crate) fn load(engine: &EngineConfig, progress: Progress<'_>) -> Result<Load
         block_size: engine.block_size,
         notes: notes(&*device, &kernels, &plan, kv_scales, no_gpu),
     };
-    let executor = Executor::new(device, model, caches, plan.host_blocks)?;
+    let executor = Executor::new(device, model, caches, swap_space);
     let seed = engine.seed.unwrap_or_else(random_seed);
     let engine = Engine::new(scheduler, executor, defaults.eos_token_ids.clone(), plan.max_model_len, seed);
     Ok(Loaded { engine, tokenizer, chat_template, defaults, info })

@@ -39,7 +39,7 @@ fn kernels_gives_a_row_for_every_variant_and_shape_and_the_same_in_a_file() {
     );
     assert!(output.status.success(), "{output:?}");
     let table = String::from_utf8(output.stdout).unwrap();
-    assert!(table.starts_with("device: cpu, ") && table.contains("peaks of this run: read "), "{table}");
+    assert!(table.starts_with("device: cpu, ") && table.contains("\npeaks, the best of 6: read "), "{table}");
     let measured: Value = serde_json::from_slice(&std::fs::read(file).unwrap()).unwrap();
     let rows = measured["rows"].as_array().unwrap();
     assert_eq!(measured["times_mean_something"], true);

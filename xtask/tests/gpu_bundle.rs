@@ -22,12 +22,16 @@ impl Folder {
     fn pretend(name: &str, needed: Version, quire: &str, conformance: &str) -> Folder {
         let folder = Folder::new(name);
         bundle::script(&folder.0.join("run.sh"), needed).unwrap();
-        for (program, text) in [("quire", quire), ("conformance", conformance)] {
-            let file = folder.0.join(program);
-            std::fs::copy(folder.0.join("run.sh"), &file).unwrap(); // for its permissions
-            std::fs::write(file, format!("#!/bin/bash\n{text}\n")).unwrap();
-        }
+        folder.program("quire", quire);
+        folder.program("conformance", conformance);
         folder
+    }
+
+    /// A shell script beside the others.
+    fn program(&self, name: &str, text: &str) {
+        let file = self.0.join(name);
+        std::fs::copy(self.0.join("run.sh"), &file).unwrap(); // for its permissions
+        std::fs::write(file, format!("#!/bin/bash\n{text}\n")).unwrap();
     }
 }
 
@@ -37,10 +41,12 @@ impl Drop for Folder {
     }
 }
 
-/// Starts a bundle from elsewhere, with an empty environment but for where its output goes.
+/// Starts a bundle from elsewhere, with an empty environment but for where its output goes and where programs are found: in it
+/// before all others.
 fn run(bundle: &Path, args: &[&str]) -> Output {
     let mut command = Command::new(bundle.join("run.sh"));
-    command.args(args).env_clear().env("OUT", bundle.join("kept")).current_dir("/").output().unwrap()
+    let path = format!("{}:/usr/local/bin:/usr/bin:/bin", bundle.display());
+    command.args(args).env_clear().env("PATH", path).env("OUT", bundle.join("kept")).current_dir("/").output().unwrap()
 }
 
 fn text(output: &Output) -> String {
@@ -107,6 +113,43 @@ fn what_the_machine_lacks_is_one_line() {
     }
     let output = run(&bundle.0, &["--device", "abacus"]);
     assert!(output.status.code() == Some(2) && text(&output).contains("found 'abacus', expected cuda or cuda-sim"));
+}
+
+#[test]
+fn a_part_that_takes_too_long_is_ended_and_the_table_still_comes_last() {
+    let bundle = Folder::pretend("bundle-slow", Version(2, 17), QUIRE, "echo 'test result: begun'; sleep 60");
+    let said = text(&run(&bundle.0, &["--device", "cuda-sim", "--limit", "1"]));
+    let parts = said.split_once("== parts\n").unwrap().1;
+    assert!(parts.contains("conformance  over 1 s") && parts.contains("kernels      ok"), "{said}");
+    assert!(said.contains("test result: begun"), "what it said until then: {said}");
+    for wrong in ["0", "", "ten"] {
+        let output = run(&bundle.0, &["--limit", wrong]);
+        assert!(output.status.code() == Some(2) && text(&output).contains("expected a number of seconds"), "{wrong}");
+    }
+}
+
+#[test]
+fn a_machine_with_the_sanitizers_of_cuda_runs_them() {
+    let bundle = Folder::pretend("bundle-memcheck", Version(2, 17), QUIRE, CONFORMANCE);
+    let found = "echo \"========= ERROR SUMMARY: 0 errors of $2\"; [ $2 = memcheck ] || exit 9";
+    bundle.program("compute-sanitizer", found);
+    let output = run(&bundle.0, &[]);
+    let said = text(&output);
+    for words in ["0 errors of racecheck", "memcheck     ok", "racecheck    failed (9)"] {
+        assert!(said.contains(words), "{words:?} is not in {said}");
+    }
+    assert_eq!(output.status.code(), Some(1), "{said}");
+}
+
+#[test]
+fn a_library_that_the_kernels_as_host_code_lack_is_one_line() {
+    let bundle = Folder::pretend("bundle-lacks", Version(2, 17), QUIRE, CONFORMANCE);
+    bundle.program("ldd", "echo '  libstdc++.so.6 => not found'");
+    let output = run(&bundle.0, &["--device", "cuda-sim"]);
+    let said = text(&output);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("--device cuda-sim: libstdc++.so.6 => not found; install libstdc++"), "{said}");
+    assert!(run(&bundle.0, &[]).status.success(), "a GPU needs none");
 }
 
 #[test]

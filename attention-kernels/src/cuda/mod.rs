@@ -5,17 +5,19 @@
 
 mod attention;
 mod cache;
+mod convert;
 mod linear;
 mod names;
-mod read;
 mod rule;
+mod yardsticks;
 
 use crate::format::{Dtype, KvDtype, Layout};
 use crate::registry::{Capabilities, Kernel, Operation, Sizes, Variant};
 use attention::Context;
+pub use convert::convert_fp8;
 use linear::linear;
-pub(crate) use read::{READERS, read_memory};
 pub use rule::PagedRule;
+pub(crate) use yardsticks::{TILE_OPERATIONS, TILE_THREADS, multiply_tiles, read_memory};
 
 /// The crate of the kernels, as it stands in file names.
 const MODULE: &str = "attention_kernels";

@@ -66,3 +66,15 @@ pub(super) fn reshape_and_cache(format: CacheFormat) -> &'static str {
         (Dtype::Bf16, true) => "reshape_and_cache_bf16_kv8",
     }
 }
+
+/// The kernel that converts to 8 bits, or back.
+pub(super) fn convert_fp8(dtype: Dtype, quantise: bool) -> &'static str {
+    match (dtype, quantise) {
+        (Dtype::F32, true) => "convert_fp8_from_f32",
+        (Dtype::F32, false) => "convert_fp8_to_f32",
+        (Dtype::F16, true) => "convert_fp8_from_f16",
+        (Dtype::F16, false) => "convert_fp8_to_f16",
+        (Dtype::Bf16, true) => "convert_fp8_from_bf16",
+        (Dtype::Bf16, false) => "convert_fp8_to_bf16",
+    }
+}

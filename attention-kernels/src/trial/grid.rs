@@ -168,26 +168,36 @@ impl Grid {
         found
     }
 
-    /// Runs it. `found` gets each measurement as it comes.
+    /// Runs it. `measure` is asked for the device's peaks before the first operation and after each: the shares of an
+    /// operation's measurements, which `found` then gets, are of the greater of the two around it. So neither a lull of the
+    /// machine's other tenants during one of them nor a change of the clock makes a share of more than there is.
     ///
     /// # Errors
     /// Those of [`Grid::check`], and whatever goes wrong on the device.
     pub fn run(
         &self,
         device: &Arc<dyn Device>,
-        peaks: &Peaks,
+        measure: &mut dyn FnMut() -> Result<Peaks, KernelError>,
         found: &mut dyn FnMut(&Measurement),
     ) -> Result<(), GridError> {
         self.check(&**device)?;
+        let mut before = measure()?;
         for &operation in &self.operations {
+            let mut cells = Vec::new();
             for shape in self.shapes(operation) {
                 let mut able = self.named(operation);
                 able.retain(|variant| shape.needs(&**device).unmet(variant).is_none());
                 cells::run(device, operation, &shape, &able, (self.warmup, self.repeat), &mut |variant, cell| {
-                    let (variant, share) = (variant.name, peaks.share(operation, &shape, &cell));
-                    found(&Measurement { operation, variant, shape: shape.clone(), cell, share });
+                    cells.push((variant.name, shape.clone(), cell));
                 })?;
             }
+            let after = measure()?;
+            let peaks = before.max(&after);
+            for (variant, shape, cell) in cells {
+                let share = peaks.share(operation, &shape, &cell);
+                found(&Measurement { operation, variant, shape, cell, share });
+            }
+            before = after;
         }
         Ok(())
     }
@@ -319,12 +329,13 @@ impl Peaks {
             Operation::CacheWrite | Operation::BlockCopy => bytes / self.copy?,
             _ => bytes / self.read?,
         };
+        let peak = if shape.dtype == Dtype::F32 { self.f32 } else { self.tensor };
         // Many rows at once are bound by arithmetic; without its peak there is nothing to compare with.
         let arithmetic = match operation {
             Operation::Prefill | Operation::Linear if shape.batch * shape.query_len > 1 => {
-                cell.operations as f64 / self.f32?
+                cell.operations as f64 / peak?
             }
-            _ => self.f32.map_or(0.0, |peak| cell.operations as f64 / peak),
+            _ => peak.map_or(0.0, |peak| cell.operations as f64 / peak),
         };
         Some(memory.max(arithmetic) / cell.time.median().as_secs_f64().max(1e-9))
     }
@@ -355,8 +366,8 @@ mod tests {
     fn every_variant_that_runs_here_is_measured_with_its_error() {
         let (device, grid) = tiny();
         let mut seen = Vec::new();
-        let peaks = Peaks { read: Some(1e10), copy: Some(1e10), f32: Some(1e10), int8: None };
-        grid.run(&device, &peaks, &mut |row| {
+        let peaks = Peaks { read: Some(1e10), copy: Some(1e10), f32: Some(1e10), ..Peaks::default() };
+        grid.run(&device, &mut || Ok(peaks), &mut |row| {
             assert!(row.cell.time.median() > Duration::ZERO && row.cell.bytes > 0, "{row:?}");
             assert!(row.cell.ulps <= 32.0 && row.share.unwrap() > 0.0, "{row:?}");
             assert_eq!(row.cell.ulps == 0.0, matches!(row.operation, Operation::CacheWrite | Operation::BlockCopy));
@@ -374,7 +385,7 @@ mod tests {
     fn bytes_and_operations_are_those_of_the_shape() {
         let (device, grid) = tiny();
         let mut cells = Vec::new();
-        grid.run(&device, &Peaks::default(), &mut |row| {
+        grid.run(&device, &mut || Ok(Peaks::default()), &mut |row| {
             assert_eq!(row.share, None);
             cells.push((row.operation, row.cell.bytes, row.cell.operations));
         })
@@ -393,7 +404,8 @@ mod tests {
     #[test]
     fn what_can_not_be_measured_is_an_error_with_the_choices() {
         let (device, grid) = tiny();
-        let refused = |grid: &Grid| grid.run(&device, &Peaks::default(), &mut |_| ()).unwrap_err().to_string();
+        let refused =
+            |grid: &Grid| grid.run(&device, &mut || Ok(Peaks::default()), &mut |_| ()).unwrap_err().to_string();
         let unknown = refused(&Grid { variants: vec!["cpu.fast".into()], ..grid.clone() });
         assert!(unknown.starts_with("--variant \"cpu.fast\": no such variant; there are: cpu."), "{unknown}");
         let unable = refused(&Grid { variants: vec!["cuda.paged_v1".into()], ..grid.clone() });
@@ -401,5 +413,32 @@ mod tests {
         let heads = refused(&Grid { kv_heads: 3, ..grid.clone() });
         assert_eq!(heads, "--heads 4 is no multiple of --kv-heads 3");
         assert!(refused(&Grid { contexts: vec![0], ..grid }).contains("numbers from 1"));
+    }
+
+    #[test]
+    fn a_share_is_of_the_greater_of_the_peaks_before_and_after_an_operation() {
+        let (device, mut grid) = tiny();
+        grid.operations = vec![Operation::CacheWrite, Operation::BlockCopy];
+        grid.variants = vec!["cpu.rows".into()];
+        let mut peaks = [9e9, 1e9, 4e9].into_iter();
+        let mut shares = Vec::new();
+        let mut measure = || Ok(Peaks { copy: peaks.next(), ..Peaks::default() });
+        grid.run(&device, &mut measure, &mut |row| {
+            shares.push((row.bytes_per_second() / row.share.unwrap() / 1e9).round());
+        })
+        .unwrap();
+        assert_eq!((shares, peaks.next()), (vec![9.0, 4.0], None));
+    }
+
+    #[test]
+    fn prefill_in_halves_is_compared_with_the_tensor_cores() {
+        let (_, grid) = tiny();
+        let shape = &grid.shapes(Operation::Prefill)[0];
+        let halves = Shape { dtype: Dtype::Bf16, ..shape.clone() };
+        let cell = Cell { time: Time::default(), bytes: 1, operations: 4000, ulps: 0.0 };
+        let peaks = Peaks { read: Some(1e12), tensor: Some(4e12), ..Peaks::default() };
+        // A time of nothing counts as a nanosecond.
+        assert_eq!(peaks.share(Operation::Prefill, &halves, &cell), Some(1.0));
+        assert_eq!(peaks.share(Operation::Prefill, shape, &cell), None, "no peak of f32");
     }
 }

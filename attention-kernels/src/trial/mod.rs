@@ -26,7 +26,7 @@ mod problem;
 mod run;
 mod time;
 
-pub use peaks::{Peaks, read_and_fold};
+pub use peaks::{Peaks, multiply_and_sum, read_and_fold};
 pub use problem::{Look, Problem, Truth};
 pub use run::{OnDevice, Results, UNTOUCHED, buffer, bytes, cache_bytes, floats};
 pub use time::{Time, time};

@@ -2,13 +2,14 @@
 
 use std::fmt;
 
-use device::{Device, roofline};
+use device::{Buffer, Device, roofline};
 
-use super::numbers::Random;
+use super::numbers::{Random, from_bytes};
 use super::run::{buffer, bytes};
 use super::time::time;
 use crate::args::KernelError;
-use crate::cuda::{READERS, read_memory};
+use crate::cuda::{TILE_OPERATIONS, TILE_THREADS, multiply_tiles, read_memory};
+use crate::format::Dtype;
 
 /// Several times any last cache of a CPU that is met with, and more than four times the L2 cache of a GPU.
 pub(super) const BEYOND_CACHES: usize = 256 << 20;
@@ -24,6 +25,8 @@ pub struct Peaks {
     pub f32: Option<f64>,
     /// The same of 8-bit integers.
     pub int8: Option<f64>,
+    /// The same of bf16 and of f16 on tensor cores, through `mma.sync`, as the kernels multiply.
+    pub tensor: Option<f64>,
 }
 
 impl Peaks {
@@ -38,14 +41,44 @@ impl Peaks {
                 copy: Some(copy(device, BEYOND_CACHES / 2)?),
                 f32: Some(roofline::f32_peak(device.pool())),
                 int8: Some(roofline::int8_peak(device.pool())),
+                tensor: None,
             }),
             "cuda" => Ok(Peaks {
                 read: Some(read(device, 4 * BEYOND_CACHES)?),
                 copy: Some(copy(device, 4 * BEYOND_CACHES)?),
+                tensor: Some(tensor(device)?),
                 ..Peaks::default()
             }),
             _ => Ok(Peaks::default()),
         }
+    }
+
+    /// The greater of each: what the device could do at best between two measurements, as far as they tell.
+    pub fn max(&self, other: &Peaks) -> Peaks {
+        let [read, copy, f32, int8, tensor] =
+            std::array::from_fn(|i| self.all()[i].into_iter().chain(other.all()[i]).reduce(f64::max));
+        Peaks { read, copy, f32, int8, tensor }
+    }
+
+    /// How far the lowest of several measurements lies below the greatest, as a share of this, where it is the most.
+    ///
+    /// ```
+    /// use attention_kernels::trial::Peaks;
+    /// let of = |read, f32| Peaks { read: Some(read), f32: Some(f32), ..Peaks::default() };
+    /// assert_eq!(Peaks::moved(&[of(8.0, 5.0), of(10.0, 5.0), of(9.0, 4.9)]), 0.2);
+    /// assert_eq!(Peaks::moved(&[]), 0.0);
+    /// ```
+    pub fn moved(measured: &[Peaks]) -> f64 {
+        let by = |i: usize| {
+            let values = measured.iter().filter_map(|peaks| peaks.all()[i]);
+            let (least, most) = values.fold((f64::INFINITY, 0.0f64), |(a, b), value| (a.min(value), b.max(value)));
+            if most > 0.0 { (most - least) / most } else { 0.0 }
+        };
+        (0..5).map(by).fold(0.0, f64::max)
+    }
+
+    fn all(&self) -> [Option<f64>; 5] {
+        [self.read, self.copy, self.f32, self.int8, self.tensor]
     }
 }
 
@@ -57,6 +90,7 @@ impl fmt::Display for Peaks {
             self.copy.map(|copy| format!("copy {} (bytes read and written)", giga(copy, "GB/s"))),
             self.f32.map(|f32| format!("f32 {}", giga(f32, "GFLOP/s"))),
             self.int8.map(|int8| format!("int8 {}", giga(int8, "GOP/s"))),
+            self.tensor.map(|tensor| format!("tensor cores {} (mma.sync, bf16)", giga(tensor, "GFLOP/s"))),
         ];
         let parts: Vec<String> = parts.into_iter().flatten().collect();
         f.write_str(&if parts.is_empty() { "none: time means nothing here".to_string() } else { parts.join(", ") })
@@ -66,18 +100,38 @@ impl fmt::Display for Peaks {
 /// Times enough for a median.
 const REPEAT: usize = 11;
 
+/// Thread blocks of a launch: several to every processor of the largest GPU.
+const BLOCKS: usize = 2048;
+
 fn copy(device: &dyn Device, size: usize) -> Result<f64, KernelError> {
-    // Filled, so that every page is there.
-    let [from, mut to] = [buffer(device, &noise(size))?, buffer(device, &vec![1; size])?];
+    let [from, mut to] = [filled(device, size)?, filled(device, size)?];
     let time = time(device, 2, REPEAT, |_| Ok(device.copy(&from, 0, &mut to, 0, size)?))?;
     Ok(2.0 * size as f64 / time.median().as_secs_f64())
 }
 
 fn read(device: &dyn Device, size: usize) -> Result<f64, KernelError> {
-    let from = buffer(device, &noise(size))?;
-    let mut sums = device.alloc(READERS * size_of::<u32>())?;
+    let from = filled(device, size)?;
+    let mut sums = device.alloc(BLOCKS * size_of::<u32>())?;
     let time = time(device, 2, REPEAT, |_| Ok(read_memory(device, &from, &mut sums)?))?;
     Ok(size as f64 / time.median().as_secs_f64())
+}
+
+fn tensor(device: &dyn Device) -> Result<f64, KernelError> {
+    // Some milliseconds.
+    let (steps, threads) = (1 << 12, BLOCKS * TILE_THREADS);
+    let mut sums = device.alloc(threads * size_of::<f32>())?;
+    let time = time(device, 2, REPEAT, |_| Ok(multiply_tiles(device, [0x3f80_3f80; 2], steps, &mut sums)?))?;
+    Ok((threads * TILE_OPERATIONS * steps as usize) as f64 / time.median().as_secs_f64())
+}
+
+/// Every page is there, and the same noise over and over: as good as other noise, and quickly made.
+fn filled(device: &dyn Device, size: usize) -> Result<Buffer, KernelError> {
+    let piece = buffer(device, &noise(size.min(16 << 20)))?;
+    let mut filled = device.alloc(size)?;
+    for at in (0..size).step_by(piece.len_bytes().max(1)) {
+        device.copy(&piece, 0, &mut filled, at, piece.len_bytes().min(size - at))?;
+    }
+    Ok(filled)
 }
 
 fn noise(size: usize) -> Vec<u8> {
@@ -85,14 +139,26 @@ fn noise(size: usize) -> Vec<u8> {
     (0..size / 8).flat_map(|_| random.next().to_ne_bytes()).collect()
 }
 
-/// The xor of all words of random memory of `size` bytes, as the device's kernel finds it, and as it is.
+/// The xor of all words of random memory of `size` bytes, as so many thread blocks of the device's kernel find it, and as it is.
 ///
 /// # Errors
 /// A device without the kernel.
-pub fn read_and_fold(device: &dyn Device, size: usize) -> Result<[u32; 2], KernelError> {
+pub fn read_and_fold(device: &dyn Device, size: usize, blocks: usize) -> Result<[u32; 2], KernelError> {
     let noise = noise(size);
     let fold = |bytes: &[u8]| bytes.as_chunks::<4>().0.iter().fold(0, |sum, word| sum ^ u32::from_ne_bytes(*word));
-    let mut sums = buffer(device, &vec![0x55; READERS * size_of::<u32>()])?;
+    let mut sums = buffer(device, &vec![0x55; blocks * size_of::<u32>()])?;
     read_memory(device, &buffer(device, &noise)?, &mut sums)?;
     Ok([fold(&bytes(device, &sums)?), fold(&noise[..size / 16 * 16])])
+}
+
+/// What each thread of a block sums that adds up `steps` times eight products of tiles, all of x and all of y, and what that is;
+/// exact where it is below 2^24.
+///
+/// # Errors
+/// A device without the kernel.
+pub fn multiply_and_sum(device: &dyn Device, [x, y]: [f32; 2], steps: u32) -> Result<(Vec<f32>, f32), KernelError> {
+    let mut sums = buffer(device, &vec![0x55; TILE_THREADS * size_of::<f32>()])?;
+    let pair = |value: f32| (value.to_bits() >> 16) * 0x1_0001;
+    multiply_tiles(device, [pair(x), pair(y)], steps, &mut sums)?;
+    Ok((from_bytes(Dtype::F32, &bytes(device, &sums)?), 512.0 * steps as f32 * x * y))
 }

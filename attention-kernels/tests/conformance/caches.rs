@@ -1,7 +1,7 @@
 //! Cache writes and block copies: what they write is exact, and everything else stays as it was, bit for bit.
 
 use attention_kernels::trial::numbers::{Random, element, from_bytes, int8_row, round, to_byte, to_bytes};
-use attention_kernels::trial::{floats, read_and_fold};
+use attention_kernels::trial::{floats, multiply_and_sum, read_and_fold};
 use attention_kernels::{
     AttentionBatch, BlockCopyArgs, CacheFormat, CacheWriteArgs, Dtype, KvCache, KvDtype, KvScales, KvShape, Layout,
     Operation, Variant, Workspace, WorkspaceLimits,
@@ -163,27 +163,30 @@ fn writes(
 
 #[test]
 fn block_copies_run_in_order_with_repeated_sources() {
+    devices::all().iter().for_each(|device| copy_all(&**device));
+}
+
+/// Every setting of every variant that copies blocks.
+pub fn copy_all(device: &dyn Device) {
     let copies = [(0, 3), (0, 4), (3, 1), (5, 6), (4, 3), (2, 2)];
-    for device in devices::all() {
-        for variant in variants_on(&*device, &[Operation::BlockCopy]) {
-            for (i, (format, mut shape, _)) in settings(variant).into_iter().enumerate() {
-                if device.name() != "cpu" && format.block_bytes(&shape) % 16 != 0 {
-                    shape.block_size *= 2; // vectors of 16 bytes: 5 tokens of 8 bytes are no whole ones
-                }
-                let what = format!("{} on {}: {format}, {shape:?}", variant.name, device.name());
-                let (mut cache, mut want) = random_cache(&*device, shape, format, &mut Random::new(i as u64));
-                let bytes_of = format.block_bytes(&shape);
-                for (from, to) in copies {
-                    want.iter_mut()
-                        .for_each(|want| want.copy_within(from * bytes_of..(from + 1) * bytes_of, to * bytes_of));
-                }
-                let pairs = copies.map(|(from, to)| (from as u32, to as u32));
-                let mut workspace = write_workspace(&*device, &shape, 1);
-                workspace.load_copies(&*device, &pairs).unwrap();
-                let args = BlockCopyArgs { copies: &pairs, cache: &mut cache, workspace: Some(&workspace) };
-                variant.block_copy(&*device, args).unwrap_or_else(|error| panic!("{what}: {error}"));
-                assert!(bytes(&*device, &cache.keys) == want[0] && bytes(&*device, &cache.values) == want[1], "{what}");
+    for variant in variants_on(device, &[Operation::BlockCopy]) {
+        for (i, (format, mut shape, _)) in settings(variant).into_iter().enumerate() {
+            if device.name() != "cpu" && format.block_bytes(&shape) % 16 != 0 {
+                shape.block_size *= 2; // vectors of 16 bytes: 5 tokens of 8 bytes are no whole ones
             }
+            let what = format!("{} on {}: {format}, {shape:?}", variant.name, device.name());
+            let (mut cache, mut want) = random_cache(device, shape, format, &mut Random::new(i as u64));
+            let bytes_of = format.block_bytes(&shape);
+            for (from, to) in copies {
+                want.iter_mut()
+                    .for_each(|want| want.copy_within(from * bytes_of..(from + 1) * bytes_of, to * bytes_of));
+            }
+            let pairs = copies.map(|(from, to)| (from as u32, to as u32));
+            let mut workspace = write_workspace(device, &shape, 1);
+            workspace.load_copies(device, &pairs).unwrap();
+            let args = BlockCopyArgs { copies: &pairs, cache: &mut cache, workspace: Some(&workspace) };
+            variant.block_copy(device, args).unwrap_or_else(|error| panic!("{what}: {error}"));
+            assert!(bytes(device, &cache.keys) == want[0] && bytes(device, &cache.values) == want[1], "{what}");
         }
     }
 }
@@ -191,9 +194,19 @@ fn block_copies_run_in_order_with_repeated_sources() {
 #[test]
 fn the_yardstick_of_the_bench_reads_every_word() {
     for device in devices::gpus(5) {
-        for size in [16, 24, (40 << 20) + 48] {
-            let [found, expected] = read_and_fold(&*device, size).unwrap();
+        for (size, blocks) in [(16, 2), (24, 1), ((40 << 20) + 48, 2048)] {
+            let [found, expected] = read_and_fold(&*device, size, blocks).unwrap();
             assert_eq!(found, expected, "{size} bytes on {}", device.name());
+        }
+    }
+}
+
+#[test]
+fn the_yardstick_of_the_tensor_cores_multiplies_as_often_as_it_says() {
+    for device in devices::gpus(5) {
+        for (factors, steps) in [([1.0, 1.0], 1), ([2.0, -0.5], 7), ([3.0, 0.25], 4)] {
+            let (found, expected) = multiply_and_sum(&*device, factors, steps).unwrap();
+            assert!(found.iter().all(|sum| *sum == expected), "{factors:?}, {steps} steps: {expected}, {found:?}");
         }
     }
 }

@@ -20,3 +20,4 @@ mod refusals;
 mod sanitizers;
 #[path = "../../../device/tests/support/mod.rs"]
 mod support;
+mod transfers;

@@ -3,14 +3,15 @@
 
 use std::sync::Arc;
 
-use attention_kernels::trial::{Look, Problem};
+use attention_kernels::trial::{Look, Problem, multiply_and_sum, read_and_fold};
 use attention_kernels::{CacheWriteArgs, Kernel, KvCache, Operation, PARTITION, variants};
 use device::Device;
 use xtask::kernels::host::Sanitizer;
 
-use crate::caches::{loaded, write_workspace};
+use crate::caches::{copy_all, loaded, write_workspace};
 use crate::devices::{self, KERNELS, buffer};
 use crate::looks;
+use crate::transfers::convert_all;
 
 /// Small batches for a look: two partitions of which a window leaves some tokens each, one row or a chunk of them, and some
 /// tiles of one partition. What a barrier orders is there in them as in great ones.
@@ -51,6 +52,10 @@ fn work(device: Arc<dyn Device>, step: usize) {
             kernel(&*device, args).unwrap();
         }
     }
+    copy_all(&*device);
+    convert_all(&*device);
+    read_and_fold(&*device, 12 << 10, 2).unwrap();
+    multiply_and_sum(&*device, [1.0, 1.0], 2).unwrap();
 }
 
 /// Replays every `step`-th look under a sanitizer; with `QUIRE_TEST_ALL=1`, all of them, under three seeds.

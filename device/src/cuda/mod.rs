@@ -14,6 +14,7 @@ mod fatbin;
 mod memory;
 mod modules;
 
+use std::ffi::c_void;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::result;
@@ -55,12 +56,12 @@ impl Cuda {
         })
     }
 
-    /// The address of byte `at` of a buffer of this GPU.
-    fn own(&self, buffer: &Buffer, at: usize) -> Result<sys::CUdeviceptr, DeviceError> {
-        match &buffer.0 {
-            Memory::Cuda(memory) if Arc::ptr_eq(&memory.context, &self.context) => Ok(memory.address + at as u64),
-            _ => Err(DeviceError::WrongDevice { expected: NAME, found: buffer.device() }),
-        }
+    /// The address of byte `at` of a buffer of this GPU that has `bytes` bytes from there on.
+    fn own(&self, buffer: &Buffer, at: usize, bytes: usize) -> Result<sys::CUdeviceptr, DeviceError> {
+        buffer.of(NAME, at, bytes, |memory| match memory {
+            Memory::Cuda(memory) if Arc::ptr_eq(&memory.context, &self.context) => Some(memory.address + at as u64),
+            _ => None,
+        })
     }
 
     fn with_blas<R>(&self, f: impl FnOnce(&mut Blas) -> Result<R, DeviceError>) -> Result<R, DeviceError> {
@@ -72,12 +73,12 @@ impl Cuda {
         }
     }
 
-    /// The page-locked memory of this GPU.
-    fn locked<'a>(&self, pinned: &'a Pinned) -> Result<&'a PinnedMemory, DeviceError> {
-        match &pinned.memory {
-            Locked::Cuda(memory) if Arc::ptr_eq(&memory.context, &self.context) => Ok(memory),
-            other => Err(DeviceError::WrongDevice { expected: NAME, found: other.device() }),
-        }
+    /// The same of page-locked memory.
+    fn locked(&self, pinned: &Pinned, at: usize, bytes: usize) -> Result<*mut c_void, DeviceError> {
+        pinned.of(NAME, at, bytes, |memory| match memory {
+            Locked::Cuda(memory) if Arc::ptr_eq(&memory.context, &self.context) => Some(memory.address(at)),
+            _ => None,
+        })
     }
 }
 
@@ -124,10 +125,10 @@ impl Device for Cuda {
             return Ok(());
         }
         let operands = blas::Operands {
-            weights: self.own(&dense.numbers, 0)?,
-            x: self.own(product.x, 0)?,
-            bias: product.bias.map(|bias| self.own(bias, 0)).transpose()?,
-            y: self.own(product.y, 0)?,
+            weights: self.own(&dense.numbers, 0, 0)?,
+            x: self.own(product.x, 0, 0)?,
+            bias: product.bias.map(|bias| self.own(bias, 0, 0)).transpose()?,
+            y: self.own(product.y, 0, 0)?,
         };
         let shape = blas::Shape {
             n: dense.n,
@@ -141,8 +142,7 @@ impl Device for Cuda {
     }
 
     fn fill(&self, buffer: &mut Buffer, at: usize, bytes: usize, byte: u8) -> Result<(), DeviceError> {
-        buffer.check(at, bytes)?;
-        let to = self.own(buffer, at)?;
+        let to = self.own(buffer, at, bytes)?;
         if bytes == 0 {
             return Ok(());
         }
@@ -158,8 +158,7 @@ impl Device for Cuda {
     }
 
     fn upload(&self, to: &mut Buffer, at: usize, bytes: &[u8]) -> Result<(), DeviceError> {
-        to.check(at, bytes.len())?;
-        let (to, stream) = (self.own(to, at)?, self.context.stream(Queue::Compute));
+        let (to, stream) = (self.own(to, at, bytes.len())?, self.context.stream(Queue::Compute));
         if bytes.is_empty() {
             return Ok(());
         }
@@ -172,8 +171,7 @@ impl Device for Cuda {
     }
 
     fn download(&self, from: &Buffer, at: usize, bytes: &mut [u8]) -> Result<(), DeviceError> {
-        from.check(at, bytes.len())?;
-        let (from, stream) = (self.own(from, at)?, self.context.stream(Queue::Compute));
+        let (from, stream) = (self.own(from, at, bytes.len())?, self.context.stream(Queue::Compute));
         if bytes.is_empty() {
             return Ok(());
         }
@@ -186,9 +184,7 @@ impl Device for Cuda {
     }
 
     fn copy(&self, from: &Buffer, at: usize, to: &mut Buffer, to_at: usize, bytes: usize) -> Result<(), DeviceError> {
-        from.check(at, bytes)?;
-        to.check(to_at, bytes)?;
-        let (from, to) = (self.own(from, at)?, self.own(to, to_at)?);
+        let (from, to) = (self.own(from, at, bytes)?, self.own(to, to_at, bytes)?);
         if bytes == 0 {
             return Ok(());
         }
@@ -221,16 +217,14 @@ impl Device for Cuda {
         at: usize,
         bytes: usize,
     ) -> Result<(), DeviceError> {
-        from.check(from_at, bytes)?;
-        to.check(at, bytes)?;
-        let (locked, to) = (self.locked(from)?, self.own(to, at)?);
+        let (locked, to) = (self.locked(from, from_at, bytes)?, self.own(to, at, bytes)?);
         if bytes == 0 {
             return Ok(());
         }
         self.context.enter()?;
         // SAFETY: inside of both; a drop of either waits for the stream, and `used_until` keeps writers away until
         // then.
-        unsafe { sys::cuMemcpyHtoDAsync_v2(to, locked.address(from_at), bytes, self.context.stream(queue)) }
+        unsafe { sys::cuMemcpyHtoDAsync_v2(to, locked, bytes, self.context.stream(queue)) }
             .result()
             .map_err(refused("copying to the GPU"))?;
         from.used_until(self.progress.copied(queue));
@@ -246,15 +240,13 @@ impl Device for Cuda {
         to_at: usize,
         bytes: usize,
     ) -> Result<(), DeviceError> {
-        from.check(at, bytes)?;
-        to.check(to_at, bytes)?;
-        let (from, locked) = (self.own(from, at)?, self.locked(to)?);
+        let (from, locked) = (self.own(from, at, bytes)?, self.locked(to, to_at, bytes)?);
         if bytes == 0 {
             return Ok(());
         }
         self.context.enter()?;
         // SAFETY: inside of both; a drop of either waits for the stream, and `used_until` keeps views away until then.
-        unsafe { sys::cuMemcpyDtoHAsync_v2(locked.address(to_at), from, bytes, self.context.stream(queue)) }
+        unsafe { sys::cuMemcpyDtoHAsync_v2(locked, from, bytes, self.context.stream(queue)) }
             .result()
             .map_err(refused("copying from the GPU"))?;
         to.used_until(self.progress.copied(queue));
@@ -284,7 +276,7 @@ impl Device for Cuda {
         let function = self.modules.function(launch.module, launch.kernel, launch.shared_bytes)?;
         let mut arguments = launch.pack(&function.parameter_bytes)?;
         for (index, buffer) in launch.buffers() {
-            if self.own(buffer, 0).is_err() {
+            if self.own(buffer, 0, 0).is_err() {
                 return Err(LaunchError::wrong_device(launch.kernel, index, buffer.device(), NAME).into());
             }
         }

@@ -8,6 +8,7 @@
 use half::{bf16, f16};
 
 use super::WeightFormat;
+use crate::memory::inside;
 use crate::{Buffer, DeviceError, Matrix};
 
 /// One product `y = x·Wᵀ + bias`, summed in float32 and rounded once.
@@ -30,10 +31,10 @@ impl<'a> Product<'a> {
     /// The weights, after a look at the size of every operand.
     pub(crate) fn check(&self, device: &'static str) -> Result<&'a Dense, DeviceError> {
         let dense = self.weights.stored_dense().ok_or(DeviceError::NoMatrices(device))?;
-        self.x.check(0, self.rows * dense.k * dense.format.bytes())?;
-        self.y.check(0, self.rows * dense.n * self.y_format.bytes())?;
+        inside(0, self.rows * dense.k * dense.format.bytes(), self.x.len_bytes())?;
+        inside(0, self.rows * dense.n * self.y_format.bytes(), self.y.len_bytes())?;
         if let Some(bias) = self.bias {
-            bias.check(0, dense.n * self.y_format.bytes())?;
+            inside(0, dense.n * self.y_format.bytes(), bias.len_bytes())?;
         }
         Ok(dense)
     }

@@ -1,10 +1,11 @@
 #!/bin/bash
 # Proves and times Quire's CUDA kernels on this machine, with nothing but this folder: no toolchain, no network.
 #
-#   run.sh [--device cuda|cuda-sim] [--short]
+#   run.sh [--device cuda|cuda-sim] [--short] [--limit SECONDS]
 #
 # --device cuda-sim  the same without a GPU: the kernels as host code (slow; its times mean nothing)
 # --short            the reference cases and one shape alone
+# --limit            of each part, where its own is longer: for a lease that ends sooner
 #
 # Complete output goes to $OUT, or to out/ beside this script; a short table comes last, whatever fails. The whole run ends
 # within 9 minutes. The exit code is that of the worst part: 0, or 1.
@@ -14,17 +15,22 @@ here=$(cd "$(dirname "$0")" && pwd)
 out=${OUT:-$here/out}
 device=cuda
 short=
+most=1000
 while [ $# -gt 0 ]; do
     case $1 in
     --device) device=${2:-} && shift ;;
     --short) short=1 ;;
-    *) echo "run.sh: found $1, expected --device cuda|cuda-sim or --short" >&2 && exit 2 ;;
+    --limit) most=${2:-} && shift ;;
+    *) echo "run.sh: found $1, expected --device cuda|cuda-sim, --short or --limit SECONDS" >&2 && exit 2 ;;
     esac
     shift
 done
 case $device in
 cuda | cuda-sim) ;;
 *) echo "run.sh: --device: found '$device', expected cuda or cuda-sim" >&2 && exit 2 ;;
+esac
+case $most in
+'' | 0* | *[!0-9]*) echo "run.sh: --limit: found '$most', expected a number of seconds from 1" >&2 && exit 2 ;;
 esac
 mkdir -p "$out" || exit 2
 
@@ -35,6 +41,14 @@ if [ "$(printf '%s\n' "$needed" "${found:-0}" | sort -V | head -n 1)" != "$neede
     exit 1
 fi
 echo "C library: glibc $found, $needed is enough"
+# The kernels as host code are C++.
+if [ "$device" = cuda-sim ] && command -v ldd >/dev/null; then
+    lacks=$(LC_ALL=C ldd "$here"/kernels/libquire_sim_*.so 2>&1 | grep 'not found' | head -n 1 | sed 's/^[[:space:]]*//')
+    if [ -n "$lacks" ]; then
+        echo "run.sh: --device cuda-sim: $lacks; install libstdc++ as new as that of the system that made the bundle" >&2
+        exit 1
+    fi
+fi
 
 if [ ! -x "$here/quire" ] && ! { gzip -dc "$here/quire.gz" >"$here/quire" && chmod +x "$here/quire"; }; then
     rm -f "$here/quire"
@@ -50,6 +64,7 @@ worst=0
 part() {
     local name=$1 limit=$2 start=$SECONDS code result
     shift 2
+    [ "$limit" -le "$most" ] || limit=$most
     timeout -k 5 "$limit" "$@" >"$out/$name.txt" 2>&1
     code=$?
     case $code in
@@ -98,7 +113,7 @@ fi
 {
     echo
     echo "== kernels"
-    grep -E "^(operation|decode|prefill|cache_write|block_copy) |^peaks" "$out/kernels.txt" 2>/dev/null | cut -c 1-140 | head -n 48
+    grep -E "^(operation|decode|prefill|cache_write|block_copy) |^peaks" "$out/kernels.txt" 2>/dev/null | cut -c 1-140 | head -n 64
     echo "== conformance"
     grep -E " problems |comparisons|^test result|^thread .* panicked|^test .* FAILED" "$out/conformance.txt" 2>/dev/null |
         cut -c 1-160 | head -n 24

@@ -1,0 +1,156 @@
+//! Blocks of a cache in page-locked host memory, for sequences that are swapped out.
+//!
+//! There is no kernel and nothing to choose: blocks are copied by the device itself, on [`Queue::Copy`], as vLLM's
+//! `swap_blocks` does. Blocks that are neighbours on both sides go as one copy. The host waits for nothing.
+//!
+//! ```text
+//! Compute  -- launches so far -- e ------------------ wait for the event -- launches that need the blocks
+//!                                 \                 /
+//! Copy     ------------------------ copy, copy, event
+//! ```
+
+use device::{Buffer, Device, DeviceError, Event, Pinned, Queue};
+
+use crate::args::{KernelError, KvCache, check_ids, expect};
+
+/// The swapped blocks of all layers: block b of each layer's keys and values, as they are stored in its cache. Scales stay
+/// where they are, with the cache.
+///
+/// ```
+/// use attention_kernels::{KvCache, KvShape, SwapSpace};
+/// use device::Queue;
+/// let device = device::open("cpu", Some(1))?;
+/// let shape = KvShape { num_blocks: 4, num_kv_heads: 2, block_size: 16, head_dim: 64 };
+/// let mut caches = vec![KvCache::new(&*device, shape)?, KvCache::new(&*device, shape)?]; // two layers
+/// let mut space = SwapSpace::new(&*device, &caches, 2)?;
+/// space.swap_out(&*device, &caches, &[(3, 0), (1, 1)])?; // blocks 3 and 1 may be overwritten once this is over
+/// let back = space.swap_in(&*device, &mut caches, &[(0, 2)])?; // what was block 3 becomes block 2
+/// device.wait(Queue::Compute, &back)?; // launches from here on find it there
+/// # Ok::<(), attention_kernels::KernelError>(())
+/// ```
+pub struct SwapSpace {
+    num_blocks: usize,
+    layers: Vec<Layer>,
+}
+
+/// `[num_blocks, block_bytes]` each.
+struct Layer {
+    keys: Pinned,
+    values: Pinned,
+    block_bytes: usize,
+}
+
+/// Blocks that are neighbours on both sides.
+struct Run {
+    from: usize,
+    to: usize,
+    blocks: usize,
+}
+
+impl SwapSpace {
+    /// Room for `num_blocks` blocks of each of these layers.
+    ///
+    /// # Errors
+    /// The host has not enough memory that can be locked.
+    pub fn new(device: &dyn Device, caches: &[KvCache], num_blocks: usize) -> Result<SwapSpace, DeviceError> {
+        let layer = |cache: &KvCache| -> Result<Layer, DeviceError> {
+            let block_bytes = cache.block_bytes();
+            let pinned = || device.pinned(num_blocks.saturating_mul(block_bytes));
+            Ok(Layer { keys: pinned()?, values: pinned()?, block_bytes })
+        };
+        Ok(SwapSpace { num_blocks, layers: caches.iter().map(layer).collect::<Result<_, _>>()? })
+    }
+
+    /// Blocks of each layer.
+    pub fn num_blocks(&self) -> usize {
+        self.num_blocks
+    }
+
+    /// Copies blocks of all caches into this space: `(block of the caches, block of the space)`, in order. Copies begin when the
+    /// compute queue has done what it was given so far. What is to overwrite the blocks must wait for the event that comes back.
+    ///
+    /// # Errors
+    /// Other caches than it was made for and blocks that do not exist: nothing was copied. Those of the copies.
+    pub fn swap_out(
+        &mut self,
+        device: &dyn Device,
+        caches: &[KvCache],
+        blocks: &[(u32, u32)],
+    ) -> Result<Event, KernelError> {
+        self.check(caches, blocks.iter().map(|pair| pair.0), blocks.iter().map(|pair| pair.1))?;
+        behind_the_launches(device, || {
+            for (cache, layer) in caches.iter().zip(&mut self.layers) {
+                let size = layer.block_bytes;
+                for run in runs(blocks) {
+                    let copy = |from: &Buffer, to: &mut Pinned| {
+                        device.download_async(Queue::Copy, from, run.from * size, to, run.to * size, run.blocks * size)
+                    };
+                    copy(&cache.keys, &mut layer.keys)?;
+                    copy(&cache.values, &mut layer.values)?;
+                }
+            }
+            Ok(())
+        })
+    }
+
+    /// The way back: `(block of the space, block of the caches)`, in order. What is to read the blocks must wait for the event
+    /// that comes back.
+    ///
+    /// # Errors
+    /// As [`SwapSpace::swap_out`].
+    pub fn swap_in(
+        &self,
+        device: &dyn Device,
+        caches: &mut [KvCache],
+        blocks: &[(u32, u32)],
+    ) -> Result<Event, KernelError> {
+        self.check(caches, blocks.iter().map(|pair| pair.1), blocks.iter().map(|pair| pair.0))?;
+        behind_the_launches(device, || {
+            for (cache, layer) in caches.iter_mut().zip(&self.layers) {
+                let size = layer.block_bytes;
+                for run in runs(blocks) {
+                    let copy = |from: &Pinned, to: &mut Buffer| {
+                        device.upload_async(Queue::Copy, from, run.from * size, to, run.to * size, run.blocks * size)
+                    };
+                    copy(&layer.keys, &mut cache.keys)?;
+                    copy(&layer.values, &mut cache.values)?;
+                }
+            }
+            Ok(())
+        })
+    }
+
+    /// That the caches are such as it was made for, and that all blocks exist.
+    fn check(
+        &self,
+        caches: &[KvCache],
+        ids: impl Iterator<Item = u32> + Clone,
+        own_ids: impl Iterator<Item = u32>,
+    ) -> Result<(), KernelError> {
+        expect("layers of the swap space", self.layers.len(), caches.len())?;
+        check_ids(own_ids, self.num_blocks)?;
+        for (cache, layer) in caches.iter().zip(&self.layers) {
+            cache.check()?;
+            expect("bytes of a swapped block", cache.block_bytes(), layer.block_bytes)?;
+            check_ids(ids.clone(), cache.shape.num_blocks)?;
+        }
+        Ok(())
+    }
+}
+
+fn runs(blocks: &[(u32, u32)]) -> impl Iterator<Item = Run> {
+    let next_to = |a: &(u32, u32), b: &(u32, u32)| b.0 == a.0 + 1 && b.1 == a.1 + 1;
+    let run = |run: &[(u32, u32)]| Run { from: run[0].0 as usize, to: run[0].1 as usize, blocks: run.len() };
+    blocks.chunk_by(next_to).map(run)
+}
+
+/// Gives the copy queue work that waits for all launches so far, and marks its end.
+fn behind_the_launches(
+    device: &dyn Device,
+    copies: impl FnOnce() -> Result<(), DeviceError>,
+) -> Result<Event, KernelError> {
+    let launched = device.record(Queue::Compute)?;
+    device.wait(Queue::Copy, &launched)?;
+    copies()?;
+    Ok(device.record(Queue::Copy)?)
+}
