@@ -3,35 +3,12 @@
 
 #![allow(clippy::unwrap_used)]
 
-use std::path::PathBuf;
+mod common;
 
+use common::cases::{CASES, Prompt, folder, prompts};
 use engine::{
     EngineConfig, Event, GenerationParams, GenerationRequest, Llm, ModelSource, Quantization, SamplingParams, plan,
 };
-use serde_json::Value;
-
-const CASES: [&str; 5] = ["llama", "llama31-rope", "mistral-sliding", "qwen2", "qwen3"];
-
-fn folder(case: &str) -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../models/tests/reference").join(case)
-}
-
-struct Prompt {
-    ids: Vec<u32>,
-    greedy: Vec<u32>,
-    logprobs: Vec<f64>,
-}
-
-fn prompts(case: &str) -> Vec<Prompt> {
-    let expected: Value = serde_json::from_slice(&std::fs::read(folder(case).join("expected.json")).unwrap()).unwrap();
-    let ids = |v: &Value| serde_json::from_value::<Vec<u32>>(v.clone()).unwrap();
-    let read = |p: &Value| Prompt {
-        ids: ids(&p["ids"]),
-        greedy: ids(&p["greedy"]["ids"]),
-        logprobs: serde_json::from_value(p["greedy"]["logprobs"].clone()).unwrap(),
-    };
-    expected["prompts"].as_array().unwrap().iter().map(read).collect()
-}
 
 fn config(case: &str, quantization: Quantization) -> EngineConfig {
     EngineConfig {

@@ -1,0 +1,32 @@
+//! The reference checkpoints, and what transformers makes of their prompts.
+
+use std::path::PathBuf;
+
+use serde_json::Value;
+
+/// Names of the folders.
+pub const CASES: [&str; 5] = ["llama", "llama31-rope", "mistral-sliding", "qwen2", "qwen3"];
+
+/// Of one of them.
+pub fn folder(case: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../models/tests/reference").join(case)
+}
+
+/// A prompt, its greedy continuation, and the log-probabilities of that.
+pub struct Prompt {
+    pub ids: Vec<u32>,
+    pub greedy: Vec<u32>,
+    pub logprobs: Vec<f64>,
+}
+
+/// All prompts of a case.
+pub fn prompts(case: &str) -> Vec<Prompt> {
+    let expected: Value = serde_json::from_slice(&std::fs::read(folder(case).join("expected.json")).unwrap()).unwrap();
+    let ids = |v: &Value| serde_json::from_value::<Vec<u32>>(v.clone()).unwrap();
+    let read = |p: &Value| Prompt {
+        ids: ids(&p["ids"]),
+        greedy: ids(&p["greedy"]["ids"]),
+        logprobs: serde_json::from_value(p["greedy"]["logprobs"].clone()).unwrap(),
+    };
+    expected["prompts"].as_array().unwrap().iter().map(read).collect()
+}
