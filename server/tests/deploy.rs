@@ -89,5 +89,6 @@ fn nothing_runs_as_root_or_with_more_rights_than_it_needs() {
     for line in ["DynamicUser=yes", "NoNewPrivileges=yes", "ProtectSystem=strict", "CapabilityBoundingSet=\n"] {
         assert!(UNIT.contains(line), "{line}");
     }
-    assert!(DOCKERFILE.contains("\nUSER nonroot\n") && DOCKERFILE.contains(":nonroot AS cpu"));
+    assert!(DOCKERFILE.contains("\nUSER 65532:65532\n") && DOCKERFILE.contains(":nonroot AS cpu"));
+    assert_eq!(value(MANIFEST, "runAsUser"), "65532", "the user of the image");
 }
