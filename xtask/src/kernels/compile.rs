@@ -2,12 +2,15 @@
 //!
 //! Beside every output stand two files: `.log`, what the compiler said, and `.record`, a hash of the compiler's version,
 //! its arguments and the contents of every file that it read (its own dependency file names them), then those files.
-//! Time stamps do not count: a checkout that is new, or copied, or on another branch and back, builds nothing twice.
+//! Time stamps do not count: a checkout that is new, or copied, or on another branch and back, builds nothing twice. The
+//! one exception is a file that was written while the compiler ran: nobody knows which of its contents was read, so
+//! that output gets no record, and the next run makes it again.
 
 use std::hash::Hasher;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::SystemTime;
 
 use siphasher::sip128::{Hasher128, SipHasher13};
 
@@ -51,6 +54,7 @@ impl Compile {
             .arg("-o")
             .arg(&self.output)
             .arg(&self.source);
+        let began = SystemTime::now();
         let output = command.output().map_err(|error| failed(&self.program, error))?;
         let log = String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout);
         if !output.status.success() {
@@ -60,7 +64,9 @@ impl Compile {
         let files = prerequisites(&named);
         let lines = [vec![self.hash(&files)], files].concat();
         std::fs::write(self.beside("log"), &log).map_err(|error| failed(&self.output, error))?;
-        std::fs::write(&record, lines.join("\n")).map_err(|error| failed(&record, error))?;
+        if !lines[1..].iter().any(|file| written_since(file, began)) {
+            std::fs::write(&record, lines.join("\n")).map_err(|error| failed(&record, error))?;
+        }
         Ok(log)
     }
 
@@ -101,6 +107,11 @@ pub(super) fn fingerprint<'a>(version: &str, args: &[String], files: impl Iterat
     }
     let hash = hasher.finish128();
     format!("{:016x}{:016x}", hash.h1, hash.h2)
+}
+
+/// Whether a file is not known to be older than that.
+fn written_since(file: &str, moment: SystemTime) -> bool {
+    std::fs::metadata(file).and_then(|found| found.modified()).map_or(true, |written| written >= moment)
 }
 
 /// The files behind the colon of a make rule.
@@ -157,7 +168,57 @@ pub fn run_all(compiles: &[Compile], jobs: usize) -> Result<Vec<String>, String>
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
     use super::*;
+
+    /// A compiler that copies its source, and counts its runs in `runs`. `behind` is done behind the copy.
+    #[cfg(unix)]
+    fn copying_compiler(folder: &Path, behind: &str) -> Compile {
+        use std::os::unix::fs::PermissionsExt;
+        let at = |name: &str| folder.join(name);
+        let script = format!(
+            "#!/bin/sh\ncp \"$6\" \"$5\" && echo \"out: $6\" > \"$3\" && echo run >> '{}'\n{behind}\n",
+            at("runs").display()
+        );
+        std::fs::write(at("compiler"), script).unwrap();
+        std::fs::set_permissions(at("compiler"), std::fs::Permissions::from_mode(0o755)).unwrap();
+        std::fs::write(at("a.cu"), "first").unwrap();
+        Compile {
+            program: at("compiler"),
+            version: "1".into(),
+            args: Vec::new(),
+            source: at("a.cu"),
+            output: at("a.o"),
+        }
+    }
+
+    #[test]
+    #[cfg(unix)]
+    fn what_has_not_changed_is_not_compiled_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let compile = copying_compiler(folder.path(), "");
+        // The file system's clock is coarser than the system's.
+        std::thread::sleep(std::time::Duration::from_millis(30));
+        let runs = || std::fs::read_to_string(folder.path().join("runs")).unwrap().lines().count();
+        compile.run().unwrap();
+        compile.run().unwrap();
+        assert_eq!(runs(), 1);
+        std::fs::write(&compile.source, "second").unwrap();
+        std::thread::sleep(std::time::Duration::from_millis(30));
+        compile.run().unwrap();
+        assert_eq!((runs(), std::fs::read_to_string(&compile.output).unwrap()), (2, "second".into()));
+    }
+
+    #[test]
+    #[cfg(unix)]
+    fn a_source_written_while_it_is_compiled_is_compiled_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let compile = copying_compiler(folder.path(), "sleep 0.05; printf second > \"$6\"");
+        compile.run().unwrap();
+        assert_eq!(std::fs::read_to_string(&compile.output).unwrap(), "first", "an edit comes too late");
+        compile.run().unwrap();
+        assert_eq!(std::fs::read_to_string(&compile.output).unwrap(), "second");
+    }
 
     #[test]
     fn the_files_of_a_make_rule_are_those_behind_its_colon() {

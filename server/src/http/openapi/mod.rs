@@ -49,7 +49,9 @@ fn document() -> Value {
     paths.post::<requests::Detokenize, answers::Detokenize>("/detokenize", "Make a text of token ids", false);
     paths.get::<answers::Models>("/v1/models", "The model that is served, as a list");
     paths.get::<answers::Model>("/v1/models/{name}", "The model that is served");
-    paths.get::<answers::Error>("/v1/responses/{id}", "Nothing: answers are not stored");
+    for method in ["get", "delete"] {
+        paths.refused("/v1/responses/{id}", method, "Nothing: answers are not stored");
+    }
     paths.get::<answers::Health>("/health", "Whether the engine lives and makes progress");
     paths.get::<answers::Version>("/version", "The version of the server");
     paths.text("/metrics", "Numbers for Prometheus", "text/plain");
@@ -113,22 +115,32 @@ impl Paths {
         self.add(path, "get", operation);
     }
 
+    /// What is always an error, told so that it is clear which.
+    fn refused(&mut self, path: &str, method: &str, summary: &str) {
+        let mut operation = operation(path, summary);
+        operation["operationId"] = format!("{method}_{}", operation_id(path)).into();
+        self.add(path, method, operation);
+    }
+
     fn add(&mut self, path: &str, method: &str, operation: Value) {
-        self.paths.insert(path.to_string(), json!({method: operation}));
+        self.paths.entry(path).or_insert_with(|| json!({}))[method] = operation;
     }
 }
 
 /// What all operations have: a summary, an id, the parameters of the path, and the error.
 fn operation(path: &str, summary: &str) -> Value {
-    let words: Vec<&str> = path.split(|c: char| !c.is_ascii_alphanumeric()).filter(|word| !word.is_empty()).collect();
-    let id = if words.is_empty() { "index".to_string() } else { words.join("_") };
     let names = path.split('{').skip(1).filter_map(|rest| rest.split('}').next());
     let parameters: Vec<Value> =
         names.map(|name| json!({"name": name, "in": "path", "required": true, "schema": {"type": "string"}})).collect();
     json!({
-        "operationId": id,
+        "operationId": operation_id(path),
         "summary": summary,
         "parameters": parameters,
         "responses": {"default": {"$ref": "#/components/responses/Error"}},
     })
+}
+
+fn operation_id(path: &str) -> String {
+    let words: Vec<&str> = path.split(|c: char| !c.is_ascii_alphanumeric()).filter(|word| !word.is_empty()).collect();
+    if words.is_empty() { "index".to_string() } else { words.join("_") }
 }
