@@ -63,7 +63,7 @@ impl WorkspaceLimits {
 /// See the module.
 pub struct Workspace {
     limits: WorkspaceLimits,
-    /// `[num_seqs, max_blocks]` i32.
+    /// `[num_seqs, limits.max_blocks]` i32, −1 behind each table.
     block_tables: Mirror,
     /// `[num_seqs]` u32.
     context_lens: Mirror,
@@ -88,6 +88,8 @@ struct Loaded {
     context_lens: Vec<u32>,
     query_starts: Vec<u32>,
     max_blocks: usize,
+    /// Launches are made for the longest context that there can be.
+    fixed: bool,
     window: Option<usize>,
     slot_mapping: Vec<i64>,
     copies: Vec<(u32, u32)>,
@@ -134,6 +136,33 @@ impl Workspace {
         slot_mapping: &[i64],
         window: Option<usize>,
     ) -> Result<(), KernelError> {
+        self.load_as(false, device, batch, slot_mapping, window)
+    }
+
+    /// Like [`Workspace::load`], for launches that become part of a [`device::Graph`] or for its replay: their grids are made
+    /// for the longest context that the workspace holds, whatever the lengths are now. As many rows and sequences as at the
+    /// capture make it the graph's step; padding has a context of 0, a row, and the slot −1.
+    ///
+    /// # Errors
+    /// As of [`Workspace::load`].
+    pub fn load_fixed(
+        &mut self,
+        device: &dyn Device,
+        batch: &AttentionBatch,
+        slot_mapping: &[i64],
+        window: Option<usize>,
+    ) -> Result<(), KernelError> {
+        self.load_as(true, device, batch, slot_mapping, window)
+    }
+
+    fn load_as(
+        &mut self,
+        fixed: bool,
+        device: &dyn Device,
+        batch: &AttentionBatch,
+        slot_mapping: &[i64],
+        window: Option<usize>,
+    ) -> Result<(), KernelError> {
         let limits = self.limits;
         batch.check_sizes()?;
         at_least("sequences that the workspace holds", limits.max_seqs, batch.num_seqs())?;
@@ -145,7 +174,8 @@ impl Workspace {
         self.loaded.context_lens.clear();
         self.loaded.query_starts.clear();
         self.loaded.slot_mapping.clear();
-        self.block_tables.set(device, batch.block_tables.iter().map(|x| x.to_ne_bytes()))?;
+        let tables = (0..batch.num_seqs()).map(|seq| batch.table(seq));
+        self.block_tables.set_rows(device, limits.max_blocks, -1, tables)?;
         self.context_lens.set(device, batch.context_lens.iter().map(|x| x.to_ne_bytes()))?;
         self.query_starts.set(device, batch.query_starts.iter().map(|x| x.to_ne_bytes()))?;
         self.slot_mapping.set(device, slot_mapping.iter().map(|x| x.to_ne_bytes()))?;
@@ -153,6 +183,7 @@ impl Workspace {
         self.loaded.query_starts.extend_from_slice(&batch.query_starts);
         self.loaded.slot_mapping.extend_from_slice(slot_mapping);
         self.loaded.max_blocks = batch.max_blocks;
+        self.loaded.fixed = fixed;
         self.loaded.window = window;
         Ok(())
     }
@@ -183,9 +214,14 @@ impl Workspace {
         Ok(())
     }
 
-    /// `[num_seqs, max_blocks]` i32.
+    /// `[num_seqs, limits.max_blocks]` i32.
     pub(crate) fn block_tables(&self) -> &Buffer {
         self.block_tables.buffer()
+    }
+
+    /// Blocks of the longest context that launches are made for.
+    pub(crate) fn launch_blocks(&self) -> usize {
+        if self.loaded.fixed { self.limits.max_blocks } else { self.loaded.max_blocks }
     }
 
     /// `[num_seqs]` u32.

@@ -11,14 +11,14 @@ use crate::memory::{Element, HostMemory, inside};
 /// [`Device::alloc`](crate::Device::alloc).
 pub struct Buffer(pub(crate) Memory);
 
-/// Where a buffer lies.
+/// Where a buffer lies. What a GPU could work on is shared with the [`Graph`](crate::Graph)s that do.
 pub(crate) enum Memory {
     /// Of the `cpu` backend.
     Cpu(HostMemory),
     /// Of `cuda-sim`: host memory in truth, but no CPU code may look at it.
-    Sim(SimMemory),
+    Sim(Arc<SimMemory>),
     /// Of a GPU.
-    Cuda(DeviceMemory),
+    Cuda(Arc<DeviceMemory>),
 }
 
 /// Guarded memory of a `cuda-sim` device.

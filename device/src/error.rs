@@ -82,6 +82,17 @@ pub enum DeviceError {
         /// Which argument, from 0.
         index: usize,
     },
+    /// Something that can not be part of a graph, asked for while one is captured.
+    #[error("{device}: {what} can not be part of a graph; do it before Device::capture, or after it")]
+    Capturing {
+        /// Backend name.
+        device: &'static str,
+        /// What was asked for.
+        what: &'static str,
+    },
+    /// A device that can not keep work to give it again.
+    #[error("{0}: launches no CUDA kernels, so it has no graphs of them; use --device cuda or cuda-sim")]
+    NoGraphs(&'static str),
     /// Compiled kernels that are in none of the folders.
     #[error("{device}: found no {file} in {}; `{command}` builds it, --kernels-dir names a folder that has it", list(.searched))]
     NoKernelFiles {

@@ -11,11 +11,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use crate::buffer::{Buffer, Memory, SimMemory};
-use crate::gemm::{PackedMatrix, Product, Quantization, WeightFormat, on_host};
+use crate::gemm::{PackedMatrix, Product, Quantization, Shape, WeightFormat};
+use crate::graph::{Graph, Recorded, Tape};
 use crate::memory::HostMemory;
 use crate::pinned::{Locked, Pinned};
 use crate::queue::{Event, Mark, Progress, Queue};
-use crate::sim::Libraries;
+use crate::sim::{Libraries, Part, SimError, Work};
 use crate::{Device, DeviceError, Isa, Launch, LaunchError, Matrix, MemoryInfo, Options, Pool};
 
 /// Memory of this machine now, or of the container that this process is in.
@@ -41,12 +42,15 @@ pub(crate) struct Host {
     allocated: Arc<AtomicU64>,
     /// `cuda-sim`: where kernels come from.
     kernels: Option<Libraries>,
+    /// `cuda-sim`: the capture under way.
+    tape: Tape<Work>,
 }
 
 impl Host {
     pub fn cpu(options: &Options) -> Result<Host, DeviceError> {
         let pool = Pool::new(options.threads)?;
-        Ok(Host { pool, order: Arc::default(), progress: Arc::default(), allocated: Arc::default(), kernels: None })
+        let (order, progress, allocated) = (Arc::default(), Arc::default(), Arc::default());
+        Ok(Host { pool, order, progress, allocated, kernels: None, tape: Tape::of("cuda-sim") })
     }
 
     pub fn sim(options: &Options) -> Result<Host, DeviceError> {
@@ -60,6 +64,23 @@ impl Host {
             Memory::Sim(memory) if Arc::ptr_eq(&memory.order, &self.order) => Some(&memory.memory),
             _ => None,
         })
+    }
+
+    /// The same of `cuda-sim` alone, to be kept.
+    fn own_sim<'a>(&self, buffer: &'a Buffer, at: usize, bytes: usize) -> Result<&'a Arc<SimMemory>, DeviceError> {
+        buffer.of(self.name(), at, bytes, |memory| match memory {
+            Memory::Sim(memory) if Arc::ptr_eq(&memory.order, &self.order) => Some(memory),
+            _ => None,
+        })
+    }
+
+    /// Runs work, or takes it down.
+    fn give(&self, kernels: &Libraries, work: Work) -> Result<(), DeviceError> {
+        let Some(work) = self.tape.take_down(work) else { return Ok(()) };
+        let _order = self.in_order();
+        // SAFETY: the memory of `cuda-sim` has no views, and the lock keeps copies and other work away from it. That a
+        // kernel stays within what its arguments say is the promise of `Device::launch`.
+        unsafe { work.run(kernels.seed()) }
     }
 
     /// The same of page-locked memory.
@@ -106,12 +127,13 @@ impl Device for Host {
     }
 
     fn alloc(&self, bytes: usize) -> Result<Buffer, DeviceError> {
+        self.tape.refuse("an allocation")?;
         let memory = match self.kernels {
             None => HostMemory::zeroed(bytes).map(Memory::Cpu),
             Some(_) => HostMemory::guarded(bytes).map(|memory| {
                 self.allocated.fetch_add(bytes as u64, Ordering::Relaxed);
                 let (order, allocated) = (Arc::clone(&self.order), Arc::clone(&self.allocated));
-                Memory::Sim(SimMemory { memory, order, allocated })
+                Memory::Sim(Arc::new(SimMemory { memory, order, allocated }))
             }),
         };
         memory.map(Buffer).ok_or(DeviceError::OutOfMemory { device: self.name(), wanted: bytes })
@@ -141,19 +163,14 @@ impl Device for Host {
     }
 
     fn product(&self, product: Product<'_>) -> Result<(), DeviceError> {
-        if self.kernels.is_none() {
-            return Err(DeviceError::NoMatrices(self.name()));
-        }
+        let Some(kernels) = &self.kernels else { return Err(DeviceError::NoMatrices(self.name())) };
         let dense = product.check(self.name())?;
-        let (weights, x) = (self.own(&dense.numbers, 0, 0)?.view::<u8>()?, self.own(product.x, 0, 0)?.view::<u8>()?);
-        let bias = product.bias.map(|bias| self.own(bias, 0, 0)?.view::<u8>()).transpose()?;
-        self.own(product.y, 0, 0)?;
-        let Memory::Sim(SimMemory { memory: y, .. }) = &mut product.y.0 else {
-            return Err(DeviceError::WrongDevice { expected: self.name(), found: "cpu" });
-        };
-        let _order = self.in_order();
-        on_host(dense, weights, product.rows, x, bias, (y.view_mut()?, product.y_format));
-        Ok(())
+        let (y_format, shape) =
+            (product.y_format, Shape { rows: product.rows, n: dense.n, k: dense.k, format: dense.format });
+        let part = |buffer: &Buffer| self.own_sim(buffer, 0, 0).map(|memory| Part::new(memory, 0, buffer.len_bytes()));
+        let (x, weights, y) = (part(product.x)?, part(&dense.numbers)?, part(product.y)?);
+        let bias = product.bias.map(part).transpose()?;
+        self.give(kernels, Work::Product { shape, y_format, x, weights, bias, y })
     }
 
     fn pool(&self) -> &Pool {
@@ -161,6 +178,7 @@ impl Device for Host {
     }
 
     fn upload(&self, to: &mut Buffer, at: usize, bytes: &[u8]) -> Result<(), DeviceError> {
+        self.tape.refuse("an upload")?;
         let to = self.own(to, at, bytes.len())?;
         // SAFETY: inside of `to`, which is borrowed for writing, so `bytes` is other memory.
         unsafe { self.move_bytes(bytes.as_ptr(), to.start().add(at), bytes.len()) };
@@ -168,6 +186,7 @@ impl Device for Host {
     }
 
     fn download(&self, from: &Buffer, at: usize, bytes: &mut [u8]) -> Result<(), DeviceError> {
+        self.tape.refuse("a download")?;
         let from = self.own(from, at, bytes.len())?;
         // SAFETY: inside of `from`; `bytes` is borrowed for writing, so it is other memory.
         unsafe { self.move_bytes(from.start().add(at), bytes.as_mut_ptr(), bytes.len()) };
@@ -175,18 +194,31 @@ impl Device for Host {
     }
 
     fn copy(&self, from: &Buffer, at: usize, to: &mut Buffer, to_at: usize, bytes: usize) -> Result<(), DeviceError> {
+        if let Some(kernels) = &self.kernels {
+            let (from, to) = (self.own_sim(from, at, bytes)?, self.own_sim(to, to_at, bytes)?);
+            return self
+                .give(kernels, Work::Copy { from: Part::new(from, at, bytes), to: Part::new(to, to_at, bytes) });
+        }
         let (from, to) = (self.own(from, at, bytes)?, self.own(to, to_at, bytes)?);
         // SAFETY: inside of both; `to` is borrowed for writing, so they are two.
         unsafe { self.move_bytes(from.start().add(at), to.start().add(to_at), bytes) };
         Ok(())
     }
 
+    fn fill(&self, buffer: &mut Buffer, at: usize, bytes: usize, byte: u8) -> Result<(), DeviceError> {
+        let Some(kernels) = &self.kernels else { return self.upload(buffer, at, &vec![byte; bytes]) };
+        let to = Part::new(self.own_sim(buffer, at, bytes)?, at, bytes);
+        self.give(kernels, Work::Fill { to, byte })
+    }
+
     fn synchronize(&self) -> Result<(), DeviceError> {
+        self.tape.refuse("a wait")?;
         self.progress.seen(self.progress.all());
         Ok(())
     }
 
     fn pinned(&self, bytes: usize) -> Result<Pinned, DeviceError> {
+        self.tape.refuse("an allocation")?;
         let memory =
             HostMemory::zeroed(bytes).ok_or(DeviceError::OutOfMemory { device: self.name(), wanted: bytes })?;
         Ok(Pinned::new(Locked::Host(self.name(), memory), Arc::clone(&self.progress)))
@@ -201,6 +233,7 @@ impl Device for Host {
         at: usize,
         bytes: usize,
     ) -> Result<(), DeviceError> {
+        self.tape.refuse("an upload")?;
         let (locked, to) = (self.locked(from, from_at, bytes)?, self.own(to, at, bytes)?);
         // SAFETY: inside of both, which are of two kinds; `to` is borrowed for writing.
         unsafe { self.move_bytes(locked.start().add(from_at), to.start().add(at), bytes) };
@@ -217,6 +250,7 @@ impl Device for Host {
         to_at: usize,
         bytes: usize,
     ) -> Result<(), DeviceError> {
+        self.tape.refuse("a download")?;
         let (from, locked) = (self.own(from, at, bytes)?, self.locked(to, to_at, bytes)?);
         // SAFETY: inside of both, which are of two kinds; `to` is borrowed for writing.
         unsafe { self.move_bytes(from.start().add(at), locked.start().add(to_at), bytes) };
@@ -225,11 +259,13 @@ impl Device for Host {
     }
 
     fn record(&self, queue: Queue) -> Result<Event, DeviceError> {
+        self.tape.refuse("an event")?;
         let clock = self.progress.of(queue);
         Ok(Event { progress: Arc::clone(&self.progress), clock, mark: Mark::Host(self.name(), Instant::now()) })
     }
 
     fn wait(&self, queue: Queue, event: &Event) -> Result<(), DeviceError> {
+        self.tape.refuse("a wait")?;
         if !Arc::ptr_eq(&event.progress, &self.progress) {
             return Err(DeviceError::WrongDevice { expected: self.name(), found: event.mark.device() });
         }
@@ -240,7 +276,10 @@ impl Device for Host {
     fn load(&self, module: &str) -> Result<(), DeviceError> {
         match &self.kernels {
             None => Err(DeviceError::NoKernels { device: self.name(), wanted: module.to_owned() }),
-            Some(kernels) => kernels.library(module).map(|_| ()),
+            Some(kernels) => {
+                self.tape.refuse("opening kernels")?;
+                kernels.library(module).map(|_| ())
+            }
         }
     }
 
@@ -248,21 +287,41 @@ impl Device for Host {
         let Some(kernels) = &self.kernels else {
             return Err(DeviceError::NoKernels { device: self.name(), wanted: launch.kernel.to_owned() });
         };
-        let library = kernels.library(launch.module)?;
-        for (index, buffer) in launch.buffers() {
-            if self.own(buffer, 0, 0).is_err() {
-                return Err(LaunchError::wrong_device(launch.kernel, index, buffer.device(), self.name()).into());
+        let library = match kernels.opened(launch.module) {
+            Some(library) => library,
+            None => {
+                self.tape.refuse("opening kernels")?;
+                kernels.library(launch.module)?
             }
+        };
+        let mut memory = Vec::new();
+        for (index, buffer) in launch.buffers() {
+            let own = self.own_sim(buffer, 0, 0);
+            let foreign = |_| LaunchError::wrong_device(launch.kernel, index, buffer.device(), self.name());
+            memory.push((index, Arc::clone(own.map_err(foreign)?)));
         }
+        let call = library.prepare(launch).map_err(SimError::from)?;
+        self.give(kernels, Work::Launch { library, call, memory })
+    }
+
+    fn capture(&self, work: &mut dyn FnMut()) -> Result<Graph, DeviceError> {
+        if self.kernels.is_none() {
+            return Err(DeviceError::NoGraphs(self.name()));
+        }
+        let running = self.tape.start()?;
+        work();
+        Ok(Graph(Recorded::Sim(running.stop(), Arc::clone(&self.order))))
+    }
+
+    fn replay(&self, graph: &Graph) -> Result<(), DeviceError> {
+        let Some(kernels) = &self.kernels else { return Err(DeviceError::NoGraphs(self.name())) };
+        self.tape.refuse("a replay")?;
+        let list = match &graph.0 {
+            Recorded::Sim(list, order) if Arc::ptr_eq(order, &self.order) => list,
+            _ => return Err(DeviceError::WrongDevice { expected: self.name(), found: graph.device() }),
+        };
         let _order = self.in_order();
-        // SAFETY: the memory of these buffers has no views, and the lock keeps copies and other launches away from it.
-        // That a kernel stays within what its arguments say is the promise of `Device::launch`.
-        unsafe { library.launch(launch, kernels.seed()) }?;
-        for (index, buffer) in launch.buffers() {
-            if !self.own(buffer, 0, 0)?.guards_hold() {
-                return Err(DeviceError::Trespass { kernel: launch.kernel.to_owned(), index });
-            }
-        }
-        Ok(())
+        // SAFETY: as in `give`; the graph keeps its memory.
+        list.iter().try_for_each(|work| unsafe { work.run(kernels.seed()) })
     }
 }

@@ -151,6 +151,11 @@ pub(crate) struct Packed {
     _values: Vec<u128>,
 }
 
+// SAFETY: the pointers lead into `_values`, which goes with them, and nobody writes there.
+unsafe impl Send for Packed {}
+// SAFETY: as above.
+unsafe impl Sync for Packed {}
+
 impl Launch<'_> {
     /// Lays out the arguments, after a comparison with the sizes of the kernel's parameters.
     pub(crate) fn pack(&self, parameter_bytes: &[u32]) -> Result<Packed, LaunchError> {

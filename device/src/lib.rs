@@ -50,6 +50,7 @@ mod cuda;
 mod error;
 mod files;
 pub mod gemm;
+mod graph;
 mod host;
 mod launch;
 mod memory;
@@ -68,6 +69,7 @@ use std::sync::Arc;
 pub use buffer::Buffer;
 pub use cuda::{CudaError, Refusal};
 pub use error::DeviceError;
+pub use graph::Graph;
 pub use host::host_memory;
 pub use launch::{Arg, Launch, LaunchError};
 pub use memory::Element;
@@ -205,6 +207,27 @@ pub trait Device: Send + Sync {
     /// [`DeviceError::Launch`] if it does not fit the kernel (nothing has run); [`DeviceError::Sim`] with the line
     /// where a kernel of `cuda-sim` went wrong; [`DeviceError::NoKernels`] on a CPU; those of [`Device::load`].
     fn launch(&self, launch: &Launch<'_>) -> Result<(), DeviceError>;
+    /// Takes down what `work` gives to the compute queue, and runs none of it: launches, products, copies between buffers
+    /// and fills. [`Device::replay`] runs it, any number of times.
+    ///
+    /// Whatever else `work` asks of the device (memory, copies from and to the host, waits, events, kernels and products
+    /// that have not run before) is refused with [`DeviceError::Capturing`]: run the same once without a capture, then it
+    /// has all of that. `work` keeps what it learns, errors too; a graph of half the work is dropped by the caller. Until
+    /// the call returns the device is this thread's: what others give to the compute queue would become part of the graph,
+    /// and no memory of the device may be dropped.
+    ///
+    /// # Errors
+    /// [`DeviceError::NoGraphs`] on a CPU; a capture within a capture; those of the driver.
+    fn capture(&self, _work: &mut dyn FnMut()) -> Result<Graph, DeviceError> {
+        Err(DeviceError::NoGraphs(self.name()))
+    }
+    /// Gives what was captured to [`Queue::Compute`].
+    ///
+    /// # Errors
+    /// A graph of another device, and those of the work, which come to light as those of a [`Device::launch`] do.
+    fn replay(&self, _graph: &Graph) -> Result<(), DeviceError> {
+        Err(DeviceError::NoGraphs(self.name()))
+    }
     /// Major and minor number of what a GPU can do. `None` on a CPU and for `cuda-sim`, whose kernels are host code: a
     /// kernel that asks for a capability finds all of it there that `quire/ptx.cuh` models.
     fn compute_capability(&self) -> Option<(u32, u32)> {

@@ -213,6 +213,8 @@ pub struct EngineConfig {
     pub swap_space_bytes: u64,
     /// What becomes of a preempted request's keys and values.
     pub preemption_mode: sched::PreemptionMode,
+    /// Give kernels to a GPU one by one, where decode steps would be CUDA graphs else. A CPU has no graphs.
+    pub enforce_eager: bool,
     /// Sequences in one step.
     pub max_num_seqs: usize,
     /// Tokens in one step.
@@ -354,6 +356,7 @@ impl Default for EngineConfig {
             gpu_memory_utilization: None,
             swap_space_bytes: 0,
             preemption_mode: sched::PreemptionMode::Auto,
+            enforce_eager: false,
             max_num_seqs: 256,
             max_num_batched_tokens: 2048,
             enable_prefix_caching: true,

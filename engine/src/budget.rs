@@ -25,6 +25,8 @@ pub(crate) struct Budget<'a> {
     pub weights: u64,
     /// Bytes of a step of so many tokens.
     pub step: &'a dyn Fn(usize) -> u64,
+    /// Bytes of all CUDA graphs, once one was measured.
+    pub graphs: u64,
     /// `--max-num-batched-tokens`.
     pub max_num_batched_tokens: usize,
     /// `--max-num-seqs`, less than which no step is.
@@ -39,7 +41,7 @@ impl Budget<'_> {
     /// # Errors
     /// It does not fit: the flag to turn, and the value that would fit.
     pub fn cache(&self) -> Result<(u64, String), EngineError> {
-        let fixed = self.weights + (self.step)(self.max_num_batched_tokens);
+        let fixed = self.weights + self.graphs + (self.step)(self.max_num_batched_tokens);
         if !self.gpu {
             let (free, share) = (self.memory.available.saturating_sub(fixed), self.share.unwrap_or(FREE_SHARE));
             return Ok((
@@ -65,7 +67,7 @@ impl Budget<'_> {
     /// It does not: the value that would fit.
     pub fn fits(&self, cache: u64) -> Result<(), EngineError> {
         let free = self.memory.total - self.others();
-        let left = free.saturating_sub(self.weights + (self.step)(self.max_num_batched_tokens));
+        let left = free.saturating_sub(self.weights + self.graphs + (self.step)(self.max_num_batched_tokens));
         if !self.gpu || cache <= left {
             return Ok(());
         }
@@ -82,18 +84,19 @@ impl Budget<'_> {
 
     fn account(&self) -> String {
         format!(
-            "of {} the weights take {}, a step of {} tokens {}, other programs {}",
+            "of {} the weights take {}, a step of {} tokens {}, CUDA graphs {}, other programs {}",
             Bytes(self.memory.total),
             Bytes(self.weights),
             self.max_num_batched_tokens,
             Bytes((self.step)(self.max_num_batched_tokens)),
+            Bytes(self.graphs),
             Bytes(self.others())
         )
     }
 
     fn too_little(&self, share: f64) -> EngineError {
         let total = self.memory.total;
-        let needed = |rows| self.others() + self.weights + (self.step)(rows) + self.least;
+        let needed = |rows| self.others() + self.weights + self.graphs + (self.step)(rows) + self.least;
         let all = needed(self.max_num_batched_tokens);
         if all <= total {
             // Rounded up, so that the number as it is printed is enough.
@@ -125,12 +128,13 @@ mod tests {
     use super::*;
 
     const GB: u64 = 1 << 30;
+    const GRAPHS: u64 = GB / 2;
 
     fn budget(memory: MemoryInfo, weights: u64, share: Option<f64>) -> Result<(u64, String), EngineError> {
         let step = |rows: usize| rows as u64 * (1 << 20);
-        let (max_num_batched_tokens, max_num_seqs) = (2048, 16);
-        Budget { memory, gpu: true, share, weights, step: &step, max_num_batched_tokens, max_num_seqs, least: 1 << 20 }
-            .cache()
+        let (max_num_batched_tokens, max_num_seqs, graphs) = (2048, 16, GRAPHS);
+        let (gpu, step, least) = (true, &step, 1 << 20);
+        Budget { memory, gpu, share, weights, step, graphs, max_num_batched_tokens, max_num_seqs, least }.cache()
     }
 
     fn gpu(total: u64, available: u64) -> MemoryInfo {
@@ -139,21 +143,21 @@ mod tests {
 
     #[test]
     fn a_gpu_is_filled_up_to_its_share_and_others_count() {
-        // 0.5 of 80 GiB, less 4 of others, 16 of weights, 2 of a step.
-        assert_eq!(budget(gpu(80, 76), 16 * GB, Some(0.5)).unwrap().0, 18 * GB);
-        assert_eq!(budget(gpu(80, 80), 16 * GB, None).unwrap().0, 54 * GB);
+        // 0.5 of 80 GiB, less 4 of others, 16 of weights, 2 of a step, and the graphs.
+        assert_eq!(budget(gpu(80, 76), 16 * GB, Some(0.5)).unwrap().0, 18 * GB - GRAPHS);
+        assert_eq!(budget(gpu(80, 80), 16 * GB, None).unwrap().0, 54 * GB - GRAPHS);
     }
 
     #[test]
     fn too_little_memory_names_the_flag_and_a_value_that_fits() {
         let message = |memory, weights, share| budget(memory, weights, share).unwrap_err().to_string();
         let more = message(gpu(80, 80), 50 * GB, Some(0.5));
-        assert!(more.starts_with("--gpu-memory-utilization: found 0.5, expected at least 0.651"), "{more}");
-        assert!(budget(gpu(80, 80), 50 * GB, Some(0.651)).is_ok());
+        assert!(more.starts_with("--gpu-memory-utilization: found 0.5, expected at least 0.657"), "{more}");
+        assert!(budget(gpu(80, 80), 50 * GB, Some(0.657)).is_ok());
         let fewer = message(gpu(80, 76), 75 * GB, None);
-        assert!(fewer.starts_with("--max-num-batched-tokens: found 2048, expected at most 1023"), "{fewer}");
+        assert!(fewer.starts_with("--max-num-batched-tokens: found 2048, expected at most 511"), "{fewer}");
         let none = message(gpu(80, 76), 77 * GB, None);
-        assert!(none.starts_with("--device: found cuda, expected a GPU with 77.0"), "{none}");
+        assert!(none.starts_with("--device: found cuda, expected a GPU with 77.5"), "{none}");
         assert!(none.contains("--device cpu") && none.contains("other programs 4.00 GiB"), "{none}");
     }
 }

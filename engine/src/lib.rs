@@ -27,6 +27,7 @@ mod error;
 mod executor;
 mod floor;
 mod grammar;
+mod graphs;
 mod handle;
 mod held;
 mod kv_cache;

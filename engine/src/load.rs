@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use attention_kernels::{CacheFormat, Dtype, KernelSet, KvDtype, Needs, SwapSpace, select};
-use device::{Device, DeviceError};
+use device::{Device, DeviceError, MemoryInfo};
 use models::{
     ChatTemplate, GenerationDefaults, LayerGroup, Model, ModelConfig, ModelFiles, Pooling, Tokenizer, WeightDtype,
     Weights,
@@ -14,6 +14,7 @@ use crate::api::{EngineConfig, ModelInfo, ModelSource};
 use crate::core::Engine;
 use crate::error::EngineError;
 use crate::executor::Executor;
+use crate::graphs;
 use crate::plan::Plan;
 
 /// Loading progress: how many of how many bytes are in place.
@@ -27,6 +28,8 @@ pub(crate) struct Opened {
     pub device: Arc<dyn Device>,
     pub dtype: Dtype,
     pub kernels: KernelSet,
+    /// Of the device, before anything was loaded.
+    pub memory: MemoryInfo,
     /// Why `auto` took no GPU.
     pub no_gpu: Option<String>,
 }
@@ -51,7 +54,8 @@ pub(crate) fn open(engine: &EngineConfig) -> Result<Opened, EngineError> {
     let (device, no_gpu) = open_device(engine)?;
     let dtype = dtype(engine, &*device, &weights)?;
     let kernels = select(&engine.kernels, &needs(engine, &config, &*device, dtype)?)?;
-    Ok(Opened { files, config, weights, device, dtype, kernels, no_gpu })
+    let memory = device.memory();
+    Ok(Opened { files, config, weights, device, dtype, kernels, memory, no_gpu })
 }
 
 /// The device that was asked for. `auto` looks for a GPU and says why it takes the CPU instead.
@@ -120,7 +124,7 @@ pub fn plan(engine: &EngineConfig) -> Result<Plan, EngineError> {
     Tokenizer::load(&opened.files)?.check(opened.config.vocab_size)?;
     models::check_weights(&opened.config, &opened.weights)?;
     kv_scales_line(&opened.config, &opened.weights, opened.kernels.format)?;
-    Plan::new(engine, &opened)
+    Plan::new(engine, &opened, 0)
 }
 
 pub(crate) fn load(engine: &EngineConfig, progress: Progress<'_>) -> Result<Loaded, EngineError> {
@@ -129,13 +133,18 @@ pub(crate) fn load(engine: &EngineConfig, progress: Progress<'_>) -> Result<Load
     let tokenizer = Arc::new(Tokenizer::load(&opened.files)?);
     tokenizer.check(opened.config.vocab_size)?;
     let chat_template = ChatTemplate::load(&opened.files)?;
-    let plan = Plan::new(engine, &opened)?;
-    let Opened { files, config, weights, device, kernels, no_gpu, .. } = opened;
-    let kv_scales = kv_scales_line(&config, &weights, kernels.format)?;
+    let mut plan = Plan::new(engine, &opened, 0)?;
+    let Opened { files, config, weights, device, kernels, no_gpu, .. } = &opened;
+    let kernels = *kernels;
+    let kv_scales = kv_scales_line(config, weights, kernels.format)?;
     let available = device.memory().available;
     let (quantization, max_rows) = (engine.quantization, engine.max_num_batched_tokens);
     let progress = |done, total| progress(done, total);
-    let mut model = Model::load(&config, &weights, device.clone(), kernels, quantization, max_rows, &progress)?;
+    let mut model = Model::load(config, weights, device.clone(), kernels, quantization, max_rows, &progress)?;
+    let graphs = graphs::measure(engine, &mut model, &**device, &plan.step_limits)?;
+    if graphs > 0 {
+        plan = Plan::new(engine, &opened, graphs)?;
+    }
     let scheduler = Scheduler::new(SchedConfig {
         max_num_seqs: engine.max_num_seqs,
         max_num_batched_tokens: engine.max_num_batched_tokens,
@@ -153,23 +162,30 @@ pub(crate) fn load(engine: &EngineConfig, progress: Progress<'_>) -> Result<Load
     if device.compute_capability().is_some() {
         // The plan, confirmed by the greatest step.
         model.warm_up(&mut caches)?;
+        model.capture_largest(&mut caches)?;
         plan.compare(available, device.memory());
     }
-    let swap_space = SwapSpace::new(&*device, &caches, plan.host_blocks)?;
+    let swap_space = SwapSpace::new(&**device, &caches, plan.host_blocks)?;
     let info = ModelInfo {
         name: files.name(),
         architecture: format!("{:?}ForCausalLM", config.architecture),
-        num_parameters: models::parameters(&config),
+        num_parameters: models::parameters(config),
         max_model_len: plan.max_model_len,
         vocab_size: config.vocab_size,
         hidden_size: config.hidden_size,
-        pooling: Pooling::load(&files)?,
+        pooling: Pooling::load(files)?,
         eos_token_ids: defaults.eos_token_ids.clone(),
         num_blocks: plan.num_blocks,
         block_size: engine.block_size,
-        notes: notes(&*device, &kernels, &plan, kv_scales, no_gpu),
+        notes: notes(
+            &**device,
+            &kernels,
+            &plan,
+            kv_scales.into_iter().chain(graphs::line(&model, &plan)),
+            no_gpu.clone(),
+        ),
     };
-    let executor = Executor::new(device, model, caches, swap_space);
+    let executor = Executor::new(device.clone(), model, caches, swap_space);
     let seed = engine.seed.unwrap_or_else(random_seed);
     let engine = Engine::new(scheduler, executor, defaults.eos_token_ids.clone(), plan.max_model_len, seed);
     Ok(Loaded { engine, tokenizer, chat_template, defaults, info })
@@ -185,7 +201,7 @@ fn notes(
     device: &dyn Device,
     kernels: &KernelSet,
     plan: &Plan,
-    kv_scales: Option<String>,
+    more: impl IntoIterator<Item = String>,
     no_gpu: Option<String>,
 ) -> Vec<String> {
     let chosen: Vec<String> = kernels.all().iter().map(|v| format!("{} {}", v.operation, v.name)).collect();
@@ -198,7 +214,7 @@ fn notes(
     ];
     // With the table of sequence length against concurrency.
     tracing::info!("\n{plan}");
-    notes.extend(kv_scales);
+    notes.extend(more);
     if let Some(why) = no_gpu {
         notes.insert(1, format!("no GPU is used: {why}"));
     }

@@ -25,6 +25,8 @@ pub struct Plan {
     pub dtype: Option<attention_kernels::Dtype>,
     /// Buffers of the greatest step.
     pub step_bytes: u64,
+    /// All CUDA graphs of decode steps, by the measure of one; 0 before the start has taken it.
+    pub graph_bytes: u64,
     /// Keys and values of one token in all layers.
     pub kv_bytes_per_token: u64,
     /// How they are kept.
@@ -50,7 +52,8 @@ pub struct Plan {
 }
 
 impl Plan {
-    pub(crate) fn new(engine: &EngineConfig, opened: &Opened) -> Result<Plan, EngineError> {
+    /// `graphs` is [`Plan::graph_bytes`].
+    pub(crate) fn new(engine: &EngineConfig, opened: &Opened, graphs: u64) -> Result<Plan, EngineError> {
         let Opened { config, device, dtype, .. } = opened;
         let block_size = engine.block_size;
         if !block_size.is_power_of_two() || !(8..=128).contains(&block_size) {
@@ -94,13 +97,14 @@ impl Plan {
             true => models::weight_bytes(config, &opened.weights, engine.quantization)?,
             false => models::dense_weight_bytes(config, *dtype),
         };
-        let (memory, gpu) = (device.memory(), device.compute_capability().is_some());
+        let (memory, gpu) = (opened.memory, device.compute_capability().is_some());
         let budget = Budget {
             memory,
             gpu,
             share: engine.gpu_memory_utilization,
             weights: weight_bytes,
             step: &|rows| step_bytes(rows, wanted_len),
+            graphs,
             max_num_batched_tokens: engine.max_num_batched_tokens,
             max_num_seqs: engine.max_num_seqs,
             least: block_bytes * groups as u64,
@@ -157,6 +161,7 @@ impl Plan {
             dtype: (!device.is_host()).then_some(*dtype),
             quantization: engine.quantization,
             step_bytes: step_bytes(engine.max_num_batched_tokens, max_model_len),
+            graph_bytes: graphs,
             step_limits: limits(engine.max_num_batched_tokens, max_model_len, num_blocks),
             kv_bytes_per_token,
             kv_cache_dtype: engine.kv_cache_dtype,

@@ -116,9 +116,10 @@ impl<'a> Call<'a> {
         self.args.num_heads / self.args.cache.shape.num_kv_heads
     }
 
-    /// Tokens that the block tables have room for.
+    /// Tokens of the longest context that the launch is made for: what the block tables have room for, or in a graph what
+    /// those of any step have.
     fn max_context(&self) -> usize {
-        self.args.batch.max_blocks * self.args.cache.shape.block_size
+        self.workspace.launch_blocks() * self.args.cache.shape.block_size
     }
 
     /// At least one: the driver refuses a grid of no blocks, and a batch of padding alone may have tables of no width.
@@ -189,7 +190,7 @@ impl<'a> Call<'a> {
             args.lse.as_deref().map_or(Arg::null(), |lse| Arg::pointer(lse, 0)),
             partial(&workspace.partial_sums),
             partial(&workspace.partial_states),
-            Arg::pointer(workspace.block_tables(), first * args.batch.max_blocks * size_of::<i32>()),
+            Arg::pointer(workspace.block_tables(), first * workspace.limits().max_blocks * size_of::<i32>()),
             Arg::pointer(workspace.context_lens(), first * size_of::<u32>()),
             Arg::pointer(workspace.query_starts(), first * size_of::<u32>()),
             scales(|scales| &scales.keys),
@@ -219,7 +220,7 @@ impl<'a> Call<'a> {
             shape.num_kv_heads,
             shape.head_dim,
             shape.block_size,
-            args.batch.max_blocks,
+            self.workspace.limits().max_blocks,
             partitions,
             args.window.unwrap_or(0),
         ];

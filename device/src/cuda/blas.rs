@@ -86,6 +86,11 @@ impl Blas {
         Ok(Blas { handle, plans: HashMap::new(), workspace, context: Arc::clone(context) })
     }
 
+    /// Whether there was such a product before.
+    pub fn knows(&self, shape: &Shape) -> bool {
+        self.plans.contains_key(shape)
+    }
+
     /// Gives a product to the compute stream.
     pub fn product(&mut self, shape: Shape, operands: Operands) -> Result<(), DeviceError> {
         self.context.enter()?;

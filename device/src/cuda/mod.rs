@@ -11,6 +11,7 @@ mod blas;
 mod context;
 mod error;
 mod fatbin;
+mod graph;
 mod memory;
 mod modules;
 
@@ -22,6 +23,7 @@ use cudarc::driver::sys;
 
 use crate::buffer::{Buffer, Memory};
 use crate::gemm::{Product, WeightFormat};
+use crate::graph::{Graph, Recorded, Tape};
 use crate::pinned::{Locked, Pinned};
 use crate::queue::{Event, Mark, Progress, Queue};
 use crate::{Device, DeviceError, Launch, LaunchError, Matrix, MemoryInfo, Options, Pool};
@@ -29,6 +31,8 @@ use blas::Blas;
 use context::Context;
 use error::refused;
 pub use error::{CudaError, Refusal};
+use graph::Capture;
+pub(crate) use graph::CudaGraph;
 pub(crate) use memory::{DeviceMemory, PinnedMemory, Point};
 use modules::Modules;
 
@@ -40,6 +44,8 @@ pub(crate) struct Cuda {
     progress: Arc<Progress>,
     /// Opened at its first use: kernels alone need none.
     blas: Mutex<Option<Blas>>,
+    /// The memory that a capture under way works on.
+    tape: Tape<Arc<DeviceMemory>>,
     context: Arc<Context>,
 }
 
@@ -52,6 +58,7 @@ impl Cuda {
             modules,
             progress: Arc::default(),
             blas: Mutex::default(),
+            tape: Tape::of(NAME),
             context,
         })
     }
@@ -64,12 +71,24 @@ impl Cuda {
         })
     }
 
+    /// The same for work: a graph that is being captured keeps the memory.
+    fn work_on(&self, buffer: &Buffer, at: usize, bytes: usize) -> Result<sys::CUdeviceptr, DeviceError> {
+        let address = self.own(buffer, at, bytes)?;
+        if let Memory::Cuda(memory) = &buffer.0 {
+            self.tape.take_down(Arc::clone(memory));
+        }
+        Ok(address)
+    }
+
     fn with_blas<R>(&self, f: impl FnOnce(&mut Blas) -> Result<R, DeviceError>) -> Result<R, DeviceError> {
         // What enters its maps enters whole.
         let mut blas = self.blas.lock().unwrap_or_else(PoisonError::into_inner);
         match &mut *blas {
             Some(blas) => f(blas),
-            None => f(blas.insert(Blas::open(&self.context)?)),
+            None => {
+                self.tape.refuse("opening cuBLASLt")?;
+                f(blas.insert(Blas::open(&self.context)?))
+            }
         }
     }
 
@@ -104,7 +123,8 @@ impl Device for Cuda {
     }
 
     fn alloc(&self, bytes: usize) -> Result<Buffer, DeviceError> {
-        DeviceMemory::zeroed(&self.context, bytes).map(|memory| Buffer(Memory::Cuda(memory)))
+        self.tape.refuse("an allocation")?;
+        DeviceMemory::zeroed(&self.context, bytes).map(|memory| Buffer(Memory::Cuda(Arc::new(memory))))
     }
 
     fn matrix(&self, _: usize, _: &[(WeightFormat, &[u8])]) -> Result<Matrix, DeviceError> {
@@ -125,10 +145,10 @@ impl Device for Cuda {
             return Ok(());
         }
         let operands = blas::Operands {
-            weights: self.own(&dense.numbers, 0, 0)?,
-            x: self.own(product.x, 0, 0)?,
-            bias: product.bias.map(|bias| self.own(bias, 0, 0)).transpose()?,
-            y: self.own(product.y, 0, 0)?,
+            weights: self.work_on(&dense.numbers, 0, 0)?,
+            x: self.work_on(product.x, 0, 0)?,
+            bias: product.bias.map(|bias| self.work_on(bias, 0, 0)).transpose()?,
+            y: self.work_on(product.y, 0, 0)?,
         };
         let shape = blas::Shape {
             n: dense.n,
@@ -138,11 +158,16 @@ impl Device for Cuda {
             y_format: product.y_format,
             bias: product.bias.is_some(),
         };
-        self.with_blas(|blas| blas.product(shape, operands))
+        self.with_blas(|blas| {
+            if !blas.knows(&shape) {
+                self.tape.refuse("the choice of a product")?;
+            }
+            blas.product(shape, operands)
+        })
     }
 
     fn fill(&self, buffer: &mut Buffer, at: usize, bytes: usize, byte: u8) -> Result<(), DeviceError> {
-        let to = self.own(buffer, at, bytes)?;
+        let to = self.work_on(buffer, at, bytes)?;
         if bytes == 0 {
             return Ok(());
         }
@@ -158,6 +183,7 @@ impl Device for Cuda {
     }
 
     fn upload(&self, to: &mut Buffer, at: usize, bytes: &[u8]) -> Result<(), DeviceError> {
+        self.tape.refuse("an upload")?;
         let (to, stream) = (self.own(to, at, bytes.len())?, self.context.stream(Queue::Compute));
         if bytes.is_empty() {
             return Ok(());
@@ -171,6 +197,7 @@ impl Device for Cuda {
     }
 
     fn download(&self, from: &Buffer, at: usize, bytes: &mut [u8]) -> Result<(), DeviceError> {
+        self.tape.refuse("a download")?;
         let (from, stream) = (self.own(from, at, bytes.len())?, self.context.stream(Queue::Compute));
         if bytes.is_empty() {
             return Ok(());
@@ -184,7 +211,7 @@ impl Device for Cuda {
     }
 
     fn copy(&self, from: &Buffer, at: usize, to: &mut Buffer, to_at: usize, bytes: usize) -> Result<(), DeviceError> {
-        let (from, to) = (self.own(from, at, bytes)?, self.own(to, to_at, bytes)?);
+        let (from, to) = (self.work_on(from, at, bytes)?, self.work_on(to, to_at, bytes)?);
         if bytes == 0 {
             return Ok(());
         }
@@ -197,6 +224,7 @@ impl Device for Cuda {
     }
 
     fn synchronize(&self) -> Result<(), DeviceError> {
+        self.tape.refuse("a wait")?;
         let clock = self.progress.all();
         self.context.finish_all()?;
         self.progress.seen(clock);
@@ -204,6 +232,7 @@ impl Device for Cuda {
     }
 
     fn pinned(&self, bytes: usize) -> Result<Pinned, DeviceError> {
+        self.tape.refuse("an allocation")?;
         let memory = Locked::Cuda(PinnedMemory::zeroed(&self.context, bytes)?);
         Ok(Pinned::new(memory, Arc::clone(&self.progress)))
     }
@@ -217,6 +246,7 @@ impl Device for Cuda {
         at: usize,
         bytes: usize,
     ) -> Result<(), DeviceError> {
+        self.tape.refuse("an upload")?;
         let (locked, to) = (self.locked(from, from_at, bytes)?, self.own(to, at, bytes)?);
         if bytes == 0 {
             return Ok(());
@@ -240,6 +270,7 @@ impl Device for Cuda {
         to_at: usize,
         bytes: usize,
     ) -> Result<(), DeviceError> {
+        self.tape.refuse("a download")?;
         let (from, locked) = (self.own(from, at, bytes)?, self.locked(to, to_at, bytes)?);
         if bytes == 0 {
             return Ok(());
@@ -254,12 +285,14 @@ impl Device for Cuda {
     }
 
     fn record(&self, queue: Queue) -> Result<Event, DeviceError> {
+        self.tape.refuse("an event")?;
         let clock = self.progress.of(queue);
         let mark = Mark::Cuda(Point::record(&self.context, queue)?);
         Ok(Event { progress: Arc::clone(&self.progress), clock, mark })
     }
 
     fn wait(&self, queue: Queue, event: &Event) -> Result<(), DeviceError> {
+        self.tape.refuse("a wait")?;
         match &event.mark {
             Mark::Cuda(point) if Arc::ptr_eq(&event.progress, &self.progress) => point.hold(queue)?,
             other => return Err(DeviceError::WrongDevice { expected: NAME, found: other.device() }),
@@ -269,14 +302,15 @@ impl Device for Cuda {
     }
 
     fn load(&self, module: &str) -> Result<(), DeviceError> {
+        self.tape.refuse("opening kernels")?;
         self.modules.load(module)
     }
 
     fn launch(&self, launch: &Launch<'_>) -> Result<(), DeviceError> {
-        let function = self.modules.function(launch.module, launch.kernel, launch.shared_bytes)?;
+        let function = self.modules.function(launch.module, launch.kernel, launch.shared_bytes, &self.tape)?;
         let mut arguments = launch.pack(&function.parameter_bytes)?;
         for (index, buffer) in launch.buffers() {
-            if self.own(buffer, 0, 0).is_err() {
+            if self.work_on(buffer, 0, 0).is_err() {
                 return Err(LaunchError::wrong_device(launch.kernel, index, buffer.device(), NAME).into());
             }
         }
@@ -291,6 +325,24 @@ impl Device for Cuda {
                 let (kernel, grid, block) = (launch.kernel.to_owned(), launch.grid, launch.block);
                 CudaError::Launch { kernel, grid, block, shared_bytes, refusal: Refusal(error) }.into()
             })
+    }
+
+    fn capture(&self, work: &mut dyn FnMut()) -> Result<Graph, DeviceError> {
+        let running = self.tape.start()?;
+        let capture = Capture::begin(&self.context)?;
+        work();
+        let memory = running.stop();
+        let graph = capture.end()?;
+        let memory = memory.into_iter().map(|memory| (memory.address, memory)).collect();
+        Ok(Graph(Recorded::Cuda(graph, memory)))
+    }
+
+    fn replay(&self, graph: &Graph) -> Result<(), DeviceError> {
+        self.tape.refuse("a replay")?;
+        match &graph.0 {
+            Recorded::Cuda(graph, _) if Arc::ptr_eq(&graph.context, &self.context) => Ok(graph.launch()?),
+            _ => Err(DeviceError::WrongDevice { expected: NAME, found: graph.device() }),
+        }
     }
 
     fn compute_capability(&self) -> Option<(u32, u32)> {

@@ -17,7 +17,9 @@ use cudarc::driver::sys::{self, CUfunction_attribute as Attribute, CUresult};
 use super::context::Context;
 use super::error::{CudaError, Refusal, refused};
 use super::fatbin::{self, Place};
+use super::memory::DeviceMemory;
 use crate::files::KernelFiles;
+use crate::graph::Tape;
 use crate::{DeviceError, LaunchError, Options};
 
 const COMMAND: &str = "cargo xtask build-kernels";
@@ -72,9 +74,19 @@ impl Modules {
         })
     }
 
-    /// A kernel that may ask for so much dynamic shared memory. The GPU is this thread's afterwards.
-    pub fn function(&self, module: &str, kernel: &str, shared_bytes: u32) -> Result<Function, DeviceError> {
+    /// A kernel that may ask for so much dynamic shared memory. The GPU is this thread's afterwards. What is not there yet is
+    /// loaded, which may wait, and so is refused during a capture.
+    pub fn function(
+        &self,
+        module: &str,
+        kernel: &str,
+        shared_bytes: u32,
+        tape: &Tape<Arc<DeviceMemory>>,
+    ) -> Result<Function, DeviceError> {
         self.with(module, |opened| {
+            if !opened.functions.contains_key(kernel) {
+                tape.refuse("opening kernels")?;
+            }
             let mut function = opened.function(kernel, self.context.capability)?;
             if shared_bytes > function.allowed_bytes {
                 let most = self.context.shared_bytes;

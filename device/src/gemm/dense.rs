@@ -48,19 +48,26 @@ pub(crate) struct Dense {
     pub k: usize,
 }
 
+/// How large the operands of a product are, and what its weights are.
+#[derive(Clone, Copy)]
+pub(crate) struct Shape {
+    pub rows: usize,
+    pub n: usize,
+    pub k: usize,
+    pub format: WeightFormat,
+}
+
 /// Sums of one product run in so many lanes, folded in order.
 const LANES: usize = 16;
 
 /// The product over bytes. Weights are widened a row at a time.
 pub(crate) fn on_host(
-    dense: &Dense,
+    Shape { rows, n, k, format }: Shape,
     weights: &[u8],
-    rows: usize,
     x: &[u8],
     bias: Option<&[u8]>,
     (y, y_format): (&mut [u8], WeightFormat),
 ) {
-    let Dense { format, n, k, .. } = *dense;
     let mut wide = vec![0.0; rows * k];
     format.read_row(&x[..rows * k * format.bytes()], &mut wide);
     let mut row = vec![0.0; k];

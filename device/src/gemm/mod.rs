@@ -26,7 +26,7 @@ mod pack;
 mod quantize;
 
 pub use dense::Product;
-pub(crate) use dense::{Dense, on_host};
+pub(crate) use dense::{Dense, Shape, on_host};
 pub use pack::{PackedMatrix, Quantization, WeightFormat};
 
 use crate::{Isa, Pool};

@@ -1,11 +1,11 @@
 //! The C interface of a host library, as `simt/include/quire/sim.h` has it: the only place that calls through it.
 
-use std::ffi::{CStr, CString, c_char, c_void};
+use std::ffi::{CStr, c_char, c_void};
 use std::fmt;
 use std::path::Path;
 
+use super::Call;
 use super::SimError;
-use crate::Launch;
 
 /// `QUIRE_SIM_ABI` of the header.
 const INTERFACE: u32 = 1;
@@ -151,20 +151,18 @@ impl Api {
     }
 
     /// # Safety
-    /// `arguments` are as many as the kernel has parameters, each points at a value of its size, and what those values
+    /// The arguments are as many as the kernel has parameters, each points at a value of its size, and what those values
     /// point to is the kernel's to use.
-    pub(super) unsafe fn launch(&self, launch: &Launch<'_>, arguments: &[*mut c_void], seed: u64) -> Result<(), Fault> {
-        // A name with a 0 in it is cut there, and is no kernel's then.
-        let name = CString::new(launch.kernel).unwrap_or_default();
+    pub(super) unsafe fn launch(&self, call: &Call, seed: u64) -> Result<(), Fault> {
         let options = RawOptions { seed };
         // SAFETY: the texts and arrays live until the call returns; the rest is the caller's promise.
         let code = unsafe {
             (self.launch)(
-                name.as_ptr(),
-                launch.grid.as_ptr(),
-                launch.block.as_ptr(),
-                launch.shared_bytes,
-                arguments.as_ptr(),
+                call.name.as_ptr(),
+                call.grid.as_ptr(),
+                call.block.as_ptr(),
+                call.shared_bytes,
+                call.arguments.pointers.as_ptr(),
                 &options,
             )
         };

@@ -38,6 +38,11 @@ impl Libraries {
         self.seed
     }
 
+    /// The library of a module, if it is open.
+    pub fn opened(&self, module: &str) -> Option<Arc<Library>> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner).get(module).cloned()
+    }
+
     /// The library of a module.
     pub fn library(&self, module: &str) -> Result<Arc<Library>, DeviceError> {
         // A library enters the map whole or not at all.

@@ -23,15 +23,18 @@
 mod api;
 mod libraries;
 mod replay;
+mod work;
 
 pub use api::{Fault, FaultKind};
 pub(crate) use libraries::Libraries;
+pub(crate) use work::{Part, Work};
 
-use std::ffi::CStr;
+use std::ffi::{CStr, CString};
 use std::path::{Path, PathBuf};
 
 use api::Api;
 
+use crate::launch::Packed;
 use crate::{Launch, LaunchError};
 
 /// A kernel of a library.
@@ -140,9 +143,42 @@ impl Library {
     /// The buffers are memory of this process. With these arguments the kernel must stay within them, and no view of a
     /// buffer that it writes may be alive.
     pub unsafe fn launch(&self, launch: &Launch<'_>, seed: u64) -> Result<(), SimError> {
+        let call = self.prepare(launch)?;
+        // SAFETY: the caller's promise.
+        unsafe { self.run(&call, seed) }
+    }
+
+    /// The launch as a value that borrows nothing, its arguments laid out as the kernel takes them.
+    pub(crate) fn prepare(&self, launch: &Launch<'_>) -> Result<Call, LaunchError> {
         let kernel = self.kernel(launch.kernel)?;
         let arguments = launch.pack(&kernel.parameter_bytes)?;
+        // The name of a kernel of ours has no 0 in it.
+        let name = CString::new(kernel.name.as_str()).unwrap_or_default();
+        Ok(Call { name, grid: launch.grid, block: launch.block, shared_bytes: launch.shared_bytes, arguments })
+    }
+
+    /// Runs what [`Library::prepare`] of this library has made.
+    ///
+    /// # Safety
+    /// That of [`Library::launch`], and the buffers are alive.
+    pub(crate) unsafe fn run(&self, call: &Call, seed: u64) -> Result<(), SimError> {
         // SAFETY: the arguments have the sizes of the parameters, and the caller vouches for what they point to.
-        unsafe { self.api.launch(launch, &arguments.pointers, seed) }.map_err(|fault| SimError::Fault(Box::new(fault)))
+        unsafe { self.api.launch(call, seed) }.map_err(|fault| SimError::Fault(Box::new(fault)))
+    }
+}
+
+/// A launch with its arguments in memory.
+pub(crate) struct Call {
+    name: CString,
+    grid: [u32; 3],
+    block: [u32; 3],
+    shared_bytes: u32,
+    arguments: Packed,
+}
+
+impl Call {
+    /// The kernel.
+    pub fn kernel(&self) -> &str {
+        self.name.to_str().unwrap_or_default()
     }
 }

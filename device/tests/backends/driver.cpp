@@ -5,6 +5,9 @@
 // with something on it are errors. Kernels come from the host library that this one is linked to; a kernel that goes
 // wrong fails every later call, as on a GPU.
 //
+// While a stream is captured its work is kept, not done; what a driver refuses then (waits, memory, modules), events and
+// copies from and to the host end the capture. A graph takes memory, and memory that it works on is not given back before it.
+//
 // FAKE_VERSION, FAKE_GPUS, FAKE_INIT and FAKE_CAPABILITY make it another driver: its version, the number of GPUs, what
 // cuInit returns, and major * 10 + minor.
 #include <quire/sim.h>
@@ -20,6 +23,7 @@
 #include <mutex>
 #include <set>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace {
@@ -35,13 +39,31 @@ enum Result {
     NOT_READY = 600,
     ILLEGAL_ADDRESS = 700,
     LAUNCH_FAILED = 719,
+    CAPTURE_UNSUPPORTED = 900,
+    CAPTURE_INVALIDATED = 901,
 };
 
 using Address = unsigned long long;
 using Clock = std::chrono::steady_clock;
 
+// What was captured, and every number of 8 bytes that its kernels were given: addresses are among them.
+struct Graph {
+    std::vector<std::function<void()>> work;
+    std::vector<Address> words;
+};
+
 struct Stream {
     std::deque<std::function<void()>> work;
+    std::unique_ptr<Graph> capture;
+    bool spoilt = false;
+    std::thread::id captor;
+    void give(std::function<void()> next) {
+        if (capture) {
+            capture->work.push_back(std::move(next));
+        } else {
+            work.push_back(std::move(next));
+        }
+    }
     void step() {
         const auto next = std::move(work.front());
         work.pop_front();
@@ -75,10 +97,12 @@ int retained, broken;
 std::set<Stream*> streams;
 std::set<Event*> events;
 std::set<void*> modules;
+std::set<Graph*> graphs, executables;
 std::map<std::string, Kernel*> kernels;
 std::map<Address, size_t> device_memory, host_memory;
 thread_local void* current;
 constexpr size_t MEMORY = size_t{1} << 34;
+constexpr size_t GRAPH = size_t{1} << 16;
 constexpr int SHARED = 227 << 10;
 
 int number(const char* variable, int otherwise) {
@@ -105,6 +129,23 @@ int enter(const Stream* stream = nullptr) {
     return stream && !streams.count(const_cast<Stream*>(stream)) ? INVALID_HANDLE : SUCCESS;
 }
 
+// For what must not happen while this thread captures, or, where a stream is named, while that is captured.
+int spoil(const Stream* named = nullptr) {
+    for (Stream* stream : streams) {
+        if (!stream->capture || (stream != named && stream->captor != std::this_thread::get_id())) continue;
+        stream->spoilt = true;
+        return CAPTURE_UNSUPPORTED;
+    }
+    return SUCCESS;
+}
+
+bool of_a_graph(Address at, size_t bytes) {
+    for (const Graph* graph : executables)
+        for (const Address word : graph->words)
+            if (word >= at && word < at + bytes) return true;
+    return false;
+}
+
 }  // namespace
 
 // The name of a call and its parameters, before its body.
@@ -113,6 +154,8 @@ int enter(const Stream* stream = nullptr) {
     if (!(condition)) return otherwise
 #define ENTER(...) \
     if (const int refused = enter(__VA_ARGS__)) return refused
+#define NOT_CAPTURED(...) \
+    if (const int refused = spoil(__VA_ARGS__)) return refused
 
 CALL(cuDriverGetVersion, int* version) {
     const Lock guard(lock);
@@ -175,9 +218,9 @@ CALL(cuDevicePrimaryCtxRetain, void** context, int device) {
 CALL(cuDevicePrimaryCtxRelease_v2, int) {
     const Lock guard(lock);
     NEEDS(retained > 0, INVALID_CONTEXT);
-    if (--retained == 0 && !broken && (device_memory.size() || host_memory.size() || events.size() || streams.size() || modules.size())) {
-        std::fprintf(stderr, "fake driver: left behind: %zu device and %zu host allocations, %zu events, %zu streams, %zu modules\n",
-                     device_memory.size(), host_memory.size(), events.size(), streams.size(), modules.size());
+    if (--retained == 0 && !broken && (device_memory.size() || host_memory.size() || events.size() || streams.size() || modules.size() || graphs.size() || executables.size())) {
+        std::fprintf(stderr, "fake driver: left behind: %zu device and %zu host allocations, %zu events, %zu streams, %zu modules, %zu graphs\n",
+                     device_memory.size(), host_memory.size(), events.size(), streams.size(), modules.size(), graphs.size() + executables.size());
         std::abort();
     }
     return SUCCESS;
@@ -193,6 +236,7 @@ CALL(cuCtxSetCurrent, void* context) {
 CALL(cuStreamCreate, Stream** stream, unsigned flags) {
     const Lock guard(lock);
     ENTER();
+    NOT_CAPTURED();
     NEEDS(flags == 1, INVALID_VALUE);
     streams.insert(*stream = new Stream);
     return SUCCESS;
@@ -201,6 +245,7 @@ CALL(cuStreamCreate, Stream** stream, unsigned flags) {
 CALL(cuStreamDestroy_v2, Stream* stream) {
     const Lock guard(lock);
     ENTER(stream);
+    NOT_CAPTURED(stream);
     streams.erase(stream);
     delete stream;
     return SUCCESS;
@@ -209,6 +254,7 @@ CALL(cuStreamDestroy_v2, Stream* stream) {
 CALL(cuStreamSynchronize, Stream* stream) {
     const Lock guard(lock);
     ENTER(stream);
+    NOT_CAPTURED(stream);
     stream->finish();
     return broken;
 }
@@ -216,6 +262,7 @@ CALL(cuStreamSynchronize, Stream* stream) {
 CALL(cuStreamWaitEvent, Stream* stream, Event* event, unsigned flags) {
     const Lock guard(lock);
     ENTER(stream);
+    NOT_CAPTURED(stream);
     NEEDS(events.count(event) && flags == 0, INVALID_HANDLE);
     if (event->mark->stream != stream) stream->work.push_back([mark = event->mark] { mark->finish(); });
     return SUCCESS;
@@ -224,6 +271,7 @@ CALL(cuStreamWaitEvent, Stream* stream, Event* event, unsigned flags) {
 CALL(cuEventCreate, Event** event, unsigned flags) {
     const Lock guard(lock);
     ENTER();
+    NOT_CAPTURED();
     NEEDS(flags == 0, INVALID_VALUE);
     events.insert(*event = new Event);
     return SUCCESS;
@@ -232,6 +280,7 @@ CALL(cuEventCreate, Event** event, unsigned flags) {
 CALL(cuEventRecord, Event* event, Stream* stream) {
     const Lock guard(lock);
     ENTER(stream);
+    NOT_CAPTURED(stream);
     NEEDS(events.count(event), INVALID_HANDLE);
     event->mark = std::make_shared<Mark>(Mark{stream});
     stream->work.push_back([mark = event->mark] {
@@ -244,6 +293,7 @@ CALL(cuEventRecord, Event* event, Stream* stream) {
 CALL(cuEventSynchronize, Event* event) {
     const Lock guard(lock);
     ENTER();
+    NOT_CAPTURED();
     NEEDS(events.count(event), INVALID_HANDLE);
     event->mark->finish();
     return broken;
@@ -252,6 +302,7 @@ CALL(cuEventSynchronize, Event* event) {
 CALL(cuEventQuery, Event* event) {
     const Lock guard(lock);
     ENTER();
+    NOT_CAPTURED();
     NEEDS(events.count(event), INVALID_HANDLE);
     if (event->mark->done) return SUCCESS;
     event->mark->finish();
@@ -278,6 +329,7 @@ CALL(cuEventDestroy_v2, Event* event) {
 CALL(cuMemAlloc_v2, Address* address, size_t bytes) {
     const Lock guard(lock);
     ENTER();
+    NOT_CAPTURED();
     NEEDS(bytes, INVALID_VALUE);
     NEEDS(bytes <= MEMORY, OUT_OF_MEMORY);
     void* memory = std::aligned_alloc(256, (bytes + 255) / 256 * 256);
@@ -290,7 +342,9 @@ CALL(cuMemAlloc_v2, Address* address, size_t bytes) {
 CALL(cuMemFree_v2, Address address) {
     const Lock guard(lock);
     ENTER();
-    NEEDS(!waiting() && device_memory.erase(address), INVALID_VALUE);
+    NOT_CAPTURED();
+    NEEDS(!waiting() && device_memory.count(address) && !of_a_graph(address, device_memory[address]), INVALID_VALUE);
+    device_memory.erase(address);
     std::free(reinterpret_cast<void*>(address));
     return SUCCESS;
 }
@@ -298,6 +352,7 @@ CALL(cuMemFree_v2, Address address) {
 CALL(cuMemHostAlloc, void** memory, size_t bytes, unsigned flags) {
     const Lock guard(lock);
     ENTER();
+    NOT_CAPTURED();
     NEEDS(bytes && flags == 0, INVALID_VALUE);
     NEEDS(bytes <= MEMORY, OUT_OF_MEMORY);
     *memory = std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
@@ -309,6 +364,7 @@ CALL(cuMemHostAlloc, void** memory, size_t bytes, unsigned flags) {
 CALL(cuMemFreeHost, void* memory) {
     const Lock guard(lock);
     ENTER();
+    NOT_CAPTURED();
     NEEDS(!waiting() && host_memory.erase(reinterpret_cast<Address>(memory)), INVALID_VALUE);
     std::free(memory);
     return SUCCESS;
@@ -319,6 +375,7 @@ CALL(cuMemGetInfo_v2, size_t* available, size_t* total) {
     ENTER();
     *total = *available = MEMORY;
     for (const auto& [address, bytes] : device_memory) *available -= bytes;
+    *available -= executables.size() * GRAPH;
     return SUCCESS;
 }
 
@@ -326,13 +383,14 @@ CALL(cuMemsetD8Async, Address to, unsigned char value, size_t bytes, Stream* str
     const Lock guard(lock);
     ENTER(stream);
     NEEDS(within(device_memory, to, bytes), ILLEGAL_ADDRESS);
-    stream->work.push_back([=] { std::memset(reinterpret_cast<void*>(to), value, bytes); });
+    stream->give([=] { std::memset(reinterpret_cast<void*>(to), value, bytes); });
     return SUCCESS;
 }
 
 CALL(cuMemcpyHtoDAsync_v2, Address to, const void* from, size_t bytes, Stream* stream) {
     const Lock guard(lock);
     ENTER(stream);
+    NOT_CAPTURED(stream);
     NEEDS(bytes && within(device_memory, to, bytes), ILLEGAL_ADDRESS);
     stream->work.push_back([=] { std::memcpy(reinterpret_cast<void*>(to), from, bytes); });
     return SUCCESS;
@@ -341,6 +399,7 @@ CALL(cuMemcpyHtoDAsync_v2, Address to, const void* from, size_t bytes, Stream* s
 CALL(cuMemcpyDtoHAsync_v2, void* to, Address from, size_t bytes, Stream* stream) {
     const Lock guard(lock);
     ENTER(stream);
+    NOT_CAPTURED(stream);
     NEEDS(bytes && within(device_memory, from, bytes), ILLEGAL_ADDRESS);
     stream->work.push_back([=] { std::memcpy(to, reinterpret_cast<const void*>(from), bytes); });
     return SUCCESS;
@@ -350,7 +409,7 @@ CALL(cuMemcpyDtoDAsync_v2, Address to, Address from, size_t bytes, Stream* strea
     const Lock guard(lock);
     ENTER(stream);
     NEEDS(bytes && within(device_memory, to, bytes) && within(device_memory, from, bytes), ILLEGAL_ADDRESS);
-    stream->work.push_back([=] { std::memcpy(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes); });
+    stream->give([=] { std::memcpy(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes); });
     return SUCCESS;
 }
 
@@ -360,13 +419,14 @@ CALL(fake_driver_enqueue, Stream* stream, const Address* addresses, const size_t
     const Lock guard(lock);
     ENTER(stream);
     for (int i = 0; i < count; i++) NEEDS(within(device_memory, addresses[i], bytes[i]), ILLEGAL_ADDRESS);
-    stream->work.push_back(std::move(*work));
+    stream->give(std::move(*work));
     return SUCCESS;
 }
 
 CALL(cuModuleLoadData, void** module, const void* image) {
     const Lock guard(lock);
     ENTER();
+    NOT_CAPTURED();
     NEEDS(reinterpret_cast<uintptr_t>(image) % 8 == 0 && *static_cast<const uint32_t*>(image) == 0xba55ed50, INVALID_VALUE);
     modules.insert(*module = new char);
     return SUCCESS;
@@ -375,6 +435,7 @@ CALL(cuModuleLoadData, void** module, const void* image) {
 CALL(cuModuleUnload, void* module) {
     const Lock guard(lock);
     ENTER();
+    NOT_CAPTURED();
     NEEDS(!waiting() && modules.erase(module), INVALID_HANDLE);
     delete static_cast<char*>(module);
     return SUCCESS;
@@ -428,13 +489,80 @@ CALL(cuLaunchKernel, Kernel* function, unsigned gx, unsigned gy, unsigned gz, un
     for (uint32_t i = 0; i < function->kernel.parameters; i++) {
         const char* value = static_cast<const char*>(args[i]);
         values.emplace_back(value, value + function->kernel.parameter_bytes[i]);
+        if (stream->capture && values.back().size() == sizeof(Address)) {
+            stream->capture->words.push_back(*reinterpret_cast<const Address*>(value));
+        }
     }
-    stream->work.push_back([=]() mutable {
+    stream->give([=]() mutable {
         std::vector<void*> pointers;
         for (auto& value : values) pointers.push_back(value.data());
         const uint32_t grid[] = {gx, gy, gz}, block[] = {bx, by, bz};
         const quire_sim_options options{0};
         if (quire_sim_launch(function->kernel.name, grid, block, shared_bytes, pointers.data(), &options)) broken = LAUNCH_FAILED;
     });
+    return SUCCESS;
+}
+
+// Of this thread alone (CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).
+CALL(cuStreamBeginCapture_v2, Stream* stream, int mode) {
+    const Lock guard(lock);
+    ENTER(stream);
+    NEEDS(mode == 1 && !stream->capture, INVALID_VALUE);
+    stream->capture = std::make_unique<Graph>();
+    stream->captor = std::this_thread::get_id();
+    stream->spoilt = false;
+    return SUCCESS;
+}
+
+CALL(cuStreamEndCapture, Stream* stream, Graph** graph) {
+    const Lock guard(lock);
+    ENTER(stream);
+    NEEDS(stream->capture && stream->captor == std::this_thread::get_id(), INVALID_VALUE);
+    std::unique_ptr<Graph> captured = std::move(stream->capture);
+    *graph = nullptr;
+    NEEDS(!stream->spoilt, CAPTURE_INVALIDATED);
+    graphs.insert(*graph = captured.release());
+    return SUCCESS;
+}
+
+CALL(cuGraphInstantiateWithFlags, Graph** executable, Graph* graph, unsigned long long flags) {
+    const Lock guard(lock);
+    ENTER();
+    NOT_CAPTURED();
+    NEEDS(graphs.count(graph) && flags == 0, INVALID_VALUE);
+    executables.insert(*executable = new Graph(*graph));
+    return SUCCESS;
+}
+
+CALL(cuGraphUpload, Graph* executable, Stream* stream) {
+    const Lock guard(lock);
+    ENTER(stream);
+    NOT_CAPTURED(stream);
+    NEEDS(executables.count(executable), INVALID_HANDLE);
+    return SUCCESS;
+}
+
+CALL(cuGraphLaunch, Graph* executable, Stream* stream) {
+    const Lock guard(lock);
+    ENTER(stream);
+    NOT_CAPTURED(stream);
+    NEEDS(executables.count(executable), INVALID_HANDLE);
+    for (const auto& work : executable->work) stream->give(work);
+    return SUCCESS;
+}
+
+CALL(cuGraphDestroy, Graph* graph) {
+    const Lock guard(lock);
+    ENTER();
+    NEEDS(graphs.erase(graph), INVALID_HANDLE);
+    delete graph;
+    return SUCCESS;
+}
+
+CALL(cuGraphExecDestroy, Graph* executable) {
+    const Lock guard(lock);
+    ENTER();
+    NEEDS(!waiting() && executables.erase(executable), INVALID_HANDLE);
+    delete executable;
     return SUCCESS;
 }

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 
 use device::gemm::Product;
-use device::{Buffer, Device, DeviceError, Event, Launch, Matrix, MemoryInfo, Pinned, Pool, Queue};
+use device::{Buffer, Device, DeviceError, Event, Graph, Launch, Matrix, MemoryInfo, Pinned, Pool, Queue};
 
 /// `cuda-sim` that writes each launch to a file before it runs it.
 pub struct Recorder {
@@ -110,5 +110,11 @@ impl Device for Recorder {
     }
     fn load(&self, module: &str) -> Result<(), DeviceError> {
         self.device.load(module)
+    }
+    fn capture(&self, work: &mut dyn FnMut()) -> Result<Graph, DeviceError> {
+        self.device.capture(work)
+    }
+    fn replay(&self, graph: &Graph) -> Result<(), DeviceError> {
+        self.device.replay(graph)
     }
 }

@@ -71,6 +71,29 @@ impl ForwardBatch {
         rows - 1
     }
 
+    /// Becomes another batch of single tokens, filled up to `seqs` sequences: padding is a token 0 at position 0 with a
+    /// context of 0, the slot −1 and no block. Every row goes through to the end.
+    pub(super) fn pad(&mut self, from: &ForwardBatch, seqs: usize) {
+        self.tokens.clone_from(&from.tokens);
+        self.tokens.resize(seqs, 0);
+        self.positions.clone_from(&from.positions);
+        self.positions.resize(seqs, 0);
+        self.groups.resize_with(from.groups.len(), GroupBatch::default);
+        for (GroupBatch { slot_mapping, attention }, from) in self.groups.iter_mut().zip(&from.groups) {
+            slot_mapping.clone_from(&from.slot_mapping);
+            slot_mapping.resize(seqs, -1);
+            attention.query_starts.clear();
+            attention.query_starts.extend(0..=seqs as u32);
+            attention.context_lens.clone_from(&from.attention.context_lens);
+            attention.context_lens.resize(seqs, 0);
+            attention.block_tables.clone_from(&from.attention.block_tables);
+            attention.block_tables.resize(seqs * from.attention.max_blocks, -1);
+            attention.max_blocks = from.attention.max_blocks;
+        }
+        self.decodes = seqs;
+        self.needed = None;
+    }
+
     /// Sequences in the batch.
     pub fn num_seqs(&self) -> usize {
         self.groups.first().map_or(0, |group| group.attention.num_seqs())

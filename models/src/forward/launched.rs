@@ -89,7 +89,7 @@ impl LayerOps for Launched {
         Ok(())
     }
 
-    fn load(&mut self, batch: &ForwardBatch) -> Result<(), KernelError> {
+    fn load(&mut self, batch: &ForwardBatch, fixed: bool) -> Result<(), KernelError> {
         let device = &*self.device;
         self.tokens.set(device, batch.tokens.iter().map(|token| token.to_ne_bytes()))?;
         self.positions.set(device, batch.positions.iter().map(|position| position.to_ne_bytes()))?;
@@ -100,7 +100,8 @@ impl LayerOps for Launched {
             return Err(KernelError::NotLoaded { variant: "models", what: "workspace (Model::reserve takes it)" });
         }
         for ((workspace, window), group) in self.workspaces.iter_mut().zip(&batch.groups) {
-            workspace.load(device, &group.attention, &group.slot_mapping, *window)?;
+            let load = if fixed { Workspace::load_fixed } else { Workspace::load };
+            load(workspace, device, &group.attention, &group.slot_mapping, *window)?;
         }
         Ok(())
     }

@@ -17,11 +17,15 @@
 //! **Needed rows.** After the last layer's attention only those rows go on whose results may be asked for
 //! ([`ForwardBatch::needed`]): of a prompt usually the last one.
 //!
+//! **Graphs.** Where a device launches kernels, steps of single tokens are padded to one of a few sizes and replayed
+//! ([`graphs`]).
+//!
 //! **Row-invariance.** Every operation computes a row from that row alone, or, in attention, from its sequence's
 //! context in absolute order; see the docs of `attention_kernels` and `device::gemm`.
 
 mod batch;
 mod declare;
+mod graphs;
 mod groups;
 mod launched;
 mod linear;
@@ -40,11 +44,13 @@ use device::{Buffer, Device};
 
 pub use batch::{ForwardBatch, GroupBatch};
 pub use declare::{check_weights, dense_weight_bytes, parameters, weight_bytes};
+pub use graphs::{GraphCount, graph_sizes};
 pub use groups::{LayerGroup, PageLayout};
 pub use scales::layers_with_kv_scales;
 
 use crate::{LoadError, ModelConfig, Weights};
 use declare::{LayerNames, declare};
+use graphs::Graphs;
 use launched::Launched;
 use linear::{Linear, Loader};
 use ops::{Cpu, Heads, LayerOps};
@@ -88,6 +94,12 @@ pub struct Model {
     step: StepBuffers,
     /// Of the last step, the rows that went through to the end, ascending; all if `None`.
     kept: Option<Vec<u32>>,
+    /// `step.hidden` and `step.narrow` have changed places since the start.
+    swapped: bool,
+    /// The first so many rows of the last step have their logits in `step.logits` already.
+    with_logits: usize,
+    /// Of decode steps, where they are used.
+    graphs: Option<Graphs>,
 }
 
 impl Model {
@@ -161,6 +173,9 @@ impl Model {
             head,
             step,
             kept: None,
+            swapped: false,
+            with_logits: 0,
+            graphs: None,
         })
     }
 
@@ -169,6 +184,8 @@ impl Model {
     /// # Errors
     /// The device has not enough of it.
     pub fn reserve(&mut self, limits: &StepLimits) -> Result<(), KernelError> {
+        // They work on the memory that was.
+        self.forget_graphs();
         self.ops.reserve(limits)
     }
 
@@ -195,7 +212,7 @@ impl Model {
     /// [`Model::logits`], those of [`ForwardBatch::needed`] at least. `caches` holds one cache for each place in a page
     /// ([`Model::new_cache`]).
     pub fn forward(&mut self, batch: &ForwardBatch, caches: &mut [KvCache]) -> Result<(), KernelError> {
-        let mut rows = batch.tokens.len();
+        let rows = batch.tokens.len();
         if rows > self.step.max_rows {
             return Err(KernelError::Shape { what: "rows of a step", found: rows, expected: self.step.max_rows });
         }
@@ -215,10 +232,25 @@ impl Model {
             return Err(KernelError::Shape { what: "needed row", found: row as usize, expected: rows });
         }
         self.kept.clone_from(&batch.needed);
+        self.with_logits = 0;
         if rows == 0 {
             return Ok(());
         }
-        self.ops.load(batch)?;
+        if let Some(index) = self.graph_for(batch) {
+            return self.decode(index, batch, caches);
+        }
+        self.ops.load(batch, false)?;
+        self.pass(batch, caches)
+    }
+
+    /// All layers of a batch that was loaded. What is launched follows from the sizes of the batch, and, where it was loaded
+    /// as fixed, from nothing else of it.
+    fn pass(&mut self, batch: &ForwardBatch, caches: &mut [KvCache]) -> Result<(), KernelError> {
+        if std::mem::take(&mut self.swapped) {
+            // Graphs know buffers by their addresses.
+            std::mem::swap(&mut self.step.hidden, &mut self.step.narrow);
+        }
+        let mut rows = batch.tokens.len();
         let (config, device, ops, step) = (&self.config, &*self.device, &*self.ops, &mut self.step);
         let (kernels, dtype, eps) = (&self.kernels, self.kernels.format.dtype, self.config.rms_norm_eps);
         let (dim, num_heads) = (config.head_dim, config.num_heads);
@@ -267,6 +299,7 @@ impl Model {
                 ops.keep(batch, &step.attended, num_heads * dim, &mut step.qkv)?;
                 ops.keep(batch, &step.hidden, config.hidden_size, &mut step.narrow)?;
                 std::mem::swap(&mut step.hidden, &mut step.narrow);
+                self.swapped = true;
                 attended = &step.qkv;
             }
             if rows == 0 {
@@ -317,7 +350,11 @@ impl Model {
     /// # Errors
     /// If there are more, or one is not among [`ForwardBatch::needed`].
     pub fn logits(&mut self, rows: &[u32]) -> Result<&[f32], KernelError> {
+        if rows.len() <= self.with_logits && rows.iter().copied().eq(0..rows.len() as u32) {
+            return self.ops.to_host(&self.step.logits, Dtype::F32, rows.len() * self.config.vocab_size);
+        }
         self.choose(rows)?;
+        self.with_logits = 0;
         let (ops, step) = (&mut *self.ops, &mut self.step);
         let head = self.head.as_ref().unwrap_or(&self.embedding);
         head.run(&self.kernels, &*self.device, &step.chosen, rows.len(), &mut step.logits, Dtype::F32)?;

@@ -51,8 +51,9 @@ pub(super) trait LayerOps: Send {
     fn reserve(&mut self, _limits: &StepLimits) -> Result<(), KernelError> {
         Ok(())
     }
-    /// Brings what the other operations and the kernels read of a batch to where they read it.
-    fn load(&mut self, _batch: &ForwardBatch) -> Result<(), KernelError> {
+    /// Brings what the other operations and the kernels read of a batch to where they read it. `fixed`: launches are to be
+    /// made for contexts of any length, as those of a graph are.
+    fn load(&mut self, _batch: &ForwardBatch, _fixed: bool) -> Result<(), KernelError> {
         Ok(())
     }
     /// The same for block copies, at most [`LayerOps::most_copies`].

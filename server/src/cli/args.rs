@@ -144,6 +144,10 @@ pub struct EngineArgs {
     /// Compute each prompt in one step
     #[arg(long, overrides_with = "enable_chunked_prefill")]
     pub no_enable_chunked_prefill: bool,
+    /// Give kernels to a GPU one by one; else decode steps are CUDA graphs [default: false]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true",
+          env = "QUIRE_ENFORCE_EAGER")]
+    pub enforce_eager: Option<bool>,
     /// fcfs, or priority as requests state it [default: fcfs]
     #[arg(long, value_name = "POLICY", value_parser = values::policy, env = "QUIRE_SCHEDULING_POLICY")]
     pub scheduling_policy: Option<Policy>,
@@ -171,9 +175,6 @@ pub struct FixedArgs {
     /// Devices that share a layer: 1
     #[arg(long, value_name = "N", value_parser = values::tensor_parallel_size, env = "QUIRE_TENSOR_PARALLEL_SIZE")]
     pub tensor_parallel_size: Option<String>,
-    /// No graphs; there are none on this device
-    #[arg(long)]
-    pub enforce_eager: bool,
 }
 
 impl EngineArgs {
@@ -195,6 +196,7 @@ impl EngineArgs {
             kv_cache_memory_bytes: self.kv_cache_memory_bytes.or(default.kv_cache_memory_bytes),
             kv_cache_dtype: self.kv_cache_dtype.unwrap_or(default.kv_cache_dtype),
             gpu_memory_utilization: self.gpu_memory_utilization.or(default.gpu_memory_utilization),
+            enforce_eager: self.enforce_eager.unwrap_or(default.enforce_eager),
             max_num_seqs: self.max_num_seqs.unwrap_or(default.max_num_seqs),
             max_num_batched_tokens: self.max_num_batched_tokens.unwrap_or(default.max_num_batched_tokens),
             enable_prefix_caching: switch(

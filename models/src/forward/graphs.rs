@@ -1,0 +1,179 @@
+//! Decode steps as graphs: one call gives the device a whole step.
+//!
+//! A step of single tokens is padded to the next of [`graph_sizes`]; padding has a context of 0 and the slot −1, and leaves
+//! every kernel at once. Tokens, positions, slots, lengths and block tables lie in device arrays that stay and are written
+//! before the replay, so nothing of a step is frozen in its graph but its size.
+//!
+//! ```text
+//! first step of a size     load ─▶ embed … last layer, logits    run, as the padded step that it is
+//!                                  embed … last layer, logits    captured: all that it loads and chooses is there now
+//! every later one          load ─▶ replay
+//! ```
+//!
+//! A size whose capture fails is run without padding and without a graph from then on. A replay that fails fails its step
+//! alone. Graphs go when the memory that they work on does: with [`Model::reserve`], and, each at its next use, with other
+//! caches.
+
+use attention_kernels::{Dtype, KernelError, KvCache};
+use device::Graph;
+
+use super::{ForwardBatch, LOGIT_ROWS, Model};
+
+/// The sizes of decode steps that graphs are made for: 1, 2, 4, 8 and the multiples of 16, all of which vLLM has too (and the
+/// other multiples of 8 up to 256), up to the greatest step, which is the last one whatever it is.
+///
+/// ```
+/// assert_eq!(models::graph_sizes(1), [1]);
+/// assert_eq!(models::graph_sizes(40), [1, 2, 4, 8, 16, 32, 40]);
+/// ```
+pub fn graph_sizes(max_num_seqs: usize) -> Vec<usize> {
+    let regular = [1, 2, 4, 8].into_iter().chain((1..).map(|i| 16 * i));
+    regular.take_while(|size| *size < max_num_seqs).chain([max_num_seqs]).collect()
+}
+
+/// How many graphs there are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct GraphCount {
+    /// Sizes of decode steps.
+    pub sizes: usize,
+    /// Those that have been captured.
+    pub captured: usize,
+    /// Those whose capture has failed.
+    pub failed: usize,
+}
+
+/// The graphs of a model.
+pub(super) struct Graphs {
+    /// Ascending.
+    sizes: Vec<(usize, State)>,
+    padded: ForwardBatch,
+}
+
+enum State {
+    /// Not used yet.
+    New,
+    Captured(Graph),
+    Failed,
+}
+
+impl Model {
+    /// From now on decode steps of up to `max_num_seqs` sequences are replayed. Nothing happens on a device that launches no
+    /// kernels.
+    pub fn use_graphs(&mut self, max_num_seqs: usize) {
+        if !self.device.is_host() {
+            let sizes = graph_sizes(max_num_seqs.clamp(1, self.step.max_rows.max(1)));
+            let sizes = sizes.into_iter().map(|size| (size, State::New)).collect();
+            self.graphs = Some(Graphs { sizes, padded: ForwardBatch::default() });
+        }
+    }
+
+    /// How many graphs there are.
+    pub fn graphs(&self) -> GraphCount {
+        let sizes = self.graphs.iter().flat_map(|graphs| &graphs.sizes);
+        sizes.fold(GraphCount::default(), |mut count, (_, state)| {
+            count.sizes += 1;
+            count.captured += usize::from(matches!(state, State::Captured(_)));
+            count.failed += usize::from(matches!(state, State::Failed));
+            count
+        })
+    }
+
+    /// Captures the largest graph and runs it once, on padding alone: what steps take at their first use is taken, and no
+    /// slot is written. Returns the bytes of device memory that the graph takes, 0 where nobody counts them.
+    ///
+    /// # Errors
+    /// Those of a step. A capture that fails is none: it leaves the size without a graph.
+    pub fn capture_largest(&mut self, caches: &mut [KvCache]) -> Result<u64, KernelError> {
+        let Some(index) = self.graphs.as_ref().map(|graphs| graphs.sizes.len() - 1) else { return Ok(0) };
+        let mut nothing = ForwardBatch::default();
+        nothing.clear(self.layout.groups.len(), 1);
+        for _ in 0..2 {
+            self.decode(index, &nothing, caches)?;
+        }
+        self.device.synchronize()?;
+        match self.graphs.as_ref().and_then(|graphs| graphs.sizes.last()) {
+            Some((_, State::Captured(graph))) => Ok(graph.device_bytes().unwrap_or(0)),
+            _ => Ok(0),
+        }
+    }
+
+    /// Which graph runs the batch, if one does.
+    pub(super) fn graph_for(&self, batch: &ForwardBatch) -> Option<usize> {
+        let (rows, graphs) = (batch.tokens.len(), self.graphs.as_ref()?);
+        let index = graphs.sizes.partition_point(|(size, _)| *size < rows);
+        let (_, state) = graphs.sizes.get(index)?;
+        let single = batch.decodes == rows && batch.num_seqs() == rows;
+        (single && !matches!(state, State::Failed)).then_some(index)
+    }
+
+    /// Runs a batch of single tokens at that size.
+    pub(super) fn decode(
+        &mut self,
+        index: usize,
+        batch: &ForwardBatch,
+        caches: &mut [KvCache],
+    ) -> Result<(), KernelError> {
+        let Some(mut graphs) = self.graphs.take() else { return Ok(()) };
+        let outcome = self.decode_with(&mut graphs, index, batch, caches);
+        self.graphs = Some(graphs);
+        outcome
+    }
+
+    fn decode_with(
+        &mut self,
+        Graphs { sizes, padded }: &mut Graphs,
+        index: usize,
+        batch: &ForwardBatch,
+        caches: &mut [KvCache],
+    ) -> Result<(), KernelError> {
+        let (size, state) = &mut sizes[index];
+        padded.pad(batch, *size);
+        self.kept = None;
+        self.ops.load(padded, true)?;
+        if let State::Captured(graph) = state
+            && caches.iter().all(|cache| graph.uses(&cache.keys) && graph.uses(&cache.values))
+        {
+            self.device.replay(graph)?;
+        } else {
+            self.decode_work(padded, caches)?;
+            *state = match self.captured(padded, caches) {
+                Ok(graph) => {
+                    tracing::info!("CUDA graph of decode steps of {size} captured");
+                    State::Captured(graph)
+                }
+                Err(error) => {
+                    tracing::warn!("decode steps of {size} run without a CUDA graph from now on: {error}");
+                    State::Failed
+                }
+            };
+        }
+        self.with_logits = if *size <= LOGIT_ROWS { *size } else { 0 };
+        Ok(())
+    }
+
+    fn captured(&mut self, padded: &ForwardBatch, caches: &mut [KvCache]) -> Result<Graph, KernelError> {
+        let device = self.device.clone();
+        let mut outcome = Ok(());
+        let graph = device.capture(&mut || outcome = self.decode_work(padded, caches));
+        outcome?;
+        Ok(graph?)
+    }
+
+    /// What a graph holds: all layers, and the logits of all rows where their buffer has room. What samples on the device can
+    /// stand behind them here, and be part of the same replay.
+    fn decode_work(&mut self, padded: &ForwardBatch, caches: &mut [KvCache]) -> Result<(), KernelError> {
+        self.pass(padded, caches)?;
+        let rows = padded.tokens.len();
+        if rows <= LOGIT_ROWS {
+            let (step, head) = (&mut self.step, self.head.as_ref().unwrap_or(&self.embedding));
+            head.run(&self.kernels, &*self.device, &step.narrow, rows, &mut step.logits, Dtype::F32)?;
+        }
+        Ok(())
+    }
+
+    /// Every size begins anew.
+    pub(super) fn forget_graphs(&mut self) {
+        let sizes = self.graphs.iter_mut().flat_map(|graphs| &mut graphs.sizes);
+        sizes.for_each(|(_, state)| *state = State::New);
+    }
+}
