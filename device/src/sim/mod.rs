@@ -32,7 +32,7 @@ use std::path::{Path, PathBuf};
 
 use api::Api;
 
-use crate::{Launch, LaunchError};
+use crate::{Launch, LaunchError, Tensor};
 
 /// A kernel of a library.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -141,7 +141,8 @@ impl Library {
     /// buffer that it writes may be alive.
     pub unsafe fn launch(&self, launch: &Launch<'_>, seed: u64) -> Result<(), SimError> {
         let kernel = self.kernel(launch.kernel)?;
-        let arguments = launch.pack(&kernel.parameter_bytes)?;
+        let map = |tensor: &Tensor<'_>, address| Ok::<_, SimError>(tensor.host_map(address));
+        let arguments = launch.pack(&kernel.parameter_bytes, map)?;
         // SAFETY: the arguments have the sizes of the parameters, and the caller vouches for what they point to.
         unsafe { self.api.launch(launch, &arguments.pointers, seed) }.map_err(|fault| SimError::Fault(Box::new(fault)))
     }

@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 
 use crate::Buffer;
-use crate::launch::{Kind, Launch};
+use crate::launch::{Kind, Launch, bytes_of};
 
 impl Launch<'_> {
     /// Writes the launch with the contents of its buffers, in the format that the head of `simt/replay.cpp` gives. It
@@ -42,6 +42,12 @@ impl Launch<'_> {
                     count(out, 1)?;
                     count(out, buffers.iter().position(|known| std::ptr::eq(*known, *buffer)).unwrap_or_default())?;
                     out.write_all(&(*offset as u64).to_le_bytes())?;
+                    continue;
+                }
+                Kind::Tensor(tensor) => {
+                    count(out, 2)?;
+                    count(out, buffers.iter().position(|known| std::ptr::eq(*known, tensor.buffer)).unwrap_or_default())?;
+                    out.write_all(&bytes_of(&tensor.host_map(0)))?;
                     continue;
                 }
             };
