@@ -162,14 +162,14 @@ struct Consumer {
             greatest = fmaxf(greatest, __shfl_xor_sync(0xffffffff, greatest, 1));
             greatest = fmaxf(greatest, __shfl_xor_sync(0xffffffff, greatest, 2));
             const float base = base_of(greatest);
-            rescale[r] = weight(max[r], base);
+            rescale[r] = exp2_approx(__fsub_rn(max[r], base));
             max[r] = greatest;
             sum[r] = __fmul_rn(sum[r], rescale[r]);
 #pragma unroll
             for (int n = 0; n < Shape::SCORES; n++) {
 #pragma unroll
                 for (int c = 2 * r; c < 2 * r + 2; c++) {
-                    scores[n][c] = weight(scores[n][c], base);
+                    scores[n][c] = exp2_approx(__fsub_rn(scores[n][c], base));
                     sum[r] = __fadd_rn(sum[r], scores[n][c]);
                 }
             }

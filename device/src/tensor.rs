@@ -40,7 +40,11 @@ impl Tensor<'_> {
         let last = |(size, stride): (&usize, &usize)| (size - 1).checked_mul(*stride);
         let mut lasts = self.sizes[1..].iter().zip(&self.strides).map(last);
         let end = lasts.try_fold(self.sizes[0] * Self::ELEMENT, |end, last| end.checked_add(last?));
-        if end.is_none_or(|end| end > self.buffer.len_bytes()) { wrong("a tensor inside of its buffer") } else { Ok(()) }
+        if end.is_none_or(|end| end > self.buffer.len_bytes()) {
+            wrong("a tensor inside of its buffer")
+        } else {
+            Ok(())
+        }
     }
 
     /// The map that the host's model reads: `TensorMap` of `simt/include/simt/host/shared_matrix.h`.

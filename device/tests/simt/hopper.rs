@@ -20,7 +20,7 @@ fn number(i: usize) -> f32 {
 }
 
 /// Rows of 64 elements and more, densely.
-fn matrix(buffer: &Buffer, rows: usize, columns: usize) -> Tensor<'_> {
+pub fn matrix(buffer: &Buffer, rows: usize, columns: usize) -> Tensor<'_> {
     let row = 2 * columns;
     let all = rows * row;
     Tensor { buffer, sizes: [columns, rows, 1, 1], strides: [row, all, all], tile: [64, rows as u32, 1, 1] }
@@ -34,7 +34,9 @@ fn a_box_arrives_swizzled_with_zeros_for_what_is_outside_of_the_tensor() {
     let input = buffer(&numbers);
     // Rows of one index of the third dimension lie side by side with those of the others, as in a cache of layout NHD.
     let strides = [3 * 256, 256, 20 * 3 * 256];
-    for (tile, at) in [([64, 8, 1, 1], [64, 8, 2, 1]), ([64, 16, 2, 2], [0, 10, 1, 0]), ([64, 5, 1, 1], [96, -2, 0, -1])] {
+    for (tile, at) in
+        [([64, 8, 1, 1], [64, 8, 2, 1]), ([64, 16, 2, 2], [0, 10, 1, 0]), ([64, 5, 1, 1], [96, -2, 0, -1])]
+    {
         let tensor = Tensor { buffer: &input, sizes, strides, tile };
         let bytes = 2 * tile.iter().product::<u32>();
         let mut expected = vec![0u16; bytes as usize / 2];
@@ -82,7 +84,10 @@ fn what_the_copy_engine_does_not_take_is_refused_before_the_launch() {
         (Tensor { tile: [32, 64, 1, 1], ..good }, "boxes of 64 elements, then 1 to 256"),
         (Tensor { sizes: [64, 65, 1, 1], ..good }, "a tensor inside of its buffer"),
     ] {
-        assert_eq!(said(&tensor), format!("kernel box: argument 1 is a tensor for the copy engine, which takes {what}"));
+        assert_eq!(
+            said(&tensor),
+            format!("kernel box: argument 1 is a tensor for the copy engine, which takes {what}")
+        );
     }
 }
 
@@ -126,7 +131,7 @@ fn canonical(swizzle: usize, mn_major: bool, leading: usize, stride: usize, mn: 
     let row = slow / 8 * stride + slow % 8 * swizzle + fast / (swizzle / 2) * leading;
     let chunk = fast % (swizzle / 2) / 8;
     // Rows of 128 bytes: chunk ^ row % 8; of 64: two rows to 128 bytes, chunk ^ row / 2 % 4; of 32: chunk ^ row / 4 % 2.
-    let exchanged = chunk ^ (slow % 8 / (128 / swizzle)) % (swizzle / 16);
+    let exchanged = chunk ^ (slow % 8 / (128 / swizzle) % (swizzle / 16));
     row + exchanged * 16 + fast % 8 * 2
 }
 
@@ -134,7 +139,9 @@ fn canonical(swizzle: usize, mn_major: bool, leading: usize, stride: usize, mn: 
 fn a_product_finds_its_factors_in_every_canonical_layout() {
     let Some(library) = library() else { return };
     let (a, b) = (|m: usize, k: usize| number(m * 16 + k), |k: usize, n: usize| number(7 * (k * 64 + n) + 3));
-    let encode = |leading: usize, stride: usize, mode: u64| (leading as u64 >> 4) << 16 | (stride as u64 >> 4) << 32 | mode << 62;
+    let encode = |leading: usize, stride: usize, mode: u64| {
+        (leading as u64 >> 4) << 16 | (stride as u64 >> 4) << 32 | mode << 62
+    };
     for (swizzle, mode) in [(0, 0), (128, 1), (64, 2), (32, 3)] {
         for columns in [false, true] {
             // Strides wider than dense ones, so that each shows. The second factor begins at a multiple of every pattern.
@@ -149,7 +156,8 @@ fn a_product_finds_its_factors_in_every_canonical_layout() {
             let mut image = vec![u16::MAX; 16 << 10];
             for k in 0..16 {
                 for mn in 0..64 {
-                    image[canonical(swizzle, false, a_leading, a_stride, mn, k) / 2] = f16::from_f32(a(mn, k)).to_bits();
+                    image[canonical(swizzle, false, a_leading, a_stride, mn, k) / 2] =
+                        f16::from_f32(a(mn, k)).to_bits();
                     let at = b_at + canonical(swizzle, columns, b_leading, b_stride, mn, k);
                     image[at / 2] = f16::from_f32(b(k, mn)).to_bits();
                 }
@@ -211,8 +219,7 @@ fn a_product_of_boxes_is_the_product_of_the_matrices() {
         for seed in SEEDS {
             let begun: Vec<f32> = (0..2 * 64 * n).map(|i| number(i + 5)).collect();
             let c = buffer(&begun);
-            let args =
-                [Arg::pointer(&c, 0), Arg::tensor(&of_a), Arg::tensor(&of_b), Arg::pointer(&a_buffer, 0)];
+            let args = [Arg::pointer(&c, 0), Arg::tensor(&of_a), Arg::tensor(&of_b), Arg::pointer(&a_buffer, 0)];
             run_seeded(library, seed, &threads(kernel, 128, &args)).unwrap();
             for (i, found) in c.host::<f32>().unwrap().iter().enumerate() {
                 let (m, column) = (i % (64 * n) / n, i % n);
@@ -273,7 +280,10 @@ fn a_mistake_of_asynchronous_operations_is_reported_with_its_line() {
     let Some((outcome, _)) = mistake("left_in_flight", 128, 0) else { return };
     let Err(SimError::Fault(fault)) = outcome else { panic!("{outcome:?}") };
     assert_eq!(fault.kind, FaultKind::BadAsync, "{fault}");
-    assert!(fault.to_string().ends_with("the block ends while a bulk copy to its shared memory is on its way"), "{fault}");
+    assert!(
+        fault.to_string().ends_with("the block ends while a bulk copy to its shared memory is on its way"),
+        "{fault}"
+    );
     let Some((outcome, _)) = mistake("no_wgmma_fence", 32, 0) else { return };
     assert!(outcome.unwrap_err().to_string().ends_with("wgmma takes a warpgroup: four whole warps"));
 }

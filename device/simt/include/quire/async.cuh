@@ -131,6 +131,18 @@ __device__ __forceinline__ void named_barrier_arrive(uint32_t id, uint32_t threa
 #endif
 }
 
+// 2 to that power, as the instruction has it: what would be less than the least normal number is 0 [ex2: .approx.ftz].
+__device__ __forceinline__ float exp2_approx(float power) {
+    float value;
+#ifdef QUIRE_SIMT
+    value = exp2f(power);
+    if (value < 1.17549435e-38f) value = 0.0f;
+#else
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(value) : "f"(power));
+#endif
+    return value;
+}
+
 // Gives registers back, or takes some, for all later code of this warpgroup [setmaxnreg]. Every warp of it comes here. The
 // host has registers without end.
 template <uint32_t COUNT>

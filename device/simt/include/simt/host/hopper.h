@@ -20,13 +20,6 @@ inline uint32_t shared_offset(const void* shared, Place at) {
     return static_cast<uint32_t>(offset);
 }
 
-// Volatile, so that it is neither left out nor made one call that the thread sanitizer would see.
-inline void move_bulk(const BulkCopy& copy) {
-    each_chunk(*reinterpret_cast<const TensorMap*>(copy.map), copy.at, copy.shared, [](uint64_t* to, const uint64_t* from) {
-        for (int i = 0; i < 2; i++) static_cast<volatile uint64_t*>(to)[i] = from ? static_cast<const volatile uint64_t*>(from)[i] : 0;
-    });
-}
-
 // The source is read here too, so that the address sanitizer names the line of the copy.
 inline void bulk_load(void* shared, const void* map, const int (&at)[4], void* barrier, Place place) {
     const TensorMap& tensor = *static_cast<const TensorMap*>(map);
@@ -38,7 +31,7 @@ inline void bulk_load(void* shared, const void* map, const int (&at)[4], void* b
             to[i] = ~uint64_t{0};
         }
     });
-    bulk_begin({shared, tensor.bytes(), barrier, static_cast<const uint64_t*>(map), {at[0], at[1], at[2], at[3]}, move_bulk}, place);
+    bulk_begin({shared, tensor.bytes(), barrier, static_cast<const uint64_t*>(map), {at[0], at[1], at[2], at[3]}}, place);
 }
 
 // Nothing is to be seen of a store before the fence: without one it reads as NaN.

@@ -97,14 +97,13 @@ void mbarrier_wait(void* barrier, unsigned parity, Place at);
 // Barriers 1 to 15 of the block, for some of its threads.
 void named_barrier(unsigned id, unsigned threads, bool wait, Place at);
 
-// A bulk copy on its way to `bytes` bytes of shared memory from `shared` on; `move` does it.
+// A bulk copy of a box, on its way to `bytes` bytes of shared memory from `shared` on.
 struct BulkCopy {
     void* shared;
     unsigned bytes;
     void* barrier;
     const uint64_t* map;  // 16 words: a parameter of the thread, which may be gone when the copy lands
     int at[4];
-    void (*move)(const BulkCopy& copy);
 };
 void bulk_begin(const BulkCopy& copy, Place at);
 // Whether one is on its way to this byte.

@@ -7,7 +7,7 @@
 
 #include <cstdint>
 
-#include "../cuda_runtime.h"
+#include "runtime.h"
 
 namespace simt {
 
