@@ -53,7 +53,8 @@ fn abilities(variant: &Variant) -> String {
         words.push(list(can.layouts));
     }
     if can.compute_capability > (0, 0) {
-        words.push(format!("sm>={}.{}", can.compute_capability.0, can.compute_capability.1));
+        let relation = if can.exact_compute_capability { "=" } else { ">=" };
+        words.push(format!("sm{relation}{}.{}", can.compute_capability.0, can.compute_capability.1));
     }
     if variant.operation.is_attention() && can.max_query_len != usize::MAX {
         words.push(format!("rows<={}", can.max_query_len));

@@ -115,9 +115,10 @@ impl Needs {
             Some(format!("it runs on {}, the device is {}", can.devices.join(" and "), self.device))
         } else if !can.isa.is_available() {
             Some(format!("this CPU has no {}", can.isa))
-        } else if let Some(found) = self.compute_capability.filter(|found| *found < can.compute_capability) {
+        } else if let Some(found) = self.compute_capability.filter(|found| !can.runs_on_gpu(Some(*found))) {
             let ((a, b), (c, d)) = (can.compute_capability, found);
-            Some(format!("it needs compute capability {a}.{b}, this GPU has {c}.{d}"))
+            let alone = if can.exact_compute_capability { " and no other" } else { "" };
+            Some(format!("it needs compute capability {a}.{b}{alone}, this GPU has {c}.{d}"))
         } else if !can.dtypes.contains(&self.dtype) {
             Some(format!("it computes in {}, the model in {}", list(can.dtypes), self.dtype))
         } else {

@@ -121,6 +121,8 @@ pub struct Capabilities {
     pub isa: Isa,
     /// Least major and minor number of a GPU.
     pub compute_capability: (u32, u32),
+    /// It has instructions of GPUs of that number alone, which later ones lack.
+    pub exact_compute_capability: bool,
     /// Types of queries and outputs; for [`Operation::Linear`], of its operands.
     pub dtypes: &'static [Dtype],
     /// Types of the cache.
@@ -145,6 +147,8 @@ pub struct Capabilities {
     pub lse: bool,
     /// Results do not depend on the batch; see the crate docs. Variants of equal names here agree in every bit.
     pub row_invariant: Option<&'static str>,
+    /// Weights of values are rounded to the type of the query, as tensor cores take them: half an ulp more of error.
+    pub rounds_weights: bool,
     /// Of a cache write: a layer's own kernel, which has the keys and values in hand, writes them too. The function is for
     /// those who have no layer.
     pub fused: bool,
@@ -161,6 +165,7 @@ impl Capabilities {
         devices: &[],
         isa: Isa::Portable,
         compute_capability: (0, 0),
+        exact_compute_capability: false,
         dtypes: &[],
         kv_dtypes: &[],
         layouts: &[],
@@ -173,6 +178,7 @@ impl Capabilities {
         alibi: false,
         lse: false,
         row_invariant: None,
+        rounds_weights: false,
         fused: false,
         proven: true,
         rank: 0,
@@ -181,6 +187,12 @@ impl Capabilities {
     /// Whether the device is one of its own and, on a CPU, has the instructions.
     pub fn runs_on(&self, device: &str) -> bool {
         self.devices.contains(&device) && self.isa.is_available()
+    }
+
+    /// Whether a GPU of that compute capability has the instructions; `None`: there is none to compare with.
+    pub fn runs_on_gpu(&self, found: Option<(u32, u32)>) -> bool {
+        let needs = self.compute_capability;
+        found.is_none_or(|found| if self.exact_compute_capability { found == needs } else { found >= needs })
     }
 }
 

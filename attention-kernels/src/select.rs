@@ -297,6 +297,24 @@ mod tests {
     }
 
     #[test]
+    fn the_unproven_kernel_of_hopper_is_taken_by_name_alone_and_on_hopper_alone() {
+        let on = |capability| Needs { compute_capability: Some(capability), ..cuda(Dtype::Bf16, KvDtype::Same) };
+        assert_eq!(chosen(&KernelChoice::default(), &on((9, 0)))[1], "cuda.paged_prefill");
+        let named = KernelChoice { prefill: "cuda.prefill_sm90".into(), ..Default::default() };
+        assert_eq!(chosen(&named, &on((9, 0)))[1], "cuda.prefill_sm90");
+        for (needs, why) in [
+            (on((8, 9)), "needs compute capability 9.0 and no other, this GPU has 8.9"),
+            (on((10, 0)), "needs compute capability 9.0 and no other, this GPU has 10.0"),
+            (Needs { head_dim: 96, ..on((9, 0)) }, "its head sizes are 64,128, the model's is 96"),
+            (Needs { block_size: 24, ..on((9, 0)) }, "its block sizes are 8,16,32,64,128, --block-size is 24"),
+            (Needs { row_invariant: true, ..on((9, 0)) }, "it is not row-invariant"),
+        ] {
+            let error = share_a_cache(&named, &needs).err().unwrap().to_string();
+            assert!(error.contains(why), "{error}");
+        }
+    }
+
+    #[test]
     fn blocks_that_no_vector_fills_are_refused_at_selection() {
         let odd = Needs { head_dim: 8, block_size: 5, ..cuda(Dtype::F32, KvDtype::Int8) };
         let error = share_a_cache(&KernelChoice::default(), &odd).err().unwrap().to_string();

@@ -8,7 +8,8 @@
 //   grid, block: 3 x u32 each; shared bytes: u32
 //   seeds: u32 count, u64 each; the launch runs once for each, over fresh copies of the buffers
 //   buffers: u32 count, each u64 length, bytes
-//   arguments: u32 count, each u32 kind; 0, a value: u32 length, bytes; 1, a pointer: u32 buffer, u64 offset
+//   arguments: u32 count, each u32 kind; 0, a value: u32 length, bytes; 1, a pointer: u32 buffer, u64 offset; 2, a tensor
+//     map: u32 buffer, 128 bytes, of which the second 8 become the address of the buffer
 #include <quire/sim.h>
 
 #include <cstdio>
@@ -57,7 +58,7 @@ struct Memory {
 };
 
 struct Argument {
-    bool pointer;
+    uint32_t kind;
     uint32_t buffer;
     uint64_t offset;
     std::vector<unsigned char> value;
@@ -76,13 +77,10 @@ int replay(File& file) {
     for (auto& buffer : buffers) buffer = file.bytes(file.number<uint64_t>());
     std::vector<Argument> arguments(file.number<uint32_t>());
     for (auto& argument : arguments) {
-        argument.pointer = file.number<uint32_t>() == 1;
-        if (argument.pointer) {
-            argument.buffer = file.number<uint32_t>();
-            argument.offset = file.number<uint64_t>();
-        } else {
-            argument.value = file.bytes(file.number<uint32_t>());
-        }
+        argument.kind = file.number<uint32_t>();
+        if (argument.kind) argument.buffer = file.number<uint32_t>();
+        if (argument.kind == 1) argument.offset = file.number<uint64_t>();
+        else argument.value = file.bytes(argument.kind ? 128 : file.number<uint32_t>());
     }
 
     for (const uint64_t seed : seeds) {
@@ -90,12 +88,10 @@ int replay(File& file) {
         std::vector<void*> pointers(arguments.size()), args(arguments.size());
         for (size_t i = 0; i < arguments.size(); i++) {
             Argument& argument = arguments[i];
-            if (argument.pointer) {
-                pointers[i] = static_cast<unsigned char*>(memory.at(argument.buffer).at) + argument.offset;
-                args[i] = &pointers[i];
-            } else {
-                args[i] = argument.value.data();
-            }
+            void* const base = argument.kind ? memory.at(argument.buffer).at : nullptr;
+            pointers[i] = static_cast<unsigned char*>(base) + (argument.kind == 1 ? argument.offset : 0);
+            if (argument.kind == 2) std::memcpy(argument.value.data() + 8, &base, sizeof base);
+            args[i] = argument.kind == 1 ? static_cast<void*>(&pointers[i]) : argument.value.data();
         }
         const quire_sim_options options = {seed};
         if (quire_sim_launch(name.c_str(), grid, block, shared_bytes, args.data(), &options)) {

@@ -2,6 +2,7 @@
 
 use std::ffi::c_void;
 
+use crate::tensor::{Map, Tensor};
 use crate::{Buffer, Element};
 
 /// One launch of a kernel.
@@ -34,6 +35,7 @@ pub(crate) enum Kind<'a> {
     /// A value of at most 8 bytes, and how many they are.
     Number([u8; 8], usize),
     Bytes(&'a [u8]),
+    Tensor(&'a Tensor<'a>),
 }
 
 impl<'a> Arg<'a> {
@@ -53,12 +55,18 @@ impl<'a> Arg<'a> {
         Arg(Kind::Bytes(unsafe { std::slice::from_raw_parts(std::ptr::from_ref(value).cast(), size_of::<T>()) }))
     }
 
+    /// The map of a tensor, for a kernel of Hopper that copies boxes of it: a `const __grid_constant__ quire::TensorMap`.
+    pub fn tensor(tensor: &'a Tensor<'a>) -> Arg<'a> {
+        Arg(Kind::Tensor(tensor))
+    }
+
     fn size(&self) -> u32 {
         match &self.0 {
             Kind::Pointer { .. } => size_of::<*const u8>() as u32,
             Kind::Number(_, bytes) => *bytes as u32,
             // A kernel has at most 32764 bytes of parameters.
             Kind::Bytes(bytes) => u32::try_from(bytes.len()).unwrap_or(u32::MAX),
+            Kind::Tensor(_) => size_of::<Map>() as u32,
         }
     }
 }
@@ -113,6 +121,16 @@ pub enum LaunchError {
         /// The size of the buffer.
         bytes: usize,
     },
+    /// A tensor that the copy engine can not take.
+    #[error("kernel {kernel}: argument {index} is a tensor for the copy engine, which takes {what}")]
+    Tensor {
+        /// The kernel.
+        kernel: String,
+        /// Which argument, from 0.
+        index: usize,
+        /// What it takes.
+        what: &'static str,
+    },
     /// More dynamic shared memory than a block can have.
     #[error("kernel {kernel}: found {found} bytes of dynamic shared memory, expected at most {most} on this GPU")]
     SharedMemory {
@@ -157,27 +175,37 @@ unsafe impl Send for Packed {}
 unsafe impl Sync for Packed {}
 
 impl Launch<'_> {
-    /// Lays out the arguments, after a comparison with the sizes of the kernel's parameters.
-    pub(crate) fn pack(&self, parameter_bytes: &[u32]) -> Result<Packed, LaunchError> {
+    /// Lays out the arguments, after a comparison with the sizes of the kernel's parameters. `map` makes the map of a tensor at
+    /// an address.
+    pub(crate) fn pack<E: From<LaunchError>>(
+        &self,
+        parameter_bytes: &[u32],
+        map: impl Fn(&Tensor<'_>, u64) -> Result<Map, E>,
+    ) -> Result<Packed, E> {
         let kernel = || self.kernel.to_owned();
         if !self.args.iter().map(Arg::size).eq(parameter_bytes.iter().copied()) {
             let (found, expected) = (self.args.iter().map(Arg::size).collect(), parameter_bytes.to_vec());
-            return Err(LaunchError::Arguments { kernel: kernel(), found, expected });
+            return Err(LaunchError::Arguments { kernel: kernel(), found, expected }.into());
         }
         let mut values: Vec<u128> = Vec::with_capacity(2 * self.args.len());
         let mut starts = Vec::with_capacity(self.args.len());
         for (index, arg) in self.args.iter().enumerate() {
-            let address;
+            let (address, tensor_map);
             let bytes = match &arg.0 {
                 Kind::Bytes(bytes) => bytes,
                 Kind::Number(bytes, len) => &bytes[..*len],
                 Kind::Pointer { buffer, offset } => {
                     let bytes = buffer.len_bytes();
                     if *offset > bytes {
-                        return Err(LaunchError::Outside { kernel: kernel(), index, offset: *offset, bytes });
+                        return Err(LaunchError::Outside { kernel: kernel(), index, offset: *offset, bytes }.into());
                     }
                     address = (buffer.address() + *offset as u64).to_ne_bytes();
                     &address[..]
+                }
+                Kind::Tensor(tensor) => {
+                    tensor.check(self.kernel, index)?;
+                    tensor_map = bytes_of(&map(tensor, tensor.buffer.address())?);
+                    &tensor_map[..]
                 }
             };
             starts.push(values.len());
@@ -196,7 +224,17 @@ impl Launch<'_> {
     pub(crate) fn buffers(&self) -> impl Iterator<Item = (usize, &Buffer)> {
         self.args.iter().enumerate().filter_map(|(index, arg)| match arg.0 {
             Kind::Pointer { buffer, .. } => Some((index, buffer)),
+            Kind::Tensor(tensor) => Some((index, tensor.buffer)),
             _ => None,
         })
     }
+}
+
+/// The bytes of a map, in the order of this machine's memory.
+pub(crate) fn bytes_of(map: &Map) -> [u8; size_of::<Map>()] {
+    let mut bytes = [0; size_of::<Map>()];
+    for (to, word) in bytes.chunks_exact_mut(8).zip(map) {
+        to.copy_from_slice(&word.to_ne_bytes());
+    }
+    bytes
 }

@@ -61,6 +61,7 @@ mod queue;
 pub mod roofline;
 pub mod sim;
 pub mod simd;
+mod tensor;
 mod upload;
 
 use std::path::PathBuf;
@@ -78,6 +79,7 @@ pub use pinned::Pinned;
 pub use pool::Pool;
 pub use queue::{Event, Queue};
 pub use simd::Isa;
+pub use tensor::Tensor;
 pub use upload::Uploader;
 
 /// Bytes of memory of a device.

@@ -183,7 +183,13 @@ fn a_whole_bundle_proves_the_kernels_without_a_card_and_says_that_there_is_no_dr
     let output = run(&bundle, &["--device", "cuda-sim", "--short"]);
     let said = text(&output);
     assert!(output.status.success(), "{said}");
-    for words in ["cuda-sim: 80 comparisons", "test result: ok. 2 passed", "cuda.paged_prefill", "conformance  ok"] {
+    for words in [
+        "cuda-sim: 86 comparisons",
+        "test result: ok. 2 passed",
+        "cuda.paged_prefill",
+        "cuda.prefill_sm90",
+        "conformance  ok",
+    ] {
         assert!(said.contains(words), "{words:?} is not in {said}");
     }
     // With a card this is another machine's test.

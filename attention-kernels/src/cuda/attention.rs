@@ -1,6 +1,6 @@
 //! Launches of the attention kernels.
 
-use device::{Arg, Device, Launch};
+use device::{Arg, Device, Launch, Tensor};
 
 use super::rule::PagedRule;
 use super::{MODULE, names};
@@ -71,6 +71,34 @@ pub(super) fn prefill(device: &dyn Device, args: AttentionArgs<'_>) -> Result<()
     let blocks = call.rows * call.group() / rows + args.seqs.len();
     let kv_heads = args.cache.shape.num_kv_heads;
     call.launch(device, kernel, [grid(blocks)?, grid(kv_heads)?, 1], 128, round16(tile) + folded as u32, 0)
+}
+
+/// The same on Hopper's copy engine and its tensor cores.
+pub(super) fn hopper(device: &dyn Device, args: AttentionArgs<'_>) -> Result<(), KernelError> {
+    let call = Call::new("cuda.prefill_sm90", &args)?;
+    let (format, shape) = (args.cache.format, args.cache.shape);
+    let kernel = match names::prefill_sm90(format, shape.head_dim) {
+        Some(kernel) if super::HOPPER_BLOCKS.contains(&shape.block_size) => kernel,
+        _ => {
+            let (dim, size) = (shape.head_dim, shape.block_size);
+            return Err(call.unsupported(format!("heads of {dim}, blocks of {size} and {format}")));
+        }
+    };
+    // A query, then stages of keys and of values, 64 KiB each, then four mbarriers a stage.
+    let stages = 256 / shape.head_dim;
+    let shared = (256 * shape.head_dim + 2 * (64 << 10) + 32 * stages).next_multiple_of(1024);
+    let blocks = call.rows * call.group() / 128 + args.seqs.len();
+    let strides = format.layout.strides(&shape);
+    let bytes = format.element_bytes();
+    let tensor = |buffer| Tensor {
+        buffer,
+        sizes: [shape.head_dim, shape.block_size, shape.num_kv_heads, shape.num_blocks],
+        strides: [strides.token * bytes, strides.head * bytes, strides.block * bytes],
+        tile: [64, shape.block_size as u32, 1, 1],
+    };
+    let tensors = [tensor(&args.cache.keys), tensor(&args.cache.values)];
+    let grid = [grid(blocks)?, grid(shape.num_kv_heads)?, 1];
+    call.launch_with(device, kernel, grid, 384, shared as u32, 0, &tensors.each_ref().map(Arg::tensor))
 }
 
 /// One call, its shapes checked.
@@ -171,6 +199,21 @@ impl<'a> Call<'a> {
         shared_bytes: u32,
         partitions: usize,
     ) -> Result<(), KernelError> {
+        self.launch_with(device, kernel, grid, threads, shared_bytes, partitions, &[])
+    }
+
+    /// `more`: what the kernel takes behind the parameters of all attention kernels, at most two.
+    #[allow(clippy::too_many_arguments)]
+    fn launch_with(
+        &self,
+        device: &dyn Device,
+        kernel: &str,
+        grid: [u32; 3],
+        threads: u32,
+        shared_bytes: u32,
+        partitions: usize,
+        more: &[Arg<'_>],
+    ) -> Result<(), KernelError> {
         if self.rows == 0 {
             return Ok(());
         }
@@ -182,7 +225,7 @@ impl<'a> Call<'a> {
             _ => Arg::null(),
         };
         let partial = |buffer| if partitions > 0 { Arg::pointer(buffer, 0) } else { Arg::null() };
-        let parameters = [
+        let common = [
             Arg::pointer(args.query, 0),
             Arg::pointer(&cache.keys, 0),
             Arg::pointer(&cache.values, 0),
@@ -198,8 +241,12 @@ impl<'a> Call<'a> {
             args.alibi_slopes.map_or(Arg::null(), |_| Arg::pointer(workspace.alibi_slopes(), 0)),
             Arg::bytes(&shape),
         ];
+        let mut parameters = [Arg::null(); 16];
+        parameters[..common.len()].copy_from_slice(&common);
+        parameters[common.len()..][..more.len()].copy_from_slice(more);
+        let parameters = &parameters[..common.len() + more.len()];
         let block = [threads, 1, 1];
-        device.launch(&Launch { module: MODULE, kernel, grid, block, shared_bytes, args: &parameters })?;
+        device.launch(&Launch { module: MODULE, kernel, grid, block, shared_bytes, args: parameters })?;
         Ok(())
     }
 

@@ -70,13 +70,18 @@ const ROWS: &str = "cuda.rows";
 const TILES: &str = "cuda.tiles";
 const GENERIC: &str = "cuda.generic";
 
+/// Those on tensor cores.
+const fn tiles(rank: u32) -> Capabilities {
+    Capabilities { rounds_weights: true, ..attention(HALVES, INSTANCES, TILES, rank) }
+}
+
 register!(
     "cuda.paged",
     Decode,
     attention(HALVES, INSTANCES, ROWS, 3),
     Attention(|device, args| { attention::decode("cuda.paged", Context::ByRule, device, args) })
 );
-register!("cuda.paged_gqa", Decode, attention(HALVES, INSTANCES, TILES, 2), Attention(attention::grouped));
+register!("cuda.paged_gqa", Decode, tiles(2), Attention(attention::grouped));
 register!(
     "cuda.paged_v2",
     Decode,
@@ -89,7 +94,21 @@ register!(
     attention(HALVES, INSTANCES, ROWS, 0),
     Attention(|device, args| { attention::decode("cuda.paged_v1", Context::Whole, device, args) })
 );
-register!("cuda.paged_prefill", Prefill, attention(HALVES, INSTANCES, TILES, 1), Attention(attention::prefill));
+register!("cuda.paged_prefill", Prefill, tiles(1), Attention(attention::prefill));
+
+/// The block sizes of which a tile of 128 tokens is a whole number.
+const HOPPER_BLOCKS: [usize; 5] = [8, 16, 32, 64, 128];
+// Its online softmax runs from the first tile that the rows beside a row see, so a row's bits depend on them.
+const HOPPER: Capabilities = Capabilities {
+    compute_capability: (9, 0),
+    exact_compute_capability: true,
+    kv_dtypes: &[KvDtype::Same],
+    block_sizes: Sizes::List(&HOPPER_BLOCKS),
+    row_invariant: None,
+    head_sizes: Sizes::List(&[64, 128]),
+    ..tiles(0)
+};
+register!("cuda.prefill_sm90", Prefill, HOPPER, Attention(attention::hopper));
 
 const SINGLES: Capabilities = attention(&[Dtype::F32], Sizes::UpTo { max: 256, step: 1 }, GENERIC, 0);
 register!("cuda.generic", Decode, SINGLES, Attention(attention::generic));

@@ -1,6 +1,6 @@
 //! Names of the kernels' instances, as `csrc/instantiate.cuh` makes them.
 
-use crate::format::{CacheFormat, Dtype};
+use crate::format::{CacheFormat, Dtype, KvDtype};
 
 /// The head sizes that kernels are compiled for.
 pub(super) const HEAD_SIZES: [usize; 8] = [32, 64, 80, 96, 112, 128, 192, 256];
@@ -43,6 +43,20 @@ impl Names {
         };
         let size = HEAD_SIZES.iter().position(|&size| size == head_dim)?;
         Some(self.0[dtype][usize::from(format.kv_dtype.takes_scales())][size])
+    }
+}
+
+/// The kernel of Hopper.
+pub(super) fn prefill_sm90(format: CacheFormat, head_dim: usize) -> Option<&'static str> {
+    if format.kv_dtype != KvDtype::Same {
+        return None;
+    }
+    match (format.dtype, head_dim) {
+        (Dtype::F16, 64) => Some("prefill_sm90_f16_h64"),
+        (Dtype::F16, 128) => Some("prefill_sm90_f16_h128"),
+        (Dtype::Bf16, 64) => Some("prefill_sm90_bf16_h64"),
+        (Dtype::Bf16, 128) => Some("prefill_sm90_bf16_h128"),
+        _ => None,
     }
 }
 

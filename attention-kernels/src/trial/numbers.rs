@@ -130,10 +130,9 @@ pub struct Tolerance {
 /// cores take weights rounded to the type of the query: half an ulp more, and of the log of their sum.
 pub fn tolerance(can: &Capabilities, dtype: Dtype) -> Tolerance {
     let f32_sums = 32.0 * ulp(Dtype::F32, 1.0);
-    let tiles = can.row_invariant == Some("cuda.tiles");
     match dtype {
         Dtype::F32 => Tolerance { output: 32.0, lse: f32_sums },
-        _ if tiles => Tolerance { output: 1.25, lse: ulp(dtype, 1.0) + f32_sums },
+        _ if can.rounds_weights => Tolerance { output: 1.25, lse: ulp(dtype, 1.0) + f32_sums },
         _ => Tolerance { output: 0.6, lse: f32_sums },
     }
 }

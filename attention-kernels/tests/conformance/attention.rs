@@ -92,7 +92,9 @@ fn every_claim_of_the_cpu_variants_and_of_the_f32_kernel_holds() {
 #[test]
 fn every_claim_of_the_decode_kernels_holds() {
     every_claim_holds(|variant| {
-        variant.capabilities.dtypes.contains(&Dtype::F16) && variant.capabilities.row_invariant != Some("cuda.tiles")
+        variant.operation == Operation::Decode
+            && variant.capabilities.dtypes.contains(&Dtype::F16)
+            && variant.capabilities.row_invariant != Some("cuda.tiles")
     });
 }
 
@@ -100,6 +102,13 @@ fn every_claim_of_the_decode_kernels_holds() {
 fn every_claim_of_the_tensor_core_kernels_holds() {
     every_claim_holds(|variant| variant.capabilities.row_invariant == Some("cuda.tiles"));
 }
+
+#[test]
+fn every_claim_of_the_hopper_kernel_holds() {
+    every_claim_holds(|variant| variant.name == HOPPER);
+}
+
+const HOPPER: &str = "cuda.prefill_sm90";
 
 fn variant(operation: Operation, name: &str) -> &'static Variant {
     variants(operation).into_iter().find(|variant| variant.name == name).unwrap()
@@ -152,6 +161,9 @@ pub fn families_agree(pick: impl Fn(&Variant) -> bool) {
     for device in devices::all() {
         for prefill in variants_on(&*device, &[Operation::Prefill]).into_iter().filter(|variant| pick(variant)) {
             let can = &prefill.capabilities;
+            if can.row_invariant.is_none() {
+                continue; // it claims nothing of the kind
+            }
             let look = at_the_borders(can.dtypes[0], KvDtype::Same, None, 5);
             let whole = Problem::new(4, &look);
             let want = whole.on(&device).unwrap().run(prefill, 0..BORDERS.len(), can.lse).unwrap();

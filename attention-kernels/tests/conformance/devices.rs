@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use attention_kernels::{Operation, Variant, trial, variants};
+use attention_kernels::{Capabilities, Operation, Variant, trial, variants};
 use device::{Buffer, Device};
 
 use crate::support::{Kernels, wanted};
@@ -44,5 +44,6 @@ pub fn bytes(device: &dyn Device, buffer: &Buffer) -> Vec<u8> {
 /// The variants of some operations that a device runs.
 pub fn variants_on(device: &dyn Device, operations: &[Operation]) -> Vec<&'static Variant> {
     let all = operations.iter().flat_map(|&operation| variants(operation));
-    all.filter(|variant| variant.capabilities.runs_on(device.name())).collect()
+    let runs = |can: &Capabilities| can.runs_on(device.name()) && can.runs_on_gpu(device.compute_capability());
+    all.filter(|variant| runs(&variant.capabilities)).collect()
 }

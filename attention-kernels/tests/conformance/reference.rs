@@ -147,6 +147,7 @@ fn every_variant_equals_the_reference_cases() {
                 if can.dtypes.contains(&format.dtype)
                     && can.kv_dtypes.contains(&format.kv_dtype)
                     && can.head_sizes.contain(case.head_dim)
+                    && can.block_sizes.contain(case.block_size)
                 {
                     let got = on_device.run(variant, 0..problem.batch.num_seqs(), can.lse).unwrap();
                     got.check(

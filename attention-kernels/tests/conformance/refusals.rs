@@ -39,7 +39,7 @@ fn call(
     cache: &KvCache,
     change: impl FnOnce(&mut AttentionArgs<'_>),
 ) -> Result<(), KernelError> {
-    let operation = if name == "cuda.paged_prefill" { Operation::Prefill } else { Operation::Decode };
+    let operation = if name.contains("prefill") { Operation::Prefill } else { Operation::Decode };
     let variant = variants(operation).into_iter().find(|variant| variant.name == name).unwrap();
     let Kernel::Attention(kernel) = variant.kernel else { panic!("{name}") };
     let [query, mut output]: [Buffer; 2] = std::array::from_fn(|_| device.alloc(2 * 4 * 64 * 2).unwrap());
@@ -98,6 +98,8 @@ fn a_call_that_does_not_fit_its_cache_or_workspace_is_an_error_with_the_numbers(
         let odd = KvCache::with_format(device, KvShape { head_dim: 48, ..SHAPE }, format).unwrap();
         let heads = said("cuda.paged", &workspace, &odd, &|_| ());
         assert!(heads.contains("cuda.paged was called with heads of 48 and f16, cache same, HND"), "{heads}");
+        let heads = said("cuda.prefill_sm90", &workspace, &odd, &|_| ());
+        assert!(heads.contains("called with heads of 48, blocks of 16 and f16, cache same, HND"), "{heads}");
         let fewer = KvCache::with_format(device, KvShape { num_blocks: 7, ..SHAPE }, format).unwrap();
         assert_eq!(said("cuda.paged", &workspace, &fewer, &|_| ()), "blocks of the cache: found 7, expected 8");
         let single = KvCache::with_format(device, SHAPE, CacheFormat::default()).unwrap();

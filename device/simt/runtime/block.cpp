@@ -44,6 +44,9 @@ void enter_thread() {
     entered(block.main);
     acquire_order(&block.start_order);
     block.call(block.args);
+    if (!worker.products.empty()) {
+        fail(Fault::bad_async, "this thread leaves the kernel before it has waited for this wgmma", worker.products.back().second.at);
+    }
     release_order(&block.end_order);
     worker.state = State::done;
     block.arena.warp(worker.warp).live &= ~(1u << worker.lane);
@@ -62,9 +65,11 @@ void leave(Worker& worker) {
 
 Block::Block(const char* kernel, const Grid& grid, void (*call)(void* const*), void* const* args, Arena& arena)
     : kernel(kernel), grid(grid), call(call), args(args), arena(arena), threads(grid.block.x * grid.block.y * grid.block.z),
-      random(grid.seed), storage(shared_storage()), workers(threads) {
+      random(grid.seed), storage(shared_storage()), workers(threads), warpgroups((threads + 4 * WARP - 1) / (4 * WARP)) {
+    flying.reserve(1024);
     ready.reserve(threads);
     round.reserve(threads);
+    late.reserve(threads);
     main.adopt_thread();
     for (Worker& worker : workers) worker.fiber.create_thread();
     std::memset(smem, 0xff, sizeof smem);
@@ -90,6 +95,9 @@ void Block::begin(uint64_t index) {
     std::memset(smem, 0xff, grid.shared_bytes);
     std::memset(smem + sizeof smem, 0xff, static_cast<size_t>(storage.end - (smem + sizeof smem)));
     poison(smem + grid.shared_bytes, sizeof smem - grid.shared_bytes);
+    flying.clear();
+    for (NamedBarrier& barrier : named) barrier = {};
+    for (Warpgroup& group : warpgroups) group = {};
     release_order(&start_order);
     for (unsigned i = 0; i < threads; i++) {
         Worker& worker = workers[i];
@@ -105,6 +113,14 @@ void Block::begin(uint64_t index) {
         worker.copies.clear();
         worker.landed = 0;
         worker.open_group = 0;
+        worker.unfenced.clear();
+        worker.refenced = 0;
+        worker.fresh.clear();
+        worker.products.clear();
+        worker.products_landed = 0;
+        worker.open_products = worker.products_begun = 0;
+        worker.held.clear();
+        worker.fenced = false;
         worker.fiber.stack = arena.stack(i);
         worker.fiber.bytes = Arena::STACK_BYTES;
         worker.fiber.start(enter_thread);
@@ -117,8 +133,8 @@ void Block::begin(uint64_t index) {
 
 void Block::run() {
     for (;;) {
-        while (!ready.empty()) {
-            std::swap(ready, round);
+        while (!ready.empty() || !late.empty()) {
+            std::swap(ready.empty() ? late : ready, round);
             if (grid.seed) shuffle(round);
             for (Worker* worker : round) {
                 resume(*worker);
@@ -128,6 +144,16 @@ void Block::run() {
         }
         bool finished = true;
         for (const Worker& worker : workers) finished = finished && worker.state == State::done;
+        if (finished && land(nullptr)) {
+            const Worker& last = workers[0];
+            fault = say(Fault::bad_async, kernel, &last, last.at, "the block ends while a bulk copy to its shared memory is on its way");
+        }
+        for (size_t i = 0; finished && !fault && i < workers.size(); i++) {
+            const Worker &worker = workers[i], &first = workers[i / (4 * WARP) * (4 * WARP)];
+            if (worker.products_begun == first.products_begun) continue;
+            fault = say(Fault::divergent_collective, kernel, &worker, warpgroups[worker.warp / 4].at,
+                        "of its warpgroup some threads have begun %u wgmmas, this one %u", first.products_begun, worker.products_begun);
+        }
         if (finished) return;
         nobody_is_ready();
         if (fault) return;
@@ -139,8 +165,9 @@ void Block::resume(Worker& worker) {
     switch_fiber(main, worker.fiber, false);
 }
 
-// Either all threads wait at one barrier, which opens, or they would wait for ever.
+// Either all threads wait at one barrier, which opens, or copies land, at last, or they would wait for ever.
 void Block::nobody_is_ready() {
+    const Worker* in_vain = nullptr;                    // waits for a phase, or for some others
     const Worker* met = nullptr;                        // waits for its warp
     const Worker *first = nullptr, *elsewhere = nullptr;  // wait, at two places if there are two
     unsigned gone = 0;
@@ -148,10 +175,17 @@ void Block::nobody_is_ready() {
         gone += worker.state == State::done;
         if (worker.state == State::done) continue;
         if (worker.state == State::in_meeting) met = &worker;
+        if (!in_vain && (worker.state == State::at_mbarrier || worker.state == State::at_named)) in_vain = &worker;
         if (!first) first = &worker;
         if (!same(worker.at, first->at)) elsewhere = &worker;
     }
-    if (!elsewhere && !met && !gone) return open_barrier();
+    if (!elsewhere && !met && !gone && !in_vain) return open_barrier();
+    if (land(nullptr)) return;
+    if (in_vain) {
+        const char* what = in_vain->state == State::at_named ? "a named barrier" : "a phase of an mbarrier";
+        fault = say(Fault::deadlock, kernel, in_vain, in_vain->at, "deadlock: this thread waits here for %s that nobody completes", what);
+        return;
+    }
     const Worker& blamed = met ? *met : elsewhere ? *elsewhere : *first;
     const Worker& other = &blamed == first && elsewhere ? *elsewhere : *first;
     const uint3 t = other.thread_idx;
@@ -172,14 +206,16 @@ void Block::nobody_is_ready() {
     }
 }
 
+void Block::wake(Worker& worker) {
+    worker.state = State::ready;
+    ready.push_back(&worker);
+}
+
 void Block::open_barrier() {
     votes = {yes, threads};
     yes = 0;
     barriers++;
-    for (Worker& worker : workers) {
-        worker.state = State::ready;
-        ready.push_back(&worker);
-    }
+    for (Worker& worker : workers) wake(worker);
 }
 
 }  // namespace simt

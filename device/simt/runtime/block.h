@@ -11,7 +11,7 @@
 
 namespace simt {
 
-enum class State { ready, at_barrier, in_meeting, done };
+enum class State { ready, at_barrier, in_meeting, at_mbarrier, at_named, done };
 
 struct Block;
 
@@ -24,6 +24,47 @@ struct Worker : Thread {
     std::vector<std::pair<unsigned, AsyncCopy>> copies;
     size_t landed;
     unsigned open_group;
+    const void* barrier;  // the mbarrier that it waits for
+    unsigned parity;
+    std::vector<UnfencedStore> unfenced;  // of them, `refenced` have been fenced
+    size_t refenced;
+    std::vector<void*> fresh;  // mbarriers that it has made and not fenced
+    // Products that wgmma has begun, as the copies above, and the sums that they add to.
+    std::vector<std::pair<unsigned, Product>> products;
+    size_t products_landed;
+    unsigned open_products, products_begun;
+    struct Held {
+        float* sums;
+        unsigned uses;
+        std::vector<float> values;
+    };
+    std::vector<Held> held;
+    bool fenced;
+};
+
+// A bulk copy on its way, with a map of its own; or the place of one that has landed.
+struct Flying {
+    BulkCopy copy;
+    bool landed;
+    volatile uint64_t map[16];
+};
+
+// One of the barriers 1 to 15.
+struct NamedBarrier {
+    unsigned threads, arrived, opened;
+    Place at;
+    char order[2];
+};
+
+// The last products that the first warp to come has begun: the others of its warpgroup must begin the same.
+struct Warpgroup {
+    struct Begun {
+        unsigned number;
+        uint64_t a_matrix, b_matrix;
+        int line;
+    };
+    Begun recent[64];
+    Place at;
 };
 
 // The thread_local storage of this library in the calling thread. In a main program, whose storage may be that of a C
@@ -46,10 +87,14 @@ struct Block {
     std::vector<Worker> workers;
     std::vector<Worker*> ready;  // may run, in the next round
     std::vector<Worker*> round;  // run now
+    std::vector<Worker*> late;   // may run, once no other may
     unsigned yes = 0;            // votes at the barrier that is gathering
     Votes votes{};               // of the last barrier that opened
     unsigned barriers = 0;       // opened so far
     int fault = 0;
+    std::vector<Flying> flying;  // and places of those that have landed
+    NamedBarrier named[16];
+    std::vector<Warpgroup> warpgroups;
     // Addresses that stand for an order: of the two barriers that may be in use at once, of the start and of the end.
     char barrier_order[2], start_order, end_order;
 
@@ -61,6 +106,10 @@ struct Block {
     void run();
     void resume(Worker& worker);
     void nobody_is_ready();
+    // Makes `worker` ready to run.
+    void wake(Worker& worker);
+    // Lands the bulk copies that report to a barrier, or all; gives whether there were any.
+    bool land(const void* barrier);
     void open_barrier();
     // The next random number of the launch.
     uint64_t draw();

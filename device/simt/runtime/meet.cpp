@@ -80,8 +80,7 @@ Rows meet(unsigned mask, const void* value, unsigned bytes, Meeting meeting, Pla
     } else {
         for (unsigned others = mask & ~me; others; others &= others - 1) {
             Worker& other = block.workers[worker.warp * WARP + static_cast<unsigned>(__builtin_ctz(others))];
-            other.state = State::ready;
-            block.ready.push_back(&other);
+            block.wake(other);
         }
     }
     if (meeting == Meeting::sync) acquire_order(&slot->order);

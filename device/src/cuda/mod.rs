@@ -14,6 +14,7 @@ mod fatbin;
 mod graph;
 mod memory;
 mod modules;
+mod tensor;
 
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -308,7 +309,7 @@ impl Device for Cuda {
 
     fn launch(&self, launch: &Launch<'_>) -> Result<(), DeviceError> {
         let function = self.modules.function(launch.module, launch.kernel, launch.shared_bytes, &self.tape)?;
-        let mut arguments = launch.pack(&function.parameter_bytes)?;
+        let mut arguments = launch.pack(&function.parameter_bytes, tensor::map)?;
         for (index, buffer) in launch.buffers() {
             if self.work_on(buffer, 0, 0).is_err() {
                 return Err(LaunchError::wrong_device(launch.kernel, index, buffer.device(), NAME).into());

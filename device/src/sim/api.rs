@@ -8,7 +8,7 @@ use super::Call;
 use super::SimError;
 
 /// `QUIRE_SIM_ABI` of the header.
-const INTERFACE: u32 = 1;
+const INTERFACE: u32 = 2;
 
 /// `quire_sim_kernel`.
 #[repr(C)]
@@ -61,6 +61,8 @@ pub enum FaultKind {
     Misaligned,
     /// The kernel called `__trap()`.
     Trap,
+    /// An mbarrier, a bulk copy or a wgmma was used against its rules.
+    BadAsync,
 }
 
 impl FaultKind {
@@ -75,6 +77,7 @@ impl FaultKind {
             8 => FaultKind::BadLane,
             9 => FaultKind::Misaligned,
             10 => FaultKind::Trap,
+            11 => FaultKind::BadAsync,
             _ => FaultKind::BadLaunch,
         }
     }

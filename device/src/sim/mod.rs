@@ -35,7 +35,7 @@ use std::path::{Path, PathBuf};
 use api::Api;
 
 use crate::launch::Packed;
-use crate::{Launch, LaunchError};
+use crate::{Launch, LaunchError, Tensor};
 
 /// A kernel of a library.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -151,7 +151,8 @@ impl Library {
     /// The launch as a value that borrows nothing, its arguments laid out as the kernel takes them.
     pub(crate) fn prepare(&self, launch: &Launch<'_>) -> Result<Call, LaunchError> {
         let kernel = self.kernel(launch.kernel)?;
-        let arguments = launch.pack(&kernel.parameter_bytes)?;
+        let map = |tensor: &Tensor<'_>, address| Ok::<_, LaunchError>(tensor.host_map(address));
+        let arguments = launch.pack(&kernel.parameter_bytes, map)?;
         // The name of a kernel of ours has no 0 in it.
         let name = CString::new(kernel.name.as_str()).unwrap_or_default();
         Ok(Call { name, grid: launch.grid, block: launch.block, shared_bytes: launch.shared_bytes, arguments })

@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 
 use crate::Buffer;
-use crate::launch::{Kind, Launch};
+use crate::launch::{Kind, Launch, bytes_of};
 
 impl Launch<'_> {
     /// Writes the launch with the contents of its buffers, in the format that the head of `simt/replay.cpp` gives. It
@@ -33,6 +33,8 @@ impl Launch<'_> {
             out.write_all(&(bytes.len() as u64).to_le_bytes())?;
             out.write_all(&bytes)?;
         }
+        let number_of =
+            |buffer: &Buffer| buffers.iter().position(|known| std::ptr::eq(*known, buffer)).unwrap_or_default();
         count(out, self.args.len())?;
         for arg in self.args {
             let value = match &arg.0 {
@@ -40,8 +42,14 @@ impl Launch<'_> {
                 Kind::Number(bytes, len) => &bytes[..*len],
                 Kind::Pointer { buffer, offset } => {
                     count(out, 1)?;
-                    count(out, buffers.iter().position(|known| std::ptr::eq(*known, *buffer)).unwrap_or_default())?;
+                    count(out, number_of(buffer))?;
                     out.write_all(&(*offset as u64).to_le_bytes())?;
+                    continue;
+                }
+                Kind::Tensor(tensor) => {
+                    count(out, 2)?;
+                    count(out, number_of(tensor.buffer))?;
+                    out.write_all(&bytes_of(&tensor.host_map(0)))?;
                     continue;
                 }
             };

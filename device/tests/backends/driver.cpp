@@ -478,6 +478,18 @@ CALL(cuFuncSetAttribute, Kernel* function, int attribute, int value) {
     return SUCCESS;
 }
 
+// The map that the host's model reads; of the settings those that the backend uses, and no other.
+CALL(cuTensorMapEncodeTiled, uint64_t* map, int type, uint32_t rank, Address address, const uint64_t* sizes, const uint64_t* strides,
+     const uint32_t* box, const uint32_t* steps, int interleave, int swizzle, int promotion, int fill) {
+    NEEDS(type == 1 && rank == 4 && address % 16 == 0 && interleave == 0 && swizzle == 3 && promotion == 3 && fill == 0, INVALID_VALUE);
+    for (int i = 0; i < 4; i++) NEEDS(sizes[i] && box[i] && box[i] <= 256 && steps[i] == 1 && (i == 3 || strides[i] % 16 == 0), INVALID_VALUE);
+    const auto pair = [](uint32_t low, uint32_t high) { return low | uint64_t{high} << 32; };
+    const uint64_t words[16] = {0x70616d726f736e74, address,    pair(2, 128), sizes[0], sizes[1], sizes[2],
+                                sizes[3],           strides[0], strides[1],   strides[2], pair(box[0], box[1]), pair(box[2], box[3])};
+    std::memcpy(map, words, sizeof words);
+    return SUCCESS;
+}
+
 CALL(cuLaunchKernel, Kernel* function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
      unsigned shared_bytes, Stream* stream, void** args, void** extra) {
     const Lock guard(lock);

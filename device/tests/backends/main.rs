@@ -9,7 +9,7 @@ mod graphs;
 
 use std::sync::Arc;
 
-use device::{Arg, Buffer, Device, DeviceError, Element, Launch, Options, Queue};
+use device::{Arg, Buffer, Device, DeviceError, Element, Launch, Options, Queue, Tensor};
 use xtask::kernels::manifest::Manifest;
 use xtask::kernels::{self, cuda, host, toolkit};
 use xtask::{not_run, workspace};
@@ -83,6 +83,29 @@ fn add_one(device: &dyn Device, values: &Buffer, blocks: u32) -> Result<(), Devi
     let args = [Arg::pointer(values, 0)];
     let (grid, block) = ([blocks, 1, 1], [64, 1, 1]);
     device.launch(&Launch { module: MODULE, kernel: "add_one", grid, block, shared_bytes: 0, args: &args })
+}
+
+#[test]
+fn a_box_of_a_tensor_is_what_the_map_says() {
+    // The copy engine of Hopper; the simulator's is its model.
+    for device in launching().filter(|device| device.compute_capability().is_none_or(|found| found == (9, 0))) {
+        let (name, device) = (device.name(), &*device);
+        let numbers: Vec<i32> = (0..64 * 9).collect();
+        let (input, out) = (filled(device, &numbers), device.alloc(1024).unwrap());
+        // 18 rows of 64 halves; of the box from row 12 on two rows are past the end.
+        let tensor = Tensor { buffer: &input, sizes: [64, 18, 1, 1], strides: [128, 2304, 2304], tile: [64, 8, 1, 1] };
+        let at = [0, 12, 0, 0].map(Arg::from);
+        let args = [Arg::pointer(&out, 0), Arg::tensor(&tensor), at[0], at[1], at[2], at[3], 1024u32.into()];
+        let (grid, block) = ([1; 3], [32, 1, 1]);
+        device.launch(&Launch { module: MODULE, kernel: "box", grid, block, shared_bytes: 2048, args: &args }).unwrap();
+        let expected: Vec<i32> = (0..8 * 32)
+            .map(|i| {
+                let (row, chunk) = (i / 32, (i % 32 / 4) ^ (i / 32 % 8));
+                if row < 6 { (12 + row) * 32 + chunk * 4 + i % 4 } else { 0 }
+            })
+            .collect();
+        assert_eq!(contents(device, &out), expected, "{name}");
+    }
 }
 
 #[test]

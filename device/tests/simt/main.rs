@@ -2,6 +2,7 @@
 //! Rust. Where there is no compiler every test prints one line that begins with `NOT RUN:`.
 #![allow(clippy::unwrap_used)]
 
+mod hopper;
 mod mistakes;
 mod numbers;
 mod sanitizers;
@@ -73,7 +74,14 @@ fn run_seeded(library: &Library, seed: u64, launch: &Launch<'_>) -> Result<(), S
 
 /// The line of a mistake, from 1.
 fn line_of(name: &str) -> u32 {
-    let text = std::fs::read_to_string(folder().join("mistakes.cu")).unwrap();
+    line_in("mistakes.cu", name)[0]
+}
+
+/// The lines of a mistake in a file, from 1: at least one.
+fn line_in(file: &str, name: &str) -> Vec<u32> {
+    let text = std::fs::read_to_string(folder().join(file)).unwrap();
     let mark = format!("// here: {name}");
-    text.lines().position(|line| line.ends_with(&mark)).unwrap() as u32 + 1
+    let lines: Vec<u32> = (1..).zip(text.lines()).filter(|(_, line)| line.ends_with(&mark)).map(|(i, _)| i).collect();
+    assert!(!lines.is_empty(), "{file} has no mistake {name}");
+    lines
 }

@@ -3,10 +3,11 @@
 use std::path::Path;
 use std::process::{Command, Output};
 
-use device::{Arg, Launch};
+use device::{Arg, Launch, Tensor};
 use xtask::kernels::host::{self, Sanitizer};
 use xtask::{kernels, not_run, workspace};
 
+use super::hopper::matrix;
 use super::{SEEDS, buffer, compiler, launch, line_of, manifest, zeros};
 
 /// The program that replays launches under a sanitizer; `None`, and the line that says so, where it can not be built.
@@ -56,7 +57,15 @@ fn is_content(program: &Path) {
     let counted = [&counts, &sum, &extremes, &bits].map(|buffer| Arg::pointer(buffer, 0));
     let multiplied = [Arg::pointer(&c, 0), Arg::pointer(&a, 0), Arg::pointer(&b, 0), 64.into(), 5.into()];
     let grouped = [Arg::pointer(&lanes, 0)];
+    let (rows, threads, boxes) = (zeros::<u16>(64 * 64), zeros::<i32>(128), zeros::<f32>(2 * 64 * 64));
+    let (tensor, eight) = (matrix(&rows, 64, 64), Tensor { tile: [64, 8, 1, 1], ..matrix(&rows, 64, 64) });
+    let piped = [Arg::pointer(&sum, 0), Arg::tensor(&eight), 8.into()];
+    let met = [Arg::pointer(&threads, 0)];
+    let boxed = [Arg::pointer(&boxes, 0), Arg::tensor(&tensor), Arg::tensor(&tensor), Arg::pointer(&rows, 0)];
     let launches = [
+        launch("pipeline", 1, 96, &piped),
+        launch("named_barriers", 1, 128, &met),
+        Launch { shared_bytes: 16 << 10 | 8, ..launch("boxes_f16_64_k", 1, 128, &boxed) },
         launch("block_sums", 3, 128, &summed),
         launch("groups", 1, 32, &grouped),
         launch("atomics", 3, 96, &counted),

@@ -60,13 +60,22 @@ pub fn build(
     let folder = super::folder(root).join("cache").join(format!("{}.{}", manifest.name, architectures.join("-")));
     let include = std::iter::once(root.join("device/simt/include")).chain(manifest.include.iter().cloned());
     let mut common: Vec<String> = FLAGS.iter().map(ToString::to_string).collect();
-    common.extend(architectures.iter().map(|name| format!("-gencode=arch=compute_{name},code=sm_{name}")));
-    common.push(format!("-gencode=arch=compute_{PTX},code=compute_{PTX}"));
     common.extend(include.map(|path| format!("-I{}", path.display())));
+    let code = |name: &str| format!("-gencode=arch=compute_{name},code=sm_{name}");
     let compile = |unit: &super::manifest::Unit| Compile {
         program: toolkit.nvcc.clone(),
         version: toolkit.version.clone(),
-        args: common.iter().cloned().chain(unit.macros.iter().map(|name| format!("-D{name}"))).collect(),
+        args: match unit.architectures.as_slice() {
+            [] => {
+                let ptx = format!("-gencode=arch=compute_{PTX},code=compute_{PTX}");
+                architectures.iter().map(|name| code(name)).chain([ptx]).collect::<Vec<_>>()
+            }
+            own => own.iter().map(|name| code(name)).collect(),
+        }
+        .into_iter()
+        .chain(common.iter().cloned())
+        .chain(unit.macros.iter().map(|name| format!("-D{name}")))
+        .collect(),
         source: unit.source.clone(),
         output: folder.join(format!("{}.fatbin", unit.name)),
     };

@@ -9,7 +9,7 @@ use super::manifest::Manifest;
 use super::toolkit::on_path;
 
 const SHIM: &str = "device/simt";
-const RUNTIME: [&str; 6] = ["fiber", "arena", "block", "meet", "launch", "library"];
+const RUNTIME: [&str; 7] = ["fiber", "arena", "block", "meet", "async", "launch", "library"];
 
 /// Each with its reason.
 const FLAGS: &[&str] = &[

@@ -11,10 +11,12 @@
 //!     file = "paged.cu"
 //!     shards = ["HEAD=64", "HEAD=128 WIDE"]   # compiled once for each, with these macros; default once, with none
 //!     max_spill_bytes = 16            # for this source; default what stands above
+//!     architectures = ["90a"]         # this source is compiled for these alone, without PTX; default for all
 //! "#;
 //! let manifest = Manifest::parse(text, "csrc".as_ref(), "demo")?;
 //! assert_eq!(manifest.units[1].macros, ["HEAD=128", "WIDE"]);
 //! assert_eq!(manifest.units[1].limits.spill_bytes, 16);
+//! assert_eq!(manifest.units[1].architectures, ["90a"]);
 //!
 //! let problem = Manifest::parse("sources = []", "csrc".as_ref(), "demo").unwrap_err();
 //! assert!(problem.starts_with("csrc/kernels.toml:1: unknown field `sources`, expected one of `include`"));
@@ -47,6 +49,8 @@ pub struct Unit {
     pub macros: Vec<String>,
     /// Of each of its kernels.
     pub limits: Limits,
+    /// What it uses instructions of, and is compiled for; empty: all.
+    pub architectures: Vec<String>,
 }
 
 /// What a kernel may cost.
@@ -77,6 +81,8 @@ struct Source {
     file: String,
     #[serde(default)]
     shards: Vec<String>,
+    #[serde(default)]
+    architectures: Vec<String>,
     max_spill_bytes: Option<u32>,
     max_registers: Option<u32>,
 }
@@ -123,6 +129,7 @@ impl Manifest {
                 source: folder.join(&source.file),
                 macros: macros.split_whitespace().map(str::to_owned).collect(),
                 limits,
+                architectures: source.architectures.clone(),
             };
             shards.iter().enumerate().map(unit).collect::<Vec<_>>()
         });

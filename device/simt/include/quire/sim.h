@@ -12,7 +12,7 @@ extern "C" {
 #define QUIRE_SIM_API __attribute__((visibility("default")))
 
 /* Counts up when anything below changes. */
-#define QUIRE_SIM_ABI 1
+#define QUIRE_SIM_ABI 2
 
 /* Why a launch failed. */
 enum {
@@ -26,7 +26,8 @@ enum {
     QUIRE_SIM_DIVERGENT_COLLECTIVE = 7, /* lanes of a mask meet in different operations */
     QUIRE_SIM_BAD_LANE = 8,             /* a shuffle reads from a lane outside of its mask */
     QUIRE_SIM_MISALIGNED = 9,           /* ldmatrix or cp.async at an address that is no multiple of 16 */
-    QUIRE_SIM_TRAP = 10                 /* the kernel called __trap() */
+    QUIRE_SIM_TRAP = 10,                /* the kernel called __trap() */
+    QUIRE_SIM_BAD_ASYNC = 11            /* an mbarrier, a bulk copy or a wgmma against its rules */
 };
 
 typedef struct {

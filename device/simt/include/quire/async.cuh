@@ -1,0 +1,163 @@
+// What Hopper has beside the threads of a block: mbarriers, the copy engine (TMA), named barriers, registers by role.
+//
+// As in ptx.cuh each wrapper has a model for the host and the instruction, of sm_90 (setmaxnreg: sm_90a). The names in
+// brackets are sections of the PTX ISA.
+#pragma once
+
+#include "ptx.cuh"
+
+#ifdef QUIRE_SIMT
+#include <simt/host/hopper.h>
+#endif
+
+namespace quire {
+
+// A tensor of four dimensions in global memory and how it is cut into boxes; what device::Arg::tensor makes, on a GPU of
+// cuTensorMapEncodeTiled. A parameter of a kernel: `const __grid_constant__ TensorMap`.
+#ifdef QUIRE_SIMT
+using simt::TensorMap;
+#else
+struct alignas(128) TensorMap {
+    uint64_t words[16];
+};
+#endif
+
+// Makes 8 bytes of shared memory an mbarrier whose phases take so many arrivals [mbarrier.init]. Once, by one thread, before
+// `mbarrier_init_fence` of that thread and a barrier of the block.
+__device__ __forceinline__ void mbarrier_init(uint64_t* barrier, uint32_t arrivals, [[maybe_unused]] Place at = here()) {
+#ifdef QUIRE_SIMT
+    simt::mbarrier_init(barrier, arrivals, at);
+#else
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
+#endif
+}
+
+// Makes the mbarriers of this thread known to the copy engine [membar / fence: .mbarrier_init].
+__device__ __forceinline__ void mbarrier_init_fence() {
+#ifdef QUIRE_SIMT
+    simt::mbarrier_fence();
+#else
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#endif
+}
+
+// One arrival [mbarrier.arrive]: what this thread did before is seen by those who wait for the phase.
+__device__ __forceinline__ void mbarrier_arrive(uint64_t* barrier, [[maybe_unused]] Place at = here()) {
+#ifdef QUIRE_SIMT
+    simt::mbarrier_arrive(barrier, 0, at);
+#else
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+#endif
+}
+
+// One arrival, and so many bytes that copies must bring before the phase ends [mbarrier.arrive: .expect_tx].
+__device__ __forceinline__ void mbarrier_arrive_expect(uint64_t* barrier, uint32_t bytes,
+                                                       [[maybe_unused]] Place at = here()) {
+#ifdef QUIRE_SIMT
+    simt::mbarrier_arrive(barrier, bytes, at);
+#else
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
+                 : "memory");
+#endif
+}
+
+// Waits until the phase of this parity has ended [mbarrier.try_wait: .parity]. The first phase has parity 0; a fresh mbarrier
+// is as one whose phase of parity 1 has just ended.
+__device__ __forceinline__ void mbarrier_wait(uint64_t* barrier, uint32_t parity, [[maybe_unused]] Place at = here()) {
+#ifdef QUIRE_SIMT
+    simt::mbarrier_wait(barrier, parity, at);
+#else
+    const uint32_t address = shared_address(barrier);
+    uint32_t ended;
+    do {
+        asm volatile("{.reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"
+                     : "=r"(ended)
+                     : "r"(address), "r"(parity)
+                     : "memory");
+    } while (!ended);
+#endif
+}
+
+// Begins a copy of one box, whose first element is at these coordinates (the fastest dimension first), to shared memory at a
+// multiple of 128 bytes, in the map's swizzle [cp.async.bulk.tensor]. What lies outside of the tensor becomes zeros. The
+// barrier is told of all bytes of the box.
+__device__ __forceinline__ void load_box(void* shared, const TensorMap& map, int x, int y, int z, int w, uint64_t* barrier,
+                                         [[maybe_unused]] Place at = here()) {
+#ifdef QUIRE_SIMT
+    simt::bulk_load(shared, &map, {x, y, z, w}, barrier, at);
+#else
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(
+            shared_address(shared)),
+        "l"(&map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(shared_address(barrier))
+        : "memory");
+#endif
+}
+
+// An ordinary store of 16 bytes to shared memory that the tensor cores or the copy engine will read or write over: they see
+// it after `proxy_fence` of this thread and a barrier.
+__device__ __forceinline__ void proxy_store(void* shared, const uint4& value, [[maybe_unused]] Place at = here()) {
+#ifdef QUIRE_SIMT
+    simt::proxy_store(shared, value, at);
+#else
+    *static_cast<uint4*>(shared) = value;
+#endif
+}
+
+// Orders this thread's ordinary accesses to shared memory before asynchronous ones [membar / fence: .proxy.async].
+__device__ __forceinline__ void proxy_fence() {
+#ifdef QUIRE_SIMT
+    simt::proxy_fence();
+#else
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+
+// Meets `threads` threads of the block, whole warps of them, at barrier `id`, 1 to 15 [bar / barrier: .sync].
+__device__ __forceinline__ void named_barrier_sync(uint32_t id, uint32_t threads, [[maybe_unused]] Place at = here()) {
+#ifdef QUIRE_SIMT
+    simt::named_barrier(id, threads, true, at);
+#else
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+#endif
+}
+
+// Counts as one of them without waiting [bar / barrier: .arrive].
+__device__ __forceinline__ void named_barrier_arrive(uint32_t id, uint32_t threads, [[maybe_unused]] Place at = here()) {
+#ifdef QUIRE_SIMT
+    simt::named_barrier(id, threads, false, at);
+#else
+    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+#endif
+}
+
+// 2 to that power, as the instruction has it: what would be less than the least normal number is 0 [ex2: .approx.ftz].
+__device__ __forceinline__ float exp2_approx(float power) {
+    float value;
+#ifdef QUIRE_SIMT
+    value = exp2f(power);
+    if (value < 1.17549435e-38f) value = 0.0f;
+#else
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(value) : "f"(power));
+#endif
+    return value;
+}
+
+// Gives registers back, or takes some, for all later code of this warpgroup [setmaxnreg]. Every warp of it comes here. The
+// host has registers without end.
+template <uint32_t COUNT>
+__device__ __forceinline__ void give_registers() {
+    static_assert(COUNT % 8 == 0 && COUNT >= 24 && COUNT <= 256, "a multiple of 8 from 24 to 256");
+#ifndef QUIRE_SIMT
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
+#endif
+}
+template <uint32_t COUNT>
+__device__ __forceinline__ void take_registers() {
+    static_assert(COUNT % 8 == 0 && COUNT >= 24 && COUNT <= 256, "a multiple of 8 from 24 to 256");
+#ifndef QUIRE_SIMT
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
+#endif
+}
+
+}  // namespace quire
