@@ -94,9 +94,9 @@ fn needs(engine: &EngineConfig, config: &ModelConfig, device: &dyn Device, dtype
     let kv_dtype = engine.kv_cache_dtype.stored(dtype);
     let kv_dtype =
         kv_dtype.ok_or_else(|| refused(format!("at most the {dtype} that the model computes in; leave it at auto")))?;
-    if !device.is_host() && !KvDtype::COMMON.contains(&kv_dtype) {
+    if !device.is_host() && !KvDtype::ON_GPU.contains(&kv_dtype) {
         let name = device.name();
-        return Err(refused(format!("auto, fp8_e4m3 or fp8_e5m2, which {name} has kernels for; or use --device cpu")));
+        return Err(refused(format!("auto, fp8_e4m3, fp8_e5m2 or int8, which {name} has kernels for; or use --device cpu")));
     }
     Ok(Needs {
         dtype,
