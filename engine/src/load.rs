@@ -56,8 +56,12 @@ pub(crate) fn open(engine: &EngineConfig) -> Result<Opened, EngineError> {
 
 /// The device that was asked for. `auto` looks for a GPU and says why it takes the CPU instead.
 fn open_device(engine: &EngineConfig) -> Result<(Arc<dyn Device>, Option<String>), DeviceError> {
-    let options =
-        device::Options { threads: engine.threads, kernels: engine.kernels_dir.clone(), ..Default::default() };
+    let options = device::Options {
+        threads: engine.threads,
+        kernels: engine.kernels_dir.clone(),
+        deterministic: engine.deterministic,
+        ..Default::default()
+    };
     if engine.device != "auto" {
         return Ok((device::open_with(&engine.device, &options)?, None));
     }
@@ -96,7 +100,16 @@ fn needs(engine: &EngineConfig, config: &ModelConfig, device: &dyn Device, dtype
         kv_dtype.ok_or_else(|| refused(format!("at most the {dtype} that the model computes in; leave it at auto")))?;
     if !device.is_host() && !KvDtype::ON_GPU.contains(&kv_dtype) {
         let name = device.name();
-        return Err(refused(format!("auto, fp8_e4m3, fp8_e5m2 or int8, which {name} has kernels for; or use --device cpu")));
+        return Err(refused(format!(
+            "auto, fp8_e4m3, fp8_e5m2 or int8, which {name} has kernels for; or use --device cpu"
+        )));
+    }
+    if engine.calculate_kv_scales && !kv_dtype.takes_scales() {
+        return Err(EngineError::Config {
+            flag: "--calculate-kv-scales",
+            found: format!("--kv-cache-dtype {}", engine.kv_cache_dtype),
+            expected: "fp8_e4m3 or fp8_e5m2, which have scales to be made; leave it out".to_string(),
+        });
     }
     Ok(Needs {
         dtype,
@@ -104,6 +117,7 @@ fn needs(engine: &EngineConfig, config: &ModelConfig, device: &dyn Device, dtype
         head_dim: config.head_dim,
         block_size: engine.block_size,
         window: config.layer_windows.iter().any(Option::is_some),
+        row_invariant: engine.deterministic,
         ..Needs::on(device)
     })
 }
@@ -119,7 +133,6 @@ pub fn plan(engine: &EngineConfig) -> Result<Plan, EngineError> {
     let opened = open(engine)?;
     Tokenizer::load(&opened.files)?.check(opened.config.vocab_size)?;
     models::check_weights(&opened.config, &opened.weights)?;
-    kv_scales_line(&opened.config, &opened.weights, opened.kernels.format)?;
     Plan::new(engine, &opened)
 }
 
@@ -131,11 +144,13 @@ pub(crate) fn load(engine: &EngineConfig, progress: Progress<'_>) -> Result<Load
     let chat_template = ChatTemplate::load(&opened.files)?;
     let plan = Plan::new(engine, &opened)?;
     let Opened { files, config, weights, device, kernels, no_gpu, .. } = opened;
-    let kv_scales = kv_scales_line(&config, &weights, kernels.format)?;
+    let kv_scales = kv_scales_line(engine, &config, &weights, kernels.format)?;
     let available = device.memory().available;
     let (quantization, max_rows) = (engine.quantization, engine.max_num_batched_tokens);
+    let calibrate = engine.calculate_kv_scales;
     let progress = |done, total| progress(done, total);
-    let mut model = Model::load(&config, &weights, device.clone(), kernels, quantization, max_rows, &progress)?;
+    let mut model =
+        Model::load(&config, &weights, device.clone(), kernels, quantization, max_rows, calibrate, &progress)?;
     let scheduler = Scheduler::new(SchedConfig {
         max_num_seqs: engine.max_num_seqs,
         max_num_batched_tokens: engine.max_num_batched_tokens,
@@ -167,7 +182,7 @@ pub(crate) fn load(engine: &EngineConfig, progress: Progress<'_>) -> Result<Load
         eos_token_ids: defaults.eos_token_ids.clone(),
         num_blocks: plan.num_blocks,
         block_size: engine.block_size,
-        notes: notes(&*device, &kernels, &plan, kv_scales, no_gpu),
+        notes: notes(&*device, &kernels, engine.deterministic, &plan, kv_scales, no_gpu),
     };
     let executor = Executor::new(device, model, caches, swap_space);
     let seed = engine.seed.unwrap_or_else(random_seed);
@@ -184,6 +199,7 @@ fn cache_group(group: &LayerGroup) -> CacheGroup {
 fn notes(
     device: &dyn Device,
     kernels: &KernelSet,
+    deterministic: bool,
     plan: &Plan,
     kv_scales: Option<String>,
     no_gpu: Option<String>,
@@ -196,6 +212,12 @@ fn notes(
         plan.step_line(),
         plan.cache_line(),
     ];
+    if let Some(family) = kernels.decode.capabilities.row_invariant.filter(|_| deterministic) {
+        notes.insert(
+            2,
+            format!("deterministic: attention of the family {family}, products with one order of summation"),
+        );
+    }
     // With the table of sequence length against concurrency.
     tracing::info!("\n{plan}");
     notes.extend(kv_scales);
@@ -206,17 +228,22 @@ fn notes(
 }
 
 /// Where the scales of a cache come from that takes some, in one line.
-fn kv_scales_line(config: &ModelConfig, weights: &Weights, format: CacheFormat) -> Result<Option<String>, EngineError> {
+fn kv_scales_line(
+    engine: &EngineConfig,
+    config: &ModelConfig,
+    weights: &Weights,
+    format: CacheFormat,
+) -> Result<Option<String>, EngineError> {
     if !format.kv_dtype.takes_scales() {
         return Ok(None);
     }
-    Ok(Some(match models::layers_with_kv_scales(config, weights)? {
-        0 => "scales of the cache: 1, the checkpoint has none".to_string(),
-        layers if layers == config.num_layers => "scales of the cache: those of the checkpoint".to_string(),
-        layers => {
-            format!("scales of the cache: those of the checkpoint in {layers} of {} layers, else 1", config.num_layers)
-        }
-    }))
+    let rest = if engine.calculate_kv_scales { "calibrated in the first step" } else { "1" };
+    let found = match models::layers_with_kv_scales(config, weights)? {
+        0 => format!("{rest}, the checkpoint has none"),
+        layers if layers == config.num_layers => "those of the checkpoint".to_string(),
+        layers => format!("those of the checkpoint in {layers} of {} layers, else {rest}", config.num_layers),
+    };
+    Ok(Some(format!("scales of the cache: {found}")))
 }
 
 /// A seed from the operating system's randomness, by way of the standard library's hash keys.

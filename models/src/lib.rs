@@ -49,7 +49,7 @@
 //! let device = device::open("cpu", None)?;
 //! let needs = attention_kernels::Needs { head_dim: config.head_dim, ..Default::default() };
 //! let kernels = attention_kernels::select(&Default::default(), &needs)?;
-//! let mut model = Model::load(&config, &weights, device, kernels, None, 128, &|_, _| {})?;
+//! let mut model = Model::load(&config, &weights, device, kernels, None, 128, false, &|_, _| {})?;
 //! let mut caches = model.new_cache(8, 16)?;
 //! let table: Vec<i32> = (0..8).rev().collect();
 //! let slots: Vec<i64> = (0..ids.len()).map(|p| i64::from(table[p / 16]) * 16 + p as i64 % 16).collect();
@@ -80,7 +80,7 @@ pub use error::LoadError;
 pub use files::{FileBytes, ModelFiles};
 pub use forward::{
     ForwardBatch, GroupBatch, LOGIT_ROWS, LayerGroup, Model, PageLayout, StepLimits, check_weights, dense_weight_bytes,
-    layers_with_kv_scales, parameters, weight_bytes,
+    kv_scale_bytes, layers_with_kv_scales, parameters, weight_bytes,
 };
 pub use generation::GenerationDefaults;
 pub use pooling::Pooling;

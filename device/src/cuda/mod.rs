@@ -40,6 +40,8 @@ pub(crate) struct Cuda {
     progress: Arc<Progress>,
     /// Opened at its first use: kernels alone need none.
     blas: Mutex<Option<Blas>>,
+    /// [`Options::deterministic`].
+    deterministic: bool,
     context: Arc<Context>,
 }
 
@@ -52,6 +54,7 @@ impl Cuda {
             modules,
             progress: Arc::default(),
             blas: Mutex::default(),
+            deterministic: options.deterministic,
             context,
         })
     }
@@ -69,7 +72,7 @@ impl Cuda {
         let mut blas = self.blas.lock().unwrap_or_else(PoisonError::into_inner);
         match &mut *blas {
             Some(blas) => f(blas),
-            None => f(blas.insert(Blas::open(&self.context)?)),
+            None => f(blas.insert(Blas::open(&self.context, self.deterministic)?)),
         }
     }
 

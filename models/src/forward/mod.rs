@@ -41,13 +41,14 @@ use device::{Buffer, Device};
 pub use batch::{ForwardBatch, GroupBatch};
 pub use declare::{check_weights, dense_weight_bytes, parameters, weight_bytes};
 pub use groups::{LayerGroup, PageLayout};
-pub use scales::layers_with_kv_scales;
+pub use scales::{kv_scale_bytes, layers_with_kv_scales};
 
 use crate::{LoadError, ModelConfig, Weights};
 use declare::{LayerNames, declare};
 use launched::Launched;
 use linear::{Linear, Loader};
 use ops::{Cpu, Heads, LayerOps};
+use scales::Source;
 use step::StepBuffers;
 pub use step::StepLimits;
 
@@ -69,8 +70,10 @@ struct Layer {
     group: usize,
     /// Its place in a page.
     place: usize,
-    /// Of 8-bit keys and values, where the cache takes them and the checkpoint has them.
+    /// Of 8-bit keys and values, where the cache takes them.
     kv_scales: Option<Arc<KvScales>>,
+    /// Those are still to be made of what the next step computes.
+    uncalibrated: bool,
 }
 
 /// A decoder on a device, ready to run steps of up to a fixed number of tokens.
@@ -109,7 +112,8 @@ impl Model {
 
     /// Puts the weights on the device, one at a time: on a CPU matrices in the checkpoint's type or quantised while they
     /// are read, and biases in float32; on a device that launches kernels both in the type that the kernels were chosen
-    /// for. Norms are float32. `progress(done, total)` counts bytes of the checkpoint.
+    /// for. Norms are float32. Scales of a cache that takes some are the checkpoint's; where it has none they are 1 or, with
+    /// `calibrate`, made in the first step. `progress(done, total)` counts bytes of the checkpoint.
     pub fn load(
         config: &ModelConfig,
         weights: &Weights,
@@ -117,6 +121,7 @@ impl Model {
         kernels: KernelSet,
         quantization: Option<Quantization>,
         max_rows: usize,
+        calibrate: bool,
         progress: &dyn Fn(u64, u64),
     ) -> Result<Model, LoadError> {
         let names = declare(config);
@@ -132,7 +137,10 @@ impl Model {
         for (number, layer) in names.layers.iter().enumerate() {
             let mut layer = load_layer(&mut loader, config, layer, number, &layout)?;
             if kernels.format.kv_dtype.takes_scales() {
-                layer.kv_scales = scales::load(config, weights, &*device, number)?.map(Arc::new);
+                let source = scales::source(config, weights, number, calibrate)?;
+                layer.uncalibrated = matches!(source, Some(Source::FirstStep));
+                let scales = source.map(|source| scales::load(config, source, &*device)).transpose();
+                layer.kv_scales = scales.map_err(failed)?.map(Arc::new);
             }
             layers.push(layer);
         }
@@ -162,6 +170,12 @@ impl Model {
             step,
             kept: None,
         })
+    }
+
+    /// Whether the next step that computes tokens makes scales ([`Model::load`]): it waits for the device in between, which
+    /// no other does, and can not be recorded.
+    pub fn is_calibrating(&self) -> bool {
+        self.layers.iter().any(|layer| layer.uncalibrated)
     }
 
     /// Takes the memory that the kernels of steps of that size work in; before the first step. A CPU needs none.
@@ -229,16 +243,27 @@ impl Model {
         if let Some(first) = self.layers.first() {
             ops.rms_norm(&step.hidden, &first.input_norm, eps, rows, &mut step.narrow)?;
         }
-        for (number, layer) in self.layers.iter().enumerate() {
-            let next = self.layers.get(number + 1);
+        for number in 0..self.layers.len() {
+            let (head, tail) = self.layers.split_at_mut(number + 1);
+            let (Some(layer), next) = (head.last_mut(), tail.first()) else { break };
+            let slots = &batch.groups[layer.group].slot_mapping;
+            let calibrates = layer.uncalibrated && slots.iter().any(|slot| *slot >= 0);
+            if calibrates {
+                // They are written in place, so that whoever knows their address finds them.
+                caches.iter_mut().for_each(|cache| cache.scales = None);
+            }
             let (cache, attention) = (&mut caches[layer.place], &batch.groups[layer.group].attention);
             // Layers of several groups share pages, not scales.
-            cache.scales.clone_from(&layer.kv_scales);
+            if !calibrates {
+                cache.scales.clone_from(&layer.kv_scales);
+            }
             layer.qkv.run(kernels, device, &step.narrow, rows, &mut step.qkv, dtype)?;
             let (query_norm, key_norm) = (layer.query_norm.as_ref(), layer.key_norm.as_ref());
             let (qkv, rope, group) = (&mut step.qkv, &step.rope, layer.group);
-            let heads = Heads { qkv, rows, num_heads, query_norm, key_norm, eps, rope, group, cache };
+            let calibrate = layer.kv_scales.as_mut().filter(|_| calibrates);
+            let heads = Heads { qkv, rows, num_heads, query_norm, key_norm, eps, rope, group, cache, calibrate };
             ops.heads(device, kernels, batch, heads)?;
+            layer.uncalibrated &= !calibrates;
             let cache = &caches[layer.place];
             for seqs in [0..batch.decodes, batch.decodes..attention.num_seqs()] {
                 if !seqs.is_empty() {
@@ -386,5 +411,6 @@ fn load_layer(
         group,
         place,
         kv_scales: None,
+        uncalibrated: false,
     })
 }
