@@ -147,10 +147,11 @@ pub(crate) fn load(engine: &EngineConfig, progress: Progress<'_>) -> Result<Load
     let kv_scales = kv_scales_line(engine, &config, &weights, kernels.format)?;
     let available = device.memory().available;
     let (quantization, max_rows) = (engine.quantization, engine.max_num_batched_tokens);
-    let calibrate = engine.calculate_kv_scales;
     let progress = |done, total| progress(done, total);
-    let mut model =
-        Model::load(&config, &weights, device.clone(), kernels, quantization, max_rows, calibrate, &progress)?;
+    let mut model = Model::load(&config, &weights, device.clone(), kernels, quantization, max_rows, &progress)?;
+    if engine.calculate_kv_scales {
+        model.calculate_kv_scales()?;
+    }
     let scheduler = Scheduler::new(SchedConfig {
         max_num_seqs: engine.max_num_seqs,
         max_num_batched_tokens: engine.max_num_batched_tokens,

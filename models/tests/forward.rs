@@ -30,17 +30,9 @@ fn case(name: &str, variant: &str) -> Case {
         KernelChoice { decode: variant.into(), prefill: variant.into(), linear: variant.into(), ..Default::default() };
     let needs = Needs { head_dim: config.head_dim, window: true, ..Needs::default() };
     let weights = Weights::open(&files).unwrap();
-    let model = Model::load(
-        &config,
-        &weights,
-        Arc::clone(&device),
-        select(&choice, &needs).unwrap(),
-        None,
-        256,
-        false,
-        &|_, _| {},
-    )
-    .unwrap();
+    let model =
+        Model::load(&config, &weights, Arc::clone(&device), select(&choice, &needs).unwrap(), None, 256, &|_, _| {})
+            .unwrap();
     let expected: Value = serde_json::from_slice(&std::fs::read(folder.join("expected.json")).unwrap()).unwrap();
     let bytes = std::fs::read(folder.join("expected.safetensors")).unwrap();
     let tensors = SafeTensors::deserialize(&bytes).unwrap();

@@ -46,8 +46,8 @@ fn load_keeping(case: &str, dtype: Dtype, kv_dtype: KvDtype, choice: &KernelChoi
     let needs =
         Needs { dtype, kv_dtype, head_dim: config.head_dim, window: true, row_invariant: true, ..Needs::on(&*device) };
     let (set, weights) = (select(choice, &needs).unwrap(), Weights::open(&files).unwrap());
-    let mut model =
-        Model::load(&config, &weights, device.clone(), set, None, LIMITS.max_rows, true, &|_, _| {}).unwrap();
+    let mut model = Model::load(&config, &weights, device.clone(), set, None, LIMITS.max_rows, &|_, _| {}).unwrap();
+    model.calculate_kv_scales().unwrap();
     model.reserve(&LIMITS).unwrap();
     Some(Loaded { device, config, model })
 }

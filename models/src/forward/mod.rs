@@ -48,7 +48,6 @@ use declare::{LayerNames, declare};
 use launched::Launched;
 use linear::{Linear, Loader};
 use ops::{Cpu, Heads, LayerOps};
-use scales::Source;
 use step::StepBuffers;
 pub use step::StepLimits;
 
@@ -112,8 +111,7 @@ impl Model {
 
     /// Puts the weights on the device, one at a time: on a CPU matrices in the checkpoint's type or quantised while they
     /// are read, and biases in float32; on a device that launches kernels both in the type that the kernels were chosen
-    /// for. Norms are float32. Scales of a cache that takes some are the checkpoint's; where it has none they are 1 or, with
-    /// `calibrate`, made in the first step. `progress(done, total)` counts bytes of the checkpoint.
+    /// for. Norms are float32. `progress(done, total)` counts bytes of the checkpoint.
     pub fn load(
         config: &ModelConfig,
         weights: &Weights,
@@ -121,7 +119,6 @@ impl Model {
         kernels: KernelSet,
         quantization: Option<Quantization>,
         max_rows: usize,
-        calibrate: bool,
         progress: &dyn Fn(u64, u64),
     ) -> Result<Model, LoadError> {
         let names = declare(config);
@@ -137,10 +134,7 @@ impl Model {
         for (number, layer) in names.layers.iter().enumerate() {
             let mut layer = load_layer(&mut loader, config, layer, number, &layout)?;
             if kernels.format.kv_dtype.takes_scales() {
-                let source = scales::source(config, weights, number, calibrate)?;
-                layer.uncalibrated = matches!(source, Some(Source::FirstStep));
-                let scales = source.map(|source| scales::load(config, source, &*device)).transpose();
-                layer.kv_scales = scales.map_err(failed)?.map(Arc::new);
+                layer.kv_scales = scales::load(config, weights, &*device, number)?.map(Arc::new);
             }
             layers.push(layer);
         }
@@ -172,8 +166,23 @@ impl Model {
         })
     }
 
-    /// Whether the next step that computes tokens makes scales ([`Model::load`]): it waits for the device in between, which
-    /// no other does, and can not be recorded.
+    /// Has the first step that computes tokens make the scales of a cache that takes some, in layers for which the checkpoint
+    /// has none. Before that step they are 1.
+    ///
+    /// # Errors
+    /// The device has no memory for them.
+    pub fn calculate_kv_scales(&mut self) -> Result<(), KernelError> {
+        if self.kernels.format.kv_dtype.takes_scales() {
+            for layer in self.layers.iter_mut().filter(|layer| layer.kv_scales.is_none()) {
+                layer.kv_scales = Some(Arc::new(scales::ones(&self.config, &*self.device)?));
+                layer.uncalibrated = true;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the next step that computes tokens makes scales ([`Model::calculate_kv_scales`]): it waits for the device in
+    /// between, which no other does, and can not be recorded.
     pub fn is_calibrating(&self) -> bool {
         self.layers.iter().any(|layer| layer.uncalibrated)
     }

@@ -12,7 +12,7 @@ use device::{Buffer, Device, DeviceError};
 use crate::{LoadError, ModelConfig, Weights};
 
 /// Of the keys and of the values of one layer, `[1]` or `[num_kv_heads]` each.
-pub(super) type Scales = [Vec<f32>; 2];
+type Scales = [Vec<f32>; 2];
 
 /// The scales of a layer; `None` if the checkpoint has none.
 fn of_layer(config: &ModelConfig, weights: &Weights, layer: usize) -> Result<Option<Scales>, LoadError> {
@@ -78,53 +78,44 @@ pub fn layers_with_kv_scales(config: &ModelConfig, weights: &Weights) -> Result<
     Ok(layers)
 }
 
-/// Of what a layer's scales are made.
-pub(super) enum Source {
-    /// The checkpoint's.
-    Checkpoint(Scales),
-    /// The first step that computes tokens; 1 until then.
-    FirstStep,
-}
-
-/// Where the scales of a layer come from; `None`: they are 1. Those of a checkpoint win.
-pub(super) fn source(
-    config: &ModelConfig,
-    weights: &Weights,
-    layer: usize,
-    calibrate: bool,
-) -> Result<Option<Source>, LoadError> {
-    let found = of_layer(config, weights, layer)?;
-    Ok(found.map(Source::Checkpoint).or(calibrate.then_some(Source::FirstStep)))
-}
-
-/// Bytes of device memory that the scales of all layers take, in a cache that takes scales.
+/// Bytes of device memory that the scales of all layers take, in a cache that takes scales; with `calculate`, those of
+/// layers for which the checkpoint has none too ([`Model::calculate_kv_scales`](super::Model::calculate_kv_scales)).
 ///
 /// # Errors
 /// As [`layers_with_kv_scales`].
-pub fn kv_scale_bytes(config: &ModelConfig, weights: &Weights, calibrate: bool) -> Result<u64, LoadError> {
+pub fn kv_scale_bytes(config: &ModelConfig, weights: &Weights, calculate: bool) -> Result<u64, LoadError> {
+    let rest = if calculate { 2 * config.num_kv_heads } else { 0 };
     let mut numbers = 0;
     for layer in 0..config.num_layers {
-        numbers += match source(config, weights, layer, calibrate)? {
-            None => 0,
-            Some(Source::Checkpoint([keys, values])) => keys.len() + values.len(),
-            Some(Source::FirstStep) => 2 * config.num_kv_heads,
-        };
+        numbers += of_layer(config, weights, layer)?.map_or(rest, |[keys, values]| keys.len() + values.len());
     }
     Ok((numbers * size_of::<f32>()) as u64)
 }
 
-/// The scales of a layer on a device.
-pub(super) fn load(config: &ModelConfig, source: Source, device: &dyn Device) -> Result<KvScales, DeviceError> {
-    let [keys, values] = match source {
-        Source::Checkpoint(scales) => scales,
-        Source::FirstStep => [vec![1.0; config.num_kv_heads], vec![1.0; config.num_kv_heads]],
-    };
+/// The checkpoint's scales of a layer on a device; `None` if it has none.
+pub(super) fn load(
+    config: &ModelConfig,
+    weights: &Weights,
+    device: &dyn Device,
+    layer: usize,
+) -> Result<Option<KvScales>, LoadError> {
+    let scales = of_layer(config, weights, layer)?.map(|scales| upload(device, &scales));
+    scales.transpose().map_err(|error| LoadError::Device(error.to_string()))
+}
+
+/// Scales of 1, one for each head.
+pub(super) fn ones(config: &ModelConfig, device: &dyn Device) -> Result<KvScales, DeviceError> {
+    upload(device, &[vec![1.0; config.num_kv_heads], vec![1.0; config.num_kv_heads]])
+}
+
+fn upload(device: &dyn Device, scales: &Scales) -> Result<KvScales, DeviceError> {
     let upload = |scales: &[f32]| -> Result<Buffer, DeviceError> {
         let mut buffer = device.alloc(size_of_val(scales))?;
         device.upload(&mut buffer, 0, &bytes(scales))?;
         Ok(buffer)
     };
-    Ok(KvScales { keys: upload(&keys)?, values: upload(&values)?, per_head: keys.len() > 1 })
+    let [keys, values] = scales;
+    Ok(KvScales { keys: upload(keys)?, values: upload(values)?, per_head: keys.len() > 1 })
 }
 
 fn bytes(scales: &[f32]) -> Vec<u8> {
