@@ -14,6 +14,8 @@ enum KvFormat : uint32_t {
     KV_E4M3 = 1,
     KV_E5M2 = 2,
     KV_INT8 = 3,
+    KV_INT8_ROWS = 4,  // as KV_INT8, each row with a scale of its own: of a block and head first the rows,
+                       // [block_size, head_dim], then their scales, float [block_size]
 };
 
 // Sizes and settings, passed by value. Strides are in elements. Keys and values have the same shape and the same strides;

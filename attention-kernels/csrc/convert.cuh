@@ -60,7 +60,7 @@ __device__ __forceinline__ __nv_bfloat16 from_float(float value) { return __floa
 // Two 8-bit elements (low byte first) as a pair of f16. Before sm_89, which has an instruction for e4m3, by bits: moved
 // to the places of f16 the number is 2^8 times too small.
 __device__ __forceinline__ uint32_t half_pair(uint32_t format, uint32_t two) {
-    if (format == KV_INT8) {  // 1024 + (element + 128) in f16, whose last bit is 1 there
+    if (format >= KV_INT8) {  // 1024 + (element + 128) in f16, whose last bit is 1 there
         const uint32_t biased = ((two & 0xff) | (two & 0xff00) << 8) ^ 0x64806480;
         return bits<uint32_t>(__hsub2(bits<__half2>(biased), __float2half2_rn(1152.0f)));
     }
@@ -78,7 +78,7 @@ __device__ __forceinline__ uint32_t half_pair(uint32_t format, uint32_t two) {
 
 // The stored byte of `value` (already divided by its scale): clamped to the format's range, nearest, ties to even.
 __device__ __forceinline__ uint8_t to_byte(uint32_t format, float value) {
-    if (format == KV_INT8) {
+    if (format >= KV_INT8) {
         return static_cast<uint8_t>(static_cast<int8_t>(__float2int_rn(fminf(fmaxf(value, -127.0f), 127.0f))));
     }
     return __nv_cvt_float_to_fp8(value, __NV_SATFINITE, format == KV_E4M3 ? __NV_E4M3 : __NV_E5M2);
@@ -118,6 +118,16 @@ template <class T>
 __device__ __forceinline__ uint4 widen_bytes(uint32_t format, uint32_t low, uint32_t high) {
     const auto pair = [=](uint32_t two) { return Pair<T>::from_half(half_pair(format, two)); };
     return make_uint4(pair(low & 0xffff), pair(low >> 16), pair(high & 0xffff), pair(high >> 16));
+}
+
+// Eight elements of a 16-bit type, each times `factor` and rounded.
+template <class T>
+__device__ __forceinline__ uint4 scaled(const uint4& eight, float factor) {
+    const auto times = [=](uint32_t two) {
+        const float2 pair = Pair<T>::widen(two);
+        return Pair<T>::narrow(__fmul_rn(pair.x, factor), __fmul_rn(pair.y, factor));
+    };
+    return make_uint4(times(eight.x), times(eight.y), times(eight.z), times(eight.w));
 }
 
 }  // namespace quire

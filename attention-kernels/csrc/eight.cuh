@@ -51,6 +51,28 @@ __device__ __forceinline__ uint2 quantise(uint32_t format, const float (&values)
     return make_uint2(words[0], words[1]);
 }
 
+// The scale of a row of KV_INT8_ROWS. `greatest` is the row's greatest magnitude as bits, which are in the order of their
+// numbers, NaN above all. A row of zeros (or of numbers that vanish beside the least) has scale 0 and holds zeros.
+struct RowScale {
+    float scale, divisor;
+
+    __device__ __forceinline__ explicit RowScale(uint32_t greatest)
+        : scale(__fdiv_rn(bits<float>(greatest), 127.0f)), divisor(scale == 0.0f ? INFINITY : scale) {}
+};
+
+__device__ __forceinline__ uint32_t greatest_magnitude(const float (&values)[8]) {
+    uint32_t greatest = 0;
+#pragma unroll
+    for (int i = 0; i < 8; i++) greatest = max(greatest, bits<uint32_t>(values[i]) & 0x7fffffff);
+    return greatest;
+}
+
+// The greatest over `lanes` neighbouring threads of a warp, a power of two. All 32 take part.
+__device__ __forceinline__ uint32_t greatest_over(uint32_t value, uint32_t lanes) {
+    for (uint32_t step = lanes / 2; step > 0; step /= 2) value = max(value, __shfl_xor_sync(~0u, value, step));
+    return value;
+}
+
 __device__ __forceinline__ void dequantise(uint32_t format, const uint2& bytes, float scale, float (&to)[8]) {
 #pragma unroll
     for (int i = 0; i < 8; i++) {

@@ -1,7 +1,7 @@
 // cuda.reshape_and_cache: new keys and values into the slots of the paged cache, entries reshape_and_cache_<type>[_kv8]. An
 // 8-bit cache stores value / scale.
 //
-// Grid (tokens), 128 threads; a thread moves 8 elements at a time.
+// Grid (tokens), 128 threads; a thread moves 8 elements at a time. Where rows have scales of their own a warp takes a row.
 
 #include <quire/export.cuh>
 
@@ -12,10 +12,38 @@ namespace quire {
 
 constexpr uint32_t WRITE_THREADS = 128;
 
+// Keys and values of KV_INT8_ROWS; heads of at most 256 elements.
+template <class T>
+__device__ __forceinline__ void write_scaled_rows(const CacheWriteArgs& args, int64_t slot) {
+    const uint32_t lane = threadIdx.x % 32, at = slot % args.block_size;
+    const bool busy = lane * 8 < args.head_dim;
+    for (uint32_t i = threadIdx.x / 32; i < 2 * args.num_kv_heads; i += WRITE_THREADS / 32) {
+        const uint32_t head = i / 2, is_value = i % 2;
+        const T* from = static_cast<const T*>(is_value ? args.new_values : args.new_keys) +
+                        blockIdx.x * args.source_stride + static_cast<int64_t>(head) * args.head_dim;
+        uint8_t* to = static_cast<uint8_t*>(is_value ? args.values : args.keys) + slot / args.block_size * args.block_stride +
+                      head * args.head_stride;
+        float numbers[8] = {};
+        if (busy) {
+            Eight<T> eight;
+            eight.load(from + lane * 8);
+            eight.get(numbers);
+        }
+        const RowScale row(greatest_over(greatest_magnitude(numbers), 32));
+        if (busy) {
+            *reinterpret_cast<uint2*>(to + at * args.token_stride + lane * 8) = quantise(KV_INT8, numbers, row.divisor);
+        }
+        if (lane == 0) reinterpret_cast<float*>(to + args.block_size * args.head_dim)[at] = row.scale;
+    }
+}
+
 template <class T, bool KV8>
 __device__ __forceinline__ void reshape_and_cache(const CacheWriteArgs& args) {
     const int64_t slot = args.slot_mapping[blockIdx.x];
     if (slot < 0) return;
+    if constexpr (KV8) {
+        if (args.kv_format == KV_INT8_ROWS) return write_scaled_rows<T>(args, slot);
+    }
     const int64_t to = slot / args.block_size * args.block_stride + slot % args.block_size * args.token_stride;
     const uint32_t pieces = args.head_dim / 8;
     for (uint32_t i = threadIdx.x; i < args.num_kv_heads * pieces; i += WRITE_THREADS) {

@@ -56,6 +56,17 @@ __device__ __forceinline__ int64_t place_of(const AttentionArgs& args, const int
     return table[block] * args.block_stride + (token - block * args.block_size) * args.token_stride;
 }
 
+// The same for the scale of the token's row, in bytes (KV_INT8_ROWS).
+__device__ __forceinline__ int64_t scale_place_of(const AttentionArgs& args, const int32_t* table, uint32_t token) {
+    const uint32_t block = token / args.block_size;
+    return table[block] * args.block_stride + args.block_size * args.head_dim +
+           (token - block * args.block_size) * sizeof(float);
+}
+
+__device__ __forceinline__ float float_at(const void* cache, int64_t place) {
+    return *reinterpret_cast<const float*>(static_cast<const char*>(cache) + place);
+}
+
 __device__ __forceinline__ const int32_t* table_of(const AttentionArgs& args, uint32_t seq) {
     return args.block_tables + static_cast<int64_t>(seq) * args.max_blocks;
 }

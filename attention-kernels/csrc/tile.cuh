@@ -25,6 +25,15 @@
 
 namespace quire {
 
+// Scales of the tokens of two tiles, where a cache may have them.
+template <bool KV8, int TOKENS>
+struct RowScales {};
+template <int TOKENS>
+struct RowScales<true, TOKENS> {
+    float key_scales[2][TOKENS];
+    float value_scales[2][TOKENS];
+};
+
 template <class T_, bool KV8_, int D_, int WM_, int WN_>
 struct TileShape {
     using T = T_;
@@ -38,7 +47,7 @@ struct TileShape {
     static_assert(SCORES % 2 == 0 && PARTITION % TOKENS == 0, "tiles fill partitions, keys are read 16 tokens at a time");
 
     // Rows of an odd multiple of 16 bytes: the eight rows of an ldmatrix lie in different banks.
-    struct alignas(16) Shared {
+    struct alignas(16) Shared : RowScales<KV8, TOKENS> {
         T keys[TOKENS][D + 8];
         T values[TOKENS][D + 8];
         T weights[WN > 1 ? ROWS : 1][TOKENS + 8];
@@ -150,10 +159,26 @@ __device__ __forceinline__ void find_places(int64_t (&places)[Shape::TOKENS], co
     }
 }
 
-// Begins (16-bit cache) or does (8-bit) the transfer of a tile to shared memory; zeros where a place is -1.
+// The scales of the same tokens, of KV_INT8_ROWS.
+template <class Shape>
+__device__ __forceinline__ void find_scales(typename Shape::Shared& shared, const TileTask& task, uint32_t tile,
+                                            const Visible& visible) {
+    if constexpr (Shape::KV8) {
+        if (task.args.kv_format != KV_INT8_ROWS || threadIdx.x >= Shape::TOKENS) return;
+        const uint32_t token = tile + threadIdx.x, which = tile / Shape::TOKENS % 2;
+        const bool seen = token >= visible.first && token < visible.end;
+        const int64_t at = seen ? task.head_offset + scale_place_of(task.args, task.table, token) : 0;
+        shared.key_scales[which][threadIdx.x] = seen ? float_at(task.args.keys, at) : 0.0f;
+        shared.value_scales[which][threadIdx.x] = seen ? float_at(task.args.values, at) : 0.0f;
+    }
+}
+
+// Begins (16-bit cache) or does (8-bit) the transfer of a tile to shared memory; zeros where a place is -1. With `scales`,
+// each row times its own.
 template <class Shape>
 __device__ __forceinline__ void load_tile(typename Shape::T (&to)[Shape::TOKENS][Shape::D + 8], const TileTask& task,
-                                          const void* cache, const int64_t (&places)[Shape::TOKENS]) {
+                                          const void* cache, const int64_t (&places)[Shape::TOKENS],
+                                          const float* scales = nullptr) {
     using T = typename Shape::T;
     constexpr int WIDTH = Shape::KV8 ? 16 : 8, VECTORS = Shape::D / WIDTH, ALL = Shape::TOKENS * VECTORS;
     constexpr int EACH = (ALL + Shape::THREADS - 1) / Shape::THREADS;
@@ -173,6 +198,10 @@ __device__ __forceinline__ void load_tile(typename Shape::T (&to)[Shape::TOKENS]
             uint4* target = reinterpret_cast<uint4*>(&to[v / VECTORS][v % VECTORS * WIDTH]);
             target[0] = widen_bytes<T>(task.args.kv_format, raw[i].x, raw[i].y);
             target[1] = widen_bytes<T>(task.args.kv_format, raw[i].z, raw[i].w);
+            if (scales) {
+                target[0] = scaled<T>(target[0], scales[v / VECTORS]);
+                target[1] = scaled<T>(target[1], scales[v / VECTORS]);
+            }
         }
     } else {
 #pragma unroll 2  // more addresses at once would cost registers that the sums need
@@ -194,10 +223,10 @@ __device__ __forceinline__ void await_older() {
     __syncthreads();
 }
 
-// Products to scores: scale, cap, bias, mask. `first` is the token of the warp's first column.
+// Products to scores: scales, cap, bias, mask. `first` is the token of the warp's first column, `scales` begin with its own.
 template <class Shape>
 __device__ __forceinline__ void finish_scores(float (&scores)[Shape::SCORES][4], const TileTask& task,
-                                              const RowPair& rows, uint32_t first) {
+                                              const RowPair& rows, uint32_t first, const float* scales) {
     const auto each = [&](auto change) {
 #pragma unroll
         for (int n = 0; n < Shape::SCORES; n++) {
@@ -206,6 +235,11 @@ __device__ __forceinline__ void finish_scores(float (&scores)[Shape::SCORES][4],
         }
     };
     const uint32_t token = first + threadIdx.x % 4 * 2;
+    if constexpr (Shape::KV8) {
+        if (scales) {
+            each([&](float score, int, int offset) { return __fmul_rn(score, scales[threadIdx.x % 4 * 2 + offset]); });
+        }
+    }
     each([&](float score, int, int) { return task.scoring.scaled(score); });
     if (task.scoring.cap != 0.0f) each([&](float score, int, int) { return task.scoring.capped(score); });
     if (task.args.alibi_slopes) {
@@ -234,13 +268,29 @@ __device__ __forceinline__ void attend(TileSums<Shape>& out, typename Shape::Sha
 
     const auto places = [&](uint32_t tile) -> auto& { return shared.places[tile / TOKENS % 2]; };
 
+    // The scales of a tile; null where the cache has none.
+    const auto key_scales = [&](uint32_t tile, uint32_t column) -> const float* {
+        if constexpr (Shape::KV8) {
+            if (task.args.kv_format == KV_INT8_ROWS) return shared.key_scales[tile / TOKENS % 2] + column;
+        }
+        return nullptr;
+    };
+    const auto value_scales = [&](uint32_t tile) -> const float* {
+        if constexpr (Shape::KV8) {
+            if (task.args.kv_format == KV_INT8_ROWS) return shared.value_scales[tile / TOKENS % 2];
+        }
+        return nullptr;
+    };
+
     find_places<Shape>(places(first_tile), task, first_tile, visible);
+    find_scales<Shape>(shared, task, first_tile, visible);
     __syncthreads();
     load_tile<Shape>(shared.keys, task, task.args.keys, places(first_tile));
 
     for (uint32_t tile = first_tile; tile < visible.end; tile += TOKENS) {
-        load_tile<Shape>(shared.values, task, task.args.values, places(tile));
+        load_tile<Shape>(shared.values, task, task.args.values, places(tile), value_scales(tile));
         find_places<Shape>(places(tile + TOKENS), task, tile + TOKENS, visible);
+        find_scales<Shape>(shared, task, tile + TOKENS, visible);
         await_older<Shape>();  // the keys
 
         float scores[Shape::SCORES][4];
@@ -259,7 +309,8 @@ __device__ __forceinline__ void attend(TileSums<Shape>& out, typename Shape::Sha
         }
 
         float max[2] = {out.max[0], out.max[1]};
-        finish_scores<Shape>(scores, task, rows, tile + warp_column * Shape::SCORES * 8);
+        const uint32_t column = warp_column * Shape::SCORES * 8;
+        finish_scores<Shape>(scores, task, rows, tile + column, key_scales(tile, column));
 #pragma unroll
         for (int r = 0; r < 2; r++) {
 #pragma unroll

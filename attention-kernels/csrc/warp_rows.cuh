@@ -50,6 +50,7 @@ __device__ __forceinline__ float warp_sum(float value) {
 template <class T, bool KV8, int D>
 struct VectorRows {
     using Element = T;
+    static constexpr bool BYTES = KV8;
     static constexpr int MAX_HEAD = D;
     static constexpr int WIDTH = KV8 ? 16 : 8;
     static constexpr int VECTORS = D / WIDTH;
@@ -178,6 +179,7 @@ struct VectorRows {
 // All lanes hold one token, lane i the elements i, i + 32, …; f32 query, cache of f32 or of any 8-bit format.
 struct GenericRows {
     using Element = float;
+    static constexpr bool BYTES = true;  // it may be
     static constexpr int MAX_HEAD = 256;
     static constexpr int PER_LANE = MAX_HEAD / 32;
 
@@ -264,7 +266,13 @@ __device__ __forceinline__ SoftmaxState attend(Rows& rows, const Task& task, uin
         const uint32_t token = chunk + lane;
         const bool visible = token >= first && token < end;
         const int64_t place = visible ? task.head_offset + place_of(task.args, task.table, token) : -1;
-        float score = task.scoring.scaled(rows.product(task, place));
+        float k_scale = 1.0f, v_scale = 1.0f;
+        if (Rows::BYTES && task.args.kv_format == KV_INT8_ROWS && visible) {
+            const int64_t at = task.head_offset + scale_place_of(task.args, task.table, token);
+            k_scale = float_at(task.args.keys, at);
+            v_scale = float_at(task.args.values, at);
+        }
+        float score = task.scoring.scaled(__fmul_rn(rows.product(task, place), k_scale));
         if (task.scoring.cap != 0.0f) score = task.scoring.capped(score);
         score = Scoring::biased(score, task.slope, static_cast<float>(token) - static_cast<float>(task.visible.end - 1));
         if (!visible) score = -INFINITY;
@@ -273,7 +281,7 @@ __device__ __forceinline__ SoftmaxState attend(Rows& rows, const Task& task, uin
         state.max = max;
         state.sum = __fmaf_rn(state.sum, rescale, mine);
         rows.rescale(rescale);
-        rows.accumulate(task, place, mine);
+        rows.accumulate(task, place, __fmul_rn(mine, v_scale));
     }
     state.sum = warp_sum(state.sum);
     return state;

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::args::{KernelError, KvShape};
+use crate::args::{KernelError, KvShape, expect};
 
 /// Type of queries, outputs and new keys and values.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -79,8 +79,12 @@ impl KvDtype {
         KvDtype::Int8PerToken,
     ];
 
-    /// Those that the kernels for GPUs have and that plug-ins can claim, in the order of the header's numbers.
+    /// Those that plug-ins can claim, in the order of the header's numbers.
     pub const COMMON: [KvDtype; 4] = [KvDtype::Same, KvDtype::Fp8E4m3, KvDtype::Fp8E5m2, KvDtype::Int8];
+
+    /// Those that the CUDA kernels have, in the order of `KvFormat` in `csrc/args.cuh`.
+    pub const ON_GPU: [KvDtype; 5] =
+        [KvDtype::Same, KvDtype::Fp8E4m3, KvDtype::Fp8E5m2, KvDtype::Int8, KvDtype::Int8PerToken];
 
     /// As in the registry's table.
     pub fn name(self) -> &'static str {
@@ -92,6 +96,21 @@ impl KvDtype {
             KvDtype::F16 => "f16",
             KvDtype::Bf16 => "bf16",
             KvDtype::Int8PerToken => "int8_per_token_head",
+        }
+    }
+
+    /// Whether its elements have 8 bits.
+    pub fn is_byte(self) -> bool {
+        self.takes_scales() || self == KvDtype::Int8PerToken
+    }
+
+    /// The greatest number that a byte stands for, before its scale; `None` for wider types.
+    pub fn greatest(self) -> Option<f32> {
+        match self {
+            KvDtype::Same | KvDtype::F16 | KvDtype::Bf16 => None,
+            KvDtype::Fp8E4m3 => Some(448.0),
+            KvDtype::Fp8E5m2 => Some(57344.0),
+            KvDtype::Int8 | KvDtype::Int8PerToken => Some(127.0),
         }
     }
 
@@ -196,13 +215,41 @@ impl CacheFormat {
         head_dim * self.element_bytes() + scale
     }
 
-    /// The place of the cache's type in [`KvDtype::COMMON`], by which CUDA kernels and plug-ins know it.
+    /// The place of the cache's type in a list, [`KvDtype::ON_GPU`] or [`KvDtype::COMMON`], by which CUDA kernels or plug-ins
+    /// know it.
     ///
     /// # Errors
     /// It is not among them; `variant` is who would have read it.
-    pub fn kv_code(&self, variant: &'static str) -> Result<u32, KernelError> {
-        let code = KvDtype::COMMON.iter().position(|common| *common == self.kv_dtype);
+    pub fn kv_code(&self, variant: &'static str, known: &[KvDtype]) -> Result<u32, KernelError> {
+        let code = known.iter().position(|known| *known == self.kv_dtype);
         code.map(|code| code as u32).ok_or_else(|| KernelError::Unsupported { variant, found: self.to_string() })
+    }
+
+    /// Where the rows of a cache of that shape lie, in elements: as in its [`Layout`], but for scales in the page, which follow
+    /// the rows of each block and head.
+    pub fn strides(&self, shape: &KvShape) -> Strides {
+        let dense = self.layout.strides(shape);
+        if self.kv_dtype != KvDtype::Int8PerToken {
+            return dense;
+        }
+        let head = shape.block_size * self.row_bytes(shape.head_dim);
+        Strides { block: shape.num_kv_heads * head, head, ..dense }
+    }
+
+    /// That the CUDA kernels can read a cache whose pages hold scales: it is laid out as [`KvDtype::Int8PerToken`] says, and
+    /// rows and scales of a head's block are whole vectors of 16 bytes (any block size that is a multiple of 4, where heads
+    /// are multiples of 16 elements).
+    ///
+    /// # Errors
+    /// They can not; `variant` is who would have read it.
+    pub fn check_scaled_rows(&self, variant: &'static str, shape: &KvShape) -> Result<(), KernelError> {
+        if self.kv_dtype != KvDtype::Int8PerToken {
+            return Ok(());
+        }
+        if self.layout != Layout::Hnd {
+            return Err(KernelError::Unsupported { variant, found: self.to_string() });
+        }
+        expect("bytes of a head's block modulo 16", self.strides(shape).head % 16, 0)
     }
 
     /// Bytes of one block of one layer's keys (or values).

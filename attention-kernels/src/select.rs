@@ -264,9 +264,9 @@ mod tests {
         let error = select(&choice, &Needs { device: "abacus".into(), ..cpu(64) }).err().unwrap().to_string();
         assert!(error.contains("no decode kernel") && error.contains("abacus"), "{error}");
         let choice = KernelChoice { prefill: "cuda.generic".into(), ..Default::default() };
-        let needs = cuda(Dtype::F32, KvDtype::Int8PerToken);
+        let needs = cuda(Dtype::F32, KvDtype::F16);
         let message = share_a_cache(&choice, &needs).err().unwrap().to_string();
-        assert!(message.contains("cache holds same,fp8_e4m3,fp8_e5m2,int8, not int8_per_token_head"), "{message}");
+        assert!(message.contains("cache holds same,fp8_e4m3,fp8_e5m2,int8,int8_per_token_head, not f16"), "{message}");
         let choice = KernelChoice { decode: "cuda.paged_v1".into(), ..Default::default() };
         let message = share_a_cache(&choice, &cuda(Dtype::F32, KvDtype::Same)).err().unwrap().to_string();
         assert!(message.contains("can not serve: it computes in f16,bf16"), "{message}");
@@ -289,6 +289,8 @@ mod tests {
         assert_eq!(format.to_string(), "bf16, cache int8, HND");
         let halves = ["cuda.paged", "cuda.paged_prefill", "cuda.fused", "cuda.copy_blocks"];
         assert_eq!(chosen(&auto, &cuda(Dtype::F16, KvDtype::Same)), halves);
+        let (format, _) = share_a_cache(&auto, &cuda(Dtype::F16, KvDtype::Int8PerToken)).unwrap();
+        assert_eq!(format.to_string(), "f16, cache int8_per_token_head, HND");
         let singles = ["cuda.generic", "cuda.generic", "cuda.fused", "cuda.copy_blocks"];
         assert_eq!(chosen(&auto, &cuda(Dtype::F32, KvDtype::Fp8E5m2)), singles);
         let old = Needs { compute_capability: Some((7, 5)), ..cuda(Dtype::F16, KvDtype::Same) };

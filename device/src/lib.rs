@@ -306,6 +306,9 @@ pub struct Options {
     /// The folder of compiled kernels; `None`: beside the executable, else `kernels/` of the cargo target folder that
     /// it stands in.
     pub kernels: Option<PathBuf>,
+    /// `cuda`: every element of a product ([`Device::product`]) has one order of summation, whatever the number of rows. The
+    /// other backends have no other way.
+    pub deterministic: bool,
     /// `cuda-sim`: of the order in which threads and blocks of a launch run; 0 is the natural one.
     pub seed: u64,
 }

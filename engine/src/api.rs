@@ -207,6 +207,9 @@ pub struct EngineConfig {
     pub kv_cache_memory_bytes: Option<u64>,
     /// How keys and values are kept.
     pub kv_cache_dtype: KvCacheDtype,
+    /// Make the scales of an fp8 cache of the first step that computes tokens, in layers for which the checkpoint has none;
+    /// else those are 1.
+    pub calculate_kv_scales: bool,
     /// Share of the device's free memory that becomes cache when `kv_cache_memory_bytes` is not given.
     pub gpu_memory_utilization: Option<f64>,
     /// Bytes of host memory that the keys and values of preempted requests may be moved to; 0 for none.
@@ -240,6 +243,9 @@ pub struct EngineConfig {
     pub dtype: Option<Dtype>,
     /// `[kernels]`: operation to variant name or `"auto"`.
     pub kernels: attention_kernels::KernelChoice,
+    /// A row's results depend on nothing but its own sequence and position, not on batch, chunks, cache hits or preemption:
+    /// kernels and products are chosen for that. On a CPU it is so in any case.
+    pub deterministic: bool,
 }
 
 /// Facts about the model that is being served.
@@ -353,6 +359,7 @@ impl Default for EngineConfig {
             max_model_len: None,
             kv_cache_memory_bytes: None,
             kv_cache_dtype: KvCacheDtype::Auto,
+            calculate_kv_scales: false,
             gpu_memory_utilization: None,
             swap_space_bytes: 0,
             preemption_mode: sched::PreemptionMode::Auto,
@@ -369,6 +376,7 @@ impl Default for EngineConfig {
             quantization: None,
             dtype: None,
             kernels: attention_kernels::KernelChoice::default(),
+            deterministic: false,
         }
     }
 }

@@ -17,9 +17,9 @@ pub enum KvCacheDtype {
     Float16,
     /// The upper halves of singles.
     Bfloat16,
-    /// 8 bits, 4 of exponent, with the checkpoint's scales, or 1.
+    /// 8 bits, 4 of exponent, with the checkpoint's scales, such as the first step makes, or 1.
     Fp8E4m3,
-    /// 8 bits, 5 of exponent, with the checkpoint's scales, or 1.
+    /// 8 bits, 5 of exponent, with scales as those.
     Fp8E5m2,
     /// 8-bit integers with a scale for each token and head, computed from that row alone.
     Int8,

@@ -60,8 +60,12 @@ pub(crate) fn open(engine: &EngineConfig) -> Result<Opened, EngineError> {
 
 /// The device that was asked for. `auto` looks for a GPU and says why it takes the CPU instead.
 fn open_device(engine: &EngineConfig) -> Result<(Arc<dyn Device>, Option<String>), DeviceError> {
-    let options =
-        device::Options { threads: engine.threads, kernels: engine.kernels_dir.clone(), ..Default::default() };
+    let options = device::Options {
+        threads: engine.threads,
+        kernels: engine.kernels_dir.clone(),
+        deterministic: engine.deterministic,
+        ..Default::default()
+    };
     if engine.device != "auto" {
         return Ok((device::open_with(&engine.device, &options)?, None));
     }
@@ -98,9 +102,18 @@ fn needs(engine: &EngineConfig, config: &ModelConfig, device: &dyn Device, dtype
     let kv_dtype = engine.kv_cache_dtype.stored(dtype);
     let kv_dtype =
         kv_dtype.ok_or_else(|| refused(format!("at most the {dtype} that the model computes in; leave it at auto")))?;
-    if !device.is_host() && !KvDtype::COMMON.contains(&kv_dtype) {
+    if !device.is_host() && !KvDtype::ON_GPU.contains(&kv_dtype) {
         let name = device.name();
-        return Err(refused(format!("auto, fp8_e4m3 or fp8_e5m2, which {name} has kernels for; or use --device cpu")));
+        return Err(refused(format!(
+            "auto, fp8_e4m3, fp8_e5m2 or int8, which {name} has kernels for; or use --device cpu"
+        )));
+    }
+    if engine.calculate_kv_scales && !kv_dtype.takes_scales() {
+        return Err(EngineError::Config {
+            flag: "--calculate-kv-scales",
+            found: format!("--kv-cache-dtype {}", engine.kv_cache_dtype),
+            expected: "fp8_e4m3 or fp8_e5m2, which have scales to be made; leave it out".to_string(),
+        });
     }
     Ok(Needs {
         dtype,
@@ -108,6 +121,7 @@ fn needs(engine: &EngineConfig, config: &ModelConfig, device: &dyn Device, dtype
         head_dim: config.head_dim,
         block_size: engine.block_size,
         window: config.layer_windows.iter().any(Option::is_some),
+        row_invariant: engine.deterministic,
         ..Needs::on(device)
     })
 }
@@ -123,7 +137,6 @@ pub fn plan(engine: &EngineConfig) -> Result<Plan, EngineError> {
     let opened = open(engine)?;
     Tokenizer::load(&opened.files)?.check(opened.config.vocab_size)?;
     models::check_weights(&opened.config, &opened.weights)?;
-    kv_scales_line(&opened.config, &opened.weights, opened.kernels.format)?;
     Plan::new(engine, &opened, 0)
 }
 
@@ -136,11 +149,14 @@ pub(crate) fn load(engine: &EngineConfig, progress: Progress<'_>) -> Result<Load
     let mut plan = Plan::new(engine, &opened, 0)?;
     let Opened { files, config, weights, device, kernels, no_gpu, .. } = &opened;
     let kernels = *kernels;
-    let kv_scales = kv_scales_line(config, weights, kernels.format)?;
+    let kv_scales = kv_scales_line(engine, config, weights, kernels.format)?;
     let available = device.memory().available;
     let (quantization, max_rows) = (engine.quantization, engine.max_num_batched_tokens);
     let progress = |done, total| progress(done, total);
     let mut model = Model::load(config, weights, device.clone(), kernels, quantization, max_rows, &progress)?;
+    if engine.calculate_kv_scales {
+        model.calculate_kv_scales()?;
+    }
     let graphs = graphs::measure(engine, &mut model, &**device, &plan.step_limits)?;
     if graphs > 0 {
         plan = Plan::new(engine, &opened, graphs)?;
@@ -180,6 +196,7 @@ pub(crate) fn load(engine: &EngineConfig, progress: Progress<'_>) -> Result<Load
         notes: notes(
             &**device,
             &kernels,
+            engine.deterministic,
             &plan,
             kv_scales.into_iter().chain(graphs::line(&model, &plan)),
             no_gpu.clone(),
@@ -200,6 +217,7 @@ fn cache_group(group: &LayerGroup) -> CacheGroup {
 fn notes(
     device: &dyn Device,
     kernels: &KernelSet,
+    deterministic: bool,
     plan: &Plan,
     more: impl IntoIterator<Item = String>,
     no_gpu: Option<String>,
@@ -212,6 +230,12 @@ fn notes(
         plan.step_line(),
         plan.cache_line(),
     ];
+    if let Some(family) = kernels.decode.capabilities.row_invariant.filter(|_| deterministic) {
+        notes.insert(
+            2,
+            format!("deterministic: attention of the family {family}, products with one order of summation"),
+        );
+    }
     // With the table of sequence length against concurrency.
     tracing::info!("\n{plan}");
     notes.extend(more);
@@ -222,17 +246,22 @@ fn notes(
 }
 
 /// Where the scales of a cache come from that takes some, in one line.
-fn kv_scales_line(config: &ModelConfig, weights: &Weights, format: CacheFormat) -> Result<Option<String>, EngineError> {
+fn kv_scales_line(
+    engine: &EngineConfig,
+    config: &ModelConfig,
+    weights: &Weights,
+    format: CacheFormat,
+) -> Result<Option<String>, EngineError> {
     if !format.kv_dtype.takes_scales() {
         return Ok(None);
     }
-    Ok(Some(match models::layers_with_kv_scales(config, weights)? {
-        0 => "scales of the cache: 1, the checkpoint has none".to_string(),
-        layers if layers == config.num_layers => "scales of the cache: those of the checkpoint".to_string(),
-        layers => {
-            format!("scales of the cache: those of the checkpoint in {layers} of {} layers, else 1", config.num_layers)
-        }
-    }))
+    let rest = if engine.calculate_kv_scales { "calibrated in the first step" } else { "1" };
+    let found = match models::layers_with_kv_scales(config, weights)? {
+        0 => format!("{rest}, the checkpoint has none"),
+        layers if layers == config.num_layers => "those of the checkpoint".to_string(),
+        layers => format!("those of the checkpoint in {layers} of {} layers, else {rest}", config.num_layers),
+    };
+    Ok(Some(format!("scales of the cache: {found}")))
 }
 
 /// A seed from the operating system's randomness, by way of the standard library's hash keys.

@@ -23,6 +23,8 @@ pub struct Plan {
     pub quantization: Option<Quantization>,
     /// Type of the matrices where it is not the checkpoint's.
     pub dtype: Option<attention_kernels::Dtype>,
+    /// Scales of the cache, where it takes some.
+    pub kv_scale_bytes: u64,
     /// Buffers of the greatest step.
     pub step_bytes: u64,
     /// All CUDA graphs of decode steps, by the measure of one; 0 before the start has taken it.
@@ -97,12 +99,16 @@ impl Plan {
             true => models::weight_bytes(config, &opened.weights, engine.quantization)?,
             false => models::dense_weight_bytes(config, *dtype),
         };
+        let kv_scale_bytes = match opened.kernels.format.kv_dtype.takes_scales() {
+            true => models::kv_scale_bytes(config, &opened.weights, engine.calculate_kv_scales)?,
+            false => 0,
+        };
         let (memory, gpu) = (opened.memory, device.compute_capability().is_some());
         let budget = Budget {
             memory,
             gpu,
             share: engine.gpu_memory_utilization,
-            weights: weight_bytes,
+            weights: weight_bytes + kv_scale_bytes,
             step: &|rows| step_bytes(rows, wanted_len),
             graphs,
             max_num_batched_tokens: engine.max_num_batched_tokens,
@@ -158,6 +164,7 @@ impl Plan {
         Ok(Plan {
             model: opened.files.name(),
             weight_bytes,
+            kv_scale_bytes,
             dtype: (!device.is_host()).then_some(*dtype),
             quantization: engine.quantization,
             step_bytes: step_bytes(engine.max_num_batched_tokens, max_model_len),
@@ -179,7 +186,7 @@ impl Plan {
     /// Says how far what a start took of a GPU is from what was planned.
     pub(crate) fn compare(&self, available_before: u64, after: MemoryInfo) {
         let cache = self.kv_bytes_per_token / self.groups as u64 * (self.num_blocks * self.block_size) as u64;
-        let planned = self.weight_bytes + self.step_bytes + cache;
+        let planned = self.weight_bytes + self.kv_scale_bytes + self.step_bytes + cache;
         let taken = available_before.saturating_sub(after.available);
         // The driver gives memory in pieces, and keeps some for code.
         if taken > planned + planned / 50 + (256 << 20) {

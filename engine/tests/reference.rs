@@ -301,7 +301,8 @@ fn prompts_on_sim(case: &str) -> Vec<Prompt> {
 }
 
 /// The types of a cache that the CUDA kernels have beside f32.
-const ON_GPU: [KvCacheDtype; 3] = [KvCacheDtype::Auto, KvCacheDtype::Fp8E4m3, KvCacheDtype::Fp8E5m2];
+const ON_GPU: [KvCacheDtype; 4] =
+    [KvCacheDtype::Auto, KvCacheDtype::Fp8E4m3, KvCacheDtype::Fp8E5m2, KvCacheDtype::Int8];
 
 fn check_on_sim(case: &str) {
     if xtask::kernels::host::folder_for_tests().is_none() {

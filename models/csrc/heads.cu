@@ -87,8 +87,7 @@ __device__ __forceinline__ void heads(const HeadsArgs& args) {
             for (uint32_t i = 0; i < 8; i++) high[i] = high[i] * factor * weights[i];
         }
     }
-    if (!busy) return;
-    if (head < keyed) {
+    if (busy && head < keyed) {
         const float* table = args.rope + static_cast<int64_t>(blockIdx.x) * args.head_dim;
         float cosine[8], sine[8];
         load_piece(table, at, half, whole, cosine);
@@ -100,6 +99,21 @@ __device__ __forceinline__ void heads(const HeadsArgs& args) {
             low[i] = turned;
         }
     }
+    uint32_t greatest = 0;
+    if constexpr (KV8) {
+        if (args.keys && head >= args.num_heads) {
+            // As if they had been stored in between: a cache does not tell who wrote it.
+#pragma unroll
+            for (uint32_t i = 0; i < 8; i++) {
+                low[i] = rounded<T>(low[i]);
+                high[i] = rounded<T>(high[i]);
+            }
+        }
+        if (args.kv_format == KV_INT8_ROWS) {
+            greatest = greatest_over(max(greatest_magnitude(low), greatest_magnitude(high)), args.lanes);
+        }
+    }
+    if (!busy) return;
     if (head < args.num_heads || !args.keys) {
         store_piece(row, at, half, whole, low);
         store_piece(row + half, at, half, whole, high);
@@ -110,16 +124,16 @@ __device__ __forceinline__ void heads(const HeadsArgs& args) {
     const bool is_key = head < keyed;
     const uint32_t kv_head = head - (is_key ? args.num_heads : keyed);
     void* cache = is_key ? args.keys : args.values;
-    const int64_t to = slot / args.block_size * args.block_stride + slot % args.block_size * args.token_stride +
-                       kv_head * args.head_stride;
+    const int64_t unit = slot / args.block_size * args.block_stride + kv_head * args.head_stride;
+    const int64_t to = unit + slot % args.block_size * args.token_stride;
     if constexpr (KV8) {
         const float* scales = is_key ? args.k_scales : args.v_scales;
-        const float scale = scales ? scales[kv_head * args.scale_stride] : 1.0f;
-        // As if they had been stored in between: a cache does not tell who wrote it.
-#pragma unroll
-        for (uint32_t i = 0; i < 8; i++) {
-            low[i] = rounded<T>(low[i]);
-            high[i] = rounded<T>(high[i]);
+        float scale = scales ? scales[kv_head * args.scale_stride] : 1.0f;
+        if (args.kv_format == KV_INT8_ROWS) {
+            const RowScale row(greatest);
+            scale = row.divisor;
+            float* of_rows = reinterpret_cast<float*>(static_cast<uint8_t*>(cache) + unit + args.block_size * args.head_dim);
+            if (lane == 0) of_rows[slot % args.block_size] = row.scale;
         }
         store_bytes(static_cast<uint8_t*>(cache) + to, at, half, whole, args.kv_format, scale, low);
         store_bytes(static_cast<uint8_t*>(cache) + to + half, at, half, whole, args.kv_format, scale, high);

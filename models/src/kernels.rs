@@ -3,7 +3,7 @@
 //! They run on `cuda` and `cuda-sim`. What a wrapper can not see on the host it trusts: indices of rows, positions and
 //! slots, which lie on the device. Nothing here waits.
 
-use attention_kernels::{CacheFormat, Dtype, KernelError, KvCache, KvScales};
+use attention_kernels::{CacheFormat, Dtype, KernelError, KvCache, KvDtype, KvScales};
 use device::{Arg, Buffer, Device, Launch};
 
 /// The crate of the kernels, as it stands in file names.
@@ -152,8 +152,9 @@ pub fn heads(device: &dyn Device, args: HeadsArgs<'_>) -> Result<(), KernelError
     if let Some(slots) = args.slots {
         holds("slots", slots, rows, size_of::<i64>())?;
     }
+    format.check_scaled_rows("heads", &shape)?;
     let lanes = dim.div_ceil(16).next_power_of_two();
-    let strides = format.layout.strides(&shape);
+    let strides = format.strides(&shape);
     let per_head = cache.scales.as_ref().is_some_and(|scales| scales.per_head);
     let mut words = [0; 16];
     for (i, stride) in [heads * dim, strides.block, strides.head, strides.token].into_iter().enumerate() {
@@ -165,7 +166,7 @@ pub fn heads(device: &dyn Device, args: HeadsArgs<'_>) -> Result<(), KernelError
     for (word, number) in words[9..].iter_mut().zip(counts) {
         *word = count(number)?;
     }
-    words[14] = format.kv_code("heads")?;
+    words[14] = format.kv_code("heads", &KvDtype::ON_GPU)?;
     words[15] = u32::from(per_head);
     let scales = |which: fn(&KvScales) -> &Buffer| optional(cache.scales.as_deref().map(which));
     let parameters = [
@@ -185,7 +186,7 @@ pub fn heads(device: &dyn Device, args: HeadsArgs<'_>) -> Result<(), KernelError
 }
 
 fn heads_kernel(format: CacheFormat) -> &'static str {
-    match (format.dtype, format.kv_dtype.takes_scales()) {
+    match (format.dtype, format.kv_dtype.is_byte()) {
         (dtype, false) => instance!("heads", dtype),
         (Dtype::F32, true) => "heads_f32_kv8",
         (Dtype::F16, true) => "heads_f16_kv8",

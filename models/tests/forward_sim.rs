@@ -6,10 +6,10 @@ mod common;
 
 use std::sync::Arc;
 
-use attention_kernels::{Dtype, KernelChoice, KvCache, Needs, select};
+use attention_kernels::{Dtype, KernelChoice, KvCache, KvDtype, Needs, select};
 use common::{CASES, expected, files, folder, ids, list, text};
 use device::{Device, Options};
-use models::{ForwardBatch, Model, ModelConfig, StepLimits, Weights, dense_weight_bytes};
+use models::{ForwardBatch, Model, ModelConfig, StepLimits, Weights, dense_weight_bytes, kv_scale_bytes};
 use safetensors::SafeTensors;
 
 const LIMITS: StepLimits = StepLimits { max_rows: 80, max_seqs: 2, max_model_len: 256, block_size: 8, num_blocks: 32 };
@@ -33,13 +33,21 @@ struct Loaded {
 }
 
 fn load(case: &str, dtype: Dtype, choice: &KernelChoice) -> Option<Loaded> {
+    load_keeping(case, dtype, KvDtype::Same, choice)
+}
+
+/// Scales of a cache that takes some are made in the first step.
+fn load_keeping(case: &str, dtype: Dtype, kv_dtype: KvDtype, choice: &KernelChoice) -> Option<Loaded> {
     let kernels = Some(xtask::kernels::host::folder_for_tests()?);
-    let device = device::open_with("cuda-sim", &Options { threads: Some(1), kernels, seed: 7 }).unwrap();
+    let device =
+        device::open_with("cuda-sim", &Options { threads: Some(1), kernels, seed: 7, ..Options::default() }).unwrap();
     let files = files(case);
     let config = ModelConfig::load(&files).unwrap();
-    let needs = Needs { dtype, head_dim: config.head_dim, window: true, row_invariant: true, ..Needs::on(&*device) };
+    let needs =
+        Needs { dtype, kv_dtype, head_dim: config.head_dim, window: true, row_invariant: true, ..Needs::on(&*device) };
     let (set, weights) = (select(choice, &needs).unwrap(), Weights::open(&files).unwrap());
     let mut model = Model::load(&config, &weights, device.clone(), set, None, LIMITS.max_rows, &|_, _| {}).unwrap();
+    model.calculate_kv_scales().unwrap();
     model.reserve(&LIMITS).unwrap();
     Some(Loaded { device, config, model })
 }
@@ -112,25 +120,39 @@ fn a_cache_write_by_name_gives_the_bits_of_the_fused_one() {
 
 #[test]
 fn the_memory_of_a_model_is_what_was_planned_and_no_step_takes_any() {
-    for (case, dtype) in [("llama", Dtype::F32), ("qwen2", Dtype::Bf16), ("qwen3", Dtype::F16)] {
-        let Some(Loaded { device, config, mut model }) = load(case, dtype, &KernelChoice::default()) else { return };
-        let planned = dense_weight_bytes(&config, dtype) + Model::launched_step_bytes(&config, dtype, &LIMITS);
+    for (case, dtype, kv_dtype) in [
+        ("llama", Dtype::F32, KvDtype::Same),
+        ("llama", Dtype::F32, KvDtype::Fp8E5m2),
+        ("qwen2", Dtype::Bf16, KvDtype::Fp8E4m3),
+        ("qwen2", Dtype::Bf16, KvDtype::Int8PerToken),
+        ("qwen3", Dtype::F16, KvDtype::Same),
+    ] {
+        let loaded = load_keeping(case, dtype, kv_dtype, &KernelChoice::default());
+        let Some(Loaded { device, config, mut model }) = loaded else { return };
+        assert_eq!(model.is_calibrating(), kv_dtype.takes_scales());
+        let scales = kv_scale_bytes(&config, &Weights::open(&files(case)).unwrap(), true).unwrap();
+        let scales = if kv_dtype.takes_scales() { scales } else { 0 };
+        assert_eq!(scales == 0, !kv_dtype.takes_scales());
+        let planned = dense_weight_bytes(&config, dtype) + Model::launched_step_bytes(&config, dtype, &LIMITS) + scales;
         assert_eq!(device.allocated(), Some(planned), "{case} in {dtype}");
         let mut caches = model.new_cache(LIMITS.num_blocks, LIMITS.block_size).unwrap();
         let cache = caches.iter().map(|cache| 2 * cache.shape.num_blocks * cache.block_bytes()).sum::<usize>() as u64;
         last_logits(&mut model, &mut caches, &(1..60).collect::<Vec<_>>(), 50);
         model.copy_blocks(&[(31, 2), (2, 3)], &mut caches).unwrap();
+        assert!(!model.is_calibrating());
         assert_eq!(device.allocated(), Some(planned + cache), "{case} in {dtype}");
     }
 }
 
 #[test]
 fn a_warm_up_of_the_greatest_size_leaves_every_slot_as_it_was() {
-    let Some(Loaded { device, mut model, .. }) = load("mistral-sliding", Dtype::F16, &KernelChoice::default()) else {
+    let loaded = load_keeping("mistral-sliding", Dtype::F16, KvDtype::Fp8E4m3, &KernelChoice::default());
+    let Some(Loaded { device, mut model, .. }) = loaded else {
         return;
     };
     let mut caches = model.new_cache(LIMITS.num_blocks, LIMITS.block_size).unwrap();
     model.warm_up(&mut caches).unwrap();
+    assert!(model.is_calibrating(), "it has no tokens of a request to make scales of");
     for cache in &caches {
         let mut bytes = vec![1; cache.keys.len_bytes()];
         device.download(&cache.keys, 0, &mut bytes).unwrap();

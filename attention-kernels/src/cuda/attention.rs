@@ -5,7 +5,7 @@ use device::{Arg, Device, Launch, Tensor};
 use super::rule::PagedRule;
 use super::{MODULE, names};
 use crate::args::{AttentionArgs, KernelError, PARTITION, at_least, expect};
-use crate::format::Dtype;
+use crate::format::{Dtype, KvDtype};
 use crate::workspace::Workspace;
 
 /// Threads of a block of `paged_decode` and `paged_reduce`.
@@ -51,7 +51,8 @@ pub(super) fn grouped(device: &dyn Device, args: AttentionArgs<'_>) -> Result<()
     let dim = args.cache.shape.head_dim;
     let (threads, tokens) = if dim <= 128 { (128, 64) } else { (64, 32) };
     let warps = threads as usize / 32;
-    let shared = round16(4 * tokens * (dim + 8) + 32 * (tokens + 8) + 16 * tokens + 64 * warps);
+    let tile = 4 * tokens * (dim + 8) + 32 * (tokens + 8) + 16 * tokens + 64 * warps;
+    let shared = round16(tile + call.scale_bytes(tokens));
     let blocks = call.rows * args.cache.shape.num_kv_heads * call.group().div_ceil(16);
     call.launch(device, kernel, [grid(blocks)?, grid(partitions)?, 1], threads, shared, partitions)?;
     call.reduce(device, partitions)
@@ -64,9 +65,9 @@ pub(super) fn prefill(device: &dyn Device, args: AttentionArgs<'_>) -> Result<()
     let dim = args.cache.shape.head_dim;
     // Beside the tile: the folded sums, 4 bytes each.
     let (rows, tile, folded) = if dim <= 128 {
-        (64, 4 * 64 * (dim + 8) + 2 * (64 + 8) + 16 * 64 + 256, 256 * dim)
+        (64, 4 * 64 * (dim + 8) + 2 * (64 + 8) + 16 * 64 + 256 + call.scale_bytes(64), 256 * dim)
     } else {
-        (32, 4 * 32 * (dim + 8) + 64 * (32 + 8) + 16 * 32 + 256, 128 * dim)
+        (32, 4 * 32 * (dim + 8) + 64 * (32 + 8) + 16 * 32 + 256 + call.scale_bytes(32), 128 * dim)
     };
     let blocks = call.rows * call.group() / rows + args.seqs.len();
     let kv_heads = args.cache.shape.num_kv_heads;
@@ -124,6 +125,7 @@ impl<'a> Call<'a> {
         let shape = args.cache.shape;
         expect("block size of the cache", shape.block_size, workspace.limits().block_size)?;
         at_least("blocks of the cache", shape.num_blocks, workspace.limits().num_blocks)?;
+        args.cache.format.check_scaled_rows(variant, &shape)?;
         // Rows are read in vectors of 16 bytes, but for f32.
         let vector = if args.cache.format.dtype == Dtype::F32 { 1 } else { 8 };
         expect("query stride modulo 8", args.query_stride % vector, 0)?;
@@ -137,6 +139,12 @@ impl<'a> Call<'a> {
     fn instance(&self, names: &names::Names) -> Result<&'static str, KernelError> {
         let (format, dim) = (self.args.cache.format, self.args.cache.shape.head_dim);
         names.of(format, dim).ok_or_else(|| self.unsupported(format!("heads of {dim} and {format}")))
+    }
+
+    /// Shared memory of a tile for the scales that the keys and values of two tiles of tokens may have: `RowScales` of
+    /// `csrc/tile.cuh`.
+    fn scale_bytes(&self, tokens: usize) -> usize {
+        if self.args.cache.format.kv_dtype.is_byte() { 4 * tokens * size_of::<f32>() } else { 0 }
     }
 
     /// Query heads of a KV head.
@@ -253,7 +261,7 @@ impl<'a> Call<'a> {
     /// `AttentionShape` of `csrc/args.cuh`, word by word.
     fn shape(&self, partitions: usize) -> Result<[u32; 20], KernelError> {
         let (args, shape) = (self.args, self.args.cache.shape);
-        let strides = args.cache.format.layout.strides(&shape);
+        let strides = args.cache.format.strides(&shape);
         let mut words = [0; 20];
         for (i, stride) in [args.query_stride, strides.block, strides.head, strides.token].into_iter().enumerate() {
             words[2 * i..2 * i + 2].copy_from_slice(&halves(stride as u64));
@@ -274,7 +282,7 @@ impl<'a> Call<'a> {
         for (word, count) in words[10..].iter_mut().zip(counts) {
             *word = grid(count)?;
         }
-        words[18] = args.cache.format.kv_code(self.variant)?; // `KvFormat` of `csrc/args.cuh`
+        words[18] = args.cache.format.kv_code(self.variant, &KvDtype::ON_GPU)?; // `KvFormat` of `csrc/args.cuh`
         words[19] = u32::from(per_head);
         Ok(words)
     }

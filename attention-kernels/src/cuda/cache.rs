@@ -5,6 +5,7 @@ use device::{Arg, Buffer, Device, Launch};
 use super::attention::{grid, halves};
 use super::{MODULE, names};
 use crate::args::{BlockCopyArgs, CacheWriteArgs, KernelError, KvScales, at_least, expect};
+use crate::format::KvDtype;
 
 /// Bytes of a block that one thread block copies.
 const COPY_SHARE: usize = 16 << 10;
@@ -24,6 +25,8 @@ pub(super) fn write(device: &dyn Device, args: CacheWriteArgs<'_>) -> Result<(),
     expect("block size of the cache", shape.block_size, workspace.limits().block_size)?;
     at_least("blocks of the cache", shape.num_blocks, workspace.limits().num_blocks)?;
     expect("head size modulo 8", shape.head_dim % 8, 0)?;
+    at_least("greatest head size", 256, shape.head_dim)?;
+    cache.format.check_scaled_rows(variant, &shape)?;
     for (what, elements) in [
         ("bytes of a row of new keys and values modulo 16", args.stride),
         ("bytes before the new keys modulo 16", args.key_offset),
@@ -34,7 +37,7 @@ pub(super) fn write(device: &dyn Device, args: CacheWriteArgs<'_>) -> Result<(),
     if args.slot_mapping.is_empty() {
         return Ok(());
     }
-    let strides = cache.format.layout.strides(&shape);
+    let strides = cache.format.strides(&shape);
     let mut words = [0; 14];
     for (i, stride) in [args.stride, strides.block, strides.head, strides.token].into_iter().enumerate() {
         words[2 * i..2 * i + 2].copy_from_slice(&halves(stride as u64));
@@ -42,7 +45,7 @@ pub(super) fn write(device: &dyn Device, args: CacheWriteArgs<'_>) -> Result<(),
     for (word, count) in words[8..].iter_mut().zip([shape.num_kv_heads, shape.head_dim, shape.block_size]) {
         *word = grid(count)?;
     }
-    words[11] = cache.format.kv_code(variant)?;
+    words[11] = cache.format.kv_code(variant, &KvDtype::ON_GPU)?;
     words[12] = u32::from(cache.scales.as_ref().is_some_and(|scales| scales.per_head));
     let scales = |which: fn(&KvScales) -> &Buffer| {
         cache.scales.as_ref().map_or(Arg::null(), |scales| Arg::pointer(which(scales), 0))

@@ -63,7 +63,7 @@ pub fn convert_fp8(device: &dyn Device, from: &KvCache, to: &mut KvCache) -> Res
     words[..2].copy_from_slice(&halves(elements as u64));
     words[2..4].copy_from_slice(&halves(per_scale as u64));
     words[4] = grid(num_scales)?;
-    words[5] = small.format.kv_code(NAME)?;
+    words[5] = small.format.kv_code(NAME, &KvDtype::ON_GPU)?;
     let scales = |which: fn(&KvScales) -> &Buffer| scales.map_or(Arg::null(), |scales| Arg::pointer(which(scales), 0));
     let blocks = (elements / 8).div_ceil(THREADS).min(MOST_BLOCKS);
     for (from, to, scales) in [

@@ -29,7 +29,7 @@ const ANY: Capabilities = Capabilities {
     devices: &["cuda", "cuda-sim"],
     compute_capability: (8, 0),
     dtypes: &Dtype::ALL,
-    kv_dtypes: &KvDtype::COMMON,
+    kv_dtypes: &KvDtype::ON_GPU,
     // Kernels take strides.
     layouts: &Layout::ALL,
     head_sizes: Sizes::UpTo { max: 256, step: 8 },

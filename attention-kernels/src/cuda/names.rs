@@ -42,7 +42,7 @@ impl Names {
             Dtype::Bf16 => 1,
         };
         let size = HEAD_SIZES.iter().position(|&size| size == head_dim)?;
-        Some(self.0[dtype][usize::from(format.kv_dtype.takes_scales())][size])
+        Some(self.0[dtype][usize::from(format.kv_dtype.is_byte())][size])
     }
 }
 
@@ -71,7 +71,7 @@ pub(super) fn reduce(dtype: Dtype) -> &'static str {
 
 /// The kernel that writes a cache.
 pub(super) fn reshape_and_cache(format: CacheFormat) -> &'static str {
-    match (format.dtype, format.kv_dtype.takes_scales()) {
+    match (format.dtype, format.kv_dtype.is_byte()) {
         (Dtype::F32, false) => "reshape_and_cache_f32",
         (Dtype::F32, true) => "reshape_and_cache_f32_kv8",
         (Dtype::F16, false) => "reshape_and_cache_f16",

@@ -7,7 +7,7 @@ use device::{Buffer, Device, Pool};
 
 use super::{LoadedKernel, abi};
 use crate::args::{AttentionArgs, BlockCopyArgs, CacheWriteArgs, KernelError, KvCache};
-use crate::format::{Dtype, Layout};
+use crate::format::{Dtype, KvDtype, Layout};
 
 impl LoadedKernel {
     /// Attention of one query row a sequence, or many.
@@ -128,7 +128,7 @@ fn written_cache(found: &mut KvCache) -> Result<abi::Cache, KernelError> {
 /// A cache that is read; its pointers are mutable in the structure alone.
 fn cache(cache: &KvCache) -> Result<abi::Cache, KernelError> {
     let (shape, format) = (cache.shape, cache.format);
-    let strides = format.layout.strides(&shape);
+    let strides = format.strides(&shape);
     let scales = |of: fn(&crate::args::KvScales) -> &Buffer| match &cache.scales {
         Some(scales) => Ok::<_, KernelError>(read(of(scales))?.cast::<f32>()),
         None => Ok(null()),
@@ -140,7 +140,7 @@ fn cache(cache: &KvCache) -> Result<abi::Cache, KernelError> {
         v_scales: scales(|s| &s.values)?,
         scales_per_head: u32::from(cache.scales.as_ref().is_some_and(|s| s.per_head)),
         dtype: number(&Dtype::ALL, format.dtype),
-        kv_dtype: format.kv_code("a plug-in")?,
+        kv_dtype: format.kv_code("a plug-in", &KvDtype::COMMON)?,
         layout: number(&Layout::ALL, format.layout),
         num_blocks: shape.num_blocks as u64,
         num_kv_heads: shape.num_kv_heads as u64,

@@ -127,12 +127,15 @@ pub struct Tolerance {
 
 /// The one place for tolerances. Rounding the output costs half an ulp; sums and exponentials in f32 are far below the rest
 /// but for f32 itself, where a score of a few units is off by an ulp of its own and a context adds up. The tensor
-/// cores take weights rounded to the type of the query: half an ulp more, and of the log of their sum.
-pub fn tolerance(can: &Capabilities, dtype: Dtype) -> Tolerance {
+/// cores take weights rounded to the type of the query: half an ulp more, and of the log of their sum; and values times the
+/// scales of their rows, rounded to that type: another half.
+pub fn tolerance(can: &Capabilities, format: CacheFormat) -> Tolerance {
+    let dtype = format.dtype;
+    let scaled_rows = if format.kv_dtype == KvDtype::Int8PerToken { 0.5 } else { 0.0 };
     let f32_sums = 32.0 * ulp(Dtype::F32, 1.0);
     match dtype {
         Dtype::F32 => Tolerance { output: 32.0, lse: f32_sums },
-        _ if can.rounds_weights => Tolerance { output: 1.25, lse: ulp(dtype, 1.0) + f32_sums },
+        _ if can.rounds_weights => Tolerance { output: 1.25 + scaled_rows, lse: ulp(dtype, 1.0) + f32_sums },
         _ => Tolerance { output: 0.6, lse: f32_sums },
     }
 }

@@ -178,7 +178,7 @@ impl Results {
     /// # Errors
     /// What is further from the truth than the one table of [`tolerance`]s allows.
     pub fn check(&self, what: &str, variant: &Variant, problem: &Problem, truth: &Truth) -> Result<f64, String> {
-        let allowed = tolerance(&variant.capabilities, problem.format.dtype);
+        let allowed = tolerance(&variant.capabilities, problem.format);
         let within = |ulps: f64| ulps <= allowed.output;
         if let Some((at, got, ulps)) = self.errors(problem, truth).find(|&(.., ulps)| !within(ulps)) {
             let dim = problem.shape.head_dim;

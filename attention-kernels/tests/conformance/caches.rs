@@ -1,7 +1,7 @@
 //! Cache writes and block copies: what they write is exact, and everything else stays as it was, bit for bit.
 
 use attention_kernels::trial::numbers::{Random, element, from_bytes, int8_row, round, to_byte, to_bytes};
-use attention_kernels::trial::{floats, multiply_and_sum, read_and_fold};
+use attention_kernels::trial::{Look, OnDevice, Problem, floats, multiply_and_sum, read_and_fold};
 use attention_kernels::{
     AttentionBatch, BlockCopyArgs, CacheFormat, CacheWriteArgs, Dtype, KvCache, KvDtype, KvScales, KvShape, Layout,
     Operation, Variant, Workspace, WorkspaceLimits,
@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use crate::covering;
 use crate::devices::{self, buffer, bytes, variants_on};
+use crate::looks;
 
 /// For writes of up to so many rows.
 pub fn write_workspace(device: &dyn Device, shape: &KvShape, rows: usize) -> Workspace {
@@ -51,12 +52,8 @@ fn settings(variant: &Variant) -> Vec<(CacheFormat, KvShape, Option<bool>)> {
     let setting = rows.map(|row| {
         let format =
             CacheFormat { dtype: can.dtypes[row[0]], kv_dtype: can.kv_dtypes[row[1]], layout: can.layouts[row[2]] };
-        let shape = KvShape {
-            num_blocks: 7,
-            num_kv_heads: heads[row[5]],
-            block_size: block_sizes[row[4]],
-            head_dim: dims[row[3]],
-        };
+        let (format, block_size) = looks::with_scaled_rows(format, block_sizes[row[4]]);
+        let shape = KvShape { num_blocks: 7, num_kv_heads: heads[row[5]], block_size, head_dim: dims[row[3]] };
         (format, shape, [None, Some(false), Some(true)][row[6]].filter(|_| format.kv_dtype.takes_scales()))
     });
     setting.collect()
@@ -122,7 +119,8 @@ fn writes(
             for (which, offset) in [key_offset, value_offset].into_iter().enumerate() {
                 let from = offset + row * stride + head * dim;
                 if format.kv_dtype == KvDtype::Int8PerToken {
-                    let (bytes, scale) = int8_row(&source[from..from + dim]);
+                    let rounded = to_bytes(format.dtype, &source[from..from + dim]);
+                    let (bytes, scale) = int8_row(&from_bytes(format.dtype, &rounded));
                     let unit = (block * shape.num_kv_heads + head) * shape.block_size * (dim + 4);
                     want[which][unit + token * dim..][..dim].copy_from_slice(&bytes);
                     want[which][unit + shape.block_size * dim + token * 4..][..4].copy_from_slice(&scale.to_le_bytes());
@@ -251,6 +249,43 @@ fn slots_and_blocks_that_do_not_exist_are_refused_before_anything_runs() {
             let said = ["slot: found 48", "no such slots on the device", "block id: found 6"];
             assert!(said.iter().any(|said| error.contains(said)), "{}: {error}", variant.name);
             assert!(bytes(&*device, &cache.keys) == before[0], "{}", variant.name);
+        }
+    }
+}
+
+#[test]
+fn a_poisoned_page_is_loud_in_every_type_that_has_nan() {
+    for device in devices::all() {
+        for variant in variants_on(&*device, &[Operation::Decode]) {
+            let can = &variant.capabilities;
+            // int8 without scales of its own has no NaN.
+            for &kv_dtype in can.kv_dtypes.iter().filter(|kv_dtype| **kv_dtype != KvDtype::Int8) {
+                let look = Look {
+                    format: CacheFormat { dtype: can.dtypes[0], kv_dtype, layout: Layout::Hnd },
+                    heads: (4, 2),
+                    dim: 64,
+                    block_size: 16,
+                    scales: None,
+                    window: None,
+                    soft_cap: false,
+                    alibi: false,
+                    lens: vec![(1, 40), (1, 40)],
+                };
+                let problem = Problem::new(3, &look);
+                let what = format!("{} on {}: {kv_dtype}", variant.name, device.name());
+                let mut on_device = problem.on(&device).unwrap();
+                let nan = |on_device: &OnDevice<'_>| -> Vec<bool> {
+                    let results = on_device.run(variant, 0..2, false).unwrap();
+                    let row = |row| from_bytes(look.format.dtype, results.rows(&problem, row..row + 1).0);
+                    (0..2).map(|seq| row(seq).iter().all(|x| x.is_nan())).collect()
+                };
+                // The last eight tokens are slots 0 to 8 of the third block of each.
+                let third = |seq: usize| problem.batch.table(seq)[2] as usize;
+                on_device.cache.poison(&*device, third(0), 8).unwrap();
+                assert_eq!(nan(&on_device), [false, false], "{what}: slots that nobody reads");
+                on_device.cache.poison(&*device, third(0), 7).unwrap();
+                assert_eq!(nan(&on_device), [true, false], "{what}");
+            }
         }
     }
 }

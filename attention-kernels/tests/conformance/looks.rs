@@ -2,7 +2,7 @@
 //! `QUIRE_TEST_ALL=1`.
 
 use attention_kernels::trial::Look;
-use attention_kernels::{CacheFormat, PARTITION, Sizes, Variant};
+use attention_kernels::{CacheFormat, KvDtype, Layout, PARTITION, Sizes, Variant};
 
 use crate::covering;
 
@@ -25,6 +25,14 @@ fn lens(kind: usize, block_size: usize) -> Vec<(usize, usize)> {
         2 => vec![(1, 3), (1, 2 * PARTITION), (1, PARTITION - 1)],
         3 => vec![(3, block_size + 2), (1, 0), (0, 9), (67, 70), (1, 1), (2, 0), (20, 20)],
         _ => vec![(5, PARTITION + 3), (1, 17)],
+    }
+}
+
+/// Scales in the page have one layout, and CUDA kernels want whole vectors of them: odd blocks become even ones.
+pub fn with_scaled_rows(format: CacheFormat, block_size: usize) -> (CacheFormat, usize) {
+    match format.kv_dtype {
+        KvDtype::Int8PerToken => (CacheFormat { layout: Layout::Hnd, ..format }, block_size.next_multiple_of(4)),
+        _ => (format, block_size),
     }
 }
 
@@ -55,6 +63,7 @@ pub fn of(variant: &Variant, strength: usize) -> Vec<Look> {
             CacheFormat { dtype: can.dtypes[row[0]], kv_dtype: can.kv_dtypes[row[1]], layout: can.layouts[row[2]] };
         let scales = [None, Some(false), Some(true)][row[10]].filter(|_| format.kv_dtype.takes_scales());
         let block_size = block_sizes[row[4]];
+        let (format, block_size) = with_scaled_rows(format, block_size);
         Look {
             format,
             heads: HEADS[row[5]],

@@ -6,7 +6,11 @@
 //! A = W, stored [k × n], transposed        B = x, stored [k × rows]        D = y, stored [n × rows]
 //! ```
 //!
-//! What the library's heuristics answer for a shape is kept. Sums are in float32; for float32 operands too, without the
+//! What the library's heuristics answer for a shape is kept. An algorithm fixes the order in which an element's sum is taken:
+//! its tiles, and whether k is split. So products that must not depend on the number of rows take for all of them the one that
+//! is found for [`ROWS_OF_ALL`], among those that do not split k.
+//!
+//! Sums are in float32; for float32 operands too, without the
 //! tensor cores' shorter ones. One workspace serves all products, which follow each other on one stream.
 
 use std::collections::HashMap;
@@ -29,6 +33,10 @@ use crate::{DeviceError, Queue};
 
 /// Bytes of workspace: what NVIDIA recommends for Hopper.
 pub(super) const WORKSPACE: usize = 32 << 20;
+
+/// Rows for which an algorithm is chosen that serves every number of them: more than a small decode has, whose time is that
+/// of reading the weights in any case, and enough to fill the tiles of a prefill.
+const ROWS_OF_ALL: usize = 128;
 
 /// `CUBLAS_OP_T` of `cublas_api.h`, which the library's own header takes over.
 const TRANSPOSED: i32 = 1;
@@ -58,6 +66,7 @@ pub(super) struct Blas {
     handle: sys::cublasLtHandle_t,
     plans: HashMap<Shape, Plan>,
     workspace: DeviceMemory,
+    deterministic: bool,
     context: Arc<Context>,
 }
 
@@ -75,7 +84,8 @@ struct Plan {
 }
 
 impl Blas {
-    pub fn open(context: &Arc<Context>) -> Result<Blas, DeviceError> {
+    /// `deterministic`: an element's order of summation is one for all numbers of rows.
+    pub fn open(context: &Arc<Context>, deterministic: bool) -> Result<Blas, DeviceError> {
         // SAFETY: opening the library runs its initialisers, which is what it is for.
         if !unsafe { sys::is_culib_present() } {
             return Err(CudaError::NoBlas.into());
@@ -83,7 +93,7 @@ impl Blas {
         context.enter()?;
         let workspace = DeviceMemory::zeroed(context, WORKSPACE)?;
         let handle = result::create_handle().map_err(refused("starting"))?;
-        Ok(Blas { handle, plans: HashMap::new(), workspace, context: Arc::clone(context) })
+        Ok(Blas { handle, plans: HashMap::new(), workspace, deterministic, context: Arc::clone(context) })
     }
 
     /// Whether there was such a product before.
@@ -96,7 +106,9 @@ impl Blas {
         self.context.enter()?;
         let plan = match self.plans.entry(shape) {
             Entry::Occupied(known) => known.into_mut(),
-            Entry::Vacant(new) => new.insert(Plan::new(self.handle, shape).map_err(refused(shape))?),
+            Entry::Vacant(new) => {
+                new.insert(Plan::new(self.handle, shape, self.deterministic).map_err(refused(shape))?)
+            }
         };
         let run = || {
             if let Some(bias) = &operands.bias {
@@ -143,7 +155,21 @@ impl Drop for Blas {
 }
 
 impl Plan {
-    fn new(handle: sys::cublasLtHandle_t, shape: Shape) -> Result<Plan, CublasError> {
+    fn new(handle: sys::cublasLtHandle_t, shape: Shape, deterministic: bool) -> Result<Plan, CublasError> {
+        let mut plan = Plan::described(shape)?;
+        plan.algorithm = match deterministic {
+            false => plan.find(handle, WORKSPACE, None)?,
+            // Without a workspace and without a reduction no algorithm can split k.
+            true => {
+                let none = sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_NONE;
+                Plan::described(Shape { rows: ROWS_OF_ALL, ..shape })?.find(handle, 0, Some(none as u32))?
+            }
+        };
+        Ok(plan)
+    }
+
+    /// Without an algorithm.
+    fn described(shape: Shape) -> Result<Plan, CublasError> {
         let (n, k, rows) = (shape.n as u64, shape.k as u64, shape.rows as u64);
         let (operand, result_type) = (data_type(shape.format), data_type(shape.y_format));
         let (null, no_layout) = (std::ptr::null_mut(), std::ptr::null_mut());
@@ -166,29 +192,36 @@ impl Plan {
                 set(plan.product, Attribute::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &result_type)?;
             }
         }
+        Ok(plan)
+    }
+
+    /// The best algorithm by the library's heuristics that takes at most so many bytes of workspace and, if that is given,
+    /// adds up parts of k by one of these schemes alone.
+    fn find(
+        &self,
+        handle: sys::cublasLtHandle_t,
+        workspace: usize,
+        reductions: Option<u32>,
+    ) -> Result<sys::cublasLtMatmulAlgo_t, CublasError> {
         let preference = result::create_matmul_pref()?;
-        let workspace = WORKSPACE;
-        let which = Preference::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
-        // SAFETY: the preference and the descriptors are alive; the attribute is a number of bytes.
-        let found = unsafe {
-            result::set_matmul_pref_attribute(preference, which, address(&workspace), size_of::<usize>()).and_then(
-                |()| {
-                    result::get_matmul_algo_heuristic(
-                        handle,
-                        plan.product,
-                        plan.weights,
-                        plan.x,
-                        plan.y,
-                        plan.y,
-                        preference,
-                    )
-                },
-            )
+        let bytes = Preference::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
+        let schemes = Preference::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK;
+        let ask = || {
+            // SAFETY: the preference and the descriptors are alive; the attributes have the types that the library's header
+            // gives them.
+            unsafe {
+                result::set_matmul_pref_attribute(preference, bytes, address(&workspace), size_of::<usize>())?;
+                if let Some(mask) = &reductions {
+                    result::set_matmul_pref_attribute(preference, schemes, address(mask), size_of::<u32>())?;
+                }
+                let (product, weights, x, y) = (self.product, self.weights, self.x, self.y);
+                result::get_matmul_algo_heuristic(handle, product, weights, x, y, y, preference)
+            }
         };
+        let found = ask();
         // SAFETY: made above, destroyed once.
         let _ = unsafe { result::destroy_matmul_pref(preference) };
-        plan.algorithm = found?.algo;
-        Ok(plan)
+        Ok(found?.algo)
     }
 }
 

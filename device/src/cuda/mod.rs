@@ -47,6 +47,8 @@ pub(crate) struct Cuda {
     blas: Mutex<Option<Blas>>,
     /// The memory that a capture under way works on.
     tape: Tape<Arc<DeviceMemory>>,
+    /// [`Options::deterministic`].
+    deterministic: bool,
     context: Arc<Context>,
 }
 
@@ -60,6 +62,7 @@ impl Cuda {
             progress: Arc::default(),
             blas: Mutex::default(),
             tape: Tape::of(NAME),
+            deterministic: options.deterministic,
             context,
         })
     }
@@ -88,7 +91,7 @@ impl Cuda {
             Some(blas) => f(blas),
             None => {
                 self.tape.refuse("opening cuBLASLt")?;
-                f(blas.insert(Blas::open(&self.context)?))
+                f(blas.insert(Blas::open(&self.context, self.deterministic)?))
             }
         }
     }

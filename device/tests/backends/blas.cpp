@@ -29,6 +29,7 @@ struct Product {
 };
 struct Preference {
     size_t workspace = 0;
+    uint32_t reductions = 7;
 };
 struct Algorithm {
     uint64_t data[8];
@@ -121,8 +122,11 @@ CALL(cublasLtMatmulDescSetAttribute, Product* product, int attribute, const void
 CALL(cublasLtMatmulPreferenceCreate, Preference** preference) { return make(preference, Preference()); }
 CALL(cublasLtMatmulPreferenceDestroy, Preference* preference) { return destroy(preference); }
 CALL(cublasLtMatmulPreferenceSetAttribute, Preference* preference, int attribute, const void* value, size_t bytes) {
-    if (!alive.count(preference) || attribute != 1 || bytes != sizeof(size_t)) return INVALID_VALUE;
-    std::memcpy(&preference->workspace, value, bytes);
+    void* const to = attribute == 1   ? static_cast<void*>(&preference->workspace)
+                     : attribute == 3 ? static_cast<void*>(&preference->reductions)
+                                      : nullptr;
+    if (!alive.count(preference) || !to || bytes != (attribute == 1 ? 8u : 4u)) return INVALID_VALUE;
+    std::memcpy(to, value, bytes);
     return SUCCESS;
 }
 CALL(cublasLtMatmulAlgoGetHeuristic, void* handle, const Product* product, const Layout* a, const Layout* b, const Layout* c,
@@ -133,7 +137,10 @@ CALL(cublasLtMatmulAlgoGetHeuristic, void* handle, const Product* product, const
                       b->leading >= static_cast<int64_t>(b->rows) && d->leading >= static_cast<int64_t>(d->rows) &&
                       (product->epilogue == 1 || (product->epilogue == 4 && product->bias_type == d->type));
     if (!fits) return INVALID_VALUE;
-    *result = {{{MARK, a->columns, a->rows, b->columns, 0, 0, 0, 0}}, preference->workspace, SUCCESS, 1.0f, {}};
+    // Other rows, other parts of k whose sums are added up, unless that is forbidden; else another length of the first part.
+    const bool splits = preference->reductions && preference->workspace;
+    const uint64_t parts = splits ? 1 + b->columns % 5 : 1, first = splits ? 0 : b->columns % 7;
+    *result = {{{MARK, a->columns, a->rows, parts, first, 0, 0, 0}}, preference->workspace, SUCCESS, 1.0f, {}};
     *found = 1;
     return SUCCESS;
 }
@@ -142,7 +149,7 @@ CALL(cublasLtMatmul, void* handle, const Product* product, const float* alpha, u
      unsigned long long d, const Layout* d_layout, const Algorithm* algorithm, unsigned long long workspace,
      size_t workspace_bytes, void* stream) {
     const uint64_t n = d_layout->rows, k = a_layout->rows, rows = d_layout->columns;
-    const uint64_t expected[] = {MARK, n, k, rows};
+    const uint64_t expected[] = {MARK, n, k}, parts = algorithm->data[3], first = algorithm->data[4];
     if (!alive.count(handle) || *alpha != 1 || *beta != 0 || c != d || std::memcmp(algorithm, expected, sizeof expected)) {
         return INVALID_VALUE;
     }
@@ -154,8 +161,15 @@ CALL(cublasLtMatmul, void* handle, const Product* product, const float* alpha, u
     std::function<void()> work = [=] {
         for (uint64_t row = 0; row < rows; row++) {
             for (uint64_t column = 0; column < n; column++) {
+                const auto product = [&](uint64_t i) {
+                    return read(al.type, a, column * al.leading + i) * read(bl.type, b, row * bl.leading + i);
+                };
                 float sum = 0;
-                for (uint64_t i = 0; i < k; i++) sum += read(al.type, a, column * al.leading + i) * read(bl.type, b, row * bl.leading + i);
+                for (uint64_t part = 0; part < parts; part++) {
+                    float of_part = 0;
+                    for (uint64_t i = part; i < k; i += parts) of_part += product((i + first) % k);
+                    sum += of_part;
+                }
                 write(dl.type, d, row * dl.leading + column, sum + (bias ? read(dl.type, bias, column) : 0));
             }
         }

@@ -50,7 +50,7 @@ impl Kernels {
         if !wanted("cuda-sim") {
             return None;
         }
-        let options = Options { threads: Some(1), kernels: Some(self.host_library()?), seed };
+        let options = Options { threads: Some(1), kernels: Some(self.host_library()?), seed, ..Options::default() };
         Some(device::open_with("cuda-sim", &options).unwrap())
     }
 

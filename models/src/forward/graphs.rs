@@ -103,7 +103,8 @@ impl Model {
         let index = graphs.sizes.partition_point(|(size, _)| *size < rows);
         let (_, state) = graphs.sizes.get(index)?;
         let single = batch.decodes == rows && batch.num_seqs() == rows;
-        (single && !matches!(state, State::Failed)).then_some(index)
+        // Making scales waits for the device, which can not be recorded.
+        (single && !self.is_calibrating() && !matches!(state, State::Failed)).then_some(index)
     }
 
     /// Runs a batch of single tokens at that size.

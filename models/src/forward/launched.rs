@@ -10,6 +10,7 @@ use attention_kernels::{CacheWriteArgs, Dtype, KernelError, KernelSet, Workspace
 use device::{Buffer, Device, DeviceError, Matrix, Mirror, Pinned, Queue, Uploader};
 
 use super::ops::{Heads, LayerOps};
+use super::scales::Calibration;
 use super::{ForwardBatch, LOGIT_ROWS, PageLayout, StepLimits};
 use crate::ModelConfig;
 use crate::kernels::{self as launch, Activation, HeadsArgs};
@@ -161,9 +162,9 @@ impl LayerOps for Launched {
         batch: &ForwardBatch,
         heads: Heads<'_>,
     ) -> Result<(), KernelError> {
-        let Heads { qkv, rows, num_heads, query_norm, key_norm, eps, rope, group, cache } = heads;
+        let Heads { qkv, rows, num_heads, query_norm, key_norm, eps, rope, group, cache, calibrate } = heads;
         let workspace = self.workspace(group);
-        let fused = kernels.cache_write.capabilities.fused;
+        let fused = kernels.cache_write.capabilities.fused && calibrate.is_none();
         let slots = workspace.filter(|_| fused).map(Workspace::slot_mapping);
         let args = HeadsArgs { qkv, rows, num_heads, query_norm, key_norm, eps, rope, cache, slots };
         launch::heads(device, args)?;
@@ -173,6 +174,9 @@ impl LayerOps for Launched {
         let (dim, num_kv_heads) = (cache.shape.head_dim, cache.shape.num_kv_heads);
         let (key_offset, value_offset) = (num_heads * dim, (num_heads + num_kv_heads) * dim);
         let (stride, slot_mapping) = (value_offset + num_kv_heads * dim, &batch.groups[group].slot_mapping);
+        if let Some(scales) = calibrate {
+            Calibration { qkv, num_heads, slots: slot_mapping, cache }.run(device, scales)?;
+        }
         let args = CacheWriteArgs { source: qkv, key_offset, value_offset, stride, slot_mapping, cache, workspace };
         kernels.cache_write(device, args)
     }

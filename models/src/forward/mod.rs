@@ -46,7 +46,7 @@ pub use batch::{ForwardBatch, GroupBatch};
 pub use declare::{check_weights, dense_weight_bytes, parameters, weight_bytes};
 pub use graphs::{GraphCount, graph_sizes};
 pub use groups::{LayerGroup, PageLayout};
-pub use scales::layers_with_kv_scales;
+pub use scales::{kv_scale_bytes, layers_with_kv_scales};
 
 use crate::{LoadError, ModelConfig, Weights};
 use declare::{LayerNames, declare};
@@ -75,8 +75,10 @@ struct Layer {
     group: usize,
     /// Its place in a page.
     place: usize,
-    /// Of 8-bit keys and values, where the cache takes them and the checkpoint has them.
+    /// Of 8-bit keys and values, where the cache takes them.
     kv_scales: Option<Arc<KvScales>>,
+    /// Those are still to be made of what the next step computes.
+    uncalibrated: bool,
 }
 
 /// A decoder on a device, ready to run steps of up to a fixed number of tokens.
@@ -179,6 +181,27 @@ impl Model {
         })
     }
 
+    /// Has the first step that computes tokens make the scales of a cache that takes some, in layers for which the checkpoint
+    /// has none. Before that step they are 1.
+    ///
+    /// # Errors
+    /// The device has no memory for them.
+    pub fn calculate_kv_scales(&mut self) -> Result<(), KernelError> {
+        if self.kernels.format.kv_dtype.takes_scales() {
+            for layer in self.layers.iter_mut().filter(|layer| layer.kv_scales.is_none()) {
+                layer.kv_scales = Some(Arc::new(scales::ones(&self.config, &*self.device)?));
+                layer.uncalibrated = true;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the next step that computes tokens makes scales ([`Model::calculate_kv_scales`]): it waits for the device in
+    /// between, which no other does, and can not be recorded.
+    pub fn is_calibrating(&self) -> bool {
+        self.layers.iter().any(|layer| layer.uncalibrated)
+    }
+
     /// Takes the memory that the kernels of steps of that size work in; before the first step. A CPU needs none.
     ///
     /// # Errors
@@ -261,16 +284,27 @@ impl Model {
         if let Some(first) = self.layers.first() {
             ops.rms_norm(&step.hidden, &first.input_norm, eps, rows, &mut step.narrow)?;
         }
-        for (number, layer) in self.layers.iter().enumerate() {
-            let next = self.layers.get(number + 1);
+        for number in 0..self.layers.len() {
+            let (head, tail) = self.layers.split_at_mut(number + 1);
+            let (Some(layer), next) = (head.last_mut(), tail.first()) else { break };
+            let slots = &batch.groups[layer.group].slot_mapping;
+            let calibrates = layer.uncalibrated && slots.iter().any(|slot| *slot >= 0);
+            if calibrates {
+                // They are written in place, so that whoever knows their address finds them.
+                caches.iter_mut().for_each(|cache| cache.scales = None);
+            }
             let (cache, attention) = (&mut caches[layer.place], &batch.groups[layer.group].attention);
             // Layers of several groups share pages, not scales.
-            cache.scales.clone_from(&layer.kv_scales);
+            if !calibrates {
+                cache.scales.clone_from(&layer.kv_scales);
+            }
             layer.qkv.run(kernels, device, &step.narrow, rows, &mut step.qkv, dtype)?;
             let (query_norm, key_norm) = (layer.query_norm.as_ref(), layer.key_norm.as_ref());
             let (qkv, rope, group) = (&mut step.qkv, &step.rope, layer.group);
-            let heads = Heads { qkv, rows, num_heads, query_norm, key_norm, eps, rope, group, cache };
+            let calibrate = layer.kv_scales.as_mut().filter(|_| calibrates);
+            let heads = Heads { qkv, rows, num_heads, query_norm, key_norm, eps, rope, group, cache, calibrate };
             ops.heads(device, kernels, batch, heads)?;
+            layer.uncalibrated &= !calibrates;
             let cache = &caches[layer.place];
             for seqs in [0..batch.decodes, batch.decodes..attention.num_seqs()] {
                 if !seqs.is_empty() {
@@ -423,5 +457,6 @@ fn load_layer(
         group,
         place,
         kv_scales: None,
+        uncalibrated: false,
     })
 }

@@ -4,10 +4,13 @@
 //! ([`super::launched`]). They are cut where the kernels of a GPU are, so that the forward pass is one text. Each output
 //! row depends on its own input row alone.
 
-use attention_kernels::{CacheWriteArgs, Dtype, KernelError, KernelSet, KvCache, Workspace};
+use std::sync::Arc;
+
+use attention_kernels::{CacheWriteArgs, Dtype, KernelError, KernelSet, KvCache, KvScales, Workspace};
 use device::simd::{LANES, Lanes};
 use device::{Buffer, Device, Isa, Matrix, Pool};
 
+use super::scales::Calibration;
 use super::{ForwardBatch, StepLimits};
 
 /// Some heads of every row of a fused QKV buffer.
@@ -42,6 +45,8 @@ pub(super) struct Heads<'a> {
     pub group: usize,
     /// Where keys and values go.
     pub cache: &'a mut KvCache,
+    /// The cache's scales, where they are to be made of these rows before they are written: nobody else holds them.
+    pub calibrate: Option<&'a mut Arc<KvScales>>,
 }
 
 /// What a backend must be able to do besides linear layers and attention. Rows are of the model's type; weights of norms,
@@ -177,7 +182,7 @@ impl LayerOps for Cpu {
         batch: &ForwardBatch,
         heads: Heads<'_>,
     ) -> Result<(), KernelError> {
-        let Heads { qkv, rows, num_heads, query_norm, key_norm, eps, rope, group, cache } = heads;
+        let Heads { qkv, rows, num_heads, query_norm, key_norm, eps, rope, group, cache, calibrate } = heads;
         let (dim, num_kv_heads) = (cache.shape.head_dim, cache.shape.num_kv_heads);
         let stride = (num_heads + 2 * num_kv_heads) * dim;
         let queries = HeadSpan { stride, first: 0, heads: num_heads, dim };
@@ -190,6 +195,9 @@ impl LayerOps for Cpu {
         self.rotate(qkv, HeadSpan { heads: num_heads + num_kv_heads, ..queries }, rope, rows)?;
         let (key_offset, value_offset) = (num_heads * dim, (num_heads + num_kv_heads) * dim);
         let slot_mapping = &batch.groups[group].slot_mapping;
+        if let Some(scales) = calibrate {
+            Calibration { qkv, num_heads, slots: slot_mapping, cache }.run(device, scales)?;
+        }
         let args =
             CacheWriteArgs { source: qkv, key_offset, value_offset, stride, slot_mapping, cache, workspace: None };
         kernels.cache_write(device, args)

@@ -1,8 +1,12 @@
 //! The scales of 8-bit keys and values that a checkpoint brings, under the names that vLLM reads
 //! (`maybe_remap_kv_scale_name` in `vllm/model_executor/model_loader/weight_utils.py`): one number for a layer, or one for
-//! each key/value head.
+//! each key/value head. Or, where it brings none and that is asked for (`--calculate-kv-scales`), they are made in the first
+//! step that computes tokens, of what it computes, and stay: each layer's before its first key is written, so that no page
+//! holds numbers of other scales.
 
-use attention_kernels::KvScales;
+use std::sync::Arc;
+
+use attention_kernels::{Dtype, KernelError, KvCache, KvScales};
 use device::{Buffer, Device, DeviceError};
 
 use crate::{LoadError, ModelConfig, Weights};
@@ -74,25 +78,108 @@ pub fn layers_with_kv_scales(config: &ModelConfig, weights: &Weights) -> Result<
     Ok(layers)
 }
 
-/// The scales of a layer on a device.
+/// Bytes of device memory that the scales of all layers take, in a cache that takes scales; with `calculate`, those of
+/// layers for which the checkpoint has none too ([`Model::calculate_kv_scales`](super::Model::calculate_kv_scales)).
+///
+/// # Errors
+/// As [`layers_with_kv_scales`].
+pub fn kv_scale_bytes(config: &ModelConfig, weights: &Weights, calculate: bool) -> Result<u64, LoadError> {
+    let rest = if calculate { 2 * config.num_kv_heads } else { 0 };
+    let mut numbers = 0;
+    for layer in 0..config.num_layers {
+        numbers += of_layer(config, weights, layer)?.map_or(rest, |[keys, values]| keys.len() + values.len());
+    }
+    Ok((numbers * size_of::<f32>()) as u64)
+}
+
+/// The checkpoint's scales of a layer on a device; `None` if it has none.
 pub(super) fn load(
     config: &ModelConfig,
     weights: &Weights,
     device: &dyn Device,
     layer: usize,
 ) -> Result<Option<KvScales>, LoadError> {
-    let Some([keys, values]) = of_layer(config, weights, layer)? else { return Ok(None) };
+    let scales = of_layer(config, weights, layer)?.map(|scales| upload(device, &scales));
+    scales.transpose().map_err(|error| LoadError::Device(error.to_string()))
+}
+
+/// Scales of 1, one for each head.
+pub(super) fn ones(config: &ModelConfig, device: &dyn Device) -> Result<KvScales, DeviceError> {
+    upload(device, &[vec![1.0; config.num_kv_heads], vec![1.0; config.num_kv_heads]])
+}
+
+fn upload(device: &dyn Device, scales: &Scales) -> Result<KvScales, DeviceError> {
     let upload = |scales: &[f32]| -> Result<Buffer, DeviceError> {
-        let bytes: Vec<u8> = scales.iter().flat_map(|scale| scale.to_ne_bytes()).collect();
-        let mut buffer = device.alloc(bytes.len())?;
-        device.upload(&mut buffer, 0, &bytes)?;
+        let mut buffer = device.alloc(size_of_val(scales))?;
+        device.upload(&mut buffer, 0, &bytes(scales))?;
         Ok(buffer)
     };
-    let on_device = |error: DeviceError| LoadError::Device(error.to_string());
-    let per_head = keys.len() > 1;
-    Ok(Some(KvScales {
-        keys: upload(&keys).map_err(on_device)?,
-        values: upload(&values).map_err(on_device)?,
-        per_head,
-    }))
+    let [keys, values] = scales;
+    Ok(KvScales { keys: upload(keys)?, values: upload(values)?, per_head: keys.len() > 1 })
+}
+
+fn bytes(scales: &[f32]) -> Vec<u8> {
+    scales.iter().flat_map(|scale| scale.to_ne_bytes()).collect()
+}
+
+/// How many times the greatest magnitude of the first step a cache of 8-bit floats can hold: what comes later may be greater,
+/// and such a float keeps its precision at every size.
+const HEADROOM: f32 = 4.0;
+
+/// Rows of fused QKV, `[rows, num_heads + 2 * num_kv_heads, head_dim]`, keys already rotated, of which scales are made.
+pub(super) struct Calibration<'a> {
+    /// On the device, of the model's type.
+    pub qkv: &'a Buffer,
+    /// Query heads.
+    pub num_heads: usize,
+    /// Of the layer; rows without a slot are padding and do not count.
+    pub slots: &'a [i64],
+    /// The cache that they are for. It gets them.
+    pub cache: &'a mut KvCache,
+}
+
+impl Calibration<'_> {
+    /// Overwrites the scales, one for each KV head, in place: [`HEADROOM`] × greatest magnitude / greatest number of the type;
+    /// 1 where there is no magnitude to go by. It waits for the device, and is for one step of a process.
+    ///
+    /// # Errors
+    /// Scales that somebody else holds, and those of the copies.
+    pub fn run(self, device: &dyn Device, scales: &mut Arc<KvScales>) -> Result<(), KernelError> {
+        let (dim, kv_heads) = (self.cache.shape.head_dim, self.cache.shape.num_kv_heads);
+        let dtype = self.cache.format.dtype;
+        let row = (self.num_heads + 2 * kv_heads) * dim * dtype.bytes();
+        let mut raw = vec![0; self.slots.len() * row];
+        device.download(self.qkv, 0, &mut raw)?;
+        let mut greatest = vec![0.0f32; 2 * kv_heads];
+        for (row, _) in raw.chunks(row).zip(self.slots).filter(|(_, slot)| **slot >= 0) {
+            let heads = row.chunks(dim * dtype.bytes()).skip(self.num_heads);
+            for (greatest, head) in greatest.iter_mut().zip(heads) {
+                *greatest = numbers(dtype, head).filter(|x| x.is_finite()).fold(*greatest, |m, x| m.max(x.abs()));
+            }
+        }
+        let most = self.cache.format.kv_dtype.greatest().unwrap_or(1.0);
+        let scale = |greatest: &f32| match HEADROOM * greatest / most {
+            scale if scale.is_normal() => scale,
+            _ => 1.0,
+        };
+        let of: Vec<f32> = greatest.iter().map(scale).collect();
+        let (keys, values) = of.split_at(kv_heads);
+        let shared =
+            || KernelError::Unsupported { variant: "calibration", found: "scales that are in use".to_string() };
+        let mine = Arc::get_mut(scales).ok_or_else(shared)?;
+        device.upload(&mut mine.keys, 0, &bytes(keys))?;
+        device.upload(&mut mine.values, 0, &bytes(values))?;
+        self.cache.scales = Some(Arc::clone(scales));
+        Ok(())
+    }
+}
+
+/// Elements as they lie in a device's memory, which is little-endian.
+fn numbers(dtype: Dtype, raw: &[u8]) -> impl Iterator<Item = f32> {
+    raw.chunks_exact(dtype.bytes()).map(move |raw| match (dtype, raw) {
+        (Dtype::F32, &[a, b, c, d]) => f32::from_le_bytes([a, b, c, d]),
+        (Dtype::F16, &[a, b]) => half::f16::from_le_bytes([a, b]).to_f32(),
+        (_, &[a, b]) => half::bf16::from_le_bytes([a, b]).to_f32(),
+        _ => f32::NAN,
+    })
 }

@@ -31,11 +31,14 @@ pub fn looks(strength: usize) -> Vec<Look> {
     let heads = [(2, 2), (6, 2), (5, 1), (32, 8)];
     let norms = [(false, false), (true, true), (true, false)];
     let sizes =
-        [Dtype::ALL.len(), KvDtype::COMMON.len(), Layout::ALL.len(), dims.len(), heads.len(), norms.len(), 3, 2];
+        [Dtype::ALL.len(), KvDtype::ON_GPU.len(), Layout::ALL.len(), dims.len(), heads.len(), norms.len(), 3, 2];
     let look = |row: Vec<usize>| {
         let format =
-            CacheFormat { dtype: Dtype::ALL[row[0]], kv_dtype: KvDtype::COMMON[row[1]], layout: Layout::ALL[row[2]] };
+            CacheFormat { dtype: Dtype::ALL[row[0]], kv_dtype: KvDtype::ON_GPU[row[1]], layout: Layout::ALL[row[2]] };
         let scales = [None, Some(false), Some(true)][row[6]].filter(|_| format.kv_dtype.takes_scales());
+        // Scales in the page have one layout.
+        let scaled = format.kv_dtype == KvDtype::Int8PerToken;
+        let format = if scaled { CacheFormat { layout: Layout::Hnd, ..format } } else { format };
         let (dim, heads, norms, fused) = (dims[row[3]], heads[row[4]], norms[row[5]], row[7] == 0);
         Look { format, dim, heads, norms, scales, fused }
     };
@@ -66,7 +69,7 @@ pub fn conforms(device: &dyn Device, seed: u64, look: &Look) {
         (0..if per_head { num_kv_heads } else { 1 }).map(|_| (random.unit() + 2.0) / 20.0).collect()
     };
     let scales = scales.map(|per_head| [scale(&mut random, per_head), scale(&mut random, per_head)]);
-    let untouched = vec![0x55; BLOCKS * shape.block_elements() * format.element_bytes()];
+    let untouched = vec![0x55; BLOCKS * format.block_bytes(&shape)];
     let cache = KvCache {
         shape,
         format,
@@ -124,7 +127,7 @@ pub fn conforms(device: &dyn Device, seed: u64, look: &Look) {
             }
         }
     }
-    let strides = format.layout.strides(&shape);
+    let strides = format.strides(&shape);
     for (which, pages) in [&cache.keys, &cache.values].into_iter().enumerate() {
         let (mut want, got) = (untouched.clone(), bytes(device, pages));
         for (row, slot) in SLOTS.iter().enumerate() {
@@ -134,7 +137,13 @@ pub fn conforms(device: &dyn Device, seed: u64, look: &Look) {
                 let range = at * format.element_bytes()..(at + dim) * format.element_bytes();
                 let truth = truth(row, num_heads + which * num_kv_heads + head);
                 let what = format!("{what}, {} of row {row}, head {head}", ["keys", "values"][which]);
-                if format.kv_dtype.takes_scales() {
+                if format.kv_dtype == KvDtype::Int8PerToken {
+                    let unit = slot / BLOCK_SIZE * strides.block + head * strides.head;
+                    let place = unit + BLOCK_SIZE * dim + slot % BLOCK_SIZE * size_of::<f32>();
+                    let scale = from_bytes(Dtype::F32, &got[place..place + 4])[0];
+                    want[place..place + 4].copy_from_slice(&got[place..place + 4]);
+                    is_scaled(&what, format, scale, &got[range.clone()], &truth);
+                } else if format.kv_dtype.takes_scales() {
                     let scale = scales.as_ref().map_or(1.0, |s| s[which][head.min(s[which].len() - 1)]);
                     for (byte, truth) in got[range.clone()].iter().zip(truth) {
                         is_quantised(&what, format, scale, *byte, truth);
@@ -148,6 +157,16 @@ pub fn conforms(device: &dyn Device, seed: u64, look: &Look) {
         }
         assert!(got == want, "{what}: another slot was written");
     }
+}
+
+/// A row is what [`int8_row`](crate::numbers::int8_row) makes of some numbers within the tolerance of the truth: the scale is
+/// the greatest one's, and each byte is its number's under that scale.
+fn is_scaled(what: &str, format: CacheFormat, scale: f32, bytes: &[u8], truth: &[(f64, f64)]) {
+    let greatest = truth.iter().map(|(truth, _)| truth.abs()).fold(0.0, f64::max);
+    let slack = truth.iter().map(|(_, magnitude)| tolerance(format.dtype, *magnitude)).fold(0.0, f64::max);
+    let error = (f64::from(scale) * 127.0 - greatest).abs();
+    assert!(error <= slack + greatest * 1e-6, "{what}: scale {scale}, the greatest magnitude is {greatest}");
+    bytes.iter().zip(truth).for_each(|(byte, truth)| is_quantised(what, format, scale, *byte, *truth));
 }
 
 /// A byte is that of some number within the tolerance of the truth.

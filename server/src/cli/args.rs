@@ -124,6 +124,9 @@ pub struct EngineArgs {
     /// [default: auto]
     #[arg(long, value_name = "DTYPE", value_parser = values::kv_cache_dtype, env = "QUIRE_KV_CACHE_DTYPE")]
     pub kv_cache_dtype: Option<KvCacheDtype>,
+    /// Make the scales of an fp8 cache of the first step, where the checkpoint has none
+    #[arg(long, env = "QUIRE_CALCULATE_KV_SCALES")]
+    pub calculate_kv_scales: bool,
     /// Sequences in one step
     #[arg(long, value_name = "N", value_parser = values::whole::<usize>, env = "QUIRE_MAX_NUM_SEQS")]
     pub max_num_seqs: Option<usize>,
@@ -160,6 +163,9 @@ pub struct EngineArgs {
     /// Base of the seeds of requests that bring none [default: random]
     #[arg(long, value_parser = values::whole::<u64>, env = "QUIRE_SEED")]
     pub seed: Option<u64>,
+    /// The same bits for a request whatever else runs; on a CPU always so
+    #[arg(long, env = "QUIRE_DETERMINISTIC")]
+    pub deterministic: bool,
     /// The log.
     #[command(flatten)]
     pub log: LogArgs,
@@ -195,6 +201,7 @@ impl EngineArgs {
             max_model_len: self.max_model_len.and_then(|length| length.0).or(default.max_model_len),
             kv_cache_memory_bytes: self.kv_cache_memory_bytes.or(default.kv_cache_memory_bytes),
             kv_cache_dtype: self.kv_cache_dtype.unwrap_or(default.kv_cache_dtype),
+            calculate_kv_scales: self.calculate_kv_scales,
             gpu_memory_utilization: self.gpu_memory_utilization.or(default.gpu_memory_utilization),
             enforce_eager: self.enforce_eager.unwrap_or(default.enforce_eager),
             max_num_seqs: self.max_num_seqs.unwrap_or(default.max_num_seqs),
@@ -219,6 +226,7 @@ impl EngineArgs {
             quantization: self.quantization.or(default.quantization),
             dtype: self.dtype.and_then(|dtype| dtype.0).or(default.dtype),
             kernels: default.kernels,
+            deterministic: self.deterministic,
         }
     }
 }
