@@ -140,7 +140,7 @@ fn what_can_not_be_part_of_a_graph_is_refused_and_spoils_no_capture() {
 
 #[test]
 fn a_capture_loads_nothing_and_one_that_panics_ends() {
-    for device in launching().filter(|device| device.name() == "cuda") {
+    for _ in launching().filter(|device| device.name() == "cuda") {
         let fresh = device::open("cuda", Some(1)).unwrap();
         let (device, mut on) = (&*fresh, on(&*fresh));
         let mut refused = Vec::new();
