@@ -1,6 +1,10 @@
 //! Reference checkpoints and altered copies of them.
 #![allow(dead_code, clippy::unwrap_used)] // each test file uses its part
 
+mod faulty;
+
+pub use faulty::Faulty;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 
