@@ -19,6 +19,7 @@ use super::toolkit::Toolkit;
 /// the instructions that only Hopper has. For any other there is PTX of the oldest, which the driver compiles.
 pub const ARCHITECTURES: &[&str] = &["80", "86", "89", "90a", "100", "120"];
 /// The one that `--check` takes: what compiles for the oldest uses nothing that only a newer one has.
+/// A source that names architectures of its own is compiled for those.
 pub const CHECKED: &[&str] = &["80"];
 /// PTX of the oldest runs on every later one.
 const PTX: &str = "80";
