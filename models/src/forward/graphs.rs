@@ -130,6 +130,7 @@ impl Model {
         let (size, state) = &mut sizes[index];
         padded.pad(batch, *size);
         self.kept = None;
+        self.unswap();
         self.ops.load(padded, true)?;
         if let State::Captured(graph) = state
             && caches.iter().all(|cache| graph.uses(&cache.keys) && graph.uses(&cache.values))

@@ -269,10 +269,7 @@ impl Model {
     /// All layers of a batch that was loaded. What is launched follows from the sizes of the batch, and, where it was loaded
     /// as fixed, from nothing else of it.
     fn pass(&mut self, batch: &ForwardBatch, caches: &mut [KvCache]) -> Result<(), KernelError> {
-        if std::mem::take(&mut self.swapped) {
-            // Graphs know buffers by their addresses.
-            std::mem::swap(&mut self.step.hidden, &mut self.step.narrow);
-        }
+        self.unswap();
         let mut rows = batch.tokens.len();
         let (config, device, ops, step) = (&self.config, &*self.device, &*self.ops, &mut self.step);
         let (kernels, dtype, eps) = (&self.kernels, self.kernels.format.dtype, self.config.rms_norm_eps);
@@ -348,6 +345,13 @@ impl Model {
             ops.add_norm(&mut step.hidden, &mut step.narrow, norm, eps, rows)?;
         }
         Ok(())
+    }
+
+    /// Gives the buffers of a step the places that they had at the start: graphs know them by their addresses.
+    fn unswap(&mut self) {
+        if std::mem::take(&mut self.swapped) {
+            std::mem::swap(&mut self.step.hidden, &mut self.step.narrow);
+        }
     }
 
     /// A step of the greatest size that reads and writes no cache: what is taken at the first use of anything (code, the
