@@ -1,16 +1,23 @@
-//! An array that the host writes and kernels read: a device buffer and its page-locked twin.
+//! An array that the host writes and kernels read: a device buffer and its page-locked twins.
 //!
 //! Only the stretch from the first word that has changed to the last goes to the device, in order with the launches, and
-//! nobody waits for it. A step that differs little from the one before copies little.
+//! nobody waits for it. A step that differs little from the one before copies little. There are two twins in turn, so that
+//! one is written while the copy of the other, for a step that still runs, may be under way.
+
+use std::ops::Range;
 
 use crate::memory::inside;
 use crate::{Buffer, Device, DeviceError, Pinned, Queue};
 
 /// See the module.
 pub struct Mirror {
-    host: Pinned,
+    twins: [Pinned; 2],
+    /// The twin to be used next.
+    next: usize,
     device: Buffer,
-    /// Bytes that the device has, from the start.
+    /// What was sent last to each byte.
+    known: Vec<u8>,
+    /// Bytes of it that are true, from the start.
     sent: usize,
 }
 
@@ -20,7 +27,8 @@ impl Mirror {
     /// # Errors
     /// There is no such room.
     pub fn new(device: &dyn Device, bytes: usize) -> Result<Mirror, DeviceError> {
-        Ok(Mirror { host: device.pinned(bytes)?, device: device.alloc(bytes)?, sent: 0 })
+        let twins = [device.pinned(bytes)?, device.pinned(bytes)?];
+        Ok(Mirror { twins, next: 0, device: device.alloc(bytes)?, known: vec![0; bytes], sent: 0 })
     }
 
     /// What kernels read.
@@ -37,26 +45,31 @@ impl Mirror {
         device: &dyn Device,
         words: impl ExactSizeIterator<Item = [u8; N]>,
     ) -> Result<(), DeviceError> {
-        inside(0, words.len() * N, self.host.len_bytes())?;
-        if matches!(self.host.host::<u8>(), Err(DeviceError::InFlight)) {
-            // Only after a step that nobody waited for, because it failed.
-            device.synchronize()?;
-        }
-        let host = self.host.host_mut::<[u8; N]>()?;
-        let (count, known) = (words.len(), self.sent / N);
+        inside(0, words.len() * N, self.known.len())?;
+        let (count, sent) = (words.len(), self.sent / N);
         let mut changed: Option<(usize, usize)> = None;
-        for (i, (own, word)) in host.iter_mut().zip(words).enumerate() {
-            if *own != word || i >= known {
+        for (i, (own, word)) in self.known.as_chunks_mut::<N>().0.iter_mut().zip(words).enumerate() {
+            if *own != word || i >= sent {
                 *own = word;
                 changed = Some((changed.map_or(i, |range| range.0), i));
             }
         }
-        if let Some((first, last)) = changed {
-            let (at, bytes) = (first * N, (last + 1 - first) * N);
-            device.upload_async(Queue::Compute, &self.host, at, &mut self.device, at, bytes)?;
-            self.sent = self.sent.max(count * N);
+        let Some((first, last)) = changed else { return Ok(()) };
+        let outcome = self.send(device, first * N..(last + 1) * N);
+        // What a copy that failed has changed is not known.
+        self.sent = if outcome.is_ok() { self.sent.max(count * N) } else { 0 };
+        outcome
+    }
+
+    fn send(&mut self, device: &dyn Device, range: Range<usize>) -> Result<(), DeviceError> {
+        let twin = &mut self.twins[self.next];
+        if matches!(twin.host::<u8>(), Err(DeviceError::InFlight)) {
+            // Only where an array is set more than twice while nobody waits for a step.
+            device.synchronize()?;
         }
-        Ok(())
+        twin.host_mut::<u8>()?[range.clone()].copy_from_slice(&self.known[range.clone()]);
+        self.next = 1 - self.next;
+        device.upload_async(Queue::Compute, twin, range.start, &mut self.device, range.start, range.len())
     }
 }
 

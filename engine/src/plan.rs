@@ -5,6 +5,7 @@ use std::fmt;
 use device::MemoryInfo;
 use device::gemm::Quantization;
 use models::{Model, PageLayout, StepLimits};
+use sampling::device::Limits;
 
 use crate::api::EngineConfig;
 use crate::budget::Budget;
@@ -23,7 +24,7 @@ pub struct Plan {
     pub quantization: Option<Quantization>,
     /// Type of the matrices where it is not the checkpoint's.
     pub dtype: Option<attention_kernels::Dtype>,
-    /// Buffers of the greatest step.
+    /// Buffers of the greatest step, those of sampling on the device among them.
     pub step_bytes: u64,
     /// Keys and values of one token in all layers.
     pub kv_bytes_per_token: u64,
@@ -88,7 +89,10 @@ impl Plan {
         };
         let step_bytes = |rows, len| match device.is_host() {
             true => Model::step_bytes(config, rows, engine.quantization),
-            false => Model::launched_step_bytes(config, *dtype, &limits(rows, len, 0)) + device.product_bytes(),
+            false => {
+                let sampling = Limits::new(engine.max_num_seqs, config.vocab_size, len).device_bytes() as u64;
+                Model::launched_step_bytes(config, *dtype, &limits(rows, len, 0)) + device.product_bytes() + sampling
+            }
         };
         let weight_bytes = match device.is_host() {
             true => models::weight_bytes(config, &opened.weights, engine.quantization)?,

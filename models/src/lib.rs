@@ -79,8 +79,8 @@ pub use demo::demo;
 pub use error::LoadError;
 pub use files::{FileBytes, ModelFiles};
 pub use forward::{
-    ForwardBatch, GroupBatch, LOGIT_ROWS, LayerGroup, Model, PageLayout, StepLimits, check_weights, dense_weight_bytes,
-    layers_with_kv_scales, parameters, weight_bytes,
+    Fill, ForwardBatch, GroupBatch, LOGIT_ROWS, LayerGroup, Model, PageLayout, StepLimits, check_weights,
+    dense_weight_bytes, layers_with_kv_scales, parameters, weight_bytes,
 };
 pub use generation::GenerationDefaults;
 pub use pooling::Pooling;
