@@ -1,12 +1,13 @@
 //! Blocks of a cache in page-locked host memory, for sequences that are swapped out.
 //!
 //! There is no kernel and nothing to choose: blocks are copied by the device itself, on [`Queue::Copy`], as vLLM's
-//! `swap_blocks` does. Blocks that are neighbours on both sides go as one copy. The host waits for nothing.
+//! `swap_blocks` does. Blocks that are neighbours on both sides go as one copy. The host waits for nothing, and the copies
+//! run beside the launches: whoever orders them says what they wait for, and waits for the event that comes back.
 //!
 //! ```text
-//! Compute  -- launches so far -- e ------------------ wait for the event -- launches that need the blocks
-//!                                 \                 /
-//! Copy     ------------------------ copy, copy, event
+//! Compute  -- launch that writes the blocks -- e -- other launches -- wait for the event -- launches that need the blocks
+//!                                               \                   /
+//! Copy     ---------------------------- wait for e -- copy, copy, event
 //! ```
 
 use device::{Buffer, Device, DeviceError, Event, Pinned, Queue};
@@ -66,8 +67,9 @@ impl SwapSpace {
         self.num_blocks
     }
 
-    /// Copies blocks of all caches into this space: `(block of the caches, block of the space)`, in order. Copies begin when the
-    /// compute queue has done what it was given so far. What is to overwrite the blocks must wait for the event that comes back.
+    /// Copies blocks of all caches into this space: `(block of the caches, block of the space)`, in order. What has written the
+    /// blocks must be over, or [`Queue::Copy`] must wait for it; what is to overwrite them must wait for the event that comes
+    /// back.
     ///
     /// # Errors
     /// Other caches than it was made for and blocks that do not exist: nothing was copied. Those of the copies.
@@ -78,23 +80,22 @@ impl SwapSpace {
         blocks: &[(u32, u32)],
     ) -> Result<Event, KernelError> {
         self.check(caches, blocks.iter().map(|pair| pair.0), blocks.iter().map(|pair| pair.1))?;
-        behind_the_launches(device, || {
-            for (cache, layer) in caches.iter().zip(&mut self.layers) {
-                let size = layer.block_bytes;
-                for run in runs(blocks) {
-                    let copy = |from: &Buffer, to: &mut Pinned| {
-                        device.download_async(Queue::Copy, from, run.from * size, to, run.to * size, run.blocks * size)
-                    };
-                    copy(&cache.keys, &mut layer.keys)?;
-                    copy(&cache.values, &mut layer.values)?;
-                }
+        for (cache, layer) in caches.iter().zip(&mut self.layers) {
+            let size = layer.block_bytes;
+            for run in runs(blocks) {
+                let copy = |from: &Buffer, to: &mut Pinned| {
+                    device.download_async(Queue::Copy, from, run.from * size, to, run.to * size, run.blocks * size)
+                };
+                copy(&cache.keys, &mut layer.keys)?;
+                copy(&cache.values, &mut layer.values)?;
             }
-            Ok(())
-        })
+        }
+        Ok(device.record(Queue::Copy)?)
     }
 
-    /// The way back: `(block of the space, block of the caches)`, in order. What is to read the blocks must wait for the event
-    /// that comes back.
+    /// The way back: `(block of the space, block of the caches)`, in order. What has read or written those blocks of the caches
+    /// must be over, or [`Queue::Copy`] must wait for it; what is to read or write them must wait for the event that comes
+    /// back.
     ///
     /// # Errors
     /// As [`SwapSpace::swap_out`].
@@ -105,19 +106,17 @@ impl SwapSpace {
         blocks: &[(u32, u32)],
     ) -> Result<Event, KernelError> {
         self.check(caches, blocks.iter().map(|pair| pair.1), blocks.iter().map(|pair| pair.0))?;
-        behind_the_launches(device, || {
-            for (cache, layer) in caches.iter_mut().zip(&self.layers) {
-                let size = layer.block_bytes;
-                for run in runs(blocks) {
-                    let copy = |from: &Pinned, to: &mut Buffer| {
-                        device.upload_async(Queue::Copy, from, run.from * size, to, run.to * size, run.blocks * size)
-                    };
-                    copy(&layer.keys, &mut cache.keys)?;
-                    copy(&layer.values, &mut cache.values)?;
-                }
+        for (cache, layer) in caches.iter_mut().zip(&self.layers) {
+            let size = layer.block_bytes;
+            for run in runs(blocks) {
+                let copy = |from: &Pinned, to: &mut Buffer| {
+                    device.upload_async(Queue::Copy, from, run.from * size, to, run.to * size, run.blocks * size)
+                };
+                copy(&layer.keys, &mut cache.keys)?;
+                copy(&layer.values, &mut cache.values)?;
             }
-            Ok(())
-        })
+        }
+        Ok(device.record(Queue::Copy)?)
     }
 
     /// That the caches are such as it was made for, and that all blocks exist.
@@ -142,15 +141,4 @@ fn runs(blocks: &[(u32, u32)]) -> impl Iterator<Item = Run> {
     let next_to = |a: &(u32, u32), b: &(u32, u32)| b.0 == a.0 + 1 && b.1 == a.1 + 1;
     let run = |run: &[(u32, u32)]| Run { from: run[0].0 as usize, to: run[0].1 as usize, blocks: run.len() };
     blocks.chunk_by(next_to).map(run)
-}
-
-/// Gives the copy queue work that waits for all launches so far, and marks its end.
-fn behind_the_launches(
-    device: &dyn Device,
-    copies: impl FnOnce() -> Result<(), DeviceError>,
-) -> Result<Event, KernelError> {
-    let launched = device.record(Queue::Compute)?;
-    device.wait(Queue::Copy, &launched)?;
-    copies()?;
-    Ok(device.record(Queue::Copy)?)
 }

@@ -1,19 +1,32 @@
-//! An array that the host writes and kernels read: a device buffer and its page-locked twin.
+//! An array that the host writes and kernels read: a device buffer and its page-locked twins.
 //!
-//! Only the stretch from the first word that has changed to the last goes to the device, in order with the launches, and
-//! nobody waits for it. A step that differs little from the one before copies little.
+//! Only what has changed goes to the device, in a few stretches, in order with the launches, and nobody waits for it. A step
+//! that differs little from the one before copies little. There are two twins in turn, so that one is written while the
+//! copies of the other, for a step that still runs, may be under way.
 
-use crate::memory::{Element, inside};
+use std::ops::Range;
+
+use crate::memory::inside;
 use crate::{Buffer, Device, DeviceError, Pinned, Queue};
+
+/// Changes that are nearer to each other go to the device together: to copy so many bytes that it has takes less than to
+/// order another copy (some microseconds).
+const GAP: usize = 16 * 1024;
 
 /// See the module.
 pub struct Mirror {
-    host: Pinned,
+    twins: [Pinned; 2],
+    /// The twin to be used next.
+    next: usize,
     device: Buffer,
-    /// Bytes that the device has, from the start.
+    /// What was sent last to each byte.
+    known: Vec<u8>,
+    /// Bytes of it that are true, from the start.
     sent: usize,
     /// Of [`Mirror::set_rows`]: words of each row that the device has before the blanks.
     lens: Vec<usize>,
+    /// Bytes of `known` that the device does not have yet; reused.
+    changed: Vec<Range<usize>>,
 }
 
 impl Mirror {
@@ -22,7 +35,15 @@ impl Mirror {
     /// # Errors
     /// There is no such room.
     pub fn new(device: &dyn Device, bytes: usize) -> Result<Mirror, DeviceError> {
-        Ok(Mirror { host: device.pinned(bytes)?, device: device.alloc(bytes)?, sent: 0, lens: Vec::new() })
+        Ok(Mirror {
+            twins: [device.pinned(bytes)?, device.pinned(bytes)?],
+            next: 0,
+            device: device.alloc(bytes)?,
+            known: vec![0; bytes],
+            sent: 0,
+            lens: Vec::new(),
+            changed: Vec::new(),
+        })
     }
 
     /// What kernels read.
@@ -39,22 +60,16 @@ impl Mirror {
         device: &dyn Device,
         words: impl ExactSizeIterator<Item = [u8; N]>,
     ) -> Result<(), DeviceError> {
-        inside(0, words.len() * N, self.host.len_bytes())?;
-        self.land(device)?;
-        let host = self.host.host_mut::<[u8; N]>()?;
-        let (count, known) = (words.len(), self.sent / N);
-        let mut changed: Option<(usize, usize)> = None;
-        for (i, (own, word)) in host.iter_mut().zip(words).enumerate() {
-            if *own != word || i >= known {
+        inside(0, words.len() * N, self.known.len())?;
+        let (count, sent) = (words.len(), self.sent / N);
+        for (i, (own, word)) in self.known.as_chunks_mut::<N>().0.iter_mut().zip(words).enumerate() {
+            if *own != word || i >= sent {
                 *own = word;
-                changed = Some((changed.map_or(i, |range| range.0), i));
+                note(&mut self.changed, i * N..(i + 1) * N);
             }
         }
-        if let Some((first, last)) = changed {
-            let (at, bytes) = (first * N, (last + 1 - first) * N);
-            device.upload_async(Queue::Compute, &self.host, at, &mut self.device, at, bytes)?;
-            self.sent = self.sent.max(count * N);
-        }
+        self.send(device)?;
+        self.sent = self.sent.max(count * N);
         Ok(())
     }
 
@@ -64,28 +79,27 @@ impl Mirror {
     ///
     /// # Errors
     /// More rows than there is room for, or a wider one; those of a copy.
-    pub fn set_rows<'a, T: Element + PartialEq>(
+    pub fn set_rows<'a>(
         &mut self,
         device: &dyn Device,
         width: usize,
-        blank: T,
-        rows: impl ExactSizeIterator<Item = &'a [T]>,
+        blank: i32,
+        rows: impl ExactSizeIterator<Item = &'a [i32]>,
     ) -> Result<(), DeviceError> {
-        inside(0, rows.len() * width * size_of::<T>(), self.host.len_bytes())?;
-        self.land(device)?;
-        let host = self.host.host_mut::<T>()?;
-        let mut changed: Option<(usize, usize)> = None;
+        const N: usize = size_of::<i32>();
+        inside(0, rows.len() * width * N, self.known.len())?;
         for (i, row) in rows.enumerate() {
             inside(0, row.len(), width)?;
             let known = self.lens.get(i).copied();
             // A row that was never sent goes as a whole.
             let stretch = known.map_or(width, |known| known.max(row.len()));
-            let words = row.iter().copied().chain(std::iter::repeat(blank));
-            for (j, (own, word)) in host[i * width..][..stretch].iter_mut().zip(words).enumerate() {
+            let words = row.iter().chain(std::iter::repeat(&blank)).map(|word| word.to_ne_bytes());
+            let own = &mut self.known.as_chunks_mut::<N>().0[i * width..][..stretch];
+            for (j, (own, word)) in own.iter_mut().zip(words).enumerate() {
                 if *own != word || known.is_none() {
                     *own = word;
-                    let at = i * width + j;
-                    changed = Some((changed.map_or(at, |range| range.0), at));
+                    let at = (i * width + j) * N;
+                    note(&mut self.changed, at..at + N);
                 }
             }
             match self.lens.get_mut(i) {
@@ -93,19 +107,46 @@ impl Mirror {
                 None => self.lens.push(row.len()),
             }
         }
-        if let Some((first, last)) = changed {
-            let (at, bytes) = (first * size_of::<T>(), (last + 1 - first) * size_of::<T>());
-            device.upload_async(Queue::Compute, &self.host, at, &mut self.device, at, bytes)?;
+        self.send(device)
+    }
+
+    fn send(&mut self, device: &dyn Device) -> Result<(), DeviceError> {
+        let outcome = self.copy_changes(device);
+        self.changed.clear();
+        if outcome.is_err() {
+            // What copies that failed have changed is not known.
+            self.sent = 0;
+            self.lens.clear();
+        }
+        outcome
+    }
+
+    fn copy_changes(&mut self, device: &dyn Device) -> Result<(), DeviceError> {
+        if self.changed.is_empty() {
+            return Ok(());
+        }
+        let twin = &mut self.twins[self.next];
+        self.next = 1 - self.next;
+        if matches!(twin.host::<u8>(), Err(DeviceError::InFlight)) {
+            // Only where an array is set more than twice while nobody waits for a step.
+            device.synchronize()?;
+        }
+        let host = twin.host_mut::<u8>()?;
+        for range in &self.changed {
+            host[range.clone()].copy_from_slice(&self.known[range.clone()]);
+        }
+        for range in &self.changed {
+            device.upload_async(Queue::Compute, twin, range.start, &mut self.device, range.start, range.len())?;
         }
         Ok(())
     }
+}
 
-    /// Waits if the last copy may still run: only after a step that nobody waited for, because it failed.
-    fn land(&self, device: &dyn Device) -> Result<(), DeviceError> {
-        match self.host.host::<u8>() {
-            Err(DeviceError::InFlight) => device.synchronize(),
-            _ => Ok(()),
-        }
+/// Adds bytes behind those noted before.
+fn note(changed: &mut Vec<Range<usize>>, bytes: Range<usize>) {
+    match changed.last_mut() {
+        Some(last) if bytes.start < last.end + GAP => last.end = bytes.end,
+        _ => changed.push(bytes),
     }
 }
 
@@ -128,6 +169,26 @@ mod tests {
             assert_eq!(found, want);
         }
         assert!(mirror.set(&*device, [0u32; 5].iter().map(|word| word.to_ne_bytes())).is_err());
+    }
+
+    #[test]
+    fn changes_far_from_each_other_go_without_what_lies_between() {
+        let device = crate::open("cpu", Some(1)).unwrap();
+        let words = |changed: &[usize]| {
+            let mut words = vec![0u32; 4 * GAP];
+            changed.iter().for_each(|&i| words[i] = 7);
+            words
+        };
+        let mut mirror = Mirror::new(&*device, 16 * GAP).unwrap();
+        mirror.set(&*device, words(&[]).iter().map(|word| word.to_ne_bytes())).unwrap();
+        // What the device alone knows between two changes shows whether they went together.
+        device.upload(&mut mirror.device, 2 * GAP, &[9]).unwrap();
+        mirror.set(&*device, words(&[1, 2, 4 * GAP - 1]).iter().map(|word| word.to_ne_bytes())).unwrap();
+        let mut found = vec![0; 16 * GAP];
+        device.download(mirror.buffer(), 0, &mut found).unwrap();
+        let mut want: Vec<u8> = words(&[1, 2, 4 * GAP - 1]).iter().flat_map(|word| word.to_ne_bytes()).collect();
+        want[2 * GAP] = 9;
+        assert!(found == want);
     }
 
     #[test]

@@ -1,28 +1,32 @@
 //! The synchronous engine on token ids: schedule, execute, sample, commit.
 
 mod faults;
+mod flight;
+mod overlap;
+mod step;
 
-use std::collections::HashMap;
-use std::ops::Range;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
 
-use attention_kernels::KernelError;
-use models::{LOGIT_ROWS, Pooling};
-use sampling::{Constraint, Sampled, Sampler, TokenLogprobs, token_logprobs};
-use sched::{Outcome, Request, RequestId, Scheduler, SeqId, Span, StepPlan};
+use device::Device;
+use models::Pooling;
+use sampling::{Constraint, Sampled, Sampler, TokenLogprobs};
+use sched::{Request, RequestId, Scheduler, SeqId};
 
 use crate::api::{EngineConfig, EngineStats, FinishReason, GenerationRequest, StepTokens};
 use crate::beam::Beams;
 use crate::check::{check, refused};
-use crate::draw::{Active, Draw};
+use crate::draw::{Active, Outcomes};
 use crate::error::{EngineError, SubmitError};
 use crate::executor::Executor;
 use crate::grammar::{Guides, MaskThreads};
-use crate::load::{Progress, load};
+use crate::load::{Progress, load, load_on};
 use crate::pooling::Pool;
-use crate::status::{StepUnderWay, lock};
+use crate::slots::Slots;
+use crate::status::StepUnderWay;
 use crate::watch::{self, Recent, Snapshot};
+use flight::{Flight, Lists};
 
 /// What a step gave one request, on token ids.
 #[derive(Clone, Debug, PartialEq)]
@@ -51,6 +55,8 @@ pub enum TokenEvent {
 pub struct Engine {
     scheduler: Scheduler,
     executor: Executor,
+    /// Where the device draws; `None`: all is drawn on the host.
+    slots: Option<Slots>,
     sampler: Sampler,
     mask_threads: MaskThreads,
     requests: HashMap<RequestId, Active>,
@@ -62,13 +68,15 @@ pub struct Engine {
     failed_steps: u64,
     step_tokens: StepTokens,
     under_way: StepUnderWay,
-    /// Requests that the last step computed for the first time.
+    /// Steps that the device has been given and that are not committed, oldest first.
+    flights: VecDeque<Flight>,
+    /// Requests that a step computed for the first time during the last [`Engine::step`].
     scheduled: Vec<RequestId>,
     recent: Recent,
     // Reused by every step.
-    wanted: Vec<(usize, u32)>,
     rows: Vec<u32>,
-    outcomes: Vec<Outcome>,
+    outcomes: Outcomes,
+    spare: Lists,
 }
 
 impl Engine {
@@ -93,9 +101,22 @@ impl Engine {
         Ok(load(config, progress)?.engine)
     }
 
+    /// The same on a device that the caller has opened; the configuration's is not looked at.
+    ///
+    /// # Errors
+    /// As [`Engine::load`].
+    pub fn load_on(
+        config: &EngineConfig,
+        device: Arc<dyn Device>,
+        progress: Progress<'_>,
+    ) -> Result<Engine, EngineError> {
+        Ok(load_on(config, (device, None), progress)?.engine)
+    }
+
     pub(crate) fn new(
         scheduler: Scheduler,
         executor: Executor,
+        slots: Option<Slots>,
         eos_token_ids: Vec<u32>,
         max_model_len: usize,
         seed: u64,
@@ -103,6 +124,7 @@ impl Engine {
         Engine {
             scheduler,
             executor,
+            slots,
             sampler: Sampler::new(),
             mask_threads: MaskThreads::default(),
             requests: HashMap::new(),
@@ -114,11 +136,12 @@ impl Engine {
             failed_steps: 0,
             step_tokens: StepTokens::default(),
             under_way: StepUnderWay::default(),
+            flights: VecDeque::new(),
             scheduled: Vec::new(),
             recent: Recent::new(),
-            wanted: Vec::new(),
             rows: Vec::new(),
-            outcomes: Vec::new(),
+            outcomes: Outcomes::default(),
+            spare: Lists::default(),
         }
     }
 
@@ -180,6 +203,7 @@ impl Engine {
         let stop_ids = self.eos_token_ids.iter().chain(&params.stop_token_ids).copied().collect();
         let seed = params.sampling.seed.unwrap_or_else(|| mix(self.seed, id.0));
         let outputs = vec![Some(Vec::new()); if beam.is_some() { params.n } else { samples }];
+        let slots = vec![None; outputs.len()];
         let beams = beam.map(|beam| Beams::new(beam, limit));
         let guides = constraint.map(|constraint| Guides::new(constraint, samples, &mut self.mask_threads));
         let pool = params.pooling.map(Pool::new);
@@ -189,6 +213,8 @@ impl Engine {
             stop_ids,
             seed,
             outputs,
+            slots,
+            on_host: false,
             beams,
             guides,
             cached_tokens: 0,
@@ -203,7 +229,7 @@ impl Engine {
 
     /// Cancels a request at any moment and frees what it holds. `false` if it has ended already.
     pub fn abort(&mut self, id: RequestId) -> bool {
-        self.requests.remove(&id);
+        self.forget(id);
         self.scheduler.abort(id)
     }
 
@@ -215,11 +241,23 @@ impl Engine {
                 return false;
             }
             active.outputs[index as usize] = None;
-            if active.outputs.iter().all(Option::is_none) {
+            if let Some(slots) = &mut self.slots {
+                slots.release(&mut active.slots[index as usize]);
+            }
+            if active.is_over() {
                 self.requests.remove(&id);
             }
         }
         self.scheduler.finish_sequence(SeqId { request: id, index })
+    }
+
+    /// Drops a request that has ended, and its slots.
+    fn forget(&mut self, id: RequestId) -> Option<Active> {
+        let mut active = self.requests.remove(&id)?;
+        if let Some(slots) = &mut self.slots {
+            active.slots.iter_mut().for_each(|slot| slots.release(slot));
+        }
+        Some(active)
     }
 
     /// Number of tokens that the model knows.
@@ -229,7 +267,7 @@ impl Engine {
 
     /// Whether a step would do something.
     pub fn has_work(&self) -> bool {
-        self.scheduler.has_work()
+        self.scheduler.has_work() || !self.flights.is_empty()
     }
 
     /// Requests that have not ended.
@@ -274,49 +312,9 @@ impl Engine {
         self.under_way.clone()
     }
 
-    /// Requests that the last step took out of the queue for the first time.
+    /// Requests that the last [`Engine::step`] took out of the queue for the first time.
     pub(crate) fn scheduled(&self) -> &[RequestId] {
         &self.scheduled
-    }
-
-    /// One step: what every running request has gained goes to `emit`. If the forward pass fails, the requests of this
-    /// step end with [`FinishReason::Error`] and the engine goes on with the others; those that were on their way to host
-    /// memory or back are computed again.
-    pub fn step(&mut self, mut emit: impl FnMut(RequestId, TokenEvent)) {
-        let plan = Arc::new(self.scheduler.plan());
-        tracing::debug!("{plan}");
-        *lock(&self.under_way) = Some(plan.clone());
-        self.note_scheduled(&plan);
-        self.outcomes.clear();
-        if let Err(error) = self.execute(&plan, &mut emit) {
-            self.fail(&plan, &error, &mut emit);
-        }
-        if let Err(error) = self.scheduler.commit(plan.step, &self.outcomes) {
-            // Can only be a fault of this file; the requests concerned must not wait for ever.
-            tracing::error!("step {} was not committed: {error}", plan.step.0);
-            self.fail(&plan, &error, &mut emit);
-            let _ = self.scheduler.commit(plan.step, &[]);
-        }
-        *lock(&self.under_way) = None;
-        let sequences = plan.spans.len();
-        let stats = self.scheduler.stats();
-        let (prefill, preemptions) = (stats.prompt_tokens_computed, stats.preemptions);
-        self.recent.step(sequences, watch::Counters { prefill, decode: self.generation_tokens, preemptions });
-    }
-
-    /// Counts the step, and whom it computes for the first time.
-    fn note_scheduled(&mut self, plan: &StepPlan) {
-        self.scheduled.clear();
-        for span in &plan.spans {
-            if let Some(active) = self.requests.get_mut(&span.seq.request)
-                && !std::mem::replace(&mut active.scheduled, true)
-            {
-                self.scheduled.push(span.seq.request);
-            }
-        }
-        if !plan.spans.is_empty() {
-            self.step_tokens.count(plan.num_tokens());
-        }
     }
 
     /// What there is to see now, for whoever watches: [the cost](watch) is a pass over the block tables.
@@ -325,109 +323,6 @@ impl Engine {
         let Engine { scheduler, recent, requests, .. } = self;
         let age = |id| requests.get(&id).map_or(0.0, |active: &Active| active.arrived.elapsed().as_secs_f64());
         watch::snapshot(scheduler, &stats, recent, age)
-    }
-
-    fn execute(&mut self, plan: &StepPlan, emit: &mut impl FnMut(RequestId, TokenEvent)) -> Result<(), KernelError> {
-        let requests = &self.requests;
-        let scored = |span: &Span| {
-            requests
-                .get(&span.seq.request)
-                .is_some_and(|active| active.pool.is_some() || active.request.params.prompt_logprobs.is_some())
-        };
-        self.executor.run(plan, scored)?;
-        for (span, index) in plan.spans.iter().zip(0..) {
-            self.score_prompt(span, self.executor.last_row(index))?;
-            self.pool_prompt(span, self.executor.last_row(index))?;
-            if let Some(active) = self.requests.get_mut(&span.seq.request) {
-                active.cached_tokens = active.cached_tokens.max(span.cached);
-            }
-        }
-        self.wanted.clear();
-        let sampled = plan.spans.iter().enumerate().filter(|(_, span)| !span.sample.is_empty());
-        self.wanted.extend(sampled.map(|(i, _)| (i, self.executor.last_row(i))));
-        let wanted = std::mem::take(&mut self.wanted);
-        for chunk in wanted.chunks(LOGIT_ROWS) {
-            self.rows.clear();
-            self.rows.extend(chunk.iter().map(|&(_, row)| row));
-            let logits = self.executor.logits(&self.rows)?;
-            let vocab_size = logits.len() / chunk.len();
-            for (&(span, _), logits) in chunk.iter().zip(logits.chunks(vocab_size)) {
-                let span = &plan.spans[span];
-                let Some(active) = self.requests.get_mut(&span.seq.request) else { continue };
-                let (eos_token_ids, max_model_len) = (&self.eos_token_ids[..], self.max_model_len);
-                let (sampler, mask_threads) = (&mut self.sampler, &mut self.mask_threads);
-                let (outcomes, drawn) = (&mut self.outcomes, &mut self.generation_tokens);
-                let mut draw = Draw { sampler, mask_threads, eos_token_ids, max_model_len, outcomes, drawn };
-                draw.row(active, span, logits, emit);
-                if active.outputs.iter().all(Option::is_none) {
-                    self.requests.remove(&span.seq.request);
-                }
-            }
-        }
-        self.wanted = wanted;
-        Ok(())
-    }
-
-    /// Log-probabilities of the prompt tokens that follow the span's rows, for a request that asks for them.
-    fn score_prompt(&mut self, span: &Span, last_row: u32) -> Result<(), KernelError> {
-        let Some(active) = self.requests.get_mut(&span.seq.request) else { return Ok(()) };
-        let Some(alternatives) = active.request.params.prompt_logprobs else { return Ok(()) };
-        let prompt = &active.request.prompt;
-        if active.prompt_logprobs.is_empty() {
-            active.prompt_logprobs.push(None);
-        }
-        // Position p predicts token p + 1. After a preemption the known ones are computed again, not scored again.
-        let scored = active.prompt_logprobs.len();
-        let positions: Range<usize> =
-            (scored - 1).max(span.start)..(span.start + span.tokens.len()).min(prompt.len() - 1);
-        let first_row = last_row as usize + 1 - span.tokens.len();
-        let positions: Vec<usize> = positions.collect();
-        for chunk in positions.chunks(LOGIT_ROWS) {
-            self.rows.clear();
-            self.rows.extend(chunk.iter().map(|p| (first_row + p - span.start) as u32));
-            let logits = self.executor.logits(&self.rows)?;
-            let vocab_size = logits.len() / chunk.len();
-            for (position, logits) in chunk.iter().zip(logits.chunks(vocab_size)) {
-                active.prompt_logprobs.push(Some(token_logprobs(logits, prompt[position + 1], alternatives)));
-            }
-        }
-        Ok(())
-    }
-
-    /// Takes the hidden states of a prompt that becomes an embedding.
-    fn pool_prompt(&mut self, span: &Span, last_row: u32) -> Result<(), KernelError> {
-        let Some(active) = self.requests.get_mut(&span.seq.request) else { return Ok(()) };
-        let Some(pool) = &mut active.pool else { return Ok(()) };
-        let end = span.start + span.tokens.len();
-        let positions: Vec<usize> = pool.positions(span.start..end, active.request.prompt.len()).collect();
-        let width = self.executor.hidden_size();
-        for chunk in positions.chunks(LOGIT_ROWS) {
-            self.rows.clear();
-            self.rows.extend(chunk.iter().map(|p| last_row - (end - 1 - p) as u32));
-            pool.take(self.executor.hidden(&self.rows)?, width);
-        }
-        Ok(())
-    }
-
-    /// Ends every request of the step with the error, and takes back what the step was to do to the memory.
-    fn fail(&mut self, plan: &StepPlan, error: &dyn std::error::Error, emit: &mut impl FnMut(RequestId, TokenEvent)) {
-        tracing::error!("step {} failed: {error}", plan.step.0);
-        self.failed_steps += 1;
-        self.outcomes.clear();
-        for span in &plan.spans {
-            let id = span.seq.request;
-            if let Some(active) = self.requests.remove(&id) {
-                let live = active.outputs.iter().zip(0..).filter(|(output, _)| output.is_some());
-                for (_, index) in live {
-                    emit(
-                        id,
-                        TokenEvent::Token { index, token: None, finish: Some(FinishReason::Error(error.to_string())) },
-                    );
-                }
-            }
-            self.scheduler.abort(id);
-        }
-        self.scheduler.revoke(&plan.memory);
     }
 }
 

@@ -1,4 +1,4 @@
-//! From a row of logits to tokens: what a request has made so far, and what a row adds to it.
+//! From a row of logits, or a token that the device drew, to what a request has made so far and what is told of it.
 
 use std::time::Instant;
 
@@ -21,6 +21,10 @@ pub(crate) struct Active {
     pub seed: u64,
     /// Output tokens of each sequence, or of each result of a beam search; `None` once it has ended.
     pub outputs: Vec<Option<Vec<u32>>>,
+    /// Where the device draws for each of them.
+    pub slots: Vec<Option<u32>>,
+    /// No slot has room for what it asks for.
+    pub on_host: bool,
     pub beams: Option<Beams>,
     pub guides: Option<Guides>,
     pub cached_tokens: usize,
@@ -33,13 +37,61 @@ pub(crate) struct Active {
     pub pool: Option<Pool>,
 }
 
+impl Active {
+    /// The most tokens that a sequence may make.
+    pub fn limit(&self, max_model_len: usize) -> usize {
+        self.request.params.max_tokens.unwrap_or(usize::MAX).min(max_model_len - self.request.prompt.len())
+    }
+
+    /// Some results need its rows on the host.
+    pub fn is_scored(&self) -> bool {
+        self.pool.is_some() || self.request.params.prompt_logprobs.is_some()
+    }
+
+    /// Whether all its sequences have ended.
+    pub fn is_over(&self) -> bool {
+        self.outputs.iter().all(Option::is_none)
+    }
+}
+
+/// What a step gave its sequences, in a list that is used again by the next step.
+#[derive(Default)]
+pub(crate) struct Outcomes {
+    list: Vec<Outcome>,
+    spare: Vec<Outcome>,
+}
+
+impl Outcomes {
+    pub fn clear(&mut self) {
+        self.spare.append(&mut self.list);
+    }
+
+    pub fn list(&self) -> &[Outcome] {
+        &self.list
+    }
+
+    fn push(&mut self, outcome: Outcome) {
+        // So that there are never more than of the greatest step.
+        self.spare.pop();
+        self.list.push(outcome);
+    }
+
+    /// As [`Outcome::token`].
+    fn push_token(&mut self, seq: SeqId, token: u32, finished: bool) {
+        let mut outcome = self.spare.pop().unwrap_or_else(|| Outcome::token(seq, token, finished));
+        outcome.tokens.clear();
+        outcome.tokens.push(token);
+        self.list.push(Outcome { seq, parent: seq.index, finished, ..outcome });
+    }
+}
+
 /// What drawing needs of the engine.
 pub(crate) struct Draw<'a> {
     pub sampler: &'a mut Sampler,
     pub mask_threads: &'a mut MaskThreads,
     pub eos_token_ids: &'a [u32],
     pub max_model_len: usize,
-    pub outcomes: &'a mut Vec<Outcome>,
+    pub outcomes: &'a mut Outcomes,
     /// Counts tokens.
     pub drawn: &'a mut u64,
 }
@@ -53,21 +105,25 @@ impl Draw<'_> {
         logits: &[f32],
         emit: &mut impl FnMut(RequestId, TokenEvent),
     ) {
-        let id = span.seq.request;
-        if !active.started {
-            active.started = true;
-            if active.request.params.prompt_logprobs.is_some() {
-                emit(id, TokenEvent::PromptLogprobs(std::mem::take(&mut active.prompt_logprobs)));
-            }
-            if let Some(pool) = &mut active.pool {
-                emit(id, TokenEvent::Embedding(pool.finish()));
-            }
-            emit(id, TokenEvent::Started { cached_tokens: active.cached_tokens });
-        }
+        begin(active, span.seq.request, emit);
         if active.beams.is_some() {
             self.beam(active, span.seq, logits, emit);
         } else {
             self.samples(active, span, logits, emit);
+        }
+    }
+
+    /// What comes of a token that the device drew for a sequence; nothing if that has ended meanwhile.
+    pub fn drawn(
+        &mut self,
+        active: &mut Active,
+        seq: SeqId,
+        sampled: Sampled,
+        emit: &mut impl FnMut(RequestId, TokenEvent),
+    ) {
+        if active.outputs[seq.index as usize].is_some() {
+            begin(active, seq.request, emit);
+            self.take(active, seq, sampled, emit);
         }
     }
 
@@ -80,15 +136,15 @@ impl Draw<'_> {
         emit: &mut impl FnMut(RequestId, TokenEvent),
     ) {
         let id = span.seq.request;
-        let Active { request, stop_ids, seed, outputs, guides, .. } = active;
+        let limit = active.limit(self.max_model_len);
+        let Active { request, stop_ids, seed, outputs, guides, .. } = &mut *active;
         let (prompt, params) = (&request.prompt, &request.params);
-        let limit = params.max_tokens.unwrap_or(usize::MAX).min(self.max_model_len - prompt.len());
         let indices: Vec<u32> = span.sample.clone().filter(|&index| outputs[index as usize].is_some()).collect();
         let Some(&first) = indices.first() else { return };
         // Sequences that share a row have the same output so far, none, or it is a single one; and the same mask.
         let allowed = match guides {
             _ if limit == 0 => Err(FinishReason::Length),
-            Some(guides) => self.allowed(guides, first, params, stop_ids).map(Some),
+            Some(guides) => allowed(guides, first, params, stop_ids, self.eos_token_ids).map(Some),
             None => Ok(None),
         };
         let allowed = match allowed {
@@ -108,46 +164,38 @@ impl Draw<'_> {
         let sampled: Vec<Sampled> =
             self.sampler.sample_each(logits, &params.sampling, &context, indices.iter().copied()).collect();
         for (index, sampled) in indices.into_iter().zip(sampled) {
-            let output = &mut outputs[index as usize];
-            let made = output.as_mut().map_or(0, |output| {
-                output.push(sampled.token);
-                output.len()
-            });
-            *self.drawn += 1;
-            let at_limit = (made >= limit).then_some(FinishReason::Length);
-            let by_grammar = || match guides.as_mut()?.accept(index, sampled.token, self.mask_threads) {
-                Ok(complete) => complete.then_some(FinishReason::Stop(Some(StopCause::Complete))),
-                Err(error) => Some(FinishReason::Grammar(error.0)),
-            };
-            let finish = ending(params, self.eos_token_ids, sampled.token).or_else(by_grammar).or(at_limit);
-            if finish.is_some() {
-                *output = None;
-            }
-            let seq = SeqId { request: id, index };
-            self.outcomes.push(Outcome::token(seq, sampled.token, finish.is_some()));
-            emit(id, TokenEvent::Token { index, token: Some(sampled), finish });
+            self.take(active, SeqId { request: id, index }, sampled, emit);
         }
     }
 
-    /// The tokens that a sequence's constraint lets through, those that end it among them where it may end; or why there
-    /// is none.
-    fn allowed<'g>(
-        &self,
-        guides: &'g mut Guides,
-        index: u32,
-        params: &GenerationParams,
-        stop_ids: &[u32],
-    ) -> Result<&'g TokenSet, FinishReason> {
-        let mask = guides.mask(index).map_err(|error| FinishReason::Grammar(error.0))?;
-        if mask.may_end {
-            let ends = stop_ids.iter().filter(|&&token| ending(params, self.eos_token_ids, token).is_some());
-            ends.for_each(|&token| mask.tokens.insert(token));
+    /// What comes of a token, wherever it was drawn: it is the sequence's, and may be its last.
+    fn take(
+        &mut self,
+        active: &mut Active,
+        seq: SeqId,
+        sampled: Sampled,
+        emit: &mut impl FnMut(RequestId, TokenEvent),
+    ) {
+        let limit = active.limit(self.max_model_len);
+        let Active { request, outputs, guides, .. } = active;
+        let (params, index) = (&request.params, seq.index);
+        let output = &mut outputs[index as usize];
+        let made = output.as_mut().map_or(0, |output| {
+            output.push(sampled.token);
+            output.len()
+        });
+        *self.drawn += 1;
+        let at_limit = (made >= limit).then_some(FinishReason::Length);
+        let by_grammar = || match guides.as_mut()?.accept(index, sampled.token, self.mask_threads) {
+            Ok(complete) => complete.then_some(FinishReason::Stop(Some(StopCause::Complete))),
+            Err(error) => Some(FinishReason::Grammar(error.0)),
+        };
+        let finish = ending(params, self.eos_token_ids, sampled.token).or_else(by_grammar).or(at_limit);
+        if finish.is_some() {
+            *output = None;
         }
-        match (mask.tokens.is_empty(), mask.may_end) {
-            (false, _) => Ok(&mask.tokens),
-            (true, true) => Err(FinishReason::Stop(Some(StopCause::Complete))),
-            (true, false) => Err(FinishReason::Grammar("no token of the vocabulary goes on from here".to_string())),
-        }
+        self.outcomes.push_token(seq, sampled.token, finish.is_some());
+        emit(seq.request, TokenEvent::Token { index, token: Some(sampled), finish });
     }
 
     /// Hears what the row says of a beam. The row of the last beam decides which live on, and that of the last token gives
@@ -166,13 +214,13 @@ impl Draw<'_> {
         let before = beams.num_tokens();
         let forks = beams.advance(|token| ending(params, self.eos_token_ids, token));
         *self.drawn += (beams.num_tokens() - before) as u64;
-        self.outcomes.extend(forks.into_iter().zip(0..).map(|(fork, index)| {
+        for (fork, index) in forks.into_iter().zip(0..) {
             let seq = SeqId { request: id, index };
-            match fork {
+            self.outcomes.push(match fork {
                 Some(Fork { parent, token }) => Outcome { seq, parent, tokens: vec![token], finished: false },
                 None => Outcome { seq, parent: index, tokens: Vec::new(), finished: true },
-            }
-        }));
+            });
+        }
         if !beams.is_done() {
             return;
         }
@@ -186,6 +234,41 @@ impl Draw<'_> {
             }
             emit(id, TokenEvent::Token { index, token: last, finish: Some(reason) });
         }
+    }
+}
+
+/// Tells what is told before a request's first token.
+fn begin(active: &mut Active, id: RequestId, emit: &mut impl FnMut(RequestId, TokenEvent)) {
+    if std::mem::replace(&mut active.started, true) {
+        return;
+    }
+    if active.request.params.prompt_logprobs.is_some() {
+        emit(id, TokenEvent::PromptLogprobs(std::mem::take(&mut active.prompt_logprobs)));
+    }
+    if let Some(pool) = &mut active.pool {
+        emit(id, TokenEvent::Embedding(pool.finish()));
+    }
+    emit(id, TokenEvent::Started { cached_tokens: active.cached_tokens });
+}
+
+/// The tokens that a sequence's constraint lets through, those that end it among them where it may end; or why there is
+/// none.
+pub(crate) fn allowed<'g>(
+    guides: &'g mut Guides,
+    index: u32,
+    params: &GenerationParams,
+    stop_ids: &[u32],
+    eos_token_ids: &[u32],
+) -> Result<&'g TokenSet, FinishReason> {
+    let mask = guides.mask(index).map_err(|error| FinishReason::Grammar(error.0))?;
+    if mask.may_end {
+        let ends = stop_ids.iter().filter(|&&token| ending(params, eos_token_ids, token).is_some());
+        ends.for_each(|&token| mask.tokens.insert(token));
+    }
+    match (mask.tokens.is_empty(), mask.may_end) {
+        (false, _) => Ok(&mask.tokens),
+        (true, true) => Err(FinishReason::Stop(Some(StopCause::Complete))),
+        (true, false) => Err(FinishReason::Grammar("no token of the vocabulary goes on from here".to_string())),
     }
 }
 

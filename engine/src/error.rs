@@ -9,6 +9,9 @@ pub enum EngineError {
     /// The device can not be had, or its memory is short.
     #[error(transparent)]
     Device(#[from] device::DeviceError),
+    /// There is no sampling on the device.
+    #[error(transparent)]
+    Sample(#[from] sampling::device::SampleError),
     /// Buffers could not be set up.
     #[error(transparent)]
     Kernel(#[from] attention_kernels::KernelError),

@@ -1,12 +1,15 @@
-//! A plan becomes memory operations and one forward pass. It decides nothing.
+//! A plan becomes memory operations and one forward pass. It decides nothing, and on a device that launches kernels it waits
+//! for nothing but results that the host asks for.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use attention_kernels::{KernelError, KvCache, SwapSpace};
-use device::{Device, Queue};
-use models::{ForwardBatch, Model};
+use device::{Buffer, Device, DeviceError, Event, Queue};
+use models::{Fill, ForwardBatch, Model};
 use sched::{BlockId, MemOp, SeqId, Span, StepPlan};
+
+use crate::transfers::{Direction, Transfer, Transfers};
 
 /// The model, its paged cache, and the block tables as the plans have described them.
 pub(crate) struct Executor {
@@ -16,6 +19,13 @@ pub(crate) struct Executor {
     caches: Vec<KvCache>,
     /// For requests that are swapped out.
     swap_space: SwapSpace,
+    /// Swaps that no step has had to wait for yet.
+    transfers: Transfers,
+    /// Recorded behind the last operation on blocks that the compute queue was given outside of forward passes; none where
+    /// there is no swap space.
+    operated: Option<Event>,
+    /// For each block, whether the step that is prepared looks at it and writes to it; made only while a swap is under way.
+    looks: Vec<(bool, bool)>,
     /// One table per group of layers; −1 behind a window.
     tables: HashMap<SeqId, Vec<Vec<i32>>>,
     batch: ForwardBatch,
@@ -28,6 +38,15 @@ pub(crate) struct Executor {
     /// Of the tests: so many more memory operations succeed; `None`: all.
     #[cfg(test)]
     pub fault_after: Option<usize>,
+    /// Of the tests: so many more forward passes run; the next fails after its launch, and writes nothing.
+    #[cfg(test)]
+    pub silent_after: Option<usize>,
+    /// Of the tests: a swap is copied as late as may be, when somebody waits for it.
+    #[cfg(test)]
+    pub lags: bool,
+    /// Forward passes that did not wait for some swap.
+    #[cfg(test)]
+    pub passed: usize,
 }
 
 impl Executor {
@@ -37,6 +56,9 @@ impl Executor {
             model,
             caches,
             swap_space,
+            transfers: Transfers::default(),
+            operated: None,
+            looks: Vec::new(),
             tables: HashMap::new(),
             batch: ForwardBatch::default(),
             order: Vec::new(),
@@ -44,6 +66,12 @@ impl Executor {
             pairs: Vec::new(),
             #[cfg(test)]
             fault_after: None,
+            #[cfg(test)]
+            silent_after: None,
+            #[cfg(test)]
+            lags: false,
+            #[cfg(test)]
+            passed: 0,
         }
     }
 
@@ -51,9 +79,9 @@ impl Executor {
         self.model.config().vocab_size
     }
 
-    /// Runs the step. Hidden states stay on the device for [`Executor::logits`]: of the last row of a span that samples, and of
-    /// all rows where `scored`.
-    pub fn run(&mut self, plan: &StepPlan, scored: impl Fn(&Span) -> bool) -> Result<(), KernelError> {
+    /// Does what comes before the forward pass: memory operations, block tables, the batch. Of the step's hidden states those stay
+    /// for [`Executor::logits`] that are of the last row of a span that samples, and all rows where `scored`.
+    pub fn prepare(&mut self, plan: &StepPlan, scored: impl Fn(&Span) -> bool) -> Result<(), KernelError> {
         for seq in &plan.released {
             self.tables.remove(seq);
         }
@@ -86,12 +114,112 @@ impl Executor {
                 (false, true) => last + 1,
             };
             self.batch.needed.get_or_insert_default().extend(first..=last);
+            if span.awaits.is_some() {
+                self.batch.tokens[last as usize] = ForwardBatch::AWAITED;
+            }
         }
-        let Executor { device, model, batch, caches, .. } = self;
-        device.pool().enter(|| model.forward(batch, caches))
+        self.wait_for_swaps(plan)
     }
 
-    /// Row of the last token of span `span` of the plan that ran last.
+    /// Lets the forward pass begin after the swaps of blocks that it needs, and not after others.
+    fn wait_for_swaps(&mut self, plan: &StepPlan) -> Result<(), KernelError> {
+        let Some(cache) = self.caches.first().filter(|_| !self.transfers.is_empty()) else { return Ok(()) };
+        let block_size = cache.shape.block_size;
+        let mut looks = std::mem::take(&mut self.looks);
+        looks.clear();
+        looks.resize(cache.shape.num_blocks, (false, false));
+        for span in &plan.spans {
+            let tables = self.tables.get(&span.seq).into_iter().flatten();
+            for block in tables.flatten().filter_map(|block| usize::try_from(*block).ok()) {
+                looks[block].0 = true;
+            }
+            for slot in span.groups.iter().flat_map(|group| &group.slots).filter_map(|slot| usize::try_from(*slot).ok())
+            {
+                looks[slot / block_size].1 = true;
+            }
+        }
+        let waited = self.settle(|block| looks[block as usize].1, |block| looks[block as usize].0);
+        self.looks = looks;
+        waited
+    }
+
+    /// Lets the compute queue wait for the swaps in the way of whoever writes and reads these blocks.
+    fn settle(&mut self, writes: impl Fn(u32) -> bool, reads: impl Fn(u32) -> bool) -> Result<(), KernelError> {
+        let Executor { device, transfers, .. } = self;
+        #[cfg(test)]
+        if self.lags {
+            for Transfer { direction, pairs, .. } in transfers.take(writes, reads) {
+                match direction {
+                    Direction::Out => self.swap_space.swap_out(&**device, &self.caches, &pairs)?,
+                    Direction::In => self.swap_space.swap_in(&**device, &mut self.caches, &pairs)?,
+                };
+            }
+            return Ok(());
+        }
+        if let Some(last) = transfers.take(writes, reads).next_back() {
+            device.wait(Queue::Compute, &last.event)?;
+        }
+        Ok(())
+    }
+
+    /// Gives the copy queue a swap, beside the step that runs.
+    fn swap(&mut self, direction: Direction) -> Result<(), KernelError> {
+        let Executor { device, caches, swap_space, transfers, operated, pairs, .. } = self;
+        if let Some(operated) = operated.take() {
+            device.wait(Queue::Copy, &operated)?;
+        }
+        let (device, pairs) = (&**device, pairs.clone());
+        #[cfg(test)]
+        if self.lags {
+            let event = device.record(Queue::Copy)?;
+            transfers.push(Transfer { direction, pairs, event });
+            return Ok(());
+        }
+        let event = match direction {
+            Direction::Out => swap_space.swap_out(device, caches, &pairs)?,
+            Direction::In => swap_space.swap_in(device, caches, &pairs)?,
+        };
+        transfers.push(Transfer { direction, pairs, event });
+        Ok(())
+    }
+
+    /// Runs the forward pass. `fill` brings tokens that the device alone knows to their rows.
+    pub fn forward(&mut self, fill: Option<Fill<'_>>) -> Result<(), KernelError> {
+        #[cfg(test)]
+        match &mut self.silent_after {
+            Some(0) => {
+                self.silent_after = None;
+                return Ok(());
+            }
+            Some(left) => *left -= 1,
+            None => {}
+        }
+        #[cfg(test)]
+        {
+            self.passed += usize::from(!self.transfers.is_empty());
+        }
+        let Executor { device, model, batch, caches, .. } = self;
+        let mut forward = || model.forward_with(batch, caches, fill);
+        // Elsewhere the pool's threads have nothing to do.
+        if device.is_host() { device.pool().enter(forward) } else { forward() }
+    }
+
+    /// Marks the end of all work so far.
+    pub fn mark(&self) -> Result<Event, DeviceError> {
+        self.device.record(Queue::Compute)
+    }
+
+    /// Waits for all work.
+    pub fn synchronize(&self) -> Result<(), DeviceError> {
+        self.device.synchronize()
+    }
+
+    /// Logits of rows of the last step, float32, left on the device; at most as many as there are sequences.
+    pub fn device_logits(&mut self, rows: &[u32]) -> Result<&Buffer, KernelError> {
+        self.model.device_logits(rows)
+    }
+
+    /// Row of the last token of span `span` of the plan that was prepared last.
     pub fn last_row(&self, span: usize) -> u32 {
         self.last_rows[span]
     }
@@ -124,21 +252,39 @@ impl Executor {
                     MemOp::Copy { src, dst } => self.pairs.push((src.0, dst.0)),
                     MemOp::SwapOut { src, dst } => self.pairs.push((src.0, dst.0)),
                     MemOp::SwapIn { src, dst } => self.pairs.push((src.0, dst.0)),
-                    MemOp::Poison { block, from_slot } => self.poison(block, from_slot)?,
+                    MemOp::Poison { .. } => {}
                 }
             }
-            let Executor { device, model, caches, swap_space, pairs, .. } = self;
             match run[0] {
-                MemOp::Copy { .. } => model.copy_blocks(pairs, caches)?,
-                // What comes behind needs the blocks, or overwrites them.
-                MemOp::SwapOut { .. } => {
-                    device.wait(Queue::Compute, &swap_space.swap_out(&**device, caches, pairs)?)?;
-                }
-                MemOp::SwapIn { .. } => {
-                    device.wait(Queue::Compute, &swap_space.swap_in(&**device, caches, pairs)?)?;
-                }
-                MemOp::Poison { .. } => {}
+                MemOp::SwapOut { .. } => self.swap(Direction::Out)?,
+                MemOp::SwapIn { .. } => self.swap(Direction::In)?,
+                MemOp::Copy { .. } | MemOp::Poison { .. } => self.operate(run)?,
             }
+        }
+        Ok(())
+    }
+
+    /// Gives the compute queue copies, or poison.
+    fn operate(&mut self, run: &[MemOp]) -> Result<(), KernelError> {
+        if !self.transfers.is_empty() {
+            let writes = |block: u32| {
+                run.iter()
+                    .any(|op| matches!(op, MemOp::Copy { dst: b, .. } | MemOp::Poison { block: b, .. } if b.0 == block))
+            };
+            let reads = |block: u32| run.iter().any(|op| matches!(op, MemOp::Copy { src, .. } if src.0 == block));
+            self.settle(writes, reads)?;
+        }
+        for op in run {
+            if let MemOp::Poison { block, from_slot } = *op {
+                self.poison(block, from_slot)?;
+            }
+        }
+        let Executor { device, model, caches, swap_space, pairs, operated, .. } = self;
+        if !pairs.is_empty() {
+            model.copy_blocks(pairs, caches)?;
+        }
+        if swap_space.num_blocks() > 0 {
+            *operated = Some(device.record(Queue::Compute)?);
         }
         Ok(())
     }

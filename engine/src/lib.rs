@@ -36,8 +36,10 @@ mod load;
 mod plan;
 mod pooling;
 mod publish;
+mod slots;
 mod status;
 pub mod text;
+mod transfers;
 pub mod watch;
 
 /// Devices and kernels by themselves, for those who measure them.

@@ -8,6 +8,7 @@ use models::{
     ChatTemplate, GenerationDefaults, LayerGroup, Model, ModelConfig, ModelFiles, Pooling, Tokenizer, WeightDtype,
     Weights,
 };
+use sampling::device::Limits;
 use sched::{CacheGroup, SchedConfig, Scheduler};
 
 use crate::api::{EngineConfig, ModelInfo, ModelSource};
@@ -16,6 +17,7 @@ use crate::error::EngineError;
 use crate::executor::Executor;
 use crate::graphs;
 use crate::plan::Plan;
+use crate::slots::Slots;
 
 /// Loading progress: how many of how many bytes are in place.
 pub type Progress<'a> = &'a (dyn Fn(u64, u64) + Sync);
@@ -45,13 +47,17 @@ pub(crate) struct Loaded {
 
 /// Reads `config.json`, opens the device and chooses kernels.
 pub(crate) fn open(engine: &EngineConfig) -> Result<Opened, EngineError> {
+    open_on(engine, open_device(engine)?)
+}
+
+/// The same with a device that is open, and why it is no GPU.
+fn open_on(engine: &EngineConfig, (device, no_gpu): (Arc<dyn Device>, Option<String>)) -> Result<Opened, EngineError> {
     let files = match &engine.model {
         ModelSource::Demo => models::demo(),
         ModelSource::Folder(path) => ModelFiles::open(path)?,
     };
     let config = ModelConfig::load(&files)?;
     let weights = Weights::open(&files)?;
-    let (device, no_gpu) = open_device(engine)?;
     let dtype = dtype(engine, &*device, &weights)?;
     let kernels = select(&engine.kernels, &needs(engine, &config, &*device, dtype)?)?;
     let memory = device.memory();
@@ -141,7 +147,16 @@ pub fn plan(engine: &EngineConfig) -> Result<Plan, EngineError> {
 }
 
 pub(crate) fn load(engine: &EngineConfig, progress: Progress<'_>) -> Result<Loaded, EngineError> {
-    let opened = open(engine)?;
+    load_on(engine, open_device(engine)?, progress)
+}
+
+/// The same on a device that is open, with why it is no GPU.
+pub(crate) fn load_on(
+    engine: &EngineConfig,
+    device: (Arc<dyn Device>, Option<String>),
+    progress: Progress<'_>,
+) -> Result<Loaded, EngineError> {
+    let opened = open_on(engine, device)?;
     let defaults = GenerationDefaults::load(&opened.files, &opened.config)?;
     let tokenizer = Arc::new(Tokenizer::load(&opened.files)?);
     tokenizer.check(opened.config.vocab_size)?;
@@ -171,6 +186,8 @@ pub(crate) fn load(engine: &EngineConfig, progress: Progress<'_>) -> Result<Load
         groups: model.layout().groups.iter().map(cache_group).collect(),
         host_blocks: plan.host_blocks,
         preemption_mode: engine.preemption_mode,
+        // The next step is planned while one runs, where its tokens stay on the device.
+        max_in_flight: if device.is_host() { 1 } else { 2 },
         ..SchedConfig::new(plan.num_blocks, engine.block_size)
     })?;
     model.reserve(&plan.step_limits)?;
@@ -181,6 +198,13 @@ pub(crate) fn load(engine: &EngineConfig, progress: Progress<'_>) -> Result<Load
         model.capture_largest(&mut caches)?;
         plan.compare(available, device.memory());
     }
+    let slots = match device.is_host() {
+        true => None,
+        false => {
+            let limits = Limits::new(engine.max_num_seqs, config.vocab_size, plan.max_model_len);
+            Some(Slots::new(device.clone(), limits)?)
+        }
+    };
     let swap_space = SwapSpace::new(&**device, &caches, plan.host_blocks)?;
     let info = ModelInfo {
         name: files.name(),
@@ -204,7 +228,7 @@ pub(crate) fn load(engine: &EngineConfig, progress: Progress<'_>) -> Result<Load
     };
     let executor = Executor::new(device.clone(), model, caches, swap_space);
     let seed = engine.seed.unwrap_or_else(random_seed);
-    let engine = Engine::new(scheduler, executor, defaults.eos_token_ids.clone(), plan.max_model_len, seed);
+    let engine = Engine::new(scheduler, executor, slots, defaults.eos_token_ids.clone(), plan.max_model_len, seed);
     Ok(Loaded { engine, tokenizer, chat_template, defaults, info })
 }
 

@@ -5,6 +5,7 @@ use std::fmt;
 use device::MemoryInfo;
 use device::gemm::Quantization;
 use models::{Model, PageLayout, StepLimits};
+use sampling::device::Limits;
 
 use crate::api::EngineConfig;
 use crate::budget::Budget;
@@ -25,7 +26,7 @@ pub struct Plan {
     pub dtype: Option<attention_kernels::Dtype>,
     /// Scales of the cache, where it takes some.
     pub kv_scale_bytes: u64,
-    /// Buffers of the greatest step.
+    /// Buffers of the greatest step, those of sampling on the device among them.
     pub step_bytes: u64,
     /// All CUDA graphs of decode steps, by the measure of one; 0 before the start has taken it.
     pub graph_bytes: u64,
@@ -93,7 +94,10 @@ impl Plan {
         };
         let step_bytes = |rows, len| match device.is_host() {
             true => Model::step_bytes(config, rows, engine.quantization),
-            false => Model::launched_step_bytes(config, *dtype, &limits(rows, len, 0)) + device.product_bytes(),
+            false => {
+                let sampling = Limits::new(engine.max_num_seqs, config.vocab_size, len).device_bytes() as u64;
+                Model::launched_step_bytes(config, *dtype, &limits(rows, len, 0)) + device.product_bytes() + sampling
+            }
         };
         let weight_bytes = match device.is_host() {
             true => models::weight_bytes(config, &opened.weights, engine.quantization)?,

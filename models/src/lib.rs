@@ -79,7 +79,7 @@ pub use demo::demo;
 pub use error::LoadError;
 pub use files::{FileBytes, ModelFiles};
 pub use forward::{
-    ForwardBatch, GraphCount, GroupBatch, LOGIT_ROWS, LayerGroup, Model, PageLayout, StepLimits, check_weights,
+    Fill, ForwardBatch, GraphCount, GroupBatch, LOGIT_ROWS, LayerGroup, Model, PageLayout, StepLimits, check_weights,
     dense_weight_bytes, graph_sizes, kv_scale_bytes, layers_with_kv_scales, parameters, weight_bytes,
 };
 pub use generation::GenerationDefaults;

@@ -1,7 +1,7 @@
-// Between steps: entries sample_history (what a slot's sequence holds so far, also after a preemption) and sample_fork (a
-// slot becomes a copy of another).
+// Between steps: entries sample_history (what a slot's sequence holds so far, also after a preemption), sample_fork (a
+// slot becomes a copy of another) and sample_place (tokens that were drawn become tokens of the next step).
 //
-// Grid (1), 512 threads, one launch for each slot that changes.
+// 512 threads. Grid (1), one launch for each slot that changes; sample_place: (ceil(places / 512)).
 
 #include "args.cuh"
 
@@ -45,6 +45,20 @@ __device__ __forceinline__ void copy(uint32_t* array, uint32_t words, uint32_t f
     for (uint32_t i = threadIdx.x; i < words; i += ROW_THREADS) target[i] = source[i];
 }
 
+struct PlaceShape {
+    uint32_t places;
+    uint32_t tail_tokens;
+};
+static_assert(sizeof(PlaceShape) == 8, "no hidden padding");
+
+// places: [places, 2]: a slot, and where in `tokens` its last token goes. A slot that has drawn none changes nothing.
+__device__ __forceinline__ void place(const uint32_t* places, const uint32_t* state, uint32_t* tokens, const PlaceShape& shape) {
+    const uint32_t i = blockIdx.x * ROW_THREADS + threadIdx.x;
+    if (i >= shape.places) return;
+    const uint32_t* own = state + static_cast<int64_t>(places[2 * i]) * (1 + shape.tail_tokens);
+    if (own[0]) tokens[places[2 * i + 1]] = own[1 + (own[0] - 1) % shape.tail_tokens];
+}
+
 struct ForkShape {
     uint32_t from, to, sequence;
     uint32_t vocab, list_words, tail_tokens;
@@ -73,3 +87,9 @@ extern "C" __global__ void __launch_bounds__(quire::ROW_THREADS)
     }
 }
 QUIRE_EXPORT(sample_fork);
+
+extern "C" __global__ void __launch_bounds__(quire::ROW_THREADS)
+    sample_place(const uint32_t* places, const uint32_t* state, uint32_t* tokens, const quire::PlaceShape shape) {
+    quire::place(places, state, tokens, shape);
+}
+QUIRE_EXPORT(sample_place);

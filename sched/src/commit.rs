@@ -88,6 +88,8 @@ impl Scheduler {
             self.settle(id);
         }
         self.step_is_over(step);
+        flight.spans.clear();
+        self.spare.in_flight = flight.spans;
         Ok(())
     }
 

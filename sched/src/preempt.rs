@@ -84,18 +84,23 @@ impl Scheduler {
         let concerned: Vec<RequestId> =
             self.groups.iter().filter(|(_, group)| concerns(group)).map(|(id, _)| *id).collect();
         for id in concerned {
-            let Some(group) = self.groups.get_mut(&id) else {
-                continue;
-            };
-            let key = group.queue_key(self.config.policy);
-            if let Some(Away::Host { swapped, .. }) = group.away.take() {
-                self.pool.discard(swapped);
-            }
-            self.running.retain(|running| *running != id);
-            self.swapped.remove(&key);
-            self.changes += 1;
-            self.send_back(key, id);
+            self.begin_again(id);
         }
+    }
+
+    /// Sends a request that runs, or is swapped out, back to the queue without keys and values.
+    pub(crate) fn begin_again(&mut self, id: RequestId) {
+        let Some(group) = self.groups.get_mut(&id) else {
+            return;
+        };
+        let key = group.queue_key(self.config.policy);
+        if let Some(Away::Host { swapped, .. }) = group.away.take() {
+            self.pool.discard(swapped);
+        }
+        self.running.retain(|running| *running != id);
+        self.swapped.remove(&key);
+        self.changes += 1;
+        self.send_back(key, id);
     }
 
     /// Drops a request's tables, so that all of it is computed again.

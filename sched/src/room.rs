@@ -29,7 +29,8 @@ impl Scheduler {
     pub(crate) fn make_room(&mut self, preempted: &mut Vec<RequestId>) -> Room {
         let mut verify = true;
         loop {
-            let (choices, budget) = self.choose(verify);
+            let list = std::mem::take(&mut self.spare.choices);
+            let (choices, budget) = self.choose(verify, list);
             let needed = self.blocks_for(&choices);
             let available = self.pool.available();
             if needed <= available {
@@ -52,10 +53,9 @@ impl Scheduler {
         }
     }
 
-    /// Spans for the running requests, and what they leave of the budget.
-    fn choose(&self, verify: bool) -> (Vec<Choice>, usize) {
+    /// Spans for the running requests, in an empty list, and what they leave of the budget.
+    fn choose(&self, verify: bool, mut choices: Vec<Choice>) -> (Vec<Choice>, usize) {
         let mut budget = self.config.max_num_batched_tokens;
-        let mut choices = Vec::with_capacity(self.running.len());
         let mut prefills = Vec::new();
         for group in self.running.iter().filter_map(|id| self.groups.get(id)) {
             self.choose_of(group, &mut budget, &mut choices, &mut prefills);
@@ -169,7 +169,7 @@ mod tests {
         let token = |request, index| Outcome::token(SeqId { request: RequestId(request), index }, 7, false);
         s.commit(plan.step, &[token(0, 0), token(0, 1), token(1, 0)]).unwrap();
 
-        let (choices, _) = s.choose(false);
+        let (choices, _) = s.choose(false, Vec::new());
         assert_eq!((choices.len(), s.blocks_for(&choices), s.pool.available()), (3, 3, 1));
         assert!(s.defer(&choices).is_empty(), "the block is kept for the beams, who came first and need two");
         assert_eq!(s.defer(&choices[2..]).len(), 1);

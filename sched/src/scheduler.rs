@@ -13,6 +13,7 @@ use crate::admit::Blocked;
 use crate::commit::Flight;
 use crate::group::{Away, Group, QueueKey, Sequence};
 use crate::ids::IdMap;
+use crate::spare::Spare;
 use crate::{ConfigError, Refusal, Request, RequestId, SchedConfig, SchedulerStats, SeqId, SpecStats, StepId};
 
 /// A table that its sequence has given up and a step in flight still writes to.
@@ -46,6 +47,7 @@ pub struct Scheduler {
     pub(crate) spec: SpecStats,
     /// Tokens on their way into a table; kept, so that a step does not allocate for each.
     pub(crate) scratch: Vec<u32>,
+    pub(crate) spare: Spare,
     arrivals: u64,
 }
 
@@ -76,6 +78,7 @@ impl Scheduler {
             counters: SchedulerStats::default(),
             spec: SpecStats::default(),
             scratch: Vec::new(),
+            spare: Spare::default(),
             arrivals: 0,
         })
     }

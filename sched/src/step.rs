@@ -10,7 +10,7 @@
 
 use crate::commit::{Flight, InFlight};
 use crate::group::Sequence;
-use crate::plan::{GroupSpan, Span, TableDelta};
+use crate::plan::Span;
 use crate::room::Room;
 use crate::{RequestId, Scheduler, StepId, StepPlan};
 
@@ -44,13 +44,16 @@ impl Scheduler {
         }
         self.last_step = StepId(self.last_step.0 + 1);
         let plan = StepPlan::empty(self.last_step);
-        let mut draft = Draft { plan, spans: Vec::new() };
+        let mut draft = Draft { plan, spans: std::mem::take(&mut self.spare.in_flight) };
+        draft.plan.spans = self.spare.list();
         let Room { choices, mut budget, deferred } = self.make_room(&mut draft.plan.preempted);
         draft.plan.spans.reserve(choices.len());
         draft.spans.reserve(choices.len());
-        for choice in choices {
+        for &choice in &choices {
             self.push_span(&mut draft, choice, 0);
         }
+        self.spare.choices = choices;
+        self.spare.choices.clear();
         if draft.plan.preempted.is_empty() && !deferred {
             self.admit(&mut draft, &mut budget);
         }
@@ -100,21 +103,14 @@ impl Scheduler {
             }
         }
         let entries = table.len().div_ceil(self.config.block_size);
-        let in_group = |(g, group): (usize, &kvblock::GroupTable<kvblock::BlockId>)| {
+        let mut span = self.spare.span(seq, &table.tokens()[start..end], table.groups().len());
+        for (g, (own, group)) in span.groups.iter_mut().zip(table.groups()).enumerate() {
             let holes = group.holes();
-            let append = (keep.max(holes)..entries).filter_map(|k| group.entry(k)).collect();
-            GroupSpan { table: TableDelta { holes, keep, append }, slots: table.slots_in(g, start..end).collect() }
-        };
-        draft.plan.spans.push(Span {
-            seq,
-            start,
-            tokens: table.tokens()[start..end].to_vec(),
-            drafts,
-            awaits: if drawn <= prompt + output.len() { None } else { before },
-            groups: table.groups().iter().enumerate().map(in_group).collect(),
-            cached,
-            sample: sample.clone(),
-        });
+            let append = (keep.max(holes)..entries).filter_map(|k| group.entry(k));
+            own.refill(holes, keep, append, table.slots_in(g, start..end));
+        }
+        let awaits = if drawn <= prompt + output.len() { None } else { before };
+        draft.plan.spans.push(Span { start, drafts, awaits, cached, sample: sample.clone(), ..span });
         *sent = entries;
         *planned = end;
         *last_step = draft.plan.step;

@@ -1,12 +1,12 @@
-//! Faults of the memory: whichever copy fails, only the requests of that step fail, and nothing that was to be copied is
-//! ever read.
+//! Faults of the memory and of steps in flight: whichever copy or forward pass fails, only the requests of that step fail,
+//! and nothing that was to be copied or computed is ever read.
 #![cfg(test)]
 #![allow(clippy::unwrap_used)]
 
 use std::collections::HashMap;
 use std::path::PathBuf;
 
-use super::{Engine, TokenEvent};
+use super::{Engine, TokenEvent, overlap};
 use crate::api::{EngineConfig, FinishReason, GenerationParams, GenerationRequest, ModelSource};
 use sampling::SamplingParams;
 use sched::PreemptionMode;
@@ -97,6 +97,80 @@ fn whichever_copy_fails_only_its_step_fails_and_nobody_reads_what_was_not_copied
         engine.scheduler.audit().unwrap();
         let stats = engine.stats();
         assert_eq!((stats.blocks_in_use, stats.num_running, stats.num_waiting, stats.num_swapped), (0, 0, 0, 0));
+    }
+    assert!(failed > 0 && spared > 0, "{failed} failed, {spared} were spared");
+}
+
+/// The same as [`engine`], on `cuda-sim`, where steps are planned ahead.
+fn overlapped(blocks: u64) -> Option<Engine> {
+    let config = overlap::config(blocks)?;
+    let swap_space_bytes = 3 * config.kv_cache_memory_bytes.unwrap();
+    let config = EngineConfig { swap_space_bytes, preemption_mode: PreemptionMode::Swap, ..config };
+    Some(Engine::load(&config, &|_, _| {}).unwrap())
+}
+
+/// So many places, spread evenly over so many operations; all of them where everything is to be tested.
+fn places(operations: usize, count: usize) -> impl Iterator<Item = usize> {
+    let everything = std::env::var_os("QUIRE_TEST_ALL").is_some();
+    (0..operations).step_by(if everything { 1 } else { operations.div_ceil(count) })
+}
+
+/// Fewer and shorter than [`requests`]: each step of `cuda-sim` costs.
+fn few() -> Vec<GenerationRequest> {
+    let mut requests = requests();
+    requests.truncate(4);
+    requests.iter_mut().for_each(|request| request.params.max_tokens = Some(10));
+    requests
+}
+
+/// Runs into a fault: who is spared gives the tokens of `want`, and afterwards everybody does.
+fn meets(engine: &mut Engine, want: &[Option<Vec<Vec<u32>>>], what: &str) -> (usize, usize) {
+    let answers = drive(engine, few());
+    assert_eq!(engine.stats().failed_steps, 1, "{what}");
+    for (answer, want) in answers.iter().zip(want) {
+        assert!(answer.is_none() || answer == want, "after {what} a token is wrong");
+    }
+    assert_eq!(drive(engine, few()), want, "the cache after {what}");
+    engine.scheduler.audit().unwrap();
+    let stats = engine.stats();
+    assert_eq!((stats.blocks_in_use, stats.num_running, stats.num_waiting, stats.num_swapped), (0, 0, 0, 0));
+    assert!(engine.slots.as_ref().unwrap().is_empty() && engine.flights.is_empty(), "{what}");
+    (answers.iter().filter(|answer| answer.is_none()).count(), answers.iter().filter(|answer| answer.is_some()).count())
+}
+
+#[test]
+fn a_copy_that_fails_while_the_step_before_it_runs_fails_its_own_step_alone() {
+    let Some(mut large) = overlapped(200) else { return };
+    let want = drive(&mut large, few());
+    let mut tight = overlapped(11).unwrap();
+    tight.executor.fault_after = Some(usize::MAX);
+    assert_eq!(drive(&mut tight, few()), want);
+    let operations = usize::MAX - tight.executor.fault_after.unwrap();
+    assert!(tight.stats().num_swap_preemptions > 0 && tight.stats().blocks_copied > 0, "{:?}", tight.stats());
+    let (mut failed, mut spared) = (0, 0);
+    for at in places(operations, 3) {
+        let mut engine = overlapped(11).unwrap();
+        engine.executor.fault_after = Some(at);
+        let (few, many) = meets(&mut engine, &want, &format!("the fault at operation {at} of {operations}"));
+        (failed, spared) = (failed + few, spared + many);
+    }
+    assert!(failed > 0 && spared > 0, "{failed} failed, {spared} were spared");
+}
+
+#[test]
+fn a_step_that_fails_in_flight_ends_its_requests_and_the_step_behind_it_is_computed_again() {
+    let Some(mut large) = overlapped(200) else { return };
+    let want = drive(&mut large, few());
+    let mut tight = overlapped(11).unwrap();
+    tight.executor.silent_after = Some(usize::MAX);
+    assert_eq!(drive(&mut tight, few()), want);
+    let passes = usize::MAX - tight.executor.silent_after.unwrap();
+    let (mut failed, mut spared) = (0, 0);
+    for at in places(passes, 4) {
+        let mut engine = overlapped(11).unwrap();
+        engine.executor.silent_after = Some(at);
+        let (few, many) = meets(&mut engine, &want, &format!("the failure of forward pass {at} of {passes}"));
+        (failed, spared) = (failed + few, spared + many);
     }
     assert!(failed > 0 && spared > 0, "{failed} failed, {spared} were spared");
 }

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, dead_code)]
 
 pub mod cases;
+pub mod noop;
 
 use std::path::PathBuf;
 

@@ -6,7 +6,7 @@ use attention_kernels::AttentionBatch;
 /// Reused from step to step.
 #[derive(Clone, Debug, Default)]
 pub struct ForwardBatch {
-    /// `[rows]` token ids.
+    /// `[rows]` token ids; [`ForwardBatch::AWAITED`] where a token is known to the device alone.
     pub tokens: Vec<u32>,
     /// `[rows]` absolute positions.
     pub positions: Vec<u32>,
@@ -28,6 +28,11 @@ pub struct GroupBatch {
 }
 
 impl ForwardBatch {
+    /// Stands for a token that a kernel puts in its place before the forward pass
+    /// ([`Model::forward_with`](crate::Model::forward_with)). No token: so the array of the device is never taken to hold one
+    /// that it does not.
+    pub const AWAITED: u32 = u32::MAX;
+
     /// Empties the batch for sequences of up to `max_blocks` blocks in each of `groups` groups, keeping its memory. A list of
     /// needed rows stays one, empty.
     pub fn clear(&mut self, groups: usize, max_blocks: usize) {

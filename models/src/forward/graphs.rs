@@ -17,7 +17,7 @@
 use attention_kernels::{Dtype, KernelError, KvCache};
 use device::Graph;
 
-use super::{ForwardBatch, LOGIT_ROWS, Model};
+use super::{Fill, ForwardBatch, Model};
 
 /// The sizes of decode steps that graphs are made for: 1, 2, 4, 8 and the multiples of 16, all of which vLLM has too (and the
 /// other multiples of 8 up to 256), up to the greatest step, which is the last one whatever it is.
@@ -88,7 +88,7 @@ impl Model {
         let mut nothing = ForwardBatch::default();
         nothing.clear(self.layout.groups.len(), 1);
         for _ in 0..2 {
-            self.decode(index, &nothing, caches)?;
+            self.decode(index, &nothing, caches, None)?;
         }
         self.device.synchronize()?;
         match self.graphs.as_ref().and_then(|graphs| graphs.sizes.last()) {
@@ -113,9 +113,10 @@ impl Model {
         index: usize,
         batch: &ForwardBatch,
         caches: &mut [KvCache],
+        fill: Option<Fill<'_>>,
     ) -> Result<(), KernelError> {
         let Some(mut graphs) = self.graphs.take() else { return Ok(()) };
-        let outcome = self.decode_with(&mut graphs, index, batch, caches);
+        let outcome = self.decode_with(&mut graphs, index, batch, caches, fill);
         self.graphs = Some(graphs);
         outcome
     }
@@ -126,12 +127,14 @@ impl Model {
         index: usize,
         batch: &ForwardBatch,
         caches: &mut [KvCache],
+        fill: Option<Fill<'_>>,
     ) -> Result<(), KernelError> {
         let (size, state) = &mut sizes[index];
         padded.pad(batch, *size);
         self.kept = None;
         self.unswap();
         self.ops.load(padded, true)?;
+        self.fill(fill)?;
         if let State::Captured(graph) = state
             && caches.iter().all(|cache| graph.uses(&cache.keys) && graph.uses(&cache.values))
         {
@@ -149,7 +152,7 @@ impl Model {
                 }
             };
         }
-        self.with_logits = if *size <= LOGIT_ROWS { *size } else { 0 };
+        self.with_logits = if *size <= self.result_rows { *size } else { 0 };
         Ok(())
     }
 
@@ -166,7 +169,7 @@ impl Model {
     fn decode_work(&mut self, padded: &ForwardBatch, caches: &mut [KvCache]) -> Result<(), KernelError> {
         self.pass(padded, caches)?;
         let rows = padded.tokens.len();
-        if rows <= LOGIT_ROWS {
+        if rows <= self.result_rows {
             let (step, head) = (&mut self.step, self.head.as_ref().unwrap_or(&self.embedding));
             head.run(&self.kernels, &*self.device, &step.narrow, rows, &mut step.logits, Dtype::F32)?;
         }

@@ -75,13 +75,14 @@ impl Launched {
     }
 
     /// Bytes of device memory beside the workspaces.
-    pub fn bytes(config: &ModelConfig, max_rows: usize) -> usize {
-        (3 * max_rows + LOGIT_ROWS) * size_of::<u32>() + config.head_dim / 2 * size_of::<f32>()
+    pub fn bytes(config: &ModelConfig, limits: &StepLimits) -> usize {
+        (3 * limits.max_rows + limits.result_rows()) * size_of::<u32>() + config.head_dim / 2 * size_of::<f32>()
     }
 }
 
 impl LayerOps for Launched {
     fn reserve(&mut self, limits: &StepLimits) -> Result<(), KernelError> {
+        self.wanted = Mirror::new(&*self.device, limits.result_rows() * size_of::<u32>())?;
         self.workspaces.clear();
         for window in &self.windows {
             let workspace = Workspace::new(&*self.device, limits.workspace(self.num_heads, self.head_dim))?;
@@ -116,6 +117,10 @@ impl LayerOps for Launched {
 
     fn most_copies(&self) -> usize {
         self.workspaces.first().map_or(usize::MAX, |(workspace, _)| workspace.limits().max_copies)
+    }
+
+    fn tokens(&self) -> Option<&Buffer> {
+        Some(self.tokens.buffer())
     }
 
     fn workspace(&self, group: usize) -> Option<&Workspace> {

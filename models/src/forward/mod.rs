@@ -57,8 +57,12 @@ use ops::{Cpu, Heads, LayerOps};
 use step::StepBuffers;
 pub use step::StepLimits;
 
-/// Rows whose logits are computed at once; bounds the logits buffer at this many times the vocabulary.
+/// Rows whose logits the host gets at once; bounds the logits buffer at this many times the vocabulary, or at as many as there
+/// are sequences in a step where they stay on the device ([`Model::device_logits`]).
 pub const LOGIT_ROWS: usize = 64;
+
+/// Orders the way of tokens that the device alone knows into the array of a step's tokens ([`Model::forward_with`]).
+pub type Fill<'a> = &'a dyn Fn(&Buffer) -> Result<(), KernelError>;
 
 /// One decoder layer.
 struct Layer {
@@ -102,6 +106,9 @@ pub struct Model {
     with_logits: usize,
     /// Of decode steps, where they are used.
     graphs: Option<Graphs>,
+    /// Rows whose results are wanted at once, at most, and where they are among those kept; reused.
+    result_rows: usize,
+    places: Vec<u32>,
 }
 
 impl Model {
@@ -109,7 +116,7 @@ impl Model {
     pub fn step_bytes(config: &ModelConfig, max_rows: usize, quantization: Option<Quantization>) -> u64 {
         let widest = config.intermediate_size.max(config.hidden_size).max(config.num_heads * config.head_dim);
         let scratch = quantization.map_or(0, |_| device::gemm::scratch_bytes(max_rows.max(LOGIT_ROWS), widest));
-        (StepBuffers::bytes(config, Dtype::F32, max_rows) + scratch) as u64
+        (StepBuffers::bytes(config, Dtype::F32, max_rows, LOGIT_ROWS) + scratch) as u64
     }
 
     /// The same on a device that launches kernels: every buffer of a step of that size, the workspaces of attention
@@ -117,8 +124,8 @@ impl Model {
     pub fn launched_step_bytes(config: &ModelConfig, dtype: Dtype, limits: &StepLimits) -> u64 {
         let workspace = limits.workspace(config.num_heads, config.head_dim).bytes();
         let groups = PageLayout::new(config).groups.len();
-        let inputs = Launched::bytes(config, limits.max_rows);
-        (StepBuffers::bytes(config, dtype, limits.max_rows) + inputs + groups * workspace) as u64
+        let inputs = Launched::bytes(config, limits);
+        (StepBuffers::bytes(config, dtype, limits.max_rows, limits.result_rows()) + inputs + groups * workspace) as u64
     }
 
     /// Puts the weights on the device, one at a time: on a CPU matrices in the checkpoint's type or quantised while they
@@ -178,6 +185,8 @@ impl Model {
             swapped: false,
             with_logits: 0,
             graphs: None,
+            result_rows: LOGIT_ROWS,
+            places: Vec::new(),
         })
     }
 
@@ -202,13 +211,19 @@ impl Model {
         self.layers.iter().any(|layer| layer.uncalibrated)
     }
 
-    /// Takes the memory that the kernels of steps of that size work in; before the first step. A CPU needs none.
+    /// Takes the memory that the kernels of steps of that size work in, and the results that stay on the device; before the
+    /// first step. A CPU needs none.
     ///
     /// # Errors
     /// The device has not enough of it.
     pub fn reserve(&mut self, limits: &StepLimits) -> Result<(), KernelError> {
         // They work on the memory that was.
         self.forget_graphs();
+        if !self.device.is_host() {
+            self.result_rows = limits.result_rows();
+            let (device, dtype) = (&*self.device, self.kernels.format.dtype);
+            self.step.reserve_results(device, &self.config, dtype, self.result_rows)?;
+        }
         self.ops.reserve(limits)
     }
 
@@ -234,7 +249,24 @@ impl Model {
     /// Computes the batch's tokens: their keys and values go to their slots, their hidden states stay for
     /// [`Model::logits`], those of [`ForwardBatch::needed`] at least. `caches` holds one cache for each place in a page
     /// ([`Model::new_cache`]).
+    ///
+    /// # Errors
+    /// A batch that does not fit this model, and the device's.
     pub fn forward(&mut self, batch: &ForwardBatch, caches: &mut [KvCache]) -> Result<(), KernelError> {
+        self.forward_with(batch, caches, None)
+    }
+
+    /// The same where tokens are known to the device alone ([`ForwardBatch::AWAITED`]): `fill` gets the array of tokens, u32,
+    /// as the batch has it, and orders their way into it.
+    ///
+    /// # Errors
+    /// As [`Model::forward`], and those of `fill`.
+    pub fn forward_with(
+        &mut self,
+        batch: &ForwardBatch,
+        caches: &mut [KvCache],
+        fill: Option<Fill<'_>>,
+    ) -> Result<(), KernelError> {
         let rows = batch.tokens.len();
         if rows > self.step.max_rows {
             return Err(KernelError::Shape { what: "rows of a step", found: rows, expected: self.step.max_rows });
@@ -247,7 +279,10 @@ impl Model {
                 return Err(KernelError::Shape { what, found, expected });
             }
         }
-        if let Some(&token) = batch.tokens.iter().find(|token| **token as usize >= self.config.vocab_size) {
+        let filled = fill.is_some() && self.ops.tokens().is_some();
+        let is_known =
+            |token: u32| (token as usize) < self.config.vocab_size || filled && token == ForwardBatch::AWAITED;
+        if let Some(&token) = batch.tokens.iter().find(|token| !is_known(**token)) {
             let (found, expected) = (token as usize, self.config.vocab_size);
             return Err(KernelError::Shape { what: "token id", found, expected });
         }
@@ -260,10 +295,16 @@ impl Model {
             return Ok(());
         }
         if let Some(index) = self.graph_for(batch) {
-            return self.decode(index, batch, caches);
+            return self.decode(index, batch, caches, fill);
         }
         self.ops.load(batch, false)?;
+        self.fill(fill)?;
         self.pass(batch, caches)
+    }
+
+    /// Tokens that are known to the device alone come to the others.
+    fn fill(&mut self, fill: Option<Fill<'_>>) -> Result<(), KernelError> {
+        fill.zip(self.ops.tokens()).map_or(Ok(()), |(fill, tokens)| fill(tokens))
     }
 
     /// All layers of a batch that was loaded. What is launched follows from the sizes of the batch, and, where it was loaded
@@ -388,15 +429,36 @@ impl Model {
     /// # Errors
     /// If there are more, or one is not among [`ForwardBatch::needed`].
     pub fn logits(&mut self, rows: &[u32]) -> Result<&[f32], KernelError> {
-        if rows.len() <= self.with_logits && rows.iter().copied().eq(0..rows.len() as u32) {
-            return self.ops.to_host(&self.step.logits, Dtype::F32, rows.len() * self.config.vocab_size);
+        if !self.has_logits(rows) {
+            self.choose(rows, LOGIT_ROWS)?;
+            self.compute_logits(rows.len())?;
         }
-        self.choose(rows)?;
+        self.ops.to_host(&self.step.logits, Dtype::F32, rows.len() * self.config.vocab_size)
+    }
+
+    /// The same of up to as many rows as [`StepLimits`] has sequences, `[rows, vocab_size]` in float32, left on the device for
+    /// what is launched before the next call of this, [`Model::logits`] or [`Model::hidden`].
+    ///
+    /// # Errors
+    /// As of [`Model::logits`].
+    pub fn device_logits(&mut self, rows: &[u32]) -> Result<&Buffer, KernelError> {
+        if !self.has_logits(rows) {
+            self.choose(rows, self.result_rows)?;
+            self.compute_logits(rows.len())?;
+        }
+        Ok(&self.step.logits)
+    }
+
+    /// Whether a graph has computed the logits of these rows, in this order.
+    fn has_logits(&self, rows: &[u32]) -> bool {
+        rows.len() <= self.with_logits && rows.iter().copied().eq(0..rows.len() as u32)
+    }
+
+    /// Those of the chosen rows.
+    fn compute_logits(&mut self, rows: usize) -> Result<(), KernelError> {
         self.with_logits = 0;
-        let (ops, step) = (&mut *self.ops, &mut self.step);
-        let head = self.head.as_ref().unwrap_or(&self.embedding);
-        head.run(&self.kernels, &*self.device, &step.chosen, rows.len(), &mut step.logits, Dtype::F32)?;
-        ops.to_host(&step.logits, Dtype::F32, rows.len() * self.config.vocab_size)
+        let (head, step) = (self.head.as_ref().unwrap_or(&self.embedding), &mut self.step);
+        head.run(&self.kernels, &*self.device, &step.chosen, rows, &mut step.logits, Dtype::F32)
     }
 
     /// Hidden states behind the final norm of up to [`LOGIT_ROWS`] rows of the last step, `[rows, hidden_size]`, on the
@@ -405,19 +467,19 @@ impl Model {
     /// # Errors
     /// As of [`Model::logits`].
     pub fn hidden(&mut self, rows: &[u32]) -> Result<&[f32], KernelError> {
-        self.choose(rows)?;
+        self.choose(rows, LOGIT_ROWS)?;
         let elements = rows.len() * self.config.hidden_size;
         self.ops.to_host(&self.step.chosen, self.kernels.format.dtype, elements)
     }
 
     /// Rows of the last step, behind the final norm, become the first of `chosen`.
-    fn choose(&mut self, rows: &[u32]) -> Result<(), KernelError> {
-        if rows.len() > LOGIT_ROWS {
-            return Err(KernelError::Shape { what: "rows of results", found: rows.len(), expected: LOGIT_ROWS });
+    fn choose(&mut self, rows: &[u32], most: usize) -> Result<(), KernelError> {
+        if rows.len() > most {
+            return Err(KernelError::Shape { what: "rows of results", found: rows.len(), expected: most });
         }
-        let mut places = [0u32; LOGIT_ROWS];
-        for (place, row) in places.iter_mut().zip(rows) {
-            *place = match &self.kept {
+        self.places.clear();
+        for row in rows {
+            self.places.push(match &self.kept {
                 None if (*row as usize) < self.step.max_rows => *row,
                 None => {
                     let (found, expected) = (*row as usize, self.step.max_rows);
@@ -428,10 +490,10 @@ impl Model {
                     found: *row as usize,
                     expected: kept.len(),
                 })?,
-            };
+            });
         }
         let step = &mut self.step;
-        self.ops.gather(&step.narrow, &places[..rows.len()], self.config.hidden_size, &mut step.chosen)
+        self.ops.gather(&step.narrow, &self.places, self.config.hidden_size, &mut step.chosen)
     }
 }
 

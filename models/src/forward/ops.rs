@@ -69,6 +69,10 @@ pub(super) trait LayerOps: Send {
     fn most_copies(&self) -> usize {
         usize::MAX
     }
+    /// Where kernels read the tokens of the batch that was loaded. `None` where they read the batch itself.
+    fn tokens(&self) -> Option<&Buffer> {
+        None
+    }
     /// What was loaded of a group, for the kernels of the registry. `None` where they read the batch itself.
     fn workspace(&self, _group: usize) -> Option<&Workspace> {
         None
@@ -101,7 +105,7 @@ pub(super) trait LayerOps: Send {
     fn silu_mul(&self, gate_up: &Buffer, width: usize, rows: usize, out: &mut Buffer) -> Result<(), KernelError>;
     /// Row i of `out` becomes row [`ForwardBatch::needed`]`[i]` of `x`; of the batch that was loaded.
     fn keep(&self, batch: &ForwardBatch, x: &Buffer, width: usize, out: &mut Buffer) -> Result<(), KernelError>;
-    /// Row i of `out` becomes row `rows[i]` of `x`, for at most [`super::LOGIT_ROWS`] rows.
+    /// Row i of `out` becomes row `rows[i]` of `x`, for at most as many rows as there are results of a step.
     fn gather(&mut self, x: &Buffer, rows: &[u32], width: usize, out: &mut Buffer) -> Result<(), KernelError>;
     /// The first `elements` of a buffer of that type, in float32, when all before is done. The one wait of a step.
     fn to_host<'a>(&'a mut self, buffer: &'a Buffer, dtype: Dtype, elements: usize) -> Result<&'a [f32], KernelError>;

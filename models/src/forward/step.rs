@@ -11,6 +11,8 @@
 //!         64 × hidden        chosen   rows whose logits are wanted
 //!         64 × vocabulary    logits   float32
 //! ```
+//!
+//! Where tokens are drawn on the device, the last two have a row for each sequence of a step, if those are more.
 
 use attention_kernels::{Dtype, WorkspaceLimits};
 use device::{Buffer, Device, DeviceError};
@@ -37,6 +39,11 @@ pub struct StepLimits {
 }
 
 impl StepLimits {
+    /// Rows whose logits can be had at once on a device that launches kernels.
+    pub(super) fn result_rows(&self) -> usize {
+        self.max_seqs.min(self.max_rows).max(LOGIT_ROWS)
+    }
+
     /// What the attention kernels of one group of layers work in.
     pub(super) fn workspace(&self, num_heads: usize, head_dim: usize) -> WorkspaceLimits {
         WorkspaceLimits {
@@ -71,7 +78,7 @@ pub(super) struct StepBuffers {
 
 impl StepBuffers {
     /// Bytes of each buffer, in the order of the fields.
-    fn sizes(config: &ModelConfig, dtype: Dtype, max_rows: usize) -> [usize; 9] {
+    fn sizes(config: &ModelConfig, dtype: Dtype, max_rows: usize, result_rows: usize) -> [usize; 9] {
         let (hidden, ffn, dim) = (config.hidden_size, config.intermediate_size, config.head_dim);
         let (bytes, single) = (dtype.bytes(), size_of::<f32>());
         [
@@ -82,14 +89,14 @@ impl StepBuffers {
             max_rows * 2 * ffn * bytes,
             max_rows * ffn * bytes,
             max_rows * dim * single,
-            LOGIT_ROWS * hidden * bytes,
-            LOGIT_ROWS * config.vocab_size * single,
+            result_rows * hidden * bytes,
+            result_rows * config.vocab_size * single,
         ]
     }
 
     /// All of them together.
-    pub fn bytes(config: &ModelConfig, dtype: Dtype, max_rows: usize) -> usize {
-        StepBuffers::sizes(config, dtype, max_rows).into_iter().sum()
+    pub fn bytes(config: &ModelConfig, dtype: Dtype, max_rows: usize, result_rows: usize) -> usize {
+        StepBuffers::sizes(config, dtype, max_rows, result_rows).into_iter().sum()
     }
 
     pub fn new(
@@ -98,7 +105,7 @@ impl StepBuffers {
         dtype: Dtype,
         max_rows: usize,
     ) -> Result<StepBuffers, DeviceError> {
-        let mut sizes = StepBuffers::sizes(config, dtype, max_rows).into_iter();
+        let mut sizes = StepBuffers::sizes(config, dtype, max_rows, LOGIT_ROWS).into_iter();
         let mut next = || device.alloc(sizes.next().unwrap_or(0));
         Ok(StepBuffers {
             max_rows,
@@ -112,5 +119,20 @@ impl StepBuffers {
             chosen: next()?,
             logits: next()?,
         })
+    }
+
+    /// Makes room for the results of so many rows at once.
+    pub fn reserve_results(
+        &mut self,
+        device: &dyn Device,
+        config: &ModelConfig,
+        dtype: Dtype,
+        rows: usize,
+    ) -> Result<(), DeviceError> {
+        let [.., chosen, logits] = StepBuffers::sizes(config, dtype, self.max_rows, rows);
+        // What is replaced goes first, so that never more is held than was planned.
+        (self.chosen, self.logits) = (device.alloc(0)?, device.alloc(0)?);
+        (self.chosen, self.logits) = (device.alloc(chosen)?, device.alloc(logits)?);
+        Ok(())
     }
 }

@@ -85,11 +85,11 @@ impl Limits {
     /// Words that a step uploads where every row changes and one brings the longest history.
     pub(super) fn stage_words(&self) -> usize {
         let slot = PARAM_WORDS + self.list_words + 2 * self.mask_words();
-        self.max_num_seqs * (2 + slot) + self.history_tokens
+        self.max_num_seqs * (4 + slot) + self.history_tokens
     }
 
     /// Bytes of each buffer, in the order of `Buffers`.
-    pub(super) fn sizes(&self) -> [usize; 13] {
+    pub(super) fn sizes(&self) -> [usize; 14] {
         let seqs = self.max_num_seqs;
         [
             seqs * 2 * 4,
@@ -105,6 +105,7 @@ impl Limits {
             seqs * RESULT_WORDS * 4,
             seqs * self.max_logprobs * TOP_WORDS * 4,
             self.history_tokens * 4,
+            seqs * 2 * 4,
         ]
     }
 }
@@ -145,6 +146,14 @@ pub enum SampleError {
         end: usize,
         /// The size of the buffer.
         bytes: usize,
+    },
+    /// A token that is to go where there is none.
+    #[error("sampling on the device: a token is to go to place {at} of {places}")]
+    Place {
+        /// Where.
+        at: u32,
+        /// How many places there are.
+        places: usize,
     },
     /// Results that a later step has replaced.
     #[error("sampling on the device: the results of step {0} are gone; collect a step before the second one after it")]

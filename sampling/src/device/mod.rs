@@ -15,14 +15,17 @@
 //! grammar                 constrain(slot, mask)               each step of such a row
 //! preemption, end         clear_row(slot)
 //!
-//! a step   stage(rows, padded) ─▶ launch(logits, padded) ─▶ read() ─▶ … ─▶ collect(pending)
-//!          changes, row ─▶ slot    4 kernels                 ids, logprobs   the step's one wait
+//! a step   expect(places), stage(rows, padded) ─▶ place(tokens) ─▶ the forward pass
+//!          changes, row ─▶ slot                   last tokens
+//!             ─▶ launch(logits, padded) ─▶ read() ─▶ … ─▶ collect(pending)
+//!                4 kernels                 ids, logprobs  the step's one wait
 //! ```
 //!
 //! - [`DeviceSampler::launch`] alone belongs into a CUDA graph: its grid follows from the padded number of rows and the
 //!   vocabulary, its arguments never change for one buffer of logits, and rows of padding leave at once.
 //! - Nothing is uploaded for a row that goes on as before: the kernels count its tokens themselves. So a step can be staged
-//!   and launched while the host does not know the tokens of the last one yet; uploads and results have two buffers each.
+//!   and launched while the host does not know the tokens of the last one yet; uploads and results have two buffers each. [`DeviceSampler::place`]
+//!   brings those tokens to where the next forward pass reads them.
 //! - A preempted sequence leaves nothing behind. Resumed, it is set again, with the output that it has by then: one launch
 //!   counts prompt and output anew, only where penalties want counts. No state is moved, so nothing can be forgotten.
 //! - What a slot has no room for (a list longer than [`Limits::list_words`], say) is [`SampleError::TooMany`], and such a
@@ -55,9 +58,11 @@
 
 mod layout;
 mod limits;
+mod place;
 mod sampler;
 mod slot;
 mod stage;
 
 pub use limits::{Limits, SampleError};
+pub use place::Place;
 pub use sampler::{DeviceSampler, Logits, LogitsType, Pending, Row};

@@ -74,13 +74,28 @@ pub(super) struct Buffers {
     results: Buffer,
     tops: Buffer,
     pub history: Buffer,
+    pub places: Buffer,
 }
 
 impl Buffers {
     fn new(device: &dyn Device, limits: &Limits) -> Result<Buffers, DeviceError> {
         let sizes = limits.sizes();
-        let [rows, params, lists, constraints, allowed, counts, state, scaled, chunks, cuts, results, tops, history] =
-            sizes.map(|bytes| device.alloc(bytes));
+        let [
+            rows,
+            params,
+            lists,
+            constraints,
+            allowed,
+            counts,
+            state,
+            scaled,
+            chunks,
+            cuts,
+            results,
+            tops,
+            history,
+            places,
+        ] = sizes.map(|bytes| device.alloc(bytes));
         Ok(Buffers {
             rows: rows?,
             params: params?,
@@ -95,6 +110,7 @@ impl Buffers {
             results: results?,
             tops: tops?,
             history: history?,
+            places: places?,
         })
     }
 
@@ -106,6 +122,7 @@ impl Buffers {
             Target::Constraints => &mut self.constraints,
             Target::Allowed => &mut self.allowed,
             Target::History => &mut self.history,
+            Target::Places => &mut self.places,
         }
     }
 }
@@ -126,10 +143,10 @@ pub struct Pending {
 
 /// See the [module](super).
 pub struct DeviceSampler {
-    device: Arc<dyn Device>,
-    limits: Limits,
-    buffers: Buffers,
-    stage: Stage,
+    pub(super) device: Arc<dyn Device>,
+    pub(super) limits: Limits,
+    pub(super) buffers: Buffers,
+    pub(super) stage: Stage,
     slots: Vec<Slot>,
     /// Steps so far, and those that were refused too.
     step: u64,
@@ -138,6 +155,9 @@ pub struct DeviceSampler {
     rows: Vec<[u32; 2]>,
     /// What the device has in `rows`.
     sent: Vec<[u32; 2]>,
+    /// Those of [`DeviceSampler::expect`], and what the device has in `places`.
+    pub(super) places: Vec<[u32; 2]>,
+    pub(super) sent_places: Vec<[u32; 2]>,
     /// Of the steps with an even and with an odd number.
     results: [Results; 2],
 }
@@ -162,6 +182,8 @@ impl DeviceSampler {
             staged: 0,
             rows: Vec::with_capacity(limits.max_num_seqs),
             sent: Vec::with_capacity(limits.max_num_seqs),
+            places: Vec::with_capacity(limits.max_num_seqs),
+            sent_places: Vec::with_capacity(limits.max_num_seqs),
             results: [results()?, results()?],
             device,
             limits,
@@ -295,6 +317,7 @@ impl DeviceSampler {
         let outcome = self.stage.send(&*self.device, &mut self.buffers);
         if outcome.is_err() {
             self.sent.clear();
+            self.sent_places.clear();
         }
         Ok(outcome?)
     }
@@ -409,13 +432,13 @@ impl DeviceSampler {
     }
 
     /// The index of a slot that holds a sequence.
-    fn find(&self, slot: u32) -> Result<usize, SampleError> {
+    pub(super) fn find(&self, slot: u32) -> Result<usize, SampleError> {
         let at = slot as usize;
         self.slots.get(at).and_then(|slot| slot.params).map(|_| at).ok_or(SampleError::NotSet(slot))
     }
 
     /// Sends what waits where so many words more would be too many.
-    fn make_room(&mut self, words: usize) -> Result<(), SampleError> {
+    pub(super) fn make_room(&mut self, words: usize) -> Result<(), SampleError> {
         if !self.stage.has_room(words) {
             self.stage.send(&*self.device, &mut self.buffers)?;
         }

@@ -18,6 +18,7 @@ pub(super) enum Target {
     Constraints,
     Allowed,
     History,
+    Places,
 }
 
 /// Something to do, in words of the stage.

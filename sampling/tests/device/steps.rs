@@ -1,6 +1,6 @@
 //! Steps: what is sent, what may be in flight, where draws come from.
 
-use sampling::device::{DeviceSampler, LogitsType, Row};
+use sampling::device::{DeviceSampler, LogitsType, Place, Row};
 use sampling::{Sampler, SamplingParams};
 
 use crate::KERNELS;
@@ -93,6 +93,44 @@ fn two_steps_may_be_in_flight_and_the_host_need_not_know_the_first_token() {
             gone,
             "sampling on the device: the results of step 7 are gone; collect a step before the second one after it"
         );
+    }
+}
+
+#[test]
+fn the_last_token_of_a_slot_goes_to_its_place_before_the_host_knows_it() {
+    for device in KERNELS.devices(1) {
+        let logits: Vec<Vec<f32>> = (0..5).map(|seed| generated(300, seed)).collect();
+        let on_device = OnDevice::new(&*device, LogitsType::F32, logits.iter().map(|row| &row[..]));
+        // A ring of one token, and one that has not come round.
+        for bad_word_tokens in [0, 31] {
+            let limits = sampling::device::Limits { bad_word_tokens, ..limits(6, 300) };
+            let mut sampler = sampler(&device, limits);
+            for slot in 0..6 {
+                let sequence = Sequence::new(SamplingParams::default(), u64::from(slot));
+                sampler.set_row(slot, &sequence.params, &sequence.context()).unwrap();
+            }
+            let mut tokens = device.alloc(9 * 4).unwrap();
+            device.upload(&mut tokens, 0, [77u32; 9].map(u32::to_ne_bytes).as_flattened()).unwrap();
+            for step in 0..3 {
+                let rows = rows_of([4, 0, 2, 1, 3]);
+                let pending = sampler.sample(&on_device.logits(), &rows).unwrap();
+                // Slot 5 has drawn nothing.
+                let places = [(0, 8), (4, 1), (3, 2 + step), (5, 7)].map(|(slot, at)| Place { slot, at });
+                sampler.expect(&places).unwrap();
+                sampler.stage(&[], 0).unwrap();
+                sampler.place(&tokens).unwrap();
+                let drawn: Vec<u32> = sampler.collect(&pending).unwrap().map(|sampled| sampled.token).collect();
+                let mut found = [0; 36];
+                device.download(&tokens, 0, &mut found).unwrap();
+                let found: Vec<u32> = found.as_chunks().0.iter().map(|word| u32::from_ne_bytes(*word)).collect();
+                assert_eq!([found[8], found[1], found[2 + step as usize]], [drawn[1], drawn[0], drawn[4]]);
+                assert_eq!([found[0], found[7]], [77, 77]);
+            }
+            let said = sampler.expect(&[Place { slot: 0, at: 9 }]).and_then(|()| sampler.place(&tokens)).unwrap_err();
+            assert_eq!(said.to_string(), "sampling on the device: a token is to go to place 9 of 9");
+            sampler.clear_row(0);
+            assert!(sampler.expect(&[Place { slot: 0, at: 0 }]).is_err());
+        }
     }
 }
 

@@ -1,0 +1,340 @@
+//! Draws on the device and steps planned ahead: the same answers, to the bit, as drawn on the host one step after another.
+//!
+//! Every launch is run by `cuda-sim`, on the tiny reference model in float32.
+#![cfg(test)]
+#![allow(clippy::unwrap_used)]
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+
+use proptest::prelude::*;
+use sampling::{Constraint, ConstraintError, Mask, SamplingParams, TokenSet};
+use sched::{PreemptionMode, RequestId};
+
+use super::{Engine, TokenEvent};
+use crate::api::{BeamSearch, EngineConfig, GenerationParams, GenerationRequest, ModelSource};
+
+/// Tokens of the reference model.
+const VOCAB: usize = 560;
+
+/// `blocks` blocks of 8 tokens on `cuda-sim`, and a swap space as large; `None` without a compiler for kernels.
+pub(super) fn config(blocks: u64) -> Option<EngineConfig> {
+    let bytes = blocks * 8 * 2 * 3 * 2 * 32 * 4;
+    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../models/tests/reference/llama");
+    Some(EngineConfig {
+        model: ModelSource::Folder(folder),
+        device: "cuda-sim".into(),
+        kernels_dir: Some(xtask::kernels::host::folder_for_tests()?),
+        block_size: 8,
+        kv_cache_memory_bytes: Some(bytes),
+        swap_space_bytes: bytes,
+        max_model_len: Some(64),
+        max_num_seqs: 12,
+        max_num_batched_tokens: 48,
+        threads: Some(1),
+        seed: Some(1),
+        ..Default::default()
+    })
+}
+
+fn load(config: &EngineConfig) -> Engine {
+    Engine::load(config, &|_, _| {}).unwrap()
+}
+
+/// The same engine, which draws on the host and plans no step ahead.
+fn on_host(config: &EngineConfig) -> Engine {
+    let mut engine = load(config);
+    assert!(engine.slots.take().is_some(), "cuda-sim draws on the device");
+    engine
+}
+
+/// Holds every token to a class of ids that follows from the ones before, for `left` tokens.
+#[derive(Clone)]
+struct Classes {
+    sum: u32,
+    left: usize,
+}
+
+impl Constraint for Classes {
+    fn mask(&mut self) -> Result<Mask, ConstraintError> {
+        let mut tokens = TokenSet::new(VOCAB);
+        (0..VOCAB as u32).filter(|token| token % 7 == self.sum % 7).for_each(|token| tokens.insert(token));
+        Ok(Mask { tokens, may_end: false })
+    }
+
+    fn accept(&mut self, token: u32) -> Result<(), ConstraintError> {
+        assert_eq!(token % 7, self.sum % 7, "a token outside of its mask");
+        (self.sum, self.left) = (self.sum + token + 1, self.left - 1);
+        Ok(())
+    }
+
+    fn is_complete(&self) -> bool {
+        self.left == 0
+    }
+
+    fn fork(&self) -> Box<dyn Constraint> {
+        Box::new(self.clone())
+    }
+}
+
+/// A request, held by a constraint or not.
+type Load = (GenerationRequest, Option<Classes>);
+
+fn request(which: u32, len: usize, max_tokens: usize, n: usize, sampling: SamplingParams) -> GenerationRequest {
+    GenerationRequest {
+        prompt: (0..len as u32).map(|i| 3 + (which * 131 + i * 17) % 550).collect(),
+        params: GenerationParams {
+            sampling: SamplingParams { seed: Some(u64::from(which)), ..sampling },
+            max_tokens: Some(max_tokens),
+            ignore_eos: true,
+            n,
+            ..Default::default()
+        },
+        ..Default::default()
+    }
+}
+
+/// Everything that a request can wish for, on the device and off it.
+fn wishes() -> Vec<Load> {
+    let plain = SamplingParams::default;
+    let penalties = SamplingParams {
+        repetition_penalty: 1.3,
+        presence_penalty: 0.4,
+        frequency_penalty: 0.2,
+        logprobs: Some(3),
+        ..plain()
+    };
+    let filters = SamplingParams { temperature: 1.4, top_k: 50, top_p: 0.9, min_p: 0.01, ..plain() };
+    let lists = SamplingParams {
+        logit_bias: vec![(7, 4.0), (9, -3.0), (7, 0.5)],
+        bad_words: vec![vec![7], vec![11, 12]],
+        allowed_token_ids: Some((5..90).collect()),
+        min_tokens: 4,
+        logprobs: Some(0),
+        ..plain()
+    };
+    let greedy = SamplingParams { temperature: 0.0, logprobs: Some(2), ..plain() };
+    let too_many = SamplingParams { logprobs: Some(25), ..penalties.clone() };
+    let mut wishes: Vec<Load> = vec![
+        (request(0, 20, 12, 2, penalties.clone()), None),
+        (request(1, 9, 14, 1, filters.clone()), None),
+        (request(2, 13, 12, 1, lists), None),
+        (request(3, 30, 10, 1, greedy.clone()), None),
+        (request(4, 12, 9, 2, penalties.clone()), Some(Classes { sum: 3, left: 7 })),
+        (request(5, 6, 8, 1, too_many), None),
+        (request(6, 17, 6, 3, filters), None),
+    ];
+    wishes[2].0.params.stop_token_ids = vec![5, 6, 7, 8, 30, 31];
+    let mut beams = request(7, 11, 6, 2, greedy);
+    beams.params.beam = Some(BeamSearch::new(3));
+    let mut scored = request(8, 15, 5, 1, penalties);
+    scored.params.prompt_logprobs = Some(2);
+    let mut embedding = request(9, 14, 0, 1, plain());
+    embedding.params = GenerationParams::embedding(crate::Pooling::Mean);
+    wishes.extend([beams, scored, embedding].map(|request| (request, None)));
+    wishes
+}
+
+/// What each request was told of each of its sequences, but for how much of its prompt was cached. Checks the books in the
+/// end.
+fn answers(engine: &mut Engine, loads: &[Load]) -> Vec<Vec<TokenEvent>> {
+    let mut places = HashMap::new();
+    for (place, (request, constraint)) in loads.iter().enumerate() {
+        let id = match constraint.clone() {
+            Some(constraint) => engine.submit_constrained(request.clone(), Box::new(constraint)).unwrap(),
+            None => engine.submit(request.clone()).unwrap(),
+        };
+        places.insert(id, place);
+    }
+    let mut told = vec![Vec::new(); loads.len()];
+    while engine.has_work() {
+        engine.step(|id, event| {
+            if !matches!(event, TokenEvent::Started { .. }) {
+                told[places[&id]].push(event);
+            }
+        });
+    }
+    is_empty(engine);
+    // Those that come back from a preemption need not take turns as before.
+    told.iter_mut().for_each(|told| {
+        told.sort_by_key(|event| if let TokenEvent::Token { index, .. } = event { *index } else { 0 });
+    });
+    told
+}
+
+/// Nobody holds a block or a slot, and nothing is in flight.
+fn is_empty(engine: &Engine) {
+    engine.scheduler.audit().unwrap();
+    let stats = engine.stats();
+    assert_eq!((stats.blocks_in_use, stats.num_running, stats.num_waiting, stats.num_swapped), (0, 0, 0, 0));
+    assert!(engine.slots.as_ref().is_none_or(|slots| slots.is_empty()), "a slot is lost");
+    assert!(engine.flights.is_empty() && engine.requests.is_empty());
+    assert!(engine.under_way.lock().unwrap().is_none());
+}
+
+#[test]
+fn every_wish_drawn_on_the_device_gives_the_tokens_of_the_host_whatever_the_pool() {
+    let Some(large) = config(200) else { return };
+    let loads = wishes();
+    let want = answers(&mut on_host(&large), &loads);
+    assert!(want.iter().all(|told| !told.is_empty()));
+    assert_eq!(answers(&mut load(&large), &loads), want, "in a large pool");
+    for preemption_mode in [PreemptionMode::Recompute, PreemptionMode::Swap] {
+        let mut engine = load(&EngineConfig { preemption_mode, ..config(14).unwrap() });
+        assert_eq!(answers(&mut engine, &loads), want, "{preemption_mode:?} in a small pool");
+        let stats = engine.stats();
+        assert!(stats.num_preemptions > 0, "the pool was not too small: the test shows nothing");
+        assert_eq!(stats.num_swap_preemptions > 0, preemption_mode == PreemptionMode::Swap, "{stats:?}");
+    }
+}
+
+#[test]
+fn a_step_is_under_way_while_the_one_before_it_is_published_unless_the_host_has_a_part_in_it() {
+    let Some(config) = config(64) else { return };
+    let in_flight = |load_of: &[Load]| {
+        let mut engine = load(&config);
+        for (request, constraint) in load_of.iter().cloned() {
+            match constraint {
+                Some(constraint) => engine.submit_constrained(request, Box::new(constraint)).unwrap(),
+                None => engine.submit(request).unwrap(),
+            };
+        }
+        (0..3).for_each(|_| engine.step(|_, _| {}));
+        let (under_way, steps) = (engine.under_way.lock().unwrap().is_some(), engine.stats().steps);
+        assert_eq!(under_way, !engine.flights.is_empty());
+        (engine.flights.len(), steps)
+    };
+    let plain = request(1, 9, 14, 1, SamplingParams::default());
+    let held = (plain.clone(), Some(Classes { sum: 0, left: 20 }));
+    let host = request(1, 9, 14, 1, SamplingParams { logprobs: Some(21), ..Default::default() });
+    assert_eq!(in_flight(&[(plain.clone(), None)]), (1, 4));
+    assert_eq!(in_flight(std::slice::from_ref(&held)), (0, 3), "a mask follows from the token before it");
+    assert_eq!(in_flight(&[(plain.clone(), None), (host, None)]), (0, 3), "the host reads its row of logits");
+    let mut beams = plain;
+    beams.params.beam = Some(BeamSearch::new(2));
+    assert_eq!(in_flight(&[(beams, None)]), (0, 3), "which beams live on is not known before");
+}
+
+#[test]
+fn a_swap_that_runs_as_late_as_may_be_changes_no_token_and_others_do_not_wait_for_it() {
+    let Some(large) = config(200) else { return };
+    let plain = SamplingParams::default;
+    let loads: Vec<Load> =
+        (0..7).map(|i| (request(i, 9 + i as usize, 20, 1 + i as usize % 2, plain()), None)).collect();
+    let want = answers(&mut load(&large), &loads);
+    let mut engine = load(&EngineConfig { preemption_mode: PreemptionMode::Swap, ..config(16).unwrap() });
+    engine.executor.lags = true;
+    assert_eq!(answers(&mut engine, &loads), want);
+    let swaps = engine.stats().num_swap_preemptions;
+    assert!(swaps > 3, "{swaps} swaps show nothing");
+    assert!(engine.executor.passed > 0, "every step waited for every swap");
+}
+
+#[test]
+fn the_memory_of_an_engine_is_what_was_planned_sampling_included_and_no_step_takes_any() {
+    let Some(config) = config(30) else { return };
+    let options = device::Options { threads: Some(1), kernels: config.kernels_dir.clone(), ..Default::default() };
+    let device = device::open_with("cuda-sim", &options).unwrap();
+    let mut engine = Engine::load_on(&config, device.clone(), &|_, _| {}).unwrap();
+    let plan = crate::plan(&config).unwrap();
+    let cache = plan.kv_bytes_per_token * plan.pool_tokens() as u64;
+    let planned = plan.weight_bytes + plan.step_bytes + cache;
+    assert_eq!(device.allocated(), Some(planned));
+    for i in 0..3 {
+        engine.submit(request(i, 12, 4, 2, SamplingParams::default())).unwrap();
+    }
+    while engine.has_work() {
+        engine.step(|_, _| {});
+    }
+    assert_eq!(device.allocated(), Some(planned));
+}
+
+/// What happens to a request between two steps.
+#[derive(Clone, Copy, Debug)]
+enum Fate {
+    Lives,
+    /// Cancelled when it has been told of so many tokens.
+    Aborted(usize),
+    /// Its first sequence is ended then, as by a stop string.
+    Stopped(usize),
+}
+
+fn fate() -> impl Strategy<Value = Fate> {
+    prop_oneof![
+        3 => Just(Fate::Lives),
+        1 => (0usize..6).prop_map(Fate::Aborted),
+        1 => (1usize..6).prop_map(Fate::Stopped),
+    ]
+}
+
+/// Tokens by sequence.
+type Tokens = Vec<Vec<u32>>;
+
+/// Runs requests that arrive between steps and meet their fates.
+fn run(engine: &mut Engine, loads: &[(GenerationRequest, Fate, usize)]) -> Vec<Tokens> {
+    let mut got: Vec<Tokens> = loads.iter().map(|(request, ..)| vec![Vec::new(); request.params.n]).collect();
+    let mut ids: HashMap<RequestId, usize> = HashMap::new();
+    for step in 0.. {
+        for (place, (request, _, arrival)) in loads.iter().enumerate() {
+            if *arrival == step {
+                ids.insert(engine.submit(request.clone()).unwrap(), place);
+            }
+        }
+        engine.step(|id, event| {
+            if let TokenEvent::Token { index, token: Some(token), .. } = event {
+                got[ids[&id]][index as usize].push(token.token);
+            }
+        });
+        for (&id, &place) in &ids {
+            let told = got[place].iter().map(Vec::len).max().unwrap_or(0);
+            match loads[place].1 {
+                Fate::Aborted(at) if told >= at => drop(engine.abort(id)),
+                Fate::Stopped(at) if got[place][0].len() >= at => drop(engine.finish_sequence(id, 0)),
+                _ => {}
+            }
+        }
+        if !engine.has_work() && loads.iter().all(|load| load.2 <= step) {
+            break;
+        }
+    }
+    is_empty(engine);
+    got
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 4, max_shrink_iters: 40, ..ProptestConfig::default() })]
+    #[test]
+    fn any_load_gives_each_request_the_tokens_it_gives_alone_and_leaves_every_block_free(
+        shapes in prop::collection::vec((1usize..30, 1usize..12, 1usize..4, fate(), 0usize..6), 1..7),
+        spare in 0u64..8,
+        swaps: bool,
+    ) {
+        let Some(large) = config(100) else { return Ok(()) };
+        let sampling = |i: u32| SamplingParams { frequency_penalty: (i % 2) as f32, ..Default::default() };
+        let loads: Vec<_> = shapes.iter().zip(0..).map(|(&(len, out, n, fate, arrival), i)| {
+            (request(i % 3, len, out, n, sampling(i)), fate, arrival)
+        }).collect();
+        let mut alone = on_host(&large);
+        let want: Vec<Tokens> = loads.iter().map(|load| {
+            run(&mut alone, &[(load.0.clone(), Fate::Lives, 0)]).remove(0)
+        }).collect();
+        let blocks = |r: &GenerationRequest| {
+            let (p, out) = (r.prompt.len(), r.params.max_tokens.unwrap_or(0));
+            (p / 8 + r.params.n * ((p + out - 1).div_ceil(8) - p / 8)) as u64
+        };
+        let pool = loads.iter().map(|load| blocks(&load.0)).max().unwrap_or(1) + spare;
+        let preemption_mode = if swaps { PreemptionMode::Swap } else { PreemptionMode::Recompute };
+        let tight = EngineConfig { preemption_mode, max_model_len: None, ..config(pool.max(6)).unwrap() };
+        let got = run(&mut load(&tight), &loads);
+        for ((got, want), (_, fate, _)) in got.iter().zip(&want).zip(&loads) {
+            for (index, (got, want)) in got.iter().zip(want).enumerate() {
+                let cut = match fate {
+                    Fate::Lives => false,
+                    Fate::Aborted(_) => true,
+                    Fate::Stopped(_) => index == 0,
+                };
+                prop_assert!(want.starts_with(got) && (cut || got.len() == want.len()), "{got:?} of {want:?}, {fate:?}");
+            }
+        }
+    }
+}

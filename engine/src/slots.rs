@@ -1,0 +1,159 @@
+//! Which sequences draw on the device, and in which of its slots.
+//!
+//! A sequence gets a slot of the [`DeviceSampler`] with the first row that it draws from, and has it until it ends or loses
+//! its keys and values. Resumed, it gets one anew, with the output that it has by then. What a slot has no room for is drawn
+//! on the host; so are beams, which are no draws.
+//!
+//! Costs: nothing is allocated, and nothing sent, for a sequence that goes on as before.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use attention_kernels::KernelError;
+use device::{Buffer, Device};
+use sampling::device::{DeviceSampler, Limits, Logits, LogitsType, Pending, Place, Row, SampleError};
+use sampling::{Context, Sampled, TokenSet};
+
+use crate::draw::Active;
+
+/// The device's sampler, and who is in it.
+pub(crate) struct Slots {
+    sampler: DeviceSampler,
+    free: Vec<u32>,
+    /// Of the step that is made ready.
+    rows: Vec<Row>,
+    places: Vec<Place>,
+}
+
+impl Slots {
+    pub fn new(device: Arc<dyn Device>, limits: Limits) -> Result<Slots, SampleError> {
+        let sampler = DeviceSampler::new(device, limits)?;
+        let count = limits.max_num_seqs;
+        let free = (0..count as u32).rev().collect();
+        Ok(Slots { sampler, free, rows: Vec::with_capacity(count), places: Vec::with_capacity(count) })
+    }
+
+    /// Takes a sequence's slot away, if it has one.
+    pub fn release(&mut self, slot: &mut Option<u32>) {
+        if let Some(slot) = slot.take() {
+            self.sampler.clear_row(slot);
+            self.free.push(slot);
+        }
+    }
+
+    /// Takes the slots of those sequences of a request that have ended.
+    pub fn release_ended(&mut self, active: &mut Active) {
+        let ended = active.slots.iter_mut().zip(&active.outputs).filter(|(_, output)| output.is_none());
+        ended.for_each(|(slot, _)| self.release(slot));
+    }
+
+    /// Whether nobody has a slot.
+    #[cfg(test)]
+    pub fn is_empty(&self) -> bool {
+        self.free.len() == self.sampler.limits().max_num_seqs
+    }
+
+    /// Begins a step.
+    pub fn begin(&mut self) {
+        self.rows.clear();
+        self.places.clear();
+    }
+
+    /// Rows for those of these sequences that have not ended, all from one row of the logits, held to `allowed`. `false`: the
+    /// request is drawn on the host, now and from now on.
+    pub fn seat(
+        &mut self,
+        active: &mut Active,
+        indices: Range<u32>,
+        logits_row: u32,
+        allowed: Option<&TokenSet>,
+    ) -> Result<bool, SampleError> {
+        let before = self.rows.len();
+        match self.try_seat(active, indices, logits_row, allowed) {
+            Ok(()) => Ok(true),
+            Err(SampleError::TooMany { .. }) => {
+                self.rows.truncate(before);
+                active.slots.iter_mut().for_each(|slot| self.release(slot));
+                active.on_host = true;
+                Ok(false)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    fn try_seat(
+        &mut self,
+        active: &mut Active,
+        indices: Range<u32>,
+        logits_row: u32,
+        allowed: Option<&TokenSet>,
+    ) -> Result<(), SampleError> {
+        // Sequences that share a row have the same output so far, so that one is a fork of the other.
+        let mut first = None;
+        for index in indices {
+            let Some(output) = &active.outputs[index as usize] else { continue };
+            let slot = match (active.slots[index as usize], first) {
+                (Some(slot), _) => {
+                    if allowed.is_some() {
+                        self.sampler.constrain(slot, allowed)?;
+                    }
+                    slot
+                }
+                (None, from) => {
+                    let found = self.sampler.limits().max_num_seqs;
+                    let slot =
+                        self.free.pop().ok_or(SampleError::TooMany { what: "slots", found: found + 1, most: found })?;
+                    // It is the sequence's from here on, whatever comes.
+                    active.slots[index as usize] = Some(slot);
+                    match from {
+                        Some(from) => self.sampler.fork(from, slot, index)?,
+                        None => {
+                            let (prompt, stop_ids) = (&active.request.prompt[..], &active.stop_ids[..]);
+                            let (seed, sequence) = (active.seed, index);
+                            let context = Context { prompt, output, stop_ids, allowed, seed, sequence };
+                            self.sampler.set_row(slot, &active.request.params.sampling, &context)?;
+                        }
+                    }
+                    slot
+                }
+            };
+            first.get_or_insert(slot);
+            self.rows.push(Row { slot, logits_row });
+        }
+        Ok(())
+    }
+
+    /// The last token of the sequence in that slot, which a step in flight draws, is token `at` of this step.
+    pub fn awaits(&mut self, slot: u32, at: u32) {
+        self.places.push(Place { slot, at });
+    }
+
+    /// Sends what the step needs; before its forward pass.
+    pub fn stage(&mut self) -> Result<(), SampleError> {
+        self.sampler.expect(&self.places)?;
+        self.sampler.stage(&self.rows, self.rows.len())
+    }
+
+    /// Puts the tokens that the step awaits in their places.
+    pub fn fill(&self, tokens: &Buffer) -> Result<(), KernelError> {
+        self.sampler.place(tokens).map_err(|error| match error {
+            SampleError::Device(error) => error.into(),
+            SampleError::Place { at, places } => {
+                KernelError::Shape { what: "row of an awaited token", found: at as usize, expected: places }
+            }
+            other => KernelError::Unsupported { variant: "sampling", found: other.to_string() },
+        })
+    }
+
+    /// Draws from these rows of logits, which are of float32 and without gaps; behind the forward pass.
+    pub fn draw(&mut self, logits: &Buffer) -> Result<Pending, SampleError> {
+        let logits = Logits { buffer: logits, dtype: LogitsType::F32, stride: self.sampler.limits().vocab };
+        self.sampler.launch(&logits, self.rows.len())?;
+        self.sampler.read()
+    }
+
+    /// Waits for the draws of a step.
+    pub fn collect(&self, pending: &Pending) -> Result<impl Iterator<Item = Sampled>, SampleError> {
+        self.sampler.collect(pending)
+    }
+}

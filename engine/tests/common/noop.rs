@@ -1,0 +1,147 @@
+//! A device that does nothing: it accepts launches and copies, and is done with them at once. What an engine on it costs is
+//! what the host costs. It passes for `cuda-sim`, so that the kernels of a GPU are chosen; every token that it "draws" is 0.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+use device::gemm::{Product, WeightFormat};
+use device::{Buffer, Device, DeviceError, Event, Launch, Matrix, MemoryInfo, Pinned, Pool, Queue};
+use engine::{Engine, EngineConfig, GenerationParams, GenerationRequest, SamplingParams};
+
+pub struct NoOp {
+    host: Arc<dyn Device>,
+    pub launches: AtomicUsize,
+    pub copies: AtomicUsize,
+    /// Waits of the host for everything.
+    pub synchronized: AtomicUsize,
+}
+
+impl NoOp {
+    pub fn new() -> Arc<NoOp> {
+        let host = device::open("cpu", Some(1)).unwrap();
+        Arc::new(NoOp { host, launches: 0.into(), copies: 0.into(), synchronized: 0.into() })
+    }
+}
+
+impl Device for NoOp {
+    fn name(&self) -> &'static str {
+        "cuda-sim"
+    }
+
+    fn description(&self) -> String {
+        "nothing".into()
+    }
+
+    fn memory(&self) -> MemoryInfo {
+        self.host.memory()
+    }
+
+    fn alloc(&self, bytes: usize) -> Result<Buffer, DeviceError> {
+        self.host.alloc(bytes)
+    }
+
+    fn matrix(&self, _: usize, _: &[(WeightFormat, &[u8])]) -> Result<Matrix, DeviceError> {
+        Err(DeviceError::NoMatrices(self.name()))
+    }
+
+    fn product(&self, _: Product<'_>) -> Result<(), DeviceError> {
+        self.launches.fetch_add(1, Relaxed);
+        Ok(())
+    }
+
+    fn pool(&self) -> &Pool {
+        self.host.pool()
+    }
+
+    fn upload(&self, _: &mut Buffer, _: usize, _: &[u8]) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    fn download(&self, _: &Buffer, _: usize, _: &mut [u8]) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    fn copy(&self, _: &Buffer, _: usize, _: &mut Buffer, _: usize, _: usize) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    fn synchronize(&self) -> Result<(), DeviceError> {
+        self.synchronized.fetch_add(1, Relaxed);
+        self.host.synchronize()
+    }
+
+    fn pinned(&self, bytes: usize) -> Result<Pinned, DeviceError> {
+        self.host.pinned(bytes)
+    }
+
+    fn upload_async(
+        &self,
+        _: Queue,
+        _: &Pinned,
+        _: usize,
+        _: &mut Buffer,
+        _: usize,
+        _: usize,
+    ) -> Result<(), DeviceError> {
+        self.copies.fetch_add(1, Relaxed);
+        Ok(())
+    }
+
+    fn download_async(
+        &self,
+        _: Queue,
+        _: &Buffer,
+        _: usize,
+        _: &mut Pinned,
+        _: usize,
+        _: usize,
+    ) -> Result<(), DeviceError> {
+        self.copies.fetch_add(1, Relaxed);
+        Ok(())
+    }
+
+    fn record(&self, queue: Queue) -> Result<Event, DeviceError> {
+        self.host.record(queue)
+    }
+
+    fn wait(&self, queue: Queue, event: &Event) -> Result<(), DeviceError> {
+        self.host.wait(queue, event)
+    }
+
+    fn load(&self, _: &str) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    fn launch(&self, _: &Launch<'_>) -> Result<(), DeviceError> {
+        self.launches.fetch_add(1, Relaxed);
+        Ok(())
+    }
+}
+
+/// An engine on it whose `sequences` requests all decode, for 400 steps at least.
+pub fn decoding(device: &Arc<NoOp>, sequences: usize) -> Engine {
+    let config = EngineConfig {
+        block_size: 16,
+        kv_cache_memory_bytes: Some(sequences as u64 * 33 * 16 * super::TOKEN_BYTES),
+        max_num_seqs: sequences,
+        max_num_batched_tokens: 16 * sequences.max(64),
+        enable_prefix_caching: true,
+        seed: Some(1),
+        model: super::model(),
+        ..Default::default()
+    };
+    let mut engine = Engine::load_on(&config, device.clone(), &|_, _| {}).unwrap();
+    for which in 0..sequences as u32 {
+        // Their blocks end at different steps.
+        let len = 24 + which as usize % 32;
+        let prompt = (0..len as u32).map(|i| 3 + (which * 131 + i * 17 + i * i * which) % 550).collect();
+        let sampling = SamplingParams { temperature: 0.7, top_p: 0.95, ..Default::default() };
+        let params = GenerationParams { sampling, max_tokens: Some(450), ignore_eos: true, ..Default::default() };
+        engine.submit(GenerationRequest { prompt, params, ..Default::default() }).unwrap();
+    }
+    let mut drawn = 0;
+    while drawn < 3 * sequences {
+        engine.step(|_, _| drawn += 1);
+    }
+    engine
+}

@@ -1,0 +1,69 @@
+//! Lists of steps that are over, for the steps to come: a decode step as large as the one before it allocates next to nothing.
+
+use kvblock::BlockId;
+
+use crate::commit::InFlight;
+use crate::plan::{GroupSpan, Span};
+use crate::step::Choice;
+use crate::{Scheduler, SeqId, StepPlan};
+
+/// What is kept. All of it is empty but for `spans`, whose contents are of no meaning.
+#[derive(Default)]
+pub(crate) struct Spare {
+    pub choices: Vec<Choice>,
+    pub in_flight: Vec<InFlight>,
+    list: Vec<Span>,
+    spans: Vec<Span>,
+}
+
+impl Scheduler {
+    /// Takes back a plan that nobody needs any more, so that the next one need not be allocated. Nothing depends on it.
+    pub fn recycle(&mut self, mut plan: StepPlan) {
+        self.spare.spans.append(&mut plan.spans);
+        self.spare.list = plan.spans;
+    }
+}
+
+impl Spare {
+    /// An empty list of spans.
+    pub fn list(&mut self) -> Vec<Span> {
+        std::mem::take(&mut self.list)
+    }
+
+    /// A span of these tokens, with room for so many cache groups; the rest is to be filled in.
+    pub fn span(&mut self, seq: SeqId, tokens: &[u32], groups: usize) -> Span {
+        let fresh = || Span {
+            seq,
+            start: 0,
+            tokens: Vec::new(),
+            drafts: 0,
+            awaits: None,
+            groups: Vec::new(),
+            cached: 0,
+            sample: 0..0,
+        };
+        let mut span = self.spans.pop().unwrap_or_else(fresh);
+        span.seq = seq;
+        span.tokens.clear();
+        span.tokens.extend_from_slice(tokens);
+        span.groups.resize_with(groups, GroupSpan::default);
+        span
+    }
+}
+
+impl GroupSpan {
+    /// Becomes one of these blocks and slots.
+    pub(crate) fn refill(
+        &mut self,
+        holes: usize,
+        keep: usize,
+        append: impl Iterator<Item = BlockId>,
+        slots: impl Iterator<Item = i64>,
+    ) {
+        (self.table.holes, self.table.keep) = (holes, keep);
+        self.table.append.clear();
+        self.table.append.extend(append);
+        self.slots.clear();
+        self.slots.extend(slots);
+    }
+}
