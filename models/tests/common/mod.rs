@@ -1,9 +1,7 @@
 //! Reference checkpoints and altered copies of them.
 #![allow(dead_code, clippy::unwrap_used)] // each test file uses its part
 
-mod faulty;
-
-pub use faulty::Faulty;
+pub mod faulty;
 
 use std::fs;
 use std::path::{Path, PathBuf};
