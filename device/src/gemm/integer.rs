@@ -37,8 +37,8 @@ struct Task<'a, F> {
 /// Shares per thread: several, so that a thread that is held up leaves little behind.
 const TASKS_PER_THREAD: usize = 4;
 
-/// Bytes of activations that are multiplied with all panels of a task before the next: a quarter of what the second cache of
-/// today's cores holds.
+/// Bytes of activations that are multiplied with all panels of a task before the next are: a quarter of the second cache that
+/// cores of today have.
 const ROWS_BYTES: usize = 256 << 10;
 
 pub(super) fn run<F: Form>(isa: Isa, dot: DotIsa, pool: &Pool, rows: usize, args: Gemm<'_>, weights: &Blocks<F>) {

@@ -303,6 +303,7 @@ fn norm_heads<L: Lanes>(heads: &mut [f32], weight: &[f32], eps: f32) {
 }
 
 /// Each head is rotated by the angles whose cosines, then sines are the table.
+#[allow(clippy::extra_unused_type_parameters)] // the instruction set, for the loops
 #[inline(always)]
 fn rotate_heads<L: Lanes>(heads: &mut [f32], table: &[f32]) {
     let half = table.len() / 2;
