@@ -62,22 +62,20 @@ pub(super) fn row_blocks(isa: Isa, x: &[f32]) -> Vec<RowBlock> {
 fn blocks<L: Lanes>(x: &[f32], out: &mut [RowBlock]) {
     let (whole, rest) = x.as_chunks();
     for (x, out) in whole.iter().zip(out.iter_mut()) {
-        *out = block::<L>(x);
+        block::<L>(x, out);
     }
     if !rest.is_empty() {
         let mut padded = [0.0; BLOCK];
         padded[..rest.len()].copy_from_slice(rest);
-        out[whole.len()] = block::<L>(&padded);
+        block::<L>(&padded, &mut out[whole.len()]);
     }
 }
 
 #[inline(always)]
-fn block<L: Lanes>(x: &[f32; BLOCK]) -> RowBlock {
-    let (bytes, scale) = bytes::<L>(x);
-    let sum: i32 = bytes.iter().map(|&v| i32::from(v)).sum();
-    let mut values = [[0; 4]; BLOCK / 4];
-    values.as_flattened_mut().copy_from_slice(&bytes);
-    RowBlock { values, scale, correction: -128 * sum }
+fn block<L: Lanes>(x: &[f32; BLOCK], out: &mut RowBlock) {
+    let Some(values) = out.values.as_flattened_mut().first_chunk_mut() else { return };
+    let (scale, sum) = bytes::<L>(x, values);
+    (out.scale, out.correction) = (scale, -128 * sum);
 }
 
 #[cfg(test)]

@@ -20,8 +20,8 @@ use super::WeightFormat;
 use super::form::{Form, Line};
 use super::pack::read_row;
 use super::quantize::{BLOCK, WeightBlock};
-use crate::simd::LANES;
 use crate::simd::int8::GROUP;
+use crate::simd::{LANES, ask_for};
 use crate::{Isa, Pool};
 
 /// The scales of one block, little endian.
@@ -92,6 +92,15 @@ impl<F: Form> Blocks<F> {
         Panel { weights: F::blocks(weights), scales }
     }
 
+    /// Some panels, to be asked for while others are multiplied with `bands` bands of rows.
+    #[inline(always)]
+    pub fn ahead(&self, panel: usize, panels: usize, bands: usize) -> Ahead {
+        let per_panel = Self::lines_per_panel(self.blocks);
+        let line = |panel: usize| self.lines.as_ptr().wrapping_add((panel * per_panel).min(self.lines.len() - 1));
+        let at_once = (panels * per_panel).div_ceil(bands * self.blocks);
+        Ahead { next: line(panel), last: line(panel + panels), at_once }
+    }
+
     /// The integer and the scale of output `row` for input `column`.
     pub fn parts(&self, row: usize, column: usize) -> (i8, f16) {
         let (panel, lane, block) = (self.panel(row / LANES), row % LANES, column / BLOCK);
@@ -104,6 +113,25 @@ impl<F: Form> Blocks<F> {
     pub fn get(&self, row: usize, column: usize) -> f32 {
         let (value, scale) = self.parts(row, column);
         f32::from(value) * scale.to_f32()
+    }
+}
+
+/// Lines that will be read soon; see [`Blocks::ahead`].
+pub(super) struct Ahead {
+    next: *const Line,
+    last: *const Line,
+    at_once: usize,
+}
+
+impl Ahead {
+    /// Asks for what is due with one block of one band.
+    #[inline(always)]
+    pub fn ask(&mut self) {
+        for _ in 0..self.at_once {
+            // Where nothing is left the last line again: cheaper than to ask whether.
+            ask_for(self.next.cast());
+            self.next = self.next.wrapping_add(1).min(self.last);
+        }
     }
 }
 

@@ -14,7 +14,7 @@ use std::ops::Range;
 
 use super::Gemm;
 use super::activations::{self, RowBlock};
-use super::blocks::{Blocks, Panel};
+use super::blocks::{Ahead, Blocks, Panel};
 use super::form::Form;
 use super::kernel::Output;
 use super::quantize::BLOCK;
@@ -22,11 +22,13 @@ use crate::simd::int8::{DotIsa, DotLanes, dispatch_dot};
 use crate::simd::{LANES, Lanes};
 use crate::{Isa, Pool};
 
-/// A share of the product: all rows, some panels.
+/// A share of the product: some rows, some panels.
 struct Task<'a, F> {
     x: &'a [RowBlock],
     weights: &'a Blocks<F>,
     rows: usize,
+    /// Where they stand in the output.
+    first: usize,
     panels: Range<usize>,
     bias: Option<&'a [f32]>,
     out: Output,
@@ -35,17 +37,23 @@ struct Task<'a, F> {
 /// Shares per thread: several, so that a thread that is held up leaves little behind.
 const TASKS_PER_THREAD: usize = 4;
 
+/// Bytes of activations that are multiplied with all panels of a task before the next are: a quarter of the second cache that
+/// cores of today have.
+const ROWS_BYTES: usize = 256 << 10;
+
 pub(super) fn run<F: Form>(isa: Isa, dot: DotIsa, pool: &Pool, rows: usize, args: Gemm<'_>, weights: &Blocks<F>) {
     let (n, k) = (args.weights.n(), args.weights.k());
     let panels = n.div_ceil(LANES);
-    // Even, as tiles are; and the same for all, so that the work is shared equally.
-    let share = panels.div_ceil(pool.threads() * TASKS_PER_THREAD).next_multiple_of(2);
+    // Cut between pairs, as tiles are; all threads get as many but for one.
+    let pairs = panels.div_ceil(2);
+    let tasks = pairs.min(pool.threads() * TASKS_PER_THREAD);
+    let start = |task: usize| panels.min(2 * (task * pairs / tasks));
     let out = Output::new(args.y, n);
     let bias = args.bias;
     activations::with_activations(isa, pool, args.x, k, |x| {
-        pool.run(panels.div_ceil(share), rows * k * LANES * share, |task| {
-            let panels = task * share..panels.min((task + 1) * share);
-            let task = &Task { x, weights, rows, panels, bias, out };
+        pool.run(tasks, rows * k * LANES * panels / tasks, |task| {
+            let panels = start(task)..start(task + 1);
+            let task = &Task { x, weights, rows, first: 0, panels, bias, out };
             dispatch_dot!(dot, walk::<F: Form>(task: &Task<'_, F>));
         });
     });
@@ -71,43 +79,60 @@ pub(super) fn reference<F: Form>(args: Gemm<'_>, weights: &Blocks<F>) {
     }
 }
 
-/// Panels outside, rows inside: the weights of a tile come from memory once and then from the nearest cache.
+/// Panels outside, rows inside: the weights of a tile come from memory once and then from the nearest cache. Of rows so many
+/// at a time that they stay in the second cache from panel to panel.
 #[inline(always)]
 fn walk<D: DotLanes, F: Form>(task: &Task<'_, F>) {
-    match task.rows {
-        ..=3 if D::WIDE => panels::<D, F, 4>(task),
-        _ if D::WIDE => panels::<D, F, 2>(task),
-        _ => panels::<D, F, 1>(task),
+    let at_once = (ROWS_BYTES / size_of_val(&task.x[..task.weights.blocks])).max(1).next_multiple_of(D::ROWS);
+    for first in (0..task.rows).step_by(at_once) {
+        let rows = at_once.min(task.rows - first);
+        let x = &task.x[first * task.weights.blocks..][..rows * task.weights.blocks];
+        all_panels::<D, F>(&Task { x, rows, first: task.first + first, panels: task.panels.clone(), ..*task });
     }
 }
 
 #[inline(always)]
-fn panels<D: DotLanes, F: Form, const P: usize>(task: &Task<'_, F>) {
-    let mut panel = task.panels.start;
+fn all_panels<D: DotLanes, F: Form>(task: &Task<'_, F>) {
+    match task.rows {
+        ..=3 if D::WIDE => {
+            let rest = panels::<D, F, 4>(task, task.panels.start);
+            let rest = panels::<D, F, 2>(task, rest);
+            panels::<D, F, 1>(task, rest);
+        }
+        _ if D::WIDE => {
+            let rest = panels::<D, F, 2>(task, task.panels.start);
+            panels::<D, F, 1>(task, rest);
+        }
+        _ => _ = panels::<D, F, 1>(task, task.panels.start),
+    }
+}
+
+/// Panels from `panel` on, `P` at a time; the first of those that are left over.
+#[inline(always)]
+fn panels<D: DotLanes, F: Form, const P: usize>(task: &Task<'_, F>, mut panel: usize) -> usize {
     while panel + P <= task.panels.end {
         bands::<D, F, P>(task, panel);
         panel += P;
     }
-    while panel < task.panels.end {
-        bands::<D, F, 1>(task, panel);
-        panel += 1;
-    }
+    panel
 }
 
-/// All rows in bands of nearly equal height.
+/// All rows in bands of nearly equal height. While they work on these panels, the next ones are asked for: a band waits for
+/// memory where it is the first to read a line, and leaves it idle where it is not.
 #[inline(always)]
 fn bands<D: DotLanes, F: Form, const P: usize>(task: &Task<'_, F>, panel: usize) {
+    let mut next = task.weights.ahead(panel + P, P, task.rows.div_ceil(D::ROWS));
     let mut row = 0;
     while row < task.rows {
         let left = task.rows - row;
         let height = left.div_ceil(left.div_ceil(D::ROWS));
         match height {
-            1 => tile::<D, F, 1, P>(task, row, panel),
-            2 => tile::<D, F, 2, P>(task, row, panel),
-            3 => tile::<D, F, 3, P>(task, row, panel),
-            4 => tile::<D, F, 4, P>(task, row, panel),
-            5 => tile::<D, F, 5, P>(task, row, panel),
-            _ => tile::<D, F, 6, P>(task, row, panel),
+            1 => tile::<D, F, 1, P>(task, row, panel, &mut next),
+            2 => tile::<D, F, 2, P>(task, row, panel, &mut next),
+            3 => tile::<D, F, 3, P>(task, row, panel, &mut next),
+            4 => tile::<D, F, 4, P>(task, row, panel, &mut next),
+            5 => tile::<D, F, 5, P>(task, row, panel, &mut next),
+            _ => tile::<D, F, 6, P>(task, row, panel, &mut next),
         }
         row += height;
     }
@@ -116,12 +141,18 @@ fn bands<D: DotLanes, F: Form, const P: usize>(task: &Task<'_, F>, panel: usize)
 // Constant loops over registers read best with the index that several arrays share.
 #[allow(clippy::needless_range_loop)]
 #[inline(always)]
-fn tile<D: DotLanes, F: Form, const M: usize, const P: usize>(task: &Task<'_, F>, row: usize, panel: usize) {
+fn tile<D: DotLanes, F: Form, const M: usize, const P: usize>(
+    task: &Task<'_, F>,
+    row: usize,
+    panel: usize,
+    next: &mut Ahead,
+) {
     let blocks = task.weights.blocks;
     let x: [&[RowBlock]; M] = std::array::from_fn(|m| &task.x[(row + m) * blocks..][..blocks]);
     let w: [Panel<'_, F>; P] = std::array::from_fn(|p| task.weights.panel(panel + p));
     let mut acc = [[D::Floats::splat(0.0); P]; M];
     for b in 0..blocks {
+        next.ask();
         let mut sums: [[D; P]; M] = std::array::from_fn(|m| [F::start(&x[m][b]); P]);
         for line in 0..F::LINES {
             let weights: [F::Loaded<D>; P] = std::array::from_fn(|p| F::load(&w[p].weights[b], line));
@@ -144,7 +175,7 @@ fn tile<D: DotLanes, F: Form, const M: usize, const P: usize>(task: &Task<'_, F>
         for (p, sum) in sums.iter().enumerate() {
             sum.store(&mut values);
             // SAFETY: rows row..row+M exist, and these panels belong to this task alone.
-            unsafe { task.out.write(row + m, panel + p, &values, task.bias) };
+            unsafe { task.out.write(task.first + row + m, panel + p, &values, task.bias) };
         }
     }
 }

@@ -157,17 +157,18 @@ fn q4_block<L: Lanes>(w: &[f32; BLOCK]) -> WeightBlock {
     best
 }
 
-/// The integers and `greatest / 127`; not a number where a number is none or infinite.
+/// Writes the integers; gives `greatest / 127`, which is not a number where a number is none or infinite, and their sum.
 #[inline(always)]
-pub(super) fn bytes<L: Lanes>(x: &[f32; BLOCK]) -> ([i8; BLOCK], f32) {
+pub(super) fn bytes<L: Lanes>(x: &[f32; BLOCK], values: &mut [i8; BLOCK]) -> (f32, i32) {
     let (a, b) = halves::<L>(x);
     let greatest = greatest(a, b);
     let (scale, inverse) = if greatest < LEAST { (0.0, 0.0) } else { (greatest / 127.0, 127.0 / greatest) };
-    let mut values = [0; BLOCK];
     let (low, high) = values.as_chunks_mut().0.split_at_mut(1);
-    a.mul(L::splat(inverse)).round_to_bytes(&mut low[0]);
-    b.mul(L::splat(inverse)).round_to_bytes(&mut high[0]);
-    (values, scale + poison(a, b))
+    let (qa, qb) = (a.mul(L::splat(inverse)).round(), b.mul(L::splat(inverse)).round());
+    qa.round_to_bytes(&mut low[0]);
+    qb.round_to_bytes(&mut high[0]);
+    // Exact, and sooner there than a sum of what has just been written.
+    (scale + poison(a, b), qa.add(qb).sum() as i32)
 }
 
 #[inline(always)]

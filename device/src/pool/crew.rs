@@ -56,7 +56,7 @@ const SPIN_CROWDED: Duration = Duration::from_micros(5);
 const LATE: Duration = Duration::from_micros(200);
 
 /// Loops for which the machine then counts as crowded.
-const CROWDED_LOOPS: u32 = 2000;
+const CROWDED_LOOPS: u32 = 200;
 
 /// On a cache line of its own (of the pair that is fetched together).
 #[repr(align(128))]

@@ -94,6 +94,11 @@ impl Lanes for Neon {
         self.zip(other, |a, b| unsafe { vmulq_f32(a, b) })
     }
     #[inline(always)]
+    fn div(self, other: Self) -> Self {
+        // SAFETY: NEON is always there.
+        self.zip(other, |a, b| unsafe { vdivq_f32(a, b) })
+    }
+    #[inline(always)]
     fn max(self, other: Self) -> Self {
         // SAFETY: NEON is always there.
         self.zip(other, |a, b| unsafe { vmaxq_f32(a, b) })

@@ -55,6 +55,10 @@ impl Lanes for Portable {
         Portable(std::array::from_fn(|i| self.0[i] * other.0[i]))
     }
     #[inline(always)]
+    fn div(self, other: Self) -> Self {
+        Portable(std::array::from_fn(|i| self.0[i] / other.0[i]))
+    }
+    #[inline(always)]
     fn max(self, other: Self) -> Self {
         Portable(std::array::from_fn(|i| if self.0[i] > other.0[i] { self.0[i] } else { other.0[i] }))
     }

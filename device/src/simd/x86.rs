@@ -73,6 +73,11 @@ impl Lanes for Avx512 {
         Avx512(unsafe { _mm512_mul_ps(self.0, other.0) })
     }
     #[inline(always)]
+    fn div(self, other: Self) -> Self {
+        // SAFETY: see the module.
+        Avx512(unsafe { _mm512_div_ps(self.0, other.0) })
+    }
+    #[inline(always)]
     fn max(self, other: Self) -> Self {
         // SAFETY: see the module.
         Avx512(unsafe { _mm512_max_ps(self.0, other.0) })
@@ -112,10 +117,14 @@ impl Lanes for Avx512 {
     fn sums(four: [Self; 4]) -> [f32; 4] {
         // SAFETY: see the module; 128 bits are four floats. The halves that are added are those of `sum`.
         unsafe {
-            let [a, b, c, d] =
-                four.map(|v| _mm256_add_ps(_mm512_castps512_ps256(v.0), _mm512_extractf32x8_ps::<1>(v.0)));
-            let four = |a, b| _mm256_add_ps(_mm256_permute2f128_ps::<0x20>(a, b), _mm256_permute2f128_ps::<0x31>(a, b));
-            let (ab, cd) = (four(a, b), four(c, d));
+            // No closures: the compiler may leave them, and what they call, outside of functions for an instruction set.
+            let mut eights = [_mm256_setzero_ps(); 4];
+            for (eight, Avx512(v)) in eights.iter_mut().zip(four) {
+                *eight = _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps::<1>(v));
+            }
+            let [a, b, c, d] = eights;
+            let ab = _mm256_add_ps(_mm256_permute2f128_ps::<0x20>(a, b), _mm256_permute2f128_ps::<0x31>(a, b));
+            let cd = _mm256_add_ps(_mm256_permute2f128_ps::<0x20>(c, d), _mm256_permute2f128_ps::<0x31>(c, d));
             let two =
                 _mm256_add_ps(_mm256_shuffle_ps::<0b01_00_01_00>(ab, cd), _mm256_shuffle_ps::<0b11_10_11_10>(ab, cd));
             // a a c c, b b d d
@@ -213,6 +222,11 @@ impl Lanes for Avx2 {
     fn mul(self, other: Self) -> Self {
         // SAFETY: see the module.
         self.zip(other, |a, b| unsafe { _mm256_mul_ps(a, b) })
+    }
+    #[inline(always)]
+    fn div(self, other: Self) -> Self {
+        // SAFETY: see the module.
+        self.zip(other, |a, b| unsafe { _mm256_div_ps(a, b) })
     }
     #[inline(always)]
     fn max(self, other: Self) -> Self {

@@ -151,9 +151,10 @@ impl LayerOps for Cpu {
         out: &mut Buffer,
     ) -> Result<(), KernelError> {
         let (x, weight) = (x.host::<f32>()?, weight.host::<f32>()?);
-        let width = weight.len();
+        let (isa, width) = (self.isa, weight.len());
         self.threads.chunks_mut(&mut out.host_mut::<f32>()?[..rows * width], width, width, |t, out| {
-            norm_row(&x[t * width..][..width], weight, eps, out);
+            let x = &x[t * width..][..width];
+            device::dispatch!(isa, norm_row(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]));
         });
         Ok(())
     }
@@ -168,13 +169,10 @@ impl LayerOps for Cpu {
         rows: usize,
     ) -> Result<(), KernelError> {
         let weight = weight.host::<f32>()?;
-        let width = weight.len();
+        let (isa, width) = (self.isa, weight.len());
         let (x, y) = (&mut x.host_mut::<f32>()?[..rows * width], &mut y.host_mut::<f32>()?[..rows * width]);
         self.threads.zip_chunks_mut(x, y, width, 2 * width, |_, x, y| {
-            for (x, y) in x.iter_mut().zip(&*y) {
-                *x += y;
-            }
-            norm_row(x, weight, eps, y);
+            device::dispatch!(isa, add_norm_row(x: &mut [f32], y: &mut [f32], weight: &[f32], eps: f32));
         });
         Ok(())
     }
@@ -243,28 +241,22 @@ impl Cpu {
         eps: f32,
         rows: usize,
     ) -> Result<(), KernelError> {
-        let weight = weight.host::<f32>()?;
-        self.for_each_head(qkv, span, rows, |_, head| {
-            let factor = inverse_rms(head, eps);
-            for (x, w) in head.iter_mut().zip(weight) {
-                *x *= factor * w;
-            }
+        let (isa, weight) = (self.isa, weight.host::<f32>()?);
+        self.for_heads(qkv, span, rows, |_, heads| {
+            device::dispatch!(isa, norm_heads(heads: &mut [f32], weight: &[f32], eps: f32));
         })
     }
 
     fn rotate(&self, qkv: &mut Buffer, span: HeadSpan, table: &Buffer, rows: usize) -> Result<(), KernelError> {
-        let (table, half) = (table.host::<f32>()?, span.dim / 2);
-        self.for_each_head(qkv, span, rows, |t, head| {
-            let (cos, sin) = table[t * span.dim..][..span.dim].split_at(half);
-            let (low, high) = head.split_at_mut(half);
-            for (((a, b), c), s) in low.iter_mut().zip(high).zip(cos).zip(sin) {
-                (*a, *b) = (*a * c - *b * s, *b * c + *a * s);
-            }
+        let (isa, table) = (self.isa, table.host::<f32>()?);
+        self.for_heads(qkv, span, rows, |t, heads| {
+            let table = &table[t * span.dim..][..span.dim];
+            device::dispatch!(isa, rotate_heads(heads: &mut [f32], table: &[f32]));
         })
     }
 
-    /// Calls `f(row, head)` for every head of the span.
-    fn for_each_head(
+    /// Calls `f(row, heads)` for every row, with the heads of the span.
+    fn for_heads(
         &self,
         qkv: &mut Buffer,
         span: HeadSpan,
@@ -273,9 +265,7 @@ impl Cpu {
     ) -> Result<(), KernelError> {
         let qkv = &mut qkv.host_mut::<f32>()?[..rows * span.stride];
         self.threads.chunks_mut(qkv, span.stride, span.heads * span.dim * 2, |t, row| {
-            for head in row[span.first * span.dim..][..span.heads * span.dim].chunks_mut(span.dim) {
-                f(t, head);
-            }
+            f(t, &mut row[span.first * span.dim..][..span.heads * span.dim]);
         });
         Ok(())
     }
@@ -294,39 +284,90 @@ fn gather_rows<'a>(
     Ok(())
 }
 
+// Plain loops, which the compiler makes vectors of, inside of functions that are compiled for the instruction set.
+
 /// `out = x / sqrt(mean(x²) + eps) * weight`.
-fn norm_row(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
-    let factor = inverse_rms(x, eps);
+#[inline(always)]
+fn norm_row<L: Lanes>(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
+    let factor = inverse_rms::<L>(x, eps);
     for ((out, x), w) in out.iter_mut().zip(x).zip(weight) {
         *out = x * factor * w;
     }
 }
 
-/// `1 / sqrt(mean(row²) + eps)`, summed in sixteen lanes and then over the lanes.
-fn inverse_rms(row: &[f32], eps: f32) -> f32 {
-    let (vectors, tail) = row.as_chunks::<LANES>();
-    let mut lanes = [0.0f32; LANES];
-    for vector in vectors {
-        for (sum, x) in lanes.iter_mut().zip(vector) {
-            *sum += x * x;
+/// `x += y`, then `y` becomes the norm of `x`.
+#[inline(always)]
+fn add_norm_row<L: Lanes>(x: &mut [f32], y: &mut [f32], weight: &[f32], eps: f32) {
+    for (x, y) in x.iter_mut().zip(&*y) {
+        *x += y;
+    }
+    norm_row::<L>(x, weight, eps, y);
+}
+
+/// Each head is normed by itself, in place.
+#[inline(always)]
+fn norm_heads<L: Lanes>(heads: &mut [f32], weight: &[f32], eps: f32) {
+    for head in heads.chunks_exact_mut(weight.len()) {
+        let factor = inverse_rms::<L>(head, eps);
+        for (x, w) in head.iter_mut().zip(weight) {
+            *x *= factor * w;
         }
     }
-    let squares = lanes.iter().sum::<f32>() + tail.iter().map(|x| x * x).sum::<f32>();
+}
+
+/// Each head is rotated by the angles whose cosines, then sines are the table.
+#[allow(clippy::extra_unused_type_parameters)] // the instruction set, for the loops
+#[inline(always)]
+fn rotate_heads<L: Lanes>(heads: &mut [f32], table: &[f32]) {
+    let half = table.len() / 2;
+    let (cos, sin) = table.split_at(half);
+    for head in heads.chunks_exact_mut(table.len()) {
+        let (low, high) = head.split_at_mut(half);
+        for (((a, b), c), s) in low.iter_mut().zip(high).zip(cos).zip(sin) {
+            (*a, *b) = (*a * c - *b * s, *b * c + *a * s);
+        }
+    }
+}
+
+/// `1 / sqrt(mean(row²) + eps)`, summed in sixteen lanes, the rest in order.
+#[inline(always)]
+fn inverse_rms<L: Lanes>(row: &[f32], eps: f32) -> f32 {
+    let (vectors, tail) = row.as_chunks::<LANES>();
+    let mut lanes = L::splat(0.0);
+    for vector in vectors {
+        let x = L::load(vector);
+        lanes = x.mul_add(x, lanes);
+    }
+    let mut squares = lanes.sum();
+    for x in tail {
+        squares += x * x;
+    }
     1.0 / (squares / row.len() as f32 + eps).sqrt()
 }
 
-/// `silu(x) = x * sigmoid(x)`, with the sigmoid from exp(-|x|), which never overflows.
+/// `out = gate / (1 + e^-gate) * up`.
 #[inline(always)]
 fn silu_mul_row<L: Lanes>(gate: &[f32], up: &[f32], out: &mut [f32]) {
-    for ((gate, up), out) in gate.chunks(LANES).zip(up.chunks(LANES)).zip(out.chunks_mut(LANES)) {
-        let mut e = [0.0f32; LANES];
-        for (e, x) in e.iter_mut().zip(gate) {
-            *e = -x.abs();
-        }
-        L::load(&e.clone()).exp().store(&mut e);
-        for (((out, x), u), e) in out.iter_mut().zip(gate).zip(up).zip(e) {
-            let sigmoid = if *x >= 0.0 { 1.0 } else { e } / (1.0 + e);
-            *out = x * sigmoid * u;
-        }
+    let (gates, gate_tail) = gate.as_chunks();
+    let (ups, up_tail) = up.as_chunks();
+    let (outs, out_tail) = out.as_chunks_mut();
+    for ((gate, up), out) in gates.iter().zip(ups).zip(outs) {
+        silu_mul_lanes::<L>(gate, up, out);
     }
+    if !out_tail.is_empty() {
+        let mut ends = [[0.0; LANES]; 3];
+        ends[0][..gate_tail.len()].copy_from_slice(gate_tail);
+        ends[1][..up_tail.len()].copy_from_slice(up_tail);
+        let [gate, up, out] = &mut ends;
+        silu_mul_lanes::<L>(gate, up, out);
+        out_tail.copy_from_slice(&out[..out_tail.len()]);
+    }
+}
+
+#[inline(always)]
+fn silu_mul_lanes<L: Lanes>(gate: &[f32; LANES], up: &[f32; LANES], out: &mut [f32; LANES]) {
+    let gate = L::load(gate);
+    // e to the power of the greatest is a number still, and 1 vanishes beside it.
+    let e = gate.max(L::splat(-87.3)).mul(L::splat(-1.0)).exp();
+    gate.div(e.add(L::splat(1.0))).mul(L::load(up)).store(out);
 }
