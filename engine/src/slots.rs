@@ -130,7 +130,7 @@ impl Slots {
 
     /// Sends what the step needs; before its forward pass.
     pub fn stage(&mut self) -> Result<(), SampleError> {
-        self.sampler.expect(&self.places)?;
+        self.sampler.announce(&self.places)?;
         self.sampler.stage(&self.rows, self.rows.len())
     }
 

@@ -15,7 +15,7 @@
 //! grammar                 constrain(slot, mask)               each step of such a row
 //! preemption, end         clear_row(slot)
 //!
-//! a step   expect(places), stage(rows, padded) ─▶ place(tokens) ─▶ the forward pass
+//! a step   announce(places), stage(rows, padded) ─▶ place(tokens) ─▶ the forward pass
 //!          changes, row ─▶ slot                   last tokens
 //!             ─▶ launch(logits, padded) ─▶ read() ─▶ … ─▶ collect(pending)
 //!                4 kernels                 ids, logprobs  the step's one wait

@@ -23,7 +23,7 @@ impl DeviceSampler {
     ///
     /// # Errors
     /// [`SampleError::TooMany`], [`SampleError::NotSet`], and the device's.
-    pub fn expect(&mut self, places: &[Place]) -> Result<(), SampleError> {
+    pub fn announce(&mut self, places: &[Place]) -> Result<(), SampleError> {
         at_most("places of a step", places.len(), self.limits.max_num_seqs)?;
         places.iter().try_for_each(|place| self.find(place.slot).map(|_| ()))?;
         self.places.clear();
@@ -36,7 +36,7 @@ impl DeviceSampler {
         Ok(())
     }
 
-    /// Puts the last token of each expected sequence in its place among `tokens`, an array of u32: what the steps launched so
+    /// Puts the last token of each announced sequence in its place among `tokens`, an array of u32: what the steps launched so
     /// far drew, whether or not the host knows it yet.
     ///
     /// # Errors

@@ -155,7 +155,7 @@ pub struct DeviceSampler {
     rows: Vec<[u32; 2]>,
     /// What the device has in `rows`.
     sent: Vec<[u32; 2]>,
-    /// Those of [`DeviceSampler::expect`], and what the device has in `places`.
+    /// Those of [`DeviceSampler::announce`], and what the device has in `places`.
     pub(super) places: Vec<[u32; 2]>,
     pub(super) sent_places: Vec<[u32; 2]>,
     /// Of the steps with an even and with an odd number.

@@ -49,7 +49,7 @@ fn work(device: &Arc<dyn Device>, vocabs: &[usize]) {
         sampler.stage(&rows, 6).unwrap();
         sampler.launch(&on_device.logits(), 6).unwrap();
         sampler.read().unwrap();
-        sampler.expect(&[(4, 0), (0, 6), (3, 2)].map(|(slot, at)| Place { slot, at })).unwrap();
+        sampler.announce(&[(4, 0), (0, 6), (3, 2)].map(|(slot, at)| Place { slot, at })).unwrap();
         step(&mut sampler, &on_device, &rows[..2]);
         sampler.place(&device.alloc(7 * 4).unwrap()).unwrap();
     }

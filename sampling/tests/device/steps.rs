@@ -116,7 +116,7 @@ fn the_last_token_of_a_slot_goes_to_its_place_before_the_host_knows_it() {
                 let pending = sampler.sample(&on_device.logits(), &rows).unwrap();
                 // Slot 5 has drawn nothing.
                 let places = [(0, 8), (4, 1), (3, 2 + step), (5, 7)].map(|(slot, at)| Place { slot, at });
-                sampler.expect(&places).unwrap();
+                sampler.announce(&places).unwrap();
                 sampler.stage(&[], 0).unwrap();
                 sampler.place(&tokens).unwrap();
                 let drawn: Vec<u32> = sampler.collect(&pending).unwrap().map(|sampled| sampled.token).collect();
@@ -126,10 +126,10 @@ fn the_last_token_of_a_slot_goes_to_its_place_before_the_host_knows_it() {
                 assert_eq!([found[8], found[1], found[2 + step as usize]], [drawn[1], drawn[0], drawn[4]]);
                 assert_eq!([found[0], found[7]], [77, 77]);
             }
-            let said = sampler.expect(&[Place { slot: 0, at: 9 }]).and_then(|()| sampler.place(&tokens)).unwrap_err();
+            let said = sampler.announce(&[Place { slot: 0, at: 9 }]).and_then(|()| sampler.place(&tokens)).unwrap_err();
             assert_eq!(said.to_string(), "sampling on the device: a token is to go to place 9 of 9");
             sampler.clear_row(0);
-            assert!(sampler.expect(&[Place { slot: 0, at: 0 }]).is_err());
+            assert!(sampler.announce(&[Place { slot: 0, at: 0 }]).is_err());
         }
     }
 }
