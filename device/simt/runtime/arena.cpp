@@ -25,6 +25,14 @@ std::vector<Arena*>& shelf() {
     return *arenas;
 }
 
+// A library may be opened and closed many times in one process, and a process has room for some ten thousand guard pages: what
+// is on the shelf goes when the library does.
+__attribute__((destructor)) void clear_shelf() {
+    std::lock_guard<std::mutex> lock(shelf_lock);
+    for (Arena* arena : shelf()) delete arena;
+    shelf().clear();
+}
+
 }  // namespace
 
 Arena::Arena(unsigned threads) : threads_(threads) {

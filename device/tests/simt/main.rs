@@ -9,7 +9,7 @@ mod sanitizers;
 mod threads;
 mod tiles;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use device::sim::{Library, SimError};
@@ -34,14 +34,20 @@ fn compiler() -> Option<&'static Compiler> {
     COMPILER.get_or_init(host::compiler).as_ref().map_err(|missing| not_run::report(missing)).ok()
 }
 
-/// The library of the test kernels; `None`, and the line that says so, without a compiler.
+/// Where the library of the test kernels is; `None`, and the line that says so, without a compiler.
+fn library_file() -> Option<&'static Path> {
+    static FILE: OnceLock<PathBuf> = OnceLock::new();
+    let compiler = compiler()?;
+    Some(FILE.get_or_init(|| {
+        host::library(&workspace::root(), &manifest(), compiler, Sanitizer::None, kernels::cores()).unwrap()
+    }))
+}
+
+/// That library, opened.
 fn library() -> Option<&'static Library> {
     static LIBRARY: OnceLock<Library> = OnceLock::new();
-    let compiler = compiler()?;
-    Some(LIBRARY.get_or_init(|| {
-        let built = host::library(&workspace::root(), &manifest(), compiler, Sanitizer::None, kernels::cores());
-        Library::open(&built.unwrap()).unwrap()
-    }))
+    let file = library_file()?;
+    Some(LIBRARY.get_or_init(|| Library::open(file).unwrap()))
 }
 
 /// A buffer with these contents.

@@ -1,9 +1,9 @@
 //! Indices, barriers, shuffles, votes, atomics, shared memory, and the face of the library.
 
-use device::sim::{FaultKind, SimError};
+use device::sim::{FaultKind, Library, SimError};
 use device::{Arg, Launch};
 
-use super::{SEEDS, buffer, launch, library, run, run_seeded, zeros};
+use super::{SEEDS, buffer, launch, library, library_file, run, run_seeded, zeros};
 
 #[test]
 fn every_thread_of_a_grid_in_three_dimensions_runs_once_with_its_own_indices() {
@@ -36,6 +36,26 @@ fn a_block_meets_at_its_barriers_in_any_order_of_its_threads() {
             }
         }
     }
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_library_that_is_closed_leaves_none_of_its_stacks() {
+    let Some(file) = library_file() else { return };
+    // Another file, for the one library of the other tests stays open.
+    let folder = tempfile::tempdir().unwrap();
+    let file_of_its_own = folder.path().join("library.so");
+    std::fs::copy(file, &file_of_its_own).unwrap();
+    let mappings = || std::fs::read_to_string("/proc/self/maps").unwrap().lines().count();
+    let before = mappings();
+    for _ in 0..20 {
+        let library = Library::open(&file_of_its_own).unwrap();
+        let (input, out) = (buffer(&[1i32; 1024]), zeros::<i32>(1024));
+        run(&library, &launch("block_sums", 1, 1024, &[Arg::pointer(&out, 0), Arg::pointer(&input, 0)])).unwrap();
+    }
+    // A stack and its guard page for each thread; tests beside this one keep some too.
+    let left = mappings().saturating_sub(before);
+    assert!(left < 10 * 2 * 1024, "{left} mappings are left");
 }
 
 #[test]
