@@ -12,6 +12,9 @@
 //! - writes to a block that is still read for host memory, or
 //! - looks at a block that host memory still comes to.
 //!
+//! Who is swapped out gives way to a step that needs a block now: the blocks that it writes go first, by themselves, and the
+//! others go while it runs.
+//!
 //! Copies run in order, so that to have waited for one is to have waited for those before it. Nothing is looked at, and no
 //! event made, in a step without swaps behind it.
 
