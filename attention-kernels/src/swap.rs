@@ -9,6 +9,7 @@
 //! Copy     ------------------------ copy, copy, event
 //! ```
 
+use device::profile::{self, Cost};
 use device::{Buffer, Device, DeviceError, Event, Pinned, Queue};
 
 use crate::args::{KernelError, KvCache, check_ids, expect};
@@ -78,7 +79,7 @@ impl SwapSpace {
         blocks: &[(u32, u32)],
     ) -> Result<Event, KernelError> {
         self.check(caches, blocks.iter().map(|pair| pair.0), blocks.iter().map(|pair| pair.1))?;
-        behind_the_launches(device, || {
+        behind_the_launches(device, ("swap_out", self.bytes_of(blocks)), || {
             for (cache, layer) in caches.iter().zip(&mut self.layers) {
                 let size = layer.block_bytes;
                 for run in runs(blocks) {
@@ -105,7 +106,7 @@ impl SwapSpace {
         blocks: &[(u32, u32)],
     ) -> Result<Event, KernelError> {
         self.check(caches, blocks.iter().map(|pair| pair.1), blocks.iter().map(|pair| pair.0))?;
-        behind_the_launches(device, || {
+        behind_the_launches(device, ("swap_in", self.bytes_of(blocks)), || {
             for (cache, layer) in caches.iter_mut().zip(&self.layers) {
                 let size = layer.block_bytes;
                 for run in runs(blocks) {
@@ -118,6 +119,11 @@ impl SwapSpace {
             }
             Ok(())
         })
+    }
+
+    /// Keys and values of all layers.
+    fn bytes_of(&self, blocks: &[(u32, u32)]) -> u64 {
+        self.layers.iter().map(|layer| 2 * layer.block_bytes * blocks.len()).sum::<usize>() as u64
     }
 
     /// That the caches are such as it was made for, and that all blocks exist.
@@ -147,10 +153,13 @@ fn runs(blocks: &[(u32, u32)]) -> impl Iterator<Item = Run> {
 /// Gives the copy queue work that waits for all launches so far, and marks its end.
 fn behind_the_launches(
     device: &dyn Device,
+    (operation, bytes): (&'static str, u64),
     copies: impl FnOnce() -> Result<(), DeviceError>,
 ) -> Result<Event, KernelError> {
     let launched = device.record(Queue::Compute)?;
     device.wait(Queue::Copy, &launched)?;
+    let time = profile::start(device, Queue::Copy, operation, "", || Cost { bytes, operations: 0 });
     copies()?;
+    drop(time);
     Ok(device.record(Queue::Copy)?)
 }

@@ -283,7 +283,14 @@ impl Engine {
     /// step end with [`FinishReason::Error`] and the engine goes on with the others; those that were on their way to host
     /// memory or back are computed again.
     pub fn step(&mut self, mut emit: impl FnMut(RequestId, TokenEvent)) {
+        let (_step, profile) = (self.executor.profile_step(), self.executor.profile());
+        let mut emit = |id, event| {
+            let _phase = profile.as_ref().and_then(|profile| profile.phase("publish"));
+            emit(id, event);
+        };
+        let phase = self.executor.phase("plan");
         let plan = Arc::new(self.scheduler.plan());
+        drop(phase);
         tracing::debug!("{plan}");
         *lock(&self.under_way) = Some(plan.clone());
         self.note_scheduled(&plan);
@@ -291,6 +298,7 @@ impl Engine {
         if let Err(error) = self.execute(&plan, &mut emit) {
             self.fail(&plan, &error, &mut emit);
         }
+        let _phase = self.executor.phase("commit");
         if let Err(error) = self.scheduler.commit(plan.step, &self.outcomes) {
             // Can only be a fault of this file; the requests concerned must not wait for ever.
             tracing::error!("step {} was not committed: {error}", plan.step.0);
@@ -342,6 +350,7 @@ impl Engine {
                 active.cached_tokens = active.cached_tokens.max(span.cached);
             }
         }
+        let profile = self.executor.profile();
         self.wanted.clear();
         let sampled = plan.spans.iter().enumerate().filter(|(_, span)| !span.sample.is_empty());
         self.wanted.extend(sampled.map(|(i, _)| (i, self.executor.last_row(i))));
@@ -351,6 +360,7 @@ impl Engine {
             self.rows.extend(chunk.iter().map(|&(_, row)| row));
             let logits = self.executor.logits(&self.rows)?;
             let vocab_size = logits.len() / chunk.len();
+            let _phase = profile.as_ref().and_then(|profile| profile.phase("sample"));
             for (&(span, _), logits) in chunk.iter().zip(logits.chunks(vocab_size)) {
                 let span = &plan.spans[span];
                 let Some(active) = self.requests.get_mut(&span.seq.request) else { continue };

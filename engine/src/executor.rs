@@ -4,7 +4,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use attention_kernels::{KernelError, KvCache, SwapSpace};
-use device::{Device, Queue};
+use device::profile::{Phase, Step};
+use device::{Device, Profile, Queue};
 use models::{ForwardBatch, Model};
 use sched::{BlockId, MemOp, SeqId, Span, StepPlan};
 
@@ -47,6 +48,21 @@ impl Executor {
         }
     }
 
+    /// A step of the device's profile, if it has one.
+    pub fn profile_step(&self) -> Option<Step> {
+        Profile::step(&self.device)
+    }
+
+    /// Where the phases of a step are recorded, if they are.
+    pub fn profile(&self) -> Option<Arc<Profile>> {
+        self.device.profile().cloned()
+    }
+
+    /// A phase of the step, if they are recorded.
+    pub fn phase(&self, name: &'static str) -> Option<Phase> {
+        self.device.profile()?.phase(name)
+    }
+
     pub fn vocab_size(&self) -> usize {
         self.model.config().vocab_size
     }
@@ -54,6 +70,7 @@ impl Executor {
     /// Runs the step. Hidden states stay on the device for [`Executor::logits`]: of the last row of a span that samples, and of
     /// all rows where `scored`.
     pub fn run(&mut self, plan: &StepPlan, scored: impl Fn(&Span) -> bool) -> Result<(), KernelError> {
+        let inputs = self.phase("inputs");
         for seq in &plan.released {
             self.tables.remove(seq);
         }
@@ -87,6 +104,8 @@ impl Executor {
             };
             self.batch.needed.get_or_insert_default().extend(first..=last);
         }
+        drop(inputs);
+        let _phase = self.phase("launch");
         let Executor { device, model, batch, caches, .. } = self;
         device.pool().enter(|| model.forward(batch, caches))
     }
@@ -98,6 +117,7 @@ impl Executor {
 
     /// Logits of rows of the last step; at most [`models::LOGIT_ROWS`].
     pub fn logits(&mut self, rows: &[u32]) -> Result<&[f32], KernelError> {
+        let _phase = self.phase("launch");
         let Executor { device, model, .. } = self;
         device.pool().enter(|| model.logits(rows))
     }
@@ -109,12 +129,14 @@ impl Executor {
 
     /// Hidden states of rows of the last step behind the final norm; at most [`models::LOGIT_ROWS`].
     pub fn hidden(&mut self, rows: &[u32]) -> Result<&[f32], KernelError> {
+        let _phase = self.phase("launch");
         let Executor { device, model, .. } = self;
         device.pool().enter(|| model.hidden(rows))
     }
 
     /// Applies memory operations in order; neighbours of one kind go to the device together.
     fn memory(&mut self, ops: &[MemOp]) -> Result<(), KernelError> {
+        let _phase = if ops.is_empty() { None } else { self.phase("memory") };
         for run in ops.chunk_by(|a, b| std::mem::discriminant(a) == std::mem::discriminant(b)) {
             self.pairs.clear();
             for op in run {
