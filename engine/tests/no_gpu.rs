@@ -9,6 +9,7 @@ mod fake;
 
 use std::path::PathBuf;
 use std::process::Command;
+use std::sync::OnceLock;
 
 use engine::{AsyncEngine, EngineConfig, plan};
 
@@ -19,16 +20,24 @@ fn model_on(device: &str) -> EngineConfig {
     EngineConfig { device: device.into(), kv_cache_memory_bytes: None, ..common::config(64) }
 }
 
-/// What a start on that device says over a driver with these variables; `None`, reported, where no compiler is.
-fn said(device: &str, variables: &[(&str, &str)]) -> Option<String> {
-    let kernels = xtask::kernels::host::folder_for_tests()?;
-    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("no_gpu");
-    std::fs::create_dir_all(&folder).unwrap();
-    let over = folder.join("libquire_sim_models.so");
-    if !folder.join("libcuda.so.1").exists() {
-        std::fs::copy(kernels.join("libquire_sim_models.so"), &over).unwrap();
+/// The folder of the driver, which needs some kernels behind it; `None`, reported, where no compiler is.
+fn driver() -> Option<&'static PathBuf> {
+    static BUILT: OnceLock<Option<PathBuf>> = OnceLock::new();
+    let build = || {
+        let kernels = xtask::kernels::host::folder_for_tests()?.join("libquire_sim_models.so");
+        let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("no_gpu");
+        std::fs::create_dir_all(&folder).unwrap();
+        let over = folder.join("libquire_sim_models.so");
+        std::fs::copy(kernels, &over).unwrap();
         fake::compile("driver.cpp", &over, &folder.join("libcuda.so.1"));
-    }
+        Some(folder)
+    };
+    BUILT.get_or_init(build).as_ref()
+}
+
+/// What a start on that device says over a driver with these variables.
+fn said(device: &str, variables: &[(&str, &str)]) -> Option<String> {
+    let folder = driver()?;
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["starting", "--exact", "--include-ignored", "--nocapture"]).env("LD_LIBRARY_PATH", folder);
     let output = command.env(DEVICE, device).envs(variables.iter().copied()).output().unwrap();
