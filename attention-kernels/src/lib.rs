@@ -34,6 +34,7 @@
 //! ```
 
 mod args;
+mod cost;
 mod cpu;
 mod cuda;
 mod describe;

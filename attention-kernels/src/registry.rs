@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-use device::{Device, Isa};
+use device::profile::{self, Cost, Running};
+use device::{Device, Isa, Queue};
 
 use crate::args::{AttentionArgs, BlockCopyArgs, CacheWriteArgs, KernelError, LinearArgs};
 use crate::format::{Dtype, KvDtype, Layout};
@@ -214,6 +215,7 @@ impl Variant {
     /// # Errors
     /// A variant of another operation, arguments that do not fit each other, and whatever goes wrong in it.
     pub fn attention(&self, device: &dyn Device, args: AttentionArgs<'_>) -> Result<(), KernelError> {
+        let _time = self.time(device, || args.cost());
         match self.kernel {
             Kernel::Attention(run) => run(device, args),
             Kernel::Loaded(kernel) if self.operation.is_attention() => kernel.attention(device, args),
@@ -226,6 +228,7 @@ impl Variant {
     /// # Errors
     /// As [`Variant::attention`].
     pub fn cache_write(&self, device: &dyn Device, args: CacheWriteArgs<'_>) -> Result<(), KernelError> {
+        let _time = self.time(device, || args.cost());
         match self.kernel {
             Kernel::CacheWrite(run) => run(device, args),
             Kernel::Loaded(kernel) if self.operation == Operation::CacheWrite => kernel.cache_write(device, args),
@@ -238,6 +241,7 @@ impl Variant {
     /// # Errors
     /// As [`Variant::attention`].
     pub fn block_copy(&self, device: &dyn Device, args: BlockCopyArgs<'_>) -> Result<(), KernelError> {
+        let _time = self.time(device, || args.cost());
         match self.kernel {
             Kernel::BlockCopy(run) => run(device, args),
             Kernel::Loaded(kernel) if self.operation == Operation::BlockCopy => kernel.block_copy(device, args),
@@ -250,10 +254,16 @@ impl Variant {
     /// # Errors
     /// As [`Variant::attention`].
     pub fn linear(&self, device: &dyn Device, args: LinearArgs<'_>) -> Result<(), KernelError> {
+        let _time = self.time(device, || args.cost());
         match self.kernel {
             Kernel::Linear(run) => run(device, args),
             _ => Err(self.not_for("a matrix product")),
         }
+    }
+
+    /// Of a call, for the device's profile, if it has one.
+    fn time<'a>(&self, device: &'a dyn Device, cost: impl FnOnce() -> Cost) -> Option<Running<'a>> {
+        profile::start(device, Queue::Compute, self.operation.key(), self.name, cost)
     }
 
     fn not_for(&self, found: &str) -> KernelError {

@@ -10,6 +10,7 @@
 //! Copy     ---------------------------- wait for e -- copy, copy, event
 //! ```
 
+use device::profile::{self, Cost};
 use device::{Buffer, Device, DeviceError, Event, Pinned, Queue};
 
 use crate::args::{KernelError, KvCache, check_ids, expect};
@@ -80,6 +81,8 @@ impl SwapSpace {
         blocks: &[(u32, u32)],
     ) -> Result<Event, KernelError> {
         self.check(caches, blocks.iter().map(|pair| pair.0), blocks.iter().map(|pair| pair.1))?;
+        let cost = self.cost_of(blocks);
+        let time = profile::start(device, Queue::Copy, "swap_out", "", move || cost);
         for (cache, layer) in caches.iter().zip(&mut self.layers) {
             let size = layer.block_bytes;
             for run in runs(blocks) {
@@ -90,6 +93,7 @@ impl SwapSpace {
                 copy(&cache.values, &mut layer.values)?;
             }
         }
+        drop(time);
         Ok(device.record(Queue::Copy)?)
     }
 
@@ -106,6 +110,8 @@ impl SwapSpace {
         blocks: &[(u32, u32)],
     ) -> Result<Event, KernelError> {
         self.check(caches, blocks.iter().map(|pair| pair.1), blocks.iter().map(|pair| pair.0))?;
+        let cost = self.cost_of(blocks);
+        let time = profile::start(device, Queue::Copy, "swap_in", "", move || cost);
         for (cache, layer) in caches.iter_mut().zip(&self.layers) {
             let size = layer.block_bytes;
             for run in runs(blocks) {
@@ -116,7 +122,14 @@ impl SwapSpace {
                 copy(&layer.values, &mut cache.values)?;
             }
         }
+        drop(time);
         Ok(device.record(Queue::Copy)?)
+    }
+
+    /// Keys and values of all layers.
+    fn cost_of(&self, blocks: &[(u32, u32)]) -> Cost {
+        let bytes = self.layers.iter().map(|layer| 2 * layer.block_bytes * blocks.len()).sum::<usize>();
+        Cost { bytes: bytes as u64, operations: 0 }
     }
 
     /// That the caches are such as it was made for, and that all blocks exist.

@@ -17,7 +17,7 @@ use crate::memory::HostMemory;
 use crate::pinned::{Locked, Pinned};
 use crate::queue::{Event, Mark, Progress, Queue};
 use crate::sim::{Libraries, Part, SimError, Work};
-use crate::{Device, DeviceError, Isa, Launch, LaunchError, Matrix, MemoryInfo, Options, Pool};
+use crate::{Device, DeviceError, Isa, Launch, LaunchError, Matrix, MemoryInfo, Options, Pool, Profile};
 
 /// Memory of this machine now, or of the container that this process is in.
 pub fn host_memory() -> MemoryInfo {
@@ -44,13 +44,16 @@ pub(crate) struct Host {
     kernels: Option<Libraries>,
     /// `cuda-sim`: the capture under way.
     tape: Tape<Work>,
+    /// [`Options::profile`].
+    profile: Option<Arc<Profile>>,
 }
 
 impl Host {
     pub fn cpu(options: &Options) -> Result<Host, DeviceError> {
         let pool = Pool::new(options.threads)?;
         let (order, progress, allocated) = (Arc::default(), Arc::default(), Arc::default());
-        Ok(Host { pool, order, progress, allocated, kernels: None, tape: Tape::of("cuda-sim") })
+        let (tape, profile) = (Tape::of("cuda-sim"), options.profile.clone());
+        Ok(Host { pool, order, progress, allocated, kernels: None, tape, profile })
     }
 
     pub fn sim(options: &Options) -> Result<Host, DeviceError> {
@@ -156,6 +159,10 @@ impl Device for Host {
             None => PackedMatrix::quantize(&self.pool, quantization, k, parts).map(Matrix::packed),
             Some(_) => Err(DeviceError::NoQuantization { device: self.name(), quantization }),
         }
+    }
+
+    fn profile(&self) -> Option<&Arc<Profile>> {
+        self.profile.as_ref()
     }
 
     fn is_host(&self) -> bool {

@@ -57,6 +57,7 @@ mod memory;
 mod mirror;
 mod pinned;
 mod pool;
+pub mod profile;
 mod queue;
 pub mod roofline;
 pub mod sim;
@@ -77,6 +78,7 @@ pub use memory::Element;
 pub use mirror::Mirror;
 pub use pinned::Pinned;
 pub use pool::Pool;
+pub use profile::Profile;
 pub use queue::{Event, Queue};
 pub use simd::Isa;
 pub use tensor::Tensor;
@@ -235,6 +237,10 @@ pub trait Device: Send + Sync {
     fn compute_capability(&self) -> Option<(u32, u32)> {
         None
     }
+    /// Where the times of steps are recorded, if they are.
+    fn profile(&self) -> Option<&Arc<Profile>> {
+        None
+    }
 }
 
 /// A weight matrix on a device; made by [`Device::matrix`] or [`Matrix::dense`].
@@ -259,6 +265,14 @@ impl Matrix {
         match &self.0 {
             Stored::Packed(packed) => packed.k(),
             Stored::Dense(dense) => dense.k,
+        }
+    }
+
+    /// Bytes of the weights as they lie in memory, scales included.
+    pub fn bytes(&self) -> usize {
+        match &self.0 {
+            Stored::Packed(packed) => packed.bytes(),
+            Stored::Dense(dense) => dense.numbers.len_bytes(),
         }
     }
 
@@ -309,6 +323,8 @@ pub struct Options {
     /// `cuda`: every element of a product ([`Device::product`]) has one order of summation, whatever the number of rows. The
     /// other backends have no other way.
     pub deterministic: bool,
+    /// Where the times of steps are to be recorded.
+    pub profile: Option<Arc<Profile>>,
     /// `cuda-sim`: of the order in which threads and blocks of a launch run; 0 is the natural one.
     pub seed: u64,
 }

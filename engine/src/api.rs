@@ -1,6 +1,7 @@
 //! What a caller says to the engine and what it hears back: plain values.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use attention_kernels::Dtype;
 use device::gemm::Quantization;
@@ -233,6 +234,9 @@ pub struct EngineConfig {
     pub max_unread_events: usize,
     /// First come first served, or by priority.
     pub policy: sched::Policy,
+    /// Where the time of each step is recorded, by operation and phase, if it is; of one engine. Decode steps are not CUDA graphs
+    /// then, and each step waits for the device.
+    pub profile: Option<Arc<device::Profile>>,
     /// Base of the seeds of requests that bring none; random if `None`.
     pub seed: Option<u64>,
     /// Worker threads; `None` uses every core.
@@ -371,6 +375,7 @@ impl Default for EngineConfig {
             max_queued_requests: 4096,
             max_unread_events: 4096,
             policy: sched::Policy::Fcfs,
+            profile: None,
             seed: None,
             threads: None,
             quantization: None,

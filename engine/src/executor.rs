@@ -5,7 +5,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use attention_kernels::{KernelError, KvCache, SwapSpace};
-use device::{Buffer, Device, DeviceError, Event, Queue};
+use device::profile::{Phase, Step};
+use device::{Buffer, Device, DeviceError, Event, Profile, Queue};
 use models::{Fill, ForwardBatch, Model};
 use sched::{BlockId, MemOp, SeqId, Span, StepPlan};
 
@@ -78,6 +79,21 @@ impl Executor {
         }
     }
 
+    /// A step of the device's profile, if it has one.
+    pub fn profile_step(&self) -> Option<Step> {
+        Profile::step(&self.device)
+    }
+
+    /// Where the phases of a step are recorded, if they are.
+    pub fn profile(&self) -> Option<Arc<Profile>> {
+        self.device.profile().cloned()
+    }
+
+    /// A phase of the step, if they are recorded.
+    pub fn phase(&self, name: &'static str) -> Option<Phase> {
+        self.device.profile()?.phase(name)
+    }
+
     pub fn vocab_size(&self) -> usize {
         self.model.config().vocab_size
     }
@@ -85,6 +101,7 @@ impl Executor {
     /// Does what comes before the forward pass: memory operations, block tables, the batch. Of the step's hidden states those stay
     /// for [`Executor::logits`] that are of the last row of a span that samples, and all rows where `scored`.
     pub fn prepare(&mut self, plan: &StepPlan, scored: impl Fn(&Span) -> bool) -> Result<(), KernelError> {
+        let _phase = self.phase("inputs");
         for seq in &plan.released {
             self.tables.remove(seq);
         }
@@ -224,6 +241,7 @@ impl Executor {
         {
             self.passed += usize::from(!self.transfers.is_empty());
         }
+        let _phase = self.phase("launch");
         let Executor { device, model, batch, caches, .. } = self;
         let mut forward = || model.forward_with(batch, caches, fill);
         // Elsewhere the pool's threads have nothing to do.
@@ -252,6 +270,7 @@ impl Executor {
 
     /// Logits of rows of the last step; at most [`models::LOGIT_ROWS`].
     pub fn logits(&mut self, rows: &[u32]) -> Result<&[f32], KernelError> {
+        let _phase = self.phase("launch");
         let Executor { device, model, .. } = self;
         device.pool().enter(|| model.logits(rows))
     }
@@ -263,12 +282,14 @@ impl Executor {
 
     /// Hidden states of rows of the last step behind the final norm; at most [`models::LOGIT_ROWS`].
     pub fn hidden(&mut self, rows: &[u32]) -> Result<&[f32], KernelError> {
+        let _phase = self.phase("launch");
         let Executor { device, model, .. } = self;
         device.pool().enter(|| model.hidden(rows))
     }
 
     /// Applies memory operations in order; neighbours of one kind go to the device together.
     fn memory(&mut self, ops: &[MemOp]) -> Result<(), KernelError> {
+        let _phase = if ops.is_empty() { None } else { self.phase("memory") };
         for run in ops.chunk_by(|a, b| std::mem::discriminant(a) == std::mem::discriminant(b)) {
             self.pairs.clear();
             for op in run {

@@ -8,14 +8,15 @@ use crate::api::EngineConfig;
 use crate::plan::{Bytes, Plan};
 
 /// Turns graphs on, unless `--enforce-eager` or the device says no, and returns the bytes that all of them will take on a GPU:
-/// what the largest takes, captured on a cache of the least size, times their number. A smaller one takes no more.
+/// what the largest takes, captured on a cache of the least size, times their number. A smaller one takes no more. A profile has
+/// none: the operations of a graph can not be timed one by one.
 pub(crate) fn measure(
     engine: &EngineConfig,
     model: &mut Model,
     device: &dyn Device,
     limits: &StepLimits,
 ) -> Result<u64, KernelError> {
-    if engine.enforce_eager {
+    if engine.enforce_eager || device.profile().is_some() {
         return Ok(0);
     }
     model.use_graphs(engine.max_num_seqs);

@@ -35,6 +35,7 @@ mod llm;
 mod load;
 mod plan;
 mod pooling;
+pub mod profile;
 mod publish;
 mod slots;
 mod status;
@@ -53,6 +54,7 @@ pub mod kernels {
 pub use api::*;
 pub use attention_kernels::{Dtype, KernelChoice};
 pub use core::{Engine, TokenEvent};
+pub use device::Profile;
 pub use device::gemm::Quantization;
 pub use error::{EngineError, SubmitError};
 pub use floor::{Floor, Work};

@@ -70,6 +70,7 @@ fn open_device(engine: &EngineConfig) -> Result<(Arc<dyn Device>, Option<String>
         threads: engine.threads,
         kernels: engine.kernels_dir.clone(),
         deterministic: engine.deterministic,
+        profile: engine.profile.clone(),
         ..Default::default()
     };
     if engine.device != "auto" {

@@ -10,7 +10,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use attention_kernels::KernelError;
-use device::{Buffer, Device};
+use device::profile::{self, Cost};
+use device::{Buffer, Device, Queue};
 use sampling::device::{DeviceSampler, Limits, Logits, LogitsType, Pending, Place, Row, SampleError};
 use sampling::{Context, Sampled, TokenSet};
 
@@ -18,6 +19,7 @@ use crate::draw::Active;
 
 /// The device's sampler, and who is in it.
 pub(crate) struct Slots {
+    device: Arc<dyn Device>,
     sampler: DeviceSampler,
     free: Vec<u32>,
     /// Of the step that is made ready.
@@ -27,10 +29,11 @@ pub(crate) struct Slots {
 
 impl Slots {
     pub fn new(device: Arc<dyn Device>, limits: Limits) -> Result<Slots, SampleError> {
-        let sampler = DeviceSampler::new(device, limits)?;
+        let sampler = DeviceSampler::new(device.clone(), limits)?;
         let count = limits.max_num_seqs;
         let free = (0..count as u32).rev().collect();
-        Ok(Slots { sampler, free, rows: Vec::with_capacity(count), places: Vec::with_capacity(count) })
+        let (rows, places) = (Vec::with_capacity(count), Vec::with_capacity(count));
+        Ok(Slots { device, sampler, free, rows, places })
     }
 
     /// Takes a sequence's slot away, if it has one.
@@ -148,12 +151,15 @@ impl Slots {
     /// Draws from these rows of logits, which are of float32 and without gaps; behind the forward pass.
     pub fn draw(&mut self, logits: &Buffer) -> Result<Pending, SampleError> {
         let logits = Logits { buffer: logits, dtype: LogitsType::F32, stride: self.sampler.limits().vocab };
+        let time = profile::start(&*self.device, Queue::Compute, "sample", "", Cost::default);
         self.sampler.launch(&logits, self.rows.len())?;
+        drop(time);
         self.sampler.read()
     }
 
     /// Waits for the draws of a step.
     pub fn collect(&self, pending: &Pending) -> Result<impl Iterator<Item = Sampled>, SampleError> {
+        let _phase = self.device.profile().and_then(|profile| profile.phase("wait"));
         self.sampler.collect(pending)
     }
 }

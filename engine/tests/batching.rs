@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{alone, config, prompt, request, tokens};
+use common::{alone, alone_on, config, on_sim, prompt, request, tokens};
 use engine::{EngineConfig, GenerationParams, GenerationRequest, Llm};
 use proptest::prelude::*;
 
@@ -105,6 +105,36 @@ fn a_prompt_of_one_token_and_one_that_fills_the_context_both_run() {
     assert_eq!(tokens(&mut llm, vec![open_end])[0][0].len(), 12, "no limit fills the context");
 }
 
+/// Prompt tokens, tokens to draw and samples of each request.
+type Shapes = Vec<(usize, usize, usize)>;
+
+/// Every request of a load gives the tokens that it gives alone, in a pool that holds the greatest of them and `spare` blocks more,
+/// in steps of `budget` tokens; `on` makes the configuration one of the device.
+fn any_load(
+    on: impl Fn(EngineConfig) -> EngineConfig,
+    shapes: Shapes,
+    spare: u64,
+    budget: usize,
+    prefix_caching: bool,
+) -> Result<(), TestCaseError> {
+    // Some prompts are equal, so that the prefix cache is hit while others are evicted.
+    let requests: Vec<GenerationRequest> =
+        shapes.iter().zip(0..).map(|(&(len, out, n), i)| request(i % 3, len, out, n)).collect();
+    let blocks = |r: &GenerationRequest| {
+        let (p, out) = (r.prompt.len() as u64, r.params.max_tokens.unwrap_or(0) as u64);
+        p / 8 + r.params.n as u64 * ((p + out - 1).div_ceil(8) - p / 8)
+    };
+    let pool = requests.iter().map(blocks).max().unwrap_or(1) + spare;
+    let longest = requests.iter().map(|r| r.prompt.len() + r.params.max_tokens.unwrap_or(0)).max().unwrap_or(0);
+    prop_assume!(longest as u64 <= pool * 8);
+    let small =
+        EngineConfig { max_num_batched_tokens: budget, enable_prefix_caching: prefix_caching, ..config(pool.max(2)) };
+    let mut llm = Llm::new(on(small)).unwrap();
+    prop_assert_eq!(tokens(&mut llm, requests.clone()), alone_on(on(config(256)), &requests));
+    prop_assert_eq!(llm.stats().kv_cache_usage, 0.0);
+    Ok(())
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(12))]
     #[test]
@@ -114,17 +144,28 @@ proptest! {
         budget in 17usize..80,
         prefix_caching: bool,
     ) {
-        // Some prompts are equal, so that the prefix cache is hit while others are evicted.
-        let requests: Vec<GenerationRequest> = shapes.iter().zip(0..).map(|(&(len, out, n), i)| request(i % 3, len, out, n)).collect();
-        let blocks = |r: &GenerationRequest| {
-            let (p, out) = (r.prompt.len() as u64, r.params.max_tokens.unwrap_or(0) as u64);
-            p / 8 + r.params.n as u64 * ((p + out - 1).div_ceil(8) - p / 8)
-        };
-        let pool = requests.iter().map(blocks).max().unwrap_or(1) + spare;
-        let mut llm = Llm::new(EngineConfig { max_num_batched_tokens: budget, enable_prefix_caching: prefix_caching, ..config(pool.max(2)) }).unwrap();
-        let longest = requests.iter().map(|r| r.prompt.len() + r.params.max_tokens.unwrap_or(0)).max().unwrap_or(0);
-        prop_assume!(longest as u64 <= pool * 8);
-        prop_assert_eq!(tokens(&mut llm, requests.clone()), alone(&requests));
-        prop_assert_eq!(llm.stats().kv_cache_usage, 0.0);
+        any_load(|config| config, shapes, spare, budget, prefix_caching)?;
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(4))]
+    #[test]
+    fn on_cuda_sim_any_load_gives_the_tokens_of_each_alone_too(
+        shapes in prop::collection::vec((1usize..24, 1usize..8, 1usize..3), 2..6),
+        spare in 0u64..4,
+        budget in 17usize..30,
+        prefix_caching: bool,
+    ) {
+        // Without a compiler nothing was built, and that is reported.
+        if let Some(sim) = on_sim(config(256)) {
+            let on = |config| EngineConfig {
+                device: sim.device.clone(),
+                kernels_dir: sim.kernels_dir.clone(),
+                deterministic: sim.deterministic,
+                ..config
+            };
+            any_load(on, shapes, spare, budget, prefix_caching)?;
+        }
     }
 }

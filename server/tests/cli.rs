@@ -113,6 +113,23 @@ fn benches_measure_the_demo_model() {
 }
 
 #[test]
+fn a_profile_is_a_table_and_a_trace_and_a_file_that_can_not_be_written_is_refused_before_the_model_loads() {
+    let (_folder, path) = file("trace.json", "");
+    let short = ["-p", "a", "--max-tokens", "3", "--profile", &path];
+    let output = run(&[&["generate"], &short[..], &SMALL[..]].concat());
+    assert!(!stdout(&output).contains("profile"), "{output:?}");
+    let notes = String::from_utf8_lossy(&output.stderr);
+    assert!(notes.contains("profile of 3 steps") && notes.contains("of the floor"), "{notes}");
+    let trace: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    let events = trace["traceEvents"].as_array().unwrap();
+    assert_eq!(events.iter().filter(|event| event["name"] == "step").count(), 3);
+    for command in [&["generate", "/no/such/model", "-p", "a"][..], &["serve", "/no/such/model", "--port", "0"]] {
+        let output = run(&[command, &["--profile", "/no/such/folder/trace.json"]].concat());
+        assert_refuses(&output, &["--profile /no/such/folder/trace.json", "expected a file that can be written"]);
+    }
+}
+
+#[test]
 fn an_empty_key_in_the_environment_is_refused_like_one_on_the_command_line() {
     let output = quire(&["serve"]).env("QUIRE_API_KEY", "").output().unwrap();
     assert_refuses(&output, &["--api-key"]);

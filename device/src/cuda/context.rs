@@ -15,6 +15,9 @@ use crate::Queue;
 /// CUDA 13.0, as `cuDriverGetVersion` counts.
 const LEAST_VERSION: c_int = 13_000;
 
+/// What `cargo xtask build-kernels` compiles for.
+const LEAST_CAPABILITY: (u32, u32) = (8, 0);
+
 /// A GPU. Everything that lives on it keeps it open.
 pub(crate) struct Context {
     device: sys::CUdevice,
@@ -66,8 +69,19 @@ pub(super) fn open() -> Result<Arc<Context>, CudaError> {
     let multiprocessors = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
     let shared_bytes = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?;
     let name = result::device::get_name(device).map_err(no_start)?;
+    if capability < LEAST_CAPABILITY {
+        return Err(CudaError::OldGpu { name, capability });
+    }
+    // SAFETY: the device is one of the driver's.
+    let bytes = unsafe { result::device::total_mem(device) }.map_err(no_start)? as u64;
+    let full = |error: DriverError| match error.0 {
+        sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY | sys::CUresult::CUDA_ERROR_DEVICE_UNAVAILABLE => {
+            CudaError::InUse { name: name.clone(), bytes, refusal: Refusal(error) }
+        }
+        _ => no_start(error),
+    };
     // SAFETY: the device is one of the driver's; `Context` gives the reference back.
-    let context = unsafe { result::primary_ctx::retain(device) }.map_err(no_start)?;
+    let context = unsafe { result::primary_ctx::retain(device) }.map_err(full)?;
     let mut opened = Context {
         device,
         context,
@@ -76,11 +90,11 @@ pub(super) fn open() -> Result<Arc<Context>, CudaError> {
         capability,
         multiprocessors,
         shared_bytes,
-        name,
+        name: name.clone(),
     };
     opened.enter()?;
     for stream in &mut opened.streams {
-        *stream = result::stream::create(StreamKind::NonBlocking).map_err(no_start)?;
+        *stream = result::stream::create(StreamKind::NonBlocking).map_err(full)?;
     }
     Ok(Arc::new(opened))
 }

@@ -26,6 +26,30 @@ pub enum CudaError {
         "--device cuda: the NVIDIA driver finds no GPU; see CUDA_VISIBLE_DEVICES and nvidia-smi, or use --device cpu"
     )]
     NoGpu,
+    /// A GPU that the kernels are not compiled for.
+    #[error(
+        "--device cuda: found {name} of compute capability {}.{}, expected 8.0 or newer; name another GPU in CUDA_VISIBLE_DEVICES, or use --device cpu",
+        .capability.0, .capability.1
+    )]
+    OldGpu {
+        /// The GPU.
+        name: String,
+        /// What it has.
+        capability: (u32, u32),
+    },
+    /// Other programs leave no room on the GPU to open it, or have it for themselves.
+    #[error(
+        "--device cuda: {name}, {:.1} GiB, is in use and can not be opened ({refusal}); nvidia-smi shows by whom: end that, name another GPU in CUDA_VISIBLE_DEVICES, or use --device cpu",
+        *.bytes as f64 / (1u64 << 30) as f64
+    )]
+    InUse {
+        /// The GPU.
+        name: String,
+        /// All of its memory.
+        bytes: u64,
+        /// The driver's word.
+        refusal: Refusal,
+    },
     /// The library of matrix products is not there.
     #[error(
         "--device cuda: found no cuBLASLt (libcublasLt.so.13), which matrix products need; install cuBLAS of CUDA 13, or put its folder into LD_LIBRARY_PATH"

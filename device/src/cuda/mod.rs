@@ -27,7 +27,7 @@ use crate::gemm::{Product, WeightFormat};
 use crate::graph::{Graph, Recorded, Tape};
 use crate::pinned::{Locked, Pinned};
 use crate::queue::{Event, Mark, Progress, Queue};
-use crate::{Device, DeviceError, Launch, LaunchError, Matrix, MemoryInfo, Options, Pool};
+use crate::{Device, DeviceError, Launch, LaunchError, Matrix, MemoryInfo, Options, Pool, Profile};
 use blas::Blas;
 use context::Context;
 use error::refused;
@@ -49,6 +49,8 @@ pub(crate) struct Cuda {
     tape: Tape<Arc<DeviceMemory>>,
     /// [`Options::deterministic`].
     deterministic: bool,
+    /// [`Options::profile`].
+    profile: Option<Arc<Profile>>,
     context: Arc<Context>,
 }
 
@@ -63,6 +65,7 @@ impl Cuda {
             blas: Mutex::default(),
             tape: Tape::of(NAME),
             deterministic: options.deterministic,
+            profile: options.profile.clone(),
             context,
         })
     }
@@ -347,6 +350,10 @@ impl Device for Cuda {
             Recorded::Cuda(graph, _) if Arc::ptr_eq(&graph.context, &self.context) => Ok(graph.launch()?),
             _ => Err(DeviceError::WrongDevice { expected: NAME, found: graph.device() }),
         }
+    }
+
+    fn profile(&self) -> Option<&Arc<Profile>> {
+        self.profile.as_ref()
     }
 
     fn compute_capability(&self) -> Option<(u32, u32)> {

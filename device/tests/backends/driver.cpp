@@ -9,9 +9,10 @@
 // copies from and to the host end the capture. A graph takes memory, and memory that it works on is not given back before it.
 //
 // FAKE_VERSION, FAKE_GPUS, FAKE_INIT and FAKE_CAPABILITY make it another driver: its version, the number of GPUs, what
-// cuInit returns, and major * 10 + minor.
+// cuInit returns, and major * 10 + minor. FAKE_RETAIN is what opening the GPU returns, FAKE_FREE the MiB that other programs leave of it.
 #include <quire/sim.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -207,9 +208,17 @@ CALL(cuDeviceGetAttribute, int* value, int attribute, int device) {
     return SUCCESS;
 }
 
+CALL(cuDeviceTotalMem_v2, size_t* bytes, int device) {
+    const Lock guard(lock);
+    NEEDS(device == 7, INVALID_VALUE);
+    *bytes = MEMORY;
+    return SUCCESS;
+}
+
 CALL(cuDevicePrimaryCtxRetain, void** context, int device) {
     const Lock guard(lock);
     NEEDS(device == 7, INVALID_VALUE);
+    if (const int refused = number("FAKE_RETAIN", SUCCESS)) return refused;
     retained++;
     *context = &retained;
     return SUCCESS;
@@ -376,6 +385,7 @@ CALL(cuMemGetInfo_v2, size_t* available, size_t* total) {
     *total = *available = MEMORY;
     for (const auto& [address, bytes] : device_memory) *available -= bytes;
     *available -= executables.size() * GRAPH;
+    *available = std::min(*available, size_t(number("FAKE_FREE", MEMORY >> 20)) << 20);
     return SUCCESS;
 }
 

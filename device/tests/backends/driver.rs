@@ -1,14 +1,15 @@
 //! The `cuda` backend over `driver.cpp` and `blas.cpp`, a driver and a cuBLASLt of host code: this program once more, in an environment where that is
 //! the first `libcuda.so.1` that the loader finds. What the calls of a real driver do is not tested by it.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, Output};
 use std::sync::OnceLock;
 
 use device::sim::Library;
 use device::{Arg, DeviceError, Launch, Options};
-use xtask::{not_run, workspace};
+use xtask::not_run;
 
+use super::fake::compile;
 use super::{MODULE, host_library};
 
 /// Says to the program that is started that its driver is a fake.
@@ -60,21 +61,6 @@ impl Fake {
     }
 }
 
-/// Compiles a file of this folder into a library over another.
-fn compile(source: &str, over: &Path, output: &Path) {
-    let named = std::env::var_os("CXX").filter(|name| !name.is_empty()).map(PathBuf::from);
-    let compilers = named.into_iter().chain(["g++", "c++", "clang++"].map(PathBuf::from));
-    let root = workspace::root();
-    let outputs = compilers.filter_map(|compiler| {
-        let mut command = Command::new(compiler);
-        command.args(["-std=c++17", "-O1", "-Wall", "-shared", "-fPIC", "-fvisibility=hidden", "-Wl,-rpath,$ORIGIN"]);
-        command.arg("-I").arg(root.join("device/simt/include")).arg(root.join("device/tests/backends").join(source));
-        command.arg(over).arg("-o").arg(output).output().ok()
-    });
-    let output = outputs.into_iter().next().unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-}
-
 /// A fat binary with one empty entry.
 fn fat_binary(architecture: u32) -> Vec<u8> {
     let mut bytes = [0; 16 + 72];
@@ -118,7 +104,13 @@ fn what_a_driver_lacks_is_said_in_one_line() {
         (("FAKE_GPUS", "0"), "the NVIDIA driver finds no GPU"),
         (("FAKE_INIT", "100"), "the NVIDIA driver finds no GPU"),
         (("FAKE_INIT", "999"), "does not start (CUDA_ERROR_UNKNOWN, a text of the driver)"),
-        (("FAKE_CAPABILITY", "75"), "found code for sm_90, expected some for compute capability 7.5"),
+        (("FAKE_CAPABILITY", "75"), "found host code of compute capability 7.5, expected 8.0 or newer; name another"),
+        (
+            ("FAKE_RETAIN", "2"),
+            "host code, 16.0 GiB, is in use and can not be opened (CUDA_ERROR_OUT_OF_MEMORY, a text",
+        ),
+        (("FAKE_RETAIN", "46"), "is in use and can not be opened (CUDA_ERROR_DEVICE_UNAVAILABLE, a text"),
+        (("FAKE_RETAIN", "999"), "does not start (CUDA_ERROR_UNKNOWN, a text of the driver)"),
         (("FAKE_CAPABILITY", "100"), "found code for sm_90, expected some for compute capability 10.0"),
     ] {
         let output = fake.run("driver::opening", &["--exact"], &[variables]);

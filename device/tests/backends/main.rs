@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod driver;
+mod fake;
 mod graphs;
 
 use std::sync::Arc;

@@ -39,9 +39,16 @@ impl Engine {
     ///
     /// Where the device draws, the step after it is under way when this returns.
     pub fn step(&mut self, mut emit: impl FnMut(RequestId, TokenEvent)) {
+        let (_step, profile) = (self.executor.profile_step(), self.executor.profile());
+        let mut emit = |id, event| {
+            let _phase = profile.as_ref().and_then(|profile| profile.phase("publish"));
+            emit(id, event);
+        };
         self.scheduled.clear();
         while self.may_plan() {
+            let phase = self.executor.phase("plan");
             let plan = self.scheduler.plan();
+            drop(phase);
             tracing::debug!("{plan}");
             if !self.launch(plan) {
                 break;
@@ -55,7 +62,9 @@ impl Engine {
     }
 
     fn may_plan(&self) -> bool {
-        let depth = if self.slots.is_some() { 2 } else { 1 };
+        // A profile reads the times of a step when it is over.
+        let ahead = self.slots.is_some() && self.executor.profile().is_none();
+        let depth = if ahead { 2 } else { 1 };
         self.flights.len() < depth && self.flights.back().is_none_or(|flight| !flight.holds_up)
     }
 
@@ -92,6 +101,7 @@ impl Engine {
         if let Err(error) = taken {
             self.fail(&plan, &error, emit);
         }
+        let _phase = self.executor.phase("commit");
         if let Err(error) = self.scheduler.commit(plan.step, self.outcomes.list()) {
             // Can only be a fault of this file; the requests concerned must not wait for ever.
             tracing::error!("step {} was not committed: {error}", plan.step.0);
@@ -138,7 +148,10 @@ impl Engine {
         }
         match &flight.results {
             Results::Drawn(_) | Results::Host => {}
-            Results::Marked(event) => event.synchronize()?,
+            Results::Marked(event) => {
+                let _phase = self.executor.phase("wait");
+                event.synchronize()?;
+            }
         }
         for (span, index) in flight.plan.spans.iter().zip(0..) {
             if flight.scored {
@@ -182,11 +195,13 @@ impl Engine {
 
     /// Draws from the rows of logits that the host has to see.
     fn draw_on_host(&mut self, flight: &Flight, emit: &mut impl FnMut(RequestId, TokenEvent)) -> Result<(), StepError> {
+        let profile = self.executor.profile();
         for chunk in flight.lists.on_host.chunks(LOGIT_ROWS) {
             self.rows.clear();
             self.rows.extend(chunk.iter().map(|&span| self.executor.last_row(span)));
             let logits = self.executor.logits(&self.rows)?;
             let vocab_size = logits.len() / chunk.len();
+            let _phase = profile.as_ref().and_then(|profile| profile.phase("sample"));
             for (&span, logits) in chunk.iter().zip(logits.chunks(vocab_size)) {
                 let span = &flight.plan.spans[span];
                 let Some(active) = self.requests.get_mut(&span.seq.request) else { continue };

@@ -31,6 +31,12 @@ pub fn config(blocks: u64) -> EngineConfig {
     }
 }
 
+/// The same on `cuda-sim`, with bits that do not depend on the batch. `None`, reported, where there is no compiler.
+pub fn on_sim(config: EngineConfig) -> Option<EngineConfig> {
+    let kernels_dir = Some(xtask::kernels::host::folder_for_tests()?);
+    Some(EngineConfig { device: "cuda-sim".into(), kernels_dir, deterministic: true, ..config })
+}
+
 /// `len` tokens that differ from prompt to prompt.
 pub fn prompt(which: u32, len: usize) -> Vec<u32> {
     (0..len as u32).map(|i| 3 + (which * 131 + i * 17 + i * i * which) % 550).collect()
@@ -45,7 +51,12 @@ pub fn request(which: u32, len: usize, max_tokens: usize, n: usize) -> Generatio
 
 /// What each request gives alone in a large pool: token ids per sequence.
 pub fn alone(requests: &[GenerationRequest]) -> Vec<Vec<Vec<u32>>> {
-    let mut llm = Llm::new(config(256)).unwrap();
+    alone_on(config(256), requests)
+}
+
+/// The same under that configuration.
+pub fn alone_on(config: EngineConfig, requests: &[GenerationRequest]) -> Vec<Vec<Vec<u32>>> {
+    let mut llm = Llm::new(config).unwrap();
     requests.iter().map(|request| tokens(&mut llm, vec![request.clone()]).remove(0)).collect()
 }
 

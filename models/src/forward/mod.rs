@@ -30,6 +30,7 @@ mod groups;
 mod launched;
 mod linear;
 mod ops;
+mod profiled;
 mod rope;
 mod scales;
 mod step;
@@ -54,6 +55,7 @@ use graphs::Graphs;
 use launched::Launched;
 use linear::{Linear, Loader};
 use ops::{Cpu, Heads, LayerOps};
+use profiled::Profiled;
 use step::StepBuffers;
 pub use step::StepLimits;
 
@@ -170,6 +172,7 @@ impl Model {
             let launched = Launched::new(&device, config, &layout, &frequencies, dtype, max_rows);
             Box::new(launched.map_err(failed)?)
         };
+        let ops = Profiled::over(ops, &device, dtype);
         Ok(Model {
             config: config.clone(),
             device,

@@ -15,6 +15,7 @@ use super::bench::BenchArgs;
 use super::error::CliError;
 use super::limits::LimitArgs;
 use super::log::LogArgs;
+use super::profile::ProfileArgs;
 use super::top::TopArgs;
 use super::values;
 use crate::http::Reasoning;
@@ -57,6 +58,16 @@ impl Command {
             Command::Plan(args) | Command::Kernels(args) => Some(args),
             Command::Bench(args) => args.engine(),
             Command::Top(_) => None,
+        }
+    }
+
+    /// Of those that can be profiled, the flag for it.
+    pub fn profile(&self) -> Option<(&ProfileArgs, &EngineArgs)> {
+        match self {
+            Command::Serve(args) => Some((&args.profile, &args.engine)),
+            Command::Generate(args) => Some((&args.profile, &args.engine)),
+            Command::Bench(args) => args.profile(),
+            Command::Chat(_) | Command::Plan(_) | Command::Kernels(_) | Command::Top(_) => None,
         }
     }
 }
@@ -219,6 +230,7 @@ impl EngineArgs {
             policy: self.scheduling_policy.unwrap_or(default.policy),
             swap_space_bytes: self.swap_space.unwrap_or(default.swap_space_bytes),
             preemption_mode: self.preemption_mode.unwrap_or(default.preemption_mode),
+            profile: default.profile,
             seed: self.seed.or(default.seed),
             max_queued_requests: default.max_queued_requests,
             max_unread_events: default.max_unread_events,
@@ -264,6 +276,9 @@ pub struct ServeArgs {
     /// Who may use the server, and how much of it.
     #[command(flatten)]
     pub limits: LimitArgs,
+    /// Where the time goes.
+    #[command(flatten)]
+    pub profile: ProfileArgs,
     /// The engine.
     #[command(flatten)]
     pub engine: EngineArgs,
@@ -329,6 +344,9 @@ pub struct GenerateArgs {
     /// Sampling; greedy without flags.
     #[command(flatten)]
     pub sampling: SamplingArgs,
+    /// Where the time goes.
+    #[command(flatten)]
+    pub profile: ProfileArgs,
     /// The engine.
     #[command(flatten)]
     pub engine: EngineArgs,

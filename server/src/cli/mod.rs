@@ -14,6 +14,7 @@ mod limits;
 mod log;
 #[cfg(feature = "otel")]
 mod otel;
+mod profile;
 mod serve;
 mod session;
 mod top;
@@ -32,6 +33,7 @@ use args::{Cli, Command, EngineArgs};
 use config::ConfigFile;
 use error::CliError;
 use log::{LogArgs, note};
+use profile::Profiling;
 
 /// Runs the program on its arguments, the first of which is its own name.
 pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
@@ -46,9 +48,10 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
 }
 
 fn run(arguments: Vec<OsString>) -> Result<(), CliError> {
-    let Some((command, config)) = parse(arguments)? else { return Ok(()) };
+    let Some((command, mut config)) = parse(arguments)? else { return Ok(()) };
     command.engine().map_or(&LogArgs::default(), |args| &args.log).start();
-    match command {
+    let profiling = command.profile().map(|(args, engine)| args.start(&engine.common, &mut config)).transpose()?;
+    let outcome = match command {
         Command::Serve(args) => serve::run(*args, config),
         Command::Chat(args) => chat::run(args, config),
         Command::Generate(args) => generate::run(args, config),
@@ -56,7 +59,10 @@ fn run(arguments: Vec<OsString>) -> Result<(), CliError> {
         Command::Bench(args) => bench::run(args, config),
         Command::Top(args) => top::run(&args),
         Command::Kernels(_) => Ok(writeln!(io::stdout(), "{}", engine::describe_kernels(&config)?)?),
-    }
+    };
+    // What failed on the way may be what is looked for.
+    let profiled = profiling.flatten().map_or(Ok(()), Profiling::finish);
+    outcome.and(profiled)
 }
 
 /// The command and the engine's configuration, or `None` if help or the version was asked for and has been printed.

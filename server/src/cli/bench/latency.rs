@@ -9,6 +9,7 @@ use serde_json::json;
 
 use super::super::args::EngineArgs;
 use super::super::error::CliError;
+use super::super::profile::ProfileArgs;
 use super::super::values;
 use super::batch::{Batch, Bench, Phase, Run, median_and_spread, percentile, write_json};
 
@@ -33,6 +34,9 @@ pub struct LatencyArgs {
     /// Write the figures to this file; - is standard output, and nothing else then
     #[arg(long, value_name = "FILE")]
     pub output_json: Option<PathBuf>,
+    /// Where the time goes.
+    #[command(flatten)]
+    pub profile: ProfileArgs,
     /// The engine.
     #[command(flatten)]
     pub engine: EngineArgs,

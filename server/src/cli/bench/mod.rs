@@ -12,6 +12,7 @@ use engine::EngineConfig;
 
 use super::args::EngineArgs;
 use super::error::CliError;
+use super::profile::ProfileArgs;
 
 /// `quire bench`.
 #[derive(Debug, Args)]
@@ -42,6 +43,15 @@ impl BenchArgs {
         match &self.command {
             BenchCommand::Latency(args) => Some(&args.engine),
             BenchCommand::Throughput(args) => Some(&args.engine),
+            BenchCommand::Kernels(_) | BenchCommand::Roofline(_) | BenchCommand::Serve(_) => None,
+        }
+    }
+
+    /// The flag that profiles it.
+    pub fn profile(&self) -> Option<(&ProfileArgs, &EngineArgs)> {
+        match &self.command {
+            BenchCommand::Latency(args) => Some((&args.profile, &args.engine)),
+            BenchCommand::Throughput(args) => Some((&args.profile, &args.engine)),
             BenchCommand::Kernels(_) | BenchCommand::Roofline(_) | BenchCommand::Serve(_) => None,
         }
     }

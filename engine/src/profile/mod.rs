@@ -1,0 +1,163 @@
+//! What a [`device::Profile`] has recorded, as a table for people and as a trace for `chrome://tracing` and Perfetto.
+//!
+//! Of each operation and phase the table shows the time of its own, without what ran within it, so that the rows of a track sum
+//! to the time of the steps. What nobody was at work in is a row too: `idle` of a device.
+
+mod trace;
+
+use std::fmt::{self, Write};
+use std::time::Duration;
+
+use attention_kernels::trial::Peaks;
+use device::profile::{Cost, Recorded, Total, Track};
+
+pub use trace::trace;
+
+/// What a device could do at best, for times to be compared with; `None`: nobody knows.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Best {
+    /// Bytes a second from memory.
+    pub bytes: Option<f64>,
+    /// Multiplications and additions a second.
+    pub operations: Option<f64>,
+}
+
+impl Best {
+    /// Of what was measured; `quantized`: products are of 8-bit integers.
+    pub fn of(peaks: &Peaks, quantized: bool) -> Best {
+        let on_host = if quantized { peaks.int8 } else { peaks.f32 };
+        Best { bytes: peaks.read, operations: peaks.tensor.or(on_host) }
+    }
+
+    /// Seconds that the cost takes at least; `None` where it or the device is not known.
+    fn seconds(&self, cost: &Cost) -> Option<f64> {
+        let least = |amount: u64, rate: Option<f64>| (amount > 0).then(|| rate.map(|rate| amount as f64 / rate))?;
+        let (bytes, operations) = (least(cost.bytes, self.bytes), least(cost.operations, self.operations));
+        bytes.into_iter().chain(operations).reduce(f64::max)
+    }
+}
+
+/// One line of the table.
+struct Row {
+    track: Track,
+    name: String,
+    total: Total,
+}
+
+/// The table: on each track the greatest first. Ends without a line end.
+pub fn table(recorded: &Recorded, best: &Best) -> String {
+    let mut text = String::new();
+    // Into a string; that can not fail.
+    let _ = write_table(&mut text, recorded, best);
+    text
+}
+
+fn write_table(out: &mut String, recorded: &Recorded, best: &Best) -> fmt::Result {
+    let rows = rows(recorded);
+    let whole = whole(recorded);
+    writeln!(out, "profile of {} steps, {:.3} s; times are a row's own", recorded.steps, whole.as_secs_f64())?;
+    let width = rows.iter().map(|row| row.name.chars().count()).max().unwrap_or(0);
+    write!(out, "{:width$}  {:>9} {:>11} {:>11} {:>7}", "", "calls", "total ms", "mean us", "share")?;
+    write!(out, " {:>9} {:>9} {:>12}", "GB/s", "GOP/s", "of the floor")?;
+    for (track, title) in [(Track::Host, "host"), (Track::Compute, "device"), (Track::Copy, "copies beside")] {
+        if !rows.iter().any(|row| row.track == track && row.total.calls > 0) {
+            continue;
+        }
+        write!(out, "\n{title}")?;
+        for Row { name, total: Total { calls, own, cost, .. }, .. } in rows.iter().filter(|row| row.track == track) {
+            let (calls, seconds) = (*calls, own.as_secs_f64());
+            let share = 100.0 * seconds / whole.as_secs_f64().max(f64::MIN_POSITIVE);
+            write!(out, "\n{name:width$}  ")?;
+            match calls {
+                0 => write!(out, "{:>9} {:>11.3} {:>11}", "", seconds * 1e3, "")?,
+                calls => write!(out, "{calls:>9} {:>11.3} {:>11.2}", seconds * 1e3, seconds * 1e6 / calls as f64)?,
+            }
+            write!(out, " {share:>5.1} %")?;
+            let rate = |amount: u64| match amount {
+                0 => String::new(),
+                amount => format!("{:.1}", amount as f64 / seconds.max(1e-9) / 1e9),
+            };
+            let floor =
+                best.seconds(cost).map_or(String::new(), |least| format!("{:.0} %", 100.0 * least / seconds.max(1e-9)));
+            let cells = format!(" {:>9} {:>9} {floor:>12}", rate(cost.bytes), rate(cost.operations));
+            out.push_str(cells.trim_end());
+        }
+    }
+    if recorded.lost > 0 {
+        write!(out, "\n{} spans have no time: the device failed", recorded.lost)?;
+    }
+    Ok(())
+}
+
+/// The time of all steps.
+fn whole(recorded: &Recorded) -> Duration {
+    let steps = recorded.totals.iter().filter(|(name, _)| name.track == Track::Host && name.operation == "step");
+    steps.map(|(_, total)| total.time).sum()
+}
+
+/// The sums by name with what is left of the steps' time on each track, greatest first.
+fn rows(recorded: &Recorded) -> Vec<Row> {
+    let mut rows = Vec::new();
+    for (name, total) in &recorded.totals {
+        let text = match (name.track, name.operation) {
+            (Track::Host, "step") => "  the rest of a step".to_string(),
+            _ => format!("  {:<11} {}", name.operation, name.variant).trim_end().to_string(),
+        };
+        rows.push(Row { track: name.track, name: text, total: *total });
+    }
+    for track in [Track::Compute, Track::Copy] {
+        let busy: Duration = rows.iter().filter(|row| row.track == track).map(|row| row.total.own).sum();
+        let own = whole(recorded).saturating_sub(busy);
+        rows.push(Row { track, name: "  idle".to_string(), total: Total { own, ..Total::default() } });
+    }
+    rows.sort_by_key(|row| (row.track, std::cmp::Reverse(row.total.own)));
+    rows
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use device::profile::Name;
+
+    fn recorded() -> Recorded {
+        let mut recorded = Recorded { steps: 2, ..Recorded::default() };
+        let mut add = |track, operation, variant, calls, time, own, bytes, operations| {
+            let ms = Duration::from_millis;
+            let total = Total { calls, time: ms(time), own: ms(own), cost: Cost { bytes, operations } };
+            recorded.totals.insert(Name { track, operation, variant }, total);
+        };
+        add(Track::Host, "step", "", 2, 100, 10, 0, 0);
+        add(Track::Host, "launch", "", 4, 90, 90, 0, 0);
+        add(Track::Compute, "linear", "cpu.avx2", 8, 50, 50, 500_000_000, 1_000_000_000);
+        add(Track::Compute, "heads", "cpu.layer", 8, 20, 15, 0, 0);
+        add(Track::Compute, "cache_write", "cpu.avx2", 8, 5, 5, 5_000_000, 0);
+        recorded
+    }
+
+    #[test]
+    fn the_rows_of_a_track_sum_to_the_steps_and_the_greatest_come_first() {
+        let text = table(&recorded(), &Best { bytes: Some(20e9), operations: Some(25e9) });
+        let cells: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
+        let share = |line: &[&str]| {
+            line.iter().position(|cell| *cell == "%").map(|at| line[at - 1].parse::<f64>().unwrap()).unwrap()
+        };
+        let device = cells.iter().position(|line| *line == ["device"]).unwrap();
+        let host = cells.iter().position(|line| *line == ["host"]).unwrap();
+        for section in [&cells[host + 1..device], &cells[device + 1..]] {
+            let shares: Vec<f64> = section.iter().map(|line| share(line)).collect();
+            assert!(shares.is_sorted_by(|a, b| a >= b) && (shares.iter().sum::<f64>() - 100.0).abs() < 0.3, "{text}");
+        }
+        // 10 GB/s of 20 and 20 GOP/s of 25: the operations decide.
+        let linear = ["linear", "cpu.avx2", "8", "50.000", "6250.00", "50.0", "%", "10.0", "20.0", "80", "%"];
+        assert!(cells.contains(&linear.to_vec()), "{text}");
+        assert!(text.contains("idle") && !text.contains("copies beside"), "{text}");
+    }
+
+    #[test]
+    fn without_a_measure_of_the_device_there_is_no_floor() {
+        let text = table(&recorded(), &Best::default());
+        assert!(text.lines().any(|line| line.contains("linear") && line.ends_with("10.0      20.0")), "{text}");
+        assert!(table(&Recorded::default(), &Best::default()).starts_with("profile of 0 steps"));
+    }
+}
