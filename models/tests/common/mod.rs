@@ -2,7 +2,7 @@
 #![allow(dead_code, clippy::unwrap_used)] // each test file uses its part
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use models::{LoadError, ModelFiles};
 use serde_json::Value;
@@ -12,7 +12,7 @@ pub const CASES: [&str; 5] = ["llama", "llama31-rope", "mistral-sliding", "qwen2
 
 /// The folder of a reference case.
 pub fn folder(case: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/reference").join(case)
+    xtask::workspace::root().join("models/tests/reference").join(case)
 }
 
 pub fn files(case: &str) -> ModelFiles {
