@@ -363,7 +363,7 @@ fn all_at_once(dtype: Dtype) -> Setting {
 }
 
 #[test]
-fn halves_stay_within_their_bound_of_the_reference_and_keep_their_bits_with_graphs_and_without() {
+fn halves_stay_within_their_bound_of_the_reference_and_keep_their_bits() {
     if xtask::kernels::host::folder_for_tests().is_none() {
         return;
     }

@@ -53,17 +53,9 @@ pub fn run(args: SweepArgs, config: EngineConfig) -> Result<(), CliError> {
         lines.write(&bench, "prefill", (1, input_len), measured)?;
     }
     for &context in &args.context {
-        // Kernels are loaded and the allocator is warm before the clock counts.
-        for (warm, &batch) in args.batch_size.iter().flat_map(|batch| [(true, batch), (false, batch)]) {
-            let steps = if warm { 2 } else { args.steps };
-            // A long context has been brought in once already when the steps are counted.
-            if warm && context * batch > config.max_num_batched_tokens {
-                continue;
-            }
-            let measured = bench.decode(batch, context, steps);
-            if !warm {
-                lines.write(&bench, "decode", (batch, context), measured)?;
-            }
+        for &batch in &args.batch_size {
+            let measured = bench.decode(batch, context, args.steps);
+            lines.write(&bench, "decode", (batch, context), measured)?;
         }
     }
     Ok(())

@@ -51,7 +51,9 @@ pub fn run(args: ThroughputArgs, config: EngineConfig) -> Result<(), CliError> {
     let output = all.tokens as f64 / seconds;
     let first = |p| percentile(&run.first_tokens, p);
     let figures = json!({
-        "num_prompts": args.num_prompts, "input_len": args.input_len, "output_len": args.output_len,
+        "num_prompts": lengths.len(),
+        "input_len": args.lengths.is_none().then_some(args.input_len),
+        "output_len": args.lengths.is_none().then_some(args.output_len),
         "elapsed_time": seconds, "num_requests": lengths.len(), "total_num_tokens": all.prompt_tokens + all.tokens,
         "requests_per_second": requests, "tokens_per_second": tokens, "output_tokens_per_second": output,
         "steps": all.work.steps, "share_of_floor": share,
