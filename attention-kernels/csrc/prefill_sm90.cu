@@ -31,6 +31,7 @@ struct HopperShape {
     static constexpr int D = D_, ROWS = 128, TOKENS = 128, STAGES = 256 / D, THREADS = 384;
     static constexpr int SCORES = TOKENS / 8, SUMS = D / 8, PANELS = D / 64;
     static constexpr uint32_t CONSUMER_WARPS = 8;
+    static constexpr bool KV8 = false;
 
     // Panels of 64 elements, rows of 128 bytes, swizzled: boxes begin at multiples of 1024 bytes.
     struct alignas(1024) Shared {

@@ -223,10 +223,11 @@ __device__ __forceinline__ void await_older() {
     __syncthreads();
 }
 
-// Products to scores: scales, cap, bias, mask. `first` is the token of the warp's first column, `scales` begin with its own.
+// Products to scores: scales, cap, bias, mask. `first` is the token of the warp's first column, `scales`, of keys that have
+// one each, begin with its own.
 template <class Shape>
 __device__ __forceinline__ void finish_scores(float (&scores)[Shape::SCORES][4], const TileTask& task,
-                                              const RowPair& rows, uint32_t first, const float* scales) {
+                                              const RowPair& rows, uint32_t first, const float* scales = nullptr) {
     const auto each = [&](auto change) {
 #pragma unroll
         for (int n = 0; n < Shape::SCORES; n++) {
