@@ -79,15 +79,15 @@ fn the_script_runs_its_parts_and_ends_with_a_table() {
         "peaks: read 1 GB/s",
         &format!("9 comparisons in {} on cuda-sim", place.display()),
         "test result: ok.",
-        "sanitizers             not run",
-        "weights                not run        no python3 with torch and transformers",
-        "sweep-tiny             not run        there are no weights",
+        "sanitizers                 not run",
+        "weights                    not run        no python3 with torch and transformers",
+        "sweep-tiny                 not run        there are no weights",
     ] {
         assert!(said.contains(words), "{words:?} is not in {said}");
     }
     let parts = said.split_once("## Parts\n").unwrap().1;
     for part in ["roofline", "conformance", "kernels", "models-forward", "engine-bits"] {
-        assert!(parts.contains(&format!("{part:<22} ok")), "{part:?} is not in {parts}");
+        assert!(parts.contains(&format!("{part:<26} ok")), "{part:?} is not in {parts}");
     }
     assert!(std::fs::read_to_string(bundle.0.join("kept/results.md")).unwrap().contains("## Parts"));
     let log = std::fs::read_to_string(bundle.0.join("kept/log.txt")).unwrap();
@@ -102,7 +102,9 @@ fn a_part_that_fails_is_named_and_the_others_still_run() {
     let output = run(&bundle.0, &[]);
     let said = text(&output);
     assert_eq!(output.status.code(), Some(1), "{said}");
-    for words in ["conformance            failed (101)", "kernels                ok", "test attention::x ... FAILED"] {
+    for words in
+        ["conformance                failed (101)", "kernels                    ok", "test attention::x ... FAILED"]
+    {
         assert!(said.contains(words), "{words:?} is not in {said}");
     }
 }
@@ -122,8 +124,8 @@ fn what_the_machine_lacks_is_one_line() {
     assert_eq!(output.status.code(), Some(1));
     for words in [
         "quire: --device cuda: found no NVIDIA driver\n",
-        "roofline               failed (1)",
-        "conformance            not run",
+        "roofline                   failed (1)",
+        "conformance                not run",
     ] {
         assert!(said.contains(words), "{words:?} is not in {said}");
     }
@@ -136,7 +138,7 @@ fn a_part_that_takes_too_long_is_ended_and_the_table_still_comes_last() {
     let bundle = Folder::pretend("bundle-slow", Version(2, 17), QUIRE, "echo 'test result: begun'; sleep 60");
     let said = text(&run(&bundle.0, &["--device", "cuda-sim", "--limit", "1"]));
     let parts = said.split_once("## Parts\n").unwrap().1;
-    let ended = |part: &str, how: &str| parts.contains(&format!("{part:<22} {how}"));
+    let ended = |part: &str, how: &str| parts.contains(&format!("{part:<26} {how}"));
     assert!(ended("conformance", "over 1 s") && ended("kernels", "ok"), "{said}");
     assert!(said.contains("test result: begun"), "what it said until then: {said}");
     for wrong in ["0", "", "ten"] {
@@ -152,7 +154,7 @@ fn a_machine_with_the_sanitizers_of_cuda_runs_them() {
     bundle.program("compute-sanitizer", found);
     let output = run(&bundle.0, &[]);
     let said = text(&output);
-    for words in ["0 errors of racecheck", "memcheck               ok", "racecheck              failed (9)"] {
+    for words in ["0 errors of racecheck", "memcheck                   ok", "racecheck                  failed (9)"] {
         assert!(said.contains(words), "{words:?} is not in {said}");
     }
     assert_eq!(output.status.code(), Some(1), "{said}");
@@ -203,10 +205,10 @@ fn a_whole_bundle_proves_the_kernels_without_a_card_and_says_that_there_is_no_dr
     for words in [
         "cuda-sim: 86 comparisons",
         "test result: ok. 2 passed",
-        "conformance            ok",
-        "models-forward         ok",
-        "sampling               ok",
-        "engine-fast            ok",
+        "conformance                ok",
+        "models-forward             ok",
+        "sampling                   ok",
+        "engine-fast                ok",
     ] {
         assert!(said.contains(words), "{words:?} is not in {said}");
     }

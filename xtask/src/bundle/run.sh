@@ -76,7 +76,7 @@ names=()
 end=535
 
 # row NAME RESULT SECONDS: what the table says of a part.
-row() { printf '%-22s %-14s %s\n' "$1" "$2" "$3" >"$work/$1.row"; }
+row() { printf '%-26s %-14s %s\n' "$1" "$2" "$3" >"$work/$1.row"; }
 wanted() { [ -z "$only" ] || [[ ,$only, == *,$1,* ]]; }
 without() { names+=("$1") && row "$1" "not run" "$2"; }
 
@@ -116,20 +116,20 @@ sweep() { # NAME SECONDS MODEL FLAGS...
     shift 3
     if [ -f "$work/$model/ready" ]; then
         part "$name" "$limit" "$bin/quire" bench sweep "$work/$model" --device "$device" "${engine[@]}" \
-            --output-json "$work/$name.jsonl" "$@"
+            --max-num-seqs $many --output-json "$work/$name.jsonl" "$@"
     else
         without "$name" "there are no weights"
     fi
 }
 
 if [ $short ] || [ "$device" = cuda-sim ]; then
-    small=tiny large=tiny
-    engine=(--dtype bfloat16 --max-model-len 256 --max-num-seqs 4 --max-num-batched-tokens 64 --kv-cache-memory-bytes 4M)
+    small=tiny large=tiny some=2 many=4
+    engine=(--dtype bfloat16 --max-model-len 256 --max-num-batched-tokens 64 --kv-cache-memory-bytes 4M)
     shapes=(--batch-size 1,2 --context 16,40 --prefill 40 --steps 3)
     few=(--batch-size 2 --context 16 --prefill 0 --steps 3)
 else
-    small=1b large=8b
-    engine=(--dtype bfloat16 --max-model-len 16640 --max-num-seqs 256 --max-num-batched-tokens 8192)
+    small=1b large=8b some=16 many=256
+    engine=(--dtype bfloat16 --max-model-len 16640 --max-num-batched-tokens 8192)
     shapes=(--batch-size 1,8,64,256 --context 512,4096 --prefill 2048,16384 --steps 32)
     few=(--batch-size 1,8,64 --context 512 --prefill 0 --steps 32)
 fi
@@ -200,17 +200,17 @@ if [ $opens ]; then
             from=$(date +%s%N)
             "$0" generate "$1" --prompt a --max-tokens 1 --device "$2" "${@:4}" || exit
             echo "{\"kind\": \"start\", \"seconds\": $((($(date +%s%N) - from) / 1000000))e-3}" | tee -a "$3"
-        done' "$bin/quire" "$work/$large" "$device" "$work/start.jsonl" "${engine[@]}"
+        done' "$bin/quire" "$work/$large" "$device" "$work/start.jsonl" "${engine[@]}" --max-num-seqs $many
         lengths() { # NAME SECONDS SEQUENCES
             part "$1" "$2" "$bin/quire" bench throughput "$work/$large" --device "$device" "${engine[@]}" --max-num-seqs "$3" \
                 --lengths "$work/lengths.txt" --output-json "$work/$1.json"
         }
-        if [ $large = tiny ]; then lengths mixed-16 25 2; else lengths mixed-16 25 16; fi
-        if [ $large = tiny ]; then lengths mixed-256 15 4; else lengths mixed-256 15 256; fi
+        lengths mixed-some 25 $some
+        lengths mixed-many 15 $many
         # Last of the figures: it may take what is left of its time.
         part pytorch 75 $python "$here/peer.py" "$work" "$large" "$work/pytorch.jsonl"
     else
-        for name in start mixed-16 mixed-256 pytorch; do without $name "there are no weights"; done
+        for name in start mixed-some mixed-many pytorch; do without $name "there are no weights"; done
     fi
     if [ "$device" = cuda ] && command -v compute-sanitizer >/dev/null; then
         for tool in memcheck racecheck; do

@@ -136,7 +136,7 @@ def mixed(run):
         if line:
             rate = line["output_tokens_per_second"]
             tokens = round(rate * line["elapsed_time"])
-            rows.append([f"Quire, {name}", line["num_prompts"], tokens, number(line["elapsed_time"], 2), number(rate),
+            rows.append([f"Quire, up to {line.get('max_num_seqs')} at once", line["num_prompts"], tokens, number(line["elapsed_time"], 2), number(rate),
                          number(over(rate, theirs), 1, " ×")])
     for line in peer:
         rows.append([f"transformers generate, static batches of {line['batch']}", f"{line['requests']} of {line['of']}",

@@ -52,6 +52,7 @@ pub fn run(args: ThroughputArgs, config: EngineConfig) -> Result<(), CliError> {
     let first = |p| percentile(&run.first_tokens, p);
     let figures = json!({
         "num_prompts": lengths.len(),
+        "max_num_seqs": config.max_num_seqs,
         "input_len": args.lengths.is_none().then_some(args.input_len),
         "output_len": args.lengths.is_none().then_some(args.output_len),
         "elapsed_time": seconds, "num_requests": lengths.len(), "total_num_tokens": all.prompt_tokens + all.tokens,
