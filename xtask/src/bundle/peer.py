@@ -18,7 +18,7 @@ import torch.nn.functional as functional
 CARD = torch.cuda.is_available()
 DEVICE = "cuda" if CARD else "cpu"
 TINY = not CARD or "tiny" in sys.argv
-CAP = 40  # seconds of generation, beyond which no further batch begins
+CAP = 25  # seconds of generation, beyond which no further batch begins
 
 
 def seconds(work, repeat=10):

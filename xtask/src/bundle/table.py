@@ -50,9 +50,20 @@ def over(a, b, scale=1.0):
     return scale * a / b if a is not None and b else None
 
 
+def sweep(planned):
+    """What a sweep measured, and a line with an error for each shape of its flags that it has none of."""
+    words = planned.read_text().split()
+    flag = lambda name: [int(n) for n in words[words.index(name) + 1].split(",")] if name in words else []
+    wanted = [("prefill", 1, tokens) for tokens in flag("--prefill") if tokens]
+    wanted += [("decode", batch, tokens) for tokens in flag("--context") for batch in flag("--batch-size")]
+    found = {(line["kind"], line["batch"], line["tokens"]): line for line in lines(planned.with_suffix(".jsonl"))}
+    missing = lambda kind, batch, tokens: {"kind": kind, "batch": batch, "tokens": tokens, "error": "its part did not come to it"}
+    return [found.get(shape) or missing(*shape) for shape in wanted]
+
+
 class Run:
     def __init__(self, work, out):
-        self.sweeps = {file.stem: lines(file) for file in sorted(work.glob("*.jsonl")) if file.stem not in ("pytorch", "start")}
+        self.sweeps = {file.stem: sweep(file) for file in sorted(work.glob("*.planned"))}
         self.pytorch = lines(work / "pytorch.jsonl")
         self.start = [line["seconds"] for line in lines(work / "start.jsonl")]
         self.mixed = {file.stem: whole(file) for file in sorted(work.glob("mixed-*.json"))}
