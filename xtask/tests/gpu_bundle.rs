@@ -172,6 +172,54 @@ fn a_library_that_the_kernels_as_host_code_lack_is_one_line() {
 }
 
 #[test]
+fn parts_that_are_not_asked_for_are_named_and_none_begins_without_time() {
+    let bundle = Folder::pretend("bundle-only", Version(2, 17), QUIRE, CONFORMANCE);
+    let said = text(&run(&bundle.0, &["--only", "kernels,engine-bits"]));
+    for (part, how) in [("kernels", "ok"), ("engine-bits", "ok"), ("conformance", "not run        not asked for")] {
+        assert!(said.contains(&format!("{part:<26} {how}")), "{said}");
+    }
+    let script = bundle.0.join("run.sh");
+    let text_of = std::fs::read_to_string(&script).unwrap();
+    std::fs::write(&script, text_of.replace("\nend=535\n", "\nend=0\n")).unwrap();
+    let said = text(&run(&bundle.0, &[]));
+    assert!(said.contains(&format!("{:<26} not run        no time was left", "roofline")), "{said}");
+}
+
+#[test]
+fn the_table_names_the_shapes_that_a_sweep_did_not_come_to() {
+    let bundle = Folder::new("bundle-table");
+    let work = |name: &str, text: &str| std::fs::write(bundle.0.join(name), text).unwrap();
+    work("table.py", include_str!("../src/bundle/table.py"));
+    work("sweep-1b.planned", "--batch-size 1,8 --context 512 --prefill 2048 --steps 32");
+    // The second line was cut off with its process.
+    work(
+        "sweep-1b.jsonl",
+        "{\"kind\":\"decode\",\"batch\":1,\"tokens\":512,\"steps\":2,\"seconds\":0.004,\"tokens_per_second\":500,\
+         \"bytes\":4000000000,\"operations\":1000}\n{\"kind\":\"dec",
+    );
+    work("roofline.json", "{\"peaks\":{\"read_bytes_per_second\":4e12,\"tensor_operations_per_second\":1e12}}");
+    work("bundle.txt", "Quire, commit 1\n");
+    let place = bundle.0.to_str().unwrap();
+    let started = Command::new("python3")
+        .arg(bundle.0.join("table.py"))
+        .args([place, place, "cuda", "a card"])
+        .arg(bundle.0.join("bundle.txt"))
+        .output();
+    let output = match started {
+        Ok(output) => output,
+        Err(missing) => return not_run::report(&format!("python3: {missing}")),
+    };
+    let said = text(&output);
+    for row in [
+        "| 1b | 1 | 512 | 500.0 | 2.000 | 0.500 | 4.00 × |",
+        "| 1b | 8 | 512 | not run: its part did not come to it |",
+        "| 1b | 2048 | not run: its part did not come to it |",
+    ] {
+        assert!(output.status.success() && said.contains(row), "{row:?} is not in {said}");
+    }
+}
+
+#[test]
 fn a_bundle_that_is_too_large_names_its_largest_files() {
     let folder = Folder::new("bundle-size");
     std::fs::create_dir(folder.0.join("in")).unwrap();

@@ -162,7 +162,7 @@ def main(work, out, device, card, bundle):
     date = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d")
     print(f"# GPU figures, {date}\n")
     print(f"- device: {device}; {run.roofline.get('description', 'not opened')}; card and driver: {card}")
-    print(f"- {'; '.join(pathlib.Path(bundle).read_text().splitlines()[:3]) if pathlib.Path(bundle).exists() else ''}")
+    print(f"- {'; '.join(pathlib.Path(bundle).read_text().splitlines()[:3])}")
     for line in run.pytorch:
         if line["kind"] == "versions":
             print(f"- PyTorch {line['torch']} on {line['device']}")
