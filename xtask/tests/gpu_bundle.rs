@@ -110,6 +110,15 @@ fn a_part_that_fails_is_named_and_the_others_still_run() {
 }
 
 #[test]
+fn a_filter_that_fits_no_test_is_no_success() {
+    let bundle = Folder::pretend("bundle-none", Version(2, 17), QUIRE, "echo 'test result: ok. 0 passed; 0 failed'");
+    let output = run(&bundle.0, &["--only", "conformance"]);
+    let said = text(&output);
+    assert!(said.contains(&format!("{:<26} ran no test", "conformance")), "{said}");
+    assert_eq!(output.status.code(), Some(1), "{said}");
+}
+
+#[test]
 fn what_the_machine_lacks_is_one_line() {
     let bundle = Folder::pretend("bundle-new", Version(9, 99), QUIRE, CONFORMANCE);
     let output = run(&bundle.0, &[]);
