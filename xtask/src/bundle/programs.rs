@@ -7,14 +7,13 @@ use super::{Version, at, newest};
 use crate::kernels;
 
 /// Test programs: the crate, the test, and the name in the bundle.
-const TESTS: [(&str, &str, &str); 7] = [
+const TESTS: [(&str, &str, &str); 6] = [
     ("attention-kernels", "conformance", "conformance"),
     ("models", "kernels", "models-kernels"),
     ("models", "forward_sim", "models-forward"),
     ("sampling", "device", "sampling-device"),
     ("engine", "reference", "engine-reference"),
     ("engine", "deterministic", "engine-deterministic"),
-    ("engine", "kv_dtypes", "engine-kv-dtypes"),
 ];
 
 /// Builds them all into a folder, and returns the C library that they need.

@@ -176,7 +176,6 @@ if [ $opens ]; then
     tests engine-halves engine-reference none halves
     tests engine-fast engine-reference what_runs what_runs
     tests engine-bits engine-deterministic one_family
-    tests engine-kv engine-kv-dtypes are_refused the_cuda_kernels scales_of_the_first
 fi
 if [ $python ] && [ $opens ]; then
     begin weights 160 $python "$here/weights.py" "$here/shapes" "$work" $(printf '%s\n' $small $large | sort -u)
