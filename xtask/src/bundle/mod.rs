@@ -80,7 +80,9 @@ pub fn run(root: &Path, options: &Options) -> Result<PathBuf, String> {
         std::fs::write(into(name), text).map_err(|error| at(&into(name), error))?;
     }
     for name in SHAPES {
-        bench::write_head(&bench::Shape::named(name)?, &into("shapes").join(name))?;
+        let folder = into("shapes").join(name);
+        bench::write_head(&bench::Shape::named(name)?, &folder)?;
+        programs::press(&folder.join("tokenizer.json"))?;
     }
     for folder in CASES {
         copy_all(&root.join(folder), &into(folder))?;

@@ -34,9 +34,13 @@ pub(super) fn build(root: &Path, folder: &Path) -> Result<Version, String> {
 fn pack(program: &Path, to: &Path) -> Result<Version, String> {
     call(Command::new("strip").arg("--strip-all").arg("-o").arg(to).arg(program), "binutils")?;
     let needed = newest(&std::fs::read(to).map_err(|error| at(to, error))?);
-    // Pressed hardest, and without the time, so that the same program gives the same file.
-    call(Command::new("gzip").args(["-9", "--no-name"]).arg(to), "gzip")?;
+    press(to)?;
     Ok(needed)
+}
+
+/// `file.gz` in its place, pressed hardest, and without the time, so that the same file gives the same bytes.
+pub(super) fn press(file: &Path) -> Result<(), String> {
+    call(Command::new("gzip").args(["-9", "--no-name"]).arg(file), "gzip")
 }
 
 fn call(command: &mut Command, package: &str) -> Result<(), String> {

@@ -6,6 +6,7 @@ SHAPES/NAME has a checkpoint without tensors, and head.safetensors, the bytes th
 checkpoint, and a file `ready` in it says so. The same seed gives the same bytes on the same kind of device.
 """
 
+import gzip
 import json
 import pathlib
 import random
@@ -30,7 +31,9 @@ def tensors(head):
 def write(shape, folder):
     folder.mkdir(parents=True, exist_ok=True)
     for file in shape.iterdir():
-        if file.name != "head.safetensors":
+        if file.suffix == ".gz":
+            (folder / file.stem).write_bytes(gzip.decompress(file.read_bytes()))
+        elif file.name != "head.safetensors":
             shutil.copy(file, folder)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     generator = torch.Generator(device).manual_seed(1)
