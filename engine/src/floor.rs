@@ -1,5 +1,6 @@
 //! The least time that a model's work takes on this machine, for figures to be compared with.
 
+use attention_kernels::trial::Peaks;
 use device::roofline;
 use models::ModelConfig;
 
@@ -33,7 +34,8 @@ pub struct Floor {
     pub threads: usize,
     /// Bytes a second, from memory.
     pub read: f64,
-    /// Operations a second (a multiplication and an addition are two), of bytes where weights are quantised, else of float32.
+    /// Operations a second (a multiplication and an addition are two): on a CPU of bytes where weights are quantised, else of
+    /// float32; on a GPU of halves on tensor cores. On `cuda-sim` this and `read` are infinite.
     pub peak: f64,
     /// Bytes of weights that a step reads.
     pub weight_bytes: u64,
@@ -46,7 +48,7 @@ pub struct Floor {
 }
 
 impl Floor {
-    /// Measures with the threads that an engine of this configuration would have; takes half a second.
+    /// Measures the device, with the threads that an engine of this configuration would have; takes about a second.
     ///
     /// # Errors
     /// Those of [`plan`](crate::plan).
@@ -56,10 +58,22 @@ impl Floor {
         let (config, pool) = (&opened.config, opened.device.pool());
         let embedding = (config.vocab_size * config.hidden_size) as u64;
         let parameters = models::parameters(config);
+        let (read, peak) = match opened.device.name() {
+            "cpu" => {
+                let quantized = engine.quantization.is_some();
+                let peak = if quantized { roofline::int8_peak(pool) } else { roofline::f32_peak(pool) };
+                (roofline::read_bandwidth(pool, BEYOND_CACHES), peak)
+            }
+            // Without a limit where time means nothing: every share is 0.
+            _ => {
+                let peaks = Peaks::measure(&*opened.device)?;
+                (peaks.read.unwrap_or(f64::INFINITY), peaks.tensor.unwrap_or(f64::INFINITY))
+            }
+        };
         Ok(Floor {
             threads: pool.threads(),
-            read: roofline::read_bandwidth(pool, BEYOND_CACHES),
-            peak: if engine.quantization.is_some() { roofline::int8_peak(pool) } else { roofline::f32_peak(pool) },
+            read,
+            peak,
             weight_bytes: read_each_step(config, plan.weight_bytes, embedding, parameters),
             kv_bytes_per_token: plan.kv_bytes_per_token,
             layer_operations: 2 * (parameters - embedding * if config.tie_word_embeddings { 1 } else { 2 }),

@@ -14,7 +14,7 @@ fn on_sim(blocks: u64) -> Option<EngineConfig> {
     let config =
         EngineConfig { kv_cache_memory_bytes: config(blocks).kv_cache_memory_bytes.map(|b| b / 2), ..config(blocks) };
     Some(EngineConfig {
-        device: "cuda-sim".into(),
+        device: xtask::kernels::host::device_for_tests().into(),
         dtype: Some(Dtype::F16),
         kernels_dir,
         deterministic: true,

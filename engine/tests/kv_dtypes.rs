@@ -169,7 +169,8 @@ fn short(case: &str) -> Vec<Prompt> {
 fn on_sim(config: EngineConfig) -> Option<EngineConfig> {
     let kernels_dir = Some(xtask::kernels::host::folder_for_tests()?);
     let dtype = config.dtype.or(Some(engine::Dtype::F32));
-    Some(EngineConfig { device: "cuda-sim".into(), kernels_dir, dtype, max_num_batched_tokens: 128, ..config })
+    let device = xtask::kernels::host::device_for_tests().into();
+    Some(EngineConfig { device, kernels_dir, dtype, max_num_batched_tokens: 128, ..config })
 }
 
 #[test]

@@ -2,7 +2,8 @@
 //! log-probabilities whatever the block size, the chunks, the companions, the prefix cache or the kernels' threads, in every
 //! type of cache. (Narrower ones give tokens of their own; how far they are from the reference is in `kv_dtypes.rs`.)
 //!
-//! The same on the CUDA path, every launch run by `cuda-sim`: in float32 by the same demands, in halves within a bound.
+//! The same on the CUDA path, every launch run by `cuda-sim`: in float32 by the same demands, in halves within a bound. Where
+//! `QUIRE_TEST_DEVICE` is `cuda` a GPU runs them, and all prompts to their ends.
 //!
 //! All pairs of settings run here, on `cuda-sim` for the shorter prompts and their first tokens; `QUIRE_TEST_ALL=1`
 //! (`cargo xtask test-all`) runs the full product and everything.
@@ -17,6 +18,7 @@ use engine::{
     SamplingParams,
 };
 use serde_json::Value;
+use xtask::kernels::host::device_for_tests;
 
 const CASES: [&str; 5] = ["llama", "llama31-rope", "mistral-sliding", "qwen2", "qwen3"];
 
@@ -31,7 +33,7 @@ fn tolerance(sim: Option<Dtype>) -> f64 {
 }
 
 fn folder(case: &str) -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../models/tests/reference").join(case)
+    xtask::workspace::root().join("models/tests/reference").join(case)
 }
 
 struct Prompt {
@@ -67,6 +69,10 @@ struct Setting {
     reference_kernels: bool,
     threads: usize,
     kv: KvCacheDtype,
+    /// Without CUDA graphs.
+    eager: bool,
+    /// What `auto` takes where no bits are promised.
+    fast: bool,
 }
 
 impl Setting {
@@ -95,13 +101,12 @@ impl Setting {
             ..Default::default()
         };
         if let Some(dtype) = self.sim {
-            config.device = "cuda-sim".into();
+            config.device = device_for_tests().into();
             config.kernels_dir = xtask::kernels::host::folder_for_tests();
             config.dtype = Some(dtype);
-            // Of the same family as prefill: a row has the same bits whoever computes it.
-            if dtype != Dtype::F32 {
-                config.kernels.decode = "cuda.paged_gqa".into();
-            }
+            // A row has the same bits whoever computes it, and in every step.
+            config.deterministic = !self.fast;
+            config.enforce_eager = self.eager;
         }
         if self.reference_kernels {
             for name in [&mut config.kernels.decode, &mut config.kernels.prefill, &mut config.kernels.linear] {
@@ -201,6 +206,8 @@ fn product() -> Vec<Setting> {
                                     reference_kernels,
                                     threads,
                                     kv,
+                                    eager: false,
+                                    fast: false,
                                 });
                             }
                         }
@@ -293,7 +300,7 @@ fn qwen3_gives_the_reference_tokens_in_every_setting() {
 /// The prompts, or the shorter ones with their first tokens.
 fn prompts_on_sim(case: &str) -> Vec<Prompt> {
     let mut prompts = prompts(case);
-    if !everything() {
+    if !everything() && device_for_tests() == "cuda-sim" {
         prompts.retain(|prompt| prompt.ids.len() < 100);
         prompts.iter_mut().for_each(|prompt| prompt.greedy.truncate(6));
     }
@@ -339,6 +346,22 @@ fn qwen3_gives_the_reference_tokens_on_cuda_sim() {
     check_on_sim(CASES[4]);
 }
 
+/// Every prompt in the same steps, on the device that launches kernels.
+fn all_at_once(dtype: Dtype) -> Setting {
+    Setting {
+        sim: Some(dtype),
+        block_size: 16,
+        budget: 128,
+        prefix_cache: false,
+        together: true,
+        reference_kernels: false,
+        threads: 1,
+        kv: KvCacheDtype::Auto,
+        eager: false,
+        fast: false,
+    }
+}
+
 #[test]
 fn halves_stay_within_their_bound_of_the_reference_and_keep_their_bits() {
     if xtask::kernels::host::folder_for_tests().is_none() {
@@ -346,23 +369,30 @@ fn halves_stay_within_their_bound_of_the_reference_and_keep_their_bits() {
     }
     for dtype in [Dtype::F16, Dtype::Bf16] {
         for case in CASES {
-            let whole = Setting {
-                sim: Some(dtype),
-                block_size: 16,
-                budget: 128,
-                prefix_cache: false,
-                together: true,
-                reference_kernels: false,
-                threads: 1,
-                kv: KvCacheDtype::Auto,
-            };
+            let whole = all_at_once(dtype);
             let prompts = prompts_on_sim(case);
             let want = run(case, whole, &prompts);
-            let other = Setting { block_size: 8, budget: 16, prefix_cache: true, together: false, ..whole };
+            let other =
+                Setting { block_size: 8, budget: 16, prefix_cache: true, together: false, eager: true, ..whole };
             assert!(
                 run(case, other, &prompts) == want,
                 "{case} in {dtype}: {whole:?} and {other:?} differ in some bit"
             );
+        }
+    }
+}
+
+#[test]
+fn what_runs_where_no_bits_are_promised_gives_the_reference_tokens_with_graphs_and_without() {
+    if xtask::kernels::host::folder_for_tests().is_none() {
+        return;
+    }
+    // On a GPU that is the fastest of each kind; on `cuda-sim` only which kernels are chosen differs.
+    let cases = if everything() || device_for_tests() == "cuda" { &CASES[..] } else { &CASES[..1] };
+    for (case, dtype) in cases.iter().flat_map(|case| [Dtype::F32, Dtype::F16, Dtype::Bf16].map(|dtype| (case, dtype)))
+    {
+        for eager in [false, true] {
+            run(case, Setting { eager, fast: true, ..all_at_once(dtype) }, &prompts_on_sim(case));
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The forward pass on `cuda-sim` against the reference's last-position logits, in every type; its memory is what was planned.
+//! The forward pass on `cuda-sim`, or on `cuda` where `QUIRE_TEST_DEVICE` says so, against the reference's last-position logits, in every type; its memory is what was planned.
 
 #![allow(clippy::unwrap_used)]
 
@@ -39,8 +39,8 @@ fn load(case: &str, dtype: Dtype, choice: &KernelChoice) -> Option<Loaded> {
 /// Scales of a cache that takes some are made in the first step.
 fn load_keeping(case: &str, dtype: Dtype, kv_dtype: KvDtype, choice: &KernelChoice) -> Option<Loaded> {
     let kernels = Some(xtask::kernels::host::folder_for_tests()?);
-    let device =
-        device::open_with("cuda-sim", &Options { threads: Some(1), kernels, seed: 7, ..Options::default() }).unwrap();
+    let options = Options { threads: Some(1), kernels, seed: 7, deterministic: true };
+    let device = device::open_with(xtask::kernels::host::device_for_tests(), &options).unwrap();
     let files = files(case);
     let config = ModelConfig::load(&files).unwrap();
     let needs =

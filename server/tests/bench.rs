@@ -110,3 +110,71 @@ fn a_settings_file_serves_the_commands_below_bench_too() {
     std::fs::write(&file, "devise = \"cpu\"\n").unwrap();
     assert!(refusal(&["kernels", "--config", config]).contains("the nearest that exists is \"device\""));
 }
+
+/// A small engine of the demo model.
+const ENGINE: [&str; 7] = [
+    "--device=cpu",
+    "--threads=1",
+    "--max-model-len=128",
+    "--max-num-seqs=4",
+    "--max-num-batched-tokens=32",
+    "--kv-cache-memory-bytes=4M",
+    "--log-level=error",
+];
+
+#[test]
+fn sweep_has_a_line_for_every_shape_and_a_reason_for_what_does_not_fit() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("sweep.jsonl");
+    let shapes = ["sweep", "--batch-size=1,3,5", "--context=8,40", "--prefill=40,0", "--steps=4", "--output-json"];
+    let output = bench(&[&shapes[..], &[file.to_str().unwrap()], &ENGINE].concat());
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let lines = std::fs::read_to_string(&file).unwrap();
+    let lines: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let shape =
+        |line: &Value| (line["kind"].to_string(), line["batch"].as_u64().unwrap(), line["tokens"].as_u64().unwrap());
+    let decode = [(1, 8), (3, 8), (5, 8), (1, 40), (3, 40), (5, 40)];
+    let decode = decode.map(|(batch, tokens)| ("\"decode\"".to_owned(), batch, tokens));
+    let want: Vec<_> = std::iter::once(("\"prefill\"".to_owned(), 1, 40)).chain(decode).collect();
+    assert_eq!(lines.iter().map(shape).collect::<Vec<_>>(), want);
+    let weights = lines[0]["floors"]["weight_bytes"].as_u64().unwrap();
+    let kv = lines[0]["floors"]["kv_bytes_per_token"].as_u64().unwrap();
+    for line in &lines[1..] {
+        let (_, batch, tokens) = shape(line);
+        if batch == 5 {
+            let reason = line["error"].as_str().unwrap();
+            assert!(reason.contains("--max-num-seqs 4") && !reason.contains('\n'), "{reason}");
+            continue;
+        }
+        // Four steps, each of every sequence, whose contexts are as long as was asked for or some tokens longer.
+        assert_eq!(line["steps"], 4);
+        let context = (line["bytes"].as_u64().unwrap() - 4 * weights) / kv;
+        let least = 4 * batch * tokens;
+        assert!(context > least && context < least + 4 * batch * 30, "{line}");
+    }
+    let table = String::from_utf8(output.stdout).unwrap();
+    assert!(
+        table.contains("not run: 5 sequences of 8 tokens") && table.contains("prefill       1       40"),
+        "{table}"
+    );
+}
+
+#[test]
+fn throughput_takes_the_lengths_of_a_file_and_names_a_line_that_has_none() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("lengths.txt");
+    let run = |text: &str| {
+        std::fs::write(&file, text).unwrap();
+        let lengths = ["throughput", "--input-len=4", "--output-json=-", "--lengths", file.to_str().unwrap()];
+        bench(&[&lengths[..], &ENGINE].concat())
+    };
+    let figures: Value = serde_json::from_slice(&run("12 4\n3 7\n20 1\n").stdout).unwrap();
+    assert_eq!((&figures["num_prompts"], &figures["total_num_tokens"]), (&3.into(), &(35 + 12).into()), "{figures}");
+    assert_eq!((&figures["input_len"], &figures["max_num_seqs"]), (&Value::Null, &4.into()));
+    for (text, line) in
+        [("12 4\n7\n", "line 2: found \"7\""), ("0 4\n", "line 1: found \"0 4\""), ("", "found no lines")]
+    {
+        let said = String::from_utf8(run(text).stderr).unwrap();
+        assert!(said.contains(line) && said.lines().count() == 1, "{said}");
+    }
+}

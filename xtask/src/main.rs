@@ -74,7 +74,7 @@ enum Task {
     },
     /// Write a model with random weights in a known shape: a checkpoint folder, and GGUF files of the same weights
     BenchModel {
-        /// m135 (SmolLM2-135M) or q05 (Qwen2.5-0.5B)
+        /// m135 (SmolLM2-135M), q05 (Qwen2.5-0.5B), 1b (Llama 3.2 1B), 8b (Llama 3 8B) or tiny
         shape: String,
         /// Where
         folder: PathBuf,

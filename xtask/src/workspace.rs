@@ -6,12 +6,21 @@ use std::process::Command;
 /// The line before the fenced block of the README that holds the test command.
 pub const TEST_COMMAND_MARK: &str = "<!-- test-command -->";
 
-/// The root folder of the workspace: the parent of this crate's folder.
+/// The root folder of the workspace: the parent of this crate's folder. In a bundle for a GPU machine (`cargo xtask gpu-bundle`)
+/// the bundle's: what its tests read lies at the same places there.
 pub fn root() -> PathBuf {
+    if let Some(bundle) = bundle() {
+        return bundle;
+    }
     // Cargo sets the variable at run time too, so a checkout that has moved is found where it is now.
     let here =
         std::env::var_os("CARGO_MANIFEST_DIR").map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);
     here.parent().map_or_else(|| here.clone(), Path::to_path_buf)
+}
+
+/// The folder of the bundle that this process runs in, if it does.
+pub fn bundle() -> Option<PathBuf> {
+    std::env::var_os("QUIRE_BUNDLE").map(PathBuf::from)
 }
 
 /// Paths of all files of the tree relative to `root`, with `/` between folders, sorted. As git sees them (new files

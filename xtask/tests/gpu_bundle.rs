@@ -22,14 +22,23 @@ impl Folder {
     fn pretend(name: &str, needed: Version, quire: &str, conformance: &str) -> Folder {
         let folder = Folder::new(name);
         bundle::script(&folder.0.join("run.sh"), needed).unwrap();
-        folder.program("quire", quire);
-        folder.program("conformance", conformance);
+        for name in ["sampling-device", "models-kernels", "models-forward"] {
+            folder.program(&format!("bin/{name}"), "echo 'test result: ok. 5 passed'");
+        }
+        for name in ["engine-reference", "engine-deterministic"] {
+            folder.program(&format!("bin/{name}"), "echo \"test result: ok. $*\"");
+        }
+        folder.program("bin/quire", quire);
+        folder.program("bin/conformance", conformance);
+        // Without torch, whatever this machine has.
+        folder.program("python3", "exit 1");
         folder
     }
 
     /// A shell script beside the others.
     fn program(&self, name: &str, text: &str) {
         let file = self.0.join(name);
+        std::fs::create_dir_all(file.parent().unwrap()).unwrap();
         std::fs::copy(self.0.join("run.sh"), &file).unwrap(); // for its permissions
         std::fs::write(file, format!("#!/bin/bash\n{text}\n")).unwrap();
     }
@@ -56,7 +65,7 @@ fn text(output: &Output) -> String {
 const QUIRE: &str =
     "case $2 in roofline) echo 'peaks: read 1 GB/s' ;; kernels) echo 'decode      cuda.paged 7 us' ;; esac";
 const CONFORMANCE: &str =
-    "echo \"cuda decode cuda.paged 9 problems in $QUIRE_BUNDLE on $QUIRE_TEST_DEVICE\"; echo 'test result: ok.'";
+    "echo \"cuda decode cuda.paged 9 comparisons in $QUIRE_BUNDLE on $QUIRE_TEST_DEVICE\"; echo 'test result: ok.'";
 
 #[test]
 fn the_script_runs_its_parts_and_ends_with_a_table() {
@@ -68,18 +77,21 @@ fn the_script_runs_its_parts_and_ends_with_a_table() {
     for words in [
         "C library: glibc 2.",
         "peaks: read 1 GB/s",
-        "decode      cuda.paged 7 us",
-        &format!("9 problems in {} on cuda-sim", place.display()),
+        &format!("9 comparisons in {} on cuda-sim", place.display()),
         "test result: ok.",
-        "sanitizers   not run",
+        "sanitizers                 not run",
+        "weights                    not run        no python3 with torch and transformers",
+        "sweep-tiny                 not run        there are no weights",
     ] {
         assert!(said.contains(words), "{words:?} is not in {said}");
     }
-    let parts = said.split_once("== parts\n").unwrap().1;
-    for part in ["roofline     ok", "conformance  ok", "kernels      ok"] {
-        assert!(parts.contains(part), "{part:?} is not in {parts}");
+    let parts = said.split_once("## Parts\n").unwrap().1;
+    for part in ["roofline", "conformance", "kernels", "models-forward", "engine-bits"] {
+        assert!(parts.contains(&format!("{part:<26} ok")), "{part:?} is not in {parts}");
     }
-    assert!(std::fs::read_to_string(bundle.0.join("kept/summary.txt")).unwrap().contains("== parts"));
+    assert!(std::fs::read_to_string(bundle.0.join("kept/results.md")).unwrap().contains("## Parts"));
+    let log = std::fs::read_to_string(bundle.0.join("kept/log.txt")).unwrap();
+    assert!(log.contains("=== conformance\n") && log.contains("decode      cuda.paged 7 us"), "{log}");
     assert!(std::fs::read_dir(bundle.0.join("kept")).unwrap().count() <= 8, "what a lease brings back");
 }
 
@@ -90,9 +102,20 @@ fn a_part_that_fails_is_named_and_the_others_still_run() {
     let output = run(&bundle.0, &[]);
     let said = text(&output);
     assert_eq!(output.status.code(), Some(1), "{said}");
-    for words in ["conformance  failed (101)", "kernels      ok", "test attention::x ... FAILED"] {
+    for words in
+        ["conformance                failed (101)", "kernels                    ok", "test attention::x ... FAILED"]
+    {
         assert!(said.contains(words), "{words:?} is not in {said}");
     }
+}
+
+#[test]
+fn a_filter_that_fits_no_test_is_no_success() {
+    let bundle = Folder::pretend("bundle-none", Version(2, 17), QUIRE, "echo 'test result: ok. 0 passed; 0 failed'");
+    let output = run(&bundle.0, &["--only", "conformance"]);
+    let said = text(&output);
+    assert!(said.contains(&format!("{:<26} ran no test", "conformance")), "{said}");
+    assert_eq!(output.status.code(), Some(1), "{said}");
 }
 
 #[test]
@@ -108,7 +131,11 @@ fn what_the_machine_lacks_is_one_line() {
     let output = run(&bundle.0, &[]);
     let said = text(&output);
     assert_eq!(output.status.code(), Some(1));
-    for words in ["quire: --device cuda: found no NVIDIA driver\n", "roofline     failed (1)", "conformance  not run"] {
+    for words in [
+        "quire: --device cuda: found no NVIDIA driver\n",
+        "roofline                   failed (1)",
+        "conformance                not run",
+    ] {
         assert!(said.contains(words), "{words:?} is not in {said}");
     }
     let output = run(&bundle.0, &["--device", "abacus"]);
@@ -119,8 +146,9 @@ fn what_the_machine_lacks_is_one_line() {
 fn a_part_that_takes_too_long_is_ended_and_the_table_still_comes_last() {
     let bundle = Folder::pretend("bundle-slow", Version(2, 17), QUIRE, "echo 'test result: begun'; sleep 60");
     let said = text(&run(&bundle.0, &["--device", "cuda-sim", "--limit", "1"]));
-    let parts = said.split_once("== parts\n").unwrap().1;
-    assert!(parts.contains("conformance  over 1 s") && parts.contains("kernels      ok"), "{said}");
+    let parts = said.split_once("## Parts\n").unwrap().1;
+    let ended = |part: &str, how: &str| parts.contains(&format!("{part:<26} {how}"));
+    assert!(ended("conformance", "over 1 s") && ended("kernels", "ok"), "{said}");
     assert!(said.contains("test result: begun"), "what it said until then: {said}");
     for wrong in ["0", "", "ten"] {
         let output = run(&bundle.0, &["--limit", wrong]);
@@ -135,7 +163,7 @@ fn a_machine_with_the_sanitizers_of_cuda_runs_them() {
     bundle.program("compute-sanitizer", found);
     let output = run(&bundle.0, &[]);
     let said = text(&output);
-    for words in ["0 errors of racecheck", "memcheck     ok", "racecheck    failed (9)"] {
+    for words in ["0 errors of racecheck", "memcheck                   ok", "racecheck                  failed (9)"] {
         assert!(said.contains(words), "{words:?} is not in {said}");
     }
     assert_eq!(output.status.code(), Some(1), "{said}");
@@ -150,6 +178,54 @@ fn a_library_that_the_kernels_as_host_code_lack_is_one_line() {
     assert_eq!(output.status.code(), Some(1), "{said}");
     assert!(said.contains("--device cuda-sim: libstdc++.so.6 => not found; install libstdc++"), "{said}");
     assert!(run(&bundle.0, &[]).status.success(), "a GPU needs none");
+}
+
+#[test]
+fn parts_that_are_not_asked_for_are_named_and_none_begins_without_time() {
+    let bundle = Folder::pretend("bundle-only", Version(2, 17), QUIRE, CONFORMANCE);
+    let said = text(&run(&bundle.0, &["--only", "kernels,engine-bits"]));
+    for (part, how) in [("kernels", "ok"), ("engine-bits", "ok"), ("conformance", "not run        not asked for")] {
+        assert!(said.contains(&format!("{part:<26} {how}")), "{said}");
+    }
+    let script = bundle.0.join("run.sh");
+    let text_of = std::fs::read_to_string(&script).unwrap();
+    std::fs::write(&script, text_of.replace("\nend=535\n", "\nend=0\n")).unwrap();
+    let said = text(&run(&bundle.0, &[]));
+    assert!(said.contains(&format!("{:<26} not run        no time was left", "roofline")), "{said}");
+}
+
+#[test]
+fn the_table_names_the_shapes_that_a_sweep_did_not_come_to() {
+    let bundle = Folder::new("bundle-table");
+    let work = |name: &str, text: &str| std::fs::write(bundle.0.join(name), text).unwrap();
+    work("table.py", include_str!("../src/bundle/table.py"));
+    work("sweep-1b.planned", "--batch-size 1,8 --context 512 --prefill 2048 --steps 32");
+    // The second line was cut off with its process.
+    work(
+        "sweep-1b.jsonl",
+        "{\"kind\":\"decode\",\"batch\":1,\"tokens\":512,\"steps\":2,\"seconds\":0.004,\"tokens_per_second\":500,\
+         \"bytes\":4000000000,\"operations\":1000}\n{\"kind\":\"dec",
+    );
+    work("roofline.json", "{\"peaks\":{\"read_bytes_per_second\":4e12,\"tensor_operations_per_second\":1e12}}");
+    work("bundle.txt", "Quire, commit 1\n");
+    let place = bundle.0.to_str().unwrap();
+    let started = Command::new("python3")
+        .arg(bundle.0.join("table.py"))
+        .args([place, place, "cuda", "a card"])
+        .arg(bundle.0.join("bundle.txt"))
+        .output();
+    let output = match started {
+        Ok(output) => output,
+        Err(missing) => return not_run::report(&format!("python3: {missing}")),
+    };
+    let said = text(&output);
+    for row in [
+        "| 1b | 1 | 512 | 500.0 | 2.000 | 0.500 | 4.00 × |",
+        "| 1b | 8 | 512 | not run: its part did not come to it |",
+        "| 1b | 2048 | not run: its part did not come to it |",
+    ] {
+        assert!(output.status.success() && said.contains(row), "{row:?} is not in {said}");
+    }
 }
 
 #[test]
@@ -186,9 +262,10 @@ fn a_whole_bundle_proves_the_kernels_without_a_card_and_says_that_there_is_no_dr
     for words in [
         "cuda-sim: 86 comparisons",
         "test result: ok. 2 passed",
-        "cuda.paged_prefill",
-        "cuda.prefill_sm90",
-        "conformance  ok",
+        "conformance                ok",
+        "models-forward             ok",
+        "sampling                   ok",
+        "engine-fast                ok",
     ] {
         assert!(said.contains(words), "{words:?} is not in {said}");
     }

@@ -9,7 +9,7 @@ pub const CASES: [&str; 5] = ["llama", "llama31-rope", "mistral-sliding", "qwen2
 
 /// Of one of them.
 pub fn folder(case: &str) -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../models/tests/reference").join(case)
+    xtask::workspace::root().join("models/tests/reference").join(case)
 }
 
 /// A prompt, its greedy continuation, and the log-probabilities of that.

@@ -5,13 +5,11 @@
 pub mod cases;
 pub mod noop;
 
-use std::path::PathBuf;
-
 use engine::{EngineConfig, GenerationParams, GenerationRequest, Llm, ModelSource, SamplingParams};
 
 /// The `llama` reference case: 3 layers, 560 tokens, context 512.
 pub fn model() -> ModelSource {
-    ModelSource::Folder(PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../models/tests/reference/llama"))
+    ModelSource::Folder(xtask::workspace::root().join("models/tests/reference/llama"))
 }
 
 /// Bytes of cache of one token of [`model`]: keys and values, 3 layers, 2 heads of 32, float32.

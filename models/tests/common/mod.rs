@@ -4,7 +4,7 @@
 pub mod faulty;
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use models::{LoadError, ModelFiles};
 use serde_json::Value;
@@ -14,7 +14,7 @@ pub const CASES: [&str; 5] = ["llama", "llama31-rope", "mistral-sliding", "qwen2
 
 /// The folder of a reference case.
 pub fn folder(case: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/reference").join(case)
+    xtask::workspace::root().join("models/tests/reference").join(case)
 }
 
 pub fn files(case: &str) -> ModelFiles {

@@ -7,7 +7,7 @@ use device::Device;
 use models::kernels::{self, HeadsArgs};
 
 use crate::numbers::{Random, from_byte, from_bytes, round, to_byte};
-use crate::{buffer, bytes, check, covering, everything, floats, numbers_of, sim, tolerance};
+use crate::{KERNELS, buffer, bytes, check, covering, everything, floats, numbers_of, tolerance};
 
 const EPS: f32 = 1e-6;
 const BLOCK_SIZE: usize = 8;
@@ -180,8 +180,7 @@ fn is_quantised(what: &str, format: CacheFormat, scale: f32, byte: u8, (truth, m
 
 #[test]
 fn heads_are_normed_turned_and_written_as_float64_has_it() {
-    for seed in [0, 9] {
-        let Some(device) = sim(seed) else { return };
+    for device in [0, 9].into_iter().flat_map(|seed| KERNELS.devices(seed)) {
         let looks = looks(if everything() { 3 } else { 2 });
         println!("{} problems", looks.len());
         looks.iter().enumerate().for_each(|(i, look)| conforms(&*device, i as u64, look));
@@ -190,8 +189,8 @@ fn heads_are_normed_turned_and_written_as_float64_has_it() {
 
 #[test]
 fn a_row_alone_has_the_bits_it_has_among_others() {
-    let Some(device) = sim(4) else { return };
-    for look in looks(2).into_iter().step_by(5) {
+    let every_look = || looks(2).into_iter().step_by(5);
+    for (device, look) in KERNELS.devices(4).iter().flat_map(|device| every_look().map(move |look| (device, look))) {
         let (num_heads, num_kv_heads) = look.heads;
         let width = (num_heads + 2 * num_kv_heads) * look.dim;
         let mut random = Random::new(3);
@@ -200,8 +199,8 @@ fn a_row_alone_has_the_bits_it_has_among_others() {
         let rope: Vec<f32> = (0..3 * look.dim).map(|_| random.unit()).collect();
         let run = |qkv: &[u8], rope: &[f32], rows: usize| {
             let shape = KvShape { num_blocks: 1, num_kv_heads, block_size: BLOCK_SIZE, head_dim: look.dim };
-            let cache = KvCache::with_format(&*device, shape, look.format).unwrap();
-            let (mut rows_on, norm) = (buffer(&*device, qkv), floats(&*device, &norm));
+            let cache = KvCache::with_format(&**device, shape, look.format).unwrap();
+            let (mut rows_on, norm) = (buffer(&**device, qkv), floats(&**device, &norm));
             let args = HeadsArgs {
                 qkv: &mut rows_on,
                 rows,
@@ -209,12 +208,12 @@ fn a_row_alone_has_the_bits_it_has_among_others() {
                 query_norm: Some(&norm),
                 key_norm: Some(&norm),
                 eps: EPS,
-                rope: &floats(&*device, rope),
+                rope: &floats(&**device, rope),
                 cache: &cache,
                 slots: None,
             };
-            kernels::heads(&*device, args).unwrap();
-            bytes(&*device, &rows_on)
+            kernels::heads(&**device, args).unwrap();
+            bytes(&**device, &rows_on)
         };
         let (all, row) = (run(&qkv, &rope, 3), width * look.format.dtype.bytes());
         let alone = run(&qkv[row..2 * row], &rope[look.dim..2 * look.dim], 1);

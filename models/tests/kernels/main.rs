@@ -1,4 +1,4 @@
-//! The layer kernels against float64: odd widths, every type, every kind of cache; what is not theirs keeps its bytes; a row's
+//! The layer kernels against float64, on every device of this machine that runs them: odd widths, every type, every kind of cache; what is not theirs keeps its bytes; a row's
 //! bits do not depend on the other rows. Then their launches under three sanitizers.
 //!
 //! `QUIRE_TEST_ALL=1` combines the settings by threes instead of pairwise and replays under more seeds. Numbers and covering
@@ -13,19 +13,12 @@ mod sanitizers;
 #[path = "../../../device/tests/support/mod.rs"]
 mod support;
 
-use std::sync::Arc;
-
 use attention_kernels::Dtype;
 use attention_kernels::trial::numbers::{self, Random, from_bytes, to_bytes, ulp};
 use device::{Buffer, Device};
 use support::{Kernels, everything};
 
 static KERNELS: Kernels = Kernels::of("models");
-
-/// The kernels on the host, threads and blocks in an order of that seed.
-fn sim(seed: u64) -> Option<Arc<dyn Device>> {
-    KERNELS.sim(seed)
-}
 
 /// The one place for tolerances: how far a result may be from the float64 one, where its terms are as large as `magnitude`.
 /// Rounding the result costs half an ulp of its type; functions and sums in float32 a few ulps of its own.

@@ -5,7 +5,7 @@ use device::Device;
 use models::kernels::{self, Activation};
 
 use crate::numbers::{Random, from_bytes, to_bytes};
-use crate::{buffer, bytes, check, floats, numbers_of, sim};
+use crate::{KERNELS, buffer, bytes, check, floats, numbers_of};
 
 /// Whole vectors and not, less than a thread's share and more than a block's; the odd ones are of reference checkpoints.
 pub const WIDTHS: [usize; 10] = [1, 8, 64, 88, 104, 130, 150, 2047, 2048, 2056];
@@ -13,9 +13,8 @@ const EPS: f32 = 1e-5;
 
 fn each(run: impl Fn(&dyn Device, Dtype, usize, &mut Random)) {
     for seed in [0, 5] {
-        let Some(device) = sim(seed) else { return };
-        for dtype in Dtype::ALL {
-            for width in WIDTHS {
+        for device in KERNELS.devices(seed) {
+            for (dtype, width) in Dtype::ALL.into_iter().flat_map(|dtype| WIDTHS.map(|width| (dtype, width))) {
                 run(&*device, dtype, width, &mut Random::new(width as u64 + seed));
             }
         }
@@ -107,14 +106,19 @@ fn gates_are_those_of_float64() {
 
 #[test]
 fn the_rotary_table_has_the_cosines_and_sines_of_far_positions_too() {
-    let Some(device) = sim(3) else { return };
+    for device in KERNELS.devices(3) {
+        has_cosines_and_sines(&*device);
+    }
+}
+
+fn has_cosines_and_sines(device: &dyn Device) {
     let positions = [0u32, 1, 511, 4097, 131_071, 1_000_000];
     let position_bytes: Vec<u8> = positions.iter().flat_map(|p| p.to_le_bytes()).collect();
     for half in [1, 10, 16, 64, 128, 200] {
         let frequencies: Vec<f32> = (0..half).map(|i| 10_000f32.powf(-(i as f32) / half as f32)).collect();
         let mut table = device.alloc(positions.len() * 2 * half * 4).unwrap();
-        let (p, f) = (buffer(&*device, &position_bytes), floats(&*device, &frequencies));
-        kernels::rope_table(&*device, &p, &f, &mut table, (positions.len(), half)).unwrap();
+        let (p, f) = (buffer(device, &position_bytes), floats(device, &frequencies));
+        kernels::rope_table(device, &p, &f, &mut table, (positions.len(), half)).unwrap();
         // The angle is a float32, as checkpoints were trained with.
         let angles = |p: &u32| frequencies.iter().map(|f| f64::from(*p as f32 * f)).collect::<Vec<_>>();
         let row = |p: &u32| {
@@ -123,13 +127,13 @@ fn the_rotary_table_has_the_cosines_and_sines_of_far_positions_too() {
             both.map(|value| (value, 1.0)).collect::<Vec<_>>()
         };
         let truth = positions.iter().flat_map(row);
-        check(&format!("half {half}"), Dtype::F32, &bytes(&*device, &table), truth);
+        check(&format!("half {half}"), Dtype::F32, &bytes(device, &table), truth);
     }
 }
 
 #[test]
 fn a_buffer_that_is_too_small_is_refused_before_anything_runs() {
-    let Some(device) = sim(0) else { return };
+    let Some(device) = KERNELS.sim(0) else { return };
     let small = device.alloc(4 * 7).unwrap();
     let mut target = device.alloc(4 * 8).unwrap();
     let weight = floats(&*device, &[1.0; 8]);

@@ -7,5 +7,5 @@ mod model;
 mod shape;
 
 pub use compare::{Options, compare};
-pub use model::write;
+pub use model::{write, write_head};
 pub use shape::Shape;

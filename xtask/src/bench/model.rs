@@ -28,15 +28,7 @@ pub fn write(shape: &Shape, folder: &Path, seed: u64) -> Result<(), String> {
         let path = folder.join(what).display().to_string();
         move |error: std::io::Error| format!("{path}: {error}")
     };
-    std::fs::create_dir_all(folder).map_err(failed(""))?;
-    let (tokens, merges) = shape.vocabulary();
-    for (name, value) in [
-        ("config.json", shape.config()),
-        ("tokenizer.json", tokenizer(&tokens, &merges)),
-        ("tokenizer_config.json", json!({ "tokenizer_class": "PreTrainedTokenizerFast", "eos_token": tokens[0] })),
-    ] {
-        std::fs::write(folder.join(name), value.to_string()).map_err(failed(name))?;
-    }
+    let (tokens, merges) = write_all_but_weights(shape, folder)?;
     let tensors = shape.tensors();
     let create = |name: &str| File::create(folder.join(name)).map(BufWriter::new).map_err(failed(name));
     let mut safetensors = create("model.safetensors")?;
@@ -60,6 +52,32 @@ pub fn write(shape: &Shape, folder: &Path, seed: u64) -> Result<(), String> {
     }
     safetensors.flush().map_err(failed("model.safetensors"))?;
     files.iter_mut().try_for_each(|(name, file, _)| file.flush().map_err(failed(name)))
+}
+
+/// Writes a folder without weights: what [`write`] does, with `head.safetensors` in the place of the tensors, the bytes that stand
+/// before them. Whoever appends them has a checkpoint.
+///
+/// # Errors
+/// One line: a file that could not be written.
+pub fn write_head(shape: &Shape, folder: &Path) -> Result<(), String> {
+    write_all_but_weights(shape, folder)?;
+    let file = folder.join("head.safetensors");
+    std::fs::write(&file, safetensors_head(&shape.tensors())).map_err(|error| format!("{}: {error}", file.display()))
+}
+
+/// Returns the tokens and merges of the tokenizer.
+fn write_all_but_weights(shape: &Shape, folder: &Path) -> Result<(Vec<String>, Vec<String>), String> {
+    std::fs::create_dir_all(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+    let (tokens, merges) = shape.vocabulary();
+    for (name, value) in [
+        ("config.json", shape.config()),
+        ("tokenizer.json", tokenizer(&tokens, &merges)),
+        ("tokenizer_config.json", json!({ "tokenizer_class": "PreTrainedTokenizerFast", "eos_token": tokens[0] })),
+    ] {
+        let file = folder.join(name);
+        std::fs::write(&file, value.to_string()).map_err(|error| format!("{}: {error}", file.display()))?;
+    }
+    Ok((tokens, merges))
 }
 
 /// Numbers of a tensor, each a bfloat16: norms are 1, the rest is about normally distributed.

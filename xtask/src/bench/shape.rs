@@ -30,9 +30,11 @@ pub struct Shape {
     pub eps: f64,
     /// Queries, keys and values have biases.
     pub qkv_bias: bool,
+    /// The embedding is the output layer too.
+    pub tied: bool,
 }
 
-const SHAPES: [Shape; 2] = [
+const SHAPES: [Shape; 5] = [
     // SmolLM2-135M.
     Shape {
         name: "m135",
@@ -48,6 +50,7 @@ const SHAPES: [Shape; 2] = [
         rope_theta: 100_000.0,
         eps: 1e-5,
         qkv_bias: false,
+        tied: true,
     },
     // Qwen2.5-0.5B.
     Shape {
@@ -64,8 +67,44 @@ const SHAPES: [Shape; 2] = [
         rope_theta: 1_000_000.0,
         eps: 1e-6,
         qkv_bias: true,
+        tied: true,
+    },
+    LLAMA_1B,
+    LLAMA_8B,
+    // Some thousand weights, for what only has to run.
+    Shape {
+        name: "tiny",
+        hidden: 128,
+        ffn: 256,
+        layers: 2,
+        heads: 4,
+        kv_heads: 2,
+        vocab: 1024,
+        context: 2048,
+        ..LLAMA_1B
     },
 ];
+
+/// Llama 3.2 1B, without its scaling of the rotary embedding.
+const LLAMA_1B: Shape = Shape {
+    name: "1b",
+    family: "llama",
+    architecture: "LlamaForCausalLM",
+    hidden: 2048,
+    ffn: 8192,
+    layers: 16,
+    heads: 32,
+    kv_heads: 8,
+    vocab: 128_256,
+    context: 131_072,
+    rope_theta: 500_000.0,
+    eps: 1e-5,
+    qkv_bias: false,
+    tied: true,
+};
+
+/// Llama 3 8B, for longer contexts than it was trained with.
+const LLAMA_8B: Shape = Shape { name: "8b", hidden: 4096, ffn: 14336, layers: 32, tied: false, ..LLAMA_1B };
 
 /// A tensor: its name in a checkpoint and in GGUF, and its extents, outermost first.
 pub(super) struct Tensor {
@@ -122,6 +161,9 @@ impl Shape {
             add("mlp.down_proj.weight", "ffn_down.weight", &[hidden, self.ffn], None);
         }
         all.push(tensor("model.norm.weight", "output_norm.weight", &[hidden], None));
+        if !self.tied {
+            all.push(tensor("lm_head.weight", "output.weight", &[self.vocab, hidden], None));
+        }
         all
     }
 
@@ -132,7 +174,7 @@ impl Shape {
             "hidden_size": self.hidden, "intermediate_size": self.ffn, "num_hidden_layers": self.layers,
             "num_attention_heads": self.heads, "num_key_value_heads": self.kv_heads, "vocab_size": self.vocab,
             "max_position_embeddings": self.context, "rope_theta": self.rope_theta, "rms_norm_eps": self.eps,
-            "hidden_act": "silu", "tie_word_embeddings": true, "bos_token_id": 0, "eos_token_id": 0,
+            "hidden_act": "silu", "tie_word_embeddings": self.tied, "bos_token_id": 0, "eos_token_id": 0,
         })
     }
 

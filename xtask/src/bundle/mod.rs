@@ -2,31 +2,42 @@
 //!
 //! ```text
 //! target/gpu-bundle/  run.sh         what to start there; it says how
-//!                     quire.gz       release, stripped; run.sh unpacks it beside itself
-//!                     conformance    the conformance tests, release, stripped
+//!                     bin/*.gz       quire, and the tests of kernels, forward pass, sampling and engine: release, stripped
 //!                     kernels/       fat binaries, and the host libraries for `run.sh --device cuda-sim`
-//!                     reference/     the cases of attention-kernels/tests/reference
+//!                     shapes/        checkpoints of 1 and 8 billion weights without the weights
+//!                     *.py           makes the weights; measures PyTorch; prints the figures
+//!                     */tests/reference/  the cases of the tree, where the tree has them
 //!                     bundle.txt     what it was made of
 //! ```
 //!
 //! It takes no toolchain and no network there: a driver, bash, gzip, coreutils, and a C library as new as the newest symbol that the
 //! programs ask for, which is read from them ([`newest`]), written into `run.sh` and checked by it first. Rust's standard
 //! library and `libcuda` need the shared C library, so the programs are not static; a bundle made on an older system runs
-//! on older ones.
+//! on older ones. Speed wants weights, which a Python with torch makes there; where there is none those parts do not run, and
+//! the table says so.
 
 mod glibc;
+mod programs;
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use crate::kernels::{self, cuda, host, resources, toolkit};
-use crate::workspace;
+use crate::{bench, workspace};
 
 pub use glibc::{Version, newest};
 
-/// Most bytes of a bundle: what is carried to a machine whose lease counts every minute.
-pub const MOST_BYTES: u64 = 25 << 20;
+/// Most bytes of a bundle: what is carried to a machine whose lease counts every minute, with the tree in 64 MiB.
+pub const MOST_BYTES: u64 = 46 << 20;
 const SCRIPT: &str = include_str!("run.sh");
+const PYTHON: [(&str, &str); 3] = [
+    ("weights.py", include_str!("weights.py")),
+    ("peer.py", include_str!("peer.py")),
+    ("table.py", include_str!("table.py")),
+];
+/// Folders of the tree that the tests read.
+const CASES: [&str; 2] = ["attention-kernels/tests/reference", "models/tests/reference"];
+const SHAPES: [&str; 3] = ["tiny", "1b", "8b"];
 
 /// What to put into it.
 #[derive(Clone, Debug)]
@@ -64,28 +75,17 @@ pub fn run(root: &Path, options: &Options) -> Result<PathBuf, String> {
         copy(&library, &into("kernels"))?;
     }
 
-    cargo(root, &["build", "--release", "--locked", "--package", "server", "--bin", "quire"])?;
-    let quire = kernels::target(root).join("release/quire");
-    let tests =
-        ["test", "--release", "--locked", "--package", "attention-kernels", "--test", "conformance", "--no-run"];
-    let conformance = executable(&cargo(root, &[&tests[..], &["--message-format=json"]].concat())?)?;
-    let mut needed = Version::default();
-    for (program, name) in [(quire, "quire"), (conformance, "conformance")] {
-        strip(&program, &into(name))?;
-        let bytes = std::fs::read(into(name)).map_err(|error| at(&into(name), error))?;
-        needed = needed.max(newest(&bytes));
+    let needed = programs::build(root, &into("bin"))?;
+    for (name, text) in PYTHON {
+        std::fs::write(into(name), text).map_err(|error| at(&into(name), error))?;
     }
-
-    // Half of its size. Pressed hardest, and without the time, so that the same program gives the same file.
-    let status = Command::new("gzip").args(["-9", "--no-name"]).arg(into("quire")).status();
-    if !status.map_err(|error| format!("gzip: {error}; install it"))?.success() {
-        return Err(format!("gzip failed on {}", into("quire").display()));
+    for name in SHAPES {
+        let folder = into("shapes").join(name);
+        bench::write_head(&bench::Shape::named(name)?, &folder)?;
+        programs::press(&folder.join("tokenizer.json"))?;
     }
-
-    let cases = root.join("attention-kernels/tests/reference");
-    std::fs::create_dir_all(into("reference")).map_err(|error| at(&folder, error))?;
-    for entry in std::fs::read_dir(&cases).map_err(|error| at(&cases, error))?.flatten() {
-        copy(&entry.path(), &into("reference"))?;
+    for folder in CASES {
+        copy_all(&root.join(folder), &into(folder))?;
     }
     script(&into("run.sh"), needed)?;
     let commit = Command::new("git").args(["describe", "--always", "--dirty"]).current_dir(root).output();
@@ -161,34 +161,14 @@ fn copy(file: &Path, folder: &Path) -> Result<(), String> {
     std::fs::copy(file, folder.join(name)).map(|_| ()).map_err(|error| at(file, error))
 }
 
-/// Runs the cargo that started this program, and returns its standard output.
-fn cargo(root: &Path, args: &[&str]) -> Result<String, String> {
-    let program = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    println!("xtask: cargo {}", args.join(" "));
-    let output = Command::new(program).args(args).current_dir(root).stderr(Stdio::inherit()).output();
-    let output = output.map_err(|error| format!("cargo did not start: {error}"))?;
-    if !output.status.success() {
-        return Err(format!("cargo {} ended with {}", args.join(" "), output.status));
+/// A folder with all that is in it.
+fn copy_all(from: &Path, to: &Path) -> Result<(), String> {
+    std::fs::create_dir_all(to).map_err(|error| at(to, error))?;
+    for entry in std::fs::read_dir(from).map_err(|error| at(from, error))?.flatten() {
+        let path = entry.path();
+        if path.is_dir() { copy_all(&path, &to.join(entry.file_name()))? } else { copy(&path, to)? }
     }
-    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
-}
-
-/// The test program that cargo's messages name.
-fn executable(messages: &str) -> Result<PathBuf, String> {
-    let field = "\"executable\":\"";
-    let named = messages.lines().filter(|line| line.contains("\"name\":\"conformance\""));
-    let path = named.filter_map(|line| line.split_once(field)?.1.split('"').next()).next_back();
-    path.map(PathBuf::from).ok_or_else(|| "cargo named no program of the conformance tests".to_owned())
-}
-
-/// A copy without symbols.
-fn strip(program: &Path, to: &Path) -> Result<(), String> {
-    let status = Command::new("strip").arg("--strip-all").arg("-o").arg(to).arg(program).status();
-    match status {
-        Ok(status) if status.success() => Ok(()),
-        Ok(status) => Err(format!("strip {} ended with {status}", program.display())),
-        Err(error) => Err(format!("strip: {error}; install binutils")),
-    }
+    Ok(())
 }
 
 /// For tests: the workspace's bundle with default options.
@@ -197,17 +177,4 @@ fn strip(program: &Path, to: &Path) -> Result<(), String> {
 /// Those of [`run`].
 pub fn default(jobs: usize) -> Result<PathBuf, String> {
     run(&workspace::root(), &Options { architectures: Vec::new(), fetch: false, jobs })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_test_program_is_the_one_that_cargo_names() {
-        let messages = "{\"reason\":\"x\",\"target\":{\"name\":\"device\"},\"executable\":null}\n\
-                        {\"target\":{\"name\":\"conformance\"},\"executable\":\"/t/deps/conformance-1\",\"fresh\":true}\n";
-        assert_eq!(executable(messages), Ok(PathBuf::from("/t/deps/conformance-1")));
-        assert!(executable("{}").is_err());
-    }
 }

@@ -1,27 +1,29 @@
 #!/bin/bash
-# Proves and times Quire's CUDA kernels on this machine, with nothing but this folder: no toolchain, no network.
+# Proves and times Quire on this machine's GPU, with nothing but this folder: no toolchain, no network. Where there is a python3
+# with torch and transformers it makes models of 1 and 8 billion random weights, and PyTorch's figures stand beside Quire's.
 #
-#   run.sh [--device cuda|cuda-sim] [--short] [--limit SECONDS]
+#   run.sh [--device cuda|cuda-sim] [--short] [--limit SECONDS] [--only NAMES]
 #
-# --device cuda-sim  the same without a GPU: the kernels as host code (slow; its times mean nothing)
-# --short            the reference cases and one shape alone
+# --device cuda-sim  the same without a GPU: the kernels as host code (slow; its times mean nothing), tiny models
+# --short            few tests, one shape, tiny models
 # --limit            of each part, where its own is longer: for a lease that ends sooner
+# --only             parts by name, separated by commas; the others are named as not run
 #
-# Complete output goes to $OUT, or to out/ beside this script; a short table comes last, whatever fails. The whole run ends
-# within 9 minutes. The exit code is that of the worst part: 0, or 1.
+# Every part is a process of its own with a limit of its own; one that fails stops no other. All output goes to $OUT, or to out/
+# beside this script: results.md is the table that also comes last here, log.txt what the parts said. All of it ends within
+# 9 minutes: the limits add up to less, but for the sanitizers, which get what is left. The exit code is that of the worst part: 0, or 1.
 PATH=${PATH:-/usr/local/bin:/usr/bin:/bin}
-export PATH
+export PATH PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1
 here=$(cd "$(dirname "$0")" && pwd)
 out=${OUT:-$here/out}
-device=cuda
-short=
-most=1000
+device=cuda short='' most=1000 only=''
 while [ $# -gt 0 ]; do
     case $1 in
     --device) device=${2:-} && shift ;;
     --short) short=1 ;;
     --limit) most=${2:-} && shift ;;
-    *) echo "run.sh: found $1, expected --device cuda|cuda-sim, --short or --limit SECONDS" >&2 && exit 2 ;;
+    --only) only=${2:-} && shift ;;
+    *) echo "run.sh: found $1, expected --device cuda|cuda-sim, --short, --limit SECONDS or --only NAMES" >&2 && exit 2 ;;
     esac
     shift
 done
@@ -49,78 +51,210 @@ if [ "$device" = cuda-sim ] && command -v ldd >/dev/null; then
         exit 1
     fi
 fi
+bin=$here/bin
+for packed in "$bin"/*.gz; do
+    program=${packed%.gz}
+    if [ -f "$packed" ] && [ ! -x "$program" ] && ! { gzip -dc "$packed" >"$program" && chmod +x "$program"; }; then
+        rm -f "$program"
+        echo "run.sh: $packed could not be unpacked; copy the bundle to a folder that can be written" >&2
+        exit 1
+    fi
+done
 
-if [ ! -x "$here/quire" ] && ! { gzip -dc "$here/quire.gz" >"$here/quire" && chmod +x "$here/quire"; }; then
-    rm -f "$here/quire"
-    echo "run.sh: quire.gz could not be unpacked into $here; copy the bundle to a folder that can be written" >&2
-    exit 1
-fi
-
+# Weights lie in memory where there is room for them.
+room=$(df -k --output=avail /dev/shm 2>/dev/null | tail -n 1)
+if [ "${room:-0}" -gt 25000000 ]; then temporary=/dev/shm; else temporary=${TMPDIR:-/tmp}; fi
+work=$(mktemp -d "$temporary/quire-bundle.XXXXXX") || exit 2
+: >"$out/log.txt"
+# All that is running ends with this script.
+trap 'kill $(jobs -p) 2>/dev/null; rm -rf "$work"' EXIT
+trap 'exit 1' INT TERM
 export QUIRE_BUNDLE=$here QUIRE_TEST_DEVICE=$device QUIRE_KERNELS_DIR=$here/kernels
-rows=()
-worst=0
 
-# part NAME SECONDS COMMAND...: runs it with its own limit, its output in a file of its name.
-part() {
+names=()
+# The last second at which a part may still run.
+end=535
+
+# row NAME RESULT SECONDS: what the table says of a part.
+row() { printf '%-26s %-14s %s\n' "$1" "$2" "$3" >"$work/$1.row"; }
+wanted() { [ -z "$only" ] || [[ ,$only, == *,$1,* ]]; }
+without() { names+=("$1") && row "$1" "not run" "$2"; }
+
+# execute NAME SECONDS COMMAND...: with its limit, its output in a file of its name.
+execute() {
     local name=$1 limit=$2 start=$SECONDS code result
     shift 2
     [ "$limit" -le "$most" ] || limit=$most
-    timeout -k 5 "$limit" "$@" >"$out/$name.txt" 2>&1
+    [ "$limit" -le $((end - SECONDS)) ] || limit=$((end - SECONDS))
+    if [ "$limit" -lt 1 ]; then
+        row "$name" "not run" "no time was left"
+        return 1
+    fi
+    timeout -k 5 "$limit" "$@" >"$work/$name.txt" 2>&1
     code=$?
     case $code in
     0) result=ok ;;
     124 | 137) result="over $limit s" ;;
     *) result="failed ($code)" ;;
     esac
-    [ $code -eq 0 ] || worst=1
-    rows+=("$(printf '%-12s %-12s %4d s' "$name" "$result" $((SECONDS - start)))")
+    # A filter that fits no test any more must not look like success.
+    grep -q '^test result: ok. 0 passed' "$work/$name.txt" && result="ran no test"
+    row "$name" "$result" "$((SECONDS - start)) s"
     return $code
 }
-without() { rows+=("$(printf '%-12s %-12s %s' "$1" "not run" "$2")"); }
+
+# part NAME SECONDS COMMAND...: alone. begin: beside others, until `wait`.
+part() {
+    names+=("$1")
+    if wanted "$1"; then execute "$@"; else row "$1" "not run" "not asked for" && return 1; fi
+}
+begin() {
+    names+=("$1")
+    if wanted "$1"; then execute "$@" & else row "$1" "not run" "not asked for"; fi
+}
+
+sweep() { # NAME SECONDS MODEL FLAGS...
+    local name=$1 limit=$2 model=$3
+    shift 3
+    # What a limit of time leaves out is found by this.
+    echo "$*" >"$work/$name.planned"
+    if [ -f "$work/$model/ready" ]; then
+        part "$name" "$limit" "$bin/quire" bench sweep "$work/$model" --device "$device" "${engine[@]}" \
+            --max-num-seqs $many --output-json "$work/$name.jsonl" "$@"
+    else
+        without "$name" "there are no weights"
+    fi
+}
+
+if [ $short ] || [ "$device" = cuda-sim ]; then
+    small=tiny large=tiny some=2 many=4
+    engine=(--dtype bfloat16 --max-model-len 256 --max-num-batched-tokens 64 --kv-cache-memory-bytes 4M)
+    shapes=(--batch-size 1,2 --context 16,40 --prefill 40 --steps 3)
+    few=(--batch-size 2 --context 16 --prefill 0 --steps 3)
+else
+    small=1b large=8b some=16 many=256
+    engine=(--dtype bfloat16 --max-model-len 16640 --max-num-batched-tokens 8192)
+    shapes=(--batch-size 1,8,64,256 --context 512,4096 --prefill 2048,16384 --steps 32)
+    few=(--batch-size 1,8,64 --context 512 --prefill 0 --steps 32)
+fi
 
 # Also the check of the driver: this says in one line what is missing.
-if part roofline 45 "$here/quire" bench roofline --device "$device" --json "$out/roofline.json"; then
-    cat "$out/roofline.txt"
-    # Heads of 80 stand for the sizes that fill no tile evenly.
-    if [ $short ]; then
-        part conformance 200 "$here/conformance" reference --nocapture --test-threads=1
-        part kernels 100 "$here/quire" bench kernels --device "$device" --json "$out/kernels.json" --batch 1 \
+if execute roofline 25 "$bin/quire" bench roofline --device "$device" --json "$out/roofline.json"; then
+    opens=1
+    cat "$work/roofline.txt"
+else
+    tail -n 1 "$work/roofline.txt"
+fi
+names+=(roofline)
+
+python=
+modules='import importlib.util as u, sys; sys.exit(any(u.find_spec(name) is None for name in ("torch", "transformers")))'
+if command -v python3 >/dev/null && python3 -c "$modules" 2>/dev/null; then python=python3; fi
+
+# What only has to be right runs side by side: its times mean nothing, and most of it waits for the host.
+if [ $opens ]; then
+    # tests NAME PROGRAM FILTER WORDS...: of a short run the tests that the filter names, of a whole one those that the words do.
+    tests() {
+        local name=$1 program=$2 filter=$3
+        shift 3
+        if [ $short ] && [ "$filter" = none ]; then
+            without "$name" "left out of a short run"
+        elif [ $short ]; then
+            begin "$name" 160 "$bin/$program" --nocapture --test-threads=1 "$filter" --skip every_setting
+        else
+            begin "$name" 160 "$bin/$program" --nocapture --test-threads=1 "$@"
+        fi
+    }
+    tests conformance conformance reference attention:: --skip sanitizer
+    tests conformance-rest conformance none --skip attention:: --skip sanitizer --skip plug_in
+    tests models-kernels models-kernels gathered_rows --skip sanitizer
+    # What is allocated on a GPU is not counted.
+    tests models-forward models-forward by_name --skip the_memory_of_a_model
+    tests sampling sampling-device reference --skip sanitizer
+    tests engine-float32 engine-reference llama_gives llama_gives llama31 mistral --skip every_setting
+    tests engine-float32-qwen engine-reference none qwen --skip every_setting
+    tests engine-halves engine-reference none halves
+    tests engine-fast engine-reference what_runs what_runs
+    tests engine-bits engine-deterministic one_family
+fi
+if [ $python ] && [ $opens ]; then
+    begin weights 160 $python "$here/weights.py" "$here/shapes" "$work" $(printf '%s\n' $small $large | sort -u)
+else
+    without weights "$([ $opens ] && echo 'no python3 with torch and transformers' || echo 'the device does not open')"
+fi
+wait
+
+if [ $opens ]; then
+    if [ "$small" = tiny ]; then
+        part kernels 70 "$bin/quire" bench kernels --device "$device" --json "$out/kernels.json" --batch 1 \
             --context 40 --query-len 4 --heads 2 --kv-heads 1 --head-size 64 --warmup 0 --repeat 1
     else
-        part conformance 200 "$here/conformance" --nocapture --test-threads=1 --skip sanitizer --skip plug_in
-        if [ "$device" = cuda ]; then
-            part kernels 130 "$here/quire" bench kernels --device cuda --json "$out/kernels.json" \
-                --dtype bfloat16 --kv-dtype same,fp8_e4m3 --batch 1,32 --context 1024,8192 --query-len 512
-        else
-            part kernels 130 "$here/quire" bench kernels --device "$device" --json "$out/kernels.json"
-        fi
+        part attention 40 "$bin/quire" bench kernels --device cuda --op decode --json "$out/attention.json" \
+            --dtype bfloat16 --kv-dtype same,fp8_e4m3,int8 --batch 1,64 --context 512,4096
+        part kernels 30 "$bin/quire" bench kernels --device cuda --op prefill,cache_write,block_copy,linear \
+            --json "$out/kernels.json" --dtype bfloat16 --batch 1 --context 4096 --query-len 2048
+    fi
+    sweep sweep-$small 45 $small "${shapes[@]}"
+    sweep sweep-$small-eager 15 $small "${few[@]}" --enforce-eager
+    sweep sweep-$small-deterministic 15 $small "${few[@]}" --deterministic
+    [ $small = $large ] || sweep sweep-$large 70 $large "${shapes[@]}"
+    if [ -f "$work/$large/ready" ]; then
+        # The process starts, reads the checkpoint, which is in memory, and says a token.
+        part start 15 bash -c 'for round in 1 2 3; do
+            from=$(date +%s%N)
+            "$0" generate "$1" --prompt a --max-tokens 1 --device "$2" "${@:4}" || exit
+            echo "{\"kind\": \"start\", \"seconds\": $((($(date +%s%N) - from) / 1000000))e-3}" | tee -a "$3"
+        done' "$bin/quire" "$work/$large" "$device" "$work/start.jsonl" "${engine[@]}" --max-num-seqs $many
+        lengths() { # NAME SECONDS SEQUENCES
+            part "$1" "$2" "$bin/quire" bench throughput "$work/$large" --device "$device" "${engine[@]}" --max-num-seqs "$3" \
+                --lengths "$work/lengths.txt" --output-json "$work/$1.json"
+        }
+        lengths mixed-some 25 $some
+        lengths mixed-many 15 $many
+        # Last of the figures: it may take what is left of its time.
+        part pytorch 75 $python "$here/peer.py" "$work" "$large" "$work/pytorch.jsonl"
+    else
+        for name in start mixed-some mixed-many pytorch; do without $name "there are no weights"; done
     fi
     if [ "$device" = cuda ] && command -v compute-sanitizer >/dev/null; then
         for tool in memcheck racecheck; do
-            part $tool 60 compute-sanitizer --tool $tool --error-exitcode 9 --print-limit 5 \
-                "$here/conformance" --exact --test-threads=1 reference::cache_writes_equal_the_reference_cases \
+            part $tool 25 compute-sanitizer --tool $tool --error-exitcode 9 --print-limit 5 \
+                "$bin/conformance" --exact --test-threads=1 reference::cache_writes_equal_the_reference_cases \
                 attention::a_mixed_batch_goes_to_two_kernels_and_each_keeps_to_its_rows
         done
     else
         without sanitizers "compute-sanitizer is for a GPU, and on PATH of few machines"
     fi
 else
-    tail -n 1 "$out/roofline.txt"
-    without conformance "the device does not open"
-    without kernels "the device does not open"
+    for name in conformance models sampling engine kernels sweeps start mixed pytorch sanitizers; do
+        without $name "the device does not open"
+    done
 fi
 
+for name in "${names[@]}"; do
+    [ ! -f "$work/$name.txt" ] || { echo "=== $name" && cat "$work/$name.txt"; } >>"$out/log.txt"
+    cat "$work/$name.row"
+done >"$work/parts.txt"
+worst=0
+grep -qvE '^[^ ]+ +(ok|not run) ' "$work/parts.txt" && worst=1
+card=$(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>/dev/null | head -n 1)
 {
     echo
-    echo "== kernels"
-    grep -E "^(operation|decode|prefill|cache_write|block_copy) |^peaks" "$out/kernels.txt" 2>/dev/null | cut -c 1-140 | head -n 64
-    echo "== conformance"
-    grep -E " problems |comparisons|^test result|^thread .* panicked|^test .* FAILED" "$out/conformance.txt" 2>/dev/null |
-        cut -c 1-160 | head -n 24
-    for tool in memcheck racecheck; do
-        [ -f "$out/$tool.txt" ] && echo "== $tool" && grep -E "ERROR SUMMARY|RACECHECK SUMMARY|hazard" "$out/$tool.txt" | head -n 3
-    done
-    echo "== parts"
-    printf '%s\n' "${rows[@]}"
-} | tee "$out/summary.txt"
+    if command -v python3 >/dev/null; then
+        python3 "$here/table.py" "$work" "$out" "$device" "${card:-no nvidia-smi}" "$here/bundle.txt" || worst=1
+    fi
+    echo
+    echo "## Tests"
+    echo
+    echo '```'
+    grep -hE "^test result|^thread .* panicked|^test .* FAILED|comparisons|ERROR SUMMARY|RACECHECK SUMMARY" \
+        $(printf "$work/%s.txt " "${names[@]}") 2>/dev/null | cut -c 1-150 | sort | uniq -c | sort -rn | head -n 30
+    echo '```'
+    echo
+    echo "## Parts"
+    echo
+    echo '```'
+    cat "$work/parts.txt"
+    echo '```'
+} | tee "$out/results.md"
 exit $worst

@@ -149,12 +149,24 @@ pub fn library(
     Ok(output)
 }
 
-/// For tests: the folder with the host library of every crate of the workspace, built from the sources as they are. `None`
-/// without a compiler, which is reported as a test that did not run.
+/// For tests: the device that runs the kernels' launches. `cuda` where `QUIRE_TEST_DEVICE` says so, else `cuda-sim`.
+pub fn device_for_tests() -> &'static str {
+    if std::env::var_os("QUIRE_TEST_DEVICE").is_some_and(|name| name == "cuda") { "cuda" } else { "cuda-sim" }
+}
+
+/// For tests: the folder of the kernels for [`device_for_tests`]: in a bundle its own, for `cuda` what `cargo xtask build-kernels`
+/// wrote, else the host library of every crate of the workspace, built from the sources as they are. `None` without a
+/// compiler, which is reported as a test that did not run.
 ///
 /// # Panics
 /// If something does not compile: the sources are those under test.
 pub fn folder_for_tests() -> Option<PathBuf> {
+    if let Some(bundle) = crate::workspace::bundle() {
+        return Some(bundle.join("kernels"));
+    }
+    if device_for_tests() == "cuda" {
+        return Some(super::folder(&crate::workspace::root()));
+    }
     static BUILT: OnceLock<Result<PathBuf, String>> = OnceLock::new();
     let build = || {
         let (compiler, root) = (compiler()?, crate::workspace::root());

@@ -6,7 +6,7 @@ use std::io::{self, Write};
 use std::path::Path;
 use std::time::Instant;
 
-use engine::{Engine, EngineConfig, Floor, GenerationParams, GenerationRequest, TokenEvent, Work};
+use engine::{Engine, EngineConfig, Floor, GenerationParams, GenerationRequest, RequestId, TokenEvent, Work};
 use serde_json::{Value, json};
 
 use super::super::error::CliError;
@@ -59,9 +59,13 @@ impl Phase {
 
 /// A loaded engine and the floors of its machine.
 pub struct Bench {
-    engine: Engine,
+    pub(super) engine: Engine,
     pub floor: Floor,
     random: u64,
+    /// As it was configured.
+    pub(super) block_size: usize,
+    pub(super) max_num_seqs: usize,
+    pub(super) max_num_batched_tokens: usize,
 }
 
 impl Bench {
@@ -69,25 +73,26 @@ impl Bench {
     pub fn start(config: &EngineConfig) -> Result<Bench, CliError> {
         let floor = Floor::measure(config)?;
         let engine = Engine::load(config, &|_, _| {})?;
-        Ok(Bench { engine, floor, random: config.seed.unwrap_or(0) })
+        let &EngineConfig { block_size, max_num_seqs, max_num_batched_tokens, .. } = config;
+        let random = config.seed.unwrap_or(0);
+        Ok(Bench { engine, floor, random, block_size, max_num_seqs, max_num_batched_tokens })
     }
 
     /// Runs prompts that were never seen before.
     pub fn run(&mut self, batch: &Batch) -> Result<Run, CliError> {
-        for _ in 0..batch.prompts {
-            let prompt = (0..batch.input_len).map(|_| self.token()).collect();
-            let params = GenerationParams {
-                sampling: engine::SamplingParams { temperature: 0.0, ..Default::default() },
-                max_tokens: Some(batch.output_len),
-                ignore_eos: true,
-                ..Default::default()
-            };
-            self.engine.submit(GenerationRequest { prompt, params, ..Default::default() })?;
+        self.run_lengths(&vec![(batch.input_len, batch.output_len); batch.prompts])
+    }
+
+    /// The same with prompts of so many tokens each, and so many tokens to generate for it.
+    pub fn run_lengths(&mut self, lengths: &[(usize, usize)]) -> Result<Run, CliError> {
+        let mut inputs = std::collections::HashMap::new();
+        for &(input_len, output_len) in lengths {
+            inputs.insert(self.submit(input_len, output_len)?, input_len as u64);
         }
         let (start, mut steps) = (Instant::now(), 0u64);
         let mut made = std::collections::HashMap::new();
         let (mut first, mut all) = (Phase::default(), Phase::default());
-        let mut first_tokens = Vec::with_capacity(batch.prompts);
+        let mut first_tokens = Vec::with_capacity(lengths.len());
         let mut failed = None;
         while self.engine.has_work() {
             let mut tokens = 0;
@@ -99,14 +104,15 @@ impl Bench {
                 if token.is_some() {
                     tokens += 1;
                     let made: &mut u64 = made.entry(id).or_default();
+                    let input_len = inputs.get(&id).copied().unwrap_or_default();
                     if *made == 0 {
                         first_tokens.push(start.elapsed().as_secs_f64());
-                        all.prompt_tokens += batch.input_len as u64;
-                        all.work.tokens += batch.input_len as u64;
-                        all.work.context += batch.input_len as u64;
+                        all.prompt_tokens += input_len;
+                        all.work.tokens += input_len;
+                        all.work.context += input_len;
                     } else {
                         all.work.tokens += 1;
-                        all.work.context += batch.input_len as u64 + *made;
+                        all.work.context += input_len + *made;
                     }
                     *made += 1;
                 }
@@ -119,7 +125,7 @@ impl Bench {
             all.work.logits += tokens;
             all.work.steps = steps;
             all.seconds = start.elapsed().as_secs_f64();
-            if first_tokens.len() == batch.prompts && first.work.steps == 0 {
+            if first_tokens.len() == lengths.len() && first.work.steps == 0 {
                 first = all;
             }
         }
@@ -136,6 +142,18 @@ impl Bench {
             },
         };
         Ok(Run { first, rest, first_tokens })
+    }
+
+    /// Hands in a prompt of tokens that were never seen before.
+    pub(super) fn submit(&mut self, input_len: usize, output_len: usize) -> Result<RequestId, CliError> {
+        let prompt = (0..input_len).map(|_| self.token()).collect();
+        let params = GenerationParams {
+            sampling: engine::SamplingParams { temperature: 0.0, ..Default::default() },
+            max_tokens: Some(output_len),
+            ignore_eos: true,
+            ..Default::default()
+        };
+        Ok(self.engine.submit(GenerationRequest { prompt, params, ..Default::default() })?)
     }
 
     /// Any token (SplitMix64).

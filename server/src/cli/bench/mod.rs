@@ -5,6 +5,8 @@ mod kernels;
 mod latency;
 mod roofline;
 mod serve;
+mod steady;
+mod sweep;
 mod throughput;
 
 use clap::{Args, Subcommand};
@@ -31,6 +33,8 @@ pub enum BenchCommand {
     Roofline(roofline::RooflineArgs),
     /// Time one batch again and again: prefill, decode, and their share of what the machine can do
     Latency(latency::LatencyArgs),
+    /// Time decode steps of full batches and prompts alone, for many shapes in one loaded engine
+    Sweep(Box<sweep::SweepArgs>),
     /// Time many prompts that come at once
     Throughput(throughput::ThroughputArgs),
     /// Load any OpenAI server with requests and time its answers
@@ -43,6 +47,7 @@ impl BenchArgs {
         match &self.command {
             BenchCommand::Latency(args) => Some(&args.engine),
             BenchCommand::Throughput(args) => Some(&args.engine),
+            BenchCommand::Sweep(args) => Some(&args.engine),
             BenchCommand::Kernels(_) | BenchCommand::Roofline(_) | BenchCommand::Serve(_) => None,
         }
     }
@@ -64,6 +69,7 @@ pub fn run(args: BenchArgs, config: EngineConfig) -> Result<(), CliError> {
         BenchCommand::Roofline(args) => roofline::run(args),
         BenchCommand::Latency(args) => latency::run(args, config),
         BenchCommand::Throughput(args) => throughput::run(args, config),
+        BenchCommand::Sweep(args) => sweep::run(*args, config),
         BenchCommand::Serve(args) => serve::run(&args),
     }
 }

@@ -1,0 +1,187 @@
+"""The figures of a run as a page of Markdown, each beside its floor and beside PyTorch; what was not measured is named.
+
+    table.py WORK OUT DEVICE CARD BUNDLE.TXT
+
+WORK has what the parts of run.sh wrote, OUT what the programs did; OUT/figures.json becomes all of it in one file. Needs nothing
+but Python.
+
+A floor is the longer of two times: bytes over the bandwidth of memory, operations over the rate of matrix products, each as it was
+measured on the card in the same run, the best of what Quire and PyTorch reach.
+"""
+
+import datetime
+import json
+import pathlib
+import statistics
+import sys
+
+
+def lines(file):
+    """The JSON in a file of lines; a line that a limit of time cut off is none."""
+    found = []
+    for line in file.read_text().splitlines() if file.exists() else []:
+        try:
+            found.append(json.loads(line))
+        except ValueError:
+            pass
+    return found
+
+
+def whole(file):
+    """The JSON of a file, or nothing."""
+    try:
+        return json.loads(file.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def table(title, head, rows):
+    if rows:
+        print(f"\n## {title}\n\n| {' | '.join(head)} |\n|{'---|' * len(head)}")
+        for row in rows:
+            print(f"| {' | '.join(map(str, row))} |")
+
+
+def number(value, digits=1, unit=""):
+    return "–" if value is None else f"{value:,.{digits}f}{unit}"
+
+
+def over(a, b, scale=1.0):
+    return scale * a / b if a is not None and b else None
+
+
+def sweep(planned):
+    """What a sweep measured, and a line with an error for each shape of its flags that it has none of."""
+    words = planned.read_text().split()
+    flag = lambda name: [int(n) for n in words[words.index(name) + 1].split(",")] if name in words else []
+    wanted = [("prefill", 1, tokens) for tokens in flag("--prefill") if tokens]
+    wanted += [("decode", batch, tokens) for tokens in flag("--context") for batch in flag("--batch-size")]
+    found = {(line["kind"], line["batch"], line["tokens"]): line for line in lines(planned.with_suffix(".jsonl"))}
+    missing = lambda kind, batch, tokens: {"kind": kind, "batch": batch, "tokens": tokens, "error": "its part did not come to it"}
+    return [found.get(shape) or missing(*shape) for shape in wanted]
+
+
+class Run:
+    def __init__(self, work, out):
+        self.sweeps = {file.stem: sweep(file) for file in sorted(work.glob("*.planned"))}
+        self.pytorch = lines(work / "pytorch.jsonl")
+        self.start = [line["seconds"] for line in lines(work / "start.jsonl")]
+        self.mixed = {file.stem: whole(file) for file in sorted(work.glob("mixed-*.json"))}
+        self.configs = {file.parent.name: whole(file) for file in sorted(work.glob("*/config.json"))}
+        self.roofline = whole(out / "roofline.json") or {}
+        self.attention = [row for name in ("attention", "kernels") for row in (whole(out / f"{name}.json") or {}).get("rows", [])]
+        peaks = self.roofline.get("peaks", {})
+        best = lambda *rates: max((rate for rate in rates if rate), default=None)
+        self.bandwidth = best(peaks.get("read_bytes_per_second"), peaks.get("copy_bytes_per_second"),
+                              self.rate("copy", "bytes_per_second"))
+        self.products = best(peaks.get("tensor_operations_per_second"), self.rate("matmul", "operations_per_second"))
+
+    def rate(self, kind, field):
+        return next((line[field] for line in self.pytorch if line["kind"] == kind), None)
+
+    def floor(self, line, model):
+        """Seconds, and the operations with those of attention, which Quire's own floor leaves out."""
+        if not self.bandwidth or not self.products:
+            return None, line["operations"]
+        operations = line["operations"]
+        config = self.configs.get(model)
+        if line["kind"] == "prefill" and config:
+            # Scores and values, half of them behind the diagonal.
+            operations += 2 * config["num_hidden_layers"] * config["hidden_size"] * line["tokens"] ** 2
+        return max(line["bytes"] / self.bandwidth, operations / self.products), operations
+
+
+def decode(run):
+    rows = []
+    for name, measured in run.sweeps.items():
+        for line in (line for line in measured if line["kind"] == "decode"):
+            shape = [name.removeprefix("sweep-"), line["batch"], line["tokens"]]
+            if "error" in line:
+                rows.append(shape + [f"not run: {line['error']}", "", "", ""])
+                continue
+            took, (floor, _) = line["seconds"], run.floor(line, name.removeprefix("sweep-"))
+            ms = 1e3 / line["steps"]
+            rows.append(shape + [number(line["tokens_per_second"]), number(took * ms, 3), number(over(floor, 1, ms), 3),
+                                 number(over(took, floor), 2, " ×")])
+    table("Decode", ["model or setting", "batch", "context", "tokens/s", "ms a step", "floor ms", "of the floor"], rows)
+
+
+def prefill(run):
+    rows = []
+    for name, measured in run.sweeps.items():
+        for line in (line for line in measured if line["kind"] == "prefill"):
+            shape = [name.removeprefix("sweep-"), line["tokens"]]
+            if "error" in line:
+                rows.append(shape + [f"not run: {line['error']}", "", "", ""])
+                continue
+            floor, operations = run.floor(line, shape[0])
+            rate = over(operations, line["seconds"])
+            rows.append(shape + [number(line["tokens_per_second"]), number(line["seconds"], 4), number(floor, 4),
+                                 number(over(rate, run.products, 100), 0, " %")])
+    table("Prefill", ["model", "tokens", "tokens/s", "seconds", "floor", "of the measured matmul rate, attention included"], rows)
+
+
+def attention(run):
+    peer = {("decode", line["batch"], line["tokens"]): line for line in run.pytorch if line["kind"] == "sdpa decode"}
+    rows = []
+    for row in run.attention:
+        if row["operation"] in ("decode", "prefill"):
+            beside = peer.get((row["operation"], row["batch"], row["context"])) if row["kv_dtype"] == "same" else None
+            rows.append([row["operation"], row["variant"], row["kv_dtype"], row["batch"], row["context"],
+                         number(row["median_seconds"] * 1e6), number(over(row["bytes_per_second"], 1e9)),
+                         number(over(row["bytes_per_second"], run.bandwidth, 100), 0, " %"),
+                         number(over(row["operations"], row["median_seconds"] * 1e12)),
+                         number(over(beside and beside["bytes_per_second"], 1e9))])
+    head = ["operation", "variant", "cache", "batch", "context", "µs", "GB/s", "of the bandwidth", "TFLOP/s", "PyTorch SDPA GB/s"]
+    table("Attention", head, rows)
+    rows = [[line["tokens"], number(line["seconds"] * 1e6), number(line["operations_per_second"] / 1e12)]
+            for line in run.pytorch if line["kind"] == "sdpa prefill"]
+    table("PyTorch's prefill attention, 32 / 8 heads of 128, bf16", ["tokens", "µs", "TFLOP/s"], rows)
+
+
+def mixed(run):
+    peer = [line for line in run.pytorch if line["kind"] == "transformers generate"][-1:]
+    theirs = peer[0]["tokens_per_second"] if peer else None
+    rows = []
+    for name, line in run.mixed.items():
+        if line:
+            rate = line["output_tokens_per_second"]
+            tokens = round(rate * line["elapsed_time"])
+            rows.append([f"Quire, up to {line.get('max_num_seqs')} at once", line["num_prompts"], tokens, number(line["elapsed_time"], 2), number(rate),
+                         number(over(rate, theirs), 1, " ×")])
+    for line in peer:
+        rows.append([f"transformers generate, static batches of {line['batch']}", f"{line['requests']} of {line['of']}",
+                     line["tokens"], number(line["seconds"], 2), number(theirs), "1"])
+    head = ["the largest model, mixed lengths", "requests", "tokens generated", "seconds", "tokens/s", "of PyTorch's"]
+    table("Mixed lengths", head, rows)
+
+
+def main(work, out, device, card, bundle):
+    work, out = pathlib.Path(work), pathlib.Path(out)
+    run = Run(work, out)
+    date = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d")
+    print(f"# GPU figures, {date}\n")
+    print(f"- device: {device}; {run.roofline.get('description', 'not opened')}; card and driver: {card}")
+    print(f"- {'; '.join(pathlib.Path(bundle).read_text().splitlines()[:3])}")
+    for line in run.pytorch:
+        if line["kind"] == "versions":
+            print(f"- PyTorch {line['torch']} on {line['device']}")
+    if device == "cuda-sim":
+        print("- **kernels as host code: times mean nothing, this shows only that every part runs**")
+    peaks = run.roofline.get("peaks", {})
+    giga = lambda rate: number(over(rate, 1e9), 0)
+    tera = lambda rate: number(over(rate, 1e12), 0)
+    print(f"- measured: read {giga(peaks.get('read_bytes_per_second'))} GB/s, copy {giga(peaks.get('copy_bytes_per_second'))}; "
+          f"PyTorch copy {giga(run.rate('copy', 'bytes_per_second'))}; mma.sync {tera(peaks.get('tensor_operations_per_second'))} "
+          f"TFLOP/s, PyTorch matmul {tera(run.rate('matmul', 'operations_per_second'))}; the floors take the best of each")
+    if run.start:
+        print(f"- start of the process to its first token, checkpoint in memory: "
+              f"{', '.join(number(seconds, 2) for seconds in run.start)} s, median {statistics.median(run.start):.2f}")
+    for part in (decode, prefill, attention, mixed):
+        part(run)
+    everything = {"sweeps": run.sweeps, "pytorch": run.pytorch, "start": run.start, "mixed": run.mixed}
+    (out / "figures.json").write_text(json.dumps(everything, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,71 @@
+"""Random weights for the shapes of a bundle, and the lengths of a mixed load.
+
+    weights.py SHAPES WORK NAME...
+
+SHAPES/NAME has a checkpoint without tensors, and head.safetensors, the bytes that stand before them. WORK/NAME becomes the whole
+checkpoint, and a file `ready` in it says so. The same seed gives the same bytes on the same kind of device.
+"""
+
+import gzip
+import json
+import pathlib
+import random
+import shutil
+import struct
+import sys
+
+import torch
+
+DEVIATION = 0.02  # as models are initialised with
+CHUNK = 1 << 28  # numbers drawn at once
+
+
+def tensors(head):
+    """Names and counts of the numbers, in the order of the file."""
+    (length,) = struct.unpack("<Q", head[:8])
+    entries = json.loads(head[8 : 8 + length])
+    ordered = sorted(entries.items(), key=lambda entry: entry[1]["data_offsets"][0])
+    return [(name, (entry["data_offsets"][1] - entry["data_offsets"][0]) // 2) for name, entry in ordered]
+
+
+def write(shape, folder):
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in shape.iterdir():
+        if file.suffix == ".gz":
+            (folder / file.stem).write_bytes(gzip.decompress(file.read_bytes()))
+        elif file.name != "head.safetensors":
+            shutil.copy(file, folder)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    generator = torch.Generator(device).manual_seed(1)
+    head = (shape / "head.safetensors").read_bytes()
+    with open(folder / "model.safetensors", "wb") as file:
+        file.write(head)
+        for name, count in tensors(head):
+            for start in range(0, count, CHUNK):
+                numbers = torch.empty(min(CHUNK, count - start), dtype=torch.bfloat16, device=device)
+                if "norm" in name:
+                    numbers.fill_(1)
+                else:
+                    numbers.normal_(0, DEVIATION, generator=generator)
+                file.write(numbers.cpu().view(torch.int16).numpy())
+    (folder / "ready").touch()
+    print(f"{folder.name}: {(folder / 'model.safetensors').stat().st_size / 1e9:.2f} GB")
+
+
+def lengths(tiny):
+    """Tokens in and out of each request: log-uniform, as those of chats are spread."""
+    draw = random.Random(1)
+    most_in, most_out, count = (40, 8, 4) if tiny else (1024, 512, 64)
+    spread = lambda least, most: round(least * (most / least) ** draw.random())
+    return [(spread(4 if tiny else 32, most_in), spread(2 if tiny else 16, most_out)) for _ in range(count)]
+
+
+def main(shapes, work, *names):
+    text = "".join(f"{given} {wanted}\n" for given, wanted in lengths("tiny" in names))
+    (pathlib.Path(work) / "lengths.txt").write_text(text)
+    for name in names:
+        write(pathlib.Path(shapes) / name, pathlib.Path(work) / name)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
