@@ -73,19 +73,23 @@ impl Engine {
         self.note_scheduled(&plan);
         let mut flight = Flight::new(Arc::new(plan), std::mem::take(&mut self.spare));
         let computes = !flight.plan.spans.is_empty();
+        // Before anything that could hang: a CPU computes the whole step in here.
+        lock(&self.under_way).get_or_insert_with(|| flight.plan.clone());
         if let Err(error) = self.give(&mut flight) {
             (flight.failure, flight.holds_up) = (Some(error), true);
         }
         if computes {
-            lock(&self.under_way).get_or_insert_with(|| flight.plan.clone());
             if let Err(error) = self.scheduler.submitted(flight.plan.step) {
                 tracing::error!("{error}");
             }
             self.flights.push_back(flight);
-        } else if let Some(error) = flight.failure {
+            return true;
+        }
+        *lock(&self.under_way) = self.flights.front().map(|flight| flight.plan.clone());
+        if let Some(error) = flight.failure {
             self.fail(&flight.plan, &error, &mut |_, _| {});
         }
-        computes
+        false
     }
 
     /// Waits for the oldest step in flight, publishes and commits it.
