@@ -15,9 +15,12 @@ use engine::{AsyncEngine, EngineConfig, plan};
 
 /// The device that the program is to start on, which is started for that alone.
 const DEVICE: &str = "NO_GPU_DEVICE";
+/// Where it finds the driver and kernels.
+const FOLDER: &str = "LD_LIBRARY_PATH";
 
 fn model_on(device: &str) -> EngineConfig {
-    EngineConfig { device: device.into(), kv_cache_memory_bytes: None, ..common::config(64) }
+    let kernels_dir = std::env::var_os(FOLDER).map(PathBuf::from);
+    EngineConfig { device: device.into(), kernels_dir, kv_cache_memory_bytes: None, ..common::config(64) }
 }
 
 /// The folder of the driver, which needs some kernels behind it; `None`, reported, where no compiler is.
@@ -30,6 +33,8 @@ fn driver() -> Option<&'static PathBuf> {
         let over = folder.join("libquire_sim_models.so");
         std::fs::copy(kernels, &over).unwrap();
         fake::compile("driver.cpp", &over, &folder.join("libcuda.so.1"));
+        // A plan looks for kernels and opens none.
+        std::fs::write(folder.join("attention_kernels.fatbin"), "").unwrap();
         Some(folder)
     };
     BUILT.get_or_init(build).as_ref()
@@ -39,7 +44,7 @@ fn driver() -> Option<&'static PathBuf> {
 fn said(device: &str, variables: &[(&str, &str)]) -> Option<String> {
     let folder = driver()?;
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["starting", "--exact", "--include-ignored", "--nocapture"]).env("LD_LIBRARY_PATH", folder);
+    command.args(["starting", "--exact", "--include-ignored", "--nocapture"]).env(FOLDER, folder);
     let output = command.env(DEVICE, device).envs(variables.iter().copied()).output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
     assert!(output.status.success(), "{text}");
