@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 
 use criterion::{Criterion, criterion_group, criterion_main};
 
-#[allow(dead_code, reason = "shared: each program takes what it needs")]
 #[path = "../tests/common/mod.rs"]
 mod common;
 

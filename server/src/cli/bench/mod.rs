@@ -57,6 +57,8 @@ impl BenchArgs {
         match &self.command {
             BenchCommand::Latency(args) => Some((&args.profile, &args.engine)),
             BenchCommand::Throughput(args) => Some((&args.profile, &args.engine)),
+            // Its decode figures are of steps that nothing else slows down.
+            BenchCommand::Sweep(_) => None,
             BenchCommand::Kernels(_) | BenchCommand::Roofline(_) | BenchCommand::Serve(_) => None,
         }
     }
