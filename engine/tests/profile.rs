@@ -81,6 +81,8 @@ fn assert_profile(recorded: &Recorded) {
     let total = |operation| recorded.totals.iter().find(|(name, _)| name.operation == operation).unwrap().1;
     assert_eq!(total("step").calls, recorded.steps);
     assert_eq!(total("plan").calls, recorded.steps);
+    // A graph would hide what it replays.
+    assert_eq!(total("embed").calls, recorded.steps);
     let host = recorded.totals.iter().filter(|(name, _)| name.track == Track::Host);
     assert_eq!(host.map(|(_, total)| total.own).sum::<std::time::Duration>(), total("step").time);
     for operation in ["linear", "decode", "prefill"] {

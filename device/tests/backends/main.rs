@@ -7,6 +7,7 @@
 mod driver;
 mod fake;
 mod graphs;
+mod profiles;
 
 use std::sync::Arc;
 
