@@ -151,7 +151,7 @@ impl Slots {
     /// Draws from these rows of logits, which are of float32 and without gaps; behind the forward pass.
     pub fn draw(&mut self, logits: &Buffer) -> Result<Pending, SampleError> {
         let logits = Logits { buffer: logits, dtype: LogitsType::F32, stride: self.sampler.limits().vocab };
-        let time = profile::start(&*self.device, Queue::Compute, "sample", "", Cost::default);
+        let time = profile::start(&*self.device, Queue::Compute, "sample", "cuda.sample", Cost::default);
         self.sampler.launch(&logits, self.rows.len())?;
         drop(time);
         self.sampler.read()

@@ -67,6 +67,7 @@ fn assert_profile(recorded: &Recorded) {
             Track::Compute if layer.contains(&name.operation) => {
                 name.variant.ends_with(".layer") || registered.contains(&("cache_write", name.variant))
             }
+            Track::Compute if name.operation == "sample" => name.variant == "cuda.sample",
             Track::Compute => registered.contains(&(name.operation, name.variant)),
             Track::Copy => ["swap_in", "swap_out"].contains(&name.operation),
         };

@@ -164,8 +164,7 @@ impl Model {
         Ok(graph?)
     }
 
-    /// What a graph holds: all layers, and the logits of all rows where their buffer has room. What samples on the device can
-    /// stand behind them here, and be part of the same replay.
+    /// What a graph holds: all layers, and the logits of all rows where their buffer has room.
     fn decode_work(&mut self, padded: &ForwardBatch, caches: &mut [KvCache]) -> Result<(), KernelError> {
         self.pass(padded, caches)?;
         let rows = padded.tokens.len();
