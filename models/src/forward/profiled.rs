@@ -58,6 +58,10 @@ impl LayerOps for Profiled {
         self.inner.most_copies()
     }
 
+    fn tokens(&self) -> Option<&Buffer> {
+        self.inner.tokens()
+    }
+
     fn workspace(&self, group: usize) -> Option<&Workspace> {
         self.inner.workspace(group)
     }
