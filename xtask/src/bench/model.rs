@@ -54,7 +54,7 @@ pub fn write(shape: &Shape, folder: &Path, seed: u64) -> Result<(), String> {
     files.iter_mut().try_for_each(|(name, file, _)| file.flush().map_err(failed(name)))
 }
 
-/// Writes a folder without weights: what [`write`] does, with `head.safetensors` in the place of the tensors, the bytes that stand
+/// Writes a folder without weights: what [`write()`] does, with `head.safetensors` in the place of the tensors, the bytes that stand
 /// before them. Whoever appends them has a checkpoint.
 ///
 /// # Errors
