@@ -9,7 +9,7 @@ impl Model {
     /// Logits of up to [`LOGIT_ROWS`] rows of the last step, `[rows, vocab_size]`, on the host.
     ///
     /// # Errors
-    /// If there are more, or one is not among [`ForwardBatch::needed`].
+    /// If there are more, or one is not among [`ForwardBatch::needed`](super::ForwardBatch::needed).
     pub fn logits(&mut self, rows: &[u32]) -> Result<&[f32], KernelError> {
         if !self.has_logits(rows) {
             self.choose(rows, LOGIT_ROWS)?;
@@ -18,7 +18,7 @@ impl Model {
         self.ops.to_host(&self.step.logits, Dtype::F32, rows.len() * self.config.vocab_size)
     }
 
-    /// The same of up to as many rows as [`StepLimits`] has sequences, `[rows, vocab_size]` in float32, left on the device for
+    /// The same of up to as many rows as [`StepLimits`](super::StepLimits) has sequences, `[rows, vocab_size]` in float32, left on the device for
     /// what is launched before the next call of this, [`Model::logits`] or [`Model::hidden`].
     ///
     /// # Errors
