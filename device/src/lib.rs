@@ -336,7 +336,7 @@ pub fn open(name: &str, threads: Option<usize>) -> Result<Arc<dyn Device>, Devic
     open_with(name, &Options { threads, kernels, ..Options::default() })
 }
 
-/// Opens a backend by name. `"auto"` takes `cpu`: a model can not run on the others yet.
+/// Opens a backend by name. `"auto"` takes `cpu`: what has run on no GPU yet is taken by its name alone.
 ///
 /// # Errors
 /// One line: no such backend, or what it lacks here.

@@ -196,7 +196,7 @@ pub enum ModelSource {
 pub struct EngineConfig {
     /// The checkpoint.
     pub model: ModelSource,
-    /// `"auto"` or `"cpu"`; a model can not run on `"cuda"` and `"cuda-sim"` yet.
+    /// `"auto"`, which takes the CPU, or `"cpu"`, `"cuda"` (no card has run it yet) or `"cuda-sim"`.
     pub device: String,
     /// The folder of compiled kernels; `None`: beside the executable, else `kernels/` of its cargo target folder.
     pub kernels_dir: Option<PathBuf>,
