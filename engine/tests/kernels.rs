@@ -4,9 +4,35 @@
 
 mod common;
 
+use attention_kernels::{Capabilities, Dtype, Kernel, KernelError, KvDtype, Layout, LinearArgs, Operation, Sizes, Variant};
 use common::{config, request, tokens};
+use device::{Device, Isa};
 use engine::{EngineConfig, KernelChoice, Llm};
 use serde::Deserialize;
+
+/// That of other machines than the one that this is compiled for.
+const FOREIGN: Isa = if cfg!(target_arch = "aarch64") { Isa::Avx2 } else { Isa::Neon };
+
+/// What would be taken before all others, if this CPU could run it.
+const CAPABILITIES: Capabilities = Capabilities {
+    devices: &["cpu"],
+    isa: FOREIGN,
+    dtypes: &[Dtype::F32],
+    kv_dtypes: &KvDtype::ALL,
+    layouts: &[Layout::Hnd],
+    head_sizes: Sizes::ANY,
+    block_sizes: Sizes::ANY,
+    rank: u32::MAX,
+    ..Capabilities::NONE
+};
+
+attention_kernels::inventory::submit! { Variant {
+    name: "test.foreign", operation: Operation::Linear, capabilities: CAPABILITIES, kernel: Kernel::Linear(foreign),
+} }
+
+fn foreign(_: &dyn Device, _: LinearArgs<'_>) -> Result<(), KernelError> {
+    Err(KernelError::Unsupported { variant: "test.foreign", found: "a CPU without it".into() })
+}
 
 #[derive(Deserialize)]
 struct File {
@@ -53,4 +79,18 @@ fn a_variant_that_does_not_exist_or_can_not_serve_is_an_error_that_lists_what_co
     let error = start("[kernels]\ndecode = \"cuda.paged_v9\"");
     assert!(error.contains("decode") && error.contains("cuda.paged_v9") && error.contains("cpu.reference"), "{error}");
     assert!(toml::from_str::<File>("[kernels]\ndecod = \"auto\"").err().unwrap().to_string().contains("decod"));
+}
+
+#[test]
+fn a_vector_unit_that_this_cpu_lacks_is_passed_over_and_by_name_refused_in_one_line() {
+    let table = engine::describe_kernels(&config(20)).unwrap();
+    let foreign = table.lines().find(|line| line.contains("test.foreign")).unwrap();
+    assert!(foreign.contains(&FOREIGN.to_string()) && !foreign.contains(" auto "), "{table}");
+    let linear = KernelChoice { linear: "test.foreign".into(), ..KernelChoice::default() };
+    for quantization in [None, Some(engine::Quantization::Q8)] {
+        let config = EngineConfig { kernels: linear.clone(), quantization, ..config(20) };
+        let error = Llm::new(config).err().unwrap().to_string();
+        assert!(error.contains(&format!("this CPU has no {FOREIGN}")) && error.contains("cpu.portable"), "{error}");
+        assert!(!error.contains('\n'), "{error}");
+    }
 }

@@ -4,37 +4,13 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
+#[path = "../../device/tests/support/allocations.rs"]
+mod counter;
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
 use std::sync::atomic::Ordering::Relaxed;
 
 use common::noop::{NoOp, decoding};
-
-/// The system's allocator, counting calls per thread.
-struct Counting;
-
-thread_local! {
-    static CALLS: Cell<usize> = const { Cell::new(0) };
-}
-
-// SAFETY: every call goes to `System` unchanged; counting is a plain thread-local without a destructor, so it neither
-// allocates nor unwinds.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        CALLS.set(CALLS.get() + 1);
-        // SAFETY: the caller's promise about `layout` is passed on.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: `pointer` came from `System` through `alloc` with this `layout`.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
+use counter::allocations;
 
 #[test]
 fn a_decode_step_in_steady_state_waits_once_and_hardly_allocates() {
@@ -47,9 +23,9 @@ fn a_decode_step_in_steady_state_waits_once_and_hardly_allocates() {
     let mut calls = Vec::new();
     let mut drawn = 0;
     for _ in 0..100 {
-        let before = CALLS.get();
+        let before = allocations();
         engine.step(|_, _| drawn += 1);
-        calls.push(CALLS.get() - before);
+        calls.push(allocations() - before);
     }
     assert_eq!(drawn, 100 * SEQUENCES, "each sequence draws in each step");
     assert_eq!(device.synchronized.load(Relaxed), synchronized, "a step waits for its own draws alone");

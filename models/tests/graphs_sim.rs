@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use attention_kernels::{Dtype, KernelChoice, KvCache, Needs, select};
-use common::{faulty::Faulty, files};
+use common::{faulty::faulty, files};
 use device::{Device, Options};
 use models::{ForwardBatch, GraphCount, Model, ModelConfig, StepLimits, Weights};
 
@@ -31,8 +31,7 @@ fn load(case: &str, dtype: Dtype, windows: bool, choice: &KernelChoice, graphs: 
     let kernels = Some(xtask::kernels::host::folder_for_tests()?);
     let sim =
         device::open_with("cuda-sim", &Options { threads: Some(1), kernels, seed: 3, ..Options::default() }).unwrap();
-    let faults = Arc::new(AtomicUsize::new(0));
-    let device: Arc<dyn Device> = Arc::new(Faulty { device: sim, faults: faults.clone() });
+    let (device, faults) = faulty(sim);
     let files = files(case);
     let mut config = ModelConfig::load(&files).unwrap();
     if windows {

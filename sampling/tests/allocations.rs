@@ -1,35 +1,11 @@
 //! A sampler that has seen its vocabulary once does not allocate any more.
 #![allow(clippy::unwrap_used)]
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
+#[path = "../../device/tests/support/allocations.rs"]
+mod counter;
 
+use counter::allocations;
 use sampling::{Context, Sampler, SamplingParams};
-
-/// The system's allocator, counting calls per thread.
-struct Counting;
-
-thread_local! {
-    static CALLS: Cell<usize> = const { Cell::new(0) };
-}
-
-// SAFETY: every call goes to `System` unchanged; counting is a plain thread-local without a destructor, so it neither
-// allocates nor unwinds.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        CALLS.set(CALLS.get() + 1);
-        // SAFETY: the caller's promise about `layout` is passed on.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: `pointer` came from `System` through `alloc` with this `layout`.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
 
 #[test]
 fn a_step_in_steady_state_does_not_allocate() {
@@ -60,8 +36,8 @@ fn a_step_in_steady_state_does_not_allocate() {
         }
     };
     step(0);
-    let before = CALLS.get();
+    let before = allocations();
     assert!(before > 0, "the counter counts");
     (1..40).for_each(&mut step);
-    assert_eq!(CALLS.get() - before, 0);
+    assert_eq!(allocations() - before, 0);
 }

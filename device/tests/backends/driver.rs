@@ -9,7 +9,7 @@ use device::sim::Library;
 use device::{Arg, DeviceError, Launch, Options};
 use xtask::not_run;
 
-use super::fake::compile;
+use super::fake::{compile, copy};
 use super::{MODULE, host_library};
 
 /// Says to the program that is started that its driver is a fake.
@@ -38,7 +38,7 @@ impl Fake {
         let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("driver");
         std::fs::create_dir_all(&folder).unwrap();
         let path = |name: &str| folder.join(name);
-        std::fs::copy(&library, path(library.file_name().unwrap().to_str().unwrap())).unwrap();
+        copy(&library, &path(library.file_name().unwrap().to_str().unwrap()));
         compile("driver.cpp", &library, &path("libcuda.so.1"));
         compile("blas.cpp", &path("libcuda.so.1"), &path("libcublasLt.so.13"));
         // Two fat binaries of one file, as two sources give.

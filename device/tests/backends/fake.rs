@@ -5,6 +5,12 @@ use std::process::Command;
 
 use xtask::workspace;
 
+/// Copies a library, whole or not at all: another run of the same tests may have opened the one that it takes the place of.
+pub fn copy(library: &Path, to: &Path) {
+    let unfinished = to.with_extension(std::process::id().to_string());
+    std::fs::copy(library, &unfinished).and_then(|_| std::fs::rename(&unfinished, to)).unwrap();
+}
+
 /// Compiles a file of this folder into a library over another.
 pub fn compile(source: &str, over: &Path, output: &Path) {
     let named = std::env::var_os("CXX").filter(|name| !name.is_empty()).map(PathBuf::from);

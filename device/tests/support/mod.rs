@@ -8,6 +8,7 @@
 //! must open then.
 #![allow(dead_code)] // Each crate uses its part.
 
+mod hooked;
 mod recorder;
 
 use std::path::PathBuf;
@@ -19,7 +20,8 @@ use xtask::kernels::host::{self, Compiler, Sanitizer};
 use xtask::kernels::manifest::Manifest;
 use xtask::{kernels, not_run, workspace};
 
-pub use recorder::Recorder;
+use hooked::Hooked;
+use recorder::Recorder;
 
 /// The kernels of one crate.
 pub struct Kernels {
@@ -103,9 +105,9 @@ impl Kernels {
         work: impl FnOnce(Arc<dyn Device>),
     ) -> Option<Vec<String>> {
         let program = self.program(sanitizer)?;
-        let recorder = Arc::new(Recorder::new(self.sim(0)?, seeds));
+        let recorder = Arc::new(Hooked { device: self.sim(0)?, hooks: Recorder::new(seeds) });
         work(recorder.clone());
-        let (file, launches) = Arc::into_inner(recorder).unwrap().into_parts();
+        let (file, launches) = Arc::into_inner(recorder).unwrap().hooks.into_parts();
         let mut command = Command::new(program);
         // The first race tells enough.
         command.env("TSAN_OPTIONS", "halt_on_error=1").arg(file.path());

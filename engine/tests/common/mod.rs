@@ -6,10 +6,24 @@ pub mod cases;
 pub mod noop;
 
 use engine::{EngineConfig, GenerationParams, GenerationRequest, Llm, ModelSource, SamplingParams};
+use serde_json::Value;
+use tempfile::TempDir;
+use xtask::bench::{Shape, write};
 
 /// The `llama` reference case: 3 layers, 560 tokens, context 512.
 pub fn model() -> ModelSource {
     ModelSource::Folder(xtask::workspace::root().join("models/tests/reference/llama"))
+}
+
+/// A checkpoint of random weights, with more keys in its `config.json`.
+pub fn checkpoint(shape: &Shape, more: &Value) -> TempDir {
+    let folder = TempDir::new().unwrap();
+    write(shape, folder.path(), 7).unwrap();
+    let path = folder.path().join("config.json");
+    let mut config: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    config.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    std::fs::write(path, config.to_string()).unwrap();
+    folder
 }
 
 /// Bytes of cache of one token of [`model`]: keys and values, 3 layers, 2 heads of 32, float32.

@@ -1,0 +1,157 @@
+//! Products with quantised weights by their plain meaning, as kernel variants of this test alone: the weights as the numbers
+//! that they stand for, the activations rounded by their definition and turned back, multiplied in double precision.
+//!
+//! Where an activation lies between two integers, the last bit of a float decides which it becomes, and that is a 127th
+//! part of its block's greatest. So there are three of them:
+//!
+//! | variant | whose result goes on | integers of the activations |
+//! |---|---|---|
+//! | `test.beside` | our product's; the plain one is compared with it | kept in [`Notes`] |
+//! | `test.instead` | the plain one's | rounded anew |
+//! | `test.agreed` | the plain one's | those that `test.beside` kept in the same call; how they differ is kept |
+
+use std::collections::VecDeque;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use attention_kernels::{
+    Capabilities, Dtype, Kernel, KernelError, KvDtype, Layout, LinearArgs, Operation, Sizes, Variant,
+};
+use device::gemm::{Gemm, gemm};
+use device::{Device, Isa};
+
+const BLOCK: usize = 32;
+
+const CAPABILITIES: Capabilities = Capabilities {
+    devices: &["cpu"],
+    dtypes: &[Dtype::F32],
+    kv_dtypes: &[KvDtype::Same],
+    layouts: &[Layout::Hnd],
+    head_sizes: Sizes::ANY,
+    block_sizes: Sizes::ANY,
+    ..Capabilities::NONE
+};
+
+attention_kernels::inventory::submit! { Variant {
+    name: "test.beside", operation: Operation::Linear, capabilities: CAPABILITIES, kernel: Kernel::Linear(beside),
+} }
+attention_kernels::inventory::submit! { Variant {
+    name: "test.instead", operation: Operation::Linear, capabilities: CAPABILITIES, kernel: Kernel::Linear(instead),
+} }
+attention_kernels::inventory::submit! { Variant {
+    name: "test.agreed", operation: Operation::Linear, capabilities: CAPABILITIES, kernel: Kernel::Linear(agreed),
+} }
+
+/// What the variants saw since [`Notes::begin`].
+#[derive(Default)]
+pub struct Notes {
+    /// The greatest difference of a number of our product from the plain one.
+    pub product_off: f64,
+    /// The integers of each call of `test.beside` that no call of `test.agreed` has taken.
+    pub integers: VecDeque<Vec<f32>>,
+    /// Activations of `test.agreed`.
+    pub activations: usize,
+    /// Those of them that are another integer when they are rounded anew.
+    pub flips: usize,
+    /// The greatest distance of one of these from the number between its two integers, in units of these.
+    pub from_tie: f64,
+}
+
+static NOTES: Mutex<Option<Notes>> = Mutex::new(None);
+
+fn notes() -> MutexGuard<'static, Option<Notes>> {
+    NOTES.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Notes {
+    pub fn begin() {
+        *notes() = Some(Notes::default());
+    }
+
+    pub fn end() -> Notes {
+        notes().take().unwrap()
+    }
+}
+
+fn beside(device: &dyn Device, args: LinearArgs<'_>) -> Result<(), KernelError> {
+    let mut integers = Vec::new();
+    let plain = plain(&args, |_, own| {
+        integers.push(own);
+        own
+    })?;
+    let (weights, rows) = (args.weights.host()?, args.rows);
+    let y = &mut args.y.host_mut::<f32>()?[..plain.len()];
+    let bias: Option<&[f32]> = args.bias.map(|bias| bias.host()).transpose()?;
+    let x = &args.x.host::<f32>()?[..rows * weights.k()];
+    gemm(Isa::best(), device.pool(), Gemm { x, weights, bias, y });
+    let mut notes = notes();
+    let notes = notes.get_or_insert_default();
+    let offs = y.iter().zip(&plain).map(|(ours, plain)| (f64::from(*ours) - plain).abs());
+    notes.product_off = offs.fold(notes.product_off, f64::max);
+    notes.integers.push_back(integers);
+    Ok(())
+}
+
+fn instead(_: &dyn Device, args: LinearArgs<'_>) -> Result<(), KernelError> {
+    let plain = plain(&args, |_, own| own)?;
+    write(args, &plain)
+}
+
+fn agreed(_: &dyn Device, args: LinearArgs<'_>) -> Result<(), KernelError> {
+    let mut notes = notes();
+    let notes = notes.get_or_insert_default();
+    let mut theirs = notes.integers.pop_front().unwrap_or_default().into_iter();
+    let plain = plain(&args, |exact, own| {
+        // Nothing would be compared if the calls were not the same ones.
+        let theirs = theirs.next().unwrap_or(f32::NAN);
+        notes.activations += 1;
+        if theirs != own {
+            notes.flips += 1;
+            notes.from_tie = notes.from_tie.max(f64::from((exact - (own + theirs) / 2.0).abs()));
+        }
+        theirs
+    })?;
+    write(args, &plain)
+}
+
+fn write(args: LinearArgs<'_>, plain: &[f64]) -> Result<(), KernelError> {
+    let y = &mut args.y.host_mut::<f32>()?[..plain.len()];
+    y.iter_mut().zip(plain).for_each(|(y, plain)| *y = *plain as f32);
+    Ok(())
+}
+
+/// The product; `integer` gives an activation's integer, from what is rounded and what that gives.
+fn plain(args: &LinearArgs<'_>, mut integer: impl FnMut(f32, f32) -> f32) -> Result<Vec<f64>, KernelError> {
+    let weights = args.weights.host()?;
+    let (n, k) = (weights.n(), weights.k());
+    let dense: Vec<f64> = (0..n * k).map(|i| f64::from(weights.get(i / k, i % k))).collect();
+    let bias: Option<&[f32]> = args.bias.map(|bias| bias.host()).transpose()?;
+    let mut y = Vec::with_capacity(args.rows * n);
+    let mut numbers = Vec::with_capacity(k);
+    for x in args.x.host::<f32>()?[..args.rows * k].chunks(k) {
+        numbers.clear();
+        for block in x.chunks(BLOCK) {
+            let greatest = block.iter().fold(0.0f32, |m, x| m.max(x.abs()));
+            let (scale, inverse) = if greatest < 1e-30 { (0.0, 0.0) } else { (greatest / 127.0, 127.0 / greatest) };
+            numbers.extend(block.iter().map(|x| {
+                let exact = x * inverse;
+                f64::from(integer(exact, exact.round_ties_even())) * f64::from(scale)
+            }));
+        }
+        for (column, row) in dense.chunks(k).enumerate() {
+            y.push(dot(&numbers, row) + bias.map_or(0.0, |bias| f64::from(bias[column])));
+        }
+    }
+    Ok(y)
+}
+
+/// In eight sums, which a processor adds to at once.
+fn dot(x: &[f64], w: &[f64]) -> f64 {
+    let mut sums = [0.0; 8];
+    let ((x, x_rest), (w, w_rest)) = (x.as_chunks::<8>(), w.as_chunks::<8>());
+    for (x, w) in x.iter().zip(w) {
+        for i in 0..8 {
+            sums[i] += x[i] * w[i];
+        }
+    }
+    sums.iter().sum::<f64>() + x_rest.iter().zip(w_rest).map(|(x, w)| x * w).sum::<f64>()
+}
