@@ -4,7 +4,9 @@
 
 mod common;
 
-use attention_kernels::{Capabilities, Dtype, Kernel, KernelError, KvDtype, Layout, LinearArgs, Operation, Sizes, Variant};
+use attention_kernels::{
+    Capabilities, Dtype, Kernel, KernelError, KvDtype, Layout, LinearArgs, Operation, Sizes, Variant,
+};
 use common::{config, request, tokens};
 use device::{Device, Isa};
 use engine::{EngineConfig, KernelChoice, Llm};

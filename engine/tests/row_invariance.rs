@@ -161,11 +161,8 @@ fn check(model: &Path) {
 }
 
 #[test]
-fn bits_are_the_same_in_every_step_where_three_query_heads_share_one_of_keys() {
-    check(grouped().path());
-}
-
-#[test]
-fn bits_are_the_same_in_every_step_where_windows_begin_inside_of_a_partition() {
-    check(windowed().path());
+fn bits_are_the_same_in_every_step_of_long_contexts() {
+    for model in [grouped(), windowed()] {
+        check(model.path());
+    }
 }

@@ -44,7 +44,7 @@ attention_kernels::inventory::submit! { Variant {
 /// What the variants saw since [`Notes::begin`].
 #[derive(Default)]
 pub struct Notes {
-    /// The greatest difference of a number of our product from the plain one.
+    /// The greatest difference of a number of our product from the plain one, in terms of the lengths of its two vectors.
     pub product_off: f64,
     /// The integers of each call of `test.beside` that no call of `test.agreed` has taken.
     pub integers: VecDeque<Vec<f32>>,
@@ -85,7 +85,7 @@ fn beside(device: &dyn Device, args: LinearArgs<'_>) -> Result<(), KernelError> 
     gemm(Isa::best(), device.pool(), Gemm { x, weights, bias, y });
     let mut notes = notes();
     let notes = notes.get_or_insert_default();
-    let offs = y.iter().zip(&plain).map(|(ours, plain)| (f64::from(*ours) - plain).abs());
+    let offs = y.iter().zip(&plain).map(|(ours, plain)| (f64::from(*ours) - plain.sum).abs() / plain.scale);
     notes.product_off = offs.fold(notes.product_off, f64::max);
     notes.integers.push_back(integers);
     Ok(())
@@ -113,17 +113,25 @@ fn agreed(_: &dyn Device, args: LinearArgs<'_>) -> Result<(), KernelError> {
     write(args, &plain)
 }
 
-fn write(args: LinearArgs<'_>, plain: &[f64]) -> Result<(), KernelError> {
+/// A number of a product.
+struct Number {
+    sum: f64,
+    /// The product of the lengths of the two vectors, and the bias: what the rounding of sums is measured by.
+    scale: f64,
+}
+
+fn write(args: LinearArgs<'_>, plain: &[Number]) -> Result<(), KernelError> {
     let y = &mut args.y.host_mut::<f32>()?[..plain.len()];
-    y.iter_mut().zip(plain).for_each(|(y, plain)| *y = *plain as f32);
+    y.iter_mut().zip(plain).for_each(|(y, plain)| *y = plain.sum as f32);
     Ok(())
 }
 
 /// The product; `integer` gives an activation's integer, from what is rounded and what that gives.
-fn plain(args: &LinearArgs<'_>, mut integer: impl FnMut(f32, f32) -> f32) -> Result<Vec<f64>, KernelError> {
+fn plain(args: &LinearArgs<'_>, mut integer: impl FnMut(f32, f32) -> f32) -> Result<Vec<Number>, KernelError> {
     let weights = args.weights.host()?;
     let (n, k) = (weights.n(), weights.k());
     let dense: Vec<f64> = (0..n * k).map(|i| f64::from(weights.get(i / k, i % k))).collect();
+    let lengths: Vec<f64> = dense.chunks(k).map(length).collect();
     let bias: Option<&[f32]> = args.bias.map(|bias| bias.host()).transpose()?;
     let mut y = Vec::with_capacity(args.rows * n);
     let mut numbers = Vec::with_capacity(k);
@@ -137,11 +145,19 @@ fn plain(args: &LinearArgs<'_>, mut integer: impl FnMut(f32, f32) -> f32) -> Res
                 f64::from(integer(exact, exact.round_ties_even())) * f64::from(scale)
             }));
         }
+        let own = length(&numbers);
         for (column, row) in dense.chunks(k).enumerate() {
-            y.push(dot(&numbers, row) + bias.map_or(0.0, |bias| f64::from(bias[column])));
+            let bias = bias.map_or(0.0, |bias| f64::from(bias[column]));
+            // Not 0 where both are 0, and a difference would be none.
+            let scale = (own * lengths[column] + bias.abs()).max(f64::MIN_POSITIVE);
+            y.push(Number { sum: dot(&numbers, row) + bias, scale });
         }
     }
     Ok(y)
+}
+
+fn length(x: &[f64]) -> f64 {
+    dot(x, x).sqrt()
 }
 
 /// In eight sums, which a processor adds to at once.
