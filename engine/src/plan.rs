@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-use device::MemoryInfo;
 use device::gemm::Quantization;
+use device::{DeviceError, MemoryInfo};
 use models::{Model, PageLayout, StepLimits};
 use sampling::device::Limits;
 
@@ -71,6 +71,9 @@ impl Plan {
         }
         if let Some(share) = engine.gpu_memory_utilization.filter(|share| !(*share > 0.0 && *share <= 1.0)) {
             return Err(bad("--gpu-memory-utilization", share, "a share above 0 and at most 1"));
+        }
+        if let Some(quantization) = engine.quantization.filter(|_| !device.is_host()) {
+            return Err(DeviceError::NoQuantization { device: device.name(), quantization }.into());
         }
         let context = config.max_position_embeddings;
         if let Some(wanted) = engine.max_model_len

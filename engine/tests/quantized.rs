@@ -136,3 +136,21 @@ fn a_plan_counts_the_packed_bytes() {
     assert_eq!(q4.weight_bytes, matrices / 16 * 9 + 7 * 64 * 4);
     assert!(q8.weights_line().ends_with("matrices in q8"), "{}", q8.weights_line());
 }
+
+#[test]
+fn a_device_that_multiplies_with_no_such_weights_refuses_them_in_one_line_before_it_reads_any() {
+    let Some(on_sim) = common::on_sim(config("llama", Quantization::Q8)) else { return };
+    for form in [Quantization::Q8, Quantization::Q4] {
+        let config = EngineConfig { quantization: Some(form), ..on_sim.clone() };
+        let said = plan(&config).unwrap_err().to_string();
+        assert_eq!(
+            said,
+            format!(
+                "--quantization: device {} has no {form} weights; leave it out, or use --device cpu",
+                config.device
+            )
+        );
+        assert_eq!(Llm::new(config).err().unwrap().to_string(), said);
+    }
+    assert!(plan(&EngineConfig { quantization: None, ..on_sim }).is_ok());
+}

@@ -56,6 +56,7 @@ fn bad_flags_are_one_line_that_names_the_flag_and_what_was_found() {
         (&["serve", "--api-key", " k"], &["--api-key"]),
         (&["serve", "--served-model-name", ""], &["--served-model-name"]),
         (&["plan", "--threads", "0"], &["--threads", "from 1 to "]),
+        (&["plan", "--threads", "many"], &["--threads", "'many'", "from 1 to "]),
         (&["plan", "--threads", "1025"], &["--threads", "the cores that this process may use"]),
         (&["bench", "latency", "--batch-size", "0"], &["--batch-size", "from 1"]),
         (&["plan", "--quantization", "q2"], &["--quantization", "q8 or q4"]),

@@ -61,7 +61,7 @@ impl Subject {
         let llm = Llm::new(EngineConfig { threads: Some(1), ..Default::default() }).unwrap();
         let lines = include_str!("../held_out.jsonl").lines().map(|line| serde_json::from_str::<String>(line).unwrap());
         let ids: Vec<u32> = lines.take(40).flat_map(|text| llm.tokenizer().encode(&text, false).unwrap()).collect();
-        let texts = ids.chunks_exact(160).take(2).map(|ids| Text { ids: ids.to_vec(), drawn_from: 128 });
+        let texts = ids.chunks_exact(128).take(2).map(|ids| Text { ids: ids.to_vec(), drawn_from: 96 });
         Subject { name: "the demo model", model: ModelSource::Demo, texts: texts.collect() }
     }
 
