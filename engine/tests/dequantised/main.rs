@@ -3,7 +3,7 @@
 //! that are no multiple of a block. At every place the log-probabilities of the whole vocabulary are compared.
 //!
 //! From end to end two runs of the same arithmetic part where a last bit rounds an activation the other way: of a million
-//! activations some ten lie that near to a tie. Such a flip is a 127th part of its block's greatest, an error like that of
+//! activations up to twenty lie that near to a tie. Such a flip is a 127th part of its block's greatest, an error like that of
 //! quantising itself, and everything behind it in the text sees it: a log-probability moves by up to 1 in random weights and
 //! by up to 0.3 in the demo model. No bound on sums can hold then. So there are two comparisons:
 //!
