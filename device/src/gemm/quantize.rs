@@ -9,8 +9,8 @@
 //! (least squares), rounded to the nearest half, which is the best half there is, for the error is a parabola of the
 //! scale. So a block is at most as wrong as the other format's with the same integers, whatever that one's scale.
 //!
-//! Every step is one rounded operation in an order that does not depend on the instruction set (no fused ones), so
-//! blocks are the same bits everywhere.
+//! Every step is exact, or one rounded operation in an order that does not depend on the instruction set (no fused ones),
+//! so blocks are the same bits everywhere.
 
 use half::f16;
 
@@ -29,12 +29,12 @@ const LEAST: f32 = 1e-30;
 /// all 21 leave 0.886.
 const STEPS: [f32; 5] = [-8.0, -8.4, -7.3, -8.7, -7.8];
 
-/// By what part of what Q4_0's step gains another one must gain more, before scales are rounded, to be taken: the gains are
-/// within 14 roundings, and rounding a scale to half precision gives back at most 2^-22 of a gain.
+/// Steps are compared by what the best scale gains, before it is rounded. Another one than Q4_0's must gain more by this part
+/// of it, and so is better for certain: gains are within 14 roundings, and with a scale's last bit at most 2^-22 of them is lost.
 const MARGIN: f32 = 1.0 / (1 << 18) as f32;
 
-/// Where that precision is an absolute one it gives back (2^-25 / scale)², and a scale is at least an eighteenth of the
-/// greatest magnitude.
+/// The same over the greatest magnitude, squared, for scales whose last bit is worth 2^-24 however small they are: then
+/// (2^-25 / scale)² is lost, and a scale is at least an eighteenth of the greatest magnitude.
 const COARSE: f32 = 1.0 / (1 << 20) as f32;
 
 /// Part of a row of weights. The numbers are `scale * values`.
@@ -127,7 +127,7 @@ fn best_nibbles<L: Lanes>(w: &[f32; BLOCK], greatest: f32) -> (L, L) {
         sums[step / 2][step % 2 * 2] = a.mul(qa).add(b.mul(qb));
         sums[step / 2][step % 2 * 2 + 1] = qa.mul(qa).add(qb.mul(qb));
     }
-    // What the best scale takes off the squared error: (Σwq)² / Σq².
+    // What the best scale takes off the squared error: (Σwq)² / Σq². No term of Σwq is below 0, or none above.
     let mut gains = [0.0; 2 * STEPS.len().div_ceil(2)];
     for (gains, sums) in gains.as_chunks_mut::<2>().0.iter_mut().zip(sums) {
         let [wq, qq, wq2, qq2] = L::sums(sums);
@@ -155,10 +155,10 @@ fn nibbles<L: Lanes>(w: &[f32; BLOCK], inverse: f32) -> (L, L) {
 /// Weights whose integers are `q`, not all 0, with the best scale: Σwq / Σq², rounded once.
 ///
 /// The sums are exact, and so the same in every order: two halves can be almost equally good, and with few weights in a
-/// block the wrong one of them shows. With 2^E ≤ `greatest` < 2^(E+1), a weight is cut into multiples of 2^(E−11), of
-/// 2^(E−24), and a rest. Products with integers up to 127 and sums of 32 of them then take 24 bits: at most 2^12 · 2^(E+1) in multiples of 2^(E−11), at
-/// most 2^12 · 2^(E−12) in multiples of 2^(E−24). Where q is not 0 the weight is at least 2^(E−8), so that the rest is made
-/// of multiples of 2^(E−31), and smaller than 2^(E−24).
+/// block the wrong one of them shows. With 2^E ≤ `greatest` < 2^(E+1), weights are cut into multiples of 2^(E−11), of
+/// 2^(E−24), and a rest. As 32 integers up to 127 sum up to less than 2^12, the sums of products are below 2^12 · 2^(E+1) in
+/// multiples of 2^(E−11), and below 2^12 · 2^(E−12) in multiples of 2^(E−24): 24 bits, which floats have. Where q is not 0
+/// the weight is above 2^(E−8), so that its rest, below 2^(E−24), is made of multiples of 2^(E−31): still fewer bits.
 #[inline(always)]
 fn packed<L: Lanes>((a, b): (L, L), (qa, qb): (L, L), greatest: f32) -> WeightBlock {
     let exponent = f32::from_bits(greatest.to_bits() & f32::INFINITY.to_bits());
@@ -269,6 +269,17 @@ pub(super) mod tests {
         block.iter().zip(packed.values).map(|(&w, q)| (f64::from(w) - scale * f64::from(q)).powi(2)).sum()
     }
 
+    /// Whether no half is nearer to the best scale for these integers. Of sums with 44 bits at most none is rounded here.
+    fn is_best(block: &[f32], packed: &WeightBlock) -> bool {
+        let (mut wq, mut qq) = (0.0, 0.0);
+        for (&w, q) in block.iter().zip(packed.values.map(f64::from)) {
+            (wq, qq) = (wq + f64::from(w) * q, qq + q * q);
+        }
+        let off = |bits: u16| (f64::from(f16::from_bits(bits).to_f32()) - wq / qq).abs();
+        let bits = packed.scale.to_bits();
+        off(bits) <= off(bits + 1) && (bits & 0x7fff == 0 || off(bits) <= off(bits - 1))
+    }
+
     /// The same integers and scales on every instruction set, each block at most as wrong as `theirs` says.
     fn holds(
         row: &[f32],
@@ -283,6 +294,7 @@ pub(super) mod tests {
                 let (ours, theirs) = (our_error(block, packed), theirs(block));
                 // Two scales can be equally good; which is nearer is then decided by rounding.
                 prop_assert!(ours <= theirs * (1.0 + 1e-7) + 1e-30, "{isa}: {ours} against {theirs}");
+                prop_assert!(is_best(block, packed), "{isa}: {:?} is not the nearest scale", packed.scale);
                 prop_assert!(
                     packed.values[block.len()..].iter().all(|&q| q == 0),
                     "{isa}: the end is filled with zeros"
