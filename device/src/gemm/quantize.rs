@@ -277,7 +277,7 @@ pub(super) mod tests {
         }
         let off = |bits: u16| (f64::from(f16::from_bits(bits).to_f32()) - wq / qq).abs();
         let bits = packed.scale.to_bits();
-        off(bits) <= off(bits + 1) && (bits & 0x7fff == 0 || off(bits) <= off(bits - 1))
+        qq == 0.0 || off(bits) <= off(bits + 1) && (bits & 0x7fff == 0 || off(bits) <= off(bits - 1))
     }
 
     /// The same integers and scales on every instruction set, each block at most as wrong as `theirs` says.
@@ -344,6 +344,22 @@ pub(super) mod tests {
         }
         for row in rows {
             holds(&row, q8, q8_0_error).unwrap();
+        }
+    }
+
+    #[test]
+    fn the_last_bit_of_a_small_weight_decides_between_two_scales() {
+        // Right between 1 and the half above it; with a weight for the greatest integer and one for 1 of either form.
+        let middle = 1.0 + 2f32.powi(-11);
+        for (quantize, most) in [(q8 as fn(Isa, &[f32], &mut [WeightBlock]) -> bool, 127.0), (q4, -8.0)] {
+            for (small, scale) in [(middle.next_down(), 1.0), (middle, 1.0), (middle.next_up(), 1.0 + 2f32.powi(-10))] {
+                for isa in isas() {
+                    let mut out = [WeightBlock::ZERO];
+                    assert!(quantize(isa, &[most * middle, small], &mut out), "{isa}");
+                    assert_eq!((f32::from(out[0].values[0]), out[0].values[1]), (most, 1), "{isa}");
+                    assert_eq!(out[0].scale.to_f32(), scale, "{isa}: {most} {small}");
+                }
+            }
         }
     }
 
