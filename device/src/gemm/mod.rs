@@ -161,7 +161,8 @@ mod tests {
             None => PackedMatrix::pack(&pool, k, parts),
         };
         for form in [None, Some(Quantization::Q8), Some(Quantization::Q4)] {
-            for (k, parts) in [(8, &[][..]), (8, &[(WeightFormat::F32, &[][..])]), (0, &[(WeightFormat::F32, &bytes)])] {
+            for (k, parts) in [(8, &[][..]), (8, &[(WeightFormat::F32, &[][..])]), (0, &[(WeightFormat::F32, &bytes)])]
+            {
                 let error = make(form, k, parts).err().unwrap().to_string();
                 let said = format!("a weight matrix with {k} columns was given no rows, or rows of another length");
                 assert_eq!(error, said, "{form:?}");

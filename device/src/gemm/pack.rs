@@ -239,9 +239,9 @@ pub(super) fn read_row(parts: &[(WeightFormat, &[u8])], index: usize, row: &mut 
     }
 }
 
-/// Memory of `panels` panels of `per_panel` elements each, which `write` fills; it finds them zero. **First touch**: a panel is
-/// written first, and so placed in memory, by the thread that will multiply with it, for the shares of a loop are the same
-/// there ([`Pool::run`]). `work` is that of a panel, as multiply-adds.
+/// Memory of `panels` panels of `per_panel` elements each, which `write` fills; it finds them `zero`. **First touch**: the thread
+/// that writes a panel first, and so has its pages near, is as a rule the one that will multiply with it: in both loops
+/// each thread has one run of panels, all of about equal length. `work` is that of a panel, as multiply-adds.
 pub(super) fn in_panels<T: Copy + Send + Sync>(
     pool: &Pool,
     panels: usize,

@@ -193,7 +193,7 @@ fn cut<L: Lanes>(w: L, last: f32) -> (L, L) {
 fn nearest_half(x: f64) -> f16 {
     const BEYOND: u64 = (1 << (f64::MANTISSA_DIGITS - f32::MANTISSA_DIGITS)) - 1;
     let bits = x.to_bits();
-    let odd = bits & !BEYOND | u64::from(bits & BEYOND != 0) * (BEYOND + 1);
+    let odd = (bits & !BEYOND) | (u64::from(bits & BEYOND != 0) * (BEYOND + 1));
     f16::from_bits(f32_to_f16(f64::from_bits(odd) as f32))
 }
 
