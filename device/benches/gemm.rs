@@ -52,8 +52,8 @@ fn products(criterion: &mut Criterion) {
         let matrices = [
             ("q8", PackedMatrix::quantize(&pool, Quantization::Q8, k, &[(WeightFormat::F32, &f32)]).ok()),
             ("q4", PackedMatrix::quantize(&pool, Quantization::Q4, k, &[(WeightFormat::F32, &f32)]).ok()),
-            ("bf16", PackedMatrix::pack(k, &[(WeightFormat::Bf16, &bf16)])),
-            ("f32", PackedMatrix::pack(k, &[(WeightFormat::F32, &f32)])),
+            ("bf16", PackedMatrix::pack(&pool, k, &[(WeightFormat::Bf16, &bf16)]).ok()),
+            ("f32", PackedMatrix::pack(&pool, k, &[(WeightFormat::F32, &f32)]).ok()),
         ];
         let mut group = criterion.benchmark_group(name);
         for rows in ROWS {

@@ -58,8 +58,8 @@ pub enum DeviceError {
         "page-locked memory is still being copied; wait for an event recorded after the copy, or Device::synchronize"
     )]
     InFlight,
-    /// Weight rows that are no whole rows.
-    #[error("a weight matrix with {0} columns was given rows of another length")]
+    /// No weight rows, or none that are whole.
+    #[error("a weight matrix with {0} columns was given no rows, or rows of another length")]
     BadMatrix(usize),
     /// A device without matrix products.
     #[error("{0}: there are no matrix products on this device yet; use --device cpu to run a model")]

@@ -144,7 +144,7 @@ impl Device for Host {
 
     fn matrix(&self, k: usize, parts: &[(WeightFormat, &[u8])]) -> Result<Matrix, DeviceError> {
         match self.kernels {
-            None => PackedMatrix::pack(k, parts).map(Matrix::packed).ok_or(DeviceError::BadMatrix(k)),
+            None => PackedMatrix::pack(&self.pool, k, parts).map(Matrix::packed),
             Some(_) => Err(DeviceError::NoMatrices(self.name())),
         }
     }

@@ -11,14 +11,13 @@
 //! 17 or 9 bytes for every 16 weights.
 
 use std::marker::PhantomData;
-use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use half::f16;
 
 use super::WeightFormat;
 use super::form::{Form, Line};
-use super::pack::read_row;
+use super::pack::{in_panels, read_row};
 use super::quantize::{BLOCK, WeightBlock};
 use crate::simd::int8::GROUP;
 use crate::simd::{LANES, ask_for};
@@ -49,16 +48,10 @@ impl<F: Form> Blocks<F> {
     /// a weight can not be stored.
     pub fn pack(pool: &Pool, n: usize, k: usize, parts: &[(WeightFormat, &[u8])]) -> Option<Self> {
         let blocks = k.div_ceil(BLOCK);
-        let per_panel = Self::lines_per_panel(blocks);
-        let count = n.div_ceil(LANES) * per_panel;
-        let mut lines = Vec::with_capacity(count);
+        let (panels, per_panel) = (n.div_ceil(LANES), Self::lines_per_panel(blocks));
         let sound = AtomicBool::new(true);
         let isa = Isa::best();
-        // The thread that writes a panel first is the one that will multiply with it: its memory is near it.
-        pool.chunks_mut(&mut lines.spare_capacity_mut()[..count], per_panel, LANES * k, |panel, lines| {
-            lines.iter_mut().for_each(|line| _ = line.write(Line([0; GROUP])));
-            // SAFETY: written just now.
-            let lines = unsafe { &mut *(lines as *mut [MaybeUninit<Line>] as *mut [Line]) };
+        let lines = in_panels(pool, panels, per_panel, LANES * k, Line([0; GROUP]), |panel, lines| {
             let mut row = vec![0.0; k];
             let mut packed = vec![WeightBlock::ZERO; blocks];
             let (weights, scales) = lines.split_at_mut(blocks * F::LINES);
@@ -74,8 +67,6 @@ impl<F: Form> Blocks<F> {
                 }
             }
         });
-        // SAFETY: `count` lines are whole panels, each of which has been written.
-        unsafe { lines.set_len(count) };
         sound.into_inner().then_some(Blocks { lines, blocks, form: PhantomData })
     }
 

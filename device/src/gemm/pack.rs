@@ -1,12 +1,14 @@
 //! Weights in the order in which the kernel reads them.
 
 use std::fmt;
+use std::mem::MaybeUninit;
 
 use half::{bf16, f16};
 
 use super::blocks::Blocks;
 use super::form::{Bytes, Nibbles};
 use crate::simd::LANES;
+use crate::simd::small_float::{bf16_to_f32, f16_to_f32};
 use crate::{DeviceError, Pool};
 
 /// How the numbers of a weight matrix are written in a checkpoint (little endian).
@@ -41,13 +43,17 @@ impl WeightFormat {
     }
 
     pub(super) fn read_row(self, data: &[u8], row: &mut [f32]) {
-        let halves = data.as_chunks::<2>().0;
+        let halves = data.as_chunks().0;
         match self {
             WeightFormat::F32 => {
                 row.iter_mut().zip(data.as_chunks().0).for_each(|(x, bytes)| *x = f32::from_le_bytes(*bytes));
             }
-            WeightFormat::Bf16 => row.iter_mut().zip(halves).for_each(|(x, b)| *x = bf16::from_le_bytes(*b).to_f32()),
-            WeightFormat::F16 => row.iter_mut().zip(halves).for_each(|(x, b)| *x = f16::from_le_bytes(*b).to_f32()),
+            WeightFormat::Bf16 => {
+                row.iter_mut().zip(halves).for_each(|(x, bytes)| *x = bf16_to_f32(u16::from_le_bytes(*bytes)))
+            }
+            WeightFormat::F16 => {
+                row.iter_mut().zip(halves).for_each(|(x, bytes)| *x = f16_to_f32(u16::from_le_bytes(*bytes)))
+            }
         }
     }
 }
@@ -88,36 +94,48 @@ pub struct PackedMatrix {
 }
 
 impl PackedMatrix {
-    /// Packs the rows of one or more row-major `[n_i, k]` matrices, one below the other (as QKV or gate-up are fused).
-    /// Stays in bfloat16 if every part is. `None` if a part does not hold whole rows of `k` numbers.
-    pub fn pack(k: usize, parts: &[(WeightFormat, &[u8])]) -> Option<PackedMatrix> {
+    /// Packs the rows of one or more row-major `[n_i, k]` matrices, one below the other (as QKV or gate-up are fused), with
+    /// the pool's threads. Stays in bfloat16 if every part is.
+    ///
+    /// # Errors
+    /// If there are no rows, or a part does not hold whole ones of `k` numbers.
+    pub fn pack(pool: &Pool, k: usize, parts: &[(WeightFormat, &[u8])]) -> Result<PackedMatrix, DeviceError> {
         let n = rows(k, parts)?;
-        let lines = n.div_ceil(LANES) * k;
+        let panels = n.div_ceil(LANES);
         let panels = if stay_bf16(parts.iter().map(|(format, _)| *format)) {
-            let mut lines = vec![[0u16; LANES]; lines];
-            fill(&mut lines, k, parts, |_, data, i| u16::from_le_bytes([data[i * 2], data[i * 2 + 1]]));
-            Panels::Bf16(lines)
+            Panels::Bf16(in_panels(pool, panels, k, LANES * k, [0; LANES], |panel, lines| {
+                for lane in 0..LANES {
+                    if let Some((_, row)) = find_row(parts, k, panel * LANES + lane) {
+                        let numbers = row.as_chunks().0.iter().map(|bytes| u16::from_le_bytes(*bytes));
+                        lines.iter_mut().zip(numbers).for_each(|(line, number)| line[lane] = number);
+                    }
+                }
+            }))
         } else {
-            let mut lines = vec![[0f32; LANES]; lines];
-            fill(&mut lines, k, parts, WeightFormat::read);
-            Panels::F32(lines)
+            Panels::F32(in_panels(pool, panels, k, LANES * k, [0.0; LANES], |panel, lines| {
+                let mut row = vec![0.0; k];
+                for lane in 0..LANES {
+                    read_row(parts, panel * LANES + lane, &mut row);
+                    lines.iter_mut().zip(&row).for_each(|(line, number)| line[lane] = *number);
+                }
+            }))
         };
-        Some(PackedMatrix { n, k, panels })
+        Ok(PackedMatrix { n, k, panels })
     }
 
     /// Quantises the rows of the parts, one below the other, with the pool's threads. The only floats beside the source
     /// are a row for each thread.
     ///
     /// # Errors
-    /// If a part does not hold whole rows of `k` numbers, or a weight can not be stored: no finite number, or a magnitude
-    /// beyond 65504 times 127 (q8) or 8 (q4).
+    /// If there are no rows, a part does not hold whole ones of `k` numbers, or a weight can not be stored: no finite
+    /// number, or a magnitude beyond 65504 times 127 (q8) or 8 (q4).
     pub fn quantize(
         pool: &Pool,
         quantization: Quantization,
         k: usize,
         parts: &[(WeightFormat, &[u8])],
     ) -> Result<PackedMatrix, DeviceError> {
-        let n = rows(k, parts).ok_or(DeviceError::BadMatrix(k))?;
+        let n = rows(k, parts)?;
         let panels = match quantization {
             Quantization::Q8 => Blocks::pack(pool, n, k, parts).map(Panels::Q8),
             Quantization::Q4 => Blocks::pack(pool, n, k, parts).map(Panels::Q4),
@@ -192,43 +210,54 @@ fn stay_bf16(formats: impl IntoIterator<Item = WeightFormat>) -> bool {
     formats.into_iter().all(|format| format == WeightFormat::Bf16)
 }
 
-/// Rows of all parts together; `None` if one does not hold whole rows of `k` numbers.
-fn rows(k: usize, parts: &[(WeightFormat, &[u8])]) -> Option<usize> {
+/// Rows of all parts together, at least one.
+fn rows(k: usize, parts: &[(WeightFormat, &[u8])]) -> Result<usize, DeviceError> {
     let rows = |(format, data): &(WeightFormat, &[u8])| {
         let row_bytes = k.checked_mul(format.bytes()).filter(|&b| b > 0)?;
         data.len().is_multiple_of(row_bytes).then(|| data.len() / row_bytes)
     };
-    parts.iter().map(rows).sum()
+    parts.iter().map(rows).sum::<Option<usize>>().filter(|&rows| rows > 0).ok_or(DeviceError::BadMatrix(k))
 }
 
-/// Row `index` of the parts one below the other, zeros beyond the last.
-pub(super) fn read_row(parts: &[(WeightFormat, &[u8])], mut index: usize, row: &mut [f32]) {
-    for (format, data) in parts {
-        let row_bytes = row.len() * format.bytes();
-        if let Some(data) = data.chunks_exact(row_bytes).nth(index) {
-            return format.read_row(data, row);
+/// Row `index` of the parts one below the other; `None` beyond the last.
+fn find_row<'a>(parts: &[(WeightFormat, &'a [u8])], k: usize, mut index: usize) -> Option<(WeightFormat, &'a [u8])> {
+    for &(format, data) in parts {
+        let row_bytes = k * format.bytes();
+        if let Some(row) = data.chunks_exact(row_bytes).nth(index) {
+            return Some((format, row));
         }
         index -= data.len() / row_bytes;
     }
-    row.fill(0.0);
+    None
 }
 
-/// Writes every number of `parts` to its lane.
-fn fill<T: Copy>(
-    lines: &mut [[T; LANES]],
-    k: usize,
-    parts: &[(WeightFormat, &[u8])],
-    read: impl Fn(WeightFormat, &[u8], usize) -> T,
-) {
-    let mut n = 0;
-    for &(format, data) in parts {
-        let row_bytes = k * format.bytes();
-        for row in data.chunks_exact(row_bytes) {
-            let panel = &mut lines[n / LANES * k..][..k];
-            for (column, line) in panel.iter_mut().enumerate() {
-                line[n % LANES] = read(format, row, column);
-            }
-            n += 1;
-        }
+/// The same as floats, zeros beyond the last.
+pub(super) fn read_row(parts: &[(WeightFormat, &[u8])], index: usize, row: &mut [f32]) {
+    match find_row(parts, row.len(), index) {
+        Some((format, data)) => format.read_row(data, row),
+        None => row.fill(0.0),
     }
+}
+
+/// Memory of `panels` panels of `per_panel` elements each, which `write` fills; it finds them `zero`. **First touch**: the thread
+/// that writes a panel first, and so has its pages near, is as a rule the one that will multiply with it: in both loops
+/// each thread has one run of panels, all of about equal length. `work` is that of a panel, as multiply-adds.
+pub(super) fn in_panels<T: Copy + Send + Sync>(
+    pool: &Pool,
+    panels: usize,
+    per_panel: usize,
+    work: usize,
+    zero: T,
+    write: impl Fn(usize, &mut [T]) + Sync,
+) -> Vec<T> {
+    let count = panels * per_panel;
+    let mut all = Vec::with_capacity(count);
+    pool.chunks_mut(&mut all.spare_capacity_mut()[..count], per_panel, work, |panel, elements| {
+        elements.fill(MaybeUninit::new(zero));
+        // SAFETY: written just now.
+        write(panel, unsafe { &mut *(elements as *mut [MaybeUninit<T>] as *mut [T]) });
+    });
+    // SAFETY: whole panels, each of which has been written.
+    unsafe { all.set_len(count) };
+    all
 }

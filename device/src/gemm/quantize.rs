@@ -9,13 +9,12 @@
 //! (least squares), rounded to the nearest half, which is the best half there is, for the error is a parabola of the
 //! scale. So a block is at most as wrong as the other format's with the same integers, whatever that one's scale.
 //!
-//! Every step is one rounded operation in an order that does not depend on the instruction set (no fused ones), so
-//! blocks are the same bits everywhere.
-
-use std::cmp::Ordering;
+//! Every step is exact, or one rounded operation in an order that does not depend on the instruction set (no fused ones),
+//! so blocks are the same bits everywhere.
 
 use half::f16;
 
+use crate::simd::small_float::f32_to_f16;
 use crate::simd::{LANES, Lanes};
 use crate::{Isa, dispatch};
 
@@ -29,6 +28,14 @@ const LEAST: f32 = 1e-30;
 /// others were found by trying 21 of them on normally distributed weights: together they leave 0.89 of Q4_0's squared error,
 /// all 21 leave 0.886.
 const STEPS: [f32; 5] = [-8.0, -8.4, -7.3, -8.7, -7.8];
+
+/// Steps are compared by what the best scale gains, before it is rounded. Another one than Q4_0's must gain more by this part
+/// of it, and so is better for certain: gains are within 14 roundings, and with a scale's last bit at most 2^-22 of them is lost.
+const MARGIN: f32 = 1.0 / (1 << 18) as f32;
+
+/// The same over the greatest magnitude, squared, for scales whose last bit is worth 2^-24 however small they are: then
+/// (2^-25 / scale)² is lost, and a scale is at least an eighteenth of the greatest magnitude.
+const COARSE: f32 = 1.0 / (1 << 20) as f32;
 
 /// Part of a row of weights. The numbers are `scale * values`.
 #[derive(Clone, Copy)]
@@ -46,39 +53,50 @@ impl WeightBlock {
 /// A row of weights in blocks of 8 bits, the last one filled up with zeros. `false` if one can not be stored: it holds
 /// what is no finite number, or its scale is beyond half precision.
 pub(super) fn q8(isa: Isa, row: &[f32], out: &mut [WeightBlock]) -> bool {
-    dispatch!(isa, q8_blocks(row: &[f32], out: &mut [WeightBlock]));
+    dispatch!(isa, blocks::<8>(row: &[f32], out: &mut [WeightBlock]));
     out.iter().all(|block| block.scale.is_finite())
 }
 
 /// The same in 4 bits.
 pub(super) fn q4(isa: Isa, row: &[f32], out: &mut [WeightBlock]) -> bool {
-    dispatch!(isa, q4_blocks(row: &[f32], out: &mut [WeightBlock]));
+    dispatch!(isa, blocks::<4>(row: &[f32], out: &mut [WeightBlock]));
     out.iter().all(|block| block.scale.is_finite())
 }
 
-/// Weights of one block, filled up with zeros.
 #[inline(always)]
-fn padded(w: &[f32]) -> [f32; BLOCK] {
-    let mut padded = [0.0; BLOCK];
-    padded[..w.len()].copy_from_slice(w);
-    padded
+fn blocks<L: Lanes, const BITS: u32>(row: &[f32], out: &mut [WeightBlock]) {
+    let (whole, rest) = row.as_chunks();
+    for (w, out) in whole.iter().zip(out.iter_mut()) {
+        *out = block::<L, BITS>(w);
+    }
+    if !rest.is_empty() {
+        let mut padded = [0.0; BLOCK];
+        padded[..rest.len()].copy_from_slice(rest);
+        out[whole.len()] = block::<L, BITS>(&padded);
+    }
 }
 
 #[inline(always)]
-fn q8_blocks<L: Lanes>(row: &[f32], out: &mut [WeightBlock]) {
-    for (w, out) in row.chunks(BLOCK).zip(out) {
-        let w = padded(w);
-        let (a, b) = halves::<L>(&w);
-        let (greatest, poison) = (greatest(a, b), poison(a, b));
-        if greatest < LEAST || !poison.is_finite() {
-            *out = WeightBlock { scale: f16::from_f32(poison), ..WeightBlock::ZERO };
-            continue;
-        }
-        let scale = greatest / 127.0;
-        let inverse = 1.0 / scale;
-        let values = w.map(|w| half_away_from_zero(w * inverse) as i8);
-        *out = WeightBlock { values, scale: best_scale(&w, &values.map(f32::from)) };
+fn block<L: Lanes, const BITS: u32>(w: &[f32; BLOCK]) -> WeightBlock {
+    let (a, b) = halves::<L>(w);
+    let (greatest, poison) = (greatest(a, b), poison(a, b));
+    if greatest < LEAST || !poison.is_finite() {
+        return WeightBlock { scale: f16::from_f32(poison), ..WeightBlock::ZERO };
     }
+    let q = if BITS == 8 { bytes_of_q8_0::<L>(w, greatest) } else { best_nibbles::<L>(w, greatest) };
+    packed((a, b), q, greatest)
+}
+
+// Loops over indices: closures the compiler may leave outside of the functions that are made for an instruction set.
+#[allow(clippy::needless_range_loop)]
+#[inline(always)]
+fn bytes_of_q8_0<L: Lanes>(w: &[f32; BLOCK], greatest: f32) -> (L, L) {
+    let inverse = 1.0 / (greatest / 127.0);
+    let mut q = [0.0; BLOCK];
+    for i in 0..BLOCK {
+        q[i] = half_away_from_zero(w[i] * inverse);
+    }
+    halves(&q)
 }
 
 /// The nearest integer, as Q8_0 rounds. Another rule for halves would be as good for *its* scale, but not always for the
@@ -89,72 +107,94 @@ fn half_away_from_zero(x: f32) -> f32 {
     (x + 0.5f32.next_down().copysign(x)).trunc()
 }
 
-/// Σwq / Σq², for integers that are not all 0. In double precision, where the products are exact: two halves can be almost
-/// equally good, and with few weights in a block the wrong one of them shows.
+/// The integers of the step that fits best.
 #[inline(always)]
-fn best_scale(w: &[f32; BLOCK], q: &[f32; BLOCK]) -> f16 {
-    nearest_half(dot(w, q) / dot(q, q))
-}
-
-/// In eight sums, which the compiler keeps in vectors.
-#[inline(always)]
-fn dot(a: &[f32; BLOCK], b: &[f32; BLOCK]) -> f64 {
-    let mut sums = [0.0; 8];
-    for (a, b) in a.as_chunks::<8>().0.iter().zip(b.as_chunks::<8>().0) {
-        for ((sum, &a), &b) in sums.iter_mut().zip(a).zip(b) {
-            *sum += f64::from(a) * f64::from(b);
-        }
+fn best_nibbles<L: Lanes>(w: &[f32; BLOCK], greatest: f32) -> (L, L) {
+    let (a, b) = halves::<L>(w);
+    let (above, below) = (a.max(b).greatest(), negative(a).max(negative(b)).greatest());
+    // The first of equal magnitudes, as in Q4_0: its sign becomes the scale's, for there are more numbers below 0.
+    let peak = match above == below {
+        true => w.iter().copied().find(|w| w.abs() == greatest).unwrap_or(greatest),
+        false if above > below => above,
+        false => -below,
+    };
+    let mut inverses = [0.0; LANES];
+    inverses[..STEPS.len()].copy_from_slice(&STEPS);
+    L::splat(1.0).div(L::splat(peak).div(L::load(&inverses))).store(&mut inverses);
+    let mut sums = [[L::splat(0.0); 4]; STEPS.len().div_ceil(2)];
+    for step in 0..STEPS.len() {
+        let (qa, qb) = nibbles::<L>(w, inverses[step]);
+        sums[step / 2][step % 2 * 2] = a.mul(qa).add(b.mul(qb));
+        sums[step / 2][step % 2 * 2 + 1] = qa.mul(qa).add(qb.mul(qb));
     }
-    sums.iter().sum()
+    // What the best scale takes off the squared error: (Σwq)² / Σq². No term of Σwq is below 0, or none above.
+    let mut gains = [0.0; 2 * STEPS.len().div_ceil(2)];
+    for (gains, sums) in gains.as_chunks_mut::<2>().0.iter_mut().zip(sums) {
+        let [wq, qq, wq2, qq2] = L::sums(sums);
+        *gains = [wq * wq / qq, wq2 * wq2 / qq2];
+    }
+    let mut most = gains[0] * (1.0 + MARGIN + (COARSE / greatest) * (COARSE / greatest));
+    let mut inverse = inverses[0];
+    for step in 1..STEPS.len() {
+        inverse = if gains[step] > most { inverses[step] } else { inverse };
+        most = most.max(gains[step]);
+    }
+    nibbles(w, inverse)
 }
 
-/// Rounded once. By way of a float, which stands on the side of `x` of every middle between two halves: where it is not `x`,
-/// it is the odd one of the two floats about it, and middles are even.
+/// The integers of Q4_0 for a scale of `1 / inverse`: −8..=7, halves upwards.
+#[inline(always)]
+fn nibbles<L: Lanes>(w: &[f32; BLOCK], inverse: f32) -> (L, L) {
+    let mut q = [0.0; BLOCK];
+    for i in 0..BLOCK {
+        q[i] = (w[i] * inverse + 8.5).floor().clamp(0.0, 15.0) - 8.0;
+    }
+    halves(&q)
+}
+
+/// Weights whose integers are `q`, not all 0, with the best scale: Σwq / Σq², rounded once.
+///
+/// The sums are exact, and so the same in every order: two halves can be almost equally good, and with few weights in a
+/// block the wrong one of them shows. With 2^E ≤ `greatest` < 2^(E+1), weights are cut into multiples of 2^(E−11), of
+/// 2^(E−24), and a rest. As 32 integers up to 127 sum up to less than 2^12, the sums of products are below 2^12 · 2^(E+1) in
+/// multiples of 2^(E−11), and below 2^12 · 2^(E−12) in multiples of 2^(E−24): 24 bits, which floats have. Where q is not 0
+/// the weight is above 2^(E−8), so that its rest, below 2^(E−24), is made of multiples of 2^(E−31): still fewer bits.
+#[inline(always)]
+fn packed<L: Lanes>((a, b): (L, L), (qa, qb): (L, L), greatest: f32) -> WeightBlock {
+    let exponent = f32::from_bits(greatest.to_bits() & f32::INFINITY.to_bits());
+    let (high_a, a) = cut(a, exponent * 2f32.powi(-11));
+    let (high_b, b) = cut(b, exponent * 2f32.powi(-11));
+    let (middle_a, a) = cut(a, exponent * 2f32.powi(-24));
+    let (middle_b, b) = cut(b, exponent * 2f32.powi(-24));
+    let high = high_a.mul(qa).add(high_b.mul(qb));
+    let middle = middle_a.mul(qa).add(middle_b.mul(qb));
+    let low = a.mul(qa).add(b.mul(qb));
+    let [high, middle, low, qq] = L::sums([high, middle, low, qa.mul(qa).add(qb.mul(qb))]);
+    let mut block = WeightBlock::ZERO;
+    let (first, second) = block.values.as_chunks_mut().0.split_at_mut(1);
+    qa.round_to_bytes(&mut first[0]);
+    qb.round_to_bytes(&mut second[0]);
+    block.scale = nearest_half((f64::from(high) + f64::from(middle) + f64::from(low)) / f64::from(qq));
+    block
+}
+
+/// Multiples of `last`, a power of two, and what is left: adding and taking away a number whose last bit is worth that
+/// much. It is half again a power of two, so that no sum is on the other side of one.
+#[inline(always)]
+fn cut<L: Lanes>(w: L, last: f32) -> (L, L) {
+    let shift = 1.5 / f32::EPSILON * last;
+    let multiple = w.add(L::splat(shift)).add(L::splat(-shift));
+    (multiple, w.add(negative(multiple)))
+}
+
+/// Rounded once: by way of a float that is rounded to odd, where it is not `x`. Middles between two halves are even floats,
+/// so it stands on the same side of them.
 #[inline(always)]
 fn nearest_half(x: f64) -> f16 {
-    let near = x as f32;
-    let bits = near.to_bits();
-    let odd = match f64::from(near).abs().total_cmp(&x.abs()) {
-        _ if bits & 1 == 1 => bits,
-        Ordering::Equal => bits,
-        Ordering::Less => bits + 1,
-        Ordering::Greater => bits - 1,
-    };
-    f16::from_f32(f32::from_bits(odd))
-}
-
-#[inline(always)]
-fn q4_blocks<L: Lanes>(row: &[f32], out: &mut [WeightBlock]) {
-    for (w, out) in row.chunks(BLOCK).zip(out) {
-        *out = q4_block::<L>(&padded(w));
-    }
-}
-
-/// Plain loops over whole blocks, which the compiler makes vectors of; sums are of sixteen lanes.
-#[inline(always)]
-fn q4_block<L: Lanes>(w: &[f32; BLOCK]) -> WeightBlock {
-    let (a, b) = halves::<L>(w);
-    let (greatest, poison) = (greatest(a, b), poison(a, b));
-    if greatest < LEAST || !poison.is_finite() {
-        return WeightBlock { scale: f16::from_f32(poison), ..WeightBlock::ZERO };
-    }
-    // The first of equal magnitudes, as in Q4_0: its sign becomes the scale's, for there are more numbers below 0.
-    let peak = w.iter().copied().find(|w| w.abs() == greatest).unwrap_or(greatest);
-    let (mut best, mut least) = (WeightBlock { scale: f16::INFINITY, ..WeightBlock::ZERO }, f32::INFINITY);
-    for step in STEPS {
-        let inverse = 1.0 / (peak / step);
-        let q = w.map(|w| (w * inverse + 8.5).floor().clamp(0.0, 15.0) - 8.0);
-        let scale = best_scale(w, &q);
-        let (qa, qb) = halves::<L>(&q);
-        // Exact but for one rounding, for a half times a small integer is a float.
-        let off = |w: L, q: L| w.add(q.mul(L::splat(-scale.to_f32())));
-        let (off_a, off_b) = (off(a, qa), off(b, qb));
-        let error = off_a.mul(off_a).add(off_b.mul(off_b)).sum();
-        if error < least {
-            (best, least) = (WeightBlock { values: q.map(|q| q as i8), scale }, error);
-        }
-    }
-    best
+    const BEYOND: u64 = (1 << (f64::MANTISSA_DIGITS - f32::MANTISSA_DIGITS)) - 1;
+    let bits = x.to_bits();
+    let odd = (bits & !BEYOND) | (u64::from(bits & BEYOND != 0) * (BEYOND + 1));
+    f16::from_bits(f32_to_f16(f64::from_bits(odd) as f32))
 }
 
 /// Writes the integers; gives `greatest / 127`, which is not a number where a number is none or infinite, and their sum.
@@ -179,8 +219,12 @@ fn halves<L: Lanes>(x: &[f32; BLOCK]) -> (L, L) {
 
 #[inline(always)]
 fn greatest<L: Lanes>(a: L, b: L) -> f32 {
-    let magnitude = |v: L| v.max(v.mul(L::splat(-1.0)));
-    magnitude(a).max(magnitude(b)).greatest()
+    a.max(negative(a)).max(b.max(negative(b))).greatest()
+}
+
+#[inline(always)]
+fn negative<L: Lanes>(v: L) -> L {
+    v.mul(L::splat(-1.0))
 }
 
 /// 0, or not a number if any is none or infinite: maxima may pass over those.
@@ -225,6 +269,17 @@ pub(super) mod tests {
         block.iter().zip(packed.values).map(|(&w, q)| (f64::from(w) - scale * f64::from(q)).powi(2)).sum()
     }
 
+    /// Whether no half is nearer to the best scale for these integers. Of sums with 44 bits at most none is rounded here.
+    fn is_best(block: &[f32], packed: &WeightBlock) -> bool {
+        let (mut wq, mut qq) = (0.0, 0.0);
+        for (&w, q) in block.iter().zip(packed.values.map(f64::from)) {
+            (wq, qq) = (wq + f64::from(w) * q, qq + q * q);
+        }
+        let off = |bits: u16| (f64::from(f16::from_bits(bits).to_f32()) - wq / qq).abs();
+        let bits = packed.scale.to_bits();
+        qq == 0.0 || off(bits) <= off(bits + 1) && (bits & 0x7fff == 0 || off(bits) <= off(bits - 1))
+    }
+
     /// The same integers and scales on every instruction set, each block at most as wrong as `theirs` says.
     fn holds(
         row: &[f32],
@@ -239,6 +294,7 @@ pub(super) mod tests {
                 let (ours, theirs) = (our_error(block, packed), theirs(block));
                 // Two scales can be equally good; which is nearer is then decided by rounding.
                 prop_assert!(ours <= theirs * (1.0 + 1e-7) + 1e-30, "{isa}: {ours} against {theirs}");
+                prop_assert!(is_best(block, packed), "{isa}: {:?} is not the nearest scale", packed.scale);
                 prop_assert!(
                     packed.values[block.len()..].iter().all(|&q| q == 0),
                     "{isa}: the end is filled with zeros"
@@ -253,7 +309,7 @@ pub(super) mod tests {
     /// Weights of any size with an outlier, some cut to bfloat16: there, many lie right between two integers.
     fn weights() -> impl Strategy<Value = Vec<f32>> {
         let numbers = prop::collection::vec(-1.0f32..1.0, 1..200);
-        (numbers, -14i32..14, 1.0f32..30.0, any::<bool>()).prop_map(|(row, exponent, outlier, short)| {
+        (numbers, -26i32..14, 1.0f32..30.0, any::<bool>()).prop_map(|(row, exponent, outlier, short)| {
             let mut row: Vec<f32> = row.iter().map(|w| w * 2f32.powi(exponent)).collect();
             row[0] *= outlier;
             let cut = |w: f32| f32::from_bits(w.to_bits() & 0xffff_0000);
@@ -288,6 +344,22 @@ pub(super) mod tests {
         }
         for row in rows {
             holds(&row, q8, q8_0_error).unwrap();
+        }
+    }
+
+    #[test]
+    fn the_last_bit_of_a_small_weight_decides_between_two_scales() {
+        // Right between 1 and the half above it; with a weight for the greatest integer and one for 1 of either form.
+        let middle = 1.0 + 2f32.powi(-11);
+        for (quantize, most) in [(q8 as fn(Isa, &[f32], &mut [WeightBlock]) -> bool, 127.0), (q4, -8.0)] {
+            for (small, scale) in [(middle.next_down(), 1.0), (middle, 1.0), (middle.next_up(), 1.0 + 2f32.powi(-10))] {
+                for isa in isas() {
+                    let mut out = [WeightBlock::ZERO];
+                    assert!(quantize(isa, &[most * middle, small], &mut out), "{isa}");
+                    assert_eq!((f32::from(out[0].values[0]), out[0].values[1]), (most, 1), "{isa}");
+                    assert_eq!(out[0].scale.to_f32(), scale, "{isa}: {most} {small}");
+                }
+            }
         }
     }
 

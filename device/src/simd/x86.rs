@@ -266,9 +266,13 @@ impl Lanes for Avx2 {
     }
     #[inline(always)]
     fn greatest(self) -> f32 {
-        let mut lanes = [0.0; LANES];
-        self.store(&mut lanes);
-        lanes.into_iter().fold(f32::NEG_INFINITY, f32::max)
+        // SAFETY: see the module.
+        unsafe {
+            let eight = _mm256_max_ps(self.0, self.1);
+            let four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
+            let two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+            _mm_cvtss_f32(_mm_max_ss(two, _mm_shuffle_ps::<1>(two, two)))
+        }
     }
 }
 
