@@ -21,8 +21,9 @@ use super::reference::with_gemm;
 use super::stored::{GivenScales, Pages};
 use crate::args::{AttentionArgs, KernelError, LinearArgs, PARTITION};
 
-/// Queries (rows times heads of a group) that a task has at least, if its sequence has as many.
-const QUERIES: usize = 16;
+/// Queries (rows times heads of a group) that a task has at least and at most, if its sequence has as many: the more there are,
+/// the less it matters that keys are turned round and elements widened once for all of them; the fewer, the more tasks.
+const QUERIES: Range<usize> = 16..96;
 
 /// Tasks for each thread below which contexts are cut.
 const TASKS: usize = 4;
@@ -62,7 +63,8 @@ impl Cut {
     /// Cuts a call into units, and these into pieces where there are too few for all threads.
     fn cut(&mut self, args: &AttentionArgs<'_>, threads: usize) {
         let (batch, kv_heads) = (args.batch, args.cache.shape.num_kv_heads);
-        let step = (QUERIES * kv_heads / args.num_heads).max(1);
+        let queries = args.rows().len() * args.num_heads / (TASKS * threads);
+        let step = (queries.clamp(QUERIES.start, QUERIES.end) * kv_heads / args.num_heads).max(1);
         self.units.clear();
         for seq in args.seqs.clone() {
             let (start, end) = (batch.query_starts[seq] as usize, batch.query_starts[seq + 1] as usize);

@@ -138,6 +138,21 @@ pub(super) enum Pages<'a> {
     Int8PerToken([&'a [u8]; 2]),
 }
 
+/// Calls `$each` with the elements of a cache and their kind.
+macro_rules! by_kind {
+    ($pages:expr, |$elements:ident, $kind:ident| $each:expr) => {
+        by_kind!($pages, $elements, $kind, $each, F32 F16 Bf16 E4m3 E5m2 Int8 Int8PerToken)
+    };
+    ($pages:expr, $elements:ident, $kind:ident, $each:expr, $($name:ident)*) => {
+        match $pages {
+            $(Pages::$name($elements) => {
+                type $kind = $name;
+                $each
+            })*
+        }
+    };
+}
+
 impl<'a> Pages<'a> {
     /// The elements of a cache, after its check.
     ///
@@ -157,53 +172,64 @@ impl<'a> Pages<'a> {
         })
     }
 
-    /// Rows of float32 of `tokens` neighbouring slots, of keys (0) or values (1): where they lie, or brought into `tile`, and the
-    /// scale of each where the type has them.
+    /// Keys (0) or values (1) of sixteen slots, turned round: `to[d][i]` becomes number `d` of slot `i`. Asks for what comes next.
+    #[inline(always)]
+    pub fn turned<L: Lanes>(
+        &self,
+        which: usize,
+        shape: &KvShape,
+        slots: &[usize; LANES],
+        kv_head: usize,
+        to: &mut [[f32; LANES]],
+        next: Ahead,
+    ) {
+        by_kind!(self, |pages, S| turned::<L, S>(pages[which], shape, slots, kv_head, to, next))
+    }
+
+    /// Keys (0) or values (1) of some slots in float32, where they lie or brought into `tile`; `starts` becomes where the row of
+    /// each begins in what is given back.
     #[inline(always)]
     pub fn rows<'t, L: Lanes>(
         &self,
         which: usize,
         shape: &KvShape,
-        slot: usize,
+        slots: &[usize],
         kv_head: usize,
-        tokens: usize,
         tile: &'t mut [f32],
-    ) -> Rows<'t>
+        starts: &mut [usize],
+    ) -> &'t [f32]
     where
         'a: 't,
     {
-        match self {
-            Pages::F32(pages) => {
-                let floats = &pages[which][place::<F32>(shape, slot, kv_head).0..][..tokens * shape.head_dim];
-                Rows { floats, scales: &[] }
+        if let Pages::F32(pages) = self {
+            for (start, &slot) in starts.iter_mut().zip(slots) {
+                *start = place::<F32>(shape, slot, kv_head).0;
             }
-            Pages::F16(pages) => widened::<L, F16>(pages[which], shape, slot, kv_head, tokens, tile),
-            Pages::Bf16(pages) => widened::<L, Bf16>(pages[which], shape, slot, kv_head, tokens, tile),
-            Pages::E4m3(pages) => widened::<L, E4m3>(pages[which], shape, slot, kv_head, tokens, tile),
-            Pages::E5m2(pages) => widened::<L, E5m2>(pages[which], shape, slot, kv_head, tokens, tile),
-            Pages::Int8(pages) => widened::<L, Int8>(pages[which], shape, slot, kv_head, tokens, tile),
-            Pages::Int8PerToken(pages) => {
-                let rows = widened::<L, Int8PerToken>(pages[which], shape, slot, kv_head, tokens, tile);
-                let scales =
-                    &pages[which][place::<Int8PerToken>(shape, slot, kv_head).1..][..tokens * size_of::<f32>()];
-                Rows { scales: scales.as_chunks().0, ..rows }
-            }
+            return pages[which];
         }
+        for (i, start) in starts.iter_mut().enumerate() {
+            *start = i * shape.head_dim;
+        }
+        by_kind!(self, |pages, S| widened::<L, S>(pages[which], shape, slots, kv_head, tile));
+        tile
+    }
+
+    /// The scales of the rows of some slots; `false`, and nothing is written, where the type has none.
+    #[inline(always)]
+    pub fn scales(&self, which: usize, shape: &KvShape, slots: &[usize], kv_head: usize, to: &mut [f32]) -> bool {
+        let Pages::Int8PerToken(pages) = self else { return false };
+        for (scale, &slot) in to.iter_mut().zip(slots) {
+            *scale = Int8PerToken::scale(&pages[which][place::<Int8PerToken>(shape, slot, kv_head).1..]);
+        }
+        true
     }
 }
 
 impl Pages<'_> {
-    /// What [`Pages::rows`] with the same arguments will read, to be asked for; the scales are, at once.
+    /// The rows of `tokens` neighbouring slots of a block, to be asked for; their scales are, at once.
     #[inline(always)]
     pub fn ahead(&self, which: usize, shape: &KvShape, slot: usize, kv_head: usize, tokens: usize) -> Ahead {
-        match self {
-            Pages::F32(pages) => ahead::<F32>(pages[which], shape, slot, kv_head, tokens),
-            Pages::F16(pages) | Pages::Bf16(pages) => ahead::<F16>(pages[which], shape, slot, kv_head, tokens),
-            Pages::E4m3(pages) | Pages::E5m2(pages) | Pages::Int8(pages) => {
-                ahead::<Int8>(pages[which], shape, slot, kv_head, tokens)
-            }
-            Pages::Int8PerToken(pages) => ahead::<Int8PerToken>(pages[which], shape, slot, kv_head, tokens),
-        }
+        by_kind!(self, |pages, S| ahead::<S>(pages[which], shape, slot, kv_head, tokens))
     }
 }
 
@@ -215,34 +241,58 @@ fn ahead<S: Stored>(elements: &[S::Raw], shape: &KvShape, slot: usize, kv_head: 
     Ahead::of(&elements[row..][..tokens * shape.head_dim], shape.head_dim)
 }
 
-/// Neighbouring rows in float32.
-pub(super) struct Rows<'a> {
-    /// `[tokens, head_dim]`.
-    pub floats: &'a [f32],
-    /// One little-endian float32 for each token, or none.
-    pub scales: &'a [[u8; 4]],
+#[inline(always)]
+fn turned<L: Lanes, S: Stored>(
+    elements: &[S::Raw],
+    shape: &KvShape,
+    slots: &[usize; LANES],
+    kv_head: usize,
+    to: &mut [[f32; LANES]],
+    next: Ahead,
+) {
+    let dim = shape.head_dim;
+    let mut rows = [&elements[..0]; LANES];
+    for (row, &slot) in rows.iter_mut().zip(slots) {
+        *row = &elements[place::<S>(shape, slot, kv_head).0..][..dim];
+    }
+    let squares = dim / LANES;
+    let share = LANES.div_ceil(squares.max(1));
+    for i in 0..squares {
+        next.ask(i * share, (i + 1) * share);
+        let mut square = [L::splat(0.0); LANES];
+        for (vector, row) in square.iter_mut().zip(rows) {
+            *vector = S::load(&row.as_chunks::<LANES>().0[i]);
+        }
+        for (vector, to) in L::turned(square).into_iter().zip(&mut to[i * LANES..]) {
+            vector.store(to);
+        }
+    }
+    for d in squares * LANES..dim {
+        for (to, row) in to[d].iter_mut().zip(rows) {
+            *to = S::widen(row[d]);
+        }
+    }
 }
 
 #[inline(always)]
-fn widened<'t, L: Lanes, S: Stored>(
+fn widened<L: Lanes, S: Stored>(
     elements: &[S::Raw],
     shape: &KvShape,
-    slot: usize,
+    slots: &[usize],
     kv_head: usize,
-    tokens: usize,
-    tile: &'t mut [f32],
-) -> Rows<'t> {
-    let raw = &elements[place::<S>(shape, slot, kv_head).0..][..tokens * shape.head_dim];
-    let floats = &mut tile[..raw.len()];
-    let (vectors, tail) = raw.as_chunks::<LANES>();
-    let (to, to_tail) = floats.as_chunks_mut::<LANES>();
-    for (to, vector) in to.iter_mut().zip(vectors) {
-        S::load::<L>(vector).store(to);
+    tile: &mut [f32],
+) {
+    for (&slot, to) in slots.iter().zip(tile.chunks_exact_mut(shape.head_dim)) {
+        let raw = &elements[place::<S>(shape, slot, kv_head).0..][..shape.head_dim];
+        let (vectors, tail) = raw.as_chunks::<LANES>();
+        let (to, to_tail) = to.as_chunks_mut::<LANES>();
+        for (to, vector) in to.iter_mut().zip(vectors) {
+            S::load::<L>(vector).store(to);
+        }
+        for (to, raw) in to_tail.iter_mut().zip(tail) {
+            *to = S::widen(*raw);
+        }
     }
-    for (to, raw) in to_tail.iter_mut().zip(tail) {
-        *to = S::widen(*raw);
-    }
-    Rows { floats, scales: &[] }
 }
 
 /// That a cache is one of those that the CPU's variants claim.
