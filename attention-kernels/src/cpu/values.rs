@@ -1,0 +1,162 @@
+//! Weighted sums of the values of a partition, a column in each lane.
+//!
+//! ```text
+//!              64 columns of v[j]           Σ[q][64]   in registers, q up to 6
+//!   j = 0      v0 v1 v2 …            × p[q][0]
+//!   j = 1      v0 v1 v2 …            × p[q][1]   …
+//! ```
+//!
+//! A number of the values is loaded once for six queries. Each sum is one of fused terms, in the order of the tokens.
+
+// Constant loops over registers read best with the index that several arrays share.
+#![allow(clippy::needless_range_loop)]
+
+use std::ops::Range;
+
+use device::simd::{Ahead, LANES, Lanes};
+
+use super::kernel::{SCORES, Scratch, Seen, Shared, TILE, Tile, ahead, by_queries, scale_tokens};
+
+/// The values of a tile: the row of token `j` begins at `starts[j]`.
+#[derive(Clone, Copy)]
+struct Values<'a> {
+    floats: &'a [f32],
+    starts: &'a [usize; TILE],
+    dim: usize,
+    /// What to ask for with each panel.
+    next: &'a [Ahead; TILE / LANES],
+}
+
+impl<'a> Values<'a> {
+    #[inline(always)]
+    fn row(&self, token: usize) -> &'a [f32] {
+        &self.floats[self.starts[token]..][..self.dim]
+    }
+}
+
+/// `part[query] = Σ_j p[query][j] * v[j]` over all that is seen of a partition, in the order of j.
+#[inline(always)]
+pub(super) fn weigh_all<L: Lanes>(shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut Scratch) {
+    let (task, shape) = (seen.task, &shared.shape);
+    let (dim, Scratch { scores, part, tile: widened, .. }) = (shape.head_dim, scratch);
+    part[..task.queries() * dim].fill(0.0);
+    for tile in seen.tiles(shape.block_size) {
+        let mut starts = [0; TILE];
+        let tokens = tile.tokens.clone();
+        let slots = &tile.slots[tokens.clone()];
+        let floats = shared.pages.rows::<L>(1, shape, slots, task.kv_head, widened, &mut starts[tokens]);
+        scale_tokens(shared, task, 1, &tile, scores);
+        let mut next = [Ahead::NONE; TILE / LANES];
+        for panel in tile.panels() {
+            next[panel] = ahead(shared, seen, 1, tile.offset / LANES + panel);
+        }
+        by_queries!(task.queries(), |first, R| {
+            let values = Values { floats, starts: &starts, dim, next: &next };
+            weigh_tile::<L, R>(seen, &tile, values, first, &scores[tile.offset..], part);
+            next = [Ahead::NONE; TILE / LANES];
+        });
+    }
+}
+
+/// Adds the weighted values of a tile to the sums of `R` queries: what all of them see at once, the rest one by one.
+#[inline(always)]
+fn weigh_tile<L: Lanes, const R: usize>(
+    seen: &Seen<'_>,
+    tile: &Tile,
+    values: Values<'_>,
+    first: usize,
+    scores: &[f32],
+    part: &mut [f32],
+) {
+    let group = seen.task.group;
+    let (start, end) = (seen.by((first + R - 1) / group).start, seen.by(first / group).end);
+    let end = end.max(start);
+    for query in first..first + R {
+        let mine = seen.by(query / group);
+        weigh::<L, 1>(values, tile.part(seen, mine.start..mine.end.min(start)), query, scores, part);
+    }
+    weigh::<L, R>(values, tile.part(seen, start..end), first, scores, part);
+    for query in first..first + R {
+        let mine = seen.by(query / group);
+        weigh::<L, 1>(values, tile.part(seen, mine.start.max(end)..mine.end), query, scores, part);
+    }
+}
+
+/// Adds the weighted values of some tokens of a tile to the sums of `R` queries.
+#[inline(always)]
+fn weigh<L: Lanes, const R: usize>(
+    values: Values<'_>,
+    tokens: Range<usize>,
+    first: usize,
+    scores: &[f32],
+    part: &mut [f32],
+) {
+    if tokens.is_empty() {
+        return;
+    }
+    let (dim, vectors) = (values.dim, values.dim / LANES);
+    let mut weights = [&scores[..0]; R];
+    for r in 0..R {
+        weights[r] = &scores[(first + r) * SCORES..][..TILE];
+    }
+    let part = &mut part[first * dim..][..R * dim];
+    let mut at = 0;
+    if L::MANY || R == 1 {
+        while at + 4 <= vectors {
+            columns::<L, R, 4>(values, tokens.clone(), weights, part, at);
+            at += 4;
+        }
+    }
+    while at < vectors {
+        columns::<L, R, 1>(values, tokens.clone(), weights, part, at);
+        at += 1;
+    }
+    for d in vectors * LANES..dim {
+        for r in 0..R {
+            for j in tokens.clone() {
+                part[r * dim + d] += weights[r][j] * values.row(j)[d];
+            }
+        }
+    }
+}
+
+/// The part of [`weigh`] for `C` vectors of the head, whose sums stay in registers.
+#[inline(always)]
+fn columns<L: Lanes, const R: usize, const C: usize>(
+    values: Values<'_>,
+    tokens: Range<usize>,
+    weights: [&[f32]; R],
+    part: &mut [f32],
+    at: usize,
+) {
+    let dim = values.dim;
+    let mut sums = [[L::splat(0.0); C]; R];
+    for r in 0..R {
+        let from = &part[r * dim + at * LANES..].as_chunks::<LANES>().0[..C];
+        for c in 0..C {
+            sums[r][c] = L::load(&from[c]);
+        }
+    }
+    for j in tokens {
+        if at == 0 {
+            values.next[j / LANES].ask(j % LANES, j % LANES + 1);
+        }
+        let vectors = &values.row(j)[at * LANES..].as_chunks::<LANES>().0[..C];
+        let mut v = [L::splat(0.0); C];
+        for c in 0..C {
+            v[c] = L::load(&vectors[c]);
+        }
+        for r in 0..R {
+            let p = L::splat(weights[r][j]);
+            for c in 0..C {
+                sums[r][c] = p.mul_add(v[c], sums[r][c]);
+            }
+        }
+    }
+    for r in 0..R {
+        let to = &mut part[r * dim + at * LANES..].as_chunks_mut::<LANES>().0[..C];
+        for c in 0..C {
+            sums[r][c].store(&mut to[c]);
+        }
+    }
+}
