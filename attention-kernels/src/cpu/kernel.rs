@@ -13,6 +13,10 @@
 //! The order of every sum depends on the row's own first and last visible token alone, so rows do not influence each
 //! other, however they are put into tasks.
 
+// A loop that a closure would put outside of the functions for an instruction set.
+#![allow(clippy::needless_range_loop)]
+
+use std::iter::StepBy;
 use std::ops::Range;
 
 use device::simd::{Ahead, LANES, Lanes};
@@ -170,22 +174,24 @@ impl Seen<'_> {
         start..end.max(start)
     }
 
-    /// All that some row sees, in tiles.
+    /// Where the tiles of all that some row sees begin, counted from the first token.
     #[inline(always)]
-    pub fn tiles(&self, block_size: usize) -> impl Iterator<Item = Tile> {
+    pub fn tiles(&self) -> StepBy<Range<usize>> {
         let all = self.all();
-        let (start, end) = (all.start - self.first(), all.end - self.first());
-        (start / TILE * TILE..end).step_by(TILE).map(move |offset| {
-            let tokens = start.max(offset) - offset..end.min(offset + TILE) - offset;
-            let first = self.first() + offset;
-            let mut slots = [0; TILE];
-            let panels = tokens.start / LANES * LANES..tokens.end.next_multiple_of(LANES);
-            for (i, place) in slots[panels.clone()].iter_mut().enumerate() {
-                let token = first + (panels.start + i).clamp(tokens.start, tokens.end - 1);
-                *place = slot(self.task.table, block_size, token);
-            }
-            Tile { offset, tokens, slots }
-        })
+        ((all.start - self.first()) / TILE * TILE..all.end - self.first()).step_by(TILE)
+    }
+
+    /// The tile that begins there.
+    #[inline(always)]
+    pub fn tile(&self, offset: usize, block_size: usize) -> Tile {
+        let (all, first) = (self.all(), self.first() + offset);
+        let tokens = all.start.max(first) - first..all.end.min(first + TILE) - first;
+        let mut slots = [0; TILE];
+        for i in tokens.start / LANES * LANES..tokens.end.next_multiple_of(LANES) {
+            let token = first + i.clamp(tokens.start, tokens.end - 1);
+            slots[i] = slot(self.task.table, block_size, token);
+        }
+        Tile { offset, tokens, slots }
     }
 }
 
@@ -215,41 +221,31 @@ impl Tile {
     }
 }
 
-/// Calls `$each` for the queries of a task, up to six at a time, their number as the constant `$n`: six times four vectors of
-/// sums leave AVX-512 registers for what they are made of, six times one (two registers) do in AVX2.
+/// Queries of a task whose sums are in registers at once: six times four vectors leave AVX-512 room for what they are made of,
+/// six times one (two registers) do in AVX2.
+pub(super) const AT_ONCE: usize = 6;
+
+/// Calls `$each` for the queries of a task, up to [`AT_ONCE`] at a time, their number as the constant `$n`.
 macro_rules! by_queries {
     ($queries:expr, |$first:ident, $n:ident| $each:expr) => {{
         let mut $first = 0;
         while $first < $queries {
-            match $queries - $first {
-                1 => {
-                    const $n: usize = 1;
-                    $each
-                }
-                2 => {
-                    const $n: usize = 2;
-                    $each
-                }
-                3 => {
-                    const $n: usize = 3;
-                    $each
-                }
-                4 => {
-                    const $n: usize = 4;
-                    $each
-                }
-                5 => {
-                    const $n: usize = 5;
-                    $each
-                }
-                _ => {
-                    const $n: usize = 6;
-                    $each
-                }
-            }
-            $first += 6;
+            by_queries!($queries - $first, $n, $each, 1, 2, 3, 4, 5);
+            $first += $crate::cpu::kernel::AT_ONCE;
         }
     }};
+    ($left:expr, $n:ident, $each:expr, $($few:literal),*) => {
+        match $left {
+            $($few => {
+                const $n: usize = $few;
+                $each
+            })*
+            _ => {
+                const $n: usize = $crate::cpu::kernel::AT_ONCE;
+                $each
+            }
+        }
+    };
 }
 pub(super) use by_queries;
 

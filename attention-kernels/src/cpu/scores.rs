@@ -26,7 +26,8 @@ pub(super) fn score_all<L: Lanes>(shared: &Shared<'_>, seen: &Seen<'_>, scratch:
     let (task, shape) = (seen.task, &shared.shape);
     let (dim, Scratch { scores, tile: keys, .. }) = (shape.head_dim, scratch);
     let keys = keys.as_chunks_mut::<LANES>().0;
-    for tile in seen.tiles(shape.block_size) {
+    for offset in seen.tiles() {
+        let tile = seen.tile(offset, shape.block_size);
         for panel in tile.panels() {
             let next = ahead(shared, seen, 0, tile.offset / LANES + panel);
             let slots = &tile.slots.as_chunks().0[panel];

@@ -15,7 +15,7 @@ use std::ops::Range;
 
 use device::simd::{Ahead, LANES, Lanes};
 
-use super::kernel::{SCORES, Scratch, Seen, Shared, TILE, Tile, ahead, by_queries, scale_tokens};
+use super::kernel::{AT_ONCE, SCORES, Scratch, Seen, Shared, TILE, ahead, by_queries, scale_tokens};
 
 /// The values of a tile: the row of token `j` begins at `starts[j]`.
 #[derive(Clone, Copy)]
@@ -34,13 +34,15 @@ impl<'a> Values<'a> {
     }
 }
 
-/// `part[query] = Σ_j p[query][j] * v[j]` over all that is seen of a partition, in the order of j.
+/// `part[query] = Σ_j p[query][j] * v[j]` over all that is seen of a partition, in the order of j: what all of some queries see
+/// together, what comes before and after it one by one.
 #[inline(always)]
 pub(super) fn weigh_all<L: Lanes>(shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut Scratch) {
     let (task, shape) = (seen.task, &shared.shape);
     let (dim, Scratch { scores, part, tile: widened, .. }) = (shape.head_dim, scratch);
     part[..task.queries() * dim].fill(0.0);
-    for tile in seen.tiles(shape.block_size) {
+    for offset in seen.tiles() {
+        let tile = seen.tile(offset, shape.block_size);
         let mut starts = [0; TILE];
         let tokens = tile.tokens.clone();
         let slots = &tile.slots[tokens.clone()];
@@ -50,36 +52,34 @@ pub(super) fn weigh_all<L: Lanes>(shared: &Shared<'_>, seen: &Seen<'_>, scratch:
         for panel in tile.panels() {
             next[panel] = ahead(shared, seen, 1, tile.offset / LANES + panel);
         }
+        let values = Values { floats, starts: &starts, dim, next: &[Ahead::NONE; TILE / LANES] };
+        let scores = &scores[tile.offset..];
+        let everyone = tile.part(seen, seen.by(task.rows - 1).start..seen.by(0).end);
+        let edges = if everyone == tile.tokens { 0 } else { task.queries() };
+        for query in 0..edges {
+            let (mine, common) = (seen.by(query / task.group), common(seen, query));
+            let tokens = tile.part(seen, mine.start..mine.end.min(common.start));
+            weigh::<L, 1>(values, tokens, query, scores, part);
+        }
         by_queries!(task.queries(), |first, R| {
-            let values = Values { floats, starts: &starts, dim, next: &next };
-            weigh_tile::<L, R>(seen, &tile, values, first, &scores[tile.offset..], part);
+            let values = Values { next: &next, ..values };
+            weigh::<L, R>(values, tile.part(seen, common(seen, first)), first, scores, part);
             next = [Ahead::NONE; TILE / LANES];
         });
+        for query in 0..edges {
+            let (mine, common) = (seen.by(query / task.group), common(seen, query));
+            let tokens = tile.part(seen, mine.start.max(common.end)..mine.end);
+            weigh::<L, 1>(values, tokens, query, scores, part);
+        }
     }
 }
 
-/// Adds the weighted values of a tile to the sums of `R` queries: what all of them see at once, the rest one by one.
+/// What all queries see that are added up with this one.
 #[inline(always)]
-fn weigh_tile<L: Lanes, const R: usize>(
-    seen: &Seen<'_>,
-    tile: &Tile,
-    values: Values<'_>,
-    first: usize,
-    scores: &[f32],
-    part: &mut [f32],
-) {
-    let group = seen.task.group;
-    let (start, end) = (seen.by((first + R - 1) / group).start, seen.by(first / group).end);
-    let end = end.max(start);
-    for query in first..first + R {
-        let mine = seen.by(query / group);
-        weigh::<L, 1>(values, tile.part(seen, mine.start..mine.end.min(start)), query, scores, part);
-    }
-    weigh::<L, R>(values, tile.part(seen, start..end), first, scores, part);
-    for query in first..first + R {
-        let mine = seen.by(query / group);
-        weigh::<L, 1>(values, tile.part(seen, mine.start.max(end)..mine.end), query, scores, part);
-    }
+fn common(seen: &Seen<'_>, query: usize) -> Range<usize> {
+    let (first, last) = (query / AT_ONCE * AT_ONCE, seen.task.queries().min((query / AT_ONCE + 1) * AT_ONCE) - 1);
+    let (start, end) = (seen.by(last / seen.task.group).start, seen.by(first / seen.task.group).end);
+    start..end.max(start)
 }
 
 /// Adds the weighted values of some tokens of a tile to the sums of `R` queries.

@@ -123,10 +123,10 @@ impl Lanes for Avx512 {
             (v[2 * j].0, v[2 * j + 1].0) = unsafe { (_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b)) };
         }
         for j in 0..LANES / 4 {
-            // SAFETY: see the module.
-            let [a, b, c, d] = [0, 1, 2, 3].map(|i| unsafe { _mm512_castps_pd(v[4 * j + i].0) });
-            // SAFETY: see the module.
+            // SAFETY: see the module. No closures: see `sums`.
             unsafe {
+                let (a, b) = (_mm512_castps_pd(v[4 * j].0), _mm512_castps_pd(v[4 * j + 1].0));
+                let (c, d) = (_mm512_castps_pd(v[4 * j + 2].0), _mm512_castps_pd(v[4 * j + 3].0));
                 v[4 * j].0 = _mm512_castpd_ps(_mm512_unpacklo_pd(a, c));
                 v[4 * j + 1].0 = _mm512_castpd_ps(_mm512_unpackhi_pd(a, c));
                 v[4 * j + 2].0 = _mm512_castpd_ps(_mm512_unpacklo_pd(b, d));
