@@ -113,7 +113,7 @@ fn in_pieces(isa: Isa, device: &dyn Device, args: AttentionArgs<'_>, cut: &mut C
     let (kv_heads, dim, stride) = (shape.num_kv_heads, shape.head_dim, args.query_stride);
     let group = args.num_heads / kv_heads;
     let shared = Shared { shape, pages: Pages::of(args.cache)?, window: args.window, soft_cap: args.soft_cap };
-    let scales = GivenScales::of(args.cache)?;
+    let scales = GivenScales::of(args.cache.scales.as_deref(), args.cache.format.kv_dtype)?;
     let query = args.query.host::<f32>()?;
     cut.cut(&args, pool.threads());
     let most_rows = cut.units.iter().map(|unit| unit.rows.len()).max().unwrap_or(0);

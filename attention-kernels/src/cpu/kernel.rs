@@ -13,9 +13,6 @@
 //! The order of every sum depends on the row's own first and last visible token alone, so rows do not influence each
 //! other, however they are put into tasks.
 
-// A loop that a closure would put outside of the functions for an instruction set.
-#![allow(clippy::needless_range_loop)]
-
 use std::iter::StepBy;
 use std::ops::Range;
 
@@ -23,16 +20,17 @@ use device::simd::{Ahead, LANES, Lanes};
 
 use super::merge::Merged;
 use super::scores::score_all;
-use super::stored::Pages;
+use super::stored::{Pages, Slot};
 use super::values::weigh_all;
 use crate::args::{KvShape, PARTITION};
 
 /// Tokens of a tile.
 pub(super) const TILE: usize = 4 * LANES;
 
-/// How many tokens before they are needed keys and values are asked for. Blocks lie anywhere, so the memory's own guesses end
-/// with each: without asking, two thirds of the time of an 8-bit decode went into waiting for the first line of a block.
-const AHEAD: usize = 3 * LANES;
+/// How many tokens before they are needed keys and values are asked for: those of a tile while the one before it is worked on.
+/// Blocks lie anywhere, so the memory's own guesses end with each: without asking, two thirds of the time of an 8-bit decode
+/// went into waiting for the first line of a block.
+const AHEAD: usize = TILE;
 
 /// From the scores of one query to those of the next: a partition, and room to fill the last vector.
 pub(super) const SCORES: usize = PARTITION + LANES;
@@ -186,11 +184,11 @@ impl Seen<'_> {
     pub fn tile(&self, offset: usize, block_size: usize) -> Tile {
         let (all, first) = (self.all(), self.first() + offset);
         let tokens = all.start.max(first) - first..all.end.min(first + TILE) - first;
-        let mut slots = [0; TILE];
-        for i in tokens.start / LANES * LANES..tokens.end.next_multiple_of(LANES) {
-            let token = first + i.clamp(tokens.start, tokens.end - 1);
-            slots[i] = slot(self.task.table, block_size, token);
-        }
+        let mut slots = [Slot::default(); TILE];
+        Slot::of_tokens(self.task.table, block_size, first + tokens.start, &mut slots[tokens.clone()]);
+        let (first, last) = (slots[tokens.start], slots[tokens.end - 1]);
+        slots[tokens.start / LANES * LANES..tokens.start].fill(first);
+        slots[tokens.end..tokens.end.next_multiple_of(LANES)].fill(last);
         Tile { offset, tokens, slots }
     }
 }
@@ -202,7 +200,7 @@ pub(super) struct Tile {
     /// Those that some row sees, counted from the tile's first.
     pub tokens: Range<usize>,
     /// Of each token, up to whole panels; where none is seen, of a neighbour that is.
-    pub slots: [usize; TILE],
+    pub slots: [Slot; TILE],
 }
 
 impl Tile {
@@ -249,12 +247,6 @@ macro_rules! by_queries {
 }
 pub(super) use by_queries;
 
-/// The slot of a token.
-#[inline(always)]
-fn slot(table: &[i32], block_size: usize, token: usize) -> usize {
-    table[token / block_size] as usize * block_size + token % block_size
-}
-
 /// What is read [`AHEAD`] tokens after the first of a panel: in the order of reading, the keys of a partition, its values, and
 /// the keys of the next one.
 #[inline(always)]
@@ -270,7 +262,7 @@ pub(super) fn ahead(shared: &Shared<'_>, seen: &Seen<'_>, which: usize, panel: u
         return Ahead::NONE;
     }
     let tokens = LANES.min(end - first).min(shape.block_size - first % shape.block_size);
-    shared.pages.ahead(which, shape, slot(task.table, shape.block_size, first), task.kv_head, tokens)
+    shared.pages.ahead(which, shape, Slot::of_token(task.table, shape.block_size, first), task.kv_head, tokens)
 }
 
 /// Multiplies the scores (or weights) of each token with its scale, where keys (0) or values (1) have some.

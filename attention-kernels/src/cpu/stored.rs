@@ -7,7 +7,7 @@
 use device::Element;
 use device::simd::{Ahead, LANES, Lanes, small_float};
 
-use crate::args::{KernelError, KvCache, KvShape};
+use crate::args::{KernelError, KvCache, KvScales, KvShape};
 use crate::format::{Dtype, KvDtype, Layout};
 
 /// A kind of element.
@@ -178,7 +178,7 @@ impl<'a> Pages<'a> {
         &self,
         which: usize,
         shape: &KvShape,
-        slots: &[usize; LANES],
+        slots: &[Slot; LANES],
         kv_head: usize,
         to: &mut [[f32; LANES]],
         next: Ahead,
@@ -193,7 +193,7 @@ impl<'a> Pages<'a> {
         &self,
         which: usize,
         shape: &KvShape,
-        slots: &[usize],
+        slots: &[Slot],
         kv_head: usize,
         tile: &'t mut [f32],
         starts: &mut [usize],
@@ -216,7 +216,7 @@ impl<'a> Pages<'a> {
 
     /// The scales of the rows of some slots; `false`, and nothing is written, where the type has none.
     #[inline(always)]
-    pub fn scales(&self, which: usize, shape: &KvShape, slots: &[usize], kv_head: usize, to: &mut [f32]) -> bool {
+    pub fn scales(&self, which: usize, shape: &KvShape, slots: &[Slot], kv_head: usize, to: &mut [f32]) -> bool {
         let Pages::Int8PerToken(pages) = self else { return false };
         for (scale, &slot) in to.iter_mut().zip(slots) {
             *scale = Int8PerToken::scale(&pages[which][place::<Int8PerToken>(shape, slot, kv_head).1..]);
@@ -228,13 +228,13 @@ impl<'a> Pages<'a> {
 impl Pages<'_> {
     /// The rows of `tokens` neighbouring slots of a block, to be asked for; their scales are, at once.
     #[inline(always)]
-    pub fn ahead(&self, which: usize, shape: &KvShape, slot: usize, kv_head: usize, tokens: usize) -> Ahead {
+    pub fn ahead(&self, which: usize, shape: &KvShape, slot: Slot, kv_head: usize, tokens: usize) -> Ahead {
         by_kind!(self, |pages, S| ahead::<S>(pages[which], shape, slot, kv_head, tokens))
     }
 }
 
 #[inline(always)]
-fn ahead<S: Stored>(elements: &[S::Raw], shape: &KvShape, slot: usize, kv_head: usize, tokens: usize) -> Ahead {
+fn ahead<S: Stored>(elements: &[S::Raw], shape: &KvShape, slot: Slot, kv_head: usize, tokens: usize) -> Ahead {
     let (row, scale) = place::<S>(shape, slot, kv_head);
     let scales = &elements[scale..][..tokens * S::SCALE];
     Ahead::of(scales, scales.len()).ask(0, 1);
@@ -245,7 +245,7 @@ fn ahead<S: Stored>(elements: &[S::Raw], shape: &KvShape, slot: usize, kv_head: 
 fn turned<L: Lanes, S: Stored>(
     elements: &[S::Raw],
     shape: &KvShape,
-    slots: &[usize; LANES],
+    slots: &[Slot; LANES],
     kv_head: usize,
     to: &mut [[f32; LANES]],
     next: Ahead,
@@ -278,7 +278,7 @@ fn turned<L: Lanes, S: Stored>(
 fn widened<L: Lanes, S: Stored>(
     elements: &[S::Raw],
     shape: &KvShape,
-    slots: &[usize],
+    slots: &[Slot],
     kv_head: usize,
     tile: &mut [f32],
 ) {
@@ -304,17 +304,20 @@ pub(super) fn expect_ours(cache: &KvCache) -> Result<(), KernelError> {
     }
 }
 
-/// The scales that are given with a cache: of keys and values, one for each KV head.
+/// The scales that are given with a cache: one for all KV heads, or one each.
+#[derive(Clone, Copy)]
 pub(super) struct GivenScales<'a> {
-    keys: &'a [f32],
-    values: &'a [f32],
+    /// Of keys.
+    pub keys: &'a [f32],
+    /// Of values.
+    pub values: &'a [f32],
 }
 
 impl<'a> GivenScales<'a> {
-    /// After the cache's check.
-    pub fn of(cache: &'a KvCache) -> Result<GivenScales<'a>, KernelError> {
-        Ok(match &cache.scales {
-            Some(scales) if cache.format.kv_dtype.takes_scales() => {
+    /// Those of a cache with elements of that type, after its check.
+    pub fn of(scales: Option<&'a KvScales>, kv_dtype: KvDtype) -> Result<GivenScales<'a>, KernelError> {
+        Ok(match scales {
+            Some(scales) if kv_dtype.takes_scales() => {
                 GivenScales { keys: scales.keys.host()?, values: scales.values.host()? }
             }
             _ => GivenScales { keys: &[1.0], values: &[1.0] },
@@ -323,9 +326,14 @@ impl<'a> GivenScales<'a> {
 
     /// Of keys and of values.
     pub fn head(&self, kv_head: usize) -> [f32; 2] {
-        // One for all, or one each.
-        [self.keys, self.values].map(|scales| scales[kv_head.min(scales.len() - 1)])
+        [self.keys, self.values].map(|scales| of_head(scales, kv_head))
     }
+}
+
+/// The scale of a head among those of all.
+#[inline(always)]
+pub(super) fn of_head(scales: &[f32], kv_head: usize) -> f32 {
+    scales[kv_head.min(scales.len() - 1)]
 }
 
 /// Elements of one head of one block.
@@ -334,10 +342,45 @@ fn unit<S: Stored>(shape: &KvShape) -> usize {
     shape.block_size * (shape.head_dim + S::SCALE)
 }
 
+/// Where a token lies: a block, and a row in it. Made once for keys, values and all heads, because a division by a block size
+/// that is known at run time alone costs as much as a row.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Slot {
+    block: u32,
+    at: u32,
+}
+
+impl Slot {
+    /// A slot as slot mappings number them.
+    #[inline(always)]
+    pub fn of(number: usize, block_size: usize) -> Slot {
+        Slot { block: (number / block_size) as u32, at: (number % block_size) as u32 }
+    }
+
+    /// That of a token of a sequence.
+    #[inline(always)]
+    pub fn of_token(table: &[i32], block_size: usize, token: usize) -> Slot {
+        Slot { block: table[token / block_size] as u32, at: (token % block_size) as u32 }
+    }
+
+    /// Those of neighbouring tokens, from `first` on.
+    #[inline(always)]
+    pub fn of_tokens(table: &[i32], block_size: usize, first: usize, slots: &mut [Slot]) {
+        let (mut block, mut at) = (first / block_size, first % block_size);
+        for slot in slots {
+            *slot = Slot { block: table[block] as u32, at: at as u32 };
+            at += 1;
+            if at == block_size {
+                (block, at) = (block + 1, 0);
+            }
+        }
+    }
+}
+
 /// First element of the row of a slot, and of its scale.
 #[inline(always)]
-pub(super) fn place<S: Stored>(shape: &KvShape, slot: usize, kv_head: usize) -> (usize, usize) {
-    let (block, at) = (slot / shape.block_size, slot % shape.block_size);
+pub(super) fn place<S: Stored>(shape: &KvShape, slot: Slot, kv_head: usize) -> (usize, usize) {
+    let (block, at) = (slot.block as usize, slot.at as usize);
     let first = (block * shape.num_kv_heads + kv_head) * unit::<S>(shape);
     (first + at * shape.head_dim, first + shape.block_size * shape.head_dim + at * S::SCALE)
 }
