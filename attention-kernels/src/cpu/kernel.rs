@@ -3,8 +3,8 @@
 //!
 //! ```text
 //! partition of 512 tokens        scores[q][j] = q·k[j]      softmax over j      sums[q] += p[q][j] * v[j]
-//!   tile of 64 ▒▒▒▒▒▒▒▒            a token in each lane,      in vectors of 16    a column in each lane,
-//!   tile of 64 ▒▒▒▒▒               [`super::scores`]                              [`super::values`]
+//!   tile of 64 ▒▒▒▒▒▒▒▒            [`super::scores`]          in vectors of 16    [`super::values`]
+//!   tile of 64 ▒▒▒▒▒
 //! ```
 //!
 //! The queries of a task are the heads of a group in one or some neighbouring rows. Both products are made as matrix products
@@ -219,40 +219,34 @@ impl Tile {
     }
 }
 
-/// Queries of a task whose sums are in registers at once: six times four vectors leave AVX-512 room for what they are made of,
-/// six times one (two registers) do in AVX2.
-pub(super) const AT_ONCE: usize = 6;
-
-/// Calls `$each` for the queries of a task, up to [`AT_ONCE`] at a time, their number as the constant `$n`.
+/// Calls `$each` for the queries of a task, up to `$most` at a time (`$few` are the numbers below it), their number as the
+/// constant `$n`.
 macro_rules! by_queries {
-    ($queries:expr, |$first:ident, $n:ident| $each:expr) => {{
+    ($queries:expr, $($few:literal)* .. $most:ident, |$first:ident, $n:ident| $each:expr) => {{
         let mut $first = 0;
         while $first < $queries {
-            by_queries!($queries - $first, $n, $each, 1, 2, 3, 4, 5);
-            $first += $crate::cpu::kernel::AT_ONCE;
+            match $queries - $first {
+                $($few => {
+                    const $n: usize = $few;
+                    $each
+                })*
+                _ => {
+                    const $n: usize = $most;
+                    $each
+                }
+            }
+            $first += $most;
         }
     }};
-    ($left:expr, $n:ident, $each:expr, $($few:literal),*) => {
-        match $left {
-            $($few => {
-                const $n: usize = $few;
-                $each
-            })*
-            _ => {
-                const $n: usize = $crate::cpu::kernel::AT_ONCE;
-                $each
-            }
-        }
-    };
 }
 pub(super) use by_queries;
 
-/// What is read [`AHEAD`] tokens after the first of a panel: in the order of reading, the keys of a partition, its values, and
-/// the keys of the next one.
+/// What is read [`AHEAD`] tokens after one, counted from the partition's first: in the order of reading, the keys of a
+/// partition, its values, and the keys of the next one.
 #[inline(always)]
-pub(super) fn ahead(shared: &Shared<'_>, seen: &Seen<'_>, which: usize, panel: usize) -> Ahead {
+pub(super) fn ahead(shared: &Shared<'_>, seen: &Seen<'_>, which: usize, token: usize) -> Ahead {
     let (task, shape, all) = (seen.task, &shared.shape, seen.all());
-    let (which, first, end) = match (seen.first() + panel * LANES).max(all.start) + AHEAD {
+    let (which, first, end) = match (seen.first() + token).max(all.start) + AHEAD {
         first if first < all.end => (which, first, all.end),
         first if which == 0 => (1, all.start + (first - all.end), all.end),
         first if seen.partition + 1 < task.partitions.end => (0, first, task.position + task.rows),

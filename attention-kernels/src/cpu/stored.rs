@@ -172,7 +172,7 @@ impl<'a> Pages<'a> {
         })
     }
 
-    /// Keys (0) or values (1) of sixteen slots, turned round: `to[d][i]` becomes number `d` of slot `i`. Asks for what comes next.
+    /// Keys (0) or values (1) of sixteen slots, turned round: `to[d][i]` becomes number `d` of slot `i`.
     #[inline(always)]
     pub fn turned<L: Lanes>(
         &self,
@@ -181,9 +181,32 @@ impl<'a> Pages<'a> {
         slots: &[Slot; LANES],
         kv_head: usize,
         to: &mut [[f32; LANES]],
-        next: Ahead,
     ) {
-        by_kind!(self, |pages, S| turned::<L, S>(pages[which], shape, slots, kv_head, to, next))
+        by_kind!(self, |pages, S| turned::<L, S>(pages[which], shape, slots, kv_head, to))
+    }
+
+    /// Keys (0) or values (1) of `tokens` neighbouring slots of a block in float32, where they lie or brought into `tile`:
+    /// `[tokens, head_dim]`.
+    #[inline(always)]
+    pub fn run<'t, L: Lanes>(
+        &self,
+        which: usize,
+        shape: &KvShape,
+        slot: Slot,
+        kv_head: usize,
+        tokens: usize,
+        tile: &'t mut [f32],
+    ) -> &'t [f32]
+    where
+        'a: 't,
+    {
+        let len = tokens * shape.head_dim;
+        if let Pages::F32(pages) = self {
+            return &pages[which][place::<F32>(shape, slot, kv_head).0..][..len];
+        }
+        let tile = &mut tile[..len];
+        by_kind!(self, |pages, S| widen::<L, S>(&pages[which][place::<S>(shape, slot, kv_head).0..][..len], tile));
+        tile
     }
 
     /// Keys (0) or values (1) of some slots in float32, where they lie or brought into `tile`; `starts` becomes where the row of
@@ -248,7 +271,6 @@ fn turned<L: Lanes, S: Stored>(
     slots: &[Slot; LANES],
     kv_head: usize,
     to: &mut [[f32; LANES]],
-    next: Ahead,
 ) {
     let dim = shape.head_dim;
     let mut rows = [&elements[..0]; LANES];
@@ -256,9 +278,7 @@ fn turned<L: Lanes, S: Stored>(
         *row = &elements[place::<S>(shape, slot, kv_head).0..][..dim];
     }
     let squares = dim / LANES;
-    let share = LANES.div_ceil(squares.max(1));
     for i in 0..squares {
-        next.ask(i * share, (i + 1) * share);
         let mut square = [L::splat(0.0); LANES];
         for (vector, row) in square.iter_mut().zip(rows) {
             *vector = S::load(&row.as_chunks::<LANES>().0[i]);
@@ -283,15 +303,19 @@ fn widened<L: Lanes, S: Stored>(
     tile: &mut [f32],
 ) {
     for (&slot, to) in slots.iter().zip(tile.chunks_exact_mut(shape.head_dim)) {
-        let raw = &elements[place::<S>(shape, slot, kv_head).0..][..shape.head_dim];
-        let (vectors, tail) = raw.as_chunks::<LANES>();
-        let (to, to_tail) = to.as_chunks_mut::<LANES>();
-        for (to, vector) in to.iter_mut().zip(vectors) {
-            S::load::<L>(vector).store(to);
-        }
-        for (to, raw) in to_tail.iter_mut().zip(tail) {
-            *to = S::widen(*raw);
-        }
+        widen::<L, S>(&elements[place::<S>(shape, slot, kv_head).0..][..shape.head_dim], to);
+    }
+}
+
+#[inline(always)]
+fn widen<L: Lanes, S: Stored>(raw: &[S::Raw], to: &mut [f32]) {
+    let (vectors, tail) = raw.as_chunks::<LANES>();
+    let (to, to_tail) = to.as_chunks_mut::<LANES>();
+    for (to, vector) in to.iter_mut().zip(vectors) {
+        S::load::<L>(vector).store(to);
+    }
+    for (to, raw) in to_tail.iter_mut().zip(tail) {
+        *to = S::widen(*raw);
     }
 }
 
@@ -351,6 +375,12 @@ pub(super) struct Slot {
 }
 
 impl Slot {
+    /// The rows of its block from it on.
+    #[inline(always)]
+    pub fn rows_left(self, block_size: usize) -> usize {
+        block_size - self.at as usize
+    }
+
     /// A slot as slot mappings number them.
     #[inline(always)]
     pub fn of(number: usize, block_size: usize) -> Slot {

@@ -15,7 +15,11 @@ use std::ops::Range;
 
 use device::simd::{Ahead, LANES, Lanes};
 
-use super::kernel::{AT_ONCE, SCORES, Scratch, Seen, Shared, TILE, ahead, by_queries, scale_tokens};
+use super::kernel::{SCORES, Scratch, Seen, Shared, TILE, ahead, by_queries, scale_tokens};
+
+/// Queries whose sums are in registers at once: six times four vectors leave AVX-512 room for what they are made of, six times
+/// one (two registers) do in AVX2.
+const AT_ONCE: usize = 6;
 
 /// The values of a tile: the row of token `j` begins at `starts[j]`.
 #[derive(Clone, Copy)]
@@ -50,7 +54,7 @@ pub(super) fn weigh_all<L: Lanes>(shared: &Shared<'_>, seen: &Seen<'_>, scratch:
         scale_tokens(shared, task, 1, &tile, scores);
         let mut next = [Ahead::NONE; TILE / LANES];
         for panel in tile.panels() {
-            next[panel] = ahead(shared, seen, 1, tile.offset / LANES + panel);
+            next[panel] = ahead(shared, seen, 1, tile.offset + panel * LANES);
         }
         let values = Values { floats, starts: &starts, dim, next: &[Ahead::NONE; TILE / LANES] };
         let scores = &scores[tile.offset..];
@@ -61,7 +65,7 @@ pub(super) fn weigh_all<L: Lanes>(shared: &Shared<'_>, seen: &Seen<'_>, scratch:
             let tokens = tile.part(seen, mine.start..mine.end.min(common.start));
             weigh::<L, 1>(values, tokens, query, scores, part);
         }
-        by_queries!(task.queries(), |first, R| {
+        by_queries!(task.queries(), 1 2 3 4 5 .. AT_ONCE, |first, R| {
             let values = Values { next: &next, ..values };
             weigh::<L, R>(values, tile.part(seen, common(seen, first)), first, scores, part);
             next = [Ahead::NONE; TILE / LANES];
