@@ -141,17 +141,24 @@ fn columns<L: Lanes, const R: usize, const C: usize>(
             sums[r][c] = L::load(&from[c]);
         }
     }
-    for j in tokens {
+    // Slices of one length, so that the loop checks it once.
+    let starts = &values.starts[tokens.clone()];
+    let mut mine = [&weights[0][..0]; R];
+    for r in 0..R {
+        mine[r] = &weights[r][tokens.clone()][..starts.len()];
+    }
+    for (j, &start) in starts.iter().enumerate() {
         if at == 0 {
-            values.next[j / LANES].ask(j % LANES, j % LANES + 1);
+            let token = tokens.start + j;
+            values.next[token / LANES].ask(token % LANES, token % LANES + 1);
         }
-        let vectors = &values.row(j)[at * LANES..].as_chunks::<LANES>().0[..C];
+        let vectors = &values.floats[start + at * LANES..][..C * LANES].as_chunks::<LANES>().0;
         let mut v = [L::splat(0.0); C];
         for c in 0..C {
             v[c] = L::load(&vectors[c]);
         }
         for r in 0..R {
-            let p = L::splat(weights[r][j]);
+            let p = L::splat(mine[r][j]);
             for c in 0..C {
                 sums[r][c] = p.mul_add(v[c], sums[r][c]);
             }
