@@ -21,8 +21,9 @@ use super::reference::with_gemm;
 use super::stored::{GivenScales, Pages};
 use crate::args::{AttentionArgs, KernelError, LinearArgs, PARTITION};
 
-/// Queries (rows times heads of a group) that a task has at least, if its sequence has as many.
-const QUERIES: usize = 16;
+/// Queries (rows times heads of a group) that a task has at least and at most, if its sequence has as many: the more there are,
+/// the less it matters that keys are turned round and elements widened once for all of them; the fewer, the more tasks.
+const QUERIES: Range<usize> = 16..96;
 
 /// Tasks for each thread below which contexts are cut.
 const TASKS: usize = 4;
@@ -62,7 +63,8 @@ impl Cut {
     /// Cuts a call into units, and these into pieces where there are too few for all threads.
     fn cut(&mut self, args: &AttentionArgs<'_>, threads: usize) {
         let (batch, kv_heads) = (args.batch, args.cache.shape.num_kv_heads);
-        let step = (QUERIES * kv_heads / args.num_heads).max(1);
+        let queries = args.rows().len() * args.num_heads / (TASKS * threads);
+        let step = (queries.clamp(QUERIES.start, QUERIES.end) * kv_heads / args.num_heads).max(1);
         self.units.clear();
         for seq in args.seqs.clone() {
             let (start, end) = (batch.query_starts[seq] as usize, batch.query_starts[seq + 1] as usize);
@@ -111,7 +113,7 @@ fn in_pieces(isa: Isa, device: &dyn Device, args: AttentionArgs<'_>, cut: &mut C
     let (kv_heads, dim, stride) = (shape.num_kv_heads, shape.head_dim, args.query_stride);
     let group = args.num_heads / kv_heads;
     let shared = Shared { shape, pages: Pages::of(args.cache)?, window: args.window, soft_cap: args.soft_cap };
-    let scales = GivenScales::of(args.cache)?;
+    let scales = GivenScales::of(args.cache.scales.as_deref(), args.cache.format.kv_dtype)?;
     let query = args.query.host::<f32>()?;
     cut.cut(&args, pool.threads());
     let most_rows = cut.units.iter().map(|unit| unit.rows.len()).max().unwrap_or(0);

@@ -3,39 +3,37 @@
 //!
 //! ```text
 //! partition of 512 tokens        scores[q][j] = q·k[j]      softmax over j      sums[q] += p[q][j] * v[j]
-//!   block 7 ▒▒▒▒▒▒▒▒              rows × heads of the        in vectors of 16    each run of a block is read once
-//!   block 2 ▒▒▒▒▒                 group share each key                           for all rows and heads
+//!   tile of 64 ▒▒▒▒▒▒▒▒            [`super::scores`]          in vectors of 16    [`super::values`]
+//!   tile of 64 ▒▒▒▒▒
 //! ```
 //!
-//! The queries of a task are the heads of a group in one or some neighbouring rows. Keys and values that are not float32 are
-//! brought to it once for all of them, [`TILE`] tokens at a time, in a tile in the first cache.
+//! The queries of a task are the heads of a group in one or some neighbouring rows. Both products are made as matrix products
+//! are: the sums of some queries with some tokens, or some columns, stay in registers while all that they share passes by.
 //!
 //! The order of every sum depends on the row's own first and last visible token alone, so rows do not influence each
 //! other, however they are put into tasks.
 
-// Constant loops over registers read best with the index that several arrays share.
-#![allow(clippy::needless_range_loop)]
-
+use std::iter::StepBy;
 use std::ops::Range;
 
 use device::simd::{Ahead, LANES, Lanes};
 
 use super::merge::Merged;
-use super::stored::Pages;
+use super::scores::score_all;
+use super::stored::{Pages, Slot};
+use super::values::weigh_all;
 use crate::args::{KvShape, PARTITION};
 
-/// Query heads that share the vectors of a key in registers.
-const GROUP: usize = 4;
-
 /// Tokens of a tile.
-const TILE: usize = 16;
+pub(super) const TILE: usize = 4 * LANES;
 
-/// How many tokens before they are needed keys and values are asked for. Blocks lie anywhere, so the memory's own guesses end
-/// with each: without asking, two thirds of the time of an 8-bit decode went into waiting for the first line of a block.
-const AHEAD: usize = 3 * TILE;
+/// How many tokens before they are needed keys and values are asked for: those of a tile while the one before it is worked on.
+/// Blocks lie anywhere, so the memory's own guesses end with each: without asking, two thirds of the time of an 8-bit decode
+/// went into waiting for the first line of a block.
+const AHEAD: usize = TILE;
 
 /// From the scores of one query to those of the next: a partition, and room to fill the last vector.
-const SCORES: usize = PARTITION + LANES;
+pub(super) const SCORES: usize = PARTITION + LANES;
 
 /// What every task of a call shares.
 pub(super) struct Shared<'a> {
@@ -64,15 +62,29 @@ pub(super) struct Task<'a> {
     pub slopes: Option<&'a [f32]>,
 }
 
+impl<'a> Task<'a> {
+    /// Rows times heads of the group.
+    #[inline(always)]
+    pub fn queries(&self) -> usize {
+        self.rows * self.group
+    }
+
+    /// A query, of `dim` numbers.
+    #[inline(always)]
+    pub fn query(&self, query: usize, dim: usize) -> &'a [f32] {
+        &self.query[query / self.group * self.query_stride + query % self.group * dim..][..dim]
+    }
+}
+
 /// What a thread writes in between, kept from call to call.
 #[derive(Default)]
 pub(super) struct Scratch {
     /// `[queries, SCORES]`.
-    scores: Vec<f32>,
+    pub scores: Vec<f32>,
     /// `[queries, head_dim]`: weighted values of one partition.
-    part: Vec<f32>,
-    /// `[TILE, head_dim]`: keys or values in float32.
-    tile: Vec<f32>,
+    pub part: Vec<f32>,
+    /// `[TILE / LANES, head_dim, LANES]` keys or `[TILE, head_dim]` values in float32.
+    pub tile: Vec<f32>,
     /// `[queries]`: of one partition.
     states: Vec<Merged>,
 }
@@ -93,7 +105,7 @@ pub(super) fn run(isa: device::Isa, shared: &Shared<'_>, task: &Task<'_>, scratc
 
 #[inline(always)]
 fn partitions<L: Lanes>(shared: &Shared<'_>, task: &Task<'_>, scratch: &mut Scratch, result: &mut [f32]) {
-    let (dim, queries) = (shared.shape.head_dim, task.rows * task.group);
+    let (dim, queries) = (shared.shape.head_dim, task.queries());
     // Growing alone: what is in there does not matter.
     for (room, len) in
         [(&mut scratch.scores, queries * SCORES), (&mut scratch.part, queries * dim), (&mut scratch.tile, TILE * dim)]
@@ -131,8 +143,8 @@ fn partitions<L: Lanes>(shared: &Shared<'_>, task: &Task<'_>, scratch: &mut Scra
 }
 
 /// What the rows of a task see of one partition.
-struct Seen<'a> {
-    task: &'a Task<'a>,
+pub(super) struct Seen<'a> {
+    pub task: &'a Task<'a>,
     window: Option<usize>,
     partition: usize,
 }
@@ -140,13 +152,13 @@ struct Seen<'a> {
 impl Seen<'_> {
     /// The first token of the partition.
     #[inline(always)]
-    fn first(&self) -> usize {
+    pub fn first(&self) -> usize {
         self.partition * PARTITION
     }
 
     /// The tokens that a row sees; empty where it sees none here.
     #[inline(always)]
-    fn by(&self, row: usize) -> Range<usize> {
+    pub fn by(&self, row: usize) -> Range<usize> {
         let end = self.task.position + row + 1;
         let start = self.window.map_or(0, |window| end.saturating_sub(window));
         let start = start.max(self.first());
@@ -155,67 +167,86 @@ impl Seen<'_> {
 
     /// The tokens that some row sees: the first row sees furthest back, the last one furthest on.
     #[inline(always)]
-    fn all(&self) -> Range<usize> {
+    pub fn all(&self) -> Range<usize> {
         let (start, end) = (self.by(0).start, self.by(self.task.rows - 1).end);
         start..end.max(start)
     }
 
-    /// The tokens of a tile that a row sees, counted from the tile's first.
+    /// Where the tiles of all that some row sees begin, counted from the first token.
     #[inline(always)]
-    fn of_tile(&self, row: usize, tile: &Range<usize>) -> Range<usize> {
-        let seen = self.by(row);
-        let start = seen.start.clamp(tile.start, tile.end);
-        start - tile.start..seen.end.clamp(start, tile.end) - tile.start
+    pub fn tiles(&self) -> StepBy<Range<usize>> {
+        let all = self.all();
+        ((all.start - self.first()) / TILE * TILE..all.end - self.first()).step_by(TILE)
+    }
+
+    /// The tile that begins there.
+    #[inline(always)]
+    pub fn tile(&self, offset: usize, block_size: usize) -> Tile {
+        let (all, first) = (self.all(), self.first() + offset);
+        let tokens = all.start.max(first) - first..all.end.min(first + TILE) - first;
+        let mut slots = [Slot::default(); TILE];
+        Slot::of_tokens(self.task.table, block_size, first + tokens.start, &mut slots[tokens.clone()]);
+        let (first, last) = (slots[tokens.start], slots[tokens.end - 1]);
+        slots[tokens.start / LANES * LANES..tokens.start].fill(first);
+        slots[tokens.end..tokens.end.next_multiple_of(LANES)].fill(last);
+        Tile { offset, tokens, slots }
     }
 }
 
-/// Calls `$each` for the heads of a group, up to [`GROUP`] at a time, their number as the constant `$n`.
-macro_rules! by_heads {
-    ($group:expr, |$first:ident, $n:ident| $each:expr) => {{
+/// Up to [`TILE`] tokens of a partition.
+pub(super) struct Tile {
+    /// Of the tile, counted from the partition's first.
+    pub offset: usize,
+    /// Those that some row sees, counted from the tile's first.
+    pub tokens: Range<usize>,
+    /// Of each token, up to whole panels; where none is seen, of a neighbour that is.
+    pub slots: [Slot; TILE],
+}
+
+impl Tile {
+    /// Panels of [`LANES`] tokens.
+    #[inline(always)]
+    pub fn panels(&self) -> Range<usize> {
+        self.tokens.start / LANES..self.tokens.end.div_ceil(LANES)
+    }
+
+    /// The part of a range of the context that lies in the tile, counted from the tile's first token.
+    #[inline(always)]
+    pub fn part(&self, seen: &Seen<'_>, range: Range<usize>) -> Range<usize> {
+        let first = seen.first() + self.offset;
+        let place = |token: usize| token.clamp(first, first + TILE) - first;
+        place(range.start)..place(range.end.max(range.start))
+    }
+}
+
+/// Calls `$each` for the queries of a task, up to `$most` at a time (`$few` are the numbers below it), their number as the
+/// constant `$n`.
+macro_rules! by_queries {
+    ($queries:expr, $($few:literal)* .. $most:ident, |$first:ident, $n:ident| $each:expr) => {{
         let mut $first = 0;
-        while $first < $group {
-            match $group - $first {
-                1 => {
-                    const $n: usize = 1;
+        while $first < $queries {
+            match $queries - $first {
+                $($few => {
+                    const $n: usize = $few;
                     $each
-                }
-                2 => {
-                    const $n: usize = 2;
-                    $each
-                }
-                3 => {
-                    const $n: usize = 3;
-                    $each
-                }
+                })*
                 _ => {
-                    const $n: usize = GROUP;
+                    const $n: usize = $most;
                     $each
                 }
             }
-            $first += GROUP;
+            $first += $most;
         }
     }};
 }
+pub(super) use by_queries;
 
-/// The tokens `seen`, up to [`TILE`] of one block at a time.
+/// What is read [`AHEAD`] tokens after one, counted from the partition's first: in the order of reading, the keys of a
+/// partition, its values, and the keys of the next one.
 #[inline(always)]
-fn tiles(seen: Range<usize>, block_size: usize) -> impl Iterator<Item = Range<usize>> {
-    let next = move |first: usize| first..seen.end.min(first + TILE).min((first / block_size + 1) * block_size);
-    std::iter::successors(Some(next(seen.start)), move |tile| Some(next(tile.end))).take_while(|tile| !tile.is_empty())
-}
-
-/// The slot of a token.
-#[inline(always)]
-fn slot(table: &[i32], block_size: usize, token: usize) -> usize {
-    table[token / block_size] as usize * block_size + token % block_size
-}
-
-/// The tile that is read [`AHEAD`] tokens after one: in the order of reading, the keys of a partition, its values, and the
-/// keys of the next one.
-#[inline(always)]
-fn ahead(shared: &Shared<'_>, seen: &Seen<'_>, which: usize, tokens: &Range<usize>) -> Ahead {
+pub(super) fn ahead(shared: &Shared<'_>, seen: &Seen<'_>, which: usize, token: usize) -> Ahead {
     let (task, shape, all) = (seen.task, &shared.shape, seen.all());
-    let (which, first, end) = match tokens.start + AHEAD {
+    let (which, first, end) = match (seen.first() + token).max(all.start) + AHEAD {
         first if first < all.end => (which, first, all.end),
         first if which == 0 => (1, all.start + (first - all.end), all.end),
         first if seen.partition + 1 < task.partitions.end => (0, first, task.position + task.rows),
@@ -224,108 +255,21 @@ fn ahead(shared: &Shared<'_>, seen: &Seen<'_>, which: usize, tokens: &Range<usiz
     if first >= end {
         return Ahead::NONE;
     }
-    let tokens = TILE.min(end - first).min(shape.block_size - first % shape.block_size);
-    shared.pages.ahead(which, shape, slot(task.table, shape.block_size, first), task.kv_head, tokens)
+    let tokens = LANES.min(end - first).min(shape.block_size - first % shape.block_size);
+    shared.pages.ahead(which, shape, Slot::of_token(task.table, shape.block_size, first), task.kv_head, tokens)
 }
 
-/// `scores[query][token - first] = scale * q·k` for all that is seen of a partition.
+/// Multiplies the scores (or weights) of each token with its scale, where keys (0) or values (1) have some.
 #[inline(always)]
-fn score_all<L: Lanes>(shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut Scratch) {
-    let (task, shape) = (seen.task, &shared.shape);
-    let (dim, Scratch { scores, tile, .. }) = (shape.head_dim, scratch);
-    for tokens in tiles(seen.all(), shape.block_size) {
-        let mut next = ahead(shared, seen, 0, &tokens);
-        let first = slot(task.table, shape.block_size, tokens.start);
-        let keys = shared.pages.rows::<L>(0, shape, first, task.kv_head, tokens.len(), tile);
-        for row in 0..task.rows {
-            let mine = seen.of_tile(row, &tokens);
-            let keys = &keys.floats[mine.start * dim..mine.end * dim];
-            let query = &task.query[row * task.query_stride..];
-            let scores = &mut scores[row * task.group * SCORES + tokens.start - seen.first() + mine.start..];
-            by_heads!(task.group, |head, R| {
-                let next = std::mem::replace(&mut next, Ahead::NONE);
-                dots::<L, R>(keys, &query[head * dim..], dim, task.scale, &mut scores[head * SCORES..], next)
-            });
-        }
-        scale_tokens(task, keys.scales, &mut scores[tokens.start - seen.first()..]);
-    }
-}
-
-/// Multiplies the scores (or weights) of each token with its scale, if it has one.
-#[inline(always)]
-fn scale_tokens(task: &Task<'_>, scales: &[[u8; 4]], scores: &mut [f32]) {
-    if !scales.is_empty() {
-        for query in 0..task.rows * task.group {
-            for (score, scale) in scores[query * SCORES..].iter_mut().zip(scales) {
-                *score *= f32::from_le_bytes(*scale);
+pub(super) fn scale_tokens(shared: &Shared<'_>, task: &Task<'_>, which: usize, tile: &Tile, scores: &mut [f32]) {
+    let tokens = tile.tokens.clone();
+    let mut scales = [0.0; TILE];
+    let slots = &tile.slots[tokens.clone()];
+    if shared.pages.scales(which, &shared.shape, slots, task.kv_head, &mut scales[tokens.clone()]) {
+        for scores in scores.chunks_exact_mut(SCORES).take(task.queries()) {
+            for (score, scale) in scores[tile.offset..][tokens.clone()].iter_mut().zip(&scales[tokens.clone()]) {
+                *score *= scale;
             }
-        }
-    }
-}
-
-/// The scores of `R` heads with some keys; asks for what comes next.
-#[inline(always)]
-fn dots<L: Lanes, const R: usize>(
-    keys: &[f32],
-    query: &[f32],
-    dim: usize,
-    scale: f32,
-    scores: &mut [f32],
-    next: Ahead,
-) {
-    let (tokens, mut j) = (keys.len() / dim, 0);
-    if L::MANY {
-        while j + 4 <= tokens {
-            next.ask(j, j + 4);
-            some_dots::<L, R, 4>(&keys[j * dim..], query, dim, scale, &mut scores[j..]);
-            j += 4;
-        }
-    }
-    while j < tokens {
-        next.ask(j, j + 1);
-        some_dots::<L, R, 1>(&keys[j * dim..], query, dim, scale, &mut scores[j..]);
-        j += 1;
-    }
-}
-
-/// The part of [`dots`] for `K` keys, whose sums stay in registers.
-#[inline(always)]
-fn some_dots<L: Lanes, const R: usize, const K: usize>(
-    keys: &[f32],
-    query: &[f32],
-    dim: usize,
-    scale: f32,
-    scores: &mut [f32],
-) {
-    let vectors = dim / LANES;
-    let keys: [&[f32]; K] = std::array::from_fn(|k| &keys[k * dim..][..dim]);
-    let key_vectors = keys.map(|key| &key.as_chunks::<LANES>().0[..vectors]);
-    let queries: [&[f32]; R] = std::array::from_fn(|r| &query[r * dim..][..dim]);
-    let query_vectors = queries.map(|query| &query.as_chunks::<LANES>().0[..vectors]);
-    let mut sums = [[L::splat(0.0); K]; R];
-    for i in 0..vectors {
-        let mut k = [L::splat(0.0); K];
-        for n in 0..K {
-            k[n] = L::load(&key_vectors[n][i]);
-        }
-        for r in 0..R {
-            let q = L::load(&query_vectors[r][i]);
-            for n in 0..K {
-                sums[r][n] = q.mul_add(k[n], sums[r][n]);
-            }
-        }
-    }
-    for r in 0..R {
-        let mut dots = [0.0; K];
-        match (sums[r].first_chunk::<4>(), dots.first_chunk_mut::<4>()) {
-            (Some(sums), Some(dots)) => *dots = L::sums(*sums),
-            _ => dots = sums[r].map(L::sum),
-        }
-        for n in 0..K {
-            for d in vectors * LANES..dim {
-                dots[n] += queries[r][d] * keys[n][d];
-            }
-            scores[r * SCORES + n] = scale * dots[n];
         }
     }
 }
@@ -365,94 +309,4 @@ fn softmax<L: Lanes>(scores: &mut [f32], len: usize) -> Merged {
         p.store(vector);
     }
     Merged { greatest, total: total.sum() }
-}
-
-/// `part[query] = Σ_j p[query][j] * v[j]` over all that is seen of a partition, in the order of j.
-#[inline(always)]
-fn weigh_all<L: Lanes>(shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut Scratch) {
-    let (task, shape) = (seen.task, &shared.shape);
-    let (dim, Scratch { scores, part, tile, .. }) = (shape.head_dim, scratch);
-    part[..task.rows * task.group * dim].fill(0.0);
-    for tokens in tiles(seen.all(), shape.block_size) {
-        let mut next = ahead(shared, seen, 1, &tokens);
-        let first = slot(task.table, shape.block_size, tokens.start);
-        let values = shared.pages.rows::<L>(1, shape, first, task.kv_head, tokens.len(), tile);
-        scale_tokens(task, values.scales, &mut scores[tokens.start - seen.first()..]);
-        for row in 0..task.rows {
-            let mine = seen.of_tile(row, &tokens);
-            let values = &values.floats[mine.start * dim..mine.end * dim];
-            let weights = &scores[row * task.group * SCORES + tokens.start - seen.first() + mine.start..];
-            let part = &mut part[row * task.group * dim..];
-            by_heads!(task.group, |head, R| {
-                let next = std::mem::replace(&mut next, Ahead::NONE);
-                weigh::<L, R>(values, dim, &weights[head * SCORES..], &mut part[head * dim..], next)
-            });
-        }
-    }
-}
-
-/// Adds the weighted values of some tokens to the sums of `R` heads; asks for what comes next.
-#[inline(always)]
-fn weigh<L: Lanes, const R: usize>(values: &[f32], dim: usize, weights: &[f32], part: &mut [f32], mut next: Ahead) {
-    let vectors = dim / LANES;
-    let mut at = 0;
-    if L::MANY || R == 1 {
-        while at + 4 <= vectors {
-            columns::<L, R, 4>(values, dim, weights, part, at, std::mem::replace(&mut next, Ahead::NONE));
-            at += 4;
-        }
-    }
-    while at < vectors {
-        columns::<L, R, 1>(values, dim, weights, part, at, std::mem::replace(&mut next, Ahead::NONE));
-        at += 1;
-    }
-    for d in vectors * LANES..dim {
-        for r in 0..R {
-            for (j, value) in values.chunks_exact(dim).enumerate() {
-                part[r * dim + d] += weights[r * SCORES + j] * value[d];
-            }
-        }
-    }
-}
-
-/// The part of [`weigh`] for `C` vectors of the head, whose sums stay in registers.
-#[inline(always)]
-fn columns<L: Lanes, const R: usize, const C: usize>(
-    values: &[f32],
-    dim: usize,
-    weights: &[f32],
-    part: &mut [f32],
-    at: usize,
-    next: Ahead,
-) {
-    let tokens = values.len() / dim;
-    let weights: [&[f32]; R] = std::array::from_fn(|r| &weights[r * SCORES..][..tokens]);
-    // Loops, not closures: those would be compiled for no instruction set.
-    let mut sums = [[L::splat(0.0); C]; R];
-    for r in 0..R {
-        let from = &part[r * dim + at * LANES..].as_chunks::<LANES>().0[..C];
-        for c in 0..C {
-            sums[r][c] = L::load(&from[c]);
-        }
-    }
-    for (j, value) in values.chunks_exact(dim).enumerate() {
-        next.ask(j, j + 1);
-        let vectors = &value[at * LANES..].as_chunks::<LANES>().0[..C];
-        let mut v = [L::splat(0.0); C];
-        for c in 0..C {
-            v[c] = L::load(&vectors[c]);
-        }
-        for r in 0..R {
-            let p = L::splat(weights[r][j]);
-            for c in 0..C {
-                sums[r][c] = p.mul_add(v[c], sums[r][c]);
-            }
-        }
-    }
-    for r in 0..R {
-        let to = &mut part[r * dim + at * LANES..].as_chunks_mut::<LANES>().0[..C];
-        for c in 0..C {
-            sums[r][c].store(&mut to[c]);
-        }
-    }
 }

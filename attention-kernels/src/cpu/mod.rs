@@ -4,8 +4,10 @@ mod fast;
 mod kernel;
 mod merge;
 mod reference;
+mod scores;
 mod store;
 mod stored;
+mod values;
 
 use device::Isa;
 

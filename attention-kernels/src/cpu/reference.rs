@@ -6,7 +6,7 @@ use device::{Device, Isa, Pool};
 
 use super::merge::Merged;
 use super::store;
-use super::stored::{self, GivenScales, Pages, Stored, expect_ours, place};
+use super::stored::{self, GivenScales, Pages, Slot, Stored, expect_ours, place};
 use crate::args::{AttentionArgs, BlockCopyArgs, CacheWriteArgs, KernelError, KvShape, LinearArgs, PARTITION};
 
 /// A cache that is read one number at a time.
@@ -18,8 +18,7 @@ struct Numbers<'a, S: Stored> {
 impl<S: Stored> Numbers<'_, S> {
     /// The row of a token in one head, and its scale.
     fn row(&self, table: &[i32], token: usize, kv_head: usize) -> (Vec<f32>, f32) {
-        let slot =
-            table[token / self.shape.block_size] as usize * self.shape.block_size + token % self.shape.block_size;
+        let slot = Slot::of_token(table, self.shape.block_size, token);
         let (row, scale) = place::<S>(&self.shape, slot, kv_head);
         let row = self.elements[row..][..self.shape.head_dim].iter().map(|raw| S::widen(*raw));
         (row.collect(), S::scale(&self.elements[scale..][..S::SCALE]))
@@ -43,7 +42,7 @@ fn by_type<S: Stored>(args: AttentionArgs<'_>, pages: [&[S::Raw]; 2]) -> Result<
     let shape = args.cache.shape;
     let (heads, dim, stride) = (args.num_heads, shape.head_dim, args.query_stride);
     let [keys, values] = pages.map(|elements| Numbers::<S> { elements, shape });
-    let scales = GivenScales::of(args.cache)?;
+    let scales = GivenScales::of(args.cache.scales.as_deref(), args.cache.format.kv_dtype)?;
     let (batch, window, soft_cap, slopes) = (args.batch, args.window, args.soft_cap, args.alibi_slopes);
     let query = args.query.host::<f32>()?;
     let output = args.output.host_mut::<f32>()?;
@@ -114,8 +113,8 @@ fn by_type<S: Stored>(args: AttentionArgs<'_>, pages: [&[S::Raw]; 2]) -> Result<
 }
 
 /// The writer of `cpu.rows` without its vectors.
-pub(super) fn cache_write(_: &dyn Device, args: CacheWriteArgs<'_>) -> Result<(), KernelError> {
-    store::write(Isa::Portable, args)
+pub(super) fn cache_write(device: &dyn Device, args: CacheWriteArgs<'_>) -> Result<(), KernelError> {
+    store::write(Isa::Portable, device.pool(), args)
 }
 
 pub(super) fn block_copy(_: &dyn Device, args: BlockCopyArgs<'_>) -> Result<(), KernelError> {

@@ -2,10 +2,10 @@
 //! that is compiled for the widest vectors of this CPU; its bits are those of one number at a time.
 
 use device::simd::Lanes;
-use device::{Device, Isa};
+use device::{Buffer, Device, Isa, Pool};
 
-use super::stored::{self, GivenScales, Stored, expect_ours, place};
-use crate::args::{BlockCopyArgs, CacheWriteArgs, KernelError, KvShape};
+use super::stored::{self, GivenScales, Slot, Stored, expect_ours, of_head, place};
+use crate::args::{BlockCopyArgs, CacheWriteArgs, KernelError, KvCache, KvShape};
 use crate::format::KvDtype;
 
 /// New rows of keys, or of values.
@@ -16,7 +16,7 @@ struct Rows<'a> {
     stride: usize,
     slots: &'a [i64],
     shape: KvShape,
-    /// One for each KV head.
+    /// One for all KV heads, or one each.
     scales: &'a [f32],
 }
 
@@ -31,24 +31,33 @@ enum Pages<'a> {
     Int8PerToken(&'a mut [u8]),
 }
 
-pub(super) fn cache_write(_: &dyn Device, args: CacheWriteArgs<'_>) -> Result<(), KernelError> {
-    write(Isa::best(), args)
+pub(super) fn cache_write(device: &dyn Device, args: CacheWriteArgs<'_>) -> Result<(), KernelError> {
+    write(Isa::best(), device.pool(), args)
 }
 
-/// Writes with the instructions of `isa`, which this CPU must have.
-pub(super) fn write(isa: Isa, args: CacheWriteArgs<'_>) -> Result<(), KernelError> {
+/// Writes with the instructions of `isa`, which this CPU must have: keys by one thread, values by another.
+pub(super) fn write(isa: Isa, pool: &Pool, args: CacheWriteArgs<'_>) -> Result<(), KernelError> {
     args.check()?;
     expect_ours(args.cache)?;
-    let given = GivenScales::of(args.cache)?;
-    let scales: [Vec<f32>; 2] =
-        std::array::from_fn(|which| (0..args.cache.shape.num_kv_heads).map(|head| given.head(head)[which]).collect());
-    let (source, slots, shape) = (args.source.host::<f32>()?, args.slot_mapping, args.cache.shape);
-    let kv_dtype = args.cache.format.kv_dtype;
-    for ((offset, buffer), scales) in
-        [(args.key_offset, &mut args.cache.keys), (args.value_offset, &mut args.cache.values)].into_iter().zip(&scales)
-    {
-        let rows = &Rows { source, offset, stride: args.stride, slots, shape, scales };
-        let pages = &mut match kv_dtype {
+    let KvCache { shape, format, keys, values, scales } = args.cache;
+    let (source, slots, shape, stride) = (args.source.host::<f32>()?, args.slot_mapping, *shape, args.stride);
+    let given = GivenScales::of(scales.as_deref(), format.kv_dtype)?;
+    let rows = |offset, scales| Rows { source, offset, stride, slots, shape, scales };
+    let mut both = [
+        (rows(args.key_offset, given.keys), Pages::of(keys, format.kv_dtype)?),
+        (rows(args.value_offset, given.values), Pages::of(values, format.kv_dtype)?),
+    ];
+    pool.chunks_mut(&mut both, 1, slots.len() * shape.num_kv_heads * shape.head_dim, |_, one| {
+        for (rows, pages) in one {
+            device::dispatch!(isa, by_type(rows: &Rows<'_>, pages: &mut Pages<'_>));
+        }
+    });
+    Ok(())
+}
+
+impl<'a> Pages<'a> {
+    fn of(buffer: &'a mut Buffer, kv_dtype: KvDtype) -> Result<Pages<'a>, KernelError> {
+        Ok(match kv_dtype {
             KvDtype::Same => Pages::F32(buffer.host_mut()?),
             KvDtype::F16 => Pages::F16(buffer.host_mut()?),
             KvDtype::Bf16 => Pages::Bf16(buffer.host_mut()?),
@@ -56,10 +65,8 @@ pub(super) fn write(isa: Isa, args: CacheWriteArgs<'_>) -> Result<(), KernelErro
             KvDtype::Fp8E5m2 => Pages::E5m2(buffer.host_mut()?),
             KvDtype::Int8 => Pages::Int8(buffer.host_mut()?),
             KvDtype::Int8PerToken => Pages::Int8PerToken(buffer.host_mut()?),
-        };
-        device::dispatch!(isa, by_type(rows: &Rows<'_>, pages: &mut Pages<'_>));
+        })
     }
-    Ok(())
 }
 
 /// The lanes are not asked for: the loops are compiled for their instruction set.
@@ -82,7 +89,9 @@ fn write_rows<S: Stored>(rows: &Rows<'_>, elements: &mut [S::Raw]) {
     let dim = rows.shape.head_dim;
     for (i, &slot) in rows.slots.iter().enumerate() {
         let Ok(slot) = usize::try_from(slot) else { continue };
-        for (head, &scale) in rows.scales.iter().enumerate() {
+        let slot = Slot::of(slot, rows.shape.block_size);
+        for head in 0..rows.shape.num_kv_heads {
+            let scale = of_head(rows.scales, head);
             let (row, row_scale) = place::<S>(&rows.shape, slot, head);
             // The scale of a row lies behind it, if it has one at all.
             let (before, from_scale) = elements.split_at_mut(row_scale);

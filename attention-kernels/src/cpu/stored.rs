@@ -7,7 +7,7 @@
 use device::Element;
 use device::simd::{Ahead, LANES, Lanes, small_float};
 
-use crate::args::{KernelError, KvCache, KvShape};
+use crate::args::{KernelError, KvCache, KvScales, KvShape};
 use crate::format::{Dtype, KvDtype, Layout};
 
 /// A kind of element.
@@ -138,6 +138,21 @@ pub(super) enum Pages<'a> {
     Int8PerToken([&'a [u8]; 2]),
 }
 
+/// Calls `$each` with the elements of a cache and their kind.
+macro_rules! by_kind {
+    ($pages:expr, |$elements:ident, $kind:ident| $each:expr) => {
+        by_kind!($pages, $elements, $kind, $each, F32 F16 Bf16 E4m3 E5m2 Int8 Int8PerToken)
+    };
+    ($pages:expr, $elements:ident, $kind:ident, $each:expr, $($name:ident)*) => {
+        match $pages {
+            $(Pages::$name($elements) => {
+                type $kind = $name;
+                $each
+            })*
+        }
+    };
+}
+
 impl<'a> Pages<'a> {
     /// The elements of a cache, after its check.
     ///
@@ -157,92 +172,151 @@ impl<'a> Pages<'a> {
         })
     }
 
-    /// Rows of float32 of `tokens` neighbouring slots, of keys (0) or values (1): where they lie, or brought into `tile`, and the
-    /// scale of each where the type has them.
+    /// Keys (0) or values (1) of sixteen slots, turned round: `to[d][i]` becomes number `d` of slot `i`.
+    #[inline(always)]
+    pub fn turned<L: Lanes>(
+        &self,
+        which: usize,
+        shape: &KvShape,
+        slots: &[Slot; LANES],
+        kv_head: usize,
+        to: &mut [[f32; LANES]],
+    ) {
+        by_kind!(self, |pages, S| turned::<L, S>(pages[which], shape, slots, kv_head, to))
+    }
+
+    /// Keys (0) or values (1) of `tokens` neighbouring slots of a block in float32, where they lie or brought into `tile`:
+    /// `[tokens, head_dim]`.
+    #[inline(always)]
+    pub fn run<'t, L: Lanes>(
+        &self,
+        which: usize,
+        shape: &KvShape,
+        slot: Slot,
+        kv_head: usize,
+        tokens: usize,
+        tile: &'t mut [f32],
+    ) -> &'t [f32]
+    where
+        'a: 't,
+    {
+        let len = tokens * shape.head_dim;
+        if let Pages::F32(pages) = self {
+            return &pages[which][place::<F32>(shape, slot, kv_head).0..][..len];
+        }
+        let tile = &mut tile[..len];
+        by_kind!(self, |pages, S| widen::<L, S>(&pages[which][place::<S>(shape, slot, kv_head).0..][..len], tile));
+        tile
+    }
+
+    /// Keys (0) or values (1) of some slots in float32, where they lie or brought into `tile`; `starts` becomes where the row of
+    /// each begins in what is given back.
     #[inline(always)]
     pub fn rows<'t, L: Lanes>(
         &self,
         which: usize,
         shape: &KvShape,
-        slot: usize,
+        slots: &[Slot],
         kv_head: usize,
-        tokens: usize,
         tile: &'t mut [f32],
-    ) -> Rows<'t>
+        starts: &mut [usize],
+    ) -> &'t [f32]
     where
         'a: 't,
     {
-        match self {
-            Pages::F32(pages) => {
-                let floats = &pages[which][place::<F32>(shape, slot, kv_head).0..][..tokens * shape.head_dim];
-                Rows { floats, scales: &[] }
+        if let Pages::F32(pages) = self {
+            for (start, &slot) in starts.iter_mut().zip(slots) {
+                *start = place::<F32>(shape, slot, kv_head).0;
             }
-            Pages::F16(pages) => widened::<L, F16>(pages[which], shape, slot, kv_head, tokens, tile),
-            Pages::Bf16(pages) => widened::<L, Bf16>(pages[which], shape, slot, kv_head, tokens, tile),
-            Pages::E4m3(pages) => widened::<L, E4m3>(pages[which], shape, slot, kv_head, tokens, tile),
-            Pages::E5m2(pages) => widened::<L, E5m2>(pages[which], shape, slot, kv_head, tokens, tile),
-            Pages::Int8(pages) => widened::<L, Int8>(pages[which], shape, slot, kv_head, tokens, tile),
-            Pages::Int8PerToken(pages) => {
-                let rows = widened::<L, Int8PerToken>(pages[which], shape, slot, kv_head, tokens, tile);
-                let scales =
-                    &pages[which][place::<Int8PerToken>(shape, slot, kv_head).1..][..tokens * size_of::<f32>()];
-                Rows { scales: scales.as_chunks().0, ..rows }
-            }
+            return pages[which];
         }
+        for (i, start) in starts.iter_mut().enumerate() {
+            *start = i * shape.head_dim;
+        }
+        by_kind!(self, |pages, S| widened::<L, S>(pages[which], shape, slots, kv_head, tile));
+        tile
+    }
+
+    /// The scales of the rows of some slots; `false`, and nothing is written, where the type has none.
+    #[inline(always)]
+    pub fn scales(&self, which: usize, shape: &KvShape, slots: &[Slot], kv_head: usize, to: &mut [f32]) -> bool {
+        let Pages::Int8PerToken(pages) = self else { return false };
+        for (scale, &slot) in to.iter_mut().zip(slots) {
+            *scale = Int8PerToken::scale(&pages[which][place::<Int8PerToken>(shape, slot, kv_head).1..]);
+        }
+        true
     }
 }
 
 impl Pages<'_> {
-    /// What [`Pages::rows`] with the same arguments will read, to be asked for; the scales are, at once.
+    /// The rows of `tokens` neighbouring slots of a block, to be asked for; their scales are, at once.
     #[inline(always)]
-    pub fn ahead(&self, which: usize, shape: &KvShape, slot: usize, kv_head: usize, tokens: usize) -> Ahead {
-        match self {
-            Pages::F32(pages) => ahead::<F32>(pages[which], shape, slot, kv_head, tokens),
-            Pages::F16(pages) | Pages::Bf16(pages) => ahead::<F16>(pages[which], shape, slot, kv_head, tokens),
-            Pages::E4m3(pages) | Pages::E5m2(pages) | Pages::Int8(pages) => {
-                ahead::<Int8>(pages[which], shape, slot, kv_head, tokens)
-            }
-            Pages::Int8PerToken(pages) => ahead::<Int8PerToken>(pages[which], shape, slot, kv_head, tokens),
-        }
+    pub fn ahead(&self, which: usize, shape: &KvShape, slot: Slot, kv_head: usize, tokens: usize) -> Ahead {
+        by_kind!(self, |pages, S| ahead::<S>(pages[which], shape, slot, kv_head, tokens))
     }
 }
 
 #[inline(always)]
-fn ahead<S: Stored>(elements: &[S::Raw], shape: &KvShape, slot: usize, kv_head: usize, tokens: usize) -> Ahead {
+fn ahead<S: Stored>(elements: &[S::Raw], shape: &KvShape, slot: Slot, kv_head: usize, tokens: usize) -> Ahead {
     let (row, scale) = place::<S>(shape, slot, kv_head);
     let scales = &elements[scale..][..tokens * S::SCALE];
     Ahead::of(scales, scales.len()).ask(0, 1);
     Ahead::of(&elements[row..][..tokens * shape.head_dim], shape.head_dim)
 }
 
-/// Neighbouring rows in float32.
-pub(super) struct Rows<'a> {
-    /// `[tokens, head_dim]`.
-    pub floats: &'a [f32],
-    /// One little-endian float32 for each token, or none.
-    pub scales: &'a [[u8; 4]],
+#[inline(always)]
+fn turned<L: Lanes, S: Stored>(
+    elements: &[S::Raw],
+    shape: &KvShape,
+    slots: &[Slot; LANES],
+    kv_head: usize,
+    to: &mut [[f32; LANES]],
+) {
+    let dim = shape.head_dim;
+    let mut rows = [&elements[..0]; LANES];
+    for (row, &slot) in rows.iter_mut().zip(slots) {
+        *row = &elements[place::<S>(shape, slot, kv_head).0..][..dim];
+    }
+    let squares = dim / LANES;
+    for i in 0..squares {
+        let mut square = [L::splat(0.0); LANES];
+        for (vector, row) in square.iter_mut().zip(rows) {
+            *vector = S::load(&row.as_chunks::<LANES>().0[i]);
+        }
+        for (vector, to) in L::turned(square).into_iter().zip(&mut to[i * LANES..]) {
+            vector.store(to);
+        }
+    }
+    for d in squares * LANES..dim {
+        for (to, row) in to[d].iter_mut().zip(rows) {
+            *to = S::widen(row[d]);
+        }
+    }
 }
 
 #[inline(always)]
-fn widened<'t, L: Lanes, S: Stored>(
+fn widened<L: Lanes, S: Stored>(
     elements: &[S::Raw],
     shape: &KvShape,
-    slot: usize,
+    slots: &[Slot],
     kv_head: usize,
-    tokens: usize,
-    tile: &'t mut [f32],
-) -> Rows<'t> {
-    let raw = &elements[place::<S>(shape, slot, kv_head).0..][..tokens * shape.head_dim];
-    let floats = &mut tile[..raw.len()];
+    tile: &mut [f32],
+) {
+    for (&slot, to) in slots.iter().zip(tile.chunks_exact_mut(shape.head_dim)) {
+        widen::<L, S>(&elements[place::<S>(shape, slot, kv_head).0..][..shape.head_dim], to);
+    }
+}
+
+#[inline(always)]
+fn widen<L: Lanes, S: Stored>(raw: &[S::Raw], to: &mut [f32]) {
     let (vectors, tail) = raw.as_chunks::<LANES>();
-    let (to, to_tail) = floats.as_chunks_mut::<LANES>();
+    let (to, to_tail) = to.as_chunks_mut::<LANES>();
     for (to, vector) in to.iter_mut().zip(vectors) {
         S::load::<L>(vector).store(to);
     }
     for (to, raw) in to_tail.iter_mut().zip(tail) {
         *to = S::widen(*raw);
     }
-    Rows { floats, scales: &[] }
 }
 
 /// That a cache is one of those that the CPU's variants claim.
@@ -254,17 +328,20 @@ pub(super) fn expect_ours(cache: &KvCache) -> Result<(), KernelError> {
     }
 }
 
-/// The scales that are given with a cache: of keys and values, one for each KV head.
+/// The scales that are given with a cache: one for all KV heads, or one each.
+#[derive(Clone, Copy)]
 pub(super) struct GivenScales<'a> {
-    keys: &'a [f32],
-    values: &'a [f32],
+    /// Of keys.
+    pub keys: &'a [f32],
+    /// Of values.
+    pub values: &'a [f32],
 }
 
 impl<'a> GivenScales<'a> {
-    /// After the cache's check.
-    pub fn of(cache: &'a KvCache) -> Result<GivenScales<'a>, KernelError> {
-        Ok(match &cache.scales {
-            Some(scales) if cache.format.kv_dtype.takes_scales() => {
+    /// Those of a cache with elements of that type, after its check.
+    pub fn of(scales: Option<&'a KvScales>, kv_dtype: KvDtype) -> Result<GivenScales<'a>, KernelError> {
+        Ok(match scales {
+            Some(scales) if kv_dtype.takes_scales() => {
                 GivenScales { keys: scales.keys.host()?, values: scales.values.host()? }
             }
             _ => GivenScales { keys: &[1.0], values: &[1.0] },
@@ -273,9 +350,14 @@ impl<'a> GivenScales<'a> {
 
     /// Of keys and of values.
     pub fn head(&self, kv_head: usize) -> [f32; 2] {
-        // One for all, or one each.
-        [self.keys, self.values].map(|scales| scales[kv_head.min(scales.len() - 1)])
+        [self.keys, self.values].map(|scales| of_head(scales, kv_head))
     }
+}
+
+/// The scale of a head among those of all.
+#[inline(always)]
+pub(super) fn of_head(scales: &[f32], kv_head: usize) -> f32 {
+    scales[kv_head.min(scales.len() - 1)]
 }
 
 /// Elements of one head of one block.
@@ -284,10 +366,51 @@ fn unit<S: Stored>(shape: &KvShape) -> usize {
     shape.block_size * (shape.head_dim + S::SCALE)
 }
 
+/// Where a token lies: a block, and a row in it. Made once for keys, values and all heads, because a division by a block size
+/// that is known at run time alone costs as much as a row.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Slot {
+    block: u32,
+    at: u32,
+}
+
+impl Slot {
+    /// The rows of its block from it on.
+    #[inline(always)]
+    pub fn rows_left(self, block_size: usize) -> usize {
+        block_size - self.at as usize
+    }
+
+    /// A slot as slot mappings number them.
+    #[inline(always)]
+    pub fn of(number: usize, block_size: usize) -> Slot {
+        Slot { block: (number / block_size) as u32, at: (number % block_size) as u32 }
+    }
+
+    /// That of a token of a sequence.
+    #[inline(always)]
+    pub fn of_token(table: &[i32], block_size: usize, token: usize) -> Slot {
+        Slot { block: table[token / block_size] as u32, at: (token % block_size) as u32 }
+    }
+
+    /// Those of neighbouring tokens, from `first` on.
+    #[inline(always)]
+    pub fn of_tokens(table: &[i32], block_size: usize, first: usize, slots: &mut [Slot]) {
+        let (mut block, mut at) = (first / block_size, first % block_size);
+        for slot in slots {
+            *slot = Slot { block: table[block] as u32, at: at as u32 };
+            at += 1;
+            if at == block_size {
+                (block, at) = (block + 1, 0);
+            }
+        }
+    }
+}
+
 /// First element of the row of a slot, and of its scale.
 #[inline(always)]
-pub(super) fn place<S: Stored>(shape: &KvShape, slot: usize, kv_head: usize) -> (usize, usize) {
-    let (block, at) = (slot / shape.block_size, slot % shape.block_size);
+pub(super) fn place<S: Stored>(shape: &KvShape, slot: Slot, kv_head: usize) -> (usize, usize) {
+    let (block, at) = (slot.block as usize, slot.at as usize);
     let first = (block * shape.num_kv_heads + kv_head) * unit::<S>(shape);
     (first + at * shape.head_dim, first + shape.block_size * shape.head_dim + at * S::SCALE)
 }

@@ -169,12 +169,17 @@ fn tile<L: Lanes, W: Line, const M: usize, const P: usize>(task: &Task<'_, W>, r
             }
         }
     }
-    let mut values = [0.0; LANES];
-    for (m, sums) in acc.iter().enumerate() {
-        for (p, sum) in sums.iter().enumerate() {
-            sum.store(&mut values);
+    // Out of the registers in loops so short that they vanish: where they stay, so do the sums, in memory with every block.
+    let mut values = [[[0.0; LANES]; P]; M];
+    for m in 0..M {
+        for p in 0..P {
+            acc[m][p].store(&mut values[m][p]);
+        }
+    }
+    for (m, values) in values.iter().enumerate() {
+        for (p, values) in values.iter().enumerate() {
             // SAFETY: rows row..row+M exist, and these panels belong to this task alone.
-            unsafe { task.out.write(row + m, panel + p, &values, task.bias) };
+            unsafe { task.out.write(row + m, panel + p, values, task.bias) };
         }
     }
 }

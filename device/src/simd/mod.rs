@@ -126,6 +126,25 @@ pub trait Lanes: Copy {
         four.map(Self::sum)
     }
 
+    /// Sixteen vectors as the rows of a square, turned round: lane `i` of vector `j` becomes lane `j` of vector `i`.
+    #[inline(always)]
+    fn turned(rows: [Self; LANES]) -> [Self; LANES] {
+        let mut square = [[0.0; LANES]; LANES];
+        for (to, row) in square.iter_mut().zip(rows) {
+            row.store(to);
+        }
+        for i in 0..LANES {
+            for j in 0..i {
+                (square[i][j], square[j][i]) = (square[j][i], square[i][j]);
+            }
+        }
+        let mut rows = rows;
+        for (row, from) in rows.iter_mut().zip(&square) {
+            *row = Self::load(from);
+        }
+        rows
+    }
+
     /// e to the power of each lane, for lanes that are at most 87.3; relative error below 2e-7. Below -87.3 it is 0
     /// within the smallest normal number. Range reduction by ln 2 in two parts and a polynomial of degree 6
     /// (coefficients of the Taylor series, exact enough on ±ln 2 / 2).
@@ -225,6 +244,29 @@ mod tests {
     fn exp_and_sum<L: Lanes>(x: &[f32; LANES], out: &mut [f32; LANES], sum: &mut f32) {
         L::load(x).exp().store(out);
         *sum = L::load(x).sum();
+    }
+
+    #[inline(always)]
+    fn turn<L: Lanes>(square: &mut [[f32; LANES]; LANES]) {
+        let mut rows = [L::splat(0.0); LANES];
+        for (row, from) in rows.iter_mut().zip(&*square) {
+            *row = L::load(from);
+        }
+        for (row, to) in L::turned(rows).into_iter().zip(square) {
+            row.store(to);
+        }
+    }
+
+    #[test]
+    fn a_square_is_turned_round() {
+        for isa in [Isa::Portable, Isa::Avx2, Isa::Avx512, Isa::Neon].into_iter().filter(|i| i.is_available()) {
+            let mut square = std::array::from_fn(|i| std::array::from_fn(|j| (LANES * i + j) as f32));
+            let turned = &mut square;
+            dispatch!(isa, turn(turned: &mut [[f32; LANES]; LANES]));
+            for (i, row) in square.iter().enumerate() {
+                assert!(row.iter().enumerate().all(|(j, &x)| x == (LANES * j + i) as f32), "{isa}: {row:?}");
+            }
+        }
     }
 
     #[test]

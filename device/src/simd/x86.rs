@@ -114,6 +114,43 @@ impl Lanes for Avx512 {
         unsafe { _mm512_reduce_max_ps(self.0) }
     }
     #[inline(always)]
+    fn turned(rows: [Self; LANES]) -> [Self; LANES] {
+        let mut v = rows;
+        // Lanes i of vectors 2j and 2j+1 beside each other, then of four vectors: within quarters of a register.
+        for j in 0..LANES / 2 {
+            let (a, b) = (v[2 * j].0, v[2 * j + 1].0);
+            // SAFETY: see the module.
+            (v[2 * j].0, v[2 * j + 1].0) = unsafe { (_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b)) };
+        }
+        for j in 0..LANES / 4 {
+            // SAFETY: see the module. No closures: see `sums`.
+            unsafe {
+                let (a, b) = (_mm512_castps_pd(v[4 * j].0), _mm512_castps_pd(v[4 * j + 1].0));
+                let (c, d) = (_mm512_castps_pd(v[4 * j + 2].0), _mm512_castps_pd(v[4 * j + 3].0));
+                v[4 * j].0 = _mm512_castpd_ps(_mm512_unpacklo_pd(a, c));
+                v[4 * j + 1].0 = _mm512_castpd_ps(_mm512_unpackhi_pd(a, c));
+                v[4 * j + 2].0 = _mm512_castpd_ps(_mm512_unpacklo_pd(b, d));
+                v[4 * j + 3].0 = _mm512_castpd_ps(_mm512_unpackhi_pd(b, d));
+            }
+        }
+        // Vector 4j + i has lane i of vectors 4j.. in its first quarter, lane i + 4 in its second, and on: quarters change
+        // places.
+        let mut turned = v;
+        for i in 0..4 {
+            let (a, b, c, d) = (v[i].0, v[4 + i].0, v[8 + i].0, v[12 + i].0);
+            // SAFETY: see the module.
+            unsafe {
+                let (ab, cd) = (_mm512_shuffle_f32x4::<0x88>(a, b), _mm512_shuffle_f32x4::<0x88>(c, d));
+                turned[i].0 = _mm512_shuffle_f32x4::<0x88>(ab, cd);
+                turned[8 + i].0 = _mm512_shuffle_f32x4::<0xdd>(ab, cd);
+                let (ab, cd) = (_mm512_shuffle_f32x4::<0xdd>(a, b), _mm512_shuffle_f32x4::<0xdd>(c, d));
+                turned[4 + i].0 = _mm512_shuffle_f32x4::<0x88>(ab, cd);
+                turned[12 + i].0 = _mm512_shuffle_f32x4::<0xdd>(ab, cd);
+            }
+        }
+        turned
+    }
+    #[inline(always)]
     fn sums(four: [Self; 4]) -> [f32; 4] {
         // SAFETY: see the module; 128 bits are four floats. The halves that are added are those of `sum`.
         unsafe {
@@ -265,6 +302,22 @@ impl Lanes for Avx2 {
         sum8(unsafe { _mm256_add_ps(self.0, self.1) })
     }
     #[inline(always)]
+    fn turned(rows: [Self; LANES]) -> [Self; LANES] {
+        let mut quarters = [[[Self::splat(0.0).0; 8]; 2]; 2];
+        for (j, row) in rows.iter().enumerate() {
+            (quarters[j / 8][0][j % 8], quarters[j / 8][1][j % 8]) = (row.0, row.1);
+        }
+        let [[a, b], [c, d]] = quarters;
+        // SAFETY: see the module.
+        let (a, b, c, d) = unsafe { (turned8(a), turned8(b), turned8(c), turned8(d)) };
+        let mut turned = rows;
+        for i in 0..8 {
+            turned[i] = Avx2(a[i], c[i]);
+            turned[8 + i] = Avx2(b[i], d[i]);
+        }
+        turned
+    }
+    #[inline(always)]
     fn greatest(self) -> f32 {
         // SAFETY: see the module.
         unsafe {
@@ -311,6 +364,36 @@ fn two_halves(halves: __m256i) -> Avx2 {
         let (low, high) = (_mm256_castsi256_si128(halves), _mm256_extracti128_si256::<1>(halves));
         Avx2(_mm256_cvtph_ps(low), _mm256_cvtph_ps(high))
     }
+}
+
+/// Eight vectors of eight lanes, turned round.
+///
+/// # Safety
+/// The CPU must have AVX2.
+#[inline(always)]
+unsafe fn turned8(rows: [__m256; 8]) -> [__m256; 8] {
+    let mut v = rows;
+    for j in 0..4 {
+        let (a, b) = (v[2 * j], v[2 * j + 1]);
+        // SAFETY: as the caller vouches, here and below.
+        (v[2 * j], v[2 * j + 1]) = unsafe { (_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b)) };
+    }
+    for j in 0..2 {
+        let (a, b, c, d) = (v[4 * j], v[4 * j + 1], v[4 * j + 2], v[4 * j + 3]);
+        // SAFETY: see above.
+        unsafe {
+            v[4 * j] = _mm256_shuffle_ps::<0b01_00_01_00>(a, c);
+            v[4 * j + 1] = _mm256_shuffle_ps::<0b11_10_11_10>(a, c);
+            v[4 * j + 2] = _mm256_shuffle_ps::<0b01_00_01_00>(b, d);
+            v[4 * j + 3] = _mm256_shuffle_ps::<0b11_10_11_10>(b, d);
+        }
+    }
+    for i in 0..4 {
+        let (a, b) = (v[i], v[4 + i]);
+        // SAFETY: see above.
+        (v[i], v[4 + i]) = unsafe { (_mm256_permute2f128_ps::<0x20>(a, b), _mm256_permute2f128_ps::<0x31>(a, b)) };
+    }
+    v
 }
 
 /// 8 → 4 → 2 → 1.

@@ -1,0 +1,244 @@
+//! Scores of a partition: products of queries with keys, made in one of two ways to the same bits.
+//!
+//! ```text
+//! few queries     a key as it lies      × q[0], q[1] …   Σ over lanes in the end      bound by reading keys
+//! many queries    16 keys turned round  × q[0][d] …      a token in each lane         bound by arithmetic
+//! ```
+//!
+//! A decode has few: each key is read once, and its products with all queries of the group stay in registers until their lanes
+//! are added. A prompt has many: then turning keys round costs little beside what it spares.
+//!
+//! **One order.** In vectors of sixteen columns a score is sixteen fused sums over the vectors, one for each lane, added as
+//! [`Lanes::sum`] adds lanes (16 → 8 → 4 → 2 → 1), and then the columns that fill no vector. With a token in each lane the
+//! sixteen sums come one after the other, and are added in the same tree.
+
+// Constant loops over registers read best with the index that several arrays share.
+#![allow(clippy::needless_range_loop)]
+
+use device::simd::{Ahead, LANES, Lanes};
+
+use super::kernel::{SCORES, Scratch, Seen, Shared, Tile, ahead, by_queries, scale_tokens};
+
+/// Queries that share the vectors of a key in registers.
+const OF_A_KEY: usize = 4;
+
+/// Queries that share keys turned round. Six sums for two panels of tokens, and those of the tree that wait: just the
+/// registers of AVX-512.
+const OF_A_PANEL: usize = 3;
+
+/// From so many queries on keys are turned round.
+const MANY: usize = 12;
+
+/// `scores[query][token - first] = scale * q·k` for all that is seen of a partition by some row, and some more: up to whole
+/// panels, and what other rows see.
+#[inline(always)]
+pub(super) fn score_all<L: Lanes>(shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut Scratch) {
+    let Scratch { scores, tile: room, .. } = scratch;
+    for offset in seen.tiles() {
+        let tile = &seen.tile(offset, shared.shape.block_size);
+        if seen.task.queries() < MANY {
+            few::<L>(shared, seen, tile, room, &mut scores[offset..]);
+        } else {
+            many::<L>(shared, seen, tile, room, &mut scores[offset..]);
+        }
+        scale_tokens(shared, seen.task, 0, tile, scores);
+    }
+}
+
+/// A run of a block at a time, where it lies.
+#[inline(always)]
+fn few<L: Lanes>(shared: &Shared<'_>, seen: &Seen<'_>, tile: &Tile, room: &mut [f32], scores: &mut [f32]) {
+    let (task, shape) = (seen.task, &shared.shape);
+    let mut token = tile.tokens.start;
+    while token < tile.tokens.end {
+        let slot = tile.slots[token];
+        let run = LANES.min(tile.tokens.end - token).min(slot.rows_left(shape.block_size));
+        let mut next = ahead(shared, seen, 0, tile.offset + token);
+        let keys = shared.pages.run::<L>(0, shape, slot, task.kv_head, run, room);
+        by_queries!(task.queries(), 1 2 3 .. OF_A_KEY, |first, R| {
+            let mut queries = [&task.query[..0]; R];
+            for r in 0..R {
+                queries[r] = task.query(first + r, shape.head_dim);
+            }
+            dots::<L, R>(keys, queries, task.scale, &mut scores[first * SCORES + token..], next);
+            next = Ahead::NONE;
+        });
+        token += run;
+    }
+}
+
+/// The scores of `R` queries with some keys; asks for what comes next.
+#[inline(always)]
+fn dots<L: Lanes, const R: usize>(keys: &[f32], queries: [&[f32]; R], scale: f32, scores: &mut [f32], next: Ahead) {
+    let dim = queries[0].len();
+    let (tokens, mut j) = (keys.len() / dim, 0);
+    if L::MANY {
+        while j + 4 <= tokens {
+            next.ask(j, j + 4);
+            some_dots::<L, R, 4>(&keys[j * dim..], queries, scale, &mut scores[j..]);
+            j += 4;
+        }
+    }
+    while j < tokens {
+        next.ask(j, j + 1);
+        some_dots::<L, R, 1>(&keys[j * dim..], queries, scale, &mut scores[j..]);
+        j += 1;
+    }
+}
+
+/// The part of [`dots`] for `K` keys, whose sums stay in registers.
+#[inline(always)]
+fn some_dots<L: Lanes, const R: usize, const K: usize>(
+    keys: &[f32],
+    queries: [&[f32]; R],
+    scale: f32,
+    scores: &mut [f32],
+) {
+    let dim = queries[0].len();
+    let vectors = dim / LANES;
+    let keys: [&[f32]; K] = std::array::from_fn(|k| &keys[k * dim..][..dim]);
+    let key_vectors = keys.map(|key| &key.as_chunks::<LANES>().0[..vectors]);
+    let queries = queries.map(|query| &query[..dim]);
+    let query_vectors = queries.map(|query| &query.as_chunks::<LANES>().0[..vectors]);
+    let mut sums = [[L::splat(0.0); K]; R];
+    for i in 0..vectors {
+        let mut k = [L::splat(0.0); K];
+        for n in 0..K {
+            k[n] = L::load(&key_vectors[n][i]);
+        }
+        for r in 0..R {
+            let q = L::load(&query_vectors[r][i]);
+            for n in 0..K {
+                sums[r][n] = q.mul_add(k[n], sums[r][n]);
+            }
+        }
+    }
+    for r in 0..R {
+        let mut dots = [0.0; K];
+        match (sums[r].first_chunk::<4>(), dots.first_chunk_mut::<4>()) {
+            (Some(sums), Some(dots)) => *dots = L::sums(*sums),
+            _ => dots = sums[r].map(L::sum),
+        }
+        for n in 0..K {
+            for d in vectors * LANES..dim {
+                dots[n] += queries[r][d] * keys[n][d];
+            }
+            scores[r * SCORES + n] = scale * dots[n];
+        }
+    }
+}
+
+/// All keys of a tile turned round, then all queries.
+#[inline(always)]
+fn many<L: Lanes>(shared: &Shared<'_>, seen: &Seen<'_>, tile: &Tile, room: &mut [f32], scores: &mut [f32]) {
+    let (task, shape) = (seen.task, &shared.shape);
+    let (dim, keys) = (shape.head_dim, room.as_chunks_mut::<LANES>().0);
+    for panel in tile.panels() {
+        let slots = &tile.slots.as_chunks().0[panel];
+        ahead(shared, seen, 0, tile.offset + panel * LANES).ask(0, LANES);
+        shared.pages.turned::<L>(0, shape, slots, task.kv_head, &mut keys[panel * dim..][..dim]);
+    }
+    by_queries!(task.queries(), 1 2 .. OF_A_PANEL, |first, R| {
+        let mut queries = [&task.query[..0]; R];
+        for r in 0..R {
+            queries[r] = task.query(first + r, dim);
+        }
+        let (mut panel, end) = (tile.panels().start, tile.panels().end);
+        if L::MANY {
+            while panel + 2 <= end {
+                let scores = &mut scores[first * SCORES + panel * LANES..];
+                score_panels::<L, R, 2>(&keys[panel * dim..], queries, task.scale, scores);
+                panel += 2;
+            }
+        }
+        while panel < end {
+            let scores = &mut scores[first * SCORES + panel * LANES..];
+            score_panels::<L, R, 1>(&keys[panel * dim..], queries, task.scale, scores);
+            panel += 1;
+        }
+    });
+}
+
+/// Sums for `R` queries and `P` panels.
+type Sums<L, const R: usize, const P: usize> = [[L; P]; R];
+
+/// The scores of `R` queries with `P` panels, `[P, dim, LANES]`.
+#[inline(always)]
+fn score_panels<L: Lanes, const R: usize, const P: usize>(
+    keys: &[[f32; LANES]],
+    queries: [&[f32]; R],
+    scale: f32,
+    scores: &mut [f32],
+) {
+    let dim = queries[0].len();
+    let mut panels = [&keys[..0]; P];
+    for p in 0..P {
+        panels[p] = &keys[p * dim..][..dim];
+    }
+    let queries = queries.map(|query| &query[..dim]);
+    let mut sums: Sums<L, R, P> = add(
+        add(four_lanes(&panels, &queries, 0), four_lanes(&panels, &queries, 2)),
+        add(four_lanes(&panels, &queries, 1), four_lanes(&panels, &queries, 3)),
+    );
+    for d in dim / LANES * LANES..dim {
+        for r in 0..R {
+            for p in 0..P {
+                sums[r][p] = sums[r][p].add(L::splat(queries[r][d]).mul(L::load(&panels[p][d])));
+            }
+        }
+    }
+    for r in 0..R {
+        let to = &mut scores[r * SCORES..].as_chunks_mut::<LANES>().0[..P];
+        for p in 0..P {
+            sums[r][p].mul(L::splat(scale)).store(&mut to[p]);
+        }
+    }
+}
+
+/// Lanes `lane`, `lane + 4`, `lane + 8` and `lane + 12` of what [`Lanes::sum`] adds.
+#[inline(always)]
+fn four_lanes<L: Lanes, const R: usize, const P: usize>(
+    panels: &[&[[f32; LANES]]; P],
+    queries: &[&[f32]; R],
+    lane: usize,
+) -> Sums<L, R, P> {
+    add(
+        add(one_lane(panels, queries, lane), one_lane(panels, queries, lane + 8)),
+        add(one_lane(panels, queries, lane + 4), one_lane(panels, queries, lane + 12)),
+    )
+}
+
+/// One lane: a column of every vector.
+#[inline(always)]
+fn one_lane<L: Lanes, const R: usize, const P: usize>(
+    panels: &[&[[f32; LANES]]; P],
+    queries: &[&[f32]; R],
+    lane: usize,
+) -> Sums<L, R, P> {
+    let mut sums = [[L::splat(0.0); P]; R];
+    for i in 0..queries[0].len() / LANES {
+        let d = i * LANES + lane;
+        let mut k = [L::splat(0.0); P];
+        for p in 0..P {
+            k[p] = L::load(&panels[p][d]);
+        }
+        for r in 0..R {
+            let q = L::splat(queries[r][d]);
+            for p in 0..P {
+                sums[r][p] = q.mul_add(k[p], sums[r][p]);
+            }
+        }
+    }
+    sums
+}
+
+#[inline(always)]
+fn add<L: Lanes, const R: usize, const P: usize>(a: Sums<L, R, P>, b: Sums<L, R, P>) -> Sums<L, R, P> {
+    let mut sums = a;
+    for r in 0..R {
+        for p in 0..P {
+            sums[r][p] = a[r][p].add(b[r][p]);
+        }
+    }
+    sums
+}

@@ -1,0 +1,173 @@
+//! Weighted sums of the values of a partition, a column in each lane.
+//!
+//! ```text
+//!              64 columns of v[j]           Σ[q][64]   in registers, q up to 6
+//!   j = 0      v0 v1 v2 …            × p[q][0]
+//!   j = 1      v0 v1 v2 …            × p[q][1]   …
+//! ```
+//!
+//! A number of the values is loaded once for six queries. Each sum is one of fused terms, in the order of the tokens.
+
+// Constant loops over registers read best with the index that several arrays share.
+#![allow(clippy::needless_range_loop)]
+
+use std::ops::Range;
+
+use device::simd::{Ahead, LANES, Lanes};
+
+use super::kernel::{SCORES, Scratch, Seen, Shared, TILE, ahead, by_queries, scale_tokens};
+
+/// Queries whose sums are in registers at once: six times four vectors leave AVX-512 room for what they are made of, six times
+/// one (two registers) do in AVX2.
+const AT_ONCE: usize = 6;
+
+/// The values of a tile: the row of token `j` begins at `starts[j]`.
+#[derive(Clone, Copy)]
+struct Values<'a> {
+    floats: &'a [f32],
+    starts: &'a [usize; TILE],
+    dim: usize,
+    /// What to ask for with each panel.
+    next: &'a [Ahead; TILE / LANES],
+}
+
+impl<'a> Values<'a> {
+    #[inline(always)]
+    fn row(&self, token: usize) -> &'a [f32] {
+        &self.floats[self.starts[token]..][..self.dim]
+    }
+}
+
+/// `part[query] = Σ_j p[query][j] * v[j]` over all that is seen of a partition, in the order of j: what all of some queries see
+/// together, what comes before and after it one by one.
+#[inline(always)]
+pub(super) fn weigh_all<L: Lanes>(shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut Scratch) {
+    let (task, shape) = (seen.task, &shared.shape);
+    let (dim, Scratch { scores, part, tile: widened, .. }) = (shape.head_dim, scratch);
+    part[..task.queries() * dim].fill(0.0);
+    for offset in seen.tiles() {
+        let tile = seen.tile(offset, shape.block_size);
+        let mut starts = [0; TILE];
+        let tokens = tile.tokens.clone();
+        let slots = &tile.slots[tokens.clone()];
+        let floats = shared.pages.rows::<L>(1, shape, slots, task.kv_head, widened, &mut starts[tokens]);
+        scale_tokens(shared, task, 1, &tile, scores);
+        let mut next = [Ahead::NONE; TILE / LANES];
+        for panel in tile.panels() {
+            next[panel] = ahead(shared, seen, 1, tile.offset + panel * LANES);
+        }
+        let values = Values { floats, starts: &starts, dim, next: &[Ahead::NONE; TILE / LANES] };
+        let scores = &scores[tile.offset..];
+        let everyone = tile.part(seen, seen.by(task.rows - 1).start..seen.by(0).end);
+        let edges = if everyone == tile.tokens { 0 } else { task.queries() };
+        for query in 0..edges {
+            let (mine, common) = (seen.by(query / task.group), common(seen, query));
+            let tokens = tile.part(seen, mine.start..mine.end.min(common.start));
+            weigh::<L, 1>(values, tokens, query, scores, part);
+        }
+        by_queries!(task.queries(), 1 2 3 4 5 .. AT_ONCE, |first, R| {
+            let values = Values { next: &next, ..values };
+            weigh::<L, R>(values, tile.part(seen, common(seen, first)), first, scores, part);
+            next = [Ahead::NONE; TILE / LANES];
+        });
+        for query in 0..edges {
+            let (mine, common) = (seen.by(query / task.group), common(seen, query));
+            let tokens = tile.part(seen, mine.start.max(common.end)..mine.end);
+            weigh::<L, 1>(values, tokens, query, scores, part);
+        }
+    }
+}
+
+/// What all queries see that are added up with this one.
+#[inline(always)]
+fn common(seen: &Seen<'_>, query: usize) -> Range<usize> {
+    let (first, last) = (query / AT_ONCE * AT_ONCE, seen.task.queries().min((query / AT_ONCE + 1) * AT_ONCE) - 1);
+    let (start, end) = (seen.by(last / seen.task.group).start, seen.by(first / seen.task.group).end);
+    start..end.max(start)
+}
+
+/// Adds the weighted values of some tokens of a tile to the sums of `R` queries.
+#[inline(always)]
+fn weigh<L: Lanes, const R: usize>(
+    values: Values<'_>,
+    tokens: Range<usize>,
+    first: usize,
+    scores: &[f32],
+    part: &mut [f32],
+) {
+    if tokens.is_empty() {
+        return;
+    }
+    let (dim, vectors) = (values.dim, values.dim / LANES);
+    let mut weights = [&scores[..0]; R];
+    for r in 0..R {
+        weights[r] = &scores[(first + r) * SCORES..][..TILE];
+    }
+    let part = &mut part[first * dim..][..R * dim];
+    let mut at = 0;
+    if L::MANY || R == 1 {
+        while at + 4 <= vectors {
+            columns::<L, R, 4>(values, tokens.clone(), weights, part, at);
+            at += 4;
+        }
+    }
+    while at < vectors {
+        columns::<L, R, 1>(values, tokens.clone(), weights, part, at);
+        at += 1;
+    }
+    for d in vectors * LANES..dim {
+        for r in 0..R {
+            for j in tokens.clone() {
+                part[r * dim + d] += weights[r][j] * values.row(j)[d];
+            }
+        }
+    }
+}
+
+/// The part of [`weigh`] for `C` vectors of the head, whose sums stay in registers.
+#[inline(always)]
+fn columns<L: Lanes, const R: usize, const C: usize>(
+    values: Values<'_>,
+    tokens: Range<usize>,
+    weights: [&[f32]; R],
+    part: &mut [f32],
+    at: usize,
+) {
+    let dim = values.dim;
+    let mut sums = [[L::splat(0.0); C]; R];
+    for r in 0..R {
+        let from = &part[r * dim + at * LANES..].as_chunks::<LANES>().0[..C];
+        for c in 0..C {
+            sums[r][c] = L::load(&from[c]);
+        }
+    }
+    // Slices of one length, so that the loop checks it once.
+    let starts = &values.starts[tokens.clone()];
+    let mut mine = [&weights[0][..0]; R];
+    for r in 0..R {
+        mine[r] = &weights[r][tokens.clone()][..starts.len()];
+    }
+    for (j, &start) in starts.iter().enumerate() {
+        if at == 0 {
+            let token = tokens.start + j;
+            values.next[token / LANES].ask(token % LANES, token % LANES + 1);
+        }
+        let vectors = &values.floats[start + at * LANES..][..C * LANES].as_chunks::<LANES>().0;
+        let mut v = [L::splat(0.0); C];
+        for c in 0..C {
+            v[c] = L::load(&vectors[c]);
+        }
+        for r in 0..R {
+            let p = L::splat(mine[r][j]);
+            for c in 0..C {
+                sums[r][c] = p.mul_add(v[c], sums[r][c]);
+            }
+        }
+    }
+    for r in 0..R {
+        let to = &mut part[r * dim + at * LANES..].as_chunks_mut::<LANES>().0[..C];
+        for c in 0..C {
+            sums[r][c].store(&mut to[c]);
+        }
+    }
+}
