@@ -32,6 +32,9 @@ const SETTINGS: [(usize, usize, usize); 5] = [(1, 512, 129), (4, 256, 33), (8, 2
 /// `--quantization` here, and the GGUF file of the same bits.
 const FORMATS: [(&str, &str); 2] = [("q8", "q8_0"), ("q4", "q4_0")];
 
+/// Quire's caches: its default, exact, and the type that llama.cpp's has by default.
+const CACHES: [(&str, &str); 2] = [("Quire", "auto"), ("Quire, float16 cache", "float16")];
+
 const SCRIPT: &str = include_str!("llama.py");
 
 /// Figures of the rounds.
@@ -72,23 +75,26 @@ pub fn compare(root: &Path, options: &Options) -> Result<(), String> {
         }
         for (form, gguf) in FORMATS {
             for (batch, input, output) in SETTINGS {
-                let (mut ours, mut theirs) = (Series::default(), Series::default());
+                let (mut ours, mut theirs) = (CACHES.map(|_| Series::default()), Series::default());
                 for _ in 0..options.rounds {
-                    let figures = run(Command::new(&quire).args(["bench", "latency"]).arg(&folder).args([
-                        "--quantization",
-                        form,
-                        &format!("--threads={}", options.threads),
-                        &format!("--batch-size={batch}"),
-                        &format!("--input-len={input}"),
-                        &format!("--output-len={output}"),
-                        "--num-iters=1",
-                        "--num-iters-warmup=1",
-                        "--output-json=-",
-                    ]))?;
-                    ours.prefill.push(number(&figures, "prefill_tokens_per_second")?);
-                    ours.decode.push(number(&figures, "decode_tokens_per_second")?);
-                    ours.prefill_share.push(number(&figures, "prefill_share_of_floor")?);
-                    ours.decode_share.push(number(&figures, "decode_share_of_floor")?);
+                    for ((_, cache), ours) in CACHES.iter().zip(&mut ours) {
+                        let figures = run(Command::new(&quire).args(["bench", "latency"]).arg(&folder).args([
+                            "--quantization",
+                            form,
+                            &format!("--kv-cache-dtype={cache}"),
+                            &format!("--threads={}", options.threads),
+                            &format!("--batch-size={batch}"),
+                            &format!("--input-len={input}"),
+                            &format!("--output-len={output}"),
+                            "--num-iters=1",
+                            "--num-iters-warmup=1",
+                            "--output-json=-",
+                        ]))?;
+                        ours.prefill.push(number(&figures, "prefill_tokens_per_second")?);
+                        ours.decode.push(number(&figures, "decode_tokens_per_second")?);
+                        ours.prefill_share.push(number(&figures, "prefill_share_of_floor")?);
+                        ours.decode_share.push(number(&figures, "decode_share_of_floor")?);
+                    }
                     if has_llama {
                         let file = folder.join(format!("{}-{gguf}.gguf", shape.name));
                         let numbers = [options.threads, batch, input, output].map(|number| number.to_string());
@@ -98,20 +104,18 @@ pub fn compare(root: &Path, options: &Options) -> Result<(), String> {
                     }
                 }
                 let row = format!("| {} | {form} | {batch}, {input}", shape.name);
-                println!(
-                    "{row} | Quire | {} | {:.0} % | {} | {:.0} % |",
-                    shown(&ours.prefill),
-                    100.0 * median(&ours.prefill_share),
-                    shown(&ours.decode),
-                    100.0 * median(&ours.decode_share)
-                );
                 if has_llama {
-                    let times = |ours: &[f64], theirs: &[f64]| median(ours) / median(theirs);
                     println!("{row} | llama.cpp {gguf} | {} | | {} | |", shown(&theirs.prefill), shown(&theirs.decode));
+                }
+                for ((name, _), ours) in CACHES.iter().zip(&ours) {
                     println!(
-                        "{row} | times | **{:.2}** | | **{:.2}** | |",
+                        "{row} | {name} | {}{} | {:.0} % | {}{} | {:.0} % |",
+                        shown(&ours.prefill),
                         times(&ours.prefill, &theirs.prefill),
-                        times(&ours.decode, &theirs.decode)
+                        100.0 * median(&ours.prefill_share),
+                        shown(&ours.decode),
+                        times(&ours.decode, &theirs.decode),
+                        100.0 * median(&ours.decode_share)
                     );
                 }
             }
@@ -142,6 +146,11 @@ fn median(values: &[f64]) -> f64 {
     sorted.get(sorted.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
+/// How many times the peer's median ours is; nothing without a peer.
+fn times(ours: &[f64], theirs: &[f64]) -> String {
+    if theirs.is_empty() { String::new() } else { format!(", **{:.2} ×**", median(ours) / median(theirs)) }
+}
+
 /// The median, and the least and greatest.
 fn shown(values: &[f64]) -> String {
     let (least, most) = values.iter().fold((f64::INFINITY, 0.0f64), |(l, m), v| (l.min(*v), m.max(*v)));
@@ -155,6 +164,7 @@ mod tests {
     #[test]
     fn rounds_are_shown_by_median_and_range() {
         assert_eq!(shown(&[3.2, 1.0, 2.0, 9.0, 2.4]), "2 (1–9)");
+        assert_eq!((times(&[3.0, 1.0, 2.0], &[0.5]), times(&[1.0], &[])), (", **4.00 ×**".into(), String::new()));
         let problem = run(Command::new("sh").args(["-c", "echo it is broken >&2; exit 3"])).err().unwrap_or_default();
         assert!(problem.contains("it is broken") && problem.contains('3'), "{problem}");
     }
