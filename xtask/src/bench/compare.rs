@@ -32,8 +32,11 @@ const SETTINGS: [(usize, usize, usize); 5] = [(1, 512, 129), (4, 256, 33), (8, 2
 /// `--quantization` here, and the GGUF file of the same bits.
 const FORMATS: [(&str, &str); 2] = [("q8", "q8_0"), ("q4", "q4_0")];
 
-/// Quire's caches: its default, exact, and the type that llama.cpp's has by default.
-const CACHES: [(&str, &str); 2] = [("Quire", "auto"), ("Quire, float16 cache", "float16")];
+/// Quire's caches: its default, exact, and the type that llama.cpp's has by default; bytes of a number.
+const CACHES: [(&str, &str, usize); 2] = [("Quire", "auto", 4), ("Quire, float16 cache", "float16", 2)];
+
+/// Tokens of a block of Quire's cache.
+const BLOCK_SIZE: usize = 16;
 
 const SCRIPT: &str = include_str!("llama.py");
 
@@ -77,11 +80,16 @@ pub fn compare(root: &Path, options: &Options) -> Result<(), String> {
             for (batch, input, output) in SETTINGS {
                 let (mut ours, mut theirs) = (CACHES.map(|_| Series::default()), Series::default());
                 for _ in 0..options.rounds {
-                    for ((_, cache), ours) in CACHES.iter().zip(&mut ours) {
+                    for ((_, cache, number_bytes), ours) in CACHES.iter().zip(&mut ours) {
+                        // As large as the peer's: just what the sequences need, so that no run is the first to touch its pages.
+                        let tokens = batch * (input + output).next_multiple_of(BLOCK_SIZE);
+                        let bytes = 2 * shape.layers * shape.kv_heads * shape.head_dim() * number_bytes * tokens;
                         let figures = run(Command::new(&quire).args(["bench", "latency"]).arg(&folder).args([
                             "--quantization",
                             form,
                             &format!("--kv-cache-dtype={cache}"),
+                            &format!("--kv-cache-memory-bytes={bytes}"),
+                            &format!("--block-size={BLOCK_SIZE}"),
                             &format!("--threads={}", options.threads),
                             &format!("--batch-size={batch}"),
                             &format!("--input-len={input}"),
@@ -107,7 +115,7 @@ pub fn compare(root: &Path, options: &Options) -> Result<(), String> {
                 if has_llama {
                     println!("{row} | llama.cpp {gguf} | {} | | {} | |", shown(&theirs.prefill), shown(&theirs.decode));
                 }
-                for ((name, _), ours) in CACHES.iter().zip(&ours) {
+                for ((name, _, _), ours) in CACHES.iter().zip(&ours) {
                     println!(
                         "{row} | {name} | {}{} | {:.0} % | {}{} | {:.0} % |",
                         shown(&ours.prefill),
