@@ -95,9 +95,18 @@ impl<F: Form> Blocks<F> {
     /// The integer and the scale of output `row` for input `column`.
     pub fn parts(&self, row: usize, column: usize) -> (i8, f16) {
         let (panel, lane, block) = (self.panel(row / LANES), row % LANES, column / BLOCK);
-        let scales = panel.scales(block);
-        let scale = f16::from_le_bytes([scales[2 * lane], scales[2 * lane + 1]]);
-        (F::value(&panel.weights[block], lane, column % BLOCK), scale)
+        (F::value(&panel.weights[block], lane, column % BLOCK), scale(&panel, block, lane))
+    }
+
+    /// Output `row` as floats.
+    pub fn copy_row(&self, row: usize, out: &mut [f32]) {
+        let (panel, lane) = (self.panel(row / LANES), row % LANES);
+        for (b, out) in out.chunks_mut(BLOCK).enumerate() {
+            let scale = scale(&panel, b, lane).to_f32();
+            for (i, value) in out.iter_mut().enumerate() {
+                *value = f32::from(F::value(&panel.weights[b], lane, i)) * scale;
+            }
+        }
     }
 
     /// The weight of output `row` for input `column`.
@@ -105,6 +114,12 @@ impl<F: Form> Blocks<F> {
         let (value, scale) = self.parts(row, column);
         f32::from(value) * scale.to_f32()
     }
+}
+
+/// The scale of an output in a block.
+fn scale<F: Form>(panel: &Panel<'_, F>, block: usize, lane: usize) -> f16 {
+    let scales = panel.scales(block);
+    f16::from_le_bytes([scales[2 * lane], scales[2 * lane + 1]])
 }
 
 /// Lines that will be read soon; see [`Blocks::ahead`].

@@ -199,8 +199,15 @@ impl PackedMatrix {
     /// If `row` is out of range or `out` is shorter than k.
     pub fn copy_row(&self, row: usize, out: &mut [f32]) {
         assert!(row < self.n, "row {row} of {}", self.n);
-        for (column, value) in out[..self.k].iter_mut().enumerate() {
-            *value = self.get(row, column);
+        let (out, lane) = (&mut out[..self.k], row % LANES);
+        let first = row / LANES * self.k;
+        match &self.panels {
+            Panels::F32(lines) => out.iter_mut().zip(&lines[first..]).for_each(|(x, line)| *x = line[lane]),
+            Panels::Bf16(lines) => {
+                out.iter_mut().zip(&lines[first..]).for_each(|(x, line)| *x = bf16::from_bits(line[lane]).to_f32());
+            }
+            Panels::Q8(blocks) => blocks.copy_row(row, out),
+            Panels::Q4(blocks) => blocks.copy_row(row, out),
         }
     }
 }

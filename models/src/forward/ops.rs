@@ -118,15 +118,17 @@ pub(super) struct Cpu {
     frequencies: Vec<f32>,
 }
 
-/// A rough cost of an element in multiply-adds, to decide whether a second thread is worth waking.
+/// Rough costs of an element in multiply-adds, to decide whether a second thread is worth waking: of e to its power, and of
+/// picking it out of a packed matrix.
 const EXP_COST: usize = 16;
+const GATHER_COST: usize = 32;
 
 impl LayerOps for Cpu {
     fn embed(&self, batch: &ForwardBatch, table: &Matrix, out: &mut Buffer) -> Result<(), KernelError> {
         let table = table.host()?;
-        for (&token, row) in batch.tokens.iter().zip(out.host_mut::<f32>()?.chunks_mut(table.k())) {
-            table.copy_row(token as usize, row);
-        }
+        let (tokens, width) = (&batch.tokens, table.k());
+        let out = &mut out.host_mut::<f32>()?[..tokens.len() * width];
+        self.threads.chunks_mut(out, width, width * GATHER_COST, |t, row| table.copy_row(tokens[t] as usize, row));
         Ok(())
     }
 
