@@ -15,7 +15,7 @@ use std::ops::Range;
 use device::gemm::gemm;
 use device::{Device, Isa};
 
-use super::kernel::{self, Scratch, Shared, Task, result_len};
+use super::kernel::{self, Next, Scratch, Shared, Task, result_len};
 use super::merge::Merged;
 use super::reference::with_gemm;
 use super::stored::{GivenScales, Pages};
@@ -123,7 +123,16 @@ fn in_pieces(isa: Isa, device: &dyn Device, args: AttentionArgs<'_>, cut: &mut C
     let cut_now = &*cut;
     let longest = cut_now.pieces.iter().map(|(_, partitions)| partitions.len()).max().unwrap_or(0);
     let work = 2 * most_rows * group * dim * longest * PARTITION;
-    pool.chunks_mut(&mut results[..cut_now.pieces.len() * kv_heads * len], len, work, |i, result| {
+    let tasks = cut_now.pieces.len() * kv_heads;
+    let begin = |i: usize| {
+        let (unit, partitions) = &cut_now.pieces[i / kv_heads];
+        let (unit, first) = (&cut_now.units[*unit], partitions.start * PARTITION);
+        let start = args.window.map_or(first, |window| first.max((unit.position + 1).saturating_sub(window)));
+        let end = (unit.position + unit.rows.len()).min(first + PARTITION);
+        let tokens = if partitions.is_empty() { 0..0 } else { start..end };
+        Next { kv_head: i % kv_heads, table: batch.table(unit.seq), tokens }
+    };
+    pool.chunks_mut(&mut results[..tasks * len], len, work, |i, result| {
         let (piece, kv_head) = (i / kv_heads, i % kv_heads);
         let (unit, partitions) = &cut_now.pieces[piece];
         let unit = &cut_now.units[*unit];
@@ -138,6 +147,7 @@ fn in_pieces(isa: Isa, device: &dyn Device, args: AttentionArgs<'_>, cut: &mut C
             partitions: partitions.clone(),
             scale: args.scale * scales.head(kv_head)[0],
             slopes: args.alibi_slopes.map(|slopes| &slopes[kv_head * group..][..group]),
+            next: (i + 1 < tasks).then(|| begin(i + 1)),
         };
         let mut scratch = SCRATCH.take();
         kernel::run(isa, &shared, &task, &mut scratch, &mut result[..result_len(task.rows, group, dim)]);

@@ -60,6 +60,16 @@ pub(super) struct Task<'a> {
     pub scale: f32,
     /// ALiBi slopes of the group, if any.
     pub slopes: Option<&'a [f32]>,
+    /// What this thread will most likely do next.
+    pub next: Option<Next<'a>>,
+}
+
+/// Where another task begins to read.
+pub(super) struct Next<'a> {
+    pub kv_head: usize,
+    pub table: &'a [i32],
+    /// The tokens of its first partition.
+    pub tokens: Range<usize>,
 }
 
 impl<'a> Task<'a> {
@@ -242,21 +252,26 @@ macro_rules! by_queries {
 pub(super) use by_queries;
 
 /// What is read [`AHEAD`] tokens after one, counted from the partition's first: in the order of reading, the keys of a
-/// partition, its values, and the keys of the next one.
+/// partition, its values, the keys of the next partition, and those of the next task.
 #[inline(always)]
 pub(super) fn ahead(shared: &Shared<'_>, seen: &Seen<'_>, which: usize, token: usize) -> Ahead {
     let (task, shape, all) = (seen.task, &shared.shape, seen.all());
+    let (mut table, mut kv_head) = (task.table, task.kv_head);
     let (which, first, end) = match (seen.first() + token).max(all.start) + AHEAD {
         first if first < all.end => (which, first, all.end),
         first if which == 0 => (1, all.start + (first - all.end), all.end),
         first if seen.partition + 1 < task.partitions.end => (0, first, task.position + task.rows),
-        _ => return Ahead::NONE,
+        first => {
+            let Some(next) = &task.next else { return Ahead::NONE };
+            (table, kv_head) = (next.table, next.kv_head);
+            (0, next.tokens.start + (first - all.end), next.tokens.end)
+        }
     };
     if first >= end {
         return Ahead::NONE;
     }
     let tokens = LANES.min(end - first).min(shape.block_size - first % shape.block_size);
-    shared.pages.ahead(which, shape, Slot::of_token(task.table, shape.block_size, first), task.kv_head, tokens)
+    shared.pages.ahead(which, shape, Slot::of_token(table, shape.block_size, first), kv_head, tokens)
 }
 
 /// Multiplies the scores (or weights) of each token with its scale, where keys (0) or values (1) have some.
