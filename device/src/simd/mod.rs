@@ -133,14 +133,13 @@ pub trait Lanes: Copy {
         for (to, row) in square.iter_mut().zip(rows) {
             row.store(to);
         }
-        for i in 0..LANES {
-            for j in 0..i {
-                (square[i][j], square[j][i]) = (square[j][i], square[i][j]);
-            }
-        }
         let mut rows = rows;
-        for (row, from) in rows.iter_mut().zip(&square) {
-            *row = Self::load(from);
+        for (i, row) in rows.iter_mut().enumerate() {
+            let mut column = [0.0; LANES];
+            for (to, from) in column.iter_mut().zip(&square) {
+                *to = from[i];
+            }
+            *row = Self::load(&column);
         }
         rows
     }
