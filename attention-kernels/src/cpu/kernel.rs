@@ -169,10 +169,11 @@ impl Seen<'_> {
     /// The tokens that a row sees; empty where it sees none here.
     #[inline(always)]
     pub fn by(&self, row: usize) -> Range<usize> {
-        let end = self.task.position + row + 1;
+        let (first, end) = (self.first(), self.task.position + row + 1);
         let start = self.window.map_or(0, |window| end.saturating_sub(window));
-        let start = start.max(self.first());
-        start..end.min(self.first() + PARTITION).max(start)
+        // A window may begin behind the partition: then it is empty here.
+        let start = start.clamp(first, first + PARTITION);
+        start..end.min(first + PARTITION).max(start)
     }
 
     /// The tokens that some row sees: the first row sees furthest back, the last one furthest on.
