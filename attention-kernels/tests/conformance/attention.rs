@@ -89,6 +89,32 @@ fn every_claim_of_the_cpu_variants_and_of_the_f32_kernel_holds() {
     every_claim_holds(|variant| !variant.capabilities.dtypes.contains(&Dtype::F16));
 }
 
+/// Rows of one task whose windows begin on both sides of the end of a partition: far more rows than any look has.
+#[test]
+fn a_window_that_begins_behind_a_partition_sees_nothing_of_it() {
+    let (device, kv_dtype) = (device::open("cpu", Some(2)).unwrap(), KvDtype::Same);
+    let format = CacheFormat { dtype: Dtype::F32, kv_dtype, layout: Layout::Hnd };
+    for window in [1, 19, 90] {
+        let look = Look {
+            format,
+            heads: (2, 2),
+            dim: 16,
+            block_size: 16,
+            scales: None,
+            window: Some(window),
+            soft_cap: false,
+            alibi: false,
+            lens: vec![(300, PARTITION + 200), (1, 17)],
+        };
+        let problem = Problem::new(window as u64, &look);
+        for variant in variants_on(&*device, &[Operation::Prefill]) {
+            let what = format!("{}, window of {window}", variant.name);
+            let got = problem.on(&device).unwrap().run(variant, 0..2, false).unwrap();
+            got.check(&what, variant, &problem, &problem.truth()).unwrap();
+        }
+    }
+}
+
 #[test]
 fn every_claim_of_the_decode_kernels_holds() {
     every_claim_holds(|variant| {
