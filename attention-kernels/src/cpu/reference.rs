@@ -6,7 +6,7 @@ use device::{Device, Isa, Pool};
 
 use super::merge::Merged;
 use super::store;
-use super::stored::{self, GivenScales, Pages, Slot, Stored, expect_ours, place};
+use super::stored::{GivenScales, Pages, Slot, Stored, by_kind, expect_ours, place};
 use crate::args::{AttentionArgs, BlockCopyArgs, CacheWriteArgs, KernelError, KvShape, LinearArgs, PARTITION};
 
 /// A cache that is read one number at a time.
@@ -27,15 +27,7 @@ impl<S: Stored> Numbers<'_, S> {
 
 pub(super) fn attention(_: &dyn Device, args: AttentionArgs<'_>) -> Result<(), KernelError> {
     args.check()?;
-    match Pages::of(args.cache)? {
-        Pages::F32(pages) => by_type::<stored::F32>(args, pages),
-        Pages::F16(pages) => by_type::<stored::F16>(args, pages),
-        Pages::Bf16(pages) => by_type::<stored::Bf16>(args, pages),
-        Pages::E4m3(pages) => by_type::<stored::E4m3>(args, pages),
-        Pages::E5m2(pages) => by_type::<stored::E5m2>(args, pages),
-        Pages::Int8(pages) => by_type::<stored::Int8>(args, pages),
-        Pages::Int8PerToken(pages) => by_type::<stored::Int8PerToken>(args, pages),
-    }
+    by_kind!(Pages::of(args.cache)?, |pages, S| by_type::<S>(args, pages))
 }
 
 fn by_type<S: Stored>(args: AttentionArgs<'_>, pages: [&[S::Raw]; 2]) -> Result<(), KernelError> {

@@ -27,7 +27,7 @@ const OF_A_KEY: usize = 4;
 const OF_A_PANEL: usize = 3;
 
 /// From so many queries on keys are turned round.
-const MANY: usize = 12;
+const TURN_FROM: usize = 12;
 
 /// `scores[query][token - first] = scale * q·k` for all that is seen of a partition by some row, and some more: up to whole
 /// panels, and what other rows see.
@@ -36,7 +36,7 @@ pub(super) fn score_all<L: Lanes>(shared: &Shared<'_>, seen: &Seen<'_>, scratch:
     let Scratch { scores, tile: room, .. } = scratch;
     for offset in seen.tiles() {
         let tile = &seen.tile(offset, shared.shape.block_size);
-        if seen.task.queries() < MANY {
+        if seen.task.queries() < TURN_FROM {
             few::<L>(shared, seen, tile, room, &mut scores[offset..]);
         } else {
             many::<L>(shared, seen, tile, room, &mut scores[offset..]);

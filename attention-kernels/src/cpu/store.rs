@@ -4,7 +4,7 @@
 use device::simd::Lanes;
 use device::{Buffer, Device, Isa, Pool};
 
-use super::stored::{self, GivenScales, Slot, Stored, expect_ours, of_head, place};
+use super::stored::{GivenScales, Slot, Stored, by_kind, expect_ours, of_head, place};
 use crate::args::{BlockCopyArgs, CacheWriteArgs, KernelError, KvCache, KvShape};
 use crate::format::KvDtype;
 
@@ -73,15 +73,7 @@ impl<'a> Pages<'a> {
 #[allow(clippy::extra_unused_type_parameters)]
 #[inline(always)]
 fn by_type<L: Lanes>(rows: &Rows<'_>, pages: &mut Pages<'_>) {
-    match pages {
-        Pages::F32(elements) => write_rows::<stored::F32>(rows, elements),
-        Pages::F16(elements) => write_rows::<stored::F16>(rows, elements),
-        Pages::Bf16(elements) => write_rows::<stored::Bf16>(rows, elements),
-        Pages::E4m3(elements) => write_rows::<stored::E4m3>(rows, elements),
-        Pages::E5m2(elements) => write_rows::<stored::E5m2>(rows, elements),
-        Pages::Int8(elements) => write_rows::<stored::Int8>(rows, elements),
-        Pages::Int8PerToken(elements) => write_rows::<stored::Int8PerToken>(rows, elements),
-    }
+    by_kind!(pages, |elements, S| write_rows::<S>(rows, elements))
 }
 
 #[inline(always)]

@@ -138,20 +138,22 @@ pub(super) enum Pages<'a> {
     Int8PerToken([&'a [u8]; 2]),
 }
 
-/// Calls `$each` with the elements of a cache and their kind.
+/// Calls `$each` with the elements of a cache and their kind; `Pages` is the caller's, for reading or for writing.
 macro_rules! by_kind {
     ($pages:expr, |$elements:ident, $kind:ident| $each:expr) => {
-        by_kind!($pages, $elements, $kind, $each, F32 F16 Bf16 E4m3 E5m2 Int8 Int8PerToken)
+        $crate::cpu::stored::by_kind!($pages, $elements, $kind, $each, F32 F16 Bf16 E4m3 E5m2 Int8 Int8PerToken)
     };
     ($pages:expr, $elements:ident, $kind:ident, $each:expr, $($name:ident)*) => {
         match $pages {
             $(Pages::$name($elements) => {
-                type $kind = $name;
+                type $kind = $crate::cpu::stored::$name;
                 $each
             })*
         }
     };
 }
+
+pub(super) use by_kind;
 
 impl<'a> Pages<'a> {
     /// The elements of a cache, after its check.
@@ -246,9 +248,7 @@ impl<'a> Pages<'a> {
         }
         true
     }
-}
 
-impl Pages<'_> {
     /// The rows of `tokens` neighbouring slots of a block, to be asked for; their scales are, at once.
     #[inline(always)]
     pub fn ahead(&self, which: usize, shape: &KvShape, slot: Slot, kv_head: usize, tokens: usize) -> Ahead {

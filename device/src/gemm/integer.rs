@@ -177,12 +177,8 @@ fn tile<D: DotLanes, F: Form, const M: usize, const P: usize>(
             acc[m][p].store(&mut values[m][p]);
         }
     }
-    for (m, values) in values.iter().enumerate() {
-        for (p, values) in values.iter().enumerate() {
-            // SAFETY: rows row..row+M exist, and these panels belong to this task alone.
-            unsafe { task.out.write(task.first + row + m, panel + p, values, task.bias) };
-        }
-    }
+    // SAFETY: rows row..row+M exist, and these panels belong to this task alone.
+    unsafe { task.out.write_tile(task.first + row, panel, &values, task.bias) };
 }
 
 #[cfg(test)]

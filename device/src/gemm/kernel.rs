@@ -48,13 +48,33 @@ impl Output {
     /// # Safety
     /// `row` is below the rows of y, and no other thread touches this panel's columns.
     #[inline(always)]
-    pub unsafe fn write(self, row: usize, panel: usize, values: &[f32; LANES], bias: Option<&[f32]>) {
+    unsafe fn write(self, row: usize, panel: usize, values: &[f32; LANES], bias: Option<&[f32]>) {
         let first = panel * LANES;
         let count = LANES.min(self.n - first);
         for (lane, &value) in values.iter().enumerate().take(count) {
             let value = value + bias.map_or(0.0, |b| b[first + lane]);
             // SAFETY: inside row `row` of y; this panel's columns are the caller's alone.
             unsafe { *self.start.add(row * self.n + first + lane) = value };
+        }
+    }
+
+    /// Writes a tile whose first row and panel these are.
+    ///
+    /// # Safety
+    /// As of [`Output::write`], for all rows and panels of the tile.
+    #[inline(always)]
+    pub unsafe fn write_tile<const M: usize, const P: usize>(
+        self,
+        row: usize,
+        panel: usize,
+        values: &[[[f32; LANES]; P]; M],
+        bias: Option<&[f32]>,
+    ) {
+        for (m, values) in values.iter().enumerate() {
+            for (p, values) in values.iter().enumerate() {
+                // SAFETY: as the caller vouches.
+                unsafe { self.write(row + m, panel + p, values, bias) };
+            }
         }
     }
 }
@@ -176,10 +196,6 @@ fn tile<L: Lanes, W: Line, const M: usize, const P: usize>(task: &Task<'_, W>, r
             acc[m][p].store(&mut values[m][p]);
         }
     }
-    for (m, values) in values.iter().enumerate() {
-        for (p, values) in values.iter().enumerate() {
-            // SAFETY: rows row..row+M exist, and these panels belong to this task alone.
-            unsafe { task.out.write(row + m, panel + p, values, task.bias) };
-        }
-    }
+    // SAFETY: rows row..row+M exist, and these panels belong to this task alone.
+    unsafe { task.out.write_tile(row, panel, &values, task.bias) };
 }
