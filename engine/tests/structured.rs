@@ -60,9 +60,11 @@ fn fits(schema: &Value, value: &Value) -> bool {
     match schema["type"].as_str().unwrap() {
         "boolean" => value.is_boolean(),
         "null" => value.is_null(),
-        "integer" => value
-            .as_i64()
-            .is_some_and(|n| (schema["minimum"].as_i64().unwrap()..=schema["maximum"].as_i64().unwrap()).contains(&n)),
+        // Of JSON Schema's integers: a number without a fraction, "-0" among them.
+        "integer" => value.as_f64().is_some_and(|n| {
+            n.fract() == 0.0
+                && (schema["minimum"].as_f64().unwrap()..=schema["maximum"].as_f64().unwrap()).contains(&n)
+        }),
         "string" if schema["enum"].is_array() => schema["enum"].as_array().unwrap().contains(value),
         "string" => value
             .as_str()
