@@ -376,10 +376,33 @@ pub(crate) fn check_ids(mut ids: impl Iterator<Item = u32>, num_blocks: usize) -
     }
 }
 
+/// What a linear layer is applied to.
+#[derive(Clone, Copy)]
+pub enum Rows<'a> {
+    /// `[rows, k]`, of the model's type.
+    Numbers(&'a Buffer),
+    /// `[rows, ceil(k / 32)]` of [`RowBlock`](device::gemm::RowBlock)s: brought to 8 bits by the operation before, for quantised weights and
+    /// variants that take them so ([`Capabilities::takes_blocks`](crate::Capabilities::takes_blocks)).
+    Blocks(&'a Buffer),
+}
+
+impl<'a> Rows<'a> {
+    /// The buffer of numbers, for variants that take nothing else.
+    ///
+    /// # Errors
+    /// [`KernelError::Unsupported`] for rows in blocks.
+    pub fn numbers(self, variant: &'static str) -> Result<&'a Buffer, KernelError> {
+        match self {
+            Rows::Numbers(x) => Ok(x),
+            Rows::Blocks(_) => Err(KernelError::Unsupported { variant, found: "rows in blocks".to_string() }),
+        }
+    }
+}
+
 /// `y = x·Wᵀ + bias` for the first `rows` rows of `x`.
 pub struct LinearArgs<'a> {
-    /// `[rows, k]`, of the model's type.
-    pub x: &'a Buffer,
+    /// The rows, or more.
+    pub x: Rows<'a>,
     /// Rows to compute.
     pub rows: usize,
     /// `[n, k]`.

@@ -1,8 +1,9 @@
 //! The least that each operation must move and compute, for profiles. Bytes count once, however often a kernel reads them.
 
+use device::gemm::RowBlock;
 use device::profile::Cost;
 
-use crate::args::{AttentionArgs, BlockCopyArgs, CacheWriteArgs, KvCache, LinearArgs};
+use crate::args::{AttentionArgs, BlockCopyArgs, CacheWriteArgs, KvCache, LinearArgs, Rows};
 
 impl AttentionArgs<'_> {
     /// Queries and outputs, and the keys and values of each sequence that any of its rows sees; for each visible pair of tokens
@@ -49,10 +50,14 @@ impl LinearArgs<'_> {
     /// All weights, inputs and outputs; a product for each weight and row.
     pub fn cost(&self) -> Cost {
         let (n, k) = (self.weights.n(), self.weights.k());
-        // Packed weights are a CPU's, whose inputs are float32; else inputs have the type of the weights.
-        let input = self.weights.numbers().map_or(size_of::<f32>(), |numbers| numbers.len_bytes() / (n * k).max(1));
+        // Packed weights are a CPU's, whose numbers are float32; else inputs have the type of the weights.
+        let number = self.weights.numbers().map_or(size_of::<f32>(), |numbers| numbers.len_bytes() / (n * k).max(1));
+        let input = match self.x {
+            Rows::Numbers(_) => k * number,
+            Rows::Blocks(_) => k.div_ceil(RowBlock::LEN) * size_of::<RowBlock>(),
+        };
         Cost {
-            bytes: (self.weights.bytes() + self.rows * (k * input + n * self.output.bytes())) as u64,
+            bytes: (self.weights.bytes() + self.rows * (input + n * self.output.bytes())) as u64,
             operations: (2 * self.rows * n * k) as u64,
         }
     }
@@ -104,7 +109,14 @@ mod tests {
         assert_eq!(cost(Some(3)), Cost { bytes: rows + (4 + 3) * 128, operations: 4 * 32 * 9 });
 
         let weights = device.matrix(4, &[(device::gemm::WeightFormat::F16, &[0; 4 * 16 * 2])]).unwrap();
-        let args = LinearArgs { x: &query, rows: 3, weights: &weights, bias: None, y: &mut output, output: Dtype::F32 };
+        let args = LinearArgs {
+            x: Rows::Numbers(&query),
+            rows: 3,
+            weights: &weights,
+            bias: None,
+            y: &mut output,
+            output: Dtype::F32,
+        };
         assert_eq!(args.cost().operations, 2 * 3 * 16 * 4);
         assert_eq!(args.cost().bytes, weights.bytes() as u64 + 3 * (4 + 16) * 4);
     }

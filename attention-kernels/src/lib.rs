@@ -49,7 +49,7 @@ mod workspace;
 
 pub use args::{
     AttentionArgs, AttentionBatch, BlockCopyArgs, CacheWriteArgs, KernelError, KvCache, KvScales, KvShape, LinearArgs,
-    PARTITION,
+    PARTITION, Rows,
 };
 pub use cuda::{PagedRule, convert_fp8};
 pub use describe::describe;

@@ -153,6 +153,9 @@ pub struct Capabilities {
     /// Of a cache write: a layer's own kernel, which has the keys and values in hand, writes them too. The function is for
     /// those who have no layer.
     pub fused: bool,
+    /// Of a product with quantised weights: it takes rows that are in 8 bits already ([`Rows::Blocks`](crate::Rows::Blocks)), so
+    /// that the operation before it can make them.
+    pub takes_blocks: bool,
     /// It has passed the conformance table on the hardware that it is for. `auto` takes one that has not only where no
     /// other can serve.
     pub proven: bool,
@@ -181,6 +184,7 @@ impl Capabilities {
         row_invariant: None,
         rounds_weights: false,
         fused: false,
+        takes_blocks: false,
         proven: true,
         rank: 0,
     };

@@ -8,7 +8,7 @@ use std::hint::black_box;
 use std::time::Duration;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use device::gemm::{Gemm, PackedMatrix, Quantization, WeightFormat, gemm};
+use device::gemm::{Gemm, PackedMatrix, Quantization, Rows, WeightFormat, gemm};
 use device::{Isa, Pool, roofline};
 
 /// `(name, k, n)`: the fused matrices of a layer, and the vocabulary.
@@ -69,7 +69,11 @@ fn products(criterion: &mut Criterion) {
                     // Inside the pool, as a forward pass is.
                     pool.enter(|| {
                         bencher.iter(|| {
-                            gemm(Isa::best(), &pool, Gemm { x: black_box(&x), weights, bias: None, y: &mut y });
+                            gemm(
+                                Isa::best(),
+                                &pool,
+                                Gemm { x: Rows::Numbers(black_box(&x)), weights, bias: None, y: &mut y },
+                            );
                         });
                     });
                 });

@@ -96,7 +96,7 @@ impl Plan {
             StepLimits { max_rows, max_seqs, max_model_len, block_size, num_blocks }
         };
         let step_bytes = |rows, len| match device.is_host() {
-            true => Model::step_bytes(config, rows, engine.quantization),
+            true => Model::step_bytes(config, &opened.kernels, rows, engine.quantization),
             false => {
                 let sampling = Limits::new(engine.max_num_seqs, config.vocab_size, len).device_bytes() as u64;
                 Model::launched_step_bytes(config, *dtype, &limits(rows, len, 0)) + device.product_bytes() + sampling

@@ -62,8 +62,7 @@ fn fits(schema: &Value, value: &Value) -> bool {
         "null" => value.is_null(),
         // Of JSON Schema's integers: a number without a fraction, "-0" among them.
         "integer" => value.as_f64().is_some_and(|n| {
-            n.fract() == 0.0
-                && (schema["minimum"].as_f64().unwrap()..=schema["maximum"].as_f64().unwrap()).contains(&n)
+            n.fract() == 0.0 && (schema["minimum"].as_f64().unwrap()..=schema["maximum"].as_f64().unwrap()).contains(&n)
         }),
         "string" if schema["enum"].is_array() => schema["enum"].as_array().unwrap().contains(value),
         "string" => value

@@ -34,6 +34,11 @@ const fn plain(isa: Isa, rank: u32) -> Capabilities {
     }
 }
 
+/// The reference is given numbers alone, so that what makes blocks of them before a product is compared with something.
+const fn product(isa: Isa, rank: u32) -> Capabilities {
+    Capabilities { takes_blocks: rank > 0, ..plain(isa, rank) }
+}
+
 /// Registers decode, prefill and linear for one instruction set.
 macro_rules! register {
     ($name:literal, $isa:expr, $rank:literal, $attention:expr, $linear:expr) => {
@@ -44,7 +49,7 @@ macro_rules! register {
             name: $name, operation: Operation::Prefill, capabilities: attention($name, $isa, $rank), kernel: Kernel::Attention($attention),
         } }
         inventory::submit! { Variant {
-            name: $name, operation: Operation::Linear, capabilities: plain($isa, $rank), kernel: Kernel::Linear($linear),
+            name: $name, operation: Operation::Linear, capabilities: product($isa, $rank), kernel: Kernel::Linear($linear),
         } }
     };
 }

@@ -1,13 +1,13 @@
 //! `cpu.reference`: every operation in the plainest loops that are right, one thread. What the others are
 //! compared with; still row-invariant, because its sums run in absolute order too.
 
-use device::gemm::{Gemm, gemm_reference};
+use device::gemm::{self, Gemm, RowBlock, gemm_reference};
 use device::{Device, Isa, Pool};
 
 use super::merge::Merged;
 use super::store;
 use super::stored::{GivenScales, Pages, Slot, Stored, by_kind, expect_ours, place};
-use crate::args::{AttentionArgs, BlockCopyArgs, CacheWriteArgs, KernelError, KvShape, LinearArgs, PARTITION};
+use crate::args::{AttentionArgs, BlockCopyArgs, CacheWriteArgs, KernelError, KvShape, LinearArgs, PARTITION, Rows};
 
 /// A cache that is read one number at a time.
 struct Numbers<'a, S: Stored> {
@@ -128,6 +128,11 @@ pub(super) fn linear(device: &dyn Device, args: LinearArgs<'_>) -> Result<(), Ke
     with_gemm(device, args, |_, gemm| gemm_reference(gemm))
 }
 
+/// The first so many elements of a linear layer's rows.
+fn front<T>(x: &[T], len: usize) -> Result<&[T], KernelError> {
+    x.get(..len).ok_or(KernelError::Shape { what: "linear input elements", found: x.len(), expected: len })
+}
+
 /// The host view of a linear layer's operands; both CPU variants go through here.
 pub(super) fn with_gemm(
     device: &dyn Device,
@@ -136,9 +141,17 @@ pub(super) fn with_gemm(
 ) -> Result<(), KernelError> {
     let weights = args.weights.host()?;
     let shape = |what, found, expected| KernelError::Shape { what, found, expected };
-    let (x, y) = (args.x.host::<f32>()?, args.y.host_mut::<f32>()?);
-    let (x_len, y_len) = (args.rows * weights.k(), args.rows * weights.n());
-    let x = x.get(..x_len).ok_or(shape("linear input elements", x.len(), x_len))?;
+    let x = match args.x {
+        Rows::Numbers(x) => gemm::Rows::Numbers(front(x.host()?, args.rows * weights.k())?),
+        Rows::Blocks(x) if weights.is_quantized() => {
+            gemm::Rows::Blocks(front(x.host()?, args.rows * weights.k().div_ceil(RowBlock::LEN))?)
+        }
+        Rows::Blocks(_) => {
+            let found = "rows in blocks for weights that are not quantised".to_string();
+            return Err(KernelError::Unsupported { variant: "cpu", found });
+        }
+    };
+    let (y, y_len) = (args.y.host_mut::<f32>()?, args.rows * weights.n());
     let y_found = y.len();
     let y = y.get_mut(..y_len).ok_or(shape("linear output elements", y_found, y_len))?;
     let bias = match args.bias {

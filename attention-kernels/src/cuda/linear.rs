@@ -13,5 +13,6 @@ pub(super) fn linear(device: &dyn Device, args: LinearArgs<'_>) -> Result<(), Ke
         Dtype::Bf16 => WeightFormat::Bf16,
     };
     let LinearArgs { x, rows, weights, bias, y, .. } = args;
+    let x = x.numbers("cuda.product")?;
     Ok(device.product(Product { x, rows, weights, bias, y, y_format })?)
 }

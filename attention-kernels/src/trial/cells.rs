@@ -11,7 +11,9 @@ use super::peaks::BEYOND_CACHES;
 use super::problem::{Look, Problem};
 use super::run::{OnDevice, buffer, bytes, floats};
 use super::time::time;
-use crate::args::{AttentionBatch, BlockCopyArgs, CacheWriteArgs, KernelError, KvCache, KvScales, KvShape, LinearArgs};
+use crate::args::{
+    AttentionBatch, BlockCopyArgs, CacheWriteArgs, KernelError, KvCache, KvScales, KvShape, LinearArgs, Rows,
+};
 use crate::format::{CacheFormat, Dtype, KvDtype};
 use crate::registry::{Operation, Variant};
 use crate::workspace::{Workspace, WorkspaceLimits};
@@ -263,7 +265,7 @@ fn products(
     for variant in variants {
         let mut multiply = |i: usize| {
             let (weights, y) = (&matrices[i % matrices.len()], &mut output);
-            let args = LinearArgs { x: &input, rows, weights, bias: None, y, output: Dtype::F32 };
+            let args = LinearArgs { x: Rows::Numbers(&input), rows, weights, bias: None, y, output: Dtype::F32 };
             variant.linear(device, args)
         };
         multiply(0)?;

@@ -1,28 +1,51 @@
-//! Activations in blocks of 32 bytes with a scale, made before every product with quantised weights.
+//! Activations in blocks of 32 bytes with a scale: what quantised weights are multiplied with. A product makes them of rows of
+//! numbers, unless whoever computed these made them at once ([`RowBlock::set`]).
 //!
 //! A block's integers are `round(127·x / greatest |x|)`, ties to even, and its scale is the single-precision
 //! `greatest / 127`. Every step is one rounded operation in an order that does not depend on the instruction set (no
 //! fused ones), so blocks are the same bits everywhere.
 
+use std::borrow::Cow;
 use std::cell::Cell;
 
+use super::Rows;
 use super::quantize::{BLOCK, bytes};
+use crate::memory::Element;
 use crate::simd::Lanes;
 use crate::{Isa, Pool, dispatch};
 
 /// Part of a row of activations, ready to be multiplied. The numbers are `scale * values`.
 #[derive(Clone, Copy)]
-pub(super) struct RowBlock {
+#[repr(C)]
+pub struct RowBlock {
     /// −127..=127, in the fours that one instruction multiplies.
-    pub values: [[i8; 4]; BLOCK / 4],
+    pub(super) values: [[i8; 4]; BLOCK / 4],
     /// Not a number where the block holds one or an infinity, so that the result is none either.
-    pub scale: f32,
+    pub(super) scale: f32,
     /// −128·Σ values: see [`DotLanes::start`](crate::simd::int8::DotLanes::start).
-    pub correction: i32,
+    pub(super) correction: i32,
 }
 
+// SAFETY: numbers alone, in 40 bytes without a gap.
+unsafe impl Element for RowBlock {}
+
 impl RowBlock {
-    const ZERO: RowBlock = RowBlock { values: [[0; 4]; BLOCK / 4], scale: 0.0, correction: 0 };
+    /// Numbers in a block.
+    pub const LEN: usize = BLOCK;
+
+    /// Zeros.
+    pub const ZERO: RowBlock = RowBlock { values: [[0; 4]; BLOCK / 4], scale: 0.0, correction: 0 };
+
+    /// Multiply-adds that take about as long as to bring one number to 8 bits, for [`Pool::run`].
+    pub const COST: usize = 8;
+
+    /// Becomes these numbers in 8 bits; those of a row's last block are filled up with zeros.
+    #[inline(always)]
+    pub fn set<L: Lanes>(&mut self, numbers: &[f32; BLOCK]) {
+        let Some(values) = self.values.as_flattened_mut().first_chunk_mut() else { return };
+        let (scale, sum) = bytes::<L>(numbers, values);
+        (self.scale, self.correction) = (scale, -128 * sum);
+    }
 }
 
 thread_local! {
@@ -37,11 +60,15 @@ pub(super) fn scratch_bytes(rows: usize, k: usize) -> usize {
 }
 
 /// Calls `f` with the rows of `x` (each of `k` numbers) in blocks, the last one of a row filled up with zeros.
-pub(super) fn with_activations<R>(isa: Isa, pool: &Pool, x: &[f32], k: usize, f: impl FnOnce(&[RowBlock]) -> R) -> R {
+pub(super) fn with_activations<R>(isa: Isa, pool: &Pool, x: Rows<'_>, k: usize, f: impl FnOnce(&[RowBlock]) -> R) -> R {
+    let x = match x {
+        Rows::Numbers(x) => x,
+        Rows::Blocks(x) => return f(x),
+    };
     let blocks = k.div_ceil(BLOCK);
     let mut scratch = SCRATCH.take();
     scratch.resize(x.len() / k * blocks, RowBlock::ZERO);
-    pool.chunks_mut(&mut scratch, blocks, k, |row, out| row_into(isa, &x[row * k..][..k], out));
+    pool.chunks_mut(&mut scratch, blocks, k * RowBlock::COST, |row, out| row_into(isa, &x[row * k..][..k], out));
     let result = f(&scratch);
     SCRATCH.set(scratch);
     result
@@ -49,6 +76,14 @@ pub(super) fn with_activations<R>(isa: Isa, pool: &Pool, x: &[f32], k: usize, f:
 
 fn row_into(isa: Isa, x: &[f32], out: &mut [RowBlock]) {
     dispatch!(isa, blocks(x: &[f32], out: &mut [RowBlock]));
+}
+
+/// Rows in blocks, by no particular instructions.
+pub(super) fn rows_in_blocks(x: Rows<'_>, k: usize) -> Cow<'_, [RowBlock]> {
+    match x {
+        Rows::Numbers(x) => x.chunks(k).flat_map(|x| row_blocks(Isa::Portable, x)).collect(),
+        Rows::Blocks(x) => x.into(),
+    }
 }
 
 /// One row in blocks.
@@ -62,20 +97,13 @@ pub(super) fn row_blocks(isa: Isa, x: &[f32]) -> Vec<RowBlock> {
 fn blocks<L: Lanes>(x: &[f32], out: &mut [RowBlock]) {
     let (whole, rest) = x.as_chunks();
     for (x, out) in whole.iter().zip(out.iter_mut()) {
-        block::<L>(x, out);
+        out.set::<L>(x);
     }
     if !rest.is_empty() {
         let mut padded = [0.0; BLOCK];
         padded[..rest.len()].copy_from_slice(rest);
-        block::<L>(&padded, &mut out[whole.len()]);
+        out[whole.len()].set::<L>(&padded);
     }
-}
-
-#[inline(always)]
-fn block<L: Lanes>(x: &[f32; BLOCK], out: &mut RowBlock) {
-    let Some(values) = out.values.as_flattened_mut().first_chunk_mut() else { return };
-    let (scale, sum) = bytes::<L>(x, values);
-    (out.scale, out.correction) = (scale, -128 * sum);
 }
 
 #[cfg(test)]
@@ -94,7 +122,7 @@ mod tests {
             let pool = Pool::new(Some(1)).unwrap();
             let mut first = None;
             for isa in isas() {
-                let blocks = with_activations(isa, &pool, &x, x.len(), <[RowBlock]>::to_vec);
+                let blocks = with_activations(isa, &pool, Rows::Numbers(&x), x.len(), <[RowBlock]>::to_vec);
                 for (x, block) in x.chunks(BLOCK).zip(&blocks) {
                     let values: Vec<i8> = block.values.concat();
                     prop_assert_eq!(block.correction, -128 * values.iter().map(|&v| i32::from(v)).sum::<i32>());
@@ -117,7 +145,7 @@ mod tests {
                 for at in [0, 17, 33, 39] {
                     let mut row = [0.25f32; 40];
                     row[at] = bad;
-                    let blocks = with_activations(isa, &pool, &row, 40, <[RowBlock]>::to_vec);
+                    let blocks = with_activations(isa, &pool, Rows::Numbers(&row), 40, <[RowBlock]>::to_vec);
                     assert!(
                         blocks[at / BLOCK].scale.is_nan() && blocks[1 - at / BLOCK].scale.is_finite(),
                         "{isa} {bad}"

@@ -11,7 +11,7 @@ use super::quantize::{self, BLOCK, WeightBlock};
 use crate::Isa;
 use crate::simd::int8::{DotLanes, GROUP, OFFSET};
 
-/// A cache line: one group of bytes, or two of nibbles; or the scales of two blocks in half precision.
+/// A cache line: one group of bytes, or two of nibbles.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 pub(super) struct Line(pub [u8; GROUP]);
@@ -25,13 +25,13 @@ pub(super) trait Form: Send + Sync + 'static {
     type Block: Copy + Sync + Send;
     /// Lines of a block.
     const LINES: usize;
+    /// Nothing stored yet.
+    const EMPTY: Self::Block;
 
-    /// The lines of whole blocks as such.
-    fn blocks(lines: &[Line]) -> &[Self::Block];
     /// Makes blocks of a row; see [`quantize`].
     fn quantize(isa: Isa, row: &[f32], out: &mut [WeightBlock]) -> bool;
-    /// Writes the integers of output `lane` into a block's lines, zero so far.
-    fn store(lines: &mut [Line], lane: usize, values: &[i8; BLOCK]);
+    /// Writes the integers of output `lane` into a block, [`Form::EMPTY`] so far.
+    fn store(block: &mut Self::Block, lane: usize, values: &[i8; BLOCK]);
     /// The integer of output `lane` at place `index` of the block.
     fn value(block: &Self::Block, lane: usize, index: usize) -> i8;
     /// Weights of a line, ready to be multiplied with many rows.
@@ -50,15 +50,13 @@ pub(super) struct Bytes;
 impl Form for Bytes {
     type Block = [Line; BLOCK / 4];
     const LINES: usize = BLOCK / 4;
+    const EMPTY: Self::Block = [Line([0; GROUP]); Self::LINES];
 
-    fn blocks(lines: &[Line]) -> &[Self::Block] {
-        lines.as_chunks().0
-    }
     fn quantize(isa: Isa, row: &[f32], out: &mut [WeightBlock]) -> bool {
         quantize::q8(isa, row, out)
     }
-    fn store(lines: &mut [Line], lane: usize, values: &[i8; BLOCK]) {
-        for (line, four) in lines.iter_mut().zip(values.as_chunks::<4>().0) {
+    fn store(block: &mut Self::Block, lane: usize, values: &[i8; BLOCK]) {
+        for (line, four) in block.iter_mut().zip(values.as_chunks::<4>().0) {
             line.0[lane * 4..][..4].copy_from_slice(&four.map(|q| (q as u8).wrapping_add(OFFSET)));
         }
     }
@@ -86,15 +84,13 @@ pub(super) struct Nibbles;
 impl Form for Nibbles {
     type Block = [Line; BLOCK / 8];
     const LINES: usize = BLOCK / 8;
+    const EMPTY: Self::Block = [Line([0; GROUP]); Self::LINES];
 
-    fn blocks(lines: &[Line]) -> &[Self::Block] {
-        lines.as_chunks().0
-    }
     fn quantize(isa: Isa, row: &[f32], out: &mut [WeightBlock]) -> bool {
         quantize::q4(isa, row, out)
     }
-    fn store(lines: &mut [Line], lane: usize, values: &[i8; BLOCK]) {
-        for (line, eight) in lines.iter_mut().zip(values.as_chunks::<8>().0) {
+    fn store(block: &mut Self::Block, lane: usize, values: &[i8; BLOCK]) {
+        for (line, eight) in block.iter_mut().zip(values.as_chunks::<8>().0) {
             for (i, byte) in line.0[lane * 4..][..4].iter_mut().enumerate() {
                 let [low, high] = [eight[i], eight[i + 4]].map(|q| (q + NIBBLE_OFFSET) as u8);
                 *byte = low | (high << 4);

@@ -1,7 +1,7 @@
 //! The product of quantised weights with activations in 8 bits.
 //!
 //! ```text
-//! a tile: M rows × P panels, block after block of 32 k
+//! a tile: M rows × a pair of panels (or one of it), block after block of 32 k
 //!     Σ = Σ w·a                              i32, exact
 //!     y += Σ · (weight scale · row scale)    f32, fused
 //! ```
@@ -14,7 +14,7 @@ use std::ops::Range;
 
 use super::Gemm;
 use super::activations::{self, RowBlock};
-use super::blocks::{Ahead, Blocks, Panel};
+use super::blocks::{Ahead, Blocks, OUTPUTS, PAIR};
 use super::form::Form;
 use super::kernel::Output;
 use super::quantize::BLOCK;
@@ -22,14 +22,14 @@ use crate::simd::int8::{DotIsa, DotLanes, dispatch_dot};
 use crate::simd::{LANES, Lanes};
 use crate::{Isa, Pool};
 
-/// A share of the product: some rows, some panels.
-struct Task<'a, F> {
+/// A share of the product: some rows, some pairs of panels.
+struct Task<'a, F: Form> {
     x: &'a [RowBlock],
     weights: &'a Blocks<F>,
     rows: usize,
     /// Where they stand in the output.
     first: usize,
-    panels: Range<usize>,
+    pairs: Range<usize>,
     bias: Option<&'a [f32]>,
     out: Output,
 }
@@ -43,17 +43,15 @@ const ROWS_BYTES: usize = 256 << 10;
 
 pub(super) fn run<F: Form>(isa: Isa, dot: DotIsa, pool: &Pool, rows: usize, args: Gemm<'_>, weights: &Blocks<F>) {
     let (n, k) = (args.weights.n(), args.weights.k());
-    let panels = n.div_ceil(LANES);
-    // Cut between pairs, as tiles are; all threads get as many but for one.
-    let pairs = panels.div_ceil(2);
+    let pairs = n.div_ceil(OUTPUTS);
     let tasks = pairs.min(pool.threads() * TASKS_PER_THREAD);
-    let start = |task: usize| panels.min(2 * (task * pairs / tasks));
+    let start = |task: usize| task * pairs / tasks;
     let out = Output::new(args.y, n);
     let bias = args.bias;
     activations::with_activations(isa, pool, args.x, k, |x| {
-        pool.run(tasks, rows * k * LANES * panels / tasks, |task| {
-            let panels = start(task)..start(task + 1);
-            let task = &Task { x, weights, rows, first: 0, panels, bias, out };
+        pool.run(tasks, rows * k * OUTPUTS * pairs / tasks, |task| {
+            let pairs = start(task)..start(task + 1);
+            let task = &Task { x, weights, rows, first: 0, pairs, bias, out };
             dispatch_dot!(dot, walk::<F: Form>(task: &Task<'_, F>));
         });
     });
@@ -62,8 +60,8 @@ pub(super) fn run<F: Form>(isa: Isa, dot: DotIsa, pool: &Pool, rows: usize, args
 /// The same by plain loops, in the same order.
 pub(super) fn reference<F: Form>(args: Gemm<'_>, weights: &Blocks<F>) {
     let (n, k) = (args.weights.n(), args.weights.k());
-    for (x, y) in args.x.chunks(k).zip(args.y.chunks_mut(n)) {
-        let x = activations::row_blocks(Isa::Portable, x);
+    let x = activations::rows_in_blocks(args.x, k);
+    for (x, y) in x.chunks(weights.blocks).zip(args.y.chunks_mut(n)) {
         for (column, y) in y.iter_mut().enumerate() {
             let mut sum = 0.0f32;
             for (b, block) in x.iter().enumerate() {
@@ -87,52 +85,39 @@ fn walk<D: DotLanes, F: Form>(task: &Task<'_, F>) {
     for first in (0..task.rows).step_by(at_once) {
         let rows = at_once.min(task.rows - first);
         let x = &task.x[first * task.weights.blocks..][..rows * task.weights.blocks];
-        all_panels::<D, F>(&Task { x, rows, first: task.first + first, panels: task.panels.clone(), ..*task });
+        all_pairs::<D, F>(&Task { x, rows, first: task.first + first, pairs: task.pairs.clone(), ..*task });
     }
 }
 
+/// While the rows meet one pair of panels, the next one is asked for: a band waits for memory where it is the first to read a
+/// line, and leaves it idle where it is not.
 #[inline(always)]
-fn all_panels<D: DotLanes, F: Form>(task: &Task<'_, F>) {
-    match task.rows {
-        ..=3 if D::WIDE => {
-            let rest = panels::<D, F, 4>(task, task.panels.start);
-            let rest = panels::<D, F, 2>(task, rest);
-            panels::<D, F, 1>(task, rest);
+fn all_pairs<D: DotLanes, F: Form>(task: &Task<'_, F>) {
+    for pair in task.pairs.clone() {
+        let mut next = task.weights.ahead(pair, task.rows.div_ceil(D::ROWS));
+        if D::WIDE || 2 * task.rows <= D::ROWS {
+            bands::<D, F, PAIR>(task, pair, 0, &mut next);
+        } else {
+            bands::<D, F, 1>(task, pair, 0, &mut next);
+            bands::<D, F, 1>(task, pair, 1, &mut Ahead::nothing());
         }
-        _ if D::WIDE => {
-            let rest = panels::<D, F, 2>(task, task.panels.start);
-            panels::<D, F, 1>(task, rest);
-        }
-        _ => _ = panels::<D, F, 1>(task, task.panels.start),
     }
 }
 
-/// Panels from `panel` on, `P` at a time; the first of those that are left over.
+/// All rows, in bands of nearly equal height, with `P` panels of a pair.
 #[inline(always)]
-fn panels<D: DotLanes, F: Form, const P: usize>(task: &Task<'_, F>, mut panel: usize) -> usize {
-    while panel + P <= task.panels.end {
-        bands::<D, F, P>(task, panel);
-        panel += P;
-    }
-    panel
-}
-
-/// All rows in bands of nearly equal height. While they work on these panels, the next ones are asked for: a band waits for
-/// memory where it is the first to read a line, and leaves it idle where it is not.
-#[inline(always)]
-fn bands<D: DotLanes, F: Form, const P: usize>(task: &Task<'_, F>, panel: usize) {
-    let mut next = task.weights.ahead(panel + P, P, task.rows.div_ceil(D::ROWS));
+fn bands<D: DotLanes, F: Form, const P: usize>(task: &Task<'_, F>, pair: usize, panel: usize, next: &mut Ahead) {
     let mut row = 0;
     while row < task.rows {
         let left = task.rows - row;
         let height = left.div_ceil(left.div_ceil(D::ROWS));
         match height {
-            1 => tile::<D, F, 1, P>(task, row, panel, &mut next),
-            2 => tile::<D, F, 2, P>(task, row, panel, &mut next),
-            3 => tile::<D, F, 3, P>(task, row, panel, &mut next),
-            4 => tile::<D, F, 4, P>(task, row, panel, &mut next),
-            5 => tile::<D, F, 5, P>(task, row, panel, &mut next),
-            _ => tile::<D, F, 6, P>(task, row, panel, &mut next),
+            1 => tile::<D, F, 1, P>(task, row, pair, panel, next),
+            2 => tile::<D, F, 2, P>(task, row, pair, panel, next),
+            3 => tile::<D, F, 3, P>(task, row, pair, panel, next),
+            4 => tile::<D, F, 4, P>(task, row, pair, panel, next),
+            5 => tile::<D, F, 5, P>(task, row, pair, panel, next),
+            _ => tile::<D, F, 6, P>(task, row, pair, panel, next),
         }
         row += height;
     }
@@ -144,25 +129,25 @@ fn bands<D: DotLanes, F: Form, const P: usize>(task: &Task<'_, F>, panel: usize)
 fn tile<D: DotLanes, F: Form, const M: usize, const P: usize>(
     task: &Task<'_, F>,
     row: usize,
+    pair: usize,
     panel: usize,
     next: &mut Ahead,
 ) {
     let blocks = task.weights.blocks;
     let x: [&[RowBlock]; M] = std::array::from_fn(|m| &task.x[(row + m) * blocks..][..blocks]);
-    let w: [Panel<'_, F>; P] = std::array::from_fn(|p| task.weights.panel(panel + p));
     let mut acc = [[D::Floats::splat(0.0); P]; M];
-    for b in 0..blocks {
+    for (b, unit) in task.weights.pair(pair).iter().enumerate() {
         next.ask();
         let mut sums: [[D; P]; M] = std::array::from_fn(|m| [F::start(&x[m][b]); P]);
         for line in 0..F::LINES {
-            let weights: [F::Loaded<D>; P] = std::array::from_fn(|p| F::load(&w[p].weights[b], line));
+            let weights: [F::Loaded<D>; P] = std::array::from_fn(|p| F::load(&unit.weights[panel + p], line));
             for m in 0..M {
                 for p in 0..P {
                     sums[m][p] = F::dot(sums[m][p], weights[p], &x[m][b], line);
                 }
             }
         }
-        let scales: [D::Floats; P] = std::array::from_fn(|p| D::load_halves(w[p].scales(b)));
+        let scales: [D::Floats; P] = std::array::from_fn(|p| D::load_halves(&unit.scales[panel + p]));
         for m in 0..M {
             let scale = D::Floats::splat(x[m][b].scale);
             for p in 0..P {
@@ -178,14 +163,14 @@ fn tile<D: DotLanes, F: Form, const M: usize, const P: usize>(
         }
     }
     // SAFETY: rows row..row+M exist, and these panels belong to this task alone.
-    unsafe { task.out.write_tile(task.first + row, panel, &values, task.bias) };
+    unsafe { task.out.write_tile(task.first + row, PAIR * pair + panel, &values, task.bias) };
 }
 
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::super::tests::values;
-    use super::super::{PackedMatrix, Quantization, WeightFormat, gemm_reference, pack::Panels};
+    use super::super::{PackedMatrix, Quantization, Rows, WeightFormat, gemm_reference, pack::Panels};
     use super::*;
     use proptest::prelude::*;
 
@@ -197,7 +182,16 @@ mod tests {
     }
 
     fn product(isa: Option<DotIsa>, pool: &Pool, x: &[f32], w: &PackedMatrix, bias: Option<&[f32]>) -> Vec<u32> {
-        let rows = x.len() / w.k();
+        product_of(isa, pool, (Rows::Numbers(x), x.len() / w.k()), w, bias)
+    }
+
+    fn product_of(
+        isa: Option<DotIsa>,
+        pool: &Pool,
+        (x, rows): (Rows<'_>, usize),
+        w: &PackedMatrix,
+        bias: Option<&[f32]>,
+    ) -> Vec<u32> {
         let mut y = vec![f32::NAN; rows * w.n()];
         let args = Gemm { x, weights: w, bias, y: &mut y };
         match isa {
@@ -250,6 +244,9 @@ mod tests {
                 let row = seed as usize % rows;
                 let alone = product(Some(isa), &pool, &x[row * k..][..k], &w, bias);
                 prop_assert!(alone == want[row * n..][..n], "{form} {isa}: row {row} alone");
+                let blocks: Vec<RowBlock> = x.chunks(k).flat_map(|x| activations::row_blocks(Isa::best(), x)).collect();
+                let before = product_of(Some(isa), &pool, (Rows::Blocks(&blocks), rows), &w, bias);
+                prop_assert!(before == want, "{form} {isa}: of rows in blocks");
             }
             for (at, &bits) in want.iter().enumerate() {
                 let (row, column) = (at / n, at % n);

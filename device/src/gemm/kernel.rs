@@ -50,7 +50,7 @@ impl Output {
     #[inline(always)]
     unsafe fn write(self, row: usize, panel: usize, values: &[f32; LANES], bias: Option<&[f32]>) {
         let first = panel * LANES;
-        let count = LANES.min(self.n - first);
+        let count = LANES.min(self.n.saturating_sub(first));
         for (lane, &value) in values.iter().enumerate().take(count) {
             let value = value + bias.map_or(0.0, |b| b[first + lane]);
             // SAFETY: inside row `row` of y; this panel's columns are the caller's alone.
@@ -107,7 +107,7 @@ fn run_lines<W: Line>(isa: Isa, pool: &Pool, rows: usize, args: Gemm<'_>, lines:
     let (n, k) = (args.weights.n(), args.weights.k());
     let panels = n.div_ceil(LANES);
     let out = Output::new(args.y, n);
-    let (x, bias) = (args.x, args.bias);
+    let (x, bias) = (args.x.numbers(), args.bias);
     pool.run(panels.div_ceil(PANELS_PER_TASK), rows * k * LANES * PANELS_PER_TASK, |task| {
         let first_panel = task * PANELS_PER_TASK;
         let count = PANELS_PER_TASK.min(panels - first_panel);

@@ -25,6 +25,7 @@ mod kernel;
 mod pack;
 mod quantize;
 
+pub use activations::RowBlock;
 pub use dense::Product;
 pub(crate) use dense::{Dense, Shape, on_host};
 pub use pack::{PackedMatrix, Quantization, WeightFormat};
@@ -38,10 +39,29 @@ pub fn scratch_bytes(rows: usize, k: usize) -> usize {
     activations::scratch_bytes(rows, k)
 }
 
+/// Activations, whole rows of them.
+#[derive(Clone, Copy)]
+pub enum Rows<'a> {
+    /// `[rows, k]`.
+    Numbers(&'a [f32]),
+    /// `[rows, ceil(k / 32)]`: in 8 bits already, for quantised weights.
+    Blocks(&'a [RowBlock]),
+}
+
+impl<'a> Rows<'a> {
+    /// As weights that are not quantised need them.
+    fn numbers(self) -> &'a [f32] {
+        match self {
+            Rows::Numbers(x) => x,
+            Rows::Blocks(_) => panic!("rows in blocks for weights that are not quantised"),
+        }
+    }
+}
+
 /// Operands of one product.
 pub struct Gemm<'a> {
-    /// `[rows, k]`, `k` of the weights.
-    pub x: &'a [f32],
+    /// Of `k` numbers each, as the weights have.
+    pub x: Rows<'a>,
     /// Packed `[n, k]`.
     pub weights: &'a PackedMatrix,
     /// Added to every row, `[n]`.
@@ -53,8 +73,12 @@ pub struct Gemm<'a> {
 impl Gemm<'_> {
     fn rows(&self) -> usize {
         let (n, k) = (self.weights.n(), self.weights.k());
-        assert_eq!(self.x.len() % k, 0, "x holds whole rows of k = {k}");
-        let rows = self.x.len() / k;
+        let (len, width) = match self.x {
+            Rows::Numbers(x) => (x.len(), k),
+            Rows::Blocks(x) => (x.len(), k.div_ceil(RowBlock::LEN)),
+        };
+        assert_eq!(len % width, 0, "x holds whole rows of k = {k}");
+        let rows = len / width;
         assert_eq!(self.y.len(), rows * n, "y is [rows, n] = [{rows}, {n}]");
         assert!(self.bias.is_none_or(|b| b.len() == n), "the bias has n = {n} elements");
         rows
@@ -64,7 +88,7 @@ impl Gemm<'_> {
 /// Computes the product with vectors of `isa`, split over the pool's threads by columns.
 ///
 /// # Panics
-/// If the shapes do not match, or this CPU does not have `isa`.
+/// If the shapes do not match, rows in blocks meet weights that are not quantised, or this CPU does not have `isa`.
 pub fn gemm(isa: Isa, pool: &Pool, args: Gemm<'_>) {
     assert!(isa.is_available(), "this CPU has no {isa}");
     let rows = args.rows();
@@ -76,7 +100,7 @@ pub fn gemm(isa: Isa, pool: &Pool, args: Gemm<'_>) {
 /// The same product by plain loops: what the fast one is compared with.
 ///
 /// # Panics
-/// If the shapes do not match.
+/// If the shapes do not match, or rows in blocks meet weights that are not quantised.
 pub fn gemm_reference(args: Gemm<'_>) {
     let (rows, n, k) = (args.rows(), args.weights.n(), args.weights.k());
     match &args.weights.panels {
@@ -84,11 +108,12 @@ pub fn gemm_reference(args: Gemm<'_>) {
         Panels::Q4(blocks) => return integer::reference(args, blocks),
         Panels::F32(_) | Panels::Bf16(_) => {}
     }
+    let x = args.x.numbers();
     for row in 0..rows {
         for column in 0..n {
             let mut sum = 0.0f32;
             for i in 0..k {
-                sum += args.x[row * k + i] * args.weights.get(column, i);
+                sum += x[row * k + i] * args.weights.get(column, i);
             }
             args.y[row * n + column] = sum + args.bias.map_or(0.0, |b| b[column]);
         }
@@ -112,7 +137,7 @@ mod tests {
 
     fn run(isa: Option<Isa>, pool: &Pool, x: &[f32], w: &PackedMatrix, bias: Option<&[f32]>) -> Vec<f32> {
         let mut y = vec![f32::NAN; x.len() / w.k() * w.n()];
-        let args = Gemm { x, weights: w, bias, y: &mut y };
+        let args = Gemm { x: Rows::Numbers(x), weights: w, bias, y: &mut y };
         match isa {
             Some(isa) => gemm(isa, pool, args),
             None => gemm_reference(args),

@@ -169,6 +169,11 @@ impl PackedMatrix {
         self.k
     }
 
+    /// Whether the weights are in blocks of integers, and so can be multiplied with [`Rows::Blocks`](super::Rows::Blocks).
+    pub fn is_quantized(&self) -> bool {
+        matches!(self.panels, Panels::Q8(_) | Panels::Q4(_))
+    }
+
     /// Bytes that one pass over the matrix reads.
     pub fn bytes(&self) -> usize {
         match &self.panels {

@@ -125,24 +125,24 @@ impl Pool {
 }
 
 impl Pool {
-    /// Like [`Pool::chunks_mut`] for two slices of equal length, which are cut in the same places: `f(i, chunk of a, chunk of
-    /// b)`.
+    /// Like [`Pool::chunks_mut`] for two slices of as many chunks, each slice beside the length of its own: `f(i, chunk of a, chunk
+    /// of b)`.
     ///
     /// # Panics
-    /// If the lengths differ.
+    /// If one holds another number of chunks, or none whole.
     pub fn zip_chunks_mut<A: Send, B: Send>(
         &self,
-        a: &mut [A],
-        b: &mut [B],
-        chunk_len: usize,
+        (a, a_len): (&mut [A], usize),
+        (b, b_len): (&mut [B], usize),
         work_per_chunk: usize,
         f: impl Fn(usize, &mut [A], &mut [B]) + Sync,
     ) {
-        assert_eq!(a.len(), b.len(), "slices of equal length");
+        assert!(a.len().is_multiple_of(a_len) && b.len().is_multiple_of(b_len), "whole chunks");
+        assert_eq!(a.len() / a_len, b.len() / b_len, "as many chunks");
         let start = Shared(b.as_mut_ptr());
-        self.chunks_mut(a, chunk_len, work_per_chunk, |i, a| {
-            // SAFETY: as far into `b` as `a` is into its slice; see `chunks_mut`.
-            let b = unsafe { std::slice::from_raw_parts_mut(start.at(i * chunk_len), a.len()) };
+        self.chunks_mut(a, a_len, work_per_chunk, |i, a| {
+            // SAFETY: chunk i of those that were counted; see `chunks_mut`.
+            let b = unsafe { std::slice::from_raw_parts_mut(start.at(i * b_len), b_len) };
             f(i, a, b);
         });
     }
@@ -201,11 +201,11 @@ mod tests {
             pool.chunks_mut(&mut data, 10, LARGE, |i, chunk| chunk.fill(i));
             assert!(data.iter().enumerate().all(|(i, &v)| v == i / 10));
             let mut other = vec![0u8; 1003];
-            pool.zip_chunks_mut(&mut data, &mut other, 10, LARGE, |i, a, b| {
-                assert!(a.len() == b.len() && a.iter().all(|&v| v == i));
+            pool.zip_chunks_mut((&mut data[..1000], 10), (&mut other[..300], 3), LARGE, |i, a, b| {
+                assert!(b.len() == 3 && a.iter().all(|&v| v == i));
                 b.fill(i as u8);
             });
-            assert!(other.iter().enumerate().all(|(i, &v)| v == (i / 10) as u8));
+            assert!(other[..300].iter().enumerate().all(|(i, &v)| v == (i / 3) as u8));
         }
     }
 

@@ -16,7 +16,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use attention_kernels::{
     Capabilities, Dtype, Kernel, KernelError, KvDtype, Layout, LinearArgs, Operation, Sizes, Variant,
 };
-use device::gemm::{Gemm, gemm};
+use device::gemm::{Gemm, Rows, gemm};
 use device::{Device, Isa};
 
 const BLOCK: usize = 32;
@@ -81,7 +81,7 @@ fn beside(device: &dyn Device, args: LinearArgs<'_>) -> Result<(), KernelError> 
     let (weights, rows) = (args.weights.host()?, args.rows);
     let y = &mut args.y.host_mut::<f32>()?[..plain.len()];
     let bias: Option<&[f32]> = args.bias.map(|bias| bias.host()).transpose()?;
-    let x = &args.x.host::<f32>()?[..rows * weights.k()];
+    let x = Rows::Numbers(&args.x.numbers("test.beside")?.host()?[..rows * weights.k()]);
     gemm(Isa::best(), device.pool(), Gemm { x, weights, bias, y });
     let mut notes = notes();
     let notes = notes.get_or_insert_default();
@@ -135,7 +135,7 @@ fn plain(args: &LinearArgs<'_>, mut integer: impl FnMut(f32, f32) -> f32) -> Res
     let bias: Option<&[f32]> = args.bias.map(|bias| bias.host()).transpose()?;
     let mut y = Vec::with_capacity(args.rows * n);
     let mut numbers = Vec::with_capacity(k);
-    for x in args.x.host::<f32>()?[..args.rows * k].chunks(k) {
+    for x in args.x.numbers("test.plain")?.host::<f32>()?[..args.rows * k].chunks(k) {
         numbers.clear();
         for block in x.chunks(BLOCK) {
             let greatest = block.iter().fold(0.0f32, |m, x| m.max(x.abs()));

@@ -14,7 +14,7 @@
 //! alone. Graphs go when the memory that they work on does: with [`Model::reserve`], and, each at its next use, with other
 //! caches.
 
-use attention_kernels::{Dtype, KernelError, KvCache};
+use attention_kernels::{Dtype, KernelError, KvCache, Rows};
 use device::Graph;
 
 use super::{Fill, ForwardBatch, Model};
@@ -170,7 +170,7 @@ impl Model {
         let rows = padded.tokens.len();
         if rows <= self.result_rows {
             let (step, head) = (&mut self.step, self.head.as_ref().unwrap_or(&self.embedding));
-            head.run(&self.kernels, &*self.device, &step.narrow, rows, &mut step.logits, Dtype::F32)?;
+            head.run(&self.kernels, &*self.device, Rows::Numbers(&step.narrow), rows, &mut step.logits, Dtype::F32)?;
         }
         Ok(())
     }

@@ -145,7 +145,9 @@ impl LayerOps for Launched {
         eps: f32,
         rows: usize,
         out: &mut Buffer,
+        blocks: Option<&mut Buffer>,
     ) -> Result<(), KernelError> {
+        no_blocks(blocks)?;
         launch::rms_norm(&*self.device, self.dtype, x, out, weight, eps, (rows, width(weight)))
     }
 
@@ -156,7 +158,9 @@ impl LayerOps for Launched {
         weight: &Buffer,
         eps: f32,
         rows: usize,
+        blocks: Option<&mut Buffer>,
     ) -> Result<(), KernelError> {
+        no_blocks(blocks)?;
         launch::add_norm(&*self.device, self.dtype, x, y, weight, eps, (rows, width(weight)))
     }
 
@@ -186,7 +190,15 @@ impl LayerOps for Launched {
         kernels.cache_write(device, args)
     }
 
-    fn silu_mul(&self, gate_up: &Buffer, width: usize, rows: usize, out: &mut Buffer) -> Result<(), KernelError> {
+    fn silu_mul(
+        &self,
+        gate_up: &Buffer,
+        width: usize,
+        rows: usize,
+        out: &mut Buffer,
+        blocks: Option<&mut Buffer>,
+    ) -> Result<(), KernelError> {
+        no_blocks(blocks)?;
         launch::gate_mul(&*self.device, self.dtype, Activation::Silu, gate_up, out, (rows, width))
     }
 
@@ -214,6 +226,12 @@ impl LayerOps for Launched {
         }));
         Ok(&self.singles)
     }
+}
+
+/// Products on a GPU take numbers.
+fn no_blocks(blocks: Option<&mut Buffer>) -> Result<(), KernelError> {
+    let found = || "rows in blocks".to_string();
+    blocks.map_or(Ok(()), |_| Err(KernelError::Unsupported { variant: "cuda.layer", found: found() }))
 }
 
 /// Elements of a norm's weights.

@@ -1,6 +1,6 @@
 //! A linear layer and how its weights get from the checkpoint to the device.
 
-use attention_kernels::{Dtype, KernelError, KernelSet, LinearArgs};
+use attention_kernels::{Dtype, KernelError, KernelSet, LinearArgs, Rows};
 use device::gemm::{Quantization, WeightFormat};
 use device::{Buffer, Device, DeviceError, Matrix, Uploader};
 
@@ -19,7 +19,7 @@ impl Linear {
         &self,
         kernels: &KernelSet,
         device: &dyn Device,
-        x: &Buffer,
+        x: Rows<'_>,
         rows: usize,
         y: &mut Buffer,
         output: Dtype,

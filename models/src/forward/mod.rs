@@ -9,7 +9,8 @@
 //! ```
 //!
 //! Nothing here touches a number: layers are made of [`Linear`]s (declared in [`declare`]), of the layer operations of
-//! the device ([`LayerOps`]) and of the kernels that the registry chose. A sum and the norm behind it are one operation.
+//! the device ([`LayerOps`]) and of the kernels that the registry chose. A sum and the norm behind it are one operation; where
+//! weights are quantised it ends with the norm in 8 bits, and so does the activation: the products find their rows ready.
 //!
 //! **Memory.** All buffers of a step are taken at start-up for the greatest step ([`step::StepBuffers`]), so a step
 //! allocates nothing and its peak is known before it runs.
@@ -39,7 +40,7 @@ mod step;
 use std::sync::Arc;
 
 use attention_kernels::{
-    AttentionArgs, AttentionBatch, BlockCopyArgs, Dtype, KernelError, KernelSet, KvCache, KvScales, KvShape,
+    AttentionArgs, AttentionBatch, BlockCopyArgs, Dtype, KernelError, KernelSet, KvCache, KvScales, KvShape, Rows,
 };
 use device::gemm::Quantization;
 use device::{Buffer, Device};
@@ -57,8 +58,8 @@ use launched::Launched;
 use linear::{Linear, Loader};
 use ops::{Cpu, Heads, LayerOps};
 use profiled::Profiled;
-use step::StepBuffers;
 pub use step::StepLimits;
+use step::{Form, StepBuffers};
 
 /// Rows whose logits the host gets at once; bounds the logits buffer at this many times the vocabulary, or at as many as there
 /// are sequences in a step where they stay on the device ([`Model::device_logits`]).
@@ -116,10 +117,20 @@ pub struct Model {
 
 impl Model {
     /// Bytes that the buffers of a step of `max_rows` tokens take on a CPU.
-    pub fn step_bytes(config: &ModelConfig, max_rows: usize, quantization: Option<Quantization>) -> u64 {
-        let widest = config.intermediate_size.max(config.hidden_size).max(config.num_heads * config.head_dim);
+    pub fn step_bytes(
+        config: &ModelConfig,
+        kernels: &KernelSet,
+        max_rows: usize,
+        quantization: Option<Quantization>,
+    ) -> u64 {
+        let form = Form::of(kernels, quantization);
+        // Rows that a product brings to 8 bits itself: if not all, those of attention and of the last layer.
+        let mut widest = config.hidden_size.max(config.num_heads * config.head_dim);
+        if !form.blocks {
+            widest = widest.max(config.intermediate_size);
+        }
         let scratch = quantization.map_or(0, |_| device::gemm::scratch_bytes(max_rows.max(LOGIT_ROWS), widest));
-        (StepBuffers::bytes(config, Dtype::F32, max_rows, LOGIT_ROWS) + scratch) as u64
+        (StepBuffers::bytes(config, form, max_rows, LOGIT_ROWS) + scratch) as u64
     }
 
     /// The same on a device that launches kernels: every buffer of a step of that size, the workspaces of attention
@@ -128,7 +139,9 @@ impl Model {
         let workspace = limits.workspace(config.num_heads, config.head_dim).bytes();
         let groups = PageLayout::new(config).groups.len();
         let inputs = Launched::bytes(config, limits);
-        (StepBuffers::bytes(config, dtype, limits.max_rows, limits.result_rows()) + inputs + groups * workspace) as u64
+        (StepBuffers::bytes(config, Form::launched(dtype), limits.max_rows, limits.result_rows())
+            + inputs
+            + groups * workspace) as u64
     }
 
     /// Puts the weights on the device, one at a time: on a CPU matrices in the checkpoint's type or quantised while they
@@ -165,7 +178,8 @@ impl Model {
             Some(head) => Some(loader.linear(head, config.hidden_size)?),
             None => None,
         };
-        let step = StepBuffers::new(&*device, config, dtype, max_rows).map_err(failed)?;
+        let form = Form::of(&kernels, quantization);
+        let step = StepBuffers::new(&*device, config, form, max_rows).map_err(failed)?;
         let frequencies = rope::frequencies(&config.rope, config.head_dim);
         let ops: Box<dyn LayerOps> = if device.is_host() {
             Box::new(Cpu::new(&*device, frequencies))
@@ -324,7 +338,7 @@ impl Model {
         ops.embed(batch, &self.embedding.weights, &mut step.hidden)?;
         ops.rope_table(batch, &mut step.rope)?;
         if let Some(first) = self.layers.first() {
-            ops.rms_norm(&step.hidden, &first.input_norm, eps, rows, &mut step.narrow)?;
+            ops.rms_norm(&step.hidden, &first.input_norm, eps, rows, &mut step.narrow, step.blocks.as_mut())?;
         }
         for number in 0..self.layers.len() {
             let (head, tail) = self.layers.split_at_mut(number + 1);
@@ -340,7 +354,7 @@ impl Model {
             if !calibrates {
                 cache.scales.clone_from(&layer.kv_scales);
             }
-            layer.qkv.run(kernels, device, &step.narrow, rows, &mut step.qkv, dtype)?;
+            layer.qkv.run(kernels, device, rows_of(&step.narrow, &step.blocks), rows, &mut step.qkv, dtype)?;
             let (query_norm, key_norm) = (layer.query_norm.as_ref(), layer.key_norm.as_ref());
             let (qkv, rope, group) = (&mut step.qkv, &step.rope, layer.group);
             let calibrate = layer.kv_scales.as_mut().filter(|_| calibrates);
@@ -381,13 +395,18 @@ impl Model {
             if rows == 0 {
                 return Ok(());
             }
-            layer.output.run(kernels, device, attended, rows, &mut step.narrow, dtype)?;
-            ops.add_norm(&mut step.hidden, &mut step.narrow, &layer.post_norm, eps, rows)?;
-            layer.gate_up.run(kernels, device, &step.narrow, rows, &mut step.gate_up, dtype)?;
-            ops.silu_mul(&step.gate_up, config.intermediate_size, rows, &mut step.activated)?;
-            layer.down.run(kernels, device, &step.activated, rows, &mut step.narrow, dtype)?;
-            let norm = next.map_or(&self.final_norm, |layer| &layer.input_norm);
-            ops.add_norm(&mut step.hidden, &mut step.narrow, norm, eps, rows)?;
+            layer.output.run(kernels, device, Rows::Numbers(attended), rows, &mut step.narrow, dtype)?;
+            ops.add_norm(&mut step.hidden, &mut step.narrow, &layer.post_norm, eps, rows, step.blocks.as_mut())?;
+            layer.gate_up.run(kernels, device, rows_of(&step.narrow, &step.blocks), rows, &mut step.gate_up, dtype)?;
+            let (width, blocks) = (config.intermediate_size, step.blocks.as_mut());
+            ops.silu_mul(&step.gate_up, width, rows, &mut step.activated, blocks)?;
+            layer.down.run(kernels, device, rows_of(&step.activated, &step.blocks), rows, &mut step.narrow, dtype)?;
+            // Of the last layer's rows more is asked than a product: hidden states.
+            let (norm, blocks) = match next {
+                Some(layer) => (&layer.input_norm, step.blocks.as_mut()),
+                None => (&self.final_norm, None),
+            };
+            ops.add_norm(&mut step.hidden, &mut step.narrow, norm, eps, rows, blocks)?;
         }
         Ok(())
     }
@@ -427,6 +446,11 @@ impl Model {
         }
         Ok(())
     }
+}
+
+/// Rows for a product: where the operation before has put them.
+fn rows_of<'a>(numbers: &'a Buffer, blocks: &'a Option<Buffer>) -> Rows<'a> {
+    blocks.as_ref().map_or(Rows::Numbers(numbers), Rows::Blocks)
 }
 
 fn load_layer(

@@ -7,6 +7,7 @@
 use std::sync::Arc;
 
 use attention_kernels::{CacheWriteArgs, Dtype, KernelError, KernelSet, KvCache, KvScales, Workspace};
+use device::gemm::RowBlock;
 use device::simd::{LANES, Lanes};
 use device::{Buffer, Device, Isa, Matrix, Pool};
 
@@ -81,9 +82,17 @@ pub(super) trait LayerOps: Send {
     fn embed(&self, batch: &ForwardBatch, table: &Matrix, out: &mut Buffer) -> Result<(), KernelError>;
     /// Row t of `out` becomes cos(p·f) for all frequencies f of the model, then sin(p·f), with p its position.
     fn rope_table(&self, batch: &ForwardBatch, out: &mut Buffer) -> Result<(), KernelError>;
-    /// `out = x / sqrt(mean(x²) + eps) * weight` (Zhang & Sennrich, "Root Mean Square Layer Normalization", 2019).
-    fn rms_norm(&self, x: &Buffer, weight: &Buffer, eps: f32, rows: usize, out: &mut Buffer)
-    -> Result<(), KernelError>;
+    /// `out = x / sqrt(mean(x²) + eps) * weight` (Zhang & Sennrich, "Root Mean Square Layer Normalization", 2019). `blocks`, here
+    /// and below: where the result goes instead, in 8 bits ([`RowBlock`]s), each row behind the other; a GPU has none.
+    fn rms_norm(
+        &self,
+        x: &Buffer,
+        weight: &Buffer,
+        eps: f32,
+        rows: usize,
+        out: &mut Buffer,
+        blocks: Option<&mut Buffer>,
+    ) -> Result<(), KernelError>;
     /// `x += y`, then `y` becomes the norm of `x`.
     fn add_norm(
         &self,
@@ -92,6 +101,7 @@ pub(super) trait LayerOps: Send {
         weight: &Buffer,
         eps: f32,
         rows: usize,
+        blocks: Option<&mut Buffer>,
     ) -> Result<(), KernelError>;
     /// Head norms, rotation, and the cache write, by the chosen variant or in one with the rest.
     fn heads(
@@ -102,7 +112,14 @@ pub(super) trait LayerOps: Send {
         heads: Heads<'_>,
     ) -> Result<(), KernelError>;
     /// `out = silu(gate) * up`, with `gate_up` rows of `[gate; width][up; width]`.
-    fn silu_mul(&self, gate_up: &Buffer, width: usize, rows: usize, out: &mut Buffer) -> Result<(), KernelError>;
+    fn silu_mul(
+        &self,
+        gate_up: &Buffer,
+        width: usize,
+        rows: usize,
+        out: &mut Buffer,
+        blocks: Option<&mut Buffer>,
+    ) -> Result<(), KernelError>;
     /// Row i of `out` becomes row [`ForwardBatch::needed`]`[i]` of `x`; of the batch that was loaded.
     fn keep(&self, batch: &ForwardBatch, x: &Buffer, width: usize, out: &mut Buffer) -> Result<(), KernelError>;
     /// Row i of `out` becomes row `rows[i]` of `x`, for at most as many rows as there are results of a step.
@@ -151,9 +168,18 @@ impl LayerOps for Cpu {
         eps: f32,
         rows: usize,
         out: &mut Buffer,
+        blocks: Option<&mut Buffer>,
     ) -> Result<(), KernelError> {
         let (x, weight) = (x.host::<f32>()?, weight.host::<f32>()?);
         let (isa, width) = (self.isa, weight.len());
+        if let Some(blocks) = blocks {
+            let (blocks, per_row) = rows_in(blocks, rows, width)?;
+            self.threads.chunks_mut(blocks, per_row, width * RowBlock::COST, |t, out| {
+                let x = &x[t * width..][..width];
+                device::dispatch!(isa, norm_row_in_blocks(x: &[f32], weight: &[f32], eps: f32, out: &mut [RowBlock]));
+            });
+            return Ok(());
+        }
         self.threads.chunks_mut(&mut out.host_mut::<f32>()?[..rows * width], width, width, |t, out| {
             let x = &x[t * width..][..width];
             device::dispatch!(isa, norm_row(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]));
@@ -169,11 +195,24 @@ impl LayerOps for Cpu {
         weight: &Buffer,
         eps: f32,
         rows: usize,
+        blocks: Option<&mut Buffer>,
     ) -> Result<(), KernelError> {
         let weight = weight.host::<f32>()?;
         let (isa, width) = (self.isa, weight.len());
         let (x, y) = (&mut x.host_mut::<f32>()?[..rows * width], &mut y.host_mut::<f32>()?[..rows * width]);
-        self.threads.zip_chunks_mut(x, y, width, 2 * width, |_, x, y| {
+        if let Some(blocks) = blocks {
+            let (blocks, per_row) = rows_in(blocks, rows, width)?;
+            let y = &*y;
+            self.threads.zip_chunks_mut((x, width), (blocks, per_row), width * RowBlock::COST, |t, x, out| {
+                let y = &y[t * width..][..width];
+                device::dispatch!(
+                    isa,
+                    add_norm_row_in_blocks(x: &mut [f32], y: &[f32], weight: &[f32], eps: f32, out: &mut [RowBlock])
+                );
+            });
+            return Ok(());
+        }
+        self.threads.zip_chunks_mut((x, width), (y, width), 2 * width, |_, x, y| {
             device::dispatch!(isa, add_norm_row(x: &mut [f32], y: &mut [f32], weight: &[f32], eps: f32));
         });
         Ok(())
@@ -207,9 +246,24 @@ impl LayerOps for Cpu {
         kernels.cache_write(device, args)
     }
 
-    fn silu_mul(&self, gate_up: &Buffer, width: usize, rows: usize, out: &mut Buffer) -> Result<(), KernelError> {
+    fn silu_mul(
+        &self,
+        gate_up: &Buffer,
+        width: usize,
+        rows: usize,
+        out: &mut Buffer,
+        blocks: Option<&mut Buffer>,
+    ) -> Result<(), KernelError> {
         let gate_up = gate_up.host::<f32>()?;
         let isa = self.isa;
+        if let Some(blocks) = blocks {
+            let (blocks, per_row) = rows_in(blocks, rows, width)?;
+            self.threads.chunks_mut(blocks, per_row, width * (EXP_COST + RowBlock::COST), |t, out| {
+                let (gate, up) = gate_up[t * 2 * width..][..2 * width].split_at(width);
+                device::dispatch!(isa, silu_mul_row_in_blocks(gate: &[f32], up: &[f32], out: &mut [RowBlock]));
+            });
+            return Ok(());
+        }
         self.threads.chunks_mut(&mut out.host_mut::<f32>()?[..rows * width], width, width * EXP_COST, |t, out| {
             let (gate, up) = gate_up[t * 2 * width..][..2 * width].split_at(width);
             device::dispatch!(isa, silu_mul_row(gate: &[f32], up: &[f32], out: &mut [f32]));
@@ -286,15 +340,18 @@ fn gather_rows<'a>(
     Ok(())
 }
 
+/// The first `rows` rows of `width` numbers of a buffer of blocks, and blocks of a row.
+fn rows_in(blocks: &mut Buffer, rows: usize, width: usize) -> Result<(&mut [RowBlock], usize), KernelError> {
+    let per_row = width.div_ceil(RowBlock::LEN);
+    Ok((&mut blocks.host_mut()?[..rows * per_row], per_row))
+}
+
 // Plain loops, which the compiler makes vectors of, inside of functions that are compiled for the instruction set.
 
 /// `out = x / sqrt(mean(x²) + eps) * weight`.
 #[inline(always)]
 fn norm_row<L: Lanes>(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
-    let factor = inverse_rms::<L>(x, eps);
-    for ((out, x), w) in out.iter_mut().zip(x).zip(weight) {
-        *out = x * factor * w;
-    }
+    scale_row(x, inverse_rms::<L>(x, eps), weight, out);
 }
 
 /// `x += y`, then `y` becomes the norm of `x`.
@@ -304,6 +361,41 @@ fn add_norm_row<L: Lanes>(x: &mut [f32], y: &mut [f32], weight: &[f32], eps: f32
         *x += y;
     }
     norm_row::<L>(x, weight, eps, y);
+}
+
+/// [`norm_row`], block by block.
+#[inline(always)]
+fn norm_row_in_blocks<L: Lanes>(x: &[f32], weight: &[f32], eps: f32, out: &mut [RowBlock]) {
+    let factor = inverse_rms::<L>(x, eps);
+    let (x, x_rest) = x.as_chunks::<{ RowBlock::LEN }>();
+    let (weight, weight_rest) = weight.as_chunks::<{ RowBlock::LEN }>();
+    let mut numbers = [0.0; RowBlock::LEN];
+    for ((out, x), weight) in out.iter_mut().zip(x).zip(weight) {
+        scale_row(x, factor, weight, &mut numbers);
+        out.set::<L>(&numbers);
+    }
+    if let Some(out) = out.get_mut(x.len()) {
+        numbers = [0.0; RowBlock::LEN];
+        scale_row(x_rest, factor, weight_rest, &mut numbers);
+        out.set::<L>(&numbers);
+    }
+}
+
+/// [`add_norm_row`], block by block.
+#[inline(always)]
+fn add_norm_row_in_blocks<L: Lanes>(x: &mut [f32], y: &[f32], weight: &[f32], eps: f32, out: &mut [RowBlock]) {
+    for (x, y) in x.iter_mut().zip(y) {
+        *x += y;
+    }
+    norm_row_in_blocks::<L>(x, weight, eps, out);
+}
+
+/// `out = x * factor * weight`.
+#[inline(always)]
+fn scale_row(x: &[f32], factor: f32, weight: &[f32], out: &mut [f32]) {
+    for ((out, x), w) in out.iter_mut().zip(x).zip(weight) {
+        *out = x * factor * w;
+    }
 }
 
 /// Each head is normed by itself, in place.
@@ -363,6 +455,23 @@ fn silu_mul_row<L: Lanes>(gate: &[f32], up: &[f32], out: &mut [f32]) {
         let [gate, up, out] = &mut ends;
         silu_mul_lanes::<L>(gate, up, out);
         out_tail.copy_from_slice(&out[..out_tail.len()]);
+    }
+}
+
+/// [`silu_mul_row`], block by block.
+#[inline(always)]
+fn silu_mul_row_in_blocks<L: Lanes>(gate: &[f32], up: &[f32], out: &mut [RowBlock]) {
+    let (gate, gate_rest) = gate.as_chunks::<{ RowBlock::LEN }>();
+    let (up, up_rest) = up.as_chunks::<{ RowBlock::LEN }>();
+    let mut numbers = [0.0; RowBlock::LEN];
+    for ((out, gate), up) in out.iter_mut().zip(gate).zip(up) {
+        silu_mul_row::<L>(gate, up, &mut numbers);
+        out.set::<L>(&numbers);
+    }
+    if let Some(out) = out.get_mut(gate.len()) {
+        numbers = [0.0; RowBlock::LEN];
+        silu_mul_row::<L>(gate_rest, up_rest, &mut numbers[..gate_rest.len()]);
+        out.set::<L>(&numbers);
     }
 }
 

@@ -83,9 +83,10 @@ impl LayerOps for Profiled {
         eps: f32,
         rows: usize,
         out: &mut Buffer,
+        blocks: Option<&mut Buffer>,
     ) -> Result<(), KernelError> {
         let _time = self.time("rms_norm", 2 * rows * width(weight));
-        self.inner.rms_norm(x, weight, eps, rows, out)
+        self.inner.rms_norm(x, weight, eps, rows, out, blocks)
     }
 
     fn add_norm(
@@ -95,9 +96,10 @@ impl LayerOps for Profiled {
         weight: &Buffer,
         eps: f32,
         rows: usize,
+        blocks: Option<&mut Buffer>,
     ) -> Result<(), KernelError> {
         let _time = self.time("add_norm", 4 * rows * width(weight));
-        self.inner.add_norm(x, y, weight, eps, rows)
+        self.inner.add_norm(x, y, weight, eps, rows, blocks)
     }
 
     fn heads(
@@ -115,9 +117,16 @@ impl LayerOps for Profiled {
         self.inner.heads(device, kernels, batch, heads)
     }
 
-    fn silu_mul(&self, gate_up: &Buffer, width: usize, rows: usize, out: &mut Buffer) -> Result<(), KernelError> {
+    fn silu_mul(
+        &self,
+        gate_up: &Buffer,
+        width: usize,
+        rows: usize,
+        out: &mut Buffer,
+        blocks: Option<&mut Buffer>,
+    ) -> Result<(), KernelError> {
         let _time = self.time("silu_mul", 3 * rows * width);
-        self.inner.silu_mul(gate_up, width, rows, out)
+        self.inner.silu_mul(gate_up, width, rows, out, blocks)
     }
 
     fn keep(&self, batch: &ForwardBatch, x: &Buffer, width: usize, out: &mut Buffer) -> Result<(), KernelError> {

@@ -1,6 +1,6 @@
 //! What is asked of a step that has run: logits and hidden states of its rows, on the host or left on the device.
 
-use attention_kernels::{Dtype, KernelError};
+use attention_kernels::{Dtype, KernelError, Rows};
 use device::Buffer;
 
 use super::{LOGIT_ROWS, Model};
@@ -40,7 +40,7 @@ impl Model {
     fn compute_logits(&mut self, rows: usize) -> Result<(), KernelError> {
         self.with_logits = 0;
         let (head, step) = (self.head.as_ref().unwrap_or(&self.embedding), &mut self.step);
-        head.run(&self.kernels, &*self.device, &step.chosen, rows, &mut step.logits, Dtype::F32)
+        head.run(&self.kernels, &*self.device, Rows::Numbers(&step.chosen), rows, &mut step.logits, Dtype::F32)
     }
 
     /// Hidden states behind the final norm of up to [`LOGIT_ROWS`] rows of the last step, `[rows, hidden_size]`, on the
