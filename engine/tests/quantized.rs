@@ -129,11 +129,13 @@ fn a_plan_counts_the_packed_bytes() {
     let bytes = |quantization| plan(&EngineConfig { quantization, ..config("llama", Quantization::Q8) }).unwrap();
     let (full, q8, q4) = (bytes(None), bytes(Some(Quantization::Q8)), bytes(Some(Quantization::Q4)));
     // 560 embeddings and outputs of 64; per layer q, k, v (256 outputs of 64), output (64 of 128), gate and up (256 of
-    // 64), down (64 of 128). 17 or 9 bytes for 16 weights, as every k is whole pairs of blocks; 7 norms of 64 in float32.
-    let matrices = 2 * 560 * 64 + 3 * (256 * 64 + 64 * 128 + 256 * 64 + 64 * 128);
+    // 64), down (64 of 128); 7 norms of 64 in float32. In integers 17 or 9 bytes for 16 weights, and whole pairs of panels: 576
+    // outputs.
+    let layers = 3 * (256 * 64 + 64 * 128 + 256 * 64 + 64 * 128);
+    let (matrices, pairs) = (2 * 560 * 64 + layers, 2 * 576 * 64 + layers);
     assert_eq!(full.weight_bytes, (matrices + 7 * 64) * 4);
-    assert_eq!(q8.weight_bytes, matrices / 16 * 17 + 7 * 64 * 4);
-    assert_eq!(q4.weight_bytes, matrices / 16 * 9 + 7 * 64 * 4);
+    assert_eq!(q8.weight_bytes, pairs / 16 * 17 + 7 * 64 * 4);
+    assert_eq!(q4.weight_bytes, pairs / 16 * 9 + 7 * 64 * 4);
     assert!(q8.weights_line().ends_with("matrices in q8"), "{}", q8.weights_line());
 }
 

@@ -3,11 +3,15 @@
 use super::pack::Panels;
 use super::{Gemm, PackedMatrix, integer};
 use crate::simd::int8::DotIsa;
-use crate::simd::{LANES, Lanes};
+use crate::simd::{LANES, Lanes, ask_for};
 use crate::{Isa, Pool};
 
 /// Panels per task: enough to feed the widest tile several times, few enough to share among threads.
 const PANELS_PER_TASK: usize = 16;
+
+/// Below so many rows a band waits for memory, which is asked for so many bytes ahead.
+const FEW_ROWS: usize = 12;
+const AHEAD: usize = 4 << 10;
 
 /// One line of a panel: sixteen weights for one k.
 trait Line: Copy + Sync {
@@ -140,7 +144,8 @@ fn share<W: Line>(isa: Isa, task: &Task<'_, W>) {
     }
 }
 
-/// Covers rows × panels with tiles that fill the registers: many panels for few rows, many rows for two panels.
+/// Covers rows × panels with tiles that fill the registers. Few rows wait for memory, not for sums: they take two panels at a
+/// time, for of many streams side by side memory gives less.
 #[inline(always)]
 fn walk<L: Lanes, W: Line>(task: &Task<'_, W>) {
     let mut row = 0;
@@ -149,11 +154,11 @@ fn walk<L: Lanes, W: Line>(task: &Task<'_, W>) {
         let step = match (task.wide, left) {
             (true, 12..) => tiles::<L, W, 12, 2>(task, row),
             (true, 8..) => tiles::<L, W, 8, 2>(task, row),
-            (true, 4..) => tiles::<L, W, 4, 4>(task, row),
+            (true, 4..) => tiles::<L, W, 4, 2>(task, row),
             (false, 6..) => tiles::<L, W, 6, 1>(task, row),
             (_, 4..) => tiles::<L, W, 4, 1>(task, row),
-            (_, 2..) => tiles::<L, W, 2, 4>(task, row),
-            _ => tiles::<L, W, 1, 8>(task, row),
+            (_, 2..) => tiles::<L, W, 2, 2>(task, row),
+            _ => tiles::<L, W, 1, 2>(task, row),
         };
         row += step;
     }
@@ -181,6 +186,11 @@ fn tile<L: Lanes, W: Line, const M: usize, const P: usize>(task: &Task<'_, W>, r
     let w: [&[W]; P] = std::array::from_fn(|p| &task.lines[(panel + p) * k..][..k]);
     let mut acc = [[L::splat(0.0); P]; M];
     for i in 0..k {
+        if M < FEW_ROWS {
+            for w in w {
+                ask_for(w.as_ptr().wrapping_add(i).wrapping_byte_add(AHEAD).cast());
+            }
+        }
         let weights: [L; P] = std::array::from_fn(|p| w[p][i].load());
         for m in 0..M {
             let value = L::splat(x[m][i]);
