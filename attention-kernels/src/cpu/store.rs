@@ -8,6 +8,9 @@ use super::stored::{GivenScales, Slot, Stored, by_kind, expect_ours, of_head, pl
 use crate::args::{BlockCopyArgs, CacheWriteArgs, KernelError, KvCache, KvShape};
 use crate::format::KvDtype;
 
+/// Multiply-adds that take as long as to write one element: pages of a young cache come into being here.
+const COST: usize = 32;
+
 /// New rows of keys, or of values.
 struct Rows<'a> {
     source: &'a [f32],
@@ -47,7 +50,7 @@ pub(super) fn write(isa: Isa, pool: &Pool, args: CacheWriteArgs<'_>) -> Result<(
         (rows(args.key_offset, given.keys), Pages::of(keys, format.kv_dtype)?),
         (rows(args.value_offset, given.values), Pages::of(values, format.kv_dtype)?),
     ];
-    pool.chunks_mut(&mut both, 1, slots.len() * shape.num_kv_heads * shape.head_dim, |_, one| {
+    pool.chunks_mut(&mut both, 1, slots.len() * shape.num_kv_heads * shape.head_dim * COST, |_, one| {
         for (rows, pages) in one {
             device::dispatch!(isa, by_type(rows: &Rows<'_>, pages: &mut Pages<'_>));
         }

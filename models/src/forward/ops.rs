@@ -135,8 +135,9 @@ pub(super) struct Cpu {
     frequencies: Vec<f32>,
 }
 
-/// Rough costs of an element in multiply-adds, to decide whether a second thread is worth waking: of e to its power, and of
-/// picking it out of a packed matrix.
+/// Rough costs of an element in multiply-adds, to decide whether a second thread is worth its part: of a pass over it, of e to its
+/// power, and of picking it out of a packed matrix.
+const PASS_COST: usize = 8;
 const EXP_COST: usize = 16;
 const GATHER_COST: usize = 32;
 
@@ -180,7 +181,7 @@ impl LayerOps for Cpu {
             });
             return Ok(());
         }
-        self.threads.chunks_mut(&mut out.host_mut::<f32>()?[..rows * width], width, width, |t, out| {
+        self.threads.chunks_mut(&mut out.host_mut::<f32>()?[..rows * width], width, width * PASS_COST, |t, out| {
             let x = &x[t * width..][..width];
             device::dispatch!(isa, norm_row(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]));
         });
@@ -212,7 +213,7 @@ impl LayerOps for Cpu {
             });
             return Ok(());
         }
-        self.threads.zip_chunks_mut((x, width), (y, width), 2 * width, |_, x, y| {
+        self.threads.zip_chunks_mut((x, width), (y, width), width * PASS_COST, |_, x, y| {
             device::dispatch!(isa, add_norm_row(x: &mut [f32], y: &mut [f32], weight: &[f32], eps: f32));
         });
         Ok(())
@@ -320,7 +321,7 @@ impl Cpu {
         f: impl Fn(usize, &mut [f32]) + Sync + Send,
     ) -> Result<(), KernelError> {
         let qkv = &mut qkv.host_mut::<f32>()?[..rows * span.stride];
-        self.threads.chunks_mut(qkv, span.stride, span.heads * span.dim * 2, |t, row| {
+        self.threads.chunks_mut(qkv, span.stride, span.heads * span.dim * PASS_COST, |t, row| {
             f(t, &mut row[span.first * span.dim..][..span.heads * span.dim]);
         });
         Ok(())
