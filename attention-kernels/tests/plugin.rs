@@ -1,17 +1,13 @@
 //! Plug-ins: an example library, built as somebody else would build it, is loaded, chosen and run; bad ones are refused.
-#![allow(clippy::unwrap_used)]
-
-mod plugin_example;
-
 use std::path::Path;
 use std::process::Command;
 
+use crate::plugin_example::build;
 use attention_kernels::{
     AttentionArgs, AttentionBatch, KernelChoice, KernelError, KvCache, KvShape, Needs, Operation, load_plugin, select,
     variants,
 };
 use device::Device;
-use plugin_example::build;
 
 /// The `[kernels]` table.
 fn table(text: &str) -> KernelChoice {

@@ -1,10 +1,6 @@
 //! Continuous batching and preemption: what a request gives does not depend on its companions or on the pool.
 
-#![allow(clippy::unwrap_used)]
-
-mod common;
-
-use common::{alone, alone_on, config, on_sim, prompt, request, tokens};
+use crate::common::{alone, alone_on, config, on_sim, prompt, request, tokens};
 use engine::{EngineConfig, GenerationParams, GenerationRequest, Llm};
 use proptest::prelude::*;
 

@@ -1,12 +1,8 @@
 //! Beam search end to end, against searches that look at everything.
 
-#![allow(clippy::unwrap_used)]
-
-mod common;
-
 use std::collections::HashMap;
 
-use common::{alone, config, prompt, request, tokens};
+use crate::common::{alone, config, prompt, request, tokens};
 use engine::{
     BeamSearch, CompletionOutput, Engine, EngineConfig, Event, FinishReason, GenerationParams, GenerationRequest, Llm,
     SamplingParams, StopCause, TokenEvent,

@@ -1,10 +1,6 @@
 //! `best_of`: all candidates are made, the best are shown.
 
-#![allow(clippy::unwrap_used)]
-
-mod common;
-
-use common::{config, request};
+use crate::common::{config, request};
 use engine::{BeamSearch, CompletionOutput, Event, FinishReason, GenerationRequest, Llm, SubmitError};
 
 /// Candidates of different lengths: sampled, until a token that ends them.

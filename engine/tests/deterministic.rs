@@ -1,10 +1,6 @@
 //! `--deterministic` on the CUDA path, every launch run by `cuda-sim`: the bits of a request do not depend on what else runs.
 
-#![allow(clippy::unwrap_used)]
-
-mod common;
-
-use common::{config, request};
+use crate::common::{config, request};
 use engine::{AsyncEngine, Dtype, EngineConfig, Event, GenerationRequest, KvCacheDtype, Llm, PreemptionMode};
 
 /// In halves, which have two families of attention kernels. `None`, reported, where there is no compiler.
@@ -83,7 +79,7 @@ fn one_family_is_chosen_and_said_and_without_the_flag_another_may_be() {
         !said.contains("deterministic") && said.contains("decode cuda.paged, prefill cuda.paged_prefill"),
         "{said}"
     );
-    let on_cpu = EngineConfig { deterministic: true, ..common::config(64) };
+    let on_cpu = EngineConfig { deterministic: true, ..crate::common::config(64) };
     assert!(notes(on_cpu).contains("deterministic: attention of the family cpu."));
 }
 

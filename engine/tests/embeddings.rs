@@ -1,10 +1,6 @@
 //! Embeddings against `transformers` (`embedding_reference.json`: the last hidden states of the `llama` and `qwen3`
 //! reference cases in float32, pooled and brought to length 1), and bit for bit the same in every company.
 
-#![allow(clippy::unwrap_used)]
-
-mod common;
-
 use std::path::PathBuf;
 
 use engine::{
@@ -55,7 +51,7 @@ fn run(llm: &mut Llm, requests: Vec<GenerationRequest>) -> Vec<Vec<Event>> {
 fn embeddings_are_those_of_transformers() {
     for model in ["llama", "qwen3"] {
         let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../models/tests/reference").join(model);
-        let config = EngineConfig { model: ModelSource::Folder(folder), ..common::config(64) };
+        let config = EngineConfig { model: ModelSource::Folder(folder), ..crate::common::config(64) };
         let mut llm = Llm::new(config).unwrap();
         for case in cases(model) {
             let found = embedding(&run(&mut llm, vec![request(&case)])[0]);
@@ -70,15 +66,15 @@ fn embeddings_are_those_of_transformers() {
 fn an_embedding_is_the_same_bits_in_chunks_in_company_and_from_the_cache() {
     let bits = |vector: &[f32]| vector.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
     let cases = cases("llama");
-    let mut alone = Llm::new(common::config(256)).unwrap();
+    let mut alone = Llm::new(crate::common::config(256)).unwrap();
     let expected: Vec<_> =
         cases.iter().map(|case| bits(&embedding(&run(&mut alone, vec![request(case)])[0]))).collect();
     // Chunks of at most 20 tokens, a pool that is too small for all, generations beside; then the same from the cache.
-    let config = EngineConfig { max_num_batched_tokens: 20, ..common::config(24) };
+    let config = EngineConfig { max_num_batched_tokens: 20, ..crate::common::config(24) };
     let mut crowded = Llm::new(config).unwrap();
     for round in 0..2 {
         let mut requests: Vec<_> = cases.iter().map(request).collect();
-        requests.extend((10..14).map(|which| common::request(which, 20, 24, 1)));
+        requests.extend((10..14).map(|which| crate::common::request(which, 20, 24, 1)));
         let found = run(&mut crowded, requests);
         for ((case, events), expected) in cases.iter().zip(&found).zip(&expected) {
             assert_eq!(
@@ -94,13 +90,13 @@ fn an_embedding_is_the_same_bits_in_chunks_in_company_and_from_the_cache() {
 
 #[test]
 fn the_last_token_alone_is_computed_where_the_cache_knows_the_rest() {
-    let mut llm = Llm::new(common::config(64)).unwrap();
+    let mut llm = Llm::new(crate::common::config(64)).unwrap();
     let cached = |events: &[Event]| {
         events.iter().find_map(|e| if let Event::Started { cached_tokens } = e { Some(*cached_tokens) } else { None })
     };
     for (pooling, expected) in [(Pooling::Last, Some(88)), (Pooling::Mean, Some(0))] {
         let request = GenerationRequest {
-            prompt: common::prompt(7, 90),
+            prompt: crate::common::prompt(7, 90),
             params: GenerationParams::embedding(pooling),
             ..Default::default()
         };
@@ -113,7 +109,7 @@ fn the_last_token_alone_is_computed_where_the_cache_knows_the_rest() {
 
 #[test]
 fn an_embedding_with_an_output_is_refused() {
-    let mut engine = Engine::load(&common::config(16), &|_, _| {}).unwrap();
+    let mut engine = Engine::load(&crate::common::config(16), &|_, _| {}).unwrap();
     let embedding = GenerationParams::embedding(Pooling::Last);
     for params in [
         GenerationParams { n: 2, ..embedding.clone() },

@@ -1,12 +1,8 @@
 //! The engine on its own thread: streams, cancellation, draining, health.
 
-#![allow(clippy::unwrap_used)]
-
-mod common;
-
 use std::time::{Duration, Instant};
 
-use common::{config, request};
+use crate::common::{config, request};
 use engine::{AsyncEngine, Delta, EngineConfig, Event, FinishReason, SubmitError};
 
 fn start() -> AsyncEngine {

@@ -1,14 +1,10 @@
 //! Every way to keep keys and values: how far the reference cases move, that preemption and swap change no token, and the
 //! scales that a checkpoint brings. That blocks, chunks, batch and threads change no bit is in `reference.rs`.
 
-#![allow(clippy::unwrap_used)]
-
-mod common;
-
 use std::path::Path;
 
-use common::cases::{CASES, Prompt, folder, prompts};
-use common::{TOKEN_BYTES, config, request, tokens};
+use crate::common::cases::{CASES, Prompt, folder, prompts};
+use crate::common::{TOKEN_BYTES, config, request, tokens};
 use engine::{
     AsyncEngine, EngineConfig, Event, GenerationParams, GenerationRequest, KvCacheDtype, Llm, ModelSource,
     PreemptionMode, plan,

@@ -1,12 +1,6 @@
 //! Why a model does not run on a GPU, one line each with numbers and what to do; over a driver of host code
 //! (`device/tests/backends/driver.cpp`): this program once more, where that is the first `libcuda.so.1` that the loader finds.
 
-#![allow(clippy::unwrap_used)]
-
-mod common;
-#[path = "../../device/tests/backends/fake.rs"]
-mod fake;
-
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::OnceLock;
@@ -20,7 +14,7 @@ const FOLDER: &str = "LD_LIBRARY_PATH";
 
 fn model_on(device: &str) -> EngineConfig {
     let kernels_dir = std::env::var_os(FOLDER).map(PathBuf::from);
-    EngineConfig { device: device.into(), kernels_dir, kv_cache_memory_bytes: None, ..common::config(64) }
+    EngineConfig { device: device.into(), kernels_dir, kv_cache_memory_bytes: None, ..crate::common::config(64) }
 }
 
 /// The folder of the driver, which needs some kernels behind it; `None`, reported, where no compiler is.
@@ -31,8 +25,8 @@ fn driver() -> Option<&'static PathBuf> {
         let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("no_gpu");
         std::fs::create_dir_all(&folder).unwrap();
         let over = folder.join("libquire_sim_models.so");
-        fake::copy(&kernels, &over);
-        fake::compile("driver.cpp", &over, &folder.join("libcuda.so.1"));
+        crate::fake::copy(&kernels, &over);
+        crate::fake::compile("driver.cpp", &over, &folder.join("libcuda.so.1"));
         // A plan looks for kernels and opens none.
         std::fs::write(folder.join("attention_kernels.fatbin"), "").unwrap();
         Some(folder)
@@ -44,7 +38,7 @@ fn driver() -> Option<&'static PathBuf> {
 fn said(device: &str, variables: &[(&str, &str)]) -> Option<String> {
     let folder = driver()?;
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["starting", "--exact", "--include-ignored", "--nocapture"]).env(FOLDER, folder);
+    command.args(["no_gpu::starting", "--exact", "--include-ignored", "--nocapture"]).env(FOLDER, folder);
     let output = command.env(DEVICE, device).envs(variables.iter().copied()).output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
     assert!(output.status.success(), "{text}");

@@ -2,8 +2,6 @@
 //!
 //! `held_out.jsonl` is made by `models/demo/train/held_out.py`: chats of held-out questions, one JSON string a line.
 
-#![allow(clippy::unwrap_used)]
-
 use engine::{EngineConfig, Event, GenerationParams, GenerationRequest, Llm, Quantization};
 
 /// Tokens of a row; the model's context is 1,024.

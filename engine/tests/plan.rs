@@ -1,10 +1,6 @@
 //! What a start would take, and what is found wrong without reading a weight.
 
-#![allow(clippy::unwrap_used)]
-
-mod common;
-
-use common::{TOKEN_BYTES, config};
+use crate::common::{TOKEN_BYTES, config};
 use engine::{EngineConfig, ModelSource, plan};
 
 #[test]
@@ -41,7 +37,7 @@ fn sizes_that_can_not_be_had_name_their_flag() {
 
 #[test]
 fn a_folder_that_could_not_load_is_found_out() {
-    let ModelSource::Folder(source) = common::model() else { unreachable!() };
+    let ModelSource::Folder(source) = crate::common::model() else { unreachable!() };
     let copy = tempfile::tempdir().unwrap();
     for file in ["config.json", "tokenizer.json", "model.safetensors"] {
         std::fs::copy(source.join(file), copy.path().join(file)).unwrap();

@@ -1,14 +1,10 @@
 //! A profile of the engine: names are the registry's, times nest and add up, and the tokens are those of an engine without one.
 
-#![allow(clippy::unwrap_used)]
-
-mod common;
-
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use crate::common::{config, on_sim, request, tokens};
 use attention_kernels::{Operation, variants};
-use common::{config, on_sim, request, tokens};
 use device::profile::{Recorded, Track};
 use engine::profile::{Best, table, trace};
 use engine::{EngineConfig, Llm, PreemptionMode, Profile};

@@ -1,11 +1,7 @@
 //! The reference cases with weights in 8 and in 4 bits: how far the log-probabilities of 8 bits are from those of the full weights, and bit
 //! for bit the same ones whatever the block size, the chunks, the companions, the prefix cache, the threads or the kernel.
 
-#![allow(clippy::unwrap_used)]
-
-mod common;
-
-use common::cases::{CASES, Prompt, folder, prompts};
+use crate::common::cases::{CASES, Prompt, folder, prompts};
 use engine::{
     EngineConfig, Event, GenerationParams, GenerationRequest, Llm, ModelSource, Quantization, SamplingParams, plan,
 };
@@ -141,7 +137,7 @@ fn a_plan_counts_the_packed_bytes() {
 
 #[test]
 fn a_device_that_multiplies_with_no_such_weights_refuses_them_in_one_line_before_it_reads_any() {
-    let Some(on_sim) = common::on_sim(config("llama", Quantization::Q8)) else { return };
+    let Some(on_sim) = crate::common::on_sim(config("llama", Quantization::Q8)) else { return };
     for form in [Quantization::Q8, Quantization::Q4] {
         let config = EngineConfig { quantization: Some(form), ..on_sim.clone() };
         let said = plan(&config).unwrap_err().to_string();

@@ -8,8 +8,6 @@
 //! All pairs of settings run here, on `cuda-sim` for the shorter prompts and their first tokens; `QUIRE_TEST_ALL=1`
 //! (`cargo xtask test-all`) runs the full product and everything.
 
-#![allow(clippy::unwrap_used)]
-
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 

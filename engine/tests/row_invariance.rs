@@ -5,14 +5,10 @@
 //!
 //! Weights are random: nothing is compared but bits. That tokens are right is in `reference.rs`, on shorter contexts.
 
-#![allow(clippy::unwrap_used)]
-
-mod common;
-
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use common::{checkpoint, prompt};
+use crate::common::{checkpoint, prompt};
 use engine::{
     EngineConfig, Event, GenerationParams, GenerationRequest, KvCacheDtype, Llm, ModelSource, Quantization,
     SamplingParams, TokenLogprobs,

@@ -1,16 +1,10 @@
 //! A decode step in steady state: how often it allocates, copies and waits. The device does nothing, so that what is left
 //! is the host's.
 
-#![allow(clippy::unwrap_used)]
-
-mod common;
-#[path = "../../device/tests/support/allocations.rs"]
-mod counter;
-
 use std::sync::atomic::Ordering::Relaxed;
 
-use common::noop::{NoOp, decoding};
-use counter::allocations;
+use crate::common::noop::{NoOp, decoding};
+use crate::counter::allocations;
 
 #[test]
 fn a_decode_step_in_steady_state_waits_once_and_hardly_allocates() {

@@ -1,10 +1,6 @@
 //! What ends a sequence, and what it shows then.
 
-#![allow(clippy::unwrap_used)]
-
-mod common;
-
-use common::{config, prompt};
+use crate::common::{config, prompt};
 use engine::{CompletionOutput, FinishReason, GenerationParams, GenerationRequest, Llm, SamplingParams, StopCause};
 
 /// The reference model's end-of-sequence token.

@@ -1,6 +1,4 @@
 //! Structured output: what a grammar holds always matches it, whatever else is asked for and whatever happens on the way.
-#![allow(clippy::unwrap_used)]
-
 use std::collections::HashMap;
 use std::sync::{LazyLock, Mutex};
 

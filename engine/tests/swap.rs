@@ -1,10 +1,6 @@
 //! Preemption by swap: keys and values leave for host memory and come back, and no token changes.
 
-#![allow(clippy::unwrap_used)]
-
-mod common;
-
-use common::{TOKEN_BYTES, alone, config, request, tokens};
+use crate::common::{TOKEN_BYTES, alone, config, request, tokens};
 use engine::{EngineConfig, GenerationRequest, Llm, PreemptionMode};
 
 /// Host blocks of 8 tokens that a test allows.

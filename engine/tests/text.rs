@@ -2,8 +2,6 @@
 //!
 //! `text_reference/<case>/`: a `tokenizer.json` of a kind (byte fallback with and without a metaspace pre-tokenizer, byte-level
 //! as Llama 3 and Qwen have it), and `texts.json` with continuations of prompts and with lists of ids, both with their texts.
-#![allow(clippy::unwrap_used)]
-
 use std::path::Path;
 use std::sync::Arc;
 

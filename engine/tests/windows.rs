@@ -1,12 +1,8 @@
 //! Sliding windows: blocks behind them come back, also where only some layers have one, and no bit changes.
 
-#![allow(clippy::unwrap_used)]
-
-mod common;
-
 use std::path::Path;
 
-use common::{prompt, request, tokens};
+use crate::common::{prompt, request, tokens};
 use engine::{EngineConfig, Event, GenerationParams, GenerationRequest, Llm, ModelSource};
 
 fn case(name: &str) -> std::path::PathBuf {
@@ -31,7 +27,7 @@ fn config(folder: &Path, bytes: u64) -> EngineConfig {
     EngineConfig {
         model: ModelSource::Folder(folder.to_path_buf()),
         kv_cache_memory_bytes: Some(bytes),
-        ..common::config(1)
+        ..crate::common::config(1)
     }
 }
 

@@ -1,11 +1,8 @@
 //! What is wrong with a checkpoint is said in one line that names the file, what was found and what was expected.
-#![allow(clippy::unwrap_used)]
-
-mod common;
 
 use std::path::Path;
 
-use common::{Copy, files, folder, message};
+use crate::common::{Copy, files, folder, message};
 use models::{ChatTemplate, GenerationDefaults, LoadError, ModelConfig, ModelFiles, Tokenizer, Weights};
 use serde_json::{Value, json};
 

@@ -1,9 +1,6 @@
 //! The Jinja of chat templates against what transformers 5.23 (Jinja2 3.1) prints for the same template.
-#![allow(clippy::unwrap_used)]
 
-mod common;
-
-use common::{Copy, message};
+use crate::common::{Copy, message};
 use models::{ChatInput, ChatTemplate, TemplateError};
 use serde_json::{Map, Value, json};
 

@@ -1,9 +1,6 @@
 //! `config.json` in the spellings and shapes that checkpoints come in.
-#![allow(clippy::unwrap_used)]
 
-mod common;
-
-use common::{Copy, message};
+use crate::common::{Copy, message};
 use models::{Architecture, GenerationDefaults, ModelConfig, RopeScaling};
 use serde_json::{Value, json};
 
@@ -21,7 +18,7 @@ fn without(case: &str, keys: &[&str]) -> ModelConfig {
 
 #[test]
 fn the_newer_spelling_of_rope_reads_like_the_older_one() {
-    for case in common::CASES {
+    for case in crate::common::CASES {
         let older = with(case, json!({}));
         let newer = Copy::of(case).edit(FILE, |config| {
             let config = config.as_object_mut().unwrap();

@@ -1,7 +1,5 @@
 //! The forward pass against the reference's last-position logits: in float32, through pages, in chunks of any size.
 
-#![allow(clippy::unwrap_used)]
-
 use std::path::PathBuf;
 use std::sync::Arc;
 

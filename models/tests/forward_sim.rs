@@ -1,13 +1,9 @@
 //! The forward pass on `cuda-sim`, or on `cuda` where `QUIRE_TEST_DEVICE` says so, against the reference's last-position logits, in every type; its memory is what was planned.
 
-#![allow(clippy::unwrap_used)]
-
-mod common;
-
 use std::sync::Arc;
 
+use crate::common::{CASES, expected, files, folder, ids, list, text};
 use attention_kernels::{Dtype, KernelChoice, KvCache, KvDtype, Needs, select};
-use common::{CASES, expected, files, folder, ids, list, text};
 use device::{Device, Options};
 use models::{ForwardBatch, Model, ModelConfig, StepLimits, Weights, dense_weight_bytes, kv_scale_bytes};
 use safetensors::SafeTensors;

@@ -3,15 +3,11 @@
 //! A replay runs what was captured and nothing else, so a length, a slot or a grid that was frozen by mistake shows in the
 //! steps after the first.
 
-#![allow(clippy::unwrap_used)]
-
-mod common;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use crate::common::{faulty::faulty, files};
 use attention_kernels::{Dtype, KernelChoice, KvCache, Needs, select};
-use common::{faulty::faulty, files};
 use device::{Device, Options};
 use models::{ForwardBatch, GraphCount, Model, ModelConfig, StepLimits, Weights};
 

@@ -1,9 +1,6 @@
 //! The reference checkpoints as they stand: configuration, weights, tokenizer and chat template.
-#![allow(clippy::unwrap_used)]
 
-mod common;
-
-use common::{CASES, expected, files, folder, ids, list, text};
+use crate::common::{CASES, expected, files, folder, ids, list, text};
 use models::{
     Architecture, ChatInput, ChatTemplate, GenerationDefaults, ModelConfig, RopeConfig, RopeScaling, Tokenizer,
     WeightDtype, Weights,

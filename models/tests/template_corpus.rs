@@ -1,10 +1,7 @@
 //! Families of chat templates that no reference checkpoint of the tree has (Gemma 2 and 3, Phi 3, Mixtral's list with one for
 //! tools), in our own wording, against the texts that transformers renders from them: `corpus/templates.json`.
-#![allow(clippy::unwrap_used)]
 
-mod common;
-
-use common::{Copy, list, text};
+use crate::common::{Copy, list, text};
 use models::{ChatInput, ChatTemplate};
 use serde_json::Value;
 

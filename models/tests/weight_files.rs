@@ -1,12 +1,9 @@
 //! Weights in the types, files and names that checkpoints come in.
-#![allow(clippy::unwrap_used)]
-
-mod common;
 
 use std::collections::HashMap;
 use std::fs;
 
-use common::{Copy, files, message};
+use crate::common::{Copy, files, message};
 use half::{bf16, f16};
 use models::{WeightDtype, Weights};
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
@@ -129,7 +126,7 @@ fn a_tensor_that_is_missing_or_of_another_shape_is_named() {
 
 #[test]
 fn a_truncated_file_is_refused_wherever_it_ends() {
-    let bytes = fs::read(common::folder("llama").join(SINGLE)).unwrap();
+    let bytes = fs::read(crate::common::folder("llama").join(SINGLE)).unwrap();
     let header = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
     for end in
         [0, 1, 7, 8, 9, 8 + header / 2, 8 + header - 1, 8 + header, 8 + header + 1, bytes.len() / 2, bytes.len() - 1]

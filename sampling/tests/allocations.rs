@@ -1,10 +1,5 @@
 //! A sampler that has seen its vocabulary once does not allocate any more.
-#![allow(clippy::unwrap_used)]
-
-#[path = "../../device/tests/support/allocations.rs"]
-mod counter;
-
-use counter::allocations;
+use crate::counter::allocations;
 use sampling::{Context, Sampler, SamplingParams};
 
 #[test]

@@ -1,10 +1,6 @@
 //! Draws follow the probabilities, and nothing but the request decides them.
-#![allow(clippy::unwrap_used)]
 
-#[path = "common/distribution.rs"]
-mod distribution;
-
-use distribution::{assert_distribution, chi_square};
+use crate::distribution::{assert_distribution, chi_square};
 use sampling::{Context, Sampler, SamplingParams};
 
 fn context(output: &[u32], seed: u64, sequence: u32) -> Context<'_> {

@@ -1,11 +1,7 @@
 //! The sampler against a plain float64 model: sorts everything, keeps a flag per token, takes one step after the other.
-#![allow(clippy::unwrap_used)]
 
-#[path = "common/rows.rs"]
-mod rows;
-
+use crate::rows::rows;
 use proptest::prelude::*;
-use rows::rows;
 use sampling::{Context, Sampler, SamplingParams, gumbel_noise, token_logprobs};
 
 /// A cut nearer than this to its boundary may fall either way in float32.

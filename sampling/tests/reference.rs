@@ -1,12 +1,8 @@
 //! The sampler cases of the reference data: transformers' logits processors in vLLM's order.
 //!
 //! `reference/sampling.json` describes the cases, `reference/sampling.safetensors` holds `<key>.logits` and `<key>.probs`.
-#![allow(clippy::unwrap_used)]
 
-#[path = "common/cases.rs"]
-mod cases;
-
-use cases::{Case, cases, ids};
+use crate::cases::{Case, cases, ids};
 use sampling::{Sampler, token_logprobs};
 
 /// Greatest difference of a probability.

@@ -1,12 +1,9 @@
 //! Whole answers and streams: the same text, the right counts, everything that was asked for.
-#![allow(clippy::unwrap_used)]
-
-mod common;
 
 use std::sync::LazyLock;
 use std::time::Duration;
 
-use common::Server;
+use crate::common::Server;
 use engine::{EngineConfig, ModelSource};
 use serde_json::{Value, json};
 use server::http::ServerOptions;
@@ -271,7 +268,7 @@ fn the_offset_of_a_token_is_where_its_text_stands() {
     // A tokenizer as SentencePiece makes them: its first token writes a space that the text does not have, and rare
     // characters are one token per byte.
     let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tests/reference/llama");
-    let config = EngineConfig { model: ModelSource::Folder(folder), ..common::config() };
+    let config = EngineConfig { model: ModelSource::Folder(folder), ..crate::common::config() };
     let server = Server::with(config, ServerOptions::default(), Duration::ZERO);
     for prompt in ["Hello", "Hello world, this is a prompt", "a 日本語 🙂é b"] {
         let body = json!({"prompt": prompt, "echo": true, "logprobs": 1, "max_tokens": 2, "temperature": 0});

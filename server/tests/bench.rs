@@ -1,6 +1,4 @@
 //! `quire bench`: tables on standard output, figures in a file, one line for what can not be measured.
-#![allow(clippy::unwrap_used)]
-
 use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;

@@ -1,7 +1,4 @@
 //! `quire bench serve` and `quire top` as programs, against a small server of known answers and against the real one.
-#![allow(clippy::unwrap_used)]
-
-mod common;
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -9,7 +6,7 @@ use std::process::{Command, Output};
 use std::thread::sleep;
 use std::time::Duration;
 
-use common::{Server, config};
+use crate::common::{Server, config};
 use serde_json::{Value, json};
 use server::http::ServerOptions;
 

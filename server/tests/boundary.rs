@@ -1,13 +1,9 @@
 //! Whatever JSON comes in: an answer or the error object, never a 5xx, and the server goes on.
-#![allow(clippy::unwrap_used)]
-
-mod common;
-mod fuzzed;
 
 use std::sync::OnceLock;
 
-use common::Server;
-use fuzzed::PATHS;
+use crate::common::Server;
+use crate::fuzzed::PATHS;
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 
@@ -186,8 +182,8 @@ proptest! {
 
     #[test]
     fn what_libfuzzer_tries_holds_for_any_bytes(route in any::<u8>(), body in request(), bytes in prop::collection::vec(any::<u8>(), 0..64)) {
-        fuzzed::request(&bytes);
-        fuzzed::request(&[&[route], body.to_string().as_bytes()].concat());
+        crate::fuzzed::request(&bytes);
+        crate::fuzzed::request(&[&[route], body.to_string().as_bytes()].concat());
     }
 
     #[test]
@@ -197,6 +193,6 @@ proptest! {
         stop in prop::collection::vec("[ a-e]{0,2}", 0..3),
         skip_special_tokens: bool,
     ) {
-        fuzzed::detokeniser(&prompt, &output, &stop, skip_special_tokens);
+        crate::fuzzed::detokeniser(&prompt, &output, &stop, skip_special_tokens);
     }
 }

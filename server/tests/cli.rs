@@ -1,6 +1,4 @@
 //! The binary from outside: results on standard output alone, one line for what is wrong, no panic.
-#![allow(clippy::unwrap_used)]
-
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
 

@@ -1,11 +1,8 @@
 //! What `deploy/` says of the program is true: flags exist, ports and probes meet, and whoever stops it waits long enough.
-#![allow(clippy::unwrap_used)]
-
-mod common;
 
 use std::process::Command;
 
-use common::Server;
+use crate::common::Server;
 
 const DOCKERFILE: &str = include_str!("../../deploy/Dockerfile");
 const UNIT: &str = include_str!("../../deploy/systemd/quire.service");

@@ -1,13 +1,10 @@
 //! `/v1/embeddings`: every form of input, both encodings, and what is refused. The numbers themselves are held against
 //! `transformers` in `engine/tests/embeddings.rs`.
-#![allow(clippy::unwrap_used)]
-
-mod common;
 
 use std::sync::LazyLock;
 use std::time::Duration;
 
-use common::{Server, config};
+use crate::common::{Server, config};
 use engine::{EngineConfig, ModelSource, Pooling};
 use serde_json::{Value, json};
 use server::http::ServerOptions;

@@ -1,11 +1,8 @@
 //! What is wrong with a request is told with a fitting status, an error object, and the name of the field.
-#![allow(clippy::unwrap_used)]
-
-mod common;
 
 use std::sync::LazyLock;
 
-use common::Server;
+use crate::common::Server;
 use serde_json::{Value, json};
 
 static SERVER: LazyLock<Server> = LazyLock::new(Server::start);
@@ -109,7 +106,7 @@ fn searches_that_can_not_be_are_refused_by_the_field_that_asks() {
         }
     }
     // The engine's own limit.
-    let config = engine::EngineConfig { max_num_seqs: 4, ..common::config() };
+    let config = engine::EngineConfig { max_num_seqs: 4, ..crate::common::config() };
     let server = Server::with(config, Default::default(), std::time::Duration::ZERO);
     for (fields, param) in [
         (json!({"n": 5}), "n"),

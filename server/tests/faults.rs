@@ -1,8 +1,5 @@
 //! Kernels that fail, hang or panic, put in place through the registry as any plug-in would be: who is told what, and who
 //! goes on.
-#![allow(clippy::unwrap_used)]
-
-mod common;
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -11,10 +8,10 @@ use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use crate::common::{Reply, Server, config};
 use attention_kernels::{
     CacheWriteArgs, Capabilities, Kernel, KernelChoice, KernelError, Operation, Variant, inventory, variants,
 };
-use common::{Reply, Server, config};
 use device::Device;
 use engine::{AsyncEngine, EngineConfig};
 use serde_json::json;
@@ -216,7 +213,7 @@ fn p23_the_program_exits_with_an_error_when_its_engine_thread_dies() {
     let file = folder.path().join("quire.toml");
     std::fs::write(&file, "[kernels]\ncache_write = \"test.faulty\"\n").unwrap();
     let mut program = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "the_program_with_a_faulty_kernel", "--nocapture"])
+        .args(["--exact", "faults::the_program_with_a_faulty_kernel", "--nocapture"])
         .env(PROGRAM, &file)
         .stdout(Stdio::null())
         .stderr(Stdio::piped())

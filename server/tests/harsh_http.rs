@@ -1,15 +1,12 @@
 //! HTTP as other clients, proxies and attackers speak it: answered, or refused with a fitting status, and the server
 //! goes on.
-#![allow(clippy::unwrap_used)]
-
-mod common;
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::sync::LazyLock;
 use std::time::Duration;
 
-use common::Server;
+use crate::common::Server;
 
 static SERVER: LazyLock<Server> = LazyLock::new(Server::start);
 

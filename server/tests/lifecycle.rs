@@ -1,13 +1,10 @@
 //! Clients that leave, clients that read slowly, keys, metrics, and the stop.
-#![allow(clippy::unwrap_used)]
-
-mod common;
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-use common::{Reply, Server, config};
+use crate::common::{Reply, Server, config};
 use engine::EngineConfig;
 use serde_json::json;
 use server::http::ServerOptions;

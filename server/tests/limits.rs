@@ -1,13 +1,10 @@
 //! Keys, origins, sizes, times and numbers: every limit is met once, from both sides where that is cheap.
-#![allow(clippy::unwrap_used)]
-
-mod common;
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
-use common::{Reply, Server, config};
+use crate::common::{Reply, Server, config};
 use engine::EngineConfig;
 use serde_json::{Value, json};
 use server::http::{Cors, Limits, ServerOptions};

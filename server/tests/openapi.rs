@@ -1,12 +1,9 @@
 //! `/openapi.json`: a sound document that says of requests what the code does.
-#![allow(clippy::unwrap_used)]
-
-mod common;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::LazyLock;
 
-use common::Server;
+use crate::common::Server;
 use serde_json::{Map, Value, json};
 
 static SERVER: LazyLock<Server> = LazyLock::new(Server::start);

@@ -1,12 +1,9 @@
 //! The page and the state behind it, as an HTTP client sees them; what a browser makes of the page is `cargo xtask page-test`.
-#![allow(clippy::unwrap_used)]
-
-mod common;
 
 use std::io::{BufRead, BufReader};
 use std::time::Duration;
 
-use common::{Server, config};
+use crate::common::{Server, config};
 use serde_json::{Value, json};
 use server::http::ServerOptions;
 

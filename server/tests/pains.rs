@@ -1,13 +1,10 @@
 //! What users of such servers complain of, by the numbers of `docs/pains.md`, as a client sees it.
-#![allow(clippy::unwrap_used)]
-
-mod common;
 
 use std::io::Read;
 use std::process::Command;
 use std::time::Duration;
 
-use common::{Reply, Server, config};
+use crate::common::{Reply, Server, config};
 use engine::EngineConfig;
 use serde_json::{Value, json};
 use server::http::ServerOptions;

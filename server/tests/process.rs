@@ -1,13 +1,10 @@
 //! `quire serve` as a process: what it logs, and the keys that it reads from a file.
-#![allow(clippy::unwrap_used)]
-
-mod common;
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::process::{Child, Command, Stdio};
 
-use common::Reply;
+use crate::common::Reply;
 use serde_json::Value;
 
 struct Process {

@@ -1,11 +1,8 @@
 //! Thoughts in front of an answer, over HTTP.
-#![allow(clippy::unwrap_used)]
-
-mod common;
 
 use std::time::Duration;
 
-use common::{Server, config};
+use crate::common::{Server, config};
 use serde_json::{Value, json};
 use server::http::{Reasoning, ServerOptions};
 

@@ -1,12 +1,9 @@
 //! `/v1/responses`: the answer is that of a chat, whole and as events that put together the same answer.
-#![allow(clippy::unwrap_used)]
-
-mod common;
 
 use std::sync::LazyLock;
 use std::time::Duration;
 
-use common::{Server, config};
+use crate::common::{Server, config};
 use engine::text::ToolFormat;
 use serde_json::{Value, json};
 use server::http::{Reasoning, ServerOptions};

@@ -1,11 +1,8 @@
 //! `best_of` and beam search over HTTP: the answers are the best, in order, and the counts are those of what is returned.
-#![allow(clippy::unwrap_used)]
-
-mod common;
 
 use std::sync::LazyLock;
 
-use common::Server;
+use crate::common::Server;
 use serde_json::{Value, json};
 
 static SERVER: LazyLock<Server> = LazyLock::new(Server::start);

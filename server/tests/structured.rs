@@ -1,11 +1,8 @@
 //! Structured output over HTTP: every field that asks for it, on both APIs, whole and streamed; and every bad one.
-#![allow(clippy::unwrap_used)]
-
-mod common;
 
 use std::sync::LazyLock;
 
-use common::Server;
+use crate::common::Server;
 use serde_json::{Value, json};
 
 static SERVER: LazyLock<Server> = LazyLock::new(Server::start);

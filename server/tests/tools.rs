@@ -1,12 +1,9 @@
 //! Tool calls over HTTP: calls that must come, whole and streamed; turns with calls in them; bad requests.
-#![allow(clippy::unwrap_used)]
-
-mod common;
 
 use std::sync::LazyLock;
 use std::time::Duration;
 
-use common::{Server, config};
+use crate::common::{Server, config};
 use engine::text::ToolFormat;
 use serde_json::{Value, json};
 use server::http::ServerOptions;

@@ -1,7 +1,5 @@
 //! `cargo xtask build-kernels` on a small crate of its own: what is compiled again, and what a mistake looks like.
 
-#![allow(clippy::unwrap_used)]
-
 use std::path::{Path, PathBuf};
 
 use xtask::kernels::manifest::Manifest;

@@ -9,8 +9,8 @@ use attention_kernels::trial::{Look, OnDevice, Problem, Results, UNTOUCHED};
 use attention_kernels::{CacheFormat, Dtype, KvDtype, Layout, Operation, PARTITION, Variant, variants};
 use device::Device;
 
-use crate::devices::{self, variants_on};
-use crate::looks;
+use super::devices::{self, variants_on};
+use super::looks;
 
 const ATTENTION: [Operation; 2] = [Operation::Decode, Operation::Prefill];
 

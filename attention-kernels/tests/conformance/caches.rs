@@ -9,9 +9,9 @@ use attention_kernels::{
 use device::Device;
 use std::sync::Arc;
 
-use crate::covering;
-use crate::devices::{self, buffer, bytes, variants_on};
-use crate::looks;
+use super::covering;
+use super::devices::{self, buffer, bytes, variants_on};
+use super::looks;
 
 /// For writes of up to so many rows.
 pub fn write_workspace(device: &dyn Device, shape: &KvShape, rows: usize) -> Workspace {

@@ -4,7 +4,7 @@
 use attention_kernels::trial::Look;
 use attention_kernels::{CacheFormat, KvDtype, Layout, PARTITION, Sizes, Variant};
 
-use crate::covering;
+use super::covering;
 
 /// Query heads, key/value heads: MHA, GQA, MQA, and a group that no tile of 16 holds.
 const HEADS: [(usize, usize); 4] = [(2, 2), (6, 2), (5, 1), (18, 1)];

@@ -6,8 +6,8 @@ use std::process::Command;
 use attention_kernels::{KernelChoice, Needs, select};
 use xtask::not_run;
 
+use super::{attention, devices};
 use crate::plugin_example;
-use crate::{attention, devices};
 
 /// The file with the `[kernels]` table, for the process that loads what it names.
 const CHOICE: &str = "CONFORMANCE_OF_PLUGIN";
@@ -23,7 +23,9 @@ fn a_plug_in_chosen_by_toml_holds_every_claim() {
     let library = plugin_example::build("").display().to_string();
     std::fs::write(&file, format!("decode = {NAME:?}\nprefill = {NAME:?}\n[[plugin]]\npath = {library:?}\n")).unwrap();
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["plugins::the_table_of_a_plug_in", "--exact", "--ignored", "--nocapture"]).env(CHOICE, &file);
+    command
+        .args(["conformance::plugins::the_table_of_a_plug_in", "--exact", "--ignored", "--nocapture"])
+        .env(CHOICE, &file);
     let output = command.output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{said}");

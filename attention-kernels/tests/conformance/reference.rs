@@ -11,8 +11,8 @@ use attention_kernels::{
 use safetensors::SafeTensors;
 use serde::Deserialize;
 
-use crate::caches::{loaded, write_workspace};
-use crate::devices::{self, buffer, bytes, variants_on};
+use super::caches::{loaded, write_workspace};
+use super::devices::{self, buffer, bytes, variants_on};
 
 #[derive(Deserialize)]
 struct Case {

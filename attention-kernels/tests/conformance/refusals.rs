@@ -6,7 +6,7 @@ use attention_kernels::{
 };
 use device::{Buffer, Device};
 
-use crate::devices;
+use super::devices;
 
 const SHAPE: KvShape = KvShape { num_blocks: 8, num_kv_heads: 2, block_size: 16, head_dim: 64 };
 

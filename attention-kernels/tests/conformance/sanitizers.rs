@@ -8,10 +8,10 @@ use attention_kernels::{CacheWriteArgs, Kernel, KvCache, Operation, PARTITION, v
 use device::Device;
 use xtask::kernels::host::Sanitizer;
 
-use crate::caches::{copy_all, loaded, write_workspace};
-use crate::devices::{self, KERNELS, buffer};
-use crate::looks;
-use crate::transfers::convert_all;
+use super::caches::{copy_all, loaded, write_workspace};
+use super::devices::{self, KERNELS, buffer};
+use super::looks;
+use super::transfers::convert_all;
 
 /// Small batches for a look: two partitions of which a window leaves some tokens each, one row or a chunk of them, and some
 /// tiles of one partition. What a barrier orders is there in them as in great ones.

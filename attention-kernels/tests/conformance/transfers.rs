@@ -8,8 +8,8 @@ use attention_kernels::trial::numbers::{Random, from_byte, from_bytes, round, to
 use attention_kernels::{CacheFormat, Dtype, KvCache, KvDtype, KvScales, KvShape, Layout, SwapSpace, convert_fp8};
 use device::{Device, Queue};
 
-use crate::covering;
-use crate::devices::{self, buffer, bytes};
+use super::covering;
+use super::devices::{self, buffer, bytes};
 
 #[test]
 fn blocks_that_are_swapped_out_and_in_are_the_same_and_alone_change() {

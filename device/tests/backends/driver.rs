@@ -76,7 +76,7 @@ fn the_cuda_backend_meets_every_demand_over_a_driver_of_host_code() {
         return;
     }
     let Some(fake) = Fake::get() else { return };
-    let output = fake.run("", &["--skip", ALONE], &[]);
+    let output = fake.run("backends::", &["--skip", ALONE], &[]);
     let said = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{said}");
     assert!(!said.contains("NOT RUN") && said.contains("kernels_run_in_order"), "{said}");
@@ -113,7 +113,7 @@ fn what_a_driver_lacks_is_said_in_one_line() {
         (("FAKE_RETAIN", "999"), "does not start (CUDA_ERROR_UNKNOWN, a text of the driver)"),
         (("FAKE_CAPABILITY", "100"), "found code for sm_90, expected some for compute capability 10.0"),
     ] {
-        let output = fake.run("driver::opening", &["--exact"], &[variables]);
+        let output = fake.run("backends::driver::opening", &["--exact"], &[variables]);
         let said = String::from_utf8_lossy(&output.stdout);
         let line = said.lines().find(|line| line.contains(words));
         assert!(output.status.success() && line.is_some(), "{variables:?}: {said}");

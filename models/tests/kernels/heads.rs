@@ -6,8 +6,10 @@ use attention_kernels::{CacheFormat, Dtype, KvCache, KvDtype, KvScales, KvShape,
 use device::Device;
 use models::kernels::{self, HeadsArgs};
 
-use crate::numbers::{Random, from_byte, from_bytes, round, to_byte};
-use crate::{KERNELS, buffer, bytes, check, covering, everything, floats, numbers_of, tolerance};
+use crate::covering;
+
+use super::numbers::{Random, from_byte, from_bytes, round, to_byte};
+use super::{KERNELS, buffer, bytes, check, everything, floats, numbers_of, tolerance};
 
 const EPS: f32 = 1e-6;
 const BLOCK_SIZE: usize = 8;
@@ -159,7 +161,7 @@ pub fn conforms(device: &dyn Device, seed: u64, look: &Look) {
     }
 }
 
-/// A row is what [`int8_row`](crate::numbers::int8_row) makes of some numbers within the tolerance of the truth: the scale is
+/// A row is what [`int8_row`](super::numbers::int8_row) makes of some numbers within the tolerance of the truth: the scale is
 /// the greatest one's, and each byte is its number's under that scale.
 fn is_scaled(what: &str, format: CacheFormat, scale: f32, bytes: &[u8], truth: &[(f64, f64)]) {
     let greatest = truth.iter().map(|(truth, _)| truth.abs()).fold(0.0, f64::max);

@@ -4,8 +4,8 @@ use attention_kernels::Dtype;
 use device::Device;
 use models::kernels::{self, Activation};
 
-use crate::numbers::{Random, from_bytes, to_bytes};
-use crate::{KERNELS, buffer, bytes, check, floats, numbers_of};
+use super::numbers::{Random, from_bytes, to_bytes};
+use super::{KERNELS, buffer, bytes, check, floats, numbers_of};
 
 /// Whole vectors and not, less than a thread's share and more than a block's; the odd ones are of reference checkpoints.
 pub const WIDTHS: [usize; 10] = [1, 8, 64, 88, 104, 130, 150, 2047, 2048, 2056];

@@ -5,9 +5,9 @@ use device::Device;
 use models::kernels::{self, Activation};
 use xtask::kernels::host::Sanitizer;
 
-use crate::numbers::Random;
-use crate::rows::WIDTHS;
-use crate::{KERNELS, buffer, everything, floats, heads, numbers_of};
+use super::numbers::Random;
+use super::rows::WIDTHS;
+use super::{KERNELS, buffer, everything, floats, heads, numbers_of};
 
 fn record(device: &dyn Device, step: usize) {
     for dtype in Dtype::ALL {

@@ -6,9 +6,10 @@ use proptest::test_runner::{Config, TestRunner};
 use sampling::TokenSet;
 use sampling::device::Row;
 
-use crate::problem::{OnDevice, Sequence, TYPES, limits, rounded, sampler, step};
+use super::KERNELS;
+use super::problem::{OnDevice, Sequence, TYPES, limits, rounded, sampler, step};
 use crate::rows::rows_of;
-use crate::{KERNELS, support};
+use crate::support;
 
 const STEPS: usize = 4;
 /// Slots; the sequences of a history are fewer.
@@ -141,7 +142,7 @@ fn every_history_draws_the_hosts_tokens_and_log_probabilities() {
 #[test]
 fn a_step_alone_is_what_it_is_in_a_batch() {
     let Some(device) = KERNELS.sim(7) else { return };
-    let logits: Vec<Vec<f32>> = (0..5).map(|row| crate::problem::generated(9000, row)).collect();
+    let logits: Vec<Vec<f32>> = (0..5).map(|row| super::problem::generated(9000, row)).collect();
     let sequences: Vec<Sequence> = (0..5u32)
         .map(|i| {
             let params = sampling::SamplingParams {
@@ -160,7 +161,7 @@ fn a_step_alone_is_what_it_is_in_a_batch() {
             sampler.set_row(slot, &sequence.params, &sequence.context()).unwrap();
         }
         let on_device = OnDevice::new(&*device, TYPES[0], logits.iter().map(|row| &row[..]));
-        step(&mut sampler, &on_device, &crate::problem::rows_of(0..5))
+        step(&mut sampler, &on_device, &super::problem::rows_of(0..5))
     };
     for (i, sequence) in sequences.iter().enumerate() {
         let mut sampler = sampler(&device, limits(1, 9000));

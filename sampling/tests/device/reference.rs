@@ -3,9 +3,9 @@
 use sampling::TokenLogprobs;
 use sampling::device::{LogitsType, Row};
 
-use crate::KERNELS;
+use super::KERNELS;
+use super::problem::{OnDevice, Sequence, limits, rows_of, sampler, step};
 use crate::cases::cases;
-use crate::problem::{OnDevice, Sequence, limits, rows_of, sampler, step};
 
 /// Sequences that draw from one row.
 const DRAWS: u32 = 3;

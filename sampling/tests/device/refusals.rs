@@ -3,8 +3,8 @@
 use sampling::SamplingParams;
 use sampling::device::{DeviceSampler, Limits, Logits, LogitsType, Row};
 
-use crate::KERNELS;
-use crate::problem::{OnDevice, Sequence, limits, rows_of, sampler};
+use super::KERNELS;
+use super::problem::{OnDevice, Sequence, limits, rows_of, sampler};
 
 #[test]
 fn a_wish_that_a_slot_has_no_room_for_is_refused_with_the_numbers_and_changes_nothing() {

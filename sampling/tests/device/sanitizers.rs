@@ -7,8 +7,9 @@ use sampling::device::Place;
 use sampling::{SamplingParams, TokenSet};
 use xtask::kernels::host::Sanitizer;
 
-use crate::problem::{OnDevice, Sequence, TYPES, generated, limits, rows_of, sampler, step};
-use crate::{KERNELS, support};
+use super::KERNELS;
+use super::problem::{OnDevice, Sequence, TYPES, generated, limits, rows_of, sampler, step};
+use crate::support;
 
 /// Rows that go every way through the kernels, in two chunks and a bit, and in one.
 fn work(device: &Arc<dyn Device>, vocabs: &[usize]) {

@@ -3,9 +3,9 @@
 use sampling::device::{DeviceSampler, LogitsType, Place, Row};
 use sampling::{Sampler, SamplingParams};
 
-use crate::KERNELS;
+use super::KERNELS;
+use super::problem::{OnDevice, Sequence, generated, limits, rows_of, sampler, step};
 use crate::distribution::assert_distribution;
-use crate::problem::{OnDevice, Sequence, generated, limits, rows_of, sampler, step};
 
 #[test]
 fn draws_on_the_device_follow_the_probabilities_over_sequences_and_positions() {

@@ -3,8 +3,9 @@
 use sampling::SamplingParams;
 use sampling::device::LogitsType;
 
-use crate::problem::{OnDevice, Sequence, TYPES, generated, limits, rounded, rows_of, sampler, step};
-use crate::{KERNELS, support};
+use super::KERNELS;
+use super::problem::{OnDevice, Sequence, TYPES, generated, limits, rounded, rows_of, sampler, step};
+use crate::support;
 
 /// One set of wishes for each way through the kernels.
 fn wishes(vocab: u32) -> Vec<SamplingParams> {

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::client::*;
+use super::client::*;
 
 /// What must hold of the first choice.
 type Check = Box<dyn Fn(&Value) -> bool>;

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::client::*;
+use super::client::*;
 
 /// Cases, the fields of one request and of the other.
 type Pair = (&'static str, Value, Value);

@@ -6,7 +6,7 @@ use engine::EngineConfig;
 use serde_json::{Value, json};
 use server::http::ServerOptions;
 
-use crate::client::*;
+use super::client::*;
 use crate::common::{Server, config};
 
 /// LOD-001: as many streams as that all end with their tokens. SRV-006: and the health is told meanwhile.

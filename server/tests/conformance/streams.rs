@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::client::*;
+use super::client::*;
 
 /// Requests to stream, by the cases that they stand for.
 fn requests() -> Vec<(&'static str, &'static str, Value)> {

@@ -165,17 +165,17 @@ if [ $opens ]; then
             begin "$name" 160 "$bin/$program" --nocapture --test-threads=1 "$@"
         fi
     }
-    tests conformance conformance reference attention:: --skip sanitizer
-    tests conformance-rest conformance none --skip attention:: --skip sanitizer --skip plug_in
-    tests models-kernels models-kernels gathered_rows --skip sanitizer
-    # What is allocated on a GPU is not counted.
-    tests models-forward models-forward by_name --skip the_memory_of_a_model
-    tests sampling sampling-device reference --skip sanitizer
-    tests engine-float32 engine-reference llama_gives llama_gives llama31 mistral --skip every_setting
-    tests engine-float32-qwen engine-reference none qwen --skip every_setting
-    tests engine-halves engine-reference none halves
-    tests engine-fast engine-reference what_runs what_runs
-    tests engine-bits engine-deterministic one_family
+    tests conformance attention-kernels conformance::reference:: conformance::attention:: --skip sanitizer
+    tests conformance-rest attention-kernels none conformance:: --skip conformance::attention:: --skip sanitizer --skip plug_in
+    tests models-kernels models gathered_rows kernels:: --skip sanitizer
+    # Memory allocated on a GPU is not counted.
+    tests models-forward models forward_sim::a_cache_write_by_name forward_sim:: --skip the_memory_of_a_model
+    tests sampling sampling device::reference:: device:: --skip sanitizer
+    tests engine-float32 engine reference::llama_gives reference::llama_gives reference::llama31 reference::mistral --skip every_setting
+    tests engine-float32-qwen engine none reference::qwen --skip every_setting
+    tests engine-halves engine none reference::halves
+    tests engine-fast engine reference::what_runs reference::what_runs
+    tests engine-bits engine deterministic::one_family
 fi
 if [ $python ] && [ $opens ]; then
     begin weights 160 $python "$here/weights.py" "$here/shapes" "$work" $(printf '%s\n' $small $large | sort -u)
@@ -219,8 +219,8 @@ if [ $opens ]; then
     if [ "$device" = cuda ] && command -v compute-sanitizer >/dev/null; then
         for tool in memcheck racecheck; do
             part $tool 25 compute-sanitizer --tool $tool --error-exitcode 9 --print-limit 5 \
-                "$bin/conformance" --exact --test-threads=1 reference::cache_writes_equal_the_reference_cases \
-                attention::a_mixed_batch_goes_to_two_kernels_and_each_keeps_to_its_rows
+                "$bin/attention-kernels" --exact --test-threads=1 conformance::reference::cache_writes_equal_the_reference_cases \
+                conformance::attention::a_mixed_batch_goes_to_two_kernels_and_each_keeps_to_its_rows
         done
     else
         without sanitizers "compute-sanitizer is for a GPU, and on PATH of few machines"

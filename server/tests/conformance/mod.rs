@@ -1,11 +1,8 @@
 //! The ground of the black-box suite (`cargo xtask conformance`), held here with another client, in tables.
 //!
 //! `../conformance.txt` says which test covers which case of the suite; the test below holds the list to the code.
-#![allow(clippy::unwrap_used)]
 
 mod client;
-#[path = "../common/mod.rs"]
-mod common;
 mod effects;
 mod equal;
 mod load;

@@ -3,20 +3,15 @@
 //!
 //! `QUIRE_TEST_ALL=1` combines the settings by threes instead of pairwise and replays under more seeds. Numbers and covering
 //! arrays are those of `attention-kernels`' conformance table.
-#![allow(clippy::unwrap_used)]
 
-#[path = "../../../attention-kernels/tests/conformance/covering.rs"]
-mod covering;
 mod heads;
 mod rows;
 mod sanitizers;
-#[path = "../../../device/tests/support/mod.rs"]
-mod support;
 
+use crate::support::{Kernels, everything};
 use attention_kernels::Dtype;
 use attention_kernels::trial::numbers::{self, Random, from_bytes, to_bytes, ulp};
 use device::{Buffer, Device};
-use support::{Kernels, everything};
 
 static KERNELS: Kernels = Kernels::of("models");
 

@@ -1,6 +1,5 @@
 //! The SIMT shim, thing by thing: the kernels of `simt/tests/`, built by this machine's C++ compiler and launched from
 //! Rust. Where there is no compiler every test prints one line that begins with `NOT RUN:`.
-#![allow(clippy::unwrap_used)]
 
 mod hopper;
 mod mistakes;

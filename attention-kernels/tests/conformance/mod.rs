@@ -5,19 +5,14 @@
 //! sanitizers. What can not run here prints one line that begins with `NOT RUN:`. Slots past a context hold NaN and table
 //! entries past a row hold garbage, so a kernel that reads them fails loudly. Tolerances are in
 //! [`attention_kernels::trial::numbers`].
-#![allow(clippy::unwrap_used)]
 
 mod attention;
 mod caches;
 mod covering;
 mod devices;
 mod looks;
-#[path = "../plugin_example/mod.rs"]
-mod plugin_example;
 mod plugins;
 mod reference;
 mod refusals;
 mod sanitizers;
-#[path = "../../../device/tests/support/mod.rs"]
-mod support;
 mod transfers;

@@ -2,7 +2,6 @@
 //!
 //! The kernels are those of `simt/tests/`. `cuda` needs a GPU and nvcc; without them its own code still runs, over a
 //! driver of host code ([`driver`]).
-#![allow(clippy::unwrap_used)]
 
 mod driver;
 mod fake;

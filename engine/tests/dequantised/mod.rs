@@ -13,14 +13,10 @@
 //! - With *integers of its own* (`test.instead`) the plain run is another rounding of the same model. Only tokens are held
 //!   to it, and where nothing flipped the 1e-3.
 
-#![allow(clippy::unwrap_used)]
-
-#[path = "../common/mod.rs"]
-mod common;
 mod plain;
 
-use common::cases::{CASES, folder, prompts};
-use common::checkpoint;
+use crate::common::cases::{CASES, folder, prompts};
+use crate::common::checkpoint;
 use engine::{
     EngineConfig, Event, GenerationParams, GenerationRequest, Llm, ModelSource, Quantization, SamplingParams,
 };
@@ -53,7 +49,7 @@ type Scores = Vec<(u32, f32)>;
 
 impl Subject {
     fn case(name: &'static str) -> Subject {
-        let text = |p: common::cases::Prompt| Text { drawn_from: p.ids.len(), ids: [p.ids, p.greedy].concat() };
+        let text = |p: crate::common::cases::Prompt| Text { drawn_from: p.ids.len(), ids: [p.ids, p.greedy].concat() };
         Subject { name, model: ModelSource::Folder(folder(name)), texts: prompts(name).into_iter().map(text).collect() }
     }
 
@@ -233,7 +229,7 @@ fn products_log_probabilities_and_tokens_are_those_of_the_dequantised_weights() 
     let mut odd = Shape::named("tiny").unwrap();
     (odd.hidden, odd.heads, odd.kv_heads, odd.ffn, odd.vocab) = (90, 3, 1, 75, 1001);
     let odd = checkpoint(&odd, &json!({}));
-    let texts = (1..4).map(|which| Text { ids: common::prompt(which, 150), drawn_from: 110 });
+    let texts = (1..4).map(|which| Text { ids: crate::common::prompt(which, 150), drawn_from: 110 });
     let odd = Subject { name: "odd widths", model: ModelSource::Folder(odd.path().into()), texts: texts.collect() };
     for subject in CASES.into_iter().map(Subject::case).chain([Subject::demo(), odd]) {
         for form in [Quantization::Q8, Quantization::Q4] {

@@ -1,0 +1,31 @@
+//! The integration tests of the engine, in one program.
+#![allow(clippy::unwrap_used)]
+
+mod batching;
+mod beam;
+mod best_of;
+mod common;
+#[path = "../../device/tests/support/allocations.rs"]
+mod counter;
+mod dequantised;
+mod deterministic;
+mod embeddings;
+#[path = "../../device/tests/backends/fake.rs"]
+mod fake;
+mod handle;
+mod kernels;
+mod kv_dtypes;
+mod no_gpu;
+mod offline;
+mod perplexity;
+mod plan;
+mod profile;
+mod quantized;
+mod reference;
+mod row_invariance;
+mod steady;
+mod stops;
+mod structured;
+mod swap;
+mod text;
+mod windows;

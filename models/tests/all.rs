@@ -1,0 +1,18 @@
+//! The integration tests of the models, in one program.
+#![allow(clippy::unwrap_used)]
+
+mod bad_checkpoints;
+mod chat_templates;
+mod common;
+mod config_spellings;
+#[path = "../../attention-kernels/tests/conformance/covering.rs"]
+mod covering;
+mod forward;
+mod forward_sim;
+mod graphs_sim;
+mod kernels;
+mod reference_cases;
+#[path = "../../device/tests/support/mod.rs"]
+mod support;
+mod template_corpus;
+mod weight_files;
