@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-use crate::common::{Reply, Server, config};
+use crate::common::{Reply, Server, config, slow};
 use engine::EngineConfig;
 use serde_json::json;
 use server::http::ServerOptions;
@@ -18,7 +18,7 @@ fn long(stream: bool) -> String {
 
 #[test]
 fn a_client_that_leaves_frees_its_blocks() {
-    let server = Server::start();
+    let server = Server::with(slow(config()), ServerOptions::default(), Duration::ZERO);
     for stream in [true, false] {
         let before = server.metric("vllm:generation_tokens_total");
         let mut connections: Vec<_> =
@@ -118,8 +118,9 @@ fn the_model_can_be_served_under_another_name() {
 
 #[test]
 fn a_stop_lets_running_streams_finish() {
-    let mut server = Server::with(config(), ServerOptions::default(), Duration::from_secs(60));
-    let mut stream = server.open("POST", COMPLETIONS, &JSON, long(true).as_bytes());
+    let mut server = Server::with(slow(config()), ServerOptions::default(), Duration::from_secs(60));
+    let body = json!({"prompt": "One", "max_tokens": 60, "ignore_eos": true, "stream": true}).to_string();
+    let mut stream = server.open("POST", COMPLETIONS, &JSON, body.as_bytes());
     let mut first = [0; 1];
     stream.read_exact(&mut first).unwrap();
     server.begin_stop();
@@ -131,7 +132,7 @@ fn a_stop_lets_running_streams_finish() {
 
 #[test]
 fn a_stop_cancels_what_outlasts_its_grace() {
-    let mut server = Server::with(config(), ServerOptions::default(), Duration::from_millis(1));
+    let mut server = Server::with(slow(config()), ServerOptions::default(), Duration::from_millis(1));
     let mut stream = server.open("POST", COMPLETIONS, &JSON, long(true).as_bytes());
     stream.read_exact(&mut [0; 1]).unwrap();
     server.begin_stop();
@@ -141,20 +142,26 @@ fn a_stop_cancels_what_outlasts_its_grace() {
     assert_eq!(server.wait(), 1);
 }
 
+/// A request whose head the server has read: it asks for the body, which has not been sent.
+fn half_sent(server: &Server, length: usize) -> TcpStream {
+    const ASKED: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
+    let head = format!("POST {COMPLETIONS} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n", server.address);
+    let head = head + "Content-Type: application/json\r\nExpect: 100-continue\r\n";
+    let mut stream = TcpStream::connect(server.address).unwrap();
+    stream.write_all(format!("{head}Content-Length: {length}\r\n\r\n").as_bytes()).unwrap();
+    let mut answer = [0; ASKED.len()];
+    stream.read_exact(&mut answer).unwrap();
+    assert_eq!(answer, ASKED);
+    stream
+}
+
 #[test]
 fn a_request_that_arrives_during_the_stop_is_refused() {
     let mut server = Server::with(config(), ServerOptions::default(), Duration::from_secs(30));
     let body = br#"{"prompt": "One", "max_tokens": 4}"#;
-    // Its head is there before the stop, its body comes later.
-    let head = format!(
-        "POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {}\r\n\r\n",
-        body.len()
-    );
-    let mut late = TcpStream::connect(server.address).unwrap();
-    late.write_all(head.as_bytes()).unwrap();
+    // The server has its head before the stop, its body comes later.
+    let mut late = half_sent(&server, body.len());
     late.write_all(&body[..1]).unwrap();
-    // A round trip on a later connection: the one above has been accepted.
-    assert_eq!(server.get("/health").status, 200);
     server.begin_stop();
     while TcpStream::connect(server.address).is_ok() {
         std::thread::sleep(Duration::from_millis(1));
@@ -171,10 +178,8 @@ fn requests_that_are_half_sent_do_not_hold_a_stop_up() {
     let server = Server::with(config(), ServerOptions::default(), Duration::from_secs(60));
     let mut half_head = TcpStream::connect(server.address).unwrap();
     half_head.write_all(b"POST /v1/comp").unwrap();
-    let mut half_body = TcpStream::connect(server.address).unwrap();
-    half_body.write_all(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 50\r\n\r\n{").unwrap();
-    // A round trip on a later connection: those above have been accepted.
-    assert_eq!(server.get("/health").status, 200);
+    let mut half_body = half_sent(&server, 50);
+    half_body.write_all(b"{").unwrap();
     let begun = Instant::now();
     assert_eq!(server.wait(), 0);
     assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", begun.elapsed());

@@ -3,7 +3,7 @@
 use std::io::{BufRead, BufReader};
 use std::time::Duration;
 
-use crate::common::{Server, config};
+use crate::common::{Server, config, slow};
 use serde_json::{Value, json};
 use server::http::ServerOptions;
 
@@ -47,7 +47,7 @@ fn the_state_counts_blocks_and_tokens_and_shows_no_text() {
 
 #[test]
 fn events_show_a_request_while_it_runs_and_end_with_the_server() {
-    let mut server = Server::start();
+    let mut server = Server::with(slow(config()), ServerOptions::default(), Duration::ZERO);
     let events = server.open("GET", "/quire/events", &[], b"");
     let mut lines = BufReader::new(events).lines().map_while(Result::ok);
     let mut next = || -> Option<Value> {
@@ -57,8 +57,8 @@ fn events_show_a_request_while_it_runs_and_end_with_the_server() {
     assert_eq!(next().unwrap()["requests"], json!([]));
     let body = json!({"prompt": "Once", "max_tokens": 900, "ignore_eos": true, "stream": true}).to_string();
     let client = server.open("POST", "/v1/completions", &[("Content-Type", "application/json")], body.as_bytes());
-    let running = std::iter::from_fn(&mut next).find(|state| state["requests"][0]["generated_tokens"] != json!(0));
-    let running = running.unwrap();
+    let has_tokens = |state: &Value| state["requests"][0]["generated_tokens"].as_u64() > Some(0);
+    let running = std::iter::from_fn(&mut next).find(has_tokens).unwrap();
     assert_eq!(running["requests"][0]["state"], "running");
     assert!(running["blocks"]["in_use"].as_u64().unwrap() > 0 && running["map"]["owners"][0]["references"] == 1);
     drop(client);

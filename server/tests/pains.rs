@@ -4,7 +4,7 @@ use std::io::Read;
 use std::process::Command;
 use std::time::Duration;
 
-use crate::common::{Reply, Server, config};
+use crate::common::{Reply, Server, config, slow};
 use engine::EngineConfig;
 use serde_json::{Value, json};
 use server::http::ServerOptions;
@@ -72,7 +72,7 @@ fn p16_a_long_prompt_does_not_block_a_short_one() {
     let server = Server::with(small, ServerOptions::default(), Duration::ZERO);
     let long = json!({"prompt": prompt(3, 900), "max_tokens": 1});
     let busy: Vec<_> = (0..6).map(|_| server.open("POST", COMPLETIONS, &JSON, long.to_string().as_bytes())).collect();
-    server.until("a long prompt is under way", |s| s.metric("vllm:num_requests_running") >= 1.0);
+    server.until("a long prompt is or was under way", |s| s.metric("quire:engine_steps_total") >= 1.0);
     let mut stream =
         server.open("POST", COMPLETIONS, &JSON, json!({"prompt": "a", "max_tokens": 3}).to_string().as_bytes());
     let mut answer = String::new();
@@ -94,7 +94,8 @@ fn p16_a_long_prompt_does_not_block_a_short_one() {
 
 #[test]
 fn p17_and_18_preemptions_are_counted_by_cause_and_with_what_they_cost() {
-    let server = with_blocks(40);
+    let tight = EngineConfig { kv_cache_memory_bytes: Some(40 * BLOCK), ..slow(config()) };
+    let server = Server::with(tight, ServerOptions::default(), Duration::ZERO);
     let ask = |i: usize| json!({"prompt": prompt(i + 1, 60), "max_tokens": 60, "ignore_eos": true}).to_string();
     let streams: Vec<_> = (0..10).map(|i| server.open("POST", COMPLETIONS, &JSON, ask(i).as_bytes())).collect();
     for stream in streams {
@@ -109,9 +110,9 @@ fn p17_and_18_preemptions_are_counted_by_cause_and_with_what_they_cost() {
 
 #[test]
 fn p21_a_client_may_leave_at_any_moment_and_its_blocks_are_free() {
-    let small = EngineConfig { max_num_batched_tokens: 32, max_num_seqs: 4, ..config() };
+    let small = EngineConfig { max_num_batched_tokens: 32, max_num_seqs: 4, ..slow(config()) };
     let server = Server::with(small, ServerOptions::default(), Duration::ZERO);
-    let ask = json!({"prompt": prompt(2, 800), "max_tokens": 100, "ignore_eos": true, "stream": true}).to_string();
+    let ask = json!({"prompt": prompt(2, 200), "max_tokens": 100, "ignore_eos": true, "stream": true}).to_string();
     // While it waits, in the midst of its prompt, and while it decodes.
     for _ in 0..3 {
         let mut streams: Vec<_> = (0..8).map(|_| server.open("POST", COMPLETIONS, &JSON, ask.as_bytes())).collect();
@@ -163,11 +164,11 @@ fn p30_a_history_of_broken_tool_calls_is_text_and_no_error() {
 
 #[test]
 fn p32_a_greedy_answer_is_the_same_alone_and_under_load() {
-    let server = Server::start();
+    let server = Server::with(slow(config()), ServerOptions::default(), Duration::ZERO);
     let ask = json!({"prompt": "The capital of France is", "max_tokens": 40, "temperature": 0, "ignore_eos": true, "logprobs": 2});
     let alone = server.ok(COMPLETIONS, ask.clone());
     let others: Vec<_> = (0..31)
-        .map(|i| json!({"prompt": prompt(i, 10 + 9 * i), "max_tokens": 60, "ignore_eos": true}).to_string())
+        .map(|i| json!({"prompt": prompt(i, 10 + 9 * i), "max_tokens": 600, "ignore_eos": true}).to_string())
         .map(|body| server.open("POST", COMPLETIONS, &JSON, body.as_bytes()))
         .collect();
     server.until("others run", |s| s.metric("vllm:num_requests_running") >= 8.0);

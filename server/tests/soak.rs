@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use common::{Reply, Server, config};
 use engine::EngineConfig;
 use serde_json::{Value, json};
-use server::http::{Limits, ServerOptions};
+use server::http::ServerOptions;
 
 const COMPLETIONS: &str = "/v1/completions";
 const JSON: [(&str, &str); 1] = [("Content-Type", "application/json")];
@@ -137,10 +137,7 @@ fn any_mix_of_clients_leaves_nothing_behind_and_every_answer_is_that_of_the_requ
         max_num_batched_tokens: 128,
         ..config()
     };
-    let limits =
-        Limits { header_timeout: Duration::from_secs(2), body_timeout: Duration::from_secs(2), ..Limits::default() };
-    let options = ServerOptions { limits, ..ServerOptions::default() };
-    let server = Server::with(tight, options, Duration::ZERO);
+    let server = Server::with(tight, ServerOptions::default(), Duration::ZERO);
     let questions = questions();
     let want: Vec<_> = questions.iter().map(|question| gist(&server.ok(COMPLETIONS, question.clone()))).collect();
     let length = Duration::from_secs(seconds());

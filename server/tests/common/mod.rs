@@ -1,6 +1,9 @@
 //! A real server on a free port with the demo model, and a small HTTP client to talk to it.
 #![allow(dead_code, clippy::unwrap_used)] // each test file uses its part
 
+#[path = "../../../engine/tests/common/slow.rs"]
+pub mod slow;
+
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
@@ -10,6 +13,7 @@ use std::time::{Duration, Instant};
 use engine::{AsyncEngine, EngineConfig};
 use serde_json::{Value, json};
 use server::http::{App, ServerOptions, serve};
+pub use slow::slow;
 use tokio::sync::oneshot;
 
 /// A running server; dropping it stops it at once.

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use server::http::ServerOptions;
 
 use super::client::*;
-use crate::common::{Server, config};
+use crate::common::{Server, config, slow};
 
 /// LOD-001: as many streams as that all end with their tokens. SRV-006: and the health is told meanwhile.
 #[test]
@@ -71,17 +71,16 @@ fn more_work_than_memory_waits_its_turn() {
 /// LOD-008.
 #[test]
 fn a_short_request_ends_while_a_long_one_runs() {
-    std::thread::scope(|scope| {
-        let long = scope.spawn(|| {
-            ask(COMPLETIONS, &with(&completion(), &json!({"max_tokens": 900, "ignore_eos": true})));
-        });
-        for _ in 0..3 {
-            ask(COMPLETIONS, &with(&completion(), &json!({"max_tokens": 2})));
-        }
-        // Three in a row in less than the time of nine hundred.
-        assert!(!long.is_finished());
-        long.join().unwrap();
-    });
+    let server = Server::with(slow(config()), ServerOptions::default(), Duration::ZERO);
+    let body = with(&completion(), &json!({"max_tokens": 900, "ignore_eos": true})).to_string();
+    let long = server.open("POST", COMPLETIONS, &[("Content-Type", "application/json")], body.as_bytes());
+    server.until("the long one runs", |s| s.metric("vllm:generation_tokens_total") > 0.0);
+    for _ in 0..3 {
+        ask_at(&server, COMPLETIONS, &with(&completion(), &json!({"max_tokens": 2})));
+    }
+    // Three in a row in less than the time of nine hundred.
+    assert_eq!(server.metric("vllm:num_requests_running"), 1.0);
+    drop(long);
 }
 
 /// FUZ-001 FUZ-002: a valid request, broken in many ways by a fixed sequence. Always an answer, never a 500.
