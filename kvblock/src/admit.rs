@@ -254,6 +254,6 @@ impl Admission<'_> {
             pool.stats.count(tokens.len(), cached, miss);
         }
         let (tokens, chain, home) = (tokens.to_vec(), hit.chain, pool.home.clone());
-        Ok(BlockTable { groups, tokens, committed: cached, key, chain, block_size, home, opened })
+        Ok(BlockTable { groups, tokens, committed: cached, valid: usize::MAX, key, chain, block_size, home, opened })
     }
 }

@@ -3,8 +3,8 @@
 //! For tests and for a server that suspects itself; costs a pass over the pool and over all tokens of the tables.
 
 use crate::prefix::{Content, PrefixIndex};
-use crate::sequence::parent_of;
-use crate::{AuditError, BlockId, BlockPool, BlockTable, Swapped};
+use crate::sequence::prefix_before;
+use crate::{AuditError, BlockId, BlockPool, BlockTable, GroupTable, Swapped};
 
 impl BlockPool {
     /// Compares reference counts, free list, gauges and prefix index with what `tables`, which must be all
@@ -54,6 +54,9 @@ impl BlockPool {
                 total: self.num_blocks(),
             });
         }
+        if let Some(&block) = self.invalid.iter().find(|b| self.is_cached(**b)) {
+            return Err(AuditError::Prefix { block, what: "its contents are invalid" });
+        }
         match &self.index {
             Some(index) => index.audit().map_err(|(block, what)| AuditError::Prefix { block, what }),
             None => Ok(()),
@@ -83,16 +86,24 @@ impl BlockPool {
             }
         }
         match &self.index {
-            Some(index) => (0..table.committed() / block_size).try_for_each(|k| audit_block(index, table, k)),
+            Some(index) => {
+                let invalid = |g: &GroupTable<BlockId>| g.blocks().iter().position(|b| self.invalid.contains(b));
+                let first = table.groups().iter().filter_map(|g| Some(g.holes() + invalid(g)?)).min();
+                let full = (table.committed() / block_size).min(table.valid).min(first.unwrap_or(usize::MAX));
+                (0..full).try_for_each(|k| audit_block(index, table, k))
+            }
             None => Ok(()),
         }
     }
 }
 
-/// Whether the `k`th block of a table, which is full and committed, is indexed as what it is.
+/// Checks that the `k`th block of a table, which is full, committed and valid, is indexed as what it is.
 fn audit_block(index: &PrefixIndex, table: &BlockTable, k: usize) -> Result<(), AuditError> {
-    let content =
-        Content { parent: parent_of(index, table, k), key: table.key.as_ref(), tokens: table.block_tokens(k) };
+    let Some(parent) = prefix_before(index, table, k) else {
+        let block = table.groups().iter().find_map(|g| g.entry(k)).unwrap_or(BlockId(0));
+        return Err(AuditError::Prefix { block, what: "the block before it is not indexed" });
+    };
+    let content = Content { parent, key: table.key.as_ref(), tokens: table.block_tokens(k) };
     for (g, group) in table.groups().iter().enumerate() {
         if let Some(block) = group.entry(k) {
             index.verify(g, block, content).map_err(|what| AuditError::Prefix { block, what })?;

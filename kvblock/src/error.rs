@@ -40,6 +40,13 @@ pub enum TableError {
         /// What there is.
         len: usize,
     },
+    /// The pool, or its host tier, has no block of this id.
+    NoSuchBlock {
+        /// The id.
+        id: u32,
+        /// Number of blocks that exist; ids start at 0.
+        blocks: usize,
+    },
     /// The window of a sequence of this length has been given back in part.
     BehindWindow {
         /// The length that was asked for.
@@ -166,6 +173,12 @@ impl Display for TableError {
             }
             TableError::BeyondEnd { wanted, len } => {
                 write!(f, "{wanted} tokens named, the table has {len} for that; append or commit first")
+            }
+            TableError::NoSuchBlock { id, blocks } => {
+                write!(
+                    f,
+                    "block {id} does not exist: found {blocks} blocks, expected an id below that; use an id of this pool"
+                )
             }
             TableError::BehindWindow { len, group } => {
                 write!(

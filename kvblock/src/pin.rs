@@ -31,6 +31,7 @@ impl BlockPool {
         let len = entries * self.block_size;
         self.check_window(table, len, len)?;
         let mut pinned = table.clone_prefix(len);
+        self.note_invalid(&mut pinned);
         for (group, kind) in pinned.groups.iter_mut().zip(&self.groups) {
             let holes = kind.holes(len, self.block_size);
             group.blocks.drain(..holes - group.holes);

@@ -7,6 +7,7 @@
 //! The pool touches no memory. What the memory must undergo is kept as an ordered list of [`MemOp`], to be
 //! drained and applied before the next write to any block.
 
+use std::collections::BTreeSet;
 use std::sync::mpsc::Receiver;
 
 use crate::events::EventLog;
@@ -66,6 +67,9 @@ pub struct BlockPool {
     pub(crate) free: FreeList,
     /// Blocks of the free list that are cached.
     cached_free: usize,
+    /// Blocks in use whose contents are not what their tokens say, because a copy into them failed. No table that holds
+    /// one is indexed from there on. Empty but after a failure.
+    pub(crate) invalid: BTreeSet<BlockId>,
     /// `None` with prefix caching off.
     pub(crate) index: Option<PrefixIndex>,
     pub(crate) host: HostPool,
@@ -93,6 +97,7 @@ impl BlockPool {
             refs: vec![0; config.num_blocks].into(),
             free: FreeList::full(num_blocks),
             cached_free: 0,
+            invalid: BTreeSet::new(),
             index,
             host: HostPool::new(host_blocks),
             stats: PrefixStats::default(),
@@ -208,10 +213,30 @@ impl BlockPool {
         true
     }
 
-    /// Takes a block out of the prefix index because a copy into it did not happen: what it holds is not what its
-    /// tokens say. Its owners keep it; they have to compute those tokens again.
-    pub fn forget_contents(&mut self, block: BlockId) {
-        if self.drop_hash(block, 0, false) && self.refs[block.index()] == 0 {
+    /// Marks the contents of a block as invalid, because a copy into it failed. The block leaves the prefix index.
+    ///
+    /// Its owners keep it, but neither this block nor any block after it in their tables can enter the index: all of
+    /// that would be computed from the invalid contents. To compute those tokens again, an owner truncates its table to
+    /// before the block and appends them anew. Call this before anything that was computed from the block is committed.
+    ///
+    /// Refuses a block that the pool does not have.
+    pub fn forget_contents(&mut self, block: BlockId) -> Result<(), TableError> {
+        let blocks = self.num_blocks();
+        let owners = *self.refs.get(block.index()).ok_or(TableError::NoSuchBlock { id: block.0, blocks })?;
+        if owners > 0 {
+            if !self.drop_hash(block, 0, false) {
+                self.order_poison(block, 0);
+            }
+            self.invalid.insert(block);
+        } else {
+            self.uncache(block);
+        }
+        Ok(())
+    }
+
+    /// Takes a free block out of the prefix index, if it is cached, so that it is reused first.
+    fn uncache(&mut self, block: BlockId) {
+        if self.drop_hash(block, 0, false) {
             self.cached_free -= 1;
             self.free.remove(block);
             self.free.push_front(block);
@@ -259,6 +284,7 @@ impl BlockPool {
         for block in by_position() {
             self.refs[block.index()] -= 1;
             if self.refs[block.index()] == 0 && !self.is_cached(block) {
+                self.invalid.remove(&block);
                 self.order_poison(block, 0);
                 self.free.push_front(block);
             }

@@ -7,7 +7,7 @@
 use std::ops::Range;
 
 use crate::prefix::{Content, Parent, PrefixIndex};
-use crate::table::GroupTable;
+use crate::table::{GroupTable, valid_entries};
 use crate::{BlockId, BlockPool, BlockTable, CacheGroup, MemOp, TableError};
 
 impl BlockPool {
@@ -49,6 +49,9 @@ impl BlockPool {
                     *tail = dst;
                 }
                 self.memory_ops.push(MemOp::Copy { src, dst });
+                if self.invalid.contains(&src) {
+                    self.invalid.insert(dst);
+                }
                 self.order_poison(dst, from_slot);
                 self.counters.copied += 1;
                 first_changed = table.num_entries() - 1;
@@ -80,6 +83,7 @@ impl BlockPool {
         if committed > table.len() {
             return Err(TableError::BeyondEnd { wanted: committed, len: table.len() });
         }
+        self.note_invalid(table);
         let full = table.committed / self.block_size..committed / self.block_size;
         table.committed = committed.max(table.committed);
         self.index_full(table, full);
@@ -125,6 +129,7 @@ impl BlockPool {
         table.tokens.truncate(len);
         table.committed = committed;
         table.chain.truncate(committed / self.block_size);
+        table.valid = valid_entries(table.valid, keep);
         let from_slot = len % self.block_size;
         for g in 0..self.groups.len() {
             if let Some(tail) = table.open_tail(g)
@@ -168,13 +173,24 @@ impl BlockPool {
         Ok(())
     }
 
-    /// Puts the blocks of `full`, which are committed, into the prefix index.
+    /// Notes in the table where its first block with invalid contents is.
+    pub(crate) fn note_invalid(&self, table: &mut BlockTable) {
+        if self.invalid.is_empty() {
+            return;
+        }
+        let first = |g: &GroupTable<BlockId>| Some(g.holes + g.blocks.iter().position(|b| self.invalid.contains(b))?);
+        if let Some(first) = table.groups.iter().filter_map(first).min() {
+            table.valid = table.valid.min(first);
+        }
+    }
+
+    /// Puts the blocks of `full`, which are committed, into the prefix index, up to the first with invalid contents.
     pub(crate) fn index_full(&mut self, table: &mut BlockTable, full: Range<usize>) {
         let Some(index) = &mut self.index else { return };
         let chained = self.groups.iter().all(|g| *g != CacheGroup::Full);
         let mark = self.events.mark();
-        for k in full {
-            let parent = parent_of(index, table, k);
+        for k in full.start..full.end.min(table.valid) {
+            let Some(parent) = prefix_before(index, table, k) else { return };
             let content = Content { parent, key: table.key.as_ref(), tokens: table.block_tokens(k) };
             let name = index.name(content);
             for (g, group) in table.groups.iter().enumerate() {
@@ -219,11 +235,11 @@ impl BlockPool {
     }
 }
 
-/// The prefix before the `k`th block of a table: a full group holds it, else the table remembers it.
-pub(crate) fn parent_of(index: &PrefixIndex, table: &BlockTable, k: usize) -> Option<Parent> {
-    let before = k.checked_sub(1)?;
-    if let Some(parent) = table.chain.get(before) {
-        return Some(*parent);
-    }
-    table.groups.iter().filter(|g| g.holes == 0).find_map(|g| index.as_parent(g.entry(before)?))
+/// The prefix before the `k`th block of a table: `Some(None)` for the first block, `None` if the block before it is not
+/// indexed, so that this one must not be either. A full group holds the prefix, else the table remembers it.
+pub(crate) fn prefix_before(index: &PrefixIndex, table: &BlockTable, k: usize) -> Option<Option<Parent>> {
+    let Some(before) = k.checked_sub(1) else { return Some(None) };
+    let remembered = table.chain.get(before).copied();
+    let held = || table.groups.iter().filter(|g| g.holes == 0).find_map(|g| index.as_parent(g.entry(before)?));
+    remembered.or_else(held).map(Some)
 }

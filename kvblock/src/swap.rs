@@ -23,7 +23,7 @@ use crate::free_list::FreeList;
 use crate::key::PrefixKey;
 use crate::leak::{Home, Lost};
 use crate::prefix::Parent;
-use crate::table::GroupTable;
+use crate::table::{GroupTable, valid_entries};
 use crate::{BlockId, BlockPool, BlockTable, HostGauges, MemOp, NoSpace, TableError};
 
 /// A block of host memory. A type of its own, so that it is not taken for a block of the pool.
@@ -48,14 +48,17 @@ impl std::fmt::Display for HostBlockId {
 pub(crate) struct HostPool {
     free: FreeList,
     total: usize,
+    /// Host blocks in use whose contents are not what their tokens say, because a copy into them failed.
+    invalid: BTreeSet<HostBlockId>,
 }
 
 impl HostPool {
     pub fn new(num_blocks: u32) -> HostPool {
-        HostPool { free: FreeList::full(num_blocks), total: num_blocks as usize }
+        HostPool { free: FreeList::full(num_blocks), total: num_blocks as usize, invalid: BTreeSet::new() }
     }
 
     pub fn give_back(&mut self, block: HostBlockId) {
+        self.invalid.remove(&block);
         self.free.push_front(BlockId(block.0));
     }
 
@@ -79,6 +82,8 @@ pub struct Swapped {
 struct SwappedTable {
     groups: Vec<GroupTable<HostBlockId>>,
     tokens: Vec<u32>,
+    /// See [`BlockTable::valid`].
+    valid: usize,
     key: Option<Arc<PrefixKey>>,
     chain: Vec<Parent>,
 }
@@ -145,6 +150,7 @@ impl BlockPool {
             opened: Location::caller(),
         };
         for mut table in tables.drain(..) {
+            self.note_invalid(&mut table);
             let moved = |g: &GroupTable<BlockId>| GroupTable {
                 holes: g.holes,
                 blocks: g.blocks.iter().filter_map(|b| copies.get(b).copied()).collect(),
@@ -153,7 +159,8 @@ impl BlockPool {
             let mut tokens = std::mem::take(&mut table.tokens);
             tokens.truncate(table.committed);
             let (key, chain) = (table.key.take(), std::mem::take(&mut table.chain));
-            swapped.tables.push(SwappedTable { groups, tokens, key, chain });
+            let valid = valid_entries(table.valid, tokens.len().div_ceil(self.block_size));
+            swapped.tables.push(SwappedTable { groups, tokens, valid, key, chain });
             self.release(table);
         }
         Ok(swapped)
@@ -185,7 +192,10 @@ impl BlockPool {
             *place = Some(dst);
         }
         let mut tables = Vec::with_capacity(swapped.tables.len());
-        for SwappedTable { groups, tokens, key, chain } in swapped.tables.drain(..) {
+        for SwappedTable { groups, tokens, valid, key, chain } in swapped.tables.drain(..) {
+            let is_invalid = |b: &HostBlockId| self.host.invalid.contains(b);
+            let first = |g: &GroupTable<HostBlockId>| Some(g.holes + g.blocks.iter().position(is_invalid)?);
+            let valid = groups.iter().filter_map(first).min().unwrap_or(usize::MAX).min(valid);
             let place = |b: &HostBlockId| found.get(b).copied().flatten();
             let back = |g: &GroupTable<HostBlockId>| GroupTable {
                 holes: g.holes,
@@ -194,7 +204,7 @@ impl BlockPool {
             let (block_size, home, opened) = (self.block_size, self.home.clone(), Location::caller());
             let committed = tokens.len();
             let groups = groups.iter().map(back).collect();
-            let mut table = BlockTable { groups, tokens, committed, key, chain, block_size, home, opened };
+            let mut table = BlockTable { groups, tokens, committed, valid, key, chain, block_size, home, opened };
             table.groups.iter().flat_map(GroupTable::blocks).for_each(|block| self.share(*block));
             self.index_full(&mut table, 0..committed / block_size);
             tables.push(table);
@@ -204,6 +214,21 @@ impl BlockPool {
         }
         swapped.blocks.drain(..).for_each(|block| self.host.give_back(block));
         Ok(tables)
+    }
+
+    /// Marks the contents of a host block as invalid, because a copy into it failed. Tables that come back from it hold
+    /// the invalid contents, but neither that block nor any block after it can enter the prefix index. See
+    /// [`forget_contents`](BlockPool::forget_contents).
+    ///
+    /// Refuses a host block that the pool does not have.
+    pub fn forget_host_contents(&mut self, block: HostBlockId) -> Result<(), TableError> {
+        if block.index() >= self.host.total {
+            return Err(TableError::NoSuchBlock { id: block.0, blocks: self.host.total });
+        }
+        if !self.host.free.contains(BlockId(block.0)) {
+            self.host.invalid.insert(block);
+        }
+        Ok(())
     }
 
     /// Gives the host blocks of a request that has ended back.

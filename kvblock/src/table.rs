@@ -30,6 +30,9 @@ pub struct BlockTable {
     /// Leading tokens whose keys and values have been computed.
     pub(crate) committed: usize,
     pub(crate) key: Option<Arc<PrefixKey>>,
+    /// Number of leading entries that may be indexed: those before the first block with invalid contents that the
+    /// table has held; `usize::MAX` if it never held one.
+    pub(crate) valid: usize,
     /// The prefix up to each full committed block, in pools without a full group; empty in others.
     pub(crate) chain: Vec<Parent>,
     pub(crate) block_size: usize,
@@ -134,6 +137,7 @@ impl BlockTable {
             groups: self.groups.iter().map(cut).collect(),
             tokens: self.tokens[..len].to_vec(),
             committed: len,
+            valid: valid_entries(self.valid, entries),
             key: self.key.clone(),
             chain: self.chain[..self.chain.len().min(len / self.block_size)].to_vec(),
             block_size: self.block_size,
@@ -156,6 +160,11 @@ impl BlockTable {
     pub(crate) fn block_tokens(&self, index: usize) -> &[u32] {
         &self.tokens[index * self.block_size..][..self.block_size]
     }
+}
+
+/// [`BlockTable::valid`] of a table that keeps its first `entries`: a block that is cut off no longer counts.
+pub(crate) fn valid_entries(valid: usize, entries: usize) -> usize {
+    if entries <= valid { usize::MAX } else { valid }
 }
 
 impl Drop for BlockTable {

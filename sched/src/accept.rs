@@ -16,6 +16,12 @@ pub enum CommitError {
         /// The oldest step in flight.
         in_flight: Option<StepId>,
     },
+    /// A step before it has [failed](Scheduler::fail), so that it computed with what was never written.
+    #[error("{step} was planned behind a step that failed: it can not be committed, only fail as well")]
+    BehindFailure {
+        /// The step that was to be committed.
+        step: StepId,
+    },
     /// The plan has no span for this sequence.
     #[error("{seq}: an outcome, but no span in this step")]
     Unplanned {

@@ -7,7 +7,7 @@
 
 use std::ops::Range;
 
-use kvblock::BlockTable;
+use kvblock::{BlockTable, MemOp};
 
 use crate::{CommitError, Outcome, RequestId, Scheduler, SeqId, StepId};
 
@@ -17,6 +17,11 @@ pub(crate) struct Flight {
     pub spans: Vec<InFlight>,
     /// The executor has taken it, so that the next may be planned behind it.
     pub submitted: bool,
+    /// A step before it has failed, so that this one read what was never written.
+    pub is_behind_failure: bool,
+    /// Memory operations of plans without spans that were made behind it: they are executed behind it, and committed by
+    /// nobody.
+    pub behind: Vec<MemOp>,
 }
 
 /// A span of it.
@@ -62,6 +67,10 @@ impl Scheduler {
                 return Err(CommitError::NotInFlight { step, in_flight });
             }
         };
+        if flight.is_behind_failure {
+            self.flights.push_front(flight);
+            return Err(CommitError::BehindFailure { step });
+        }
         let accepted = match self.accept(&mut flight, outcomes) {
             Ok(accepted) => accepted,
             Err(error) => {

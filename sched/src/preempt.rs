@@ -9,7 +9,7 @@
 //! A request that steps in flight write to leaves when the last of them is committed. Until then it holds its
 //! tables, and the host blocks for it are spoken for.
 
-use kvblock::{BlockTable, MemOp};
+use kvblock::BlockTable;
 
 use crate::config::PreemptionMode;
 use crate::group::{Away, Group, QueueKey};
@@ -63,48 +63,8 @@ impl Scheduler {
         }
     }
 
-    /// Takes back memory operations of the step in flight that were planned and may not have happened, as after a fault of
-    /// the device. What they would have copied is in no cache afterwards; requests whose keys and values it was wait
-    /// again, to compute them anew. Those of the step itself are best [aborted](Scheduler::abort) before.
-    pub fn revoke(&mut self, operations: &[MemOp]) {
-        let (mut blocks, mut host) = (Vec::new(), Vec::new());
-        for operation in operations {
-            match *operation {
-                MemOp::Copy { dst, .. } | MemOp::SwapIn { dst, .. } => blocks.push(dst),
-                MemOp::SwapOut { dst, .. } => host.push(dst),
-                MemOp::Poison { .. } => {}
-            }
-        }
-        blocks.iter().for_each(|block| self.pool.forget_contents(*block));
-        let holds = |table: &BlockTable| table.groups().iter().flat_map(|g| g.blocks()).any(|b| blocks.contains(b));
-        let concerns = |group: &Group| match &group.away {
-            Some(Away::Host { swapped, .. }) => swapped.blocks().iter().any(|b| host.contains(b)),
-            _ => group.tables().any(holds),
-        };
-        let concerned: Vec<RequestId> =
-            self.groups.iter().filter(|(_, group)| concerns(group)).map(|(id, _)| *id).collect();
-        for id in concerned {
-            self.begin_again(id);
-        }
-    }
-
-    /// Sends a request that runs, or is swapped out, back to the queue without keys and values.
-    pub(crate) fn begin_again(&mut self, id: RequestId) {
-        let Some(group) = self.groups.get_mut(&id) else {
-            return;
-        };
-        let key = group.queue_key(self.config.policy);
-        if let Some(Away::Host { swapped, .. }) = group.away.take() {
-            self.pool.discard(swapped);
-        }
-        self.running.retain(|running| *running != id);
-        self.swapped.remove(&key);
-        self.changes += 1;
-        self.send_back(key, id);
-    }
-
     /// Drops a request's tables, so that all of it is computed again.
-    fn send_back(&mut self, key: QueueKey, id: RequestId) {
+    pub(crate) fn send_back(&mut self, key: QueueKey, id: RequestId) {
         if let Some(group) = self.groups.get_mut(&id) {
             self.counters.tokens_lost += group.work() as u64;
             group.forked = false;

@@ -33,17 +33,18 @@ pub(crate) struct Draft {
 impl Scheduler {
     /// Plans the next step. The plan may be empty.
     ///
-    /// With `max_in_flight` steps not committed, or one not [submitted](Scheduler::submitted) (where more than
-    /// one may be in flight), nothing can be planned: the result is an empty plan under the newest step's id.
-    /// A plan without spans need be neither submitted nor committed.
+    /// Nothing can be planned while `max_in_flight` steps are not committed, while the newest is not
+    /// [submitted](Scheduler::submitted) (where more than one may be in flight), or while one is in flight that was planned
+    /// behind a [failed](Scheduler::fail) step. The plan is empty then. Every plan has a step id of its own, an empty one
+    /// too. A plan without spans need be neither submitted nor committed.
     pub fn plan(&mut self) -> StepPlan {
-        if let Some(newest) = self.flights.back()
-            && (self.flights.len() >= self.config.max_in_flight || !newest.submitted)
-        {
-            return StepPlan::empty(newest.step);
-        }
         self.last_step = StepId(self.last_step.0 + 1);
         let plan = StepPlan::empty(self.last_step);
+        if let Some(newest) = self.flights.back()
+            && (self.flights.len() >= self.config.max_in_flight || !newest.submitted || newest.is_behind_failure)
+        {
+            return plan;
+        }
         let mut draft = Draft { plan, spans: std::mem::take(&mut self.spare.in_flight) };
         draft.plan.spans = self.spare.list();
         let Room { choices, mut budget, deferred } = self.make_room(&mut draft.plan.preempted);
@@ -62,7 +63,10 @@ impl Scheduler {
         plan.released = std::mem::take(&mut self.released);
         if !plan.spans.is_empty() {
             self.counters.steps += 1;
-            self.flights.push_back(Flight { step: plan.step, spans, submitted: false });
+            let (submitted, is_behind_failure, behind) = (false, false, Vec::new());
+            self.flights.push_back(Flight { step: plan.step, spans, submitted, is_behind_failure, behind });
+        } else if let Some(newest) = self.flights.back_mut() {
+            newest.behind.extend(&plan.memory);
         }
         plan
     }

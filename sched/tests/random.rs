@@ -1,4 +1,4 @@
-//! Random arrivals, lengths, groups, priorities, aborts, stop strings, tiny pools and budgets, against an
+//! Random arrivals, lengths, groups, priorities, aborts, stop strings, failed steps, tiny pools and budgets, against an
 //! executor with real contents.
 //!
 //! In every step, planned after the commit of the one before or ahead of it: the audit passes, budgets hold,
@@ -27,6 +27,8 @@ enum Event {
     Reset {
         running: bool,
     },
+    /// All steps in flight fail, in their order.
+    Fail,
 }
 
 fn event() -> impl Strategy<Value = Event> {
@@ -44,6 +46,7 @@ fn event() -> impl Strategy<Value = Event> {
         1 => (0..8usize, 0..4u32).prop_map(|(at, index)| Event::Finish(at, index)),
         3 => (0..8usize, 0..4u32, 0..5usize, 0..5usize).prop_map(|(at, i, len, right)| Event::Propose(at, i, len, right)),
         1 => prop::bool::weighted(0.3).prop_map(|running| Event::Reset { running }),
+        1 => Just(Event::Fail),
     ]
 }
 
@@ -183,6 +186,15 @@ impl World {
                 assert_eq!(self.twin.reset_prefix_cache(*running), done);
                 assert_eq!(done, idle || *running && self.in_flight.is_empty());
                 assert!(!done || self.scheduler.stats().blocks_free == self.config.num_blocks);
+            }
+            Event::Fail => {
+                while let Some((plan, _)) = self.in_flight.pop_front() {
+                    for scheduler in [&mut self.scheduler, &mut self.twin] {
+                        scheduler.fail(plan.step, &plan.memory).unwrap();
+                        scheduler.audit().unwrap();
+                    }
+                    self.executor.failed(&plan);
+                }
             }
             _ => {}
         }

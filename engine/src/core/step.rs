@@ -101,20 +101,15 @@ impl Engine {
             Some(error) => Err(error),
             None => self.take(&flight, emit),
         };
-        let mut failed = taken.is_err();
-        if let Err(error) = taken {
-            self.fail(&plan, &error, emit);
-        }
-        let _phase = self.executor.phase("commit");
-        if let Err(error) = self.scheduler.commit(plan.step, self.outcomes.list()) {
-            // Can only be a fault of this file; the requests concerned must not wait for ever.
-            tracing::error!("step {} was not committed: {error}", plan.step.0);
-            failed = true;
-            self.fail(&plan, &error, emit);
-            let _ = self.scheduler.commit(plan.step, &[]);
-        }
-        if failed {
-            self.lose();
+        let _phase = taken.is_ok().then(|| self.executor.phase("commit"));
+        let failure: Option<Box<dyn Error>> = match taken {
+            Err(error) => Some(error.into()),
+            // An error can only be a fault of this file. The requests of the step end with it.
+            Ok(()) => self.scheduler.commit(plan.step, self.outcomes.list()).err().map(Into::into),
+        };
+        if let Some(error) = failure {
+            self.fail(&plan, &*error, emit);
+            self.fail_behind();
         }
         *lock(&self.under_way) = self.flights.front().map(|next| next.plan.clone());
         let stats = self.scheduler.stats();
@@ -267,7 +262,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Ends every request of the step with the error, and takes back what the step was to do to the memory.
+    /// Ends every request of the step with the error, and tells the scheduler that the step failed.
     fn fail(&mut self, plan: &StepPlan, error: &dyn Error, emit: &mut impl FnMut(RequestId, TokenEvent)) {
         tracing::error!("step {} failed: {error}", plan.step.0);
         self.failed_steps += 1;
@@ -287,11 +282,13 @@ impl Engine {
             }
             self.scheduler.abort(id);
         }
-        self.scheduler.revoke(&plan.memory);
+        if let Err(error) = self.scheduler.fail(plan.step, &plan.memory) {
+            tracing::error!("step {} was not given up: {error}", plan.step.0);
+        }
     }
 
-    /// Drops the step behind one that failed: whatever it made, it read what that one should have written.
-    fn lose(&mut self) {
+    /// Drops the step behind one that failed: it read what the failed one should have written.
+    fn fail_behind(&mut self) {
         let Some(Flight { plan, .. }) = self.flights.pop_front() else { return };
         // It may still write to blocks that are to be given to others.
         if let Err(error) = self.executor.synchronize() {
@@ -303,7 +300,7 @@ impl Engine {
                 active.slots.iter_mut().for_each(|slot| slots.release(slot));
             }
         }
-        if let Err(error) = scheduler.lose(plan.step, &plan.memory) {
+        if let Err(error) = scheduler.fail(plan.step, &plan.memory) {
             tracing::error!("step {} was not given up: {error}", plan.step.0);
         }
     }

@@ -6,8 +6,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use kvblock::{
-    BlockEvent, BlockId, BlockPool, BlockTable, CacheGroup, ExtraKeys, MemOp, MissReason, NoSpace, PinnedPrefix,
-    PoolConfig, PrefixHash, Prompt, PromptHashes, Swapped, TableError,
+    BlockEvent, BlockId, BlockPool, BlockTable, CacheGroup, ExtraKeys, HostBlockId, MemOp, MissReason, NoSpace,
+    PinnedPrefix, PoolConfig, PrefixHash, Prompt, PromptHashes, Swapped, TableError,
 };
 
 use crate::naive::{Id, NaiveCache, first_read};
@@ -62,10 +62,29 @@ struct Sequence {
     key: usize,
     /// Identity of the prefix up to each full committed block.
     chain: Vec<Id>,
+    /// First entry whose contents are invalid: all from there on is computed from garbage and must not be found.
+    invalid: Option<usize>,
 }
 
-/// A sequence that was swapped out: its tokens, key and chain.
-type Away = (Vec<u32>, usize, Vec<Id>);
+impl Sequence {
+    /// Keeps the first `entries` of the table.
+    fn cut(&mut self, entries: usize) {
+        self.invalid = self.invalid.filter(|first| *first < entries);
+    }
+}
+
+/// A sequence that was swapped out.
+struct Away {
+    tokens: Vec<u32>,
+    key: usize,
+    chain: Vec<Id>,
+    invalid: Option<usize>,
+    /// The entries of each group: holes, then host blocks.
+    groups: Vec<(usize, Vec<HostBlockId>)>,
+}
+
+/// What a computation over invalid contents writes. No contents are equal to it.
+const GARBAGE: u64 = u64::MAX;
 
 struct World {
     pool: BlockPool,
@@ -86,6 +105,8 @@ struct World {
     /// Blocks that the operation took, and cached ones that it shared.
     taken: BTreeSet<BlockId>,
     hits: BTreeSet<BlockId>,
+    /// Free cached blocks that the operation took out of the index, so that they moved to the front.
+    uncached: BTreeSet<BlockId>,
     /// The operation gave one whole table back, so the cached blocks that it freed are one chain.
     gave_back: bool,
 }
@@ -129,6 +150,7 @@ impl World {
             replica: BTreeMap::new(),
             taken: BTreeSet::new(),
             hits: BTreeSet::new(),
+            uncached: BTreeSet::new(),
             gave_back: false,
         }
     }
@@ -153,6 +175,7 @@ impl World {
         let before_free: Vec<BlockId> = self.pool.free_blocks().collect();
         self.taken.clear();
         self.hits.clear();
+        self.uncached.clear();
         self.gave_back = false;
         let (a, b, c, d) = (usize::from(bytes[1]), bytes[2], usize::from(bytes[3]), usize::from(bytes[4]));
         let room = self.live.len() + self.swapped.iter().map(|s| s.1.len()).sum::<usize>() < MOST;
@@ -175,7 +198,8 @@ impl World {
             }
             (27 | 28, Some(at)) => self.swap_out(at, 1 + c % 3),
             (29 | 30, _) if !self.swapped.is_empty() => self.swap_in(a % self.swapped.len(), d % 3, c % 8 == 0),
-            (31, _) => self.reset(),
+            (31, _) if c % 4 == 0 => self.reset(),
+            (31, _) => self.forget(a, d % 4 == 0),
             _ => {}
         }
         self.apply_memory_ops();
@@ -224,7 +248,7 @@ impl World {
                     );
                 }
                 self.taken.iter().for_each(|b| self.cached.forget(*b));
-                self.live.push(Sequence { table, tokens: tokens.to_vec(), key, chain });
+                self.live.push(Sequence { table, tokens: tokens.to_vec(), key, chain, invalid: None });
             }
             Err(error) => {
                 assert!(needed + keep_free > available);
@@ -278,13 +302,15 @@ impl World {
                 let (block, offset) = (slot as usize / bs, slot as usize % bs);
                 assert_eq!(owners[&BlockId(block as u32)], 1, "a shared block is written");
                 assert!(!self.cached.contains(BlockId(block as u32)), "a cached block is written");
-                self.memory[block][offset] = Some(values[position]);
+                let is_valid = s.invalid.is_none_or(|first| position / bs < first);
+                self.memory[block][offset] = Some(if is_valid { values[position] } else { GARBAGE });
             }
         }
         let computed = s.table.groups().to_vec();
         self.pool.commit(&mut s.table, end);
         if self.caching {
-            store_full(&mut self.cached, s, &computed, start / bs..end / bs, bs);
+            let full = start / bs..s.invalid.unwrap_or(usize::MAX).min(end / bs);
+            store_full(&mut self.cached, s, &computed, full, bs);
         }
     }
 
@@ -292,7 +318,13 @@ impl World {
         let s = &self.live[at];
         match self.pool.fork(&s.table) {
             Ok(table) => {
-                let fork = Sequence { table, tokens: s.tokens.clone(), key: s.key, chain: s.chain.clone() };
+                let fork = Sequence {
+                    table,
+                    tokens: s.tokens.clone(),
+                    key: s.key,
+                    chain: s.chain.clone(),
+                    invalid: s.invalid,
+                };
                 assert_eq!(fork.table.groups(), s.table.groups());
                 self.live.push(fork);
             }
@@ -318,6 +350,7 @@ impl World {
                 assert!(!cuts || !lost);
                 s.tokens.truncate(len);
                 s.chain.truncate(committed / bs);
+                s.cut(s.tokens.len().div_ceil(bs));
                 if cuts && !len.is_multiple_of(bs) {
                     let tails = s.table.groups().iter().filter_map(|g| g.blocks().last().copied());
                     tails.filter(|b| owners[b] == 1).for_each(|b| self.cached.forget(b));
@@ -372,29 +405,41 @@ impl World {
         let (mut tables, mut away) = (Vec::new(), Vec::new());
         for s in self.live.drain(at..end) {
             tables.push(s.table);
-            away.push((s.tokens, s.key, s.chain));
+            away.push((s.tokens, s.key, s.chain, s.invalid));
         }
+        let before: Vec<Vec<kvblock::GroupTable<BlockId>>> = tables.iter().map(|t| t.groups().to_vec()).collect();
+        let committed: Vec<usize> = tables.iter().map(BlockTable::committed).collect();
         let needed = self.pool.host_blocks_needed(tables.iter().map(|t| (t, t.committed())));
         let free = self.pool.host_gauges().free;
         match self.pool.swap_out(&mut tables) {
             Ok(swapped) => {
                 assert!(tables.is_empty() && needed <= free && needed == swapped.blocks().len());
-                for ((tokens, _, _), kept) in away.iter_mut().zip(swapped.tokens()) {
-                    tokens.truncate(kept.len());
-                    assert_eq!(tokens, kept);
-                }
+                assert!(swapped.tokens().map(<[u32]>::len).eq(committed));
+                let copies = self.apply_memory_ops();
+                let sequences = away.into_iter().zip(&before).zip(swapped.tokens());
+                let away = sequences.map(|(((tokens, key, chain, invalid), groups), kept)| {
+                    assert_eq!(&tokens[..kept.len()], kept);
+                    let entries = kept.len().div_ceil(self.block_size);
+                    let moved = |g: &kvblock::GroupTable<BlockId>| {
+                        (g.holes(), (g.holes()..entries).filter_map(|k| Some(copies[&g.entry(k)?])).collect())
+                    };
+                    let invalid = invalid.filter(|first| *first < entries);
+                    Away { tokens: kept.to_vec(), key, chain, invalid, groups: groups.iter().map(moved).collect() }
+                });
+                let away = away.collect();
                 self.swapped.push((swapped, away));
             }
             Err(error) => {
                 assert!(needed > free);
                 assert_eq!(error, TableError::NoHostSpace(NoSpace { wanted: needed, free }));
-                let back = tables.into_iter().zip(away).map(|(table, (tokens, key, chain))| Sequence {
+                let back = tables.into_iter().zip(away);
+                self.live.extend(back.map(|(table, (tokens, key, chain, invalid))| Sequence {
                     table,
                     tokens,
                     key,
                     chain,
-                });
-                self.live.extend(back);
+                    invalid,
+                }));
             }
         }
     }
@@ -415,22 +460,62 @@ impl World {
                     self.hits.insert(block);
                 }
                 self.taken.iter().for_each(|b| self.cached.forget(*b));
-                for (table, (tokens, key, mut chain)) in tables.into_iter().zip(self.swapped.swap_remove(at).1) {
+                for (table, away) in tables.into_iter().zip(self.swapped.swap_remove(at).1) {
+                    let Away { tokens, key, mut chain, invalid, .. } = away;
                     assert_eq!((table.tokens(), table.committed()), (&tokens[..], tokens.len()));
                     if self.groups.contains(&CacheGroup::Full) {
                         // A full group tells the identities anew; without one the sequence remembers them.
                         chain.clear();
                     }
                     let groups = table.groups().to_vec();
-                    let mut s = Sequence { table, tokens, key, chain };
+                    let mut s = Sequence { table, tokens, key, chain, invalid };
                     if self.caching {
-                        let full = s.tokens.len() / self.block_size;
+                        let full = invalid.unwrap_or(usize::MAX).min(s.tokens.len() / self.block_size);
                         store_full(&mut self.cached, &mut s, &groups, 0..full, self.block_size);
                     }
                     self.live.push(s);
                 }
             }
             Err(error) => assert_eq!(error, TableError::NoSpace(NoSpace { wanted, free: available })),
+        }
+    }
+
+    /// A copy into a block failed: one of a table, or any; of the pool, or of the host.
+    fn forget(&mut self, which: usize, of_host: bool) {
+        if of_host {
+            let host = HostBlockId((which % (self.host.len() + 2)) as u32);
+            let blocks = self.host.len();
+            let done = self.pool.forget_host_contents(host);
+            if host.index() >= blocks {
+                return assert_eq!(done, Err(TableError::NoSuchBlock { id: host.0, blocks }));
+            }
+            done.unwrap();
+            self.host[host.index()].fill(Some(GARBAGE));
+            for away in self.swapped.iter_mut().flat_map(|s| &mut s.1) {
+                let held = away.groups.iter().filter_map(|(holes, g)| Some(holes + g.iter().position(|b| *b == host)?));
+                away.invalid = held.chain(away.invalid).min();
+            }
+            return;
+        }
+        let blocks = self.memory.len();
+        let owned: Vec<BlockId> = self.owners().into_keys().collect();
+        let block = match owned.get(which % (owned.len() + 3)) {
+            Some(block) => *block,
+            None => BlockId((which % (blocks + 2)) as u32),
+        };
+        let done = self.pool.forget_contents(block);
+        if block.index() >= blocks {
+            return assert_eq!(done, Err(TableError::NoSuchBlock { id: block.0, blocks }));
+        }
+        done.unwrap();
+        if self.cached.contains(block) && self.pool.references(block) == 0 {
+            self.uncached.insert(block);
+        }
+        self.cached.forget(block);
+        for s in &mut self.live {
+            let held = s.table.groups().iter();
+            let held = held.filter_map(|g| Some(g.holes() + g.blocks().iter().position(|b| *b == block)?));
+            s.invalid = held.chain(s.invalid).min();
         }
     }
 
@@ -442,19 +527,25 @@ impl World {
         }
     }
 
-    fn apply_memory_ops(&mut self) {
+    /// Does what the pool orders; returns which block went to which host block.
+    fn apply_memory_ops(&mut self) -> BTreeMap<BlockId, HostBlockId> {
+        let mut swapped_out = BTreeMap::new();
         let ops: Vec<MemOp> = self.pool.drain_memory_ops().collect();
         for op in ops {
             match op {
                 MemOp::Copy { src, dst } => self.memory[dst.index()] = self.memory[src.index()].clone(),
                 MemOp::Poison { block, from_slot } => self.memory[block.index()][from_slot..].fill(None),
-                MemOp::SwapOut { src, dst } => self.host[dst.index()] = self.memory[src.index()].clone(),
+                MemOp::SwapOut { src, dst } => {
+                    self.host[dst.index()] = self.memory[src.index()].clone();
+                    swapped_out.insert(src, dst);
+                }
                 MemOp::SwapIn { src, dst } => {
                     self.memory[dst.index()] = self.host[src.index()].clone();
                     self.taken.insert(dst);
                 }
             }
         }
+        swapped_out
     }
 
     fn replay_events(&mut self) {
@@ -510,9 +601,8 @@ impl World {
                     "a block that the window reads is a hole"
                 );
                 let values = contents(g, s.key, &s.tokens);
-                for (position, slot) in
-                    (0..committed).zip(s.table.slots_in(g, 0..committed)).filter(|(_, slot)| *slot >= 0)
-                {
+                let valid = s.invalid.unwrap_or(usize::MAX).saturating_mul(bs).min(committed);
+                for (position, slot) in (0..valid).zip(s.table.slots_in(g, 0..valid)).filter(|(_, slot)| *slot >= 0) {
                     assert_eq!(
                         self.memory[slot as usize / bs][slot as usize % bs],
                         Some(values[position]),
@@ -530,6 +620,8 @@ impl World {
     /// Blocks are taken from the front, those that come free without a hash go there, cached ones to the back,
     /// and nothing else moves.
     fn check_order(&self, before: &[BlockId]) {
+        let before: Vec<BlockId> = before.iter().filter(|b| !self.uncached.contains(b)).copied().collect();
+        let before = &before[..];
         let after: Vec<BlockId> = self.pool.free_blocks().collect();
         let front: BTreeSet<BlockId> =
             before.iter().filter(|b| !self.hits.contains(b)).take(self.taken.len()).copied().collect();

@@ -1,6 +1,6 @@
 //! Bad input gets an error value that says what and why, and changes nothing; what is dropped is not lost.
 
-use kvblock::{AuditError, BlockPool, BlockTable, CacheGroup, PoolConfig, TableError};
+use kvblock::{AuditError, BlockId, BlockPool, BlockTable, CacheGroup, HostBlockId, PoolConfig, TableError};
 
 use crate::{free_ids, full, pool, prompt, run, table_ids};
 
@@ -138,4 +138,89 @@ fn a_pool_and_its_tables_may_move_to_another_thread() {
     moves(&pool);
     moves(&table);
     pool.release(table);
+}
+
+#[test]
+fn a_block_behind_one_whose_contents_were_forgotten_is_never_found_as_a_start() {
+    let mut pool = BlockPool::new(PoolConfig::new(8, 4)).unwrap();
+    let mut table = pool.admit(prompt(&[1, 2, 3, 4, 5, 6, 7, 8])).open(0).unwrap();
+    pool.commit(&mut table, 4);
+    let first = table.blocks()[0];
+    pool.forget_contents(first).unwrap();
+    pool.commit(&mut table, 8);
+    assert_eq!(pool.admit(prompt(&[5, 6, 7, 8, 9])).cached_tokens(), 0);
+    assert_eq!(pool.admit(prompt(&[1, 2, 3, 4, 5, 6, 7, 8, 9])).cached_tokens(), 0);
+    pool.audit([&table]).unwrap();
+
+    // A fork, and what comes back from being cut before the block: that is computed again and found.
+    let fork = pool.fork(&table).unwrap();
+    pool.truncate(&mut table, 0);
+    pool.append(&mut table, &[1, 2, 3, 4, 5, 6, 7, 8, 9]).unwrap();
+    pool.commit(&mut table, 9);
+    assert_eq!(pool.admit(prompt(&[1, 2, 3, 4, 5, 6, 7, 8, 9])).cached_tokens(), 8);
+    pool.audit([&table, &fork]).unwrap();
+    pool.release(table);
+    pool.release(fork);
+}
+
+#[test]
+fn a_partial_block_that_a_failed_copy_should_have_filled_is_never_indexed() {
+    let mut pool = BlockPool::new(PoolConfig::new(8, 4)).unwrap();
+    let first = run(&mut pool, prompt(&[1, 2, 3, 4, 5, 6]));
+    let mut fork = pool.fork(&first).unwrap();
+    pool.append(&mut fork, &[7, 8]).unwrap();
+    let copy = fork.blocks()[1];
+    pool.forget_contents(copy).unwrap();
+    // Copies of it, on the device and through the host, are as invalid.
+    let mut copy_of_copy = pool.fork(&first).unwrap();
+    pool.commit(&mut fork, 7);
+    pool.truncate(&mut fork, 7);
+    let mut second = pool.fork(&fork).unwrap();
+    pool.append(&mut second, &[8]).unwrap();
+    assert_ne!(second.blocks()[1], copy);
+    pool.commit(&mut second, 8);
+    pool.append(&mut fork, &[8]).unwrap();
+    pool.commit(&mut fork, 8);
+    assert_eq!(pool.admit(prompt(&[1, 2, 3, 4, 5, 6, 7, 8, 9])).cached_tokens(), 4);
+    pool.append(&mut copy_of_copy, &[7, 8]).unwrap();
+    pool.commit(&mut copy_of_copy, 8);
+    assert_eq!(pool.admit(prompt(&[1, 2, 3, 4, 5, 6, 7, 8, 9])).cached_tokens(), 8, "that one is a copy of the first");
+    let tables = [first, fork, second, copy_of_copy];
+    pool.audit(&tables).unwrap();
+    tables.into_iter().for_each(|table| pool.release(table));
+}
+
+#[test]
+fn what_comes_back_from_a_host_block_that_a_failed_copy_should_have_filled_is_never_indexed() {
+    let mut pool = BlockPool::new(PoolConfig { host_blocks: 4, ..PoolConfig::new(8, 4) }).unwrap();
+    let tokens: Vec<u32> = (1..=13).collect();
+    let mut tables = vec![run(&mut pool, prompt(&tokens))];
+    let mut swapped = pool.swap_out(&mut tables).unwrap();
+    let second = swapped.blocks()[1];
+    pool.forget_host_contents(second).unwrap();
+    assert!(pool.reset_prefix_cache(), "so that all blocks come back by copy");
+    let tables = pool.swap_in(&mut swapped, 0).unwrap();
+    assert_eq!(pool.admit(prompt(&tokens)).cached_tokens(), 4);
+    pool.audit(&tables).unwrap();
+    pool.audit_host([&swapped]).unwrap();
+    tables.into_iter().for_each(|table| pool.release(table));
+    let table = run(&mut pool, prompt(&tokens));
+    assert_eq!(pool.admit(prompt(&tokens)).cached_tokens(), 12);
+    pool.release(table);
+}
+
+#[test]
+fn a_block_that_does_not_exist_is_an_error() {
+    let mut pool = BlockPool::new(PoolConfig { host_blocks: 2, ..PoolConfig::new(4, 16) }).unwrap();
+    let error = pool.forget_contents(BlockId(4)).unwrap_err();
+    assert_eq!(error, TableError::NoSuchBlock { id: 4, blocks: 4 });
+    assert_eq!(
+        error.to_string(),
+        "block 4 does not exist: found 4 blocks, expected an id below that; use an id of this pool"
+    );
+    assert_eq!(pool.forget_host_contents(HostBlockId(2)), Err(TableError::NoSuchBlock { id: 2, blocks: 2 }));
+    assert_eq!(pool.forget_contents(BlockId(u32::MAX)), Err(TableError::NoSuchBlock { id: u32::MAX, blocks: 4 }));
+    assert_eq!((pool.references(BlockId(9)), pool.is_cached(BlockId(9)), pool.prefix_of(BlockId(9))), (0, false, None));
+    pool.forget_contents(BlockId(3)).unwrap();
+    pool.audit([]).unwrap();
 }

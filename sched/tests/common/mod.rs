@@ -149,6 +149,9 @@ type Tables = Vec<Vec<Option<BlockId>>>;
 /// Who writes to which block in a step, and what of each sequence is computed when it is over.
 type Flight = (HashMap<BlockId, SeqId>, Vec<(SeqId, usize)>);
 
+/// What a step that fails leaves behind. No contents are equal to it.
+const GARBAGE: u64 = u64::MAX;
+
 pub struct Executor {
     config: SchedConfig,
     /// `None` is NaN.
@@ -354,6 +357,25 @@ impl Executor {
         }
         let beams: Vec<_> = truth.live.iter().zip(&truth.outputs).map(|(live, o)| live.then(|| o.clone())).collect();
         search(&truth.request, &beams)
+    }
+
+    /// The oldest step fails after all: whatever it should have written is garbage, and what it drew is lost.
+    pub fn failed(&mut self, plan: &StepPlan) {
+        self.in_flight.pop_front();
+        for op in &plan.memory {
+            match *op {
+                MemOp::Copy { dst, .. } | MemOp::SwapIn { dst, .. } => self.memory[dst.index()].fill(Some(GARBAGE)),
+                MemOp::SwapOut { dst, .. } => self.host[dst.index()].fill(Some(GARBAGE)),
+                MemOp::Poison { .. } => {}
+            }
+        }
+        for slot in plan.spans.iter().flat_map(|span| &span.groups).flat_map(|group| &group.slots) {
+            let slot = *slot as usize;
+            self.memory[slot / self.config.block_size][slot % self.config.block_size] = Some(GARBAGE);
+        }
+        for truth in self.requests.values_mut() {
+            truth.drawn.iter_mut().for_each(|drawn| drawn.retain(|(step, _)| *step != plan.step));
+        }
     }
 
     /// Notes what was committed of the oldest step; sequences that have ended since the plan take nothing.

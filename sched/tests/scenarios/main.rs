@@ -9,6 +9,7 @@
 //! | S9, C14 | `drafts` |
 //! | S11 | `refusals`, `beams` |
 //! | S12, S14, C11 | `swap` |
+//! | ours: steps that fail | `failures` |
 #![allow(clippy::unwrap_used)]
 
 mod ahead;
@@ -17,6 +18,7 @@ mod beams;
 mod common;
 mod drafts;
 mod endings;
+mod failures;
 mod order;
 mod refusals;
 mod sharing;

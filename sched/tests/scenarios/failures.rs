@@ -1,0 +1,183 @@
+//! Steps that fail: whatever the caller does afterwards, nothing that they touched is found in the prefix cache.
+
+use sched::{
+    CommitError, MemOp, Outcome, PreemptionMode, Request, RequestId, SchedConfig, Scheduler, StepId, StepPlan,
+};
+
+use crate::common::{commit_all, config, request, sampled, seq, spans};
+use crate::{drain, scheduler};
+
+fn caching(num_blocks: usize) -> SchedConfig {
+    SchedConfig { enable_prefix_caching: true, ..config(num_blocks, 4) }
+}
+
+/// The next plan, taken by the executor.
+fn launch(s: &mut Scheduler) -> StepPlan {
+    let plan = s.plan();
+    s.submitted(plan.step).unwrap();
+    plan
+}
+
+fn outcomes(plan: &StepPlan) -> Vec<Outcome> {
+    sampled(plan).map(|seq| Outcome::token(seq, 7, false)).collect()
+}
+
+/// Tokens that a request with this prompt finds in the cache.
+fn cached(s: &mut Scheduler, prompt: &[u32]) -> usize {
+    let id = RequestId(1000);
+    s.submit(Request { prompt: prompt.to_vec(), ..request(id.0, 1, 1) }).unwrap();
+    let plan = launch(s);
+    let span = plan.spans.iter().find(|span| span.seq.request == id).unwrap();
+    let cached = span.cached;
+    s.abort(id);
+    s.commit(plan.step, &[]).unwrap();
+    cached
+}
+
+#[test]
+fn a_failed_step_can_not_be_committed_and_its_requests_begin_again() {
+    let mut s = scheduler(caching(20));
+    s.submit(request(0, 10, 3)).unwrap();
+    let plan = launch(&mut s);
+    s.fail(plan.step, &plan.memory).unwrap();
+    let error = s.commit(plan.step, &outcomes(&plan)).unwrap_err();
+    assert_eq!(error, CommitError::NotInFlight { step: plan.step, in_flight: None });
+    let stats = s.stats();
+    assert_eq!((stats.blocks_in_use, stats.blocks_cached, stats.num_waiting), (0, 0, 1));
+    let again = launch(&mut s);
+    assert_eq!((spans(&again), again.spans[0].cached), (vec![(0, 10)], 0));
+    commit_all(&mut s, &again, 7);
+    assert_eq!(drain(&mut s), 2);
+}
+
+#[test]
+fn a_step_behind_a_failed_one_can_only_fail_and_nothing_is_planned_before_it_has() {
+    let mut s = scheduler(SchedConfig { max_in_flight: 2, ..caching(20) });
+    s.submit(request(0, 9, 8)).unwrap();
+    let first = launch(&mut s);
+    s.submit(request(1, 9, 8)).unwrap();
+    let second = launch(&mut s);
+    let error = s.fail(second.step, &second.memory).unwrap_err();
+    assert_eq!(error, CommitError::NotInFlight { step: second.step, in_flight: Some(first.step) });
+    assert!(s.fail(StepId(99), &[]).is_err(), "there is no such step yet");
+
+    s.fail(first.step, &first.memory).unwrap();
+    let error = s.commit(second.step, &outcomes(&second)).unwrap_err();
+    assert_eq!(error, CommitError::BehindFailure { step: second.step });
+    assert!(s.plan().is_empty(), "the device still writes to the blocks of the second");
+    s.fail(second.step, &second.memory).unwrap();
+    s.audit().unwrap();
+    assert_eq!((s.stats().blocks_in_use, s.stats().blocks_cached), (0, 0));
+    let again = launch(&mut s);
+    assert_eq!(spans(&again), [(0, 9), (1, 9)]);
+    commit_all(&mut s, &again, 7);
+    drain(&mut s);
+}
+
+#[test]
+fn a_failed_copy_on_write_is_found_by_nobody() {
+    let mut s = scheduler(caching(20));
+    let prompt: Vec<u32> = (1..=6).collect();
+    s.submit(Request { prompt: prompt.clone(), n: 2, ..request(0, 1, 9) }).unwrap();
+    let plan = launch(&mut s);
+    commit_all(&mut s, &plan, 8);
+    let plan = launch(&mut s);
+    assert!(plan.memory.iter().any(|op| matches!(op, MemOp::Copy { .. })), "two sequences write to one block");
+    s.fail(plan.step, &plan.memory).unwrap();
+    s.audit().unwrap();
+    assert_eq!(cached(&mut s, &[&prompt[..], &[8, 7, 0]].concat()), 4, "the block before the copy");
+    let again = launch(&mut s);
+    commit_all(&mut s, &again, 7);
+    drain(&mut s);
+}
+
+/// Plans and commits until a plan orders this, and returns that plan.
+fn until(s: &mut Scheduler, ordered: impl Fn(&MemOp) -> bool) -> StepPlan {
+    for _ in 0..50 {
+        let plan = launch(s);
+        if plan.memory.iter().any(&ordered) {
+            return plan;
+        }
+        commit_all(s, &plan, 7);
+    }
+    panic!("no plan orders it");
+}
+
+/// Two requests in a pool that is too small for both at their full length, so that the second is swapped out.
+fn crowded() -> Scheduler {
+    let mut s = scheduler(SchedConfig { host_blocks: 20, preemption_mode: PreemptionMode::Swap, ..caching(10) });
+    s.submit(request(0, 16, 20)).unwrap();
+    s.submit(request(1, 16, 20)).unwrap();
+    s
+}
+
+#[test]
+fn what_a_failed_swap_brought_back_is_found_by_nobody() {
+    let mut s = crowded();
+    let out = until(&mut s, |op| matches!(op, MemOp::SwapOut { .. }));
+    commit_all(&mut s, &out, 7);
+    let back = until(&mut s, |op| matches!(op, MemOp::SwapIn { .. }));
+    let brought =
+        back.memory.iter().filter_map(|op| if let MemOp::SwapIn { dst, .. } = op { Some(*dst) } else { None });
+    let brought: Vec<_> = brought.collect();
+    assert!(brought.iter().any(|block| s.pool().is_cached(*block)), "planned, it counts as done");
+    s.fail(back.step, &back.memory).unwrap();
+    s.audit().unwrap();
+    assert_eq!((s.stats().num_swapped, s.stats().host_blocks_in_use), (0, 0), "it is computed anew");
+    assert!(brought.iter().all(|block| !s.pool().is_cached(*block)));
+    drain(&mut s);
+}
+
+#[test]
+fn a_failed_swap_out_is_never_brought_back() {
+    let mut s = crowded();
+    let plan = until(&mut s, |op| matches!(op, MemOp::SwapOut { .. }));
+    assert_eq!(s.stats().num_swapped, 1);
+    s.fail(plan.step, &plan.memory).unwrap();
+    s.audit().unwrap();
+    assert_eq!((s.stats().num_swapped, s.stats().host_blocks_in_use, s.stats().num_waiting), (0, 0, 2));
+    drain(&mut s);
+}
+
+#[test]
+fn a_failed_step_leaves_nothing_of_a_request_that_was_preempted_while_it_ran() {
+    let mut s = scheduler(SchedConfig { max_in_flight: 2, ..caching(10) });
+    s.submit(request(0, 16, 12)).unwrap();
+    s.submit(request(1, 16, 12)).unwrap();
+    let mut running = launch(&mut s);
+    let preempting = loop {
+        let next = launch(&mut s);
+        if !next.preempted.is_empty() {
+            break next;
+        }
+        commit_all(&mut s, &running, 7);
+        running = next;
+    };
+    assert_eq!((preempting.preempted.clone(), s.stats().num_waiting), (vec![RequestId(1)], 1));
+    let in_use = s.stats().blocks_in_use;
+    s.fail(running.step, &running.memory).unwrap();
+    s.fail(preempting.step, &preempting.memory).unwrap();
+    s.audit().unwrap();
+    assert_eq!((in_use, s.stats().blocks_in_use, s.stats().num_waiting), (10, 0, 2));
+    drain(&mut s);
+    assert_eq!(s.stats().blocks_in_use, 0);
+}
+
+#[test]
+fn an_empty_plan_never_stands_for_a_step_in_flight() {
+    for max_in_flight in [1, 2] {
+        let mut s = scheduler(SchedConfig { max_num_batched_tokens: 17, max_in_flight, ..config(20, 4) });
+        s.submit(request(0, 30, 5)).unwrap();
+        let first = s.plan();
+        let second = s.plan();
+        assert!(second.is_empty() && second.step != first.step);
+        s.commit(second.step, &[]).unwrap();
+        assert_eq!(s.stats().num_in_flight, 1, "the first step is not committed by the empty one");
+        s.submitted(first.step).unwrap();
+        commit_all(&mut s, &first, 7);
+        let next = s.plan();
+        assert_eq!((next.spans[0].start, next.spans[0].tokens.len()), (17, 13));
+        commit_all(&mut s, &next, 7);
+        assert_eq!(seq(0, 0), next.spans[0].seq);
+    }
+}
