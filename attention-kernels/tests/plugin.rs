@@ -8,6 +8,7 @@ use attention_kernels::{
     variants,
 };
 use device::Device;
+use xtask::capability::Capability;
 
 /// The `[kernels]` table.
 fn table(text: &str) -> KernelChoice {
@@ -116,7 +117,7 @@ fn the_header_says_the_same_in_c() {
         .into_iter()
         .find(|name| Command::new(name).arg("--version").output().is_ok_and(|output| output.status.success()))
     else {
-        xtask::not_run::report("found no C compiler (cc, gcc, clang)");
+        xtask::not_run::report(Capability::Cc, "found none of cc, gcc and clang");
         return;
     };
     let include = Path::new(env!("CARGO_MANIFEST_DIR")).join("include");

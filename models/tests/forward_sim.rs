@@ -111,7 +111,9 @@ fn a_cache_write_by_name_gives_the_bits_of_the_fused_one() {
         let mut caches = model.new_cache(LIMITS.num_blocks, LIMITS.block_size).unwrap();
         Some(last_logits(&mut model, &mut caches, &prompt, 9))
     };
-    assert!(run(&by_name) == run(&KernelChoice::default()));
+    // Loading has reported why there is no device.
+    let Some(fused) = run(&KernelChoice::default()) else { return };
+    assert!(run(&by_name).unwrap() == fused);
 }
 
 #[test]

@@ -2,15 +2,17 @@
 //! the same, and refuses by name what it can not run.
 use std::process::{Command, Output};
 
+use xtask::capability::Capability;
+
 /// From before AVX.
 const OLD: [&str; 2] = ["-cpu", "Nehalem"];
 
-/// `None`, reported, where this is no x86-64 or there is no emulator.
+/// `None`, and a report, where this is no x86-64 or there is no emulator.
 fn emulator() -> Option<Command> {
     let mut command = Command::new("qemu-x86_64");
     let found = cfg!(target_arch = "x86_64") && command.arg("--version").output().is_ok_and(|it| it.status.success());
     if !found {
-        xtask::not_run::report("found no qemu-x86_64 on PATH, or a CPU of another kind");
+        xtask::not_run::report(Capability::Qemu, "found no qemu-x86_64 on PATH, or a CPU of another kind");
         return None;
     }
     let mut command = Command::new("qemu-x86_64");

@@ -1,12 +1,15 @@
 //! `cargo xtask ci` and `cargo xtask test-all`: the checks that a change must pass, one after the other, each timed.
 //!
 //! Stops at the first failure and says how to run that check alone. The test command is the README's, so what a
-//! newcomer types and what CI runs can not drift apart.
+//! newcomer types and what CI runs cannot drift apart. The end of a run says what did not run, and which parts took longest.
 
 use std::path::Path;
 use std::process::Command;
 use std::time::Instant;
 
+use crate::capability::{self, Capability};
+use crate::not_run::Required;
+use crate::parts::{self, Part};
 use crate::{not_run, tidy, workspace};
 
 /// One check of CI.
@@ -16,15 +19,21 @@ struct Step {
     command: String,
     /// Set for this command only.
     variable: Option<(&'static str, &'static str)>,
+    /// What the machine must have; without it the step is reported as not run.
+    needs: Option<Capability>,
 }
 
 impl Step {
     fn new(title: &'static str, command: &str) -> Step {
-        Step { title, command: command.to_owned(), variable: None }
+        Step { title, command: command.to_owned(), variable: None, needs: None }
     }
 
     fn with(self, name: &'static str, value: &'static str) -> Step {
         Step { variable: Some((name, value)), ..self }
+    }
+
+    fn needs(self, capability: Capability) -> Step {
+        Step { needs: Some(capability), ..self }
     }
 
     /// What to paste into a shell to run this step alone.
@@ -34,6 +43,9 @@ impl Step {
     }
 
     fn run(&self, root: &Path) -> Result<(), String> {
+        if let Some(missing) = self.needs.filter(|needed| !needed.is_present()) {
+            return not_run::check(missing, &format!("{} needs it", self.title));
+        }
         // Tidy is a function of this program; cargo would only start it again.
         if self.command == "cargo xtask tidy" {
             return tidy::run(root);
@@ -52,16 +64,23 @@ impl Step {
     }
 }
 
-/// Everything, or everything but the tests.
+/// Everything, or everything but the tests; `tests_log` is what they printed.
 ///
 /// # Errors
 /// The first check that failed, and how to run it alone.
-pub fn run(root: &Path, skip_tests: bool) -> Result<(), String> {
+pub fn run(root: &Path, skip_tests: bool, tests_log: Option<&Path>) -> Result<(), String> {
+    let log =
+        tests_log.map(|path| std::fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display())));
+    let parts = parts::of_log(&log.transpose()?.unwrap_or_default());
     let mut steps = vec![
         Step::new("format", "cargo fmt --all --check"),
         Step::new("lints", "cargo clippy --workspace --all-targets --locked -- -D warnings"),
         Step::new("traces", "cargo test -p server --lib --features otel --locked otel"),
         Step::new("documentation", "cargo doc --workspace --no-deps --locked").with("RUSTDOCFLAGS", "-D warnings"),
+        Step::new("NEON", &format!("cargo check --workspace --locked --target {}", capability::AARCH64))
+            .needs(Capability::Aarch64),
+        Step::new("licences", "cargo deny --locked check --hide-inclusion-graph bans licenses sources")
+            .needs(Capability::CargoDeny),
         Step::new("tidy", "cargo xtask tidy"),
         Step::new("page", "cargo xtask page-test"),
     ];
@@ -69,7 +88,7 @@ pub fn run(root: &Path, skip_tests: bool) -> Result<(), String> {
         not_run::clear(root)?;
         steps.insert(0, Step::new("tests", &test_command(root)?));
     }
-    run_all(root, &steps)
+    run_all(root, &steps, parts)
 }
 
 /// The README's test command with `QUIRE_TEST_ALL=1`: the full product where tests otherwise take all pairs. Then the soak.
@@ -78,7 +97,7 @@ pub fn run(root: &Path, skip_tests: bool) -> Result<(), String> {
 /// The tests failed, or the README has no test command.
 pub fn test_all(root: &Path) -> Result<(), String> {
     not_run::clear(root)?;
-    run_all(root, &[Step::new("all tests", &test_command(root)?).with("QUIRE_TEST_ALL", "1"), soak_step()])
+    run_all(root, &[Step::new("all tests", &test_command(root)?).with("QUIRE_TEST_ALL", "1"), soak_step()], Vec::new())
 }
 
 /// The soak test of the server, for `QUIRE_SOAK_SECONDS` or two minutes.
@@ -86,7 +105,7 @@ pub fn test_all(root: &Path) -> Result<(), String> {
 /// # Errors
 /// It failed.
 pub fn soak(root: &Path) -> Result<(), String> {
-    run_all(root, &[soak_step()])
+    run_all(root, &[soak_step()], Vec::new())
 }
 
 fn soak_step() -> Step {
@@ -99,7 +118,9 @@ fn test_command(root: &Path) -> Result<String, String> {
     workspace::test_command(&readme)
 }
 
-fn run_all(root: &Path, steps: &[Step]) -> Result<(), String> {
+/// Runs the steps; `parts` have run before them.
+fn run_all(root: &Path, steps: &[Step], mut parts: Vec<Part>) -> Result<(), String> {
+    Required::from_environment()?;
     let start = Instant::now();
     let mut done = Vec::new();
     for (index, step) in steps.iter().enumerate() {
@@ -116,9 +137,10 @@ fn run_all(root: &Path, steps: &[Step]) -> Result<(), String> {
         }
         println!("== {}: {seconds:.1} s", step.title);
         done.push(format!("{} {seconds:.1} s", step.title));
+        parts.push(Part { name: step.title.to_owned(), seconds });
     }
     let not_run = not_run::lines(root);
-    not_run.iter().for_each(|line| println!("{line}"));
+    print!("\n{}\nThe longest parts:\n{}", not_run::summary(&not_run), parts::table(parts, 10));
     let parts =
         if not_run.is_empty() { String::new() } else { format!(", {} tests or parts of tests NOT RUN", not_run.len()) };
     println!("\nxtask: passed in {:.1} s{parts}: {}", start.elapsed().as_secs_f64(), done.join(", "));
@@ -130,13 +152,26 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_step_that_needs_what_the_machine_lacks_is_reported_and_passed() {
+        // `false` would fail.
+        let Some(missing) = Capability::ALL.into_iter().find(|capability| !capability.is_present()) else {
+            panic!("one machine cannot have every CPU");
+        };
+        let step = Step::new("absent", "false").needs(missing);
+        match Required::from_environment() {
+            Ok(required) if required.has(missing) => assert!(step.run(&workspace::root()).is_err()),
+            _ => assert_eq!(step.run(&workspace::root()), Ok(())),
+        }
+    }
+
+    #[test]
     fn a_failure_stops_the_run_and_says_how_to_repeat_it() {
         let steps = [
             Step::new("first", "true"),
             Step::new("second", "false with words").with("NAME", "a b"),
             Step::new("third", "no-such-program"),
         ];
-        let problem = run_all(&workspace::root(), &steps).err().unwrap_or_default();
+        let problem = run_all(&workspace::root(), &steps, Vec::new()).err().unwrap_or_default();
         assert!(problem.starts_with("second failed after "), "{problem}");
         assert!(problem.ends_with("to run it alone: NAME='a b' false with words"), "{problem}");
     }

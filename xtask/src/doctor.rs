@@ -1,10 +1,11 @@
-//! `cargo xtask doctor`: what this machine has, and what that means for Quire. It never fails: what is not there is a
+//! `cargo xtask doctor`: what this machine has, and what that means for Quire. It never fails: what is missing is a
 //! line that says so.
 
 use std::fmt::Write;
 use std::path::Path;
 use std::process::Command;
 
+use crate::capability::Capability;
 use crate::kernels::toolkit;
 
 /// Where a Linux system keeps the library of the NVIDIA driver; the last is WSL's.
@@ -26,6 +27,7 @@ pub fn report(root: &Path) -> String {
 
     let (rust, meaning) = rust(root);
     line("rust", rust, &meaning);
+    line("lints", pinned(root), "the compiler that CI pins, as lints change from one to the next");
     let components = ["fmt", "clippy"].map(|tool| (tool, first_line("cargo", &[tool, "--version"]).is_some()));
     let missing: Vec<&str> = components.iter().filter(|(_, there)| !there).map(|(tool, _)| *tool).collect();
     if missing.is_empty() {
@@ -40,7 +42,7 @@ pub fn report(root: &Path) -> String {
 
     let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".into());
     match first_line(&compiler, &["--version"]) {
-        Some(version) => line("C compiler", version, "enough to build; no C++ is compiled"),
+        Some(version) => line("C compiler", version, "enough to build and run Quire; its tests need more, see below"),
         None => line(
             "C compiler",
             format!("{compiler}: not found"),
@@ -67,9 +69,32 @@ pub fn report(root: &Path) -> String {
         toolkit::installed().map_or("not on PATH, nor under CUDA_HOME".into(), |path| path.display().to_string()),
         gpu,
     );
-    let driver = DRIVER_FILES.iter().find(|path| Path::new(path).exists());
-    line("GPU driver", driver.map_or("no libcuda.so.1 in the usual folders".into(), ToString::to_string), gpu);
+    line("GPU driver", driver().map_or("no libcuda.so.1 in the usual folders".into(), str::to_owned), gpu);
+
+    let _ = writeln!(
+        text,
+        "\nWhat tests need (a test that lacks it reports NOT RUN, or fails where QUIRE_REQUIRE names it):"
+    );
+    for capability in Capability::ALL {
+        let (mark, how) = match capability.is_present() {
+            true => ("yes", String::new()),
+            false => ("no", format!("; {}", capability.how())),
+        };
+        let _ = writeln!(text, "{:<12} {mark:<3} {}{how}", capability.name(), capability.what());
+    }
     text
+}
+
+/// The value of `QUIRE_REQUIRE` for CI on this machine: what every machine of CI must have, and what this one has besides.
+pub fn require() -> String {
+    let wanted = |capability: &Capability| Capability::OF_CI.contains(capability) || capability.is_present();
+    let names: Vec<&str> = Capability::ALL.into_iter().filter(wanted).map(Capability::name).collect();
+    names.join(",")
+}
+
+/// The library of the NVIDIA driver, if there is one.
+pub(crate) fn driver() -> Option<&'static str> {
+    DRIVER_FILES.into_iter().find(|path| Path::new(path).exists())
 }
 
 /// The compiler's version, and whether the workspace builds with it.
@@ -87,6 +112,21 @@ fn rust(root: &Path) -> (String, String) {
         _ => format!("Quire needs {wanted} or newer"),
     };
     (found, meaning)
+}
+
+/// The compiler that the lints of CI run with, and whether this one is the same.
+fn pinned(root: &Path) -> String {
+    let workflow = std::fs::read_to_string(root.join(".github/workflows/ci.yml")).unwrap_or_default();
+    let line = workflow.lines().find_map(|line| line.trim().strip_prefix("PINNED: "));
+    let pinned = line.unwrap_or("none").trim_matches('"');
+    let found = first_line("rustc", &["--version"]).unwrap_or_default();
+    match found.split_whitespace().nth(1) {
+        Some(version) if version == pinned => format!("{pinned}, and rustc here is the same"),
+        Some(version) => {
+            format!("{pinned}; rustc here is {version}, so lints may differ: rustup toolchain install {pinned}")
+        }
+        None => pinned.to_owned(),
+    }
 }
 
 /// Major and minor number of a version.
@@ -114,7 +154,7 @@ fn cpu_features() -> Vec<(&'static str, &'static str)> {
 }
 
 /// What a program prints first, if it starts and succeeds.
-fn first_line(program: &str, args: &[&str]) -> Option<String> {
+pub(crate) fn first_line(program: &str, args: &[&str]) -> Option<String> {
     let output = Command::new(program).args(args).output().ok().filter(|output| output.status.success())?;
     String::from_utf8_lossy(&output.stdout).lines().next().map(str::to_owned)
 }
@@ -122,6 +162,16 @@ fn first_line(program: &str, args: &[&str]) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::not_run::Required;
+
+    #[test]
+    fn ci_requires_its_least_and_all_that_the_machine_has() {
+        let required = Required::parse(&require()).unwrap_or_default();
+        for capability in Capability::ALL {
+            let wanted = Capability::OF_CI.contains(&capability) || capability.is_present();
+            assert_eq!(required.has(capability), wanted, "{}", capability.name());
+        }
+    }
 
     #[test]
     fn versions_compare_by_number() {
@@ -133,7 +183,8 @@ mod tests {
     #[test]
     fn every_line_is_there_on_any_machine() {
         let report = report(&crate::workspace::root());
-        for name in ["rust", "components", "C compiler", "cores", "CPU", "nvcc", "GPU driver"] {
+        let names = ["rust", "lints", "components", "C compiler", "cores", "CPU", "nvcc", "GPU driver"];
+        for name in names.into_iter().chain(Capability::ALL.map(Capability::name)) {
             assert!(report.lines().any(|line| line.starts_with(name)), "{name} is missing in\n{report}");
         }
     }

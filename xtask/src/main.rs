@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use xtask::{bench, bundle, ci, conformance, doctor, kernels, page_test, tidy, workspace};
+use xtask::{bench, bundle, ci, conformance, doctor, flakes, kernels, page_test, tidy, workspace};
 
 /// Every chore of the workspace.
 #[derive(Parser)]
@@ -21,9 +21,24 @@ enum Task {
         /// Leave the tests out; .ci/run has run them already
         #[arg(long)]
         skip_tests: bool,
+        /// What the tests printed, for the table of the longest parts
+        #[arg(long, value_name = "FILE")]
+        tests_log: Option<PathBuf>,
     },
     /// The tests with the full product of settings, where ci takes all pairs
     TestAll,
+    /// Run the test programs many times and report every test that failed at least once; not in CI
+    Flakes {
+        /// Runs while nothing else runs
+        #[arg(long, default_value_t = 10)]
+        quiet: usize,
+        /// Runs beside busy loops
+        #[arg(long, default_value_t = 5)]
+        busy: usize,
+        /// Busy loops
+        #[arg(long, default_value_t = 3)]
+        loops: usize,
+    },
     /// The soak test at length: two minutes, or as long as QUIRE_SOAK_SECONDS says
     Soak,
     /// The rules of the house that no compiler checks
@@ -101,14 +116,19 @@ enum Task {
         threads: usize,
     },
     /// What this machine has, and what that means for Quire
-    Doctor,
+    Doctor {
+        /// Print only what CI requires here, as QUIRE_REQUIRE takes it: what every such machine needs, and what this one has besides
+        #[arg(long)]
+        require: bool,
+    },
 }
 
 fn main() -> ExitCode {
     let root = workspace::root();
     let outcome = match Cli::parse().task {
-        Task::Ci { skip_tests } => ci::run(&root, skip_tests),
+        Task::Ci { skip_tests, tests_log } => ci::run(&root, skip_tests, tests_log.as_deref()),
         Task::TestAll => ci::test_all(&root),
+        Task::Flakes { quiet, busy, loops } => flakes::run(&root, flakes::Options { quiet, busy, loops }),
         Task::Soak => ci::soak(&root),
         Task::Tidy => tidy::run(&root),
         Task::BuildKernels { check, sim, fetch, jobs } => {
@@ -128,7 +148,11 @@ fn main() -> ExitCode {
             let folder = folder.unwrap_or_else(|| kernels::target(&root).join("bench-models"));
             bench::compare(&root, &bench::Options { models, folder, python, rounds, threads })
         }
-        Task::Doctor => {
+        Task::Doctor { require: true } => {
+            println!("{}", doctor::require());
+            Ok(())
+        }
+        Task::Doctor { require: false } => {
             print!("{}", doctor::report(&root));
             Ok(())
         }

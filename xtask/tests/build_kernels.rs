@@ -2,9 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
+use xtask::capability::Capability;
 use xtask::kernels::manifest::Manifest;
 use xtask::kernels::{self, cuda, host, resources, toolkit};
-use xtask::workspace;
+use xtask::{not_run, workspace};
 
 const MANIFEST: &str = "include = [\".\"]\n[[source]]\nfile = \"scale.cu\"\nshards = [\"BY=2\", \"BY=3\"]\n";
 const SOURCE: &str = r#"
@@ -60,7 +61,7 @@ fn written(library: &Path, name: &str) -> Vec<std::time::SystemTime> {
 fn a_host_library_is_compiled_again_only_where_something_changed() {
     let compiler = match host::compiler() {
         Ok(compiler) => compiler,
-        Err(missing) => return println!("NOT RUN: {missing}"),
+        Err(missing) => return not_run::report(Capability::Cxx, &missing),
     };
     let sources = Sources::new("incremental");
     let name = format!("incremental_{}", std::process::id());
@@ -98,7 +99,7 @@ fn a_fat_binary_holds_a_module_for_each_unit_and_a_list_of_their_kernels() {
     let root = workspace::root();
     let toolkit = match toolkit::find(&root, false) {
         Ok(toolkit) => toolkit,
-        Err(missing) => return println!("NOT RUN: {missing}"),
+        Err(missing) => return not_run::report(Capability::Nvcc, &missing),
     };
     let sources = Sources::new("fatbin");
     let manifest = sources.manifest("xtask_test");

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use xtask::bundle::{self, Version};
+use xtask::capability::Capability;
 use xtask::{kernels, not_run};
 
 /// A folder that is gone with the test.
@@ -212,7 +213,7 @@ fn the_table_names_the_shapes_that_a_sweep_did_not_come_to() {
         .output();
     let output = match started {
         Ok(output) => output,
-        Err(missing) => return not_run::report(&format!("python3: {missing}")),
+        Err(missing) => return not_run::report(Capability::Python3, &format!("python3: {missing}")),
     };
     let said = text(&output);
     for row in [
@@ -239,11 +240,12 @@ fn a_bundle_that_is_too_large_names_its_largest_files() {
 #[test]
 fn a_whole_bundle_proves_the_kernels_without_a_card_and_says_that_there_is_no_driver() {
     if std::env::var_os("QUIRE_TEST_ALL").is_none() {
-        return not_run::report("a bundle takes minutes to build; QUIRE_TEST_ALL=1 or `cargo xtask test-all` does");
+        return not_run::report(Capability::TestAll, "a bundle takes minutes to build");
     }
     let made = match bundle::default(kernels::cores()) {
         Ok(made) => made,
-        Err(missing) if missing.starts_with("found no ") => return not_run::report(&missing),
+        Err(missing) if missing.starts_with("found no nvcc") => return not_run::report(Capability::Nvcc, &missing),
+        Err(missing) if missing.starts_with("found no C++") => return not_run::report(Capability::Cxx, &missing),
         Err(problem) => panic!("{problem}"),
     };
     assert!(bundle::check_size(&made, bundle::MOST_BYTES).unwrap() > 1 << 20);

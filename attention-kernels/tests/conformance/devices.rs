@@ -5,6 +5,9 @@ use std::sync::Arc;
 use attention_kernels::{Capabilities, Operation, Variant, trial, variants};
 use device::{Buffer, Device};
 
+use xtask::capability::Capability;
+use xtask::not_run;
+
 use crate::support::{Kernels, wanted};
 pub use crate::support::{bundle, everything};
 
@@ -41,9 +44,26 @@ pub fn bytes(device: &dyn Device, buffer: &Buffer) -> Vec<u8> {
     trial::bytes(device, buffer).unwrap()
 }
 
+/// Whether a device runs a variant; a report, where a better CPU or GPU of its kind would.
+fn runs(can: &Capabilities, device: &dyn Device) -> bool {
+    if !can.devices.contains(&device.name()) {
+        return false;
+    }
+    if !can.isa.is_available() {
+        let capability = Capability::named(&can.isa.to_string()).unwrap();
+        not_run::report(capability, &format!("this CPU has no {}", can.isa));
+        return false;
+    }
+    let is_gpu_of_it = can.runs_on_gpu(device.compute_capability());
+    if !is_gpu_of_it {
+        let (major, minor) = can.compute_capability;
+        not_run::report(Capability::Cuda, &format!("this GPU is not of compute capability {major}.{minor}"));
+    }
+    is_gpu_of_it
+}
+
 /// The variants of some operations that a device runs.
 pub fn variants_on(device: &dyn Device, operations: &[Operation]) -> Vec<&'static Variant> {
     let all = operations.iter().flat_map(|&operation| variants(operation));
-    let runs = |can: &Capabilities| can.runs_on(device.name()) && can.runs_on_gpu(device.compute_capability());
-    all.filter(|variant| runs(&variant.capabilities)).collect()
+    all.filter(|variant| runs(&variant.capabilities, device)).collect()
 }

@@ -4,6 +4,7 @@
 use std::process::Command;
 
 use attention_kernels::{KernelChoice, Needs, select};
+use xtask::capability::Capability;
 use xtask::not_run;
 
 use super::{attention, devices};
@@ -16,7 +17,7 @@ const NAME: &str = "example.plain";
 #[test]
 fn a_plug_in_chosen_by_toml_holds_every_claim() {
     if devices::bundle().is_some() {
-        return not_run::report("a bundle has no plug-in");
+        return not_run::report(Capability::Checkout, "a bundle has no plug-in");
     }
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("kernels.toml");

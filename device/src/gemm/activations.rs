@@ -109,8 +109,8 @@ fn blocks<L: Lanes>(x: &[f32], out: &mut [RowBlock]) {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
-    use super::super::quantize::tests::isas;
     use super::*;
+    use crate::simd::tested::isas;
     use proptest::prelude::*;
 
     proptest! {

@@ -172,6 +172,7 @@ mod tests {
     use super::super::tests::values;
     use super::super::{PackedMatrix, Quantization, Rows, WeightFormat, gemm_reference, pack::Panels};
     use super::*;
+    use crate::simd::tested::dot_isas;
     use proptest::prelude::*;
 
     const BOTH: [Quantization; 2] = [Quantization::Q8, Quantization::Q4];
@@ -239,7 +240,7 @@ mod tests {
             let bias = values(n, seed ^ 7);
             let bias = with_bias.then_some(&bias[..]);
             let want = product(None, &pool, &x, &w, bias);
-            for isa in DotIsa::ALL.into_iter().filter(|isa| isa.is_available()) {
+            for isa in dot_isas() {
                 prop_assert!(product(Some(isa), &pool, &x, &w, bias) == want, "{form} {isa}: {rows} rows");
                 let row = seed as usize % rows;
                 let alone = product(Some(isa), &pool, &x[row * k..][..k], &w, bias);
@@ -299,7 +300,7 @@ mod tests {
             let w = packed(form, 40, &dense, &pool);
             let mut x = values(2 * 40, 4);
             x[45] = f32::NAN;
-            for isa in DotIsa::ALL.into_iter().filter(|isa| isa.is_available()) {
+            for isa in dot_isas() {
                 let y: Vec<f32> = product(Some(isa), &pool, &x, &w, None).into_iter().map(f32::from_bits).collect();
                 assert!(y[..20].iter().all(|y| y.is_finite()) && y[20..].iter().all(|y| y.is_nan()), "{form} {isa}");
             }

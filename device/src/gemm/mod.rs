@@ -124,6 +124,7 @@ pub fn gemm_reference(args: Gemm<'_>) {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
+    use crate::simd::tested::isas;
     use proptest::prelude::*;
 
     pub(super) fn values(len: usize, seed: u64) -> Vec<f32> {
@@ -164,7 +165,7 @@ mod tests {
             let bias = values(n, seed ^ 7);
             let bias = with_bias.then_some(&bias[..]);
             let want = run(None, &pool, &x, &w, bias);
-            for isa in [Isa::Portable, Isa::Avx2, Isa::Avx512, Isa::Neon].into_iter().filter(|i| i.is_available()) {
+            for isa in isas() {
                 let got = run(Some(isa), &pool, &x, &w, bias);
                 for (a, b) in got.iter().zip(&want) {
                     prop_assert!((a - b).abs() < 1e-4, "{isa}: {a} {b}");

@@ -234,14 +234,11 @@ fn poison<L: Lanes>(a: L, b: L) -> f32 {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
+    use crate::simd::tested::isas;
     use proptest::prelude::*;
-
-    pub fn isas() -> impl Iterator<Item = Isa> {
-        [Isa::Portable, Isa::Avx2, Isa::Avx512, Isa::Neon].into_iter().filter(|isa| isa.is_available())
-    }
 
     /// Squared error of a block in Q8_0: the scale is `greatest / 127` in half precision, the integers are rounded with
     /// the unrounded one, halves away from zero.

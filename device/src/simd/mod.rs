@@ -10,6 +10,7 @@ pub mod int8;
 mod neon;
 mod portable;
 pub mod small_float;
+pub(crate) mod tested;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
@@ -238,6 +239,7 @@ macro_rules! dispatch {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::simd::tested::isas;
 
     #[inline(always)]
     fn exp_and_sum<L: Lanes>(x: &[f32; LANES], out: &mut [f32; LANES], sum: &mut f32) {
@@ -258,7 +260,7 @@ mod tests {
 
     #[test]
     fn a_square_is_turned_round() {
-        for isa in [Isa::Portable, Isa::Avx2, Isa::Avx512, Isa::Neon].into_iter().filter(|i| i.is_available()) {
+        for isa in isas() {
             let mut square = std::array::from_fn(|i| std::array::from_fn(|j| (LANES * i + j) as f32));
             let turned = &mut square;
             dispatch!(isa, turn(turned: &mut [[f32; LANES]; LANES]));
@@ -270,7 +272,7 @@ mod tests {
 
     #[test]
     fn every_available_isa_agrees_with_the_standard_library() {
-        for isa in [Isa::Portable, Isa::Avx2, Isa::Avx512, Isa::Neon].into_iter().filter(|i| i.is_available()) {
+        for isa in isas() {
             for start in -6..7 {
                 let x: [f32; LANES] = std::array::from_fn(|i| start as f32 * 14.0 - i as f32 * 0.37);
                 let (mut out, mut sum) = ([0.0; LANES], 0.0);

@@ -97,7 +97,8 @@ pub fn f32_to_int8(value: f32) -> u8 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::simd::{Isa, LANES, Lanes};
+    use crate::simd::tested::isas;
+    use crate::simd::{LANES, Lanes};
     use half::{bf16, f16};
 
     /// The code whose number is nearest, the even one of two: the definition, for codes of positive numbers in order.
@@ -176,11 +177,10 @@ mod tests {
 
     #[test]
     fn every_instruction_set_gives_the_bits_of_one_at_a_time() {
-        let isas = [Isa::Portable, Isa::Avx2, Isa::Avx512, Isa::Neon].into_iter().filter(|isa| isa.is_available());
         let values: Vec<f32> = (0..=u16::MAX).map(|bits| f32::from_bits(u32::from(bits) << 16 | 0x8000)).collect();
         let mut want = vec![[0; 5]; values.len()];
         narrow::<crate::simd::Portable>(&values, &mut want);
-        for isa in isas {
+        for isa in isas() {
             for first in (0..=u16::MAX).step_by(LANES) {
                 let halves: [u16; LANES] = std::array::from_fn(|i| first + i as u16);
                 let bytes = halves.map(|half| half as u8);
@@ -218,7 +218,7 @@ mod tests {
     #[test]
     fn four_sums_at_once_are_the_four_sums() {
         let rows: [[f32; LANES]; 4] = std::array::from_fn(|r| std::array::from_fn(|i| (r * 31 + i * 7) as f32 / 3.7));
-        for isa in [Isa::Portable, Isa::Avx2, Isa::Avx512, Isa::Neon].into_iter().filter(|isa| isa.is_available()) {
+        for isa in isas() {
             let (mut one, mut four) = ([0.0; 4], [1.0; 4]);
             let (r, o, f) = (&rows, &mut one, &mut four);
             crate::dispatch!(isa, sums(r: &[[f32; LANES]; 4], o: &mut [f32; 4], f: &mut [f32; 4]));

@@ -7,6 +7,7 @@ use std::sync::OnceLock;
 
 use device::sim::Library;
 use device::{Arg, DeviceError, Launch, Options};
+use xtask::capability::Capability;
 use xtask::not_run;
 
 use super::fake::{compile, copy};
@@ -15,7 +16,7 @@ use super::{MODULE, host_library};
 /// Says to the program that is started that its driver is a fake.
 const MARK: &str = "BACKENDS_OVER_FAKE_DRIVER";
 /// The test that leaves its driver useless.
-const ALONE: &str = "driver::a_mistake_of_a_kernel";
+const ALONE: &str = "backends::driver::a_mistake_of_a_kernel";
 
 pub fn is_fake() -> bool {
     std::env::var_os(MARK).is_some()
@@ -30,7 +31,7 @@ impl Fake {
     /// `None`, and a line that says so, without a C++ compiler.
     fn get() -> Option<&'static Fake> {
         static FAKE: OnceLock<Result<Fake, String>> = OnceLock::new();
-        FAKE.get_or_init(Fake::build).as_ref().map_err(|missing| not_run::report(missing)).ok()
+        FAKE.get_or_init(Fake::build).as_ref().map_err(|missing| not_run::report(Capability::Cxx, missing)).ok()
     }
 
     fn build() -> Result<Fake, String> {
@@ -130,8 +131,12 @@ fn opening() {
 
 #[test]
 fn a_program_without_a_driver_starts_and_says_so() {
-    // Where there is a driver this is another test's.
-    let Err(DeviceError::Cuda(error)) = device::open("cuda", Some(1)) else { return };
+    if is_fake() {
+        return;
+    }
+    let Err(DeviceError::Cuda(error)) = device::open("cuda", Some(1)) else {
+        return not_run::report(Capability::NoDriver, "found an NVIDIA driver");
+    };
     let line = error.to_string();
     assert!(line.starts_with("--device cuda: ") && line.ends_with("or use --device cpu"), "{line}");
 }

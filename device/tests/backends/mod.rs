@@ -11,6 +11,7 @@ mod profiles;
 use std::sync::Arc;
 
 use device::{Arg, Buffer, Device, DeviceError, Element, Launch, Options, Queue, Tensor};
+use xtask::capability::Capability;
 use xtask::kernels::manifest::Manifest;
 use xtask::kernels::{self, cuda, host, toolkit};
 use xtask::{not_run, workspace};
@@ -22,36 +23,40 @@ fn manifest() -> Manifest {
     Manifest::load(&workspace::root().join("device/simt/tests/kernels.toml"), MODULE).unwrap()
 }
 
-/// Builds the host library, or says why not.
+/// Builds the host library, or says why there is no compiler.
 fn host_library() -> Result<std::path::PathBuf, String> {
-    host::library(&workspace::root(), &manifest(), &host::compiler()?, host::Sanitizer::None, kernels::cores())
+    let compiler = host::compiler()?;
+    // What does not compile is a failure.
+    Ok(host::library(&workspace::root(), &manifest(), &compiler, host::Sanitizer::None, kernels::cores()).unwrap())
 }
 
-/// Builds the fat binary, or says why not.
+/// Builds the fat binary, or says why there is no compiler.
 fn fat_binary() -> Result<(), String> {
     let (root, manifest) = (workspace::root(), manifest());
-    let built = cuda::build(&root, &manifest, &toolkit::find(&root, false)?, cuda::CHECKED, kernels::cores())?;
-    cuda::write(&root, &kernels::folder(&root), &manifest, &built).map(|_| ())
+    let toolkit = toolkit::find(&root, false)?;
+    let built = cuda::build(&root, &manifest, &toolkit, cuda::CHECKED, kernels::cores()).unwrap();
+    cuda::write(&root, &kernels::folder(&root), &manifest, &built).unwrap();
+    Ok(())
 }
 
 /// The devices that open here.
 fn devices() -> Vec<Arc<dyn Device>> {
-    let not_run = |name: &str, reason: String| not_run::report(&format!("{name}: {reason}"));
     let mut devices = vec![device::open("cpu", Some(1)).unwrap()];
     match host_library() {
         Ok(_) => devices.push(device::open("cuda-sim", Some(1)).unwrap()),
-        Err(reason) => not_run("cuda-sim", reason),
+        Err(reason) => not_run::report(Capability::Cxx, &reason),
     }
-    let cuda = |_| device::open("cuda", Some(1)).map_err(|reason| reason.to_string());
+    let open = || device::open("cuda", Some(1)).map_err(|reason| (Capability::Cuda, reason.to_string()));
+    let compiled = || fat_binary().map_err(|reason| (Capability::Nvcc, reason)).and_then(|()| open());
     // Without a driver there is nothing to compile for.
     let cuda = match device::open("cuda", Some(1)) {
-        Err(DeviceError::NoKernelFiles { .. }) => fat_binary().and_then(cuda),
-        Ok(device) if device.load(MODULE).is_err() => fat_binary().and_then(cuda),
-        outcome => outcome.map_err(|reason| reason.to_string()),
+        Err(DeviceError::NoKernelFiles { .. }) => compiled(),
+        Ok(device) if device.load(MODULE).is_err() => compiled(),
+        outcome => outcome.map_err(|reason| (Capability::Cuda, reason.to_string())),
     };
     match cuda {
         Ok(device) => devices.push(device),
-        Err(reason) => not_run("cuda", reason),
+        Err((capability, reason)) => not_run::report(capability, &reason),
     }
     assert!(devices.len() == 3 || !driver::is_fake());
     devices

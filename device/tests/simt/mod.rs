@@ -13,6 +13,7 @@ use std::sync::OnceLock;
 
 use device::sim::{Library, SimError};
 use device::{Arg, Buffer, Element, Launch};
+use xtask::capability::Capability;
 use xtask::kernels::host::{self, Compiler, Sanitizer};
 use xtask::kernels::manifest::Manifest;
 use xtask::{kernels, not_run, workspace};
@@ -30,7 +31,7 @@ fn manifest() -> Manifest {
 
 fn compiler() -> Option<&'static Compiler> {
     static COMPILER: OnceLock<Result<Compiler, String>> = OnceLock::new();
-    COMPILER.get_or_init(host::compiler).as_ref().map_err(|missing| not_run::report(missing)).ok()
+    COMPILER.get_or_init(host::compiler).as_ref().map_err(|missing| not_run::report(Capability::Cxx, missing)).ok()
 }
 
 /// Where the library of the test kernels is; `None`, and the line that says so, without a compiler.

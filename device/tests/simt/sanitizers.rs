@@ -4,28 +4,16 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 use device::{Arg, Launch, Tensor};
+use xtask::capability::Capability;
 use xtask::kernels::host::{self, Sanitizer};
-use xtask::{kernels, not_run, workspace};
+use xtask::not_run;
 
 use super::hopper::matrix;
 use super::{SEEDS, buffer, compiler, launch, line_of, manifest, zeros};
 
-/// The program that replays launches under a sanitizer; `None`, and the line that says so, where it can not be built.
+/// The program that replays launches under a sanitizer; `None`, and a report, where it cannot be built.
 fn program(sanitizer: Sanitizer) -> Option<std::path::PathBuf> {
-    let built = host::replay(&workspace::root(), &manifest(), compiler()?, sanitizer, kernels::cores());
-    match built {
-        Ok(program) => Some(program),
-        // A compiler without the library of its sanitizer compiles, and fails to link.
-        Err(problem) if problem.contains("did not link") => {
-            not_run::report(&format!(
-                "no {} sanitizer: {}",
-                sanitizer.name(),
-                problem.lines().nth(1).unwrap_or(&problem)
-            ));
-            None
-        }
-        Err(problem) => panic!("{problem}"),
-    }
+    host::replay_for_tests(&manifest(), compiler()?, sanitizer)
 }
 
 fn replay(program: &Path, launches: &[Launch<'_>], seeds: &[u64]) -> Output {
@@ -93,7 +81,7 @@ fn the_alignment_sanitizer_finds_misaligned_loads_and_indices_beyond_an_array() 
     let out = zeros::<i32>(256);
     let args = |offset: i32| [Arg::pointer(&out, 0), offset.into()];
     if compiler().is_some_and(|compiler| compiler.is_clang()) {
-        not_run::report("misaligned_load: the alignment sanitizer of clang does not look at copies of a structure");
+        not_run::report(Capability::Ubsan, "misaligned_load: clang's does not check copies of a structure");
     } else {
         is_found(&program, &launch("misaligned_load", 1, 32, &args(1)), "misaligned address");
     }

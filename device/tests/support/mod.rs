@@ -1,7 +1,7 @@
 //! What the tests of kernels share, in whichever crate the kernels are: the devices of this machine, and sanitizers.
 //!
 //! A crate's tests take this folder in by its path, `#[path = "…/device/tests/support/mod.rs"] mod support;`, and make one
-//! [`Kernels`]. What can not run here is reported, never skipped in silence.
+//! [`Kernels`]. What cannot run here is reported, never skipped in silence.
 //!
 //! In a bundle for a GPU machine (`cargo xtask gpu-bundle`) there are no sources and nothing is built: `QUIRE_BUNDLE` names its
 //! folder, which has the compiled kernels and the reference cases. `QUIRE_TEST_DEVICE` names the one device to test; it
@@ -16,6 +16,7 @@ use std::process::Command;
 use std::sync::{Arc, OnceLock};
 
 use device::{Device, Options};
+use xtask::capability::Capability;
 use xtask::kernels::host::{self, Compiler, Sanitizer};
 use xtask::kernels::manifest::Manifest;
 use xtask::{kernels, not_run, workspace};
@@ -85,7 +86,7 @@ impl Kernels {
             Ok(device) => Some(device.clone()),
             Err(missing) if std::env::var_os("QUIRE_TEST_DEVICE").is_some() => panic!("{missing}"),
             Err(missing) => {
-                not_run::report(&format!("cuda: {missing}"));
+                not_run::report(Capability::Cuda, missing);
                 None
             }
         }
@@ -118,16 +119,7 @@ impl Kernels {
     }
 
     fn program(&self, sanitizer: Sanitizer) -> Option<PathBuf> {
-        match host::replay(&workspace::root(), &self.manifest(), compiler()?, sanitizer, kernels::cores()) {
-            Ok(program) => Some(program),
-            // A compiler without the library of its sanitizer compiles, and fails to link.
-            Err(problem) if problem.contains("did not link") => {
-                let line = problem.lines().nth(1).unwrap_or(&problem);
-                not_run::report(&format!("no {} sanitizer: {line}", sanitizer.name()));
-                None
-            }
-            Err(problem) => panic!("{problem}"),
-        }
+        host::replay_for_tests(&self.manifest(), compiler()?, sanitizer)
     }
 }
 
@@ -136,19 +128,24 @@ pub fn bundle() -> Option<PathBuf> {
     std::env::var_os("QUIRE_BUNDLE").map(PathBuf::from)
 }
 
-/// Whether a device is to be tested.
+/// Whether a device is to be tested; a report, where `QUIRE_TEST_DEVICE` names another one.
 pub fn wanted(name: &str) -> bool {
-    std::env::var("QUIRE_TEST_DEVICE").map_or(true, |wanted| wanted == name)
+    let wanted = std::env::var("QUIRE_TEST_DEVICE").map_or(true, |wanted| wanted == name);
+    if !wanted {
+        not_run::report(Capability::AnyDevice, &format!("QUIRE_TEST_DEVICE names another device than {name}"));
+    }
+    wanted
 }
 
 /// `None`, and the line that says so, without a compiler.
 fn compiler() -> Option<&'static Compiler> {
     static COMPILER: OnceLock<Result<Compiler, String>> = OnceLock::new();
     if bundle().is_some() {
+        not_run::report(Capability::Checkout, "a bundle has no sources to compile");
         return None;
     }
     let found = COMPILER.get_or_init(host::compiler).as_ref();
-    found.map_err(|missing| not_run::report(&format!("cuda-sim: {missing}"))).ok()
+    found.map_err(|missing| not_run::report(Capability::Cxx, missing)).ok()
 }
 
 /// Everything, not the subset of an ordinary run.

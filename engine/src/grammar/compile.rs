@@ -279,7 +279,7 @@ mod tests {
 
     /// Not a check but a measurement: `cargo test -p engine --release mask_times -- --ignored --nocapture`.
     #[test]
-    #[ignore = "a measurement"]
+    #[ignore = "only a measurement"]
     fn mask_times_over_a_vocabulary_of_50_000() {
         // Pronounceable words, with and without a space before them, beside every single byte.
         let mut words: Vec<Vec<u8>> = (0..=255).map(|byte| vec![byte]).collect();

@@ -32,8 +32,9 @@ fn record(device: &dyn Device, step: usize) {
 
 fn is_content(sanitizer: Sanitizer, step: usize) {
     let (step, seeds) = if everything() { (1, &[0, 1, 77][..]) } else { (step, &[1][..]) };
-    let launches = KERNELS.under(sanitizer, seeds, |device| record(&*device, step));
-    assert!(launches.is_none_or(|launches| !launches.is_empty()));
+    // `under` has reported why there are none.
+    let Some(launches) = KERNELS.under(sanitizer, seeds, |device| record(&*device, step)) else { return };
+    assert!(!launches.is_empty());
 }
 
 #[test]

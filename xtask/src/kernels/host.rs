@@ -1,12 +1,15 @@
 //! The host library: the same sources as C++, with the SIMT shim of `device/simt/` in the place of the CUDA headers.
 
+use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 
 use super::compile::{Compile, fingerprint, run_all};
 use super::manifest::Manifest;
 use super::toolkit::on_path;
+use crate::capability::Capability;
+use crate::not_run;
 
 const SHIM: &str = "device/simt";
 const RUNTIME: [&str; 7] = ["fiber", "arena", "block", "meet", "async", "launch", "library"];
@@ -69,6 +72,16 @@ impl Sanitizer {
         }
     }
 
+    /// What a machine lacks on which [`replay`] does not link.
+    pub fn capability(self) -> Capability {
+        match self {
+            Sanitizer::None => Capability::Cxx,
+            Sanitizer::Address => Capability::Asan,
+            Sanitizer::Alignment => Capability::Ubsan,
+            Sanitizer::Thread => Capability::Tsan,
+        }
+    }
+
     /// For the code under examination.
     fn flags(self) -> &'static [&'static str] {
         match self {
@@ -101,6 +114,42 @@ pub fn compiler() -> Result<Compiler, String> {
     let output = Command::new(&program).arg("--version").output();
     let output = output.map_err(|error| format!("CXX: {}: {error}; name a C++ compiler", program.display()))?;
     Ok(Compiler { version: String::from_utf8_lossy(&output.stdout).into_owned(), program })
+}
+
+/// Whether the compiler has a sanitizer and its library: builds and runs an empty program.
+pub fn has(sanitizer: Sanitizer) -> bool {
+    let Ok(compiler) = compiler() else { return false };
+    let program = std::env::temp_dir().join(format!("quire-{}-{}", sanitizer.name(), std::process::id()));
+    let mut command = Command::new(&compiler.program);
+    command.args(sanitizer.flags()).args(["-x", "c++", "-", "-o"]).arg(&program);
+    command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
+    let compiled = command.spawn().and_then(|mut child| {
+        if let Some(mut source) = child.stdin.take() {
+            source.write_all(b"int main() { return 0; }")?;
+        }
+        child.wait()
+    });
+    let runs = compiled.is_ok_and(|status| status.success())
+        && Command::new(&program).output().is_ok_and(|output| output.status.success());
+    let _ = std::fs::remove_file(program);
+    runs
+}
+
+/// For tests: the program of [`replay`]. `None`, and a report, where the compiler lacks the sanitizer's library.
+///
+/// # Panics
+/// If something does not compile: the sources are those under test.
+pub fn replay_for_tests(manifest: &Manifest, compiler: &Compiler, sanitizer: Sanitizer) -> Option<PathBuf> {
+    match replay(&crate::workspace::root(), manifest, compiler, sanitizer, super::cores()) {
+        Ok(program) => Some(program),
+        // A compiler without the library of its sanitizer compiles, and fails to link.
+        Err(problem) if sanitizer != Sanitizer::None && problem.contains("did not link") => {
+            let line = problem.lines().nth(1).unwrap_or(&problem);
+            not_run::report(sanitizer.capability(), line);
+            None
+        }
+        Err(problem) => panic!("{problem}"),
+    }
 }
 
 /// Builds `libquire_sim_<crate>.so` and returns where it is. With a sanitizer it lies in a folder of that name.
@@ -178,7 +227,7 @@ pub fn folder_for_tests() -> Option<PathBuf> {
         Ok(super::folder(&root))
     };
     let built = BUILT.get_or_init(build);
-    built.as_ref().map_err(|missing| crate::not_run::report(&format!("cuda-sim: {missing}"))).ok().cloned()
+    built.as_ref().map_err(|missing| not_run::report(Capability::Cxx, missing)).ok().cloned()
 }
 
 /// Builds the program that runs launches from files (`device/simt/replay.cpp`) over a library of [`library`].

@@ -46,7 +46,7 @@ pub fn installed() -> Option<PathBuf> {
 }
 
 /// A program on PATH.
-pub(super) fn on_path(program: &str) -> Option<PathBuf> {
+pub(crate) fn on_path(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path).map(|folder| folder.join(program)).find(|file| file.is_file())
 }

@@ -17,9 +17,15 @@ mod serve;
 use std::path::Path;
 use std::process::Command;
 
+use crate::capability::Capability;
 use crate::{kernels, not_run};
 use driver::{Driver, programs};
 use serve::Server;
+
+/// Whether this machine has the browser and its driver.
+pub(crate) fn is_possible() -> bool {
+    programs().is_some()
+}
 
 /// Runs all checks; with `screenshot` the engine under load, as the README shows it, is written there as PNG.
 ///
@@ -27,8 +33,7 @@ use serve::Server;
 /// The first check that failed, and what was seen.
 pub fn run(root: &Path, screenshot: Option<&Path>) -> Result<(), String> {
     let Some(programs) = programs() else {
-        not_run::report("page-test: no chromedriver and Chromium on PATH (Debian: chromium chromium-driver)");
-        return Ok(());
+        return not_run::check(Capability::Chromium, "found no chromedriver and Chromium on PATH");
     };
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let built = Command::new(cargo).args(["build", "-p", "server", "--locked"]).current_dir(root).status();

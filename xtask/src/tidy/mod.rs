@@ -9,6 +9,7 @@ mod graph;
 mod markdown;
 mod named_tests;
 mod rust;
+mod skips;
 mod source;
 
 use std::fmt;
@@ -73,9 +74,10 @@ impl Tree {
 
     /// All that is wrong, in order of path and line.
     pub fn findings(&self) -> Vec<Finding> {
-        let mut findings = [rust::check, graph::check, docs::check, configuration::check, named_tests::check]
-            .map(|check| check(self))
-            .concat();
+        let mut findings =
+            [rust::check, graph::check, docs::check, configuration::check, named_tests::check, skips::check]
+                .map(|check| check(self))
+                .concat();
         findings.sort_by(|a, b| (&a.path, a.line).cmp(&(&b.path, b.line)));
         findings
     }

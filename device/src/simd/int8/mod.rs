@@ -183,6 +183,7 @@ pub(crate) use dispatch_dot;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::simd::tested::{dot_isas, isas};
 
     #[inline(always)]
     fn two_groups<D: DotLanes>(w: &[[u8; GROUP]; 2], a: [[i8; 4]; 2], halves: &[u8; 32], out: &mut [[f32; LANES]; 3]) {
@@ -232,7 +233,7 @@ mod tests {
                 let nibble = |g: usize, j: usize| i32::from((w[0][lane * 4 + j] >> (4 * g)) & 15);
                 (products.map(|(g, j)| nibble(g, j) * i32::from(a[g][j])).sum::<i32>() - 7) as f32
             });
-            for isa in DotIsa::ALL.into_iter().filter(|isa| isa.is_available()) {
+            for isa in dot_isas() {
                 let mut out = [[f32::NAN; LANES]; 3];
                 let (wr, hr, or) = (&w, &bytes, &mut out);
                 dispatch_dot!(
@@ -253,7 +254,7 @@ mod tests {
 
     #[test]
     fn the_dot_instructions_of_an_isa_are_no_wider_than_it() {
-        for isa in [Isa::Portable, Isa::Avx2, Isa::Avx512, Isa::Neon].into_iter().filter(|isa| isa.is_available()) {
+        for isa in isas() {
             let dot = DotIsa::beside(isa);
             assert!(dot.is_available(), "{isa}: {dot}");
             assert!(isa == Isa::Avx512 || dot != DotIsa::Avx512Vnni, "{isa}: {dot}");
