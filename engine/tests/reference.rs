@@ -2,8 +2,9 @@
 //! log-probabilities whatever the block size, the chunks, the companions, the prefix cache or the kernels' threads, in every
 //! type of cache. (Narrower ones give tokens of their own; how far they are from the reference is in `kv_dtypes.rs`.)
 //!
-//! The same on the CUDA path, every launch run by `cuda-sim`: in float32 by the same demands, in halves within a bound. Where
-//! `QUIRE_TEST_DEVICE` is `cuda` a GPU runs them, and all prompts to their ends.
+//! The same on the CUDA path, every launch run by `cuda-sim`: in float32 by the same demands, in halves within a bound. In halves a
+//! greedy continuation may leave the reference where that hesitates, so the reference's own tokens are scored too, all of them.
+//! Where `QUIRE_TEST_DEVICE` is `cuda` a GPU runs them, and all prompts to their ends.
 //!
 //! All pairs of settings run here, on `cuda-sim` for the shorter prompts and their first tokens; `QUIRE_TEST_ALL=1`
 //! (`cargo xtask test-all`) runs the full product and everything.
@@ -163,15 +164,19 @@ fn run(case: &str, setting: Setting, prompts: &[Prompt]) -> Bits {
         let least = prompts.iter().map(|p| p.ids.len() as u64).sum::<u64>() / 3;
         assert!(llm.stats().prefix_cache_hits > least, "{case} {setting:?}: the prefix cache was not read");
     }
+    assert_eq!(scored.len(), prompts.len(), "{case} {setting:?}: a prompt has no answer");
     let mut bits = Vec::new();
     for (prompt, (tokens, logprobs)) in prompts.iter().zip(scored) {
+        assert_eq!((tokens.len(), logprobs.len()), (prompt.greedy.len(), prompt.greedy.len()), "{case} {setting:?}");
         if setting.exact() {
             let tolerance = tolerance(setting.sim);
             let same = tokens.iter().zip(&prompt.greedy).take_while(|(a, b)| a == b).count();
-            // Where the reference itself hesitates between two tokens, numbers of fewer bits may take the other one.
+            // Where the reference itself hesitates between two tokens, numbers of fewer bits may take the other one. What comes
+            // after is compared by `check_teacher_forced`.
             let may_differ = prompt.margins.get(same).is_some_and(|margin| *margin < 2.0 * tolerance);
             let agrees = same == prompt.greedy.len() || may_differ;
             assert!(agrees, "{case} {setting:?}, prompt of {} tokens: {tokens:?}", prompt.ids.len());
+            assert!(prompt.logprobs.len() >= tokens.len() && prompt.margins.len() >= tokens.len(), "{case}");
             for (found, want) in logprobs.iter().zip(&prompt.logprobs).take(same) {
                 let error = (f64::from(found.logprob) - want).abs();
                 assert!(error < tolerance, "{case} {setting:?}: {found:?}, want {want}");
@@ -183,6 +188,64 @@ fn run(case: &str, setting: Setting, prompts: &[Prompt]) -> Bits {
         bits.push(logprobs.iter().flat_map(of).collect());
     }
     bits
+}
+
+/// Scores of `tokens` behind each prompt, computed as parts of prompts: of the token itself, and of the likeliest one.
+fn scored(llm: &mut Llm, prompts: &[Prompt], tokens: &[Vec<u32>]) -> Vec<Vec<(f32, (u32, f32))>> {
+    let request = |(prompt, tokens): (&Prompt, &Vec<u32>)| GenerationRequest {
+        prompt: [&prompt.ids[..], tokens].concat(),
+        params: GenerationParams { prompt_logprobs: Some(1), max_tokens: Some(0), ..Default::default() },
+        ..Default::default()
+    };
+    let done = llm.run_with_events(prompts.iter().zip(tokens).map(request).collect()).unwrap();
+    assert_eq!(done.len(), prompts.len());
+    let scores = |(events, prompt): (Vec<Event>, &Prompt)| {
+        let found = events.into_iter().find_map(|e| if let Event::PromptLogprobs(s) = e { Some(s) } else { None });
+        let found = found.unwrap();
+        let scores = found[prompt.ids.len()..].iter().map(|s| s.as_ref().unwrap());
+        scores.map(|s| (s.logprob, (s.top[0].0, s.top[0].1))).collect()
+    };
+    done.into_iter().map(|(_, events)| events).zip(prompts).map(scores).collect()
+}
+
+/// Every prompt with every token of its reference, whatever a greedy run would take: each log-probability is within the bound, and the
+/// likeliest token is the reference's but where that hesitates. Then what a greedy run drew is scored in the same way: its steps
+/// of one token compute what a prompt does, to the bit where bits are promised, so the bound holds for them too.
+fn check_teacher_forced(case: &str, setting: Setting) {
+    let (mut prompts, bound) = (prompts(case), tolerance(setting.sim));
+    if !everything() && device_for_tests() == "cuda-sim" {
+        prompts.retain(|prompt| prompt.ids.len() < 100);
+    }
+    let mut llm = Llm::new(setting.config(case)).unwrap();
+    let greedy: Vec<Vec<u32>> = prompts.iter().map(|prompt| prompt.greedy.clone()).collect();
+    for (prompt, scores) in prompts.iter().zip(scored(&mut llm, &prompts, &greedy)) {
+        assert_eq!([scores.len(), prompt.logprobs.len(), prompt.margins.len()], [prompt.greedy.len(); 3], "{case}");
+        for (at, (found, (likeliest, _))) in scores.into_iter().enumerate() {
+            let error = (f64::from(found) - prompt.logprobs[at]).abs();
+            assert!(error < bound, "{case} {setting:?}, prompt of {}, token {at}: off by {error}", prompt.ids.len());
+            let is_same = likeliest == prompt.greedy[at] || prompt.margins[at] < 2.0 * bound;
+            assert!(is_same, "{case} {setting:?}, prompt of {}, token {at}: {likeliest}", prompt.ids.len());
+        }
+    }
+    // Some steps are enough to compare steps with prompts.
+    let drawn = llm.run_with_events(prompts.iter().map(|prompt| request(&prompt.ids, 6)).collect()).unwrap();
+    let (mut tokens, mut logprobs) = (Vec::new(), Vec::new());
+    for (completion, events) in drawn {
+        tokens.push(completion.outputs[0].token_ids.clone());
+        let deltas =
+            events.into_iter().filter_map(|e| if let Event::Delta(delta) = e { Some(delta.tokens) } else { None });
+        logprobs.push(deltas.flatten().map(|token| token.logprobs.unwrap().logprob).collect::<Vec<f32>>());
+    }
+    for (drawn, scores) in logprobs.into_iter().zip(scored(&mut llm, &prompts, &tokens)) {
+        assert_eq!([drawn.len(), scores.len()], [6; 2], "{case} {setting:?}");
+        for (at, (drawn, (scored, _))) in drawn.into_iter().zip(scores).enumerate() {
+            let agrees = match setting.fast {
+                false => drawn.to_bits() == scored.to_bits(),
+                true => f64::from((drawn - scored).abs()) < bound,
+            };
+            assert!(agrees, "{case} {setting:?}, token {at}: {drawn} in a step, {scored} in a prompt");
+        }
+    }
 }
 
 /// Every setting; the first is the plainest.
@@ -368,6 +431,7 @@ fn halves_stay_within_their_bound_of_the_reference_and_keep_their_bits() {
     for dtype in [Dtype::F16, Dtype::Bf16] {
         for case in CASES {
             let whole = all_at_once(dtype);
+            check_teacher_forced(case, whole);
             let prompts = prompts_on_sim(case);
             let want = run(case, whole, &prompts);
             let other =
@@ -392,5 +456,6 @@ fn what_runs_where_no_bits_are_promised_gives_the_reference_tokens_with_graphs_a
         for eager in [false, true] {
             run(case, Setting { eager, fast: true, ..all_at_once(dtype) }, &prompts_on_sim(case));
         }
+        check_teacher_forced(case, Setting { fast: true, ..all_at_once(dtype) });
     }
 }

@@ -55,7 +55,9 @@ proptest! {
         for _ in 0..before {
             submit(&mut s, stream.next().unwrap());
         }
-        let Some(watched) = submit(&mut s, watched) else { return Ok(()) };
+        let watched = submit(&mut s, watched);
+        prop_assume!(watched.is_some(), "it can never fit");
+        let watched = watched.unwrap();
         let most = others.iter().fold((4, 2, 40), |m: Shape, o| (m.0.max(o.0), m.1.max(o.1), m.2.max(o.2)));
         let bound = bound(&config, before, most);
         let mut flying: VecDeque<StepPlan> = VecDeque::new();

@@ -25,6 +25,16 @@ fn number(text: &str, key: &str) -> u64 {
     value(text, key).parse().unwrap_or_else(|_| panic!("{key}: {}", value(text, key)))
 }
 
+/// Failures after which a probe acts: Kubernetes' default of 3 where its block says nothing.
+fn failures(probe: &str) -> u64 {
+    let block: Vec<&str> = probe.lines().skip(1).take_while(|line| line.starts_with("            ")).collect();
+    if block.iter().any(|line| line.contains("failureThreshold")) {
+        number(&block.join("\n"), "failureThreshold")
+    } else {
+        3
+    }
+}
+
 #[test]
 fn every_flag_and_variable_in_deploy_exists() {
     let help = help();
@@ -72,8 +82,16 @@ fn whoever_stops_the_program_waits_longer_than_it_takes() {
     let command = UNIT.lines().find(|line| line.starts_with("ExecStart=")).unwrap();
     let timeout: u64 = command.rsplit("--shutdown-timeout ").next().unwrap().parse().unwrap();
     assert!(number(UNIT, "TimeoutStopSec") > timeout + 2);
-    // A probe gives up later than the program itself calls the engine stuck, and before the supervisor could be left waiting.
-    assert!(number(MANIFEST, "--engine-iteration-timeout") >= 30);
+    // The program calls an engine stuck before the requests that wait for it are given up on at a stop.
+    assert!(number(MANIFEST, "--engine-iteration-timeout") <= number(MANIFEST, "--shutdown-timeout"));
+    // Each probe has an answer, or has given up, when the next one starts.
+    let probe = |name: &str| MANIFEST.split_once(&format!("{name}:")).unwrap().1;
+    for name in ["readinessProbe", "livenessProbe"] {
+        assert!(number(probe(name), "timeoutSeconds") < number(probe(name), "periodSeconds"), "{name}");
+    }
+    // Who cannot answer gets no requests before it is started anew.
+    let patience = |name: &str| number(probe(name), "periodSeconds") * failures(probe(name));
+    assert!(patience("readinessProbe") < patience("livenessProbe"));
 }
 
 #[test]

@@ -192,18 +192,6 @@ fn two_hundred_and_fifty_six_streams_are_held_without_an_error() {
         assert!(reply.status == 200 && reply.body.ends_with("data: [DONE]\n\n"), "{}", reply.body);
     }
     assert_eq!(server.metric("vllm:generation_tokens_total"), 256.0 * 48.0);
-    let page = server.get("/metrics").body;
-    let buckets = page.lines().filter(|line| line.starts_with("vllm:inter_token_latency_seconds_bucket"));
-    let gaps: Vec<(&str, f64)> = buckets
-        .map(|line| {
-            (
-                line.split("le=\"").nth(1).unwrap().split('"').next().unwrap(),
-                line.rsplit(' ').next().unwrap().parse().unwrap(),
-            )
-        })
-        .collect();
-    let all = gaps.last().unwrap().1;
-    assert_eq!(all, 256.0 * 47.0);
-    let p99 = gaps.iter().find(|(_, below)| *below >= 0.99 * all).unwrap().0;
-    println!("256 streams: 99 % of the gaps between tokens are at most {p99} s");
+    // A gap behind every token but the last of each stream. How long they are is a matter of the machine.
+    assert_eq!(server.metric("vllm:inter_token_latency_seconds_count"), 256.0 * 47.0);
 }

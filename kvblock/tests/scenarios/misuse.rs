@@ -127,17 +127,22 @@ fn tables_that_outlive_their_pool_are_no_leak() {
     let mut first = pool(4);
     let table = run(&mut first, prompt(&[1; 20]));
     drop(first);
+    let mut second = pool(4);
     drop(table);
+    assert_eq!((second.take_leaks().len(), second.counters().leaked_tables), (0, 0));
+    assert_eq!(second.available(), 4);
 }
 
 #[test]
 fn a_pool_and_its_tables_may_move_to_another_thread() {
-    fn moves<T: Send>(_: &T) {}
     let mut pool = pool(4);
     let table = run(&mut pool, prompt(&[1; 20]));
-    moves(&pool);
-    moves(&table);
-    pool.release(table);
+    let moved = std::thread::spawn(move || {
+        pool.release(table);
+        pool
+    });
+    let mut pool = moved.join().unwrap();
+    assert_eq!((pool.available(), pool.take_leaks().len()), (4, 0));
 }
 
 #[test]
