@@ -2,5 +2,6 @@
 #![allow(clippy::unwrap_used)]
 
 mod build_kernels;
+mod dependencies;
 mod gpu_bundle;
 mod tidy;
