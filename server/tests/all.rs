@@ -18,6 +18,7 @@ mod lifecycle;
 mod limits;
 mod old_cpu;
 mod openapi;
+mod origin;
 mod page;
 mod pains;
 mod process;

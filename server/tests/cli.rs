@@ -313,7 +313,7 @@ fn a_second_signal_ends_the_server_at_once() {
     let address = greeting.split("http://").nth(1).unwrap().split(',').next().unwrap().to_string();
     let mut stream = std::net::TcpStream::connect(address).unwrap();
     let body = "{\"prompt\": \"One\", \"max_tokens\": 1000, \"ignore_eos\": true, \"stream\": true}";
-    let head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n";
+    let head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n";
     stream.write_all(format!("{head}Content-Length: {}\r\n\r\n{body}", body.len()).as_bytes()).unwrap();
     stream.read_exact(&mut [0; 1]).unwrap();
     signal(&child, "-TERM");

@@ -169,7 +169,10 @@ fn p23_an_engine_thread_that_dies_ends_streams_with_an_error_and_the_server_too(
     let mut stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
     let body = long();
-    let head = format!("POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n", body.len());
+    let head = format!(
+        "POST {COMPLETIONS} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n",
+        body.len()
+    );
     stream.write_all((head + &body).as_bytes()).unwrap();
     stream.read_exact(&mut [0; 64]).unwrap();
     assert!(engine.is_healthy(Duration::from_secs(60)));
@@ -183,7 +186,7 @@ fn p23_an_engine_thread_that_dies_ends_streams_with_an_error_and_the_server_too(
     }
     // Until it is gone, it says that it is ill.
     while let Ok(mut probe) = TcpStream::connect(address) {
-        let _ = probe.write_all(b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+        let _ = probe.write_all(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
         let mut health = String::new();
         let _ = probe.read_to_string(&mut health);
         assert!(health.is_empty() || health.starts_with("HTTP/1.1 503 "), "{health}");
@@ -230,7 +233,7 @@ fn p23_the_program_exits_with_an_error_when_its_engine_thread_dies() {
     let mut stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
     let body = long();
-    write!(stream, "POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n{body}", body.len()).unwrap();
+    write!(stream, "POST {COMPLETIONS} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}", body.len()).unwrap();
     let mut answer = String::new();
     stream.read_to_string(&mut answer).unwrap();
     assert!(answer.contains("data: {\"id\"") && answer.contains("data: {\"error\":"), "{answer}");

@@ -10,6 +10,7 @@ use crate::common::Server;
 
 static SERVER: LazyLock<Server> = LazyLock::new(Server::start);
 
+const JSON: &str = "Content-Type: application/json\r\n";
 const GOOD: &str = r#"{"prompt": "a", "max_tokens": 2, "temperature": 0}"#;
 
 /// All that comes back for these bytes, until the server closes the connection.
@@ -26,19 +27,19 @@ fn exchange(bytes: &[u8]) -> String {
 fn post(head: &str, body: impl AsRef<[u8]>) -> String {
     let body = body.as_ref();
     let head = format!(
-        "POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{head}Content-Length: {}\r\n\r\n",
+        "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{head}Content-Length: {}\r\n\r\n",
         body.len()
     );
     exchange(&[head.as_bytes(), body].concat())
 }
 
 fn chunked(pieces: &str) -> String {
-    let head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n";
+    let head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n";
     exchange(format!("{head}{pieces}").as_bytes())
 }
 
 fn request(line: &str) -> String {
-    exchange(format!("{line}\r\nHost: x\r\nConnection: close\r\n\r\n").as_bytes())
+    exchange(format!("{line}\r\nHost: localhost\r\nConnection: close\r\n\r\n").as_bytes())
 }
 
 /// The statuses of all answers in what came back.
@@ -49,12 +50,10 @@ fn statuses(answer: &str) -> Vec<u16> {
 
 #[test]
 fn every_form_of_a_good_request_is_answered() {
-    const JSON: &str = "Content-Type: application/json\r\n";
     let one_by_one: String = GOOD.chars().map(|c| format!("1\r\n{c}\r\n")).collect();
     let bom = [b"\xef\xbb\xbf", GOOD.as_bytes()].concat();
     for (what, answer) in [
         ("plain", post(JSON, GOOD)),
-        ("no content type", post("", GOOD)),
         ("charset", post("content-type: Application/JSON ; charset=\"UTF-8\"\r\n", GOOD)),
         ("a byte order mark", post(JSON, bom)),
         ("identity", post("Content-Type: application/json\r\nContent-Encoding: identity\r\n", GOOD)),
@@ -63,7 +62,7 @@ fn every_form_of_a_good_request_is_answered() {
         ("a NUL as an escape", post(JSON, r#"{"prompt": "a\u0000b", "max_tokens": 2}"#)),
         ("chunks of one byte", chunked(&format!("{one_by_one}0\r\n\r\n"))),
         ("extensions and trailers", chunked(&format!("{:X};a=b\r\n{GOOD}\r\n0\r\nX-Sum: 1\r\n\r\n", GOOD.len()))),
-        ("an absolute target", request("GET http://elsewhere/v1/models HTTP/1.1")),
+        ("an absolute target", request("GET http://localhost/v1/models HTTP/1.1")),
         ("a query", request("GET /v1/models?limit=1&after=x HTTP/1.1")),
         ("an escaped name", request("GET /v1/models/quire%2Ddemo HTTP/1.1")),
         ("HEAD", request("HEAD /v1/models HTTP/1.1")),
@@ -74,19 +73,21 @@ fn every_form_of_a_good_request_is_answered() {
     }
     let expects = post("Content-Type: application/json\r\nExpect: 100-continue\r\n", GOOD);
     assert_eq!(statuses(&expects), [100, 200]);
-    let one = format!("POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n{GOOD}", GOOD.len());
-    let last = "GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
+    let one = format!(
+        "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n{JSON}Content-Length: {}\r\n\r\n{GOOD}",
+        GOOD.len()
+    );
+    let last = "GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
     assert_eq!(statuses(&exchange(format!("{one}{one}{one}{last}").as_bytes())), [200; 4], "pipelined");
     // No chunks for a client that does not know them: the end of the stream is the end of the connection.
     let stream = r#"{"prompt": "a", "max_tokens": 2, "stream": true}"#;
-    let old = format!("POST /v1/completions HTTP/1.0\r\nContent-Length: {}\r\n\r\n{stream}", stream.len());
+    let old = format!("POST /v1/completions HTTP/1.0\r\n{JSON}Content-Length: {}\r\n\r\n{stream}", stream.len());
     let answer = exchange(old.as_bytes());
     assert!(answer.ends_with("data: [DONE]\n\n") && !answer.contains("chunked"), "{answer}");
 }
 
 #[test]
 fn every_form_of_a_bad_request_is_refused_with_the_error_object() {
-    const JSON: &str = "Content-Type: application/json\r\n";
     let deep = |open: &str, close: &str| {
         format!("{{\"prompt\": \"a\", \"x\": {}{}}}", open.repeat(100_000), close.repeat(100_000))
     };
@@ -95,6 +96,7 @@ fn every_form_of_a_bad_request_is_refused_with_the_error_object() {
         ("a form", 415, post("Content-Type: application/x-www-form-urlencoded\r\n", "prompt=a")),
         ("a file", 415, post("Content-Type: multipart/form-data; boundary=x\r\n", "--x--")),
         ("text", 415, post("Content-Type: text/plain\r\n", GOOD)),
+        ("no content type", 415, post("", GOOD)),
         ("gzip", 415, post("Content-Type: application/json\r\nContent-Encoding: gzip\r\n", b"\x1f\x8b\x08\x00")),
         ("UTF-16", 400, post(JSON, b"\xff\xfe{\x00}\x00")),
         ("bytes that are no UTF-8", 400, post(JSON, b"{\"prompt\": \"\xc3\x28\"}")),
@@ -142,30 +144,30 @@ fn refusal(what: &str, answer: &str) -> u16 {
 
 #[test]
 fn what_is_no_http_is_refused_with_the_error_object_and_nobody_notices() {
-    let long = format!("GET /{} HTTP/1.1\r\nHost: x\r\n\r\n", "a".repeat(70_000));
-    let huge = format!("GET /health HTTP/1.1\r\nHost: x\r\nX-Huge: {}\r\n\r\n", "a".repeat(2 << 20));
-    let many = format!("GET /health HTTP/1.1\r\nHost: x\r\n{}\r\n", "X-Many: a\r\n".repeat(500));
-    let after = "GET /health HTTP/1.1\r\nHost: x\r\n\r\nno request\r\n\r\n";
+    let long = format!("GET /{} HTTP/1.1\r\nHost: localhost\r\n\r\n", "a".repeat(70_000));
+    let huge = format!("GET /health HTTP/1.1\r\nHost: localhost\r\nX-Huge: {}\r\n\r\n", "a".repeat(2 << 20));
+    let many = format!("GET /health HTTP/1.1\r\nHost: localhost\r\n{}\r\n", "X-Many: a\r\n".repeat(500));
+    let after = "GET /health HTTP/1.1\r\nHost: localhost\r\n\r\nno request\r\n\r\n";
     for (what, status, bytes) in [
         ("TLS", 400, &b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"[..]),
         ("a bad version", 400, b"GET / HTTP/9.9\r\n\r\n"),
         ("no version", 400, b"GET /health\r\n\r\n"),
-        ("a bad method", 400, b"G@T / HTTP/1.1\r\nHost: x\r\n\r\n"),
-        ("a NUL in a header", 400, b"GET / HTTP/1.1\r\nHost: x\r\nX: a\0b\r\n\r\n"),
-        ("a space before the colon", 400, b"GET / HTTP/1.1\r\nHost: x\r\nX : a\r\n\r\n"),
-        ("a folded header", 400, b"GET / HTTP/1.1\r\nHost: x\r\nX: a\r\n b\r\n\r\n"),
+        ("a bad method", 400, b"G@T / HTTP/1.1\r\nHost: localhost\r\n\r\n"),
+        ("a NUL in a header", 400, b"GET / HTTP/1.1\r\nHost: localhost\r\nX: a\0b\r\n\r\n"),
+        ("a space before the colon", 400, b"GET / HTTP/1.1\r\nHost: localhost\r\nX : a\r\n\r\n"),
+        ("a folded header", 400, b"GET / HTTP/1.1\r\nHost: localhost\r\nX: a\r\n b\r\n\r\n"),
         ("no host", 400, b"GET /health HTTP/1.1\r\nConnection: close\r\n\r\n"),
-        ("two hosts", 400, b"GET /health HTTP/1.1\r\nHost: x\r\nHost: y\r\nConnection: close\r\n\r\n"),
+        ("two hosts", 400, b"GET /health HTTP/1.1\r\nHost: localhost\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n"),
         (
             "two lengths",
             400,
-            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nabcdef",
+            b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nabcdef",
         ),
-        ("a length below zero", 400, b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n"),
+        ("a length below zero", 400, b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n"),
         (
             "a coding that is not the last",
             400,
-            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked, gzip\r\n\r\n",
+            b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked, gzip\r\n\r\n",
         ),
         (
             "chunks before their time",
@@ -173,7 +175,7 @@ fn what_is_no_http_is_refused_with_the_error_object_and_nobody_notices() {
             b"POST /v1/completions HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
         ),
         ("no end of the head", 400, b"GET /health HTTP/1.1\r\nHost:"),
-        ("half a body", 400, b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 50\r\n\r\n{"),
+        ("half a body", 400, b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 50\r\n\r\n{"),
         ("HTTP/2", 505, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"),
         ("a long target", 414, long.as_bytes()),
         ("huge headers", 431, huge.as_bytes()),
@@ -205,10 +207,10 @@ fn a_client_that_closes_its_sending_side_gets_its_whole_answer() {
         let body = format!(r#"{{"prompt": "a", "max_tokens": 200, "ignore_eos": true, "stream": {stream}}}"#);
         let length = body.len();
         let heads = [
-            format!("POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\n\r\n{body}"),
-            format!("POST /v1/completions HTTP/1.0\r\nContent-Length: {length}\r\n\r\n{body}"),
+            format!("POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n{JSON}Content-Length: {length}\r\n\r\n{body}"),
+            format!("POST /v1/completions HTTP/1.0\r\n{JSON}Content-Length: {length}\r\n\r\n{body}"),
             format!(
-                "POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n{length:x}\r\n{body}\r\n0\r\n\r\n"
+                "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n{JSON}Transfer-Encoding: chunked\r\n\r\n{length:x}\r\n{body}\r\n0\r\n\r\n"
             ),
         ];
         for head in &heads {
@@ -227,7 +229,7 @@ fn a_client_that_closes_its_sending_side_gets_its_whole_answer() {
 
 #[test]
 fn connections_are_kept_and_closed_as_either_version_of_http_has_it() {
-    let get = |version: &str, more: &str| format!("GET /health HTTP/1.{version}\r\nHost: x\r\n{more}\r\n");
+    let get = |version: &str, more: &str| format!("GET /health HTTP/1.{version}\r\nHost: localhost\r\n{more}\r\n");
     for (what, answered, bytes) in [
         ("1.0 ends", 1, get("0", "") + &get("0", "")),
         ("1.0 is kept where it asks", 2, get("0", "Connection: keep-alive\r\n") + &get("0", "")),
@@ -243,7 +245,7 @@ fn a_length_beside_chunks_is_passed_over() {
     // RFC 9112, section 6.3: the coding wins, whichever comes first; what a proxy may take for a second request is body.
     for lengths in [["Content-Length: 3\r\n", ""], ["", "Content-Length: 3\r\n"]] {
         let head = format!(
-            "POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{}Transfer-Encoding: chunked\r\n{}\r\n",
+            "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{JSON}{}Transfer-Encoding: chunked\r\n{}\r\n",
             lengths[0], lengths[1]
         );
         let answer = exchange(format!("{head}{:x}\r\n{GOOD}\r\n0\r\n\r\n", GOOD.len()).as_bytes());

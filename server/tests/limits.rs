@@ -131,7 +131,7 @@ fn heads_and_bodies_that_do_not_come_are_given_up() {
     // A server of its own: however late the head comes, it is the body that is missing.
     let server = with(Limits { body_timeout: soon, ..Limits::default() });
     let mut half_body = TcpStream::connect(server.address).unwrap();
-    half_body.write_all(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 50\r\n\r\n{").unwrap();
+    half_body.write_all(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 50\r\n\r\n{").unwrap();
     let reply = Reply::read(half_body);
     assert_eq!(reply.status, 408, "{}", reply.body);
 }

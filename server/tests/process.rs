@@ -34,7 +34,7 @@ impl Process {
     fn send(&self, head: &str, body: &str) -> Reply {
         let mut stream = TcpStream::connect(self.address).unwrap();
         let length = body.len();
-        write!(stream, "{head}\r\nHost: x\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n{body}").unwrap();
+        write!(stream, "{head}\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n{body}").unwrap();
         Reply::read(stream)
     }
 

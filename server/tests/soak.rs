@@ -107,7 +107,10 @@ fn client(server: &Server, which: u64, until: Instant, questions: &[Value], want
             7 => drop(server.open("POST", COMPLETIONS, &JSON, body.as_bytes())),
             8 => {
                 let mut stream = TcpStream::connect(server.address).unwrap();
-                let head = format!("POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n", body.len());
+                let head = format!(
+                    "POST {COMPLETIONS} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n",
+                    body.len()
+                );
                 let whole = head + &body;
                 stream.write_all(&whole.as_bytes()[..draw(whole.len() as u64) as usize]).unwrap();
             }

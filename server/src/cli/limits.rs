@@ -28,6 +28,10 @@ pub struct LimitArgs {
     /// Header that they may send; may be given several times [default: those of the API]
     #[arg(long, value_name = "NAME", value_parser = values::header, env = "QUIRE_ALLOWED_HEADERS")]
     pub allowed_headers: Vec<String>,
+    /// Host name, beside localhost, that requests may be sent to, or *; may be given several times [default: none on a
+    /// loopback address without keys, else any]
+    #[arg(long, value_name = "NAME", value_parser = values::host, env = "QUIRE_ALLOWED_HOSTS")]
+    pub allowed_hosts: Vec<String>,
     /// Connections at once
     #[arg(long, value_name = "N", default_value_t = 4096, value_parser = values::positive, env = "QUIRE_MAX_CONNECTIONS")]
     pub max_connections: usize,

@@ -29,6 +29,7 @@ pub fn run(args: ServeArgs, mut config: EngineConfig) -> Result<(), CliError> {
         root,
         api_keys: api_keys.clone(),
         cors: args.limits.cors(),
+        allowed_hosts: args.limits.allowed_hosts.clone(),
         limits: args.limits.limits(),
         log_prompts: args.enable_log_requests.then_some(args.max_log_len),
         tool_call_parser: args.tool_call_parser,

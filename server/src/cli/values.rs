@@ -7,7 +7,7 @@ use std::str::FromStr;
 use engine::text::ToolFormat;
 use engine::{Dtype, KvCacheDtype, Policy, Pooling, PreemptionMode, Quantization};
 
-use crate::http::Reasoning;
+use crate::http::{Host, Reasoning};
 
 /// A number of an unsigned type.
 pub fn whole<T: FromStr>(text: &str) -> Result<T, String> {
@@ -80,6 +80,14 @@ pub fn header(text: &str) -> Result<String, String> {
         return Ok(text.to_string());
     }
     Err("expected one origin, method or header name without blanks and commas; give the flag several times".to_string())
+}
+
+/// `--allowed-hosts`.
+pub fn host(text: &str) -> Result<String, String> {
+    if text == "*" || Host::parse(text).is_some() {
+        return Ok(text.to_string());
+    }
+    Err("expected a host name without a scheme, as models.example.org, or *".to_string())
 }
 
 /// `--log-level`.

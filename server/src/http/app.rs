@@ -56,6 +56,8 @@ pub struct ServerOptions {
     pub api_keys: Vec<String>,
     /// Which pages of other origins may use the server.
     pub cors: Cors,
+    /// Names, beside those of loopback, under which the server takes requests; `*` is any.
+    pub allowed_hosts: Vec<String>,
     /// What requests may ask for.
     pub limits: Limits,
     /// Log so many characters of each prompt; `None`: prompts are in no log.
@@ -82,6 +84,8 @@ pub struct App {
     pub(super) api_keys: Vec<String>,
     /// Which pages of other origins may use the server.
     pub(super) cors: Cors,
+    /// Names under which the server takes requests, beside those of loopback.
+    pub(super) allowed_hosts: Vec<String>,
     /// What requests may ask for.
     pub(super) limits: Limits,
     /// Log so many characters of each prompt.
@@ -123,6 +127,7 @@ impl App {
             root: options.root,
             api_keys: options.api_keys,
             cors: options.cors,
+            allowed_hosts: options.allowed_hosts,
             streams: options.limits.max_concurrent_streams.map(|most| Arc::new(Semaphore::new(most))),
             limits: options.limits,
             log_prompts: options.log_prompts,

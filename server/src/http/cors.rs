@@ -24,7 +24,8 @@ pub struct Cors {
 }
 
 impl Cors {
-    fn allows(&self, origin: &str) -> bool {
+    /// Whether pages of this origin may use the server.
+    pub(super) fn allows(&self, origin: &str) -> bool {
         self.origins.iter().any(|allowed| allowed == "*" || allowed.eq_ignore_ascii_case(origin))
     }
 

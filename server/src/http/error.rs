@@ -94,9 +94,32 @@ impl ApiError {
         ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "invalid_request_error", message)
     }
 
-    /// 415.
-    pub fn media_type(found: &str) -> ApiError {
-        let message = format!("content-type: found {found:?}, expected application/json");
+    /// 403 for a request to a name that is not the server's.
+    pub fn forbidden_host(found: &str) -> ApiError {
+        let message = format!(
+            "host: found {:?}, expected a loopback name such as localhost; start the server with --allowed-hosts NAME to \
+             serve another name",
+            cut(found, MAX_NAME)
+        );
+        let error = ApiError::new(StatusCode::FORBIDDEN, "permission_error", message);
+        ApiError { code: Some("forbidden_host"), ..error }
+    }
+
+    /// 403 for a request that a page of another site has sent.
+    pub fn forbidden_origin(found: &str) -> ApiError {
+        let message = format!(
+            "origin: found {:?}, expected a page of this server; start the server with --allowed-origins ORIGIN to serve \
+             pages of another site",
+            cut(found, MAX_NAME)
+        );
+        let error = ApiError::new(StatusCode::FORBIDDEN, "permission_error", message);
+        ApiError { code: Some("forbidden_origin"), ..error }
+    }
+
+    /// 415 for a body that is not declared as JSON; `found` is its `Content-Type`.
+    pub fn media_type(found: Option<&str>) -> ApiError {
+        let found = found.map_or("none".to_string(), |found| format!("{:?}", cut(found, MAX_NAME)));
+        let message = format!("content-type: found {found}, expected application/json");
         ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "invalid_request_error", message)
     }
 

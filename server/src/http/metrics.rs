@@ -21,8 +21,8 @@ use buckets::{FIRST_TOKEN, INTER_TOKEN, REQUEST, one_two_five};
 /// Every reason for which a sequence ends.
 const REASONS: [&str; 4] = ["stop", "length", ABORT, "error"];
 
-/// Every reason for which a request is turned away, or loses its answer, because of a limit.
-const REJECTED: [&str; 5] = ["queue", "streams", "connections", "timeout", "slow_reader"];
+/// Every reason for which a request is refused, or loses its answer, because of a limit or of who sent it.
+const REJECTED: [&str; 6] = ["queue", "streams", "connections", "timeout", "slow_reader", "origin"];
 
 /// Latencies and outcomes since the start.
 #[derive(Debug)]
@@ -90,7 +90,12 @@ impl Metrics {
             params_n: histogram("vllm:request_params_n", "n of a request.", &[1.0, 2.0, 5.0, 10.0, 20.0]),
             params_max_tokens: histogram("vllm:request_params_max_tokens", "max_tokens of a request.", &tokens),
             finished: counter("vllm:request_success_total", "Sequences that ended.", "finished_reason", &REASONS),
-            rejected: counter("quire:requests_rejected_total", "Requests that a limit ended.", "reason", &REJECTED),
+            rejected: counter(
+                "quire:requests_rejected_total",
+                "Requests that a limit ended, or that came from another site.",
+                "reason",
+                &REJECTED,
+            ),
             registry,
         }
     }

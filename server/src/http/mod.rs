@@ -3,7 +3,7 @@
 //! | file | what it owns |
 //! |---|---|
 //! | `app` | state that all handlers share |
-//! | `auth`, `cors`, `limits` | who may use the server: keys, origins, sizes and times |
+//! | `auth`, `origin`, `cors`, `limits` | who may use the server: keys, sites, origins, sizes and times |
 //! | `call`, `observe` | the id of a call and its place among the streams; what log and metrics tell of a request |
 //! | `body`, `fields`, `error` | JSON in, checked field by field; errors out |
 //! | `options`, `structured`, `tools`, `messages`, `prompts` | what a request asks for: sampling and limits; a grammar; tools; a conversation as token ids; plain prompts |
@@ -38,6 +38,7 @@ mod metrics;
 mod observe;
 mod openapi;
 mod options;
+mod origin;
 mod page;
 mod prompts;
 mod refusal;
@@ -62,10 +63,16 @@ use axum::routing::{get, post};
 pub use app::{App, Reasoning, ServerOptions};
 pub use cors::Cors;
 pub use limits::Limits;
+pub use origin::Host;
 pub use serve::serve;
 
-/// All routes over a running engine.
+/// All routes over a running engine, for a server that others reach too.
 pub fn router(app: Arc<App>) -> Router {
+    routes(app, false)
+}
+
+/// All routes; `loopback` says whether the server listens on a loopback address.
+fn routes(app: Arc<App>, loopback: bool) -> Router {
     Router::new()
         .route("/health", get(status::health))
         .route("/version", get(status::version))
@@ -89,6 +96,7 @@ pub fn router(app: Arc<App>) -> Router {
         .layer(from_fn_with_state(app.clone(), auth::check))
         // Needs no key: the page asks for it.
         .merge(page::routes())
+        .layer(from_fn_with_state((app.clone(), loopback), origin::check))
         .layer(from_fn_with_state(app.clone(), limits::check_head))
         .layer(from_fn_with_state(app.clone(), cors::apply))
         // The outermost: every answer names its call.

@@ -21,7 +21,7 @@ use tokio::time::{sleep, timeout};
 use super::app::App;
 use super::connection::{Connection, Exchange};
 use super::refusal::{self, Door};
-use super::router;
+use super::routes;
 use super::watchdog;
 
 /// Time for streams that were cut to end with an error event.
@@ -51,7 +51,8 @@ pub async fn serve(
     grace: Duration,
 ) -> io::Result<usize> {
     let engine = app.engine.clone();
-    let (server, running) = Server::new(app.clone());
+    let loopback = listener.local_addr().is_ok_and(|address| address.ip().to_canonical().is_loopback());
+    let (server, running) = Server::new(app.clone(), loopback);
     let watchdog = tokio::spawn(watchdog::watch(app.clone()));
     let stop = async {
         stop.await;
@@ -114,7 +115,7 @@ impl Running {
 }
 
 impl Server {
-    fn new(app: Arc<App>) -> (Server, Running) {
+    fn new(app: Arc<App>, loopback: bool) -> (Server, Running) {
         let limits = &app.limits;
         let mut builder = http1::Builder::new();
         builder
@@ -126,7 +127,7 @@ impl Server {
             .max_buf_size((HARD * limits.max_header_bytes).max(64 << 10));
         let (sender, running) = watch::channel(());
         let server = Server {
-            router: router(app.clone()),
+            router: routes(app.clone(), loopback),
             places: Arc::new(Semaphore::new(limits.max_connections)),
             door: Door::new(),
             builder,

@@ -49,7 +49,8 @@ pub fn request(bytes: &[u8]) {
         body = Value::Object(fields).to_string().into_bytes();
     }
     runtime.block_on(async {
-        let request = Request::post(PATHS[*first as usize % PATHS.len()]).header("host", "x").body(Body::from(body));
+        let request = Request::post(PATHS[*first as usize % PATHS.len()]).header("host", "localhost");
+        let request = request.header("content-type", "application/json").body(Body::from(body));
         let Ok(response) = TowerToHyperService::new(router.clone()).call(request.unwrap()).await;
         let status = response.status();
         assert!(!status.is_server_error(), "{status}");
