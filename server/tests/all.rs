@@ -25,5 +25,6 @@ mod process;
 mod reasoning;
 mod responses;
 mod searches;
+mod seccomp;
 mod structured;
 mod tools;

@@ -7,7 +7,8 @@ use std::process::{Child, Command, Stdio};
 use crate::common::Reply;
 use serde_json::Value;
 
-struct Process {
+/// `quire serve` with the demo model.
+pub struct Process {
     child: Child,
     errors: BufReader<std::process::ChildStderr>,
     address: SocketAddr,
@@ -15,12 +16,15 @@ struct Process {
 
 impl Process {
     fn start(args: &[&str]) -> Process {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_quire"))
-            .args(["serve", "--port", "0", "--kv-cache-memory-bytes", "16M"])
-            .args(args)
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
+        Process::start_with(args, |_| ())
+    }
+
+    /// Starts it after `prepare` has changed the command.
+    pub fn start_with(args: &[&str], prepare: impl FnOnce(&mut Command)) -> Process {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_quire"));
+        command.args(["serve", "--port", "0", "--kv-cache-memory-bytes", "16M"]).args(args).stderr(Stdio::piped());
+        prepare(&mut command);
+        let mut child = command.spawn().unwrap();
         let mut errors = BufReader::new(child.stderr.take().unwrap());
         let mut line = String::new();
         while !line.contains("listening on http://") {
@@ -31,7 +35,8 @@ impl Process {
         Process { child, errors, address }
     }
 
-    fn send(&self, head: &str, body: &str) -> Reply {
+    /// Sends a request, of which `head` is the first line and further headers.
+    pub fn send(&self, head: &str, body: &str) -> Reply {
         let mut stream = TcpStream::connect(self.address).unwrap();
         let length = body.len();
         write!(stream, "{head}\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n{body}").unwrap();
@@ -39,7 +44,7 @@ impl Process {
     }
 
     /// Stops it in order; the rest of its log.
-    fn stop(mut self) -> Vec<String> {
+    pub fn stop(mut self) -> Vec<String> {
         let pid = self.child.id().to_string();
         assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
         let lines = self.errors.lines().map(Result::unwrap).collect();
