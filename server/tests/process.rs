@@ -1,7 +1,7 @@
 //! `quire serve` as a process: what it logs, and the keys that it reads from a file.
 
-use std::io::{BufRead, BufReader, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
 
 use crate::common::Reply;
@@ -101,4 +101,34 @@ fn keys_come_from_a_file_too_and_an_empty_file_is_no_open_door() {
         .unwrap();
     let message = String::from_utf8(refused.stderr).unwrap();
     assert!(!refused.status.success() && message.contains("--api-key-file") && message.contains("no key"), "{message}");
+}
+
+#[test]
+fn the_last_spans_reach_the_collector_when_the_server_stops() {
+    let collector = TcpListener::bind("127.0.0.1:0").unwrap();
+    let endpoint = format!("http://{}", collector.local_addr().unwrap());
+    let variables = [("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint.as_str()), ("OTEL_BSP_SCHEDULE_DELAY", "3600000")];
+    let server = Process::start_with(&[], |command| {
+        command.envs(variables);
+    });
+    for (id, flags) in [("not-sampled", "00"), ("sampled", "01")] {
+        let trace = format!("traceparent: 00-0123456789abcdef0123456789abcdef-0123456789abcdef-{flags}");
+        let head = format!("POST /v1/completions HTTP/1.1\r\nX-Request-Id: {id}\r\n{trace}");
+        assert_eq!(server.send(&head, r#"{"prompt": "One", "max_tokens": 2}"#).status, 200);
+    }
+    let collected = std::thread::spawn(move || {
+        let (mut stream, _) = collector.accept().unwrap();
+        let (mut text, mut part) = (String::new(), [0; 4096]);
+        // The message is one JSON object; it ends with the brackets that it began with.
+        while !text.ends_with("]}]}]}") {
+            let read = stream.read(&mut part).unwrap();
+            assert!(read > 0, "{text}");
+            text += std::str::from_utf8(&part[..read]).unwrap();
+        }
+        stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n").unwrap();
+        text
+    });
+    server.stop();
+    let text = collected.join().unwrap();
+    assert!(text.contains("\"sampled\"") && !text.contains("not-sampled"), "{text}");
 }

@@ -75,7 +75,6 @@ pub fn run(root: &Path, skip_tests: bool, tests_log: Option<&Path>) -> Result<()
     let mut steps = vec![
         Step::new("format", "cargo fmt --all --check"),
         Step::new("lints", "cargo clippy --workspace --all-targets --locked -- -D warnings"),
-        Step::new("traces", "cargo test -p server --lib --features otel --locked otel"),
         Step::new("documentation", "cargo doc --workspace --no-deps --locked").with("RUSTDOCFLAGS", "-D warnings"),
         Step::new("NEON", &format!("cargo check --workspace --locked --target {}", capability::AARCH64))
             .needs(Capability::Aarch64),

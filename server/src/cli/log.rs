@@ -6,7 +6,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use clap::{Args, ValueEnum};
 use tracing_subscriber::layer::SubscriberExt;
-#[cfg(feature = "otel")]
 use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, Layer, Registry};
@@ -71,7 +70,6 @@ impl LogArgs {
 }
 
 /// The spans of requests on their way to a collector, whatever the log shows.
-#[cfg(feature = "otel")]
 fn traces<S: tracing::Subscriber + for<'a> LookupSpan<'a>>() -> Option<impl Layer<S>> {
     let exporter = super::otel::Exporter::from_env(|name| std::env::var(name).ok());
     let layer = match exporter.map(|exporter| exporter.map(super::otel::Exporter::start)) {
@@ -88,10 +86,4 @@ fn traces<S: tracing::Subscriber + for<'a> LookupSpan<'a>>() -> Option<impl Laye
     };
     let requests = tracing_subscriber::filter::filter_fn(|span| span.is_span() && span.target() == "quire::request");
     Some(layer.with_filter(requests))
-}
-
-/// Without the feature there is nothing to add.
-#[cfg(not(feature = "otel"))]
-fn traces() -> Option<tracing_subscriber::layer::Identity> {
-    None
 }

@@ -12,7 +12,6 @@ mod error;
 mod generate;
 mod limits;
 mod log;
-#[cfg(feature = "otel")]
 mod otel;
 mod profile;
 mod serve;
@@ -37,7 +36,9 @@ use profile::Profiling;
 
 /// Runs the program on its arguments, the first of which is its own name.
 pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
-    match run(arguments.into_iter().collect()) {
+    let outcome = run(arguments.into_iter().collect());
+    otel::flush();
+    match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if error.is_closed_pipe() => ExitCode::SUCCESS,
         Err(error) => {
@@ -109,7 +110,7 @@ fn matches(root: &clap::Command, arguments: &[OsString]) -> Result<Option<ArgMat
             if let Some(command) = arguments.iter().skip(1).find_map(|word| root.find_subcommand(word)) {
                 let names: Vec<&str> = command.get_subcommands().map(clap::Command::get_name).collect();
                 let names = names.join(", ").replace(", help", "");
-                return Err(CliError::Usage(format!("{}: expected a command of its own: {names}", command.get_name())));
+                return Err(CliError::Usage(format!("{}: expected a subcommand: {names}", command.get_name())));
             }
             error.print()?;
             Err(CliError::Usage("expected a command, for example `quire serve`".into()))

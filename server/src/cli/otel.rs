@@ -1,15 +1,17 @@
-//! OpenTelemetry: the span of each request, sent to a collector over OTLP/HTTP as JSON (feature `otel`).
+//! OpenTelemetry: sends the span of each request to a collector, over OTLP/HTTP as JSON.
 //!
 //! It follows the standard variables: `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT` or `OTEL_EXPORTER_OTLP_ENDPOINT` (without one
 //! nothing is sent), `OTEL_EXPORTER_OTLP_HEADERS`, `OTEL_EXPORTER_OTLP_TIMEOUT` (ms), `OTEL_BSP_SCHEDULE_DELAY` (ms),
-//! `OTEL_SERVICE_NAME`, `OTEL_RESOURCE_ATTRIBUTES` and `OTEL_SDK_DISABLED`. Spans leave from a thread of its own, in
-//! batches; when more than [`QUEUE`] wait, new ones are dropped, never a request held up. Only `http://` endpoints: a
-//! collector stands beside the server. It takes no crate that the server does not have.
+//! `OTEL_SERVICE_NAME`, `OTEL_RESOURCE_ATTRIBUTES` and `OTEL_SDK_DISABLED`. A thread sends them in batches.
+//! When more than [`QUEUE`] spans wait, new ones are dropped, so that no request waits for the collector. [`flush`] sends the last
+//! batch when the program ends. A request whose `traceparent` is not sampled sends no span. Only `http://` endpoints work: run a
+//! collector beside the server.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 use std::io::{self, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
+use std::sync::OnceLock;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -25,6 +27,32 @@ const QUEUE: usize = 2048;
 
 /// Spans in one message.
 const BATCH: usize = 512;
+
+/// The sender of this process's spans, for [`flush`], and how long that may take.
+static ENDING: OnceLock<(SyncSender<Message>, Duration)> = OnceLock::new();
+
+/// Sends the spans that wait, if this process sends any, and waits for at most the collector's timeout.
+pub fn flush() {
+    if let Some((spans, timeout)) = ENDING.get() {
+        flush_through(spans, *timeout);
+    }
+}
+
+fn flush_through(spans: &SyncSender<Message>, timeout: Duration) {
+    let (done, sent) = sync_channel(1);
+    // A full queue is one that the collector does not empty.
+    if spans.try_send(Message::Flush(done)).is_ok() {
+        let _ = sent.recv_timeout(timeout);
+    }
+}
+
+/// What the thread that sends is given.
+enum Message {
+    /// A span that has ended.
+    Span(Value),
+    /// Everything before this goes out now; then the sender is told.
+    Flush(SyncSender<()>),
+}
 
 /// What the fields of the span are called in a trace (the semantic conventions for generative models, where they have one).
 const NAMES: [(&str, &str); 10] = [
@@ -102,34 +130,57 @@ impl Exporter {
         }))
     }
 
-    /// Starts the thread that sends; the layer feeds it.
+    /// Starts the thread that sends, for the whole process: [`flush`] ends it in order.
     pub fn start(self) -> io::Result<SpanLayer> {
+        let timeout = self.timeout;
+        let layer = self.start_thread()?;
+        let _ = ENDING.set((layer.spans.clone(), timeout));
+        Ok(layer)
+    }
+
+    fn start_thread(self) -> io::Result<SpanLayer> {
         let (sender, receiver) = sync_channel(QUEUE);
         std::thread::Builder::new().name("quire-otel".to_string()).spawn(move || self.run(&receiver))?;
         Ok(SpanLayer { spans: sender, ids: RandomState::new() })
     }
 
-    fn run(&self, spans: &Receiver<Value>) {
-        while let Ok(first) = spans.recv() {
-            let (mut batch, due) = (vec![first], Instant::now() + self.delay);
-            let mut is_last = false;
-            while batch.len() < BATCH {
-                match spans.recv_timeout(due.saturating_duration_since(Instant::now())) {
-                    Ok(span) => batch.push(span),
-                    Err(RecvTimeoutError::Timeout) => break,
-                    Err(RecvTimeoutError::Disconnected) => {
-                        is_last = true;
-                        break;
+    fn run(&self, spans: &Receiver<Message>) {
+        let mut batch = Vec::new();
+        let mut due = None;
+        loop {
+            let next = match due {
+                None => spans.recv().map_err(|_| RecvTimeoutError::Disconnected),
+                Some(due) => spans.recv_timeout(Instant::saturating_duration_since(&due, Instant::now())),
+            };
+            let (flushed, is_last) = match next {
+                Ok(Message::Span(span)) => {
+                    batch.push(span);
+                    due = due.or_else(|| Instant::now().checked_add(self.delay));
+                    if batch.len() < BATCH {
+                        continue;
                     }
+                    (None, false)
                 }
-            }
-            let count = batch.len();
-            if let Err(error) = self.send(batch) {
-                tracing::warn!("{count} spans were not taken by {}: {error}", self.address);
+                Ok(Message::Flush(done)) => (Some(done), false),
+                Err(error) => (None, error == RecvTimeoutError::Disconnected),
+            };
+            self.send_all(std::mem::take(&mut batch));
+            due = None;
+            if let Some(done) = flushed {
+                let _ = done.send(());
             }
             if is_last {
                 return;
             }
+        }
+    }
+
+    fn send_all(&self, batch: Vec<Value>) {
+        let count = batch.len();
+        if count > 0
+            && let Err(error) = self.send(batch)
+        {
+            tracing::warn!("{count} spans were not taken by {}: {error}", self.address);
         }
     }
 
@@ -161,7 +212,7 @@ impl Exporter {
 
 /// Turns the spans of requests into those of OTLP.
 pub struct SpanLayer {
-    spans: SyncSender<Value>,
+    spans: SyncSender<Message>,
     ids: RandomState,
 }
 
@@ -196,6 +247,10 @@ impl<S: tracing::Subscriber + for<'a> LookupSpan<'a>> Layer<S> for SpanLayer {
     fn on_new_span(&self, attributes: &Attributes<'_>, id: &Id, context: Context<'_, S>) {
         let mut fields = Fields::default();
         attributes.record(&mut fields);
+        // Whoever began the trace has decided whether it is recorded.
+        if !is_sampled(fields.0.get("traceparent")) {
+            return;
+        }
         if let Some(span) = context.span(id) {
             span.extensions_mut().insert(Open { began: SystemTime::now(), fields });
         }
@@ -213,7 +268,7 @@ impl<S: tracing::Subscriber + for<'a> LookupSpan<'a>> Layer<S> for SpanLayer {
         let Some(span) = context.span(&id) else { return };
         let Some(Open { began, fields }) = span.extensions_mut().remove::<Open>() else { return };
         // Full, or the thread is gone: a trace is worth less than a request.
-        let _ = self.spans.try_send(self.finished(span.name(), began, &fields.0));
+        let _ = self.spans.try_send(Message::Span(self.finished(span.name(), began, &fields.0)));
     }
 }
 
@@ -240,6 +295,12 @@ impl SpanLayer {
         span.insert("status".to_string(), if failed { json!({"code": 2}) } else { json!({}) });
         Value::Object(span)
     }
+}
+
+/// Whether the parent, if there is one, is recorded: the last bit of its flags.
+fn is_sampled(parent: Option<&Value>) -> bool {
+    let flags = parent.and_then(Value::as_str).and_then(|text| text.rsplit('-').next());
+    flags.is_none_or(|flags| u8::from_str_radix(flags, 16).is_ok_and(|flags| flags & 1 == 1))
 }
 
 fn attribute(key: &str, value: &Value) -> Value {
@@ -279,24 +340,19 @@ mod tests {
         assert!(exporter(&[("OTEL_EXPORTER_OTLP_ENDPOINT", "https://far:443")]).is_err());
     }
 
-    #[test]
-    fn a_span_arrives_at_a_collector_with_its_times_tokens_and_trace() {
+    const TRACE: &str = "00-0123456789abcdef0123456789abcdef-0123456789abcdef";
+
+    /// A collector, and a layer that sends to it after `delay` milliseconds.
+    fn started(delay: &str) -> (TcpListener, SpanLayer) {
         let collector = TcpListener::bind("127.0.0.1:0").unwrap();
         let endpoint = format!("http://{}", collector.local_addr().unwrap());
-        let variables = [("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint.as_str()), ("OTEL_BSP_SCHEDULE_DELAY", "1")];
-        let layer = exporter(&variables).unwrap().unwrap().start().unwrap();
-        let parent = "00-0123456789abcdef0123456789abcdef-0123456789abcdef-01";
-        tracing::subscriber::with_default(tracing_subscriber::registry().with(layer), || {
-            let empty = tracing::field::Empty;
-            let span = tracing::info_span!(
-                "request",
-                id = "r1",
-                traceparent = parent,
-                prompt_tokens = 7u64,
-                queue_seconds = empty
-            );
-            span.record("queue_seconds", 0.25);
-        });
+        let variables = [("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint.as_str()), ("OTEL_BSP_SCHEDULE_DELAY", delay)];
+        let layer = exporter(&variables).unwrap().unwrap().start_thread().unwrap();
+        (collector, layer)
+    }
+
+    /// The spans of the next message.
+    fn received(collector: &TcpListener) -> Vec<Value> {
         let (mut stream, _) = collector.accept().unwrap();
         let mut reader = BufReader::new(stream.try_clone().unwrap());
         let (mut line, mut length) = (String::new(), 0);
@@ -311,7 +367,44 @@ mod tests {
         reader.read_exact(&mut body).unwrap();
         stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n").unwrap();
         let message: Value = serde_json::from_slice(&body).unwrap();
-        let span = &message["resourceSpans"][0]["scopeSpans"][0]["spans"][0];
+        message["resourceSpans"][0]["scopeSpans"][0]["spans"].as_array().unwrap().clone()
+    }
+
+    #[test]
+    fn a_flush_sends_what_waits_and_a_trace_that_is_not_sampled_sends_nothing() {
+        let (collector, layer) = started("3600000");
+        let spans = layer.spans.clone();
+        tracing::subscriber::with_default(tracing_subscriber::registry().with(layer), || {
+            for (id, flags) in [("dropped", "00"), ("kept", "01"), ("dropped too", "02"), ("kept too", "03")] {
+                let parent = format!("{TRACE}-{flags}");
+                drop(tracing::info_span!("request", id = id, traceparent = parent.as_str()));
+            }
+            drop(tracing::info_span!("request", id = "without a parent"));
+        });
+        let flushing = std::thread::spawn(move || flush_through(&spans, Duration::from_secs(60)));
+        let found = received(&collector);
+        flushing.join().unwrap();
+        let ids: Vec<&Value> = found.iter().map(|span| &span["attributes"][0]["value"]["stringValue"]).collect();
+        assert_eq!(ids, ["kept", "kept too", "without a parent"]);
+    }
+
+    #[test]
+    fn a_span_arrives_at_a_collector_with_its_times_tokens_and_trace() {
+        let (collector, layer) = started("1");
+        let parent = format!("{TRACE}-01");
+        let parent = parent.as_str();
+        tracing::subscriber::with_default(tracing_subscriber::registry().with(layer), || {
+            let empty = tracing::field::Empty;
+            let span = tracing::info_span!(
+                "request",
+                id = "r1",
+                traceparent = parent,
+                prompt_tokens = 7u64,
+                queue_seconds = empty
+            );
+            span.record("queue_seconds", 0.25);
+        });
+        let span = &received(&collector)[0];
         assert_eq!(
             (&span["traceId"], &span["parentSpanId"]),
             (&json!("0123456789abcdef0123456789abcdef"), &json!("0123456789abcdef"))
