@@ -128,7 +128,7 @@ pub struct EngineArgs {
     /// Bytes for keys and values, as 512M or 2G [default: a share of free memory]
     #[arg(long, value_name = "BYTES", value_parser = values::bytes, env = "QUIRE_KV_CACHE_MEMORY_BYTES")]
     pub kv_cache_memory_bytes: Option<u64>,
-    /// Share of the device's memory that may be used, 0 to 1 [default: 0.9 on a GPU, 0.4 of what is free else]
+    /// Share of the device's memory that may be used, 0 to 1 [default: 0.9 on a GPU, else 0.4 of the free memory]
     #[arg(long, value_name = "SHARE", env = "QUIRE_GPU_MEMORY_UTILIZATION")]
     pub gpu_memory_utilization: Option<f64>,
     /// How keys and values are kept: auto (as they are computed), float32, float16, bfloat16, fp8 (e4m3), fp8_e5m2 or int8
@@ -168,7 +168,7 @@ pub struct EngineArgs {
     /// GiB of host memory for the keys and values of preempted requests [default: 0]
     #[arg(long, value_name = "GIB", value_parser = values::swap_space, env = "QUIRE_SWAP_SPACE")]
     pub swap_space: Option<u64>,
-    /// What becomes of them: recompute, swap, or auto, the cheaper [default: auto]
+    /// What to do with a preempted request: recompute, swap, or auto (whichever is cheaper) [default: auto]
     #[arg(long, value_name = "MODE", value_parser = values::preemption_mode, env = "QUIRE_PREEMPTION_MODE")]
     pub preemption_mode: Option<PreemptionMode>,
     /// Base of the seeds of requests that bring none [default: random]

@@ -61,7 +61,7 @@ pub fn take_stream_place(app: &App) -> Result<(), ApiError> {
     let Some(places) = &app.streams else { return Ok(()) };
     let place = places.clone().try_acquire_owned().map_err(|_| {
         app.metrics.rejected("streams");
-        ApiError::busy("as many answers stream as may (--max-concurrent-streams): try again later")
+        ApiError::busy("the limit of answers that stream (--max-concurrent-streams) is reached: try again later")
     })?;
     // Outside of a call there is no body to wait for.
     let _ = CALL.try_with(|call| *call.place.lock().unwrap_or_else(PoisonError::into_inner) = Some(place));

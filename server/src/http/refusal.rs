@@ -1,5 +1,5 @@
-//! Answers that no handler gives, to what never became a request: the error object all the same, written by hand, and the
-//! connection closed.
+//! Answers to bytes that are no request, and so reach no handler: the error object, written by hand. Then the connection is
+//! closed.
 
 use std::io;
 use std::sync::Arc;
@@ -32,7 +32,7 @@ impl Door {
     /// Closes the connection, with an answer if there is time for one.
     pub fn turn_away(&self, stream: TcpStream) {
         let Ok(permit) = self.0.clone().try_acquire_owned() else { return };
-        let message = "as many connections are open as may be (--max-connections): try again later";
+        let message = "the limit of open connections (--max-connections) is reached: try again later";
         tokio::spawn(async move {
             refuse(stream, &ApiError::unavailable(message)).await;
             drop(permit);
@@ -50,7 +50,7 @@ pub fn of(error: &hyper::Error, bare: Option<StatusCode>, rest: &[u8], limits: &
             let (found, count) = ("found more headers than can be read", limits.max_header_count);
             Some(ApiError::large_head(format!("{found}, expected at most {count} with {most} bytes together")))
         }
-        Some(_) => Some(ApiError::body(format!("this is no HTTP/1.1: {error}"))),
+        Some(_) => Some(ApiError::body(format!("the request is not valid HTTP/1.1: {error}"))),
         None if error.is_parse_version_h2() => Some(ApiError::version()),
         // Whoever has sent nothing expects nothing.
         None if rest.is_empty() => None,

@@ -86,7 +86,7 @@ pub fn run(args: &TopArgs) -> Result<(), CliError> {
         let size = terminal::size().unwrap_or((80, 24));
         let text = match &state {
             Ok(state) => frame::draw(state, sort, (size.0.into(), usize::from(size.1) - 1), colour),
-            Err(problem) => format!("{problem}\n\nq ends; it goes on looking\n"),
+            Err(problem) => format!("{problem}\n\ntrying again; press q to quit\n"),
         };
         show(&text)?;
         let interval = Duration::from_millis(args.interval.max(100));
