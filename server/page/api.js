@@ -37,6 +37,7 @@ export function setKey(value) {
   keep('sessionStorage', STORE, value);
 }
 
+// `path` is relative to the page, which may stand behind a prefix.
 export async function call(path, { body, signal } = {}) {
   const headers = {};
   if (key()) headers.Authorization = `Bearer ${key()}`;

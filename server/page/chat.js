@@ -55,9 +55,18 @@ export class Chat {
     keep('localStorage', SETTINGS, JSON.stringify(values));
   }
 
+  // Other pages of this origin may have written to the storage: anything but texts by name is ignored.
   restore() {
-    const values = JSON.parse(stored('localStorage', SETTINGS) ?? '{}');
-    for (const name of [...FIELDS, ...TEXTS]) $(name).value = values[name] ?? '';
+    let values = null;
+    try {
+      values = JSON.parse(stored('localStorage', SETTINGS));
+    } catch {
+      // No settings.
+    }
+    for (const name of [...FIELDS, ...TEXTS]) {
+      const value = values?.[name];
+      $(name).value = typeof value === 'string' ? value : '';
+    }
   }
 
   fit() {
@@ -68,6 +77,8 @@ export class Chat {
 
   clear() {
     this.stop();
+    this.running = null;
+    this.busy(false);
     this.messages = [];
     $('log').replaceChildren($('empty'));
     $('empty').hidden = false;
@@ -78,9 +89,9 @@ export class Chat {
     this.running?.abort();
   }
 
-  body() {
+  body(question) {
     const system = $('system').value.trim();
-    const messages = [...(system ? [{ role: 'system', content: system }] : []), ...this.messages];
+    const messages = [...(system ? [{ role: 'system', content: system }] : []), ...this.messages, question];
     const body = { messages, stream: true, stream_options: { include_usage: true } };
     for (const name of FIELDS) {
       if ($(name).value !== '' && $(name).validity.valid) body[name] = Number($(name).value);
@@ -94,26 +105,38 @@ export class Chat {
     if (!text || this.running) return;
     $('message').value = '';
     this.fit();
-    this.messages.push({ role: 'user', content: text });
+    // The conversation that this belongs to, even if another has begun before the answer is there.
+    const messages = this.messages;
+    const question = { role: 'user', content: text };
     $('empty').hidden = true;
     const asked = this.turn('user', 'You');
     asked.text.textContent = text;
     const turn = this.turn('assistant', this.model);
     const controller = new AbortController();
     this.running = controller;
-    this.busy(true, turn);
+    turn.node.classList.add('writing');
+    this.busy(true);
     const answer = { content: '', thoughts: '', tokens: 0, start: performance.now(), first: 0, end: '' };
+    let failed = false;
     try {
-      const response = await call('/v1/chat/completions', { body: this.body(), signal: controller.signal });
+      const response = await call('v1/chat/completions', { body: this.body(question), signal: controller.signal });
       for await (const chunk of events(response)) this.take(chunk, answer, turn);
     } catch (error) {
-      if (controller.signal.aborted) answer.end = 'stopped';
-      else this.fail(error, turn, text);
+      failed = !controller.signal.aborted;
+      if (failed) this.fail(error, turn);
+      else answer.end = 'stopped';
     }
-    if (this.running === controller) this.running = null;
+    // A question that was not answered is no part of the conversation; it goes back to where it can be sent again.
+    const answered = !failed && (answer.content || answer.end !== 'stopped');
+    if (answered) messages.push(question, { role: 'assistant', content: answer.content });
+    else if (this.messages === messages) $('message').value ||= text;
     this.draw(answer, turn);
     this.finish(answer, turn);
-    this.busy(this.running !== null, turn);
+    turn.node.classList.remove('writing');
+    this.fit();
+    if (this.running !== controller) return;
+    this.running = null;
+    this.busy(false);
   }
 
   take(chunk, answer, turn) {
@@ -145,7 +168,6 @@ export class Chat {
   }
 
   finish(answer, turn) {
-    if (answer.content) this.messages.push({ role: 'assistant', content: answer.content });
     if (!answer.first) {
       if (answer.end === 'stopped') turn.foot.textContent = 'stopped before the first token';
       return;
@@ -153,29 +175,24 @@ export class Chat {
     const [wait, took] = [answer.first - answer.start, performance.now() - answer.start];
     const parts = [`first token after ${wait.toFixed(0)} ms`];
     if (answer.tokens) parts.unshift(`${answer.tokens} tokens`, `${whole(answer.tokens / (took / 1000))} a second`);
-    if (answer.end === 'length') parts.push('cut at the limit of tokens');
+    if (answer.end === 'length') parts.push('cut at the token limit');
     if (answer.end === 'stopped') parts.push('stopped');
     turn.foot.textContent = parts.join(' · ');
   }
 
-  fail(error, turn, text) {
+  fail(error, turn) {
     const denied = error.status === 401;
-    const message = error instanceof ApiError ? error.message : 'The server can not be reached.';
+    const message = error instanceof ApiError ? error.message : 'The server cannot be reached.';
     const problem = div('problem', denied ? 'The server wants an API key: enter it above and send again.' : message);
     problem.setAttribute('role', 'alert');
     turn.text.after(problem);
-    // What was not answered is not part of the conversation; it goes back to where it can be sent again.
-    this.messages.pop();
-    $('message').value ||= text;
-    this.fit();
     if (denied) this.onDenied();
   }
 
-  busy(on, turn) {
+  busy(on) {
     $('send').hidden = on;
     $('stop').hidden = !on;
     $('log').setAttribute('aria-busy', String(on));
-    turn.node.classList.toggle('writing', on);
   }
 
   turn(role, who) {

@@ -37,7 +37,7 @@ export class Engine {
     const stream = new AbortController();
     this.stream = stream;
     try {
-      const response = await call('/quire/events', { signal: stream.signal });
+      const response = await call('quire/events', { signal: stream.signal });
       this.link('live', 'live');
       this.wait = 500;
       for await (const state of events(response)) this.show(state);

@@ -24,9 +24,12 @@ const LIVE: &str = "return document.getElementById('link').dataset.state === 'li
 type Check = fn(&Driver, &Server) -> Result<(), String>;
 
 /// All that need no key.
-pub const ALL: [(&str, Check); 6] = [
+pub const ALL: [(&str, Check); 9] = [
     ("a message is answered as it streams", a_message_is_answered_as_it_streams),
     ("a stop ends the answer and frees its blocks", a_stop_ends_the_answer_and_frees_its_blocks),
+    ("a new chat forgets the answer that still streams", a_new_chat_forgets_the_answer_that_still_streams),
+    ("a question that was stopped unanswered can be sent again", a_stopped_question_can_be_sent_again),
+    ("broken settings are ignored", broken_settings_are_ignored),
     ("blocks appear while a request runs and are cached after it", blocks_appear_and_go),
     ("the keyboard is enough", the_keyboard_is_enough),
     ("text of a model never becomes markup", text_never_becomes_markup),
@@ -105,6 +108,91 @@ fn a_stop_ends_the_answer_and_frees_its_blocks(driver: &Driver, server: &Server)
     let length = page.script(&format!("return ({ANSWER}).length"))?;
     page.script("return new Promise((done) => setTimeout(done, 300))")?;
     require(page.script(&format!("return ({ANSWER}).length"))? == length, || "the text went on".to_owned())?;
+    close(&page, server)
+}
+
+/// Notes the body of every request of the page.
+const NOTE_BODIES: &str = "window.bodies = [];
+    window.real = window.real ?? window.fetch;
+    window.fetch = (url, options) => {
+        if (options?.body) window.bodies.push(JSON.parse(options.body));
+        return window.real.call(window, url, options);
+    }";
+
+/// Roles and texts of the messages of the last request.
+const LAST_MESSAGES: &str =
+    "window.bodies.at(-1).messages.map((message) => `${message.role}: ${message.content}`).join(' | ')";
+
+fn a_new_chat_forgets_the_answer_that_still_streams(driver: &Driver, server: &Server) -> Result<(), String> {
+    let page = open(driver, server, DESKTOP, false)?;
+    page.script(NOTE_BODIES)?;
+    // From within the page, as soon as there is text: a new chat, and at once its first message.
+    page.script(&format!(
+        "const timer = setInterval(() => {{
+             if (({ANSWER}).length < 10) return;
+             clearInterval(timer);
+             document.getElementById('fresh').click();
+             document.getElementById('max_tokens').value = document.getElementById('min_tokens').value = '';
+             document.getElementById('message').value = 'What is the capital of France?';
+             document.getElementById('send').click();
+         }}, 1)"
+    ))?;
+    send(&page, "Tell me a story about a fox.", &[("temperature", "0"), ("min_tokens", "900"), ("max_tokens", "900")])?;
+    let want = "The capital of France is Paris.";
+    page.until(
+        "the new chat is answered",
+        &format!("return ({ANSWER}) === '{want}' && !document.getElementById('send').hidden"),
+    )?;
+    let turns = page.script("return document.querySelectorAll('.turn').length")?;
+    require(turns == 2, || format!("the new chat shows {turns} turns"))?;
+    send(&page, "What is 12 plus 7?", &[])?;
+    page.until(
+        "the next answer is complete",
+        "return window.bodies.length === 3 && !document.getElementById('send').hidden",
+    )?;
+    let sent = text(&page, LAST_MESSAGES)?;
+    let expected = format!("user: What is the capital of France? | assistant: {want} | user: What is 12 plus 7?");
+    require(sent == expected, || format!("the next request had {sent:?}"))?;
+    close(&page, server)
+}
+
+fn a_stopped_question_can_be_sent_again(driver: &Driver, server: &Server) -> Result<(), String> {
+    let page = open(driver, server, DESKTOP, false)?;
+    page.script(NOTE_BODIES)?;
+    // No token comes: the answer ends with the stop alone.
+    page.script(
+        "window.noting = window.fetch;
+         window.fetch = (url, { signal }) => new Promise((_, reject) =>
+             signal.addEventListener('abort', () => reject(new DOMException('stopped', 'AbortError'))))",
+    )?;
+    send(&page, "What is 2 plus 2?", &[("temperature", "0")])?;
+    page.until("the stop is offered", "return !document.getElementById('stop').hidden")?;
+    page.script("document.getElementById('stop').click()")?;
+    page.until("the stop is taken", IDLE)?;
+    let foot = text(&page, FOOT)?;
+    require(foot == "stopped before the first token", || format!("below the answer: {foot:?}"))?;
+    let left = text(&page, "document.getElementById('message').value")?;
+    require(left == "What is 2 plus 2?", || format!("the message box has {left:?}"))?;
+    page.script("window.fetch = window.noting")?;
+    send(&page, "What is the capital of France?", &[])?;
+    page.until(
+        "the answer is complete",
+        "return window.bodies.length === 1 && !document.getElementById('send').hidden",
+    )?;
+    let sent = text(&page, LAST_MESSAGES)?;
+    require(sent == "user: What is the capital of France?", || format!("the next request had {sent:?}"))?;
+    close(&page, server)
+}
+
+fn broken_settings_are_ignored(driver: &Driver, server: &Server) -> Result<(), String> {
+    let page = open(driver, server, DESKTOP, false)?;
+    for broken in ["{", "null", "[1]", "5", r#"{"system": {"a": 1}, "seed": "x", "top_k": "7"}"#] {
+        page.script(&format!("localStorage.setItem('quire-settings', '{broken}')"))?;
+        page.reload()?;
+        page.until("the page shows the engine", LIVE)?;
+    }
+    let shown = text(&page, "['system', 'seed', 'top_k'].map((id) => document.getElementById(id).value).join('|')")?;
+    require(shown == "||7", || format!("the settings are {shown:?}"))?;
     close(&page, server)
 }
 

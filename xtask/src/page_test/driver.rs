@@ -112,6 +112,11 @@ impl Page<'_> {
         self.driver.call("POST", &format!("{}{path}", self.session), Some(body))
     }
 
+    /// Loads the page again.
+    pub fn reload(&self) -> Result<(), String> {
+        self.post("/refresh", json!({})).map(drop)
+    }
+
     /// The value of a script's `return`.
     pub fn script(&self, script: &str) -> Result<Value, String> {
         self.post("/execute/sync", json!({"script": script, "args": []}))

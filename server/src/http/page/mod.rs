@@ -1,8 +1,8 @@
-//! `GET /`: a chat and the engine alive beside it, out of the binary.
+//! `GET /`: a page with a chat and a live view of the engine.
 //!
-//! The files of `server/page/` are compiled in as they are: plain HTML, CSS and JavaScript modules, no build step. The content
-//! policy allows nothing that does not come from this server, and no inline script or style. The page needs no key to
-//! be read; it asks for one where the API does.
+//! The files of `server/page/` are compiled into the binary as they are: plain HTML, CSS and JavaScript modules, no build step. The
+//! content policy allows nothing from another server, and no inline script or style. The page needs no key; it asks for one if the API
+//! needs one. Its addresses are relative, so that it works behind a proxy's prefix.
 
 use axum::Router;
 use axum::http::header;
@@ -70,6 +70,14 @@ mod tests {
             }
             for word in ["innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval("] {
                 assert!(!text.contains(word), "{path} has {word}: text of a model must not become markup");
+            }
+            for quote in ['"', '\'', '`'] {
+                let begin = format!("{quote}/");
+                let is_path = |rest: &str| rest.starts_with(|c: char| c.is_ascii_alphabetic());
+                assert!(
+                    !text.split(&begin).skip(1).any(is_path),
+                    "{path} has an absolute path: it breaks behind a prefix"
+                );
             }
             for import in text.split("from './").skip(1) {
                 let name = import.split('\'').next().unwrap_or_default();
