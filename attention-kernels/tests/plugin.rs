@@ -63,6 +63,7 @@ fn a_plug_in_is_chosen_by_the_kernels_table_and_computes_what_the_tree_computes(
     for context in [1, 15, 16, 40, 48] {
         let found = attend(&*device, &choice, context).unwrap();
         let expected = attend(&*device, &table("decode = \"cpu.reference\"\n"), context).unwrap();
+        assert_eq!(found.len(), expected.len(), "context {context}");
         for (a, b) in found.iter().zip(&expected) {
             assert!((a - b).abs() < 1e-5, "context {context}: {a} {b}");
         }

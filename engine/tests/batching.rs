@@ -87,6 +87,8 @@ fn scoring_a_prompt_takes_no_token_and_equals_the_scores_of_generation() {
     assert_eq!(scores.len(), 32);
     assert!(scores[0].is_none());
     let generated = made.1.iter().filter_map(|e| if let engine::Event::Delta(d) = e { d.tokens.first() } else { None });
+    let generated: Vec<_> = generated.collect();
+    assert_eq!(generated.len(), 12);
     for (score, token) in scores[20..].iter().zip(generated) {
         assert_eq!(score.as_ref(), token.logprobs.as_ref(), "prefill and decode agree bit for bit");
     }

@@ -62,6 +62,7 @@ fn table() -> Table {
     let mut table = Table::new();
     let mut llm = Llm::new(wide(1000)).unwrap();
     let scored = llm.run_with_events(paths.iter().map(score).collect()).unwrap();
+    assert_eq!(scored.len(), paths.len());
     for (path, (_, events)) in paths.iter().zip(scored) {
         let Event::PromptLogprobs(scores) = &events[0] else { panic!("{events:?}") };
         for length in 0..STEPS {

@@ -98,13 +98,14 @@ struct Moved {
 impl Moved {
     fn of(config: EngineConfig, prompts: &[Prompt]) -> Moved {
         let found = teacher_forced(config, prompts);
-        let want = prompts.iter().flat_map(|p| &p.logprobs);
+        let want: Vec<f64> = prompts.iter().flat_map(|p| p.logprobs.iter().copied()).collect();
+        assert_eq!(found.len(), want.len());
         let distances = found.iter().zip(want).map(|((found, _), want)| (f64::from(*found) - want).abs()).collect();
         Moved { distances, same: found.iter().filter(|(_, likeliest)| *likeliest).count() }
     }
 
     fn greatest(&self) -> f64 {
-        self.distances.iter().copied().fold(0.0, f64::max)
+        self.distances.iter().copied().max_by(f64::total_cmp).unwrap()
     }
 
     fn median(&self) -> f64 {

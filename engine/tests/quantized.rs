@@ -79,6 +79,10 @@ fn log_probabilities_stay_near_those_of_the_full_weights() {
     for case in CASES {
         let prompts = prompts(case);
         let found = teacher_forced(config(case, Quantization::Q8), &prompts);
+        assert!(
+            found.len() == prompts.len()
+                && found.iter().zip(&prompts).all(|(found, p)| found.len() == p.logprobs.len())
+        );
         let pairs = found.iter().flatten().zip(prompts.iter().flat_map(|p| &p.logprobs));
         let errors: Vec<f64> = pairs.map(|(found, want)| (f64::from(*found) - want).abs()).collect();
         let (greatest, mean) =

@@ -19,6 +19,9 @@ use engine::{
 use serde_json::Value;
 use xtask::kernels::host::device_for_tests;
 
+/// Tokens that an ordinary run draws on `cuda-sim`.
+const FIRST: usize = 6;
+
 const CASES: [&str; 5] = ["llama", "llama31-rope", "mistral-sliding", "qwen2", "qwen3"];
 
 /// Greatest difference of a log-probability from the reference, which is float32 (its README): there 2e-3; in halves what
@@ -28,6 +31,24 @@ fn tolerance(sim: Option<Dtype>) -> f64 {
         None | Some(Dtype::F32) => 2e-3,
         Some(Dtype::F16) => 0.069,
         Some(Dtype::Bf16) => 0.57,
+    }
+}
+
+/// Greatest and mean difference of a logit that transformers itself has in a type, over all prompts and continuations of a case: what
+/// the reference states as its noise.
+fn noise(case: &str, dtype: Option<Dtype>) -> (f64, f64) {
+    match (dtype, case) {
+        (Some(Dtype::F16), "llama") => (0.626, 0.02432),
+        (Some(Dtype::F16), "llama31-rope") => (0.1713, 0.01357),
+        (Some(Dtype::F16), "mistral-sliding") => (0.3686, 0.02237),
+        (Some(Dtype::F16), "qwen2") => (0.1751, 0.01434),
+        (Some(Dtype::F16), "qwen3") => (0.3235, 0.02223),
+        (Some(Dtype::Bf16), "llama") => (1.4344, 0.13382),
+        (Some(Dtype::Bf16), "llama31-rope") => (2.3909, 0.13597),
+        (Some(Dtype::Bf16), "mistral-sliding") => (1.6382, 0.15309),
+        (Some(Dtype::Bf16), "qwen2") => (1.1682, 0.10887),
+        (Some(Dtype::Bf16), "qwen3") => (2.8576, 0.18612),
+        (dtype, _) => (tolerance(dtype), tolerance(dtype)),
     }
 }
 
@@ -208,27 +229,36 @@ fn scored(llm: &mut Llm, prompts: &[Prompt], tokens: &[Vec<u32>]) -> Vec<Vec<(f3
     done.into_iter().map(|(_, events)| events).zip(prompts).map(scores).collect()
 }
 
-/// Every prompt with every token of its reference, whatever a greedy run would take: each log-probability is within the bound, and the
-/// likeliest token is the reference's but where that hesitates. Then what a greedy run drew is scored in the same way: its steps
+/// Every prompt with every token of its reference, whatever a greedy run would take: each log-probability is within the reference's
+/// noise, so is the mean of their errors, the first tokens are within the tighter bound of a greedy run, and the likeliest token is
+/// the reference's but where that hesitates. Then what a greedy run drew is scored in the same way: its steps
 /// of one token compute what a prompt does, to the bit where bits are promised, so the bound holds for them too.
 fn check_teacher_forced(case: &str, setting: Setting) {
     let (mut prompts, bound) = (prompts(case), tolerance(setting.sim));
     if !everything() && device_for_tests() == "cuda-sim" {
         prompts.retain(|prompt| prompt.ids.len() < 100);
     }
+    let (greatest, mean) = noise(case, setting.sim);
+    let mut errors = Vec::new();
     let mut llm = Llm::new(setting.config(case)).unwrap();
     let greedy: Vec<Vec<u32>> = prompts.iter().map(|prompt| prompt.greedy.clone()).collect();
     for (prompt, scores) in prompts.iter().zip(scored(&mut llm, &prompts, &greedy)) {
         assert_eq!([scores.len(), prompt.logprobs.len(), prompt.margins.len()], [prompt.greedy.len(); 3], "{case}");
         for (at, (found, (likeliest, _))) in scores.into_iter().enumerate() {
             let error = (f64::from(found) - prompt.logprobs[at]).abs();
-            assert!(error < bound, "{case} {setting:?}, prompt of {}, token {at}: off by {error}", prompt.ids.len());
+            let most = if at < FIRST { bound } else { greatest };
+            assert!(error < most, "{case} {setting:?}, prompt of {}, token {at}: off by {error}", prompt.ids.len());
+            errors.push(error);
             let is_same = likeliest == prompt.greedy[at] || prompt.margins[at] < 2.0 * bound;
             assert!(is_same, "{case} {setting:?}, prompt of {}, token {at}: {likeliest}", prompt.ids.len());
         }
     }
+    assert_eq!(errors.len(), prompts.iter().map(|prompt| prompt.greedy.len()).sum::<usize>(), "{case}");
+    let found = errors.iter().sum::<f64>() / errors.len() as f64;
+    println!("{case} {:?}: off by {found} in the mean of {} tokens", setting.sim, errors.len());
+    assert!(found < mean, "{case} {setting:?}: off by {found} in the mean");
     // Some steps are enough to compare steps with prompts.
-    let drawn = llm.run_with_events(prompts.iter().map(|prompt| request(&prompt.ids, 6)).collect()).unwrap();
+    let drawn = llm.run_with_events(prompts.iter().map(|prompt| request(&prompt.ids, FIRST)).collect()).unwrap();
     let (mut tokens, mut logprobs) = (Vec::new(), Vec::new());
     for (completion, events) in drawn {
         tokens.push(completion.outputs[0].token_ids.clone());
@@ -237,7 +267,7 @@ fn check_teacher_forced(case: &str, setting: Setting) {
         logprobs.push(deltas.flatten().map(|token| token.logprobs.unwrap().logprob).collect::<Vec<f32>>());
     }
     for (drawn, scores) in logprobs.into_iter().zip(scored(&mut llm, &prompts, &tokens)) {
-        assert_eq!([drawn.len(), scores.len()], [6; 2], "{case} {setting:?}");
+        assert_eq!([drawn.len(), scores.len()], [FIRST; 2], "{case} {setting:?}");
         for (at, (drawn, (scored, _))) in drawn.into_iter().zip(scores).enumerate() {
             let agrees = match setting.fast {
                 false => drawn.to_bits() == scored.to_bits(),
@@ -363,7 +393,7 @@ fn prompts_on_sim(case: &str) -> Vec<Prompt> {
     let mut prompts = prompts(case);
     if !everything() && device_for_tests() == "cuda-sim" {
         prompts.retain(|prompt| prompt.ids.len() < 100);
-        prompts.iter_mut().for_each(|prompt| prompt.greedy.truncate(6));
+        prompts.iter_mut().for_each(|prompt| prompt.greedy.truncate(FIRST));
     }
     prompts
 }

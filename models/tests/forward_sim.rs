@@ -86,8 +86,9 @@ fn logits_are_as_near_to_the_reference_as_those_of_transformers_and_chunks_chang
             let mut caches = model.new_cache(LIMITS.num_blocks, LIMITS.block_size).unwrap();
             for (prompt, want) in prompts(case) {
                 let whole = last_logits(&mut model, &mut caches, &prompt, prompt.len());
+                assert_eq!(whole.len(), want.len(), "{case} in {dtype}");
                 let errors: Vec<f32> = whole.iter().zip(&want).map(|(a, b)| (a - b).abs()).collect();
-                let greatest = errors.iter().copied().fold(0.0, f32::max);
+                let greatest = errors.iter().copied().max_by(f32::total_cmp).unwrap();
                 let what = format!("{case} in {dtype}, {} tokens: errors up to {greatest}", prompt.len());
                 assert!(dtype != Dtype::F32 || greatest < TOLERANCE, "{what}");
                 squares.push(errors.iter().map(|e| e * e).sum::<f32>() / errors.len() as f32);

@@ -116,6 +116,7 @@ proptest! {
             wanted[token as usize] = p;
         }
         let found = Sampler::new().probabilities(&row.logits, &row.params, &row.context(0));
+        prop_assert_eq!(found.len(), wanted.len());
         for (token, (&found, &wanted)) in found.iter().zip(&wanted).enumerate() {
             prop_assert!((f64::from(found) - wanted).abs() < 1e-5, "token {token}: {found}, not {wanted}");
         }

@@ -27,6 +27,7 @@ fn probabilities_equal_the_reference_and_so_does_what_is_kept() {
             }
             compare => assert_eq!(compare, "exact"),
         }
+        assert_eq!(found.len(), wanted.len(), "{}", case.key);
         for (token, (&found, &wanted)) in found.iter().zip(&wanted).enumerate() {
             assert!((found - wanted).abs() <= TOLERANCE, "{} at {token}: {found}, not {wanted}", case.key);
             assert_eq!(found > 0.0, wanted > 0.0, "{} at {token}: kept or not", case.key);
@@ -67,6 +68,10 @@ fn log_probabilities_are_those_of_the_raw_logits() {
         let found = token_logprobs(&case.logits, wanted_ids[0], 5);
         assert_eq!(found.rank, 1, "{}", case.key);
         assert_eq!(found.logprob, found.top[0].1, "{}", case.key);
+        // Tokens that cannot come are listed by the reference alone.
+        let possible = case.logits.iter().filter(|&&logit| logit > f32::NEG_INFINITY).count();
+        assert_eq!(found.top.len(), possible.min(wanted_ids.len()), "{}", case.key);
+        assert_eq!(top["logprobs"].as_array().unwrap().len(), wanted_ids.len(), "{}", case.key);
         for (&(id, logprob), (&wanted_id, wanted)) in
             found.top.iter().zip(wanted_ids.iter().zip(top["logprobs"].as_array().unwrap()))
         {

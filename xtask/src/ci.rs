@@ -80,6 +80,7 @@ pub fn run(root: &Path, skip_tests: bool, tests_log: Option<&Path>) -> Result<()
             .needs(Capability::Aarch64),
         Step::new("licences", "cargo deny --locked check --hide-inclusion-graph bans licenses sources")
             .needs(Capability::CargoDeny),
+        Step::new("kernels by nvcc", "cargo xtask build-kernels --check").needs(Capability::Nvcc),
         Step::new("tidy", "cargo xtask tidy"),
         Step::new("page", "cargo xtask page-test"),
     ];

@@ -1,12 +1,14 @@
 //! Every chore of the workspace, behind `cargo xtask`.
 //!
-//! What it is: [`mod@bench`] (models to measure with, and the comparison with a peer), [`ci`] (all that must pass before a
-//! change lands), [`conformance`] (a suite of the API, kept elsewhere, against our server), [`kernels`] (compiles the `.cu`
-//! sources), [`bundle`] (all of it for a GPU machine), [`capability`] (what
-//! tests need beyond a toolchain), [`not_run`] (tests that a machine cannot run), [`tidy`] (the
-//! rules of the house that no compiler checks) and [`doctor`] (what this machine has). What it is not: part of the
-//! product. No crate depends on it but for tests that build a host library of kernels, and it depends on none of them:
-//! it reads their files.
+//! - [`ci`]: all that must pass before a change lands; [`parts`]: what of it took longest; [`flakes`]: tests that fail now and then;
+//! - [`tidy`]: the rules of the house that no compiler checks;
+//! - [`capability`]: what tests need beyond a Rust toolchain; [`not_run`]: tests that a machine cannot run; [`doctor`]: what
+//!   this machine has;
+//! - [`kernels`]: compiles the `.cu` sources; [`bundle`]: all of it for a GPU machine;
+//! - [`mod@bench`]: models to measure with, and the comparison with a peer;
+//! - [`conformance`]: a suite of the API, kept elsewhere, against our server; [`page_test`]: the web page in a browser.
+//!
+//! It is no part of the product. Only tests depend on it, and it depends on no other crate of the workspace: it reads their files.
 //!
 //! ```
 //! use xtask::tidy::{File, Tree};

@@ -2,7 +2,7 @@
 //! against float64.
 //!
 //! An ordinary run takes claims in pairs; `QUIRE_TEST_ALL=1` takes them by threes and replays far more launches under the
-//! sanitizers. What can not run here prints one line that begins with `NOT RUN:`. Slots past a context hold NaN and table
+//! sanitizers. What cannot run here prints one line that begins with `NOT RUN:`. Slots past a context hold NaN and table
 //! entries past a row hold garbage, so a kernel that reads them fails loudly. Tolerances are in
 //! [`attention_kernels::trial::numbers`].
 
