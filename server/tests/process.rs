@@ -106,7 +106,8 @@ fn keys_come_from_a_file_too_and_an_empty_file_is_no_open_door() {
 #[test]
 fn the_last_spans_reach_the_collector_when_the_server_stops() {
     let collector = TcpListener::bind("127.0.0.1:0").unwrap();
-    let endpoint = format!("http://{}", collector.local_addr().unwrap());
+    let address = collector.local_addr().unwrap();
+    let endpoint = format!("http://{address}");
     let variables = [("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint.as_str()), ("OTEL_BSP_SCHEDULE_DELAY", "3600000")];
     let server = Process::start_with(&[], |command| {
         command.envs(variables);
@@ -129,6 +130,8 @@ fn the_last_spans_reach_the_collector_when_the_server_stops() {
         text
     });
     server.stop();
+    // If no spans have come, the collector takes this connection, and the test ends.
+    drop(TcpStream::connect(address));
     let text = collected.join().unwrap();
     assert!(text.contains("\"sampled\"") && !text.contains("not-sampled"), "{text}");
 }
