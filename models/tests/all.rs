@@ -10,6 +10,7 @@ mod covering;
 mod forward;
 mod forward_sim;
 mod graphs_sim;
+mod hostile_templates;
 mod kernels;
 mod reference_cases;
 #[path = "../../device/tests/support/mod.rs"]

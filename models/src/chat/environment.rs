@@ -1,14 +1,18 @@
 //! The Jinja environment of chat templates: minijinja made to behave as transformers sets up Jinja2.
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::time::SystemTime;
 
+use minijinja::machinery::{CodeGenerator, Instructions, Vm, WhitespaceConfig, make_string_output, parse};
+use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, ValueKind};
-use minijinja::{Environment, Error, ErrorKind, Value};
-use minijinja_contrib::pycompat::unknown_method_callback;
+use minijinja::{AutoEscape, Environment, Error, ErrorKind, Value};
 
+use super::guard;
 use super::python::{self, Notation, Style};
+use super::rewrite;
 use super::strftime::strftime;
 
 /// Instructions that one rendering may run: hundreds of messages need some ten thousand.
@@ -40,24 +44,83 @@ impl fmt::Display for Raised {
 
 impl std::error::Error for Raised {}
 
-/// An environment with these templates, compiled.
-pub(super) fn compile(templates: Vec<(String, String)>) -> Result<Environment<'static>, Error> {
+/// A checkpoint's templates, compiled; they may be shared between threads.
+pub(super) struct Templates {
+    environment: Environment<'static>,
+    by_name: BTreeMap<String, Template>,
+}
+
+struct Template {
+    source: &'static str,
+    instructions: Instructions<'static>,
+    blocks: BTreeMap<&'static str, Instructions<'static>>,
+}
+
+impl Templates {
+    /// Parses and compiles these templates, so that they render within a budget.
+    pub fn compile(templates: Vec<(String, String)>) -> Result<Templates, Error> {
+        let mut by_name = BTreeMap::new();
+        for (name, template) in templates {
+            by_name.insert(name, Template::compile(&template)?);
+        }
+        Ok(Templates { environment: environment(), by_name })
+    }
+
+    /// Whether there is a template of this name.
+    pub fn has(&self, name: &str) -> bool {
+        self.by_name.contains_key(name)
+    }
+
+    /// The sources of all templates.
+    pub fn sources(&self) -> impl Iterator<Item = &str> {
+        self.by_name.values().map(|template| template.source)
+    }
+
+    /// Renders a template on `input` bytes of variables.
+    pub fn render(&self, name: &str, variables: Value, input: usize) -> Result<String, Error> {
+        let found = self.by_name.get(name);
+        let Template { instructions, blocks, .. } =
+            found.ok_or_else(|| Error::new(ErrorKind::TemplateNotFound, "there is no such template"))?;
+        let mut text = String::new();
+        let mut out = make_string_output(&mut text);
+        let vm = Vm::new(&self.environment);
+        let render = || vm.eval(instructions, variables, blocks, &mut out, AutoEscape::None).map(drop);
+        guard::with_budget(input, render)?;
+        Ok(text)
+    }
+}
+
+impl Template {
+    fn compile(template: &str) -> Result<Template, Error> {
+        // What is compiled points into the source. A program loads few models, and keeps their templates to its end.
+        let source: &'static str = Box::leak(without_generation_tags(template).into_boxed_str());
+        let mut whitespace = WhitespaceConfig::default();
+        (whitespace.trim_blocks, whitespace.lstrip_blocks) = (true, true);
+        let parsed = parse(source, "chat template", SyntaxConfig::default(), whitespace)?;
+        let mut generator = CodeGenerator::new("chat template", source);
+        generator.compile_stmt(&rewrite::stmt(&parsed)?);
+        let (instructions, blocks) = generator.finish();
+        Ok(Template { source, instructions, blocks })
+    }
+}
+
+/// An environment that behaves as transformers sets up Jinja2.
+fn environment() -> Environment<'static> {
     let mut environment = Environment::new();
-    environment.set_trim_blocks(true);
-    environment.set_lstrip_blocks(true);
     environment.set_fuel(Some(INSTRUCTION_BUDGET));
-    environment.set_unknown_method_callback(unknown_method_callback);
+    guard::install(&mut environment);
     // Prompts are no HTML, and values print as Python prints them.
-    environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
-    environment.set_formatter(|out, _, value| out.write_str(&python::str(value)?).map_err(Error::from));
+    environment.set_auto_escape_callback(|_| AutoEscape::None);
+    environment.set_formatter(|out, _, value| {
+        let text = python::str(value)?;
+        guard::charge_text(text.len())?;
+        out.write_str(&text).map_err(Error::from)
+    });
     environment.add_filter("string", |value: Value| python::str(&value).map(Cow::into_owned));
     environment.add_filter("tojson", tojson);
     environment.add_function("raise_exception", raise_exception);
     environment.add_function("strftime_now", |format: Cow<str>| strftime(SystemTime::now(), &format));
-    for (name, template) in templates {
-        environment.add_template_owned(name, without_generation_tags(&template))?;
-    }
-    Ok(environment)
+    environment
 }
 
 fn raise_exception(message: Value) -> Result<Value, Error> {

@@ -1,20 +1,22 @@
 //! Messages become a prompt: the checkpoint's Jinja template, rendered as transformers renders it.
 //!
-//! Templates are small programs from a stranger. They run in a sandbox without files or imports, and with a budget of
-//! instructions, so that one that loops ends with an error. They are compiled and tried when the checkpoint loads: a template that
-//! needs what is not there is refused then, and not at the first request.
+//! Templates are small programs from a stranger. They run in a sandbox without files or imports, within a budget of instructions
+//! and of bytes, so that one that loops or grows ends with an error. They are compiled and tried when the checkpoint loads: a template
+//! that needs what does not exist, or spends its budget on a short conversation, is refused then.
 
 mod environment;
+mod guard;
 mod python;
+mod rewrite;
 mod source;
 mod strftime;
 
-use minijinja::{Environment, ErrorKind, Value as JinjaValue, context};
+use minijinja::{ErrorKind, Value as JinjaValue, context};
 use serde_json::{Map, Value, json};
 
 use crate::error::{LoadError, one_line};
 use crate::files::ModelFiles;
-use environment::Raised;
+use environment::{Raised, Templates};
 use source::TemplateSource;
 
 /// Name of the template for plain conversations.
@@ -62,7 +64,7 @@ pub enum TemplateError {
 
 /// A checkpoint's chat template; may be shared between threads.
 pub struct ChatTemplate {
-    environment: Environment<'static>,
+    templates: Templates,
     /// `bos_token`, `eos_token` and the like, as text.
     special_tokens: Map<String, Value>,
 }
@@ -78,8 +80,8 @@ impl ChatTemplate {
         };
         let unusable =
             |error: minijinja::Error| LoadError::ChatTemplate { file: file.clone(), problem: one_line(error) };
-        let environment = environment::compile(templates).map_err(unusable)?;
-        let template = ChatTemplate { environment, special_tokens };
+        let templates = Templates::compile(templates).map_err(unusable)?;
+        let template = ChatTemplate { templates, special_tokens };
         template.try_out().map_err(unusable)?;
         Ok(Some(template))
     }
@@ -111,7 +113,7 @@ impl ChatTemplate {
 
     /// Whether the source of a template has this text in it: a hint at what the model has learned to write.
     pub fn mentions(&self, text: &str) -> bool {
-        self.environment.templates().any(|(_, template)| template.source().contains(text))
+        self.templates.sources().any(|source| source.contains(text))
     }
 
     fn run(&self, input: &ChatInput) -> Result<String, TemplateError> {
@@ -123,25 +125,24 @@ impl ChatTemplate {
     }
 
     fn evaluate(&self, input: &ChatInput) -> Result<String, minijinja::Error> {
-        let tool_use = input.tools.and_then(|_| self.environment.get_template(TOOL_USE).ok());
-        let template = match tool_use {
-            Some(template) => template,
-            None => self.environment.get_template(DEFAULT)?,
-        };
+        let name = if input.tools.is_some() && self.templates.has(TOOL_USE) { TOOL_USE } else { DEFAULT };
         // A request may replace special tokens, but neither the messages nor the tools: what `context!` names itself wins.
         let mut variables = self.special_tokens.clone();
         variables.extend(input.kwargs.clone());
         variables.entry("documents").or_insert(Value::Null);
-        template.render(context! {
+        let bytes = [input.messages.iter().map(text_bytes).sum(), input.tools.map_or(0, text_bytes)];
+        let bytes = bytes.iter().chain(&variables.values().map(text_bytes).collect::<Vec<_>>()).sum();
+        let variables = context! {
             messages => input.messages,
             tools => input.tools,
             add_generation_prompt => input.add_generation_prompt,
             ..JinjaValue::from_serialize(&variables)
-        })
+        };
+        self.templates.render(name, variables, bytes)
     }
 
     /// Renders conversations of several kinds. What a template says about them is its own affair, and so is any failure that
-    /// depends on their contents; a filter, test, function or method that does not exist is the end.
+    /// depends on their contents; a filter, test, function or method that does not exist is the end, and so is a budget that is spent.
     fn try_out(&self) -> Result<(), minijinja::Error> {
         let user = json!({"role": "user", "content": "Hello"});
         let call = json!({"id": "call00001", "type": "function", "function": {"name": "f", "arguments": {"x": 1}}});
@@ -176,10 +177,23 @@ impl ChatTemplate {
     }
 }
 
-/// Whether a template asked for something that this environment does not have.
+/// Bytes of all texts in a value, and some for every other part of it.
+fn text_bytes(value: &Value) -> usize {
+    const PART: usize = 16;
+    match value {
+        Value::String(text) => PART + text.len(),
+        Value::Array(items) => PART + items.iter().map(text_bytes).sum::<usize>(),
+        Value::Object(fields) => {
+            PART + fields.iter().map(|(name, value)| name.len() + text_bytes(value)).sum::<usize>()
+        }
+        _ => PART,
+    }
+}
+
+/// Whether a template asked for something that this environment does not have, or spent its budget on a short conversation.
 fn is_beyond_us(error: &minijinja::Error) -> bool {
-    use ErrorKind::{UnknownFilter, UnknownFunction, UnknownMethod, UnknownTest};
-    matches!(error.kind(), UnknownFilter | UnknownFunction | UnknownMethod | UnknownTest)
+    use ErrorKind::{OutOfFuel, UnknownFilter, UnknownFunction, UnknownMethod, UnknownTest};
+    matches!(error.kind(), OutOfFuel | UnknownFilter | UnknownFunction | UnknownMethod | UnknownTest)
 }
 
 /// A message's thoughts go by several names; templates read `reasoning_content`, a few `thinking`.
