@@ -2,11 +2,17 @@
 
 use std::time::{Duration, Instant};
 
+use crate::common::slow::slow;
 use crate::common::{config, request};
 use engine::{AsyncEngine, Delta, EngineConfig, Event, FinishReason, SubmitError};
 
 fn start() -> AsyncEngine {
     AsyncEngine::start(config(64), &|_, _| {}).unwrap()
+}
+
+/// An engine on which 400 tokens take seconds: what is done to a request finds it running.
+fn start_slow() -> AsyncEngine {
+    AsyncEngine::start(slow(config(64)), &|_, _| {}).unwrap()
 }
 
 fn wait(what: &str, until: impl Fn() -> bool) {
@@ -51,7 +57,7 @@ fn streams_of_concurrent_requests_carry_their_own_tokens_to_the_end() {
 
 #[test]
 fn dropping_a_stream_cancels_its_request_and_frees_the_blocks() {
-    let engine = start();
+    let engine = start_slow();
     let mut stream = submit(&engine, request(1, 10, 400, 1)).unwrap();
     assert!(matches!(stream.next_blocking(), Some(Event::Started { cached_tokens: 0 })));
     wait("running", || engine.stats().num_running == 1);
@@ -72,12 +78,12 @@ fn draining_refuses_new_requests_and_finishes_running_ones() {
 
 #[test]
 fn health_follows_the_engine_thread() {
-    let engine = start();
-    assert!(engine.is_healthy(Duration::from_secs(5)));
+    let engine = start_slow();
+    assert!(engine.is_healthy(Duration::from_secs(60)));
     let stream = submit(&engine, request(1, 10, 400, 1)).unwrap();
     engine.shutdown();
     assert!(deltas(stream).iter().all(|d| d.finish.is_none()), "a stream that the engine leaves has no finish");
-    wait("the thread to end", || !engine.is_healthy(Duration::from_secs(5)));
+    wait("the thread to end", || !engine.is_healthy(Duration::from_secs(60)));
     assert_eq!(submit(&engine, request(2, 10, 5, 1)).err(), Some(SubmitError::Closed));
 }
 
@@ -107,9 +113,7 @@ fn a_reader_that_falls_behind_loses_its_request_and_nobody_else_does() {
         tokens += if let Event::Delta(delta) = event { delta.tokens.len() } else { 0 };
     }
     assert!(read.fell_behind() || tokens == 50, "whoever reads gets everything, unless this thread slept");
-    while engine.num_unfinished() > 0 {
-        std::thread::yield_now();
-    }
+    wait("the unread request to be dropped", || engine.num_unfinished() == 0);
     assert!(unread.fell_behind());
     let mut events = 0;
     while unread.next_blocking().is_some() {
@@ -143,7 +147,7 @@ fn a_stream_knows_when_its_request_left_the_queue_and_when_each_event_was_made()
 #[test]
 fn whoever_watches_sees_a_request_and_its_blocks_come_and_go() {
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-    let engine = start();
+    let engine = start_slow();
     runtime.block_on(async {
         let mut watcher = engine.watch();
         let idle = watcher.next().await.unwrap();

@@ -4,6 +4,7 @@
 
 pub mod cases;
 pub mod noop;
+pub mod slow;
 
 use engine::{EngineConfig, GenerationParams, GenerationRequest, Llm, ModelSource, SamplingParams};
 use serde_json::Value;
