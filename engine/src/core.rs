@@ -188,15 +188,13 @@ impl Engine {
         let id = RequestId(self.next_id);
         self.scheduler
             .submit(Request {
-                id,
-                prompt: request.prompt.clone(),
                 n: beam.map_or(samples, |beam| beam.width),
-                // A request for no token still takes one step: its prompt is computed.
-                max_tokens: params.max_tokens.unwrap_or(room).max(1),
                 priority: request.priority,
                 cache_salt: request.cache_salt.clone(),
                 read_prefix_cache: params.prompt_logprobs.is_none() && params.pooling != Some(Pooling::Mean),
                 beam_search: beam.is_some(),
+                // A request for no token still takes one step: its prompt is computed.
+                ..Request::new(id, request.prompt.clone(), params.max_tokens.unwrap_or(room).max(1))
             })
             .map_err(|refusal| refused(params, &refusal))?;
         self.next_id += 1;

@@ -300,12 +300,14 @@ impl Executor {
                     MemOp::SwapOut { src, dst } => self.pairs.push((src.0, dst.0)),
                     MemOp::SwapIn { src, dst } => self.pairs.push((src.0, dst.0)),
                     MemOp::Poison { .. } => {}
+                    other => return Err(unknown(other)),
                 }
             }
             match run[0] {
                 MemOp::SwapOut { .. } => self.swap(Direction::Out)?,
                 MemOp::SwapIn { .. } => self.swap(Direction::In)?,
                 MemOp::Copy { .. } | MemOp::Poison { .. } => self.operate(run)?,
+                other => return Err(unknown(other)),
             }
         }
         Ok(())
@@ -363,4 +365,9 @@ impl Executor {
     fn poison(&mut self, block: BlockId, from_slot: usize) -> Result<(), KernelError> {
         self.caches.iter_mut().try_for_each(|cache| cache.poison(&*self.device, block.index(), from_slot))
     }
+}
+
+/// The error of a memory operation that this executor can not apply. To skip one would leave wrong contents behind.
+fn unknown(op: MemOp) -> KernelError {
+    KernelError::Unsupported { variant: "memory", found: op.to_string() }
 }

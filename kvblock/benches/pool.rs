@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use criterion::measurement::WallTime;
 use criterion::{BenchmarkGroup, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use kvblock::{BlockPool, BlockTable, ExtraKeys, PoolConfig, Prompt};
+use kvblock::{BlockPool, BlockTable, PoolConfig, Prompt};
 
 const SIZES: [usize; 3] = [1 << 10, 1 << 16, 1 << 20];
 const BLOCK_SIZE: usize = 16;
@@ -19,7 +19,7 @@ fn pool(num_blocks: usize) -> BlockPool {
 }
 
 fn prompt(tokens: &[u32]) -> Prompt<'_> {
-    Prompt { tokens, salt: None, read_cache: true }
+    Prompt::new(tokens)
 }
 
 /// `blocks` blocks of tokens that no other `kind` has.
@@ -49,7 +49,7 @@ fn churn(pool: &mut BlockPool, spare: usize, cached: bool) {
         let tokens = tokens(kind, 8);
         let mut table = open(pool, &tokens);
         if cached {
-            pool.commit(&mut table, tokens.len());
+            pool.commit(&mut table, tokens.len()).unwrap();
         }
         tables.push(table);
     }
@@ -74,11 +74,11 @@ fn take_and_return(c: &mut Criterion) {
         let new = vec![1; BLOCKS * BLOCK_SIZE];
         let mut table = open(&mut pool, &[1]);
         pool.append(&mut table, &new[1..]).unwrap();
-        pool.truncate(&mut table, 0);
+        pool.truncate(&mut table, 0).unwrap();
         group.bench_with_input(BenchmarkId::from_parameter(size), &size, |b, _| {
             b.iter(|| {
                 pool.append(&mut table, black_box(&new)).unwrap();
-                pool.truncate(&mut table, 0);
+                pool.truncate(&mut table, 0).unwrap();
             });
         });
         pool.release(table);
@@ -103,7 +103,7 @@ fn evict(c: &mut Criterion) {
                     let start = Instant::now();
                     pool.append(&mut table, &tokens).unwrap();
                     spent += start.elapsed();
-                    pool.commit(&mut table, tokens.len());
+                    pool.commit(&mut table, tokens.len()).unwrap();
                     pool.release(table);
                 }
                 spent
@@ -124,7 +124,7 @@ fn append(c: &mut Criterion) {
             let mut pool = pool(size);
             churn(&mut pool, 0, false);
             let mut tables: Vec<BlockTable> = (0..256).map(|kind| open(&mut pool, &tokens(kind, 3)[..START])).collect();
-            tables.iter_mut().for_each(|table| pool.commit(table, START));
+            tables.iter_mut().for_each(|table| pool.commit(table, START).unwrap());
             let mut token = 0;
             group.bench_with_input(BenchmarkId::from_parameter(size), &size, |b, _| {
                 b.iter_custom(|rounds| {
@@ -132,14 +132,14 @@ fn append(c: &mut Criterion) {
                     for _ in 0..rounds {
                         token += 1;
                         if tables[0].len() == 4 * BLOCK_SIZE {
-                            tables.iter_mut().for_each(|table| pool.truncate(table, START));
+                            tables.iter_mut().for_each(|table| pool.truncate(table, START).unwrap());
                         }
                         let start = Instant::now();
                         for table in &mut tables {
                             pool.append(table, black_box(&[token])).unwrap();
                             if commits {
                                 let len = table.len();
-                                pool.commit(table, len);
+                                pool.commit(table, len).unwrap();
                             }
                         }
                         spent += start.elapsed();
@@ -166,12 +166,12 @@ fn lookup(c: &mut Criterion) {
             let tokens = tokens(0, (PROMPT / BLOCK_SIZE).min(size));
             churn(&mut pool, tokens.len() / BLOCK_SIZE, true);
             let mut table = open(&mut pool, &tokens);
-            pool.commit(&mut table, tokens.len());
+            pool.commit(&mut table, tokens.len()).unwrap();
             pool.release(table);
-            let hashes =
-                if hashed { pool.hash_prompt(prompt(&tokens), ExtraKeys::default()) } else { Default::default() };
+            let hashes = hashed.then(|| pool.hash_prompt(prompt(&tokens)));
+            let prompt = Prompt { hashes: hashes.as_ref(), ..prompt(&tokens) };
             group.bench_with_input(BenchmarkId::from_parameter(size), &size, |b, _| {
-                b.iter(|| black_box(pool.admit_with(prompt(&tokens), ExtraKeys::default(), &hashes).cached_tokens()));
+                b.iter(|| black_box(pool.admit(prompt).cached_tokens()));
             });
         }
     }
@@ -184,7 +184,7 @@ fn fork(c: &mut Criterion) {
         let mut pool = pool(size);
         churn(&mut pool, 0, false);
         let mut table = open(&mut pool, &tokens(0, 64));
-        pool.commit(&mut table, 64 * BLOCK_SIZE);
+        pool.commit(&mut table, 64 * BLOCK_SIZE).unwrap();
         group.bench_with_input(BenchmarkId::from_parameter(size), &size, |b, _| {
             b.iter(|| {
                 let fork = pool.fork(black_box(&table)).unwrap();
@@ -207,7 +207,7 @@ fn pressure(c: &mut Criterion) {
                 kind += 1;
                 let tokens = tokens(kind, 64);
                 let mut table = open(&mut pool, &tokens);
-                pool.commit(&mut table, tokens.len());
+                pool.commit(&mut table, tokens.len()).unwrap();
                 pool.release(table);
             });
         });

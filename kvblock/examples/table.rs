@@ -10,7 +10,7 @@ fn tokens(text: &str) -> Vec<u32> {
 }
 
 fn prompt(tokens: &[u32]) -> Prompt<'_> {
-    Prompt { tokens, salt: None, read_cache: true }
+    Prompt::new(tokens)
 }
 
 /// One line per table and one for the pool: `*` marks a cached block, `xN` one of N owners.
@@ -35,6 +35,7 @@ fn show(pool: &mut BlockPool, what: &str, tables: &[(&str, &BlockTable)]) {
             MemOp::Poison { block, from_slot } => println!("  order  poison {block} from slot {from_slot}"),
             MemOp::SwapOut { src, dst } => println!("  order  copy {src} out to {dst}"),
             MemOp::SwapIn { src, dst } => println!("  order  copy {src} back to {dst}"),
+            other => println!("  order  {other}"),
         }
     }
 }
@@ -48,18 +49,18 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     let text = tokens("paged memory");
     let mut a = pool.admit(prompt(&text)).open(0)?;
-    pool.commit(&mut a, text.len());
+    pool.commit(&mut a, text.len())?;
     show(&mut pool, "A is computed: its three full blocks can be found", &[("A", &a)]);
 
     pool.append(&mut a, &tokens("!?"))?;
-    pool.commit(&mut a, 14);
+    pool.commit(&mut a, 14)?;
     let mut b = pool.fork(&a)?;
     show(&mut pool, "A grows by two tokens, and B is forked: all is shared", &[("A", &a), ("B", &b)]);
 
     pool.append(&mut b, &tokens("b"))?;
-    pool.commit(&mut b, 15);
+    pool.commit(&mut b, 15)?;
     pool.append(&mut a, &tokens("a"))?;
-    pool.commit(&mut a, 15);
+    pool.commit(&mut a, 15)?;
     show(&mut pool, "Both write: B copies the shared tail first, A then owns it alone", &[("A", &a), ("B", &b)]);
 
     let mut away = vec![b];
@@ -81,12 +82,12 @@ fn main() -> Result<(), Box<dyn Error>> {
         admission.miss()
     );
     let mut c = admission.open(0)?;
-    pool.commit(&mut c, text.len());
+    pool.commit(&mut c, text.len())?;
     show(&mut pool, "C shares the first block with what A left behind", &[("C", &c)]);
 
     let text = tokens("something else, long");
     let mut d = pool.admit(prompt(&text)).open(0)?;
-    pool.commit(&mut d, text.len());
+    pool.commit(&mut d, text.len())?;
     show(
         &mut pool,
         "D needs five blocks: the free ones first, then the tail of A's chain is evicted",

@@ -19,20 +19,52 @@ use std::panic::Location;
 use std::sync::Arc;
 
 use crate::hash::PrefixHash;
-use crate::key::{ExtraKeys, PrefixKey};
+use crate::key::{Media, PrefixKey};
 use crate::prefix::{Content, Found, Parent};
 use crate::table::GroupTable;
 use crate::{BlockId, BlockPool, BlockTable, CacheGroup, NoSpace};
 
-/// A sequence to be given slots.
+/// A sequence to be given slots. Start from [`Prompt::new`] and change what differs, so that new fields break nothing.
+///
+/// ```
+/// # use kvblock::Prompt;
+/// let salted = Prompt { salt: Some("tenant"), ..Prompt::new(&[1, 2, 3]) };
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Prompt<'a> {
     /// All known tokens.
     pub tokens: &'a [u32],
     /// Blocks are shared only between prompts of the same salt.
     pub salt: Option<&'a str>,
+    /// Name or id of the adapter (LoRA) that computes the sequence. Blocks are shared only under the same one.
+    pub adapter: Option<&'a str>,
+    /// Images, sounds and other inputs that stand for some of the tokens. Blocks that hold their placeholders are shared
+    /// only where these agree.
+    pub media: &'a [Media],
     /// `false` computes every token; the blocks are stored for others nevertheless.
     pub read_cache: bool,
+    /// The names of the prompt's prefixes, if they are at hand. They only guide a lookup: those of another prompt lead
+    /// to a miss, never to a wrong hit.
+    pub hashes: Option<&'a PromptHashes>,
+}
+
+impl<'a> Prompt<'a> {
+    /// A prompt that depends on its tokens alone and reads the cache.
+    pub fn new(tokens: &'a [u32]) -> Prompt<'a> {
+        Prompt { tokens, salt: None, adapter: None, media: &[], read_cache: true, hashes: None }
+    }
+}
+
+/// What a prompt would find and cost now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Lookup {
+    /// Leading tokens that would not be computed.
+    pub cached_tokens: usize,
+    /// Blocks that would leave the free list: new ones, and cached ones that would be owned again.
+    pub blocks_needed: usize,
+    /// Why not more was found; `None` if every usable block was found or prefix caching is off.
+    pub miss: Option<MissReason>,
 }
 
 /// Why a lookup stopped before the last block it could have used.
@@ -50,8 +82,7 @@ pub enum MissReason {
     Collision,
 }
 
-/// The names of a prompt's prefixes, computed once for all lookups of a waiting request. They only guide the lookup:
-/// those of another prompt lead to a miss, never to a wrong hit.
+/// The names of a prompt's prefixes, computed once by [`BlockPool::hash_prompt`] for all lookups of a waiting request.
 #[derive(Clone, Debug, Default)]
 pub struct PromptHashes(Vec<PrefixHash>);
 
@@ -76,53 +107,53 @@ pub(crate) struct Hit {
 }
 
 impl BlockPool {
-    /// Looks up the longest cached prefix of a prompt. Changes nothing until [`Admission::open`].
+    /// Looks up the longest cached prefix of a prompt, to open a table on it. Changes nothing until [`Admission::open`].
     ///
     /// The last token is never taken from the cache: its row gives the next token, so it has to be computed.
-    pub fn admit<'a>(&'a mut self, prompt: Prompt<'a>) -> Admission<'a> {
-        self.admit_with(prompt, ExtraKeys::default(), &PromptHashes::default())
-    }
-
-    /// As [`admit`](BlockPool::admit), for a sequence that depends on more than its tokens, and with its hashes at
-    /// hand; the default of either says nothing.
     ///
     /// ```
-    /// # use kvblock::{BlockPool, ExtraKeys, PoolConfig, Prompt};
+    /// # use kvblock::{BlockPool, PoolConfig, Prompt};
     /// # let mut pool = BlockPool::new(PoolConfig::new(8, 4))?;
-    /// let prompt = Prompt { tokens: &[1, 2, 3, 4, 5], salt: None, read_cache: true };
-    /// let french = ExtraKeys { adapter: Some("french"), ..ExtraKeys::default() };
-    /// let hashes = pool.hash_prompt(prompt, french);
-    /// let mut table = pool.admit_with(prompt, french, &hashes).open(0)?;
-    /// pool.commit(&mut table, 5);
-    /// assert_eq!(pool.admit_with(prompt, french, &hashes).cached_tokens(), 4);
-    /// assert_eq!(pool.admit(prompt).cached_tokens(), 0);
+    /// let french = Prompt { adapter: Some("french"), ..Prompt::new(&[1, 2, 3, 4, 5]) };
+    /// let hashes = pool.hash_prompt(french);
+    /// let french = Prompt { hashes: Some(&hashes), ..french };
+    /// let mut table = pool.admit(french).open(0)?;
+    /// pool.commit(&mut table, 5)?;
+    /// assert_eq!(pool.admit(french).cached_tokens(), 4);
+    /// assert_eq!(pool.admit(Prompt::new(&[1, 2, 3, 4, 5])).cached_tokens(), 0);
     /// # pool.release(table);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn admit_with<'a>(
-        &'a mut self,
-        prompt: Prompt<'a>,
-        extra: ExtraKeys<'_>,
-        hashes: &PromptHashes,
-    ) -> Admission<'a> {
-        let key = PrefixKey::new(&prompt, extra);
+    pub fn admit<'a>(&'a mut self, prompt: Prompt<'a>) -> Admission<'a> {
+        let key = PrefixKey::new(&prompt);
+        let (hit, miss) = self.find_prefix(&prompt, key.as_ref());
+        Admission { pool: self, prompt, key, hit, miss }
+    }
+
+    /// Says what [`admit`](BlockPool::admit) would find, without borrowing the pool for longer than this call.
+    pub fn lookup(&self, prompt: Prompt<'_>) -> Lookup {
+        let (hit, miss) = self.find_prefix(&prompt, PrefixKey::new(&prompt).as_ref());
+        let blocks_needed = self.blocks_to_open(&hit, prompt.tokens.len());
+        Lookup { cached_tokens: hit.len * self.block_size, blocks_needed, miss }
+    }
+
+    /// The names of all prefixes of a prompt that could be looked up; empty with prefix caching off.
+    pub fn hash_prompt(&self, prompt: Prompt<'_>) -> PromptHashes {
+        let Some(index) = &self.index else { return PromptHashes::default() };
+        PromptHashes(index.names(PrefixKey::new(&prompt).as_deref(), prompt.tokens))
+    }
+
+    fn find_prefix(&self, prompt: &Prompt<'_>, key: Option<&Arc<PrefixKey>>) -> (Hit, Option<MissReason>) {
         let usable = &prompt.tokens[..prompt.tokens.len().saturating_sub(1)];
-        let (hit, miss) = if self.index.is_none() {
+        if self.index.is_none() {
             (Hit::default(), None)
         } else if !prompt.read_cache {
             (Hit::default(), Some(MissReason::NotRead))
         } else if usable.len() < self.block_size {
             (Hit::default(), Some(MissReason::ShorterThanBlock))
         } else {
-            self.longest_common(usable, key.as_ref(), &hashes.0)
-        };
-        Admission { pool: self, prompt, key, hit, miss }
-    }
-
-    /// The names of all prefixes of a prompt that could be looked up; empty with prefix caching off.
-    pub fn hash_prompt(&self, prompt: Prompt<'_>, extra: ExtraKeys<'_>) -> PromptHashes {
-        let Some(index) = &self.index else { return PromptHashes::default() };
-        PromptHashes(index.names(PrefixKey::new(&prompt, extra).as_deref(), prompt.tokens))
+            self.longest_common(usable, key, prompt.hashes.map_or(&[], |hashes| &hashes.0))
+        }
     }
 
     /// The longest prefix that every group can serve.
@@ -164,7 +195,7 @@ impl BlockPool {
         let Some(index) = &self.index else { return (hit, None) };
         let mut parent = None;
         for (k, tokens) in tokens.chunks_exact(self.block_size).enumerate() {
-            let content = Content { parent, key, tokens };
+            let content = Content { parent, key, start: k * self.block_size, tokens };
             let name = names.get(k).copied().unwrap_or_else(|| index.name(content));
             let (mut vouched, mut miss) = (chain.get(k).copied(), None);
             for (g, kind) in self.groups.iter().enumerate() {

@@ -2,7 +2,7 @@
 //!
 //! For tests and for a server that suspects itself; costs a pass over the pool and over all tokens of the tables.
 
-use crate::prefix::{Content, PrefixIndex};
+use crate::prefix::PrefixIndex;
 use crate::sequence::prefix_before;
 use crate::{AuditError, BlockId, BlockPool, BlockTable, GroupTable, Swapped};
 
@@ -103,7 +103,7 @@ fn audit_block(index: &PrefixIndex, table: &BlockTable, k: usize) -> Result<(), 
         let block = table.groups().iter().find_map(|g| g.entry(k)).unwrap_or(BlockId(0));
         return Err(AuditError::Prefix { block, what: "the block before it is not indexed" });
     };
-    let content = Content { parent, key: table.key.as_ref(), tokens: table.block_tokens(k) };
+    let content = table.content(k, parent);
     for (g, group) in table.groups().iter().enumerate() {
         if let Some(block) = group.entry(k) {
             index.verify(g, block, content).map_err(|what| AuditError::Prefix { block, what })?;

@@ -2,9 +2,10 @@
 
 use crate::PoolError;
 
-/// Layers that share one block table per sequence, because they look at the same positions.
+/// Layers that share one block table per sequence, because they look at the same positions. There may be more kinds later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
 pub enum CacheGroup {
     /// Every position before the query's is read.
     Full,
@@ -39,8 +40,8 @@ pub struct PoolConfig {
     pub block_size: usize,
     /// Keep the blocks of finished sequences and share equal prefixes.
     pub prefix_caching: bool,
-    /// Key of the prefix hash; `None` takes the process's randomness. Replicas that shall name prefixes alike
-    /// need the same.
+    /// Key of the prefix hash; `None` draws a random one. Replicas that must give equal prefixes equal names need
+    /// equal seeds.
     pub hash_seed: Option<u64>,
     /// Bits of hash, 1 to 128. Less than 128 only forces collisions, for tests: results stay right, lookups
     /// get slower.

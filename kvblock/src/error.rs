@@ -33,11 +33,11 @@ pub enum TableError {
         /// All of its tokens.
         len: usize,
     },
-    /// More tokens are said to be computed, or to be kept, than there are.
+    /// A commit or a truncation names more tokens than the table has, or a pin more than are committed.
     BeyondEnd {
-        /// What was asked for.
+        /// Number of tokens that the call names.
         wanted: usize,
-        /// What there is.
+        /// Number of tokens that it may name at most.
         len: usize,
     },
     /// The pool, or its host tier, has no block of this id.
@@ -74,7 +74,7 @@ pub enum PoolError {
         /// What the configuration says.
         found: usize,
     },
-    /// The hash has no bits, or more than it has.
+    /// The number of hash bits is not between 1 and 128.
     HashBits {
         /// What the configuration says.
         found: u32,
@@ -172,7 +172,7 @@ impl Display for TableError {
                 write!(f, "{committed} of {len} tokens are committed; commit or truncate before forking")
             }
             TableError::BeyondEnd { wanted, len } => {
-                write!(f, "{wanted} tokens named, the table has {len} for that; append or commit first")
+                write!(f, "{wanted} tokens: expected at most {len}; append or commit them first")
             }
             TableError::NoSuchBlock { id, blocks } => {
                 write!(

@@ -1,15 +1,16 @@
 //! The name of a prefix: a chained, keyed 128-bit hash.
 //!
-//! `name(block k) = SipHash-1-3-128(key, name(block k-1), prefix key if k = 0, tokens of block k)`. Every field is
-//! written as a tag, its length and its bytes, so that no two different lists of fields are the same input.
+//! `name(block k) = SipHash-1-3-128(key, name(block k-1), key of block k, tokens of block k)`, where the key of a block is
+//! its part of the sequence's [`PrefixKey`](crate::PrefixKey). Every field is written as a tag, its length and its bytes, so that no two different lists of fields are the same input.
 //! The key is random per process unless a seed is given, so a client can not search for colliding prompts.
 //! The name only *finds* candidates; [`crate::prefix`] compares what they hold.
 
+use std::cell::Cell;
 use std::hash::{BuildHasher, Hasher, RandomState};
 
 use siphasher::sip128::{Hasher128, SipHasher13};
 
-use crate::key::PrefixKey;
+use crate::key::BlockKey;
 
 /// The name of a prefix that ends with a full block, as block events carry it. Pools of one seed name alike.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -24,19 +25,22 @@ enum Tag {
     Tokens = 3,
     Adapter = 4,
     Media = 5,
+    MediaPositions = 6,
 }
 
 /// The keyed hash of one pool.
 pub(crate) struct PrefixHasher {
     seed: u64,
     mask: u128,
+    /// Calls of [`PrefixHasher::name`].
+    pub hashed: Cell<u64>,
 }
 
 impl PrefixHasher {
     /// `bits` (1 to 128) of hash under a key made from `seed`, or from the process's randomness.
     pub fn new(seed: Option<u64>, bits: u32) -> PrefixHasher {
         let seed = seed.unwrap_or_else(|| RandomState::new().build_hasher().finish());
-        PrefixHasher { seed, mask: u128::MAX >> (128 - bits) }
+        PrefixHasher { seed, mask: u128::MAX >> (128 - bits), hashed: Cell::new(0) }
     }
 
     /// The seed in use.
@@ -44,22 +48,25 @@ impl PrefixHasher {
         self.seed
     }
 
-    /// Name of the prefix that ends with `tokens`; `parent` is the name of what stands before, and only a
-    /// first block has a key.
-    pub fn name(&self, parent: Option<PrefixHash>, key: Option<&PrefixKey>, tokens: &[u32]) -> PrefixHash {
+    /// Name of the prefix that ends with the block of these tokens and this key; `parent` is the name of what stands
+    /// before.
+    pub fn name(&self, parent: Option<PrefixHash>, key: BlockKey<'_>, tokens: &[u32]) -> PrefixHash {
+        self.hashed.set(self.hashed.get() + 1);
         // SipHash wants 128 bits of key; the second word only has to be another function of the seed.
         let mut hasher = SipHasher13::new_with_keys(self.seed, self.seed.rotate_left(32) ^ 0x9e37_79b9_7f4a_7c15);
         if let Some(parent) = parent {
             write_field(&mut hasher, Tag::Parent, &parent.0.to_le_bytes());
         }
-        if let Some(key) = key {
-            let texts = [(Tag::Salt, &key.salt), (Tag::Adapter, &key.adapter)];
-            for (tag, text) in texts.into_iter().filter_map(|(tag, text)| Some((tag, text.as_ref()?))) {
+        for (tag, text) in [Tag::Salt, Tag::Adapter].into_iter().zip(key.texts()) {
+            if let Some(text) = text {
                 write_field(&mut hasher, tag, text.as_bytes());
             }
-            for digest in &key.media {
-                write_field(&mut hasher, Tag::Media, digest);
-            }
+        }
+        for (digest, start, end) in key.media() {
+            write_field(&mut hasher, Tag::Media, digest);
+            open_field(&mut hasher, Tag::MediaPositions, 16);
+            hasher.write(&(start as u64).to_le_bytes());
+            hasher.write(&(end as u64).to_le_bytes());
         }
         open_field(&mut hasher, Tag::Tokens, 4 * tokens.len());
         // In pieces of a cache line: the hasher is much slower with four bytes at a time.
@@ -88,10 +95,18 @@ fn open_field(hasher: &mut SipHasher13, tag: Tag, bytes: usize) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{Media, PrefixKey};
 
+    /// The media have one placeholder token each, one after the other.
     fn key(salt: Option<&str>, adapter: Option<&str>, media: &[&[u8]]) -> PrefixKey {
-        let media = media.iter().map(|m| m.to_vec()).collect();
+        let media = media.iter().enumerate().map(|(start, m)| Media { digest: m.to_vec(), start, len: 1 }).collect();
         PrefixKey { salt: salt.map(str::to_owned), adapter: adapter.map(str::to_owned), media }
+    }
+
+    const NONE: BlockKey<'static> = BlockKey::none();
+
+    fn first(key: &PrefixKey) -> BlockKey<'_> {
+        BlockKey::new(Some(key), 0..4)
     }
 
     #[test]
@@ -99,8 +114,8 @@ mod tests {
         let random = PrefixHasher::new(None, 128);
         let replica = PrefixHasher::new(Some(random.seed()), 128);
         let other = PrefixHasher::new(Some(random.seed() ^ 1), 128);
-        assert_eq!(random.name(None, None, &[1, 2]), replica.name(None, None, &[1, 2]));
-        assert_ne!(random.name(None, None, &[1, 2]), other.name(None, None, &[1, 2]));
+        assert_eq!(random.name(None, NONE, &[1, 2]), replica.name(None, NONE, &[1, 2]));
+        assert_ne!(random.name(None, NONE, &[1, 2]), other.name(None, NONE, &[1, 2]));
         assert_ne!(random.seed(), PrefixHasher::new(None, 128).seed());
     }
 
@@ -119,17 +134,19 @@ mod tests {
             key(Some(text), None, &[]),
             key(None, Some(text), &[]),
             key(None, None, &[text.as_bytes()]),
+            PrefixKey { media: vec![Media { digest: text.into(), start: 0, len: 2 }], ..key(None, None, &[]) },
+            PrefixKey { media: vec![Media { digest: text.into(), start: 1, len: 1 }], ..key(None, None, &[]) },
             key(None, None, &halves),
             key(Some("sixteen "), Some("bytes ab"), &[]),
             key(Some("sixteen"), Some(" bytes ab"), &[]),
             key(Some("sixteen "), None, &[b"bytes ab"]),
         ];
-        let mut names: Vec<PrefixHash> = keys.iter().map(|k| hasher.name(None, Some(k), &tokens)).collect();
-        names.push(hasher.name(None, Some(&keys[3]), &[]));
-        names.push(hasher.name(None, None, &tokens));
-        names.push(hasher.name(Some(parent), None, &tokens));
-        names.push(hasher.name(Some(PrefixHash(0)), None, &tokens));
-        names.push(hasher.name(Some(parent), None, &[]));
+        let mut names: Vec<PrefixHash> = keys.iter().map(|k| hasher.name(None, first(k), &tokens)).collect();
+        names.push(hasher.name(None, first(&keys[3]), &[]));
+        names.push(hasher.name(None, NONE, &tokens));
+        names.push(hasher.name(Some(parent), NONE, &tokens));
+        names.push(hasher.name(Some(PrefixHash(0)), NONE, &tokens));
+        names.push(hasher.name(Some(parent), NONE, &[]));
         let count = names.len();
         names.sort_unstable();
         names.dedup();
@@ -140,18 +157,37 @@ mod tests {
     fn long_blocks_depend_on_every_token_and_their_order() {
         let hasher = PrefixHasher::new(Some(7), 128);
         let tokens: Vec<u32> = (0..50).collect();
-        let name = hasher.name(None, None, &tokens);
+        let name = hasher.name(None, NONE, &tokens);
         for i in 0..49 {
             let mut other = tokens.clone();
             other.swap(i, i + 1);
-            assert_ne!(hasher.name(None, None, &other), name);
+            assert_ne!(hasher.name(None, NONE, &other), name);
         }
-        assert_ne!(hasher.name(None, None, &tokens[..49]), name);
+        assert_ne!(hasher.name(None, NONE, &tokens[..49]), name);
     }
 
     #[test]
     fn a_narrow_hash_stays_within_its_bits() {
         let hasher = PrefixHasher::new(Some(1), 4);
-        assert!((0..100).all(|t| hasher.name(None, None, &[t]).0 < 16));
+        assert!((0..100).all(|t| hasher.name(None, NONE, &[t]).0 < 16));
+    }
+
+    #[test]
+    fn a_block_depends_on_the_media_that_have_placeholders_in_it() {
+        let media = |start, len| Media { digest: b"image".to_vec(), start, len };
+        let with = |media: &[Media]| PrefixKey { salt: None, adapter: None, media: media.to_vec() };
+        let one = with(&[media(3, 3)]);
+        fn part(key: &PrefixKey, k: usize) -> BlockKey<'_> {
+            BlockKey::new(Some(key), 4 * k..4 * k + 4)
+        }
+        assert!(part(&one, 2).is_empty() && !part(&one, 0).is_empty() && !part(&one, 1).is_empty());
+        assert!(part(&one, 2) == BlockKey::none() && part(&one, 1) != BlockKey::none());
+        let longer = with(&[media(3, 9), media(13, 1)]);
+        assert!(part(&one, 0) == part(&longer, 0), "the first block holds one placeholder of either");
+        assert!(part(&one, 1) != part(&longer, 1));
+        assert!(part(&one, 1) != part(&with(&[media(4, 2)]), 1), "other rows of the image");
+        assert!(part(&with(&[media(4, 0)]), 1).is_empty());
+        let salted = PrefixKey { salt: Some("s".into()), ..one.clone() };
+        assert!(part(&salted, 0) != part(&one, 0) && part(&salted, 1) == part(&one, 1), "the chain knows the salt");
     }
 }

@@ -1,44 +1,108 @@
 //! What besides its tokens a prefix must agree in to be shared.
 //!
-//! The key belongs to the whole sequence and enters the hash at its first block only; all others follow by the chain.
+//! Salt and adapter belong to the whole sequence: they enter the hash of its first block, and all later blocks follow by
+//! the chain. Media belong to positions: a block depends on those whose placeholder tokens it holds, as in vLLM. So a
+//! conversation that adds an image still finds the blocks before that image.
+//!
+//! ```text
+//! tokens      | t0 t1 t2 t3 | t4 i  i  i  | i  i  t10 t11 | t12 j  j  t15 |     i, j: placeholders of two images
+//! key of it     salt,         image i       image i         image j
+//!               adapter       from 5 on     from 5 on       from 13 on
+//! ```
+//!
 //! Each kind of field has a tag of its own in the hash and a field of its own in the comparison, so an adapter
 //! can not pass for a salt of the same spelling.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use crate::Prompt;
 
-/// What a sequence's keys and values depend on besides its tokens. The default is: nothing.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ExtraKeys<'a> {
-    /// Name or id of the adapter (LoRA) that computes the sequence.
-    pub adapter: Option<&'a str>,
-    /// One digest per image, sound or other input that stands for placeholder tokens, in order.
-    pub media: &'a [&'a [u8]],
+/// An image, a sound or another input that stands for placeholder tokens of a prompt.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct Media {
+    /// Identifies the contents: equal digests mean equal inputs.
+    pub digest: Vec<u8>,
+    /// Position of its first placeholder token.
+    pub start: usize,
+    /// Number of its placeholder tokens. Without any it has no influence.
+    pub len: usize,
 }
 
-/// The owned form of a salt and [`ExtraKeys`], as block events carry it.
+/// What a sequence's keys and values depend on besides its tokens, as block events carry it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct PrefixKey {
     /// [`Prompt::salt`].
     pub salt: Option<String>,
-    /// [`ExtraKeys::adapter`].
+    /// [`Prompt::adapter`].
     pub adapter: Option<String>,
-    /// [`ExtraKeys::media`].
-    pub media: Vec<Vec<u8>>,
+    /// [`Prompt::media`], in order of position.
+    pub media: Vec<Media>,
 }
 
 impl PrefixKey {
     /// The key of a prompt; `None` if it depends on its tokens alone.
-    pub(crate) fn new(prompt: &Prompt<'_>, extra: ExtraKeys<'_>) -> Option<Arc<PrefixKey>> {
-        if prompt.salt.is_none() && extra == ExtraKeys::default() {
+    pub(crate) fn new(prompt: &Prompt<'_>) -> Option<Arc<PrefixKey>> {
+        let &Prompt { salt, adapter, media, .. } = prompt;
+        if salt.is_none() && adapter.is_none() && media.is_empty() {
             return None;
         }
-        Some(Arc::new(PrefixKey {
-            salt: prompt.salt.map(str::to_owned),
-            adapter: extra.adapter.map(str::to_owned),
-            media: extra.media.iter().map(|digest| digest.to_vec()).collect(),
-        }))
+        let mut media = media.to_vec();
+        media.sort_unstable_by(|a, b| (a.start, a.len, &a.digest).cmp(&(b.start, b.len, &b.digest)));
+        Some(Arc::new(PrefixKey { salt: salt.map(str::to_owned), adapter: adapter.map(str::to_owned), media }))
+    }
+}
+
+/// The part of a sequence's key that one of its blocks depends on directly.
+#[derive(Clone, Copy)]
+pub(crate) struct BlockKey<'a> {
+    key: Option<&'a PrefixKey>,
+    /// Positions of the block.
+    start: usize,
+    end: usize,
+}
+
+impl<'a> BlockKey<'a> {
+    /// The part for the block that holds `positions`.
+    pub fn new(key: Option<&'a PrefixKey>, positions: Range<usize>) -> BlockKey<'a> {
+        BlockKey { key, start: positions.start, end: positions.end }
+    }
+
+    /// The part of a sequence without a key.
+    #[cfg(test)]
+    pub const fn none() -> BlockKey<'a> {
+        BlockKey { key: None, start: 0, end: 0 }
+    }
+
+    /// Salt and adapter; only a first block has them.
+    pub fn texts(self) -> [Option<&'a str>; 2] {
+        match self.key.filter(|_| self.start == 0) {
+            Some(key) => [key.salt.as_deref(), key.adapter.as_deref()],
+            None => [None, None],
+        }
+    }
+
+    /// Digest of each input with placeholders in the block, the position where these begin, and where they end or the
+    /// block does.
+    pub fn media(self) -> impl Iterator<Item = (&'a [u8], usize, usize)> {
+        let all = self.key.map_or(&[][..], |key| &key.media);
+        let before = &all[..all.partition_point(|media| media.start < self.end)];
+        let clipped = move |media: &'a Media| {
+            (&media.digest[..], media.start, media.start.saturating_add(media.len).min(self.end))
+        };
+        before.iter().map(clipped).filter(move |(_, start, end)| *end > self.start.max(*start))
+    }
+
+    /// Whether the block depends on its tokens and the blocks before it alone.
+    pub fn is_empty(self) -> bool {
+        self.texts() == [None, None] && self.media().next().is_none()
+    }
+}
+
+impl PartialEq for BlockKey<'_> {
+    fn eq(&self, other: &Self) -> bool {
+        self.texts() == other.texts() && self.media().eq(other.media())
     }
 }

@@ -13,10 +13,12 @@
 //! - A block with more than one owner is never written; a sole owner writes in place.
 //! - Only full blocks of committed tokens can be found by prefix, and a hit is verified by its tokens, so
 //!   neither a hash collision nor a crafted prompt returns another prompt's cache. Nor does another salt's,
-//!   adapter's or image's ([`ExtraKeys`]).
+//!   adapter's or image's ([`PrefixKey`]).
 //! - Blocks without a hash are reused before cached ones; those go least recently used first, the tail of a
 //!   chain before its head.
 //! - With several groups of layers ([`CacheGroup`]) a hit serves all of them; an entry behind a window is a hole.
+//! - What a failed copy should have filled, and what follows it in a table, cannot enter the index
+//!   ([`BlockPool::forget_contents`]).
 //! - An operation that fails changes nothing. A table of another pool is refused, and a table that is dropped
 //!   instead of released is named ([`Leak`]) and its blocks come back.
 //! - [`Gauges`] sum to the pool, and [`BlockPool::audit`] rebuilds all of this from the live tables.
@@ -30,11 +32,11 @@
 //!
 //! let mut pool = BlockPool::new(PoolConfig::new(8, 4))?;
 //! let tokens = [1, 2, 3, 4, 5, 6];
-//! let prompt = Prompt { tokens: &tokens, salt: None, read_cache: true };
+//! let prompt = Prompt::new(&tokens);
 //!
 //! let mut first = pool.admit(prompt).open(0)?;
 //! assert_eq!(first.slots(0..6).collect::<Vec<_>>(), [0, 1, 2, 3, 4, 5]);
-//! pool.commit(&mut first, 6); // the model has computed these six
+//! pool.commit(&mut first, 6)?; // the model has computed these six
 //!
 //! // An equal prompt shares the block that is full.
 //! let second = pool.admit(prompt).open(0)?;
@@ -44,7 +46,12 @@
 //! let mut fork = pool.fork(&first)?;
 //! pool.append(&mut fork, &[7])?;
 //! let (src, dst) = (first.blocks()[1], fork.blocks()[1]);
-//! assert!(pool.drain_memory_ops().any(|op| op == MemOp::Copy { src, dst }));
+//! let mut copied = false;
+//! for op in pool.drain_memory_ops() {
+//!     // Whoever holds the memory applies every one of them here.
+//!     copied |= op == MemOp::Copy { src, dst };
+//! }
+//! assert!(copied);
 //!
 //! for table in [first, second, fork] {
 //!     pool.release(table);
@@ -70,12 +77,12 @@ mod stats;
 mod swap;
 mod table;
 
-pub use admit::{Admission, MissReason, Prompt, PromptHashes};
+pub use admit::{Admission, Lookup, MissReason, Prompt, PromptHashes};
 pub use config::{CacheGroup, PoolConfig};
 pub use error::{AuditError, NoSpace, PoolError, TableError};
 pub use events::BlockEvent;
 pub use hash::PrefixHash;
-pub use key::{ExtraKeys, PrefixKey};
+pub use key::{Media, PrefixKey};
 pub use leak::Leak;
 pub use pin::PinnedPrefix;
 pub use pool::{BlockPool, MemOp};

@@ -7,7 +7,7 @@
 //! The pool touches no memory. What the memory must undergo is kept as an ordered list of [`MemOp`], to be
 //! drained and applied before the next write to any block.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::mpsc::Receiver;
 
 use crate::events::EventLog;
@@ -22,10 +22,11 @@ use crate::{
     PrefixHash, PrefixStats, TableError,
 };
 
-/// Something the memory behind the pool must undergo. Apply in order, and before the writes of the appends
-/// that caused them.
+/// An operation on the memory behind the pool. Apply all of them in order, and before the writes of the appends that
+/// caused them. There may be more kinds later: whoever applies them must fail at one that it does not know, not skip it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
 pub enum MemOp {
     /// Copy all slots of one block to another.
     Copy {
@@ -58,6 +59,36 @@ pub enum MemOp {
     },
 }
 
+impl MemOp {
+    /// The block whose contents are unknown if the operation fails; see [`BlockPool::forget_contents`].
+    pub fn destination(&self) -> Option<BlockId> {
+        match *self {
+            MemOp::Copy { dst, .. } | MemOp::SwapIn { dst, .. } => Some(dst),
+            MemOp::SwapOut { .. } | MemOp::Poison { .. } => None,
+        }
+    }
+
+    /// The host block whose contents are unknown if the operation fails; see [`BlockPool::forget_host_contents`].
+    pub fn host_destination(&self) -> Option<HostBlockId> {
+        match *self {
+            MemOp::SwapOut { dst, .. } => Some(dst),
+            MemOp::Copy { .. } | MemOp::SwapIn { .. } | MemOp::Poison { .. } => None,
+        }
+    }
+}
+
+/// In words, as in "copy block 1 to block 2".
+impl std::fmt::Display for MemOp {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            MemOp::Copy { src, dst } => write!(f, "copy {src} to {dst}"),
+            MemOp::Poison { block, from_slot } => write!(f, "poison {block} from slot {from_slot}"),
+            MemOp::SwapOut { src, dst } => write!(f, "swap out {src} to {dst}"),
+            MemOp::SwapIn { src, dst } => write!(f, "swap in {src} to {dst}"),
+        }
+    }
+}
+
 /// Owner of all blocks.
 pub struct BlockPool {
     pub(crate) block_size: usize,
@@ -75,7 +106,7 @@ pub struct BlockPool {
     pub(crate) host: HostPool,
     pub(crate) stats: PrefixStats,
     pub(crate) counters: Counters,
-    pub(crate) memory_ops: Vec<MemOp>,
+    pub(crate) memory_ops: VecDeque<MemOp>,
     pub(crate) events: EventLog,
     pub(crate) home: Home,
     pub(crate) lost: Receiver<Lost>,
@@ -102,7 +133,7 @@ impl BlockPool {
             host: HostPool::new(host_blocks),
             stats: PrefixStats::default(),
             counters: Counters::default(),
-            memory_ops: Vec::new(),
+            memory_ops: VecDeque::new(),
             events: EventLog::new(config.events),
             home,
             lost,
@@ -145,8 +176,8 @@ impl BlockPool {
     }
 
     /// What has happened to blocks since the start.
-    pub fn counters(&self) -> &Counters {
-        &self.counters
+    pub fn counters(&self) -> Counters {
+        Counters { hashed: self.index.as_ref().map_or(0, PrefixIndex::hashed), ..self.counters }
     }
 
     /// Bytes of the pool's own books, all of them allocated at the start: at most 96 and four for each token, per block.
@@ -179,13 +210,14 @@ impl BlockPool {
         self.free.iter()
     }
 
-    /// What the memory must undergo since the last call, in order.
+    /// Takes the memory operations that were not taken yet, in order. Every one has to be applied. Those that the
+    /// iterator has not reached when it is dropped stay for the next call.
     pub fn drain_memory_ops(&mut self) -> impl Iterator<Item = MemOp> + '_ {
-        self.memory_ops.drain(..)
+        std::iter::from_fn(|| self.memory_ops.pop_front())
     }
 
-    /// What became findable, or ceased to be, since the last call, in order; nothing unless the configuration
-    /// asks for events.
+    /// Takes the events since the last call, in order; none unless the configuration asks for events. Those that the
+    /// iterator has not reached when it is dropped are lost.
     pub fn drain_events(&mut self) -> impl Iterator<Item = BlockEvent> + '_ {
         self.events.drain()
     }
@@ -235,7 +267,7 @@ impl BlockPool {
     }
 
     /// Takes a free block out of the prefix index, if it is cached, so that it is reused first.
-    fn uncache(&mut self, block: BlockId) {
+    pub(crate) fn uncache(&mut self, block: BlockId) {
         if self.drop_hash(block, 0, false) {
             self.cached_free -= 1;
             self.free.remove(block);
@@ -287,6 +319,7 @@ impl BlockPool {
                 self.invalid.remove(&block);
                 self.order_poison(block, 0);
                 self.free.push_front(block);
+                self.counters.given_back += 1;
             }
         }
         // The tail of a chain is of no use without its head, so it shall be evicted first.
@@ -294,6 +327,7 @@ impl BlockPool {
             if self.refs[block.index()] == 0 && self.is_cached(block) {
                 self.cached_free += 1;
                 self.free.push_back(block);
+                self.counters.given_back += 1;
             }
         }
     }
@@ -314,7 +348,7 @@ impl BlockPool {
 
     pub(crate) fn order_poison(&mut self, block: BlockId, from_slot: usize) {
         if self.poison {
-            self.memory_ops.push(MemOp::Poison { block, from_slot });
+            self.memory_ops.push_back(MemOp::Poison { block, from_slot });
         }
     }
 

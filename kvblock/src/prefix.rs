@@ -15,15 +15,17 @@
 //!
 //! A hash map threaded through the blocks' own entries: one entry of 64 bytes (a cache line) and one or two
 //! bucket heads of 4 bytes per block, never more and never reallocated. All operations are O(1) but for entries that
-//! share a bucket. A prefix whose blocks are all gone leaves what stood on it behind, unreachable until it is evicted;
-//! if it is computed again and again meanwhile, those share one bucket and are walked over. A lookup reads three cache lines per block: bucket, entry, tokens.
+//! share a bucket. A lookup reads three cache lines per block: bucket, entry, tokens.
+//!
+//! A prefix whose blocks are all gone leaves what stood on it behind, unreachable. Such orphans leave the index when the
+//! same tokens are indexed again under the same name ([`PrefixIndex::orphan_of`]), so they never pile up in a bucket.
 
 use std::num::NonZeroU64;
 use std::sync::Arc;
 
 use crate::BlockId;
 use crate::hash::{PrefixHash, PrefixHasher};
-use crate::key::PrefixKey;
+use crate::key::{BlockKey, PrefixKey};
 
 /// Identity of one exact token sequence (and key) that is or was in the index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,8 +45,17 @@ pub(crate) struct Content<'a> {
     pub parent: Option<Parent>,
     /// Key of the whole sequence.
     pub key: Option<&'a Arc<PrefixKey>>,
+    /// Position of the first token in its sequence.
+    pub start: usize,
     /// Exactly one block of tokens.
     pub tokens: &'a [u32],
+}
+
+impl<'a> Content<'a> {
+    /// The part of `key`, which belongs to a whole sequence, that this block depends on.
+    fn part_of<'b>(&self, key: Option<&'b Arc<PrefixKey>>) -> BlockKey<'b> {
+        BlockKey::new(key.map(|key| &**key), self.start..self.start + self.tokens.len())
+    }
 }
 
 /// What a lookup found.
@@ -59,6 +70,17 @@ pub(crate) enum Found {
     Collision,
 }
 
+/// What an insertion met.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Inserted {
+    /// The block was indexed already, or another block of the group holds the same.
+    Known,
+    /// No other block of the group has the name.
+    FirstOfName,
+    /// Other blocks of the group have the name, and hold something else.
+    BesideOthers,
+}
+
 /// What a removal did.
 pub(crate) struct Removed {
     pub group: usize,
@@ -71,7 +93,7 @@ struct Entry {
     hash: PrefixHash,
     id: PrefixId,
     parent: Option<PrefixId>,
-    /// Set in first blocks only.
+    /// Key of the sequence that the block was indexed for, where the block depends on a part of it.
     key: Option<Arc<PrefixKey>>,
     /// Neighbours in the bucket; [`NONE`] at its ends.
     prev: u32,
@@ -124,6 +146,11 @@ impl PrefixIndex {
         self.hasher.seed()
     }
 
+    /// Blocks whose name was computed.
+    pub fn hashed(&self) -> u64 {
+        self.hasher.hashed.get()
+    }
+
     /// Bytes that the index takes, whatever it holds; keys are shared with their tables and not counted.
     pub fn bytes(&self) -> usize {
         size_of_val(&*self.buckets)
@@ -148,8 +175,7 @@ impl PrefixIndex {
 
     /// The hash of a content.
     pub fn name(&self, content: Content<'_>) -> PrefixHash {
-        let key = if content.parent.is_none() { content.key.map(|k| &**k) } else { None };
-        self.hasher.name(content.parent.map(|p| p.hash), key, content.tokens)
+        self.hasher.name(content.parent.map(|p| p.hash), content.part_of(content.key), content.tokens)
     }
 
     /// The names of every prefix of `tokens` that ends with a full block before the last token.
@@ -157,8 +183,9 @@ impl PrefixIndex {
         let mut parent = None;
         let blocks = tokens[..tokens.len().saturating_sub(1)].chunks_exact(self.block_size);
         blocks
-            .map(|tokens| {
-                let name = self.hasher.name(parent, key.filter(|_| parent.is_none()), tokens);
+            .zip((0..).step_by(self.block_size))
+            .map(|(tokens, start)| {
+                let name = self.hasher.name(parent, BlockKey::new(key, start..start + tokens.len()), tokens);
                 parent = Some(name);
                 name
             })
@@ -187,9 +214,8 @@ impl PrefixIndex {
         }
     }
 
-    /// Indexes a block of a group under its name; `content` is what it holds, and `known` the
-    /// prefix with it, where a table remembers that. Returns whether no other block of the group has the name. A block that
-    /// is indexed stays as it is.
+    /// Indexes a block of a group under its name; `content` is what it holds, and `known` the prefix with it, where a
+    /// table remembers that. A block that is indexed stays as it is.
     pub fn insert(
         &mut self,
         group: usize,
@@ -197,15 +223,15 @@ impl PrefixIndex {
         name: PrefixHash,
         content: Content<'_>,
         known: Option<Parent>,
-    ) -> bool {
+    ) -> Inserted {
         if self.contains(block) {
-            return false;
+            return Inserted::Known;
         }
         let id = self.identity(name, content, known);
         self.tokens[block.index() * self.block_size..][..self.block_size].copy_from_slice(content.tokens);
         // Behind its twin, so that the oldest block keeps being found; else beside its name; else in front of the bucket.
         let bucket = self.bucket(group, name);
-        let beside = self.beside(group, name, content);
+        let (beside, inserted) = self.beside(group, name, content);
         let (prev, next) = match beside.and_then(|b| Some((b, self.entry(b)?.next))) {
             Some(behind) => behind,
             None => (NONE, std::mem::replace(&mut self.buckets[bucket], block.0)),
@@ -216,10 +242,27 @@ impl PrefixIndex {
         if let Some(entry) = self.entry_mut(next) {
             entry.prev = block.0;
         }
-        let key = if content.parent.is_none() { content.key.cloned() } else { None };
+        let key = content.key.filter(|key| !content.part_of(Some(key)).is_empty()).cloned();
         let parent = content.parent.map(|p| p.id);
         self.entries[block.index()] = Some(Entry { hash: name, id, parent, key, prev, next, group: group as u8 });
-        beside.is_none()
+        inserted
+    }
+
+    /// A block that stands under the name of `block` in its group with the same tokens but another parent, and that
+    /// nobody owns. Its parent was evicted and computed again, so no lookup reaches it any more.
+    pub fn orphan_of(&self, block: BlockId, refs: &[u32]) -> Option<BlockId> {
+        let own = self.entry(block.0)?;
+        let group = usize::from(own.group);
+        let mut at = self.buckets[self.bucket(group, own.hash)];
+        while let Some(entry) = self.entry(at) {
+            let other = BlockId(at);
+            let has_name = entry.is_named(group, own.hash) && entry.parent != own.parent;
+            if has_name && self.tokens_of(other) == self.tokens_of(block) && refs[other.index()] == 0 {
+                return Some(other);
+            }
+            at = entry.next;
+        }
+        None
     }
 
     /// The prefix that ends with this content, for a table that has no block of it.
@@ -296,18 +339,18 @@ impl PrefixIndex {
     }
 
     /// The block to stand behind: one that holds the same, else the last of the same name.
-    fn beside(&self, group: usize, name: PrefixHash, content: Content<'_>) -> Option<u32> {
+    fn beside(&self, group: usize, name: PrefixHash, content: Content<'_>) -> (Option<u32>, Inserted) {
         let (mut beside, mut at) = (None, self.buckets[self.bucket(group, name)]);
         while let Some(entry) = self.entry(at) {
             if entry.is_named(group, name) {
                 beside = Some(at);
                 if self.holds(BlockId(at), content) {
-                    break;
+                    return (beside, Inserted::Known);
                 }
             }
             at = entry.next;
         }
-        beside
+        (beside, if beside.is_some() { Inserted::BesideOthers } else { Inserted::FirstOfName })
     }
 
     /// The id under which any group holds the content, else the known one, else a new one.
@@ -331,7 +374,8 @@ impl PrefixIndex {
     fn holds(&self, block: BlockId, content: Content<'_>) -> bool {
         self.entry(block.0).is_some_and(|entry| {
             entry.parent == content.parent.map(|p| p.id)
-                && (entry.parent.is_some() || entry.key.as_ref() == content.key)
+                && (entry.key.is_none() && content.key.is_none()
+                    || content.part_of(entry.key.as_ref()) == content.part_of(content.key))
                 && self.tokens_of(block) == content.tokens
         })
     }

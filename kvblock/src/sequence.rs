@@ -1,14 +1,12 @@
 //! A sequence's life after it was opened: it grows, is computed, forks, is cut back, and ends.
 //!
-//! Every operation is O(blocks it touches) and either succeeds or changes nothing. The forms that return nothing
-//! ([`BlockPool::commit`], [`BlockPool::truncate`], [`BlockPool::release`]) are for callers that hold their side by
-//! construction: what their `try_` form would refuse is asserted in debug builds and has no effect in release builds.
+//! Every operation is O(blocks it touches) and either succeeds or changes nothing.
 
 use std::ops::Range;
 
-use crate::prefix::{Content, Parent, PrefixIndex};
+use crate::prefix::{Inserted, Parent, PrefixIndex};
 use crate::table::{GroupTable, valid_entries};
-use crate::{BlockId, BlockPool, BlockTable, CacheGroup, MemOp, TableError};
+use crate::{BlockId, BlockPool, BlockTable, CacheGroup, MemOp, PrefixHash, TableError};
 
 impl BlockPool {
     /// Blocks that all these appends together would take: each entry is a table and the number of tokens to
@@ -48,7 +46,7 @@ impl BlockPool {
                 if let Some(tail) = table.groups[g].blocks.last_mut() {
                     *tail = dst;
                 }
-                self.memory_ops.push(MemOp::Copy { src, dst });
+                self.memory_ops.push_back(MemOp::Copy { src, dst });
                 if self.invalid.contains(&src) {
                     self.invalid.insert(dst);
                 }
@@ -70,15 +68,11 @@ impl BlockPool {
         Ok(first_changed)
     }
 
-    /// Says that the first `committed` tokens of the table have been computed. Blocks that are full of such
-    /// tokens become findable, and those that fell behind a window are given back. Less than before says nothing new.
-    pub fn commit(&mut self, table: &mut BlockTable, committed: usize) {
-        let done = self.try_commit(table, committed);
-        debug_assert!(done.is_ok(), "commit: {done:?}");
-    }
-
-    /// As [`commit`](BlockPool::commit); refuses another pool's table and tokens that have no slot.
-    pub fn try_commit(&mut self, table: &mut BlockTable, committed: usize) -> Result<(), TableError> {
+    /// Says that the first `committed` tokens of the table have been computed. Blocks that are full of such tokens become
+    /// findable, and those that fell behind a window are given back. Fewer than before says nothing new.
+    ///
+    /// Refuses another pool's table and tokens that have no slot.
+    pub fn commit(&mut self, table: &mut BlockTable, committed: usize) -> Result<(), TableError> {
         self.check_owner(table)?;
         if committed > table.len() {
             return Err(TableError::BeyondEnd { wanted: committed, len: table.len() });
@@ -86,7 +80,7 @@ impl BlockPool {
         self.note_invalid(table);
         let full = table.committed / self.block_size..committed / self.block_size;
         table.committed = committed.max(table.committed);
-        self.index_full(table, full);
+        self.index_full(table, full, &[]);
         self.release_behind_windows(table);
         Ok(())
     }
@@ -106,18 +100,15 @@ impl BlockPool {
         Ok(table.clone_prefix(table.len()))
     }
 
-    /// Cuts the table down to its first `len` tokens, as for drafts that were rejected. A block that the table
-    /// alone owns and that is cut within loses its hash. More than there are says nothing new.
-    pub fn truncate(&mut self, table: &mut BlockTable, len: usize) {
-        let done = self.try_truncate(table, len);
-        debug_assert!(done.is_ok(), "truncate: {done:?}");
-    }
-
-    /// As [`truncate`](BlockPool::truncate); refuses another pool's table and a length whose window has been given back.
-    pub fn try_truncate(&mut self, table: &mut BlockTable, len: usize) -> Result<(), TableError> {
+    /// Cuts the table down to its first `len` tokens, as for drafts that were rejected. A block that the table alone owns
+    /// and that is cut within loses its hash.
+    ///
+    /// Refuses another pool's table, more tokens than the table has, and a length whose window has been given back.
+    pub fn truncate(&mut self, table: &mut BlockTable, len: usize) -> Result<(), TableError> {
         self.check_owner(table)?;
         if len >= table.len() {
-            return Ok(());
+            let beyond = TableError::BeyondEnd { wanted: len, len: table.len() };
+            return if len == table.len() { Ok(()) } else { Err(beyond) };
         }
         let committed = table.committed.min(len);
         self.check_window(table, committed, len)?;
@@ -153,9 +144,11 @@ impl BlockPool {
 
     /// Takes the table's blocks back. Those with a hash stay findable until they are needed, the tail of the
     /// sequence first.
+    ///
+    /// The blocks of another pool's table go back to that pool, which counts the table among its
+    /// [leaks](BlockPool::take_leaks).
     pub fn release(&mut self, mut table: BlockTable) {
-        let done = self.try_release(&mut table);
-        debug_assert!(done.is_ok(), "release: {done:?}");
+        let _: Result<(), TableError> = self.try_release(&mut table);
     }
 
     /// As [`release`](BlockPool::release); refuses another pool's table and leaves it whole. A released table is empty.
@@ -185,24 +178,36 @@ impl BlockPool {
     }
 
     /// Puts the blocks of `full`, which are committed, into the prefix index, up to the first with invalid contents.
-    pub(crate) fn index_full(&mut self, table: &mut BlockTable, full: Range<usize>) {
-        let Some(index) = &mut self.index else { return };
+    /// `names` are the names of the table's leading blocks, as far as they are at hand.
+    pub(crate) fn index_full(&mut self, table: &mut BlockTable, full: Range<usize>, names: &[PrefixHash]) {
         let chained = self.groups.iter().all(|g| *g != CacheGroup::Full);
         let mark = self.events.mark();
         for k in full.start..full.end.min(table.valid) {
+            let Some(index) = &mut self.index else { return };
             let Some(parent) = prefix_before(index, table, k) else { return };
-            let content = Content { parent, key: table.key.as_ref(), tokens: table.block_tokens(k) };
-            let name = index.name(content);
+            let content = table.content(k, parent);
+            let name = names.get(k).copied().unwrap_or_else(|| index.name(content));
             for (g, group) in table.groups.iter().enumerate() {
-                let Some(block) = group.entry(k) else { continue };
-                if index.insert(g, block, name, content, table.chain.get(k).copied()) {
-                    self.events.stored(mark, g, parent.map(|p| p.hash), name, content.tokens, content.key);
+                let (Some(block), Some(index)) = (group.entry(k), &mut self.index) else { continue };
+                match index.insert(g, block, name, content, table.chain.get(k).copied()) {
+                    Inserted::Known => {}
+                    Inserted::FirstOfName => {
+                        self.events.stored(mark, g, parent.map(|p| p.hash), name, content.tokens, content.key);
+                    }
+                    Inserted::BesideOthers => self.uncache_orphans(block),
                 }
             }
-            if chained && table.chain.len() == k {
+            if let Some(index) = self.index.as_mut().filter(|_| chained && table.chain.len() == k) {
                 let prefix = index.prefix(name, content);
                 table.chain.push(prefix);
             }
+        }
+    }
+
+    /// Takes free blocks out of the index that no lookup reaches now that `block` stands under their name.
+    fn uncache_orphans(&mut self, block: BlockId) {
+        while let Some(orphan) = self.index.as_ref().and_then(|index| index.orphan_of(block, &self.refs)) {
+            self.uncache(orphan);
         }
     }
 

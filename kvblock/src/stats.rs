@@ -66,6 +66,10 @@ pub struct Counters {
     pub taken: u64,
     /// Those of them that held a cached prefix until then.
     pub evicted: u64,
+    /// Blocks that went back to the free list.
+    pub given_back: u64,
+    /// Blocks whose name was computed: the work that [`PromptHashes`](crate::PromptHashes) save.
+    pub hashed: u64,
     /// Copies ordered because a writer was not the sole owner.
     pub copied: u64,
     /// Blocks given back because they lay behind a window.

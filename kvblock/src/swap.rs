@@ -24,7 +24,7 @@ use crate::key::PrefixKey;
 use crate::leak::{Home, Lost};
 use crate::prefix::Parent;
 use crate::table::{GroupTable, valid_entries};
-use crate::{BlockId, BlockPool, BlockTable, HostGauges, MemOp, NoSpace, TableError};
+use crate::{BlockId, BlockPool, BlockTable, HostGauges, MemOp, NoSpace, PrefixHash, TableError};
 
 /// A block of host memory. A type of its own, so that it is not taken for a block of the pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -86,6 +86,8 @@ struct SwappedTable {
     valid: usize,
     key: Option<Arc<PrefixKey>>,
     chain: Vec<Parent>,
+    /// The names of its leading full blocks, as far as the pool knew them.
+    names: Vec<PrefixHash>,
 }
 
 impl Swapped {
@@ -121,13 +123,13 @@ impl BlockPool {
         HostGauges { in_use: self.host.total - free, free }
     }
 
-    /// Host blocks that these tables would take together, each once so many of its leading tokens are committed.
+    /// Number of host blocks these tables need in total, given how many leading tokens of each are committed.
     pub fn host_blocks_needed<'a>(&self, tables: impl IntoIterator<Item = (&'a BlockTable, usize)>) -> usize {
         self.leaving(tables).len()
     }
 
     /// Moves all these tables to host memory and orders the copies. On success `tables` is empty; if the host blocks
-    /// can not be had, nothing changes. Tokens that are not committed are cut off: their slots hold nothing yet.
+    /// cannot be had, nothing changes. Tokens that are not committed are cut off: their slots hold nothing yet.
     #[track_caller]
     pub fn swap_out(&mut self, tables: &mut Vec<BlockTable>) -> Result<Swapped, TableError> {
         tables.iter().try_for_each(|table| self.check_owner(table))?;
@@ -139,7 +141,7 @@ impl BlockPool {
         }
         for src in leaving {
             let dst = self.host.take().ok_or(TableError::NoHostSpace(no_space))?;
-            self.memory_ops.push(MemOp::SwapOut { src, dst });
+            self.memory_ops.push_back(MemOp::SwapOut { src, dst });
             copies.insert(src, dst);
         }
         self.counters.swapped_out += copies.len() as u64;
@@ -156,11 +158,12 @@ impl BlockPool {
                 blocks: g.blocks.iter().filter_map(|b| copies.get(b).copied()).collect(),
             };
             let groups = table.groups.iter().map(moved).collect();
+            let names = self.names(&table);
             let mut tokens = std::mem::take(&mut table.tokens);
             tokens.truncate(table.committed);
             let (key, chain) = (table.key.take(), std::mem::take(&mut table.chain));
             let valid = valid_entries(table.valid, tokens.len().div_ceil(self.block_size));
-            swapped.tables.push(SwappedTable { groups, tokens, valid, key, chain });
+            swapped.tables.push(SwappedTable { groups, tokens, valid, key, chain, names });
             self.release(table);
         }
         Ok(swapped)
@@ -172,7 +175,7 @@ impl BlockPool {
     }
 
     /// Brings the tables back, in their order, and orders the copies. On success `swapped` is empty; if that and
-    /// `keep_free` more blocks can not be had, nothing changes.
+    /// `keep_free` more blocks cannot be had, nothing changes.
     #[track_caller]
     pub fn swap_in(&mut self, swapped: &mut Swapped, keep_free: usize) -> Result<Vec<BlockTable>, TableError> {
         if swapped.home != self.home {
@@ -187,12 +190,12 @@ impl BlockPool {
         }
         for (&src, place) in found.iter_mut().filter(|(_, place)| place.is_none()) {
             let dst = self.take()?;
-            self.memory_ops.push(MemOp::SwapIn { src, dst });
+            self.memory_ops.push_back(MemOp::SwapIn { src, dst });
             self.counters.swapped_in += 1;
             *place = Some(dst);
         }
         let mut tables = Vec::with_capacity(swapped.tables.len());
-        for SwappedTable { groups, tokens, valid, key, chain } in swapped.tables.drain(..) {
+        for SwappedTable { groups, tokens, valid, key, chain, names } in swapped.tables.drain(..) {
             let is_invalid = |b: &HostBlockId| self.host.invalid.contains(b);
             let first = |g: &GroupTable<HostBlockId>| Some(g.holes + g.blocks.iter().position(is_invalid)?);
             let valid = groups.iter().filter_map(first).min().unwrap_or(usize::MAX).min(valid);
@@ -206,7 +209,7 @@ impl BlockPool {
             let groups = groups.iter().map(back).collect();
             let mut table = BlockTable { groups, tokens, committed, valid, key, chain, block_size, home, opened };
             table.groups.iter().flat_map(GroupTable::blocks).for_each(|block| self.share(*block));
-            self.index_full(&mut table, 0..committed / block_size);
+            self.index_full(&mut table, 0..committed / block_size, &names);
             tables.push(table);
         }
         for block in found.values().flatten() {
@@ -239,7 +242,7 @@ impl BlockPool {
         }
     }
 
-    /// The blocks that hold so many leading tokens of these tables, each once.
+    /// The blocks that hold the given number of leading tokens of these tables, each once.
     fn leaving<'a>(&self, tables: impl IntoIterator<Item = (&'a BlockTable, usize)>) -> BTreeSet<BlockId> {
         let blocks = |(table, tokens): (&'a BlockTable, usize)| {
             let entries = tokens.div_ceil(self.block_size);
@@ -248,10 +251,18 @@ impl BlockPool {
         tables.into_iter().flat_map(blocks).collect()
     }
 
+    /// The names of a table's leading full blocks, up to the first that the index does not have.
+    fn names(&self, table: &BlockTable) -> Vec<PrefixHash> {
+        let Some(index) = &self.index else { return Vec::new() };
+        let indexed = |k: usize| table.groups.iter().find_map(|g| Some(index.name_of(g.entry(k)?)?.1));
+        let name = |k: usize| table.chain.get(k).map(|prefix| prefix.hash).or_else(|| indexed(k));
+        (0..table.committed / self.block_size).map_while(name).collect()
+    }
+
     fn find_return(&self, swapped: &Swapped) -> Return {
         let mut found: BTreeMap<HostBlockId, Option<BlockId>> = swapped.blocks.iter().map(|b| (*b, None)).collect();
         for table in &swapped.tables {
-            let hit = self.walk(&table.tokens, table.key.as_ref(), &[], &table.chain).0;
+            let hit = self.walk(&table.tokens, table.key.as_ref(), &table.names, &table.chain).0;
             for (k, g) in (0..hit.len).flat_map(|k| (0..self.groups.len()).map(move |g| (k, g))) {
                 if let Some(host) = table.groups[g].entry(k) {
                     found.insert(host, hit.blocks[k * self.groups.len() + g]);

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use crate::BlockId;
 use crate::key::PrefixKey;
 use crate::leak::{Home, Lost};
-use crate::prefix::Parent;
+use crate::prefix::{Content, Parent};
 
 /// The blocks of one sequence and the tokens they stand for.
 #[derive(Debug)]
@@ -156,9 +156,10 @@ impl BlockTable {
         if self.len().is_multiple_of(self.block_size) { None } else { self.groups[group].blocks.last().copied() }
     }
 
-    /// The tokens of the `index`th block, which must be full.
-    pub(crate) fn block_tokens(&self, index: usize) -> &[u32] {
-        &self.tokens[index * self.block_size..][..self.block_size]
+    /// What the `k`th block, which must be full, holds behind `parent`.
+    pub(crate) fn content(&self, k: usize, parent: Option<Parent>) -> Content<'_> {
+        let start = k * self.block_size;
+        Content { parent, key: self.key.as_ref(), start, tokens: &self.tokens[start..][..self.block_size] }
     }
 }
 

@@ -50,16 +50,7 @@ fn main() {
 fn request(id: u64) -> Request {
     let kind = if id.is_multiple_of(4) { id % 64 } else { id };
     let tokens = (0..32 + id as u32 % 128).map(|i| (kind as u32).wrapping_mul(0x9e37) ^ i);
-    Request {
-        id: RequestId(id),
-        prompt: tokens.collect(),
-        n: 1,
-        beam_search: false,
-        max_tokens: 200,
-        priority: 0,
-        cache_salt: None,
-        read_prefix_cache: true,
-    }
+    Request::new(RequestId(id), tokens.collect(), 200)
 }
 
 /// Tokens at which a request ends.

@@ -23,16 +23,7 @@ fn decoding(running: usize, waiting: usize) -> Scheduler {
     .unwrap();
     for id in 0..(running + waiting) as u64 {
         let prompt = (0..PROMPT as u32).map(|i| id as u32 * 1000 + i).collect();
-        let request = Request {
-            id: RequestId(id),
-            prompt,
-            n: 1,
-            beam_search: false,
-            max_tokens: 2 * STEPS,
-            priority: 0,
-            cache_salt: None,
-            read_prefix_cache: true,
-        };
+        let request = Request::new(RequestId(id), prompt, 2 * STEPS);
         scheduler.submit(request).unwrap();
     }
     step(&mut scheduler);

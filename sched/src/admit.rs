@@ -1,16 +1,17 @@
 //! Admission: from the head of the line, never past it, while budget, sequences and blocks last. Within a
 //! priority, those who come back from host memory stand before those who wait.
 
-use kvblock::{BlockTable, Prompt};
+use kvblock::{BlockTable, Prompt, PromptHashes};
 
 use crate::group::{Away, Group, QueueKey};
 use crate::step::{Choice, Draft};
 use crate::{RequestId, Scheduler};
 
-/// The head of the line that could not be admitted, and when.
+/// The head of the queue that could not be admitted, and what was known then.
 pub(crate) struct Blocked {
     head: RequestId,
-    changes: u64,
+    /// [`Scheduler::wakeups`] at that time.
+    wakeups: u64,
     budget: usize,
 }
 
@@ -18,18 +19,20 @@ pub(crate) struct Blocked {
 struct Limits {
     /// Tokens of the step.
     budget: usize,
-    /// Blocks that must stay free.
+    /// Blocks that must stay free, those for the spans of running requests included.
     keep_free: usize,
+    /// Those for the spans of running requests alone.
+    reserved: usize,
     /// Whether one more prompt may be computed in part.
     may_split: bool,
 }
 
 impl Scheduler {
-    /// Admits what it can, and plans the first spans of each.
-    pub(crate) fn admit(&mut self, draft: &mut Draft, budget: &mut usize) {
-        let running = || self.running.iter().filter_map(|id| self.groups.get(id));
-        let mut seats: usize = running().map(Group::seats).sum();
-        let mut partial = running().filter(|g| g.is_partial()).count();
+    /// Admits what it can, and plans the first spans of each. `reserved` blocks are for spans of running requests that are
+    /// not made yet.
+    pub(crate) fn admit(&mut self, draft: &mut Draft, budget: &mut usize, reserved: usize) {
+        let mut seats: usize = self.running_groups().map(Group::seats).sum();
+        let mut partial = self.running_groups().filter(|g| g.is_partial()).count();
         let oldest = self.oldest_in_flight();
         while *budget > 0
             && let Some((key, id)) = self.head_of_the_line()
@@ -42,23 +45,24 @@ impl Scheduler {
             }
             // With nothing running there is room, as each request fits alone; and that is a change since others ran.
             let alone = self.running.is_empty();
-            let unchanged = |b: &Blocked| b.head == id && b.changes == self.changes && b.budget >= *budget;
+            let unchanged = |b: &Blocked| b.head == id && b.wakeups == self.wakeups() && b.budget >= *budget;
             if self.blocked.as_ref().is_some_and(unchanged) {
                 return;
             }
             let limits = Limits {
                 budget: *budget,
-                keep_free: if alone { 0 } else { self.config.watermark() },
+                keep_free: reserved + if alone { 0 } else { self.config.watermark() },
+                reserved,
                 may_split: self.config.enable_chunked_prefill && partial < self.config.max_num_partial_prefills,
             };
             let is_away = group.away.is_some();
             let admitted = if is_away { self.bring_back(id, limits, alone) } else { self.open(id, limits) };
             let Some(choices) = admitted else {
-                self.blocked = Some(Blocked { head: id, changes: self.changes, budget: *budget });
+                self.blocked = Some(Blocked { head: id, wakeups: self.wakeups(), budget: *budget });
                 return;
             };
             (if is_away { &mut self.swapped } else { &mut self.waiting }).remove(&key);
-            self.running.push(id);
+            self.start_running(id);
             let cached = self.groups.get(&id).map_or(0, |g| if is_away { 0 } else { g.cached });
             for choice in choices {
                 *budget -= choice.count;
@@ -68,7 +72,13 @@ impl Scheduler {
         }
     }
 
-    /// Who is admitted next.
+    /// Whether the request that is next to be admitted could not be, when it was tried last.
+    pub(crate) fn is_head_blocked(&self) -> bool {
+        let head = self.head_of_the_line();
+        self.blocked.as_ref().is_some_and(|blocked| head.is_some_and(|(_, id)| id == blocked.head))
+    }
+
+    /// The request that is next to be admitted.
     fn head_of_the_line(&self) -> Option<(QueueKey, RequestId)> {
         let first = |queue: &std::collections::BTreeMap<QueueKey, RequestId>| {
             queue.first_key_value().map(|(key, id)| (*key, *id))
@@ -83,26 +93,35 @@ impl Scheduler {
     /// what it computes first; `None` if there is no room.
     fn open(&mut self, id: RequestId, limits: Limits) -> Option<Vec<Choice>> {
         let group = self.groups.get_mut(&id)?;
+        let hashes = group.hashes.take();
         let tokens = group.prefill_tokens();
         let prompt = Prompt {
-            tokens: &tokens,
             salt: group.request.cache_salt.as_deref(),
+            adapter: group.request.adapter.as_deref(),
+            media: &group.request.media,
             read_cache: group.request.read_prefix_cache,
+            ..Prompt::new(&tokens)
         };
-        let admission = self.pool.admit(prompt);
+        // A request that waits is hashed once, however often it is looked up.
+        let hash = || if prompt.read_cache { self.pool.hash_prompt(prompt) } else { PromptHashes::default() };
+        let hashes = hashes.unwrap_or_else(hash);
+        let admission = self.pool.admit(Prompt { hashes: Some(&hashes), ..prompt });
         let cached = admission.cached_tokens();
         let pending = tokens.len() - cached;
         let count = self.config.chunk(pending, limits.budget);
-        if count < pending && !limits.may_split {
+        let may_start = count == pending || limits.may_split;
+        let opened = if may_start { admission.open(limits.keep_free).ok() } else { None };
+        let len = tokens.len();
+        let Some(table) = opened else {
+            group.hashes = Some(hashes);
             return None;
-        }
-        let table = admission.open(limits.keep_free).ok()?;
-        let queried = if self.config.enable_prefix_caching { tokens.len() as u64 } else { 0 };
+        };
+        let queried = if self.config.enable_prefix_caching { len as u64 } else { 0 };
         if group.has_run {
             self.counters.resumed_prefix_queries += queried;
             self.counters.resumed_prefix_hits += cached as u64;
         } else {
-            self.counters.prompt_tokens += tokens.len() as u64;
+            self.counters.prompt_tokens += len as u64;
             self.counters.prefix_queries += queried;
             self.counters.prefix_hits += cached as u64;
         }
@@ -136,7 +155,7 @@ impl Scheduler {
         self.choose_of(group, &mut budget, &mut choices, &mut prefills);
         self.share_out(prefills, &mut budget, &mut choices);
         let tokens: usize = choices.iter().map(|c| c.count).sum();
-        let fits = tokens <= limits.budget && self.blocks_for(&choices) <= self.pool.available();
+        let fits = tokens <= limits.budget && self.blocks_for(&choices) + limits.reserved <= self.pool.available();
         Some(if fits { choices } else { Vec::new() })
     }
 }

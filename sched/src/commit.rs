@@ -182,13 +182,16 @@ impl Scheduler {
             table => table.as_mut(),
         };
         if let Some(table) = table {
-            self.pool.commit(table, span.end);
+            let mut done = self.pool.commit(table, span.end);
             if !span.drafts.is_empty() {
-                self.pool.truncate(table, span.end);
+                done = done.and_then(|()| self.pool.truncate(table, span.end));
             }
+            debug_assert!(done.is_ok(), "the table has slots for all of its spans, yet {done:?}");
         }
         if !span.drafts.is_empty() && sequence.table.is_some() {
             sequence.planned = span.end;
         }
+        // What is computed of a prompt may be shared with the head of the queue, which needs fewer blocks then.
+        self.changes += u64::from(span.start < group.request.prompt.len());
     }
 }

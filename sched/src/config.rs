@@ -14,7 +14,7 @@ pub enum Policy {
     Priority,
 }
 
-/// What becomes of the keys and values of a request that is preempted.
+/// What to do with the keys and values of a preempted request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PreemptionMode {
@@ -60,7 +60,7 @@ pub struct SchedConfig {
     pub groups: Vec<CacheGroup>,
     /// Blocks of host memory that preempted requests may be swapped to; 0 for none.
     pub host_blocks: usize,
-    /// Whether they are.
+    /// How to preempt: recompute or swap.
     pub preemption_mode: PreemptionMode,
     /// What moving a block to the host and back costs, in tokens of prefill that take as long. About 2 for blocks
     /// of 16 tokens of an 8B model in 16 bits: 2 MB twice over 50 GB/s, against 16 GFLOP a token at 400 TFLOP/s.

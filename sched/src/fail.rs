@@ -56,14 +56,8 @@ impl Scheduler {
     /// Makes sure that nothing enters the prefix cache which these operations should have copied. Requests that hold it
     /// are computed anew.
     fn revoke(&mut self, operations: &[MemOp]) {
-        let (mut blocks, mut host) = (Vec::new(), Vec::new());
-        for operation in operations {
-            match *operation {
-                MemOp::Copy { dst, .. } | MemOp::SwapIn { dst, .. } => blocks.push(dst),
-                MemOp::SwapOut { dst, .. } => host.push(dst),
-                MemOp::Poison { .. } => {}
-            }
-        }
+        let mut blocks: Vec<_> = operations.iter().filter_map(MemOp::destination).collect();
+        let mut host: Vec<_> = operations.iter().filter_map(MemOp::host_destination).collect();
         // An error says that the pool has no such block: then nothing was copied to it either.
         blocks.retain(|block| self.pool.forget_contents(*block).is_ok());
         host.retain(|block| self.pool.forget_host_contents(*block).is_ok());
@@ -90,7 +84,7 @@ impl Scheduler {
         if let Some(Away::Host { swapped, .. }) = group.away.take() {
             self.pool.discard(swapped);
         }
-        self.running.retain(|running| *running != id);
+        self.stop_running(id);
         self.swapped.remove(&key);
         self.changes += 1;
         self.send_back(key, id);
@@ -106,17 +100,7 @@ mod tests {
     const B: SeqId = SeqId { request: RequestId(1), index: 0 };
 
     fn submit(s: &mut Scheduler, seq: SeqId, prompt: usize) {
-        s.submit(Request {
-            id: seq.request,
-            prompt: vec![seq.request.0 as u32; prompt],
-            n: 1,
-            beam_search: false,
-            max_tokens: 8,
-            priority: 0,
-            cache_salt: None,
-            read_prefix_cache: true,
-        })
-        .unwrap();
+        s.submit(Request::new(seq.request, vec![seq.request.0 as u32; prompt], 8)).unwrap();
     }
 
     /// Plans and hands over a step.

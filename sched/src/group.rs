@@ -23,7 +23,7 @@ use std::borrow::Cow;
 use std::cmp::Reverse;
 use std::ops::Range;
 
-use kvblock::{BlockTable, Swapped};
+use kvblock::{BlockTable, PromptHashes, Swapped};
 
 use crate::{Policy, Request, SeqId, StepId};
 
@@ -81,6 +81,10 @@ pub(crate) enum Away {
 pub(crate) struct Group {
     pub request: Request,
     pub arrival: u64,
+    /// Its place among the running requests, while it runs.
+    pub place: Option<u64>,
+    /// The names of its prompt's prefixes, from the first time that it could not be admitted until it is.
+    pub hashes: Option<PromptHashes>,
     pub seqs: Vec<Sequence>,
     /// The prompt is complete and every live sequence has its own table.
     pub forked: bool,
@@ -97,7 +101,18 @@ pub(crate) struct Group {
 impl Group {
     pub fn new(request: Request, arrival: u64) -> Group {
         let seqs = (0..request.n).map(|_| Sequence::new()).collect();
-        Group { request, arrival, seqs, forked: false, cached: 0, has_run: false, preemptions: 0, away: None }
+        Group {
+            request,
+            arrival,
+            place: None,
+            hashes: None,
+            seqs,
+            forked: false,
+            cached: 0,
+            has_run: false,
+            preemptions: 0,
+            away: None,
+        }
     }
 
     pub fn seq_id(&self, index: usize) -> SeqId {

@@ -14,16 +14,7 @@
 //! let config = SchedConfig { max_num_seqs: 8, max_num_batched_tokens: 64, ..SchedConfig::new(100, 16) };
 //! let mut scheduler = Scheduler::new(config)?;
 //! let id = RequestId(1);
-//! scheduler.submit(Request {
-//!     id,
-//!     prompt: (0..100).collect(),
-//!     n: 1,
-//!     beam_search: false,
-//!     max_tokens: 2,
-//!     priority: 0,
-//!     cache_salt: None,
-//!     read_prefix_cache: true,
-//! })?;
+//! scheduler.submit(Request::new(id, (0..100).collect(), 2))?;
 //!
 //! let seq = SeqId { request: id, index: 0 };
 //! let mut spans = Vec::new();
@@ -98,7 +89,8 @@
 //!
 //! Swapping changes none of this: it takes only requests that are not `M`, who come back with the work that they had,
 //! and with nothing running the first of them fits as it did before. Beams wait for each other, but each step computes
-//! some token of a search. Drafts are verified only with tokens and blocks that nobody else needs in that step. ∎
+//! some token of a search. Drafts are verified with tokens and blocks that the running
+//! requests and the admissions of that step leave; no more than half of the tokens are kept for them while others wait. ∎
 //!
 //! **Nobody starves under endless arrivals** of the same priority. The oldest live request `A` is running or at
 //! the head of the queue. While it is at the head nobody else is admitted, so those who run end by the theorem,
@@ -125,7 +117,7 @@ mod view;
 
 pub use accept::CommitError;
 pub use config::{ConfigError, Policy, PreemptionMode, SchedConfig};
-pub use kvblock::{BlockId, CacheGroup, HostBlockId, MemOp, PrefixStats};
+pub use kvblock::{BlockId, CacheGroup, HostBlockId, Media, MemOp, PrefixStats};
 pub use plan::{GroupSpan, Outcome, Span, StepId, StepPlan, TableDelta};
 pub use request::{Refusal, Request, RequestId, SeqId};
 pub use scheduler::Scheduler;

@@ -121,14 +121,7 @@ impl fmt::Display for StepPlan {
         write!(f, "{}: {} spans, {} tokens", self.step, self.spans.len(), self.num_tokens())?;
         self.preempted.iter().try_for_each(|id| write!(f, "\n  preempt {id}"))?;
         self.released.iter().try_for_each(|seq| write!(f, "\n  forget {seq}"))?;
-        for op in &self.memory {
-            match op {
-                MemOp::Copy { src, dst } => write!(f, "\n  copy {src} to {dst}"),
-                MemOp::Poison { block, from_slot } => write!(f, "\n  poison {block} from slot {from_slot}"),
-                MemOp::SwapOut { src, dst } => write!(f, "\n  swap out {src} to {dst}"),
-                MemOp::SwapIn { src, dst } => write!(f, "\n  swap in {src} to {dst}"),
-            }?;
-        }
+        self.memory.iter().try_for_each(|op| write!(f, "\n  {op}"))?;
         self.spans.iter().try_for_each(|span| write!(f, "\n  {span}"))
     }
 }

@@ -18,14 +18,14 @@ use crate::{RequestId, Scheduler, SeqId, StepId};
 impl Scheduler {
     /// The running request that gives way next.
     pub(crate) fn victim(&self) -> Option<RequestId> {
-        self.running.iter().copied().max_by_key(|id| self.groups.get(id).map(|g| g.standing(self.config.policy)))
+        self.running.values().copied().max_by_key(|id| self.groups.get(id).map(|g| g.standing(self.config.policy)))
     }
 
     /// Takes all of a running request's blocks and puts it back in line, at the place of its arrival.
     pub(crate) fn preempt(&mut self, id: RequestId) {
-        self.running.retain(|r| *r != id);
+        self.stop_running(id);
         let policy = self.config.policy;
-        let best = self.running.iter().filter_map(|r| self.groups.get(r)).map(|g| g.priority(policy)).min();
+        let best = self.running_groups().map(|g| g.priority(policy)).min();
         let is_swapped = self.groups.get(&id).is_some_and(|g| self.shall_swap(g));
         let oldest = self.oldest_in_flight();
         let Some(group) = self.groups.get_mut(&id) else {
@@ -49,12 +49,13 @@ impl Scheduler {
 
     /// Sends everybody who has keys and values back to the queue, without them.
     pub(crate) fn send_all_back(&mut self) {
-        let mut all: Vec<RequestId> = std::mem::take(&mut self.running);
+        let mut all: Vec<RequestId> = std::mem::take(&mut self.running).into_values().collect();
         all.extend(std::mem::take(&mut self.swapped).into_values());
         for id in all {
             let Some(group) = self.groups.get_mut(&id) else {
                 continue;
             };
+            group.place = None;
             let key = group.queue_key(self.config.policy);
             if let Some(Away::Host { swapped, .. }) = group.away.take() {
                 self.pool.discard(swapped);
@@ -111,7 +112,6 @@ impl Scheduler {
             indices.push(index);
             tables.push(table);
         }
-        self.changes += 1;
         match self.pool.swap_out(&mut tables) {
             Ok(swapped) => group.away = Some(Away::Host { indices, swapped }),
             Err(error) => {
@@ -125,10 +125,10 @@ impl Scheduler {
         }
     }
 
-    /// Moves on what waited for a step that is committed now: parked tables are free, and those who leave go.
+    /// Completes what waited for a step that is over now: frees parked tables, and swaps out requests that left while it
+    /// ran.
     pub(crate) fn step_is_over(&mut self, step: StepId) {
         for parked in self.parked.extract_if(.., |p| p.until <= step) {
-            self.changes += 1;
             self.pool.release(parked.table);
         }
         let oldest = self.oldest_in_flight();

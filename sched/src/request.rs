@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use kvblock::CacheGroup;
+use kvblock::{CacheGroup, Media};
 use serde::{Deserialize, Serialize};
 
 use crate::SchedConfig;
@@ -32,7 +32,12 @@ impl fmt::Display for SeqId {
     }
 }
 
-/// A prompt to be continued.
+/// A prompt to be continued. Start from [`Request::new`] and change what differs, so that new fields break nothing.
+///
+/// ```
+/// # use sched::{Request, RequestId};
+/// let pair = Request { n: 2, ..Request::new(RequestId(1), vec![1, 2, 3], 16) };
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Request {
     /// Its name; not that of another live request.
@@ -50,12 +55,33 @@ pub struct Request {
     pub priority: i32,
     /// Cached prefixes are shared only under the same salt.
     pub cache_salt: Option<String>,
+    /// Name or id of the adapter (LoRA) that computes the request; cached prefixes are shared only under the same one.
+    pub adapter: Option<String>,
+    /// Images and other inputs that stand for some of the prompt's tokens; cached blocks that hold their placeholders are
+    /// shared only where these agree.
+    pub media: Vec<Media>,
     /// `false`: every prompt token is computed (prompt log-probabilities want every row); the blocks are
     /// stored all the same.
     pub read_prefix_cache: bool,
 }
 
 impl Request {
+    /// One sequence of at most `max_tokens` tokens that continues this prompt, without any wishes.
+    pub fn new(id: RequestId, prompt: Vec<u32>, max_tokens: usize) -> Request {
+        Request {
+            id,
+            prompt,
+            n: 1,
+            beam_search: false,
+            max_tokens,
+            priority: 0,
+            cache_salt: None,
+            adapter: None,
+            media: Vec::new(),
+            read_prefix_cache: true,
+        }
+    }
+
     /// Blocks that the request may own at once, all of its sequences at full length: in a full group
     /// `floor(P / bs) + n * (ceil((P + max_tokens - 1) / bs) - floor(P / bs))`. Full prompt blocks are shared, and
     /// the last token of a sequence is never written. In a sliding group a sequence owns at most the blocks that
@@ -101,8 +127,8 @@ impl Request {
 fn blocks_of_own(rest: usize, n: usize, max_tokens: usize, config: &SchedConfig) -> Option<usize> {
     let longest = (rest + max_tokens - 1).div_ceil(config.block_size);
     let own = |group: &CacheGroup| match group {
-        CacheGroup::Full => longest,
         CacheGroup::Sliding { window } => longest.min(window.div_ceil(config.block_size) + 2),
+        _ => longest,
     };
     n.checked_mul(config.groups.iter().map(own).sum())
 }
@@ -184,16 +210,7 @@ mod tests {
     }
 
     fn request(prompt: usize, n: usize, max_tokens: usize) -> Request {
-        Request {
-            id: RequestId(0),
-            prompt: vec![0; prompt],
-            n,
-            beam_search: false,
-            max_tokens,
-            priority: 0,
-            cache_salt: None,
-            read_prefix_cache: true,
-        }
+        Request { n, ..Request::new(RequestId(0), vec![0; prompt], max_tokens) }
     }
 
     #[test]

@@ -1,10 +1,12 @@
 //! Spans for the running requests, and blocks for the spans.
 //!
-//! In numbers only, so that nothing that is planned is ever taken back: every decode gets its token, then
-//! prefills share what is left of the budget, best standing first, then drafts are verified with what that
-//! leaves. `max_num_batched_tokens > max_num_seqs` leaves at least one token for prefills. Then count the blocks
-//! that all chosen spans need together; while they can not be had, give up the drafts, then preempt the request
-//! of worst standing and choose again.
+//! Everything is chosen in numbers first, so that nothing that is planned is ever taken back: every decode gets its token,
+//! then prefills share what is left of the budget, best standing first. `max_num_batched_tokens > max_num_seqs` leaves at
+//! least one token for prefills. Then count the blocks that all chosen spans need together; while there are too few,
+//! preempt the request of worst standing and choose again.
+//!
+//! Drafts come last, after admissions: they are verified with the tokens and blocks that nobody else needs. While others
+//! wait, at most half of the tokens are kept for drafts; and while the head of the queue lacks blocks, drafts take none.
 //!
 //! The blocks of a victim that a step in flight writes to come back with that step's commit. Preempting more
 //! does not hurry them. So once what is on its way suffices, the plan defers instead: it keeps the spans that
@@ -27,18 +29,13 @@ impl Scheduler {
     /// Chooses, and preempts until the blocks for the choice can be had or are on their way. Ends, because the
     /// request of best standing fits alone.
     pub(crate) fn make_room(&mut self, preempted: &mut Vec<RequestId>) -> Room {
-        let mut verify = true;
         loop {
             let list = std::mem::take(&mut self.spare.choices);
-            let (choices, budget) = self.choose(verify, list);
+            let (choices, budget) = self.choose(list);
             let needed = self.blocks_for(&choices);
             let available = self.pool.available();
             if needed <= available {
                 return Room { choices, budget, deferred: false };
-            }
-            if choices.iter().any(|c| c.drafts > 0) {
-                verify = false;
-                continue;
             }
             let parked = self.num_parked_blocks();
             if parked > 0 && needed <= available + parked {
@@ -54,16 +51,13 @@ impl Scheduler {
     }
 
     /// Spans for the running requests, in an empty list, and what they leave of the budget.
-    fn choose(&self, verify: bool, mut choices: Vec<Choice>) -> (Vec<Choice>, usize) {
+    fn choose(&self, mut choices: Vec<Choice>) -> (Vec<Choice>, usize) {
         let mut budget = self.config.max_num_batched_tokens;
         let mut prefills = Vec::new();
-        for group in self.running.iter().filter_map(|id| self.groups.get(id)) {
+        for group in self.running_groups() {
             self.choose_of(group, &mut budget, &mut choices, &mut prefills);
         }
         self.share_out(prefills, &mut budget, &mut choices);
-        if verify {
-            self.add_drafts(&mut choices, &mut budget);
-        }
         (choices, budget)
     }
 
@@ -105,18 +99,40 @@ impl Scheduler {
         }
     }
 
-    /// Lengthens spans of one token by the drafts behind it. Where somebody waits, half of what is left stays for
-    /// admissions.
-    fn add_drafts(&self, choices: &mut [Choice], budget: &mut usize) {
+    /// Tokens of the budget to keep for drafts while others are admitted.
+    pub(crate) fn tokens_for_drafts(&self, choices: &[Choice], budget: usize) -> usize {
         let is_queue_empty = self.waiting.is_empty() && self.swapped.is_empty();
-        let mut share = if is_queue_empty { *budget } else { *budget / 2 };
-        for choice in choices.iter_mut().filter(|c| c.count == 1) {
-            let drafts = self.groups.get(&choice.request).map_or(0, |g| g.num_drafts(choice.index)).min(share);
+        let most = if is_queue_empty { budget } else { budget / 2 };
+        choices.iter().map(|choice| self.num_drafts(choice)).sum::<usize>().min(most)
+    }
+
+    /// Lengthens spans of one token by the drafts behind it, with the tokens and blocks that are left.
+    pub(crate) fn add_drafts(&self, choices: &mut [Choice], mut budget: usize) {
+        let (block_size, groups) = (self.config.block_size, self.config.groups.len());
+        let mut free = if self.is_head_blocked() {
+            0
+        } else {
+            self.pool.available().saturating_sub(self.blocks_for(choices)) / groups
+        };
+        for choice in choices {
+            let Some(sequence) = self.groups.get(&choice.request).map(|group| &group.seqs[choice.index]) else {
+                continue;
+            };
+            let slots = sequence.table.as_ref().map_or(0, kvblock::BlockTable::len).max(sequence.planned + 1);
+            let entries = slots.div_ceil(block_size);
+            let room = (entries + free) * block_size - (sequence.planned + 1);
+            let drafts = self.num_drafts(choice).min(budget).min(room);
+            free -= (sequence.planned + 1 + drafts).div_ceil(block_size).saturating_sub(entries);
+            budget -= drafts;
             choice.drafts = drafts;
             choice.count += drafts;
-            share -= drafts;
-            *budget -= drafts;
         }
+    }
+
+    /// Drafts that could be verified behind a choice.
+    fn num_drafts(&self, choice: &Choice) -> usize {
+        let group = self.groups.get(&choice.request).filter(|_| choice.count == 1);
+        group.map_or(0, |group| group.num_drafts(choice.index))
     }
 
     /// The choices that can have their blocks now; the beams of one search all or none. Nobody takes a block past
@@ -160,16 +176,13 @@ mod tests {
         let mut s = Scheduler::new(config).unwrap();
         // Two beams of a prompt of one block, and another prompt of one block; one block is free.
         for (id, n, beam_search) in [(0, 2, true), (1, 1, false)] {
-            let (id, prompt, cache_salt) = (RequestId(id), vec![0; 4], None);
-            let request =
-                Request { id, prompt, n, beam_search, max_tokens: 5, priority: 0, cache_salt, read_prefix_cache: true };
-            s.submit(request).unwrap();
+            s.submit(Request { n, beam_search, ..Request::new(RequestId(id), vec![0; 4], 5) }).unwrap();
         }
         let plan = s.plan();
         let token = |request, index| Outcome::token(SeqId { request: RequestId(request), index }, 7, false);
         s.commit(plan.step, &[token(0, 0), token(0, 1), token(1, 0)]).unwrap();
 
-        let (choices, _) = s.choose(false, Vec::new());
+        let (choices, _) = s.choose(Vec::new());
         assert_eq!((choices.len(), s.blocks_for(&choices), s.pool.available()), (3, 3, 1));
         assert!(s.defer(&choices).is_empty(), "the block is kept for the beams, who came first and need two");
         assert_eq!(s.defer(&choices[2..]).len(), 1);

@@ -32,15 +32,16 @@ pub struct Scheduler {
     pub(crate) waiting: BTreeMap<QueueKey, RequestId>,
     /// In host memory, or on their way there.
     pub(crate) swapped: BTreeMap<QueueKey, RequestId>,
-    /// In order of admission.
-    pub(crate) running: Vec<RequestId>,
+    /// In order of admission, by [`Group::place`].
+    pub(crate) running: BTreeMap<u64, RequestId>,
     /// Planned and not committed, oldest first.
     pub(crate) flights: VecDeque<Flight>,
     pub(crate) parked: Vec<Parked>,
     /// Tables that the executor has to forget.
     pub(crate) released: Vec<SeqId>,
     pub(crate) blocked: Option<Blocked>,
-    /// Counts what may make room for, or save work to, a request that could not be admitted.
+    /// Counts what, besides free blocks, may make room for a request that could not be admitted; see
+    /// [`Scheduler::wakeups`].
     pub(crate) changes: u64,
     pub(crate) last_step: StepId,
     pub(crate) counters: SchedulerStats,
@@ -49,6 +50,7 @@ pub struct Scheduler {
     pub(crate) scratch: Vec<u32>,
     pub(crate) spare: Spare,
     arrivals: u64,
+    admissions: u64,
 }
 
 impl Scheduler {
@@ -68,7 +70,7 @@ impl Scheduler {
             groups: IdMap::default(),
             waiting: BTreeMap::new(),
             swapped: BTreeMap::new(),
-            running: Vec::new(),
+            running: BTreeMap::new(),
             flights: VecDeque::new(),
             parked: Vec::new(),
             released: Vec::new(),
@@ -80,6 +82,7 @@ impl Scheduler {
             scratch: Vec::new(),
             spare: Spare::default(),
             arrivals: 0,
+            admissions: 0,
         })
     }
 
@@ -102,6 +105,7 @@ impl Scheduler {
     /// again at once.
     pub fn abort(&mut self, id: RequestId) -> bool {
         self.release_tables(id, |_, _| true);
+        self.stop_running(id);
         let Some(group) = self.groups.remove(&id) else {
             return false;
         };
@@ -109,7 +113,6 @@ impl Scheduler {
         let key = group.queue_key(self.config.policy);
         self.waiting.remove(&key);
         self.swapped.remove(&key);
-        self.running.retain(|r| *r != id);
         if let Some(Away::Host { swapped, .. }) = group.away {
             self.pool.discard(swapped);
         }
@@ -198,7 +201,7 @@ impl Scheduler {
             blocks.dedup();
             Some((*id, blocks.len()))
         };
-        self.running.iter().filter_map(blocks)
+        self.running.values().filter_map(blocks)
     }
 
     /// Rebuilds the pool's books from all live tables and compares. Costs a pass over all tokens: for tests
@@ -215,6 +218,34 @@ impl Scheduler {
 
     pub(crate) fn oldest_in_flight(&self) -> Option<StepId> {
         self.flights.front().map(|f| f.step)
+    }
+
+    /// Puts a request behind those that run.
+    pub(crate) fn start_running(&mut self, id: RequestId) {
+        let Some(group) = self.groups.get_mut(&id) else {
+            return;
+        };
+        group.place = Some(self.admissions);
+        self.running.insert(self.admissions, id);
+        self.admissions += 1;
+    }
+
+    /// Takes a request out of those that run, if it is among them.
+    pub(crate) fn stop_running(&mut self, id: RequestId) {
+        if let Some(place) = self.groups.get_mut(&id).and_then(|group| group.place.take()) {
+            self.running.remove(&place);
+        }
+    }
+
+    /// The running requests, in order of admission.
+    pub(crate) fn running_groups(&self) -> impl Iterator<Item = &Group> {
+        self.running.values().filter_map(|id| self.groups.get(id))
+    }
+
+    /// Counts everything that may make room for, or save work to, a request that could not be admitted. Blocks that come
+    /// free, whatever frees them, are counted by the pool.
+    pub(crate) fn wakeups(&self) -> u64 {
+        self.changes + self.pool.counters().given_back
     }
 
     /// Brings a request to where its computed tokens and live sequences say it is: forks at the end of the

@@ -1,4 +1,4 @@
-//! Lists of steps that are over, for the steps to come: a decode step as large as the one before it allocates next to nothing.
+//! Lists of completed steps, kept for later ones: a decode step as large as the one before it allocates almost nothing.
 
 use kvblock::BlockId;
 

@@ -1,7 +1,7 @@
 //! One plan: choose, make room, apply, admit.
 //!
 //! 1. *Choose* spans for the running requests and *make room* for them (`room`).
-//! 2. *Apply* the choice to the tables.
+//! 2. *Apply* the choice to the tables. With drafts to verify this comes last: they get what the admissions leave.
 //! 3. *Admit* from the head of the waiting queue (`admit`). A step that preempted, or that had to leave
 //!    something out for want of blocks, admits nothing.
 //!
@@ -20,7 +20,7 @@ pub(crate) struct Choice {
     pub request: RequestId,
     pub index: usize,
     pub count: usize,
-    /// So many of them are drafts.
+    /// Number of them that are drafts.
     pub drafts: usize,
 }
 
@@ -47,17 +47,27 @@ impl Scheduler {
         }
         let mut draft = Draft { plan, spans: std::mem::take(&mut self.spare.in_flight) };
         draft.plan.spans = self.spare.list();
-        let Room { choices, mut budget, deferred } = self.make_room(&mut draft.plan.preempted);
+        let Room { mut choices, mut budget, deferred } = self.make_room(&mut draft.plan.preempted);
         draft.plan.spans.reserve(choices.len());
         draft.spans.reserve(choices.len());
-        for &choice in &choices {
-            self.push_span(&mut draft, choice, 0);
+        let may_admit = draft.plan.preempted.is_empty() && !deferred;
+        let kept = if may_admit { self.tokens_for_drafts(&choices, budget) } else { 0 };
+        if kept == 0 {
+            self.push_spans(&mut draft, &choices);
+            if may_admit {
+                self.admit(&mut draft, &mut budget, 0);
+            }
+        } else {
+            // Drafts get what the admissions leave, so their spans are made after these and stand before them.
+            budget -= kept;
+            self.admit(&mut draft, &mut budget, self.blocks_for(&choices));
+            self.add_drafts(&mut choices, budget + kept);
+            self.push_spans(&mut draft, &choices);
+            draft.plan.spans.rotate_right(choices.len());
+            draft.spans.rotate_right(choices.len());
         }
         self.spare.choices = choices;
         self.spare.choices.clear();
-        if draft.plan.preempted.is_empty() && !deferred {
-            self.admit(&mut draft, &mut budget);
-        }
         let Draft { mut plan, spans } = draft;
         plan.memory = self.pool.drain_memory_ops().collect();
         plan.released = std::mem::take(&mut self.released);
@@ -69,6 +79,12 @@ impl Scheduler {
             newest.behind.extend(&plan.memory);
         }
         plan
+    }
+
+    fn push_spans(&mut self, draft: &mut Draft, choices: &[Choice]) {
+        for &choice in choices {
+            self.push_span(draft, choice, 0);
+        }
     }
 
     /// Gives the chosen tokens their slots and writes the span.

@@ -79,7 +79,7 @@ impl RequestView<'_> {
 impl Scheduler {
     /// All live requests: the running in order of admission, then the swapped and the waiting in order of their queues.
     pub fn requests(&self) -> impl Iterator<Item = RequestView<'_>> {
-        let running = self.running.iter().map(|id| (*id, RequestState::Running));
+        let running = self.running.values().map(|id| (*id, RequestState::Running));
         let swapped = self.swapped.values().map(|id| (*id, RequestState::Swapped));
         let waiting = self.waiting.values().map(|id| (*id, RequestState::Waiting));
         let view = |(id, state)| Some(RequestView { id, state, group: self.groups.get(&id)? });

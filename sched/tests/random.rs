@@ -6,15 +6,13 @@
 //! tokens and nothing else, two schedulers of the same history plan alike, the oldest of the aged is never
 //! preempted, and a plan survives serialisation. In the end: every sequence that was not ended from outside has
 //! said exactly what it says alone, within the steps of the progress theorem.
-#![allow(clippy::unwrap_used)]
-
-mod common;
-
 use std::collections::{HashMap, VecDeque};
 
-use common::{Executor, answer, sampled};
+use crate::common::{self, Executor, answer, sampled};
 use proptest::prelude::*;
-use sched::{CacheGroup, Outcome, Policy, PreemptionMode, Request, RequestId, SchedConfig, Scheduler, SeqId, StepPlan};
+use sched::{
+    CacheGroup, Media, Outcome, Policy, PreemptionMode, Request, RequestId, SchedConfig, Scheduler, SeqId, StepPlan,
+};
 
 /// Something from outside, before a plan or between plan and commit. Numbers select modulo what is there.
 #[derive(Clone, Debug)]
@@ -39,8 +37,11 @@ fn event() -> impl Strategy<Value = Event> {
         6 => (prompt, n, prop::bool::weighted(0.3), 1..20usize, 0..3i32, prop::bool::weighted(0.1), prop::bool::weighted(0.9))
             .prop_map(|(prompt, n, beam_search, max_tokens, priority, salted, read_prefix_cache)| {
                 let cache_salt = salted.then(|| "salt".into());
-                let id = RequestId(0);
-                Event::Submit(Request { id, prompt, n, beam_search, max_tokens, priority, cache_salt, read_prefix_cache })
+                // Some prompts have an image at their fifth token: of two kinds, and of several lengths.
+                let image = |len: usize| Media { digest: vec![len as u8 % 2], start: 4, len };
+                let media = if max_tokens % 4 == 0 { vec![image(max_tokens)] } else { Vec::new() };
+                let request = Request::new(RequestId(0), prompt, max_tokens);
+                Event::Submit(Request { n, beam_search, priority, cache_salt, media, read_prefix_cache, ..request })
             }),
         1 => (0..8usize).prop_map(Event::Abort),
         1 => (0..8usize, 0..4u32).prop_map(|(at, index)| Event::Finish(at, index)),
@@ -137,6 +138,7 @@ impl World {
                     CacheGroup::Sliding { window } => {
                         ((p + max_tokens - 1).div_ceil(bs) - p / bs).min(window.div_ceil(bs) + 2)
                     }
+                    other => panic!("{other:?}: no such group is made here"),
                 };
                 let needed: usize = self.config.groups.iter().map(|kind| p / bs + n * own(kind)).sum();
                 let fits = n <= self.config.max_num_seqs

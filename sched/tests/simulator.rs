@@ -1,14 +1,13 @@
 //! The simulator of `examples/simulate`: what must be true of any model of batching, and of this one.
-#![allow(clippy::unwrap_used)]
 
 #[allow(dead_code)]
 #[path = "../examples/simulate/sim/mod.rs"]
 mod sim;
 
-use sim::Policy;
-use sim::cost::{CostModel, Work};
-use sim::measure::Run;
-use sim::trace::{Arrival, Lengths, generate, parse_csv};
+use self::sim::Policy;
+use self::sim::cost::{CostModel, Work};
+use self::sim::measure::Run;
+use self::sim::trace::{Arrival, Lengths, generate, parse_csv};
 
 const AT_ONCE: f64 = f64::INFINITY;
 const QUIRE: Policy = Policy::Quire { max_in_flight: 1 };

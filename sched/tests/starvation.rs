@@ -1,17 +1,19 @@
-//! Others never stop coming, and each request ends all the same: within a number of plans that the test computes.
-#![allow(clippy::unwrap_used)]
+//! Others never stop coming, and each request ends all the same: within a number of plans that the test computes, and
+//! without being preempted again once it is the oldest request and was preempted three times.
 
+use std::cell::Cell;
 use std::collections::VecDeque;
 
 use proptest::prelude::*;
+use proptest::test_runner::TestRunner;
 use sched::{Outcome, Request, RequestId, SchedConfig, Scheduler, StepPlan};
 
 /// Shape of a request: prompt, sequences, output tokens.
 type Shape = (usize, usize, usize);
 
-/// Everybody who came before the watched request and itself are, one after the other, the oldest. The oldest runs, or is
-/// at the head of the line while those who run or are swapped out end by the progress theorem; each preemption of it is
-/// one such round, and after the third nobody stands before it.
+/// Every request that came before the watched one, and then itself, is the oldest for a while. The oldest runs, or it is
+/// the head of the queue while those that run or are swapped out end by the progress theorem. Each preemption of it is one
+/// such round, and after the third no other stands before it.
 fn bound(config: &SchedConfig, before: usize, most: Shape) -> usize {
     let (requests, (prompt, n, max_tokens)) = (config.max_num_seqs + config.host_blocks, most);
     let work = prompt + n * (max_tokens - 1);
@@ -24,16 +26,69 @@ fn outcomes(plan: &StepPlan) -> Vec<Outcome> {
     sampled.map(|seq| Outcome::token(seq, 1, false)).collect()
 }
 
-proptest! {
-    #![proptest_config(ProptestConfig { cases: 150, failure_persistence: None, ..ProptestConfig::default() })]
+fn request(id: u64, (prompt, n, max_tokens): Shape) -> Request {
+    Request { n, ..Request::new(RequestId(id), vec![id as u32; prompt], max_tokens) }
+}
 
-    #[test]
-    fn a_request_ends_though_others_never_stop_coming(
-        (num_blocks, max_num_seqs, extra, host_blocks, max_in_flight) in (12..24usize, 3..9usize, 1..30usize, prop_oneof![Just(0), 1..12usize], 1..3usize),
-        watched in (1..4usize, Just(1usize), 20..40usize),
-        others in prop::collection::vec((1..24usize, 1..3usize, 4..24usize), 1..12),
-        before in 0..6usize,
-    ) {
+fn is_live(scheduler: &Scheduler, id: u64) -> bool {
+    scheduler.requests().any(|request| request.id() == RequestId(id))
+}
+
+/// Plans until request `watched` has ended, with at least four others waiting at each plan; how often it was preempted.
+fn watch(config: &SchedConfig, watched: Shape, others: &[Shape], before: u64) -> Result<usize, TestCaseError> {
+    let mut s = Scheduler::new(config.clone()).unwrap();
+    // A shape that can never run is refused at once, and would leave the queue empty.
+    let mut fitting: Vec<Shape> = others.to_vec();
+    fitting.retain(|shape| Scheduler::new(config.clone()).unwrap().submit(request(0, *shape)).is_ok());
+    fitting.push((4, 1, 8));
+    let mut stream = fitting.iter().cycle();
+    for id in 0..before {
+        s.submit(request(id, *stream.next().unwrap())).unwrap();
+    }
+    s.submit(request(before, watched)).unwrap();
+    let mut next = before + 1;
+    let most = others.iter().fold((4, 2, 40), |m: Shape, o| (m.0.max(o.0), m.1.max(o.1), m.2.max(o.2)));
+    let bound = bound(config, before as usize, most);
+    let mut flying: VecDeque<StepPlan> = VecDeque::new();
+    let (mut plans, mut preempted) = (0, 0);
+    while is_live(&s, before) {
+        plans += 1;
+        prop_assert!(plans <= bound, "not ended after {bound} plans");
+        while s.stats().num_waiting < 4 {
+            s.submit(request(next, *stream.next().unwrap())).unwrap();
+            next += 1;
+        }
+        let is_oldest = !(0..before).any(|id| is_live(&s, id));
+        let plan = s.plan();
+        if plan.preempted.contains(&RequestId(before)) {
+            prop_assert!(
+                !is_oldest || preempted < 3,
+                "preempted again, though it is the oldest and was {preempted} times"
+            );
+            preempted += 1;
+        }
+        s.submitted(plan.step).unwrap();
+        let is_idle = plan.spans.is_empty();
+        if !is_idle {
+            flying.push_back(plan);
+        }
+        while flying.len() >= config.max_in_flight || is_idle && !flying.is_empty() {
+            let plan = flying.pop_front().unwrap();
+            s.commit(plan.step, &outcomes(&plan)).unwrap();
+        }
+    }
+    Ok(preempted)
+}
+
+#[test]
+fn a_request_ends_though_others_never_stop_coming() {
+    let pool = (12..24usize, 3..9usize, 1..30usize, prop_oneof![Just(0), 1..12usize], 1..3usize);
+    let watched = (1..4usize, Just(1usize), 20..40usize);
+    let others = prop::collection::vec((1..24usize, 1..3usize, 4..24usize), 1..12);
+    let config = ProptestConfig { cases: 150, failure_persistence: None, ..ProptestConfig::default() };
+    let aged = Cell::new(0);
+    let run = TestRunner::new(config).run(&(pool, watched, others, 0..6u64), |(pool, watched, others, before)| {
+        let (num_blocks, max_num_seqs, extra, host_blocks, max_in_flight) = pool;
         let config = SchedConfig {
             max_num_seqs,
             max_num_batched_tokens: max_num_seqs + extra,
@@ -42,55 +97,11 @@ proptest! {
             max_in_flight,
             ..SchedConfig::new(num_blocks, 4)
         };
-        let mut s = Scheduler::new(config.clone()).unwrap();
-        let mut next = 0u64;
-        let mut submit = |s: &mut Scheduler, (prompt, n, max_tokens): Shape| {
-            let (id, prompt) = (RequestId(next), vec![next as u32; prompt]);
-            next += 1;
-            let (beam_search, priority, cache_salt, read_prefix_cache) = (false, 0, None, true);
-            let taken = s.submit(Request { id, prompt, n, beam_search, max_tokens, priority, cache_salt, read_prefix_cache });
-            taken.is_ok().then_some(id)
-        };
-        let mut stream = others.iter().copied().cycle();
-        for _ in 0..before {
-            submit(&mut s, stream.next().unwrap());
-        }
-        let watched = submit(&mut s, watched);
-        prop_assume!(watched.is_some(), "it can never fit");
-        let watched = watched.unwrap();
-        let most = others.iter().fold((4, 2, 40), |m: Shape, o| (m.0.max(o.0), m.1.max(o.1), m.2.max(o.2)));
-        let bound = bound(&config, before, most);
-        let mut flying: VecDeque<StepPlan> = VecDeque::new();
-        let (mut plans, mut wanted) = (0, 0);
-        // It is live as long as its id is taken.
-        let is_live = |s: &mut Scheduler| {
-            let again = Request {
-                id: watched, prompt: vec![0], n: 1, beam_search: false, max_tokens: 1, priority: 0, cache_salt: None, read_prefix_cache: true,
-            };
-            let taken = s.submit(again).is_ok();
-            if taken {
-                s.abort(watched);
-            }
-            !taken
-        };
-        while is_live(&mut s) {
-            plans += 1;
-            prop_assert!(plans <= bound, "not ended after {bound} plans");
-            // The line is never empty, however many shapes fit.
-            while s.stats().num_waiting < 4 && wanted < 40 * plans {
-                wanted += 1;
-                submit(&mut s, stream.next().unwrap());
-            }
-            let plan = s.plan();
-            s.submitted(plan.step).unwrap();
-            let is_idle = plan.spans.is_empty();
-            if !is_idle {
-                flying.push_back(plan);
-            }
-            while flying.len() >= max_in_flight || is_idle && !flying.is_empty() {
-                let plan = flying.pop_front().unwrap();
-                s.commit(plan.step, &outcomes(&plan)).unwrap();
-            }
-        }
-    }
+        let preempted = watch(&config, watched, &others, before)?;
+        aged.set(aged.get() + usize::from(preempted >= 3));
+        Ok(())
+    });
+    run.unwrap();
+    println!("{} of 150 were preempted three times or more", aged.get());
+    assert!(aged.get() > 0, "no request was preempted three times, so nothing was tested");
 }

@@ -147,16 +147,7 @@ mod tests {
     }
 
     fn request(id: u64, prompt: Vec<u32>, max_tokens: usize) -> Request {
-        Request {
-            id: RequestId(id),
-            prompt,
-            n: 1,
-            beam_search: false,
-            max_tokens,
-            priority: 0,
-            cache_salt: None,
-            read_prefix_cache: true,
-        }
+        Request::new(RequestId(id), prompt, max_tokens)
     }
 
     fn step(scheduler: &mut Scheduler, finished: bool) {

@@ -12,7 +12,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut computed = 0;
     for question in [[100, 101], [200, 201]] {
         let tokens = [&system[..], &question].concat();
-        let mut table = pool.admit(Prompt { tokens: &tokens, salt: None, read_cache: true }).open(0)?;
+        let mut table = pool.admit(Prompt::new(&tokens)).open(0)?;
         for op in pool.drain_memory_ops() {
             match op {
                 MemOp::Copy { src, dst } => {
@@ -23,7 +23,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
                     let start = block.index() * BLOCK_SIZE;
                     keys[start + from_slot..start + BLOCK_SIZE].fill(f64::NAN);
                 }
-                MemOp::SwapOut { .. } | MemOp::SwapIn { .. } => return Err("a pool without host blocks orders no swap".into()),
+                other => return Err(format!("{other}: a pool without host blocks orders no swap").into()),
             }
         }
         let start = table.committed();
@@ -31,7 +31,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             keys[usize::try_from(slot)?] = f64::from(*token);
             computed += 1;
         }
-        pool.commit(&mut table, tokens.len());
+        pool.commit(&mut table, tokens.len())?;
         let sum: f64 = table.slots(0..tokens.len()).map(|slot| keys[slot as usize]).sum();
         let expected: u32 = tokens.iter().sum();
         if sum != f64::from(expected) {

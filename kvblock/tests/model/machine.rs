@@ -6,11 +6,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use kvblock::{
-    BlockEvent, BlockId, BlockPool, BlockTable, CacheGroup, ExtraKeys, HostBlockId, MemOp, MissReason, NoSpace,
-    PinnedPrefix, PoolConfig, PrefixHash, Prompt, PromptHashes, Swapped, TableError,
+    BlockEvent, BlockId, BlockPool, BlockTable, CacheGroup, HostBlockId, MemOp, MissReason, NoSpace, PinnedPrefix,
+    PoolConfig, PrefixHash, Prompt, Swapped, TableError,
 };
 
-use crate::naive::{Id, NaiveCache, first_read};
+use super::keys::{KEYS, contents, prompt};
+use super::naive::{Id, NaiveCache, first_read};
 
 /// Bytes that choose a pool, and bytes per operation.
 pub const STEP: usize = 8;
@@ -29,14 +30,6 @@ pub fn drive(bytes: &[u8]) {
     world.end();
 }
 
-/// Salt and adapter of the sequences of each key.
-const KEYS: [(Option<&str>, Option<&str>); 4] =
-    [(None, None), (Some("a"), None), (None, Some("a")), (Some("b"), Some("a"))];
-
-fn extra(key: usize) -> ExtraKeys<'static> {
-    ExtraKeys { adapter: KEYS[key].1, media: &[] }
-}
-
 /// Tokens in which prefixes meet: few kinds, and long equal beginnings.
 fn tokens(kind: u8, len: usize) -> Vec<u32> {
     let mut tokens = vec![0; len];
@@ -44,16 +37,6 @@ fn tokens(kind: u8, len: usize) -> Vec<u32> {
         *token = u32::from(kind & 3);
     }
     tokens
-}
-
-/// What the keys and values behind a token depend on: group, key, and every token so far.
-fn contents(group: usize, key: usize, tokens: &[u32]) -> Vec<u64> {
-    let mut state = (group * KEYS.len() + key + 1) as u64;
-    let mut next = |token: &u32| {
-        state = (state ^ u64::from(*token + 1)).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(23);
-        state
-    };
-    tokens.iter().map(&mut next).collect()
 }
 
 struct Sequence {
@@ -107,6 +90,10 @@ struct World {
     hits: BTreeSet<BlockId>,
     /// Free cached blocks that the operation took out of the index, so that they moved to the front.
     uncached: BTreeSet<BlockId>,
+    /// The names of all cached blocks before the operation.
+    names: BTreeMap<BlockId, (usize, PrefixHash)>,
+    /// What never changes: the seed, and the bytes of the books.
+    fixed: (Option<u64>, usize),
     /// The operation gave one whole table back, so the cached blocks that it freed are one chain.
     gave_back: bool,
 }
@@ -135,9 +122,11 @@ impl World {
             events: true,
             ..PoolConfig::new(num_blocks, block_size)
         };
+        let (caching, pool) = (config.prefix_caching, BlockPool::new(config).unwrap());
+        let fixed = (caching.then_some(seed as u64), pool.metadata_bytes());
         World {
-            caching: config.prefix_caching,
-            pool: BlockPool::new(config).unwrap(),
+            caching,
+            pool,
             groups,
             block_size,
             wide_hash: hash_bits == 128,
@@ -151,6 +140,8 @@ impl World {
             taken: BTreeSet::new(),
             hits: BTreeSet::new(),
             uncached: BTreeSet::new(),
+            names: BTreeMap::new(),
+            fixed,
             gave_back: false,
         }
     }
@@ -176,11 +167,12 @@ impl World {
         self.taken.clear();
         self.hits.clear();
         self.uncached.clear();
+        self.names = named(&self.pool);
         self.gave_back = false;
         let (a, b, c, d) = (usize::from(bytes[1]), bytes[2], usize::from(bytes[3]), usize::from(bytes[4]));
         let room = self.live.len() + self.swapped.iter().map(|s| s.1.len()).sum::<usize>() < MOST;
         let some = (!self.live.is_empty()).then(|| a % self.live.len().max(1));
-        match (bytes[0] % 32, some) {
+        match (bytes[0] % 36, some) {
             (0..6, _) if room => {
                 self.open(&tokens(b, a % 32), c % KEYS.len(), d, usize::from(bytes[5]) % 3, bytes[6].is_multiple_of(2))
             }
@@ -198,8 +190,10 @@ impl World {
             }
             (27 | 28, Some(at)) => self.swap_out(at, 1 + c % 3),
             (29 | 30, _) if !self.swapped.is_empty() => self.swap_in(a % self.swapped.len(), d % 3, c % 8 == 0),
-            (31, _) if c % 4 == 0 => self.reset(),
-            (31, _) => self.forget(a, d % 4 == 0),
+            (31, _) => self.reset(),
+            (32..34, _) => self.forget(a, d % 4 == 0),
+            (34, Some(at)) => self.commit_too_much(at, c),
+            (35, _) => self.meet_stranger(d),
             _ => {}
         }
         self.apply_memory_ops();
@@ -211,11 +205,15 @@ impl World {
     fn open(&mut self, tokens: &[u32], key: usize, how: usize, keep_free: usize, hashed: bool) {
         let read_cache = !how.is_multiple_of(8);
         let bs = self.block_size;
-        let prompt = Prompt { tokens, salt: KEYS[key].0, read_cache };
+        let prompt = Prompt { read_cache, ..prompt(key, tokens) };
         let hits = if read_cache && self.caching { self.cached.hit(&self.groups, key, tokens, bs) } else { 0 };
         let (owners, available) = (self.owners(), self.available());
-        let hashes = if hashed { self.pool.hash_prompt(prompt, extra(key)) } else { PromptHashes::default() };
-        let admission = self.pool.admit_with(prompt, extra(key), &hashes);
+        let hashes = hashed.then(|| self.pool.hash_prompt(prompt));
+        let prompt = Prompt { hashes: hashes.as_ref(), ..prompt };
+        let lookup = self.pool.lookup(prompt);
+        let admission = self.pool.admit(prompt);
+        let said = (admission.cached_tokens(), admission.blocks_needed(), admission.miss());
+        assert_eq!((lookup.cached_tokens, lookup.blocks_needed, lookup.miss), said);
         assert_eq!(admission.cached_tokens(), hits * bs);
         let usable = tokens.len().saturating_sub(1) / bs;
         match admission.miss() {
@@ -307,11 +305,51 @@ impl World {
             }
         }
         let computed = s.table.groups().to_vec();
-        self.pool.commit(&mut s.table, end);
+        self.pool.commit(&mut s.table, end).unwrap();
         if self.caching {
             let full = start / bs..s.invalid.unwrap_or(usize::MAX).min(end / bs);
-            store_full(&mut self.cached, s, &computed, full, bs);
+            let names = Names { pool: &self.pool, before: &self.names, owners: &owners };
+            let orphans = store_full(&mut self.cached, s, &computed, full, &names);
+            self.uncached.extend(orphans);
         }
+    }
+
+    /// Commits tokens that have no slot: refused.
+    fn commit_too_much(&mut self, at: usize, more: usize) {
+        let s = &mut self.live[at];
+        let (wanted, len, committed) = (s.tokens.len() + 1 + more, s.tokens.len(), s.table.committed());
+        assert_eq!(self.pool.commit(&mut s.table, wanted), Err(TableError::BeyondEnd { wanted, len }));
+        assert_eq!(self.pool.pin(&s.table, wanted).map(drop), Err(TableError::BeyondEnd { wanted, len: committed }));
+        assert_eq!(self.pool.replace(&mut s.table, len + more, 0), None);
+    }
+
+    /// Hands the pool a table and a swapped sequence of another one: both are refused and stay whole.
+    fn meet_stranger(&mut self, how: usize) {
+        let mut theirs = BlockPool::new(PoolConfig { host_blocks: 8, ..PoolConfig::new(8, 4) }).unwrap();
+        let mut table = theirs.admit(Prompt::new(&[0; 9])).open(0).unwrap();
+        theirs.commit(&mut table, 9).unwrap();
+        let fork = theirs.fork(&table).unwrap();
+        let mut swapped = theirs.swap_out(&mut vec![fork]).unwrap();
+        assert!(theirs.owns(&table) && !self.pool.owns(&table));
+        let foreign = TableError::ForeignTable;
+        assert_eq!(self.pool.append(&mut table, &[1]), Err(foreign));
+        assert_eq!(self.pool.commit(&mut table, 9), Err(foreign));
+        assert_eq!(self.pool.truncate(&mut table, 0), Err(foreign));
+        assert_eq!(self.pool.replace(&mut table, 8, 1), None);
+        assert_eq!(self.pool.fork(&table).map(drop), Err(foreign));
+        assert_eq!(self.pool.pin(&table, 4).map(drop), Err(foreign));
+        assert_eq!(self.pool.try_release(&mut table), Err(foreign));
+        assert_eq!(self.pool.blocks_needed([(&table, 9)]), 0);
+        assert_eq!(self.pool.swap_in(&mut swapped, 0).map(drop), Err(foreign));
+        let mut tables = vec![table];
+        assert_eq!(self.pool.swap_out(&mut tables).map(drop), Err(foreign));
+        // Given back here, they go home.
+        match how % 3 {
+            0 => tables.into_iter().for_each(|table| self.pool.release(table)),
+            1 => self.pool.discard(swapped),
+            _ => tables.into_iter().for_each(|table| theirs.release(table)),
+        }
+        theirs.take_leaks();
     }
 
     fn fork(&mut self, at: usize) {
@@ -345,9 +383,13 @@ impl World {
         let lost =
             s.table.groups().iter().zip(&self.groups).any(|(g, kind)| g.holes() * bs > first_read(*kind, committed));
         let before = s.table.groups().to_vec();
-        match self.pool.try_truncate(&mut s.table, len) {
+        match self.pool.truncate(&mut s.table, len) {
+            Err(TableError::BeyondEnd { wanted, len: found }) => {
+                assert!(wanted == len && found == s.tokens.len() && len > found);
+            }
             Ok(()) => {
                 assert!(!cuts || !lost);
+                assert!(len <= s.tokens.len());
                 s.tokens.truncate(len);
                 s.chain.truncate(committed / bs);
                 s.cut(s.tokens.len().div_ceil(bs));
@@ -380,8 +422,12 @@ impl World {
             drop(s.table);
             let leaks: Vec<usize> = self.pool.take_leaks().iter().map(|l| l.blocks).collect();
             assert_eq!(leaks, if blocks > 0 { vec![blocks] } else { vec![] });
-        } else {
+        } else if s.tokens.len().is_multiple_of(2) {
             self.pool.release(s.table);
+        } else {
+            let mut table = s.table;
+            self.pool.try_release(&mut table).unwrap();
+            assert!(table.is_empty() && all_blocks(&table).next().is_none());
         }
     }
 
@@ -460,6 +506,8 @@ impl World {
                     self.hits.insert(block);
                 }
                 self.taken.iter().for_each(|b| self.cached.forget(*b));
+                let mut owners = self.owners();
+                owners.extend(tables.iter().flat_map(all_blocks).map(|block| (block, 1)));
                 for (table, away) in tables.into_iter().zip(self.swapped.swap_remove(at).1) {
                     let Away { tokens, key, mut chain, invalid, .. } = away;
                     assert_eq!((table.tokens(), table.committed()), (&tokens[..], tokens.len()));
@@ -471,7 +519,9 @@ impl World {
                     let mut s = Sequence { table, tokens, key, chain, invalid };
                     if self.caching {
                         let full = invalid.unwrap_or(usize::MAX).min(s.tokens.len() / self.block_size);
-                        store_full(&mut self.cached, &mut s, &groups, 0..full, self.block_size);
+                        let names = Names { pool: &self.pool, before: &self.names, owners: &owners };
+                        let orphans = store_full(&mut self.cached, &mut s, &groups, 0..full, &names);
+                        self.uncached.extend(orphans);
                     }
                     self.live.push(s);
                 }
@@ -543,6 +593,7 @@ impl World {
                     self.memory[dst.index()] = self.host[src.index()].clone();
                     self.taken.insert(dst);
                 }
+                other => panic!("{other}: the machine does not know it"),
             }
         }
         swapped_out
@@ -579,6 +630,13 @@ impl World {
         self.pool.audit(self.tables()).unwrap();
         self.pool.audit_host(self.swapped.iter().map(|s| &s.0)).unwrap();
         let (gauges, owners) = (self.pool.gauges(), self.owners());
+        let pool = &self.pool;
+        assert_eq!((pool.block_size(), pool.num_blocks()), (self.block_size, self.memory.len()));
+        assert_eq!((pool.groups(), pool.available()), (&self.groups[..], self.available()));
+        assert_eq!((pool.hash_seed(), pool.metadata_bytes()), self.fixed);
+        assert!(pool.counters().peak_in_use >= owners.len() && pool.counters().evicted <= pool.counters().taken);
+        assert!(pool.stats().hit_tokens <= pool.stats().query_tokens && (self.caching || pool.stats().lookups == 0));
+        assert!(owners.iter().all(|(block, count)| pool.references(*block) == *count));
         assert_eq!(gauges.in_use, owners.len());
         assert_eq!(gauges.in_use + gauges.cached + gauges.free, self.memory.len());
         let host = self.pool.host_gauges();
@@ -656,14 +714,28 @@ fn all_blocks(table: &BlockTable) -> impl Iterator<Item = BlockId> + '_ {
     table.groups().iter().flat_map(|g| g.blocks()).copied()
 }
 
-/// Tells the naive cache of the blocks `full` of a sequence, where `groups` has them.
+fn named(pool: &BlockPool) -> BTreeMap<BlockId, (usize, PrefixHash)> {
+    (0..pool.num_blocks() as u32).map(BlockId).filter_map(|block| Some((block, pool.prefix_of(block)?))).collect()
+}
+
+/// How blocks are named, which the naive cache does not know: those that were cached before the operation, and now.
+struct Names<'a> {
+    pool: &'a BlockPool,
+    before: &'a BTreeMap<BlockId, (usize, PrefixHash)>,
+    owners: &'a BTreeMap<BlockId, u32>,
+}
+
+/// Tells the naive cache of the blocks `full` of a sequence, where `groups` has them. Returns the free blocks that are
+/// orphans now, which leave the cache: equal tokens stand under their name behind another parent.
 fn store_full(
     cached: &mut NaiveCache,
     s: &mut Sequence,
     groups: &[kvblock::GroupTable<BlockId>],
     full: std::ops::Range<usize>,
-    block_size: usize,
-) {
+    names: &Names<'_>,
+) -> Vec<BlockId> {
+    let block_size = names.pool.block_size();
+    let mut all_orphans = Vec::new();
     for k in full {
         let parent = k.checked_sub(1).map(|before| s.chain[before]);
         let known = s.chain.get(k).copied();
@@ -671,12 +743,21 @@ fn store_full(
         let mut id = known;
         for (g, group) in groups.iter().enumerate() {
             if let Some(block) = group.entry(k) {
+                let is_new = !cached.contains(block) && cached.id(g, s.key, prefix, parent).is_none();
                 let stored = cached.store(block, g, s.key, prefix, parent, known);
                 id = id.or(Some(stored));
+                let name = names.pool.prefix_of(block);
+                let is_orphan = |other: &BlockId| {
+                    is_new && names.before.get(other).copied() == name && !names.owners.contains_key(other)
+                };
+                let orphans: Vec<BlockId> = cached.others_with_tokens(block, block_size).filter(is_orphan).collect();
+                orphans.iter().for_each(|orphan| cached.forget(*orphan));
+                all_orphans.extend(orphans);
             }
         }
         if known.is_none() {
             s.chain.push(id.unwrap());
         }
     }
+    all_orphans
 }

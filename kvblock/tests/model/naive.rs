@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 
 use kvblock::{BlockId, CacheGroup};
 
+use super::keys::agree;
+
 /// Identity of a prefix, as a sequence remembers it.
 pub type Id = u64;
 
@@ -15,6 +17,12 @@ pub struct Cached {
     pub prefix: Vec<u32>,
     id: Id,
     parent: Option<Id>,
+}
+
+impl Cached {
+    fn is(&self, key: usize, prefix: &[u32], parent: Option<Id>) -> bool {
+        self.parent == parent && self.prefix == prefix && agree(self.key, key, prefix.len())
+    }
 }
 
 /// All cached blocks.
@@ -49,7 +57,7 @@ impl NaiveCache {
 
     /// The identity under which a group holds a prefix.
     pub fn id(&self, group: usize, key: usize, prefix: &[u32], parent: Option<Id>) -> Option<Id> {
-        let same = |c: &&Cached| c.group == group && c.key == key && c.parent == parent && c.prefix == prefix;
+        let same = |c: &&Cached| c.group == group && c.is(key, prefix, parent);
         self.blocks.values().find(same).map(|c| c.id)
     }
 
@@ -67,12 +75,19 @@ impl NaiveCache {
         if let Some(cached) = self.blocks.get(&block) {
             return cached.id;
         }
-        let twin =
-            self.blocks.values().find(|c| c.key == key && c.parent == parent && c.prefix == prefix).map(|c| c.id);
+        let twin = self.blocks.values().find(|c| c.is(key, prefix, parent)).map(|c| c.id);
         self.last_id += 1;
         let id = twin.or(known).unwrap_or(self.last_id);
         self.blocks.insert(block, Cached { group, key, prefix: prefix.to_vec(), id, parent });
         id
+    }
+
+    /// Blocks of the same group that end with the same tokens as `block`, behind another parent.
+    pub fn others_with_tokens(&self, block: BlockId, block_size: usize) -> impl Iterator<Item = BlockId> + '_ {
+        let own = &self.blocks[&block];
+        let last = move |c: &Cached| c.prefix[c.prefix.len() - block_size..].to_vec();
+        let same = move |c: &Cached| c.group == own.group && c.parent != own.parent && last(c) == last(own);
+        self.blocks.iter().filter(move |(other, c)| **other != block && same(c)).map(|(other, _)| *other)
     }
 
     pub fn forget(&mut self, block: BlockId) {
@@ -89,5 +104,6 @@ pub fn first_read(kind: CacheGroup, position: usize) -> usize {
     match kind {
         CacheGroup::Full => 0,
         CacheGroup::Sliding { window } => (position + 1).saturating_sub(window),
+        other => panic!("{other:?}: the model does not know it"),
     }
 }

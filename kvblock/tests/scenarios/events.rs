@@ -1,8 +1,8 @@
 //! What somebody hears who wants to know which prefixes this pool can serve.
 
-use kvblock::{BlockEvent, BlockId, BlockPool, CacheGroup, ExtraKeys, PoolConfig, Prompt, PromptHashes};
+use kvblock::{BlockEvent, BlockId, BlockPool, CacheGroup, PoolConfig, Prompt};
 
-use crate::{concat, full, prompt, run};
+use super::{concat, full, prompt, run};
 
 fn pool(config: PoolConfig) -> BlockPool {
     BlockPool::new(PoolConfig { events: true, ..config }).unwrap()
@@ -45,7 +45,7 @@ fn c12_a_later_run_names_its_parent_and_a_duplicate_is_no_event() {
     let mut table = run(&mut pool, prompt(&full(1, 2)));
     let BlockEvent::Stored { hashes, .. } = events(&mut pool).remove(0) else { panic!("nothing was stored") };
     pool.append(&mut table, &full(2, 1)).unwrap();
-    pool.commit(&mut table, 48);
+    pool.commit(&mut table, 48).unwrap();
     let later = events(&mut pool);
     assert!(
         matches!(&later[..], [BlockEvent::Stored { parent, tokens, .. }] if *parent == Some(hashes[1]) && *tokens == full(2, 1))
@@ -65,10 +65,9 @@ fn c12_a_later_run_names_its_parent_and_a_duplicate_is_no_event() {
 fn c12_the_adapter_is_carried_and_none_is_none() {
     let mut pool = pool(PoolConfig::new(10, 16));
     let tokens = full(1, 2);
-    let extra = ExtraKeys { adapter: Some("french"), ..ExtraKeys::default() };
-    let prompt = Prompt { salt: Some("tenant"), ..prompt(&tokens) };
-    let mut table = pool.admit_with(prompt, extra, &PromptHashes::default()).open(0).unwrap();
-    pool.commit(&mut table, 32);
+    let prompt = Prompt { salt: Some("tenant"), adapter: Some("french"), ..prompt(&tokens) };
+    let mut table = pool.admit(prompt).open(0).unwrap();
+    pool.commit(&mut table, 32).unwrap();
     let BlockEvent::Stored { key: Some(key), .. } = events(&mut pool).remove(0) else { panic!("no key was carried") };
     assert_eq!((key.adapter.as_deref(), key.salt.as_deref()), (Some("french"), Some("tenant")));
     pool.release(table);
@@ -82,14 +81,14 @@ fn c12_the_parent_comes_from_the_logical_chain_where_its_block_is_a_hole() {
         let mut pool = pool(PoolConfig { groups, ..PoolConfig::new(10, 16) });
         let mut table = run(&mut pool, prompt(&full(1, 1)));
         pool.append(&mut table, &[1; 15]).unwrap();
-        pool.commit(&mut table, 31);
+        pool.commit(&mut table, 31).unwrap();
         assert_eq!(table.groups()[last].holes(), 1, "the parent's block is behind the window");
         let first = events(&mut pool).into_iter().find_map(|e| match e {
             BlockEvent::Stored { group, hashes, .. } if group == last => Some(hashes[0]),
             _ => None,
         });
         pool.append(&mut table, &[1]).unwrap();
-        pool.commit(&mut table, 32);
+        pool.commit(&mut table, 32).unwrap();
         let named = |e: &BlockEvent| matches!(e, BlockEvent::Stored { group, parent, .. } if *group == last && *parent == first);
         assert!(first.is_some() && events(&mut pool).iter().any(named));
         pool.audit([&table]).unwrap();

@@ -2,7 +2,7 @@
 
 use kvblock::{BlockId, BlockPool, CacheGroup, MissReason, PoolConfig, TableError};
 
-use crate::{concat, free_ids, full, ids, prompt, refs, run};
+use super::{concat, free_ids, full, ids, prompt, refs, run};
 
 const FULL: CacheGroup = CacheGroup::Full;
 
@@ -31,9 +31,9 @@ fn c13_each_group_has_a_table_and_the_window_moves_on() {
         table.groups().iter().map(|g| ids(g.blocks().iter().copied())).collect::<Vec<_>>(),
         [[0, 2, 4], [1, 3, 5]]
     );
-    pool.commit(&mut table, 34);
+    pool.commit(&mut table, 34).unwrap();
     assert_eq!(table.groups()[1].holes(), 0, "the query at 34 reads from 15 on");
-    pool.commit(&mut table, 35);
+    pool.commit(&mut table, 35).unwrap();
     assert_eq!((table.groups()[1].holes(), pool.available()), (1, 5), "the query at 35 reads from 16 on");
     assert_eq!((table.groups()[1].entry(0), table.groups()[1].entry(1)), (None, Some(BlockId(3))));
     assert_eq!(free_ids(&pool), [6, 7, 8, 9, 1], "behind the window it is cached like any other");
@@ -101,7 +101,7 @@ fn c13_holes_of_one_fork_do_not_concern_the_other() {
     let behind = pool.fork(&ahead).unwrap();
     assert_eq!(refs(&pool, 0..4), [2, 2, 2, 2]);
     pool.append(&mut ahead, &[7; 20]).unwrap();
-    pool.commit(&mut ahead, 40);
+    pool.commit(&mut ahead, 40).unwrap();
     assert_eq!((ahead.groups()[1].holes(), behind.groups()[1].holes()), (1, 0));
     assert_eq!(behind.groups()[1].entry(0), Some(BlockId(1)));
     assert_eq!(refs(&pool, 0..4), [2, 1, 1, 1]);
@@ -119,7 +119,7 @@ fn c13_without_a_full_group_holes_do_not_break_the_chain_of_a_live_sequence() {
     for end in [33, 50, 64] {
         let from = table.len();
         pool.append(&mut table, &tokens[from..end]).unwrap();
-        pool.commit(&mut table, end);
+        pool.commit(&mut table, end).unwrap();
         pool.audit([&table]).unwrap();
     }
     assert_eq!((table.groups()[0].holes(), pool.gauges().cached), (3, 3));
@@ -134,11 +134,11 @@ fn c13_a_length_whose_window_is_gone_is_refused() {
     assert_eq!(table.groups()[1].holes(), 2);
     let before = table.groups().to_vec();
     let refused = Err(TableError::BehindWindow { len: 30, group: 1 });
-    assert_eq!(pool.try_truncate(&mut table, 30), refused);
+    assert_eq!(pool.truncate(&mut table, 30), refused);
     assert_eq!((table.groups(), table.len()), (&before[..], 48));
     assert_eq!(pool.pin(&table, 31).map(drop), Err(TableError::BehindWindow { len: 16, group: 1 }));
     pool.audit([&table]).unwrap();
-    assert_eq!(pool.try_truncate(&mut table, 47), Ok(()));
+    assert_eq!(pool.truncate(&mut table, 47), Ok(()));
     pool.audit([&table]).unwrap();
     pool.release(table);
 }

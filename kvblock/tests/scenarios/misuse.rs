@@ -2,7 +2,7 @@
 
 use kvblock::{AuditError, BlockId, BlockPool, BlockTable, CacheGroup, HostBlockId, PoolConfig, TableError};
 
-use crate::{free_ids, full, pool, prompt, run, table_ids};
+use super::{free_ids, full, pool, prompt, run, table_ids};
 
 #[test]
 fn a_pool_that_can_not_be_is_refused() {
@@ -37,8 +37,8 @@ fn a_table_of_another_pool_is_refused_and_both_pools_stay_as_they_are() {
     let before = free_ids(&ours);
     let foreign = TableError::ForeignTable;
     assert_eq!(ours.append(&mut table, &[1]), Err(foreign));
-    assert_eq!(ours.try_commit(&mut table, 20), Err(foreign));
-    assert_eq!(ours.try_truncate(&mut table, 1), Err(foreign));
+    assert_eq!(ours.commit(&mut table, 20), Err(foreign));
+    assert_eq!(ours.truncate(&mut table, 1), Err(foreign));
     assert_eq!(ours.try_release(&mut table), Err(foreign));
     assert_eq!(ours.fork(&table).map(drop), Err(foreign));
     assert_eq!(ours.pin(&table, 16).map(drop), Err(foreign));
@@ -55,18 +55,25 @@ fn a_table_of_another_pool_is_refused_and_both_pools_stay_as_they_are() {
     ours.audit([]).unwrap();
     theirs.audit(&tables).unwrap();
     assert_eq!((table_ids(&tables[0]), tables[0].len()), (vec![0, 1], 20));
-    theirs.release(tables.remove(0));
+    // Released to the wrong pool, its blocks go back to the right one, which says so.
+    ours.release(tables.remove(0));
+    assert_eq!(theirs.take_leaks().iter().map(|leak| leak.blocks).collect::<Vec<_>>(), [2]);
+    theirs.audit([]).unwrap();
 }
 
 #[test]
 fn more_tokens_than_there_are_can_not_be_committed_or_pinned() {
     let mut pool = pool(4);
     let mut table = pool.admit(prompt(&full(1, 2)[..20])).open(0).unwrap();
-    assert_eq!(pool.try_commit(&mut table, 21), Err(TableError::BeyondEnd { wanted: 21, len: 20 }));
+    assert_eq!(pool.commit(&mut table, 21), Err(TableError::BeyondEnd { wanted: 21, len: 20 }));
     assert_eq!((table.committed(), pool.gauges().cached), (0, 0));
     assert_eq!(pool.pin(&table, 16).map(drop), Err(TableError::BeyondEnd { wanted: 16, len: 0 }));
-    pool.commit(&mut table, 20);
-    assert_eq!(pool.try_truncate(&mut table, 30), Ok(()), "there is nothing to cut");
+    pool.commit(&mut table, 20).unwrap();
+    let error = pool.truncate(&mut table, 21).unwrap_err();
+    assert_eq!(error, TableError::BeyondEnd { wanted: 21, len: 20 });
+    assert_eq!(error.to_string(), "21 tokens: expected at most 20; append or commit them first");
+    assert_eq!(pool.truncate(&mut table, 20), Ok(()), "there is nothing to cut");
+    assert_eq!(pool.commit(&mut table, 3), Ok(()), "nothing new");
     pool.audit([&table]).unwrap();
     pool.release(table);
 }
@@ -149,19 +156,19 @@ fn a_pool_and_its_tables_may_move_to_another_thread() {
 fn a_block_behind_one_whose_contents_were_forgotten_is_never_found_as_a_start() {
     let mut pool = BlockPool::new(PoolConfig::new(8, 4)).unwrap();
     let mut table = pool.admit(prompt(&[1, 2, 3, 4, 5, 6, 7, 8])).open(0).unwrap();
-    pool.commit(&mut table, 4);
+    pool.commit(&mut table, 4).unwrap();
     let first = table.blocks()[0];
     pool.forget_contents(first).unwrap();
-    pool.commit(&mut table, 8);
+    pool.commit(&mut table, 8).unwrap();
     assert_eq!(pool.admit(prompt(&[5, 6, 7, 8, 9])).cached_tokens(), 0);
     assert_eq!(pool.admit(prompt(&[1, 2, 3, 4, 5, 6, 7, 8, 9])).cached_tokens(), 0);
     pool.audit([&table]).unwrap();
 
     // A fork, and what comes back from being cut before the block: that is computed again and found.
     let fork = pool.fork(&table).unwrap();
-    pool.truncate(&mut table, 0);
+    pool.truncate(&mut table, 0).unwrap();
     pool.append(&mut table, &[1, 2, 3, 4, 5, 6, 7, 8, 9]).unwrap();
-    pool.commit(&mut table, 9);
+    pool.commit(&mut table, 9).unwrap();
     assert_eq!(pool.admit(prompt(&[1, 2, 3, 4, 5, 6, 7, 8, 9])).cached_tokens(), 8);
     pool.audit([&table, &fork]).unwrap();
     pool.release(table);
@@ -178,17 +185,17 @@ fn a_partial_block_that_a_failed_copy_should_have_filled_is_never_indexed() {
     pool.forget_contents(copy).unwrap();
     // Copies of it, on the device and through the host, are as invalid.
     let mut copy_of_copy = pool.fork(&first).unwrap();
-    pool.commit(&mut fork, 7);
-    pool.truncate(&mut fork, 7);
+    pool.commit(&mut fork, 7).unwrap();
+    pool.truncate(&mut fork, 7).unwrap();
     let mut second = pool.fork(&fork).unwrap();
     pool.append(&mut second, &[8]).unwrap();
     assert_ne!(second.blocks()[1], copy);
-    pool.commit(&mut second, 8);
+    pool.commit(&mut second, 8).unwrap();
     pool.append(&mut fork, &[8]).unwrap();
-    pool.commit(&mut fork, 8);
+    pool.commit(&mut fork, 8).unwrap();
     assert_eq!(pool.admit(prompt(&[1, 2, 3, 4, 5, 6, 7, 8, 9])).cached_tokens(), 4);
     pool.append(&mut copy_of_copy, &[7, 8]).unwrap();
-    pool.commit(&mut copy_of_copy, 8);
+    pool.commit(&mut copy_of_copy, 8).unwrap();
     assert_eq!(pool.admit(prompt(&[1, 2, 3, 4, 5, 6, 7, 8, 9])).cached_tokens(), 8, "that one is a copy of the first");
     let tables = [first, fork, second, copy_of_copy];
     pool.audit(&tables).unwrap();

@@ -1,8 +1,8 @@
 //! What is found, what is evicted, in which order.
 
-use kvblock::{BlockId, BlockPool, ExtraKeys, MemOp, MissReason, NoSpace, PoolConfig, Prompt, PromptHashes};
+use kvblock::{BlockId, BlockPool, Media, MemOp, MissReason, NoSpace, PoolConfig, Prompt};
 
-use crate::{cached, concat, free_ids, full, pool, prompt, refs, run, table_ids};
+use super::{cached, concat, free_ids, full, pool, prompt, refs, run, table_ids};
 
 #[test]
 fn c1_cold_warm_evict() {
@@ -154,38 +154,40 @@ fn c9_different_salts_never_share() {
     pool.audit(&tables).unwrap();
 }
 
+fn image(digest: &str, start: usize, len: usize) -> Media {
+    Media { digest: digest.into(), start, len }
+}
+
 #[test]
 fn c9_adapters_and_media_never_share_and_kinds_do_not_alias() {
-    let mut pool = pool(40);
+    let mut pool = pool(60);
     let tokens = concat(&[&full(1, 3), &[1]]);
-    let none = ExtraKeys::default();
-    let media: [&[u8]; 1] = [b"a"];
+    let (one, other) = ([image("a", 0, 4)], [image("", 0, 1), image("a", 1, 3)]);
+    let (moved, short) = ([image("a", 1, 3)], [image("a", 0, 3)]);
+    let none = prompt(&tokens);
     let kinds = [
-        (None, none),
-        (Some("a"), none),
-        (None, ExtraKeys { adapter: Some("a"), ..none }),
-        (None, ExtraKeys { adapter: Some("b"), ..none }),
-        (Some("a"), ExtraKeys { adapter: Some("a"), ..none }),
-        (None, ExtraKeys { media: &media, ..none }),
-        (None, ExtraKeys { media: &[b"", b"a"], ..none }),
+        none,
+        Prompt { salt: Some("a"), ..none },
+        Prompt { adapter: Some("a"), ..none },
+        Prompt { adapter: Some("b"), ..none },
+        Prompt { salt: Some("a"), adapter: Some("a"), ..none },
+        Prompt { media: &one, ..none },
+        Prompt { media: &other, ..none },
+        Prompt { media: &moved, ..none },
+        Prompt { media: &short, ..none },
     ];
     let mut tables = Vec::new();
-    for (salt, extra) in kinds {
-        let prompt = Prompt { salt, ..prompt(&tokens) };
-        let admission = pool.admit_with(prompt, extra, &PromptHashes::default());
-        assert_eq!(
-            (admission.cached_tokens(), admission.miss()),
-            (0, Some(MissReason::NoSharedPrefix)),
-            "{salt:?} {extra:?}"
-        );
+    for prompt in kinds {
+        let admission = pool.admit(prompt);
+        let found = (admission.cached_tokens(), admission.miss());
+        assert_eq!(found, (0, Some(MissReason::NoSharedPrefix)), "{prompt:?}");
         let mut table = admission.open(0).unwrap();
-        pool.commit(&mut table, tokens.len());
+        pool.commit(&mut table, tokens.len()).unwrap();
         tables.push(table);
     }
-    for ((salt, extra), table) in kinds.into_iter().zip(&tables) {
-        let prompt = Prompt { salt, ..prompt(&tokens) };
-        let hashes = pool.hash_prompt(prompt, extra);
-        let again = pool.admit_with(prompt, extra, &hashes).open(0).unwrap();
+    for (prompt, table) in kinds.into_iter().zip(&tables) {
+        let hashes = pool.hash_prompt(prompt);
+        let again = pool.admit(Prompt { hashes: Some(&hashes), ..prompt }).open(0).unwrap();
         assert_eq!(again.blocks()[..3], table.blocks()[..3]);
         pool.release(again);
     }
@@ -194,15 +196,98 @@ fn c9_adapters_and_media_never_share_and_kinds_do_not_alias() {
 }
 
 #[test]
+fn a_conversation_that_adds_an_image_still_finds_what_was_before_it() {
+    let mut pool = pool(40);
+    let first_turn = concat(&[&full(1, 3), &[1; 5]]);
+    let cat = image("cat", 20, 6);
+    let table = run(&mut pool, Prompt { media: std::slice::from_ref(&cat), ..prompt(&first_turn) });
+    // The next turn has one more image, which begins in the midst of a block.
+    let second_turn = concat(&[&first_turn, &full(2, 2)]);
+    let media = [image("dog", 60, 8), cat.clone()];
+    let next = Prompt { media: &media, ..prompt(&second_turn) };
+    assert_eq!(pool.lookup(next).cached_tokens, 48, "all full blocks of the first turn");
+    let next_table = run(&mut pool, next);
+    let other_dog = [cat.clone(), image("other dog", 60, 8)];
+    let hits = |pool: &kvblock::BlockPool, media: &[Media]| {
+        pool.lookup(Prompt { media, ..prompt(&second_turn) }).cached_tokens
+    };
+    assert_eq!(hits(&pool, &media), 80);
+    assert_eq!(hits(&pool, &other_dog), 48);
+    assert_eq!(hits(&pool, &[image("other cat", 20, 6), media[0].clone()]), 16);
+    assert_eq!(hits(&pool, &[image("cat", 20, 7), media[0].clone()]), 16);
+    assert_eq!(hits(&pool, &[]), 16, "text alone");
+    pool.audit([&table, &next_table]).unwrap();
+    pool.release(table);
+    pool.release(next_table);
+}
+
+#[test]
+fn a_lookup_borrows_the_pool_for_reading_alone_and_says_what_an_admission_would() {
+    let mut pool = pool(10);
+    let tokens = concat(&[&full(1, 2), &[1]]);
+    let table = run(&mut pool, prompt(&tokens));
+    let (first, second) = (pool.lookup(prompt(&tokens)), pool.lookup(prompt(&tokens[..20])));
+    assert_eq!((first.cached_tokens, first.blocks_needed, first.miss), (32, 1, None));
+    assert_eq!((second.cached_tokens, second.blocks_needed, second.miss), (16, 1, None));
+    assert_eq!(pool.stats().lookups, 1, "a lookup is not counted");
+    let admission = pool.admit(prompt(&tokens));
+    let admitted = (admission.cached_tokens(), admission.blocks_needed(), admission.miss());
+    assert_eq!(admitted, (first.cached_tokens, first.blocks_needed, first.miss));
+    pool.release(table);
+}
+
+#[test]
+fn orphans_of_one_name_do_not_pile_up() {
+    let mut pool = BlockPool::new(PoolConfig { poison: true, events: true, ..PoolConfig::new(64, 16) }).unwrap();
+    let tokens = full(1, 2);
+    let mut table = run(&mut pool, prompt(&tokens));
+    let mut names = std::collections::BTreeSet::new();
+    for round in 0..100 {
+        pool.truncate(&mut table, 8).unwrap();
+        pool.append(&mut table, &tokens[8..]).unwrap();
+        pool.commit(&mut table, 32).unwrap();
+        pool.audit([&table]).unwrap();
+        let gauges = pool.gauges();
+        assert_eq!((gauges.in_use, gauges.cached), (2, 0), "round {round}");
+        assert_eq!(pool.admit(prompt(&concat(&[&tokens, &[0]]))).cached_tokens(), 32);
+        for event in pool.drain_events() {
+            match event {
+                kvblock::BlockEvent::Stored { hashes, .. } => names.extend(hashes),
+                kvblock::BlockEvent::Removed { hash, .. } => assert!(names.remove(&hash), "removed twice"),
+                kvblock::BlockEvent::Cleared => names.clear(),
+            }
+        }
+        assert_eq!(names.len(), 2, "both names can still be found");
+    }
+    pool.release(table);
+}
+
+#[test]
+fn operations_that_were_not_taken_stay_for_the_next_call() {
+    let mut pool = pool(10);
+    let table = run(&mut pool, prompt(&full(1, 1)[..8]));
+    let mut forks = [pool.fork(&table).unwrap(), pool.fork(&table).unwrap()];
+    for fork in &mut forks {
+        pool.append(fork, &[1]).unwrap();
+    }
+    let is_copy = |op: &MemOp| matches!(op, MemOp::Copy { .. });
+    assert!(pool.drain_memory_ops().any(|op| is_copy(&op)));
+    assert_eq!(pool.drain_memory_ops().filter(is_copy).count(), 1, "the second copy is not lost");
+    forks.into_iter().for_each(|fork| pool.release(fork));
+    pool.release(table);
+}
+
+#[test]
 fn hashes_of_another_prompt_lead_to_a_miss_and_never_to_its_blocks() {
     for hash_bits in [128, 1] {
         let mut pool = BlockPool::new(PoolConfig { hash_bits, ..PoolConfig::new(10, 16) }).unwrap();
         let (ours, theirs) = (concat(&[&full(1, 3), &[1]]), concat(&[&full(2, 3), &[1]]));
         let table = run(&mut pool, prompt(&theirs));
-        let hashes = pool.hash_prompt(prompt(&theirs), ExtraKeys::default());
-        assert_eq!(pool.admit_with(prompt(&theirs), ExtraKeys::default(), &hashes).cached_tokens(), 48);
-        let wrong = pool.admit_with(prompt(&ours), ExtraKeys::default(), &hashes);
-        assert_eq!((wrong.cached_tokens(), wrong.miss()), (0, Some(MissReason::Collision)));
+        let hashes = pool.hash_prompt(prompt(&theirs));
+        let with = |tokens| Prompt { hashes: Some(&hashes), ..prompt(tokens) };
+        assert_eq!(pool.admit(with(&theirs)).cached_tokens(), 48);
+        let wrong = pool.lookup(with(&ours));
+        assert_eq!((wrong.cached_tokens, wrong.miss), (0, Some(MissReason::Collision)));
         pool.release(table);
     }
 }

@@ -2,7 +2,7 @@
 
 use kvblock::{BlockId, BlockPool, HostBlockId, MemOp, NoSpace, PoolConfig, TableError};
 
-use crate::{cached, concat, free_ids, full, prompt, refs, run, table_ids};
+use super::{cached, concat, free_ids, full, prompt, refs, run, table_ids};
 
 fn pool(num_blocks: usize, host_blocks: usize) -> BlockPool {
     BlockPool::new(PoolConfig { host_blocks, poison: true, ..PoolConfig::new(num_blocks, 16) }).unwrap()
@@ -30,7 +30,7 @@ fn what_two_forks_share_is_copied_once_and_shared_again() {
     let a = run(&mut pool, prompt(&full(1, 2)[..20]));
     let mut b = pool.fork(&a).unwrap();
     pool.append(&mut b, &[9]).unwrap();
-    pool.commit(&mut b, 21);
+    pool.commit(&mut b, 21).unwrap();
     pool.drain_memory_ops().for_each(drop);
     assert_eq!((table_ids(&a), table_ids(&b)), (vec![0, 1], vec![0, 2]));
 
@@ -110,7 +110,7 @@ fn blocks_that_others_share_or_pin_stay_with_them() {
 fn slots_that_are_not_committed_are_cut_off() {
     let mut pool = pool(6, 6);
     let mut tables = vec![pool.admit(prompt(&full(1, 4)[..50])).open(0).unwrap()];
-    pool.commit(&mut tables[0], 18);
+    pool.commit(&mut tables[0], 18).unwrap();
     let mut swapped = pool.swap_out(&mut tables).unwrap();
     assert_eq!((swapped.blocks().len(), swapped.tokens().next().unwrap().len()), (2, 18));
     let table = pool.swap_in(&mut swapped, 0).unwrap().remove(0);

@@ -2,7 +2,7 @@
 
 use kvblock::{BlockId, MemOp, NoSpace};
 
-use crate::{cached, concat, free_ids, full, pool, prompt, refs, run, table_ids};
+use super::{cached, concat, free_ids, full, pool, prompt, refs, run, table_ids};
 
 #[test]
 fn c5_decode_appends_and_hashes_blocks_as_they_fill() {
@@ -10,12 +10,12 @@ fn c5_decode_appends_and_hashes_blocks_as_they_fill() {
     let mut table = run(&mut pool, prompt(&full(1, 4)[..55]));
     assert_eq!(table_ids(&table), [0, 1, 2, 3]);
     assert_eq!(pool.append(&mut table, &[5; 4]), Ok(4));
-    pool.commit(&mut table, 59);
+    pool.commit(&mut table, 59).unwrap();
     assert_eq!((table_ids(&table), cached(&pool, 0..4)), (vec![0, 1, 2, 3], vec![true, true, true, false]));
 
     assert_eq!(pool.append(&mut table, &[6; 19]), Ok(4));
     assert!(!pool.is_cached(BlockId(3)), "slots alone are not computed tokens");
-    pool.commit(&mut table, 78);
+    pool.commit(&mut table, 78).unwrap();
     assert_eq!((table_ids(&table), cached(&pool, 3..5)), (vec![0, 1, 2, 3, 4], vec![true, false]));
     pool.audit([&table]).unwrap();
 }
@@ -61,17 +61,17 @@ fn c14_rejected_drafts_leave_no_trace_in_the_cache() {
     assert_eq!(pool.append(&mut table, &[7, 7, 8, 9]), Ok(1));
     assert_eq!(table.slots(14..18).collect::<Vec<_>>(), [14, 15, 16, 17]);
     assert!(!pool.is_cached(BlockId(0)), "drafts are not hashed");
-    pool.commit(&mut table, 16);
-    pool.truncate(&mut table, 16);
+    pool.commit(&mut table, 16).unwrap();
+    pool.truncate(&mut table, 16).unwrap();
     assert_eq!((table_ids(&table), table.committed(), table.tokens()[14..].to_vec()), (vec![0], 16, vec![7, 7]));
     assert_eq!(cached(&pool, 0..2), [true, false]);
     assert_eq!(pool.drain_memory_ops().collect::<Vec<_>>(), [MemOp::Poison { block: BlockId(1), from_slot: 0 }]);
 
     // All rejected, within a block: only the accepted token is ever hashed.
     pool.append(&mut table, &[1, 2, 3]).unwrap();
-    pool.truncate(&mut table, 16);
+    pool.truncate(&mut table, 16).unwrap();
     pool.append(&mut table, &[5; 16]).unwrap();
-    pool.commit(&mut table, 32);
+    pool.commit(&mut table, 32).unwrap();
     let with = |drafts: &[u32]| concat(&[&table.tokens()[..16], drafts, &[5; 16]]);
     assert_eq!(pool.admit(prompt(&with(&[]))).cached_tokens(), 16, "the last block is recomputed");
     let (kept, rejected) = (concat(&[&with(&[]), &[0]]), with(&[1, 2, 3]));
@@ -120,7 +120,7 @@ fn truncation_drops_the_hash_of_a_block_cut_within_and_poisons_what_is_cut_off()
     let mut pool = pool(6);
     let tokens = full(1, 3);
     let mut table = run(&mut pool, prompt(&tokens));
-    pool.truncate(&mut table, 20);
+    pool.truncate(&mut table, 20).unwrap();
     assert_eq!((table_ids(&table), table.committed()), (vec![0, 1], 20));
     assert_eq!(cached(&pool, 0..3), [true, false, true], "block 2 is given back whole and stays cached");
     assert_eq!(pool.drain_memory_ops().collect::<Vec<_>>(), [MemOp::Poison { block: BlockId(1), from_slot: 4 }]);
@@ -134,7 +134,7 @@ fn truncation_within_a_shared_block_leaves_the_other_owner_alone() {
     let tokens = full(1, 2);
     let mut table = run(&mut pool, prompt(&tokens));
     let other = pool.fork(&table).unwrap();
-    pool.truncate(&mut table, 20);
+    pool.truncate(&mut table, 20).unwrap();
     assert_eq!((cached(&pool, 0..2), pool.drain_memory_ops().count()), (vec![true, true], 0));
     pool.release(other);
     // Now a sole owner, of a block that is still cached with its old contents: writing to it ends that.

@@ -4,8 +4,6 @@
 //! that the real one would depend on; the token it draws is a hash of that, so each request has one right
 //! answer, whatever else runs. Every span is checked to read exactly its own sequence through the executor's
 //! own block tables, which only `TableDelta`, `released` and `MemOp` have ever changed.
-#![allow(clippy::unwrap_used, dead_code)]
-
 use std::collections::hash_map::DefaultHasher;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::hash::{Hash, Hasher};
@@ -27,16 +25,7 @@ pub fn config(num_blocks: usize, block_size: usize) -> SchedConfig {
 
 /// A request whose prompt shares no prefix with that of another id.
 pub fn request(id: u64, prompt: usize, max_tokens: usize) -> Request {
-    Request {
-        id: RequestId(id),
-        prompt: (0..prompt as u32).map(|i| 1000 * (id as u32 + 1) + i).collect(),
-        n: 1,
-        beam_search: false,
-        max_tokens,
-        priority: 0,
-        cache_salt: None,
-        read_prefix_cache: true,
-    }
+    Request::new(RequestId(id), (0..prompt as u32).map(|i| 1000 * (id as u32 + 1) + i).collect(), max_tokens)
 }
 
 pub fn seq(request: u64, index: u32) -> SeqId {
@@ -68,20 +57,23 @@ fn hash(value: impl Hash) -> u64 {
 }
 
 /// What the key behind the last of these tokens depends on, in one cache group.
-fn content(group: usize, salt: &Option<String>, tokens: &[u32]) -> u64 {
-    hash((group, salt, tokens))
+fn content(group: usize, request: &Request, tokens: &[u32]) -> u64 {
+    let inputs = request.media.iter().filter(|media| media.start < tokens.len());
+    let inputs: Vec<_> = inputs.map(|m| (&m.digest, m.start, (m.start + m.len).min(tokens.len()))).collect();
+    hash((group, &request.cache_salt, &request.adapter, inputs, tokens))
 }
 
 /// The token that sequence `index` draws after `tokens`: few different ones, so that outputs meet in the
 /// prefix cache.
 fn draw(request: &Request, tokens: &[u32], index: u32) -> u32 {
-    (hash((&request.cache_salt, tokens, index, "token")) % 2) as u32
+    (hash((&request.cache_salt, &request.adapter, &request.media, tokens, index, "token")) % 2) as u32
 }
 
 /// Whether the sequence ends with that token.
 fn ends(request: &Request, tokens: &[u32], index: u32) -> bool {
     let outputs = tokens.len() + 1 - request.prompt.len();
-    outputs == request.max_tokens || hash((&request.cache_salt, tokens, index, "end")).is_multiple_of(16)
+    outputs == request.max_tokens
+        || hash((&request.cache_salt, &request.adapter, &request.media, tokens, index, "end")).is_multiple_of(16)
 }
 
 /// What a sequence of the request says when it is alone in the world.
@@ -240,6 +232,7 @@ impl Executor {
             | MemOp::Copy { dst: changed, .. }
             | MemOp::SwapOut { src: changed, .. }
             | MemOp::SwapIn { dst: changed, .. } => changed,
+            other => panic!("{other}: the executor does not know it"),
         };
         assert!(!self.in_flight.iter().any(|w| w.0.contains_key(changed)), "{changed} is still written to");
         match *op {
@@ -247,6 +240,7 @@ impl Executor {
             MemOp::Poison { block, from_slot } => self.memory[block.index()][from_slot..].fill(None),
             MemOp::SwapOut { src, dst } => self.host[dst.index()] = self.memory[src.index()].clone(),
             MemOp::SwapIn { src, dst } => self.memory[dst.index()] = self.host[src.index()].clone(),
+            other => panic!("{other}: the executor does not know it"),
         }
     }
 
@@ -286,7 +280,7 @@ impl Executor {
                 assert!(other.is_none_or(|o| o == span.seq), "{id} is written by {} and {other:?}", span.seq);
                 let owners: Vec<_> = self.tables.keys().filter(|seq| self.reads(**seq, id)).collect();
                 assert_eq!(owners, [&span.seq], "{id} is written");
-                self.memory[block][offset] = Some(content(g, &truth.request.cache_salt, &known[..=position]));
+                self.memory[block][offset] = Some(content(g, &truth.request, &known[..=position]));
             }
         }
     }
@@ -299,6 +293,7 @@ impl Executor {
             let first = match kind {
                 CacheGroup::Full => 0,
                 CacheGroup::Sliding { window } => (computed + 1).saturating_sub(*window) / self.config.block_size,
+                other => panic!("{other:?}: the executor does not know it"),
             };
             table.iter().skip(first).any(|entry| *entry == Some(block))
         };
@@ -316,10 +311,11 @@ impl Executor {
             let first = match kind {
                 CacheGroup::Full => 0,
                 CacheGroup::Sliding { window } => (span.start + 1).saturating_sub(*window),
+                other => panic!("{other:?}: the executor does not know it"),
             };
             for position in first..end {
                 let (block, offset) = self.slot(&self.tables[&span.seq][g], position);
-                let expected = content(g, &truth.request.cache_salt, &known[..=position]);
+                let expected = content(g, &truth.request, &known[..=position]);
                 assert_eq!(self.memory[block][offset], Some(expected), "{} reads position {position}", span.seq);
             }
         }
@@ -363,10 +359,11 @@ impl Executor {
     pub fn failed(&mut self, plan: &StepPlan) {
         self.in_flight.pop_front();
         for op in &plan.memory {
-            match *op {
-                MemOp::Copy { dst, .. } | MemOp::SwapIn { dst, .. } => self.memory[dst.index()].fill(Some(GARBAGE)),
-                MemOp::SwapOut { dst, .. } => self.host[dst.index()].fill(Some(GARBAGE)),
-                MemOp::Poison { .. } => {}
+            if let Some(block) = op.destination() {
+                self.memory[block.index()].fill(Some(GARBAGE));
+            }
+            if let Some(block) = op.host_destination() {
+                self.host[block.index()].fill(Some(GARBAGE));
             }
         }
         for slot in plan.spans.iter().flat_map(|span| &span.groups).flat_map(|group| &group.slots) {

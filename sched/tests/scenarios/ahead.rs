@@ -2,8 +2,8 @@
 
 use sched::{CommitError, Outcome, Request, RequestId, SchedConfig, Scheduler, StepId, StepPlan};
 
+use super::scheduler;
 use crate::common::{commit_all, config, request, sampled, seq, spans};
-use crate::scheduler;
 
 fn ahead(num_blocks: usize) -> Scheduler {
     scheduler(SchedConfig { max_in_flight: 2, ..config(num_blocks, 16) })

@@ -2,8 +2,8 @@
 
 use sched::{CommitError, MemOp, Outcome, Request, RequestId, SchedConfig, Scheduler, SeqId, StepPlan};
 
+use super::{drain, scheduler};
 use crate::common::{config, request, seq, spans};
-use crate::{drain, scheduler};
 
 fn search(id: u64, prompt: usize, width: usize, max_tokens: usize) -> Request {
     Request { n: width, beam_search: true, ..request(id, prompt, max_tokens) }

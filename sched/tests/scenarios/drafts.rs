@@ -2,8 +2,8 @@
 
 use sched::{CommitError, Outcome, Request, SchedConfig, Scheduler, SpecStats, StepPlan};
 
+use super::{drain, scheduler};
 use crate::common::{commit_all, config, request, seq, spans};
-use crate::{drain, scheduler};
 
 /// A request in decode: 10 prompt tokens, the last known token is 7.
 fn decoding(config: SchedConfig, max_tokens: usize) -> Scheduler {
@@ -124,7 +124,7 @@ fn drafts_give_way_before_anybody_is_preempted() {
     commit_all(&mut s, &plan, 7);
     s.propose(seq(0, 0), vec![1; 5]);
     let plan = s.plan();
-    assert_eq!((spans(&plan), plan.preempted.len()), (vec![(0, 1), (1, 1)], 0));
+    assert_eq!((spans(&plan), plan.preempted.len()), (vec![(0, 2), (1, 1)], 0), "one draft fits a block that is there");
     commit_all(&mut s, &plan, 7);
     s.propose(seq(0, 0), vec![1; 5]);
     let plan = s.plan();
@@ -153,4 +153,29 @@ fn an_outcome_that_is_not_of_the_drafts_is_refused() {
     commit(&mut s, &plan, &[1, 2, 3]);
     assert!(!s.propose(seq(0, 1), vec![1]) && !s.propose(seq(4, 0), vec![1]), "nobody of that name");
     drain(&mut s);
+}
+
+#[test]
+fn drafts_take_no_block_that_the_head_of_the_queue_needs() {
+    // One request decodes with three blocks of eight; the five that are free fit the second exactly.
+    let mut s = decoding(config(8, 4), 20);
+    s.propose(seq(0, 0), vec![1; 12]);
+    s.submit(request(1, 20, 1)).unwrap();
+    let plan = s.plan();
+    assert_eq!(spans(&plan), [(0, 2), (1, 20)], "one draft fits the block that is there");
+    assert_eq!((plan.spans[0].drafts, s.stats().blocks_free), (1, 0));
+}
+
+#[test]
+fn drafts_take_no_block_while_the_head_of_the_queue_lacks_one() {
+    let mut s = decoding(config(8, 4), 20);
+    s.propose(seq(0, 0), vec![1; 12]);
+    s.submit(request(1, 24, 1)).unwrap();
+    let plan = s.plan();
+    assert_eq!(
+        (spans(&plan), s.stats().blocks_free),
+        (vec![(0, 2)], 5),
+        "the head needs six of the five that are free"
+    );
+    assert_eq!(s.stats().num_waiting, 1);
 }

@@ -2,8 +2,8 @@
 
 use sched::{Outcome, Request, RequestId, SchedConfig};
 
+use super::{drain, scheduler};
 use crate::common::{commit_all, config, request, seq, spans};
-use crate::{drain, scheduler};
 
 #[test]
 fn s1_nothing_is_left_of_requests_that_ended_in_any_state() {

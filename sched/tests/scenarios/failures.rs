@@ -4,8 +4,8 @@ use sched::{
     CommitError, MemOp, Outcome, PreemptionMode, Request, RequestId, SchedConfig, Scheduler, StepId, StepPlan,
 };
 
+use super::{drain, scheduler};
 use crate::common::{commit_all, config, request, sampled, seq, spans};
-use crate::{drain, scheduler};
 
 fn caching(num_blocks: usize) -> SchedConfig {
     SchedConfig { enable_prefix_caching: true, ..config(num_blocks, 4) }

@@ -1,9 +1,9 @@
 //! Who runs in which step, and who gives way.
 
-use sched::{Policy, Request, RequestId, SchedConfig};
+use sched::{CacheGroup, Outcome, Policy, PreemptionMode, Request, RequestId, SchedConfig, Scheduler};
 
+use super::{scheduler, step};
 use crate::common::{commit_all, config, request, sampled, seq, spans};
-use crate::scheduler;
 
 #[test]
 fn s2_prompts_that_fit_the_budget_are_scheduled_whole_and_in_order() {
@@ -197,4 +197,118 @@ fn an_admission_leaves_the_watermark_alone_unless_nothing_runs() {
     s.submit(request(1, 16 * 99, 5)).unwrap();
     s.submit(request(2, 16 * 97, 5)).unwrap();
     assert_eq!(spans(&s.plan()), [(0, 16 * 100)], "1 would leave one block of 200, and 2 may not pass it");
+}
+
+#[test]
+fn blocks_freed_behind_a_window_wake_the_head_of_the_queue() {
+    let sliding = vec![CacheGroup::Sliding { window: 4 }];
+    let config =
+        SchedConfig { max_num_batched_tokens: 64, long_prefill_token_threshold: 8, groups: sliding, ..config(20, 4) };
+    let mut s = scheduler(config);
+    s.submit(request(0, 64, 2)).unwrap();
+    s.submit(request(1, 32, 2)).unwrap();
+    // A chunk of eight tokens gives two blocks back, and the second request needs eight: after three chunks there are six
+    // and the four that nobody had.
+    let mut admitted = 0;
+    while !spans(&step(&mut s)).iter().any(|(id, _)| *id == 1) {
+        admitted += 1;
+    }
+    assert_eq!(admitted + 1, 4, "the plan that admits the second request");
+}
+
+#[test]
+fn blocks_of_rejected_drafts_wake_the_head_of_the_queue() {
+    let mut s = scheduler(config(8, 4));
+    s.submit(request(0, 10, 20)).unwrap();
+    step(&mut s);
+    assert!(s.propose(seq(0, 0), vec![1; 13]));
+    let plan = s.plan();
+    assert_eq!((spans(&plan), s.stats().blocks_free), (vec![(0, 14)], 2));
+    s.submit(request(1, 16, 1)).unwrap();
+    let error = s.plan();
+    assert!(error.is_empty());
+    s.commit(plan.step, &[Outcome::token(seq(0, 0), 9, false)]).unwrap();
+    assert_eq!(spans(&s.plan()), [(0, 1), (1, 16)], "four blocks came back");
+}
+
+#[test]
+fn a_prompt_that_is_computed_in_part_wakes_a_head_that_shares_it() {
+    let caching = SchedConfig { enable_prefix_caching: true, long_prefill_token_threshold: 8, ..config(10, 4) };
+    let mut s = scheduler(caching);
+    s.submit(request(0, 28, 2)).unwrap();
+    let shared = Request { id: RequestId(1), ..request(0, 28, 2) };
+    s.submit(shared).unwrap();
+    // The first holds seven of ten blocks. The second needs seven, less those that it finds: three suffice after the
+    // second chunk.
+    let mut plans = 1;
+    let cached = loop {
+        let plan = step(&mut s);
+        if let Some(span) = plan.spans.iter().find(|span| span.seq.request == RequestId(1)) {
+            break span.cached;
+        }
+        plans += 1;
+    };
+    assert_eq!((plans, cached), (3, 16));
+}
+
+#[test]
+fn many_that_end_in_one_step_leave_the_others_in_their_order() {
+    let config = SchedConfig { max_num_seqs: 64, ..config(400, 4) };
+    let mut s = scheduler(config);
+    (0..64).for_each(|id| s.submit(request(id, 4, if id % 3 == 0 { 9 } else { 2 })).unwrap());
+    step(&mut s);
+    step(&mut s);
+    let left: Vec<u64> = (0..64).filter(|id| id % 3 == 0).collect();
+    assert_eq!(s.requests().map(|r| r.id().0).collect::<Vec<_>>(), left);
+    s.submit(request(64, 4, 2)).unwrap();
+    let plan = step(&mut s);
+    assert_eq!(spans(&plan).iter().map(|(id, _)| *id).collect::<Vec<_>>(), [&left[..], &[64]].concat());
+}
+
+/// As [`step`], without the audit, which hashes all blocks.
+fn unaudited_step(s: &mut Scheduler) {
+    let plan = s.plan();
+    let outcomes: Vec<Outcome> = sampled(&plan).map(|seq| Outcome::token(seq, 7, false)).collect();
+    s.commit(plan.step, &outcomes).unwrap();
+}
+
+#[test]
+fn a_blocked_head_is_hashed_once_however_often_it_is_looked_up() {
+    let caching = SchedConfig { enable_prefix_caching: true, ..config(40, 4) };
+    let mut s = scheduler(caching);
+    for id in 0..4 {
+        s.submit(request(id, 4, 3 + id as usize)).unwrap();
+    }
+    s.submit(request(4, 156, 2)).unwrap();
+    // The four end one after the other. Each end wakes the head, which fits when all have ended.
+    while s.stats().num_waiting > 0 {
+        unaudited_step(&mut s);
+    }
+    // 38 names for all lookups of the head, 39 when it is computed, and at most two blocks of each of the others.
+    let hashed = s.pool().counters().hashed;
+    assert!((38 + 39..=38 + 39 + 8).contains(&hashed), "{hashed}");
+}
+
+#[test]
+fn a_swapped_request_that_comes_back_is_not_hashed_again() {
+    let swapping = SchedConfig {
+        enable_prefix_caching: true,
+        host_blocks: 20,
+        preemption_mode: PreemptionMode::Swap,
+        ..config(10, 4)
+    };
+    let mut s = scheduler(swapping);
+    s.submit(request(0, 16, 12)).unwrap();
+    s.submit(request(1, 16, 12)).unwrap();
+    while s.stats().num_swapped == 0 {
+        unaudited_step(&mut s);
+    }
+    while s.stats().num_swapped > 0 {
+        unaudited_step(&mut s);
+    }
+    while s.has_work() {
+        unaudited_step(&mut s);
+    }
+    // Each prompt is hashed for its lookup (3 blocks) and its commit (4), and each further full block once (2).
+    assert_eq!(s.pool().counters().hashed, 2 * (3 + 4 + 2));
 }

@@ -2,8 +2,8 @@
 
 use sched::{CommitError, Outcome, Refusal, Request, SchedConfig, Scheduler, StepId};
 
+use super::scheduler;
 use crate::common::{config, request, seq, spans};
-use crate::scheduler;
 
 #[test]
 fn s11_what_can_never_fit_is_refused_with_the_numbers_and_the_next_runs() {

@@ -2,8 +2,8 @@
 
 use sched::{BlockId, MemOp, Policy, Request, RequestId, SchedConfig};
 
+use super::{drain, scheduler};
 use crate::common::{commit_all, config, request, seq, spans};
-use crate::{drain, scheduler};
 
 #[test]
 fn s8_prefix_statistics_count_an_admission_once() {

@@ -2,8 +2,8 @@
 
 use sched::{MemOp, Policy, PreemptionMode, Request, RequestId, SchedConfig, Scheduler, StepPlan};
 
+use super::{drain, scheduler};
 use crate::common::{commit_all, config, request, seq, spans};
-use crate::{drain, scheduler};
 
 /// Five blocks of 4 tokens, and host blocks.
 fn swapping(host_blocks: usize) -> SchedConfig {

@@ -1,7 +1,7 @@
 //! The simulation: traces, a cost model of a GPU, four ways to batch, and what is measured of each.
 //!
 //! A run is a pure function of trace, cost model and batch size: no clock, no threads. It is not in the
-//! library, because an engine needs none of it; the test target `simulator` includes it by path.
+//! library, because an engine needs none of it; `tests/simulator.rs` includes it by path.
 
 pub mod contiguous;
 pub mod cost;
@@ -10,9 +10,9 @@ pub mod paged;
 pub mod static_batching;
 pub mod trace;
 
-use cost::CostModel;
-use measure::Run;
-use trace::Arrival;
+use self::cost::CostModel;
+use self::measure::Run;
+use self::trace::Arrival;
 
 /// A way to batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

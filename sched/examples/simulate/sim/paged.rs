@@ -52,14 +52,9 @@ pub fn run(trace: &[Arrival], cost: &CostModel, batch: usize, block_size: usize,
     loop {
         while let Some((&arrival, id)) = arrivals.next_if(|(a, _)| a.at <= clock) {
             let request = Request {
-                id: RequestId(id),
-                prompt: vec![0; arrival.prompt],
-                n: 1,
-                beam_search: false,
-                max_tokens: cost.max_model_len - arrival.prompt, // when it ends is not known in advance
-                priority: 0,
-                cache_salt: None,
                 read_prefix_cache: false,
+                // When it ends is not known in advance.
+                ..Request::new(RequestId(id), vec![0; arrival.prompt], cost.max_model_len - arrival.prompt)
             };
             scheduler.submit(request).expect("a request that fits");
             live.insert(RequestId(id), Live { arrival, said: 0, cached: 0, has_begun: false });

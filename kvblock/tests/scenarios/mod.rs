@@ -9,8 +9,6 @@
 //! | C12 | `events` |
 //! | C13 | `groups` |
 //! | ours: swap, pins, leaks and misuse, the size of the books | `swap`, `misuse`, `metadata` |
-#![allow(clippy::unwrap_used)]
-
 mod events;
 mod groups;
 mod metadata;
@@ -26,13 +24,13 @@ fn pool(num_blocks: usize) -> BlockPool {
 }
 
 fn prompt(tokens: &[u32]) -> Prompt<'_> {
-    Prompt { tokens, salt: None, read_cache: true }
+    Prompt::new(tokens)
 }
 
 /// Opens and computes a prompt.
 fn run(pool: &mut BlockPool, prompt: Prompt<'_>) -> BlockTable {
     let mut table = pool.admit(prompt).open(0).unwrap();
-    pool.commit(&mut table, prompt.tokens.len());
+    pool.commit(&mut table, prompt.tokens.len()).unwrap();
     table
 }
 

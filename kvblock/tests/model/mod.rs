@@ -8,8 +8,7 @@
 //!
 //! The naive model knows which prefix each cached block holds and predicts hits, needs, refusals and the order of
 //! eviction without hashes or links. `KVBLOCK_CASES` sets the number of histories (default 5,000), each of 200 operations.
-#![allow(clippy::unwrap_used)]
-
+mod keys;
 mod machine;
 mod naive;
 
@@ -41,4 +40,36 @@ fn bytes_of_any_length_are_a_history() {
     for len in 0..5 * STEP {
         drive(&(0..len as u8).map(|byte| byte.wrapping_mul(37)).collect::<Vec<_>>());
     }
+}
+
+/// The names of the public methods in `impl BlockPool` blocks of a source file. Attributes and signatures may span lines:
+/// only the line with the name counts.
+fn public_methods(source: &str) -> Vec<String> {
+    let mut names = Vec::new();
+    let mut is_pool = false;
+    for line in source.lines() {
+        if line.starts_with("impl") {
+            is_pool = line == "impl BlockPool {";
+        }
+        is_pool &= line != "}";
+        let signature = line.strip_prefix("    pub fn ").filter(|_| is_pool);
+        names.extend(signature.and_then(|rest| rest.split(['(', '<']).next()).map(str::to_owned));
+    }
+    names
+}
+
+#[test]
+fn the_machine_calls_every_public_method_of_the_pool() {
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let mut methods = Vec::new();
+    for entry in std::fs::read_dir(folder).unwrap() {
+        methods.extend(public_methods(&std::fs::read_to_string(entry.unwrap().path()).unwrap()));
+    }
+    methods.sort_unstable();
+    assert!(methods.len() > 35 && methods.contains(&"forget_contents".to_string()), "{methods:?}");
+    let machine = include_str!("machine.rs");
+    let is_called =
+        |name: &&String| machine.contains(&format!(".{name}(")) || machine.contains(&format!("BlockPool::{name}("));
+    let missing: Vec<&String> = methods.iter().filter(|name| !is_called(name)).collect();
+    assert!(missing.is_empty(), "tests/model/machine.rs does not call {missing:?}");
 }

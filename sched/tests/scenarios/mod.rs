@@ -10,12 +10,8 @@
 //! | S11 | `refusals`, `beams` |
 //! | S12, S14, C11 | `swap` |
 //! | ours: steps that fail | `failures` |
-#![allow(clippy::unwrap_used)]
-
 mod ahead;
 mod beams;
-#[path = "../common/mod.rs"]
-mod common;
 mod drafts;
 mod endings;
 mod failures;
@@ -24,8 +20,8 @@ mod refusals;
 mod sharing;
 mod swap;
 
-use common::commit_all;
-use sched::{SchedConfig, Scheduler};
+use crate::common::commit_all;
+use sched::{SchedConfig, Scheduler, StepPlan};
 
 fn scheduler(config: SchedConfig) -> Scheduler {
     Scheduler::new(config).unwrap()
@@ -41,4 +37,11 @@ fn drain(scheduler: &mut Scheduler) -> usize {
         assert!(steps < 10_000, "no end in sight");
     }
     steps
+}
+
+/// Plans and commits a step, with a token for each sequence that wants one.
+fn step(scheduler: &mut Scheduler) -> StepPlan {
+    let plan = scheduler.plan();
+    commit_all(scheduler, &plan, 7);
+    plan
 }

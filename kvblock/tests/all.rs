@@ -1,0 +1,6 @@
+//! The tests of kvblock, in one program.
+#![allow(clippy::unwrap_used)]
+
+mod model;
+mod outside;
+mod scenarios;

@@ -1,0 +1,75 @@
+//! The keys that sequences of the model have, and the contents that follow from a key and its tokens.
+
+use std::sync::LazyLock;
+
+use kvblock::{Media, Prompt};
+
+/// What a sequence depends on besides its tokens.
+pub struct Key {
+    pub salt: Option<&'static str>,
+    pub adapter: Option<&'static str>,
+    pub media: Vec<Media>,
+}
+
+/// The keys in use: sequences have one of them by its index. Some agree up to a later image.
+pub static KEYS: LazyLock<Vec<Key>> = LazyLock::new(|| {
+    let texts = |salt, adapter| Key { salt, adapter, media: Vec::new() };
+    let images = |salt, media: &[(&str, usize, usize)]| {
+        let image = |&(digest, start, len): &(&str, usize, usize)| Media { digest: digest.into(), start, len };
+        Key { salt, adapter: None, media: media.iter().map(image).collect() }
+    };
+    vec![
+        texts(None, None),
+        texts(None, None),
+        texts(Some("a"), None),
+        texts(None, Some("a")),
+        texts(Some("b"), Some("a")),
+        images(None, &[("cat", 3, 6)]),
+        images(None, &[("dog", 12, 9), ("cat", 3, 6)]),
+        images(None, &[("cat", 3, 6), ("cat", 12, 9)]),
+        images(None, &[("cat", 3, 8)]),
+        images(None, &[("cat", 4, 5), ("cat", 20, 0)]),
+        images(Some("a"), &[("cat", 3, 6)]),
+    ]
+});
+
+/// A prompt of these tokens under a key.
+pub fn prompt(key: usize, tokens: &[u32]) -> Prompt<'_> {
+    let Key { salt, adapter, media } = &KEYS[key];
+    Prompt { salt: *salt, adapter: *adapter, media, ..Prompt::new(tokens) }
+}
+
+/// Which inputs a position holds a placeholder of, by their digests and beginnings.
+fn inputs(key: usize, position: usize) -> Vec<(&'static [u8], usize)> {
+    let holds = |media: &&Media| (media.start..media.start + media.len).contains(&position);
+    let mut inputs: Vec<_> = KEYS[key].media.iter().filter(holds).map(|m| (&m.digest[..], m.start)).collect();
+    inputs.sort_unstable();
+    inputs
+}
+
+/// Whether two keys mean the same for the first `len` tokens.
+pub fn agree(a: usize, b: usize, len: usize) -> bool {
+    let texts = |key: usize| (KEYS[key].salt, KEYS[key].adapter);
+    a == b || texts(a) == texts(b) && (0..len).all(|position| inputs(a, position) == inputs(b, position))
+}
+
+/// What the keys and values behind each token depend on: group, key, and every token so far.
+pub fn contents(group: usize, key: usize, tokens: &[u32]) -> Vec<u64> {
+    let mut state = 0;
+    let mut mix = |value: u64| {
+        state = (state ^ (value + 1)).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(23);
+        state
+    };
+    mix(group as u64);
+    for text in [KEYS[key].salt, KEYS[key].adapter] {
+        mix(text.map_or(0, |text| u64::from(text.as_bytes()[0])));
+    }
+    let mut values = Vec::with_capacity(tokens.len());
+    for (position, token) in tokens.iter().enumerate() {
+        for (digest, start) in inputs(key, position) {
+            mix(1000 + u64::from(digest[0]) + ((start as u64) << 8));
+        }
+        values.push(mix(u64::from(*token)));
+    }
+    values
+}

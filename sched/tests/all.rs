@@ -1,0 +1,8 @@
+//! The tests of sched, in one program.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+mod random;
+mod scenarios;
+mod simulator;
+mod starvation;
