@@ -1,4 +1,4 @@
-//! From a prompt to a table: the prefix lookup, what it would cost, and the opening.
+//! From a prompt to a block table: prefix lookup, its cost in blocks, and the opening of the table.
 //!
 //! An [`Admission`] borrows the pool, so nothing can change between the lookup and the opening, and dropping
 //! it leaves no trace.
@@ -24,7 +24,7 @@ use crate::prefix::{Content, Found, Parent};
 use crate::table::GroupTable;
 use crate::{BlockId, BlockPool, BlockTable, CacheGroup, NoSpace};
 
-/// A sequence to be given slots. Start from [`Prompt::new`] and change what differs, so that new fields break nothing.
+/// A sequence that needs slots. Start from [`Prompt::new`] and change what differs, so that new fields break nothing.
 ///
 /// ```
 /// # use kvblock::Prompt;

@@ -1,4 +1,4 @@
-//! What can go wrong, as values: no space, a table used wrongly, a configuration that can not be, broken books.
+//! Errors as values: too few blocks, a misused table, an invalid configuration, inconsistent books.
 //!
 //! Each displays as one line: what, found, expected, what to do.
 
@@ -7,7 +7,7 @@ use std::fmt::{Display, Formatter, Result};
 
 use crate::BlockId;
 
-/// An operation needed more blocks than could be had; it changed nothing.
+/// An operation needed more blocks than are free; it changed nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NoSpace {
     /// Blocks the operation would have taken off the free list.
@@ -20,17 +20,17 @@ pub struct NoSpace {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum TableError {
-    /// More blocks of the pool are needed than can be had.
+    /// More blocks of the pool are needed than are free.
     NoSpace(NoSpace),
-    /// More host blocks are needed than can be had.
+    /// More host blocks are needed than are free.
     NoHostSpace(NoSpace),
     /// The table was opened by another pool.
     ForeignTable,
-    /// The table has tokens that are not committed: a fork would have them written to shared blocks.
+    /// The table has tokens that are not committed. A fork would write them to shared blocks.
     Uncommitted {
         /// Committed tokens of the table.
         committed: usize,
-        /// All of its tokens.
+        /// Tokens of the table.
         len: usize,
     },
     /// A commit or a truncation names more tokens than the table has, or a pin more than are committed.
@@ -47,16 +47,16 @@ pub enum TableError {
         /// Number of blocks that exist; ids start at 0.
         blocks: usize,
     },
-    /// The window of a sequence of this length has been given back in part.
+    /// A part of the window that a sequence of this length reads has been given back.
     BehindWindow {
-        /// The length that was asked for.
+        /// The requested length.
         len: usize,
         /// The sliding group that lacks blocks for it.
         group: usize,
     },
 }
 
-/// A [`PoolConfig`](crate::PoolConfig) that no pool can be built from.
+/// Why a [`PoolConfig`](crate::PoolConfig) is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PoolError {
     /// The number of blocks is zero or does not fit a block id.

@@ -26,14 +26,14 @@ pub enum BlockEvent {
         /// Salt, adapter and media of the sequence, if it has any.
         key: Option<Arc<PrefixKey>>,
     },
-    /// A prefix can not be found any more.
+    /// A prefix can no longer be found.
     Removed {
         /// The cache group.
         group: usize,
         /// Its name.
         hash: PrefixHash,
     },
-    /// Nothing can be found any more, in any group.
+    /// No prefix can be found any more, in any group.
     Cleared,
 }
 

@@ -11,7 +11,7 @@
 //! ```
 //!
 //! Each kind of field has a tag of its own in the hash and a field of its own in the comparison, so an adapter
-//! can not pass for a salt of the same spelling.
+//! cannot pass for a salt of the same spelling.
 
 use std::ops::Range;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! The pool: every block, its owners, and how it comes and goes.
+//! The pool: all blocks, their owners, and how blocks are taken and given back.
 //!
 //! A block is free or referenced, never both. Free blocks stand in one list: those without a hash in front,
 //! then cached ones, least recently used first; blocks are taken from the front. Taking and giving back a block
@@ -156,12 +156,12 @@ impl BlockPool {
         &self.groups
     }
 
-    /// Blocks that can be had now: free ones and, by eviction, cached ones.
+    /// Number of blocks that can be taken now: free ones and, by eviction, cached ones.
     pub fn available(&self) -> usize {
         self.free.len()
     }
 
-    /// Where the blocks are.
+    /// Numbers of blocks in use, cached and free.
     pub fn gauges(&self) -> Gauges {
         Gauges {
             in_use: self.num_blocks() - self.free.len(),
@@ -175,7 +175,7 @@ impl BlockPool {
         &self.stats
     }
 
-    /// What has happened to blocks since the start.
+    /// Counts of what happened to blocks since the start.
     pub fn counters(&self) -> Counters {
         Counters { hashed: self.index.as_ref().map_or(0, PrefixIndex::hashed), ..self.counters }
     }
@@ -205,7 +205,7 @@ impl BlockPool {
         self.index.as_ref()?.name_of(block)
     }
 
-    /// The blocks that can be had, in the order in which they will be.
+    /// The free blocks, in the order in which they will be taken.
     pub fn free_blocks(&self) -> impl Iterator<Item = BlockId> + '_ {
         self.free.iter()
     }
@@ -280,7 +280,7 @@ impl BlockPool {
         if self.owns(table) { Ok(()) } else { Err(TableError::ForeignTable) }
     }
 
-    /// Refuses what would take more off the free list than is there.
+    /// Refuses to take more blocks than the free list has.
     pub(crate) fn check_space(&self, wanted: usize) -> Result<(), NoSpace> {
         let free = self.free.len();
         if wanted > free { Err(NoSpace { wanted, free }) } else { Ok(()) }
@@ -322,7 +322,7 @@ impl BlockPool {
                 self.counters.given_back += 1;
             }
         }
-        // The tail of a chain is of no use without its head, so it shall be evicted first.
+        // The tail of a chain is useless without its head, so it is evicted first.
         for block in by_position().rev() {
             if self.refs[block.index()] == 0 && self.is_cached(block) {
                 self.cached_free += 1;

@@ -121,7 +121,7 @@ pub(crate) struct PrefixIndex {
     entries: Box<[Option<Entry>]>,
     /// Tokens of each cached block, `[num_blocks, block_size]`.
     tokens: Box<[u32]>,
-    /// Fingerprints of hashes evicted of late, each overwritten by the next that falls on its place. Only the
+    /// Fingerprints of recently evicted hashes, each overwritten by the next that falls on its place. Only the
     /// reason of a miss depends on them.
     evicted: Box<[u32]>,
     last_id: NonZeroU64,

@@ -26,7 +26,7 @@ use crate::prefix::Parent;
 use crate::table::{GroupTable, valid_entries};
 use crate::{BlockId, BlockPool, BlockTable, HostGauges, MemOp, NoSpace, PrefixHash, TableError};
 
-/// A block of host memory. A type of its own, so that it is not taken for a block of the pool.
+/// Id of a block of host memory. A type of its own, so that it cannot be confused with a block of the pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct HostBlockId(pub u32);
@@ -44,7 +44,7 @@ impl std::fmt::Display for HostBlockId {
     }
 }
 
-/// The host blocks that can be had.
+/// The free host blocks.
 pub(crate) struct HostPool {
     free: FreeList,
     total: usize,
@@ -117,7 +117,7 @@ struct Return {
 }
 
 impl BlockPool {
-    /// Where the host blocks are.
+    /// Numbers of host blocks in use and free.
     pub fn host_gauges(&self) -> HostGauges {
         let free = self.host.free.len();
         HostGauges { in_use: self.host.total - free, free }

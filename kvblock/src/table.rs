@@ -7,7 +7,7 @@
 //! committed  ^------- 6 -------^                         keys and values of t0..t5 are in the pool
 //! ```
 //!
-//! A table never holds a block that it does not need: each group has `ceil(len / block_size)` entries, of which
+//! A table holds only blocks that it needs: each group has `ceil(len / block_size)` entries, of which
 //! the holes are always the first ones. It is changed only by its [`BlockPool`](crate::BlockPool), and it owns
 //! references: give it back with [`BlockPool::release`](crate::BlockPool::release), do not drop it.
 

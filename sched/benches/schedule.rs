@@ -11,6 +11,10 @@ use sched::{Outcome, Request, RequestId, SchedConfig, Scheduler, StepPlan};
 const STEPS: usize = 500;
 const PROMPT: usize = 100;
 
+fn request(id: u64, prompt: u32, max_tokens: usize) -> Request {
+    Request::new(RequestId(id), (0..prompt).map(|i| (id as u32).wrapping_mul(1_000_000) + i).collect(), max_tokens)
+}
+
 /// A scheduler in which `running` sequences decode and `waiting` requests wait for a place.
 fn decoding(running: usize, waiting: usize) -> Scheduler {
     let mut scheduler = Scheduler::new(SchedConfig {
@@ -22,9 +26,7 @@ fn decoding(running: usize, waiting: usize) -> Scheduler {
     })
     .unwrap();
     for id in 0..(running + waiting) as u64 {
-        let prompt = (0..PROMPT as u32).map(|i| id as u32 * 1000 + i).collect();
-        let request = Request::new(RequestId(id), prompt, 2 * STEPS);
-        scheduler.submit(request).unwrap();
+        scheduler.submit(request(id, PROMPT as u32, 2 * STEPS)).unwrap();
     }
     step(&mut scheduler);
     let stats = scheduler.stats();
@@ -69,9 +71,58 @@ fn schedule(c: &mut Criterion) {
     group.finish();
 }
 
+/// The commit of a step in which every running sequence ends.
+fn end(c: &mut Criterion) {
+    let mut group = c.benchmark_group("schedule");
+    for running in [256, 4096] {
+        group.bench_function(BenchmarkId::new("commit, all end", format!("{running} running, 1000 waiting")), |b| {
+            b.iter_custom(|iterations| {
+                let mut spent = Duration::ZERO;
+                for _ in 0..iterations {
+                    let mut scheduler = decoding(running, 1000);
+                    let plan = scheduler.plan();
+                    let outcomes: Vec<Outcome> = plan.spans.iter().map(|s| Outcome::token(s.seq, 7, true)).collect();
+                    let start = Instant::now();
+                    scheduler.commit(plan.step, &outcomes).unwrap();
+                    spent += start.elapsed();
+                }
+                spent
+            });
+        });
+    }
+    group.finish();
+}
+
+/// A plan that looks the head of the queue up again, and finds no room for its 128k tokens.
+fn blocked(c: &mut Criterion) {
+    let mut group = c.benchmark_group("schedule");
+    group.bench_function("plan, a head of 128k tokens stays blocked", |b| {
+        let config = SchedConfig { max_num_seqs: 8, max_num_batched_tokens: 1 << 17, ..SchedConfig::new(9000, 16) };
+        let mut scheduler = Scheduler::new(SchedConfig { hash_seed: Some(1), ..config }).unwrap();
+        scheduler.submit(request(0, 30_000, 100_000)).unwrap();
+        step(&mut scheduler);
+        scheduler.submit(request(1, 1 << 17, 1)).unwrap();
+        step(&mut scheduler);
+        let mut id = 1;
+        b.iter_custom(|iterations| {
+            let mut spent = Duration::ZERO;
+            for _ in 0..iterations {
+                // Whatever ends may have made room.
+                id += 1;
+                scheduler.submit(request(id, 1, 1)).unwrap();
+                scheduler.abort(RequestId(id));
+                spent += step(&mut scheduler)[0];
+            }
+            spent
+        });
+        assert_eq!(scheduler.stats().num_waiting, 1);
+    });
+    group.finish();
+}
+
 criterion_group! {
     name = benches;
     config = Criterion::default().sample_size(20).measurement_time(Duration::from_secs(3));
-    targets = schedule
+    targets = schedule, end, blocked
 }
 criterion_main!(benches);

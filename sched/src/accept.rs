@@ -17,7 +17,7 @@ pub enum CommitError {
         in_flight: Option<StepId>,
     },
     /// A step before it has [failed](Scheduler::fail), so that it computed with what was never written.
-    #[error("{step} was planned behind a step that failed: it can not be committed, only fail as well")]
+    #[error("{step} was planned behind a step that failed: it cannot be committed, only fail as well")]
     BehindFailure {
         /// The step that was to be committed.
         step: StepId,
@@ -60,7 +60,7 @@ pub enum CommitError {
         /// The draft.
         expected: u32,
     },
-    /// A sequence continues one that it can not.
+    /// A sequence continues another that it must not continue.
     #[error("{seq}: it continues sequence {parent}, expected itself, or in a beam search one that this step sampled")]
     Parent {
         /// The sequence.

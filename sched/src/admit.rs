@@ -1,5 +1,5 @@
-//! Admission: from the head of the line, never past it, while budget, sequences and blocks last. Within a
-//! priority, those who come back from host memory stand before those who wait.
+//! Admission: from the head of the queue, never past it, while tokens, sequences and blocks are left. Within a priority,
+//! requests that come back from host memory go before those that wait.
 
 use kvblock::{BlockTable, Prompt, PromptHashes};
 
@@ -35,7 +35,7 @@ impl Scheduler {
         let mut partial = self.running_groups().filter(|g| g.is_partial()).count();
         let oldest = self.oldest_in_flight();
         while *budget > 0
-            && let Some((key, id)) = self.head_of_the_line()
+            && let Some((key, id)) = self.head_of_queue()
             && let Some(group) = self.groups.get(&id)
         {
             seats += group.seats();
@@ -74,12 +74,12 @@ impl Scheduler {
 
     /// Whether the request that is next to be admitted could not be, when it was tried last.
     pub(crate) fn is_head_blocked(&self) -> bool {
-        let head = self.head_of_the_line();
+        let head = self.head_of_queue();
         self.blocked.as_ref().is_some_and(|blocked| head.is_some_and(|(_, id)| id == blocked.head))
     }
 
     /// The request that is next to be admitted.
-    fn head_of_the_line(&self) -> Option<(QueueKey, RequestId)> {
+    fn head_of_queue(&self) -> Option<(QueueKey, RequestId)> {
         let first = |queue: &std::collections::BTreeMap<QueueKey, RequestId>| {
             queue.first_key_value().map(|(key, id)| (*key, *id))
         };

@@ -1,4 +1,4 @@
-//! What the scheduler is told once, and what it refuses to start with.
+//! The scheduler's configuration, and the configurations that it refuses.
 
 use kvblock::CacheGroup;
 use serde::{Deserialize, Serialize};
@@ -117,7 +117,7 @@ pub enum ConfigError {
         /// What the configuration says.
         found: usize,
     },
-    /// The block pool can not be built.
+    /// The block pool cannot be built.
     #[error(transparent)]
     Pool(#[from] kvblock::PoolError),
 }

@@ -18,7 +18,7 @@ impl Scheduler {
     ///
     /// The requests of the step wait again and are computed anew; [abort](Scheduler::abort) those that should end instead,
     /// before or after this call. While a step is in flight that was planned behind this one, nothing can be planned, and
-    /// that step can not be committed: it has to fail too. An error changes nothing.
+    /// that step cannot be committed: it has to fail too. An error changes nothing.
     pub fn fail(&mut self, step: StepId, operations: &[MemOp]) -> Result<(), CommitError> {
         let in_flight = self.oldest_in_flight();
         let is_behind = self.flights.iter().skip(1).any(|flight| flight.step == step);
@@ -68,7 +68,7 @@ impl Scheduler {
         };
         let mut concerned: Vec<RequestId> =
             self.groups.iter().filter(|(_, group)| concerns(group)).map(|(id, _)| *id).collect();
-        // The order of a hash map is nobody's business.
+        // A hash map has no order of its own, and equal histories must give equal plans.
         concerned.sort_unstable();
         for id in concerned {
             self.begin_again(id);

@@ -67,7 +67,7 @@
 //! **Theorem.** Let the requests be given, with no more arrivals or aborts: `R` requests, of which request `r`
 //! has `P_r` prompt tokens, `n_r` sequences and at most `m_r` output tokens each. With `S` the sum of `n_r`, `W`
 //! the greatest `P_r + n_r * (m_r - 1)`, `C` distinct priorities (one under FCFS) and `d` steps in flight at
-//! most, every sequence ends within `(2d - 1) * S * (C * (R + 1) * W + 1)` plans, if each plan that can not be
+//! most, every sequence ends within `(2d - 1) * S * (C * (R + 1) * W + 1)` plans, if each plan that cannot be
 //! followed by another is followed by the oldest commit.
 //!
 //! *Proof.* Each request fits the pool alone, or it is refused at submission. Let `d` be 1. While something is

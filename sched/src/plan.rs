@@ -47,7 +47,7 @@ pub struct Span {
     pub start: usize,
     /// The tokens, at least one.
     pub tokens: Vec<u32>,
-    /// So many of the last of `tokens` are drafts, to be verified: the executor draws from the row before each of
+    /// Number of `tokens`, counted from the end, that are drafts to be verified: the executor draws from the row before each of
     /// them and from the last row, and its outcome is the drafts that were right and the token after them.
     pub drafts: usize,
     /// `Some(step)`: the last of `tokens` is a placeholder (0). It stands for the token that `step`, which is

@@ -1,4 +1,4 @@
-//! Preemption: who gives way, what becomes of its keys and values, and how they leave.
+//! Preemption: which request gives way, what happens to its keys and values, and how they leave.
 //!
 //! The victim has the worst standing: the lowest priority, then the least work to lose. Its outputs stay, and so do
 //! those that steps in flight will draw. Its keys and values are dropped and computed again, or swapped to host
@@ -6,8 +6,8 @@
 //! more than moving their blocks out and back ([`SchedConfig::swap_cost`](crate::SchedConfig::swap_cost)); a prefix
 //! that came from the cache is likely to be found there again, so it costs nothing to compute.
 //!
-//! A request that steps in flight write to leaves when the last of them is committed. Until then it holds its
-//! tables, and the host blocks for it are spoken for.
+//! A request that steps in flight write to leaves when the last of them is over. Until then it keeps its tables, and its
+//! host blocks are reserved.
 
 use kvblock::BlockTable;
 
@@ -16,12 +16,12 @@ use crate::group::{Away, Group, QueueKey};
 use crate::{RequestId, Scheduler, SeqId, StepId};
 
 impl Scheduler {
-    /// The running request that gives way next.
+    /// The running request of worst standing, which is preempted next.
     pub(crate) fn victim(&self) -> Option<RequestId> {
         self.running.values().copied().max_by_key(|id| self.groups.get(id).map(|g| g.standing(self.config.policy)))
     }
 
-    /// Takes all of a running request's blocks and puts it back in line, at the place of its arrival.
+    /// Takes all blocks of a running request and puts it back into the queue, at the place of its arrival.
     pub(crate) fn preempt(&mut self, id: RequestId) {
         self.stop_running(id);
         let policy = self.config.policy;
@@ -47,7 +47,7 @@ impl Scheduler {
         }
     }
 
-    /// Sends everybody who has keys and values back to the queue, without them.
+    /// Sends every request that runs or is swapped out back to the queue, without its keys and values.
     pub(crate) fn send_all_back(&mut self) {
         let mut all: Vec<RequestId> = std::mem::take(&mut self.running).into_values().collect();
         all.extend(std::mem::take(&mut self.swapped).into_values());

@@ -1,4 +1,4 @@
-//! What is asked of the scheduler, and when the answer is no.
+//! Requests, and why the scheduler refuses one.
 
 use std::fmt;
 
@@ -66,7 +66,7 @@ pub struct Request {
 }
 
 impl Request {
-    /// One sequence of at most `max_tokens` tokens that continues this prompt, without any wishes.
+    /// A request for one sequence of at most `max_tokens` output tokens, with defaults for the rest.
     pub fn new(id: RequestId, prompt: Vec<u32>, max_tokens: usize) -> Request {
         Request {
             id,
@@ -161,13 +161,13 @@ pub enum Refusal {
     /// No token is asked for.
     #[error("max_tokens is 0: at least one token is needed")]
     NoTokens,
-    /// The group can not run at once.
+    /// Its sequences cannot run at once.
     #[error("{} is {n}, but at most {max_num_seqs} sequences run at once (--max-num-seqs)",
             if *.beam_search { "the beam width" } else { "n" })]
     TooManySequences {
         /// Sequences asked for.
         n: usize,
-        /// Whether they are beams.
+        /// The sequences are the beams of a search.
         beam_search: bool,
         /// `--max-num-seqs`.
         max_num_seqs: usize,

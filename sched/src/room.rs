@@ -21,7 +21,7 @@ pub(crate) struct Room {
     pub choices: Vec<Choice>,
     /// Tokens that they leave of the budget.
     pub budget: usize,
-    /// Something was left out for want of blocks.
+    /// Something was left out because blocks are missing.
     pub deferred: bool,
 }
 

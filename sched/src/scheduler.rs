@@ -1,4 +1,4 @@
-//! The scheduler's state and what changes it from outside: requests come, are aborted, and end.
+//! The scheduler's state, and the calls that change it from outside: submit, abort, finish.
 //!
 //! A request is in `groups` while it lives, and in exactly one of `waiting`, `swapped` and `running`. Waiting
 //! requests own no blocks, running ones those of their tables, and swapped ones host blocks. A request may end or
@@ -119,8 +119,8 @@ impl Scheduler {
         true
     }
 
-    /// Ends one sequence of a request, as when a front end has found a stop string; `false` if it is not
-    /// live, or a beam: those end by outcomes. The request ends with its last sequence.
+    /// Ends one sequence of a request, as when a front end has found a stop string. The request ends with its last
+    /// sequence. `false` if the sequence is not live, or is a beam: beams end by outcomes.
     pub fn finish_sequence(&mut self, seq: SeqId) -> bool {
         let Some(group) = self.groups.get_mut(&seq.request).filter(|g| !g.request.beam_search) else {
             return false;
@@ -275,7 +275,7 @@ impl Scheduler {
         }
     }
 
-    /// Takes back the tables of a request's sequences of which `which` holds.
+    /// Takes back the tables of those sequences of a request for which `which` holds.
     pub(crate) fn release_tables(&mut self, id: RequestId, which: impl Fn(usize, &Sequence) -> bool) {
         let oldest = self.oldest_in_flight();
         let Some(group) = self.groups.get_mut(&id) else {

@@ -7,7 +7,7 @@ use crate::plan::{GroupSpan, Span};
 use crate::step::Choice;
 use crate::{Scheduler, SeqId, StepPlan};
 
-/// What is kept. All of it is empty but for `spans`, whose contents are of no meaning.
+/// The lists. All are empty except `spans`, whose contents are stale.
 #[derive(Default)]
 pub(crate) struct Spare {
     pub choices: Vec<Choice>,
@@ -17,7 +17,7 @@ pub(crate) struct Spare {
 }
 
 impl Scheduler {
-    /// Takes back a plan that nobody needs any more, so that the next one need not be allocated. Nothing depends on it.
+    /// Takes back a plan that is no longer needed, so that the next one reuses its memory. Calling it is optional.
     pub fn recycle(&mut self, mut plan: StepPlan) {
         self.spare.spans.append(&mut plan.spans);
         self.spare.list = plan.spans;
@@ -30,7 +30,7 @@ impl Spare {
         std::mem::take(&mut self.list)
     }
 
-    /// A span of these tokens, with room for so many cache groups; the rest is to be filled in.
+    /// A span of these tokens with `groups` cache groups; the caller fills in the rest.
     pub fn span(&mut self, seq: SeqId, tokens: &[u32], groups: usize) -> Span {
         let fresh = || Span {
             seq,

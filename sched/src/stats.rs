@@ -73,7 +73,7 @@ pub struct SpecStats {
 }
 
 impl SpecStats {
-    /// One span: so many drafts, of which so many were right.
+    /// Counts a span of `drafts` drafts, the first `accepted` of which were right.
     pub(crate) fn count(&mut self, drafts: usize, accepted: usize) {
         self.num_drafts += 1;
         self.num_draft_tokens += drafts as u64;

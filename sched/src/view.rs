@@ -1,4 +1,4 @@
-//! What the scheduler shows of its requests to whoever watches: a borrowed view, nothing is copied.
+//! A borrowed view of the scheduler's requests; nothing is copied.
 //!
 //! Reading it costs what it reads; planning knows nothing of it.
 

@@ -5,7 +5,7 @@ use kvblock::{AuditError, BlockId, BlockPool, BlockTable, CacheGroup, HostBlockI
 use super::{free_ids, full, pool, prompt, run, table_ids};
 
 #[test]
-fn a_pool_that_can_not_be_is_refused() {
+fn an_invalid_configuration_is_refused() {
     let message = |config| BlockPool::new(config).err().map(|e| e.to_string()).unwrap_or_default();
     let good = PoolConfig::new(4, 4);
     assert_eq!(message(PoolConfig::new(0, 16)), "num_blocks: found 0, expected 1 to 4294967293");
@@ -62,7 +62,7 @@ fn a_table_of_another_pool_is_refused_and_both_pools_stay_as_they_are() {
 }
 
 #[test]
-fn more_tokens_than_there_are_can_not_be_committed_or_pinned() {
+fn more_tokens_than_a_table_has_cannot_be_committed_or_pinned() {
     let mut pool = pool(4);
     let mut table = pool.admit(prompt(&full(1, 2)[..20])).open(0).unwrap();
     assert_eq!(pool.commit(&mut table, 21), Err(TableError::BeyondEnd { wanted: 21, len: 20 }));

@@ -144,7 +144,7 @@ fn s11_a_beam_wider_than_the_seats_is_refused() {
 }
 
 #[test]
-fn a_parent_that_can_not_be_is_refused_and_nothing_is_committed() {
+fn an_invalid_parent_is_refused_and_nothing_is_committed() {
     let mut s = scheduler(config(40, 4));
     s.submit(search(0, 4, 2, 9)).unwrap();
     s.submit(Request { n: 2, ..request(1, 4, 9) }).unwrap();

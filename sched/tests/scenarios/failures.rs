@@ -35,7 +35,7 @@ fn cached(s: &mut Scheduler, prompt: &[u32]) -> usize {
 }
 
 #[test]
-fn a_failed_step_can_not_be_committed_and_its_requests_begin_again() {
+fn a_failed_step_cannot_be_committed_and_its_requests_begin_again() {
     let mut s = scheduler(caching(20));
     s.submit(request(0, 10, 3)).unwrap();
     let plan = launch(&mut s);
