@@ -53,7 +53,7 @@ impl Tokenizer {
         }
         let special = inner.get_added_tokens_decoder().into_iter().filter(|(_, token)| token.special).map(|(id, _)| id);
         let special = special.collect();
-        let spelling = TokenSpelling::of(inner.get_decoder());
+        let spelling = TokenSpelling::of(inner.get_decoder()).map_err(unusable)?;
         Ok(Tokenizer { inner, special, vocab_size, spelling, file })
     }
 

@@ -16,26 +16,48 @@ pub(super) enum TokenSpelling {
 }
 
 impl TokenSpelling {
-    pub fn of(decoder: Option<&DecoderWrapper>) -> Self {
+    /// The spelling that a decoder undoes.
+    ///
+    /// # Errors
+    /// A step of the decoder that is not supported, in words: without it texts would be wrong.
+    pub fn of(decoder: Option<&DecoderWrapper>) -> Result<Self, String> {
         // The library keeps the fields of its decoders private; their JSON form is public.
         let json = decoder.and_then(|decoder| serde_json::to_value(decoder).ok()).unwrap_or_default();
         let mut steps = Vec::new();
         flatten(&json, &mut steps);
-        let is = |step: &&Value, kind: &str| step["type"] == kind;
-        if steps.iter().any(|step| is(step, "ByteLevel")) {
-            return TokenSpelling::ByteLevel;
-        }
-        let replacements = steps.iter().filter_map(|step| {
-            let (from, to) = match step["type"].as_str()? {
-                "Metaspace" => (step["replacement"].as_str()?, " "),
-                "Replace" => (step["pattern"]["String"].as_str()?, step["content"].as_str()?),
-                _ => return None,
+        let mut byte_level = false;
+        let mut byte_fallback = false;
+        let mut replacements = Vec::new();
+        let mut replace =
+            |from: &Value, to: &str| Some(replacements.push((from.as_str()?.to_string(), to.to_string())));
+        for step in steps.iter().filter(|step| !step.is_null()) {
+            let supported = match step["type"].as_str().unwrap_or_default() {
+                "ByteLevel" => {
+                    byte_level = true;
+                    Some(())
+                }
+                "ByteFallback" => {
+                    byte_fallback = true;
+                    Some(())
+                }
+                "Metaspace" => replace(&step["replacement"], " "),
+                "Replace" => step["content"].as_str().and_then(|to| replace(&step["pattern"]["String"], to)),
+                // The bytes of tokens are joined in any case.
+                "Fuse" => Some(()),
+                // At the start of a text the detokenizer asks the library.
+                "Strip" => (step["stop"] == 0).then_some(()),
+                _ => None,
             };
-            Some((from.to_string(), to.to_string()))
-        });
-        TokenSpelling::Text {
-            replacements: replacements.collect(),
-            byte_fallback: steps.iter().any(|step| is(step, "ByteFallback")),
+            supported.ok_or_else(|| unsupported(step))?;
+        }
+        if !byte_level {
+            return Ok(TokenSpelling::Text { byte_fallback, replacements });
+        }
+        // Every character is a byte: nothing else can be done to the text before the bytes are joined.
+        let is_plain = |step: &&&Value| step["type"] == "ByteLevel" || step["type"] == "Fuse";
+        match steps.iter().find(|step| !is_plain(step)) {
+            Some(other) => Err(format!("{} beside ByteLevel", unsupported(other))),
+            None => Ok(TokenSpelling::ByteLevel),
         }
     }
 
@@ -55,6 +77,13 @@ impl TokenSpelling {
             }
         }
     }
+}
+
+/// What to say of a step of a decoder that is not supported.
+fn unsupported(step: &Value) -> String {
+    const LONGEST: usize = 200;
+    let step: String = step.to_string().chars().take(LONGEST).collect();
+    format!("its decoder has the step {step}, which is not supported")
 }
 
 /// The decoders of nested sequences, in the order in which they run.
@@ -82,6 +111,7 @@ fn byte_of(character: char) -> Option<u8> {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
     use super::*;
 
     #[test]
@@ -93,6 +123,31 @@ mod tests {
         assert_eq!(byte_of('Ċ'), Some(b'\n'));
         assert_eq!(byte_of(' '), None);
         assert_eq!(byte_of('世'), None);
+    }
+
+    #[test]
+    fn a_step_that_would_be_skipped_is_an_error_that_names_it() {
+        let of = |json: &str| TokenSpelling::of(Some(&serde_json::from_str(json).unwrap()));
+        let replace = r#"{"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "}"#;
+        let strip = r#"{"type": "Strip", "content": " ", "start": 1, "stop": 0}"#;
+        let sequence = |steps: &[&str]| format!(r#"{{"type": "Sequence", "decoders": [{}]}}"#, steps.join(", "));
+        let (fallback, fuse) = (r#"{"type": "ByteFallback"}"#, r#"{"type": "Fuse"}"#);
+        let replacements = vec![("\u{2581}".to_string(), " ".to_string())];
+        let llama = of(&sequence(&[replace, fallback, fuse, strip]));
+        assert_eq!(llama, Ok(TokenSpelling::Text { byte_fallback: true, replacements }));
+        let byte_level = r#"{"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true}"#;
+        assert_eq!(of(&sequence(&[byte_level, fuse])), Ok(TokenSpelling::ByteLevel));
+        assert!(TokenSpelling::of(None).is_ok());
+        for (decoder, named) in [
+            (r###"{"type": "WordPiece", "prefix": "##", "cleanup": true}"###, "WordPiece"),
+            (r#"{"type": "BPEDecoder", "suffix": "</w>"}"#, "BPEDecoder"),
+            (&sequence(&[r#"{"type": "Replace", "pattern": {"Regex": "a+"}, "content": " "}"#, fuse]), "Regex"),
+            (&strip.replace(r#""stop": 0"#, r#""stop": 1"#), "Strip"),
+            (&sequence(&[replace, byte_level]), "Replace"),
+        ] {
+            let problem = of(decoder).unwrap_err();
+            assert!(problem.contains(named) && problem.contains("not supported"), "{problem}");
+        }
     }
 
     #[test]
