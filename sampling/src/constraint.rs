@@ -14,7 +14,7 @@ pub struct TokenSet {
 }
 
 impl TokenSet {
-    /// The empty set of ids below `size`.
+    /// The empty set of ids below `size`, which is at most 2³²: ids have 32 bits.
     ///
     /// ```
     /// let mut set = sampling::TokenSet::new(40);
@@ -23,6 +23,7 @@ impl TokenSet {
     /// assert_eq!(set.iter().collect::<Vec<_>>(), [33]);
     /// ```
     pub fn new(size: usize) -> TokenSet {
+        let size = size.min(1 << 32);
         TokenSet { words: vec![0; size.div_ceil(32)], size }
     }
 
@@ -33,8 +34,8 @@ impl TokenSet {
         for (to, from) in set.words.iter_mut().zip(words) {
             *to = *from;
         }
-        if let (Some(last), 1..) = (set.words.last_mut(), size % 32) {
-            *last &= (1 << (size % 32)) - 1;
+        if let (Some(last), rest @ 1..) = (set.words.last_mut(), set.size % 32) {
+            *last &= (1 << rest) - 1;
         }
         set
     }

@@ -54,6 +54,6 @@ mod sampler;
 pub use constraint::{Constraint, ConstraintError, Mask, TokenSet};
 pub use draw::gumbel_noise;
 pub use logprobs::{TokenLogprobs, token_logprobs};
-pub use params::{ParamError, SamplingParams};
+pub use params::{MAX_LOGPROBS, ParamError, SamplingParams};
 pub use philox::philox4x32_10;
 pub use sampler::{Context, Likely, Sampled, Sampler};

@@ -75,6 +75,7 @@ fn likeliest(logits: &[f32], k: usize) -> Vec<(u32, f32)> {
     // NaN is no candidate, so all compare.
     let descending =
         |a: &(u32, f32), b: &(u32, f32)| b.1.partial_cmp(&a.1).unwrap_or(std::cmp::Ordering::Equal).then(a.0.cmp(&b.0));
+    let k = k.min(logits.len());
     if k == 0 {
         return Vec::new();
     }
@@ -126,9 +127,9 @@ mod tests {
         let logits: Vec<f32> = (0..10_000).map(|i| ((i * 7919) % 10_007) as f32 / 100.0).collect();
         let mut sorted: Vec<u32> = (0..10_000).collect();
         sorted.sort_by(|&a, &b| logits[b as usize].total_cmp(&logits[a as usize]));
-        for k in [1, 5, 20, 100, 1000] {
+        for k in [1, 5, 20, 100, 1000, 10_000, 10_001, usize::MAX] {
             let top: Vec<u32> = token_logprobs(&logits, 0, k).top.iter().map(|top| top.0).collect();
-            assert_eq!(top, sorted[..k]);
+            assert_eq!(top, sorted[..k.min(sorted.len())]);
         }
     }
 }

@@ -1,7 +1,7 @@
 //! What a request may ask of one sampling step, and the ranges of it.
 
 /// Most alternatives per token that [`SamplingParams::logprobs`] may ask for.
-const MAX_LOGPROBS: usize = 1000;
+pub const MAX_LOGPROBS: usize = 1000;
 
 /// How tokens are chosen. The default is plain sampling at temperature 1.
 ///

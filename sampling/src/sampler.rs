@@ -195,7 +195,7 @@ fn fallback(logits: &[f32], context: &Context<'_>) -> u32 {
     let Some(allowed) = context.allowed else { return argmax(logits).unwrap_or(0) };
     let logit = |&token: &u32| logits.get(token as usize).copied().filter(|logit| !logit.is_nan());
     // The last of equal maxima wins, so the lowest id comes last.
-    let mut ids: Vec<u32> = allowed.iter().collect();
+    let mut ids: Vec<u32> = allowed.iter().take_while(|&id| (id as usize) < logits.len()).collect();
     ids.reverse();
     let key = |token: &u32| logit(token).unwrap_or(f32::NEG_INFINITY) + 0.0;
     ids.into_iter().max_by(|a, b| key(a).total_cmp(&key(b))).unwrap_or(0)

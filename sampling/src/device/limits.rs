@@ -6,8 +6,8 @@ use super::layout::{CHUNK, CHUNK_BYTES, CUT_BYTES, PARAM_WORDS, RESULT_WORDS, TO
 
 /// Masses of more tokens might not fit 64 bits.
 const MAX_VOCAB: usize = 1 << 22;
-/// Rows of a launch: the grid's second dimension.
-const MAX_ROWS: usize = 65_535;
+/// Slots of a device sampler, at most: rows of a launch are the grid's second dimension.
+pub const MAX_SLOTS: usize = 65_535;
 
 /// The greatest step of a [`DeviceSampler`](super::DeviceSampler), and how much a slot holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,9 +51,12 @@ impl Limits {
         2 * (self.stage_words() + self.result_words()) * size_of::<u32>()
     }
 
-    /// Refuses limits that kernels can not serve.
-    pub(super) fn check(&self) -> Result<(), SampleError> {
-        at_most("slots", self.max_num_seqs, MAX_ROWS)?;
+    /// Refuses limits that kernels cannot serve. [`DeviceSampler::new`](super::DeviceSampler::new) does the same.
+    ///
+    /// # Errors
+    /// What is over or zero.
+    pub fn check(&self) -> Result<(), SampleError> {
+        at_most("slots", self.max_num_seqs, MAX_SLOTS)?;
         at_most("tokens of the vocabulary", self.vocab, MAX_VOCAB)?;
         match (self.max_num_seqs, self.vocab) {
             (0, _) => Err(SampleError::None("slots")),

@@ -63,6 +63,6 @@ mod sampler;
 mod slot;
 mod stage;
 
-pub use limits::{Limits, SampleError};
+pub use limits::{Limits, MAX_SLOTS, SampleError};
 pub use place::Place;
 pub use sampler::{DeviceSampler, Logits, LogitsType, Pending, Row};
