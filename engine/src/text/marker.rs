@@ -16,14 +16,13 @@ impl Marker {
         Marker { marker, held: String::new() }
     }
 
-    /// Takes the next character; what is text for certain goes to `text`. `true` with the marker's last character; the
-    /// white space in front of it is dropped.
+    /// Takes the next character; what is text for certain goes to `text`. `true` with the marker's last character: until the
+    /// next call, [`Marker::take`] returns the marker with the white space in front of it.
     pub fn push(&mut self, c: char, text: &mut String) -> bool {
         self.held.push(c);
         loop {
             let inner = self.held.trim_start();
             if inner == self.marker {
-                self.held.clear();
                 return true;
             }
             if self.marker.starts_with(inner) && self.held.len() <= MOST {
@@ -34,7 +33,7 @@ impl Marker {
         }
     }
 
-    /// What was held back and did not become the marker.
+    /// Returns what is held back: the beginning of a marker, or a whole one.
     pub fn take(&mut self) -> String {
         std::mem::take(&mut self.held)
     }

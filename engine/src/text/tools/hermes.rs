@@ -34,7 +34,7 @@ impl Hermes {
             State::Text(marker) => {
                 let mut text = String::new();
                 if marker.push(c, &mut text) {
-                    self.state = State::Call(CallReader::new());
+                    self.state = State::Call(CallReader::new(marker.take()));
                 }
                 append(events, ToolEvent::Text(text));
             }
@@ -48,7 +48,11 @@ impl Hermes {
                     let State::Call(reader) = std::mem::replace(&mut self.state, State::Text(Marker::new(OPEN))) else {
                         return;
                     };
-                    self.give_up(reader, events);
+                    // The last character may begin a call.
+                    let mut text = reader.into_text();
+                    text.pop();
+                    append(events, ToolEvent::Text(text));
+                    self.take(c, events);
                 }
             },
             State::Close(marker) => {
@@ -64,14 +68,6 @@ impl Hermes {
             }
         }
     }
-
-    /// What looked like a call and was none is text; one that has been told of stays as it is.
-    fn give_up(&mut self, reader: CallReader, events: &mut Vec<ToolEvent>) {
-        match reader.into_text() {
-            Some(raw) => append(events, ToolEvent::Text(OPEN.to_string() + &raw)),
-            None => self.called = true,
-        }
-    }
 }
 
 impl ToolParser for Hermes {
@@ -81,14 +77,13 @@ impl ToolParser for Hermes {
 
     fn finish(&mut self, events: &mut Vec<ToolEvent>) {
         match std::mem::replace(&mut self.state, State::Text(Marker::new(OPEN))) {
-            State::Text(mut marker) => {
+            State::Text(mut marker) | State::Close(mut marker) => {
                 let held = marker.take();
                 if !self.called || !held.trim().is_empty() {
                     append(events, ToolEvent::Text(held));
                 }
             }
-            State::Call(reader) => self.give_up(reader, events),
-            State::Close(_) => {}
+            State::Call(reader) => self.called |= reader.finish(events),
         }
     }
 }

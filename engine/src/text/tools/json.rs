@@ -3,7 +3,7 @@
 //! The arguments go out as they come; nothing else waits for the end of anything. It checks no more than it needs to find
 //! the end: arguments that are no JSON are the client's to see, as with any other model.
 
-use super::ToolEvent;
+use super::{ToolEvent, append};
 
 /// Where a character stands to a JSON value.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -90,7 +90,8 @@ pub(super) struct CallReader {
     field: Field,
     /// Text of the key or the name under way.
     buffer: String,
-    /// All that was read, until the call is certain.
+    /// What was read and has not gone out in an event: everything with the text in front of the call before it has been told
+    /// of, and what follows its last argument afterwards.
     raw: String,
     name: Option<String>,
     /// Arguments that have not gone out; they wait for the name.
@@ -103,13 +104,13 @@ pub(super) struct CallReader {
 }
 
 impl CallReader {
-    /// A reader in front of the opening brace.
-    pub fn new() -> CallReader {
+    /// A reader in front of the opening brace. `lead` is text in front of it that belongs to the call, if it becomes one.
+    pub fn new(lead: String) -> CallReader {
         CallReader {
             state: State::Start,
             field: Field::Other,
             buffer: String::new(),
-            raw: String::new(),
+            raw: lead,
             name: None,
             arguments: String::new(),
             quoted: false,
@@ -120,17 +121,29 @@ impl CallReader {
 
     /// Takes the next character. Events go to `events`; `known` says whether a name is one that may be called.
     pub fn push(&mut self, c: char, known: &dyn Fn(&str) -> bool, events: &mut Vec<ToolEvent>) -> Progress {
-        if !self.told {
-            self.raw.push(c);
-        }
+        self.raw.push(c);
         let progress = self.step(c, known);
         self.tell(progress == Progress::Done, events);
         progress
     }
 
-    /// All that was read of what turned out to be no call; `None` if the call has been told of.
-    pub fn into_text(self) -> Option<String> {
-        (!self.told).then_some(self.raw)
+    /// After [`Progress::Broken`], returns what was read and is in no event.
+    pub fn into_text(self) -> String {
+        self.raw
+    }
+
+    /// The text has ended within the call: what is known of the call goes to `events`, or all of it as text if it has not been
+    /// told of. Returns whether it has.
+    pub fn finish(mut self, events: &mut Vec<ToolEvent>) -> bool {
+        if !self.told {
+            append(events, ToolEvent::Text(self.raw));
+            return false;
+        }
+        if self.quoted {
+            self.arguments = unquoted(self.arguments);
+        }
+        append(events, ToolEvent::Arguments(self.arguments));
+        true
     }
 
     fn step(&mut self, c: char, known: &dyn Fn(&str) -> bool) -> Progress {
@@ -225,7 +238,16 @@ impl CallReader {
             }
         }
         if self.told && !self.quoted && !self.arguments.is_empty() {
-            super::append(events, ToolEvent::Arguments(std::mem::take(&mut self.arguments)));
+            self.raw.clear();
+            append(events, ToolEvent::Arguments(std::mem::take(&mut self.arguments)));
         }
     }
+}
+
+/// The text of a JSON string whose end is missing; as it stands if it is none.
+fn unquoted(string: String) -> String {
+    // The longest escape, `\u12ab`, may be cut anywhere.
+    let ends = string.char_indices().rev().map(|(at, c)| at + c.len_utf8()).take(6);
+    let text = |end: usize| serde_json::from_str::<String>(&format!("{}\"", string.get(..end)?)).ok();
+    ends.into_iter().find_map(text).unwrap_or(string)
 }

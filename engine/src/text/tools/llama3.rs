@@ -11,8 +11,8 @@ enum State {
     /// Nothing but white space and the tag, or its beginning.
     Start(String),
     Call(CallReader),
-    /// Behind a call.
-    Between,
+    /// Behind a call; holds the separators since then.
+    Between(String),
     /// Text to the end.
     Text,
 }
@@ -20,15 +20,13 @@ enum State {
 /// The parser. An answer may be JSON and no call, so only an object with the name of a function is one.
 pub(super) struct Llama3 {
     state: State,
-    /// What stood in front of the call under way: text, if it is none.
-    lead: String,
     names: Vec<String>,
 }
 
 impl Llama3 {
     /// At the start of a text.
     pub fn new(names: Vec<String>) -> Llama3 {
-        Llama3 { state: State::Start(String::new()), lead: String::new(), names }
+        Llama3 { state: State::Start(String::new()), names }
     }
 
     fn take(&mut self, c: char, events: &mut Vec<ToolEvent>) {
@@ -36,9 +34,8 @@ impl Llama3 {
             State::Start(held) => {
                 let inner = held.trim_start();
                 if c == '{' && (inner.is_empty() || inner == TAG) {
-                    self.lead = std::mem::take(held);
-                    self.call(c, events);
-                    return;
+                    self.state = State::Call(CallReader::new(std::mem::take(held)));
+                    return self.take(c, events);
                 }
                 let begins = c.is_whitespace() && (inner.is_empty() || inner == TAG);
                 held.push(c);
@@ -51,32 +48,26 @@ impl Llama3 {
                 let names = &self.names;
                 match reader.push(c, &|name| names.iter().any(|known| known == name), events) {
                     Progress::More => {}
-                    Progress::Done => {
-                        self.lead.clear();
-                        self.state = State::Between;
+                    Progress::Done => self.state = State::Between(String::new()),
+                    Progress::Broken => {
+                        if let State::Call(reader) = std::mem::replace(&mut self.state, State::Text) {
+                            append(events, ToolEvent::Text(reader.into_text()));
+                        }
                     }
-                    Progress::Broken => self.give_up(events),
                 }
             }
-            State::Between if c.is_whitespace() || c == ';' || c == ',' => {}
-            State::Between if c == '{' => self.call(c, events),
-            State::Between | State::Text => {
-                self.state = State::Text;
-                append(events, ToolEvent::Text(c.to_string()));
+            State::Between(held) if c == '{' => {
+                self.state = State::Call(CallReader::new(std::mem::take(held)));
+                self.take(c, events);
             }
-        }
-    }
-
-    fn call(&mut self, brace: char, events: &mut Vec<ToolEvent>) {
-        self.state = State::Call(CallReader::new());
-        self.take(brace, events);
-    }
-
-    fn give_up(&mut self, events: &mut Vec<ToolEvent>) {
-        let state = std::mem::replace(&mut self.state, State::Text);
-        if let State::Call(reader) = state {
-            let raw = reader.into_text().map(|raw| std::mem::take(&mut self.lead) + &raw);
-            append(events, ToolEvent::Text(raw.unwrap_or_default()));
+            State::Between(held) => {
+                held.push(c);
+                if !c.is_whitespace() && c != ';' && c != ',' || held.len() > MOST {
+                    append(events, ToolEvent::Text(std::mem::take(held)));
+                    self.state = State::Text;
+                }
+            }
+            State::Text => append(events, ToolEvent::Text(c.to_string())),
         }
     }
 }
@@ -87,10 +78,10 @@ impl ToolParser for Llama3 {
     }
 
     fn finish(&mut self, events: &mut Vec<ToolEvent>) {
-        match &mut self.state {
-            State::Start(held) => append(events, ToolEvent::Text(std::mem::take(held))),
-            State::Call(_) => self.give_up(events),
-            State::Between | State::Text => {}
+        match std::mem::replace(&mut self.state, State::Text) {
+            State::Start(held) => append(events, ToolEvent::Text(held)),
+            State::Call(reader) => drop(reader.finish(events)),
+            State::Between(_) | State::Text => {}
         }
     }
 }

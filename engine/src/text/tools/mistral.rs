@@ -2,7 +2,7 @@
 
 use super::json::{CallReader, Place, Progress, ValueEnd};
 use super::{ToolEvent, ToolParser, append};
-use crate::text::marker::Marker;
+use crate::text::marker::{MOST, Marker};
 
 /// What begins the calls.
 pub(super) const MARKER: &str = "[TOOL_CALLS]";
@@ -12,88 +12,148 @@ const ID: &str = "[CALL_ID]";
 
 enum State {
     Text(Marker),
-    /// Behind the marker.
-    Open,
-    /// In the list, between calls.
-    List,
-    Call(CallReader),
-    /// A name, as far as it has come.
-    Name(String),
+    /// Behind the marker, which is held with the white space around it.
+    Open(String),
+    /// Behind the bracket of a list, or behind one of its calls.
+    List(List, String),
+    Call(List, CallReader),
+    /// A name and what belongs to it, as far as it has come, behind the held marker.
+    Name(String, String),
     Arguments(ValueEnd),
+}
+
+/// What is known of the list around a call.
+#[derive(Clone, Copy)]
+struct List {
+    /// It has a bracket to close.
+    bracket: bool,
+    /// It holds a call.
+    called: bool,
 }
 
 /// The parser.
 pub(super) struct Mistral {
     state: State,
     called: bool,
+    names: Vec<String>,
 }
 
 impl Mistral {
     /// At the start of a text.
-    pub fn new() -> Mistral {
-        Mistral { state: State::Text(Marker::new(MARKER)), called: false }
+    pub fn new(names: Vec<String>) -> Mistral {
+        Mistral { state: text(), called: false, names }
     }
 
     fn take(&mut self, c: char, events: &mut Vec<ToolEvent>) {
-        match &mut self.state {
-            State::Text(marker) => {
-                let mut text = String::new();
-                if marker.push(c, &mut text) {
-                    self.state = State::Open;
-                }
-                append(events, ToolEvent::Text(text));
+        match std::mem::replace(&mut self.state, text()) {
+            State::Text(mut marker) => {
+                let mut shown = String::new();
+                self.state = match marker.push(c, &mut shown) {
+                    true => State::Open(marker.take()),
+                    false => State::Text(marker),
+                };
+                append(events, ToolEvent::Text(shown));
             }
-            State::Open if c.is_whitespace() => {}
-            State::Open if c == '[' => self.state = State::List,
-            State::Open if c != '{' => self.state = State::Name(c.to_string()),
-            State::List if c.is_whitespace() || c == ',' => {}
-            State::Open | State::List if c == '{' => {
-                self.state = State::Call(CallReader::new());
-                self.take(c, events);
+            State::Open(held) if c == '[' => {
+                self.state = State::List(List { bracket: true, called: false }, held + "[")
             }
-            State::Open | State::List => {
-                self.state = State::Text(Marker::new(MARKER));
-                if c != ']' {
-                    self.take(c, events);
-                }
+            State::Open(held) if c == '{' => self.call(List { bracket: false, called: false }, held, events),
+            State::Open(held) if c.is_whitespace() && held.len() <= 2 * MOST => self.state = State::Open(with(held, c)),
+            State::Open(held) => self.name(held, c.to_string(), events),
+            State::List(list, held) if c == '{' => self.call(list, held, events),
+            State::List(list, _) if c == ']' && list.bracket && list.called => {}
+            State::List(list, held) if (c.is_whitespace() || c == ',') && held.len() <= 2 * MOST => {
+                self.state = State::List(list, with(held, c));
             }
-            State::Call(reader) => match reader.push(c, &|_| true, events) {
-                Progress::More => {}
+            State::List(_, held) => self.give_up(held, c, events),
+            State::Call(list, mut reader) => match reader.push(c, &|_| true, events) {
+                Progress::More => self.state = State::Call(list, reader),
                 Progress::Done => {
                     self.called = true;
-                    self.state = State::List;
+                    self.state = State::List(List { called: true, ..list }, String::new());
                 }
-                Progress::Broken => self.give_up(events),
+                Progress::Broken => {
+                    let mut held = reader.into_text();
+                    held.pop();
+                    self.give_up(held, c, events);
+                }
             },
-            State::Name(name) if c == '{' => {
-                let bare = name.trim_end().trim_end_matches(ARGS);
-                let name = bare.split(ID).next().unwrap_or_default().trim().to_string();
-                events.push(ToolEvent::Call { name });
-                self.called = true;
-                self.state = State::Arguments(ValueEnd::default());
-                self.take(c, events);
-            }
-            State::Name(name) => name.push(c),
-            State::Arguments(end) => {
+            State::Name(held, name) if c == '{' => match self.parse(&name) {
+                Some((name, true)) => {
+                    events.push(ToolEvent::Call { name: name.to_string() });
+                    self.called = true;
+                    self.state = State::Arguments(ValueEnd::default());
+                    self.take(c, events);
+                }
+                _ => self.give_up(held + &name, c, events),
+            },
+            State::Name(held, name) => self.name(held, with(name, c), events),
+            State::Arguments(mut end) => {
                 append(events, ToolEvent::Arguments(c.to_string()));
-                if end.push(c) == Place::Last {
-                    self.state = State::Text(Marker::new(MARKER));
+                if end.push(c) != Place::Last {
+                    self.state = State::Arguments(end);
                 }
             }
         }
     }
 
-    fn give_up(&mut self, events: &mut Vec<ToolEvent>) {
-        let raw = match std::mem::replace(&mut self.state, State::Text(Marker::new(MARKER))) {
-            State::Call(reader) => reader.into_text(),
-            State::Name(name) => Some(name),
-            _ => None,
-        };
-        match raw {
-            Some(raw) => append(events, ToolEvent::Text(raw)),
-            None => self.called = true,
+    /// Begins to read an object.
+    fn call(&mut self, list: List, held: String, events: &mut Vec<ToolEvent>) {
+        self.state = State::Call(list, CallReader::new(held));
+        self.take('{', events);
+    }
+
+    /// Goes on with a name, if it can be one.
+    fn name(&mut self, held: String, mut name: String, events: &mut Vec<ToolEvent>) {
+        if name.len() <= MOST && self.parse(&name).is_some() {
+            self.state = State::Name(held, name);
+        } else if let Some(last) = name.pop() {
+            self.give_up(held + &name, last, events);
         }
     }
+
+    /// The name of the call that begins so, and whether only its arguments are missing; `None` if no call begins so.
+    fn parse<'a>(&self, text: &'a str) -> Option<(&'a str, bool)> {
+        let known = self.names.iter().map(String::as_str).filter(|name| !name.is_empty());
+        let whole = known.clone().filter(|name| text.starts_with(name)).map(str::len);
+        let lengths = whole.chain(Some(name_end(text)).filter(|end| *end > 0));
+        let call = |length| Some((&text[..length], tags(&text[length..])?));
+        let begun = known.clone().any(|name| name.starts_with(text)).then_some((text, false));
+        lengths.filter_map(call).max_by_key(|(_, complete)| *complete).or(begun)
+    }
+
+    /// What was held back is text, and `c` is read as text, in which calls may begin.
+    fn give_up(&mut self, held: String, c: char, events: &mut Vec<ToolEvent>) {
+        append(events, ToolEvent::Text(held));
+        self.take(c, events);
+    }
+}
+
+/// Where a name that needs no list of names ends.
+fn name_end(text: &str) -> usize {
+    text.find(|c: char| !c.is_alphanumeric() && !"_-.:/".contains(c)).unwrap_or(text.len())
+}
+
+/// Whether what stands between a name and its arguments is complete; `None` if it is something else.
+fn tags(mut rest: &str) -> Option<bool> {
+    let mut complete = true;
+    for (tag, has_value) in [(ID, true), (ARGS, false)] {
+        match rest.strip_prefix(tag) {
+            Some(behind) => rest = &behind[if has_value { name_end(behind) } else { 0 }..],
+            None if !rest.is_empty() && tag.starts_with(rest) => (complete, rest) = (false, ""),
+            None => {}
+        }
+    }
+    rest.trim_start().is_empty().then_some(complete)
+}
+
+fn text() -> State {
+    State::Text(Marker::new(MARKER))
+}
+
+fn with(mut text: String, c: char) -> String {
+    text.push(c);
+    text
 }
 
 impl ToolParser for Mistral {
@@ -102,15 +162,17 @@ impl ToolParser for Mistral {
     }
 
     fn finish(&mut self, events: &mut Vec<ToolEvent>) {
-        match &mut self.state {
-            State::Text(marker) => {
+        match std::mem::replace(&mut self.state, text()) {
+            State::Text(mut marker) => {
                 let held = marker.take();
                 if !self.called || !held.trim().is_empty() {
                     append(events, ToolEvent::Text(held));
                 }
             }
-            State::Call(_) | State::Name(_) => self.give_up(events),
-            State::Open | State::List | State::Arguments(_) => {}
+            State::Open(held) | State::List(List { called: false, .. }, held) => append(events, ToolEvent::Text(held)),
+            State::Name(held, name) => append(events, ToolEvent::Text(held + &name)),
+            State::Call(_, reader) => self.called |= reader.finish(events),
+            State::List(..) | State::Arguments(_) => {}
         }
     }
 }

@@ -6,8 +6,9 @@
 //! | `llama3_json` | the whole answer is `{"name": "f", "parameters": {…}}`, several with `;` between them |
 //! | `mistral` | `[TOOL_CALLS]` `[{"name": "f", "arguments": {…}}, …]`, or `[TOOL_CALLS]f[ARGS]{…}`, text in front |
 //!
-//! Invariants: however the text is split, the events add up to the same; text that only looked like a call comes out as
-//! text; the same format can be written as a grammar, so that what it holds is always parsed back into calls.
+//! Invariants: however the text is split, the events add up to the same. No text is lost: what is not a call, a part of its
+//! markup, or white space or separators beside it comes out as text to the letter, and so does what only looked like a call.
+//! The same format can be written as a grammar, so that what it holds is always parsed back into calls.
 
 mod grammar;
 mod hermes;
@@ -74,7 +75,7 @@ impl ToolFormat {
         match self {
             ToolFormat::Hermes => Box::new(hermes::Hermes::new()),
             ToolFormat::Llama3Json => Box::new(llama3::Llama3::new(names)),
-            ToolFormat::Mistral => Box::new(mistral::Mistral::new()),
+            ToolFormat::Mistral => Box::new(mistral::Mistral::new(names)),
         }
     }
 

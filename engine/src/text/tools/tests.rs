@@ -54,13 +54,35 @@ fn what_only_looks_like_a_call_is_text_to_the_letter() {
     for (format, texts) in [
         (
             ToolFormat::Hermes,
-            &["a < b <tool", "<tool_call>no json", "<tool_call>{\"name\": 5}", "<tool_call>{}", " \n x \n"][..],
+            &[
+                "a < b <tool",
+                "see <tool_call>docs",
+                "see \n<tool_call> {\"name\": 5} docs",
+                "<tool_call>{}",
+                " \n x \n",
+                "<tool_call><tool_call>",
+            ][..],
         ),
         (
             ToolFormat::Llama3Json,
             &["{\"name\": \"Bob\", \"age\": 5} is JSON", "{\"a\": 1}", " {", "<|python", " \n", "x {\"name\": \"f\"}"],
         ),
-        (ToolFormat::Mistral, &["[TOOL", "[1, 2] [TOOL_CALL]", " \n x \n"]),
+        (
+            ToolFormat::Mistral,
+            &[
+                "[TOOL",
+                "[1, 2] [TOOL_CALL]",
+                " \n x \n",
+                "see [TOOL_CALLS] docs",
+                "see [TOOL_CALLS] the docs {1}",
+                "see [TOOL_CALLS] [1, 2] docs",
+                "see [TOOL_CALLS] [] docs",
+                "see [TOOL_CALLS] [{\"name\": 5}] docs",
+                "see [TOOL_CALLS] f[ARG]{}",
+                "see [TOOL_CALLS]\n",
+                "[TOOL_CALLS]!",
+            ],
+        ),
     ] {
         for whole in texts {
             assert_eq!(parse(format, &[whole]), [text(whole)], "{format:?}");
@@ -78,7 +100,10 @@ fn llama_answers_with_calls_of_known_functions_alone() {
         parse(&format!(" <|python_tag|>{one}; {one}")),
         [call("f"), arguments(args), call("f"), arguments(args)]
     );
-    assert_eq!(parse(&format!("{one} and so on")), [call("f"), arguments(args), text("and so on")]);
+    for behind in [" and so on", "; and so on", ";, {x", "; {\"a\": 1}"] {
+        assert_eq!(parse(&format!("{one}{behind}")), [call("f"), arguments(args), text(behind)]);
+    }
+    assert_eq!(parse(&format!("{one};\n")), [call("f"), arguments(args)], "a separator at the end is none of the text");
 }
 
 #[test]
@@ -90,6 +115,27 @@ fn mistral_calls_are_a_list_or_a_name_with_arguments() {
         parse(r#"[TOOL_CALLS]f[CALL_ID]abc[ARGS]{"a": [{}]}[TOOL_CALLS]g{"b": 2}"#),
         [call("f"), arguments(r#"{"a": [{}]}"#), call("g"), arguments(r#"{"b": 2}"#)]
     );
+}
+
+#[test]
+fn text_behind_a_call_that_breaks_off_is_kept() {
+    let (hermes, mistral) = (ToolFormat::Hermes, ToolFormat::Mistral);
+    let args = r#"{"a": 1}"#;
+    for (format, whole, behind) in [
+        (hermes, r#"<tool_call>{"name": "f", "arguments": {"a": 1} see docs"#, " see docs"),
+        (hermes, r#"<tool_call>{"name": "f", "arguments": {"a": 1}} </tool"#, " </tool"),
+        (hermes, r#"<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call> <tool_call>x"#, " <tool_call>x"),
+        (mistral, r#"[TOOL_CALLS] [{"name": "f", "arguments": {"a": 1}}, see docs"#, ", see docs"),
+        (mistral, r#"[TOOL_CALLS] {"name": "f", "arguments": {"a": 1}} ] docs"#, " ] docs"),
+        (mistral, r#"[TOOL_CALLS]f[ARGS]{"a": 1} see docs"#, " see docs"),
+    ] {
+        assert_eq!(parse(format, &[whole]), [call("f"), arguments(args), text(behind)], "{whole}");
+    }
+    // Cut by the token limit within arguments that are a JSON string.
+    for (cut, told) in [(r#""{\"a\": \"b"#, r#"{"a": "b"#), (r#""{\"a\": \"\u00e"#, r#"{"a": ""#)] {
+        let whole = format!(r#"<tool_call>{{"name": "f", "arguments": {cut}"#);
+        assert_eq!(parse(hermes, &[&whole]), [call("f"), arguments(told)], "{whole}");
+    }
 }
 
 /// Pieces of which both calls and near misses are made.
@@ -128,7 +174,64 @@ fn stream() -> impl Strategy<Value = String> {
     prop::collection::vec(piece, 0..14).prop_map(|pieces| pieces.concat())
 }
 
+/// Calls of all formats and markup that leads nowhere, with numbered words between them.
+fn words() -> impl Strategy<Value = (String, usize)> {
+    let piece = prop::sample::select(vec![
+        "<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": 1}}</tool_call>",
+        "[TOOL_CALLS] [{\"name\": \"f\", \"arguments\": {}}, {\"name\": \"get time\"}]",
+        "[TOOL_CALLS]f[ARGS]{\"a\": 1}",
+        "{\"name\": \"f\", \"parameters\": {\"b\": 2}}; ",
+        "<tool_call>",
+        "</tool_call>",
+        "<tool_c",
+        "[TOOL_CALLS]",
+        " [TOOL",
+        "[ARGS]",
+        "<|python_tag|>",
+        "{\"name\": \"f\", ",
+        "{",
+        "}",
+        "[",
+        "]",
+        ",",
+        ";",
+        " ",
+        "\n",
+        "\u{e9}",
+    ]);
+    prop::collection::vec((piece, any::<bool>()), 0..14).prop_map(|pieces| {
+        let mut words = 0;
+        let mut whole = String::new();
+        for (piece, word) in pieces {
+            whole += piece;
+            if word {
+                whole += &format!(" word{words}. ");
+                words += 1;
+            }
+        }
+        (whole, words)
+    })
+}
+
 proptest! {
+    #[test]
+    fn no_word_is_lost_and_what_holds_no_call_is_the_text_to_the_letter((whole, words) in words(), other in stream()) {
+        for format in FORMATS {
+            for (whole, words) in [(&whole, words), (&other, 0)] {
+                let events = parse(format, &[whole]);
+                let told: String = events.iter().map(|event| match event {
+                    Text(told) | Arguments(told) | Call { name: told } => told.as_str(),
+                }).collect();
+                for word in 0..words {
+                    prop_assert!(told.contains(&format!("word{word}.")), "{format:?} of {whole:?}: {events:?}");
+                }
+                if !events.iter().any(|event| matches!(event, Call { .. })) {
+                    prop_assert_eq!(&told, whole, "{:?}", format);
+                }
+            }
+        }
+    }
+
     #[test]
     fn every_split_of_a_stream_gives_the_same_calls(whole in stream(), cuts in prop::collection::vec(0usize..200, 0..12)) {
         let bounds: Vec<usize> = (0..=whole.len()).filter(|&at| whole.is_char_boundary(at)).collect();
