@@ -42,6 +42,7 @@ mod format;
 mod needs;
 mod plugin;
 mod registry;
+mod runs;
 mod select;
 mod swap;
 pub mod trial;

@@ -4,11 +4,10 @@
 //! allocates device memory. A load sends what differs from the one before, and waits for nothing. What is loaded is checked here, so that the kernels, which check nothing, stay inside of the
 //! cache: lengths, block ids, slots. A launch then compares its arguments with what was loaded.
 
-use std::collections::HashSet;
-
 use device::{Buffer, Device, DeviceError, Mirror};
 
 use crate::args::{AttentionBatch, KernelError, PARTITION, at_least, check_copies, check_slots};
+use crate::runs::runs;
 
 /// The greatest step that a [`Workspace`] serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -278,37 +277,5 @@ impl Workspace {
         let states = rows * num_heads * partitions;
         states * 2 * size_of::<f32>() <= self.partial_states.len_bytes()
             && states * head_dim * size_of::<f32>() <= self.partial_sums.len_bytes()
-    }
-}
-
-/// Cuts copies where the block that one writes is named by another before it: those of a run go in any order.
-fn runs(copies: &[(u32, u32)]) -> Vec<usize> {
-    let (mut runs, mut named, mut written) = (Vec::new(), HashSet::new(), HashSet::new());
-    for &(from, to) in copies {
-        if runs.is_empty() || named.contains(&to) || written.contains(&from) || from == to {
-            runs.push(0);
-            named.clear();
-            written.clear();
-        }
-        named.extend([from, to]);
-        written.insert(to);
-        if let Some(run) = runs.last_mut() {
-            *run += 1;
-        }
-    }
-    runs
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn copies_that_depend_on_each_other_fall_into_different_runs() {
-        assert_eq!(runs(&[]), Vec::<usize>::new());
-        assert_eq!(runs(&[(0, 3), (0, 4), (1, 2)]), [3]);
-        assert_eq!(runs(&[(0, 3), (3, 1), (5, 6)]), [1, 2], "a source that was written");
-        assert_eq!(runs(&[(0, 3), (4, 0)]), [1, 1], "a target that was read");
-        assert_eq!(runs(&[(0, 3), (4, 3)]), [1, 1], "a target that was written");
     }
 }

@@ -2,7 +2,11 @@
 #![allow(clippy::unwrap_used)]
 
 mod conformance;
-mod plugin;
+mod costs;
 mod plugin_example;
+#[path = "../src/runs.rs"]
+mod runs;
+mod selection;
 #[path = "../../device/tests/support/mod.rs"]
 mod support;
+mod trials;

@@ -1,13 +1,18 @@
-//! Plug-ins: an example library, built as somebody else would build it, is loaded, chosen and run; bad ones are refused.
+//! Plug-ins: an example library, built outside of the workspace, is loaded, chosen and run; bad ones are refused. A program of
+//! its own, since a loaded plug-in is in the registry of the whole process.
+#![allow(clippy::unwrap_used)]
+
+mod plugin_example;
+
 use std::path::Path;
 use std::process::Command;
 
-use crate::plugin_example::build;
 use attention_kernels::{
     AttentionArgs, AttentionBatch, KernelChoice, KernelError, KvCache, KvShape, Needs, Operation, load_plugin, select,
     variants,
 };
 use device::Device;
+use plugin_example::build;
 use xtask::capability::Capability;
 
 /// The `[kernels]` table.

@@ -1,0 +1,110 @@
+//! Which variants are chosen, and what an impossible choice is told.
+
+use attention_kernels::{CacheFormat, Dtype, KernelChoice, KvDtype, Needs, Operation, SelectError, select, variants};
+
+fn cpu(head_dim: usize) -> Needs {
+    Needs { head_dim, window: true, ..Needs::default() }
+}
+
+fn cuda(dtype: Dtype, kv_dtype: KvDtype) -> Needs {
+    Needs { device: "cuda-sim".into(), dtype, kv_dtype, ..cpu(128) }
+}
+
+fn chosen(choice: &KernelChoice, needs: &Needs) -> [&'static str; 4] {
+    let set = select(choice, needs).unwrap();
+    [set.decode.name, set.prefill.name, set.cache_write.name, set.block_copy.name]
+}
+
+fn format(choice: &KernelChoice, needs: &Needs) -> Result<CacheFormat, SelectError> {
+    select(choice, needs).map(|set| set.format)
+}
+
+#[test]
+fn what_a_variant_can_not_do_is_said_with_those_that_could() {
+    let choice = KernelChoice { prefill: "cpu.portable".into(), ..Default::default() };
+    let error = select(&choice, &Needs { dtype: Dtype::F16, ..cpu(64) }).err().unwrap().to_string();
+    assert!(error.contains("no decode kernel") && error.contains("cpu.reference: it computes in f32"), "{error}");
+    let error = select(&choice, &Needs { device: "abacus".into(), ..cpu(64) }).err().unwrap().to_string();
+    assert!(error.contains("no decode kernel") && error.contains("abacus"), "{error}");
+    let choice = KernelChoice { prefill: "cuda.generic".into(), ..Default::default() };
+    let needs = cuda(Dtype::F32, KvDtype::F16);
+    let message = format(&choice, &needs).err().unwrap().to_string();
+    assert!(message.contains("cache holds same,fp8_e4m3,fp8_e5m2,int8,int8_per_token_head, not f16"), "{message}");
+    let choice = KernelChoice { decode: "cuda.paged_v1".into(), ..Default::default() };
+    let message = format(&choice, &cuda(Dtype::F32, KvDtype::Same)).err().unwrap().to_string();
+    assert!(message.contains("can not serve: it computes in f16,bf16"), "{message}");
+    assert!(message.ends_with("these could: cuda.generic"), "{message}");
+}
+
+#[test]
+fn auto_takes_the_greatest_rank_that_can_serve() {
+    let auto = KernelChoice::default();
+    let best = variants(Operation::Decode).into_iter().find(|v| v.capabilities.runs_on("cpu")).unwrap();
+    for kv_dtype in KvDtype::ALL {
+        assert_eq!(select(&auto, &Needs { kv_dtype, ..cpu(1024) }).unwrap().decode.name, best.name);
+    }
+}
+
+#[test]
+fn a_gpu_set_agrees_on_types_and_layout() {
+    let auto = KernelChoice::default();
+    assert_eq!(format(&auto, &cuda(Dtype::Bf16, KvDtype::Int8)).unwrap().to_string(), "bf16, cache int8, HND");
+    let halves = ["cuda.paged", "cuda.paged_prefill", "cuda.fused", "cuda.copy_blocks"];
+    assert_eq!(chosen(&auto, &cuda(Dtype::F16, KvDtype::Same)), halves);
+    assert_eq!(
+        format(&auto, &cuda(Dtype::F16, KvDtype::Int8PerToken)).unwrap().to_string(),
+        "f16, cache int8_per_token_head, HND"
+    );
+    let singles = ["cuda.generic", "cuda.generic", "cuda.fused", "cuda.copy_blocks"];
+    assert_eq!(chosen(&auto, &cuda(Dtype::F32, KvDtype::Fp8E5m2)), singles);
+    let old = Needs { compute_capability: Some((7, 5)), ..cuda(Dtype::F16, KvDtype::Same) };
+    let error = format(&auto, &old).err().unwrap().to_string();
+    assert!(error.contains("needs compute capability 8.0, this GPU has 7.5"), "{error}");
+}
+
+#[test]
+fn the_unproven_kernel_of_hopper_is_taken_by_name_alone_and_on_hopper_alone() {
+    let on = |capability| Needs { compute_capability: Some(capability), ..cuda(Dtype::Bf16, KvDtype::Same) };
+    assert_eq!(chosen(&KernelChoice::default(), &on((9, 0)))[1], "cuda.paged_prefill");
+    let named = KernelChoice { prefill: "cuda.prefill_sm90".into(), ..Default::default() };
+    assert_eq!(chosen(&named, &on((9, 0)))[1], "cuda.prefill_sm90");
+    for (needs, why) in [
+        (on((8, 9)), "needs compute capability 9.0 and no other, this GPU has 8.9"),
+        (on((10, 0)), "needs compute capability 9.0 and no other, this GPU has 10.0"),
+        (Needs { head_dim: 96, ..on((9, 0)) }, "its head sizes are 64,128, the model's is 96"),
+        (Needs { block_size: 24, ..on((9, 0)) }, "its block sizes are 8,16,32,64,128, --block-size is 24"),
+        (Needs { row_invariant: true, ..on((9, 0)) }, "it is not row-invariant"),
+    ] {
+        let error = format(&named, &needs).err().unwrap().to_string();
+        assert!(error.contains(why), "{error}");
+    }
+}
+
+#[test]
+fn blocks_that_no_vector_fills_are_refused_at_selection() {
+    let odd = Needs { head_dim: 8, block_size: 5, ..cuda(Dtype::F32, KvDtype::Int8) };
+    let error = format(&KernelChoice::default(), &odd).err().unwrap().to_string();
+    assert!(error.contains("no block_copy kernel") && error.contains("it moves 16 bytes at a time"), "{error}");
+    assert!(error.contains("a head's block has 40; make --block-size a multiple of 16"), "{error}");
+    assert!(format(&KernelChoice::default(), &Needs { block_size: 16, ..odd }).is_ok());
+}
+
+#[test]
+fn a_name_that_does_not_exist_is_said_with_those_that_do() {
+    let choice = KernelChoice { decode: "cpu.fast".into(), ..Default::default() };
+    let error = select(&choice, &cpu(64)).err().unwrap().to_string();
+    assert!(error.starts_with("[kernels] decode = \"cpu.fast\": no such variant; there are: "), "{error}");
+    assert!(error.contains("cpu.reference") && error.contains("cuda.paged_v1"), "{error}");
+}
+
+#[test]
+fn a_row_invariant_set_takes_decode_and_prefill_from_one_family() {
+    let needs = Needs { row_invariant: true, ..cuda(Dtype::F16, KvDtype::Same) };
+    assert_eq!(chosen(&KernelChoice::default(), &needs)[..2], ["cuda.paged_gqa", "cuda.paged_prefill"]);
+    let pinned = KernelChoice { decode: "cuda.paged_v1".into(), ..Default::default() };
+    let error = format(&pinned, &needs).err().unwrap().to_string();
+    assert!(error.contains("one family") && error.contains("cuda.paged_v1 (HND,NHD)"), "{error}");
+    assert_eq!(chosen(&pinned, &Needs { row_invariant: false, ..needs })[0], "cuda.paged_v1");
+    let set = select(&KernelChoice::default(), &Needs { row_invariant: true, ..cpu(64) }).unwrap();
+    assert_eq!(set.decode.name, set.prefill.name);
+}
