@@ -172,8 +172,8 @@ impl Capability {
         match self {
             Cc => ["cc", "gcc", "clang"].into_iter().any(starts),
             Cxx => host::compiler().is_ok(),
-            Asan => host::has(Sanitizer::Address),
-            Ubsan => host::has(Sanitizer::Alignment) && host::compiler().is_ok_and(|compiler| !compiler.is_clang()),
+            Asan => host::has(Sanitizer::Memory),
+            Ubsan => host::has(Sanitizer::Memory) && host::compiler().is_ok_and(|compiler| !compiler.is_clang()),
             Tsan => host::has(Sanitizer::Thread),
             Python3 => doctor::first_line("python3", &["--version"]).is_some(),
             Chromium => page_test::is_possible(),

@@ -75,6 +75,7 @@ pub fn run(root: &Path, skip_tests: bool, tests_log: Option<&Path>) -> Result<()
     let mut steps = vec![
         Step::new("format", "cargo fmt --all --check"),
         Step::new("lints", "cargo clippy --workspace --all-targets --locked -- -D warnings"),
+        thread_sanitizer_step(),
         Step::new("documentation", "cargo doc --workspace --no-deps --locked").with("RUSTDOCFLAGS", "-D warnings"),
         Step::new("NEON", &format!("cargo check --workspace --locked --target {}", capability::AARCH64))
             .needs(Capability::Aarch64),
@@ -97,7 +98,8 @@ pub fn run(root: &Path, skip_tests: bool, tests_log: Option<&Path>) -> Result<()
 /// The tests failed, or the README has no test command.
 pub fn test_all(root: &Path) -> Result<(), String> {
     not_run::clear(root)?;
-    run_all(root, &[Step::new("all tests", &test_command(root)?).with("QUIRE_TEST_ALL", "1"), soak_step()], Vec::new())
+    let all = Step::new("all tests", &test_command(root)?).with("QUIRE_TEST_ALL", "1");
+    run_all(root, &[all, thread_sanitizer_step().with("QUIRE_TEST_ALL", "1"), soak_step()], Vec::new())
 }
 
 /// The soak test of the server, for `QUIRE_SOAK_SECONDS` or two minutes.
@@ -106,6 +108,13 @@ pub fn test_all(root: &Path) -> Result<(), String> {
 /// It failed.
 pub fn soak(root: &Path) -> Result<(), String> {
     run_all(root, &[soak_step()], Vec::new())
+}
+
+/// The kernels under the thread sanitizer. Building them for it takes too long for every run of the tests.
+fn thread_sanitizer_step() -> Step {
+    let packages = "-p attention-kernels -p models -p sampling";
+    let command = format!("cargo test {packages} --test all --locked -- --ignored the_thread_sanitizer");
+    Step::new("thread sanitizer", &command).needs(Capability::Tsan)
 }
 
 fn soak_step() -> Step {

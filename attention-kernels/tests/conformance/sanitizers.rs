@@ -67,16 +67,12 @@ fn is_content(sanitizer: Sanitizer, step: usize) {
 }
 
 #[test]
-fn the_address_sanitizer_finds_nothing_in_the_kernels() {
-    is_content(Sanitizer::Address, 5);
+fn the_memory_sanitizers_find_nothing_in_the_kernels() {
+    is_content(Sanitizer::Memory, 5);
 }
 
 #[test]
-fn the_alignment_sanitizer_finds_nothing_in_the_kernels() {
-    is_content(Sanitizer::Alignment, 5);
-}
-
-#[test]
+#[ignore = "only in a step of its own: cargo xtask ci runs it"]
 fn the_thread_sanitizer_finds_nothing_in_the_kernels() {
     is_content(Sanitizer::Thread, 8);
 }

@@ -64,20 +64,14 @@ fn is_content(program: &Path) {
 }
 
 #[test]
-fn the_address_sanitizer_finds_accesses_out_of_bounds() {
-    let Some(program) = program(Sanitizer::Address) else { return };
+fn the_memory_sanitizers_find_accesses_out_of_bounds_misaligned_loads_and_indices_beyond_an_array() {
+    let Some(program) = program(Sanitizer::Memory) else { return };
     is_content(&program);
     let out = zeros::<i32>(128);
     let args = [Arg::pointer(&out, 0), 1.into()];
     is_found(&program, &launch("beyond_global", 1, 128, &args), "heap-buffer-overflow");
     let shared = Launch { shared_bytes: 512, ..launch("beyond_dynamic_shared", 1, 128, &args[..1]) };
     is_found(&program, &shared, "use-after-poison");
-}
-
-#[test]
-fn the_alignment_sanitizer_finds_misaligned_loads_and_indices_beyond_an_array() {
-    let Some(program) = program(Sanitizer::Alignment) else { return };
-    is_content(&program);
     let out = zeros::<i32>(256);
     let args = |offset: i32| [Arg::pointer(&out, 0), offset.into()];
     if compiler().is_some_and(|compiler| compiler.is_clang()) {

@@ -67,16 +67,12 @@ fn is_content(sanitizer: Sanitizer) {
 }
 
 #[test]
-fn the_address_sanitizer_finds_nothing_in_the_kernels() {
-    is_content(Sanitizer::Address);
+fn the_memory_sanitizers_find_nothing_in_the_kernels() {
+    is_content(Sanitizer::Memory);
 }
 
 #[test]
-fn the_alignment_sanitizer_finds_nothing_in_the_kernels() {
-    is_content(Sanitizer::Alignment);
-}
-
-#[test]
+#[ignore = "only in a step of its own: cargo xtask ci runs it"]
 fn the_thread_sanitizer_finds_nothing_in_the_kernels() {
     is_content(Sanitizer::Thread);
 }

@@ -52,12 +52,11 @@ impl Compiler {
 pub enum Sanitizer {
     /// Nothing.
     None,
-    /// Accesses out of bounds.
-    Address,
-    /// Loads and stores at addresses that are no multiple of their size (for vector types, g++ only: clang's does not look
-    /// at copies of a structure), and indices outside of arrays of known length.
-    Alignment,
-    /// Accesses of two threads that nothing orders: a missing barrier.
+    /// The address sanitizer and two checks of the undefined behaviour sanitizer, in one build: accesses out of bounds,
+    /// indices outside of arrays of known length, and misaligned loads and stores (of vector types with g++ only: clang does not
+    /// check copies of a structure).
+    Memory,
+    /// The thread sanitizer: accesses of two threads that nothing orders, as after a missing barrier.
     Thread,
 }
 
@@ -66,8 +65,7 @@ impl Sanitizer {
     pub fn name(self) -> &'static str {
         match self {
             Sanitizer::None => "none",
-            Sanitizer::Address => "address",
-            Sanitizer::Alignment => "alignment",
+            Sanitizer::Memory => "memory",
             Sanitizer::Thread => "thread",
         }
     }
@@ -76,8 +74,7 @@ impl Sanitizer {
     pub fn capability(self) -> Capability {
         match self {
             Sanitizer::None => Capability::Cxx,
-            Sanitizer::Address => Capability::Asan,
-            Sanitizer::Alignment => Capability::Ubsan,
+            Sanitizer::Memory => Capability::Asan,
             Sanitizer::Thread => Capability::Tsan,
         }
     }
@@ -86,8 +83,7 @@ impl Sanitizer {
     fn flags(self) -> &'static [&'static str] {
         match self {
             Sanitizer::None => &[],
-            Sanitizer::Address => &["-fsanitize=address", "-g1"],
-            Sanitizer::Alignment => &["-fsanitize=alignment,bounds", "-fno-sanitize-recover=all", "-g1"],
+            Sanitizer::Memory => &["-fsanitize=address,alignment,bounds", "-fno-sanitize-recover=all", "-g1"],
             Sanitizer::Thread => &["-fsanitize=thread", "-g1"],
         }
     }
@@ -95,8 +91,8 @@ impl Sanitizer {
     /// For the runtime of the shim, which only tells the sanitizer of its fibers.
     fn runtime_flags(self) -> &'static [&'static str] {
         match self {
-            Sanitizer::None | Sanitizer::Alignment => &[],
-            Sanitizer::Address => &["-DSIMT_ADDRESS_SANITIZER"],
+            Sanitizer::None => &[],
+            Sanitizer::Memory => &["-DSIMT_ADDRESS_SANITIZER"],
             Sanitizer::Thread => &["-DSIMT_THREAD_SANITIZER"],
         }
     }
