@@ -84,8 +84,11 @@ impl<'a> Decode<'a> {
             query_starts: vec![0, 1],
             context_lens: vec![context as u32],
             // Blocks as a pool in use hands them out: not in the order of memory.
-            block_tables: (0..blocks).map(|i| (layer * blocks + (i * 37 + layer) % blocks) as i32).collect(),
-            max_blocks: blocks,
+            block_tables: [(0..blocks)
+                .map(|i| (layer * blocks + (i * 37 + layer) % blocks) as i32)
+                .collect::<Vec<_>>()]
+            .into_iter()
+            .collect(),
         };
         Some(Decode {
             device,

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use device::{Buffer, Device, DeviceError, Matrix};
 
 use crate::format::{CacheFormat, Dtype, KvDtype, Layout};
+use crate::tables::BlockTables;
 use crate::workspace::Workspace;
 
 /// Keys are reduced in partitions of this many tokens, counted from the start of the sequence.
@@ -175,10 +176,8 @@ pub struct AttentionBatch {
     pub query_starts: Vec<u32>,
     /// `[num_seqs]`: tokens in all, the query rows included. 0 marks padding: its output rows are zero.
     pub context_lens: Vec<u32>,
-    /// `[num_seqs, max_blocks]`, padded with −1.
-    pub block_tables: Vec<i32>,
-    /// Width of `block_tables`.
-    pub max_blocks: usize,
+    /// `[num_seqs]` tables of block ids, −1 in holes behind a window. A table may be longer than its context needs.
+    pub block_tables: BlockTables,
 }
 
 impl AttentionBatch {
@@ -194,14 +193,14 @@ impl AttentionBatch {
 
     /// The block table of a sequence.
     pub fn table(&self, seq: usize) -> &[i32] {
-        &self.block_tables[seq * self.max_blocks..][..self.max_blocks]
+        self.block_tables.table(seq)
     }
 
     /// Lengths of the arrays.
     pub(crate) fn check_sizes(&self) -> Result<(), KernelError> {
         expect("query_starts", self.query_starts.len(), self.num_seqs() + 1)?;
         expect("first of query_starts", self.query_starts[0] as usize, 0)?;
-        expect("block_tables", self.block_tables.len(), self.num_seqs() * self.max_blocks)
+        expect("block_tables", self.block_tables.len(), self.num_seqs())
     }
 
     /// Lengths and block ids of some sequences, as far as a kernel with that window reads them. After
@@ -222,10 +221,11 @@ impl AttentionBatch {
             }
             at_least("context length", context, rows)?;
             let blocks = context.div_ceil(block_size);
-            at_least("blocks in a table", self.max_blocks, blocks)?;
+            let table = self.table(seq);
+            at_least("blocks in a table", table.len(), blocks)?;
             // A window's first blocks may have been given back: their entries are holes and are not read.
             let first = window.map_or(0, |w| (context - rows + 1).saturating_sub(w)) / block_size;
-            for &block in self.table(seq).get(first..blocks).unwrap_or_default() {
+            for &block in table.get(first..blocks).unwrap_or_default() {
                 if block < 0 || block as usize >= num_blocks {
                     return Err(KernelError::Shape { what: "block id", found: block as usize, expected: num_blocks });
                 }

@@ -45,6 +45,7 @@ mod registry;
 mod runs;
 mod select;
 mod swap;
+mod tables;
 pub mod trial;
 mod workspace;
 
@@ -62,4 +63,5 @@ pub use plugin::{LoadedKernel, PluginError, load as load_plugin};
 pub use registry::{Capabilities, Kernel, Operation, Sizes, Variant, variants};
 pub use select::{KernelChoice, KernelSet, PluginChoice, SelectError, select};
 pub use swap::SwapSpace;
+pub use tables::BlockTables;
 pub use workspace::{Workspace, WorkspaceLimits};

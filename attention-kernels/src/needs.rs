@@ -135,7 +135,7 @@ impl Needs {
         } else if !can.block_sizes.contain(self.block_size) {
             Some(format!("its block sizes are {}, --block-size is {}", can.block_sizes, self.block_size))
         } else {
-            let bytes = self.block_size * self.format(Layout::default()).row_bytes(self.head_dim);
+            let bytes = self.block_size.saturating_mul(self.format(Layout::default()).row_bytes(self.head_dim));
             let step = can.block_bytes_step;
             (!bytes.is_multiple_of(step)).then(|| {
                 format!("it moves {step} bytes at a time, a head's block has {bytes}; make --block-size a multiple of {step}")

@@ -1,8 +1,9 @@
 //! What CUDA kernels need on the device beside caches and queries: the arrays of a step, and room for partial results.
 //!
 //! Made once for the greatest step and loaded once a step, however many layers there are; neither a load nor a launch
-//! allocates device memory. A load sends what differs from the one before, and waits for nothing. What is loaded is checked here, so that the kernels, which check nothing, stay inside of the
-//! cache: lengths, block ids, slots. A launch then compares its arguments with what was loaded.
+//! allocates device memory. A load sends what differs from the one before, and waits for nothing: its cost follows the blocks
+//! that the sequences hold, not the longest table. What is loaded is checked here, so that the kernels, which check nothing,
+//! stay inside of the cache: lengths, block ids, slots. A launch then compares its arguments with what was loaded.
 
 use device::{Buffer, Device, DeviceError, Mirror};
 
@@ -86,7 +87,10 @@ pub struct Workspace {
 struct Loaded {
     context_lens: Vec<u32>,
     query_starts: Vec<u32>,
+    /// Blocks of the longest table.
     max_blocks: usize,
+    /// Entries of block tables that were compared.
+    compared: usize,
     /// Launches are made for the longest context that there can be.
     fixed: bool,
     window: Option<usize>,
@@ -166,22 +170,22 @@ impl Workspace {
         batch.check_sizes()?;
         at_least("sequences that the workspace holds", limits.max_seqs, batch.num_seqs())?;
         at_least("rows that the workspace holds", limits.max_rows, batch.num_rows().max(slot_mapping.len()))?;
-        at_least("width of block tables that the workspace holds", limits.max_blocks, batch.max_blocks)?;
+        let longest = batch.block_tables.longest();
+        at_least("width of block tables that the workspace holds", limits.max_blocks, longest)?;
         batch.check_seqs(0..batch.num_seqs(), (limits.num_blocks, limits.block_size), window)?;
         check_slots(slot_mapping, limits.num_blocks * limits.block_size)?;
         // Until all is there, nothing is.
         self.loaded.context_lens.clear();
         self.loaded.query_starts.clear();
         self.loaded.slot_mapping.clear();
-        let tables = (0..batch.num_seqs()).map(|seq| batch.table(seq));
-        self.block_tables.set_rows(device, limits.max_blocks, -1, tables)?;
+        self.loaded.compared = self.block_tables.set_rows(device, limits.max_blocks, -1, batch.block_tables.iter())?;
         self.context_lens.set(device, batch.context_lens.iter().map(|x| x.to_ne_bytes()))?;
         self.query_starts.set(device, batch.query_starts.iter().map(|x| x.to_ne_bytes()))?;
         self.slot_mapping.set(device, slot_mapping.iter().map(|x| x.to_ne_bytes()))?;
         self.loaded.context_lens.extend_from_slice(&batch.context_lens);
         self.loaded.query_starts.extend_from_slice(&batch.query_starts);
         self.loaded.slot_mapping.extend_from_slice(slot_mapping);
-        self.loaded.max_blocks = batch.max_blocks;
+        self.loaded.max_blocks = longest;
         self.loaded.fixed = fixed;
         self.loaded.window = window;
         Ok(())
@@ -252,9 +256,12 @@ impl Workspace {
     pub(crate) fn has_batch(&self, batch: &AttentionBatch, window: Option<usize>) -> bool {
         let loaded = &self.loaded;
         let sees = loaded.window.is_none_or(|widest| window.is_some_and(|window| window <= widest));
-        sees && loaded.max_blocks == batch.max_blocks
-            && loaded.context_lens == batch.context_lens
-            && loaded.query_starts == batch.query_starts
+        sees && loaded.context_lens == batch.context_lens && loaded.query_starts == batch.query_starts
+    }
+
+    /// Number of block-table entries that the last load compared with what the device has.
+    pub fn compared_entries(&self) -> usize {
+        self.loaded.compared
     }
 
     /// Whether these slots were loaded.

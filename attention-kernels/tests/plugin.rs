@@ -35,8 +35,7 @@ fn attend(device: &dyn Device, choice: &KernelChoice, context: usize) -> Result<
     let batch = AttentionBatch {
         query_starts: vec![0, 1],
         context_lens: vec![context as u32],
-        block_tables: vec![3, 0, 2],
-        max_blocks: 3,
+        block_tables: [[3, 0, 2]].into_iter().collect(),
     };
     let args = AttentionArgs {
         query: &query,

@@ -75,7 +75,7 @@ impl Mirror {
 
     /// Makes these rows, each filled up with `blank` to `width` words, the first of the array; later rows are as they were.
     /// For an array that is set in no other way, and always with that width and that blank. What was blank and stays so is
-    /// not looked at, so that the cost is that of the words before.
+    /// not compared: the cost follows the words of the rows, now and before. Returns the number of words compared.
     ///
     /// # Errors
     /// More rows than there is room for, or a wider one; those of a copy.
@@ -85,14 +85,16 @@ impl Mirror {
         width: usize,
         blank: i32,
         rows: impl ExactSizeIterator<Item = &'a [i32]>,
-    ) -> Result<(), DeviceError> {
+    ) -> Result<usize, DeviceError> {
         const N: usize = size_of::<i32>();
+        let mut compared = 0;
         inside(0, rows.len() * width * N, self.known.len())?;
         for (i, row) in rows.enumerate() {
             inside(0, row.len(), width)?;
             let known = self.lens.get(i).copied();
             // A row that was never sent goes as a whole.
             let stretch = known.map_or(width, |known| known.max(row.len()));
+            compared += stretch;
             let words = row.iter().chain(std::iter::repeat(&blank)).map(|word| word.to_ne_bytes());
             let own = &mut self.known.as_chunks_mut::<N>().0[i * width..][..stretch];
             for (j, (own, word)) in own.iter_mut().zip(words).enumerate() {
@@ -107,7 +109,8 @@ impl Mirror {
                 None => self.lens.push(row.len()),
             }
         }
-        self.send(device)
+        self.send(device)?;
+        Ok(compared)
     }
 
     fn send(&mut self, device: &dyn Device) -> Result<(), DeviceError> {

@@ -107,16 +107,14 @@ impl Executor {
         }
         self.claim(plan);
         self.memory(&plan.memory)?;
-        let mut max_blocks = 0;
         for span in &plan.spans {
             let tables = self.tables.entry(span.seq).or_default();
             tables.resize_with(span.groups.len(), Vec::new);
             for (table, group) in tables.iter_mut().zip(&span.groups) {
                 group.table.apply(table, -1, |block| block.0 as i32);
-                max_blocks = max_blocks.max(table.len());
             }
         }
-        self.batch.clear(self.model.layout().groups.len(), max_blocks);
+        self.batch.clear(self.model.layout().groups.len());
         // Single tokens first: they form one call of the decode kernel.
         self.order.clear();
         self.order.extend(0..plan.spans.len());

@@ -80,7 +80,7 @@ pub use error::LoadError;
 pub use files::{FileBytes, ModelFiles};
 pub use forward::{
     Fill, ForwardBatch, GraphCount, GroupBatch, LOGIT_ROWS, LayerGroup, Model, PageLayout, StepLimits, check_weights,
-    dense_weight_bytes, graph_sizes, kv_scale_bytes, layers_with_kv_scales, parameters, weight_bytes,
+    checkpoint_dtype, dense_weight_bytes, graph_sizes, kv_scale_bytes, layers_with_kv_scales, parameters, weight_bytes,
 };
 pub use generation::GenerationDefaults;
 pub use pooling::Pooling;

@@ -53,7 +53,7 @@ fn last_logits(model: &mut Model, caches: &mut [KvCache], prompt: &[u32], chunk:
     for (i, tokens) in prompt.chunks(chunk).enumerate() {
         let start = i * chunk;
         let slots: Vec<i64> = (start..start + tokens.len()).map(slot).collect();
-        batch.clear(1, table.len());
+        batch.clear(1);
         last = batch.push(start, tokens, [(&slots[..], &table[..])]);
         model.forward(&batch, caches).unwrap();
     }
@@ -108,7 +108,7 @@ fn a_step_that_is_too_large_is_an_error_value() {
     let mut case = case("llama", "auto");
     let mut caches = case.model.new_cache(NUM_BLOCKS, BLOCK_SIZE).unwrap();
     let mut batch = ForwardBatch::default();
-    batch.clear(1, 40);
+    batch.clear(1);
     let table: Vec<i32> = (0..38).collect();
     batch.push(0, &[1; 300], [(&[-1; 300][..], &table[..])]);
     let error = case.model.forward(&batch, &mut caches).unwrap_err();
@@ -125,7 +125,7 @@ fn rows_that_nobody_needs_end_early_and_change_nothing() {
     let slots: Vec<i64> = (0..prompt.len() as i64).collect();
     let last = prompt.len() as u32 - 1;
     let mut batch = ForwardBatch::default();
-    batch.clear(1, table.len());
+    batch.clear(1);
     batch.push(0, &prompt, [(&slots[..], &table[..])]);
     case.model.forward(&batch, &mut caches).unwrap();
     let want = case.model.logits(&[last, 1]).unwrap().to_vec();

@@ -58,7 +58,7 @@ fn last_logits(model: &mut Model, caches: &mut [KvCache], prompt: &[u32], chunk:
     for (i, tokens) in prompt.chunks(chunk).enumerate() {
         let start = i * chunk;
         let slots: Vec<i64> = (start..start + tokens.len()).map(slot).collect();
-        batch.clear(1, table.len());
+        batch.clear(1);
         last = batch.push(start, tokens, [(&slots[..], &table[..])]);
         model.forward(&batch, caches).unwrap();
     }

@@ -47,9 +47,8 @@ fn load(case: &str, dtype: Dtype, windows: bool, choice: &KernelChoice, graphs: 
 /// Sequences by the number of their tokens; sequence s owns every `max_seqs`-th block, in each group others.
 fn step(model: &Model, seqs: &[(usize, usize, usize)], needed: bool) -> ForwardBatch {
     let groups = model.layout().groups.len();
-    let most = seqs.iter().map(|&(_, start, tokens)| (start + tokens).div_ceil(LIMITS.block_size)).max().unwrap();
     let mut batch = ForwardBatch::default();
-    batch.clear(groups, most);
+    batch.clear(groups);
     batch.needed = needed.then(Vec::new);
     for &(seq, start, tokens) in seqs {
         let block = |group: usize, i: usize| {

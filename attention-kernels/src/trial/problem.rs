@@ -113,12 +113,12 @@ impl Problem {
             Some(dtype) => round(dtype, random.unit()),
             None => bytes[random.below(bytes.len())],
         };
-        let mut batch = AttentionBatch { query_starts: vec![0], max_blocks, ..AttentionBatch::default() };
+        let mut batch = AttentionBatch { query_starts: vec![0], ..AttentionBatch::default() };
         for &(rows, context) in &look.lens {
             batch.query_starts.push(batch.num_rows() as u32 + rows as u32);
             batch.context_lens.push(context as u32);
             let blocks = context.div_ceil(block_size);
-            let table: Vec<i32> = free.drain(free.len() - blocks..).collect();
+            let mut table: Vec<i32> = free.drain(free.len() - blocks..).collect();
             for token in 0..context {
                 let slot = table[token / block_size] as usize * block_size + token % block_size;
                 for head in 0..heads.1 {
@@ -132,8 +132,8 @@ impl Problem {
                 }
             }
             let garbage = [-1, i32::MAX, i32::MIN, shape.num_blocks as i32];
-            batch.block_tables.extend(table);
-            batch.block_tables.extend((blocks..max_blocks).map(|_| garbage[random.below(4)]));
+            table.extend((blocks..max_blocks).map(|_| garbage[random.below(4)]));
+            batch.block_tables.push(&table);
         }
         let rows = batch.num_rows();
         let scale_of = |per_head: bool, seed: u64| -> Vec<f32> {

@@ -38,7 +38,7 @@ impl Problem {
         let limits = WorkspaceLimits {
             max_seqs: self.batch.num_seqs(),
             max_rows: rows,
-            max_blocks: self.batch.max_blocks,
+            max_blocks: self.batch.block_tables.longest(),
             num_blocks: self.shape.num_blocks,
             block_size: self.shape.block_size,
             num_heads: self.num_heads,

@@ -108,9 +108,8 @@ fn problem(case: &Case, tensors: &SafeTensors<'_>) -> Problem {
         token_scales: Default::default(),
         batch: AttentionBatch {
             query_starts: ints(tensors, "cu_query_lens").iter().map(|&start| start as u32).collect(),
-            max_blocks: tables.len() / case.total_lens.len(),
             context_lens: case.total_lens.clone(),
-            block_tables: tables,
+            block_tables: tables.chunks(tables.len() / case.total_lens.len()).collect(),
         },
         scale: case.scale,
         window: case.sliding_window,

@@ -1,8 +1,8 @@
 //! What the wrappers refuse before a kernel runs. A kernel checks nothing, so each of these would be a wild access.
 
 use attention_kernels::{
-    AttentionArgs, AttentionBatch, CacheFormat, CacheWriteArgs, Dtype, Kernel, KernelError, KvCache, KvShape,
-    Operation, Workspace, WorkspaceLimits, variants,
+    AttentionArgs, AttentionBatch, BlockTables, CacheFormat, CacheWriteArgs, Dtype, Kernel, KernelError, KvCache,
+    KvShape, Operation, Workspace, WorkspaceLimits, variants,
 };
 use device::{Buffer, Device};
 
@@ -23,12 +23,12 @@ const LIMITS: WorkspaceLimits = WorkspaceLimits {
 };
 
 fn batch() -> AttentionBatch {
-    AttentionBatch {
-        query_starts: vec![0, 1, 2],
-        context_lens: vec![17, 1],
-        block_tables: [vec![3, 5], vec![-1; 38], vec![7], vec![-1; 39]].concat(),
-        max_blocks: 40,
-    }
+    AttentionBatch { query_starts: vec![0, 1, 2], context_lens: vec![17, 1], block_tables: tables([3, 5]) }
+}
+
+/// Two tables of 40 blocks, those of the first sequence as given.
+fn tables(first: [i32; 2]) -> BlockTables {
+    [[&first[..], &[-1; 38]].concat(), [&[7][..], &[-1; 39]].concat()].into_iter().collect()
 }
 
 /// A call of `name` that is right but for what `change` does to it.
@@ -117,7 +117,7 @@ fn a_batch_with_holes_before_a_window_serves_no_kernel_that_sees_further() {
         let cache = KvCache::with_format(&*device, SHAPE, format).unwrap();
         let mut workspace = Workspace::new(&*device, LIMITS).unwrap();
         let mut holed = batch();
-        holed.block_tables[0] = -1;
+        holed.block_tables = tables([-1, 5]);
         workspace.load(&*device, &holed, &[], Some(1)).unwrap();
         call(&*device, "cuda.paged", Some(&workspace), &cache, |args| args.window = Some(1)).unwrap();
         for window in [Some(2), None] {
@@ -137,8 +137,8 @@ fn a_step_that_would_read_outside_of_the_pool_is_not_loaded() {
         change(&mut batch);
         workspace.load(&*device, &batch, &[], window).unwrap_err().to_string()
     };
-    assert_eq!(refused(&|batch| batch.block_tables[1] = 8, None), "block id: found 8, expected 8");
-    assert!(refused(&|batch| batch.block_tables[0] = -1, None).starts_with("block id"));
+    assert_eq!(refused(&|batch| batch.block_tables = tables([3, 8]), None), "block id: found 8, expected 8");
+    assert!(refused(&|batch| batch.block_tables = tables([-1, 5]), None).starts_with("block id"));
     assert!(refused(&|batch| batch.context_lens[0] = 33, Some(1)).starts_with("block id"), "an entry of padding");
     assert!(
         refused(&|batch| batch.context_lens[0] = 641, None).starts_with("blocks in a table: found 40, expected 41")
@@ -153,6 +153,28 @@ fn a_step_that_would_read_outside_of_the_pool_is_not_loaded() {
 }
 
 #[test]
+fn a_load_compares_the_blocks_that_the_sequences_hold_however_long_the_longest_table_is() {
+    let device = device::open("cpu", Some(1)).unwrap();
+    let limits = WorkspaceLimits { max_seqs: 257, max_rows: 257, max_blocks: 8192, ..LIMITS };
+    let mut workspace = Workspace::new(&*device, limits).unwrap();
+    let (long, short) = (vec![3; 8192], vec![5; 2]);
+    let held = 8192 + 256 * 2;
+    // The long sequence changes its row when one before it ends: what the rows held before is compared too.
+    for (at, most) in [(100, usize::MAX), (100, held), (100, held), (99, 2 * held), (99, held)] {
+        let seqs = 0..257;
+        let tables: Vec<&[i32]> = seqs.clone().map(|seq| if seq == at { &long[..] } else { &short }).collect();
+        let batch = AttentionBatch {
+            query_starts: (0..=257).collect(),
+            context_lens: tables.iter().map(|table| table.len() as u32 * 16).collect(),
+            block_tables: tables.into_iter().collect(),
+        };
+        workspace.load(&*device, &batch, &[], None).unwrap();
+        let compared = workspace.compared_entries();
+        assert!(compared <= most, "{compared} entries compared, {held} are held");
+    }
+}
+
+#[test]
 fn a_step_of_nothing_launches_nothing_that_a_driver_would_refuse() {
     for device in devices::gpus(0) {
         let device = &*device;
@@ -160,8 +182,8 @@ fn a_step_of_nothing_launches_nothing_that_a_driver_would_refuse() {
         let mut cache = KvCache::with_format(device, SHAPE, format).unwrap();
         let mut workspace = Workspace::new(device, WorkspaceLimits { max_blocks: 0, split_rows: 2, ..LIMITS }).unwrap();
         // Padding alone, with tables of no width.
-        let lens =
-            AttentionBatch { query_starts: vec![0, 1, 2], context_lens: vec![0, 0], ..AttentionBatch::default() };
+        let block_tables = [[]; 2].into_iter().collect();
+        let lens = AttentionBatch { query_starts: vec![0, 1, 2], context_lens: vec![0, 0], block_tables };
         let padding: &'static AttentionBatch = Box::leak(Box::new(lens));
         workspace.load(device, padding, &[], None).unwrap();
         for name in ["cuda.paged", "cuda.paged_v1", "cuda.paged_v2", "cuda.paged_gqa", "cuda.paged_prefill"] {

@@ -33,9 +33,9 @@ impl ForwardBatch {
     /// that it does not.
     pub const AWAITED: u32 = u32::MAX;
 
-    /// Empties the batch for sequences of up to `max_blocks` blocks in each of `groups` groups, keeping its memory. A list of
-    /// needed rows stays one, empty.
-    pub fn clear(&mut self, groups: usize, max_blocks: usize) {
+    /// Empties the batch for sequences with `groups` block tables each, keeping its memory. A list of needed rows stays one,
+    /// empty.
+    pub fn clear(&mut self, groups: usize) {
         self.tokens.clear();
         self.positions.clear();
         self.groups.resize_with(groups, GroupBatch::default);
@@ -45,15 +45,13 @@ impl ForwardBatch {
             attention.query_starts.push(0);
             attention.context_lens.clear();
             attention.block_tables.clear();
-            attention.max_blocks = max_blocks;
         }
         self.decodes = 0;
         self.needed.iter_mut().for_each(Vec::clear);
     }
 
-    /// Adds a sequence: its new tokens from position `start` on and, for each group, their slots and its block table:
-    /// at most `max_blocks` long, −1 behind a window. Sequences of one token must come before longer ones. Returns the
-    /// sequence's last row.
+    /// Adds a sequence: its new tokens from position `start` on and, for each group, their slots and its block table, −1
+    /// behind a window. Sequences of one token must come before longer ones. Returns the sequence's last row.
     pub fn push<'a>(
         &mut self,
         start: usize,
@@ -68,8 +66,7 @@ impl ForwardBatch {
         for (GroupBatch { slot_mapping, attention }, (slots, table)) in self.groups.iter_mut().zip(groups) {
             debug_assert_eq!(tokens.len(), slots.len(), "one slot per token");
             slot_mapping.extend_from_slice(slots);
-            attention.block_tables.extend_from_slice(table);
-            attention.block_tables.extend(std::iter::repeat_n(-1, attention.max_blocks - table.len()));
+            attention.block_tables.push(table);
             attention.context_lens.push((start + tokens.len()) as u32);
             attention.query_starts.push(rows);
         }
@@ -91,9 +88,9 @@ impl ForwardBatch {
             attention.query_starts.extend(0..=seqs as u32);
             attention.context_lens.clone_from(&from.attention.context_lens);
             attention.context_lens.resize(seqs, 0);
-            attention.block_tables.clone_from(&from.attention.block_tables);
-            attention.block_tables.resize(seqs * from.attention.max_blocks, -1);
-            attention.max_blocks = from.attention.max_blocks;
+            attention.block_tables.clear();
+            from.attention.block_tables.iter().for_each(|table| attention.block_tables.push(table));
+            (from.attention.num_seqs()..seqs).for_each(|_| attention.block_tables.push(&[]));
         }
         self.decodes = seqs;
         self.needed = None;
@@ -102,5 +99,31 @@ impl ForwardBatch {
     /// Sequences in the batch.
     pub fn num_seqs(&self) -> usize {
         self.groups.first().map_or(0, |group| group.attention.num_seqs())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_long_sequence_among_many_short_ones_costs_no_more_than_its_own_blocks() {
+        let (long, short) = (vec![3; 8192], vec![5; 2]);
+        let (mut batch, mut padded) = (ForwardBatch::default(), ForwardBatch::default());
+        for _ in 0..2 {
+            batch.clear(2);
+            for seq in 0..257 {
+                let table = if seq == 100 { &long[..] } else { &short };
+                batch.push(table.len() * 16 - 1, &[7], [(&[0][..], table), (&[0], table)]);
+            }
+            padded.pad(&batch, 272);
+        }
+        for groups in [&batch.groups, &padded.groups] {
+            for GroupBatch { attention, .. } in groups {
+                assert_eq!(attention.block_tables.num_entries(), 8192 + 256 * 2);
+                assert_eq!(attention.table(100), long);
+            }
+        }
+        assert_eq!(padded.groups[1].attention.block_tables.len(), 272);
     }
 }

@@ -5,7 +5,7 @@ use attention_kernels::Dtype;
 use device::gemm::{PackedMatrix, Quantization};
 
 use super::linear::format;
-use crate::{LoadError, ModelConfig, Weights};
+use crate::{LoadError, ModelConfig, WeightDtype, Weights};
 
 /// A linear layer made of one or more checkpoint tensors, their rows one below the other.
 pub(super) struct LinearNames {
@@ -107,6 +107,13 @@ fn tensors(config: &ModelConfig) -> Vec<(String, Vec<usize>)> {
         linear.parts.iter().map(move |(name, rows)| (format!("{name}.weight"), vec![*rows, inputs]))
     });
     matrices.chain(names.vectors(config).into_iter().map(|(name, len)| (name, vec![len]))).collect()
+}
+
+/// Type that the checkpoint stores its embedding in, for a model that is computed in the checkpoint's type; `None` where the
+/// tensor is missing.
+pub fn checkpoint_dtype(config: &ModelConfig, weights: &Weights) -> Option<WeightDtype> {
+    let (name, _) = declare(config).embedding.parts.into_iter().next()?;
+    weights.get(&format!("{name}.weight")).map(|view| view.dtype)
 }
 
 /// Bytes that the weights will take on the device. Reads headers alone.

@@ -46,7 +46,7 @@ use device::gemm::Quantization;
 use device::{Buffer, Device};
 
 pub use batch::{ForwardBatch, GroupBatch};
-pub use declare::{check_weights, dense_weight_bytes, parameters, weight_bytes};
+pub use declare::{check_weights, checkpoint_dtype, dense_weight_bytes, parameters, weight_bytes};
 pub use graphs::{GraphCount, graph_sizes};
 pub use groups::{LayerGroup, PageLayout};
 pub use scales::{kv_scale_bytes, layers_with_kv_scales};
@@ -425,8 +425,7 @@ impl Model {
         let attention = AttentionBatch {
             query_starts: vec![0, rows as u32],
             context_lens: vec![0],
-            block_tables: vec![-1],
-            max_blocks: 1,
+            block_tables: [[-1]].into_iter().collect(),
         };
         let group = GroupBatch { slot_mapping: vec![-1; rows], attention };
         let groups = vec![group; self.layout.groups.len()];
