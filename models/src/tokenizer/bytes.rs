@@ -28,8 +28,10 @@ impl TokenSpelling {
         let mut byte_level = false;
         let mut byte_fallback = false;
         let mut replacements = Vec::new();
-        let mut replace =
-            |from: &Value, to: &str| Some(replacements.push((from.as_str()?.to_string(), to.to_string())));
+        let mut replace = |from: &Value, to: &str| {
+            replacements.push((from.as_str()?.to_string(), to.to_string()));
+            Some(())
+        };
         for step in steps.iter().filter(|step| !step.is_null()) {
             let supported = match step["type"].as_str().unwrap_or_default() {
                 "ByteLevel" => {
