@@ -232,6 +232,9 @@ pub struct EngineConfig {
     /// Events per sequence that wait in an [`AsyncEngine`](crate::AsyncEngine) for a reader; one who falls further behind
     /// loses the request.
     pub max_unread_events: usize,
+    /// Greatest size in bytes of a grammar's definition: a JSON schema, a regular expression, a list of choices or a Lark
+    /// grammar. Larger ones are refused before they are compiled.
+    pub max_schema_bytes: usize,
     /// First come first served, or by priority.
     pub policy: sched::Policy,
     /// Where the time of each step is recorded, by operation and phase, if it is; of one engine. Decode steps are not CUDA graphs
@@ -310,7 +313,7 @@ pub struct EngineStats {
     pub blocks_peak: usize,
     /// Blocks copied because a sequence wrote to one that it shared.
     pub blocks_copied: u64,
-    /// Steps completed.
+    /// Steps that computed something and completed: their results were taken and committed. A failed step does not count.
     pub steps: u64,
     /// Blocks owned by live sequences.
     pub blocks_in_use: usize,
@@ -328,6 +331,9 @@ pub struct EngineStats {
     pub prefix_lookups: sched::PrefixStats,
     /// Steps that failed, with the requests in them.
     pub failed_steps: u64,
+    /// Requests whose tokens are drawn on the host because they ask for more than a slot of the device's sampler holds (more
+    /// alternatives, longer lists). While one runs, no step is planned ahead.
+    pub requests_drawn_on_host: u64,
     /// Tokens computed per step.
     pub step_tokens: StepTokens,
 }
@@ -374,6 +380,7 @@ impl Default for EngineConfig {
             enable_chunked_prefill: true,
             max_queued_requests: 4096,
             max_unread_events: 4096,
+            max_schema_bytes: 512 << 10,
             policy: sched::Policy::Fcfs,
             profile: None,
             seed: None,

@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use device::Device;
 use models::Pooling;
-use sampling::{Constraint, Sampled, Sampler, TokenLogprobs};
+use sampling::{Constraint, Sampled, TokenLogprobs};
 use sched::{Request, RequestId, Scheduler, SeqId};
 
 use crate::api::{EngineConfig, EngineStats, FinishReason, GenerationRequest, StepTokens};
@@ -57,7 +57,6 @@ pub struct Engine {
     executor: Executor,
     /// Where the device draws; `None`: all is drawn on the host.
     slots: Option<Slots>,
-    sampler: Sampler,
     mask_threads: MaskThreads,
     requests: HashMap<RequestId, Active>,
     eos_token_ids: Vec<u32>,
@@ -65,6 +64,8 @@ pub struct Engine {
     seed: u64,
     next_id: u64,
     generation_tokens: u64,
+    /// Steps whose results were taken and committed.
+    completed_steps: u64,
     failed_steps: u64,
     step_tokens: StepTokens,
     under_way: StepUnderWay,
@@ -125,7 +126,6 @@ impl Engine {
             scheduler,
             executor,
             slots,
-            sampler: Sampler::new(),
             mask_threads: MaskThreads::default(),
             requests: HashMap::new(),
             eos_token_ids,
@@ -133,6 +133,7 @@ impl Engine {
             seed,
             next_id: 0,
             generation_tokens: 0,
+            completed_steps: 0,
             failed_steps: 0,
             step_tokens: StepTokens::default(),
             under_way: StepUnderWay::default(),
@@ -231,16 +232,21 @@ impl Engine {
         self.scheduler.abort(id)
     }
 
-    /// Ends one sequence of a request, e.g. because its text holds a stop string. `false` if it has ended already, and for a
-    /// beam search, whose results are not known before they end.
+    /// Ends one sequence of a request, e.g. because its text holds a stop string. `false` if it has ended already or does not
+    /// exist, and for a beam search, whose results are not known before they end.
     pub fn finish_sequence(&mut self, id: RequestId, index: u32) -> bool {
         if let Some(active) = self.requests.get_mut(&id) {
             if active.beams.is_some() {
                 return false;
             }
-            active.outputs[index as usize] = None;
+            let (Some(output), Some(slot)) =
+                (active.outputs.get_mut(index as usize), active.slots.get_mut(index as usize))
+            else {
+                return false;
+            };
+            *output = None;
             if let Some(slots) = &mut self.slots {
-                slots.release(&mut active.slots[index as usize]);
+                slots.release(slot);
             }
             if active.is_over() {
                 self.requests.remove(&id);
@@ -292,7 +298,7 @@ impl Engine {
             host_cache_usage: stats.host_cache_usage(),
             blocks_peak: stats.blocks_peak,
             blocks_copied: stats.blocks_copied,
-            steps: stats.steps,
+            steps: self.completed_steps,
             blocks_in_use: stats.blocks_in_use,
             blocks_cached: stats.blocks_cached,
             blocks_free: stats.blocks_free,
@@ -301,6 +307,7 @@ impl Engine {
             preemptions_by_priority: stats.preemptions_by_priority,
             prefix_lookups: *self.scheduler.prefix_stats(),
             failed_steps: self.failed_steps,
+            requests_drawn_on_host: self.slots.as_ref().map_or(0, Slots::too_large),
             step_tokens: self.step_tokens,
         }
     }

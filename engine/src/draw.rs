@@ -1,8 +1,14 @@
 //! From a row of logits, or a token that the device drew, to what a request has made so far and what is told of it.
+//!
+//! The host draws in two passes. The first is pure: each [`Row`] becomes a [`Choice`] from what the requests held before, so
+//! the threads of the pool share the rows, and the bits do not depend on their number. The second gives each request its
+//! choice in order, on the engine thread.
 
+use std::cell::Cell;
 use std::time::Instant;
 
-use sampling::{Context, Sampled, Sampler, TokenLogprobs, TokenSet};
+use device::Pool as Threads;
+use sampling::{Context, Likely, Sampled, Sampler, SamplingParams, TokenLogprobs, TokenSet};
 use sched::{Outcome, RequestId, SeqId, Span};
 
 use crate::api::{FinishReason, GenerationParams, GenerationRequest, StopCause};
@@ -43,9 +49,9 @@ impl Active {
         self.request.params.max_tokens.unwrap_or(usize::MAX).min(max_model_len - self.request.prompt.len())
     }
 
-    /// Some results need its rows on the host.
+    /// Whether the host still reads rows of its prompt: for log-probabilities or an embedding that it has not been told of.
     pub fn is_scored(&self) -> bool {
-        self.pool.is_some() || self.request.params.prompt_logprobs.is_some()
+        !self.started && (self.pool.is_some() || self.request.params.prompt_logprobs.is_some())
     }
 
     /// Whether all its sequences have ended.
@@ -87,7 +93,6 @@ impl Outcomes {
 
 /// What drawing needs of the engine.
 pub(crate) struct Draw<'a> {
-    pub sampler: &'a mut Sampler,
     pub mask_threads: &'a mut MaskThreads,
     pub eos_token_ids: &'a [u32],
     pub max_model_len: usize,
@@ -102,14 +107,43 @@ impl Draw<'_> {
         &mut self,
         active: &mut Active,
         span: &Span,
-        logits: &[f32],
+        choice: Choice,
         emit: &mut impl FnMut(RequestId, TokenEvent),
     ) {
         begin(active, span.seq.request, emit);
-        if active.beams.is_some() {
-            self.beam(active, span.seq, logits, emit);
-        } else {
-            self.samples(active, span, logits, emit);
+        let id = span.seq.request;
+        match choice {
+            Choice::Tokens(tokens) => {
+                for (index, sampled) in tokens {
+                    self.take(active, SeqId { request: id, index }, sampled, emit);
+                }
+            }
+            Choice::End(reason) => self.end(active, span, &reason, emit),
+            Choice::Likeliest(likeliest) => self.beam(active, span.seq, likeliest, emit),
+        }
+    }
+
+    /// Ends the sequences of a request that wants no token: its prompt is computed.
+    pub fn no_token(&mut self, active: &mut Active, span: &Span, emit: &mut impl FnMut(RequestId, TokenEvent)) {
+        begin(active, span.seq.request, emit);
+        self.end(active, span, &FinishReason::Length, emit);
+    }
+
+    /// Ends the sequences of a span without a token.
+    fn end(
+        &mut self,
+        active: &mut Active,
+        span: &Span,
+        reason: &FinishReason,
+        emit: &mut impl FnMut(RequestId, TokenEvent),
+    ) {
+        let request = span.seq.request;
+        for index in span.sample.clone() {
+            if active.outputs.get_mut(index as usize).and_then(Option::take).is_some() {
+                emit(request, TokenEvent::Token { index, token: None, finish: Some(reason.clone()) });
+                let seq = SeqId { request, index };
+                self.outcomes.push(Outcome { seq, parent: index, tokens: Vec::new(), finished: true });
+            }
         }
     }
 
@@ -124,47 +158,6 @@ impl Draw<'_> {
         if active.outputs[seq.index as usize].is_some() {
             begin(active, seq.request, emit);
             self.take(active, seq, sampled, emit);
-        }
-    }
-
-    /// Draws a token for each sequence that wants one from this row.
-    fn samples(
-        &mut self,
-        active: &mut Active,
-        span: &Span,
-        logits: &[f32],
-        emit: &mut impl FnMut(RequestId, TokenEvent),
-    ) {
-        let id = span.seq.request;
-        let limit = active.limit(self.max_model_len);
-        let Active { request, stop_ids, seed, outputs, guides, .. } = &mut *active;
-        let (prompt, params) = (&request.prompt, &request.params);
-        let indices: Vec<u32> = span.sample.clone().filter(|&index| outputs[index as usize].is_some()).collect();
-        let Some(&first) = indices.first() else { return };
-        // Sequences that share a row have the same output so far, none, or it is a single one; and the same mask.
-        let allowed = match guides {
-            _ if limit == 0 => Err(FinishReason::Length),
-            Some(guides) => allowed(guides, first, params, stop_ids, self.eos_token_ids).map(Some),
-            None => Ok(None),
-        };
-        let allowed = match allowed {
-            Ok(allowed) => allowed,
-            Err(reason) => {
-                for index in indices {
-                    outputs[index as usize] = None;
-                    emit(id, TokenEvent::Token { index, token: None, finish: Some(reason.clone()) });
-                    let seq = SeqId { request: id, index };
-                    self.outcomes.push(Outcome { seq, parent: index, tokens: Vec::new(), finished: true });
-                }
-                return;
-            }
-        };
-        let output: &[u32] = outputs[first as usize].as_deref().unwrap_or_default();
-        let context = Context { prompt, output, stop_ids, allowed, seed: *seed, sequence: 0 };
-        let sampled: Vec<Sampled> =
-            self.sampler.sample_each(logits, &params.sampling, &context, indices.iter().copied()).collect();
-        for (index, sampled) in indices.into_iter().zip(sampled) {
-            self.take(active, SeqId { request: id, index }, sampled, emit);
         }
     }
 
@@ -198,16 +191,17 @@ impl Draw<'_> {
         emit(seq.request, TokenEvent::Token { index, token: Some(sampled), finish });
     }
 
-    /// Hears what the row says of a beam. The row of the last beam decides which live on, and that of the last token gives
-    /// the results.
-    fn beam(&mut self, active: &mut Active, seq: SeqId, logits: &[f32], emit: &mut impl FnMut(RequestId, TokenEvent)) {
-        let Active { request, stop_ids, seed, outputs, beams: Some(beams), .. } = active else { return };
+    /// Takes the likeliest continuations of a beam. With those of the last beam it is decided which live on, and the last token
+    /// gives the results.
+    fn beam(
+        &mut self,
+        active: &mut Active,
+        seq: SeqId,
+        likeliest: Vec<Likely>,
+        emit: &mut impl FnMut(RequestId, TokenEvent),
+    ) {
+        let Active { request, outputs, beams: Some(beams), .. } = active else { return };
         let (id, params) = (seq.request, &request.params);
-        let mut output = Vec::new();
-        beams.tokens(seq.index, &mut output);
-        let context =
-            Context { prompt: &request.prompt, output: &output, stop_ids, allowed: None, seed: *seed, sequence: 0 };
-        let likeliest = self.sampler.likeliest(logits, &params.sampling, &context, beams.wanted(stop_ids.len()));
         if !beams.offer(seq.index, likeliest) {
             return;
         }
@@ -237,6 +231,97 @@ impl Draw<'_> {
     }
 }
 
+/// What the host draws from a row of logits.
+pub(crate) enum Choice {
+    /// A token for each sequence that the row is for.
+    Tokens(Vec<(u32, Sampled)>),
+    /// The likeliest continuations of a beam.
+    Likeliest(Vec<Likely>),
+    /// No token can follow.
+    End(FinishReason),
+}
+
+/// A row of logits with all that its choice follows from.
+pub(crate) struct Row<'a> {
+    logits: &'a [f32],
+    params: &'a SamplingParams,
+    /// Without the output of a beam, which is made while drawing.
+    context: Context<'a>,
+    wanted: Wanted<'a>,
+    choice: Choice,
+}
+
+enum Wanted<'a> {
+    Tokens(Vec<u32>),
+    Likeliest(&'a Beams, u32),
+    Nothing,
+}
+
+thread_local! {
+    /// Its buffers are as large as the vocabulary.
+    static SAMPLER: Cell<Sampler> = Cell::default();
+}
+
+impl<'a> Row<'a> {
+    /// The last row of a span that samples. A constraint's mask must be [ready](ready).
+    pub fn new(active: &'a Active, span: &Span, logits: &'a [f32]) -> Row<'a> {
+        let Active { request, stop_ids, seed, outputs, guides, beams, .. } = active;
+        let output = |index: u32| outputs.get(index as usize).and_then(Option::as_deref);
+        let live: Vec<u32> = span.sample.clone().filter(|&index| output(index).is_some()).collect();
+        let mut choice = Choice::Tokens(Vec::new());
+        // Sequences that share a row have the same output so far, none, or it is a single one; and the same mask.
+        let (allowed, wanted) = match (live.first(), guides, beams) {
+            (_, _, Some(beams)) => (None, Wanted::Likeliest(beams, span.seq.index)),
+            (None, ..) => (None, Wanted::Nothing),
+            (Some(_), None, _) => (None, Wanted::Tokens(live.clone())),
+            (Some(&first), Some(guides), _) => match allowed(guides, first) {
+                Ok(allowed) => (Some(allowed), Wanted::Tokens(live.clone())),
+                Err(reason) => {
+                    choice = Choice::End(reason);
+                    (None, Wanted::Nothing)
+                }
+            },
+        };
+        let output = live.first().and_then(|&first| output(first)).unwrap_or_default();
+        let (prompt, params) = (&request.prompt[..], &request.params.sampling);
+        let context = Context { prompt, output, stop_ids, allowed, seed: *seed, sequence: 0 };
+        Row { logits, params, context, wanted, choice }
+    }
+
+    fn draw(&mut self, sampler: &mut Sampler) {
+        let Row { logits, params, context, .. } = *self;
+        match &self.wanted {
+            Wanted::Nothing => {}
+            Wanted::Tokens(live) => {
+                let sampled = sampler.sample_each(logits, params, &context, live.iter().copied());
+                self.choice = Choice::Tokens(live.iter().copied().zip(sampled).collect());
+            }
+            Wanted::Likeliest(beams, index) => {
+                let mut output = Vec::new();
+                beams.tokens(*index, &mut output);
+                let (context, wanted) = (Context { output: &output, ..context }, beams.wanted(context.stop_ids.len()));
+                self.choice = Choice::Likeliest(sampler.likeliest(logits, params, &context, wanted));
+            }
+        }
+    }
+}
+
+/// Draws from rows on all threads.
+pub(crate) fn draw_rows(threads: &Threads, mut rows: Vec<Row<'_>>) -> Vec<Choice> {
+    let work = rows.first().map_or(0, |row| row_work(row.logits.len()));
+    threads.chunks_mut(&mut rows, 1, work, |_, rows| {
+        let mut sampler = SAMPLER.take();
+        rows.iter_mut().for_each(|row| row.draw(&mut sampler));
+        SAMPLER.set(sampler);
+    });
+    rows.into_iter().map(|row| row.choice).collect()
+}
+
+/// What a pass over a row of logits costs, counted in multiply-adds: some exponentials for each token.
+pub(crate) fn row_work(vocab_size: usize) -> usize {
+    16 * vocab_size
+}
+
 /// Tells what is told before a request's first token.
 fn begin(active: &mut Active, id: RequestId, emit: &mut impl FnMut(RequestId, TokenEvent)) {
     if std::mem::replace(&mut active.started, true) {
@@ -251,20 +336,25 @@ fn begin(active: &mut Active, id: RequestId, emit: &mut impl FnMut(RequestId, To
     emit(id, TokenEvent::Started { cached_tokens: active.cached_tokens });
 }
 
-/// The tokens that a sequence's constraint lets through, those that end it among them where it may end; or why there is
-/// none.
-pub(crate) fn allowed<'g>(
-    guides: &'g mut Guides,
+/// Waits for the mask of a sequence's constraint, and adds the tokens that end the sequence where it may end.
+pub(crate) fn ready(
+    guides: &mut Guides,
     index: u32,
     params: &GenerationParams,
     stop_ids: &[u32],
     eos_token_ids: &[u32],
-) -> Result<&'g TokenSet, FinishReason> {
-    let mask = guides.mask(index).map_err(|error| FinishReason::Grammar(error.0))?;
+) {
+    // Whoever asks for the mask then gets the error.
+    let Ok(mask) = guides.wait(index) else { return };
     if mask.may_end {
         let ends = stop_ids.iter().filter(|&&token| ending(params, eos_token_ids, token).is_some());
         ends.for_each(|&token| mask.tokens.insert(token));
     }
+}
+
+/// The tokens that a sequence's constraint lets through, of a mask that is [`ready`]; or why there is none.
+pub(crate) fn allowed(guides: &Guides, index: u32) -> Result<&TokenSet, FinishReason> {
+    let mask = guides.mask(index).map_err(|error| FinishReason::Grammar(error.0))?;
     match (mask.tokens.is_empty(), mask.may_end) {
         (false, _) => Ok(&mask.tokens),
         (true, true) => Err(FinishReason::Stop(Some(StopCause::Complete))),

@@ -6,11 +6,20 @@ use std::sync::Arc;
 
 use attention_kernels::{KernelError, KvCache, SwapSpace};
 use device::profile::{Phase, Step};
-use device::{Buffer, Device, DeviceError, Event, Profile, Queue};
+use device::{Buffer, Device, DeviceError, Event, Pool, Profile, Queue};
 use models::{Fill, ForwardBatch, Model};
 use sched::{BlockId, MemOp, SeqId, Span, StepPlan};
 
-use crate::transfers::{Direction, Transfer, Transfers};
+use crate::transfers::{Direction, Touched, Transfer, Transfers};
+
+/// Which hidden states of a span stay behind the last layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Needed {
+    None,
+    /// That of its last token.
+    Last,
+    All,
+}
 
 /// The model, its paged cache, and the block tables as the plans have described them.
 pub(crate) struct Executor {
@@ -25,10 +34,10 @@ pub(crate) struct Executor {
     /// Recorded behind the last operation on blocks that the compute queue was given outside of forward passes; none where
     /// there is no swap space.
     operated: Option<Event>,
-    /// For each block, whether the step that is prepared looks at it and writes to it; made only while a swap is under way.
-    looks: Vec<(bool, bool)>,
-    /// Blocks that the step being prepared writes to, if it swaps out; reused.
-    claimed: Vec<bool>,
+    /// Blocks of the step, or of the memory operations, that may have to wait for a swap; used only while one is under way.
+    touched: Touched,
+    /// Blocks that the step being prepared writes to, if it swaps out.
+    claimed: Touched,
     /// One table per group of layers; −1 behind a window.
     tables: HashMap<SeqId, Vec<Vec<i32>>>,
     batch: ForwardBatch,
@@ -61,8 +70,8 @@ impl Executor {
             swap_space,
             transfers: Transfers::default(),
             operated: None,
-            looks: Vec::new(),
-            claimed: Vec::new(),
+            touched: Touched::default(),
+            claimed: Touched::default(),
             tables: HashMap::new(),
             batch: ForwardBatch::default(),
             order: Vec::new(),
@@ -94,13 +103,18 @@ impl Executor {
         self.device.profile()?.phase(name)
     }
 
+    /// Threads of the host.
+    pub fn threads(&self) -> &Pool {
+        self.device.pool()
+    }
+
     pub fn vocab_size(&self) -> usize {
         self.model.config().vocab_size
     }
 
-    /// Does what comes before the forward pass: memory operations, block tables, the batch. Of the step's hidden states those stay
-    /// for [`Executor::logits`] that are of the last row of a span that samples, and all rows where `scored`.
-    pub fn prepare(&mut self, plan: &StepPlan, scored: impl Fn(&Span) -> bool) -> Result<(), KernelError> {
+    /// Does what comes before the forward pass: memory operations, block tables, the batch. `needed` says which hidden states
+    /// of a span stay for [`Executor::logits`] and [`Executor::hidden`].
+    pub fn prepare(&mut self, plan: &StepPlan, mut needed: impl FnMut(&Span) -> Needed) -> Result<(), KernelError> {
         let _phase = self.phase("inputs");
         for seq in &plan.released {
             self.tables.remove(seq);
@@ -127,10 +141,10 @@ impl Executor {
             let groups = span.groups.iter().zip(tables).map(|(group, table)| (&group.slots[..], &table[..]));
             let last = self.batch.push(span.start, &span.tokens, groups);
             self.last_rows[i] = last;
-            let first = match (scored(span), span.sample.is_empty()) {
-                (true, _) => last + 1 - span.tokens.len() as u32,
-                (false, false) => last,
-                (false, true) => last + 1,
+            let first = match needed(span) {
+                Needed::All => last + 1 - span.tokens.len() as u32,
+                Needed::Last => last,
+                Needed::None => last + 1,
             };
             self.batch.needed.get_or_insert_default().extend(first..=last);
             if span.awaits.is_some() {
@@ -142,48 +156,60 @@ impl Executor {
 
     /// Notes the blocks that a step with swaps writes to: those go to host memory first, so that it waits for no others.
     fn claim(&mut self, plan: &StepPlan) {
-        self.claimed.clear();
         let Some(cache) = self.caches.first() else { return };
         if !plan.memory.iter().any(|op| matches!(op, MemOp::SwapOut { .. })) {
             return;
         }
-        self.claimed.resize(cache.shape.num_blocks, false);
+        self.claimed.begin(cache.shape.num_blocks);
         let groups = plan.spans.iter().flat_map(|span| &span.groups);
         for slot in groups.flat_map(|group| &group.slots).filter_map(|slot| usize::try_from(*slot).ok()) {
-            self.claimed[slot / cache.shape.block_size] = true;
+            self.claimed.write(slot / cache.shape.block_size);
         }
         for op in &plan.memory {
             if let MemOp::Copy { dst, .. } | MemOp::SwapIn { dst, .. } = op {
-                self.claimed[dst.index()] = true;
+                self.claimed.write(dst.index());
             }
         }
+    }
+
+    /// Begins to note blocks that may have to wait for a swap; `false` if no swap is under way.
+    fn may_wait(&mut self) -> Result<bool, KernelError> {
+        // A test copies swaps when somebody waits for them, not before.
+        #[cfg(test)]
+        let forget = !self.lags;
+        #[cfg(not(test))]
+        let forget = true;
+        if forget {
+            self.transfers.forget_done()?;
+        }
+        let cache = self.caches.first().filter(|_| !self.transfers.is_empty());
+        if let Some(cache) = cache {
+            self.touched.begin(cache.shape.num_blocks);
+        }
+        Ok(cache.is_some())
     }
 
     /// Lets the forward pass begin after the swaps of blocks that it needs, and not after others.
     fn wait_for_swaps(&mut self, plan: &StepPlan) -> Result<(), KernelError> {
-        let Some(cache) = self.caches.first().filter(|_| !self.transfers.is_empty()) else { return Ok(()) };
-        let block_size = cache.shape.block_size;
-        let mut looks = std::mem::take(&mut self.looks);
-        looks.clear();
-        looks.resize(cache.shape.num_blocks, (false, false));
-        for span in &plan.spans {
-            let tables = self.tables.get(&span.seq).into_iter().flatten();
-            for block in tables.flatten().filter_map(|block| usize::try_from(*block).ok()) {
-                looks[block].0 = true;
-            }
-            for slot in span.groups.iter().flat_map(|group| &group.slots).filter_map(|slot| usize::try_from(*slot).ok())
-            {
-                looks[slot / block_size].1 = true;
-            }
+        if !self.may_wait()? {
+            return Ok(());
         }
-        let waited = self.settle(|block| looks[block as usize].1, |block| looks[block as usize].0);
-        self.looks = looks;
-        waited
+        let Executor { caches, tables, touched, .. } = self;
+        let Some(block_size) = caches.first().map(|cache| cache.shape.block_size) else { return Ok(()) };
+        let index = |number: i64| usize::try_from(number).ok();
+        for span in &plan.spans {
+            let tables = tables.get(&span.seq).into_iter().flatten();
+            tables.flatten().filter_map(|block| index(i64::from(*block))).for_each(|block| touched.read(block));
+            let slots = span.groups.iter().flat_map(|group| &group.slots);
+            slots.filter_map(|slot| index(*slot)).for_each(|slot| touched.write(slot / block_size));
+        }
+        self.wait_for_touched()
     }
 
-    /// Lets the compute queue wait for the swaps in the way of whoever writes and reads these blocks.
-    fn settle(&mut self, writes: impl Fn(u32) -> bool, reads: impl Fn(u32) -> bool) -> Result<(), KernelError> {
-        let Executor { device, transfers, .. } = self;
+    /// Lets the compute queue wait for the swaps whose blocks were noted.
+    fn wait_for_touched(&mut self) -> Result<(), KernelError> {
+        let Executor { device, transfers, touched, .. } = self;
+        let (writes, reads) = (|block| touched.is_written(block), |block| touched.is_read(block));
         #[cfg(test)]
         if self.lags {
             for Transfer { direction, pairs, .. } in transfers.take(writes, reads) {
@@ -205,7 +231,7 @@ impl Executor {
         if let Some(operated) = self.operated.take() {
             self.device.wait(Queue::Copy, &operated)?;
         }
-        let soon = |block: u32| direction == Direction::Out && self.claimed.get(block as usize) == Some(&true);
+        let soon = |block: u32| direction == Direction::Out && self.claimed.is_written(block);
         let (first, others): (Vec<_>, Vec<_>) = self.pairs.iter().partition(|pair| soon(pair.0));
         for pairs in [first, others].into_iter().filter(|pairs| !pairs.is_empty()) {
             let Executor { device, caches, swap_space, transfers, .. } = self;
@@ -318,13 +344,18 @@ impl Executor {
         if self.lags && matches!(run[0], MemOp::Poison { .. }) {
             return Ok(());
         }
-        if !self.transfers.is_empty() {
-            let writes = |block: u32| {
-                run.iter()
-                    .any(|op| matches!(op, MemOp::Copy { dst: b, .. } | MemOp::Poison { block: b, .. } if b.0 == block))
-            };
-            let reads = |block: u32| run.iter().any(|op| matches!(op, MemOp::Copy { src, .. } if src.0 == block));
-            self.settle(writes, reads)?;
+        if self.may_wait()? {
+            for op in run {
+                match *op {
+                    MemOp::Copy { src, dst } => {
+                        self.touched.read(src.index());
+                        self.touched.write(dst.index());
+                    }
+                    MemOp::Poison { block, .. } => self.touched.write(block.index()),
+                    _ => {}
+                }
+            }
+            self.wait_for_touched()?;
         }
         for op in run {
             if let MemOp::Poison { block, from_slot } = *op {

@@ -9,6 +9,7 @@ use std::sync::mpsc as commands;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use device::Device;
 use models::{ChatTemplate, GenerationDefaults, Tokenizer};
 use sampling::Constraint;
 use sched::RequestId;
@@ -17,7 +18,7 @@ use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 use crate::api::{EngineConfig, EngineStats, Event, GenerationRequest, ModelInfo};
 use crate::error::{EngineError, SubmitError};
 use crate::grammar::Grammars;
-use crate::load::{Progress, load};
+use crate::load::{Loaded, Progress, load, load_on};
 use crate::publish::TextEngine;
 use crate::status::{Alive, Status};
 use crate::watch::Snapshot;
@@ -76,6 +77,23 @@ impl AsyncEngine {
     /// Loads the model and starts the engine thread. Blocks until the model is ready.
     pub fn start(config: EngineConfig, progress: Progress<'_>) -> Result<AsyncEngine, EngineError> {
         let loaded = load(&config, progress)?;
+        AsyncEngine::run(&config, loaded)
+    }
+
+    /// Like [`AsyncEngine::start`], on a device that the caller has opened; [`EngineConfig::device`] is ignored.
+    ///
+    /// # Errors
+    /// As [`AsyncEngine::start`].
+    pub fn start_on(
+        config: EngineConfig,
+        device: Arc<dyn Device>,
+        progress: Progress<'_>,
+    ) -> Result<AsyncEngine, EngineError> {
+        let loaded = load_on(&config, (device, None), progress)?;
+        AsyncEngine::run(&config, loaded)
+    }
+
+    fn run(config: &EngineConfig, loaded: Loaded) -> Result<AsyncEngine, EngineError> {
         let engine = TextEngine::new(loaded.engine, loaded.tokenizer.clone());
         let status = Arc::new(Status::new(&engine));
         let (sender, receiver) = commands::channel();
@@ -100,7 +118,7 @@ impl AsyncEngine {
         })?;
         let shared = Shared {
             info: loaded.info,
-            grammars: Arc::new(Grammars::new(loaded.tokenizer.clone())),
+            grammars: Arc::new(Grammars::new(loaded.tokenizer.clone(), config.max_schema_bytes)),
             tokenizer: loaded.tokenizer,
             chat_template: loaded.chat_template.map(Arc::new),
             defaults: loaded.defaults,
@@ -141,6 +159,10 @@ impl AsyncEngine {
             Some(wanted) => Some(self.shared.grammars.compile(wanted).await?),
             None => None,
         };
+        // To compile may have taken a while.
+        if self.shared.status.is_draining() {
+            return Err(SubmitError::Closed);
+        }
         let params = &request.params;
         // Sequences that end together are told of together, so there is a place for one event of each, and for two more.
         let sequences = params.best_of.unwrap_or(params.n).max(params.n);
@@ -178,7 +200,7 @@ impl AsyncEngine {
         self.shared.status.is_draining()
     }
 
-    /// Whether the engine thread lives and, while work is pending, has finished a step within `limit`.
+    /// Whether the engine thread lives and [`AsyncEngine::step_age`] is at most `limit`.
     pub fn is_healthy(&self, limit: Duration) -> bool {
         let status = &self.shared.status;
         status.is_alive() && status.step_age().is_none_or(|age| age <= limit)
@@ -189,7 +211,8 @@ impl AsyncEngine {
         self.shared.status.is_alive()
     }
 
-    /// How long ago the last step was completed, while there is work; `None` while there is none.
+    /// Time without a completed step: since the last one while requests are unfinished, and from the first to the last step
+    /// that failed since. `None` where neither is the case.
     pub fn step_age(&self) -> Option<Duration> {
         self.shared.status.step_age()
     }
@@ -453,3 +476,6 @@ impl Reader {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -56,7 +56,7 @@ impl Llm {
     /// Loads a model and says how far it is.
     pub fn with_progress(config: EngineConfig, progress: Progress<'_>) -> Result<Llm, EngineError> {
         let loaded = load(&config, progress)?;
-        let grammars = Arc::new(Grammars::new(loaded.tokenizer.clone()));
+        let grammars = Arc::new(Grammars::new(loaded.tokenizer.clone(), config.max_schema_bytes));
         let engine = TextEngine::new(loaded.engine, loaded.tokenizer.clone());
         Ok(Llm { engine, tokenizer: loaded.tokenizer, grammars })
     }

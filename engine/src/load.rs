@@ -58,7 +58,7 @@ fn open_on(engine: &EngineConfig, (device, no_gpu): (Arc<dyn Device>, Option<Str
     };
     let config = ModelConfig::load(&files)?;
     let weights = Weights::open(&files)?;
-    let dtype = dtype(engine, &*device, &weights)?;
+    let dtype = dtype(engine, &*device, &config, &weights)?;
     let kernels = select(&engine.kernels, &needs(engine, &config, &*device, dtype)?)?;
     let memory = device.memory();
     Ok(Opened { files, config, weights, device, dtype, kernels, memory, no_gpu })
@@ -85,7 +85,12 @@ fn open_device(engine: &EngineConfig) -> Result<(Arc<dyn Device>, Option<String>
 }
 
 /// What the model is computed in.
-fn dtype(engine: &EngineConfig, device: &dyn Device, weights: &Weights) -> Result<Dtype, EngineError> {
+fn dtype(
+    engine: &EngineConfig,
+    device: &dyn Device,
+    config: &ModelConfig,
+    weights: &Weights,
+) -> Result<Dtype, EngineError> {
     match (device.is_host(), engine.dtype) {
         (true, None | Some(Dtype::F32)) => Ok(Dtype::F32),
         (true, Some(other)) => Err(EngineError::Config {
@@ -95,7 +100,7 @@ fn dtype(engine: &EngineConfig, device: &dyn Device, weights: &Weights) -> Resul
                 .to_string(),
         }),
         (false, Some(dtype)) => Ok(dtype),
-        (false, None) => Ok(match weights.get("model.embed_tokens.weight").map(|view| view.dtype) {
+        (false, None) => Ok(match models::checkpoint_dtype(config, weights) {
             Some(WeightDtype::F16) => Dtype::F16,
             Some(WeightDtype::BF16) => Dtype::Bf16,
             Some(WeightDtype::F32) | None => Dtype::F32,

@@ -5,7 +5,7 @@ use std::fmt;
 use device::gemm::Quantization;
 use device::{DeviceError, MemoryInfo};
 use models::{Model, PageLayout, StepLimits};
-use sampling::device::Limits;
+use sampling::device::{Limits, MAX_SLOTS};
 
 use crate::api::EngineConfig;
 use crate::budget::Budget;
@@ -68,6 +68,13 @@ impl Plan {
             if value == 0 || value > 1 << 20 {
                 return Err(bad(flag, value, "1 to 1048576"));
             }
+        }
+        if !device.is_host() {
+            if engine.max_num_seqs > MAX_SLOTS {
+                let expected = format!("at most {MAX_SLOTS} on {}: its sampler has no more slots", device.name());
+                return Err(bad("--max-num-seqs", engine.max_num_seqs, expected));
+            }
+            Limits::new(engine.max_num_seqs, config.vocab_size, 1).check()?;
         }
         if let Some(share) = engine.gpu_memory_utilization.filter(|share| !(*share > 0.0 && *share <= 1.0)) {
             return Err(bad("--gpu-memory-utilization", share, "a share above 0 and at most 1"));

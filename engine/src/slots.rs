@@ -2,7 +2,7 @@
 //!
 //! A sequence gets a slot of the [`DeviceSampler`] with the first row that it draws from, and has it until it ends or loses
 //! its keys and values. Resumed, it gets one anew, with the output that it has by then. What a slot has no room for is drawn
-//! on the host; so are beams, which are no draws.
+//! on the host, which is logged once for each kind of wish and counted; so are beams, which are no draws.
 //!
 //! Costs: nothing is allocated, and nothing sent, for a sequence that goes on as before.
 
@@ -25,6 +25,10 @@ pub(crate) struct Slots {
     /// Of the step that is made ready.
     rows: Vec<Row>,
     places: Vec<Place>,
+    /// Requests that a slot had no room for.
+    too_large: u64,
+    /// Kinds of wishes that were logged.
+    logged: Vec<&'static str>,
 }
 
 impl Slots {
@@ -33,7 +37,7 @@ impl Slots {
         let count = limits.max_num_seqs;
         let free = (0..count as u32).rev().collect();
         let (rows, places) = (Vec::with_capacity(count), Vec::with_capacity(count));
-        Ok(Slots { device, sampler, free, rows, places })
+        Ok(Slots { device, sampler, free, rows, places, too_large: 0, logged: Vec::new() })
     }
 
     /// Takes a sequence's slot away, if it has one.
@@ -56,6 +60,11 @@ impl Slots {
         self.free.len() == self.sampler.limits().max_num_seqs
     }
 
+    /// Requests that are drawn on the host because a slot has no room for what they ask for.
+    pub fn too_large(&self) -> u64 {
+        self.too_large
+    }
+
     /// Begins a step.
     pub fn begin(&mut self) {
         self.rows.clear();
@@ -74,7 +83,15 @@ impl Slots {
         let before = self.rows.len();
         match self.try_seat(active, indices, logits_row, allowed) {
             Ok(()) => Ok(true),
-            Err(SampleError::TooMany { .. }) => {
+            Err(SampleError::TooMany { what, found, most }) => {
+                self.too_large += 1;
+                if !self.logged.contains(&what) {
+                    self.logged.push(what);
+                    tracing::warn!(
+                        "a request with {found} {what} is drawn on the host, since a slot of the device holds {most}: steps wait \
+                         for it; others like it are counted, not logged"
+                    );
+                }
                 self.rows.truncate(before);
                 active.slots.iter_mut().for_each(|slot| self.release(slot));
                 active.on_host = true;

@@ -33,8 +33,10 @@ enum End {
 /// The engine's state as others see it.
 pub(crate) struct Status {
     stats: Mutex<EngineStats>,
-    /// When the last step ended, or when work began after a pause.
+    /// When the last step completed, or when work began after a pause.
     last_progress: Mutex<Instant>,
+    /// When the first and the last step failed since one completed.
+    failing: Mutex<Option<(Instant, Instant)>>,
     unfinished: AtomicUsize,
     end: watch::Sender<End>,
     draining: AtomicBool,
@@ -46,6 +48,7 @@ impl Status {
         Status {
             stats: Mutex::new(engine.stats()),
             last_progress: Mutex::new(Instant::now()),
+            failing: Mutex::new(None),
             unfinished: AtomicUsize::new(0),
             end: watch::Sender::new(End::NotYet),
             draining: AtomicBool::new(false),
@@ -53,22 +56,31 @@ impl Status {
         }
     }
 
-    /// Publishes the numbers. Only a completed step, or the end of a pause, counts as progress: a thread that goes round
-    /// without computing anything for the requests that it has is as stuck as one that hangs.
+    /// Publishes the numbers. Only a completed step, or the end of a pause, counts as progress: an engine whose every step
+    /// fails, or that plans steps without computing anything, is as stuck as one that hangs.
     pub fn publish(&self, engine: &TextEngine) {
         let stats = engine.stats();
         let before = std::mem::replace(&mut *lock(&self.stats), stats);
-        let was_idle = self.unfinished.swap(engine.num_unfinished(), Ordering::AcqRel) == 0;
-        if was_idle || stats.steps != before.steps {
+        let now = Instant::now();
+        if stats.steps != before.steps {
+            *lock(&self.failing) = None;
+            *lock(&self.last_progress) = now;
+        } else if stats.failed_steps != before.failed_steps {
+            lock(&self.failing).get_or_insert((now, now)).1 = now;
+        }
+        self.count(engine);
+    }
+
+    /// Notes how many requests there are. The first one after a pause starts the clock.
+    fn count(&self, engine: &TextEngine) {
+        if self.unfinished.swap(engine.num_unfinished(), Ordering::AcqRel) == 0 {
             *lock(&self.last_progress) = Instant::now();
         }
     }
 
     /// Counts a request at once, before the next [`publish`](Status::publish).
     pub fn admitted(&self, engine: &TextEngine) {
-        if self.unfinished.swap(engine.num_unfinished(), Ordering::AcqRel) == 0 {
-            *lock(&self.last_progress) = Instant::now();
-        }
+        self.count(engine);
     }
 
     pub fn stats(&self) -> EngineStats {
@@ -89,9 +101,12 @@ impl Status {
         let _ = self.end.subscribe().wait_for(|end| *end == End::Died).await;
     }
 
-    /// How long ago the last step ended, while there is work; `None` while there is none.
+    /// Time without a completed step: since the last one while there is work, and from the first to the last step that
+    /// failed, however quickly failures empty the queue. `None` without work and failures.
     pub fn step_age(&self) -> Option<Duration> {
-        (self.num_unfinished() > 0).then(|| lock(&self.last_progress).elapsed())
+        let waiting = (self.num_unfinished() > 0).then(|| lock(&self.last_progress).elapsed());
+        let failing = lock(&self.failing).map(|(first, last)| last - first);
+        waiting.max(failing)
     }
 
     pub fn is_draining(&self) -> bool {
@@ -109,10 +124,11 @@ impl Status {
             Some(age) => format!("engine thread {alive}, last step completed {:.1} s ago", age.as_secs_f64()),
             None => format!("engine thread {alive}, no work"),
         };
-        let EngineStats { num_running, num_waiting, num_swapped, steps, .. } = stats;
+        let EngineStats { num_running, num_waiting, num_swapped, steps, failed_steps, .. } = stats;
         let _ = write!(
             text,
-            "\nqueues: {num_running} running, {num_waiting} waiting, {num_swapped} swapped; {steps} steps"
+            "\nqueues: {num_running} running, {num_waiting} waiting, {num_swapped} swapped; {steps} steps completed, \
+             {failed_steps} failed"
         );
         let EngineStats { blocks_in_use, blocks_cached, blocks_free, blocks_total, .. } = stats;
         let _ = write!(

@@ -15,12 +15,13 @@
 //! Who is swapped out gives way to a step that needs a block now: the blocks that it writes go first, by themselves, and the
 //! others go while it runs.
 //!
-//! Copies run in order, so that to have waited for one is to have waited for those before it. Nothing is looked at, and no
-//! event made, in a step without swaps behind it.
+//! Copies run in order, so waiting for one is waiting for all before it. A copy that is over is forgotten at the next step, so
+//! that later steps do no work for it. While a copy runs, a step costs what its own block tables hold: [`Touched`] marks blocks
+//! with the number of the step, and nothing of the size of the pool is written.
 
 use std::collections::VecDeque;
 
-use device::Event;
+use device::{DeviceError, Event};
 
 /// Where a block goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,6 +59,19 @@ impl Transfers {
         self.0.is_empty()
     }
 
+    /// Removes the copies that are over; does not wait.
+    ///
+    /// # Errors
+    /// Those of the copies.
+    pub fn forget_done(&mut self) -> Result<(), DeviceError> {
+        while let Some(oldest) = self.0.front()
+            && oldest.event.is_done()?
+        {
+            self.0.pop_front();
+        }
+        Ok(())
+    }
+
     /// Takes out all transfers up to the last that someone has to wait for who writes the blocks of which `writes` holds and
     /// looks at those of which `reads` does.
     pub fn take(
@@ -70,5 +84,84 @@ impl Transfers {
         };
         let count = self.0.iter().rposition(conflicts).map_or(0, |last| last + 1);
         self.0.drain(..count)
+    }
+}
+
+/// Blocks that one step, or one run of memory operations, reads and writes. Beginning the next one costs nothing: a mark is the
+/// number of the step that made it.
+#[derive(Default)]
+pub(crate) struct Touched {
+    step: u64,
+    /// For each block, the last step that read it and the last that wrote it.
+    marks: Vec<[u64; 2]>,
+}
+
+impl Touched {
+    /// Forgets all marks. `num_blocks` is the size of the pool.
+    pub fn begin(&mut self, num_blocks: usize) {
+        self.step += 1;
+        // Allocates once: the pool keeps its size.
+        self.marks.resize(num_blocks, [0; 2]);
+    }
+
+    pub fn read(&mut self, block: usize) {
+        self.mark(block, 0);
+    }
+
+    pub fn write(&mut self, block: usize) {
+        self.mark(block, 1);
+    }
+
+    fn mark(&mut self, block: usize, which: usize) {
+        if let Some(marks) = self.marks.get_mut(block) {
+            marks[which] = self.step;
+        }
+    }
+
+    pub fn is_read(&self, block: u32) -> bool {
+        self.is_marked(block, 0)
+    }
+
+    pub fn is_written(&self, block: u32) -> bool {
+        self.is_marked(block, 1)
+    }
+
+    fn is_marked(&self, block: u32, which: usize) -> bool {
+        self.marks.get(block as usize).is_some_and(|marks| marks[which] == self.step)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use device::Queue;
+
+    #[test]
+    fn a_copy_that_is_over_is_forgotten_although_no_step_needs_its_blocks() {
+        let device = device::open("cpu", Some(1)).unwrap();
+        let mut transfers = Transfers::default();
+        for block in 0..3 {
+            let event = device.record(Queue::Copy).unwrap();
+            transfers.push(Transfer { direction: Direction::Out, pairs: vec![(block, block)], event });
+        }
+        assert_eq!(transfers.take(|_| false, |_| false).count(), 0, "no step needs them");
+        assert!(!transfers.is_empty());
+        transfers.forget_done().unwrap();
+        assert!(transfers.is_empty());
+    }
+
+    #[test]
+    fn the_marks_of_a_step_end_with_it() {
+        let mut touched = Touched::default();
+        touched.begin(4);
+        touched.read(1);
+        touched.write(2);
+        assert_eq!([0, 1, 2].map(|block| touched.is_read(block)), [false, true, false]);
+        assert_eq!([0, 1, 2].map(|block| touched.is_written(block)), [false, false, true]);
+        touched.begin(4);
+        assert!((0..4).all(|block| !touched.is_read(block) && !touched.is_written(block)));
+        touched.write(9);
+        assert!(!touched.is_written(9), "no such block");
     }
 }

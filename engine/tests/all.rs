@@ -13,6 +13,7 @@ mod embeddings;
 #[path = "../../device/tests/backends/fake.rs"]
 mod fake;
 mod handle;
+mod hostile;
 mod kernels;
 mod kv_dtypes;
 mod no_gpu;

@@ -1,7 +1,7 @@
 //! Continuous batching and preemption: what a request gives does not depend on its companions or on the pool.
 
 use crate::common::{alone, alone_on, config, on_sim, prompt, request, tokens};
-use engine::{EngineConfig, GenerationParams, GenerationRequest, Llm};
+use engine::{BeamSearch, EngineConfig, GenerationParams, GenerationRequest, Llm};
 use proptest::prelude::*;
 
 #[test]
@@ -42,6 +42,34 @@ fn a_seed_gives_the_same_tokens_whatever_the_batch() {
     let all: Vec<GenerationRequest> = (0..8).map(request).collect();
     assert_eq!(tokens(&mut llm, all.clone())[7], want[0]);
     assert_eq!(tokens(&mut llm, all.into_iter().rev().collect())[0], want[0]);
+}
+
+#[test]
+fn what_the_host_draws_is_the_same_to_the_bit_whatever_the_threads() {
+    // A vocabulary of 560 tokens is worth a thread for each dozen rows.
+    let requests: Vec<GenerationRequest> = (0..90)
+        .map(|i| {
+            let mut request = request(i, 5 + i as usize % 9, 6, 1 + i as usize % 2);
+            let sampling = &mut request.params.sampling;
+            sampling.top_p = if i % 3 == 0 { 0.9 } else { 1.0 };
+            sampling.frequency_penalty = if i % 4 == 0 { 0.5 } else { 0.0 };
+            sampling.logit_bias = if i % 5 == 0 { vec![(i, 3.0)] } else { vec![] };
+            request.params.prompt_logprobs = (i % 7 == 0).then_some(3);
+            if i % 11 == 0 {
+                request.params = GenerationParams { n: 2, beam: Some(BeamSearch::new(3)), ..request.params };
+            }
+            request
+        })
+        .collect();
+    let run = |threads| {
+        let sizes = EngineConfig { max_num_seqs: 200, max_num_batched_tokens: 1024, ..config(600) };
+        let mut llm = Llm::new(EngineConfig { threads: Some(threads), ..sizes }).unwrap();
+        llm.run_with_events(requests.clone()).unwrap()
+    };
+    let want = run(1);
+    for threads in [2, 3, 5] {
+        assert!(run(threads) == want, "{threads} threads give other answers than one");
+    }
 }
 
 #[test]

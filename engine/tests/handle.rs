@@ -1,7 +1,9 @@
 //! The engine on its own thread: streams, cancellation, draining, health.
 
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use crate::common::noop::NoOp;
 use crate::common::slow::slow;
 use crate::common::{config, request};
 use engine::{AsyncEngine, Delta, EngineConfig, Event, FinishReason, SubmitError};
@@ -85,6 +87,33 @@ fn health_follows_the_engine_thread() {
     assert!(deltas(stream).iter().all(|d| d.finish.is_none()), "a stream that the engine leaves has no finish");
     wait("the thread to end", || !engine.is_healthy(Duration::from_secs(60)));
     assert_eq!(submit(&engine, request(2, 10, 5, 1)).err(), Some(SubmitError::Closed));
+}
+
+#[test]
+fn health_follows_completed_steps_and_not_planned_ones() {
+    let device = NoOp::new();
+    let engine = AsyncEngine::start_on(config(64), device.clone(), &|_, _| {}).unwrap();
+    let limit = Duration::from_millis(300);
+    let failed = |stream| deltas(stream).iter().any(|d| matches!(d.finish, Some(FinishReason::Error(_))));
+    assert!(!failed(submit(&engine, request(0, 10, 8, 1)).unwrap()));
+    let steps = engine.stats().steps;
+    assert!(steps >= 8 && engine.stats().failed_steps == 0);
+
+    device.fails.store(true, Ordering::Relaxed);
+    assert!(failed(submit(&engine, request(1, 10, 8, 1)).unwrap()));
+    assert!(engine.is_healthy(limit), "one failure is no failing engine");
+    wait("an unhealthy engine", || {
+        let queue: Vec<_> = (0..4).map(|i| submit(&engine, request(i, 10, 8, 1)).unwrap()).collect();
+        assert!(queue.into_iter().all(failed));
+        !engine.is_healthy(limit)
+    });
+    assert_eq!(engine.stats().steps, steps, "a failed step is no completed one");
+    assert!(engine.step_age().unwrap() > limit && engine.is_alive());
+    assert!(!engine.is_healthy(limit), "also while nobody asks for anything");
+
+    device.fails.store(false, Ordering::Relaxed);
+    assert!(!failed(submit(&engine, request(5, 10, 8, 1)).unwrap()));
+    assert!(engine.is_healthy(limit) && engine.stats().steps > steps);
 }
 
 #[test]

@@ -8,7 +8,8 @@ use sampling::device::{Pending, SampleError};
 use sched::{SeqId, StepPlan};
 
 use super::Engine;
-use crate::draw::allowed;
+use crate::draw::{allowed, ready};
+use crate::executor::Needed;
 
 /// Why a step could not be computed.
 #[derive(Debug, thiserror::Error)]
@@ -31,6 +32,8 @@ pub(super) struct Lists {
     pub drawn: Vec<SeqId>,
     /// Spans whose last row the host draws from.
     pub on_host: Vec<usize>,
+    /// Spans that complete the prompt of a request that wants no token.
+    pub no_token: Vec<usize>,
 }
 
 /// A step that the device has been given.
@@ -65,6 +68,7 @@ impl Flight {
     pub fn new(plan: Arc<StepPlan>, mut lists: Lists) -> Flight {
         lists.drawn.clear();
         lists.on_host.clear();
+        lists.no_token.clear();
         Flight {
             plan,
             lists,
@@ -84,11 +88,17 @@ impl Engine {
     pub(super) fn give(&mut self, flight: &mut Flight) -> Result<(), StepError> {
         let plan = flight.plan.clone();
         self.release_slots(&plan);
-        let requests = &self.requests;
-        let is_scored = |seq: SeqId| requests.get(&seq.request).is_some_and(|active| active.is_scored());
-        flight.scored = plan.spans.iter().any(|span| is_scored(span.seq));
-        let scored = flight.scored;
-        self.executor.prepare(&plan, |span| scored && is_scored(span.seq))?;
+        let (requests, max_model_len) = (&self.requests, self.max_model_len);
+        let mut scored = false;
+        self.executor.prepare(&plan, |span| match requests.get(&span.seq.request) {
+            Some(active) if active.is_scored() => {
+                scored = true;
+                Needed::All
+            }
+            Some(active) if !span.sample.is_empty() && active.limit(max_model_len) > 0 => Needed::Last,
+            _ => Needed::None,
+        })?;
+        flight.scored = scored;
         self.seat(flight)?;
         flight.holds_up |= flight.scored || !flight.lists.on_host.is_empty();
         let Engine { slots, executor, rows, .. } = self;
@@ -141,17 +151,22 @@ impl Engine {
             if span.sample.is_empty() {
                 continue;
             }
+            if active.limit(*max_model_len) == 0 {
+                flight.lists.no_token.push(index);
+                continue;
+            }
             let mut guides = active.guides.take();
             let live =
                 span.sample.clone().find(|&index| active.outputs.get(index as usize).is_some_and(Option::is_some));
             let mask = match (&mut guides, live) {
                 (Some(guides), Some(live)) => {
                     flight.holds_up = true;
-                    allowed(guides, live, &active.request.params, &active.stop_ids, eos_token_ids).map(Some)
+                    ready(guides, live, &active.request.params, &active.stop_ids, eos_token_ids);
+                    allowed(guides, live).map(Some)
                 }
                 _ => Ok(None),
             };
-            let is_draw = active.beams.is_none() && !active.on_host && active.limit(*max_model_len) > 0;
+            let is_draw = active.beams.is_none() && !active.on_host;
             let seated = match (slots.as_mut().filter(|_| is_draw), mask) {
                 (Some(slots), Ok(mask)) => slots.seat(active, span.sample.clone(), rows.len() as u32, mask)?,
                 // The host ends a sequence that nothing can follow.

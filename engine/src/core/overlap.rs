@@ -200,7 +200,7 @@ fn a_step_is_under_way_while_the_one_before_it_is_published_unless_the_host_has_
             };
         }
         (0..3).for_each(|_| engine.step(|_, _| {}));
-        let (under_way, steps) = (engine.under_way.lock().unwrap().is_some(), engine.stats().steps);
+        let (under_way, steps) = (engine.under_way.lock().unwrap().is_some(), engine.scheduler.stats().steps);
         assert_eq!(under_way, !engine.flights.is_empty());
         (engine.flights.len(), steps)
     };
@@ -210,6 +210,9 @@ fn a_step_is_under_way_while_the_one_before_it_is_published_unless_the_host_has_
     assert_eq!(in_flight(&[(plain.clone(), None)]), (1, 4));
     assert_eq!(in_flight(std::slice::from_ref(&held)), (0, 3), "a mask follows from the token before it");
     assert_eq!(in_flight(&[(plain.clone(), None), (host, None)]), (0, 3), "the host reads its row of logits");
+    let mut scored = plain.clone();
+    scored.params.prompt_logprobs = Some(1);
+    assert_eq!(in_flight(&[(scored, None)]), (1, 4), "the host reads rows of the prompt, not of what follows it");
     let mut beams = plain;
     beams.params.beam = Some(BeamSearch::new(2));
     assert_eq!(in_flight(&[(beams, None)]), (0, 3), "which beams live on is not known before");

@@ -28,7 +28,7 @@ use sched::{RequestId, Span, StepPlan};
 use super::flight::{Flight, Results, StepError};
 use super::{Engine, TokenEvent};
 use crate::api::FinishReason;
-use crate::draw::Draw;
+use crate::draw::{Active, Draw, Row, draw_rows, ready, row_work};
 use crate::status::lock;
 use crate::watch;
 
@@ -110,6 +110,8 @@ impl Engine {
         if let Some(error) = failure {
             self.fail(&plan, &*error, emit);
             self.fail_behind();
+        } else {
+            self.completed_steps += 1;
         }
         *lock(&self.under_way) = self.flights.front().map(|next| next.plan.clone());
         let stats = self.scheduler.stats();
@@ -163,18 +165,18 @@ impl Engine {
             }
         }
         self.take_drawn(flight, emit)?;
+        self.end_without_token(flight, emit);
         self.draw_on_host(flight, emit)
     }
 
     /// Publishes what the device drew.
     fn take_drawn(&mut self, flight: &Flight, emit: &mut impl FnMut(RequestId, TokenEvent)) -> Result<(), StepError> {
         let Results::Drawn(pending) = &flight.results else { return Ok(()) };
-        let Engine { slots: Some(slots), requests, sampler, mask_threads, outcomes, generation_tokens, .. } = self
-        else {
+        let Engine { slots: Some(slots), requests, mask_threads, outcomes, generation_tokens, .. } = self else {
             return Ok(());
         };
         let (eos_token_ids, max_model_len, drawn) = (&self.eos_token_ids[..], self.max_model_len, generation_tokens);
-        let mut draw = Draw { sampler, mask_threads, eos_token_ids, max_model_len, outcomes, drawn };
+        let mut draw = Draw { mask_threads, eos_token_ids, max_model_len, outcomes, drawn };
         let mut over = false;
         for (&seq, sampled) in flight.lists.drawn.iter().zip(slots.collect(pending)?) {
             let Some(active) = requests.get_mut(&seq.request) else { continue };
@@ -192,29 +194,54 @@ impl Engine {
         Ok(())
     }
 
+    /// Ends the requests that want no token and whose prompts the step has completed.
+    fn end_without_token(&mut self, flight: &Flight, emit: &mut impl FnMut(RequestId, TokenEvent)) {
+        for span in flight.lists.no_token.iter().map(|&span| &flight.plan.spans[span]) {
+            let (requests, mask_threads, outcomes) = (&mut self.requests, &mut self.mask_threads, &mut self.outcomes);
+            let (eos_token_ids, max_model_len) = (&self.eos_token_ids[..], self.max_model_len);
+            let drawn = &mut self.generation_tokens;
+            let Some(active) = requests.get_mut(&span.seq.request) else { continue };
+            Draw { mask_threads, eos_token_ids, max_model_len, outcomes, drawn }.no_token(active, span, emit);
+            if active.is_over() {
+                requests.remove(&span.seq.request);
+            }
+        }
+    }
+
     /// Draws from the rows of logits that the host has to see.
     fn draw_on_host(&mut self, flight: &Flight, emit: &mut impl FnMut(RequestId, TokenEvent)) -> Result<(), StepError> {
-        let profile = self.executor.profile();
+        let (profile, threads) = (self.executor.profile(), self.executor.threads().clone());
         for chunk in flight.lists.on_host.chunks(LOGIT_ROWS) {
             self.rows.clear();
             self.rows.extend(chunk.iter().map(|&span| self.executor.last_row(span)));
             let logits = self.executor.logits(&self.rows)?;
             let vocab_size = logits.len() / chunk.len();
             let _phase = profile.as_ref().and_then(|profile| profile.phase("sample"));
-            for (&span, logits) in chunk.iter().zip(logits.chunks(vocab_size)) {
-                let span = &flight.plan.spans[span];
-                let Some(active) = self.requests.get_mut(&span.seq.request) else { continue };
-                let (eos_token_ids, max_model_len) = (&self.eos_token_ids[..], self.max_model_len);
-                let (sampler, mask_threads) = (&mut self.sampler, &mut self.mask_threads);
-                let (outcomes, drawn) = (&mut self.outcomes, &mut self.generation_tokens);
-                let mut draw = Draw { sampler, mask_threads, eos_token_ids, max_model_len, outcomes, drawn };
-                draw.row(active, span, logits, emit);
+            let (requests, mask_threads, outcomes) = (&mut self.requests, &mut self.mask_threads, &mut self.outcomes);
+            let (eos_token_ids, max_model_len) = (&self.eos_token_ids[..], self.max_model_len);
+            let drawn = &mut self.generation_tokens;
+            for span in chunk.iter().map(|&span| &flight.plan.spans[span]) {
+                if let Some(Active { guides: Some(guides), request, stop_ids, .. }) =
+                    requests.get_mut(&span.seq.request)
+                {
+                    ready(guides, span.sample.start, &request.params, stop_ids, eos_token_ids);
+                }
+            }
+            let known = chunk.iter().map(|&span| &flight.plan.spans[span]).zip(logits.chunks(vocab_size));
+            let rows = known
+                .filter_map(|(span, logits)| Some((span, Row::new(requests.get(&span.seq.request)?, span, logits))));
+            let (spans, rows): (Vec<_>, Vec<_>) = rows.unzip();
+            let choices = draw_rows(&threads, rows);
+            let mut draw = Draw { mask_threads, eos_token_ids, max_model_len, outcomes, drawn };
+            for (span, choice) in spans.into_iter().zip(choices) {
+                let Some(active) = requests.get_mut(&span.seq.request) else { continue };
+                draw.row(active, span, choice, emit);
                 if let Some(slots) = &mut self.slots {
                     // A grammar that nothing can follow ends a sequence that the device drew for.
                     slots.release_ended(active);
                 }
                 if active.is_over() {
-                    self.requests.remove(&span.seq.request);
+                    requests.remove(&span.seq.request);
                 }
             }
         }
@@ -235,14 +262,18 @@ impl Engine {
             (scored - 1).max(span.start)..(span.start + span.tokens.len()).min(prompt.len() - 1);
         let first_row = last_row as usize + 1 - span.tokens.len();
         let positions: Vec<usize> = positions.collect();
+        let threads = self.executor.threads().clone();
         for chunk in positions.chunks(LOGIT_ROWS) {
             self.rows.clear();
             self.rows.extend(chunk.iter().map(|p| (first_row + p - span.start) as u32));
             let logits = self.executor.logits(&self.rows)?;
             let vocab_size = logits.len() / chunk.len();
-            for (position, logits) in chunk.iter().zip(logits.chunks(vocab_size)) {
-                active.prompt_logprobs.push(Some(token_logprobs(logits, prompt[position + 1], alternatives)));
-            }
+            let first = active.prompt_logprobs.len();
+            active.prompt_logprobs.resize(first + chunk.len(), None);
+            threads.chunks_mut(&mut active.prompt_logprobs[first..], 1, row_work(vocab_size), |i, score| {
+                let logits = &logits[i * vocab_size..][..vocab_size];
+                score.fill(Some(token_logprobs(logits, prompt[chunk[i] + 1], alternatives)));
+            });
         }
         Ok(())
     }

@@ -14,9 +14,6 @@ use super::matcher::Matcher;
 use super::{Grammar, StructuredOutput, vocabulary};
 use crate::error::SubmitError;
 
-/// Greatest definition in bytes.
-const MAX_BYTES: usize = 128 << 10;
-
 /// Deepest nesting of brackets in a regular expression or a Lark grammar; JSON is bounded by its parser.
 const MAX_NESTING: usize = 100;
 
@@ -36,12 +33,21 @@ pub(crate) struct Grammars {
     /// At the start of each, the last used last.
     kept: Mutex<Vec<(Grammar, Matcher)>>,
     permits: Arc<Semaphore>,
+    /// Greatest definition in bytes.
+    max_bytes: usize,
 }
 
 impl Grammars {
-    pub fn new(tokenizer: Arc<Tokenizer>) -> Grammars {
+    /// `max_bytes` bounds the definition of a grammar.
+    pub fn new(tokenizer: Arc<Tokenizer>, max_bytes: usize) -> Grammars {
         let (factory, kept) = (OnceLock::new(), Mutex::new(Vec::new()));
-        Grammars { tokenizer, factory, kept, permits: Arc::new(Semaphore::new(AT_ONCE)) }
+        Grammars { tokenizer, factory, kept, permits: Arc::new(Semaphore::new(AT_ONCE)), max_bytes }
+    }
+
+    /// Lets no grammar be compiled until the result is dropped.
+    #[cfg(test)]
+    pub async fn pause(&self) -> tokio::sync::SemaphorePermit<'_> {
+        self.permits.acquire_many(AT_ONCE as u32).await.unwrap()
     }
 
     /// The state at the start of a grammar. Waits without blocking; what it waits for takes a second at the
@@ -50,7 +56,7 @@ impl Grammars {
     /// # Errors
     /// A refusal that names the field.
     pub async fn compile(self: &Arc<Self>, wanted: &StructuredOutput) -> Result<Box<dyn Constraint>, SubmitError> {
-        check(wanted)?;
+        check(wanted, self.max_bytes)?;
         if let Some(matcher) = self.find(&wanted.grammar) {
             return Ok(Box::new(matcher));
         }
@@ -69,7 +75,7 @@ impl Grammars {
 
     /// Like [`Grammars::compile`], for a caller without an async runtime.
     pub fn compile_blocking(self: &Arc<Self>, wanted: &StructuredOutput) -> Result<Box<dyn Constraint>, SubmitError> {
-        check(wanted)?;
+        check(wanted, self.max_bytes)?;
         let (grammars, grammar) = (self.clone(), wanted.grammar.clone());
         let thread = spawn(move || grammars.find_or_make(grammar)).map_err(|problem| refused(wanted, problem))?;
         let compiled = thread.join().unwrap_or_else(|_| Err("the grammar could not be compiled".into()));
@@ -131,10 +137,11 @@ fn refused(wanted: &StructuredOutput, problem: String) -> SubmitError {
 }
 
 /// What is refused without compiling it.
-fn check(wanted: &StructuredOutput) -> Result<(), SubmitError> {
+fn check(wanted: &StructuredOutput, max_bytes: usize) -> Result<(), SubmitError> {
     let found = wanted.grammar.len();
-    if found > MAX_BYTES {
-        return Err(refused(wanted, format!("found a grammar of {found} bytes, expected at most {MAX_BYTES}")));
+    if found > max_bytes {
+        let problem = format!("found a grammar of {found} bytes, expected at most {max_bytes} (--max-schema-bytes)");
+        return Err(refused(wanted, problem));
     }
     let nesting = match &wanted.grammar {
         Grammar::Regex(text) | Grammar::Lark(text) => nesting(text),
@@ -173,7 +180,11 @@ fn definition(grammar: &Grammar) -> Result<TopLevelGrammar, String> {
         Grammar::JsonObject => {
             TopLevelGrammar::from_json_schema(super::laid_out(serde_json::json!({"type": "object"})))
         }
-        Grammar::JsonSchema(text) => TopLevelGrammar::from_json_schema(super::laid_out(json(text)?)),
+        Grammar::JsonSchema(text) => {
+            let schema = json(text)?;
+            super::cost::check(&schema)?;
+            TopLevelGrammar::from_json_schema(super::laid_out(schema))
+        }
         Grammar::Regex(text) => TopLevelGrammar::from_regex(text),
         // A JSON string is a Lark string.
         Grammar::Choice(choices) => {
@@ -271,8 +282,9 @@ mod tests {
 
     #[test]
     fn size_and_nesting_are_refused_before_anything_is_compiled() {
-        let problem = |grammar| check(&StructuredOutput { grammar, param: "guided_regex" }).unwrap_err().to_string();
-        assert!(problem(Grammar::Regex("a".repeat(MAX_BYTES + 1))).starts_with("guided_regex: found a grammar of"));
+        let problem =
+            |grammar| check(&StructuredOutput { grammar, param: "guided_regex" }, 1000).unwrap_err().to_string();
+        assert!(problem(Grammar::Regex("a".repeat(1001))).starts_with("guided_regex: found a grammar of"));
         assert!(problem(Grammar::Regex("(".repeat(200))).contains("200 deep"));
         assert!(problem(Grammar::Choice(vec![])).contains("at least one"));
     }

@@ -15,6 +15,7 @@
 //! tens of microseconds mostly.
 
 mod compile;
+mod cost;
 mod guide;
 mod matcher;
 mod vocabulary;

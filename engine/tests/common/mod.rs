@@ -27,6 +27,9 @@ pub fn checkpoint(shape: &Shape, more: &Value) -> TempDir {
     folder
 }
 
+/// Tokens of [`model`].
+pub const VOCABULARY: usize = 560;
+
 /// Bytes of cache of one token of [`model`]: keys and values, 3 layers, 2 heads of 32, float32.
 pub const TOKEN_BYTES: u64 = 2 * 3 * 2 * 32 * 4;
 

@@ -2,11 +2,11 @@
 //! what the host costs. It passes for `cuda-sim`, so that the kernels of a GPU are chosen; every token that it "draws" is 0.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 
 use device::gemm::{Product, WeightFormat};
 use device::{Buffer, Device, DeviceError, Event, Launch, Matrix, MemoryInfo, Pinned, Pool, Queue};
-use engine::{Engine, EngineConfig, GenerationParams, GenerationRequest, SamplingParams};
+use engine::{Engine, EngineConfig, GenerationParams, GenerationRequest, ModelSource, SamplingParams};
 
 pub struct NoOp {
     host: Arc<dyn Device>,
@@ -14,12 +14,32 @@ pub struct NoOp {
     pub copies: AtomicUsize,
     /// Waits of the host for everything.
     pub synchronized: AtomicUsize,
+    /// Rows of products with as many outputs as the model of the tests has tokens.
+    pub vocabulary_rows: AtomicUsize,
+    /// Every launch and product fails.
+    pub fails: AtomicBool,
 }
 
 impl NoOp {
     pub fn new() -> Arc<NoOp> {
-        let host = device::open("cpu", Some(1)).unwrap();
-        Arc::new(NoOp { host, launches: 0.into(), copies: 0.into(), synchronized: 0.into() })
+        NoOp::with_threads(1)
+    }
+
+    pub fn with_threads(threads: usize) -> Arc<NoOp> {
+        let host = device::open("cpu", Some(threads)).unwrap();
+        Arc::new(NoOp {
+            host,
+            launches: 0.into(),
+            copies: 0.into(),
+            synchronized: 0.into(),
+            vocabulary_rows: 0.into(),
+            fails: false.into(),
+        })
+    }
+
+    fn outcome(&self) -> Result<(), DeviceError> {
+        self.launches.fetch_add(1, Relaxed);
+        if self.fails.load(Relaxed) { Err(DeviceError::NoMatrices(self.name())) } else { Ok(()) }
     }
 }
 
@@ -44,9 +64,11 @@ impl Device for NoOp {
         Err(DeviceError::NoMatrices(self.name()))
     }
 
-    fn product(&self, _: Product<'_>) -> Result<(), DeviceError> {
-        self.launches.fetch_add(1, Relaxed);
-        Ok(())
+    fn product(&self, product: Product<'_>) -> Result<(), DeviceError> {
+        if product.weights.n() == super::VOCABULARY {
+            self.vocabulary_rows.fetch_add(product.rows, Relaxed);
+        }
+        self.outcome()
     }
 
     fn pool(&self) -> &Pool {
@@ -113,30 +135,41 @@ impl Device for NoOp {
     }
 
     fn launch(&self, _: &Launch<'_>) -> Result<(), DeviceError> {
-        self.launches.fetch_add(1, Relaxed);
-        Ok(())
+        self.outcome()
     }
 }
 
 /// An engine on it whose `sequences` requests all decode, for 400 steps at least.
 pub fn decoding(device: &Arc<NoOp>, sequences: usize) -> Engine {
+    let sampling = SamplingParams { temperature: 0.7, top_p: 0.95, ..Default::default() };
+    let bytes = sequences as u64 * 33 * 16 * super::TOKEN_BYTES;
+    decoding_with(
+        device,
+        sequences,
+        EngineConfig { kv_cache_memory_bytes: Some(bytes), ..Default::default() },
+        sampling,
+    )
+}
+
+/// The same with a cache, and a model if it is not [`super::model`], as configured.
+pub fn decoding_with(device: &Arc<NoOp>, sequences: usize, config: EngineConfig, sampling: SamplingParams) -> Engine {
+    let model = if config.model == ModelSource::Demo { super::model() } else { config.model.clone() };
     let config = EngineConfig {
         block_size: 16,
-        kv_cache_memory_bytes: Some(sequences as u64 * 33 * 16 * super::TOKEN_BYTES),
         max_num_seqs: sequences,
         max_num_batched_tokens: 16 * sequences.max(64),
         enable_prefix_caching: true,
         seed: Some(1),
-        model: super::model(),
-        ..Default::default()
+        model,
+        ..config
     };
     let mut engine = Engine::load_on(&config, device.clone(), &|_, _| {}).unwrap();
     for which in 0..sequences as u32 {
         // Their blocks end at different steps.
         let len = 24 + which as usize % 32;
         let prompt = (0..len as u32).map(|i| 3 + (which * 131 + i * 17 + i * i * which) % 550).collect();
-        let sampling = SamplingParams { temperature: 0.7, top_p: 0.95, ..Default::default() };
-        let params = GenerationParams { sampling, max_tokens: Some(450), ignore_eos: true, ..Default::default() };
+        let (sampling, max_tokens) = (sampling.clone(), Some(450));
+        let params = GenerationParams { sampling, max_tokens, ignore_eos: true, ..Default::default() };
         engine.submit(GenerationRequest { prompt, params, ..Default::default() }).unwrap();
     }
     let mut drawn = 0;

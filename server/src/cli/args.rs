@@ -234,6 +234,7 @@ impl EngineArgs {
             seed: self.seed.or(default.seed),
             max_queued_requests: default.max_queued_requests,
             max_unread_events: default.max_unread_events,
+            max_schema_bytes: default.max_schema_bytes,
             threads: self.common.threads.or(default.threads),
             quantization: self.quantization.or(default.quantization),
             dtype: self.dtype.and_then(|dtype| dtype.0).or(default.dtype),

@@ -1,0 +1,332 @@
+//! How much work a JSON schema makes before it is a grammar.
+//!
+//! llguidance merges what stands side by side in a schema (`allOf`, `anyOf`, `oneOf`, `enum`, `$ref` and the other keywords) by
+//! copying and intersecting it, and compares every two options of a `oneOf`, after each intersection again. Its own budget
+//! counts neither the copies nor the comparisons, and a small schema can take hours. So an upper bound of both is computed here, on
+//! sizes alone, and a schema that is over [`MOST_WORK`] is refused before it is compiled.
+//!
+//! Costs: at most about as many steps as the work that is allowed, for the count ends where the bound is passed.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use serde_json::{Map, Value};
+
+/// Nodes copied and compared, at most: about a second.
+const MOST_WORK: u64 = 20_000_000;
+
+/// Keywords that take no part in merging.
+const ANNOTATIONS: [&str; 15] = [
+    "$anchor",
+    "$comment",
+    "$defs",
+    "$id",
+    "$schema",
+    "default",
+    "definitions",
+    "deprecated",
+    "description",
+    "discriminator",
+    "examples",
+    "id",
+    "readOnly",
+    "title",
+    "writeOnly",
+];
+
+/// Keywords that merge other schemas into the one that they stand in.
+const APPLICATORS: [&str; 6] = ["const", "enum", "allOf", "anyOf", "oneOf", "$ref"];
+
+/// Keys of a [`Shape`] for what applies to all other properties, and to all other elements of an array.
+const OTHER: &str = "*";
+const ELEMENT: &str = "[]";
+
+/// The size of a part of a schema.
+#[derive(Clone, Debug)]
+struct Shape {
+    /// Alternatives.
+    options: u64,
+    /// Values in the largest of them.
+    nodes: u64,
+    /// The options are those of a `oneOf`.
+    exclusive: bool,
+    /// Values in all options that are looked at when they are compared with another option: of an object, those of required
+    /// properties.
+    compared: u64,
+    /// Keys of required properties.
+    required: BTreeSet<String>,
+    /// What is merged one by one when this is intersected with another: properties and elements of an array.
+    inner: BTreeMap<String, Shape>,
+}
+
+impl Shape {
+    fn of(nodes: u64) -> Shape {
+        Shape { options: 1, nodes, exclusive: false, compared: 1, required: BTreeSet::new(), inner: BTreeMap::new() }
+    }
+
+    fn total(&self) -> u64 {
+        self.options.saturating_mul(self.nodes)
+    }
+
+    /// Values of those properties that are compared if they are required.
+    fn compared_in(&self, required: &BTreeSet<String>) -> u64 {
+        let inner = |key: &String| self.inner.get(key).or_else(|| self.inner.get(OTHER));
+        required.iter().map(|key| inner(key).map_or(1, |shape| shape.compared)).fold(0, u64::saturating_add)
+    }
+}
+
+/// A schema takes too much work.
+pub(super) struct TooMuch;
+
+/// Whether the schema can be compiled within bounds.
+pub(super) fn check(schema: &Value) -> Result<(), String> {
+    let mut count = Count { root: schema, work: 0, known: HashMap::new() };
+    count.shape(schema, false).map(drop).map_err(|TooMuch| {
+        format!(
+            "found a schema whose alternatives take more than {MOST_WORK} copies and comparisons; expected fewer options in oneOf, \
+             anyOf and enum, or less beside them: use anyOf for oneOf, and leave out allOf"
+        )
+    })
+}
+
+struct Count<'a> {
+    root: &'a Value,
+    work: u64,
+    /// What references lead to; `None` while it is looked at.
+    known: HashMap<&'a str, Option<Shape>>,
+}
+
+impl<'a> Count<'a> {
+    fn add(&mut self, work: u64) -> Result<(), TooMuch> {
+        self.work = self.work.saturating_add(work);
+        if self.work > MOST_WORK { Err(TooMuch) } else { Ok(()) }
+    }
+
+    /// The shape of a schema. `merged`: it is intersected with another, so that a reference in it is followed.
+    fn shape(&mut self, schema: &'a Value, merged: bool) -> Result<Shape, TooMuch> {
+        self.add(1)?;
+        match schema {
+            Value::Object(fields) => self.object(fields, merged),
+            Value::Array(elements) => {
+                let mut shape = Shape::of(1);
+                for element in elements {
+                    shape.nodes += self.shape(element, false)?.total();
+                }
+                Ok(shape)
+            }
+            _ => Ok(Shape::of(1)),
+        }
+    }
+
+    fn object(&mut self, fields: &'a Map<String, Value>, merged: bool) -> Result<Shape, TooMuch> {
+        let several = |value: &Value| value.as_array().is_some_and(|list| list.len() > 1);
+        let (notes, rest): (Vec<_>, Vec<_>) = fields.iter().partition(|(key, _)| ANNOTATIONS.contains(&key.as_str()));
+        for (_, value) in notes {
+            // Definitions are compiled where they are referred to.
+            self.shape(value, false)?;
+        }
+        let merged = merged || rest.len() > 1 || fields.get("allOf").is_some_and(several);
+        let (applicators, simple): (Vec<_>, Vec<_>) =
+            rest.into_iter().partition(|(key, _)| APPLICATORS.contains(&key.as_str()));
+        let mut whole = None;
+        if !simple.is_empty() {
+            let mut shape = Shape::of(1);
+            for (key, value) in simple {
+                self.keyword(&mut shape, key, value)?;
+            }
+            shape.compared += shape.compared_in(&shape.required);
+            whole = Some(shape);
+        }
+        for (key, value) in applicators {
+            let parts = match (key.as_str(), value) {
+                ("allOf", Value::Array(all)) => {
+                    all.iter().map(|part| self.shape(part, merged)).collect::<Result<_, _>>()?
+                }
+                ("anyOf" | "oneOf", Value::Array(any)) => vec![self.union(any, key == "oneOf", merged)?],
+                ("enum", Value::Array(values)) => {
+                    let (nodes, options) = (self.shape(value, false)?.nodes, values.len() as u64);
+                    vec![Shape { options, compared: nodes, ..Shape::of(1 + nodes / options.max(1)) }]
+                }
+                ("const", _) => vec![Shape::of(self.shape(value, false)?.total())],
+                ("$ref", Value::String(reference)) if merged => vec![self.referred(reference)?],
+                ("$ref", _) => vec![Shape::of(1)],
+                _ => continue,
+            };
+            for part in parts {
+                whole = Some(match whole {
+                    Some(whole) => self.intersect(whole, part)?,
+                    None => part,
+                });
+            }
+        }
+        Ok(whole.unwrap_or_else(|| Shape::of(1)))
+    }
+
+    /// Adds a keyword that is no applicator.
+    fn keyword(&mut self, shape: &mut Shape, key: &str, value: &'a Value) -> Result<(), TooMuch> {
+        let inner: Vec<(String, &'a Value)> = match (key, value) {
+            ("properties" | "patternProperties", Value::Object(all)) => {
+                all.iter().map(|(name, value)| (format!("{key} {name}"), value)).collect()
+            }
+            ("prefixItems", Value::Array(all)) => {
+                all.iter().zip(0..).map(|(value, at)| (format!("[{at}]"), value)).collect()
+            }
+            ("required", Value::Array(names)) => {
+                let names = names.iter().filter_map(Value::as_str);
+                shape.required.extend(names.map(|name| format!("properties {name}")));
+                vec![]
+            }
+            ("additionalProperties", _) => vec![(OTHER.to_string(), value)],
+            ("items", _) => vec![(ELEMENT.to_string(), value)],
+            _ => {
+                shape.nodes += self.shape(value, false)?.total();
+                return Ok(());
+            }
+        };
+        for (name, value) in inner {
+            // Which of them will be merged is not known yet.
+            let one = self.shape(value, false)?;
+            shape.nodes = shape.nodes.saturating_add(one.total());
+            shape.inner.insert(name, one);
+        }
+        Ok(())
+    }
+
+    fn union(&mut self, options: &'a [Value], exclusive: bool, merged: bool) -> Result<Shape, TooMuch> {
+        let mut all = Shape { options: 0, exclusive, compared: 0, ..Shape::of(1) };
+        for option in options {
+            let option = self.shape(option, merged)?;
+            all.options = all.options.saturating_add(option.options);
+            all.nodes = all.nodes.max(option.nodes);
+            all.exclusive |= option.exclusive;
+            all.compared = all.compared.saturating_add(option.compared);
+            all.required.extend(option.required);
+            for (name, shape) in option.inner {
+                match all.inner.get_mut(&name) {
+                    Some(other) => {
+                        other.options = other.options.saturating_add(shape.options);
+                        other.nodes = other.nodes.max(shape.nodes);
+                        other.exclusive |= shape.exclusive;
+                        other.compared = other.compared.saturating_add(shape.compared);
+                    }
+                    None => drop(all.inner.insert(name, shape)),
+                }
+            }
+        }
+        if exclusive {
+            self.compare(&all)?;
+        }
+        Ok(all)
+    }
+
+    /// Every two options are compared.
+    fn compare(&mut self, shape: &Shape) -> Result<(), TooMuch> {
+        self.add(shape.compared.saturating_mul(shape.compared) / 2)
+    }
+
+    fn intersect(&mut self, mut a: Shape, b: Shape) -> Result<Shape, TooMuch> {
+        // Each option of one takes a copy of the other.
+        self.add(a.options.saturating_mul(b.total()).saturating_add(b.options.saturating_mul(a.total())))?;
+        let crossed = [
+            a.compared_in(&b.required).saturating_mul(b.options),
+            b.compared_in(&a.required).saturating_mul(a.options),
+            a.compared.saturating_mul(b.options),
+            b.compared.saturating_mul(a.options),
+        ];
+        a.compared = crossed.into_iter().fold(0, u64::saturating_add);
+        let others = |name: &str, of: &BTreeMap<String, Shape>| {
+            of.get(if name.starts_with('[') { ELEMENT } else { OTHER }).cloned()
+        };
+        let names: BTreeSet<String> = a.inner.keys().chain(b.inner.keys()).cloned().collect();
+        let mut inner = BTreeMap::new();
+        for name in names {
+            let [here, there] = [&a.inner, &b.inner].map(|of| of.get(&name).cloned().or_else(|| others(&name, of)));
+            let both = match (here, there) {
+                (Some(here), Some(there)) => Some(self.intersect(here, there)?),
+                (one, other) => one.or(other),
+            };
+            inner.extend(both.map(|both| (name, both)));
+        }
+        (a.inner, a.required) = (inner, a.required.union(&b.required).cloned().collect());
+        a.options = a.options.saturating_mul(b.options);
+        a.nodes = a.nodes.saturating_add(b.nodes);
+        a.exclusive |= b.exclusive;
+        if a.exclusive {
+            self.compare(&a)?;
+        }
+        Ok(a)
+    }
+
+    /// What a reference into the schema leads to. One that leads elsewhere, or back to itself, has no size of its own.
+    fn referred(&mut self, reference: &'a str) -> Result<Shape, TooMuch> {
+        if let Some(known) = self.known.get(reference) {
+            let shape = known.clone().unwrap_or_else(|| Shape::of(1));
+            self.add(shape.total())?;
+            return Ok(shape);
+        }
+        let Some(target) = reference.strip_prefix('#').and_then(|pointer| self.root.pointer(pointer)) else {
+            return Ok(Shape::of(1));
+        };
+        self.known.insert(reference, None);
+        let shape = self.shape(target, true)?;
+        self.known.insert(reference, Some(shape.clone()));
+        Ok(shape)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn list(count: usize, one: impl Fn(usize) -> Value) -> Value {
+        (0..count).map(one).collect()
+    }
+
+    #[test]
+    fn schemas_as_people_write_them_are_within_the_bound() {
+        let variant = |i: usize| {
+            let properties: Map<String, Value> = (0..20)
+                .map(|p| (format!("p{p}"), json!({"type": "string", "description": "text", "maxLength": 20})))
+                .chain([("kind".to_string(), json!({"const": format!("kind {i}")}))])
+                .collect();
+            json!({"type": "object", "properties": properties, "required": ["kind", "p1", "p2"]})
+        };
+        let defs: Map<String, Value> = (0..150).map(|i| (format!("d{i}"), variant(i))).collect();
+        for schema in [
+            json!({"oneOf": list(100, variant)}),
+            json!({"$defs": defs, "anyOf": list(150, |i| json!({"$ref": format!("#/$defs/d{i}")}))}),
+            json!({"$defs": defs, "oneOf": list(100, |i| json!({"$ref": format!("#/$defs/d{i}")}))}),
+            json!({"$defs": defs, "allOf": list(10, |i| json!({"$ref": format!("#/$defs/d{i}")}))}),
+            json!({"type": "object", "properties": {"x": {"type": "string", "enum": list(2000, |i| json!(format!("{i}")))}}}),
+            json!({"type": "array", "items": {"oneOf": [{"type": "string"}, {"type": "null"}, variant(1)]}}),
+        ] {
+            assert_eq!(check(&schema), Ok(()), "{}", schema.to_string().chars().take(100).collect::<String>());
+        }
+    }
+
+    #[test]
+    fn products_of_alternatives_and_pairs_of_many_options_are_refused() {
+        let consts = |count| json!({"oneOf": list(count, |i| json!({"const": i}))});
+        let names: Map<String, Value> = (0..4000).map(|i| (format!("p{i}"), json!(true))).collect();
+        let set = |i: usize| json!({"enum": list(100, |v| json!(format!("{i} {v}")))});
+        let twice = |value: Value| json!([value.clone(), value]);
+        for schema in [
+            consts(12_000),
+            json!({"oneOf": list(100, set)}),
+            json!({"allOf": twice(consts(300))}),
+            json!({"allOf": twice(json!({"properties": {"x": consts(300)}}))}),
+            json!({"allOf": twice(json!({"items": consts(300)}))}),
+            json!({"allOf": [{"properties": {"x": consts(300)}}, {"additionalProperties": consts(300)}]}),
+            json!({"properties": names, "enum": list(10_000, |i| json!(i))}),
+            json!({"$defs": {"big": {"properties": names}}, "anyOf": list(6000, |_| json!({"$ref": "#/$defs/big", "type": "object"}))}),
+            json!({"allOf": [consts(2000), list(5000, |_| json!({})), {"allOf": list(5000, |_| json!({}))}]}),
+        ] {
+            let problem = check(&schema).err();
+            assert!(
+                problem.is_some_and(|problem| problem.contains("fewer options")),
+                "{}",
+                schema.to_string().chars().take(100).collect::<String>()
+            );
+        }
+    }
+}
