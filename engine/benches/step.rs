@@ -1,5 +1,5 @@
 //! What a decode step costs the host: planning, building and launching it, taking and publishing its tokens, committing it,
-//! with a device that does nothing in place of one that computes.
+//! with a device that does nothing in place of one that computes. And what it costs where the host draws, by threads.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 use std::time::{Duration, Instant};
@@ -9,7 +9,9 @@ use criterion::{Criterion, criterion_group, criterion_main};
 #[path = "../tests/common/mod.rs"]
 mod common;
 
-use common::noop::{NoOp, decoding};
+use common::noop::{NoOp, decoding, decoding_with};
+use engine::{EngineConfig, ModelSource, SamplingParams};
+use xtask::bench::Shape;
 
 /// Steps of one engine; its requests are longer.
 const STEPS: u64 = 380;
@@ -49,5 +51,25 @@ fn decode_step(c: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, decode_step);
+/// Steps of 64 sequences that ask for more alternatives than a slot of the device holds, over 32,768 tokens.
+fn host_draws(c: &mut Criterion) {
+    let mut shape = Shape::named("m135").unwrap();
+    (shape.hidden, shape.ffn, shape.layers, shape.vocab) = (64, 64, 1, 1 << 15);
+    (shape.heads, shape.kv_heads) = (1, 1);
+    let folder = common::checkpoint(&shape, &serde_json::json!({}));
+    let mut group = c.benchmark_group("64 draws on the host");
+    group.sample_size(10).warm_up_time(Duration::from_secs(1)).measurement_time(Duration::from_secs(3));
+    for threads in [1, 2] {
+        group.bench_function(format!("{threads} threads"), |b| {
+            let model = ModelSource::Folder(folder.path().to_path_buf());
+            let config = EngineConfig { model, kv_cache_memory_bytes: Some(64 << 20), ..Default::default() };
+            let sampling = SamplingParams { temperature: 0.7, top_p: 0.95, logprobs: Some(21), ..Default::default() };
+            let mut engine = decoding_with(&NoOp::with_threads(threads), 64, config, sampling);
+            b.iter(|| engine.step(|_, event| drop(std::hint::black_box(event))));
+        });
+    }
+    group.finish();
+}
+
+criterion_group!(benches, decode_step, host_draws);
 criterion_main!(benches);
