@@ -45,6 +45,7 @@
 //! # Ok::<(), device::DeviceError>(())
 //! ```
 
+pub mod allocator;
 mod buffer;
 mod cuda;
 mod error;

@@ -11,7 +11,7 @@ use sampling::{SamplingParams, TokenLogprobs};
 use crate::grammar::StructuredOutput;
 use crate::kv_cache::KvCacheDtype;
 
-/// How one request wants to be continued.
+/// How one request wants to be continued. Clones share the long lists, so that requests of one call hold them once.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GenerationParams {
     /// What shapes each draw.
@@ -29,7 +29,7 @@ pub struct GenerationParams {
     /// End-of-sequence tokens do not end a sequence.
     pub ignore_eos: bool,
     /// A sequence ends right before the first of these texts.
-    pub stop: Vec<String>,
+    pub stop: Arc<[String]>,
     /// A sequence ends with any of these tokens.
     pub stop_token_ids: Vec<u32>,
     /// Leave the matched stop string in the text.
@@ -42,7 +42,7 @@ pub struct GenerationParams {
     pub pooling: Option<Pooling>,
     /// What each text must match as a whole. It may end only where the match is whole, and ends where nothing can follow,
     /// before `min_tokens` if it must; not together with a beam search.
-    pub structured_outputs: Option<StructuredOutput>,
+    pub structured_outputs: Option<Arc<StructuredOutput>>,
 }
 
 impl Default for GenerationParams {
@@ -54,7 +54,7 @@ impl Default for GenerationParams {
             beam: None,
             max_tokens: Some(16),
             ignore_eos: false,
-            stop: Vec::new(),
+            stop: Arc::default(),
             stop_token_ids: Vec::new(),
             include_stop_str_in_output: false,
             skip_special_tokens: true,

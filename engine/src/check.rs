@@ -20,7 +20,10 @@ pub(crate) fn check(request: &GenerationRequest, vocab_size: usize, max_model_le
         ("prompt", outside(Box::new(request.prompt.iter().copied()))),
         ("stop_token_ids", outside(Box::new(params.stop_token_ids.iter().copied()))),
         ("logit_bias", outside(Box::new(sampling.logit_bias.iter().map(|bias| bias.0)))),
-        ("allowed_token_ids", outside(Box::new(sampling.allowed_token_ids.iter().flatten().copied()))),
+        (
+            "allowed_token_ids",
+            outside(Box::new(sampling.allowed_token_ids.as_deref().unwrap_or_default().iter().copied())),
+        ),
         ("bad_words", outside(Box::new(sampling.bad_words.iter().flatten().copied()))),
     ] {
         if let Some(id) = id {

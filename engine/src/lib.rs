@@ -55,6 +55,7 @@ pub use api::*;
 pub use attention_kernels::{Dtype, KernelChoice};
 pub use core::{Engine, TokenEvent};
 pub use device::Profile;
+pub use device::allocator;
 pub use device::gemm::Quantization;
 pub use error::{EngineError, SubmitError};
 pub use floor::{Floor, Work};

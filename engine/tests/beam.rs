@@ -23,7 +23,7 @@ const ALL_PREFIXES: usize = 3 * 3 * 3 * 3;
 
 fn sampling() -> SamplingParams {
     SamplingParams {
-        allowed_token_ids: Some(ALLOWED.to_vec()),
+        allowed_token_ids: Some(ALLOWED.into()),
         logit_bias: vec![(EOS, BIAS)],
         frequency_penalty: FREQUENCY_PENALTY,
         // Of no effect on a search.
@@ -311,7 +311,7 @@ fn stop_tokens_end_hypotheses_and_min_tokens_holds_them_back() {
 fn where_fewer_continuations_exist_than_were_asked_for_the_rest_is_empty() {
     let mut llm = Llm::new(config(64)).unwrap();
     let mut asked = search(BeamSearch::new(3), 3);
-    asked.params.sampling.allowed_token_ids = Some(vec![17]);
+    asked.params.sampling.allowed_token_ids = Some([17].into());
     let found: Vec<Vec<u32>> = outputs(&mut llm, asked.clone()).into_iter().map(|output| output.token_ids).collect();
     assert_eq!(found, [vec![17; STEPS], Vec::new(), Vec::new()]);
     asked.params.max_tokens = Some(0);

@@ -68,7 +68,7 @@ fn candidates_end_at_stop_strings_and_survive_preemption() {
     let (all, _) = run(&mut llm, asked.clone());
     // Two characters of one sample, from its midst.
     let text: String = all[4].text.chars().skip(4).take(2).collect();
-    asked.params.stop = vec![text.clone()];
+    asked.params.stop = [text.clone()].into();
     let (stopped, events) = run(&mut llm, asked.clone());
     assert!(stopped.iter().any(|output| matches!(output.finish_reason, Some(FinishReason::Stop(_)))));
     let means = means(&events, 8);

@@ -16,7 +16,7 @@ fn config() -> EngineConfig {
 static LLM: LazyLock<Mutex<Llm>> = LazyLock::new(|| Mutex::new(Llm::new(config()).unwrap()));
 
 fn held(grammar: Grammar) -> GenerationParams {
-    let structured_outputs = Some(StructuredOutput { grammar, param: "structured_outputs" });
+    let structured_outputs = Some(StructuredOutput { grammar, param: "structured_outputs" }.into());
     GenerationParams { max_tokens: Some(200), structured_outputs, ..Default::default() }
 }
 
@@ -154,13 +154,13 @@ fn a_text_ends_with_its_last_possible_token_and_shows_it() {
     assert_eq!(output.finish_reason, Some(FinishReason::Stop(Some(StopCause::Complete))));
     assert_eq!(llm.tokenizer().decode(&output.token_ids, false).unwrap(), "Paris");
     // min_tokens and wishes against the grammar give way to it.
-    let sampling = SamplingParams { min_tokens: 50, allowed_token_ids: Some(vec![5]), ..Default::default() };
+    let sampling = SamplingParams { min_tokens: 50, allowed_token_ids: Some([5].into()), ..Default::default() };
     let params = GenerationParams { sampling, ..params };
     assert_eq!(llm.generate(&["The capital of France is"], &params).unwrap()[0].outputs[0].text, "Paris");
     // A grammar of the empty text gives one, and a stop string may cut a text short.
     let params = GenerationParams { ignore_eos: true, ..held(Grammar::Regex(String::new())) };
     assert_eq!(llm.generate(&["x"], &params).unwrap()[0].outputs[0].text, "");
-    let params = GenerationParams { stop: vec!["ri".into()], ..held(Grammar::Choice(vec!["Paris".into()])) };
+    let params = GenerationParams { stop: ["ri".into()].into(), ..held(Grammar::Choice(vec!["Paris".into()])) };
     let answers = llm.generate(&["x"], &params).unwrap();
     assert_eq!(answers[0].outputs[0].text, "Pa");
     assert_eq!(answers[0].outputs[0].finish_reason, Some(FinishReason::Stop(Some(StopCause::Text("ri".into())))));

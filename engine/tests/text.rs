@@ -120,8 +120,11 @@ fn stop_strings_end_the_text_where_the_reference_says() {
             for expected in list(&run["stops"]) {
                 for (include_stop_str_in_output, key) in [(false, "text"), (true, "text_including_stop")] {
                     let stop = expected["stop"].as_str().unwrap().to_owned();
-                    let params =
-                        GenerationParams { stop: vec![stop.clone()], include_stop_str_in_output, ..Default::default() };
+                    let params = GenerationParams {
+                        stop: [stop.clone()].into(),
+                        include_stop_str_in_output,
+                        ..Default::default()
+                    };
                     let mut stream = TextStream::new(case.tokenizer.clone(), &ids(&run["prompt"]), &params);
                     let mut text = String::new();
                     let mut tokens = 0;
@@ -151,7 +154,7 @@ fn stop_strings_are_looked_for_behind_min_tokens() {
     let output = [b'a', b'b', b'c'].map(|byte| token_of_byte(&case, byte));
     let stopped_at = |min_tokens| {
         let sampling = SamplingParams { min_tokens, ..Default::default() };
-        let params = GenerationParams { stop: vec!["b".into()], sampling, ..Default::default() };
+        let params = GenerationParams { stop: ["b".into()].into(), sampling, ..Default::default() };
         let mut stream = TextStream::new(case.tokenizer.clone(), &[], &params);
         output.iter().position(|&id| stream.push(id).stop.is_some())
     };
@@ -162,7 +165,7 @@ fn stop_strings_are_looked_for_behind_min_tokens() {
 fn what_was_held_back_comes_at_the_end() {
     for name in CASES {
         let case = load(name);
-        let params = GenerationParams { stop: vec!["ab".into()], ..Default::default() };
+        let params = GenerationParams { stop: ["ab".into()].into(), ..Default::default() };
         let mut stream = TextStream::new(case.tokenizer.clone(), &[token_of_byte(&case, b'x')], &params);
         for byte in [b'a', 0xF0] {
             assert_eq!(stream.push(token_of_byte(&case, byte)).text, "", "{name}");

@@ -9,7 +9,9 @@ use crate::error::{LoadError, one_line};
 use crate::files::ModelFiles;
 
 mod bytes;
+mod pieces;
 use bytes::TokenSpelling;
+use pieces::Pieces;
 
 const FILE: &str = "tokenizer.json";
 
@@ -20,6 +22,19 @@ pub enum TokenizeError {
     /// The tokenizer has no tokens for a text.
     #[error("the text can not be tokenized: {0}")]
     Encode(String),
+    /// The text has to be tokenised at once, and is longer than the caller wants that to be.
+    #[error(
+        "found {found} bytes that this tokenizer has to take at once, expected at most {most}; send a shorter text"
+    )]
+    TooLong {
+        /// Bytes of what cannot be divided.
+        found: usize,
+        /// The most that was allowed.
+        most: usize,
+    },
+    /// The caller did not want to go on.
+    #[error("tokenizing was stopped after {0} tokens")]
+    Stopped(usize),
     /// The ids have no text.
     #[error("the token ids can not be decoded: {0}")]
     Decode(String),
@@ -31,6 +46,10 @@ pub struct Tokenizer {
     special: HashSet<u32>,
     vocab_size: usize,
     spelling: TokenSpelling,
+    /// Most bytes of text that one token stands for; `None` where that has no bound.
+    bytes_per_token: Option<usize>,
+    /// How long texts are tokenised piece by piece; `None` where they are whole.
+    pieces: Option<Pieces>,
     file: String,
 }
 
@@ -54,7 +73,9 @@ impl Tokenizer {
         let special = inner.get_added_tokens_decoder().into_iter().filter(|(_, token)| token.special).map(|(id, _)| id);
         let special = special.collect();
         let spelling = TokenSpelling::of(inner.get_decoder()).map_err(unusable)?;
-        Ok(Tokenizer { inner, special, vocab_size, spelling, file })
+        let bytes_per_token = bytes::per_token(&inner);
+        let pieces = Pieces::of(&inner, &spelling);
+        Ok(Tokenizer { inner, special, vocab_size, spelling, bytes_per_token, pieces, file })
     }
 
     /// Whether every id has a row in an embedding of `vocab_size` rows.
@@ -75,9 +96,60 @@ impl Tokenizer {
     /// # Errors
     /// When the vocabulary has no way to write the text.
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>, TokenizeError> {
+        self.encode_while(text, add_special, usize::MAX, |_| true)
+    }
+
+    /// Like [`Tokenizer::encode`]; before each piece of a long text, `go_on` is asked with the number of tokens so far. Text
+    /// of more than `most_at_once` bytes that cannot be taken to pieces is refused: it would take hundreds of times its
+    /// bytes of memory.
+    ///
+    /// # Errors
+    /// When the vocabulary has no way to write the text, when it is too long for that, and when `go_on` says no.
+    pub fn encode_while(
+        &self,
+        text: &str,
+        add_special: bool,
+        most_at_once: usize,
+        mut go_on: impl FnMut(usize) -> bool,
+    ) -> Result<Vec<u32>, TokenizeError> {
+        let (mut ids, mut rest) = (Vec::new(), text);
+        if let Some(pieces) = &self.pieces {
+            while let Some(later) = pieces.take(&self.inner, &self.spelling, rest, &mut ids)? {
+                rest = later;
+                if !go_on(ids.len()) {
+                    return Err(TokenizeError::Stopped(ids.len()));
+                }
+            }
+        }
+        if rest.len() > most_at_once {
+            return Err(TokenizeError::TooLong { found: rest.len(), most: most_at_once });
+        }
+        if ids.is_empty() {
+            return self.encode_whole(text, add_special);
+        }
+        ids.extend(self.encode_whole(rest, false)?);
+        if add_special {
+            // What surrounds a text does not depend on the text.
+            let (bare, whole) = (self.encode_whole("a", false)?, self.encode_whole("a", true)?);
+            let before = (0..=whole.len()).find(|&at| whole[at..].starts_with(&bare)).unwrap_or(0);
+            ids.splice(..0, whole[..before].iter().copied());
+            ids.extend(whole.iter().skip(before + bare.len()));
+        }
+        Ok(ids)
+    }
+
+    fn encode_whole(&self, text: &str, add_special: bool) -> Result<Vec<u32>, TokenizeError> {
         let encoding =
             self.inner.encode_fast(text, add_special).map_err(|error| TokenizeError::Encode(one_line(error)))?;
         Ok(encoding.get_ids().to_vec())
+    }
+
+    /// A number of tokens that every text of so many bytes has at least; 0 where that cannot be known without tokenising.
+    ///
+    /// It is far below the real number, and costs nothing: it tells texts that cannot fit a context before they are
+    /// tokenised.
+    pub fn least_tokens(&self, bytes: usize) -> usize {
+        self.bytes_per_token.map_or(0, |most| bytes.div_ceil(most))
     }
 
     /// The text of `ids`; bytes that are no UTF-8 become U+FFFD, unknown ids nothing, special tokens nothing where `skip_special`.
@@ -85,6 +157,17 @@ impl Tokenizer {
     /// # Errors
     /// When the library's decoder fails.
     pub fn decode(&self, ids: &[u32], skip_special: bool) -> Result<String, TokenizeError> {
+        if matches!(self.inner.get_decoder(), Some(tokenizers::DecoderWrapper::ByteLevel(_))) {
+            // The library would make a list of texts first.
+            let shown = ids.iter().filter(|&&id| !(skip_special && self.is_special(id)));
+            let bytes = shown.fold(Vec::new(), |mut bytes, &id| {
+                bytes.extend(self.token_bytes(id));
+                bytes
+            });
+            return Ok(
+                String::from_utf8(bytes).unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into())
+            );
+        }
         self.inner.decode(ids, skip_special).map_err(|error| TokenizeError::Decode(one_line(error)))
     }
 

@@ -2,8 +2,8 @@
 
 use crate::common::{CASES, expected, files, folder, ids, list, text};
 use models::{
-    Architecture, ChatInput, ChatTemplate, GenerationDefaults, ModelConfig, RopeConfig, RopeScaling, Tokenizer,
-    WeightDtype, Weights,
+    Architecture, ChatInput, ChatTemplate, GenerationDefaults, ModelConfig, ModelFiles, RopeConfig, RopeScaling,
+    Tokenizer, WeightDtype, Weights,
 };
 use serde_json::{Map, Value};
 
@@ -205,6 +205,69 @@ fn texts_encode_to_the_reference_ids() {
             let encoded = tokenizer.encode(text, entry["add_special_tokens"].as_bool().unwrap()).unwrap();
             assert_eq!(encoded, ids(&entry["ids"]), "{case}: {text:?}");
         }
+    }
+}
+
+#[test]
+fn a_long_text_has_the_same_ids_in_pieces_as_whole() {
+    let demo = ModelFiles::open(&std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("demo")).unwrap();
+    for (name, files) in CASES.map(|case| (case, files(case))).into_iter().chain([("demo", demo)]) {
+        let tokenizer = Tokenizer::load(&files).unwrap();
+        let whole = tokenizers::Tokenizer::from_bytes(&*files.bytes("tokenizer.json").unwrap()).unwrap();
+        let parts = [
+            "The",
+            " quick",
+            "brown ",
+            "\n",
+            "\r\n\n",
+            "   ",
+            " ",
+            "\t",
+            "it's",
+            "1234567",
+            " 42",
+            "é",
+            "e\u{301}",
+            "世界",
+            "🦀",
+            "<|im_start|>",
+            "<|endoftext|>",
+            "<s>",
+            "!?",
+            "…",
+            "don't",
+            "\u{a0}",
+            "{\"a\": [1, 2]}",
+        ];
+        for seed in 0..6_u64 {
+            let mut state = seed;
+            let mut text = String::new();
+            while text.len() < 80_000 {
+                state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+                let draw = (state >> 33) as usize;
+                // Now and then a run that is longer than any margin.
+                let times = if draw % 97 == 0 { 400 } else { 1 };
+                text += &parts[draw / 97 % parts.len()].repeat(times);
+            }
+            for special in [false, true] {
+                let expected = whole.encode_fast(text.as_str(), special).unwrap();
+                assert!(tokenizer.encode(&text, special).unwrap() == expected.get_ids(), "{name}, seed {seed}");
+            }
+            assert!(
+                tokenizer.least_tokens(text.len()) <= whole.encode_fast(text.as_str(), false).unwrap().len(),
+                "{name}"
+            );
+        }
+        let ascii = "The quick brown fox, 42 times. ".repeat(4000);
+        let mut asked = 0;
+        let stopped = tokenizer.encode_while(&ascii, true, usize::MAX, |_| {
+            asked += 1;
+            false
+        });
+        // One kind of tokenizer is taken to pieces, the other is not.
+        let in_pieces = name == "demo" || name.starts_with("qwen");
+        assert_eq!((stopped.is_err(), asked), (in_pieces, usize::from(in_pieces)), "{name}");
+        assert!(tokenizer.least_tokens(ascii.len()) > 1000 || !in_pieces, "{name}");
     }
 }
 

@@ -149,7 +149,7 @@ mod tests {
 
     #[test]
     fn a_bad_word_is_banned_only_where_its_beginning_just_came() {
-        let params = SamplingParams { bad_words: vec![vec![7, 8, 2], vec![0]], ..Default::default() };
+        let params = SamplingParams { bad_words: [vec![7, 8, 2], vec![0]].into(), ..Default::default() };
         let open = f32::NEG_INFINITY;
         assert_eq!(adjusted(&params, &[7, 8], &[], &[]), [open, -2.0, 3.0, 4.0]);
         assert_eq!(adjusted(&params, &[], &[7, 8], &[]), [open, -2.0, open, 4.0]);
@@ -166,7 +166,7 @@ mod tests {
     #[test]
     fn stop_ids_are_not_held_back_where_nothing_else_is_allowed() {
         let open = f32::NEG_INFINITY;
-        let params = SamplingParams { min_tokens: 2, allowed_token_ids: Some(vec![1, 3]), ..Default::default() };
+        let params = SamplingParams { min_tokens: 2, allowed_token_ids: Some([1, 3].into()), ..Default::default() };
         assert_eq!(adjusted(&params, &[], &[], &[3]), [open, -2.0, open, open]);
         assert_eq!(adjusted(&params, &[], &[], &[1, 3]), [open, -2.0, open, 4.0]);
     }
@@ -180,11 +180,12 @@ mod tests {
         let context = Context { prompt: &[], output: &[], stop_ids: &[], allowed: Some(&set), seed: 0, sequence: 0 };
         let params = SamplingParams::default();
         assert_eq!(Adjuster::default().adjust(&logits, &params, &context), [open, -2.0, open, 4.0]);
-        let params = SamplingParams { allowed_token_ids: Some(vec![2, 1]), ..params };
+        let params = SamplingParams { allowed_token_ids: Some([2, 1].into()), ..params };
         assert_eq!(Adjuster::default().adjust(&logits, &params, &context), [open, -2.0, open, open]);
         // Wishes that contradict it are set aside; so is a row without a number.
         for (logits, token) in [([1.0, -2.0, 3.0, 4.0], 3), ([f32::NAN; 4], 1), ([5.0, 1.0, 0.0, 1.0], 1)] {
-            let params = SamplingParams { allowed_token_ids: Some(vec![0, 2]), temperature: 1.0, ..Default::default() };
+            let params =
+                SamplingParams { allowed_token_ids: Some([0, 2].into()), temperature: 1.0, ..Default::default() };
             assert_eq!(crate::Sampler::new().sample(&logits, &params, &context).token, token);
         }
     }

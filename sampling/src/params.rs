@@ -1,9 +1,11 @@
 //! What a request may ask of one sampling step, and the ranges of it.
 
+use std::sync::Arc;
+
 /// Most alternatives per token that [`SamplingParams::logprobs`] may ask for.
 pub const MAX_LOGPROBS: usize = 1000;
 
-/// How tokens are chosen. The default is plain sampling at temperature 1.
+/// How tokens are chosen. The default is plain sampling at temperature 1. Clones share the long lists.
 ///
 /// Token ids at or above the length of the logits row are ignored wherever they occur.
 #[derive(Clone, Debug, PartialEq)]
@@ -34,10 +36,10 @@ pub struct SamplingParams {
     /// Added to the logits of these tokens: -100 to 100 each.
     pub logit_bias: Vec<(u32, f32)>,
     /// Only these tokens may be drawn, when given; not empty.
-    pub allowed_token_ids: Option<Vec<u32>>,
+    pub allowed_token_ids: Option<Arc<[u32]>>,
     /// Token sequences that must not come about: where the output ends with all but the last token of one, the last is
     /// banned. None may be empty.
-    pub bad_words: Vec<Vec<u32>>,
+    pub bad_words: Arc<[Vec<u32>]>,
     /// Report the token's log-probability, and this many of the likeliest alternatives: up to 1000.
     pub logprobs: Option<usize>,
 }
@@ -57,7 +59,7 @@ impl Default for SamplingParams {
             min_tokens: 0,
             logit_bias: Vec::new(),
             allowed_token_ids: None,
-            bad_words: Vec::new(),
+            bad_words: Arc::default(),
             logprobs: None,
         }
     }
@@ -96,7 +98,7 @@ impl SamplingParams {
             let range = format_args!("from -100 to 100 for token {token}");
             in_range("logit_bias", bias, within, range)?;
         }
-        if self.allowed_token_ids.as_ref().is_some_and(Vec::is_empty) {
+        if self.allowed_token_ids.as_ref().is_some_and(|ids| ids.is_empty()) {
             let message = "allowed_token_ids must hold at least one token id, got none".to_owned();
             return Err(ParamError { param: "allowed_token_ids", message });
         }
@@ -149,8 +151,8 @@ mod tests {
             ("presence_penalty", SamplingParams { presence_penalty: 2.1, ..ok() }),
             ("frequency_penalty", SamplingParams { frequency_penalty: f32::NAN, ..ok() }),
             ("logit_bias", SamplingParams { logit_bias: vec![(3, 1.0), (7, -101.0)], ..ok() }),
-            ("allowed_token_ids", SamplingParams { allowed_token_ids: Some(vec![]), ..ok() }),
-            ("bad_words", SamplingParams { bad_words: vec![vec![1], vec![]], ..ok() }),
+            ("allowed_token_ids", SamplingParams { allowed_token_ids: Some(Arc::default()), ..ok() }),
+            ("bad_words", SamplingParams { bad_words: [vec![1], vec![]].into(), ..ok() }),
             ("logprobs", SamplingParams { logprobs: Some(1001), ..ok() }),
         ];
         for (param, params) in cases {
@@ -172,8 +174,8 @@ mod tests {
             presence_penalty: -2.0,
             frequency_penalty: 2.0,
             logit_bias: vec![(0, 100.0), (1, -100.0)],
-            allowed_token_ids: Some(vec![0]),
-            bad_words: vec![vec![1]],
+            allowed_token_ids: Some([0].into()),
+            bad_words: [vec![1]].into(),
             logprobs: Some(1000),
             ..SamplingParams::default()
         };

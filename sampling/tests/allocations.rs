@@ -15,7 +15,7 @@ fn a_step_in_steady_state_does_not_allocate() {
         frequency_penalty: 0.1,
         min_tokens: 20,
         logit_bias: vec![(3, 1.0)],
-        bad_words: vec![vec![4], vec![1, 2]],
+        bad_words: [vec![4], vec![1, 2]].into(),
         ..SamplingParams::default()
     };
     let greedy = SamplingParams { temperature: 0.0, logprobs: Some(0), ..SamplingParams::default() };

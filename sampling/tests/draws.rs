@@ -112,7 +112,7 @@ fn a_hundred_sequences_draw_from_one_row_as_each_would_alone() {
 #[test]
 fn parameters_that_leave_nothing_fall_back_to_the_likeliest_raw_token() {
     let logits = [0.0, 3.0, f32::NAN, 1.0];
-    let nothing = SamplingParams { allowed_token_ids: Some(vec![2, 77]), ..SamplingParams::default() };
+    let nothing = SamplingParams { allowed_token_ids: Some([2, 77].into()), ..SamplingParams::default() };
     let mut sampler = Sampler::new();
     for temperature in [0.0, 1.0] {
         let params = SamplingParams { temperature, ..nothing.clone() };

@@ -1,6 +1,7 @@
 //! The integration tests of the server, in one program. The soak test is a program of its own: it measures memory.
 #![allow(clippy::unwrap_used)]
 
+mod amplifiers;
 mod answers;
 mod bench;
 mod bench_serve;

@@ -107,7 +107,7 @@ fn wishes() -> Vec<Load> {
     let filters = SamplingParams { temperature: 1.4, top_k: 50, top_p: 0.9, min_p: 0.01, ..plain() };
     let lists = SamplingParams {
         logit_bias: vec![(7, 4.0), (9, -3.0), (7, 0.5)],
-        bad_words: vec![vec![7], vec![11, 12]],
+        bad_words: [vec![7], vec![11, 12]].into(),
         allowed_token_ids: Some((5..90).collect()),
         min_tokens: 4,
         logprobs: Some(0),

@@ -8,6 +8,8 @@
 //! Text is scanned as if it came one character at a time: the match that is complete first wins, and of several that end
 //! together the longest. So the result does not depend on how the text is split, and nothing waits longer than it must.
 
+use std::sync::Arc;
+
 /// What a piece of text added.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Scanned {
@@ -19,7 +21,7 @@ pub struct Scanned {
 
 /// Finds the first of several stop strings in a text that comes in pieces.
 ///
-/// Holds back less than the longest stop string, in bytes. After a match it gives nothing any more.
+/// Clones share the stop strings. Holds back less than the longest stop string, in bytes. After a match it gives nothing any more.
 ///
 /// ```
 /// use engine::text::StopScanner;
@@ -32,7 +34,7 @@ pub struct Scanned {
 /// ```
 #[derive(Clone, Debug)]
 pub struct StopScanner {
-    stops: Vec<String>,
+    stops: Arc<[String]>,
     include_stop: bool,
     held: String,
     matched: bool,
@@ -41,7 +43,7 @@ pub struct StopScanner {
 impl StopScanner {
     /// A scanner for `stops`, which leaves the match in the text if `include_stop`. Empty strings never match.
     pub fn new(stops: &[String], include_stop: bool) -> Self {
-        StopScanner { stops: stops.to_vec(), include_stop, held: String::new(), matched: false }
+        StopScanner { stops: stops.into(), include_stop, held: String::new(), matched: false }
     }
 
     /// Takes the next piece of text and gives what has become final.

@@ -3,8 +3,10 @@
 //! - Byte-level (GPT-2 and its heirs): every byte is one printable character, 0x20 is `Ġ`.
 //! - Byte fallback (SentencePiece): `<0x0A>` is a byte, other tokens are text in which U+2581 stands for a space.
 
+use std::collections::HashSet;
+
 use serde_json::Value;
-use tokenizers::DecoderWrapper;
+use tokenizers::{DecoderWrapper, ModelWrapper, Tokenizer};
 
 /// The inverse of the spelling of one vocabulary.
 #[derive(Debug, PartialEq)]
@@ -88,11 +90,62 @@ fn unsupported(step: &Value) -> String {
     format!("its decoder has the step {step}, which is not supported")
 }
 
-/// The decoders of nested sequences, in the order in which they run.
-fn flatten<'a>(decoder: &'a Value, steps: &mut Vec<&'a Value>) {
-    match decoder["decoders"].as_array() {
-        Some(inner) => inner.iter().for_each(|decoder| flatten(decoder, steps)),
-        None => steps.push(decoder),
+/// Most bytes of text that one token of this tokenizer stands for, or `None` where there is no bound: where a step before
+/// the vocabulary may drop text, or a run of unknown text becomes one token.
+pub(super) fn per_token(tokenizer: &Tokenizer) -> Option<usize> {
+    let ModelWrapper::BPE(model) = tokenizer.get_model() else { return None };
+    let json = |value: Option<Value>| value.unwrap_or_default();
+    let normalizer = json(tokenizer.get_normalizer().and_then(|step| serde_json::to_value(step).ok()));
+    let pre_tokenizer = json(tokenizer.get_pre_tokenizer().and_then(|step| serde_json::to_value(step).ok()));
+    let (mut steps, mut shrinks) = (Vec::new(), 1);
+    flatten(&normalizer, &mut steps);
+    flatten(&pre_tokenizer, &mut steps);
+    for step in steps {
+        shrinks *= shrinking(step)?;
+    }
+    let vocab = tokenizer.get_vocab(true);
+    // Every character is some token, even if of an unknown one.
+    let whole = match &model.unk_token {
+        Some(_) => !model.fuse_unk || model.byte_fallback,
+        None => {
+            model.byte_fallback || vocab.keys().filter_map(|token| single(token)).collect::<HashSet<u8>>().len() == 256
+        }
+    };
+    let strips = tokenizer.get_added_tokens_decoder().values().any(|token| token.lstrip || token.rstrip);
+    // A token is spelled with at least as many bytes as it stands for; an unknown character has four.
+    let longest = vocab.keys().map(String::len).max()?.max(4);
+    (whole && !strips).then_some(longest * shrinks)
+}
+
+/// The byte that a token of a single character of the byte-level alphabet stands for.
+fn single(token: &str) -> Option<u8> {
+    let mut characters = token.chars();
+    let byte = characters.next().and_then(byte_of);
+    byte.filter(|_| characters.next().is_none())
+}
+
+/// By how much a step before the vocabulary may shrink a text; `None` if without bound.
+fn shrinking(step: &Value) -> Option<usize> {
+    match step["type"].as_str() {
+        None if step.is_null() => Some(1),
+        Some("ByteLevel" | "Metaspace" | "Digits" | "Prepend") => Some(1),
+        // Four characters of two bytes become one of three.
+        Some("NFC") => Some(3),
+        Some("Split") if step["behavior"] != "Removed" => Some(1),
+        Some("Replace") => {
+            let (from, to) = (step["pattern"]["String"].as_str()?, step["content"].as_str()?);
+            (to.len() >= from.len()).then_some(1)
+        }
+        _ => None,
+    }
+}
+
+/// The steps of nested sequences, in the order in which they run.
+pub(super) fn flatten<'a>(step: &'a Value, steps: &mut Vec<&'a Value>) {
+    let inner = ["decoders", "normalizers", "pretokenizers"].iter().find_map(|name| step[name].as_array());
+    match inner {
+        Some(inner) => inner.iter().for_each(|step| flatten(step, steps)),
+        None => steps.push(step),
     }
 }
 

@@ -53,7 +53,7 @@ fn params(value: &Value) -> SamplingParams {
             "presence_penalty" => params.presence_penalty = number,
             "min_tokens" => params.min_tokens = value.as_u64().unwrap() as usize,
             "eos_token_ids" => {}
-            "allowed_token_ids" => params.allowed_token_ids = Some(ids(value)),
+            "allowed_token_ids" => params.allowed_token_ids = Some(ids(value).into()),
             "banned_token_ids" => params.bad_words = ids(value).into_iter().map(|id| vec![id]).collect(),
             "logit_bias" => {
                 let entries = value.as_object().unwrap().iter();

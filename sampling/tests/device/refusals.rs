@@ -14,9 +14,9 @@ fn a_wish_that_a_slot_has_no_room_for_is_refused_with_the_numbers_and_changes_no
     let plain = SamplingParams::default;
     let cases = [
         (SamplingParams { logprobs: Some(5), ..plain() }, "found 5 alternatives of a token, expected at most 4"),
-        (SamplingParams { bad_words: vec![vec![1; 4]], ..plain() }, "found 3 tokens of a bad word before its last"),
+        (SamplingParams { bad_words: [vec![1; 4]].into(), ..plain() }, "found 3 tokens of a bad word before its last"),
         (
-            SamplingParams { logit_bias: vec![(1, 1.0); 3], bad_words: vec![vec![1]], ..plain() },
+            SamplingParams { logit_bias: vec![(1, 1.0); 3], bad_words: [vec![1]].into(), ..plain() },
             "found 8 words of biases, stop ids and bad words, expected at most 6",
         ),
         (

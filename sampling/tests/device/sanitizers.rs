@@ -22,12 +22,13 @@ fn work(device: &Arc<dyn Device>, vocabs: &[usize]) {
             frequency_penalty: 0.3,
             min_tokens: 9,
             logit_bias: vec![(last, 3.0), (0, 1.0), (0, 0.1)],
-            bad_words: vec![vec![1, 2], vec![last]],
+            bad_words: [vec![1, 2], vec![last]].into(),
             logprobs,
             ..filters.clone()
         };
         // All but stop ids are banned.
-        let stops_alone = SamplingParams { allowed_token_ids: Some(vec![2, last]), min_tokens: 9, ..filters.clone() };
+        let stops_alone =
+            SamplingParams { allowed_token_ids: Some([2, last].into()), min_tokens: 9, ..filters.clone() };
         let wishes = [
             SamplingParams { typical_p: Some(0.6), ..filters },
             listed,

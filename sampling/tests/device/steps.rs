@@ -36,7 +36,7 @@ fn bad_words_are_seen_as_they_come_about_and_biases_of_one_token_add_up_in_order
         // The ring of last tokens is as short as these words allow.
         let mut sampler = sampler(&device, sampling::device::Limits { bad_word_tokens: 2, ..limits(8, 3) });
         let params = SamplingParams {
-            bad_words: vec![vec![0, 1], vec![1, 2, 0], vec![2, 2, 2]],
+            bad_words: [vec![0, 1], vec![1, 2, 0], vec![2, 2, 2]].into(),
             logit_bias: vec![(1, 0.7), (0, 1e8), (1, 0.1), (0, -1e8)],
             ..SamplingParams::default()
         };

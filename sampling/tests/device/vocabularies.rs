@@ -22,7 +22,7 @@ fn wishes(vocab: u32) -> Vec<SamplingParams> {
             presence_penalty: 0.4,
             frequency_penalty: 0.1,
             logit_bias: vec![(vocab - 1, 9.0), (vocab / 2, -100.0), (0, 5.0)],
-            bad_words: vec![vec![vocab - 1, 0], vec![vocab / 3]],
+            bad_words: [vec![vocab - 1, 0], vec![vocab / 3]].into(),
             ..filters
         },
     ]
@@ -116,7 +116,7 @@ fn stop_ids_are_let_go_where_nothing_else_is_left() {
                     temperature,
                     min_tokens: 3,
                     logit_bias: vec![(7, 90.0), (8, 1.0)],
-                    allowed_token_ids: Some(allowed),
+                    allowed_token_ids: Some(allowed.into()),
                     ..SamplingParams::default()
                 };
                 let sequence = Sequence { stop_ids: vec![8500, 7, 9100], ..Sequence::new(params, 1) };

@@ -41,6 +41,19 @@ pub struct LimitArgs {
     /// Bytes of a body [default: 16M]
     #[arg(long, value_name = "BYTES", value_parser = values::bytes, env = "QUIRE_MAX_BODY_BYTES")]
     pub max_body_bytes: Option<u64>,
+    /// Bytes of all requests together: their bodies, then what is kept of them until they are answered; more are answered
+    /// 429 [default: 128M]
+    #[arg(long, value_name = "BYTES", value_parser = values::bytes, env = "QUIRE_MAX_INFLIGHT_BYTES")]
+    pub max_inflight_bytes: Option<u64>,
+    /// Values and names in the JSON of a request, lists of token ids and prompts aside
+    #[arg(long, value_name = "N", default_value_t = 131_072, value_parser = values::positive, env = "QUIRE_MAX_JSON_VALUES")]
+    pub max_json_values: usize,
+    /// Bytes of one text that becomes tokens [default: 4M]
+    #[arg(long, value_name = "BYTES", value_parser = values::bytes, env = "QUIRE_MAX_TEXT_BYTES")]
+    pub max_text_bytes: Option<u64>,
+    /// Tokens of all prompts of a request
+    #[arg(long, value_name = "TOKENS", default_value_t = 4_194_304, value_parser = values::positive, env = "QUIRE_MAX_REQUEST_TOKENS")]
+    pub max_request_tokens: usize,
     /// Bytes of all headers [default: 64K]
     #[arg(long, value_name = "BYTES", value_parser = values::bytes, env = "QUIRE_MAX_HEADER_BYTES")]
     pub max_header_bytes: Option<u64>,
@@ -53,21 +66,42 @@ pub struct LimitArgs {
     /// Sequences per prompt
     #[arg(long, value_name = "N", default_value_t = 128, value_parser = values::positive, env = "QUIRE_MAX_N")]
     pub max_n: usize,
+    /// Sequences of a request: prompts times sequences per prompt
+    #[arg(long, value_name = "N", default_value_t = 4096, value_parser = values::positive, env = "QUIRE_MAX_SEQUENCES")]
+    pub max_sequences: usize,
+    /// Alternatives for which a token's log-probability is given, up to 1000
+    #[arg(long, value_name = "N", default_value_t = 20, value_parser = values::whole::<usize>, env = "QUIRE_MAX_LOGPROBS")]
+    pub max_logprobs: usize,
+    /// Log-probabilities in an answer: tokens times alternatives, over all sequences
+    #[arg(long, value_name = "N", default_value_t = 1_048_576, value_parser = values::positive, env = "QUIRE_MAX_LOGPROB_ENTRIES")]
+    pub max_logprob_entries: usize,
     /// Stop strings
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = values::positive, env = "QUIRE_MAX_STOP")]
     pub max_stop: usize,
-    /// Bytes of a stop string [default: 1K]
+    /// Bytes of a stop string, and of a bad word [default: 1K]
     #[arg(long, value_name = "BYTES", value_parser = values::bytes, env = "QUIRE_MAX_STOP_BYTES")]
     pub max_stop_bytes: Option<u64>,
+    /// Entries of stop_token_ids
+    #[arg(long, value_name = "N", default_value_t = 1024, value_parser = values::positive, env = "QUIRE_MAX_STOP_TOKEN_IDS")]
+    pub max_stop_token_ids: usize,
+    /// Entries of allowed_token_ids
+    #[arg(long, value_name = "N", default_value_t = 65_536, value_parser = values::positive, env = "QUIRE_MAX_ALLOWED_TOKEN_IDS")]
+    pub max_allowed_token_ids: usize,
+    /// Entries of bad_words
+    #[arg(long, value_name = "N", default_value_t = 1024, value_parser = values::positive, env = "QUIRE_MAX_BAD_WORDS")]
+    pub max_bad_words: usize,
     /// Entries of logit_bias
     #[arg(long, value_name = "N", default_value_t = 1024, value_parser = values::positive, env = "QUIRE_MAX_LOGIT_BIAS")]
     pub max_logit_bias: usize,
-    /// Bytes of a schema or grammar, and of all tools [default: 512K]
+    /// Bytes of a schema or grammar as it is sent, and of all tools [default: 512K]
     #[arg(long, value_name = "BYTES", value_parser = values::bytes, env = "QUIRE_MAX_SCHEMA_BYTES")]
     pub max_schema_bytes: Option<u64>,
-    /// Messages of a conversation
+    /// Messages of a conversation, and items of an input
     #[arg(long, value_name = "N", default_value_t = 4096, value_parser = values::positive, env = "QUIRE_MAX_MESSAGES")]
     pub max_messages: usize,
+    /// Functions in tools
+    #[arg(long, value_name = "N", default_value_t = 1024, value_parser = values::positive, env = "QUIRE_MAX_TOOLS")]
+    pub max_tools: usize,
     /// Requests that wait for their turn; more are answered 429
     #[arg(long, value_name = "N", default_value_t = 4096, value_parser = values::whole::<usize>, env = "QUIRE_MAX_QUEUED_REQUESTS")]
     pub max_queued_requests: usize,
@@ -119,15 +153,26 @@ impl LimitArgs {
             max_connections: self.max_connections,
             max_concurrent_streams: self.max_concurrent_streams,
             max_body_bytes: bytes(self.max_body_bytes, default.max_body_bytes),
+            max_inflight_bytes: bytes(self.max_inflight_bytes, default.max_inflight_bytes),
+            max_json_values: self.max_json_values,
+            max_text_bytes: bytes(self.max_text_bytes, default.max_text_bytes),
+            max_request_tokens: self.max_request_tokens,
             max_header_bytes: bytes(self.max_header_bytes, default.max_header_bytes),
             max_header_count: self.max_header_count,
             max_prompts: self.max_prompts,
             max_n: self.max_n,
+            max_sequences: self.max_sequences,
+            max_logprobs: self.max_logprobs.min(1000),
+            max_logprob_entries: self.max_logprob_entries,
             max_stop: self.max_stop,
             max_stop_bytes: bytes(self.max_stop_bytes, default.max_stop_bytes),
+            max_stop_token_ids: self.max_stop_token_ids,
+            max_allowed_token_ids: self.max_allowed_token_ids,
+            max_bad_words: self.max_bad_words,
             max_logit_bias: self.max_logit_bias,
             max_schema_bytes: bytes(self.max_schema_bytes, default.max_schema_bytes),
             max_messages: self.max_messages,
+            max_tools: self.max_tools,
             header_timeout: Duration::from_secs_f64(self.header_timeout),
             body_timeout: Duration::from_secs_f64(self.body_timeout),
             send_timeout: Duration::from_secs_f64(self.send_timeout),

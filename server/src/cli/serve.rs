@@ -14,6 +14,7 @@ use crate::http::{self, App, ServerOptions};
 
 /// Loads, listens, serves until a signal comes.
 pub fn run(args: ServeArgs, mut config: EngineConfig) -> Result<(), CliError> {
+    engine::allocator::keep_little();
     config.max_queued_requests = args.limits.max_queued_requests;
     config.max_unread_events = args.limits.max_unread_events;
     let api_keys = args.limits.api_keys()?;

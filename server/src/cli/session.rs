@@ -67,7 +67,7 @@ pub fn params(args: &SamplingArgs, defaults: Option<&GenerationDefaults>) -> Gen
     GenerationParams {
         sampling,
         max_tokens: args.max_tokens,
-        stop: args.stop.clone(),
+        stop: args.stop.as_slice().into(),
         ignore_eos: args.ignore_eos,
         ..GenerationParams::default()
     }

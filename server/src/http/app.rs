@@ -2,24 +2,24 @@
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::str::FromStr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use engine::text::ToolFormat;
 use engine::{AsyncEngine, Pooling, Tokenizer};
+use serde_json::Value;
 use tokio::sync::Semaphore;
 
 use super::connection::Activity;
 use super::cors::Cors;
+use super::cost::Budget;
 use super::error::ApiError;
 use super::fields::Fields;
 use super::limits::Limits;
 use super::metrics::Metrics;
 use super::state::MAX_WATCHERS;
-
-/// Large bodies that are worked on at once: a body of 16 MB can become a gigabyte of JSON values.
-const LARGE_AT_ONCE: usize = 2;
+use super::work::Lanes;
 
 /// What is done about `<think>…</think>` in front of an answer. Names are vLLM's where one does the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,8 +102,12 @@ pub struct App {
     pub(super) created: u64,
     /// What a stop waits for beside the engine.
     pub(super) activity: Activity,
-    /// A permit for each large body that is worked on.
-    pub(super) large_bodies: Arc<Semaphore>,
+    /// Threads for the work on bodies.
+    pub(super) lanes: Lanes,
+    /// Memory for requests in flight.
+    pub(super) budget: Budget,
+    /// What `/openapi.json` says, once it was asked for.
+    pub(super) openapi: OnceLock<Value>,
     /// A permit for each client that watches the engine.
     pub(super) watchers: Arc<Semaphore>,
     ids: AtomicU64,
@@ -120,6 +124,7 @@ impl App {
         let default = if thinks { Reasoning::Tags } else { Reasoning::Off };
         let reasoning = options.reasoning_parser.unwrap_or(default);
         let pooling = options.pooling_type.or(engine.info().pooling);
+        let budget = Budget::new(options.limits.max_inflight_bytes);
         App {
             metrics: Metrics::new(&model, engine.info()),
             engine,
@@ -136,7 +141,9 @@ impl App {
             pooling,
             created: unix_seconds(),
             activity: Activity::default(),
-            large_bodies: Arc::new(Semaphore::new(LARGE_AT_ONCE)),
+            lanes: Lanes::default(),
+            budget,
+            openapi: OnceLock::new(),
             watchers: Arc::new(Semaphore::new(MAX_WATCHERS)),
             ids: AtomicU64::new(0),
             // Ids of two runs of a server should not meet in a client's log; `RandomState` is the entropy std has.
@@ -165,8 +172,8 @@ impl App {
     }
 
     /// The request is for the model that is served; a request that names none means it.
-    pub(super) fn check_model(&self, fields: &Fields) -> Result<(), ApiError> {
-        match fields.str("model")? {
+    pub(super) fn check_model(&self, fields: &Fields<'_>) -> Result<(), ApiError> {
+        match fields.str("model", usize::MAX, "The served model, which is also meant where none is named.")? {
             Some(name) if name != self.model => Err(ApiError::unknown_model(name, &self.model)),
             _ => Ok(()),
         }

@@ -1,5 +1,5 @@
-//! One HTTP call: its id, which comes from the client or is made here and goes back with the answer, and the place that its
-//! stream takes.
+//! One HTTP call: its id, which comes from the client or is made here and goes back with the answer, and what it holds until its
+//! answer has been taken: a place among the streams, and its part of the memory for requests in flight.
 //!
 //! The call is a task-local value, so that what runs on its behalf can name it without every function carrying it.
 
@@ -14,6 +14,7 @@ use futures_util::StreamExt;
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::app::App;
+use super::cost::Reserved;
 use super::error::ApiError;
 
 /// The header of the id, both ways.
@@ -29,7 +30,14 @@ const MAX_ID: usize = 128;
 pub struct Call {
     id: String,
     trace_parent: Option<String>,
-    place: Mutex<Option<OwnedSemaphorePermit>>,
+    held: Mutex<Held>,
+}
+
+/// What is given back when the body of the answer is dropped.
+#[derive(Default)]
+struct Held {
+    place: Option<OwnedSemaphorePermit>,
+    memory: Reserved,
 }
 
 tokio::task_local! {
@@ -63,12 +71,21 @@ pub fn take_stream_place(app: &App) -> Result<(), ApiError> {
         app.metrics.rejected("streams");
         ApiError::busy("the limit of answers that stream (--max-concurrent-streams) is reached: try again later")
     })?;
-    // Outside of a call there is no body to wait for.
-    let _ = CALL.try_with(|call| *call.place.lock().unwrap_or_else(PoisonError::into_inner) = Some(place));
+    hold(|held| held.place = Some(place));
     Ok(())
 }
 
-/// Middleware: names the call, and keeps its place to the end of its body.
+/// Keeps a part of the memory budget until the body of the answer is dropped.
+pub fn keep(memory: Reserved) {
+    hold(|held| held.memory = memory);
+}
+
+fn hold(change: impl FnOnce(&mut Held)) {
+    // Outside of a call there is no body to wait for.
+    let _ = CALL.try_with(|call| change(&mut call.held.lock().unwrap_or_else(PoisonError::into_inner)));
+}
+
+/// Middleware: names the call, and keeps what it holds to the end of its answer's body.
 pub async fn name(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
     let sent = request.headers().get(REQUEST_ID).and_then(|value| value.to_str().ok());
     let sent = sent.filter(|id| !id.is_empty() && id.len() <= MAX_ID && id.bytes().all(|byte| byte.is_ascii_graphic()));
@@ -76,22 +93,22 @@ pub async fn name(State(app): State<Arc<App>>, request: Request, next: Next) -> 
     let call = Arc::new(Call {
         trace_parent: trace_parent.filter(|text| is_trace_parent(text)).map(str::to_string),
         id: sent.map_or_else(|| app.fresh_id("req"), str::to_string),
-        place: Mutex::new(None),
+        held: Mutex::default(),
     });
     let mut response = CALL.scope(call.clone(), next.run(request)).await;
     if let Ok(id) = HeaderValue::from_str(&call.id) {
         response.headers_mut().insert(REQUEST_ID, id);
     }
-    let place = call.place.lock().unwrap_or_else(PoisonError::into_inner).take();
-    match place {
-        None => response,
-        Some(place) => response.map(|body| {
-            Body::from_stream(body.into_data_stream().map(move |part| {
-                let _ = &place;
-                part
-            }))
-        }),
+    let held = std::mem::take(&mut *call.held.lock().unwrap_or_else(PoisonError::into_inner));
+    if held.place.is_none() && held.memory.is_empty() {
+        return response;
     }
+    response.map(|body| {
+        Body::from_stream(body.into_data_stream().map(move |part| {
+            let _ = &held;
+            part
+        }))
+    })
 }
 
 #[cfg(test)]

@@ -2,22 +2,24 @@
 
 use std::sync::Arc;
 
-use axum::Json;
 use axum::extract::{Request, State};
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use engine::{Delta, GenerationRequest, TokenLogprobs};
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use super::app::App;
 use super::body;
+use super::cost::Cost;
 use super::error::ApiError;
 use super::fields::Fields;
+use super::json::{Json, off_reactor};
 use super::logprobs::{self, CompletionLogprobs};
-use super::options::{MAX_LOGPROBS, Options, truncate};
+use super::options::{Options, truncate};
 use super::prompts::{self, Input};
 use super::reply::{self, Envelope, Usage, choices};
 use super::run::Run;
-use super::stream::{self, Chunks};
+use super::stream::{self, Chunk, Chunks};
+use super::work::Work;
 
 /// Tokens to generate where the request does not say, as in OpenAI's API.
 const DEFAULT_MAX_TOKENS: usize = 16;
@@ -25,22 +27,26 @@ const DEFAULT_MAX_TOKENS: usize = 16;
 /// The handler.
 pub async fn completions(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
     let mut body = body::receive(&app, request).await?;
-    let (completion, options, requests) = body.read(&app, prepare).await?;
+    let ((mut completion, options, requests), cost) = body.read(&app, prepare).await?;
     let envelope = Envelope::new(&app, "cmpl", "text_completion");
     let prompt_tokens = completion.prompts.iter().map(|prompt| prompt.ids.len()).sum();
     let run = Run::submit(&app, requests).await?;
     if options.stream {
         return Ok(stream::respond(run, completion, envelope, &options, prompt_tokens));
     }
-    let mut usage = Usage { prompt_tokens, ..Usage::default() };
-    let (mut completion, mut all) = (completion, Vec::new());
-    for (i, answer) in run.collect().await?.into_iter().enumerate() {
-        usage.completion_tokens += answer.completion_tokens();
-        usage.cached_tokens += answer.cached_tokens;
-        completion.prompts[i].logprobs = answer.prompt_logprobs;
-        all.extend(answer.sequences.iter().map(|sequence| completion.choice(i, sequence)));
-    }
-    Ok(Json(envelope.wrap(choices(all), Some(usage.to_json()))).into_response())
+    let answers = run.collect(completion.logprobs.is_some() || completion.return_token_ids).await?;
+    off_reactor(cost.is_large(), move || {
+        let mut usage = Usage { prompt_tokens, ..Usage::default() };
+        let mut all = Vec::new();
+        for (i, answer) in answers.into_iter().enumerate() {
+            usage.completion_tokens += answer.completion_tokens;
+            usage.cached_tokens += answer.cached_tokens;
+            completion.know(i, answer.prompt_logprobs);
+            all.extend(answer.sequences.iter().map(|sequence| completion.choice(i, sequence)));
+        }
+        envelope.wrap(choices(all), Some(usage.to_json())).into_response()
+    })
+    .await
 }
 
 /// A completion request in flight: all that its choices need.
@@ -63,73 +69,130 @@ struct Prompt {
     /// As it is echoed.
     text: String,
     logprobs: Option<Vec<Option<TokenLogprobs>>>,
+    /// `prompt_logprobs`, written once for all choices.
+    written: Option<Json>,
 }
 
-fn prepare(app: &Arc<App>, fields: &Fields) -> Result<(Completion, Options, Vec<GenerationRequest>), ApiError> {
-    app.check_model(fields)?;
-    fields.refuse("suffix", "this model does not fill in; leave it out")?;
-    let mut options = Options::read(app, fields, &["max_tokens"])?;
-    let logprobs = fields.count("logprobs", 0, MAX_LOGPROBS)?;
-    let echo = fields.bool("echo")?.unwrap_or(false);
-    let add_special = fields.bool("add_special_tokens")?.unwrap_or(true);
-    let prompt_logprobs = options.params.prompt_logprobs;
-    options.params.sampling.logprobs = logprobs;
-    if echo && logprobs.is_some() {
-        options.params.prompt_logprobs = logprobs.max(prompt_logprobs);
+/// What a request says.
+pub struct Asked {
+    options: Options,
+    echo: bool,
+    add_special: bool,
+    /// Those that the client asked for; `echo` with `logprobs` asks for them too.
+    prompt_logprobs: Option<usize>,
+    prompts: Vec<Input>,
+}
+
+impl Asked {
+    /// Reads the fields.
+    pub fn read(work: &Work, fields: &Fields<'_>) -> Result<Asked, ApiError> {
+        work.check_model(fields)?;
+        fields.refuse("suffix", "this model does not fill in; leave it out")?;
+        let max_tokens = "Most tokens of an answer, 16 by default; 0 only scores the prompt.";
+        let mut options = Options::read(work, fields, &[("max_tokens", max_tokens)], 0)?;
+        let logprobs = fields.count(
+            "logprobs",
+            (0, work.limits.max_logprobs),
+            "Give log-probabilities, with this many alternatives each.",
+        )?;
+        let echo = fields.flag("echo", false, "Put the prompt in front of the text.")?;
+        let add_special = fields.flag("add_special_tokens", true, "Begin with the tokenizer's special tokens.")?;
+        let prompt_logprobs = options.params.prompt_logprobs;
+        options.params.sampling.logprobs = logprobs;
+        if echo && logprobs.is_some() {
+            options.params.prompt_logprobs = logprobs.max(prompt_logprobs);
+        }
+        let prompts = prompts::read(work, fields, "prompt", "What is continued.")?;
+        Ok(Asked { options, echo, add_special, prompt_logprobs, prompts })
     }
-    let prompts = tokenize(app, prompts::read(app, fields, "prompt")?, add_special, echo, &options)?;
+
+    /// With prompts of so many tokens and bytes in all.
+    fn cost(&self, app: &App, tokens: usize, bytes: usize) -> Cost {
+        let params = &self.options.params;
+        let cost = self.options.cost(app, (self.prompts.len(), tokens), Some(DEFAULT_MAX_TOKENS), "logprobs");
+        let copies = |asked: Option<usize>| params.n * asked.map_or(0, |k| k + 1);
+        let echoed = if self.echo { params.sampling.logprobs } else { None };
+        Cost {
+            per_prompt_token: copies(self.prompt_logprobs) + copies(echoed),
+            repeated_bytes: cost.repeated_bytes + if self.echo { params.n * bytes } else { 0 },
+            ..cost
+        }
+    }
+}
+
+fn prepare(
+    work: &Work,
+    fields: &Fields<'_>,
+) -> Result<((Completion, Options, Vec<GenerationRequest>), Cost), ApiError> {
+    let mut asked = Asked::read(work, fields)?;
+    let least = asked.prompts.iter().map(|input| input.least_tokens(work)).sum();
+    asked.cost(work, least, 0).check(&work.limits)?;
+    let inputs = std::mem::take(&mut asked.prompts);
+    let prompts = tokenize(work, inputs, &asked)?;
+    let (tokens, bytes) =
+        prompts.iter().fold((0, 0), |(ids, bytes), prompt| (ids + prompt.ids.len(), bytes + prompt.text.len()));
+    let cost = Cost { prompts: prompts.len(), ..asked.cost(work, tokens, bytes) };
+    cost.check(&work.limits)?;
+    let Asked { options, echo, prompt_logprobs, .. } = asked;
     let mut requests = Vec::new();
     for prompt in &prompts {
-        requests.push(options.request(app, prompt.ids.clone(), Some(DEFAULT_MAX_TOKENS), "prompt")?);
+        requests.push(options.request(work, prompt.ids.clone(), Some(DEFAULT_MAX_TOKENS), "prompt")?);
     }
     let n = options.params.n;
     let completion = Completion {
-        app: app.clone(),
+        app: work.app.clone(),
         begun: vec![false; n * prompts.len()],
         prompts,
         n,
         echo,
-        logprobs,
+        logprobs: options.params.sampling.logprobs,
         prompt_logprobs,
         skip_special_tokens: options.params.skip_special_tokens,
         return_token_ids: options.return_token_ids,
     };
-    Ok((completion, options, requests))
+    Ok(((completion, options, requests), cost))
 }
 
-fn tokenize(
-    app: &App,
-    inputs: Vec<Input>,
-    add_special: bool,
-    echo: bool,
-    options: &Options,
-) -> Result<Vec<Prompt>, ApiError> {
-    let (keep, skip_special) = (options.truncate_prompt_tokens, options.params.skip_special_tokens);
-    let one = |input: Input| {
-        let (ids, text) = input.encode(app, add_special, "prompt")?;
+fn tokenize(work: &Work, inputs: Vec<Input>, asked: &Asked) -> Result<Vec<Prompt>, ApiError> {
+    let (keep, skip_special) = (asked.options.truncate_prompt_tokens, asked.options.params.skip_special_tokens);
+    let (mut prompts, mut tokens) = (Vec::new(), 0);
+    for input in inputs {
+        let (ids, text) = input.encode(work, asked.add_special, "prompt", keep.is_none())?;
         let whole = ids.len();
         let ids = truncate(ids, keep);
         let text = match text.filter(|_| ids.len() == whole) {
-            _ if !echo => String::new(),
+            _ if !asked.echo => String::new(),
             Some(text) => text,
-            None => app.tokenizer().decode(&ids, skip_special).map_err(|error| ApiError::invalid("prompt", error))?,
+            None => work.tokenizer().decode(&ids, skip_special).map_err(|error| ApiError::invalid("prompt", error))?,
         };
-        Ok(Prompt { ids, text, logprobs: None })
-    };
-    inputs.into_iter().map(one).collect()
+        tokens += ids.len();
+        Cost { prompts: 1, prompt_tokens: tokens, ..Cost::default() }.check(&work.limits)?;
+        prompts.push(Prompt { ids, text, logprobs: None, written: None });
+    }
+    Ok(prompts)
 }
 
 impl Completion {
+    /// The log-probabilities of a prompt have come.
+    fn know(&mut self, prompt: usize, logprobs: Option<Vec<Option<TokenLogprobs>>>) {
+        let source = &mut self.prompts[prompt];
+        source.written = self
+            .prompt_logprobs
+            .zip(logprobs.as_deref())
+            .map(|(k, known)| logprobs::prompt(self.app.tokenizer(), &source.ids, known, k));
+        source.logprobs = logprobs;
+    }
+
     /// The choice for a delta: a piece of a stream, or a whole sequence. The first piece carries what belongs to the
     /// prompt.
-    fn choice(&mut self, prompt: usize, delta: &Delta) -> Value {
+    fn choice(&mut self, prompt: usize, delta: &Delta) -> Json {
         let index = prompt * self.n + delta.index as usize;
         let first = !std::mem::replace(&mut self.begun[index], true);
         let source = &self.prompts[prompt];
         let tokenizer = self.app.tokenizer();
         let echo = if self.echo { source.text.as_str() } else { "" };
         let logprobs = self.logprobs.map(|k| {
-            let (mut all, length) = (CompletionLogprobs::default(), echo.chars().count());
+            let (mut all, length) = (CompletionLogprobs::new(), echo.chars().count());
             if first && self.echo {
                 let known = source.logprobs.as_deref().unwrap_or_default();
                 all.push_prompt(tokenizer, &source.ids, known, k, self.skip_special_tokens, length);
@@ -139,19 +202,20 @@ impl Completion {
         });
         let (finish_reason, stop_reason) = reply::finish(delta.finish.as_ref());
         let text = if first { format!("{echo}{}", delta.text) } else { delta.text.clone() };
-        let mut choice = json!({
+        let mut choice = Json::from(json!({
             "index": index,
             "text": text,
-            "logprobs": logprobs,
+            "logprobs": null,
             "finish_reason": finish_reason,
             "stop_reason": stop_reason,
-        });
-        if let (true, Some(k), Some(known)) = (first, self.prompt_logprobs, &source.logprobs) {
-            choice["prompt_logprobs"] = logprobs::prompt(tokenizer, &source.ids, known, k);
+        }));
+        choice.set("logprobs", logprobs);
+        if let (true, Some(written)) = (first, &source.written) {
+            choice.set("prompt_logprobs", written.clone());
         }
         if self.return_token_ids {
-            choice["prompt_token_ids"] = if first { source.ids.clone().into() } else { Value::Null };
-            choice["token_ids"] = delta.tokens.iter().map(|token| token.id).collect();
+            choice.set("prompt_token_ids", if first { source.ids.clone().into() } else { Value::Null });
+            choice.set("token_ids", delta.tokens.iter().map(|token| token.id).collect::<Value>());
         }
         choice
     }
@@ -159,10 +223,10 @@ impl Completion {
 
 impl Chunks for Completion {
     fn prompt_logprobs(&mut self, prompt: usize, logprobs: Vec<Option<TokenLogprobs>>) {
-        self.prompts[prompt].logprobs = Some(logprobs);
+        self.know(prompt, Some(logprobs));
     }
 
-    fn chunk(&mut self, prompt: usize, delta: &Delta) -> Option<Map<String, Value>> {
+    fn chunk(&mut self, prompt: usize, delta: &Delta) -> Option<Chunk> {
         let first = !self.begun[prompt * self.n + delta.index as usize];
         let tells = !delta.text.is_empty()
             || delta.finish.is_some()

@@ -5,20 +5,22 @@
 
 use std::sync::Arc;
 
-use axum::Json;
 use axum::extract::{Request, State};
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use engine::{GenerationParams, GenerationRequest};
-use serde_json::{Map, Number, Value, json};
+use serde_json::{Number, Value, json};
 
 use super::app::App;
 use super::body;
+use super::cost::Cost;
 use super::error::ApiError;
 use super::fields::Fields;
-use super::options::{cache_salt, check_length, priority, truncate};
-use super::prompts;
+use super::json::{Json, off_reactor};
+use super::options::{cache_salt, check_length, priority, truncate, truncation, user};
+use super::prompts::{self, Input};
 use super::reply::Envelope;
 use super::run::Run;
+use super::work::Work;
 
 /// How a vector is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,69 +34,112 @@ enum Encoding {
 /// The handler.
 pub async fn embeddings(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
     let mut body = body::receive(&app, request).await?;
-    let (requests, encoding) = body.read(&app, |app, fields| prepare(app, fields)).await?;
+    let ((requests, encoding), _) = body.read(&app, prepare).await?;
     let prompt_tokens: usize = requests.iter().map(|request| request.prompt.len()).sum();
     let envelope = Envelope::new(&app, "embd", "list");
-    let answers = Run::submit(&app, requests).await?.collect().await?;
+    let answers = Run::submit(&app, requests).await?.collect(false).await?;
     let vectors: Option<Vec<Vec<f32>>> = answers.into_iter().map(|answer| answer.embedding).collect();
     let vectors = vectors.ok_or_else(|| ApiError::internal("the engine made no embedding"))?;
-    // Many numbers take long to write; nobody else should wait for that.
-    let written = tokio::task::spawn_blocking(move || {
-        let one = |(index, vector): (usize, Vec<f32>)| json!({"object": "embedding", "index": index, "embedding": write(&vector, encoding)});
+    off_reactor(true, move || {
+        let one = |(index, vector): (usize, Vec<f32>)| {
+            let mut item = Json::from(json!({"object": "embedding", "index": index}));
+            item.set("embedding", write(&vector, encoding));
+            item
+        };
         let usage = json!({"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens});
-        let data = vectors.into_iter().enumerate().map(one).collect();
-        Json(envelope.wrap(Map::from_iter([("data".to_string(), data)]), Some(usage))).into_response()
-    });
-    written.await.map_err(|error| ApiError::internal(format!("writing the answer failed: {error}")))
+        let data: Vec<Json> = vectors.into_iter().enumerate().map(one).collect();
+        envelope.wrap(vec![("data", data.into())], Some(usage)).into_response()
+    })
+    .await
 }
 
-fn prepare(app: &App, fields: &Fields) -> Result<(Vec<GenerationRequest>, Encoding), ApiError> {
-    app.check_model(fields)?;
-    let pooling = app.pooling.ok_or_else(|| {
-        ApiError::unsupported("model", "its 1_Pooling/config.json asks for another pooling than last token or mean; start the server with --pooling-type")
-    })?;
-    fields.str("user")?;
-    let encoding = match fields.str("encoding_format")? {
-        None | Some("float") => Encoding::Float,
-        Some("base64") => Encoding::Base64,
-        Some(other) => return Err(ApiError::wrong("encoding_format", &Value::from(other), "float or base64")),
-    };
-    let width = app.engine.info().hidden_size;
-    if let Some(asked) = fields.count("dimensions", 1, usize::MAX)?
-        && asked != width
-    {
-        let expected = format!("{width}, the width of this model: it was not made to be cut");
-        return Err(ApiError::wrong("dimensions", &Value::from(asked), expected));
+/// What a request says.
+pub struct Asked {
+    encoding: Encoding,
+    keep: Option<usize>,
+    add_special: bool,
+    priority: i32,
+    cache_salt: Option<String>,
+    prompts: Vec<Input>,
+}
+
+impl Asked {
+    /// Reads the fields.
+    pub fn read(work: &Work, fields: &Fields<'_>) -> Result<Asked, ApiError> {
+        work.check_model(fields)?;
+        user(fields)?;
+        let description = "float, the default, or base64: little-endian float32.";
+        let encoding = match fields.word("encoding_format", &["float", "base64"], description)? {
+            Some("base64") => Encoding::Base64,
+            _ => Encoding::Float,
+        };
+        let width = work.engine.info().hidden_size;
+        if let Some(asked) = fields.count("dimensions", (1, usize::MAX), "Only the model's own width.")?
+            && asked != width
+        {
+            let expected = format!("{width}, the width of this model: it was not made to be cut");
+            return Err(ApiError::wrong("dimensions", &Value::from(asked), expected));
+        }
+        let keep = match truncation(fields)? {
+            Some(-1) => Some(work.context().saturating_sub(1)),
+            other => other.and_then(|n| usize::try_from(n).ok()),
+        };
+        Ok(Asked {
+            encoding,
+            keep,
+            add_special: fields.flag("add_special_tokens", true, "Begin with the tokenizer's special tokens.")?,
+            priority: priority(fields)?,
+            cache_salt: cache_salt(fields)?,
+            prompts: prompts::read(work, fields, "input", "What becomes vectors.")?,
+        })
     }
-    let keep = match fields.integer("truncate_prompt_tokens", -1..=i64::MAX)? {
-        Some(-1) => Some(app.context().saturating_sub(1)),
-        Some(0) => return Err(ApiError::wrong("truncate_prompt_tokens", &Value::from(0), "-1 or at least 1")),
-        other => other.and_then(|n| usize::try_from(n).ok()),
-    };
-    let add_special = fields.bool("add_special_tokens")?.unwrap_or(true);
-    let (priority, cache_salt) = (priority(fields)?, cache_salt(fields)?);
-    let request = |input: prompts::Input| {
-        let prompt = truncate(input.encode(app, add_special, "input")?.0, keep);
-        check_length(app, prompt.len(), "input")?;
-        let params = GenerationParams::embedding(pooling);
-        Ok(GenerationRequest { prompt, params, priority, cache_salt: cache_salt.clone() })
-    };
-    let requests: Result<Vec<GenerationRequest>, ApiError> =
-        prompts::read(app, fields, "input")?.into_iter().map(request).collect();
-    Ok((requests?, encoding))
 }
 
-fn write(vector: &[f32], encoding: Encoding) -> Value {
+fn prepare(work: &Work, fields: &Fields<'_>) -> Result<((Vec<GenerationRequest>, Encoding), Cost), ApiError> {
+    let pooling = work.pooling.ok_or_else(|| {
+        let advice = "its 1_Pooling/config.json asks for another pooling than last token or mean; start the server with --pooling-type";
+        ApiError::unsupported("model", advice)
+    })?;
+    let Asked { encoding, keep, add_special, priority, cache_salt, prompts } = Asked::read(work, fields)?;
+    let width = work.engine.info().hidden_size;
+    let least = prompts.iter().map(|input| input.least_tokens(work)).sum();
+    let count = prompts.len();
+    let cost = |tokens| Cost {
+        prompts: count,
+        sequences: 1,
+        n: 1,
+        prompt_tokens: tokens,
+        // A vector, and its text.
+        list_bytes: width * 20,
+        ..Cost::default()
+    };
+    cost(least).check(&work.limits)?;
+    let (mut requests, mut tokens) = (Vec::new(), 0);
+    for input in prompts {
+        let prompt = truncate(input.encode(work, add_special, "input", keep.is_none())?.0, keep);
+        check_length(work, prompt.len(), "input")?;
+        tokens += prompt.len();
+        cost(tokens).check(&work.limits)?;
+        let params = GenerationParams::embedding(pooling);
+        requests.push(GenerationRequest { prompt, params, priority, cache_salt: cache_salt.clone() });
+    }
+    Ok(((requests, encoding), cost(tokens)))
+}
+
+/// A vector as JSON text.
+fn write(vector: &[f32], encoding: Encoding) -> Json {
     match encoding {
-        // Through the shortest decimal: 0.1 stays 0.1 and is not told to sixteen digits.
+        // Through the shortest decimal: 0.1 stays 0.1 and does not get sixteen digits.
         Encoding::Float => {
-            let number =
-                |x: &f32| x.to_string().parse().ok().and_then(Number::from_f64).map_or(Value::Null, Value::Number);
-            vector.iter().map(number).collect()
+            let number = |x: &f32| {
+                let value = x.to_string().parse().ok().and_then(Number::from_f64).map_or(Value::Null, Value::Number);
+                value.to_string()
+            };
+            Json::text(format!("[{}]", vector.iter().map(number).collect::<Vec<_>>().join(",")))
         }
         Encoding::Base64 => {
             let bytes: Vec<u8> = vector.iter().flat_map(|x| x.to_le_bytes()).collect();
-            base64(&bytes).into()
+            Json::text(format!("{:?}", base64(&bytes)))
         }
     }
 }
@@ -121,9 +166,9 @@ mod tests {
     #[test]
     fn a_vector_is_written_in_short_numbers_or_as_its_bytes() {
         let vector = [0.1_f32, -1.0, 3.5e-9];
-        assert_eq!(write(&vector, Encoding::Float).to_string(), "[0.1,-1.0,3.5e-9]");
+        assert_eq!(write(&vector, Encoding::Float).write(), "[0.1,-1.0,3.5e-9]");
         // struct.pack("<3f", 0.1, -1.0, 3.5e-9), by Python.
-        assert_eq!(write(&vector, Encoding::Base64), "zczMPQAAgL+nhHAx");
+        assert_eq!(write(&vector, Encoding::Base64).write(), "\"zczMPQAAgL+nhHAx\"");
     }
 
     #[test]

@@ -42,6 +42,16 @@ impl ApiError {
         ApiError::invalid(param, format_args!("found {}, expected {expected}", excerpt(found)))
     }
 
+    /// 400 that names the parameter, tells of the value that was found and says what would do.
+    pub fn found(param: impl Into<String>, found: &str, expected: impl std::fmt::Display) -> ApiError {
+        ApiError::invalid(param, format_args!("found {found}, expected {expected}"))
+    }
+
+    /// 400 for what is larger than its limit: `found` and `most` count `what`.
+    pub fn over(param: impl Into<String>, found: usize, most: usize, what: &str, advice: &str) -> ApiError {
+        ApiError::invalid(param, format_args!("found {found} {what}, expected at most {most}; {advice}"))
+    }
+
     /// 400 for a feature that this server does not have; never ignored in silence.
     pub fn unsupported(param: impl Into<String>, advice: impl std::fmt::Display) -> ApiError {
         ApiError::invalid(param, format_args!("not supported; {advice}"))
@@ -90,7 +100,7 @@ impl ApiError {
 
     /// 413.
     pub fn too_large(limit: usize) -> ApiError {
-        let message = format!("the body is larger than {limit} bytes");
+        let message = format!("the body is larger than {limit} bytes (--max-body-bytes); send less");
         ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "invalid_request_error", message)
     }
 
@@ -229,7 +239,7 @@ pub async fn method_not_allowed(method: Method, uri: Uri) -> ApiError {
 }
 
 /// A value as it stands in a message: JSON, cut where it grows long.
-fn excerpt(value: &Value) -> String {
+pub fn excerpt(value: &Value) -> String {
     const LIMIT: usize = 60;
     let whole = match value {
         // A container may be megabytes of JSON; its size says enough.

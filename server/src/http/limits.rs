@@ -4,9 +4,9 @@
 //! |---|---|
 //! | connections, time for a head, unread bytes | `serve`, `connection` |
 //! | bytes and number of headers | here, as middleware; far beyond them in `serve` |
-//! | bytes of a body, time for it | `body` |
-//! | numbers and sizes of fields | here, on the parsed body |
-//! | prompts, `n`, `stop` | where the field is read |
+//! | bytes of a body, time for it, bytes of all bodies | `body` |
+//! | numbers and sizes of fields | where the field is read |
+//! | products of fields, and what all requests keep together | `cost` |
 //! | streams, whole request | `call`, `run` |
 
 use std::sync::Arc;
@@ -16,11 +16,9 @@ use axum::extract::{Request, State};
 use axum::http::{Version, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-use serde_json::Value;
 
 use super::app::App;
 use super::error::ApiError;
-use super::fields::Fields;
 
 /// Limits of a server. `Default` is what the flags default to.
 #[derive(Clone, Debug, PartialEq)]
@@ -29,8 +27,16 @@ pub struct Limits {
     pub max_connections: usize,
     /// Answers that stream at once; `None` for as many as there are connections.
     pub max_concurrent_streams: Option<usize>,
-    /// Bytes of a body. Parsed JSON takes many times its text; a prompt of a million tokens is about 4 MB.
+    /// Bytes of a body. A prompt of a million tokens is about 4 MB.
     pub max_body_bytes: usize,
+    /// Bytes of all requests together: their bodies, then what is kept of them until they are answered.
+    pub max_inflight_bytes: usize,
+    /// Values and names in the JSON of one request, lists of token ids and prompts aside.
+    pub max_json_values: usize,
+    /// Bytes of one text that becomes tokens; a sixteenth of it where a tokenizer has to take the text at once.
+    pub max_text_bytes: usize,
+    /// Tokens of all prompts of one request.
+    pub max_request_tokens: usize,
     /// Bytes of all header names and values.
     pub max_header_bytes: usize,
     /// Headers.
@@ -39,16 +45,30 @@ pub struct Limits {
     pub max_prompts: usize,
     /// Sequences per prompt, candidates of `best_of` and beams included; the engine may allow fewer.
     pub max_n: usize,
+    /// Sequences of one request: prompts times sequences per prompt.
+    pub max_sequences: usize,
+    /// Alternatives for which a token's log-probability is given.
+    pub max_logprobs: usize,
+    /// Log-probabilities in one answer: tokens times alternatives, over all sequences.
+    pub max_logprob_entries: usize,
     /// Stop strings.
     pub max_stop: usize,
-    /// Bytes of a stop string.
+    /// Bytes of a stop string, and of a bad word.
     pub max_stop_bytes: usize,
+    /// Entries of `stop_token_ids`.
+    pub max_stop_token_ids: usize,
+    /// Entries of `allowed_token_ids`.
+    pub max_allowed_token_ids: usize,
+    /// Entries of `bad_words`.
+    pub max_bad_words: usize,
     /// Entries of `logit_bias`.
     pub max_logit_bias: usize,
     /// Bytes of a schema, grammar, regular expression or list of choices, and of all tools together, as JSON.
     pub max_schema_bytes: usize,
-    /// Messages of a conversation.
+    /// Messages of a conversation, and items of an `input`.
     pub max_messages: usize,
+    /// Functions in `tools`.
+    pub max_tools: usize,
     /// For the head of a request to come, from when the connection could take one: idle connections end by it too.
     pub header_timeout: Duration,
     /// For a body to come.
@@ -67,79 +87,31 @@ impl Default for Limits {
             max_connections: 4096,
             max_concurrent_streams: None,
             max_body_bytes: 16 << 20,
+            max_inflight_bytes: 128 << 20,
+            max_json_values: 128 << 10,
+            max_text_bytes: 4 << 20,
+            max_request_tokens: 4 << 20,
             max_header_bytes: 64 << 10,
             max_header_count: 100,
             max_prompts: 2048,
             max_n: 128,
+            max_sequences: 4096,
+            max_logprobs: 20,
+            max_logprob_entries: 1 << 20,
             max_stop: 16,
             max_stop_bytes: 1024,
+            max_stop_token_ids: 1024,
+            max_allowed_token_ids: 64 << 10,
+            max_bad_words: 1024,
             max_logit_bias: 1024,
             max_schema_bytes: 512 << 10,
             max_messages: 4096,
+            max_tools: 1024,
             header_timeout: Duration::from_secs(30),
             body_timeout: Duration::from_secs(60),
             send_timeout: Duration::from_secs(60),
             request_timeout: None,
             engine_iteration_timeout: Duration::from_secs(120),
-        }
-    }
-}
-
-/// Fields that hold a grammar in some form, or tools.
-const SCHEMAS: [&str; 7] = [
-    "response_format",
-    "structured_outputs",
-    "guided_json",
-    "guided_regex",
-    "guided_choice",
-    "guided_grammar",
-    "tools",
-];
-
-impl Limits {
-    /// Refuses a body whose fields are larger than they may be, before anything is made of them.
-    pub fn check(&self, fields: &Fields) -> Result<(), ApiError> {
-        let too_many = |name, found, most, what| {
-            Err(ApiError::invalid(name, format_args!("found {found} {what}, expected at most {most}")))
-        };
-        if let Some(Value::Array(messages)) = fields.get("messages")
-            && messages.len() > self.max_messages
-        {
-            return too_many("messages", messages.len(), self.max_messages, "messages");
-        }
-        if let Some(Value::Object(bias)) = fields.get("logit_bias")
-            && bias.len() > self.max_logit_bias
-        {
-            return too_many("logit_bias", bias.len(), self.max_logit_bias, "entries");
-        }
-        let stops = match fields.get("stop") {
-            Some(Value::Array(items)) => items.as_slice(),
-            Some(one) => std::slice::from_ref(one),
-            None => &[],
-        };
-        if let Some(long) = stops.iter().filter_map(Value::as_str).map(str::len).find(|len| *len > self.max_stop_bytes)
-        {
-            return too_many("stop", long, self.max_stop_bytes, "bytes in a string");
-        }
-        for name in SCHEMAS {
-            let bytes = fields.get(name).map_or(0, json_bytes);
-            if bytes > self.max_schema_bytes {
-                return too_many(name, bytes, self.max_schema_bytes, "bytes of JSON");
-            }
-        }
-        Ok(())
-    }
-}
-
-/// About the length of a value as JSON text, without writing it. Values are no deeper than the parser allows.
-fn json_bytes(value: &Value) -> usize {
-    match value {
-        Value::Null | Value::Bool(_) => 4,
-        Value::Number(_) => 8,
-        Value::String(text) => text.len() + 2,
-        Value::Array(items) => 2 + items.iter().map(|item| 1 + json_bytes(item)).sum::<usize>(),
-        Value::Object(fields) => {
-            2 + fields.iter().map(|(name, value)| name.len() + 4 + json_bytes(value)).sum::<usize>()
         }
     }
 }
@@ -161,40 +133,5 @@ pub async fn check_head(State(app): State<Arc<App>>, request: Request, next: Nex
             ApiError::body(format!("found {hosts} Host headers, expected one")).into_response()
         }
         () => next.run(request).await,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    #![allow(clippy::unwrap_used)]
-    use super::*;
-    use serde_json::json;
-
-    #[test]
-    fn each_field_has_its_limit_and_may_reach_it() {
-        let limits =
-            Limits { max_messages: 2, max_logit_bias: 2, max_stop_bytes: 4, max_schema_bytes: 64, ..Limits::default() };
-        for (param, good, bad) in [
-            ("messages", json!([1, 2]), json!([1, 2, 3])),
-            ("logit_bias", json!({"1": 1, "2": 1}), json!({"1": 1, "2": 1, "3": 1})),
-            ("stop", json!("abcd"), json!("abcde")),
-            ("stop", json!(["abcd", "é"]), json!(["a", "ééé"])),
-            ("guided_regex", json!("a".repeat(62)), json!("a".repeat(63))),
-            ("guided_json", json!({"a": "b"}), json!({"a": ["b".repeat(60)]})),
-            ("tools", json!([]), json!([{"name": "b".repeat(60)}])),
-        ] {
-            let check = |value: &Value| limits.check(&Fields::new(json!({ param: value })).unwrap());
-            assert_eq!(check(&good), Ok(()), "{param}");
-            let error = check(&bad).unwrap_err().to_json();
-            assert_eq!(error["error"]["param"], param);
-            assert!(error["error"]["message"].as_str().unwrap().contains("expected at most"));
-        }
-    }
-
-    #[test]
-    fn the_length_of_json_is_never_far_from_its_text() {
-        let value = json!({"a": [1.5, true, null, "text"], "b": {"c": "d".repeat(100)}});
-        let (guess, exact) = (json_bytes(&value), value.to_string().len());
-        assert!(guess.abs_diff(exact) < 20, "{guess} {exact}");
     }
 }

@@ -1,16 +1,40 @@
 //! Log-probabilities in the three shapes that clients know: OpenAI's completions, OpenAI's chat, vLLM's prompt.
+//!
+//! They are by far the longest part of an answer, so they are written as text at once: as a tree they would take ten times
+//! the memory.
 
+use std::collections::HashSet;
 use std::fmt::Write;
 
 use engine::{TokenLogprobs, TokenOutput, Tokenizer};
-use serde_json::{Map, Value, json};
+use serde_json::Value;
 
-/// JSON has no infinity; vLLM writes this for a token that can not come.
+use super::json::Json;
+
+/// JSON has no infinity; vLLM writes this for a token that cannot come.
 const FLOOR: f32 = -9999.0;
 
-fn number(logprob: f32) -> f32 {
+/// A number as JSON.
+fn number(logprob: f32) -> Value {
     // `max` also turns a NaN into the floor.
-    logprob.max(FLOOR)
+    logprob.max(FLOOR).into()
+}
+
+/// A text as JSON.
+fn quoted(text: &str) -> Value {
+    text.into()
+}
+
+/// Appends to a text. Writing to a `String` cannot fail.
+fn put(text: &mut String, more: std::fmt::Arguments<'_>) {
+    let _ = text.write_fmt(more);
+}
+
+/// A comma, unless `text` ends where its list or object begins.
+fn comma(text: &mut String) {
+    if !text.ends_with(['[', '{']) {
+        text.push(',');
+    }
 }
 
 /// A token as text. A token that is part of a character is written `bytes:\xf0\x9f`, as OpenAI does, so that two of
@@ -19,8 +43,7 @@ pub fn token_text(tokenizer: &Tokenizer, id: u32) -> String {
     match String::from_utf8(tokenizer.token_bytes(id)) {
         Ok(text) => text,
         Err(error) => error.as_bytes().iter().fold("bytes:".to_string(), |mut text, byte| {
-            // Writing to a `String` can not fail.
-            let _ = write!(text, "\\x{byte:02x}");
+            put(&mut text, format_args!("\\x{byte:02x}"));
             text
         }),
     }
@@ -35,16 +58,22 @@ fn is_continuation(byte: u8) -> bool {
     byte & 0b1100_0000 == 0b1000_0000
 }
 
-/// `logprobs` of a completion choice.
-#[derive(Debug, Default)]
+/// `logprobs` of a completion choice: four lists, under way.
+#[derive(Debug)]
 pub struct CompletionLogprobs {
-    tokens: Vec<String>,
-    token_logprobs: Vec<Value>,
-    top_logprobs: Vec<Value>,
-    text_offset: Vec<usize>,
+    tokens: String,
+    token_logprobs: String,
+    top_logprobs: String,
+    text_offset: String,
 }
 
 impl CompletionLogprobs {
+    /// Of no token yet.
+    pub fn new() -> CompletionLogprobs {
+        let list = || "[".to_string();
+        CompletionLogprobs { tokens: list(), token_logprobs: list(), top_logprobs: list(), text_offset: list() }
+    }
+
     /// Adds the tokens of an echoed prompt, whose text is `length` characters long.
     pub fn push_prompt(
         &mut self,
@@ -56,18 +85,18 @@ impl CompletionLogprobs {
         length: usize,
     ) {
         let shown =
-            |&id: &u32| if skip_special && tokenizer.is_special(id) { Vec::new() } else { tokenizer.token_bytes(id) };
-        let texts: Vec<Vec<u8>> = ids.iter().map(shown).collect();
-        let total: usize = texts.iter().map(|text| characters(text)).sum();
+            |id: u32| if skip_special && tokenizer.is_special(id) { Vec::new() } else { tokenizer.token_bytes(id) };
+        let total: usize = ids.iter().map(|&id| characters(&shown(id))).sum();
         // The first token of some tokenizers writes a space that the prompt's text does not have.
         let surplus = total.saturating_sub(length);
         let mut before = 0_usize;
-        for (i, (&id, text)) in ids.iter().zip(&texts).enumerate() {
+        for (i, &id) in ids.iter().enumerate() {
+            let text = shown(id);
             // A token inside of a character has the offset of that character.
             let inside = usize::from(text.first().is_some_and(|&byte| is_continuation(byte)));
             let known = logprobs.get(i).and_then(Option::as_ref);
             self.push(tokenizer, id, known, k, before.saturating_sub(inside + surplus));
-            before += characters(text);
+            before += characters(&text);
         }
     }
 
@@ -77,64 +106,91 @@ impl CompletionLogprobs {
     }
 
     fn push(&mut self, tokenizer: &Tokenizer, id: u32, logprobs: Option<&TokenLogprobs>, k: usize, offset: usize) {
+        let lists = [&mut self.tokens, &mut self.token_logprobs, &mut self.top_logprobs, &mut self.text_offset];
+        lists.into_iter().for_each(comma);
         let text = token_text(tokenizer, id);
-        self.token_logprobs.push(logprobs.map_or(Value::Null, |found| json!(number(found.logprob))));
-        self.top_logprobs.push(logprobs.map_or(Value::Null, |found| {
-            let mut top = Map::new();
-            for &(alternative, logprob) in found.top.iter().take(k) {
-                // Two tokens may read the same; the likelier one comes first and stays.
-                top.entry(token_text(tokenizer, alternative)).or_insert(json!(number(logprob)));
+        put(&mut self.tokens, format_args!("{}", quoted(&text)));
+        put(&mut self.text_offset, format_args!("{offset}"));
+        let Some(found) = logprobs else {
+            self.token_logprobs += "null";
+            self.top_logprobs += "null";
+            return;
+        };
+        put(&mut self.token_logprobs, format_args!("{}", number(found.logprob)));
+        // Two tokens may read the same; the likelier one comes first and stays.
+        let mut seen = HashSet::new();
+        let likeliest = found.top.iter().take(k).map(|&(id, logprob)| (token_text(tokenizer, id), logprob));
+        self.top_logprobs.push('{');
+        for (text, logprob) in likeliest.chain([(text, found.logprob)]) {
+            if seen.contains(&text) {
+                continue;
             }
-            top.entry(text.clone()).or_insert(json!(number(found.logprob)));
-            Value::Object(top)
-        }));
-        self.tokens.push(text);
-        self.text_offset.push(offset);
+            comma(&mut self.top_logprobs);
+            put(&mut self.top_logprobs, format_args!("{}:{}", quoted(&text), number(logprob)));
+            seen.insert(text);
+        }
+        self.top_logprobs.push('}');
     }
 
     /// The JSON object.
-    pub fn into_json(self) -> Value {
-        json!({
-            "tokens": self.tokens,
-            "token_logprobs": self.token_logprobs,
-            "top_logprobs": self.top_logprobs,
-            "text_offset": self.text_offset,
-        })
+    pub fn into_json(self) -> Json {
+        let CompletionLogprobs { tokens, token_logprobs, top_logprobs, text_offset } = self;
+        Json::text(format!(
+            r#"{{"tokens":{tokens}],"token_logprobs":{token_logprobs}],"top_logprobs":{top_logprobs}],"text_offset":{text_offset}]}}"#
+        ))
     }
 }
 
-/// `logprobs` of a chat choice: `{"content": [...]}` with `k` alternatives each.
-pub fn chat(tokenizer: &Tokenizer, tokens: &[TokenOutput], k: usize) -> Value {
-    let entry = |id: u32, logprob: f32| {
-        let mut map = Map::new();
-        map.insert("token".into(), token_text(tokenizer, id).into());
-        map.insert("logprob".into(), json!(number(logprob)));
-        map.insert("bytes".into(), tokenizer.token_bytes(id).into());
-        map
-    };
-    let content = tokens.iter().filter_map(|token| {
+/// One token of a chat, as the fields of an object.
+fn put_entry(text: &mut String, tokenizer: &Tokenizer, id: u32, logprob: f32) {
+    let bytes = Value::from(tokenizer.token_bytes(id));
+    let (token, logprob) = (quoted(&token_text(tokenizer, id)), number(logprob));
+    put(text, format_args!(r#""token":{token},"logprob":{logprob},"bytes":{bytes}"#));
+}
+
+/// The tokens of a chat, with `k` alternatives each.
+pub fn tokens(tokenizer: &Tokenizer, tokens: &[TokenOutput], k: usize) -> Vec<Json> {
+    let entry = |token: &TokenOutput| {
         let found = token.logprobs.as_ref()?;
-        let mut map = entry(token.id, found.logprob);
-        let top: Vec<Value> = found.top.iter().take(k).map(|&(id, logprob)| entry(id, logprob).into()).collect();
-        map.insert("top_logprobs".into(), top.into());
-        Some(Value::Object(map))
-    });
-    json!({"content": content.collect::<Vec<_>>()})
+        let mut text = String::from("{");
+        put_entry(&mut text, tokenizer, token.id, found.logprob);
+        text += r#","top_logprobs":["#;
+        for &(id, logprob) in found.top.iter().take(k) {
+            comma(&mut text);
+            text.push('{');
+            put_entry(&mut text, tokenizer, id, logprob);
+            text.push('}');
+        }
+        text += "]}";
+        Some(Json::text(text))
+    };
+    tokens.iter().filter_map(entry).collect()
+}
+
+/// `logprobs` of a chat choice: `{"content": [...]}` with `k` alternatives each.
+pub fn chat(tokenizer: &Tokenizer, generated: &[TokenOutput], k: usize) -> Json {
+    Json::Object(vec![("content".to_string(), tokens(tokenizer, generated, k).into())])
 }
 
 /// vLLM's `prompt_logprobs`: per prompt token `null` or a map from token id to what is known of it.
-pub fn prompt(tokenizer: &Tokenizer, ids: &[u32], logprobs: &[Option<TokenLogprobs>], k: usize) -> Value {
-    let entry = |id: u32, logprob: f32, rank: usize| json!({"logprob": number(logprob), "rank": rank, "decoded_token": token_text(tokenizer, id)});
-    let position = |(&id, found): (&u32, &Option<TokenLogprobs>)| match found {
-        None => Value::Null,
-        Some(found) => {
-            let mut map = Map::new();
-            map.insert(id.to_string(), entry(id, found.logprob, found.rank));
-            for (i, &(id, logprob)) in found.top.iter().take(k).enumerate() {
-                map.entry(id.to_string()).or_insert_with(|| entry(id, logprob, i + 1));
-            }
-            Value::Object(map)
+pub fn prompt(tokenizer: &Tokenizer, ids: &[u32], logprobs: &[Option<TokenLogprobs>], k: usize) -> Json {
+    let mut text = String::from("[");
+    for (&id, found) in ids.iter().zip(logprobs) {
+        comma(&mut text);
+        let Some(found) = found else {
+            text += "null";
+            continue;
+        };
+        let ranked = found.top.iter().take(k).enumerate().map(|(i, &(id, logprob))| (id, logprob, i + 1));
+        text.push('{');
+        for (id, logprob, rank) in [(id, found.logprob, found.rank)].into_iter().chain(ranked.filter(|top| top.0 != id))
+        {
+            comma(&mut text);
+            let (logprob, token) = (number(logprob), quoted(&token_text(tokenizer, id)));
+            put(&mut text, format_args!(r#""{id}":{{"logprob":{logprob},"rank":{rank},"decoded_token":{token}}}"#));
         }
-    };
-    ids.iter().zip(logprobs).map(position).collect()
+        text.push('}');
+    }
+    text.push(']');
+    Json::text(text)
 }

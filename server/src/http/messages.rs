@@ -4,15 +4,16 @@
 //! which order they may come is the template's business.
 
 use engine::ChatInput;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use super::app::App;
 use super::error::ApiError;
 use super::fields::Fields;
-use super::tools::Tools;
+use super::limits::Limits;
+use super::work::Work;
 
 /// A checked conversation and how it is to be rendered.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Conversation {
     /// The field that it came from, for errors.
     param: &'static str,
@@ -25,27 +26,47 @@ pub struct Conversation {
 }
 
 impl Conversation {
-    /// Reads `messages`, `tools` and the fields that steer the template.
-    pub fn read(fields: &Fields) -> Result<Conversation, ApiError> {
+    /// Reads `messages` and the fields that steer the template. `tools` are the definitions of what may be called.
+    pub fn read(fields: &Fields<'_>, limits: &Limits, tools: Option<Value>) -> Result<Option<Conversation>, ApiError> {
         fields.refuse("chat_template", "the model's own template is used")?;
-        let continue_final_message = fields.bool("continue_final_message")?.unwrap_or(false);
-        let add_generation_prompt = fields.bool("add_generation_prompt")?.unwrap_or(!continue_final_message);
+        let continue_final_message =
+            fields.flag("continue_final_message", false, "Go on with the last message instead of answering it.")?;
+        let add_generation_prompt = fields
+            .bool(
+                "add_generation_prompt",
+                "End the prompt where an answer begins; true unless a message is continued.",
+            )?
+            .unwrap_or(!continue_final_message);
         if continue_final_message && add_generation_prompt {
-            let problem = "can not be together with add_generation_prompt; set one of the two to false";
+            let problem = "cannot be together with add_generation_prompt; set one of the two to false";
             return Err(ApiError::invalid("continue_final_message", problem));
         }
-        let list = fields.list("messages")?.filter(|list| !list.is_empty());
-        let list = list.ok_or_else(|| ApiError::invalid("messages", "expected a list of at least one message"))?;
+        let effort =
+            fields.word("reasoning_effort", &EFFORTS, "How long to think; the chat template knows what that means.")?;
+        let kwargs = template_kwargs(fields, effort)?;
+        let description =
+            "Begin with the tokenizer's special tokens too; false by default, but true for a plain prompt.";
+        let add_special_tokens = fields.bool("add_special_tokens", description)?.unwrap_or(false);
+        let item = json!({"type": "object", "required": ["role"], "properties": {
+            "role": {"type": "string", "description": "Who speaks; the chat template knows which roles exist."},
+            "content": {"description": "A text, a list of text parts, or null."},
+        }});
+        let description = "The conversation.";
+        let list = fields.list("messages", limits.max_messages, "--max-messages", &item, description)?;
+        let Some(list) = list else { return Ok(None) };
+        if list.is_empty() {
+            return Err(ApiError::invalid("messages", "found an empty list, expected at least one message"));
+        }
         let messages = list.iter().enumerate().map(|(i, value)| message(i, value)).collect::<Result<_, _>>()?;
-        Ok(Conversation {
+        Ok(Some(Conversation {
             param: "messages",
             messages,
-            tools: Tools::read(fields)?.definitions,
+            tools,
             add_generation_prompt,
             continue_final_message,
-            kwargs: template_kwargs(fields, "reasoning_effort", fields.get("reasoning_effort"))?,
-            add_special_tokens: fields.bool("add_special_tokens")?.unwrap_or(false),
-        })
+            kwargs,
+            add_special_tokens,
+        }))
     }
 
     /// These messages, to be answered. `param` is the field that they came from.
@@ -67,11 +88,6 @@ impl Conversation {
         }
     }
 
-    /// Renders and tokenises. The template writes the special tokens itself, so none are added by default.
-    pub fn tokenize(&self, app: &App) -> Result<Vec<u32>, ApiError> {
-        self.encode(app, &self.render(app)?)
-    }
-
     /// The prompt as text.
     pub fn render(&self, app: &App) -> Result<String, ApiError> {
         let Some(template) = app.engine.chat_template() else {
@@ -88,20 +104,22 @@ impl Conversation {
         template.render(&input).map_err(|error| ApiError::invalid(self.param, error))
     }
 
-    /// The token ids of what was rendered.
-    pub fn encode(&self, app: &App, text: &str) -> Result<Vec<u32>, ApiError> {
-        app.tokenizer().encode(text, self.add_special_tokens).map_err(|error| ApiError::invalid(self.param, error))
+    /// The token ids of what was rendered; see [`Work::encode`]. The template writes the special tokens itself, so none
+    /// are added by default.
+    pub fn encode(&self, work: &Work, text: &str, must_fit: bool) -> Result<Vec<u32>, ApiError> {
+        work.encode(text, self.add_special_tokens, self.param, must_fit)
     }
 }
 
-/// What the template gets beside the conversation: `chat_template_kwargs`, and the effort that the field `param` asks for,
-/// under the names that templates look for: that of gpt-oss, and the switch of Qwen3.
-pub fn template_kwargs(fields: &Fields, param: &str, effort: Option<&Value>) -> Result<Map<String, Value>, ApiError> {
-    const EFFORTS: [&str; 6] = ["none", "minimal", "low", "medium", "high", "xhigh"];
-    let mut kwargs = fields.object("chat_template_kwargs")?.cloned().unwrap_or_default();
-    if let Some(effort) = effort.filter(|effort| !effort.is_null()) {
-        let name = effort.as_str().filter(|name| EFFORTS.contains(name));
-        let name = name.ok_or_else(|| ApiError::wrong(param, effort, format!("one of {}", EFFORTS.join(", "))))?;
+/// How long to think.
+pub const EFFORTS: [&str; 6] = ["none", "minimal", "low", "medium", "high", "xhigh"];
+
+/// What the template gets beside the conversation: `chat_template_kwargs`, and the effort under the names that templates
+/// look for: that of gpt-oss, and the switch of Qwen3.
+pub fn template_kwargs(fields: &Fields<'_>, effort: Option<&str>) -> Result<Map<String, Value>, ApiError> {
+    let description = "Variables of the model's chat template.";
+    let mut kwargs = fields.object("chat_template_kwargs", description)?.cloned().unwrap_or_default();
+    if let Some(name) = effort {
         kwargs.entry("reasoning_effort").or_insert(name.into());
         kwargs.entry("enable_thinking").or_insert((name != "none").into());
     }
@@ -164,10 +182,12 @@ fn parse_arguments(calls: &mut Value) {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
-    use serde_json::json;
 
     fn read(body: Value) -> Result<Conversation, ApiError> {
-        Conversation::read(&Fields::new(body).unwrap())
+        let (body, limits) = (body.to_string(), Limits::default());
+        let fields = Fields::parse(body.as_bytes(), &limits).unwrap();
+        let found = Conversation::read(&fields, &limits, None)?;
+        fields.required("messages", found, "a list of messages")
     }
 
     fn param(body: Value) -> String {

@@ -5,7 +5,8 @@
 //! | `app` | state that all handlers share |
 //! | `auth`, `origin`, `cors`, `limits` | who may use the server: keys, sites, origins, sizes and times |
 //! | `call`, `observe` | the id of a call and its place among the streams; what log and metrics tell of a request |
-//! | `body`, `fields`, `error` | JSON in, checked field by field; errors out |
+//! | `body`, `fields`, `work`, `cost` | JSON in, checked and described field by field, off the threads that serve; what it may cost |
+//! | `error`, `json` | errors and JSON out |
 //! | `options`, `structured`, `tools`, `messages`, `prompts` | what a request asks for: sampling and limits; a grammar; tools; a conversation as token ids; plain prompts |
 //! | `assistant` | a text becomes an assistant's message: thoughts, content, tool calls |
 //! | `run` | the engine requests of one call, merged into one stream of events |
@@ -28,9 +29,11 @@ mod chat;
 mod completions;
 mod connection;
 mod cors;
+mod cost;
 mod embeddings;
 mod error;
 mod fields;
+mod json;
 mod limits;
 mod logprobs;
 mod messages;
@@ -53,6 +56,7 @@ mod structured;
 mod tokenize;
 mod tools;
 mod watchdog;
+mod work;
 
 use std::sync::Arc;
 

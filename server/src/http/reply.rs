@@ -2,9 +2,10 @@
 
 use engine::FinishReason;
 use engine::StopCause;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use super::app::{App, unix_seconds};
+use super::json::Json;
 
 /// The fields that all chunks of one answer share.
 #[derive(Clone, Debug)]
@@ -22,15 +23,16 @@ impl Envelope {
     }
 
     /// `body` (the choices, mostly) in the frame; `usage` is left out where it is `None`.
-    pub fn wrap(&self, body: Map<String, Value>, usage: Option<Value>) -> Value {
-        let mut frame = Map::new();
-        frame.insert("id".into(), self.id.as_str().into());
-        frame.insert("object".into(), self.object.into());
-        frame.insert("created".into(), self.created.into());
-        frame.insert("model".into(), self.model.as_str().into());
-        frame.extend(body);
-        frame.extend(usage.map(|usage| ("usage".to_string(), usage)));
-        Value::Object(frame)
+    pub fn wrap(&self, body: Vec<(&str, Json)>, usage: Option<Value>) -> Json {
+        let mut frame = Json::from(json!({
+            "id": self.id,
+            "object": self.object,
+            "created": self.created,
+            "model": self.model,
+        }));
+        body.into_iter().for_each(|(name, value)| frame.set(name, value));
+        usage.into_iter().for_each(|usage| frame.set("usage", usage));
+        frame
     }
 }
 
@@ -59,8 +61,8 @@ impl Usage {
 }
 
 /// A body of choices.
-pub fn choices(choices: Vec<Value>) -> Map<String, Value> {
-    Map::from_iter([("choices".to_string(), Value::Array(choices))])
+pub fn choices(choices: Vec<Json>) -> Vec<(&'static str, Json)> {
+    vec![("choices", choices.into())]
 }
 
 /// `finish_reason` and vLLM's `stop_reason` (the stop string or token; `null` for an end-of-sequence token).

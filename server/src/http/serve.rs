@@ -54,6 +54,7 @@ pub async fn serve(
     let loopback = listener.local_addr().is_ok_and(|address| address.ip().to_canonical().is_loopback());
     let (server, running) = Server::new(app.clone(), loopback);
     let watchdog = tokio::spawn(watchdog::watch(app.clone()));
+    let memory = tokio::spawn(watchdog::give_back(app.clone()));
     let stop = async {
         stop.await;
         engine.drain();
@@ -72,6 +73,7 @@ pub async fn serve(
         died
     };
     watchdog.abort();
+    memory.abort();
     server.finish_connections();
     if died {
         let _ = timeout(LAST_WORDS, running.closed()).await;

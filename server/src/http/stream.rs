@@ -13,8 +13,9 @@ use axum::response::sse::{self, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use engine::{Delta, Event, TokenLogprobs};
 use futures_util::{Stream, stream};
-use serde_json::{Map, Value};
+use serde_json::Value;
 
+use super::json::Json;
 use super::options::Options;
 use super::reply::{Envelope, Usage, choices};
 use super::run::{self, Run};
@@ -22,10 +23,16 @@ use super::run::{self, Run};
 /// A comment is sent after this much silence, so that proxies keep the connection while a request waits its turn.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
+/// Deltas of more tokens than this, as those of a beam search are, are written while another thread takes over serving.
+const LARGE_DELTA: usize = 32;
+
+/// The fields of a chunk beside those of its envelope.
+pub type Chunk = Vec<(&'static str, Json)>;
+
 /// How one of the two APIs writes its chunks.
 pub trait Chunks: Send + 'static {
     /// Chunks to send before any event.
-    fn opening(&mut self) -> Vec<Map<String, Value>> {
+    fn opening(&mut self) -> Vec<Chunk> {
         Vec::new()
     }
 
@@ -33,7 +40,7 @@ pub trait Chunks: Send + 'static {
     fn prompt_logprobs(&mut self, prompt: usize, logprobs: Vec<Option<TokenLogprobs>>);
 
     /// The chunk for a delta, or `None` if a client would learn nothing from it.
-    fn chunk(&mut self, prompt: usize, delta: &Delta) -> Option<Map<String, Value>>;
+    fn chunk(&mut self, prompt: usize, delta: &Delta) -> Option<Chunk>;
 }
 
 /// Answers with the stream.
@@ -95,7 +102,7 @@ impl<C: Chunks> Driver<C> {
                     self.usage.completion_tokens += delta.tokens.len();
                     match run::failed(&delta) {
                         Ok(()) => {
-                            if let Some(chunk) = chunks.chunk(prompt, &delta) {
+                            if let Some(chunk) = aside(&delta, || chunks.chunk(prompt, &delta)) {
                                 self.push(chunk);
                             }
                         }
@@ -109,7 +116,7 @@ impl<C: Chunks> Driver<C> {
                     }
                     if self.include_usage {
                         let last = self.envelope.wrap(choices(Vec::new()), Some(self.usage.to_json()));
-                        self.queue.push_back(last.to_string());
+                        self.queue.push_back(last.write());
                     }
                     self.end("[DONE]".to_string());
                 }
@@ -118,14 +125,14 @@ impl<C: Chunks> Driver<C> {
         self.queue.pop_front()
     }
 
-    fn push(&mut self, chunk: Map<String, Value>) {
+    fn push(&mut self, chunk: Chunk) {
         // With `include_usage` every chunk has the field; it is `null` until the last one unless asked for in each.
         let usage = match (self.include_usage, self.continuous_usage) {
             (_, true) => Some(self.usage.to_json()),
             (true, false) => Some(Value::Null),
             (false, false) => None,
         };
-        self.queue.push_back(self.envelope.wrap(chunk, usage).to_string());
+        self.queue.push_back(self.envelope.wrap(chunk, usage).write());
     }
 
     /// Ends the stream with this line; dropping the run cancels what is left of it.
@@ -133,4 +140,9 @@ impl<C: Chunks> Driver<C> {
         self.queue.push_back(last);
         self.source = None;
     }
+}
+
+/// Runs `write`; where that takes long, the thread's other tasks go on elsewhere.
+pub fn aside<T>(delta: &Delta, write: impl FnOnce() -> T) -> T {
+    if delta.tokens.len() > LARGE_DELTA { tokio::task::block_in_place(write) } else { write() }
 }

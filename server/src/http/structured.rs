@@ -3,25 +3,43 @@
 //! At most one of them may ask for something. Whether a grammar makes sense is found where it is compiled.
 
 use engine::{Grammar, StructuredOutput};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use super::error::ApiError;
 use super::fields::Fields;
+use super::limits::Limits;
 
 /// Most texts to choose from.
 const MAX_CHOICES: usize = 4096;
 
-/// Names of one rule in vLLM's object, as a field of its own, and where it is read.
-const RULES: [(&str, &str); 4] =
-    [("json", "guided_json"), ("regex", "guided_regex"), ("choice", "guided_choice"), ("grammar", "guided_grammar")];
+/// Names of one rule in vLLM's object, as a field of its own, its description, and the type of its value.
+const RULES: [(&str, &str, &str, &str); 4] = [
+    ("json", "guided_json", "A JSON schema, or its text.", "any"),
+    ("regex", "guided_regex", "A regular expression that the text matches as a whole.", "string"),
+    ("choice", "guided_choice", "Texts to choose from.", "array"),
+    ("grammar", "guided_grammar", "A grammar in Lark's syntax.", "string"),
+];
+
+/// The flag that bounds all of them.
+const FLAG: &str = "--max-schema-bytes";
 
 /// What the request's texts must match, if anything.
-pub fn read(fields: &Fields) -> Result<Option<StructuredOutput>, ApiError> {
+pub fn read(fields: &Fields<'_>, limits: &Limits) -> Result<Option<StructuredOutput>, ApiError> {
+    let most = limits.max_schema_bytes;
     let mut found: Vec<StructuredOutput> = Vec::new();
+    for name in ["response_format", "structured_outputs"] {
+        fields.check_bytes(name, name, most, FLAG)?;
+    }
     found.extend(response_format(fields)?);
     found.extend(structured_outputs(fields)?);
-    for (kind, name) in RULES {
-        if let Some(value) = fields.get(name) {
+    for (kind, name, description, form) in RULES {
+        fields.check_bytes(name, name, most, FLAG)?;
+        let schema = match form {
+            "array" => json!({"type": "array", "minItems": 1, "maxItems": MAX_CHOICES, "items": {"type": "string"}}),
+            "any" => json!({}),
+            form => json!({"type": form}),
+        };
+        if let Some(value) = fields.any(name, &schema, description)? {
             found.push(StructuredOutput { grammar: rule(kind, name, value)?, param: name });
         }
     }
@@ -32,14 +50,30 @@ pub fn read(fields: &Fields) -> Result<Option<StructuredOutput>, ApiError> {
     }
 }
 
-/// `text.format` of `/v1/responses`: the schema's fields stand beside its type.
-pub fn text_format(format: &Map<String, Value>) -> Result<Option<StructuredOutput>, ApiError> {
+/// `text` of `/v1/responses`: its format, in which the schema's fields stand beside the type, and the grammar of it.
+pub fn text_format(
+    fields: &Fields<'_>,
+    limits: &Limits,
+) -> Result<(Map<String, Value>, Option<StructuredOutput>), ApiError> {
+    fields.check_bytes("text", "text.format", limits.max_schema_bytes, FLAG)?;
+    let text = fields.object("text", "format: an object whose type is text, json_object or json_schema.")?;
+    let format = match text.and_then(|text| text.get("format")) {
+        None | Some(Value::Null) => Map::from_iter([("type".to_string(), "text".into())]),
+        Some(Value::Object(format)) => format.clone(),
+        Some(other) => return Err(ApiError::wrong("text.format", other, "an object")),
+    };
+    let wanted = of_text_format(&format)?;
+    Ok((format, wanted))
+}
+
+fn of_text_format(format: &Map<String, Value>) -> Result<Option<StructuredOutput>, ApiError> {
     of_format("text.format", format, ("text.format.schema", format.get("schema")))
 }
 
-fn response_format(fields: &Fields) -> Result<Option<StructuredOutput>, ApiError> {
+fn response_format(fields: &Fields<'_>) -> Result<Option<StructuredOutput>, ApiError> {
     const PARAM: &str = "response_format";
-    let Some(format) = fields.object(PARAM)? else { return Ok(None) };
+    let description = "An object whose type is text, json_object or json_schema.";
+    let Some(format) = fields.object(PARAM, description)? else { return Ok(None) };
     let schema = format.get("json_schema").and_then(|named| named.get("schema"));
     of_format(PARAM, format, ("response_format.json_schema", schema))
 }
@@ -63,11 +97,12 @@ fn of_format(
     Ok(Some(StructuredOutput { grammar, param }))
 }
 
-fn structured_outputs(fields: &Fields) -> Result<Option<StructuredOutput>, ApiError> {
+fn structured_outputs(fields: &Fields<'_>) -> Result<Option<StructuredOutput>, ApiError> {
     const PARAM: &str = "structured_outputs";
-    let Some(object) = fields.object(PARAM)? else { return Ok(None) };
+    let description = "What the text must match: one of json, regex, choice, grammar and json_object.";
+    let Some(object) = fields.object(PARAM, description)? else { return Ok(None) };
     let given = |name: &str| object.get(name).filter(|value| !value.is_null());
-    let mut rules = RULES.iter().filter_map(|&(kind, _)| Some((kind, given(kind)?)));
+    let mut rules = RULES.iter().filter_map(|&(kind, ..)| Some((kind, given(kind)?)));
     let json_object = given("json_object").and_then(Value::as_bool).unwrap_or(false);
     let grammar = match (rules.next(), rules.next(), json_object) {
         (Some((kind, value)), None, false) => rule(kind, PARAM, value)?,

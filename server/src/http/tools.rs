@@ -1,12 +1,18 @@
 //! What a chat says about tools: which there are, and whether one must be called.
 
+use std::sync::Arc;
+
 use engine::text::Tool;
 use engine::{GenerationParams, StructuredOutput};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::app::App;
 use super::error::ApiError;
 use super::fields::Fields;
+use super::limits::Limits;
+
+/// Most bytes of a function's name.
+pub const MAX_NAME: usize = 256;
 
 /// Whether the model calls functions.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,19 +40,40 @@ pub struct Tools {
 
 impl Tools {
     /// Reads the fields as a chat has them.
-    pub fn read(fields: &Fields) -> Result<Tools, ApiError> {
-        Tools::new(fields, fields.list("tools")?, fields.get("tool_choice"))
+    pub fn read(fields: &Fields<'_>, limits: &Limits) -> Result<Tools, ApiError> {
+        let function = json!({"type": "object", "required": ["name"], "properties": {
+            "name": {"type": "string", "maxLength": MAX_NAME},
+            "description": {"type": "string"},
+            "parameters": {"type": "object", "description": "A JSON schema."},
+        }});
+        let item = json!({"type": "object", "required": ["type", "function"], "properties": {
+            "type": {"const": "function"},
+            "function": function,
+        }});
+        Tools::new(fields, Tools::list(fields, limits, &item)?, Tools::choice(fields)?)
     }
 
-    /// With these in the place of the fields `tools` and `tool_choice`.
-    pub fn new(fields: &Fields, list: Option<&Vec<Value>>, choice: Option<&Value>) -> Result<Tools, ApiError> {
+    /// The field `tools`, whose items `item` describes.
+    pub fn list<'b>(fields: &'b Fields<'_>, limits: &Limits, item: &Value) -> Result<Option<&'b Vec<Value>>, ApiError> {
+        fields.check_bytes("tools", "tools", limits.max_schema_bytes, "--max-schema-bytes")?;
+        fields.list("tools", limits.max_tools, "--max-tools", item, "Functions that may be called.")
+    }
+
+    /// The field `tool_choice`.
+    pub fn choice<'b>(fields: &'b Fields<'_>) -> Result<Option<&'b Value>, ApiError> {
+        let schema = json!({"anyOf": [{"type": "string", "enum": ["none", "auto", "required"]}, {"type": "object"}]});
+        fields.any("tool_choice", &schema, "Whether to call a function, or which one, as an object with its name.")
+    }
+
+    /// With these values for the fields `tools` and `tool_choice`.
+    pub fn new(fields: &Fields<'_>, list: Option<&Vec<Value>>, choice: Option<&Value>) -> Result<Tools, ApiError> {
         let list = list.filter(|list| !list.is_empty());
         let functions = list.into_iter().flatten().enumerate().map(|(i, tool)| function(i, tool));
         let functions: Vec<Tool> = functions.collect::<Result<_, _>>()?;
         Ok(Tools {
             choice: wanted(choice, &functions)?,
             definitions: list.map(|list| Value::Array(list.clone())),
-            parallel: fields.bool("parallel_tool_calls")?.unwrap_or(true),
+            parallel: fields.flag("parallel_tool_calls", true, "Several calls may come in one message.")?,
             functions,
         })
     }
@@ -77,11 +104,11 @@ impl Tools {
         if let Some(other) = &params.structured_outputs {
             return Err(ApiError::invalid(
                 "tool_choice",
-                format_args!("a call that must come, not with {}", other.param),
+                format_args!("a required tool call cannot be combined with {}; leave one of the two out", other.param),
             ));
         }
         let grammar = app.tool_format.grammar(&functions, parallel, app.tokenizer());
-        params.structured_outputs = Some(StructuredOutput { grammar, param: "tools" });
+        params.structured_outputs = Some(Arc::new(StructuredOutput { grammar, param: "tools" }));
         Ok(())
     }
 }
@@ -94,12 +121,21 @@ fn function(index: usize, tool: &Value) -> Result<Tool, ApiError> {
     let field = |name| tool.get("function").and_then(|function| function.get(name)).unwrap_or(&Value::Null);
     let name = field("name").as_str().filter(|name| !name.is_empty());
     let name = name.ok_or_else(|| ApiError::wrong(format!("{path}.function.name"), field("name"), "a string"))?;
+    check_name(&format!("{path}.function.name"), name)?;
     let parameters = match field("parameters") {
         Value::Null => None,
         schema @ Value::Object(fields) => Some(schema.clone()).filter(|_| !fields.is_empty()),
         other => return Err(ApiError::wrong(path + ".function.parameters", other, "a JSON schema")),
     };
     Ok(Tool { name: name.to_string(), parameters })
+}
+
+/// Names are repeated in messages, parsers and grammars, so they are short.
+pub fn check_name(path: &str, name: &str) -> Result<(), ApiError> {
+    match name.len() {
+        found if found > MAX_NAME => Err(ApiError::over(path, found, MAX_NAME, "bytes", "shorten the name")),
+        _ => Ok(()),
+    }
 }
 
 fn wanted(value: Option<&Value>, functions: &[Tool]) -> Result<Choice, ApiError> {
@@ -132,10 +168,10 @@ fn wanted(value: Option<&Value>, functions: &[Tool]) -> Result<Choice, ApiError>
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
-    use serde_json::json;
 
     fn read(body: Value) -> Result<Tools, ApiError> {
-        Tools::read(&Fields::new(body).unwrap())
+        let (body, limits) = (body.to_string(), Limits::default());
+        Tools::read(&Fields::parse(body.as_bytes(), &limits).unwrap(), &limits)
     }
 
     #[test]

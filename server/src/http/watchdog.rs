@@ -1,4 +1,5 @@
-//! Says so when the engine has work and completes no step for too long: one dump for each time that it gets stuck.
+//! What is looked at now and then: whether the engine is stuck (one dump for each time that it has work and completes no
+//! step for too long), and whether memory can be given back.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,5 +22,21 @@ pub async fn watch(app: Arc<App>) {
             _ => {}
         }
         was_stuck = is_stuck;
+    }
+}
+
+/// How often memory is given back at most.
+const GIVE_BACK: Duration = Duration::from_millis(500);
+
+/// Gives freed memory back to the system after large requests, for as long as it is polled.
+pub async fn give_back(app: Arc<App>) {
+    loop {
+        sleep(GIVE_BACK).await;
+        if app.budget.was_freed() {
+            // What the request held is dropped about now.
+            sleep(GIVE_BACK).await;
+            // Nothing waits for it, and a panic is impossible.
+            let _ = tokio::task::spawn_blocking(engine::allocator::give_back).await;
+        }
     }
 }

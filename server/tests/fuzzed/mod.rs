@@ -71,7 +71,7 @@ pub fn detokeniser(prompt: &[u16], output: &[u16], stop: &[String], skip_special
     });
     let ids = |of: &[u16]| of.iter().map(|id| u32::from(*id) % *vocab as u32).collect::<Vec<u32>>();
     let stop: Vec<String> = stop.iter().filter(|text| !text.is_empty()).cloned().collect();
-    let params = GenerationParams { stop: stop.clone(), skip_special_tokens, ..GenerationParams::default() };
+    let params = GenerationParams { stop: stop.as_slice().into(), skip_special_tokens, ..GenerationParams::default() };
     let read = |params: &GenerationParams| {
         let mut stream = TextStream::new(tokenizer.clone(), &ids(prompt), params);
         let mut text = String::new();
@@ -84,7 +84,7 @@ pub fn detokeniser(prompt: &[u16], output: &[u16], stop: &[String], skip_special
         }
         text + &stream.finish()
     };
-    let whole = read(&GenerationParams { stop: Vec::new(), ..params.clone() });
+    let whole = read(&GenerationParams { stop: [].into(), ..params.clone() });
     let text = read(&params);
     assert!(whole.starts_with(&text), "{text:?} of {whole:?}");
     assert!(stop.iter().all(|stop| !text.contains(stop)), "{stop:?} in {text:?}");

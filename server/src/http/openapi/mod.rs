@@ -1,52 +1,59 @@
 //! `/openapi.json`: what this server takes and gives, as OpenAPI 3.1.
 //!
-//! The schemas are generated from the types of `requests` and `answers`. Requests are not read through these types (each
-//! field is checked by hand in [`super::fields`], so that an error can name it); `server/tests/openapi.rs` holds the two
-//! together: every field that the code reads is described, and every value that a description forbids is refused.
+//! Requests are described by the code that reads them: each route's reader runs over [`Fields::describing`], which records
+//! the type, range and default of every field as this server's limits and model set them. The schemas of answers are
+//! generated from the types of `answers`.
 
 mod answers;
-mod requests;
 
-use std::sync::LazyLock;
+use std::sync::Arc;
 
 use axum::Json;
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
 use schemars::generate::{SchemaGenerator, SchemaSettings};
 use schemars::{JsonSchema, Schema};
 use serde_json::{Map, Value, json};
 
-use super::page;
-
-static DOCUMENT: LazyLock<Value> = LazyLock::new(document);
+use super::app::App;
+use super::error::ApiError;
+use super::fields::Fields;
+use super::work::Work;
+use super::{chat, completions, embeddings, page, responses, tokenize};
 
 /// The handler.
-pub async fn openapi() -> Json<&'static Value> {
-    Json(&DOCUMENT)
+pub async fn openapi(State(app): State<Arc<App>>) -> Response {
+    Json(app.openapi.get_or_init(|| document(&app))).into_response()
 }
 
 /// The operations under construction, and the schemas that they name.
 struct Paths {
+    work: Work,
+    requests: Map<String, Value>,
     generator: SchemaGenerator,
     paths: Map<String, Value>,
 }
 
-fn document() -> Value {
+fn document(app: &Arc<App>) -> Value {
     let settings = SchemaSettings::draft2020_12().with(|s| s.definitions_path = "/components/schemas".into());
-    let mut paths = Paths { generator: settings.into_generator(), paths: Map::new() };
-    paths.post::<requests::Completion, answers::Completion>("/v1/completions", "Continue prompts", true);
-    paths.post::<requests::Chat, answers::Chat>("/v1/chat/completions", "Answer a conversation", true);
-    paths.post::<requests::Responses, answers::Response>("/v1/responses", "Answer items with items", true);
-    paths.post::<requests::Responses, answers::InputTokens>(
-        "/v1/responses/input_tokens",
-        "Count the tokens of such a request's prompt",
-        false,
-    );
-    paths.post::<requests::Embeddings, answers::Embeddings>("/v1/embeddings", "Make vectors of texts", false);
-    paths.post::<requests::Tokenize, answers::Tokenize>(
-        "/tokenize",
-        "Make token ids of a text or a conversation",
-        false,
-    );
-    paths.post::<requests::Detokenize, answers::Detokenize>("/detokenize", "Make a text of token ids", false);
+    let (work, _waiting) = Work::new(app.clone());
+    let generator = settings.into_generator();
+    let mut paths = Paths { work, requests: Map::new(), generator, paths: Map::new() };
+    let completion = paths.request("CompletionRequest", "Prompts to continue.", completions::Asked::read);
+    paths.post::<answers::Completion>("/v1/completions", "Continue prompts", &completion, true);
+    let chat = paths.request("ChatRequest", "A conversation to answer.", chat::Asked::read);
+    paths.post::<answers::Chat>("/v1/chat/completions", "Answer a conversation", &chat, true);
+    let items = paths.request("ResponsesRequest", "Items to answer. n is 1 here.", responses::read);
+    paths.post::<answers::Response>("/v1/responses", "Answer items with items", &items, true);
+    let summary = "Count the tokens of such a request's prompt";
+    paths.post::<answers::InputTokens>("/v1/responses/input_tokens", summary, &items, false);
+    let embeddings = paths.request("EmbeddingsRequest", "Texts that become vectors.", embeddings::Asked::read);
+    paths.post::<answers::Embeddings>("/v1/embeddings", "Make vectors of texts", &embeddings, false);
+    let description = "A text, or a conversation, to be tokenised.";
+    let tokenize = paths.request("TokenizeRequest", description, tokenize::Tokenize::read);
+    paths.post::<answers::Tokenize>("/tokenize", "Make token ids of a text or a conversation", &tokenize, false);
+    let detokenize = paths.request("DetokenizeRequest", "Token ids that become a text.", tokenize::detokenized);
+    paths.post::<answers::Detokenize>("/detokenize", "Make a text of token ids", &detokenize, false);
     paths.get::<answers::Models>("/v1/models", "The model that is served, as a list");
     paths.get::<answers::Model>("/v1/models/{name}", "The model that is served");
     for method in ["get", "delete"] {
@@ -63,13 +70,14 @@ fn document() -> Value {
     }
     paths.get::<Map<String, Value>>("/openapi.json", "This document");
     let error = paths.generator.subschema_for::<answers::Error>();
-    let schemas = paths.generator.take_definitions(true);
+    let mut schemas = paths.generator.take_definitions(true);
+    schemas.extend(paths.requests);
     json!({
         "openapi": "3.1.0",
         "info": {
             "title": "Quire",
             "version": env!("CARGO_PKG_VERSION"),
-            "description": "OpenAI's API with vLLM's extensions. Fields that are not described are passed over; null is the same as absent.",
+            "description": "OpenAI's API with vLLM's extensions. Fields that are not described are ignored; null is the same as absent. Defaults that depend on the model are not listed.",
             "license": {"name": "MIT OR Apache-2.0", "identifier": "MIT OR Apache-2.0"},
         },
         "servers": [{"url": "/"}],
@@ -88,10 +96,24 @@ fn json_content(schema: Schema) -> Value {
 }
 
 impl Paths {
-    fn post<Request: JsonSchema, Answer: JsonSchema>(&mut self, path: &str, summary: &str, streams: bool) {
+    /// Describes what `read` reads, under this name; the reference to it.
+    fn request<T>(
+        &mut self,
+        name: &str,
+        description: &str,
+        read: impl FnOnce(&Work, &Fields<'_>) -> Result<T, ApiError>,
+    ) -> Value {
+        let fields = Fields::describing();
+        // What is wrong with an empty request is wrong after all has been read.
+        let _ = read(&self.work, &fields);
+        self.requests.insert(name.to_string(), fields.schema(description));
+        json!({"$ref": format!("#/components/schemas/{name}")})
+    }
+
+    fn post<Answer: JsonSchema>(&mut self, path: &str, summary: &str, request: &Value, streams: bool) {
         let mut operation = operation(path, summary);
-        let request = self.generator.subschema_for::<Request>();
-        operation["requestBody"] = json!({"required": true, "content": json_content(request)});
+        let content = json!({"application/json": {"schema": request}});
+        operation["requestBody"] = json!({"required": true, "content": content});
         let mut content = json_content(self.generator.subschema_for::<Answer>());
         if streams {
             content["text/event-stream"] =

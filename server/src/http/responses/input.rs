@@ -2,37 +2,61 @@
 //!
 //! An assistant's turn is several items there (thoughts, text, one for each call) and one message here.
 
+use std::collections::HashMap;
+
 use serde_json::{Value, json};
 
 use super::super::error::ApiError;
 use super::super::fields::Fields;
+use super::super::limits::Limits;
+use super::super::tools::check_name;
 
 /// The conversation, checked.
-pub fn messages(fields: &Fields) -> Result<Vec<Value>, ApiError> {
-    let mut messages: Vec<Value> = Vec::new();
-    if let Some(text) = fields.str("instructions")?.filter(|text| !text.is_empty()) {
-        messages.push(json!({"role": "system", "content": text}));
+pub fn messages(fields: &Fields<'_>, limits: &Limits) -> Result<Vec<Value>, ApiError> {
+    let mut turns = Turns::default();
+    // The caller has described it and checked its length.
+    if let Some(Value::String(text)) = fields.get("instructions")?
+        && !text.is_empty()
+    {
+        turns.messages.push(json!({"role": "system", "content": text}));
     }
-    let before = messages.len();
-    match fields.get("input") {
-        Some(Value::String(text)) => messages.push(json!({"role": "user", "content": text})),
-        Some(Value::Array(items)) if !items.is_empty() => {
+    let before = turns.messages.len();
+    let expected = "a text, or a list of at least one item";
+    let item = json!({"type": "object", "description": "A message, function_call, function_call_output or reasoning."});
+    let schema = json!({"anyOf": [
+        {"type": "string"},
+        {"type": "array", "minItems": 1, "maxItems": limits.max_messages, "items": item},
+    ]});
+    fields.check_items("input", limits.max_messages, "--max-messages")?;
+    let found = fields.any("input", &schema, "What is answered.")?;
+    let Some(found) = found else {
+        return fields.required("input", None, expected);
+    };
+    match found {
+        Value::String(text) => turns.messages.push(json!({"role": "user", "content": text})),
+        Value::Array(items) if !items.is_empty() => {
             for (index, value) in items.iter().enumerate() {
                 let item = Item { path: format!("input[{index}]"), value };
-                item.add(&mut messages)?;
+                item.add(&mut turns)?;
             }
         }
-        other => {
-            let found = other.unwrap_or(&Value::Null);
-            return Err(ApiError::wrong("input", found, "a text, or a list of at least one item"));
-        }
+        other => return Err(ApiError::wrong("input", other, expected)),
     }
-    // Thoughts that nothing followed say nothing to anybody.
+    let mut messages = turns.messages;
+    // Reasoning that no message or call follows is left out.
     messages.retain(|message| message.as_object().is_some_and(|fields| fields.len() > 2 || !is_turn(message)));
     if messages.len() == before {
         return Err(ApiError::invalid("input", "expected at least one message or tool output"));
     }
     Ok(messages)
+}
+
+/// The messages so far.
+#[derive(Default)]
+struct Turns<'a> {
+    messages: Vec<Value>,
+    /// Names of the functions that were called, by the id of the call.
+    called: HashMap<&'a str, &'a str>,
 }
 
 /// An assistant's message with nothing in it yet.
@@ -50,16 +74,17 @@ struct Item<'a> {
     value: &'a Value,
 }
 
-impl Item<'_> {
+impl<'a> Item<'a> {
     fn wrong(&self, field: &str, expected: &str) -> ApiError {
         ApiError::wrong(format!("{}.{field}", self.path), &self.value[field], expected)
     }
 
-    fn text(&self, field: &str) -> Result<&str, ApiError> {
+    fn text(&self, field: &str) -> Result<&'a str, ApiError> {
         self.value[field].as_str().ok_or_else(|| self.wrong(field, "a string"))
     }
 
-    fn add(&self, messages: &mut Vec<Value>) -> Result<(), ApiError> {
+    fn add(&self, turns: &mut Turns<'a>) -> Result<(), ApiError> {
+        let messages = &mut turns.messages;
         if !self.value.is_object() {
             return Err(ApiError::wrong(self.path.as_str(), self.value, "an item: an object"));
         }
@@ -67,8 +92,8 @@ impl Item<'_> {
             // A message may leave its type out.
             Some("message") => self.message(messages),
             None if self.value["type"].is_null() => self.message(messages),
-            Some("function_call") => self.call(messages),
-            Some("function_call_output") => self.call_output(messages),
+            Some("function_call") => self.call(turns),
+            Some("function_call_output") => self.call_output(turns),
             Some("reasoning") => self.reasoning(messages),
             Some("item_reference") => Err(ApiError::not_stored(&format!("{}.id", self.path))),
             _ => Err(self.wrong("type", "message, function_call, function_call_output or reasoning")),
@@ -90,10 +115,18 @@ impl Item<'_> {
         Ok(())
     }
 
-    fn call(&self, messages: &mut Vec<Value>) -> Result<(), ApiError> {
-        let (id, name, arguments) = (self.text("call_id")?, self.text("name")?, self.text("arguments")?);
+    /// A text that other items may repeat, so it is short.
+    fn name(&self, field: &str) -> Result<&'a str, ApiError> {
+        let name = self.text(field)?;
+        check_name(&format!("{}.{field}", self.path), name)?;
+        Ok(name)
+    }
+
+    fn call(&self, turns: &mut Turns<'a>) -> Result<(), ApiError> {
+        let (id, name, arguments) = (self.name("call_id")?, self.name("name")?, self.text("arguments")?);
+        turns.called.insert(id, name);
         let call = json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}});
-        let last = last_turn(messages);
+        let last = last_turn(&mut turns.messages);
         match last.get_mut("tool_calls").and_then(Value::as_array_mut) {
             Some(calls) => calls.push(call),
             None => last["tool_calls"] = json!([call]),
@@ -101,15 +134,14 @@ impl Item<'_> {
         Ok(())
     }
 
-    fn call_output(&self, messages: &mut Vec<Value>) -> Result<(), ApiError> {
-        let (id, content) = (self.text("call_id")?, self.content("output")?);
+    fn call_output(&self, turns: &mut Turns<'a>) -> Result<(), ApiError> {
+        let (id, content) = (self.name("call_id")?, self.content("output")?);
         let mut message = json!({"role": "tool", "tool_call_id": id, "content": content});
         // Some templates want the name, which the output does not repeat.
-        let mut calls = messages.iter().filter_map(|message| message["tool_calls"].as_array()).flatten();
-        if let Some(call) = calls.rfind(|call| call["id"] == id) {
-            message["name"] = call["function"]["name"].clone();
+        if let Some(name) = turns.called.get(id) {
+            message["name"] = (*name).into();
         }
-        messages.push(message);
+        turns.messages.push(message);
         Ok(())
     }
 
@@ -166,7 +198,8 @@ mod tests {
     use super::*;
 
     fn read(body: Value) -> Result<Vec<Value>, ApiError> {
-        messages(&Fields::new(body).unwrap())
+        let (body, limits) = (body.to_string(), Limits::default());
+        messages(&Fields::parse(body.as_bytes(), &limits).unwrap(), &limits)
     }
 
     #[test]

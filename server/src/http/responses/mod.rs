@@ -17,29 +17,30 @@ use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::sync::Arc;
 
-use axum::Json;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, Request, State};
+use axum::response::Response;
 use axum::response::sse::Event as SseEvent;
-use axum::response::{IntoResponse, Response};
 use engine::{Event, FinishReason};
 use futures_util::stream;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::app::App;
 use super::assistant::Assistant;
 use super::body;
 use super::error::ApiError;
+use super::json::{Json, off_reactor};
 use super::logprobs;
 use super::run::{self, Run};
-use super::stream::answer;
+use super::stream::{answer, aside};
 use output::{Status, Writer};
 use request::prepare;
+pub use request::read;
 
 /// The handler.
 pub async fn responses(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
     let mut body = body::receive(&app, request).await?;
-    let (chat, frame) = body.read(&app, |app, fields| prepare(app, fields)).await?;
+    let ((chat, frame), cost) = body.read(&app, prepare).await?;
     let default = app.engine.generation_defaults().max_new_tokens;
     let logprobs = chat.options.params.sampling.logprobs;
     let request = chat.options.request(&app, chat.ids.clone(), default, "input")?;
@@ -54,14 +55,14 @@ pub async fn responses(State(app): State<Arc<App>>, request: Request) -> Result<
     while reply.step().await? {
         reply.queue.clear();
     }
-    Ok(Json(reply.writer.response()).into_response())
+    off_reactor(cost.is_large(), move || reply.writer.response().into_response()).await
 }
 
 /// `POST /v1/responses/input_tokens`: how many tokens the prompt of such a request has.
 pub async fn input_tokens(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
     let mut body = body::receive(&app, request).await?;
-    let (chat, _) = body.read(&app, |app, fields| prepare(app, fields)).await?;
-    Ok(Json(json!({"object": "response.input_tokens", "input_tokens": chat.ids.len()})).into_response())
+    let ((chat, _), _) = body.read(&app, prepare).await?;
+    Ok(Json::from(json!({"object": "response.input_tokens", "input_tokens": chat.ids.len()})).into_response())
 }
 
 /// An answer, asked for by its id: none is kept.
@@ -82,7 +83,7 @@ struct Reply {
     logprobs: Option<usize>,
     writer: Writer,
     /// Events that have not been sent.
-    queue: VecDeque<Value>,
+    queue: VecDeque<Json>,
 }
 
 impl Reply {
@@ -94,7 +95,9 @@ impl Reply {
             Some((_, Event::Delta(delta))) => {
                 run::failed(&delta)?;
                 let said = self.speaker.hear(&delta.text, delta.finish.is_some());
-                let scores = self.logprobs.map(|k| logprobs::chat(self.app.tokenizer(), &delta.tokens, k));
+                let scores = aside(&delta, || {
+                    self.logprobs.map_or(Vec::new(), |k| logprobs::tokens(self.app.tokenizer(), &delta.tokens, k))
+                });
                 self.queue.extend(self.writer.write(said, delta.tokens.len(), scores));
                 if let Some(reason) = &delta.finish {
                     let cut = *reason == FinishReason::Length;
@@ -123,8 +126,11 @@ impl Reply {
                 }
             }
             let event = reply.queue.pop_front()?;
-            let name = event["type"].as_str().unwrap_or_default();
-            Some((Ok::<_, Infallible>(SseEvent::default().event(name).data(event.to_string())), reply))
+            let name = match event.get("type") {
+                Some(Json::Value(name)) => name.as_str().unwrap_or_default(),
+                _ => "",
+            };
+            Some((Ok::<_, Infallible>(SseEvent::default().event(name).data(event.write())), reply))
         }))
     }
 }

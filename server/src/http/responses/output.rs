@@ -4,11 +4,12 @@
 
 use std::sync::Arc;
 
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use super::super::app::{App, unix_seconds};
 use super::super::assistant::{CallPiece, Said};
 use super::super::error::ApiError;
+use super::super::json::Json;
 use super::super::reply::Usage;
 
 /// How an answer ended.
@@ -32,7 +33,7 @@ impl Status {
 /// The item that is being written.
 enum Open {
     Reasoning { text: String },
-    Message { text: String, logprobs: Vec<Value> },
+    Message { text: String, logprobs: Vec<Json> },
     Call { call_id: String, name: String, arguments: String },
 }
 
@@ -43,22 +44,22 @@ pub struct Writer {
     pub usage: Usage,
     reasoning_tokens: usize,
     /// What of the request the answer repeats.
-    frame: Map<String, Value>,
+    frame: Vec<(String, Json)>,
     id: String,
     created: u64,
     /// Items that are whole.
-    output: Vec<Value>,
+    output: Vec<Json>,
     /// The item under way, with its id.
     open: Option<(String, Open)>,
     /// Log-probabilities of tokens whose text has not come yet.
-    scores: Vec<Value>,
+    scores: Vec<Json>,
     ended: Option<Status>,
     next_number: u64,
 }
 
 impl Writer {
     /// An answer to a prompt of so many tokens.
-    pub fn new(app: &Arc<App>, frame: Map<String, Value>, prompt_tokens: usize) -> Writer {
+    pub fn new(app: &Arc<App>, frame: Vec<(String, Json)>, prompt_tokens: usize) -> Writer {
         Writer {
             app: app.clone(),
             usage: Usage { prompt_tokens, ..Usage::default() },
@@ -75,7 +76,7 @@ impl Writer {
     }
 
     /// The answer as it is now.
-    pub fn response(&self) -> Value {
+    pub fn response(&self) -> Json {
         let status = self.ended.map_or("in_progress", Status::name);
         let incomplete = (self.ended == Some(Status::Incomplete)).then(|| json!({"reason": "max_output_tokens"}));
         let usage = self.ended.map(|_| {
@@ -87,7 +88,7 @@ impl Writer {
                 "total_tokens": self.usage.prompt_tokens + self.usage.completion_tokens,
             })
         });
-        let mut response = json!({
+        let mut response = Json::from(json!({
             "id": self.id,
             "object": "response",
             "created_at": self.created,
@@ -96,27 +97,23 @@ impl Writer {
             "error": null,
             "incomplete_details": incomplete,
             "model": self.app.model,
-            "output": self.output,
             "usage": usage,
-        });
-        if let Value::Object(fields) = &mut response {
-            fields.extend(self.frame.clone());
-        }
+        }));
+        response.set("output", self.output.clone());
+        self.frame.iter().for_each(|(name, value)| response.set(name, value.clone()));
         response
     }
 
     /// The events before any text.
-    pub fn open(&mut self) -> Vec<Value> {
+    pub fn open(&mut self) -> Vec<Json> {
         ["response.created", "response.in_progress"].map(|name| self.whole(name)).into()
     }
 
-    /// Takes what a delta of so many tokens says; `scores` are their log-probabilities, `{"content": [...]}`.
-    pub fn write(&mut self, said: Said, tokens: usize, scores: Option<Value>) -> Vec<Value> {
+    /// Takes what a delta of so many tokens says; `scores` are their log-probabilities.
+    pub fn write(&mut self, said: Said, tokens: usize, scores: Vec<Json>) -> Vec<Json> {
         self.usage.completion_tokens += tokens;
         let mut events = Vec::new();
-        if let Some(Value::Array(scores)) = scores.map(|mut scores| scores["content"].take()) {
-            self.scores.extend(scores);
-        }
+        self.scores.extend(scores);
         if !said.reasoning.is_empty() {
             self.think(said.reasoning, &mut events);
         }
@@ -134,7 +131,7 @@ impl Writer {
     }
 
     /// Ends the answer.
-    pub fn close(&mut self, status: Status) -> Vec<Value> {
+    pub fn close(&mut self, status: Status) -> Vec<Json> {
         let mut events = Vec::new();
         if self.open.is_none() && self.output.is_empty() {
             self.begin(Open::Message { text: String::new(), logprobs: Vec::new() }, &mut events);
@@ -149,44 +146,46 @@ impl Writer {
     }
 
     /// Ends a stream that went wrong.
-    pub fn fail(&mut self, error: &ApiError) -> [Value; 1] {
-        let mut event = self.whole("response.failed");
+    pub fn fail(&mut self, error: &ApiError) -> [Json; 1] {
         let error = &error.to_json()["error"];
         let code = if error["type"] == "server_error" { "server_error" } else { "invalid_prompt" };
-        event["response"]["status"] = "failed".into();
-        event["response"]["error"] = json!({"code": code, "message": error["message"]});
-        [event]
+        let mut response = self.response();
+        response.set("status", Value::from("failed"));
+        response.set("error", json!({"code": code, "message": error["message"]}));
+        [self.event("response.failed", vec![("response", response)])]
     }
 
-    fn think(&mut self, more: String, events: &mut Vec<Value>) {
+    fn think(&mut self, more: String, events: &mut Vec<Json>) {
         if !matches!(self.open, Some((_, Open::Reasoning { .. }))) {
             self.begin(Open::Reasoning { text: String::new() }, events);
         }
-        events.push(self.part("response.reasoning_text.delta", json!({"delta": more})));
+        events.push(self.part("response.reasoning_text.delta", vec![("delta", text(&more))]));
         if let Some((_, Open::Reasoning { text })) = &mut self.open {
             *text += &more;
         }
     }
 
-    fn say(&mut self, more: String, events: &mut Vec<Value>) {
+    fn say(&mut self, more: String, events: &mut Vec<Json>) {
         if !matches!(self.open, Some((_, Open::Message { .. }))) {
             self.begin(Open::Message { text: String::new(), logprobs: Vec::new() }, events);
         }
         let scores = std::mem::take(&mut self.scores);
-        events.push(self.part("response.output_text.delta", json!({"delta": more, "logprobs": scores})));
+        let fields = vec![("delta", text(&more)), ("logprobs", scores.clone().into())];
+        events.push(self.part("response.output_text.delta", fields));
         if let Some((_, Open::Message { text, logprobs })) = &mut self.open {
             *text += &more;
             logprobs.extend(scores);
         }
     }
 
-    fn call(&mut self, piece: CallPiece, events: &mut Vec<Value>) {
+    fn call(&mut self, piece: CallPiece, events: &mut Vec<Json>) {
         if let Some((call_id, name)) = piece.begun {
             self.begin(Open::Call { call_id, name, arguments: String::new() }, events);
         }
         self.scores.clear();
         if !piece.arguments.is_empty() {
-            events.push(self.of_item("response.function_call_arguments.delta", json!({"delta": piece.arguments})));
+            events
+                .push(self.of_item("response.function_call_arguments.delta", vec![("delta", text(&piece.arguments))]));
         }
         if let Some((_, Open::Call { arguments, .. })) = &mut self.open {
             *arguments += &piece.arguments;
@@ -194,73 +193,77 @@ impl Writer {
     }
 
     /// Opens an item; the one before it is whole.
-    fn begin(&mut self, item: Open, events: &mut Vec<Value>) {
+    fn begin(&mut self, item: Open, events: &mut Vec<Json>) {
         self.end_item(Status::Completed, events);
         let id = fresh_id(&self.app, item.prefix());
         let shown = item.json(&id, "in_progress", false);
         let part = item.content();
         self.open = Some((id, item));
-        events
-            .push(self.event("response.output_item.added", json!({"output_index": self.output.len(), "item": shown})));
+        let index = Json::Value(self.output.len().into());
+        events.push(self.event("response.output_item.added", vec![("output_index", index), ("item", shown)]));
         if let Some(part) = part {
-            events.push(self.part("response.content_part.added", json!({"part": part})));
+            events.push(self.part("response.content_part.added", vec![("part", part)]));
         }
     }
 
-    fn end_item(&mut self, status: Status, events: &mut Vec<Value>) {
+    fn end_item(&mut self, status: Status, events: &mut Vec<Json>) {
         let Some((id, item)) = &self.open else { return };
         let (whole, part) = (item.json(id, status.name(), true), item.content());
         match item {
-            Open::Reasoning { text } => {
-                let done = json!({"text": text});
+            Open::Reasoning { text: whole } => {
+                let done = vec![("text", text(whole))];
                 events.push(self.part("response.reasoning_text.done", done));
             }
-            Open::Message { text, logprobs } => {
-                let done = json!({"text": text, "logprobs": logprobs});
+            Open::Message { text: whole, logprobs } => {
+                let done = vec![("text", text(whole)), ("logprobs", logprobs.clone().into())];
                 events.push(self.part("response.output_text.done", done));
             }
             Open::Call { arguments, name, .. } => {
-                let done = json!({"arguments": arguments, "name": name});
+                let done = vec![("arguments", text(arguments)), ("name", text(name))];
                 events.push(self.of_item("response.function_call_arguments.done", done));
             }
         }
         if let Some(part) = part {
-            events.push(self.part("response.content_part.done", json!({"part": part})));
+            events.push(self.part("response.content_part.done", vec![("part", part)]));
         }
-        let index = self.output.len();
-        events.push(self.event("response.output_item.done", json!({"output_index": index, "item": whole})));
+        let index = Json::Value(self.output.len().into());
+        events.push(self.event("response.output_item.done", vec![("output_index", index), ("item", whole.clone())]));
         self.output.push(whole);
         self.open = None;
     }
 
     /// An event about the one content part of the open item.
-    fn part(&mut self, name: &str, fields: Value) -> Value {
+    fn part(&mut self, name: &str, fields: Vec<(&str, Json)>) -> Json {
         let mut event = self.of_item(name, fields);
-        event["content_index"] = 0.into();
+        event.set("content_index", Value::from(0));
         event
     }
 
     /// An event about the open item.
-    fn of_item(&mut self, name: &str, fields: Value) -> Value {
+    fn of_item(&mut self, name: &str, fields: Vec<(&str, Json)>) -> Json {
         let (id, index) = (self.open.as_ref().map(|(id, _)| id.clone()), self.output.len());
         let mut event = self.event(name, fields);
-        event["item_id"] = id.into();
-        event["output_index"] = index.into();
+        event.set("item_id", Value::from(id));
+        event.set("output_index", Value::from(index));
         event
     }
 
     /// An event that carries the answer as it is now.
-    fn whole(&mut self, name: &str) -> Value {
+    fn whole(&mut self, name: &str) -> Json {
         let response = self.response();
-        self.event(name, json!({"response": response}))
+        self.event(name, vec![("response", response)])
     }
 
-    fn event(&mut self, name: &str, mut fields: Value) -> Value {
-        fields["type"] = name.into();
-        fields["sequence_number"] = self.next_number.into();
+    fn event(&mut self, name: &str, fields: Vec<(&str, Json)>) -> Json {
+        let mut event = Json::from(json!({"type": name, "sequence_number": self.next_number}));
+        fields.into_iter().for_each(|(name, value)| event.set(name, value));
         self.next_number += 1;
-        fields
+        event
     }
+}
+
+fn text(text: &str) -> Json {
+    Json::Value(text.into())
 }
 
 impl Open {
@@ -273,30 +276,33 @@ impl Open {
     }
 
     /// The item's one content part, as far as it is written.
-    fn content(&self) -> Option<Value> {
+    fn content(&self) -> Option<Json> {
         match self {
-            Open::Reasoning { text } => Some(json!({"type": "reasoning_text", "text": text})),
+            Open::Reasoning { text } => Some(json!({"type": "reasoning_text", "text": text}).into()),
             Open::Message { text, logprobs } => {
-                Some(json!({"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}))
+                let mut part = Json::from(json!({"type": "output_text", "text": text, "annotations": []}));
+                part.set("logprobs", logprobs.clone());
+                Some(part)
             }
             Open::Call { .. } => None,
         }
     }
 
     /// The item, with its content or still without.
-    fn json(&self, id: &str, status: &str, whole: bool) -> Value {
-        let content: Vec<Value> = self.content().into_iter().filter(|_| whole).collect();
-        match self {
-            Open::Reasoning { .. } => {
-                json!({"id": id, "type": "reasoning", "status": status, "summary": [], "content": content})
-            }
-            Open::Message { .. } => {
-                json!({"id": id, "type": "message", "status": status, "role": "assistant", "content": content})
-            }
+    fn json(&self, id: &str, status: &str, whole: bool) -> Json {
+        let content: Vec<Json> = self.content().into_iter().filter(|_| whole).collect();
+        let item = match self {
+            Open::Reasoning { .. } => json!({"id": id, "type": "reasoning", "status": status, "summary": []}),
+            Open::Message { .. } => json!({"id": id, "type": "message", "status": status, "role": "assistant"}),
             Open::Call { call_id, name, arguments } => json!({
                 "id": id, "type": "function_call", "status": status, "call_id": call_id, "name": name, "arguments": arguments,
             }),
+        };
+        let mut item = Json::from(item);
+        if !matches!(self, Open::Call { .. }) {
+            item.set("content", content);
         }
+        item
     }
 }
 

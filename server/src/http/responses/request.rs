@@ -2,14 +2,16 @@
 
 use serde_json::{Map, Value, json};
 
-use super::super::app::App;
-use super::super::chat::Prepared;
+use super::super::chat::{Asked, Prepared};
+use super::super::cost::Cost;
 use super::super::error::ApiError;
 use super::super::fields::Fields;
-use super::super::messages::{Conversation, template_kwargs};
-use super::super::options::{MAX_LOGPROBS, Options};
+use super::super::json::Json;
+use super::super::messages::{Conversation, EFFORTS, template_kwargs};
+use super::super::options::{MAX_SHORT, Options, user};
 use super::super::structured;
-use super::super::tools::Tools;
+use super::super::tools::{MAX_NAME, Tools};
+use super::super::work::Work;
 use super::input;
 
 /// The token limit's field.
@@ -23,66 +25,82 @@ const UNSUPPORTED: [(&str, &str); 4] = [
     ("best_of", "use /v1/chat/completions"),
 ];
 
-/// The chat that is asked for, and the frame of its answer: what of the request it repeats.
-pub fn prepare(app: &App, fields: &Fields) -> Result<(Prepared, Map<String, Value>), ApiError> {
-    app.check_model(fields)?;
+/// The prompt of the chat that is asked for, and what of the request its answer repeats.
+pub fn prepare(work: &Work, fields: &Fields<'_>) -> Result<((Prepared, Vec<(String, Json)>), Cost), ApiError> {
+    let (asked, frame) = read(work, fields)?;
+    let repeated: usize =
+        frame.iter().map(|(_, value)| if let Json::Text(text) = value { text.get().len() } else { 0 }).sum();
+    let (prepared, cost) = Prepared::new(work, asked, "top_logprobs")?;
+    // A stream too keeps its log-probabilities for the last event.
+    let per_output_token = prepared.options.params.sampling.logprobs.map_or(0, |k| k + 1);
+    Ok(((prepared, frame), Cost { per_output_token, repeated_bytes: 2 * repeated, ..cost }))
+}
+
+/// Reads the fields: what the chat is, and what of the request its answer repeats.
+pub fn read(work: &Work, fields: &Fields<'_>) -> Result<(Asked, Vec<(String, Json)>), ApiError> {
+    let limits = &work.limits;
+    work.check_model(fields)?;
     for (name, advice) in UNSUPPORTED {
         fields.refuse(name, advice)?;
     }
     for name in ["previous_response_id", "conversation"] {
-        if fields.get(name).is_some() {
+        if fields.any(name, &json!({}), "Refused: answers are not stored.")?.is_some() {
             return Err(ApiError::not_stored(name));
         }
     }
-    fields.bool("store")?;
-    let mut options = Options::read(app, fields, &[LIMIT])?;
+    fields.bool("store", "Accepted; answers are not stored and say so.")?;
+    let limit = "Most tokens of the answer; by default what the context holds.";
+    let mut options = Options::read(work, fields, &[(LIMIT, limit)], 1)?;
     if options.params.n != 1 {
         return Err(ApiError::unsupported("n", "one answer at a time; use /v1/chat/completions"));
     }
-    if let Some((name, 0)) = options.max_tokens {
-        return Err(ApiError::wrong(name, &Value::from(0), "at least 1"));
-    }
-    options.params.sampling.logprobs = wanted_logprobs(fields)?;
-    let format = text_format(fields)?;
-    if let Some(asked) = structured::text_format(&format)? {
+    options.params.sampling.logprobs = wanted_logprobs(work, fields)?;
+    let (format, asked) = structured::text_format(fields, limits)?;
+    if let Some(asked) = asked {
         if let Some(other) = &options.params.structured_outputs {
             return Err(ApiError::invalid(asked.param, format_args!("not together with {}", other.param)));
         }
-        options.params.structured_outputs = Some(asked);
+        options.params.structured_outputs = Some(asked.into());
     }
-    match fields.str("truncation")? {
-        None | Some("disabled") => {}
-        Some("auto") => options.fit_prompt(app, LIMIT)?,
-        Some(other) => return Err(ApiError::wrong("truncation", &Value::from(other), "auto or disabled")),
+    let description = "auto cuts the beginning of an input that is too long; disabled, the default, refuses it.";
+    if fields.word("truncation", &["auto", "disabled"], description)? == Some("auto") {
+        options.fit_prompt(work, LIMIT)?;
     }
-    let (list, choice) = (nested_tools(fields)?, nested_choice(fields));
+    let item = json!({"type": "object", "required": ["type", "name"], "properties": {
+        "type": {"const": "function"},
+        "name": {"type": "string", "maxLength": MAX_NAME},
+        "description": {"type": "string"},
+        "parameters": {"type": "object", "description": "A JSON schema."},
+    }});
+    let list = Tools::list(fields, limits, &item)?.map(nested_tools).transpose()?;
+    let choice = Tools::choice(fields)?.map(nested_choice);
     let tools = Tools::new(fields, list.as_ref(), choice.as_ref())?;
-    let frame = frame(fields, &options, &tools, format)?;
-    let messages = input::messages(fields)?;
-    let effort = fields.object("reasoning")?.and_then(|reasoning| reasoning.get("effort"));
-    let kwargs = template_kwargs(fields, "reasoning.effort", effort)?;
+    let description = "effort: as reasoning_effort of a chat; summary is accepted.";
+    let effort = match fields.object("reasoning", description)?.and_then(|reasoning| reasoning.get("effort")) {
+        None | Some(Value::Null) => None,
+        Some(effort) => Some(effort.as_str().filter(|name| EFFORTS.contains(name)).ok_or_else(|| {
+            ApiError::wrong("reasoning.effort", effort, format_args!("one of {}", EFFORTS.join(", ")))
+        })?),
+    };
+    let kwargs = template_kwargs(fields, effort)?;
+    let frame = frame(work, fields, &options, &tools, format)?;
+    let messages = input::messages(fields, limits)?;
     let conversation = Conversation::of("input", messages, tools.definitions.clone(), kwargs);
-    Ok((Prepared::new(app, options, tools, &conversation)?, frame))
+    Ok((Asked { options, tools, conversation }, frame))
 }
 
 /// `top_logprobs` or a line of `include` switches them on.
-fn wanted_logprobs(fields: &Fields) -> Result<Option<usize>, ApiError> {
-    let top = fields.count("top_logprobs", 0, MAX_LOGPROBS)?;
-    let included = fields.strings("include", 64)?.iter().any(|name| name == "message.output_text.logprobs");
+fn wanted_logprobs(work: &Work, fields: &Fields<'_>) -> Result<Option<usize>, ApiError> {
+    let range = (0, work.limits.max_logprobs);
+    let top = fields.count("top_logprobs", range, "Number of alternatives to each token.")?;
+    let description = "\"message.output_text.logprobs\" gives log-probabilities.";
+    let included = fields.strings("include", (64, MAX_SHORT), description)?;
+    let included = included.iter().any(|name| name == "message.output_text.logprobs");
     Ok(top.filter(|&top| top > 0).or(included.then_some(0)))
 }
 
-fn text_format(fields: &Fields) -> Result<Map<String, Value>, ApiError> {
-    match fields.object("text")?.and_then(|text| text.get("format")) {
-        None | Some(Value::Null) => Ok(Map::from_iter([("type".to_string(), "text".into())])),
-        Some(Value::Object(format)) => Ok(format.clone()),
-        Some(other) => Err(ApiError::wrong("text.format", other, "an object")),
-    }
-}
-
 /// The functions as a chat has them. What is wrong with one is told by its place here.
-fn nested_tools(fields: &Fields) -> Result<Option<Vec<Value>>, ApiError> {
-    let Some(list) = fields.list("tools")? else { return Ok(None) };
+fn nested_tools(list: &Vec<Value>) -> Result<Vec<Value>, ApiError> {
     let nested = list.iter().enumerate().map(|(i, tool)| {
         let wrong =
             |field: &str, expected: &str| ApiError::wrong(format!("tools[{i}].{field}"), &tool[field], expected);
@@ -99,54 +117,68 @@ fn nested_tools(fields: &Fields) -> Result<Option<Vec<Value>>, ApiError> {
         function.shift_remove("type");
         Ok(json!({"type": "function", "function": function}))
     });
-    nested.collect::<Result<_, _>>().map(Some)
+    nested.collect()
 }
 
 /// `{"type": "function", "name": …}` as a chat has it; all else as it is.
-fn nested_choice(fields: &Fields) -> Option<Value> {
-    let choice = fields.get("tool_choice")?;
+fn nested_choice(choice: &Value) -> Value {
     match choice["name"].as_str() {
-        Some(name) if choice["type"] == "function" => Some(json!({"type": "function", "function": {"name": name}})),
-        _ => Some(choice.clone()),
+        Some(name) if choice["type"] == "function" => json!({"type": "function", "function": {"name": name}}),
+        _ => choice.clone(),
     }
 }
 
-/// What every form of the answer says, from the first event on.
+/// What every form of the answer says, from the first event on. What the client sent is repeated as it was written.
 fn frame(
-    fields: &Fields,
+    work: &Work,
+    fields: &Fields<'_>,
     options: &Options,
     tools: &Tools,
     format: Map<String, Value>,
-) -> Result<Map<String, Value>, ApiError> {
-    let as_sent = |name: &str| fields.get(name).cloned().unwrap_or(Value::Null);
-    let or = |name: &str, default: Value| fields.get(name).cloned().unwrap_or(default);
+) -> Result<Vec<(String, Json)>, ApiError> {
+    let description = "The system's message.";
+    fields.str("instructions", work.limits.max_text_bytes, description)?;
+    let sent = |name: &str, default: Value| {
+        fields.raw(name).map_or(Json::Value(default), |raw| Json::Text(raw.to_owned().into()))
+    };
     let sampling = &options.params.sampling;
-    let reasoning = |name: &str| fields.get("reasoning").map_or(Value::Null, |reasoning| reasoning[name].clone());
+    let reasoning = fields.get("reasoning")?;
+    let reasoning = |name: &str| reasoning.map_or(Value::Null, |reasoning| reasoning[name].clone());
+    let short = |name, description| fields.str(name, MAX_SHORT, description);
     let frame = json!({
         "background": false,
-        "instructions": as_sent("instructions"),
         "max_output_tokens": options.max_tokens.map(|(_, limit)| limit),
-        "max_tool_calls": fields.count("max_tool_calls", 1, usize::MAX)?,
+        "max_tool_calls": fields.count(
+            "max_tool_calls",
+            (1, usize::MAX),
+            "Accepted; only tools of a server's own would count.",
+        )?,
         "metadata": metadata(fields)?,
         "parallel_tool_calls": tools.parallel,
         "previous_response_id": null,
-        "prompt_cache_key": fields.str("prompt_cache_key")?,
+        "prompt_cache_key": short("prompt_cache_key", "Repeated in the answer.")?,
         "reasoning": {"effort": reasoning("effort"), "summary": reasoning("summary")},
-        "safety_identifier": fields.str("safety_identifier")?,
+        "safety_identifier": short("safety_identifier", "Repeated in the answer.")?,
         "service_tier": "default",
         "store": false,
         "temperature": shortest(sampling.temperature),
         "text": {"format": format},
-        "tool_choice": or("tool_choice", "auto".into()),
-        "tools": or("tools", json!([])),
         "top_logprobs": sampling.logprobs.unwrap_or(0),
         "top_p": shortest(sampling.top_p),
-        "truncation": or("truncation", "disabled".into()),
-        "user": fields.str("user")?,
+        "user": user(fields)?,
     });
+    let mut frame = Json::from(frame);
+    for (name, default) in [
+        ("instructions", Value::Null),
+        ("tool_choice", "auto".into()),
+        ("tools", json!([])),
+        ("truncation", "disabled".into()),
+    ] {
+        frame.set(name, sent(name, default));
+    }
     match frame {
-        Value::Object(frame) => Ok(frame),
-        _ => Ok(Map::new()),
+        Json::Object(fields) => Ok(fields),
+        _ => Ok(Vec::new()),
     }
 }
 
@@ -156,8 +188,10 @@ fn shortest(x: f32) -> Option<f64> {
 }
 
 /// Up to 16 pairs of short texts, as in OpenAI's API.
-fn metadata(fields: &Fields) -> Result<Map<String, Value>, ApiError> {
-    let Some(pairs) = fields.object("metadata")? else { return Ok(Map::new()) };
+fn metadata(fields: &Fields<'_>) -> Result<Map<String, Value>, ApiError> {
+    let Some(pairs) = fields.object("metadata", "Up to 16 short texts, repeated in the answer.")? else {
+        return Ok(Map::new());
+    };
     let short = |text: &str, most: usize| text.chars().take(most + 1).count() <= most;
     let fits = |(key, value): (&String, &Value)| short(key, 64) && value.as_str().is_some_and(|text| short(text, 512));
     if pairs.len() > 16 || !pairs.iter().all(fits) {

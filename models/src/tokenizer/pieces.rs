@@ -1,0 +1,112 @@
+//! Long texts are tokenised piece by piece: the library takes hundreds of bytes of memory for each byte of a text, and does
+//! not stop on the way.
+//!
+//! ```text
+//!   text    … the quick brown fox jumps over the la|zy dog …
+//!                                         ▲         └ end of the piece: the words near it may be others in the whole text
+//!                                         └ the next piece begins at the start of a word
+//! ```
+//!
+//! The result is that of the whole text where words are found by one regular expression that looks ahead by at most one
+//! character and never back: then a search that begins where a word begins finds the same words. Tokenizers of other
+//! kinds, and texts that their normalizer changes, are tokenised whole.
+
+use serde_json::Value;
+use tokenizers::Tokenizer;
+
+use super::TokenizeError;
+use super::bytes::{TokenSpelling, flatten};
+use crate::error::one_line;
+
+/// Bytes of a piece.
+const PIECE: usize = 32 << 10;
+
+/// Bytes before the end of a piece, beside the longest added token, where words are not trusted.
+const MARGIN: usize = 64;
+
+/// What is known of a tokenizer whose texts may be taken to pieces.
+pub(super) struct Pieces {
+    margin: usize,
+}
+
+impl Pieces {
+    /// `None` for a tokenizer whose texts have to be whole.
+    pub fn of(tokenizer: &Tokenizer, spelling: &TokenSpelling) -> Option<Pieces> {
+        let json = |value: Option<Value>| value.unwrap_or_default();
+        let normalizer = json(tokenizer.get_normalizer().and_then(|step| serde_json::to_value(step).ok()));
+        let pre_tokenizer = json(tokenizer.get_pre_tokenizer().and_then(|step| serde_json::to_value(step).ok()));
+        let (mut before, mut steps) = (Vec::new(), Vec::new());
+        flatten(&normalizer, &mut before);
+        flatten(&pre_tokenizer, &mut steps);
+        let unchanged = before.iter().all(|step| step.is_null() || step["type"] == "NFC");
+        let searches = |step: &&&Value| step["type"] == "Split" || step["use_regex"] == true;
+        let known = steps.iter().all(|step| match step["type"].as_str() {
+            Some("ByteLevel") => step["add_prefix_space"] == false,
+            Some("Digits") => true,
+            Some("Split") => step["behavior"] == "Isolated" && step["pattern"]["Regex"].as_str().is_some_and(is_local),
+            _ => false,
+        });
+        let one_search = steps.iter().filter(searches).count() == 1;
+        let longest = tokenizer.get_added_tokens_decoder().values().map(|token| token.content.len()).max();
+        let is_byte_level = *spelling == TokenSpelling::ByteLevel;
+        (unchanged && known && one_search && is_byte_level).then(|| Pieces { margin: MARGIN + longest.unwrap_or(0) })
+    }
+
+    /// Appends the ids of the beginning of `text` to `ids`; the rest, which a next call takes. `None` where the beginning
+    /// cannot be told from the rest.
+    pub fn take<'a>(
+        &self,
+        tokenizer: &Tokenizer,
+        spelling: &TokenSpelling,
+        text: &'a str,
+        ids: &mut Vec<u32>,
+    ) -> Result<Option<&'a str>, TokenizeError> {
+        if text.len() <= PIECE {
+            return Ok(None);
+        }
+        let end = (0..=PIECE).rev().find(|&end| text.is_char_boundary(end)).unwrap_or(0);
+        let encoding = tokenizer.encode(&text[..end], false).map_err(|error| TokenizeError::Encode(one_line(error)))?;
+        let (found, words) = (encoding.get_ids(), encoding.get_word_ids());
+        // The last two places at which a word begins, in tokens and in bytes.
+        let (mut last, mut next, mut at) = (None, None, 0);
+        for (i, &id) in found.iter().enumerate() {
+            if at + self.margin > end {
+                break;
+            }
+            if i > 0 && words.get(i) != words.get(i - 1) && text.is_char_boundary(at) {
+                (last, next) = (next, Some((i, at)));
+            }
+            let bytes = tokenizer.id_to_token(id).map(|token| spelling.bytes(&token)).unwrap_or_default();
+            if bytes.is_empty() || !text.as_bytes()[at..].starts_with(&bytes) {
+                break;
+            }
+            at += bytes.len();
+        }
+        Ok(last.map(|(tokens, bytes)| {
+            ids.extend_from_slice(&found[..tokens]);
+            &text[bytes..]
+        }))
+    }
+}
+
+/// Whether a search that begins where a match begins finds what a search from further ahead finds: the expression does
+/// not look back, and ahead only for whether white space ends.
+fn is_local(expression: &str) -> bool {
+    let rest = expression.replace("(?!\\S)", "");
+    let looks = ["(?<", "(?=", "(?!", "(?>", "\\b", "\\B", "\\A", "\\G", "\\z", "\\Z", "$"];
+    let begins = rest.char_indices().any(|(i, c)| c == '^' && !rest[..i].ends_with('['));
+    !begins && !looks.iter().any(|look| rest.contains(look))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn expressions_that_look_around_are_told_from_those_that_do_not() {
+        assert!(is_local(r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|\s*[\r\n]+|\s+(?!\S)|\s+"));
+        for looks in [r"(?<=a)b", r"a(?=b)", r"a(?!b)", r"\bword", r"^a", r"a$"] {
+            assert!(!is_local(looks), "{looks}");
+        }
+    }
+}

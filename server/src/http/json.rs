@@ -1,0 +1,149 @@
+//! JSON of which parts are already written: long lists are written once as text and shared by everything that repeats them.
+
+use std::sync::Arc;
+
+use axum::body::{Body, Bytes};
+use axum::http::header;
+use axum::response::{IntoResponse, Response};
+use futures_util::stream;
+use serde::ser::{Serialize, SerializeMap, Serializer};
+use serde_json::Value;
+use serde_json::value::RawValue;
+
+use super::error::ApiError;
+
+/// Answers longer than this are handed over in pieces of this many bytes as the client reads.
+const PIECE: usize = 256 << 10;
+
+/// A JSON value.
+#[derive(Clone, Debug)]
+pub enum Json {
+    /// As a tree.
+    Value(Value),
+    /// As text.
+    Text(Arc<RawValue>),
+    /// An object; of a name that comes twice the last counts.
+    Object(Vec<(String, Json)>),
+    /// A list.
+    List(Vec<Json>),
+}
+
+impl Json {
+    /// JSON text that the caller has written.
+    pub fn text(text: String) -> Json {
+        match RawValue::from_string(text) {
+            Ok(raw) => Json::Text(Arc::from(raw)),
+            Err(error) => {
+                debug_assert!(false, "{error}");
+                Json::Value(Value::Null)
+            }
+        }
+    }
+
+    /// Sets a field of an object.
+    pub fn set(&mut self, name: &str, value: impl Into<Json>) {
+        if let Json::Object(fields) = self {
+            let value = value.into();
+            match fields.iter_mut().find(|(found, _)| found == name) {
+                Some((_, old)) => *old = value,
+                None => fields.push((name.to_string(), value)),
+            }
+        }
+    }
+
+    /// A field of an object.
+    pub fn get(&self, name: &str) -> Option<&Json> {
+        match self {
+            Json::Object(fields) => fields.iter().find(|(found, _)| found == name).map(|(_, value)| value),
+            _ => None,
+        }
+    }
+
+    /// The whole as text.
+    pub fn write(&self) -> String {
+        // Every key is a string, so that nothing can fail.
+        serde_json::to_string(self).unwrap_or_default()
+    }
+
+    /// The answer with this body.
+    pub fn into_response(self) -> Response {
+        let text = Bytes::from(self.write());
+        drop(self);
+        let headers =
+            [(header::CONTENT_TYPE, "application/json".to_string()), (header::CONTENT_LENGTH, text.len().to_string())];
+        if text.len() <= PIECE {
+            return (headers, text).into_response();
+        }
+        let pieces = (0..text.len())
+            .step_by(PIECE)
+            .map(move |at| Ok::<_, std::convert::Infallible>(text.slice(at..text.len().min(at + PIECE))));
+        (headers, Body::from_stream(stream::iter(pieces))).into_response()
+    }
+}
+
+impl From<Value> for Json {
+    fn from(value: Value) -> Json {
+        match value {
+            Value::Object(fields) => {
+                Json::Object(fields.into_iter().map(|(name, value)| (name, value.into())).collect())
+            }
+            value => Json::Value(value),
+        }
+    }
+}
+
+impl From<Vec<Json>> for Json {
+    fn from(items: Vec<Json>) -> Json {
+        Json::List(items)
+    }
+}
+
+impl From<Option<Json>> for Json {
+    fn from(value: Option<Json>) -> Json {
+        value.unwrap_or(Json::Value(Value::Null))
+    }
+}
+
+impl Serialize for Json {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Json::Value(value) => value.serialize(serializer),
+            Json::Text(text) => text.serialize(serializer),
+            Json::List(items) => serializer.collect_seq(items),
+            Json::Object(fields) => {
+                let mut map = serializer.serialize_map(Some(fields.len()))?;
+                fields.iter().try_for_each(|(name, value)| map.serialize_entry(name, value))?;
+                map.end()
+            }
+        }
+    }
+}
+
+/// Runs `work`, on a thread that serves nobody else where it is `large`.
+pub async fn off_reactor<T: Send + 'static>(
+    large: bool,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, ApiError> {
+    if !large {
+        return Ok(work());
+    }
+    let done = tokio::task::spawn_blocking(work).await;
+    done.map_err(|error| ApiError::internal(format!("writing the answer failed: {error}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn text_that_is_shared_stands_where_it_was_set() {
+        let shared = Json::text("[1,{\"a\":null}]".to_string());
+        let mut choice = Json::from(json!({"index": 0, "logprobs": null}));
+        choice.set("logprobs", shared.clone());
+        choice.set("more", vec![shared, Json::from(Value::from("\u{7}"))]);
+        let written = choice.write();
+        assert_eq!(written, r#"{"index":0,"logprobs":[1,{"a":null}],"more":[[1,{"a":null}],"\u0007"]}"#);
+        assert!(choice.get("more").is_some() && choice.get("most").is_none());
+    }
+}
