@@ -9,4 +9,6 @@ mod runs;
 mod selection;
 #[path = "../../device/tests/support/mod.rs"]
 mod support;
+#[path = "../src/tables.rs"]
+mod tables;
 mod trials;

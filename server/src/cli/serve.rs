@@ -17,6 +17,7 @@ pub fn run(args: ServeArgs, mut config: EngineConfig) -> Result<(), CliError> {
     engine::allocator::keep_little();
     config.max_queued_requests = args.limits.max_queued_requests;
     config.max_unread_events = args.limits.max_unread_events;
+    config.max_schema_bytes = args.limits.limits().max_schema_bytes;
     let api_keys = args.limits.api_keys()?;
     // The port first: a port in use should not cost a minute of loading.
     let listener = listen(&args)?;
