@@ -1,7 +1,8 @@
 //! The name of a prefix: a chained, keyed 128-bit hash.
 //!
-//! `name(block k) = SipHash-1-3-128(key, name(block k-1), key of block k, tokens of block k)`, where the key of a block is
-//! its part of the sequence's [`PrefixKey`](crate::PrefixKey). Every field is written as a tag, its length and its bytes, so that no two different lists of fields are the same input.
+//! `name(block k) = SipHash-1-3-128(key, name(block k-1), key of block k, tokens of block k)`, where the key of a block
+//! is its part of the sequence's [`PrefixKey`](crate::PrefixKey). Every field is written as a tag, its length and its
+//! bytes, so that no two different lists of fields are the same input.
 //! The key is random per process unless a seed is given, so a client cannot search for colliding prompts.
 //! The name only *finds* candidates; [`crate::prefix`] compares what they hold.
 
