@@ -128,7 +128,7 @@ fn numbers_that_do_not_go_together_are_refused_by_name() {
         let beam = Some(BeamSearch { length_penalty, ..BeamSearch::new(2) });
         assert_eq!(refused(&|p| p.beam = beam).0, "length_penalty");
     }
-    let (param, message) = refused(&|p| (p.beam, p.stop) = (beam(2), vec!["a".into()]));
+    let (param, message) = refused(&|p| (p.beam, p.stop) = (beam(2), ["a".into()].into()));
     assert!(param == "stop" && message.contains("stop_token_ids"), "{message}");
     // The scheduler's limit, in the words of who asked.
     type Change = fn(&mut engine::GenerationParams);

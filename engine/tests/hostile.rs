@@ -1,5 +1,7 @@
 //! Arguments that no caller should pass: every public call answers with a value, and the engine goes on with the others.
 
+use std::sync::Arc;
+
 use engine::{
     AsyncEngine, BeamSearch, Constraint, ConstraintError, Engine, EngineConfig, FinishReason, GenerationParams,
     GenerationRequest, Grammar, KvCacheDtype, Llm, Mask, Pooling, RequestId, SamplingParams, StructuredOutput,
@@ -160,8 +162,8 @@ fn hostile_requests() -> Vec<GenerationRequest> {
         all.extend([
             GenerationRequest { prompt: vec![id; 5], ..base() },
             params(&|p| p.stop_token_ids = vec![id; 3]),
-            sampling(&|s| s.allowed_token_ids = Some(vec![id, id])),
-            sampling(&|s| s.bad_words = vec![vec![id], vec![id; 90]]),
+            sampling(&|s| s.allowed_token_ids = Some([id, id].into())),
+            sampling(&|s| s.bad_words = [vec![id], vec![id; 90]].into()),
             sampling(&|s| s.logit_bias = vec![(id, 1.0)]),
         ]);
     }
@@ -172,10 +174,10 @@ fn hostile_requests() -> Vec<GenerationRequest> {
         GenerationRequest { prompt: vec![5; 100_000], ..base() },
         GenerationRequest { priority: i32::MIN, ..base() },
         GenerationRequest { priority: i32::MAX, cache_salt: Some("\0".repeat(10_000)), ..base() },
-        sampling(&|s| s.allowed_token_ids = Some(vec![])),
-        sampling(&|s| s.bad_words = vec![vec![]]),
-        params(&|p| p.stop = vec![String::new()]),
-        params(&|p| p.stop = vec!["a".repeat(100_000), "\u{0}".into()]),
+        sampling(&|s| s.allowed_token_ids = Some([].into())),
+        sampling(&|s| s.bad_words = [vec![]].into()),
+        params(&|p| p.stop = [String::new()].into()),
+        params(&|p| p.stop = ["a".repeat(100_000), "\u{0}".into()].into()),
         params(&|p| p.stop_token_ids = (0..VOCABULARY as u32).collect()),
     ]);
     for grammar in [
@@ -191,7 +193,8 @@ fn hostile_requests() -> Vec<GenerationRequest> {
         Grammar::Lark("\u{0}".into()),
     ] {
         all.push(params(&|p| {
-            p.structured_outputs = Some(StructuredOutput { grammar: grammar.clone(), param: "structured_outputs" });
+            p.structured_outputs =
+                Some(Arc::new(StructuredOutput { grammar: grammar.clone(), param: "structured_outputs" }));
         }));
     }
     all

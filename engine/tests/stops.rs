@@ -52,7 +52,7 @@ fn s7_a_stop_string_ends_the_sequence_in_the_step_that_completes_it() {
     let ended = pushed(&[300], |p| p.stop = ["never".into(), stop.clone()].into());
     assert_eq!((ended.token_ids.len(), ended.text.as_str()), (3, ""));
     assert_eq!(ended.finish_reason, Some(FinishReason::Stop(Some(StopCause::Text(stop.clone())))));
-    let included = pushed(&[300], |p| (p.stop, p.include_stop_str_in_output) = (vec![stop.clone()], true));
+    let included = pushed(&[300], |p| (p.stop, p.include_stop_str_in_output) = ([stop.clone()].into(), true));
     assert_eq!(included.text, stop);
 }
 

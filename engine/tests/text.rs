@@ -181,7 +181,7 @@ fn the_offset_of_a_token_is_the_length_of_the_text_before_it() {
         let case = load(name);
         // Held back by the stop strings or not, offsets count all text.
         for stop in [vec![], vec!["hold me".to_owned(), " x".to_owned()]] {
-            let params = GenerationParams { stop, ..Default::default() };
+            let params = GenerationParams { stop: stop.into(), ..Default::default() };
             let prompt = case.tokenizer.encode("A river", true).unwrap();
             let output = case.tokenizer.encode("the winter garden hol", false).unwrap();
             let mut stream = TextStream::new(case.tokenizer.clone(), &prompt, &params);

@@ -14,7 +14,7 @@ use crate::grammar::{Grammar, StructuredOutput};
 fn a_request_whose_grammar_is_compiled_while_the_engine_begins_to_drain_is_refused() {
     let engine = AsyncEngine::start(EngineConfig { threads: Some(1), ..Default::default() }, &|_, _| {}).unwrap();
     let grammar = Grammar::Regex("[a-z]{1,40}".into());
-    let structured_outputs = Some(StructuredOutput { grammar, param: "structured_outputs" });
+    let structured_outputs = Some(std::sync::Arc::new(StructuredOutput { grammar, param: "structured_outputs" }));
     let params = GenerationParams { structured_outputs, ..Default::default() };
     let request = GenerationRequest { prompt: vec![1, 2, 3], params, ..Default::default() };
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();

@@ -72,8 +72,8 @@ pub fn rows_of(vocab: usize) -> impl Strategy<Value = Row> {
                 frequency_penalty,
                 min_tokens,
                 logit_bias,
-                allowed_token_ids,
-                bad_words,
+                allowed_token_ids: allowed_token_ids.map(Into::into),
+                bad_words: bad_words.into(),
                 ..SamplingParams::default()
             };
             Row { logits, prompt, output, stop_ids, params }
