@@ -293,7 +293,7 @@ fn amplifiers() -> Vec<Amplifier> {
             format!(r#"{{"input":"hi","stream":true,"prompt_cache_key":{}}}"#, letters(15 << 20))
         }),
         several(2, "ids of a text", "/detokenize", MAYBE, || format!(r#"{{"tokens":{}}}"#, list("300", 2_000_000))),
-        one("more ids of a text", "/detokenize", REFUSED, || format!(r#"{{"tokens":{}}}"#, list("300", 5_000_000))),
+        one("more ids of a text", "/detokenize", REFUSED, || format!(r#"{{"tokens":{}}}"#, list("30", 5_000_000))),
         one("a text that is escaped", "/tokenize", MAYBE, || {
             format!(r#"{{"prompt":"{}"}}"#, r"\u0000".repeat(1 << 20))
         }),

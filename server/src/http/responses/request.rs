@@ -72,7 +72,7 @@ pub fn read(work: &Work, fields: &Fields<'_>) -> Result<(Asked, Vec<(String, Jso
         "description": {"type": "string"},
         "parameters": {"type": "object", "description": "A JSON schema."},
     }});
-    let list = Tools::list(fields, limits, &item)?.map(nested_tools).transpose()?;
+    let list = Tools::list(fields, limits, &item)?.map(|list| nested_tools(list)).transpose()?;
     let choice = Tools::choice(fields)?.map(nested_choice);
     let tools = Tools::new(fields, list.as_ref(), choice.as_ref())?;
     let description = "effort: as reasoning_effort of a chat; summary is accepted.";
@@ -100,7 +100,7 @@ fn wanted_logprobs(work: &Work, fields: &Fields<'_>) -> Result<Option<usize>, Ap
 }
 
 /// The functions as a chat has them. What is wrong with one is told by its place here.
-fn nested_tools(list: &Vec<Value>) -> Result<Vec<Value>, ApiError> {
+fn nested_tools(list: &[Value]) -> Result<Vec<Value>, ApiError> {
     let nested = list.iter().enumerate().map(|(i, tool)| {
         let wrong =
             |field: &str, expected: &str| ApiError::wrong(format!("tools[{i}].{field}"), &tool[field], expected);
