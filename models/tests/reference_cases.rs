@@ -265,7 +265,7 @@ fn a_long_text_has_the_same_ids_in_pieces_as_whole() {
             false
         });
         // One kind of tokenizer is taken to pieces, the other is not.
-        let in_pieces = name == "demo" || name.starts_with("qwen");
+        let in_pieces = matches!(whole.get_decoder(), Some(tokenizers::DecoderWrapper::ByteLevel(_)));
         assert_eq!((stopped.is_err(), asked), (in_pieces, usize::from(in_pieces)), "{name}");
         assert!(tokenizer.least_tokens(ascii.len()) > 1000 || !in_pieces, "{name}");
     }
