@@ -29,26 +29,3 @@ pub fn give_back() {
         unsafe { libc::malloc_trim(0) };
     }
 }
-
-#[cfg(all(test, target_os = "linux", target_env = "gnu"))]
-mod tests {
-    #![allow(clippy::unwrap_used)]
-
-    fn resident() -> usize {
-        let status = std::fs::read_to_string("/proc/self/status").unwrap();
-        let line = status.lines().find(|line| line.starts_with("VmRSS")).unwrap();
-        line.split_whitespace().nth(1).unwrap().parse().unwrap()
-    }
-
-    #[test]
-    fn freed_memory_goes_back_to_the_system_even_below_what_is_in_use() {
-        super::keep_little();
-        let mut texts: Vec<String> = (0..200_000).map(|i| format!("{i:0256}")).collect();
-        let full = resident();
-        let kept = texts.pop();
-        drop(texts);
-        super::give_back();
-        assert!(resident() + (30 << 10) < full, "{full} KiB, then {}", resident());
-        drop(kept);
-    }
-}

@@ -1,6 +1,5 @@
 //! What is refused before it begins, in the words of who asked.
 
-use sampling::MAX_LOGPROBS;
 use sched::Refusal;
 
 use crate::api::{GenerationParams, GenerationRequest};
@@ -39,8 +38,9 @@ pub(crate) fn check(request: &GenerationRequest, vocab_size: usize, max_model_le
     if params.stop.iter().any(String::is_empty) {
         return invalid("stop", "stop: an empty string would end every text at once".to_string());
     }
-    if let Some(found) = params.prompt_logprobs.filter(|&count| count > MAX_LOGPROBS) {
-        let message = format!("prompt_logprobs must be at most {MAX_LOGPROBS}, got {found}");
+    if let Some(found) = params.prompt_logprobs.filter(|&count| count > vocab_size) {
+        let message =
+            format!("prompt_logprobs: found {found}, expected at most the {vocab_size} tokens of the vocabulary");
         return invalid("prompt_logprobs", message);
     }
     if params.pooling.is_some() && (params.n != 1 || params.max_tokens != Some(0)) {

@@ -125,6 +125,11 @@ impl Llm {
         &self.tokenizer
     }
 
+    /// Number of tokens of the model's vocabulary: the length of a row of logits.
+    pub fn vocab_size(&self) -> usize {
+        self.engine.vocab_size()
+    }
+
     /// Counters since the start.
     pub fn stats(&self) -> crate::EngineStats {
         self.engine.stats()

@@ -76,6 +76,11 @@ impl TextEngine {
         self.engine.num_unfinished()
     }
 
+    /// Number of tokens of the model's vocabulary.
+    pub fn vocab_size(&self) -> usize {
+        self.engine.vocab_size()
+    }
+
     pub fn stats(&self) -> EngineStats {
         self.engine.stats()
     }

@@ -54,7 +54,7 @@
 //! let table: Vec<i32> = (0..8).rev().collect();
 //! let slots: Vec<i64> = (0..ids.len()).map(|p| i64::from(table[p / 16]) * 16 + p as i64 % 16).collect();
 //! let mut batch = ForwardBatch::default();
-//! batch.clear(1, table.len());
+//! batch.clear(1);
 //! let last_row = batch.push(0, &ids, [(&slots[..], &table[..])]);
 //! model.forward(&batch, &mut caches)?;
 //! assert_eq!(model.logits(&[last_row])?.len(), config.vocab_size);

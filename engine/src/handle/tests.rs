@@ -1,4 +1,5 @@
 //! What a handle refuses while a grammar is compiled.
+#![cfg(test)]
 #![allow(clippy::unwrap_used)]
 
 use std::future::poll_fn;

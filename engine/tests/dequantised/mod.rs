@@ -75,12 +75,14 @@ impl Subject {
 
     /// [`Scores`] at every place but the first of each text.
     fn scores(&self, form: Quantization, linear: &str) -> Vec<Scores> {
+        let mut llm = self.llm(form, linear);
+        let whole = Some(llm.vocab_size());
         let request = |text: &Text| GenerationRequest {
             prompt: text.ids.clone(),
-            params: GenerationParams { prompt_logprobs: Some(1 << 16), max_tokens: Some(0), ..Default::default() },
+            params: GenerationParams { prompt_logprobs: whole, max_tokens: Some(0), ..Default::default() },
             ..Default::default()
         };
-        let done = self.llm(form, linear).run_with_events(self.texts.iter().map(request).collect()).unwrap();
+        let done = llm.run_with_events(self.texts.iter().map(request).collect()).unwrap();
         let rows = done.into_iter().flat_map(|(_, events)| events).filter_map(|event| match event {
             Event::PromptLogprobs(scores) => Some(scores),
             _ => None,

@@ -46,13 +46,13 @@ pub struct LimitArgs {
     #[arg(long, value_name = "BYTES", value_parser = values::bytes, env = "QUIRE_MAX_INFLIGHT_BYTES")]
     pub max_inflight_bytes: Option<u64>,
     /// Values and names in the JSON of a request, lists of token ids and prompts aside
-    #[arg(long, value_name = "N", default_value_t = 131_072, value_parser = values::positive, env = "QUIRE_MAX_JSON_VALUES")]
+    #[arg(long, value_name = "N", default_value_t = 131072, value_parser = values::positive, env = "QUIRE_MAX_JSON_VALUES")]
     pub max_json_values: usize,
     /// Bytes of one text that becomes tokens [default: 4M]
     #[arg(long, value_name = "BYTES", value_parser = values::bytes, env = "QUIRE_MAX_TEXT_BYTES")]
     pub max_text_bytes: Option<u64>,
     /// Tokens of all prompts of a request
-    #[arg(long, value_name = "TOKENS", default_value_t = 4_194_304, value_parser = values::positive, env = "QUIRE_MAX_REQUEST_TOKENS")]
+    #[arg(long, value_name = "TOKENS", default_value_t = 4194304, value_parser = values::positive, env = "QUIRE_MAX_REQUEST_TOKENS")]
     pub max_request_tokens: usize,
     /// Bytes of all headers [default: 64K]
     #[arg(long, value_name = "BYTES", value_parser = values::bytes, env = "QUIRE_MAX_HEADER_BYTES")]
@@ -73,7 +73,7 @@ pub struct LimitArgs {
     #[arg(long, value_name = "N", default_value_t = 20, value_parser = values::whole::<usize>, env = "QUIRE_MAX_LOGPROBS")]
     pub max_logprobs: usize,
     /// Log-probabilities in an answer: tokens times alternatives, over all sequences
-    #[arg(long, value_name = "N", default_value_t = 1_048_576, value_parser = values::positive, env = "QUIRE_MAX_LOGPROB_ENTRIES")]
+    #[arg(long, value_name = "N", default_value_t = 1048576, value_parser = values::positive, env = "QUIRE_MAX_LOGPROB_ENTRIES")]
     pub max_logprob_entries: usize,
     /// Stop strings
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = values::positive, env = "QUIRE_MAX_STOP")]
@@ -85,7 +85,7 @@ pub struct LimitArgs {
     #[arg(long, value_name = "N", default_value_t = 1024, value_parser = values::positive, env = "QUIRE_MAX_STOP_TOKEN_IDS")]
     pub max_stop_token_ids: usize,
     /// Entries of allowed_token_ids
-    #[arg(long, value_name = "N", default_value_t = 65_536, value_parser = values::positive, env = "QUIRE_MAX_ALLOWED_TOKEN_IDS")]
+    #[arg(long, value_name = "N", default_value_t = 65536, value_parser = values::positive, env = "QUIRE_MAX_ALLOWED_TOKEN_IDS")]
     pub max_allowed_token_ids: usize,
     /// Entries of bad_words
     #[arg(long, value_name = "N", default_value_t = 1024, value_parser = values::positive, env = "QUIRE_MAX_BAD_WORDS")]
