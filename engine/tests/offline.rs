@@ -1,9 +1,9 @@
 //! The library's front door, as it stands in `examples/`.
 
 #[path = "../examples/offline.rs"]
-mod offline;
+mod example;
 
 #[test]
 fn the_offline_example_runs() -> Result<(), Box<dyn std::error::Error>> {
-    offline::main()
+    example::main()
 }

@@ -246,7 +246,7 @@ fn a_long_text_has_the_same_ids_in_pieces_as_whole() {
                 state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
                 let draw = (state >> 33) as usize;
                 // Now and then a run that is longer than any margin.
-                let times = if draw % 97 == 0 { 400 } else { 1 };
+                let times = if draw.is_multiple_of(97) { 400 } else { 1 };
                 text += &parts[draw / 97 % parts.len()].repeat(times);
             }
             for special in [false, true] {

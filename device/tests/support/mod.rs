@@ -8,7 +8,7 @@
 //! must open then.
 #![allow(dead_code)] // Each crate uses its part.
 
-mod hooked;
+pub mod hooked;
 mod recorder;
 
 use std::path::PathBuf;

@@ -96,7 +96,7 @@ impl Template {
         let source: &'static str = Box::leak(without_generation_tags(template).into_boxed_str());
         let mut whitespace = WhitespaceConfig::default();
         (whitespace.trim_blocks, whitespace.lstrip_blocks) = (true, true);
-        let parsed = parse(source, "chat template", SyntaxConfig::default(), whitespace)?;
+        let parsed = parse(source, "chat template", SyntaxConfig, whitespace)?;
         let mut generator = CodeGenerator::new("chat template", source);
         generator.compile_stmt(&rewrite::stmt(&parsed)?);
         let (instructions, blocks) = generator.finish();

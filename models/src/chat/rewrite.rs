@@ -132,10 +132,9 @@ fn expr<'a>(it: &Expr<'a>) -> Expr<'a> {
             charged(Expr::Slice(Spanned::new(ast::Slice { expr: expr(&it.expr), start, stop, step }, it.span())))
         }
         Expr::UnaryOp(it) => {
-            let op = match it.op {
-                ast::UnaryOpKind::Not => ast::UnaryOpKind::Not,
-                ast::UnaryOpKind::Neg => ast::UnaryOpKind::Neg,
-            };
+            // The type cannot be copied.
+            let is_not = matches!(it.op, ast::UnaryOpKind::Not);
+            let op = if is_not { ast::UnaryOpKind::Not } else { ast::UnaryOpKind::Neg };
             Expr::UnaryOp(Spanned::new(ast::UnaryOp { op, expr: expr(&it.expr) }, it.span()))
         }
         Expr::BinOp(it) => {

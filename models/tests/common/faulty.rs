@@ -1,13 +1,10 @@
 //! Captures and replays that fail as often as a test wants.
 
-#[path = "../../../device/tests/support/hooked.rs"]
-mod hooked;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use crate::support::hooked::{Hooked, Hooks};
 use device::{Device, DeviceError, Graph};
-use hooked::{Hooked, Hooks};
 
 /// So many of the next captures and replays fail.
 struct Faults(Arc<AtomicUsize>);

@@ -120,10 +120,10 @@ impl Asked {
     }
 }
 
-fn prepare(
-    work: &Work,
-    fields: &Fields<'_>,
-) -> Result<((Completion, Options, Vec<GenerationRequest>), Cost), ApiError> {
+/// The answer to be, what was asked for, and a request of the engine for each prompt.
+type Prepared = (Completion, Options, Vec<GenerationRequest>);
+
+fn prepare(work: &Work, fields: &Fields<'_>) -> Result<(Prepared, Cost), ApiError> {
     let mut asked = Asked::read(work, fields)?;
     let least = asked.prompts.iter().map(|input| input.least_tokens(work)).sum();
     asked.cost(work, least, 0).check(&work.limits)?;

@@ -67,7 +67,8 @@ impl Policy<'_> {
         let target = request.uri().authority().map(|authority| authority.as_str().into());
         let checked = !self.hosts.is_empty() || self.loopback && !self.has_keys;
         for named in [host.clone(), target].into_iter().flatten().filter(|_| checked) {
-            if !self.serves(&named) && !(is_bare_name(&named) && is_no_page(request)) {
+            let is_served = self.serves(&named) || (is_bare_name(&named) && is_no_page(request));
+            if !is_served {
                 return Err(ApiError::forbidden_host(&named));
             }
         }

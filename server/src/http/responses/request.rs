@@ -25,8 +25,11 @@ const UNSUPPORTED: [(&str, &str); 4] = [
     ("best_of", "use /v1/chat/completions"),
 ];
 
+/// Fields of a request that its answer repeats.
+type Repeated = Vec<(String, Json)>;
+
 /// The prompt of the chat that is asked for, and what of the request its answer repeats.
-pub fn prepare(work: &Work, fields: &Fields<'_>) -> Result<((Prepared, Vec<(String, Json)>), Cost), ApiError> {
+pub fn prepare(work: &Work, fields: &Fields<'_>) -> Result<((Prepared, Repeated), Cost), ApiError> {
     let (asked, frame) = read(work, fields)?;
     let repeated: usize =
         frame.iter().map(|(_, value)| if let Json::Text(text) = value { text.get().len() } else { 0 }).sum();
@@ -37,7 +40,7 @@ pub fn prepare(work: &Work, fields: &Fields<'_>) -> Result<((Prepared, Vec<(Stri
 }
 
 /// Reads the fields: what the chat is, and what of the request its answer repeats.
-pub fn read(work: &Work, fields: &Fields<'_>) -> Result<(Asked, Vec<(String, Json)>), ApiError> {
+pub fn read(work: &Work, fields: &Fields<'_>) -> Result<(Asked, Repeated), ApiError> {
     let limits = &work.limits;
     work.check_model(fields)?;
     for (name, advice) in UNSUPPORTED {
