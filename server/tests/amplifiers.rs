@@ -314,7 +314,12 @@ fn amplifiers() -> Vec<Amplifier> {
 fn no_request_takes_much_memory_or_keeps_it_or_delays_others() {
     let (server, control) = (Process::start(&[]), Process::start(&[]));
     // What stays for good once it was used: the cache's memory, the buffers of a full step, the grammar's vocabulary, threads
-    // and their stacks.
+    // with their stacks, and the words that the tokenizer remembers.
+    let text = format!(r#"{{"prompt":{}}}"#, words(160 << 10));
+    std::thread::scope(|scope| {
+        let asks: Vec<_> = (0..3).map(|_| scope.spawn(|| server.post("/tokenize", text.as_bytes()).status)).collect();
+        asks.into_iter().for_each(|ask| assert_eq!(ask.join().unwrap(), 200));
+    });
     let prompts: Vec<Vec<usize>> = (5..15).map(|id| vec![id; 900]).collect();
     for body in [
         json!({"prompt": prompts, "max_tokens": 8, "ignore_eos": true, "prompt_logprobs": 5}),

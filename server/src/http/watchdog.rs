@@ -25,16 +25,20 @@ pub async fn watch(app: Arc<App>) {
     }
 }
 
-/// How often memory is given back at most.
-const GIVE_BACK: Duration = Duration::from_millis(500);
+/// How often it is asked whether memory can be given back.
+const TICK: Duration = Duration::from_millis(500);
 
-/// Gives freed memory back to the system after large requests, for as long as it is polled.
+/// Ticks after the end of a large request at which the last memory is given back; before that, at each power of two.
+const LAST_TICK: u32 = 16;
+
+/// Gives freed memory back to the system after large requests, for as long as it is polled. Repeatedly, because what a request held is
+/// freed at its own pace: the last of an answer when the client has read it.
 pub async fn give_back(app: Arc<App>) {
+    let mut ticks = LAST_TICK;
     loop {
-        sleep(GIVE_BACK).await;
-        if app.budget.was_freed() {
-            // What the request held is dropped about now.
-            sleep(GIVE_BACK).await;
+        sleep(TICK).await;
+        ticks = if app.budget.was_freed() { 0 } else { ticks.saturating_add(1) };
+        if ticks <= LAST_TICK && ticks.is_power_of_two() {
             // Nothing waits for it, and a panic is impossible.
             let _ = tokio::task::spawn_blocking(engine::allocator::give_back).await;
         }
