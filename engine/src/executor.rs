@@ -396,7 +396,7 @@ impl Executor {
     }
 }
 
-/// The error of a memory operation that this executor can not apply. To skip one would leave wrong contents behind.
+/// The error of a memory operation that this executor cannot apply. Skipping one would leave wrong contents behind.
 fn unknown(op: MemOp) -> KernelError {
     KernelError::Unsupported { variant: "memory", found: op.to_string() }
 }

@@ -62,7 +62,7 @@ impl Transfers {
     /// Removes the copies that are over; does not wait.
     ///
     /// # Errors
-    /// Those of the copies.
+    /// A copy failed.
     pub fn forget_done(&mut self) -> Result<(), DeviceError> {
         while let Some(oldest) = self.0.front()
             && oldest.event.is_done()?

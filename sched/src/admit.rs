@@ -21,7 +21,7 @@ struct Limits {
     budget: usize,
     /// Blocks that must stay free, those for the spans of running requests included.
     keep_free: usize,
-    /// Those for the spans of running requests alone.
+    /// Blocks for the spans of requests that run already.
     reserved: usize,
     /// Whether one more prompt may be computed in part.
     may_split: bool,

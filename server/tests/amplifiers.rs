@@ -4,13 +4,13 @@
 //! The process runs under a limit of address space, so that an amplifier that works harms nothing but this test.
 
 use std::fmt::Write as _;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufReader, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::common::Reply;
+use crate::common::{Reply, listening};
 use serde_json::json;
 
 /// Address space of the process in KiB.
@@ -46,12 +46,7 @@ impl Process {
             .spawn()
             .unwrap();
         let mut errors = BufReader::new(child.stderr.take().unwrap());
-        let mut line = String::new();
-        while !line.contains("listening on http://") {
-            line.clear();
-            assert!(errors.read_line(&mut line).unwrap() > 0, "it ended before it listened");
-        }
-        let address = line.split("http://").nth(1).unwrap().split([',', '"']).next().unwrap().parse().unwrap();
+        let address = listening(&mut errors);
         std::thread::spawn(move || std::io::copy(&mut errors, &mut std::io::sink()));
         Process { child, address }
     }

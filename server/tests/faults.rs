@@ -1,14 +1,14 @@
 //! Kernels that fail, hang or panic, put in place through the registry as any plug-in would be: who is told what, and who
 //! goes on.
 
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::io::{BufReader, Read, Write};
+use std::net::TcpStream;
 use std::process::{Command, ExitCode, Stdio};
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::common::{Reply, Server, config, slow};
+use crate::common::{Reply, Server, config, listening, slow};
 use attention_kernels::{
     CacheWriteArgs, Capabilities, Kernel, KernelChoice, KernelError, Operation, Variant, inventory,
 };
@@ -224,12 +224,7 @@ fn p23_the_program_exits_with_an_error_when_its_engine_thread_dies() {
         .spawn()
         .unwrap();
     let mut log = BufReader::new(program.stderr.take().unwrap());
-    let mut line = String::new();
-    while !line.contains("listening on http://") {
-        line.clear();
-        assert!(log.read_line(&mut line).unwrap() > 0, "it ended before it listened");
-    }
-    let address: SocketAddr = line.split("http://").nth(1).unwrap().split(',').next().unwrap().parse().unwrap();
+    let address = listening(&mut log);
     let mut stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
     let body = long();

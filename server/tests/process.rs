@@ -4,7 +4,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
 
-use crate::common::Reply;
+use crate::common::{Reply, listening};
 use serde_json::Value;
 
 /// `quire serve` with the demo model.
@@ -26,12 +26,7 @@ impl Process {
         prepare(&mut command);
         let mut child = command.spawn().unwrap();
         let mut errors = BufReader::new(child.stderr.take().unwrap());
-        let mut line = String::new();
-        while !line.contains("listening on http://") {
-            line.clear();
-            assert!(errors.read_line(&mut line).unwrap() > 0, "it ended before it listened");
-        }
-        let address = line.split("http://").nth(1).unwrap().split([',', '"']).next().unwrap().parse().unwrap();
+        let address = listening(&mut errors);
         Process { child, errors, address }
     }
 

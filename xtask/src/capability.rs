@@ -10,53 +10,52 @@ use crate::kernels::host::{self, Sanitizer};
 use crate::kernels::toolkit::{self, on_path};
 use crate::page_test;
 
-/// One thing that a test needs and that a machine may lack.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Capability {
-    /// A C compiler.
-    Cc,
-    /// A C++ compiler.
-    Cxx,
-    /// The C++ compiler's address sanitizer.
-    Asan,
-    /// The C++ compiler's undefined behaviour sanitizer, with checks of alignment.
-    Ubsan,
-    /// The C++ compiler's thread sanitizer.
-    Tsan,
-    /// A Python 3 interpreter.
-    Python3,
-    /// Chromium with its WebDriver.
-    Chromium,
-    /// The emulator of older x86-64 CPUs.
-    Qemu,
-    /// The CUDA compiler.
-    Nvcc,
-    /// An NVIDIA GPU with its driver.
-    Cuda,
-    /// AVX2, FMA and F16C.
-    Avx2,
-    /// AVX-VNNI.
-    AvxVnni,
-    /// AVX-512 F, BW, DQ and VL.
-    Avx512,
-    /// AVX-512 VNNI.
-    Avx512Vnni,
-    /// NEON.
-    Neon,
-    /// NEON with dot products.
-    NeonDotprod,
-    /// The Rust target of 64-bit ARM on Linux.
-    Aarch64,
-    /// The checker of licences and advisories.
-    CargoDeny,
-    /// A checkout, not a bundle for a GPU machine.
-    Checkout,
-    /// A machine without an NVIDIA driver.
-    NoDriver,
-    /// Freedom to choose the device of a test.
-    AnyDevice,
-    /// The time that the full product of settings takes.
-    TestAll,
+/// Makes the enumeration and its table of one list: variant, name in `QUIRE_REQUIRE`, what it is, how to get it.
+macro_rules! capabilities {
+    ($($variant:ident: $name:literal, $what:literal, $how:literal;)*) => {
+        /// One thing that a test needs and that a machine may lack.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub enum Capability {
+            $(#[doc = $what] $variant,)*
+        }
+
+        impl Capability {
+            /// All of them.
+            pub const ALL: [Capability; [$($name),*].len()] = [$(Capability::$variant),*];
+
+            /// The name in `QUIRE_REQUIRE`, what it is, and how to get it.
+            fn entry(self) -> (&'static str, &'static str, &'static str) {
+                match self {
+                    $(Capability::$variant => ($name, $what, $how),)*
+                }
+            }
+        }
+    };
+}
+
+capabilities! {
+    Cc: "cc", "a C compiler", "install gcc or clang";
+    Cxx: "cxx", "a C++ compiler", "install g++ or clang++, or name one in CXX";
+    Asan: "asan", "the address sanitizer of the C++ compiler", "install g++ with libasan (Debian: g++)";
+    Ubsan: "ubsan", "the undefined behaviour sanitizer of g++", "install g++ with libubsan (Debian: g++); that of clang++ does not check copies of structures";
+    Tsan: "tsan", "the thread sanitizer of the C++ compiler", "install g++ with libtsan (Debian: g++)";
+    Python3: "python3", "Python 3", "install python3";
+    Chromium: "chromium", "Chromium and chromedriver", "install both (Debian: chromium chromium-driver), or Chrome";
+    Qemu: "qemu", "qemu-x86_64 on an x86-64 machine", "install it (Debian: qemu-user)";
+    Nvcc: "nvcc", "the CUDA compiler", "install CUDA 12.8 or newer, or run cargo xtask build-kernels --fetch";
+    Cuda: "cuda", "an NVIDIA GPU and its driver", "use a machine with both, and run cargo xtask build-kernels";
+    Avx2: "avx2", "a CPU with AVX2, FMA and F16C", "use such a machine";
+    AvxVnni: "avx-vnni", "a CPU with AVX-VNNI", "use such a machine";
+    Avx512: "avx512", "a CPU with AVX-512 F, BW, DQ and VL", "use such a machine";
+    Avx512Vnni: "avx512-vnni", "a CPU with AVX-512 VNNI", "use such a machine";
+    Neon: "neon", "a 64-bit ARM CPU", "use such a machine";
+    NeonDotprod: "neon-dotprod", "a 64-bit ARM CPU with dot products", "use such a machine";
+    Aarch64: "aarch64", "the Rust target aarch64-unknown-linux-gnu", "run rustup target add aarch64-unknown-linux-gnu";
+    CargoDeny: "cargo-deny", "cargo-deny", "run cargo install --locked cargo-deny";
+    NoDriver: "no-driver", "a machine without an NVIDIA driver", "use such a machine";
+    Checkout: "checkout", "the sources, which a bundle lacks", "run the test in a checkout";
+    AnyDevice: "any-device", "every device of the machine", "unset QUIRE_TEST_DEVICE";
+    TestAll: "test-all", "the time for the full product of settings", "run cargo xtask test-all";
 }
 
 use Capability::*;
@@ -65,76 +64,8 @@ use Capability::*;
 pub const AARCH64: &str = "aarch64-unknown-linux-gnu";
 
 impl Capability {
-    /// All of them.
-    pub const ALL: [Capability; 22] = [
-        Cc,
-        Cxx,
-        Asan,
-        Ubsan,
-        Tsan,
-        Python3,
-        Chromium,
-        Qemu,
-        Nvcc,
-        Cuda,
-        Avx2,
-        AvxVnni,
-        Avx512,
-        Avx512Vnni,
-        Neon,
-        NeonDotprod,
-        Aarch64,
-        CargoDeny,
-        NoDriver,
-        Checkout,
-        AnyDevice,
-        TestAll,
-    ];
-
     /// What every machine that runs CI must have.
     pub const OF_CI: [Capability; 6] = [Cc, Cxx, Asan, Ubsan, Tsan, Python3];
-
-    /// The name in `QUIRE_REQUIRE`, what it is, and how to get it.
-    fn entry(self) -> (&'static str, &'static str, &'static str) {
-        match self {
-            Cc => ("cc", "a C compiler", "install gcc or clang"),
-            Cxx => ("cxx", "a C++ compiler", "install g++ or clang++, or name one in CXX"),
-            Asan => ("asan", "the address sanitizer of the C++ compiler", "install g++ with libasan (Debian: g++)"),
-            Ubsan => (
-                "ubsan",
-                "the undefined behaviour sanitizer of g++",
-                "install g++ with libubsan (Debian: g++); that of clang++ does not check copies of structures",
-            ),
-            Tsan => ("tsan", "the thread sanitizer of the C++ compiler", "install g++ with libtsan (Debian: g++)"),
-            Python3 => ("python3", "Python 3", "install python3"),
-            Chromium => {
-                ("chromium", "Chromium and chromedriver", "install both (Debian: chromium chromium-driver), or Chrome")
-            }
-            Qemu => ("qemu", "qemu-x86_64 on an x86-64 machine", "install it (Debian: qemu-user)"),
-            Nvcc => {
-                ("nvcc", "the CUDA compiler", "install CUDA 12.8 or newer, or run cargo xtask build-kernels --fetch")
-            }
-            Cuda => {
-                ("cuda", "an NVIDIA GPU and its driver", "use a machine with both, and run cargo xtask build-kernels")
-            }
-            Avx2 => ("avx2", "a CPU with AVX2, FMA and F16C", "use such a machine"),
-            AvxVnni => ("avx-vnni", "a CPU with AVX-VNNI", "use such a machine"),
-            Avx512 => ("avx512", "a CPU with AVX-512 F, BW, DQ and VL", "use such a machine"),
-            Avx512Vnni => ("avx512-vnni", "a CPU with AVX-512 VNNI", "use such a machine"),
-            Neon => ("neon", "a 64-bit ARM CPU", "use such a machine"),
-            NeonDotprod => ("neon-dotprod", "a 64-bit ARM CPU with dot products", "use such a machine"),
-            Aarch64 => (
-                "aarch64",
-                "the Rust target aarch64-unknown-linux-gnu",
-                "run rustup target add aarch64-unknown-linux-gnu",
-            ),
-            CargoDeny => ("cargo-deny", "cargo-deny", "run cargo install --locked cargo-deny"),
-            NoDriver => ("no-driver", "a machine without an NVIDIA driver", "use such a machine"),
-            Checkout => ("checkout", "the sources, which a bundle lacks", "run the test in a checkout"),
-            AnyDevice => ("any-device", "every device of the machine", "unset QUIRE_TEST_DEVICE"),
-            TestAll => ("test-all", "the time for the full product of settings", "run cargo xtask test-all"),
-        }
-    }
 
     /// The name in `QUIRE_REQUIRE`.
     pub fn name(self) -> &'static str {
@@ -158,7 +89,7 @@ impl Capability {
     pub fn named(name: &str) -> Result<Capability, String> {
         let found = Capability::ALL.into_iter().find(|capability| capability.name() == name);
         found.ok_or_else(|| {
-            let nearest = Capability::ALL.map(Capability::name).into_iter().min_by_key(|known| distance(known, name));
+            let nearest = Capability::ALL.map(Capability::name).into_iter().min_by_key(|known| strsim::levenshtein(known, name));
             format!(
                 "found no capability {name:?}; did you mean {:?}? `cargo xtask doctor` lists them, and \"all\" is every one",
                 nearest.unwrap_or_default()
@@ -232,19 +163,6 @@ pub fn target_is_installed(target: &str) -> bool {
     })
 }
 
-/// Number of characters to insert, delete or replace to make one text of the other.
-fn distance(a: &str, b: &str) -> usize {
-    let mut row: Vec<usize> = (0..=b.chars().count()).collect();
-    for (i, x) in a.chars().enumerate() {
-        let mut diagonal = std::mem::replace(&mut row[0], i + 1);
-        for (j, y) in b.chars().enumerate() {
-            let least = (diagonal + usize::from(x != y)).min(row[j] + 1).min(row[j + 1] + 1);
-            diagonal = std::mem::replace(&mut row[j + 1], least);
-        }
-    }
-    row.last().copied().unwrap_or_default()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -262,14 +180,5 @@ mod tests {
         assert!(problem.starts_with("found no capability \"tsam\"; did you mean \"tsan\"?"), "{problem}");
         assert!(Capability::named("chrome").unwrap_err().contains("did you mean \"chromium\"?"));
         assert!(Capability::named("").is_err());
-    }
-
-    #[test]
-    fn the_distance_counts_single_changes() {
-        for (a, b, changes) in
-            [("", "", 0), ("abc", "", 3), ("", "ab", 2), ("asan", "tsan", 1), ("kitten", "sitting", 3)]
-        {
-            assert_eq!(distance(a, b), changes, "{a} {b}");
-        }
     }
 }

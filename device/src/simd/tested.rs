@@ -7,13 +7,13 @@ use xtask::not_run;
 use super::Isa;
 use super::int8::DotIsa;
 
-/// Those of this CPU.
+/// Instruction sets of this CPU.
 pub fn isas() -> impl Iterator<Item = Isa> {
     let all = [Isa::Portable, Isa::Avx2, Isa::Avx512, Isa::Neon];
     all.into_iter().filter(|isa| is_here(isa, isa.is_available()))
 }
 
-/// Those of this CPU with products of bytes.
+/// Instruction sets of this CPU for products of bytes.
 pub fn dot_isas() -> impl Iterator<Item = DotIsa> {
     DotIsa::ALL.into_iter().filter(|isa| is_here(isa, isa.is_available()))
 }

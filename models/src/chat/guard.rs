@@ -47,7 +47,7 @@ struct Budget {
 }
 
 thread_local! {
-    /// Of the rendering on this thread.
+    /// Budget of the rendering that runs on this thread.
     static BUDGET: Cell<Budget> = const { Cell::new(Budget { left: 0, text: 0 }) };
 }
 
@@ -144,7 +144,7 @@ pub fn install(environment: &mut Environment<'static>) {
     environment.set_unknown_method_callback(|state, value, method, arguments| {
         let all: Vec<Value> = std::iter::once(value).chain(arguments).cloned().collect();
         match method {
-            // Of a text: what stands between the items.
+            // Called on the separator, with the items as the argument.
             "join" => charge_between(value, arguments.first())?,
             _ => charge_before(method, &all)?,
         }

@@ -115,8 +115,9 @@ impl ConfigFile {
         let flags = leaves(root).flat_map(clap::Command::get_arguments).filter_map(Arg::get_long);
         let known = flags.filter(|long| !NO_KEYS.contains(long));
         // Further away, a guess would only confuse.
-        let near =
-            known.map(|known| (distance(known, long), known)).filter(|(distance, _)| *distance <= long.len() / 3);
+        let near = known
+            .map(|known| (strsim::levenshtein(known, long), known))
+            .filter(|(distance, _)| *distance <= long.len() / 3);
         let guess = near.min().map_or(String::new(), |(_, known)| format!(", the nearest that exists is {known:?}"));
         self.problem(format!("unknown key {key:?}{guess}"))
     }
@@ -143,18 +144,4 @@ fn is_given(given: &ArgMatches, id: &str) -> bool {
         given.try_contains_id(id).is_ok()
             && matches!(given.value_source(id), Some(ValueSource::CommandLine | ValueSource::EnvVariable))
     })
-}
-
-/// Levenshtein's distance, in bytes.
-fn distance(a: &str, b: &str) -> usize {
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, x) in a.bytes().enumerate() {
-        let mut diagonal = std::mem::replace(&mut row[0], i + 1);
-        for (j, y) in b.bytes().enumerate() {
-            let replaced = diagonal + usize::from(x != y);
-            diagonal = row[j + 1];
-            row[j + 1] = replaced.min(diagonal + 1).min(row[j] + 1);
-        }
-    }
-    row[b.len()]
 }

@@ -132,6 +132,16 @@ impl Drop for Server {
     }
 }
 
+/// Reads what a started program prints until it says on which address it listens.
+pub fn listening(log: &mut impl BufRead) -> SocketAddr {
+    let mut line = String::new();
+    while !line.contains("listening on http://") {
+        line.clear();
+        assert!(log.read_line(&mut line).unwrap() > 0, "it ended before it listened");
+    }
+    line.split("http://").nth(1).unwrap().split([',', '"']).next().unwrap().parse().unwrap()
+}
+
 /// An answer, read to its end.
 pub struct Reply {
     pub status: u16,
