@@ -93,29 +93,39 @@ fn end(c: &mut Criterion) {
     group.finish();
 }
 
+/// Iterations with one scheduler: fewer than the tokens that its running request computes.
+const BLOCKED_FOR: u64 = 50_000;
+
+/// A scheduler with one request that runs for long, and the queue's head of 128k tokens, for which there is no room.
+fn with_blocked_head() -> Scheduler {
+    let config = SchedConfig { max_num_seqs: 8, max_num_batched_tokens: 1 << 17, ..SchedConfig::new(9000, 16) };
+    let mut scheduler = Scheduler::new(SchedConfig { hash_seed: Some(1), ..config }).unwrap();
+    scheduler.submit(request(0, 30_000, 100_000)).unwrap();
+    step(&mut scheduler);
+    scheduler.submit(request(1, 1 << 17, 1)).unwrap();
+    step(&mut scheduler);
+    scheduler
+}
+
 /// A plan that looks the head of the queue up again, and finds no room for its 128k tokens.
 fn blocked(c: &mut Criterion) {
     let mut group = c.benchmark_group("schedule");
     group.bench_function("plan, a head of 128k tokens stays blocked", |b| {
-        let config = SchedConfig { max_num_seqs: 8, max_num_batched_tokens: 1 << 17, ..SchedConfig::new(9000, 16) };
-        let mut scheduler = Scheduler::new(SchedConfig { hash_seed: Some(1), ..config }).unwrap();
-        scheduler.submit(request(0, 30_000, 100_000)).unwrap();
-        step(&mut scheduler);
-        scheduler.submit(request(1, 1 << 17, 1)).unwrap();
-        step(&mut scheduler);
-        let mut id = 1;
         b.iter_custom(|iterations| {
-            let mut spent = Duration::ZERO;
-            for _ in 0..iterations {
+            let (mut scheduler, mut spent) = (with_blocked_head(), Duration::ZERO);
+            for i in 0..iterations {
+                if i % BLOCKED_FOR == BLOCKED_FOR - 1 {
+                    scheduler = with_blocked_head();
+                }
                 // Whatever ends may have made room.
-                id += 1;
+                let id = i + 2;
                 scheduler.submit(request(id, 1, 1)).unwrap();
                 scheduler.abort(RequestId(id));
                 spent += step(&mut scheduler)[0];
             }
+            assert_eq!(scheduler.stats().num_waiting, 1);
             spent
         });
-        assert_eq!(scheduler.stats().num_waiting, 1);
     });
     group.finish();
 }
