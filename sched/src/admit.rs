@@ -56,7 +56,7 @@ impl Scheduler {
                 may_split: self.config.enable_chunked_prefill && partial < self.config.max_num_partial_prefills,
             };
             let is_away = group.away.is_some();
-            let admitted = if is_away { self.bring_back(id, limits, alone) } else { self.open(id, limits) };
+            let admitted = if is_away { self.bring_back(id, &limits, alone) } else { self.open(id, &limits, alone) };
             let Some(choices) = admitted else {
                 self.blocked = Some(Blocked { head: id, wakeups: self.wakeups(), budget: *budget });
                 return;
@@ -90,17 +90,27 @@ impl Scheduler {
     }
 
     /// Opens the table of a request that waits, with slots for all that it has to compute before it draws, and says
-    /// what it computes first; `None` if there is no room.
-    fn open(&mut self, id: RequestId, limits: Limits) -> Option<Vec<Choice>> {
+    /// what it computes first; `None` if there is no room. Alone there is room for the prompt, though a window's group may lack
+    /// it for what was drawn behind it; that gets its slots with its spans.
+    fn open(&mut self, id: RequestId, limits: &Limits, alone: bool) -> Option<Vec<Choice>> {
+        let group = self.groups.get_mut(&id)?;
+        let all = group.prefill_tokens().len();
+        let opened = self.open_for(id, limits, all);
+        let prompt = self.groups.get(&id)?.request.prompt.len();
+        if opened.is_none() && alone && prompt < all { self.open_for(id, limits, prompt) } else { opened }
+    }
+
+    /// Opens the table with slots for the first `len` tokens.
+    fn open_for(&mut self, id: RequestId, limits: &Limits, len: usize) -> Option<Vec<Choice>> {
         let group = self.groups.get_mut(&id)?;
         let hashes = group.hashes.take();
-        let tokens = group.prefill_tokens();
+        let tokens = &group.prefill_tokens()[..len];
         let prompt = Prompt {
             salt: group.request.cache_salt.as_deref(),
             adapter: group.request.adapter.as_deref(),
             media: &group.request.media,
             read_cache: group.request.read_prefix_cache,
-            ..Prompt::new(&tokens)
+            ..Prompt::new(tokens)
         };
         // A request that waits is hashed once, however often it is looked up.
         let hash = || if prompt.read_cache { self.pool.hash_prompt(prompt) } else { PromptHashes::default() };
@@ -111,7 +121,6 @@ impl Scheduler {
         let count = self.config.chunk(pending, limits.budget);
         let may_start = count == pending || limits.may_split;
         let opened = if may_start { admission.open(limits.keep_free).ok() } else { None };
-        let len = tokens.len();
         let Some(table) = opened else {
             group.hashes = Some(hashes);
             return None;
@@ -133,7 +142,7 @@ impl Scheduler {
     }
 
     /// Brings a request back from host memory, if it then has room to go on, and says what it computes first.
-    fn bring_back(&mut self, id: RequestId, limits: Limits, alone: bool) -> Option<Vec<Choice>> {
+    fn bring_back(&mut self, id: RequestId, limits: &Limits, alone: bool) -> Option<Vec<Choice>> {
         let group = self.groups.get_mut(&id)?;
         if group.is_partial() && !limits.may_split {
             return None;
@@ -154,6 +163,9 @@ impl Scheduler {
         let (mut choices, mut prefills, mut budget) = (Vec::new(), Vec::new(), limits.budget);
         self.choose_of(group, &mut budget, &mut choices, &mut prefills);
         self.share_out(prefills, &mut budget, &mut choices);
+        if alone && self.blocks_for(&choices) > self.pool.available() {
+            self.shorten(&mut choices, &mut budget);
+        }
         let tokens: usize = choices.iter().map(|c| c.count).sum();
         let fits = tokens <= limits.budget && self.blocks_for(&choices) + limits.reserved <= self.pool.available();
         Some(if fits { choices } else { Vec::new() })

@@ -70,7 +70,8 @@
 //! most, every sequence ends within `(2d - 1) * S * (C * (R + 1) * W + 1)` plans, if each plan that cannot be
 //! followed by another is followed by the oldest commit.
 //!
-//! *Proof.* Each request fits the pool alone, or it is refused at submission. Let `d` be 1. While something is
+//! *Proof.* Each request fits the pool alone, or it is refused at submission; where it is computed again in a group with a
+//! window, and all of its outputs at once would not fit, its spans end with the next block. Let `d` be 1. While something is
 //! live, a plan is not empty: with nothing running the head of the queue is admitted (no watermark then). Let
 //! `M` be the running request of best standing: by priority, then the earliest of the aged (those preempted
 //! three times before), then by most computed tokens, its work. `M` is not preempted: it would have to be the

@@ -31,13 +31,16 @@ impl Scheduler {
     pub(crate) fn make_room(&mut self, preempted: &mut Vec<RequestId>) -> Room {
         loop {
             let list = std::mem::take(&mut self.spare.choices);
-            let (choices, budget) = self.choose(list);
-            let needed = self.blocks_for(&choices);
-            let available = self.pool.available();
+            let (mut choices, mut budget) = self.choose(list);
+            let mut needed = self.blocks_for(&choices);
+            let (available, parked) = (self.pool.available(), self.num_parked_blocks());
+            if self.running.len() == 1 && needed > available + parked {
+                self.shorten(&mut choices, &mut budget);
+                needed = self.blocks_for(&choices);
+            }
             if needed <= available {
                 return Room { choices, budget, deferred: false };
             }
-            let parked = self.num_parked_blocks();
             if parked > 0 && needed <= available + parked {
                 self.counters.deferrals += 1;
                 return Room { choices: self.defer(&choices), budget, deferred: true };
@@ -78,6 +81,18 @@ impl Scheduler {
             } else {
                 prefills.push((group.standing(self.config.policy), choice));
             }
+        }
+    }
+
+    /// Ends each span where its sequence's next block does. With no longer ones a request fits alone: when it was taken, each
+    /// of its sequences was given no more of a window's group than what the window touches and the next block.
+    pub(crate) fn shorten(&self, choices: &mut [Choice], budget: &mut usize) {
+        let block_size = self.config.block_size;
+        for choice in choices {
+            let planned = self.groups.get(&choice.request).map_or(0, |group| group.seqs[choice.index].planned);
+            let count = choice.count.min(block_size - planned % block_size);
+            *budget += choice.count - count;
+            choice.count = count;
         }
     }
 

@@ -41,7 +41,7 @@ uint3 position(uint64_t index, dim3 size) {
 void enter_thread() {
     Worker& worker = current();
     Block& block = *worker.home;
-    entered(block.main);
+    entered(*block.left);
     acquire_order(&block.start_order);
     block.call(block.args);
     if (!worker.products.empty()) {
@@ -50,7 +50,7 @@ void enter_thread() {
     release_order(&block.end_order);
     worker.state = State::done;
     block.arena.warp(worker.warp).live &= ~(1u << worker.lane);
-    switch_fiber(worker.fiber, block.main, true);
+    block.pass_on(worker, true);
     std::abort();  // nobody switches to a thread that is done
 }
 
@@ -60,7 +60,7 @@ bool same(Place a, Place b) { return a.line == b.line && std::strcmp(a.file, b.f
 
 void leave(Worker& worker) {
     release_order(&worker.home->end_order);
-    switch_fiber(worker.fiber, worker.home->main, false);
+    worker.home->pass_on(worker, false);
 }
 
 Block::Block(const char* kernel, const Grid& grid, void (*call)(void* const*), void* const* args, Arena& arena)
@@ -122,7 +122,8 @@ void Block::begin(uint64_t index) {
         worker.held.clear();
         worker.fenced = false;
         worker.fiber.stack = arena.stack(i);
-        worker.fiber.bytes = Arena::STACK_BYTES;
+        // Frames of one depth would fall into one set of the cache if every stack began at the same place of a page.
+        worker.fiber.bytes = Arena::STACK_BYTES - i % WARP * 128;
         worker.fiber.start(enter_thread);
         ready.push_back(&worker);
     }
@@ -136,10 +137,9 @@ void Block::run() {
         while (!ready.empty() || !late.empty()) {
             std::swap(ready.empty() ? late : ready, round);
             if (grid.seed) shuffle(round);
-            for (Worker* worker : round) {
-                resume(*worker);
-                if (fault) return;
-            }
+            turn = 0;
+            run_next(main, false);
+            if (fault) return;
             round.clear();
         }
         bool finished = true;
@@ -160,9 +160,17 @@ void Block::run() {
     }
 }
 
-void Block::resume(Worker& worker) {
-    self = &worker;
-    switch_fiber(main, worker.fiber, false);
+void Block::run_next(Fiber& from, bool ends) {
+    Worker& next = *round[turn++];
+    left = &from;
+    self = &next;
+    switch_fiber(from, next.fiber, ends);
+}
+
+void Block::pass_on(Worker& worker, bool ends) {
+    if (!fault && turn < round.size()) return run_next(worker.fiber, ends);
+    left = &worker.fiber;
+    switch_fiber(worker.fiber, main, ends);
 }
 
 // Either all threads wait at one barrier, which opens, or copies land, at last, or they would wait for ever.

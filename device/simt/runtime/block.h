@@ -86,7 +86,9 @@ struct Block {
     Fiber main{};
     std::vector<Worker> workers;
     std::vector<Worker*> ready;  // may run, in the next round
-    std::vector<Worker*> round;  // run now
+    std::vector<Worker*> round;  // run now, one after the other
+    size_t turn = 0;             // of the round, who runs next
+    Fiber* left = nullptr;       // the fiber that ran before this one
     std::vector<Worker*> late;   // may run, once no other may
     unsigned yes = 0;            // votes at the barrier that is gathering
     Votes votes{};               // of the last barrier that opened
@@ -104,7 +106,10 @@ struct Block {
     void begin(uint64_t index);
     // Runs them until all have left, or one is at fault.
     void run();
-    void resume(Worker& worker);
+    // Leaves `from`, for good if `ends`, for the next of the round.
+    void run_next(Fiber& from, bool ends);
+    // Leaves `worker`, for good if `ends`: for the next of the round, or for the scheduler if there is none, or a fault.
+    void pass_on(Worker& worker, bool ends);
     void nobody_is_ready();
     // Makes `worker` ready to run.
     void wake(Worker& worker);
@@ -115,7 +120,7 @@ struct Block {
     uint64_t draw();
     template <class T>
     void shuffle(std::vector<T>& list) {
-        for (size_t i = list.size(); i > 1; i--) std::swap(list[i - 1], list[draw() % i]);
+        for (size_t i = list.size(); i > 1; i--) std::swap(list[i - 1], list[(draw() >> 32) * i >> 32]);
     }
 };
 

@@ -40,6 +40,14 @@ Votes barrier(bool vote, Place at) {
 
 unsigned live_lanes() { return current().home->arena.warp(self->warp).live; }
 
+// Apart from `meet`, whose frame is on every stack and should be small.
+[[noreturn]] __attribute__((noinline)) static void diverge(const Slot& slot, Place at) {
+    char why[384];
+    std::snprintf(why, sizeof why, "divergent warp operation: other lanes of mask %#x wait at %s:%d", slot.mask, slot.at.file,
+                  slot.at.line);
+    fail(Fault::divergent_collective, why, at);
+}
+
 Rows meet(unsigned mask, const void* value, unsigned bytes, Meeting meeting, Place at) {
     Worker& worker = current();
     Block& block = *worker.home;
@@ -63,10 +71,7 @@ Rows meet(unsigned mask, const void* value, unsigned bytes, Meeting meeting, Pla
         slot->bytes = bytes;
         slot->at = at;
     } else if (slot->meeting != meeting || slot->bytes != bytes || slot->at.line != at.line) {
-        char why[384];
-        std::snprintf(why, sizeof why, "divergent warp operation: other lanes of mask %#x wait at %s:%d", mask, slot->at.file,
-                      slot->at.line);
-        fail(Fault::divergent_collective, why, at);
+        diverge(*slot, at);
     }
 
     unsigned char* row = slot->rows[worker.lane];

@@ -1,7 +1,8 @@
 //! Steps that fail: whatever the caller does afterwards, nothing that they touched is found in the prefix cache.
 
 use sched::{
-    CommitError, MemOp, Outcome, PreemptionMode, Request, RequestId, SchedConfig, Scheduler, StepId, StepPlan,
+    CacheGroup, CommitError, MemOp, Outcome, PreemptionMode, Request, RequestId, SchedConfig, Scheduler, StepId,
+    StepPlan,
 };
 
 use super::{drain, scheduler};
@@ -179,5 +180,33 @@ fn an_empty_plan_never_stands_for_a_step_in_flight() {
         assert_eq!((next.spans[0].start, next.spans[0].tokens.len()), (17, 13));
         commit_all(&mut s, &next, 7);
         assert_eq!(seq(0, 0), next.spans[0].seq);
+    }
+}
+
+#[test]
+fn a_request_that_fits_only_because_of_its_window_is_computed_again_in_the_same_pool() {
+    let groups = vec![CacheGroup::Full, CacheGroup::Sliding { window: 1 }];
+    // As few blocks as the request is taken with. At the failure it holds ten tokens behind its prompt, and the window's group has
+    // no room for all of them at once.
+    for (n, num_blocks) in [(1, 31), (2, 40)] {
+        for enable_chunked_prefill in [true, false] {
+            let config = SchedConfig { max_model_len: 64, ..config(num_blocks, 2) };
+            let mut s = scheduler(SchedConfig { groups: groups.clone(), enable_chunked_prefill, ..config });
+            s.submit(Request { n, ..request(0, 23, 11) }).unwrap();
+            let (mut steps, mut drawn) = (0, 0);
+            while s.has_work() {
+                let plan = s.plan();
+                assert!(!plan.spans.is_empty(), "n = {n}: nothing is computed after {steps} steps");
+                s.audit().unwrap();
+                steps += 1;
+                if steps == 11 {
+                    s.fail(plan.step, &plan.memory).unwrap();
+                    continue;
+                }
+                drawn += sampled(&plan).count();
+                commit_all(&mut s, &plan, 7);
+            }
+            assert_eq!(drawn, 11 * n);
+        }
     }
 }

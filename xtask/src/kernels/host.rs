@@ -83,7 +83,7 @@ impl Sanitizer {
     fn flags(self) -> &'static [&'static str] {
         match self {
             Sanitizer::None => &[],
-            Sanitizer::Memory => &["-fsanitize=address,alignment,bounds", "-fno-sanitize-recover=all", "-g1"],
+            Sanitizer::Memory => &["-O1", "-fsanitize=address,alignment,bounds", "-fno-sanitize-recover=all", "-g1"],
             Sanitizer::Thread => &["-fsanitize=thread", "-g1"],
         }
     }
