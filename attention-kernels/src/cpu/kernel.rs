@@ -16,6 +16,7 @@
 use std::iter::StepBy;
 use std::ops::Range;
 
+use device::Isa;
 use device::simd::{Ahead, LANES, Lanes};
 
 use super::merge::Merged;
@@ -106,15 +107,7 @@ pub(super) fn result_len(rows: usize, group: usize, dim: usize) -> usize {
 }
 
 /// Runs a task; `result` is [`result_len`] long. The caller has checked that the CPU has the instructions.
-pub(super) fn run(isa: device::Isa, shared: &Shared<'_>, task: &Task<'_>, scratch: &mut Scratch, result: &mut [f32]) {
-    device::dispatch!(
-        isa,
-        partitions(shared: &Shared<'_>, task: &Task<'_>, scratch: &mut Scratch, result: &mut [f32])
-    );
-}
-
-#[inline(always)]
-fn partitions<L: Lanes>(shared: &Shared<'_>, task: &Task<'_>, scratch: &mut Scratch, result: &mut [f32]) {
+pub(super) fn run(isa: Isa, shared: &Shared<'_>, task: &Task<'_>, scratch: &mut Scratch, result: &mut [f32]) {
     let (dim, queries) = (shared.shape.head_dim, task.queries());
     // Growing alone: what is in there does not matter.
     for (room, len) in
@@ -129,25 +122,42 @@ fn partitions<L: Lanes>(shared: &Shared<'_>, task: &Task<'_>, scratch: &mut Scra
     let states = states.as_chunks_mut::<2>().0;
     states.fill([0.0; 2]);
     for partition in task.partitions.clone() {
-        let seen = Seen { task, window: shared.window, partition };
-        score_all::<L>(shared, &seen, scratch);
-        for query in 0..queries {
-            let tokens = seen.by(query / task.group);
-            if !tokens.is_empty() {
-                let scores = &mut scratch.scores[query * SCORES + tokens.start - seen.first()..];
-                bias(shared, task, query, tokens.start, &mut scores[..tokens.len()]);
-                scratch.states[query] = softmax::<L>(scores, tokens.len());
-            }
+        let seen = &Seen { task, window: shared.window, partition };
+        // In one function for each instruction set the crate took twice as long to build.
+        score_all(isa, shared, seen, scratch);
+        device::dispatch!(isa, soften(shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut Scratch));
+        weigh_all(isa, shared, seen, scratch);
+        device::dispatch!(
+            isa,
+            merge(seen: &Seen<'_>, scratch: &Scratch, dim: usize, sums: &mut [f32], states: &mut [[f32; 2]])
+        );
+    }
+}
+
+/// Turns the scores of every query into weights.
+#[inline(always)]
+fn soften<L: Lanes>(shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut Scratch) {
+    let task = seen.task;
+    for query in 0..task.queries() {
+        let tokens = seen.by(query / task.group);
+        if !tokens.is_empty() {
+            let scores = &mut scratch.scores[query * SCORES + tokens.start - seen.first()..];
+            bias(shared, task, query, tokens.start, &mut scores[..tokens.len()]);
+            scratch.states[query] = softmax::<L>(scores, tokens.len());
         }
-        weigh_all::<L>(shared, &seen, scratch);
-        for query in 0..queries {
-            if !seen.by(query / task.group).is_empty() {
-                let [greatest, total] = states[query];
-                let mut merged = Merged { greatest, total };
-                let part = &scratch.part[query * dim..][..dim];
-                merged.merge(scratch.states[query], &mut sums[query * dim..][..dim], part);
-                states[query] = [merged.greatest, merged.total];
-            }
+    }
+}
+
+/// Adds the weighted values of a partition to those of the partitions before it.
+#[inline(always)]
+fn merge<L: Lanes>(seen: &Seen<'_>, scratch: &Scratch, dim: usize, sums: &mut [f32], states: &mut [[f32; 2]]) {
+    for query in 0..seen.task.queries() {
+        if !seen.by(query / seen.task.group).is_empty() {
+            let [greatest, total] = states[query];
+            let mut merged = Merged { greatest, total };
+            let part = &scratch.part[query * dim..][..dim];
+            merged.merge(scratch.states[query], &mut sums[query * dim..][..dim], part);
+            states[query] = [merged.greatest, merged.total];
         }
     }
 }

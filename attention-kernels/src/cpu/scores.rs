@@ -15,6 +15,7 @@
 // Constant loops over registers read best with the index that several arrays share.
 #![allow(clippy::needless_range_loop)]
 
+use device::Isa;
 use device::simd::{Ahead, LANES, Lanes};
 
 use super::kernel::{SCORES, Scratch, Seen, Shared, Tile, ahead, by_queries, scale_tokens};
@@ -31,8 +32,12 @@ const TURN_FROM: usize = 12;
 
 /// `scores[query][token - first] = scale * q·k` for all that is seen of a partition by some row, and some more: up to whole
 /// panels, and what other rows see.
+pub(super) fn score_all(isa: Isa, shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut Scratch) {
+    device::dispatch!(isa, score(shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut Scratch));
+}
+
 #[inline(always)]
-pub(super) fn score_all<L: Lanes>(shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut Scratch) {
+fn score<L: Lanes>(shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut Scratch) {
     let Scratch { scores, tile: room, .. } = scratch;
     for offset in seen.tiles() {
         let tile = &seen.tile(offset, shared.shape.block_size);

@@ -13,6 +13,7 @@
 
 use std::ops::Range;
 
+use device::Isa;
 use device::simd::{Ahead, LANES, Lanes};
 
 use super::kernel::{SCORES, Scratch, Seen, Shared, TILE, ahead, by_queries, scale_tokens};
@@ -40,8 +41,12 @@ impl<'a> Values<'a> {
 
 /// `part[query] = Σ_j p[query][j] * v[j]` over all that is seen of a partition, in the order of j: what all of some queries see
 /// together, what comes before and after it one by one.
+pub(super) fn weigh_all(isa: Isa, shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut Scratch) {
+    device::dispatch!(isa, weigh_tiles(shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut Scratch));
+}
+
 #[inline(always)]
-pub(super) fn weigh_all<L: Lanes>(shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut Scratch) {
+fn weigh_tiles<L: Lanes>(shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut Scratch) {
     let (task, shape) = (seen.task, &shared.shape);
     let (dim, Scratch { scores, part, tile: widened, .. }) = (shape.head_dim, scratch);
     part[..task.queries() * dim].fill(0.0);

@@ -93,8 +93,6 @@ struct Task<'a, W> {
     panels: usize,
     bias: Option<&'a [f32]>,
     out: Output,
-    /// Registers to spend on sums: 24 of the 32 of AVX-512, 12 of 16 else.
-    wide: bool,
 }
 
 pub(super) fn run(isa: Isa, pool: &Pool, rows: usize, args: Gemm<'_>) {
@@ -115,7 +113,7 @@ fn run_lines<W: Line>(isa: Isa, pool: &Pool, rows: usize, args: Gemm<'_>, lines:
     pool.run(panels.div_ceil(PANELS_PER_TASK), rows * k * LANES * PANELS_PER_TASK, |task| {
         let first_panel = task * PANELS_PER_TASK;
         let count = PANELS_PER_TASK.min(panels - first_panel);
-        let task = &Task { x, k, rows, lines, first_panel, panels: count, bias, out, wide: isa == Isa::Avx512 };
+        let task = &Task { x, k, rows, lines, first_panel, panels: count, bias, out };
         share(isa, task);
     });
 }
@@ -145,13 +143,13 @@ fn share<W: Line>(isa: Isa, task: &Task<'_, W>) {
 }
 
 /// Covers rows × panels with tiles that fill the registers. Few rows wait for memory, not for sums: they take two panels at a
-/// time, for of many streams side by side memory gives less.
+/// time, for of many streams side by side memory gives less. Sums get 24 of the 32 registers of AVX-512, else 12 of 16.
 #[inline(always)]
 fn walk<L: Lanes, W: Line>(task: &Task<'_, W>) {
     let mut row = 0;
     while row < task.rows {
         let left = task.rows - row;
-        let step = match (task.wide, left) {
+        let step = match (L::MANY, left) {
             (true, 12..) => tiles::<L, W, 12, 2>(task, row),
             (true, 8..) => tiles::<L, W, 8, 2>(task, row),
             (true, 4..) => tiles::<L, W, 4, 2>(task, row),
