@@ -239,10 +239,11 @@ fn a_long_text_has_the_same_ids_in_pieces_as_whole() {
             "\u{a0}",
             "{\"a\": [1, 2]}",
         ];
-        for seed in 0..6_u64 {
+        for seed in 0..3_u64 {
             let mut state = seed;
             let mut text = String::new();
-            while text.len() < 80_000 {
+            // Cut twice.
+            while text.len() < 70_000 {
                 state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
                 let draw = (state >> 33) as usize;
                 // Now and then a run that is longer than any margin.

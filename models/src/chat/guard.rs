@@ -27,8 +27,9 @@ const TEXT: (usize, usize) = (16 << 20, 2);
 /// Bytes of a value without what it holds.
 const VALUE: usize = 64;
 
-/// Bytes of an item that does not exist before it is read, such as a number of a range: its share of the text of all.
-const LAZY: usize = 8;
+/// Bytes of an item that does not exist before it is read, such as a number of a range: its share of the text of all, and of the time
+/// to read it, which grows with the sums that it is read through.
+const LAZY: usize = 32;
 
 /// Containers in containers.
 const MAX_DEPTH: usize = 128;
