@@ -127,10 +127,7 @@ pub(super) fn run(isa: Isa, shared: &Shared<'_>, task: &Task<'_>, scratch: &mut 
         score_all(isa, shared, seen, scratch);
         device::dispatch!(isa, soften(shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut Scratch));
         weigh_all(isa, shared, seen, scratch);
-        device::dispatch!(
-            isa,
-            merge(seen: &Seen<'_>, scratch: &Scratch, dim: usize, sums: &mut [f32], states: &mut [[f32; 2]])
-        );
+        merge(seen, scratch, dim, sums, states);
     }
 }
 
@@ -149,8 +146,7 @@ fn soften<L: Lanes>(shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut Scratch)
 }
 
 /// Adds the weighted values of a partition to those of the partitions before it.
-#[inline(always)]
-fn merge<L: Lanes>(seen: &Seen<'_>, scratch: &Scratch, dim: usize, sums: &mut [f32], states: &mut [[f32; 2]]) {
+fn merge(seen: &Seen<'_>, scratch: &Scratch, dim: usize, sums: &mut [f32], states: &mut [[f32; 2]]) {
     for query in 0..seen.task.queries() {
         if !seen.by(query / seen.task.group).is_empty() {
             let [greatest, total] = states[query];
