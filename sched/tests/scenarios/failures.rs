@@ -186,27 +186,27 @@ fn an_empty_plan_never_stands_for_a_step_in_flight() {
 #[test]
 fn a_request_that_fits_only_because_of_its_window_is_computed_again_in_the_same_pool() {
     let groups = vec![CacheGroup::Full, CacheGroup::Sliding { window: 1 }];
-    // As few blocks as the request is taken with. At the failure it holds ten tokens behind its prompt, and the window's group has
-    // no room for all of them at once.
-    for (n, num_blocks) in [(1, 31), (2, 40)] {
+    // As few blocks as the request is taken with. At the failure it has all but one of its tokens, and the window's group has no
+    // room for all of them at once: behind a long prompt not with the prompt, behind a short one not with each other.
+    for (n, prompt, outputs, num_blocks) in [(1, 23, 11, 31), (2, 23, 11, 40), (1, 2, 40, 25), (2, 2, 40, 48)] {
         for enable_chunked_prefill in [true, false] {
             let config = SchedConfig { max_model_len: 64, ..config(num_blocks, 2) };
             let mut s = scheduler(SchedConfig { groups: groups.clone(), enable_chunked_prefill, ..config });
-            s.submit(Request { n, ..request(0, 23, 11) }).unwrap();
+            s.submit(Request { n, ..request(0, prompt, outputs) }).unwrap();
             let (mut steps, mut drawn) = (0, 0);
             while s.has_work() {
                 let plan = s.plan();
                 assert!(!plan.spans.is_empty(), "n = {n}: nothing is computed after {steps} steps");
                 s.audit().unwrap();
                 steps += 1;
-                if steps == 11 {
+                if steps == outputs {
                     s.fail(plan.step, &plan.memory).unwrap();
                     continue;
                 }
                 drawn += sampled(&plan).count();
                 commit_all(&mut s, &plan, 7);
             }
-            assert_eq!(drawn, 11 * n);
+            assert_eq!(drawn, outputs * n);
         }
     }
 }
