@@ -137,14 +137,14 @@ fn whole(llm: &mut Llm, scored: &[Scored]) -> Vec<Scored> {
     (0..).zip(scored).map(whole).collect()
 }
 
-/// Every form of weights with every form of cache that is asked for; each of them meets each of the other settings.
+/// The forms of weights and of caches that are asked for, each beside one of the other settings in turn.
 fn check(model: &Path, is_asked_for: impl Fn(usize, usize) -> bool) {
     let mut different = BTreeSet::new();
     let weights = [None, Some(Quantization::Q8), Some(Quantization::Q4)];
     let caches = [KvCacheDtype::Float32, KvCacheDtype::Bfloat16, KvCacheDtype::Float16, KvCacheDtype::Int8];
     let all = (0..weights.len()).flat_map(|q| (0..caches.len()).map(move |kv| (q, kv)));
-    let forms: Vec<(usize, usize)> = all.filter(|(q, kv)| is_asked_for(*q, *kv)).collect();
-    for &(q, kv) in &forms {
+    let chosen: Vec<(usize, usize)> = all.filter(|(q, kv)| is_asked_for(*q, *kv)).collect();
+    for &(q, kv) in &chosen {
         let (forms, setting) = ((weights[q], caches[kv]), &OTHERS[(q + kv) % OTHERS.len()]);
         let mut llm = engine(model, forms, &PLAINEST);
         let want = run(&mut llm, &PLAINEST);
@@ -155,7 +155,7 @@ fn check(model: &Path, is_asked_for: impl Fn(usize, usize) -> bool) {
         assert!(same && found.len() == want.len(), "{forms:?}: {setting:?} differs in some bit");
         different.insert(want);
     }
-    assert_eq!(different.len(), forms.len(), "every form of weights and cache has bits of its own");
+    assert_eq!(different.len(), chosen.len(), "every form of weights and cache has bits of its own");
 }
 
 #[test]

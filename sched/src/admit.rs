@@ -93,10 +93,9 @@ impl Scheduler {
     /// what it computes first; `None` if there is no room. Alone there is room for the prompt, though a window's group may lack
     /// it for what was drawn behind it; that gets its slots with its spans.
     fn open(&mut self, id: RequestId, limits: &Limits, alone: bool) -> Option<Vec<Choice>> {
-        let group = self.groups.get_mut(&id)?;
-        let all = group.prefill_tokens().len();
+        let group = self.groups.get(&id)?;
+        let (all, prompt) = (group.target(0), group.request.prompt.len());
         let opened = self.open_for(id, limits, all);
-        let prompt = self.groups.get(&id)?.request.prompt.len();
         if opened.is_none() && alone && prompt < all { self.open_for(id, limits, prompt) } else { opened }
     }
 

@@ -89,7 +89,8 @@ impl Capability {
     pub fn named(name: &str) -> Result<Capability, String> {
         let found = Capability::ALL.into_iter().find(|capability| capability.name() == name);
         found.ok_or_else(|| {
-            let nearest = Capability::ALL.map(Capability::name).into_iter().min_by_key(|known| strsim::levenshtein(known, name));
+            let names = Capability::ALL.into_iter().map(Capability::name);
+            let nearest = names.min_by_key(|known| strsim::levenshtein(known, name));
             format!(
                 "found no capability {name:?}; did you mean {:?}? `cargo xtask doctor` lists them, and \"all\" is every one",
                 nearest.unwrap_or_default()

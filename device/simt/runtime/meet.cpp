@@ -16,6 +16,14 @@ void copy(unsigned char* to, const void* from, unsigned bytes) {
     }
 }
 
+// Apart from `meet`, whose frame is on every stack and should be small.
+[[noreturn]] __attribute__((noinline)) void diverge(const Slot& slot, Place at) {
+    char why[384];
+    std::snprintf(why, sizeof why, "divergent warp operation: other lanes of mask %#x wait at %s:%d", slot.mask, slot.at.file,
+                  slot.at.line);
+    fail(Fault::divergent_collective, why, at);
+}
+
 }  // namespace
 
 void fail(Fault code, const char* why, Place at) {
@@ -39,14 +47,6 @@ Votes barrier(bool vote, Place at) {
 }
 
 unsigned live_lanes() { return current().home->arena.warp(self->warp).live; }
-
-// Apart from `meet`, whose frame is on every stack and should be small.
-[[noreturn]] __attribute__((noinline)) static void diverge(const Slot& slot, Place at) {
-    char why[384];
-    std::snprintf(why, sizeof why, "divergent warp operation: other lanes of mask %#x wait at %s:%d", slot.mask, slot.at.file,
-                  slot.at.line);
-    fail(Fault::divergent_collective, why, at);
-}
 
 Rows meet(unsigned mask, const void* value, unsigned bytes, Meeting meeting, Place at) {
     Worker& worker = current();

@@ -95,7 +95,7 @@ fn walk<D: DotLanes, F: Form>(task: &Task<'_, F>) {
 fn all_pairs<D: DotLanes, F: Form>(task: &Task<'_, F>) {
     for pair in task.pairs.clone() {
         let mut next = task.weights.ahead(pair, task.rows.div_ceil(D::ROWS));
-        if task.rows <= highest::<D>(PAIR) || D::WIDE {
+        if D::WIDE || task.rows <= highest::<D>(PAIR) {
             bands::<D, F, PAIR>(task, pair, 0, &mut next);
         } else {
             bands::<D, F, 1>(task, pair, 0, &mut next);
@@ -113,16 +113,16 @@ const fn highest<D: DotLanes>(panels: usize) -> usize {
 /// All rows, in bands of nearly equal height, with `P` panels of a pair.
 #[inline(always)]
 fn bands<D: DotLanes, F: Form, const P: usize>(task: &Task<'_, F>, pair: usize, panel: usize, next: &mut Ahead) {
-    let mut row = 0;
+    const { assert!(D::ROWS <= 6, "there are no higher tiles") };
+    let (mut row, highest) = (0, const { highest::<D>(P) });
     while row < task.rows {
         let left = task.rows - row;
-        let highest = const { highest::<D>(P) };
         let height = left.div_ceil(left.div_ceil(highest));
         match height {
             // The conditions are constants: what cannot be is not compiled.
             6 if highest >= 6 => tile::<D, F, 6, P>(task, row, pair, panel, next),
-            5 if highest >= 6 => tile::<D, F, 5, P>(task, row, pair, panel, next),
-            4 if highest >= 6 => tile::<D, F, 4, P>(task, row, pair, panel, next),
+            5 if highest >= 5 => tile::<D, F, 5, P>(task, row, pair, panel, next),
+            4 if highest >= 4 => tile::<D, F, 4, P>(task, row, pair, panel, next),
             3 if highest >= 3 => tile::<D, F, 3, P>(task, row, pair, panel, next),
             2 if highest >= 2 => tile::<D, F, 2, P>(task, row, pair, panel, next),
             _ => tile::<D, F, 1, P>(task, row, pair, panel, next),
