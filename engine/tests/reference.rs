@@ -17,6 +17,7 @@ use engine::{
     SamplingParams,
 };
 use serde_json::Value;
+use xtask::everything;
 use xtask::kernels::host::device_for_tests;
 
 /// Tokens that an ordinary run draws on `cuda-sim`.
@@ -114,7 +115,7 @@ impl Setting {
             block_size: self.block_size,
             max_num_batched_tokens: self.budget,
             max_num_seqs: 8,
-            kv_cache_memory_bytes: Some(16 << 20),
+            kv_cache_memory_bytes: Some(4 << 20),
             enable_prefix_caching: self.prefix_cache,
             threads: Some(self.threads),
             kv_cache_dtype: self.kv,
@@ -135,11 +136,6 @@ impl Setting {
         }
         config
     }
-}
-
-/// Everything, not the subset of an ordinary run.
-fn everything() -> bool {
-    std::env::var_os("QUIRE_TEST_ALL").is_some()
 }
 
 fn request(prompt: &[u32], max_tokens: usize) -> GenerationRequest {
@@ -340,10 +336,15 @@ fn pairwise(all: &[Setting]) -> Vec<Setting> {
 }
 
 fn check(case: &str) {
-    let all = product();
-    let settings = if everything() { all } else { pairwise(&all) };
-    // Two kinds of kernels, and six types: float32 is auto.
-    compare(case, settings, &prompts(case), 2 * 6);
+    // What a family has of its own does not meet the cache's type.
+    let (kinds, families) = if everything() || case == CASES[0] {
+        (&KvCacheDtype::ALL[..], KvCacheDtype::ALL.len() - 1) // float32 is auto
+    } else {
+        (&KvCacheDtype::ALL[..1], 1)
+    };
+    let all: Vec<Setting> = product().into_iter().filter(|setting| kinds.contains(&setting.kv)).collect();
+    // Two kinds of kernels.
+    compare(case, if everything() { all } else { pairwise(&all) }, &prompts(case), 2 * families);
 }
 
 /// Runs them all; those of one of so many families must have the same bits.
@@ -407,9 +408,10 @@ fn check_on_sim(case: &str) {
         return;
     }
     let on_sim = |s: &Setting| Setting { sim: Some(Dtype::F32), budget: s.budget.min(128), ..*s };
-    // What a family has of its own does not meet the cache's type.
-    let kinds = if everything() || [CASES[0], CASES[4]].contains(&case) { &ON_GPU[..] } else { &ON_GPU[..1] };
-    let runs = |s: &&Setting| s.threads == 1 && !s.reference_kernels && kinds.contains(&s.kv);
+    let kinds = if everything() || case == CASES[0] { &ON_GPU[..] } else { &ON_GPU[..1] };
+    let sizes = if everything() { &[8, 16, 32][..] } else { &[8, 16] };
+    let runs =
+        |s: &&Setting| s.threads == 1 && !s.reference_kernels && kinds.contains(&s.kv) && sizes.contains(&s.block_size);
     let all: Vec<Setting> = product().iter().filter(runs).map(on_sim).collect();
     compare(case, if everything() { all } else { pairwise(&all) }, &prompts_on_sim(case), kinds.len());
 }

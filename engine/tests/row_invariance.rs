@@ -160,7 +160,8 @@ fn check(model: &Path, is_asked_for: impl Fn(usize, usize) -> bool) {
 
 #[test]
 fn bits_are_the_same_in_every_step_of_long_contexts() {
-    check(grouped().path(), |_, _| true);
+    // An ordinary run takes every form of weights with half of the caches, and every cache with half of the weights.
+    check(grouped().path(), |q, kv| xtask::everything() || (q + kv) % 2 == 0);
     // A window changes what is read, whatever it is stored as: every form of a cache once.
-    check(windowed().path(), |q, kv| q == kv % 3);
+    check(windowed().path(), |q, kv| xtask::everything() || q == kv % 3);
 }

@@ -213,7 +213,7 @@ fn amplifiers() -> Vec<Amplifier> {
             format!(r#"{{"prompt":{},"n":40,"prompt_logprobs":20,"max_tokens":1}}"#, list("5", 1000))
         }),
         several(2, "log-probabilities of many prompts", COMPLETIONS, MAYBE, || {
-            format!(r#"{{"prompt":{},"prompt_logprobs":20,"max_tokens":1}}"#, list(&list("5", 900), 12))
+            format!(r#"{{"prompt":{},"prompt_logprobs":20,"max_tokens":1}}"#, list(&list("5", 900), 6))
         }),
         one("log-probabilities of many answers", CHAT, REFUSED, || {
             format!(r#"{{"messages":[{USER}],"n":128,"logprobs":true,"top_logprobs":20,"ignore_eos":true}}"#)
@@ -296,7 +296,7 @@ fn amplifiers() -> Vec<Amplifier> {
             format!(r#"{{"prompt":{},"n":24,"echo":true,"return_token_ids":true,"max_tokens":1}}"#, list("5", 1000))
         }),
         several(3, "a beam search with all it can tell", COMPLETIONS, MAYBE, || {
-            r#"{"prompt":"a","n":16,"use_beam_search":true,"logprobs":20,"max_tokens":200,"ignore_eos":true}"#
+            r#"{"prompt":"a","n":16,"use_beam_search":true,"logprobs":20,"max_tokens":100,"ignore_eos":true}"#
                 .to_string()
         }),
         one("choices", COMPLETIONS, REFUSED, || {
@@ -318,7 +318,7 @@ fn no_request_takes_much_memory_or_keeps_it_or_delays_others() {
     let prompts: Vec<Vec<usize>> = (5..15).map(|id| vec![id; 900]).collect();
     for body in [
         json!({"prompt": prompts, "max_tokens": 8, "ignore_eos": true, "prompt_logprobs": 5}),
-        json!({"prompt": "a", "n": 16, "max_tokens": 200, "ignore_eos": true, "logprobs": 5}),
+        json!({"prompt": "a", "n": 16, "max_tokens": 100, "ignore_eos": true, "logprobs": 5}),
         json!({"prompt": vec!["One two three four five six seven"; 40], "max_tokens": 20, "guided_regex": "[a-z]+"}),
     ] {
         assert_eq!(server.post(COMPLETIONS, body.to_string().as_bytes()).status, 200);

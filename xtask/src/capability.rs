@@ -122,7 +122,7 @@ impl Capability {
             NoDriver => doctor::driver().is_none(),
             Checkout => crate::workspace::bundle().is_none(),
             AnyDevice => std::env::var_os("QUIRE_TEST_DEVICE").is_none(),
-            TestAll => std::env::var_os("QUIRE_TEST_ALL").is_some(),
+            TestAll => crate::everything(),
         }
     }
 }

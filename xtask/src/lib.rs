@@ -30,3 +30,8 @@ pub mod page_test;
 pub mod parts;
 pub mod tidy;
 pub mod workspace;
+
+/// For tests: whether they take full products, not the subset of an ordinary run. `QUIRE_TEST_ALL=1` asks for it.
+pub fn everything() -> bool {
+    std::env::var_os("QUIRE_TEST_ALL").is_some()
+}

@@ -239,7 +239,7 @@ fn a_bundle_that_is_too_large_names_its_largest_files() {
 
 #[test]
 fn a_whole_bundle_proves_the_kernels_without_a_card_and_says_that_there_is_no_driver() {
-    if std::env::var_os("QUIRE_TEST_ALL").is_none() {
+    if !xtask::everything() {
         return not_run::report(Capability::TestAll, "a bundle takes minutes to build");
     }
     let made = match bundle::default(kernels::cores()) {

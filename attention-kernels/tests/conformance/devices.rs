@@ -8,8 +8,8 @@ use device::{Buffer, Device};
 use xtask::capability::Capability;
 use xtask::not_run;
 
+pub use crate::support::bundle;
 use crate::support::{Kernels, wanted};
-pub use crate::support::{bundle, everything};
 
 pub static KERNELS: Kernels = Kernels::of("attention-kernels");
 

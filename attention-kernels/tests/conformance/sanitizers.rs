@@ -4,8 +4,9 @@
 use std::sync::Arc;
 
 use attention_kernels::trial::{Look, Problem, multiply_and_sum, read_and_fold};
-use attention_kernels::{CacheWriteArgs, Kernel, KvCache, Operation, PARTITION, variants};
+use attention_kernels::{CacheWriteArgs, Dtype, Kernel, KvCache, Operation, PARTITION, variants};
 use device::Device;
+use xtask::everything;
 use xtask::kernels::host::Sanitizer;
 
 use super::caches::{copy_all, loaded, write_workspace};
@@ -24,14 +25,21 @@ fn small(look: Look, i: usize) -> Look {
     Look { heads: [(2, 1), (3, 3), (18, 1)][i / 3 % 3], lens, window, ..look }
 }
 
-/// Runs every so many of the looks of each variant that a GPU runs.
-fn work(device: Arc<dyn Device>, step: usize) {
-    for variant in devices::variants_on(&*device, &[Operation::Decode, Operation::Prefill]) {
-        for (i, look) in looks::of(variant, 2).into_iter().step_by(step).enumerate() {
+/// Runs every so many of the looks of each attention variant that a GPU runs. An ordinary run has no bf16 ([`support`]).
+///
+/// [`support`]: crate::support::Kernels::under
+fn attend(device: &Arc<dyn Device>, operation: Operation, step: usize) {
+    for variant in devices::variants_on(&**device, &[operation]) {
+        let looks = looks::of(variant, 2).into_iter().filter(|look| everything() || look.format.dtype != Dtype::Bf16);
+        for (i, look) in looks.step_by(step).enumerate() {
             let problem = Problem::new(i as u64, &small(look, i));
-            problem.on(&device).unwrap().run(variant, 0..problem.batch.num_seqs(), true).unwrap();
+            problem.on(device).unwrap().run(variant, 0..problem.batch.num_seqs(), true).unwrap();
         }
     }
+}
+
+/// The same of cache writes, then copies and conversions.
+fn move_bytes(device: Arc<dyn Device>, step: usize) {
     for variant in variants(Operation::CacheWrite).into_iter().filter(|v| v.capabilities.runs_on("cuda-sim")) {
         let Kernel::CacheWrite(kernel) = variant.kernel else { panic!("{}", variant.name) };
         for look in looks::of(variant, 2).into_iter().step_by(step) {
@@ -58,21 +66,36 @@ fn work(device: Arc<dyn Device>, step: usize) {
     multiply_and_sum(&*device, [1.0, 1.0], 2).unwrap();
 }
 
-/// Replays every `step`-th look under a sanitizer; with `QUIRE_TEST_ALL=1`, all of them, under three seeds.
-fn is_content(sanitizer: Sanitizer, step: usize) {
-    let (step, seeds) = if devices::everything() { (1, &[0, 1, 77][..]) } else { (step, &[1][..]) };
+/// Replays what `work` launches of every `step`-th look under a sanitizer; with `QUIRE_TEST_ALL=1`, of all of them, under
+/// three seeds.
+fn is_content(sanitizer: Sanitizer, step: usize, work: impl FnOnce(Arc<dyn Device>, usize)) {
+    let (step, seeds) = if everything() { (1, &[0, 1, 77][..]) } else { (step, &[1][..]) };
     // `under` has reported why there are none.
     let Some(launches) = KERNELS.under(sanitizer, seeds, |device| work(device, step)) else { return };
     assert!(!launches.is_empty());
 }
 
 #[test]
-fn the_memory_sanitizers_find_nothing_in_the_kernels() {
-    is_content(Sanitizer::Memory, 5);
+fn the_memory_sanitizers_find_nothing_in_the_decode_kernels() {
+    is_content(Sanitizer::Memory, 5, |device, step| attend(&device, Operation::Decode, step));
+}
+
+#[test]
+fn the_memory_sanitizers_find_nothing_in_the_prefill_kernels() {
+    is_content(Sanitizer::Memory, 5, |device, step| attend(&device, Operation::Prefill, step));
+}
+
+#[test]
+fn the_memory_sanitizers_find_nothing_where_bytes_are_moved() {
+    is_content(Sanitizer::Memory, 5, move_bytes);
 }
 
 #[test]
 #[ignore = "only in a step of its own: cargo xtask ci runs it"]
 fn the_thread_sanitizer_finds_nothing_in_the_kernels() {
-    is_content(Sanitizer::Thread, 8);
+    is_content(Sanitizer::Thread, 8, |device, step| {
+        attend(&device, Operation::Decode, step);
+        attend(&device, Operation::Prefill, step);
+        move_bytes(device, step);
+    });
 }

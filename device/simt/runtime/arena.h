@@ -19,7 +19,7 @@ struct Slot {
     unsigned bytes;
     Place at;
     char order;  // its address stands for the order that a sync gives
-    alignas(16) unsigned char rows[WARP][ROW_BYTES];
+    alignas(64) unsigned char rows[WARP * ROW_BYTES];
 };
 
 // A lane is in at most one meeting, so a warp never needs more slots than lanes.

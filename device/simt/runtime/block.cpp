@@ -69,6 +69,7 @@ Block::Block(const char* kernel, const Grid& grid, void (*call)(void* const*), v
     flying.reserve(1024);
     ready.reserve(threads);
     round.reserve(threads);
+    near.reserve(threads);
     late.reserve(threads);
     main.adopt_thread();
     for (Worker& worker : workers) worker.fiber.create_thread();
@@ -96,6 +97,9 @@ void Block::begin(uint64_t index) {
     std::memset(smem + sizeof smem, 0xff, static_cast<size_t>(storage.end - (smem + sizeof smem)));
     poison(smem + grid.shared_bytes, sizeof smem - grid.shared_bytes);
     flying.clear();
+    near.clear();
+    near_turn = 0;
+    warp_first = !grid.seed || draw() % 2;
     for (NamedBarrier& barrier : named) barrier = {};
     for (Warpgroup& group : warpgroups) group = {};
     release_order(&start_order);
@@ -161,14 +165,20 @@ void Block::run() {
 }
 
 void Block::run_next(Fiber& from, bool ends) {
-    Worker& next = *round[turn++];
+    Worker* next;
+    if (near_turn < near.size()) {
+        next = near[near_turn++];
+    } else {
+        next = round[turn++];
+        meetings = 0;
+    }
     left = &from;
-    self = &next;
-    switch_fiber(from, next.fiber, ends);
+    *running = next;
+    switch_fiber(from, next->fiber, ends);
 }
 
 void Block::pass_on(Worker& worker, bool ends) {
-    if (!fault && turn < round.size()) return run_next(worker.fiber, ends);
+    if (!fault && goes_on()) return run_next(worker.fiber, ends);
     left = &worker.fiber;
     switch_fiber(worker.fiber, main, ends);
 }
@@ -217,6 +227,22 @@ void Block::nobody_is_ready() {
 void Block::wake(Worker& worker) {
     worker.state = State::ready;
     ready.push_back(&worker);
+}
+
+void Block::wake_lanes(unsigned warp, unsigned lanes) {
+    // A warp that waits in a loop for another one must let it run.
+    const bool at_once = warp_first && ++meetings < 1024;
+    if (near_turn == near.size()) {
+        near.clear();
+        near_turn = 0;
+    }
+    std::vector<Worker*>& to = at_once ? near : ready;
+    for (; lanes; lanes &= lanes - 1) {
+        Worker& lane = workers[warp * WARP + static_cast<unsigned>(__builtin_ctz(lanes))];
+        lane.state = State::ready;
+        to.push_back(&lane);
+    }
+    if (at_once && grid.seed && !near_turn) shuffle(near);
 }
 
 void Block::open_barrier() {

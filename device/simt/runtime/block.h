@@ -88,7 +88,12 @@ struct Block {
     std::vector<Worker*> ready;  // may run, in the next round
     std::vector<Worker*> round;  // run now, one after the other
     size_t turn = 0;             // of the round, who runs next
+    std::vector<Worker*> near;   // run before the rest of the round: lanes whose meeting is complete
+    size_t near_turn = 0;        // of them, who runs next
+    bool warp_first = true;      // whether there are such
+    unsigned meetings = 0;       // complete since the round went on
     Fiber* left = nullptr;       // the fiber that ran before this one
+    Thread** running = &self;    // where a thread_local is takes a call to find out
     std::vector<Worker*> late;   // may run, once no other may
     unsigned yes = 0;            // votes at the barrier that is gathering
     Votes votes{};               // of the last barrier that opened
@@ -106,13 +111,17 @@ struct Block {
     void begin(uint64_t index);
     // Runs them until all have left, or one is at fault.
     void run();
-    // Leaves `from`, for good if `ends`, for the next of the round.
+    // Leaves `from`, for good if `ends`, for the next one.
     void run_next(Fiber& from, bool ends);
-    // Leaves `worker`, for good if `ends`: for the next of the round, or for the scheduler if there is none, or a fault.
+    // Leaves `worker`, for good if `ends`: for the next one, or for the scheduler if there is none, or a fault.
     void pass_on(Worker& worker, bool ends);
     void nobody_is_ready();
     // Makes `worker` ready to run.
     void wake(Worker& worker);
+    // Makes lanes of a warp ready to run: at once, so that their stacks are still in the cache, or in the next round.
+    void wake_lanes(unsigned warp, unsigned lanes);
+    // Whether somebody is to run in this round.
+    bool goes_on() const { return near_turn < near.size() || turn < round.size(); }
     // Lands the bulk copies that report to a barrier, or all; gives whether there were any.
     bool land(const void* barrier);
     void open_barrier();

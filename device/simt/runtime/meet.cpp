@@ -74,7 +74,7 @@ Rows meet(unsigned mask, const void* value, unsigned bytes, Meeting meeting, Pla
         diverge(*slot, at);
     }
 
-    unsigned char* row = slot->rows[worker.lane];
+    unsigned char* row = slot->rows + worker.lane * bytes;
     bytes % 4 == 0 ? copy<uint32_t>(row, value, bytes) : copy<unsigned char>(row, value, bytes);
     slot->arrived |= me;
     if (meeting == Meeting::sync) release_order(&slot->order);
@@ -83,16 +83,13 @@ Rows meet(unsigned mask, const void* value, unsigned bytes, Meeting meeting, Pla
         worker.at = at;
         leave(worker);
     } else {
-        for (unsigned others = mask & ~me; others; others &= others - 1) {
-            Worker& other = block.workers[worker.warp * WARP + static_cast<unsigned>(__builtin_ctz(others))];
-            block.wake(other);
-        }
+        block.wake_lanes(worker.warp, mask & ~me);
     }
     if (meeting == Meeting::sync) acquire_order(&slot->order);
     // What they brought stays in place until a fiber that enters a later meeting takes the slot.
     slot->left |= me;
     if (slot->left == mask) warp.used &= ~(1u << (slot - warp.slots));
-    return slot->rows;
+    return {slot->rows, worker.lane};
 }
 
 void maybe_yield() {

@@ -108,12 +108,13 @@ pub fn gemm_reference(args: Gemm<'_>) {
         Panels::Q4(blocks) => return integer::reference(args, blocks),
         Panels::F32(_) | Panels::Bf16(_) => {}
     }
-    let x = args.x.numbers();
-    for row in 0..rows {
-        for column in 0..n {
+    let (x, mut weights) = (args.x.numbers(), vec![0.0; k]);
+    for column in 0..n {
+        args.weights.copy_row(column, &mut weights);
+        for row in 0..rows {
             let mut sum = 0.0f32;
-            for i in 0..k {
-                sum += x[row * k + i] * args.weights.get(column, i);
+            for (x, weight) in x[row * k..][..k].iter().zip(&weights) {
+                sum += x * weight;
             }
             args.y[row * n + column] = sum + args.bias.map_or(0.0, |b| b[column]);
         }

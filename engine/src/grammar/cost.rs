@@ -14,6 +14,10 @@ use serde_json::{Map, Value};
 /// Nodes copied and compared, at most: about a second.
 const MOST_WORK: u64 = 20_000_000;
 
+/// What one name in [`Shape::inner`] costs here when two shapes are merged or one is copied, in nodes that llguidance copies: so many
+/// that the bound takes a fraction of the second that it keeps to.
+const OWN_WORK: u64 = 16;
+
 /// Keywords that take no part in merging.
 const ANNOTATIONS: [&str; 15] = [
     "$anchor",
@@ -195,6 +199,7 @@ impl<'a> Count<'a> {
         let mut all = Shape { options: 0, exclusive, compared: 0, ..Shape::of(1) };
         for option in options {
             let option = self.shape(option, merged)?;
+            self.add(OWN_WORK * option.inner.len() as u64)?;
             all.options = all.options.saturating_add(option.options);
             all.nodes = all.nodes.max(option.nodes);
             all.exclusive |= option.exclusive;
@@ -224,6 +229,7 @@ impl<'a> Count<'a> {
     }
 
     fn intersect(&mut self, mut a: Shape, b: Shape) -> Result<Shape, TooMuch> {
+        self.add(OWN_WORK * (a.inner.len() + b.inner.len()) as u64)?;
         // Each option of one takes a copy of the other.
         self.add(a.options.saturating_mul(b.total()).saturating_add(b.options.saturating_mul(a.total())))?;
         let crossed = [
@@ -259,9 +265,10 @@ impl<'a> Count<'a> {
     /// What a reference into the schema leads to. One that leads elsewhere, or back to itself, has no size of its own.
     fn referred(&mut self, reference: &'a str) -> Result<Shape, TooMuch> {
         if let Some(known) = self.known.get(reference) {
-            let shape = known.clone().unwrap_or_else(|| Shape::of(1));
-            self.add(shape.total())?;
-            return Ok(shape);
+            let Some(shape) = known else { return Ok(Shape::of(1)) };
+            let copied = if shape.inner.is_empty() { 1 } else { OWN_WORK * shape.nodes };
+            self.work = self.work.saturating_add(shape.total().max(copied));
+            return if self.work > MOST_WORK { Err(TooMuch) } else { Ok(shape.clone()) };
         }
         let Some(target) = reference.strip_prefix('#').and_then(|pointer| self.root.pointer(pointer)) else {
             return Ok(Shape::of(1));
@@ -319,6 +326,7 @@ mod tests {
             json!({"allOf": [{"properties": {"x": consts(300)}}, {"additionalProperties": consts(300)}]}),
             json!({"properties": names, "enum": list(10_000, |i| json!(i))}),
             json!({"$defs": {"big": {"properties": names}}, "anyOf": list(6000, |_| json!({"$ref": "#/$defs/big", "type": "object"}))}),
+            json!({"allOf": list(9000, |i| if i == 0 { json!({"properties": names}) } else { json!({"minProperties": i}) })}),
             json!({"allOf": [consts(2000), list(5000, |_| json!({})), {"allOf": list(5000, |_| json!({}))}]}),
         ] {
             let problem = check(&schema).err();

@@ -8,10 +8,11 @@ mod heads;
 mod rows;
 mod sanitizers;
 
-use crate::support::{Kernels, everything};
+use crate::support::Kernels;
 use attention_kernels::Dtype;
 use attention_kernels::trial::numbers::{self, Random, from_bytes, to_bytes, ulp};
 use device::{Buffer, Device};
+use xtask::everything;
 
 static KERNELS: Kernels = Kernels::of("models");
 

@@ -9,7 +9,6 @@ use sampling::device::Row;
 use super::KERNELS;
 use super::problem::{OnDevice, Sequence, TYPES, limits, rounded, sampler, step};
 use crate::rows::rows_of;
-use crate::support;
 
 const STEPS: usize = 4;
 /// Slots; the sequences of a history are fewer.
@@ -75,7 +74,7 @@ fn histories() -> impl Strategy<Value = History> {
 
 #[test]
 fn every_history_draws_the_hosts_tokens_and_log_probabilities() {
-    let cases = if support::everything() { 2000 } else { 96 };
+    let cases = if xtask::everything() { 2000 } else { 96 };
     for device in KERNELS.devices(1) {
         let mut runner = TestRunner::new(Config { cases, failure_persistence: None, ..Config::default() });
         let run = |history: History| {

@@ -9,7 +9,6 @@ use xtask::kernels::host::Sanitizer;
 
 use super::KERNELS;
 use super::problem::{OnDevice, Sequence, TYPES, generated, limits, rows_of, sampler, step};
-use crate::support;
 
 /// Rows that go every way through the kernels, in two chunks and a bit, and in one.
 fn work(device: &Arc<dyn Device>, vocabs: &[usize]) {
@@ -58,7 +57,7 @@ fn work(device: &Arc<dyn Device>, vocabs: &[usize]) {
 }
 
 fn is_content(sanitizer: Sanitizer) {
-    let everything = support::everything();
+    let everything = xtask::everything();
     let seeds = if everything { &[0, 1, 77][..] } else { &[1][..] };
     let vocabs: &[usize] = if everything { &[8300, 40, 8192, 1, 20_000, 33] } else { &[8300, 40, 65] };
     let Some(launches) = KERNELS.under(sanitizer, seeds, |device| work(&device, vocabs)) else { return };

@@ -5,7 +5,6 @@ use sampling::device::LogitsType;
 
 use super::KERNELS;
 use super::problem::{OnDevice, Sequence, TYPES, generated, limits, rounded, rows_of, sampler, step};
-use crate::support;
 
 /// One set of wishes for each way through the kernels.
 fn wishes(vocab: u32) -> Vec<SamplingParams> {
@@ -61,7 +60,7 @@ fn vocabularies_of_every_length_draw_the_hosts_tokens() {
 #[test]
 fn vocabularies_of_real_models_draw_the_hosts_tokens() {
     equal_the_host(&[50_257, 151_936], LogitsType::Bf16);
-    if support::everything() {
+    if xtask::everything() {
         equal_the_host(&[32_000, 50_257, 128_256, 151_936, 262_144], LogitsType::F32);
         equal_the_host(&[50_257, 262_144], LogitsType::F16);
     }

@@ -74,11 +74,6 @@ impl CliError {
         CliError::Bench(error.to_string())
     }
 
-    /// Figures that could not be written.
-    pub fn bench_file(path: &std::path::Path, error: io::Error) -> CliError {
-        CliError::Bench(format!("--json {}: {error}", path.display()))
-    }
-
     /// Whoever read our output has gone; nothing is wrong on this side.
     pub fn is_closed_pipe(&self) -> bool {
         matches!(self, CliError::Io(error) if error.kind() == io::ErrorKind::BrokenPipe)

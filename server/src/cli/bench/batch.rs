@@ -2,8 +2,6 @@
 //!
 //! The engine is driven step by step on token ids: no text, no HTTP. Draws are greedy and no token ends a sequence.
 
-use std::io::{self, Write};
-use std::path::Path;
 use std::time::Instant;
 
 use engine::{Engine, EngineConfig, Floor, GenerationParams, GenerationRequest, RequestId, TokenEvent, Work};
@@ -205,15 +203,6 @@ pub fn median_and_spread(mut values: Vec<f64>) -> (f64, f64) {
     values.sort_by(f64::total_cmp);
     let median = percentile(&values, 0.5);
     (median, (percentile(&values, 1.0) - percentile(&values, 0.0)) / median.max(f64::MIN_POSITIVE))
-}
-
-/// Writes the figures to a file, or to standard output for `-`.
-pub fn write_json(path: &Path, value: &Value) -> Result<(), CliError> {
-    if path.as_os_str() == "-" {
-        return Ok(writeln!(io::stdout(), "{value}")?);
-    }
-    let failed = |error| CliError::Bench(format!("--output-json {}: {error}", path.display()));
-    std::fs::write(path, format!("{value:#}\n")).map_err(failed)
 }
 
 #[cfg(test)]

@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 use super::super::args::CommonArgs;
 use super::super::error::CliError;
 use super::super::values;
+use super::results::Results;
 
 /// `quire bench kernels`. Lists are separated by commas.
 #[derive(Debug, Args)]
@@ -112,6 +113,7 @@ impl KernelArgs {
 /// Measures and prints.
 pub fn run(args: KernelArgs, config: &EngineConfig) -> Result<(), CliError> {
     config.kernels.plugin.iter().try_for_each(|plugin| load_plugin(&plugin.path)).map_err(CliError::bench)?;
+    let results = Results::open("--json", args.json.as_deref())?;
     let device = args.common.open()?;
     let grid = args.grid(Grid::of(&*device));
     let left_out = grid.check(&*device).map_err(CliError::bench)?;
@@ -149,8 +151,8 @@ pub fn run(args: KernelArgs, config: &EngineConfig) -> Result<(), CliError> {
     for line in &left_out {
         writeln!(out, "not measured: {line}")?;
     }
-    if let Some(path) = &args.json {
-        let measured = json!({
+    if let Some(mut results) = results {
+        results.value(&json!({
             "quire": env!("CARGO_PKG_VERSION"),
             "device": device.name(),
             "description": device.description(),
@@ -159,8 +161,7 @@ pub fn run(args: KernelArgs, config: &EngineConfig) -> Result<(), CliError> {
             "peaks_measured": peaks.iter().map(super::roofline::record).collect::<Vec<_>>(),
             "rows": rows,
             "not_measured": left_out,
-        });
-        std::fs::write(path, format!("{measured:#}\n")).map_err(|error| CliError::bench_file(path, error))?;
+        }))?;
     }
     broken.map_or(Ok(()), |error| Err(error.into()))
 }

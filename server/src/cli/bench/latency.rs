@@ -11,7 +11,8 @@ use super::super::args::EngineArgs;
 use super::super::error::CliError;
 use super::super::profile::ProfileArgs;
 use super::super::values;
-use super::batch::{Batch, Bench, Phase, Run, median_and_spread, percentile, write_json};
+use super::batch::{Batch, Bench, Phase, Run, median_and_spread, percentile};
+use super::results::Results;
 
 /// `quire bench latency`.
 #[derive(Debug, Args)]
@@ -45,6 +46,7 @@ pub struct LatencyArgs {
 /// Measures and prints.
 pub fn run(args: LatencyArgs, config: EngineConfig) -> Result<(), CliError> {
     let batch = Batch { prompts: args.batch_size, input_len: args.input_len, output_len: args.output_len };
+    let mut results = Results::open("--output-json", args.output_json.as_deref())?;
     let mut bench = Bench::start(&config)?;
     for _ in 0..args.num_iters_warmup {
         bench.run(&batch)?;
@@ -73,9 +75,9 @@ pub fn run(args: LatencyArgs, config: EngineConfig) -> Result<(), CliError> {
         "decode_tokens_per_second": decode.0, "decode_spread": decode.1, "decode_share_of_floor": decode.2,
         "floors": bench.floors_json(),
     });
-    if let Some(path) = &args.output_json {
-        write_json(path, &figures)?;
-        if path.as_os_str() == "-" {
+    if let Some(results) = &mut results {
+        results.value(&figures)?;
+        if results.is_standard_output() {
             return Ok(());
         }
     }

@@ -3,6 +3,7 @@
 mod batch;
 mod kernels;
 mod latency;
+mod results;
 mod roofline;
 mod serve;
 mod steady;

@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use super::super::args::CommonArgs;
 use super::super::error::CliError;
 use super::super::values;
+use super::results::Results;
 
 /// `quire bench roofline`.
 #[derive(Debug, Args)]
@@ -24,6 +25,7 @@ pub struct RooflineArgs {
 
 /// Measures and prints.
 pub fn run(args: RooflineArgs) -> Result<(), CliError> {
+    let results = Results::open("--json", args.json.as_deref())?;
     let device = args.common.open()?;
     let peaks = Peaks::measure(&*device).map_err(CliError::bench)?;
     let memory = device.memory();
@@ -32,16 +34,15 @@ pub fn run(args: RooflineArgs) -> Result<(), CliError> {
     writeln!(out, "memory: {:.1} GiB, {:.1} free", gib(memory.total), gib(memory.available))?;
     writeln!(out, "host threads: {}", device.pool().threads())?;
     writeln!(out, "peaks: {peaks}")?;
-    if let Some(path) = &args.json {
-        let measured = json!({
+    if let Some(mut results) = results {
+        results.value(&json!({
             "quire": env!("CARGO_PKG_VERSION"),
             "device": device.name(),
             "description": device.description(),
             "memory_bytes": memory.total,
             "threads": device.pool().threads(),
             "peaks": record(&peaks),
-        });
-        std::fs::write(path, format!("{measured:#}\n")).map_err(|error| CliError::bench_file(path, error))?;
+        }))?;
     }
     Ok(())
 }

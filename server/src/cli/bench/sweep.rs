@@ -3,9 +3,8 @@
 //! A line of JSON for each shape is written as soon as it is measured: what was measured before a limit of time is not lost.
 //! A shape that does not fit is a line with its reason, and the next one runs.
 
-use std::fs::File;
 use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::Args;
 use engine::EngineConfig;
@@ -15,6 +14,7 @@ use super::super::args::EngineArgs;
 use super::super::error::CliError;
 use super::super::values;
 use super::batch::{Batch, Bench, Phase, median_and_spread};
+use super::results::Results;
 
 /// `quire bench sweep`.
 #[derive(Debug, Args)]
@@ -44,7 +44,7 @@ const PREFILLS: usize = 4;
 
 /// Measures and prints, shape by shape.
 pub fn run(args: SweepArgs, config: EngineConfig) -> Result<(), CliError> {
-    let mut lines = Lines::create(args.output_json.as_deref())?;
+    let mut lines = Lines(Results::open("--output-json", args.output_json.as_deref())?);
     let mut bench = Bench::start(&config)?;
     println!("{}", bench.floors());
     println!("{:<8} {:>6} {:>8} {:>12} {:>12} {:>13}", "", "batch", "tokens", "tokens/s", "ms", "of the floor");
@@ -69,17 +69,10 @@ fn prefill(bench: &mut Bench, input_len: usize) -> Result<Phase, CliError> {
     Ok(Phase { seconds, ..runs.remove(0) })
 }
 
-/// Where the lines go.
-struct Lines(Option<File>);
+/// Where the lines go, beside standard output.
+struct Lines(Option<Results>);
 
 impl Lines {
-    fn create(file: Option<&Path>) -> Result<Lines, CliError> {
-        let create = |path: &Path| {
-            File::create(path).map_err(|error| CliError::Bench(format!("--output-json {}: {error}", path.display())))
-        };
-        file.map(create).transpose().map(Lines)
-    }
-
     fn write(
         &mut self,
         bench: &Bench,
@@ -103,7 +96,7 @@ impl Lines {
             }
         }
         if let Some(file) = &mut self.0 {
-            writeln!(file, "{line}")?;
+            file.write(format_args!("{line}\n"))?;
         }
         Ok(())
     }

@@ -11,7 +11,8 @@ use super::super::args::EngineArgs;
 use super::super::error::CliError;
 use super::super::profile::ProfileArgs;
 use super::super::values;
-use super::batch::{Batch, Bench, percentile, write_json};
+use super::batch::{Batch, Bench, percentile};
+use super::results::Results;
 
 /// `quire bench throughput`.
 #[derive(Debug, Args)]
@@ -41,6 +42,7 @@ pub struct ThroughputArgs {
 
 /// Measures and prints.
 pub fn run(args: ThroughputArgs, config: EngineConfig) -> Result<(), CliError> {
+    let mut results = Results::open("--output-json", args.output_json.as_deref())?;
     let mut bench = Bench::start(&config)?;
     let lengths = match &args.lengths {
         Some(file) => read_lengths(file)?,
@@ -65,9 +67,9 @@ pub fn run(args: ThroughputArgs, config: EngineConfig) -> Result<(), CliError> {
         "first_token_seconds": { "50": first(0.5), "95": first(0.95) },
         "floors": bench.floors_json(),
     });
-    if let Some(path) = &args.output_json {
-        write_json(path, &figures)?;
-        if path.as_os_str() == "-" {
+    if let Some(results) = &mut results {
+        results.value(&figures)?;
+        if results.is_standard_output() {
             return Ok(());
         }
     }

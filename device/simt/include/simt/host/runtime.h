@@ -62,9 +62,12 @@ struct Votes {
 // Waits for every thread of the block.
 Votes barrier(bool vote, Place at);
 
-// What lanes bring to a meeting of their warp: one row for each lane.
+// What lanes bring to a meeting of their warp: for each lane a row of as many bytes as each brings, at most so many.
 constexpr unsigned ROW_BYTES = 64;
-using Rows = const unsigned char (*)[ROW_BYTES];
+struct Rows {
+    const unsigned char* first;
+    unsigned lane;  // the one that asks
+};
 enum class Meeting : int { sync, shuffle, shuffle_xor, shuffle_down, shuffle_up, vote, match, reduce, mma, ldmatrix, wgmma };
 // Waits until all lanes of `mask` have come to the same meeting, and returns what they brought, to be read before the
 // next call. Only Meeting::sync orders memory.

@@ -34,13 +34,13 @@ template <class T>
 T row(Rows rows, unsigned lane) {
     static_assert(std::is_trivially_copyable_v<T> && sizeof(T) <= ROW_BYTES, "a row of a meeting holds 64 bytes");
     T value;
-    std::memcpy(&value, rows[lane], sizeof(T));
+    std::memcpy(&value, rows.first + lane * sizeof(T), sizeof(T));
     return value;
 }
 
-// The lane that this one reads from in a segment of `width` lanes; itself where the segment ends.
-inline unsigned source_lane(Meeting kind, int by, int width) {
-    const unsigned lane = self->lane, segment = static_cast<unsigned>(width), first = lane & ~(segment - 1);
+// The lane that `lane` reads from in a segment of `width` lanes; itself where the segment ends.
+inline unsigned source_lane(Meeting kind, unsigned lane, int by, int width) {
+    const unsigned segment = static_cast<unsigned>(width), first = lane & ~(segment - 1);
     const unsigned offset = static_cast<unsigned>(by);
     switch (kind) {
         case Meeting::shuffle_xor: return (lane ^ offset) < first + segment ? lane ^ offset : lane;
@@ -55,7 +55,7 @@ T shuffle(Meeting kind, unsigned mask, T value, int by, int width, Place at) {
     static_assert(sizeof(T) <= 8, "a shuffle moves at most 8 bytes");
     if (width < 1 || width > 32 || (width & (width - 1))) fail(Fault::bad_lane, "the width of a shuffle is no power of two up to 32", at);
     const Rows rows = meet(mask, &value, sizeof(T), kind, at);
-    const unsigned source = source_lane(kind, by, width);
+    const unsigned source = source_lane(kind, rows.lane, by, width);
     if (!(mask >> source & 1)) fail(Fault::bad_lane, "a shuffle reads from a lane outside of its mask", at);
     return row<T>(rows, source);
 }

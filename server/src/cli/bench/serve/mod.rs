@@ -29,6 +29,7 @@ use tokio::runtime::Builder;
 use super::super::client::Server;
 use super::super::error::CliError;
 use super::super::values;
+use super::results::Results;
 use measure::{Goal, Report};
 
 /// Which API is spoken.
@@ -108,6 +109,8 @@ pub fn run(args: &ServeBenchArgs) -> Result<(), CliError> {
     let server = Server::new(&args.base_url, args.api_key.clone())
         .map_err(|problem| CliError::Usage(format!("--base-url: {problem}")))?;
     let questions = dataset::read(args)?;
+    let results = Results::open("--json", args.json.as_deref())?;
+    let picture = Results::open("--svg", args.svg.as_deref())?;
     let arrivals = load::arrivals(questions.len(), args.request_rate, args.burstiness, args.seed);
     let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let (model, run) = runtime.block_on(async {
@@ -120,14 +123,12 @@ pub fn run(args: &ServeBenchArgs) -> Result<(), CliError> {
     })?;
     let report = Report::new(&run.records, run.seconds, &args.goodput);
     write!(io::stdout(), "{}", report::table(args, &model, &report))?;
-    let save = |path: &Option<PathBuf>, flag: &str, text: &dyn Fn() -> String| match path {
-        Some(path) => {
-            std::fs::write(path, text()).map_err(|error| CliError::Bench(format!("{flag} {}: {error}", path.display())))
-        }
-        None => Ok(()),
-    };
-    save(&args.json, "--json", &|| report::json(args, &model, &report, &run.records))?;
-    save(&args.svg, "--svg", &|| chart::draw(&model, &report, &run.records))?;
+    if let Some(mut results) = results {
+        results.write(report::json(args, &model, &report, &run.records))?;
+    }
+    if let Some(mut picture) = picture {
+        picture.write(chart::draw(&model, &report, &run.records))?;
+    }
     match run.records.iter().find_map(|record| record.problem.as_ref()) {
         Some(problem) if report.completed == 0 => Err(CliError::bench(format!("no request was answered: {problem}"))),
         _ => Ok(()),
