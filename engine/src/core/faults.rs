@@ -147,7 +147,7 @@ fn a_copy_that_fails_while_the_step_before_it_runs_fails_its_own_step_alone() {
     let operations = usize::MAX - tight.executor.fault_after.unwrap();
     assert!(tight.stats().num_swap_preemptions > 0 && tight.stats().blocks_copied > 0, "{:?}", tight.stats());
     let (mut failed, mut spared) = (0, 0);
-    for at in places(operations, 3) {
+    for at in places(operations, 2) {
         let mut engine = overlapped(11).unwrap();
         engine.executor.fault_after = Some(at);
         let (few, many) = meets(&mut engine, &want, &format!("the fault at operation {at} of {operations}"));
@@ -165,7 +165,7 @@ fn a_step_that_fails_in_flight_ends_its_requests_and_the_step_behind_it_is_compu
     assert_eq!(drive(&mut tight, few()), want);
     let passes = usize::MAX - tight.executor.silent_after.unwrap();
     let (mut failed, mut spared) = (0, 0);
-    for at in places(passes, 4) {
+    for at in places(passes, 3) {
         let mut engine = overlapped(11).unwrap();
         engine.executor.silent_after = Some(at);
         let (few, many) = meets(&mut engine, &want, &format!("the failure of forward pass {at} of {passes}"));

@@ -26,7 +26,7 @@ pub struct Server {
 
 /// A small cache is enough for the tests, and several servers fit next to each other.
 pub fn config() -> EngineConfig {
-    EngineConfig { kv_cache_memory_bytes: Some(64 << 20), threads: Some(2), ..EngineConfig::default() }
+    EngineConfig { kv_cache_memory_bytes: Some(64 << 20), threads: Some(1), ..EngineConfig::default() }
 }
 
 impl Server {

@@ -104,11 +104,12 @@ pub async fn run(
         if let Some(meant) = meant {
             tokio::time::sleep_until(meant.into()).await;
         }
-        let (asker, seats) = (asker.clone(), seats.clone());
+        // Here, not in the task: tasks begin in any order. The semaphore is never closed.
+        let seat = seats.clone().acquire_owned().await;
+        let (asker, meant) = (asker.clone(), meant.unwrap_or_else(Instant::now));
         tasks.spawn(async move {
-            // The semaphore is never closed.
-            let _seat = seats.acquire().await;
-            (index, asker.ask(&question, start, meant.unwrap_or_else(Instant::now)).await)
+            let _seat = seat;
+            (index, asker.ask(&question, start, meant).await)
         });
     }
     let mut records: Vec<(usize, Record)> = tasks.join_all().await;
