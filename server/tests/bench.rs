@@ -68,6 +68,7 @@ fn kernels_gives_a_row_for_every_variant_and_shape_and_the_same_in_a_file() {
 fn roofline_says_what_this_machine_can_do() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("roofline.json");
+    std::fs::write(&file, "what stood there before".repeat(1000)).unwrap();
     let output = bench(&["roofline", "--threads=1", "--json", file.to_str().unwrap()]);
     let said = String::from_utf8(output.stdout).unwrap();
     for words in ["device: cpu, ", "host threads: 1\n", "peaks: read ", "GB/s", "f32 ", "GFLOP/s"] {
