@@ -232,8 +232,9 @@ void Block::wake(Worker& worker) {
 void Block::wake_lanes(unsigned warp, unsigned lanes) {
     // A warp that waits in a loop for another one must let it run.
     const bool at_once = warp_first && ++meetings < 1024;
-    if (near_turn == near.size()) {
-        near.clear();
+    // Nothing is allocated on the stack of a fiber: each thread is at most once among those that are to run.
+    if (near_turn == near.size() || near.size() + WARP > near.capacity()) {
+        near.erase(near.begin(), near.begin() + static_cast<std::ptrdiff_t>(near_turn));
         near_turn = 0;
     }
     std::vector<Worker*>& to = at_once ? near : ready;
