@@ -105,7 +105,7 @@ fn a_file_that_can_not_be_written_is_named_before_anything_is_measured() {
         ("throughput", "--output-json"),
         ("sweep", "--output-json"),
     ] {
-        // Nothing would stand in the file: it is refused although no model is there to load either.
+        // The model does not exist either: the file is refused first.
         let more: &[&str] = if flag == "--output-json" { &["--model", "/no/such/model"] } else { &[] };
         let said = refusal(&[&[command, flag, "/no/such/folder/file"], more].concat());
         assert!(said.contains(&format!("{flag} /no/such/folder/file: ")), "{command}: {said}");

@@ -25,7 +25,7 @@ fn small(look: Look, i: usize) -> Look {
     Look { heads: [(2, 1), (3, 3), (18, 1)][i / 3 % 3], lens, window, ..look }
 }
 
-/// Runs every so many of the looks of each attention variant that a GPU runs. An ordinary run has no bf16 ([`support`]).
+/// Runs every `step`-th look of each attention variant for GPUs. An ordinary run leaves out bf16 ([`support`]).
 ///
 /// [`support`]: crate::support::Kernels::under
 fn attend(device: &Arc<dyn Device>, operation: Operation, step: usize) {

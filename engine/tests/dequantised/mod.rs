@@ -239,7 +239,7 @@ fn products_log_probabilities_and_tokens_are_those_of_the_dequantised_weights() 
     let texts = if everything() { 1..4 } else { 1..2 };
     let texts = texts.map(|which| Text { ids: crate::common::prompt(which, 150), drawn_from: 110 });
     let odd = Subject { name: "odd widths", model: ModelSource::Folder(odd.path().into()), texts: texts.collect() };
-    // Of the families a product sees its widths and whether it has a bias.
+    // Families differ to a product only in their widths and in whether there is a bias.
     let cases = CASES.into_iter().filter(|case| everything() || *case == "qwen2").map(Subject::case);
     for (at, subject) in cases.chain([Subject::demo(), odd]).enumerate() {
         let forms = [Quantization::Q8, Quantization::Q4];

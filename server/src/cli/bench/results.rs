@@ -26,7 +26,7 @@ impl Results {
     /// Opens it, if the flag is given.
     ///
     /// # Errors
-    /// It can not be written.
+    /// The file cannot be written.
     pub fn open(flag: &'static str, path: Option<&Path>) -> Result<Option<Results>, CliError> {
         let Some(path) = path else { return Ok(None) };
         let mut results = Results { flag, path: path.into(), file: None, begun: false };
@@ -45,7 +45,7 @@ impl Results {
     /// Appends some text to what was written since the file was opened.
     ///
     /// # Errors
-    /// It can not be written.
+    /// The file cannot be written.
     pub fn write(&mut self, text: impl Display) -> Result<(), CliError> {
         let Some(file) = &mut self.file else { return Ok(write!(io::stdout(), "{text}")?) };
         let emptied = if self.begun { Ok(()) } else { file.set_len(0) };
