@@ -9,7 +9,8 @@ const ROW: usize = 960;
 
 /// Tokens that were scored, and e to the power of their mean negative log-probability.
 fn perplexity(quantization: Option<Quantization>) -> (usize, f64) {
-    let mut llm = Llm::new(EngineConfig { quantization, ..Default::default() }).unwrap();
+    let mut llm =
+        Llm::new(EngineConfig { quantization, kv_cache_memory_bytes: Some(16 << 20), ..Default::default() }).unwrap();
     let texts = include_str!("held_out.jsonl").lines().map(|line| serde_json::from_str::<String>(line).unwrap());
     let step = if xtask::everything() { 2 } else { 4 };
     let ids: Vec<u32> = texts.step_by(step).flat_map(|text| llm.tokenizer().encode(&text, false).unwrap()).collect();

@@ -213,7 +213,7 @@ fn amplifiers() -> Vec<Amplifier> {
             format!(r#"{{"prompt":{},"n":40,"prompt_logprobs":20,"max_tokens":1}}"#, list("5", 1000))
         }),
         several(2, "log-probabilities of many prompts", COMPLETIONS, MAYBE, || {
-            format!(r#"{{"prompt":{},"prompt_logprobs":20,"max_tokens":1}}"#, list(&list("5", 900), 6))
+            format!(r#"{{"prompt":{},"prompt_logprobs":20,"max_tokens":1}}"#, list(&list("5", 900), 3))
         }),
         one("log-probabilities of many answers", CHAT, REFUSED, || {
             format!(r#"{{"messages":[{USER}],"n":128,"logprobs":true,"top_logprobs":20,"ignore_eos":true}}"#)
