@@ -12,6 +12,7 @@ mod deterministic;
 mod embeddings;
 #[path = "../../device/tests/backends/fake.rs"]
 mod fake;
+mod golden;
 mod handle;
 mod hostile;
 mod kernels;

@@ -53,6 +53,7 @@ capabilities! {
     Aarch64: "aarch64", "the Rust target aarch64-unknown-linux-gnu", "run rustup target add aarch64-unknown-linux-gnu";
     CargoDeny: "cargo-deny", "cargo-deny", "run cargo install --locked cargo-deny";
     NoDriver: "no-driver", "a machine without an NVIDIA driver", "use such a machine";
+    Libm: "libm", "a libm that rounds sines and cosines as glibc 2.28 and newer do", "use Linux with glibc";
     Checkout: "checkout", "the sources, which a bundle lacks", "run the test in a checkout";
     AnyDevice: "any-device", "every device of the machine", "unset QUIRE_TEST_DEVICE";
     TestAll: "test-all", "the time for the full product of settings", "run cargo xtask test-all";
@@ -120,6 +121,7 @@ impl Capability {
             Aarch64 => target_is_installed(AARCH64),
             CargoDeny => doctor::first_line("cargo", &["deny", "--version"]).is_some(),
             NoDriver => doctor::driver().is_none(),
+            Libm => libm() == GLIBC,
             Checkout => crate::workspace::bundle().is_none(),
             AnyDevice => std::env::var_os("QUIRE_TEST_DEVICE").is_none(),
             TestAll => crate::everything(),
@@ -154,6 +156,16 @@ fn dot_products() -> bool {
     return std::arch::is_aarch64_feature_detected!("dotprod");
     #[cfg(not(target_arch = "aarch64"))]
     return false;
+}
+
+/// What [`libm`] returns with glibc.
+const GLIBC: u64 = 0xbc3c_5ee8_cf00_ab12;
+
+/// Hash (FNV-1a) of the sines and cosines of 20,000 angles in single precision, as the rotary embedding takes them.
+fn libm() -> u64 {
+    let angles = (0..20_000u16).map(|i| (f32::from(i) * 0.0371).sin_cos());
+    let bytes = angles.flat_map(|(sin, cos)| [sin, cos]).flat_map(f32::to_le_bytes);
+    bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3))
 }
 
 /// Whether the toolchain that runs here can compile for a target.
