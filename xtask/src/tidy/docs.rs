@@ -6,7 +6,7 @@ use super::{File, Finding, Tree};
 use crate::workspace;
 
 /// Longest README, in lines.
-const MAX_README_LINES: usize = 150;
+const MAX_README_LINES: usize = 120;
 
 /// Top-level folders that only exist on the machine of whoever wrote the file.
 const MACHINE_FOLDERS: [&str; 3] = ["work", "root", "home"];
@@ -160,7 +160,7 @@ mod tests {
         assert!(readme(&tree(&[("README.md", text), (".ci/run", "set -e\ncargo test --workspace\n")])).is_empty());
         assert_eq!(readme(&tree(&[("README.md", text), (".ci/run", "# cargo test --workspace\n")])).len(), 1);
         assert_eq!(readme(&tree(&[("README.md", text)])).len(), 1);
-        assert_eq!(readme(&tree(&[("README.md", &"\n".repeat(151)), (".ci/run", "")])).len(), 2);
+        assert_eq!(readme(&tree(&[("README.md", &"\n".repeat(121)), (".ci/run", "")])).len(), 2);
     }
 
     #[test]

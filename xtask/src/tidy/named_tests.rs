@@ -1,5 +1,5 @@
-//! Tables that show by which test a claim is kept name tests that exist: the status table of the README,
-//! `docs/scenarios.md` and `docs/pains.md`. The latter two name every test that carries one of their ids.
+//! Tables that show by which test a claim is kept name tests that exist: the status tables of the README and of
+//! `docs/status.md`, `docs/scenarios.md` and `docs/pains.md`. The latter two name every test that carries one of their ids.
 
 use super::markdown::{self, Row};
 use super::{File, Finding, Tree};
@@ -12,8 +12,9 @@ pub(super) fn check(tree: &Tree) -> Vec<Finding> {
     let functions: Vec<&str> =
         tree.files.iter().filter(|file| file.is_rust() && file.top() != "xtask").flat_map(functions).collect();
     // That the README must exist is said where its table of crates is checked.
-    let readme = tree.get("README.md").map(|readme| (readme, listed(readme, |row| row.cells.len() - 1)));
-    let mut findings: Vec<Finding> = readme.iter().flat_map(|(page, listed)| gone(page, listed, &functions)).collect();
+    let status = ["README.md", "docs/status.md"].into_iter().filter_map(|page| tree.get(page));
+    let mut findings: Vec<Finding> =
+        status.flat_map(|page| gone(page, &listed(page, |row| row.cells.len() - 1), &functions)).collect();
     for (path, letters) in PAGES {
         let page = match tree.require(path) {
             Ok(page) => page,
