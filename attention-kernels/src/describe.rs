@@ -1,49 +1,118 @@
-//! The registry as a table for people.
+//! The registry as people read it: which variants there are, which can serve here, and which were chosen.
 
-use std::fmt::Write;
+use std::fmt;
+
+use serde::Serialize;
 
 use crate::needs::{Needs, list};
 use crate::registry::{Operation, Variant, variants};
 use crate::select::{KernelChoice, SelectError, select};
 
-/// The registry as a table: what each variant can do, whether it can serve here, and which one was chosen and why.
+/// Columns of the table.
+const WIDTH: usize = 100;
+
+/// The registry for one model, device and choice. `Display` is a table of at most 100 columns.
+#[derive(Clone, Debug, Serialize)]
+pub struct Description {
+    /// Element types and layout of the caches.
+    pub caches: String,
+    /// All variants, by operation, in the order in which `auto` tries them.
+    pub variants: Vec<Described>,
+}
+
+/// One variant of the registry.
+#[derive(Clone, Debug, Serialize)]
+pub struct Described {
+    /// Key of its operation in the `[kernels]` table.
+    pub operation: &'static str,
+    /// Its name there.
+    pub variant: &'static str,
+    /// It was chosen, by name or by `auto`.
+    pub chosen: Option<&'static str>,
+    /// Why it cannot serve here; `None` if it can.
+    pub unmet: Option<String>,
+    /// Everything that it can do.
+    pub can: Vec<String>,
+}
+
+/// Describes the registry.
 ///
 /// # Errors
 /// Those of [`select`].
-pub fn describe(choice: &KernelChoice, needs: &Needs) -> Result<String, SelectError> {
+pub fn describe(choice: &KernelChoice, needs: &Needs) -> Result<Description, SelectError> {
     let chosen = select(choice, needs)?;
-    let mut rows = vec![["operation", "variant", "chosen", "can", "here"].map(str::to_string)];
-    for (operation, chosen) in Operation::ALL.into_iter().zip(chosen.all()) {
-        for variant in variants(operation) {
-            let mark = match (std::ptr::eq(variant, chosen), choice.name(operation)) {
-                (false, _) => "",
-                (true, "auto") => "auto",
-                (true, _) => "by name",
-            };
-            let here = needs.unmet(variant).unwrap_or_else(|| "yes".to_string());
-            rows.push([operation.key().into(), variant.name.into(), mark.into(), abilities(variant), here]);
-        }
-    }
-    let widths: [usize; 5] = std::array::from_fn(|i| rows.iter().map(|row| row[i].len()).max().unwrap_or(0));
-    let mut table = format!("caches: {}\n", chosen.format);
-    for row in rows {
-        let cells: Vec<String> = row.iter().zip(widths).map(|(cell, width)| format!("{cell:<width$}")).collect();
-        let _ = writeln!(table, "{}", cells.join(" ").trim_end());
-    }
-    for line in WITHOUT_A_CHOICE {
-        let _ = writeln!(table, "without a choice: {line}");
-    }
-    Ok(table)
+    let of = |(operation, chosen): (Operation, &Variant)| {
+        let by = if choice.name(operation) == "auto" { "auto" } else { "by name" };
+        let described = |variant: &&'static Variant| Described {
+            operation: operation.key(),
+            variant: variant.name,
+            chosen: std::ptr::eq(*variant, chosen).then_some(by),
+            unmet: needs.unmet(variant),
+            can: abilities(variant),
+        };
+        variants(operation).iter().map(described).collect::<Vec<_>>()
+    };
+    let variants = Operation::ALL.into_iter().zip(chosen.all()).flat_map(of).collect();
+    Ok(Description { caches: chosen.format.to_string(), variants })
 }
 
-/// What moves or converts caches and has one way to do it.
-const WITHOUT_A_CHOICE: [&str; 2] = [
-    "swap_blocks, to page-locked memory and back on the copy queue: every device, type and layout",
-    "convert_fp8, a whole cache from f32, f16, bf16 to fp8_e4m3, fp8_e5m2, int8 and back: cuda, cuda-sim",
-];
+impl Description {
+    /// The table with what each variant can do below it.
+    pub fn verbose(&self) -> String {
+        self.table(true)
+    }
 
-/// Everything that a variant claims, in one line.
-fn abilities(variant: &Variant) -> String {
+    fn table(&self, verbose: bool) -> String {
+        let mut lines = vec![format!("caches: {}", self.caches)];
+        for of_operation in self.variants.chunk_by(|a, b| a.operation == b.operation) {
+            lines.push(format!("\n{}", of_operation[0].operation));
+            for variant in of_operation {
+                let here = match (variant.chosen, &variant.unmet) {
+                    (Some(by), _) => format!("chosen ({by})"),
+                    (None, None) => "can serve".to_string(),
+                    (None, Some(why)) => format!("cannot serve: {why}"),
+                };
+                wrap(&mut lines, &format!("  {:<24} ", variant.variant), here.split(' '));
+                if verbose {
+                    wrap(&mut lines, "      ", variant.can.iter().map(String::as_str));
+                }
+            }
+        }
+        let chosen = self.variants.iter().filter(|variant| variant.chosen.is_some());
+        let chosen: Vec<String> = chosen.map(|it| format!("{} {}", it.operation, it.variant)).collect();
+        lines.push(String::new());
+        wrap(&mut lines, "chosen: ", chosen.join(", ").split(' '));
+        lines.push(
+            "To choose another: a [kernels] table in the file of --config, such as decode = \"cpu.portable\"".into(),
+        );
+        lines.join("\n")
+    }
+}
+
+impl fmt::Display for Description {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.table(false))
+    }
+}
+
+/// Adds words behind a beginning, in lines of the same indentation.
+fn wrap<'a>(lines: &mut Vec<String>, begin: &str, words: impl Iterator<Item = &'a str>) {
+    let indent = " ".repeat(begin.len());
+    let (mut line, mut is_empty) = (begin.to_string(), true);
+    for word in words {
+        if !is_empty && line.chars().count() + 1 + word.chars().count() > WIDTH {
+            lines.push(std::mem::replace(&mut line, indent.clone()));
+            is_empty = true;
+        }
+        line += if is_empty { "" } else { " " };
+        line += word;
+        is_empty = false;
+    }
+    lines.push(line.trim_end().to_string());
+}
+
+/// Everything that a variant claims.
+fn abilities(variant: &Variant) -> Vec<String> {
     let can = &variant.capabilities;
     let mut words = vec![list(can.dtypes)];
     if variant.operation != Operation::Linear {
@@ -68,5 +137,5 @@ fn abilities(variant: &Variant) -> String {
         ("unproven", !can.proven),
     ];
     words.extend(extras.into_iter().filter(|extra| extra.1).map(|extra| extra.0.to_string()));
-    words.join(" ")
+    words
 }

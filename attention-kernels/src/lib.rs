@@ -54,7 +54,7 @@ pub use args::{
     PARTITION, Rows,
 };
 pub use cuda::{PagedRule, convert_fp8};
-pub use describe::describe;
+pub use describe::{Described, Description, describe};
 pub use format::{CacheFormat, Dtype, KvDtype, Layout, Strides};
 pub use inventory;
 pub use needs::Needs;

@@ -109,7 +109,7 @@ impl Executor {
     }
 
     pub fn vocab_size(&self) -> usize {
-        self.model.config().vocab_size
+        self.model.decoder().vocab_size()
     }
 
     /// Does what comes before the forward pass: memory operations, block tables, the batch. `needed` says which hidden states
@@ -301,7 +301,7 @@ impl Executor {
 
     /// Width of [`Executor::hidden`].
     pub fn hidden_size(&self) -> usize {
-        self.model.config().hidden_size
+        self.model.decoder().hidden_size()
     }
 
     /// Hidden states of rows of the last step behind the final norm; at most [`models::LOGIT_ROWS`].

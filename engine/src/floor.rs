@@ -2,7 +2,7 @@
 
 use attention_kernels::trial::Peaks;
 use device::roofline;
-use models::ModelConfig;
+use models::Decoder;
 
 use crate::api::EngineConfig;
 use crate::error::EngineError;
@@ -55,9 +55,9 @@ impl Floor {
     pub fn measure(engine: &EngineConfig) -> Result<Floor, EngineError> {
         let plan = plan(engine)?;
         let opened = open(engine)?;
-        let (config, pool) = (&opened.config, opened.device.pool());
-        let embedding = (config.vocab_size * config.hidden_size) as u64;
-        let parameters = models::parameters(config);
+        let (decoder, pool) = (&opened.config.decoder, opened.device.pool());
+        let embedding = (decoder.vocab_size() * decoder.hidden_size()) as u64;
+        let parameters = decoder.num_parameters();
         let (read, peak) = match opened.device.name() {
             "cpu" => {
                 let quantized = engine.quantization.is_some();
@@ -74,9 +74,9 @@ impl Floor {
             threads: pool.threads(),
             read,
             peak,
-            weight_bytes: read_each_step(config, plan.weight_bytes, embedding, parameters),
+            weight_bytes: read_each_step(decoder, plan.weight_bytes, embedding, parameters),
             kv_bytes_per_token: plan.kv_bytes_per_token,
-            layer_operations: 2 * (parameters - embedding * if config.tie_word_embeddings { 1 } else { 2 }),
+            layer_operations: 2 * (parameters - embedding * if decoder.is_tied() { 1 } else { 2 }),
             logit_operations: 2 * embedding,
         })
     }
@@ -90,12 +90,8 @@ impl Floor {
 }
 
 /// Of an embedding that is not the output layer, a step reads a few rows only.
-fn read_each_step(config: &ModelConfig, bytes: u64, embedding: u64, parameters: u64) -> u64 {
-    if config.tie_word_embeddings {
-        bytes
-    } else {
-        bytes - (bytes as f64 * embedding as f64 / parameters as f64) as u64
-    }
+fn read_each_step(decoder: &Decoder, bytes: u64, embedding: u64, parameters: u64) -> u64 {
+    if decoder.is_tied() { bytes } else { bytes - (bytes as f64 * embedding as f64 / parameters as f64) as u64 }
 }
 
 #[cfg(test)]

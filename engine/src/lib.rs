@@ -63,8 +63,10 @@ pub use grammar::{Grammar, StructuredOutput};
 pub use handle::{AsyncEngine, OutputStream, Watcher};
 pub use kv_cache::KvCacheDtype;
 pub use llm::{Completion, CompletionOutput, Llm};
-pub use load::{Progress, describe_kernels, plan};
-pub use models::{ChatInput, ChatTemplate, GenerationDefaults, Pooling, TemplateError, TokenizeError, Tokenizer};
+pub use load::{Progress, declare, describe_kernels, plan};
+pub use models::{
+    ChatInput, ChatTemplate, GenerationDefaults, ModelConfig, Pooling, TemplateError, TokenizeError, Tokenizer,
+};
 pub use plan::Plan;
 pub use sampling::{Constraint, ConstraintError, Mask, Sampled, SamplingParams, TokenLogprobs, TokenSet};
 pub use sched::{Policy, PreemptionMode, PrefixStats, RequestId};

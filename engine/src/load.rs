@@ -4,9 +4,10 @@ use std::sync::Arc;
 
 use attention_kernels::{CacheFormat, Dtype, KernelSet, KvDtype, Needs, SwapSpace, select};
 use device::{Device, DeviceError, MemoryInfo};
+use models::decoder::Form;
 use models::{
-    ChatTemplate, GenerationDefaults, LayerGroup, Model, ModelConfig, ModelFiles, Pooling, Tokenizer, WeightDtype,
-    Weights,
+    ChatTemplate, Decoder, GenerationDefaults, LayerGroup, Model, ModelConfig, ModelFiles, Pooling, Tokenizer,
+    WeightDtype, Weights,
 };
 use sampling::device::Limits;
 use sched::{CacheGroup, SchedConfig, Scheduler};
@@ -52,16 +53,31 @@ pub(crate) fn open(engine: &EngineConfig) -> Result<Opened, EngineError> {
 
 /// The same with a device that is open, and why it is no GPU.
 fn open_on(engine: &EngineConfig, (device, no_gpu): (Arc<dyn Device>, Option<String>)) -> Result<Opened, EngineError> {
-    let files = match &engine.model {
-        ModelSource::Demo => models::demo(),
-        ModelSource::Folder(path) => ModelFiles::open(path)?,
-    };
-    let config = ModelConfig::load(&files)?;
+    let (files, config) = declared(engine)?;
     let weights = Weights::open(&files)?;
     let dtype = dtype(engine, &*device, &config, &weights)?;
     let kernels = select(&engine.kernels, &needs(engine, &config, &*device, dtype)?)?;
     let memory = device.memory();
     Ok(Opened { files, config, weights, device, dtype, kernels, memory, no_gpu })
+}
+
+/// The files of the checkpoint and what they declare, in the form in which the weights will be kept.
+fn declared(engine: &EngineConfig) -> Result<(ModelFiles, ModelConfig), EngineError> {
+    let files = match &engine.model {
+        ModelSource::Demo => models::demo(),
+        ModelSource::Folder(path) => ModelFiles::open(path)?,
+    };
+    let mut config = ModelConfig::load(&files)?;
+    config.decoder = config.decoder.in_form(engine.quantization.map_or(Form::Dense, Form::Quantized));
+    Ok((files, config))
+}
+
+/// What the checkpoint of this configuration declares. Reads `config.json` alone.
+///
+/// # Errors
+/// Those of [`ModelConfig::load`].
+pub fn declare(engine: &EngineConfig) -> Result<ModelConfig, EngineError> {
+    declared(engine).map(|(_, config)| config)
 }
 
 /// The device that was asked for. `auto` looks for a GPU and says why it takes the CPU instead.
@@ -100,7 +116,7 @@ fn dtype(
                 .to_string(),
         }),
         (false, Some(dtype)) => Ok(dtype),
-        (false, None) => Ok(match models::checkpoint_dtype(config, weights) {
+        (false, None) => Ok(match models::checkpoint_dtype(&config.decoder, weights) {
             Some(WeightDtype::F16) => Dtype::F16,
             Some(WeightDtype::BF16) => Dtype::Bf16,
             Some(WeightDtype::F32) | None => Dtype::F32,
@@ -130,16 +146,19 @@ fn needs(engine: &EngineConfig, config: &ModelConfig, device: &dyn Device, dtype
     Ok(Needs {
         dtype,
         kv_dtype,
-        head_dim: config.head_dim,
+        head_dim: config.decoder.heads().head_dim,
         block_size: engine.block_size,
-        window: config.layer_windows.iter().any(Option::is_some),
+        window: config.decoder.attention().any(|attention| attention.window.is_some()),
         row_invariant: engine.deterministic,
         ..Needs::on(device)
     })
 }
 
-/// The kernel registry as a table for this configuration: what each variant can do here, what was chosen and why.
-pub fn describe_kernels(engine: &EngineConfig) -> Result<String, EngineError> {
+/// The kernel registry for this configuration: what each variant can do here, what was chosen and why.
+///
+/// # Errors
+/// A checkpoint or a device that cannot be opened, and a chosen kernel that does not exist or cannot serve.
+pub fn describe_kernels(engine: &EngineConfig) -> Result<attention_kernels::Description, EngineError> {
     let Opened { config, device, dtype, .. } = open(engine)?;
     Ok(attention_kernels::describe(&engine.kernels, &needs(engine, &config, &*device, dtype)?)?)
 }
@@ -147,8 +166,8 @@ pub fn describe_kernels(engine: &EngineConfig) -> Result<String, EngineError> {
 /// What a start with this configuration would take. Reads no weight, but all that can be wrong with the folder is found.
 pub fn plan(engine: &EngineConfig) -> Result<Plan, EngineError> {
     let opened = open(engine)?;
-    Tokenizer::load(&opened.files)?.check(opened.config.vocab_size)?;
-    models::check_weights(&opened.config, &opened.weights)?;
+    Tokenizer::load(&opened.files)?.check(opened.config.decoder.vocab_size())?;
+    models::check_weights(&opened.config.decoder, &opened.weights)?;
     Plan::new(engine, &opened, 0)
 }
 
@@ -165,16 +184,16 @@ pub(crate) fn load_on(
     let opened = open_on(engine, device)?;
     let defaults = GenerationDefaults::load(&opened.files, &opened.config)?;
     let tokenizer = Arc::new(Tokenizer::load(&opened.files)?);
-    tokenizer.check(opened.config.vocab_size)?;
+    tokenizer.check(opened.config.decoder.vocab_size())?;
     let chat_template = ChatTemplate::load(&opened.files)?;
     let mut plan = Plan::new(engine, &opened, 0)?;
     let Opened { files, config, weights, device, kernels, no_gpu, .. } = &opened;
     let kernels = *kernels;
-    let kv_scales = kv_scales_line(engine, config, weights, kernels.format)?;
+    let kv_scales = kv_scales_line(engine, &config.decoder, weights, kernels.format)?;
     let available = device.memory().available;
-    let (quantization, max_rows) = (engine.quantization, engine.max_num_batched_tokens);
+    let (decoder, max_rows) = (&config.decoder, engine.max_num_batched_tokens);
     let progress = |done, total| progress(done, total);
-    let mut model = Model::load(config, weights, device.clone(), kernels, quantization, max_rows, &progress)?;
+    let mut model = Model::load(config, weights, device.clone(), kernels, max_rows, &progress)?;
     if engine.calculate_kv_scales {
         model.calculate_kv_scales()?;
     }
@@ -207,18 +226,18 @@ pub(crate) fn load_on(
     let slots = match device.is_host() {
         true => None,
         false => {
-            let limits = Limits::new(engine.max_num_seqs, config.vocab_size, plan.max_model_len);
+            let limits = Limits::new(engine.max_num_seqs, decoder.vocab_size(), plan.max_model_len);
             Some(Slots::new(device.clone(), limits)?)
         }
     };
     let swap_space = SwapSpace::new(&**device, &caches, plan.host_blocks)?;
     let info = ModelInfo {
         name: files.name(),
-        architecture: format!("{:?}ForCausalLM", config.architecture),
-        num_parameters: models::parameters(config),
+        architecture: config.architecture.to_string(),
+        num_parameters: decoder.num_parameters(),
         max_model_len: plan.max_model_len,
-        vocab_size: config.vocab_size,
-        hidden_size: config.hidden_size,
+        vocab_size: decoder.vocab_size(),
+        hidden_size: decoder.hidden_size(),
         pooling: Pooling::load(files)?,
         eos_token_ids: defaults.eos_token_ids.clone(),
         num_blocks: plan.num_blocks,
@@ -278,7 +297,7 @@ fn notes(
 /// Where the scales of a cache come from that takes some, in one line.
 fn kv_scales_line(
     engine: &EngineConfig,
-    config: &ModelConfig,
+    decoder: &Decoder,
     weights: &Weights,
     format: CacheFormat,
 ) -> Result<Option<String>, EngineError> {
@@ -286,10 +305,10 @@ fn kv_scales_line(
         return Ok(None);
     }
     let rest = if engine.calculate_kv_scales { "calibrated in the first step" } else { "1" };
-    let found = match models::layers_with_kv_scales(config, weights)? {
+    let found = match models::layers_with_kv_scales(decoder, weights)? {
         0 => format!("{rest}, the checkpoint has none"),
-        layers if layers == config.num_layers => "those of the checkpoint".to_string(),
-        layers => format!("those of the checkpoint in {layers} of {} layers, else {rest}", config.num_layers),
+        layers if layers == decoder.layers.len() => "those of the checkpoint".to_string(),
+        layers => format!("those of the checkpoint in {layers} of {} layers, else {rest}", decoder.layers.len()),
     };
     Ok(Some(format!("scales of the cache: {found}")))
 }

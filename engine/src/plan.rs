@@ -57,7 +57,8 @@ pub struct Plan {
 impl Plan {
     /// `graphs` is [`Plan::graph_bytes`].
     pub(crate) fn new(engine: &EngineConfig, opened: &Opened, graphs: u64) -> Result<Plan, EngineError> {
-        let Opened { config, device, dtype, .. } = opened;
+        let Opened { config, device, dtype, kernels, .. } = opened;
+        let decoder = &config.decoder;
         let block_size = engine.block_size;
         if !block_size.is_power_of_two() || !(8..=128).contains(&block_size) {
             return Err(bad("--block-size", block_size, "a power of two from 8 to 128"));
@@ -74,7 +75,7 @@ impl Plan {
                 let expected = format!("at most {MAX_SLOTS} on {}: its sampler has no more slots", device.name());
                 return Err(bad("--max-num-seqs", engine.max_num_seqs, expected));
             }
-            Limits::new(engine.max_num_seqs, config.vocab_size, 1).check()?;
+            Limits::new(engine.max_num_seqs, decoder.vocab_size(), 1).check()?;
         }
         if let Some(share) = engine.gpu_memory_utilization.filter(|share| !(*share > 0.0 && *share <= 1.0)) {
             return Err(bad("--gpu-memory-utilization", share, "a share above 0 and at most 1"));
@@ -92,9 +93,9 @@ impl Plan {
                 format!("1 to {context}, the context that the model was made for"),
             ));
         }
-        let layout = PageLayout::new(config);
+        let layout = PageLayout::new(decoder);
         let groups = layout.groups.len();
-        let page_bytes_per_token = layout.page_bytes_per_token(config, &opened.kernels.format);
+        let page_bytes_per_token = layout.page_bytes_per_token(decoder, &kernels.format);
         let kv_bytes_per_token = page_bytes_per_token * groups as u64;
         let block_bytes = page_bytes_per_token * block_size as u64;
         let wanted_len = engine.max_model_len.unwrap_or(context);
@@ -103,18 +104,18 @@ impl Plan {
             StepLimits { max_rows, max_seqs, max_model_len, block_size, num_blocks }
         };
         let step_bytes = |rows, len| match device.is_host() {
-            true => Model::step_bytes(config, &opened.kernels, rows, engine.quantization),
+            true => Model::step_bytes(decoder, kernels, rows),
             false => {
-                let sampling = Limits::new(engine.max_num_seqs, config.vocab_size, len).device_bytes() as u64;
-                Model::launched_step_bytes(config, *dtype, &limits(rows, len, 0)) + device.product_bytes() + sampling
+                let sampling = Limits::new(engine.max_num_seqs, decoder.vocab_size(), len).device_bytes() as u64;
+                Model::launched_step_bytes(decoder, kernels, &limits(rows, len, 0)) + device.product_bytes() + sampling
             }
         };
         let weight_bytes = match device.is_host() {
-            true => models::weight_bytes(config, &opened.weights, engine.quantization)?,
-            false => models::dense_weight_bytes(config, *dtype),
+            true => models::weight_bytes(decoder, &opened.weights)?,
+            false => models::dense_weight_bytes(decoder, *dtype),
         };
-        let kv_scale_bytes = match opened.kernels.format.kv_dtype.takes_scales() {
-            true => models::kv_scale_bytes(config, &opened.weights, engine.calculate_kv_scales)?,
+        let kv_scale_bytes = match kernels.format.kv_dtype.takes_scales() {
+            true => models::kv_scale_bytes(decoder, &opened.weights, engine.calculate_kv_scales)?,
             false => 0,
         };
         let (memory, gpu) = (opened.memory, device.compute_capability().is_some());

@@ -72,7 +72,7 @@ impl Setting {
 
     /// Whether an ordinary run computes it: everything on the CPU; on `cuda-sim` each family, type and cache at least once.
     fn is_ordinary(&self, number: usize) -> bool {
-        self.sim.is_none() || number % 4 == 0
+        self.sim.is_none() || number.is_multiple_of(4)
     }
 
     /// Of the bits of all scores and tokens.

@@ -70,10 +70,15 @@ fn the_example_file_is_understood_and_obeyed() {
     let kernels = choice(include_str!("../../examples/kernels.toml"));
     assert_eq!(kernels.prefill, "cpu.reference");
     let table = engine::describe_kernels(&EngineConfig { kernels, ..config(20) }).unwrap();
-    let by_name =
-        |line: &&str| line.starts_with("prefill") && line.contains("cpu.reference") && line.contains("by name");
-    assert_eq!(table.lines().filter(by_name).count(), 1, "{table}");
-    assert_eq!(table.matches(" auto ").count(), 4, "{table}");
+    let chosen = |by: &'static str| table.variants.iter().filter(move |it| it.chosen == Some(by));
+    let by_name: Vec<_> = chosen("by name").map(|it| (it.operation, it.variant)).collect();
+    assert_eq!(by_name, [("prefill", "cpu.reference")]);
+    assert_eq!(chosen("auto").count(), 4);
+    for text in [table.to_string(), table.verbose()] {
+        assert!(text.contains("  cpu.reference            chosen (by name)\n"), "{text}");
+        assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
+    }
+    assert!(table.verbose().contains("row-invariant") && !table.to_string().contains("row-invariant"));
 }
 
 #[test]
@@ -87,8 +92,8 @@ fn a_variant_that_does_not_exist_or_can_not_serve_is_an_error_that_lists_what_co
 #[test]
 fn a_vector_unit_that_this_cpu_lacks_is_passed_over_and_by_name_refused_in_one_line() {
     let table = engine::describe_kernels(&config(20)).unwrap();
-    let foreign = table.lines().find(|line| line.contains("test.foreign")).unwrap();
-    assert!(foreign.contains(&FOREIGN.to_string()) && !foreign.contains(" auto "), "{table}");
+    let foreign = table.variants.iter().find(|it| it.variant == "test.foreign").unwrap();
+    assert!(foreign.unmet.as_ref().unwrap().contains(&FOREIGN.to_string()) && foreign.chosen.is_none(), "{table}");
     let linear = KernelChoice { linear: "test.foreign".into(), ..KernelChoice::default() };
     for quantization in [None, Some(engine::Quantization::Q8)] {
         let config = EngineConfig { kernels: linear.clone(), quantization, ..config(20) };

@@ -1,7 +1,8 @@
 // RMS norm (Zhang & Sennrich, "Root Mean Square Layer Normalization", 2019) of rows, alone or behind the residual addition:
-// entries rms_norm_<type> and add_norm_<type>.
+// entries rms_norm_<type> and add_norm_<type>; and that addition alone: add_<type>.
 //
 // Grid (rows), 256 threads. A row's sum is one of the threads' shares in an order of its width alone.
+// Of add: grid (rows, ceil(width / 2048)), 256 threads of eight elements each.
 
 #include <quire/export.cuh>
 
@@ -62,6 +63,21 @@ __device__ __forceinline__ void norm(T* x, T* target, const float* weight, const
     }
 }
 
+// x += y, rounded to T: the sum of norm<T, true>.
+template <class T>
+__device__ __forceinline__ void add(T* x, const T* y, const NormShape& shape) {
+    const uint32_t width = shape.width, at = (blockIdx.y * NORM_THREADS + threadIdx.x) * 8;
+    if (at >= width) return;
+    const bool whole = width % 8 == 0;
+    float sum[8], added[8];
+    x += static_cast<int64_t>(blockIdx.x) * width;
+    load_piece(x, at, width, whole, sum);
+    load_piece(y + static_cast<int64_t>(blockIdx.x) * width, at, width, whole, added);
+#pragma unroll
+    for (uint32_t i = 0; i < 8; i++) sum[i] += added[i];
+    store_piece(x, at, width, whole, sum);
+}
+
 }  // namespace quire
 
 #define NORM(type, T)                                                                                     \
@@ -74,7 +90,12 @@ __device__ __forceinline__ void norm(T* x, T* target, const float* weight, const
         add_norm_##type(void* x, void* target, const float* weight, const quire::NormShape shape) {       \
         quire::norm<T, true>(static_cast<T*>(x), static_cast<T*>(target), weight, shape);                 \
     }                                                                                                     \
-    QUIRE_EXPORT(add_norm_##type);
+    QUIRE_EXPORT(add_norm_##type);                                                                        \
+    extern "C" __global__ void __launch_bounds__(quire::NORM_THREADS)                                     \
+        add_##type(void* x, const void* y, const quire::NormShape shape) {                                \
+        quire::add<T>(static_cast<T*>(x), static_cast<const T*>(y), shape);                               \
+    }                                                                                                     \
+    QUIRE_EXPORT(add_##type);
 
 NORM(f16, __half)
 NORM(bf16, __nv_bfloat16)

@@ -5,6 +5,7 @@
 
 use attention_kernels::{CacheFormat, Dtype, KernelError, KvCache, KvDtype, KvScales};
 use device::{Arg, Buffer, Device, Launch};
+use serde::Serialize;
 
 /// The crate of the kernels, as it stands in file names.
 pub const MODULE: &str = "models";
@@ -86,6 +87,24 @@ fn norm(
     let shape = [count(width)?, eps.to_bits()];
     let args = [Arg::pointer(x, 0), Arg::pointer(target, 0), Arg::pointer(weight, 0), Arg::bytes(&shape)];
     launch(device, kernel, [count(rows)?, 1, 1], 256, &args)
+}
+
+/// `x += y`, rounded to the type, of rows of `width`.
+///
+/// # Errors
+/// See [`gather_rows`].
+pub fn add(
+    device: &dyn Device,
+    dtype: Dtype,
+    x: &mut Buffer,
+    y: &Buffer,
+    (rows, width): (usize, usize),
+) -> Result<(), KernelError> {
+    holds("sums", x, rows * width, dtype.bytes())?;
+    holds("rows to be added", y, rows * width, dtype.bytes())?;
+    let shape = [count(width)?, 0];
+    let args = [Arg::pointer(x, 0), Arg::pointer(y, 0), Arg::bytes(&shape)];
+    launch(device, instance!("add", dtype), [count(rows)?, count(width.div_ceil(2048))?, 1], 256, &args)
 }
 
 /// Each row of `table`, float32 `[rows, 2 * half]`, becomes cos(p·f) for all `half` frequencies f (float32), then sin(p·f), p
@@ -199,7 +218,8 @@ fn optional(buffer: Option<&Buffer>) -> Arg<'_> {
 }
 
 /// What a gate passes through before it multiplies.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Activation {
     /// `x * sigmoid(x)`.
     Silu,

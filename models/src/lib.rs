@@ -3,7 +3,7 @@
 //! A checkpoint is a folder in Hugging Face layout, or the same files inside the binary ([`ModelFiles`]):
 //!
 //! ```text
-//! config.json                    ModelConfig         sizes and options of the decoder, in either spelling
+//! config.json                    ModelConfig         the decoder, declared by its family
 //! *.safetensors (+ index.json)   Weights             memory-mapped tensors, f32, f16 or bf16
 //! tokenizer.json                 Tokenizer           text <-> token ids
 //! tokenizer_config.json, *.jinja ChatTemplate        messages -> prompt, as transformers renders it
@@ -28,10 +28,11 @@
 //! let files = ModelFiles::open(Path::new(folder))?;
 //! let config = ModelConfig::load(&files)?;
 //! let weights = Weights::open(&files)?;
-//! weights.expect("model.norm.weight", &[config.hidden_size])?;
+//! let decoder = &config.decoder;
+//! weights.expect("model.norm.weight", &[decoder.hidden_size()])?;
 //!
 //! let tokenizer = Tokenizer::load(&files)?;
-//! tokenizer.check(config.vocab_size)?;
+//! tokenizer.check(decoder.vocab_size())?;
 //! let template = ChatTemplate::load(&files)?.ok_or("this checkpoint has no chat template")?;
 //! let prompt = template.render(&ChatInput {
 //!     messages: &[serde_json::json!({"role": "user", "content": "Hello!"})],
@@ -47,9 +48,9 @@
 //!
 //! // The forward pass: this prompt in blocks 7, 6, 5, … of a pool of eight.
 //! let device = device::open("cpu", None)?;
-//! let needs = attention_kernels::Needs { head_dim: config.head_dim, ..Default::default() };
+//! let needs = attention_kernels::Needs { head_dim: decoder.heads().head_dim, ..Default::default() };
 //! let kernels = attention_kernels::select(&Default::default(), &needs)?;
-//! let mut model = Model::load(&config, &weights, device, kernels, None, 128, &|_, _| {})?;
+//! let mut model = Model::load(&config, &weights, device, kernels, 128, &|_, _| {})?;
 //! let mut caches = model.new_cache(8, 16)?;
 //! let table: Vec<i32> = (0..8).rev().collect();
 //! let slots: Vec<i64> = (0..ids.len()).map(|p| i64::from(table[p / 16]) * 16 + p as i64 % 16).collect();
@@ -57,14 +58,16 @@
 //! batch.clear(1);
 //! let last_row = batch.push(0, &ids, [(&slots[..], &table[..])]);
 //! model.forward(&batch, &mut caches)?;
-//! assert_eq!(model.logits(&[last_row])?.len(), config.vocab_size);
+//! assert_eq!(model.logits(&[last_row])?.len(), decoder.vocab_size());
 //! # Ok(())
 //! # }
 //! ```
 mod chat;
 mod config;
+pub mod decoder;
 mod demo;
 mod error;
+mod families;
 mod files;
 mod forward;
 mod generation;
@@ -74,13 +77,14 @@ mod tokenizer;
 mod weights;
 
 pub use chat::{ChatInput, ChatTemplate, TemplateError};
-pub use config::{Architecture, ModelConfig, RopeConfig, RopeScaling};
+pub use config::ModelConfig;
+pub use decoder::Decoder;
 pub use demo::demo;
 pub use error::LoadError;
 pub use files::{FileBytes, ModelFiles};
 pub use forward::{
     Fill, ForwardBatch, GraphCount, GroupBatch, LOGIT_ROWS, LayerGroup, Model, PageLayout, StepLimits, check_weights,
-    checkpoint_dtype, dense_weight_bytes, graph_sizes, kv_scale_bytes, layers_with_kv_scales, parameters, weight_bytes,
+    checkpoint_dtype, dense_weight_bytes, graph_sizes, kv_scale_bytes, layers_with_kv_scales, weight_bytes,
 };
 pub use generation::GenerationDefaults;
 pub use pooling::Pooling;

@@ -26,18 +26,17 @@ fn case(name: &str, variant: &str) -> Case {
     let device = device::open("cpu", Some(2)).unwrap();
     let choice =
         KernelChoice { decode: variant.into(), prefill: variant.into(), linear: variant.into(), ..Default::default() };
-    let needs = Needs { head_dim: config.head_dim, window: true, ..Needs::default() };
+    let needs = Needs { head_dim: config.decoder.heads().head_dim, window: true, ..Needs::default() };
     let weights = Weights::open(&files).unwrap();
     let model =
-        Model::load(&config, &weights, Arc::clone(&device), select(&choice, &needs).unwrap(), None, 256, &|_, _| {})
-            .unwrap();
+        Model::load(&config, &weights, Arc::clone(&device), select(&choice, &needs).unwrap(), 256, &|_, _| {}).unwrap();
     let expected: Value = serde_json::from_slice(&std::fs::read(folder.join("expected.json")).unwrap()).unwrap();
     let bytes = std::fs::read(folder.join("expected.safetensors")).unwrap();
     let tensors = SafeTensors::deserialize(&bytes).unwrap();
     let prompts = expected["prompts"].as_array().unwrap().iter().map(|p| {
         let ids = p["ids"].as_array().unwrap().iter().map(|x| x.as_u64().unwrap() as u32).collect();
         let logits = tensors.tensor(p["logits"].as_str().unwrap()).unwrap();
-        assert_eq!(logits.shape(), [1, config.vocab_size]);
+        assert_eq!(logits.shape(), [1, config.decoder.vocab_size()]);
         (ids, logits.data().chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect())
     });
     let prompts = prompts.collect();

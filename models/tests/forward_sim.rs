@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::common::{CASES, expected, files, folder, ids, list, text};
 use attention_kernels::{Dtype, KernelChoice, KvCache, KvDtype, Needs, select};
 use device::{Device, Options};
-use models::{ForwardBatch, Model, ModelConfig, StepLimits, Weights, dense_weight_bytes, kv_scale_bytes};
+use models::{Decoder, ForwardBatch, Model, ModelConfig, StepLimits, Weights, dense_weight_bytes, kv_scale_bytes};
 use safetensors::SafeTensors;
 
 const LIMITS: StepLimits = StepLimits { max_rows: 80, max_seqs: 2, max_model_len: 256, block_size: 8, num_blocks: 32 };
@@ -24,7 +24,7 @@ fn off_by(dtype: Dtype) -> f32 {
 
 struct Loaded {
     device: Arc<dyn Device>,
-    config: ModelConfig,
+    decoder: Decoder,
     model: Model,
 }
 
@@ -39,13 +39,13 @@ fn load_keeping(case: &str, dtype: Dtype, kv_dtype: KvDtype, choice: &KernelChoi
     let device = device::open_with(xtask::kernels::host::device_for_tests(), &options).unwrap();
     let files = files(case);
     let config = ModelConfig::load(&files).unwrap();
-    let needs =
-        Needs { dtype, kv_dtype, head_dim: config.head_dim, window: true, row_invariant: true, ..Needs::on(&*device) };
+    let head_dim = config.decoder.heads().head_dim;
+    let needs = Needs { dtype, kv_dtype, head_dim, window: true, row_invariant: true, ..Needs::on(&*device) };
     let (set, weights) = (select(choice, &needs).unwrap(), Weights::open(&files).unwrap());
-    let mut model = Model::load(&config, &weights, device.clone(), set, None, LIMITS.max_rows, &|_, _| {}).unwrap();
+    let mut model = Model::load(&config, &weights, device.clone(), set, LIMITS.max_rows, &|_, _| {}).unwrap();
     model.calculate_kv_scales().unwrap();
     model.reserve(&LIMITS).unwrap();
-    Some(Loaded { device, config, model })
+    Some(Loaded { device, decoder: config.decoder, model })
 }
 
 /// Computes a prompt in chunks; its blocks are handed out from the back, so that the table is not the identity.
@@ -127,12 +127,13 @@ fn the_memory_of_a_model_is_what_was_planned_and_no_step_takes_any() {
         ("qwen3", Dtype::F16, KvDtype::Same),
     ] {
         let loaded = load_keeping(case, dtype, kv_dtype, &KernelChoice::default());
-        let Some(Loaded { device, config, mut model }) = loaded else { return };
+        let Some(Loaded { device, decoder, mut model }) = loaded else { return };
         assert_eq!(model.is_calibrating(), kv_dtype.takes_scales());
-        let scales = kv_scale_bytes(&config, &Weights::open(&files(case)).unwrap(), true).unwrap();
+        let scales = kv_scale_bytes(&decoder, &Weights::open(&files(case)).unwrap(), true).unwrap();
         let scales = if kv_dtype.takes_scales() { scales } else { 0 };
         assert_eq!(scales == 0, !kv_dtype.takes_scales());
-        let planned = dense_weight_bytes(&config, dtype) + Model::launched_step_bytes(&config, dtype, &LIMITS) + scales;
+        let step = Model::launched_step_bytes(&decoder, model.kernels(), &LIMITS);
+        let planned = dense_weight_bytes(&decoder, dtype) + step + scales;
         assert_eq!(device.allocated(), Some(planned), "{case} in {dtype}");
         let mut caches = model.new_cache(LIMITS.num_blocks, LIMITS.block_size).unwrap();
         let cache = caches.iter().map(|cache| 2 * cache.shape.num_blocks * cache.block_bytes()).sum::<usize>() as u64;

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use crate::common::{faulty::faulty, files};
 use attention_kernels::{Dtype, KernelChoice, KvCache, Needs, select};
 use device::{Device, Options};
+use models::decoder::Mixer;
 use models::{ForwardBatch, GraphCount, Model, ModelConfig, StepLimits, Weights};
 
 /// Contexts of up to 1200 tokens: three partitions.
@@ -31,11 +32,17 @@ fn load(case: &str, dtype: Dtype, windows: bool, choice: &KernelChoice, graphs: 
     let files = files(case);
     let mut config = ModelConfig::load(&files).unwrap();
     if windows {
-        config.layer_windows = (0..config.num_layers).map(|layer| (layer % 2 == 1).then_some(12)).collect();
+        let branches = config.decoder.layers.iter_mut().flat_map(|layer| &mut layer.branches);
+        let attention = branches.filter_map(|branch| match &mut branch.mixer {
+            Mixer::Attention(attention) => Some(attention),
+            Mixer::Mlp(_) => None,
+        });
+        attention.enumerate().for_each(|(layer, attention)| attention.window = (layer % 2 == 1).then_some(12));
     }
-    let needs = Needs { dtype, head_dim: config.head_dim, window: true, row_invariant: true, ..Needs::on(&*device) };
+    let head_dim = config.decoder.heads().head_dim;
+    let needs = Needs { dtype, head_dim, window: true, row_invariant: true, ..Needs::on(&*device) };
     let (set, weights) = (select(choice, &needs).unwrap(), Weights::open(&files).unwrap());
-    let mut model = Model::load(&config, &weights, device.clone(), set, None, LIMITS.max_rows, &|_, _| {}).unwrap();
+    let mut model = Model::load(&config, &weights, device.clone(), set, LIMITS.max_rows, &|_, _| {}).unwrap();
     if graphs {
         model.use_graphs(LIMITS.max_seqs);
     }
@@ -78,7 +85,7 @@ fn step(model: &Model, seqs: &[(usize, usize, usize)], needed: bool) -> ForwardB
 fn logits(loaded: &mut Loaded, batch: &ForwardBatch) -> Vec<Vec<f32>> {
     let rows: Vec<u32> = batch.groups[0].attention.query_starts[1..].iter().map(|end| end - 1).collect();
     loaded.model.forward(batch, &mut loaded.caches).unwrap();
-    let vocab = loaded.model.config().vocab_size;
+    let vocab = loaded.model.decoder().vocab_size();
     loaded.model.logits(&rows).unwrap().chunks(vocab).map(<[f32]>::to_vec).collect()
 }
 

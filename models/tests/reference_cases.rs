@@ -1,34 +1,26 @@
 //! The reference checkpoints as they stand: configuration, weights, tokenizer and chat template.
 
-use crate::common::{CASES, expected, files, folder, ids, list, text};
-use models::{
-    Architecture, ChatInput, ChatTemplate, GenerationDefaults, ModelConfig, ModelFiles, RopeConfig, RopeScaling,
-    Tokenizer, WeightDtype, Weights,
-};
+use crate::common::{CASES, Summary, expected, files, folder, ids, list, summary, text};
+use models::decoder::{Heads, Rope, RopeScaling};
+use models::{ChatInput, ChatTemplate, GenerationDefaults, ModelConfig, ModelFiles, Tokenizer, WeightDtype, Weights};
 use serde_json::{Map, Value};
 
 #[test]
 fn every_configuration_reads_as_it_is_meant() {
-    let llama = ModelConfig {
-        architecture: Architecture::Llama,
+    let llama = Summary {
+        architecture: "LlamaForCausalLM",
         vocab_size: 560,
         hidden_size: 64,
         intermediate_size: 128,
-        num_layers: 3,
-        num_heads: 4,
-        num_kv_heads: 2,
-        head_dim: 32,
+        heads: Heads { num_heads: 4, num_kv_heads: 2, head_dim: 32 },
         max_position_embeddings: 512,
-        rms_norm_eps: 1e-5,
-        rope: RopeConfig { theta: 10_000.0, scaling: RopeScaling::None },
-        tie_word_embeddings: false,
-        qkv_bias: false,
-        output_bias: false,
-        mlp_bias: false,
-        qk_norm: false,
-        layer_windows: vec![None; 3],
+        eps: 1e-5,
+        rope: Rope { theta: 10_000.0, scaling: RopeScaling::None },
+        tied: false,
+        biases: [false; 3],
+        head_norms: false,
+        windows: vec![None; 3],
         eos_token_ids: vec![2],
-        bos_token_id: Some(1),
     };
     let llama3 = RopeScaling::Llama3 {
         factor: 8.0,
@@ -40,66 +32,59 @@ fn every_configuration_reads_as_it_is_meant() {
         ("llama", llama.clone()),
         (
             "llama31-rope",
-            ModelConfig {
+            Summary {
                 vocab_size: 600,
                 hidden_size: 128,
                 intermediate_size: 192,
-                num_layers: 2,
-                rope: RopeConfig { theta: 500_000.0, scaling: llama3 },
-                layer_windows: vec![None; 2],
+                rope: Rope { theta: 500_000.0, scaling: llama3 },
+                windows: vec![None; 2],
                 eos_token_ids: vec![593, 597, 598],
-                bos_token_id: Some(592),
                 ..llama.clone()
             },
         ),
         (
             "mistral-sliding",
-            ModelConfig {
-                architecture: Architecture::Mistral,
+            Summary {
+                architecture: "MistralForCausalLM",
                 vocab_size: 576,
                 intermediate_size: 144,
-                num_kv_heads: 1,
-                layer_windows: vec![Some(32); 3],
+                heads: Heads { num_kv_heads: 1, ..llama.heads },
+                windows: vec![Some(32); 3],
                 ..llama.clone()
             },
         ),
         (
             "qwen2",
-            ModelConfig {
-                architecture: Architecture::Qwen2,
+            Summary {
+                architecture: "Qwen2ForCausalLM",
                 vocab_size: 608,
                 hidden_size: 96,
-                num_heads: 3,
-                num_kv_heads: 1,
-                rms_norm_eps: 1e-6,
-                rope: RopeConfig { theta: 1_000_000.0, scaling: RopeScaling::None },
-                tie_word_embeddings: true,
-                qkv_bias: true,
+                heads: Heads { num_heads: 3, num_kv_heads: 1, head_dim: 32 },
+                eps: 1e-6,
+                rope: Rope { theta: 1_000_000.0, scaling: RopeScaling::None },
+                tied: true,
+                biases: [true, false, false],
                 eos_token_ids: vec![587],
-                bos_token_id: Some(585),
                 ..llama.clone()
             },
         ),
         (
             "qwen3",
-            ModelConfig {
-                architecture: Architecture::Qwen3,
+            Summary {
+                architecture: "Qwen3ForCausalLM",
                 vocab_size: 590,
-                num_heads: 2,
-                num_kv_heads: 1,
-                head_dim: 64,
-                rms_norm_eps: 1e-6,
-                rope: RopeConfig { theta: 1_000_000.0, scaling: RopeScaling::None },
-                tie_word_embeddings: true,
-                qk_norm: true,
+                heads: Heads { num_heads: 2, num_kv_heads: 1, head_dim: 64 },
+                eps: 1e-6,
+                rope: Rope { theta: 1_000_000.0, scaling: RopeScaling::None },
+                tied: true,
+                head_norms: true,
                 eos_token_ids: vec![585],
-                bos_token_id: Some(583),
                 ..llama
             },
         ),
     ];
-    for (case, config) in cases {
-        assert_eq!(ModelConfig::load(&files(case)).unwrap(), config, "{case}");
+    for (case, want) in cases {
+        assert_eq!(summary(&ModelConfig::load(&files(case)).unwrap()), want, "{case}");
     }
 }
 
@@ -124,25 +109,25 @@ fn sampling_defaults_are_those_of_the_generation_config() {
     assert_eq!((defaults.min_p, defaults.max_new_tokens), (None, None));
 }
 
-/// What the architecture of `config` reads, by name and shape.
-fn tensors_of(config: &ModelConfig) -> Vec<(String, Vec<usize>)> {
-    let ModelConfig { hidden_size, intermediate_size, head_dim, .. } = *config;
-    let (q, kv) = (config.num_heads * head_dim, config.num_kv_heads * head_dim);
+/// What the architecture reads, by name and shape.
+fn tensors_of(of: &Summary) -> Vec<(String, Vec<usize>)> {
+    let Summary { vocab_size, hidden_size, intermediate_size, heads, .. } = *of;
+    let (q, kv) = (heads.num_heads * heads.head_dim, heads.num_kv_heads * heads.head_dim);
     let mut tensors = vec![
-        ("model.embed_tokens.weight".to_string(), vec![config.vocab_size, hidden_size]),
+        ("model.embed_tokens.weight".to_string(), vec![vocab_size, hidden_size]),
         ("model.norm.weight".to_string(), vec![hidden_size]),
     ];
-    if !config.tie_word_embeddings {
-        tensors.push(("lm_head.weight".to_string(), vec![config.vocab_size, hidden_size]));
+    if !of.tied {
+        tensors.push(("lm_head.weight".to_string(), vec![vocab_size, hidden_size]));
     }
-    for layer in 0..config.num_layers {
+    for layer in 0..of.windows.len() {
         let mut add =
             |name: &str, shape: &[usize]| tensors.push((format!("model.layers.{layer}.{name}"), shape.to_vec()));
         add("input_layernorm.weight", &[hidden_size]);
         add("post_attention_layernorm.weight", &[hidden_size]);
         for (name, rows) in [("q", q), ("k", kv), ("v", kv)] {
             add(&format!("self_attn.{name}_proj.weight"), &[rows, hidden_size]);
-            if config.qkv_bias {
+            if of.biases[0] {
                 add(&format!("self_attn.{name}_proj.bias"), &[rows]);
             }
         }
@@ -150,9 +135,9 @@ fn tensors_of(config: &ModelConfig) -> Vec<(String, Vec<usize>)> {
         add("mlp.gate_proj.weight", &[intermediate_size, hidden_size]);
         add("mlp.up_proj.weight", &[intermediate_size, hidden_size]);
         add("mlp.down_proj.weight", &[hidden_size, intermediate_size]);
-        if config.qk_norm {
-            add("self_attn.q_norm.weight", &[head_dim]);
-            add("self_attn.k_norm.weight", &[head_dim]);
+        if of.head_norms {
+            add("self_attn.q_norm.weight", &[heads.head_dim]);
+            add("self_attn.k_norm.weight", &[heads.head_dim]);
         }
     }
     tensors
@@ -163,7 +148,12 @@ fn the_configuration_accounts_for_every_tensor_of_the_checkpoint() {
     for case in CASES {
         let files = files(case);
         let weights = Weights::open(&files).unwrap();
-        let tensors = tensors_of(&ModelConfig::load(&files).unwrap());
+        let config = ModelConfig::load(&files).unwrap();
+        let mut tensors = tensors_of(&summary(&config));
+        let mut declared: Vec<_> = config.decoder.tensors().collect();
+        tensors.sort();
+        declared.sort();
+        assert_eq!(declared, tensors, "{case}");
         let stored = if case == "llama31-rope" { WeightDtype::BF16 } else { WeightDtype::F32 };
         let mut bytes = 0;
         for (name, shape) in &tensors {
@@ -187,7 +177,7 @@ fn the_kept_logits_are_one_row_per_prompt() {
     for case in CASES {
         let bytes = std::fs::read(folder(case).join("expected.safetensors")).unwrap();
         let logits = safetensors::SafeTensors::deserialize(&bytes).unwrap();
-        let vocab_size = ModelConfig::load(&files(case)).unwrap().vocab_size;
+        let vocab_size = ModelConfig::load(&files(case)).unwrap().decoder.vocab_size();
         for prompt in list(&expected(case)["prompts"]) {
             assert_eq!(logits.tensor(text(&prompt["logits"])).unwrap().shape(), [1, vocab_size], "{case}");
         }
@@ -374,8 +364,8 @@ fn the_tokenizer_fits_its_model_and_knows_its_special_tokens() {
         let files = files(case);
         let config = ModelConfig::load(&files).unwrap();
         let tokenizer = Tokenizer::load(&files).unwrap();
-        tokenizer.check(config.vocab_size).unwrap();
-        assert!(tokenizer.vocab_size() <= config.vocab_size, "{case}");
+        tokenizer.check(config.decoder.vocab_size()).unwrap();
+        assert!(tokenizer.vocab_size() <= config.decoder.vocab_size(), "{case}");
 
         let eos = config.eos_token_ids[0];
         assert!(tokenizer.is_special(eos), "{case}");

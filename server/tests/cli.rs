@@ -253,8 +253,46 @@ fn what_is_wrong_in_a_settings_file_is_named_with_the_file() {
 fn plan_and_kernels_print_their_tables() {
     let plan = run(&[&["plan"][..], &SMALL].concat());
     assert!(stdout(&plan).contains("quire-demo") && stdout(&plan).contains("1024"), "{plan:?}");
+    let json: Value = serde_json::from_str(stdout(&run(&[&["plan", "--json"][..], &SMALL].concat()))).unwrap();
+    assert_eq!(json["max_model_len"], 1024);
+    assert!(json["weight_bytes"].as_u64().unwrap() > 0 && json["num_blocks"].as_u64().unwrap() > 0, "{json}");
     let kernels = run(&["kernels"]);
     assert!(stdout(&kernels).contains("cpu.reference"), "{kernels:?}");
+}
+
+#[test]
+fn plan_prints_what_a_checkpoint_declares() {
+    let output = run(&["plan", "--decoder", "--quantization", "q8"]);
+    let tree = stdout(&output);
+    for line in [
+        "LlamaForCausalLM: 5 layers, 1894464 weights",
+        "├─ embedding  model.embed_tokens [1536, 192] q8, column",
+        "├─ layers 0 to 4",
+        "│  ├─ norm       model.layers.*.input_layernorm.weight [192] eps 1e-5",
+        "│  ├─ attention  6 query and 2 key/value heads of 32, scale 0.17677669, over the whole context",
+        "│  │  ├─ qkv        model.layers.*.self_attn.q_proj + k_proj + v_proj [320, 192] q8, column",
+        "│  │  └─ output     model.layers.*.self_attn.o_proj [192, 192] q8, row",
+        "└─ head       the embedding",
+    ] {
+        assert!(tree.lines().any(|found| found == line), "{line:?} is not in\n{tree}");
+    }
+    assert!(tree.lines().all(|line| line.chars().count() <= 100), "{tree}");
+    let json: Value = serde_json::from_str(stdout(&run(&["plan", "--decoder", "--json"]))).unwrap();
+    let layers = json["decoder"]["layers"].as_array().unwrap();
+    let qkv = &layers[4]["branches"][0]["mixer"]["attention"]["qkv"];
+    assert_eq!(qkv["parts"][1], serde_json::json!({"name": "model.layers.4.self_attn.k_proj", "rows": 64}));
+    assert_eq!((layers.len(), &qkv["form"], &qkv["role"]), (5, &"dense".into(), &"column".into()));
+}
+
+#[test]
+fn sampling_defaults_of_a_checkpoint_are_printed_at_the_start() {
+    let model = format!("{}/../models/tests/reference/qwen2", env!("CARGO_MANIFEST_DIR"));
+    let said = String::from_utf8(run(&["chat", &model, "--kv-cache-memory-bytes", "4M"]).stderr).unwrap();
+    let line = "  sampling defaults from generation_config.json: temperature 0.7, top_p 0.8, top_k 20, \
+                repetition_penalty 1.05; a request can override each";
+    assert!(said.lines().any(|found| found == line), "{said}");
+    let demo = String::from_utf8(run(&["chat", "--kv-cache-memory-bytes", "4M"]).stderr).unwrap();
+    assert!(demo.contains("generation_config.json: temperature 0.6, top_p 0.95; a request"), "{demo}");
 }
 
 #[test]

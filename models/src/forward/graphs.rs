@@ -17,6 +17,7 @@
 use attention_kernels::{Dtype, KernelError, KvCache, Rows};
 use device::Graph;
 
+use super::program::Register;
 use super::{Fill, ForwardBatch, Model};
 
 /// The sizes of decode steps that graphs are made for: 1, 2, 4, 8 and the multiples of 16, all of which vLLM has too (and the
@@ -132,8 +133,9 @@ impl Model {
         let (size, state) = &mut sizes[index];
         padded.pad(batch, *size);
         self.kept = None;
-        self.unswap();
-        self.ops.load(padded, true)?;
+        // A replay runs no pass, which would do it.
+        self.step.reset_names();
+        self.load_batch(padded, true)?;
         self.fill(fill)?;
         if let State::Captured(graph) = state
             && caches.iter().all(|cache| graph.uses(&cache.keys) && graph.uses(&cache.values))
@@ -169,8 +171,9 @@ impl Model {
         self.pass(padded, caches)?;
         let rows = padded.tokens.len();
         if rows <= self.result_rows {
-            let (step, head) = (&mut self.step, self.head.as_ref().unwrap_or(&self.embedding));
-            head.run(&self.kernels, &*self.device, Rows::Numbers(&step.narrow), rows, &mut step.logits, Dtype::F32)?;
+            let (step, head) = (&mut self.step, self.loaded.head(&self.decoder));
+            let from = Rows::Numbers(&step.registers[step.buffer_of(Register::Branch)]);
+            head.run(&self.kernels, &*self.device, from, rows, &mut step.logits, Dtype::F32)?;
         }
         Ok(())
     }

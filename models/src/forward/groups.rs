@@ -11,7 +11,7 @@
 
 use attention_kernels::CacheFormat;
 
-use crate::ModelConfig;
+use crate::decoder::Decoder;
 
 /// Most groups that layers are cut into; each costs a block table per sequence.
 const MAX_GROUPS: usize = 8;
@@ -21,7 +21,7 @@ const MAX_GROUPS: usize = 8;
 pub struct LayerGroup {
     /// `Some(w)`: position i sees only i-w+1..=i.
     pub window: Option<usize>,
-    /// Their numbers, at most as many as a page has places.
+    /// The numbers of attention layers, at most as many as a page has places.
     pub layers: Vec<usize>,
 }
 
@@ -36,9 +36,9 @@ pub struct PageLayout {
 
 impl PageLayout {
     /// The layout that wastes the fewest places, then has the fewest groups.
-    pub fn new(config: &ModelConfig) -> PageLayout {
+    pub fn new(decoder: &Decoder) -> PageLayout {
         let mut kinds: Vec<LayerGroup> = Vec::new();
-        for (layer, &window) in config.layer_windows.iter().enumerate() {
+        for (layer, window) in decoder.attention().map(|attention| attention.window).enumerate() {
             match kinds.iter_mut().find(|kind| kind.window == window) {
                 Some(kind) => kind.layers.push(layer),
                 None => kinds.push(LayerGroup { window, layers: vec![layer] }),
@@ -63,8 +63,9 @@ impl PageLayout {
     }
 
     /// Bytes of one token's keys and values in one page of caches of that format.
-    pub fn page_bytes_per_token(&self, config: &ModelConfig, format: &CacheFormat) -> u64 {
-        (2 * self.layers_per_page * config.num_kv_heads * format.row_bytes(config.head_dim)) as u64
+    pub fn page_bytes_per_token(&self, decoder: &Decoder, format: &CacheFormat) -> u64 {
+        let heads = decoder.heads();
+        (2 * self.layers_per_page * heads.num_kv_heads * format.row_bytes(heads.head_dim)) as u64
     }
 }
 
@@ -73,11 +74,21 @@ impl PageLayout {
 mod tests {
     use super::*;
     use crate::ModelConfig;
+    use crate::decoder::Mixer;
 
     fn layout(full: usize, windowed: usize) -> (usize, Vec<usize>) {
-        let mut config = ModelConfig::load(&crate::demo()).unwrap();
-        config.layer_windows = [vec![None; full], vec![Some(64); windowed]].concat();
-        let layout = PageLayout::new(&config);
+        let mut decoder = ModelConfig::load(&crate::demo()).unwrap().decoder;
+        let layer = |window| {
+            let mut layer = decoder.layers[0].clone();
+            for branch in &mut layer.branches {
+                if let Mixer::Attention(attention) = &mut branch.mixer {
+                    attention.window = window;
+                }
+            }
+            layer
+        };
+        decoder.layers = [vec![layer(None); full], vec![layer(Some(64)); windowed]].concat();
+        let layout = PageLayout::new(&decoder);
         let mut layers: Vec<usize> = layout.groups.iter().flat_map(|g| g.layers.clone()).collect();
         layers.sort_unstable();
         assert_eq!(layers, (0..full + windowed).collect::<Vec<_>>(), "each layer has one place");

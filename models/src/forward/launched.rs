@@ -7,21 +7,21 @@
 use std::sync::Arc;
 
 use attention_kernels::{CacheWriteArgs, Dtype, KernelError, KernelSet, Workspace};
+use device::gemm::WeightFormat;
 use device::{Buffer, Device, DeviceError, Matrix, Mirror, Pinned, Queue, Uploader};
 
-use super::ops::{Heads, LayerOps};
+use super::ops::{LayerOps, Norm, Out, QkvRows};
 use super::scales::Calibration;
 use super::{ForwardBatch, LOGIT_ROWS, PageLayout, StepLimits};
-use crate::ModelConfig;
+use crate::decoder::{Decoder, Heads};
 use crate::kernels::{self as launch, Activation, HeadsArgs};
 
 pub(super) struct Launched {
     device: Arc<dyn Device>,
     dtype: Dtype,
-    num_heads: usize,
-    head_dim: usize,
-    /// Per pair of a head's elements, float32.
-    frequencies: Buffer,
+    heads: Heads,
+    /// Of each rotary embedding, per pair of a head's elements, float32.
+    frequencies: Vec<Buffer>,
     tokens: Mirror,
     positions: Mirror,
     /// Rows that go on behind the last layer's attention.
@@ -48,26 +48,29 @@ pub(super) fn open(device: &dyn Device) -> Result<(), DeviceError> {
 impl Launched {
     pub fn new(
         device: &Arc<dyn Device>,
-        config: &ModelConfig,
+        decoder: &Decoder,
         layout: &PageLayout,
-        frequencies: &[f32],
+        frequencies: &[Vec<f32>],
         dtype: Dtype,
         max_rows: usize,
     ) -> Result<Launched, DeviceError> {
         let indices = |rows: usize| Mirror::new(&**device, rows * size_of::<u32>());
-        let bytes: Vec<u8> = frequencies.iter().flat_map(|f| f.to_le_bytes()).collect();
-        let numbers = [(device::gemm::WeightFormat::F32, &bytes[..])];
+        let mut uploader = Uploader::new(&**device)?;
+        let mut upload = |frequencies: &Vec<f32>| {
+            let bytes: Vec<u8> = frequencies.iter().flat_map(|f| f.to_le_bytes()).collect();
+            uploader.numbers(WeightFormat::F32, &[(WeightFormat::F32, &bytes[..])])
+        };
+        let largest = decoder.vocab_size().max(decoder.hidden_size());
         Ok(Launched {
             device: Arc::clone(device),
             dtype,
-            num_heads: config.num_heads,
-            head_dim: config.head_dim,
-            frequencies: Uploader::new(&**device)?.numbers(device::gemm::WeightFormat::F32, &numbers)?,
+            heads: decoder.heads(),
+            frequencies: frequencies.iter().map(&mut upload).collect::<Result<_, _>>()?,
             tokens: indices(max_rows)?,
             positions: indices(max_rows)?,
             needed: indices(max_rows)?,
             wanted: indices(LOGIT_ROWS)?,
-            results: device.pinned(LOGIT_ROWS * config.vocab_size.max(config.hidden_size) * size_of::<f32>())?,
+            results: device.pinned(LOGIT_ROWS * largest * size_of::<f32>())?,
             singles: Vec::new(),
             workspaces: Vec::new(),
             windows: layout.groups.iter().map(|group| group.window).collect(),
@@ -75,8 +78,9 @@ impl Launched {
     }
 
     /// Bytes of device memory beside the workspaces.
-    pub fn bytes(config: &ModelConfig, limits: &StepLimits) -> usize {
-        (3 * limits.max_rows + limits.result_rows()) * size_of::<u32>() + config.head_dim / 2 * size_of::<f32>()
+    pub fn bytes(decoder: &Decoder, num_ropes: usize, limits: &StepLimits) -> usize {
+        let frequencies = num_ropes * decoder.heads().head_dim / 2 * size_of::<f32>();
+        (3 * limits.max_rows + limits.result_rows()) * size_of::<u32>() + frequencies
     }
 }
 
@@ -85,7 +89,7 @@ impl LayerOps for Launched {
         self.wanted = Mirror::new(&*self.device, limits.result_rows() * size_of::<u32>())?;
         self.workspaces.clear();
         for window in &self.windows {
-            let workspace = Workspace::new(&*self.device, limits.workspace(self.num_heads, self.head_dim))?;
+            let workspace = Workspace::new(&*self.device, limits.workspace(self.heads))?;
             self.workspaces.push((workspace, *window));
         }
         Ok(())
@@ -133,35 +137,30 @@ impl LayerOps for Launched {
         launch::gather_rows(&*self.device, self.dtype, numbers, self.tokens.buffer(), out, size)
     }
 
-    fn rope_table(&self, batch: &ForwardBatch, out: &mut Buffer) -> Result<(), KernelError> {
-        let size = (batch.positions.len(), self.head_dim / 2);
-        launch::rope_table(&*self.device, self.positions.buffer(), &self.frequencies, out, size)
+    fn rope_table(&self, table: usize, batch: &ForwardBatch, out: &mut Buffer) -> Result<(), KernelError> {
+        let size = (batch.positions.len(), self.heads.head_dim / 2);
+        launch::rope_table(&*self.device, self.positions.buffer(), &self.frequencies[table], out, size)
     }
 
-    fn rms_norm(
-        &self,
-        x: &Buffer,
-        weight: &Buffer,
-        eps: f32,
-        rows: usize,
-        out: &mut Buffer,
-        blocks: Option<&mut Buffer>,
-    ) -> Result<(), KernelError> {
-        no_blocks(blocks)?;
-        launch::rms_norm(&*self.device, self.dtype, x, out, weight, eps, (rows, width(weight)))
+    fn rms_norm(&self, x: &Buffer, norm: &Norm, rows: usize, out: Out<'_>) -> Result<(), KernelError> {
+        let size = (rows, width(&norm.weight));
+        launch::rms_norm(&*self.device, self.dtype, x, numbers(out)?, &norm.weight, norm.eps, size)
+    }
+
+    fn add(&self, x: &mut Buffer, y: &Buffer, rows: usize, width: usize) -> Result<(), KernelError> {
+        launch::add(&*self.device, self.dtype, x, y, (rows, width))
     }
 
     fn add_norm(
         &self,
         x: &mut Buffer,
         y: &mut Buffer,
-        weight: &Buffer,
-        eps: f32,
+        norm: &Norm,
         rows: usize,
         blocks: Option<&mut Buffer>,
     ) -> Result<(), KernelError> {
-        no_blocks(blocks)?;
-        launch::add_norm(&*self.device, self.dtype, x, y, weight, eps, (rows, width(weight)))
+        let y = numbers(blocks.map_or(Out::Numbers(y), Out::Blocks))?;
+        launch::add_norm(&*self.device, self.dtype, x, y, &norm.weight, norm.eps, (rows, width(&norm.weight)))
     }
 
     fn heads(
@@ -169,9 +168,11 @@ impl LayerOps for Launched {
         device: &dyn Device,
         kernels: &KernelSet,
         batch: &ForwardBatch,
-        heads: Heads<'_>,
+        heads: QkvRows<'_>,
     ) -> Result<(), KernelError> {
-        let Heads { qkv, rows, num_heads, query_norm, key_norm, eps, rope, group, cache, calibrate } = heads;
+        let QkvRows { qkv, rows, num_heads, query_norm, key_norm, rope, group, cache, calibrate } = heads;
+        let eps = query_norm.or(key_norm).map_or(0.0, |norm| norm.eps);
+        let [query_norm, key_norm] = [query_norm, key_norm].map(|norm| norm.map(|norm| &norm.weight));
         let workspace = self.workspace(group);
         let fused = kernels.cache_write.capabilities.fused && calibrate.is_none();
         let slots = workspace.filter(|_| fused).map(Workspace::slot_mapping);
@@ -190,16 +191,15 @@ impl LayerOps for Launched {
         kernels.cache_write(device, args)
     }
 
-    fn silu_mul(
+    fn activate(
         &self,
+        activation: Activation,
         gate_up: &Buffer,
         width: usize,
         rows: usize,
-        out: &mut Buffer,
-        blocks: Option<&mut Buffer>,
+        out: Out<'_>,
     ) -> Result<(), KernelError> {
-        no_blocks(blocks)?;
-        launch::gate_mul(&*self.device, self.dtype, Activation::Silu, gate_up, out, (rows, width))
+        launch::gate_mul(&*self.device, self.dtype, activation, gate_up, numbers(out)?, (rows, width))
     }
 
     fn keep(&self, batch: &ForwardBatch, x: &Buffer, width: usize, out: &mut Buffer) -> Result<(), KernelError> {
@@ -229,9 +229,11 @@ impl LayerOps for Launched {
 }
 
 /// Products on a GPU take numbers.
-fn no_blocks(blocks: Option<&mut Buffer>) -> Result<(), KernelError> {
-    let found = || "rows in blocks".to_string();
-    blocks.map_or(Ok(()), |_| Err(KernelError::Unsupported { variant: "cuda.layer", found: found() }))
+fn numbers(out: Out<'_>) -> Result<&mut Buffer, KernelError> {
+    match out {
+        Out::Numbers(out) => Ok(out),
+        Out::Blocks(_) => Err(KernelError::Unsupported { variant: "cuda.layer", found: "rows in blocks".to_string() }),
+    }
 }
 
 /// Elements of a norm's weights.

@@ -1,10 +1,11 @@
-//! A linear layer and how its weights get from the checkpoint to the device.
+//! Linear layers and norms: how their weights get from the checkpoint to the device, and how many bytes they take there.
 
 use attention_kernels::{Dtype, KernelError, KernelSet, LinearArgs, Rows};
-use device::gemm::{Quantization, WeightFormat};
+use device::gemm::{PackedMatrix, Quantization, WeightFormat};
 use device::{Buffer, Device, DeviceError, Matrix, Uploader};
 
-use super::declare::LinearNames;
+use super::ops;
+use crate::decoder::{self, Decoder, Form, Part};
 use crate::{LoadError, WeightDtype, WeightView, Weights};
 
 /// `y = x·Wᵀ + bias`, possibly of several fused parts.
@@ -32,7 +33,6 @@ impl Linear {
 pub(super) struct Loader<'a> {
     weights: &'a Weights,
     device: &'a dyn Device,
-    quantization: Option<Quantization>,
     /// For devices that launch kernels: the type of their matrices and biases, and the way there.
     dense: Option<(WeightFormat, Uploader<'a>)>,
     progress: &'a dyn Fn(u64, u64),
@@ -43,52 +43,50 @@ impl<'a> Loader<'a> {
     pub fn new(
         weights: &'a Weights,
         device: &'a dyn Device,
-        quantization: Option<Quantization>,
         dtype: Dtype,
         progress: &'a dyn Fn(u64, u64),
     ) -> Result<Loader<'a>, LoadError> {
-        let dense = match (device.is_host(), quantization) {
-            (true, _) => None,
-            (false, None) => Some((format_of(dtype), Uploader::new(device).map_err(on_device)?)),
-            (false, Some(quantization)) => {
-                return Err(on_device(DeviceError::NoQuantization { device: device.name(), quantization }));
-            }
+        let dense = match device.is_host() {
+            true => None,
+            false => Some((format_of(dtype), Uploader::new(device).map_err(on_device)?)),
         };
-        Ok(Loader { weights, device, quantization, dense, progress, done: 0 })
+        Ok(Loader { weights, device, dense, progress, done: 0 })
     }
 
-    /// A linear layer with `inputs` columns.
-    pub fn linear(&mut self, names: &LinearNames, inputs: usize) -> Result<Linear, LoadError> {
-        let mut views = Vec::with_capacity(names.parts.len());
+    /// A linear layer in its declared form.
+    pub fn linear(&mut self, linear: &decoder::Linear) -> Result<Linear, LoadError> {
+        let mut views = Vec::with_capacity(linear.parts.len());
         let mut biases = Vec::new();
-        for (name, rows) in &names.parts {
-            views.push(self.take(&format!("{name}.weight"), &[*rows, inputs])?);
-            if names.bias {
+        for Part { name, rows } in &linear.parts {
+            views.push(self.take(&format!("{name}.weight"), &[*rows, linear.inputs])?);
+            if linear.bias {
                 biases.push(self.take(&format!("{name}.bias"), &[*rows])?);
             }
         }
         let parts = parts(&views);
-        let weights = match (&mut self.dense, self.quantization) {
-            (Some((format, uploader)), _) => {
-                let rows = names.parts.iter().map(|(_, rows)| rows).sum();
+        let weights = match (&mut self.dense, linear.form) {
+            (Some((format, uploader)), Form::Dense) => {
                 let numbers = uploader.numbers(*format, &parts);
-                numbers.and_then(|numbers| Matrix::dense(*format, rows, inputs, numbers))
+                numbers.and_then(|numbers| Matrix::dense(*format, linear.rows(), linear.inputs, numbers))
             }
-            (None, Some(quantization)) => self.device.quantized_matrix(quantization, inputs, &parts),
-            (None, None) => self.device.matrix(inputs, &parts),
+            (Some(_), Form::Quantized(quantization)) => {
+                Err(DeviceError::NoQuantization { device: self.device.name(), quantization })
+            }
+            (None, Form::Quantized(quantization)) => self.device.quantized_matrix(quantization, linear.inputs, &parts),
+            (None, Form::Dense) => self.device.matrix(linear.inputs, &parts),
         };
         let weights = weights.map_err(on_device)?;
         // A checkpoint should not stand in memory beside its packed copy.
         views.iter().for_each(|view| self.weights.release(view));
         let format = self.dense.as_ref().map_or(WeightFormat::F32, |(format, _)| *format);
-        let bias = if names.bias { Some(self.upload(format, &biases)?) } else { None };
+        let bias = if linear.bias { Some(self.upload(format, &biases)?) } else { None };
         Ok(Linear { weights, bias })
     }
 
-    /// A vector of `len` numbers as float32.
-    pub fn vector(&mut self, name: &str, len: usize) -> Result<Buffer, LoadError> {
-        let values = self.take(name, &[len])?;
-        self.upload(WeightFormat::F32, &[values])
+    /// A norm; its weight is float32.
+    pub fn norm(&mut self, norm: &decoder::Norm) -> Result<ops::Norm, LoadError> {
+        let values = self.take(&norm.name, &[norm.width])?;
+        Ok(ops::Norm { weight: self.upload(WeightFormat::F32, &[values])?, eps: norm.eps })
     }
 
     fn take(&mut self, name: &str, shape: &[usize]) -> Result<WeightView<'a>, LoadError> {
@@ -123,7 +121,7 @@ fn format_of(dtype: Dtype) -> WeightFormat {
     }
 }
 
-pub(super) fn format(dtype: WeightDtype) -> WeightFormat {
+fn format(dtype: WeightDtype) -> WeightFormat {
     match dtype {
         WeightDtype::F32 => WeightFormat::F32,
         WeightDtype::F16 => WeightFormat::F16,
@@ -133,4 +131,52 @@ pub(super) fn format(dtype: WeightDtype) -> WeightFormat {
 
 fn on_device(error: DeviceError) -> LoadError {
     LoadError::Device(error.to_string())
+}
+
+/// Type that the checkpoint stores its embedding in, for a model that is computed in the checkpoint's type; `None` where the
+/// tensor is missing.
+pub fn checkpoint_dtype(decoder: &Decoder, weights: &Weights) -> Option<WeightDtype> {
+    let part = decoder.embedding.parts.first()?;
+    weights.get(&format!("{}.weight", part.name)).map(|view| view.dtype)
+}
+
+/// Bytes that the weights take on a CPU. Reads headers alone.
+///
+/// # Errors
+/// The first matrix that is missing or of another shape or type.
+pub fn weight_bytes(decoder: &Decoder, weights: &Weights) -> Result<u64, LoadError> {
+    let norms: usize = decoder.norms().map(|norm| norm.width).sum();
+    let mut bytes = (norms * size_of::<f32>()) as u64;
+    for linear in decoder.linears() {
+        let view = |part: &Part| weights.expect(&format!("{}.weight", part.name), &[part.rows, linear.inputs]);
+        let formats = linear.parts.iter().map(|part| Ok(format(view(part)?.dtype)));
+        let formats = formats.collect::<Result<Vec<_>, LoadError>>()?;
+        let quantization = quantization(linear.form);
+        let biases = if linear.bias { linear.rows() * size_of::<f32>() } else { 0 };
+        bytes += (PackedMatrix::packed_bytes(linear.rows(), linear.inputs, formats, quantization) + biases) as u64;
+    }
+    Ok(bytes)
+}
+
+fn quantization(form: Form) -> Option<Quantization> {
+    match form {
+        Form::Dense => None,
+        Form::Quantized(quantization) => Some(quantization),
+    }
+}
+
+/// Bytes of the weights on a device that launches kernels: matrices and biases of that type, norms in float32.
+pub fn dense_weight_bytes(decoder: &Decoder, dtype: Dtype) -> u64 {
+    let linear = |linear: &decoder::Linear| linear.rows() * (linear.inputs + usize::from(linear.bias)) * dtype.bytes();
+    let linears: usize = decoder.linears().map(linear).sum();
+    let norms: usize = decoder.norms().map(|norm| norm.width * size_of::<f32>()).sum();
+    (linears + norms) as u64
+}
+
+/// Whether the checkpoint has every tensor that the model reads, in a type and shape that will do. Reads headers alone.
+///
+/// # Errors
+/// The first tensor that is missing or of another shape or type.
+pub fn check_weights(decoder: &Decoder, weights: &Weights) -> Result<(), LoadError> {
+    decoder.tensors().try_for_each(|(name, shape)| weights.expect(&name, &shape).map(drop))
 }

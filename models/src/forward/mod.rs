@@ -8,9 +8,9 @@
 //!                     └────────────── residual ─────────────┘
 //! ```
 //!
-//! Nothing here touches a number: layers are made of [`Linear`]s (declared in [`declare`]), of the layer operations of
-//! the device ([`LayerOps`]) and of the kernels that the registry chose. A sum and the norm behind it are one operation; where
-//! weights are quantised it ends with the norm in 8 bits, and so does the activation: the products find their rows ready.
+//! Nothing here touches a number. The [`Decoder`](crate::Decoder) of a checkpoint is written out as a [`program`] of operations,
+//! which [`pass`] runs: linear layers and attention by the kernels that the registry chose, the rest by the layer
+//! operations of the device ([`LayerOps`]).
 //!
 //! **Memory.** All buffers of a step are taken at start-up for the greatest step ([`step::StepBuffers`]), so a step
 //! allocates nothing and its peak is known before it runs.
@@ -25,13 +25,13 @@
 //! context in absolute order; see the docs of `attention_kernels` and `device::gemm`.
 
 mod batch;
-mod declare;
 mod graphs;
 mod groups;
 mod launched;
 mod linear;
 mod ops;
-mod profiled;
+mod pass;
+mod program;
 mod results;
 mod rope;
 mod scales;
@@ -39,27 +39,25 @@ mod step;
 
 use std::sync::Arc;
 
-use attention_kernels::{
-    AttentionArgs, AttentionBatch, BlockCopyArgs, Dtype, KernelError, KernelSet, KvCache, KvScales, KvShape, Rows,
-};
-use device::gemm::Quantization;
-use device::{Buffer, Device};
+use attention_kernels::{AttentionBatch, BlockCopyArgs, Dtype, KernelError, KernelSet, KvCache, KvScales, KvShape};
+use device::profile::{self, Cost, Phase, Running};
+use device::{Buffer, Device, Queue};
 
 pub use batch::{ForwardBatch, GroupBatch};
-pub use declare::{check_weights, checkpoint_dtype, dense_weight_bytes, parameters, weight_bytes};
 pub use graphs::{GraphCount, graph_sizes};
 pub use groups::{LayerGroup, PageLayout};
+pub use linear::{check_weights, checkpoint_dtype, dense_weight_bytes, weight_bytes};
 pub use scales::{kv_scale_bytes, layers_with_kv_scales};
 
+use crate::decoder::{Attention, Decoder};
 use crate::{LoadError, ModelConfig, Weights};
-use declare::{LayerNames, declare};
 use graphs::Graphs;
 use launched::Launched;
 use linear::{Linear, Loader};
-use ops::{Cpu, Heads, LayerOps};
-use profiled::Profiled;
+use ops::{Cpu, LayerOps, Norm};
+use program::{Fusion, Program};
 pub use step::StepLimits;
-use step::{Form, StepBuffers};
+use step::{StepBuffers, StepSizes};
 
 /// Rows whose logits the host gets at once; bounds the logits buffer at this many times the vocabulary, or at as many as there
 /// are sequences in a step where they stay on the device ([`Model::device_logits`]).
@@ -68,17 +66,23 @@ pub const LOGIT_ROWS: usize = 64;
 /// Orders the way of tokens that the device alone knows into the array of a step's tokens ([`Model::forward_with`]).
 pub type Fill<'a> = &'a dyn Fn(&Buffer) -> Result<(), KernelError>;
 
-/// One decoder layer.
-struct Layer {
-    input_norm: Buffer,
-    qkv: Linear,
-    query_norm: Option<Buffer>,
-    key_norm: Option<Buffer>,
-    output: Linear,
-    post_norm: Buffer,
-    gate_up: Linear,
-    down: Linear,
-    window: Option<usize>,
+/// The weights of a decoder on a device, in the order of its walks.
+struct Loaded {
+    linears: Vec<Linear>,
+    norms: Vec<Norm>,
+    attention: Vec<AttentionLayer>,
+}
+
+impl Loaded {
+    /// The output projection.
+    fn head(&self, decoder: &Decoder) -> &Linear {
+        &self.linears[if decoder.is_tied() { 0 } else { self.linears.len() - 1 }]
+    }
+}
+
+/// What an attention layer has beside its linear layers and norms.
+struct AttentionLayer {
+    declared: Attention,
     /// Whose block table it reads by.
     group: usize,
     /// Its place in a page.
@@ -91,21 +95,16 @@ struct Layer {
 
 /// A decoder on a device, ready to run steps of up to a fixed number of tokens.
 pub struct Model {
-    config: ModelConfig,
+    decoder: Decoder,
+    program: Program,
     device: Arc<dyn Device>,
     kernels: KernelSet,
     ops: Box<dyn LayerOps>,
-    embedding: Linear,
-    layers: Vec<Layer>,
+    loaded: Loaded,
     layout: PageLayout,
-    final_norm: Buffer,
-    /// Absent when the embedding matrix is the output layer.
-    head: Option<Linear>,
     step: StepBuffers,
     /// Of the last step, the rows that went through to the end, ascending; all if `None`.
     kept: Option<Vec<u32>>,
-    /// `step.hidden` and `step.narrow` have changed places since the start.
-    swapped: bool,
     /// The first so many rows of the last step have their logits in `step.logits` already.
     with_logits: usize,
     /// Of decode steps, where they are used.
@@ -117,90 +116,89 @@ pub struct Model {
 
 impl Model {
     /// Bytes that the buffers of a step of `max_rows` tokens take on a CPU.
-    pub fn step_bytes(
-        config: &ModelConfig,
-        kernels: &KernelSet,
-        max_rows: usize,
-        quantization: Option<Quantization>,
-    ) -> u64 {
-        let form = Form::of(kernels, quantization);
-        // Rows that a product brings to 8 bits itself: if not all, those of attention and of the last layer.
-        let mut widest = config.hidden_size.max(config.num_heads * config.head_dim);
-        if !form.blocks {
-            widest = widest.max(config.intermediate_size);
-        }
-        let scratch = quantization.map_or(0, |_| device::gemm::scratch_bytes(max_rows.max(LOGIT_ROWS), widest));
-        (StepBuffers::bytes(config, form, max_rows, LOGIT_ROWS) + scratch) as u64
+    pub fn step_bytes(decoder: &Decoder, kernels: &KernelSet, max_rows: usize) -> u64 {
+        let program = Program::new(decoder, Fusion::of(kernels));
+        let scratch = match program.widest_quantised_here(decoder) {
+            0 => 0,
+            widest => device::gemm::scratch_bytes(max_rows.max(LOGIT_ROWS), widest),
+        };
+        (StepSizes::new(decoder, &program, kernels.format.dtype, max_rows, LOGIT_ROWS).bytes() + scratch) as u64
     }
 
     /// The same on a device that launches kernels: every buffer of a step of that size, the workspaces of attention
     /// ([`Model::reserve`]) included, beside what products take ([`Device::product_bytes`]).
-    pub fn launched_step_bytes(config: &ModelConfig, dtype: Dtype, limits: &StepLimits) -> u64 {
-        let workspace = limits.workspace(config.num_heads, config.head_dim).bytes();
-        let groups = PageLayout::new(config).groups.len();
-        let inputs = Launched::bytes(config, limits);
-        (StepBuffers::bytes(config, Form::launched(dtype), limits.max_rows, limits.result_rows())
-            + inputs
-            + groups * workspace) as u64
+    pub fn launched_step_bytes(decoder: &Decoder, kernels: &KernelSet, limits: &StepLimits) -> u64 {
+        let program = Program::new(decoder, Fusion::of(kernels));
+        let groups = PageLayout::new(decoder).groups.len();
+        let sizes = StepSizes::new(decoder, &program, kernels.format.dtype, limits.max_rows, limits.result_rows());
+        let workspaces = groups * limits.workspace(decoder.heads()).bytes();
+        (sizes.bytes() + Launched::bytes(decoder, program.ropes.len(), limits) + workspaces) as u64
     }
 
     /// Puts the weights on the device, one at a time: on a CPU matrices in the checkpoint's type or quantised while they
     /// are read, and biases in float32; on a device that launches kernels both in the type that the kernels were chosen
     /// for. Norms are float32. `progress(done, total)` counts bytes of the checkpoint.
+    ///
+    /// # Errors
+    /// A tensor that is missing or of another shape or type, a form that the device has no product for, and the device's.
     pub fn load(
         config: &ModelConfig,
         weights: &Weights,
         device: Arc<dyn Device>,
         kernels: KernelSet,
-        quantization: Option<Quantization>,
         max_rows: usize,
         progress: &dyn Fn(u64, u64),
     ) -> Result<Model, LoadError> {
-        let names = declare(config);
+        Model::load_fused(&config.decoder, weights, device, kernels, Fusion::of(&kernels), max_rows, progress)
+    }
+
+    fn load_fused(
+        decoder: &Decoder,
+        weights: &Weights,
+        device: Arc<dyn Device>,
+        kernels: KernelSet,
+        fusion: Fusion,
+        max_rows: usize,
+        progress: &dyn Fn(u64, u64),
+    ) -> Result<Model, LoadError> {
         let failed = |error: device::DeviceError| LoadError::Device(error.to_string());
         if !device.is_host() {
             launched::open(&*device).map_err(failed)?;
         }
         let dtype = kernels.format.dtype;
-        let mut loader = Loader::new(weights, &*device, quantization, dtype, progress)?;
-        let embedding = loader.linear(&names.embedding, config.hidden_size)?;
-        let mut layers = Vec::with_capacity(config.num_layers);
-        let layout = PageLayout::new(config);
-        for (number, layer) in names.layers.iter().enumerate() {
-            let mut layer = load_layer(&mut loader, config, layer, number, &layout)?;
-            if kernels.format.kv_dtype.takes_scales() {
-                layer.kv_scales = scales::load(config, weights, &*device, number)?.map(Arc::new);
-            }
-            layers.push(layer);
+        let (program, layout) = (Program::new(decoder, fusion), PageLayout::new(decoder));
+        let mut loader = Loader::new(weights, &*device, dtype, progress)?;
+        let linears = decoder.linears().map(|linear| loader.linear(linear)).collect::<Result<_, _>>()?;
+        let norms = decoder.norms().map(|norm| loader.norm(norm)).collect::<Result<_, _>>()?;
+        let mut attention = Vec::new();
+        for (number, declared) in decoder.attention().enumerate() {
+            let (group, place) = layout.place(number).unwrap_or_default();
+            let kv_scales = match kernels.format.kv_dtype.takes_scales() {
+                true => scales::load(declared, weights, &*device)?.map(Arc::new),
+                false => None,
+            };
+            attention.push(AttentionLayer { declared: declared.clone(), group, place, kv_scales, uncalibrated: false });
         }
-        let final_norm = loader.vector(&names.final_norm, config.hidden_size)?;
-        let head = match &names.head {
-            Some(head) => Some(loader.linear(head, config.hidden_size)?),
-            None => None,
-        };
-        let form = Form::of(&kernels, quantization);
-        let step = StepBuffers::new(&*device, config, form, max_rows).map_err(failed)?;
-        let frequencies = rope::frequencies(&config.rope, config.head_dim);
+        let sizes = StepSizes::new(decoder, &program, dtype, max_rows, LOGIT_ROWS);
+        let step = StepBuffers::new(&*device, sizes, max_rows).map_err(failed)?;
+        let head_dim = decoder.heads().head_dim;
+        let frequencies: Vec<_> = program.ropes.iter().map(|rope| rope::frequencies(rope, head_dim)).collect();
         let ops: Box<dyn LayerOps> = if device.is_host() {
             Box::new(Cpu::new(&*device, frequencies))
         } else {
-            let launched = Launched::new(&device, config, &layout, &frequencies, dtype, max_rows);
+            let launched = Launched::new(&device, decoder, &layout, &frequencies, dtype, max_rows);
             Box::new(launched.map_err(failed)?)
         };
-        let ops = Profiled::over(ops, &device, dtype);
         Ok(Model {
-            config: config.clone(),
+            decoder: decoder.clone(),
+            program,
             device,
             kernels,
             ops,
-            embedding,
-            layers,
+            loaded: Loaded { linears, norms, attention },
             layout,
-            final_norm,
-            head,
             step,
             kept: None,
-            swapped: false,
             with_logits: 0,
             graphs: None,
             result_rows: LOGIT_ROWS,
@@ -215,8 +213,8 @@ impl Model {
     /// The device has no memory for them.
     pub fn calculate_kv_scales(&mut self) -> Result<(), KernelError> {
         if self.kernels.format.kv_dtype.takes_scales() {
-            for layer in self.layers.iter_mut().filter(|layer| layer.kv_scales.is_none()) {
-                layer.kv_scales = Some(Arc::new(scales::ones(&self.config, &*self.device)?));
+            for layer in self.loaded.attention.iter_mut().filter(|layer| layer.kv_scales.is_none()) {
+                layer.kv_scales = Some(Arc::new(scales::ones(&layer.declared, &*self.device)?));
                 layer.uncalibrated = true;
             }
         }
@@ -226,7 +224,7 @@ impl Model {
     /// Whether the next step that computes tokens makes scales ([`Model::calculate_kv_scales`]): it waits for the device in
     /// between, which no other does, and can not be recorded.
     pub fn is_calibrating(&self) -> bool {
-        self.layers.iter().any(|layer| layer.uncalibrated)
+        self.loaded.attention.iter().any(|layer| layer.uncalibrated)
     }
 
     /// Takes the memory that the kernels of steps of that size work in, and the results that stay on the device; before the
@@ -239,15 +237,21 @@ impl Model {
         self.forget_graphs();
         if !self.device.is_host() {
             self.result_rows = limits.result_rows();
-            let (device, dtype) = (&*self.device, self.kernels.format.dtype);
-            self.step.reserve_results(device, &self.config, dtype, self.result_rows)?;
+            let (dtype, max_rows) = (self.kernels.format.dtype, self.step.max_rows);
+            let sizes = StepSizes::new(&self.decoder, &self.program, dtype, max_rows, self.result_rows);
+            self.step.replace_results(&*self.device, &sizes)?;
         }
         self.ops.reserve(limits)
     }
 
+    /// The kernels that it was loaded for.
+    pub fn kernels(&self) -> &KernelSet {
+        &self.kernels
+    }
+
     /// What the model is.
-    pub fn config(&self) -> &ModelConfig {
-        &self.config
+    pub fn decoder(&self) -> &Decoder {
+        &self.decoder
     }
 
     /// Which layers share block tables.
@@ -257,8 +261,8 @@ impl Model {
 
     /// An empty cache of `num_blocks` pages: one [`KvCache`] for each place in a page.
     pub fn new_cache(&self, num_blocks: usize, block_size: usize) -> Result<Vec<KvCache>, KernelError> {
-        let (num_kv_heads, head_dim) = (self.config.num_kv_heads, self.config.head_dim);
-        let shape = KvShape { num_blocks, num_kv_heads, block_size, head_dim };
+        let heads = self.decoder.heads();
+        let shape = KvShape { num_blocks, num_kv_heads: heads.num_kv_heads, block_size, head_dim: heads.head_dim };
         let format = self.kernels.format;
         let cache = |_| Ok(KvCache::with_format(&*self.device, shape, format)?);
         (0..self.layout.layers_per_page).map(cache).collect()
@@ -298,10 +302,10 @@ impl Model {
             }
         }
         let filled = fill.is_some() && self.ops.tokens().is_some();
-        let is_known =
-            |token: u32| (token as usize) < self.config.vocab_size || filled && token == ForwardBatch::AWAITED;
+        let vocab_size = self.decoder.vocab_size();
+        let is_known = |token: u32| (token as usize) < vocab_size || filled && token == ForwardBatch::AWAITED;
         if let Some(&token) = batch.tokens.iter().find(|token| !is_known(**token)) {
-            let (found, expected) = (token as usize, self.config.vocab_size);
+            let (found, expected) = (token as usize, vocab_size);
             return Err(KernelError::Shape { what: "token id", found, expected });
         }
         if let Some(&row) = batch.needed.iter().flatten().find(|row| **row as usize >= rows) {
@@ -315,7 +319,7 @@ impl Model {
         if let Some(index) = self.graph_for(batch) {
             return self.decode(index, batch, caches, fill);
         }
-        self.ops.load(batch, false)?;
+        self.load_batch(batch, false)?;
         self.fill(fill)?;
         self.pass(batch, caches)
     }
@@ -325,97 +329,15 @@ impl Model {
         fill.zip(self.ops.tokens()).map_or(Ok(()), |(fill, tokens)| fill(tokens))
     }
 
-    /// All layers of a batch that was loaded. What is launched follows from the sizes of the batch, and, where it was loaded
-    /// as fixed, from nothing else of it.
-    fn pass(&mut self, batch: &ForwardBatch, caches: &mut [KvCache]) -> Result<(), KernelError> {
-        self.unswap();
-        let mut rows = batch.tokens.len();
-        let (config, device, ops, step) = (&self.config, &*self.device, &*self.ops, &mut self.step);
-        let (kernels, dtype, eps) = (&self.kernels, self.kernels.format.dtype, self.config.rms_norm_eps);
-        let (dim, num_heads) = (config.head_dim, config.num_heads);
-        let query_stride = (num_heads + 2 * config.num_kv_heads) * dim;
-
-        ops.embed(batch, &self.embedding.weights, &mut step.hidden)?;
-        ops.rope_table(batch, &mut step.rope)?;
-        if let Some(first) = self.layers.first() {
-            ops.rms_norm(&step.hidden, &first.input_norm, eps, rows, &mut step.narrow, step.blocks.as_mut())?;
-        }
-        for number in 0..self.layers.len() {
-            let (head, tail) = self.layers.split_at_mut(number + 1);
-            let (Some(layer), next) = (head.last_mut(), tail.first()) else { break };
-            let slots = &batch.groups[layer.group].slot_mapping;
-            let calibrates = layer.uncalibrated && slots.iter().any(|slot| *slot >= 0);
-            if calibrates {
-                // They are written in place, so that whoever knows their address finds them.
-                caches.iter_mut().for_each(|cache| cache.scales = None);
-            }
-            let (cache, attention) = (&mut caches[layer.place], &batch.groups[layer.group].attention);
-            // Layers of several groups share pages, not scales.
-            if !calibrates {
-                cache.scales.clone_from(&layer.kv_scales);
-            }
-            layer.qkv.run(kernels, device, rows_of(&step.narrow, &step.blocks), rows, &mut step.qkv, dtype)?;
-            let (query_norm, key_norm) = (layer.query_norm.as_ref(), layer.key_norm.as_ref());
-            let (qkv, rope, group) = (&mut step.qkv, &step.rope, layer.group);
-            let calibrate = layer.kv_scales.as_mut().filter(|_| calibrates);
-            let heads = Heads { qkv, rows, num_heads, query_norm, key_norm, eps, rope, group, cache, calibrate };
-            ops.heads(device, kernels, batch, heads)?;
-            layer.uncalibrated &= !calibrates;
-            let cache = &caches[layer.place];
-            for seqs in [0..batch.decodes, batch.decodes..attention.num_seqs()] {
-                if !seqs.is_empty() {
-                    let args = AttentionArgs {
-                        query: &step.qkv,
-                        query_stride,
-                        num_heads,
-                        output: &mut step.attended,
-                        lse: None,
-                        cache,
-                        batch: attention,
-                        seqs,
-                        scale: 1.0 / (dim as f32).sqrt(),
-                        window: layer.window,
-                        soft_cap: None,
-                        alibi_slopes: None,
-                        workspace: ops.workspace(layer.group),
-                    };
-                    kernels.attention(device, args)?;
-                }
-            }
-            let mut attended = &step.attended;
-            if let (None, Some(needed)) = (next, batch.needed.as_ref().filter(|needed| needed.len() < rows)) {
-                // From here on a row serves its own result alone.
-                rows = needed.len();
-                ops.keep(batch, &step.attended, num_heads * dim, &mut step.qkv)?;
-                ops.keep(batch, &step.hidden, config.hidden_size, &mut step.narrow)?;
-                std::mem::swap(&mut step.hidden, &mut step.narrow);
-                self.swapped = true;
-                attended = &step.qkv;
-            }
-            if rows == 0 {
-                return Ok(());
-            }
-            layer.output.run(kernels, device, Rows::Numbers(attended), rows, &mut step.narrow, dtype)?;
-            ops.add_norm(&mut step.hidden, &mut step.narrow, &layer.post_norm, eps, rows, step.blocks.as_mut())?;
-            layer.gate_up.run(kernels, device, rows_of(&step.narrow, &step.blocks), rows, &mut step.gate_up, dtype)?;
-            let (width, blocks) = (config.intermediate_size, step.blocks.as_mut());
-            ops.silu_mul(&step.gate_up, width, rows, &mut step.activated, blocks)?;
-            layer.down.run(kernels, device, rows_of(&step.activated, &step.blocks), rows, &mut step.narrow, dtype)?;
-            // Of the last layer's rows more is asked than a product: hidden states.
-            let (norm, blocks) = match next {
-                Some(layer) => (&layer.input_norm, step.blocks.as_mut()),
-                None => (&self.final_norm, None),
-            };
-            ops.add_norm(&mut step.hidden, &mut step.narrow, norm, eps, rows, blocks)?;
-        }
-        Ok(())
+    /// A phase of the step, where the device keeps a profile.
+    fn phase(&self, name: &'static str) -> Option<Phase> {
+        self.device.profile()?.phase(name)
     }
 
-    /// Gives the buffers of a step the places that they had at the start: graphs know them by their addresses.
-    fn unswap(&mut self) {
-        if std::mem::take(&mut self.swapped) {
-            std::mem::swap(&mut self.step.hidden, &mut self.step.narrow);
-        }
+    /// Brings what a batch says to where the operations read it ([`LayerOps::load`]).
+    fn load_batch(&mut self, batch: &ForwardBatch, fixed: bool) -> Result<(), KernelError> {
+        let _phase = self.phase("inputs");
+        self.ops.load(batch, fixed)
     }
 
     /// A step of the greatest size that reads and writes no cache: what is taken at the first use of anything (code, the
@@ -437,7 +359,10 @@ impl Model {
     /// Copies whole blocks within every cache, in order.
     pub fn copy_blocks(&mut self, copies: &[(u32, u32)], caches: &mut [KvCache]) -> Result<(), KernelError> {
         for copies in copies.chunks(self.ops.most_copies().max(1)) {
-            self.ops.load_copies(copies)?;
+            {
+                let _phase = self.phase("inputs");
+                self.ops.load_copies(copies)?;
+            }
             for cache in &mut *caches {
                 let args = BlockCopyArgs { copies, cache, workspace: self.ops.workspace(0) };
                 self.kernels.block_copy(&*self.device, args)?;
@@ -447,37 +372,16 @@ impl Model {
     }
 }
 
-/// Rows for a product: where the operation before has put them.
-fn rows_of<'a>(numbers: &'a Buffer, blocks: &'a Option<Buffer>) -> Rows<'a> {
-    blocks.as_ref().map_or(Rows::Numbers(numbers), Rows::Blocks)
-}
-
-fn load_layer(
-    loader: &mut Loader<'_>,
-    config: &ModelConfig,
-    names: &LayerNames,
-    number: usize,
-    layout: &PageLayout,
-) -> Result<Layer, LoadError> {
-    let (group, place) = layout.place(number).unwrap_or_default();
-    let hidden = config.hidden_size;
-    let head_norm = |loader: &mut Loader<'_>, name: &Option<String>| match name {
-        Some(name) => loader.vector(name, config.head_dim).map(Some),
-        None => Ok(None),
-    };
-    Ok(Layer {
-        input_norm: loader.vector(&names.input_norm, hidden)?,
-        qkv: loader.linear(&names.qkv, hidden)?,
-        query_norm: head_norm(loader, &names.query_norm)?,
-        key_norm: head_norm(loader, &names.key_norm)?,
-        output: loader.linear(&names.output, config.num_heads * config.head_dim)?,
-        post_norm: loader.vector(&names.post_norm, hidden)?,
-        gate_up: loader.linear(&names.gate_up, hidden)?,
-        down: loader.linear(&names.down, config.intermediate_size)?,
-        window: layout.groups[group].window,
-        group,
-        place,
-        kv_scales: None,
-        uncalibrated: false,
-    })
+/// The time of an operation that moves so many numbers, where the device keeps a profile.
+fn clock<'a>(
+    device: &'a dyn Device,
+    operation: &'static str,
+    variant: Option<&'static str>,
+    numbers: usize,
+    dtype: Dtype,
+) -> Option<Running<'a>> {
+    // By the registry's rule for names: `device.kind`.
+    let variant = variant.unwrap_or(if device.is_host() { "cpu.layer" } else { "cuda.layer" });
+    let cost = || Cost { bytes: (numbers * dtype.bytes()) as u64, operations: 0 };
+    profile::start(device, Queue::Compute, operation, variant, cost)
 }

@@ -13,6 +13,7 @@ use device::{Buffer, Device, Isa, Matrix, Pool};
 
 use super::scales::Calibration;
 use super::{ForwardBatch, StepLimits};
+use crate::kernels::Activation;
 
 /// Some heads of every row of a fused QKV buffer.
 #[derive(Clone, Copy)]
@@ -28,18 +29,16 @@ struct HeadSpan {
 }
 
 /// A layer's fused QKV rows on their way to attention.
-pub(super) struct Heads<'a> {
+pub(super) struct QkvRows<'a> {
     /// `[rows, num_heads + 2 * num_kv_heads, head_dim]`: queries, keys, values.
     pub qkv: &'a mut Buffer,
     pub rows: usize,
     /// Query heads.
     pub num_heads: usize,
     /// RMS norm of query heads, where the model has one.
-    pub query_norm: Option<&'a Buffer>,
+    pub query_norm: Option<&'a Norm>,
     /// RMS norm of key heads, where the model has one.
-    pub key_norm: Option<&'a Buffer>,
-    /// Of those norms.
-    pub eps: f32,
+    pub key_norm: Option<&'a Norm>,
     /// The [`LayerOps::rope_table`] of the rows.
     pub rope: &'a Buffer,
     /// The layer's group of the batch.
@@ -48,6 +47,18 @@ pub(super) struct Heads<'a> {
     pub cache: &'a mut KvCache,
     /// The cache's scales, where they are to be made of these rows before they are written: nobody else holds them.
     pub calibrate: Option<&'a mut Arc<KvScales>>,
+}
+
+/// The weight of a norm, float32 `[width]`.
+pub(super) struct Norm {
+    pub weight: Buffer,
+    pub eps: f32,
+}
+
+/// Where rows go: as numbers, or in 8 bits ([`RowBlock`]s), each row behind the other. A GPU has no blocks.
+pub(super) enum Out<'a> {
+    Numbers(&'a mut Buffer),
+    Blocks(&'a mut Buffer),
 }
 
 /// What a backend must be able to do besides linear layers and attention. Rows are of the model's type; weights of norms,
@@ -80,26 +91,18 @@ pub(super) trait LayerOps: Send {
     }
     /// Row t of `out` becomes the embedding of token t of the batch that was loaded.
     fn embed(&self, batch: &ForwardBatch, table: &Matrix, out: &mut Buffer) -> Result<(), KernelError>;
-    /// Row t of `out` becomes cos(p·f) for all frequencies f of the model, then sin(p·f), with p its position.
-    fn rope_table(&self, batch: &ForwardBatch, out: &mut Buffer) -> Result<(), KernelError>;
-    /// `out = x / sqrt(mean(x²) + eps) * weight` (Zhang & Sennrich, "Root Mean Square Layer Normalization", 2019). `blocks`, here
-    /// and below: where the result goes instead, in 8 bits ([`RowBlock`]s), each row behind the other; a GPU has none.
-    fn rms_norm(
-        &self,
-        x: &Buffer,
-        weight: &Buffer,
-        eps: f32,
-        rows: usize,
-        out: &mut Buffer,
-        blocks: Option<&mut Buffer>,
-    ) -> Result<(), KernelError>;
-    /// `x += y`, then `y` becomes the norm of `x`.
+    /// Row t of `out` becomes cos(p·f) for all frequencies f of a rotary embedding, then sin(p·f), with p its position.
+    fn rope_table(&self, table: usize, batch: &ForwardBatch, out: &mut Buffer) -> Result<(), KernelError>;
+    /// `out = x / sqrt(mean(x²) + eps) * weight` (Zhang & Sennrich, "Root Mean Square Layer Normalization", 2019).
+    fn rms_norm(&self, x: &Buffer, norm: &Norm, rows: usize, out: Out<'_>) -> Result<(), KernelError>;
+    /// `x += y`, rounded to the type, of rows of `width`.
+    fn add(&self, x: &mut Buffer, y: &Buffer, rows: usize, width: usize) -> Result<(), KernelError>;
+    /// `x += y`, then `y`, or `blocks` in its place, becomes the norm of `x`.
     fn add_norm(
         &self,
         x: &mut Buffer,
         y: &mut Buffer,
-        weight: &Buffer,
-        eps: f32,
+        norm: &Norm,
         rows: usize,
         blocks: Option<&mut Buffer>,
     ) -> Result<(), KernelError>;
@@ -109,16 +112,16 @@ pub(super) trait LayerOps: Send {
         device: &dyn Device,
         kernels: &KernelSet,
         batch: &ForwardBatch,
-        heads: Heads<'_>,
+        heads: QkvRows<'_>,
     ) -> Result<(), KernelError>;
-    /// `out = silu(gate) * up`, with `gate_up` rows of `[gate; width][up; width]`.
-    fn silu_mul(
+    /// `out = activation(gate) * up`, with `gate_up` rows of `[gate; width][up; width]`.
+    fn activate(
         &self,
+        activation: Activation,
         gate_up: &Buffer,
         width: usize,
         rows: usize,
-        out: &mut Buffer,
-        blocks: Option<&mut Buffer>,
+        out: Out<'_>,
     ) -> Result<(), KernelError>;
     /// Row i of `out` becomes row [`ForwardBatch::needed`]`[i]` of `x`; of the batch that was loaded.
     fn keep(&self, batch: &ForwardBatch, x: &Buffer, width: usize, out: &mut Buffer) -> Result<(), KernelError>;
@@ -131,8 +134,8 @@ pub(super) trait LayerOps: Send {
 pub(super) struct Cpu {
     isa: Isa,
     threads: Pool,
-    /// Of the rotary embedding, per pair of a head's elements.
-    frequencies: Vec<f32>,
+    /// Of each rotary embedding, per pair of a head's elements.
+    frequencies: Vec<Vec<f32>>,
 }
 
 /// Rough costs of an element in multiply-adds, to decide whether a second thread is worth its part: of a pass over it, of e to its
@@ -150,8 +153,9 @@ impl LayerOps for Cpu {
         Ok(())
     }
 
-    fn rope_table(&self, batch: &ForwardBatch, out: &mut Buffer) -> Result<(), KernelError> {
-        let (positions, frequencies, half) = (&batch.positions, &self.frequencies, self.frequencies.len());
+    fn rope_table(&self, table: usize, batch: &ForwardBatch, out: &mut Buffer) -> Result<(), KernelError> {
+        let (positions, frequencies) = (&batch.positions, &self.frequencies[table]);
+        let half = frequencies.len();
         let out = &mut out.host_mut::<f32>()?[..positions.len() * 2 * half];
         self.threads.chunks_mut(out, 2 * half, half * EXP_COST, |t, row| {
             let (cos, sin) = row.split_at_mut(half);
@@ -162,28 +166,35 @@ impl LayerOps for Cpu {
         Ok(())
     }
 
-    fn rms_norm(
-        &self,
-        x: &Buffer,
-        weight: &Buffer,
-        eps: f32,
-        rows: usize,
-        out: &mut Buffer,
-        blocks: Option<&mut Buffer>,
-    ) -> Result<(), KernelError> {
-        let (x, weight) = (x.host::<f32>()?, weight.host::<f32>()?);
+    fn rms_norm(&self, x: &Buffer, norm: &Norm, rows: usize, out: Out<'_>) -> Result<(), KernelError> {
+        let (x, weight, eps) = (x.host::<f32>()?, norm.weight.host::<f32>()?, norm.eps);
         let (isa, width) = (self.isa, weight.len());
-        if let Some(blocks) = blocks {
-            let (blocks, per_row) = rows_in(blocks, rows, width)?;
-            self.threads.chunks_mut(blocks, per_row, width * RowBlock::COST, |t, out| {
-                let x = &x[t * width..][..width];
-                device::dispatch!(isa, norm_row_in_blocks(x: &[f32], weight: &[f32], eps: f32, out: &mut [RowBlock]));
-            });
-            return Ok(());
+        match out {
+            Out::Blocks(blocks) => {
+                let (blocks, per_row) = rows_in(blocks, rows, width)?;
+                self.threads.chunks_mut(blocks, per_row, width * RowBlock::COST, |t, out| {
+                    let x = &x[t * width..][..width];
+                    device::dispatch!(
+                        isa,
+                        norm_row_in_blocks(x: &[f32], weight: &[f32], eps: f32, out: &mut [RowBlock])
+                    );
+                });
+            }
+            Out::Numbers(out) => {
+                let out = &mut out.host_mut::<f32>()?[..rows * width];
+                self.threads.chunks_mut(out, width, width * PASS_COST, |t, out| {
+                    let x = &x[t * width..][..width];
+                    device::dispatch!(isa, norm_row(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]));
+                });
+            }
         }
-        self.threads.chunks_mut(&mut out.host_mut::<f32>()?[..rows * width], width, width * PASS_COST, |t, out| {
-            let x = &x[t * width..][..width];
-            device::dispatch!(isa, norm_row(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]));
+        Ok(())
+    }
+
+    fn add(&self, x: &mut Buffer, y: &Buffer, rows: usize, width: usize) -> Result<(), KernelError> {
+        let (x, y) = (&mut x.host_mut::<f32>()?[..rows * width], y.host::<f32>()?);
+        self.threads.chunks_mut(x, width, width * PASS_COST, |t, x| {
+            x.iter_mut().zip(&y[t * width..]).for_each(|(x, y)| *x += y);
         });
         Ok(())
     }
@@ -193,12 +204,11 @@ impl LayerOps for Cpu {
         &self,
         x: &mut Buffer,
         y: &mut Buffer,
-        weight: &Buffer,
-        eps: f32,
+        norm: &Norm,
         rows: usize,
         blocks: Option<&mut Buffer>,
     ) -> Result<(), KernelError> {
-        let weight = weight.host::<f32>()?;
+        let (weight, eps) = (norm.weight.host::<f32>()?, norm.eps);
         let (isa, width) = (self.isa, weight.len());
         let (x, y) = (&mut x.host_mut::<f32>()?[..rows * width], &mut y.host_mut::<f32>()?[..rows * width]);
         if let Some(blocks) = blocks {
@@ -224,16 +234,16 @@ impl LayerOps for Cpu {
         device: &dyn Device,
         kernels: &KernelSet,
         batch: &ForwardBatch,
-        heads: Heads<'_>,
+        heads: QkvRows<'_>,
     ) -> Result<(), KernelError> {
-        let Heads { qkv, rows, num_heads, query_norm, key_norm, eps, rope, group, cache, calibrate } = heads;
+        let QkvRows { qkv, rows, num_heads, query_norm, key_norm, rope, group, cache, calibrate } = heads;
         let (dim, num_kv_heads) = (cache.shape.head_dim, cache.shape.num_kv_heads);
         let stride = (num_heads + 2 * num_kv_heads) * dim;
         let queries = HeadSpan { stride, first: 0, heads: num_heads, dim };
         let keys = HeadSpan { first: num_heads, heads: num_kv_heads, ..queries };
-        for (span, weight) in [(queries, query_norm), (keys, key_norm)] {
-            if let Some(weight) = weight {
-                self.norm_heads(qkv, span, weight, eps, rows)?;
+        for (span, norm) in [(queries, query_norm), (keys, key_norm)] {
+            if let Some(norm) = norm {
+                self.norm_heads(qkv, span, norm, rows)?;
             }
         }
         self.rotate(qkv, HeadSpan { heads: num_heads + num_kv_heads, ..queries }, rope, rows)?;
@@ -247,28 +257,35 @@ impl LayerOps for Cpu {
         kernels.cache_write(device, args)
     }
 
-    fn silu_mul(
+    fn activate(
         &self,
+        activation: Activation,
         gate_up: &Buffer,
         width: usize,
         rows: usize,
-        out: &mut Buffer,
-        blocks: Option<&mut Buffer>,
+        out: Out<'_>,
     ) -> Result<(), KernelError> {
-        let gate_up = gate_up.host::<f32>()?;
-        let isa = self.isa;
-        if let Some(blocks) = blocks {
-            let (blocks, per_row) = rows_in(blocks, rows, width)?;
-            self.threads.chunks_mut(blocks, per_row, width * (EXP_COST + RowBlock::COST), |t, out| {
-                let (gate, up) = gate_up[t * 2 * width..][..2 * width].split_at(width);
-                device::dispatch!(isa, silu_mul_row_in_blocks(gate: &[f32], up: &[f32], out: &mut [RowBlock]));
-            });
-            return Ok(());
+        if activation != Activation::Silu {
+            let found = format!("the activation {activation:?}");
+            return Err(KernelError::Unsupported { variant: "cpu.layer", found });
         }
-        self.threads.chunks_mut(&mut out.host_mut::<f32>()?[..rows * width], width, width * EXP_COST, |t, out| {
-            let (gate, up) = gate_up[t * 2 * width..][..2 * width].split_at(width);
-            device::dispatch!(isa, silu_mul_row(gate: &[f32], up: &[f32], out: &mut [f32]));
-        });
+        let (gate_up, isa) = (gate_up.host::<f32>()?, self.isa);
+        match out {
+            Out::Blocks(blocks) => {
+                let (blocks, per_row) = rows_in(blocks, rows, width)?;
+                self.threads.chunks_mut(blocks, per_row, width * (EXP_COST + RowBlock::COST), |t, out| {
+                    let (gate, up) = gate_up[t * 2 * width..][..2 * width].split_at(width);
+                    device::dispatch!(isa, silu_mul_row_in_blocks(gate: &[f32], up: &[f32], out: &mut [RowBlock]));
+                });
+            }
+            Out::Numbers(out) => {
+                let out = &mut out.host_mut::<f32>()?[..rows * width];
+                self.threads.chunks_mut(out, width, width * EXP_COST, |t, out| {
+                    let (gate, up) = gate_up[t * 2 * width..][..2 * width].split_at(width);
+                    device::dispatch!(isa, silu_mul_row(gate: &[f32], up: &[f32], out: &mut [f32]));
+                });
+            }
+        }
         Ok(())
     }
 
@@ -286,19 +303,12 @@ impl LayerOps for Cpu {
 }
 
 impl Cpu {
-    pub fn new(device: &dyn Device, frequencies: Vec<f32>) -> Cpu {
+    pub fn new(device: &dyn Device, frequencies: Vec<Vec<f32>>) -> Cpu {
         Cpu { isa: Isa::best(), threads: device.pool().clone(), frequencies }
     }
 
-    fn norm_heads(
-        &self,
-        qkv: &mut Buffer,
-        span: HeadSpan,
-        weight: &Buffer,
-        eps: f32,
-        rows: usize,
-    ) -> Result<(), KernelError> {
-        let (isa, weight) = (self.isa, weight.host::<f32>()?);
+    fn norm_heads(&self, qkv: &mut Buffer, span: HeadSpan, norm: &Norm, rows: usize) -> Result<(), KernelError> {
+        let (isa, weight, eps) = (self.isa, norm.weight.host::<f32>()?, norm.eps);
         self.for_heads(qkv, span, rows, |_, heads| {
             device::dispatch!(isa, norm_heads(heads: &mut [f32], weight: &[f32], eps: f32));
         })

@@ -3,7 +3,8 @@
 use attention_kernels::{Dtype, KernelError, Rows};
 use device::Buffer;
 
-use super::{LOGIT_ROWS, Model};
+use super::program::Register;
+use super::{LOGIT_ROWS, Model, clock};
 
 impl Model {
     /// Logits of up to [`LOGIT_ROWS`] rows of the last step, `[rows, vocab_size]`, on the host.
@@ -15,7 +16,8 @@ impl Model {
             self.choose(rows, LOGIT_ROWS)?;
             self.compute_logits(rows.len())?;
         }
-        self.ops.to_host(&self.step.logits, Dtype::F32, rows.len() * self.config.vocab_size)
+        let _phase = self.phase("wait");
+        self.ops.to_host(&self.step.logits, Dtype::F32, rows.len() * self.decoder.vocab_size())
     }
 
     /// The same of up to as many rows as [`StepLimits`](super::StepLimits) has sequences, `[rows, vocab_size]` in float32, left on the device for
@@ -39,7 +41,7 @@ impl Model {
     /// Those of the chosen rows.
     fn compute_logits(&mut self, rows: usize) -> Result<(), KernelError> {
         self.with_logits = 0;
-        let (head, step) = (self.head.as_ref().unwrap_or(&self.embedding), &mut self.step);
+        let (head, step) = (self.loaded.head(&self.decoder), &mut self.step);
         head.run(&self.kernels, &*self.device, Rows::Numbers(&step.chosen), rows, &mut step.logits, Dtype::F32)
     }
 
@@ -50,7 +52,8 @@ impl Model {
     /// As of [`Model::logits`].
     pub fn hidden(&mut self, rows: &[u32]) -> Result<&[f32], KernelError> {
         self.choose(rows, LOGIT_ROWS)?;
-        let elements = rows.len() * self.config.hidden_size;
+        let elements = rows.len() * self.decoder.hidden_size();
+        let _phase = self.phase("wait");
         self.ops.to_host(&self.step.chosen, self.kernels.format.dtype, elements)
     }
 
@@ -74,7 +77,8 @@ impl Model {
                 })?,
             });
         }
-        let step = &mut self.step;
-        self.ops.gather(&step.narrow, &self.places, self.config.hidden_size, &mut step.chosen)
+        let (step, width, dtype) = (&mut self.step, self.decoder.hidden_size(), self.kernels.format.dtype);
+        let _time = clock(&*self.device, "gather", None, 2 * rows.len() * width, dtype);
+        self.ops.gather(&step.registers[step.buffer_of(Register::Branch)], &self.places, width, &mut step.chosen)
     }
 }

@@ -4,10 +4,10 @@
 
 use std::f64::consts::TAU;
 
-use crate::{RopeConfig, RopeScaling};
+use crate::decoder::{Rope, RopeScaling};
 
 /// Angle per position of each of the `head_dim / 2` pairs, in float32 as checkpoints were trained with.
-pub(super) fn frequencies(rope: &RopeConfig, head_dim: usize) -> Vec<f32> {
+pub(super) fn frequencies(rope: &Rope, head_dim: usize) -> Vec<f32> {
     let half = head_dim / 2;
     let plain = |i: usize| rope.theta.powf(-((2 * i) as f64) / head_dim as f64);
     (0..half).map(|i| scale(&rope.scaling, plain(i)) as f32).collect()
@@ -58,12 +58,12 @@ mod tests {
 
     #[test]
     fn frequencies_fall_from_one_and_linear_scaling_divides_them() {
-        let plain = frequencies(&RopeConfig { theta: 10000.0, scaling: RopeScaling::None }, 8);
+        let plain = frequencies(&Rope { theta: 10000.0, scaling: RopeScaling::None }, 8);
         assert_eq!(plain.len(), 4);
         for (found, want) in plain.iter().zip([1.0, 0.1, 0.01, 0.001]) {
             assert!((found - want).abs() < 1e-7);
         }
-        let linear = frequencies(&RopeConfig { theta: 10000.0, scaling: RopeScaling::Linear { factor: 4.0 } }, 8);
+        let linear = frequencies(&Rope { theta: 10000.0, scaling: RopeScaling::Linear { factor: 4.0 } }, 8);
         assert!((linear[1] - 0.025).abs() < 1e-8);
     }
 }

@@ -9,17 +9,17 @@ use std::sync::Arc;
 use attention_kernels::{Dtype, KernelError, KvCache, KvScales};
 use device::{Buffer, Device, DeviceError};
 
-use crate::{LoadError, ModelConfig, Weights};
+use crate::decoder::{Attention, Decoder};
+use crate::{LoadError, Weights};
 
 /// Of the keys and of the values of one layer, `[1]` or `[num_kv_heads]` each.
 type Scales = [Vec<f32>; 2];
 
 /// The scales of a layer; `None` if the checkpoint has none.
-fn of_layer(config: &ModelConfig, weights: &Weights, layer: usize) -> Result<Option<Scales>, LoadError> {
+fn of_layer(layer: &Attention, weights: &Weights) -> Result<Option<Scales>, LoadError> {
     let first = |names: &[&str]| {
         for name in names {
-            let name = format!("model.layers.{layer}.self_attn.{name}");
-            if let Some(scales) = tensor(config, weights, &name)? {
+            if let Some(scales) = tensor(layer, weights, &format!("{}.{name}", layer.name))? {
                 return Ok(Some(scales));
             }
         }
@@ -36,16 +36,16 @@ fn of_layer(config: &ModelConfig, weights: &Weights, layer: usize) -> Result<Opt
                 (Some(keys), _) => ("v_scale", keys.len()),
                 (None, values) => ("k_scale", values.map_or(1, |values| values.len())),
             };
-            weights.expect(&format!("model.layers.{layer}.self_attn.{name}"), &[len])?;
+            weights.expect(&format!("{}.{name}", layer.name), &[len])?;
             Ok(None)
         }
     }
 }
 
 /// One tensor of scales; `None` if it is not there.
-fn tensor(config: &ModelConfig, weights: &Weights, name: &str) -> Result<Option<Vec<f32>>, LoadError> {
+fn tensor(layer: &Attention, weights: &Weights, name: &str) -> Result<Option<Vec<f32>>, LoadError> {
     let mut found = weights.expect(name, &[]);
-    for len in [1, config.num_kv_heads] {
+    for len in [1, layer.heads.num_kv_heads] {
         if matches!(found, Err(LoadError::WrongShape { .. })) {
             found = weights.expect(name, &[len]);
         }
@@ -70,10 +70,10 @@ fn tensor(config: &ModelConfig, weights: &Weights, name: &str) -> Result<Option<
 ///
 /// # Errors
 /// A scale of another shape or type, that is not above 0, or of keys or values alone.
-pub fn layers_with_kv_scales(config: &ModelConfig, weights: &Weights) -> Result<usize, LoadError> {
+pub fn layers_with_kv_scales(decoder: &Decoder, weights: &Weights) -> Result<usize, LoadError> {
     let mut layers = 0;
-    for layer in 0..config.num_layers {
-        layers += usize::from(of_layer(config, weights, layer)?.is_some());
+    for layer in decoder.attention() {
+        layers += usize::from(of_layer(layer, weights)?.is_some());
     }
     Ok(layers)
 }
@@ -83,29 +83,25 @@ pub fn layers_with_kv_scales(config: &ModelConfig, weights: &Weights) -> Result<
 ///
 /// # Errors
 /// As [`layers_with_kv_scales`].
-pub fn kv_scale_bytes(config: &ModelConfig, weights: &Weights, calculate: bool) -> Result<u64, LoadError> {
-    let rest = if calculate { 2 * config.num_kv_heads } else { 0 };
+pub fn kv_scale_bytes(decoder: &Decoder, weights: &Weights, calculate: bool) -> Result<u64, LoadError> {
     let mut numbers = 0;
-    for layer in 0..config.num_layers {
-        numbers += of_layer(config, weights, layer)?.map_or(rest, |[keys, values]| keys.len() + values.len());
+    for layer in decoder.attention() {
+        let rest = if calculate { 2 * layer.heads.num_kv_heads } else { 0 };
+        numbers += of_layer(layer, weights)?.map_or(rest, |[keys, values]| keys.len() + values.len());
     }
     Ok((numbers * size_of::<f32>()) as u64)
 }
 
 /// The checkpoint's scales of a layer on a device; `None` if it has none.
-pub(super) fn load(
-    config: &ModelConfig,
-    weights: &Weights,
-    device: &dyn Device,
-    layer: usize,
-) -> Result<Option<KvScales>, LoadError> {
-    let scales = of_layer(config, weights, layer)?.map(|scales| upload(device, &scales));
+pub(super) fn load(layer: &Attention, weights: &Weights, device: &dyn Device) -> Result<Option<KvScales>, LoadError> {
+    let scales = of_layer(layer, weights)?.map(|scales| upload(device, &scales));
     scales.transpose().map_err(|error| LoadError::Device(error.to_string()))
 }
 
 /// Scales of 1, one for each head.
-pub(super) fn ones(config: &ModelConfig, device: &dyn Device) -> Result<KvScales, DeviceError> {
-    upload(device, &[vec![1.0; config.num_kv_heads], vec![1.0; config.num_kv_heads]])
+pub(super) fn ones(layer: &Attention, device: &dyn Device) -> Result<KvScales, DeviceError> {
+    let ones = vec![1.0; layer.heads.num_kv_heads];
+    upload(device, &[ones.clone(), ones])
 }
 
 fn upload(device: &dyn Device, scales: &Scales) -> Result<KvScales, DeviceError> {

@@ -1,26 +1,22 @@
 //! The memory of a step: a static plan of its buffers, taken once for the greatest step.
 //!
 //! ```text
-//! bytes   rows × hidden      hidden   the residual stream
-//!         rows × hidden      narrow   normed rows, what a half of a layer adds to the stream, normed rows, …
-//!         rows × heads       qkv
-//!         rows × heads       attended
-//!         rows × 2 ffn       gate_up
-//!         rows × ffn         activated
-//!         rows × wider       blocks   instead of `activated`, where products take rows in 8 bits: 40 bytes for 32 numbers
-//!         rows × head_dim    rope     float32
-//!         64 × hidden        chosen   rows whose logits are wanted
-//!         64 × vocabulary    logits   float32
+//! max_rows × width of each register     the program says how wide they are ([`Program::widths`])
+//! max_rows × head_dim, float32          for each rotary table
+//! 64 × hidden_size                      rows whose results are wanted
+//! 64 × vocab_size, float32              logits
 //! ```
 //!
-//! Where tokens are drawn on the device, the last two have a row for each sequence of a step, if those are more.
+//! Where tokens are drawn on the device, the last two have a row for each sequence of a step, if those are more. Rows in 8 bits
+//! take 40 bytes for 32 numbers.
 
-use attention_kernels::{Dtype, KernelSet, WorkspaceLimits};
-use device::gemm::{Quantization, RowBlock};
+use attention_kernels::{Dtype, KernelError, WorkspaceLimits};
+use device::gemm::RowBlock;
 use device::{Buffer, Device, DeviceError};
 
 use super::LOGIT_ROWS;
-use crate::ModelConfig;
+use super::program::{Program, Register};
+use crate::decoder::{Decoder, Heads};
 
 /// Block copies that go to a kernel at once.
 const COPIES: usize = 256;
@@ -47,15 +43,15 @@ impl StepLimits {
     }
 
     /// What the attention kernels of one group of layers work in.
-    pub(super) fn workspace(&self, num_heads: usize, head_dim: usize) -> WorkspaceLimits {
+    pub(super) fn workspace(&self, heads: Heads) -> WorkspaceLimits {
         WorkspaceLimits {
             max_seqs: self.max_seqs,
             max_rows: self.max_rows,
             max_blocks: self.max_model_len.div_ceil(self.block_size),
             num_blocks: self.num_blocks,
             block_size: self.block_size,
-            num_heads,
-            head_dim,
+            num_heads: heads.num_heads,
+            head_dim: heads.head_dim,
             // Rows that decode: prefill does not split contexts.
             split_rows: self.max_seqs.min(self.max_rows),
             max_copies: COPIES,
@@ -63,107 +59,96 @@ impl StepLimits {
     }
 }
 
-/// What rows are made of.
-#[derive(Clone, Copy)]
-pub(super) struct Form {
-    /// The model's type.
-    pub dtype: Dtype,
-    /// What goes into products with quantised weights is brought to 8 bits by the operation before, if that is not attention.
-    pub blocks: bool,
+/// Bytes of the buffers of a step.
+pub(super) struct StepSizes {
+    registers: [usize; Register::COUNT],
+    ropes: Vec<usize>,
+    chosen: usize,
+    logits: usize,
 }
 
-impl Form {
-    pub fn of(kernels: &KernelSet, quantization: Option<Quantization>) -> Form {
-        let blocks = quantization.is_some() && kernels.linear.capabilities.takes_blocks;
-        Form { dtype: kernels.format.dtype, blocks }
+impl StepSizes {
+    /// Of a program whose rows are of that type, for steps of `max_rows` tokens and results of `result_rows` of them.
+    pub fn new(decoder: &Decoder, program: &Program, dtype: Dtype, max_rows: usize, result_rows: usize) -> StepSizes {
+        let mut registers = program.widths.map(|width| max_rows * width * dtype.bytes());
+        let blocks = program.widths[Register::Blocks as usize].div_ceil(RowBlock::LEN);
+        registers[Register::Blocks as usize] = max_rows * blocks * size_of::<RowBlock>();
+        let table = max_rows * decoder.heads().head_dim * size_of::<f32>();
+        StepSizes {
+            registers,
+            ropes: vec![table; program.ropes.len()],
+            chosen: result_rows * decoder.hidden_size() * dtype.bytes(),
+            logits: result_rows * decoder.vocab_size() * size_of::<f32>(),
+        }
     }
 
-    /// Of a device that launches kernels.
-    pub fn launched(dtype: Dtype) -> Form {
-        Form { dtype, blocks: false }
+    /// All of them together.
+    pub fn bytes(&self) -> usize {
+        self.registers.iter().chain(&self.ropes).sum::<usize>() + self.chosen + self.logits
     }
 }
 
 /// Everything that a step writes. Rows are of the model's type where nothing else is said.
 pub(super) struct StepBuffers {
     pub max_rows: usize,
-    pub hidden: Buffer,
-    pub narrow: Buffer,
-    pub qkv: Buffer,
-    pub attended: Buffer,
-    pub gate_up: Buffer,
-    pub activated: Buffer,
-    /// Where normed and activated rows go instead of `narrow` and `activated` if the product that they are for takes them in 8
-    /// bits.
-    pub blocks: Option<Buffer>,
-    /// Cosines, then sines, of each row's position.
-    pub rope: Buffer,
+    pub registers: [Buffer; Register::COUNT],
+    /// Which buffer each register is, as long as the step runs.
+    names: [usize; Register::COUNT],
+    /// Cosines, then sines, of each row's position, for each rotary embedding.
+    pub ropes: Vec<Buffer>,
     pub chosen: Buffer,
     pub logits: Buffer,
 }
 
 impl StepBuffers {
-    /// Bytes of each buffer, in the order of the fields.
-    fn sizes(config: &ModelConfig, form: Form, max_rows: usize, result_rows: usize) -> [usize; 10] {
-        let (hidden, ffn, dim) = (config.hidden_size, config.intermediate_size, config.head_dim);
-        let (bytes, single) = (form.dtype.bytes(), size_of::<f32>());
-        let blocks = max_rows * hidden.max(ffn).div_ceil(RowBlock::LEN) * size_of::<RowBlock>();
-        let (activated, blocks) = if form.blocks { (0, blocks) } else { (max_rows * ffn * bytes, 0) };
-        [
-            max_rows * hidden * bytes,
-            max_rows * hidden * bytes,
-            max_rows * (config.num_heads + 2 * config.num_kv_heads) * dim * bytes,
-            max_rows * config.num_heads * dim * bytes,
-            max_rows * 2 * ffn * bytes,
-            activated,
-            blocks,
-            max_rows * dim * single,
-            result_rows * hidden * bytes,
-            result_rows * config.vocab_size * single,
-        ]
-    }
-
-    /// All of them together.
-    pub fn bytes(config: &ModelConfig, form: Form, max_rows: usize, result_rows: usize) -> usize {
-        StepBuffers::sizes(config, form, max_rows, result_rows).into_iter().sum()
-    }
-
-    pub fn new(
-        device: &dyn Device,
-        config: &ModelConfig,
-        form: Form,
-        max_rows: usize,
-    ) -> Result<StepBuffers, DeviceError> {
-        let mut sizes = StepBuffers::sizes(config, form, max_rows, LOGIT_ROWS).into_iter();
-        let mut next = || device.alloc(sizes.next().unwrap_or(0));
+    pub fn new(device: &dyn Device, sizes: StepSizes, max_rows: usize) -> Result<StepBuffers, DeviceError> {
+        let alloc = |size: usize| device.alloc(size);
+        let [a, b, c, d, e, f, g] = sizes.registers;
         Ok(StepBuffers {
             max_rows,
-            hidden: next()?,
-            narrow: next()?,
-            qkv: next()?,
-            attended: next()?,
-            gate_up: next()?,
-            activated: next()?,
-            blocks: Some(next()?).filter(|_| form.blocks),
-            rope: next()?,
-            chosen: next()?,
-            logits: next()?,
+            registers: [alloc(a)?, alloc(b)?, alloc(c)?, alloc(d)?, alloc(e)?, alloc(f)?, alloc(g)?],
+            names: std::array::from_fn(|register| register),
+            ropes: sizes.ropes.into_iter().map(alloc).collect::<Result<_, _>>()?,
+            chosen: alloc(sizes.chosen)?,
+            logits: alloc(sizes.logits)?,
         })
     }
 
-    /// Makes room for the results of so many rows at once.
-    pub fn reserve_results(
-        &mut self,
-        device: &dyn Device,
-        config: &ModelConfig,
-        dtype: Dtype,
-        rows: usize,
-    ) -> Result<(), DeviceError> {
-        let form = Form { dtype, blocks: self.blocks.is_some() };
-        let [.., chosen, logits] = StepBuffers::sizes(config, form, self.max_rows, rows);
+    /// Makes room for other results.
+    pub fn replace_results(&mut self, device: &dyn Device, sizes: &StepSizes) -> Result<(), DeviceError> {
         // What is replaced goes first, so that never more is held than was planned.
         (self.chosen, self.logits) = (device.alloc(0)?, device.alloc(0)?);
-        (self.chosen, self.logits) = (device.alloc(chosen)?, device.alloc(logits)?);
+        (self.chosen, self.logits) = (device.alloc(sizes.chosen)?, device.alloc(sizes.logits)?);
         Ok(())
+    }
+
+    /// Which of the buffers a register is.
+    pub fn buffer_of(&self, register: Register) -> usize {
+        self.names[register as usize]
+    }
+
+    /// The buffer of a register, to be written.
+    pub fn register_mut(&mut self, register: Register) -> &mut Buffer {
+        &mut self.registers[self.buffer_of(register)]
+    }
+
+    /// Several registers, of which no two are the same.
+    pub fn several<const N: usize>(&mut self, registers: [Register; N]) -> Result<[&mut Buffer; N], KernelError> {
+        let places = registers.map(|register| self.buffer_of(register));
+        self.registers.get_disjoint_mut(places).map_err(|_| KernelError::Shape {
+            what: "different registers of an operation",
+            found: N - 1,
+            expected: N,
+        })
+    }
+
+    /// Two registers change names until the next step.
+    pub fn swap(&mut self, a: Register, b: Register) {
+        self.names.swap(a as usize, b as usize);
+    }
+
+    /// Gives every register the buffer that it had at the start: graphs know them by their addresses.
+    pub fn reset_names(&mut self) {
+        self.names = std::array::from_fn(|register| register);
     }
 }

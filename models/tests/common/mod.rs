@@ -6,7 +6,8 @@ pub mod faulty;
 use std::fs;
 use std::path::PathBuf;
 
-use models::{LoadError, ModelFiles};
+use models::decoder::{Attention, Branch, Heads, Layer, Mixer, Mlp, Rope};
+use models::{LoadError, ModelConfig, ModelFiles};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -99,4 +100,62 @@ pub fn message<T>(result: Result<T, LoadError>, parts: &[&str]) -> String {
         assert!(message.contains(part), "{message:?} does not say {part:?}");
     }
     message
+}
+
+/// What a configuration declares, in numbers that all layers share but for their windows.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Summary {
+    pub architecture: &'static str,
+    pub vocab_size: usize,
+    pub hidden_size: usize,
+    pub intermediate_size: usize,
+    pub heads: Heads,
+    pub max_position_embeddings: usize,
+    pub eps: f32,
+    pub rope: Rope,
+    pub tied: bool,
+    /// Of queries, keys and values; of the output; of the feed-forward network.
+    pub biases: [bool; 3],
+    /// Query and key heads are normed.
+    pub head_norms: bool,
+    pub windows: Vec<Option<usize>>,
+    pub eos_token_ids: Vec<u32>,
+}
+
+/// The summary of a configuration whose layers are attention and a feed-forward network, all alike.
+pub fn summary(config: &ModelConfig) -> Summary {
+    let decoder = &config.decoder;
+    let parts = |layer: &Layer| match &layer.branches[..] {
+        [Branch { mixer: Mixer::Attention(attention), .. }, Branch { mixer: Mixer::Mlp(mlp), .. }] => {
+            (attention.clone(), mlp.clone())
+        }
+        other => panic!("{other:?}"),
+    };
+    let (attention, mlp) = parts(&decoder.layers[0]);
+    let of = |(attention, mlp): &(Attention, Mlp)| {
+        assert_eq!(attention.query_norm.is_some(), attention.key_norm.is_some());
+        assert_eq!(mlp.gate_up.bias, mlp.down.bias);
+        assert_eq!(mlp.gate_up.rows(), 2 * mlp.down.inputs);
+        let biases = [attention.qkv.bias, attention.output.bias, mlp.down.bias];
+        (attention.heads, attention.rope.clone(), biases, attention.query_norm.is_some(), mlp.down.inputs)
+    };
+    assert!(decoder.layers.iter().all(|layer| of(&parts(layer)) == of(&(attention.clone(), mlp.clone()))));
+    let eps = decoder.final_norm.eps;
+    assert!(decoder.norms().all(|norm| norm.eps == eps));
+    let (heads, rope, biases, head_norms, intermediate_size) = of(&(attention, mlp));
+    Summary {
+        architecture: config.architecture,
+        vocab_size: decoder.vocab_size(),
+        hidden_size: decoder.hidden_size(),
+        intermediate_size,
+        heads,
+        max_position_embeddings: config.max_position_embeddings,
+        eps,
+        rope,
+        tied: decoder.is_tied(),
+        biases,
+        head_norms,
+        windows: decoder.attention().map(|attention| attention.window).collect(),
+        eos_token_ids: config.eos_token_ids.clone(),
+    }
 }

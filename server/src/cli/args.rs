@@ -39,9 +39,9 @@ pub enum Command {
     /// Complete one prompt, or a file of prompts
     Generate(GenerateArgs),
     /// Say what a model needs and how much fits, without loading its weights
-    Plan(EngineArgs),
+    Plan(PlanArgs),
     /// List the kernels, what each can do here, and which ones are chosen
-    Kernels(EngineArgs),
+    Kernels(KernelsArgs),
     /// Measure speed
     Bench(BenchArgs),
     /// Watch a running server
@@ -55,7 +55,8 @@ impl Command {
             Command::Serve(args) => Some(&args.engine),
             Command::Chat(args) => Some(&args.engine),
             Command::Generate(args) => Some(&args.engine),
-            Command::Plan(args) | Command::Kernels(args) => Some(args),
+            Command::Plan(args) => Some(&args.engine),
+            Command::Kernels(args) => Some(&args.engine),
             Command::Bench(args) => args.engine(),
             Command::Top(_) => None,
         }
@@ -324,6 +325,34 @@ pub struct ChatArgs {
     /// Sampling; without flags, as the model's generation_config.json says, else greedy.
     #[command(flatten)]
     pub sampling: SamplingArgs,
+    /// The engine.
+    #[command(flatten)]
+    pub engine: EngineArgs,
+}
+
+/// `quire kernels`.
+#[derive(Debug, Args)]
+pub struct KernelsArgs {
+    /// Also print what each kernel can do
+    #[arg(long)]
+    pub verbose: bool,
+    /// Print JSON
+    #[arg(long, conflicts_with = "verbose")]
+    pub json: bool,
+    /// The engine.
+    #[command(flatten)]
+    pub engine: EngineArgs,
+}
+
+/// `quire plan`.
+#[derive(Debug, Args)]
+pub struct PlanArgs {
+    /// Print what the checkpoint declares instead: its layers, with names, shapes and forms of their weights
+    #[arg(long)]
+    pub decoder: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
     /// The engine.
     #[command(flatten)]
     pub engine: EngineArgs,

@@ -17,6 +17,7 @@ pub fn run(args: ChatArgs, config: EngineConfig) -> Result<(), CliError> {
     let source = config.model.clone();
     let engine = session::start(config)?;
     note(session::describe(&engine, &source));
+    session::sampling_defaults(engine.generation_defaults()).iter().for_each(|line| note(format_args!("  {line}")));
     let Some(template) = engine.chat_template().cloned() else {
         let name = &engine.info().name;
         return Err(CliError::Generation(format!("{name} has no chat template; use `quire generate`")));

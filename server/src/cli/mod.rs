@@ -13,6 +13,7 @@ mod generate;
 mod limits;
 mod log;
 mod otel;
+mod plan;
 mod profile;
 mod serve;
 mod session;
@@ -20,7 +21,6 @@ mod top;
 mod values;
 
 use std::ffi::OsString;
-use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -56,10 +56,10 @@ fn run(arguments: Vec<OsString>) -> Result<(), CliError> {
         Command::Serve(args) => serve::run(*args, config),
         Command::Chat(args) => chat::run(args, config),
         Command::Generate(args) => generate::run(args, config),
-        Command::Plan(_) => Ok(writeln!(io::stdout(), "{}", engine::plan(&config)?)?),
+        Command::Plan(args) => plan::run(&args, &config),
         Command::Bench(args) => bench::run(args, config),
         Command::Top(args) => top::run(&args),
-        Command::Kernels(_) => Ok(writeln!(io::stdout(), "{}", engine::describe_kernels(&config)?)?),
+        Command::Kernels(args) => plan::kernels(&args, &config),
     };
     // What failed on the way may be what is looked for.
     let profiled = profiling.flatten().map_or(Ok(()), Profiling::finish);

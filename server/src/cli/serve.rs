@@ -24,7 +24,8 @@ pub fn run(args: ServeArgs, mut config: EngineConfig) -> Result<(), CliError> {
     let source = config.model.clone();
     let engine = session::start(config)?;
     note(session::describe(&engine, &source));
-    engine.info().notes.iter().for_each(|line| note(format_args!("  {line}")));
+    let sampling = session::sampling_defaults(engine.generation_defaults());
+    engine.info().notes.iter().chain(&sampling).for_each(|line| note(format_args!("  {line}")));
     let root = args.engine.model().map_or_else(|| engine.info().name.clone(), |path| path.display().to_string());
     let options = ServerOptions {
         served_model_name: args.served_model_name.clone(),

@@ -50,6 +50,26 @@ pub fn describe(engine: &AsyncEngine, source: &ModelSource) -> String {
     )
 }
 
+/// What `generation_config.json` changes of the sampling of a request that says nothing, in one line; `None` if nothing.
+pub fn sampling_defaults(defaults: &GenerationDefaults) -> Option<String> {
+    let neutral = SamplingParams::default();
+    let number = |name: &str, value: Option<f32>, neutral: f32| {
+        value.filter(|value| *value != neutral).map(|value| format!("{name} {value}"))
+    };
+    let changed = [
+        number("temperature", defaults.temperature, neutral.temperature),
+        number("top_p", defaults.top_p, neutral.top_p),
+        defaults.top_k.filter(|top_k| *top_k != neutral.top_k).map(|top_k| format!("top_k {top_k}")),
+        number("min_p", defaults.min_p, neutral.min_p),
+        number("repetition_penalty", defaults.repetition_penalty, neutral.repetition_penalty),
+        defaults.max_new_tokens.map(|max_tokens| format!("max_tokens {max_tokens}")),
+    ];
+    let changed: Vec<String> = changed.into_iter().flatten().collect();
+    (!changed.is_empty()).then(|| {
+        format!("sampling defaults from generation_config.json: {}; a request can override each", changed.join(", "))
+    })
+}
+
 /// The flags as parameters; `defaults` fill in where a flag is missing, and greedy choice where they do too.
 pub fn params(args: &SamplingArgs, defaults: Option<&GenerationDefaults>) -> GenerationParams {
     let neutral = SamplingParams::default();

@@ -1,0 +1,26 @@
+//! Llama 2 and 3, and the many checkpoints that share their layers.
+//!
+//! RMS norms in front of both branches, grouped-query attention with a rotary embedding, a gated feed-forward network with SiLU.
+//! Biases are options of the configuration; there is no window.
+
+use super::Family;
+use super::common::{Common, Windows};
+use crate::config::fields::Fields;
+use crate::decoder::Decoder;
+use crate::error::LoadError;
+
+pub(super) const FAMILY: Family = Family { class: "LlamaForCausalLM", model_type: "llama", declare };
+
+fn declare(fields: &Fields<'_>) -> Result<Decoder, LoadError> {
+    let common = Common::read(fields, None)?;
+    let attention_bias = fields.boolean("attention_bias")?.unwrap_or(false);
+    let mlp_bias = fields.boolean("mlp_bias")?.unwrap_or(false);
+    let windows = common.windows(fields, Windows::Never)?;
+    Ok(common.decoder(|layer| {
+        let (mut attention, mut mlp) = (common.attention(layer), common.mlp(layer));
+        (attention.qkv.bias, attention.output.bias) = (attention_bias, attention_bias);
+        (mlp.gate_up.bias, mlp.down.bias) = (mlp_bias, mlp_bias);
+        attention.window = windows[layer];
+        common.layer(layer, attention, mlp)
+    }))
+}

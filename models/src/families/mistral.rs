@@ -1,0 +1,19 @@
+//! Mistral: the layers of Llama without biases, every one with a sliding window where `sliding_window` is not `null`.
+
+use super::Family;
+use super::common::{Common, Windows};
+use crate::config::fields::Fields;
+use crate::decoder::Decoder;
+use crate::error::LoadError;
+
+pub(super) const FAMILY: Family = Family { class: "MistralForCausalLM", model_type: "mistral", declare };
+
+fn declare(fields: &Fields<'_>) -> Result<Decoder, LoadError> {
+    let common = Common::read(fields, None)?;
+    let windows = common.windows(fields, Windows::Always)?;
+    Ok(common.decoder(|layer| {
+        let mut attention = common.attention(layer);
+        attention.window = windows[layer];
+        common.layer(layer, attention, common.mlp(layer))
+    }))
+}

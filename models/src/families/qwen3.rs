@@ -1,0 +1,26 @@
+//! Qwen3: the layers of Llama with RMS norms of query and key heads in front of the rotary embedding, heads of 128 elements
+//! where nothing else is stated, and the windows of Qwen2.
+
+use super::Family;
+use super::common::{Common, Windows};
+use crate::config::fields::Fields;
+use crate::decoder::Decoder;
+use crate::error::LoadError;
+
+pub(super) const FAMILY: Family = Family { class: "Qwen3ForCausalLM", model_type: "qwen3", declare };
+
+const DEFAULT_HEAD_DIM: usize = 128;
+
+fn declare(fields: &Fields<'_>) -> Result<Decoder, LoadError> {
+    let common = Common::read(fields, Some(DEFAULT_HEAD_DIM))?;
+    let bias = fields.boolean("attention_bias")?.unwrap_or(false);
+    let windows = common.windows(fields, Windows::FromLayer)?;
+    Ok(common.decoder(|layer| {
+        let mut attention = common.attention(layer);
+        (attention.qkv.bias, attention.output.bias) = (bias, bias);
+        attention.query_norm = Some(common.head_norm(layer, "self_attn.q_norm"));
+        attention.key_norm = Some(common.head_norm(layer, "self_attn.k_norm"));
+        attention.window = windows[layer];
+        common.layer(layer, attention, common.mlp(layer))
+    }))
+}

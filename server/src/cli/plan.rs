@@ -1,0 +1,55 @@
+//! `quire plan`: what a model needs and how much fits, or what its checkpoint declares. `quire kernels`: what computes it.
+
+use std::io::{self, Write};
+
+use engine::EngineConfig;
+use serde_json::json;
+
+use super::args::{KernelsArgs, PlanArgs};
+use super::error::CliError;
+
+pub fn run(args: &PlanArgs, config: &EngineConfig) -> Result<(), CliError> {
+    let mut out = io::stdout();
+    if args.decoder {
+        let declared = engine::declare(config)?;
+        match args.json {
+            true => writeln!(out, "{}", json!(declared))?,
+            false => writeln!(out, "{}: {}", declared.architecture, declared.decoder)?,
+        }
+        return Ok(());
+    }
+    let plan = engine::plan(config)?;
+    if !args.json {
+        return Ok(writeln!(out, "{plan}")?);
+    }
+    let plan = json!({
+        "model": plan.model,
+        "weight_bytes": plan.weight_bytes,
+        "quantization": plan.quantization.map(|it| it.to_string()),
+        "dtype": plan.dtype.map(|it| it.to_string()),
+        "kv_scale_bytes": plan.kv_scale_bytes,
+        "step_bytes": plan.step_bytes,
+        "kv_bytes_per_token": plan.kv_bytes_per_token,
+        "kv_cache_dtype": plan.kv_cache_dtype.to_string(),
+        "block_size": plan.block_size,
+        "groups": plan.groups,
+        "num_blocks": plan.num_blocks,
+        "host_blocks": plan.host_blocks,
+        "max_model_len": plan.max_model_len,
+        "limited_by_pool": plan.limited_by_pool,
+        "max_num_seqs": plan.max_num_seqs,
+        "max_num_batched_tokens": plan.step_limits.max_rows,
+        "reason": plan.reason,
+    });
+    Ok(writeln!(out, "{plan}")?)
+}
+
+pub fn kernels(args: &KernelsArgs, config: &EngineConfig) -> Result<(), CliError> {
+    let table = engine::describe_kernels(config)?;
+    let text = match (args.json, args.verbose) {
+        (true, _) => json!(table).to_string(),
+        (false, true) => table.verbose(),
+        (false, false) => table.to_string(),
+    };
+    Ok(writeln!(io::stdout(), "{text}")?)
+}
