@@ -25,6 +25,21 @@ fn ops(pool: &mut BlockPool) -> Vec<MemOp> {
 }
 
 #[test]
+fn a_table_that_comes_back_is_findable_and_nothing_of_it_is_hashed_again() {
+    let mut pool = pool(8, 8);
+    let tokens = full(1, 5);
+    let mut tables = vec![run(&mut pool, prompt(&tokens))];
+    let mut swapped = pool.swap_out(&mut tables).unwrap();
+    // Its blocks hold something else meanwhile, so that all five are copied back and indexed anew.
+    let other = run(&mut pool, prompt(&full(2, 8)));
+    pool.release(other);
+    let hashed = pool.counters().hashed;
+    let tables = pool.swap_in(&mut swapped, 0).unwrap();
+    assert_eq!((pool.counters().hashed, pool.counters().swapped_in), (hashed, 5));
+    assert!(table_ids(&tables[0]).into_iter().all(|block| pool.is_cached(BlockId(block))));
+}
+
+#[test]
 fn what_two_forks_share_is_copied_once_and_shared_again() {
     let mut pool = pool(6, 4);
     let a = run(&mut pool, prompt(&full(1, 2)[..20]));
