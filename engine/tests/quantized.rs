@@ -139,6 +139,10 @@ fn a_plan_counts_the_packed_bytes() {
     assert_eq!(full.weight_bytes, (matrices + 7 * 64) * 4);
     assert_eq!(q8.weight_bytes, pairs / 16 * 17 + 7 * 64 * 4);
     assert_eq!(q4.weight_bytes, pairs / 16 * 9 + 7 * 64 * 4);
+    // Tied, 608 of 96; per layer q, k, v (160 of 96, with biases), output (96 of 96), gate and up (256 of 96), down (96 of 128).
+    let qwen2 = plan(&EngineConfig { quantization: None, ..config("qwen2", Quantization::Q8) }).unwrap();
+    let layer = 160 * 96 + 160 + 96 * 96 + 256 * 96 + 96 * 128;
+    assert_eq!(qwen2.weight_bytes, (608 * 96 + 3 * layer + 7 * 96) * 4);
     assert!(q8.weights_line().ends_with("matrices in q8"), "{}", q8.weights_line());
 }
 

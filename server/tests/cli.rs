@@ -277,6 +277,9 @@ fn plan_prints_what_a_checkpoint_declares() {
         assert!(tree.lines().any(|found| found == line), "{line:?} is not in\n{tree}");
     }
     assert!(tree.lines().all(|line| line.chars().count() <= 100), "{tree}");
+    let model = format!("{}/../models/tests/reference/qwen2", env!("CARGO_MANIFEST_DIR"));
+    let biased = run(&["plan", "--decoder", &model]);
+    assert!(stdout(&biased).contains("q_proj + k_proj + v_proj [160, 96] dense, column, bias\n"), "{biased:?}");
     let json: Value = serde_json::from_str(stdout(&run(&["plan", "--decoder", "--json"]))).unwrap();
     let layers = json["decoder"]["layers"].as_array().unwrap();
     let qkv = &layers[4]["branches"][0]["mixer"]["attention"]["qkv"];
