@@ -78,6 +78,10 @@ impl Description {
                 }
             }
         }
+        if verbose {
+            lines.push("\nwithout a choice".into());
+            WITHOUT_A_CHOICE.iter().for_each(|line| wrap(&mut lines, "  ", line.split(' ')));
+        }
         let chosen = self.variants.iter().filter(|variant| variant.chosen.is_some());
         let chosen: Vec<String> = chosen.map(|it| format!("{} {}", it.operation, it.variant)).collect();
         lines.push(String::new());
@@ -94,6 +98,12 @@ impl fmt::Display for Description {
         f.write_str(&self.table(false))
     }
 }
+
+/// What moves or converts caches and has one way to do it.
+const WITHOUT_A_CHOICE: [&str; 2] = [
+    "swap_blocks: to page-locked memory and back on the copy queue, on every device, type and layout",
+    "convert_fp8: a whole cache from f32, f16, bf16 to fp8_e4m3, fp8_e5m2, int8 and back, on cuda and cuda-sim",
+];
 
 /// Adds words behind a beginning, in lines of the same indentation.
 fn wrap<'a>(lines: &mut Vec<String>, begin: &str, words: impl Iterator<Item = &'a str>) {

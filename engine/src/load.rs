@@ -75,7 +75,7 @@ fn declared(engine: &EngineConfig) -> Result<(ModelFiles, ModelConfig), EngineEr
 /// What the checkpoint of this configuration declares. Reads `config.json` alone.
 ///
 /// # Errors
-/// Those of [`ModelConfig::load`].
+/// The folder does not exist, or its `config.json` is broken or declares what is not supported.
 pub fn declare(engine: &EngineConfig) -> Result<ModelConfig, EngineError> {
     declared(engine).map(|(_, config)| config)
 }
@@ -193,7 +193,7 @@ pub(crate) fn load_on(
     let available = device.memory().available;
     let (decoder, max_rows) = (&config.decoder, engine.max_num_batched_tokens);
     let progress = |done, total| progress(done, total);
-    let mut model = Model::load(config, weights, device.clone(), kernels, max_rows, &progress)?;
+    let mut model = Model::load(decoder, weights, device.clone(), kernels, max_rows, &progress)?;
     if engine.calculate_kv_scales {
         model.calculate_kv_scales()?;
     }
@@ -307,8 +307,8 @@ fn kv_scales_line(
     let rest = if engine.calculate_kv_scales { "calibrated in the first step" } else { "1" };
     let found = match models::layers_with_kv_scales(decoder, weights)? {
         0 => format!("{rest}, the checkpoint has none"),
-        layers if layers == decoder.layers.len() => "those of the checkpoint".to_string(),
-        layers => format!("those of the checkpoint in {layers} of {} layers, else {rest}", decoder.layers.len()),
+        layers if layers == decoder.attention().count() => "those of the checkpoint".to_string(),
+        layers => format!("those of the checkpoint in {layers} of {} layers, else {rest}", decoder.attention().count()),
     };
     Ok(Some(format!("scales of the cache: {found}")))
 }

@@ -75,7 +75,7 @@ impl Setting {
         self.sim.is_none() || number.is_multiple_of(4)
     }
 
-    /// Of the bits of all scores and tokens.
+    /// Hash of the bits of all scores and tokens.
     fn hash(&self) -> u64 {
         let mut hash = Fnv::default();
         let most = if self.sim.is_some() { 60 } else { usize::MAX };

@@ -10,20 +10,18 @@
 //! (`cargo xtask test-all`) runs the full product and everything.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 
 use engine::{
     Completion, Dtype, EngineConfig, Event, GenerationParams, GenerationRequest, KvCacheDtype, Llm, ModelSource,
     SamplingParams,
 };
-use serde_json::Value;
 use xtask::everything;
 use xtask::kernels::host::device_for_tests;
 
+use crate::common::cases::{CASES, Prompt, folder, prompts};
+
 /// Tokens that an ordinary run draws on `cuda-sim`.
 const FIRST: usize = 6;
-
-const CASES: [&str; 5] = ["llama", "llama31-rope", "mistral-sliding", "qwen2", "qwen3"];
 
 /// Greatest difference of a log-probability from the reference, which is float32 (its README): there 2e-3; in halves what
 /// transformers itself, with the same prompts and tokens, is off by in that type (0.069 and 0.57 at most in these cases).
@@ -51,31 +49,6 @@ fn noise(case: &str, dtype: Option<Dtype>) -> (f64, f64) {
         (Some(Dtype::Bf16), "qwen3") => (2.8576, 0.18612),
         (dtype, _) => (tolerance(dtype), tolerance(dtype)),
     }
-}
-
-fn folder(case: &str) -> PathBuf {
-    xtask::workspace::root().join("models/tests/reference").join(case)
-}
-
-struct Prompt {
-    ids: Vec<u32>,
-    greedy: Vec<u32>,
-    logprobs: Vec<f64>,
-    /// Of the likeliest token's logit over the next one's.
-    margins: Vec<f64>,
-}
-
-fn prompts(case: &str) -> Vec<Prompt> {
-    let expected: Value = serde_json::from_slice(&std::fs::read(folder(case).join("expected.json")).unwrap()).unwrap();
-    let ids = |v: &Value| -> Vec<u32> { v.as_array().unwrap().iter().map(|x| x.as_u64().unwrap() as u32).collect() };
-    let floats = |v: &Value| -> Vec<f64> { v.as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect() };
-    let read = |p: &Value| Prompt {
-        ids: ids(&p["ids"]),
-        greedy: ids(&p["greedy"]["ids"]),
-        logprobs: floats(&p["greedy"]["logprobs"]),
-        margins: floats(&p["greedy"]["margins"]),
-    };
-    expected["prompts"].as_array().unwrap().iter().map(read).collect()
 }
 
 /// One way to run the same prompts.

@@ -1,8 +1,8 @@
 // RMS norm (Zhang & Sennrich, "Root Mean Square Layer Normalization", 2019) of rows, alone or behind the residual addition:
 // entries rms_norm_<type> and add_norm_<type>; and that addition alone: add_<type>.
 //
-// Grid (rows), 256 threads. A row's sum is one of the threads' shares in an order of its width alone.
-// Of add: grid (rows, ceil(width / 2048)), 256 threads of eight elements each.
+// Norms: grid (rows), 256 threads. A row's sum is one of the threads' shares in an order of its width alone.
+// Addition: grid (rows, ceil(width / 2048)), 256 threads of eight elements each.
 
 #include <quire/export.cuh>
 

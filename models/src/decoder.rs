@@ -152,6 +152,16 @@ pub enum Form {
     Quantized(Quantization),
 }
 
+impl Form {
+    /// What the weights are quantised to; `None` if they are not.
+    pub fn quantization(self) -> Option<Quantization> {
+        match self {
+            Form::Dense => None,
+            Form::Quantized(quantization) => Some(quantization),
+        }
+    }
+}
+
 impl fmt::Display for Form {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -50,7 +50,7 @@
 //! let device = device::open("cpu", None)?;
 //! let needs = attention_kernels::Needs { head_dim: decoder.heads().head_dim, ..Default::default() };
 //! let kernels = attention_kernels::select(&Default::default(), &needs)?;
-//! let mut model = Model::load(&config, &weights, device, kernels, 128, &|_, _| {})?;
+//! let mut model = Model::load(decoder, &weights, device, kernels, 128, &|_, _| {})?;
 //! let mut caches = model.new_cache(8, 16)?;
 //! let table: Vec<i32> = (0..8).rev().collect();
 //! let slots: Vec<i64> = (0..ids.len()).map(|p| i64::from(table[p / 16]) * 16 + p as i64 % 16).collect();

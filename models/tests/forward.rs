@@ -29,7 +29,8 @@ fn case(name: &str, variant: &str) -> Case {
     let needs = Needs { head_dim: config.decoder.heads().head_dim, window: true, ..Needs::default() };
     let weights = Weights::open(&files).unwrap();
     let model =
-        Model::load(&config, &weights, Arc::clone(&device), select(&choice, &needs).unwrap(), 256, &|_, _| {}).unwrap();
+        Model::load(&config.decoder, &weights, Arc::clone(&device), select(&choice, &needs).unwrap(), 256, &|_, _| {})
+            .unwrap();
     let expected: Value = serde_json::from_slice(&std::fs::read(folder.join("expected.json")).unwrap()).unwrap();
     let bytes = std::fs::read(folder.join("expected.safetensors")).unwrap();
     let tensors = SafeTensors::deserialize(&bytes).unwrap();

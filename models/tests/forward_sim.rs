@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::common::{CASES, expected, files, folder, ids, list, text};
-use attention_kernels::{Dtype, KernelChoice, KvCache, KvDtype, Needs, select};
+use attention_kernels::{Dtype, KernelChoice, KernelSet, KvCache, KvDtype, Needs, select};
 use device::{Device, Options};
 use models::{Decoder, ForwardBatch, Model, ModelConfig, StepLimits, Weights, dense_weight_bytes, kv_scale_bytes};
 use safetensors::SafeTensors;
@@ -25,6 +25,7 @@ fn off_by(dtype: Dtype) -> f32 {
 struct Loaded {
     device: Arc<dyn Device>,
     decoder: Decoder,
+    kernels: KernelSet,
     model: Model,
 }
 
@@ -38,14 +39,14 @@ fn load_keeping(case: &str, dtype: Dtype, kv_dtype: KvDtype, choice: &KernelChoi
     let options = Options { threads: Some(1), kernels, seed: 7, deterministic: true, ..Options::default() };
     let device = device::open_with(xtask::kernels::host::device_for_tests(), &options).unwrap();
     let files = files(case);
-    let config = ModelConfig::load(&files).unwrap();
-    let head_dim = config.decoder.heads().head_dim;
+    let decoder = ModelConfig::load(&files).unwrap().decoder;
+    let head_dim = decoder.heads().head_dim;
     let needs = Needs { dtype, kv_dtype, head_dim, window: true, row_invariant: true, ..Needs::on(&*device) };
-    let (set, weights) = (select(choice, &needs).unwrap(), Weights::open(&files).unwrap());
-    let mut model = Model::load(&config, &weights, device.clone(), set, LIMITS.max_rows, &|_, _| {}).unwrap();
+    let (kernels, weights) = (select(choice, &needs).unwrap(), Weights::open(&files).unwrap());
+    let mut model = Model::load(&decoder, &weights, device.clone(), kernels, LIMITS.max_rows, &|_, _| {}).unwrap();
     model.calculate_kv_scales().unwrap();
     model.reserve(&LIMITS).unwrap();
-    Some(Loaded { device, decoder: config.decoder, model })
+    Some(Loaded { device, decoder, kernels, model })
 }
 
 /// Computes a prompt in chunks; its blocks are handed out from the back, so that the table is not the identity.
@@ -127,12 +128,12 @@ fn the_memory_of_a_model_is_what_was_planned_and_no_step_takes_any() {
         ("qwen3", Dtype::F16, KvDtype::Same),
     ] {
         let loaded = load_keeping(case, dtype, kv_dtype, &KernelChoice::default());
-        let Some(Loaded { device, decoder, mut model }) = loaded else { return };
+        let Some(Loaded { device, decoder, kernels, mut model }) = loaded else { return };
         assert_eq!(model.is_calibrating(), kv_dtype.takes_scales());
         let scales = kv_scale_bytes(&decoder, &Weights::open(&files(case)).unwrap(), true).unwrap();
         let scales = if kv_dtype.takes_scales() { scales } else { 0 };
         assert_eq!(scales == 0, !kv_dtype.takes_scales());
-        let step = Model::launched_step_bytes(&decoder, model.kernels(), &LIMITS);
+        let step = Model::launched_step_bytes(&decoder, &kernels, &LIMITS);
         let planned = dense_weight_bytes(&decoder, dtype) + step + scales;
         assert_eq!(device.allocated(), Some(planned), "{case} in {dtype}");
         let mut caches = model.new_cache(LIMITS.num_blocks, LIMITS.block_size).unwrap();

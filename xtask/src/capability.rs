@@ -53,7 +53,7 @@ capabilities! {
     Aarch64: "aarch64", "the Rust target aarch64-unknown-linux-gnu", "run rustup target add aarch64-unknown-linux-gnu";
     CargoDeny: "cargo-deny", "cargo-deny", "run cargo install --locked cargo-deny";
     NoDriver: "no-driver", "a machine without an NVIDIA driver", "use such a machine";
-    Libm: "libm", "a libm that rounds sines and cosines as glibc 2.28 and newer do", "use Linux with glibc";
+    Libm: "libm", "a libm that rounds sines and cosines as glibc 2.36 does", "use Linux with glibc";
     Checkout: "checkout", "the sources, which a bundle lacks", "run the test in a checkout";
     AnyDevice: "any-device", "every device of the machine", "unset QUIRE_TEST_DEVICE";
     TestAll: "test-all", "the time for the full product of settings", "run cargo xtask test-all";

@@ -101,7 +101,7 @@ fn norm(label: &str, norm: &Norm) -> Node {
 
 fn linear(label: &str, linear: &Linear) -> Node {
     let names: Vec<&str> = linear.parts.iter().map(|part| part.name.as_str()).collect();
-    // Of the names behind the first, the last word says it all.
+    // All parts are of one module: the last word of a name is enough behind the first.
     let rest = names.iter().skip(1).filter_map(|name| name.rsplit('.').next()).map(|word| format!(" + {word}"));
     let role = match linear.role {
         Role::Column => "column",

@@ -20,7 +20,7 @@ pub(super) struct Launched {
     device: Arc<dyn Device>,
     dtype: Dtype,
     heads: Heads,
-    /// Of each rotary embedding, per pair of a head's elements, float32.
+    /// Angular frequencies of each rotary embedding, float32 `[head_dim / 2]`.
     frequencies: Vec<Buffer>,
     tokens: Mirror,
     positions: Mirror,

@@ -1,7 +1,7 @@
 //! Linear layers and norms: how their weights get from the checkpoint to the device, and how many bytes they take there.
 
 use attention_kernels::{Dtype, KernelError, KernelSet, LinearArgs, Rows};
-use device::gemm::{PackedMatrix, Quantization, WeightFormat};
+use device::gemm::{PackedMatrix, WeightFormat};
 use device::{Buffer, Device, DeviceError, Matrix, Uploader};
 
 use super::ops;
@@ -151,18 +151,11 @@ pub fn weight_bytes(decoder: &Decoder, weights: &Weights) -> Result<u64, LoadErr
         let view = |part: &Part| weights.expect(&format!("{}.weight", part.name), &[part.rows, linear.inputs]);
         let formats = linear.parts.iter().map(|part| Ok(format(view(part)?.dtype)));
         let formats = formats.collect::<Result<Vec<_>, LoadError>>()?;
-        let quantization = quantization(linear.form);
         let biases = if linear.bias { linear.rows() * size_of::<f32>() } else { 0 };
-        bytes += (PackedMatrix::packed_bytes(linear.rows(), linear.inputs, formats, quantization) + biases) as u64;
+        bytes += (PackedMatrix::packed_bytes(linear.rows(), linear.inputs, formats, linear.form.quantization())
+            + biases) as u64;
     }
     Ok(bytes)
-}
-
-fn quantization(form: Form) -> Option<Quantization> {
-    match form {
-        Form::Dense => None,
-        Form::Quantized(quantization) => Some(quantization),
-    }
 }
 
 /// Bytes of the weights on a device that launches kernels: matrices and biases of that type, norms in float32.

@@ -50,7 +50,7 @@ pub use linear::{check_weights, checkpoint_dtype, dense_weight_bytes, weight_byt
 pub use scales::{kv_scale_bytes, layers_with_kv_scales};
 
 use crate::decoder::{Attention, Decoder};
-use crate::{LoadError, ModelConfig, Weights};
+use crate::{LoadError, Weights};
 use graphs::Graphs;
 use launched::Launched;
 use linear::{Linear, Loader};
@@ -142,14 +142,14 @@ impl Model {
     /// # Errors
     /// A tensor that is missing or of another shape or type, a form that the device has no product for, and the device's.
     pub fn load(
-        config: &ModelConfig,
+        decoder: &Decoder,
         weights: &Weights,
         device: Arc<dyn Device>,
         kernels: KernelSet,
         max_rows: usize,
         progress: &dyn Fn(u64, u64),
     ) -> Result<Model, LoadError> {
-        Model::load_fused(&config.decoder, weights, device, kernels, Fusion::of(&kernels), max_rows, progress)
+        Model::load_fused(decoder, weights, device, kernels, Fusion::of(&kernels), max_rows, progress)
     }
 
     fn load_fused(
@@ -242,11 +242,6 @@ impl Model {
             self.step.replace_results(&*self.device, &sizes)?;
         }
         self.ops.reserve(limits)
-    }
-
-    /// The kernels that it was loaded for.
-    pub fn kernels(&self) -> &KernelSet {
-        &self.kernels
     }
 
     /// What the model is.

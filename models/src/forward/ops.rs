@@ -134,7 +134,7 @@ pub(super) trait LayerOps: Send {
 pub(super) struct Cpu {
     isa: Isa,
     threads: Pool,
-    /// Of each rotary embedding, per pair of a head's elements.
+    /// Angular frequencies of each rotary embedding, `[head_dim / 2]`.
     frequencies: Vec<Vec<f32>>,
 }
 

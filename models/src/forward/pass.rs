@@ -64,14 +64,14 @@ impl Model {
                     let rotated = (heads.num_heads + heads.num_kv_heads) * heads.head_dim;
                     let variant = fused.then_some(kernels.cache_write.name);
                     let _time = clock(device, "heads", variant, 2 * rows * rotated, dtype);
-                    let (names, ropes) = (step.buffer_of(Register::Qkv), &step.ropes);
+                    let qkv = step.buffer_of(Register::Qkv);
                     let qkv = QkvRows {
-                        qkv: &mut step.registers[names],
+                        qkv: &mut step.registers[qkv],
                         rows,
                         num_heads: heads.num_heads,
                         query_norm: plan.query_norm.map(|norm| &loaded.norms[norm]),
                         key_norm: plan.key_norm.map(|norm| &loaded.norms[norm]),
-                        rope: &ropes[plan.table],
+                        rope: &step.ropes[plan.table],
                         group: layer.group,
                         cache,
                         calibrate: layer.kv_scales.as_mut().filter(|_| calibrates),
@@ -82,8 +82,8 @@ impl Model {
                 Op::Attend { attention } => {
                     let layer = &loaded.attention[attention];
                     let [query, output] = step.several([Register::Qkv, Register::Attended])?;
-                    let groups = &batch.groups[layer.group].attention;
-                    for seqs in [0..batch.decodes, batch.decodes..groups.num_seqs()] {
+                    let rows_of_group = &batch.groups[layer.group].attention;
+                    for seqs in [0..batch.decodes, batch.decodes..rows_of_group.num_seqs()] {
                         if !seqs.is_empty() {
                             let args = AttentionArgs {
                                 query,
@@ -92,7 +92,7 @@ impl Model {
                                 output,
                                 lse: None,
                                 cache: &caches[layer.place],
-                                batch: groups,
+                                batch: rows_of_group,
                                 seqs,
                                 scale: layer.declared.scale,
                                 window: layer.declared.window,

@@ -59,7 +59,7 @@ impl StepLimits {
     }
 }
 
-/// Bytes of the buffers of a step.
+/// Bytes of each buffer of a step.
 pub(super) struct StepSizes {
     registers: [usize; Register::COUNT],
     ropes: Vec<usize>,
@@ -68,7 +68,7 @@ pub(super) struct StepSizes {
 }
 
 impl StepSizes {
-    /// Of a program whose rows are of that type, for steps of `max_rows` tokens and results of `result_rows` of them.
+    /// Sizes for steps of at most `max_rows` tokens and results of at most `result_rows` of them; rows have that type.
     pub fn new(decoder: &Decoder, program: &Program, dtype: Dtype, max_rows: usize, result_rows: usize) -> StepSizes {
         let mut registers = program.widths.map(|width| max_rows * width * dtype.bytes());
         let blocks = program.widths[Register::Blocks as usize].div_ceil(RowBlock::LEN);

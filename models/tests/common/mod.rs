@@ -114,7 +114,7 @@ pub struct Summary {
     pub eps: f32,
     pub rope: Rope,
     pub tied: bool,
-    /// Of queries, keys and values; of the output; of the feed-forward network.
+    /// Whether there are biases: in queries, keys and values; in the output; in the feed-forward network.
     pub biases: [bool; 3],
     /// Query and key heads are normed.
     pub head_norms: bool,
