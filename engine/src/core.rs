@@ -1,8 +1,9 @@
-//! The synchronous engine on token ids: schedule, execute, sample, commit.
+//! The synchronous engine on token ids: plan, submit, collect, publish, commit.
 
 mod faults;
-mod flight;
 mod overlap;
+mod publish;
+mod request;
 mod step;
 
 use std::collections::{HashMap, VecDeque};
@@ -10,23 +11,24 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use device::Device;
+use device::profile::Phase;
 use models::Pooling;
+use sampling::device::SampleError;
 use sampling::{Constraint, Sampled, TokenLogprobs};
 use sched::{Request, RequestId, Scheduler, SeqId};
 
-use crate::api::{EngineConfig, EngineStats, FinishReason, GenerationRequest, StepTokens};
+use crate::api::{EngineConfig, EngineStats, FinishReason, GenerationParams, GenerationRequest, StepTokens};
 use crate::beam::Beams;
 use crate::check::{check, refused};
-use crate::draw::{Active, Outcomes};
 use crate::error::{EngineError, SubmitError};
-use crate::executor::Executor;
 use crate::grammar::{Guides, MaskThreads};
 use crate::load::{Progress, load, load_on};
-use crate::pooling::Pool;
-use crate::slots::Slots;
 use crate::status::StepUnderWay;
 use crate::watch::{self, Recent, Snapshot};
-use flight::{Flight, Lists};
+use crate::worker::{NewRequest, StepInput, StepOutput, Worker, WorkerInfo};
+use publish::Outcomes;
+use request::{Active, ending};
+use step::Flight;
 
 /// What a step gave one request, on token ids.
 #[derive(Clone, Debug, PartialEq)]
@@ -51,12 +53,11 @@ pub enum TokenEvent {
     },
 }
 
-/// Runs requests on token ids, one step at a time. It owns the scheduler and the executor, and nothing of text.
+/// Runs requests on token ids, one step at a time. It owns the scheduler and what requests have made so far; a worker computes.
 pub struct Engine {
     scheduler: Scheduler,
-    executor: Executor,
-    /// Where the device draws; `None`: all is drawn on the host.
-    slots: Option<Slots>,
+    worker: Box<dyn Worker>,
+    info: WorkerInfo,
     mask_threads: MaskThreads,
     requests: HashMap<RequestId, Active>,
     eos_token_ids: Vec<u32>,
@@ -68,16 +69,22 @@ pub struct Engine {
     completed_steps: u64,
     failed_steps: u64,
     step_tokens: StepTokens,
+    /// Requests that a slot of the device's sampler has no room for.
+    requests_drawn_on_host: u64,
+    /// Kinds of wishes that were logged because of it.
+    logged: Vec<&'static str>,
     under_way: StepUnderWay,
-    /// Steps that the device has been given and that are not committed, oldest first.
+    /// Steps that the worker has been given and that are not committed, oldest first.
     flights: VecDeque<Flight>,
+    /// Sequences that have ended since the last step was planned.
+    ended: Vec<SeqId>,
     /// Requests that a step computed for the first time during the last [`Engine::step`].
     scheduled: Vec<RequestId>,
     recent: Recent,
     // Reused by every step.
-    rows: Vec<u32>,
+    output: StepOutput,
     outcomes: Outcomes,
-    spare: Lists,
+    spare: StepInput,
 }
 
 impl Engine {
@@ -116,16 +123,15 @@ impl Engine {
 
     pub(crate) fn new(
         scheduler: Scheduler,
-        executor: Executor,
-        slots: Option<Slots>,
+        (worker, info): (Box<dyn Worker>, WorkerInfo),
         eos_token_ids: Vec<u32>,
         max_model_len: usize,
         seed: u64,
     ) -> Engine {
         Engine {
             scheduler,
-            executor,
-            slots,
+            worker,
+            info,
             mask_threads: MaskThreads::default(),
             requests: HashMap::new(),
             eos_token_ids,
@@ -136,13 +142,16 @@ impl Engine {
             completed_steps: 0,
             failed_steps: 0,
             step_tokens: StepTokens::default(),
+            requests_drawn_on_host: 0,
+            logged: Vec::new(),
             under_way: StepUnderWay::default(),
             flights: VecDeque::new(),
+            ended: Vec::new(),
             scheduled: Vec::new(),
             recent: Recent::new(),
-            rows: Vec::new(),
+            output: StepOutput::default(),
             outcomes: Outcomes::default(),
-            spare: Lists::default(),
+            spare: StepInput::default(),
         }
     }
 
@@ -175,14 +184,14 @@ impl Engine {
         request: GenerationRequest,
         constraint: Option<Box<dyn Constraint>>,
     ) -> Result<RequestId, SubmitError> {
-        check(&request, self.executor.vocab_size(), self.max_model_len)?;
-        let params = &request.params;
+        check(&request, self.info.vocab_size, self.max_model_len)?;
+        let GenerationRequest { prompt, params, priority, cache_salt } = request;
         if constraint.is_some() && params.beam.is_some() {
             let message = "use_beam_search: not together with a constraint".to_string();
             return Err(SubmitError::Invalid { param: "use_beam_search", message });
         }
-        let room = self.max_model_len - request.prompt.len();
-        let limit = params.max_tokens.unwrap_or(room).min(room);
+        let left = self.max_model_len - prompt.len();
+        let limit = params.max_tokens.unwrap_or(left).min(left);
         // Where no token is asked for there is nothing to search.
         let beam = params.beam.filter(|_| limit > 0);
         let samples = params.best_of.unwrap_or(params.n);
@@ -190,46 +199,77 @@ impl Engine {
         self.scheduler
             .submit(Request {
                 n: beam.map_or(samples, |beam| beam.width),
-                priority: request.priority,
-                cache_salt: request.cache_salt.clone(),
+                priority,
+                cache_salt,
                 read_prefix_cache: params.prompt_logprobs.is_none() && params.pooling != Some(Pooling::Mean),
                 beam_search: beam.is_some(),
                 // A request for no token still takes one step: its prompt is computed.
-                ..Request::new(id, request.prompt.clone(), params.max_tokens.unwrap_or(room).max(1))
+                ..Request::new(id, prompt.clone(), params.max_tokens.unwrap_or(left).max(1))
             })
-            .map_err(|refusal| refused(params, &refusal))?;
+            .map_err(|refusal| refused(&params, &refusal))?;
         self.next_id += 1;
-        let stop_ids = self.eos_token_ids.iter().chain(&params.stop_token_ids).copied().collect();
-        let seed = params.sampling.seed.unwrap_or_else(|| mix(self.seed, id.0));
-        let outputs = vec![Some(Vec::new()); if beam.is_some() { params.n } else { samples }];
-        let slots = vec![None; outputs.len()];
-        let beams = beam.map(|beam| Beams::new(beam, limit));
-        let guides = constraint.map(|constraint| Guides::new(constraint, samples, &mut self.mask_threads));
-        let pool = params.pooling.map(Pool::new);
+        let stop_ids: Vec<u32> = self.eos_token_ids.iter().chain(&params.stop_token_ids).copied().collect();
+        let is_draw = beam.is_none() && limit > 0;
+        let on_host = is_draw && self.is_too_large(&params, &stop_ids);
+        let guides = constraint.map(|constraint| {
+            let is_end = |token: &u32| ending(&params, &self.eos_token_ids, *token).is_some();
+            let ends = stop_ids.iter().copied().filter(is_end).collect();
+            Guides::new(constraint, samples, ends, &mut self.mask_threads)
+        });
         let active = Active {
-            request,
+            id,
             arrived: Instant::now(),
-            stop_ids,
-            seed,
-            outputs,
-            slots,
-            on_host: false,
-            beams,
+            made: vec![Some(0); if beam.is_some() { params.n } else { samples }],
+            limit,
+            on_host,
+            num_stop_ids: stop_ids.len(),
+            beams: beam.map(|beam| Beams::new(beam, limit)),
             guides,
             cached_tokens: 0,
-            scheduled: false,
             started: false,
             prompt_logprobs: Vec::new(),
-            pool,
+            embedding: None,
+            new: Some(Arc::new(NewRequest {
+                id,
+                prompt,
+                sequences: if beam.is_some() { 1 } else { samples as u32 },
+                sampling: params.sampling.clone(),
+                stop_ids,
+                seed: params.sampling.seed.unwrap_or_else(|| mix(self.seed, id.0)),
+                on_host,
+                prompt_logprobs: params.prompt_logprobs,
+                pooling: params.pooling,
+            })),
+            params,
         };
         self.requests.insert(id, active);
         Ok(id)
     }
 
+    /// Whether a slot of the device's sampler has no room for what a request asks for. It is counted, and logged once for each
+    /// kind of wish.
+    fn is_too_large(&mut self, params: &GenerationParams, stop_ids: &[u32]) -> bool {
+        let Some(limits) = &self.info.sampler else { return false };
+        let Err(SampleError::TooMany { what, found, most }) = limits.check_request(&params.sampling, stop_ids) else {
+            return false;
+        };
+        self.requests_drawn_on_host += 1;
+        if !self.logged.contains(&what) {
+            self.logged.push(what);
+            tracing::warn!(
+                "a request with {found} {what} is drawn on the host, since a slot of the device holds {most}: steps wait for it; \
+                 others like it are counted, not logged"
+            );
+        }
+        true
+    }
+
     /// Cancels a request at any moment and frees what it holds. `false` if it has ended already.
     pub fn abort(&mut self, id: RequestId) -> bool {
         self.forget(id);
-        self.scheduler.abort(id)
+        let was_live = self.scheduler.abort(id);
+        self.tell_ends();
+        was_live
     }
 
     /// Ends one sequence of a request, e.g. because its text holds a stop string. `false` if it has ended already or does not
@@ -239,34 +279,36 @@ impl Engine {
             if active.beams.is_some() {
                 return false;
             }
-            let (Some(output), Some(slot)) =
-                (active.outputs.get_mut(index as usize), active.slots.get_mut(index as usize))
-            else {
+            if !active.end(index, &mut self.ended) {
                 return false;
-            };
-            *output = None;
-            if let Some(slots) = &mut self.slots {
-                slots.release(slot);
             }
             if active.is_over() {
                 self.requests.remove(&id);
             }
         }
-        self.scheduler.finish_sequence(SeqId { request: id, index })
+        let was_live = self.scheduler.finish_sequence(SeqId { request: id, index });
+        self.tell_ends();
+        was_live
     }
 
-    /// Drops a request that has ended, and its slots.
+    /// Drops a request that has ended.
     fn forget(&mut self, id: RequestId) -> Option<Active> {
-        let mut active = self.requests.remove(&id)?;
-        if let Some(slots) = &mut self.slots {
-            active.slots.iter_mut().for_each(|slot| slots.release(slot));
+        let active = self.requests.remove(&id)?;
+        if active.new.is_none() {
+            let known = if active.beams.is_some() { vec![0] } else { active.live().collect() };
+            self.ended.extend(known.into_iter().map(|index| SeqId { request: id, index }));
         }
         Some(active)
     }
 
+    /// A phase of the step, if they are recorded.
+    fn phase(&self, name: &'static str) -> Option<Phase> {
+        self.info.profile.as_ref()?.phase(name)
+    }
+
     /// Number of tokens that the model knows.
     pub fn vocab_size(&self) -> usize {
-        self.executor.vocab_size()
+        self.info.vocab_size
     }
 
     /// Whether a step would do something.
@@ -307,7 +349,7 @@ impl Engine {
             preemptions_by_priority: stats.preemptions_by_priority,
             prefix_lookups: *self.scheduler.prefix_stats(),
             failed_steps: self.failed_steps,
-            requests_drawn_on_host: self.slots.as_ref().map_or(0, Slots::too_large),
+            requests_drawn_on_host: self.requests_drawn_on_host,
             step_tokens: self.step_tokens,
         }
     }

@@ -1,11 +1,13 @@
-//! One step: schedule, execute, sample, publish.
+//! One step: plan, submit, collect, publish, commit.
 //!
 //! What it is: the loop that turns requests into tokens. [`Llm`] answers batches of prompts on the caller's thread;
 //! [`AsyncEngine`] runs on a thread of its own for a server; [`Engine`] is the same step on token ids alone.
 //!
 //! ```text
-//! request ─▶ sched: plan ─▶ executor: memory, forward ─▶ sampling ─▶ sched: commit ─▶ text ─▶ stream of events
+//! request ─▶ sched: plan ─▶ worker: block copies, forward pass, draws ─▶ publish ─▶ sched: commit ─▶ text ─▶ events
 //! ```
+//!
+//! Between the engine and what computes lies one interface, [`worker::Worker`].
 //!
 //! What it is not: it speaks no HTTP, and decides nothing that the scheduler should.
 //!
@@ -22,9 +24,7 @@ mod beam;
 mod budget;
 mod check;
 mod core;
-mod draw;
 mod error;
-mod executor;
 mod floor;
 mod grammar;
 mod graphs;
@@ -34,14 +34,12 @@ mod kv_cache;
 mod llm;
 mod load;
 mod plan;
-mod pooling;
 pub mod profile;
 mod publish;
-mod slots;
 mod status;
 pub mod text;
-mod transfers;
 pub mod watch;
+pub mod worker;
 
 /// Devices and kernels by themselves, for those who measure them.
 pub mod kernels {

@@ -15,10 +15,9 @@ use sched::{CacheGroup, SchedConfig, Scheduler};
 use crate::api::{EngineConfig, ModelInfo, ModelSource};
 use crate::core::Engine;
 use crate::error::EngineError;
-use crate::executor::Executor;
 use crate::graphs;
 use crate::plan::Plan;
-use crate::slots::Slots;
+use crate::worker::LocalWorker;
 
 /// Loading progress: how many of how many bytes are in place.
 pub type Progress<'a> = &'a (dyn Fn(u64, u64) + Sync);
@@ -223,13 +222,6 @@ pub(crate) fn load_on(
         model.capture_largest(&mut caches)?;
         plan.compare(available, device.memory());
     }
-    let slots = match device.is_host() {
-        true => None,
-        false => {
-            let limits = Limits::new(engine.max_num_seqs, decoder.vocab_size(), plan.max_model_len);
-            Some(Slots::new(device.clone(), limits)?)
-        }
-    };
     let swap_space = SwapSpace::new(&**device, &caches, plan.host_blocks)?;
     let info = ModelInfo {
         name: files.name(),
@@ -251,9 +243,12 @@ pub(crate) fn load_on(
             no_gpu.clone(),
         ),
     };
-    let executor = Executor::new(device.clone(), model, caches, swap_space);
+    let limits =
+        (!device.is_host()).then(|| Limits::new(engine.max_num_seqs, decoder.vocab_size(), plan.max_model_len));
+    let (worker, worker_info) = LocalWorker::new(device.clone(), model, caches, swap_space, limits)?;
     let seed = engine.seed.unwrap_or_else(random_seed);
-    let engine = Engine::new(scheduler, executor, slots, defaults.eos_token_ids.clone(), plan.max_model_len, seed);
+    let eos_token_ids = defaults.eos_token_ids.clone();
+    let engine = Engine::new(scheduler, (Box::new(worker), worker_info), eos_token_ids, plan.max_model_len, seed);
     Ok(Loaded { engine, tokenizer, chat_template, defaults, info })
 }
 

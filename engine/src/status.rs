@@ -8,17 +8,17 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use sched::StepPlan;
 use tokio::sync::watch;
 
 use crate::api::EngineStats;
 use crate::publish::TextEngine;
+use crate::worker::StepInput;
 
 /// Spans of a plan that a dump shows.
 const SHOWN_LINES: usize = 40;
 
 /// The plan of the step under way, if one is.
-pub(crate) type StepUnderWay = Arc<Mutex<Option<Arc<StepPlan>>>>;
+pub(crate) type StepUnderWay = Arc<Mutex<Option<Arc<StepInput>>>>;
 
 /// How the engine thread has ended, if it has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -137,11 +137,11 @@ impl Status {
              {:.0} % of the swap space in use",
             100.0 * stats.host_cache_usage
         );
-        let plan = lock(&self.under_way).clone();
-        match plan {
+        let input = lock(&self.under_way).clone();
+        match input {
             None => text += "\nno step is under way",
-            Some(plan) => {
-                let lines = plan.to_string();
+            Some(input) => {
+                let lines = input.plan.to_string();
                 let count = lines.lines().count();
                 let _ = write!(text, "\nunder way: {}", lines.lines().take(SHOWN_LINES).collect::<Vec<_>>().join("\n"));
                 if count > SHOWN_LINES {

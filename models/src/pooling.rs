@@ -10,7 +10,7 @@ use crate::files::ModelFiles;
 const FILE: &str = "1_Pooling/config.json";
 
 /// Which hidden states, behind the final norm, make the embedding of a text.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum Pooling {
     /// That of the last token, which has seen all others.
     #[default]

@@ -8,9 +8,26 @@ use std::fmt;
 
 /// A set of token ids below a fixed number.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(from = "Words"))]
 pub struct TokenSet {
     words: Vec<u32>,
     size: usize,
+}
+
+/// A [`TokenSet`] as it comes from a file or a peer.
+#[cfg(feature = "serde")]
+#[derive(serde::Deserialize)]
+struct Words {
+    words: Vec<u32>,
+    size: usize,
+}
+
+#[cfg(feature = "serde")]
+impl From<Words> for TokenSet {
+    fn from(Words { words, size }: Words) -> TokenSet {
+        // No larger than what has come, whatever the number says.
+        TokenSet::from_words(&words, size.min(32 * words.len()))
+    }
 }
 
 impl TokenSet {
@@ -38,6 +55,11 @@ impl TokenSet {
             *last &= (1 << rest) - 1;
         }
         set
+    }
+
+    /// Ids of the set are below this.
+    pub fn size(&self) -> usize {
+        self.size
     }
 
     /// Adds an id; one that is not below the size is ignored.

@@ -5,6 +5,7 @@ use crate::numbers::{ln_mass, mass, weight};
 
 /// How likely a token was, and what else was likely.
 #[derive(Clone, Debug, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct TokenLogprobs {
     /// Natural log of the token's probability; −∞ where it was impossible.
     pub logprob: f32,

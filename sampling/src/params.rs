@@ -9,6 +9,7 @@ pub const MAX_LOGPROBS: usize = 1000;
 ///
 /// Token ids at or above the length of the logits row are ignored wherever they occur.
 #[derive(Clone, Debug, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct SamplingParams {
     /// Divides the logits: 0 to 100. Below 1e-5 (as in vLLM) the likeliest token is taken.
     pub temperature: f32,

@@ -30,6 +30,7 @@ pub struct Context<'a> {
 
 /// A token, and how likely it was.
 #[derive(Clone, Debug, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Sampled {
     /// The token drawn.
     pub token: u32,
@@ -39,6 +40,7 @@ pub struct Sampled {
 
 /// One of the likeliest tokens, for a search that weighs them.
 #[derive(Clone, Debug, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Likely {
     /// The token. Its log-probability, where [`SamplingParams::logprobs`] asks for it, is that of the raw row, as for a
     /// token that was drawn.

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::{RequestId, SeqId};
 
 /// Number of a step, counted from 1.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct StepId(pub u64);
 
 impl fmt::Display for StepId {
@@ -23,7 +23,7 @@ impl fmt::Display for StepId {
 }
 
 /// Everything that happens in one step.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StepPlan {
     /// Which step.
     pub step: StepId,
@@ -148,7 +148,7 @@ impl fmt::Display for Span {
 
 impl StepPlan {
     pub(crate) fn empty(step: StepId) -> StepPlan {
-        StepPlan { step, spans: Vec::new(), memory: Vec::new(), released: Vec::new(), preempted: Vec::new() }
+        StepPlan { step, ..StepPlan::default() }
     }
 
     /// Whether the executor has nothing to do.

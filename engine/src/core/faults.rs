@@ -8,6 +8,7 @@ use std::path::PathBuf;
 
 use super::{Engine, TokenEvent, overlap};
 use crate::api::{EngineConfig, FinishReason, GenerationParams, GenerationRequest, ModelSource};
+use crate::worker::hooks;
 use sampling::SamplingParams;
 use sched::PreemptionMode;
 
@@ -76,14 +77,14 @@ fn drive(engine: &mut Engine, requests: Vec<GenerationRequest>) -> Vec<Option<Ve
 fn whichever_copy_fails_only_its_step_fails_and_nobody_reads_what_was_not_copied() {
     let want = drive(&mut engine(200), requests());
     let mut tight = engine(26);
-    tight.executor.fault_after = Some(usize::MAX);
+    hooks::FAULT_AFTER.set(Some(usize::MAX));
     assert_eq!(drive(&mut tight, requests()), want);
-    let operations = usize::MAX - tight.executor.fault_after.unwrap();
+    let operations = usize::MAX - hooks::FAULT_AFTER.take().unwrap();
     assert!(tight.stats().num_swap_preemptions > 0 && tight.stats().blocks_copied > 0, "{:?}", tight.stats());
     let (mut spared, mut failed) = (0, 0);
     for at in (0..operations).step_by(if xtask::everything() { 1 } else { 5 }) {
         let mut engine = engine(26);
-        engine.executor.fault_after = Some(at);
+        hooks::FAULT_AFTER.set(Some(at));
         let answers = drive(&mut engine, requests());
         assert_eq!(engine.stats().failed_steps, 1, "operation {at} of {operations}");
         for (answer, want) in answers.iter().zip(&want) {
@@ -92,7 +93,7 @@ fn whichever_copy_fails_only_its_step_fails_and_nobody_reads_what_was_not_copied
         failed += answers.iter().filter(|answer| answer.is_none()).count();
         spared += answers.iter().filter(|answer| answer.is_some()).count();
         // What the prefix cache holds is right, too.
-        engine.executor.fault_after = None;
+        hooks::FAULT_AFTER.set(None);
         assert_eq!(drive(&mut engine, requests()), want, "the cache after the fault at operation {at}");
         engine.scheduler.audit().unwrap();
         let stats = engine.stats();
@@ -133,7 +134,7 @@ fn meets(engine: &mut Engine, want: &[Option<Vec<Vec<u32>>>], what: &str) -> (us
     engine.scheduler.audit().unwrap();
     let stats = engine.stats();
     assert_eq!((stats.blocks_in_use, stats.num_running, stats.num_waiting, stats.num_swapped), (0, 0, 0, 0));
-    assert!(engine.slots.as_ref().unwrap().is_empty() && engine.flights.is_empty(), "{what}");
+    assert!(engine.worker.num_sequences() == 0 && engine.flights.is_empty(), "{what}");
     (answers.iter().filter(|answer| answer.is_none()).count(), answers.iter().filter(|answer| answer.is_some()).count())
 }
 
@@ -142,14 +143,14 @@ fn a_copy_that_fails_while_the_step_before_it_runs_fails_its_own_step_alone() {
     let Some(mut large) = overlapped(200) else { return };
     let want = drive(&mut large, few());
     let mut tight = overlapped(11).unwrap();
-    tight.executor.fault_after = Some(usize::MAX);
+    hooks::FAULT_AFTER.set(Some(usize::MAX));
     assert_eq!(drive(&mut tight, few()), want);
-    let operations = usize::MAX - tight.executor.fault_after.unwrap();
+    let operations = usize::MAX - hooks::FAULT_AFTER.take().unwrap();
     assert!(tight.stats().num_swap_preemptions > 0 && tight.stats().blocks_copied > 0, "{:?}", tight.stats());
     let (mut failed, mut spared) = (0, 0);
     for at in places(operations, 2) {
         let mut engine = overlapped(11).unwrap();
-        engine.executor.fault_after = Some(at);
+        hooks::FAULT_AFTER.set(Some(at));
         let (few, many) = meets(&mut engine, &want, &format!("the fault at operation {at} of {operations}"));
         (failed, spared) = (failed + few, spared + many);
     }
@@ -161,13 +162,13 @@ fn a_step_that_fails_in_flight_ends_its_requests_and_the_step_behind_it_is_compu
     let Some(mut large) = overlapped(200) else { return };
     let want = drive(&mut large, few());
     let mut tight = overlapped(11).unwrap();
-    tight.executor.silent_after = Some(usize::MAX);
+    hooks::SILENT_AFTER.set(Some(usize::MAX));
     assert_eq!(drive(&mut tight, few()), want);
-    let passes = usize::MAX - tight.executor.silent_after.unwrap();
+    let passes = usize::MAX - hooks::SILENT_AFTER.take().unwrap();
     let (mut failed, mut spared) = (0, 0);
     for at in places(passes, 3) {
         let mut engine = overlapped(11).unwrap();
-        engine.executor.silent_after = Some(at);
+        hooks::SILENT_AFTER.set(Some(at));
         let (few, many) = meets(&mut engine, &want, &format!("the failure of forward pass {at} of {passes}"));
         (failed, spared) = (failed + few, spared + many);
     }

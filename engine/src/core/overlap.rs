@@ -6,6 +6,7 @@
 
 use std::collections::HashMap;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use proptest::prelude::*;
 use sampling::{Constraint, ConstraintError, Mask, SamplingParams, TokenSet};
@@ -13,6 +14,7 @@ use sched::{PreemptionMode, RequestId};
 
 use super::{Engine, TokenEvent};
 use crate::api::{BeamSearch, EngineConfig, GenerationParams, GenerationRequest, ModelSource};
+use crate::worker::{StepError, StepInput, StepOutput, Worker, hooks};
 
 /// Tokens of the reference model.
 const VOCAB: usize = 560;
@@ -41,11 +43,31 @@ fn load(config: &EngineConfig) -> Engine {
     Engine::load(config, &|_, _| {}).unwrap()
 }
 
-/// The same engine, which draws on the host and plans no step ahead.
+/// A worker whose host draws for everybody.
+struct OnHost(Box<dyn Worker>);
+
+impl Worker for OnHost {
+    fn submit(&mut self, input: Arc<StepInput>) {
+        let mut input = StepInput::clone(&input);
+        input.requests.iter_mut().for_each(|request| Arc::make_mut(request).on_host = true);
+        self.0.submit(Arc::new(input));
+    }
+
+    fn collect(&mut self, output: &mut StepOutput) -> Result<(), StepError> {
+        self.0.collect(output)
+    }
+
+    fn num_sequences(&self) -> usize {
+        self.0.num_sequences()
+    }
+}
+
+/// An engine that draws on the host and plans no step ahead.
 fn on_host(config: &EngineConfig) -> Engine {
     let mut engine = load(config);
-    assert!(engine.slots.take().is_some(), "cuda-sim draws on the device");
-    engine
+    assert!(engine.info.sampler.take().is_some(), "cuda-sim draws on the device");
+    engine.info.max_in_flight = 1;
+    Engine { worker: Box::new(OnHost(engine.worker)), ..engine }
 }
 
 /// Holds every token to a class of ids that follows from the ones before, for `left` tokens.
@@ -167,7 +189,7 @@ fn is_empty(engine: &Engine) {
     engine.scheduler.audit().unwrap();
     let stats = engine.stats();
     assert_eq!((stats.blocks_in_use, stats.num_running, stats.num_waiting, stats.num_swapped), (0, 0, 0, 0));
-    assert!(engine.slots.as_ref().is_none_or(|slots| slots.is_empty()), "a slot is lost");
+    assert_eq!(engine.worker.num_sequences(), 0, "a slot is lost");
     assert!(engine.flights.is_empty() && engine.requests.is_empty());
     assert!(engine.under_way.lock().unwrap().is_none());
 }
@@ -226,11 +248,14 @@ fn a_swap_that_runs_as_late_as_may_be_changes_no_token_and_others_do_not_wait_fo
         (0..7).map(|i| (request(i, 9 + i as usize, 20, 1 + i as usize % 2, plain()), None)).collect();
     let want = answers(&mut load(&large), &loads);
     let mut engine = load(&EngineConfig { preemption_mode: PreemptionMode::Swap, ..config(16).unwrap() });
-    engine.executor.lags = true;
-    assert_eq!(answers(&mut engine, &loads), want);
+    hooks::LATE_SWAPS.set(true);
+    hooks::PASSES_BESIDE_SWAPS.set(0);
+    let answers = answers(&mut engine, &loads);
+    hooks::LATE_SWAPS.set(false);
+    assert_eq!(answers, want);
     let swaps = engine.stats().num_swap_preemptions;
     assert!(swaps > 3, "{swaps} swaps show nothing");
-    assert!(engine.executor.passed > 0, "every step waited for every swap");
+    assert!(hooks::PASSES_BESIDE_SWAPS.get() > 0, "every step waited for every swap");
 }
 
 #[test]

@@ -1,17 +1,21 @@
 //! The constraints of a request's sequences, and the threads that compute their masks.
 //!
-//! A guide lends its constraint to a mask thread right after a token has been accepted, and asks for it back when the next
-//! row of logits is there: in between lie the commit, the next plan and its forward pass. The threads are not those of
-//! the device: a mask in the middle of a matrix product would hold up everyone who joins there.
+//! A guide lends its constraint to a mask thread right after a token has been accepted, and asks for it back when the next step
+//! of the sequence is planned: the masks of all sequences are computed beside each other, while the others' tokens are published
+//! and the step is committed. The threads are not those of the device: a mask in the middle of a matrix product would hold up
+//! everyone who joins there.
 //!
 //! A constraint may be the caller's own code. Every call of it is caught: a panic ends the sequences of its request with an
 //! error, and nothing else.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 
 use rayon::ThreadPool;
-use sampling::{Constraint, ConstraintError, Mask};
+use sampling::{Constraint, ConstraintError, Mask, TokenSet};
+
+use crate::api::{FinishReason, StopCause};
 
 /// Most mask threads; they start with the first constraint.
 const MOST: usize = 8;
@@ -64,10 +68,15 @@ impl Drop for Caught {
 /// A constraint with its mask.
 type Masked = (Caught, Result<Mask, ConstraintError>);
 
+/// The tokens that a sequence may continue with, or why there are none.
+type Allowed = Result<Arc<TokenSet>, FinishReason>;
+
 /// A constraint, with the mask for what comes next done or under way.
-enum Guide {
-    Ready(Masked),
-    Lent(Receiver<Masked>),
+struct Guide {
+    /// Until the mask thread gives the constraint back.
+    lent: Option<Receiver<Masked>>,
+    constraint: Caught,
+    allowed: Allowed,
 }
 
 impl Guide {
@@ -78,24 +87,28 @@ impl Guide {
             // The sequence may have ended in between.
             let _ = done.send((constraint, mask));
         });
-        Guide::Lent(result)
+        Guide { lent: Some(result), constraint: Caught(None), allowed: allowed(Err(not_computed()), &[]) }
     }
 
-    fn wait(&mut self) -> Result<&mut Mask, ConstraintError> {
-        if let Guide::Lent(result) = self {
-            *self = Guide::Ready(result.recv().map_err(|_| not_computed())?);
+    /// Waits for the mask. Where the text may end, the tokens of `ends` are allowed too.
+    fn wait(&mut self, ends: &[u32]) -> &Allowed {
+        if let Some(Ok((constraint, mask))) = self.lent.take().map(|result| result.recv()) {
+            self.constraint = constraint;
+            self.allowed = allowed(mask, ends);
         }
-        match self {
-            Guide::Ready((_, mask)) => mask.as_mut().map_err(|error| error.clone()),
-            Guide::Lent(_) => Err(not_computed()),
-        }
+        &self.allowed
     }
+}
 
-    fn mask(&self) -> Result<&Mask, ConstraintError> {
-        match self {
-            Guide::Ready((_, mask)) => mask.as_ref().map_err(Clone::clone),
-            Guide::Lent(_) => Err(not_computed()),
-        }
+fn allowed(mask: Result<Mask, ConstraintError>, ends: &[u32]) -> Allowed {
+    let Mask { mut tokens, may_end } = mask.map_err(|error| FinishReason::Grammar(error.0))?;
+    if may_end {
+        ends.iter().for_each(|token| tokens.insert(*token));
+    }
+    match (tokens.is_empty(), may_end) {
+        (false, _) => Ok(Arc::new(tokens)),
+        (true, true) => Err(FinishReason::Stop(Some(StopCause::Complete))),
+        (true, false) => Err(FinishReason::Grammar("no token of the vocabulary goes on from here".to_string())),
     }
 }
 
@@ -107,35 +120,33 @@ fn not_computed() -> ConstraintError {
 pub(crate) struct Guides {
     root: Guide,
     own: Vec<Option<Guide>>,
+    /// Tokens that end a sequence, allowed where its text may end.
+    ends: Vec<u32>,
 }
 
 impl Guides {
-    /// For `n` sequences; the first mask is begun.
-    pub fn new(constraint: Box<dyn Constraint>, n: usize, threads: &mut MaskThreads) -> Guides {
+    /// For `n` sequences that end at any token of `ends`; the first mask is begun.
+    pub fn new(constraint: Box<dyn Constraint>, n: usize, ends: Vec<u32>, threads: &mut MaskThreads) -> Guides {
         let root = Guide::start(Caught(Some(constraint)), threads);
-        Guides { root, own: std::iter::repeat_with(|| None).take(n).collect() }
+        Guides { root, own: std::iter::repeat_with(|| None).take(n).collect(), ends }
     }
 
-    /// Waits until the mask of what may come next in a sequence is computed.
-    pub fn wait(&mut self, index: u32) -> Result<&mut Mask, ConstraintError> {
-        let Guides { root, own } = self;
-        own.get_mut(index as usize).and_then(Option::as_mut).unwrap_or(root).wait()
-    }
-
-    /// The mask that [`Guides::wait`] has waited for.
-    pub fn mask(&self, index: u32) -> Result<&Mask, ConstraintError> {
-        self.own.get(index as usize).and_then(Option::as_ref).unwrap_or(&self.root).mask()
+    /// The tokens that may come next in a sequence, or why it ends; waits until they are computed.
+    pub fn allowed(&mut self, index: u32) -> &Result<Arc<TokenSet>, FinishReason> {
+        let Guides { root, own, ends } = self;
+        own.get_mut(index as usize).and_then(Option::as_mut).unwrap_or(root).wait(ends)
     }
 
     /// Takes the token that a sequence has drawn and begins its next mask. `true` if nothing can follow.
     pub fn accept(&mut self, index: u32, token: u32, threads: &mut MaskThreads) -> Result<bool, ConstraintError> {
-        self.wait(index)?;
-        let Guides { root, own } = self;
+        if self.allowed(index).is_err() {
+            return Err(not_computed());
+        }
+        let Guides { root, own, .. } = self;
         let Some(slot) = own.get_mut(index as usize) else { return Ok(false) };
-        let mut constraint = match (slot.take(), root) {
-            (Some(Guide::Ready((constraint, _))), _) => constraint,
-            (None, Guide::Ready((constraint, _))) => constraint.call("fork", |root| Ok(Caught(Some(root.fork()))))?,
-            (_, _) => return Err(not_computed()),
+        let mut constraint = match slot.take() {
+            Some(guide) => guide.constraint,
+            None => root.constraint.call("fork", |root| Ok(Caught(Some(root.fork()))))?,
         };
         let complete = constraint.call("accept", |constraint| {
             constraint.accept(token)?;

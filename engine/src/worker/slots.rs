@@ -1,12 +1,10 @@
 //! Which sequences draw on the device, and in which of its slots.
 //!
 //! A sequence gets a slot of the [`DeviceSampler`] with the first row that it draws from, and has it until it ends or loses
-//! its keys and values. Resumed, it gets one anew, with the output that it has by then. What a slot has no room for is drawn
-//! on the host, which is logged once for each kind of wish and counted; so are beams, which are no draws.
+//! its keys and values. When it resumes it gets another, with the output that it has by then.
 //!
 //! Costs: nothing is allocated, and nothing sent, for a sequence that goes on as before.
 
-use std::ops::Range;
 use std::sync::Arc;
 
 use attention_kernels::KernelError;
@@ -14,21 +12,19 @@ use device::profile::{self, Cost};
 use device::{Buffer, Device, Queue};
 use sampling::device::{DeviceSampler, Limits, Logits, LogitsType, Pending, Place, Row, SampleError};
 use sampling::{Context, Sampled, TokenSet};
+use sched::SeqId;
 
-use crate::draw::Active;
+use super::NewRequest;
+use super::local::RequestState;
 
 /// The device's sampler, and who is in it.
-pub(crate) struct Slots {
+pub(super) struct Slots {
     device: Arc<dyn Device>,
     sampler: DeviceSampler,
     free: Vec<u32>,
     /// Of the step that is made ready.
     rows: Vec<Row>,
     places: Vec<Place>,
-    /// Requests that a slot had no room for.
-    too_large: u64,
-    /// Kinds of wishes that were logged.
-    logged: Vec<&'static str>,
 }
 
 impl Slots {
@@ -37,7 +33,7 @@ impl Slots {
         let count = limits.max_num_seqs;
         let free = (0..count as u32).rev().collect();
         let (rows, places) = (Vec::with_capacity(count), Vec::with_capacity(count));
-        Ok(Slots { device, sampler, free, rows, places, too_large: 0, logged: Vec::new() })
+        Ok(Slots { device, sampler, free, rows, places })
     }
 
     /// Takes a sequence's slot away, if it has one.
@@ -48,21 +44,19 @@ impl Slots {
         }
     }
 
-    /// Takes the slots of those sequences of a request that have ended.
-    pub fn release_ended(&mut self, active: &mut Active) {
-        let ended = active.slots.iter_mut().zip(&active.outputs).filter(|(_, output)| output.is_none());
-        ended.for_each(|(slot, _)| self.release(slot));
+    /// Takes the slots of all sequences of a request away.
+    pub fn release_all(&mut self, request: &mut RequestState) {
+        request.slots.iter_mut().for_each(|slot| self.release(slot));
     }
 
-    /// Whether nobody has a slot.
-    #[cfg(test)]
-    pub fn is_empty(&self) -> bool {
-        self.free.len() == self.sampler.limits().max_num_seqs
+    /// Slots that are taken.
+    pub fn in_use(&self) -> usize {
+        self.limits().max_num_seqs - self.free.len()
     }
 
-    /// Requests that are drawn on the host because a slot has no room for what they ask for.
-    pub fn too_large(&self) -> u64 {
-        self.too_large
+    /// What a slot has room for.
+    pub fn limits(&self) -> &Limits {
+        self.sampler.limits()
     }
 
     /// Begins a step.
@@ -71,48 +65,19 @@ impl Slots {
         self.places.clear();
     }
 
-    /// Rows for those of these sequences that have not ended, all from one row of the logits, held to `allowed`. `false`: the
-    /// request is drawn on the host, now and from now on.
-    pub fn seat(
+    /// Adds a row for each of these sequences, which draw from one row of the logits and are held to `allowed`.
+    pub fn add_rows(
         &mut self,
-        active: &mut Active,
-        indices: Range<u32>,
-        logits_row: u32,
-        allowed: Option<&TokenSet>,
-    ) -> Result<bool, SampleError> {
-        let before = self.rows.len();
-        match self.try_seat(active, indices, logits_row, allowed) {
-            Ok(()) => Ok(true),
-            Err(SampleError::TooMany { what, found, most }) => {
-                self.too_large += 1;
-                if !self.logged.contains(&what) {
-                    self.logged.push(what);
-                    tracing::warn!(
-                        "a request with {found} {what} is drawn on the host, since a slot of the device holds {most}: steps wait \
-                         for it; others like it are counted, not logged"
-                    );
-                }
-                self.rows.truncate(before);
-                active.slots.iter_mut().for_each(|slot| self.release(slot));
-                active.on_host = true;
-                Ok(false)
-            }
-            Err(error) => Err(error),
-        }
-    }
-
-    fn try_seat(
-        &mut self,
-        active: &mut Active,
-        indices: Range<u32>,
+        request: &mut RequestState,
+        sequences: &[SeqId],
         logits_row: u32,
         allowed: Option<&TokenSet>,
     ) -> Result<(), SampleError> {
         // Sequences that share a row have the same output so far, so that one is a fork of the other.
         let mut first = None;
-        for index in indices {
-            let Some(output) = &active.outputs[index as usize] else { continue };
-            let slot = match (active.slots[index as usize], first) {
+        for &SeqId { index, .. } in sequences {
+            let Some(Some(output)) = request.outputs.get(index as usize) else { continue };
+            let slot = match (request.slots[index as usize], first) {
                 (Some(slot), _) => {
                     if allowed.is_some() {
                         self.sampler.constrain(slot, allowed)?;
@@ -124,14 +89,14 @@ impl Slots {
                     let slot =
                         self.free.pop().ok_or(SampleError::TooMany { what: "slots", found: found + 1, most: found })?;
                     // It is the sequence's from here on, whatever comes.
-                    active.slots[index as usize] = Some(slot);
+                    request.slots[index as usize] = Some(slot);
                     match from {
                         Some(from) => self.sampler.fork(from, slot, index)?,
                         None => {
-                            let (prompt, stop_ids) = (&active.request.prompt[..], &active.stop_ids[..]);
-                            let (seed, sequence) = (active.seed, index);
+                            let NewRequest { prompt, stop_ids, seed, sampling, .. } = &*request.request;
+                            let (seed, sequence) = (*seed, index);
                             let context = Context { prompt, output, stop_ids, allowed, seed, sequence };
-                            self.sampler.set_row(slot, &active.request.params.sampling, &context)?;
+                            self.sampler.set_row(slot, sampling, &context)?;
                         }
                     }
                     slot

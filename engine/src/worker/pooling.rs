@@ -7,16 +7,16 @@ use std::ops::Range;
 use models::Pooling;
 
 /// What has been taken of one prompt.
-pub(crate) struct Pool {
+pub(super) struct Pooled {
     pooling: Pooling,
     /// `[hidden_size]`; empty before the first row.
     sum: Vec<f64>,
     rows: usize,
 }
 
-impl Pool {
-    pub fn new(pooling: Pooling) -> Pool {
-        Pool { pooling, sum: Vec::new(), rows: 0 }
+impl Pooled {
+    pub fn new(pooling: Pooling) -> Pooled {
+        Pooled { pooling, sum: Vec::new(), rows: 0 }
     }
 
     /// The positions whose rows are wanted of a span of positions of a prompt of `len` tokens. Those computed anew after
@@ -54,7 +54,7 @@ mod tests {
 
     #[test]
     fn a_mean_takes_every_position_once_whatever_the_spans() {
-        let mut pool = Pool::new(Pooling::Mean);
+        let mut pool = Pooled::new(Pooling::Mean);
         assert_eq!(pool.positions(0..3, 5), 0..3);
         pool.take(&[3.0, 0.0, 0.0, 2.0, 0.0, 1.0], 2);
         // Begun anew after a preemption, in other spans.
@@ -66,7 +66,7 @@ mod tests {
 
     #[test]
     fn the_last_position_is_taken_once() {
-        let mut pool = Pool::new(Pooling::Last);
+        let mut pool = Pooled::new(Pooling::Last);
         assert!(pool.positions(0..4, 5).is_empty());
         assert_eq!(pool.positions(4..5, 5), 4..5);
         pool.take(&[0.0, 0.0], 2);

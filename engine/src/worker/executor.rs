@@ -1,5 +1,5 @@
-//! A plan becomes memory operations and one forward pass. It decides nothing, and on a device that launches kernels it waits
-//! for nothing but results that the host asks for.
+//! A plan becomes memory operations and one forward pass. On a device that launches kernels the host waits for nothing but the
+//! results that it asks for.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use device::{Buffer, Device, DeviceError, Event, Pool, Profile, Queue};
 use models::{Fill, ForwardBatch, Model};
 use sched::{BlockId, MemOp, SeqId, Span, StepPlan};
 
-use crate::transfers::{Direction, Touched, Transfer, Transfers};
+use super::transfers::{Direction, Touched, Transfer, Transfers};
 
 /// Which hidden states of a span stay behind the last layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,18 +47,6 @@ pub(crate) struct Executor {
     last_rows: Vec<u32>,
     /// Source and target blocks of neighbouring operations of one kind.
     pairs: Vec<(u32, u32)>,
-    /// Of the tests: so many more memory operations succeed; `None`: all.
-    #[cfg(test)]
-    pub fault_after: Option<usize>,
-    /// Of the tests: so many more forward passes run; the next fails after its launch, and writes nothing.
-    #[cfg(test)]
-    pub silent_after: Option<usize>,
-    /// Of the tests: a swap is copied as late as may be, when somebody waits for it.
-    #[cfg(test)]
-    pub lags: bool,
-    /// Forward passes that did not wait for some swap.
-    #[cfg(test)]
-    pub passed: usize,
 }
 
 impl Executor {
@@ -77,14 +65,6 @@ impl Executor {
             order: Vec::new(),
             last_rows: Vec::new(),
             pairs: Vec::new(),
-            #[cfg(test)]
-            fault_after: None,
-            #[cfg(test)]
-            silent_after: None,
-            #[cfg(test)]
-            lags: false,
-            #[cfg(test)]
-            passed: 0,
         }
     }
 
@@ -108,17 +88,21 @@ impl Executor {
         self.device.pool()
     }
 
-    pub fn vocab_size(&self) -> usize {
-        self.model.decoder().vocab_size()
+    /// Forgets the tables of sequences.
+    pub fn forget(&mut self, released: &[SeqId]) {
+        for seq in released {
+            self.tables.remove(seq);
+        }
     }
 
     /// Does what comes before the forward pass: memory operations, block tables, the batch. `needed` says which hidden states
     /// of a span stay for [`Executor::logits`] and [`Executor::hidden`].
-    pub fn prepare(&mut self, plan: &StepPlan, mut needed: impl FnMut(&Span) -> Needed) -> Result<(), KernelError> {
+    pub fn prepare(
+        &mut self,
+        plan: &StepPlan,
+        mut needed: impl FnMut(usize, &Span) -> Needed,
+    ) -> Result<(), KernelError> {
         let _phase = self.phase("inputs");
-        for seq in &plan.released {
-            self.tables.remove(seq);
-        }
         self.claim(plan);
         self.memory(&plan.memory)?;
         for span in &plan.spans {
@@ -141,7 +125,7 @@ impl Executor {
             let groups = span.groups.iter().zip(tables).map(|(group, table)| (&group.slots[..], &table[..]));
             let last = self.batch.push(span.start, &span.tokens, groups);
             self.last_rows[i] = last;
-            let first = match needed(span) {
+            let first = match needed(i, span) {
                 Needed::All => last + 1 - span.tokens.len() as u32,
                 Needed::Last => last,
                 Needed::None => last + 1,
@@ -176,7 +160,7 @@ impl Executor {
     fn may_wait(&mut self) -> Result<bool, KernelError> {
         // A test copies swaps when somebody waits for them, not before.
         #[cfg(test)]
-        let forget = !self.lags;
+        let forget = !hooks::LATE_SWAPS.get();
         #[cfg(not(test))]
         let forget = true;
         if forget {
@@ -211,7 +195,7 @@ impl Executor {
         let Executor { device, transfers, touched, .. } = self;
         let (writes, reads) = (|block| touched.is_written(block), |block| touched.is_read(block));
         #[cfg(test)]
-        if self.lags {
+        if hooks::LATE_SWAPS.get() {
             for Transfer { direction, pairs, .. } in transfers.take(writes, reads) {
                 match direction {
                     Direction::Out => self.swap_space.swap_out(&**device, &self.caches, &pairs)?,
@@ -237,7 +221,7 @@ impl Executor {
             let Executor { device, caches, swap_space, transfers, .. } = self;
             let device = &**device;
             #[cfg(test)]
-            if self.lags {
+            if hooks::LATE_SWAPS.get() {
                 transfers.push(Transfer { direction, pairs, event: device.record(Queue::Copy)? });
                 continue;
             }
@@ -253,17 +237,11 @@ impl Executor {
     /// Runs the forward pass. `fill` brings tokens that the device alone knows to their rows.
     pub fn forward(&mut self, fill: Option<Fill<'_>>) -> Result<(), KernelError> {
         #[cfg(test)]
-        match &mut self.silent_after {
-            Some(0) => {
-                self.silent_after = None;
+        {
+            if hooks::is_last(&hooks::SILENT_AFTER) {
                 return Ok(());
             }
-            Some(left) => *left -= 1,
-            None => {}
-        }
-        #[cfg(test)]
-        {
-            self.passed += usize::from(!self.transfers.is_empty());
+            hooks::PASSES_BESIDE_SWAPS.set(hooks::PASSES_BESIDE_SWAPS.get() + usize::from(!self.transfers.is_empty()));
         }
         let _phase = self.phase("launch");
         let Executor { device, model, batch, caches, .. } = self;
@@ -318,7 +296,7 @@ impl Executor {
             self.pairs.clear();
             for op in run {
                 #[cfg(test)]
-                self.meet_fault(op)?;
+                Executor::meet_fault(op)?;
                 match *op {
                     MemOp::Copy { src, dst } => self.pairs.push((src.0, dst.0)),
                     MemOp::SwapOut { src, dst } => self.pairs.push((src.0, dst.0)),
@@ -341,7 +319,7 @@ impl Executor {
     fn operate(&mut self, run: &[MemOp]) -> Result<(), KernelError> {
         // A release build orders no poison, and so waits for no swap because of it.
         #[cfg(test)]
-        if self.lags && matches!(run[0], MemOp::Poison { .. }) {
+        if hooks::LATE_SWAPS.get() && matches!(run[0], MemOp::Poison { .. }) {
             return Ok(());
         }
         if self.may_wait()? {
@@ -374,20 +352,11 @@ impl Executor {
 
     /// Fails where a test wants a copy to fail.
     #[cfg(test)]
-    fn meet_fault(&mut self, op: &MemOp) -> Result<(), KernelError> {
-        let found = || "a fault that a test asked for".to_string();
-        match &mut self.fault_after {
-            Some(_) if matches!(op, MemOp::Poison { .. }) => Ok(()),
-            Some(0) => {
-                self.fault_after = None;
-                Err(KernelError::Unsupported { variant: "memory", found: found() })
-            }
-            Some(left) => {
-                *left -= 1;
-                Ok(())
-            }
-            None => Ok(()),
+    fn meet_fault(op: &MemOp) -> Result<(), KernelError> {
+        if matches!(op, MemOp::Poison { .. }) || !hooks::is_last(&hooks::FAULT_AFTER) {
+            return Ok(());
         }
+        Err(KernelError::Unsupported { variant: "memory", found: "a fault that a test asked for".to_string() })
     }
 
     /// Makes what must not be read again loud, in all layers (debug builds order this).
@@ -399,4 +368,28 @@ impl Executor {
 /// The error of a memory operation that this executor cannot apply. Skipping one would leave wrong contents behind.
 fn unknown(op: MemOp) -> KernelError {
     KernelError::Unsupported { variant: "memory", found: op.to_string() }
+}
+
+/// What tests ask of the workers of their thread.
+#[cfg(test)]
+pub(crate) mod hooks {
+    use std::cell::Cell;
+
+    thread_local! {
+        /// So many more memory operations succeed; `None`: all.
+        pub static FAULT_AFTER: Cell<Option<usize>> = const { Cell::new(None) };
+        /// So many more forward passes run; the next fails after its launch, and writes nothing.
+        pub static SILENT_AFTER: Cell<Option<usize>> = const { Cell::new(None) };
+        /// A swap is copied as late as may be, when somebody waits for it.
+        pub static LATE_SWAPS: Cell<bool> = const { Cell::new(false) };
+        /// Forward passes that did not wait for some swap.
+        pub static PASSES_BESIDE_SWAPS: Cell<usize> = const { Cell::new(0) };
+    }
+
+    /// Counts down; whether this was the last.
+    pub fn is_last(left: &'static std::thread::LocalKey<Cell<Option<usize>>>) -> bool {
+        let now = left.get();
+        left.set(now.and_then(|left| left.checked_sub(1)));
+        now == Some(0)
+    }
 }

@@ -1,0 +1,85 @@
+//! Draws on the host: rows of logits become tokens, or the likeliest tokens after a beam.
+//!
+//! Each row is drawn from what the worker held before the step, so the threads of the pool share the rows, and the bits do not
+//! depend on their number.
+
+use std::cell::Cell;
+
+use device::Pool as Threads;
+use sampling::{Context, Likely, Sampled, Sampler, SamplingParams};
+use sched::SeqId;
+
+use super::local::RequestState;
+use super::{Draw, NewRequest};
+
+/// What the host draws from a row of logits.
+pub(super) enum Drawn {
+    /// A token for each sequence that the row is for.
+    Tokens(Vec<(SeqId, Sampled)>),
+    /// The likeliest tokens after a beam.
+    Likeliest(SeqId, Vec<Likely>),
+}
+
+/// A row of logits with all that is drawn from it follows from.
+pub(super) struct Row<'a> {
+    logits: &'a [f32],
+    sampling: &'a SamplingParams,
+    context: Context<'a>,
+    /// How many of the likeliest tokens are wanted, for a beam.
+    likeliest: Option<usize>,
+    /// Sequences that draw from it.
+    live: Vec<SeqId>,
+    drawn: Option<Drawn>,
+}
+
+thread_local! {
+    /// Its buffers are as large as the vocabulary.
+    static SAMPLER: Cell<Sampler> = Cell::default();
+}
+
+impl<'a> Row<'a> {
+    /// The last row of a span, from which these sequences draw.
+    pub fn new(state: &'a RequestState, live: Vec<SeqId>, draw: &'a Draw, logits: &'a [f32]) -> Row<'a> {
+        let NewRequest { prompt, sampling, stop_ids, seed, .. } = &*state.request;
+        // Sequences that share a row have the same output so far, none, or it is a single one; and the same mask.
+        let own = live.first().and_then(|first| state.outputs.get(first.index as usize)?.as_deref());
+        let (output, allowed, likeliest) = match draw {
+            Draw::Likeliest { output, count } => (Some(&output[..]), None, Some(*count)),
+            Draw::Tokens { allowed } => (own, allowed.as_deref(), None),
+            Draw::Nothing => (None, None, None),
+        };
+        let output = output.unwrap_or_default();
+        let context = Context { prompt, output, stop_ids, allowed, seed: *seed, sequence: 0 };
+        Row { logits, sampling, context, likeliest, live, drawn: None }
+    }
+
+    fn draw(&mut self, sampler: &mut Sampler) {
+        let Row { logits, sampling, context, likeliest, ref live, .. } = *self;
+        self.drawn = match (likeliest, live.first()) {
+            (_, None) => None,
+            (Some(count), Some(seq)) => {
+                Some(Drawn::Likeliest(*seq, sampler.likeliest(logits, sampling, &context, count)))
+            }
+            (None, Some(_)) => {
+                let sampled = sampler.sample_each(logits, sampling, &context, live.iter().map(|seq| seq.index));
+                Some(Drawn::Tokens(live.iter().copied().zip(sampled).collect()))
+            }
+        };
+    }
+}
+
+/// Draws from rows on all threads.
+pub(super) fn draw_rows(threads: &Threads, mut rows: Vec<Row<'_>>) -> Vec<Drawn> {
+    let work = rows.first().map_or(0, |row| row_work(row.logits.len()));
+    threads.chunks_mut(&mut rows, 1, work, |_, rows| {
+        let mut sampler = SAMPLER.take();
+        rows.iter_mut().for_each(|row| row.draw(&mut sampler));
+        SAMPLER.set(sampler);
+    });
+    rows.into_iter().filter_map(|row| row.drawn).collect()
+}
+
+/// What a pass over a row of logits costs, counted in multiply-adds: some exponentials for each token.
+pub(super) fn row_work(vocab_size: usize) -> usize {
+    16 * vocab_size
+}
