@@ -5,7 +5,7 @@ use std::fmt;
 use crate::args::{KernelError, KvShape, expect};
 
 /// Type of queries, outputs and new keys and values.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 pub enum Dtype {
     /// IEEE 754 single.
     #[default]

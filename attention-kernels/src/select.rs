@@ -7,7 +7,7 @@
 use std::path::PathBuf;
 
 use device::Device;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use crate::args::{AttentionArgs, BlockCopyArgs, CacheWriteArgs, KernelError, LinearArgs};
 use crate::format::{CacheFormat, Layout};
@@ -16,7 +16,7 @@ use crate::plugin::{self, PluginError};
 use crate::registry::{Operation, Variant, variants};
 
 /// The `[kernels]` table: per operation `"auto"` or the name of a variant.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct KernelChoice {
     /// Attention of single query tokens.
@@ -34,7 +34,7 @@ pub struct KernelChoice {
 }
 
 /// A plug-in to load.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PluginChoice {
     /// The shared library.

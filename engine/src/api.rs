@@ -7,6 +7,7 @@ use attention_kernels::Dtype;
 use device::gemm::Quantization;
 use models::Pooling;
 use sampling::{SamplingParams, TokenLogprobs};
+use serde::{Deserialize, Serialize};
 
 use crate::grammar::StructuredOutput;
 use crate::kv_cache::KvCacheDtype;
@@ -183,7 +184,7 @@ pub enum Event {
 }
 
 /// Where weights, tokenizer and template come from.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ModelSource {
     /// The small model inside the binary.
     Demo,
@@ -192,7 +193,7 @@ pub enum ModelSource {
 }
 
 /// Everything an engine needs to start. `Default` serves the demo model on the CPU.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct EngineConfig {
     /// The checkpoint.
     pub model: ModelSource,
@@ -239,12 +240,18 @@ pub struct EngineConfig {
     pub policy: sched::Policy,
     /// Where the time of each step is recorded, by operation and phase, if it is; of one engine. Decode steps are not CUDA graphs
     /// then, and each step waits for the device.
+    #[serde(skip)]
     pub profile: Option<Arc<device::Profile>>,
+    /// A file to be made, which takes down every step: what the worker was given, and what came of it. It holds prompts and
+    /// answers. See [`Recording`](crate::worker::record::Recording).
+    #[serde(skip)]
+    pub record: Option<PathBuf>,
     /// Base of the seeds of requests that bring none; random if `None`.
     pub seed: Option<u64>,
     /// Worker threads; `None` uses every core.
     pub threads: Option<usize>,
     /// What the matrices of the checkpoint are made into while they are read; `None` keeps their type.
+    #[serde(with = "by_name")]
     pub quantization: Option<Quantization>,
     /// Type that the model is computed in; `None`: that of the checkpoint on a GPU, float32 on a CPU, which has no other.
     pub dtype: Option<Dtype>,
@@ -383,6 +390,7 @@ impl Default for EngineConfig {
             max_schema_bytes: 512 << 10,
             policy: sched::Policy::Fcfs,
             profile: None,
+            record: None,
             seed: None,
             threads: None,
             quantization: None,
@@ -390,5 +398,24 @@ impl Default for EngineConfig {
             kernels: attention_kernels::KernelChoice::default(),
             deterministic: false,
         }
+    }
+}
+
+/// A value that has a name, as that.
+mod by_name {
+    use std::fmt::Display;
+    use std::str::FromStr;
+
+    use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error};
+
+    pub fn serialize<T: Display, S: Serializer>(value: &Option<T>, serializer: S) -> Result<S::Ok, S::Error> {
+        value.as_ref().map(T::to_string).serialize(serializer)
+    }
+
+    pub fn deserialize<'de, T: FromStr<Err = &'static str>, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Option<T>, D::Error> {
+        let name: Option<String> = Option::deserialize(deserializer)?;
+        name.map(|name| name.parse().map_err(D::Error::custom)).transpose()
     }
 }

@@ -6,7 +6,7 @@ use std::str::FromStr;
 use attention_kernels::{Dtype, KvDtype};
 
 /// How keys and values are kept.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 pub enum KvCacheDtype {
     /// As they are computed.
     #[default]

@@ -1,5 +1,6 @@
 //! From a configuration to a running engine: read, check, choose, size, allocate.
 
+use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
 use attention_kernels::{CacheFormat, Dtype, KernelSet, KvDtype, Needs, SwapSpace, select};
@@ -11,13 +12,15 @@ use models::{
 };
 use sampling::device::Limits;
 use sched::{CacheGroup, SchedConfig, Scheduler};
+use siphasher::sip::SipHasher13;
 
 use crate::api::{EngineConfig, ModelInfo, ModelSource};
 use crate::core::Engine;
 use crate::error::EngineError;
 use crate::graphs;
 use crate::plan::Plan;
-use crate::worker::LocalWorker;
+use crate::worker::record::Recorder;
+use crate::worker::{LocalWorker, Worker, WorkerInfo};
 
 /// Loading progress: how many of how many bytes are in place.
 pub type Progress<'a> = &'a (dyn Fn(u64, u64) + Sync);
@@ -34,6 +37,16 @@ pub(crate) struct Opened {
     pub memory: MemoryInfo,
     /// Why `auto` took no GPU.
     pub no_gpu: Option<String>,
+}
+
+impl Opened {
+    /// A number that two checkpoints share only if they declare the same decoder and their tensors begin alike.
+    pub fn fingerprint(&self) -> u64 {
+        let mut hasher = SipHasher13::new();
+        self.config.decoder.to_string().hash(&mut hasher);
+        self.weights.hash(&mut hasher);
+        hasher.finish()
+    }
 }
 
 /// Everything a handle needs.
@@ -185,21 +198,7 @@ pub(crate) fn load_on(
     let tokenizer = Arc::new(Tokenizer::load(&opened.files)?);
     tokenizer.check(opened.config.decoder.vocab_size())?;
     let chat_template = ChatTemplate::load(&opened.files)?;
-    let mut plan = Plan::new(engine, &opened, 0)?;
-    let Opened { files, config, weights, device, kernels, no_gpu, .. } = &opened;
-    let kernels = *kernels;
-    let kv_scales = kv_scales_line(engine, &config.decoder, weights, kernels.format)?;
-    let available = device.memory().available;
-    let (decoder, max_rows) = (&config.decoder, engine.max_num_batched_tokens);
-    let progress = |done, total| progress(done, total);
-    let mut model = Model::load(decoder, weights, device.clone(), kernels, max_rows, &progress)?;
-    if engine.calculate_kv_scales {
-        model.calculate_kv_scales()?;
-    }
-    let graphs = graphs::measure(engine, &mut model, &**device, &plan.step_limits)?;
-    if graphs > 0 {
-        plan = Plan::new(engine, &opened, graphs)?;
-    }
+    let Started { worker, info: worker_info, plan, groups, notes } = start(engine, &opened, progress)?;
     let scheduler = Scheduler::new(SchedConfig {
         max_num_seqs: engine.max_num_seqs,
         max_num_batched_tokens: engine.max_num_batched_tokens,
@@ -207,13 +206,61 @@ pub(crate) fn load_on(
         enable_prefix_caching: engine.enable_prefix_caching,
         enable_chunked_prefill: engine.enable_chunked_prefill,
         policy: engine.policy,
-        groups: model.layout().groups.iter().map(cache_group).collect(),
+        groups: groups.iter().map(cache_group).collect(),
         host_blocks: plan.host_blocks,
         preemption_mode: engine.preemption_mode,
-        // The next step is planned while one runs, where its tokens stay on the device.
-        max_in_flight: if device.is_host() { 1 } else { 2 },
+        max_in_flight: worker_info.max_in_flight,
         ..SchedConfig::new(plan.num_blocks, engine.block_size)
     })?;
+    let Opened { files, config, device, .. } = &opened;
+    let info = ModelInfo {
+        name: files.name(),
+        architecture: config.architecture.to_string(),
+        num_parameters: config.decoder.num_parameters(),
+        max_model_len: plan.max_model_len,
+        vocab_size: config.decoder.vocab_size(),
+        hidden_size: config.decoder.hidden_size(),
+        pooling: Pooling::load(files)?,
+        eos_token_ids: defaults.eos_token_ids.clone(),
+        num_blocks: plan.num_blocks,
+        block_size: engine.block_size,
+        notes,
+    };
+    let mut worker: Box<dyn Worker> = Box::new(worker);
+    if let Some(path) = &engine.record {
+        worker = Box::new(Recorder::new(worker, path, &plan.resolve(engine, &**device), opened.fingerprint())?);
+    }
+    let seed = engine.seed.unwrap_or_else(random_seed);
+    let engine = Engine::new(scheduler, (worker, worker_info), info.eos_token_ids.clone(), plan.max_model_len, seed);
+    Ok(Loaded { engine, tokenizer, chat_template, defaults, info })
+}
+
+/// A worker, and what was chosen for it.
+pub(crate) struct Started {
+    pub worker: LocalWorker,
+    pub info: WorkerInfo,
+    pub plan: Plan,
+    pub groups: Vec<LayerGroup>,
+    /// The choices, one line each.
+    pub notes: Vec<String>,
+}
+
+/// Loads the weights and takes the memory for pages and steps.
+pub(crate) fn start(engine: &EngineConfig, opened: &Opened, progress: Progress<'_>) -> Result<Started, EngineError> {
+    let mut plan = Plan::new(engine, opened, 0)?;
+    let Opened { config, weights, device, kernels, no_gpu, .. } = opened;
+    let kv_scales = kv_scales_line(engine, &config.decoder, weights, kernels.format)?;
+    let available = device.memory().available;
+    let (decoder, max_rows) = (&config.decoder, engine.max_num_batched_tokens);
+    let progress = |done, total| progress(done, total);
+    let mut model = Model::load(decoder, weights, device.clone(), *kernels, max_rows, &progress)?;
+    if engine.calculate_kv_scales {
+        model.calculate_kv_scales()?;
+    }
+    let graphs = graphs::measure(engine, &mut model, &**device, &plan.step_limits)?;
+    if graphs > 0 {
+        plan = Plan::new(engine, opened, graphs)?;
+    }
     model.reserve(&plan.step_limits)?;
     let mut caches = model.new_cache(plan.num_blocks, engine.block_size)?;
     if device.compute_capability().is_some() {
@@ -222,34 +269,14 @@ pub(crate) fn load_on(
         model.capture_largest(&mut caches)?;
         plan.compare(available, device.memory());
     }
-    let swap_space = SwapSpace::new(&**device, &caches, plan.host_blocks)?;
-    let info = ModelInfo {
-        name: files.name(),
-        architecture: config.architecture.to_string(),
-        num_parameters: decoder.num_parameters(),
-        max_model_len: plan.max_model_len,
-        vocab_size: decoder.vocab_size(),
-        hidden_size: decoder.hidden_size(),
-        pooling: Pooling::load(files)?,
-        eos_token_ids: defaults.eos_token_ids.clone(),
-        num_blocks: plan.num_blocks,
-        block_size: engine.block_size,
-        notes: notes(
-            &**device,
-            &kernels,
-            engine.deterministic,
-            &plan,
-            kv_scales.into_iter().chain(graphs::line(&model, &plan)),
-            no_gpu.clone(),
-        ),
-    };
+    let lines = kv_scales.into_iter().chain(graphs::line(&model, &plan));
+    let notes = notes(&**device, kernels, engine.deterministic, &plan, lines, no_gpu.clone());
+    let groups = model.layout().groups.clone();
     let limits =
         (!device.is_host()).then(|| Limits::new(engine.max_num_seqs, decoder.vocab_size(), plan.max_model_len));
-    let (worker, worker_info) = LocalWorker::new(device.clone(), model, caches, swap_space, limits)?;
-    let seed = engine.seed.unwrap_or_else(random_seed);
-    let eos_token_ids = defaults.eos_token_ids.clone();
-    let engine = Engine::new(scheduler, (Box::new(worker), worker_info), eos_token_ids, plan.max_model_len, seed);
-    Ok(Loaded { engine, tokenizer, chat_template, defaults, info })
+    let swap_space = SwapSpace::new(&**device, &caches, plan.host_blocks)?;
+    let (worker, info) = LocalWorker::new(device.clone(), model, caches, swap_space, limits)?;
+    Ok(Started { worker, info, plan, groups, notes })
 }
 
 /// Whose positions a group of layers looks at.

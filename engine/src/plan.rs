@@ -3,11 +3,11 @@
 use std::fmt;
 
 use device::gemm::Quantization;
-use device::{DeviceError, MemoryInfo};
+use device::{Device, DeviceError, MemoryInfo};
 use models::{Model, PageLayout, StepLimits};
 use sampling::device::{Limits, MAX_SLOTS};
 
-use crate::api::EngineConfig;
+use crate::api::{EngineConfig, ModelSource};
 use crate::budget::Budget;
 use crate::error::EngineError;
 use crate::kv_cache::KvCacheDtype;
@@ -253,6 +253,25 @@ impl Plan {
             self.reason,
             self.max_model_len
         )
+    }
+
+    /// The configuration with the choices made: a start with it takes the same device and has the same number of blocks.
+    pub(crate) fn resolve(&self, config: &EngineConfig, device: &dyn Device) -> EngineConfig {
+        let block_bytes = self.kv_bytes_per_token / self.groups as u64 * self.block_size as u64;
+        let model = match &config.model {
+            ModelSource::Folder(path) => {
+                ModelSource::Folder(std::path::absolute(path).unwrap_or_else(|_| path.clone()))
+            }
+            ModelSource::Demo => ModelSource::Demo,
+        };
+        EngineConfig {
+            model,
+            device: device.name().to_string(),
+            kv_cache_memory_bytes: Some(self.num_blocks as u64 * block_bytes),
+            swap_space_bytes: self.host_blocks as u64 * block_bytes,
+            max_model_len: Some(self.max_model_len),
+            ..config.clone()
+        }
     }
 }
 

@@ -24,6 +24,7 @@ mod plan;
 mod profile;
 mod quantized;
 mod reference;
+mod replay;
 mod row_invariance;
 mod steady;
 mod stops;

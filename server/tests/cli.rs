@@ -167,6 +167,26 @@ fn a_port_in_use_is_one_line_that_names_it() {
 }
 
 #[test]
+fn a_recorded_run_can_be_replayed_and_printed() {
+    let (_folder, path) = file("run", "");
+    let generate =
+        [&["generate", "-p", "The capital of France is", "--max-tokens", "8", "--record", &path][..], &SMALL];
+    // The file is there already.
+    assert_refuses(&run(&generate.concat()), &["--record", "run (", "expected a file that does not exist yet"]);
+    std::fs::remove_file(&path).unwrap();
+    stdout(&run(&generate.concat()));
+    let replayed = run(&["replay", &path, "--threads", "1"]);
+    let line = "8 steps, 8 tokens drawn: every output is equal to the recording, bit for bit\n";
+    assert!(stdout(&replayed).ends_with(line), "{replayed:?}");
+    let printed = run(&["replay", &path, "--print"]);
+    assert!(stdout(&printed).contains("step 8: 1 spans, 1 tokens") && stdout(&printed).contains("drew"), "{printed:?}");
+
+    assert_refuses(&run(&["replay", "/no/such/run"]), &["/no/such/run", "No such file"]);
+    std::fs::write(&path, "a text").unwrap();
+    assert_refuses(&run(&["replay", &path]), &["run", "another beginning", "expected a recording"]);
+}
+
+#[test]
 fn generate_writes_the_text_alone() {
     let arguments = ["generate", "-p", "The capital of France is", "--max-tokens", "12"];
     let output = run(&[&arguments[..], &SMALL].concat());

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::mem::MaybeUninit;
+use std::str::FromStr;
 
 use half::{bf16, f16};
 
@@ -75,6 +76,15 @@ impl fmt::Display for Quantization {
             Quantization::Q8 => "q8",
             Quantization::Q4 => "q4",
         })
+    }
+}
+
+impl FromStr for Quantization {
+    type Err = &'static str;
+
+    fn from_str(name: &str) -> Result<Quantization, &'static str> {
+        let known = [Quantization::Q8, Quantization::Q4].into_iter().find(|form| form.to_string() == name);
+        known.ok_or("expected q8 or q4: weights in 8 or 4 bits with a scale for every 32")
     }
 }
 

@@ -14,6 +14,7 @@
 mod executor;
 mod local;
 mod pooling;
+pub mod record;
 mod rows;
 mod slots;
 mod transfers;

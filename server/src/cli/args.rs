@@ -16,6 +16,7 @@ use super::error::CliError;
 use super::limits::LimitArgs;
 use super::log::LogArgs;
 use super::profile::ProfileArgs;
+use super::replay::{RecordArgs, ReplayArgs};
 use super::top::TopArgs;
 use super::values;
 use crate::http::Reasoning;
@@ -46,6 +47,8 @@ pub enum Command {
     Bench(BenchArgs),
     /// Watch a running server
     Top(TopArgs),
+    /// Compute a recorded run again and compare every output
+    Replay(ReplayArgs),
 }
 
 impl Command {
@@ -58,7 +61,25 @@ impl Command {
             Command::Plan(args) => Some(&args.engine),
             Command::Kernels(args) => Some(&args.engine),
             Command::Bench(args) => args.engine(),
-            Command::Top(_) => None,
+            Command::Top(_) | Command::Replay(_) => None,
+        }
+    }
+
+    /// What is logged, and how.
+    pub fn log(&self) -> Option<&LogArgs> {
+        match self {
+            Command::Replay(args) => Some(&args.log),
+            other => other.engine().map(|args| &args.log),
+        }
+    }
+
+    /// The file that the run is to be recorded in.
+    pub fn record(&self) -> Option<&PathBuf> {
+        match self {
+            Command::Serve(args) => args.record.record.as_ref(),
+            Command::Chat(args) => args.record.record.as_ref(),
+            Command::Generate(args) => args.record.record.as_ref(),
+            _ => None,
         }
     }
 
@@ -68,7 +89,7 @@ impl Command {
             Command::Serve(args) => Some((&args.profile, &args.engine)),
             Command::Generate(args) => Some((&args.profile, &args.engine)),
             Command::Bench(args) => args.profile(),
-            Command::Chat(_) | Command::Plan(_) | Command::Kernels(_) | Command::Top(_) => None,
+            Command::Chat(_) | Command::Plan(_) | Command::Kernels(_) | Command::Top(_) | Command::Replay(_) => None,
         }
     }
 }
@@ -232,6 +253,7 @@ impl EngineArgs {
             swap_space_bytes: self.swap_space.unwrap_or(default.swap_space_bytes),
             preemption_mode: self.preemption_mode.unwrap_or(default.preemption_mode),
             profile: default.profile,
+            record: default.record,
             seed: self.seed.or(default.seed),
             max_queued_requests: default.max_queued_requests,
             max_unread_events: default.max_unread_events,
@@ -281,6 +303,9 @@ pub struct ServeArgs {
     /// Where the time goes.
     #[command(flatten)]
     pub profile: ProfileArgs,
+    /// What was done.
+    #[command(flatten)]
+    pub record: RecordArgs,
     /// The engine.
     #[command(flatten)]
     pub engine: EngineArgs,
@@ -325,6 +350,9 @@ pub struct ChatArgs {
     /// Sampling; without flags, as the model's generation_config.json says, else greedy.
     #[command(flatten)]
     pub sampling: SamplingArgs,
+    /// What was done.
+    #[command(flatten)]
+    pub record: RecordArgs,
     /// The engine.
     #[command(flatten)]
     pub engine: EngineArgs,
@@ -377,6 +405,9 @@ pub struct GenerateArgs {
     /// Where the time goes.
     #[command(flatten)]
     pub profile: ProfileArgs,
+    /// What was done.
+    #[command(flatten)]
+    pub record: RecordArgs,
     /// The engine.
     #[command(flatten)]
     pub engine: EngineArgs,

@@ -15,6 +15,7 @@ mod log;
 mod otel;
 mod plan;
 mod profile;
+mod replay;
 mod serve;
 mod session;
 mod top;
@@ -50,7 +51,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
 
 fn run(arguments: Vec<OsString>) -> Result<(), CliError> {
     let Some((command, mut config)) = parse(arguments)? else { return Ok(()) };
-    command.engine().map_or(&LogArgs::default(), |args| &args.log).start();
+    command.log().unwrap_or(&LogArgs::default()).start();
     let profiling = command.profile().map(|(args, engine)| args.start(&engine.common, &mut config)).transpose()?;
     let outcome = match command {
         Command::Serve(args) => serve::run(*args, config),
@@ -59,6 +60,7 @@ fn run(arguments: Vec<OsString>) -> Result<(), CliError> {
         Command::Plan(args) => plan::run(&args, &config),
         Command::Bench(args) => bench::run(args, config),
         Command::Top(args) => top::run(&args),
+        Command::Replay(args) => replay::run(&args),
         Command::Kernels(args) => plan::kernels(&args, &config),
     };
     // What failed on the way may be what is looked for.
@@ -87,6 +89,7 @@ fn parse(mut arguments: Vec<OsString>) -> Result<Option<(Command, EngineConfig)>
     }
     let cli = Cli::from_arg_matches(&matches).map_err(|error| CliError::Usage(one_line(&error)))?;
     let mut config = cli.command.engine().map_or_else(EngineConfig::default, EngineArgs::to_config);
+    config.record = cli.command.record().cloned();
     if let Some(file) = file {
         file.apply_kernels(&mut config)?;
     }

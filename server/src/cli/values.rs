@@ -124,12 +124,7 @@ pub fn policy(text: &str) -> Result<Policy, String> {
 
 /// `--quantization`.
 pub fn quantization(text: &str) -> Result<Quantization, String> {
-    match text {
-        "q8" => Ok(Quantization::Q8),
-        "q4" => Ok(Quantization::Q4),
-        _ => Err("expected q8 or q4: weights in 8 or 4 bits with a scale for every 32; leave it out to keep the checkpoint's type"
-            .to_string()),
-    }
+    text.parse().map_err(|expected| format!("{expected}; leave it out to keep the checkpoint's type"))
 }
 
 fn only(text: &str, accepted: &[&str], why: &str) -> Result<String, String> {

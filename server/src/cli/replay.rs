@@ -1,0 +1,74 @@
+//! `--record FILE`, and `quire replay FILE`: a run is computed again, by a worker alone.
+
+use std::io::{self, Write};
+use std::path::PathBuf;
+
+use clap::Args;
+use engine::ModelSource;
+use engine::worker::record::Recording;
+
+use super::args::CommonArgs;
+use super::error::CliError;
+use super::log::LogArgs;
+
+/// The flag of the commands that answer requests.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Engine")]
+pub struct RecordArgs {
+    /// Take down every step in this file, for `quire replay`; it holds all prompts and answers
+    #[arg(long, value_name = "FILE", env = "QUIRE_RECORD")]
+    pub record: Option<PathBuf>,
+}
+
+/// `quire replay`.
+#[derive(Debug, Args)]
+pub struct ReplayArgs {
+    /// A file that --record has made
+    #[arg(value_name = "FILE")]
+    pub file: PathBuf,
+    /// Print every step, with what came of it, and compute none
+    #[arg(long)]
+    pub print: bool,
+    /// The checkpoint, where it is in another folder than it was [default: as recorded]
+    #[arg(long, value_name = "MODEL", env = "QUIRE_MODEL")]
+    pub model: Option<PathBuf>,
+    /// Where to run; what is not given is as recorded.
+    #[command(flatten)]
+    pub common: CommonArgs,
+    /// The log.
+    #[command(flatten)]
+    pub log: LogArgs,
+}
+
+pub fn run(args: &ReplayArgs) -> Result<(), CliError> {
+    let mut recording = Recording::open(&args.file).map_err(CliError::bench)?;
+    let mut out = io::stdout().lock();
+    if args.print {
+        let mut written = Ok(());
+        recording
+            .read(|entry| written = std::mem::replace(&mut written, Ok(())).and_then(|()| writeln!(out, "{entry}")))
+            .map_err(CliError::bench)?;
+        return Ok(written?);
+    }
+    let config = &mut recording.config;
+    if let Some(folder) = &args.model {
+        config.model = ModelSource::Folder(folder.clone());
+    }
+    if let Some(device) = &args.common.device {
+        config.device.clone_from(device);
+    }
+    config.kernels_dir = args.common.kernels_dir.clone().or(config.kernels_dir.take());
+    config.threads = args.common.threads.or(config.threads);
+    let replayed = recording.replay(&|_, _| {}, |_| {}).map_err(CliError::bench)?;
+    let equal = format!("{} steps, {} tokens drawn", replayed.steps, replayed.tokens);
+    if let Some(difference) = replayed.difference {
+        let path = args.file.display();
+        return Err(CliError::Bench(format!("{path}: {difference}; equal until there: {equal}")));
+    }
+    writeln!(out, "{equal}: every output is equal to the recording, bit for bit")?;
+    for (step, collected) in replayed.unrecorded {
+        let came = collected.map_or_else(|error| format!("failed: {error}"), |()| "was computed".to_string());
+        writeln!(out, "{step}, which the recorded program did not finish, {came}")?;
+    }
+    Ok(())
+}
