@@ -34,7 +34,7 @@ const MAX_ENTRY: usize = 64 << 20;
 /// What a recording holds. Written as [`EntryRef`], which has the same form.
 #[derive(Deserialize)]
 enum Entry {
-    Start(Start),
+    Start(Box<Start>),
     Input(StepInput),
     Output(Result<StepOutput, StepError>),
 }
@@ -208,9 +208,10 @@ impl Recording {
         let at = MAGIC.len() as u64;
         let (config, fingerprint, version) = (EngineConfig::default(), 0, String::new());
         let mut recording = Recording { config, fingerprint, version, path: name, file, at };
-        let Some(Entry::Start(Start { version, config, fingerprint })) = recording.next()? else {
+        let Some(Entry::Start(start)) = recording.next()? else {
             return Err(recording.damaged("no configuration"));
         };
+        let Start { version, config, fingerprint } = *start;
         Ok(Recording { config, fingerprint, version, ..recording })
     }
 

@@ -29,7 +29,7 @@ pub struct ReplayArgs {
     /// Print every step, with what came of it, and compute none
     #[arg(long)]
     pub print: bool,
-    /// The checkpoint, where it is in another folder than it was [default: as recorded]
+    /// The checkpoint, if its folder is not the recorded one
     #[arg(long, value_name = "MODEL", env = "QUIRE_MODEL")]
     pub model: Option<PathBuf>,
     /// Where to run; what is not given is as recorded.
