@@ -7,11 +7,10 @@ use attention_kernels::{CacheFormat, Dtype, KernelSet, KvDtype, Needs, SwapSpace
 use device::{Device, DeviceError, MemoryInfo};
 use models::decoder::Form;
 use models::{
-    ChatTemplate, Decoder, GenerationDefaults, LayerGroup, Model, ModelConfig, ModelFiles, Pooling, Tokenizer,
-    WeightDtype, Weights,
+    ChatTemplate, Decoder, GenerationDefaults, Model, ModelConfig, ModelFiles, Pooling, Tokenizer, WeightDtype, Weights,
 };
 use sampling::device::Limits;
-use sched::{CacheGroup, SchedConfig, Scheduler};
+use sched::{SchedConfig, Scheduler};
 use siphasher::sip::SipHasher13;
 
 use crate::api::{EngineConfig, ModelInfo, ModelSource};
@@ -198,20 +197,9 @@ pub(crate) fn load_on(
     let tokenizer = Arc::new(Tokenizer::load(&opened.files)?);
     tokenizer.check(opened.config.decoder.vocab_size())?;
     let chat_template = ChatTemplate::load(&opened.files)?;
-    let Started { worker, info: worker_info, plan, groups, notes } = start(engine, &opened, progress)?;
-    let scheduler = Scheduler::new(SchedConfig {
-        max_num_seqs: engine.max_num_seqs,
-        max_num_batched_tokens: engine.max_num_batched_tokens,
-        max_model_len: plan.max_model_len,
-        enable_prefix_caching: engine.enable_prefix_caching,
-        enable_chunked_prefill: engine.enable_chunked_prefill,
-        policy: engine.policy,
-        groups: groups.iter().map(cache_group).collect(),
-        host_blocks: plan.host_blocks,
-        preemption_mode: engine.preemption_mode,
-        max_in_flight: worker_info.max_in_flight,
-        ..SchedConfig::new(plan.num_blocks, engine.block_size)
-    })?;
+    let Started { worker, info: worker_info, plan, notes } = start(engine, &opened, progress)?;
+    let max_in_flight = worker_info.max_in_flight;
+    let scheduler = Scheduler::new(SchedConfig { max_in_flight, ..plan.sched.clone() })?;
     let Opened { files, config, device, .. } = &opened;
     let info = ModelInfo {
         name: files.name(),
@@ -240,7 +228,6 @@ pub(crate) struct Started {
     pub worker: LocalWorker,
     pub info: WorkerInfo,
     pub plan: Plan,
-    pub groups: Vec<LayerGroup>,
     /// The choices, one line each.
     pub notes: Vec<String>,
 }
@@ -271,17 +258,11 @@ pub(crate) fn start(engine: &EngineConfig, opened: &Opened, progress: Progress<'
     }
     let lines = kv_scales.into_iter().chain(graphs::line(&model, &plan));
     let notes = notes(&**device, kernels, engine.deterministic, &plan, lines, no_gpu.clone());
-    let groups = model.layout().groups.clone();
     let limits =
         (!device.is_host()).then(|| Limits::new(engine.max_num_seqs, decoder.vocab_size(), plan.max_model_len));
     let swap_space = SwapSpace::new(&**device, &caches, plan.host_blocks)?;
     let (worker, info) = LocalWorker::new(device.clone(), model, caches, swap_space, limits)?;
-    Ok(Started { worker, info, plan, groups, notes })
-}
-
-/// Whose positions a group of layers looks at.
-fn cache_group(group: &LayerGroup) -> CacheGroup {
-    group.window.map_or(CacheGroup::Full, |window| CacheGroup::Sliding { window })
+    Ok(Started { worker, info, plan, notes })
 }
 
 /// The choices made for the user, one line each.

@@ -4,8 +4,9 @@ use std::fmt;
 
 use device::gemm::Quantization;
 use device::{Device, DeviceError, MemoryInfo};
-use models::{Model, PageLayout, StepLimits};
+use models::{LayerGroup, Model, PageLayout, StepLimits};
 use sampling::device::{Limits, MAX_SLOTS};
+use sched::{CacheGroup, SchedConfig};
 
 use crate::api::{EngineConfig, ModelSource};
 use crate::budget::Budget;
@@ -52,6 +53,8 @@ pub struct Plan {
     pub step_limits: StepLimits,
     /// Why the pool has this size.
     pub reason: String,
+    /// The scheduler over that pool, for one step in flight.
+    pub(crate) sched: SchedConfig,
 }
 
 impl Plan {
@@ -99,6 +102,16 @@ impl Plan {
         let kv_bytes_per_token = page_bytes_per_token * groups as u64;
         let block_bytes = page_bytes_per_token * block_size as u64;
         let wanted_len = engine.max_model_len.unwrap_or(context);
+        let mut sched = SchedConfig {
+            max_num_seqs: engine.max_num_seqs,
+            max_num_batched_tokens: engine.max_num_batched_tokens,
+            enable_prefix_caching: engine.enable_prefix_caching,
+            enable_chunked_prefill: engine.enable_chunked_prefill,
+            policy: engine.policy,
+            groups: layout.groups.iter().map(cache_group).collect(),
+            preemption_mode: engine.preemption_mode,
+            ..SchedConfig::new(0, block_size)
+        };
         let limits = |max_rows, max_model_len, num_blocks| {
             let max_seqs = engine.max_num_seqs;
             StepLimits { max_rows, max_seqs, max_model_len, block_size, num_blocks }
@@ -136,7 +149,7 @@ impl Plan {
                 let (bytes, reason) = budget.cache()?;
                 // More blocks than all sequences at full length could own would never be used at once.
                 let useful = (engine.max_num_seqs as u64)
-                    .saturating_mul((wanted_len.div_ceil(block_size) * groups) as u64)
+                    .saturating_mul(sched.most_blocks(wanted_len) as u64)
                     .saturating_mul(block_bytes);
                 if useful < bytes {
                     (useful, format!("enough for {} sequences at full length", engine.max_num_seqs))
@@ -158,13 +171,14 @@ impl Plan {
         }
         budget.fits(bytes)?;
         let num_blocks = usize::try_from(num_blocks.min(u64::from(u32::MAX / 2))).unwrap_or(usize::MAX);
-        let pool_tokens = (num_blocks / groups).saturating_mul(block_size);
+        sched.num_blocks = num_blocks;
+        let longest = sched.longest_sequence();
         if let Some(wanted) = engine.max_model_len
-            && wanted > pool_tokens
+            && wanted > longest
         {
-            let needed = (wanted.div_ceil(block_size) * groups) as u64 * block_bytes;
+            let needed = sched.least_blocks(wanted) as u64 * block_bytes;
             let expected = format!(
-                "at most {pool_tokens} tokens, which is what {bytes} bytes of cache hold; lower it or set --kv-cache-memory-bytes {needed}"
+                "at most {longest} tokens, which is what {bytes} bytes of cache hold; lower it or set --kv-cache-memory-bytes {needed}"
             );
             return Err(bad("--max-model-len", wanted, expected));
         }
@@ -175,7 +189,9 @@ impl Plan {
             return Err(bad("--swap-space", engine.swap_space_bytes, expected));
         }
         let host_blocks = usize::try_from((engine.swap_space_bytes / block_bytes).min(u64::from(u32::MAX / 2)));
-        let max_model_len = wanted_len.min(pool_tokens);
+        let max_model_len = wanted_len.min(longest);
+        sched.max_model_len = max_model_len;
+        sched.host_blocks = host_blocks.unwrap_or(usize::MAX);
         Ok(Plan {
             model: opened.files.name(),
             weight_bytes,
@@ -190,11 +206,12 @@ impl Plan {
             block_size,
             groups,
             num_blocks,
-            host_blocks: host_blocks.unwrap_or(usize::MAX),
+            host_blocks: sched.host_blocks,
             max_model_len,
-            limited_by_pool: wanted_len > pool_tokens,
+            limited_by_pool: wanted_len > longest,
             max_num_seqs: engine.max_num_seqs,
             reason,
+            sched,
         })
     }
 
@@ -211,7 +228,7 @@ impl Plan {
         }
     }
 
-    /// Tokens that the pool holds.
+    /// Tokens that the pool holds, all of them in every group.
     pub fn pool_tokens(&self) -> usize {
         self.num_blocks / self.groups * self.block_size
     }
@@ -275,6 +292,11 @@ impl Plan {
     }
 }
 
+/// Whose positions a group of layers looks at.
+fn cache_group(group: &LayerGroup) -> CacheGroup {
+    group.window.map_or(CacheGroup::Full, |window| CacheGroup::Sliding { window })
+}
+
 pub(crate) fn bad(flag: &'static str, found: impl fmt::Display, expected: impl Into<String>) -> EngineError {
     EngineError::Config { flag, found: found.to_string(), expected: expected.into() }
 }
@@ -311,7 +333,7 @@ impl fmt::Display for Plan {
         writeln!(f, "{:>14}  {:>19}", "sequence length", "sequences at once")?;
         let mut length = 256.min(self.max_model_len);
         loop {
-            let blocks = length.div_ceil(self.block_size) * self.groups;
+            let blocks = self.sched.least_blocks(length);
             writeln!(f, "{length:>15}  {:>18}", (self.num_blocks / blocks).min(self.max_num_seqs))?;
             if length == self.max_model_len {
                 return Ok(());

@@ -47,6 +47,20 @@ fn a_sequence_of_windowed_layers_owns_its_window_alone() {
 }
 
 #[test]
+fn a_prompt_longer_than_the_pool_of_its_windows_is_computed_block_by_block() {
+    let long = || vec![request(1, 300, 40, 1)];
+    let case = case("mistral-sliding");
+    let want = tokens(&mut Llm::new(config(&case, 3 * LAYER_BLOCK * 64)).unwrap(), long());
+    // 48 tokens of the window of 32 and the block that is written.
+    let small = config(&case, 3 * LAYER_BLOCK * 6);
+    let plan = engine::plan(&small).unwrap();
+    assert_eq!((plan.num_blocks, plan.max_model_len, plan.limited_by_pool), (6, 512, false));
+    let mut small = Llm::new(small).unwrap();
+    assert_eq!(tokens(&mut small, long()), want);
+    assert!(small.stats().blocks_peak <= 6 && small.stats().num_preemptions == 0, "{:?}", small.stats());
+}
+
+#[test]
 fn a_model_with_windows_in_some_layers_scores_its_text_as_it_made_it() {
     let folder = mixed();
     // Three groups of one layer. The text is made token by token, with holes behind the window; scored alone in one

@@ -28,7 +28,10 @@ fn tokens(kind: usize, blocks: usize) -> Vec<u32> {
 }
 
 fn open(pool: &mut BlockPool, tokens: &[u32]) -> BlockTable {
-    pool.admit(prompt(tokens)).open(0).unwrap()
+    let mut table = pool.admit(prompt(tokens)).open(0).unwrap();
+    let cached = table.len();
+    pool.append(&mut table, &tokens[cached..]).unwrap();
+    table
 }
 
 /// A permutation that is the same every time.

@@ -49,6 +49,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     let text = tokens("paged memory");
     let mut a = pool.admit(prompt(&text)).open(0)?;
+    pool.append(&mut a, &text)?;
     pool.commit(&mut a, text.len())?;
     show(&mut pool, "A is computed: its three full blocks can be found", &[("A", &a)]);
 
@@ -82,11 +83,14 @@ fn main() -> Result<(), Box<dyn Error>> {
         admission.miss()
     );
     let mut c = admission.open(0)?;
+    let cached = c.len();
+    pool.append(&mut c, &text[cached..])?;
     pool.commit(&mut c, text.len())?;
     show(&mut pool, "C shares the first block with what A left behind", &[("C", &c)]);
 
     let text = tokens("something else, long");
     let mut d = pool.admit(prompt(&text)).open(0)?;
+    pool.append(&mut d, &text)?;
     pool.commit(&mut d, text.len())?;
     show(
         &mut pool,

@@ -1,4 +1,5 @@
-//! From a prompt to a block table: prefix lookup, its cost in blocks, and the opening of the table.
+//! From a prompt to a block table: prefix lookup, its cost in blocks, and the opening of a table on the cached prefix.
+//! Slots for the tokens behind it come with [`append`](BlockPool::append), as much at a time as is computed.
 //!
 //! An [`Admission`] borrows the pool, so nothing can change between the lookup and the opening, and dropping
 //! it leaves no trace.
@@ -61,7 +62,7 @@ impl<'a> Prompt<'a> {
 pub struct Lookup {
     /// Leading tokens that would not be computed.
     pub cached_tokens: usize,
-    /// Blocks that would leave the free list: new ones, and cached ones that would be owned again.
+    /// Cached blocks that would leave the free list, as they would be owned again.
     pub blocks_needed: usize,
     /// Why not more was found; `None` if every usable block was found or prefix caching is off.
     pub miss: Option<MissReason>,
@@ -118,6 +119,7 @@ impl BlockPool {
     /// let hashes = pool.hash_prompt(french);
     /// let french = Prompt { hashes: Some(&hashes), ..french };
     /// let mut table = pool.admit(french).open(0)?;
+    /// pool.append(&mut table, french.tokens)?;
     /// pool.commit(&mut table, 5)?;
     /// assert_eq!(pool.admit(french).cached_tokens(), 4);
     /// assert_eq!(pool.admit(Prompt::new(&[1, 2, 3, 4, 5])).cached_tokens(), 0);
@@ -133,7 +135,7 @@ impl BlockPool {
     /// Says what [`admit`](BlockPool::admit) would find, without borrowing the pool for longer than this call.
     pub fn lookup(&self, prompt: Prompt<'_>) -> Lookup {
         let (hit, miss) = self.find_prefix(&prompt, PrefixKey::new(&prompt).as_ref());
-        let blocks_needed = self.blocks_to_open(&hit, prompt.tokens.len());
+        let blocks_needed = self.blocks_to_open(&hit);
         Lookup { cached_tokens: hit.len * self.block_size, blocks_needed, miss }
     }
 
@@ -230,11 +232,10 @@ impl BlockPool {
         (holes, (holes..hit.len).filter_map(move |k| hit.blocks[k * groups + group]))
     }
 
-    /// Blocks that leave the free list when a table over `hit` with `len` tokens is opened.
-    fn blocks_to_open(&self, hit: &Hit, len: usize) -> usize {
+    /// Blocks that leave the free list when a table over `hit` is opened.
+    fn blocks_to_open(&self, hit: &Hit) -> usize {
         let groups = 0..self.groups.len();
-        let repinned = groups.flat_map(|g| self.hit_blocks(hit, g).1).filter(|b| self.free.contains(*b)).count();
-        repinned + self.groups.len() * (len.div_ceil(self.block_size) - hit.len)
+        groups.flat_map(|g| self.hit_blocks(hit, g).1).filter(|b| self.free.contains(*b)).count()
     }
 }
 
@@ -249,12 +250,13 @@ impl Admission<'_> {
         self.miss
     }
 
-    /// Blocks that would leave the free list: new ones, and cached ones that would be owned again.
+    /// Cached blocks that would leave the free list, as they would be owned again.
     pub fn blocks_needed(&self) -> usize {
-        self.pool.blocks_to_open(&self.hit, self.prompt.tokens.len())
+        self.pool.blocks_to_open(&self.hit)
     }
 
-    /// Opens the table, with slots for the whole prompt, if `keep_free` more blocks than that can be had.
+    /// Opens a table of the cached prefix, if `keep_free` more blocks can be had than it takes off the free list. It is
+    /// empty where nothing was found.
     #[track_caller]
     pub fn open(self, keep_free: usize) -> Result<BlockTable, NoSpace> {
         self.pool.reclaim_leaks();
@@ -264,27 +266,18 @@ impl Admission<'_> {
         let Admission { pool, prompt: Prompt { tokens, .. }, key, mut hit, miss } = self;
         let block_size = pool.block_size;
         let cached = hit.len * block_size;
-        let entries = tokens.len().div_ceil(block_size);
         let mut groups = Vec::with_capacity(pool.groups.len());
         for g in 0..pool.groups.len() {
             let (holes, found) = pool.hit_blocks(&hit, g);
-            let mut blocks = Vec::with_capacity(entries - holes);
-            blocks.extend(found);
-            groups.push(GroupTable { holes, blocks });
+            groups.push(GroupTable { holes, blocks: found.collect() });
         }
-        // All hits first, so that no new block evicts one of them.
         groups.iter().flat_map(GroupTable::blocks).for_each(|block| pool.share(*block));
-        for _ in hit.len..entries {
-            for group in &mut groups {
-                group.blocks.push(pool.take()?);
-            }
-        }
         let chained = pool.groups.iter().all(|kind| *kind != CacheGroup::Full);
         hit.chain.truncate(if chained { hit.len } else { 0 });
         if pool.index.is_some() {
             pool.stats.count(tokens.len(), cached, miss);
         }
-        let (tokens, chain, home) = (tokens.to_vec(), hit.chain, pool.home.clone());
+        let (tokens, chain, home) = (tokens[..cached].to_vec(), hit.chain, pool.home.clone());
         Ok(BlockTable { groups, tokens, committed: cached, valid: usize::MAX, key, chain, block_size, home, opened })
     }
 }

@@ -23,7 +23,7 @@ impl CacheGroup {
     /// block_size 4, window 6, computed 11     | 0 1 2 3 | 4 5 6 7 | 8 9 10 . |
     /// the query at 11 reads 6..=11              a hole        ^----------^
     /// ```
-    pub(crate) fn holes(self, computed: usize, block_size: usize) -> usize {
+    pub fn holes(self, computed: usize, block_size: usize) -> usize {
         match self {
             CacheGroup::Full => 0,
             CacheGroup::Sliding { window } => (computed + 1).saturating_sub(window) / block_size,

@@ -34,11 +34,12 @@
 //! let tokens = [1, 2, 3, 4, 5, 6];
 //! let prompt = Prompt::new(&tokens);
 //!
-//! let mut first = pool.admit(prompt).open(0)?;
+//! let mut first = pool.admit(prompt).open(0)?; // nothing is cached: an empty table
+//! pool.append(&mut first, &tokens)?;
 //! assert_eq!(first.slots(0..6).collect::<Vec<_>>(), [0, 1, 2, 3, 4, 5]);
 //! pool.commit(&mut first, 6)?; // the model has computed these six
 //!
-//! // An equal prompt shares the block that is full.
+//! // An equal prompt begins with the block that is full.
 //! let second = pool.admit(prompt).open(0)?;
 //! assert_eq!((second.committed(), second.blocks()[0]), (4, first.blocks()[0]));
 //!

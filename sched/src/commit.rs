@@ -90,7 +90,7 @@ impl Scheduler {
         }
         // A fork waits for the outcomes, so that a sequence that ends with its first token never gets a table.
         unsettled.extend(
-            flight.spans.iter().map(|s| s.seq.request).filter(|id| self.groups.get(id).is_some_and(|g| !g.forked)),
+            flight.spans.iter().map(|s| s.seq.request).filter(|id| self.groups.get(id).is_some_and(|g| !g.is_forked())),
         );
         unsettled.dedup();
         for id in unsettled {
@@ -137,14 +137,14 @@ impl Scheduler {
         for outcome in outcomes.iter().filter(|o| !o.finished && o.parent != o.seq.index) {
             let parent = &group.seqs[outcome.parent as usize];
             // Before the prompt is forked, and while the request waits, there is nothing but outputs.
-            let table = parent.table.as_ref().filter(|_| group.forked).and_then(|table| {
+            let table = parent.table.as_ref().filter(|_| group.is_forked()).and_then(|table| {
                 let fork = self.pool.fork(table);
                 debug_assert!(fork.is_ok(), "a search is never planned ahead, yet {fork:?}");
                 fork.ok()
             });
             forks.push((outcome.seq.index as usize, parent.output.clone(), table));
         }
-        if group.forked {
+        if group.is_forked() {
             self.release_tables(id, |index, _| forks.iter().any(|(fork, ..)| *fork == index));
         }
         let Some(group) = self.groups.get_mut(&id) else {

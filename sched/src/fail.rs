@@ -9,7 +9,7 @@
 
 use kvblock::{BlockTable, MemOp};
 
-use crate::group::{Away, Group};
+use crate::group::{Group, Phase};
 use crate::{CommitError, RequestId, Scheduler, StepId};
 
 impl Scheduler {
@@ -42,8 +42,7 @@ impl Scheduler {
         }
         failed.dedup();
         for id in failed {
-            let key = self.groups.get(&id).map(|group| group.queue_key(self.config.policy));
-            if !key.is_some_and(|key| self.waiting.contains_key(&key)) {
+            if self.groups.get(&id).is_some_and(|group| !matches!(group.phase, Phase::Waiting)) {
                 self.begin_again(id);
             }
         }
@@ -62,9 +61,9 @@ impl Scheduler {
         blocks.retain(|block| self.pool.forget_contents(*block).is_ok());
         host.retain(|block| self.pool.forget_host_contents(*block).is_ok());
         let holds = |table: &BlockTable| table.groups().iter().flat_map(|g| g.blocks()).any(|b| blocks.contains(b));
-        let concerns = |group: &Group| match &group.away {
-            Some(Away::Host { swapped, .. }) => swapped.blocks().iter().any(|b| host.contains(b)),
-            _ => group.tables().any(holds),
+        let concerns = |group: &Group| match &group.phase {
+            Phase::Swapped { swapped, .. } => swapped.blocks().iter().any(|b| host.contains(b)),
+            Phase::Waiting | Phase::Running { .. } | Phase::Leaving { .. } => group.tables().any(holds),
         };
         let mut concerned: Vec<RequestId> =
             self.groups.iter().filter(|(_, group)| concerns(group)).map(|(id, _)| *id).collect();
@@ -73,21 +72,6 @@ impl Scheduler {
         for id in concerned {
             self.begin_again(id);
         }
-    }
-
-    /// Sends a request that runs, or is swapped out, back to the queue without keys and values.
-    fn begin_again(&mut self, id: RequestId) {
-        let Some(group) = self.groups.get_mut(&id) else {
-            return;
-        };
-        let key = group.queue_key(self.config.policy);
-        if let Some(Away::Host { swapped, .. }) = group.away.take() {
-            self.pool.discard(swapped);
-        }
-        self.stop_running(id);
-        self.swapped.remove(&key);
-        self.changes += 1;
-        self.send_back(key, id);
     }
 }
 

@@ -20,23 +20,11 @@
 //! ```
 
 use std::borrow::Cow;
-use std::cmp::Reverse;
 use std::ops::Range;
 
 use kvblock::{BlockTable, PromptHashes, Swapped};
 
-use crate::{Policy, Request, SeqId, StepId};
-
-/// Preemptions after which a request is no longer judged by its work. Least work lost is the cheaper rule, but
-/// it prefers newcomers with long prompts, and under endless arrivals one request could lose every time.
-const AGED_AFTER: u32 = 3;
-
-/// Place in the waiting queue: priority (0 under FCFS), then order of arrival.
-pub(crate) type QueueKey = (i32, u64);
-
-/// How well a running request stands, best first: priority; arrival, if it is aged (the others come after all
-/// that are); most work done; arrival. The best gets the first tokens for prefill; the worst is preempted.
-pub(crate) type Standing = (i32, u64, Reverse<usize>, u64);
+use crate::{Request, SeqId, StepId};
 
 pub(crate) struct Sequence {
     /// Tokens drawn so far.
@@ -70,53 +58,78 @@ impl Sequence {
     }
 }
 
-/// Where a request's keys and values are while it is swapped out.
-pub(crate) enum Away {
-    /// In its tables still, as steps in flight write to them; on their way when the last of these is committed.
-    Leaving,
+/// Where a request stands.
+///
+/// ```text
+///  Waiting ──admit──▶ Running ──preempt──▶ Waiting
+///                        │  ▲
+///                 preempt│  └──────────────admit─────┐
+///                        ▼                           │
+///                     Leaving ──last commit──▶ Swapped
+/// ```
+pub(crate) enum Phase {
+    /// It owns no blocks.
+    Waiting,
+    /// It owns blocks, and may compute. Its place is the order of admission.
+    Running { place: u64, stage: Stage },
+    /// It is to be swapped out. Its keys and values are in its tables still, as steps in flight write to them.
+    Leaving { stage: Stage },
     /// In host memory: the tables of the sequences of these indices.
-    Host { indices: Vec<usize>, swapped: Swapped },
+    Swapped { stage: Stage, indices: Vec<usize>, swapped: Swapped },
+}
+
+/// Which sequences of a request have tables.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Stage {
+    /// The first alone: the prompt is computed.
+    Prompt,
+    /// Every one that is live.
+    Sequences,
 }
 
 pub(crate) struct Group {
     pub request: Request,
     pub arrival: u64,
-    /// Its place among the running requests, while it runs.
-    pub place: Option<u64>,
+    pub phase: Phase,
     /// The names of its prompt's prefixes, from the first time that it could not be admitted until it is.
     pub hashes: Option<PromptHashes>,
     pub seqs: Vec<Sequence>,
-    /// The prompt is complete and every live sequence has its own table.
-    pub forked: bool,
     /// Tokens that came from the prefix cache at the last admission.
     pub cached: usize,
     /// It has run before, so that what it finds in the prefix cache now is not counted with first lookups.
     pub has_run: bool,
     /// How often it had to give its blocks back.
     pub preemptions: u32,
-    /// Set while the request is swapped out.
-    pub away: Option<Away>,
 }
 
 impl Group {
     pub fn new(request: Request, arrival: u64) -> Group {
         let seqs = (0..request.n).map(|_| Sequence::new()).collect();
-        Group {
-            request,
-            arrival,
-            place: None,
-            hashes: None,
-            seqs,
-            forked: false,
-            cached: 0,
-            has_run: false,
-            preemptions: 0,
-            away: None,
-        }
+        let (phase, hashes) = (Phase::Waiting, None);
+        Group { request, arrival, phase, hashes, seqs, cached: 0, has_run: false, preemptions: 0 }
     }
 
     pub fn seq_id(&self, index: usize) -> SeqId {
         SeqId { request: self.request.id, index: index as u32 }
+    }
+
+    pub fn stage(&self) -> Stage {
+        match self.phase {
+            Phase::Waiting => Stage::Prompt,
+            Phase::Running { stage, .. } | Phase::Leaving { stage } | Phase::Swapped { stage, .. } => stage,
+        }
+    }
+
+    pub fn set_stage(&mut self, to: Stage) {
+        match &mut self.phase {
+            Phase::Waiting => {}
+            Phase::Running { stage, .. } | Phase::Leaving { stage } | Phase::Swapped { stage, .. } => *stage = to,
+        }
+    }
+
+    /// Whether every live sequence has a table of its own.
+    pub fn is_forked(&self) -> bool {
+        self.stage() == Stage::Sequences
     }
 
     pub fn num_live(&self) -> usize {
@@ -124,7 +137,7 @@ impl Group {
     }
 
     /// Sequences that run at once, or will: in a beam search one that has ended may come back.
-    pub fn seats(&self) -> usize {
+    pub fn num_running_seqs(&self) -> usize {
         if self.request.beam_search { self.seqs.len() } else { self.num_live() }
     }
 
@@ -138,26 +151,10 @@ impl Group {
         self.seqs.iter().any(|s| s.is_in_flight(oldest))
     }
 
-    pub fn queue_key(&self, policy: Policy) -> QueueKey {
-        (self.priority(policy), self.arrival)
-    }
-
-    pub fn standing(&self, policy: Policy) -> Standing {
-        let aged = if self.preemptions >= AGED_AFTER { self.arrival } else { u64::MAX };
-        (self.priority(policy), aged, Reverse(self.work()), self.arrival)
-    }
-
-    pub fn priority(&self, policy: Policy) -> i32 {
-        match policy {
-            Policy::Fcfs => 0,
-            Policy::Priority => self.request.priority,
-        }
-    }
-
     /// Tokens that a preemption would throw away: each computed one once, those from the cache not at all.
     pub fn work(&self) -> usize {
         let prompt = self.request.prompt.len();
-        let all = if self.forked {
+        let all = if self.is_forked() {
             prompt + self.seqs.iter().map(|s| s.planned.saturating_sub(prompt)).sum::<usize>()
         } else {
             self.seqs[0].planned
@@ -171,7 +168,7 @@ impl Group {
     pub fn target(&self, index: usize) -> usize {
         let Sequence { output, promised, .. } = &self.seqs[index];
         let promised = if self.request.beam_search { 0 } else { *promised };
-        let outputs = if self.forked || self.sole_live_is_first() { output.len() + promised } else { 0 };
+        let outputs = if self.is_forked() || self.sole_live_is_first() { output.len() + promised } else { 0 };
         self.request.prompt.len() + outputs.min(self.request.max_tokens - 1)
     }
 
@@ -184,7 +181,8 @@ impl Group {
             (index, all.unwrap_or(0))
         };
         let all = move || self.seqs.iter().enumerate().map(pending);
-        let held_back = usize::from(self.request.beam_search && self.forked && all().any(|(_, pending)| pending > 1));
+        let held_back =
+            usize::from(self.request.beam_search && self.is_forked() && all().any(|(_, pending)| pending > 1));
         all()
             .map(move |(index, pending)| (index, pending.saturating_sub(held_back)))
             .filter(|(_, pending)| *pending > 0)
@@ -201,7 +199,7 @@ impl Group {
 
     /// Whether the prompt of a running request is computed in part.
     pub fn is_partial(&self) -> bool {
-        !self.forked && self.seqs[0].planned < self.request.prompt.len()
+        !self.is_forked() && self.seqs[0].planned < self.request.prompt.len()
     }
 
     /// All that sequence 0 has to compute in the prompt phase.
@@ -232,7 +230,7 @@ impl Group {
             0..0
         } else if !sampled_before {
             0..self.request.n as u32
-        } else if self.forked || self.sole_live_is_first() {
+        } else if self.is_forked() || self.sole_live_is_first() {
             index as u32..index as u32 + 1
         } else {
             0..0

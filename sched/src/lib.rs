@@ -47,7 +47,8 @@
 //! says how many were right.
 //!
 //! Layers that look at the same positions form a [`CacheGroup`]; a sequence has a block table for each, and blocks
-//! behind a window go back as it moves on.
+//! behind a window go back as it moves on. Slots follow the span: a step takes blocks for what it computes and no more, so that
+//! of a long prompt a group with a window holds the window and the chunks in flight.
 //!
 //! # Planning ahead
 //! With `max_in_flight` 2 a step is planned while the one before it runs: [`plan`](Scheduler::plan), hand it to
@@ -70,22 +71,27 @@
 //! most, every sequence ends within `(2d - 1) * S * (C * (R + 1) * W + 1)` plans, if each plan that cannot be
 //! followed by another is followed by the oldest commit.
 //!
-//! *Proof.* Each request fits the pool alone, or it is refused at submission; where it is computed again in a group with a
-//! window, and all of its outputs at once would not fit, its spans end with the next block. Let `d` be 1. While something is
-//! live, a plan is not empty: with nothing running the head of the queue is admitted (no watermark then). Let
-//! `M` be the running request of best standing: by priority, then the earliest of the aged (those preempted
-//! three times before), then by most computed tokens, its work. `M` is not preempted: it would have to be the
-//! worst as well, so alone, and alone it fits. `M` computes at least one token in each step: if one of its
-//! sequences decodes, decodes are never left out; if not, `M` is first among the prefills, and at least one
-//! token of the budget is left for them. So between two ends of sequences each step betters the standing of the
+//! *Proof.* Blocks come with spans: a request owns those of the tokens that were in some span, and of a group with a window
+//! those that a token to come can see. So each request fits the pool alone, or it is refused at submission: where a span would
+//! need more blocks than there are, it ends with the next block, and for such spans each sequence was counted with what its
+//! window touches and the next block. Blocks that prompts under way will take are counted against admissions, and against
+//! nothing else.
+//!
+//! Let `d` be 1. While something is live, a plan is not empty: with nothing running the head of the queue is admitted (nothing
+//! is counted against it then). Let `M` be the running request of best standing: by priority, then the earliest of the aged
+//! (those preempted three times before), then by most computed tokens, its work. `M` is not preempted: it would have to be the
+//! worst as well, so alone, and alone it fits. `M` computes at least one token in each step: if one of its sequences decodes,
+//! decodes are never left out; if not, `M` is first among the prefills, and at least one token of the budget is left for them.
+//! Where its span lacks blocks others are preempted for it, the last of them when `M` is alone. So between two ends of sequences each step betters the standing of the
 //! best: whoever is best at the next step is `M` with more work, or stands before it. There are `C` priorities,
 //! `R + 1` ages (that of each request, and none), and `W` values of work, so such an interval has at most
 //! `C * (R + 1) * W` steps, and there are at most `S` intervals.
 //!
 //! Let `d` be 2. `M` can be left out of a plan for two reasons. What it would compute depends on an outcome
 //! in flight (the end of its prompt, before a fork; its last token; the beams or drafts that live on): the next
-//! commit has it. Or its blocks are still written to: then no other takes a block nor is admitted in that plan, and
-//! after the next commit they are free, and `M` is served first. The one may follow the other, so `M` is in at least
+//! commit has it. Or the blocks that it lacks come back with the next commit, as a step in flight still writes to them or
+//! reads them, `M`'s own behind its windows among them: then no other takes a block nor is admitted in that plan, and after
+//! the commit they are free, and `M` is served first. The one may follow the other, so `M` is in at least
 //! one of three consecutive plans; and after an end there may be one such round before the first is admitted.
 //!
 //! Swapping changes none of this: it takes only requests that are not `M`, who come back with the work that they had,
@@ -106,6 +112,7 @@ mod config;
 mod fail;
 mod group;
 mod ids;
+mod order;
 mod plan;
 mod preempt;
 mod request;

@@ -65,7 +65,7 @@ pub struct Span {
 /// A span in the layers of one cache group.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GroupSpan {
-    /// How the executor's table changes. Blocks for a whole prompt come with its first span.
+    /// How the executor's table changes. Blocks come with the span that writes to them first.
     pub table: TableDelta,
     /// Where each token's keys and values go: `block * block_size + offset`.
     pub slots: Vec<i64>,

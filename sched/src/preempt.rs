@@ -12,20 +12,15 @@
 use kvblock::BlockTable;
 
 use crate::config::PreemptionMode;
-use crate::group::{Away, Group, QueueKey};
+use crate::group::{Group, Phase};
 use crate::{RequestId, Scheduler, SeqId, StepId};
 
 impl Scheduler {
-    /// The running request of worst standing, which is preempted next.
-    pub(crate) fn victim(&self) -> Option<RequestId> {
-        self.running.values().copied().max_by_key(|id| self.groups.get(id).map(|g| g.standing(self.config.policy)))
-    }
-
     /// Takes all blocks of a running request and puts it back into the queue, at the place of its arrival.
     pub(crate) fn preempt(&mut self, id: RequestId) {
-        self.stop_running(id);
         let policy = self.config.policy;
-        let best = self.running_groups().map(|g| g.priority(policy)).min();
+        let others = self.running_groups().filter(|g| g.request.id != id);
+        let best = others.map(|g| g.priority(policy)).min();
         let is_swapped = self.groups.get(&id).is_some_and(|g| self.shall_swap(g));
         let oldest = self.oldest_in_flight();
         let Some(group) = self.groups.get_mut(&id) else {
@@ -34,44 +29,30 @@ impl Scheduler {
         self.counters.preemptions += 1;
         self.counters.preemptions_by_priority += u64::from(best.is_some_and(|best| best < group.priority(policy)));
         group.preemptions += 1;
-        let key = group.queue_key(policy);
-        if is_swapped {
-            self.counters.swap_preemptions += 1;
-            group.away = Some(Away::Leaving);
-            self.swapped.insert(key, id);
-            if !group.is_in_flight(oldest) {
-                self.swap_out(key, id);
-            }
-        } else {
-            self.send_back(key, id);
+        if !is_swapped {
+            return self.begin_again(id);
+        }
+        self.counters.swap_preemptions += 1;
+        let (stage, is_in_flight) = (group.stage(), group.is_in_flight(oldest));
+        self.enter(id, Phase::Leaving { stage });
+        if !is_in_flight {
+            self.swap_out(id);
         }
     }
 
     /// Sends every request that runs or is swapped out back to the queue, without its keys and values.
     pub(crate) fn send_all_back(&mut self) {
-        let mut all: Vec<RequestId> = std::mem::take(&mut self.running).into_values().collect();
-        all.extend(std::mem::take(&mut self.swapped).into_values());
-        for id in all {
-            let Some(group) = self.groups.get_mut(&id) else {
-                continue;
-            };
-            group.place = None;
-            let key = group.queue_key(self.config.policy);
-            if let Some(Away::Host { swapped, .. }) = group.away.take() {
-                self.pool.discard(swapped);
-            }
-            self.send_back(key, id);
-        }
+        let all: Vec<RequestId> = self.running.values().chain(self.swapped.values()).copied().collect();
+        all.into_iter().for_each(|id| self.begin_again(id));
     }
 
-    /// Drops a request's tables, so that all of it is computed again.
-    pub(crate) fn send_back(&mut self, key: QueueKey, id: RequestId) {
-        if let Some(group) = self.groups.get_mut(&id) {
+    /// Sends a request back to the queue without keys and values, so that all of it is computed again.
+    pub(crate) fn begin_again(&mut self, id: RequestId) {
+        if let Some(group) = self.groups.get(&id) {
             self.counters.tokens_lost += group.work() as u64;
-            group.forked = false;
-            group.away = None;
-            self.waiting.insert(key, id);
-            self.release_tables(id, |_, _| true);
+            self.changes += 1;
+            self.drop_contents(id);
+            self.enter(id, Phase::Waiting);
         }
     }
 
@@ -84,8 +65,8 @@ impl Scheduler {
         let needed = self.host_blocks_for(group);
         let worth = group.num_live() > 1 || group.work() > self.config.swap_cost.saturating_mul(needed);
         let leaving = self.swapped.values().filter_map(|id| self.groups.get(id));
-        let spoken_for: usize =
-            leaving.filter(|g| matches!(g.away, Some(Away::Leaving))).map(|g| self.host_blocks_for(g)).sum();
+        let is_leaving = |g: &&Group| matches!(g.phase, Phase::Leaving { .. });
+        let spoken_for: usize = leaving.filter(is_leaving).map(|g| self.host_blocks_for(g)).sum();
         (worth || mode == PreemptionMode::Swap) && needed + spoken_for <= self.pool.host_gauges().free
     }
 
@@ -96,10 +77,11 @@ impl Scheduler {
     }
 
     /// Moves the tables of a request that leaves to host memory.
-    fn swap_out(&mut self, key: QueueKey, id: RequestId) {
+    fn swap_out(&mut self, id: RequestId) {
         let Some(group) = self.groups.get_mut(&id) else {
             return;
         };
+        let stage = group.stage();
         let (mut indices, mut tables): (Vec<usize>, Vec<BlockTable>) = (Vec::new(), Vec::new());
         for (index, sequence) in group.seqs.iter_mut().enumerate() {
             let Some(table) = sequence.table.take() else {
@@ -113,14 +95,13 @@ impl Scheduler {
             tables.push(table);
         }
         match self.pool.swap_out(&mut tables) {
-            Ok(swapped) => group.away = Some(Away::Host { indices, swapped }),
+            Ok(swapped) => self.enter(id, Phase::Swapped { stage, indices, swapped }),
             Err(error) => {
                 debug_assert!(false, "host blocks were spoken for, yet {error}");
                 for (index, table) in indices.into_iter().zip(tables) {
                     group.seqs[index].table = Some(table);
                 }
-                self.swapped.remove(&key);
-                self.send_back(key, id);
+                self.begin_again(id);
             }
         }
     }
@@ -132,23 +113,30 @@ impl Scheduler {
             self.pool.release(parked.table);
         }
         let oldest = self.oldest_in_flight();
-        let may_go = |id: &RequestId| {
+        let may_go = |id: &&RequestId| {
             let group = self.groups.get(id);
-            group.is_some_and(|g| matches!(g.away, Some(Away::Leaving)) && !g.is_in_flight(oldest))
+            group.is_some_and(|g| matches!(g.phase, Phase::Leaving { .. }) && !g.is_in_flight(oldest))
         };
-        let gone: Vec<(QueueKey, RequestId)> =
-            self.swapped.iter().filter(|(_, id)| may_go(id)).map(|(key, id)| (*key, *id)).collect();
-        for (key, id) in gone {
-            self.swap_out(key, id);
-        }
+        let gone: Vec<RequestId> = self.swapped.values().filter(may_go).copied().collect();
+        gone.into_iter().for_each(|id| self.swap_out(id));
     }
 
-    /// Blocks that can be had once the steps in flight are committed, beyond those that can be now.
-    pub(crate) fn num_parked_blocks(&self) -> usize {
+    /// Blocks that come free with the commits of the steps in flight: of tables that were given up, of requests that are
+    /// swapped out then, and behind the windows of those that run.
+    pub(crate) fn num_coming_blocks(&self) -> usize {
+        let Some(oldest) = self.oldest_in_flight() else { return 0 };
         let leaving = self.swapped.values().filter_map(|id| self.groups.get(id)).flat_map(Group::tables);
         let tables = self.parked.iter().map(|p| &p.table).chain(leaving);
-        let groups = tables.flat_map(BlockTable::groups);
-        let mut blocks: Vec<_> = groups.flat_map(|g| g.blocks()).copied().collect();
+        let whole = tables.flat_map(BlockTable::groups).flat_map(|g| g.blocks());
+        let in_flight = self.running_groups().flat_map(|g| &g.seqs).filter(|s| s.is_in_flight(Some(oldest)));
+        let behind_windows = in_flight.flat_map(|s| {
+            let groups = s.table.iter().flat_map(BlockTable::groups).zip(&self.config.groups);
+            groups.flat_map(|(g, kind)| {
+                let holes = kind.holes(s.planned, self.config.block_size);
+                &g.blocks()[..holes.saturating_sub(g.holes()).min(g.blocks().len())]
+            })
+        });
+        let mut blocks: Vec<_> = whole.chain(behind_windows).copied().collect();
         blocks.sort_unstable();
         blocks.chunk_by(|a, b| a == b).filter(|owners| owners.len() == self.pool.references(owners[0]) as usize).count()
     }

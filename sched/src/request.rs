@@ -82,16 +82,6 @@ impl Request {
         }
     }
 
-    /// Blocks that the request may own at once, all of its sequences at full length: in a full group
-    /// `floor(P / bs) + n * (ceil((P + max_tokens - 1) / bs) - floor(P / bs))`. Full prompt blocks are shared, and
-    /// the last token of a sequence is never written. In a sliding group a sequence owns at most the blocks that
-    /// its window touches and the one that it writes next.
-    pub(crate) fn blocks_needed(&self, config: &SchedConfig) -> usize {
-        let shared = self.prompt.len() / config.block_size;
-        let own = blocks_of_own(self.prompt.len() % config.block_size, self.n, self.max_tokens, config);
-        shared.saturating_mul(config.groups.len()).saturating_add(own.unwrap_or(usize::MAX))
-    }
-
     /// Whether the request can run at all under this configuration, alone.
     pub(crate) fn check(&self, config: &SchedConfig) -> Result<(), Refusal> {
         let (prompt, max_tokens, max_model_len) = (self.prompt.len(), self.max_tokens, config.max_model_len);
@@ -114,7 +104,7 @@ impl Request {
         if prompt.saturating_add(max_tokens) > max_model_len {
             return Err(Refusal::TooLong { prompt, max_tokens, max_model_len });
         }
-        let needed = self.blocks_needed(config);
+        let needed = blocks_needed(prompt, self.n, max_tokens, config);
         if needed > config.num_blocks {
             let longest_prompt = longest_prompt(self.n, max_tokens, config);
             return Err(Refusal::NeverFits { needed, pool: config.num_blocks, longest_prompt });
@@ -123,30 +113,41 @@ impl Request {
     }
 }
 
-/// Blocks behind the full ones of the prompt, of which it leaves `rest` tokens over, that `n` sequences own.
-fn blocks_of_own(rest: usize, n: usize, max_tokens: usize, config: &SchedConfig) -> Option<usize> {
-    let longest = (rest + max_tokens - 1).div_ceil(config.block_size);
-    let own = |group: &CacheGroup| match group {
-        CacheGroup::Sliding { window } => longest.min(window.div_ceil(config.block_size) + 2),
-        _ => longest,
+/// Blocks that `n` sequences of a prompt may own at once, all at full length, if nothing else runs. In a full group
+/// `floor(P / bs) + n * (ceil((P + max_tokens - 1) / bs) - floor(P / bs))`: full prompt blocks are shared, and the last token of
+/// a sequence is never written. In a sliding group, at most, for each sequence the blocks that its window touches and the one
+/// that it writes next; and the whole prompt at once, where it is computed in one step.
+pub(crate) fn blocks_needed(prompt: usize, n: usize, max_tokens: usize, config: &SchedConfig) -> usize {
+    let bs = config.block_size;
+    let shared = prompt / bs;
+    let all = n.saturating_mul((prompt + max_tokens - 1).div_ceil(bs) - shared).saturating_add(shared);
+    let of = |group: &CacheGroup| match group {
+        CacheGroup::Sliding { window } => {
+            let at_once = if config.enable_chunked_prefill { 0 } else { prompt.div_ceil(bs) };
+            all.min(n.saturating_mul(window.div_ceil(bs) + 2).max(at_once))
+        }
+        _ => all,
     };
-    n.checked_mul(config.groups.iter().map(own).sum())
+    config.groups.iter().map(of).fold(0, usize::saturating_add)
 }
 
 /// The longest prompt that fits pool and context with `n` outputs of `max_tokens`; 0 if none does.
 ///
-/// With `P = q * bs + r` a request needs `q` blocks in each group and what its sequences own, which depends on `r`
-/// alone. That is not monotone in `P` (a full last prompt block is shared, a partial one is not), so each `r` is
-/// solved for `q`.
-fn longest_prompt(n: usize, max_tokens: usize, config: &SchedConfig) -> usize {
+/// What a request needs is not monotone in its prompt (a full last prompt block is shared, a partial one is not), but it is
+/// among prompts that leave the same rest over full blocks.
+pub(crate) fn longest_prompt(n: usize, max_tokens: usize, config: &SchedConfig) -> usize {
     let bs = config.block_size;
-    let per_remainder = |r: usize| {
-        let own = blocks_of_own(r, n, max_tokens, config)?;
-        let by_pool = config.num_blocks.checked_sub(own)? / config.groups.len();
-        let by_context = config.max_model_len.checked_sub(max_tokens + r)? / bs;
-        Some(by_pool.min(by_context) * bs + r)
+    let with_rest = |rest: usize| {
+        let full = config.max_model_len.checked_sub(max_tokens + rest)? / bs;
+        let fits = |blocks: usize| blocks_needed(blocks * bs + rest, n, max_tokens, config) <= config.num_blocks;
+        let (mut least, mut most) = (0, full + 1);
+        while least < most {
+            let middle = least + (most - least) / 2;
+            (least, most) = if fits(middle) { (middle + 1, most) } else { (least, middle) };
+        }
+        Some(least.checked_sub(1)? * bs + rest)
     };
-    (0..bs).filter_map(per_remainder).max().unwrap_or(0)
+    (0..bs).filter_map(with_rest).max().unwrap_or(0)
 }
 
 /// Why a request was not taken. It has left no trace.

@@ -8,11 +8,11 @@
 //! Drafts come last, after admissions: they are verified with the tokens and blocks that nobody else needs. While others
 //! wait, at most half of the tokens are kept for drafts; and while the head of the queue lacks blocks, drafts take none.
 //!
-//! The blocks of a victim that a step in flight writes to come back with that step's commit. Preempting more
-//! does not hurry them. So once what is on its way suffices, the plan defers instead: it keeps the spans that
-//! need no block, and the others from the best standing down to the first that does not fit.
+//! The blocks of a victim that a step in flight writes to come back with that step's commit, and so do those behind the
+//! windows of what it computes. Preempting more does not hurry them. So once what is on its way suffices, the plan defers
+//! instead: it keeps the spans that need no block, and the others from the best standing down to the first that does not fit.
 
-use crate::group::{Group, Standing};
+use crate::group::Group;
 use crate::step::Choice;
 use crate::{RequestId, Scheduler};
 
@@ -33,15 +33,16 @@ impl Scheduler {
             let list = std::mem::take(&mut self.spare.choices);
             let (mut choices, mut budget) = self.choose(list);
             let mut needed = self.blocks_for(&choices);
-            let (available, parked) = (self.pool.available(), self.num_parked_blocks());
-            if self.running.len() == 1 && needed > available + parked {
+            let available = self.pool.available();
+            let coming = if needed > available { self.num_coming_blocks() } else { 0 };
+            if self.running.len() == 1 && needed > available + coming {
                 self.shorten(&mut choices, &mut budget);
                 needed = self.blocks_for(&choices);
             }
             if needed <= available {
                 return Room { choices, budget, deferred: false };
             }
-            if parked > 0 && needed <= available + parked {
+            if coming > 0 && needed <= available + coming {
                 self.counters.deferrals += 1;
                 return Room { choices: self.defer(&choices), budget, deferred: true };
             }
@@ -70,7 +71,7 @@ impl Scheduler {
         group: &Group,
         budget: &mut usize,
         choices: &mut Vec<Choice>,
-        prefills: &mut Vec<(Standing, Choice)>,
+        prefills: &mut Vec<Choice>,
     ) {
         let request = group.request.id;
         for (index, pending) in group.pending() {
@@ -79,13 +80,13 @@ impl Scheduler {
                 choices.push(choice);
                 *budget = budget.saturating_sub(1);
             } else {
-                prefills.push((group.standing(self.config.policy), choice));
+                prefills.push(choice);
             }
         }
     }
 
     /// Ends each span where its sequence's next block does. With no longer ones a request fits alone: when it was taken, each
-    /// of its sequences was given no more of a window's group than what the window touches and the next block.
+    /// of its sequences was counted with no more of a window's group than what the window touches and the next block.
     pub(crate) fn shorten(&self, choices: &mut [Choice], budget: &mut usize) {
         let block_size = self.config.block_size;
         for choice in choices {
@@ -97,15 +98,9 @@ impl Scheduler {
     }
 
     /// Shares the rest of the budget among prefills, best standing first.
-    pub(crate) fn share_out(
-        &self,
-        mut prefills: Vec<(Standing, Choice)>,
-        budget: &mut usize,
-        choices: &mut Vec<Choice>,
-    ) {
-        // Stable, so that the sequences of a request keep their order.
-        prefills.sort_by_key(|(standing, _)| *standing);
-        for (_, choice) in prefills {
+    pub(crate) fn share_out(&self, mut prefills: Vec<Choice>, budget: &mut usize, choices: &mut Vec<Choice>) {
+        self.sort_by_standing(&mut prefills, |choice| choice);
+        for choice in prefills {
             let count = self.config.chunk(choice.count, *budget);
             if count > 0 {
                 choices.push(Choice { count, ..choice });
@@ -157,7 +152,7 @@ impl Scheduler {
             a.request == b.request && self.groups.get(&a.request).is_some_and(|g| g.request.beam_search)
         };
         let mut units: Vec<(usize, &[Choice])> = choices.chunk_by(beams).enumerate().collect();
-        units.sort_by_key(|(_, unit)| self.groups.get(&unit[0].request).map(|g| g.standing(self.config.policy)));
+        self.sort_by_standing(&mut units, |(_, unit)| &unit[0]);
         let mut free = self.pool.available();
         units.retain(|(_, unit)| {
             let needed = self.blocks_for(unit);

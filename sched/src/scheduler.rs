@@ -1,9 +1,8 @@
 //! The scheduler's state, and the calls that change it from outside: submit, abort, finish.
 //!
-//! A request is in `groups` while it lives, and in exactly one of `waiting`, `swapped` and `running`. Waiting
-//! requests own no blocks, running ones those of their tables, and swapped ones host blocks. A request may end or
-//! be preempted while steps are in flight that write to its blocks: its tables are parked until the last of these
-//! is committed, so that nobody gets a block that is still written.
+//! A request is in `groups` while it lives, and by its [`Phase`] in exactly one of `waiting`, `swapped` and `running`:
+//! [`Scheduler::enter`] keeps them so. A request may end or be preempted while steps are in flight that write to its
+//! blocks: its tables are parked until the last of these is committed, so that nobody gets a block that is still written.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -11,8 +10,9 @@ use kvblock::{AuditError, BlockPool, BlockTable, PoolConfig, PrefixStats};
 
 use crate::admit::Blocked;
 use crate::commit::Flight;
-use crate::group::{Away, Group, QueueKey, Sequence};
+use crate::group::{Group, Phase, Sequence, Stage};
 use crate::ids::IdMap;
+use crate::order::QueueKey;
 use crate::spare::Spare;
 use crate::{ConfigError, Refusal, Request, RequestId, SchedConfig, SchedulerStats, SeqId, SpecStats, StepId};
 
@@ -32,7 +32,7 @@ pub struct Scheduler {
     pub(crate) waiting: BTreeMap<QueueKey, RequestId>,
     /// In host memory, or on their way there.
     pub(crate) swapped: BTreeMap<QueueKey, RequestId>,
-    /// In order of admission, by [`Group::place`].
+    /// In order of admission.
     pub(crate) running: BTreeMap<u64, RequestId>,
     /// Planned and not committed, oldest first.
     pub(crate) flights: VecDeque<Flight>,
@@ -95,8 +95,8 @@ impl Scheduler {
         }
         let group = Group::new(request, self.arrivals);
         self.arrivals += 1;
-        self.waiting.insert(group.queue_key(self.config.policy), id);
         self.groups.insert(id, group);
+        self.enter(id, Phase::Waiting);
         Ok(())
     }
 
@@ -104,19 +104,10 @@ impl Scheduler {
     /// ignored for it, and its blocks are given to nobody else before those are committed. The id may be used
     /// again at once.
     pub fn abort(&mut self, id: RequestId) -> bool {
-        self.release_tables(id, |_, _| true);
-        self.stop_running(id);
-        let Some(group) = self.groups.remove(&id) else {
-            return false;
-        };
-        self.changes += 1;
-        let key = group.queue_key(self.config.policy);
-        self.waiting.remove(&key);
-        self.swapped.remove(&key);
-        if let Some(Away::Host { swapped, .. }) = group.away {
-            self.pool.discard(swapped);
-        }
-        true
+        self.drop_contents(id);
+        self.changes += u64::from(self.groups.contains_key(&id));
+        self.leave_queue(id);
+        self.groups.remove(&id).is_some()
     }
 
     /// Ends one sequence of a request, as when a front end has found a stop string. The request ends with its last
@@ -208,9 +199,9 @@ impl Scheduler {
     /// and for a server that suspects itself.
     pub fn audit(&self) -> Result<(), AuditError> {
         let owned = self.groups.values().flat_map(Group::tables);
-        let swapped = self.groups.values().filter_map(|g| match &g.away {
-            Some(Away::Host { swapped, .. }) => Some(swapped),
-            _ => None,
+        let swapped = self.groups.values().filter_map(|g| match &g.phase {
+            Phase::Swapped { swapped, .. } => Some(swapped),
+            Phase::Waiting | Phase::Running { .. } | Phase::Leaving { .. } => None,
         });
         self.pool.audit_host(swapped)?;
         self.pool.audit(owned.chain(self.parked.iter().map(|p| &p.table)))
@@ -220,20 +211,48 @@ impl Scheduler {
         self.flights.front().map(|f| f.step)
     }
 
-    /// Puts a request behind those that run.
-    pub(crate) fn start_running(&mut self, id: RequestId) {
+    /// Moves a request to another phase, and to the queue of those in it.
+    pub(crate) fn enter(&mut self, id: RequestId, phase: Phase) {
+        self.leave_queue(id);
         let Some(group) = self.groups.get_mut(&id) else {
             return;
         };
-        group.place = Some(self.admissions);
-        self.running.insert(self.admissions, id);
-        self.admissions += 1;
+        let key = group.queue_key(self.config.policy);
+        group.phase = phase;
+        match group.phase {
+            Phase::Waiting => drop(self.waiting.insert(key, id)),
+            Phase::Running { place, .. } => drop(self.running.insert(place, id)),
+            Phase::Leaving { .. } | Phase::Swapped { .. } => drop(self.swapped.insert(key, id)),
+        }
     }
 
-    /// Takes a request out of those that run, if it is among them.
-    pub(crate) fn stop_running(&mut self, id: RequestId) {
-        if let Some(place) = self.groups.get_mut(&id).and_then(|group| group.place.take()) {
-            self.running.remove(&place);
+    fn leave_queue(&mut self, id: RequestId) {
+        let Some(group) = self.groups.get(&id) else {
+            return;
+        };
+        let key = group.queue_key(self.config.policy);
+        match group.phase {
+            Phase::Waiting => self.waiting.remove(&key),
+            Phase::Running { place, .. } => self.running.remove(&place),
+            Phase::Leaving { .. } | Phase::Swapped { .. } => self.swapped.remove(&key),
+        };
+    }
+
+    /// Puts a request behind those that run.
+    pub(crate) fn start_running(&mut self, id: RequestId, stage: Stage) {
+        let place = self.admissions;
+        self.admissions += 1;
+        self.enter(id, Phase::Running { place, stage });
+    }
+
+    /// Gives up a request's tables and host blocks.
+    pub(crate) fn drop_contents(&mut self, id: RequestId) {
+        self.release_tables(id, |_, _| true);
+        if let Some(group) = self.groups.get_mut(&id)
+            && let Phase::Swapped { stage, .. } = group.phase
+            && let Phase::Swapped { swapped, .. } = std::mem::replace(&mut group.phase, Phase::Leaving { stage })
+        {
+            self.pool.discard(swapped);
         }
     }
 
@@ -258,19 +277,20 @@ impl Scheduler {
             self.abort(id);
             return;
         }
-        let Group { seqs, forked, request, .. } = group;
+        let is_forked = group.is_forked();
+        let Group { seqs, request, .. } = group;
         if let [first, others @ ..] = &mut seqs[..]
-            && let Some(prompt) = first.table.as_ref().filter(|t| !*forked && t.committed() >= request.prompt.len())
+            && let Some(prompt) = first.table.as_ref().filter(|t| !is_forked && t.committed() >= request.prompt.len())
         {
             // Where others live, the first sequence's table ends with what they share, so all of it is committed.
             for other in others.iter_mut().filter(|s| s.live) {
                 other.table = self.pool.fork(prompt).ok();
                 other.planned = prompt.committed();
             }
-            *forked = true;
+            group.set_stage(Stage::Sequences);
             self.changes += 1;
         }
-        if *forked {
+        if group.is_forked() {
             self.release_tables(id, |_, sequence| !sequence.live);
         }
     }

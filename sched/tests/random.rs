@@ -57,11 +57,16 @@ fn config() -> impl Strategy<Value = SchedConfig> {
     let limits = (prop_oneof![Just(0), 1..20usize], prop_oneof![Just(usize::MAX), 1..4usize], 1..3usize);
     let mode = prop::sample::select(vec![PreemptionMode::Auto, PreemptionMode::Recompute, PreemptionMode::Swap]);
     let swap = (prop_oneof![2 => Just(0), 3 => 0..40usize], mode, 0..12usize);
-    let window = prop_oneof![4 => Just(None), 1 => (1..20usize).prop_map(Some)];
-    (sizes, limits, swap, window, prop::bool::weighted(0.8), prop::bool::weighted(0.7), prop::bool::ANY).prop_map(
-        |(sizes, limits, (host_blocks, preemption_mode, swap_cost), window, caching, chunked, fcfs)| {
+    let sliding = || (1..20usize).prop_map(|window| CacheGroup::Sliding { window });
+    let groups = prop_oneof![
+        4 => Just(vec![CacheGroup::Full]),
+        3 => sliding().prop_map(|sliding| vec![CacheGroup::Full, sliding]),
+        1 => sliding().prop_map(|sliding| vec![sliding]),
+        1 => (sliding(), sliding()).prop_map(|(one, other)| vec![one, CacheGroup::Full, other]),
+    ];
+    (sizes, limits, swap, groups, prop::bool::weighted(0.8), prop::bool::weighted(0.7), prop::bool::ANY).prop_map(
+        |(sizes, limits, (host_blocks, preemption_mode, swap_cost), groups, caching, chunked, fcfs)| {
             let (threshold, max_num_partial_prefills, max_in_flight) = limits;
-            let window = window.map(|window| CacheGroup::Sliding { window });
             let (block_size, num_blocks, max_num_seqs, extra, max_model_len) = sizes;
             let least = if chunked { 0 } else { max_model_len };
             SchedConfig {
@@ -77,7 +82,7 @@ fn config() -> impl Strategy<Value = SchedConfig> {
                 long_prefill_token_threshold: if chunked { threshold } else { 0 },
                 max_num_partial_prefills,
                 max_in_flight,
-                groups: [CacheGroup::Full].into_iter().chain(window).collect(),
+                groups,
                 host_blocks,
                 preemption_mode,
                 swap_cost,
@@ -133,14 +138,16 @@ impl World {
                 assert_eq!(taken, self.twin.submit(request.clone()));
                 let (bs, p, n, max_tokens) =
                     (self.config.block_size, request.prompt.len(), request.n, request.max_tokens);
-                let own = |kind: &CacheGroup| match kind {
-                    CacheGroup::Full => (p + max_tokens - 1).div_ceil(bs) - p / bs,
+                let all = p / bs + n * ((p + max_tokens - 1).div_ceil(bs) - p / bs);
+                let owned = |kind: &CacheGroup| match kind {
+                    CacheGroup::Full => all,
                     CacheGroup::Sliding { window } => {
-                        ((p + max_tokens - 1).div_ceil(bs) - p / bs).min(window.div_ceil(bs) + 2)
+                        let windows = n * (window.div_ceil(bs) + 2);
+                        all.min(if self.config.enable_chunked_prefill { windows } else { windows.max(p.div_ceil(bs)) })
                     }
                     other => panic!("{other:?}: no such group is made here"),
                 };
-                let needed: usize = self.config.groups.iter().map(|kind| p / bs + n * own(kind)).sum();
+                let needed: usize = self.config.groups.iter().map(owned).sum();
                 let fits = n <= self.config.max_num_seqs
                     && p + max_tokens <= self.config.max_model_len
                     && needed <= self.config.num_blocks;

@@ -231,13 +231,13 @@ impl Recording {
             let found = format!("another checkpoint in {}", opened.files.name());
             return Err(RecordingError::Damaged { path: self.path, found, expected });
         }
-        let load::Started { mut worker, info, plan, groups, .. } = load::start(&self.config, &opened, progress)?;
+        let load::Started { mut worker, info, plan, .. } = load::start(&self.config, &opened, progress)?;
         let bounds = Bounds {
             max_num_seqs: plan.max_num_seqs,
             max_model_len: plan.max_model_len,
             vocab_size: info.vocab_size,
             table: plan.max_model_len.div_ceil(plan.block_size),
-            groups: groups.len(),
+            groups: plan.groups,
         };
         let mut replayed = Replayed { steps: 0, tokens: 0, difference: None, unrecorded: Vec::new() };
         let (mut output, mut in_flight) = (StepOutput::default(), VecDeque::new());

@@ -13,6 +13,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     for question in [[100, 101], [200, 201]] {
         let tokens = [&system[..], &question].concat();
         let mut table = pool.admit(Prompt::new(&tokens)).open(0)?;
+        let cached = table.len();
+        pool.append(&mut table, &tokens[cached..])?;
         for op in pool.drain_memory_ops() {
             match op {
                 MemOp::Copy { src, dst } => {

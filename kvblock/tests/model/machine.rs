@@ -227,13 +227,12 @@ impl World {
         match admission.open(keep_free) {
             Ok(table) => {
                 assert!(needed + keep_free <= available);
-                assert_eq!((table.tokens(), table.committed()), (tokens, hits * bs));
+                assert_eq!((table.tokens(), table.committed()), (&tokens[..hits * bs], hits * bs));
                 for (g, kind) in self.groups.iter().enumerate() {
                     let group = &table.groups()[g];
                     assert_eq!(group.holes(), first_read(*kind, hits * bs) / bs);
-                    assert_eq!(group.num_entries(), tokens.len().div_ceil(bs));
+                    assert_eq!(group.num_entries(), hits);
                     self.hits.extend((0..hits).filter_map(|k| group.entry(k)));
-                    self.taken.extend((hits..group.num_entries()).filter_map(|k| group.entry(k)));
                 }
                 assert_eq!(needed, all_blocks(&table).filter(|b| !owners.contains_key(b)).count());
                 let mut chain = Vec::new();
@@ -245,8 +244,8 @@ impl World {
                             .unwrap(),
                     );
                 }
-                self.taken.iter().for_each(|b| self.cached.forget(*b));
-                self.live.push(Sequence { table, tokens: tokens.to_vec(), key, chain, invalid: None });
+                self.live.push(Sequence { table, tokens: tokens[..hits * bs].to_vec(), key, chain, invalid: None });
+                self.append(self.live.len() - 1, &tokens[hits * bs..]);
             }
             Err(error) => {
                 assert!(needed + keep_free > available);
@@ -327,6 +326,7 @@ impl World {
     fn meet_stranger(&mut self, how: usize) {
         let mut theirs = BlockPool::new(PoolConfig { host_blocks: 8, ..PoolConfig::new(8, 4) }).unwrap();
         let mut table = theirs.admit(Prompt::new(&[0; 9])).open(0).unwrap();
+        theirs.append(&mut table, &[0; 9]).unwrap();
         theirs.commit(&mut table, 9).unwrap();
         let fork = theirs.fork(&table).unwrap();
         let mut swapped = theirs.swap_out(&mut vec![fork]).unwrap();

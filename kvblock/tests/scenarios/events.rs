@@ -2,7 +2,7 @@
 
 use kvblock::{BlockEvent, BlockId, BlockPool, CacheGroup, PoolConfig, Prompt};
 
-use super::{concat, full, prompt, run};
+use super::{concat, full, open, prompt, run};
 
 fn pool(config: PoolConfig) -> BlockPool {
     BlockPool::new(PoolConfig { events: true, ..config }).unwrap()
@@ -66,7 +66,7 @@ fn c12_the_adapter_is_carried_and_none_is_none() {
     let mut pool = pool(PoolConfig::new(10, 16));
     let tokens = full(1, 2);
     let prompt = Prompt { salt: Some("tenant"), adapter: Some("french"), ..prompt(&tokens) };
-    let mut table = pool.admit(prompt).open(0).unwrap();
+    let mut table = open(&mut pool, prompt);
     pool.commit(&mut table, 32).unwrap();
     let BlockEvent::Stored { key: Some(key), .. } = events(&mut pool).remove(0) else { panic!("no key was carried") };
     assert_eq!((key.adapter.as_deref(), key.salt.as_deref()), (Some("french"), Some("tenant")));

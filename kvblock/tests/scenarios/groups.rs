@@ -2,7 +2,7 @@
 
 use kvblock::{BlockId, BlockPool, CacheGroup, MissReason, PoolConfig, TableError};
 
-use super::{concat, free_ids, full, ids, prompt, refs, run};
+use super::{concat, free_ids, full, ids, open, prompt, refs, run};
 
 const FULL: CacheGroup = CacheGroup::Full;
 
@@ -15,7 +15,7 @@ fn evict(pool: &mut BlockPool, victims: &[u32]) {
     let mut taken = Vec::new();
     let groups = pool.groups().len();
     while victims.iter().any(|b| pool.is_cached(BlockId(*b))) {
-        taken.push(pool.admit(prompt(&[90_000 + taken.len() as u32; 16])).open(0).unwrap());
+        taken.push(open(pool, prompt(&[90_000 + taken.len() as u32; 16])));
         assert!(taken.len() * groups <= pool.num_blocks());
     }
     taken.into_iter().for_each(|table| pool.release(table));
@@ -26,7 +26,7 @@ fn c13_each_group_has_a_table_and_the_window_moves_on() {
     // Peers test this with a pool of pages and a null block; here a hole is an entry without a block.
     let mut pool = pool(10, &[FULL, CacheGroup::Sliding { window: 20 }]);
     let tokens = full(1, 3);
-    let mut table = pool.admit(prompt(&tokens)).open(0).unwrap();
+    let mut table = open(&mut pool, prompt(&tokens));
     assert_eq!(
         table.groups().iter().map(|g| ids(g.blocks().iter().copied())).collect::<Vec<_>>(),
         [[0, 2, 4], [1, 3, 5]]
@@ -66,7 +66,7 @@ fn c13_a_hit_is_the_longest_length_that_every_group_serves() {
     assert_eq!(free_ids(&pool)[3..], [1, 5, 4, 3, 2, 0]);
     evict(&mut pool, &[1]);
     assert_eq!(lookup(&mut pool, &tokens), (3, None), "no query of that length reads it");
-    let hit = pool.admit(prompt(&tokens)).open(0).unwrap();
+    let hit = open(&mut pool, prompt(&tokens));
     assert_eq!((hit.groups()[1].holes(), hit.groups()[1].entry(1)), (1, Some(BlockId(3))));
     pool.audit([&hit]).unwrap();
     pool.release(hit);

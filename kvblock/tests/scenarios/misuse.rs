@@ -2,7 +2,7 @@
 
 use kvblock::{AuditError, BlockId, BlockPool, BlockTable, CacheGroup, HostBlockId, PoolConfig, TableError};
 
-use super::{free_ids, full, pool, prompt, run, table_ids};
+use super::{free_ids, full, open, pool, prompt, run, table_ids};
 
 #[test]
 fn an_invalid_configuration_is_refused() {
@@ -64,7 +64,7 @@ fn a_table_of_another_pool_is_refused_and_both_pools_stay_as_they_are() {
 #[test]
 fn more_tokens_than_a_table_has_cannot_be_committed_or_pinned() {
     let mut pool = pool(4);
-    let mut table = pool.admit(prompt(&full(1, 2)[..20])).open(0).unwrap();
+    let mut table = open(&mut pool, prompt(&full(1, 2)[..20]));
     assert_eq!(pool.commit(&mut table, 21), Err(TableError::BeyondEnd { wanted: 21, len: 20 }));
     assert_eq!((table.committed(), pool.gauges().cached), (0, 0));
     assert_eq!(pool.pin(&table, 16).map(drop), Err(TableError::BeyondEnd { wanted: 16, len: 0 }));
@@ -81,7 +81,7 @@ fn more_tokens_than_a_table_has_cannot_be_committed_or_pinned() {
 #[test]
 fn a_dropped_table_is_named_by_its_line_and_its_blocks_come_back() {
     let mut pool = pool(4);
-    let (line, table) = (line!(), pool.admit(prompt(&full(1, 2)[..20])).open(0).unwrap());
+    let (line, table) = (line!(), open(&mut pool, prompt(&full(1, 2)[..20])));
     drop::<BlockTable>(table);
     assert!(matches!(pool.audit([]), Err(AuditError::References { counted: 1, found: 0, .. })));
     let leaks = pool.take_leaks();
@@ -115,7 +115,7 @@ fn forks_pins_and_swapped_sequences_are_named_too() {
 #[should_panic(expected = "was dropped; give it to BlockPool::release")]
 fn in_debug_builds_the_next_opening_says_who_leaked() {
     let mut pool = pool(4);
-    drop(pool.admit(prompt(&[1; 20])).open(0).unwrap());
+    drop(open(&mut pool, prompt(&[1; 20])));
     let _ = pool.admit(prompt(&[2; 20])).open(0);
 }
 
@@ -123,8 +123,8 @@ fn in_debug_builds_the_next_opening_says_who_leaked() {
 #[cfg(not(debug_assertions))]
 fn in_release_builds_the_next_opening_takes_leaked_blocks_back() {
     let mut pool = pool(2);
-    drop(pool.admit(prompt(&[1; 20])).open(0).unwrap());
-    let table = pool.admit(prompt(&[2; 20])).open(0).unwrap();
+    drop(open(&mut pool, prompt(&[1; 20])));
+    let table = open(&mut pool, prompt(&[2; 20]));
     assert_eq!(pool.counters().leaked_tables, 1);
     pool.release(table);
 }
@@ -155,7 +155,7 @@ fn a_pool_and_its_tables_may_move_to_another_thread() {
 #[test]
 fn a_block_behind_one_whose_contents_were_forgotten_is_never_found_as_a_start() {
     let mut pool = BlockPool::new(PoolConfig::new(8, 4)).unwrap();
-    let mut table = pool.admit(prompt(&[1, 2, 3, 4, 5, 6, 7, 8])).open(0).unwrap();
+    let mut table = open(&mut pool, prompt(&[1, 2, 3, 4, 5, 6, 7, 8]));
     pool.commit(&mut table, 4).unwrap();
     let first = table.blocks()[0];
     pool.forget_contents(first).unwrap();

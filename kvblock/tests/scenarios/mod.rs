@@ -27,9 +27,18 @@ fn prompt(tokens: &[u32]) -> Prompt<'_> {
     Prompt::new(tokens)
 }
 
+/// Opens a table with slots for a whole prompt.
+#[track_caller]
+fn open(pool: &mut BlockPool, prompt: Prompt<'_>) -> BlockTable {
+    let mut table = pool.admit(prompt).open(0).unwrap();
+    let cached = table.len();
+    pool.append(&mut table, &prompt.tokens[cached..]).unwrap();
+    table
+}
+
 /// Opens and computes a prompt.
 fn run(pool: &mut BlockPool, prompt: Prompt<'_>) -> BlockTable {
-    let mut table = pool.admit(prompt).open(0).unwrap();
+    let mut table = open(pool, prompt);
     pool.commit(&mut table, prompt.tokens.len()).unwrap();
     table
 }

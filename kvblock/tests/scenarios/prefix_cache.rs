@@ -2,7 +2,7 @@
 
 use kvblock::{BlockId, BlockPool, Media, MemOp, MissReason, NoSpace, PoolConfig, Prompt};
 
-use super::{cached, concat, free_ids, full, pool, prompt, refs, run, table_ids};
+use super::{cached, concat, free_ids, full, open, pool, prompt, refs, run, table_ids};
 
 #[test]
 fn c1_cold_warm_evict() {
@@ -15,8 +15,10 @@ fn c1_cold_warm_evict() {
 
     let tokens = concat(&[&shared, &[2; 5]]);
     let admission = pool.admit(prompt(&tokens));
-    assert_eq!((admission.cached_tokens(), admission.blocks_needed(), admission.miss()), (48, 1, None));
-    let b = admission.open(0).unwrap();
+    assert_eq!((admission.cached_tokens(), admission.blocks_needed(), admission.miss()), (48, 0, None));
+    let mut b = admission.open(0).unwrap();
+    assert_eq!((table_ids(&b), b.tokens()), (vec![0, 1, 2], &tokens[..48]));
+    pool.append(&mut b, &tokens[48..]).unwrap();
     assert_eq!(table_ids(&b), [0, 1, 2, 4]);
     assert_eq!(refs(&pool, 0..5), [2, 2, 2, 1, 1]);
     assert_eq!(pool.available(), 5);
@@ -94,7 +96,7 @@ fn c6_of_a_prompt_that_is_cached_whole_the_last_block_is_recomputed() {
     let mut pool = pool(10);
     let tokens = full(1, 3);
     let first = run(&mut pool, prompt(&tokens));
-    let second = pool.admit(prompt(&tokens)).open(0).unwrap();
+    let second = open(&mut pool, prompt(&tokens));
     assert_eq!((second.committed(), table_ids(&second)), (32, vec![0, 1, 3]));
     pool.audit([&first, &second]).unwrap();
 
@@ -114,7 +116,7 @@ fn c7_a_request_that_reads_no_cache_still_stores_its_blocks() {
     assert_eq!(cached(&pool, 0..6), [true, true, false, true, true, false]);
     assert_eq!((pool.stats().not_read, pool.stats().hit_tokens), (2, 0));
 
-    let third = pool.admit(prompt(&tokens)).open(0).unwrap();
+    let third = open(&mut pool, prompt(&tokens));
     assert_eq!(table_ids(&third), [0, 1, 6], "the oldest duplicate serves");
     pool.audit([&first, &second, &third]).unwrap();
 }
@@ -125,7 +127,9 @@ fn c8_without_prefix_caching_there_is_plain_accounting() {
     let mut pool = BlockPool::new(config).unwrap();
     let tokens = full(1, 3);
     let first = run(&mut pool, prompt(&tokens));
-    assert_eq!(pool.admit(prompt(&tokens)).open(0).unwrap_err(), NoSpace { wanted: 3, free: 1 });
+    let mut none = pool.admit(prompt(&tokens)).open(0).unwrap();
+    assert_eq!(pool.append(&mut none, &tokens), Err(NoSpace { wanted: 3, free: 1 }.into()));
+    pool.release(none);
     assert_eq!((free_ids(&pool), pool.hash_seed()), (vec![3], None));
     pool.audit([&first]).unwrap();
 
@@ -146,9 +150,9 @@ fn c9_different_salts_never_share() {
     assert_eq!(tables.each_ref().map(|t| table_ids(t)[0]), [0, 4, 8, 12]);
     for (salt, table) in salts.iter().zip(&tables) {
         let admission = pool.admit(Prompt { salt: *salt, ..prompt(&tokens) });
-        assert_eq!((admission.cached_tokens(), admission.blocks_needed()), (48, 1));
+        assert_eq!((admission.cached_tokens(), admission.blocks_needed()), (48, 0));
         let again = admission.open(0).unwrap();
-        assert_eq!(again.blocks()[..3], table.blocks()[..3]);
+        assert_eq!(again.blocks(), &table.blocks()[..3]);
         pool.release(again);
     }
     pool.audit(&tables).unwrap();
@@ -178,16 +182,13 @@ fn c9_adapters_and_media_never_share_and_kinds_do_not_alias() {
     ];
     let mut tables = Vec::new();
     for prompt in kinds {
-        let admission = pool.admit(prompt);
-        let found = (admission.cached_tokens(), admission.miss());
-        assert_eq!(found, (0, Some(MissReason::NoSharedPrefix)), "{prompt:?}");
-        let mut table = admission.open(0).unwrap();
-        pool.commit(&mut table, tokens.len()).unwrap();
-        tables.push(table);
+        let found = pool.lookup(prompt);
+        assert_eq!((found.cached_tokens, found.miss), (0, Some(MissReason::NoSharedPrefix)), "{prompt:?}");
+        tables.push(run(&mut pool, prompt));
     }
     for (prompt, table) in kinds.into_iter().zip(&tables) {
         let hashes = pool.hash_prompt(prompt);
-        let again = pool.admit(Prompt { hashes: Some(&hashes), ..prompt }).open(0).unwrap();
+        let again = open(&mut pool, Prompt { hashes: Some(&hashes), ..prompt });
         assert_eq!(again.blocks()[..3], table.blocks()[..3]);
         pool.release(again);
     }
@@ -227,8 +228,8 @@ fn a_lookup_borrows_the_pool_for_reading_alone_and_says_what_an_admission_would(
     let tokens = concat(&[&full(1, 2), &[1]]);
     let table = run(&mut pool, prompt(&tokens));
     let (first, second) = (pool.lookup(prompt(&tokens)), pool.lookup(prompt(&tokens[..20])));
-    assert_eq!((first.cached_tokens, first.blocks_needed, first.miss), (32, 1, None));
-    assert_eq!((second.cached_tokens, second.blocks_needed, second.miss), (16, 1, None));
+    assert_eq!((first.cached_tokens, first.blocks_needed, first.miss), (32, 0, None));
+    assert_eq!((second.cached_tokens, second.blocks_needed, second.miss), (16, 0, None));
     assert_eq!(pool.stats().lookups, 1, "a lookup is not counted");
     let admission = pool.admit(prompt(&tokens));
     let admitted = (admission.cached_tokens(), admission.blocks_needed(), admission.miss());

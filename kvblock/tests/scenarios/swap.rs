@@ -2,7 +2,7 @@
 
 use kvblock::{BlockId, BlockPool, HostBlockId, MemOp, NoSpace, PoolConfig, TableError};
 
-use super::{cached, concat, free_ids, full, prompt, refs, run, table_ids};
+use super::{cached, concat, free_ids, full, open, prompt, refs, run, table_ids};
 
 fn pool(num_blocks: usize, host_blocks: usize) -> BlockPool {
     BlockPool::new(PoolConfig { host_blocks, poison: true, ..PoolConfig::new(num_blocks, 16) }).unwrap()
@@ -103,7 +103,7 @@ fn a_block_that_was_evicted_meanwhile_comes_back_by_copy_and_is_findable_again()
 fn blocks_that_others_share_or_pin_stay_with_them() {
     let mut pool = pool(6, 6);
     let tokens = concat(&[&full(1, 2), &[1]]);
-    let (a, b) = (run(&mut pool, prompt(&tokens)), pool.admit(prompt(&tokens)).open(0).unwrap());
+    let (a, b) = (run(&mut pool, prompt(&tokens)), open(&mut pool, prompt(&tokens)));
     let pinned = pool.pin(&a, 17).unwrap();
     assert_eq!((table_ids(pinned.table()), refs(&pool, 0..2)), (vec![0], vec![3, 2]));
     let mut tables = vec![a];
@@ -124,7 +124,7 @@ fn blocks_that_others_share_or_pin_stay_with_them() {
 #[test]
 fn slots_that_are_not_committed_are_cut_off() {
     let mut pool = pool(6, 6);
-    let mut tables = vec![pool.admit(prompt(&full(1, 4)[..50])).open(0).unwrap()];
+    let mut tables = vec![open(&mut pool, prompt(&full(1, 4)[..50]))];
     pool.commit(&mut tables[0], 18).unwrap();
     let mut swapped = pool.swap_out(&mut tables).unwrap();
     assert_eq!((swapped.blocks().len(), swapped.tokens().next().unwrap().len()), (2, 18));

@@ -2,7 +2,7 @@
 
 use kvblock::{BlockId, MemOp, NoSpace};
 
-use super::{cached, concat, free_ids, full, pool, prompt, refs, run, table_ids};
+use super::{cached, concat, free_ids, full, open, pool, prompt, refs, run, table_ids};
 
 #[test]
 fn c5_decode_appends_and_hashes_blocks_as_they_fill() {
@@ -36,15 +36,17 @@ fn c10_a_refusal_changes_nothing() {
 
     let d_tokens = concat(&[&long, &full(4, 3)]);
     let admission = pool.admit(prompt(&d_tokens));
-    assert_eq!((admission.cached_tokens(), admission.blocks_needed()), (96, 6));
-    assert_eq!(admission.open(0).unwrap_err(), NoSpace { wanted: 6, free: 5 });
+    assert_eq!((admission.cached_tokens(), admission.blocks_needed()), (96, 3));
+    assert_eq!(admission.open(3).unwrap_err(), NoSpace { wanted: 6, free: 5 });
     assert_eq!(refs(&pool, 0..6), [1, 1, 1, 0, 0, 0]);
     assert_eq!(free_ids(&pool), before);
 
-    // One block less fits, but not if a block must stay free.
-    let admission = pool.admit(prompt(&d_tokens[..128]));
-    assert_eq!(admission.open(1).unwrap_err(), NoSpace { wanted: 6, free: 5 });
-    let d = pool.admit(prompt(&d_tokens[..128])).open(0).unwrap();
+    // The prefix fits, the three blocks behind it do not, and two do.
+    let mut d = pool.admit(prompt(&d_tokens)).open(2).unwrap();
+    assert_eq!(pool.append(&mut d, &d_tokens[96..]), Err(NoSpace { wanted: 3, free: 2 }.into()));
+    assert_eq!((d.len(), table_ids(&d)), (96, vec![0, 1, 2, 3, 4, 5]));
+    pool.release(d);
+    let d = open(&mut pool, prompt(&d_tokens[..128]));
     assert_eq!((table_ids(&d)[..6].to_vec(), pool.available()), (vec![0, 1, 2, 3, 4, 5], 0));
 
     let mut a = a;
@@ -107,7 +109,7 @@ fn c15_a_fork_copies_one_block_at_its_first_append() {
 #[test]
 fn a_fork_of_tokens_that_are_not_computed_is_refused() {
     let mut pool = pool(6);
-    let table = pool.admit(prompt(&[1; 20])).open(0).unwrap();
+    let table = open(&mut pool, prompt(&[1; 20]));
     assert_eq!(
         pool.fork(&table).unwrap_err().to_string(),
         "0 of 20 tokens are committed; commit or truncate before forking"

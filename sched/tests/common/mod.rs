@@ -278,24 +278,27 @@ impl Executor {
                 let id = BlockId(block as u32);
                 let other = written.insert(id, span.seq);
                 assert!(other.is_none_or(|o| o == span.seq), "{id} is written by {} and {other:?}", span.seq);
-                let owners: Vec<_> = self.tables.keys().filter(|seq| self.reads(**seq, id)).collect();
+                let owners: Vec<_> =
+                    self.tables.keys().filter(|seq| **seq == span.seq || self.reads(**seq, id)).collect();
                 assert_eq!(owners, [&span.seq], "{id} is written");
                 self.memory[block][offset] = Some(content(g, &truth.request, &known[..=position]));
             }
         }
     }
 
-    /// Whether the block is in one of a sequence's tables, and not behind the window there. That it has fallen behind
-    /// is said with the next span; nothing reads it before.
+    /// Whether the block is in one of a sequence's tables, and neither behind the window there nor behind the end. That it has
+    /// fallen behind a window, or was cut off with wrong drafts, is said with the next span; nothing reads it before.
     fn reads(&self, seq: SeqId, block: BlockId) -> bool {
         let computed = self.computed.get(&seq).copied().unwrap_or(0);
+        let in_flight = self.in_flight.iter().flat_map(|(_, ends)| ends).filter(|(other, _)| *other == seq);
+        let end = in_flight.map(|(_, end)| *end).max().unwrap_or(0).max(computed);
         let in_group = |(kind, table): (&CacheGroup, &Vec<Option<BlockId>>)| {
             let first = match kind {
                 CacheGroup::Full => 0,
                 CacheGroup::Sliding { window } => (computed + 1).saturating_sub(*window) / self.config.block_size,
                 other => panic!("{other:?}: the executor does not know it"),
             };
-            table.iter().skip(first).any(|entry| *entry == Some(block))
+            table.iter().take(end.div_ceil(self.config.block_size)).skip(first).any(|entry| *entry == Some(block))
         };
         self.config.groups.iter().zip(&self.tables[&seq]).any(in_group)
     }

@@ -9,7 +9,7 @@
 //! | S9, C14 | `drafts` |
 //! | S11 | `refusals`, `beams` |
 //! | S12, S14, C11 | `swap` |
-//! | ours: steps that fail | `failures` |
+//! | ours: steps that fail, groups with a window | `failures`, `windows` |
 mod ahead;
 mod beams;
 mod drafts;
@@ -19,6 +19,7 @@ mod order;
 mod refusals;
 mod sharing;
 mod swap;
+mod windows;
 
 use crate::common::commit_all;
 use sched::{SchedConfig, Scheduler, StepPlan};

@@ -1,0 +1,62 @@
+//! Groups of layers with a window: what a request owns in them, however long it is.
+use sched::{CacheGroup, SchedConfig};
+
+use super::{scheduler, step};
+use crate::common::{config, request, spans};
+
+#[test]
+fn during_a_prompt_of_32k_groups_with_a_window_hold_their_window_and_a_chunk() {
+    // One layer in six looks at everything, as in Gemma 3.
+    let mut groups = vec![CacheGroup::Sliding { window: 1024 }; 5];
+    groups.push(CacheGroup::Full);
+    let sizes = SchedConfig { max_model_len: 40_000, max_num_batched_tokens: 2048, groups, ..config(16_384, 16) };
+    let all = 32_768 / 16;
+    let windowed = (1024 + 2048) / 16 + 1;
+    let mut s = scheduler(SchedConfig { num_blocks: all + 1 + 5 * windowed, ..sizes.clone() });
+    s.submit(request(0, 32_768, 2)).unwrap();
+    let mut chunks = 0;
+    while s.has_work() {
+        let plan = step(&mut s);
+        chunks += usize::from(spans(&plan)[0].1 == 2048);
+    }
+    assert_eq!((chunks, s.stats().preemptions), (16, 0), "nothing was cut for want of blocks");
+    let peak = s.stats().blocks_peak;
+    assert!(
+        (all..=all + 1 + 5 * windowed).contains(&peak),
+        "{peak} blocks, 12,288 would be the whole prompt in each group"
+    );
+}
+
+#[test]
+fn a_request_may_be_longer_than_a_pool_of_windows() {
+    for max_in_flight in [1, 2] {
+        let groups = vec![CacheGroup::Sliding { window: 64 }];
+        let sizes = SchedConfig { max_model_len: 20_000, groups, max_in_flight, ..config(6, 16) };
+        assert!(sizes.longest_sequence() > 20_000);
+        let mut s = scheduler(sizes);
+        s.submit(request(0, 10_000, 100)).unwrap();
+        let mut steps = 0;
+        while s.has_work() {
+            step(&mut s);
+            steps += 1;
+        }
+        assert_eq!(s.stats().prompt_tokens_computed, 10_000);
+        assert!(steps <= 10_000 / 16 + 1 + 100, "{steps} steps: a span ends with its block, where no more fits");
+    }
+}
+
+#[test]
+fn nobody_is_admitted_into_the_blocks_that_a_prompt_under_way_will_take() {
+    let sizes = SchedConfig { max_num_batched_tokens: 64, long_prefill_token_threshold: 8, ..config(20, 4) };
+    let mut s = scheduler(sizes);
+    s.submit(request(0, 64, 2)).unwrap();
+    s.submit(request(1, 32, 2)).unwrap();
+    for chunk in 0..8 {
+        assert_eq!(spans(&step(&mut s)), [(0, 8)], "chunk {chunk}");
+    }
+    assert_eq!(s.stats().blocks_in_use, 16);
+    while s.has_work() {
+        step(&mut s);
+    }
+    assert_eq!(s.stats().preemptions, 0);
+}
