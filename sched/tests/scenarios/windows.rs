@@ -2,7 +2,7 @@
 use sched::{CacheGroup, SchedConfig};
 
 use super::{scheduler, step};
-use crate::common::{config, request, spans};
+use crate::common::{commit_all, config, request, spans};
 
 #[test]
 fn during_a_prompt_of_32k_groups_with_a_window_hold_their_window_and_a_chunk() {
@@ -29,18 +29,27 @@ fn during_a_prompt_of_32k_groups_with_a_window_hold_their_window_and_a_chunk() {
 
 #[test]
 fn a_request_may_be_longer_than_a_pool_of_windows() {
-    for max_in_flight in [1, 2] {
+    // With chunks of 24, spans end within blocks.
+    for (max_in_flight, long_prefill_token_threshold) in [(1, 0), (2, 0), (1, 24), (2, 24)] {
         let groups = vec![CacheGroup::Sliding { window: 64 }];
-        let sizes = SchedConfig { max_model_len: 20_000, groups, max_in_flight, ..config(6, 16) };
+        let max_model_len = 20_000;
+        let sizes = SchedConfig { max_model_len, groups, max_in_flight, long_prefill_token_threshold, ..config(6, 16) };
         assert!(sizes.longest_sequence() > 20_000);
         let mut s = scheduler(sizes);
         s.submit(request(0, 10_000, 100)).unwrap();
         let mut steps = 0;
         while s.has_work() {
-            step(&mut s);
+            let plan = s.plan();
+            s.submitted(plan.step).unwrap();
+            let behind = s.plan();
+            commit_all(&mut s, &plan, 7);
+            if !behind.is_empty() {
+                commit_all(&mut s, &behind, 7);
+            }
             steps += 1;
+            assert!(steps < 20_000, "it makes no progress");
         }
-        assert_eq!(s.stats().prompt_tokens_computed, 10_000);
+        assert_eq!((s.stats().prompt_tokens_computed, s.stats().preemptions), (10_000, 0));
         assert!(steps <= 10_000 / 16 + 1 + 100, "{steps} steps: a span ends with its block, where no more fits");
     }
 }
