@@ -174,3 +174,30 @@ fn a_step_that_fails_in_flight_ends_its_requests_and_the_step_behind_it_is_compu
     }
     assert!(failed > 0 && spared > 0, "{failed} failed, {spared} were spared");
 }
+
+#[test]
+fn samples_whose_first_tokens_were_drawn_behind_a_failed_step_draw_them_again() {
+    let Some(mut engine) = overlapped(200) else { return };
+    let [first, samples] = &few()[..2] else { unreachable!() };
+    let want = drive(&mut engine, vec![samples.clone()]);
+    let first =
+        engine.submit(GenerationRequest { params: GenerationParams { n: 1, ..first.params.clone() }, ..first.clone() });
+    (0..3).for_each(|_| engine.step(|_, _| {}));
+    // The next step fails when it is waited for; behind it the prompt of the samples is computed, and both draw.
+    hooks::SILENT_AFTER.set(Some(0));
+    engine.step(|_, _| {});
+    let mut got = vec![Vec::new(); 2];
+    let id = engine.submit(samples.clone()).unwrap();
+    while engine.has_work() {
+        engine.step(|of, event| {
+            if let TokenEvent::Token { index, token: Some(token), .. } = event
+                && of == id
+            {
+                got[index as usize].push(token.token);
+            }
+        });
+    }
+    assert_eq!((engine.stats().failed_steps, first.is_ok()), (1, true));
+    assert_eq!(vec![Some(got)], want);
+    assert_eq!(engine.worker.num_sequences(), 0);
+}
