@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::common::Server;
 use engine::{EngineConfig, ModelSource};
 use serde_json::{Value, json};
-use server::http::ServerOptions;
+use server::ServerOptions;
 
 static SERVER: LazyLock<Server> = LazyLock::new(Server::start);
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::common::{Server, config};
 use engine::{EngineConfig, ModelSource, Pooling};
 use serde_json::{Value, json};
-use server::http::ServerOptions;
+use server::ServerOptions;
 
 static SERVER: LazyLock<Server> = LazyLock::new(Server::start);
 

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use crate::common::{Reply, Server, config, slow};
 use engine::EngineConfig;
 use serde_json::json;
-use server::http::ServerOptions;
+use server::ServerOptions;
 
 const COMPLETIONS: &str = "/v1/completions";
 const JSON: [(&str, &str); 1] = [("Content-Type", "application/json")];

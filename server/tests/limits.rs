@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::common::{Reply, Server, config, slow};
 use engine::EngineConfig;
 use serde_json::{Value, json};
-use server::http::{Cors, Limits, ServerOptions};
+use server::{Cors, Limits, ServerOptions};
 
 const COMPLETIONS: &str = "/v1/completions";
 const JSON: [(&str, &str); 1] = [("Content-Type", "application/json")];

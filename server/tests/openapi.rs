@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::common::{Server, config};
 use serde_json::{Map, Value, json};
-use server::http::{Limits, ServerOptions};
+use server::{Limits, ServerOptions};
 
 static SERVER: LazyLock<Server> = LazyLock::new(Server::start);
 static DOCUMENT: LazyLock<Value> = LazyLock::new(|| SERVER.get("/openapi.json").json());
@@ -78,9 +78,9 @@ fn the_document_is_sound() {
 fn the_document_has_the_routes_that_there_are() {
     let described: BTreeSet<String> = operations().into_iter().map(|(path, ..)| path).collect();
     // As the router has them.
-    let source = include_str!("../src/http/mod.rs");
+    let source = include_str!("../src/lib.rs");
     let routes = source.split(".route(").skip(1).map(|rest| rest.split('"').nth(1).unwrap().replace("{*", "{"));
-    let page = include_str!("../src/http/page/mod.rs").split("[cfg(test)]").next().unwrap();
+    let page = include_str!("../src/page/mod.rs").split("[cfg(test)]").next().unwrap();
     let files = page.split("(\"/").skip(1).map(|rest| format!("/{}", rest.split('"').next().unwrap()));
     assert_eq!(described, routes.chain(files).collect::<BTreeSet<_>>());
     for (path, method, operation) in operations() {
@@ -114,7 +114,7 @@ fn every_field_that_the_code_reads_is_described() {
         );
     });
     let mut missing = BTreeMap::new();
-    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src/http");
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let mut read = 0;
     for file in ["", "responses"].iter().flat_map(|sub| std::fs::read_dir(folder.join(sub)).unwrap().flatten()) {
         if file.path().extension().is_none_or(|extension| extension != "rs") {

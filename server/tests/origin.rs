@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::common::{Reply, Server, config};
 use serde_json::json;
-use server::http::{Cors, ServerOptions};
+use server::{Cors, ServerOptions};
 
 const GOOD: &str = r#"{"prompt": "a", "max_tokens": 1}"#;
 const JSON: (&str, &str) = ("Content-Type", "application/json");

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::common::{Server, config, slow};
 use serde_json::{Value, json};
-use server::http::ServerOptions;
+use server::ServerOptions;
 
 #[test]
 fn the_page_comes_without_a_key_under_a_policy_that_allows_nothing_from_elsewhere() {

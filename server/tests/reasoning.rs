@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::common::{Server, config};
 use serde_json::{Value, json};
-use server::http::{Reasoning, ServerOptions};
+use server::{Reasoning, ServerOptions};
 
 const CHAT: &str = "/v1/chat/completions";
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::common::{Server, config};
 use engine::text::ToolFormat;
 use serde_json::{Value, json};
-use server::http::{Reasoning, ServerOptions};
+use server::{Reasoning, ServerOptions};
 
 static SERVER: LazyLock<Server> = LazyLock::new(Server::start);
 

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use common::{Reply, Server, config};
 use engine::EngineConfig;
 use serde_json::{Value, json};
-use server::http::ServerOptions;
+use server::ServerOptions;
 
 const COMPLETIONS: &str = "/v1/completions";
 const JSON: [(&str, &str); 1] = [("Content-Type", "application/json")];

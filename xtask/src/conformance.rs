@@ -97,7 +97,7 @@ fn check_python(python: &Path, dir: &Path) -> Result<(), String> {
 /// The binary, built from the tree as it is.
 fn build(root: &Path) -> Result<PathBuf, String> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let status = Command::new(cargo).args(["build", "--package", "server", "--locked"]).current_dir(root).status();
+    let status = Command::new(cargo).args(["build", "--package", "cli", "--locked"]).current_dir(root).status();
     match status {
         Ok(status) if status.success() => Ok(kernels::target(root).join("debug").join("quire")),
         Ok(status) => Err(format!("cargo build --package server: {status}")),

@@ -150,7 +150,7 @@ mod tests {
         let messages = concat!(
             r#"{"reason":"compiler-artifact","manifest_path":"/q/device/Cargo.toml","target":{"name":"all"},"profile":{"test":true},"executable":"/t/all-1"}"#,
             "\n",
-            r#"{"reason":"compiler-artifact","manifest_path":"/q/server/Cargo.toml","target":{"name":"quire"},"profile":{"test":false},"executable":"/t/quire"}"#,
+            r#"{"reason":"compiler-artifact","manifest_path":"/q/cli/Cargo.toml","target":{"name":"quire"},"profile":{"test":false},"executable":"/t/quire"}"#,
             "\n",
             r#"{"reason":"compiler-artifact","manifest_path":"/q/sched/Cargo.toml","target":{"name":"sched"},"profile":{"test":true},"executable":null}"#,
             "\n",

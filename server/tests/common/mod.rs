@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use engine::{AsyncEngine, EngineConfig};
 use serde_json::{Value, json};
-use server::http::{App, ServerOptions, serve};
+use server::{App, ServerOptions, serve};
 #[allow(unused_imports)] // the soak test needs no slow steps
 pub use slow::slow;
 use tokio::sync::oneshot;

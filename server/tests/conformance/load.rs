@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use engine::EngineConfig;
 use serde_json::{Value, json};
-use server::http::ServerOptions;
+use server::ServerOptions;
 
 use super::client::*;
 use crate::common::{Server, config, slow};

@@ -12,7 +12,7 @@ use engine::{AsyncEngine, EngineConfig, GenerationParams, Tokenizer};
 use hyper::service::Service;
 use hyper_util::service::TowerToHyperService;
 use serde_json::Value;
-use server::http::{App, ServerOptions, router};
+use server::{App, ServerOptions, router};
 use tokio::runtime::{Builder, Runtime};
 
 /// Every route that takes a body, and one that takes none.

@@ -64,7 +64,7 @@ pub fn compare(root: &Path, options: &Options) -> Result<(), String> {
         );
     }
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let built = Command::new(cargo).args(["build", "--release", "--package", "server"]).current_dir(root).status();
+    let built = Command::new(cargo).args(["build", "--release", "--package", "cli"]).current_dir(root).status();
     if !built.is_ok_and(|status| status.success()) {
         return Err("quire was not built: cargo build --release --package server".into());
     }

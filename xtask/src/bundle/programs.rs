@@ -15,7 +15,7 @@ const TARGET: &str = "all";
 pub(super) fn build(root: &Path, folder: &Path) -> Result<Version, String> {
     std::fs::create_dir_all(folder).map_err(|error| at(folder, error))?;
     let release = ["--release", "--locked"];
-    cargo(root, &[&["build", "--package", "server", "--bin", "quire"], &release[..]].concat())?;
+    cargo(root, &[&["build", "--package", "cli", "--bin", "quire"], &release[..]].concat())?;
     let mut needed = pack(&kernels::target(root).join("release/quire"), &folder.join("quire"))?;
     for package in TESTED {
         let build = ["test", "--package", package, "--test", TARGET, "--no-run", "--message-format=json"];

@@ -36,7 +36,7 @@ pub fn run(root: &Path, screenshot: Option<&Path>) -> Result<(), String> {
         return not_run::check(Capability::Chromium, "found no chromedriver and Chromium on PATH");
     };
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let built = Command::new(cargo).args(["build", "-p", "server", "--locked"]).current_dir(root).status();
+    let built = Command::new(cargo).args(["build", "-p", "cli", "--locked"]).current_dir(root).status();
     if !built.map_err(|error| format!("cargo: {error}"))?.success() {
         return Err("the server does not build".to_owned());
     }

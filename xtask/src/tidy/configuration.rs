@@ -36,7 +36,7 @@ pub(super) fn check(tree: &Tree) -> Vec<Finding> {
     };
     let rows = markdown::rows(&page.text);
     let mut findings = Vec::new();
-    let sources = tree.files.iter().filter(|file| file.is_source() && file.top() == "server");
+    let sources = tree.files.iter().filter(|file| file.is_source() && ["cli", "bench"].contains(&file.top()));
     let mut flags: Vec<Flag> = sources.flat_map(|file| flags(&file.text)).collect();
     let defaults: Vec<(&str, &str)> =
         tree.files.iter().filter(|file| file.top() == "engine").flat_map(|file| defaults(&file.text)).collect();
@@ -232,12 +232,12 @@ pub struct Args {
     fn page(rows: &str) -> Vec<String> {
         let tree = Tree {
             files: vec![
-                File::new("server/src/args.rs", ARGS),
+                File::new("cli/src/args.rs", ARGS),
                 File::new(
                     "engine/src/api.rs",
                     "impl Default for EngineConfig {\n    fn default() -> Self {\n        EngineConfig {\n            seed: None,\n            share: 0.4,\n        }\n    }\n}\n",
                 ),
-                File::new("server/src/log.rs", "env(\"QUIRE_LOG\"); \"QUIRE_x\"; \"a QUIRE_B\""),
+                File::new("cli/src/log.rs", "env(\"QUIRE_LOG\"); \"QUIRE_x\"; \"a QUIRE_B\""),
                 File::new(
                     "attention-kernels/src/select.rs",
                     "pub struct KernelChoice {\n    /// D.\n    pub decode: String,\n}\n",

@@ -1,0 +1,72 @@
+//! The file that figures are written to.
+//!
+//! It is opened before anything is measured: an hour of measurement must not end at a folder that does not exist. What it
+//! held stays until there is something new to write.
+
+use std::fmt::Display;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use crate::Error;
+
+/// A file that a flag names, or standard output for `-`.
+pub struct Results {
+    flag: &'static str,
+    path: PathBuf,
+    /// `None` is standard output.
+    file: Option<File>,
+    /// Something was written.
+    begun: bool,
+}
+
+impl Results {
+    /// Opens it, if the flag is given.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn open(flag: &'static str, path: Option<&Path>) -> Result<Option<Results>, Error> {
+        let Some(path) = path else { return Ok(None) };
+        let mut results = Results { flag, path: path.into(), file: None, begun: false };
+        if path.as_os_str() != "-" {
+            let opened = OpenOptions::new().create(true).truncate(false).write(true).open(path);
+            results.file = Some(opened.map_err(|error| results.failed(&error))?);
+        }
+        Ok(Some(results))
+    }
+
+    /// Whether tables would stand between the figures.
+    pub fn is_standard_output(&self) -> bool {
+        self.file.is_none()
+    }
+
+    /// Appends some text to what was written since the file was opened.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn write(&mut self, text: impl Display) -> Result<(), Error> {
+        let Some(file) = &mut self.file else { return Ok(write!(io::stdout(), "{text}")?) };
+        let emptied = if self.begun { Ok(()) } else { file.set_len(0) };
+        self.begun = true;
+        let written = emptied.and_then(|()| write!(file, "{text}"));
+        written.map_err(|error| self.failed(&error))
+    }
+
+    /// Writes one value: over several lines to a file, else in one.
+    ///
+    /// # Errors
+    /// As [`write`](Results::write).
+    pub fn value(&mut self, value: &Value) -> Result<(), Error> {
+        if self.is_standard_output() {
+            self.write(format_args!("{value}\n"))
+        } else {
+            self.write(format_args!("{value:#}\n"))
+        }
+    }
+
+    fn failed(&self, error: &io::Error) -> Error {
+        Error::Failed(format!("{} {}: {error}", self.flag, self.path.display()))
+    }
+}

@@ -1,0 +1,115 @@
+//! One request: sent, read to its end, with the time of every piece of text.
+//!
+//! Tokens are counted as the server's `usage` has them (asked for by `stream_options`). A server that sends none is counted
+//! by its pieces, and the report says so.
+
+use std::time::Instant;
+
+use serde_json::{Value, json};
+
+use super::Endpoint;
+use super::dataset::{Prompt, Question};
+use super::measure::Record;
+use crate::client::Server;
+
+/// How requests are written.
+pub struct Asker {
+    server: Server,
+    model: String,
+    endpoint: Endpoint,
+    ignore_eos: bool,
+}
+
+/// The name of the first model that the server lists.
+pub async fn first_model(server: &Server) -> Result<String, String> {
+    let text = server.send("/v1/models", None).await?.text().await?;
+    let list: Value = serde_json::from_str(&text).map_err(|error| format!("/v1/models: {error}"))?;
+    let name = list["data"][0]["id"].as_str();
+    name.map(str::to_string).ok_or_else(|| "/v1/models lists no model; name one with --model".to_string())
+}
+
+impl Asker {
+    /// Requests for this model of this server.
+    pub fn new(server: Server, model: &str, endpoint: Endpoint, ignore_eos: bool) -> Asker {
+        Asker { server, model: model.to_string(), endpoint, ignore_eos }
+    }
+
+    /// Asks and reads the answer; times are seconds since `start`, and the clock of the request runs from `meant`.
+    pub async fn ask(&self, question: &Question, start: Instant, meant: Instant) -> Record {
+        let seconds = |at: Instant| at.duration_since(start).as_secs_f64();
+        let mut record = Record { meant: seconds(meant), sent: seconds(Instant::now()), ..Record::default() };
+        if let Err(problem) = self.read(question, &mut record, &seconds).await {
+            record.problem = Some(problem);
+        }
+        record.end = seconds(Instant::now());
+        if !record.counted_by_usage {
+            (record.prompt_tokens, record.output_tokens) = (question.length, record.pieces.len());
+        }
+        record
+    }
+
+    async fn read(
+        &self,
+        question: &Question,
+        record: &mut Record,
+        seconds: &impl Fn(Instant) -> f64,
+    ) -> Result<(), String> {
+        let (path, body) = self.body(question);
+        let mut answer = self.server.send(path, Some(body.to_string())).await?;
+        while let Some(data) = answer.event().await? {
+            if data == "[DONE]" {
+                return Ok(());
+            }
+            let chunk: Value = serde_json::from_str(&data).map_err(|error| format!("an event is no JSON: {error}"))?;
+            if let Some(message) = chunk["error"]["message"].as_str() {
+                return Err(message.to_string());
+            }
+            if has_text(&chunk["choices"][0]) {
+                record.pieces.push(seconds(Instant::now()));
+            }
+            if let Some(output) = chunk["usage"]["completion_tokens"].as_u64() {
+                let prompt = chunk["usage"]["prompt_tokens"].as_u64().unwrap_or(0);
+                (record.prompt_tokens, record.output_tokens) = (prompt as usize, output as usize);
+                record.counted_by_usage = true;
+            }
+        }
+        Err("the stream ended without [DONE]".to_string())
+    }
+
+    fn body(&self, question: &Question) -> (&'static str, Value) {
+        let mut body = json!({
+            "model": self.model,
+            "max_tokens": question.output,
+            "temperature": 0,
+            "stream": true,
+            "stream_options": {"include_usage": true},
+        });
+        if self.ignore_eos {
+            body["ignore_eos"] = json!(true);
+        }
+        let path = match (self.endpoint, &question.prompt) {
+            (Endpoint::Completions, Prompt::Text(text)) => {
+                body["prompt"] = json!(text);
+                "/v1/completions"
+            }
+            (Endpoint::Completions, Prompt::Tokens(tokens)) => {
+                body["prompt"] = json!(tokens);
+                "/v1/completions"
+            }
+            (Endpoint::Chat, prompt) => {
+                body["messages"] = json!([{"role": "user", "content": prompt.text()}]);
+                "/v1/chat/completions"
+            }
+        };
+        (path, body)
+    }
+}
+
+/// Whether a piece shows the user something: text, thoughts or a part of a tool call. The role alone does not.
+fn has_text(choice: &Value) -> bool {
+    let filled = |value: &Value| value.as_str().is_some_and(|text| !text.is_empty());
+    let delta = &choice["delta"];
+    filled(&choice["text"])
+        || ["content", "reasoning_content", "reasoning"].iter().any(|name| filled(&delta[name]))
+        || delta["tool_calls"].is_array()
+}

@@ -1,0 +1,144 @@
+//! `quire top`: a running server in the terminal, from the same state as its page.
+//!
+//! It reads `/quire/state` every `--interval` and draws one frame of plain text with a few colours; without a terminal, with
+//! `--once`, or where `NO_COLOR` is set, without any. `q` ends it, `s` takes the next order of the list.
+
+mod frame;
+
+use std::io::{self, IsTerminal, Write};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use clap::{Args, ValueEnum};
+use crossterm::event::{Event, KeyCode, KeyModifiers, poll, read};
+use crossterm::{cursor, execute, terminal};
+use serde_json::Value;
+use tokio::runtime::Runtime;
+
+use crate::Error;
+use crate::client::Server;
+use crate::values;
+
+/// Order of the list of requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Sort {
+    /// As the engine has them: running, swapped, waiting.
+    Queue,
+    /// Oldest first.
+    Age,
+    /// Most blocks first.
+    Blocks,
+    /// Most tokens drawn first.
+    Tokens,
+}
+
+impl Sort {
+    /// The one that follows.
+    fn next(self) -> Sort {
+        match self {
+            Sort::Queue => Sort::Age,
+            Sort::Age => Sort::Blocks,
+            Sort::Blocks => Sort::Tokens,
+            Sort::Tokens => Sort::Queue,
+        }
+    }
+}
+
+/// `quire top`.
+#[derive(Debug, Args)]
+pub struct TopArgs {
+    /// The server
+    #[arg(value_name = "URL", default_value = "http://127.0.0.1:8000")]
+    pub url: String,
+    /// Settings file: keys are flags without the dashes
+    #[arg(long, value_name = "FILE", env = "QUIRE_CONFIG")]
+    pub config: Option<PathBuf>,
+    /// Key that the server wants
+    #[arg(long, value_name = "KEY", value_parser = values::key, env = "QUIRE_API_KEY", hide_env_values = true)]
+    pub api_key: Option<String>,
+    /// Order of the requests; s takes the next one
+    #[arg(long, value_enum, default_value = "queue")]
+    pub sort: Sort,
+    /// Milliseconds between two looks
+    #[arg(long, value_name = "MS", default_value_t = 500, value_parser = values::whole::<u64>)]
+    pub interval: u64,
+    /// Print one frame without colour and end
+    #[arg(long)]
+    pub once: bool,
+}
+
+/// Looks once, or until somebody presses q.
+pub fn run(args: &TopArgs) -> Result<(), Error> {
+    let server =
+        Server::new(&args.url, args.api_key.clone()).map_err(|problem| Error::Usage(format!("URL: {problem}")))?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    if args.once || !io::stdout().is_terminal() {
+        let state = look(&runtime, &server).map_err(Error::Failed)?;
+        return Ok(write!(io::stdout(), "{}", frame::draw(&state, args.sort, (100, 40), false))?);
+    }
+    let _screen = Screen::enter()?;
+    let colour = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+    let mut sort = args.sort;
+    let mut state = look(&runtime, &server);
+    let mut looked = Instant::now();
+    loop {
+        let size = terminal::size().unwrap_or((80, 24));
+        let text = match &state {
+            Ok(state) => frame::draw(state, sort, (size.0.into(), usize::from(size.1) - 1), colour),
+            Err(problem) => format!("{problem}\n\ntrying again; press q to quit\n"),
+        };
+        show(&text)?;
+        let interval = Duration::from_millis(args.interval.max(100));
+        if poll(interval.saturating_sub(looked.elapsed()))? {
+            match read()? {
+                Event::Key(key) if key.code == KeyCode::Char('c') && key.modifiers.contains(KeyModifiers::CONTROL) => {
+                    return Ok(());
+                }
+                Event::Key(key) if matches!(key.code, KeyCode::Char('q') | KeyCode::Esc) => return Ok(()),
+                Event::Key(key) if key.code == KeyCode::Char('s') => sort = sort.next(),
+                _ => {}
+            }
+        } else {
+            state = look(&runtime, &server);
+            looked = Instant::now();
+        }
+    }
+}
+
+fn look(runtime: &Runtime, server: &Server) -> Result<Value, String> {
+    runtime.block_on(async {
+        let text = server.send("/quire/state", None).await?.text().await?;
+        serde_json::from_str(&text).map_err(|error| format!("/quire/state is no JSON: {error}"))
+    })
+}
+
+/// One frame over the last one, without a flash: lines are overwritten and cut, not cleared first.
+fn show(text: &str) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    execute!(out, cursor::MoveTo(0, 0))?;
+    for line in text.lines() {
+        write!(out, "{line}\x1b[K\r\n")?;
+    }
+    write!(out, "\x1b[J")?;
+    out.flush()
+}
+
+/// The terminal while it is ours; given back as it was, also after an error.
+struct Screen;
+
+impl Screen {
+    fn enter() -> io::Result<Screen> {
+        terminal::enable_raw_mode()?;
+        let screen = Screen;
+        execute!(io::stdout(), terminal::EnterAlternateScreen, cursor::Hide)?;
+        Ok(screen)
+    }
+}
+
+impl Drop for Screen {
+    fn drop(&mut self) {
+        // Nothing is left to be told if the terminal has gone.
+        let _ = execute!(io::stdout(), cursor::Show, terminal::LeaveAlternateScreen);
+        let _ = terminal::disable_raw_mode();
+    }
+}

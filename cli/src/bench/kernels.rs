@@ -1,0 +1,220 @@
+//! `quire bench kernels`: a grid of shapes, every variant that can do them, a table and a JSON file.
+//!
+//! Rows appear when their operation is measured. What is measured and how is `attention_kernels::trial::grid`.
+
+use std::io::{self, Write};
+use std::path::PathBuf;
+
+use clap::Args;
+use engine::EngineConfig;
+use engine::kernels::{Dtype, Grid, KvDtype, Measurement, Operation, Peaks, load_plugin};
+use serde_json::{Value, json};
+
+use crate::args::CommonArgs;
+use crate::error::CliError;
+use crate::values;
+use ::bench::results::Results;
+
+/// `quire bench kernels`. Lists are separated by commas.
+#[derive(Debug, Args)]
+pub struct KernelArgs {
+    /// Operations: decode, prefill, cache_write, block_copy, linear [default: all]
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', value_parser = operation)]
+    pub op: Vec<Operation>,
+    /// Variants, as `quire kernels` names them [default: all that can do a shape]
+    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
+    pub variant: Vec<String>,
+    /// Types of queries: float32, float16, bfloat16; auto is float32 on cpu, else bfloat16 [default: auto]
+    #[arg(long, value_name = "TYPES", value_delimiter = ',', value_parser = dtype, env = "QUIRE_DTYPE")]
+    pub dtype: Vec<Option<Dtype>>,
+    /// Types of caches: same, fp8_e4m3, fp8_e5m2, int8 [default: same]
+    #[arg(long, value_name = "TYPES", value_delimiter = ',', value_parser = kv_dtype)]
+    pub kv_dtype: Vec<KvDtype>,
+    /// Query heads [default: 32]
+    #[arg(long, value_name = "N", value_parser = values::whole::<usize>)]
+    pub heads: Option<usize>,
+    /// KV heads [default: 8]
+    #[arg(long, value_name = "N", value_parser = values::whole::<usize>)]
+    pub kv_heads: Option<usize>,
+    /// Elements per head [default: 128]
+    #[arg(long, value_name = "SIZES", value_delimiter = ',', value_parser = values::whole::<usize>)]
+    pub head_size: Vec<usize>,
+    /// Tokens per block [default: 16]
+    #[arg(long, value_name = "SIZES", value_delimiter = ',', value_parser = values::whole::<usize>, env = "QUIRE_BLOCK_SIZE")]
+    pub block_size: Vec<usize>,
+    /// Sequences [default: 1,8]
+    #[arg(long, value_name = "COUNTS", value_delimiter = ',', value_parser = values::whole::<usize>)]
+    pub batch: Vec<usize>,
+    /// Tokens of each sequence [default: 512,4096]
+    #[arg(long, value_name = "TOKENS", value_delimiter = ',', value_parser = values::whole::<usize>)]
+    pub context: Vec<usize>,
+    /// Query rows of each sequence in prefill, cache_write and linear [default: 128]
+    #[arg(long, value_name = "TOKENS", value_delimiter = ',', value_parser = values::whole::<usize>)]
+    pub query_len: Vec<usize>,
+    /// Runs before the clock counts [default: 2]
+    #[arg(long, value_name = "N", value_parser = values::whole::<usize>)]
+    pub warmup: Option<usize>,
+    /// Runs that count, at most: those of a second [default: 20]
+    #[arg(long, value_name = "N", value_parser = values::whole::<usize>)]
+    pub repeat: Option<usize>,
+    /// Write everything to this file
+    #[arg(long, value_name = "FILE", value_parser = values::file)]
+    pub json: Option<PathBuf>,
+    /// Where.
+    #[command(flatten)]
+    pub common: CommonArgs,
+}
+
+fn operation(text: &str) -> Result<Operation, String> {
+    let keys = Operation::ALL.map(Operation::key).join(", ");
+    Operation::ALL.into_iter().find(|op| op.key() == text).ok_or_else(|| format!("expected some of {keys}"))
+}
+
+fn dtype(text: &str) -> Result<Option<Dtype>, String> {
+    match text {
+        "auto" => Ok(None),
+        "float32" | "f32" => Ok(Some(Dtype::F32)),
+        "float16" | "f16" => Ok(Some(Dtype::F16)),
+        "bfloat16" | "bf16" => Ok(Some(Dtype::Bf16)),
+        _ => Err("expected some of auto, float32, float16, bfloat16".to_string()),
+    }
+}
+
+fn kv_dtype(text: &str) -> Result<KvDtype, String> {
+    let names = KvDtype::ALL.map(KvDtype::name).join(", ");
+    KvDtype::ALL.into_iter().find(|kv| kv.name() == text).ok_or_else(|| format!("expected some of {names}"))
+}
+
+impl KernelArgs {
+    /// What was asked for, on top of the defaults of a device.
+    fn grid(&self, default: Grid) -> Grid {
+        fn or<T: Clone>(given: &[T], default: Vec<T>) -> Vec<T> {
+            if given.is_empty() { default } else { given.to_vec() }
+        }
+        let dtypes = self.dtype.iter().map(|dtype| dtype.unwrap_or(default.dtypes[0])).collect::<Vec<_>>();
+        Grid {
+            operations: or(&self.op, default.operations),
+            variants: self.variant.clone(),
+            dtypes: or(&dtypes, default.dtypes),
+            kv_dtypes: or(&self.kv_dtype, default.kv_dtypes),
+            heads: self.heads.unwrap_or(default.heads),
+            kv_heads: self.kv_heads.unwrap_or(default.kv_heads),
+            head_sizes: or(&self.head_size, default.head_sizes),
+            block_sizes: or(&self.block_size, default.block_sizes),
+            batches: or(&self.batch, default.batches),
+            contexts: or(&self.context, default.contexts),
+            query_lens: or(&self.query_len, default.query_lens),
+            warmup: self.warmup.unwrap_or(default.warmup),
+            repeat: self.repeat.unwrap_or(default.repeat),
+        }
+    }
+}
+
+/// Measures and prints.
+pub fn run(args: KernelArgs, config: &EngineConfig) -> Result<(), CliError> {
+    config.kernels.plugin.iter().try_for_each(|plugin| load_plugin(&plugin.path)).map_err(CliError::bench)?;
+    let results = Results::open("--json", args.json.as_deref())?;
+    let device = args.common.open()?;
+    let grid = args.grid(Grid::of(&*device));
+    let left_out = grid.check(&*device).map_err(CliError::bench)?;
+    let mut out = io::stdout().lock();
+    writeln!(out, "device: {}, {}", device.name(), device.description())?;
+    if device.name() == "cuda-sim" {
+        writeln!(out, "cuda-sim runs GPU code on the CPU: its times mean nothing, its errors do")?;
+    }
+    writeln!(out, "{}", HEAD.trim_end())?;
+    let (mut rows, mut broken, mut peaks) = (Vec::new(), None, Vec::new());
+    let mut measure = || {
+        let measured = Peaks::measure(&*device)?;
+        peaks.push(measured);
+        Ok(measured)
+    };
+    let outcome = grid.run(&device, &mut measure, &mut |row| {
+        // A reader that has gone is told of at the end; the measurements go on into the file.
+        if let Err(error) = writeln!(out, "{}", line(row)) {
+            broken.get_or_insert(error);
+        }
+        rows.push(record(row));
+    });
+    outcome.map_err(CliError::bench)?;
+    let best = peaks.iter().fold(Peaks::default(), |best, measured| best.max(measured));
+    writeln!(out, "peaks, the best of {}: {best}", peaks.len())?;
+    // Other tenants of a machine move its figures, and so the rows between.
+    let moved = Peaks::moved(&peaks);
+    if moved > STEADY {
+        writeln!(
+            out,
+            "peaks moved by {:.0}% during this run: it was not alone; compare rows with care",
+            moved * 100.0
+        )?;
+    }
+    for line in &left_out {
+        writeln!(out, "not measured: {line}")?;
+    }
+    if let Some(mut results) = results {
+        results.value(&json!({
+            "quire": env!("CARGO_PKG_VERSION"),
+            "device": device.name(),
+            "description": device.description(),
+            "times_mean_something": device.name() != "cuda-sim",
+            "peaks": super::roofline::record(&best),
+            "peaks_measured": peaks.iter().map(super::roofline::record).collect::<Vec<_>>(),
+            "rows": rows,
+            "not_measured": left_out,
+        }))?;
+    }
+    broken.map_or(Ok(()), |error| Err(error.into()))
+}
+
+/// Peaks that differ by less are those of a machine at rest.
+const STEADY: f64 = 0.1;
+
+/// Over [`line`].
+const HEAD: &str = "operation   variant                 types          heads  size block batch context rows  \
+                    median us  spread    GB/s of peak    ulps";
+
+fn line(row: &Measurement) -> String {
+    let (shape, time) = (&row.shape, &row.cell.time);
+    let types = format!("{}/{}", shape.dtype, shape.kv_dtype);
+    let heads = format!("{}/{}", shape.heads, shape.kv_heads);
+    let share = row.share.map_or("-".to_string(), |share| format!("{:.0}%", share * 100.0));
+    format!(
+        "{:<11} {:<23} {types:<13} {heads:>6} {:>5} {:>5} {:>5} {:>7} {:>4} {:>10.1} {:>6.1}% {:>7.1} {share:>7} {:>7.2}",
+        row.operation.key(),
+        row.variant,
+        shape.head_size,
+        shape.block_size,
+        shape.batch,
+        shape.context,
+        shape.query_len,
+        time.median().as_secs_f64() * 1e6,
+        time.spread() * 100.0,
+        row.bytes_per_second() / 1e9,
+        row.cell.ulps,
+    )
+}
+
+fn record(row: &Measurement) -> Value {
+    let (shape, cell) = (&row.shape, &row.cell);
+    json!({
+        "operation": row.operation.key(),
+        "variant": row.variant,
+        "dtype": shape.dtype.name(),
+        "kv_dtype": shape.kv_dtype.name(),
+        "heads": shape.heads,
+        "kv_heads": shape.kv_heads,
+        "head_size": shape.head_size,
+        "block_size": shape.block_size,
+        "batch": shape.batch,
+        "context": shape.context,
+        "query_len": shape.query_len,
+        "median_seconds": cell.time.median().as_secs_f64(),
+        "spread": cell.time.spread(),
+        "bytes": cell.bytes,
+        "operations": cell.operations,
+        "bytes_per_second": row.bytes_per_second(),
+        "share_of_peak": row.share,
+        // JSON has no infinity: wrong altogether is null.
+        "max_error_ulps": cell.ulps.is_finite().then_some(cell.ulps),
+    })
+}

@@ -1,0 +1,124 @@
+//! `quire bench sweep`: one loaded engine, many shapes: decode steps of full batches, and prompts alone.
+//!
+//! A line of JSON for each shape is written as soon as it is measured: what was measured before a limit of time is not lost.
+//! A shape that does not fit is a line with its reason, and the next one runs.
+
+use std::io::{self, Write};
+use std::path::PathBuf;
+
+use clap::Args;
+use engine::EngineConfig;
+use serde_json::{Value, json};
+
+use super::batch::{Batch, Bench, Phase};
+use crate::args::EngineArgs;
+use crate::error::CliError;
+use crate::values;
+use ::bench::results::Results;
+use ::bench::statistics::median_and_spread;
+
+/// `quire bench sweep`.
+#[derive(Debug, Args)]
+pub struct SweepArgs {
+    /// Sequences that decode at once
+    #[arg(long, value_name = "COUNTS", value_delimiter = ',', default_value = "1,8,64,256", value_parser = values::positive)]
+    pub batch_size: Vec<usize>,
+    /// Tokens of each of them before the first that is generated
+    #[arg(long, value_name = "TOKENS", value_delimiter = ',', default_value = "512,4096", value_parser = values::positive)]
+    pub context: Vec<usize>,
+    /// Decode steps that are timed
+    #[arg(long, value_name = "N", default_value_t = 32, value_parser = values::positive)]
+    pub steps: usize,
+    /// Tokens of prompts that are computed alone; none with 0
+    #[arg(long, value_name = "TOKENS", value_delimiter = ',', default_value = "2048,16384", value_parser = values::whole::<usize>)]
+    pub prefill: Vec<usize>,
+    /// Write a line of JSON for each shape to this file
+    #[arg(long, value_name = "FILE")]
+    pub output_json: Option<PathBuf>,
+    /// The engine.
+    #[command(flatten)]
+    pub engine: EngineArgs,
+}
+
+/// Prompts of a length: the first does not count.
+const PREFILLS: usize = 4;
+
+/// Measures and prints, shape by shape.
+pub fn run(args: SweepArgs, config: EngineConfig) -> Result<(), CliError> {
+    let mut lines = Lines(Results::open("--output-json", args.output_json.as_deref())?);
+    let mut bench = Bench::start(&config)?;
+    println!("{}", bench.floors());
+    println!("{:<8} {:>6} {:>8} {:>12} {:>12} {:>13}", "", "batch", "tokens", "tokens/s", "ms", "of the floor");
+    for &input_len in args.prefill.iter().filter(|&&tokens| tokens > 0) {
+        let measured = prefill(&mut bench, input_len);
+        lines.write(&bench, "prefill", (1, input_len), measured)?;
+    }
+    for &context in &args.context {
+        for &batch in &args.batch_size {
+            let measured = bench.decode(batch, context, args.steps);
+            lines.write(&bench, "decode", (batch, context), measured)?;
+        }
+    }
+    Ok(())
+}
+
+/// The median of some prompts that come alone.
+fn prefill(bench: &mut Bench, input_len: usize) -> Result<Phase, CliError> {
+    let batch = Batch { prompts: 1, input_len, output_len: 1 };
+    let mut runs = (0..PREFILLS).map(|_| bench.run(&batch).map(|run| run.first)).collect::<Result<Vec<_>, _>>()?;
+    let seconds = median_and_spread(runs.drain(1..).map(|phase| phase.seconds).collect()).0;
+    Ok(Phase { seconds, ..runs.remove(0) })
+}
+
+/// Where the lines go, beside standard output.
+struct Lines(Option<Results>);
+
+impl Lines {
+    fn write(
+        &mut self,
+        bench: &Bench,
+        kind: &str,
+        (batch, tokens): (usize, usize),
+        measured: Result<Phase, CliError>,
+    ) -> Result<(), CliError> {
+        let mut line = json!({ "kind": kind, "batch": batch, "tokens": tokens });
+        let mut out = io::stdout().lock();
+        match measured {
+            Ok(phase) => {
+                let counted = if kind == "prefill" { phase.prompt_tokens } else { phase.tokens };
+                let (rate, ms) = (counted as f64 / phase.seconds, phase.seconds * 1e3 / phase.work.steps.max(1) as f64);
+                let share = bench.share(&phase);
+                writeln!(out, "{kind:<8} {batch:>6} {tokens:>8} {rate:>12.1} {ms:>12.3} {:>11.0} %", share * 100.0)?;
+                merge(&mut line, figures(bench, &phase, rate));
+            }
+            Err(error) => {
+                writeln!(out, "{kind:<8} {batch:>6} {tokens:>8} not run: {error}")?;
+                merge(&mut line, json!({ "error": error.to_string() }));
+            }
+        }
+        if let Some(file) = &mut self.0 {
+            file.write(format_args!("{line}\n"))?;
+        }
+        Ok(())
+    }
+}
+
+/// What a phase took, and what it had to move and to compute at least.
+fn figures(bench: &Bench, phase: &Phase, rate: f64) -> Value {
+    let (floor, work) = (&bench.floor, &phase.work);
+    json!({
+        "seconds": phase.seconds,
+        "steps": work.steps,
+        "tokens_per_second": rate,
+        "share_of_floor": bench.share(phase),
+        "bytes": work.steps * floor.weight_bytes + work.context * floor.kv_bytes_per_token,
+        "operations": work.tokens * floor.layer_operations + work.logits * floor.logit_operations,
+        "floors": bench.floors_json(),
+    })
+}
+
+fn merge(line: &mut Value, more: Value) {
+    if let (Value::Object(line), Value::Object(more)) = (line, more) {
+        line.extend(more);
+    }
+}

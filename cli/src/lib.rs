@@ -1,0 +1,135 @@
+//! The command line of `quire`: parse, merge with `quire.toml`, run one subcommand.
+//!
+//! Whatever goes wrong is one line on standard error, `quire: ...`, and exit code 1. Standard output carries results
+//! alone; notes and progress go to standard error. A reader that closes the pipe ends the program quietly.
+//!
+//! ```
+//! // As `quire --version` in a shell.
+//! let code = cli::main(["quire", "--version"].map(Into::into));
+//! assert_eq!(code, std::process::ExitCode::SUCCESS);
+//! ```
+
+mod args;
+mod bench;
+mod chat;
+mod config;
+mod error;
+mod generate;
+mod limits;
+mod log;
+mod otel;
+mod plan;
+mod profile;
+mod replay;
+mod serve;
+mod session;
+mod values;
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::error::ErrorKind;
+use clap::{Arg, ArgMatches, CommandFactory, FromArgMatches};
+use engine::EngineConfig;
+
+use args::{Cli, Command, EngineArgs};
+use config::ConfigFile;
+use error::CliError;
+use log::{LogArgs, note};
+use profile::Profiling;
+
+/// Runs the program on its arguments, the first of which is its own name.
+pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
+    let outcome = run(arguments.into_iter().collect());
+    otel::flush();
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) if error.is_closed_pipe() => ExitCode::SUCCESS,
+        Err(error) => {
+            note(format_args!("quire: {error}"));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(arguments: Vec<OsString>) -> Result<(), CliError> {
+    let Some((command, mut config)) = parse(arguments)? else { return Ok(()) };
+    command.log().unwrap_or(&LogArgs::default()).start();
+    let profiling = command.profile().map(|(args, engine)| args.start(&engine.common, &mut config)).transpose()?;
+    let outcome = match command {
+        Command::Serve(args) => serve::run(*args, config),
+        Command::Chat(args) => chat::run(args, config),
+        Command::Generate(args) => generate::run(args, config),
+        Command::Plan(args) => plan::run(&args, &config),
+        Command::Bench(args) => bench::run(args, config),
+        Command::Top(args) => Ok(::bench::top::run(&args)?),
+        Command::Replay(args) => replay::run(&args),
+        Command::Kernels(args) => plan::kernels(&args, &config),
+    };
+    // What failed on the way may be what is looked for.
+    let profiled = profiling.flatten().map_or(Ok(()), Profiling::finish);
+    outcome.and(profiled)
+}
+
+/// The command and the engine's configuration, or `None` if help or the version was asked for and has been printed.
+fn parse(mut arguments: Vec<OsString>) -> Result<Option<(Command, EngineConfig)>, CliError> {
+    let numbers = |command: clap::Command| command.mut_args(negative_numbers);
+    let mut root = Cli::command().mut_subcommands(|command| numbers(command).mut_subcommands(numbers));
+    root.build();
+    let Some(mut matches) = matches(&root, &arguments)? else { return Ok(None) };
+    // A command may have commands of its own: the last one has the flags.
+    let (mut command, mut given, mut words) = (&root, &matches, 1);
+    while let Some((name, inner)) = given.subcommand() {
+        let Some(next) = command.find_subcommand(name) else { return Ok(None) };
+        (command, given, words) = (next, inner, words + 1);
+    }
+    let file = given.get_one("config").map(|path: &PathBuf| ConfigFile::read(path)).transpose()?;
+    if let Some(file) = &file {
+        // Behind the program's name and its commands, ahead of a `--` that may follow.
+        arguments.splice(words..words, file.arguments(&root, command, given)?);
+        // Alone, the command line was right; what is wrong now is a value of the file.
+        matches = root.try_get_matches_from(&arguments).map_err(|error| file.problem(one_line(&error)))?;
+    }
+    let cli = Cli::from_arg_matches(&matches).map_err(|error| CliError::Usage(one_line(&error)))?;
+    let mut config = cli.command.engine().map_or_else(EngineConfig::default, EngineArgs::to_config);
+    config.record = cli.command.record().cloned();
+    if let Some(file) = file {
+        file.apply_kernels(&mut config)?;
+    }
+    Ok(Some((cli.command, config)))
+}
+
+/// `--threads -1` is a value of the flag that is wrong, not a flag `-1` that does not exist.
+fn negative_numbers(arg: Arg) -> Arg {
+    let takes_one = !arg.is_positional() && arg.get_action().takes_values();
+    arg.allow_negative_numbers(takes_one)
+}
+
+fn matches(root: &clap::Command, arguments: &[OsString]) -> Result<Option<ArgMatches>, CliError> {
+    match root.clone().try_get_matches_from(arguments) {
+        Ok(matches) => Ok(Some(matches)),
+        Err(error) if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) => {
+            error.print()?;
+            Ok(None)
+        }
+        Err(error) if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+            if let Some(command) = arguments.iter().skip(1).find_map(|word| root.find_subcommand(word)) {
+                let names: Vec<&str> = command.get_subcommands().map(clap::Command::get_name).collect();
+                let names = names.join(", ").replace(", help", "");
+                return Err(CliError::Usage(format!("{}: expected a subcommand: {names}", command.get_name())));
+            }
+            error.print()?;
+            Err(CliError::Usage("expected a command, for example `quire serve`".into()))
+        }
+        Err(error) => Err(CliError::Usage(one_line(&error))),
+    }
+}
+
+/// clap's message without its usage lines.
+fn one_line(error: &clap::Error) -> String {
+    let text = error.to_string();
+    let lines = text.lines().map(str::trim).take_while(|line| !line.starts_with("Usage:"));
+    let kept: Vec<&str> = lines.filter(|line| !line.is_empty() && !line.starts_with("For more information")).collect();
+    kept.join("; ").trim_start_matches("error: ").to_string()
+}

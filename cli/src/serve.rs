@@ -1,0 +1,104 @@
+//! `quire serve`.
+
+use std::net::TcpListener;
+use std::sync::Arc;
+use std::time::Duration;
+
+use engine::{AsyncEngine, EngineConfig};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+use super::args::ServeArgs;
+use super::error::CliError;
+use super::{note, session};
+use server::{App, ServerOptions};
+
+/// Loads, listens, serves until a signal comes.
+pub fn run(args: ServeArgs, mut config: EngineConfig) -> Result<(), CliError> {
+    engine::allocator::keep_little();
+    config.max_queued_requests = args.limits.max_queued_requests;
+    config.max_unread_events = args.limits.max_unread_events;
+    config.max_schema_bytes = args.limits.limits().max_schema_bytes;
+    let api_keys = args.limits.api_keys()?;
+    // The port first: a port in use should not cost a minute of loading.
+    let listener = listen(&args)?;
+    let source = config.model.clone();
+    let engine = session::start(config)?;
+    note(session::describe(&engine, &source));
+    let sampling = session::sampling_defaults(engine.generation_defaults());
+    engine.info().notes.iter().chain(&sampling).for_each(|line| note(format_args!("  {line}")));
+    let root = args.engine.model().map_or_else(|| engine.info().name.clone(), |path| path.display().to_string());
+    let options = ServerOptions {
+        served_model_name: args.served_model_name.clone(),
+        root,
+        api_keys: api_keys.clone(),
+        cors: args.limits.cors(),
+        allowed_hosts: args.limits.allowed_hosts.clone(),
+        limits: args.limits.limits(),
+        log_prompts: args.enable_log_requests.then_some(args.max_log_len),
+        tool_call_parser: args.tool_call_parser,
+        reasoning_parser: args.reasoning_parser,
+        pooling_type: args.pooling_type,
+    };
+    let app = Arc::new(App::new(engine.clone(), options));
+    let grace = Duration::from_secs(args.shutdown_timeout);
+    let cancelled = session::runtime()?.block_on(async {
+        let mut signals = Signals::new()?;
+        let stop = async move {
+            signals.next().await;
+            note(format_args!("stopping: running requests get {} s, a second signal ends at once", grace.as_secs()));
+            tokio::spawn(async move { std::process::exit(128 + signals.next().await) });
+        };
+        let listener = tokio::net::TcpListener::from_std(listener)?;
+        greet(&engine, &args, listener.local_addr()?.port(), !api_keys.is_empty());
+        server::serve(listener, app, stop, grace).await
+    });
+    let cancelled = cancelled.map_err(CliError::Serve)?;
+    if cancelled > 0 {
+        note(format_args!("{cancelled} requests were cancelled"));
+    }
+    Ok(())
+}
+
+fn listen(args: &ServeArgs) -> Result<TcpListener, CliError> {
+    let bind = || {
+        let listener = TcpListener::bind((args.host.as_str(), args.port))?;
+        listener.set_nonblocking(true)?;
+        Ok(listener)
+    };
+    bind().map_err(|source| CliError::Bind { host: args.host.clone(), port: args.port, source })
+}
+
+/// The address, and a command to paste.
+fn greet(engine: &AsyncEngine, args: &ServeArgs, port: u16, has_keys: bool) {
+    let host = if ["0.0.0.0", "::"].contains(&args.host.as_str()) { "127.0.0.1" } else { args.host.as_str() };
+    let url = if host.contains(':') { format!("http://[{host}]:{port}") } else { format!("http://{host}:{port}") };
+    let key = if has_keys { " -H 'Authorization: Bearer YOUR_KEY'" } else { "" };
+    let (path, body) = if engine.chat_template().is_some() {
+        ("chat/completions", r#""messages": [{"role": "user", "content": "What is the capital of France?"}]"#)
+    } else {
+        ("completions", r#""prompt": "The capital of France is""#)
+    };
+    note(format_args!("listening on {url}, try:\n"));
+    note(format_args!("  curl {url}/v1/{path}{key} \\\n    -H 'Content-Type: application/json' \\"));
+    note(format_args!("    -d '{{{body}, \"max_tokens\": 32, \"temperature\": 0}}'\n"));
+}
+
+/// Ctrl-C and SIGTERM.
+struct Signals {
+    interrupt: Signal,
+    terminate: Signal,
+}
+
+impl Signals {
+    fn new() -> std::io::Result<Signals> {
+        Ok(Signals { interrupt: signal(SignalKind::interrupt())?, terminate: signal(SignalKind::terminate())? })
+    }
+
+    /// The number of the next signal.
+    async fn next(&mut self) -> i32 {
+        tokio::select! {
+            _ = self.interrupt.recv() => SignalKind::interrupt().as_raw_value(),
+            _ = self.terminate.recv() => SignalKind::terminate().as_raw_value(),
+        }
+    }
+}

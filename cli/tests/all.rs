@@ -1,0 +1,15 @@
+//! The integration tests of the binary, in one program: what it prints, serves and refuses, and what becomes of its process.
+#![allow(clippy::unwrap_used)]
+
+mod amplifiers;
+mod bench;
+mod bench_serve;
+mod cli;
+#[path = "../../server/tests/common/mod.rs"]
+mod common;
+mod deploy;
+mod faults;
+mod old_cpu;
+mod pains;
+mod process;
+mod seccomp;

@@ -1,0 +1,175 @@
+//! `quire bench serve` and `quire top` as programs, against a small server of known answers and against the real one.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::process::{Command, Output};
+use std::thread::sleep;
+use std::time::Duration;
+
+use crate::common::{Server, config};
+use serde_json::{Value, json};
+use server::ServerOptions;
+
+/// Before the first token, and between two.
+const FIRST: Duration = Duration::from_millis(40);
+const NEXT: Duration = Duration::from_millis(10);
+
+fn quire(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_quire")).args(arguments).env_remove("QUIRE_API_KEY").output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+/// Answers every request with four pieces of text, 40 ms after it came and then 10 ms apart; every third one with a 503.
+fn fake(usage: bool) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    std::thread::spawn(move || {
+        for (index, stream) in listener.incoming().enumerate() {
+            std::thread::spawn(move || answer(stream.unwrap(), index, usage));
+        }
+    });
+    url
+}
+
+fn answer(mut stream: TcpStream, index: usize, usage: bool) {
+    let mut reader = BufReader::new(stream.try_clone().unwrap());
+    let (mut line, mut length) = (String::new(), 0);
+    while reader.read_line(&mut line).unwrap() > 2 {
+        if let Some(("content-length", value)) = line.to_lowercase().split_once(':') {
+            length = value.trim().parse().unwrap();
+        }
+        line.clear();
+    }
+    let mut body = vec![0; length];
+    reader.read_exact(&mut body).unwrap();
+    let body: Value = serde_json::from_slice(&body).unwrap();
+    assert_eq!((&body["stream_options"]["include_usage"], &body["ignore_eos"]), (&json!(true), &json!(true)));
+    let head = "Connection: close\r\n\r\n";
+    if index % 3 == 2 {
+        write!(stream, "HTTP/1.1 503 Service Unavailable\r\n{head}{{\"error\": {{\"message\": \"full\"}}}}").unwrap();
+        return;
+    }
+    write!(stream, "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n{head}").unwrap();
+    sleep(FIRST);
+    for piece in ["one", " two", " three", " four"] {
+        let chunk = json!({"choices": [{"text": piece, "finish_reason": null}]});
+        write!(stream, "data: {chunk}\r\n\r\n").unwrap();
+        sleep(NEXT);
+    }
+    if usage {
+        let chunk = json!({"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 8}});
+        write!(stream, "data: {chunk}\n\n").unwrap();
+    }
+    write!(stream, "data: [DONE]\n\n").unwrap();
+}
+
+/// Runs the load and gives its JSON and its table.
+fn bench(url: &str, more: &[&str]) -> (Value, String) {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("out.json");
+    let fixed = ["bench", "serve", "--base-url", url, "--json", file.to_str().unwrap(), "--ignore-eos"];
+    let output = quire(&[&fixed[..], more].concat());
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    (serde_json::from_str(&std::fs::read_to_string(&file).unwrap()).unwrap(), text(&output.stdout))
+}
+
+/// Seconds from the first piece of a request to its last.
+fn span(request: &Value) -> f64 {
+    let at = |index: usize| request["pieces"][index].as_f64().unwrap();
+    at(3) - at(0)
+}
+
+#[test]
+fn an_open_loop_counts_what_a_slow_server_made_wait_and_what_failed() {
+    let more = ["--model", "m", "--num-prompts", "9", "--request-rate", "200", "--goodput", "ttft:39", "e2el:60000"];
+    let (report, table) = bench(&fake(true), &more);
+    assert_eq!((&report["completed"], &report["failed"]), (&json!(6), &json!(3)), "{table}");
+    assert_eq!((&report["total_input_tokens"], &report["total_output_tokens"]), (&json!(42), &json!(48)));
+    assert_eq!(report["request_goodput"], 0.0, "no first token comes before 40 ms");
+    let requests = report["requests"].as_array().unwrap();
+    assert!(requests.windows(2).all(|pair| pair[0]["meant"].as_f64() <= pair[1]["meant"].as_f64()));
+    for request in requests.iter().filter(|request| request["error"].is_null()) {
+        let at = |name: &str| request[name].as_f64().unwrap();
+        let pieces: Vec<f64> = request["pieces"].as_array().unwrap().iter().map(|p| p.as_f64().unwrap()).collect();
+        assert_eq!(pieces.len(), 4);
+        assert!(at("meant") <= at("sent") && at("sent") + FIRST.as_secs_f64() <= pieces[0], "{request}");
+    }
+    // Lower bounds: the server waits this long. How much longer it took depends on the machine.
+    assert!(report["p50_ttft_ms"].as_f64().unwrap() >= 40.0 && report["p50_e2el_ms"].as_f64().unwrap() >= 70.0);
+    // A client that was held up reads two pieces at once, so the pauses have no least length; the report follows the pieces.
+    let spans: Vec<f64> = requests.iter().filter(|request| request["error"].is_null()).map(span).collect();
+    let (tpot, want) = (report["mean_tpot_ms"].as_f64().unwrap(), spans.iter().sum::<f64>() / spans.len() as f64 / 7.0);
+    assert!((tpot - 1000.0 * want).abs() < 1e-6 * tpot.max(1.0), "a request's time over seven tokens: {tpot}, {want}");
+    assert!(
+        table.contains("Failed requests                                    3") && table.contains("Request goodput")
+    );
+}
+
+#[test]
+fn a_server_without_usage_is_counted_by_pieces_and_the_report_says_so() {
+    let (report, table) = bench(&fake(false), &["--model", "m", "--num-prompts", "2", "--max-concurrency", "1"]);
+    assert_eq!((&report["total_output_tokens"], &report["counted_by_pieces"]), (&json!(8), &json!(2)));
+    assert!(table.contains("requests counted by pieces, not usage"), "{table}");
+    let requests = report["requests"].as_array().unwrap();
+    assert!(requests[1]["meant"].as_f64() >= requests[0]["end"].as_f64(), "one at once");
+}
+
+#[test]
+fn the_real_server_is_measured_through_both_apis_and_from_a_workload_file() {
+    let server = Server::start();
+    let url = format!("http://{}", server.address);
+    let folder = tempfile::tempdir().unwrap();
+    let (workload, chart) = (folder.path().join("w.json"), folder.path().join("c.svg"));
+    let requests: Vec<Value> =
+        (1..6).map(|n| json!({"id": n, "prompt": vec![300 + n; 20], "output_len": 4 * n})).collect();
+    std::fs::write(&workload, json!({"name": "w", "requests": requests}).to_string()).unwrap();
+    let more = ["--dataset", workload.to_str().unwrap(), "--svg", chart.to_str().unwrap(), "--max-concurrency", "2"];
+    let (report, _) = bench(&url, &more);
+    assert_eq!((&report["completed"], &report["model_id"]), (&json!(5), &json!("quire-demo")));
+    assert_eq!((&report["total_input_tokens"], &report["total_output_tokens"]), (&json!(100), &json!(60)));
+    assert!(std::fs::read_to_string(chart).unwrap().contains("quire-demo: 5 requests"));
+    let more = ["--endpoint", "chat", "--num-prompts", "3", "--random-output-len", "9", "--random-input-len", "12"];
+    let (report, _) = bench(&url, &more);
+    assert_eq!((&report["completed"], &report["total_output_tokens"]), (&json!(3), &json!(27)));
+}
+
+#[test]
+fn what_can_not_be_measured_is_one_line() {
+    let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let closed = format!("http://{closed}");
+    for (arguments, expected) in [
+        (&["--base-url", "https://example.org"][..], "--base-url: found \"https://example.org\""),
+        (&["--base-url", &closed], "quire: http://127.0.0.1:"),
+        (&["--request-rate", "0"], "--request-rate: found 0, expected a number above 0, or inf"),
+        (&["--request-rate", "nan"], "--request-rate: found NaN"),
+        (&["--burstiness", "-1"], "--burstiness: found -1"),
+        (&["--goodput", "fast"], "expected limits in ms"),
+        (&["--dataset", "no/such/file"], "--dataset no/such/file: "),
+    ] {
+        let output = quire(&[&["bench", "serve"], arguments].concat());
+        let message = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{message}");
+        assert!(message.contains(expected) && message.lines().count() == 1, "{arguments:?}: {message}");
+    }
+}
+
+#[test]
+fn top_prints_one_plain_frame_of_a_running_server_and_asks_with_its_key() {
+    let options = ServerOptions { api_keys: vec!["s3cret".into()], ..ServerOptions::default() };
+    let server = Server::with(config(), options, Duration::ZERO);
+    let url = format!("http://{}", server.address);
+    let key = [("Authorization", "Bearer s3cret"), ("Content-Type", "application/json")];
+    let body = json!({"prompt": "Once", "max_tokens": 30, "ignore_eos": true}).to_string();
+    assert_eq!(server.send("POST", "/v1/completions", &key, body.as_bytes()).status, 200);
+    let output = quire(&["top", &url, "--once", "--api-key", "s3cret"]);
+    let frame = text(&output.stdout);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert!(frame.starts_with("quire-demo   context 1024") && frame.contains("blocks [+"), "{frame}");
+    assert!(frame.contains("nothing runs") && !frame.contains('\u{1b}'), "{frame}");
+    let refused = quire(&["top", &url, "--once"]);
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(text(&refused.stderr).contains("401 Unauthorized"), "{}", text(&refused.stderr));
+}

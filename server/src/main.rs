@@ -1,7 +1,0 @@
-//! The binary `quire`; everything is in the library of this crate.
-
-use std::process::ExitCode;
-
-fn main() -> ExitCode {
-    server::cli::main(std::env::args_os())
-}
