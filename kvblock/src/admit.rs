@@ -19,42 +19,11 @@
 use std::panic::Location;
 use std::sync::Arc;
 
-use crate::hash::PrefixHash;
-use crate::key::{Media, PrefixKey};
+use crate::key::PrefixKey;
 use crate::prefix::{Content, Found, Parent};
-use crate::table::GroupTable;
-use crate::{BlockId, BlockPool, BlockTable, CacheGroup, NoSpace};
-
-/// A sequence that needs slots. Start from [`Prompt::new`] and change what differs, so that new fields break nothing.
-///
-/// ```
-/// # use kvblock::Prompt;
-/// let salted = Prompt { salt: Some("tenant"), ..Prompt::new(&[1, 2, 3]) };
-/// ```
-#[derive(Clone, Copy, Debug)]
-pub struct Prompt<'a> {
-    /// All known tokens.
-    pub tokens: &'a [u32],
-    /// Blocks are shared only between prompts of the same salt.
-    pub salt: Option<&'a str>,
-    /// Name or id of the adapter (LoRA) that computes the sequence. Blocks are shared only under the same one.
-    pub adapter: Option<&'a str>,
-    /// Images, sounds and other inputs that stand for some of the tokens. Blocks that hold their placeholders are shared
-    /// only where these agree.
-    pub media: &'a [Media],
-    /// `false` computes every token; the blocks are stored for others nevertheless.
-    pub read_cache: bool,
-    /// The names of the prompt's prefixes, if they are at hand. They only guide a lookup: those of another prompt lead
-    /// to a miss, never to a wrong hit.
-    pub hashes: Option<&'a PromptHashes>,
-}
-
-impl<'a> Prompt<'a> {
-    /// A prompt that depends on its tokens alone and reads the cache.
-    pub fn new(tokens: &'a [u32]) -> Prompt<'a> {
-        Prompt { tokens, salt: None, adapter: None, media: &[], read_cache: true, hashes: None }
-    }
-}
+use crate::{
+    BlockId, BlockPool, BlockTable, CacheGroup, GroupTable, MissReason, NoSpace, PrefixHash, Prompt, PromptHashes,
+};
 
 /// What a prompt would find and cost now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,25 +36,6 @@ pub struct Lookup {
     /// Why not more was found; `None` if every usable block was found or prefix caching is off.
     pub miss: Option<MissReason>,
 }
-
-/// Why a lookup stopped before the last block it could have used.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MissReason {
-    /// The prompt asked not to read the cache.
-    NotRead,
-    /// No block is full before the last token, which is always recomputed.
-    ShorterThanBlock,
-    /// Nobody has computed the next block of the prefix, as far as the pool remembers.
-    NoSharedPrefix,
-    /// The next block of the prefix, or one of its window, was there and has been reused for something else.
-    Evicted,
-    /// The next block's hash is there, but with other tokens.
-    Collision,
-}
-
-/// The names of a prompt's prefixes, computed once by [`BlockPool::hash_prompt`] for all lookups of a waiting request.
-#[derive(Clone, Debug, Default)]
-pub struct PromptHashes(Vec<PrefixHash>);
 
 /// The answer to "what if this prompt came in?".
 pub struct Admission<'a> {

@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use crate::hash::PrefixHash;
+use crate::ids::PrefixHash;
 use crate::key::PrefixKey;
 
 /// A change of what can be found by prefix.

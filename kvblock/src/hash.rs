@@ -11,12 +11,8 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 
 use siphasher::sip128::{Hasher128, SipHasher13};
 
+use crate::ids::PrefixHash;
 use crate::key::BlockKey;
-
-/// The name of a prefix that ends with a full block, as block events carry it. Pools of one seed name alike.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-pub struct PrefixHash(pub u128);
 
 /// Kinds of field in the hashed input.
 #[repr(u8)]

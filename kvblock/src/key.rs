@@ -16,19 +16,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::Prompt;
-
-/// An image, a sound or another input that stands for placeholder tokens of a prompt.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-pub struct Media {
-    /// Identifies the contents: equal digests mean equal inputs.
-    pub digest: Vec<u8>,
-    /// Position of its first placeholder token.
-    pub start: usize,
-    /// Number of its placeholder tokens. Without any it has no influence.
-    pub len: usize,
-}
+use crate::prompt::{Media, Prompt};
 
 /// What a sequence's keys and values depend on besides its tokens, as block events carry it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

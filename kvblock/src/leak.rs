@@ -1,7 +1,7 @@
 //! Tables that were dropped instead of released: who leaked them, and their blocks back.
 //!
 //! Every table knows the channel of the pool that opened it. A drop sends what the table still owned down that
-//! channel; the pool takes it back the next time a table is opened, or when [`BlockPool::take_leaks`] asks. So a leak
+//! channel; the pool takes it back the next time a table is opened, or when [`BlockPool::take_leaks`](crate::BlockPool::take_leaks) asks. So a leak
 //! costs at most time: in debug builds the opening panics and names the line, in release builds it is counted
 //! ([`Counters::leaked_tables`](crate::Counters)). A pool that is gone itself receives nothing, and that is no leak.
 
@@ -10,9 +10,8 @@ use std::panic::Location;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 
-use crate::swap::HostBlockId;
-use crate::table::GroupTable;
-use crate::{BlockId, BlockPool};
+use crate::group_table::GroupTable;
+use crate::ids::{BlockId, HostBlockId};
 
 /// A table, or a swapped sequence, that was dropped while its pool lives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,33 +59,5 @@ impl Home {
 impl PartialEq for Home {
     fn eq(&self, other: &Home) -> bool {
         self.pool == other.pool
-    }
-}
-
-impl BlockPool {
-    /// Takes back the blocks of tables that were dropped instead of released, and says which.
-    pub fn take_leaks(&mut self) -> Vec<Leak> {
-        let mut leaks = Vec::new();
-        while let Ok(lost) = self.lost.try_recv() {
-            self.counters.leaked_tables += 1;
-            leaks.push(match lost {
-                Lost::Table { groups, opened } => {
-                    self.release_groups(&groups);
-                    Leak { opened, blocks: groups.iter().map(|g| g.blocks().len()).sum() }
-                }
-                Lost::Swapped { blocks, opened } => {
-                    blocks.iter().for_each(|b| self.host.give_back(*b));
-                    Leak { opened, blocks: blocks.len() }
-                }
-            });
-        }
-        leaks
-    }
-
-    /// Takes leaked blocks back; debug builds say who leaked.
-    pub(crate) fn reclaim_leaks(&mut self) {
-        if let Some(leak) = self.take_leaks().first() {
-            debug_assert!(false, "{leak}");
-        }
     }
 }

@@ -67,49 +67,37 @@ mod config;
 mod error;
 mod events;
 mod free_list;
+mod group_table;
 mod hash;
+mod host_pool;
+mod ids;
 mod key;
 mod leak;
 mod pin;
 mod pool;
 mod prefix;
+mod prompt;
 mod sequence;
 mod stats;
 mod swap;
 mod table;
 
-pub use admit::{Admission, Lookup, MissReason, Prompt, PromptHashes};
+pub use admit::{Admission, Lookup};
 pub use config::{CacheGroup, PoolConfig};
 pub use error::{AuditError, NoSpace, PoolError, TableError};
 pub use events::BlockEvent;
-pub use hash::PrefixHash;
-pub use key::{Media, PrefixKey};
+pub use group_table::GroupTable;
+pub use ids::{BlockId, HostBlockId, PrefixHash};
+pub use key::PrefixKey;
 pub use leak::Leak;
 pub use pin::PinnedPrefix;
 pub use pool::{BlockPool, MemOp};
-pub use stats::{Counters, Gauges, HostGauges, PrefixStats};
-pub use swap::{HostBlockId, Swapped};
-pub use table::{BlockTable, GroupTable};
+pub use prompt::{Media, Prompt, PromptHashes};
+pub use stats::{Counters, Gauges, HostGauges, MissReason, PrefixStats};
+pub use swap::Swapped;
+pub use table::BlockTable;
 
 /// Compiles and runs the README's example.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;
-
-/// A block of the pool. A newtype, so that a block is not taken for a slot or for a position in a table.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-pub struct BlockId(pub u32);
-
-impl BlockId {
-    /// The id as an index into arrays with one element per block.
-    pub fn index(self) -> usize {
-        self.0 as usize
-    }
-}
-
-impl std::fmt::Display for BlockId {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "block {}", self.0)
-    }
-}

@@ -13,13 +13,12 @@ use std::sync::mpsc::Receiver;
 use crate::events::EventLog;
 use crate::free_list::FreeList;
 use crate::hash::PrefixHasher;
-use crate::leak::{Home, Lost};
+use crate::host_pool::HostPool;
+use crate::leak::{Home, Leak, Lost};
 use crate::prefix::PrefixIndex;
-use crate::swap::HostPool;
-use crate::table::GroupTable;
 use crate::{
-    BlockEvent, BlockId, BlockTable, CacheGroup, Counters, Gauges, HostBlockId, NoSpace, PoolConfig, PoolError,
-    PrefixHash, PrefixStats, TableError,
+    BlockEvent, BlockId, BlockTable, CacheGroup, Counters, Gauges, GroupTable, HostBlockId, NoSpace, PoolConfig,
+    PoolError, PrefixHash, PrefixStats, TableError,
 };
 
 /// An operation on the memory behind the pool. Apply all of them in order, and before the writes of the appends that
@@ -354,5 +353,34 @@ impl BlockPool {
 
     fn count_peak(&mut self) {
         self.counters.peak_in_use = self.counters.peak_in_use.max(self.refs.len() - self.free.len());
+    }
+}
+
+/// Leaks.
+impl BlockPool {
+    /// Takes back the blocks of tables that were dropped instead of released, and says which.
+    pub fn take_leaks(&mut self) -> Vec<Leak> {
+        let mut leaks = Vec::new();
+        while let Ok(lost) = self.lost.try_recv() {
+            self.counters.leaked_tables += 1;
+            leaks.push(match lost {
+                Lost::Table { groups, opened } => {
+                    self.release_groups(&groups);
+                    Leak { opened, blocks: groups.iter().map(|g| g.blocks().len()).sum() }
+                }
+                Lost::Swapped { blocks, opened } => {
+                    blocks.iter().for_each(|b| self.host.give_back(*b));
+                    Leak { opened, blocks: blocks.len() }
+                }
+            });
+        }
+        leaks
+    }
+
+    /// Takes leaked blocks back; debug builds say who leaked.
+    pub(crate) fn reclaim_leaks(&mut self) {
+        if let Some(leak) = self.take_leaks().first() {
+            debug_assert!(false, "{leak}");
+        }
     }
 }

@@ -23,8 +23,8 @@
 use std::num::NonZeroU64;
 use std::sync::Arc;
 
-use crate::BlockId;
-use crate::hash::{PrefixHash, PrefixHasher};
+use crate::hash::PrefixHasher;
+use crate::ids::{BlockId, PrefixHash};
 use crate::key::{BlockKey, PrefixKey};
 
 /// Identity of one exact token sequence (and key) that is or was in the index.

@@ -5,8 +5,8 @@
 use std::ops::Range;
 
 use crate::prefix::{Inserted, Parent, PrefixIndex};
-use crate::table::{GroupTable, valid_entries};
-use crate::{BlockId, BlockPool, BlockTable, CacheGroup, MemOp, PrefixHash, TableError};
+use crate::table::valid_entries;
+use crate::{BlockId, BlockPool, BlockTable, CacheGroup, GroupTable, MemOp, PrefixHash, TableError};
 
 impl BlockPool {
     /// Blocks that all these appends together would take: each entry is a table and the number of tokens to

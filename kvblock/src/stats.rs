@@ -1,6 +1,19 @@
 //! What the pool counts: where the blocks are now, and what has happened since the start.
 
-use crate::MissReason;
+/// Why a lookup stopped before the last block it could have used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MissReason {
+    /// The prompt asked not to read the cache.
+    NotRead,
+    /// No block is full before the last token, which is always recomputed.
+    ShorterThanBlock,
+    /// Nobody has computed the next block of the prefix, as far as the pool remembers.
+    NoSharedPrefix,
+    /// The next block of the prefix, or one of its window, was there and has been reused for something else.
+    Evicted,
+    /// The next block's hash is there, but with other tokens.
+    Collision,
+}
 
 /// Where the blocks are; the three always sum to the pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

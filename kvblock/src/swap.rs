@@ -19,53 +19,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::panic::Location;
 use std::sync::Arc;
 
-use crate::free_list::FreeList;
 use crate::key::PrefixKey;
 use crate::leak::{Home, Lost};
 use crate::prefix::Parent;
-use crate::table::{GroupTable, valid_entries};
-use crate::{BlockId, BlockPool, BlockTable, HostGauges, MemOp, NoSpace, PrefixHash, TableError};
-
-/// Id of a block of host memory. A type of its own, so that it cannot be confused with a block of the pool.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-pub struct HostBlockId(pub u32);
-
-impl HostBlockId {
-    /// The id as an index into arrays with one element per host block.
-    pub fn index(self) -> usize {
-        self.0 as usize
-    }
-}
-
-impl std::fmt::Display for HostBlockId {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "host block {}", self.0)
-    }
-}
-
-/// The free host blocks.
-pub(crate) struct HostPool {
-    free: FreeList,
-    total: usize,
-    /// Host blocks in use whose contents are not what their tokens say, because a copy into them failed.
-    invalid: BTreeSet<HostBlockId>,
-}
-
-impl HostPool {
-    pub fn new(num_blocks: u32) -> HostPool {
-        HostPool { free: FreeList::full(num_blocks), total: num_blocks as usize, invalid: BTreeSet::new() }
-    }
-
-    pub fn give_back(&mut self, block: HostBlockId) {
-        self.invalid.remove(&block);
-        self.free.push_front(BlockId(block.0));
-    }
-
-    fn take(&mut self) -> Option<HostBlockId> {
-        self.free.pop_front().map(|block| HostBlockId(block.0))
-    }
-}
+use crate::table::valid_entries;
+use crate::{
+    BlockId, BlockPool, BlockTable, GroupTable, HostBlockId, HostGauges, MemOp, NoSpace, PrefixHash, TableError,
+};
 
 /// The tables of a request while their contents are in host memory.
 #[derive(Debug)]

@@ -1,6 +1,6 @@
 //! Whether outcomes belong to the plan that they answer, and which of them count.
 
-use crate::commit::Flight;
+use crate::flight::Flight;
 use crate::ids::IdMap;
 use crate::{Outcome, Scheduler, SeqId, StepId};
 

@@ -7,17 +7,10 @@
 
 use kvblock::{BlockTable, CacheGroup, Prompt, PromptHashes};
 
+use crate::draft::{Choice, Draft};
 use crate::group::{Group, Phase, Stage};
-use crate::step::{Choice, Draft};
+use crate::scheduler::Blocked;
 use crate::{RequestId, SchedConfig, Scheduler};
-
-/// The head of the queue that could not be admitted, and what was known then.
-pub(crate) struct Blocked {
-    head: RequestId,
-    /// [`Scheduler::wakeups`] at that time.
-    wakeups: u64,
-    budget: usize,
-}
 
 /// What an admission may take.
 struct Limits {

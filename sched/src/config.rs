@@ -3,8 +3,6 @@
 use kvblock::CacheGroup;
 use serde::{Deserialize, Serialize};
 
-use crate::request::{blocks_needed, longest_prompt};
-
 /// In which order requests are admitted and, from the other end, preempted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -147,23 +145,6 @@ impl SchedConfig {
             swap_cost: 2,
             max_in_flight: 1,
         }
-    }
-
-    /// Blocks with which a sequence of so many tokens can be computed, if nothing else runs: in a group with a window no more
-    /// than the window touches and the next block.
-    pub fn least_blocks(&self, tokens: usize) -> usize {
-        blocks_needed(tokens, 1, 1, self)
-    }
-
-    /// Blocks that a sequence of so many tokens owns at most, however many there are.
-    pub fn most_blocks(&self, tokens: usize) -> usize {
-        let all = tokens.div_ceil(self.block_size);
-        self.groups.iter().map(|group| self.peak(*group).unwrap_or(all).min(all)).sum()
-    }
-
-    /// Tokens of the longest sequence that the pool holds, if nothing else runs.
-    pub fn longest_sequence(&self) -> usize {
-        longest_prompt(1, 1, &SchedConfig { max_model_len: usize::MAX / 2, ..self.clone() })
     }
 
     /// Most blocks that a sequence owns in a group of layers while its prompt is computed; `None`: those of all its tokens.

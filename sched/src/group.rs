@@ -26,6 +26,9 @@ use kvblock::{BlockTable, PromptHashes, Swapped};
 
 use crate::{Request, SeqId, StepId};
 
+/// Place in the waiting queue: priority (0 under FCFS), then order of arrival.
+pub(crate) type QueueKey = (i32, u64);
+
 pub(crate) struct Sequence {
     /// Tokens drawn so far.
     pub output: Vec<u32>,

@@ -9,16 +9,13 @@
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-use crate::group::Group;
-use crate::step::Choice;
+use crate::draft::Choice;
+use crate::group::{Group, QueueKey};
 use crate::{Policy, RequestId, Scheduler};
 
 /// Preemptions after which a request is no longer judged by its work. Least work lost is the cheaper rule, but
 /// it prefers newcomers with long prompts, and under endless arrivals one request could lose every time.
 const AGED_AFTER: u32 = 3;
-
-/// Place in the waiting queue: priority (0 under FCFS), then order of arrival.
-pub(crate) type QueueKey = (i32, u64);
 
 /// How well a running request stands, best first: priority; arrival, if it is aged (the others come after all
 /// that are); most work done; arrival.

@@ -12,18 +12,9 @@
 //! windows of what it computes. Preempting more does not hurry them. So once what is on its way suffices, the plan defers
 //! instead: it keeps the spans that need no block, and the others from the best standing down to the first that does not fit.
 
+use crate::draft::{Choice, Room};
 use crate::group::Group;
-use crate::step::Choice;
 use crate::{RequestId, Scheduler};
-
-/// What the running requests compute in a step.
-pub(crate) struct Room {
-    pub choices: Vec<Choice>,
-    /// Tokens that they leave of the budget.
-    pub budget: usize,
-    /// Something was left out because blocks are missing.
-    pub deferred: bool,
-}
 
 impl Scheduler {
     /// Chooses, and preempts until the blocks for the choice can be had or are on their way. Ends, because the

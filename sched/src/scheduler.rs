@@ -8,11 +8,9 @@ use std::collections::{BTreeMap, VecDeque};
 
 use kvblock::{AuditError, BlockPool, BlockTable, PoolConfig, PrefixStats};
 
-use crate::admit::Blocked;
-use crate::commit::Flight;
-use crate::group::{Group, Phase, Sequence, Stage};
+use crate::flight::Flight;
+use crate::group::{Group, Phase, QueueKey, Sequence, Stage};
 use crate::ids::IdMap;
-use crate::order::QueueKey;
 use crate::spare::Spare;
 use crate::{ConfigError, Refusal, Request, RequestId, SchedConfig, SchedulerStats, SeqId, SpecStats, StepId};
 
@@ -22,6 +20,14 @@ pub(crate) struct Parked {
     pub arrival: u64,
     pub until: StepId,
     pub table: BlockTable,
+}
+
+/// The head of the queue that could not be admitted, and what was known then.
+pub(crate) struct Blocked {
+    pub head: RequestId,
+    /// [`Scheduler::wakeups`] at that time.
+    pub wakeups: u64,
+    pub budget: usize,
 }
 
 /// Continuous batching over a paged cache. See the crate's documentation.

@@ -2,26 +2,18 @@
 
 use kvblock::BlockId;
 
-use crate::commit::InFlight;
+use crate::SeqId;
+use crate::draft::Choice;
+use crate::flight::InFlight;
 use crate::plan::{GroupSpan, Span};
-use crate::step::Choice;
-use crate::{Scheduler, SeqId, StepPlan};
 
 /// The lists. All are empty except `spans`, whose contents are stale.
 #[derive(Default)]
 pub(crate) struct Spare {
     pub choices: Vec<Choice>,
     pub in_flight: Vec<InFlight>,
-    list: Vec<Span>,
-    spans: Vec<Span>,
-}
-
-impl Scheduler {
-    /// Takes back a plan that is no longer needed, so that the next one reuses its memory. Calling it is optional.
-    pub fn recycle(&mut self, mut plan: StepPlan) {
-        self.spare.spans.append(&mut plan.spans);
-        self.spare.list = plan.spans;
-    }
+    pub list: Vec<Span>,
+    pub spans: Vec<Span>,
 }
 
 impl Spare {

@@ -8,27 +8,11 @@
 //! Cost: O(running sequences). A head of the queue that did not fit is not looked up again until something
 //! has changed.
 
-use crate::commit::{Flight, InFlight};
+use crate::draft::{Choice, Draft, Room};
+use crate::flight::{Flight, InFlight};
 use crate::group::Sequence;
 use crate::plan::Span;
-use crate::room::Room;
-use crate::{RequestId, Scheduler, StepId, StepPlan};
-
-/// Tokens to compute for one running sequence.
-#[derive(Clone, Copy)]
-pub(crate) struct Choice {
-    pub request: RequestId,
-    pub index: usize,
-    pub count: usize,
-    /// Number of them that are drafts.
-    pub drafts: usize,
-}
-
-/// A plan as it grows, and what the commit will have to know of it.
-pub(crate) struct Draft {
-    pub plan: StepPlan,
-    spans: Vec<InFlight>,
-}
+use crate::{Scheduler, StepId, StepPlan};
 
 impl Scheduler {
     /// Plans the next step. The plan may be empty.
@@ -79,6 +63,12 @@ impl Scheduler {
             newest.behind.extend(&plan.memory);
         }
         plan
+    }
+
+    /// Takes back a plan that is no longer needed, so that the next one reuses its memory. Calling it is optional.
+    pub fn recycle(&mut self, mut plan: StepPlan) {
+        self.spare.spans.append(&mut plan.spans);
+        self.spare.list = plan.spans;
     }
 
     fn push_spans(&mut self, draft: &mut Draft, choices: &[Choice]) {

@@ -3,6 +3,7 @@
 //! The tree is read into memory once; each check is a pure function from a [`Tree`] to [`Finding`]s, in one file per
 //! subject. It costs about a tenth of a second, and runs as a test of this crate too.
 
+mod circles;
 mod configuration;
 mod docs;
 mod graph;
@@ -74,10 +75,17 @@ impl Tree {
 
     /// All that is wrong, in order of path and line.
     pub fn findings(&self) -> Vec<Finding> {
-        let mut findings =
-            [rust::check, graph::check, docs::check, configuration::check, named_tests::check, skips::check]
-                .map(|check| check(self))
-                .concat();
+        let mut findings = [
+            rust::check,
+            graph::check,
+            circles::check,
+            docs::check,
+            configuration::check,
+            named_tests::check,
+            skips::check,
+        ]
+        .map(|check| check(self))
+        .concat();
         findings.sort_by(|a, b| (&a.path, a.line).cmp(&(&b.path, b.line)));
         findings
     }

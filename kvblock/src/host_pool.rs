@@ -1,0 +1,29 @@
+//! The blocks of host memory.
+
+use std::collections::BTreeSet;
+
+use crate::free_list::FreeList;
+use crate::ids::{BlockId, HostBlockId};
+
+/// The free host blocks.
+pub(crate) struct HostPool {
+    pub free: FreeList,
+    pub total: usize,
+    /// Host blocks in use whose contents are not what their tokens say, because a copy into them failed.
+    pub invalid: BTreeSet<HostBlockId>,
+}
+
+impl HostPool {
+    pub fn new(num_blocks: u32) -> HostPool {
+        HostPool { free: FreeList::full(num_blocks), total: num_blocks as usize, invalid: BTreeSet::new() }
+    }
+
+    pub fn give_back(&mut self, block: HostBlockId) {
+        self.invalid.remove(&block);
+        self.free.push_front(BlockId(block.0));
+    }
+
+    pub fn take(&mut self) -> Option<HostBlockId> {
+        self.free.pop_front().map(|block| HostBlockId(block.0))
+    }
+}
