@@ -7,7 +7,7 @@ use engine::{AsyncEngine, ChatInput, ChatTemplate, EngineConfig, Event, Generati
 use serde_json::{Map, Value, json};
 use tokio::runtime::Runtime;
 
-use super::args::ChatArgs;
+use super::command::ChatArgs;
 use super::error::CliError;
 use super::{note, session};
 

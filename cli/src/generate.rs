@@ -6,7 +6,7 @@ use std::path::Path;
 use engine::{AsyncEngine, EngineConfig, Event, GenerationParams, GenerationRequest, OutputStream};
 use serde_json::{Map, Value, json};
 
-use super::args::GenerateArgs;
+use super::command::GenerateArgs;
 use super::error::CliError;
 use super::{note, session};
 

@@ -12,6 +12,7 @@
 mod args;
 mod bench;
 mod chat;
+mod command;
 mod config;
 mod error;
 mod generate;
@@ -33,7 +34,8 @@ use clap::error::ErrorKind;
 use clap::{Arg, ArgMatches, CommandFactory, FromArgMatches};
 use engine::EngineConfig;
 
-use args::{Cli, Command, EngineArgs};
+use args::EngineArgs;
+use command::{Cli, Command};
 use config::ConfigFile;
 use error::CliError;
 use log::{LogArgs, note};

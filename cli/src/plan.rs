@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use engine::EngineConfig;
 use serde_json::json;
 
-use super::args::{KernelsArgs, PlanArgs};
+use super::command::{KernelsArgs, PlanArgs};
 use super::error::CliError;
 
 pub fn run(args: &PlanArgs, config: &EngineConfig) -> Result<(), CliError> {

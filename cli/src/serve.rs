@@ -7,7 +7,7 @@ use std::time::Duration;
 use engine::{AsyncEngine, EngineConfig};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-use super::args::ServeArgs;
+use super::command::ServeArgs;
 use super::error::CliError;
 use super::{note, session};
 use server::{App, ServerOptions};

@@ -8,7 +8,7 @@
 
 use serde_json::Value;
 
-use super::load::Random;
+use super::random::Random;
 use super::{Endpoint, ServeBenchArgs};
 use crate::Error;
 

@@ -17,6 +17,7 @@ mod chart;
 mod dataset;
 mod load;
 mod measure;
+mod random;
 mod report;
 mod talk;
 
