@@ -4,8 +4,7 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 
 use clap::Args;
-use engine::ModelSource;
-use engine::worker::record::Recording;
+use engine::{ModelSource, Recording};
 
 use super::args::CommonArgs;
 use super::error::CliError;

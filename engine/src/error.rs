@@ -1,5 +1,7 @@
 //! What can go wrong, as values.
 
+use std::fmt;
+
 /// The engine could not start. Displays as one line that names the file or the flag.
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
@@ -31,6 +33,11 @@ pub enum EngineError {
         /// What would work, and what to do.
         expected: String,
     },
+}
+
+/// A setting that can not be used.
+pub(crate) fn bad(flag: &'static str, found: impl fmt::Display, expected: impl Into<String>) -> EngineError {
+    EngineError::Config { flag, found: found.to_string(), expected: expected.into() }
 }
 
 /// A request was refused before it began.

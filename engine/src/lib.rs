@@ -20,23 +20,13 @@
 //! ```
 
 mod api;
-mod beam;
-mod budget;
-mod check;
-mod core;
 mod error;
-mod floor;
 mod grammar;
-mod graphs;
-mod handle;
-mod held;
-mod kv_cache;
-mod llm;
-mod load;
-mod plan;
+mod memory;
 pub mod profile;
-mod publish;
-mod status;
+mod serve;
+mod start;
+mod step;
 pub mod text;
 pub mod watch;
 pub mod worker;
@@ -51,20 +41,18 @@ pub mod kernels {
 
 pub use api::*;
 pub use attention_kernels::{Dtype, KernelChoice};
-pub use core::{Engine, TokenEvent};
 pub use device::Profile;
 pub use device::allocator;
 pub use device::gemm::Quantization;
 pub use error::{EngineError, SubmitError};
-pub use floor::{Floor, Work};
 pub use grammar::{Grammar, StructuredOutput};
-pub use handle::{AsyncEngine, OutputStream, Watcher};
-pub use kv_cache::KvCacheDtype;
-pub use llm::{Completion, CompletionOutput, Llm};
-pub use load::{Progress, declare, describe_kernels, plan};
+pub use memory::Plan;
 pub use models::{
     ChatInput, ChatTemplate, GenerationDefaults, ModelConfig, Pooling, TemplateError, TokenizeError, Tokenizer,
 };
-pub use plan::Plan;
 pub use sampling::{Constraint, ConstraintError, Mask, Sampled, SamplingParams, TokenLogprobs, TokenSet};
 pub use sched::{Policy, PreemptionMode, PrefixStats, RequestId};
+pub use serve::{AsyncEngine, Completion, CompletionOutput, Llm, OutputStream, Watcher};
+pub use start::{Floor, Progress, Work, declare, describe_kernels, plan};
+pub use start::{Recording, RecordingError, Replayed};
+pub use step::Engine;

@@ -3,10 +3,9 @@
 use std::path::Path;
 
 use engine::worker::StepInput;
-use engine::worker::record::{Recording, Replayed};
 use engine::{
     BeamSearch, Constraint, ConstraintError, Engine, EngineConfig, GenerationParams, GenerationRequest, Mask, Pooling,
-    PreemptionMode, SamplingParams, TokenSet,
+    PreemptionMode, Recording, Replayed, SamplingParams, TokenSet,
 };
 use proptest::prelude::*;
 

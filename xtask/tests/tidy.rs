@@ -15,7 +15,7 @@ fn the_tree_that_is_checked_is_the_whole_workspace() {
     for path in [
         "Cargo.toml",
         "kvblock/src/lib.rs",
-        "server/src/main.rs",
+        "cli/src/main.rs",
         "xtask/tests/tidy.rs",
         ".ci/run",
         "docs/configuration.md",

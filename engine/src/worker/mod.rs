@@ -14,7 +14,8 @@
 mod executor;
 mod local;
 mod pooling;
-pub mod record;
+pub(crate) mod record;
+mod request;
 mod rows;
 mod slots;
 mod transfers;

@@ -9,7 +9,7 @@ use device::Pool as Threads;
 use sampling::{Context, Likely, Sampled, Sampler, SamplingParams};
 use sched::SeqId;
 
-use super::local::RequestState;
+use super::request::RequestState;
 use super::{Draw, NewRequest};
 
 /// What the host draws from a row of logits.

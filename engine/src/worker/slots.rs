@@ -15,7 +15,7 @@ use sampling::{Context, Sampled, TokenSet};
 use sched::SeqId;
 
 use super::NewRequest;
-use super::local::RequestState;
+use super::request::RequestState;
 
 /// The device's sampler, and who is in it.
 pub(super) struct Slots {

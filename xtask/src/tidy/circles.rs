@@ -3,6 +3,7 @@
 //! Imports are the paths of `use` items and the paths within code that begin with `crate`, `super` or `self`, tests left out.
 //! A name is followed through re-exports to the file that defines it; a re-export itself is no import.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::source::lines;
@@ -22,8 +23,19 @@ struct Module<'a> {
     aliases: BTreeMap<String, Path>,
 }
 
+/// Crates that still have circles; nothing is added here.
+const OPEN: [&str; 5] = ["device", "attention-kernels", "models", "sampling", "server"];
+
 pub(super) fn check(tree: &Tree) -> Vec<Finding> {
-    tree.crates().into_iter().flat_map(|name| check_crate(tree, name)).collect()
+    let of = |name| match (check_crate(tree, name), OPEN.contains(&name)) {
+        (found, false) => found,
+        (found, true) if found.is_empty() => {
+            let page = File::new("xtask/src/tidy/circles.rs", "");
+            vec![page.finding(format!("{name} has no circle any more; take it off the list of open crates"))]
+        }
+        (_, true) => Vec::new(),
+    };
+    tree.crates().into_iter().flat_map(of).collect()
 }
 
 fn check_crate(tree: &Tree, name: &str) -> Vec<Finding> {
@@ -68,8 +80,8 @@ fn shortest_circle(imports: &[BTreeSet<usize>], start: usize) -> Option<Vec<usiz
                 way.reverse();
                 return Some(way);
             }
-            if !before.contains_key(&other) {
-                before.insert(other, at);
+            if let Entry::Vacant(vacant) = before.entry(other) {
+                vacant.insert(at);
                 reached.push(other);
             }
         }

@@ -4,9 +4,10 @@ use attention_kernels::trial::Peaks;
 use device::roofline;
 use models::Decoder;
 
+use super::load::plan;
+use super::open::open;
 use crate::api::EngineConfig;
 use crate::error::EngineError;
-use crate::load::{open, plan};
 
 /// Bytes for which memory, not a cache, decides: several times the last cache of most machines.
 const BEYOND_CACHES: usize = 256 << 20;

@@ -5,20 +5,17 @@
 
 use std::fmt::Write;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
 
+use super::text_engine::TextEngine;
 use crate::api::EngineStats;
-use crate::publish::TextEngine;
-use crate::worker::StepInput;
+use crate::step::{StepUnderWay, lock};
 
 /// Spans of a plan that a dump shows.
 const SHOWN_LINES: usize = 40;
-
-/// The plan of the step under way, if one is.
-pub(crate) type StepUnderWay = Arc<Mutex<Option<Arc<StepInput>>>>;
 
 /// How the engine thread has ended, if it has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -160,9 +157,4 @@ impl Drop for Alive {
     fn drop(&mut self) {
         self.0.end.send_replace(if std::thread::panicking() { End::Died } else { End::Asked });
     }
-}
-
-/// Plain values stay right even if a thread died while it held them.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,57 +1,36 @@
 //! The synchronous engine on token ids: plan, submit, collect, publish, commit.
 
+mod beam;
+mod check;
 mod faults;
+mod flight;
 mod overlap;
 mod publish;
 mod request;
-mod step;
+mod run;
+mod under_way;
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
 
-use device::Device;
 use device::profile::Phase;
 use models::Pooling;
+use sampling::Constraint;
 use sampling::device::SampleError;
-use sampling::{Constraint, Sampled, TokenLogprobs};
 use sched::{Request, RequestId, Scheduler, SeqId};
 
-use crate::api::{EngineConfig, EngineStats, FinishReason, GenerationParams, GenerationRequest, StepTokens};
-use crate::beam::Beams;
-use crate::check::{check, refused};
-use crate::error::{EngineError, SubmitError};
+use crate::api::{EngineStats, GenerationParams, GenerationRequest, StepTokens};
+use crate::error::SubmitError;
 use crate::grammar::{Guides, MaskThreads};
-use crate::load::{Progress, load, load_on};
-use crate::status::StepUnderWay;
 use crate::watch::{self, Recent, Snapshot};
 use crate::worker::{NewRequest, StepInput, StepOutput, Worker, WorkerInfo};
+use beam::Beams;
+use check::{check, refused};
+use flight::Flight;
 use publish::Outcomes;
 use request::{Active, ending};
-use step::Flight;
-
-/// What a step gave one request, on token ids.
-#[derive(Clone, Debug, PartialEq)]
-pub enum TokenEvent {
-    /// Log-probabilities of the prompt, once, before any token.
-    PromptLogprobs(Vec<Option<TokenLogprobs>>),
-    /// The embedding of the prompt, once.
-    Embedding(Vec<f32>),
-    /// The prompt has been computed; so many of its tokens came from the prefix cache.
-    Started {
-        /// Prompt tokens that were not recomputed.
-        cached_tokens: usize,
-    },
-    /// A token (none if the sequence ends without) and, if it was the last, why.
-    Token {
-        /// Which of the request's sequences.
-        index: u32,
-        /// The token and its log-probability.
-        token: Option<Sampled>,
-        /// Set on the last.
-        finish: Option<FinishReason>,
-    },
-}
+pub(crate) use under_way::{StepUnderWay, lock};
 
 /// Runs requests on token ids, one step at a time. It owns the scheduler and what requests have made so far; a worker computes.
 pub struct Engine {
@@ -88,39 +67,6 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// Loads a model, for a caller that has token ids and runs the steps itself.
-    ///
-    /// ```
-    /// use engine::{Engine, EngineConfig, GenerationRequest, TokenEvent};
-    /// let mut engine = Engine::load(&EngineConfig::default(), &|_, _| {})?;
-    /// engine.submit(GenerationRequest { prompt: vec![0, 300, 301], ..Default::default() })?;
-    /// let mut tokens = Vec::new();
-    /// while engine.has_work() {
-    ///     engine.step(|_, event| {
-    ///         if let TokenEvent::Token { token: Some(token), .. } = event {
-    ///             tokens.push(token.token);
-    ///         }
-    ///     });
-    /// }
-    /// assert!(!tokens.is_empty());
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    pub fn load(config: &EngineConfig, progress: Progress<'_>) -> Result<Engine, EngineError> {
-        Ok(load(config, progress)?.engine)
-    }
-
-    /// The same on a device that the caller has opened; the configuration's is not looked at.
-    ///
-    /// # Errors
-    /// As [`Engine::load`].
-    pub fn load_on(
-        config: &EngineConfig,
-        device: Arc<dyn Device>,
-        progress: Progress<'_>,
-    ) -> Result<Engine, EngineError> {
-        Ok(load_on(config, (device, None), progress)?.engine)
-    }
-
     pub(crate) fn new(
         scheduler: Scheduler,
         (worker, info): (Box<dyn Worker>, WorkerInfo),

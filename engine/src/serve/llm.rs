@@ -8,8 +8,8 @@ use models::Tokenizer;
 use crate::api::{Delta, EngineConfig, Event, FinishReason, GenerationParams, GenerationRequest};
 use crate::error::{EngineError, SubmitError};
 use crate::grammar::Grammars;
-use crate::load::{Progress, load};
-use crate::publish::TextEngine;
+use crate::serve::text_engine::TextEngine;
+use crate::start::load::{Progress, load};
 
 /// What became of one prompt.
 #[derive(Clone, Debug, PartialEq)]

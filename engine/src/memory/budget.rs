@@ -5,8 +5,8 @@
 
 use device::MemoryInfo;
 
-use crate::error::EngineError;
-use crate::plan::{Bytes, bad};
+use super::bytes::Bytes;
+use crate::error::{EngineError, bad};
 
 /// Share of a GPU's memory that is used where nothing is said, as in vLLM.
 const GPU_SHARE: f64 = 0.9;

@@ -3,10 +3,9 @@
 use sampling::{Likely, Sampled};
 use sched::{Outcome, RequestId, SeqId, Span};
 
-use super::TokenEvent;
+use super::beam::Fork;
 use super::request::{Active, ending};
-use crate::api::{FinishReason, StopCause};
-use crate::beam::Fork;
+use crate::api::{FinishReason, StopCause, TokenEvent};
 use crate::grammar::MaskThreads;
 
 /// What a step gave its sequences, in a list that is used again by the next step.

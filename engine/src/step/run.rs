@@ -22,32 +22,14 @@ use std::sync::Arc;
 
 use sched::{RequestId, Span, StepPlan};
 
+use super::Engine;
+use super::flight::Flight;
 use super::publish::Publisher;
 use super::request::Active;
-use super::{Engine, TokenEvent};
-use crate::api::FinishReason;
-use crate::status::lock;
+use super::under_way::lock;
+use crate::api::{FinishReason, TokenEvent};
 use crate::watch;
 use crate::worker::{Draw, StepError, StepInput};
-
-/// A step that was submitted and not committed.
-pub(super) struct Flight {
-    pub input: Arc<StepInput>,
-    /// Spans whose sequences end without a token, and why: the request wants none, or its grammar leads nowhere.
-    ends: Vec<(usize, FinishReason)>,
-    /// The next step must not be planned before this one is committed.
-    holds_up: bool,
-}
-
-impl Flight {
-    fn plan(&self) -> &StepPlan {
-        &self.input.plan
-    }
-
-    fn computes(&self) -> bool {
-        !self.plan().spans.is_empty()
-    }
-}
 
 impl Engine {
     /// One step: what every running request has gained goes to `emit`. If it fails, the requests of this step end with

@@ -18,9 +18,9 @@ use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 use crate::api::{EngineConfig, EngineStats, Event, GenerationRequest, ModelInfo};
 use crate::error::{EngineError, SubmitError};
 use crate::grammar::Grammars;
-use crate::load::{Loaded, Progress, load, load_on};
-use crate::publish::TextEngine;
-use crate::status::{Alive, Status};
+use crate::serve::status::{Alive, Status};
+use crate::serve::text_engine::TextEngine;
+use crate::start::load::{Loaded, Progress, load, load_on};
 use crate::watch::Snapshot;
 
 /// Time between two snapshots for those who watch.

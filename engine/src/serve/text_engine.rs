@@ -8,11 +8,10 @@ use models::Tokenizer;
 use sampling::Constraint;
 use sched::RequestId;
 
-use crate::api::{Delta, EngineStats, Event, FinishReason, GenerationRequest, StopCause, TokenOutput};
-use crate::core::{Engine, TokenEvent};
+use crate::api::{Delta, EngineStats, Event, FinishReason, GenerationRequest, StopCause, TokenEvent, TokenOutput};
 use crate::error::SubmitError;
-use crate::held::Held;
-use crate::status::StepUnderWay;
+use crate::serve::held::Held;
+use crate::step::{Engine, StepUnderWay};
 use crate::text::TextStream;
 use crate::watch::Snapshot;
 

@@ -8,11 +8,11 @@ use models::{LayerGroup, Model, PageLayout, StepLimits};
 use sampling::device::{Limits, MAX_SLOTS};
 use sched::{CacheGroup, SchedConfig};
 
-use crate::api::{EngineConfig, ModelSource};
-use crate::budget::Budget;
-use crate::error::EngineError;
-use crate::kv_cache::KvCacheDtype;
-use crate::load::Opened;
+use super::budget::Budget;
+use super::bytes::Bytes;
+use crate::api::{EngineConfig, KvCacheDtype, ModelSource};
+use crate::error::{EngineError, bad};
+use crate::start::open::Opened;
 
 /// Memory of a start, known without reading a weight.
 #[derive(Clone, Debug, PartialEq)]
@@ -295,25 +295,6 @@ impl Plan {
 /// Whose positions a group of layers looks at.
 fn cache_group(group: &LayerGroup) -> CacheGroup {
     group.window.map_or(CacheGroup::Full, |window| CacheGroup::Sliding { window })
-}
-
-pub(crate) fn bad(flag: &'static str, found: impl fmt::Display, expected: impl Into<String>) -> EngineError {
-    EngineError::Config { flag, found: found.to_string(), expected: expected.into() }
-}
-
-/// A number of bytes as people read it.
-pub(crate) struct Bytes(pub u64);
-
-impl fmt::Display for Bytes {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let bytes = self.0 as f64;
-        match self.0 {
-            0..1024 => write!(f, "{} B", self.0),
-            1024..1_048_576 => write!(f, "{:.1} KiB", bytes / 1024.0),
-            1_048_576..1_073_741_824 => write!(f, "{:.1} MiB", bytes / 1_048_576.0),
-            _ => write!(f, "{:.2} GiB", bytes / 1_073_741_824.0),
-        }
-    }
 }
 
 impl fmt::Display for Plan {

@@ -5,7 +5,7 @@ use device::Device;
 use models::{Model, StepLimits};
 
 use crate::api::EngineConfig;
-use crate::plan::{Bytes, Plan};
+use crate::memory::{Bytes, Plan};
 
 /// Turns graphs on, unless `--enforce-eager` or the device says no, and returns the bytes that all of them will take on a GPU:
 /// what the largest takes, captured on a cache of the least size, times their number. A smaller one takes no more. A profile has

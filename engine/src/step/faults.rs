@@ -6,8 +6,8 @@
 use std::collections::HashMap;
 use std::path::PathBuf;
 
-use super::{Engine, TokenEvent, overlap};
-use crate::api::{EngineConfig, FinishReason, GenerationParams, GenerationRequest, ModelSource};
+use super::{Engine, overlap};
+use crate::api::{EngineConfig, FinishReason, GenerationParams, GenerationRequest, ModelSource, TokenEvent};
 use crate::worker::hooks;
 use sampling::SamplingParams;
 use sched::PreemptionMode;

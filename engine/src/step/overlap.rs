@@ -12,8 +12,8 @@ use proptest::prelude::*;
 use sampling::{Constraint, ConstraintError, Mask, SamplingParams, TokenSet};
 use sched::{PreemptionMode, RequestId};
 
-use super::{Engine, TokenEvent};
-use crate::api::{BeamSearch, EngineConfig, GenerationParams, GenerationRequest, ModelSource};
+use super::Engine;
+use crate::api::{BeamSearch, EngineConfig, GenerationParams, GenerationRequest, ModelSource, TokenEvent};
 use crate::worker::{StepError, StepInput, StepOutput, Worker, hooks};
 
 /// Tokens of the reference model.

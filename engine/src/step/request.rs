@@ -6,8 +6,8 @@ use std::time::Instant;
 use sampling::TokenLogprobs;
 use sched::{RequestId, SeqId};
 
+use super::beam::Beams;
 use crate::api::{FinishReason, GenerationParams, StopCause};
-use crate::beam::Beams;
 use crate::grammar::Guides;
 use crate::worker::NewRequest;
 

@@ -1,0 +1,13 @@
+//! What a caller says to the engine and what it hears back: plain values.
+
+mod config;
+mod event;
+mod kv_cache;
+mod request;
+mod stats;
+
+pub use config::{EngineConfig, ModelInfo, ModelSource};
+pub use event::{Delta, Event, FinishReason, StopCause, TokenEvent, TokenOutput};
+pub use kv_cache::KvCacheDtype;
+pub use request::{BeamSearch, GenerationParams, GenerationRequest};
+pub use stats::{EngineStats, StepTokens};

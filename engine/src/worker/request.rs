@@ -1,0 +1,64 @@
+//! What a worker knows of a request.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use sched::{SeqId, Span};
+
+use super::NewRequest;
+use super::pooling::Pooled;
+
+/// See the [module](self).
+pub(super) struct RequestState {
+    pub request: Arc<NewRequest>,
+    /// Tokens drawn for each sequence; `None` once it has ended.
+    pub outputs: Vec<Option<Vec<u32>>>,
+    /// Where the device draws for each.
+    pub slots: Vec<Option<u32>>,
+    /// Prompt tokens whose log-probabilities were told.
+    pub scored: usize,
+    /// For a request that wants an embedding.
+    pub pooled: Option<Pooled>,
+}
+
+impl RequestState {
+    pub fn new(request: Arc<NewRequest>) -> RequestState {
+        let sequences = request.sequences as usize;
+        let pooled = request.pooling.map(Pooled::new);
+        RequestState {
+            request,
+            outputs: vec![Some(Vec::new()); sequences],
+            slots: vec![None; sequences],
+            scored: 0,
+            pooled,
+        }
+    }
+
+    /// Sequences that draw from the last row of the span and have not ended.
+    pub fn live(&self, span: &Span) -> impl Iterator<Item = SeqId> + '_ {
+        let indices = span.sample.start..span.sample.end.min(self.outputs.len() as u32);
+        let seq = span.seq;
+        indices.filter(|index| self.outputs[*index as usize].is_some()).map(move |index| SeqId { index, ..seq })
+    }
+
+    /// Positions of the span whose logits score a token of the prompt that was not scored before: position p predicts token
+    /// p + 1.
+    pub fn to_score(&self, span: &Span) -> Range<usize> {
+        match self.request.prompt_logprobs {
+            Some(_) => within(span, self.scored..self.request.prompt.len().saturating_sub(1)),
+            None => 0..0,
+        }
+    }
+
+    /// Positions of the span whose hidden states become part of an embedding and were not taken before.
+    pub fn to_pool(&self, span: &Span) -> Range<usize> {
+        let end = span.start + span.tokens.len();
+        self.pooled.as_ref().map_or(0..0, |pooled| pooled.positions(span.start..end, self.request.prompt.len()))
+    }
+}
+
+/// The part of `wanted` that a span computes.
+fn within(span: &Span, wanted: Range<usize>) -> Range<usize> {
+    let start = wanted.start.max(span.start);
+    start..wanted.end.min(span.start + span.tokens.len()).max(start)
+}
