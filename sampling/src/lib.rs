@@ -42,6 +42,7 @@
 mod adjust;
 mod argmax;
 mod constraint;
+mod context;
 pub mod device;
 mod draw;
 mod filter;
@@ -52,8 +53,9 @@ mod philox;
 mod sampler;
 
 pub use constraint::{Constraint, ConstraintError, Mask, TokenSet};
+pub use context::{Context, Likely, Sampled};
 pub use draw::gumbel_noise;
 pub use logprobs::{TokenLogprobs, token_logprobs};
 pub use params::{MAX_LOGPROBS, ParamError, SamplingParams};
 pub use philox::philox4x32_10;
-pub use sampler::{Context, Likely, Sampled, Sampler};
+pub use sampler::Sampler;

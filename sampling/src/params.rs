@@ -5,6 +5,9 @@ use std::sync::Arc;
 /// Most alternatives per token that [`SamplingParams::logprobs`] may ask for.
 pub const MAX_LOGPROBS: usize = 1000;
 
+/// Temperatures below this mean "greedy", as in vLLM.
+const GREEDY_BELOW: f32 = 1e-5;
+
 /// How tokens are chosen. The default is plain sampling at temperature 1. Clones share the long lists.
 ///
 /// Token ids at or above the length of the logits row are ignored wherever they occur.
@@ -115,6 +118,11 @@ impl SamplingParams {
             _ => Ok(()),
         }
     }
+}
+
+/// Whether the likeliest token is taken rather than drawn.
+pub(crate) fn is_greedy(params: &SamplingParams) -> bool {
+    params.temperature < GREEDY_BELOW
 }
 
 /// Whether `p` is a probability that can keep something.

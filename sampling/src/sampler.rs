@@ -2,52 +2,11 @@
 
 use crate::adjust::Adjuster;
 use crate::argmax::{argmax, max};
-use crate::constraint::TokenSet;
+use crate::context::{Context, Likely, Sampled};
 use crate::draw::{Coordinates, draw};
 use crate::filter::{self, Candidate};
 use crate::logprobs::{Distribution, TokenLogprobs, token_logprobs};
-use crate::params::SamplingParams;
-
-/// Temperatures below this mean "greedy", as in vLLM.
-const GREEDY_BELOW: f32 = 1e-5;
-
-/// Where in which request a row of logits stands.
-#[derive(Clone, Copy, Debug)]
-pub struct Context<'a> {
-    /// The prompt's token ids.
-    pub prompt: &'a [u32],
-    /// Tokens made so far by this sequence; their number is the index of the one to be drawn.
-    pub output: &'a [u32],
-    /// End-of-sequence and stop token ids, held back until [`SamplingParams::min_tokens`].
-    pub stop_ids: &'a [u32],
-    /// The only tokens that may come, where a constraint holds the sequence: never left, whatever the parameters say.
-    pub allowed: Option<&'a TokenSet>,
-    /// Key of the noise: the request's own seed, or one made up for it.
-    pub seed: u64,
-    /// Index of the sequence within its request. Several may draw from one row of logits.
-    pub sequence: u32,
-}
-
-/// A token, and how likely it was.
-#[derive(Clone, Debug, PartialEq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-pub struct Sampled {
-    /// The token drawn.
-    pub token: u32,
-    /// Its log-probability, when [`SamplingParams::logprobs`] asks for it.
-    pub logprob: Option<TokenLogprobs>,
-}
-
-/// One of the likeliest tokens, for a search that weighs them.
-#[derive(Clone, Debug, PartialEq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-pub struct Likely {
-    /// The token. Its log-probability, where [`SamplingParams::logprobs`] asks for it, is that of the raw row, as for a
-    /// token that was drawn.
-    pub sampled: Sampled,
-    /// Its log-probability in the adjusted row, at most 0.
-    pub logprob: f32,
-}
+use crate::params::{SamplingParams, is_greedy};
 
 /// Draws tokens. It holds buffers and nothing else, so any sampler gives the same token for the same arguments, and one per
 /// thread is enough.
@@ -185,11 +144,6 @@ impl Sampler {
         };
         Sampled { token, logprob: params.logprobs.map(|k| token_logprobs(logits, token, k)) }
     }
-}
-
-/// Whether the likeliest token is taken rather than drawn.
-pub(crate) fn is_greedy(params: &SamplingParams) -> bool {
-    params.temperature < GREEDY_BELOW
 }
 
 /// The choice where the parameters leave none.

@@ -1,5 +1,8 @@
 //! The layouts of `csrc/args.cuh` and `csrc/slots.cu`, in words of 32 bits.
 
+/// The crate of the kernels, as it stands in file names.
+pub(super) const MODULE: &str = "sampling";
+
 /// Tokens of a row that one block of the first and third kernel has.
 pub(super) const CHUNK: usize = 8192;
 /// Threads of such a block, and of one that has a whole row.

@@ -3,8 +3,6 @@
 use device::DeviceError;
 
 use super::layout::{CHUNK, CHUNK_BYTES, CUT_BYTES, PARAM_WORDS, RESULT_WORDS, TOP_WORDS};
-use super::slot::Wishes;
-use crate::{Context, SamplingParams};
 
 /// Masses of more tokens might not fit 64 bits.
 const MAX_VOCAB: usize = 1 << 22;
@@ -65,15 +63,6 @@ impl Limits {
             (_, 0) => Err(SampleError::None("tokens of the vocabulary")),
             _ => Ok(()),
         }
-    }
-
-    /// Whether a slot has room for what a request asks for.
-    ///
-    /// # Errors
-    /// [`SampleError::TooMany`]: draw for it on the host.
-    pub fn check_request(&self, params: &SamplingParams, stop_ids: &[u32]) -> Result<(), SampleError> {
-        let context = Context { prompt: &[], output: &[], stop_ids, allowed: None, seed: 0, sequence: 0 };
-        Wishes::of(self, params, &context).map(drop)
     }
 
     /// Blocks that share a row.

@@ -3,10 +3,9 @@
 use device::{Arg, Buffer, Launch};
 
 use super::DeviceSampler;
-use super::layout::ROW_THREADS;
+use super::buffers::Target;
+use super::layout::{MODULE, ROW_THREADS};
 use super::limits::{SampleError, at_most};
-use super::sampler::MODULE;
-use super::stage::Target;
 
 /// Where the last token of a slot's sequence goes in an array of tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,14 +4,14 @@ use std::sync::Arc;
 
 use device::{Arg, Buffer, Device, DeviceError, Event, Launch, Pinned, Queue};
 
-use super::layout::{CHUNK_THREADS, NONE, PARAM_WORDS, RESULT_WORDS, ROW_THREADS, RowParams, TOP_WORDS, flag, halves};
+use super::buffers::{Buffers, Target};
+use super::layout::{
+    CHUNK_THREADS, MODULE, NONE, PARAM_WORDS, RESULT_WORDS, ROW_THREADS, RowParams, TOP_WORDS, flag, halves,
+};
 use super::limits::{Limits, SampleError, at_most};
 use super::slot::{Slot, Wishes};
-use super::stage::{Stage, Target};
+use super::stage::Stage;
 use crate::{Context, Sampled, SamplingParams, TokenLogprobs, TokenSet};
-
-/// The crate of the kernels, as it stands in file names.
-pub(super) const MODULE: &str = "sampling";
 
 /// What logits are stored as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,74 +57,6 @@ pub struct Row {
     pub slot: u32,
     /// The row of the logits.
     pub logits_row: u32,
-}
-
-/// The buffers on the device; `csrc/args.cuh` has their shapes.
-pub(super) struct Buffers {
-    rows: Buffer,
-    pub params: Buffer,
-    pub lists: Buffer,
-    pub constraints: Buffer,
-    pub allowed: Buffer,
-    pub counts: Buffer,
-    pub state: Buffer,
-    scaled: Buffer,
-    chunks: Buffer,
-    cuts: Buffer,
-    results: Buffer,
-    tops: Buffer,
-    pub history: Buffer,
-    pub places: Buffer,
-}
-
-impl Buffers {
-    fn new(device: &dyn Device, limits: &Limits) -> Result<Buffers, DeviceError> {
-        let sizes = limits.sizes();
-        let [
-            rows,
-            params,
-            lists,
-            constraints,
-            allowed,
-            counts,
-            state,
-            scaled,
-            chunks,
-            cuts,
-            results,
-            tops,
-            history,
-            places,
-        ] = sizes.map(|bytes| device.alloc(bytes));
-        Ok(Buffers {
-            rows: rows?,
-            params: params?,
-            lists: lists?,
-            constraints: constraints?,
-            allowed: allowed?,
-            counts: counts?,
-            state: state?,
-            scaled: scaled?,
-            chunks: chunks?,
-            cuts: cuts?,
-            results: results?,
-            tops: tops?,
-            history: history?,
-            places: places?,
-        })
-    }
-
-    pub fn of(&mut self, target: Target) -> &mut Buffer {
-        match target {
-            Target::Rows => &mut self.rows,
-            Target::Params => &mut self.params,
-            Target::Lists => &mut self.lists,
-            Target::Constraints => &mut self.constraints,
-            Target::Allowed => &mut self.allowed,
-            Target::History => &mut self.history,
-            Target::Places => &mut self.places,
-        }
-    }
 }
 
 /// Results on their way to the host.

@@ -2,7 +2,7 @@
 
 use super::layout::{RowParams, flag};
 use super::limits::{Limits, SampleError, at_most};
-use crate::sampler::is_greedy;
+use crate::params::is_greedy;
 use crate::{Context, SamplingParams, TokenSet};
 
 /// What the host knows of a slot.
@@ -76,5 +76,16 @@ impl Wishes {
             sequence: context.sequence,
         };
         Ok(Wishes { params, list, allowed })
+    }
+}
+
+impl Limits {
+    /// Whether a slot has room for what a request asks for.
+    ///
+    /// # Errors
+    /// [`SampleError::TooMany`]: draw for it on the host.
+    pub fn check_request(&self, params: &SamplingParams, stop_ids: &[u32]) -> Result<(), SampleError> {
+        let context = Context { prompt: &[], output: &[], stop_ids, allowed: None, seed: 0, sequence: 0 };
+        Wishes::of(self, params, &context).map(drop)
     }
 }

@@ -6,20 +6,8 @@
 
 use device::{Arg, Device, DeviceError, Event, Launch, Pinned, Queue};
 
-use super::layout::ROW_THREADS;
-use super::sampler::{Buffers, MODULE};
-
-/// Where words go.
-#[derive(Clone, Copy)]
-pub(super) enum Target {
-    Rows,
-    Params,
-    Lists,
-    Constraints,
-    Allowed,
-    History,
-    Places,
-}
+use super::buffers::{Buffers, Target};
+use super::layout::{MODULE, ROW_THREADS};
 
 /// Something to do, in words of the stage.
 enum Act {
