@@ -10,7 +10,7 @@ pub struct Context<'a> {
     pub prompt: &'a [u32],
     /// Tokens made so far by this sequence; their number is the index of the one to be drawn.
     pub output: &'a [u32],
-    /// End-of-sequence and stop token ids, held back until [`SamplingParams::min_tokens`].
+    /// End-of-sequence and stop token ids, held back until [`SamplingParams::min_tokens`](crate::SamplingParams::min_tokens).
     pub stop_ids: &'a [u32],
     /// The only tokens that may come, where a constraint holds the sequence: never left, whatever the parameters say.
     pub allowed: Option<&'a TokenSet>,
@@ -26,7 +26,7 @@ pub struct Context<'a> {
 pub struct Sampled {
     /// The token drawn.
     pub token: u32,
-    /// Its log-probability, when [`SamplingParams::logprobs`] asks for it.
+    /// Its log-probability, when [`SamplingParams::logprobs`](crate::SamplingParams::logprobs) asks for it.
     pub logprob: Option<TokenLogprobs>,
 }
 
@@ -34,7 +34,7 @@ pub struct Sampled {
 #[derive(Clone, Debug, PartialEq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Likely {
-    /// The token. Its log-probability, where [`SamplingParams::logprobs`] asks for it, is that of the raw row, as for a
+    /// The token. Its log-probability, where [`SamplingParams::logprobs`](crate::SamplingParams::logprobs) asks for it, is that of the raw row, as for a
     /// token that was drawn.
     pub sampled: Sampled,
     /// Its log-probability in the adjusted row, at most 0.

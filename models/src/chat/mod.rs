@@ -14,15 +14,13 @@ mod strftime;
 use minijinja::{ErrorKind, Value as JinjaValue, context};
 use serde_json::{Map, Value, json};
 
+use source::{DEFAULT, TOOL_USE};
+
 use crate::error::{LoadError, one_line};
 use crate::files::ModelFiles;
 use environment::{Raised, Templates};
 use source::TemplateSource;
 
-/// Name of the template for plain conversations.
-const DEFAULT: &str = "default";
-/// Name of the template that is taken when tools are given.
-const TOOL_USE: &str = "tool_use";
 /// Stands behind the final message while it is rendered, so that its end is found whatever the template does around it.
 const END_MARK: &str = "QUIRE_END_OF_FINAL_MESSAGE ";
 

@@ -2,9 +2,13 @@
 
 use serde_json::{Map, Value};
 
-use super::{DEFAULT, TOOL_USE};
 use crate::error::LoadError;
 use crate::files::ModelFiles;
+
+/// Name of the template for plain conversations.
+pub(super) const DEFAULT: &str = "default";
+/// Name of the template that is taken when tools are given.
+pub(super) const TOOL_USE: &str = "tool_use";
 
 const TEMPLATE_FILE: &str = "chat_template.jinja";
 const TOOL_TEMPLATE_FILE: &str = "additional_chat_templates/tool_use.jinja";

@@ -3,9 +3,10 @@
 use attention_kernels::{AttentionArgs, Dtype, KernelError, KvCache, Rows};
 use device::{Buffer, Device};
 
+use super::clock::clock;
 use super::ops::{Out, QkvRows};
 use super::program::{Op, Register};
-use super::{ForwardBatch, Model, clock};
+use super::{ForwardBatch, Model};
 
 /// Rows that a product reads.
 fn rows_of(buffer: &Buffer, register: Register) -> Rows<'_> {

@@ -3,8 +3,9 @@
 use attention_kernels::{Dtype, KernelError, Rows};
 use device::Buffer;
 
+use super::clock::clock;
 use super::program::Register;
-use super::{LOGIT_ROWS, Model, clock};
+use super::{LOGIT_ROWS, Model};
 
 impl Model {
     /// Logits of up to [`LOGIT_ROWS`] rows of the last step, `[rows, vocab_size]`, on the host.

@@ -14,9 +14,15 @@ use attention_kernels::{Dtype, KernelError, WorkspaceLimits};
 use device::gemm::RowBlock;
 use device::{Buffer, Device, DeviceError};
 
-use super::LOGIT_ROWS;
 use super::program::{Program, Register};
 use crate::decoder::{Decoder, Heads};
+
+/// Rows whose logits the host gets at once; bounds the logits buffer at this many times the vocabulary, or at as many as there
+/// are sequences in a step where they stay on the device ([`Model::device_logits`](super::Model::device_logits)).
+pub const LOGIT_ROWS: usize = 64;
+
+/// Orders the way of tokens that the device alone knows into the array of a step's tokens ([`Model::forward_with`](super::Model::forward_with)).
+pub type Fill<'a> = &'a dyn Fn(&Buffer) -> Result<(), KernelError>;
 
 /// Block copies that go to a kernel at once.
 const COPIES: usize = 256;

@@ -14,8 +14,8 @@
 use serde_json::Value;
 use tokenizers::Tokenizer;
 
-use super::TokenizeError;
 use super::bytes::{TokenSpelling, flatten};
+use super::error::TokenizeError;
 use crate::error::one_line;
 
 /// Bytes of a piece.
