@@ -1,7 +1,6 @@
 //! What every handler sees: the engine, the names it is served under, and the numbers kept for `/metrics`.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
-use std::str::FromStr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -12,63 +11,15 @@ use serde_json::Value;
 use tokio::sync::Semaphore;
 
 use super::connection::Activity;
-use super::cors::Cors;
 use super::cost::Budget;
 use super::error::ApiError;
 use super::fields::Fields;
-use super::limits::Limits;
+use super::lanes::Lanes;
 use super::metrics::Metrics;
-use super::state::MAX_WATCHERS;
-use super::work::Lanes;
+use super::settings::{Cors, Limits, Reasoning, ServerOptions};
 
-/// What is done about `<think>…</think>` in front of an answer. Names are vLLM's where one does the same.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reasoning {
-    /// `none`: it is text.
-    Off,
-    /// `qwen3`: split off where the tag is, in the text or at the end of the prompt.
-    Tags,
-    /// `deepseek_r1`: split off, and the text begins with thoughts even without a tag.
-    Always,
-}
-
-impl FromStr for Reasoning {
-    type Err = &'static str;
-
-    fn from_str(name: &str) -> Result<Reasoning, &'static str> {
-        match name {
-            "none" => Ok(Reasoning::Off),
-            "qwen3" => Ok(Reasoning::Tags),
-            "deepseek_r1" => Ok(Reasoning::Always),
-            _ => Err("expected none, qwen3 or deepseek_r1"),
-        }
-    }
-}
-
-/// How a server presents itself.
-#[derive(Clone, Debug, Default)]
-pub struct ServerOptions {
-    /// `model` in requests and answers; `None` takes the model's own name.
-    pub served_model_name: Option<String>,
-    /// Where the model came from, told in `/v1/models`.
-    pub root: String,
-    /// One of them is asked of every request except `/health`, `/version` and `/metrics`; none: everyone is served.
-    pub api_keys: Vec<String>,
-    /// Which pages of other origins may use the server.
-    pub cors: Cors,
-    /// Names, beside those of loopback, under which the server takes requests; `*` is any.
-    pub allowed_hosts: Vec<String>,
-    /// What requests may ask for.
-    pub limits: Limits,
-    /// Log so many characters of each prompt; `None`: prompts are in no log.
-    pub log_prompts: Option<usize>,
-    /// How the model writes tool calls; `None` takes what its chat template speaks of.
-    pub tool_call_parser: Option<ToolFormat>,
-    /// Whether thoughts are split off; `None` where the chat template speaks of them.
-    pub reasoning_parser: Option<Reasoning>,
-    /// How `/v1/embeddings` makes a vector of a text; `None` as the checkpoint says.
-    pub pooling_type: Option<Pooling>,
-}
+/// Clients that watch the engine at once: streams and single looks.
+pub const MAX_WATCHERS: usize = 32;
 
 /// State shared by all handlers.
 pub struct App {

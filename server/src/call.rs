@@ -14,11 +14,9 @@ use futures_util::StreamExt;
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::app::App;
+use super::connection::REQUEST_ID;
 use super::cost::Reserved;
 use super::error::ApiError;
-
-/// The header of the id, both ways.
-pub const REQUEST_ID: &str = "x-request-id";
 
 /// The trace that a call is a part of, as the W3C has it.
 const TRACE_PARENT: &str = "traceparent";

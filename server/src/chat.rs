@@ -8,7 +8,7 @@ use engine::text::ReasoningParser;
 use engine::{Delta, TokenLogprobs};
 use serde_json::{Value, json};
 
-use super::app::{App, Reasoning};
+use super::app::App;
 use super::assistant::{Assistant, Said};
 use super::body;
 use super::cost::Cost;
@@ -20,6 +20,7 @@ use super::messages::Conversation;
 use super::options::{Options, truncate};
 use super::reply::{self, Envelope, Usage, choices};
 use super::run::Run;
+use super::settings::Reasoning;
 use super::stream::{self, Chunk, Chunks};
 use super::tools::Tools;
 use super::work::Work;

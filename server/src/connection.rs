@@ -21,7 +21,8 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::{Interval, Sleep, interval, sleep};
 
-use super::call::REQUEST_ID;
+/// The header of the id, both ways.
+pub const REQUEST_ID: &str = "x-request-id";
 
 /// How often it is looked whether a client that sends nothing more has gone.
 const LOOK: Duration = Duration::from_millis(50);

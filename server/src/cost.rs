@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::error::ApiError;
-use super::limits::Limits;
+use super::settings::Limits;
 
 /// Bytes that a prompt's token takes: in the request, in the engine, in the scheduler, and in the answer's state.
 const PROMPT_TOKEN: usize = 16;

@@ -7,8 +7,7 @@
 
 mod parse;
 
-use std::borrow::Cow;
-use std::cell::{Cell, OnceCell, RefCell};
+use std::cell::{Cell, RefCell};
 use std::fmt;
 
 use serde::de::Deserializer;
@@ -16,9 +15,9 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
 use super::error::ApiError;
-use super::limits::Limits;
+use super::settings::Limits;
+use parse::{Given, MAX_DEPTH, Names, kind, measure, whole};
 pub use parse::{Id, Ids, excerpt, items};
-use parse::{MAX_DEPTH, Names, kind, measure, whole};
 
 /// A JSON object whose fields are read with checks, or the recorder of what would be read.
 #[derive(Debug)]
@@ -27,14 +26,6 @@ pub struct Fields<'a> {
     values_left: Cell<usize>,
     max_values: usize,
     described: Option<RefCell<Description>>,
-}
-
-/// A field as it was sent.
-#[derive(Debug)]
-pub struct Given<'a> {
-    name: Cow<'a, str>,
-    raw: &'a RawValue,
-    value: OnceCell<Value>,
 }
 
 /// What the readers have said of a request.

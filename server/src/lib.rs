@@ -30,10 +30,10 @@
 //!
 //! | file | what it owns |
 //! |---|---|
-//! | `app` | state that all handlers share |
+//! | `app`, `settings` | state that all handlers share; how a server is set up |
 //! | `auth`, `origin`, `cors`, `limits` | who may use the server: keys, sites, origins, sizes and times |
 //! | `call`, `observe` | the id of a call and its place among the streams; what log and metrics tell of a request |
-//! | `body`, `fields`, `work`, `cost` | JSON in, checked and described field by field, off the threads that serve; what it may cost |
+//! | `body`, `fields`, `work`, `lanes`, `cost` | JSON in, checked and described field by field, off the threads that serve; what it may cost |
 //! | `error`, `json` | errors and JSON out |
 //! | `options`, `structured`, `tools`, `messages`, `prompts` | what a request asks for: sampling and limits; a grammar; tools; a conversation as token ids; plain prompts |
 //! | `assistant` | a text becomes an assistant's message: thoughts, content, tool calls |
@@ -62,6 +62,7 @@ mod embeddings;
 mod error;
 mod fields;
 mod json;
+mod lanes;
 mod limits;
 mod logprobs;
 mod messages;
@@ -77,6 +78,7 @@ mod reply;
 mod responses;
 mod run;
 mod serve;
+mod settings;
 mod state;
 mod status;
 mod stream;
@@ -92,11 +94,10 @@ use axum::Router;
 use axum::middleware::from_fn_with_state;
 use axum::routing::{get, post};
 
-pub use app::{App, Reasoning, ServerOptions};
-pub use cors::Cors;
-pub use limits::Limits;
+pub use app::App;
 pub use origin::Host;
 pub use serve::serve;
+pub use settings::{Cors, Limits, Reasoning, ServerOptions};
 
 /// All routes over a running engine, for a server that others reach too.
 pub fn router(app: Arc<App>) -> Router {

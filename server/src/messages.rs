@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 use super::app::App;
 use super::error::ApiError;
 use super::fields::Fields;
-use super::limits::Limits;
+use super::settings::Limits;
 use super::work::Work;
 
 /// A checked conversation and how it is to be rendered.

@@ -15,8 +15,24 @@ use engine::{EngineStats, ModelInfo};
 use prometheus::core::Collector;
 use prometheus::{Histogram, HistogramOpts, IntCounterVec, Opts, Registry, TextEncoder};
 
-use super::observe::{ABORT, Times};
 use buckets::{FIRST_TOKEN, INTER_TOKEN, REQUEST, one_two_five};
+
+/// A sequence that nobody waited for any more.
+pub const ABORT: &str = "abort";
+
+/// The parts of a request's life, once it has ended.
+pub struct Times<'a> {
+    /// In the queue.
+    pub queue: Duration,
+    /// From the queue to the first token.
+    pub prefill: Duration,
+    /// From the first token to the last.
+    pub decode: Duration,
+    /// From the arrival to the last token.
+    pub total: Duration,
+    /// Tokens of each sequence.
+    pub generated: &'a [usize],
+}
 
 /// Every reason for which a sequence ends.
 const REASONS: [&str; 4] = ["stop", "length", ABORT, "error"];

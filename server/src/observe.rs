@@ -11,7 +11,7 @@
 //! ```
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use engine::{Event, FinishReason, GenerationRequest, OutputStream};
 use tracing::Span;
@@ -19,6 +19,7 @@ use tracing::field::Empty;
 
 use super::app::App;
 use super::call;
+use super::metrics::{ABORT, Times};
 
 /// Why a sequence ended, as metrics and log name it.
 pub fn reason(finish: &FinishReason) -> &'static str {
@@ -28,9 +29,6 @@ pub fn reason(finish: &FinishReason) -> &'static str {
         FinishReason::Grammar(_) | FinishReason::Error(_) => "error",
     }
 }
-
-/// A sequence that nobody waited for any more.
-pub const ABORT: &str = "abort";
 
 /// A request before the engine has taken it.
 pub struct Arrival {
@@ -161,20 +159,6 @@ impl Watch {
             }
         }
     }
-}
-
-/// The parts of a request's life, once it has ended.
-pub struct Times<'a> {
-    /// In the queue.
-    pub queue: Duration,
-    /// From the queue to the first token.
-    pub prefill: Duration,
-    /// From the first token to the last.
-    pub decode: Duration,
-    /// From the arrival to the last token.
-    pub total: Duration,
-    /// Tokens of each sequence.
-    pub generated: &'a [usize],
 }
 
 impl Drop for Watch {

@@ -11,7 +11,7 @@ use super::cost::Cost;
 use super::error::ApiError;
 use super::fields::{Fields, Range};
 use super::structured;
-use super::work::Work;
+use super::work::{Work, too_long};
 
 /// Most bytes of a name, a salt or another short text.
 pub const MAX_SHORT: usize = 1024;
@@ -222,15 +222,6 @@ pub fn check_length(app: &App, length: usize, param: &str) -> Result<(), ApiErro
         return Err(ApiError::invalid(param, "the prompt has no tokens, expected at least one"));
     }
     if length >= context { Err(too_long(app, &length.to_string(), param)) } else { Ok(()) }
-}
-
-/// The error for a prompt that does not fit the context. `length` is its number of tokens.
-pub fn too_long(app: &App, length: &str, param: &str) -> ApiError {
-    let context = app.context();
-    let message = format!(
-        "the context length is {context} tokens, the prompt has {length} and needs room for one more; shorten it"
-    );
-    ApiError::context_length(param, message)
 }
 
 /// Tokens of the context beside an output of `asked` tokens, at least one; `name` is the field that asks for them.

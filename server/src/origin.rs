@@ -23,8 +23,8 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
 use super::app::App;
-use super::cors::Cors;
 use super::error::ApiError;
+use super::settings::Cors;
 
 /// Middleware: answers 403 to what a page of another site may have sent. The state says whether the server listens on a loopback
 /// address.

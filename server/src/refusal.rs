@@ -12,7 +12,7 @@ use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
 use super::error::ApiError;
-use super::limits::Limits;
+use super::settings::Limits;
 
 /// Time for a client to take the answer.
 const PATIENCE: Duration = Duration::from_secs(1);

@@ -21,11 +21,8 @@ use serde::Serialize;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::timeout;
 
-use super::app::App;
+use super::app::{App, MAX_WATCHERS};
 use super::error::ApiError;
-
-/// Streams and single looks at once.
-pub const MAX_WATCHERS: usize = 32;
 
 /// A stream that has had nothing for so long asks, so that rates fall to nothing when work has ended.
 const IDLE: Duration = Duration::from_secs(1);

@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 
 use super::error::ApiError;
 use super::fields::Fields;
-use super::limits::Limits;
+use super::settings::Limits;
 
 /// Most texts to choose from.
 const MAX_CHOICES: usize = 4096;

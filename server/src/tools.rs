@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::app::App;
 use super::error::ApiError;
 use super::fields::Fields;
-use super::limits::Limits;
+use super::settings::Limits;
 
 /// Most bytes of a function's name.
 pub const MAX_NAME: usize = 256;

@@ -8,61 +8,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use engine::TokenizeError;
-use tokio::sync::Semaphore;
 
 use super::app::App;
 use super::error::ApiError;
-use super::options::too_long;
-
-/// Bodies up to this many bytes are read where they arrive: well under a millisecond, tokenising included.
-pub const INLINE_BYTES: usize = 4 << 10;
-
-/// Bodies up to this many bytes do not wait for larger ones.
-const MEDIUM_BYTES: usize = 256 << 10;
-
-/// Threads for bodies of medium size.
-const MEDIUM_AT_ONCE: usize = 2;
-
-/// Threads for larger ones.
-const LARGE_AT_ONCE: usize = 1;
 
 /// Text that a tokenizer has to take at once may have this part of the bytes of other text.
 const WHOLE: usize = 16;
-
-/// Permits for threads, by size of the body.
-pub struct Lanes {
-    medium: Arc<Semaphore>,
-    large: Arc<Semaphore>,
-}
-
-impl Default for Lanes {
-    fn default() -> Lanes {
-        let permits = |count| Arc::new(Semaphore::new(count));
-        Lanes { medium: permits(MEDIUM_AT_ONCE), large: permits(LARGE_AT_ONCE) }
-    }
-}
-
-impl Lanes {
-    /// Runs `work` on a body of `bytes` bytes, where that is small here, else on a thread of its lane. The lane's permit is
-    /// kept to the end of the work even if nobody waits for it any more.
-    pub async fn run<T: Send + 'static>(
-        &self,
-        bytes: usize,
-        work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
-    ) -> Result<T, ApiError> {
-        if bytes <= INLINE_BYTES {
-            return work();
-        }
-        let lane = if bytes <= MEDIUM_BYTES { &self.medium } else { &self.large };
-        let failed = |error: &dyn std::fmt::Display| ApiError::internal(format!("reading the request failed: {error}"));
-        let permit = lane.clone().acquire_owned().await.map_err(|error| failed(&error))?;
-        let task = tokio::task::spawn_blocking(move || {
-            let _permit = permit;
-            work()
-        });
-        task.await.unwrap_or_else(|error| Err(failed(&error)))
-    }
-}
 
 /// A request that is being read: the server's state, and whether its client still waits.
 pub struct Work {
@@ -130,49 +81,11 @@ impl Work {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    #![allow(clippy::unwrap_used)]
-    use super::*;
-    use std::sync::atomic::AtomicUsize;
-    use std::time::Duration;
-
-    #[tokio::test]
-    async fn large_bodies_leave_the_thread_and_few_are_worked_on_at_once() {
-        let thread = || Ok(std::thread::current().id());
-        let (lanes, here) = (Lanes::default(), std::thread::current().id());
-        assert_eq!(lanes.run(INLINE_BYTES, thread).await, Ok(here));
-        assert_ne!(lanes.run(INLINE_BYTES + 1, thread).await, Ok(here));
-        for (bytes, most) in [(MEDIUM_BYTES, MEDIUM_AT_ONCE), (MEDIUM_BYTES + 1, LARGE_AT_ONCE)] {
-            let running = Arc::new(AtomicUsize::new(0));
-            let works = (0..6).map(|_| {
-                let running = running.clone();
-                lanes.run(bytes, move || {
-                    let found = running.fetch_add(1, Ordering::SeqCst) + 1;
-                    std::thread::sleep(Duration::from_millis(20));
-                    running.fetch_sub(1, Ordering::SeqCst);
-                    Ok(found)
-                })
-            });
-            let found = futures_util::future::join_all(works).await;
-            assert!(found.into_iter().map(Result::unwrap).max().unwrap() <= most);
-        }
-    }
-
-    #[tokio::test]
-    async fn a_small_body_does_not_wait_for_a_large_one() {
-        let lanes = Lanes::default();
-        let (release, held) = std::sync::mpsc::channel::<()>();
-        let large = lanes.run(MEDIUM_BYTES + 1, move || {
-            held.recv().unwrap();
-            Ok("large")
-        });
-        let small = async {
-            let found = lanes.run(MEDIUM_BYTES, || Ok("small")).await;
-            // The large one ends only after this.
-            release.send(()).unwrap();
-            found
-        };
-        assert_eq!(futures_util::future::join(large, small).await, (Ok("large"), Ok("small")));
-    }
+/// The error for a prompt that does not fit the context. `length` is its number of tokens.
+pub fn too_long(app: &App, length: &str, param: &str) -> ApiError {
+    let context = app.context();
+    let message = format!(
+        "the context length is {context} tokens, the prompt has {length} and needs room for one more; shorten it"
+    );
+    ApiError::context_length(param, message)
 }

@@ -8,7 +8,13 @@ use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess,
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-use super::Given;
+/// A field as it was sent.
+#[derive(Debug)]
+pub struct Given<'a> {
+    pub name: Cow<'a, str>,
+    pub raw: &'a RawValue,
+    pub value: OnceCell<Value>,
+}
 
 /// Most fields of a body, known or not.
 pub const MAX_FIELDS: usize = 1024;

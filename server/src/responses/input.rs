@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::super::error::ApiError;
 use super::super::fields::Fields;
-use super::super::limits::Limits;
+use super::super::settings::Limits;
 use super::super::tools::check_name;
 
 /// The conversation, checked.
