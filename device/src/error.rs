@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use crate::cuda::CudaError;
-use crate::launch::LaunchError;
+use crate::launch_error::LaunchError;
 use crate::sim::SimError;
 
 /// What went wrong on a device.

@@ -15,8 +15,9 @@ use crate::gemm::{PackedMatrix, Product, Quantization, Shape, WeightFormat};
 use crate::graph::{Graph, Recorded, Tape};
 use crate::memory::HostMemory;
 use crate::pinned::{Locked, Pinned};
-use crate::queue::{Event, Mark, Progress, Queue};
+use crate::queue::{Event, Mark, Progress};
 use crate::sim::{Libraries, Part, SimError, Work};
+use crate::stream::Queue;
 use crate::{Device, DeviceError, Isa, Launch, LaunchError, Matrix, MemoryInfo, Options, Pool, Profile};
 
 /// Memory of this machine now, or of the container that this process is in.

@@ -22,15 +22,7 @@ use std::time::{Duration, Instant};
 
 use crate::DeviceError;
 use crate::cuda::Point;
-
-/// One of the two streams of a device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Queue {
-    /// Launches, and copies that are to be in order with them.
-    Compute,
-    /// Copies that run beside the launches.
-    Copy,
-}
+use crate::stream::Queue;
 
 /// For each queue: that many of its copies are over.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -8,45 +8,10 @@
 use std::borrow::Cow;
 use std::cell::Cell;
 
-use super::Rows;
-use super::quantize::{BLOCK, bytes};
-use crate::memory::Element;
+use super::quantize::BLOCK;
+use super::rows::{RowBlock, Rows};
 use crate::simd::Lanes;
 use crate::{Isa, Pool, dispatch};
-
-/// Part of a row of activations, ready to be multiplied. The numbers are `scale * values`.
-#[derive(Clone, Copy)]
-#[repr(C)]
-pub struct RowBlock {
-    /// −127..=127, in the fours that one instruction multiplies.
-    pub(super) values: [[i8; 4]; BLOCK / 4],
-    /// Not a number where the block holds one or an infinity, so that the result is none either.
-    pub(super) scale: f32,
-    /// −128·Σ values: see [`DotLanes::start`](crate::simd::int8::DotLanes::start).
-    pub(super) correction: i32,
-}
-
-// SAFETY: numbers alone, in 40 bytes without a gap.
-unsafe impl Element for RowBlock {}
-
-impl RowBlock {
-    /// Numbers in a block.
-    pub const LEN: usize = BLOCK;
-
-    /// Zeros.
-    pub const ZERO: RowBlock = RowBlock { values: [[0; 4]; BLOCK / 4], scale: 0.0, correction: 0 };
-
-    /// Multiply-adds that take about as long as to bring one number to 8 bits, for [`Pool::run`].
-    pub const COST: usize = 8;
-
-    /// Becomes these numbers in 8 bits; those of a row's last block are filled up with zeros.
-    #[inline(always)]
-    pub fn set<L: Lanes>(&mut self, numbers: &[f32; BLOCK]) {
-        let Some(values) = self.values.as_flattened_mut().first_chunk_mut() else { return };
-        let (scale, sum) = bytes::<L>(numbers, values);
-        (self.scale, self.correction) = (scale, -128 * sum);
-    }
-}
 
 thread_local! {
     /// Of the last product of this thread; its memory serves the next one. Taken, not borrowed: a thread that computes

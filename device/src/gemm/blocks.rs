@@ -17,7 +17,7 @@ use half::f16;
 
 use super::WeightFormat;
 use super::form::{Form, Line};
-use super::pack::{in_panels, read_row};
+use super::format::{in_panels, read_row};
 use super::quantize::{BLOCK, WeightBlock};
 use crate::simd::{LANES, ask_for};
 use crate::{Isa, Pool};

@@ -6,8 +6,8 @@
 //!   Nibbles  4 lines   line l: low halves k = 8l..8l+4, high halves k = 8l+4..8l+8, each value + 8
 //! ```
 
-use super::activations::RowBlock;
 use super::quantize::{self, BLOCK, WeightBlock};
+use super::rows::RowBlock;
 use crate::Isa;
 use crate::simd::int8::{DotLanes, GROUP, OFFSET};
 

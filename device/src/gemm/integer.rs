@@ -13,11 +13,12 @@
 use std::ops::Range;
 
 use super::Gemm;
-use super::activations::{self, RowBlock};
+use super::activations;
 use super::blocks::{Ahead, Blocks, OUTPUTS, PAIR};
 use super::form::Form;
-use super::kernel::Output;
+use super::output::Output;
 use super::quantize::BLOCK;
+use super::rows::RowBlock;
 use crate::simd::int8::{DotIsa, DotLanes, dispatch_dot};
 use crate::simd::{LANES, Lanes};
 use crate::{Isa, Pool};

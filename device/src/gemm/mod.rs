@@ -20,15 +20,23 @@ mod activations;
 mod blocks;
 mod dense;
 mod form;
+mod format;
 mod integer;
 mod kernel;
+mod operands;
+mod output;
 mod pack;
+mod quantization;
 mod quantize;
+mod rows;
 
-pub use activations::RowBlock;
 pub use dense::Product;
 pub(crate) use dense::{Dense, Shape, on_host};
-pub use pack::{PackedMatrix, Quantization, WeightFormat};
+pub use format::WeightFormat;
+pub use operands::Gemm;
+pub use pack::PackedMatrix;
+pub use quantization::Quantization;
+pub use rows::{RowBlock, Rows};
 
 use crate::{Isa, Pool};
 use pack::Panels;
@@ -37,52 +45,6 @@ use pack::Panels;
 /// quantised; kept by the calling thread for the next one.
 pub fn scratch_bytes(rows: usize, k: usize) -> usize {
     activations::scratch_bytes(rows, k)
-}
-
-/// Activations, whole rows of them.
-#[derive(Clone, Copy)]
-pub enum Rows<'a> {
-    /// `[rows, k]`.
-    Numbers(&'a [f32]),
-    /// `[rows, ceil(k / 32)]`: in 8 bits already, for quantised weights.
-    Blocks(&'a [RowBlock]),
-}
-
-impl<'a> Rows<'a> {
-    /// As weights that are not quantised need them.
-    fn numbers(self) -> &'a [f32] {
-        match self {
-            Rows::Numbers(x) => x,
-            Rows::Blocks(_) => panic!("rows in blocks for weights that are not quantised"),
-        }
-    }
-}
-
-/// Operands of one product.
-pub struct Gemm<'a> {
-    /// Of `k` numbers each, as the weights have.
-    pub x: Rows<'a>,
-    /// Packed `[n, k]`.
-    pub weights: &'a PackedMatrix,
-    /// Added to every row, `[n]`.
-    pub bias: Option<&'a [f32]>,
-    /// `[rows, n]`, overwritten.
-    pub y: &'a mut [f32],
-}
-
-impl Gemm<'_> {
-    fn rows(&self) -> usize {
-        let (n, k) = (self.weights.n(), self.weights.k());
-        let (len, width) = match self.x {
-            Rows::Numbers(x) => (x.len(), k),
-            Rows::Blocks(x) => (x.len(), k.div_ceil(RowBlock::LEN)),
-        };
-        assert_eq!(len % width, 0, "x holds whole rows of k = {k}");
-        let rows = len / width;
-        assert_eq!(self.y.len(), rows * n, "y is [rows, n] = [{rows}, {n}]");
-        assert!(self.bias.is_none_or(|b| b.len() == n), "the bias has n = {n} elements");
-        rows
-    }
 }
 
 /// Computes the product with vectors of `isa`, split over the pool's threads by columns.

@@ -1,92 +1,13 @@
 //! Weights in the order in which the kernel reads them.
 
-use std::fmt;
-use std::mem::MaybeUninit;
-use std::str::FromStr;
-
-use half::{bf16, f16};
+use half::bf16;
 
 use super::blocks::Blocks;
 use super::form::{Bytes, Nibbles};
+use super::format::{WeightFormat, find_row, in_panels, read_row, rows};
+use super::quantization::Quantization;
 use crate::simd::LANES;
-use crate::simd::small_float::{bf16_to_f32, f16_to_f32};
 use crate::{DeviceError, Pool};
-
-/// How the numbers of a weight matrix are written in a checkpoint (little endian).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum WeightFormat {
-    /// 4 bytes a number.
-    F32,
-    /// 2 bytes, kept as they are.
-    Bf16,
-    /// 2 bytes, widened to 4 when packed.
-    F16,
-}
-
-impl WeightFormat {
-    /// Bytes of a number.
-    pub fn bytes(self) -> usize {
-        match self {
-            WeightFormat::F32 => 4,
-            WeightFormat::Bf16 | WeightFormat::F16 => 2,
-        }
-    }
-
-    pub(super) fn read(self, data: &[u8], index: usize) -> f32 {
-        match self {
-            WeightFormat::F32 => {
-                let at = index * 4;
-                f32::from_le_bytes([data[at], data[at + 1], data[at + 2], data[at + 3]])
-            }
-            WeightFormat::Bf16 => bf16::from_le_bytes([data[index * 2], data[index * 2 + 1]]).to_f32(),
-            WeightFormat::F16 => f16::from_le_bytes([data[index * 2], data[index * 2 + 1]]).to_f32(),
-        }
-    }
-
-    pub(super) fn read_row(self, data: &[u8], row: &mut [f32]) {
-        let halves = data.as_chunks().0;
-        match self {
-            WeightFormat::F32 => {
-                row.iter_mut().zip(data.as_chunks().0).for_each(|(x, bytes)| *x = f32::from_le_bytes(*bytes));
-            }
-            WeightFormat::Bf16 => {
-                row.iter_mut().zip(halves).for_each(|(x, bytes)| *x = bf16_to_f32(u16::from_le_bytes(*bytes)))
-            }
-            WeightFormat::F16 => {
-                row.iter_mut().zip(halves).for_each(|(x, bytes)| *x = f16_to_f32(u16::from_le_bytes(*bytes)))
-            }
-        }
-    }
-}
-
-/// What weights are made into while they are packed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Quantization {
-    /// 8 bits in blocks of 32 along k, which share a scale in half precision: 8.5 bits a weight, as Q8_0 of GGUF files,
-    /// with at most its squared error. Activations are brought to 8 bits in the same blocks before each product.
-    Q8,
-    /// 4 bits in the same blocks: 4.5 bits a weight, as Q4_0 of GGUF files, with at most its squared error. Activations as
-    /// with [`Quantization::Q8`].
-    Q4,
-}
-
-impl fmt::Display for Quantization {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Quantization::Q8 => "q8",
-            Quantization::Q4 => "q4",
-        })
-    }
-}
-
-impl FromStr for Quantization {
-    type Err = &'static str;
-
-    fn from_str(name: &str) -> Result<Quantization, &'static str> {
-        let known = [Quantization::Q8, Quantization::Q4].into_iter().find(|form| form.to_string() == name);
-        known.ok_or("expected q8 or q4: weights in 8 or 4 bits with a scale for every 32")
-    }
-}
 
 pub(super) enum Panels {
     F32(Vec<[f32; LANES]>),
@@ -230,56 +151,4 @@ impl PackedMatrix {
 /// Whether floats are packed in two bytes.
 fn stay_bf16(formats: impl IntoIterator<Item = WeightFormat>) -> bool {
     formats.into_iter().all(|format| format == WeightFormat::Bf16)
-}
-
-/// Rows of all parts together, at least one.
-fn rows(k: usize, parts: &[(WeightFormat, &[u8])]) -> Result<usize, DeviceError> {
-    let rows = |(format, data): &(WeightFormat, &[u8])| {
-        let row_bytes = k.checked_mul(format.bytes()).filter(|&b| b > 0)?;
-        data.len().is_multiple_of(row_bytes).then(|| data.len() / row_bytes)
-    };
-    parts.iter().map(rows).sum::<Option<usize>>().filter(|&rows| rows > 0).ok_or(DeviceError::BadMatrix(k))
-}
-
-/// Row `index` of the parts one below the other; `None` beyond the last.
-fn find_row<'a>(parts: &[(WeightFormat, &'a [u8])], k: usize, mut index: usize) -> Option<(WeightFormat, &'a [u8])> {
-    for &(format, data) in parts {
-        let row_bytes = k * format.bytes();
-        if let Some(row) = data.chunks_exact(row_bytes).nth(index) {
-            return Some((format, row));
-        }
-        index -= data.len() / row_bytes;
-    }
-    None
-}
-
-/// The same as floats, zeros beyond the last.
-pub(super) fn read_row(parts: &[(WeightFormat, &[u8])], index: usize, row: &mut [f32]) {
-    match find_row(parts, row.len(), index) {
-        Some((format, data)) => format.read_row(data, row),
-        None => row.fill(0.0),
-    }
-}
-
-/// Memory of `panels` panels of `per_panel` elements each, which `write` fills; it finds them `zero`. **First touch**: the thread
-/// that writes a panel first, and so has its pages near, is as a rule the one that will multiply with it: in both loops
-/// each thread has one run of panels, all of about equal length. `work` is that of a panel, as multiply-adds.
-pub(super) fn in_panels<T: Copy + Send + Sync>(
-    pool: &Pool,
-    panels: usize,
-    per_panel: usize,
-    work: usize,
-    zero: T,
-    write: impl Fn(usize, &mut [T]) + Sync,
-) -> Vec<T> {
-    let count = panels * per_panel;
-    let mut all = Vec::with_capacity(count);
-    pool.chunks_mut(&mut all.spare_capacity_mut()[..count], per_panel, work, |panel, elements| {
-        elements.fill(MaybeUninit::new(zero));
-        // SAFETY: written just now.
-        write(panel, unsafe { &mut *(elements as *mut [MaybeUninit<T>] as *mut [T]) });
-    });
-    // SAFETY: whole panels, each of which has been written.
-    unsafe { all.set_len(count) };
-    all
 }

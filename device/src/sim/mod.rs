@@ -21,11 +21,13 @@
 //! ```
 
 mod api;
+mod call;
+mod error;
 mod libraries;
 mod replay;
 mod work;
 
-pub use api::{Fault, FaultKind};
+pub use error::{Fault, FaultKind, SimError};
 pub(crate) use libraries::Libraries;
 pub(crate) use work::{Part, Work};
 
@@ -33,8 +35,8 @@ use std::ffi::{CStr, CString};
 use std::path::{Path, PathBuf};
 
 use api::Api;
+pub(crate) use call::Call;
 
-use crate::launch::Packed;
 use crate::{Launch, LaunchError, Tensor};
 
 /// A kernel of a library.
@@ -46,35 +48,6 @@ pub struct Kernel {
     pub file: String,
     /// The size of each parameter, in bytes.
     pub parameter_bytes: Vec<u32>,
-}
-
-/// Why a library could not be opened, or a launch did not run or did not end well.
-#[derive(Debug, thiserror::Error)]
-pub enum SimError {
-    /// The file is not there or is no library.
-    #[error("{path}: {problem}; `cargo xtask build-kernels --sim` builds it")]
-    Open {
-        /// The file.
-        path: PathBuf,
-        /// What the loader said.
-        problem: libloading::Error,
-    },
-    /// The library is older or newer than this program.
-    #[error("{path}: found interface {found}, expected {expected}; `cargo xtask build-kernels --sim` builds it anew")]
-    Interface {
-        /// The file.
-        path: PathBuf,
-        /// What it says of itself.
-        found: u32,
-        /// What this program was written for.
-        expected: u32,
-    },
-    /// The launch does not fit its kernel.
-    #[error(transparent)]
-    Launch(#[from] LaunchError),
-    /// The kernel did something wrong, or the launch asks for more than a device has.
-    #[error(transparent)]
-    Fault(Box<Fault>),
 }
 
 /// A host library of kernels.
@@ -165,21 +138,5 @@ impl Library {
     pub(crate) unsafe fn run(&self, call: &Call, seed: u64) -> Result<(), SimError> {
         // SAFETY: the arguments have the sizes of the parameters, and the caller vouches for what they point to.
         unsafe { self.api.launch(call, seed) }.map_err(|fault| SimError::Fault(Box::new(fault)))
-    }
-}
-
-/// A launch with its arguments in memory.
-pub(crate) struct Call {
-    name: CString,
-    grid: [u32; 3],
-    block: [u32; 3],
-    shared_bytes: u32,
-    arguments: Packed,
-}
-
-impl Call {
-    /// The kernel.
-    pub fn kernel(&self) -> &str {
-        self.name.to_str().unwrap_or_default()
     }
 }

@@ -5,6 +5,7 @@
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
 use super::source::lines;
 use super::{File, Finding, Tree};
@@ -24,7 +25,7 @@ struct Module<'a> {
 }
 
 /// Crates that still have circles; nothing is added here.
-const OPEN: [&str; 2] = ["device", "attention-kernels"];
+const OPEN: [&str; 1] = ["attention-kernels"];
 
 pub(super) fn check(tree: &Tree) -> Vec<Finding> {
     let of = |name| match (check_crate(tree, name), OPEN.contains(&name)) {
@@ -137,19 +138,52 @@ fn read<'a>(file: &'a File, path: &str) -> Module<'a> {
     let mut module = Module { file, path: words, named: Vec::new(), aliases: BTreeMap::new() };
     let code: Vec<String> = lines(&file.text).into_iter().filter(|line| !line.test).map(|line| line.code).collect();
     let code = code.join("\n");
-    let mut rest = &code[..];
-    while let Some((is_public, item, after)) = next_use(rest) {
-        inline(&rest[..rest.len() - after.len() - item.len()], &mut module.named);
+    let inner = inner_modules(&code);
+    // In a module of this file `super` is this file.
+    let place = |at: usize, path: Path| -> Path {
+        let depth = inner.iter().filter(|range| range.contains(&at)).count();
+        let climbs = path.iter().take_while(|word| *word == "super").count();
+        let dropped = depth.min(climbs);
+        let anchor = (dropped > 0 && dropped == climbs).then(|| "self".to_owned());
+        anchor.into_iter().chain(path.into_iter().skip(dropped)).collect()
+    };
+    let mut at = 0;
+    while let Some((is_public, item, after)) = next_use(&code[at..]) {
+        let start = code.len() - after.len() - item.len();
+        inline(&code, at..start, &mut |at, path| module.named.push(place(at, path)));
         for (path, name) in expand(item) {
+            let path = place(start, path);
             module.aliases.insert(name, path.clone());
             if !is_public {
                 module.named.push(path);
             }
         }
-        rest = after;
+        at = code.len() - after.len();
     }
-    inline(rest, &mut module.named);
+    inline(&code, at..code.len(), &mut |at, path| module.named.push(place(at, path)));
     module
+}
+
+/// Where the modules stand that the file holds between braces.
+fn inner_modules(code: &str) -> Vec<Range<usize>> {
+    let begins = code.match_indices("mod ").filter(|(at, _)| {
+        let before = code[..*at].rsplit(['\n', ';', '}']).next().unwrap_or_default().trim();
+        before.is_empty() || before.starts_with("pub")
+    });
+    let with_braces = begins.filter_map(|(at, _)| {
+        let open = at + code[at..].find(['{', ';'])?;
+        code[open..].starts_with('{').then_some(open)
+    });
+    let mut modules = Vec::new();
+    for open in with_braces {
+        let mut depth = 0;
+        let end = code[open..].char_indices().find_map(|(at, letter)| {
+            depth += i32::from(letter == '{') - i32::from(letter == '}');
+            (depth == 0).then_some(open + at)
+        });
+        modules.push(open..end.unwrap_or(code.len()));
+    }
+    modules
 }
 
 /// The next `use` item: whether it is a re-export, what stands between `use` and `;`, and what follows.
@@ -204,16 +238,17 @@ fn expand(item: &str) -> Vec<(Path, String)> {
     found
 }
 
-/// Paths within code that begin with an anchor.
-fn inline(code: &str, found: &mut Vec<Path>) {
+/// Paths within a part of the code that begin with an anchor, with their places.
+fn inline(code: &str, part: Range<usize>, found: &mut impl FnMut(usize, Path)) {
     let is_word = |letter: char| letter.is_alphanumeric() || letter == '_';
     for anchor in ["crate::", "super::", "self::"] {
-        for (at, _) in code.match_indices(anchor) {
+        for (at, _) in code[part.clone()].match_indices(anchor) {
+            let at = part.start + at;
             let is_whole = !code[..at].ends_with(|letter| is_word(letter) || letter == ':' || letter == '$');
             if is_whole && !code[..at].ends_with('(') {
                 let end =
                     code[at..].find(|letter| !is_word(letter) && letter != ':').map_or(code.len(), |len| at + len);
-                found.push(code[at..end].trim_end_matches(':').split("::").map(str::to_owned).collect());
+                found(at, code[at..end].trim_end_matches(':').split("::").map(str::to_owned).collect());
             }
         }
     }
@@ -248,7 +283,7 @@ mod tests {
             ("lib.rs", "mod b;\npub use b::B;\npub struct Own;\n"),
             ("b.rs", "use super::Own;\nuse std::c;\n#[cfg(test)]\nmod tests { use crate::b::e; }\n"),
             ("b/e.rs", "use crate::b::B;\n"),
-            ("c.rs", "pub(crate) struct C;\n"),
+            ("c.rs", "pub(crate) struct C;\nmod inner {\n use super::C;\n use super::super::b::B;\n}\n"),
         ];
         assert_eq!(findings(&house), Vec::<String>::new());
     }
