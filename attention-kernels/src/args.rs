@@ -5,82 +5,11 @@ use std::sync::Arc;
 
 use device::{Buffer, Device, DeviceError, Matrix};
 
+use crate::batch::AttentionBatch;
+use crate::error::{KernelError, at_least, check_copies, check_slots, expect};
 use crate::format::{CacheFormat, Dtype, KvDtype, Layout};
-use crate::tables::BlockTables;
+use crate::shape::KvShape;
 use crate::workspace::Workspace;
-
-/// Keys are reduced in partitions of this many tokens, counted from the start of the sequence.
-pub const PARTITION: usize = 512;
-
-/// A kernel was called with something it can not work on.
-#[derive(Debug, thiserror::Error)]
-pub enum KernelError {
-    /// The memory is not where the kernel can use it, or the launch failed.
-    #[error(transparent)]
-    Device(#[from] DeviceError),
-    /// A size does not match another.
-    #[error("{what}: found {found}, expected {expected}")]
-    Shape {
-        /// Which operand.
-        what: &'static str,
-        /// Its size.
-        found: usize,
-        /// The size that the others ask for.
-        expected: usize,
-    },
-    /// Something that the variant's capabilities exclude.
-    #[error("{variant} was called with {found}, which it does not do; `select` finds a variant that does")]
-    Unsupported {
-        /// The variant, or the device that runs it.
-        variant: &'static str,
-        /// What it was asked for.
-        found: String,
-    },
-    /// A plug-in's function has returned an error.
-    #[error("{variant} failed with code {code}: {message}")]
-    Plugin {
-        /// The variant.
-        variant: &'static str,
-        /// What it returned.
-        code: i32,
-        /// What the plug-in says of it, one line.
-        message: String,
-    },
-    /// A variant that needs a [`Workspace`] was called without one, or before this was loaded into it.
-    #[error("{variant}: found no {what} on the device; load the step into a Workspace and pass it")]
-    NotLoaded {
-        /// The variant.
-        variant: &'static str,
-        /// What is missing.
-        what: &'static str,
-    },
-}
-
-/// Shape of one layer's key (or value) cache; the order of the dimensions is its [`Layout`](crate::Layout)'s.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct KvShape {
-    /// Blocks in the pool.
-    pub num_blocks: usize,
-    /// Key/value heads.
-    pub num_kv_heads: usize,
-    /// Tokens per block.
-    pub block_size: usize,
-    /// Elements per head.
-    pub head_dim: usize,
-}
-
-impl KvShape {
-    /// Elements of one block of one layer's keys (or values).
-    pub fn block_elements(&self) -> usize {
-        self.num_kv_heads * self.block_size * self.head_dim
-    }
-
-    /// Offset of head `head` of the token in `slot` (= block × block_size + offset) in the tree's layout.
-    pub fn offset(&self, slot: usize, head: usize) -> usize {
-        let (block, at) = (slot / self.block_size, slot % self.block_size);
-        ((block * self.num_kv_heads + head) * self.block_size + at) * self.head_dim
-    }
-}
 
 /// What a stored element of 8 bits is multiplied with, float32: `[1]`, or `[num_kv_heads]` each.
 pub struct KvScales {
@@ -162,73 +91,6 @@ impl KvCache {
             for (start, bytes) in stretches.iter().filter(|(_, bytes)| *bytes > 0) {
                 let at = block * format.block_bytes(&shape) + start + from_slot * bytes;
                 device.fill(pages, at, (shape.block_size - from_slot) * bytes, fill)?;
-            }
-        }
-        Ok(())
-    }
-}
-
-/// Where each sequence's query rows, context and blocks are. The rows of sequence s are
-/// `query_starts[s]..query_starts[s + 1]`; they are the *last* tokens of its context.
-#[derive(Clone, Debug, Default)]
-pub struct AttentionBatch {
-    /// `[num_seqs + 1]`, from 0, not decreasing.
-    pub query_starts: Vec<u32>,
-    /// `[num_seqs]`: tokens in all, the query rows included. 0 marks padding: its output rows are zero.
-    pub context_lens: Vec<u32>,
-    /// `[num_seqs]` tables of block ids, −1 in holes behind a window. A table may be longer than its context needs.
-    pub block_tables: BlockTables,
-}
-
-impl AttentionBatch {
-    /// Sequences in the batch.
-    pub fn num_seqs(&self) -> usize {
-        self.context_lens.len()
-    }
-
-    /// Query rows of all sequences.
-    pub fn num_rows(&self) -> usize {
-        self.query_starts.last().map_or(0, |&rows| rows as usize)
-    }
-
-    /// The block table of a sequence.
-    pub fn table(&self, seq: usize) -> &[i32] {
-        self.block_tables.table(seq)
-    }
-
-    /// Lengths of the arrays.
-    pub(crate) fn check_sizes(&self) -> Result<(), KernelError> {
-        expect("query_starts", self.query_starts.len(), self.num_seqs() + 1)?;
-        expect("first of query_starts", self.query_starts[0] as usize, 0)?;
-        expect("block_tables", self.block_tables.len(), self.num_seqs())
-    }
-
-    /// Lengths and block ids of some sequences, as far as a kernel with that window reads them. After
-    /// [`AttentionBatch::check_sizes`].
-    pub(crate) fn check_seqs(
-        &self,
-        seqs: Range<usize>,
-        shape: (usize, usize),
-        window: Option<usize>,
-    ) -> Result<(), KernelError> {
-        let (num_blocks, block_size) = shape;
-        for seq in seqs {
-            let (start, end) = (self.query_starts[seq] as usize, self.query_starts[seq + 1] as usize);
-            at_least("query_starts", end, start)?;
-            let (rows, context) = (end - start, self.context_lens[seq] as usize);
-            if context == 0 {
-                continue;
-            }
-            at_least("context length", context, rows)?;
-            let blocks = context.div_ceil(block_size);
-            let table = self.table(seq);
-            at_least("blocks in a table", table.len(), blocks)?;
-            // A window's first blocks may have been given back: their entries are holes and are not read.
-            let first = window.map_or(0, |w| (context - rows + 1).saturating_sub(w)) / block_size;
-            for &block in table.get(first..blocks).unwrap_or_default() {
-                if block < 0 || block as usize >= num_blocks {
-                    return Err(KernelError::Shape { what: "block id", found: block as usize, expected: num_blocks });
-                }
             }
         }
         Ok(())
@@ -340,13 +202,6 @@ impl CacheWriteArgs<'_> {
     }
 }
 
-pub(crate) fn check_slots(slot_mapping: &[i64], slots: usize) -> Result<(), KernelError> {
-    match slot_mapping.iter().find(|&&slot| slot < -1 || slot >= slots as i64) {
-        Some(&slot) => Err(KernelError::Shape { what: "slot", found: slot as usize, expected: slots }),
-        None => Ok(()),
-    }
-}
-
 /// Whole blocks copied within one layer's cache, in order.
 pub struct BlockCopyArgs<'a> {
     /// `(source, destination)` block ids.
@@ -362,17 +217,6 @@ impl BlockCopyArgs<'_> {
     pub fn check(&self) -> Result<(), KernelError> {
         check_copies(self.copies, self.cache.shape.num_blocks)?;
         self.cache.check()
-    }
-}
-
-pub(crate) fn check_copies(copies: &[(u32, u32)], num_blocks: usize) -> Result<(), KernelError> {
-    check_ids(copies.iter().flat_map(|&(a, b)| [a, b]), num_blocks)
-}
-
-pub(crate) fn check_ids(mut ids: impl Iterator<Item = u32>, num_blocks: usize) -> Result<(), KernelError> {
-    match ids.find(|&id| id as usize >= num_blocks) {
-        Some(id) => Err(KernelError::Shape { what: "block id", found: id as usize, expected: num_blocks }),
-        None => Ok(()),
     }
 }
 
@@ -413,12 +257,4 @@ pub struct LinearArgs<'a> {
     pub y: &'a mut Buffer,
     /// Type of `y`: the model's, or float32.
     pub output: Dtype,
-}
-
-pub(crate) fn expect(what: &'static str, found: usize, expected: usize) -> Result<(), KernelError> {
-    if found == expected { Ok(()) } else { Err(KernelError::Shape { what, found, expected }) }
-}
-
-pub(crate) fn at_least(what: &'static str, found: usize, expected: usize) -> Result<(), KernelError> {
-    if found >= expected { Ok(()) } else { Err(KernelError::Shape { what, found, expected }) }
 }

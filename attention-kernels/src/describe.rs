@@ -5,8 +5,9 @@ use std::fmt;
 use serde::Serialize;
 
 use crate::needs::{Needs, list};
-use crate::registry::{Operation, Variant, variants};
+use crate::registry::variants;
 use crate::select::{KernelChoice, SelectError, select};
+use crate::variant::{Operation, Variant};
 
 /// Columns of the table.
 const WIDTH: usize = 100;

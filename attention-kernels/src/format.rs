@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-use crate::args::{KernelError, KvShape, expect};
+use crate::error::{KernelError, expect};
+use crate::shape::KvShape;
 
 /// Type of queries, outputs and new keys and values.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]

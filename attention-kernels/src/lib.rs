@@ -34,34 +34,39 @@
 //! ```
 
 mod args;
+mod batch;
 mod cost;
 mod cpu;
 mod cuda;
 mod describe;
+mod error;
 mod format;
 mod needs;
 mod plugin;
 mod registry;
 mod runs;
 mod select;
+mod shape;
 mod swap;
 mod tables;
 pub mod trial;
+mod variant;
 mod workspace;
 
-pub use args::{
-    AttentionArgs, AttentionBatch, BlockCopyArgs, CacheWriteArgs, KernelError, KvCache, KvScales, KvShape, LinearArgs,
-    PARTITION, Rows,
-};
+pub use args::{AttentionArgs, BlockCopyArgs, CacheWriteArgs, KvCache, KvScales, LinearArgs, Rows};
+pub use batch::AttentionBatch;
 pub use cuda::{PagedRule, convert_fp8};
 pub use describe::{Described, Description, describe};
+pub use error::KernelError;
 pub use format::{CacheFormat, Dtype, KvDtype, Layout, Strides};
 pub use inventory;
 pub use needs::Needs;
 pub use plugin::abi as plugin_abi;
 pub use plugin::{LoadedKernel, PluginError, load as load_plugin};
-pub use registry::{Capabilities, Kernel, Operation, Sizes, Variant, variants};
+pub use registry::variants;
 pub use select::{KernelChoice, KernelSet, PluginChoice, SelectError, select};
+pub use shape::{KvShape, PARTITION};
 pub use swap::SwapSpace;
 pub use tables::BlockTables;
+pub use variant::{Capabilities, Kernel, Operation, Sizes, Variant};
 pub use workspace::{Workspace, WorkspaceLimits};

@@ -3,7 +3,7 @@
 use device::Device;
 
 use crate::format::{CacheFormat, Dtype, KvDtype, Layout};
-use crate::registry::{Kernel, Operation, Variant};
+use crate::variant::{Kernel, Operation, Variant};
 
 /// What a model, and the user's settings, ask of every kernel of a set.
 ///

@@ -9,11 +9,13 @@ use std::path::PathBuf;
 use device::Device;
 use serde::{Deserialize, Serialize};
 
-use crate::args::{AttentionArgs, BlockCopyArgs, CacheWriteArgs, KernelError, LinearArgs};
+use crate::args::{AttentionArgs, BlockCopyArgs, CacheWriteArgs, LinearArgs};
+use crate::error::KernelError;
 use crate::format::{CacheFormat, Layout};
 use crate::needs::{Needs, list};
 use crate::plugin::{self, PluginError};
-use crate::registry::{Operation, Variant, variants};
+use crate::registry::variants;
+use crate::variant::{Operation, Variant};
 
 /// The `[kernels]` table: per operation `"auto"` or the name of a variant.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -13,7 +13,8 @@
 use device::profile::{self, Cost};
 use device::{Buffer, Device, DeviceError, Event, Pinned, Queue};
 
-use crate::args::{KernelError, KvCache, check_ids, expect};
+use crate::args::KvCache;
+use crate::error::{KernelError, check_ids, expect};
 
 /// The swapped blocks of all layers: block b of each layer's keys and values, as they are stored in its cache. Scales stay
 /// where they are, with the cache.

@@ -7,8 +7,10 @@
 
 use device::{Buffer, Device, DeviceError, Mirror};
 
-use crate::args::{AttentionBatch, KernelError, PARTITION, at_least, check_copies, check_slots};
+use crate::batch::AttentionBatch;
+use crate::error::{KernelError, at_least, check_copies, check_slots};
 use crate::runs::runs;
+use crate::shape::PARTITION;
 
 /// The greatest step that a [`Workspace`] serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -211,7 +213,7 @@ impl Workspace {
     /// # Errors
     /// Another number of them.
     pub fn load_alibi_slopes(&mut self, device: &dyn Device, slopes: &[f32]) -> Result<(), KernelError> {
-        crate::args::expect("alibi slopes", slopes.len(), self.limits.num_heads)?;
+        crate::error::expect("alibi slopes", slopes.len(), self.limits.num_heads)?;
         self.alibi_slopes.set(device, slopes.iter().map(|x| x.to_ne_bytes()))?;
         self.loaded.alibi_slopes = slopes.to_vec();
         Ok(())

@@ -15,11 +15,14 @@ use std::ops::Range;
 use device::gemm::gemm;
 use device::{Device, Isa};
 
-use super::kernel::{self, Next, Scratch, Shared, Task, result_len};
+use super::kernel::{self, result_len};
 use super::merge::Merged;
 use super::reference::with_gemm;
 use super::stored::{GivenScales, Pages};
-use crate::args::{AttentionArgs, KernelError, LinearArgs, PARTITION};
+use super::tile::{Next, Scratch, Shared, Task};
+use crate::args::{AttentionArgs, LinearArgs};
+use crate::error::KernelError;
+use crate::shape::PARTITION;
 
 /// Queries (rows times heads of a group) that a task has at least and at most, if its sequence has as many: the more there are,
 /// the less it matters that keys are turned round and elements widened once for all of them; the fewer, the more tasks.

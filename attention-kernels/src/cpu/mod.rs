@@ -7,12 +7,13 @@ mod reference;
 mod scores;
 mod store;
 mod stored;
+mod tile;
 mod values;
 
 use device::Isa;
 
 use crate::format::{Dtype, KvDtype, Layout};
-use crate::registry::{Capabilities, Kernel, Operation, Sizes, Variant};
+use crate::variant::{Capabilities, Kernel, Operation, Sizes, Variant};
 
 /// What the CPU's attention can do.
 const fn attention(name: &'static str, isa: Isa, rank: u32) -> Capabilities {

@@ -7,7 +7,9 @@ use device::{Device, Isa, Pool};
 use super::merge::Merged;
 use super::store;
 use super::stored::{GivenScales, Pages, Slot, Stored, by_kind, expect_ours, place};
-use crate::args::{AttentionArgs, BlockCopyArgs, CacheWriteArgs, KernelError, KvShape, LinearArgs, PARTITION, Rows};
+use crate::args::{AttentionArgs, BlockCopyArgs, CacheWriteArgs, LinearArgs, Rows};
+use crate::error::KernelError;
+use crate::shape::{KvShape, PARTITION};
 
 /// A cache that is read one number at a time.
 struct Numbers<'a, S: Stored> {

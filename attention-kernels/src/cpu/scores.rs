@@ -18,7 +18,7 @@
 use device::Isa;
 use device::simd::{Ahead, LANES, Lanes};
 
-use super::kernel::{SCORES, Scratch, Seen, Shared, Tile, ahead, by_queries, scale_tokens};
+use super::tile::{SCORES, Scratch, Seen, Shared, Tile, ahead, by_queries, scale_tokens};
 
 /// Queries that share the vectors of a key in registers.
 const OF_A_KEY: usize = 4;

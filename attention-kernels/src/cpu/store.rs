@@ -5,8 +5,10 @@ use device::simd::Lanes;
 use device::{Buffer, Device, Isa, Pool};
 
 use super::stored::{GivenScales, Slot, Stored, by_kind, expect_ours, of_head, place};
-use crate::args::{BlockCopyArgs, CacheWriteArgs, KernelError, KvCache, KvShape};
+use crate::args::{BlockCopyArgs, CacheWriteArgs, KvCache};
+use crate::error::KernelError;
 use crate::format::KvDtype;
+use crate::shape::KvShape;
 
 /// Multiply-adds that take as long as to write one element: pages of a young cache come into being here.
 const COST: usize = 32;

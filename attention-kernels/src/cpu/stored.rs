@@ -7,8 +7,10 @@
 use device::Element;
 use device::simd::{Ahead, LANES, Lanes, small_float};
 
-use crate::args::{KernelError, KvCache, KvScales, KvShape};
+use crate::args::{KvCache, KvScales};
+use crate::error::KernelError;
 use crate::format::{Dtype, KvDtype, Layout};
+use crate::shape::KvShape;
 
 /// A kind of element.
 pub(super) trait Stored {

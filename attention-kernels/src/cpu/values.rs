@@ -16,7 +16,7 @@ use std::ops::Range;
 use device::Isa;
 use device::simd::{Ahead, LANES, Lanes};
 
-use super::kernel::{SCORES, Scratch, Seen, Shared, TILE, ahead, by_queries, scale_tokens};
+use super::tile::{SCORES, Scratch, Seen, Shared, TILE, ahead, by_queries, scale_tokens};
 
 /// Queries whose sums are in registers at once: six times four vectors leave AVX-512 room for what they are made of, six times
 /// one (two registers) do in AVX2.

@@ -2,10 +2,12 @@
 
 use device::{Arg, Device, Launch, Tensor};
 
+use super::names::{self, MODULE};
 use super::rule::PagedRule;
-use super::{MODULE, names};
-use crate::args::{AttentionArgs, KernelError, PARTITION, at_least, expect};
+use crate::args::AttentionArgs;
+use crate::error::{KernelError, at_least, expect};
 use crate::format::{Dtype, KvDtype};
+use crate::shape::PARTITION;
 use crate::workspace::Workspace;
 
 /// Threads of a block of `paged_decode` and `paged_reduce`.
@@ -79,7 +81,7 @@ pub(super) fn hopper(device: &dyn Device, args: AttentionArgs<'_>) -> Result<(),
     let call = Call::new("cuda.prefill_sm90", &args)?;
     let (format, shape) = (args.cache.format, args.cache.shape);
     let kernel = match names::prefill_sm90(format, shape.head_dim) {
-        Some(kernel) if super::HOPPER_BLOCKS.contains(&shape.block_size) => kernel,
+        Some(kernel) if names::HOPPER_BLOCKS.contains(&shape.block_size) => kernel,
         _ => {
             let (dim, size) = (shape.head_dim, shape.block_size);
             return Err(call.unsupported(format!("heads of {dim}, blocks of {size} and {format}")));

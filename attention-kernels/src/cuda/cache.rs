@@ -3,8 +3,9 @@
 use device::{Arg, Buffer, Device, Launch};
 
 use super::attention::{grid, halves};
-use super::{MODULE, names};
-use crate::args::{BlockCopyArgs, CacheWriteArgs, KernelError, KvScales, at_least, expect};
+use super::names::{self, MODULE};
+use crate::args::{BlockCopyArgs, CacheWriteArgs, KvScales};
+use crate::error::{KernelError, at_least, expect};
 use crate::format::KvDtype;
 
 /// Bytes of a block that one thread block copies.

@@ -3,8 +3,9 @@
 use device::{Arg, Buffer, Device, Launch};
 
 use super::attention::{grid, halves};
-use super::{MODULE, names};
-use crate::args::{KernelError, KvCache, KvScales, expect};
+use super::names::{self, MODULE};
+use crate::args::{KvCache, KvScales};
+use crate::error::{KernelError, expect};
 use crate::format::{KvDtype, Layout};
 
 const NAME: &str = "convert_fp8";

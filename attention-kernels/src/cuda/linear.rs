@@ -3,7 +3,8 @@
 use device::Device;
 use device::gemm::{Product, WeightFormat};
 
-use crate::args::{KernelError, LinearArgs};
+use crate::args::LinearArgs;
+use crate::error::KernelError;
 use crate::format::Dtype;
 
 pub(super) fn linear(device: &dyn Device, args: LinearArgs<'_>) -> Result<(), KernelError> {

@@ -12,15 +12,12 @@ mod rule;
 mod yardsticks;
 
 use crate::format::{Dtype, KvDtype, Layout};
-use crate::registry::{Capabilities, Kernel, Operation, Sizes, Variant};
+use crate::variant::{Capabilities, Kernel, Operation, Sizes, Variant};
 use attention::Context;
 pub use convert::convert_fp8;
 use linear::linear;
 pub use rule::PagedRule;
 pub(crate) use yardsticks::{TILE_OPERATIONS, TILE_THREADS, multiply_tiles, read_memory};
-
-/// The crate of the kernels, as it stands in file names.
-const MODULE: &str = "attention_kernels";
 
 const HALVES: &[Dtype] = &[Dtype::F16, Dtype::Bf16];
 
@@ -96,14 +93,12 @@ register!(
 );
 register!("cuda.paged_prefill", Prefill, tiles(1), Attention(attention::prefill));
 
-/// The block sizes of which a tile of 128 tokens is a whole number.
-const HOPPER_BLOCKS: [usize; 5] = [8, 16, 32, 64, 128];
 // Its online softmax runs from the first tile that the rows beside a row see, so a row's bits depend on them.
 const HOPPER: Capabilities = Capabilities {
     compute_capability: (9, 0),
     exact_compute_capability: true,
     kv_dtypes: &[KvDtype::Same],
-    block_sizes: Sizes::List(&HOPPER_BLOCKS),
+    block_sizes: Sizes::List(&names::HOPPER_BLOCKS),
     row_invariant: None,
     head_sizes: Sizes::List(&[64, 128]),
     ..tiles(0)

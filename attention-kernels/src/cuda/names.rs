@@ -2,6 +2,12 @@
 
 use crate::format::{CacheFormat, Dtype, KvDtype};
 
+/// The crate of the kernels, as it stands in file names.
+pub const MODULE: &str = "attention_kernels";
+
+/// The block sizes of which a tile of 128 tokens is a whole number.
+pub const HOPPER_BLOCKS: [usize; 5] = [8, 16, 32, 64, 128];
+
 /// The head sizes that kernels are compiled for.
 pub(super) const HEAD_SIZES: [usize; 8] = [32, 64, 80, 96, 112, 128, 192, 256];
 

@@ -1,6 +1,6 @@
 //! When a decode splits the contexts over thread blocks: the choice between `cuda.paged_v1` and `cuda.paged_v2`.
 
-use crate::args::PARTITION;
+use crate::shape::PARTITION;
 
 /// A rule as a value. Both choices give the same bits, so that it is about time alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,7 +2,7 @@
 
 use device::{Arg, Buffer, Device, DeviceError, Launch};
 
-use super::MODULE;
+use super::names::MODULE;
 
 /// Threads of a block of both.
 const THREADS: u32 = 256;

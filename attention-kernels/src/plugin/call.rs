@@ -5,9 +5,18 @@ use std::ptr::{null, null_mut};
 
 use device::{Buffer, Device, Pool};
 
-use super::{LoadedKernel, abi};
-use crate::args::{AttentionArgs, BlockCopyArgs, CacheWriteArgs, KernelError, KvCache};
+use super::abi;
+use crate::args::{AttentionArgs, BlockCopyArgs, CacheWriteArgs, KvCache};
+use crate::error::KernelError;
 use crate::format::{Dtype, KvDtype, Layout};
+
+/// A variant's function in a library.
+#[derive(Clone, Copy)]
+pub struct LoadedKernel {
+    pub(super) name: &'static str,
+    pub(super) run: abi::Run,
+    pub(super) last_error: unsafe extern "C" fn(*mut c_char, usize),
+}
 
 impl LoadedKernel {
     /// Attention of one query row a sequence, or many.

@@ -7,6 +7,8 @@
 pub mod abi;
 mod call;
 
+pub use call::LoadedKernel;
+
 use std::ffi::{CStr, c_char};
 use std::path::{Path, PathBuf};
 use std::sync::{PoisonError, RwLock};
@@ -15,7 +17,7 @@ use device::Isa;
 use libloading::Library;
 
 use crate::format::{Dtype, KvDtype, Layout};
-use crate::registry::{Capabilities, Kernel, Operation, Sizes, Variant};
+use crate::variant::{Capabilities, Kernel, Operation, Sizes, Variant};
 
 /// A library that can not be taken. Nothing of it was.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -25,14 +27,6 @@ pub struct PluginError {
     pub path: PathBuf,
     /// One line: what is wrong, and what to do.
     pub what: String,
-}
-
-/// A variant's function in a library.
-#[derive(Clone, Copy)]
-pub struct LoadedKernel {
-    name: &'static str,
-    run: abi::Run,
-    last_error: unsafe extern "C" fn(*mut c_char, usize),
 }
 
 /// What has been taken so far, and from where.

@@ -5,17 +5,18 @@ use std::sync::Arc;
 use device::gemm::WeightFormat;
 use device::{Buffer, Device, Matrix};
 
-use super::grid::{Cell, Shape};
+use super::cell::{Cell, Shape};
 use super::numbers::{Random, element, from_bytes, int8_row, round, to_byte, to_bytes, ulp};
 use super::peaks::BEYOND_CACHES;
 use super::problem::{Look, Problem};
 use super::run::{OnDevice, buffer, bytes, floats};
 use super::time::time;
-use crate::args::{
-    AttentionBatch, BlockCopyArgs, CacheWriteArgs, KernelError, KvCache, KvScales, KvShape, LinearArgs, Rows,
-};
+use crate::args::{BlockCopyArgs, CacheWriteArgs, KvCache, KvScales, LinearArgs, Rows};
+use crate::batch::AttentionBatch;
+use crate::error::KernelError;
 use crate::format::{CacheFormat, Dtype, KvDtype};
-use crate::registry::{Operation, Variant};
+use crate::shape::KvShape;
+use crate::variant::{Operation, Variant};
 use crate::workspace::{Workspace, WorkspaceLimits};
 
 /// Multiply-adds that a truth in float64 may take.

@@ -18,6 +18,7 @@
 //! # Ok::<(), attention_kernels::KernelError>(())
 //! ```
 
+mod cell;
 mod cells;
 pub mod grid;
 pub mod numbers;

@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 use half::{bf16, f16};
 
 use crate::format::{CacheFormat, Dtype, KvDtype};
-use crate::registry::Capabilities;
+use crate::variant::Capabilities;
 
 /// The stored bytes of a float of that type, rounded to nearest even.
 pub fn to_bytes(dtype: Dtype, values: &[f32]) -> Vec<u8> {

@@ -7,8 +7,8 @@ use device::{Buffer, Device, roofline};
 use super::numbers::{Random, from_bytes};
 use super::run::{buffer, bytes};
 use super::time::time;
-use crate::args::KernelError;
 use crate::cuda::{TILE_OPERATIONS, TILE_THREADS, multiply_tiles, read_memory};
+use crate::error::KernelError;
 use crate::format::Dtype;
 
 /// Several times any last cache of a CPU that is met with, and more than four times the L2 cache of a GPU.

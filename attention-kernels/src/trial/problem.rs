@@ -6,8 +6,9 @@
 use std::ops::Range;
 
 use super::numbers::{Random, element, from_byte, round, to_byte};
-use crate::args::{AttentionBatch, KvShape};
+use crate::batch::AttentionBatch;
 use crate::format::{CacheFormat, KvDtype};
+use crate::shape::KvShape;
 
 /// Everything about a call but the device.
 #[derive(Clone)]

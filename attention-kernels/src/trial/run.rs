@@ -7,9 +7,11 @@ use device::{Buffer, Device, DeviceError};
 
 use super::numbers::{element, from_bytes, to_byte, to_bytes, tolerance, ulp};
 use super::problem::{Problem, Truth};
-use crate::args::{AttentionArgs, KernelError, KvCache, KvScales, KvShape};
+use crate::args::{AttentionArgs, KvCache, KvScales};
+use crate::error::KernelError;
 use crate::format::{CacheFormat, Dtype, KvDtype};
-use crate::registry::Variant;
+use crate::shape::KvShape;
+use crate::variant::Variant;
 use crate::workspace::{Workspace, WorkspaceLimits};
 
 impl Problem {

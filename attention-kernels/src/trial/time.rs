@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use device::{Device, Event, Queue};
 
-use crate::args::KernelError;
+use crate::error::KernelError;
 
 /// Times of one call, in order of length.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -24,19 +24,8 @@ struct Module<'a> {
     aliases: BTreeMap<String, Path>,
 }
 
-/// Crates that still have circles; nothing is added here.
-const OPEN: [&str; 1] = ["attention-kernels"];
-
 pub(super) fn check(tree: &Tree) -> Vec<Finding> {
-    let of = |name| match (check_crate(tree, name), OPEN.contains(&name)) {
-        (found, false) => found,
-        (found, true) if found.is_empty() => {
-            let page = File::new("xtask/src/tidy/circles.rs", "");
-            vec![page.finding(format!("{name} has no circle any more; take it off the list of open crates"))]
-        }
-        (_, true) => Vec::new(),
-    };
-    tree.crates().into_iter().flat_map(of).collect()
+    tree.crates().into_iter().flat_map(|name| check_crate(tree, name)).collect()
 }
 
 fn check_crate(tree: &Tree, name: &str) -> Vec<Finding> {
