@@ -18,8 +18,6 @@ use std::fmt;
 use device::gemm::Quantization;
 use serde::{Serialize, Serializer};
 
-use crate::kernels::Activation;
-
 /// A decoder-only transformer.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Decoder {
@@ -114,6 +112,16 @@ pub struct Mlp {
     pub activation: Activation,
     /// `[hidden_size, intermediate_size]`.
     pub down: Linear,
+}
+
+/// What a gate passes through before it multiplies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Activation {
+    /// `x * sigmoid(x)`.
+    Silu,
+    /// Gaussian error linear units by their tanh formula (Hendrycks & Gimpel, 2016).
+    GeluTanh,
 }
 
 /// `y = x·Wᵀ + bias`, of one or several tensors of the checkpoint whose rows stand one below the other.

@@ -63,30 +63,20 @@
 //! # }
 //! ```
 mod chat;
-mod config;
+mod checkpoint;
 pub mod decoder;
-mod demo;
-mod error;
 mod families;
-mod files;
 mod forward;
-mod generation;
-pub mod kernels;
-mod pooling;
 mod tokenizer;
-mod weights;
 
 pub use chat::{ChatInput, ChatTemplate, TemplateError};
-pub use config::ModelConfig;
+pub use checkpoint::{
+    FileBytes, GenerationDefaults, LoadError, ModelFiles, Pooling, WeightDtype, WeightView, Weights, demo,
+};
 pub use decoder::Decoder;
-pub use demo::demo;
-pub use error::LoadError;
-pub use files::{FileBytes, ModelFiles};
+pub use families::ModelConfig;
 pub use forward::{
     Fill, ForwardBatch, GraphCount, GroupBatch, LOGIT_ROWS, LayerGroup, Model, PageLayout, StepLimits, check_weights,
-    checkpoint_dtype, dense_weight_bytes, graph_sizes, kv_scale_bytes, layers_with_kv_scales, weight_bytes,
+    checkpoint_dtype, dense_weight_bytes, graph_sizes, kernels, kv_scale_bytes, layers_with_kv_scales, weight_bytes,
 };
-pub use generation::GenerationDefaults;
-pub use pooling::Pooling;
 pub use tokenizer::{TokenizeError, Tokenizer};
-pub use weights::{WeightDtype, WeightView, Weights};

@@ -92,7 +92,7 @@ pub(crate) fn load_on(
     progress: Progress<'_>,
 ) -> Result<Loaded, EngineError> {
     let opened = open_on(engine, device)?;
-    let defaults = GenerationDefaults::load(&opened.files, &opened.config)?;
+    let defaults = GenerationDefaults::load(&opened.files, &opened.config.eos_token_ids)?;
     let tokenizer = Arc::new(Tokenizer::load(&opened.files)?);
     tokenizer.check(opened.config.decoder.vocab_size())?;
     let chat_template = ChatTemplate::load(&opened.files)?;

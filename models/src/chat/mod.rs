@@ -16,8 +16,8 @@ use serde_json::{Map, Value, json};
 
 use source::{DEFAULT, TOOL_USE};
 
-use crate::error::{LoadError, one_line};
-use crate::files::ModelFiles;
+use crate::checkpoint::error::{LoadError, one_line};
+use crate::checkpoint::files::ModelFiles;
 use environment::{Raised, Templates};
 use source::TemplateSource;
 

@@ -2,8 +2,8 @@
 
 use serde_json::{Map, Value};
 
-use crate::error::LoadError;
-use crate::files::ModelFiles;
+use crate::checkpoint::error::LoadError;
+use crate::checkpoint::files::ModelFiles;
 
 /// Name of the template for plain conversations.
 pub(super) const DEFAULT: &str = "default";

@@ -1,11 +1,11 @@
 //! What the families have in common: keys of `config.json` that most of them share, and the parts of Llama's layers under the
 //! names that most checkpoints give them.
 
-use crate::config::fields::Fields;
-use crate::config::rope;
+use super::rope;
+use crate::checkpoint::error::LoadError;
+use crate::checkpoint::fields::Fields;
+use crate::decoder::Activation;
 use crate::decoder::{Attention, Branch, Decoder, Form, Heads, Layer, Linear, Mixer, Mlp, Norm, Part, Role, Rope};
-use crate::error::LoadError;
-use crate::kernels::Activation;
 
 /// Greatest sizes that are taken for a model and not for a broken file; their products stay far from overflow.
 const MAX_VOCAB: u64 = 1 << 24;

@@ -2,9 +2,9 @@
 
 use super::Family;
 use super::common::{Common, Windows};
-use crate::config::fields::Fields;
+use crate::checkpoint::error::LoadError;
+use crate::checkpoint::fields::Fields;
 use crate::decoder::Decoder;
-use crate::error::LoadError;
 
 pub(super) const FAMILY: Family = Family { class: "MistralForCausalLM", model_type: "mistral", declare };
 

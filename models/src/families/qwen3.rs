@@ -3,9 +3,9 @@
 
 use super::Family;
 use super::common::{Common, Windows};
-use crate::config::fields::Fields;
+use crate::checkpoint::error::LoadError;
+use crate::checkpoint::fields::Fields;
 use crate::decoder::Decoder;
-use crate::error::LoadError;
 
 pub(super) const FAMILY: Family = Family { class: "Qwen3ForCausalLM", model_type: "qwen3", declare };
 

@@ -10,11 +10,12 @@ use attention_kernels::{CacheWriteArgs, Dtype, KernelError, KernelSet, Workspace
 use device::gemm::WeightFormat;
 use device::{Buffer, Device, DeviceError, Matrix, Mirror, Pinned, Queue, Uploader};
 
+use super::kernels::{self as launch, HeadsArgs};
 use super::ops::{LayerOps, Norm, Out, QkvRows};
 use super::scales::Calibration;
 use super::{ForwardBatch, LOGIT_ROWS, PageLayout, StepLimits};
+use crate::decoder::Activation;
 use crate::decoder::{Decoder, Heads};
-use crate::kernels::{self as launch, Activation, HeadsArgs};
 
 pub(super) struct Launched {
     device: Arc<dyn Device>,

@@ -29,6 +29,7 @@ mod clock;
 mod graph_sizes;
 mod graphs;
 mod groups;
+pub mod kernels;
 mod launched;
 mod linear;
 mod model;

@@ -13,7 +13,7 @@ use device::{Buffer, Device, Isa, Matrix, Pool};
 
 use super::scales::Calibration;
 use super::{ForwardBatch, StepLimits};
-use crate::kernels::Activation;
+use crate::decoder::Activation;
 
 /// Some heads of every row of a fused QKV buffer.
 #[derive(Clone, Copy)]

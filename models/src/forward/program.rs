@@ -14,8 +14,8 @@
 
 use attention_kernels::KernelSet;
 
+use crate::decoder::Activation;
 use crate::decoder::{Decoder, Form, Mixer, Rope};
-use crate::kernels::Activation;
 
 /// A buffer of a step with one row for each token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

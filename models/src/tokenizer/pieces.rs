@@ -16,7 +16,7 @@ use tokenizers::Tokenizer;
 
 use super::bytes::{TokenSpelling, flatten};
 use super::error::TokenizeError;
-use crate::error::one_line;
+use crate::checkpoint::error::one_line;
 
 /// Bytes of a piece.
 const PIECE: usize = 32 << 10;

@@ -2,7 +2,8 @@
 
 use attention_kernels::Dtype;
 use device::Device;
-use models::kernels::{self, Activation};
+use models::decoder::Activation;
+use models::kernels;
 
 use super::numbers::{Random, from_bytes, to_bytes};
 use super::{KERNELS, buffer, bytes, check, floats, numbers_of};

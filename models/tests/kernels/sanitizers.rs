@@ -2,7 +2,8 @@
 
 use attention_kernels::Dtype;
 use device::Device;
-use models::kernels::{self, Activation};
+use models::decoder::Activation;
+use models::kernels;
 use xtask::kernels::host::Sanitizer;
 
 use super::numbers::Random;

@@ -2,10 +2,9 @@
 
 use serde_json::{Map, Value};
 
-use crate::config::ModelConfig;
-use crate::config::fields::Fields;
-use crate::error::LoadError;
-use crate::files::ModelFiles;
+use crate::checkpoint::error::LoadError;
+use crate::checkpoint::fields::Fields;
+use crate::checkpoint::files::ModelFiles;
 
 const FILE: &str = "generation_config.json";
 
@@ -29,18 +28,19 @@ pub struct GenerationDefaults {
 }
 
 impl GenerationDefaults {
-    /// Reads `generation_config.json`, which may be missing; the end tokens fall back to those of `config.json`.
+    /// Reads `generation_config.json`, which may be missing; `eos_token_ids` are the end tokens where it has none:
+    /// those of `config.json`.
     ///
     /// # Errors
     /// When the file is broken or a value is out of its range.
-    pub fn load(files: &ModelFiles, config: &ModelConfig) -> Result<GenerationDefaults, LoadError> {
+    pub fn load(files: &ModelFiles, eos_token_ids: &[u32]) -> Result<GenerationDefaults, LoadError> {
         let map: Map<String, Value> = files.read_optional_json(FILE)?;
         let fields = Fields::new(files.locate(FILE), &map);
         let number = |key: &str, expected: &str, in_range: fn(f64) -> bool| -> Result<Option<f32>, LoadError> {
             Ok(fields.float(key, expected, in_range)?.map(|value| value as f32))
         };
         let eos_token_ids = match fields.token_ids("eos_token_id")? {
-            ids if ids.is_empty() => config.eos_token_ids.clone(),
+            ids if ids.is_empty() => eos_token_ids.to_vec(),
             ids => ids,
         };
         Ok(GenerationDefaults {

@@ -5,7 +5,8 @@
 
 use attention_kernels::{CacheFormat, Dtype, KernelError, KvCache, KvDtype, KvScales};
 use device::{Arg, Buffer, Device, Launch};
-use serde::Serialize;
+
+use crate::decoder::Activation;
 
 /// The crate of the kernels, as it stands in file names.
 pub const MODULE: &str = "models";
@@ -215,16 +216,6 @@ fn heads_kernel(format: CacheFormat) -> &'static str {
 
 fn optional(buffer: Option<&Buffer>) -> Arg<'_> {
     buffer.map_or(Arg::null(), |buffer| Arg::pointer(buffer, 0))
-}
-
-/// What a gate passes through before it multiplies.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Activation {
-    /// `x * sigmoid(x)`.
-    Silu,
-    /// Gaussian error linear units by their tanh formula (Hendrycks & Gimpel, 2016).
-    GeluTanh,
 }
 
 /// `target = activation(gate) * up`, with `gate_up` rows of `[gate; width][up; width]`.

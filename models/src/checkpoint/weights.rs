@@ -14,8 +14,8 @@ use safetensors::Dtype;
 use safetensors::tensor::Metadata;
 use serde::Deserialize;
 
-use crate::error::{LoadError, one_line};
-use crate::files::{FileBytes, ModelFiles};
+use crate::checkpoint::error::{LoadError, one_line};
+use crate::checkpoint::files::{FileBytes, ModelFiles};
 
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";

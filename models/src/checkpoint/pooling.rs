@@ -4,8 +4,8 @@
 
 use serde_json::{Map, Value};
 
-use crate::error::LoadError;
-use crate::files::ModelFiles;
+use crate::checkpoint::error::LoadError;
+use crate::checkpoint::files::ModelFiles;
 
 const FILE: &str = "1_Pooling/config.json";
 

@@ -5,18 +5,20 @@
 //! is not supported (another activation, another rope, a quantised checkpoint) is refused by name. Other keys are ignored.
 
 mod common;
+mod config;
 mod llama;
 mod mistral;
 mod qwen2;
 mod qwen3;
+mod rope;
 
 use serde_json::Value;
 
-pub(crate) use common::max_position_embeddings;
+pub use config::ModelConfig;
 
-use crate::config::fields::Fields;
+use crate::checkpoint::error::{LoadError, one_line};
+use crate::checkpoint::fields::Fields;
 use crate::decoder::Decoder;
-use crate::error::{LoadError, one_line};
 
 /// A family of decoders.
 pub(crate) struct Family {

@@ -1,8 +1,8 @@
 //! The rotary embedding from `rope_scaling` (older) or `rope_parameters` (newer).
 
-use super::fields::Fields;
+use crate::checkpoint::error::LoadError;
+use crate::checkpoint::fields::Fields;
 use crate::decoder::{Rope, RopeScaling};
-use crate::error::LoadError;
 
 /// What transformers takes for an absent key.
 const DEFAULT_THETA: f64 = 10_000.0;

@@ -5,8 +5,8 @@
 
 use std::collections::HashSet;
 
-use crate::error::{LoadError, one_line};
-use crate::files::ModelFiles;
+use crate::checkpoint::error::{LoadError, one_line};
+use crate::checkpoint::files::ModelFiles;
 
 mod bytes;
 mod error;

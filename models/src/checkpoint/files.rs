@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use memmap2::Mmap;
 use serde::de::DeserializeOwned;
 
-use crate::error::{LoadError, one_line};
+use crate::checkpoint::error::{LoadError, one_line};
 
 /// The files of one checkpoint.
 #[derive(Clone, Debug)]

@@ -4,7 +4,7 @@ use std::ops::RangeInclusive;
 
 use serde_json::{Map, Value};
 
-use crate::error::{LoadError, one_line};
+use crate::checkpoint::error::{LoadError, one_line};
 
 /// A JSON object of `file`. An absent key and `null` read alike: `None`.
 pub(crate) struct Fields<'a> {

@@ -1,16 +1,13 @@
 //! `config.json` as this engine understands it, whatever the spelling on disk.
 
-pub(crate) mod fields;
-pub(crate) mod rope;
-
 use serde::Serialize;
 use serde_json::{Map, Value};
 
+use super::common::max_position_embeddings;
+use crate::checkpoint::error::LoadError;
+use crate::checkpoint::fields::Fields;
+use crate::checkpoint::files::ModelFiles;
 use crate::decoder::Decoder;
-use crate::error::LoadError;
-use crate::families;
-use crate::files::ModelFiles;
-use fields::Fields;
 
 const FILE: &str = "config.json";
 
@@ -35,7 +32,7 @@ impl ModelConfig {
     pub fn load(files: &ModelFiles) -> Result<ModelConfig, LoadError> {
         let map: Map<String, Value> = files.read_json(FILE)?;
         let fields = Fields::new(files.locate(FILE), &map);
-        let family = families::find(&fields, &files.locate(FILE))?;
+        let family = super::find(&fields, &files.locate(FILE))?;
         if let Some(quantization) = fields.object("quantization_config")? {
             let expected = "an unquantised checkpoint (F32, F16 or BF16 weights)";
             return Err(match quantization.get("quant_method") {
@@ -46,7 +43,7 @@ impl ModelConfig {
         Ok(ModelConfig {
             architecture: family.class,
             decoder: (family.declare)(&fields)?,
-            max_position_embeddings: families::max_position_embeddings(&fields)?,
+            max_position_embeddings: max_position_embeddings(&fields)?,
             eos_token_ids: fields.token_ids("eos_token_id")?,
         })
     }

@@ -1,0 +1,16 @@
+//! The files of a checkpoint, read and checked: settings, weights, defaults. Nothing here knows a family.
+
+mod demo;
+pub(crate) mod error;
+pub(crate) mod fields;
+pub(crate) mod files;
+mod generation;
+mod pooling;
+mod weights;
+
+pub use demo::demo;
+pub use error::LoadError;
+pub use files::{FileBytes, ModelFiles};
+pub use generation::GenerationDefaults;
+pub use pooling::Pooling;
+pub use weights::{WeightDtype, WeightView, Weights};
