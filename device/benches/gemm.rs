@@ -8,7 +8,8 @@ use std::hint::black_box;
 use std::time::Duration;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use device::gemm::{Gemm, PackedMatrix, Quantization, Rows, WeightFormat, gemm};
+use device::Dtype;
+use device::gemm::{Gemm, PackedMatrix, Quantization, Rows, gemm};
 use device::{Isa, Pool, roofline};
 
 /// `(name, k, n)`: the fused matrices of a layer, and the vocabulary.
@@ -50,10 +51,10 @@ fn products(criterion: &mut Criterion) {
         let bf16: Vec<u8> = dense.iter().flat_map(|&w| half::bf16::from_f32(w).to_le_bytes()).collect();
         let f32: Vec<u8> = dense.iter().flat_map(|w| w.to_le_bytes()).collect();
         let matrices = [
-            ("q8", PackedMatrix::quantize(&pool, Quantization::Q8, k, &[(WeightFormat::F32, &f32)]).ok()),
-            ("q4", PackedMatrix::quantize(&pool, Quantization::Q4, k, &[(WeightFormat::F32, &f32)]).ok()),
-            ("bf16", PackedMatrix::pack(&pool, k, &[(WeightFormat::Bf16, &bf16)]).ok()),
-            ("f32", PackedMatrix::pack(&pool, k, &[(WeightFormat::F32, &f32)]).ok()),
+            ("q8", PackedMatrix::quantize(&pool, Quantization::Q8, k, &[(Dtype::F32, &f32)]).ok()),
+            ("q4", PackedMatrix::quantize(&pool, Quantization::Q4, k, &[(Dtype::F32, &f32)]).ok()),
+            ("bf16", PackedMatrix::pack(&pool, k, &[(Dtype::Bf16, &bf16)]).ok()),
+            ("f32", PackedMatrix::pack(&pool, k, &[(Dtype::F32, &f32)]).ok()),
         ];
         let mut group = criterion.benchmark_group(name);
         for rows in ROWS {

@@ -11,14 +11,16 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use crate::buffer::{Buffer, Memory, SimMemory};
-use crate::gemm::{PackedMatrix, Product, Quantization, Shape, WeightFormat};
+use crate::gemm::{PackedMatrix, Product, Quantization, Shape};
 use crate::graph::{Graph, Recorded, Tape};
 use crate::memory::HostMemory;
 use crate::pinned::{Locked, Pinned};
 use crate::queue::{Event, Mark, Progress};
 use crate::sim::{Libraries, Part, SimError, Work};
 use crate::stream::Queue;
-use crate::{Device, DeviceError, Isa, Launch, LaunchError, Matrix, MemoryInfo, Options, Pool, Profile};
+use crate::{
+    Device, DeviceError, Dtype, Features, Isa, Launch, LaunchError, Matrix, MemoryInfo, Options, Pool, Profile,
+};
 
 /// Memory of this machine now, or of the container that this process is in.
 pub fn host_memory() -> MemoryInfo {
@@ -143,31 +145,26 @@ impl Device for Host {
         memory.map(Buffer).ok_or(DeviceError::OutOfMemory { device: self.name(), wanted: bytes })
     }
 
-    fn matrix(&self, k: usize, parts: &[(WeightFormat, &[u8])]) -> Result<Matrix, DeviceError> {
-        match self.kernels {
-            None => PackedMatrix::pack(&self.pool, k, parts).map(Matrix::packed),
-            Some(_) => Err(DeviceError::NoMatrices(self.name())),
-        }
-    }
-
-    fn quantized_matrix(
+    fn packed_matrix(
         &self,
-        quantization: Quantization,
+        quantization: Option<Quantization>,
         k: usize,
-        parts: &[(WeightFormat, &[u8])],
+        parts: &[(Dtype, &[u8])],
     ) -> Result<Matrix, DeviceError> {
-        match self.kernels {
-            None => PackedMatrix::quantize(&self.pool, quantization, k, parts).map(Matrix::packed),
-            Some(_) => Err(DeviceError::NoQuantization { device: self.name(), quantization }),
-        }
+        let packed = match (&self.kernels, quantization) {
+            (Some(_), _) => return Err(DeviceError::NoMatrices(self.name())),
+            (None, None) => PackedMatrix::pack(&self.pool, k, parts),
+            (None, Some(quantization)) => PackedMatrix::quantize(&self.pool, quantization, k, parts),
+        };
+        packed.map(Matrix::packed)
     }
 
     fn profile(&self) -> Option<&Arc<Profile>> {
         self.profile.as_ref()
     }
 
-    fn is_host(&self) -> bool {
-        self.kernels.is_none()
+    fn features(&self) -> Features {
+        if self.kernels.is_none() { Features::HOST } else { Features::LAUNCHING }
     }
 
     fn product(&self, product: Product<'_>) -> Result<(), DeviceError> {

@@ -15,7 +15,7 @@
 //!
 //! A caller that stays within [`Device`] does not learn which one it has, and what one forbids the others forbid: that
 //! is how the CUDA path of a program is tested on a machine without a GPU. Layers are host code over packed
-//! weights on `cpu` ([`Device::matrix`]), and launches with [`Device::product`]s between them on the other two.
+//! weights on `cpu` ([`Uploader::matrix`]), and launches with [`Device::product`]s between them on the other two.
 //!
 //! ```
 //! use device::Queue;
@@ -48,6 +48,7 @@
 pub mod allocator;
 mod buffer;
 mod cuda;
+mod dtype;
 mod error;
 mod files;
 pub mod gemm;
@@ -73,6 +74,7 @@ use std::sync::Arc;
 
 pub use buffer::Buffer;
 pub use cuda::{CudaError, Refusal};
+pub use dtype::Dtype;
 pub use error::DeviceError;
 pub use graph::Graph;
 pub use host::host_memory;
@@ -98,6 +100,26 @@ pub struct MemoryInfo {
     pub available: u64,
 }
 
+/// What a backend can do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Features {
+    /// The types that it computes layers in.
+    pub compute: &'static [Dtype],
+    /// It packs matrices for its products ([`Device::packed_matrix`]) and can quantise them. Else they are
+    /// [`Matrix::dense`], in the type that is computed in, and their products [`Device::product`].
+    pub packs_matrices: bool,
+    /// It runs kernels ([`Device::launch`]): layers and sampling are such kernels, and a graph can replay a step. Else they are
+    /// code of the host.
+    pub launches: bool,
+}
+
+impl Features {
+    /// Of `cpu`.
+    pub const HOST: Features = Features { compute: &[Dtype::F32], packs_matrices: true, launches: false };
+    /// Of `cuda` and `cuda-sim`.
+    pub const LAUNCHING: Features = Features { compute: &Dtype::ALL, packs_matrices: false, launches: true };
+}
+
 /// Something that holds memory and computes.
 ///
 /// A device has two [`Queue`]s. Calls that name none are ordered on [`Queue::Compute`]. Memory, events and launches of
@@ -116,22 +138,22 @@ pub trait Device: Send + Sync {
     }
     /// Zeroed memory, 64-byte aligned. Untouched pages cost nothing on a CPU.
     fn alloc(&self, bytes: usize) -> Result<Buffer, DeviceError>;
-    /// A weight matrix `[n, k]`, given as the rows of one or more checkpoint tensors one below the other, in the form
-    /// that this device multiplies with.
-    fn matrix(&self, k: usize, parts: &[(gemm::WeightFormat, &[u8])]) -> Result<Matrix, DeviceError>;
-    /// The same, quantised on the way; an error where the backend has no product for such weights.
-    fn quantized_matrix(
+    /// A weight matrix `[n, k]`, given as the rows of one or more checkpoint tensors one below the other, packed for the
+    /// products of this device and quantised where that is asked for. [`Uploader::matrix`] makes one on any device.
+    ///
+    /// # Errors
+    /// The backend packs no matrices ([`Features::packs_matrices`]), or the parts are not whole rows.
+    fn packed_matrix(
         &self,
-        quantization: gemm::Quantization,
+        _quantization: Option<gemm::Quantization>,
         _k: usize,
-        _parts: &[(gemm::WeightFormat, &[u8])],
+        _parts: &[(Dtype, &[u8])],
     ) -> Result<Matrix, DeviceError> {
-        Err(DeviceError::NoQuantization { device: self.name(), quantization })
+        Err(DeviceError::NoMatrices(self.name()))
     }
-    /// Whether weights are packed for the CPU ([`Device::matrix`]) and layers are host code. Else weights are
-    /// [`Matrix::dense`], and products are [`Device::product`].
-    fn is_host(&self) -> bool {
-        false
+    /// What the backend can do.
+    fn features(&self) -> Features {
+        Features::LAUNCHING
     }
     /// Opens what products need now rather than at the first one. On `cuda` that is cuBLASLt and its workspace.
     ///
@@ -248,7 +270,7 @@ pub trait Device: Send + Sync {
     }
 }
 
-/// A weight matrix on a device; made by [`Device::matrix`] or [`Matrix::dense`].
+/// A weight matrix on a device; made by [`Uploader::matrix`] or [`Matrix::dense`].
 pub struct Matrix(Stored);
 
 enum Stored {
@@ -293,7 +315,7 @@ impl Matrix {
     ///
     /// # Errors
     /// The buffer holds another number of them.
-    pub fn dense(format: gemm::WeightFormat, n: usize, k: usize, numbers: Buffer) -> Result<Matrix, DeviceError> {
+    pub fn dense(format: Dtype, n: usize, k: usize, numbers: Buffer) -> Result<Matrix, DeviceError> {
         if numbers.len_bytes() != n * k * format.bytes() {
             return Err(DeviceError::BadMatrix(k));
         }

@@ -1,8 +1,8 @@
 //! Numbers of a checkpoint on their way to a device: converted where they must be, through two page-locked buffers in turn,
 //! so that one is filled while the other is copied.
 
-use crate::gemm::WeightFormat;
-use crate::{Buffer, Device, DeviceError, Event, Pinned, Queue};
+use crate::gemm::Quantization;
+use crate::{Buffer, Device, DeviceError, Dtype, Event, Matrix, Pinned, Queue};
 
 /// Bytes of one staging buffer.
 const STAGE: usize = 16 << 20;
@@ -37,8 +37,8 @@ impl<'a> Uploader<'a> {
     ///
     /// # Errors
     /// There is no memory for it, or a copy fails.
-    pub fn numbers(&mut self, format: WeightFormat, parts: &[(WeightFormat, &[u8])]) -> Result<Buffer, DeviceError> {
-        let count = |part: &(WeightFormat, &[u8])| part.1.len() / part.0.bytes();
+    pub fn numbers(&mut self, format: Dtype, parts: &[(Dtype, &[u8])]) -> Result<Buffer, DeviceError> {
+        let count = |part: &(Dtype, &[u8])| part.1.len() / part.0.bytes();
         let mut buffer = self.device.alloc(parts.iter().map(count).sum::<usize>() * format.bytes())?;
         let mut at = 0;
         for (from, data) in parts {
@@ -62,6 +62,25 @@ impl<'a> Uploader<'a> {
         }
         Ok(buffer)
     }
+
+    /// A weight matrix `[n, k]`, given as the rows of its parts one below the other, in the form that the device multiplies
+    /// with: packed and, where that is asked for, quantised; or dense numbers of type `dtype`.
+    ///
+    /// # Errors
+    /// See [`Uploader::numbers`] and [`Device::packed_matrix`]; [`DeviceError::NoQuantization`] where the device packs none.
+    pub fn matrix(
+        &mut self,
+        quantization: Option<Quantization>,
+        dtype: Dtype,
+        [n, k]: [usize; 2],
+        parts: &[(Dtype, &[u8])],
+    ) -> Result<Matrix, DeviceError> {
+        match quantization {
+            _ if self.device.features().packs_matrices => self.device.packed_matrix(quantization, k, parts),
+            Some(quantization) => Err(DeviceError::NoQuantization { device: self.device.name(), quantization }),
+            None => Matrix::dense(dtype, n, k, self.numbers(dtype, parts)?),
+        }
+    }
 }
 
 #[cfg(test)]
@@ -74,8 +93,8 @@ mod tests {
         let device = crate::open("cpu", Some(2)).unwrap();
         let long: Vec<u8> = (0..STAGE / 4 + 5).flat_map(|i| (i as f32).to_le_bytes()).collect();
         let short = half::f16::from_f32(2.5).to_le_bytes();
-        let parts = [(WeightFormat::F32, &long[..]), (WeightFormat::F16, &short[..])];
-        let buffer = Uploader::new(&*device).unwrap().numbers(WeightFormat::F32, &parts).unwrap();
+        let parts = [(Dtype::F32, &long[..]), (Dtype::F16, &short[..])];
+        let buffer = Uploader::new(&*device).unwrap().numbers(Dtype::F32, &parts).unwrap();
         let found = buffer.host::<f32>().unwrap();
         assert!(found.iter().enumerate().take(STAGE / 4 + 5).all(|(i, x)| *x == i as f32));
         assert_eq!(found[STAGE / 4 + 5..], [2.5]);

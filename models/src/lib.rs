@@ -70,13 +70,11 @@ mod forward;
 mod tokenizer;
 
 pub use chat::{ChatInput, ChatTemplate, TemplateError};
-pub use checkpoint::{
-    FileBytes, GenerationDefaults, LoadError, ModelFiles, Pooling, WeightDtype, WeightView, Weights, demo,
-};
+pub use checkpoint::{FileBytes, GenerationDefaults, LoadError, ModelFiles, Pooling, WeightView, Weights, demo};
 pub use decoder::Decoder;
 pub use families::ModelConfig;
 pub use forward::{
     Fill, ForwardBatch, GraphCount, GroupBatch, LOGIT_ROWS, LayerGroup, Model, PageLayout, StepLimits, check_weights,
-    checkpoint_dtype, dense_weight_bytes, graph_sizes, kernels, kv_scale_bytes, layers_with_kv_scales, weight_bytes,
+    checkpoint_dtype, graph_sizes, kernels, kv_scale_bytes, layers_with_kv_scales, weight_bytes,
 };
 pub use tokenizer::{TokenizeError, Tokenizer};

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::common::{CASES, expected, files, folder, ids, list, text};
 use attention_kernels::{Dtype, KernelChoice, KernelSet, KvCache, KvDtype, Needs, select};
 use device::{Device, Options};
-use models::{Decoder, ForwardBatch, Model, ModelConfig, StepLimits, Weights, dense_weight_bytes, kv_scale_bytes};
+use models::{Decoder, ForwardBatch, Model, ModelConfig, StepLimits, Weights, kv_scale_bytes, weight_bytes};
 use safetensors::SafeTensors;
 
 const LIMITS: StepLimits = StepLimits { max_rows: 80, max_seqs: 2, max_model_len: 256, block_size: 8, num_blocks: 32 };
@@ -130,11 +130,12 @@ fn the_memory_of_a_model_is_what_was_planned_and_no_step_takes_any() {
         let loaded = load_keeping(case, dtype, kv_dtype, &KernelChoice::default());
         let Some(Loaded { device, decoder, kernels, mut model }) = loaded else { return };
         assert_eq!(model.is_calibrating(), kv_dtype.takes_scales());
-        let scales = kv_scale_bytes(&decoder, &Weights::open(&files(case)).unwrap(), true).unwrap();
+        let weights = Weights::open(&files(case)).unwrap();
+        let scales = kv_scale_bytes(&decoder, &weights, true).unwrap();
         let scales = if kv_dtype.takes_scales() { scales } else { 0 };
         assert_eq!(scales == 0, !kv_dtype.takes_scales());
-        let step = Model::launched_step_bytes(&decoder, &kernels, &LIMITS);
-        let planned = dense_weight_bytes(&decoder, dtype) + step + scales;
+        let step = Model::step_bytes(device.features(), &decoder, &kernels, &LIMITS);
+        let planned = weight_bytes(&decoder, &weights, device.features(), dtype).unwrap() + step + scales;
         assert_eq!(device.allocated(), Some(planned), "{case} in {dtype}");
         let mut caches = model.new_cache(LIMITS.num_blocks, LIMITS.block_size).unwrap();
         let cache = caches.iter().map(|cache| 2 * cache.shape.num_blocks * cache.block_bytes()).sum::<usize>() as u64;

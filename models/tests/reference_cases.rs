@@ -1,8 +1,9 @@
 //! The reference checkpoints as they stand: configuration, weights, tokenizer and chat template.
 
 use crate::common::{CASES, Summary, expected, files, folder, ids, list, summary, text};
+use device::Dtype;
 use models::decoder::{Heads, Rope, RopeScaling};
-use models::{ChatInput, ChatTemplate, GenerationDefaults, ModelConfig, ModelFiles, Tokenizer, WeightDtype, Weights};
+use models::{ChatInput, ChatTemplate, GenerationDefaults, ModelConfig, ModelFiles, Tokenizer, Weights};
 use serde_json::{Map, Value};
 
 #[test]
@@ -154,7 +155,7 @@ fn the_configuration_accounts_for_every_tensor_of_the_checkpoint() {
         tensors.sort();
         declared.sort();
         assert_eq!(declared, tensors, "{case}");
-        let stored = if case == "llama31-rope" { WeightDtype::BF16 } else { WeightDtype::F32 };
+        let stored = if case == "llama31-rope" { Dtype::Bf16 } else { Dtype::F32 };
         let mut bytes = 0;
         for (name, shape) in &tensors {
             let view = weights.expect(name, shape).unwrap();

@@ -5,15 +5,15 @@ use std::fs;
 
 use crate::common::{Copy, files, message};
 use half::{bf16, f16};
-use models::{WeightDtype, Weights};
-use safetensors::tensor::{Dtype, SafeTensors, TensorView};
+use models::Weights;
+use safetensors::tensor::{SafeTensors, TensorView};
 use serde_json::json;
 
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 
 /// Rewrites the weights with other names or types: `change` gives a name, a type and bytes.
-fn rewrite(copy: Copy, change: impl Fn(&str, &TensorView) -> (String, Dtype, Vec<u8>)) -> Copy {
+fn rewrite(copy: Copy, change: impl Fn(&str, &TensorView) -> (String, safetensors::Dtype, Vec<u8>)) -> Copy {
     let bytes = fs::read(copy.path(SINGLE)).unwrap();
     let tensors = SafeTensors::deserialize(&bytes).unwrap();
     let changed: Vec<_> = tensors.iter().map(|(name, view)| (change(name, &view), view.shape().to_vec())).collect();
@@ -54,8 +54,8 @@ fn shard_name(position: usize, count: usize) -> String {
 fn half_precision_is_widened_exactly() {
     let original = Weights::open(&files("llama")).unwrap();
     let narrow = [
-        (WeightDtype::F16, Dtype::F16, (|value| f16::from_f32(value).to_bits()) as fn(f32) -> u16),
-        (WeightDtype::BF16, Dtype::BF16, |value| bf16::from_f32(value).to_bits()),
+        (device::Dtype::F16, safetensors::Dtype::F16, (|value| f16::from_f32(value).to_bits()) as fn(f32) -> u16),
+        (device::Dtype::Bf16, safetensors::Dtype::BF16, |value| bf16::from_f32(value).to_bits()),
     ];
     for (dtype, stored, narrow) in narrow {
         let copy = rewrite(Copy::of("llama"), |name, view| (name.to_string(), stored, halve(narrow)(view.data())));
@@ -67,7 +67,7 @@ fn half_precision_is_widened_exactly() {
             let rounded: Vec<f32> = wide
                 .iter()
                 .map(|value| match dtype {
-                    WeightDtype::F16 => f16::from_f32(*value).to_f32(),
+                    device::Dtype::F16 => f16::from_f32(*value).to_f32(),
                     _ => bf16::from_f32(*value).to_f32(),
                 })
                 .collect();
@@ -104,7 +104,7 @@ fn names_are_found_with_and_without_their_prefix() {
 #[test]
 fn tensors_that_nobody_asks_for_may_be_of_any_type() {
     let change = |name: &str, view: &TensorView| match name {
-        "lm_head.weight" => (name.to_string(), Dtype::I32, view.data().to_vec()),
+        "lm_head.weight" => (name.to_string(), safetensors::Dtype::I32, view.data().to_vec()),
         _ => (name.to_string(), view.dtype(), view.data().to_vec()),
     };
     let copy = rewrite(Copy::of("llama"), change);

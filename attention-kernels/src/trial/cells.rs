@@ -2,8 +2,7 @@
 
 use std::sync::Arc;
 
-use device::gemm::WeightFormat;
-use device::{Buffer, Device, Matrix};
+use device::{Buffer, Device, Uploader};
 
 use super::cell::{Cell, Shape};
 use super::numbers::{Random, element, from_bytes, int8_row, round, to_byte, to_bytes, ulp};
@@ -258,10 +257,8 @@ fn products(
     let input = floats(device, &x)?;
     let mut output: Buffer = device.alloc(rows * k * size_of::<f32>())?;
     let (weights, moved) = (k * k * size_of::<f32>(), (k * k + 2 * rows * k) * size_of::<f32>());
-    let matrix = |_| match device.is_host() {
-        true => Ok(device.matrix(k, &[(WeightFormat::F32, raw.as_slice())])?),
-        false => Ok::<_, KernelError>(Matrix::dense(WeightFormat::F32, k, k, buffer(device, &raw)?)?),
-    };
+    let mut uploader = Uploader::new(device)?;
+    let matrix = |_| uploader.matrix(None, Dtype::F32, [k, k], &[(Dtype::F32, raw.as_slice())]);
     let matrices = (0..sets(device, weights)).map(matrix).collect::<Result<Vec<_>, _>>()?;
     for variant in variants {
         let mut multiply = |i: usize| {

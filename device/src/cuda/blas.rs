@@ -28,7 +28,7 @@ use cudarc::driver::sys::CUdeviceptr;
 use super::context::Context;
 use super::error::CudaError;
 use super::memory::DeviceMemory;
-use crate::gemm::WeightFormat;
+use crate::Dtype;
 use crate::{DeviceError, Queue};
 
 /// Bytes of workspace: what NVIDIA recommends for Hopper.
@@ -47,8 +47,8 @@ pub(super) struct Shape {
     pub n: usize,
     pub k: usize,
     pub rows: usize,
-    pub format: WeightFormat,
-    pub y_format: WeightFormat,
+    pub format: Dtype,
+    pub y_format: Dtype,
     pub bias: bool,
 }
 
@@ -249,11 +249,11 @@ fn address<T>(value: &T) -> *const c_void {
     std::ptr::from_ref(value).cast()
 }
 
-fn data_type(format: WeightFormat) -> DataType {
+fn data_type(format: Dtype) -> DataType {
     match format {
-        WeightFormat::F32 => DataType::CUDA_R_32F,
-        WeightFormat::F16 => DataType::CUDA_R_16F,
-        WeightFormat::Bf16 => DataType::CUDA_R_16BF,
+        Dtype::F32 => DataType::CUDA_R_32F,
+        Dtype::F16 => DataType::CUDA_R_16F,
+        Dtype::Bf16 => DataType::CUDA_R_16BF,
     }
 }
 

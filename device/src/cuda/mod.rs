@@ -23,12 +23,12 @@ use cudarc::driver::result;
 use cudarc::driver::sys;
 
 use crate::buffer::{Buffer, Memory};
-use crate::gemm::{Product, WeightFormat};
+use crate::gemm::Product;
 use crate::graph::{Graph, Recorded, Tape};
 use crate::pinned::{Locked, Pinned};
 use crate::queue::{Event, Mark, Progress};
 use crate::stream::Queue;
-use crate::{Device, DeviceError, Launch, LaunchError, Matrix, MemoryInfo, Options, Pool, Profile};
+use crate::{Device, DeviceError, Launch, LaunchError, MemoryInfo, Options, Pool, Profile};
 use blas::Blas;
 use context::Context;
 use error::refused;
@@ -133,10 +133,6 @@ impl Device for Cuda {
     fn alloc(&self, bytes: usize) -> Result<Buffer, DeviceError> {
         self.tape.refuse("an allocation")?;
         DeviceMemory::zeroed(&self.context, bytes).map(|memory| Buffer(Memory::Cuda(Arc::new(memory))))
-    }
-
-    fn matrix(&self, _: usize, _: &[(WeightFormat, &[u8])]) -> Result<Matrix, DeviceError> {
-        Err(DeviceError::NoMatrices(NAME))
     }
 
     fn load_products(&self) -> Result<(), DeviceError> {

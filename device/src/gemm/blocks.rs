@@ -15,10 +15,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use half::f16;
 
-use super::WeightFormat;
 use super::form::{Form, Line};
 use super::format::{in_panels, read_row};
 use super::quantize::{BLOCK, WeightBlock};
+use crate::Dtype;
 use crate::simd::{LANES, ask_for};
 use crate::{Isa, Pool};
 
@@ -56,7 +56,7 @@ impl<F: Form> Blocks<F> {
 
     /// Packs the rows of the parts, which hold `n` whole rows together; a thread needs the memory of one row. `None` if
     /// a weight can not be stored.
-    pub fn pack(pool: &Pool, n: usize, k: usize, parts: &[(WeightFormat, &[u8])]) -> Option<Self> {
+    pub fn pack(pool: &Pool, n: usize, k: usize, parts: &[(Dtype, &[u8])]) -> Option<Self> {
         let blocks = k.div_ceil(BLOCK);
         let sound = AtomicBool::new(true);
         let isa = Isa::best();

@@ -7,7 +7,7 @@
 
 use half::{bf16, f16};
 
-use super::WeightFormat;
+use crate::Dtype;
 use crate::memory::inside;
 use crate::{Buffer, DeviceError, Matrix};
 
@@ -24,7 +24,7 @@ pub struct Product<'a> {
     /// `[rows, n]`, overwritten.
     pub y: &'a mut Buffer,
     /// Type of `y`: that of the weights, or float32.
-    pub y_format: WeightFormat,
+    pub y_format: Dtype,
 }
 
 impl<'a> Product<'a> {
@@ -43,7 +43,7 @@ impl<'a> Product<'a> {
 /// Row-major weights of one type.
 pub(crate) struct Dense {
     pub numbers: Buffer,
-    pub format: WeightFormat,
+    pub format: Dtype,
     pub n: usize,
     pub k: usize,
 }
@@ -54,7 +54,7 @@ pub(crate) struct Shape {
     pub rows: usize,
     pub n: usize,
     pub k: usize,
-    pub format: WeightFormat,
+    pub format: Dtype,
 }
 
 /// Sums of one product run in so many lanes, folded in order.
@@ -66,7 +66,7 @@ pub(crate) fn on_host(
     weights: &[u8],
     x: &[u8],
     bias: Option<&[u8]>,
-    (y, y_format): (&mut [u8], WeightFormat),
+    (y, y_format): (&mut [u8], Dtype),
 ) {
     let mut wide = vec![0.0; rows * k];
     format.read_row(&x[..rows * k * format.bytes()], &mut wide);
@@ -91,19 +91,19 @@ fn dot(a: &[f32], b: &[f32]) -> f32 {
     lanes.iter().sum::<f32>() + a_rest.iter().zip(b_rest).map(|(a, b)| a * b).sum::<f32>()
 }
 
-impl WeightFormat {
+impl Dtype {
     /// The number at an index becomes the nearest of this type.
     fn write(self, data: &mut [u8], index: usize, value: f32) {
         let at = index * self.bytes();
         match self {
-            WeightFormat::F32 => data[at..at + 4].copy_from_slice(&value.to_le_bytes()),
-            WeightFormat::Bf16 => data[at..at + 2].copy_from_slice(&bf16::from_f32(value).to_le_bytes()),
-            WeightFormat::F16 => data[at..at + 2].copy_from_slice(&f16::from_f32(value).to_le_bytes()),
+            Dtype::F32 => data[at..at + 4].copy_from_slice(&value.to_le_bytes()),
+            Dtype::Bf16 => data[at..at + 2].copy_from_slice(&bf16::from_f32(value).to_le_bytes()),
+            Dtype::F16 => data[at..at + 2].copy_from_slice(&f16::from_f32(value).to_le_bytes()),
         }
     }
 
     /// Numbers of another type in this one, rounded to nearest even; `to` has as many.
-    pub(crate) fn convert(self, from: WeightFormat, data: &[u8], to: &mut [u8]) {
+    pub(crate) fn convert(self, from: Dtype, data: &[u8], to: &mut [u8]) {
         if self == from {
             return to.copy_from_slice(data);
         }
@@ -120,7 +120,7 @@ mod tests {
 
     #[test]
     fn numbers_keep_their_value_where_the_other_type_has_it() {
-        let formats = [WeightFormat::F32, WeightFormat::Bf16, WeightFormat::F16];
+        let formats = [Dtype::F32, Dtype::Bf16, Dtype::F16];
         for (from, to) in formats.into_iter().flat_map(|a| formats.map(|b| (a, b))) {
             let values = [0.0f32, -1.5, 0.25, 448.0];
             let (mut source, mut target) = (vec![0; 4 * from.bytes()], vec![0; 4 * to.bytes()]);

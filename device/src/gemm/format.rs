@@ -5,58 +5,37 @@ use std::mem::MaybeUninit;
 use half::{bf16, f16};
 
 use crate::simd::small_float::{bf16_to_f32, f16_to_f32};
-use crate::{DeviceError, Pool};
+use crate::{DeviceError, Dtype, Pool};
 
-/// How the numbers of a weight matrix are written in a checkpoint (little endian).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum WeightFormat {
-    /// 4 bytes a number.
-    F32,
-    /// 2 bytes, kept as they are.
-    Bf16,
-    /// 2 bytes, widened to 4 when packed.
-    F16,
-}
-
-impl WeightFormat {
-    /// Bytes of a number.
-    pub fn bytes(self) -> usize {
-        match self {
-            WeightFormat::F32 => 4,
-            WeightFormat::Bf16 | WeightFormat::F16 => 2,
-        }
-    }
-
+impl Dtype {
     pub(super) fn read(self, data: &[u8], index: usize) -> f32 {
         match self {
-            WeightFormat::F32 => {
+            Dtype::F32 => {
                 let at = index * 4;
                 f32::from_le_bytes([data[at], data[at + 1], data[at + 2], data[at + 3]])
             }
-            WeightFormat::Bf16 => bf16::from_le_bytes([data[index * 2], data[index * 2 + 1]]).to_f32(),
-            WeightFormat::F16 => f16::from_le_bytes([data[index * 2], data[index * 2 + 1]]).to_f32(),
+            Dtype::Bf16 => bf16::from_le_bytes([data[index * 2], data[index * 2 + 1]]).to_f32(),
+            Dtype::F16 => f16::from_le_bytes([data[index * 2], data[index * 2 + 1]]).to_f32(),
         }
     }
 
     pub(super) fn read_row(self, data: &[u8], row: &mut [f32]) {
         let halves = data.as_chunks().0;
         match self {
-            WeightFormat::F32 => {
+            Dtype::F32 => {
                 row.iter_mut().zip(data.as_chunks().0).for_each(|(x, bytes)| *x = f32::from_le_bytes(*bytes));
             }
-            WeightFormat::Bf16 => {
+            Dtype::Bf16 => {
                 row.iter_mut().zip(halves).for_each(|(x, bytes)| *x = bf16_to_f32(u16::from_le_bytes(*bytes)))
             }
-            WeightFormat::F16 => {
-                row.iter_mut().zip(halves).for_each(|(x, bytes)| *x = f16_to_f32(u16::from_le_bytes(*bytes)))
-            }
+            Dtype::F16 => row.iter_mut().zip(halves).for_each(|(x, bytes)| *x = f16_to_f32(u16::from_le_bytes(*bytes))),
         }
     }
 }
 
 /// Rows of all parts together, at least one.
-pub(super) fn rows(k: usize, parts: &[(WeightFormat, &[u8])]) -> Result<usize, DeviceError> {
-    let rows = |(format, data): &(WeightFormat, &[u8])| {
+pub(super) fn rows(k: usize, parts: &[(Dtype, &[u8])]) -> Result<usize, DeviceError> {
+    let rows = |(format, data): &(Dtype, &[u8])| {
         let row_bytes = k.checked_mul(format.bytes()).filter(|&b| b > 0)?;
         data.len().is_multiple_of(row_bytes).then(|| data.len() / row_bytes)
     };
@@ -64,11 +43,7 @@ pub(super) fn rows(k: usize, parts: &[(WeightFormat, &[u8])]) -> Result<usize, D
 }
 
 /// Row `index` of the parts one below the other; `None` beyond the last.
-pub(super) fn find_row<'a>(
-    parts: &[(WeightFormat, &'a [u8])],
-    k: usize,
-    mut index: usize,
-) -> Option<(WeightFormat, &'a [u8])> {
+pub(super) fn find_row<'a>(parts: &[(Dtype, &'a [u8])], k: usize, mut index: usize) -> Option<(Dtype, &'a [u8])> {
     for &(format, data) in parts {
         let row_bytes = k * format.bytes();
         if let Some(row) = data.chunks_exact(row_bytes).nth(index) {
@@ -80,7 +55,7 @@ pub(super) fn find_row<'a>(
 }
 
 /// The same as floats, zeros beyond the last.
-pub(super) fn read_row(parts: &[(WeightFormat, &[u8])], index: usize, row: &mut [f32]) {
+pub(super) fn read_row(parts: &[(Dtype, &[u8])], index: usize, row: &mut [f32]) {
     match find_row(parts, row.len(), index) {
         Some((format, data)) => format.read_row(data, row),
         None => row.fill(0.0),

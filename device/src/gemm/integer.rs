@@ -179,8 +179,9 @@ fn tile<D: DotLanes, F: Form, const M: usize, const P: usize>(
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::super::tests::values;
-    use super::super::{PackedMatrix, Quantization, Rows, WeightFormat, gemm_reference, pack::Panels};
+    use super::super::{PackedMatrix, Quantization, Rows, gemm_reference, pack::Panels};
     use super::*;
+    use crate::Dtype;
     use crate::simd::tested::dot_isas;
     use proptest::prelude::*;
 
@@ -188,7 +189,7 @@ mod tests {
 
     fn packed(form: Quantization, k: usize, dense: &[f32], pool: &Pool) -> PackedMatrix {
         let bytes: Vec<u8> = dense.iter().flat_map(|w| w.to_le_bytes()).collect();
-        PackedMatrix::quantize(pool, form, k, &[(WeightFormat::F32, &bytes)]).unwrap()
+        PackedMatrix::quantize(pool, form, k, &[(Dtype::F32, &bytes)]).unwrap()
     }
 
     fn product(isa: Option<DotIsa>, pool: &Pool, x: &[f32], w: &PackedMatrix, bias: Option<&[f32]>) -> Vec<u32> {
@@ -245,7 +246,7 @@ mod tests {
             let pool = Pool::new(Some(threads)).unwrap();
             let (x, dense) = (values(rows * k, seed), values(n * k, seed ^ 0x9E37));
             let w = packed(form, k, &dense, &pool);
-            prop_assert_eq!(w.bytes(), PackedMatrix::packed_bytes(n, k, [WeightFormat::F32], Some(form)));
+            prop_assert_eq!(w.bytes(), PackedMatrix::packed_bytes(n, k, [Dtype::F32], Some(form)));
             let bias = values(n, seed ^ 7);
             let bias = with_bias.then_some(&bias[..]);
             let want = product(None, &pool, &x, &w, bias);
@@ -283,8 +284,7 @@ mod tests {
                 let first: Vec<u8> = dense[..20 * k].iter().flat_map(|w| w.to_le_bytes()).collect();
                 let second = narrow(20..23, |w| half::bf16::from_f32(w).to_le_bytes());
                 let third = narrow(23..45, |w| half::f16::from_f32(w).to_le_bytes());
-                let parts =
-                    [(WeightFormat::F32, &first[..]), (WeightFormat::Bf16, &second), (WeightFormat::F16, &third)];
+                let parts = [(Dtype::F32, &first[..]), (Dtype::Bf16, &second), (Dtype::F16, &third)];
                 let w = PackedMatrix::quantize(&pool, form, k, &parts).unwrap();
                 assert_eq!((w.n(), w.k()), (45, k));
                 let mut row = vec![f32::NAN; k];
@@ -316,7 +316,7 @@ mod tests {
             dense[777] = f32::INFINITY;
             let bytes: Vec<u8> = dense.iter().flat_map(|w| w.to_le_bytes()).collect();
             let refused =
-                |k| PackedMatrix::quantize(&pool, form, k, &[(WeightFormat::F32, &bytes)]).err().unwrap().to_string();
+                |k| PackedMatrix::quantize(&pool, form, k, &[(Dtype::F32, &bytes)]).err().unwrap().to_string();
             assert!(refused(40).contains("without --quantization"), "{}", refused(40));
             assert!(refused(41).contains("41 columns"), "{}", refused(41));
         }

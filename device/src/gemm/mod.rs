@@ -32,7 +32,6 @@ mod rows;
 
 pub use dense::Product;
 pub(crate) use dense::{Dense, Shape, on_host};
-pub use format::WeightFormat;
 pub use operands::Gemm;
 pub use pack::PackedMatrix;
 pub use quantization::Quantization;
@@ -87,6 +86,7 @@ pub fn gemm_reference(args: Gemm<'_>) {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
+    use crate::Dtype;
     use crate::simd::tested::isas;
     use proptest::prelude::*;
 
@@ -123,7 +123,7 @@ mod tests {
             } else {
                 dense.iter().flat_map(|v| v.to_le_bytes()).collect()
             };
-            let format = if bf16 { WeightFormat::Bf16 } else { WeightFormat::F32 };
+            let format = if bf16 { Dtype::Bf16 } else { Dtype::F32 };
             let w = PackedMatrix::pack(&pool, k, &[(format, &bytes)]).unwrap();
             let bias = values(n, seed ^ 7);
             let bias = with_bias.then_some(&bias[..]);
@@ -145,18 +145,17 @@ mod tests {
     fn a_matrix_without_rows_is_refused_and_a_product_of_no_rows_is_empty() {
         let pool = Pool::new(Some(2)).unwrap();
         let bytes: Vec<u8> = values(3 * 8, 1).iter().flat_map(|x| x.to_le_bytes()).collect();
-        let make = |form: Option<Quantization>, k, parts: &[(WeightFormat, &[u8])]| match form {
+        let make = |form: Option<Quantization>, k, parts: &[(Dtype, &[u8])]| match form {
             Some(form) => PackedMatrix::quantize(&pool, form, k, parts),
             None => PackedMatrix::pack(&pool, k, parts),
         };
         for form in [None, Some(Quantization::Q8), Some(Quantization::Q4)] {
-            for (k, parts) in [(8, &[][..]), (8, &[(WeightFormat::F32, &[][..])]), (0, &[(WeightFormat::F32, &bytes)])]
-            {
+            for (k, parts) in [(8, &[][..]), (8, &[(Dtype::F32, &[][..])]), (0, &[(Dtype::F32, &bytes)])] {
                 let error = make(form, k, parts).err().unwrap().to_string();
                 let said = format!("a weight matrix with {k} columns was given no rows, or rows of another length");
                 assert_eq!(error, said, "{form:?}");
             }
-            let matrix = make(form, 8, &[(WeightFormat::F32, &bytes)]).unwrap();
+            let matrix = make(form, 8, &[(Dtype::F32, &bytes)]).unwrap();
             for isa in [None, Some(Isa::best()), Some(Isa::Portable)] {
                 assert!(run(isa, &pool, &[], &matrix, None).is_empty());
             }
@@ -169,7 +168,7 @@ mod tests {
         let (a, b) = (values(5 * 8, 1), values(20 * 8, 2));
         let raw = |v: &[f32]| v.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>();
         let (ra, rb) = (raw(&a), raw(&b));
-        let both = PackedMatrix::pack(&pool, 8, &[(WeightFormat::F32, &ra), (WeightFormat::F32, &rb)]).unwrap();
+        let both = PackedMatrix::pack(&pool, 8, &[(Dtype::F32, &ra), (Dtype::F32, &rb)]).unwrap();
         assert_eq!(both.n(), 25);
         let x = values(8, 3);
         let y = run(Some(Isa::best()), &pool, &x, &both, None);

@@ -4,8 +4,9 @@ use half::bf16;
 
 use super::blocks::Blocks;
 use super::form::{Bytes, Nibbles};
-use super::format::{WeightFormat, find_row, in_panels, read_row, rows};
+use super::format::{find_row, in_panels, read_row, rows};
 use super::quantization::Quantization;
+use crate::Dtype;
 use crate::simd::LANES;
 use crate::{DeviceError, Pool};
 
@@ -30,7 +31,7 @@ impl PackedMatrix {
     ///
     /// # Errors
     /// If there are no rows, or a part does not hold whole ones of `k` numbers.
-    pub fn pack(pool: &Pool, k: usize, parts: &[(WeightFormat, &[u8])]) -> Result<PackedMatrix, DeviceError> {
+    pub fn pack(pool: &Pool, k: usize, parts: &[(Dtype, &[u8])]) -> Result<PackedMatrix, DeviceError> {
         let n = rows(k, parts)?;
         let panels = n.div_ceil(LANES);
         let panels = if stay_bf16(parts.iter().map(|(format, _)| *format)) {
@@ -64,7 +65,7 @@ impl PackedMatrix {
         pool: &Pool,
         quantization: Quantization,
         k: usize,
-        parts: &[(WeightFormat, &[u8])],
+        parts: &[(Dtype, &[u8])],
     ) -> Result<PackedMatrix, DeviceError> {
         let n = rows(k, parts)?;
         let panels = match quantization {
@@ -78,7 +79,7 @@ impl PackedMatrix {
     pub fn packed_bytes(
         n: usize,
         k: usize,
-        formats: impl IntoIterator<Item = WeightFormat>,
+        formats: impl IntoIterator<Item = Dtype>,
         quantization: Option<Quantization>,
     ) -> usize {
         let numbers = n.next_multiple_of(LANES) * k;
@@ -149,6 +150,6 @@ impl PackedMatrix {
 }
 
 /// Whether floats are packed in two bytes.
-fn stay_bf16(formats: impl IntoIterator<Item = WeightFormat>) -> bool {
-    formats.into_iter().all(|format| format == WeightFormat::Bf16)
+fn stay_bf16(formats: impl IntoIterator<Item = Dtype>) -> bool {
+    formats.into_iter().all(|format| format == Dtype::Bf16)
 }

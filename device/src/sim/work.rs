@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use super::{Call, Library};
 use crate::DeviceError;
+use crate::Dtype;
 use crate::buffer::SimMemory;
-use crate::gemm::{Shape, WeightFormat, on_host};
+use crate::gemm::{Shape, on_host};
 
 /// One piece of work. It keeps the memory that it reads and writes.
 pub(crate) enum Work {
@@ -18,7 +19,7 @@ pub(crate) enum Work {
     },
     Product {
         shape: Shape,
-        y_format: WeightFormat,
+        y_format: Dtype,
         x: Part,
         weights: Part,
         bias: Option<Part>,

@@ -1,6 +1,7 @@
 //! Work that is captured and replayed, on every backend that launches.
 
-use device::gemm::{Product, WeightFormat};
+use device::Dtype;
+use device::gemm::Product;
 use device::{Arg, Buffer, Device, DeviceError, Launch, Matrix, Queue};
 
 use super::{MODULE, add_one, contents, filled, launching};
@@ -9,7 +10,7 @@ use super::{MODULE, add_one, contents, filled, launching};
 fn work(device: &dyn Device, on: &mut On) -> Result<(), DeviceError> {
     add_one(device, &on.values, 1)?;
     device.copy(&on.values, 0, &mut on.copy, 0, 256)?;
-    let (format, bias) = (WeightFormat::F32, Some(&on.bias));
+    let (format, bias) = (Dtype::F32, Some(&on.bias));
     device.product(Product { x: &on.x, rows: 2, weights: &on.weights, bias, y: &mut on.y, y_format: format })?;
     device.fill(&mut on.values, 8, 4, 0xff)
 }
@@ -29,7 +30,7 @@ fn on(device: &dyn Device) -> On {
         values: filled(device, &[0i32; 64]),
         copy: device.alloc(256).unwrap(),
         x: filled(device, &[5.0f32, 6.0]),
-        weights: Matrix::dense(WeightFormat::F32, 1, 1, two).unwrap(),
+        weights: Matrix::dense(Dtype::F32, 1, 1, two).unwrap(),
         bias: filled(device, &[3.0f32]),
         y: device.alloc(8).unwrap(),
     }
@@ -149,14 +150,7 @@ fn a_capture_loads_nothing_and_one_that_panics_ends() {
                 refused.push(add_one(device, &on.values, 1));
                 refused.push(work(device, &mut on));
                 let (x, weights, y) = (&on.x, &on.weights, &mut on.y);
-                refused.push(device.product(Product {
-                    x,
-                    rows: 2,
-                    weights,
-                    bias: None,
-                    y,
-                    y_format: WeightFormat::F32,
-                }));
+                refused.push(device.product(Product { x, rows: 2, weights, bias: None, y, y_format: Dtype::F32 }));
             })
             .unwrap();
         assert!(refused.iter().all(|outcome| matches!(outcome, Err(DeviceError::Capturing { .. }))), "{refused:?}");

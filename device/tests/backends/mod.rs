@@ -329,20 +329,21 @@ fn memory_of_one_device_is_refused_by_another_and_by_the_cpu() {
         ] {
             assert!(matches!(outcome, Err(DeviceError::WrongDevice { .. })), "{outcome:?}");
         }
-        assert!(matches!(device.matrix(1, &[]), Err(DeviceError::NoMatrices(_))));
+        assert!(matches!(device.packed_matrix(None, 1, &[]), Err(DeviceError::NoMatrices(_))));
     }
 }
 
 #[test]
 fn products_are_plain_sums_in_every_type_with_and_without_a_bias() {
-    use device::gemm::{Product, WeightFormat};
-    let store = |format: WeightFormat, values: &[f32]| -> Vec<u8> {
+    use device::Dtype;
+    use device::gemm::Product;
+    let store = |format: Dtype, values: &[f32]| -> Vec<u8> {
         let half = |x: &f32| match format {
-            WeightFormat::F16 => half::f16::from_f32(*x).to_bits().to_le_bytes(),
+            Dtype::F16 => half::f16::from_f32(*x).to_bits().to_le_bytes(),
             _ => half::bf16::from_f32(*x).to_bits().to_le_bytes(),
         };
         match format {
-            WeightFormat::F32 => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
+            Dtype::F32 => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
             _ => values.iter().flat_map(half).collect(),
         }
     };
@@ -350,12 +351,9 @@ fn products_are_plain_sums_in_every_type_with_and_without_a_bias() {
     let values = |len: usize, step: usize| -> Vec<f32> { (0..len).map(|i| ((i * step) % 7) as f32 - 3.0).collect() };
     for device in launching() {
         device.load_products().unwrap();
-        for (format, y_format) in [
-            (WeightFormat::F32, WeightFormat::F32),
-            (WeightFormat::F16, WeightFormat::F16),
-            (WeightFormat::Bf16, WeightFormat::Bf16),
-            (WeightFormat::Bf16, WeightFormat::F32),
-        ] {
+        for (format, y_format) in
+            [(Dtype::F32, Dtype::F32), (Dtype::F16, Dtype::F16), (Dtype::Bf16, Dtype::Bf16), (Dtype::Bf16, Dtype::F32)]
+        {
             for (rows, n, k, with_bias) in [(1, 5, 3, false), (3, 4, 17, true), (2, 6, 9, true), (3, 4, 17, true)] {
                 let (x, w, b) = (values(rows * k, 5), values(n * k, 3), values(n, 2));
                 let weights = filled(&*device, &store(format, &w));
@@ -381,18 +379,19 @@ fn products_are_plain_sums_in_every_type_with_and_without_a_bias() {
 
 #[test]
 fn a_row_of_a_deterministic_product_has_its_bits_among_any_number_of_others() {
-    use device::gemm::{Product, WeightFormat};
+    use device::Dtype;
+    use device::gemm::Product;
     const MOST: usize = 300;
     let (n, k) = (8, 64);
     let values = |len: usize, step: usize| -> Vec<u8> {
         (0..len).flat_map(|i| (((i * step) % 1009) as f32 / 700.0 - 0.7).to_le_bytes()).collect()
     };
     let rows_of = |device: &dyn Device| -> Vec<Vec<u8>> {
-        let weights = device::Matrix::dense(WeightFormat::F32, n, k, filled(device, &values(n * k, 31))).unwrap();
+        let weights = device::Matrix::dense(Dtype::F32, n, k, filled(device, &values(n * k, 31))).unwrap();
         let x = filled(device, &values(MOST * k, 17));
         let product = |rows: usize| {
             let mut y = filled(device, &vec![0u8; rows * n * 4]);
-            let y_format = WeightFormat::F32;
+            let y_format = Dtype::F32;
             device.product(Product { x: &x, rows, weights: &weights, bias: None, y: &mut y, y_format }).unwrap();
             let mut got = vec![0; y.len_bytes()];
             device.download(&y, 0, &mut got).unwrap();
@@ -418,12 +417,11 @@ fn a_row_of_a_deterministic_product_has_its_bits_among_any_number_of_others() {
 
 #[test]
 fn numbers_arrive_through_page_locked_memory_and_fills_are_in_order() {
-    use device::gemm::WeightFormat;
+    use device::Dtype;
     for device in launching() {
         let data: Vec<u8> = [1.5f32, -2.0].iter().flat_map(|x| x.to_le_bytes()).collect();
         let mut uploader = device::Uploader::new(&*device).unwrap();
-        let mut buffer =
-            uploader.numbers(WeightFormat::Bf16, &[(WeightFormat::F32, &data), (WeightFormat::F32, &data)]).unwrap();
+        let mut buffer = uploader.numbers(Dtype::Bf16, &[(Dtype::F32, &data), (Dtype::F32, &data)]).unwrap();
         device.fill(&mut buffer, 2, 4, 0xff).unwrap();
         let mut found = [0; 8];
         device.download(&buffer, 0, &mut found).unwrap();

@@ -2,8 +2,11 @@
 
 use std::sync::Arc;
 
-use device::gemm::{Product, Quantization, WeightFormat};
-use device::{Buffer, Device, DeviceError, Event, Graph, Launch, Matrix, MemoryInfo, Pinned, Pool, Profile, Queue};
+use device::gemm::{Product, Quantization};
+use device::{
+    Buffer, Device, DeviceError, Dtype, Event, Features, Graph, Launch, Matrix, MemoryInfo, Pinned, Pool, Profile,
+    Queue,
+};
 
 /// What is done with them. What is left out goes on as it came.
 pub trait Hooks: Send + Sync {
@@ -49,19 +52,16 @@ impl<H: Hooks> Device for Hooked<H> {
     fn alloc(&self, bytes: usize) -> Result<Buffer, DeviceError> {
         self.device.alloc(bytes)
     }
-    fn matrix(&self, k: usize, parts: &[(WeightFormat, &[u8])]) -> Result<Matrix, DeviceError> {
-        self.device.matrix(k, parts)
-    }
-    fn quantized_matrix(
+    fn packed_matrix(
         &self,
-        quantization: Quantization,
+        quantization: Option<Quantization>,
         k: usize,
-        parts: &[(WeightFormat, &[u8])],
+        parts: &[(Dtype, &[u8])],
     ) -> Result<Matrix, DeviceError> {
-        self.device.quantized_matrix(quantization, k, parts)
+        self.device.packed_matrix(quantization, k, parts)
     }
-    fn is_host(&self) -> bool {
-        self.device.is_host()
+    fn features(&self) -> Features {
+        self.device.features()
     }
     fn load_products(&self) -> Result<(), DeviceError> {
         self.device.load_products()

@@ -73,7 +73,8 @@ impl Plan {
                 return Err(bad(flag, value, "1 to 1048576"));
             }
         }
-        if !device.is_host() {
+        let features = device.features();
+        if features.launches {
             if engine.max_num_seqs > MAX_SLOTS {
                 let expected = format!("at most {MAX_SLOTS} on {}: its sampler has no more slots", device.name());
                 return Err(bad("--max-num-seqs", engine.max_num_seqs, expected));
@@ -83,7 +84,7 @@ impl Plan {
         if let Some(share) = engine.gpu_memory_utilization.filter(|share| !(*share > 0.0 && *share <= 1.0)) {
             return Err(bad("--gpu-memory-utilization", share, "a share above 0 and at most 1"));
         }
-        if let Some(quantization) = engine.quantization.filter(|_| !device.is_host()) {
+        if let Some(quantization) = engine.quantization.filter(|_| !features.packs_matrices) {
             return Err(DeviceError::NoQuantization { device: device.name(), quantization }.into());
         }
         let context = config.max_position_embeddings;
@@ -116,17 +117,14 @@ impl Plan {
             let max_seqs = engine.max_num_seqs;
             StepLimits { max_rows, max_seqs, max_model_len, block_size, num_blocks }
         };
-        let step_bytes = |rows, len| match device.is_host() {
-            true => Model::step_bytes(decoder, kernels, rows),
-            false => {
-                let sampling = Limits::new(engine.max_num_seqs, decoder.vocab_size(), len).device_bytes() as u64;
-                Model::launched_step_bytes(decoder, kernels, &limits(rows, len, 0)) + device.product_bytes() + sampling
-            }
+        let step_bytes = |rows, len| {
+            let sampling = match features.launches {
+                true => Limits::new(engine.max_num_seqs, decoder.vocab_size(), len).device_bytes() as u64,
+                false => 0,
+            };
+            Model::step_bytes(features, decoder, kernels, &limits(rows, len, 0)) + device.product_bytes() + sampling
         };
-        let weight_bytes = match device.is_host() {
-            true => models::weight_bytes(decoder, &opened.weights)?,
-            false => models::dense_weight_bytes(decoder, *dtype),
-        };
+        let weight_bytes = models::weight_bytes(decoder, &opened.weights, features, *dtype)?;
         let kv_scale_bytes = match kernels.format.kv_dtype.takes_scales() {
             true => models::kv_scale_bytes(decoder, &opened.weights, engine.calculate_kv_scales)?,
             false => 0,
@@ -196,7 +194,7 @@ impl Plan {
             model: opened.files.name(),
             weight_bytes,
             kv_scale_bytes,
-            dtype: (!device.is_host()).then_some(*dtype),
+            dtype: (!features.packs_matrices).then_some(*dtype),
             quantization: engine.quantization,
             step_bytes: step_bytes(engine.max_num_batched_tokens, max_model_len),
             graph_bytes: graphs,

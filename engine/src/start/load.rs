@@ -158,7 +158,7 @@ pub(crate) fn start(engine: &EngineConfig, opened: &Opened, progress: Progress<'
     let lines = kv_scales.into_iter().chain(graphs::line(&model, &plan));
     let notes = notes(&**device, kernels, engine.deterministic, &plan, lines, no_gpu.clone());
     let limits =
-        (!device.is_host()).then(|| Limits::new(engine.max_num_seqs, decoder.vocab_size(), plan.max_model_len));
+        device.features().launches.then(|| Limits::new(engine.max_num_seqs, decoder.vocab_size(), plan.max_model_len));
     let swap_space = SwapSpace::new(&**device, &caches, plan.host_blocks)?;
     let (worker, info) = LocalWorker::new(device.clone(), model, caches, swap_space, limits)?;
     Ok(Started { worker, info, plan, notes })

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use attention_kernels::{Dtype, KernelSet, KvDtype, Needs, select};
 use device::{Device, DeviceError, MemoryInfo};
 use models::decoder::Form;
-use models::{ModelConfig, ModelFiles, WeightDtype, Weights};
+use models::{ModelConfig, ModelFiles, Weights};
 use siphasher::sip::SipHasher13;
 
 use crate::api::{EngineConfig, ModelSource};
@@ -100,19 +100,15 @@ fn dtype(
     config: &ModelConfig,
     weights: &Weights,
 ) -> Result<Dtype, EngineError> {
-    match (device.is_host(), engine.dtype) {
-        (true, None | Some(Dtype::F32)) => Ok(Dtype::F32),
-        (true, Some(other)) => Err(EngineError::Config {
+    let computes = |dtype: &Dtype| device.features().compute.contains(dtype);
+    match engine.dtype {
+        None => Ok(models::checkpoint_dtype(&config.decoder, weights).filter(computes).unwrap_or_default()),
+        Some(dtype) if computes(&dtype) => Ok(dtype),
+        Some(other) => Err(EngineError::Config {
             flag: "--dtype",
             found: if other == Dtype::F16 { "float16" } else { "bfloat16" }.to_string(),
             expected: "auto or float32: a CPU computes with weights of every type in float32; or use --device cuda"
                 .to_string(),
-        }),
-        (false, Some(dtype)) => Ok(dtype),
-        (false, None) => Ok(match models::checkpoint_dtype(&config.decoder, weights) {
-            Some(WeightDtype::F16) => Dtype::F16,
-            Some(WeightDtype::BF16) => Dtype::Bf16,
-            Some(WeightDtype::F32) | None => Dtype::F32,
         }),
     }
 }
@@ -128,7 +124,7 @@ pub(crate) fn needs(
     let kv_dtype = engine.kv_cache_dtype.stored(dtype);
     let kv_dtype =
         kv_dtype.ok_or_else(|| refused(format!("at most the {dtype} that the model computes in; leave it at auto")))?;
-    if !device.is_host() && !KvDtype::ON_GPU.contains(&kv_dtype) {
+    if device.features().launches && !KvDtype::ON_GPU.contains(&kv_dtype) {
         let name = device.name();
         return Err(refused(format!(
             "auto, fp8_e4m3, fp8_e5m2 or int8, which {name} has kernels for; or use --device cpu"

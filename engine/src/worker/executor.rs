@@ -247,7 +247,7 @@ impl Executor {
         let Executor { device, model, batch, caches, .. } = self;
         let mut forward = || model.forward_with(batch, caches, fill);
         // Elsewhere the pool's threads have nothing to do.
-        if device.is_host() { device.pool().enter(forward) } else { forward() }
+        if device.features().launches { forward() } else { device.pool().enter(forward) }
     }
 
     /// Marks the end of all work so far.

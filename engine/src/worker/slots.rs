@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use attention_kernels::KernelError;
 use device::profile::{self, Cost};
-use device::{Buffer, Device, Queue};
-use sampling::device::{DeviceSampler, Limits, Logits, LogitsType, Pending, Place, Row, SampleError};
+use device::{Buffer, Device, Dtype, Queue};
+use sampling::device::{DeviceSampler, Limits, Logits, Pending, Place, Row, SampleError};
 use sampling::{Context, Sampled, TokenSet};
 use sched::SeqId;
 
@@ -132,7 +132,7 @@ impl Slots {
 
     /// Draws from these rows of logits, which are of float32 and without gaps; behind the forward pass.
     pub fn draw(&mut self, logits: &Buffer) -> Result<Pending, SampleError> {
-        let logits = Logits { buffer: logits, dtype: LogitsType::F32, stride: self.sampler.limits().vocab };
+        let logits = Logits { buffer: logits, dtype: Dtype::F32, stride: self.sampler.limits().vocab };
         let time = profile::start(&*self.device, Queue::Compute, "sample", "cuda.sample", Cost::default);
         self.sampler.launch(&logits, self.rows.len())?;
         drop(time);

@@ -4,8 +4,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 
-use device::gemm::{Product, WeightFormat};
-use device::{Buffer, Device, DeviceError, Event, Launch, Matrix, MemoryInfo, Pinned, Pool, Queue};
+use device::gemm::Product;
+use device::{Buffer, Device, DeviceError, Event, Launch, MemoryInfo, Pinned, Pool, Queue};
 use engine::{Engine, EngineConfig, GenerationParams, GenerationRequest, ModelSource, SamplingParams};
 
 pub struct NoOp {
@@ -58,10 +58,6 @@ impl Device for NoOp {
 
     fn alloc(&self, bytes: usize) -> Result<Buffer, DeviceError> {
         self.host.alloc(bytes)
-    }
-
-    fn matrix(&self, _: usize, _: &[(WeightFormat, &[u8])]) -> Result<Matrix, DeviceError> {
-        Err(DeviceError::NoMatrices(self.name()))
     }
 
     fn product(&self, product: Product<'_>) -> Result<(), DeviceError> {

@@ -13,4 +13,4 @@ pub use error::LoadError;
 pub use files::{FileBytes, ModelFiles};
 pub use generation::GenerationDefaults;
 pub use pooling::Pooling;
-pub use weights::{WeightDtype, WeightView, Weights};
+pub use weights::{WeightView, Weights};

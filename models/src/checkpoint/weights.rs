@@ -9,8 +9,8 @@ use std::hash::{Hash, Hasher};
 use std::ops::Range;
 use std::path::{Component, Path};
 
+use device::Dtype;
 use half::{bf16, f16};
-use safetensors::Dtype;
 use safetensors::tensor::Metadata;
 use serde::Deserialize;
 
@@ -22,24 +22,13 @@ const INDEX: &str = "model.safetensors.index.json";
 /// Bytes of the header's length, little-endian, at the start of the file.
 const LENGTH_BYTES: usize = 8;
 
-/// How a tensor is stored.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum WeightDtype {
-    /// IEEE single precision.
-    F32,
-    /// IEEE half precision.
-    F16,
-    /// The upper half of a single.
-    BF16,
-}
-
 /// One tensor in its file: row-major, little-endian.
 #[derive(Clone, Debug)]
 pub struct WeightView<'a> {
     /// Name in the checkpoint.
     pub name: String,
     /// Type of the elements.
-    pub dtype: WeightDtype,
+    pub dtype: Dtype,
     /// Extents, outermost first.
     pub shape: Vec<usize>,
     /// The elements; may be unaligned.
@@ -55,9 +44,9 @@ impl WeightView<'_> {
             self.data.as_chunks::<2>().0.iter().map(|&bytes| widen(u16::from_le_bytes(bytes))).collect()
         };
         match self.dtype {
-            WeightDtype::F32 => self.data.as_chunks::<4>().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect(),
-            WeightDtype::F16 => halves(|bits| f16::from_bits(bits).to_f32()),
-            WeightDtype::BF16 => halves(|bits| bf16::from_bits(bits).to_f32()),
+            Dtype::F32 => self.data.as_chunks::<4>().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect(),
+            Dtype::F16 => halves(|bits| f16::from_bits(bits).to_f32()),
+            Dtype::Bf16 => halves(|bits| bf16::from_bits(bits).to_f32()),
         }
     }
 }
@@ -77,7 +66,7 @@ struct Shard {
 
 struct Entry {
     shard: usize,
-    dtype: Dtype,
+    dtype: safetensors::Dtype,
     shape: Vec<usize>,
     data: Range<usize>,
 }
@@ -173,7 +162,7 @@ impl Weights {
         self.tensors.keys().map(String::as_str)
     }
 
-    /// The tensor `name`, with or without `model.` before it; `None` when it is not there or not of a [`WeightDtype`].
+    /// The tensor `name`, with or without `model.` before it; `None` when it is not there or not of a [`Dtype`].
     pub fn get(&self, name: &str) -> Option<WeightView<'_>> {
         let (name, entry) = self.find(name)?;
         self.view(name, entry).ok()
@@ -219,9 +208,9 @@ impl Weights {
     fn view(&self, name: &str, entry: &Entry) -> Result<WeightView<'_>, LoadError> {
         let shard = &self.shards[entry.shard];
         let dtype = match entry.dtype {
-            Dtype::F32 => WeightDtype::F32,
-            Dtype::F16 => WeightDtype::F16,
-            Dtype::BF16 => WeightDtype::BF16,
+            safetensors::Dtype::F32 => Dtype::F32,
+            safetensors::Dtype::F16 => Dtype::F16,
+            safetensors::Dtype::BF16 => Dtype::Bf16,
             other => {
                 return Err(LoadError::WrongDtype {
                     file: shard.file.clone(),

@@ -13,7 +13,7 @@ pub(super) fn clock<'a>(
     dtype: Dtype,
 ) -> Option<Running<'a>> {
     // By the registry's rule for names: `device.kind`.
-    let variant = variant.unwrap_or(if device.is_host() { "cpu.layer" } else { "cuda.layer" });
+    let variant = variant.unwrap_or(if device.features().launches { "cuda.layer" } else { "cpu.layer" });
     let cost = || Cost { bytes: (numbers * dtype.bytes()) as u64, operations: 0 };
     profile::start(device, Queue::Compute, operation, variant, cost)
 }

@@ -26,7 +26,7 @@ impl Model {
     /// From now on decode steps of up to `max_num_seqs` sequences are replayed. Nothing happens on a device that launches no
     /// kernels.
     pub fn use_graphs(&mut self, max_num_seqs: usize) {
-        if !self.device.is_host() {
+        if self.device.features().launches {
             let sizes = graph_sizes(max_num_seqs.clamp(1, self.step.max_rows.max(1)));
             let sizes = sizes.into_iter().map(|size| (size, State::New)).collect();
             self.graphs = Some(Graphs { sizes, padded: ForwardBatch::default() });

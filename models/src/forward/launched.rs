@@ -7,7 +7,6 @@
 use std::sync::Arc;
 
 use attention_kernels::{CacheWriteArgs, Dtype, KernelError, KernelSet, Workspace};
-use device::gemm::WeightFormat;
 use device::{Buffer, Device, DeviceError, Matrix, Mirror, Pinned, Queue, Uploader};
 
 use super::kernels::{self as launch, HeadsArgs};
@@ -59,7 +58,7 @@ impl Launched {
         let mut uploader = Uploader::new(&**device)?;
         let mut upload = |frequencies: &Vec<f32>| {
             let bytes: Vec<u8> = frequencies.iter().flat_map(|f| f.to_le_bytes()).collect();
-            uploader.numbers(WeightFormat::F32, &[(WeightFormat::F32, &bytes[..])])
+            uploader.numbers(Dtype::F32, &[(Dtype::F32, &bytes[..])])
         };
         let largest = decoder.vocab_size().max(decoder.hidden_size());
         Ok(Launched {

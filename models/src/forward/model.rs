@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use attention_kernels::{AttentionBatch, BlockCopyArgs, KernelError, KernelSet, KvCache, KvScales, KvShape};
-use device::Device;
 use device::profile::Phase;
+use device::{Device, Features};
 
 use super::graph_sizes::Graphs;
 use super::launched::{self, Launched};
@@ -66,24 +66,24 @@ pub struct Model {
 }
 
 impl Model {
-    /// Bytes that the buffers of a step of `max_rows` tokens take on a CPU.
-    pub fn step_bytes(decoder: &Decoder, kernels: &KernelSet, max_rows: usize) -> u64 {
+    /// Bytes that every buffer of a step of that size takes, the workspaces of attention included ([`Model::reserve`]), beside
+    /// what products take ([`Device::product_bytes`]).
+    pub fn step_bytes(features: Features, decoder: &Decoder, kernels: &KernelSet, limits: &StepLimits) -> u64 {
         let program = Program::new(decoder, Fusion::of(kernels));
+        let sizes = |result_rows| {
+            StepSizes::new(decoder, &program, kernels.format.dtype, limits.max_rows, result_rows).bytes() as u64
+        };
+        if features.launches {
+            let groups = PageLayout::new(decoder).groups.len();
+            let workspaces = groups * limits.workspace(decoder.heads()).bytes();
+            let launched = Launched::bytes(decoder, program.ropes.len(), limits) + workspaces;
+            return sizes(limits.result_rows()) + launched as u64;
+        }
         let scratch = match program.widest_quantised_here(decoder) {
             0 => 0,
-            widest => device::gemm::scratch_bytes(max_rows.max(LOGIT_ROWS), widest),
+            widest => device::gemm::scratch_bytes(limits.max_rows.max(LOGIT_ROWS), widest),
         };
-        (StepSizes::new(decoder, &program, kernels.format.dtype, max_rows, LOGIT_ROWS).bytes() + scratch) as u64
-    }
-
-    /// The same on a device that launches kernels: every buffer of a step of that size, the workspaces of attention
-    /// ([`Model::reserve`]) included, beside what products take ([`Device::product_bytes`]).
-    pub fn launched_step_bytes(decoder: &Decoder, kernels: &KernelSet, limits: &StepLimits) -> u64 {
-        let program = Program::new(decoder, Fusion::of(kernels));
-        let groups = PageLayout::new(decoder).groups.len();
-        let sizes = StepSizes::new(decoder, &program, kernels.format.dtype, limits.max_rows, limits.result_rows());
-        let workspaces = groups * limits.workspace(decoder.heads()).bytes();
-        (sizes.bytes() + Launched::bytes(decoder, program.ropes.len(), limits) + workspaces) as u64
+        sizes(LOGIT_ROWS) + scratch as u64
     }
 
     /// Puts the weights on the device, one at a time: on a CPU matrices in the checkpoint's type or quantised while they
@@ -113,7 +113,7 @@ impl Model {
         progress: &dyn Fn(u64, u64),
     ) -> Result<Model, LoadError> {
         let failed = |error: device::DeviceError| LoadError::Device(error.to_string());
-        if !device.is_host() {
+        if device.features().launches {
             launched::open(&*device).map_err(failed)?;
         }
         let dtype = kernels.format.dtype;
@@ -134,11 +134,11 @@ impl Model {
         let step = StepBuffers::new(&*device, sizes, max_rows).map_err(failed)?;
         let head_dim = decoder.heads().head_dim;
         let frequencies: Vec<_> = program.ropes.iter().map(|rope| rope::frequencies(rope, head_dim)).collect();
-        let ops: Box<dyn LayerOps> = if device.is_host() {
-            Box::new(Cpu::new(&*device, frequencies))
-        } else {
+        let ops: Box<dyn LayerOps> = if device.features().launches {
             let launched = Launched::new(&device, decoder, &layout, &frequencies, dtype, max_rows);
             Box::new(launched.map_err(failed)?)
+        } else {
+            Box::new(Cpu::new(&*device, frequencies))
         };
         Ok(Model {
             decoder: decoder.clone(),
@@ -186,7 +186,7 @@ impl Model {
     pub fn reserve(&mut self, limits: &StepLimits) -> Result<(), KernelError> {
         // They work on the memory that was.
         self.forget_graphs();
-        if !self.device.is_host() {
+        if self.device.features().launches {
             self.result_rows = limits.result_rows();
             let (dtype, max_rows) = (self.kernels.format.dtype, self.step.max_rows);
             let sizes = StepSizes::new(&self.decoder, &self.program, dtype, max_rows, self.result_rows);

@@ -39,7 +39,8 @@
 //! have run on `cuda-sim` alone: nothing is known of their time on a GPU yet.
 //!
 //! ```no_run
-//! use sampling::device::{DeviceSampler, Limits, Logits, LogitsType, Row};
+//! use device::Dtype;
+//! use sampling::device::{DeviceSampler, Limits, Logits, Row};
 //! use sampling::{Context, SamplingParams};
 //!
 //! let device = device::open("cuda", None)?;
@@ -48,7 +49,7 @@
 //! sampler.set_row(7, &SamplingParams { top_p: 0.9, ..SamplingParams::default() }, &context)?;
 //!
 //! let buffer = device.alloc(151_936 * 2)?; // the model writes its logits here
-//! let logits = Logits { buffer: &buffer, dtype: LogitsType::Bf16, stride: 151_936 };
+//! let logits = Logits { buffer: &buffer, dtype: Dtype::Bf16, stride: 151_936 };
 //! for _ in 0..10 {
 //!     let pending = sampler.sample(&logits, &[Row { slot: 7, logits_row: 0 }])?;
 //!     println!("{}", sampler.collect(&pending)?.map(|sampled| sampled.token).sum::<u32>());
@@ -66,4 +67,4 @@ mod stage;
 
 pub use limits::{Limits, MAX_SLOTS, SampleError};
 pub use place::Place;
-pub use sampler::{DeviceSampler, Logits, LogitsType, Pending, Row};
+pub use sampler::{DeviceSampler, Logits, Pending, Row};

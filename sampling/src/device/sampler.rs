@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use device::{Arg, Buffer, Device, DeviceError, Event, Launch, Pinned, Queue};
+use device::{Arg, Buffer, Device, DeviceError, Dtype, Event, Launch, Pinned, Queue};
 
 use super::buffers::{Buffers, Target};
 use super::layout::{
@@ -13,29 +13,12 @@ use super::slot::{Slot, Wishes};
 use super::stage::Stage;
 use crate::{Context, Sampled, SamplingParams, TokenLogprobs, TokenSet};
 
-/// What logits are stored as.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LogitsType {
-    /// 4 bytes.
-    F32,
-    /// 2 bytes, IEEE half.
-    F16,
-    /// 2 bytes, bfloat16.
-    Bf16,
-}
-
-impl LogitsType {
-    fn bytes(self) -> usize {
-        if self == LogitsType::F32 { 4 } else { 2 }
-    }
-
-    /// The kernels of a step, in order.
-    fn kernels(self) -> [&'static str; 4] {
-        match self {
-            LogitsType::F32 => ["sample_adjust_f32", "sample_filter_f32", "sample_draw_f32", "sample_finish_f32"],
-            LogitsType::F16 => ["sample_adjust_f16", "sample_filter_f16", "sample_draw_f16", "sample_finish_f16"],
-            LogitsType::Bf16 => ["sample_adjust_bf16", "sample_filter_bf16", "sample_draw_bf16", "sample_finish_bf16"],
-        }
+/// The kernels of a step, in order.
+fn kernels(dtype: Dtype) -> [&'static str; 4] {
+    match dtype {
+        Dtype::F32 => ["sample_adjust_f32", "sample_filter_f32", "sample_draw_f32", "sample_finish_f32"],
+        Dtype::F16 => ["sample_adjust_f16", "sample_filter_f16", "sample_draw_f16", "sample_finish_f16"],
+        Dtype::Bf16 => ["sample_adjust_bf16", "sample_filter_bf16", "sample_draw_bf16", "sample_finish_bf16"],
     }
 }
 
@@ -45,7 +28,7 @@ pub struct Logits<'a> {
     /// Where they lie, from its first byte on.
     pub buffer: &'a Buffer,
     /// What they are stored as.
-    pub dtype: LogitsType,
+    pub dtype: Dtype,
     /// Elements from the beginning of one row to that of the next, at least the vocabulary.
     pub stride: usize,
 }
@@ -297,7 +280,7 @@ impl DeviceSampler {
         let rows = padded as u32;
         let whole = ([rows, 1, 1], [ROW_THREADS, 1, 1]);
         let chunks = ([splits, rows, 1], [CHUNK_THREADS, 1, 1]);
-        let [adjust, filter, draw, finish] = logits.dtype.kernels();
+        let [adjust, filter, draw, finish] = kernels(logits.dtype);
         for (kernel, (grid, block)) in [(adjust, chunks), (filter, whole), (draw, chunks), (finish, whole)] {
             self.device.launch(&Launch { module: MODULE, kernel, grid, block, shared_bytes: 0, args: &args })?;
         }

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use device::{Buffer, Device};
+use device::{Buffer, Device, Dtype};
 use half::{bf16, f16};
-use sampling::device::{DeviceSampler, Limits, Logits, LogitsType, Row};
+use sampling::device::{DeviceSampler, Limits, Logits, Row};
 use sampling::{Context, Sampled, Sampler, SamplingParams, TokenSet};
 
 use crate::rows;
@@ -58,14 +58,14 @@ pub fn sampler(device: &Arc<dyn Device>, limits: Limits) -> DeviceSampler {
     DeviceSampler::new(Arc::clone(device), limits).unwrap()
 }
 
-pub const TYPES: [LogitsType; 3] = [LogitsType::F32, LogitsType::F16, LogitsType::Bf16];
+pub const TYPES: [Dtype; 3] = [Dtype::F32, Dtype::F16, Dtype::Bf16];
 
 /// The numbers that a type has.
-pub fn rounded(dtype: LogitsType, logits: &[f32]) -> Vec<f32> {
+pub fn rounded(dtype: Dtype, logits: &[f32]) -> Vec<f32> {
     let round = |&x: &f32| match dtype {
-        LogitsType::F32 => x,
-        LogitsType::F16 => f16::from_f32(x).to_f32(),
-        LogitsType::Bf16 => bf16::from_f32(x).to_f32(),
+        Dtype::F32 => x,
+        Dtype::F16 => f16::from_f32(x).to_f32(),
+        Dtype::Bf16 => bf16::from_f32(x).to_f32(),
     };
     logits.iter().map(round).collect()
 }
@@ -73,20 +73,20 @@ pub fn rounded(dtype: LogitsType, logits: &[f32]) -> Vec<f32> {
 /// Rows of logits on the device, with 3 elements of NaN behind each.
 pub struct OnDevice {
     buffer: Buffer,
-    dtype: LogitsType,
+    dtype: Dtype,
     stride: usize,
 }
 
 impl OnDevice {
-    pub fn new<'a>(device: &dyn Device, dtype: LogitsType, rows: impl IntoIterator<Item = &'a [f32]>) -> OnDevice {
+    pub fn new<'a>(device: &dyn Device, dtype: Dtype, rows: impl IntoIterator<Item = &'a [f32]>) -> OnDevice {
         let (mut bytes, mut stride) = (Vec::new(), 0);
         for row in rows {
             stride = row.len() + 3;
             for &x in row.iter().chain(&[f32::NAN; 3]) {
                 match dtype {
-                    LogitsType::F32 => bytes.extend(x.to_ne_bytes()),
-                    LogitsType::F16 => bytes.extend(f16::from_f32(x).to_ne_bytes()),
-                    LogitsType::Bf16 => bytes.extend(bf16::from_f32(x).to_ne_bytes()),
+                    Dtype::F32 => bytes.extend(x.to_ne_bytes()),
+                    Dtype::F16 => bytes.extend(f16::from_f32(x).to_ne_bytes()),
+                    Dtype::Bf16 => bytes.extend(bf16::from_f32(x).to_ne_bytes()),
                 }
             }
         }

@@ -1,7 +1,8 @@
 //! The 111 cases of transformers' logits processors, drawn on the device.
 
+use device::Dtype;
 use sampling::TokenLogprobs;
-use sampling::device::{LogitsType, Row};
+use sampling::device::Row;
 
 use super::KERNELS;
 use super::problem::{OnDevice, Sequence, limits, rows_of, sampler, step};
@@ -21,7 +22,7 @@ fn the_reference_cases_give_the_hosts_draws_and_only_tokens_that_the_reference_k
         for vocab in lengths {
             let cases: Vec<_> = cases.iter().filter(|case| case.logits.len() == vocab).collect();
             let mut sampler = sampler(&device, limits(cases.len() * DRAWS as usize, vocab));
-            let logits = OnDevice::new(&*device, LogitsType::F32, cases.iter().map(|case| &case.logits[..]));
+            let logits = OnDevice::new(&*device, Dtype::F32, cases.iter().map(|case| &case.logits[..]));
             let (mut rows, mut wanted) = (Vec::new(), Vec::new());
             for (logits_row, case) in (0..).zip(&cases) {
                 for draw in 0..DRAWS {
@@ -52,7 +53,7 @@ fn log_probabilities_equal_the_reference() {
     for device in KERNELS.devices(1) {
         for case in cases().iter().step_by(7) {
             let mut sampler = sampler(&device, limits(1, case.logits.len()));
-            let logits = OnDevice::new(&*device, LogitsType::F32, [&case.logits[..]]);
+            let logits = OnDevice::new(&*device, Dtype::F32, [&case.logits[..]]);
             let mut sequence = Sequence::new(Default::default(), 1);
             (sequence.params.temperature, sequence.params.logprobs) = (0.0, Some(5));
             sampler.set_row(0, &sequence.params, &sequence.context()).unwrap();

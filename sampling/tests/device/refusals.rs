@@ -1,7 +1,8 @@
 //! What is refused before a kernel runs. The kernels check nothing, so each of these would be a wild access.
 
+use device::Dtype;
 use sampling::SamplingParams;
-use sampling::device::{DeviceSampler, Limits, Logits, LogitsType, Row};
+use sampling::device::{DeviceSampler, Limits, Logits, Row};
 
 use super::KERNELS;
 use super::problem::{OnDevice, Sequence, limits, rows_of, sampler};
@@ -49,7 +50,7 @@ fn rows_and_logits_that_do_not_exist_are_refused() {
     }
     assert!(sampler.stage(&rows_of([0]), 3).is_err() && sampler.stage(&rows_of([0]), 0).is_err());
 
-    let logits = OnDevice::new(&*device, LogitsType::F32, [&[0.0; 50][..]]);
+    let logits = OnDevice::new(&*device, Dtype::F32, [&[0.0; 50][..]]);
     let rows = [Row { slot: 0, logits_row: 1 }];
     sampler.stage(&rows, 1).unwrap();
     let said = sampler.launch(&logits.logits(), 1).unwrap_err().to_string();

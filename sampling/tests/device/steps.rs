@@ -1,6 +1,7 @@
 //! Steps: what is sent, what may be in flight, where draws come from.
 
-use sampling::device::{DeviceSampler, LogitsType, Place, Row};
+use device::Dtype;
+use sampling::device::{DeviceSampler, Place, Row};
 use sampling::{Sampler, SamplingParams};
 
 use super::KERNELS;
@@ -14,7 +15,7 @@ fn draws_on_the_device_follow_the_probabilities_over_sequences_and_positions() {
     let Some(device) = KERNELS.sim(0) else { return };
     let logits: Vec<f32> = (0..40).map(|i| ((i * 37 + 11) % 91) as f32 * 0.05).collect();
     let params = SamplingParams { temperature: 1.3, top_k: 30, ..SamplingParams::default() };
-    let on_device = OnDevice::new(&*device, LogitsType::F32, [&logits[..]]);
+    let on_device = OnDevice::new(&*device, Dtype::F32, [&logits[..]]);
     let mut sampler = sampler(&device, limits(ROWS as usize, logits.len()));
     let sequence = Sequence::new(params, 4);
     sampler.set_row(0, &sequence.params, &sequence.context()).unwrap();
@@ -32,7 +33,7 @@ fn draws_on_the_device_follow_the_probabilities_over_sequences_and_positions() {
 fn bad_words_are_seen_as_they_come_about_and_biases_of_one_token_add_up_in_order() {
     for device in KERNELS.devices(1) {
         let logits = [0.3, 0.0, 0.1];
-        let on_device = OnDevice::new(&*device, LogitsType::F32, [&logits[..]]);
+        let on_device = OnDevice::new(&*device, Dtype::F32, [&logits[..]]);
         // The ring of last tokens is as short as these words allow.
         let mut sampler = sampler(&device, sampling::device::Limits { bad_word_tokens: 2, ..limits(8, 3) });
         let params = SamplingParams {
@@ -67,7 +68,7 @@ fn begin(sampler: &mut DeviceSampler, logits: &OnDevice) -> sampling::device::Pe
 fn two_steps_may_be_in_flight_and_the_host_need_not_know_the_first_token() {
     for device in KERNELS.devices(1) {
         let logits = generated(300, 1);
-        let on_device = OnDevice::new(&*device, LogitsType::F32, [&logits[..]]);
+        let on_device = OnDevice::new(&*device, Dtype::F32, [&logits[..]]);
         let mut sampler = sampler(&device, limits(2, logits.len()));
         let params = SamplingParams {
             frequency_penalty: 2.0,
@@ -100,7 +101,7 @@ fn two_steps_may_be_in_flight_and_the_host_need_not_know_the_first_token() {
 fn the_last_token_of_a_slot_goes_to_its_place_before_the_host_knows_it() {
     for device in KERNELS.devices(1) {
         let logits: Vec<Vec<f32>> = (0..5).map(|seed| generated(300, seed)).collect();
-        let on_device = OnDevice::new(&*device, LogitsType::F32, logits.iter().map(|row| &row[..]));
+        let on_device = OnDevice::new(&*device, Dtype::F32, logits.iter().map(|row| &row[..]));
         // A ring of one token, and one that has not come round.
         for bad_word_tokens in [0, 31] {
             let limits = sampling::device::Limits { bad_word_tokens, ..limits(6, 300) };
@@ -138,7 +139,7 @@ fn the_last_token_of_a_slot_goes_to_its_place_before_the_host_knows_it() {
 fn slots_that_change_more_than_a_stage_holds_are_sent_in_parts() {
     for device in KERNELS.devices(1) {
         let logits = generated(64, 3);
-        let on_device = OnDevice::new(&*device, LogitsType::F32, [&logits[..]]);
+        let on_device = OnDevice::new(&*device, Dtype::F32, [&logits[..]]);
         let mut sampler = sampler(&device, limits(2, logits.len()));
         let params = SamplingParams { frequency_penalty: 1.0, ..SamplingParams::default() };
         let mut sequence = Sequence::new(params, 8);

@@ -1,7 +1,7 @@
 //! Vocabularies of every kind of length, in every type, against the host.
 
+use device::Dtype;
 use sampling::SamplingParams;
-use sampling::device::LogitsType;
 
 use super::KERNELS;
 use super::problem::{OnDevice, Sequence, TYPES, generated, limits, rounded, rows_of, sampler, step};
@@ -27,7 +27,7 @@ fn wishes(vocab: u32) -> Vec<SamplingParams> {
     ]
 }
 
-fn equal_the_host(vocabs: &[usize], dtype: LogitsType) {
+fn equal_the_host(vocabs: &[usize], dtype: Dtype) {
     for device in KERNELS.devices(1) {
         for &vocab in vocabs {
             let logits = rounded(dtype, &generated(vocab, vocab as u32));
@@ -59,10 +59,10 @@ fn vocabularies_of_every_length_draw_the_hosts_tokens() {
 
 #[test]
 fn vocabularies_of_real_models_draw_the_hosts_tokens() {
-    equal_the_host(&[50_257, 151_936], LogitsType::Bf16);
+    equal_the_host(&[50_257, 151_936], Dtype::Bf16);
     if xtask::everything() {
-        equal_the_host(&[32_000, 50_257, 128_256, 151_936, 262_144], LogitsType::F32);
-        equal_the_host(&[50_257, 262_144], LogitsType::F16);
+        equal_the_host(&[32_000, 50_257, 128_256, 151_936, 262_144], Dtype::F32);
+        equal_the_host(&[50_257, 262_144], Dtype::F16);
     }
 }
 
@@ -78,7 +78,7 @@ fn the_exponential_and_the_logarithm_are_the_hosts_to_the_last_bit() {
         (0..ROWS).for_each(|slot| sampler.set_row(slot, &sequence.params, &sequence.context()).unwrap());
         for round in 0..5 {
             let logits: Vec<[f32; 2]> = (0..ROWS).map(|i| row(round * ROWS + i)).collect();
-            let on_device = OnDevice::new(&*device, LogitsType::F32, logits.iter().map(|row| &row[..]));
+            let on_device = OnDevice::new(&*device, Dtype::F32, logits.iter().map(|row| &row[..]));
             for (sampled, logits) in step(&mut sampler, &on_device, &rows_of(0..ROWS)).iter().zip(&logits) {
                 assert_eq!(*sampled, sequence.sampled(logits), "{logits:?}");
             }
@@ -92,7 +92,7 @@ fn sums_that_no_noise_changes_go_to_the_lowest_id_of_all_chunks() {
         for first in [2usize, 8195] {
             let mut logits = vec![f32::MIN; 9000];
             (first..9000).step_by(3).for_each(|token| logits[token] = f32::MAX);
-            let on_device = OnDevice::new(&*device, LogitsType::F32, [&logits[..]]);
+            let on_device = OnDevice::new(&*device, Dtype::F32, [&logits[..]]);
             let mut sampler = sampler(&device, limits(1, logits.len()));
             let sequence = Sequence::new(SamplingParams::default(), 1);
             sampler.set_row(0, &sequence.params, &sequence.context()).unwrap();
@@ -107,7 +107,7 @@ fn sums_that_no_noise_changes_go_to_the_lowest_id_of_all_chunks() {
 fn stop_ids_are_let_go_where_nothing_else_is_left() {
     for device in KERNELS.devices(1) {
         let logits = generated(9000, 2);
-        let on_device = OnDevice::new(&*device, LogitsType::F32, [&logits[..]]);
+        let on_device = OnDevice::new(&*device, Dtype::F32, [&logits[..]]);
         for temperature in [0.0, 0.9] {
             // 7 and 8500 are stop ids, 9100 is no token; of 8 and 7 the bias would make 7 the likeliest.
             for allowed in [vec![7, 8500], vec![7, 8500, 9100], vec![7, 8, 8500]] {
@@ -133,7 +133,7 @@ fn ties_everywhere_are_cut_by_id_as_on_the_host() {
     for device in KERNELS.devices(1) {
         // Five different numbers, so every cut goes through ties of two thousand tokens.
         let logits: Vec<f32> = (0..10_000u32).map(|token| ((token * 7919) % 10_007 % 5) as f32).collect();
-        let on_device = OnDevice::new(&*device, LogitsType::F32, [&logits[..]]);
+        let on_device = OnDevice::new(&*device, Dtype::F32, [&logits[..]]);
         let shares = [0.05, 0.3, 0.633, 0.9, 0.999];
         let mut sampler = sampler(&device, limits(shares.len(), logits.len()));
         let sequences = shares.map(|top_p| {
