@@ -20,7 +20,7 @@ use crate::values;
 
 /// Quire: an LLM inference engine.
 #[derive(Debug, Parser)]
-#[command(name = "quire", version, arg_required_else_help = true, disable_help_subcommand = true)]
+#[command(name = "quire", version, arg_required_else_help = true, disable_help_subcommand = true, max_term_width = 100)]
 pub struct Cli {
     /// What to do.
     #[command(subcommand)]

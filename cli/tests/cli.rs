@@ -281,6 +281,22 @@ fn plan_and_kernels_print_their_tables() {
 }
 
 #[test]
+fn help_and_tables_fit_in_100_columns() {
+    let main = run(&["--help"]);
+    let commands = stdout(&main).lines().skip_while(|line| *line != "Commands:").skip(1);
+    let commands: Vec<&str> = commands.map_while(|line| line.split_whitespace().next()).collect();
+    assert!(commands.contains(&"serve") && commands.contains(&"plan"), "{commands:?}");
+    let help = commands.iter().map(|command| vec![*command, "--help"]);
+    let tables =
+        [&["--help"][..], &["bench", "serve", "--help"], &["bench", "kernels", "--help"], &["plan"], &["kernels"]];
+    for args in help.chain(tables.map(<[&str]>::to_vec)) {
+        let output = run(&args);
+        let long = stdout(&output).lines().find(|line| line.chars().count() > 100);
+        assert!(!stdout(&output).is_empty() && long.is_none(), "{args:?}: {long:?}");
+    }
+}
+
+#[test]
 fn plan_prints_what_a_checkpoint_declares() {
     let output = run(&["plan", "--decoder", "--quantization", "q8"]);
     let tree = stdout(&output);
@@ -288,10 +304,10 @@ fn plan_prints_what_a_checkpoint_declares() {
         "LlamaForCausalLM: 5 layers, 1894464 weights",
         "├─ embedding  model.embed_tokens [1536, 192] q8, column",
         "├─ layers 0 to 4",
-        "│  ├─ norm       model.layers.*.input_layernorm.weight [192] eps 1e-5",
-        "│  ├─ attention  6 query and 2 key/value heads of 32, scale 0.17677669, over the whole context",
-        "│  │  ├─ qkv        model.layers.*.self_attn.q_proj + k_proj + v_proj [320, 192] q8, column",
-        "│  │  └─ output     model.layers.*.self_attn.o_proj [192, 192] q8, row",
+        "│  ├─ norm       input_layernorm.weight [192] eps 1e-5",
+        "│  ├─ attention  6 query and 2 key/value heads of 32, scale 0.17677669, the whole context",
+        "│  │  ├─ qkv        self_attn.q_proj + k_proj + v_proj [320, 192] q8, column",
+        "│  │  └─ output     self_attn.o_proj [192, 192] q8, row",
         "└─ head       the embedding",
     ] {
         assert!(tree.lines().any(|found| found == line), "{line:?} is not in\n{tree}");

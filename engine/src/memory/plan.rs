@@ -248,26 +248,29 @@ impl Plan {
 
     /// The cache in one line.
     pub fn cache_line(&self) -> String {
-        let cache = Bytes(self.kv_bytes_per_token * self.pool_tokens() as u64);
-        let limit = if self.limited_by_pool { "; the context is cut to what the cache holds" } else { "" };
+        let ([blocks, context], swap) = (self.cache_parts(), self.host_blocks);
+        let swap = if swap == 0 { String::new() } else { format!("; {swap} host blocks to swap to") };
+        format!("cache: {blocks} ({}); context {context}{swap}", self.reason)
+    }
+
+    /// What the cache holds, and the context it leaves.
+    fn cache_parts(&self) -> [String; 2] {
+        let tokens = self.pool_tokens();
+        let bytes = Bytes(self.kv_bytes_per_token * tokens as u64);
         let groups = if self.groups > 1 { format!(" in {} groups of layers", self.groups) } else { String::new() };
         let form = match self.kv_cache_dtype {
             KvCacheDtype::Auto => String::new(),
             KvCacheDtype::Int8 => " in int8, a scale for each token and head".to_string(),
             other => format!(" in {other}"),
         };
-        let swap = match self.host_blocks {
-            0 => String::new(),
-            blocks => format!("; {blocks} host blocks to swap to"),
-        };
-        format!(
-            "cache: {} blocks of {} tokens{groups} = {} tokens, {cache}{form} ({}){limit}; context {} tokens{swap}",
-            self.num_blocks,
-            self.block_size,
-            self.pool_tokens(),
-            self.reason,
-            self.max_model_len
-        )
+        let limit = if self.limited_by_pool { ", cut to what the cache holds" } else { "" };
+        [
+            format!(
+                "{} blocks of {} tokens{groups} = {tokens} tokens, {bytes}{form}",
+                self.num_blocks, self.block_size
+            ),
+            format!("{} tokens{limit}", self.max_model_len),
+        ]
     }
 
     /// The configuration with the choices made: a start with it takes the same device and has the same number of blocks.
@@ -307,7 +310,13 @@ impl fmt::Display for Plan {
             Bytes(self.kv_bytes_per_token / self.groups as u64 * self.block_size as u64),
             self.block_size
         )?;
-        writeln!(f, "{}", self.cache_line().replacen("cache: ", "cache              ", 1))?;
+        let [blocks, context] = self.cache_parts();
+        writeln!(f, "cache              {blocks}")?;
+        writeln!(f, "cache size from    {}", self.reason)?;
+        writeln!(f, "context            {context}")?;
+        if self.host_blocks > 0 {
+            writeln!(f, "swap space         {} blocks", self.host_blocks)?;
+        }
         writeln!(f)?;
         writeln!(f, "{:>14}  {:>19}", "sequence length", "sequences at once")?;
         let mut length = 256.min(self.max_model_len);

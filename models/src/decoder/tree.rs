@@ -4,6 +4,9 @@ use std::fmt;
 
 use super::{Attention, Decoder, Layer, Linear, Mixer, Mlp, Norm, Role, RopeScaling};
 
+/// Columns of a label.
+const LABEL: usize = 11;
+
 /// A line and what stands below it.
 #[derive(PartialEq)]
 struct Node {
@@ -13,7 +16,7 @@ struct Node {
 
 impl Node {
     fn new(label: &str, text: impl fmt::Display, children: Vec<Node>) -> Node {
-        Node { text: format!("{label:<11}{text}"), children }
+        Node { text: format!("{label:<LABEL$}{text}"), children }
     }
 
     fn print(&self, f: &mut fmt::Formatter<'_>, indent: &str) -> fmt::Result {
@@ -53,7 +56,7 @@ impl fmt::Display for Decoder {
     }
 }
 
-/// The branches of a layer, with `*` in place of its number.
+/// The branches of a layer, with names from behind its number on.
 fn branches(layer: &Layer, number: usize) -> Vec<Node> {
     let mixer = |mixer: &Mixer| match mixer {
         Mixer::Attention(layer) => attention(layer),
@@ -66,13 +69,17 @@ fn branches(layer: &Layer, number: usize) -> Vec<Node> {
 }
 
 fn unnumber(node: &mut Node, number: usize) {
-    node.text = node.text.replace(&format!(".{number}."), ".*.");
+    if let Some((label, name)) = node.text.split_at_checked(LABEL)
+        && let Some((_, rest)) = name.split_once(&format!(".{number}."))
+    {
+        node.text = format!("{label}{rest}");
+    }
     node.children.iter_mut().for_each(|child| unnumber(child, number));
 }
 
 fn attention(layer: &Attention) -> Node {
     let heads = layer.heads;
-    let window = layer.window.map_or("the whole context".to_string(), |window| format!("a window of {window} tokens"));
+    let window = layer.window.map_or("the whole context".to_string(), |window| format!("window of {window} tokens"));
     let scaling = match &layer.rope.scaling {
         RopeScaling::None => String::new(),
         RopeScaling::Linear { factor } => format!(", linear scaling by {factor}"),
@@ -84,7 +91,7 @@ fn attention(layer: &Attention) -> Node {
     children.push(Node::new("rope", format!("theta {}{scaling}", layer.rope.theta), Vec::new()));
     children.push(linear("output", &layer.output));
     let text = format!(
-        "{} query and {} key/value heads of {}, scale {}, over {window}",
+        "{} query and {} key/value heads of {}, scale {}, {window}",
         heads.num_heads, heads.num_kv_heads, heads.head_dim, layer.scale
     );
     Node::new("attention", text, children)
