@@ -81,7 +81,7 @@ impl Host {
     }
 
     /// Runs work, or takes it down.
-    fn give(&self, kernels: &Libraries, work: Work) -> Result<(), DeviceError> {
+    fn submit(&self, kernels: &Libraries, work: Work) -> Result<(), DeviceError> {
         let Some(work) = self.tape.take_down(work) else { return Ok(()) };
         let _order = self.in_order();
         // SAFETY: the memory of `cuda-sim` has no views, and the lock keeps copies and other work away from it. That a
@@ -175,7 +175,7 @@ impl Device for Host {
         let part = |buffer: &Buffer| self.own_sim(buffer, 0, 0).map(|memory| Part::new(memory, 0, buffer.len_bytes()));
         let (x, weights, y) = (part(product.x)?, part(&dense.numbers)?, part(product.y)?);
         let bias = product.bias.map(part).transpose()?;
-        self.give(kernels, Work::Product { shape, y_format, x, weights, bias, y })
+        self.submit(kernels, Work::Product { shape, y_format, x, weights, bias, y })
     }
 
     fn pool(&self) -> &Pool {
@@ -202,7 +202,7 @@ impl Device for Host {
         if let Some(kernels) = &self.kernels {
             let (from, to) = (self.own_sim(from, at, bytes)?, self.own_sim(to, to_at, bytes)?);
             return self
-                .give(kernels, Work::Copy { from: Part::new(from, at, bytes), to: Part::new(to, to_at, bytes) });
+                .submit(kernels, Work::Copy { from: Part::new(from, at, bytes), to: Part::new(to, to_at, bytes) });
         }
         let (from, to) = (self.own(from, at, bytes)?, self.own(to, to_at, bytes)?);
         // SAFETY: inside of both; `to` is borrowed for writing, so they are two.
@@ -213,7 +213,7 @@ impl Device for Host {
     fn fill(&self, buffer: &mut Buffer, at: usize, bytes: usize, byte: u8) -> Result<(), DeviceError> {
         let Some(kernels) = &self.kernels else { return self.upload(buffer, at, &vec![byte; bytes]) };
         let to = Part::new(self.own_sim(buffer, at, bytes)?, at, bytes);
-        self.give(kernels, Work::Fill { to, byte })
+        self.submit(kernels, Work::Fill { to, byte })
     }
 
     fn synchronize(&self) -> Result<(), DeviceError> {
@@ -306,7 +306,7 @@ impl Device for Host {
             memory.push((index, Arc::clone(own.map_err(foreign)?)));
         }
         let call = library.prepare(launch).map_err(SimError::from)?;
-        self.give(kernels, Work::Launch { library, call, memory })
+        self.submit(kernels, Work::Launch { library, call, memory })
     }
 
     fn capture(&self, work: &mut dyn FnMut()) -> Result<Graph, DeviceError> {

@@ -18,12 +18,12 @@ impl HostPool {
         HostPool { free: FreeList::full(num_blocks), total: num_blocks as usize, invalid: BTreeSet::new() }
     }
 
-    pub fn give_back(&mut self, block: HostBlockId) {
+    pub fn free_block(&mut self, block: HostBlockId) {
         self.invalid.remove(&block);
         self.free.push_front(BlockId(block.0));
     }
 
-    pub fn take(&mut self) -> Option<HostBlockId> {
+    pub fn allocate(&mut self) -> Option<HostBlockId> {
         self.free.pop_front().map(|block| HostBlockId(block.0))
     }
 }

@@ -286,7 +286,7 @@ impl BlockPool {
     }
 
     /// Takes the front block of the free list for one owner, evicting what it cached.
-    pub(crate) fn take(&mut self) -> Result<BlockId, NoSpace> {
+    pub(crate) fn allocate(&mut self) -> Result<BlockId, NoSpace> {
         let block = self.free.pop_front().ok_or(NoSpace { wanted: 1, free: 0 })?;
         if self.drop_hash(block, 0, true) {
             self.cached_free -= 1;
@@ -369,7 +369,7 @@ impl BlockPool {
                     Leak { opened, blocks: groups.iter().map(|g| g.blocks().len()).sum() }
                 }
                 Lost::Swapped { blocks, opened } => {
-                    blocks.iter().for_each(|b| self.host.give_back(*b));
+                    blocks.iter().for_each(|b| self.host.free_block(*b));
                     Leak { opened, blocks: blocks.len() }
                 }
             });

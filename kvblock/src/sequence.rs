@@ -41,7 +41,7 @@ impl BlockPool {
         let from_slot = table.len() % self.block_size;
         for g in 0..self.groups.len() {
             if let Some(src) = self.shared_tail(table, g) {
-                let dst = self.take()?;
+                let dst = self.allocate()?;
                 self.refs[src.index()] -= 1;
                 if let Some(tail) = table.groups[g].blocks.last_mut() {
                     *tail = dst;
@@ -62,7 +62,7 @@ impl BlockPool {
         table.tokens.extend_from_slice(tokens);
         for _ in entries..table.num_entries() {
             for group in &mut table.groups {
-                group.blocks.push(self.take()?);
+                group.blocks.push(self.allocate()?);
             }
         }
         Ok(first_changed)

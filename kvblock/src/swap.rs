@@ -100,7 +100,7 @@ impl BlockPool {
             return Err(TableError::NoHostSpace(no_space));
         }
         for src in leaving {
-            let dst = self.host.take().ok_or(TableError::NoHostSpace(no_space))?;
+            let dst = self.host.allocate().ok_or(TableError::NoHostSpace(no_space))?;
             self.memory_ops.push_back(MemOp::SwapOut { src, dst });
             copies.insert(src, dst);
         }
@@ -149,7 +149,7 @@ impl BlockPool {
             self.counters.swap_in_hits += 1;
         }
         for (&src, place) in found.iter_mut().filter(|(_, place)| place.is_none()) {
-            let dst = self.take()?;
+            let dst = self.allocate()?;
             self.memory_ops.push_back(MemOp::SwapIn { src, dst });
             self.counters.swapped_in += 1;
             *place = Some(dst);
@@ -175,7 +175,7 @@ impl BlockPool {
         for block in found.values().flatten() {
             self.refs[block.index()] -= 1;
         }
-        swapped.blocks.drain(..).for_each(|block| self.host.give_back(block));
+        swapped.blocks.drain(..).for_each(|block| self.host.free_block(block));
         Ok(tables)
     }
 
@@ -198,7 +198,7 @@ impl BlockPool {
     pub fn discard(&mut self, mut swapped: Swapped) {
         // Another pool's goes home by its drop.
         if swapped.home == self.home {
-            swapped.blocks.drain(..).for_each(|block| self.host.give_back(block));
+            swapped.blocks.drain(..).for_each(|block| self.host.free_block(block));
         }
     }
 

@@ -49,7 +49,7 @@ pub(super) fn generic(device: &dyn Device, args: AttentionArgs<'_>) -> Result<()
 pub(super) fn grouped(device: &dyn Device, args: AttentionArgs<'_>) -> Result<(), KernelError> {
     let call = Call::new("cuda.paged_gqa", &args)?;
     let kernel = call.instance(&names::GQA)?;
-    let partitions = call.room()?;
+    let partitions = call.checked_partitions()?;
     let dim = args.cache.shape.head_dim;
     let (threads, tokens) = if dim <= 128 { (128, 64) } else { (64, 32) };
     let warps = threads as usize / 32;
@@ -171,7 +171,7 @@ impl<'a> Call<'a> {
     }
 
     /// The partitions, if the workspace has room for them.
-    fn room(&self) -> Result<usize, KernelError> {
+    fn checked_partitions(&self) -> Result<usize, KernelError> {
         if self.has_room() {
             return Ok(self.partitions());
         }
@@ -185,7 +185,7 @@ impl<'a> Call<'a> {
         let rule = PagedRule::VLLM.splits(self.max_context(), self.rows, self.args.num_heads);
         let split = match context {
             Context::Whole => 0,
-            Context::Split => self.room()?,
+            Context::Split => self.checked_partitions()?,
             Context::ByRule if rule && self.has_room() => self.partitions(),
             Context::ByRule => 0,
         };

@@ -45,12 +45,12 @@ type Emitted = (Instant, Event);
 /// The engine's end of a request's stream.
 struct Reader {
     events: mpsc::Sender<Emitted>,
-    course: Arc<Course>,
+    state: Arc<StreamState>,
 }
 
 /// What has become of a request, besides its events.
 #[derive(Default)]
-struct Course {
+struct StreamState {
     scheduled: OnceLock<Instant>,
     fell_behind: AtomicBool,
 }
@@ -168,8 +168,8 @@ impl AsyncEngine {
         let sequences = params.best_of.unwrap_or(params.n).max(params.n);
         let capacity = sequences.saturating_mul(self.shared.max_unread_events).saturating_add(2);
         let (events, receiver) = mpsc::channel(capacity.min(Semaphore::MAX_PERMITS));
-        let course = Arc::new(Course::default());
-        let reader = Reader { events, course: course.clone() };
+        let state = Arc::new(StreamState::default());
+        let reader = Reader { events, state: state.clone() };
         let (reply, answer) = oneshot::channel();
         // Before the engine can have made an event.
         let last_event = Instant::now();
@@ -178,7 +178,7 @@ impl AsyncEngine {
             .map_err(|_| SubmitError::Closed)?;
         let id = answer.await.map_err(|_| SubmitError::Closed)??;
         let commands = self.commands.clone();
-        Ok(OutputStream { id, events: receiver, commands, prompt_len, course, last_event })
+        Ok(OutputStream { id, events: receiver, commands, prompt_len, state, last_event })
     }
 
     /// The latest numbers.
@@ -250,7 +250,7 @@ pub struct OutputStream {
     events: mpsc::Receiver<Emitted>,
     commands: commands::Sender<Command>,
     prompt_len: usize,
-    course: Arc<Course>,
+    state: Arc<StreamState>,
     last_event: Instant,
 }
 
@@ -285,13 +285,13 @@ impl OutputStream {
 
     /// When the first step with some of this request began, which is when it left the queue.
     pub fn scheduled(&self) -> Option<Instant> {
-        self.course.scheduled.get().copied()
+        self.state.scheduled.get().copied()
     }
 
     /// The request was cancelled because more events were unread than
     /// [`max_unread_events`](EngineConfig::max_unread_events) allows.
     pub fn fell_behind(&self) -> bool {
-        self.course.fell_behind.load(Ordering::Acquire)
+        self.state.fell_behind.load(Ordering::Acquire)
     }
 
     /// Tokens in the prompt.
@@ -448,7 +448,7 @@ impl Worker {
         self.publish();
         for reader in self.engine.scheduled().iter().filter_map(|id| self.readers.get(id)) {
             // Nobody else sets it.
-            let _ = reader.course.scheduled.set(began);
+            let _ = reader.state.scheduled.set(began);
         }
         let (mut events, over) = (std::mem::take(&mut self.events), Instant::now());
         for (id, event, last) in events.drain(..) {
@@ -470,7 +470,7 @@ impl Reader {
             Ok(()) => true,
             Err(mpsc::error::TrySendError::Closed(_)) => false,
             Err(mpsc::error::TrySendError::Full(_)) => {
-                self.course.fell_behind.store(true, Ordering::Release);
+                self.state.fell_behind.store(true, Ordering::Release);
                 false
             }
         }

@@ -27,7 +27,7 @@ impl Held {
     }
 
     /// Keeps news of a sequence.
-    pub fn take(&mut self, delta: Delta) {
+    pub fn add(&mut self, delta: Delta) {
         let index = delta.index as usize;
         for index in self.answers.len()..=index {
             self.answers.push(Delta { index: index as u32, ..Delta::default() });
@@ -84,7 +84,7 @@ mod tests {
         let mut params = GenerationParams { n, best_of: Some(best_of), ..Default::default() };
         let mut held = Held::new(&mut params).unwrap();
         assert_eq!(params.sampling.logprobs, Some(0), "ranked by what nobody asked for");
-        deltas.into_iter().for_each(|delta| held.take(delta));
+        deltas.into_iter().for_each(|delta| held.add(delta));
         held.release()
     }
 

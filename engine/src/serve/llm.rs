@@ -111,7 +111,7 @@ impl Llm {
                 if let Some(&place) = places.get(&id) {
                     let (completion, events): &mut (Completion, Vec<Event>) = &mut results[place];
                     if let Event::Delta(delta) = &event {
-                        completion.take(delta);
+                        completion.add(delta);
                     }
                     events.push(event);
                 }
@@ -137,7 +137,7 @@ impl Llm {
 }
 
 impl Completion {
-    fn take(&mut self, delta: &Delta) {
+    fn add(&mut self, delta: &Delta) {
         let output = &mut self.outputs[delta.index as usize];
         output.text += &delta.text;
         output.token_ids.extend(delta.tokens.iter().map(|token| token.id));

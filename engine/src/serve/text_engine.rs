@@ -108,7 +108,7 @@ impl TextEngine {
                 TokenEvent::Token { index, token, finish } => {
                     let Some(written) = sequences.get_mut(index as usize).and_then(Option::as_mut) else { return };
                     let found = finish.is_none();
-                    let delta = written.take(index, token, finish);
+                    let delta = written.add_token(index, token, finish);
                     if delta.finish.is_some() {
                         sequences[index as usize] = None;
                         if found {
@@ -122,7 +122,7 @@ impl TextEngine {
             match held {
                 None => emit(id, Event::Delta(delta), last),
                 Some(held) => {
-                    held.take(delta);
+                    held.add(delta);
                     if last {
                         let answers = held.release();
                         let count = answers.len();
@@ -142,7 +142,7 @@ impl TextEngine {
 
 impl Written {
     /// What a token adds. The text decides too: a stop string ends the sequence, whatever `finish` says.
-    fn take(&mut self, index: u32, token: Option<sampling::Sampled>, finish: Option<FinishReason>) -> Delta {
+    fn add_token(&mut self, index: u32, token: Option<sampling::Sampled>, finish: Option<FinishReason>) -> Delta {
         let mut delta = Delta { index, finish, ..Delta::default() };
         if let Some(token) = token {
             let ended = !matches!(delta.finish, Some(FinishReason::Stop(Some(StopCause::Complete))));

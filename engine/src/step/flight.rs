@@ -8,7 +8,7 @@ use crate::api::FinishReason;
 use crate::worker::StepInput;
 
 /// A step that was submitted and not committed.
-pub(super) struct Flight {
+pub(super) struct StepInFlight {
     pub input: Arc<StepInput>,
     /// Spans whose sequences end without a token, and why: the request wants none, or its grammar leads nowhere.
     pub ends: Vec<(usize, FinishReason)>,
@@ -16,7 +16,7 @@ pub(super) struct Flight {
     pub holds_up: bool,
 }
 
-impl Flight {
+impl StepInFlight {
     pub fn plan(&self) -> &StepPlan {
         &self.input.plan
     }

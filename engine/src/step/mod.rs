@@ -27,7 +27,7 @@ use crate::watch::{self, Recent, Snapshot};
 use crate::worker::{NewRequest, StepInput, StepOutput, Worker, WorkerInfo};
 use beam::Beams;
 use check::{check, refused};
-use flight::Flight;
+use flight::StepInFlight;
 use publish::Outcomes;
 use request::{Active, ending};
 pub(crate) use under_way::{StepUnderWay, lock};
@@ -54,7 +54,7 @@ pub struct Engine {
     logged: Vec<&'static str>,
     under_way: StepUnderWay,
     /// Steps that the worker has been given and that are not committed, oldest first.
-    flights: VecDeque<Flight>,
+    flights: VecDeque<StepInFlight>,
     /// Sequences that have ended since the last step was planned.
     ended: Vec<SeqId>,
     /// Requests that a step computed for the first time during the last [`Engine::step`].

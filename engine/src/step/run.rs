@@ -9,7 +9,7 @@
 //! device    step 1 .............. step 2 ................................. step 3 ..............................
 //! ```
 //!
-//! No step is planned behind one that [holds up](Flight::holds_up) the next, as the host has a part in it: the mask of a grammar
+//! No step is planned behind one that [holds up](StepInFlight::holds_up) the next, as the host has a part in it: the mask of a grammar
 //! follows from the last token; the beams that live on, from all their rows; and the rows that the host draws from must be read
 //! before they are overwritten. Nor on a CPU, which has nothing to do while it waits for itself.
 //!
@@ -23,7 +23,7 @@ use std::sync::Arc;
 use sched::{RequestId, Span, StepPlan};
 
 use super::Engine;
-use super::flight::Flight;
+use super::flight::StepInFlight;
 use super::publish::Publisher;
 use super::request::Active;
 use super::under_way::lock;
@@ -76,7 +76,7 @@ impl Engine {
     }
 
     /// Plans a step, and says what is drawn from each of its spans.
-    fn plan(&mut self) -> Flight {
+    fn plan(&mut self) -> StepInFlight {
         let _phase = self.phase("plan");
         let plan = self.scheduler.plan();
         let mut input = StepInput { plan, ..std::mem::take(&mut self.spare) };
@@ -100,11 +100,11 @@ impl Engine {
                 Draw::Nothing
             }));
         }
-        Flight { input: Arc::new(input), ends, holds_up }
+        StepInFlight { input: Arc::new(input), ends, holds_up }
     }
 
     /// Gives the worker a step; `false` if it computes nothing.
-    fn submit_step(&mut self, flight: Flight) -> bool {
+    fn submit_step(&mut self, flight: StepInFlight) -> bool {
         let (computes, tokens) = (flight.computes(), flight.plan().num_tokens());
         if flight.input.is_empty() {
             self.recycle(flight);
@@ -125,13 +125,13 @@ impl Engine {
     }
 
     /// Waits for the oldest step in flight. What came of it is in `output`.
-    fn collect(&mut self) -> Option<(Flight, Result<(), StepError>)> {
+    fn collect(&mut self) -> Option<(StepInFlight, Result<(), StepError>)> {
         let flight = self.flights.pop_front()?;
         Some((flight, self.worker.collect(&mut self.output)))
     }
 
     /// Makes events and outcomes of what came of a step.
-    fn publish(&mut self, flight: &Flight, emit: &mut impl FnMut(RequestId, TokenEvent)) {
+    fn publish(&mut self, flight: &StepInFlight, emit: &mut impl FnMut(RequestId, TokenEvent)) {
         let _phase = self.phase("publish");
         self.outcomes.clear();
         let spans = &flight.plan().spans;
@@ -174,7 +174,7 @@ impl Engine {
     /// Tells the scheduler what came of a step.
     fn commit(
         &mut self,
-        flight: Flight,
+        flight: StepInFlight,
         published: Result<(), StepError>,
         emit: &mut impl FnMut(RequestId, TokenEvent),
     ) {
@@ -205,7 +205,7 @@ impl Engine {
     }
 
     /// Keeps the lists of a step for another.
-    fn recycle(&mut self, flight: Flight) {
+    fn recycle(&mut self, flight: StepInFlight) {
         // Somebody may be looking at it still.
         let Ok(StepInput { plan, mut requests, mut ended, mut draws }) = Arc::try_unwrap(flight.input) else { return };
         self.scheduler.recycle(plan);

@@ -57,7 +57,7 @@ impl ReasoningParser {
     /// Takes the next piece of text.
     pub fn push(&mut self, text: &str) -> Thought {
         let mut thought = Thought::default();
-        text.chars().for_each(|c| self.take(c, &mut thought));
+        text.chars().for_each(|c| self.read_char(c, &mut thought));
         thought
     }
 
@@ -74,7 +74,7 @@ impl ReasoningParser {
         }
     }
 
-    fn take(&mut self, c: char, thought: &mut Thought) {
+    fn read_char(&mut self, c: char, thought: &mut Thought) {
         match &mut self.0 {
             State::Start(held) => {
                 held.push(c);

@@ -196,7 +196,7 @@ impl Executor {
         let (writes, reads) = (|block| touched.is_written(block), |block| touched.is_read(block));
         #[cfg(test)]
         if hooks::LATE_SWAPS.get() {
-            for Transfer { direction, pairs, .. } in transfers.take(writes, reads) {
+            for Transfer { direction, pairs, .. } in transfers.drain_conflicting(writes, reads) {
                 match direction {
                     Direction::Out => self.swap_space.swap_out(&**device, &self.caches, &pairs)?,
                     Direction::In => self.swap_space.swap_in(&**device, &mut self.caches, &pairs)?,
@@ -204,7 +204,7 @@ impl Executor {
             }
             return Ok(());
         }
-        if let Some(last) = transfers.take(writes, reads).next_back() {
+        if let Some(last) = transfers.drain_conflicting(writes, reads).next_back() {
             device.wait(Queue::Compute, &last.event)?;
         }
         Ok(())

@@ -50,7 +50,7 @@ fn rows_of(span: &Span, last: u32, positions: Range<usize>) -> Range<u32> {
 }
 
 /// A step that was submitted and not collected.
-struct Flight {
+struct SubmittedStep {
     input: Arc<StepInput>,
     /// Whose tokens the device draws, in the order of its results.
     drawn: Vec<SeqId>,
@@ -66,9 +66,9 @@ struct Flight {
     fails_late: bool,
 }
 
-impl Flight {
-    fn new(input: Arc<StepInput>, (drawn, on_host): (Vec<SeqId>, Vec<usize>)) -> Flight {
-        Flight {
+impl SubmittedStep {
+    fn new(input: Arc<StepInput>, (drawn, on_host): (Vec<SeqId>, Vec<usize>)) -> SubmittedStep {
+        SubmittedStep {
             input,
             drawn,
             on_host,
@@ -98,7 +98,7 @@ pub(crate) struct LocalWorker {
     slots: Option<Slots>,
     requests: HashMap<RequestId, RequestState>,
     /// Oldest first.
-    flights: VecDeque<Flight>,
+    flights: VecDeque<SubmittedStep>,
     // Reused by every step.
     rows: Vec<u32>,
     lists: (Vec<SeqId>, Vec<usize>),
@@ -107,9 +107,9 @@ pub(crate) struct LocalWorker {
 impl Worker for LocalWorker {
     fn submit(&mut self, input: Arc<StepInput>) {
         self.learn(&input);
-        let mut flight = Flight::new(input, std::mem::take(&mut self.lists));
+        let mut flight = SubmittedStep::new(input, std::mem::take(&mut self.lists));
         let launched = match self.flights.back() {
-            Some(Flight { failure: Some(_), .. }) => Err(Failure::Behind),
+            Some(SubmittedStep { failure: Some(_), .. }) => Err(Failure::Behind),
             _ => self.launch(&mut flight),
         };
         flight.failure = launched.err();
@@ -121,14 +121,14 @@ impl Worker for LocalWorker {
         let Some(mut flight) = self.flights.pop_front() else { return Err(StepError(Failure::Nothing.to_string())) };
         let taken = match flight.failure.take() {
             Some(failure) => Err(failure),
-            None => self.take(&flight, output),
+            None => self.wait_for(&flight, output),
         };
         if let Err(failure) = taken {
             self.drop_steps(flight);
             output.clear();
             return Err(StepError(failure.to_string()));
         }
-        let Flight { mut drawn, mut on_host, .. } = flight;
+        let SubmittedStep { mut drawn, mut on_host, .. } = flight;
         drawn.clear();
         on_host.clear();
         self.lists = (drawn, on_host);
@@ -204,7 +204,7 @@ impl LocalWorker {
     }
 
     /// Gives a step to the device: block copies, forward pass, draws.
-    fn launch(&mut self, flight: &mut Flight) -> Result<(), Failure> {
+    fn launch(&mut self, flight: &mut SubmittedStep) -> Result<(), Failure> {
         let input = flight.input.clone();
         let LocalWorker { executor, requests, .. } = self;
         let mut scored = false;
@@ -241,7 +241,7 @@ impl LocalWorker {
     }
 
     /// Decides for each row that is drawn from whether the device does it, and tells that what it has to know.
-    fn assign(&mut self, flight: &mut Flight) -> Result<(), Failure> {
+    fn assign(&mut self, flight: &mut SubmittedStep) -> Result<(), Failure> {
         let LocalWorker { executor, slots, requests, rows, .. } = self;
         let StepInput { plan: StepPlan { spans, .. }, draws, .. } = &*flight.input;
         rows.clear();
@@ -274,7 +274,7 @@ impl LocalWorker {
     }
 
     /// Waits for a step and takes its results: the one wait of a step, unless the host looks at its rows.
-    fn take(&mut self, flight: &Flight, output: &mut StepOutput) -> Result<(), Failure> {
+    fn wait_for(&mut self, flight: &SubmittedStep, output: &mut StepOutput) -> Result<(), Failure> {
         #[cfg(test)]
         if flight.fails_late {
             return Err(Failure::Test);
@@ -299,7 +299,7 @@ impl LocalWorker {
     }
 
     /// Draws from the rows of logits that the host has to see.
-    fn draw_on_host(&mut self, flight: &Flight, output: &mut StepOutput) -> Result<(), Failure> {
+    fn draw_on_host(&mut self, flight: &SubmittedStep, output: &mut StepOutput) -> Result<(), Failure> {
         let LocalWorker { executor, requests, rows, .. } = self;
         let StepInput { plan: StepPlan { spans, .. }, draws, .. } = &*flight.input;
         for chunk in flight.on_host.chunks(LOGIT_ROWS) {
@@ -364,7 +364,7 @@ impl LocalWorker {
         rows.extend(rows_of(span, last, positions));
         let width = executor.hidden_size();
         for rows in rows.chunks(LOGIT_ROWS) {
-            pooled.take(executor.hidden(rows)?, width);
+            pooled.add_rows(executor.hidden(rows)?, width);
         }
         if is_last {
             output.embeddings.push((span.seq.request, pooled.finish()));
@@ -374,7 +374,7 @@ impl LocalWorker {
 
     /// Drops a step that failed and all that were submitted behind it. Their sequences have their slots set anew when they are
     /// computed again.
-    fn drop_steps(&mut self, failed: Flight) {
+    fn drop_steps(&mut self, failed: SubmittedStep) {
         // Their blocks are given to others, and they may still write to them.
         if let Err(error) = self.executor.synchronize() {
             tracing::error!("behind {}: {error}", failed.input.plan.step);

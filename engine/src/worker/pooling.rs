@@ -31,7 +31,7 @@ impl Pooled {
     }
 
     /// Takes rows of `width` elements, in the order of positions.
-    pub fn take(&mut self, rows: &[f32], width: usize) {
+    pub fn add_rows(&mut self, rows: &[f32], width: usize) {
         self.sum.resize(width, 0.0);
         for row in rows.chunks_exact(width) {
             self.rows += 1;
@@ -56,11 +56,11 @@ mod tests {
     fn a_mean_takes_every_position_once_whatever_the_spans() {
         let mut pool = Pooled::new(Pooling::Mean);
         assert_eq!(pool.positions(0..3, 5), 0..3);
-        pool.take(&[3.0, 0.0, 0.0, 2.0, 0.0, 1.0], 2);
+        pool.add_rows(&[3.0, 0.0, 0.0, 2.0, 0.0, 1.0], 2);
         // Begun anew after a preemption, in other spans.
         assert_eq!(pool.positions(0..2, 5), 3..3);
         assert_eq!(pool.positions(2..6, 5), 3..5);
-        pool.take(&[0.0, 1.0, 0.0, 0.0], 2);
+        pool.add_rows(&[0.0, 1.0, 0.0, 0.0], 2);
         assert_eq!(pool.finish(), [0.6, 0.8]);
     }
 
@@ -69,7 +69,7 @@ mod tests {
         let mut pool = Pooled::new(Pooling::Last);
         assert!(pool.positions(0..4, 5).is_empty());
         assert_eq!(pool.positions(4..5, 5), 4..5);
-        pool.take(&[0.0, 0.0], 2);
+        pool.add_rows(&[0.0, 0.0], 2);
         assert!(pool.positions(4..6, 5).is_empty());
         assert_eq!(pool.finish(), [0.0, 0.0], "no direction, and no NaN");
     }

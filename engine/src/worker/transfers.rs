@@ -74,7 +74,7 @@ impl Transfers {
 
     /// Takes out all transfers up to the last that someone has to wait for who writes the blocks of which `writes` holds and
     /// looks at those of which `reads` does.
-    pub fn take(
+    pub fn drain_conflicting(
         &mut self,
         writes: impl Fn(u32) -> bool,
         reads: impl Fn(u32) -> bool,
@@ -145,7 +145,7 @@ mod tests {
             let event = device.record(Queue::Copy).unwrap();
             transfers.push(Transfer { direction: Direction::Out, pairs: vec![(block, block)], event });
         }
-        assert_eq!(transfers.take(|_| false, |_| false).count(), 0, "no step needs them");
+        assert_eq!(transfers.drain_conflicting(|_| false, |_| false).count(), 0, "no step needs them");
         assert!(!transfers.is_empty());
         transfers.forget_done().unwrap();
         assert!(transfers.is_empty());

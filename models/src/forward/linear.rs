@@ -55,9 +55,9 @@ impl<'a> Loader<'a> {
         let mut views = Vec::with_capacity(linear.parts.len());
         let mut biases = Vec::new();
         for Part { name, rows } in &linear.parts {
-            views.push(self.take(&format!("{name}.weight"), &[*rows, linear.inputs])?);
+            views.push(self.view(&format!("{name}.weight"), &[*rows, linear.inputs])?);
             if linear.bias {
-                biases.push(self.take(&format!("{name}.bias"), &[*rows])?);
+                biases.push(self.view(&format!("{name}.bias"), &[*rows])?);
             }
         }
         let shape = [linear.rows(), linear.inputs];
@@ -71,11 +71,11 @@ impl<'a> Loader<'a> {
 
     /// A norm; its weight is float32.
     pub fn norm(&mut self, norm: &decoder::Norm) -> Result<ops::Norm, LoadError> {
-        let values = self.take(&norm.name, &[norm.width])?;
+        let values = self.view(&norm.name, &[norm.width])?;
         Ok(ops::Norm { weight: self.upload(Dtype::F32, &[values])?, eps: norm.eps })
     }
 
-    fn take(&mut self, name: &str, shape: &[usize]) -> Result<WeightView<'a>, LoadError> {
+    fn view(&mut self, name: &str, shape: &[usize]) -> Result<WeightView<'a>, LoadError> {
         let view = self.weights.expect(name, shape)?;
         self.done += view.data.len() as u64;
         (self.progress)(self.done, self.weights.total_bytes());

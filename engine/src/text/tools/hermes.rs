@@ -29,7 +29,7 @@ impl Hermes {
         Hermes { state: State::Text(Marker::new(OPEN)), called: false }
     }
 
-    fn take(&mut self, c: char, events: &mut Vec<ToolEvent>) {
+    fn read_char(&mut self, c: char, events: &mut Vec<ToolEvent>) {
         match &mut self.state {
             State::Text(marker) => {
                 let mut text = String::new();
@@ -52,7 +52,7 @@ impl Hermes {
                     let mut text = reader.into_text();
                     text.pop();
                     append(events, ToolEvent::Text(text));
-                    self.take(c, events);
+                    self.read_char(c, events);
                 }
             },
             State::Close(marker) => {
@@ -63,7 +63,7 @@ impl Hermes {
                     // Something else: read it as text, in which a call may begin.
                     text += &marker.take();
                     self.state = State::Text(Marker::new(OPEN));
-                    text.chars().for_each(|c| self.take(c, events));
+                    text.chars().for_each(|c| self.read_char(c, events));
                 }
             }
         }
@@ -72,7 +72,7 @@ impl Hermes {
 
 impl ToolParser for Hermes {
     fn push(&mut self, text: &str, events: &mut Vec<ToolEvent>) {
-        text.chars().for_each(|c| self.take(c, events));
+        text.chars().for_each(|c| self.read_char(c, events));
     }
 
     fn finish(&mut self, events: &mut Vec<ToolEvent>) {

@@ -29,13 +29,13 @@ impl Llama3 {
         Llama3 { state: State::Start(String::new()), names }
     }
 
-    fn take(&mut self, c: char, events: &mut Vec<ToolEvent>) {
+    fn read_char(&mut self, c: char, events: &mut Vec<ToolEvent>) {
         match &mut self.state {
             State::Start(held) => {
                 let inner = held.trim_start();
                 if c == '{' && (inner.is_empty() || inner == TAG) {
                     self.state = State::Call(CallReader::new(std::mem::take(held)));
-                    return self.take(c, events);
+                    return self.read_char(c, events);
                 }
                 let begins = c.is_whitespace() && (inner.is_empty() || inner == TAG);
                 held.push(c);
@@ -58,7 +58,7 @@ impl Llama3 {
             }
             State::Between(held) if c == '{' => {
                 self.state = State::Call(CallReader::new(std::mem::take(held)));
-                self.take(c, events);
+                self.read_char(c, events);
             }
             State::Between(held) => {
                 held.push(c);
@@ -74,7 +74,7 @@ impl Llama3 {
 
 impl ToolParser for Llama3 {
     fn push(&mut self, text: &str, events: &mut Vec<ToolEvent>) {
-        text.chars().for_each(|c| self.take(c, events));
+        text.chars().for_each(|c| self.read_char(c, events));
     }
 
     fn finish(&mut self, events: &mut Vec<ToolEvent>) {

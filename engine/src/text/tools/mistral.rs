@@ -44,7 +44,7 @@ impl Mistral {
         Mistral { state: text(), called: false, names }
     }
 
-    fn take(&mut self, c: char, events: &mut Vec<ToolEvent>) {
+    fn read_char(&mut self, c: char, events: &mut Vec<ToolEvent>) {
         match std::mem::replace(&mut self.state, text()) {
             State::Text(mut marker) => {
                 let mut shown = String::new();
@@ -83,7 +83,7 @@ impl Mistral {
                     events.push(ToolEvent::Call { name: name.to_string() });
                     self.called = true;
                     self.state = State::Arguments(ValueEnd::default());
-                    self.take(c, events);
+                    self.read_char(c, events);
                 }
                 _ => self.give_up(held + &name, c, events),
             },
@@ -100,7 +100,7 @@ impl Mistral {
     /// Begins to read an object.
     fn call(&mut self, list: List, held: String, events: &mut Vec<ToolEvent>) {
         self.state = State::Call(list, CallReader::new(held));
-        self.take('{', events);
+        self.read_char('{', events);
     }
 
     /// Goes on with a name, if it can be one.
@@ -125,7 +125,7 @@ impl Mistral {
     /// What was held back is text, and `c` is read as text, in which calls may begin.
     fn give_up(&mut self, held: String, c: char, events: &mut Vec<ToolEvent>) {
         append(events, ToolEvent::Text(held));
-        self.take(c, events);
+        self.read_char(c, events);
     }
 }
 
@@ -158,7 +158,7 @@ fn with(mut text: String, c: char) -> String {
 
 impl ToolParser for Mistral {
     fn push(&mut self, text: &str, events: &mut Vec<ToolEvent>) {
-        text.chars().for_each(|c| self.take(c, events));
+        text.chars().for_each(|c| self.read_char(c, events));
     }
 
     fn finish(&mut self, events: &mut Vec<ToolEvent>) {
