@@ -13,7 +13,7 @@ use attention_kernels::{
 };
 use device::Device;
 use plugin_example::build;
-use xtask::capability::Capability;
+use testkit::capability::Capability;
 
 /// The `[kernels]` table.
 fn table(text: &str) -> KernelChoice {
@@ -125,7 +125,7 @@ fn the_header_says_the_same_in_c() {
         .into_iter()
         .find(|name| Command::new(name).arg("--version").output().is_ok_and(|output| output.status.success()))
     else {
-        xtask::not_run::report(Capability::Cc, "found none of cc, gcc and clang");
+        testkit::not_run::report(Capability::Cc, "found none of cc, gcc and clang");
         return;
     };
     let include = Path::new(env!("CARGO_MANIFEST_DIR")).join("include");

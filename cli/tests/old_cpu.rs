@@ -2,7 +2,7 @@
 //! the same, and refuses by name what it can not run.
 use std::process::{Command, Output};
 
-use xtask::capability::Capability;
+use testkit::capability::Capability;
 
 /// From before AVX.
 const OLD: [&str; 2] = ["-cpu", "Nehalem"];
@@ -12,7 +12,7 @@ fn emulator() -> Option<Command> {
     let mut command = Command::new("qemu-x86_64");
     let found = cfg!(target_arch = "x86_64") && command.arg("--version").output().is_ok_and(|it| it.status.success());
     if !found {
-        xtask::not_run::report(Capability::Qemu, "found no qemu-x86_64 on PATH, or a CPU of another kind");
+        testkit::not_run::report(Capability::Qemu, "found no qemu-x86_64 on PATH, or a CPU of another kind");
         return None;
     }
     let mut command = Command::new("qemu-x86_64");

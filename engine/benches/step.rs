@@ -11,7 +11,7 @@ mod common;
 
 use common::noop::{NoOp, decoding, decoding_with};
 use engine::{EngineConfig, ModelSource, SamplingParams};
-use xtask::bench::Shape;
+use testkit::model::Shape;
 
 /// Steps of one engine; its requests are longer.
 const STEPS: u64 = 380;

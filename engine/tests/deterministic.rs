@@ -5,12 +5,12 @@ use engine::{AsyncEngine, Dtype, EngineConfig, Event, GenerationRequest, KvCache
 
 /// In halves, which have two families of attention kernels. `None`, reported, where there is no compiler.
 fn on_sim(blocks: u64) -> Option<EngineConfig> {
-    let kernels_dir = Some(xtask::kernels::host::folder_for_tests()?);
+    let kernels_dir = Some(testkit::kernels::host::folder_for_tests()?);
     // `config` counts blocks of float32.
     let config =
         EngineConfig { kv_cache_memory_bytes: config(blocks).kv_cache_memory_bytes.map(|b| b / 2), ..config(blocks) };
     Some(EngineConfig {
-        device: xtask::kernels::host::device_for_tests().into(),
+        device: testkit::kernels::host::device_for_tests().into(),
         dtype: Some(Dtype::F16),
         kernels_dir,
         deterministic: true,

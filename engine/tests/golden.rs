@@ -12,8 +12,8 @@ use engine::{
     Dtype, EngineConfig, Event, GenerationParams, GenerationRequest, KvCacheDtype, Llm, ModelSource, Quantization,
     SamplingParams,
 };
-use xtask::capability::Capability;
-use xtask::everything;
+use testkit::capability::Capability;
+use testkit::everything;
 
 use crate::common::cases::{CASES, folder, prompts};
 
@@ -59,7 +59,7 @@ impl Setting {
         };
         if let Some(dtype) = self.sim {
             config.device = "cuda-sim".into();
-            config.kernels_dir = xtask::kernels::host::folder_for_tests();
+            config.kernels_dir = testkit::kernels::host::folder_for_tests();
             config.dtype = Some(dtype);
             config.deterministic = !self.other_kernels;
         } else if self.other_kernels {
@@ -162,10 +162,10 @@ fn no_bit_of_a_result_has_moved() {
     let golden: BTreeMap<&str, &str> =
         include_str!("golden.txt").lines().filter_map(|line| line.rsplit_once(' ')).collect();
     if !Capability::Libm.is_present() {
-        xtask::not_run::report(Capability::Libm, "the hashes are of other sines and cosines");
+        testkit::not_run::report(Capability::Libm, "the hashes are of other sines and cosines");
         return;
     }
-    let has_sim = xtask::kernels::host::folder_for_tests().is_some();
+    let has_sim = testkit::kernels::host::folder_for_tests().is_some();
     let all = settings();
     let runs = |(number, setting): &(usize, &Setting)| {
         (everything() || setting.is_ordinary(*number)) && (setting.sim.is_none() || has_sim)

@@ -164,9 +164,9 @@ fn short(case: &str) -> Vec<Prompt> {
 
 /// An engine on `cuda-sim`; `None`, reported, where there is no compiler.
 fn on_sim(config: EngineConfig) -> Option<EngineConfig> {
-    let kernels_dir = Some(xtask::kernels::host::folder_for_tests()?);
+    let kernels_dir = Some(testkit::kernels::host::folder_for_tests()?);
     let dtype = config.dtype.or(Some(engine::Dtype::F32));
-    let device = xtask::kernels::host::device_for_tests().into();
+    let device = testkit::kernels::host::device_for_tests().into();
     Some(EngineConfig { device, kernels_dir, dtype, max_num_batched_tokens: 128, ..config })
 }
 
@@ -300,7 +300,7 @@ fn a_plan_counts_the_bytes_of_the_type() {
 
 #[test]
 fn types_that_the_cuda_kernels_do_not_have_are_refused_in_one_line() {
-    if xtask::kernels::host::folder_for_tests().is_none() {
+    if testkit::kernels::host::folder_for_tests().is_none() {
         return;
     }
     let on = |dtype| on_sim(kept(dtype, &folder("llama"))).unwrap();

@@ -21,7 +21,7 @@ fn model_on(device: &str) -> EngineConfig {
 fn driver() -> Option<&'static PathBuf> {
     static BUILT: OnceLock<Option<PathBuf>> = OnceLock::new();
     let build = || {
-        let kernels = xtask::kernels::host::folder_for_tests()?.join("libquire_sim_models.so");
+        let kernels = testkit::kernels::host::folder_for_tests()?.join("libquire_sim_models.so");
         let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("no_gpu");
         std::fs::create_dir_all(&folder).unwrap();
         let over = folder.join("libquire_sim_models.so");

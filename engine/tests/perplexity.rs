@@ -12,7 +12,7 @@ fn perplexity(quantization: Option<Quantization>) -> (usize, f64) {
     let mut llm =
         Llm::new(EngineConfig { quantization, kv_cache_memory_bytes: Some(16 << 20), ..Default::default() }).unwrap();
     let texts = include_str!("held_out.jsonl").lines().map(|line| serde_json::from_str::<String>(line).unwrap());
-    let step = if xtask::everything() { 2 } else { 4 };
+    let step = if testkit::everything() { 2 } else { 4 };
     let ids: Vec<u32> = texts.step_by(step).flat_map(|text| llm.tokenizer().encode(&text, false).unwrap()).collect();
     let row = |ids: &[u32]| GenerationRequest {
         prompt: ids.to_vec(),
@@ -31,7 +31,7 @@ fn perplexity(quantization: Option<Quantization>) -> (usize, f64) {
 #[test]
 fn fewer_bits_raise_the_perplexity_of_held_out_text_by_little() {
     let (tokens, full) = perplexity(None);
-    assert!(tokens >= if xtask::everything() { 10_000 } else { 5_000 }, "{tokens} tokens");
+    assert!(tokens >= if testkit::everything() { 10_000 } else { 5_000 }, "{tokens} tokens");
     assert!((1.0..20.0).contains(&full), "a perplexity of {full}: the model does not know this text");
     for (form, bound) in [(Quantization::Q8, 0.005), (Quantization::Q4, 0.03)] {
         let (_, found) = perplexity(Some(form));

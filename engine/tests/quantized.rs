@@ -97,7 +97,7 @@ fn log_probabilities_stay_near_those_of_the_full_weights() {
 fn every_bit_is_the_same_in_every_setting() {
     let both = CASES.into_iter().flat_map(|case| [(case, Quantization::Q8), (case, Quantization::Q4)]);
     // What a family has of its own does not meet the form: in an ordinary run most have one of the two.
-    let some = |at: usize| xtask::everything() || at < 2 || at % 4 == 2 || at % 4 == 1;
+    let some = |at: usize| testkit::everything() || at < 2 || at % 4 == 2 || at % 4 == 1;
     for (_, (case, form)) in both.enumerate().filter(|(at, _)| some(*at)) {
         let prompts = prompts(case);
         let want = generated(config(case, form), &prompts, false);

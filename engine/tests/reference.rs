@@ -15,8 +15,8 @@ use engine::{
     Completion, Dtype, EngineConfig, Event, GenerationParams, GenerationRequest, KvCacheDtype, Llm, ModelSource,
     SamplingParams,
 };
-use xtask::everything;
-use xtask::kernels::host::device_for_tests;
+use testkit::everything;
+use testkit::kernels::host::device_for_tests;
 
 use crate::common::cases::{CASES, Prompt, folder, prompts};
 
@@ -96,7 +96,7 @@ impl Setting {
         };
         if let Some(dtype) = self.sim {
             config.device = device_for_tests().into();
-            config.kernels_dir = xtask::kernels::host::folder_for_tests();
+            config.kernels_dir = testkit::kernels::host::folder_for_tests();
             config.dtype = Some(dtype);
             // A row has the same bits whoever computes it, and in every step.
             config.deterministic = !self.fast;
@@ -377,7 +377,7 @@ const ON_GPU: [KvCacheDtype; 4] =
     [KvCacheDtype::Auto, KvCacheDtype::Fp8E4m3, KvCacheDtype::Fp8E5m2, KvCacheDtype::Int8];
 
 fn check_on_sim(case: &str) {
-    if xtask::kernels::host::folder_for_tests().is_none() {
+    if testkit::kernels::host::folder_for_tests().is_none() {
         return;
     }
     let on_sim = |s: &Setting| Setting { sim: Some(Dtype::F32), budget: s.budget.min(128), ..*s };
@@ -432,7 +432,7 @@ fn all_at_once(dtype: Dtype) -> Setting {
 
 #[test]
 fn halves_stay_within_their_bound_of_the_reference_and_keep_their_bits() {
-    if xtask::kernels::host::folder_for_tests().is_none() {
+    if testkit::kernels::host::folder_for_tests().is_none() {
         return;
     }
     for dtype in [Dtype::F16, Dtype::Bf16] {
@@ -456,7 +456,7 @@ fn halves_stay_within_their_bound_of_the_reference_and_keep_their_bits() {
 
 #[test]
 fn what_runs_where_no_bits_are_promised_gives_the_reference_tokens_with_graphs_and_without() {
-    if xtask::kernels::host::folder_for_tests().is_none() {
+    if testkit::kernels::host::folder_for_tests().is_none() {
         return;
     }
     // On a GPU that is the fastest of each kind; on `cuda-sim` only which kernels are chosen differs.

@@ -164,7 +164,8 @@ fn a_recording_of_another_checkpoint_is_refused() {
     let path = folder.path().join("run");
     recorded(config(22), &path, PreemptionMode::Recompute);
     let mut recording = Recording::open(&path).unwrap();
-    recording.config.model = engine::ModelSource::Folder(xtask::workspace::root().join("models/tests/reference/qwen3"));
+    recording.config.model =
+        engine::ModelSource::Folder(testkit::workspace::root().join("models/tests/reference/qwen3"));
     let error = recording.replay(&|_, _| {}, |_| {}).unwrap_err().to_string();
     assert!(error.contains("found another checkpoint in qwen3, expected the checkpoint that was recorded"), "{error}");
 }
@@ -195,7 +196,7 @@ fn bytes() -> &'static [u8] {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(if xtask::everything() { 2000 } else { 150 }))]
+    #![proptest_config(ProptestConfig::with_cases(if testkit::everything() { 2000 } else { 150 }))]
 
     #[test]
     fn a_damaged_recording_is_an_error_or_a_difference_and_never_a_panic(

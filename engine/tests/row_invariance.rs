@@ -15,7 +15,7 @@ use engine::{
 };
 use serde_json::json;
 use tempfile::TempDir;
-use xtask::bench::Shape;
+use testkit::model::Shape;
 
 /// 9 query heads on 3 of keys, of 64 elements.
 fn grouped() -> TempDir {
@@ -161,7 +161,7 @@ fn check(model: &Path, is_asked_for: impl Fn(usize, usize) -> bool) {
 #[test]
 fn bits_are_the_same_in_every_step_of_long_contexts() {
     // An ordinary run takes every form of weights with half of the caches, and every cache with half of the weights.
-    check(grouped().path(), |q, kv| xtask::everything() || (q + kv) % 2 == 0);
+    check(grouped().path(), |q, kv| testkit::everything() || (q + kv) % 2 == 0);
     // A window changes what is read, whatever it is stored as: every form of a cache once.
-    check(windowed().path(), |q, kv| xtask::everything() || q == kv % 3);
+    check(windowed().path(), |q, kv| testkit::everything() || q == kv % 3);
 }

@@ -35,9 +35,9 @@ fn load(case: &str, dtype: Dtype, choice: &KernelChoice) -> Option<Loaded> {
 
 /// Scales of a cache that takes some are made in the first step.
 fn load_keeping(case: &str, dtype: Dtype, kv_dtype: KvDtype, choice: &KernelChoice) -> Option<Loaded> {
-    let kernels = Some(xtask::kernels::host::folder_for_tests()?);
+    let kernels = Some(testkit::kernels::host::folder_for_tests()?);
     let options = Options { threads: Some(1), kernels, seed: 7, deterministic: true, ..Options::default() };
-    let device = device::open_with(xtask::kernels::host::device_for_tests(), &options).unwrap();
+    let device = device::open_with(testkit::kernels::host::device_for_tests(), &options).unwrap();
     let files = files(case);
     let decoder = ModelConfig::load(&files).unwrap().decoder;
     let head_dim = decoder.heads().head_dim;

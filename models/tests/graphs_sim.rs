@@ -25,7 +25,7 @@ struct Loaded {
 
 /// A model on a device of which a test can make replays and captures fail; `graphs`: decode steps are replayed.
 fn load(case: &str, dtype: Dtype, windows: bool, choice: &KernelChoice, graphs: bool) -> Option<Loaded> {
-    let kernels = Some(xtask::kernels::host::folder_for_tests()?);
+    let kernels = Some(testkit::kernels::host::folder_for_tests()?);
     let sim =
         device::open_with("cuda-sim", &Options { threads: Some(1), kernels, seed: 3, ..Options::default() }).unwrap();
     let (device, faults) = faulty(sim);

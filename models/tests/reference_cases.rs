@@ -230,7 +230,7 @@ fn a_long_text_has_the_same_ids_in_pieces_as_whole() {
             "\u{a0}",
             "{\"a\": [1, 2]}",
         ];
-        for seed in 0..if xtask::everything() { 3 } else { 1_u64 } {
+        for seed in 0..if testkit::everything() { 3 } else { 1_u64 } {
             let mut state = seed;
             let mut text = String::new();
             // Cut twice.

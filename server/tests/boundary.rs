@@ -151,7 +151,7 @@ fn server() -> &'static Server {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: if xtask::everything() { 4096 } else { 384 }, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: if testkit::everything() { 4096 } else { 384 }, ..ProptestConfig::default() })]
 
     #[test]
     fn p22_no_request_brings_a_5xx_or_an_answer_without_the_error_object(

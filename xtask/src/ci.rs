@@ -7,10 +7,10 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Instant;
 
-use crate::capability::{self, Capability};
-use crate::not_run::Required;
 use crate::parts::{self, Part};
-use crate::{not_run, tidy, workspace};
+use crate::{tidy, workspace};
+use testkit::capability::{self, Capability};
+use testkit::not_run::{self, Required};
 
 /// One check of CI.
 struct Step {
@@ -168,8 +168,8 @@ mod tests {
         };
         let step = Step::new("absent", "false").needs(missing);
         match Required::from_environment() {
-            Ok(required) if required.has(missing) => assert!(step.run(&workspace::root()).is_err()),
-            _ => assert_eq!(step.run(&workspace::root()), Ok(())),
+            Ok(required) if required.has(missing) => assert!(step.run(&testkit::workspace::root()).is_err()),
+            _ => assert_eq!(step.run(&testkit::workspace::root()), Ok(())),
         }
     }
 
@@ -180,7 +180,7 @@ mod tests {
             Step::new("second", "false with words").with("NAME", "a b"),
             Step::new("third", "no-such-program"),
         ];
-        let problem = run_all(&workspace::root(), &steps, Vec::new()).err().unwrap_or_default();
+        let problem = run_all(&testkit::workspace::root(), &steps, Vec::new()).err().unwrap_or_default();
         assert!(problem.starts_with("second failed after "), "{problem}");
         assert!(problem.ends_with("to run it alone: NAME='a b' false with words"), "{problem}");
     }

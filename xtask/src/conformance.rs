@@ -13,7 +13,7 @@ use std::process::{Child, ChildStderr, Command, Stdio};
 
 use serde::Deserialize;
 
-use crate::kernels;
+use testkit::kernels;
 
 /// Which of our own tests covers which case of the suite: an id, then the names of tests, in each line.
 pub const CASES: &str = "server/tests/conformance.txt";

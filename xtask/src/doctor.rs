@@ -3,19 +3,9 @@
 
 use std::fmt::Write;
 use std::path::Path;
-use std::process::Command;
 
-use crate::capability::Capability;
-use crate::kernels::toolkit;
-
-/// Where a Linux system keeps the library of the NVIDIA driver; the last is WSL's.
-const DRIVER_FILES: [&str; 5] = [
-    "/usr/lib/x86_64-linux-gnu/libcuda.so.1",
-    "/usr/lib/aarch64-linux-gnu/libcuda.so.1",
-    "/usr/lib64/libcuda.so.1",
-    "/usr/lib/libcuda.so.1",
-    "/usr/lib/wsl/lib/libcuda.so.1",
-];
+use testkit::capability::{Capability, driver, first_line};
+use testkit::kernels::toolkit;
 
 /// One line per thing, ending in a line break.
 pub fn report(root: &Path) -> String {
@@ -92,11 +82,6 @@ pub fn require() -> String {
     names.join(",")
 }
 
-/// The library of the NVIDIA driver, if there is one.
-pub(crate) fn driver() -> Option<&'static str> {
-    DRIVER_FILES.into_iter().find(|path| Path::new(path).exists())
-}
-
 /// The compiler's version, and whether the workspace builds with it.
 fn rust(root: &Path) -> (String, String) {
     let Some(found) = first_line("rustc", &["--version"]) else {
@@ -153,16 +138,10 @@ fn cpu_features() -> Vec<(&'static str, &'static str)> {
     found
 }
 
-/// What a program prints first, if it starts and succeeds.
-pub(crate) fn first_line(program: &str, args: &[&str]) -> Option<String> {
-    let output = Command::new(program).args(args).output().ok().filter(|output| output.status.success())?;
-    String::from_utf8_lossy(&output.stdout).lines().next().map(str::to_owned)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::not_run::Required;
+    use testkit::not_run::Required;
 
     #[test]
     fn ci_requires_its_least_and_all_that_the_machine_has() {
@@ -182,7 +161,7 @@ mod tests {
 
     #[test]
     fn every_line_is_there_on_any_machine() {
-        let report = report(&crate::workspace::root());
+        let report = report(&testkit::workspace::root());
         let names = ["rust", "lints", "components", "C compiler", "cores", "CPU", "nvcc", "GPU driver"];
         for name in names.into_iter().chain(Capability::ALL.map(Capability::name)) {
             assert!(report.lines().any(|line| line.starts_with(name)), "{name} is missing in\n{report}");

@@ -4,7 +4,8 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use xtask::{bench, bundle, ci, conformance, doctor, flakes, kernels, page_test, tidy, workspace};
+use testkit::{kernels, model, workspace};
+use xtask::{bench, build_kernels, bundle, ci, conformance, doctor, flakes, page_test, tidy};
 
 /// Every chore of the workspace.
 #[derive(Parser)]
@@ -133,7 +134,7 @@ fn main() -> ExitCode {
         Task::Tidy => tidy::run(&root),
         Task::BuildKernels { check, sim, fetch, jobs } => {
             let jobs = jobs.unwrap_or_else(kernels::cores);
-            kernels::run(&root, kernels::Options { check, sim, fetch, jobs })
+            build_kernels::run(&root, build_kernels::Options { check, sim, fetch, jobs })
         }
         Task::PageTest { screenshot } => page_test::run(&root, screenshot.as_deref()),
         Task::Conformance { dir, python, pytest } => conformance::run(&root, &dir, &python, &pytest),
@@ -142,7 +143,7 @@ fn main() -> ExitCode {
             bundle::run(&root, &bundle::Options { architectures: arch, fetch, jobs }).map(|_| ())
         }
         Task::BenchModel { shape, folder, seed } => {
-            bench::Shape::named(&shape).and_then(|shape| bench::write(&shape, &folder, seed))
+            model::Shape::named(&shape).and_then(|shape| model::write(&shape, &folder, seed))
         }
         Task::BenchCpu { models, folder, python, rounds, threads } => {
             let folder = folder.unwrap_or_else(|| kernels::target(&root).join("bench-models"));

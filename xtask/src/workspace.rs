@@ -1,27 +1,10 @@
-//! Where the workspace is, which files belong to it, and what its README says.
+//! Which files belong to the workspace, and what its README says.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 /// The line before the fenced block of the README that holds the test command.
 pub const TEST_COMMAND_MARK: &str = "<!-- test-command -->";
-
-/// The root folder of the workspace: the parent of this crate's folder. In a bundle for a GPU machine (`cargo xtask gpu-bundle`)
-/// the bundle's: what its tests read lies at the same places there.
-pub fn root() -> PathBuf {
-    if let Some(bundle) = bundle() {
-        return bundle;
-    }
-    // Cargo sets the variable at run time too, so a checkout that has moved is found where it is now.
-    let here =
-        std::env::var_os("CARGO_MANIFEST_DIR").map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);
-    here.parent().map_or_else(|| here.clone(), Path::to_path_buf)
-}
-
-/// The folder of the bundle that this process runs in, if it does.
-pub fn bundle() -> Option<PathBuf> {
-    std::env::var_os("QUIRE_BUNDLE").map(PathBuf::from)
-}
 
 /// Paths of all files of the tree relative to `root`, with `/` between folders, sorted. As git sees them (new files
 /// too, ignored ones not); without git, all files outside of `target/` and `.git/`.
@@ -86,7 +69,7 @@ mod tests {
     #[test]
     fn without_git_the_walk_finds_this_file_and_no_build_output() {
         let mut found = Vec::new();
-        walk(&root(), "", &mut found);
+        walk(&testkit::workspace::root(), "", &mut found);
         assert!(found.iter().any(|path| path == "xtask/src/workspace.rs"));
         assert!(!found.iter().any(|path| path.starts_with("target/") || path.starts_with(".git/")));
     }

@@ -3,7 +3,7 @@
 use std::process::Command;
 
 use serde_json::Value;
-use xtask::workspace;
+use testkit::workspace;
 
 /// Whether an SPDX expression can be met with these licences. `AND` binds closer than `OR`; the older `/` is an `OR`.
 fn is_met(expression: &str, allowed: &[String]) -> bool {

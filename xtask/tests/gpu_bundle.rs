@@ -3,9 +3,9 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use testkit::capability::Capability;
+use testkit::{kernels, not_run};
 use xtask::bundle::{self, Version};
-use xtask::capability::Capability;
-use xtask::{kernels, not_run};
 
 /// A folder that is gone with the test.
 struct Folder(PathBuf);
@@ -239,7 +239,7 @@ fn a_bundle_that_is_too_large_names_its_largest_files() {
 
 #[test]
 fn a_whole_bundle_proves_the_kernels_without_a_card_and_says_that_there_is_no_driver() {
-    if !xtask::everything() {
+    if !testkit::everything() {
         return not_run::report(Capability::TestAll, "a bundle takes minutes to build");
     }
     let made = match bundle::default(kernels::cores()) {

@@ -18,9 +18,9 @@ const ATTENTION: [Operation; 2] = [Operation::Decode, Operation::Prefill];
 /// problems.
 fn conforms(device: &Arc<dyn Device>, other_order: Option<&Arc<dyn Device>>, variant: &Variant) -> String {
     let (mut greatest, begin) = ([0.0f64; 3], Instant::now());
-    let mut looks = looks::of(variant, if xtask::everything() { 3 } else { 2 });
+    let mut looks = looks::of(variant, if testkit::everything() { 3 } else { 2 });
     let another_s = variant.name == RULE || (variant.name, variant.operation) == ("cuda.generic", Operation::Decode);
-    if another_s && !xtask::everything() {
+    if another_s && !testkit::everything() {
         // It launches the kernels of other variants, which have all of their looks.
         looks = looks.into_iter().step_by(3).collect();
     }

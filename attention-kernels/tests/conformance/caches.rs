@@ -47,7 +47,7 @@ fn settings(variant: &Variant) -> Vec<(CacheFormat, KvShape, Option<bool>)> {
     let heads = [1, 2, 8];
     let sizes =
         [can.dtypes.len(), can.kv_dtypes.len(), can.layouts.len(), dims.len(), block_sizes.len(), heads.len(), 3];
-    let strength = if xtask::everything() { 3 } else { 2 };
+    let strength = if testkit::everything() { 3 } else { 2 };
     let rows = covering::rows(&sizes, strength, 11).into_iter();
     let setting = rows.map(|row| {
         let format =

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use attention_kernels::{Capabilities, Operation, Variant, trial, variants};
 use device::{Buffer, Device};
 
-use xtask::capability::Capability;
-use xtask::not_run;
+use testkit::capability::Capability;
+use testkit::not_run;
 
 pub use crate::support::bundle;
 use crate::support::{Kernels, wanted};

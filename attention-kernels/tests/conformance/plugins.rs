@@ -4,8 +4,8 @@
 use std::process::Command;
 
 use attention_kernels::{KernelChoice, Needs, select};
-use xtask::capability::Capability;
-use xtask::not_run;
+use testkit::capability::Capability;
+use testkit::not_run;
 
 use super::{attention, devices};
 use crate::plugin_example;

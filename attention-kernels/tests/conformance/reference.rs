@@ -41,7 +41,7 @@ struct Write {
 }
 
 fn folder() -> PathBuf {
-    xtask::workspace::root().join("attention-kernels/tests/reference")
+    testkit::workspace::root().join("attention-kernels/tests/reference")
 }
 
 fn cases<T: serde::de::DeserializeOwned>(file: &str) -> Vec<T> {

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use attention_kernels::trial::{Look, Problem, multiply_and_sum, read_and_fold};
 use attention_kernels::{CacheWriteArgs, Dtype, Kernel, KvCache, Operation, PARTITION, variants};
 use device::Device;
-use xtask::everything;
-use xtask::kernels::host::Sanitizer;
+use testkit::everything;
+use testkit::kernels::host::Sanitizer;
 
 use super::caches::{copy_all, loaded, write_workspace};
 use super::devices::{self, KERNELS, buffer};

@@ -144,7 +144,8 @@ impl Pair {
 fn a_converted_cache_holds_each_number_rounded_once_and_its_way_back_each_byte_times_its_scale() {
     for device in devices::gpus(9) {
         let device = &*device;
-        for (i, (format, shape, per_head)) in settings(if xtask::everything() { 3 } else { 2 }).into_iter().enumerate()
+        for (i, (format, shape, per_head)) in
+            settings(if testkit::everything() { 3 } else { 2 }).into_iter().enumerate()
         {
             let what = format!("{format}, {shape:?}, scales per head {per_head:?} on {}", device.name());
             let mut pair = Pair::new(device, format, shape, per_head, i as u64);

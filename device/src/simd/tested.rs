@@ -1,8 +1,8 @@
 //! The instruction sets that unit tests run on: those of this CPU. Every other one is reported as not run.
 #![cfg(test)]
 
-use xtask::capability::Capability;
-use xtask::not_run;
+use testkit::capability::Capability;
+use testkit::not_run;
 
 use super::Isa;
 use super::int8::DotIsa;

@@ -7,8 +7,8 @@ use std::sync::OnceLock;
 
 use device::sim::Library;
 use device::{Arg, DeviceError, Launch, Options};
-use xtask::capability::Capability;
-use xtask::not_run;
+use testkit::capability::Capability;
+use testkit::not_run;
 
 use super::fake::{compile, copy};
 use super::{MODULE, host_library};

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use xtask::workspace;
+use testkit::workspace;
 
 /// Copies a library, whole or not at all: another run of the same tests may have opened the one that it takes the place of.
 pub fn copy(library: &Path, to: &Path) {

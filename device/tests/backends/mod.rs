@@ -11,10 +11,10 @@ mod profiles;
 use std::sync::Arc;
 
 use device::{Arg, Buffer, Device, DeviceError, Element, Launch, Options, Queue, Tensor};
-use xtask::capability::Capability;
-use xtask::kernels::manifest::Manifest;
-use xtask::kernels::{self, cuda, host, toolkit};
-use xtask::{not_run, workspace};
+use testkit::capability::Capability;
+use testkit::kernels::manifest::Manifest;
+use testkit::kernels::{self, cuda, host, toolkit};
+use testkit::{not_run, workspace};
 
 /// As the files of the test kernels are named.
 const MODULE: &str = "simt_tests";

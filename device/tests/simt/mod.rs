@@ -13,10 +13,10 @@ use std::sync::OnceLock;
 
 use device::sim::{Library, SimError};
 use device::{Arg, Buffer, Element, Launch};
-use xtask::capability::Capability;
-use xtask::kernels::host::{self, Compiler, Sanitizer};
-use xtask::kernels::manifest::Manifest;
-use xtask::{kernels, not_run, workspace};
+use testkit::capability::Capability;
+use testkit::kernels::host::{self, Compiler, Sanitizer};
+use testkit::kernels::manifest::Manifest;
+use testkit::{kernels, not_run, workspace};
 
 /// Natural order, then two others.
 pub const SEEDS: [u64; 3] = [0, 1, 77];

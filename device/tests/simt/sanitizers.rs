@@ -4,9 +4,9 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 use device::{Arg, Launch, Tensor};
-use xtask::capability::Capability;
-use xtask::kernels::host::{self, Sanitizer};
-use xtask::not_run;
+use testkit::capability::Capability;
+use testkit::kernels::host::{self, Sanitizer};
+use testkit::not_run;
 
 use super::hopper::matrix;
 use super::{SEEDS, buffer, compiler, launch, line_of, manifest, zeros};

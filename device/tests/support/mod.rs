@@ -16,10 +16,10 @@ use std::process::Command;
 use std::sync::{Arc, OnceLock};
 
 use device::{Device, Options};
-use xtask::capability::Capability;
-use xtask::kernels::host::{self, Compiler, Sanitizer};
-use xtask::kernels::manifest::Manifest;
-use xtask::{everything, kernels, not_run, workspace};
+use testkit::capability::Capability;
+use testkit::kernels::host::{self, Compiler, Sanitizer};
+use testkit::kernels::manifest::Manifest;
+use testkit::{everything, kernels, not_run, workspace};
 
 use hooked::Hooked;
 use recorder::Recorder;

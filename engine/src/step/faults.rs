@@ -82,7 +82,7 @@ fn whichever_copy_fails_only_its_step_fails_and_nobody_reads_what_was_not_copied
     let operations = usize::MAX - hooks::FAULT_AFTER.take().unwrap();
     assert!(tight.stats().num_swap_preemptions > 0 && tight.stats().blocks_copied > 0, "{:?}", tight.stats());
     let (mut spared, mut failed) = (0, 0);
-    for at in (0..operations).step_by(if xtask::everything() { 1 } else { 5 }) {
+    for at in (0..operations).step_by(if testkit::everything() { 1 } else { 5 }) {
         let mut engine = engine(26);
         hooks::FAULT_AFTER.set(Some(at));
         let answers = drive(&mut engine, requests());
@@ -112,7 +112,7 @@ fn overlapped(blocks: u64) -> Option<Engine> {
 
 /// So many places, spread evenly over so many operations; all of them where everything is to be tested.
 fn places(operations: usize, count: usize) -> impl Iterator<Item = usize> {
-    (0..operations).step_by(if xtask::everything() { 1 } else { operations.div_ceil(count) })
+    (0..operations).step_by(if testkit::everything() { 1 } else { operations.div_ceil(count) })
 }
 
 /// Fewer and shorter than [`requests`]: each step of `cuda-sim` costs.

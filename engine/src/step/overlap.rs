@@ -26,7 +26,7 @@ pub(super) fn config(blocks: u64) -> Option<EngineConfig> {
     Some(EngineConfig {
         model: ModelSource::Folder(folder),
         device: "cuda-sim".into(),
-        kernels_dir: Some(xtask::kernels::host::folder_for_tests()?),
+        kernels_dir: Some(testkit::kernels::host::folder_for_tests()?),
         block_size: 8,
         kv_cache_memory_bytes: Some(bytes),
         swap_space_bytes: bytes,

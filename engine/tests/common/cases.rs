@@ -9,7 +9,7 @@ pub const CASES: [&str; 5] = ["llama", "llama31-rope", "mistral-sliding", "qwen2
 
 /// Of one of them.
 pub fn folder(case: &str) -> PathBuf {
-    xtask::workspace::root().join("models/tests/reference").join(case)
+    testkit::workspace::root().join("models/tests/reference").join(case)
 }
 
 /// A prompt and its greedy continuation, with the log-probability of each token.

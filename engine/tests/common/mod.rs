@@ -9,11 +9,11 @@ pub mod slow;
 use engine::{EngineConfig, GenerationParams, GenerationRequest, Llm, ModelSource, SamplingParams};
 use serde_json::Value;
 use tempfile::TempDir;
-use xtask::bench::{Shape, write};
+use testkit::model::{Shape, write};
 
 /// The `llama` reference case: 3 layers, 560 tokens, context 512.
 pub fn model() -> ModelSource {
-    ModelSource::Folder(xtask::workspace::root().join("models/tests/reference/llama"))
+    ModelSource::Folder(testkit::workspace::root().join("models/tests/reference/llama"))
 }
 
 /// A checkpoint of random weights, with more keys in its `config.json`.
@@ -49,7 +49,7 @@ pub fn config(blocks: u64) -> EngineConfig {
 
 /// The same on `cuda-sim`, with bits that do not depend on the batch. `None`, reported, where there is no compiler.
 pub fn on_sim(config: EngineConfig) -> Option<EngineConfig> {
-    let kernels_dir = Some(xtask::kernels::host::folder_for_tests()?);
+    let kernels_dir = Some(testkit::kernels::host::folder_for_tests()?);
     Some(EngineConfig { device: "cuda-sim".into(), kernels_dir, deterministic: true, ..config })
 }
 

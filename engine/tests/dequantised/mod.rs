@@ -22,8 +22,8 @@ use engine::{
 };
 use plain::Notes;
 use serde_json::json;
-use xtask::bench::Shape;
-use xtask::everything;
+use testkit::everything;
+use testkit::model::Shape;
 
 /// Of a logit, or a log-probability.
 const BOUND: f64 = 1e-3;

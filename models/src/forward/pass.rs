@@ -197,7 +197,7 @@ mod tests {
     #[test]
     fn operations_that_are_merged_have_the_bits_of_those_that_are_not() {
         let cpu = device::open("cpu", Some(1)).unwrap();
-        let kernels = xtask::kernels::host::folder_for_tests();
+        let kernels = testkit::kernels::host::folder_for_tests();
         let options = Options { threads: Some(1), kernels: kernels.clone(), ..Options::default() };
         let sim = kernels.map(|_| device::open_with("cuda-sim", &options).unwrap());
         let on_cpu = [Form::Dense, Form::Quantized(Quantization::Q8), Form::Quantized(Quantization::Q4)];

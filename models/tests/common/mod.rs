@@ -15,7 +15,7 @@ pub const CASES: [&str; 5] = ["llama", "llama31-rope", "mistral-sliding", "qwen2
 
 /// The folder of a reference case.
 pub fn folder(case: &str) -> PathBuf {
-    xtask::workspace::root().join("models/tests/reference").join(case)
+    testkit::workspace::root().join("models/tests/reference").join(case)
 }
 
 pub fn files(case: &str) -> ModelFiles {

@@ -12,7 +12,7 @@ use crate::support::Kernels;
 use attention_kernels::Dtype;
 use attention_kernels::trial::numbers::{self, Random, from_bytes, to_bytes, ulp};
 use device::{Buffer, Device};
-use xtask::everything;
+use testkit::everything;
 
 static KERNELS: Kernels = Kernels::of("models");
 

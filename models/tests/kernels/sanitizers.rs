@@ -4,7 +4,7 @@ use attention_kernels::Dtype;
 use device::Device;
 use models::decoder::Activation;
 use models::kernels;
-use xtask::kernels::host::Sanitizer;
+use testkit::kernels::host::Sanitizer;
 
 use super::numbers::Random;
 use super::rows::WIDTHS;

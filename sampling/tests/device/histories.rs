@@ -74,7 +74,7 @@ fn histories() -> impl Strategy<Value = History> {
 
 #[test]
 fn every_history_draws_the_hosts_tokens_and_log_probabilities() {
-    let cases = if xtask::everything() { 2000 } else { 96 };
+    let cases = if testkit::everything() { 2000 } else { 96 };
     for device in KERNELS.devices(1) {
         let mut runner = TestRunner::new(Config { cases, failure_persistence: None, ..Config::default() });
         let run = |history: History| {

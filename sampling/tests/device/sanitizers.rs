@@ -5,7 +5,7 @@ use std::sync::Arc;
 use device::Device;
 use sampling::device::Place;
 use sampling::{SamplingParams, TokenSet};
-use xtask::kernels::host::Sanitizer;
+use testkit::kernels::host::Sanitizer;
 
 use super::KERNELS;
 use super::problem::{OnDevice, Sequence, TYPES, generated, limits, rows_of, sampler, step};
@@ -57,7 +57,7 @@ fn work(device: &Arc<dyn Device>, vocabs: &[usize]) {
 }
 
 fn is_content(sanitizer: Sanitizer) {
-    let everything = xtask::everything();
+    let everything = testkit::everything();
     let seeds = if everything { &[0, 1, 77][..] } else { &[1][..] };
     let vocabs: &[usize] = if everything { &[8300, 40, 8192, 1, 20_000, 33] } else { &[8300, 40, 65] };
     let Some(launches) = KERNELS.under(sanitizer, seeds, |device| work(&device, vocabs)) else { return };

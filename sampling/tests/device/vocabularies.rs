@@ -60,7 +60,7 @@ fn vocabularies_of_every_length_draw_the_hosts_tokens() {
 #[test]
 fn vocabularies_of_real_models_draw_the_hosts_tokens() {
     equal_the_host(&[50_257, 151_936], Dtype::Bf16);
-    if xtask::everything() {
+    if testkit::everything() {
         equal_the_host(&[32_000, 50_257, 128_256, 151_936, 262_144], Dtype::F32);
         equal_the_host(&[50_257, 262_144], Dtype::F16);
     }

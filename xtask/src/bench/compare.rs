@@ -9,8 +9,8 @@ use std::process::Command;
 
 use serde_json::Value;
 
-use super::{Shape, model};
-use crate::kernels;
+use testkit::kernels;
+use testkit::model::{self, Shape};
 
 /// What to compare.
 pub struct Options {

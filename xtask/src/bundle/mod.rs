@@ -22,8 +22,8 @@ mod programs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::kernels::{self, cuda, host, resources, toolkit};
-use crate::{bench, workspace};
+use testkit::kernels::{self, cuda, host, resources, toolkit};
+use testkit::{model, workspace};
 
 pub use glibc::{Version, newest};
 
@@ -81,7 +81,7 @@ pub fn run(root: &Path, options: &Options) -> Result<PathBuf, String> {
     }
     for name in SHAPES {
         let folder = into("shapes").join(name);
-        bench::write_head(&bench::Shape::named(name)?, &folder)?;
+        model::write_head(&model::Shape::named(name)?, &folder)?;
         programs::press(&folder.join("tokenizer.json"))?;
     }
     for folder in CASES {

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use super::{Version, at, newest};
-use crate::kernels;
+use testkit::kernels;
 
 /// Crates whose integration tests are in the bundle, each as one program of the crate's name.
 const TESTED: [&str; 4] = ["attention-kernels", "models", "sampling", "engine"];

@@ -2,7 +2,7 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -10,23 +10,6 @@ use serde_json::{Value, json};
 
 /// How long a check waits for what it expects.
 const PATIENCE: Duration = Duration::from_secs(30);
-
-/// The driver and the browser.
-pub struct Programs {
-    driver: PathBuf,
-    browser: PathBuf,
-}
-
-/// Both, if this machine has them.
-pub fn programs() -> Option<Programs> {
-    let find = |names: &[&str]| {
-        let path = std::env::var_os("PATH")?;
-        let folders: Vec<PathBuf> = std::env::split_paths(&path).collect();
-        names.iter().flat_map(|name| folders.iter().map(move |folder| folder.join(name))).find(|file| file.is_file())
-    };
-    let browser = find(&["chromium", "chromium-browser", "google-chrome", "chrome"])?;
-    Some(Programs { driver: find(&["chromedriver"])?, browser })
-}
 
 /// A running `chromedriver`.
 pub struct Driver {
@@ -37,12 +20,12 @@ pub struct Driver {
 
 impl Driver {
     /// Starts it and waits until it answers.
-    pub fn start(programs: &Programs) -> Result<Driver, String> {
+    pub fn start(program: &Path, browser: PathBuf) -> Result<Driver, String> {
         let free = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
         let port = free.map_err(|error| format!("no free port: {error}"))?.port();
-        let command = Command::new(&programs.driver).arg(format!("--port={port}")).stdout(Stdio::null()).spawn();
-        let child = command.map_err(|error| format!("{}: {error}", programs.driver.display()))?;
-        let driver = Driver { child, port, browser: programs.browser.clone() };
+        let command = Command::new(program).arg(format!("--port={port}")).stdout(Stdio::null()).spawn();
+        let child = command.map_err(|error| format!("{}: {error}", program.display()))?;
+        let driver = Driver { child, port, browser };
         until("chromedriver answers", || Ok(driver.call("GET", "/status", None).is_ok()))?;
         Ok(driver)
     }

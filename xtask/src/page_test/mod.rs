@@ -17,22 +17,17 @@ mod serve;
 use std::path::Path;
 use std::process::Command;
 
-use crate::capability::Capability;
-use crate::{kernels, not_run};
-use driver::{Driver, programs};
+use driver::Driver;
 use serve::Server;
-
-/// Whether this machine has the browser and its driver.
-pub(crate) fn is_possible() -> bool {
-    programs().is_some()
-}
+use testkit::capability::{self, Capability};
+use testkit::{kernels, not_run};
 
 /// Runs all checks; with `screenshot` the engine under load, as the README shows it, is written there as PNG.
 ///
 /// # Errors
 /// The first check that failed, and what was seen.
 pub fn run(root: &Path, screenshot: Option<&Path>) -> Result<(), String> {
-    let Some(programs) = programs() else {
+    let Some((driver, browser)) = capability::chromium() else {
         return not_run::check(Capability::Chromium, "found no chromedriver and Chromium on PATH");
     };
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
@@ -41,7 +36,7 @@ pub fn run(root: &Path, screenshot: Option<&Path>) -> Result<(), String> {
         return Err("the server does not build".to_owned());
     }
     let binary = kernels::target(root).join("debug/quire");
-    let driver = Driver::start(&programs)?;
+    let driver = Driver::start(&driver, browser)?;
     for (name, check) in checks::ALL {
         // A server of its own for each: what one leaves in the cache is nothing to the next.
         let server = Server::start(&binary, &[])?;

@@ -246,11 +246,12 @@ fn inline(code: &str, part: Range<usize>, found: &mut impl FnMut(usize, Path)) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tidy::Package;
 
     fn findings(files: &[(&str, &str)]) -> Vec<String> {
-        let manifest = File::new("Cargo.toml", "\nmembers = [\"a\"]\n");
-        let files = files.iter().map(|(path, text)| File::new(format!("a/src/{path}"), *text));
-        check(&Tree { files: [manifest].into_iter().chain(files).collect() }).iter().map(ToString::to_string).collect()
+        let files = files.iter().map(|(path, text)| File::new(format!("a/src/{path}"), *text)).collect();
+        let packages = vec![Package { name: "a".into(), dependencies: Vec::new() }];
+        check(&Tree { files, packages }).iter().map(ToString::to_string).collect()
     }
 
     #[test]

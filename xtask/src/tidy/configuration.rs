@@ -56,8 +56,12 @@ pub(super) fn check(tree: &Tree) -> Vec<Finding> {
         }
     }
 
-    let mut variables: BTreeSet<&str> =
-        tree.files.iter().filter(|file| file.is_rust() && file.top() != "xtask").flat_map(variables).collect();
+    let mut variables: BTreeSet<&str> = tree
+        .files
+        .iter()
+        .filter(|file| file.is_rust() && !["testkit", "xtask"].contains(&file.top()))
+        .flat_map(variables)
+        .collect();
     variables.retain(|name| !flags.iter().any(|flag| flag.variable.as_deref() == Some(*name)));
     findings.extend(compare(page, "the variable", &variables, &entries(&rows, |code| code.starts_with(PREFIX))));
 
@@ -244,6 +248,7 @@ pub struct Args {
                 ),
                 File::new(PAGE, rows),
             ],
+            ..Tree::default()
         };
         check(&tree).iter().map(ToString::to_string).collect()
     }

@@ -48,10 +48,10 @@ fn readme(tree: &Tree) -> Vec<Finding> {
 
 /// The rows that begin with a folder, "| `kvblock/` |", name exactly the crates. Other folders may have rows too.
 fn crate_rows(tree: &Tree, page: &File) -> Vec<Finding> {
-    let named: Vec<(usize, &str)> = markdown::rows(&page.text)
-        .iter()
-        .filter_map(|row| Some((row.index, row.code(0).next()?.strip_suffix('/')?)))
-        .collect();
+    let rows = markdown::rows(&page.text);
+    let folders = rows.iter().flat_map(|row| row.code(0).map(move |code| (row.index, code)));
+    let named: Vec<(usize, &str)> =
+        folders.filter_map(|(index, code)| Some((index, code.strip_suffix('/')?))).collect();
     let crates = tree.crates();
     let missing = crates.iter().filter(|name| !named.iter().any(|(_, named)| named == *name));
     let mut findings: Vec<Finding> = missing
@@ -133,21 +133,20 @@ fn resolve(folder: &str, target: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    const MANIFEST: &str = "[workspace]\nmembers = [\"kvblock\", \"sched\"]\n";
+    use crate::tidy::Package;
 
     fn tree(files: &[(&str, &str)]) -> Tree {
-        Tree { files: files.iter().map(|(path, text)| File::new(*path, *text)).collect() }
+        let files = files.iter().map(|(path, text)| File::new(*path, *text)).collect();
+        let packages = ["kvblock", "sched"].map(|name| Package { name: name.into(), dependencies: Vec::new() });
+        Tree { files, packages: packages.to_vec() }
     }
 
     #[test]
     fn the_crate_table_names_exactly_the_crates() {
-        let page = |text: &str| {
-            tree(&[("Cargo.toml", MANIFEST), ("README.md", text), ("kvblock/src/lib.rs", ""), ("docs/a.md", "")])
-        };
+        let page = |text: &str| tree(&[("README.md", text), ("kvblock/src/lib.rs", ""), ("docs/a.md", "")]);
         let check = |text: &str| {
             let tree = page(text);
-            crate_rows(&tree, &tree.files[1]).len()
+            crate_rows(&tree, &tree.files[0]).len()
         };
         assert_eq!(check("| `kvblock/` | a |\n| `docs/` | b |\n"), 1, "sched has no row");
         assert_eq!(check("| `kvblock/` | a |\n| `sched/` | b |\n"), 1, "there is no folder sched");

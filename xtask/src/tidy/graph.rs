@@ -1,15 +1,53 @@
-//! The crate graph is the one that ARCHITECTURE.md shows: arrows point one way, and no crate reaches round another.
+//! The crate graph is the one that the crate table of ARCHITECTURE.md shows.
 //!
-//! The last column of its crate table is compared with the manifests, both ways: backticked crates, or "all of the
-//! above", or no crate of ours.
+//! The last column of the table is compared with `cargo metadata` in both directions: it names crates in backticks, or says "all of
+//! the above". `testkit` is a dependency of tests and of `xtask` only, and no crate depends on `xtask`.
+
+use std::path::Path;
+use std::process::Command;
+
+use serde::Deserialize;
 
 use super::markdown;
 use super::{File, Finding, Tree};
 
 const PAGE: &str = "ARCHITECTURE.md";
 
+/// A crate of the workspace, as `cargo metadata` describes it. Its folder has its name.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Package {
+    /// Name of the crate.
+    pub name: String,
+    /// What its manifest lists, for every target and kind.
+    pub dependencies: Vec<Dependency>,
+}
+
+/// One entry of a manifest's dependency tables.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Dependency {
+    /// Name of the crate.
+    pub name: String,
+    /// `None` for a normal dependency, else `"dev"` or `"build"`.
+    pub kind: Option<String>,
+}
+
+/// Returns the crates of the workspace.
+pub(super) fn packages(root: &Path) -> Result<Vec<Package>, String> {
+    #[derive(Deserialize)]
+    struct Metadata {
+        packages: Vec<Package>,
+    }
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let args = ["metadata", "--no-deps", "--offline", "--format-version", "1"];
+    let output =
+        Command::new(cargo).args(args).current_dir(root).output().map_err(|error| format!("cargo: {error}"))?;
+    let read: Result<Metadata, _> = serde_json::from_slice(&output.stdout);
+    read.map(|metadata| metadata.packages)
+        .map_err(|_| format!("cargo metadata failed: {}", String::from_utf8_lossy(&output.stderr).trim()))
+}
+
 /// A row of the crate table.
-struct Room<'a> {
+struct Row<'a> {
     /// Index of its line.
     index: usize,
     name: &'a str,
@@ -17,44 +55,67 @@ struct Room<'a> {
 }
 
 pub(super) fn check(tree: &Tree) -> Vec<Finding> {
-    // That the page must exist, and which rows it must have, is said where the other tables of crates are checked.
-    let Some(page) = tree.get(PAGE) else { return Vec::new() };
-    let crates = tree.crates();
-    let house = house(page, &crates);
-    let mut findings = Vec::new();
-    for (position, room) in house.iter().enumerate() {
-        let name = room.name;
-        let upward = room.uses.iter().filter(|used| !house[..position].iter().any(|above| above.name == **used));
-        findings.extend(upward.map(|used| {
-            page.at(
-                room.index,
-                format!("{name} uses {used}, which is not above it; turn the arrow round, or order the rows"),
-            )
-        }));
-        let manifest = match tree.require(&format!("{name}/Cargo.toml")) {
-            Ok(manifest) => manifest,
-            Err(missing) => {
-                findings.push(missing);
-                continue;
-            }
-        };
-        let found: Vec<(usize, &str)> = dependencies(manifest).filter(|(_, found)| crates.contains(found)).collect();
-        for (index, used) in found.iter().filter(|(_, used)| !room.uses.contains(used)) {
-            let message = format!(
-                "{name} depends on {used}, which {PAGE} does not show; let its caller pass what it needs, or draw the arrow there"
-            );
-            findings.push(manifest.at(*index, message));
+    let mut findings: Vec<Finding> = tree.packages.iter().flat_map(test_crates).collect();
+    // `docs` reports a missing page and missing rows.
+    let Some(page) = tree.get(PAGE) else { return findings };
+    let table = table(page, &tree.crates());
+    for (position, row) in table.iter().enumerate() {
+        let name = row.name;
+        let found: Vec<&str> = normal(tree.packages.iter().filter(|package| package.name == name)).collect();
+        for used in row.uses.iter().filter(|used| !table[..position].iter().any(|above| above.name == **used)) {
+            findings.push(page.at(
+                row.index,
+                format!(
+                    "found {used} in the row of {name}, but not above it; reverse the dependency or reorder the rows"
+                ),
+            ));
         }
-        for used in room.uses.iter().filter(|used| !found.iter().any(|(_, found)| found == *used)) {
-            findings.push(page.at(room.index, format!("{name} does not depend on {used}; take it out of the row")));
+        for used in row.uses.iter().filter(|used| !found.contains(used)) {
+            findings.push(page.at(
+                row.index,
+                format!("found {used} in the row of {name}, which does not depend on it; remove it from the row"),
+            ));
+        }
+        for used in found.iter().filter(|used| tree.crates().contains(used) && !row.uses.contains(used)) {
+            findings.push(manifest(
+                name,
+                format!("found a dependency on {used}, which {PAGE} does not show; remove it, or add it to the row of {name}"),
+            ));
         }
     }
     findings
 }
 
-/// The crate table of the page.
-fn house<'a>(page: &'a File, crates: &[&str]) -> Vec<Room<'a>> {
-    let mut house: Vec<Room<'a>> = Vec::new();
+/// Names of the crates that these packages depend on outside of their tests.
+fn normal<'a>(packages: impl Iterator<Item = &'a Package>) -> impl Iterator<Item = &'a str> {
+    let dependencies = packages.flat_map(|package| &package.dependencies);
+    dependencies.filter(|used| used.kind.as_deref() != Some("dev")).map(|used| used.name.as_str())
+}
+
+/// What is wrong with a package's dependencies on the crates that are not part of the product.
+fn test_crates(package: &Package) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    if package.dependencies.iter().any(|used| used.name == "xtask") {
+        findings.push(manifest(
+            &package.name,
+            "found a dependency on xtask; nothing may depend on it: move what is shared to testkit".into(),
+        ));
+    }
+    if package.name != "xtask" && normal(std::iter::once(package)).any(|used| used == "testkit") {
+        findings.push(manifest(
+            &package.name,
+            "found testkit under [dependencies], expected it under [dev-dependencies] only; move it there".into(),
+        ));
+    }
+    findings
+}
+
+fn manifest(name: &str, message: String) -> Finding {
+    Finding { path: format!("{name}/Cargo.toml"), line: None, message }
+}
+
+fn table<'a>(page: &'a File, crates: &[&str]) -> Vec<Row<'a>> {
+    let mut table: Vec<Row<'a>> = Vec::new();
     for row in markdown::rows(&page.text) {
         let Some(name) =
             row.code(0).next().and_then(|folder| folder.strip_suffix('/')).filter(|name| crates.contains(name))
@@ -62,30 +123,12 @@ fn house<'a>(page: &'a File, crates: &[&str]) -> Vec<Room<'a>> {
             continue;
         };
         let uses = match row.cells.last() {
-            Some(cell) if cell.contains("all of the above") => house.iter().map(|above| above.name).collect(),
+            Some(cell) if cell.contains("all of the above") => table.iter().map(|above| above.name).collect(),
             _ => row.code(row.cells.len() - 1).filter(|name| crates.contains(name)).collect(),
         };
-        house.push(Room { index: row.index, name, uses });
+        table.push(Row { index: row.index, name, uses });
     }
-    house
-}
-
-/// Names under `[dependencies]` (of any target, not of tests and build scripts), with the index of the line.
-fn dependencies(manifest: &File) -> impl Iterator<Item = (usize, &str)> {
-    let mut inside = false;
-    manifest.text.lines().enumerate().filter_map(move |(index, line)| {
-        let line = line.trim();
-        if let Some(section) = line.strip_prefix('[') {
-            // `[dependencies]`, or `[dependencies.name]`, perhaps behind a target.
-            let mut parts = section.trim_end_matches(']').rsplit('.');
-            let (last, before) = (parts.next()?, parts.next());
-            inside = last == "dependencies";
-            return (before == Some("dependencies")).then_some((index, last));
-        }
-        let name =
-            line.split(['.', ' ', '=']).next().filter(|name| inside && !name.is_empty() && !name.starts_with('#'))?;
-        Some((index, name))
-    })
+    table
 }
 
 #[cfg(test)]
@@ -94,50 +137,61 @@ mod tests {
 
     const PAGE_TEXT: &str = "| `kvblock/` | a `sched` | nothing of ours |\n| `sched/` | b | `kvblock` |\n| `engine/` | c | all of the above |\n";
 
-    /// What is found with these manifests of kvblock and engine; sched uses kvblock.
-    fn messages(page: &str, kvblock: &str, engine: &str) -> Vec<String> {
-        let files = [
-            ("Cargo.toml", "[workspace]\nmembers = [\"kvblock\", \"sched\", \"engine\"]\n"),
-            ("kvblock/Cargo.toml", kvblock),
-            ("sched/Cargo.toml", "[dependencies]\nkvblock.workspace = true\nserde = \"1\"\n"),
-            ("engine/Cargo.toml", engine),
-            (PAGE, page),
-        ];
-        let tree = Tree { files: files.map(|(path, text)| File::new(path, text)).to_vec() };
+    fn package(name: &str, dependencies: &[(&str, Option<&str>)]) -> Package {
+        let dependency =
+            |(name, kind): &(&str, Option<&str>)| Dependency { name: (*name).into(), kind: kind.map(str::to_owned) };
+        Package { name: name.into(), dependencies: dependencies.iter().map(dependency).collect() }
+    }
+
+    /// Returns the findings for these dependencies of kvblock and engine; sched depends on kvblock.
+    fn messages(page: &str, kvblock: &[(&str, Option<&str>)], engine: &[(&str, Option<&str>)]) -> Vec<String> {
+        let sched = package("sched", &[("kvblock", None), ("serde", None)]);
+        let packages = vec![package("kvblock", kvblock), sched, package("engine", engine)];
+        let tree = Tree { files: vec![File::new(PAGE, page)], packages };
         check(&tree).iter().map(ToString::to_string).collect()
     }
 
-    const ENGINE: &str = "[dependencies]\nkvblock.workspace = true\nsched = { workspace = true }\n";
+    const ENGINE: &[(&str, Option<&str>)] = &[("kvblock", None), ("sched", None), ("testkit", Some("dev"))];
 
     #[test]
     fn a_graph_as_the_page_shows_it_is_good() {
-        let kvblock =
-            "[package]\nname = \"sched\"\n[dependencies]\nserde = \"1\"\n[dev-dependencies]\nsched.workspace = true\n";
-        assert_eq!(messages(PAGE_TEXT, kvblock, ENGINE), [""; 0]);
+        assert_eq!(messages(PAGE_TEXT, &[("serde", None), ("sched", Some("dev"))], ENGINE), [""; 0]);
     }
 
     #[test]
-    fn an_arrow_that_is_not_shown_is_found_in_each_spelling() {
-        for bad in [
-            "[dependencies]\nsched.workspace = true\n",
-            "[dependencies]\nsched = { path = \"../sched\" }\n",
-            "[target.'cfg(unix)'.dependencies]\nsched = \"1\"\n",
-            "[dependencies.sched]\nworkspace = true\n",
-        ] {
-            let found = messages(PAGE_TEXT, bad, ENGINE);
-            assert!(
-                matches!(&found[..], [one] if one.contains("kvblock depends on sched, which ARCHITECTURE.md does not show")),
-                "{bad}: {found:?}"
-            );
+    fn an_arrow_that_is_not_shown_is_found() {
+        for kind in [None, Some("build")] {
+            let found = messages(PAGE_TEXT, &[("sched", kind)], ENGINE);
+            let expected = "kvblock/Cargo.toml: found a dependency on sched, which ARCHITECTURE.md does not show";
+            assert!(matches!(&found[..], [one] if one.starts_with(expected)), "{found:?}");
         }
     }
 
     #[test]
     fn an_arrow_that_is_shown_must_exist_and_point_upward() {
-        let found = messages(PAGE_TEXT, "", "[dependencies]\nsched.workspace = true\n");
-        assert!(found[0].starts_with("ARCHITECTURE.md:3: engine does not depend on kvblock"), "{found:?}");
+        let found = messages(PAGE_TEXT, &[], &[("sched", None)]);
+        assert!(found[0].starts_with("ARCHITECTURE.md:3: found kvblock in the row of engine, which"), "{found:?}");
         let circle = PAGE_TEXT.replace("nothing of ours", "`sched`");
-        let found = messages(&circle, "[dependencies]\nsched.workspace = true\n", ENGINE);
-        assert!(found[0].starts_with("ARCHITECTURE.md:1: kvblock uses sched, which is not above it"), "{found:?}");
+        let found = messages(&circle, &[("sched", None)], ENGINE);
+        assert!(
+            found[0].starts_with("ARCHITECTURE.md:1: found sched in the row of kvblock, but not above"),
+            "{found:?}"
+        );
+    }
+
+    #[test]
+    fn test_crates_stay_out_of_the_product() {
+        let found = messages(PAGE_TEXT, &[("xtask", Some("dev"))], ENGINE);
+        assert!(matches!(&found[..], [one] if one.contains("found a dependency on xtask")), "{found:?}");
+        let found = messages(PAGE_TEXT, &[("testkit", None)], ENGINE);
+        assert!(matches!(&found[..], [one] if one.contains("found testkit under [dependencies]")), "{found:?}");
+        assert!(test_crates(&package("xtask", &[("testkit", None)])).is_empty());
+    }
+
+    #[test]
+    fn cargo_lists_the_crates_of_this_workspace() {
+        let found = packages(&testkit::workspace::root()).unwrap_or_default();
+        let xtask = found.iter().find(|package| package.name == "xtask");
+        assert!(xtask.is_some_and(|xtask| xtask.dependencies.iter().any(|used| used.name == "testkit")), "{found:?}");
     }
 }

@@ -17,6 +17,7 @@ use std::fmt;
 use std::path::Path;
 
 use crate::workspace;
+pub use graph::{Dependency, Package};
 
 /// A text file of the tree.
 #[derive(Clone, Debug)]
@@ -64,13 +65,19 @@ impl File {
 pub struct Tree {
     /// In order of their paths.
     pub files: Vec<File>,
+    /// Crates of the workspace.
+    pub packages: Vec<Package>,
 }
 
 impl Tree {
-    /// Reads the files under `root`; what is not UTF-8 is left out.
-    pub fn read(root: &Path) -> Tree {
+    /// Reads the files under `root` that are UTF-8, and the crates from `cargo metadata`.
+    ///
+    /// # Errors
+    /// One line: cargo does not start, or a manifest is wrong.
+    pub fn read(root: &Path) -> Result<Tree, String> {
         let read = |path: String| std::fs::read_to_string(root.join(&path)).ok().map(|text| File { path, text });
-        Tree { files: workspace::files(root).into_iter().filter_map(read).collect() }
+        let files = workspace::files(root).into_iter().filter_map(read).collect();
+        Ok(Tree { files, packages: graph::packages(root)? })
     }
 
     /// All that is wrong, in order of path and line.
@@ -104,12 +111,9 @@ impl Tree {
         self.get(path).ok_or_else(missing)
     }
 
-    /// Folders of the workspace's crates, in the order of the root manifest.
+    /// Names of the workspace's crates; each is in the folder of its name.
     fn crates(&self) -> Vec<&str> {
-        let manifest = self.get("Cargo.toml").map_or("", |file| &file.text);
-        let list =
-            manifest.split_once("\nmembers = [").and_then(|(_, rest)| rest.split(']').next()).unwrap_or_default();
-        list.split('"').skip(1).step_by(2).collect()
+        self.packages.iter().map(|package| package.name.as_str()).collect()
     }
 }
 
@@ -138,7 +142,7 @@ impl fmt::Display for Finding {
 /// # Errors
 /// How many things are.
 pub fn run(root: &Path) -> Result<(), String> {
-    let tree = Tree::read(root);
+    let tree = Tree::read(root)?;
     let findings = tree.findings();
     for finding in &findings {
         println!("{finding}");

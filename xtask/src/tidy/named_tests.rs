@@ -78,6 +78,7 @@ mod tests {
                 File::new("docs/scenarios.md", page),
                 File::new("docs/pains.md", "| p08 | a | `p08_too_large` |\n"),
             ],
+            ..Tree::default()
         };
         let messages = |page: &str| check(&tree(page)).iter().map(ToString::to_string).collect::<Vec<_>>();
         assert_eq!(messages("| C1 | a | `c1_cold_warm` |\n| C10b | b | `c10b_two_duplicates`, `kvblock` |\n"), [""; 0]);
@@ -99,7 +100,7 @@ mod tests {
             ("docs/scenarios.md", ""),
             ("docs/pains.md", ""),
         ];
-        let tree = Tree { files: files.map(|(path, text)| File::new(path, text)).to_vec() };
+        let tree = Tree { files: files.map(|(path, text)| File::new(path, text)).to_vec(), ..Tree::default() };
         let found: Vec<String> = check(&tree).iter().map(ToString::to_string).collect();
         assert_eq!(found, ["README.md:3: there is no test `b_is_so`; mend the name or remove it"]);
     }

@@ -1,6 +1,6 @@
 //! No test skips in silence: a test that may end early, or that looks for what a machine may lack, reports what it leaves out.
 //!
-//! A function of a test *reports* if it names [`crate::not_run`], or calls a function of the tests that does. The call graph is by
+//! A function of a test *reports* if it names [`testkit::not_run`], or calls a function of the tests that does. The call graph is by
 //! name: coarse, but a skip without any report is found. What `cfg` leaves out of a platform does not exist there and is not a skip.
 
 use std::collections::BTreeSet;
@@ -22,7 +22,7 @@ const PROBES: [&str; 6] = [
 /// What the functions that report lead to.
 const REPORT: &str = "not_run";
 /// The one place that prints these words.
-const PLACE: &str = "xtask/src/not_run.rs";
+const PLACE: &str = "testkit/src/not_run.rs";
 const WORDS: &str = concat!("NOT ", "RUN");
 
 /// What the tests of several crates take in by its path.
@@ -60,13 +60,13 @@ pub(super) fn check(tree: &Tree) -> Vec<Finding> {
         let finding = |message: String| function.file.at(function.index, message);
         if let Some(end) = ENDS.into_iter().find(|end| function.is_test && function.code.contains(end)) {
             findings.push(finding(format!(
-                "the test {} may end at `{end}` without a report; call xtask::not_run::report, or let it fail",
+                "the test {} may end at `{end}` without a report; call testkit::not_run::report, or let it fail",
                 function.name
             )));
         }
         if let Some(probe) = PROBES.into_iter().find(|probe| function.code.contains(probe)) {
             findings.push(finding(format!(
-                "{} asks `{probe}` and reports nothing; call xtask::not_run::report where the answer is no",
+                "{} asks `{probe}` and reports nothing; call testkit::not_run::report where the answer is no",
                 function.name
             )));
         }
@@ -82,7 +82,7 @@ fn said(file: &File, lines: &[Line]) -> Vec<Finding> {
             ["print!", "println!", "eprint!", "eprintln!", "writeln!"].iter().any(|call| line.code.contains(call));
         if file.path != PLACE && prints && text.contains(WORDS) {
             findings.push(
-                file.at(index, format!("prints {WORDS} by itself, which nobody counts; call xtask::not_run::report")),
+                file.at(index, format!("prints {WORDS} by itself, which nobody counts; call testkit::not_run::report")),
             );
         }
         let ignored = line.code.contains("#[ignore") && (line.test || !file.is_source());
@@ -179,7 +179,8 @@ mod tests {
     use super::*;
 
     fn messages(files: &[(&str, &str)]) -> Vec<String> {
-        let tree = Tree { files: files.iter().map(|(path, text)| File::new(*path, *text)).collect() };
+        let tree =
+            Tree { files: files.iter().map(|(path, text)| File::new(*path, *text)).collect(), ..Tree::default() };
         check(&tree).iter().map(ToString::to_string).collect()
     }
 
@@ -197,7 +198,7 @@ mod tests {
         assert_eq!(
             found,
             [
-                "x/tests/a.rs:2: the test c may end at `return }` without a report; call xtask::not_run::report, or let it fail"
+                "x/tests/a.rs:2: the test c may end at `return }` without a report; call testkit::not_run::report, or let it fail"
             ]
         );
         let unit = format!("fn f() {{ return; }}\n#[cfg(test)]\nmod tests {{\n{bad}}}\n");

@@ -2,10 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
-use xtask::capability::Capability;
-use xtask::kernels::manifest::Manifest;
-use xtask::kernels::{self, cuda, host, resources, toolkit};
-use xtask::{not_run, workspace};
+use testkit::capability::Capability;
+use testkit::kernels::manifest::Manifest;
+use testkit::kernels::{self, cuda, host, resources, toolkit};
+use testkit::{not_run, workspace};
 
 const MANIFEST: &str = "include = [\".\"]\n[[source]]\nfile = \"scale.cu\"\nshards = [\"BY=2\", \"BY=3\"]\n";
 const SOURCE: &str = r#"

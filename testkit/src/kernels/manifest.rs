@@ -1,7 +1,7 @@
 //! `csrc/kernels.toml`: which sources a crate has, and what their kernels may cost.
 //!
 //! ```
-//! use xtask::kernels::manifest::Manifest;
+//! use testkit::kernels::manifest::Manifest;
 //! let text = r#"
 //!     include = ["."]                 # folders, beside those of the SIMT shim; default none
 //!     max_spill_bytes = 0             # of each kernel, stores and loads together; default 0

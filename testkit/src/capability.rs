@@ -2,13 +2,11 @@
 //!
 //! This is the only list. `QUIRE_REQUIRE` names its entries, [`crate::not_run`] groups by them, and `cargo xtask doctor` prints them.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::doctor;
 use crate::kernels::host::{self, Sanitizer};
 use crate::kernels::toolkit::{self, on_path};
-use crate::page_test;
 
 /// Makes the enumeration and its table of one list: variant, name in `QUIRE_REQUIRE`, what it is, how to get it.
 macro_rules! capabilities {
@@ -64,6 +62,15 @@ use Capability::*;
 /// The Rust target of [`Capability::Aarch64`].
 pub const AARCH64: &str = "aarch64-unknown-linux-gnu";
 
+/// Where a Linux system keeps the library of the NVIDIA driver; the last is WSL's.
+const DRIVER_FILES: [&str; 5] = [
+    "/usr/lib/x86_64-linux-gnu/libcuda.so.1",
+    "/usr/lib/aarch64-linux-gnu/libcuda.so.1",
+    "/usr/lib64/libcuda.so.1",
+    "/usr/lib/libcuda.so.1",
+    "/usr/lib/wsl/lib/libcuda.so.1",
+];
+
 impl Capability {
     /// What every machine that runs CI must have.
     pub const OF_CI: [Capability; 6] = [Cc, Cxx, Asan, Ubsan, Tsan, Python3];
@@ -108,19 +115,17 @@ impl Capability {
             Asan => host::has(Sanitizer::Memory),
             Ubsan => host::has(Sanitizer::Memory) && host::compiler().is_ok_and(|compiler| !compiler.is_clang()),
             Tsan => host::has(Sanitizer::Thread),
-            Python3 => doctor::first_line("python3", &["--version"]).is_some(),
-            Chromium => page_test::is_possible(),
+            Python3 => first_line("python3", &["--version"]).is_some(),
+            Chromium => chromium().is_some(),
             Qemu => cfg!(target_arch = "x86_64") && starts("qemu-x86_64"),
             Nvcc => toolkit::installed().is_some(),
-            Cuda => {
-                doctor::driver().is_some() && ["/dev/nvidiactl", "/dev/dxg"].iter().any(|it| Path::new(it).exists())
-            }
+            Cuda => driver().is_some() && ["/dev/nvidiactl", "/dev/dxg"].iter().any(|it| Path::new(it).exists()),
             Avx2 | AvxVnni | Avx512 | Avx512Vnni => vector_unit(self),
             Neon => cfg!(target_arch = "aarch64"),
             NeonDotprod => dot_products(),
             Aarch64 => target_is_installed(AARCH64),
-            CargoDeny => doctor::first_line("cargo", &["deny", "--version"]).is_some(),
-            NoDriver => doctor::driver().is_none(),
+            CargoDeny => first_line("cargo", &["deny", "--version"]).is_some(),
+            NoDriver => driver().is_none(),
             Libm => libm() == GLIBC,
             Checkout => crate::workspace::bundle().is_none(),
             AnyDevice => std::env::var_os("QUIRE_TEST_DEVICE").is_none(),
@@ -174,6 +179,23 @@ pub fn target_is_installed(target: &str) -> bool {
     output.is_ok_and(|output| {
         output.status.success() && Path::new(String::from_utf8_lossy(&output.stdout).trim()).is_dir()
     })
+}
+
+/// The library of the NVIDIA driver, if there is one.
+pub fn driver() -> Option<&'static str> {
+    DRIVER_FILES.into_iter().find(|path| Path::new(path).exists())
+}
+
+/// What a program prints first, if it starts and succeeds.
+pub fn first_line(program: &str, args: &[&str]) -> Option<String> {
+    let output = Command::new(program).args(args).output().ok().filter(|output| output.status.success())?;
+    String::from_utf8_lossy(&output.stdout).lines().next().map(str::to_owned)
+}
+
+/// Returns `chromedriver` and the browser, if both are on PATH.
+pub fn chromium() -> Option<(PathBuf, PathBuf)> {
+    let browser = ["chromium", "chromium-browser", "google-chrome", "chrome"].into_iter().find_map(on_path)?;
+    Some((on_path("chromedriver")?, browser))
 }
 
 #[cfg(test)]

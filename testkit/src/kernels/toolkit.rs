@@ -8,7 +8,7 @@ use super::target;
 /// The least version that knows every architecture of [`super::cuda::ARCHITECTURES`].
 const OLDEST: (u32, u32) = (12, 8);
 /// The pinned wheels of the compiler, for `pip install -r`; they hold no run-time library but the small one.
-const REQUIREMENTS: &str = "xtask/requirements-cuda.txt";
+const REQUIREMENTS: &str = "testkit/requirements-cuda.txt";
 
 /// A CUDA compiler that is new enough.
 #[derive(Clone, Debug)]
@@ -46,7 +46,7 @@ pub fn installed() -> Option<PathBuf> {
 }
 
 /// A program on PATH.
-pub(crate) fn on_path(program: &str) -> Option<PathBuf> {
+pub fn on_path(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path).map(|folder| folder.join(program)).find(|file| file.is_file())
 }
