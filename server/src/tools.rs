@@ -1,4 +1,4 @@
-//! What a chat says about tools: which there are, and whether one must be called.
+//! Tools of a chat: which functions exist, and whether the model must call one.
 
 use std::sync::Arc;
 
@@ -11,35 +11,33 @@ use super::error::ApiError;
 use super::fields::Fields;
 use super::settings::Limits;
 
-/// Most bytes of a function's name.
+/// Maximum number of bytes of a function's name.
 pub const MAX_NAME: usize = 256;
 
-/// Whether the model calls functions.
+/// The field `tool_choice`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Choice {
-    /// Its text is text.
     None,
-    /// As it likes.
     Auto,
-    /// It must call some.
+    /// At least one call.
     Required,
-    /// It must call this one, once.
+    /// One call of this function.
     Named(String),
 }
 
-/// `tools`, `tool_choice` and `parallel_tool_calls`, checked.
+/// The fields `tools`, `tool_choice` and `parallel_tool_calls`.
 #[derive(Clone, Debug)]
 pub struct Tools {
-    /// As the chat template gets them; `None` without any.
+    /// Definitions for the chat template; `None` without tools.
     pub definitions: Option<Value>,
-    /// Several calls may come in one message.
+    /// A message may have several calls.
     pub parallel: bool,
     functions: Vec<Tool>,
     choice: Choice,
 }
 
 impl Tools {
-    /// Reads the fields as a chat has them.
+    /// Reads the fields of a chat.
     pub fn read(fields: &Fields<'_>, limits: &Limits) -> Result<Tools, ApiError> {
         let function = json!({"type": "object", "required": ["name"], "properties": {
             "name": {"type": "string", "maxLength": MAX_NAME},
@@ -53,32 +51,34 @@ impl Tools {
         Tools::new(fields, Tools::list(fields, limits, &item)?, Tools::choice(fields)?)
     }
 
-    /// The field `tools`, whose items `item` describes.
+    /// Reads the field `tools`; `item` is the schema of its items.
     pub fn list<'b>(fields: &'b Fields<'_>, limits: &Limits, item: &Value) -> Result<Option<&'b Vec<Value>>, ApiError> {
         fields.check_bytes("tools", "tools", limits.max_schema_bytes, "--max-schema-bytes")?;
-        fields.list("tools", limits.max_tools, "--max-tools", item, "Functions that may be called.")
+        fields.list("tools", limits.max_tools, "--max-tools", item, "Functions that the model may call.")
     }
 
-    /// The field `tool_choice`.
+    /// Reads the field `tool_choice`.
     pub fn choice<'b>(fields: &'b Fields<'_>) -> Result<Option<&'b Value>, ApiError> {
         let schema = json!({"anyOf": [{"type": "string", "enum": ["none", "auto", "required"]}, {"type": "object"}]});
-        fields.any("tool_choice", &schema, "Whether to call a function, or which one, as an object with its name.")
+        let description =
+            "Whether the model calls a function: none, auto, required, or an object with a function's name.";
+        fields.any("tool_choice", &schema, description)
     }
 
-    /// With these values for the fields `tools` and `tool_choice`.
+    /// Checks the values of `tools` and `tool_choice`, and reads `parallel_tool_calls`.
     pub fn new(fields: &Fields<'_>, list: Option<&Vec<Value>>, choice: Option<&Value>) -> Result<Tools, ApiError> {
         let list = list.filter(|list| !list.is_empty());
         let functions = list.into_iter().flatten().enumerate().map(|(i, tool)| function(i, tool));
         let functions: Vec<Tool> = functions.collect::<Result<_, _>>()?;
         Ok(Tools {
-            choice: wanted(choice, &functions)?,
+            choice: checked_choice(choice, &functions)?,
             definitions: list.map(|list| Value::Array(list.clone())),
-            parallel: fields.flag("parallel_tool_calls", true, "Several calls may come in one message.")?,
+            parallel: fields.flag("parallel_tool_calls", true, "Allow several calls in one message.")?,
             functions,
         })
     }
 
-    /// Whether calls are looked for in the text.
+    /// Whether calls in the text are parsed.
     pub fn are_parsed(&self) -> bool {
         self.choice != Choice::None
     }
@@ -88,8 +88,8 @@ impl Tools {
         self.functions.iter().map(|tool| tool.name.clone()).collect()
     }
 
-    /// Makes the model write what the choice demands, and shows its markers.
-    pub fn hold(&self, app: &App, params: &mut GenerationParams) -> Result<(), ApiError> {
+    /// Constrains the output to required calls, and keeps the special tokens that mark calls.
+    pub fn constrain(&self, app: &App, params: &mut GenerationParams) -> Result<(), ApiError> {
         if !self.are_parsed() {
             return Ok(());
         }
@@ -102,9 +102,10 @@ impl Tools {
             Choice::Named(name) => (self.functions.iter().filter(|tool| tool.name == *name).cloned().collect(), false),
         };
         if let Some(other) = &params.structured_outputs {
+            let problem = "found a required call together with";
             return Err(ApiError::invalid(
                 "tool_choice",
-                format_args!("a required tool call cannot be combined with {}; leave one of the two out", other.param),
+                format_args!("{problem} {}, expected only one of the two; remove one", other.param),
             ));
         }
         let grammar = app.tool_format.grammar(&functions, parallel, app.tokenizer());
@@ -120,7 +121,8 @@ fn function(index: usize, tool: &Value) -> Result<Tool, ApiError> {
     }
     let field = |name| tool.get("function").and_then(|function| function.get(name)).unwrap_or(&Value::Null);
     let name = field("name").as_str().filter(|name| !name.is_empty());
-    let name = name.ok_or_else(|| ApiError::wrong(format!("{path}.function.name"), field("name"), "a string"))?;
+    let name =
+        name.ok_or_else(|| ApiError::wrong(format!("{path}.function.name"), field("name"), "a non-empty string"))?;
     check_name(&format!("{path}.function.name"), name)?;
     let parameters = match field("parameters") {
         Value::Null => None,
@@ -130,15 +132,15 @@ fn function(index: usize, tool: &Value) -> Result<Tool, ApiError> {
     Ok(Tool { name: name.to_string(), parameters })
 }
 
-/// Names are repeated in messages, parsers and grammars, so they are short.
+/// Checks the length of a name. Names are repeated in messages, parsers and grammars, so they must be short.
 pub fn check_name(path: &str, name: &str) -> Result<(), ApiError> {
     match name.len() {
-        found if found > MAX_NAME => Err(ApiError::over(path, found, MAX_NAME, "bytes", "shorten the name")),
+        found if found > MAX_NAME => Err(ApiError::over(path, found, MAX_NAME, "bytes", "send a shorter name")),
         _ => Ok(()),
     }
 }
 
-fn wanted(value: Option<&Value>, functions: &[Tool]) -> Result<Choice, ApiError> {
+fn checked_choice(value: Option<&Value>, functions: &[Tool]) -> Result<Choice, ApiError> {
     const PARAM: &str = "tool_choice";
     let choice = match value {
         None if functions.is_empty() => Choice::None,
@@ -156,38 +158,10 @@ fn wanted(value: Option<&Value>, functions: &[Tool]) -> Result<Choice, ApiError>
     };
     match &choice {
         Choice::None => Ok(choice),
-        _ if functions.is_empty() => Err(ApiError::invalid(PARAM, "there are no tools to choose from; send tools")),
+        _ if functions.is_empty() => Err(ApiError::requires(PARAM, "tools")),
         Choice::Named(name) if functions.iter().all(|tool| tool.name != *name) => {
             Err(ApiError::wrong(PARAM, &Value::from(name.as_str()), "the name of one of the tools"))
         }
         _ => Ok(choice),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    #![allow(clippy::unwrap_used)]
-    use super::*;
-
-    fn read(body: Value) -> Result<Tools, ApiError> {
-        let (body, limits) = (body.to_string(), Limits::default());
-        Tools::read(&Fields::parse(body.as_bytes(), &limits).unwrap(), &limits)
-    }
-
-    #[test]
-    fn a_choice_has_one_of_four_forms() {
-        let tools = json!([{"type": "function", "function": {"name": "f"}}]);
-        let named = json!({"type": "function", "function": {"name": "f"}});
-        for (choice, wanted) in [
-            (Value::Null, Choice::Auto),
-            (json!("none"), Choice::None),
-            (json!("auto"), Choice::Auto),
-            (json!("required"), Choice::Required),
-            (named, Choice::Named("f".into())),
-        ] {
-            assert_eq!(read(json!({"tools": tools, "tool_choice": choice})).unwrap().choice, wanted);
-        }
-        assert_eq!(read(json!({})).unwrap().choice, Choice::None);
-        assert!(read(json!({"tools": [], "tool_choice": "none"})).unwrap().definitions.is_none());
     }
 }

@@ -11,6 +11,8 @@ mod fuzzed;
 mod harsh_http;
 mod lifecycle;
 mod limits;
+mod messages;
+mod metrics;
 mod openapi;
 mod origin;
 mod page;

@@ -57,6 +57,14 @@ fn base64_is_the_same_numbers() {
             bytes.push((bits >> count) as u8);
         }
     }
+    // Each number is the shortest decimal of a float32.
+    let text = SERVER.post(EMBEDDINGS, &json!({"input": "hello"})).body;
+    let list = text.split("\"embedding\":[").nth(1).unwrap().split(']').next().unwrap();
+    for number in list.split(',') {
+        let shortest = number.parse::<f32>().unwrap().to_string();
+        assert_eq!(number, json!(shortest.parse::<f64>().unwrap()).to_string());
+    }
+    assert!(answer["data"][0]["embedding"].as_str().unwrap().len().is_multiple_of(4), "padded");
     let decoded: Vec<f64> =
         bytes.chunks_exact(4).map(|four| f64::from(f32::from_le_bytes(four.try_into().unwrap()))).collect();
     assert_eq!(

@@ -120,6 +120,95 @@ fn searches_that_can_not_be_are_refused_by_the_field_that_asks() {
 }
 
 #[test]
+fn a_message_says_what_was_found_and_expected_and_what_to_do() {
+    let long = "é".repeat(5000);
+    for (path, fields, message) in [
+        (COMPLETIONS, json!({"top_p": 1.5}), "top_p: found 1.5, expected a number above 0 and at most 1"),
+        (COMPLETIONS, json!({"n": 0}), "n: found 0, expected an integer from 1 to 128"),
+        (COMPLETIONS, json!({"seed": "x"}), "seed: found \"x\", expected a 64-bit integer"),
+        (COMPLETIONS, json!({"min_tokens": -1}), "min_tokens: found -1, expected an integer of at least 0"),
+        (COMPLETIONS, json!({"echo": vec![0; 100]}), "echo: found a list of 100 items, expected true or false"),
+        (
+            COMPLETIONS,
+            json!({"top_k": long}),
+            &format!("top_k: found \"{}…, expected an integer from -1 to 4294967295", &long[..2 * 59]),
+        ),
+        (
+            COMPLETIONS,
+            json!({"stop": vec!["a"; 17]}),
+            "stop: found a list of 17 items, expected a string or a list of up to 16 strings, each non-empty and at most \
+             1024 bytes long",
+        ),
+        (
+            COMPLETIONS,
+            json!({"stop_token_ids": vec![5; 1025]}),
+            "stop_token_ids: found 1025 items, expected at most 1024; send fewer or raise --max-stop-token-ids",
+        ),
+        (
+            COMPLETIONS,
+            json!({"stream": true, "prompt_logprobs": 1}),
+            "prompt_logprobs: found together with stream: true, expected only one of the two; remove one",
+        ),
+        (
+            COMPLETIONS,
+            json!({"beam_width": 2}),
+            "beam_width: found without use_beam_search: true, expected both or neither; add or remove one",
+        ),
+        (
+            COMPLETIONS,
+            json!({"suffix": "x"}),
+            "suffix: not supported by this server; remove it: this model does not support fill-in-the-middle",
+        ),
+        (
+            COMPLETIONS,
+            json!({"prompt": vec![5; 1029]}),
+            "prompt: this model's maximum context length is 1024 tokens, found a prompt of 1029 tokens, expected at most \
+             1023; shorten the prompt",
+        ),
+        (
+            COMPLETIONS,
+            json!({"prompt": vec![5; 1000], "max_tokens": 25}),
+            "max_tokens: this model's maximum context length is 1024 tokens, found 25 and a prompt of 1000 tokens, expected \
+             at most 24; lower it or shorten the prompt",
+        ),
+        (CHAT, json!({"messages": []}), "messages: found an empty list, expected at least one message"),
+        (CHAT, json!({"messages": null}), "messages: found null, expected a list of at least one message"),
+    ] {
+        let error = SERVER.post(path, &request(path, &fields)).error();
+        assert_eq!(error["message"], message);
+        assert_eq!(error["type"], "invalid_request_error");
+    }
+}
+
+#[test]
+fn a_wrong_message_is_named_by_its_place() {
+    let user = |content: Value| json!([{"role": "user", "content": content}]);
+    for (messages, param) in [
+        (json!("hi"), "messages"),
+        (json!(["hi"]), "messages[0]"),
+        (json!([{"content": "hi"}]), "messages[0].role"),
+        (user(json!(5)), "messages[0].content"),
+        (user(json!(["hi"])), "messages[0].content[0]"),
+        (user(json!([{"type": "text"}])), "messages[0].content[0].text"),
+        (user(json!([{"type": "text", "text": "a"}, {"type": "image_url"}])), "messages[0].content[1].type"),
+    ] {
+        assert_names(CHAT, json!({"messages": messages}), param);
+    }
+}
+
+#[test]
+fn an_integer_may_be_written_with_a_point() {
+    let body = |n: &str, id: &str| {
+        let body = format!(r#"{{"prompt": [{id}, 6], "n": {n}, "max_tokens": 1}}"#);
+        SERVER.send("POST", COMPLETIONS, &[("Content-Type", "application/json")], body.as_bytes())
+    };
+    assert_eq!(body("2.0", "5.0").json()["choices"].as_array().unwrap().len(), 2);
+    for (n, id, param) in [("2.5", "5", "n"), ("1e300", "5", "n"), ("1", "5.5", "prompt"), ("1", "1e300", "prompt")] {
+        assert_eq!(body(n, id).error()["param"], param, "{n} {id}");
+    }
+}
+
+#[test]
 fn a_prompt_has_one_of_four_forms() {
     let bad = json!([null, 5, true, {"a": 1}, [], [[]], ["a", 1], [1, "a"], [-1], [1.5], [99_999_999], ""]);
     for prompt in bad.as_array().unwrap() {
@@ -153,9 +242,19 @@ fn a_request_over_the_context_is_refused_with_the_numbers() {
 #[test]
 fn the_body_is_a_json_object_of_a_bounded_size() {
     let json_type = [("Content-Type", "application/json")];
-    for body in
-        [&b""[..], b"{", b"[]", b"null", b"\xff\xfe", b"{\"prompt\": \"\xff\"}", b"{\"prompt\": \"a\", \"top_p\": NaN}"]
-    {
+    let many = format!("{{{}\"prompt\": \"a\"}}", "\"a\": 1,".repeat(1024));
+    for body in [
+        &b""[..],
+        b"{",
+        b"[]",
+        b"null",
+        b"42",
+        b"{\"a\":1,}",
+        many.as_bytes(),
+        b"\xff\xfe",
+        b"{\"prompt\": \"\xff\"}",
+        b"{\"prompt\": \"a\", \"top_p\": NaN}",
+    ] {
         let reply = SERVER.send("POST", COMPLETIONS, &json_type, body);
         assert_eq!(reply.status, 400);
         reply.error();

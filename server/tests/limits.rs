@@ -24,10 +24,26 @@ fn long(stream: bool) -> String {
 fn any_of_several_keys_is_let_in_and_none_is_told() {
     let options = ServerOptions { api_keys: vec!["first".into(), "second".into()], ..ServerOptions::default() };
     let server = Server::with(config(), options, Duration::ZERO);
-    for (key, status) in [("first", 200), ("second", 200), ("third", 401), ("firstsecond", 401)] {
-        let reply = server.send("GET", "/v1/models", &[("Authorization", &format!("Bearer {key}"))], b"");
-        assert_eq!(reply.status, status, "{key}");
-        assert!(!reply.body.contains("first") || status == 200);
+    let ask = |header: &str| server.send("GET", "/v1/models", &[("Authorization", header)], b"");
+    for good in ["Bearer first", "bearer second", "BEARER first", "Bearer  second "] {
+        assert_eq!(ask(good).status, 200, "{good}");
+    }
+    for bad in [
+        "Bearer third",
+        "Bearer firstsecond",
+        "Bearer firstfirst",
+        "Bearer firs",
+        "Bearer firsts",
+        "Bearer First",
+        "Bearer",
+        "Bearer ",
+        "first",
+        "Basic first",
+    ] {
+        let reply = ask(bad);
+        assert_eq!(reply.status, 401, "{bad}");
+        assert_eq!(reply.header("www-authenticate"), "Bearer");
+        assert!(!reply.body.contains("first") && reply.body.contains("Authorization: Bearer"), "{}", reply.body);
     }
 }
 
@@ -98,6 +114,81 @@ fn fields_over_their_limits_are_a_400_that_names_them() {
         let reply = server.post(path, &body);
         assert_eq!((reply.status, &reply.error()["param"]), (400, &json!(field)), "{}", reply.body);
     }
+}
+
+#[test]
+fn products_of_fields_reach_their_limits_and_do_not_exceed_them() {
+    let server = with(Limits {
+        max_sequences: 8,
+        max_request_tokens: 100,
+        max_logprob_entries: 60,
+        max_inflight_bytes: 32 << 10,
+        ..Limits::default()
+    });
+    let ids = |lengths: &[usize]| lengths.iter().map(|&length| vec![40; length]).collect::<Vec<_>>();
+    for (good, bad, param) in [
+        (json!({"prompt": ids(&[1, 1]), "n": 4}), json!({"prompt": ids(&[1, 1]), "n": 5}), json!("n")),
+        (json!({"n": 2, "best_of": 8}), json!({"n": 2, "best_of": 9}), json!("n")),
+        (json!({"prompt": ids(&[60, 40])}), json!({"prompt": ids(&[60, 41])}), json!("prompt")),
+        (json!({"prompt": ids(&[100])}), json!({"prompt": ids(&[101])}), json!("prompt")),
+        (json!({"logprobs": 1, "max_tokens": 30}), json!({"logprobs": 1, "max_tokens": 31}), json!("logprobs")),
+        (
+            json!({"prompt": ids(&[10]), "prompt_logprobs": 2, "n": 2}),
+            json!({"prompt": ids(&[10]), "prompt_logprobs": 2, "n": 2, "logprobs": 0}),
+            json!("prompt_logprobs"),
+        ),
+        // 8 sequences take 16 KiB, and 7 of them hold text of 4 bytes per token.
+        (json!({"n": 8, "max_tokens": 500}), json!({"n": 8, "max_tokens": 600}), Value::Null),
+    ] {
+        let body = |fields: Value| {
+            let mut body = json!({"prompt": "a", "max_tokens": 1});
+            body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+            body
+        };
+        let reply = server.post(COMPLETIONS, &body(good.clone()));
+        assert_eq!(reply.status, 200, "{good}: {}", reply.body);
+        let reply = server.post(COMPLETIONS, &body(bad.clone()));
+        assert_eq!((reply.status, &reply.error()["param"]), (400, &param), "{}", reply.body);
+    }
+    // Texts are refused by a lower bound of their tokens.
+    let server = with(Limits { max_request_tokens: 100, ..Limits::default() });
+    let reply = server.post(COMPLETIONS, &json!({"prompt": vec!["word ".repeat(900); 8]}));
+    assert_eq!((reply.status, &reply.error()["param"]), (400, &json!("prompt")), "{}", reply.body);
+}
+
+#[test]
+fn requests_in_flight_share_a_budget_and_return_their_part() {
+    let limits = Limits { max_inflight_bytes: 100 << 10, ..Limits::default() };
+    let options = ServerOptions { limits, ..ServerOptions::default() };
+    let server = Server::with(slow(config()), options, Duration::ZERO);
+    // 30 sequences take 60 KiB: one such request fits, two do not.
+    let body = json!({"prompt": "One", "n": 30, "max_tokens": 200, "ignore_eos": true, "stream": true});
+    let mut first = server.open("POST", COMPLETIONS, &JSON, body.to_string().as_bytes());
+    first.read_exact(&mut [0; 64]).unwrap();
+    let reply = server.post(COMPLETIONS, &body);
+    assert_eq!((reply.status, reply.header("retry-after")), (429, "1"), "{}", reply.body);
+    assert!(reply.error()["message"].as_str().unwrap().contains("--max-inflight-bytes"), "{}", reply.body);
+    assert_eq!(server.metric("quire:requests_rejected_total"), 1.0);
+    assert_eq!(server.post(COMPLETIONS, &json!({"prompt": "a", "n": 10, "max_tokens": 1})).status, 200);
+    drop(first);
+    let small = json!({"prompt": "One", "n": 30, "max_tokens": 1, "stream": true});
+    server.until("its part is returned", |server| server.post(COMPLETIONS, &small).status == 200);
+}
+
+#[test]
+fn the_values_of_a_request_are_counted_before_they_are_parsed() {
+    let server = with(Limits { max_json_values: 40, ..Limits::default() });
+    let user = json!({"role": "user", "content": "a, b: [{"});
+    let body = |messages: usize, kwargs: usize| json!({"messages": vec![user.clone(); messages], "chat_template_kwargs": {"x": vec![0; kwargs]}, "max_tokens": 1});
+    let chat = "/v1/chat/completions";
+    assert_eq!(server.post(chat, &body(1, 5)).status, 200);
+    for (messages, kwargs, param) in [(9, 5, "messages"), (1, 50, "chat_template_kwargs"), (4, 20, "messages")] {
+        let reply = server.post(chat, &body(messages, kwargs));
+        assert_eq!((reply.status, &reply.error()["param"]), (400, &json!(param)), "{}", reply.body);
+        assert!(reply.error()["message"].as_str().unwrap().contains("--max-json-values"), "{}", reply.body);
+    }
+    // Token ids are no values.
+    assert_eq!(server.post(COMPLETIONS, &json!({"prompt": vec![5; 100], "max_tokens": 1})).status, 200);
 }
 
 #[test]

@@ -110,7 +110,18 @@ fn names_that_resolve_to_this_machine_are_refused_on_every_route() {
         "[2001:db8::1]",
         "[::ffff:192.168.0.9]",
         "[::1",
+        "[::1]x",
+        "[::2]",
+        "[localhost]",
+        "::1",
         "localhost..",
+        "localhost/",
+        "localhost:x",
+        "127.1",
+        "0x7f.0.0.1",
+        "128.0.0.1",
+        "0.0.0.0",
+        ".",
     ] {
         for host in [host.to_string(), format!("{host}:{port}")] {
             is_refused_everywhere(&server, &[("Host", &host)]);
@@ -122,7 +133,9 @@ fn names_that_resolve_to_this_machine_are_refused_on_every_route() {
     for headers in [&[("Host", "x"), ("Origin", "http://x")][..], &[("Host", "x"), ("Sec-Fetch-Site", "same-origin")]] {
         is_refused_everywhere(&server, headers);
     }
-    assert_eq!(server.send("GET", "/quire/state", &[("Host", "x")], b"").status, 403);
+    for host in ["x", "notlocalhost", "ｌocalhost"] {
+        assert_eq!(server.send("GET", "/quire/state", &[("Host", host)], b"").status, 403, "{host}");
+    }
     assert_eq!(server.send("POST", "/v1/completions", &[("Host", "x"), JSON], GOOD.as_bytes()).status, 200);
     for target in ["http://attacker.example/v1/models", "http://localhost@attacker.example/quire/state"] {
         assert_eq!(status(&server.send("GET", target, &[], b"")), 403, "{target}");
@@ -135,7 +148,16 @@ fn names_that_resolve_to_this_machine_are_refused_on_every_route() {
 #[test]
 fn pages_of_this_machine_and_clients_without_a_page_are_served() {
     let port = SERVER.address.port();
-    for host in ["localhost", "LocalHost", "localhost.", "127.0.0.1", "127.8.8.8", "[::1]", "quire.localhost"] {
+    for host in [
+        "localhost",
+        "LocalHost",
+        "localhost.",
+        "127.0.0.1",
+        "127.8.8.8",
+        "[::1]",
+        "[::ffff:127.0.0.1]",
+        "quire.localhost",
+    ] {
         for host in [host.to_string(), format!("{host}:{port}")] {
             let origin = format!("http://{host}");
             let own = [("Host", host.as_str()), ("Origin", &origin), JSON];
@@ -222,8 +244,16 @@ fn a_body_must_be_declared_as_json_with_keys_and_without() {
     let keyed = with(ServerOptions { api_keys: vec!["s3cret".into()], ..ServerOptions::default() });
     for server in [&*SERVER, &keyed] {
         for (method, path, _) in ROUTES.into_iter().filter(|route| route.2) {
-            for media_type in ["", "text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"]
-            {
+            for media_type in [
+                "",
+                "text/plain",
+                "text/plain; application/json",
+                "text/json",
+                "application/x-www-form-urlencoded",
+                "multipart/form-data; boundary=application/json",
+                "application/jsonx",
+                "application/json, text/plain",
+            ] {
                 let headers = [("Authorization", "Bearer s3cret"), ("Content-Type", media_type)];
                 let headers = &headers[..if media_type.is_empty() { 1 } else { 2 }];
                 let reply = server.send(method, path, headers, GOOD.as_bytes());
@@ -231,8 +261,12 @@ fn a_body_must_be_declared_as_json_with_keys_and_without() {
                 assert!(reply.error()["message"].as_str().unwrap().contains("application/json"), "{}", reply.body);
             }
         }
-        let suffixed =
-            [("Authorization", "Bearer s3cret"), ("Content-Type", "application/vnd.api+json; charset=utf-8")];
-        assert_eq!(server.send("POST", "/v1/completions", &suffixed, GOOD.as_bytes()).status, 200);
+        let key = ("Authorization", "Bearer s3cret");
+        for media_type in ["Application/JSON ; charset=utf-8", "application/vnd.api+json; charset=utf-8"] {
+            let headers = [key, ("Content-Type", media_type)];
+            assert_eq!(server.send("POST", "/v1/completions", &headers, GOOD.as_bytes()).status, 200, "{media_type}");
+        }
+        let two = [key, JSON, ("Content-Type", "text/plain")];
+        assert_eq!(server.send("POST", "/v1/completions", &two, GOOD.as_bytes()).status, 415);
     }
 }

@@ -29,6 +29,36 @@ fn the_page_comes_without_a_key_under_a_policy_that_allows_nothing_from_elsewher
 }
 
 #[test]
+fn the_page_names_its_own_files_and_nothing_from_elsewhere() {
+    let server = Server::start();
+    let document = server.get("/openapi.json").json();
+    let paths = document["paths"].as_object().unwrap().keys();
+    let files: Vec<(&str, String)> = paths
+        .filter(|path| *path == "/" || path.starts_with("/page/"))
+        .map(|path| (path.as_str(), server.get(path).body))
+        .collect();
+    assert!(files.len() > 8, "{files:?}");
+    for (path, text) in &files {
+        let foreign = text.matches("http://").count() + text.matches("https://").count();
+        assert_eq!(foreign, text.matches("http://www.w3.org/").count(), "{path} names an address");
+        for word in ["innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval("] {
+            assert!(!text.contains(word), "{path} has {word}: text of a model must not become markup");
+        }
+        for quote in ['"', '\'', '`'] {
+            let begin = format!("{quote}/");
+            let is_path = |rest: &str| rest.starts_with(|c: char| c.is_ascii_alphabetic());
+            assert!(!text.split(&begin).skip(1).any(is_path), "{path} has an absolute path: it breaks behind a prefix");
+        }
+        for import in text.split("from './").skip(1) {
+            let name = format!("/page/{}", import.split('\'').next().unwrap());
+            assert!(files.iter().any(|file| file.0 == name), "{path} imports {name}");
+        }
+    }
+    let page = &files.iter().find(|file| file.0 == "/").unwrap().1;
+    assert!(!page.contains("style=") && !page.contains(" onclick"), "the policy allows nothing inline");
+}
+
+#[test]
 fn the_state_counts_blocks_and_tokens_and_shows_no_text() {
     let server = Server::start();
     let words = "My secret is hunter2 and nobody else knows it, hunter2 hunter2 hunter2 hunter2 hunter2 hunter2.";

@@ -1,21 +1,21 @@
-//! What the model says becomes output items, and the events that tell how they grow.
+//! Output items, and the events that describe their growth.
 //!
-//! One item is open at a time. What is said of another kind closes it: thoughts, then text, then calls.
+//! One item is open at a time. Output of another kind closes it: reasoning comes first, then text, then calls.
 
 use std::sync::Arc;
 
 use serde_json::{Value, json};
 
 use super::super::app::{App, unix_seconds};
-use super::super::assistant::{CallPiece, Said};
+use super::super::assistant::{CallPiece, Piece};
 use super::super::error::ApiError;
 use super::super::json::Json;
 use super::super::reply::Usage;
 
-/// How an answer ended.
+/// How a response ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Status {
-    /// By itself.
+    /// At the end of the model's output.
     Completed,
     /// At the token limit.
     Incomplete,
@@ -30,35 +30,35 @@ impl Status {
     }
 }
 
-/// The item that is being written.
+/// An unfinished item.
 enum Open {
     Reasoning { text: String },
     Message { text: String, logprobs: Vec<Json> },
     Call { call_id: String, name: String, arguments: String },
 }
 
-/// Writes one answer.
+/// Writer of one response.
 pub struct Writer {
     app: Arc<App>,
-    /// Tokens so far.
+    /// Token counts so far.
     pub usage: Usage,
     reasoning_tokens: usize,
-    /// What of the request the answer repeats.
+    /// Fields of the request that the response repeats.
     frame: Vec<(String, Json)>,
     id: String,
     created: u64,
-    /// Items that are whole.
+    /// Finished items.
     output: Vec<Json>,
-    /// The item under way, with its id.
+    /// Id and contents of the unfinished item.
     open: Option<(String, Open)>,
-    /// Log-probabilities of tokens whose text has not come yet.
+    /// Log probabilities of tokens whose text is incomplete.
     scores: Vec<Json>,
     ended: Option<Status>,
     next_number: u64,
 }
 
 impl Writer {
-    /// An answer to a prompt of so many tokens.
+    /// Writer of the response to a prompt of this many tokens.
     pub fn new(app: &Arc<App>, frame: Vec<(String, Json)>, prompt_tokens: usize) -> Writer {
         Writer {
             app: app.clone(),
@@ -75,7 +75,7 @@ impl Writer {
         }
     }
 
-    /// The answer as it is now.
+    /// The response in its current state.
     pub fn response(&self) -> Json {
         let status = self.ended.map_or("in_progress", Status::name);
         let incomplete = (self.ended == Some(Status::Incomplete)).then(|| json!({"reason": "max_output_tokens"}));
@@ -104,33 +104,33 @@ impl Writer {
         response
     }
 
-    /// The events before any text.
+    /// The first events of a stream.
     pub fn open(&mut self) -> Vec<Json> {
         ["response.created", "response.in_progress"].map(|name| self.whole(name)).into()
     }
 
-    /// Takes what a delta of so many tokens says; `scores` are their log-probabilities.
-    pub fn write(&mut self, said: Said, tokens: usize, scores: Vec<Json>) -> Vec<Json> {
+    /// Appends a parsed delta of this many tokens; `scores` are their log probabilities.
+    pub fn write(&mut self, piece: Piece, tokens: usize, scores: Vec<Json>) -> Vec<Json> {
         self.usage.completion_tokens += tokens;
         let mut events = Vec::new();
         self.scores.extend(scores);
-        if !said.reasoning.is_empty() {
-            self.think(said.reasoning, &mut events);
+        if !piece.reasoning.is_empty() {
+            self.reasoning(piece.reasoning, &mut events);
         }
-        if said.content.is_empty() && matches!(self.open, Some((_, Open::Reasoning { .. }))) {
+        if piece.content.is_empty() && matches!(self.open, Some((_, Open::Reasoning { .. }))) {
             self.reasoning_tokens += tokens;
             self.scores.clear();
         }
-        if !said.content.is_empty() {
-            self.say(said.content, &mut events);
+        if !piece.content.is_empty() {
+            self.content(piece.content, &mut events);
         }
-        for piece in said.calls {
-            self.call(piece, &mut events);
+        for call in piece.calls {
+            self.call(call, &mut events);
         }
         events
     }
 
-    /// Ends the answer.
+    /// Ends the response.
     pub fn close(&mut self, status: Status) -> Vec<Json> {
         let mut events = Vec::new();
         if self.open.is_none() && self.output.is_empty() {
@@ -145,7 +145,7 @@ impl Writer {
         events
     }
 
-    /// Ends a stream that went wrong.
+    /// Ends a failed stream.
     pub fn fail(&mut self, error: &ApiError) -> [Json; 1] {
         let error = &error.to_json()["error"];
         let code = if error["type"] == "server_error" { "server_error" } else { "invalid_prompt" };
@@ -155,7 +155,7 @@ impl Writer {
         [self.event("response.failed", vec![("response", response)])]
     }
 
-    fn think(&mut self, more: String, events: &mut Vec<Json>) {
+    fn reasoning(&mut self, more: String, events: &mut Vec<Json>) {
         if !matches!(self.open, Some((_, Open::Reasoning { .. }))) {
             self.begin(Open::Reasoning { text: String::new() }, events);
         }
@@ -165,7 +165,7 @@ impl Writer {
         }
     }
 
-    fn say(&mut self, more: String, events: &mut Vec<Json>) {
+    fn content(&mut self, more: String, events: &mut Vec<Json>) {
         if !matches!(self.open, Some((_, Open::Message { .. }))) {
             self.begin(Open::Message { text: String::new(), logprobs: Vec::new() }, events);
         }
@@ -192,7 +192,7 @@ impl Writer {
         }
     }
 
-    /// Opens an item; the one before it is whole.
+    /// Opens an item and closes the previous one.
     fn begin(&mut self, item: Open, events: &mut Vec<Json>) {
         self.end_item(Status::Completed, events);
         let id = fresh_id(&self.app, item.prefix());
@@ -248,7 +248,7 @@ impl Writer {
         event
     }
 
-    /// An event that carries the answer as it is now.
+    /// An event with the response in its current state.
     fn whole(&mut self, name: &str) -> Json {
         let response = self.response();
         self.event(name, vec![("response", response)])
@@ -275,7 +275,7 @@ impl Open {
         }
     }
 
-    /// The item's one content part, as far as it is written.
+    /// The one content part of the item so far.
     fn content(&self) -> Option<Json> {
         match self {
             Open::Reasoning { text } => Some(json!({"type": "reasoning_text", "text": text}).into()),
@@ -288,7 +288,7 @@ impl Open {
         }
     }
 
-    /// The item, with its content or still without.
+    /// The item; `whole` if it has its content.
     fn json(&self, id: &str, status: &str, whole: bool) -> Json {
         let content: Vec<Json> = self.content().into_iter().filter(|_| whole).collect();
         let item = match self {
@@ -306,7 +306,7 @@ impl Open {
     }
 }
 
-/// Ids of this API have an underscore behind the prefix.
+/// Returns a unique id. Ids of this API have an underscore after the prefix.
 fn fresh_id(app: &App, prefix: &str) -> String {
     app.fresh_id(prefix).replacen('-', "_", 1)
 }

@@ -1,8 +1,8 @@
-//! The fields of `/v1/responses`, checked; and those that the answer repeats.
+//! Fields of `/v1/responses`, and those that the response repeats.
 
 use serde_json::{Map, Value, json};
 
-use super::super::chat::{Asked, Prepared};
+use super::super::chat::{ChatRequest, Prepared};
 use super::super::cost::Cost;
 use super::super::error::ApiError;
 use super::super::fields::Fields;
@@ -14,58 +14,59 @@ use super::super::tools::{MAX_NAME, Tools};
 use super::super::work::Work;
 use super::input;
 
-/// The token limit's field.
+/// Field of the token limit.
 const LIMIT: &str = "max_output_tokens";
 
-/// Fields with an effect that a client would miss.
+/// Fields of OpenAI's API that are not supported, with what to do instead.
 const UNSUPPORTED: [(&str, &str); 4] = [
-    ("background", "answers come on the connection that asked for them"),
-    ("prompt", "send instructions and input"),
+    ("background", "remove it: responses are sent on the connection of their request"),
+    ("prompt", "use instructions and input"),
     ("prompt_logprobs", "use /v1/chat/completions"),
     ("best_of", "use /v1/chat/completions"),
 ];
 
-/// Fields of a request that its answer repeats.
+/// Fields of a request that its response repeats.
 type Repeated = Vec<(String, Json)>;
 
-/// The prompt of the chat that is asked for, and what of the request its answer repeats.
+/// Prepares the chat of a request.
 pub fn prepare(work: &Work, fields: &Fields<'_>) -> Result<((Prepared, Repeated), Cost), ApiError> {
-    let (asked, frame) = read(work, fields)?;
+    let (request, frame) = read(work, fields)?;
     let repeated: usize =
         frame.iter().map(|(_, value)| if let Json::Text(text) = value { text.get().len() } else { 0 }).sum();
-    let (prepared, cost) = Prepared::new(work, asked, "top_logprobs")?;
-    // A stream too keeps its log-probabilities for the last event.
+    let (prepared, cost) = Prepared::new(work, request, "top_logprobs")?;
+    // A stream keeps its log probabilities too, for the last event.
     let per_output_token = prepared.options.params.sampling.logprobs.map_or(0, |k| k + 1);
     Ok(((prepared, frame), Cost { per_output_token, repeated_bytes: 2 * repeated, ..cost }))
 }
 
-/// Reads the fields: what the chat is, and what of the request its answer repeats.
-pub fn read(work: &Work, fields: &Fields<'_>) -> Result<(Asked, Repeated), ApiError> {
+/// Reads the fields of a request.
+pub fn read(work: &Work, fields: &Fields<'_>) -> Result<(ChatRequest, Repeated), ApiError> {
     let limits = &work.limits;
     work.check_model(fields)?;
     for (name, advice) in UNSUPPORTED {
         fields.refuse(name, advice)?;
     }
     for name in ["previous_response_id", "conversation"] {
-        if fields.any(name, &json!({}), "Refused: answers are not stored.")?.is_some() {
+        if fields.any(name, &json!({}), "Not supported: responses are not stored.")?.is_some() {
             return Err(ApiError::not_stored(name));
         }
     }
-    fields.bool("store", "Accepted; answers are not stored and say so.")?;
-    let limit = "Most tokens of the answer; by default what the context holds.";
-    let mut options = Options::read(work, fields, &[(LIMIT, limit)], 1)?;
+    fields.bool("store", "Accepted, but responses are not stored.")?;
+    let description = "Maximum number of tokens to generate; default: the rest of the context.";
+    let mut options = Options::read(work, fields, &[(LIMIT, description)], 1)?;
     if options.params.n != 1 {
-        return Err(ApiError::unsupported("n", "one answer at a time; use /v1/chat/completions"));
+        return Err(ApiError::unsupported("n", "values above 1 need /v1/chat/completions"));
     }
-    options.params.sampling.logprobs = wanted_logprobs(work, fields)?;
-    let (format, asked) = structured::text_format(fields, limits)?;
-    if let Some(asked) = asked {
+    options.params.sampling.logprobs = num_logprobs(work, fields)?;
+    let (format, constraint) = structured::text_format(fields, limits)?;
+    if let Some(constraint) = constraint {
         if let Some(other) = &options.params.structured_outputs {
-            return Err(ApiError::invalid(asked.param, format_args!("not together with {}", other.param)));
+            return Err(ApiError::conflict(constraint.param, other.param));
         }
-        options.params.structured_outputs = Some(asked.into());
+        options.params.structured_outputs = Some(constraint.into());
     }
-    let description = "auto cuts the beginning of an input that is too long; disabled, the default, refuses it.";
+    let description =
+        "auto truncates the beginning of an input that exceeds the context; disabled, the default, rejects it.";
     if fields.word("truncation", &["auto", "disabled"], description)? == Some("auto") {
         options.fit_prompt(work, LIMIT)?;
     }
@@ -78,7 +79,7 @@ pub fn read(work: &Work, fields: &Fields<'_>) -> Result<(Asked, Repeated), ApiEr
     let list = Tools::list(fields, limits, &item)?.map(|list| nested_tools(list)).transpose()?;
     let choice = Tools::choice(fields)?.map(nested_choice);
     let tools = Tools::new(fields, list.as_ref(), choice.as_ref())?;
-    let description = "effort: as reasoning_effort of a chat; summary is accepted.";
+    let description = "effort: reasoning effort, as in chat completions; summary is accepted but not used.";
     let effort = match fields.object("reasoning", description)?.and_then(|reasoning| reasoning.get("effort")) {
         None | Some(Value::Null) => None,
         Some(effort) => Some(effort.as_str().filter(|name| EFFORTS.contains(name)).ok_or_else(|| {
@@ -89,29 +90,29 @@ pub fn read(work: &Work, fields: &Fields<'_>) -> Result<(Asked, Repeated), ApiEr
     let frame = frame(work, fields, &options, &tools, format)?;
     let messages = input::messages(fields, limits)?;
     let conversation = Conversation::of("input", messages, tools.definitions.clone(), kwargs);
-    Ok((Asked { options, tools, conversation }, frame))
+    Ok((ChatRequest { options, tools, conversation }, frame))
 }
 
-/// `top_logprobs` or a line of `include` switches them on.
-fn wanted_logprobs(work: &Work, fields: &Fields<'_>) -> Result<Option<usize>, ApiError> {
+/// Number of alternatives per token; `None` without log probabilities.
+fn num_logprobs(work: &Work, fields: &Fields<'_>) -> Result<Option<usize>, ApiError> {
     let range = (0, work.limits.max_logprobs);
-    let top = fields.count("top_logprobs", range, "Number of alternatives to each token.")?;
-    let description = "\"message.output_text.logprobs\" gives log-probabilities.";
+    let top = fields.count("top_logprobs", range, "Number of most likely alternatives per token.")?;
+    let description = "Additional output; \"message.output_text.logprobs\" adds log probabilities.";
     let included = fields.strings("include", (64, MAX_SHORT), description)?;
     let included = included.iter().any(|name| name == "message.output_text.logprobs");
     Ok(top.filter(|&top| top > 0).or(included.then_some(0)))
 }
 
-/// The functions as a chat has them. What is wrong with one is told by its place here.
+/// Converts tools to those of a chat. Errors name the field of this API.
 fn nested_tools(list: &[Value]) -> Result<Vec<Value>, ApiError> {
     let nested = list.iter().enumerate().map(|(i, tool)| {
         let wrong =
             |field: &str, expected: &str| ApiError::wrong(format!("tools[{i}].{field}"), &tool[field], expected);
         if tool["type"] != "function" {
-            return Err(wrong("type", "\"function\": this server has no tools of its own"));
+            return Err(wrong("type", "\"function\": this server has no built-in tools"));
         }
         if tool["name"].as_str().is_none_or(str::is_empty) {
-            return Err(wrong("name", "a string"));
+            return Err(wrong("name", "a non-empty string"));
         }
         if !(tool["parameters"].is_null() || tool["parameters"].is_object()) {
             return Err(wrong("parameters", "a JSON schema"));
@@ -123,7 +124,7 @@ fn nested_tools(list: &[Value]) -> Result<Vec<Value>, ApiError> {
     nested.collect()
 }
 
-/// `{"type": "function", "name": …}` as a chat has it; all else as it is.
+/// Converts `{"type": "function", "name": …}` to that of a chat; keeps other values.
 fn nested_choice(choice: &Value) -> Value {
     match choice["name"].as_str() {
         Some(name) if choice["type"] == "function" => json!({"type": "function", "function": {"name": name}}),
@@ -131,7 +132,7 @@ fn nested_choice(choice: &Value) -> Value {
     }
 }
 
-/// What every form of the answer says, from the first event on. What the client sent is repeated as it was written.
+/// Fields that the response has from its first event on. Those of the client are repeated as they were sent.
 fn frame(
     work: &Work,
     fields: &Fields<'_>,
@@ -139,7 +140,7 @@ fn frame(
     tools: &Tools,
     format: Map<String, Value>,
 ) -> Result<Vec<(String, Json)>, ApiError> {
-    let description = "The system's message.";
+    let description = "System message, inserted before the input.";
     fields.str("instructions", work.limits.max_text_bytes, description)?;
     let sent = |name: &str, default: Value| {
         fields.raw(name).map_or(Json::Value(default), |raw| Json::Text(raw.to_owned().into()))
@@ -154,14 +155,14 @@ fn frame(
         "max_tool_calls": fields.count(
             "max_tool_calls",
             (1, usize::MAX),
-            "Accepted; only tools of a server's own would count.",
+                "Accepted, but it applies only to built-in tools.",
         )?,
         "metadata": metadata(fields)?,
         "parallel_tool_calls": tools.parallel,
         "previous_response_id": null,
-        "prompt_cache_key": short("prompt_cache_key", "Repeated in the answer.")?,
+        "prompt_cache_key": short("prompt_cache_key", "Returned in the response; not used.")?,
         "reasoning": {"effort": reasoning("effort"), "summary": reasoning("summary")},
-        "safety_identifier": short("safety_identifier", "Repeated in the answer.")?,
+        "safety_identifier": short("safety_identifier", "Returned in the response; not used.")?,
         "service_tier": "default",
         "store": false,
         "temperature": shortest(sampling.temperature),
@@ -185,20 +186,20 @@ fn frame(
     }
 }
 
-/// 0.6 and not 0.6000000238418579.
+/// The shortest decimal of a float32: 0.6 and not 0.6000000238418579.
 fn shortest(x: f32) -> Option<f64> {
     x.to_string().parse().ok()
 }
 
-/// Up to 16 pairs of short texts, as in OpenAI's API.
+/// Reads `metadata`, with the limits of OpenAI's API.
 fn metadata(fields: &Fields<'_>) -> Result<Map<String, Value>, ApiError> {
-    let Some(pairs) = fields.object("metadata", "Up to 16 short texts, repeated in the answer.")? else {
+    let Some(pairs) = fields.object("metadata", "Up to 16 short strings by name, returned in the response.")? else {
         return Ok(Map::new());
     };
     let short = |text: &str, most: usize| text.chars().take(most + 1).count() <= most;
     let fits = |(key, value): (&String, &Value)| short(key, 64) && value.as_str().is_some_and(|text| short(text, 512));
     if pairs.len() > 16 || !pairs.iter().all(fits) {
-        let expected = "up to 16 texts of at most 512 characters, under names of at most 64";
+        let expected = "up to 16 strings of at most 512 characters, with names of at most 64";
         return Err(ApiError::wrong("metadata", &Value::Object(pairs.clone()), expected));
     }
     Ok(pairs.clone())
