@@ -16,7 +16,7 @@ use super::error::ApiError;
 use super::fields::Fields;
 use super::lanes::Lanes;
 use super::metrics::Metrics;
-use super::settings::{Cors, Limits, Reasoning, ServerOptions};
+use super::settings::{Reasoning, ServerOptions};
 
 /// Maximum number of clients of `/quire/state` and `/quire/events` at a time.
 pub const MAX_WATCHERS: usize = 32;
@@ -24,23 +24,12 @@ pub const MAX_WATCHERS: usize = 32;
 /// State shared by all handlers.
 pub struct App {
     pub(super) engine: AsyncEngine,
-    /// Latencies and outcomes of requests.
+    pub(super) options: ServerOptions,
     pub(super) metrics: Metrics,
     /// Name of the model in requests and responses.
     pub(super) model: String,
-    /// Where the model was loaded from.
-    pub(super) root: String,
-    /// Accepted API keys; empty if none is required.
-    pub(super) api_keys: Vec<String>,
-    pub(super) cors: Cors,
-    /// Accepted host names besides those of loopback.
-    pub(super) allowed_hosts: Vec<String>,
-    pub(super) limits: Limits,
-    /// Number of characters of each prompt to log.
-    pub(super) log_prompts: Option<usize>,
     /// Permits for streaming responses, if they are limited.
     pub(super) streams: Option<Arc<Semaphore>>,
-    /// Format in which the model writes tool calls.
     pub(super) tool_format: ToolFormat,
     pub(super) reasoning: Reasoning,
     /// Pooling of embeddings; `None` if the checkpoint requires an unsupported one.
@@ -50,7 +39,6 @@ pub struct App {
     /// Responses that a shutdown waits for.
     pub(super) activity: Activity,
     pub(super) lanes: Lanes,
-    /// Memory budget of requests in flight.
     pub(super) budget: Budget,
     /// The OpenAPI document, made on first use.
     pub(super) openapi: OnceLock<Value>,
@@ -63,37 +51,30 @@ pub struct App {
 impl App {
     /// State of a server for a running engine.
     pub fn new(engine: AsyncEngine, options: ServerOptions) -> App {
-        let model = options.served_model_name.unwrap_or_else(|| engine.info().name.clone());
+        let info = engine.info();
         let template = engine.chat_template().map(AsRef::as_ref);
-        let tool_format = options.tool_call_parser.unwrap_or_else(|| ToolFormat::of(template));
-        let thinks = template.is_some_and(|template| template.mentions("</think>"));
-        let default = if thinks { Reasoning::Tags } else { Reasoning::Off };
-        let reasoning = options.reasoning_parser.unwrap_or(default);
-        let pooling = options.pooling_type.or(engine.info().pooling);
-        let budget = Budget::new(options.limits.max_inflight_bytes);
+        let has_tags = template.is_some_and(|template| template.mentions("</think>"));
+        let reasoning = if has_tags { Reasoning::Tags } else { Reasoning::Off };
+        let model = options.served_model_name.clone().unwrap_or_else(|| info.name.clone());
+        let limits = &options.limits;
         App {
-            metrics: Metrics::new(&model, engine.info()),
-            engine,
+            metrics: Metrics::new(&model, info),
             model,
-            root: options.root,
-            api_keys: options.api_keys,
-            cors: options.cors,
-            allowed_hosts: options.allowed_hosts,
-            streams: options.limits.max_concurrent_streams.map(|most| Arc::new(Semaphore::new(most))),
-            limits: options.limits,
-            log_prompts: options.log_prompts,
-            tool_format,
-            reasoning,
-            pooling,
+            streams: limits.max_concurrent_streams.map(|most| Arc::new(Semaphore::new(most))),
+            tool_format: options.tool_call_parser.unwrap_or_else(|| ToolFormat::of(template)),
+            reasoning: options.reasoning_parser.unwrap_or(reasoning),
+            pooling: options.pooling_type.or(info.pooling),
             created: unix_seconds(),
             activity: Activity::default(),
             lanes: Lanes::default(),
-            budget,
+            budget: Budget::new(limits.max_inflight_bytes),
             openapi: OnceLock::new(),
             watchers: Arc::new(Semaphore::new(MAX_WATCHERS)),
             ids: AtomicU64::new(0),
             // Ids should differ between runs of a server; `RandomState` is the standard library's source of entropy.
             id_base: RandomState::new().build_hasher().finish(),
+            engine,
+            options,
         }
     }
 

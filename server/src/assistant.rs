@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use engine::text::{ReasoningParser, Thought, ToolEvent, ToolFormat, ToolParser};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::app::App;
 use super::tools::Tools;
@@ -106,51 +106,46 @@ impl Assistant {
 impl Piece {
     /// `message` of a whole response.
     pub fn message(self) -> Value {
-        let calls: Vec<Value> = self.calls.into_iter().map(CallPiece::json).collect();
-        let mut message = json!({"role": "assistant", "content": self.content});
         // Without text, `content` is `null` if there is anything else.
-        if self.content.is_empty() && !(calls.is_empty() && self.reasoning.is_empty()) {
-            message["content"] = Value::Null;
-        }
-        if !calls.is_empty() {
-            message["tool_calls"] = calls.into();
-        }
-        if !self.reasoning.is_empty() {
-            message["reasoning_content"] = self.reasoning.into();
-        }
+        let is_empty = self.content.is_empty() && self.calls.is_empty() && self.reasoning.is_empty();
+        let mut message = json!({"role": "assistant", "content": is_empty.then_some("")});
+        self.fields(false).into_iter().for_each(|(name, value)| message[name] = value);
         message
     }
 
     /// `delta` of a stream; an empty object if the piece is empty.
     pub fn delta(self) -> Value {
-        let mut delta = json!({});
-        if !self.reasoning.is_empty() {
-            delta["reasoning_content"] = self.reasoning.into();
-        }
-        if !self.content.is_empty() {
-            delta["content"] = self.content.into();
+        Value::Object(self.fields(true))
+    }
+
+    /// The non-empty fields; tool calls have their index if `indexed`.
+    fn fields(self, indexed: bool) -> Map<String, Value> {
+        let mut fields = Map::new();
+        for (name, text) in [("reasoning_content", self.reasoning), ("content", self.content)] {
+            if !text.is_empty() {
+                fields.insert(name.to_string(), text.into());
+            }
         }
         if !self.calls.is_empty() {
-            let piece = |call: CallPiece| {
-                let index = call.index;
-                let mut json = call.json();
-                json["index"] = index.into();
-                json
-            };
-            delta["tool_calls"] = self.calls.into_iter().map(piece).collect();
+            let calls = self.calls.into_iter().map(|call| call.json(indexed)).collect();
+            fields.insert("tool_calls".to_string(), calls);
         }
-        delta
+        fields
     }
 }
 
 impl CallPiece {
-    fn json(self) -> Value {
-        match self.begun {
+    fn json(self, indexed: bool) -> Value {
+        let mut call = match self.begun {
             None => json!({"function": {"arguments": self.arguments}}),
             Some((id, name)) => {
                 json!({"id": id, "type": "function", "function": {"name": name, "arguments": self.arguments}})
             }
+        };
+        if indexed {
+            call["index"] = self.index.into();
         }
+        call
     }
 }
 

@@ -16,7 +16,7 @@ const PUBLIC: [&str; 3] = ["/health", "/version", "/metrics"];
 
 /// Middleware: rejects requests without a valid key with 401.
 pub async fn check(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
-    let keys = &app.api_keys;
+    let keys = &app.options.api_keys;
     let allowed = keys.is_empty()
         || PUBLIC.contains(&request.uri().path())
         || bearer(request.headers()).is_some_and(|sent| is_one_of(sent.as_bytes(), keys));

@@ -38,7 +38,7 @@ pub struct Received {
 
 /// Receives the body of a request.
 pub async fn receive(app: &App, request: Request) -> Result<Received, ApiError> {
-    let limits = &app.limits;
+    let limits = &app.options.limits;
     let (bytes, reserved) = timeout(limits.body_timeout, checked_bytes(app, request)).await.map_err(|_| {
         app.metrics.rejected("timeout");
         let seconds = limits.body_timeout.as_secs_f64();
@@ -61,9 +61,9 @@ impl Received {
         let (work, _waiting) = Work::new(app.clone());
         let length = bytes.len();
         let read = move || {
-            let fields = Fields::parse(&bytes, &work.limits)?;
+            let fields = Fields::parse(&bytes, &work.options.limits)?;
             let (read, cost) = read(&work, &fields)?;
-            cost.check(&work.limits)?;
+            cost.check(&work.options.limits)?;
             let streams = fields.get("stream")? == Some(&Value::Bool(true));
             Ok((read, cost, streams, reserved))
         };
@@ -95,7 +95,7 @@ fn check_type(request: &Request) -> Result<(), ApiError> {
 }
 
 async fn read_bytes(app: &App, body: Body) -> Result<(Vec<u8>, Reserved), ApiError> {
-    let most = app.limits.max_body_bytes;
+    let most = app.options.limits.max_body_bytes;
     // Unused capacity costs no memory, but growing would copy.
     let expected = body.size_hint().exact().and_then(|bytes| usize::try_from(bytes).ok()).unwrap_or(0);
     let (mut bytes, mut reserved) = (Vec::with_capacity(expected.min(most)), Reserved::default());

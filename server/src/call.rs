@@ -67,7 +67,7 @@ pub fn take_stream_permit(app: &App) -> Result<(), ApiError> {
     let Some(permits) = &app.streams else { return Ok(()) };
     let permit = permits.clone().try_acquire_owned().map_err(|_| {
         app.metrics.rejected("streams");
-        let most = app.limits.max_concurrent_streams.unwrap_or(0);
+        let most = app.options.limits.max_concurrent_streams.unwrap_or(0);
         ApiError::busy(format!("{most} responses stream, the limit of --max-concurrent-streams; try again later"))
     })?;
     hold(|held| held.stream = Some(permit));

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use axum::extract::{Request, State};
 use axum::response::Response;
 use engine::text::ReasoningParser;
-use engine::{Delta, TokenLogprobs};
+use engine::{Delta, FinishReason};
 use serde_json::{Value, json};
 
 use super::app::App;
@@ -44,7 +44,7 @@ pub async fn chat_completions(State(app): State<Arc<App>>, request: Request) -> 
     let run = Run::submit(&app, vec![request]).await?;
     if options.stream {
         let envelope = Envelope::new(&app, "chatcmpl", "chat.completion.chunk");
-        return Ok(stream::respond(run, chat, envelope, &options, prompt_tokens));
+        return Ok(stream::respond(run, chat, envelope, options.stream_usage, prompt_tokens));
     }
     let answers = run.collect(logprobs.is_some() || options.return_token_ids).await?;
     off_reactor(cost.is_large(), move || {
@@ -66,11 +66,9 @@ pub async fn chat_completions(State(app): State<Arc<App>>, request: Request) -> 
 
 /// A chat request, rendered and tokenized.
 pub struct Prepared {
-    /// Sampling, limits and streaming.
     pub options: Options,
     /// Token ids of the prompt.
     pub ids: Vec<u32>,
-    /// Available tools.
     pub tools: Tools,
     /// `None` if reasoning is not parsed; else whether the prompt ends inside of it.
     pub reasoning: Option<bool>,
@@ -87,7 +85,7 @@ impl Prepared {
             // A chat returns the log probabilities of the prompt once, not in each choice.
             Cost { per_prompt_token: cost.per_prompt_token / options.params.n, ..cost }
         };
-        cost(&options, 0).check(&work.limits)?;
+        cost(&options, 0).check(&work.options.limits)?;
         tools.constrain(work, &mut options.params)?;
         let prompt = conversation.render(work)?;
         let is_open = match work.reasoning {
@@ -106,11 +104,8 @@ impl Prepared {
 
 /// The fields of a chat request.
 pub struct ChatRequest {
-    /// Sampling, limits and streaming.
     pub options: Options,
-    /// Available tools.
     pub tools: Tools,
-    /// The conversation to answer.
     pub conversation: Conversation,
 }
 
@@ -125,8 +120,8 @@ impl ChatRequest {
         ];
         let mut options = Options::read(work, fields, &names, 1)?;
         options.params.sampling.logprobs = num_logprobs(work, fields)?;
-        let tools = Tools::read(fields, &work.limits)?;
-        let conversation = Conversation::read(fields, &work.limits, tools.definitions.clone())?;
+        let tools = Tools::read(fields, &work.options.limits, false)?;
+        let conversation = Conversation::read(fields, &work.options.limits, tools.definitions.clone())?;
         let conversation = fields.required("messages", conversation, "a list of at least one message")?;
         Ok(ChatRequest { options, tools, conversation })
     }
@@ -138,7 +133,7 @@ fn prepare(work: &Work, fields: &Fields<'_>) -> Result<(Prepared, Cost), ApiErro
 
 /// Number of alternatives per token; `None` without log probabilities.
 fn num_logprobs(work: &Work, fields: &Fields<'_>) -> Result<Option<usize>, ApiError> {
-    let range = (0, work.limits.max_logprobs);
+    let range = (0, work.options.limits.max_logprobs);
     let top =
         fields.count("top_logprobs", range, "Number of most likely alternatives per token; requires logprobs.")?;
     match (fields.flag("logprobs", false, "Return log probabilities of the output tokens.")?, top) {
@@ -173,7 +168,7 @@ impl Chat {
         let logprobs = self.logprobs.map(|k| logprobs::chat(self.app.tokenizer(), &delta.tokens, k));
         let mut choice = reply::choice(delta.index as usize, (key, content), delta, logprobs);
         let has_called = self.assistants.get(delta.index as usize).is_some_and(Assistant::has_called);
-        if has_called && reply::is_stop(delta) {
+        if has_called && matches!(delta.finish, Some(FinishReason::Stop(_))) {
             choice.set("finish_reason", Value::from("tool_calls"));
         }
         if self.return_token_ids {
@@ -196,9 +191,6 @@ impl Chunks for Chat {
         }
         opening
     }
-
-    /// A stream cannot request them.
-    fn prompt_logprobs(&mut self, _: usize, _: Vec<Option<TokenLogprobs>>) {}
 
     fn chunk(&mut self, _: usize, delta: &Delta) -> Option<Chunk> {
         let mut is_empty = true;

@@ -27,14 +27,15 @@ const DEFAULT_MAX_TOKENS: usize = 16;
 /// `POST /v1/completions`.
 pub async fn completions(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
     let mut body = body::receive(&app, request).await?;
-    let ((mut completion, options, requests), cost) = body.read(&app, prepare).await?;
+    let ((mut completion, requests), cost) = body.read(&app, prepare).await?;
     let envelope = Envelope::new(&app, "cmpl", "text_completion");
     let prompt_tokens = completion.prompts.iter().map(|prompt| prompt.ids.len()).sum();
     let run = Run::submit(&app, requests).await?;
-    if options.stream {
-        return Ok(stream::respond(run, completion, envelope, &options, prompt_tokens));
+    if completion.options.stream {
+        let usage = completion.options.stream_usage;
+        return Ok(stream::respond(run, completion, envelope, usage, prompt_tokens));
     }
-    let answers = run.collect(completion.logprobs.is_some() || completion.return_token_ids).await?;
+    let answers = run.collect(completion.needs_tokens()).await?;
     off_reactor(cost.is_large(), move || {
         let mut usage = Usage { prompt_tokens, ..Usage::default() };
         let mut all = Vec::new();
@@ -52,13 +53,9 @@ pub async fn completions(State(app): State<Arc<App>>, request: Request) -> Resul
 struct Completion {
     app: Arc<App>,
     prompts: Vec<Prompt>,
-    n: usize,
+    options: Options,
     echo: bool,
-    /// Number of alternatives per token; `None` without log probabilities.
-    logprobs: Option<usize>,
     prompt_logprobs: Option<usize>,
-    skip_special_tokens: bool,
-    return_token_ids: bool,
     /// Whether the first chunk of each choice, which has the echo, has been made.
     begun: Vec<bool>,
 }
@@ -90,7 +87,7 @@ impl CompletionRequest {
         let description = "Maximum number of tokens to generate, default 16; 0 only scores the prompt.";
         let mut options = Options::read(work, fields, &[("max_tokens", description)], 0)?;
         let description = "Return log probabilities of the output tokens with this many alternatives each.";
-        let logprobs = fields.count("logprobs", (0, work.limits.max_logprobs), description)?;
+        let logprobs = fields.count("logprobs", (0, work.options.limits.max_logprobs), description)?;
         let echo = fields.flag("echo", false, "Return the prompt before the generated text.")?;
         let add_special = add_special_tokens(fields)?;
         let prompt_logprobs = options.params.prompt_logprobs;
@@ -116,37 +113,24 @@ impl CompletionRequest {
     }
 }
 
-/// State and options of a request, and an engine request for each prompt.
-type Prepared = (Completion, Options, Vec<GenerationRequest>);
-
-fn prepare(work: &Work, fields: &Fields<'_>) -> Result<(Prepared, Cost), ApiError> {
+fn prepare(work: &Work, fields: &Fields<'_>) -> Result<((Completion, Vec<GenerationRequest>), Cost), ApiError> {
     let mut request = CompletionRequest::read(work, fields)?;
     let least = request.prompts.iter().map(|input| input.least_tokens(work)).sum();
-    request.cost(work, least, 0).check(&work.limits)?;
+    request.cost(work, least, 0).check(&work.options.limits)?;
     let inputs = std::mem::take(&mut request.prompts);
     let prompts = tokenize(work, inputs, &request)?;
     let (tokens, bytes) =
         prompts.iter().fold((0, 0), |(ids, bytes), prompt| (ids + prompt.ids.len(), bytes + prompt.text.len()));
     let cost = Cost { prompts: prompts.len(), ..request.cost(work, tokens, bytes) };
-    cost.check(&work.limits)?;
+    cost.check(&work.options.limits)?;
     let CompletionRequest { options, echo, prompt_logprobs, .. } = request;
     let mut requests = Vec::new();
     for prompt in &prompts {
         requests.push(options.request(work, prompt.ids.clone(), Some(DEFAULT_MAX_TOKENS), "prompt")?);
     }
-    let n = options.params.n;
-    let completion = Completion {
-        app: work.app.clone(),
-        begun: vec![false; n * prompts.len()],
-        prompts,
-        n,
-        echo,
-        logprobs: options.params.sampling.logprobs,
-        prompt_logprobs,
-        skip_special_tokens: options.params.skip_special_tokens,
-        return_token_ids: options.return_token_ids,
-    };
-    Ok(((completion, options, requests), cost))
+    let begun = vec![false; options.params.n * prompts.len()];
+    let completion = Completion { app: work.app.clone(), prompts, options, echo, prompt_logprobs, begun };
+    Ok(((completion, requests), cost))
 }
 
 fn tokenize(work: &Work, inputs: Vec<Input>, request: &CompletionRequest) -> Result<Vec<Prompt>, ApiError> {
@@ -162,13 +146,28 @@ fn tokenize(work: &Work, inputs: Vec<Input>, request: &CompletionRequest) -> Res
             None => work.tokenizer().decode(&ids, skip_special).map_err(|error| ApiError::invalid("prompt", error))?,
         };
         tokens += ids.len();
-        Cost { prompts: 1, prompt_tokens: tokens, ..Cost::default() }.check(&work.limits)?;
+        Cost { prompts: 1, prompt_tokens: tokens, ..Cost::default() }.check(&work.options.limits)?;
         prompts.push(Prompt { ids, text, logprobs: None, written: None });
     }
     Ok(prompts)
 }
 
 impl Completion {
+    /// Number of alternatives per token; `None` without log probabilities.
+    fn logprobs(&self) -> Option<usize> {
+        self.options.params.sampling.logprobs
+    }
+
+    /// Whether choices have more of each token than its text.
+    fn needs_tokens(&self) -> bool {
+        self.logprobs().is_some() || self.options.return_token_ids
+    }
+
+    /// Index of a delta's choice.
+    fn index(&self, prompt: usize, delta: &Delta) -> usize {
+        prompt * self.options.params.n + delta.index as usize
+    }
+
     fn set_prompt_logprobs(&mut self, prompt: usize, logprobs: Option<Vec<Option<TokenLogprobs>>>) {
         let source = &mut self.prompts[prompt];
         let write = |(k, known)| logprobs::prompt(self.app.tokenizer(), &source.ids, known, k);
@@ -179,16 +178,16 @@ impl Completion {
     /// Choice of a delta, which is a piece of a stream or a whole sequence. The first choice of a sequence has the parts of the
     /// prompt.
     fn choice(&mut self, prompt: usize, delta: &Delta) -> Json {
-        let index = prompt * self.n + delta.index as usize;
+        let index = self.index(prompt, delta);
         let first = !std::mem::replace(&mut self.begun[index], true);
         let source = &self.prompts[prompt];
         let tokenizer = self.app.tokenizer();
         let echo = if self.echo { source.text.as_str() } else { "" };
-        let logprobs = self.logprobs.map(|k| {
+        let logprobs = self.logprobs().map(|k| {
             let (mut all, length) = (CompletionLogprobs::new(), echo.chars().count());
             if first && self.echo {
                 let known = source.logprobs.as_deref().unwrap_or_default();
-                all.push_prompt(tokenizer, &source.ids, known, k, self.skip_special_tokens, length);
+                all.push_prompt(tokenizer, &source.ids, known, k, self.options.params.skip_special_tokens, length);
             }
             delta.tokens.iter().for_each(|token| all.push_output(tokenizer, token, k, length));
             all.into_json()
@@ -198,7 +197,7 @@ impl Completion {
         if let (true, Some(written)) = (first, &source.written) {
             choice.set("prompt_logprobs", written.clone());
         }
-        if self.return_token_ids {
+        if self.options.return_token_ids {
             choice.set("prompt_token_ids", if first { source.ids.clone().into() } else { Value::Null });
             choice.set("token_ids", reply::token_ids(delta));
         }
@@ -212,12 +211,10 @@ impl Chunks for Completion {
     }
 
     fn chunk(&mut self, prompt: usize, delta: &Delta) -> Option<Chunk> {
-        let first = !self.begun[prompt * self.n + delta.index as usize];
         let is_sent = !delta.text.is_empty()
             || delta.finish.is_some()
-            || (first && self.echo)
-            || self.logprobs.is_some()
-            || self.return_token_ids;
+            || (self.echo && !self.begun[self.index(prompt, delta)])
+            || self.needs_tokens();
         is_sent.then(|| choices([self.choice(prompt, delta)]))
     }
 }

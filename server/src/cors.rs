@@ -16,7 +16,7 @@ const MAX_AGE: &str = "600";
 /// Middleware: answers preflights and adds CORS headers, both for allowed origins only. Runs before `auth`, because preflights
 /// have no key.
 pub async fn apply(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
-    let cors = &app.cors;
+    let cors = &app.options.cors;
     let origin = request.headers().get(header::ORIGIN).cloned();
     let Some(origin) = origin.filter(|origin| origin.to_str().is_ok_and(|origin| cors.allows(origin))) else {
         return next.run(request).await;

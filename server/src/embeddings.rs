@@ -103,13 +103,13 @@ fn prepare(work: &Work, fields: &Fields<'_>) -> Result<((Vec<GenerationRequest>,
         list_bytes: width * 20,
         ..Cost::default()
     };
-    cost(least).check(&work.limits)?;
+    cost(least).check(&work.options.limits)?;
     let (mut requests, mut tokens) = (Vec::new(), 0);
     for input in prompts {
         let prompt = truncate(input.encode(work, add_special, "input", keep.is_none())?.0, keep);
         check_length(work, prompt.len(), "input")?;
         tokens += prompt.len();
-        cost(tokens).check(&work.limits)?;
+        cost(tokens).check(&work.options.limits)?;
         let params = GenerationParams::embedding(pooling);
         requests.push(GenerationRequest { prompt, params, priority, cache_salt: cache_salt.clone() });
     }

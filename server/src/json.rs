@@ -51,14 +51,6 @@ impl Json {
         }
     }
 
-    /// Returns a field of an object.
-    pub fn get(&self, name: &str) -> Option<&Json> {
-        match self {
-            Json::Object(fields) => fields.iter().find(|(found, _)| found == name).map(|(_, value)| value),
-            _ => None,
-        }
-    }
-
     /// The JSON text.
     pub fn write(&self) -> String {
         // Cannot fail: every key is a string.
@@ -95,12 +87,6 @@ impl From<Value> for Json {
 impl From<Vec<Json>> for Json {
     fn from(items: Vec<Json>) -> Json {
         Json::List(items)
-    }
-}
-
-impl From<Option<Json>> for Json {
-    fn from(value: Option<Json>) -> Json {
-        value.unwrap_or(Json::Value(Value::Null))
     }
 }
 

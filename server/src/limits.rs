@@ -21,7 +21,7 @@ use super::error::ApiError;
 
 /// Middleware: rejects a head that is too large or does not have exactly one `Host` (RFC 9112, section 3.2).
 pub async fn check_head(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
-    let (headers, limits) = (request.headers(), &app.limits);
+    let (headers, limits) = (request.headers(), &app.options.limits);
     let target = request.uri().path_and_query().map_or(0, |target| target.as_str().len());
     let bytes = target + headers.iter().map(|(name, value)| name.as_str().len() + value.len()).sum::<usize>();
     let large = |found: usize, unit: &str, most: usize, flag: &str| {
@@ -29,17 +29,15 @@ pub async fn check_head(State(app): State<Arc<App>>, request: Request, next: Nex
         ApiError::new(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, message).into_response()
     };
     let hosts = headers.get_all(header::HOST).iter().count();
-    match () {
-        () if headers.len() > limits.max_header_count => {
-            large(headers.len(), "headers", limits.max_header_count, "--max-header-count")
-        }
-        () if target > limits.max_header_bytes => ApiError::long_target(limits.max_header_bytes).into_response(),
-        () if bytes > limits.max_header_bytes => {
-            large(bytes, "bytes of headers", limits.max_header_bytes, "--max-header-bytes")
-        }
-        () if hosts > 1 || hosts == 0 && request.version() == Version::HTTP_11 => {
-            ApiError::bad_request(format!("found {hosts} Host headers, expected one; send one")).into_response()
-        }
-        () => next.run(request).await,
+    if headers.len() > limits.max_header_count {
+        large(headers.len(), "headers", limits.max_header_count, "--max-header-count")
+    } else if target > limits.max_header_bytes {
+        ApiError::long_target(limits.max_header_bytes).into_response()
+    } else if bytes > limits.max_header_bytes {
+        large(bytes, "bytes of headers", limits.max_header_bytes, "--max-header-bytes")
+    } else if hosts > 1 || hosts == 0 && request.version() == Version::HTTP_11 {
+        ApiError::bad_request(format!("found {hosts} Host headers, expected one; send one")).into_response()
+    } else {
+        next.run(request).await
     }
 }

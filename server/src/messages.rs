@@ -73,15 +73,7 @@ impl Conversation {
         kwargs: Map<String, Value>,
     ) -> Conversation {
         messages.iter_mut().filter_map(|message| message.get_mut("tool_calls")).for_each(parse_arguments);
-        Conversation {
-            param,
-            messages,
-            tools,
-            add_generation_prompt: true,
-            continue_final_message: false,
-            kwargs,
-            add_special_tokens: false,
-        }
+        Conversation { param, messages, tools, add_generation_prompt: true, kwargs, ..Conversation::default() }
     }
 
     /// Renders the prompt.

@@ -42,7 +42,7 @@ pub struct Arrival {
 impl Arrival {
     /// Records the arrival of a request. Its text is decoded only for the log.
     pub fn new(app: &App, request: &GenerationRequest) -> Arrival {
-        let prompt = app.log_prompts.and_then(|limit| {
+        let prompt = app.options.log_prompts.and_then(|limit| {
             let text = app.tokenizer().decode(&request.prompt, true).ok()?;
             Some(text.chars().take(limit).collect())
         });
@@ -171,16 +171,11 @@ impl Drop for Observer {
             from.zip(to).map(|(from, to)| to.saturating_duration_since(from).as_secs_f64())
         };
         let (arrived, ended) = (Some(self.arrived), Some(self.ended));
-        let record = |name: &str, value: Option<f64>| {
-            if let Some(value) = value {
-                self.span.record(name, value);
-            }
-        };
-        record("queue_seconds", seconds(arrived, self.scheduled.or(ended)));
-        record("prefill_seconds", seconds(self.scheduled, self.first_token));
-        record("decode_seconds", seconds(self.first_token, ended));
-        record("first_token_seconds", seconds(arrived, self.first_token));
-        record("total_seconds", seconds(arrived, ended));
+        self.span.record("queue_seconds", seconds(arrived, self.scheduled.or(ended)));
+        self.span.record("prefill_seconds", seconds(self.scheduled, self.first_token));
+        self.span.record("decode_seconds", seconds(self.first_token, ended));
+        self.span.record("first_token_seconds", seconds(arrived, self.first_token));
+        self.span.record("total_seconds", seconds(arrived, ended));
         self.span.record("cached_tokens", self.cached_tokens);
         self.span.record("generation_tokens", self.generated.iter().sum::<usize>());
         self.span.record("finish_reason", self.reason);

@@ -35,16 +35,23 @@ pub struct Options {
     pub max_tokens: Option<(&'static str, usize)>,
     /// Respond with server-sent events.
     pub stream: bool,
-    /// Send the usage in a last chunk.
-    pub include_usage: bool,
-    /// Send the usage so far in every chunk.
-    pub continuous_usage: bool,
+    /// Which chunks of a stream have the usage.
+    pub stream_usage: StreamUsage,
     /// Return the token ids of prompt and output.
     pub return_token_ids: bool,
     /// Keep only this many tokens from the end of the prompt.
     pub truncate_prompt_tokens: Option<usize>,
     priority: i32,
     cache_salt: Option<String>,
+}
+
+/// Which chunks of a stream have the usage.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct StreamUsage {
+    /// A last chunk has it.
+    pub at_end: bool,
+    /// Every chunk has it.
+    pub in_all: bool,
 }
 
 impl Options {
@@ -56,13 +63,13 @@ impl Options {
         max_tokens: &[(&'static str, &str)],
         least_tokens: usize,
     ) -> Result<Options, ApiError> {
-        let limits = &work.limits;
+        let limits = &work.options.limits;
         for (name, advice) in UNSUPPORTED {
             fields.refuse(name, advice)?;
         }
         user(fields)?;
         let stream = fields.flag("stream", false, "Stream the response as server-sent events.")?;
-        let (include_usage, continuous_usage) = stream_options(fields, stream)?;
+        let stream_usage = stream_options(fields, stream)?;
         let description =
             "Return the log probabilities of the prompt tokens with this many alternatives each; not with stream.";
         let prompt_logprobs = fields.count("prompt_logprobs", (0, limits.max_logprobs), description)?;
@@ -112,8 +119,7 @@ impl Options {
             },
             max_tokens: limit,
             stream,
-            include_usage,
-            continuous_usage,
+            stream_usage,
             return_token_ids: flag("return_token_ids", false, "Also return the token ids of prompt and output.")?,
             truncate_prompt_tokens,
             priority: priority(fields)?,
@@ -299,7 +305,7 @@ fn sampling(work: &Work, fields: &Fields<'_>) -> Result<SamplingParams, ApiError
     let min_tokens = fields.count("min_tokens", (0, usize::MAX), description)?;
     let allowed_token_ids = fields.token_ids(
         "allowed_token_ids",
-        (1, work.limits.max_allowed_token_ids),
+        (1, work.options.limits.max_allowed_token_ids),
         "--max-allowed-token-ids",
         work.vocab(),
         "Generate only these tokens.",
@@ -324,7 +330,7 @@ fn sampling(work: &Work, fields: &Fields<'_>) -> Result<SamplingParams, ApiError
 }
 
 fn logit_bias(work: &Work, fields: &Fields<'_>) -> Result<Vec<(u32, f32)>, ApiError> {
-    let (name, most, vocab) = ("logit_bias", work.limits.max_logit_bias, work.vocab());
+    let (name, most, vocab) = ("logit_bias", work.options.limits.max_logit_bias, work.vocab());
     let description = "Numbers from -100 to 100 by token id, added to the logits.";
     let Some(map) = fields.object(name, description)? else { return Ok(Vec::new()) };
     if map.len() > most {
@@ -344,7 +350,7 @@ fn logit_bias(work: &Work, fields: &Fields<'_>) -> Result<Vec<(u32, f32)>, ApiEr
 
 /// Token ids of each bad word, at the start of a text and after a space: tokenizers often encode these differently.
 fn bad_words(work: &Work, fields: &Fields<'_>) -> Result<Vec<Vec<u32>>, ApiError> {
-    let (name, limits) = ("bad_words", &work.limits);
+    let (name, limits) = ("bad_words", &work.options.limits);
     let (mut banned, mut seen) = (Vec::new(), HashSet::new());
     let description = "Strings that are not generated.";
     for word in fields.strings(name, (limits.max_bad_words, limits.max_stop_bytes), description)? {
@@ -362,10 +368,10 @@ fn bad_words(work: &Work, fields: &Fields<'_>) -> Result<Vec<Vec<u32>>, ApiError
     Ok(banned)
 }
 
-fn stream_options(fields: &Fields<'_>, stream: bool) -> Result<(bool, bool), ApiError> {
+fn stream_options(fields: &Fields<'_>, stream: bool) -> Result<StreamUsage, ApiError> {
     let description =
         "Only with stream. include_usage: send the usage in a last chunk; continuous_usage_stats: in every chunk.";
-    let Some(options) = fields.object("stream_options", description)? else { return Ok((false, false)) };
+    let Some(options) = fields.object("stream_options", description)? else { return Ok(StreamUsage::default()) };
     if !stream {
         return Err(ApiError::requires("stream_options", "stream: true"));
     }
@@ -374,7 +380,7 @@ fn stream_options(fields: &Fields<'_>, stream: bool) -> Result<(bool, bool), Api
         Some(Value::Bool(flag)) => Ok(*flag),
         Some(other) => Err(ApiError::wrong(format!("stream_options.{name}"), other, "true or false")),
     };
-    Ok((flag("include_usage")?, flag("continuous_usage_stats")?))
+    Ok(StreamUsage { at_end: flag("include_usage")?, in_all: flag("continuous_usage_stats")? })
 }
 
 /// Reads `best_of` and the fields of a beam search. With `use_beam_search`, `best_of` is the older name of `beam_width`.

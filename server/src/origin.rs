@@ -29,7 +29,12 @@ use super::settings::Cors;
 /// Middleware: rejects requests that a page of another site may have sent with 403. The state says whether the server listens on
 /// a loopback address.
 pub async fn check(State((app, loopback)): State<(Arc<App>, bool)>, request: Request, next: Next) -> Response {
-    let policy = Policy { hosts: &app.allowed_hosts, cors: &app.cors, has_keys: !app.api_keys.is_empty(), loopback };
+    let policy = Policy {
+        hosts: &app.options.allowed_hosts,
+        cors: &app.options.cors,
+        has_keys: !app.options.api_keys.is_empty(),
+        loopback,
+    };
     match policy.check(&request) {
         Ok(()) => next.run(request).await,
         Err(error) => {

@@ -51,7 +51,8 @@ impl Input {
 
 /// Reads the prompts of the field `param`, at least one.
 pub fn read(work: &Work, fields: &Fields<'_>, param: &str, description: &str) -> Result<Vec<Input>, ApiError> {
-    let (vocab, most, most_tokens) = (work.vocab(), work.limits.max_prompts, work.limits.max_request_tokens);
+    let (vocab, most, most_tokens) =
+        (work.vocab(), work.options.limits.max_prompts, work.options.limits.max_request_tokens);
     let last = vocab.saturating_sub(1);
     let id = json!({"type": "integer", "minimum": 0, "maximum": last});
     let ids = json!({"type": "array", "minItems": 1, "items": id});

@@ -89,13 +89,8 @@ pub fn choice(index: usize, (key, content): (&str, Value), delta: &Delta, logpro
         "finish_reason": finish_reason,
         "stop_reason": stop_reason,
     }));
-    choice.set("logprobs", logprobs);
+    logprobs.into_iter().for_each(|logprobs| choice.set("logprobs", logprobs));
     choice
-}
-
-/// Whether the delta ends its sequence with `finish_reason` `stop`.
-pub fn is_stop(delta: &Delta) -> bool {
-    matches!(delta.finish, Some(FinishReason::Stop(_)))
 }
 
 /// `token_ids` of a choice.

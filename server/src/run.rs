@@ -36,7 +36,7 @@ impl Run {
             events: SelectAll::new(),
             sequences: Vec::new(),
             open: 0,
-            deadline: app.limits.request_timeout.map(|limit| Instant::now() + limit),
+            deadline: app.options.limits.request_timeout.map(|limit| Instant::now() + limit),
             app: app.clone(),
             timed_out: false,
             fell_behind: Arc::default(),
@@ -79,7 +79,7 @@ impl Run {
         }
         Some(if self.timed_out {
             self.app.metrics.rejected("timeout");
-            let seconds = self.app.limits.request_timeout.unwrap_or_default().as_secs_f64();
+            let seconds = self.app.options.limits.request_timeout.unwrap_or_default().as_secs_f64();
             let message = format!(
                 "the response is incomplete, expected it within {seconds} s (--request-timeout); request fewer tokens"
             );

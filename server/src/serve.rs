@@ -53,7 +53,7 @@ pub async fn serve(
 ) -> io::Result<usize> {
     let engine = app.engine.clone();
     let loopback = listener.local_addr().is_ok_and(|address| address.ip().to_canonical().is_loopback());
-    let (server, running) = Server::new(app.clone(), loopback);
+    let server = Server::new(app.clone(), loopback);
     let watchdog = tokio::spawn(watchdog::watch(app.clone()));
     let memory = tokio::spawn(watchdog::give_back(app.clone()));
     let stop = async {
@@ -75,19 +75,20 @@ pub async fn serve(
     };
     watchdog.abort();
     memory.abort();
-    server.finish_connections();
+    // Connections close after their current response.
+    server.finish.send_replace(true);
     if died {
-        let _ = timeout(CANCEL_TIME, running.closed()).await;
+        let _ = timeout(CANCEL_TIME, server.finish.closed()).await;
         return Err(io::Error::other("the engine thread has died; restart the server"));
     }
     let cancelled = tokio::select! {
-        () = running.closed() => 0,
+        () = server.finish.closed() => 0,
         () = idle(&app) => engine.num_unfinished(),
         () = sleep(grace) => {
             let cancelled = engine.num_unfinished();
             engine.shutdown();
             // Time for cancelled streams to say so.
-            let _ = timeout(CANCEL_TIME, running.closed()).await;
+            let _ = timeout(CANCEL_TIME, server.finish.closed()).await;
             cancelled
         }
     };
@@ -103,24 +104,13 @@ struct Server {
     permits: Arc<Semaphore>,
     rejector: Rejector,
     builder: http1::Builder,
-    /// Tells connections to close after the current response.
+    /// Set when connections must close. Each connection holds a receiver.
     finish: watch::Sender<bool>,
-    /// A receiver for each connection to hold.
-    running: watch::Receiver<()>,
-}
-
-/// Whether connections are open.
-struct Running(watch::Sender<()>);
-
-impl Running {
-    async fn closed(&self) {
-        self.0.closed().await;
-    }
 }
 
 impl Server {
-    fn new(app: Arc<App>, loopback: bool) -> (Server, Running) {
-        let limits = &app.limits;
+    fn new(app: Arc<App>, loopback: bool) -> Server {
+        let limits = &app.options.limits;
         let mut builder = http1::Builder::new();
         builder
             .timer(TokioTimer::new())
@@ -129,17 +119,14 @@ impl Server {
             .header_read_timeout(limits.header_timeout)
             .max_headers(HEAD_FACTOR * limits.max_header_count)
             .max_buf_size((HEAD_FACTOR * limits.max_header_bytes).max(64 << 10));
-        let (sender, running) = watch::channel(());
-        let server = Server {
+        Server {
             router: routes(app.clone(), loopback),
             permits: Arc::new(Semaphore::new(limits.max_connections)),
             rejector: Rejector::new(limits.max_connections),
             builder,
             finish: watch::Sender::new(false),
-            running,
             app,
-        };
-        (server, Running(sender))
+        }
     }
 
     /// Accepts connections while it is polled.
@@ -168,7 +155,7 @@ impl Server {
 
     fn begin(&self, stream: TcpStream, permit: OwnedSemaphorePermit) {
         let (app, exchange) = (self.app.clone(), Exchange::default());
-        let stream = Connection::new(stream, app.activity.clone(), exchange.clone(), app.limits.send_timeout);
+        let stream = Connection::new(stream, app.activity.clone(), exchange.clone(), app.options.limits.send_timeout);
         let router = TowerToHyperService::new(self.router.clone());
         let service = service_fn(move |request: Request<Incoming>| {
             let (call, answer) = (exchange.begin(), router.call(request));
@@ -183,7 +170,7 @@ impl Server {
             }
         });
         let mut connection = self.builder.serve_connection(TokioIo::new(stream), service);
-        let (mut finish, running) = (self.finish.subscribe(), self.running.clone());
+        let mut finish = self.finish.subscribe();
         tokio::spawn(async move {
             let ended = tokio::select! {
                 ended = &mut connection => ended,
@@ -196,17 +183,12 @@ impl Server {
                 tracing::debug!("connection closed: {error}");
                 let parts = connection.into_parts();
                 let (stream, bare) = parts.io.into_inner().into_parts();
-                if let Some(error) = refusal::explain(&error, bare, &parts.read_buf, &app.limits) {
+                if let Some(error) = refusal::explain(&error, bare, &parts.read_buf, &app.options.limits) {
                     refusal::send(stream, &error).await;
                 }
             }
-            drop((permit, running));
+            drop((permit, finish));
         });
-    }
-
-    /// Stops listening, and closes each connection after its current response.
-    fn finish_connections(self) {
-        self.finish.send_replace(true);
     }
 }
 

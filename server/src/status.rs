@@ -14,7 +14,7 @@ use super::error::ApiError;
 
 /// `GET /health`: 200 while the engine runs and, if it has work, completes steps; else 503 with the reason.
 pub async fn health(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
-    let limit = app.limits.engine_iteration_timeout;
+    let limit = app.options.limits.engine_iteration_timeout;
     if app.engine.is_healthy(limit) {
         return Ok(Json(json!({"status": "ok"})));
     }
@@ -60,7 +60,7 @@ fn describe(app: &App) -> Value {
         "object": "model",
         "created": app.created,
         "owned_by": "quire",
-        "root": app.root,
+        "root": app.options.root,
         "max_model_len": app.context(),
     })
 }

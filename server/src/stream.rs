@@ -16,7 +16,7 @@ use futures_util::{Stream, stream};
 use serde_json::Value;
 
 use super::json::Json;
-use super::options::Options;
+use super::options::StreamUsage;
 use super::reply::{Envelope, Usage, choices};
 use super::run::{self, Run};
 
@@ -37,7 +37,7 @@ pub trait Chunks: Send + 'static {
     }
 
     /// Receives the log probabilities of a prompt, before its first delta.
-    fn prompt_logprobs(&mut self, prompt: usize, logprobs: Vec<Option<TokenLogprobs>>);
+    fn prompt_logprobs(&mut self, _prompt: usize, _logprobs: Vec<Option<TokenLogprobs>>) {}
 
     /// The chunk of a delta, or `None` if it would be empty.
     fn chunk(&mut self, prompt: usize, delta: &Delta) -> Option<Chunk>;
@@ -48,12 +48,11 @@ pub fn respond(
     run: Run,
     mut chunks: impl Chunks,
     envelope: Envelope,
-    options: &Options,
+    stream_usage: StreamUsage,
     prompt_tokens: usize,
 ) -> Response {
     let mut driver = Driver {
-        include_usage: options.include_usage,
-        continuous_usage: options.continuous_usage,
+        stream_usage,
         usage: Usage { prompt_tokens, ..Usage::default() },
         queue: VecDeque::new(),
         source: None,
@@ -84,8 +83,7 @@ struct Driver<C> {
     source: Option<(Run, C)>,
     envelope: Envelope,
     usage: Usage,
-    include_usage: bool,
-    continuous_usage: bool,
+    stream_usage: StreamUsage,
     queue: VecDeque<String>,
 }
 
@@ -114,7 +112,7 @@ impl<C: Chunks> Driver<C> {
                         self.end(error.to_json().to_string());
                         continue;
                     }
-                    if self.include_usage {
+                    if self.stream_usage.at_end {
                         let last = self.envelope.wrap(choices(Vec::new()), Some(self.usage.to_json()));
                         self.queue.push_back(last.write());
                     }
@@ -127,10 +125,9 @@ impl<C: Chunks> Driver<C> {
 
     fn push(&mut self, chunk: Chunk) {
         // With `include_usage` all chunks have the field, which is `null` in all but the last unless every chunk has a usage.
-        let usage = match (self.include_usage, self.continuous_usage) {
-            (_, true) => Some(self.usage.to_json()),
-            (true, false) => Some(Value::Null),
-            (false, false) => None,
+        let usage = match self.stream_usage {
+            StreamUsage { in_all: true, .. } => Some(self.usage.to_json()),
+            StreamUsage { at_end, .. } => at_end.then_some(Value::Null),
         };
         self.queue.push_back(self.envelope.wrap(chunk, usage).write());
     }

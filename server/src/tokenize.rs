@@ -4,6 +4,8 @@ use std::sync::Arc;
 
 use axum::extract::{Request, State};
 use axum::response::Response;
+use serde::Serialize;
+use serde::ser::Serializer;
 use serde_json::{Value, json};
 
 use super::app::App;
@@ -28,7 +30,7 @@ pub async fn tokenize(State(app): State<Arc<App>>, request: Request) -> Result<R
         };
         let mut reply = Json::from(json!({"count": tokens.len(), "max_model_len": work.context()}));
         if strings {
-            let text = |&id| Value::from(work.tokenizer().id_to_token(id).unwrap_or_default()).to_string();
+            let text = |&id| work.tokenizer().id_to_token(id).unwrap_or_default();
             reply.set("token_strs", listed(tokens.iter().map(text)));
         }
         reply.set("tokens", listed(tokens.iter()));
@@ -40,15 +42,11 @@ pub async fn tokenize(State(app): State<Arc<App>>, request: Request) -> Result<R
 }
 
 /// JSON text of a list.
-fn listed(items: impl Iterator<Item = impl std::fmt::Display>) -> Json {
-    use std::fmt::Write;
-    let mut text = String::from("[");
-    for item in items {
-        let comma = if text.len() > 1 { "," } else { "" };
-        // Writing to a `String` cannot fail.
-        let _ = write!(text, "{comma}{item}");
-    }
-    Json::text(text + "]")
+fn listed<T: Serialize>(items: impl Iterator<Item = T>) -> Json {
+    let mut text = Vec::new();
+    // Writing to a `Vec` cannot fail.
+    let _ = serde_json::Serializer::new(&mut text).collect_seq(items);
+    Json::text(String::from_utf8(text).unwrap_or_default())
 }
 
 /// The fields of a tokenize request.
@@ -68,8 +66,8 @@ impl TokenizeRequest {
     pub fn read(work: &Work, fields: &Fields<'_>) -> Result<TokenizeRequest, ApiError> {
         work.check_model(fields)?;
         let strings = fields.flag("return_token_strs", false, "Also return the tokens as strings.")?;
-        let tools = Tools::read(fields, &work.limits)?;
-        let conversation = Conversation::read(fields, &work.limits, tools.definitions)?;
+        let tools = Tools::read(fields, &work.options.limits, false)?;
+        let conversation = Conversation::read(fields, &work.options.limits, tools.definitions)?;
         let prompt = fields.str("prompt", usize::MAX, "Text to tokenize; required without messages.")?;
         let text = match (conversation, prompt) {
             (Some(conversation), _) => Text::Chat(Box::new(conversation)),
@@ -88,7 +86,7 @@ pub async fn detokenize(State(app): State<Arc<App>>, request: Request) -> Result
     let mut body = body::receive(&app, request).await?;
     let answer = body.read(&app, |work, fields| {
         let tokens = token_ids(work, fields)?;
-        let most = work.limits.max_body_bytes;
+        let most = work.options.limits.max_body_bytes;
         let mut found = 0_usize;
         for &id in &tokens {
             found += work.tokenizer().token_bytes(id).len();
@@ -107,7 +105,7 @@ pub async fn detokenize(State(app): State<Arc<App>>, request: Request) -> Result
 /// Reads the fields of a detokenize request.
 pub fn token_ids(work: &Work, fields: &Fields<'_>) -> Result<Vec<u32>, ApiError> {
     work.check_model(fields)?;
-    let (name, most) = ("tokens", work.limits.max_request_tokens);
+    let (name, most) = ("tokens", work.options.limits.max_request_tokens);
     let found =
         fields.token_ids(name, (0, most), "--max-request-tokens", work.vocab(), "Token ids to convert to text.")?;
     fields.required(name, found, "a list of token ids")

@@ -12,7 +12,7 @@ use super::fields::Fields;
 use super::settings::Limits;
 
 /// Maximum number of bytes of a function's name.
-pub const MAX_NAME: usize = 256;
+const MAX_NAME: usize = 256;
 
 /// The field `tool_choice`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,42 +37,37 @@ pub struct Tools {
 }
 
 impl Tools {
-    /// Reads the fields of a chat.
-    pub fn read(fields: &Fields<'_>, limits: &Limits) -> Result<Tools, ApiError> {
-        let function = json!({"type": "object", "required": ["name"], "properties": {
+    /// Reads the fields. A function's definition is nested in the field `function` of its tool, as in chats; or, if `flat`, it
+    /// is the tool itself, as in responses.
+    pub fn read(fields: &Fields<'_>, limits: &Limits, flat: bool) -> Result<Tools, ApiError> {
+        let properties = json!({
             "name": {"type": "string", "maxLength": MAX_NAME},
             "description": {"type": "string"},
             "parameters": {"type": "object", "description": "A JSON schema."},
-        }});
-        let item = json!({"type": "object", "required": ["type", "function"], "properties": {
-            "type": {"const": "function"},
-            "function": function,
-        }});
-        Tools::new(fields, Tools::list(fields, limits, &item)?, Tools::choice(fields)?)
-    }
-
-    /// Reads the field `tools`; `item` is the schema of its items.
-    pub fn list<'b>(fields: &'b Fields<'_>, limits: &Limits, item: &Value) -> Result<Option<&'b Vec<Value>>, ApiError> {
+        });
+        let function = |required: &[&str]| json!({"type": "object", "required": required, "properties": properties});
+        let mut item = match flat {
+            true => function(&["type", "name"]),
+            false => {
+                json!({"type": "object", "required": ["type", "function"], "properties": {"function": function(&["name"])}})
+            }
+        };
+        item["properties"]["type"] = json!({"const": "function"});
         fields.check_bytes("tools", "tools", limits.max_schema_bytes, "--max-schema-bytes")?;
-        fields.list("tools", limits.max_tools, "--max-tools", item, "Functions that the model may call.")
-    }
-
-    /// Reads the field `tool_choice`.
-    pub fn choice<'b>(fields: &'b Fields<'_>) -> Result<Option<&'b Value>, ApiError> {
+        let description = "Functions that the model may call.";
+        let list = fields.list("tools", limits.max_tools, "--max-tools", &item, description)?;
         let schema = json!({"anyOf": [{"type": "string", "enum": ["none", "auto", "required"]}, {"type": "object"}]});
         let description =
             "Whether the model calls a function: none, auto, required, or an object with a function's name.";
-        fields.any("tool_choice", &schema, description)
-    }
-
-    /// Checks the values of `tools` and `tool_choice`, and reads `parallel_tool_calls`.
-    pub fn new(fields: &Fields<'_>, list: Option<&Vec<Value>>, choice: Option<&Value>) -> Result<Tools, ApiError> {
-        let list = list.filter(|list| !list.is_empty());
-        let functions = list.into_iter().flatten().enumerate().map(|(i, tool)| function(i, tool));
-        let functions: Vec<Tool> = functions.collect::<Result<_, _>>()?;
+        let choice = fields.any("tool_choice", &schema, description)?;
+        let (mut functions, mut definitions) = (Vec::new(), Vec::new());
+        for (i, tool) in list.into_iter().flatten().enumerate() {
+            functions.push(parse_function(&format!("tools[{i}]"), tool, flat)?);
+            definitions.push(if flat { nested(tool) } else { tool.clone() });
+        }
         Ok(Tools {
-            choice: checked_choice(choice, &functions)?,
-            definitions: list.map(|list| Value::Array(list.clone())),
+            choice: checked_choice(choice, flat, &functions)?,
+            definitions: (!definitions.is_empty()).then(|| definitions.into()),
             parallel: fields.flag("parallel_tool_calls", true, "Allow several calls in one message.")?,
             functions,
         })
@@ -114,20 +109,27 @@ impl Tools {
     }
 }
 
-fn function(index: usize, tool: &Value) -> Result<Tool, ApiError> {
-    let path = format!("tools[{index}]");
-    if tool.get("type").and_then(Value::as_str) != Some("function") {
-        return Err(ApiError::wrong(path + ".type", tool.get("type").unwrap_or(&Value::Null), "\"function\""));
+/// A flat tool as chat templates expect it.
+fn nested(tool: &Value) -> Value {
+    let mut function = tool.as_object().cloned().unwrap_or_default();
+    function.shift_remove("type");
+    json!({"type": "function", "function": function})
+}
+
+fn parse_function(path: &str, tool: &Value, flat: bool) -> Result<Tool, ApiError> {
+    if tool["type"] != "function" {
+        let expected = "\"function\": this server has no built-in tools";
+        return Err(ApiError::wrong(format!("{path}.type"), &tool["type"], expected));
     }
-    let field = |name| tool.get("function").and_then(|function| function.get(name)).unwrap_or(&Value::Null);
-    let name = field("name").as_str().filter(|name| !name.is_empty());
-    let name =
-        name.ok_or_else(|| ApiError::wrong(format!("{path}.function.name"), field("name"), "a non-empty string"))?;
-    check_name(&format!("{path}.function.name"), name)?;
-    let parameters = match field("parameters") {
+    let (path, function) =
+        if flat { (path.to_string(), tool) } else { (format!("{path}.function"), &tool["function"]) };
+    let name = function["name"].as_str().filter(|name| !name.is_empty());
+    let name = name.ok_or_else(|| ApiError::wrong(format!("{path}.name"), &function["name"], "a non-empty string"))?;
+    check_name(&format!("{path}.name"), name)?;
+    let parameters = match &function["parameters"] {
         Value::Null => None,
         schema @ Value::Object(fields) => Some(schema.clone()).filter(|_| !fields.is_empty()),
-        other => return Err(ApiError::wrong(path + ".function.parameters", other, "a JSON schema")),
+        other => return Err(ApiError::wrong(path + ".parameters", other, "a JSON schema")),
     };
     Ok(Tool { name: name.to_string(), parameters })
 }
@@ -140,20 +142,25 @@ pub fn check_name(path: &str, name: &str) -> Result<(), ApiError> {
     }
 }
 
-fn checked_choice(value: Option<&Value>, functions: &[Tool]) -> Result<Choice, ApiError> {
+fn checked_choice(value: Option<&Value>, flat: bool, functions: &[Tool]) -> Result<Choice, ApiError> {
     const PARAM: &str = "tool_choice";
+    let form = match flat {
+        true => "{\"type\": \"function\", \"name\": …}",
+        false => "{\"type\": \"function\", \"function\": {\"name\": …}}",
+    };
+    let name = |value: &'_ Value| -> Option<String> {
+        let flat = value["name"].as_str().filter(|_| flat);
+        flat.or(value["function"]["name"].as_str()).map(str::to_string)
+    };
     let choice = match value {
         None if functions.is_empty() => Choice::None,
         None => Choice::Auto,
-        Some(value) => match (value.as_str(), value["function"]["name"].as_str()) {
+        Some(value) => match (value.as_str(), name(value)) {
             (Some("none"), _) => Choice::None,
             (Some("auto"), _) => Choice::Auto,
             (Some("required"), _) => Choice::Required,
-            (None, Some(name)) if value["type"] == "function" => Choice::Named(name.to_string()),
-            _ => {
-                let expected = "none, auto, required or {\"type\": \"function\", \"function\": {\"name\": …}}";
-                return Err(ApiError::wrong(PARAM, value, expected));
-            }
+            (None, Some(name)) if value["type"] == "function" => Choice::Named(name),
+            _ => return Err(ApiError::wrong(PARAM, value, format_args!("none, auto, required or {form}"))),
         },
     };
     match &choice {

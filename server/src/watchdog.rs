@@ -9,7 +9,7 @@ use super::app::App;
 
 /// Checks the engine while it is polled.
 pub async fn watch(app: Arc<App>) {
-    let limit = app.limits.engine_iteration_timeout;
+    let limit = app.options.limits.engine_iteration_timeout;
     let pause = (limit / 4).clamp(Duration::from_millis(10), Duration::from_secs(5));
     let mut was_stuck = false;
     loop {

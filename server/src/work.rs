@@ -58,7 +58,7 @@ impl Work {
     /// as far as its bytes tell; the caller would reject it anyway.
     pub fn encode(&self, text: &str, add_special: bool, param: &str, must_fit: bool) -> Result<Vec<u32>, ApiError> {
         self.check_client()?;
-        let (found, most) = (text.len(), self.limits.max_text_bytes);
+        let (found, most) = (text.len(), self.options.limits.max_text_bytes);
         if found > most {
             let advice = "send a shorter text or raise --max-text-bytes";
             return Err(ApiError::over(param, found, most, "bytes of text", advice));
@@ -67,7 +67,7 @@ impl Work {
         if must_fit && least >= self.context() {
             return Err(too_long(self, &format!("at least {least}"), param));
         }
-        let most_tokens = if must_fit { self.context() } else { self.limits.max_request_tokens };
+        let most_tokens = if must_fit { self.context() } else { self.options.limits.max_request_tokens };
         let go_on = |tokens| tokens < most_tokens && self.check_client().is_ok();
         self.tokenizer().encode_while(text, add_special, most / UNSPLIT_DIVISOR, go_on).map_err(|error| {
             let Err(disconnected) = self.check_client() else {

@@ -249,7 +249,9 @@ fn a_queue_that_is_full_answers_429_with_retry_after() {
     first.read_exact(&mut [0; 64]).unwrap();
     let waiting: Vec<TcpStream> =
         (0..2).map(|_| server.open("POST", COMPLETIONS, &JSON, long(false).as_bytes())).collect();
-    server.until("two wait", |s| s.metric("vllm:num_requests_waiting") == 2.0);
+    server.until("one runs and two wait", |s| {
+        s.metric("vllm:num_requests_running") == 1.0 && s.metric("vllm:num_requests_waiting") == 2.0
+    });
     let reply = server.post(COMPLETIONS, &json!({"prompt": "a"}));
     assert_eq!((reply.status, reply.header("retry-after")), (429, "1"), "{}", reply.body);
     assert_eq!(reply.error()["code"], "rate_limit_exceeded");

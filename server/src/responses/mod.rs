@@ -13,7 +13,6 @@ mod input;
 mod output;
 mod request;
 
-use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::sync::Arc;
 
@@ -47,13 +46,13 @@ pub async fn responses(State(app): State<Arc<App>>, request: Request) -> Result<
     let run = Run::submit(&app, vec![request]).await?;
     let assistant = Assistant::new(&app, &chat.tools, chat.reasoning);
     let writer = Writer::new(&app, frame, chat.ids.len());
-    let mut reply = Reply { app, run: Some(run), assistant, logprobs, writer, queue: VecDeque::new() };
+    let mut reply = Reply { app, run: Some(run), assistant, logprobs, writer };
     if chat.options.stream {
-        reply.queue = reply.writer.open().into();
+        reply.writer.open();
         return Ok(reply.stream());
     }
     while reply.step().await? {
-        reply.queue.clear();
+        reply.writer.events.clear();
     }
     off_reactor(cost.is_large(), move || reply.writer.response().into_response()).await
 }
@@ -82,8 +81,6 @@ struct Reply {
     /// Number of alternatives per token; `None` without log probabilities.
     logprobs: Option<usize>,
     writer: Writer,
-    /// Events to send.
-    queue: VecDeque<Json>,
 }
 
 impl Reply {
@@ -98,10 +95,10 @@ impl Reply {
                 let scores = aside(&delta, || {
                     self.logprobs.map_or(Vec::new(), |k| logprobs::tokens(self.app.tokenizer(), &delta.tokens, k))
                 });
-                self.queue.extend(self.writer.write(piece, delta.tokens.len(), scores));
+                self.writer.write(piece, delta.tokens.len(), scores);
                 if let Some(reason) = &delta.finish {
                     let is_cut = *reason == FinishReason::Length;
-                    self.queue.extend(self.writer.close(if is_cut { Status::Incomplete } else { Status::Completed }));
+                    self.writer.close(if is_cut { Status::Incomplete } else { Status::Completed });
                     self.run = None;
                 }
             }
@@ -115,21 +112,17 @@ impl Reply {
     /// Streams the events. A failure is the last event.
     fn stream(self) -> Response {
         answer(stream::unfold(self, |mut reply| async move {
-            while reply.queue.is_empty() {
+            while reply.writer.events.is_empty() {
                 match reply.step().await {
                     Ok(true) => {}
                     Ok(false) => return None,
                     Err(error) => {
                         reply.run = None;
-                        reply.queue.extend(reply.writer.fail(&error));
+                        reply.writer.fail(&error);
                     }
                 }
             }
-            let event = reply.queue.pop_front()?;
-            let name = match event.get("type") {
-                Some(Json::Value(name)) => name.as_str().unwrap_or_default(),
-                _ => "",
-            };
+            let (name, event) = reply.writer.events.pop_front()?;
             Some((Ok::<_, Infallible>(SseEvent::default().event(name).data(event.write())), reply))
         }))
     }

@@ -10,7 +10,7 @@ use super::super::json::Json;
 use super::super::messages::{Conversation, EFFORTS, template_kwargs};
 use super::super::options::{MAX_SHORT, Options, user};
 use super::super::structured;
-use super::super::tools::{MAX_NAME, Tools};
+use super::super::tools::Tools;
 use super::super::work::Work;
 use super::input;
 
@@ -41,7 +41,7 @@ pub fn prepare(work: &Work, fields: &Fields<'_>) -> Result<((Prepared, Repeated)
 
 /// Reads the fields of a request.
 pub fn read(work: &Work, fields: &Fields<'_>) -> Result<(ChatRequest, Repeated), ApiError> {
-    let limits = &work.limits;
+    let limits = &work.options.limits;
     work.check_model(fields)?;
     for (name, advice) in UNSUPPORTED {
         fields.refuse(name, advice)?;
@@ -70,15 +70,7 @@ pub fn read(work: &Work, fields: &Fields<'_>) -> Result<(ChatRequest, Repeated),
     if fields.word("truncation", &["auto", "disabled"], description)? == Some("auto") {
         options.fit_prompt(work, LIMIT)?;
     }
-    let item = json!({"type": "object", "required": ["type", "name"], "properties": {
-        "type": {"const": "function"},
-        "name": {"type": "string", "maxLength": MAX_NAME},
-        "description": {"type": "string"},
-        "parameters": {"type": "object", "description": "A JSON schema."},
-    }});
-    let list = Tools::list(fields, limits, &item)?.map(|list| nested_tools(list)).transpose()?;
-    let choice = Tools::choice(fields)?.map(nested_choice);
-    let tools = Tools::new(fields, list.as_ref(), choice.as_ref())?;
+    let tools = Tools::read(fields, limits, true)?;
     let description = "effort: reasoning effort, as in chat completions; summary is accepted but not used.";
     let effort = match fields.object("reasoning", description)?.and_then(|reasoning| reasoning.get("effort")) {
         None | Some(Value::Null) => None,
@@ -95,41 +87,12 @@ pub fn read(work: &Work, fields: &Fields<'_>) -> Result<(ChatRequest, Repeated),
 
 /// Number of alternatives per token; `None` without log probabilities.
 fn num_logprobs(work: &Work, fields: &Fields<'_>) -> Result<Option<usize>, ApiError> {
-    let range = (0, work.limits.max_logprobs);
+    let range = (0, work.options.limits.max_logprobs);
     let top = fields.count("top_logprobs", range, "Number of most likely alternatives per token.")?;
     let description = "Additional output; \"message.output_text.logprobs\" adds log probabilities.";
     let included = fields.strings("include", (64, MAX_SHORT), description)?;
     let included = included.iter().any(|name| name == "message.output_text.logprobs");
     Ok(top.filter(|&top| top > 0).or(included.then_some(0)))
-}
-
-/// Converts tools to those of a chat. Errors name the field of this API.
-fn nested_tools(list: &[Value]) -> Result<Vec<Value>, ApiError> {
-    let nested = list.iter().enumerate().map(|(i, tool)| {
-        let wrong =
-            |field: &str, expected: &str| ApiError::wrong(format!("tools[{i}].{field}"), &tool[field], expected);
-        if tool["type"] != "function" {
-            return Err(wrong("type", "\"function\": this server has no built-in tools"));
-        }
-        if tool["name"].as_str().is_none_or(str::is_empty) {
-            return Err(wrong("name", "a non-empty string"));
-        }
-        if !(tool["parameters"].is_null() || tool["parameters"].is_object()) {
-            return Err(wrong("parameters", "a JSON schema"));
-        }
-        let mut function = tool.as_object().cloned().unwrap_or_default();
-        function.shift_remove("type");
-        Ok(json!({"type": "function", "function": function}))
-    });
-    nested.collect()
-}
-
-/// Converts `{"type": "function", "name": …}` to that of a chat; keeps other values.
-fn nested_choice(choice: &Value) -> Value {
-    match choice["name"].as_str() {
-        Some(name) if choice["type"] == "function" => json!({"type": "function", "function": {"name": name}}),
-        _ => choice.clone(),
-    }
 }
 
 /// Fields that the response has from its first event on. Those of the client are repeated as they were sent.
@@ -141,7 +104,7 @@ fn frame(
     format: Map<String, Value>,
 ) -> Result<Vec<(String, Json)>, ApiError> {
     let description = "System message, inserted before the input.";
-    fields.str("instructions", work.limits.max_text_bytes, description)?;
+    fields.str("instructions", work.options.limits.max_text_bytes, description)?;
     let sent = |name: &str, default: Value| {
         fields.raw(name).map_or(Json::Value(default), |raw| Json::Text(raw.to_owned().into()))
     };
@@ -149,14 +112,12 @@ fn frame(
     let reasoning = fields.get("reasoning")?;
     let reasoning = |name: &str| reasoning.map_or(Value::Null, |reasoning| reasoning[name].clone());
     let short = |name, description| fields.str(name, MAX_SHORT, description);
+    let description = "Accepted, but it applies only to built-in tools.";
+    let max_tool_calls = fields.count("max_tool_calls", (1, usize::MAX), description)?;
     let frame = json!({
         "background": false,
         "max_output_tokens": options.max_tokens.map(|(_, limit)| limit),
-        "max_tool_calls": fields.count(
-            "max_tool_calls",
-            (1, usize::MAX),
-                "Accepted, but it applies only to built-in tools.",
-        )?,
+        "max_tool_calls": max_tool_calls,
         "metadata": metadata(fields)?,
         "parallel_tool_calls": tools.parallel,
         "previous_response_id": null,
