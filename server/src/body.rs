@@ -78,11 +78,6 @@ impl Received {
 }
 
 async fn checked_bytes(app: &App, request: Request) -> Result<(Vec<u8>, Reserved), ApiError> {
-    check_type(&request)?;
-    read_bytes(app, request.into_body()).await
-}
-
-fn check_type(request: &Request) -> Result<(), ApiError> {
     origin::check_media_type(request.headers())?;
     if let Some(found) = request.headers().get(header::CONTENT_ENCODING)
         && !found.as_bytes().eq_ignore_ascii_case(b"identity")
@@ -91,7 +86,7 @@ fn check_type(request: &Request) -> Result<(), ApiError> {
         let expected = "none; send the body uncompressed";
         return Err(ApiError::header(StatusCode::UNSUPPORTED_MEDIA_TYPE, "content-encoding", Some(&found), expected));
     }
-    Ok(())
+    read_bytes(app, request.into_body()).await
 }
 
 async fn read_bytes(app: &App, body: Body) -> Result<(Vec<u8>, Reserved), ApiError> {

@@ -108,7 +108,7 @@ impl Policy<'_> {
     fn serves(&self, authority: &str) -> bool {
         let Some(host) = Host::parse(authority) else { return false };
         let is_allowed = |allowed: &String| allowed == "*" || Host::parse(allowed).as_ref() == Some(&host);
-        host.is_loopback() || (host.is_address() && !self.loopback) || self.hosts.iter().any(is_allowed)
+        host.is_loopback() || (matches!(host, Host::Address(_)) && !self.loopback) || self.hosts.iter().any(is_allowed)
     }
 }
 
@@ -174,9 +174,5 @@ impl Host {
             Host::Name(name) => name == "localhost" || name.ends_with(".localhost"),
             Host::Address(address) => address.to_canonical().is_loopback(),
         }
-    }
-
-    fn is_address(&self) -> bool {
-        matches!(self, Host::Address(_))
     }
 }

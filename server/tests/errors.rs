@@ -1,4 +1,4 @@
-//! What is wrong with a request is told with a fitting status, an error object, and the name of the field.
+//! Invalid requests get a fitting status, the error object and the name of the field.
 
 use std::sync::LazyLock;
 
@@ -64,7 +64,7 @@ fn a_field_out_of_range_or_of_the_wrong_type_is_named() {
 }
 
 #[test]
-fn what_is_not_built_is_refused_by_name_and_never_ignored() {
+fn unsupported_fields_are_refused_by_name_and_never_ignored() {
     for (path, param, value) in [
         (COMPLETIONS, "suffix", json!("the end")),
         (CHAT, "tool_choice", json!("required")),
@@ -73,14 +73,14 @@ fn what_is_not_built_is_refused_by_name_and_never_ignored() {
     ] {
         assert_names(path, json!({param: value}), param);
     }
-    // Asking for the neutral value asks for nothing.
+    // Neutral values are accepted.
     let neutral = json!({"suffix": null, "best_of": 1, "use_beam_search": false, "length_penalty": 1.0,
         "early_stopping": false, "response_format": {"type": "text"}});
     assert_eq!(SERVER.post(COMPLETIONS, &request(COMPLETIONS, &neutral)).status, 200);
 }
 
 #[test]
-fn searches_that_can_not_be_are_refused_by_the_field_that_asks() {
+fn invalid_searches_are_refused_by_field() {
     for path in [COMPLETIONS, CHAT] {
         for (fields, param) in [
             (json!({"best_of": 0}), "best_of"),
@@ -97,7 +97,7 @@ fn searches_that_can_not_be_are_refused_by_the_field_that_asks() {
             (json!({"use_beam_search": true, "length_penalty": 1e39}), "length_penalty"),
             (json!({"use_beam_search": true, "early_stopping": "never"}), "early_stopping"),
             (json!({"use_beam_search": true, "stop": ["a"]}), "stop"),
-            // Without a search these ask for something that nobody would do.
+            // Without a search these would have no effect.
             (json!({"beam_width": 2}), "beam_width"),
             (json!({"length_penalty": 0.5}), "length_penalty"),
             (json!({"use_beam_search": false, "early_stopping": true}), "early_stopping"),
@@ -105,7 +105,7 @@ fn searches_that_can_not_be_are_refused_by_the_field_that_asks() {
             assert_names(path, fields, param);
         }
     }
-    // The engine's own limit.
+    // The limit of the engine.
     let config = engine::EngineConfig { max_num_seqs: 4, ..crate::common::config() };
     let server = Server::with(config, Default::default(), std::time::Duration::ZERO);
     for (fields, param) in [
@@ -228,13 +228,13 @@ fn a_request_over_the_context_is_refused_with_the_numbers() {
     assert_eq!((&error["param"], &error["code"]), (&json!("max_tokens"), &json!("context_length_exceeded")));
     let message = error["message"].as_str().unwrap();
     assert!(message.contains("1024") && message.contains("1000") && message.contains("24"), "{message}");
-    // The limit is to blame when it leaves no room for a prompt.
+    // If the token limit leaves no space for a prompt, the error names the limit.
     let error = SERVER.post(COMPLETIONS, &json!({"prompt": "a", "truncate_prompt_tokens": -1, "max_tokens": 5000}));
     let error = error.error();
     assert_eq!((&error["param"], &error["code"]), (&json!("max_tokens"), &json!("context_length_exceeded")));
     let message = error["message"].as_str().unwrap();
     assert!(message.contains("1024") && message.contains("5000"), "{message}");
-    // What just fits is served.
+    // A request that exactly fits is served.
     let whole = SERVER.ok(COMPLETIONS, json!({"prompt": vec![5; 1000], "max_tokens": 24, "ignore_eos": true}));
     assert_eq!(whole["usage"]["total_tokens"], context);
 }
@@ -306,7 +306,7 @@ fn a_refusal_comes_before_a_stream_begins() {
 }
 
 #[test]
-fn a_role_that_the_template_does_not_know_is_refused_with_its_words() {
+fn a_role_that_the_template_rejects_is_refused_with_its_message() {
     let reply = SERVER.post(CHAT, &json!({"messages": [{"role": "wizard", "content": "hi"}]}));
     assert_eq!(reply.status, 400);
     assert!(reply.error()["message"].as_str().unwrap().contains("wizard"));

@@ -1,4 +1,4 @@
-//! Keys, origins, sizes, times and numbers: every limit is met once, from both sides where that is cheap.
+//! Keys, origins, sizes, times and numbers: every limit is tested, from both sides where that is cheap.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -21,7 +21,7 @@ fn long(stream: bool) -> String {
 }
 
 #[test]
-fn any_of_several_keys_is_let_in_and_none_is_told() {
+fn any_of_several_keys_is_accepted_and_none_is_revealed() {
     let options = ServerOptions { api_keys: vec!["first".into(), "second".into()], ..ServerOptions::default() };
     let server = Server::with(config(), options, Duration::ZERO);
     let ask = |header: &str| server.send("GET", "/v1/models", &[("Authorization", header)], b"");
@@ -187,12 +187,12 @@ fn the_values_of_a_request_are_counted_before_they_are_parsed() {
         assert_eq!((reply.status, &reply.error()["param"]), (400, &json!(param)), "{}", reply.body);
         assert!(reply.error()["message"].as_str().unwrap().contains("--max-json-values"), "{}", reply.body);
     }
-    // Token ids are no values.
+    // Token ids do not count as values.
     assert_eq!(server.post(COMPLETIONS, &json!({"prompt": vec![5; 100], "max_tokens": 1})).status, 200);
 }
 
 #[test]
-fn a_head_or_body_over_its_limit_is_told_which() {
+fn a_head_or_body_over_its_limit_is_refused() {
     let server =
         with(Limits { max_body_bytes: 1000, max_header_bytes: 2000, max_header_count: 10, ..Limits::default() });
     let reply = server.post(COMPLETIONS, &json!({"prompt": "a".repeat(1000)}));
@@ -207,7 +207,7 @@ fn a_head_or_body_over_its_limit_is_told_which() {
 }
 
 #[test]
-fn heads_and_bodies_that_do_not_come_are_given_up() {
+fn incomplete_heads_and_bodies_time_out() {
     let soon = Duration::from_millis(100);
     let server = with(Limits { header_timeout: soon, ..Limits::default() });
     let mut idle = TcpStream::connect(server.address).unwrap();
@@ -219,7 +219,7 @@ fn heads_and_bodies_that_do_not_come_are_given_up() {
         stream.read_to_end(&mut rest).unwrap();
         assert!(rest.is_empty() || rest.starts_with(b"HTTP/1.1 408"), "{}", String::from_utf8_lossy(&rest));
     }
-    // A server of its own: however late the head comes, it is the body that is missing.
+    // A separate server, so that only the body can be late.
     let server = with(Limits { body_timeout: soon, ..Limits::default() });
     let mut half_body = TcpStream::connect(server.address).unwrap();
     half_body.write_all(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 50\r\n\r\n{").unwrap();
@@ -228,7 +228,7 @@ fn heads_and_bodies_that_do_not_come_are_given_up() {
 }
 
 #[test]
-fn connections_over_the_limit_are_told_so_and_others_get_their_place() {
+fn connections_over_the_limit_get_a_503_until_others_close() {
     let server = with(Limits { max_connections: 2, ..Limits::default() });
     let held: Vec<TcpStream> = (0..2).map(|_| TcpStream::connect(server.address).unwrap()).collect();
     let reply = Reply::read(TcpStream::connect(server.address).unwrap());
@@ -292,9 +292,9 @@ fn a_request_that_takes_too_long_ends_and_frees_its_blocks() {
 }
 
 #[test]
-fn a_client_that_reads_nothing_is_dropped_and_holds_nobody_up() {
+fn a_client_that_reads_nothing_is_disconnected_and_blocks_no_other_client() {
     let server = with(Limits { send_timeout: Duration::from_millis(200), ..Limits::default() });
-    // More text than the buffers between the two hold.
+    // More text than the socket buffers hold.
     let body = json!({"prompt": "One", "n": 24, "max_tokens": 900, "ignore_eos": true, "logprobs": 20, "stream": true});
     let _unread = server.open("POST", COMPLETIONS, &JSON, body.to_string().as_bytes());
     server.until("it runs or has run", |s| s.metric("vllm:generation_tokens_total") > 0.0);

@@ -1,4 +1,4 @@
-//! Forged requests: what a page of another site, or a name that resolves to this machine, can make a browser send.
+//! Forged requests that a page of another site, or a name that resolves to this machine, can make a browser send.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -13,7 +13,7 @@ const GOOD: &str = r#"{"prompt": "a", "max_tokens": 1}"#;
 const JSON: (&str, &str) = ("Content-Type", "application/json");
 const EVIL: &str = "https://attacker.example";
 
-/// Every route: what it is asked with, and whether it takes a body.
+/// Every route: its method, and whether it takes a body.
 const ROUTES: [(&str, &str, bool); 18] = [
     ("GET", "/", false),
     ("GET", "/page/app.js", false),
@@ -41,7 +41,7 @@ fn with(options: ServerOptions) -> Server {
     Server::with(config(), options, Duration::ZERO)
 }
 
-/// The status, after checking that a refusal is an error object that names the flag and grants nothing to a page.
+/// Returns the status. A refusal must be an error object that names the flag, and must not grant anything to a page.
 fn status(reply: &Reply) -> u16 {
     if reply.status == 403 {
         let error = reply.error();
@@ -52,7 +52,7 @@ fn status(reply: &Reply) -> u16 {
     reply.status
 }
 
-/// Sends to every route, with these headers and in the forms that a page has for a body; each answer must be 403.
+/// Sends to every route with these headers and every media type that a page can send; each response must be 403.
 fn is_refused_everywhere(server: &Server, headers: &[(&str, &str)]) {
     for (method, path, takes_body) in ROUTES {
         let types: &[Option<&str>] =
@@ -125,11 +125,11 @@ fn names_that_resolve_to_this_machine_are_refused_on_every_route() {
     ] {
         for host in [host.to_string(), format!("{host}:{port}")] {
             is_refused_everywhere(&server, &[("Host", &host)]);
-            // To the browser the page is of the same site.
+            // For the browser the page is from the same site.
             is_refused_everywhere(&server, &[("Host", &host), ("Origin", &format!("http://{host}"))]);
         }
     }
-    // A name of a hosts file: a page cannot be told from its owner, unless it is a POST without an origin.
+    // A name without a dot is refused too, unless it is a POST without an origin, which browsers do not send.
     for headers in [&[("Host", "x"), ("Origin", "http://x")][..], &[("Host", "x"), ("Sec-Fetch-Site", "same-origin")]] {
         is_refused_everywhere(&server, headers);
     }
@@ -173,7 +173,7 @@ fn pages_of_this_machine_and_clients_without_a_page_are_served() {
     let frame = [link[0], link[1], ("Sec-Fetch-Dest", "iframe")];
     assert_eq!(SERVER.send("GET", "/", &frame, b"").status, 403);
     assert_eq!(SERVER.send("GET", "/v1/models", &[("Sec-Fetch-Site", "same-origin")], b"").status, 200);
-    // Before HTTP/1.1 there was no Host, and no browser is that old.
+    // HTTP/1.0 has no Host, and browsers do not use it.
     let mut stream = TcpStream::connect(SERVER.address).unwrap();
     stream.write_all(b"GET /v1/models HTTP/1.0\r\n\r\n").unwrap();
     let mut answer = String::new();
@@ -203,7 +203,7 @@ fn a_preflight_is_granted_to_allowed_origins_alone() {
     let reply = server.send("POST", "/v1/completions", &friend, GOOD.as_bytes());
     assert_eq!((reply.status, reply.header("access-control-allow-origin")), (200, "https://friend.example"));
     assert_eq!(status(&server.send("POST", "/v1/completions", &[("Origin", EVIL), JSON], GOOD.as_bytes())), 403);
-    // The origin says nothing of the name.
+    // An allowed origin does not allow the host name.
     let rebound = [("Origin", "https://friend.example"), ("Host", "attacker.example"), JSON];
     let reply = server.send("POST", "/v1/completions", &rebound, GOOD.as_bytes());
     assert_eq!((reply.status, &reply.error()["code"]), (403, &json!("forbidden_host")));
@@ -214,7 +214,7 @@ fn a_preflight_is_granted_to_allowed_origins_alone() {
 }
 
 #[test]
-fn names_are_served_that_the_flag_allows() {
+fn host_names_that_the_flag_allows_are_served() {
     let hosts = |hosts: &[&str]| hosts.iter().map(|&host| host.to_string()).collect();
     let server = with(ServerOptions { allowed_hosts: hosts(&["Models.example.org"]), ..ServerOptions::default() });
     let ask = |server: &Server, host: &str| status(&server.send("GET", "/v1/models", &[("Host", host)], b""));
@@ -232,7 +232,7 @@ fn names_are_served_that_the_flag_allows() {
 }
 
 #[test]
-fn a_server_with_keys_asks_for_the_key_instead() {
+fn a_server_with_keys_requires_the_key_instead() {
     let server = with(ServerOptions { api_keys: vec!["s3cret".into()], ..ServerOptions::default() });
     let foreign = [("Host", "models.example.org"), ("Origin", EVIL), ("Authorization", "Bearer s3cret"), JSON];
     assert_eq!(server.send("POST", "/v1/completions", &foreign, GOOD.as_bytes()).status, 200);

@@ -1,4 +1,4 @@
-//! The page and the state behind it, as an HTTP client sees them; what a browser makes of the page is `cargo xtask page-test`.
+//! The page and the engine's state as an HTTP client sees them. `cargo xtask page-test` tests the page in a browser.
 
 use std::io::{BufRead, BufReader};
 use std::time::Duration;
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use server::ServerOptions;
 
 #[test]
-fn the_page_comes_without_a_key_under_a_policy_that_allows_nothing_from_elsewhere() {
+fn the_page_needs_no_key_and_allows_nothing_from_elsewhere() {
     let options = ServerOptions { api_keys: vec!["s3cret".into()], ..ServerOptions::default() };
     let server = Server::with(config(), options, Duration::ZERO);
     let page = server.get("/");
@@ -22,7 +22,7 @@ fn the_page_comes_without_a_key_under_a_policy_that_allows_nothing_from_elsewher
     }
     assert_eq!(server.send("POST", "/", &[], b"").status, 405);
     for path in ["/quire/state", "/quire/events"] {
-        assert_eq!(server.get(path).status, 401, "what the page shows wants the key");
+        assert_eq!(server.get(path).status, 401, "the state requires the key");
     }
     let key = [("Authorization", "Bearer s3cret")];
     assert_eq!(server.send("GET", "/quire/state", &key, b"").json()["blocks"]["in_use"], 0);
