@@ -41,8 +41,7 @@ pub struct CallPiece {
 }
 
 impl Assistant {
-    /// Parser for a message of a chat with these tools. `reasoning` is `None` if reasoning is not parsed; else it says whether the
-    /// text begins with it.
+    /// Parser for a message. `reasoning` is `None` if it is not parsed, else whether the text begins with it.
     pub fn new(app: &Arc<App>, tools: &Tools, reasoning: Option<bool>) -> Assistant {
         let parser = tools.are_parsed().then(|| app.tool_format.parser(tools.names()));
         let most_calls = if tools.parallel { usize::MAX } else { 1 };

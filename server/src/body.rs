@@ -1,11 +1,11 @@
 //! Receives request bodies: checks their content type and size, parses them, and accounts for their memory.
 //!
-//! Parsing JSON, reading its fields and dropping it take time. All of that happens in [`Received::read`], which moves all but
-//! small bodies off the threads that serve connections ([`super::lanes`]).
+//! Parsing JSON, reading its fields and dropping it take time. All of that happens in [`Received::read`], which moves
+//! all but small bodies off the threads that serve connections ([`super::lanes`]).
 //!
-//! The bytes of a body are taken from the memory budget of all requests as they arrive, and returned once the request is
-//! parsed. From then on the request holds its [`Cost`] until it is answered. If the budget is exhausted, the request is
-//! rejected with 429 at once: waiting would only move the queue from the client to the server.
+//! The bytes of a body are taken from the memory budget of all requests as they arrive, and returned once the request
+//! is parsed. From then on the request holds its [`Cost`] until it is answered. If the budget is exhausted, the request
+//! is rejected with 429 at once: waiting would only move the queue from the client to the server.
 
 use std::sync::Arc;
 
@@ -25,8 +25,8 @@ use super::fields::Fields;
 use super::origin;
 use super::work::Work;
 
-/// A rejected body is read and discarded up to this many times the limit, so that most clients receive the error instead of
-/// a closed connection.
+/// A rejected body is read and discarded up to this many times the limit, so that most clients receive the error
+/// instead of a closed connection.
 const DRAINED: usize = 8;
 
 /// A complete body. A shutdown waits while a handler holds it.
@@ -50,8 +50,8 @@ pub async fn receive(app: &App, request: Request) -> Result<Received, ApiError> 
 }
 
 impl Received {
-    /// Parses the body and converts its fields with `read`, which also returns the request's cost. All expensive work on a
-    /// request belongs in `read`.
+    /// Parses the body and converts its fields with `read`, which also returns the request's cost. All expensive work
+    /// on a request belongs in `read`.
     pub async fn read<T: Send + 'static>(
         &mut self,
         app: &Arc<App>,
@@ -101,7 +101,8 @@ async fn read_bytes(app: &App, body: Body) -> Result<(Vec<u8>, Reserved), ApiErr
             .map_err(|error| ApiError::bad_request(format!("the body could not be read: {error}; send it again")))?;
         seen += chunk.len();
         if seen > most {
-            let message = format!("the body has more than {most} bytes; send less or raise --max-body-bytes");
+            let message =
+                format!("the body is too large, expected at most {most} bytes; send less or raise --max-body-bytes");
             refused = Some(ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, message));
         } else if refused.is_none() {
             refused = app.budget.resize(&mut reserved, seen).err();

@@ -1,5 +1,5 @@
-//! One HTTP call: its id, which comes from the client or is generated and is sent with the response; and the resources that it
-//! holds until the response has been sent: a stream permit and a part of the memory budget.
+//! One HTTP call: its id, which comes from the client or is generated and is sent with the response; and the resources
+//! that it holds until the response has been sent: a stream permit and a part of the memory budget.
 //!
 //! The call is a task-local value, so that code on its behalf can name it without passing it through every function.
 

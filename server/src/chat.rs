@@ -75,8 +75,8 @@ pub struct Prepared {
 }
 
 impl Prepared {
-    /// Renders and tokenizes the conversation, and constrains the output to required tool calls. `logprobs_field` is the field
-    /// that requests log probabilities.
+    /// Renders and tokenizes the conversation, and constrains the output to required tool calls. `logprobs_field` is
+    /// the field that requests log probabilities.
     pub fn new(work: &Work, request: ChatRequest, logprobs_field: &'static str) -> Result<(Prepared, Cost), ApiError> {
         let ChatRequest { mut options, tools, conversation } = request;
         let default = work.engine.generation_defaults().max_new_tokens;

@@ -153,14 +153,9 @@ fn tokenize(work: &Work, inputs: Vec<Input>, request: &CompletionRequest) -> Res
 }
 
 impl Completion {
-    /// Number of alternatives per token; `None` without log probabilities.
-    fn logprobs(&self) -> Option<usize> {
-        self.options.params.sampling.logprobs
-    }
-
     /// Whether choices have more of each token than its text.
     fn needs_tokens(&self) -> bool {
-        self.logprobs().is_some() || self.options.return_token_ids
+        self.options.params.sampling.logprobs.is_some() || self.options.return_token_ids
     }
 
     /// Index of a delta's choice.
@@ -175,15 +170,14 @@ impl Completion {
         source.logprobs = logprobs;
     }
 
-    /// Choice of a delta, which is a piece of a stream or a whole sequence. The first choice of a sequence has the parts of the
-    /// prompt.
+    /// Choice of a delta: a piece of a stream or a whole sequence. The first one of a sequence echoes the prompt.
     fn choice(&mut self, prompt: usize, delta: &Delta) -> Json {
         let index = self.index(prompt, delta);
         let first = !std::mem::replace(&mut self.begun[index], true);
         let source = &self.prompts[prompt];
         let tokenizer = self.app.tokenizer();
         let echo = if self.echo { source.text.as_str() } else { "" };
-        let logprobs = self.logprobs().map(|k| {
+        let logprobs = self.options.params.sampling.logprobs.map(|k| {
             let (mut all, length) = (CompletionLogprobs::new(), echo.chars().count());
             if first && self.echo {
                 let known = source.logprobs.as_deref().unwrap_or_default();

@@ -2,10 +2,10 @@
 //!
 //! - A shutdown waits for slow readers, but not for requests that never arrive in full.
 //! - A client that reads nothing for too long is disconnected.
-//! - A client that has closed its sending side may still read its response, or may be gone; only a write tells the difference.
-//!   So the first byte of the response, which is the same for all responses, is sent ahead of it: the system of a client that
-//!   is gone rejects it, and the running call is dropped.
-//! - The bare status that `hyper` sends for an unreadable request is suppressed; `serve` sends the error object instead.
+//! - A client that has closed its sending side may still read its response, or may be gone; only a write tells the
+//!   difference. So the first byte of the response, which is the same for all responses, is sent ahead of it: the
+//!   system of a client that is gone rejects it, and the running call is dropped.
+//! - The bare status that `hyper` sends for an unreadable request is replaced: `serve` sends the error object.
 
 use std::future::Future;
 use std::io;
@@ -122,8 +122,8 @@ struct Blocked {
 }
 
 impl Connection {
-    /// Connection that counts waiting writes in `activity` and reads the state of its calls from `exchange`. A write fails after
-    /// `send_timeout` without progress.
+    /// Connection that counts waiting writes in `activity` and reads the state of its calls from `exchange`. A write
+    /// fails after `send_timeout` without progress.
     pub fn new(stream: TcpStream, activity: Activity, exchange: Exchange, send_timeout: Duration) -> Connection {
         // Tokens are small writes that must not wait for each other. Without the option they are only late.
         let _ = stream.set_nodelay(true);

@@ -13,8 +13,7 @@ use super::settings::Cors;
 /// Seconds for which a browser may cache the response to a preflight.
 const MAX_AGE: &str = "600";
 
-/// Middleware: answers preflights and adds CORS headers, both for allowed origins only. Runs before `auth`, because preflights
-/// have no key.
+/// Middleware: answers preflights and adds CORS headers, for allowed origins. Preflights have no key, so it precedes `auth`.
 pub async fn apply(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
     let cors = &app.options.cors;
     let origin = request.headers().get(header::ORIGIN).cloned();

@@ -1,11 +1,11 @@
 //! Cost of a request: computed from its fields before any work, and compared with the limits.
 //!
 //! Limits of single fields do not bound their products. The products are bounded here: prompts × sequences, tokens ×
-//! alternatives × sequences, and the bytes that the server holds for the request until it is answered. These bytes are taken
-//! from one budget that all requests share ([`Limits::max_inflight_bytes`]). If it is exhausted, the request fails with 429.
+//! alternatives × sequences, and the bytes that the server holds for the request until it is answered. These bytes are
+//! taken from one budget that all requests share ([`Limits::max_inflight_bytes`]). If it is exhausted, the request
+//! fails with 429.
 //!
-//! While a prompt is text, its number of tokens is a lower bound; after tokenization it is exact. The cost is checked both
-//! times.
+//! The cost is checked twice: with a lower bound of the tokens while a prompt is text, and after tokenization.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -67,8 +67,8 @@ impl Cost {
         of_prompts.saturating_add(outputs.saturating_mul(self.per_output_token))
     }
 
-    /// Bytes held until the request is answered, besides the engine's own memory. Running sequences are bounded by the cache;
-    /// text accumulates in those that have ended while others run.
+    /// Bytes held until the request is answered, besides the engine's own memory. Running sequences are bounded by the
+    /// cache; text accumulates in those that have ended while others run.
     pub fn bytes(&self) -> usize {
         let ended = if self.is_kept { self.total_sequences().saturating_sub(1) } else { 0 };
         let parts = [
@@ -108,10 +108,9 @@ impl Cost {
         }
         let (bytes, most) = (self.bytes(), limits.max_inflight_bytes);
         if bytes > most {
-            return Err(ApiError::bad_request(format!(
-                "the request needs {bytes} bytes until it is answered, expected at most {most}; send fewer prompts, lower n or \
-                     max_tokens, or raise --max-inflight-bytes"
-            )));
+            let found = format!("the request needs {bytes} bytes until it is answered, expected at most {most}");
+            let advice = "send fewer prompts, lower n or max_tokens, or raise --max-inflight-bytes";
+            return Err(ApiError::bad_request(format!("{found}; {advice}")));
         }
         Ok(())
     }

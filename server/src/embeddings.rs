@@ -1,7 +1,7 @@
 //! `POST /v1/embeddings`: embeddings from the hidden states of the served model.
 //!
-//! The prompts run through the engine like those of completions, in the same steps and with the same prefix cache. They end
-//! where completions sample their first token.
+//! The prompts run through the engine like those of completions, in the same steps and with the same prefix cache. They
+//! end where completions sample their first token.
 
 use std::sync::Arc;
 
@@ -86,7 +86,7 @@ impl EmbeddingsRequest {
 
 fn prepare(work: &Work, fields: &Fields<'_>) -> Result<((Vec<GenerationRequest>, bool), Cost), ApiError> {
     let pooling = work.pooling.ok_or_else(|| {
-        let advice = "its 1_Pooling/config.json has another pooling than last token or mean; start the server with --pooling-type";
+        let advice = "its 1_Pooling/config.json has neither last-token nor mean pooling; set --pooling-type";
         ApiError::unsupported("model", advice)
     })?;
     let EmbeddingsRequest { is_base64, keep, add_special, priority, cache_salt, prompts } =

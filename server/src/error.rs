@@ -187,7 +187,7 @@ impl IntoResponse for ApiError {
 /// 404 for an unknown path.
 pub async fn not_found(method: Method, uri: Uri) -> ApiError {
     let path = cut(uri.path(), MAX_NAME);
-    let message = format!("Invalid URL ({method} {path}): expected a route of GET /openapi.json");
+    let message = format!("Invalid URL ({method} {path}), expected a route listed by GET /openapi.json");
     ApiError::new(StatusCode::NOT_FOUND, message)
 }
 

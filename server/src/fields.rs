@@ -1,9 +1,9 @@
 //! Fields of a JSON body. One call reads a field: it checks the value, words the error and describes the field in
 //! `/openapi.json`, so that a field's name, type, range, default and description are written once.
 //!
-//! A body stays text until a field is read. At most [`Limits::max_json_values`] of its values then become [`Value`]s, which
-//! bounds memory by a small multiple of the body's bytes. As in the OpenAI API, `null` means "not given" and unknown fields
-//! are ignored.
+//! A body stays text until a field is read. At most [`Limits::max_json_values`] of its values then become [`Value`]s,
+//! which bounds memory by a small multiple of the body's bytes. As in the OpenAI API, `null` means "not given" and
+//! unknown fields are ignored.
 
 mod parse;
 
@@ -345,7 +345,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// Fails if a field's JSON has more than `most` bytes, before it is parsed. `shown` is the field's name in the error.
+    /// Fails if a field's JSON has more than `most` bytes, before it is parsed. `shown` is its name in errors.
     pub fn check_bytes(&self, name: &str, shown: &str, most: usize, flag: &str) -> Result<(), ApiError> {
         match self.raw(name).map(|raw| raw.get().len()).filter(|found| *found > most) {
             Some(found) => {

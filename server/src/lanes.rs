@@ -1,5 +1,5 @@
-//! Threads that read request bodies. Bodies go by size into lanes with their own threads, so that a small request does not wait
-//! for a large one and few large ones are in memory as values at once.
+//! Threads that read request bodies. Bodies go by size into lanes with their own threads, so that a small request does
+//! not wait for a large one and few large ones are in memory as values at once.
 
 use std::sync::Arc;
 
@@ -33,8 +33,8 @@ impl Default for Lanes {
 }
 
 impl Lanes {
-    /// Runs `work` on a body of `bytes` bytes: on this thread if it is small, else on a thread of its lane. The lane's permit is
-    /// held to the end of the work even if the caller is dropped.
+    /// Runs `work` on a body of `bytes` bytes: on this thread if it is small, else on a thread of its lane. The lane's
+    /// permit is held to the end of the work even if the caller is dropped.
     pub async fn run<T: Send + 'static>(
         &self,
         bytes: usize,

@@ -1,8 +1,8 @@
 //! OpenAI's API over HTTP with vLLM's extensions, and a web page that shows the engine.
 //!
-//! The crate reads requests, submits them to an [`engine::AsyncEngine`] and writes responses. It decides nothing about tokens:
-//! scheduling, sampling, detokenization and stop strings belong to the engine, so that a program without HTTP needs only that
-//! crate.
+//! The crate reads requests, submits them to an [`engine::AsyncEngine`] and writes responses. It decides nothing about
+//! tokens: scheduling, sampling, detokenization and stop strings belong to the engine, so that a program without HTTP
+//! needs only that crate.
 //!
 //! ```text
 //! client ── HTTP ──▶ checked request ──▶ engine::AsyncEngine
@@ -45,8 +45,8 @@
 //! | `serve`, `watchdog` | accepting connections and shutting down; checks of the engine and of memory |
 //! | `page`, `state` | the web page, and the engine's state for it |
 //!
-//! Handlers keep no state between calls. If a client disconnects, its handler is dropped, which drops the `Run`, cancels its
-//! requests and frees their blocks.
+//! Handlers keep no state between calls. If a client disconnects, its handler is dropped, which drops the `Run`,
+//! cancels its requests and frees their blocks.
 
 mod app;
 mod assistant;

@@ -1,7 +1,7 @@
 //! Log probabilities in three formats: OpenAI's completions, OpenAI's chat completions, and vLLM's prompts.
 //!
-//! They are by far the largest part of a response, so that they are written as JSON text directly: a tree of values would take
-//! ten times the memory.
+//! They are by far the largest part of a response, so that they are written as JSON text directly: a tree of values
+//! would take ten times the memory.
 
 use std::collections::HashSet;
 use std::fmt::Write;
@@ -37,8 +37,8 @@ fn comma(text: &mut String) {
     }
 }
 
-/// Text of a token. Bytes that are not UTF-8 are written as `bytes:\xf0\x9f`, as OpenAI does, so that different tokens have
-/// different texts.
+/// Text of a token. Bytes that are not UTF-8 are written as `bytes:\xf0\x9f`, as OpenAI does, so that different tokens
+/// have different texts.
 pub fn token_text(tokenizer: &Tokenizer, id: u32) -> String {
     match String::from_utf8(tokenizer.token_bytes(id)) {
         Ok(text) => text,

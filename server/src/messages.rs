@@ -1,7 +1,7 @@
 //! Conversations: messages are checked, rendered by the model's chat template and tokenized.
 //!
-//! This module checks what the API requires: a list of objects with a role and text. The template decides which roles exist
-//! and in which order they may come.
+//! This module checks what the API requires: a list of objects with a role and text. The template decides which roles
+//! exist and in which order they may come.
 
 use engine::ChatInput;
 use serde_json::{Map, Value, json};
@@ -92,8 +92,8 @@ impl Conversation {
         template.render(&input).map_err(|error| ApiError::invalid(self.param, error))
     }
 
-    /// Tokenizes a rendered prompt; see [`Work::encode`]. The template writes special tokens itself, so that none are added by
-    /// default.
+    /// Tokenizes a rendered prompt; see [`Work::encode`]. The template writes special tokens itself, so that none are
+    /// added by default.
     pub fn encode(&self, work: &Work, text: &str, must_fit: bool) -> Result<Vec<u32>, ApiError> {
         work.encode(text, self.add_special_tokens, self.param, must_fit)
     }
@@ -102,8 +102,8 @@ impl Conversation {
 /// Values of `reasoning_effort`.
 pub const EFFORTS: [&str; 6] = ["none", "minimal", "low", "medium", "high", "xhigh"];
 
-/// Reads `chat_template_kwargs`, the template's variables. Adds the reasoning effort under the names that templates use:
-/// `reasoning_effort` (gpt-oss) and `enable_thinking` (Qwen3).
+/// Reads `chat_template_kwargs`, the template's variables. Adds the reasoning effort under the names that templates
+/// use: `reasoning_effort` (gpt-oss) and `enable_thinking` (Qwen3).
 pub fn template_kwargs(fields: &Fields<'_>, effort: Option<&str>) -> Result<Map<String, Value>, ApiError> {
     let description = "Variables for the chat template.";
     let mut kwargs = fields.object("chat_template_kwargs", description)?.cloned().unwrap_or_default();
@@ -152,8 +152,8 @@ fn text_part<'a>(path: &str, part: &'a Value) -> Result<&'a str, ApiError> {
     }
 }
 
-/// Parses the arguments of past calls: the API has them as JSON text, templates expect objects. Text that is not a JSON object
-/// stays as it is, because a model may have written anything.
+/// Parses the arguments of past calls: the API has them as JSON text, templates expect objects. Text that is not a JSON
+/// object stays as it is, because a model may have written anything.
 fn parse_arguments(calls: &mut Value) {
     for call in calls.as_array_mut().into_iter().flatten() {
         let Some(arguments) = call.get_mut("function").and_then(|function| function.get_mut("arguments")) else {

@@ -1,8 +1,8 @@
 //! `/metrics` in Prometheus' text format, with vLLM's names and buckets for the same quantities.
 //!
-//! `docs/metrics.md` lists every name with its type and meaning; a test compares that page with the response. Every sample has
-//! the label `model_name`. Recording costs a few atomic additions; the engine's own counters are read when the page is
-//! requested.
+//! `docs/metrics.md` lists every name with its type and meaning; a test compares that page with the response. Every
+//! sample has the label `model_name`. Recording costs a few atomic additions; the engine's own counters are read when
+//! the page is requested.
 
 mod buckets;
 mod engine_page;

@@ -55,8 +55,8 @@ pub struct StreamUsage {
 }
 
 impl Options {
-    /// Reads the fields. `max_tokens` has the names of the token limit with their descriptions, in order of precedence; its
-    /// minimum is `least_tokens`.
+    /// Reads the fields. `max_tokens` has the names of the token limit with their descriptions, in order of precedence;
+    /// its minimum is `least_tokens`.
     pub fn read(
         work: &Work,
         fields: &Fields<'_>,
@@ -127,8 +127,8 @@ impl Options {
         })
     }
 
-    /// Cost of prompts with `tokens` tokens in total. `default` is the token limit if none was given; `None` means the rest
-    /// of the context. `logprobs_field` is the field that requests log probabilities.
+    /// Cost of prompts with `tokens` tokens in total. `default` is the token limit if none was given; `None` means the
+    /// rest of the context. `logprobs_field` is the field that requests log probabilities.
     pub fn cost(
         &self,
         app: &App,
@@ -165,15 +165,15 @@ impl Options {
         }
     }
 
-    /// Truncates the prompt to what the context holds besides the output, like `truncate_prompt_tokens: -1`. `name` is the
-    /// field of the token limit.
+    /// Truncates the prompt to what the context holds besides the output, like `truncate_prompt_tokens: -1`. `name` is
+    /// the field of the token limit.
     pub fn fit_prompt(&mut self, app: &App, name: &'static str) -> Result<(), ApiError> {
         self.truncate_prompt_tokens = Some(beside_output(app, self.max_tokens.unwrap_or((name, 1)))?);
         Ok(())
     }
 
-    /// Engine request for one prompt. `default` is the token limit if none was given, cut to the rest of the context; `None`
-    /// means the rest of the context. `param` is the prompt's field, for errors.
+    /// Engine request for one prompt. `default` is the token limit if none was given, cut to the rest of the context;
+    /// `None` means the rest of the context. `param` is the prompt's field, for errors.
     pub fn request(
         &self,
         app: &App,
@@ -186,9 +186,8 @@ impl Options {
         let rest = context - length;
         let max_tokens = match self.max_tokens {
             Some((name, asked)) if asked > rest => {
-                let problem = format!(
-                    "found {asked} and a prompt of {length} tokens, expected at most {rest}; lower it or shorten the prompt"
-                );
+                let found = format!("found {asked} and a prompt of {length} tokens");
+                let problem = format!("{found}, expected at most {rest}; lower it or shorten the prompt");
                 return Err(ApiError::context_length(name, context, problem));
             }
             Some((_, asked)) => asked,
@@ -216,7 +215,8 @@ pub fn check_length(app: &App, length: usize, param: &str) -> Result<(), ApiErro
     if length >= app.context() { Err(too_long(app, &length.to_string(), param)) } else { Ok(()) }
 }
 
-/// Maximum prompt length besides an output of `asked` tokens, at least one token; `name` is the field of the token limit.
+/// Maximum prompt length besides an output of `asked` tokens, at least one token; `name` is the field of the token
+/// limit.
 fn beside_output(app: &App, (name, asked): (&'static str, usize)) -> Result<usize, ApiError> {
     let (context, most) = (app.context(), app.context().saturating_sub(1));
     if asked > most {
@@ -383,7 +383,8 @@ fn stream_options(fields: &Fields<'_>, stream: bool) -> Result<StreamUsage, ApiE
     Ok(StreamUsage { at_end: flag("include_usage")?, in_all: flag("continuous_usage_stats")? })
 }
 
-/// Reads `best_of` and the fields of a beam search. With `use_beam_search`, `best_of` is the older name of `beam_width`.
+/// Reads `best_of` and the fields of a beam search. With `use_beam_search`, `best_of` is the older name of
+/// `beam_width`.
 fn search(
     fields: &Fields<'_>,
     n: usize,

@@ -1,9 +1,9 @@
 //! Rejects requests that a web page of another site may have sent.
 //!
-//! A web page can reach a server on its user's machine in two ways. The browser sends requests to any address for it, simple ones
-//! (forms, `text/plain`, no media type) without asking the server first; they carry the page's `Origin`. Or the page's own name is
-//! made to resolve to this machine (DNS rebinding): the browser then considers the page and the server one site, and only `Host`
-//! tells them apart.
+//! A web page can reach a server on its user's machine in two ways. The browser sends requests to any address for it,
+//! simple ones (forms, `text/plain`, no media type) without asking the server first; they carry the page's `Origin`. Or
+//! the page's own name is made to resolve to this machine (DNS rebinding): the browser then considers the page and the
+//! server one site, and only `Host` tells them apart.
 //!
 //! | check | when |
 //! |---|---|
@@ -26,8 +26,8 @@ use super::app::App;
 use super::error::ApiError;
 use super::settings::Cors;
 
-/// Middleware: rejects requests that a page of another site may have sent with 403. The state says whether the server listens on
-/// a loopback address.
+/// Middleware: rejects requests that a page of another site may have sent with 403. The state says whether the server
+/// listens on a loopback address.
 pub async fn check(State((app, loopback)): State<(Arc<App>, bool)>, request: Request, next: Next) -> Response {
     let policy = Policy {
         hosts: &app.options.allowed_hosts,
@@ -103,8 +103,8 @@ impl Policy<'_> {
         Ok(())
     }
 
-    /// Whether this `Host` names the server. An address cannot be rebound, so that only a loopback server rejects addresses of
-    /// others: a request for another address reached it by mistake.
+    /// Whether this `Host` names the server. An address cannot be rebound, so that only a loopback server rejects
+    /// addresses of others: a request for another address reached it by mistake.
     fn serves(&self, authority: &str) -> bool {
         let Some(host) = Host::parse(authority) else { return false };
         let is_allowed = |allowed: &String| allowed == "*" || Host::parse(allowed).as_ref() == Some(&host);

@@ -1,5 +1,5 @@
-//! Prompts of completions and embeddings, in four forms: a text, a list of texts, a list of token ids, or a list of lists of
-//! token ids. The items of a list may be texts and lists of token ids side by side.
+//! Prompts of completions and embeddings, in four forms: a text, a list of texts, a list of token ids, or a list of
+//! lists of token ids. The items of a list may be texts and lists of token ids side by side.
 //!
 //! Token ids are parsed directly from the body's text and take four bytes each.
 

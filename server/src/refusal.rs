@@ -1,5 +1,5 @@
-//! Error responses to connections and bytes that never become a request: the error object, written by hand. Then the connection is
-//! closed.
+//! Error responses to connections and bytes that never become a request: the error object, written by hand. Then the
+//! connection is closed.
 
 use std::io;
 use std::sync::Arc;
@@ -43,8 +43,8 @@ impl Rejector {
     }
 }
 
-/// The error for a request that `hyper` could not read: `error` is hyper's error, `bare` the status of its suppressed response,
-/// `rest` the bytes received. `None` if the client expects no response.
+/// The error for a request that `hyper` could not read: `error` is hyper's error, `bare` the status of its suppressed
+/// response, `rest` the bytes received. `None` if the client expects no response.
 pub fn explain(error: &hyper::Error, bare: Option<StatusCode>, rest: &[u8], limits: &Limits) -> Option<ApiError> {
     let most = limits.max_header_bytes;
     match bare {

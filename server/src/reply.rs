@@ -41,8 +41,8 @@ impl Envelope {
 pub struct Usage {
     /// Tokens of all prompts, each counted once.
     pub prompt_tokens: usize,
-    /// Tokens of all returned sequences, including end-of-sequence tokens. Sequences that `best_of` or a beam search discards
-    /// do not count.
+    /// Tokens of all returned sequences, including end-of-sequence tokens. Sequences that `best_of` or a beam search
+    /// discards do not count.
     pub completion_tokens: usize,
     /// Prompt tokens found in the prefix cache.
     pub cached_tokens: usize,

@@ -1,6 +1,7 @@
 //! Engine requests of one HTTP call: their events are merged into one stream, tagged with the index of the prompt.
 //!
-//! Dropping a [`Run`] cancels its unfinished requests: because the client disconnected, or because one of them was rejected.
+//! Dropping a [`Run`] cancels its unfinished requests: because the client disconnected, or because one of them was
+//! rejected.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

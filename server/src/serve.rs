@@ -1,5 +1,5 @@
-//! Accepts connections and shuts down: in order, on a stop (no new connections, running requests finish, then the engine stops),
-//! or with an error if the engine has died.
+//! Accepts connections and shuts down: in order, on a stop (no new connections, running requests finish, then the
+//! engine stops), or with an error if the engine has died.
 
 use std::future::Future;
 use std::io;
@@ -40,8 +40,8 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// (`limits::check_head`).
 const HEAD_FACTOR: usize = 4;
 
-/// Serves until `stop` is ready, then lets running requests finish for at most `grace` and cancels the rest. Does not wait for
-/// requests that have not arrived in full. Returns the number of cancelled requests.
+/// Serves until `stop` is ready, then lets running requests finish for at most `grace` and cancels the rest. Does not
+/// wait for requests that have not arrived in full. Returns the number of cancelled requests.
 ///
 /// # Errors
 /// If the engine thread has died. Running streams have ended with an error.

@@ -1,8 +1,9 @@
 //! `GET /quire/state` and `GET /quire/events`: the state of the engine, once or as a stream.
 //!
-//! Both send an [`engine::watch::Snapshot`] with the model's name, its context length and the version: counts and ids, never text.
-//! They require the API key. `engine::watch` states their cost; at most [`MAX_WATCHERS`] clients are served at a time. The stream
-//! sends a snapshot about five times a second while steps run and once a second otherwise; a slow reader misses snapshots.
+//! Both send an [`engine::watch::Snapshot`] with the model's name, its context length and the version: counts and ids,
+//! never text. They require the API key. `engine::watch` states their cost; at most [`MAX_WATCHERS`] clients are served
+//! at a time. The stream sends a snapshot about five times a second while steps run and once a second otherwise; a slow
+//! reader misses snapshots.
 
 use std::convert::Infallible;
 use std::sync::Arc;

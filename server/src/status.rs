@@ -19,12 +19,12 @@ pub async fn health(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError
         return Ok(Json(json!({"status": "ok"})));
     }
     Err(ApiError::unavailable(match app.engine.step_age() {
-        Some(age) if app.engine.is_alive() => format!(
-            "the engine has completed no step for {:.0} s, expected one within {} s (--engine-iteration-timeout), and has {} unfinished requests",
-            age.as_secs_f64(),
-            limit.as_secs_f64(),
-            app.engine.num_unfinished()
-        ),
+        Some(age) if app.engine.is_alive() => {
+            let (age, limit) = (age.as_secs_f64(), limit.as_secs_f64());
+            let expected = format!("expected one within {limit} s (--engine-iteration-timeout)");
+            let requests = app.engine.num_unfinished();
+            format!("the engine has completed no step for {age:.0} s, {expected}; unfinished requests: {requests}")
+        }
         _ => "the engine thread has stopped; restart the server".to_string(),
     }))
 }

@@ -1,8 +1,8 @@
 //! Server-sent events: converts the events of a [`Run`] to `data:` lines, which end with `[DONE]`.
 //!
-//! Invalid requests are rejected with a status before the stream begins. If the engine fails later, the stream has one error
-//! object and ends without `[DONE]`. Events are pulled as the client reads, so that a slow client delays only itself; a client
-//! that disconnects drops the stream and with it the run.
+//! Invalid requests are rejected with a status before the stream begins. If the engine fails later, the stream has one
+//! error object and ends without `[DONE]`. Events are pulled as the client reads, so that a slow client delays only
+//! itself; a client that disconnects drops the stream and with it the run.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -23,7 +23,8 @@ use super::run::{self, Run};
 /// A comment is sent after this much silence, so that proxies keep the connection open while a request is queued.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
-/// Deltas with more tokens than this, such as those of a beam search, are written while another thread serves connections.
+/// Deltas with more tokens than this, such as those of a beam search, are written while another thread serves
+/// connections.
 const LARGE_DELTA: usize = 32;
 
 /// Fields of a chunk besides those of its envelope.
@@ -124,7 +125,8 @@ impl<C: Chunks> Driver<C> {
     }
 
     fn push(&mut self, chunk: Chunk) {
-        // With `include_usage` all chunks have the field, which is `null` in all but the last unless every chunk has a usage.
+        // With `include_usage` all chunks have the field, which is `null` in all but the last unless every chunk has a
+        // usage.
         let usage = match self.stream_usage {
             StreamUsage { in_all: true, .. } => Some(self.usage.to_json()),
             StreamUsage { at_end, .. } => at_end.then_some(Value::Null),

@@ -18,8 +18,8 @@ use super::messages::Conversation;
 use super::tools::Tools;
 use super::work::Work;
 
-/// `POST /tokenize`: token ids of `prompt`, or of `messages` rendered by the chat template. The text may exceed the context
-/// length.
+/// `POST /tokenize`: token ids of `prompt`, or of `messages` rendered by the chat template. The text may exceed the
+/// context length.
 pub async fn tokenize(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
     let mut body = body::receive(&app, request).await?;
     let answer = body.read(&app, |work, fields| {

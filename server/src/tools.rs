@@ -37,8 +37,8 @@ pub struct Tools {
 }
 
 impl Tools {
-    /// Reads the fields. A function's definition is nested in the field `function` of its tool, as in chats; or, if `flat`, it
-    /// is the tool itself, as in responses.
+    /// Reads the fields. A function's definition is nested in the field `function` of its tool, as in chats; or, if
+    /// `flat`, it is the tool itself, as in responses.
     pub fn read(fields: &Fields<'_>, limits: &Limits, flat: bool) -> Result<Tools, ApiError> {
         let properties = json!({
             "name": {"type": "string", "maxLength": MAX_NAME},
@@ -48,9 +48,11 @@ impl Tools {
         let function = |required: &[&str]| json!({"type": "object", "required": required, "properties": properties});
         let mut item = match flat {
             true => function(&["type", "name"]),
-            false => {
-                json!({"type": "object", "required": ["type", "function"], "properties": {"function": function(&["name"])}})
-            }
+            false => json!({
+                "type": "object",
+                "required": ["type", "function"],
+                "properties": {"function": function(&["name"])},
+            }),
         };
         item["properties"]["type"] = json!({"const": "function"});
         fields.check_bytes("tools", "tools", limits.max_schema_bytes, "--max-schema-bytes")?;

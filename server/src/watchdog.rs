@@ -34,8 +34,8 @@ const TICK: Duration = Duration::from_millis(500);
 /// Ticks after the end of a large request at which memory is returned for the last time; before, at each power of two.
 const LAST_TICK: u32 = 16;
 
-/// Returns freed memory to the system after large requests, while it is polled. Repeats this because a request frees its memory
-/// gradually: the last of it when the client has read the response.
+/// Returns freed memory to the system after large requests, while it is polled. Repeats this because a request frees
+/// its memory gradually: the last of it when the client has read the response.
 pub async fn give_back(app: Arc<App>) {
     let mut ticks = LAST_TICK;
     loop {

@@ -54,8 +54,8 @@ impl Work {
         }
     }
 
-    /// Token ids of a text. `param` is its field, for errors. With `must_fit`, a text longer than the context is rejected early,
-    /// as far as its bytes tell; the caller would reject it anyway.
+    /// Token ids of a text. `param` is its field, for errors. With `must_fit`, a text longer than the context is
+    /// rejected early, as far as its bytes tell; the caller would reject it anyway.
     pub fn encode(&self, text: &str, add_special: bool, param: &str, must_fit: bool) -> Result<Vec<u32>, ApiError> {
         self.check_client()?;
         let (found, most) = (text.len(), self.options.limits.max_text_bytes);

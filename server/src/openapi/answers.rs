@@ -2,8 +2,8 @@
 
 use serde_json::{Map, Value, json};
 
-/// Objects and, behind each, its fields as `Object.field`: name, type and description. The type of a field is a JSON type, `any`
-/// or another object, in brackets for a list and with a question mark if the field may be absent or `null`.
+/// Objects and, behind each, its fields as `Object.field`: name, type and description. The type of a field is a JSON
+/// type, `any` or another object, in brackets for a list and with a question mark if the field may be absent or `null`.
 const SCHEMAS: &[(&str, &str, &str)] = &[
     ("Error", "object", "An error response."),
     ("Error.error", "ErrorObject", "The error."),

@@ -1,7 +1,8 @@
 //! `/openapi.json`: the API as an OpenAPI 3.1 document.
 //!
-//! The code that reads a request also describes it: each route's reader runs over [`Fields::describing`], which records the
-//! type, range and default of every field with this server's limits and model. `answers` has the schemas of responses.
+//! The code that reads a request also describes it: each route's reader runs over [`Fields::describing`], which records
+//! the type, range and default of every field with this server's limits and model. `answers` has the schemas of
+//! responses.
 
 mod answers;
 

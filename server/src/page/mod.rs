@@ -1,8 +1,9 @@
 //! `GET /`: a web page with a chat and a live view of the engine.
 //!
-//! The files of `server/page/` are compiled into the binary: plain HTML, CSS and JavaScript modules without a build step. The
-//! content security policy allows nothing from other servers, and no inline script or style. The page needs no key, but asks for one
-//! if the API requires it. Its URLs are relative, so that it works behind a proxy's path prefix.
+//! The files of `server/page/` are compiled into the binary: plain HTML, CSS and JavaScript modules without a build
+//! step. The content security policy allows nothing from other servers, and no inline script or style. The page needs
+//! no key, but asks for one if the API requires it. Its URLs are relative, so that it works behind a proxy's path
+//! prefix.
 
 use axum::Router;
 use axum::http::header;

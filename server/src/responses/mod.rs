@@ -6,8 +6,8 @@
 //! | `request` | the fields of a request, and those that the response repeats |
 //! | `output` | output items, and the events of a stream |
 //!
-//! A response is what the last event of its stream would carry: one [`Writer`] makes both. Responses are not stored: they have
-//! `"store": false`, and references to earlier responses are rejected.
+//! A response is what the last event of its stream would carry: one [`Writer`] makes both. Responses are not stored:
+//! they have `"store": false`, and references to earlier responses are rejected.
 
 mod input;
 mod output;
