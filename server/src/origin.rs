@@ -118,7 +118,8 @@ fn forbidden(name: &'static str, found: &str, expected: &str, flag: &str) -> Api
     let code = if name == "host" { "forbidden_host" } else { "forbidden_origin" };
     ApiError::header(StatusCode::FORBIDDEN, name, Some(found), &expected).with_code(code)
 }
-/// Whether a page of this origin belongs to the server or to its machine.
+
+/// Whether an origin belongs to the server or to its machine.
 fn is_own(origin: &str, host: Option<&str>) -> bool {
     let Some((scheme, authority)) = origin.split_once("://") else { return false };
     (scheme.eq_ignore_ascii_case("http") || scheme.eq_ignore_ascii_case("https"))

@@ -25,6 +25,7 @@ pub struct Rejector {
     permits: Arc<Semaphore>,
     max_connections: usize,
 }
+
 impl Rejector {
     /// Rejector of a server with this limit. Responses are few at a time, so that a flood of connections costs little.
     pub fn new(max_connections: usize) -> Rejector {

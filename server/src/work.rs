@@ -69,18 +69,17 @@ impl Work {
         }
         let most_tokens = if must_fit { self.context() } else { self.options.limits.max_request_tokens };
         let go_on = |tokens| tokens < most_tokens && self.check_client().is_ok();
-        self.tokenizer().encode_while(text, add_special, most / UNSPLIT_DIVISOR, go_on).map_err(|error| {
-            let Err(disconnected) = self.check_client() else {
-                return match error {
-                    TokenizeError::Stopped(tokens) if must_fit => too_long(self, &format!("at least {tokens}"), param),
-                    TokenizeError::Stopped(tokens) => {
-                        let advice = "send a shorter text or raise --max-request-tokens";
-                        ApiError::over(param, tokens, most_tokens, "tokens or more", advice)
-                    }
-                    error => ApiError::invalid(param, error),
-                };
-            };
-            disconnected
+        let result = self.tokenizer().encode_while(text, add_special, most / UNSPLIT_DIVISOR, go_on);
+        result.map_err(|error| match (self.check_client(), error) {
+            (Err(disconnected), _) => disconnected,
+            (Ok(()), TokenizeError::Stopped(tokens)) if must_fit => {
+                too_long(self, &format!("at least {tokens}"), param)
+            }
+            (Ok(()), TokenizeError::Stopped(tokens)) => {
+                let advice = "send a shorter text or raise --max-request-tokens";
+                ApiError::over(param, tokens, most_tokens, "tokens or more", advice)
+            }
+            (Ok(()), error) => ApiError::invalid(param, error),
         })
     }
 }

@@ -41,7 +41,7 @@ fn text_parts_are_joined_without_separators() {
 }
 
 #[test]
-fn arguments_of_past_calls_become_objects_if_they_are_json_objects() {
+fn past_tool_calls_become_objects_where_they_are_json_and_stay_text_where_not() {
     let call = |arguments: &str| json!({"function": {"name": "f", "arguments": arguments}});
     let calls = json!([call("{\"a\": 1}"), call("{broken"), call("42")]);
     let found = rendered(json!({"messages": [{"role": "assistant", "content": null, "tool_calls": calls}]}));

@@ -96,7 +96,7 @@ impl<'a> Item<'a> {
             Some("function_call") => self.call(turns),
             Some("function_call_output") => self.call_output(turns),
             Some("reasoning") => self.reasoning(messages),
-            Some("item_reference") => Err(ApiError::not_stored(&format!("{}.id", self.path))),
+            Some("item_reference") => Err(ApiError::not_stored(format!("{}.id", self.path))),
             _ => Err(self.wrong("type", "message, function_call, function_call_output or reasoning")),
         }
     }
