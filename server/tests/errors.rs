@@ -75,7 +75,7 @@ fn unsupported_fields_are_refused_by_name_and_never_ignored() {
     }
     // Neutral values are accepted.
     let neutral = json!({"suffix": null, "best_of": 1, "use_beam_search": false, "length_penalty": 1.0,
-        "early_stopping": false, "response_format": {"type": "text"}});
+        "early_stopping": false, "response_format": {"type": "text"}, "stop": []});
     assert_eq!(SERVER.post(COMPLETIONS, &request(COMPLETIONS, &neutral)).status, 200);
 }
 
@@ -206,6 +206,19 @@ fn an_integer_may_be_written_with_a_point() {
     for (n, id, param) in [("2.5", "5", "n"), ("1e300", "5", "n"), ("1", "5.5", "prompt"), ("1", "1e300", "prompt")] {
         assert_eq!(body(n, id).error()["param"], param, "{n} {id}");
     }
+}
+
+#[test]
+fn the_last_of_equal_names_counts_and_nesting_is_bounded() {
+    let send = |body: &str| SERVER.send("POST", COMPLETIONS, &[("Content-Type", "application/json")], body.as_bytes());
+    let twice = r#"{"prompt": "a", "max_tokens": "x", "max\u005ftokens": 2, "ignore_eos": true}"#;
+    assert_eq!(send(twice).json()["usage"]["completion_tokens"], 2);
+    let nested = |depth: usize| {
+        send(&format!("{{\"prompt\": \"a\", \"max_tokens\": 1, \"x\": {}{}}}", "[".repeat(depth), "]".repeat(depth)))
+    };
+    assert_eq!(nested(126).status, 200);
+    let reply = nested(127);
+    assert!(reply.status == 400 && reply.body.contains("expected at most 127"), "{}", reply.body);
 }
 
 #[test]

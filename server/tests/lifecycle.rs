@@ -132,6 +132,22 @@ fn a_shutdown_lets_running_streams_finish() {
 }
 
 #[test]
+fn a_shutdown_closes_idle_connections_while_others_stream() {
+    let mut server = Server::with(slow(config()), ServerOptions::default(), Duration::from_secs(60));
+    let mut stream = server.open("POST", COMPLETIONS, &JSON, long(true).as_bytes());
+    stream.read_exact(&mut [0; 1]).unwrap();
+    let mut idle = TcpStream::connect(server.address).unwrap();
+    idle.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    idle.write_all(b"GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
+    idle.read_exact(&mut [0; 1]).unwrap();
+    server.begin_stop();
+    // The stream takes 18 s.
+    idle.read_to_end(&mut Vec::new()).unwrap();
+    drop(stream);
+    assert_eq!(server.wait(), 0);
+}
+
+#[test]
 fn a_shutdown_cancels_requests_after_the_grace_period() {
     let mut server = Server::with(slow(config()), ServerOptions::default(), Duration::from_millis(1));
     let mut stream = server.open("POST", COMPLETIONS, &JSON, long(true).as_bytes());

@@ -45,6 +45,9 @@ fn any_of_several_keys_is_accepted_and_none_is_revealed() {
         assert_eq!(reply.header("www-authenticate"), "Bearer");
         assert!(!reply.body.contains("first") && reply.body.contains("Authorization: Bearer"), "{}", reply.body);
     }
+    let options = ServerOptions { api_keys: vec![String::new()], ..ServerOptions::default() };
+    let server = Server::with(config(), options, Duration::ZERO);
+    assert_eq!(server.send("GET", "/v1/models", &[("Authorization", "Bearer a")], b"").status, 401);
 }
 
 #[test]
