@@ -27,7 +27,7 @@ use super::work::Work;
 
 /// A rejected body is read and discarded up to this many times the limit, so that most clients receive the error
 /// instead of a closed connection.
-const DRAINED: usize = 8;
+const DISCARD_FACTOR: usize = 8;
 
 /// A complete body. A shutdown waits while a handler holds it.
 pub struct Received {
@@ -69,7 +69,7 @@ impl Received {
         };
         let (read, cost, streams, mut reserved) = app.lanes.run(length, read).await?;
         app.budget.resize(&mut reserved, cost.bytes()).inspect_err(|_| app.metrics.rejected("inflight"))?;
-        call::keep(reserved);
+        call::hold_memory(reserved);
         if streams {
             call::take_stream_permit(app)?;
         }
@@ -112,7 +112,7 @@ async fn read_bytes(app: &App, body: Body) -> Result<(Vec<u8>, Reserved), ApiErr
         }
         match refused {
             None => bytes.extend_from_slice(&chunk),
-            Some(_) if seen <= most.saturating_mul(DRAINED) => {
+            Some(_) if seen <= most.saturating_mul(DISCARD_FACTOR) => {
                 (bytes, reserved) = (Vec::new(), Reserved::default());
             }
             Some(_) => break,

@@ -70,16 +70,16 @@ pub fn take_stream_permit(app: &App) -> Result<(), ApiError> {
         let most = app.options.limits.max_concurrent_streams.unwrap_or(0);
         ApiError::busy(format!("{most} responses stream, the limit of --max-concurrent-streams; try again later"))
     })?;
-    hold(|held| held.stream = Some(permit));
+    update(|held| held.stream = Some(permit));
     Ok(())
 }
 
 /// Holds a part of the memory budget until the body of the response is dropped.
-pub fn keep(memory: Reserved) {
-    hold(|held| held.memory = memory);
+pub fn hold_memory(memory: Reserved) {
+    update(|held| held.memory = memory);
 }
 
-fn hold(change: impl FnOnce(&mut Held)) {
+fn update(change: impl FnOnce(&mut Held)) {
     // Outside of a call there is no body to hold anything for.
     let _ = CALL.try_with(|call| change(&mut call.held.lock().unwrap_or_else(PoisonError::into_inner)));
 }

@@ -66,7 +66,7 @@ struct Prompt {
     text: String,
     logprobs: Option<Vec<Option<TokenLogprobs>>>,
     /// JSON of `prompt_logprobs`, shared by all choices.
-    written: Option<Json>,
+    logprobs_json: Option<Json>,
 }
 
 /// The fields of a completion request.
@@ -147,7 +147,7 @@ fn tokenize(work: &Work, inputs: Vec<Input>, request: &CompletionRequest) -> Res
         };
         tokens += ids.len();
         Cost { prompts: 1, prompt_tokens: tokens, ..Cost::default() }.check(&work.options.limits)?;
-        prompts.push(Prompt { ids, text, logprobs: None, written: None });
+        prompts.push(Prompt { ids, text, logprobs: None, logprobs_json: None });
     }
     Ok(prompts)
 }
@@ -166,7 +166,7 @@ impl Completion {
     fn set_prompt_logprobs(&mut self, prompt: usize, logprobs: Option<Vec<Option<TokenLogprobs>>>) {
         let source = &mut self.prompts[prompt];
         let write = |(k, known)| logprobs::prompt(self.app.tokenizer(), &source.ids, known, k);
-        source.written = self.prompt_logprobs.zip(logprobs.as_deref()).map(write);
+        source.logprobs_json = self.prompt_logprobs.zip(logprobs.as_deref()).map(write);
         source.logprobs = logprobs;
     }
 
@@ -188,8 +188,8 @@ impl Completion {
         });
         let text = if first { format!("{echo}{}", delta.text) } else { delta.text.clone() };
         let mut choice = reply::choice(index, ("text", text.into()), delta, logprobs);
-        if let (true, Some(written)) = (first, &source.written) {
-            choice.set("prompt_logprobs", written.clone());
+        if let (true, Some(logprobs_json)) = (first, &source.logprobs_json) {
+            choice.set("prompt_logprobs", logprobs_json.clone());
         }
         if self.options.return_token_ids {
             choice.set("prompt_token_ids", if first { source.ids.clone().into() } else { Value::Null });

@@ -5,7 +5,7 @@
 //! - A client that has closed its sending side may still read its response, or may be gone; only a write tells the
 //!   difference. So the first byte of the response, which is the same for all responses, is sent ahead of it: the
 //!   system of a client that is gone rejects it, and the running call is dropped.
-//! - The bare status that `hyper` sends for an unreadable request is replaced: `serve` sends the error object.
+//! - The status without a body that `hyper` sends for an unreadable request is suppressed: `serve` sends the error object.
 
 use std::future::Future;
 use std::io;
@@ -30,7 +30,7 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 const FIRST: &[u8] = b"H";
 
 /// Upper bound of the size of responses that `hyper` sends itself.
-const MAX_BARE: usize = 256;
+const MAX_SUPPRESSED: usize = 256;
 
 /// Counter of what a shutdown waits for besides the engine: responses that are computed or written.
 #[derive(Clone, Debug, Default)]
@@ -107,9 +107,9 @@ pub struct Connection {
     /// Timer of the checks, once the client has closed its sending side.
     checks: Option<Interval>,
     /// The first byte of the next response has been sent ahead.
-    ahead: bool,
+    first_sent: bool,
     /// Status of a suppressed response of `hyper`.
-    bare: Option<StatusCode>,
+    suppressed: Option<StatusCode>,
     /// Maximum time without progress of a write.
     send_timeout: Duration,
     /// Set while a write waits for the client.
@@ -127,12 +127,21 @@ impl Connection {
     pub fn new(stream: TcpStream, activity: Activity, exchange: Exchange, send_timeout: Duration) -> Connection {
         // Tokens are small writes that must not wait for each other. Without the option they are only late.
         let _ = stream.set_nodelay(true);
-        Connection { stream, activity, exchange, checks: None, ahead: false, bare: None, send_timeout, blocked: None }
+        Connection {
+            stream,
+            activity,
+            exchange,
+            checks: None,
+            first_sent: false,
+            suppressed: None,
+            send_timeout,
+            blocked: None,
+        }
     }
 
     /// Returns the TCP stream and the status of a suppressed response.
     pub fn into_parts(self) -> (TcpStream, Option<StatusCode>) {
-        (self.stream, self.bare)
+        (self.stream, self.suppressed)
     }
 
     /// Fails if the client is gone while a call runs.
@@ -149,8 +158,8 @@ impl Connection {
                 Poll::Ready(Err(error)) => return Err(error),
             },
         };
-        if state == CALLED && !self.ahead {
-            self.ahead = self.stream.try_write(FIRST).is_ok();
+        if state == CALLED && !self.first_sent {
+            self.first_sent = self.stream.try_write(FIRST).is_ok();
         }
         while checks.poll_tick(cx).is_ready() {
             if let Some(error) = self.stream.take_error()? {
@@ -162,14 +171,14 @@ impl Connection {
 
     /// Whether these bytes are a response that `hyper` sends itself, which has no id. They are suppressed.
     fn suppresses(&mut self, bytes: &[u8]) -> bool {
-        let is_bare = self.exchange.state() == NONE
-            && bytes.len() < MAX_BARE
+        let is_own = self.exchange.state() == NONE
+            && bytes.len() < MAX_SUPPRESSED
             && bytes.starts_with(b"HTTP/1.")
             && bytes.ends_with(b"\r\n\r\n")
             && !bytes.windows(REQUEST_ID.len()).any(|part| part == REQUEST_ID.as_bytes());
-        let status = bytes.get(9..12).filter(|_| is_bare).and_then(|digits| StatusCode::from_bytes(digits).ok());
-        self.bare = status.filter(StatusCode::is_client_error).or(self.bare);
-        self.bare.is_some()
+        let status = bytes.get(9..12).filter(|_| is_own).and_then(|digits| StatusCode::from_bytes(digits).ok());
+        self.suppressed = status.filter(StatusCode::is_client_error).or(self.suppressed);
+        self.suppressed.is_some()
     }
 
     fn written<T>(&mut self, cx: &mut Context<'_>, result: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
@@ -203,14 +212,14 @@ impl AsyncWrite for Connection {
         if bytes.is_empty() || self.suppresses(bytes) {
             return Poll::Ready(Ok(bytes.len()));
         }
-        let ahead = usize::from(self.ahead);
+        let ahead = usize::from(self.first_sent);
         let result = match &bytes[ahead..] {
             [] => Poll::Ready(Ok(0)),
             rest => Pin::new(&mut self.stream).poll_write(cx, rest),
         };
         let written = ready!(self.written(cx, result))?;
         self.exchange.answers(bytes);
-        self.ahead = false;
+        self.first_sent = false;
         Poll::Ready(Ok(ahead + written))
     }
 
@@ -220,7 +229,7 @@ impl AsyncWrite for Connection {
         slices: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let first: &[u8] = slices.iter().find(|slice| !slice.is_empty()).map_or(&[], |slice| slice);
-        if self.ahead || self.exchange.state() == CALLED || self.suppresses(first) {
+        if self.first_sent || self.exchange.state() == CALLED || self.suppresses(first) {
             return self.poll_write(cx, first);
         }
         let result = Pin::new(&mut self.stream).poll_write_vectored(cx, slices);
@@ -238,6 +247,6 @@ impl AsyncWrite for Connection {
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         // `serve` still sends the error object.
-        if self.bare.is_some() { Poll::Ready(Ok(())) } else { Pin::new(&mut self.stream).poll_shutdown(cx) }
+        if self.suppressed.is_some() { Poll::Ready(Ok(())) } else { Pin::new(&mut self.stream).poll_shutdown(cx) }
     }
 }

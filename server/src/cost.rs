@@ -134,7 +134,7 @@ pub struct Reserved {
 
 impl Drop for Reserved {
     fn drop(&mut self) {
-        if self.most >= NOTED {
+        if self.most >= LARGE_PART {
             self.freed.store(true, Ordering::Release);
         }
     }
@@ -151,7 +151,7 @@ impl Reserved {
 const UNIT: usize = 1024;
 
 /// After the return of a part this large, in units, the allocator may hold free memory.
-const NOTED: usize = 256;
+const LARGE_PART: usize = 256;
 
 impl Budget {
     /// Budget of this many bytes.

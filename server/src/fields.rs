@@ -16,13 +16,13 @@ use serde_json::{Map, Value, json};
 
 use super::error::ApiError;
 use super::settings::Limits;
-use parse::{Given, MAX_DEPTH, Names, kind, measure, whole};
 pub use parse::{Ids, excerpt, items};
+use parse::{MAX_DEPTH, Names, RawField, integer, kind, measure};
 
 /// A JSON object with checked readers; or, without a body, a recorder of what the readers would accept.
 #[derive(Debug)]
 pub struct Fields<'a> {
-    given: Vec<Given<'a>>,
+    given: Vec<RawField<'a>>,
     values_left: Cell<usize>,
     max_values: usize,
     described: Option<RefCell<Description>>,
@@ -119,7 +119,7 @@ impl<'a> Fields<'a> {
         json!({"type": "object", "description": description, "properties": properties, "required": required})
     }
 
-    fn given(&self, name: &str) -> Option<&Given<'a>> {
+    fn given(&self, name: &str) -> Option<&RawField<'a>> {
         // The last one of equal names counts, as in most JSON parsers.
         self.given.iter().rev().find(|given| given.name == name).filter(|given| given.raw.get() != "null")
     }
@@ -265,7 +265,7 @@ impl<'a> Fields<'a> {
             (low, i64::MAX) => format!("an integer of at least {low}"),
             (low, high) => format!("an integer from {low} to {high}"),
         };
-        self.read(name, expected, |value| whole(value).filter(|n| (low..=high).contains(n)))
+        self.read(name, expected, |value| integer(value).filter(|n| (low..=high).contains(n)))
     }
 
     /// Reads an unsigned integer in a closed interval.

@@ -20,11 +20,6 @@ fn number(logprob: f32) -> Value {
     logprob.max(LOWEST).into()
 }
 
-/// A text as JSON.
-fn quoted(text: &str) -> Value {
-    text.into()
-}
-
 /// Appends to a text. Writing to a `String` cannot fail.
 fn put(text: &mut String, more: std::fmt::Arguments<'_>) {
     let _ = text.write_fmt(more);
@@ -109,7 +104,7 @@ impl CompletionLogprobs {
         let lists = [&mut self.tokens, &mut self.token_logprobs, &mut self.top_logprobs, &mut self.text_offset];
         lists.into_iter().for_each(comma);
         let text = token_text(tokenizer, id);
-        put(&mut self.tokens, format_args!("{}", quoted(&text)));
+        put(&mut self.tokens, format_args!("{}", Value::from(text.as_str())));
         put(&mut self.text_offset, format_args!("{offset}"));
         let Some(found) = logprobs else {
             self.token_logprobs += "null";
@@ -126,7 +121,7 @@ impl CompletionLogprobs {
                 continue;
             }
             comma(&mut self.top_logprobs);
-            put(&mut self.top_logprobs, format_args!("{}:{}", quoted(&text), number(logprob)));
+            put(&mut self.top_logprobs, format_args!("{}:{}", Value::from(text.as_str()), number(logprob)));
             seen.insert(text);
         }
         self.top_logprobs.push('}');
@@ -144,7 +139,7 @@ impl CompletionLogprobs {
 /// Appends a token of a chat, as fields of an object.
 fn put_entry(text: &mut String, tokenizer: &Tokenizer, id: u32, logprob: f32) {
     let bytes = Value::from(tokenizer.token_bytes(id));
-    let (token, logprob) = (quoted(&token_text(tokenizer, id)), number(logprob));
+    let (token, logprob) = (Value::from(token_text(tokenizer, id)), number(logprob));
     put(text, format_args!(r#""token":{token},"logprob":{logprob},"bytes":{bytes}"#));
 }
 
@@ -186,7 +181,7 @@ pub fn prompt(tokenizer: &Tokenizer, ids: &[u32], logprobs: &[Option<TokenLogpro
         for (id, logprob, rank) in [(id, found.logprob, found.rank)].into_iter().chain(ranked.filter(|top| top.0 != id))
         {
             comma(&mut text);
-            let (logprob, token) = (number(logprob), quoted(&token_text(tokenizer, id)));
+            let (logprob, token) = (number(logprob), Value::from(token_text(tokenizer, id)));
             put(&mut text, format_args!(r#""{id}":{{"logprob":{logprob},"rank":{rank},"decoded_token":{token}}}"#));
         }
         text.push('}');

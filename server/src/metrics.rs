@@ -19,15 +19,11 @@ use buckets::{FIRST_TOKEN, INTER_TOKEN, REQUEST, one_two_five};
 /// Reason of sequences whose client disconnected.
 pub const ABORT: &str = "abort";
 
-/// Durations of a finished request.
+/// Durations of a finished request, as pictured in `observe`.
 pub struct Times<'a> {
-    /// From arrival to the first step.
     pub queue: Duration,
-    /// From the first step to the first token.
     pub prefill: Duration,
-    /// From the first token to the last.
     pub decode: Duration,
-    /// From arrival to the last token.
     pub total: Duration,
     /// Number of generated tokens by sequence.
     pub generated: &'a [usize],

@@ -165,13 +165,6 @@ impl Options {
         }
     }
 
-    /// Truncates the prompt to what the context holds besides the output, like `truncate_prompt_tokens: -1`. `name` is
-    /// the field of the token limit.
-    pub fn fit_prompt(&mut self, app: &App, name: &'static str) -> Result<(), ApiError> {
-        self.truncate_prompt_tokens = Some(beside_output(app, self.max_tokens.unwrap_or((name, 1)))?);
-        Ok(())
-    }
-
     /// Engine request for one prompt. `default` is the token limit if none was given, cut to the rest of the context;
     /// `None` means the rest of the context. `param` is the prompt's field, for errors.
     pub fn request(
@@ -217,7 +210,7 @@ pub fn check_length(app: &App, length: usize, param: &str) -> Result<(), ApiErro
 
 /// Maximum prompt length besides an output of `asked` tokens, at least one token; `name` is the field of the token
 /// limit.
-fn beside_output(app: &App, (name, asked): (&'static str, usize)) -> Result<usize, ApiError> {
+pub fn beside_output(app: &App, (name, asked): (&'static str, usize)) -> Result<usize, ApiError> {
     let (context, most) = (app.context(), app.context().saturating_sub(1));
     if asked > most {
         let problem = format!("found {asked}, expected at most {most}, which leaves one for the prompt; lower it");

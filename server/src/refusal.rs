@@ -44,11 +44,11 @@ impl Rejector {
     }
 }
 
-/// The error for a request that `hyper` could not read: `error` is hyper's error, `bare` the status of its suppressed
-/// response, `rest` the bytes received. `None` if the client expects no response.
-pub fn explain(error: &hyper::Error, bare: Option<StatusCode>, rest: &[u8], limits: &Limits) -> Option<ApiError> {
+/// The error for a request that `hyper` could not read: `error` is hyper's error, `suppressed` the status of
+/// its response, `rest` the bytes received. `None` if the client expects no response.
+pub fn explain(error: &hyper::Error, suppressed: Option<StatusCode>, rest: &[u8], limits: &Limits) -> Option<ApiError> {
     let most = limits.max_header_bytes;
-    match bare {
+    match suppressed {
         Some(StatusCode::URI_TOO_LONG) => Some(ApiError::long_target(most)),
         Some(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE) => {
             let (count, advice) =

@@ -112,7 +112,7 @@ impl Run {
 }
 
 /// The result of one prompt.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Answer {
     /// Log probabilities of the prompt, if requested.
     pub prompt_logprobs: Option<Vec<Option<TokenLogprobs>>>,
@@ -129,7 +129,7 @@ pub struct Answer {
 impl Answer {
     fn empty(n: usize) -> Answer {
         let sequences = (0..n).map(|index| Delta { index: index as u32, ..Delta::default() }).collect();
-        Answer { prompt_logprobs: None, embedding: None, cached_tokens: 0, completion_tokens: 0, sequences }
+        Answer { sequences, ..Answer::default() }
     }
 
     fn add(&mut self, mut delta: Delta, keep_tokens: bool) {

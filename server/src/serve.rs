@@ -55,7 +55,7 @@ pub async fn serve(
     let loopback = listener.local_addr().is_ok_and(|address| address.ip().to_canonical().is_loopback());
     let server = Server::new(app.clone(), loopback);
     let watchdog = tokio::spawn(watchdog::watch(app.clone()));
-    let memory = tokio::spawn(watchdog::give_back(app.clone()));
+    let memory = tokio::spawn(watchdog::return_memory(app.clone()));
     let stop = async {
         stop.await;
         engine.drain();
@@ -182,8 +182,8 @@ impl Server {
             if let Err(error) = ended {
                 tracing::debug!("connection closed: {error}");
                 let parts = connection.into_parts();
-                let (stream, bare) = parts.io.into_inner().into_parts();
-                if let Some(error) = refusal::explain(&error, bare, &parts.read_buf, &app.options.limits) {
+                let (stream, suppressed) = parts.io.into_inner().into_parts();
+                if let Some(error) = refusal::explain(&error, suppressed, &parts.read_buf, &app.options.limits) {
                     refusal::send(stream, &error).await;
                 }
             }

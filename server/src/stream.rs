@@ -101,7 +101,7 @@ impl<C: Chunks> Driver<C> {
                     self.usage.completion_tokens += delta.tokens.len();
                     match run::failed(&delta) {
                         Ok(()) => {
-                            if let Some(chunk) = aside(&delta, || chunks.chunk(prompt, &delta)) {
+                            if let Some(chunk) = block_if_large(&delta, || chunks.chunk(prompt, &delta)) {
                                 self.push(chunk);
                             }
                         }
@@ -142,6 +142,6 @@ impl<C: Chunks> Driver<C> {
 }
 
 /// Runs `write`. If the delta is large, other tasks of the thread continue on another one.
-pub fn aside<T>(delta: &Delta, write: impl FnOnce() -> T) -> T {
+pub fn block_if_large<T>(delta: &Delta, write: impl FnOnce() -> T) -> T {
     if delta.tokens.len() > LARGE_DELTA { tokio::task::block_in_place(write) } else { write() }
 }

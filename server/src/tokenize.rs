@@ -31,9 +31,9 @@ pub async fn tokenize(State(app): State<Arc<App>>, request: Request) -> Result<R
         let mut reply = Json::from(json!({"count": tokens.len(), "max_model_len": work.context()}));
         if strings {
             let text = |&id| work.tokenizer().id_to_token(id).unwrap_or_default();
-            reply.set("token_strs", listed(tokens.iter().map(text)));
+            reply.set("token_strs", json_list(tokens.iter().map(text)));
         }
-        reply.set("tokens", listed(tokens.iter()));
+        reply.set("tokens", json_list(tokens.iter()));
         // Written here, off the threads that serve connections.
         let answer = reply.into_response();
         Ok((answer, Cost { repeated_bytes: tokens.len() * if strings { 32 } else { 8 }, ..Cost::default() }))
@@ -42,7 +42,7 @@ pub async fn tokenize(State(app): State<Arc<App>>, request: Request) -> Result<R
 }
 
 /// JSON text of a list.
-fn listed<T: Serialize>(items: impl Iterator<Item = T>) -> Json {
+fn json_list<T: Serialize>(items: impl Iterator<Item = T>) -> Json {
     let mut text = Vec::new();
     // Writing to a `Vec` cannot fail.
     let _ = serde_json::Serializer::new(&mut text).collect_seq(items);

@@ -36,7 +36,7 @@ const LAST_TICK: u32 = 16;
 
 /// Returns freed memory to the system after large requests, while it is polled. Repeats this because a request frees
 /// its memory gradually: the last of it when the client has read the response.
-pub async fn give_back(app: Arc<App>) {
+pub async fn return_memory(app: Arc<App>) {
     let mut ticks = LAST_TICK;
     loop {
         sleep(TICK).await;

@@ -10,7 +10,7 @@ use serde_json::value::RawValue;
 
 /// A field of the body.
 #[derive(Debug)]
-pub struct Given<'a> {
+pub struct RawField<'a> {
     pub name: Cow<'a, str>,
     pub raw: &'a RawValue,
     pub value: OnceCell<Value>,
@@ -29,19 +29,19 @@ pub const MAX_DEPTH: usize = 127;
 pub struct Names;
 
 impl<'de> Visitor<'de> for Names {
-    type Value = Vec<Given<'de>>;
+    type Value = Vec<RawField<'de>>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("an object")
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Vec<Given<'de>>, A::Error> {
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Vec<RawField<'de>>, A::Error> {
         let mut given = Vec::new();
         while let Some(name) = map.next_key_seed(Name)? {
             if given.len() == MAX_FIELDS {
                 return Err(serde::de::Error::custom(format_args!("found more than {MAX_FIELDS} fields; send fewer")));
             }
-            given.push(Given { name, raw: map.next_value()?, value: OnceCell::new() });
+            given.push(RawField { name, raw: map.next_value()?, value: OnceCell::new() });
         }
         Ok(given)
     }
@@ -172,7 +172,7 @@ pub fn excerpt(raw: &RawValue) -> String {
 }
 
 /// A 64-bit integer. Some clients write integers with a point: 2.0 is 2.
-pub fn whole(value: &Value) -> Option<i64> {
+pub fn integer(value: &Value) -> Option<i64> {
     /// Up to this number a double represents every integer.
     const EXACT: f64 = (1_u64 << 53) as f64;
     let from_float = || value.as_f64().filter(|x| x.fract() == 0.0 && x.abs() <= EXACT).map(|x| x as i64);

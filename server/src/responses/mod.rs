@@ -31,7 +31,7 @@ use super::error::ApiError;
 use super::json::{Json, off_reactor};
 use super::logprobs;
 use super::run::{self, Run};
-use super::stream::{answer, aside};
+use super::stream::{answer, block_if_large};
 use output::{Status, Writer};
 use request::prepare;
 pub use request::read;
@@ -92,7 +92,7 @@ impl Reply {
             Some((_, Event::Delta(delta))) => {
                 run::failed(&delta)?;
                 let piece = self.assistant.push(&delta.text, delta.finish.is_some());
-                let scores = aside(&delta, || {
+                let scores = block_if_large(&delta, || {
                     self.logprobs.map_or(Vec::new(), |k| logprobs::tokens(self.app.tokenizer(), &delta.tokens, k))
                 });
                 self.writer.write(piece, delta.tokens.len(), scores);

@@ -119,7 +119,7 @@ impl Writer {
 
     /// Writes the events before any output.
     pub fn open(&mut self) {
-        ["response.created", "response.in_progress"].into_iter().for_each(|name| self.put_response(name));
+        ["response.created", "response.in_progress"].into_iter().for_each(|name| self.emit_response(name));
     }
 
     /// Appends a parsed delta of this many tokens; `scores` are their log probabilities.
@@ -155,7 +155,7 @@ impl Writer {
         }
         self.end_item(status);
         self.ended = Some(status);
-        self.put_response(match status {
+        self.emit_response(match status {
             Status::Completed => "response.completed",
             Status::Incomplete => "response.incomplete",
         });
@@ -168,7 +168,7 @@ impl Writer {
         let mut response = self.response();
         response.set("status", Value::from("failed"));
         response.set("error", json!({"code": code, "message": error["message"]}));
-        self.put("response.failed", vec![("response", response)]);
+        self.emit("response.failed", vec![("response", response)]);
     }
 
     /// Appends text to the open item, which is a new one unless it is of this kind.
@@ -184,7 +184,7 @@ impl Writer {
             open.logprobs.extend(scores.iter().cloned());
             fields.push(("logprobs", scores.into()));
         }
-        self.put_of_item(&format!("{}.delta", kind.event()), fields);
+        self.emit_for_item(&format!("{}.delta", kind.event()), fields);
     }
 
     /// Opens an item and closes the previous one.
@@ -193,9 +193,9 @@ impl Writer {
         let open = Open { id: fresh_id(&self.app, kind.prefix()), kind, text: String::new(), logprobs: Vec::new() };
         let (item, part) = (open.json("in_progress", false), open.part());
         self.open = Some(open);
-        self.put_item("response.output_item.added", item);
+        self.emit_item("response.output_item.added", item);
         if let Some(part) = part {
-            self.put_of_item("response.content_part.added", vec![("part", part)]);
+            self.emit_for_item("response.content_part.added", vec![("part", part)]);
         }
     }
 
@@ -208,38 +208,38 @@ impl Writer {
             Kind::Message => vec![("text", text), ("logprobs", open.logprobs.clone().into())],
             Kind::Call { name, .. } => vec![("arguments", text), ("name", Json::Value(name.as_str().into()))],
         };
-        self.put_of_item(&format!("{event}.done"), fields);
+        self.emit_for_item(&format!("{event}.done"), fields);
         if let Some(part) = part {
-            self.put_of_item("response.content_part.done", vec![("part", part)]);
+            self.emit_for_item("response.content_part.done", vec![("part", part)]);
         }
-        self.put_item("response.output_item.done", item.clone());
+        self.emit_item("response.output_item.done", item.clone());
         self.output.push(item);
         self.open = None;
     }
 
     /// Writes an event about the text of the open item.
-    fn put_of_item(&mut self, name: &str, mut fields: Vec<(&str, Json)>) {
+    fn emit_for_item(&mut self, name: &str, mut fields: Vec<(&str, Json)>) {
         let Some(open) = &self.open else { return };
         fields.push(("item_id", Json::Value(open.id.as_str().into())));
         fields.push(("output_index", Json::Value(self.output.len().into())));
         if !matches!(open.kind, Kind::Call { .. }) {
             fields.push(("content_index", Json::Value(0.into())));
         }
-        self.put(name, fields);
+        self.emit(name, fields);
     }
 
     /// Writes an event with an item.
-    fn put_item(&mut self, name: &str, item: Json) {
-        self.put(name, vec![("output_index", Json::Value(self.output.len().into())), ("item", item)]);
+    fn emit_item(&mut self, name: &str, item: Json) {
+        self.emit(name, vec![("output_index", Json::Value(self.output.len().into())), ("item", item)]);
     }
 
     /// Writes an event with the response in its current state.
-    fn put_response(&mut self, name: &str) {
+    fn emit_response(&mut self, name: &str) {
         let response = self.response();
-        self.put(name, vec![("response", response)]);
+        self.emit(name, vec![("response", response)]);
     }
 
-    fn put(&mut self, name: &str, fields: Vec<(&str, Json)>) {
+    fn emit(&mut self, name: &str, fields: Vec<(&str, Json)>) {
         let mut event = Json::from(json!({"type": name, "sequence_number": self.next_number}));
         fields.into_iter().for_each(|(name, value)| event.set(name, value));
         self.next_number += 1;

@@ -8,7 +8,7 @@ use super::super::error::ApiError;
 use super::super::fields::Fields;
 use super::super::json::Json;
 use super::super::messages::{Conversation, EFFORTS, template_kwargs};
-use super::super::options::{MAX_SHORT, Options, user};
+use super::super::options::{MAX_SHORT, Options, beside_output, user};
 use super::super::structured;
 use super::super::tools::Tools;
 use super::super::work::Work;
@@ -68,7 +68,7 @@ pub fn read(work: &Work, fields: &Fields<'_>) -> Result<(ChatRequest, Repeated),
     let description =
         "auto truncates the beginning of an input that exceeds the context; disabled, the default, rejects it.";
     if fields.word("truncation", &["auto", "disabled"], description)? == Some("auto") {
-        options.fit_prompt(work, LIMIT)?;
+        options.truncate_prompt_tokens = Some(beside_output(work, options.max_tokens.unwrap_or((LIMIT, 1)))?);
     }
     let tools = Tools::read(fields, limits, true)?;
     let description = "effort: reasoning effort, as in chat completions; summary is accepted but not used.";
