@@ -1,5 +1,5 @@
-// The block pool as a grid with one cell per block, or per several blocks if there are too many. The color shows the owner. Shared
-// blocks have a second color, cached blocks are darker than free ones.
+// The block pool as a grid with one cell per block, or per several blocks if there are too many. The color shows the owner; shared
+// blocks have a second color, cached and free blocks are two grays.
 
 import { context, css } from './chart.js';
 
@@ -100,7 +100,7 @@ export class Blocks {
         pen.strokeRect(x - 0.5, y - 0.5, size + 1, size + 1);
       }
     }
-    // Whether the whole pool is visible without zooming out.
+    // The default view shows the whole pool: the zoom button is not needed.
     this.complete = !this.whole && this.grid.shown === this.cells.length;
     const per = this.grid.merge * this.map.blocks_per_cell;
     const part = this.grid.shown < this.cells.length ? `blocks 0–${(this.grid.shown * this.map.blocks_per_cell - 1).toLocaleString('en')} of ` : '';

@@ -85,7 +85,7 @@ export class Engine {
   }
 
   legend({ blocks, map }) {
-    // The map does not tell the state of each block if its cells have several: only known totals are shown.
+    // If cells of the map have several blocks, their states are not known one by one: only known totals are shown.
     let shared = 0;
     for (const [code, length] of map.runs) if (code > 1 && map.owners[code - 2].references > 1) shared += length;
     const exact = map.blocks_per_cell === 1;

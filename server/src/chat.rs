@@ -75,13 +75,12 @@ pub struct Prepared {
 }
 
 impl Prepared {
-    /// Renders and tokenizes the conversation, and constrains the output to required tool calls. `logprobs_field` is
-    /// the field that requests log probabilities.
-    pub fn new(work: &Work, request: ChatRequest, logprobs_field: &'static str) -> Result<(Prepared, Cost), ApiError> {
+    /// Renders and tokenizes the conversation, and constrains the output to required tool calls.
+    pub fn new(work: &Work, request: ChatRequest) -> Result<(Prepared, Cost), ApiError> {
         let ChatRequest { mut options, tools, conversation } = request;
         let default = work.engine.generation_defaults().max_new_tokens;
         let cost = |options: &Options, tokens: usize| {
-            let cost = options.cost(work, (1, tokens), default, logprobs_field);
+            let cost = options.cost(work, (1, tokens), default, "top_logprobs");
             // A chat returns the log probabilities of the prompt once, not in each choice.
             Cost { per_prompt_token: cost.per_prompt_token / options.params.n, ..cost }
         };
@@ -128,7 +127,7 @@ impl ChatRequest {
 }
 
 fn prepare(work: &Work, fields: &Fields<'_>) -> Result<(Prepared, Cost), ApiError> {
-    Prepared::new(work, ChatRequest::read(work, fields)?, "top_logprobs")
+    Prepared::new(work, ChatRequest::read(work, fields)?)
 }
 
 /// Number of alternatives per token; `None` without log probabilities.

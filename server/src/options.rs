@@ -418,12 +418,10 @@ fn search(
         }
     }
     match best_of.filter(|&candidates| candidates > n) {
-        Some(_) if stream => Err(ApiError::conflict(
-            "best_of",
-            format_args!(
-                "stream: true, which allows at most n = {n} because the best sequences are known only at the end"
-            ),
-        )),
+        Some(found) if stream => {
+            let expected = format!("at most n, which is {n}; lower it or remove stream");
+            Err(ApiError::found("best_of", &format!("{found} together with stream: true"), expected))
+        }
         best_of => Ok((best_of, None)),
     }
 }

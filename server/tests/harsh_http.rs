@@ -183,7 +183,7 @@ fn bytes_that_are_not_http_get_the_error_object() {
     ] {
         assert_eq!(refusal(what, &half_closed(bytes)), status, "{what}");
     }
-    assert_eq!(half_closed(b"\r\n\r\n\r\n"), "", "nothing was asked");
+    assert_eq!(half_closed(b"\r\n\r\n\r\n"), "", "there was no request");
     let answers = half_closed(after.as_bytes());
     assert_eq!(statuses(&answers), [200, 400], "{answers}");
     refusal("behind a good one", &answers[answers.rfind("HTTP/1.1 ").unwrap()..]);

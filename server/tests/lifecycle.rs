@@ -155,7 +155,7 @@ fn a_shutdown_cancels_requests_after_the_grace_period() {
     server.begin_stop();
     let mut rest = String::new();
     stream.read_to_string(&mut rest).unwrap();
-    assert!(rest.contains("data: {\"error\":") && !rest.contains("[DONE]"), "the client is told");
+    assert!(rest.contains("data: {\"error\":") && !rest.contains("[DONE]"), "the client gets an error");
     assert_eq!(server.wait(), 1);
 }
 

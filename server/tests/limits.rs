@@ -175,7 +175,7 @@ fn requests_in_flight_share_a_budget_and_return_their_part() {
     assert_eq!(server.post(COMPLETIONS, &json!({"prompt": "a", "n": 10, "max_tokens": 1})).status, 200);
     drop(first);
     let small = json!({"prompt": "One", "n": 30, "max_tokens": 1, "stream": true});
-    server.until("its part is returned", |server| server.post(COMPLETIONS, &small).status == 200);
+    server.until("its part of the budget is returned", |server| server.post(COMPLETIONS, &small).status == 200);
 }
 
 #[test]
@@ -238,7 +238,7 @@ fn connections_over_the_limit_get_a_503_until_others_close() {
     assert_eq!((reply.status, reply.header("retry-after")), (503, "1"));
     reply.error();
     drop(held);
-    server.until("the places are free", |server| {
+    server.until("a connection is free", |server| {
         let stream = server.open("GET", "/health", &[], b"");
         Reply::read(stream).status == 200
     });
@@ -260,7 +260,8 @@ fn a_queue_that_is_full_answers_429_with_retry_after() {
     assert_eq!(reply.error()["code"], "rate_limit_exceeded");
     assert_eq!(server.metric("quire:requests_rejected_total"), 1.0);
     drop((first, waiting));
-    server.until("there is room", |s| s.post(COMPLETIONS, &json!({"prompt": "a", "max_tokens": 1})).status == 200);
+    server
+        .until("the queue has space", |s| s.post(COMPLETIONS, &json!({"prompt": "a", "max_tokens": 1})).status == 200);
 }
 
 #[test]
@@ -275,7 +276,7 @@ fn streams_over_the_limit_are_answered_429_and_whole_answers_are_not() {
     body["stream"] = json!(true);
     assert_eq!(server.post(COMPLETIONS, &body).status, 429);
     drop(first);
-    server.until("the place is free", |server| server.post(COMPLETIONS, &body).status == 200);
+    server.until("the stream permit is free", |server| server.post(COMPLETIONS, &body).status == 200);
 }
 
 #[test]

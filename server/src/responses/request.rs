@@ -33,7 +33,7 @@ pub fn prepare(work: &Work, fields: &Fields<'_>) -> Result<((Prepared, Repeated)
     let (request, frame) = read(work, fields)?;
     let repeated: usize =
         frame.iter().map(|(_, value)| if let Json::Text(text) = value { text.get().len() } else { 0 }).sum();
-    let (prepared, cost) = Prepared::new(work, request, "top_logprobs")?;
+    let (prepared, cost) = Prepared::new(work, request)?;
     // A stream keeps its log probabilities too, for the last event.
     let per_output_token = prepared.options.params.sampling.logprobs.map_or(0, |k| k + 1);
     Ok(((prepared, frame), Cost { per_output_token, repeated_bytes: 2 * repeated, ..cost }))
@@ -55,7 +55,7 @@ pub fn read(work: &Work, fields: &Fields<'_>) -> Result<(ChatRequest, Repeated),
     let description = "Maximum number of tokens to generate; default: the rest of the context.";
     let mut options = Options::read(work, fields, &[(LIMIT, description)], 1)?;
     if options.params.n != 1 {
-        return Err(ApiError::unsupported("n", "values above 1 need /v1/chat/completions"));
+        return Err(ApiError::wrong("n", &Value::from(options.params.n), "1; use /v1/chat/completions for more"));
     }
     options.params.sampling.logprobs = num_logprobs(work, fields)?;
     let (format, constraint) = structured::text_format(fields, limits)?;
