@@ -114,10 +114,10 @@ fn every_form_of_a_bad_request_is_refused_with_the_error_object() {
         ("a half", 400, field("2.5")),
         ("1e19", 400, field("1e19")),
         ("text for a number", 400, field("\"2\"")),
-        ("a truth for a number", 400, field("true")),
+        ("a boolean for a number", 400, field("true")),
         ("a broken chunk", 400, chunked(&format!("ZZ\r\n{GOOD}\r\n0\r\n\r\n"))),
         ("GET", 405, request("GET /v1/completions HTTP/1.1")),
-        ("a method of one's own", 405, request("BREW /v1/completions HTTP/1.1")),
+        ("an unknown method", 405, request("BREW /v1/completions HTTP/1.1")),
         ("OPTIONS", 405, request("OPTIONS /v1/models HTTP/1.1")),
         ("a slash too many", 404, request("GET /v1/models/ HTTP/1.1")),
         ("two slashes", 404, request("GET //v1/models HTTP/1.1")),
@@ -163,14 +163,14 @@ fn bytes_that_are_not_http_get_the_error_object() {
             400,
             b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nabcdef",
         ),
-        ("a length below zero", 400, b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n"),
+        ("a negative length", 400, b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n"),
         (
-            "a coding that is not the last",
+            "chunked before another coding",
             400,
             b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked, gzip\r\n\r\n",
         ),
         (
-            "chunks before their time",
+            "chunks in HTTP/1.0",
             400,
             b"POST /v1/completions HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
         ),
@@ -186,7 +186,7 @@ fn bytes_that_are_not_http_get_the_error_object() {
     assert_eq!(half_closed(b"\r\n\r\n\r\n"), "", "there was no request");
     let answers = half_closed(after.as_bytes());
     assert_eq!(statuses(&answers), [200, 400], "{answers}");
-    refusal("behind a good one", &answers[answers.rfind("HTTP/1.1 ").unwrap()..]);
+    refusal("after a valid request", &answers[answers.rfind("HTTP/1.1 ").unwrap()..]);
     assert_eq!(statuses(&request("GET /health HTTP/1.1")), [200]);
 }
 
