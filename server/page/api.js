@@ -1,4 +1,4 @@
-// Calls to the server: the key, errors as messages, server-sent events line by line.
+// Calls to the server: API key, errors, server-sent events.
 
 const STORE = 'quire-key';
 
@@ -9,7 +9,7 @@ export class ApiError extends Error {
   }
 }
 
-// Where a browser gives a page no storage, a value lasts as long as the page.
+// Without storage, values last as long as the page.
 export function stored(store, name) {
   try {
     return window[store].getItem(name);
@@ -22,7 +22,7 @@ export function keep(store, name, value) {
   try {
     window[store].setItem(name, value);
   } catch {
-    // See above.
+    // No storage.
   }
 }
 
@@ -37,7 +37,7 @@ export function setKey(value) {
   keep('sessionStorage', STORE, value);
 }
 
-// `path` is relative to the page, which may stand behind a prefix.
+// `path` is relative to the page, which may have a path prefix.
 export async function call(path, { body, signal } = {}) {
   const headers = {};
   if (key()) headers.Authorization = `Bearer ${key()}`;
@@ -50,12 +50,12 @@ export async function call(path, { body, signal } = {}) {
   try {
     message = JSON.parse(text).error.message;
   } catch {
-    // Not the server's own error object: a proxy's page, perhaps.
+    // Not the server's error object, for example a proxy's page.
   }
-  throw new ApiError(response.status, message || `the server answered ${response.status}`);
+  throw new ApiError(response.status, message || `The server responded with status ${response.status}.`);
 }
 
-// The `data:` of each event, parsed; ends at `[DONE]` or with the stream.
+// Yields the parsed `data:` of each event, up to `[DONE]` or the end of the stream.
 export async function* events(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = '';

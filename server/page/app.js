@@ -1,4 +1,4 @@
-// Brings the two halves together: chat, engine, the key, and which half a phone shows.
+// Entry point: connects chat, engine view and API key form, and switches views on small screens.
 
 import { key, setKey } from './api.js';
 import { Chat } from './chat.js';
@@ -7,7 +7,7 @@ import { Engine } from './engine.js';
 const $ = (id) => document.getElementById(id);
 
 function denied() {
-  $('key-hint').textContent = key() ? 'The server does not take this key.' : 'It is kept in this tab alone.';
+  $('key-hint').textContent = key() ? 'The server does not take this key.' : 'The key is stored only in this tab.';
   $('key-form').hidden = false;
   $('key').focus();
 }
@@ -15,7 +15,7 @@ function denied() {
 const chat = new Chat(denied);
 const engine = new Engine(denied, (state) => {
   chat.model = state.model;
-  const text = `${state.model} · context of ${state.max_model_len.toLocaleString('en')} tokens`;
+  const text = `${state.model} · context length ${state.max_model_len.toLocaleString('en')} tokens`;
   if ($('model').textContent !== text) $('model').textContent = text;
 });
 

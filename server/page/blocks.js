@@ -1,5 +1,5 @@
-// The block pool as a grid: one cell a block, or several where there are too many. Colour says whose; a fold, a full cell and an
-// outline say shared, cached and free without it.
+// The block pool as a grid with one cell per block, or per several blocks if there are too many. The color shows the owner; shared
+// blocks have a second color, cached and free blocks are two grays.
 
 import { context, css } from './chart.js';
 
@@ -33,12 +33,12 @@ export class Blocks {
     this.draw();
   }
 
-  // References of a cell, for choosing the liveliest of several.
+  // Priority of a cell: when several share a grid cell, the highest is shown.
   rank(code) {
     return code < OWNED ? code : 1 + this.map.owners[code - OWNED].references;
   }
 
-  // How much of the pool is drawn, how large, and how many cells of the map share one of the grid.
+  // Number of map cells to show, size and number of grid cells, and map cells per grid cell.
   layout(width) {
     const used = this.cells.findLastIndex((code) => code !== FREE) + 1;
     let shown = this.cells.length;
@@ -100,11 +100,11 @@ export class Blocks {
         pen.strokeRect(x - 0.5, y - 0.5, size + 1, size + 1);
       }
     }
-    // Nothing is left out even of the part that is in use.
+    // The default view shows the whole pool: the zoom button is not needed.
     this.complete = !this.whole && this.grid.shown === this.cells.length;
     const per = this.grid.merge * this.map.blocks_per_cell;
-    const part = this.grid.shown < this.cells.length ? `blocks 0 to ${(this.grid.shown * this.map.blocks_per_cell - 1).toLocaleString('en')} of ` : '';
-    this.caption = `${part}${this.total.toLocaleString('en')}${part ? '' : ' blocks'}${per > 1 ? `, ${per} to a cell` : ''}`;
+    const part = this.grid.shown < this.cells.length ? `blocks 0–${(this.grid.shown * this.map.blocks_per_cell - 1).toLocaleString('en')} of ` : '';
+    this.caption = `${part}${this.total.toLocaleString('en')}${part ? '' : ' blocks'}${per > 1 ? `, ${per} per cell` : ''}`;
   }
 
   point(event) {
@@ -127,19 +127,19 @@ export class Blocks {
 
   choose(cell) {
     this.at = cell;
-    this.detail.textContent = cell < 0 || !this.grid ? 'Point at a block, or use the arrow keys.' : this.describe(cell);
+    this.detail.textContent = cell < 0 || !this.grid ? 'Point at a block or use the arrow keys.' : this.describe(cell);
     this.draw();
   }
 
   describe(cell) {
     const per = this.grid.merge * this.map.blocks_per_cell;
     const [first, last] = [cell * per, Math.min((cell + 1) * per, this.total) - 1];
-    const name = first === last ? `Block ${first}` : `Blocks ${first} to ${last}`;
+    const name = first === last ? `Block ${first}` : `Blocks ${first}–${last}`;
     const code = this.code(cell);
     if (code === FREE) return `${name}: free`;
-    if (code === CACHED) return `${name}: cached, kept for its prefix until the space is needed`;
+    if (code === CACHED) return `${name}: cached, reusable until evicted`;
     const { requests, references } = this.map.owners[code - OWNED];
-    const whose = requests.length ? `request ${requests.join(', ')}` : 'a request that has just ended';
-    return references > 1 ? `${name}: shared ${references} ways, ${whose}` : `${name}: owned by ${whose}`;
+    const owner = requests.length ? `request${requests.length > 1 ? 's' : ''} ${requests.join(', ')}` : 'a finished request';
+    return references > 1 ? `${name}: shared, ${references} references, owned by ${owner}` : `${name}: owned by ${owner}`;
   }
 }

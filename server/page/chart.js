@@ -1,10 +1,10 @@
-// A small area chart on a canvas: the last minute, the newest at the right.
+// Area chart of the last minute on a canvas, newest values on the right.
 
 export function css(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 }
 
-// Sizes the canvas to its box and gives a context in CSS pixels.
+// Sizes the canvas to its box and returns a context in CSS pixels.
 export function context(canvas, height = canvas.clientHeight) {
   const [scale, width] = [window.devicePixelRatio || 1, canvas.clientWidth];
   canvas.width = Math.round(width * scale);
@@ -14,7 +14,7 @@ export function context(canvas, height = canvas.clientHeight) {
   return { pen, width, height };
 }
 
-// A bound that reads well: 1, 2 or 5 times a power of ten.
+// Rounds up to 1, 2 or 5 times a power of ten.
 function ceiling(value) {
   const power = 10 ** Math.floor(Math.log10(Math.max(value, 1)));
   return [1, 2, 5, 10].map((step) => step * power).find((bound) => bound >= value);
@@ -48,5 +48,5 @@ export function chart(canvas, values, slots, colour, label) {
   pen.globalAlpha = 0.14;
   pen.fillStyle = css(colour);
   pen.fill();
-  canvas.setAttribute('aria-label', `${label}: now ${values.at(-1) ?? 0}, at most ${Math.max(...values, 0)} in the last minute`);
+  canvas.setAttribute('aria-label', `${label}: now ${values.at(-1) ?? 0}, maximum of the last minute ${Math.max(...values, 0)}`);
 }

@@ -1,4 +1,4 @@
-// The conversation: what was said, the request under way, and how both look.
+// The conversation: messages, the running request, and their display.
 
 import { ApiError, call, events, keep, stored } from './api.js';
 import { render } from './markdown.js';
@@ -55,7 +55,7 @@ export class Chat {
     keep('localStorage', SETTINGS, JSON.stringify(values));
   }
 
-  // Other pages of this origin may have written to the storage: anything but texts by name is ignored.
+  // Other pages of this origin may have changed the storage: only strings are restored.
   restore() {
     let values = null;
     try {
@@ -105,7 +105,7 @@ export class Chat {
     if (!text || this.running) return;
     $('message').value = '';
     this.fit();
-    // The conversation that this belongs to, even if another has begun before the answer is there.
+    // The current conversation: "New chat" may start another one before the response ends.
     const messages = this.messages;
     const question = { role: 'user', content: text };
     $('empty').hidden = true;
@@ -126,7 +126,7 @@ export class Chat {
       if (failed) this.fail(error, turn);
       else answer.end = 'stopped';
     }
-    // A question that was not answered is no part of the conversation; it goes back to where it can be sent again.
+    // A question without a response is not part of the conversation: it returns to the input box.
     const answered = !failed && (answer.content || answer.end !== 'stopped');
     if (answered) messages.push(question, { role: 'assistant', content: answer.content });
     else if (this.messages === messages) $('message').value ||= text;
@@ -174,16 +174,16 @@ export class Chat {
     }
     const [wait, took] = [answer.first - answer.start, performance.now() - answer.start];
     const parts = [`first token after ${wait.toFixed(0)} ms`];
-    if (answer.tokens) parts.unshift(`${answer.tokens} tokens`, `${whole(answer.tokens / (took / 1000))} a second`);
-    if (answer.end === 'length') parts.push('cut at the token limit');
+    if (answer.tokens) parts.unshift(`${answer.tokens} tokens`, `${whole(answer.tokens / (took / 1000))} tok/s`);
+    if (answer.end === 'length') parts.push('token limit reached');
     if (answer.end === 'stopped') parts.push('stopped');
     turn.foot.textContent = parts.join(' · ');
   }
 
   fail(error, turn) {
     const denied = error.status === 401;
-    const message = error instanceof ApiError ? error.message : 'The server cannot be reached.';
-    const problem = div('problem', denied ? 'The server wants an API key: enter it above and send again.' : message);
+    const message = error instanceof ApiError ? error.message : 'Cannot reach the server. Check that it is running and try again.';
+    const problem = div('problem', denied ? 'The server requires an API key. Enter it above and send the message again.' : message);
     problem.setAttribute('role', 'alert');
     turn.text.after(problem);
     if (denied) this.onDenied();
@@ -201,7 +201,7 @@ export class Chat {
     const thoughts = document.createElement('details');
     thoughts.hidden = true;
     const summary = document.createElement('summary');
-    summary.textContent = 'Thoughts';
+    summary.textContent = 'Reasoning';
     thoughts.append(summary, div('thoughts'));
     const [text, foot] = [div('text'), div('foot')];
     node.append(div('who', who), thoughts, text, foot);

@@ -1,4 +1,4 @@
-// The engine alive: follows /quire/events while the page is looked at, and draws each snapshot.
+// Live view of the engine: follows /quire/events while the page is visible and draws each snapshot.
 
 import { ApiError, call, events } from './api.js';
 import { Blocks, colourOf } from './blocks.js';
@@ -41,11 +41,11 @@ export class Engine {
       this.link('live', 'live');
       this.wait = 500;
       for await (const state of events(response)) this.show(state);
-      this.link('lost', 'ended');
+      this.link('lost', 'disconnected');
     } catch (error) {
       if (stream.signal.aborted) return;
       if (error.status === 401) {
-        this.link('lost', 'needs a key');
+        this.link('lost', 'API key required');
         this.onDenied();
         return;
       }
@@ -74,9 +74,9 @@ export class Engine {
     put('hits', stats.prefix_cache_queries ? whole((100 * stats.prefix_cache_hits) / stats.prefix_cache_queries) : '–');
     put('preempted', whole(stats.preemptions));
     chart($('batch-chart'), history.batch, 120, '--o4', 'Batch size');
-    // The newest bucket is not over: its sum would always dip.
+    // The newest bucket is incomplete: its sum would always drop.
     const speeds = history.decode.slice(0, -1).map((tokens) => Math.round(tokens / history.seconds));
-    chart($('decode-chart'), speeds.length ? speeds : [0], 119, '--o2', 'Tokens a second');
+    chart($('decode-chart'), speeds.length ? speeds : [0], 119, '--o2', 'Tokens per second');
     this.blocks.show(state.map, blocks.total);
     put('pool-count', this.blocks.caption ?? '');
     $('zoom').hidden = this.blocks.complete;
@@ -85,7 +85,7 @@ export class Engine {
   }
 
   legend({ blocks, map }) {
-    // Cells of several blocks can not be counted by state, so the totals that are known are shown for those.
+    // If cells of the map have several blocks, their states are not known one by one: only known totals are shown.
     let shared = 0;
     for (const [code, length] of map.runs) if (code > 1 && map.owners[code - 2].references > 1) shared += length;
     const exact = map.blocks_per_cell === 1;

@@ -1,4 +1,4 @@
-// A little Markdown as DOM nodes. Text of a model only ever becomes text nodes: there is no way from it to markup.
+// Renders a subset of Markdown as DOM nodes. Text of a model only becomes text nodes, never markup.
 
 const INLINE = /(`+)([^`]+?)\1|\*\*([^*]+?)\*\*|\*([^*\s][^*]*?)\*|\[([^\]]+)\]\(([^)\s]+)\)/g;
 
@@ -43,7 +43,7 @@ function lines(texts) {
   return texts.flatMap((text, index) => (index ? [element('br'), ...inline(text)] : inline(text)));
 }
 
-// What kind of block a line begins, and its text.
+// Kinds of blocks, with the pattern of their lines.
 const KINDS = [
   ['ul', /^\s*[-*+]\s+(.*)$/],
   ['ol', /^\s*\d+[.)]\s+(.*)$/],

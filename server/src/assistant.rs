@@ -1,48 +1,47 @@
-//! The text of a sequence becomes an assistant's message, whole or piece by piece.
+//! Parses the text of a sequence into an assistant message: reasoning, content and tool calls, whole or in pieces.
 
 use std::sync::Arc;
 
 use engine::text::{ReasoningParser, Thought, ToolEvent, ToolFormat, ToolParser};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::app::App;
 use super::tools::Tools;
 
-/// Splits one sequence's text.
+/// Parser for the text of one sequence.
 pub struct Assistant {
     app: Arc<App>,
     reasoning: Option<ReasoningParser>,
     tools: Option<Box<dyn ToolParser>>,
-    /// Calls that have begun.
+    /// Number of tool calls so far.
     calls: usize,
-    /// Calls that are told of; others are dropped.
+    /// Number of tool calls to return; further ones are dropped.
     most_calls: usize,
 }
 
-/// What a piece of text says.
+/// A parsed piece of text.
 #[derive(Debug, Default)]
-pub struct Said {
-    /// Thoughts.
+pub struct Piece {
+    /// Reasoning before the answer.
     pub reasoning: String,
-    /// Text that is meant for the reader.
+    /// Text of the answer.
     pub content: String,
-    /// Calls that begin or go on.
+    /// New tool calls, and further arguments of the last one.
     pub calls: Vec<CallPiece>,
 }
 
-/// A call, or more of its arguments.
+/// A new tool call, or more arguments of the last one.
 #[derive(Debug)]
 pub struct CallPiece {
     index: usize,
-    /// Id and name, with the first piece.
+    /// Id and name, in the first piece of a call.
     pub begun: Option<(String, String)>,
-    /// More of the arguments' JSON text.
+    /// A piece of the arguments' JSON text.
     pub arguments: String,
 }
 
 impl Assistant {
-    /// In front of a message of a chat with these tools. `reasoning` where thoughts are split off: whether the text begins
-    /// within them.
+    /// Parser for a message. `reasoning` is `None` if it is not parsed, else whether the text begins with it.
     pub fn new(app: &Arc<App>, tools: &Tools, reasoning: Option<bool>) -> Assistant {
         let parser = tools.are_parsed().then(|| app.tool_format.parser(tools.names()));
         let most_calls = if tools.parallel { usize::MAX } else { 1 };
@@ -50,18 +49,18 @@ impl Assistant {
         Assistant { app: app.clone(), reasoning, tools: parser, calls: 0, most_calls }
     }
 
-    /// Whether a function has been called.
+    /// Whether the text has a tool call.
     pub fn has_called(&self) -> bool {
         self.calls > 0
     }
 
-    /// Takes the next piece of text, the last one if `ended`.
-    pub fn hear(&mut self, text: &str, ended: bool) -> Said {
-        let Thought { reasoning, content } = self.think(text, ended);
-        let mut said = Said { reasoning, ..Said::default() };
+    /// Parses the next piece of text, which is the last one if `ended`.
+    pub fn push(&mut self, text: &str, ended: bool) -> Piece {
+        let Thought { reasoning, content } = self.split_reasoning(text, ended);
+        let mut piece = Piece { reasoning, ..Piece::default() };
         let Some(parser) = &mut self.tools else {
-            said.content = content;
-            return said;
+            piece.content = content;
+            return piece;
         };
         let mut events = Vec::new();
         parser.push(&content, &mut events);
@@ -70,27 +69,26 @@ impl Assistant {
         }
         for event in events {
             match event {
-                ToolEvent::Text(text) => said.content += &text,
+                ToolEvent::Text(text) => piece.content += &text,
                 ToolEvent::Call { name } => {
                     self.calls += 1;
                     let (index, begun) = (self.calls - 1, Some((call_id(&self.app), name)));
-                    said.calls.push(CallPiece { index, begun, arguments: String::new() });
+                    piece.calls.push(CallPiece { index, begun, arguments: String::new() });
                 }
-                ToolEvent::Arguments(more) => match said.calls.last_mut() {
+                ToolEvent::Arguments(more) => match piece.calls.last_mut() {
                     Some(call) => call.arguments += &more,
                     None => {
                         let index = self.calls.saturating_sub(1);
-                        said.calls.push(CallPiece { index, begun: None, arguments: more });
+                        piece.calls.push(CallPiece { index, begun: None, arguments: more });
                     }
                 },
             }
         }
-        said.calls.retain(|call| call.index < self.most_calls);
-        said
+        piece.calls.retain(|call| call.index < self.most_calls);
+        piece
     }
 
-    /// Splits off the thoughts.
-    fn think(&mut self, text: &str, ended: bool) -> Thought {
+    fn split_reasoning(&mut self, text: &str, ended: bool) -> Thought {
         let Some(parser) = &mut self.reasoning else {
             return Thought { content: text.to_string(), ..Thought::default() };
         };
@@ -104,58 +102,53 @@ impl Assistant {
     }
 }
 
-impl Said {
-    /// As `message` of a whole answer.
+impl Piece {
+    /// `message` of a whole response.
     pub fn message(self) -> Value {
-        let calls: Vec<Value> = self.calls.into_iter().map(CallPiece::json).collect();
-        let mut message = json!({"role": "assistant", "content": self.content});
-        // Calls, or thoughts to the token limit, may be all there is.
-        if self.content.is_empty() && !(calls.is_empty() && self.reasoning.is_empty()) {
-            message["content"] = Value::Null;
-        }
-        if !calls.is_empty() {
-            message["tool_calls"] = calls.into();
-        }
-        if !self.reasoning.is_empty() {
-            message["reasoning_content"] = self.reasoning.into();
-        }
+        // Without text, `content` is `null` if there is anything else.
+        let is_empty = self.content.is_empty() && self.calls.is_empty() && self.reasoning.is_empty();
+        let mut message = json!({"role": "assistant", "content": is_empty.then_some("")});
+        self.fields(false).into_iter().for_each(|(name, value)| message[name] = value);
         message
     }
 
-    /// As `delta` of a stream; without fields if nothing was said.
+    /// `delta` of a stream; an empty object if the piece is empty.
     pub fn delta(self) -> Value {
-        let mut delta = json!({});
-        if !self.reasoning.is_empty() {
-            delta["reasoning_content"] = self.reasoning.into();
-        }
-        if !self.content.is_empty() {
-            delta["content"] = self.content.into();
+        Value::Object(self.fields(true))
+    }
+
+    /// The non-empty fields; tool calls have their index if `indexed`.
+    fn fields(self, indexed: bool) -> Map<String, Value> {
+        let mut fields = Map::new();
+        for (name, text) in [("reasoning_content", self.reasoning), ("content", self.content)] {
+            if !text.is_empty() {
+                fields.insert(name.to_string(), text.into());
+            }
         }
         if !self.calls.is_empty() {
-            let piece = |call: CallPiece| {
-                let index = call.index;
-                let mut json = call.json();
-                json["index"] = index.into();
-                json
-            };
-            delta["tool_calls"] = self.calls.into_iter().map(piece).collect();
+            let calls = self.calls.into_iter().map(|call| call.json(indexed)).collect();
+            fields.insert("tool_calls".to_string(), calls);
         }
-        delta
+        fields
     }
 }
 
 impl CallPiece {
-    fn json(self) -> Value {
-        match self.begun {
+    fn json(self, indexed: bool) -> Value {
+        let mut call = match self.begun {
             None => json!({"function": {"arguments": self.arguments}}),
             Some((id, name)) => {
                 json!({"id": id, "type": "function", "function": {"name": name, "arguments": self.arguments}})
             }
+        };
+        if indexed {
+            call["index"] = self.index.into();
         }
+        call
     }
 }
 
-/// Mistral's templates demand nine letters or digits.
+/// Returns a unique id for a tool call. Mistral's templates require nine letters or digits.
 fn call_id(app: &App) -> String {
     let id = app.fresh_id("call").replace('-', "_");
     if app.tool_format == ToolFormat::Mistral { id[id.len() - 9..].to_string() } else { id }

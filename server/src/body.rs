@@ -1,17 +1,17 @@
-//! A request's body becomes [`Fields`]: content type, size and JSON are checked here, once for all routes.
+//! Receives request bodies: checks their content type and size, parses them, and accounts for their memory.
 //!
-//! JSON takes time to parse, to read and even to drop. All of that happens in one place, [`Received::read`], which moves
-//! all but small bodies off the threads that serve everybody else ([`super::work`]).
+//! Parsing JSON, reading its fields and dropping it take time. All of that happens in [`Received::read`], which moves
+//! all but small bodies off the threads that serve connections ([`super::lanes`]).
 //!
-//! The bytes of a body are taken from the budget of all requests as they arrive, and given back when the request's
-//! parsed form no longer needs them; from then on the request holds what its [`Cost`] says, until it is answered. A request for
-//! which nothing is left is answered 429 at once: waiting would only move the queue from the client to the server.
+//! The bytes of a body are taken from the memory budget of all requests as they arrive, and returned once the request
+//! is parsed. From then on the request holds its [`Cost`] until it is answered. If the budget is exhausted, the request
+//! is rejected with 429 at once: waiting would only move the queue from the client to the server.
 
 use std::sync::Arc;
 
 use axum::body::{Body, HttpBody};
 use axum::extract::Request;
-use axum::http::header;
+use axum::http::{StatusCode, header};
 use futures_util::StreamExt;
 use serde_json::Value;
 use tokio::time::timeout;
@@ -25,30 +25,33 @@ use super::fields::Fields;
 use super::origin;
 use super::work::Work;
 
-/// A body that is refused is read and dropped up to so many times the limit, so that most clients get to see the error
+/// A rejected body is read and discarded up to this many times the limit, so that most clients receive the error
 /// instead of a closed connection.
-const DRAINED: usize = 8;
+const DISCARD_FACTOR: usize = 8;
 
-/// A body that has arrived in whole. A handler keeps it until it has its answer, which a stop waits for.
+/// A complete body. A shutdown waits while a handler holds it.
 pub struct Received {
     bytes: Vec<u8>,
     reserved: Reserved,
     _busy: Busy,
 }
 
-/// Receives the body.
+/// Receives the body of a request.
 pub async fn receive(app: &App, request: Request) -> Result<Received, ApiError> {
-    let limits = &app.limits;
+    let limits = &app.options.limits;
     let (bytes, reserved) = timeout(limits.body_timeout, checked_bytes(app, request)).await.map_err(|_| {
         app.metrics.rejected("timeout");
-        ApiError::slow(format!("the body did not arrive within {} s", limits.body_timeout.as_secs_f64()))
+        let seconds = limits.body_timeout.as_secs_f64();
+        let message =
+            format!("the body is incomplete, expected all of it within {seconds} s (--body-timeout); send it faster");
+        ApiError::new(StatusCode::REQUEST_TIMEOUT, message)
     })??;
     Ok(Received { bytes, reserved, _busy: app.activity.begin() })
 }
 
 impl Received {
-    /// Parses the body and makes of its fields what the handler needs, and what that costs. All heavy work on a request
-    /// belongs in `read`.
+    /// Parses the body and converts its fields with `read`, which also returns the request's cost. All expensive work
+    /// on a request belongs in `read`.
     pub async fn read<T: Send + 'static>(
         &mut self,
         app: &Arc<App>,
@@ -58,49 +61,49 @@ impl Received {
         let (work, _waiting) = Work::new(app.clone());
         let length = bytes.len();
         let read = move || {
-            let fields = Fields::parse(&bytes, &work.limits)?;
+            let fields = Fields::parse(&bytes, &work.options.limits)?;
             let (read, cost) = read(&work, &fields)?;
-            cost.check(&work.limits)?;
+            cost.check(&work.options.limits)?;
             let streams = fields.get("stream")? == Some(&Value::Bool(true));
             Ok((read, cost, streams, reserved))
         };
         let (read, cost, streams, mut reserved) = app.lanes.run(length, read).await?;
         app.budget.resize(&mut reserved, cost.bytes()).inspect_err(|_| app.metrics.rejected("inflight"))?;
-        call::keep(reserved);
+        call::hold_memory(reserved);
         if streams {
-            call::take_stream_place(app)?;
+            call::take_stream_permit(app)?;
         }
         Ok((read, cost))
     }
 }
 
 async fn checked_bytes(app: &App, request: Request) -> Result<(Vec<u8>, Reserved), ApiError> {
-    check_type(&request)?;
-    read_bytes(app, request.into_body()).await
-}
-
-fn check_type(request: &Request) -> Result<(), ApiError> {
     origin::check_media_type(request.headers())?;
     if let Some(found) = request.headers().get(header::CONTENT_ENCODING)
         && !found.as_bytes().eq_ignore_ascii_case(b"identity")
     {
-        return Err(ApiError::content_encoding(&String::from_utf8_lossy(found.as_bytes())));
+        let found = String::from_utf8_lossy(found.as_bytes());
+        let expected = "none; send the body uncompressed";
+        return Err(ApiError::header(StatusCode::UNSUPPORTED_MEDIA_TYPE, "content-encoding", Some(&found), expected));
     }
-    Ok(())
+    read_bytes(app, request.into_body()).await
 }
 
 async fn read_bytes(app: &App, body: Body) -> Result<(Vec<u8>, Reserved), ApiError> {
-    let most = app.limits.max_body_bytes;
-    // What is not written to takes no memory, and growing would copy.
+    let most = app.options.limits.max_body_bytes;
+    // Unused capacity costs no memory, but growing would copy.
     let expected = body.size_hint().exact().and_then(|bytes| usize::try_from(bytes).ok()).unwrap_or(0);
     let (mut bytes, mut reserved) = (Vec::with_capacity(expected.min(most)), Reserved::default());
     let mut chunks = body.into_data_stream();
     let (mut seen, mut refused) = (0, None);
     while let Some(chunk) = chunks.next().await {
-        let chunk = chunk.map_err(|error| ApiError::body(format!("the body could not be read: {error}")))?;
+        let chunk = chunk
+            .map_err(|error| ApiError::bad_request(format!("the body could not be read: {error}; send it again")))?;
         seen += chunk.len();
         if seen > most {
-            refused = Some(ApiError::too_large(most));
+            let message =
+                format!("the body is too large, expected at most {most} bytes; send less or raise --max-body-bytes");
+            refused = Some(ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, message));
         } else if refused.is_none() {
             refused = app.budget.resize(&mut reserved, seen).err();
             if refused.is_some() {
@@ -109,7 +112,7 @@ async fn read_bytes(app: &App, body: Body) -> Result<(Vec<u8>, Reserved), ApiErr
         }
         match refused {
             None => bytes.extend_from_slice(&chunk),
-            Some(_) if seen <= most.saturating_mul(DRAINED) => {
+            Some(_) if seen <= most.saturating_mul(DISCARD_FACTOR) => {
                 (bytes, reserved) = (Vec::new(), Reserved::default());
             }
             Some(_) => break,

@@ -1,7 +1,7 @@
-//! One HTTP call: its id, which comes from the client or is made here and goes back with the answer, and what it holds until its
-//! answer has been taken: a place among the streams, and its part of the memory for requests in flight.
+//! One HTTP call: its id, which comes from the client or is generated and is sent with the response; and the resources
+//! that it holds until the response has been sent: a stream permit and a part of the memory budget.
 //!
-//! The call is a task-local value, so that what runs on its behalf can name it without every function carrying it.
+//! The call is a task-local value, so that code on its behalf can name it without passing it through every function.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -18,23 +18,23 @@ use super::connection::REQUEST_ID;
 use super::cost::Reserved;
 use super::error::ApiError;
 
-/// The trace that a call is a part of, as the W3C has it.
+/// Header of the W3C trace context.
 const TRACE_PARENT: &str = "traceparent";
 
-/// Longest id that is taken over from a client.
+/// Maximum length of a client's id, in bytes.
 const MAX_ID: usize = 128;
 
-/// The call under way.
+/// The current call.
 pub struct Call {
     id: String,
     trace_parent: Option<String>,
     held: Mutex<Held>,
 }
 
-/// What is given back when the body of the answer is dropped.
+/// Resources released when the body of the response is dropped.
 #[derive(Default)]
 struct Held {
-    place: Option<OwnedSemaphorePermit>,
+    stream: Option<OwnedSemaphorePermit>,
     memory: Reserved,
 }
 
@@ -42,17 +42,17 @@ tokio::task_local! {
     static CALL: Arc<Call>;
 }
 
-/// The id of the call under way; empty outside of one.
+/// Id of the current call; empty outside of a call.
 pub fn id() -> String {
     CALL.try_with(|call| call.id.clone()).unwrap_or_default()
 }
 
-/// The trace that the call under way is a part of, `00-TRACE-PARENT-FLAGS`, if it came with one.
+/// Trace context `00-TRACE-PARENT-FLAGS` of the current call, if the client sent one.
 pub fn trace_parent() -> Option<String> {
     CALL.try_with(|call| call.trace_parent.clone()).unwrap_or_default()
 }
 
-/// Whether this is version 0 of a `traceparent` with ids that are not zero.
+/// Whether a text is version 0 of a `traceparent` with non-zero ids.
 fn is_trace_parent(text: &str) -> bool {
     let parts: Vec<&str> = text.split('-').collect();
     let is_hex = |part: &str, len: usize| {
@@ -62,28 +62,29 @@ fn is_trace_parent(text: &str) -> bool {
     matches!(parts[..], ["00", trace, parent, flags] if is_id(trace, 32) && is_id(parent, 16) && is_hex(flags, 2))
 }
 
-/// Takes a place among the streams, or answers 429. The place is given back when the body of the answer is dropped.
-pub fn take_stream_place(app: &App) -> Result<(), ApiError> {
-    let Some(places) = &app.streams else { return Ok(()) };
-    let place = places.clone().try_acquire_owned().map_err(|_| {
+/// Takes a permit for a streaming response, until the body of the response is dropped.
+pub fn take_stream_permit(app: &App) -> Result<(), ApiError> {
+    let Some(permits) = &app.streams else { return Ok(()) };
+    let permit = permits.clone().try_acquire_owned().map_err(|_| {
         app.metrics.rejected("streams");
-        ApiError::busy("the limit of answers that stream (--max-concurrent-streams) is reached: try again later")
+        let most = app.options.limits.max_concurrent_streams.unwrap_or(0);
+        ApiError::busy(format!("{most} responses stream, the limit of --max-concurrent-streams; try again later"))
     })?;
-    hold(|held| held.place = Some(place));
+    update(|held| held.stream = Some(permit));
     Ok(())
 }
 
-/// Keeps a part of the memory budget until the body of the answer is dropped.
-pub fn keep(memory: Reserved) {
-    hold(|held| held.memory = memory);
+/// Holds a part of the memory budget until the body of the response is dropped.
+pub fn hold_memory(memory: Reserved) {
+    update(|held| held.memory = memory);
 }
 
-fn hold(change: impl FnOnce(&mut Held)) {
-    // Outside of a call there is no body to wait for.
+fn update(change: impl FnOnce(&mut Held)) {
+    // Outside of a call there is no body to hold anything for.
     let _ = CALL.try_with(|call| change(&mut call.held.lock().unwrap_or_else(PoisonError::into_inner)));
 }
 
-/// Middleware: names the call, and keeps what it holds to the end of its answer's body.
+/// Middleware: sets the id of the call, and holds its resources until the body of its response is dropped.
 pub async fn name(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
     let sent = request.headers().get(REQUEST_ID).and_then(|value| value.to_str().ok());
     let sent = sent.filter(|id| !id.is_empty() && id.len() <= MAX_ID && id.bytes().all(|byte| byte.is_ascii_graphic()));
@@ -98,7 +99,7 @@ pub async fn name(State(app): State<Arc<App>>, request: Request, next: Next) -> 
         response.headers_mut().insert(REQUEST_ID, id);
     }
     let held = std::mem::take(&mut *call.held.lock().unwrap_or_else(PoisonError::into_inner));
-    if held.place.is_none() && held.memory.is_empty() {
+    if held.stream.is_none() && held.memory.is_empty() {
         return response;
     }
     response.map(|body| {
@@ -114,7 +115,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_well_formed_trace_parent_is_taken() {
+    fn only_a_valid_trace_parent_is_accepted() {
         let (trace, parent) = ("0123456789abcdef0123456789abcdef", "0123456789abcdef");
         assert!(is_trace_parent(&format!("00-{trace}-{parent}-01")));
         let zero = "0".repeat(32);

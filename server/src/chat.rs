@@ -5,11 +5,11 @@ use std::sync::Arc;
 use axum::extract::{Request, State};
 use axum::response::Response;
 use engine::text::ReasoningParser;
-use engine::{Delta, TokenLogprobs};
+use engine::{Delta, FinishReason};
 use serde_json::{Value, json};
 
 use super::app::App;
-use super::assistant::{Assistant, Said};
+use super::assistant::{Assistant, Piece};
 use super::body;
 use super::cost::Cost;
 use super::error::ApiError;
@@ -25,16 +25,15 @@ use super::stream::{self, Chunk, Chunks};
 use super::tools::Tools;
 use super::work::Work;
 
-/// The handler.
+/// `POST /v1/chat/completions`.
 pub async fn chat_completions(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
     let mut body = body::receive(&app, request).await?;
     let (Prepared { options, ids, tools, reasoning }, cost) = body.read(&app, prepare).await?;
     let logprobs = options.params.sampling.logprobs;
-    let speaker = || Assistant::new(&app, &tools, reasoning);
+    let assistant = || Assistant::new(&app, &tools, reasoning);
     let mut chat = Chat {
         app: app.clone(),
-        speakers: std::iter::repeat_with(speaker).take(options.params.n).collect(),
-        n: options.params.n,
+        assistants: std::iter::repeat_with(assistant).take(options.params.n).collect(),
         logprobs,
         return_token_ids: options.return_token_ids,
         prompt_token_ids: if options.return_token_ids { ids.clone() } else { Vec::new() },
@@ -45,15 +44,14 @@ pub async fn chat_completions(State(app): State<Arc<App>>, request: Request) -> 
     let run = Run::submit(&app, vec![request]).await?;
     if options.stream {
         let envelope = Envelope::new(&app, "chatcmpl", "chat.completion.chunk");
-        return Ok(stream::respond(run, chat, envelope, &options, prompt_tokens));
+        return Ok(stream::respond(run, chat, envelope, options.stream_usage, prompt_tokens));
     }
     let answers = run.collect(logprobs.is_some() || options.return_token_ids).await?;
     off_reactor(cost.is_large(), move || {
         let (mut usage, mut reply) = (Usage { prompt_tokens, ..Usage::default() }, Vec::new());
         for answer in answers {
-            usage.completion_tokens += answer.completion_tokens;
-            usage.cached_tokens += answer.cached_tokens;
-            reply = choices(answer.sequences.iter().map(|sequence| chat.message(sequence)).collect());
+            usage.add(&answer);
+            reply = choices(answer.sequences.iter().map(|sequence| chat.choice(sequence, "message", Piece::message)));
             if let (Some(k), Some(found)) = (prompt_logprobs, &answer.prompt_logprobs) {
                 reply.push(("prompt_logprobs", logprobs::prompt(app.tokenizer(), &ids, found, k)));
             }
@@ -66,39 +64,36 @@ pub async fn chat_completions(State(app): State<Arc<App>>, request: Request) -> 
     .await
 }
 
-/// A chat request, read.
+/// A chat request, rendered and tokenized.
 pub struct Prepared {
-    /// Sampling and limits.
     pub options: Options,
-    /// The prompt.
+    /// Token ids of the prompt.
     pub ids: Vec<u32>,
-    /// What may be called.
     pub tools: Tools,
-    /// Whether thoughts are split off; if so, whether the prompt has opened them.
+    /// `None` if reasoning is not parsed; else whether the prompt ends inside of it.
     pub reasoning: Option<bool>,
 }
 
 impl Prepared {
-    /// Renders and tokenises the conversation, and holds the model to the tools that it must call. `logprobs_field` is the
-    /// field that asks for log-probabilities.
-    pub fn new(work: &Work, asked: Asked, logprobs_field: &'static str) -> Result<(Prepared, Cost), ApiError> {
-        let Asked { mut options, tools, conversation } = asked;
+    /// Renders and tokenizes the conversation, and constrains the output to required tool calls.
+    pub fn new(work: &Work, request: ChatRequest) -> Result<(Prepared, Cost), ApiError> {
+        let ChatRequest { mut options, tools, conversation } = request;
         let default = work.engine.generation_defaults().max_new_tokens;
         let cost = |options: &Options, tokens: usize| {
-            let cost = options.cost(work, (1, tokens), default, logprobs_field);
-            // Here the log-probabilities of the prompt are given once, beside the choices.
+            let cost = options.cost(work, (1, tokens), default, "top_logprobs");
+            // A chat returns the log probabilities of the prompt once, not in each choice.
             Cost { per_prompt_token: cost.per_prompt_token / options.params.n, ..cost }
         };
-        cost(&options, 0).check(&work.limits)?;
-        tools.hold(work, &mut options.params)?;
+        cost(&options, 0).check(&work.options.limits)?;
+        tools.constrain(work, &mut options.params)?;
         let prompt = conversation.render(work)?;
-        let opened = match work.reasoning {
+        let is_open = match work.reasoning {
             Reasoning::Off => None,
             Reasoning::Tags => Some(ReasoningParser::is_opened_by(&prompt)),
             Reasoning::Always => Some(true),
         };
-        // A grammar holds a text from its first letter: there are thoughts in it only if it writes the tag itself.
-        let reasoning = opened.map(|opened| opened && options.params.structured_outputs.is_none());
+        // A grammar applies from the first token, so that its text has reasoning only if the grammar allows the tag.
+        let reasoning = is_open.map(|is_open| is_open && options.params.structured_outputs.is_none());
         let keep = options.truncate_prompt_tokens;
         let ids = truncate(conversation.encode(work, &prompt, keep.is_none())?, keep);
         let cost = cost(&options, ids.len());
@@ -106,120 +101,104 @@ impl Prepared {
     }
 }
 
-/// What a request says.
-pub struct Asked {
-    /// Sampling and limits.
+/// The fields of a chat request.
+pub struct ChatRequest {
     pub options: Options,
-    /// What may be called.
     pub tools: Tools,
-    /// What is answered.
     pub conversation: Conversation,
 }
 
-impl Asked {
+impl ChatRequest {
     /// Reads the fields.
-    pub fn read(work: &Work, fields: &Fields<'_>) -> Result<Asked, ApiError> {
+    pub fn read(work: &Work, fields: &Fields<'_>) -> Result<ChatRequest, ApiError> {
         work.check_model(fields)?;
-        fields.refuse("echo", "end the messages with the text and set continue_final_message")?;
+        fields.refuse("echo", "end messages with the text and set continue_final_message")?;
         let names = [
-            ("max_completion_tokens", "Most tokens of an answer; by default what the context holds."),
-            ("max_tokens", "The older name of max_completion_tokens."),
+            ("max_completion_tokens", "Maximum number of tokens to generate; default: the rest of the context."),
+            ("max_tokens", "Older name of max_completion_tokens."),
         ];
         let mut options = Options::read(work, fields, &names, 1)?;
-        options.params.sampling.logprobs = wanted_logprobs(work, fields)?;
-        let tools = Tools::read(fields, &work.limits)?;
-        let conversation = Conversation::read(fields, &work.limits, tools.definitions.clone())?;
+        options.params.sampling.logprobs = num_logprobs(work, fields)?;
+        let tools = Tools::read(fields, &work.options.limits, false)?;
+        let conversation = Conversation::read(fields, &work.options.limits, tools.definitions.clone())?;
         let conversation = fields.required("messages", conversation, "a list of at least one message")?;
-        Ok(Asked { options, tools, conversation })
+        Ok(ChatRequest { options, tools, conversation })
     }
 }
 
-/// What is asked for, and the prompt.
 fn prepare(work: &Work, fields: &Fields<'_>) -> Result<(Prepared, Cost), ApiError> {
-    Prepared::new(work, Asked::read(work, fields)?, "top_logprobs")
+    Prepared::new(work, ChatRequest::read(work, fields)?)
 }
 
-/// `logprobs` switches them on here, `top_logprobs` says how many alternatives.
-fn wanted_logprobs(work: &Work, fields: &Fields<'_>) -> Result<Option<usize>, ApiError> {
-    let range = (0, work.limits.max_logprobs);
-    let top = fields.count("top_logprobs", range, "Number of alternatives to each token; only with logprobs.")?;
-    match (fields.flag("logprobs", false, "Give log-probabilities.")?, top) {
+/// Number of alternatives per token; `None` without log probabilities.
+fn num_logprobs(work: &Work, fields: &Fields<'_>) -> Result<Option<usize>, ApiError> {
+    let range = (0, work.options.limits.max_logprobs);
+    let top =
+        fields.count("top_logprobs", range, "Number of most likely alternatives per token; requires logprobs.")?;
+    match (fields.flag("logprobs", false, "Return log probabilities of the output tokens.")?, top) {
         (true, top) => Ok(Some(top.unwrap_or(0))),
         (false, None | Some(0)) => Ok(None),
-        (false, Some(_)) => Err(ApiError::invalid("top_logprobs", "only together with logprobs: true")),
+        (false, Some(_)) => Err(ApiError::requires("top_logprobs", "logprobs: true")),
     }
 }
 
-/// A chat request in flight: all that its choices need.
+/// State of a running chat request.
 struct Chat {
     app: Arc<App>,
-    n: usize,
     /// One per sequence.
-    speakers: Vec<Assistant>,
-    /// Alternatives per token, if log-probabilities were asked for.
+    assistants: Vec<Assistant>,
+    /// Number of alternatives per token; `None` without log probabilities.
     logprobs: Option<usize>,
     return_token_ids: bool,
-    /// For the first chunk of a stream; empty unless token ids were asked for.
+    /// For the first chunk of a stream; empty without `return_token_ids`.
     prompt_token_ids: Vec<u32>,
 }
 
 impl Chat {
-    /// The choice of a whole answer.
-    fn message(&mut self, sequence: &Delta) -> Json {
-        let said = self.hear(sequence);
-        self.choice(sequence, "message", said.message())
+    /// Parses the text of a delta.
+    fn parse(&mut self, delta: &Delta) -> Piece {
+        let assistant = self.assistants.get_mut(delta.index as usize);
+        assistant.map(|assistant| assistant.push(&delta.text, delta.finish.is_some())).unwrap_or_default()
     }
 
-    /// What a delta adds to the message of its sequence.
-    fn hear(&mut self, delta: &Delta) -> Said {
-        let speaker = self.speakers.get_mut(delta.index as usize);
-        speaker.map(|speaker| speaker.hear(&delta.text, delta.finish.is_some())).unwrap_or_default()
-    }
-
-    fn choice(&self, delta: &Delta, key: &str, content: Value) -> Json {
-        let (mut finish_reason, stop_reason) = reply::finish(delta.finish.as_ref());
-        let called = self.speakers.get(delta.index as usize).is_some_and(Assistant::has_called);
-        if called && finish_reason == "stop" {
-            finish_reason = "tool_calls".into();
+    /// Choice of a delta. `write` makes its field `key` from the parsed text.
+    fn choice(&mut self, delta: &Delta, key: &str, write: impl FnOnce(Piece) -> Value) -> Json {
+        let content = write(self.parse(delta));
+        let logprobs = self.logprobs.map(|k| logprobs::chat(self.app.tokenizer(), &delta.tokens, k));
+        let mut choice = reply::choice(delta.index as usize, (key, content), delta, logprobs);
+        let has_called = self.assistants.get(delta.index as usize).is_some_and(Assistant::has_called);
+        if has_called && matches!(delta.finish, Some(FinishReason::Stop(_))) {
+            choice.set("finish_reason", Value::from("tool_calls"));
         }
-        let mut choice = Json::from(json!({
-            "index": delta.index,
-            key: content,
-            "logprobs": null,
-            "finish_reason": finish_reason,
-            "stop_reason": stop_reason,
-        }));
-        choice.set("logprobs", self.logprobs.map(|k| logprobs::chat(self.app.tokenizer(), &delta.tokens, k)));
         if self.return_token_ids {
-            choice.set("token_ids", delta.tokens.iter().map(|token| token.id).collect::<Value>());
+            choice.set("token_ids", reply::token_ids(delta));
         }
         choice
     }
 }
 
 impl Chunks for Chat {
-    /// Each choice begins with its role.
+    /// The role of each choice.
     fn opening(&mut self) -> Vec<Chunk> {
         let role = |index| {
             let delta = json!({"role": "assistant", "content": ""});
-            choices(vec![json!({"index": index, "delta": delta, "logprobs": null, "finish_reason": null}).into()])
+            choices([json!({"index": index, "delta": delta, "logprobs": null, "finish_reason": null}).into()])
         };
-        let mut opening: Vec<_> = (0..self.n).map(role).collect();
+        let mut opening: Vec<_> = (0..self.assistants.len()).map(role).collect();
         if let (true, Some(first)) = (self.return_token_ids, opening.first_mut()) {
             first.push(("prompt_token_ids", Json::Value(std::mem::take(&mut self.prompt_token_ids).into())));
         }
         opening
     }
 
-    /// A stream cannot ask for them.
-    fn prompt_logprobs(&mut self, _: usize, _: Vec<Option<TokenLogprobs>>) {}
-
     fn chunk(&mut self, _: usize, delta: &Delta) -> Option<Chunk> {
-        let content = self.hear(delta).delta();
-        let tells = content.as_object().is_some_and(|content| !content.is_empty())
-            || delta.finish.is_some()
-            || self.logprobs.is_some()
-            || self.return_token_ids;
-        tells.then(|| choices(vec![self.choice(delta, "delta", content)]))
+        let mut is_empty = true;
+        let choice = self.choice(delta, "delta", |piece| {
+            let content = piece.delta();
+            is_empty = content.as_object().is_none_or(|content| content.is_empty());
+            content
+        });
+        let is_sent = !is_empty || delta.finish.is_some() || self.logprobs.is_some() || self.return_token_ids;
+        is_sent.then(|| choices([choice]))
     }
 }

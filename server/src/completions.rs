@@ -5,7 +5,7 @@ use std::sync::Arc;
 use axum::extract::{Request, State};
 use axum::response::Response;
 use engine::{Delta, GenerationRequest, TokenLogprobs};
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::app::App;
 use super::body;
@@ -14,34 +14,34 @@ use super::error::ApiError;
 use super::fields::Fields;
 use super::json::{Json, off_reactor};
 use super::logprobs::{self, CompletionLogprobs};
-use super::options::{Options, truncate};
+use super::options::{Options, add_special_tokens, truncate};
 use super::prompts::{self, Input};
 use super::reply::{self, Envelope, Usage, choices};
 use super::run::Run;
 use super::stream::{self, Chunk, Chunks};
 use super::work::Work;
 
-/// Tokens to generate where the request does not say, as in OpenAI's API.
+/// Default of `max_tokens`, as in OpenAI's API.
 const DEFAULT_MAX_TOKENS: usize = 16;
 
-/// The handler.
+/// `POST /v1/completions`.
 pub async fn completions(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
     let mut body = body::receive(&app, request).await?;
-    let ((mut completion, options, requests), cost) = body.read(&app, prepare).await?;
+    let ((mut completion, requests), cost) = body.read(&app, prepare).await?;
     let envelope = Envelope::new(&app, "cmpl", "text_completion");
     let prompt_tokens = completion.prompts.iter().map(|prompt| prompt.ids.len()).sum();
     let run = Run::submit(&app, requests).await?;
-    if options.stream {
-        return Ok(stream::respond(run, completion, envelope, &options, prompt_tokens));
+    if completion.options.stream {
+        let usage = completion.options.stream_usage;
+        return Ok(stream::respond(run, completion, envelope, usage, prompt_tokens));
     }
-    let answers = run.collect(completion.logprobs.is_some() || completion.return_token_ids).await?;
+    let answers = run.collect(completion.needs_tokens()).await?;
     off_reactor(cost.is_large(), move || {
         let mut usage = Usage { prompt_tokens, ..Usage::default() };
         let mut all = Vec::new();
         for (i, answer) in answers.into_iter().enumerate() {
-            usage.completion_tokens += answer.completion_tokens;
-            usage.cached_tokens += answer.cached_tokens;
-            completion.know(i, answer.prompt_logprobs);
+            usage.add(&answer);
+            completion.set_prompt_logprobs(i, answer.prompt_logprobs);
             all.extend(answer.sequences.iter().map(|sequence| completion.choice(i, sequence)));
         }
         envelope.wrap(choices(all), Some(usage.to_json())).into_response()
@@ -49,64 +49,57 @@ pub async fn completions(State(app): State<Arc<App>>, request: Request) -> Resul
     .await
 }
 
-/// A completion request in flight: all that its choices need.
+/// State of a running completion request.
 struct Completion {
     app: Arc<App>,
     prompts: Vec<Prompt>,
-    n: usize,
+    options: Options,
     echo: bool,
-    /// Alternatives per token, if log-probabilities were asked for.
-    logprobs: Option<usize>,
     prompt_logprobs: Option<usize>,
-    skip_special_tokens: bool,
-    return_token_ids: bool,
-    /// Per choice: its first chunk, with the echo, has been made.
+    /// Whether the first chunk of each choice, which has the echo, has been made.
     begun: Vec<bool>,
 }
 
 struct Prompt {
     ids: Vec<u32>,
-    /// As it is echoed.
+    /// Text to echo.
     text: String,
     logprobs: Option<Vec<Option<TokenLogprobs>>>,
-    /// `prompt_logprobs`, written once for all choices.
-    written: Option<Json>,
+    /// JSON of `prompt_logprobs`, shared by all choices.
+    logprobs_json: Option<Json>,
 }
 
-/// What a request says.
-pub struct Asked {
+/// The fields of a completion request.
+pub struct CompletionRequest {
     options: Options,
     echo: bool,
     add_special: bool,
-    /// Those that the client asked for; `echo` with `logprobs` asks for them too.
+    /// `prompt_logprobs` of the request. `echo` with `logprobs` sets them in `options` too.
     prompt_logprobs: Option<usize>,
     prompts: Vec<Input>,
 }
 
-impl Asked {
+impl CompletionRequest {
     /// Reads the fields.
-    pub fn read(work: &Work, fields: &Fields<'_>) -> Result<Asked, ApiError> {
+    pub fn read(work: &Work, fields: &Fields<'_>) -> Result<CompletionRequest, ApiError> {
         work.check_model(fields)?;
-        fields.refuse("suffix", "this model does not fill in; leave it out")?;
-        let max_tokens = "Most tokens of an answer, 16 by default; 0 only scores the prompt.";
-        let mut options = Options::read(work, fields, &[("max_tokens", max_tokens)], 0)?;
-        let logprobs = fields.count(
-            "logprobs",
-            (0, work.limits.max_logprobs),
-            "Give log-probabilities, with this many alternatives each.",
-        )?;
-        let echo = fields.flag("echo", false, "Put the prompt in front of the text.")?;
-        let add_special = fields.flag("add_special_tokens", true, "Begin with the tokenizer's special tokens.")?;
+        fields.refuse("suffix", "remove it: this model does not support fill-in-the-middle")?;
+        let description = "Maximum number of tokens to generate, default 16; 0 only scores the prompt.";
+        let mut options = Options::read(work, fields, &[("max_tokens", description)], 0)?;
+        let description = "Return log probabilities of the output tokens with this many alternatives each.";
+        let logprobs = fields.count("logprobs", (0, work.options.limits.max_logprobs), description)?;
+        let echo = fields.flag("echo", false, "Return the prompt before the generated text.")?;
+        let add_special = add_special_tokens(fields)?;
         let prompt_logprobs = options.params.prompt_logprobs;
         options.params.sampling.logprobs = logprobs;
         if echo && logprobs.is_some() {
             options.params.prompt_logprobs = logprobs.max(prompt_logprobs);
         }
-        let prompts = prompts::read(work, fields, "prompt", "What is continued.")?;
-        Ok(Asked { options, echo, add_special, prompt_logprobs, prompts })
+        let prompts = prompts::read(work, fields, "prompt", "Prompts to complete.")?;
+        Ok(CompletionRequest { options, echo, add_special, prompt_logprobs, prompts })
     }
 
-    /// With prompts of so many tokens and bytes in all.
+    /// Cost with prompts of this many tokens and bytes in total.
     fn cost(&self, app: &App, tokens: usize, bytes: usize) -> Cost {
         let params = &self.options.params;
         let cost = self.options.cost(app, (self.prompts.len(), tokens), Some(DEFAULT_MAX_TOKENS), "logprobs");
@@ -120,102 +113,87 @@ impl Asked {
     }
 }
 
-/// The answer to be, what was asked for, and a request of the engine for each prompt.
-type Prepared = (Completion, Options, Vec<GenerationRequest>);
-
-fn prepare(work: &Work, fields: &Fields<'_>) -> Result<(Prepared, Cost), ApiError> {
-    let mut asked = Asked::read(work, fields)?;
-    let least = asked.prompts.iter().map(|input| input.least_tokens(work)).sum();
-    asked.cost(work, least, 0).check(&work.limits)?;
-    let inputs = std::mem::take(&mut asked.prompts);
-    let prompts = tokenize(work, inputs, &asked)?;
+fn prepare(work: &Work, fields: &Fields<'_>) -> Result<((Completion, Vec<GenerationRequest>), Cost), ApiError> {
+    let mut request = CompletionRequest::read(work, fields)?;
+    let least = request.prompts.iter().map(|input| input.least_tokens(work)).sum();
+    request.cost(work, least, 0).check(&work.options.limits)?;
+    let inputs = std::mem::take(&mut request.prompts);
+    let prompts = tokenize(work, inputs, &request)?;
     let (tokens, bytes) =
         prompts.iter().fold((0, 0), |(ids, bytes), prompt| (ids + prompt.ids.len(), bytes + prompt.text.len()));
-    let cost = Cost { prompts: prompts.len(), ..asked.cost(work, tokens, bytes) };
-    cost.check(&work.limits)?;
-    let Asked { options, echo, prompt_logprobs, .. } = asked;
+    let cost = Cost { prompts: prompts.len(), ..request.cost(work, tokens, bytes) };
+    cost.check(&work.options.limits)?;
+    let CompletionRequest { options, echo, prompt_logprobs, .. } = request;
     let mut requests = Vec::new();
     for prompt in &prompts {
         requests.push(options.request(work, prompt.ids.clone(), Some(DEFAULT_MAX_TOKENS), "prompt")?);
     }
-    let n = options.params.n;
-    let completion = Completion {
-        app: work.app.clone(),
-        begun: vec![false; n * prompts.len()],
-        prompts,
-        n,
-        echo,
-        logprobs: options.params.sampling.logprobs,
-        prompt_logprobs,
-        skip_special_tokens: options.params.skip_special_tokens,
-        return_token_ids: options.return_token_ids,
-    };
-    Ok(((completion, options, requests), cost))
+    let begun = vec![false; options.params.n * prompts.len()];
+    let completion = Completion { app: work.app.clone(), prompts, options, echo, prompt_logprobs, begun };
+    Ok(((completion, requests), cost))
 }
 
-fn tokenize(work: &Work, inputs: Vec<Input>, asked: &Asked) -> Result<Vec<Prompt>, ApiError> {
-    let (keep, skip_special) = (asked.options.truncate_prompt_tokens, asked.options.params.skip_special_tokens);
+fn tokenize(work: &Work, inputs: Vec<Input>, request: &CompletionRequest) -> Result<Vec<Prompt>, ApiError> {
+    let (keep, skip_special) = (request.options.truncate_prompt_tokens, request.options.params.skip_special_tokens);
     let (mut prompts, mut tokens) = (Vec::new(), 0);
     for input in inputs {
-        let (ids, text) = input.encode(work, asked.add_special, "prompt", keep.is_none())?;
+        let (ids, text) = input.encode(work, request.add_special, "prompt", keep.is_none())?;
         let whole = ids.len();
         let ids = truncate(ids, keep);
         let text = match text.filter(|_| ids.len() == whole) {
-            _ if !asked.echo => String::new(),
+            _ if !request.echo => String::new(),
             Some(text) => text,
             None => work.tokenizer().decode(&ids, skip_special).map_err(|error| ApiError::invalid("prompt", error))?,
         };
         tokens += ids.len();
-        Cost { prompts: 1, prompt_tokens: tokens, ..Cost::default() }.check(&work.limits)?;
-        prompts.push(Prompt { ids, text, logprobs: None, written: None });
+        Cost { prompts: 1, prompt_tokens: tokens, ..Cost::default() }.check(&work.options.limits)?;
+        prompts.push(Prompt { ids, text, logprobs: None, logprobs_json: None });
     }
     Ok(prompts)
 }
 
 impl Completion {
-    /// The log-probabilities of a prompt have come.
-    fn know(&mut self, prompt: usize, logprobs: Option<Vec<Option<TokenLogprobs>>>) {
+    /// Whether choices have more of each token than its text.
+    fn needs_tokens(&self) -> bool {
+        self.options.params.sampling.logprobs.is_some() || self.options.return_token_ids
+    }
+
+    /// Index of a delta's choice.
+    fn index(&self, prompt: usize, delta: &Delta) -> usize {
+        prompt * self.options.params.n + delta.index as usize
+    }
+
+    fn set_prompt_logprobs(&mut self, prompt: usize, logprobs: Option<Vec<Option<TokenLogprobs>>>) {
         let source = &mut self.prompts[prompt];
-        source.written = self
-            .prompt_logprobs
-            .zip(logprobs.as_deref())
-            .map(|(k, known)| logprobs::prompt(self.app.tokenizer(), &source.ids, known, k));
+        let write = |(k, known)| logprobs::prompt(self.app.tokenizer(), &source.ids, known, k);
+        source.logprobs_json = self.prompt_logprobs.zip(logprobs.as_deref()).map(write);
         source.logprobs = logprobs;
     }
 
-    /// The choice for a delta: a piece of a stream, or a whole sequence. The first piece carries what belongs to the
-    /// prompt.
+    /// Choice of a delta: a piece of a stream or a whole sequence. The first one of a sequence echoes the prompt.
     fn choice(&mut self, prompt: usize, delta: &Delta) -> Json {
-        let index = prompt * self.n + delta.index as usize;
+        let index = self.index(prompt, delta);
         let first = !std::mem::replace(&mut self.begun[index], true);
         let source = &self.prompts[prompt];
         let tokenizer = self.app.tokenizer();
         let echo = if self.echo { source.text.as_str() } else { "" };
-        let logprobs = self.logprobs.map(|k| {
+        let logprobs = self.options.params.sampling.logprobs.map(|k| {
             let (mut all, length) = (CompletionLogprobs::new(), echo.chars().count());
             if first && self.echo {
                 let known = source.logprobs.as_deref().unwrap_or_default();
-                all.push_prompt(tokenizer, &source.ids, known, k, self.skip_special_tokens, length);
+                all.push_prompt(tokenizer, &source.ids, known, k, self.options.params.skip_special_tokens, length);
             }
             delta.tokens.iter().for_each(|token| all.push_output(tokenizer, token, k, length));
             all.into_json()
         });
-        let (finish_reason, stop_reason) = reply::finish(delta.finish.as_ref());
         let text = if first { format!("{echo}{}", delta.text) } else { delta.text.clone() };
-        let mut choice = Json::from(json!({
-            "index": index,
-            "text": text,
-            "logprobs": null,
-            "finish_reason": finish_reason,
-            "stop_reason": stop_reason,
-        }));
-        choice.set("logprobs", logprobs);
-        if let (true, Some(written)) = (first, &source.written) {
-            choice.set("prompt_logprobs", written.clone());
+        let mut choice = reply::choice(index, ("text", text.into()), delta, logprobs);
+        if let (true, Some(logprobs_json)) = (first, &source.logprobs_json) {
+            choice.set("prompt_logprobs", logprobs_json.clone());
         }
-        if self.return_token_ids {
+        if self.options.return_token_ids {
             choice.set("prompt_token_ids", if first { source.ids.clone().into() } else { Value::Null });
-            choice.set("token_ids", delta.tokens.iter().map(|token| token.id).collect::<Value>());
+            choice.set("token_ids", reply::token_ids(delta));
         }
         choice
     }
@@ -223,16 +201,14 @@ impl Completion {
 
 impl Chunks for Completion {
     fn prompt_logprobs(&mut self, prompt: usize, logprobs: Vec<Option<TokenLogprobs>>) {
-        self.know(prompt, Some(logprobs));
+        self.set_prompt_logprobs(prompt, Some(logprobs));
     }
 
     fn chunk(&mut self, prompt: usize, delta: &Delta) -> Option<Chunk> {
-        let first = !self.begun[prompt * self.n + delta.index as usize];
-        let tells = !delta.text.is_empty()
+        let is_sent = !delta.text.is_empty()
             || delta.finish.is_some()
-            || (first && self.echo)
-            || self.logprobs.is_some()
-            || self.return_token_ids;
-        tells.then(|| choices(vec![self.choice(prompt, delta)]))
+            || (self.echo && !self.begun[self.index(prompt, delta)])
+            || self.needs_tokens();
+        is_sent.then(|| choices([self.choice(prompt, delta)]))
     }
 }

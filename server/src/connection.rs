@@ -1,12 +1,11 @@
-//! Connections that know whether their client still has an answer to take.
+//! TCP connections that detect clients that have disconnected or do not read.
 //!
-//! - A stop can tell a slow reader, who is waited for, from a request that never arrives, who is not.
-//! - A client that reads nothing is given up on.
-//! - A client that has closed its sending side gets its answer; one that has gone altogether looks the same, until it is
-//!   written to. So the first byte of the answer, which is that of every answer, goes out before the answer is known: the
-//!   system of a client that has gone refuses it, and the call under way is dropped.
-//! - What `hyper` says by itself to a request that it can not read, a status without a body, is held back; `serve` says it
-//!   with the error object.
+//! - A shutdown waits for slow readers, but not for requests that never arrive in full.
+//! - A client that reads nothing for too long is disconnected.
+//! - A client that has closed its sending side may still read its response, or may be gone; only a write tells the
+//!   difference. So the first byte of the response, which is the same for all responses, is sent ahead of it: the
+//!   system of a client that is gone rejects it, and the running call is dropped.
+//! - The status without a body that `hyper` sends for an unreadable request is suppressed: `serve` sends the error object.
 
 use std::future::Future;
 use std::io;
@@ -21,36 +20,36 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::{Interval, Sleep, interval, sleep};
 
-/// The header of the id, both ways.
+/// Header of the call's id, in requests and responses.
 pub const REQUEST_ID: &str = "x-request-id";
 
-/// How often it is looked whether a client that sends nothing more has gone.
-const LOOK: Duration = Duration::from_millis(50);
+/// Interval of checks whether a client that has closed its sending side is gone.
+const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
-/// The first byte of every answer: of `HTTP/1.1` and of `HTTP/1.0`.
+/// First byte of every response, `HTTP/1.1` or `HTTP/1.0`.
 const FIRST: &[u8] = b"H";
 
-/// Longer than any answer without a body that `hyper` gives by itself.
-const MAX_BARE: usize = 256;
+/// Upper bound of the size of responses that `hyper` sends itself.
+const MAX_SUPPRESSED: usize = 256;
 
-/// Counts what a stop waits for beside the engine: answers in the making and answers that are being written.
+/// Counter of what a shutdown waits for besides the engine: responses that are computed or written.
 #[derive(Clone, Debug, Default)]
 pub struct Activity(Arc<AtomicUsize>);
 
 impl Activity {
-    /// Counts until the guard is dropped.
+    /// Increments the counter until the guard is dropped.
     pub fn begin(&self) -> Busy {
         self.0.fetch_add(1, Ordering::AcqRel);
         Busy(self.0.clone())
     }
 
-    /// Nothing is counted now.
+    /// Whether the counter is zero.
     pub fn is_idle(&self) -> bool {
         self.0.load(Ordering::Acquire) == 0
     }
 }
 
-/// Something that a stop waits for.
+/// Guard of [`Activity::begin`].
 #[derive(Debug)]
 pub struct Busy(Arc<AtomicUsize>);
 
@@ -60,19 +59,19 @@ impl Drop for Busy {
     }
 }
 
-/// Whether a call is under way on a connection: told by the side that answers, read by the side that writes.
+/// State of the call on a connection, set by the handler and read by the writer.
 #[derive(Clone, Debug, Default)]
 pub struct Exchange(Arc<AtomicU8>);
 
-/// No call, or all of its answer has been taken over for writing.
+/// No call, or its response is completely handed to the writer.
 const NONE: u8 = 0;
-/// A call, and no byte of its answer.
+/// A call without a response yet.
 const CALLED: u8 = 1;
-/// A call that is being answered.
+/// A call whose response is being written.
 const ANSWERING: u8 = 2;
 
 impl Exchange {
-    /// A call begins; it ends when the guard is dropped.
+    /// Begins a call, which ends when the guard is dropped.
     pub fn begin(&self) -> Call {
         self.0.store(CALLED, Ordering::Release);
         Call(self.clone())
@@ -83,14 +82,14 @@ impl Exchange {
     }
 
     fn answers(&self, bytes: &[u8]) {
-        // An interim answer asks for the body; the answer itself is still to come.
+        // The interim response 100 requests the body; the response itself follows.
         if !bytes.starts_with(b"HTTP/1.1 100 ") {
             let _ = self.0.compare_exchange(CALLED, ANSWERING, Ordering::AcqRel, Ordering::Acquire);
         }
     }
 }
 
-/// A call under way.
+/// Guard of [`Exchange::begin`].
 #[derive(Debug)]
 pub struct Call(Exchange);
 
@@ -100,20 +99,20 @@ impl Drop for Call {
     }
 }
 
-/// A client's connection.
+/// Connection of a client.
 pub struct Connection {
     stream: TcpStream,
     activity: Activity,
     exchange: Exchange,
-    /// There is once the client has closed its sending side: when to look whether it has gone.
-    looks: Option<Interval>,
-    /// The first byte of the next answer is out.
-    ahead: bool,
-    /// The status that `hyper` has answered by itself and that was held back.
-    bare: Option<StatusCode>,
-    /// Bytes may wait for so long.
-    patience: Duration,
-    /// There is while bytes wait for the client to read.
+    /// Timer of the checks, once the client has closed its sending side.
+    checks: Option<Interval>,
+    /// The first byte of the next response has been sent ahead.
+    first_sent: bool,
+    /// Status of a suppressed response of `hyper`.
+    suppressed: Option<StatusCode>,
+    /// Maximum time without progress of a write.
+    send_timeout: Duration,
+    /// Set while a write waits for the client.
     blocked: Option<Blocked>,
 }
 
@@ -123,37 +122,46 @@ struct Blocked {
 }
 
 impl Connection {
-    /// A connection that reports to `activity`, whose calls are told in `exchange`, and which fails once bytes have waited
-    /// for `patience`.
-    pub fn new(stream: TcpStream, activity: Activity, exchange: Exchange, patience: Duration) -> Connection {
-        // Tokens are small writes that must not wait for each other; without the option they only come late.
+    /// Connection that counts waiting writes in `activity` and reads the state of its calls from `exchange`. A write
+    /// fails after `send_timeout` without progress.
+    pub fn new(stream: TcpStream, activity: Activity, exchange: Exchange, send_timeout: Duration) -> Connection {
+        // Tokens are small writes that must not wait for each other. Without the option they are only late.
         let _ = stream.set_nodelay(true);
-        Connection { stream, activity, exchange, looks: None, ahead: false, bare: None, patience, blocked: None }
+        Connection {
+            stream,
+            activity,
+            exchange,
+            checks: None,
+            first_sent: false,
+            suppressed: None,
+            send_timeout,
+            blocked: None,
+        }
     }
 
-    /// The connection, for a last word, and the status of the answer that was held back, if one was.
+    /// Returns the TCP stream and the status of a suppressed response.
     pub fn into_parts(self) -> (TcpStream, Option<StatusCode>) {
-        (self.stream, self.bare)
+        (self.stream, self.suppressed)
     }
 
-    /// While a call is under way, fails if its client has gone.
-    fn watch(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
+    /// Fails if the client is gone while a call runs.
+    fn check_client(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
         let state = self.exchange.state();
         if state == NONE {
             return Ok(());
         }
-        let looks = match &mut self.looks {
-            Some(looks) => looks,
+        let checks = match &mut self.checks {
+            Some(checks) => checks,
             None => match self.stream.poll_peek(cx, &mut ReadBuf::new(&mut [0])) {
-                Poll::Ready(Ok(0)) => self.looks.insert(interval(LOOK)),
+                Poll::Ready(Ok(0)) => self.checks.insert(interval(CHECK_INTERVAL)),
                 Poll::Ready(Ok(_)) | Poll::Pending => return Ok(()),
                 Poll::Ready(Err(error)) => return Err(error),
             },
         };
-        if state == CALLED && !self.ahead {
-            self.ahead = self.stream.try_write(FIRST).is_ok();
+        if state == CALLED && !self.first_sent {
+            self.first_sent = self.stream.try_write(FIRST).is_ok();
         }
-        while looks.poll_tick(cx).is_ready() {
+        while checks.poll_tick(cx).is_ready() {
             if let Some(error) = self.stream.take_error()? {
                 return Err(error);
             }
@@ -161,16 +169,16 @@ impl Connection {
         Ok(())
     }
 
-    /// Whether these bytes are an answer of `hyper`'s own, which has no id. Then they are held back.
-    fn holds_back(&mut self, bytes: &[u8]) -> bool {
-        let is_bare = self.exchange.state() == NONE
-            && bytes.len() < MAX_BARE
+    /// Whether these bytes are a response that `hyper` sends itself, which has no id. They are suppressed.
+    fn suppresses(&mut self, bytes: &[u8]) -> bool {
+        let is_own = self.exchange.state() == NONE
+            && bytes.len() < MAX_SUPPRESSED
             && bytes.starts_with(b"HTTP/1.")
             && bytes.ends_with(b"\r\n\r\n")
             && !bytes.windows(REQUEST_ID.len()).any(|part| part == REQUEST_ID.as_bytes());
-        let status = bytes.get(9..12).filter(|_| is_bare).and_then(|digits| StatusCode::from_bytes(digits).ok());
-        self.bare = status.filter(StatusCode::is_client_error).or(self.bare);
-        self.bare.is_some()
+        let status = bytes.get(9..12).filter(|_| is_own).and_then(|digits| StatusCode::from_bytes(digits).ok());
+        self.suppressed = status.filter(StatusCode::is_client_error).or(self.suppressed);
+        self.suppressed.is_some()
     }
 
     fn written<T>(&mut self, cx: &mut Context<'_>, result: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
@@ -178,13 +186,14 @@ impl Connection {
             self.blocked = None;
             return result;
         }
-        let Connection { activity, patience, blocked, .. } = self;
+        let Connection { activity, send_timeout, blocked, .. } = self;
         let blocked =
-            blocked.get_or_insert_with(|| Blocked { _busy: activity.begin(), until: Box::pin(sleep(*patience)) });
+            blocked.get_or_insert_with(|| Blocked { _busy: activity.begin(), until: Box::pin(sleep(*send_timeout)) });
         match blocked.until.as_mut().poll(cx) {
             Poll::Ready(()) => {
                 self.blocked = None;
-                let message = format!("the client has read nothing for {} s", self.patience.as_secs_f64());
+                let seconds = self.send_timeout.as_secs_f64();
+                let message = format!("the client has read nothing for {seconds} s (--send-timeout)");
                 Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, message)))
             }
             Poll::Pending => Poll::Pending,
@@ -200,17 +209,17 @@ impl AsyncRead for Connection {
 
 impl AsyncWrite for Connection {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        if bytes.is_empty() || self.holds_back(bytes) {
+        if bytes.is_empty() || self.suppresses(bytes) {
             return Poll::Ready(Ok(bytes.len()));
         }
-        let ahead = usize::from(self.ahead);
+        let ahead = usize::from(self.first_sent);
         let result = match &bytes[ahead..] {
             [] => Poll::Ready(Ok(0)),
             rest => Pin::new(&mut self.stream).poll_write(cx, rest),
         };
         let written = ready!(self.written(cx, result))?;
         self.exchange.answers(bytes);
-        self.ahead = false;
+        self.first_sent = false;
         Poll::Ready(Ok(ahead + written))
     }
 
@@ -220,7 +229,7 @@ impl AsyncWrite for Connection {
         slices: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let first: &[u8] = slices.iter().find(|slice| !slice.is_empty()).map_or(&[], |slice| slice);
-        if self.ahead || self.exchange.state() == CALLED || self.holds_back(first) {
+        if self.first_sent || self.exchange.state() == CALLED || self.suppresses(first) {
             return self.poll_write(cx, first);
         }
         let result = Pin::new(&mut self.stream).poll_write_vectored(cx, slices);
@@ -232,12 +241,12 @@ impl AsyncWrite for Connection {
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.watch(cx)?;
+        self.check_client(cx)?;
         Pin::new(&mut self.stream).poll_flush(cx)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        // A last word is still to come.
-        if self.bare.is_some() { Poll::Ready(Ok(())) } else { Pin::new(&mut self.stream).poll_shutdown(cx) }
+        // `serve` still sends the error object.
+        if self.suppressed.is_some() { Poll::Ready(Ok(())) } else { Pin::new(&mut self.stream).poll_shutdown(cx) }
     }
 }

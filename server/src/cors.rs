@@ -1,4 +1,4 @@
-//! Cross-origin requests from browsers: refused, as a browser does without these headers, unless origins are allowed.
+//! CORS: browsers may use the server from the pages of allowed origins.
 
 use std::sync::Arc;
 
@@ -10,22 +10,21 @@ use axum::response::{IntoResponse, Response};
 use super::app::App;
 use super::settings::Cors;
 
-/// Seconds that a browser may keep the answer to its preflight.
+/// Seconds for which a browser may cache the response to a preflight.
 const MAX_AGE: &str = "600";
 
-/// Middleware: answers preflights and marks answers, both for allowed origins only. A preflight carries no key, so this
-/// comes before the keys are looked at.
+/// Middleware: answers preflights and adds CORS headers, for allowed origins. Preflights have no key, so it precedes `auth`.
 pub async fn apply(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
-    let cors = &app.cors;
+    let cors = &app.options.cors;
     let origin = request.headers().get(header::ORIGIN).cloned();
     let Some(origin) = origin.filter(|origin| origin.to_str().is_ok_and(|origin| cors.allows(origin))) else {
         return next.run(request).await;
     };
-    let asks =
+    let is_preflight =
         request.method() == Method::OPTIONS && request.headers().contains_key(header::ACCESS_CONTROL_REQUEST_METHOD);
-    let mut response = if asks { StatusCode::NO_CONTENT.into_response() } else { next.run(request).await };
+    let mut response = if is_preflight { StatusCode::NO_CONTENT.into_response() } else { next.run(request).await };
     cors.grant(&origin, response.headers_mut());
-    if asks {
+    if is_preflight {
         let headers = response.headers_mut();
         headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, Cors::list(&cors.methods, "GET, POST"));
         let default = "authorization, content-type, x-request-id";

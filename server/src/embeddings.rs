@@ -1,7 +1,7 @@
-//! `POST /v1/embeddings`: texts become vectors, by the served model's own hidden states.
+//! `POST /v1/embeddings`: embeddings from the hidden states of the served model.
 //!
-//! The prompts run through the engine like any others, in the same steps and with the same prefix cache; they end where
-//! others draw their first token.
+//! The prompts run through the engine like those of completions, in the same steps and with the same prefix cache. They
+//! end where completions sample their first token.
 
 use std::sync::Arc;
 
@@ -16,34 +16,25 @@ use super::cost::Cost;
 use super::error::ApiError;
 use super::fields::Fields;
 use super::json::{Json, off_reactor};
-use super::options::{cache_salt, check_length, priority, truncate, truncation, user};
+use super::options::{add_special_tokens, cache_salt, check_length, priority, truncate, truncation, user};
 use super::prompts::{self, Input};
 use super::reply::Envelope;
 use super::run::Run;
 use super::work::Work;
 
-/// How a vector is written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Encoding {
-    /// A list of numbers.
-    Float,
-    /// Little-endian float32, as OpenAI's clients ask for by default.
-    Base64,
-}
-
-/// The handler.
+/// `POST /v1/embeddings`.
 pub async fn embeddings(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
     let mut body = body::receive(&app, request).await?;
-    let ((requests, encoding), _) = body.read(&app, prepare).await?;
+    let ((requests, is_base64), _) = body.read(&app, prepare).await?;
     let prompt_tokens: usize = requests.iter().map(|request| request.prompt.len()).sum();
     let envelope = Envelope::new(&app, "embd", "list");
     let answers = Run::submit(&app, requests).await?.collect(false).await?;
     let vectors: Option<Vec<Vec<f32>>> = answers.into_iter().map(|answer| answer.embedding).collect();
-    let vectors = vectors.ok_or_else(|| ApiError::internal("the engine made no embedding"))?;
+    let vectors = vectors.ok_or_else(|| ApiError::internal("the engine returned no embedding; try again"))?;
     off_reactor(true, move || {
         let one = |(index, vector): (usize, Vec<f32>)| {
             let mut item = Json::from(json!({"object": "embedding", "index": index}));
-            item.set("embedding", write(&vector, encoding));
+            item.set("embedding", write(&vector, is_base64));
             item
         };
         let usage = json!({"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens});
@@ -53,9 +44,9 @@ pub async fn embeddings(State(app): State<Arc<App>>, request: Request) -> Result
     .await
 }
 
-/// What a request says.
-pub struct Asked {
-    encoding: Encoding,
+/// The fields of an embeddings request.
+pub struct EmbeddingsRequest {
+    is_base64: bool,
     keep: Option<usize>,
     add_special: bool,
     priority: i32,
@@ -63,44 +54,43 @@ pub struct Asked {
     prompts: Vec<Input>,
 }
 
-impl Asked {
+impl EmbeddingsRequest {
     /// Reads the fields.
-    pub fn read(work: &Work, fields: &Fields<'_>) -> Result<Asked, ApiError> {
+    pub fn read(work: &Work, fields: &Fields<'_>) -> Result<EmbeddingsRequest, ApiError> {
         work.check_model(fields)?;
         user(fields)?;
-        let description = "float, the default, or base64: little-endian float32.";
-        let encoding = match fields.word("encoding_format", &["float", "base64"], description)? {
-            Some("base64") => Encoding::Base64,
-            _ => Encoding::Float,
-        };
+        let description = "Format of the embeddings: float (default) or base64 of little-endian float32.";
+        let is_base64 = fields.word("encoding_format", &["float", "base64"], description)? == Some("base64");
         let width = work.engine.info().hidden_size;
-        if let Some(asked) = fields.count("dimensions", (1, usize::MAX), "Only the model's own width.")?
+        if let Some(asked) =
+            fields.count("dimensions", (1, usize::MAX), "Number of dimensions; only the model's own.")?
             && asked != width
         {
-            let expected = format!("{width}, the width of this model: it was not made to be cut");
+            let expected = format!("{width}: this model does not support other dimensions; remove it");
             return Err(ApiError::wrong("dimensions", &Value::from(asked), expected));
         }
         let keep = match truncation(fields)? {
             Some(-1) => Some(work.context().saturating_sub(1)),
             other => other.and_then(|n| usize::try_from(n).ok()),
         };
-        Ok(Asked {
-            encoding,
+        Ok(EmbeddingsRequest {
+            is_base64,
             keep,
-            add_special: fields.flag("add_special_tokens", true, "Begin with the tokenizer's special tokens.")?,
+            add_special: add_special_tokens(fields)?,
             priority: priority(fields)?,
             cache_salt: cache_salt(fields)?,
-            prompts: prompts::read(work, fields, "input", "What becomes vectors.")?,
+            prompts: prompts::read(work, fields, "input", "Texts to embed.")?,
         })
     }
 }
 
-fn prepare(work: &Work, fields: &Fields<'_>) -> Result<((Vec<GenerationRequest>, Encoding), Cost), ApiError> {
+fn prepare(work: &Work, fields: &Fields<'_>) -> Result<((Vec<GenerationRequest>, bool), Cost), ApiError> {
     let pooling = work.pooling.ok_or_else(|| {
-        let advice = "its 1_Pooling/config.json asks for another pooling than last token or mean; start the server with --pooling-type";
+        let advice = "its 1_Pooling/config.json has neither last-token nor mean pooling; set --pooling-type";
         ApiError::unsupported("model", advice)
     })?;
-    let Asked { encoding, keep, add_special, priority, cache_salt, prompts } = Asked::read(work, fields)?;
+    let EmbeddingsRequest { is_base64, keep, add_special, priority, cache_salt, prompts } =
+        EmbeddingsRequest::read(work, fields)?;
     let width = work.engine.info().hidden_size;
     let least = prompts.iter().map(|input| input.least_tokens(work)).sum();
     let count = prompts.len();
@@ -109,42 +99,38 @@ fn prepare(work: &Work, fields: &Fields<'_>) -> Result<((Vec<GenerationRequest>,
         sequences: 1,
         n: 1,
         prompt_tokens: tokens,
-        // A vector, and its text.
+        // The vector and its text.
         list_bytes: width * 20,
         ..Cost::default()
     };
-    cost(least).check(&work.limits)?;
+    cost(least).check(&work.options.limits)?;
     let (mut requests, mut tokens) = (Vec::new(), 0);
     for input in prompts {
         let prompt = truncate(input.encode(work, add_special, "input", keep.is_none())?.0, keep);
         check_length(work, prompt.len(), "input")?;
         tokens += prompt.len();
-        cost(tokens).check(&work.limits)?;
+        cost(tokens).check(&work.options.limits)?;
         let params = GenerationParams::embedding(pooling);
         requests.push(GenerationRequest { prompt, params, priority, cache_salt: cache_salt.clone() });
     }
-    Ok(((requests, encoding), cost(tokens)))
+    Ok(((requests, is_base64), cost(tokens)))
 }
 
-/// A vector as JSON text.
-fn write(vector: &[f32], encoding: Encoding) -> Json {
-    match encoding {
-        // Through the shortest decimal: 0.1 stays 0.1 and does not get sixteen digits.
-        Encoding::Float => {
-            let number = |x: &f32| {
-                let value = x.to_string().parse().ok().and_then(Number::from_f64).map_or(Value::Null, Value::Number);
-                value.to_string()
-            };
-            Json::text(format!("[{}]", vector.iter().map(number).collect::<Vec<_>>().join(",")))
-        }
-        Encoding::Base64 => {
-            let bytes: Vec<u8> = vector.iter().flat_map(|x| x.to_le_bytes()).collect();
-            Json::text(format!("{:?}", base64(&bytes)))
-        }
+/// JSON text of a vector.
+fn write(vector: &[f32], is_base64: bool) -> Json {
+    if is_base64 {
+        let bytes: Vec<u8> = vector.iter().flat_map(|x| x.to_le_bytes()).collect();
+        return Json::text(format!("{:?}", base64(&bytes)));
     }
+    // The shortest decimal of a float32: 0.1 and not 0.10000000149011612.
+    let number = |x: &f32| {
+        let value = x.to_string().parse().ok().and_then(Number::from_f64).map_or(Value::Null, Value::Number);
+        value.to_string()
+    };
+    Json::text(format!("[{}]", vector.iter().map(number).collect::<Vec<_>>().join(",")))
 }
 
-/// RFC 4648, with padding.
+/// Base64 of RFC 4648, with padding.
 fn base64(bytes: &[u8]) -> String {
     const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
@@ -157,25 +143,4 @@ fn base64(bytes: &[u8]) -> String {
         }
     }
     text
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_vector_is_written_in_short_numbers_or_as_its_bytes() {
-        let vector = [0.1_f32, -1.0, 3.5e-9];
-        assert_eq!(write(&vector, Encoding::Float).write(), "[0.1,-1.0,3.5e-9]");
-        // struct.pack("<3f", 0.1, -1.0, 3.5e-9), by Python.
-        assert_eq!(write(&vector, Encoding::Base64).write(), "\"zczMPQAAgL+nhHAx\"");
-    }
-
-    #[test]
-    fn base64_is_that_of_the_rfc() {
-        // The vectors of its section 10.
-        for (bytes, text) in [("", ""), ("f", "Zg=="), ("fo", "Zm8="), ("foo", "Zm9v"), ("foob", "Zm9vYg==")] {
-            assert_eq!(base64(bytes.as_bytes()), text);
-        }
-    }
 }

@@ -1,10 +1,13 @@
-//! What a client is told when something is wrong: always the OpenAI error object, always a fitting status.
+//! Errors as clients see them: a status and OpenAI's error object.
 //!
 //! ```json
 //! {"error": {"message": "...", "type": "invalid_request_error", "param": "temperature", "code": null}}
 //! ```
+//!
+//! A message is one line and says what is wrong, what was found, what was expected and what to do.
 
 use std::borrow::Cow;
+use std::fmt::Display;
 
 use axum::Json;
 use axum::http::{HeaderValue, Method, StatusCode, Uri, header};
@@ -12,202 +15,157 @@ use axum::response::{IntoResponse, Response};
 use engine::SubmitError;
 use serde_json::{Value, json};
 
-/// Characters of a path or a model's name that a message repeats.
+/// Maximum number of characters of a path, a header or a model name that a message repeats.
 const MAX_NAME: usize = 200;
 
-/// A request that gets no answer but an error.
+/// An error response.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ApiError {
     status: StatusCode,
-    kind: &'static str,
     code: Option<&'static str>,
     param: Option<String>,
     message: String,
 }
 
 impl ApiError {
-    fn new(status: StatusCode, kind: &'static str, message: impl Into<String>) -> ApiError {
-        ApiError { status, kind, code: None, param: None, message: message.into() }
+    /// An error without `param` and `code`.
+    pub fn new(status: StatusCode, message: impl Into<String>) -> ApiError {
+        ApiError { status, code: None, param: None, message: message.into() }
     }
 
-    /// 400 that names the parameter; `problem` follows its name in the message.
-    pub fn invalid(param: impl Into<String>, problem: impl std::fmt::Display) -> ApiError {
+    /// Sets `code`.
+    pub fn with_code(self, code: &'static str) -> ApiError {
+        ApiError { code: Some(code), ..self }
+    }
+
+    /// 400 without a parameter.
+    pub fn bad_request(message: impl Into<String>) -> ApiError {
+        ApiError::new(StatusCode::BAD_REQUEST, message)
+    }
+
+    /// 400 for a parameter; `problem` follows its name in the message.
+    pub fn invalid(param: impl Into<String>, problem: impl Display) -> ApiError {
         let param = param.into();
         let message = format!("{param}: {problem}");
-        ApiError { param: Some(param), ..ApiError::new(StatusCode::BAD_REQUEST, "invalid_request_error", message) }
+        ApiError { param: Some(param), ..ApiError::bad_request(message) }
     }
 
-    /// 400 that names the parameter, shows the value that was found and says what would do.
-    pub fn wrong(param: impl Into<String>, found: &Value, expected: impl std::fmt::Display) -> ApiError {
-        ApiError::invalid(param, format_args!("found {}, expected {expected}", excerpt(found)))
+    /// 400 for a parameter with a wrong value.
+    pub fn wrong(param: impl Into<String>, found: &Value, expected: impl Display) -> ApiError {
+        ApiError::found(param, &excerpt(found), expected)
     }
 
-    /// 400 that names the parameter, tells of the value that was found and says what would do.
-    pub fn found(param: impl Into<String>, found: &str, expected: impl std::fmt::Display) -> ApiError {
+    /// Like [`ApiError::wrong`], with the found value in words.
+    pub fn found(param: impl Into<String>, found: &str, expected: impl Display) -> ApiError {
         ApiError::invalid(param, format_args!("found {found}, expected {expected}"))
     }
 
-    /// 400 for what is larger than its limit: `found` and `most` count `what`.
-    pub fn over(param: impl Into<String>, found: usize, most: usize, what: &str, advice: &str) -> ApiError {
-        ApiError::invalid(param, format_args!("found {found} {what}, expected at most {most}; {advice}"))
+    /// 400 for a parameter over its limit: `found` and `most` are numbers of `unit`.
+    pub fn over(param: impl Into<String>, found: usize, most: usize, unit: &str, advice: &str) -> ApiError {
+        ApiError::invalid(param, format_args!("found {found} {unit}, expected at most {most}; {advice}"))
     }
 
-    /// 400 for a feature that this server does not have; never ignored in silence.
-    pub fn unsupported(param: impl Into<String>, advice: impl std::fmt::Display) -> ApiError {
-        ApiError::invalid(param, format_args!("not supported; {advice}"))
+    /// 400 for a parameter that this server does not support. Such parameters are never silently ignored.
+    pub fn unsupported(param: impl Into<String>, advice: impl Display) -> ApiError {
+        ApiError::invalid(param, format_args!("not supported by this server; {advice}"))
     }
 
-    /// 400 for a body that is no JSON object.
-    pub fn body(message: impl Into<String>) -> ApiError {
-        ApiError::new(StatusCode::BAD_REQUEST, "invalid_request_error", message)
+    /// 400 for a parameter that excludes `other`.
+    pub fn conflict(param: impl Into<String>, other: impl Display) -> ApiError {
+        ApiError::invalid(param, format_args!("found together with {other}, expected only one of the two; remove one"))
     }
 
-    /// 400 with the numbers of a context that is too short.
-    pub fn context_length(param: &str, message: String) -> ApiError {
-        ApiError { code: Some("context_length_exceeded"), ..ApiError::invalid(param, message) }
+    /// 400 for a parameter that has no effect without `other`.
+    pub fn requires(param: impl Into<String>, other: &str) -> ApiError {
+        ApiError::invalid(param, format_args!("found without {other}, expected both or neither; add or remove one"))
     }
 
-    /// 404 for a model that is not served here.
+    /// 400 for a parameter that refers to an earlier response of `/v1/responses`.
+    pub fn not_stored(param: impl Into<String>) -> ApiError {
+        ApiError::unsupported(param, "responses are not stored: send the earlier items in input")
+    }
+
+    /// 400 for a request that exceeds the context length of `context` tokens.
+    pub fn context_length(param: impl Into<String>, context: usize, problem: impl Display) -> ApiError {
+        let problem = format_args!("this model's maximum context length is {context} tokens, {problem}");
+        ApiError::invalid(param, problem).with_code("context_length_exceeded")
+    }
+
+    /// 404 for a model that this server does not serve.
     pub fn unknown_model(found: &str, served: &str) -> ApiError {
-        let message = format!("model: {:?} does not exist, this server has {served:?}", cut(found, MAX_NAME));
-        ApiError {
-            code: Some("model_not_found"),
-            param: Some("model".into()),
-            ..ApiError::new(StatusCode::NOT_FOUND, "invalid_request_error", message)
-        }
-    }
-
-    /// 400 for what refers to an earlier answer of `/v1/responses`.
-    pub fn not_stored(param: &str) -> ApiError {
-        ApiError::unsupported(param, "answers are not stored here; send the earlier items in input")
-    }
-
-    /// 404 for an earlier answer that is asked for by its id.
-    pub fn no_response(id: &str) -> ApiError {
-        let message = format!("response_id: {:?} is not here, answers are not stored", cut(id, MAX_NAME));
-        let param = Some("response_id".into());
-        ApiError { param, ..ApiError::new(StatusCode::NOT_FOUND, "invalid_request_error", message) }
-    }
-
-    /// 401.
-    pub fn unauthorized() -> ApiError {
-        let message = "the API key is missing or wrong; send it as `Authorization: Bearer KEY`";
-        ApiError {
-            code: Some("invalid_api_key"),
-            ..ApiError::new(StatusCode::UNAUTHORIZED, "authentication_error", message)
-        }
-    }
-
-    /// 413.
-    pub fn too_large(limit: usize) -> ApiError {
-        let message = format!("the body is larger than {limit} bytes (--max-body-bytes); send less");
-        ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "invalid_request_error", message)
-    }
-
-    /// 403 for a request to a name that is not the server's.
-    pub fn forbidden_host(found: &str) -> ApiError {
-        let message = format!(
-            "host: found {:?}, expected a loopback name such as localhost; start the server with --allowed-hosts NAME to \
-             serve another name",
-            cut(found, MAX_NAME)
-        );
-        let error = ApiError::new(StatusCode::FORBIDDEN, "permission_error", message);
-        ApiError { code: Some("forbidden_host"), ..error }
-    }
-
-    /// 403 for a request that a page of another site has sent.
-    pub fn forbidden_origin(found: &str) -> ApiError {
-        let message = format!(
-            "origin: found {:?}, expected a page of this server; start the server with --allowed-origins ORIGIN to serve \
-             pages of another site",
-            cut(found, MAX_NAME)
-        );
-        let error = ApiError::new(StatusCode::FORBIDDEN, "permission_error", message);
-        ApiError { code: Some("forbidden_origin"), ..error }
-    }
-
-    /// 415 for a body that is not declared as JSON; `found` is its `Content-Type`.
-    pub fn media_type(found: Option<&str>) -> ApiError {
-        let found = found.map_or("none".to_string(), |found| format!("{:?}", cut(found, MAX_NAME)));
-        let message = format!("content-type: found {found}, expected application/json");
-        ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "invalid_request_error", message)
-    }
-
-    /// 408: the request does not come.
-    pub fn slow(message: impl Into<String>) -> ApiError {
-        ApiError::new(StatusCode::REQUEST_TIMEOUT, "invalid_request_error", message)
-    }
-
-    /// 431.
-    pub fn large_head(message: impl Into<String>) -> ApiError {
-        ApiError::new(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, "invalid_request_error", message)
-    }
-
-    /// 414.
-    pub fn long_target(limit: usize) -> ApiError {
-        let message = format!("the target of the request is too long, expected at most {limit} bytes");
-        ApiError::new(StatusCode::URI_TOO_LONG, "invalid_request_error", message)
-    }
-
-    /// 505.
-    pub fn version() -> ApiError {
-        let message = "HTTP/2 is not spoken here, send HTTP/1.1";
-        ApiError::new(StatusCode::HTTP_VERSION_NOT_SUPPORTED, "invalid_request_error", message)
-    }
-
-    /// 429: too much at once, later there is room.
-    pub fn busy(message: impl Into<String>) -> ApiError {
-        let error = ApiError::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", message);
-        ApiError { code: Some("rate_limit_exceeded"), ..error }
-    }
-
-    /// 504: the answer was not ready in the time that a request may take.
-    pub fn timed_out(message: impl Into<String>) -> ApiError {
-        let error = ApiError::new(StatusCode::GATEWAY_TIMEOUT, "server_error", message);
-        ApiError { code: Some("request_timeout"), ..error }
-    }
-
-    /// 415 for a body that is packed.
-    pub fn content_encoding(found: &str) -> ApiError {
+        let found = cut(found, MAX_NAME);
         let message =
-            format!("content-encoding: found {:?}, expected none: send the body as it is", cut(found, MAX_NAME));
-        ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "invalid_request_error", message)
+            format!("The model `{found}` does not exist: expected `{served}`; GET /v1/models lists the models");
+        let error = ApiError::new(StatusCode::NOT_FOUND, message).with_code("model_not_found");
+        ApiError { param: Some("model".into()), ..error }
     }
 
-    /// 500: the fault is on this side.
+    /// 404 for the id of a response: responses are not stored.
+    pub fn unknown_response(id: &str) -> ApiError {
+        let message =
+            format!("Response with id {:?} not found: this server does not store responses", cut(id, MAX_NAME));
+        ApiError { param: Some("response_id".into()), ..ApiError::new(StatusCode::NOT_FOUND, message) }
+    }
+
+    /// An error about a header whose value is `found`.
+    pub fn header(status: StatusCode, name: &str, found: Option<&str>, expected: &str) -> ApiError {
+        let found = found.map_or("none".to_string(), |found| format!("{:?}", cut(found, MAX_NAME)));
+        ApiError::new(status, format!("{name}: found {found}, expected {expected}"))
+    }
+
+    /// 414 for a request target longer than `most` bytes.
+    pub fn long_target(most: usize) -> ApiError {
+        let message = format!("the request target is too long, expected at most {most} bytes (--max-header-bytes)");
+        ApiError::new(StatusCode::URI_TOO_LONG, message)
+    }
+
+    /// 429: the client should retry later.
+    pub fn busy(message: impl Into<String>) -> ApiError {
+        ApiError::new(StatusCode::TOO_MANY_REQUESTS, message).with_code("rate_limit_exceeded")
+    }
+
+    /// 500.
     pub fn internal(message: impl Into<String>) -> ApiError {
-        ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", message)
+        ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, message)
     }
 
-    /// 503: try again later, or elsewhere.
+    /// 503: the client should retry later or elsewhere.
     pub fn unavailable(message: impl Into<String>) -> ApiError {
-        ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "server_error", message)
+        ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message)
     }
 
-    /// The status of the answer.
+    /// Status of the response.
     pub fn status(&self) -> StatusCode {
         self.status
     }
 
-    /// After how many seconds it is worth another try.
+    /// Value of the header `Retry-After`, in seconds.
     pub fn retry_after(&self) -> Option<u32> {
         matches!(self.status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE).then_some(1)
     }
 
-    /// The error object, also used inside a stream that has begun.
+    /// The error object. A stream that fails after its first byte sends it as an event.
     pub fn to_json(&self) -> Value {
-        json!({"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}})
+        let kind = match self.status {
+            StatusCode::UNAUTHORIZED => "authentication_error",
+            StatusCode::FORBIDDEN => "permission_error",
+            StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
+            StatusCode::INTERNAL_SERVER_ERROR | StatusCode::SERVICE_UNAVAILABLE | StatusCode::GATEWAY_TIMEOUT => {
+                "server_error"
+            }
+            _ => "invalid_request_error",
+        };
+        json!({"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}})
     }
 }
 
 impl From<SubmitError> for ApiError {
     fn from(error: SubmitError) -> ApiError {
         match error {
-            SubmitError::Invalid { param, message } => ApiError {
-                param: Some(param.into()),
-                ..ApiError::new(StatusCode::BAD_REQUEST, "invalid_request_error", message)
-            },
-            SubmitError::NeverFits(message) => ApiError::new(StatusCode::BAD_REQUEST, "invalid_request_error", message),
+            SubmitError::Invalid { param, message } => {
+                ApiError { param: Some(param.into()), ..ApiError::bad_request(message) }
+            }
+            SubmitError::NeverFits(message) => ApiError::bad_request(message),
             SubmitError::QueueFull { .. } => ApiError::busy(error.to_string()),
             SubmitError::Closed => ApiError::unavailable(error.to_string()),
         }
@@ -226,23 +184,25 @@ impl IntoResponse for ApiError {
     }
 }
 
-/// 404 for a path that is not there.
-pub async fn not_found(uri: Uri) -> ApiError {
-    let message = format!("there is nothing at {}", cut(uri.path(), MAX_NAME));
-    ApiError::new(StatusCode::NOT_FOUND, "invalid_request_error", message)
+/// 404 for an unknown path.
+pub async fn not_found(method: Method, uri: Uri) -> ApiError {
+    let path = cut(uri.path(), MAX_NAME);
+    let message = format!("Invalid URL ({method} {path}), expected a route listed by GET /openapi.json");
+    ApiError::new(StatusCode::NOT_FOUND, message)
 }
 
-/// 405 for a path that wants another method.
+/// 405 for a known path.
 pub async fn method_not_allowed(method: Method, uri: Uri) -> ApiError {
-    let message = format!("{} does not take {method}", cut(uri.path(), MAX_NAME));
-    ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "invalid_request_error", message)
+    let path = cut(uri.path(), MAX_NAME);
+    let message = format!("Not allowed to {method} on {path}: expected a method that the `allow` header names");
+    ApiError::new(StatusCode::METHOD_NOT_ALLOWED, message)
 }
 
-/// A value as it stands in a message: JSON, cut where it grows long.
+/// A JSON value as a message shows it: long values are truncated.
 pub fn excerpt(value: &Value) -> String {
     const LIMIT: usize = 60;
     let whole = match value {
-        // A container may be megabytes of JSON; its size says enough.
+        // Writing a container could take megabytes.
         Value::Array(items) if items.len() > 8 => return format!("a list of {} items", items.len()),
         Value::Object(fields) if fields.len() > 8 => return format!("an object of {} fields", fields.len()),
         Value::String(text) => format!("{:?}", text.chars().take(LIMIT + 1).collect::<String>()),
@@ -256,24 +216,5 @@ fn cut(text: &str, limit: usize) -> Cow<'_, str> {
     match text.char_indices().nth(limit) {
         Some((end, _)) => format!("{}…", &text[..end]).into(),
         None => text.into(),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_error_names_the_parameter_and_shows_what_was_found() {
-        let error = ApiError::wrong("top_p", &json!(1.5), "a number above 0, at most 1").to_json();
-        assert_eq!(error["error"]["param"], "top_p");
-        assert_eq!(error["error"]["message"], "top_p: found 1.5, expected a number above 0, at most 1");
-    }
-
-    #[test]
-    fn a_long_value_is_cut_in_a_message() {
-        let text = excerpt(&Value::String("é".repeat(5000)));
-        assert!(text.chars().count() < 70, "{text}");
-        assert_eq!(excerpt(&json!(vec![0; 100])), "a list of 100 items");
     }
 }

@@ -1,4 +1,4 @@
-//! JSON of which parts are already written: long lists are written once as text and shared by everything that repeats them.
+//! JSON with parts that are already text: long lists are written once and shared by everything that repeats them.
 
 use std::sync::Arc;
 
@@ -12,24 +12,24 @@ use serde_json::value::RawValue;
 
 use super::error::ApiError;
 
-/// Answers longer than this are handed over in pieces of this many bytes as the client reads.
+/// Size of the pieces in which longer responses are sent as the client reads.
 const PIECE: usize = 256 << 10;
 
 /// A JSON value.
 #[derive(Clone, Debug)]
 pub enum Json {
-    /// As a tree.
+    /// A tree.
     Value(Value),
-    /// As text.
+    /// JSON text.
     Text(Arc<RawValue>),
-    /// An object; of a name that comes twice the last counts.
+    /// An object.
     Object(Vec<(String, Json)>),
     /// A list.
     List(Vec<Json>),
 }
 
 impl Json {
-    /// JSON text that the caller has written.
+    /// JSON text, which must be valid.
     pub fn text(text: String) -> Json {
         match RawValue::from_string(text) {
             Ok(raw) => Json::Text(Arc::from(raw)),
@@ -40,7 +40,7 @@ impl Json {
         }
     }
 
-    /// Sets a field of an object.
+    /// Sets or replaces a field of an object.
     pub fn set(&mut self, name: &str, value: impl Into<Json>) {
         if let Json::Object(fields) = self {
             let value = value.into();
@@ -51,21 +51,13 @@ impl Json {
         }
     }
 
-    /// A field of an object.
-    pub fn get(&self, name: &str) -> Option<&Json> {
-        match self {
-            Json::Object(fields) => fields.iter().find(|(found, _)| found == name).map(|(_, value)| value),
-            _ => None,
-        }
-    }
-
-    /// The whole as text.
+    /// The JSON text.
     pub fn write(&self) -> String {
-        // Every key is a string, so that nothing can fail.
+        // Cannot fail: every key is a string.
         serde_json::to_string(self).unwrap_or_default()
     }
 
-    /// The answer with this body.
+    /// The response with this body.
     pub fn into_response(self) -> Response {
         let text = Bytes::from(self.write());
         drop(self);
@@ -98,12 +90,6 @@ impl From<Vec<Json>> for Json {
     }
 }
 
-impl From<Option<Json>> for Json {
-    fn from(value: Option<Json>) -> Json {
-        value.unwrap_or(Json::Value(Value::Null))
-    }
-}
-
 impl Serialize for Json {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match self {
@@ -119,7 +105,7 @@ impl Serialize for Json {
     }
 }
 
-/// Runs `work`, on a thread that serves nobody else where it is `large`.
+/// Runs `work`, on another thread if it is `large`.
 pub async fn off_reactor<T: Send + 'static>(
     large: bool,
     work: impl FnOnce() -> T + Send + 'static,
@@ -128,22 +114,5 @@ pub async fn off_reactor<T: Send + 'static>(
         return Ok(work());
     }
     let done = tokio::task::spawn_blocking(work).await;
-    done.map_err(|error| ApiError::internal(format!("writing the answer failed: {error}")))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use serde_json::json;
-
-    #[test]
-    fn text_that_is_shared_stands_where_it_was_set() {
-        let shared = Json::text("[1,{\"a\":null}]".to_string());
-        let mut choice = Json::from(json!({"index": 0, "logprobs": null}));
-        choice.set("logprobs", shared.clone());
-        choice.set("more", vec![shared, Json::from(Value::from("\u{7}"))]);
-        let written = choice.write();
-        assert_eq!(written, r#"{"index":0,"logprobs":[1,{"a":null}],"more":[[1,{"a":null}],"\u0007"]}"#);
-        assert!(choice.get("more").is_some() && choice.get("most").is_none());
-    }
+    done.map_err(|error| ApiError::internal(format!("writing the response failed: {error}")))
 }

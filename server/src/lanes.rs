@@ -1,5 +1,5 @@
-//! Threads for the work on bodies: bodies go by size into lanes with threads of their own, so that a small request never waits
-//! behind a large one, and few large ones are in memory as values at once.
+//! Threads that read request bodies. Bodies go by size into lanes with their own threads, so that a small request does
+//! not wait for a large one and few large ones are in memory as values at once.
 
 use std::sync::Arc;
 
@@ -7,19 +7,19 @@ use tokio::sync::Semaphore;
 
 use super::error::ApiError;
 
-/// Bodies up to this many bytes are read where they arrive: well under a millisecond, tokenising included.
+/// Bodies up to this size are read on the serving thread: under a millisecond, including tokenization.
 pub const INLINE_BYTES: usize = 4 << 10;
 
-/// Bodies up to this many bytes do not wait for larger ones.
+/// Bodies up to this size do not wait for larger ones.
 const MEDIUM_BYTES: usize = 256 << 10;
 
-/// Threads for bodies of medium size.
+/// Number of threads for bodies of medium size.
 const MEDIUM_AT_ONCE: usize = 2;
 
-/// Threads for larger ones.
+/// Number of threads for larger bodies.
 const LARGE_AT_ONCE: usize = 1;
 
-/// Permits for threads, by size of the body.
+/// Permits for threads by size of the body.
 pub struct Lanes {
     medium: Arc<Semaphore>,
     large: Arc<Semaphore>,
@@ -33,8 +33,8 @@ impl Default for Lanes {
 }
 
 impl Lanes {
-    /// Runs `work` on a body of `bytes` bytes, where that is small here, else on a thread of its lane. The lane's permit is
-    /// kept to the end of the work even if nobody waits for it any more.
+    /// Runs `work` on a body of `bytes` bytes: on this thread if it is small, else on a thread of its lane. The lane's
+    /// permit is held to the end of the work even if the caller is dropped.
     pub async fn run<T: Send + 'static>(
         &self,
         bytes: usize,
@@ -62,7 +62,7 @@ mod tests {
     use std::time::Duration;
 
     #[tokio::test]
-    async fn large_bodies_leave_the_thread_and_few_are_worked_on_at_once() {
+    async fn large_bodies_are_read_on_few_other_threads() {
         let thread = || Ok(std::thread::current().id());
         let (lanes, here) = (Lanes::default(), std::thread::current().id());
         assert_eq!(lanes.run(INLINE_BYTES, thread).await, Ok(here));
@@ -93,7 +93,7 @@ mod tests {
         });
         let small = async {
             let found = lanes.run(MEDIUM_BYTES, || Ok("small")).await;
-            // The large one ends only after this.
+            // Lets the large one end.
             release.send(()).unwrap();
             found
         };

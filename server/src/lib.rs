@@ -1,8 +1,8 @@
-//! The OpenAI API over HTTP, with vLLM's extensions, and the page that shows the engine.
+//! OpenAI's API over HTTP with vLLM's extensions, and a web page that shows the engine.
 //!
-//! It is thin. It reads requests, asks an [`engine::AsyncEngine`], and writes what comes back. It is *not* where anything
-//! is decided about tokens: scheduling, sampling, detokenisation and stop strings belong to the engine, so a program that
-//! wants text without HTTP uses that crate alone.
+//! The crate reads requests, submits them to an [`engine::AsyncEngine`] and writes responses. It decides nothing about
+//! tokens: scheduling, sampling, detokenization and stop strings belong to the engine, so that a program without HTTP
+//! needs only that crate.
 //!
 //! ```text
 //! client ── HTTP ──▶ checked request ──▶ engine::AsyncEngine
@@ -10,7 +10,7 @@
 //!    └──── JSON, or server-sent events ◀── events
 //! ```
 //!
-//! A server in a program of one's own, on a free port:
+//! A server on a free port:
 //!
 //! ```no_run
 //! use std::{sync::Arc, time::Duration};
@@ -30,23 +30,23 @@
 //!
 //! | file | what it owns |
 //! |---|---|
-//! | `app`, `settings` | state that all handlers share; how a server is set up |
+//! | `app`, `settings` | shared state; settings |
 //! | `auth`, `origin`, `cors`, `limits` | who may use the server: keys, sites, origins, sizes and times |
-//! | `call`, `observe` | the id of a call and its place among the streams; what log and metrics tell of a request |
-//! | `body`, `fields`, `work`, `lanes`, `cost` | JSON in, checked and described field by field, off the threads that serve; what it may cost |
-//! | `error`, `json` | errors and JSON out |
-//! | `options`, `structured`, `tools`, `messages`, `prompts` | what a request asks for: sampling and limits; a grammar; tools; a conversation as token ids; plain prompts |
-//! | `assistant` | a text becomes an assistant's message: thoughts, content, tool calls |
-//! | `run` | the engine requests of one call, merged into one stream of events |
-//! | `reply`, `logprobs`, `stream` | answers: the frame, log-probabilities, server-sent events |
+//! | `call`, `observe` | the id and resources of a call; log record and metrics of a request |
+//! | `body`, `fields`, `work`, `lanes`, `cost` | JSON bodies, checked and described field by field off the serving threads; their cost |
+//! | `error`, `json` | errors and JSON responses |
+//! | `options`, `structured`, `tools`, `messages`, `prompts` | request fields: sampling and limits; grammars; tools; conversations; prompts |
+//! | `assistant` | parses text into an assistant message: reasoning, content, tool calls |
+//! | `run` | the engine requests of a call, merged into one stream of events |
+//! | `reply`, `logprobs`, `stream` | responses: envelope and choices, log probabilities, server-sent events |
 //! | `completions`, `chat`, `responses`, `embeddings`, `tokenize`, `status`, `metrics` | the routes |
-//! | `openapi` | the description of all of these |
-//! | `connection`, `refusal` | a client's bytes, and whether it is still there; a last word to what is no request |
-//! | `serve`, `watchdog` | listening, and ending in order or because the engine has died; a dump when it is stuck |
-//! | `page`, `state` | the web page; the engine as it shows it |
+//! | `openapi` | the description of all routes |
+//! | `connection`, `refusal` | TCP connections that detect absent clients; errors for bytes that are not a request |
+//! | `serve`, `watchdog` | accepting connections and shutting down; checks of the engine and of memory |
+//! | `page`, `state` | the web page, and the engine's state for it |
 //!
-//! No handler keeps state between calls. A handler that is dropped because its client went away drops its `Run`,
-//! which cancels the requests and frees their blocks.
+//! Handlers keep no state between calls. If a client disconnects, its handler is dropped, which drops the `Run`,
+//! cancels its requests and frees their blocks.
 
 mod app;
 mod assistant;
@@ -99,19 +99,19 @@ pub use origin::Host;
 pub use serve::serve;
 pub use settings::{Cors, Limits, Reasoning, ServerOptions};
 
-/// All routes over a running engine, for a server that others reach too.
+/// All routes, for a server that other machines can reach.
 pub fn router(app: Arc<App>) -> Router {
     routes(app, false)
 }
 
-/// All routes; `loopback` says whether the server listens on a loopback address.
+/// All routes. `loopback` says whether the server listens on a loopback address.
 fn routes(app: Arc<App>, loopback: bool) -> Router {
     Router::new()
         .route("/health", get(status::health))
         .route("/version", get(status::version))
         .route("/metrics", get(status::metrics))
         .route("/v1/models", get(status::models))
-        // The rest of the path: a model's name may have slashes.
+        // The rest of the path, because model names may have slashes.
         .route("/v1/models/{*name}", get(status::model))
         .route("/v1/completions", post(completions::completions))
         .route("/v1/chat/completions", post(chat::chat_completions))
@@ -127,12 +127,12 @@ fn routes(app: Arc<App>, loopback: bool) -> Router {
         .fallback(error::not_found)
         .method_not_allowed_fallback(error::method_not_allowed)
         .layer(from_fn_with_state(app.clone(), auth::check))
-        // Needs no key: the page asks for it.
+        // The page needs no key: it asks the user for one.
         .merge(page::routes())
         .layer(from_fn_with_state((app.clone(), loopback), origin::check))
         .layer(from_fn_with_state(app.clone(), limits::check_head))
         .layer(from_fn_with_state(app.clone(), cors::apply))
-        // The outermost: every answer names its call.
+        // The outermost layer: every response has the id of its call.
         .layer(from_fn_with_state(app.clone(), call::name))
         .with_state(app)
 }

@@ -1,7 +1,7 @@
-//! Log-probabilities in the three shapes that clients know: OpenAI's completions, OpenAI's chat, vLLM's prompt.
+//! Log probabilities in three formats: OpenAI's completions, OpenAI's chat completions, and vLLM's prompts.
 //!
-//! They are by far the longest part of an answer, so they are written as text at once: as a tree they would take ten times
-//! the memory.
+//! They are by far the largest part of a response, so that they are written as JSON text directly: a tree of values
+//! would take ten times the memory.
 
 use std::collections::HashSet;
 use std::fmt::Write;
@@ -11,18 +11,13 @@ use serde_json::Value;
 
 use super::json::Json;
 
-/// JSON has no infinity; vLLM writes this for a token that cannot come.
-const FLOOR: f32 = -9999.0;
+/// JSON has no infinity: vLLM writes this number for an impossible token.
+const LOWEST: f32 = -9999.0;
 
 /// A number as JSON.
 fn number(logprob: f32) -> Value {
-    // `max` also turns a NaN into the floor.
-    logprob.max(FLOOR).into()
-}
-
-/// A text as JSON.
-fn quoted(text: &str) -> Value {
-    text.into()
+    // `max` also replaces NaN.
+    logprob.max(LOWEST).into()
 }
 
 /// Appends to a text. Writing to a `String` cannot fail.
@@ -30,15 +25,15 @@ fn put(text: &mut String, more: std::fmt::Arguments<'_>) {
     let _ = text.write_fmt(more);
 }
 
-/// A comma, unless `text` ends where its list or object begins.
+/// Appends a comma unless `text` ends with the start of a list or object.
 fn comma(text: &mut String) {
     if !text.ends_with(['[', '{']) {
         text.push(',');
     }
 }
 
-/// A token as text. A token that is part of a character is written `bytes:\xf0\x9f`, as OpenAI does, so that two of
-/// them differ.
+/// Text of a token. Bytes that are not UTF-8 are written as `bytes:\xf0\x9f`, as OpenAI does, so that different tokens
+/// have different texts.
 pub fn token_text(tokenizer: &Tokenizer, id: u32) -> String {
     match String::from_utf8(tokenizer.token_bytes(id)) {
         Ok(text) => text,
@@ -49,7 +44,7 @@ pub fn token_text(tokenizer: &Tokenizer, id: u32) -> String {
     }
 }
 
-/// Characters that begin in these bytes of UTF-8.
+/// Number of characters that begin in these bytes of UTF-8.
 fn characters(bytes: &[u8]) -> usize {
     bytes.iter().filter(|&&byte| !is_continuation(byte)).count()
 }
@@ -58,7 +53,7 @@ fn is_continuation(byte: u8) -> bool {
     byte & 0b1100_0000 == 0b1000_0000
 }
 
-/// `logprobs` of a completion choice: four lists, under way.
+/// `logprobs` of a completion choice: four JSON lists under construction.
 #[derive(Debug)]
 pub struct CompletionLogprobs {
     tokens: String,
@@ -68,13 +63,13 @@ pub struct CompletionLogprobs {
 }
 
 impl CompletionLogprobs {
-    /// Of no token yet.
+    /// Empty lists.
     pub fn new() -> CompletionLogprobs {
         let list = || "[".to_string();
         CompletionLogprobs { tokens: list(), token_logprobs: list(), top_logprobs: list(), text_offset: list() }
     }
 
-    /// Adds the tokens of an echoed prompt, whose text is `length` characters long.
+    /// Appends the tokens of an echoed prompt, whose text has `length` characters.
     pub fn push_prompt(
         &mut self,
         tokenizer: &Tokenizer,
@@ -87,12 +82,12 @@ impl CompletionLogprobs {
         let shown =
             |id: u32| if skip_special && tokenizer.is_special(id) { Vec::new() } else { tokenizer.token_bytes(id) };
         let total: usize = ids.iter().map(|&id| characters(&shown(id))).sum();
-        // The first token of some tokenizers writes a space that the prompt's text does not have.
+        // The first token of some tokenizers has a space that the prompt does not have.
         let surplus = total.saturating_sub(length);
         let mut before = 0_usize;
         for (i, &id) in ids.iter().enumerate() {
             let text = shown(id);
-            // A token inside of a character has the offset of that character.
+            // A token that continues a character has the offset of that character.
             let inside = usize::from(text.first().is_some_and(|&byte| is_continuation(byte)));
             let known = logprobs.get(i).and_then(Option::as_ref);
             self.push(tokenizer, id, known, k, before.saturating_sub(inside + surplus));
@@ -100,7 +95,7 @@ impl CompletionLogprobs {
         }
     }
 
-    /// Adds a generated token; `shift` is the number of characters before the output.
+    /// Appends a generated token; `shift` is the number of characters before the output.
     pub fn push_output(&mut self, tokenizer: &Tokenizer, token: &TokenOutput, k: usize, shift: usize) {
         self.push(tokenizer, token.id, token.logprobs.as_ref(), k, token.text_offset + shift);
     }
@@ -109,7 +104,7 @@ impl CompletionLogprobs {
         let lists = [&mut self.tokens, &mut self.token_logprobs, &mut self.top_logprobs, &mut self.text_offset];
         lists.into_iter().for_each(comma);
         let text = token_text(tokenizer, id);
-        put(&mut self.tokens, format_args!("{}", quoted(&text)));
+        put(&mut self.tokens, format_args!("{}", Value::from(text.as_str())));
         put(&mut self.text_offset, format_args!("{offset}"));
         let Some(found) = logprobs else {
             self.token_logprobs += "null";
@@ -117,7 +112,7 @@ impl CompletionLogprobs {
             return;
         };
         put(&mut self.token_logprobs, format_args!("{}", number(found.logprob)));
-        // Two tokens may read the same; the likelier one comes first and stays.
+        // Two tokens may have the same text: the more likely one comes first and is kept.
         let mut seen = HashSet::new();
         let likeliest = found.top.iter().take(k).map(|&(id, logprob)| (token_text(tokenizer, id), logprob));
         self.top_logprobs.push('{');
@@ -126,7 +121,7 @@ impl CompletionLogprobs {
                 continue;
             }
             comma(&mut self.top_logprobs);
-            put(&mut self.top_logprobs, format_args!("{}:{}", quoted(&text), number(logprob)));
+            put(&mut self.top_logprobs, format_args!("{}:{}", Value::from(text.as_str()), number(logprob)));
             seen.insert(text);
         }
         self.top_logprobs.push('}');
@@ -141,14 +136,14 @@ impl CompletionLogprobs {
     }
 }
 
-/// One token of a chat, as the fields of an object.
+/// Appends a token of a chat, as fields of an object.
 fn put_entry(text: &mut String, tokenizer: &Tokenizer, id: u32, logprob: f32) {
     let bytes = Value::from(tokenizer.token_bytes(id));
-    let (token, logprob) = (quoted(&token_text(tokenizer, id)), number(logprob));
+    let (token, logprob) = (Value::from(token_text(tokenizer, id)), number(logprob));
     put(text, format_args!(r#""token":{token},"logprob":{logprob},"bytes":{bytes}"#));
 }
 
-/// The tokens of a chat, with `k` alternatives each.
+/// Tokens of a chat with `k` alternatives each.
 pub fn tokens(tokenizer: &Tokenizer, tokens: &[TokenOutput], k: usize) -> Vec<Json> {
     let entry = |token: &TokenOutput| {
         let found = token.logprobs.as_ref()?;
@@ -172,7 +167,7 @@ pub fn chat(tokenizer: &Tokenizer, generated: &[TokenOutput], k: usize) -> Json 
     Json::Object(vec![("content".to_string(), tokens(tokenizer, generated, k).into())])
 }
 
-/// vLLM's `prompt_logprobs`: per prompt token `null` or a map from token id to what is known of it.
+/// vLLM's `prompt_logprobs`: per prompt token `null`, or a map from token ids to their log probability, rank and text.
 pub fn prompt(tokenizer: &Tokenizer, ids: &[u32], logprobs: &[Option<TokenLogprobs>], k: usize) -> Json {
     let mut text = String::from("[");
     for (&id, found) in ids.iter().zip(logprobs) {
@@ -186,7 +181,7 @@ pub fn prompt(tokenizer: &Tokenizer, ids: &[u32], logprobs: &[Option<TokenLogpro
         for (id, logprob, rank) in [(id, found.logprob, found.rank)].into_iter().chain(ranked.filter(|top| top.0 != id))
         {
             comma(&mut text);
-            let (logprob, token) = (number(logprob), quoted(&token_text(tokenizer, id)));
+            let (logprob, token) = (number(logprob), Value::from(token_text(tokenizer, id)));
             put(&mut text, format_args!(r#""{id}":{{"logprob":{logprob},"rank":{rank},"decoded_token":{token}}}"#));
         }
         text.push('}');

@@ -1,7 +1,7 @@
-//! A conversation becomes token ids: messages are checked, rendered by the model's chat template and tokenised.
+//! Conversations: messages are checked, rendered by the model's chat template and tokenized.
 //!
-//! What the API promises is checked here (a list of objects with a role, content of text); which roles exist and in
-//! which order they may come is the template's business.
+//! This module checks what the API requires: a list of objects with a role and text. The template decides which roles
+//! exist and in which order they may come.
 
 use engine::ChatInput;
 use serde_json::{Map, Value, json};
@@ -12,10 +12,10 @@ use super::fields::Fields;
 use super::settings::Limits;
 use super::work::Work;
 
-/// A checked conversation and how it is to be rendered.
+/// A checked conversation and the options of its template.
 #[derive(Clone, Debug, Default)]
 pub struct Conversation {
-    /// The field that it came from, for errors.
+    /// Field of the messages, for errors.
     param: &'static str,
     messages: Vec<Value>,
     tools: Option<Value>,
@@ -26,36 +26,32 @@ pub struct Conversation {
 }
 
 impl Conversation {
-    /// Reads `messages` and the fields that steer the template. `tools` are the definitions of what may be called.
+    /// Reads `messages` and the options of the template. `tools` are the definitions of available tools.
     pub fn read(fields: &Fields<'_>, limits: &Limits, tools: Option<Value>) -> Result<Option<Conversation>, ApiError> {
-        fields.refuse("chat_template", "the model's own template is used")?;
-        let continue_final_message =
-            fields.flag("continue_final_message", false, "Go on with the last message instead of answering it.")?;
-        let add_generation_prompt = fields
-            .bool(
-                "add_generation_prompt",
-                "End the prompt where an answer begins; true unless a message is continued.",
-            )?
-            .unwrap_or(!continue_final_message);
-        if continue_final_message && add_generation_prompt {
-            let problem = "cannot be together with add_generation_prompt; set one of the two to false";
-            return Err(ApiError::invalid("continue_final_message", problem));
-        }
-        let effort =
-            fields.word("reasoning_effort", &EFFORTS, "How long to think; the chat template knows what that means.")?;
-        let kwargs = template_kwargs(fields, effort)?;
+        fields.refuse("chat_template", "remove it: the model's own template is used")?;
+        let description = "Continue the last message instead of responding to it.";
+        let continue_final_message = fields.flag("continue_final_message", false, description)?;
         let description =
-            "Begin with the tokenizer's special tokens too; false by default, but true for a plain prompt.";
+            "Append the start of an assistant message to the prompt; default: true unless a message is continued.";
+        let add_generation_prompt =
+            fields.bool("add_generation_prompt", description)?.unwrap_or(!continue_final_message);
+        if continue_final_message && add_generation_prompt {
+            return Err(ApiError::conflict("continue_final_message", "add_generation_prompt: true"));
+        }
+        let description = "Reasoning effort, passed to the chat template.";
+        let effort = fields.word("reasoning_effort", &EFFORTS, description)?;
+        let kwargs = template_kwargs(fields, effort)?;
+        let description = "Also add the tokenizer's special tokens; default false, but true for a plain prompt.";
         let add_special_tokens = fields.bool("add_special_tokens", description)?.unwrap_or(false);
         let item = json!({"type": "object", "required": ["role"], "properties": {
-            "role": {"type": "string", "description": "Who speaks; the chat template knows which roles exist."},
-            "content": {"description": "A text, a list of text parts, or null."},
+                "role": {"type": "string", "description": "Role of the author; the chat template defines the roles."},
+                "content": {"description": "A string, a list of text parts, or null."},
         }});
-        let description = "The conversation.";
+        let description = "Messages of the conversation.";
         let list = fields.list("messages", limits.max_messages, "--max-messages", &item, description)?;
         let Some(list) = list else { return Ok(None) };
         if list.is_empty() {
-            return Err(ApiError::invalid("messages", "found an empty list, expected at least one message"));
+            return Err(ApiError::found("messages", "an empty list", "at least one message"));
         }
         let messages = list.iter().enumerate().map(|(i, value)| message(i, value)).collect::<Result<_, _>>()?;
         Ok(Some(Conversation {
@@ -69,7 +65,7 @@ impl Conversation {
         }))
     }
 
-    /// These messages, to be answered. `param` is the field that they came from.
+    /// A conversation to respond to. `param` is the field of the messages.
     pub fn of(
         param: &'static str,
         mut messages: Vec<Value>,
@@ -77,21 +73,13 @@ impl Conversation {
         kwargs: Map<String, Value>,
     ) -> Conversation {
         messages.iter_mut().filter_map(|message| message.get_mut("tool_calls")).for_each(parse_arguments);
-        Conversation {
-            param,
-            messages,
-            tools,
-            add_generation_prompt: true,
-            continue_final_message: false,
-            kwargs,
-            add_special_tokens: false,
-        }
+        Conversation { param, messages, tools, add_generation_prompt: true, kwargs, ..Conversation::default() }
     }
 
-    /// The prompt as text.
+    /// Renders the prompt.
     pub fn render(&self, app: &App) -> Result<String, ApiError> {
         let Some(template) = app.engine.chat_template() else {
-            let advice = "this model has no chat template; use /v1/completions";
+            let advice = "this model has no chat template: use /v1/completions";
             return Err(ApiError::unsupported(self.param, advice));
         };
         let input = ChatInput {
@@ -104,20 +92,20 @@ impl Conversation {
         template.render(&input).map_err(|error| ApiError::invalid(self.param, error))
     }
 
-    /// The token ids of what was rendered; see [`Work::encode`]. The template writes the special tokens itself, so none
-    /// are added by default.
+    /// Tokenizes a rendered prompt; see [`Work::encode`]. The template writes special tokens itself, so that none are
+    /// added by default.
     pub fn encode(&self, work: &Work, text: &str, must_fit: bool) -> Result<Vec<u32>, ApiError> {
         work.encode(text, self.add_special_tokens, self.param, must_fit)
     }
 }
 
-/// How long to think.
+/// Values of `reasoning_effort`.
 pub const EFFORTS: [&str; 6] = ["none", "minimal", "low", "medium", "high", "xhigh"];
 
-/// What the template gets beside the conversation: `chat_template_kwargs`, and the effort under the names that templates
-/// look for: that of gpt-oss, and the switch of Qwen3.
+/// Reads `chat_template_kwargs`, the template's variables. Adds the reasoning effort under the names that templates
+/// use: `reasoning_effort` (gpt-oss) and `enable_thinking` (Qwen3).
 pub fn template_kwargs(fields: &Fields<'_>, effort: Option<&str>) -> Result<Map<String, Value>, ApiError> {
-    let description = "Variables of the model's chat template.";
+    let description = "Variables for the chat template.";
     let mut kwargs = fields.object("chat_template_kwargs", description)?.cloned().unwrap_or_default();
     if let Some(name) = effort {
         kwargs.entry("reasoning_effort").or_insert(name.into());
@@ -159,13 +147,13 @@ fn text_part<'a>(path: &str, part: &'a Value) -> Result<&'a str, ApiError> {
         (Some("text"), None) => Err(ApiError::wrong(format!("{path}.text"), &part["text"], "a string")),
         (None, _) => Err(ApiError::wrong(path, part, "an object with type \"text\" and text")),
         (Some(_), _) => {
-            Err(ApiError::wrong(format!("{path}.type"), &part["type"], "\"text\": this model reads text only"))
+            Err(ApiError::wrong(format!("{path}.type"), &part["type"], "\"text\": this model accepts only text"))
         }
     }
 }
 
-/// Templates expect the arguments of past calls as objects, the API sends them as JSON text. Text that is no JSON object
-/// (a model may have written anything) stays text.
+/// Parses the arguments of past calls: the API has them as JSON text, templates expect objects. Text that is not a JSON
+/// object stays as it is, because a model may have written anything.
 fn parse_arguments(calls: &mut Value) {
     for call in calls.as_array_mut().into_iter().flatten() {
         let Some(arguments) = call.get_mut("function").and_then(|function| function.get_mut("arguments")) else {
@@ -175,57 +163,5 @@ fn parse_arguments(calls: &mut Value) {
         if let Some(object) = parsed.filter(Value::is_object) {
             *arguments = object;
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    #![allow(clippy::unwrap_used)]
-    use super::*;
-
-    fn read(body: Value) -> Result<Conversation, ApiError> {
-        let (body, limits) = (body.to_string(), Limits::default());
-        let fields = Fields::parse(body.as_bytes(), &limits).unwrap();
-        let found = Conversation::read(&fields, &limits, None)?;
-        fields.required("messages", found, "a list of messages")
-    }
-
-    fn param(body: Value) -> String {
-        read(body).unwrap_err().to_json()["error"]["param"].as_str().unwrap().to_string()
-    }
-
-    #[test]
-    fn text_parts_are_joined_as_they_are() {
-        let parts = json!([{"type": "text", "text": "Count to "}, {"type": "text", "text": "twelve."}]);
-        let conversation = read(json!({"messages": [{"role": "user", "content": parts}]})).unwrap();
-        assert_eq!(conversation.messages[0]["content"], "Count to twelve.");
-    }
-
-    #[test]
-    fn errors_name_the_place() {
-        assert_eq!(param(json!({})), "messages");
-        assert_eq!(param(json!({"messages": ["hi"]})), "messages[0]");
-        assert_eq!(param(json!({"messages": [{"content": "hi"}]})), "messages[0].role");
-        assert_eq!(param(json!({"messages": [{"role": "user", "content": 5}]})), "messages[0].content");
-        let image = json!([{"type": "text", "text": "a"}, {"type": "image_url"}]);
-        assert_eq!(param(json!({"messages": [{"role": "user", "content": image}]})), "messages[0].content[1].type");
-    }
-
-    #[test]
-    fn past_tool_calls_become_objects_where_they_are_json_and_stay_text_where_not() {
-        let call = |arguments: &str| json!({"function": {"name": "f", "arguments": arguments}});
-        let calls = json!([call("{\"a\": 1}"), call("{broken"), call("42")]);
-        let conversation = read(json!({"messages": [{"role": "assistant", "tool_calls": calls}]})).unwrap();
-        let arguments = |i: usize| conversation.messages[0]["tool_calls"][i]["function"]["arguments"].clone();
-        assert_eq!([arguments(0), arguments(1), arguments(2)], [json!({"a": 1}), json!("{broken"), json!("42")]);
-    }
-
-    #[test]
-    fn a_message_is_either_continued_or_answered() {
-        let messages = json!([{"role": "assistant", "content": "The red"}]);
-        let continued = read(json!({"messages": messages, "continue_final_message": true})).unwrap();
-        assert!(continued.continue_final_message && !continued.add_generation_prompt);
-        let both = json!({"messages": messages, "continue_final_message": true, "add_generation_prompt": true});
-        assert_eq!(param(both), "continue_final_message");
     }
 }

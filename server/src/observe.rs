@@ -1,6 +1,6 @@
-//! What is told of each request: its span in the log, and its share of the metrics.
+//! Log record and metrics of each request.
 //!
-//! Times are the engine's own, so a client that reads slowly makes nothing look slow:
+//! Times are taken by the engine, so that a client that reads slowly does not distort them:
 //!
 //! ```text
 //! arrived      scheduled         first token            last token
@@ -21,7 +21,7 @@ use super::app::App;
 use super::call;
 use super::metrics::{ABORT, Times};
 
-/// Why a sequence ended, as metrics and log name it.
+/// Reason of a finished sequence, as named in metrics and logs.
 pub fn reason(finish: &FinishReason) -> &'static str {
     match finish {
         FinishReason::Stop(_) => "stop",
@@ -30,7 +30,7 @@ pub fn reason(finish: &FinishReason) -> &'static str {
     }
 }
 
-/// A request before the engine has taken it.
+/// A request before the engine has accepted it.
 pub struct Arrival {
     at: Instant,
     n: usize,
@@ -40,9 +40,9 @@ pub struct Arrival {
 }
 
 impl Arrival {
-    /// Notes a request. Its text is looked at only where the log shall show it.
-    pub fn note(app: &App, request: &GenerationRequest) -> Arrival {
-        let prompt = app.log_prompts.and_then(|limit| {
+    /// Records the arrival of a request. Its text is decoded only for the log.
+    pub fn new(app: &App, request: &GenerationRequest) -> Arrival {
+        let prompt = app.options.log_prompts.and_then(|limit| {
             let text = app.tokenizer().decode(&request.prompt, true).ok()?;
             Some(text.chars().take(limit).collect())
         });
@@ -55,8 +55,8 @@ impl Arrival {
         }
     }
 
-    /// The engine has taken it.
-    pub fn accepted(self, app: Arc<App>) -> Watch {
+    /// Records that the engine has accepted the request.
+    pub fn accepted(self, app: Arc<App>) -> Observer {
         let span = tracing::info_span!(
             target: "quire::request",
             "request",
@@ -77,7 +77,7 @@ impl Arrival {
             span.record("prompt", prompt.as_str());
         }
         app.metrics.accepted(self.prompt_tokens, self.n, self.max_tokens);
-        Watch {
+        Observer {
             app,
             span,
             arrived: self.at,
@@ -93,26 +93,26 @@ impl Arrival {
     }
 }
 
-/// Takes the times of one request; if it is dropped before all sequences have ended, the others count as aborted.
-pub struct Watch {
+/// Records the times of a request. When it is dropped, unfinished sequences count as aborted.
+pub struct Observer {
     app: Arc<App>,
     span: Span,
     arrived: Instant,
     scheduled: Option<Instant>,
     first_token: Option<Instant>,
-    /// By sequence.
+    /// Time of the last token by sequence.
     last_token: Vec<Option<Instant>>,
     generated: Vec<usize>,
     ended: Instant,
     cached_tokens: usize,
     open: usize,
-    /// Of the sequence that ended last.
+    /// Reason of the sequence that ended last.
     reason: &'static str,
 }
 
-impl Watch {
-    /// An event has been read from `events`.
-    pub fn saw(&mut self, event: &Event, events: &OutputStream) {
+impl Observer {
+    /// Records an event read from `events`.
+    pub fn record(&mut self, event: &Event, events: &OutputStream) {
         let (now, metrics) = (events.last_event(), &self.app.metrics);
         self.ended = now;
         self.scheduled = self.scheduled.or_else(|| events.scheduled());
@@ -128,13 +128,13 @@ impl Watch {
         if !delta.tokens.is_empty() {
             if self.first_token.is_none() {
                 self.first_token = Some(now);
-                metrics.first_token(now - self.arrived);
+                metrics.first_token.observe((now - self.arrived).as_secs_f64());
             }
             if let Some(last) = self.last_token.get_mut(index) {
                 if let Some(last) = *last {
-                    // Several tokens in one delta share the time since the one before.
-                    let each = (now - last) / delta.tokens.len() as u32;
-                    delta.tokens.iter().for_each(|_| metrics.inter_token(each));
+                    // Tokens of one delta share the time since the previous one.
+                    let each = ((now - last) / delta.tokens.len() as u32).as_secs_f64();
+                    delta.tokens.iter().for_each(|_| metrics.inter_token.observe(each));
                 }
                 *last = Some(now);
             }
@@ -161,7 +161,7 @@ impl Watch {
     }
 }
 
-impl Drop for Watch {
+impl Drop for Observer {
     fn drop(&mut self) {
         (0..self.open).for_each(|_| self.app.metrics.finished(ABORT));
         if self.open > 0 {
@@ -171,16 +171,11 @@ impl Drop for Watch {
             from.zip(to).map(|(from, to)| to.saturating_duration_since(from).as_secs_f64())
         };
         let (arrived, ended) = (Some(self.arrived), Some(self.ended));
-        let record = |name: &str, value: Option<f64>| {
-            if let Some(value) = value {
-                self.span.record(name, value);
-            }
-        };
-        record("queue_seconds", seconds(arrived, self.scheduled.or(ended)));
-        record("prefill_seconds", seconds(self.scheduled, self.first_token));
-        record("decode_seconds", seconds(self.first_token, ended));
-        record("first_token_seconds", seconds(arrived, self.first_token));
-        record("total_seconds", seconds(arrived, ended));
+        self.span.record("queue_seconds", seconds(arrived, self.scheduled.or(ended)));
+        self.span.record("prefill_seconds", seconds(self.scheduled, self.first_token));
+        self.span.record("decode_seconds", seconds(self.first_token, ended));
+        self.span.record("first_token_seconds", seconds(arrived, self.first_token));
+        self.span.record("total_seconds", seconds(arrived, ended));
         self.span.record("cached_tokens", self.cached_tokens);
         self.span.record("generation_tokens", self.generated.iter().sum::<usize>());
         self.span.record("finish_reason", self.reason);

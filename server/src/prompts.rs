@@ -1,29 +1,27 @@
-//! Plain prompts in the four forms that completions and embeddings take: a text, a list of texts, a list of token ids, a
-//! list of lists of token ids (texts and lists may be mixed).
+//! Prompts of completions and embeddings, in four forms: a text, a list of texts, a list of token ids, or a list of
+//! lists of token ids. The items of a list may be texts and lists of token ids side by side.
 //!
-//! They are read straight from the body's text: the ids of a long list take four bytes each.
+//! Token ids are parsed directly from the body's text and take four bytes each.
 
-use std::cell::Cell;
-use std::fmt;
-
-use serde::de::{DeserializeSeed, Deserializer, Error, SeqAccess, Visitor};
+use serde::de::Deserializer;
 use serde_json::json;
+use serde_json::value::RawValue;
 
 use super::error::ApiError;
-use super::fields::{Fields, Id, Ids, excerpt, items};
+use super::fields::{Fields, Ids, excerpt, items};
 use super::options::check_length;
 use super::work::Work;
 
-/// One prompt as it was sent.
+/// One prompt of a request.
 pub enum Input {
-    /// Text, to be tokenised.
+    /// Text to tokenize.
     Text(String),
-    /// Token ids, each less than the vocabulary.
+    /// Token ids, each below the vocabulary size.
     Ids(Vec<u32>),
 }
 
 impl Input {
-    /// The token ids, and the text if it was one. `param` is the field, for the error; see [`Work::encode`].
+    /// Returns the token ids and, for a text, the text. See [`Work::encode`] for `param` and `must_fit`.
     pub fn encode(
         self,
         work: &Work,
@@ -42,7 +40,7 @@ impl Input {
         }
     }
 
-    /// A number of tokens that it has at least.
+    /// Lower bound of the number of tokens.
     pub fn least_tokens(&self, work: &Work) -> usize {
         match self {
             Input::Text(text) => work.tokenizer().least_tokens(text.len()),
@@ -51,9 +49,10 @@ impl Input {
     }
 }
 
-/// The prompts of the field `param`, at least one.
+/// Reads the prompts of the field `param`, at least one.
 pub fn read(work: &Work, fields: &Fields<'_>, param: &str, description: &str) -> Result<Vec<Input>, ApiError> {
-    let (vocab, most, most_tokens) = (work.vocab(), work.limits.max_prompts, work.limits.max_request_tokens);
+    let (vocab, most, most_tokens) =
+        (work.vocab(), work.options.limits.max_prompts, work.options.limits.max_request_tokens);
     let last = vocab.saturating_sub(1);
     let id = json!({"type": "integer", "minimum": 0, "maximum": last});
     let ids = json!({"type": "array", "minItems": 1, "items": id});
@@ -63,122 +62,34 @@ pub fn read(work: &Work, fields: &Fields<'_>, param: &str, description: &str) ->
         {"type": "array", "minItems": 1, "maxItems": most, "items": {"anyOf": [{"type": "string"}, ids]}},
     ]});
     fields.describe(param, description, || schema);
-    let expected = format!("a text, token ids from 0 to {last}, or a list of 1 to {most} of either");
-    let found = match fields.raw(param) {
-        None => None,
-        Some(raw) => {
-            let left = Cell::new(most_tokens);
-            let prompts = Prompts { vocab, most, left: &left };
-            let found = serde_json::Deserializer::from_str(raw.get()).deserialize_any(prompts);
-            Some(found.ok().filter(|found| !found.is_empty()).ok_or_else(|| {
-                if left.get() == 0 {
-                    let advice = "send fewer (--max-request-tokens)";
-                    return ApiError::invalid(
-                        param,
-                        format_args!("found more than {most_tokens} tokens, expected at most {most_tokens}; {advice}"),
-                    );
-                }
-                let several = items(raw).filter(|items| *items > most && found_texts(raw.get()));
-                match several {
-                    Some(found) => ApiError::over(param, found, most, "prompts", "send fewer (--max-prompts)"),
-                    None => ApiError::found(param, &excerpt(raw), &expected),
-                }
-            })?)
-        }
+    let expected = format!("a string, a list of token ids from 0 to {last}, or a list of 1 to {most} of these");
+    let Some(raw) = fields.raw(param) else { return fields.required(param, None, &expected) };
+    let wrong = || ApiError::found(param, &excerpt(raw), &expected);
+    let parts: Vec<&RawValue> = if is_list_of_prompts(raw.get()) {
+        fields.check_items(param, most, "--max-prompts")?;
+        serde_json::from_str(raw.get()).map_err(|_| wrong())?
+    } else {
+        vec![raw]
     };
-    fields.required(param, found, &expected)
-}
-
-/// Whether a list holds anything but numbers, by its first item.
-fn found_texts(list: &str) -> bool {
-    list[1..].trim_start().starts_with(['"', '['])
-}
-
-/// Reads the whole field.
-#[derive(Clone, Copy)]
-struct Prompts<'a> {
-    vocab: usize,
-    most: usize,
-    /// Token ids that may still come; 0 once there were too many.
-    left: &'a Cell<usize>,
-}
-
-impl Prompts<'_> {
-    fn count<E: Error>(&self, ids: usize) -> Result<(), E> {
-        self.left.set(self.left.get().saturating_sub(ids));
-        if self.left.get() == 0 { Err(E::custom("too many tokens")) } else { Ok(()) }
-    }
-}
-
-impl<'de> Visitor<'de> for Prompts<'_> {
-    type Value = Vec<Input>;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("prompts")
-    }
-
-    fn visit_str<E>(self, text: &str) -> Result<Vec<Input>, E> {
-        Ok(vec![Input::Text(text.to_string())])
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Vec<Input>, A::Error> {
-        let (mut ids, mut inputs) = (Vec::new(), Vec::new());
-        while let Some(item) = seq.next_element_seed(self)? {
-            match item {
-                Item::Id(id) if inputs.is_empty() => {
-                    self.count(1)?;
-                    ids.push(id);
-                }
-                Item::Input(input) if ids.is_empty() && inputs.len() < self.most => inputs.push(input),
-                _ => return Err(A::Error::custom("ids beside prompts, or too many prompts")),
-            }
+    let (mut prompts, mut tokens) = (Vec::with_capacity(parts.len()), 0);
+    for part in parts {
+        let text = part.get();
+        if !text.starts_with('[') {
+            prompts.push(Input::Text(serde_json::from_str(text).map_err(|_| wrong())?));
+            continue;
         }
-        if !ids.is_empty() {
-            inputs.push(Input::Ids(ids));
+        tokens += items(part).unwrap_or(0);
+        if tokens > most_tokens {
+            let advice = "send fewer or raise --max-request-tokens";
+            return Err(ApiError::over(param, tokens, most_tokens, "tokens or more", advice));
         }
-        Ok(inputs)
+        let ids = serde_json::Deserializer::from_str(text).deserialize_seq(Ids { vocab }).ok();
+        prompts.push(Input::Ids(ids.filter(|ids| !ids.is_empty()).ok_or_else(wrong)?));
     }
+    Ok(prompts)
 }
 
-/// An item of the list.
-enum Item {
-    Id(u32),
-    Input(Input),
-}
-
-impl<'de> DeserializeSeed<'de> for Prompts<'_> {
-    type Value = Item;
-
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Item, D::Error> {
-        deserializer.deserialize_any(OneItem(self))
-    }
-}
-
-/// Reads one item.
-struct OneItem<'a>(Prompts<'a>);
-
-impl<'de> Visitor<'de> for OneItem<'_> {
-    type Value = Item;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a prompt")
-    }
-
-    fn visit_u64<E: Error>(self, id: u64) -> Result<Item, E> {
-        Id { vocab: self.0.vocab }.visit_u64(id).map(Item::Id)
-    }
-
-    fn visit_f64<E: Error>(self, id: f64) -> Result<Item, E> {
-        Id { vocab: self.0.vocab }.visit_f64(id).map(Item::Id)
-    }
-
-    fn visit_str<E>(self, text: &str) -> Result<Item, E> {
-        Ok(Item::Input(Input::Text(text.to_string())))
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, seq: A) -> Result<Item, A::Error> {
-        let ids = Ids { vocab: self.0.vocab }.visit_seq(seq)?;
-        self.0.count(ids.len())?;
-        Ok(Item::Input(Input::Ids(ids)))
-    }
+/// Whether a JSON text is a list of texts or lists, judging by its first item.
+fn is_list_of_prompts(text: &str) -> bool {
+    text.strip_prefix('[').is_some_and(|items| items.trim_start().starts_with(['"', '[']))
 }

@@ -1,5 +1,5 @@
-//! Answers to bytes that are no request, and so reach no handler: the error object, written by hand. Then the connection is
-//! closed.
+//! Error responses to connections and bytes that never become a request: the error object, written by hand. Then the
+//! connection is closed.
 
 use std::io;
 use std::sync::Arc;
@@ -14,57 +14,73 @@ use tokio::time::timeout;
 use super::error::ApiError;
 use super::settings::Limits;
 
-/// Time for a client to take the answer.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// Time limit for the client to read the response.
+const READ_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Connections over the limit that are told so at a time; further ones are closed without a word.
-const TURNED_AWAY_AT_ONCE: usize = 64;
+/// Number of connections over the limit that get a response at a time; further ones are closed at once.
+const MAX_REJECTIONS: usize = 64;
 
-/// Tells connections that there is no place for them.
-pub struct Door(Arc<Semaphore>);
+/// Rejects connections over the limit.
+pub struct Rejector {
+    permits: Arc<Semaphore>,
+    max_connections: usize,
+}
 
-impl Door {
-    /// A door at which few are spoken to at once, so that a flood costs little.
-    pub fn new() -> Door {
-        Door(Arc::new(Semaphore::new(TURNED_AWAY_AT_ONCE)))
+impl Rejector {
+    /// Rejector of a server with this limit. Responses are few at a time, so that a flood of connections costs little.
+    pub fn new(max_connections: usize) -> Rejector {
+        Rejector { permits: Arc::new(Semaphore::new(MAX_REJECTIONS)), max_connections }
     }
 
-    /// Closes the connection, with an answer if there is time for one.
-    pub fn turn_away(&self, stream: TcpStream) {
-        let Ok(permit) = self.0.clone().try_acquire_owned() else { return };
-        let message = "the limit of open connections (--max-connections) is reached: try again later";
+    /// Closes the connection, with a response if a permit is free.
+    pub fn reject(&self, stream: TcpStream) {
+        let Ok(permit) = self.permits.clone().try_acquire_owned() else { return };
+        let most = self.max_connections;
+        let message = format!("{most} connections are open, the limit of --max-connections; try again later");
         tokio::spawn(async move {
-            refuse(stream, &ApiError::unavailable(message)).await;
+            send(stream, &ApiError::unavailable(message)).await;
             drop(permit);
         });
     }
 }
 
-/// What to say to a request that `hyper` could not read: `error` is what it made of it, `bare` the status that it would have
-/// answered with, `rest` what came of the request. `None` where there is nobody to talk to.
-pub fn of(error: &hyper::Error, bare: Option<StatusCode>, rest: &[u8], limits: &Limits) -> Option<ApiError> {
+/// The error for a request that `hyper` could not read: `error` is hyper's error, `suppressed` the status of
+/// its response, `rest` the bytes received. `None` if the client expects no response.
+pub fn explain(error: &hyper::Error, suppressed: Option<StatusCode>, rest: &[u8], limits: &Limits) -> Option<ApiError> {
     let most = limits.max_header_bytes;
-    match bare {
+    match suppressed {
         Some(StatusCode::URI_TOO_LONG) => Some(ApiError::long_target(most)),
         Some(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE) => {
-            let (found, count) = ("found more headers than can be read", limits.max_header_count);
-            Some(ApiError::large_head(format!("{found}, expected at most {count} with {most} bytes together")))
+            let (count, advice) =
+                (limits.max_header_count, "send fewer or raise --max-header-count or --max-header-bytes");
+            let message =
+                format!("the headers are too large, expected at most {count} with {most} bytes in total; {advice}");
+            Some(ApiError::new(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, message))
         }
-        Some(_) => Some(ApiError::body(format!("the request is not valid HTTP/1.1: {error}"))),
-        None if error.is_parse_version_h2() => Some(ApiError::version()),
-        // Whoever has sent nothing expects nothing.
+        Some(_) => {
+            Some(ApiError::bad_request(format!("the request is not valid HTTP/1.1: {error}; send valid HTTP/1.1")))
+        }
+        None if error.is_parse_version_h2() => {
+            let message = "found HTTP/2, which is not supported, expected HTTP/1.1; send HTTP/1.1";
+            Some(ApiError::new(StatusCode::HTTP_VERSION_NOT_SUPPORTED, message))
+        }
+        // A client that has sent nothing expects no response.
         None if rest.is_empty() => None,
         None if error.is_timeout() => {
             let seconds = limits.header_timeout.as_secs_f64();
-            Some(ApiError::slow(format!("the head of the request did not arrive within {seconds} s")))
+            let message =
+                format!("the request head is incomplete, expected all of it within {seconds} s (--header-timeout)");
+            Some(ApiError::new(StatusCode::REQUEST_TIMEOUT, message))
         }
-        None if error.is_incomplete_message() => Some(ApiError::body("the request ends within its head")),
+        None if error.is_incomplete_message() => {
+            Some(ApiError::bad_request("the request ends within its head, expected a complete request"))
+        }
         None => None,
     }
 }
 
-/// Answers with the error, and closes the connection.
-pub async fn refuse(mut stream: TcpStream, error: &ApiError) {
+/// Sends the error and closes the connection.
+pub async fn send(mut stream: TcpStream, error: &ApiError) {
     let body = error.to_json().to_string();
     let retry = error.retry_after().map_or(String::new(), |seconds| format!("retry-after: {seconds}\r\n"));
     let answer = format!(
@@ -72,10 +88,10 @@ pub async fn refuse(mut stream: TcpStream, error: &ApiError) {
         error.status(),
         body.len()
     );
-    let _ = timeout(PATIENCE, async {
+    let _ = timeout(READ_TIMEOUT, async {
         stream.write_all(answer.as_bytes()).await?;
         stream.shutdown().await?;
-        // What the client has sent is taken, or the system would throw the answer away with it.
+        // Closing with unread bytes would discard the response.
         let mut rest = [0; 4096];
         while stream.read(&mut rest).await? > 0 {}
         io::Result::Ok(())
@@ -89,23 +105,23 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_flood_is_turned_away_by_few_and_without_a_word_beyond_them() {
+    async fn connections_over_the_limit_get_a_response_only_up_to_a_number() {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let (door, mut clients) = (Door::new(), Vec::new());
+        let (rejector, mut clients) = (Rejector::new(1), Vec::new());
         let mut streams = Vec::new();
-        for _ in 0..TURNED_AWAY_AT_ONCE + 2 {
+        for _ in 0..MAX_REJECTIONS + 2 {
             clients.push(TcpStream::connect(address).await.unwrap());
             streams.push(listener.accept().await.unwrap().0);
         }
-        // None of the answers is given before the last has asked.
-        streams.into_iter().for_each(|stream| door.turn_away(stream));
+        // All permits are taken before the first response is sent.
+        streams.into_iter().for_each(|stream| rejector.reject(stream));
         for (i, client) in clients.iter_mut().enumerate() {
             let mut answer = String::new();
             client.read_to_string(&mut answer).await.unwrap();
-            let spoken_to = i < TURNED_AWAY_AT_ONCE;
-            assert_eq!(answer.starts_with("HTTP/1.1 503 ") && answer.contains("retry-after: 1"), spoken_to, "{i}");
-            assert_eq!(answer.is_empty(), !spoken_to, "{i}");
+            let has_response = i < MAX_REJECTIONS;
+            assert_eq!(answer.starts_with("HTTP/1.1 503 ") && answer.contains("retry-after: 1"), has_response, "{i}");
+            assert_eq!(answer.is_empty(), !has_response, "{i}");
         }
     }
 }

@@ -1,13 +1,13 @@
-//! The frame around every answer: id, model, usage. Whole answers and chunks of a stream have the same one.
+//! Parts that all responses and chunks of completions share: the envelope, choices and usage.
 
-use engine::FinishReason;
-use engine::StopCause;
+use engine::{Delta, FinishReason, StopCause};
 use serde_json::{Value, json};
 
 use super::app::{App, unix_seconds};
 use super::json::Json;
+use super::run::Answer;
 
-/// The fields that all chunks of one answer share.
+/// The fields that all chunks of a response share.
 #[derive(Clone, Debug)]
 pub struct Envelope {
     id: String,
@@ -17,12 +17,12 @@ pub struct Envelope {
 }
 
 impl Envelope {
-    /// A new answer; `prefix` begins its id.
+    /// Envelope of a new response, whose id begins with `prefix`.
     pub fn new(app: &App, prefix: &str, object: &'static str) -> Envelope {
         Envelope { id: app.fresh_id(prefix), object, created: unix_seconds(), model: app.model.clone() }
     }
 
-    /// `body` (the choices, mostly) in the frame; `usage` is left out where it is `None`.
+    /// Adds the fields of the envelope, and `usage` unless it is `None`, to those of `body`.
     pub fn wrap(&self, body: Vec<(&str, Json)>, usage: Option<Value>) -> Json {
         let mut frame = Json::from(json!({
             "id": self.id,
@@ -36,19 +36,25 @@ impl Envelope {
     }
 }
 
-/// Tokens of an answer.
+/// Token counts of a response.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
     /// Tokens of all prompts, each counted once.
     pub prompt_tokens: usize,
-    /// Tokens of all sequences that are returned, those that ended them included; not what `best_of` left out and a beam
-    /// search gave up.
+    /// Tokens of all returned sequences, including end-of-sequence tokens. Sequences that `best_of` or a beam search
+    /// discards do not count.
     pub completion_tokens: usize,
-    /// Prompt tokens that came from the prefix cache.
+    /// Prompt tokens found in the prefix cache.
     pub cached_tokens: usize,
 }
 
 impl Usage {
+    /// Adds the generated and the cached tokens of one prompt.
+    pub fn add(&mut self, answer: &Answer) {
+        self.completion_tokens += answer.completion_tokens;
+        self.cached_tokens += answer.cached_tokens;
+    }
+
     /// The JSON object.
     pub fn to_json(self) -> Value {
         json!({
@@ -61,18 +67,33 @@ impl Usage {
 }
 
 /// A body of choices.
-pub fn choices(choices: Vec<Json>) -> Vec<(&'static str, Json)> {
-    vec![("choices", choices.into())]
+pub fn choices(choices: impl IntoIterator<Item = Json>) -> Vec<(&'static str, Json)> {
+    vec![("choices", choices.into_iter().collect::<Vec<Json>>().into())]
 }
 
-/// `finish_reason` and vLLM's `stop_reason` (the stop string or token; `null` for an end-of-sequence token).
-pub fn finish(reason: Option<&FinishReason>) -> (Value, Value) {
-    match reason {
+/// A choice; `key` is the field with its content.
+pub fn choice(index: usize, (key, content): (&str, Value), delta: &Delta, logprobs: Option<Json>) -> Json {
+    // `stop_reason` is vLLM's: the stop string or token, `null` for an end-of-sequence token.
+    let (finish_reason, stop_reason) = match &delta.finish {
         None => (Value::Null, Value::Null),
         Some(FinishReason::Length) => ("length".into(), Value::Null),
         Some(FinishReason::Stop(None | Some(StopCause::Complete))) => ("stop".into(), Value::Null),
         Some(FinishReason::Stop(Some(StopCause::Token(id)))) => ("stop".into(), (*id).into()),
         Some(FinishReason::Stop(Some(StopCause::Text(text)))) => ("stop".into(), text.as_str().into()),
         Some(FinishReason::Grammar(_) | FinishReason::Error(_)) => ("error".into(), Value::Null),
-    }
+    };
+    let mut choice = Json::from(json!({
+        "index": index,
+        key: content,
+        "logprobs": null,
+        "finish_reason": finish_reason,
+        "stop_reason": stop_reason,
+    }));
+    logprobs.into_iter().for_each(|logprobs| choice.set("logprobs", logprobs));
+    choice
+}
+
+/// `token_ids` of a choice.
+pub fn token_ids(delta: &Delta) -> Value {
+    delta.tokens.iter().map(|token| token.id).collect()
 }

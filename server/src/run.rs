@@ -1,11 +1,13 @@
-//! The requests behind one HTTP call, run together: their events arrive as one stream, tagged with the prompt.
+//! Engine requests of one HTTP call: their events are merged into one stream, tagged with the index of the prompt.
 //!
-//! Dropping a [`Run`] (the client went away, or one of several prompts was refused) cancels whatever has not ended.
+//! Dropping a [`Run`] cancels its unfinished requests: because the client disconnected, or because one of them was
+//! rejected.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
+use axum::http::StatusCode;
 use engine::{Delta, Event, FinishReason, GenerationRequest, OutputStream, SubmitError, TokenLogprobs};
 use futures_util::StreamExt;
 use futures_util::stream::{self, BoxStream, SelectAll};
@@ -13,14 +15,14 @@ use tokio::time::timeout_at;
 
 use super::app::App;
 use super::error::ApiError;
-use super::observe::{Arrival, Watch};
+use super::observe::{Arrival, Observer};
 
-/// All prompts of a call in flight.
+/// The running requests of a call.
 pub struct Run {
     events: SelectAll<BoxStream<'static, (usize, Event)>>,
-    /// Sequences per prompt.
+    /// Number of sequences by prompt.
     sequences: Vec<usize>,
-    /// Sequences that have not said how they ended.
+    /// Number of unfinished sequences.
     open: usize,
     app: Arc<App>,
     deadline: Option<Instant>,
@@ -29,32 +31,32 @@ pub struct Run {
 }
 
 impl Run {
-    /// Submits every request, or none: a refusal cancels those before it.
+    /// Submits all requests. If one is rejected, those before it are cancelled.
     pub async fn submit(app: &Arc<App>, requests: Vec<GenerationRequest>) -> Result<Run, ApiError> {
         let mut run = Run {
             events: SelectAll::new(),
             sequences: Vec::new(),
             open: 0,
-            deadline: app.limits.request_timeout.map(|limit| Instant::now() + limit),
+            deadline: app.options.limits.request_timeout.map(|limit| Instant::now() + limit),
             app: app.clone(),
             timed_out: false,
             fell_behind: Arc::default(),
         };
         for (prompt, request) in requests.into_iter().enumerate() {
-            let (arrival, n) = (Arrival::note(app, &request), request.params.n);
+            let (arrival, n) = (Arrival::new(app, &request), request.params.n);
             let events = app.engine.submit(request).await.inspect_err(|error| {
                 if matches!(error, SubmitError::QueueFull { .. }) {
                     app.metrics.rejected("queue");
                 }
             })?;
-            run.events.push(watched(prompt, events, arrival.accepted(app.clone()), run.fell_behind.clone()));
+            run.events.push(observed(prompt, events, arrival.accepted(app.clone()), run.fell_behind.clone()));
             run.sequences.push(n);
             run.open += n;
         }
         Ok(run)
     }
 
-    /// The next event and the index of its prompt; `None` once everything has ended, or the time is over.
+    /// Returns the next event with the index of its prompt; `None` at the end or after the time limit.
     pub async fn next(&mut self) -> Option<(usize, Event)> {
         let next = match self.deadline {
             None => self.events.next().await,
@@ -71,25 +73,27 @@ impl Run {
         next
     }
 
-    /// Why `None` has come from [`Run::next`] although sequences are open; `None` if they are not.
-    pub fn broke_off(&self) -> Option<ApiError> {
+    /// Why [`Run::next`] returned `None` although sequences are unfinished; `None` if all have finished.
+    pub fn failure(&self) -> Option<ApiError> {
         if self.open == 0 {
             return None;
         }
         Some(if self.timed_out {
             self.app.metrics.rejected("timeout");
-            ApiError::timed_out(
-                "the answer was not complete within the time that a request may take (--request-timeout)",
-            )
+            let seconds = self.app.options.limits.request_timeout.unwrap_or_default().as_secs_f64();
+            let message = format!(
+                "the response is incomplete, expected it within {seconds} s (--request-timeout); request fewer tokens"
+            );
+            ApiError::new(StatusCode::GATEWAY_TIMEOUT, message).with_code("request_timeout")
         } else if self.fell_behind.load(Ordering::Acquire) {
             self.app.metrics.rejected("slow_reader");
-            ApiError::unavailable("the answer was read too slowly (--max-unread-events)")
+            ApiError::unavailable("too many events of the response are unread (--max-unread-events); read it faster")
         } else {
-            ApiError::unavailable("the engine ended before the request was complete")
+            ApiError::unavailable("the engine stopped before the response was complete; try again later")
         })
     }
 
-    /// Waits for everything: one [`Answer`] per prompt, with its tokens where `keep_tokens`, else with their number alone.
+    /// Waits for the end and returns one [`Answer`] per prompt. Its tokens are dropped unless `keep_tokens`.
     pub async fn collect(mut self, keep_tokens: bool) -> Result<Vec<Answer>, ApiError> {
         let mut answers: Vec<Answer> = self.sequences.iter().map(|&n| Answer::empty(n)).collect();
         while let Some((prompt, event)) = self.next().await {
@@ -103,29 +107,29 @@ impl Run {
                 }
             }
         }
-        self.broke_off().map_or(Ok(answers), Err)
+        self.failure().map_or(Ok(answers), Err)
     }
 }
 
-/// Everything that came of one prompt.
-#[derive(Debug)]
+/// The result of one prompt.
+#[derive(Debug, Default)]
 pub struct Answer {
-    /// Log-probabilities of the prompt, if asked for.
+    /// Log probabilities of the prompt, if requested.
     pub prompt_logprobs: Option<Vec<Option<TokenLogprobs>>>,
-    /// The embedding of the prompt, if asked for.
+    /// Embedding of the prompt, if requested.
     pub embedding: Option<Vec<f32>>,
-    /// Prompt tokens that came from the prefix cache.
+    /// Number of prompt tokens found in the prefix cache.
     pub cached_tokens: usize,
-    /// Tokens generated by all sequences.
+    /// Number of tokens generated by all sequences.
     pub completion_tokens: usize,
-    /// Per sequence, all of its deltas as one.
+    /// All deltas of each sequence, merged.
     pub sequences: Vec<Delta>,
 }
 
 impl Answer {
     fn empty(n: usize) -> Answer {
         let sequences = (0..n).map(|index| Delta { index: index as u32, ..Delta::default() }).collect();
-        Answer { prompt_logprobs: None, embedding: None, cached_tokens: 0, completion_tokens: 0, sequences }
+        Answer { sequences, ..Answer::default() }
     }
 
     fn add(&mut self, mut delta: Delta, keep_tokens: bool) {
@@ -139,30 +143,32 @@ impl Answer {
     }
 }
 
-/// The sequence ended through no fault of the client.
+/// Fails if the sequence ended with an error.
 pub fn failed(delta: &Delta) -> Result<(), ApiError> {
     match &delta.finish {
-        Some(FinishReason::Grammar(message)) => Err(ApiError::body(format!("the grammar of this request: {message}"))),
+        Some(FinishReason::Grammar(message)) => {
+            Err(ApiError::bad_request(format!("the grammar of this request failed: {message}")))
+        }
         Some(FinishReason::Error(message)) => Err(ApiError::internal(message.clone())),
         _ => Ok(()),
     }
 }
 
-fn watched(
+fn observed(
     prompt: usize,
     events: OutputStream,
-    watch: Watch,
+    observer: Observer,
     fell_behind: Arc<AtomicBool>,
 ) -> BoxStream<'static, (usize, Event)> {
-    stream::unfold((events, watch), move |(mut events, mut watch)| {
+    stream::unfold((events, observer), move |(mut events, mut observer)| {
         let fell_behind = fell_behind.clone();
         async move {
             let Some(event) = events.next().await else {
                 fell_behind.fetch_or(events.fell_behind(), Ordering::AcqRel);
                 return None;
             };
-            watch.saw(&event, &events);
-            Some(((prompt, event), (events, watch)))
+            observer.record(&event, &events);
+            Some(((prompt, event), (events, observer)))
         }
     })
     .boxed()

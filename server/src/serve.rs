@@ -1,5 +1,5 @@
-//! Listening, and ending: in order, on a stop (no new connections, running requests to their end, then the engine), or with
-//! an error, when the engine has died.
+//! Accepts connections and shuts down: in order, on a stop (no new connections, running requests finish, then the
+//! engine stops), or with an error if the engine has died.
 
 use std::future::Future;
 use std::io;
@@ -20,30 +20,31 @@ use tokio::time::{sleep, timeout};
 
 use super::app::App;
 use super::connection::{Connection, Exchange};
-use super::refusal::{self, Door};
+use super::refusal::{self, Rejector};
 use super::routes;
 use super::watchdog;
 
-/// Time for streams that were cut to end with an error event.
-const LAST_WORDS: Duration = Duration::from_secs(1);
+/// Time for cancelled streams to send an error event.
+const CANCEL_TIME: Duration = Duration::from_secs(1);
 
-/// A stop ends once nothing has been computed or written for this long, whatever requests are half sent.
-const QUIET: Duration = Duration::from_secs(1);
+/// A shutdown ends after nothing has been computed or written for this time, even if requests are incomplete.
+const IDLE_TIME: Duration = Duration::from_secs(1);
 
-/// How often a stop looks whether all is quiet.
-const LOOK: Duration = Duration::from_millis(20);
+/// Interval of a shutdown's checks for activity.
+const CHECK_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Wait after the system has refused a connection, as for want of file descriptors: others have to end first.
-const REFUSED: Duration = Duration::from_millis(100);
+/// Pause after a failed `accept`, for example without free file descriptors: other connections have to end first.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Heads are read up to so many times the limits, so that most that are too large are told by how much (`limits::check_head`).
-const HARD: usize = 4;
+/// Factor between the limits on request heads and those of hyper: heads in between get an error with their size
+/// (`limits::check_head`).
+const HEAD_FACTOR: usize = 4;
 
-/// Serves until `stop` is ready, then lets running requests finish for at most `grace`; what runs longer is cancelled.
-/// Requests that have not arrived in whole are not waited for. Returns the number of requests that were cancelled.
+/// Serves until `stop` is ready, then lets running requests finish for at most `grace` and cancels the rest. Does not
+/// wait for requests that have not arrived in full. Returns the number of cancelled requests.
 ///
 /// # Errors
-/// The engine thread has died: what streamed has been told, and nothing is left to serve with.
+/// If the engine thread has died. Running streams have ended with an error.
 pub async fn serve(
     listener: TcpListener,
     app: Arc<App>,
@@ -52,9 +53,9 @@ pub async fn serve(
 ) -> io::Result<usize> {
     let engine = app.engine.clone();
     let loopback = listener.local_addr().is_ok_and(|address| address.ip().to_canonical().is_loopback());
-    let (server, running) = Server::new(app.clone(), loopback);
+    let server = Server::new(app.clone(), loopback);
     let watchdog = tokio::spawn(watchdog::watch(app.clone()));
-    let memory = tokio::spawn(watchdog::give_back(app.clone()));
+    let memory = tokio::spawn(watchdog::return_memory(app.clone()));
     let stop = async {
         stop.await;
         engine.drain();
@@ -67,26 +68,27 @@ pub async fn serve(
             () = engine.death() => true,
         };
         if died {
-            // Streams end with an error, and probes are told why.
-            let _ = timeout(LAST_WORDS, accept).await;
+            // Streams end with an error, and probes get the reason.
+            let _ = timeout(CANCEL_TIME, accept).await;
         }
         died
     };
     watchdog.abort();
     memory.abort();
-    server.finish_connections();
+    // Connections close after their current response.
+    server.finish.send_replace(true);
     if died {
-        let _ = timeout(LAST_WORDS, running.closed()).await;
-        return Err(io::Error::other("the engine thread has died, nothing can be served any more"));
+        let _ = timeout(CANCEL_TIME, server.finish.closed()).await;
+        return Err(io::Error::other("the engine thread has died; restart the server"));
     }
     let cancelled = tokio::select! {
-        () = running.closed() => 0,
-        () = quiet(&app) => engine.num_unfinished(),
+        () = server.finish.closed() => 0,
+        () = idle(&app) => engine.num_unfinished(),
         () = sleep(grace) => {
             let cancelled = engine.num_unfinished();
             engine.shutdown();
-            // Streams that were cut get a moment to say so.
-            let _ = timeout(LAST_WORDS, running.closed()).await;
+            // Time for cancelled streams to say so.
+            let _ = timeout(CANCEL_TIME, server.finish.closed()).await;
             cancelled
         }
     };
@@ -94,80 +96,70 @@ pub async fn serve(
     Ok(cancelled)
 }
 
-/// What accepts connections and runs each on a task of its own.
+/// Accepts connections and runs each on its own task.
 struct Server {
     app: Arc<App>,
     router: Router,
-    places: Arc<Semaphore>,
-    door: Door,
+    /// One permit per connection.
+    permits: Arc<Semaphore>,
+    rejector: Rejector,
     builder: http1::Builder,
-    /// Tells connections to end after the answer under way.
+    /// Set when connections must close. Each connection holds a receiver.
     finish: watch::Sender<bool>,
-    /// Every connection holds a receiver.
-    running: watch::Receiver<()>,
-}
-
-/// Whether connections are left.
-struct Running(watch::Sender<()>);
-
-impl Running {
-    async fn closed(&self) {
-        self.0.closed().await;
-    }
 }
 
 impl Server {
-    fn new(app: Arc<App>, loopback: bool) -> (Server, Running) {
-        let limits = &app.limits;
+    fn new(app: Arc<App>, loopback: bool) -> Server {
+        let limits = &app.options.limits;
         let mut builder = http1::Builder::new();
         builder
             .timer(TokioTimer::new())
-            // Whether a client has gone is seen to by `Connection`.
+            // `Connection` detects clients that are gone.
             .half_close(true)
             .header_read_timeout(limits.header_timeout)
-            .max_headers(HARD * limits.max_header_count)
-            .max_buf_size((HARD * limits.max_header_bytes).max(64 << 10));
-        let (sender, running) = watch::channel(());
-        let server = Server {
+            .max_headers(HEAD_FACTOR * limits.max_header_count)
+            .max_buf_size((HEAD_FACTOR * limits.max_header_bytes).max(64 << 10));
+        Server {
             router: routes(app.clone(), loopback),
-            places: Arc::new(Semaphore::new(limits.max_connections)),
-            door: Door::new(),
+            permits: Arc::new(Semaphore::new(limits.max_connections)),
+            rejector: Rejector::new(limits.max_connections),
             builder,
             finish: watch::Sender::new(false),
-            running,
             app,
-        };
-        (server, Running(sender))
+        }
     }
 
-    /// Takes connections for as long as it is polled.
+    /// Accepts connections while it is polled.
     async fn accept(&self, listener: TcpListener) {
         loop {
             match listener.accept().await {
-                Ok((stream, _)) => match self.places.clone().try_acquire_owned() {
-                    Ok(place) => self.begin(stream, place),
+                Ok((stream, _)) => match self.permits.clone().try_acquire_owned() {
+                    Ok(permit) => self.begin(stream, permit),
                     Err(_) => {
                         self.app.metrics.rejected("connections");
-                        self.door.turn_away(stream);
+                        self.rejector.reject(stream);
                     }
                 },
-                // A client that is gone already is its own affair; for anything else there is nothing to do but wait.
-                Err(error) if is_the_clients(&error) => {}
+                // The client is gone.
+                Err(error) if is_client_error(&error) => {}
                 Err(error) => {
-                    tracing::error!("no connection can be taken: {error}");
-                    sleep(REFUSED).await;
+                    tracing::error!(
+                        "cannot accept connections, next attempt in {} ms: {error}",
+                        ACCEPT_PAUSE.as_millis()
+                    );
+                    sleep(ACCEPT_PAUSE).await;
                 }
             }
         }
     }
 
-    fn begin(&self, stream: TcpStream, place: OwnedSemaphorePermit) {
+    fn begin(&self, stream: TcpStream, permit: OwnedSemaphorePermit) {
         let (app, exchange) = (self.app.clone(), Exchange::default());
-        let stream = Connection::new(stream, app.activity.clone(), exchange.clone(), app.limits.send_timeout);
+        let stream = Connection::new(stream, app.activity.clone(), exchange.clone(), app.options.limits.send_timeout);
         let router = TowerToHyperService::new(self.router.clone());
         let service = service_fn(move |request: Request<Incoming>| {
             let (call, answer) = (exchange.begin(), router.call(request));
-            // The call ends with the body of its answer.
+            // The call ends with the body of its response.
             async move {
                 Ok::<_, std::convert::Infallible>(answer.await?.map(|body| {
                     body.map_frame(move |frame| {
@@ -178,7 +170,7 @@ impl Server {
             }
         });
         let mut connection = self.builder.serve_connection(TokioIo::new(stream), service);
-        let (mut finish, running) = (self.finish.subscribe(), self.running.clone());
+        let mut finish = self.finish.subscribe();
         tokio::spawn(async move {
             let ended = tokio::select! {
                 ended = &mut connection => ended,
@@ -188,33 +180,28 @@ impl Server {
                 }
             };
             if let Err(error) = ended {
-                tracing::debug!("a connection ended: {error}");
+                tracing::debug!("connection closed: {error}");
                 let parts = connection.into_parts();
-                let (stream, bare) = parts.io.into_inner().into_parts();
-                if let Some(error) = refusal::of(&error, bare, &parts.read_buf, &app.limits) {
-                    refusal::refuse(stream, &error).await;
+                let (stream, suppressed) = parts.io.into_inner().into_parts();
+                if let Some(error) = refusal::explain(&error, suppressed, &parts.read_buf, &app.options.limits) {
+                    refusal::send(stream, &error).await;
                 }
             }
-            drop((place, running));
+            drop((permit, finish));
         });
-    }
-
-    /// From now on, connections end with the answer that they are giving. Nothing listens any more.
-    fn finish_connections(self) {
-        self.finish.send_replace(true);
     }
 }
 
-fn is_the_clients(error: &io::Error) -> bool {
+fn is_client_error(error: &io::Error) -> bool {
     use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset};
     matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset)
 }
 
-/// Waits until nothing has been computed or written for a while.
-async fn quiet(app: &App) {
+/// Waits until nothing has been computed or written for [`IDLE_TIME`].
+async fn idle(app: &App) {
     let mut since = Instant::now();
-    while since.elapsed() < QUIET {
-        sleep(LOOK).await;
+    while since.elapsed() < IDLE_TIME {
+        sleep(CHECK_INTERVAL).await;
         if app.engine.num_unfinished() > 0 || !app.activity.is_idle() {
             since = Instant::now();
         }

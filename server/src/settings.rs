@@ -1,4 +1,4 @@
-//! How a server presents itself, whom it serves, and what requests may ask for.
+//! Settings of a server: its name, who may use it, and the limits of requests.
 
 use std::str::FromStr;
 use std::time::Duration;
@@ -7,14 +7,14 @@ use axum::http::{HeaderMap, HeaderValue, header};
 use engine::Pooling;
 use engine::text::ToolFormat;
 
-/// What is done about `<think>…</think>` in front of an answer. Names are vLLM's where one does the same.
+/// Parser of reasoning (`<think>…</think>`) at the start of a response. Names are vLLM's for the same behavior.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reasoning {
-    /// `none`: it is text.
+    /// `none`: reasoning is part of the text.
     Off,
-    /// `qwen3`: split off where the tag is, in the text or at the end of the prompt.
+    /// `qwen3`: reasoning is parsed if the text or the end of the prompt has the opening tag.
     Tags,
-    /// `deepseek_r1`: split off, and the text begins with thoughts even without a tag.
+    /// `deepseek_r1`: the text begins with reasoning even without the opening tag.
     Always,
 }
 
@@ -31,44 +31,44 @@ impl FromStr for Reasoning {
     }
 }
 
-/// How a server presents itself.
+/// Settings of a server.
 #[derive(Clone, Debug, Default)]
 pub struct ServerOptions {
-    /// `model` in requests and answers; `None` takes the model's own name.
+    /// Name of the model in requests and responses; `None` means the model's own name.
     pub served_model_name: Option<String>,
-    /// Where the model came from, told in `/v1/models`.
+    /// Where the model was loaded from, for `/v1/models`.
     pub root: String,
-    /// One of them is asked of every request except `/health`, `/version` and `/metrics`; none: everyone is served.
+    /// Accepted API keys. All routes except `/health`, `/version` and `/metrics` require one; empty: none do.
     pub api_keys: Vec<String>,
-    /// Which pages of other origins may use the server.
+    /// Origins whose pages may use the server.
     pub cors: Cors,
-    /// Names, beside those of loopback, under which the server takes requests; `*` is any.
+    /// Accepted host names besides those of loopback; `*` means any.
     pub allowed_hosts: Vec<String>,
-    /// What requests may ask for.
+    /// Limits of requests.
     pub limits: Limits,
-    /// Log so many characters of each prompt; `None`: prompts are in no log.
+    /// Number of characters of each prompt to log; `None` logs none.
     pub log_prompts: Option<usize>,
-    /// How the model writes tool calls; `None` takes what its chat template speaks of.
+    /// Format of the model's tool calls; `None` derives it from the chat template.
     pub tool_call_parser: Option<ToolFormat>,
-    /// Whether thoughts are split off; `None` where the chat template speaks of them.
+    /// Parser of reasoning; `None` means `qwen3` if the chat template has the tag, else `none`.
     pub reasoning_parser: Option<Reasoning>,
-    /// How `/v1/embeddings` makes a vector of a text; `None` as the checkpoint says.
+    /// Pooling of `/v1/embeddings`; `None` means that of the checkpoint.
     pub pooling_type: Option<Pooling>,
 }
 
-/// Which pages of other origins a browser lets use this server.
+/// Cross-origin resource sharing: which origins' pages may use the server from a browser.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Cors {
-    /// As browsers send them, `https://example.org`; `*` is all. Empty: none.
+    /// Origins as browsers send them (`https://example.org`); `*` means all, empty none.
     pub origins: Vec<String>,
-    /// Methods that they may use; empty: `GET` and `POST`.
+    /// Methods that they may use; empty means `GET` and `POST`.
     pub methods: Vec<String>,
-    /// Headers that they may send; empty: those that clients of the API send.
+    /// Headers that they may send; empty means those of the API.
     pub headers: Vec<String>,
 }
 
 impl Cors {
-    /// Whether pages of this origin may use the server.
+    /// Whether an origin is allowed.
     pub(super) fn allows(&self, origin: &str) -> bool {
         self.origins.iter().any(|allowed| allowed == "*" || allowed.eq_ignore_ascii_case(origin))
     }
@@ -80,7 +80,7 @@ impl Cors {
         }
     }
 
-    /// The headers for an allowed origin.
+    /// Adds the CORS headers for an allowed origin.
     pub(super) fn grant(&self, origin: &HeaderValue, headers: &mut HeaderMap) {
         let any = self.origins.iter().any(|allowed| allowed == "*");
         let shown = if any { HeaderValue::from_static("*") } else { origin.clone() };
@@ -90,64 +90,64 @@ impl Cors {
     }
 }
 
-/// Limits of a server. `Default` is what the flags default to.
+/// Limits of a server. `Default` has the defaults of the flags.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Limits {
-    /// Connections at once; further ones are told so and closed.
+    /// Maximum number of open connections; further ones get an error.
     pub max_connections: usize,
-    /// Answers that stream at once; `None` for as many as there are connections.
+    /// Maximum number of streaming responses at a time; `None` means one per connection.
     pub max_concurrent_streams: Option<usize>,
-    /// Bytes of a body. A prompt of a million tokens is about 4 MB.
+    /// Maximum bytes of a body. A prompt of a million tokens has about 4 MB.
     pub max_body_bytes: usize,
-    /// Bytes of all requests together: their bodies, then what is kept of them until they are answered.
+    /// Maximum bytes of all requests in flight: their bodies, then what is held until they are answered.
     pub max_inflight_bytes: usize,
-    /// Values and names in the JSON of one request, lists of token ids and prompts aside.
+    /// Maximum number of values and names in the JSON of a request, except lists of token ids and prompts.
     pub max_json_values: usize,
-    /// Bytes of one text that becomes tokens; a sixteenth of it where a tokenizer has to take the text at once.
+    /// Maximum bytes of a text to tokenize; a sixteenth of it for text that the tokenizer cannot split.
     pub max_text_bytes: usize,
-    /// Tokens of all prompts of one request.
+    /// Maximum number of tokens of all prompts of a request.
     pub max_request_tokens: usize,
-    /// Bytes of all header names and values.
+    /// Maximum bytes of all header names and values.
     pub max_header_bytes: usize,
-    /// Headers.
+    /// Maximum number of headers.
     pub max_header_count: usize,
-    /// Prompts in one request.
+    /// Maximum number of prompts of a request.
     pub max_prompts: usize,
-    /// Sequences per prompt, candidates of `best_of` and beams included; the engine may allow fewer.
+    /// Maximum number of sequences per prompt, including candidates of `best_of` and beams; the engine may allow fewer.
     pub max_n: usize,
-    /// Sequences of one request: prompts times sequences per prompt.
+    /// Maximum number of sequences of a request: prompts times sequences per prompt.
     pub max_sequences: usize,
-    /// Alternatives for which a token's log-probability is given.
+    /// Maximum number of alternatives per token in log probabilities.
     pub max_logprobs: usize,
-    /// Log-probabilities in one answer: tokens times alternatives, over all sequences.
+    /// Maximum number of log probabilities in a response: tokens times alternatives, over all sequences.
     pub max_logprob_entries: usize,
-    /// Stop strings.
+    /// Maximum number of stop strings.
     pub max_stop: usize,
-    /// Bytes of a stop string, and of a bad word.
+    /// Maximum bytes of a stop string or a bad word.
     pub max_stop_bytes: usize,
-    /// Entries of `stop_token_ids`.
+    /// Maximum number of `stop_token_ids`.
     pub max_stop_token_ids: usize,
-    /// Entries of `allowed_token_ids`.
+    /// Maximum number of `allowed_token_ids`.
     pub max_allowed_token_ids: usize,
-    /// Entries of `bad_words`.
+    /// Maximum number of `bad_words`.
     pub max_bad_words: usize,
-    /// Entries of `logit_bias`.
+    /// Maximum number of entries of `logit_bias`.
     pub max_logit_bias: usize,
-    /// Bytes of a schema, grammar, regular expression or list of choices, and of all tools together, as JSON.
+    /// Maximum bytes of JSON of a schema, a grammar, a regular expression, a list of choices, or all tools together.
     pub max_schema_bytes: usize,
-    /// Messages of a conversation, and items of an `input`.
+    /// Maximum number of messages of a conversation, or items of `input`.
     pub max_messages: usize,
-    /// Functions in `tools`.
+    /// Maximum number of functions in `tools`.
     pub max_tools: usize,
-    /// For the head of a request to come, from when the connection could take one: idle connections end by it too.
+    /// Time limit for the head of a request, from when the connection is ready for one; closes idle connections too.
     pub header_timeout: Duration,
-    /// For a body to come.
+    /// Time limit for a body.
     pub body_timeout: Duration,
-    /// That bytes may wait for a client to read before its connection is closed.
+    /// Time without progress of a write before the connection is closed.
     pub send_timeout: Duration,
-    /// From the arrival of a body to the end of the answer; `None` for as long as it takes.
+    /// Time limit from the arrival of a body to the end of the response; `None` means none.
     pub request_timeout: Option<Duration>,
-    /// Without a completed step, while there is work, before the engine counts as stuck.
+    /// Time without a completed step, while requests are unfinished, before the engine counts as stuck.
     pub engine_iteration_timeout: Duration,
 }
 

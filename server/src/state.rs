@@ -1,9 +1,9 @@
-//! `GET /quire/state` and `GET /quire/events`: the engine as whoever watches it sees it, once or as a stream.
+//! `GET /quire/state` and `GET /quire/events`: the state of the engine, once or as a stream.
 //!
-//! Both give an [`engine::watch::Snapshot`] with the model's name, its context and the version beside it; counts and ids, never a
-//! prompt or an answer. They want the API key like the rest of the API. What they cost the engine is said in `engine::watch`;
-//! at most [`MAX_WATCHERS`] look at a time. The stream sends a snapshot about five times a second while steps run and one a second
-//! while none do; who reads slowly misses those between.
+//! Both send an [`engine::watch::Snapshot`] with the model's name, its context length and the version: counts and ids,
+//! never text. They require the API key. `engine::watch` states their cost; at most [`MAX_WATCHERS`] clients are served
+//! at a time. The stream sends a snapshot about five times a second while steps run and once a second otherwise; a slow
+//! reader misses snapshots.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -24,13 +24,13 @@ use tokio::time::timeout;
 use super::app::{App, MAX_WATCHERS};
 use super::error::ApiError;
 
-/// A stream that has had nothing for so long asks, so that rates fall to nothing when work has ended.
+/// After this time without a step a stream requests a snapshot, so that rates fall to zero.
 const IDLE: Duration = Duration::from_secs(1);
 
-/// One step may take seconds on a slow machine; an engine without a step for longer shows what it showed last.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// Time limit for a snapshot: a step may take seconds on a slow machine.
+const SNAPSHOT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The document of both routes.
+/// The response of both routes.
 #[derive(Serialize)]
 struct Document<'a> {
     model: &'a str,
@@ -46,23 +46,25 @@ impl<'a> Document<'a> {
     }
 }
 
-/// The engine now.
+/// `GET /quire/state`.
 pub async fn state(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
     let (_permit, mut watcher) = watch(&app)?;
-    let next = timeout(PATIENCE, watcher.next()).await;
-    let snapshot =
-        next.ok().flatten().ok_or_else(|| ApiError::unavailable("the engine has ended or makes no progress"))?;
+    let next = timeout(SNAPSHOT_TIMEOUT, watcher.next()).await;
+    let snapshot = next
+        .ok()
+        .flatten()
+        .ok_or_else(|| ApiError::unavailable("the engine has stopped or makes no progress; see /health"))?;
     Ok(([(header::CACHE_CONTROL, "no-store")], Json(Document::new(&app, &snapshot))).into_response())
 }
 
-/// The engine from now on, as server-sent events, until the client or the server ends.
+/// `GET /quire/events`: streams until the client disconnects or the server stops.
 pub async fn events(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
     let (permit, watcher) = watch(&app)?;
     let events = stream::unfold((app, permit, watcher), |(app, permit, mut watcher)| async move {
         let snapshot = loop {
             match timeout(IDLE, watcher.next()).await {
                 Ok(next) => break next?,
-                // Nobody waits for a watcher when the server stops.
+                // A shutdown does not wait for watchers.
                 Err(_) if app.engine.is_draining() => return None,
                 Err(_) => watcher.look(),
             }
@@ -78,7 +80,8 @@ pub async fn events(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
 
 fn watch(app: &App) -> Result<(OwnedSemaphorePermit, Watcher), ApiError> {
     let permit = app.watchers.clone().try_acquire_owned();
-    let permit =
-        permit.map_err(|_| ApiError::unavailable(format!("{MAX_WATCHERS} clients watch the engine already")))?;
+    let permit = permit.map_err(|_| {
+        ApiError::unavailable(format!("{MAX_WATCHERS} clients watch the engine, the limit; try again later"))
+    })?;
     Ok((permit, app.engine.watch()))
 }

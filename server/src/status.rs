@@ -1,4 +1,4 @@
-//! The routes that tell about the server: `/health`, `/version`, `/metrics`, `/v1/models`.
+//! Routes about the server: `/health`, `/version`, `/metrics`, `/v1/models`.
 
 use std::sync::Arc;
 
@@ -12,39 +12,40 @@ use serde_json::{Value, json};
 use super::app::App;
 use super::error::ApiError;
 
-/// 200 while the engine lives and, where it has work, completes steps; else 503 with the reason.
+/// `GET /health`: 200 while the engine runs and, if it has work, completes steps; else 503 with the reason.
 pub async fn health(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
-    let limit = app.limits.engine_iteration_timeout;
+    let limit = app.options.limits.engine_iteration_timeout;
     if app.engine.is_healthy(limit) {
         return Ok(Json(json!({"status": "ok"})));
     }
     Err(ApiError::unavailable(match app.engine.step_age() {
-        Some(age) if app.engine.is_alive() => format!(
-            "the engine has {} requests and has completed no step for {:.0} s",
-            app.engine.num_unfinished(),
-            age.as_secs_f64()
-        ),
-        _ => "the engine has ended".to_string(),
+        Some(age) if app.engine.is_alive() => {
+            let (age, limit) = (age.as_secs_f64(), limit.as_secs_f64());
+            let expected = format!("expected one within {limit} s (--engine-iteration-timeout)");
+            let requests = app.engine.num_unfinished();
+            format!("the engine has completed no step for {age:.0} s, {expected}; unfinished requests: {requests}")
+        }
+        _ => "the engine thread has stopped; restart the server".to_string(),
     }))
 }
 
-/// The version of this binary.
+/// `GET /version`.
 pub async fn version() -> Json<Value> {
     Json(json!({"version": env!("CARGO_PKG_VERSION")}))
 }
 
-/// Prometheus text.
+/// `GET /metrics`.
 pub async fn metrics(State(app): State<Arc<App>>) -> Response {
     let page = app.metrics.render(&app.engine.stats(), app.engine.info(), app.engine.step_age());
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], page).into_response()
 }
 
-/// The one model that is served, as a list.
+/// `GET /v1/models`.
 pub async fn models(State(app): State<Arc<App>>) -> Json<Value> {
     Json(json!({"object": "list", "data": [describe(&app)]}))
 }
 
-/// The one model, asked for by its name.
+/// `GET /v1/models/{name}`.
 pub async fn model(
     State(app): State<Arc<App>>,
     name: Result<Path<String>, PathRejection>,
@@ -59,7 +60,7 @@ fn describe(app: &App) -> Value {
         "object": "model",
         "created": app.created,
         "owned_by": "quire",
-        "root": app.root,
+        "root": app.options.root,
         "max_model_len": app.context(),
     })
 }

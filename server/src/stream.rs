@@ -1,8 +1,8 @@
-//! Server-sent events: a [`Run`] becomes `data:` lines, ended by `[DONE]`.
+//! Server-sent events: converts the events of a [`Run`] to `data:` lines, which end with `[DONE]`.
 //!
-//! Whatever can be refused has been refused with a status before this begins. If the engine fails later, the stream
-//! carries one error object and ends without `[DONE]`. Events are pulled as the client reads, so a slow reader waits for
-//! itself alone; a client that goes away drops the stream and with it the run.
+//! Invalid requests are rejected with a status before the stream begins. If the engine fails later, the stream has one
+//! error object and ends without `[DONE]`. Events are pulled as the client reads, so that a slow client delays only
+//! itself; a client that disconnects drops the stream and with it the run.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -16,44 +16,44 @@ use futures_util::{Stream, stream};
 use serde_json::Value;
 
 use super::json::Json;
-use super::options::Options;
+use super::options::StreamUsage;
 use super::reply::{Envelope, Usage, choices};
 use super::run::{self, Run};
 
-/// A comment is sent after this much silence, so that proxies keep the connection while a request waits its turn.
+/// A comment is sent after this much silence, so that proxies keep the connection open while a request is queued.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
-/// Deltas of more tokens than this, as those of a beam search are, are written while another thread takes over serving.
+/// Deltas with more tokens than this, such as those of a beam search, are written while another thread serves
+/// connections.
 const LARGE_DELTA: usize = 32;
 
-/// The fields of a chunk beside those of its envelope.
+/// Fields of a chunk besides those of its envelope.
 pub type Chunk = Vec<(&'static str, Json)>;
 
-/// How one of the two APIs writes its chunks.
+/// Writer of an API's chunks.
 pub trait Chunks: Send + 'static {
-    /// Chunks to send before any event.
+    /// Chunks to send before the first event.
     fn opening(&mut self) -> Vec<Chunk> {
         Vec::new()
     }
 
-    /// The prompt's log-probabilities have come; they precede its first delta.
-    fn prompt_logprobs(&mut self, prompt: usize, logprobs: Vec<Option<TokenLogprobs>>);
+    /// Receives the log probabilities of a prompt, before its first delta.
+    fn prompt_logprobs(&mut self, _prompt: usize, _logprobs: Vec<Option<TokenLogprobs>>) {}
 
-    /// The chunk for a delta, or `None` if a client would learn nothing from it.
+    /// The chunk of a delta, or `None` if it would be empty.
     fn chunk(&mut self, prompt: usize, delta: &Delta) -> Option<Chunk>;
 }
 
-/// Answers with the stream.
+/// The response that streams a run.
 pub fn respond(
     run: Run,
     mut chunks: impl Chunks,
     envelope: Envelope,
-    options: &Options,
+    stream_usage: StreamUsage,
     prompt_tokens: usize,
 ) -> Response {
     let mut driver = Driver {
-        include_usage: options.include_usage,
-        continuous_usage: options.continuous_usage,
+        stream_usage,
         usage: Usage { prompt_tokens, ..Usage::default() },
         queue: VecDeque::new(),
         source: None,
@@ -70,22 +70,21 @@ pub fn respond(
     answer(events)
 }
 
-/// The HTTP answer that carries `events`.
+/// The HTTP response that streams `events`.
 pub fn answer(events: impl Stream<Item = Result<sse::Event, Infallible>> + Send + 'static) -> Response {
     let mut response = Sse::new(events).keep_alive(KeepAlive::new().interval(KEEP_ALIVE)).into_response();
-    // nginx would collect the stream otherwise.
+    // Otherwise nginx buffers the stream.
     response.headers_mut().insert("x-accel-buffering", HeaderValue::from_static("no"));
     response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
     response
 }
 
 struct Driver<C> {
-    /// `None` once the run has ended; what is queued is still sent.
+    /// `None` after the run has ended; queued lines are still sent.
     source: Option<(Run, C)>,
     envelope: Envelope,
     usage: Usage,
-    include_usage: bool,
-    continuous_usage: bool,
+    stream_usage: StreamUsage,
     queue: VecDeque<String>,
 }
 
@@ -95,14 +94,14 @@ impl<C: Chunks> Driver<C> {
             let (run, chunks) = self.source.as_mut()?;
             match run.next().await {
                 Some((prompt, Event::PromptLogprobs(logprobs))) => chunks.prompt_logprobs(prompt, logprobs),
-                // Nobody asks for one in a stream.
+                // A stream cannot request one.
                 Some((_, Event::Embedding(_))) => {}
                 Some((_, Event::Started { cached_tokens })) => self.usage.cached_tokens += cached_tokens,
                 Some((prompt, Event::Delta(delta))) => {
                     self.usage.completion_tokens += delta.tokens.len();
                     match run::failed(&delta) {
                         Ok(()) => {
-                            if let Some(chunk) = aside(&delta, || chunks.chunk(prompt, &delta)) {
+                            if let Some(chunk) = block_if_large(&delta, || chunks.chunk(prompt, &delta)) {
                                 self.push(chunk);
                             }
                         }
@@ -110,11 +109,11 @@ impl<C: Chunks> Driver<C> {
                     }
                 }
                 None => {
-                    if let Some(error) = run.broke_off() {
+                    if let Some(error) = run.failure() {
                         self.end(error.to_json().to_string());
                         continue;
                     }
-                    if self.include_usage {
+                    if self.stream_usage.at_end {
                         let last = self.envelope.wrap(choices(Vec::new()), Some(self.usage.to_json()));
                         self.queue.push_back(last.write());
                     }
@@ -126,23 +125,23 @@ impl<C: Chunks> Driver<C> {
     }
 
     fn push(&mut self, chunk: Chunk) {
-        // With `include_usage` every chunk has the field; it is `null` until the last one unless asked for in each.
-        let usage = match (self.include_usage, self.continuous_usage) {
-            (_, true) => Some(self.usage.to_json()),
-            (true, false) => Some(Value::Null),
-            (false, false) => None,
+        // With `include_usage` all chunks have the field, which is `null` in all but the last unless every chunk has a
+        // usage.
+        let usage = match self.stream_usage {
+            StreamUsage { in_all: true, .. } => Some(self.usage.to_json()),
+            StreamUsage { at_end, .. } => at_end.then_some(Value::Null),
         };
         self.queue.push_back(self.envelope.wrap(chunk, usage).write());
     }
 
-    /// Ends the stream with this line; dropping the run cancels what is left of it.
+    /// Ends the stream with this line. Dropping the run cancels the rest of it.
     fn end(&mut self, last: String) {
         self.queue.push_back(last);
         self.source = None;
     }
 }
 
-/// Runs `write`; where that takes long, the thread's other tasks go on elsewhere.
-pub fn aside<T>(delta: &Delta, write: impl FnOnce() -> T) -> T {
+/// Runs `write`. If the delta is large, other tasks of the thread continue on another one.
+pub fn block_if_large<T>(delta: &Delta, write: impl FnOnce() -> T) -> T {
     if delta.tokens.len() > LARGE_DELTA { tokio::task::block_in_place(write) } else { write() }
 }

@@ -1,6 +1,6 @@
-//! Structured output: OpenAI's `response_format`, vLLM's `structured_outputs`, and the older `guided_*` fields.
+//! Structured output: OpenAI's `response_format`, vLLM's `structured_outputs` and the older `guided_*` fields.
 //!
-//! At most one of them may ask for something. Whether a grammar makes sense is found where it is compiled.
+//! At most one of them may be set. Grammars and schemas are checked when the engine compiles them.
 
 use engine::{Grammar, StructuredOutput};
 use serde_json::{Map, Value, json};
@@ -9,30 +9,32 @@ use super::error::ApiError;
 use super::fields::Fields;
 use super::settings::Limits;
 
-/// Most texts to choose from.
+/// Maximum number of choices.
 const MAX_CHOICES: usize = 4096;
 
-/// Names of one rule in vLLM's object, as a field of its own, its description, and the type of its value.
-const RULES: [(&str, &str, &str, &str); 4] = [
-    ("json", "guided_json", "A JSON schema, or its text.", "any"),
-    ("regex", "guided_regex", "A regular expression that the text matches as a whole.", "string"),
-    ("choice", "guided_choice", "Texts to choose from.", "array"),
-    ("grammar", "guided_grammar", "A grammar in Lark's syntax.", "string"),
+/// Constraints: name in `structured_outputs`, name as a field of its own, description, and type of the value.
+const CONSTRAINTS: [(&str, &str, &str, &str); 4] = [
+    ("json", "guided_json", "JSON schema of the output, as an object or as a string.", "any"),
+    ("regex", "guided_regex", "Regular expression that the whole output matches.", "string"),
+    ("choice", "guided_choice", "Strings of which the output is one.", "array"),
+    ("grammar", "guided_grammar", "Grammar of the output, in Lark's syntax.", "string"),
 ];
 
-/// The flag that bounds all of them.
+/// The constraints of `structured_outputs`, in words.
+const ONE_OF: &str = "one of json, regex, choice, grammar and json_object";
+
+/// The flag that limits the size of all constraints.
 const FLAG: &str = "--max-schema-bytes";
 
-/// What the request's texts must match, if anything.
+/// Reads the constraint on the output, if any.
 pub fn read(fields: &Fields<'_>, limits: &Limits) -> Result<Option<StructuredOutput>, ApiError> {
     let most = limits.max_schema_bytes;
-    let mut found: Vec<StructuredOutput> = Vec::new();
     for name in ["response_format", "structured_outputs"] {
         fields.check_bytes(name, name, most, FLAG)?;
     }
-    found.extend(response_format(fields)?);
-    found.extend(structured_outputs(fields)?);
-    for (kind, name, description, form) in RULES {
+    let mut found: Vec<StructuredOutput> =
+        response_format(fields)?.into_iter().chain(structured_outputs(fields)?).collect();
+    for (kind, name, description, form) in CONSTRAINTS {
         fields.check_bytes(name, name, most, FLAG)?;
         let schema = match form {
             "array" => json!({"type": "array", "minItems": 1, "maxItems": MAX_CHOICES, "items": {"type": "string"}}),
@@ -40,49 +42,44 @@ pub fn read(fields: &Fields<'_>, limits: &Limits) -> Result<Option<StructuredOut
             form => json!({"type": form}),
         };
         if let Some(value) = fields.any(name, &schema, description)? {
-            found.push(StructuredOutput { grammar: rule(kind, name, value)?, param: name });
+            found.push(StructuredOutput { grammar: grammar(kind, name, value)?, param: name });
         }
     }
-    match <[StructuredOutput; 1]>::try_from(found) {
-        Ok([one]) => Ok(Some(one)),
-        Err(many) if many.is_empty() => Ok(None),
-        Err(many) => Err(ApiError::invalid(many[1].param, format_args!("not together with {}", many[0].param))),
+    match &found[..] {
+        [first, second, ..] => Err(ApiError::conflict(second.param, first.param)),
+        _ => Ok(found.pop()),
     }
 }
 
-/// `text` of `/v1/responses`: its format, in which the schema's fields stand beside the type, and the grammar of it.
+/// Reads `text` of `/v1/responses`: its format and the constraint. The schema's fields are beside the type.
 pub fn text_format(
     fields: &Fields<'_>,
     limits: &Limits,
 ) -> Result<(Map<String, Value>, Option<StructuredOutput>), ApiError> {
     fields.check_bytes("text", "text.format", limits.max_schema_bytes, FLAG)?;
-    let text = fields.object("text", "format: an object whose type is text, json_object or json_schema.")?;
+    let text = fields.object("text", "format: an object of type text, json_object or json_schema.")?;
     let format = match text.and_then(|text| text.get("format")) {
         None | Some(Value::Null) => Map::from_iter([("type".to_string(), "text".into())]),
         Some(Value::Object(format)) => format.clone(),
         Some(other) => return Err(ApiError::wrong("text.format", other, "an object")),
     };
-    let wanted = of_text_format(&format)?;
-    Ok((format, wanted))
-}
-
-fn of_text_format(format: &Map<String, Value>) -> Result<Option<StructuredOutput>, ApiError> {
-    of_format("text.format", format, ("text.format.schema", format.get("schema")))
+    let constraint = of_format("text.format", &format, ("text.format.schema", format.get("schema")))?;
+    Ok((format, constraint))
 }
 
 fn response_format(fields: &Fields<'_>) -> Result<Option<StructuredOutput>, ApiError> {
     const PARAM: &str = "response_format";
-    let description = "An object whose type is text, json_object or json_schema.";
+    let description = "An object of type text, json_object or json_schema.";
     let Some(format) = fields.object(PARAM, description)? else { return Ok(None) };
     let schema = format.get("json_schema").and_then(|named| named.get("schema"));
     of_format(PARAM, format, ("response_format.json_schema", schema))
 }
 
-/// What a format of this type asks for; `schema` with its place.
+/// Constraint of a format. `path` is where its schema belongs.
 fn of_format(
     param: &'static str,
     format: &Map<String, Value>,
-    (place, schema): (&str, Option<&Value>),
+    (path, schema): (&str, Option<&Value>),
 ) -> Result<Option<StructuredOutput>, ApiError> {
     let kind = format.get("type").unwrap_or(&Value::Null);
     let grammar = match kind.as_str() {
@@ -90,7 +87,7 @@ fn of_format(
         Some("json_object") => Grammar::JsonObject,
         Some("json_schema") => match schema.filter(|schema| is_schema(schema)) {
             Some(schema) => Grammar::JsonSchema(schema.to_string()),
-            None => return Err(ApiError::wrong(place, schema.unwrap_or(&Value::Null), "a JSON schema")),
+            None => return Err(ApiError::wrong(path, schema.unwrap_or(&Value::Null), "a JSON schema")),
         },
         _ => return Err(ApiError::wrong(format!("{param}.type"), kind, "text, json_object or json_schema")),
     };
@@ -99,41 +96,37 @@ fn of_format(
 
 fn structured_outputs(fields: &Fields<'_>) -> Result<Option<StructuredOutput>, ApiError> {
     const PARAM: &str = "structured_outputs";
-    let description = "What the text must match: one of json, regex, choice, grammar and json_object.";
-    let Some(object) = fields.object(PARAM, description)? else { return Ok(None) };
+    let description = format!("Constraint on the output: {ONE_OF}.");
+    let Some(object) = fields.object(PARAM, &description)? else { return Ok(None) };
     let given = |name: &str| object.get(name).filter(|value| !value.is_null());
-    let mut rules = RULES.iter().filter_map(|&(kind, ..)| Some((kind, given(kind)?)));
-    let json_object = given("json_object").and_then(Value::as_bool).unwrap_or(false);
-    let grammar = match (rules.next(), rules.next(), json_object) {
-        (Some((kind, value)), None, false) => rule(kind, PARAM, value)?,
+    let mut constraints = CONSTRAINTS.iter().filter_map(|&(kind, ..)| Some((kind, given(kind)?)));
+    let json_object = given("json_object") == Some(&Value::Bool(true));
+    let grammar = match (constraints.next(), constraints.next(), json_object) {
+        (Some((kind, value)), None, false) => grammar(kind, PARAM, value)?,
         (None, None, true) => Grammar::JsonObject,
-        (None, ..) if given("structural_tag").is_none() => return nothing(object),
-        (None, ..) => return Err(ApiError::unsupported("structured_outputs.structural_tag", "use grammar")),
-        _ => return Err(ApiError::invalid(PARAM, "expected only one of json, regex, choice, grammar and json_object")),
+        (None, ..) if given("structural_tag").is_some() => {
+            return Err(ApiError::unsupported("structured_outputs.structural_tag", "use grammar"));
+        }
+        // Neutral values of other options.
+        (None, ..) if object.values().all(|value| value.is_null() || value == &Value::Bool(false)) => return Ok(None),
+        (None, ..) => return Err(ApiError::found(PARAM, "no known constraint", ONE_OF)),
+        _ => return Err(ApiError::found(PARAM, "several constraints", ONE_OF)),
     };
     Ok(Some(StructuredOutput { grammar, param: PARAM }))
 }
 
-/// Options without a rule: nothing is asked for only if nothing is there.
-fn nothing(object: &Map<String, Value>) -> Result<Option<StructuredOutput>, ApiError> {
-    if object.values().all(|value| value.is_null() || value == &Value::Bool(false)) {
-        return Ok(None);
-    }
-    Err(ApiError::invalid("structured_outputs", "expected one of json, regex, choice, grammar and json_object"))
-}
-
-/// One rule. A JSON schema may come as an object or as its text.
-fn rule(kind: &str, param: &str, value: &Value) -> Result<Grammar, ApiError> {
+/// Grammar of one constraint.
+fn grammar(kind: &str, param: &str, value: &Value) -> Result<Grammar, ApiError> {
     let text =
         |expected: &str| value.as_str().ok_or_else(|| ApiError::wrong(param, value, expected)).map(str::to_string);
     match kind {
-        "regex" => text("a regular expression").map(Grammar::Regex),
-        "grammar" => text("a grammar").map(Grammar::Lark),
+        "regex" => text("a regular expression as a string").map(Grammar::Regex),
+        "grammar" => text("a grammar as a string").map(Grammar::Lark),
         "choice" => {
             let choices = value.as_array().filter(|items| (1..=MAX_CHOICES).contains(&items.len()));
             let one = |item: &Value| item.as_str().filter(|text| !text.is_empty()).map(str::to_string);
             let choices = choices.and_then(|items| items.iter().map(one).collect::<Option<_>>());
-            let expected = format_args!("1 to {MAX_CHOICES} strings, none of them empty");
+            let expected = format_args!("a list of 1 to {MAX_CHOICES} non-empty strings");
             choices.map(Grammar::Choice).ok_or_else(|| ApiError::wrong(param, value, expected))
         }
         _ => match value {

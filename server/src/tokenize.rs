@@ -1,9 +1,11 @@
-//! `POST /tokenize` and `POST /detokenize`, as vLLM has them.
+//! `POST /tokenize` and `POST /detokenize`, as in vLLM.
 
 use std::sync::Arc;
 
 use axum::extract::{Request, State};
 use axum::response::Response;
+use serde::Serialize;
+use serde::ser::Serializer;
 use serde_json::{Value, json};
 
 use super::app::App;
@@ -16,84 +18,80 @@ use super::messages::Conversation;
 use super::tools::Tools;
 use super::work::Work;
 
-/// Token ids of a `prompt`, or of `messages` through the chat template. A text longer than the context is counted like
-/// any other: that is the purpose of this route.
+/// `POST /tokenize`: token ids of `prompt`, or of `messages` rendered by the chat template. The text may exceed the
+/// context length.
 pub async fn tokenize(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
     let mut body = body::receive(&app, request).await?;
     let answer = body.read(&app, |work, fields| {
-        let Tokenize { text, strings } = Tokenize::read(work, fields)?;
+        let TokenizeRequest { text, strings } = TokenizeRequest::read(work, fields)?;
         let tokens = match text {
             Text::Plain(text, add_special) => work.encode(&text, add_special, "prompt", false)?,
             Text::Chat(conversation) => conversation.encode(work, &conversation.render(work)?, false)?,
         };
         let mut reply = Json::from(json!({"count": tokens.len(), "max_model_len": work.context()}));
         if strings {
-            let text = |&id| Value::from(work.tokenizer().id_to_token(id).unwrap_or_default()).to_string();
-            reply.set("token_strs", listed(tokens.iter().map(text)));
+            let text = |&id| work.tokenizer().id_to_token(id).unwrap_or_default();
+            reply.set("token_strs", json_list(tokens.iter().map(text)));
         }
-        reply.set("tokens", listed(tokens.iter()));
-        // Written here, where a long list delays nobody.
+        reply.set("tokens", json_list(tokens.iter()));
+        // Written here, off the threads that serve connections.
         let answer = reply.into_response();
         Ok((answer, Cost { repeated_bytes: tokens.len() * if strings { 32 } else { 8 }, ..Cost::default() }))
     });
     Ok(answer.await?.0)
 }
 
-/// A list as JSON text.
-fn listed(items: impl Iterator<Item = impl std::fmt::Display>) -> Json {
-    use std::fmt::Write;
-    let mut text = String::from("[");
-    for item in items {
-        let comma = if text.len() > 1 { "," } else { "" };
-        // Writing to a `String` cannot fail.
-        let _ = write!(text, "{comma}{item}");
-    }
-    Json::text(text + "]")
+/// JSON text of a list.
+fn json_list<T: Serialize>(items: impl Iterator<Item = T>) -> Json {
+    let mut text = Vec::new();
+    // Writing to a `Vec` cannot fail.
+    let _ = serde_json::Serializer::new(&mut text).collect_seq(items);
+    Json::text(String::from_utf8(text).unwrap_or_default())
 }
 
-/// A text or a conversation that becomes tokens.
-pub struct Tokenize {
+/// The fields of a tokenize request.
+pub struct TokenizeRequest {
     text: Text,
     strings: bool,
 }
 
 enum Text {
-    /// With whether special tokens are added.
+    /// The text, and whether to add special tokens.
     Plain(String, bool),
     Chat(Box<Conversation>),
 }
 
-impl Tokenize {
+impl TokenizeRequest {
     /// Reads the fields.
-    pub fn read(work: &Work, fields: &Fields<'_>) -> Result<Tokenize, ApiError> {
+    pub fn read(work: &Work, fields: &Fields<'_>) -> Result<TokenizeRequest, ApiError> {
         work.check_model(fields)?;
-        let strings = fields.flag("return_token_strs", false, "Give the tokens as texts too.")?;
-        let tools = Tools::read(fields, &work.limits)?;
-        let conversation = Conversation::read(fields, &work.limits, tools.definitions)?;
-        let prompt = fields.str("prompt", usize::MAX, "The text; required unless there are messages.")?;
+        let strings = fields.flag("return_token_strs", false, "Also return the tokens as strings.")?;
+        let tools = Tools::read(fields, &work.options.limits, false)?;
+        let conversation = Conversation::read(fields, &work.options.limits, tools.definitions)?;
+        let prompt = fields.str("prompt", usize::MAX, "Text to tokenize; required without messages.")?;
         let text = match (conversation, prompt) {
             (Some(conversation), _) => Text::Chat(Box::new(conversation)),
             (None, Some(text)) => {
                 let add_special = fields.get("add_special_tokens")? != Some(&Value::Bool(false));
                 Text::Plain(text.to_string(), add_special)
             }
-            (None, None) => return Err(ApiError::invalid("prompt", "missing; expected prompt or messages")),
+            (None, None) => return Err(ApiError::found("prompt", "neither prompt nor messages", "one of them")),
         };
-        Ok(Tokenize { text, strings })
+        Ok(TokenizeRequest { text, strings })
     }
 }
 
-/// The text of token ids, special tokens included.
+/// `POST /detokenize`: text of token ids, including special tokens.
 pub async fn detokenize(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
     let mut body = body::receive(&app, request).await?;
     let answer = body.read(&app, |work, fields| {
-        let tokens = detokenized(work, fields)?;
-        let most = work.limits.max_body_bytes;
+        let tokens = token_ids(work, fields)?;
+        let most = work.options.limits.max_body_bytes;
         let mut found = 0_usize;
         for &id in &tokens {
             found += work.tokenizer().token_bytes(id).len();
             if found > most {
-                let advice = "send fewer ids (--max-body-bytes)";
+                let advice = "send fewer token ids or raise --max-body-bytes";
                 return Err(ApiError::over("tokens", found, most, "bytes of text or more", advice));
             }
         }
@@ -104,10 +102,11 @@ pub async fn detokenize(State(app): State<Arc<App>>, request: Request) -> Result
     Ok(answer.await?.0)
 }
 
-/// The ids that become a text.
-pub fn detokenized(work: &Work, fields: &Fields<'_>) -> Result<Vec<u32>, ApiError> {
+/// Reads the fields of a detokenize request.
+pub fn token_ids(work: &Work, fields: &Fields<'_>) -> Result<Vec<u32>, ApiError> {
     work.check_model(fields)?;
-    let (name, most) = ("tokens", work.limits.max_request_tokens);
-    let found = fields.token_ids(name, (0, most), "--max-request-tokens", work.vocab(), "The ids.")?;
+    let (name, most) = ("tokens", work.options.limits.max_request_tokens);
+    let found =
+        fields.token_ids(name, (0, most), "--max-request-tokens", work.vocab(), "Token ids to convert to text.")?;
     fields.required(name, found, "a list of token ids")
 }

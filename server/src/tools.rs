@@ -1,4 +1,4 @@
-//! What a chat says about tools: which there are, and whether one must be called.
+//! Tools of a chat: which functions exist, and whether the model must call one.
 
 use std::sync::Arc;
 
@@ -11,74 +11,71 @@ use super::error::ApiError;
 use super::fields::Fields;
 use super::settings::Limits;
 
-/// Most bytes of a function's name.
-pub const MAX_NAME: usize = 256;
+/// Maximum number of bytes of a function's name.
+const MAX_NAME: usize = 256;
 
-/// Whether the model calls functions.
+/// The field `tool_choice`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Choice {
-    /// Its text is text.
     None,
-    /// As it likes.
     Auto,
-    /// It must call some.
+    /// At least one call.
     Required,
-    /// It must call this one, once.
+    /// One call of this function.
     Named(String),
 }
 
-/// `tools`, `tool_choice` and `parallel_tool_calls`, checked.
+/// The fields `tools`, `tool_choice` and `parallel_tool_calls`.
 #[derive(Clone, Debug)]
 pub struct Tools {
-    /// As the chat template gets them; `None` without any.
+    /// Definitions for the chat template; `None` without tools.
     pub definitions: Option<Value>,
-    /// Several calls may come in one message.
+    /// A message may have several calls.
     pub parallel: bool,
     functions: Vec<Tool>,
     choice: Choice,
 }
 
 impl Tools {
-    /// Reads the fields as a chat has them.
-    pub fn read(fields: &Fields<'_>, limits: &Limits) -> Result<Tools, ApiError> {
-        let function = json!({"type": "object", "required": ["name"], "properties": {
+    /// Reads the fields. A function's definition is nested in the field `function` of its tool, as in chats; or, if
+    /// `flat`, it is the tool itself, as in responses.
+    pub fn read(fields: &Fields<'_>, limits: &Limits, flat: bool) -> Result<Tools, ApiError> {
+        let properties = json!({
             "name": {"type": "string", "maxLength": MAX_NAME},
             "description": {"type": "string"},
             "parameters": {"type": "object", "description": "A JSON schema."},
-        }});
-        let item = json!({"type": "object", "required": ["type", "function"], "properties": {
-            "type": {"const": "function"},
-            "function": function,
-        }});
-        Tools::new(fields, Tools::list(fields, limits, &item)?, Tools::choice(fields)?)
-    }
-
-    /// The field `tools`, whose items `item` describes.
-    pub fn list<'b>(fields: &'b Fields<'_>, limits: &Limits, item: &Value) -> Result<Option<&'b Vec<Value>>, ApiError> {
+        });
+        let function = |required: &[&str]| json!({"type": "object", "required": required, "properties": properties});
+        let mut item = match flat {
+            true => function(&["type", "name"]),
+            false => json!({
+                "type": "object",
+                "required": ["type", "function"],
+                "properties": {"function": function(&["name"])},
+            }),
+        };
+        item["properties"]["type"] = json!({"const": "function"});
         fields.check_bytes("tools", "tools", limits.max_schema_bytes, "--max-schema-bytes")?;
-        fields.list("tools", limits.max_tools, "--max-tools", item, "Functions that may be called.")
-    }
-
-    /// The field `tool_choice`.
-    pub fn choice<'b>(fields: &'b Fields<'_>) -> Result<Option<&'b Value>, ApiError> {
+        let description = "Functions that the model may call.";
+        let list = fields.list("tools", limits.max_tools, "--max-tools", &item, description)?;
         let schema = json!({"anyOf": [{"type": "string", "enum": ["none", "auto", "required"]}, {"type": "object"}]});
-        fields.any("tool_choice", &schema, "Whether to call a function, or which one, as an object with its name.")
-    }
-
-    /// With these values for the fields `tools` and `tool_choice`.
-    pub fn new(fields: &Fields<'_>, list: Option<&Vec<Value>>, choice: Option<&Value>) -> Result<Tools, ApiError> {
-        let list = list.filter(|list| !list.is_empty());
-        let functions = list.into_iter().flatten().enumerate().map(|(i, tool)| function(i, tool));
-        let functions: Vec<Tool> = functions.collect::<Result<_, _>>()?;
+        let description =
+            "Whether the model calls a function: none, auto, required, or an object with a function's name.";
+        let choice = fields.any("tool_choice", &schema, description)?;
+        let (mut functions, mut definitions) = (Vec::new(), Vec::new());
+        for (i, tool) in list.into_iter().flatten().enumerate() {
+            functions.push(parse_function(&format!("tools[{i}]"), tool, flat)?);
+            definitions.push(if flat { nested(tool) } else { tool.clone() });
+        }
         Ok(Tools {
-            choice: wanted(choice, &functions)?,
-            definitions: list.map(|list| Value::Array(list.clone())),
-            parallel: fields.flag("parallel_tool_calls", true, "Several calls may come in one message.")?,
+            choice: checked_choice(choice, flat, &functions)?,
+            definitions: (!definitions.is_empty()).then(|| definitions.into()),
+            parallel: fields.flag("parallel_tool_calls", true, "Allow several calls in one message.")?,
             functions,
         })
     }
 
-    /// Whether calls are looked for in the text.
+    /// Whether calls in the text are parsed.
     pub fn are_parsed(&self) -> bool {
         self.choice != Choice::None
     }
@@ -88,8 +85,8 @@ impl Tools {
         self.functions.iter().map(|tool| tool.name.clone()).collect()
     }
 
-    /// Makes the model write what the choice demands, and shows its markers.
-    pub fn hold(&self, app: &App, params: &mut GenerationParams) -> Result<(), ApiError> {
+    /// Constrains the output to required calls, and keeps the special tokens that mark calls.
+    pub fn constrain(&self, app: &App, params: &mut GenerationParams) -> Result<(), ApiError> {
         if !self.are_parsed() {
             return Ok(());
         }
@@ -102,9 +99,10 @@ impl Tools {
             Choice::Named(name) => (self.functions.iter().filter(|tool| tool.name == *name).cloned().collect(), false),
         };
         if let Some(other) = &params.structured_outputs {
+            let problem = "found a required call together with";
             return Err(ApiError::invalid(
                 "tool_choice",
-                format_args!("a required tool call cannot be combined with {}; leave one of the two out", other.param),
+                format_args!("{problem} {}, expected only one of the two; remove one", other.param),
             ));
         }
         let grammar = app.tool_format.grammar(&functions, parallel, app.tokenizer());
@@ -113,81 +111,66 @@ impl Tools {
     }
 }
 
-fn function(index: usize, tool: &Value) -> Result<Tool, ApiError> {
-    let path = format!("tools[{index}]");
-    if tool.get("type").and_then(Value::as_str) != Some("function") {
-        return Err(ApiError::wrong(path + ".type", tool.get("type").unwrap_or(&Value::Null), "\"function\""));
+/// A flat tool as chat templates expect it.
+fn nested(tool: &Value) -> Value {
+    let mut function = tool.as_object().cloned().unwrap_or_default();
+    function.shift_remove("type");
+    json!({"type": "function", "function": function})
+}
+
+fn parse_function(path: &str, tool: &Value, flat: bool) -> Result<Tool, ApiError> {
+    if tool["type"] != "function" {
+        let expected = "\"function\": this server has no built-in tools";
+        return Err(ApiError::wrong(format!("{path}.type"), &tool["type"], expected));
     }
-    let field = |name| tool.get("function").and_then(|function| function.get(name)).unwrap_or(&Value::Null);
-    let name = field("name").as_str().filter(|name| !name.is_empty());
-    let name = name.ok_or_else(|| ApiError::wrong(format!("{path}.function.name"), field("name"), "a string"))?;
-    check_name(&format!("{path}.function.name"), name)?;
-    let parameters = match field("parameters") {
+    let (path, function) =
+        if flat { (path.to_string(), tool) } else { (format!("{path}.function"), &tool["function"]) };
+    let name = function["name"].as_str().filter(|name| !name.is_empty());
+    let name = name.ok_or_else(|| ApiError::wrong(format!("{path}.name"), &function["name"], "a non-empty string"))?;
+    check_name(&format!("{path}.name"), name)?;
+    let parameters = match &function["parameters"] {
         Value::Null => None,
         schema @ Value::Object(fields) => Some(schema.clone()).filter(|_| !fields.is_empty()),
-        other => return Err(ApiError::wrong(path + ".function.parameters", other, "a JSON schema")),
+        other => return Err(ApiError::wrong(path + ".parameters", other, "a JSON schema")),
     };
     Ok(Tool { name: name.to_string(), parameters })
 }
 
-/// Names are repeated in messages, parsers and grammars, so they are short.
+/// Checks the length of a name. Names are repeated in messages, parsers and grammars, so they must be short.
 pub fn check_name(path: &str, name: &str) -> Result<(), ApiError> {
     match name.len() {
-        found if found > MAX_NAME => Err(ApiError::over(path, found, MAX_NAME, "bytes", "shorten the name")),
+        found if found > MAX_NAME => Err(ApiError::over(path, found, MAX_NAME, "bytes", "send a shorter name")),
         _ => Ok(()),
     }
 }
 
-fn wanted(value: Option<&Value>, functions: &[Tool]) -> Result<Choice, ApiError> {
+fn checked_choice(value: Option<&Value>, flat: bool, functions: &[Tool]) -> Result<Choice, ApiError> {
     const PARAM: &str = "tool_choice";
+    let form = match flat {
+        true => "{\"type\": \"function\", \"name\": …}",
+        false => "{\"type\": \"function\", \"function\": {\"name\": …}}",
+    };
+    let name = |value: &'_ Value| -> Option<String> {
+        let flat = value["name"].as_str().filter(|_| flat);
+        flat.or(value["function"]["name"].as_str()).map(str::to_string)
+    };
     let choice = match value {
         None if functions.is_empty() => Choice::None,
         None => Choice::Auto,
-        Some(value) => match (value.as_str(), value["function"]["name"].as_str()) {
+        Some(value) => match (value.as_str(), name(value)) {
             (Some("none"), _) => Choice::None,
             (Some("auto"), _) => Choice::Auto,
             (Some("required"), _) => Choice::Required,
-            (None, Some(name)) if value["type"] == "function" => Choice::Named(name.to_string()),
-            _ => {
-                let expected = "none, auto, required or {\"type\": \"function\", \"function\": {\"name\": …}}";
-                return Err(ApiError::wrong(PARAM, value, expected));
-            }
+            (None, Some(name)) if value["type"] == "function" => Choice::Named(name),
+            _ => return Err(ApiError::wrong(PARAM, value, format_args!("none, auto, required or {form}"))),
         },
     };
     match &choice {
         Choice::None => Ok(choice),
-        _ if functions.is_empty() => Err(ApiError::invalid(PARAM, "there are no tools to choose from; send tools")),
+        _ if functions.is_empty() => Err(ApiError::requires(PARAM, "tools")),
         Choice::Named(name) if functions.iter().all(|tool| tool.name != *name) => {
             Err(ApiError::wrong(PARAM, &Value::from(name.as_str()), "the name of one of the tools"))
         }
         _ => Ok(choice),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    #![allow(clippy::unwrap_used)]
-    use super::*;
-
-    fn read(body: Value) -> Result<Tools, ApiError> {
-        let (body, limits) = (body.to_string(), Limits::default());
-        Tools::read(&Fields::parse(body.as_bytes(), &limits).unwrap(), &limits)
-    }
-
-    #[test]
-    fn a_choice_has_one_of_four_forms() {
-        let tools = json!([{"type": "function", "function": {"name": "f"}}]);
-        let named = json!({"type": "function", "function": {"name": "f"}});
-        for (choice, wanted) in [
-            (Value::Null, Choice::Auto),
-            (json!("none"), Choice::None),
-            (json!("auto"), Choice::Auto),
-            (json!("required"), Choice::Required),
-            (named, Choice::Named("f".into())),
-        ] {
-            assert_eq!(read(json!({"tools": tools, "tool_choice": choice})).unwrap().choice, wanted);
-        }
-        assert_eq!(read(json!({})).unwrap().choice, Choice::None);
-        assert!(read(json!({"tools": [], "tool_choice": "none"})).unwrap().definitions.is_none());
     }
 }

@@ -1,7 +1,6 @@
-//! The work on a request before the engine has it: parsing, rendering and tokenising, on threads that serve nobody else.
+//! Preparation of a request before the engine accepts it: parsing, rendering and tokenizing.
 //!
-//! Bodies go by size into lanes with threads of their own, so that a small request never waits behind a large one, and so
-//! that few large ones are in memory as values at once. Work whose client has left ends at its next text.
+//! It runs on the threads of [`super::lanes`]. If the client disconnects, it ends before the next text.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -12,17 +11,17 @@ use engine::TokenizeError;
 use super::app::App;
 use super::error::ApiError;
 
-/// Text that a tokenizer has to take at once may have this part of the bytes of other text.
-const WHOLE: usize = 16;
+/// Divisor of the text limit for text that the tokenizer cannot split.
+const UNSPLIT_DIVISOR: usize = 16;
 
-/// A request that is being read: the server's state, and whether its client still waits.
+/// A request in preparation: the server's state, and whether the client is still connected.
 pub struct Work {
     /// The server's state.
     pub app: Arc<App>,
     gone: Arc<AtomicBool>,
 }
 
-/// Held by whoever waits for the work; dropping it ends the work.
+/// Held by the caller that waits for the work; dropping it ends the work.
 pub struct Waiting(Arc<AtomicBool>);
 
 impl Drop for Waiting {
@@ -40,52 +39,54 @@ impl Deref for Work {
 }
 
 impl Work {
-    /// Work that goes on while the second value lives.
+    /// Work that continues until the second value is dropped.
     pub fn new(app: Arc<App>) -> (Work, Waiting) {
         let gone = Arc::new(AtomicBool::new(false));
         (Work { app, gone: gone.clone() }, Waiting(gone))
     }
 
-    /// An error, which nobody will read, once the client has left.
+    /// Fails if the client has disconnected. Nobody reads the error.
     pub fn check_client(&self) -> Result<(), ApiError> {
-        if self.gone.load(Ordering::Acquire) { Err(ApiError::unavailable("the client has left")) } else { Ok(()) }
+        if self.gone.load(Ordering::Acquire) {
+            Err(ApiError::unavailable("the client has disconnected"))
+        } else {
+            Ok(())
+        }
     }
 
-    /// The token ids of a text. `param` is its field, for the error; `must_fit` where a text that is longer than the context
-    /// would be refused afterwards: then it is refused before, as far as its bytes tell.
+    /// Token ids of a text. `param` is its field, for errors. With `must_fit`, a text longer than the context is
+    /// rejected early, as far as its bytes tell; the caller would reject it anyway.
     pub fn encode(&self, text: &str, add_special: bool, param: &str, must_fit: bool) -> Result<Vec<u32>, ApiError> {
         self.check_client()?;
-        let (found, most) = (text.len(), self.limits.max_text_bytes);
+        let (found, most) = (text.len(), self.options.limits.max_text_bytes);
         if found > most {
-            return Err(ApiError::over(param, found, most, "bytes of text", "send a shorter text (--max-text-bytes)"));
+            let advice = "send a shorter text or raise --max-text-bytes";
+            return Err(ApiError::over(param, found, most, "bytes of text", advice));
         }
         let least = self.tokenizer().least_tokens(found);
         if must_fit && least >= self.context() {
             return Err(too_long(self, &format!("at least {least}"), param));
         }
-        let room = if must_fit { self.context() } else { self.limits.max_request_tokens };
-        let go_on = |tokens| tokens < room && self.check_client().is_ok();
-        self.tokenizer().encode_while(text, add_special, most / WHOLE, go_on).map_err(|error| {
-            let Err(left) = self.check_client() else {
-                return match error {
-                    TokenizeError::Stopped(tokens) if must_fit => too_long(self, &format!("at least {tokens}"), param),
-                    TokenizeError::Stopped(tokens) => {
-                        let advice = "send a shorter text (--max-request-tokens)";
-                        ApiError::over(param, tokens, room, "tokens or more", advice)
-                    }
-                    error => ApiError::invalid(param, error),
-                };
-            };
-            left
+        let most_tokens = if must_fit { self.context() } else { self.options.limits.max_request_tokens };
+        let go_on = |tokens| tokens < most_tokens && self.check_client().is_ok();
+        let result = self.tokenizer().encode_while(text, add_special, most / UNSPLIT_DIVISOR, go_on);
+        result.map_err(|error| match (self.check_client(), error) {
+            (Err(disconnected), _) => disconnected,
+            (Ok(()), TokenizeError::Stopped(tokens)) if must_fit => {
+                too_long(self, &format!("at least {tokens}"), param)
+            }
+            (Ok(()), TokenizeError::Stopped(tokens)) => {
+                let advice = "send a shorter text or raise --max-request-tokens";
+                ApiError::over(param, tokens, most_tokens, "tokens or more", advice)
+            }
+            (Ok(()), error) => ApiError::invalid(param, error),
         })
     }
 }
 
-/// The error for a prompt that does not fit the context. `length` is its number of tokens.
+/// Error for a prompt of `length` tokens that does not fit the context.
 pub fn too_long(app: &App, length: &str, param: &str) -> ApiError {
-    let context = app.context();
-    let message = format!(
-        "the context length is {context} tokens, the prompt has {length} and needs room for one more; shorten it"
-    );
-    ApiError::context_length(param, message)
+    let (context, most) = (app.context(), app.context().saturating_sub(1));
+    let problem = format!("found a prompt of {length} tokens, expected at most {most}; shorten the prompt");
+    ApiError::context_length(param, context, problem)
 }

@@ -1,4 +1,4 @@
-//! The integration tests of the server, in one program. The soak test is a program of its own: it measures memory.
+//! The integration tests of the server in one executable. The soak test is separate because it measures memory.
 #![allow(clippy::unwrap_used)]
 
 mod answers;
@@ -11,6 +11,8 @@ mod fuzzed;
 mod harsh_http;
 mod lifecycle;
 mod limits;
+mod messages;
+mod metrics;
 mod openapi;
 mod origin;
 mod page;

@@ -1,4 +1,4 @@
-//! Whole answers and streams: the same text, the right counts, everything that was asked for.
+//! Whole responses and streams: the same text, the right counts, and everything that was requested.
 
 use std::sync::LazyLock;
 use std::time::Duration;
@@ -17,7 +17,7 @@ fn question() -> Value {
     json!([{"role": "user", "content": "What is the capital of France?"}])
 }
 
-/// The pieces of one choice, put together.
+/// The concatenated pieces of one choice.
 fn joined(chunks: &[Value], index: usize, piece: impl Fn(&Value) -> Option<&str>) -> String {
     let choices = chunks.iter().flat_map(|chunk| chunk["choices"].as_array().unwrap());
     choices.filter(|choice| choice["index"] == index).filter_map(piece).collect()
@@ -64,7 +64,7 @@ fn choices_are_numbered_by_prompt_and_then_by_sequence() {
     let choices = whole["choices"].as_array().unwrap();
     assert_eq!(choices.iter().map(|c| c["index"].as_u64().unwrap()).collect::<Vec<_>>(), [0, 1, 2, 3, 4, 5]);
     assert_eq!(whole["usage"]["completion_tokens"], 30);
-    // The same draws one prompt at a time, and in a stream.
+    // The same samples for one prompt at a time and in a stream.
     for (i, prompt) in prompts.iter().enumerate() {
         let mut alone = body.clone();
         alone["prompt"] = json!(prompt);
@@ -112,12 +112,12 @@ fn echo_puts_the_prompt_before_the_text_and_scores_it() {
     assert_eq!(list(echoed, "token_logprobs")[prompt..], list(plain, "token_logprobs"));
     assert_eq!(list(echoed, "text_offset")[prompt], "The capital of".len());
     assert!(list(echoed, "top_logprobs")[prompt..].iter().all(|top| top.as_object().unwrap().len() <= 3));
-    // Nothing but the prompt.
+    // Only the prompt.
     let scored = SERVER.ok(COMPLETIONS, body(true, 0));
     assert_eq!(scored["choices"][0]["text"], "The capital of");
     assert_eq!(scored["usage"]["completion_tokens"], 0);
     assert_eq!(list(&scored["choices"][0], "tokens").len(), prompt);
-    // In a stream too.
+    // As a stream.
     let chunks = SERVER.stream(COMPLETIONS, body(true, 4));
     assert_eq!(joined(&chunks, 0, text), echoed["text"]);
     let streamed: Vec<Value> = chunks.iter().flat_map(|chunk| list(&chunk["choices"][0], "text_offset")).collect();
@@ -219,7 +219,7 @@ fn tokens_become_text_again() {
 }
 
 #[test]
-fn the_server_tells_what_it_serves() {
+fn the_server_describes_its_model() {
     let models = SERVER.get("/v1/models").json();
     assert_eq!(models["data"][0]["id"], "quire-demo");
     assert_eq!(models["data"][0]["max_model_len"], 1024);
@@ -229,7 +229,7 @@ fn the_server_tells_what_it_serves() {
 }
 
 #[test]
-fn what_a_request_leaves_out_is_as_the_checkpoint_says() {
+fn defaults_come_from_the_checkpoint() {
     // generation_config.json of the demo model: temperature 0.6, top_p 0.95.
     let body = |extra: Value| {
         let mut body = json!({"prompt": "One day", "seed": 11, "max_tokens": 24, "ignore_eos": true});
@@ -248,13 +248,13 @@ fn a_prompt_is_truncated_from_the_left() {
     assert_eq!(cut["usage"]["prompt_tokens"], 3);
     let short = SERVER.ok(COMPLETIONS, body(json!([40, 41, 42]), Value::Null));
     assert_eq!(cut["choices"][0]["text"], short["choices"][0]["text"]);
-    // -1 leaves the room that the output needs.
+    // -1 leaves space for the output.
     let fitted = SERVER.ok(COMPLETIONS, body(json!(vec![40; 2000]), json!(-1)));
     assert_eq!(fitted["usage"]["prompt_tokens"], 1020);
 }
 
 #[test]
-fn banned_words_do_not_come() {
+fn banned_words_are_not_generated() {
     let body = |banned: Value| {
         let body = json!({"messages": question(), "temperature": 0, "max_tokens": 16, "bad_words": banned});
         SERVER.ok(CHAT, body)["choices"][0]["message"]["content"].as_str().unwrap().to_string()
@@ -264,9 +264,9 @@ fn banned_words_do_not_come() {
 }
 
 #[test]
-fn the_offset_of_a_token_is_where_its_text_stands() {
-    // A tokenizer as SentencePiece makes them: its first token writes a space that the text does not have, and rare
-    // characters are one token per byte.
+fn the_offset_of_a_token_is_the_position_of_its_text() {
+    // A SentencePiece tokenizer: its first token has a space that the text does not have, and rare characters are one token per
+    // byte.
     let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tests/reference/llama");
     let config = EngineConfig { model: ModelSource::Folder(folder), ..crate::common::config() };
     let server = Server::with(config, ServerOptions::default(), Duration::ZERO);

@@ -1,4 +1,4 @@
-//! Whatever JSON comes in: an answer or the error object, never a 5xx, and the server goes on.
+//! Any JSON gets a response or the error object, never a 5xx, and the server keeps running.
 
 use std::sync::OnceLock;
 
@@ -7,7 +7,7 @@ use crate::fuzzed::PATHS;
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 
-/// Fields that some handler reads, and one that none does.
+/// Known fields, and an unknown one.
 const FIELDS: [&str; 60] = [
     "model",
     "prompt",
@@ -71,7 +71,7 @@ const FIELDS: [&str; 60] = [
     "unknown",
 ];
 
-/// Values that mean something somewhere, so that more than the first check is reached.
+/// Values that are valid for some field, so that more than the first check is reached.
 fn plausible() -> impl Strategy<Value = Value> {
     prop::sample::select(vec![
         json!("a"),
@@ -136,7 +136,7 @@ fn request() -> impl Strategy<Value = Value> {
                 body.insert("messages".into(), json!([{"role": "user", "content": "hi"}]));
             }
             body.extend(fields.into_iter().map(|(name, value)| (name.to_string(), value)));
-            // An answer may be as long as the context: what is looked for here is at the door.
+            // Without a limit, responses may be as long as the context; these tests are about the input.
             body.insert("max_tokens".into(), max_tokens.clone());
             body.insert("max_output_tokens".into(), max_tokens.clone());
             body.insert("max_completion_tokens".into(), if max_tokens == json!(2) { json!(2) } else { json!(null) });
@@ -173,7 +173,7 @@ proptest! {
 
 proptest! {
     #[test]
-    fn bytes_that_are_no_json_are_refused(path in prop::sample::select(&PATHS[..]), bytes in prop::collection::vec(any::<u8>(), 0..64)) {
+    fn bytes_that_are_not_json_are_refused(path in prop::sample::select(&PATHS[..]), bytes in prop::collection::vec(any::<u8>(), 0..64)) {
         prop_assume!(serde_json::from_slice::<Value>(&bytes).is_err());
         let reply = server().send("POST", path, &[("Content-Type", "application/json")], &bytes);
         prop_assert_eq!(reply.status, if path == "/quire/state" { 405 } else { 400 });

@@ -1,5 +1,5 @@
-//! `/v1/embeddings`: every form of input, both encodings, and what is refused. The numbers themselves are held against
-//! `transformers` in `engine/tests/embeddings.rs`.
+//! `/v1/embeddings`: all forms of input, both encodings, and errors. `engine/tests/embeddings.rs` compares the numbers with
+//! `transformers`.
 
 use std::sync::LazyLock;
 use std::time::Duration;
@@ -26,7 +26,7 @@ fn numbers(list: &Value) -> Vec<f64> {
 }
 
 #[test]
-fn a_text_is_one_vector_whatever_the_form_and_the_company() {
+fn a_text_has_one_embedding_in_any_form_and_batch() {
     let ids = |text: &str| SERVER.ok("/tokenize", json!({"prompt": text}))["tokens"].clone();
     let (one, two) = ("The capital of France", "A red fox");
     let alone = [vectors(json!({"input": one})).remove(0), vectors(json!({"input": two})).remove(0)];
@@ -38,7 +38,7 @@ fn a_text_is_one_vector_whatever_the_form_and_the_company() {
     for vector in alone {
         let length = vector.iter().map(|x| x * x).sum::<f64>().sqrt();
         assert!((length - 1.0).abs() < 1e-6, "{length}");
-        // The whole width may be asked for by its number.
+        // The model's own number of dimensions may be given.
         assert_eq!(vectors(json!({"input": one, "dimensions": vector.len()}))[0].len(), vector.len());
     }
 }
@@ -57,6 +57,14 @@ fn base64_is_the_same_numbers() {
             bytes.push((bits >> count) as u8);
         }
     }
+    // Each number is the shortest decimal of a float32.
+    let text = SERVER.post(EMBEDDINGS, &json!({"input": "hello"})).body;
+    let list = text.split("\"embedding\":[").nth(1).unwrap().split(']').next().unwrap();
+    for number in list.split(',') {
+        let shortest = number.parse::<f32>().unwrap().to_string();
+        assert_eq!(number, json!(shortest.parse::<f64>().unwrap()).to_string());
+    }
+    assert!(answer["data"][0]["embedding"].as_str().unwrap().len().is_multiple_of(4), "padded");
     let decoded: Vec<f64> =
         bytes.chunks_exact(4).map(|four| f64::from(f32::from_le_bytes(four.try_into().unwrap()))).collect();
     assert_eq!(
@@ -75,18 +83,18 @@ fn the_usage_counts_the_tokens_of_all_inputs() {
 }
 
 #[test]
-fn the_mean_is_another_vector_than_the_last() {
+fn mean_pooling_differs_from_last_token_pooling() {
     let options = ServerOptions { pooling_type: Some(Pooling::Mean), ..ServerOptions::default() };
     let server = Server::with(config(), options, Duration::ZERO);
     let mean = server.ok(EMBEDDINGS, json!({"input": "hello there"}));
     assert_ne!(numbers(&mean["data"][0]["embedding"]), vectors(json!({"input": "hello there"}))[0]);
-    // Of one token, both are that token's.
+    // For one token, both are that token's.
     let one = server.ok(EMBEDDINGS, json!({"input": [40]}));
     assert_eq!(numbers(&one["data"][0]["embedding"]), vectors(json!({"input": [40]}))[0]);
 }
 
 #[test]
-fn a_checkpoint_that_pools_in_a_way_that_is_not_built_is_a_clear_error() {
+fn a_checkpoint_with_an_unsupported_pooling_is_a_clear_error() {
     let source = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tests/reference/llama");
     let folder = tempfile::tempdir().unwrap();
     for entry in std::fs::read_dir(source).unwrap().flatten() {
@@ -102,7 +110,7 @@ fn a_checkpoint_that_pools_in_a_way_that_is_not_built_is_a_clear_error() {
 }
 
 #[test]
-fn what_is_wrong_is_named() {
+fn invalid_embeddings_requests_name_the_field() {
     for (fields, param) in [
         (json!({"input": null}), "input"),
         (json!({"input": []}), "input"),

@@ -1,4 +1,4 @@
-//! What is wrong with a request is told with a fitting status, an error object, and the name of the field.
+//! Invalid requests get a fitting status, the error object and the name of the field.
 
 use std::sync::LazyLock;
 
@@ -64,7 +64,7 @@ fn a_field_out_of_range_or_of_the_wrong_type_is_named() {
 }
 
 #[test]
-fn what_is_not_built_is_refused_by_name_and_never_ignored() {
+fn unsupported_fields_are_refused_by_name_and_never_ignored() {
     for (path, param, value) in [
         (COMPLETIONS, "suffix", json!("the end")),
         (CHAT, "tool_choice", json!("required")),
@@ -73,14 +73,14 @@ fn what_is_not_built_is_refused_by_name_and_never_ignored() {
     ] {
         assert_names(path, json!({param: value}), param);
     }
-    // Asking for the neutral value asks for nothing.
+    // Neutral values are accepted.
     let neutral = json!({"suffix": null, "best_of": 1, "use_beam_search": false, "length_penalty": 1.0,
-        "early_stopping": false, "response_format": {"type": "text"}});
+        "early_stopping": false, "response_format": {"type": "text"}, "stop": []});
     assert_eq!(SERVER.post(COMPLETIONS, &request(COMPLETIONS, &neutral)).status, 200);
 }
 
 #[test]
-fn searches_that_can_not_be_are_refused_by_the_field_that_asks() {
+fn invalid_searches_are_refused_by_field() {
     for path in [COMPLETIONS, CHAT] {
         for (fields, param) in [
             (json!({"best_of": 0}), "best_of"),
@@ -97,7 +97,7 @@ fn searches_that_can_not_be_are_refused_by_the_field_that_asks() {
             (json!({"use_beam_search": true, "length_penalty": 1e39}), "length_penalty"),
             (json!({"use_beam_search": true, "early_stopping": "never"}), "early_stopping"),
             (json!({"use_beam_search": true, "stop": ["a"]}), "stop"),
-            // Without a search these ask for something that nobody would do.
+            // Without a search these would have no effect.
             (json!({"beam_width": 2}), "beam_width"),
             (json!({"length_penalty": 0.5}), "length_penalty"),
             (json!({"use_beam_search": false, "early_stopping": true}), "early_stopping"),
@@ -105,7 +105,7 @@ fn searches_that_can_not_be_are_refused_by_the_field_that_asks() {
             assert_names(path, fields, param);
         }
     }
-    // The engine's own limit.
+    // The limit of the engine.
     let config = engine::EngineConfig { max_num_seqs: 4, ..crate::common::config() };
     let server = Server::with(config, Default::default(), std::time::Duration::ZERO);
     for (fields, param) in [
@@ -117,6 +117,108 @@ fn searches_that_can_not_be_are_refused_by_the_field_that_asks() {
         assert_eq!((reply.status, &reply.error()["param"]), (400, &json!(param)));
         assert!(reply.body.contains("--max-num-seqs"), "{}", reply.body);
     }
+}
+
+#[test]
+fn a_message_says_what_was_found_and_expected_and_what_to_do() {
+    let long = "é".repeat(5000);
+    for (path, fields, message) in [
+        (COMPLETIONS, json!({"top_p": 1.5}), "top_p: found 1.5, expected a number above 0 and at most 1"),
+        (COMPLETIONS, json!({"n": 0}), "n: found 0, expected an integer from 1 to 128"),
+        (COMPLETIONS, json!({"seed": "x"}), "seed: found \"x\", expected a 64-bit integer"),
+        (COMPLETIONS, json!({"min_tokens": -1}), "min_tokens: found -1, expected an integer of at least 0"),
+        (COMPLETIONS, json!({"echo": vec![0; 100]}), "echo: found a list of 100 items, expected true or false"),
+        (
+            COMPLETIONS,
+            json!({"top_k": long}),
+            &format!("top_k: found \"{}…, expected an integer from -1 to 4294967295", &long[..2 * 59]),
+        ),
+        (
+            COMPLETIONS,
+            json!({"stop": vec!["a"; 17]}),
+            "stop: found a list of 17 items, expected a string or a list of up to 16 strings, each non-empty and at most \
+             1024 bytes long",
+        ),
+        (
+            COMPLETIONS,
+            json!({"stop_token_ids": vec![5; 1025]}),
+            "stop_token_ids: found 1025 items, expected at most 1024; send fewer or raise --max-stop-token-ids",
+        ),
+        (
+            COMPLETIONS,
+            json!({"stream": true, "prompt_logprobs": 1}),
+            "prompt_logprobs: found together with stream: true, expected only one of the two; remove one",
+        ),
+        (
+            COMPLETIONS,
+            json!({"beam_width": 2}),
+            "beam_width: found without use_beam_search: true, expected both or neither; add or remove one",
+        ),
+        (
+            COMPLETIONS,
+            json!({"suffix": "x"}),
+            "suffix: not supported by this server; remove it: this model does not support fill-in-the-middle",
+        ),
+        (
+            COMPLETIONS,
+            json!({"prompt": vec![5; 1029]}),
+            "prompt: this model's maximum context length is 1024 tokens, found a prompt of 1029 tokens, expected at most \
+             1023; shorten the prompt",
+        ),
+        (
+            COMPLETIONS,
+            json!({"prompt": vec![5; 1000], "max_tokens": 25}),
+            "max_tokens: this model's maximum context length is 1024 tokens, found 25 and a prompt of 1000 tokens, expected \
+             at most 24; lower it or shorten the prompt",
+        ),
+        (CHAT, json!({"messages": []}), "messages: found an empty list, expected at least one message"),
+        (CHAT, json!({"messages": null}), "messages: found null, expected a list of at least one message"),
+    ] {
+        let error = SERVER.post(path, &request(path, &fields)).error();
+        assert_eq!(error["message"], message);
+        assert_eq!(error["type"], "invalid_request_error");
+    }
+}
+
+#[test]
+fn a_wrong_message_is_named_by_its_place() {
+    let user = |content: Value| json!([{"role": "user", "content": content}]);
+    for (messages, param) in [
+        (json!("hi"), "messages"),
+        (json!(["hi"]), "messages[0]"),
+        (json!([{"content": "hi"}]), "messages[0].role"),
+        (user(json!(5)), "messages[0].content"),
+        (user(json!(["hi"])), "messages[0].content[0]"),
+        (user(json!([{"type": "text"}])), "messages[0].content[0].text"),
+        (user(json!([{"type": "text", "text": "a"}, {"type": "image_url"}])), "messages[0].content[1].type"),
+    ] {
+        assert_names(CHAT, json!({"messages": messages}), param);
+    }
+}
+
+#[test]
+fn an_integer_may_be_written_with_a_point() {
+    let body = |n: &str, id: &str| {
+        let body = format!(r#"{{"prompt": [{id}, 6], "n": {n}, "max_tokens": 1}}"#);
+        SERVER.send("POST", COMPLETIONS, &[("Content-Type", "application/json")], body.as_bytes())
+    };
+    assert_eq!(body("2.0", "5.0").json()["choices"].as_array().unwrap().len(), 2);
+    for (n, id, param) in [("2.5", "5", "n"), ("1e300", "5", "n"), ("1", "5.5", "prompt"), ("1", "1e300", "prompt")] {
+        assert_eq!(body(n, id).error()["param"], param, "{n} {id}");
+    }
+}
+
+#[test]
+fn the_last_of_equal_names_counts_and_nesting_is_bounded() {
+    let send = |body: &str| SERVER.send("POST", COMPLETIONS, &[("Content-Type", "application/json")], body.as_bytes());
+    let twice = r#"{"prompt": "a", "max_tokens": "x", "max\u005ftokens": 2, "ignore_eos": true}"#;
+    assert_eq!(send(twice).json()["usage"]["completion_tokens"], 2);
+    let nested = |depth: usize| {
+        send(&format!("{{\"prompt\": \"a\", \"max_tokens\": 1, \"x\": {}{}}}", "[".repeat(depth), "]".repeat(depth)))
+    };
+    assert_eq!(nested(126).status, 200);
+    let reply = nested(127);
+    assert!(reply.status == 400 && reply.body.contains("expected at most 127"), "{}", reply.body);
 }
 
 #[test]
@@ -139,13 +241,13 @@ fn a_request_over_the_context_is_refused_with_the_numbers() {
     assert_eq!((&error["param"], &error["code"]), (&json!("max_tokens"), &json!("context_length_exceeded")));
     let message = error["message"].as_str().unwrap();
     assert!(message.contains("1024") && message.contains("1000") && message.contains("24"), "{message}");
-    // The limit is to blame when it leaves no room for a prompt.
+    // If the token limit leaves no space for a prompt, the error names the limit.
     let error = SERVER.post(COMPLETIONS, &json!({"prompt": "a", "truncate_prompt_tokens": -1, "max_tokens": 5000}));
     let error = error.error();
     assert_eq!((&error["param"], &error["code"]), (&json!("max_tokens"), &json!("context_length_exceeded")));
     let message = error["message"].as_str().unwrap();
     assert!(message.contains("1024") && message.contains("5000"), "{message}");
-    // What just fits is served.
+    // A request that exactly fits is served.
     let whole = SERVER.ok(COMPLETIONS, json!({"prompt": vec![5; 1000], "max_tokens": 24, "ignore_eos": true}));
     assert_eq!(whole["usage"]["total_tokens"], context);
 }
@@ -153,9 +255,19 @@ fn a_request_over_the_context_is_refused_with_the_numbers() {
 #[test]
 fn the_body_is_a_json_object_of_a_bounded_size() {
     let json_type = [("Content-Type", "application/json")];
-    for body in
-        [&b""[..], b"{", b"[]", b"null", b"\xff\xfe", b"{\"prompt\": \"\xff\"}", b"{\"prompt\": \"a\", \"top_p\": NaN}"]
-    {
+    let many = format!("{{{}\"prompt\": \"a\"}}", "\"a\": 1,".repeat(1024));
+    for body in [
+        &b""[..],
+        b"{",
+        b"[]",
+        b"null",
+        b"42",
+        b"{\"a\":1,}",
+        many.as_bytes(),
+        b"\xff\xfe",
+        b"{\"prompt\": \"\xff\"}",
+        b"{\"prompt\": \"a\", \"top_p\": NaN}",
+    ] {
         let reply = SERVER.send("POST", COMPLETIONS, &json_type, body);
         assert_eq!(reply.status, 400);
         reply.error();
@@ -207,7 +319,7 @@ fn a_refusal_comes_before_a_stream_begins() {
 }
 
 #[test]
-fn a_role_that_the_template_does_not_know_is_refused_with_its_words() {
+fn a_role_that_the_template_rejects_is_refused_with_its_message() {
     let reply = SERVER.post(CHAT, &json!({"messages": [{"role": "wizard", "content": "hi"}]}));
     assert_eq!(reply.status, 400);
     assert!(reply.error()["message"].as_str().unwrap().contains("wizard"));

@@ -1,5 +1,5 @@
-//! HTTP as other clients, proxies and attackers speak it: answered, or refused with a fitting status, and the server
-//! goes on.
+//! HTTP as other clients, proxies and attackers send it: each request gets a response or a fitting error, and the server keeps
+//! running.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -13,11 +13,11 @@ static SERVER: LazyLock<Server> = LazyLock::new(Server::start);
 const JSON: &str = "Content-Type: application/json\r\n";
 const GOOD: &str = r#"{"prompt": "a", "max_tokens": 2, "temperature": 0}"#;
 
-/// All that comes back for these bytes, until the server closes the connection.
+/// Returns what the server sends for these bytes until it closes the connection.
 fn exchange(bytes: &[u8]) -> String {
     let mut stream = TcpStream::connect(SERVER.address).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
-    // A server that has seen enough may close before all is written, and answer first.
+    // The server may respond and close before everything is written.
     let _ = stream.write_all(bytes);
     let mut answer = Vec::new();
     let _ = stream.read_to_end(&mut answer);
@@ -42,7 +42,7 @@ fn request(line: &str) -> String {
     exchange(format!("{line}\r\nHost: localhost\r\nConnection: close\r\n\r\n").as_bytes())
 }
 
-/// The statuses of all answers in what came back.
+/// Statuses of all responses.
 fn statuses(answer: &str) -> Vec<u16> {
     let heads = answer.split("HTTP/1.").skip(1);
     heads.filter_map(|head| head.get(2..5)?.parse().ok()).collect()
@@ -79,7 +79,7 @@ fn every_form_of_a_good_request_is_answered() {
     );
     let last = "GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
     assert_eq!(statuses(&exchange(format!("{one}{one}{one}{last}").as_bytes())), [200; 4], "pipelined");
-    // No chunks for a client that does not know them: the end of the stream is the end of the connection.
+    // HTTP/1.0 has no chunks: the stream ends with the connection.
     let stream = r#"{"prompt": "a", "max_tokens": 2, "stream": true}"#;
     let old = format!("POST /v1/completions HTTP/1.0\r\n{JSON}Content-Length: {}\r\n\r\n{stream}", stream.len());
     let answer = exchange(old.as_bytes());
@@ -114,10 +114,10 @@ fn every_form_of_a_bad_request_is_refused_with_the_error_object() {
         ("a half", 400, field("2.5")),
         ("1e19", 400, field("1e19")),
         ("text for a number", 400, field("\"2\"")),
-        ("a truth for a number", 400, field("true")),
+        ("a boolean for a number", 400, field("true")),
         ("a broken chunk", 400, chunked(&format!("ZZ\r\n{GOOD}\r\n0\r\n\r\n"))),
         ("GET", 405, request("GET /v1/completions HTTP/1.1")),
-        ("a method of one's own", 405, request("BREW /v1/completions HTTP/1.1")),
+        ("an unknown method", 405, request("BREW /v1/completions HTTP/1.1")),
         ("OPTIONS", 405, request("OPTIONS /v1/models HTTP/1.1")),
         ("a slash too many", 404, request("GET /v1/models/ HTTP/1.1")),
         ("two slashes", 404, request("GET //v1/models HTTP/1.1")),
@@ -132,7 +132,7 @@ fn every_form_of_a_bad_request_is_refused_with_the_error_object() {
     }
 }
 
-/// The error object, and the status that came with it.
+/// Checks the error object and returns the status.
 fn refusal(what: &str, answer: &str) -> u16 {
     let [status] = statuses(answer)[..] else { panic!("{what}: {answer}") };
     let (head, body) = answer.split_once("\r\n\r\n").unwrap();
@@ -143,7 +143,7 @@ fn refusal(what: &str, answer: &str) -> u16 {
 }
 
 #[test]
-fn what_is_no_http_is_refused_with_the_error_object_and_nobody_notices() {
+fn bytes_that_are_not_http_get_the_error_object() {
     let long = format!("GET /{} HTTP/1.1\r\nHost: localhost\r\n\r\n", "a".repeat(70_000));
     let huge = format!("GET /health HTTP/1.1\r\nHost: localhost\r\nX-Huge: {}\r\n\r\n", "a".repeat(2 << 20));
     let many = format!("GET /health HTTP/1.1\r\nHost: localhost\r\n{}\r\n", "X-Many: a\r\n".repeat(500));
@@ -163,14 +163,14 @@ fn what_is_no_http_is_refused_with_the_error_object_and_nobody_notices() {
             400,
             b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nabcdef",
         ),
-        ("a length below zero", 400, b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n"),
+        ("a negative length", 400, b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n"),
         (
-            "a coding that is not the last",
+            "chunked before another coding",
             400,
             b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked, gzip\r\n\r\n",
         ),
         (
-            "chunks before their time",
+            "chunks in HTTP/1.0",
             400,
             b"POST /v1/completions HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
         ),
@@ -183,14 +183,14 @@ fn what_is_no_http_is_refused_with_the_error_object_and_nobody_notices() {
     ] {
         assert_eq!(refusal(what, &half_closed(bytes)), status, "{what}");
     }
-    assert_eq!(half_closed(b"\r\n\r\n\r\n"), "", "nothing was asked");
+    assert_eq!(half_closed(b"\r\n\r\n\r\n"), "", "there was no request");
     let answers = half_closed(after.as_bytes());
     assert_eq!(statuses(&answers), [200, 400], "{answers}");
-    refusal("behind a good one", &answers[answers.rfind("HTTP/1.1 ").unwrap()..]);
+    refusal("after a valid request", &answers[answers.rfind("HTTP/1.1 ").unwrap()..]);
     assert_eq!(statuses(&request("GET /health HTTP/1.1")), [200]);
 }
 
-/// All that comes back to a client that closes its sending side behind these bytes.
+/// Returns what a client receives that closes its sending side after these bytes.
 fn half_closed(bytes: &[u8]) -> String {
     let mut stream = TcpStream::connect(SERVER.address).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
@@ -221,14 +221,14 @@ fn a_client_that_closes_its_sending_side_gets_its_whole_answer() {
                 if stream { answer.contains("data: [DONE]\n\n") } else { answer.contains("\"completion_tokens\":200") };
             assert!(whole, "{answer}");
         }
-        // Two calls, then nothing more.
+        // Two calls, then the end.
         let answer = half_closed(heads[0].repeat(2).as_bytes());
         assert_eq!(statuses(&answer), [200, 200], "{answer}");
     }
 }
 
 #[test]
-fn connections_are_kept_and_closed_as_either_version_of_http_has_it() {
+fn connections_are_kept_alive_as_each_http_version_defines() {
     let get = |version: &str, more: &str| format!("GET /health HTTP/1.{version}\r\nHost: localhost\r\n{more}\r\n");
     for (what, answered, bytes) in [
         ("1.0 ends", 1, get("0", "") + &get("0", "")),
@@ -241,8 +241,8 @@ fn connections_are_kept_and_closed_as_either_version_of_http_has_it() {
 }
 
 #[test]
-fn a_length_beside_chunks_is_passed_over() {
-    // RFC 9112, section 6.3: the coding wins, whichever comes first; what a proxy may take for a second request is body.
+fn a_content_length_next_to_chunks_is_ignored() {
+    // RFC 9112, section 6.3: the coding wins in either order; what a proxy may take for a second request is body.
     for lengths in [["Content-Length: 3\r\n", ""], ["", "Content-Length: 3\r\n"]] {
         let head = format!(
             "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{JSON}{}Transfer-Encoding: chunked\r\n{}\r\n",

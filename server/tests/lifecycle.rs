@@ -1,4 +1,4 @@
-//! Clients that leave, clients that read slowly, keys, metrics, and the stop.
+//! Clients that disconnect or read slowly, keys, metrics, and shutdown.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -41,7 +41,7 @@ fn a_client_that_leaves_frees_its_blocks() {
 }
 
 #[test]
-fn a_slow_reader_holds_nobody_up_and_gets_everything() {
+fn a_slow_reader_blocks_no_other_client_and_gets_everything() {
     let server = Server::start();
     let slow = server.open("POST", COMPLETIONS, &JSON, long(true).as_bytes());
     for _ in 0..8 {
@@ -72,20 +72,20 @@ fn a_repeated_prompt_comes_from_the_prefix_cache() {
     let warm = server.ok(COMPLETIONS, body);
     assert_eq!(cold["choices"][0]["text"], warm["choices"][0]["text"]);
     assert_eq!(cold["usage"]["prompt_tokens_details"]["cached_tokens"], 0);
-    // 200 tokens are 12 full blocks of 16 and a rest.
+    // 200 tokens are 12 full blocks of 16 and a partial one.
     assert_eq!(warm["usage"]["prompt_tokens_details"]["cached_tokens"], 192);
     server.until("hits are counted", |s| s.metric("vllm:prefix_cache_hits_total") == 192.0);
 }
 
 #[test]
 fn a_request_that_can_never_fit_is_refused_and_stops_nobody() {
-    // Eight blocks of 16 tokens; the context is cut to what they hold, so only a group of sequences can be too large.
+    // Eight blocks of 16 tokens: the context is limited to them, so that only several sequences can be too large.
     let tight = EngineConfig { kv_cache_memory_bytes: Some(8 * 16 * 2 * 5 * 2 * 32 * 4), ..config() };
     let server = Server::with(tight, ServerOptions::default(), Duration::ZERO);
     assert_eq!(server.get("/v1/models").json()["data"][0]["max_model_len"], 128);
     let reply = server.post(COMPLETIONS, &json!({"prompt": "One", "n": 4, "max_tokens": 100}));
     assert_eq!(reply.status, 400, "{}", reply.body);
-    // Four sequences of seven blocks: the prompt fills no block that they could share.
+    // Four sequences of seven blocks each: the prompt fills no block that they could share.
     let message = "needs 28 blocks, the pool holds 8; the longest prompt that fits is 0 tokens";
     assert_eq!(reply.error()["message"], message);
     assert_eq!(server.post(COMPLETIONS, &json!({"prompt": "One", "max_tokens": 4})).status, 200);
@@ -118,7 +118,7 @@ fn the_model_can_be_served_under_another_name() {
 }
 
 #[test]
-fn a_stop_lets_running_streams_finish() {
+fn a_shutdown_lets_running_streams_finish() {
     let mut server = Server::with(slow(config()), ServerOptions::default(), Duration::from_secs(60));
     let body = json!({"prompt": "One", "max_tokens": 60, "ignore_eos": true, "stream": true}).to_string();
     let mut stream = server.open("POST", COMPLETIONS, &JSON, body.as_bytes());
@@ -132,18 +132,34 @@ fn a_stop_lets_running_streams_finish() {
 }
 
 #[test]
-fn a_stop_cancels_what_outlasts_its_grace() {
+fn a_shutdown_closes_idle_connections_while_others_stream() {
+    let mut server = Server::with(slow(config()), ServerOptions::default(), Duration::from_secs(60));
+    let mut stream = server.open("POST", COMPLETIONS, &JSON, long(true).as_bytes());
+    stream.read_exact(&mut [0; 1]).unwrap();
+    let mut idle = TcpStream::connect(server.address).unwrap();
+    idle.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    idle.write_all(b"GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
+    idle.read_exact(&mut [0; 1]).unwrap();
+    server.begin_stop();
+    // The stream takes 18 s.
+    idle.read_to_end(&mut Vec::new()).unwrap();
+    drop(stream);
+    assert_eq!(server.wait(), 0);
+}
+
+#[test]
+fn a_shutdown_cancels_requests_after_the_grace_period() {
     let mut server = Server::with(slow(config()), ServerOptions::default(), Duration::from_millis(1));
     let mut stream = server.open("POST", COMPLETIONS, &JSON, long(true).as_bytes());
     stream.read_exact(&mut [0; 1]).unwrap();
     server.begin_stop();
     let mut rest = String::new();
     stream.read_to_string(&mut rest).unwrap();
-    assert!(rest.contains("data: {\"error\":") && !rest.contains("[DONE]"), "the client is told");
+    assert!(rest.contains("data: {\"error\":") && !rest.contains("[DONE]"), "the client gets an error");
     assert_eq!(server.wait(), 1);
 }
 
-/// A request whose head the server has read: it asks for the body, which has not been sent.
+/// A request whose head the server has read and whose body it expects.
 fn half_sent(server: &Server, length: usize) -> TcpStream {
     const ASKED: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
     let head = format!("POST {COMPLETIONS} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n", server.address);
@@ -157,10 +173,10 @@ fn half_sent(server: &Server, length: usize) -> TcpStream {
 }
 
 #[test]
-fn a_request_that_arrives_during_the_stop_is_refused() {
+fn a_request_that_arrives_during_a_shutdown_is_refused() {
     let mut server = Server::with(config(), ServerOptions::default(), Duration::from_secs(30));
     let body = br#"{"prompt": "One", "max_tokens": 4}"#;
-    // The server has its head before the stop, its body comes later.
+    // The head arrives before the shutdown, the body during it.
     let mut late = half_sent(&server, body.len());
     late.write_all(&body[..1]).unwrap();
     server.begin_stop();
@@ -175,7 +191,7 @@ fn a_request_that_arrives_during_the_stop_is_refused() {
 }
 
 #[test]
-fn requests_that_are_half_sent_do_not_hold_a_stop_up() {
+fn incomplete_requests_do_not_delay_a_shutdown() {
     let server = Server::with(config(), ServerOptions::default(), Duration::from_secs(60));
     let mut half_head = TcpStream::connect(server.address).unwrap();
     half_head.write_all(b"POST /v1/comp").unwrap();
@@ -187,16 +203,16 @@ fn requests_that_are_half_sent_do_not_hold_a_stop_up() {
 }
 
 #[test]
-fn a_stop_waits_for_a_reader_that_pauses_longer_than_a_quiet_engine_lasts() {
+fn a_shutdown_waits_for_a_slow_reader_after_the_engine_is_idle() {
     let mut server = Server::with(config(), ServerOptions::default(), Duration::from_secs(60));
-    // More text than the buffers between the two hold, from an engine that is done with it soon.
+    // More text than the socket buffers hold, from an engine that finishes early.
     let ids: String = (0..500).map(|id| format!("{id},")).collect();
     let body = format!("{{\"tokens\":[{}7]}}", ids.repeat(7000));
     let mut slow = server.open("POST", "/detokenize", &JSON, body.as_bytes());
     let mut text = vec![0; 1];
     slow.read_exact(&mut text).unwrap();
     server.begin_stop();
-    // The pause is the case itself: twice what a quiet server waits.
+    // The pause is twice the time after which an idle server stops.
     std::thread::sleep(Duration::from_secs(2));
     slow.read_to_end(&mut text).unwrap();
     assert!(text.ends_with(b"\"}"), "the whole answer has come");

@@ -1,4 +1,4 @@
-//! `/openapi.json`: a sound document that says of requests what the code does.
+//! `/openapi.json` is a valid document and describes requests as the code reads them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::LazyLock;
@@ -11,7 +11,7 @@ use server::{Limits, ServerOptions};
 static SERVER: LazyLock<Server> = LazyLock::new(Server::start);
 static DOCUMENT: LazyLock<Value> = LazyLock::new(|| SERVER.get("/openapi.json").json());
 
-/// Every operation: path, method and what is said of it.
+/// All operations: path, method and description.
 fn operations() -> Vec<(String, String, Value)> {
     let paths = DOCUMENT["paths"].as_object().unwrap();
     let of = |(path, item): (&String, &Value)| {
@@ -21,7 +21,7 @@ fn operations() -> Vec<(String, String, Value)> {
     paths.iter().flat_map(|entry| of((entry.0, entry.1))).collect()
 }
 
-/// What a reference in the document points to.
+/// Resolves a reference.
 fn resolve(schema: &Value) -> &Value {
     match schema["$ref"].as_str() {
         Some(place) => {
@@ -75,17 +75,17 @@ fn the_document_is_sound() {
 }
 
 #[test]
-fn the_document_has_the_routes_that_there_are() {
+fn the_document_has_exactly_the_existing_routes() {
     let described: BTreeSet<String> = operations().into_iter().map(|(path, ..)| path).collect();
-    // As the router has them.
+    // The routes of the router.
     let source = include_str!("../src/lib.rs");
     let routes = source.split(".route(").skip(1).map(|rest| rest.split('"').nth(1).unwrap().replace("{*", "{"));
-    let page = include_str!("../src/page/mod.rs").split("[cfg(test)]").next().unwrap();
+    let page = include_str!("../src/page/mod.rs");
     let files = page.split("(\"/").skip(1).map(|rest| format!("/{}", rest.split('"').next().unwrap()));
     assert_eq!(described, routes.chain(files).collect::<BTreeSet<_>>());
     for (path, method, operation) in operations() {
         if path == "/quire/events" {
-            // It does not end; its own tests read it.
+            // It does not end; other tests read it.
             continue;
         }
         let path = path.replace("{name}", "quire-demo");
@@ -121,10 +121,9 @@ fn every_field_that_the_code_reads_is_described() {
             continue;
         }
         let source = std::fs::read_to_string(file.path()).unwrap();
-        let code = source.split("#[cfg(test)]").next().unwrap();
-        // The other readers describe what they read.
+        // The other readers describe their fields.
         for reader in ["get", "raw", "check_items", "check_bytes"] {
-            for call in code.split(&format!("fields.{reader}(")).skip(1) {
+            for call in source.split(&format!("fields.{reader}(")).skip(1) {
                 let Some(name) = call.trim_start().strip_prefix('"') else { continue };
                 let name = name.split('"').next().unwrap();
                 read += 1;
@@ -157,7 +156,7 @@ fn the_limits_and_defaults_are_those_of_this_server() {
     assert_eq!((&others["n"]["maximum"], &others["stop"]["anyOf"][1]["maxItems"]), (&json!(128), &json!(16)));
 }
 
-/// A valid request to this path, of the form that reads the field `name`.
+/// A valid request to this path that may have the field `name`.
 fn valid(path: &str, name: &str) -> Value {
     match path {
         "/tokenize" if !["prompt", "model"].contains(&name) => json!({"messages": [{"role": "user", "content": "hi"}]}),
@@ -177,7 +176,7 @@ fn forbidden(schema: &Value) -> Vec<Value> {
     let types: Vec<&str> = match &schema["type"] {
         Value::String(one) => vec![one],
         Value::Array(many) => many.iter().map(|one| one.as_str().unwrap()).collect(),
-        // Any type, or several forms.
+        // Any type, or several types.
         _ => {
             return schema["anyOf"].as_array().map_or(Vec::new(), |forms| {
                 let forms: Vec<&Value> = forms.iter().map(resolve).filter(|form| form["type"] != "null").collect();
@@ -242,4 +241,46 @@ fn what_a_description_forbids_is_refused_by_name_and_null_is_nothing() {
         }
     }
     assert!(tried > 500, "{tried}");
+}
+
+/// Whether a value has the type and the required fields of a schema.
+fn fits(schema: &Value, value: &Value) -> bool {
+    let schema = resolve(schema);
+    if let Some(forms) = schema["anyOf"].as_array() {
+        return forms.iter().any(|form| fits(form, value));
+    }
+    match schema["type"].as_str() {
+        None => true,
+        Some("null") => value.is_null(),
+        Some("string") => value.is_string(),
+        Some("integer") => value.is_u64() || value.is_i64(),
+        Some("number") => value.is_number(),
+        Some("array") => value.as_array().is_some_and(|items| items.iter().all(|item| fits(&schema["items"], item))),
+        Some("object") => value.as_object().is_some_and(|fields| {
+            let required = schema["required"].as_array().cloned().unwrap_or_default();
+            let field_fits = |(name, value): (&String, &Value)| fits(&schema["properties"][name], value);
+            required.iter().all(|name| fields.contains_key(name.as_str().unwrap())) && fields.iter().all(field_fits)
+        }),
+        Some(other) => panic!("a new type: {other}"),
+    }
+}
+
+#[test]
+fn responses_have_the_fields_and_types_that_the_document_describes() {
+    for (path, method, operation) in operations() {
+        let schema = &operation["responses"]["200"]["content"]["application/json"]["schema"];
+        if schema.is_null() {
+            continue;
+        }
+        let reply = match method.as_str() {
+            "post" => SERVER.post(&path, &valid(&path, "prompt")),
+            _ => SERVER.get(&path.replace("{name}", "quire-demo")),
+        };
+        assert_eq!(reply.status, 200, "{path}: {}", reply.body);
+        assert!(fits(schema, &reply.json()), "{path}: {schema} {}", reply.body);
+    }
+    let error = &DOCUMENT["components"]["responses"]["Error"]["content"]["application/json"]["schema"];
+    for path in ["/v1/nothing", "/v1/completions", "/v1/models/other"] {
+        assert!(fits(error, &SERVER.get(path).json()), "{path}");
+    }
 }

@@ -1,4 +1,4 @@
-//! Forged requests: what a page of another site, or a name that resolves to this machine, can make a browser send.
+//! Forged requests that a page of another site, or a name that resolves to this machine, can make a browser send.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -13,7 +13,7 @@ const GOOD: &str = r#"{"prompt": "a", "max_tokens": 1}"#;
 const JSON: (&str, &str) = ("Content-Type", "application/json");
 const EVIL: &str = "https://attacker.example";
 
-/// Every route: what it is asked with, and whether it takes a body.
+/// Every route: its method, and whether it takes a body.
 const ROUTES: [(&str, &str, bool); 18] = [
     ("GET", "/", false),
     ("GET", "/page/app.js", false),
@@ -41,7 +41,7 @@ fn with(options: ServerOptions) -> Server {
     Server::with(config(), options, Duration::ZERO)
 }
 
-/// The status, after checking that a refusal is an error object that names the flag and grants nothing to a page.
+/// Returns the status. A refusal must be an error object that names the flag, and must not grant anything to a page.
 fn status(reply: &Reply) -> u16 {
     if reply.status == 403 {
         let error = reply.error();
@@ -52,7 +52,7 @@ fn status(reply: &Reply) -> u16 {
     reply.status
 }
 
-/// Sends to every route, with these headers and in the forms that a page has for a body; each answer must be 403.
+/// Sends to every route with these headers and every media type that a page can send; each response must be 403.
 fn is_refused_everywhere(server: &Server, headers: &[(&str, &str)]) {
     for (method, path, takes_body) in ROUTES {
         let types: &[Option<&str>] =
@@ -110,19 +110,32 @@ fn names_that_resolve_to_this_machine_are_refused_on_every_route() {
         "[2001:db8::1]",
         "[::ffff:192.168.0.9]",
         "[::1",
+        "[::1]x",
+        "[::2]",
+        "[localhost]",
+        "::1",
         "localhost..",
+        "localhost/",
+        "localhost:x",
+        "127.1",
+        "0x7f.0.0.1",
+        "128.0.0.1",
+        "0.0.0.0",
+        ".",
     ] {
         for host in [host.to_string(), format!("{host}:{port}")] {
             is_refused_everywhere(&server, &[("Host", &host)]);
-            // To the browser the page is of the same site.
+            // For the browser the page is from the same site.
             is_refused_everywhere(&server, &[("Host", &host), ("Origin", &format!("http://{host}"))]);
         }
     }
-    // A name of a hosts file: a page cannot be told from its owner, unless it is a POST without an origin.
+    // A name without a dot is refused too, unless it is a POST without an origin, which browsers do not send.
     for headers in [&[("Host", "x"), ("Origin", "http://x")][..], &[("Host", "x"), ("Sec-Fetch-Site", "same-origin")]] {
         is_refused_everywhere(&server, headers);
     }
-    assert_eq!(server.send("GET", "/quire/state", &[("Host", "x")], b"").status, 403);
+    for host in ["x", "notlocalhost", "ｌocalhost"] {
+        assert_eq!(server.send("GET", "/quire/state", &[("Host", host)], b"").status, 403, "{host}");
+    }
     assert_eq!(server.send("POST", "/v1/completions", &[("Host", "x"), JSON], GOOD.as_bytes()).status, 200);
     for target in ["http://attacker.example/v1/models", "http://localhost@attacker.example/quire/state"] {
         assert_eq!(status(&server.send("GET", target, &[], b"")), 403, "{target}");
@@ -135,7 +148,16 @@ fn names_that_resolve_to_this_machine_are_refused_on_every_route() {
 #[test]
 fn pages_of_this_machine_and_clients_without_a_page_are_served() {
     let port = SERVER.address.port();
-    for host in ["localhost", "LocalHost", "localhost.", "127.0.0.1", "127.8.8.8", "[::1]", "quire.localhost"] {
+    for host in [
+        "localhost",
+        "LocalHost",
+        "localhost.",
+        "127.0.0.1",
+        "127.8.8.8",
+        "[::1]",
+        "[::ffff:127.0.0.1]",
+        "quire.localhost",
+    ] {
         for host in [host.to_string(), format!("{host}:{port}")] {
             let origin = format!("http://{host}");
             let own = [("Host", host.as_str()), ("Origin", &origin), JSON];
@@ -151,7 +173,7 @@ fn pages_of_this_machine_and_clients_without_a_page_are_served() {
     let frame = [link[0], link[1], ("Sec-Fetch-Dest", "iframe")];
     assert_eq!(SERVER.send("GET", "/", &frame, b"").status, 403);
     assert_eq!(SERVER.send("GET", "/v1/models", &[("Sec-Fetch-Site", "same-origin")], b"").status, 200);
-    // Before HTTP/1.1 there was no Host, and no browser is that old.
+    // HTTP/1.0 has no Host, and browsers do not use it.
     let mut stream = TcpStream::connect(SERVER.address).unwrap();
     stream.write_all(b"GET /v1/models HTTP/1.0\r\n\r\n").unwrap();
     let mut answer = String::new();
@@ -181,7 +203,7 @@ fn a_preflight_is_granted_to_allowed_origins_alone() {
     let reply = server.send("POST", "/v1/completions", &friend, GOOD.as_bytes());
     assert_eq!((reply.status, reply.header("access-control-allow-origin")), (200, "https://friend.example"));
     assert_eq!(status(&server.send("POST", "/v1/completions", &[("Origin", EVIL), JSON], GOOD.as_bytes())), 403);
-    // The origin says nothing of the name.
+    // An allowed origin does not allow the host name.
     let rebound = [("Origin", "https://friend.example"), ("Host", "attacker.example"), JSON];
     let reply = server.send("POST", "/v1/completions", &rebound, GOOD.as_bytes());
     assert_eq!((reply.status, &reply.error()["code"]), (403, &json!("forbidden_host")));
@@ -192,7 +214,7 @@ fn a_preflight_is_granted_to_allowed_origins_alone() {
 }
 
 #[test]
-fn names_are_served_that_the_flag_allows() {
+fn host_names_that_the_flag_allows_are_served() {
     let hosts = |hosts: &[&str]| hosts.iter().map(|&host| host.to_string()).collect();
     let server = with(ServerOptions { allowed_hosts: hosts(&["Models.example.org"]), ..ServerOptions::default() });
     let ask = |server: &Server, host: &str| status(&server.send("GET", "/v1/models", &[("Host", host)], b""));
@@ -210,7 +232,7 @@ fn names_are_served_that_the_flag_allows() {
 }
 
 #[test]
-fn a_server_with_keys_asks_for_the_key_instead() {
+fn a_server_with_keys_requires_the_key_instead() {
     let server = with(ServerOptions { api_keys: vec!["s3cret".into()], ..ServerOptions::default() });
     let foreign = [("Host", "models.example.org"), ("Origin", EVIL), ("Authorization", "Bearer s3cret"), JSON];
     assert_eq!(server.send("POST", "/v1/completions", &foreign, GOOD.as_bytes()).status, 200);
@@ -222,8 +244,16 @@ fn a_body_must_be_declared_as_json_with_keys_and_without() {
     let keyed = with(ServerOptions { api_keys: vec!["s3cret".into()], ..ServerOptions::default() });
     for server in [&*SERVER, &keyed] {
         for (method, path, _) in ROUTES.into_iter().filter(|route| route.2) {
-            for media_type in ["", "text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"]
-            {
+            for media_type in [
+                "",
+                "text/plain",
+                "text/plain; application/json",
+                "text/json",
+                "application/x-www-form-urlencoded",
+                "multipart/form-data; boundary=application/json",
+                "application/jsonx",
+                "application/json, text/plain",
+            ] {
                 let headers = [("Authorization", "Bearer s3cret"), ("Content-Type", media_type)];
                 let headers = &headers[..if media_type.is_empty() { 1 } else { 2 }];
                 let reply = server.send(method, path, headers, GOOD.as_bytes());
@@ -231,8 +261,12 @@ fn a_body_must_be_declared_as_json_with_keys_and_without() {
                 assert!(reply.error()["message"].as_str().unwrap().contains("application/json"), "{}", reply.body);
             }
         }
-        let suffixed =
-            [("Authorization", "Bearer s3cret"), ("Content-Type", "application/vnd.api+json; charset=utf-8")];
-        assert_eq!(server.send("POST", "/v1/completions", &suffixed, GOOD.as_bytes()).status, 200);
+        let key = ("Authorization", "Bearer s3cret");
+        for media_type in ["Application/JSON ; charset=utf-8", "application/vnd.api+json; charset=utf-8"] {
+            let headers = [key, ("Content-Type", media_type)];
+            assert_eq!(server.send("POST", "/v1/completions", &headers, GOOD.as_bytes()).status, 200, "{media_type}");
+        }
+        let two = [key, JSON, ("Content-Type", "text/plain")];
+        assert_eq!(server.send("POST", "/v1/completions", &two, GOOD.as_bytes()).status, 415);
     }
 }

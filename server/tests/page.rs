@@ -1,4 +1,4 @@
-//! The page and the state behind it, as an HTTP client sees them; what a browser makes of the page is `cargo xtask page-test`.
+//! The page and the engine's state as an HTTP client sees them. `cargo xtask page-test` tests the page in a browser.
 
 use std::io::{BufRead, BufReader};
 use std::time::Duration;
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use server::ServerOptions;
 
 #[test]
-fn the_page_comes_without_a_key_under_a_policy_that_allows_nothing_from_elsewhere() {
+fn the_page_needs_no_key_and_allows_nothing_from_elsewhere() {
     let options = ServerOptions { api_keys: vec!["s3cret".into()], ..ServerOptions::default() };
     let server = Server::with(config(), options, Duration::ZERO);
     let page = server.get("/");
@@ -22,10 +22,40 @@ fn the_page_comes_without_a_key_under_a_policy_that_allows_nothing_from_elsewher
     }
     assert_eq!(server.send("POST", "/", &[], b"").status, 405);
     for path in ["/quire/state", "/quire/events"] {
-        assert_eq!(server.get(path).status, 401, "what the page shows wants the key");
+        assert_eq!(server.get(path).status, 401, "the state requires the key");
     }
     let key = [("Authorization", "Bearer s3cret")];
     assert_eq!(server.send("GET", "/quire/state", &key, b"").json()["blocks"]["in_use"], 0);
+}
+
+#[test]
+fn the_page_names_its_own_files_and_nothing_from_elsewhere() {
+    let server = Server::start();
+    let document = server.get("/openapi.json").json();
+    let paths = document["paths"].as_object().unwrap().keys();
+    let files: Vec<(&str, String)> = paths
+        .filter(|path| *path == "/" || path.starts_with("/page/"))
+        .map(|path| (path.as_str(), server.get(path).body))
+        .collect();
+    assert!(files.len() > 8, "{files:?}");
+    for (path, text) in &files {
+        let foreign = text.matches("http://").count() + text.matches("https://").count();
+        assert_eq!(foreign, text.matches("http://www.w3.org/").count(), "{path} names an address");
+        for word in ["innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval("] {
+            assert!(!text.contains(word), "{path} has {word}: text of a model must not become markup");
+        }
+        for quote in ['"', '\'', '`'] {
+            let begin = format!("{quote}/");
+            let is_path = |rest: &str| rest.starts_with(|c: char| c.is_ascii_alphabetic());
+            assert!(!text.split(&begin).skip(1).any(is_path), "{path} has an absolute path: it breaks behind a prefix");
+        }
+        for import in text.split("from './").skip(1) {
+            let name = format!("/page/{}", import.split('\'').next().unwrap());
+            assert!(files.iter().any(|file| file.0 == name), "{path} imports {name}");
+        }
+    }
+    let page = &files.iter().find(|file| file.0 == "/").unwrap().1;
+    assert!(!page.contains("style=") && !page.contains(" onclick"), "the policy allows nothing inline");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Thoughts in front of an answer, over HTTP.
+//! Reasoning before the text of a response, over HTTP.
 
 use std::time::Duration;
 
@@ -13,13 +13,13 @@ fn server(reasoning: Option<Reasoning>) -> Server {
     Server::with(config(), options, Duration::ZERO)
 }
 
-/// A request whose answer is this text.
+/// A request with this text as its output.
 fn saying(text: &str) -> Value {
     json!({"messages": [{"role": "user", "content": "How much?"}], "structured_outputs": {"choice": [text]},
         "max_tokens": 200, "n": 2, "temperature": 1})
 }
 
-/// The pieces of a field of the second choice's deltas.
+/// The concatenated field of the second choice's deltas.
 fn joined(chunks: &[Value], field: &str) -> String {
     let choices = chunks.iter().flat_map(|chunk| chunk["choices"].as_array().unwrap());
     choices.filter(|choice| choice["index"] == 1).filter_map(|choice| choice["delta"][field].as_str()).collect()
@@ -46,7 +46,7 @@ fn thoughts_become_reasoning_content_whole_and_streamed() {
             (reasoning.into(), content.into())
         );
     }
-    // A call that is only thought of is none; one behind the thoughts is.
+    // A call inside of reasoning is text; one after it is a call.
     let mut body = saying(&format!("<think>{call}</think>{call}"));
     body["tools"] = json!([{"type": "function", "function": {"name": "f"}}]);
     let answer = server.ok(CHAT, body);
@@ -57,21 +57,21 @@ fn thoughts_become_reasoning_content_whole_and_streamed() {
 }
 
 #[test]
-fn a_prompt_that_opens_the_thoughts_is_heard() {
+fn a_prompt_may_end_inside_of_reasoning() {
     let messages = json!([{"role": "user", "content": "How much?"}, {"role": "assistant", "content": "<think>"}]);
     let body = json!({"messages": messages, "continue_final_message": true, "temperature": 0, "max_tokens": 8});
     let text = server(None).ok(CHAT, body.clone())["choices"][0]["message"].clone();
     let thought = server(Some(Reasoning::Tags)).ok(CHAT, body.clone())["choices"][0]["message"].clone();
     assert_eq!(thought["reasoning_content"], text["content"].as_str().unwrap().trim());
     assert_eq!((&thought["content"], text.get("reasoning_content")), (&Value::Null, None));
-    // And where a model is known to open them without a tag.
+    // The same for a model that begins with reasoning without a tag.
     let plain = json!({"messages": [{"role": "user", "content": "How much?"}], "temperature": 0, "max_tokens": 8});
     let message = server(Some(Reasoning::Always)).ok(CHAT, plain)["choices"][0]["message"].clone();
     assert!(message["content"].is_null() && !message["reasoning_content"].as_str().unwrap().is_empty(), "{message}");
 }
 
 #[test]
-fn a_model_without_thoughts_keeps_its_text() {
+fn a_model_without_reasoning_keeps_its_text() {
     let text = "<think>2 + 2</think>Four";
     let answer = server(None).ok(CHAT, saying(text));
     assert_eq!(answer["choices"][0]["message"]["content"], text);

@@ -1,4 +1,4 @@
-//! `/v1/responses`: the answer is that of a chat, whole and as events that put together the same answer.
+//! `/v1/responses`: the response is that of a chat, and the events of a stream add up to it.
 
 use std::sync::LazyLock;
 use std::time::Duration;
@@ -13,7 +13,7 @@ static SERVER: LazyLock<Server> = LazyLock::new(Server::start);
 const RESPONSES: &str = "/v1/responses";
 const QUESTION: &str = "What is the capital of France?";
 
-/// The events of a stream, after checking what is the same for all: their names, and numbers without a gap.
+/// Returns the events of a stream after checking their names and consecutive numbers.
 fn events(server: &Server, mut body: Value) -> Vec<Value> {
     body["stream"] = json!(true);
     let reply = server.post(RESPONSES, &body);
@@ -36,7 +36,7 @@ fn names(events: &[Value]) -> Vec<&str> {
     names
 }
 
-/// The output as a client puts it together from the small events alone; every `done` is held against the deltas.
+/// The output as a client assembles it from the events with deltas. Every `done` event is compared with the deltas.
 fn assembled(events: &[Value]) -> Vec<Value> {
     let mut items: Vec<Value> = Vec::new();
     for event in events {
@@ -75,7 +75,7 @@ fn assembled(events: &[Value]) -> Vec<Value> {
     items
 }
 
-/// Without what differs from answer to answer.
+/// The output without unique ids.
 fn stripped(mut output: Value) -> Value {
     for item in output.as_array_mut().unwrap() {
         for name in ["id", "call_id"] {
@@ -85,7 +85,7 @@ fn stripped(mut output: Value) -> Value {
     output
 }
 
-/// Runs the request whole and as a stream, holds the two against each other and gives the whole answer.
+/// Runs the request whole and as a stream, compares the two and returns the whole response and the events.
 fn both(server: &Server, body: Value) -> (Value, Vec<Value>) {
     let whole = server.ok(RESPONSES, body.clone());
     let events = events(server, body);
@@ -163,7 +163,7 @@ fn a_limit_makes_an_answer_incomplete() {
 }
 
 #[test]
-fn a_format_holds_the_text() {
+fn a_text_format_constrains_the_output() {
     let schema = json!({"type": "object", "properties": {"a": {"enum": ["é", "b"]}}, "required": ["a"],
         "additionalProperties": false, "x-guidance": {"whitespace_flexible": false}});
     let format = json!({"type": "json_schema", "name": "x", "strict": true, "schema": schema});
@@ -193,7 +193,7 @@ fn calls_are_items_of_their_own_and_can_be_answered() {
             assert_eq!(arguments, json!({"city": "Paris"}));
             assert_eq!(answer["tool_choice"], choice);
             assert!(names(&events).contains(&"response.function_call_arguments.done"));
-            // What a client sends back: the items as they came, and the result.
+            // What a client sends back: the items unchanged, and the result.
             let mut input = vec![json!({"role": "user", "content": QUESTION})];
             input.extend(answer["output"].as_array().unwrap().clone());
             input.push(
@@ -206,7 +206,7 @@ fn calls_are_items_of_their_own_and_can_be_answered() {
 }
 
 #[test]
-fn thoughts_text_and_calls_are_items_in_this_order() {
+fn reasoning_text_and_calls_are_items_in_this_order() {
     let options = ServerOptions { reasoning_parser: Some(Reasoning::Tags), ..ServerOptions::default() };
     let server = Server::with(config(), options, Duration::ZERO);
     let text = "<think>2 + 2 = 4</think>Let me see: 世.\n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": 1}}\n</tool_call>";
@@ -223,7 +223,7 @@ fn thoughts_text_and_calls_are_items_in_this_order() {
     let thought = answer["usage"]["output_tokens_details"]["reasoning_tokens"].as_u64().unwrap();
     assert!(thought > 3 && thought < count("output_tokens"), "{}", answer["usage"]);
     assert_eq!(events.iter().filter(|event| event["type"] == "response.output_item.done").count(), 3);
-    // Without a closing tag all of it is thought.
+    // Without a closing tag everything is reasoning.
     let body = json!({"input": QUESTION, "structured_outputs": {"choice": ["<think>endless"]}, "temperature": 0, "max_output_tokens": 100});
     let (answer, _) = both(&server, body);
     assert_eq!(answer["output"].as_array().unwrap().len(), 1);
@@ -244,7 +244,7 @@ fn log_probabilities_come_with_the_text() {
 }
 
 #[test]
-fn a_long_input_is_cut_where_truncation_says_so() {
+fn a_long_input_is_truncated_on_request() {
     let input = "word ".repeat(3000);
     let refused = SERVER.post(RESPONSES, &json!({"input": input}));
     assert_eq!((refused.status, &refused.error()["code"]), (400, &json!("context_length_exceeded")));
@@ -253,7 +253,7 @@ fn a_long_input_is_cut_where_truncation_says_so() {
 }
 
 #[test]
-fn what_is_wrong_is_named_as_it_is_called_here() {
+fn invalid_responses_requests_name_the_field_of_this_api() {
     let tool = |fields: Value| {
         let mut tool = json!({"type": "function", "name": "f"});
         tool.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
@@ -261,6 +261,20 @@ fn what_is_wrong_is_named_as_it_is_called_here() {
     };
     for (fields, param) in [
         (json!({"input": null}), "input"),
+        (json!({"input": []}), "input"),
+        (json!({"input": 5}), "input"),
+        (json!({"input": [{"type": "reasoning", "summary": []}]}), "input"),
+        (json!({"input": ["hi"]}), "input[0]"),
+        (json!({"input": [{"content": "hi"}]}), "input[0].role"),
+        (json!({"input": [{"role": "tool", "content": "hi"}]}), "input[0].role"),
+        (json!({"input": [{"role": "user", "content": 5}]}), "input[0].content"),
+        (json!({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}), "input[0].content[0].type"),
+        (json!({"input": [{"role": "user", "content": [{"type": "input_text"}]}]}), "input[0].content[0].text"),
+        (json!({"input": [{"type": "function_call", "name": "f", "arguments": "{}"}]}), "input[0].call_id"),
+        (json!({"input": [{"type": "function_call_output", "call_id": "1"}]}), "input[0].output"),
+        (json!({"input": [{"type": "item_reference", "id": "msg_1"}]}), "input[0].id"),
+        (json!({"input": [{"type": "web_search_call"}]}), "input[0].type"),
+        (json!({"input": [{"type": 5, "role": "user", "content": "hi"}]}), "input[0].type"),
         (json!({"max_output_tokens": 0}), "max_output_tokens"),
         (json!({"max_output_tokens": 5000}), "max_output_tokens"),
         (json!({"temperature": 3}), "temperature"),

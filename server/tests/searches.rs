@@ -1,4 +1,4 @@
-//! `best_of` and beam search over HTTP: the answers are the best, in order, and the counts are those of what is returned.
+//! `best_of` and beam search over HTTP: the results are the best ones, in order, and only returned sequences are counted.
 
 use std::sync::LazyLock;
 
@@ -33,7 +33,7 @@ fn choices(answer: &Value) -> Vec<Value> {
     choices
 }
 
-/// The choices of a stream, each of which must come as one chunk.
+/// The choices of a stream. Each must be one chunk.
 fn streamed(path: &str, body: Value) -> Vec<Value> {
     let chunks = SERVER.stream(path, body);
     let finished = chunks.iter().filter(|chunk| !chunk["choices"][0]["finish_reason"].is_null());
@@ -50,11 +50,11 @@ fn best_of_returns_the_likeliest_samples_per_token_and_counts_what_it_returns() 
     let parts = |choice: &Value| (choice["text"].clone(), choice["logprobs"].clone(), choice["finish_reason"].clone());
     assert_eq!(best.iter().map(parts).collect::<Vec<_>>(), all[..2].iter().map(parts).collect::<Vec<_>>());
     assert_eq!(answer["usage"]["completion_tokens"], best.iter().map(tokens).sum::<usize>());
-    // Log-probabilities are not shown where nobody asks for them.
+    // Log probabilities are not returned unless requested.
     let plain = SERVER.ok(COMPLETIONS, with(samples(), json!({"n": 2, "best_of": 6, "logprobs": null})));
     assert_eq!(plain["choices"][0]["text"], best[0]["text"]);
     assert_eq!(plain["choices"][0]["logprobs"], Value::Null);
-    // As many as are returned can be streamed.
+    // If all candidates are returned, they can be streamed.
     let all = choices(&SERVER.ok(COMPLETIONS, with(samples(), json!({"n": 2}))));
     let chunks = SERVER.stream(COMPLETIONS, with(samples(), json!({"n": 2, "best_of": 2})));
     let text: String = chunks
@@ -72,16 +72,16 @@ fn a_beam_search_returns_its_results_in_order_whole_or_in_a_stream() {
     let answer = SERVER.ok(COMPLETIONS, body.clone());
     let found = choices(&answer);
     assert_eq!(found.len(), 3);
-    // All have the same length, so the order is that of the sums.
+    // All have the same length, so that they are ordered by their sums.
     let sums: Vec<f64> = found.iter().map(sum_of_logprobs).collect();
     assert!(sums.is_sorted_by(|a, b| a > b), "{sums:?}");
     assert_eq!(answer["usage"]["completion_tokens"], 3 * 8);
-    // No theorem, but what the search is for.
+    // Not guaranteed, but expected of a search.
     let greedy = json!({"prompt": "The capital of France is", "temperature": 0, "max_tokens": 8, "ignore_eos": true,
         "repetition_penalty": 1, "logprobs": 0});
     let greedy = sum_of_logprobs(&SERVER.ok(COMPLETIONS, greedy)["choices"][0]);
     assert!(sums[0] >= greedy - 1e-4, "{sums:?} {greedy}");
-    // The width has a name of its own; temperature and seed are of no effect.
+    // `beam_width` is the other name of the width; temperature and seed have no effect.
     let mut named = with(body.clone(), json!({"beam_width": 5, "temperature": 2, "seed": 4, "top_k": 1}));
     named["best_of"] = Value::Null;
     assert_eq!(choices(&SERVER.ok(COMPLETIONS, named)), found);
@@ -108,7 +108,7 @@ fn a_chat_can_be_searched_too_and_the_length_penalty_decides() {
 }
 
 #[test]
-fn an_echo_and_its_scores_go_with_a_search() {
+fn echo_and_logprobs_work_with_a_search() {
     let body = json!({"prompt": "The capital of", "echo": true, "logprobs": 1, "max_tokens": 3, "use_beam_search": true, "n": 2});
     let found = choices(&SERVER.ok(COMPLETIONS, body.clone()));
     let scored = SERVER.ok(COMPLETIONS, with(body, json!({"max_tokens": 0})));

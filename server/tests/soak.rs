@@ -1,7 +1,7 @@
-//! A long, hostile day in short: clients that ask, leave, stall and send rubbish, over a pool that is too small for them.
+//! Soak test: clients that send requests, disconnect, stall and send invalid bytes, with a cache that is too small for them.
 //!
-//! Three seconds of it in every test run; `cargo xtask soak` gives it two minutes, `QUIRE_SOAK_SECONDS` any length. Whether
-//! memory grows is seen in a run of at least 20 seconds.
+//! Runs for three seconds in every test run; `cargo xtask soak` runs it for two minutes, `QUIRE_SOAK_SECONDS` sets any length.
+//! Growth of memory is checked in runs of at least 20 seconds.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -21,14 +21,14 @@ const JSON: [(&str, &str); 1] = [("Content-Type", "application/json")];
 /// Bytes of a block of 16 tokens of the demo model: keys and values, 5 layers, 2 heads of 32, float32.
 const BLOCK: u64 = 16 * 2 * 5 * 2 * 32 * 4;
 const CLIENTS: u64 = 16;
-/// What a run lasts at least in which memory is compared.
+/// Minimum length of a run that checks memory.
 const SETTLED: Duration = Duration::from_secs(20);
 
 fn seconds() -> u64 {
     std::env::var("QUIRE_SOAK_SECONDS").ok().and_then(|text| text.parse().ok()).unwrap_or(3)
 }
 
-/// Requests whose answers are known: greedy and seeded, short and long, some with samples, stop strings or a grammar.
+/// Requests with deterministic responses: greedy and seeded, short and long, with samples, stop strings or a grammar.
 fn questions() -> Vec<Value> {
     let texts = ["The capital of France is", "One", "A cat and a dog", "Once upon a time there was a king who"];
     let mut questions = Vec::new();
@@ -45,7 +45,7 @@ fn questions() -> Vec<Value> {
     questions
 }
 
-/// Texts and reasons of the choices.
+/// Texts and finish reasons of the choices.
 fn gist(answer: &Value) -> Vec<(String, String)> {
     let choice =
         |c: &Value| (c["text"].as_str().unwrap().to_string(), c["finish_reason"].as_str().unwrap().to_string());
@@ -75,7 +75,7 @@ const RUBBISH: [&str; 10] = [
     "{\"prompt\": \"a\", \"logit_bias\": {\"x\": 1}}",
 ];
 
-/// One client's deeds until the time is over; the number of answers that it compared.
+/// Runs one client and returns the number of compared responses.
 fn client(server: &Server, which: u64, until: Instant, questions: &[Value], want: &[Vec<(String, String)>]) -> usize {
     let mut state = which.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
     let mut draw = |below: u64| {
@@ -128,7 +128,7 @@ fn client(server: &Server, which: u64, until: Instant, questions: &[Value], want
     compared
 }
 
-/// Resident bytes of this process, server and clients together.
+/// Resident bytes of this process, including server and clients.
 fn resident() -> u64 {
     let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
     pages.split(' ').nth(1).unwrap().parse::<u64>().unwrap() * 4096
@@ -167,8 +167,8 @@ fn any_mix_of_clients_leaves_nothing_behind_and_every_answer_is_that_of_the_requ
     assert_eq!(server.metric("quire:engine_failed_steps_total"), 0.0);
     assert!(server.metric("vllm:num_preemptions_total") > 0.0, "the pool was not too small: nothing was shown");
     assert_eq!(server.get("/health").status, 200);
-    // The allocator keeps more in the first seconds, and gives memory back at times of its own: the least of a late quarter is
-    // compared with the most of an early one, in a run that is long enough.
+    // The allocator holds more in the first seconds and returns memory at its own times: the minimum of the last quarter is compared
+    // with the maximum of the second.
     let quarter = memory.len() / 4;
     let early = *memory[quarter..2 * quarter].iter().max().unwrap();
     let late = *memory[3 * quarter..].iter().min().unwrap();
@@ -202,6 +202,6 @@ fn two_hundred_and_fifty_six_streams_are_held_without_an_error() {
         assert!(reply.status == 200 && reply.body.ends_with("data: [DONE]\n\n"), "{}", reply.body);
     }
     assert_eq!(server.metric("vllm:generation_tokens_total"), 256.0 * 48.0);
-    // A gap behind every token but the last of each stream. How long they are is a matter of the machine.
+    // One interval per token except the first of each stream. Their length depends on the machine.
     assert_eq!(server.metric("vllm:inter_token_latency_seconds_count"), 256.0 * 47.0);
 }

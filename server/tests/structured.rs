@@ -1,4 +1,4 @@
-//! Structured output over HTTP: every field that asks for it, on both APIs, whole and streamed; and every bad one.
+//! Structured output over HTTP: all fields, on both APIs, whole and streamed; and invalid ones.
 
 use std::sync::LazyLock;
 
@@ -10,7 +10,7 @@ static SERVER: LazyLock<Server> = LazyLock::new(Server::start);
 const COMPLETIONS: &str = "/v1/completions";
 const CHAT: &str = "/v1/chat/completions";
 
-/// A request that asks for much else besides.
+/// A request with other sampling fields.
 fn request(path: &str, fields: &Value) -> Value {
     let mut body = match path {
         CHAT => json!({"messages": [{"role": "user", "content": "Which colour?"}]}),
@@ -78,7 +78,7 @@ fn every_field_that_asks_for_a_grammar_gets_it_on_both_apis_whole_and_streamed()
 }
 
 #[test]
-fn a_grammar_goes_together_with_what_else_a_request_may_ask() {
+fn a_grammar_works_with_other_fields() {
     for path in [COMPLETIONS, CHAT] {
         let grammar =
             json!({"guided_json": colour(), "n": 3, "best_of": 5, "frequency_penalty": 1.0, "min_tokens": 40});
@@ -116,7 +116,7 @@ fn neighbours_of_a_held_request_are_free() {
 }
 
 #[test]
-fn a_grammar_that_can_not_be_is_a_400_of_one_line_that_names_the_field() {
+fn an_invalid_grammar_is_a_400_of_one_line_that_names_the_field() {
     let schema = |schema: Value| json!({"type": "json_schema", "json_schema": {"name": "x", "schema": schema}});
     for (fields, param) in [
         (json!({"response_format": "json"}), "response_format"),

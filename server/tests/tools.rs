@@ -1,4 +1,4 @@
-//! Tool calls over HTTP: calls that must come, whole and streamed; turns with calls in them; bad requests.
+//! Tool calls over HTTP: required calls, whole and streamed; conversations with calls; invalid requests.
 
 use std::sync::LazyLock;
 use std::time::Duration;
@@ -68,7 +68,7 @@ fn a_call_that_must_come_comes_in_every_format_whole_and_streamed_alike() {
             let message = &choice_of_answer["message"];
             let calls = message["tool_calls"].as_array().unwrap();
             if choice_of_answer["finish_reason"] == "length" {
-                // It went on calling to the limit, as it may.
+                // It may call until the limit.
                 assert!(parallel && choice == json!("required"), "{whole}");
             } else {
                 assert_eq!(choice_of_answer["finish_reason"], "tool_calls");
@@ -121,14 +121,14 @@ fn a_model_that_may_call_and_does_not_gives_its_text() {
     assert_eq!(auto["message"]["content"], none["message"]["content"]);
     assert!(auto["message"].get("tool_calls").is_none() && auto["finish_reason"] == none["finish_reason"]);
     assert!(!auto["message"]["content"].as_str().unwrap().is_empty());
-    // Held to the text of a call without being told to call: it is one all the same.
+    // A grammar that forces the text of a call: it is parsed as a call.
     let text = "Well. <tool_call>\n{\"name\": \"set colour\", \"arguments\": {\"colour\": \"red\"}}\n</tool_call>";
     let choice = free(json!({"structured_outputs": {"choice": [text]}}));
     assert_eq!((&choice["message"]["content"], &choice["finish_reason"]), (&json!("Well."), &json!("tool_calls")));
     assert!(fits(&choice["message"]["tool_calls"][0]));
     let choice = free(json!({"structured_outputs": {"choice": [text]}, "tool_choice": "none"}));
     assert_eq!((&choice["message"]["content"], &choice["finish_reason"]), (&json!(text), &json!("stop")));
-    // Only the first where they must not be parallel, and each sample has its own.
+    // Without parallel calls only the first is returned, for each sample.
     let two = json!({"structured_outputs": {"choice": [text.repeat(2)]}, "parallel_tool_calls": false, "n": 2});
     let answer = SERVER.ok(CHAT, request(&two));
     for choice in answer["choices"].as_array().unwrap() {
@@ -137,7 +137,7 @@ fn a_model_that_may_call_and_does_not_gives_its_text() {
 }
 
 #[test]
-fn a_turn_with_calls_and_their_results_can_go_on() {
+fn a_conversation_with_calls_and_results_can_continue() {
     let call = json!({"id": "call_1", "type": "function", "function": {"name": "get_weather", "arguments": "{\"city\": \"Paris\"}"}});
     let messages = json!([
         {"role": "user", "content": "What is the weather in Paris?"},
@@ -149,7 +149,7 @@ fn a_turn_with_calls_and_their_results_can_go_on() {
 }
 
 #[test]
-fn what_is_wrong_with_tools_is_named() {
+fn invalid_tools_are_refused_by_field() {
     let function = |function: Value| json!([{"type": "function", "function": function}]);
     for (fields, param) in [
         (json!({"tools": {}}), "tools"),

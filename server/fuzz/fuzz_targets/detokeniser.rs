@@ -1,4 +1,4 @@
-//! Any token ids behind any prompt; libFuzzer looks for those whose pieces do not add up.
+//! Any token ids after any prompt: libFuzzer searches for those whose pieces do not add up to the text.
 #![no_main]
 
 #[path = "../../tests/fuzzed/mod.rs"]

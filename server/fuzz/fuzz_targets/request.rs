@@ -1,4 +1,4 @@
-//! Any body to any route; libFuzzer looks for those that bring a 5xx or a panic.
+//! Any body to any route: libFuzzer searches for those that cause a 5xx or a panic.
 #![no_main]
 
 #[path = "../../tests/fuzzed/mod.rs"]

@@ -1,4 +1,4 @@
-//! Parsing a body piece by piece: names without values, token ids without a `Value` for each, sizes without parsing.
+//! Parsers that avoid building values: names of an object's fields, token ids, and sizes of JSON texts.
 
 use std::borrow::Cow;
 use std::cell::OnceCell;
@@ -8,46 +8,46 @@ use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess,
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-/// A field as it was sent.
+/// A field of the body.
 #[derive(Debug)]
-pub struct Given<'a> {
+pub struct RawField<'a> {
     pub name: Cow<'a, str>,
     pub raw: &'a RawValue,
     pub value: OnceCell<Value>,
 }
 
-/// Most fields of a body, known or not.
+/// Maximum number of fields of a body, known or unknown.
 pub const MAX_FIELDS: usize = 1024;
 
-/// Values longer than this are described by their size in an error, instead of being shown.
+/// Values with more bytes of JSON than this are shown in errors by their size alone.
 const SHOWN_BYTES: usize = 4096;
 
-/// Deepest nesting of lists and objects; the parser of values has the same bound.
+/// Maximum nesting depth of lists and objects, the same as serde_json's.
 pub const MAX_DEPTH: usize = 127;
 
-/// Reads the names of an object's fields and the text of their values.
+/// Visitor for an object: the names of its fields and the texts of their values.
 pub struct Names;
 
 impl<'de> Visitor<'de> for Names {
-    type Value = Vec<Given<'de>>;
+    type Value = Vec<RawField<'de>>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("an object")
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Vec<Given<'de>>, A::Error> {
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Vec<RawField<'de>>, A::Error> {
         let mut given = Vec::new();
         while let Some(name) = map.next_key_seed(Name)? {
             if given.len() == MAX_FIELDS {
-                return Err(serde::de::Error::custom(format_args!("found more fields than the expected {MAX_FIELDS}")));
+                return Err(serde::de::Error::custom(format_args!("found more than {MAX_FIELDS} fields; send fewer")));
             }
-            given.push(Given { name, raw: map.next_value()?, value: OnceCell::new() });
+            given.push(RawField { name, raw: map.next_value()?, value: OnceCell::new() });
         }
         Ok(given)
     }
 }
 
-/// A name, borrowed from the body where it has no escapes.
+/// Visitor for a name, which is borrowed from the body unless it has escapes.
 struct Name;
 
 impl<'de> DeserializeSeed<'de> for Name {
@@ -74,7 +74,7 @@ impl<'de> Visitor<'de> for Name {
     }
 }
 
-/// Reads a list of token ids without a [`Value`] for each.
+/// Visitor for a list of token ids.
 #[derive(Clone, Copy)]
 pub struct Ids {
     /// Ids are less than this.
@@ -97,11 +97,10 @@ impl<'de> Visitor<'de> for Ids {
     }
 }
 
-/// Reads one token id, which may be written with a point: 2.0 is 2.
+/// Visitor for a token id. Some clients write integers with a point: 2.0 is 2.
 #[derive(Clone, Copy)]
-pub struct Id {
-    /// Ids are less than this.
-    pub vocab: usize,
+struct Id {
+    vocab: usize,
 }
 
 impl<'de> DeserializeSeed<'de> for Id {
@@ -121,18 +120,18 @@ impl Visitor<'_> for Id {
 
     fn visit_u64<E: serde::de::Error>(self, id: u64) -> Result<u32, E> {
         let id = u32::try_from(id).ok().filter(|&id| (id as usize) < self.vocab);
-        id.ok_or_else(|| E::custom("outside of the vocabulary"))
+        id.ok_or_else(|| E::custom("not a token id of the vocabulary"))
     }
 
     fn visit_f64<E: serde::de::Error>(self, id: f64) -> Result<u32, E> {
         if id.fract() == 0.0 && (0.0..=f64::from(u32::MAX)).contains(&id) {
             return self.visit_u64(id as u64);
         }
-        Err(E::custom("no whole number"))
+        Err(E::custom("not an integer"))
     }
 }
 
-/// Number of items of a JSON list, counted without storing them; `None` for anything else.
+/// Number of items of a JSON list; `None` for other values. Takes no memory per item.
 pub fn items(raw: &RawValue) -> Option<usize> {
     if !raw.get().starts_with('[') {
         return None;
@@ -140,7 +139,7 @@ pub fn items(raw: &RawValue) -> Option<usize> {
     serde_json::from_str::<Vec<IgnoredAny>>(raw.get()).ok().map(|items| items.len())
 }
 
-/// Number of values and names in a JSON text, and how deep they are nested, found without parsing it.
+/// Number of values and names in a JSON text, and their nesting depth. Does not parse: O(n) time, O(1) memory.
 pub fn measure(text: &str) -> (usize, usize) {
     let (mut count, mut in_string, mut escaped) = (1, false, false);
     let (mut open, mut deepest) = (0_usize, 0);
@@ -161,7 +160,7 @@ pub fn measure(text: &str) -> (usize, usize) {
     (count, deepest)
 }
 
-/// A value as an error shows it: as JSON, or by its size where it is long.
+/// A value as errors show it: as JSON, or by its size if it is long.
 pub fn excerpt(raw: &RawValue) -> String {
     match serde_json::from_str(raw.get()) {
         Ok(value) if raw.get().len() <= SHOWN_BYTES => super::super::error::excerpt(&value),
@@ -172,15 +171,15 @@ pub fn excerpt(raw: &RawValue) -> String {
     }
 }
 
-/// A whole number of 64 bits. JSON has one kind of number, and some clients write all of theirs with a point: 2.0 is 2.
-pub fn whole(value: &Value) -> Option<i64> {
-    /// Up to here a double holds every whole number.
+/// A 64-bit integer. Some clients write integers with a point: 2.0 is 2.
+pub fn integer(value: &Value) -> Option<i64> {
+    /// Up to this number a double represents every integer.
     const EXACT: f64 = (1_u64 << 53) as f64;
     let from_float = || value.as_f64().filter(|x| x.fract() == 0.0 && x.abs() <= EXACT).map(|x| x as i64);
     if value.is_f64() { from_float() } else { value.as_i64() }
 }
 
-/// The type of a JSON value, in words.
+/// Type of a JSON value, with its article.
 pub fn kind(raw: &RawValue) -> &'static str {
     match raw.get().as_bytes().first() {
         Some(b'{') => "an object",

@@ -1,4 +1,4 @@
-//! Upper bounds of the histograms, those of vLLM.
+//! Upper bounds of the histograms, the same as vLLM's.
 
 /// Seconds to the first token.
 pub const FIRST_TOKEN: [f64; 22] = [
@@ -10,7 +10,7 @@ pub const FIRST_TOKEN: [f64; 22] = [
 pub const INTER_TOKEN: [f64; 19] =
     [0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0];
 
-/// Seconds of a request or of one of its parts.
+/// Seconds of a request or one of its phases.
 pub const REQUEST: [f64; 21] = [
     0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0,
     1920.0, 7680.0,

@@ -1,4 +1,4 @@
-//! The engine's own numbers as metrics, made anew for each page.
+//! The engine's counters as metrics, made for each page.
 
 use std::time::Duration;
 
@@ -8,25 +8,25 @@ use prometheus::{Gauge, GaugeVec, IntCounter, IntCounterVec, Opts, Registry};
 
 use super::register;
 
-/// Puts gauges and counters into an empty registry.
+/// Adds the gauges and counters to an empty registry.
 pub fn fill(registry: &Registry, engine: &EngineStats, info: &ModelInfo, step_age: Option<Duration>) {
     for (name, help, value) in [
-        ("vllm:num_requests_running", "Requests that hold blocks.", engine.num_running as f64),
-        ("vllm:num_requests_waiting", "Requests that wait for blocks.", engine.num_waiting as f64),
-        ("vllm:num_requests_swapped", "Requests that wait in host memory.", engine.num_swapped as f64),
-        ("vllm:kv_cache_usage_perc", "Share of blocks owned by live sequences.", engine.kv_cache_usage),
-        ("quire:kv_cache_cached_perc", "Share of blocks kept for their prefix.", engine.kv_cache_cached),
-        ("vllm:cpu_cache_usage_perc", "Share of host blocks of swapped requests.", engine.host_cache_usage),
-        ("quire:kv_blocks_peak", "Most blocks ever in use at once.", engine.blocks_peak as f64),
+        ("vllm:num_requests_running", "Number of requests that hold blocks.", engine.num_running as f64),
+        ("vllm:num_requests_waiting", "Number of requests that wait for blocks.", engine.num_waiting as f64),
+        ("vllm:num_requests_swapped", "Number of requests swapped to host memory.", engine.num_swapped as f64),
+        ("vllm:kv_cache_usage_perc", "Fraction of blocks owned by running sequences.", engine.kv_cache_usage),
+        ("quire:kv_cache_cached_perc", "Fraction of blocks kept only as cached prefixes.", engine.kv_cache_cached),
+        ("vllm:cpu_cache_usage_perc", "Fraction of host blocks owned by swapped requests.", engine.host_cache_usage),
+        ("quire:kv_blocks_peak", "Maximum number of blocks in use at once since the start.", engine.blocks_peak as f64),
         (
             "quire:engine_step_age_seconds",
-            "Since the last completed step, while there is work.",
+            "Seconds since the last completed step while requests are unfinished, else 0.",
             step_age.map_or(0.0, |age| age.as_secs_f64()),
         ),
     ] {
         register(registry, Gauge::new(name, help)).set(value);
     }
-    let blocks = Opts::new("quire:kv_blocks", "Blocks by state; the states sum to all blocks.");
+    let blocks = Opts::new("quire:kv_blocks", "Number of blocks by state; the states sum to all blocks.");
     let blocks = register(registry, GaugeVec::new(blocks, &["state"]));
     for (state, count) in
         [("in_use", engine.blocks_in_use), ("cached", engine.blocks_cached), ("free", engine.blocks_free)]
@@ -34,25 +34,29 @@ pub fn fill(registry: &Registry, engine: &EngineStats, info: &ModelInfo, step_ag
         blocks.with_label_values(&[state]).set(count as f64);
     }
     for (name, help, value) in [
-        ("vllm:prefix_cache_queries_total", "Prompt tokens looked up.", engine.prefix_cache_queries),
-        ("vllm:prefix_cache_hits_total", "Prompt tokens found in the cache.", engine.prefix_cache_hits),
-        ("vllm:prompt_tokens_total", "Prompt tokens.", engine.prompt_tokens),
-        ("vllm:generation_tokens_total", "Tokens drawn.", engine.generation_tokens),
-        ("vllm:num_preemptions_total", "Requests that gave their blocks back.", engine.num_preemptions),
-        ("quire:num_swap_preemptions_total", "Requests that were swapped out.", engine.num_swap_preemptions),
+        (
+            "vllm:prefix_cache_queries_total",
+            "Prompt tokens looked up in the prefix cache.",
+            engine.prefix_cache_queries,
+        ),
+        ("vllm:prefix_cache_hits_total", "Prompt tokens found in the prefix cache.", engine.prefix_cache_hits),
+        ("vllm:prompt_tokens_total", "Number of prompt tokens.", engine.prompt_tokens),
+        ("vllm:generation_tokens_total", "Number of generated tokens.", engine.generation_tokens),
+        ("vllm:num_preemptions_total", "Number of preemptions.", engine.num_preemptions),
+        ("quire:num_swap_preemptions_total", "Number of preemptions by swapping.", engine.num_swap_preemptions),
         (
             "quire:num_priority_preemptions_total",
-            "Requests that gave way to a higher priority.",
+            "Number of preemptions in favor of a higher priority.",
             engine.preemptions_by_priority,
         ),
-        ("quire:preemption_tokens_lost_total", "Computed tokens that preemption threw away.", engine.tokens_lost),
-        ("quire:kv_blocks_copied_total", "Blocks copied on write.", engine.blocks_copied),
-        ("quire:engine_steps_total", "Steps of the engine.", engine.steps),
-        ("quire:engine_failed_steps_total", "Steps that failed.", engine.failed_steps),
+        ("quire:preemption_tokens_lost_total", "Computed tokens discarded by preemptions.", engine.tokens_lost),
+        ("quire:kv_blocks_copied_total", "Number of blocks copied on write.", engine.blocks_copied),
+        ("quire:engine_steps_total", "Number of engine steps.", engine.steps),
+        ("quire:engine_failed_steps_total", "Number of failed engine steps.", engine.failed_steps),
     ] {
         register(registry, IntCounter::new(name, help)).inc_by(value);
     }
-    let misses = Opts::new("quire:prefix_cache_misses_total", "Lookups that ended before the end of the prompt.");
+    let misses = Opts::new("quire:prefix_cache_misses_total", "Lookups that matched only a part of the prompt.");
     let misses = register(registry, IntCounterVec::new(misses, &["reason"]));
     let lookups = &engine.prefix_lookups;
     for (reason, count) in [
@@ -64,16 +68,16 @@ pub fn fill(registry: &Registry, engine: &EngineStats, info: &ModelInfo, step_ag
     ] {
         misses.with_label_values(&[reason]).inc_by(count);
     }
-    let config = Opts::new("vllm:cache_config_info", "Settings of the cache as labels.");
+    let config = Opts::new("vllm:cache_config_info", "Cache settings as labels.");
     let config = register(registry, GaugeVec::new(config, &["block_size", "num_gpu_blocks", "cache_dtype"]));
     let sizes = [info.block_size.to_string(), info.num_blocks.to_string()];
     config.with_label_values(&[sizes[0].as_str(), sizes[1].as_str(), "auto"]).set(1.0);
 }
 
-/// The histogram that the engine keeps itself.
+/// The histogram recorded by the engine.
 pub fn step_tokens(tokens: &StepTokens, model: &str) -> MetricFamily {
     let mut below = 0;
-    // The encoder adds the bucket without a bound.
+    // The encoder adds the bucket `+Inf`.
     let buckets = StepTokens::BOUNDS.iter().zip(tokens.counts).map(|(bound, count)| {
         below += count;
         let mut bucket = Bucket::default();
@@ -93,7 +97,7 @@ pub fn step_tokens(tokens: &StepTokens, model: &str) -> MetricFamily {
     metric.set_histogram(histogram);
     let mut family = MetricFamily::default();
     family.set_name("vllm:iteration_tokens_total".to_string());
-    family.set_help("Tokens computed in a step.".to_string());
+    family.set_help("Number of tokens computed in a step.".to_string());
     family.set_field_type(MetricType::HISTOGRAM);
     family.set_metric(vec![metric]);
     family

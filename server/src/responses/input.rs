@@ -1,6 +1,6 @@
-//! `instructions` and `input` become the messages of a chat.
+//! Converts `instructions` and `input` to the messages of a chat.
 //!
-//! An assistant's turn is several items there (thoughts, text, one for each call) and one message here.
+//! An assistant's turn is several items here (reasoning, text, one item per call) and one message in a chat.
 
 use std::collections::HashMap;
 
@@ -11,24 +11,25 @@ use super::super::fields::Fields;
 use super::super::settings::Limits;
 use super::super::tools::check_name;
 
-/// The conversation, checked.
+/// Reads the messages.
 pub fn messages(fields: &Fields<'_>, limits: &Limits) -> Result<Vec<Value>, ApiError> {
     let mut turns = Turns::default();
-    // The caller has described it and checked its length.
+    // The caller describes the field and checks its length.
     if let Some(Value::String(text)) = fields.get("instructions")?
         && !text.is_empty()
     {
         turns.messages.push(json!({"role": "system", "content": text}));
     }
     let before = turns.messages.len();
-    let expected = "a text, or a list of at least one item";
-    let item = json!({"type": "object", "description": "A message, function_call, function_call_output or reasoning."});
+    let expected = "a string or a list of at least one item";
+    let description = "An item of type message, function_call, function_call_output or reasoning.";
+    let item = json!({"type": "object", "description": description});
     let schema = json!({"anyOf": [
         {"type": "string"},
         {"type": "array", "minItems": 1, "maxItems": limits.max_messages, "items": item},
     ]});
     fields.check_items("input", limits.max_messages, "--max-messages")?;
-    let found = fields.any("input", &schema, "What is answered.")?;
+    let found = fields.any("input", &schema, "Input of the model: a text or a list of items.")?;
     let Some(found) = found else {
         return fields.required("input", None, expected);
     };
@@ -43,10 +44,10 @@ pub fn messages(fields: &Fields<'_>, limits: &Limits) -> Result<Vec<Value>, ApiE
         other => return Err(ApiError::wrong("input", other, expected)),
     }
     let mut messages = turns.messages;
-    // Reasoning that no message or call follows is left out.
+    // Reasoning without a message or call after it is dropped.
     messages.retain(|message| message.as_object().is_some_and(|fields| fields.len() > 2 || !is_turn(message)));
     if messages.len() == before {
-        return Err(ApiError::invalid("input", "expected at least one message or tool output"));
+        return Err(ApiError::found("input", "no message", "at least one message or function_call_output"));
     }
     Ok(messages)
 }
@@ -55,11 +56,11 @@ pub fn messages(fields: &Fields<'_>, limits: &Limits) -> Result<Vec<Value>, ApiE
 #[derive(Default)]
 struct Turns<'a> {
     messages: Vec<Value>,
-    /// Names of the functions that were called, by the id of the call.
+    /// Names of called functions by the id of the call.
     called: HashMap<&'a str, &'a str>,
 }
 
-/// An assistant's message with nothing in it yet.
+/// An empty assistant message.
 fn turn() -> Value {
     json!({"role": "assistant", "content": null})
 }
@@ -68,7 +69,7 @@ fn is_turn(message: &Value) -> bool {
     message["role"] == "assistant" && message["content"].is_null()
 }
 
-/// One item, and where it stands.
+/// One item and its path.
 struct Item<'a> {
     path: String,
     value: &'a Value,
@@ -86,16 +87,16 @@ impl<'a> Item<'a> {
     fn add(&self, turns: &mut Turns<'a>) -> Result<(), ApiError> {
         let messages = &mut turns.messages;
         if !self.value.is_object() {
-            return Err(ApiError::wrong(self.path.as_str(), self.value, "an item: an object"));
+            return Err(ApiError::wrong(self.path.as_str(), self.value, "an object"));
         }
         match self.value["type"].as_str() {
-            // A message may leave its type out.
+            // A message may omit its type.
             Some("message") => self.message(messages),
             None if self.value["type"].is_null() => self.message(messages),
             Some("function_call") => self.call(turns),
             Some("function_call_output") => self.call_output(turns),
             Some("reasoning") => self.reasoning(messages),
-            Some("item_reference") => Err(ApiError::not_stored(&format!("{}.id", self.path))),
+            Some("item_reference") => Err(ApiError::not_stored(format!("{}.id", self.path))),
             _ => Err(self.wrong("type", "message, function_call, function_call_output or reasoning")),
         }
     }
@@ -115,7 +116,7 @@ impl<'a> Item<'a> {
         Ok(())
     }
 
-    /// A text that other items may repeat, so it is short.
+    /// A short string, which other items may repeat.
     fn name(&self, field: &str) -> Result<&'a str, ApiError> {
         let name = self.text(field)?;
         check_name(&format!("{}.{field}", self.path), name)?;
@@ -137,7 +138,7 @@ impl<'a> Item<'a> {
     fn call_output(&self, turns: &mut Turns<'a>) -> Result<(), ApiError> {
         let (id, content) = (self.name("call_id")?, self.content("output")?);
         let mut message = json!({"role": "tool", "tool_call_id": id, "content": content});
-        // Some templates want the name, which the output does not repeat.
+        // Some templates need the name, which the output does not have.
         if let Some(name) = turns.called.get(id) {
             message["name"] = (*name).into();
         }
@@ -157,7 +158,7 @@ impl<'a> Item<'a> {
         Ok(())
     }
 
-    /// A text, or a list of parts that are texts.
+    /// A string, or the concatenation of a list of text parts.
     fn content(&self, field: &str) -> Result<String, ApiError> {
         match &self.value[field] {
             Value::String(text) => Ok(text.clone()),
@@ -171,7 +172,7 @@ impl<'a> Item<'a> {
     }
 }
 
-/// The assistant's message at the end, a new one if another's is there.
+/// The last message if it is an assistant's, else a new one.
 fn last_turn(messages: &mut Vec<Value>) -> &mut Value {
     if messages.last().is_none_or(|last| last["role"] != "assistant") {
         messages.push(turn());
@@ -185,68 +186,9 @@ fn part_text<'a>(path: &str, part: &'a Value) -> Result<&'a str, ApiError> {
         Some("input_text" | "output_text" | "text" | "reasoning_text" | "summary_text") => "text",
         Some("refusal") => "refusal",
         _ => {
-            let expected = "input_text, output_text or refusal: this model reads text only";
+            let expected = "input_text, output_text or refusal: this model accepts only text";
             return Err(ApiError::wrong(format!("{path}.type"), &part["type"], expected));
         }
     };
     part[field].as_str().ok_or_else(|| ApiError::wrong(format!("{path}.{field}"), &part[field], "a string"))
-}
-
-#[cfg(test)]
-mod tests {
-    #![allow(clippy::unwrap_used)]
-    use super::*;
-
-    fn read(body: Value) -> Result<Vec<Value>, ApiError> {
-        let (body, limits) = (body.to_string(), Limits::default());
-        messages(&Fields::parse(body.as_bytes(), &limits).unwrap(), &limits)
-    }
-
-    #[test]
-    fn the_items_of_a_turn_become_one_message() {
-        let call =
-            |id: &str, name: &str| json!({"type": "function_call", "call_id": id, "name": name, "arguments": "{}"});
-        let input = json!([
-            {"role": "user", "content": [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}]},
-            {"type": "reasoning", "id": "rs", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
-            {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Wait."}]},
-            call("1", "f"), call("2", "g"),
-            {"type": "function_call_output", "call_id": "2", "output": "42"},
-        ]);
-        let made =
-            |id: &str, name: &str| json!({"id": id, "type": "function", "function": {"name": name, "arguments": "{}"}});
-        let expected = json!([
-            {"role": "system", "content": "Be brief."},
-            {"role": "user", "content": "ab"},
-            {"role": "assistant", "content": "Wait.", "reasoning_content": "hm", "tool_calls": [made("1", "f"), made("2", "g")]},
-            {"role": "tool", "tool_call_id": "2", "content": "42", "name": "g"},
-        ]);
-        assert_eq!(Value::from(read(json!({"instructions": "Be brief.", "input": input})).unwrap()), expected);
-        assert_eq!(Value::from(read(json!({"input": "hi"})).unwrap()), json!([{"role": "user", "content": "hi"}]));
-    }
-
-    #[test]
-    fn errors_name_the_place() {
-        let user = |content: Value| json!([{"role": "user", "content": content}]);
-        for (input, param) in [
-            (Value::Null, "input"),
-            (json!([]), "input"),
-            (json!(5), "input"),
-            (json!([{"type": "reasoning", "summary": []}]), "input"),
-            (json!(["hi"]), "input[0]"),
-            (json!([{"content": "hi"}]), "input[0].role"),
-            (json!([{"role": "tool", "content": "hi"}]), "input[0].role"),
-            (user(json!(5)), "input[0].content"),
-            (user(json!([{"type": "input_image"}])), "input[0].content[0].type"),
-            (user(json!([{"type": "input_text"}])), "input[0].content[0].text"),
-            (json!([{"type": "function_call", "name": "f", "arguments": "{}"}]), "input[0].call_id"),
-            (json!([{"type": "function_call_output", "call_id": "1"}]), "input[0].output"),
-            (json!([{"type": "item_reference", "id": "msg_1"}]), "input[0].id"),
-            (json!([{"type": "web_search_call"}]), "input[0].type"),
-            (json!([{"type": 5, "role": "user", "content": "hi"}]), "input[0].type"),
-        ] {
-            let error = read(json!({"input": input})).unwrap_err().to_json();
-            assert_eq!(error["error"]["param"], param, "{input}: {error}");
-        }
-    }
 }

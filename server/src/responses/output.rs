@@ -1,21 +1,22 @@
-//! What the model says becomes output items, and the events that tell how they grow.
+//! Output items, and the events that describe their growth.
 //!
-//! One item is open at a time. What is said of another kind closes it: thoughts, then text, then calls.
+//! One item is open at a time. Output of another kind closes it: reasoning comes first, then text, then calls.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use serde_json::{Value, json};
 
 use super::super::app::{App, unix_seconds};
-use super::super::assistant::{CallPiece, Said};
+use super::super::assistant::Piece;
 use super::super::error::ApiError;
 use super::super::json::Json;
 use super::super::reply::Usage;
 
-/// How an answer ended.
+/// How a response ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Status {
-    /// By itself.
+    /// At the end of the model's output.
     Completed,
     /// At the token limit.
     Incomplete,
@@ -30,35 +31,46 @@ impl Status {
     }
 }
 
-/// The item that is being written.
-enum Open {
-    Reasoning { text: String },
-    Message { text: String, logprobs: Vec<Json> },
-    Call { call_id: String, name: String, arguments: String },
+/// What an item holds.
+#[derive(Clone, PartialEq, Eq)]
+enum Kind {
+    Reasoning,
+    Message,
+    Call { call_id: String, name: String },
 }
 
-/// Writes one answer.
+/// The unfinished item.
+struct Open {
+    id: String,
+    kind: Kind,
+    /// Its text, or the arguments of a call.
+    text: String,
+    logprobs: Vec<Json>,
+}
+
+/// Writer of one response.
 pub struct Writer {
     app: Arc<App>,
-    /// Tokens so far.
+    /// Token counts so far.
     pub usage: Usage,
     reasoning_tokens: usize,
-    /// What of the request the answer repeats.
+    /// Fields of the request that the response repeats.
     frame: Vec<(String, Json)>,
     id: String,
     created: u64,
-    /// Items that are whole.
+    /// Finished items.
     output: Vec<Json>,
-    /// The item under way, with its id.
-    open: Option<(String, Open)>,
-    /// Log-probabilities of tokens whose text has not come yet.
+    open: Option<Open>,
+    /// Log probabilities of tokens whose text is incomplete.
     scores: Vec<Json>,
     ended: Option<Status>,
     next_number: u64,
+    /// Events that have not been sent: type and JSON.
+    pub events: VecDeque<(String, Json)>,
 }
 
 impl Writer {
-    /// An answer to a prompt of so many tokens.
+    /// Writer of the response to a prompt of this many tokens.
     pub fn new(app: &Arc<App>, frame: Vec<(String, Json)>, prompt_tokens: usize) -> Writer {
         Writer {
             app: app.clone(),
@@ -72,10 +84,11 @@ impl Writer {
             scores: Vec::new(),
             ended: None,
             next_number: 0,
+            events: VecDeque::new(),
         }
     }
 
-    /// The answer as it is now.
+    /// The response in its current state.
     pub fn response(&self) -> Json {
         let status = self.ended.map_or("in_progress", Status::name);
         let incomplete = (self.ended == Some(Status::Incomplete)).then(|| json!({"reason": "max_output_tokens"}));
@@ -104,209 +117,188 @@ impl Writer {
         response
     }
 
-    /// The events before any text.
-    pub fn open(&mut self) -> Vec<Json> {
-        ["response.created", "response.in_progress"].map(|name| self.whole(name)).into()
+    /// Writes the events before any output.
+    pub fn open(&mut self) {
+        ["response.created", "response.in_progress"].into_iter().for_each(|name| self.emit_response(name));
     }
 
-    /// Takes what a delta of so many tokens says; `scores` are their log-probabilities.
-    pub fn write(&mut self, said: Said, tokens: usize, scores: Vec<Json>) -> Vec<Json> {
+    /// Appends a parsed delta of this many tokens; `scores` are their log probabilities.
+    pub fn write(&mut self, piece: Piece, tokens: usize, scores: Vec<Json>) {
         self.usage.completion_tokens += tokens;
-        let mut events = Vec::new();
         self.scores.extend(scores);
-        if !said.reasoning.is_empty() {
-            self.think(said.reasoning, &mut events);
+        if !piece.reasoning.is_empty() {
+            self.extend(Kind::Reasoning, &piece.reasoning);
         }
-        if said.content.is_empty() && matches!(self.open, Some((_, Open::Reasoning { .. }))) {
+        if piece.content.is_empty() && self.open.as_ref().is_some_and(|open| open.kind == Kind::Reasoning) {
             self.reasoning_tokens += tokens;
             self.scores.clear();
         }
-        if !said.content.is_empty() {
-            self.say(said.content, &mut events);
+        if !piece.content.is_empty() {
+            self.extend(Kind::Message, &piece.content);
         }
-        for piece in said.calls {
-            self.call(piece, &mut events);
+        for call in piece.calls {
+            if let Some((call_id, name)) = call.begun {
+                self.begin(Kind::Call { call_id, name });
+            }
+            self.scores.clear();
+            if let Some(kind) = self.open.as_ref().map(|open| open.kind.clone()).filter(|_| !call.arguments.is_empty())
+            {
+                self.extend(kind, &call.arguments);
+            }
         }
-        events
     }
 
-    /// Ends the answer.
-    pub fn close(&mut self, status: Status) -> Vec<Json> {
-        let mut events = Vec::new();
+    /// Ends the response.
+    pub fn close(&mut self, status: Status) {
         if self.open.is_none() && self.output.is_empty() {
-            self.begin(Open::Message { text: String::new(), logprobs: Vec::new() }, &mut events);
+            self.begin(Kind::Message);
         }
-        self.end_item(status, &mut events);
+        self.end_item(status);
         self.ended = Some(status);
-        events.push(self.whole(match status {
+        self.emit_response(match status {
             Status::Completed => "response.completed",
             Status::Incomplete => "response.incomplete",
-        }));
-        events
+        });
     }
 
-    /// Ends a stream that went wrong.
-    pub fn fail(&mut self, error: &ApiError) -> [Json; 1] {
+    /// Ends a failed stream.
+    pub fn fail(&mut self, error: &ApiError) {
         let error = &error.to_json()["error"];
         let code = if error["type"] == "server_error" { "server_error" } else { "invalid_prompt" };
         let mut response = self.response();
         response.set("status", Value::from("failed"));
         response.set("error", json!({"code": code, "message": error["message"]}));
-        [self.event("response.failed", vec![("response", response)])]
+        self.emit("response.failed", vec![("response", response)]);
     }
 
-    fn think(&mut self, more: String, events: &mut Vec<Json>) {
-        if !matches!(self.open, Some((_, Open::Reasoning { .. }))) {
-            self.begin(Open::Reasoning { text: String::new() }, events);
+    /// Appends text to the open item, which is a new one unless it is of this kind.
+    fn extend(&mut self, kind: Kind, more: &str) {
+        if self.open.as_ref().is_none_or(|open| open.kind != kind) {
+            self.begin(kind.clone());
         }
-        events.push(self.part("response.reasoning_text.delta", vec![("delta", text(&more))]));
-        if let Some((_, Open::Reasoning { text })) = &mut self.open {
-            *text += &more;
+        let Some(open) = &mut self.open else { return };
+        open.text += more;
+        let mut fields = vec![("delta", Json::Value(more.into()))];
+        if kind == Kind::Message {
+            let scores = std::mem::take(&mut self.scores);
+            open.logprobs.extend(scores.iter().cloned());
+            fields.push(("logprobs", scores.into()));
         }
+        self.emit_for_item(&format!("{}.delta", kind.event()), fields);
     }
 
-    fn say(&mut self, more: String, events: &mut Vec<Json>) {
-        if !matches!(self.open, Some((_, Open::Message { .. }))) {
-            self.begin(Open::Message { text: String::new(), logprobs: Vec::new() }, events);
-        }
-        let scores = std::mem::take(&mut self.scores);
-        let fields = vec![("delta", text(&more)), ("logprobs", scores.clone().into())];
-        events.push(self.part("response.output_text.delta", fields));
-        if let Some((_, Open::Message { text, logprobs })) = &mut self.open {
-            *text += &more;
-            logprobs.extend(scores);
-        }
-    }
-
-    fn call(&mut self, piece: CallPiece, events: &mut Vec<Json>) {
-        if let Some((call_id, name)) = piece.begun {
-            self.begin(Open::Call { call_id, name, arguments: String::new() }, events);
-        }
-        self.scores.clear();
-        if !piece.arguments.is_empty() {
-            events
-                .push(self.of_item("response.function_call_arguments.delta", vec![("delta", text(&piece.arguments))]));
-        }
-        if let Some((_, Open::Call { arguments, .. })) = &mut self.open {
-            *arguments += &piece.arguments;
-        }
-    }
-
-    /// Opens an item; the one before it is whole.
-    fn begin(&mut self, item: Open, events: &mut Vec<Json>) {
-        self.end_item(Status::Completed, events);
-        let id = fresh_id(&self.app, item.prefix());
-        let shown = item.json(&id, "in_progress", false);
-        let part = item.content();
-        self.open = Some((id, item));
-        let index = Json::Value(self.output.len().into());
-        events.push(self.event("response.output_item.added", vec![("output_index", index), ("item", shown)]));
+    /// Opens an item and closes the previous one.
+    fn begin(&mut self, kind: Kind) {
+        self.end_item(Status::Completed);
+        let open = Open { id: fresh_id(&self.app, kind.prefix()), kind, text: String::new(), logprobs: Vec::new() };
+        let (item, part) = (open.json("in_progress", false), open.part());
+        self.open = Some(open);
+        self.emit_item("response.output_item.added", item);
         if let Some(part) = part {
-            events.push(self.part("response.content_part.added", vec![("part", part)]));
+            self.emit_for_item("response.content_part.added", vec![("part", part)]);
         }
     }
 
-    fn end_item(&mut self, status: Status, events: &mut Vec<Json>) {
-        let Some((id, item)) = &self.open else { return };
-        let (whole, part) = (item.json(id, status.name(), true), item.content());
-        match item {
-            Open::Reasoning { text: whole } => {
-                let done = vec![("text", text(whole))];
-                events.push(self.part("response.reasoning_text.done", done));
-            }
-            Open::Message { text: whole, logprobs } => {
-                let done = vec![("text", text(whole)), ("logprobs", logprobs.clone().into())];
-                events.push(self.part("response.output_text.done", done));
-            }
-            Open::Call { arguments, name, .. } => {
-                let done = vec![("arguments", text(arguments)), ("name", text(name))];
-                events.push(self.of_item("response.function_call_arguments.done", done));
-            }
-        }
+    fn end_item(&mut self, status: Status) {
+        let Some(open) = &self.open else { return };
+        let (item, part, event) = (open.json(status.name(), true), open.part(), open.kind.event());
+        let text = Json::Value(open.text.as_str().into());
+        let fields = match &open.kind {
+            Kind::Reasoning => vec![("text", text)],
+            Kind::Message => vec![("text", text), ("logprobs", open.logprobs.clone().into())],
+            Kind::Call { name, .. } => vec![("arguments", text), ("name", Json::Value(name.as_str().into()))],
+        };
+        self.emit_for_item(&format!("{event}.done"), fields);
         if let Some(part) = part {
-            events.push(self.part("response.content_part.done", vec![("part", part)]));
+            self.emit_for_item("response.content_part.done", vec![("part", part)]);
         }
-        let index = Json::Value(self.output.len().into());
-        events.push(self.event("response.output_item.done", vec![("output_index", index), ("item", whole.clone())]));
-        self.output.push(whole);
+        self.emit_item("response.output_item.done", item.clone());
+        self.output.push(item);
         self.open = None;
     }
 
-    /// An event about the one content part of the open item.
-    fn part(&mut self, name: &str, fields: Vec<(&str, Json)>) -> Json {
-        let mut event = self.of_item(name, fields);
-        event.set("content_index", Value::from(0));
-        event
+    /// Writes an event about the text of the open item.
+    fn emit_for_item(&mut self, name: &str, mut fields: Vec<(&str, Json)>) {
+        let Some(open) = &self.open else { return };
+        fields.push(("item_id", Json::Value(open.id.as_str().into())));
+        fields.push(("output_index", Json::Value(self.output.len().into())));
+        if !matches!(open.kind, Kind::Call { .. }) {
+            fields.push(("content_index", Json::Value(0.into())));
+        }
+        self.emit(name, fields);
     }
 
-    /// An event about the open item.
-    fn of_item(&mut self, name: &str, fields: Vec<(&str, Json)>) -> Json {
-        let (id, index) = (self.open.as_ref().map(|(id, _)| id.clone()), self.output.len());
-        let mut event = self.event(name, fields);
-        event.set("item_id", Value::from(id));
-        event.set("output_index", Value::from(index));
-        event
+    /// Writes an event with an item.
+    fn emit_item(&mut self, name: &str, item: Json) {
+        self.emit(name, vec![("output_index", Json::Value(self.output.len().into())), ("item", item)]);
     }
 
-    /// An event that carries the answer as it is now.
-    fn whole(&mut self, name: &str) -> Json {
+    /// Writes an event with the response in its current state.
+    fn emit_response(&mut self, name: &str) {
         let response = self.response();
-        self.event(name, vec![("response", response)])
+        self.emit(name, vec![("response", response)]);
     }
 
-    fn event(&mut self, name: &str, fields: Vec<(&str, Json)>) -> Json {
+    fn emit(&mut self, name: &str, fields: Vec<(&str, Json)>) {
         let mut event = Json::from(json!({"type": name, "sequence_number": self.next_number}));
         fields.into_iter().for_each(|(name, value)| event.set(name, value));
         self.next_number += 1;
-        event
+        self.events.push_back((name.to_string(), event));
     }
 }
 
-fn text(text: &str) -> Json {
-    Json::Value(text.into())
+impl Kind {
+    /// Prefix of the item's id.
+    fn prefix(&self) -> &'static str {
+        match self {
+            Kind::Reasoning => "rs",
+            Kind::Message => "msg",
+            Kind::Call { .. } => "fc",
+        }
+    }
+
+    /// Name of the events about its text, without their suffix.
+    fn event(&self) -> &'static str {
+        match self {
+            Kind::Reasoning => "response.reasoning_text",
+            Kind::Message => "response.output_text",
+            Kind::Call { .. } => "response.function_call_arguments",
+        }
+    }
 }
 
 impl Open {
-    fn prefix(&self) -> &'static str {
-        match self {
-            Open::Reasoning { .. } => "rs",
-            Open::Message { .. } => "msg",
-            Open::Call { .. } => "fc",
-        }
-    }
-
-    /// The item's one content part, as far as it is written.
-    fn content(&self) -> Option<Json> {
-        match self {
-            Open::Reasoning { text } => Some(json!({"type": "reasoning_text", "text": text}).into()),
-            Open::Message { text, logprobs } => {
-                let mut part = Json::from(json!({"type": "output_text", "text": text, "annotations": []}));
-                part.set("logprobs", logprobs.clone());
+    /// The one content part so far; `None` for a call.
+    fn part(&self) -> Option<Json> {
+        match self.kind {
+            Kind::Reasoning => Some(json!({"type": "reasoning_text", "text": self.text}).into()),
+            Kind::Message => {
+                let mut part = Json::from(json!({"type": "output_text", "text": self.text, "annotations": []}));
+                part.set("logprobs", self.logprobs.clone());
                 Some(part)
             }
-            Open::Call { .. } => None,
+            Kind::Call { .. } => None,
         }
     }
 
-    /// The item, with its content or still without.
-    fn json(&self, id: &str, status: &str, whole: bool) -> Json {
-        let content: Vec<Json> = self.content().into_iter().filter(|_| whole).collect();
-        let item = match self {
-            Open::Reasoning { .. } => json!({"id": id, "type": "reasoning", "status": status, "summary": []}),
-            Open::Message { .. } => json!({"id": id, "type": "message", "status": status, "role": "assistant"}),
-            Open::Call { call_id, name, arguments } => json!({
-                "id": id, "type": "function_call", "status": status, "call_id": call_id, "name": name, "arguments": arguments,
-            }),
-        };
-        let mut item = Json::from(item);
-        if !matches!(self, Open::Call { .. }) {
-            item.set("content", content);
+    /// The item; `whole` if it has its content.
+    fn json(&self, status: &str, whole: bool) -> Json {
+        let Open { id, text, .. } = self;
+        let mut item = Json::from(match &self.kind {
+            Kind::Reasoning => json!({"id": id, "type": "reasoning", "status": status, "summary": []}),
+            Kind::Message => json!({"id": id, "type": "message", "status": status, "role": "assistant"}),
+            Kind::Call { call_id, name } => {
+                json!({"id": id, "type": "function_call", "status": status, "call_id": call_id, "name": name, "arguments": text})
+            }
+        });
+        if !matches!(self.kind, Kind::Call { .. }) {
+            item.set("content", self.part().into_iter().filter(|_| whole).collect::<Vec<Json>>());
         }
         item
     }
 }
 
-/// Ids of this API have an underscore behind the prefix.
+/// Returns a unique id. Ids of this API have an underscore after the prefix.
 fn fresh_id(app: &App, prefix: &str) -> String {
     app.fresh_id(prefix).replacen('-', "_", 1)
 }

@@ -1,84 +1,77 @@
-//! The fields of `/v1/responses`, checked; and those that the answer repeats.
+//! Fields of `/v1/responses`, and those that the response repeats.
 
 use serde_json::{Map, Value, json};
 
-use super::super::chat::{Asked, Prepared};
+use super::super::chat::{ChatRequest, Prepared};
 use super::super::cost::Cost;
 use super::super::error::ApiError;
 use super::super::fields::Fields;
 use super::super::json::Json;
 use super::super::messages::{Conversation, EFFORTS, template_kwargs};
-use super::super::options::{MAX_SHORT, Options, user};
+use super::super::options::{MAX_SHORT, Options, beside_output, user};
 use super::super::structured;
-use super::super::tools::{MAX_NAME, Tools};
+use super::super::tools::Tools;
 use super::super::work::Work;
 use super::input;
 
-/// The token limit's field.
+/// Field of the token limit.
 const LIMIT: &str = "max_output_tokens";
 
-/// Fields with an effect that a client would miss.
+/// Fields of OpenAI's API that are not supported, with what to do instead.
 const UNSUPPORTED: [(&str, &str); 4] = [
-    ("background", "answers come on the connection that asked for them"),
-    ("prompt", "send instructions and input"),
+    ("background", "remove it: responses are sent on the connection of their request"),
+    ("prompt", "use instructions and input"),
     ("prompt_logprobs", "use /v1/chat/completions"),
     ("best_of", "use /v1/chat/completions"),
 ];
 
-/// Fields of a request that its answer repeats.
+/// Fields of a request that its response repeats.
 type Repeated = Vec<(String, Json)>;
 
-/// The prompt of the chat that is asked for, and what of the request its answer repeats.
+/// Prepares the chat of a request.
 pub fn prepare(work: &Work, fields: &Fields<'_>) -> Result<((Prepared, Repeated), Cost), ApiError> {
-    let (asked, frame) = read(work, fields)?;
+    let (request, frame) = read(work, fields)?;
     let repeated: usize =
         frame.iter().map(|(_, value)| if let Json::Text(text) = value { text.get().len() } else { 0 }).sum();
-    let (prepared, cost) = Prepared::new(work, asked, "top_logprobs")?;
-    // A stream too keeps its log-probabilities for the last event.
+    let (prepared, cost) = Prepared::new(work, request)?;
+    // A stream keeps its log probabilities too, for the last event.
     let per_output_token = prepared.options.params.sampling.logprobs.map_or(0, |k| k + 1);
     Ok(((prepared, frame), Cost { per_output_token, repeated_bytes: 2 * repeated, ..cost }))
 }
 
-/// Reads the fields: what the chat is, and what of the request its answer repeats.
-pub fn read(work: &Work, fields: &Fields<'_>) -> Result<(Asked, Repeated), ApiError> {
-    let limits = &work.limits;
+/// Reads the fields of a request.
+pub fn read(work: &Work, fields: &Fields<'_>) -> Result<(ChatRequest, Repeated), ApiError> {
+    let limits = &work.options.limits;
     work.check_model(fields)?;
     for (name, advice) in UNSUPPORTED {
         fields.refuse(name, advice)?;
     }
     for name in ["previous_response_id", "conversation"] {
-        if fields.any(name, &json!({}), "Refused: answers are not stored.")?.is_some() {
+        if fields.any(name, &json!({}), "Not supported: responses are not stored.")?.is_some() {
             return Err(ApiError::not_stored(name));
         }
     }
-    fields.bool("store", "Accepted; answers are not stored and say so.")?;
-    let limit = "Most tokens of the answer; by default what the context holds.";
-    let mut options = Options::read(work, fields, &[(LIMIT, limit)], 1)?;
+    fields.bool("store", "Accepted, but responses are not stored.")?;
+    let description = "Maximum number of tokens to generate; default: the rest of the context.";
+    let mut options = Options::read(work, fields, &[(LIMIT, description)], 1)?;
     if options.params.n != 1 {
-        return Err(ApiError::unsupported("n", "one answer at a time; use /v1/chat/completions"));
+        return Err(ApiError::wrong("n", &Value::from(options.params.n), "1; use /v1/chat/completions for more"));
     }
-    options.params.sampling.logprobs = wanted_logprobs(work, fields)?;
-    let (format, asked) = structured::text_format(fields, limits)?;
-    if let Some(asked) = asked {
+    options.params.sampling.logprobs = num_logprobs(work, fields)?;
+    let (format, constraint) = structured::text_format(fields, limits)?;
+    if let Some(constraint) = constraint {
         if let Some(other) = &options.params.structured_outputs {
-            return Err(ApiError::invalid(asked.param, format_args!("not together with {}", other.param)));
+            return Err(ApiError::conflict(constraint.param, other.param));
         }
-        options.params.structured_outputs = Some(asked.into());
+        options.params.structured_outputs = Some(constraint.into());
     }
-    let description = "auto cuts the beginning of an input that is too long; disabled, the default, refuses it.";
+    let description =
+        "auto truncates the beginning of an input that exceeds the context; disabled, the default, rejects it.";
     if fields.word("truncation", &["auto", "disabled"], description)? == Some("auto") {
-        options.fit_prompt(work, LIMIT)?;
+        options.truncate_prompt_tokens = Some(beside_output(work, options.max_tokens.unwrap_or((LIMIT, 1)))?);
     }
-    let item = json!({"type": "object", "required": ["type", "name"], "properties": {
-        "type": {"const": "function"},
-        "name": {"type": "string", "maxLength": MAX_NAME},
-        "description": {"type": "string"},
-        "parameters": {"type": "object", "description": "A JSON schema."},
-    }});
-    let list = Tools::list(fields, limits, &item)?.map(|list| nested_tools(list)).transpose()?;
-    let choice = Tools::choice(fields)?.map(nested_choice);
-    let tools = Tools::new(fields, list.as_ref(), choice.as_ref())?;
-    let description = "effort: as reasoning_effort of a chat; summary is accepted.";
+    let tools = Tools::read(fields, limits, true)?;
+    let description = "effort: reasoning effort, as in chat completions; summary is accepted but not used.";
     let effort = match fields.object("reasoning", description)?.and_then(|reasoning| reasoning.get("effort")) {
         None | Some(Value::Null) => None,
         Some(effort) => Some(effort.as_str().filter(|name| EFFORTS.contains(name)).ok_or_else(|| {
@@ -89,49 +82,20 @@ pub fn read(work: &Work, fields: &Fields<'_>) -> Result<(Asked, Repeated), ApiEr
     let frame = frame(work, fields, &options, &tools, format)?;
     let messages = input::messages(fields, limits)?;
     let conversation = Conversation::of("input", messages, tools.definitions.clone(), kwargs);
-    Ok((Asked { options, tools, conversation }, frame))
+    Ok((ChatRequest { options, tools, conversation }, frame))
 }
 
-/// `top_logprobs` or a line of `include` switches them on.
-fn wanted_logprobs(work: &Work, fields: &Fields<'_>) -> Result<Option<usize>, ApiError> {
-    let range = (0, work.limits.max_logprobs);
-    let top = fields.count("top_logprobs", range, "Number of alternatives to each token.")?;
-    let description = "\"message.output_text.logprobs\" gives log-probabilities.";
+/// Number of alternatives per token; `None` without log probabilities.
+fn num_logprobs(work: &Work, fields: &Fields<'_>) -> Result<Option<usize>, ApiError> {
+    let range = (0, work.options.limits.max_logprobs);
+    let top = fields.count("top_logprobs", range, "Number of most likely alternatives per token.")?;
+    let description = "Additional output; \"message.output_text.logprobs\" adds log probabilities.";
     let included = fields.strings("include", (64, MAX_SHORT), description)?;
     let included = included.iter().any(|name| name == "message.output_text.logprobs");
     Ok(top.filter(|&top| top > 0).or(included.then_some(0)))
 }
 
-/// The functions as a chat has them. What is wrong with one is told by its place here.
-fn nested_tools(list: &[Value]) -> Result<Vec<Value>, ApiError> {
-    let nested = list.iter().enumerate().map(|(i, tool)| {
-        let wrong =
-            |field: &str, expected: &str| ApiError::wrong(format!("tools[{i}].{field}"), &tool[field], expected);
-        if tool["type"] != "function" {
-            return Err(wrong("type", "\"function\": this server has no tools of its own"));
-        }
-        if tool["name"].as_str().is_none_or(str::is_empty) {
-            return Err(wrong("name", "a string"));
-        }
-        if !(tool["parameters"].is_null() || tool["parameters"].is_object()) {
-            return Err(wrong("parameters", "a JSON schema"));
-        }
-        let mut function = tool.as_object().cloned().unwrap_or_default();
-        function.shift_remove("type");
-        Ok(json!({"type": "function", "function": function}))
-    });
-    nested.collect()
-}
-
-/// `{"type": "function", "name": …}` as a chat has it; all else as it is.
-fn nested_choice(choice: &Value) -> Value {
-    match choice["name"].as_str() {
-        Some(name) if choice["type"] == "function" => json!({"type": "function", "function": {"name": name}}),
-        _ => choice.clone(),
-    }
-}
-
-/// What every form of the answer says, from the first event on. What the client sent is repeated as it was written.
+/// Fields that the response has from its first event on. Those of the client are repeated as they were sent.
 fn frame(
     work: &Work,
     fields: &Fields<'_>,
@@ -139,8 +103,8 @@ fn frame(
     tools: &Tools,
     format: Map<String, Value>,
 ) -> Result<Vec<(String, Json)>, ApiError> {
-    let description = "The system's message.";
-    fields.str("instructions", work.limits.max_text_bytes, description)?;
+    let description = "System message, inserted before the input.";
+    fields.str("instructions", work.options.limits.max_text_bytes, description)?;
     let sent = |name: &str, default: Value| {
         fields.raw(name).map_or(Json::Value(default), |raw| Json::Text(raw.to_owned().into()))
     };
@@ -148,20 +112,18 @@ fn frame(
     let reasoning = fields.get("reasoning")?;
     let reasoning = |name: &str| reasoning.map_or(Value::Null, |reasoning| reasoning[name].clone());
     let short = |name, description| fields.str(name, MAX_SHORT, description);
+    let description = "Accepted, but it applies only to built-in tools.";
+    let max_tool_calls = fields.count("max_tool_calls", (1, usize::MAX), description)?;
     let frame = json!({
         "background": false,
         "max_output_tokens": options.max_tokens.map(|(_, limit)| limit),
-        "max_tool_calls": fields.count(
-            "max_tool_calls",
-            (1, usize::MAX),
-            "Accepted; only tools of a server's own would count.",
-        )?,
+        "max_tool_calls": max_tool_calls,
         "metadata": metadata(fields)?,
         "parallel_tool_calls": tools.parallel,
         "previous_response_id": null,
-        "prompt_cache_key": short("prompt_cache_key", "Repeated in the answer.")?,
+        "prompt_cache_key": short("prompt_cache_key", "Returned in the response; not used.")?,
         "reasoning": {"effort": reasoning("effort"), "summary": reasoning("summary")},
-        "safety_identifier": short("safety_identifier", "Repeated in the answer.")?,
+        "safety_identifier": short("safety_identifier", "Returned in the response; not used.")?,
         "service_tier": "default",
         "store": false,
         "temperature": shortest(sampling.temperature),
@@ -185,20 +147,20 @@ fn frame(
     }
 }
 
-/// 0.6 and not 0.6000000238418579.
+/// The shortest decimal of a float32: 0.6 and not 0.6000000238418579.
 fn shortest(x: f32) -> Option<f64> {
     x.to_string().parse().ok()
 }
 
-/// Up to 16 pairs of short texts, as in OpenAI's API.
+/// Reads `metadata`, with the limits of OpenAI's API.
 fn metadata(fields: &Fields<'_>) -> Result<Map<String, Value>, ApiError> {
-    let Some(pairs) = fields.object("metadata", "Up to 16 short texts, repeated in the answer.")? else {
+    let Some(pairs) = fields.object("metadata", "Up to 16 short strings by name, returned in the response.")? else {
         return Ok(Map::new());
     };
     let short = |text: &str, most: usize| text.chars().take(most + 1).count() <= most;
     let fits = |(key, value): (&String, &Value)| short(key, 64) && value.as_str().is_some_and(|text| short(text, 512));
     if pairs.len() > 16 || !pairs.iter().all(fits) {
-        let expected = "up to 16 texts of at most 512 characters, under names of at most 64";
+        let expected = "up to 16 strings of at most 512 characters, with names of at most 64";
         return Err(ApiError::wrong("metadata", &Value::Object(pairs.clone()), expected));
     }
     Ok(pairs.clone())

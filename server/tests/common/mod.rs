@@ -1,4 +1,4 @@
-//! A real server on a free port with the demo model, and a small HTTP client to talk to it.
+//! A real server with the demo model on a free port, and a small HTTP client.
 #![allow(dead_code, clippy::unwrap_used)] // each test file uses its part
 
 #[path = "../../../engine/tests/common/slow.rs"]
@@ -17,14 +17,14 @@ use server::{App, ServerOptions, serve};
 pub use slow::slow;
 use tokio::sync::oneshot;
 
-/// A running server; dropping it stops it at once.
+/// A running server. Dropping it stops it immediately.
 pub struct Server {
     pub address: SocketAddr,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<usize>>,
 }
 
-/// A small cache is enough for the tests, and several servers fit next to each other.
+/// A cache small enough for several servers at a time.
 pub fn config() -> EngineConfig {
     EngineConfig { kv_cache_memory_bytes: Some(64 << 20), threads: Some(1), ..EngineConfig::default() }
 }
@@ -51,12 +51,12 @@ impl Server {
         Server { address, stop: Some(stop), thread: Some(thread) }
     }
 
-    /// Begins the stop; running requests get their grace.
+    /// Begins the shutdown; running requests get the grace period.
     pub fn begin_stop(&mut self) {
         drop(self.stop.take());
     }
 
-    /// Waits for the end; the number of requests that were cancelled.
+    /// Waits for the end and returns the number of cancelled requests.
     pub fn wait(mut self) -> usize {
         self.begin_stop();
         self.thread.take().unwrap().join().unwrap()
@@ -70,14 +70,14 @@ impl Server {
         self.send("POST", path, &[("Content-Type", "application/json")], body.to_string().as_bytes())
     }
 
-    /// Posts and expects a 200.
+    /// Posts and expects 200.
     pub fn ok(&self, path: &str, body: Value) -> Value {
         let reply = self.post(path, &body);
         assert_eq!(reply.status, 200, "{}", reply.body);
         reply.json()
     }
 
-    /// Posts with `stream`; the chunks, after checking that `[DONE]` ends them.
+    /// Posts with `stream` and returns the chunks; checks that `[DONE]` ends them.
     pub fn stream(&self, path: &str, mut body: Value) -> Vec<Value> {
         body["stream"] = json!(true);
         let reply = self.post(path, &body);
@@ -92,7 +92,7 @@ impl Server {
         Reply::read(self.open(method, path, headers, body))
     }
 
-    /// Sends a request and leaves the answer unread.
+    /// Sends a request and does not read the response.
     pub fn open(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> TcpStream {
         let mut stream = TcpStream::connect(self.address).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
@@ -109,7 +109,7 @@ impl Server {
         stream
     }
 
-    /// The value of a metric, summed over its labels.
+    /// Value of a metric, summed over its labels.
     pub fn metric(&self, name: &str) -> f64 {
         let page = self.get("/metrics").body;
         let samples = page.lines().filter(|line| line.split('{').next() == Some(name));
@@ -132,7 +132,7 @@ impl Drop for Server {
     }
 }
 
-/// Reads what a started program prints until it says on which address it listens.
+/// Reads the output of a started program until it prints its address.
 pub fn listening(log: &mut impl BufRead) -> SocketAddr {
     let mut line = String::new();
     while !line.contains("listening on http://") {
@@ -142,7 +142,7 @@ pub fn listening(log: &mut impl BufRead) -> SocketAddr {
     line.split("http://").nth(1).unwrap().split([',', '"']).next().unwrap().parse().unwrap()
 }
 
-/// An answer, read to its end.
+/// A complete response.
 pub struct Reply {
     pub status: u16,
     pub headers: Vec<(String, String)>,
@@ -191,7 +191,7 @@ impl Reply {
         serde_json::from_str(&self.body).unwrap()
     }
 
-    /// The error object, after checking that it is one.
+    /// Returns the error object after checking its form.
     pub fn error(&self) -> Value {
         assert!(self.header("content-type").starts_with("application/json"), "{}", self.body);
         let error = self.json()["error"].clone();

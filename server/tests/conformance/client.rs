@@ -1,4 +1,4 @@
-//! A client that others wrote: `ureq`, with its pool of connections.
+//! A third-party client: `ureq`, with its connection pool.
 
 use std::io::{BufRead, BufReader};
 use std::sync::LazyLock;
@@ -42,7 +42,7 @@ pub fn send(path: &str, body: &[u8]) -> Answer {
     read(AGENT.post(url(&SERVER, path)).header("Content-Type", "application/json").send(body))
 }
 
-/// Posts a request to a server of one's own, and expects a 200.
+/// Posts a request to the given server and expects 200.
 pub fn ask_at(server: &Server, path: &str, body: &Value) -> Value {
     let text = body.to_string();
     let answer = read(AGENT.post(url(server, path)).header("Content-Type", "application/json").send(text.as_bytes()));
@@ -51,12 +51,12 @@ pub fn ask_at(server: &Server, path: &str, body: &Value) -> Value {
     serde_json::from_str(&answer.body).unwrap()
 }
 
-/// Posts a request and expects a 200.
+/// Posts a request and expects 200.
 pub fn ask(path: &str, body: &Value) -> Value {
     ask_at(&SERVER, path, body)
 }
 
-/// The chunks of a stream as they come; checks its head, and that `[DONE]` is the last line and the only one.
+/// Returns the chunks of a stream; checks its head, and that `[DONE]` is the last line and occurs once.
 pub fn stream(path: &str, body: &Value) -> Vec<Value> {
     let mut body = body.clone();
     body["stream"] = json!(true);

@@ -1,10 +1,10 @@
-//! What single fields do to an answer, and the shapes of answers.
+//! Effects of single fields on a response, and the forms of responses.
 
 use serde_json::{Value, json};
 
 use super::client::*;
 
-/// What must hold of the first choice.
+/// Condition on the first choice.
 type Check = Box<dyn Fn(&Value) -> bool>;
 
 /// The text of a choice of a completion.
@@ -85,7 +85,7 @@ fn a_field_does_what_it_says() {
         let answer = ask(COMPLETIONS, &with(&completion(), &more));
         assert!(holds(&answer["choices"][0]), "{case}: {more}: {answer}");
     }
-    // STP-010: each prompt of a list has its own end.
+    // STP-010: each prompt of a list ends separately.
     let body =
         with(&completion(), &json!({"prompt": ["The red fox", "The red fox"], "max_tokens": 40, "stop": [early]}));
     assert_eq!(texts(&ask(COMPLETIONS, &body)), [before(&early), before(&early)]);
@@ -105,20 +105,20 @@ fn the_end_of_sequence_ends_a_text_unless_told_otherwise() {
         (&on["usage"]["completion_tokens"], &on["choices"][0]["finish_reason"]),
         (&json!(made + 5), &json!("length"))
     );
-    // STP-012: special tokens show where they are asked for.
+    // STP-012: special tokens are returned if requested.
     let shown = with(&body, &json!({"ignore_eos": true, "max_tokens": made, "skip_special_tokens": false}));
     assert!(text(CHAT, &shown).len() > text(CHAT, &body).len());
 }
 
-/// SMP-012: as a model would say it, and not.
+/// SMP-012: words that the model would generate are not generated.
 #[test]
-fn a_banned_word_does_not_come() {
+fn a_banned_word_is_not_generated() {
     let words: Vec<String> = text(COMPLETIONS, &completion()).split(' ').skip(1).map(str::to_string).collect();
     let without = text(COMPLETIONS, &with(&completion(), &json!({"bad_words": [words[0]]})));
     assert!(!without.split(' ').any(|word| word == words[0]), "{without}");
 }
 
-/// SMP-023: two letters whose biases differ by ln 3 come about 3:1, beside the model's own opinion of them.
+/// SMP-023: two letters whose biases differ by ln 3 are sampled about 3:1, relative to the model's own probabilities.
 #[test]
 fn samples_follow_the_probabilities() {
     let (a, b) = (ids("a")[0], ids("b")[0]);
@@ -164,7 +164,7 @@ fn log_probabilities_have_the_shape_that_was_asked_for() {
     for (path, body) in [(COMPLETIONS, completion()), (CHAT, chat())] {
         assert!(ask(path, &body)["choices"][0]["logprobs"].is_null());
     }
-    // LPB-015: as evaluation harnesses ask.
+    // LPB-015: the form that evaluation harnesses send.
     let (one, two) = (ids("The red fox"), ids("One two"));
     let harness = json!({"prompt": [one, two], "max_tokens": 1, "temperature": 0, "logprobs": 1, "echo": true});
     let answer = ask(COMPLETIONS, &harness);
@@ -174,7 +174,7 @@ fn log_probabilities_have_the_shape_that_was_asked_for() {
     }
 }
 
-/// LPB-005: what decoding said of its tokens, prefill says of the same tokens as a prompt.
+/// LPB-005: log probabilities of generated tokens equal those of the same tokens as a prompt.
 #[test]
 fn prefill_and_decoding_agree_on_log_probabilities() {
     let body = with(&completion(), &json!({"logprobs": 0, "return_token_ids": true, "add_special_tokens": false}));
@@ -196,7 +196,7 @@ fn prefill_and_decoding_agree_on_log_probabilities() {
 
 /// CMP-001 CMP-003 CMP-007 CMP-024 CMP-027 CMP-028 CMP-029 CHT-001 CHT-002 CHT-007 CHT-010 CHT-011 CHT-021 CHT-024 CHT-025.
 #[test]
-fn counts_and_frames_are_right() {
+fn token_counts_and_envelopes_are_right() {
     for n in [1, 7, 40] {
         let answer = ask(COMPLETIONS, &with(&completion(), &json!({"max_tokens": n, "ignore_eos": true})));
         assert_eq!((&answer["usage"]["completion_tokens"], &answer["model"]), (&json!(n), &json!("quire-demo")));
@@ -208,7 +208,7 @@ fn counts_and_frames_are_right() {
     // CMP-028: the whole context.
     let full = json!({"prompt": vec![ids("a")[0]; 1000], "max_tokens": 24, "ignore_eos": true});
     assert_eq!(ask(COMPLETIONS, &full)["usage"]["total_tokens"], 1024);
-    // CHT-010: no limit means the rest of the context.
+    // CHT-010: without a limit, the rest of the context.
     let endless = with(&chat(), &json!({"max_tokens": null, "ignore_eos": true}));
     assert_eq!(ask(CHAT, &endless)["usage"]["total_tokens"], 1024);
     // CHT-002 CHT-024 CHT-025: histories.

@@ -1,4 +1,4 @@
-//! Pairs of requests whose answers must be equal, or must differ; and requests that company must not change.
+//! Pairs of requests with equal or different responses, and requests that other requests must not affect.
 
 use serde_json::{Value, json};
 
@@ -94,7 +94,7 @@ fn requests_that_mean_something_else_have_another_answer() {
     ] {
         assert_ne!(text(COMPLETIONS, &with(&completion(), &a)), text(COMPLETIONS, &with(&completion(), &b)), "{case}");
     }
-    // SMP-004: the sequences of one request differ, and come again with the seed.
+    // SMP-004: the sequences of one request differ, and are repeated with the seed.
     let body = with(&completion(), &sampled(json!({"n": 3, "seed": 11})));
     let (first, second) = (texts(&ask(COMPLETIONS, &body)), texts(&ask(COMPLETIONS, &body)));
     assert_eq!(first, second);
@@ -103,7 +103,7 @@ fn requests_that_mean_something_else_have_another_answer() {
 
 /// DET-002 DET-003 DET-004 DET-005 DET-007 DET-008 LOD-002 LOD-003 STR-012.
 #[test]
-fn company_order_and_the_cache_change_nothing() {
+fn batch_order_and_cache_do_not_change_the_output() {
     let a = ids("a")[0];
     let long = "The quick brown fox jumps over the lazy dog. ".repeat(12);
     let bodies: Vec<Value> = [

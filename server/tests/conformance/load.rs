@@ -1,4 +1,4 @@
-//! Many at once, too much for the memory, malformed, and what the metrics say of it.
+//! Many requests at a time, more than the cache holds, malformed ones, and the metrics about them.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use server::ServerOptions;
 use super::client::*;
 use crate::common::{Server, config, slow};
 
-/// LOD-001: as many streams as that all end with their tokens. SRV-006: and the health is told meanwhile.
+/// LOD-001: many streams all end with their tokens. SRV-006: the server stays healthy meanwhile.
 #[test]
 fn many_streams_at_once_are_all_complete() {
     std::thread::scope(|scope| {
@@ -39,9 +39,9 @@ fn one_connection_carries_many_requests() {
     }
 }
 
-/// LOD-007: a pool of a few requests, and many more that want it. LIF-008: the context is what the flag says.
+/// LOD-007: many more requests than the cache holds. LIF-008: the flag sets the context length.
 #[test]
-fn more_work_than_memory_waits_its_turn() {
+fn requests_beyond_the_cache_are_queued() {
     let config = EngineConfig { kv_cache_memory_bytes: Some(2 << 20), max_model_len: Some(128), ..config() };
     let server = Server::with(config, ServerOptions::default(), Duration::ZERO);
     assert_eq!(server.get("/v1/models").json()["data"][0]["max_model_len"], 128);
@@ -78,12 +78,12 @@ fn a_short_request_ends_while_a_long_one_runs() {
     for _ in 0..3 {
         ask_at(&server, COMPLETIONS, &with(&completion(), &json!({"max_tokens": 2})));
     }
-    // Three in a row in less than the time of nine hundred.
+    // Three short requests took less time than nine hundred tokens.
     assert_eq!(server.metric("vllm:num_requests_running"), 1.0);
     drop(long);
 }
 
-/// FUZ-001 FUZ-002: a valid request, broken in many ways by a fixed sequence. Always an answer, never a 500.
+/// FUZ-001 FUZ-002: a valid request, changed pseudo-randomly in many ways. Always a response, never a 500.
 #[test]
 fn broken_requests_are_answered_and_leave_nothing_behind() {
     let before = texts(&ask(COMPLETIONS, &completion()));

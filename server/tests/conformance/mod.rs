@@ -1,6 +1,6 @@
-//! The ground of the black-box suite (`cargo xtask conformance`), held here with another client, in tables.
+//! The cases of the black-box suite (`cargo xtask conformance`), tested here with another client.
 //!
-//! `../conformance.txt` says which test covers which case of the suite; the test below holds the list to the code.
+//! `../conformance.txt` lists the tests for each case of the suite; the test below checks that they exist.
 
 mod client;
 mod effects;
@@ -11,7 +11,7 @@ mod streams;
 use std::collections::BTreeSet;
 use std::path::Path;
 
-/// Groups of the suite, and how many ids each has.
+/// Groups of the suite with their number of cases.
 const GROUPS: [(&str, usize); 19] = [
     ("AUT", 5),
     ("CHT", 28),
@@ -50,7 +50,7 @@ fn every_case_of_the_suite_is_covered_by_a_test_that_exists() {
                 .or_else(|_| std::fs::read_to_string(root.join(format!("{file}.rs"))))
                 .unwrap_or_else(|error| panic!("{id}: {file}: {error}"));
             assert!(source.contains(&format!("fn {name}()")), "{id}: {file} has no test {name}");
-            // A table names the cases that its rows stand for.
+            // Tables name the cases of their rows.
             if file.starts_with("conformance/") {
                 assert!(source.contains(id), "{id}: not named in {file}");
             }

@@ -1,10 +1,10 @@
-//! Whatever is asked for, a stream puts together the whole answer, in chunks of one shape.
+//! Any stream adds up to the whole response, in chunks of one form.
 
 use serde_json::{Value, json};
 
 use super::client::*;
 
-/// Requests to stream, by the cases that they stand for.
+/// Requests to stream, with the cases that they cover.
 fn requests() -> Vec<(&'static str, &'static str, Value)> {
     let sampled = json!({"temperature": 1, "seed": 7, "max_tokens": 30});
     let text = text(COMPLETIONS, &with(&completion(), &json!({"max_tokens": 40})));

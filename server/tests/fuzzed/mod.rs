@@ -1,5 +1,5 @@
-//! What any bytes are held to, in the ordinary tests and under libFuzzer (`server/fuzz`): requests through the whole of the
-//! HTTP side and a real engine, and the detokeniser.
+//! Properties of any input, checked by the ordinary tests and by libFuzzer (`server/fuzz`): requests through the whole HTTP side and a
+//! real engine, and the detokenizer.
 #![allow(clippy::unwrap_used)]
 
 use std::sync::{Arc, OnceLock};
@@ -15,7 +15,7 @@ use serde_json::Value;
 use server::{App, ServerOptions, router};
 use tokio::runtime::{Builder, Runtime};
 
-/// Every route that takes a body, and one that takes none.
+/// All routes with a body, and one without.
 pub const PATHS: [&str; 8] = [
     "/v1/completions",
     "/v1/chat/completions",
@@ -32,7 +32,7 @@ fn start() -> AsyncEngine {
     AsyncEngine::start(config, &|_, _| {}).unwrap()
 }
 
-/// The first byte picks a route, the others are the body: never a 5xx, and the error object wherever it is no answer.
+/// The first byte selects a route, the others are the body. The response is never a 5xx, and errors have the error object.
 pub fn request(bytes: &[u8]) {
     static SERVER: OnceLock<(Runtime, Router)> = OnceLock::new();
     let (runtime, router) = SERVER.get_or_init(|| {
@@ -41,7 +41,7 @@ pub fn request(bytes: &[u8]) {
     });
     let Some((first, body)) = bytes.split_first() else { return };
     let mut body = body.to_vec();
-    // An answer may be as long as the context; what is looked for is at the door.
+    // Without a limit, responses may be as long as the context; these tests are about the input.
     if let Ok(Value::Object(mut fields)) = serde_json::from_slice(&body) {
         for limit in ["max_tokens", "max_output_tokens"] {
             fields.entry(limit).or_insert(2.into());
@@ -62,7 +62,7 @@ pub fn request(bytes: &[u8]) {
     });
 }
 
-/// Any token ids behind any prompt: the pieces add up to the beginning of the whole, and stop strings never show.
+/// Any token ids after any prompt: the pieces add up to a prefix of the whole text, and stop strings never appear.
 pub fn detokeniser(prompt: &[u16], output: &[u16], stop: &[String], skip_special_tokens: bool) {
     static TOKENIZER: OnceLock<(Arc<Tokenizer>, usize)> = OnceLock::new();
     let (tokenizer, vocab) = TOKENIZER.get_or_init(|| {
