@@ -35,6 +35,22 @@ pub enum EngineError {
     },
 }
 
+/// An invariant of the engine does not hold; see [`Engine::audit`](crate::Engine::audit).
+#[derive(Debug, thiserror::Error)]
+pub enum AuditError {
+    /// The block pool and the block tables contradict each other.
+    #[error(transparent)]
+    Pool(#[from] kvblock::AuditError),
+    /// Something is left although no work is.
+    #[error("no work is left, but {count} {what} are: expected none; this is a bug of the engine")]
+    Leftover {
+        /// What is left, in plural.
+        what: &'static str,
+        /// Number of them.
+        count: usize,
+    },
+}
+
 /// A setting that can not be used.
 pub(crate) fn bad(flag: &'static str, found: impl fmt::Display, expected: impl Into<String>) -> EngineError {
     EngineError::Config { flag, found: found.to_string(), expected: expected.into() }

@@ -44,7 +44,7 @@ pub use attention_kernels::{Dtype, KernelChoice};
 pub use device::Profile;
 pub use device::allocator;
 pub use device::gemm::Quantization;
-pub use error::{EngineError, SubmitError};
+pub use error::{AuditError, EngineError, SubmitError};
 pub use grammar::{Grammar, StructuredOutput};
 pub use memory::Plan;
 pub use models::{
@@ -55,4 +55,4 @@ pub use sched::{Policy, PreemptionMode, PrefixStats, RequestId};
 pub use serve::{AsyncEngine, Completion, CompletionOutput, Llm, OutputStream, Watcher};
 pub use start::{Floor, Progress, Work, declare, describe_kernels, plan};
 pub use start::{Recording, RecordingError, Replayed};
-pub use step::Engine;
+pub use step::{Engine, EngineParts};

@@ -44,12 +44,6 @@ impl Grammars {
         Grammars { tokenizer, factory, kept, permits: Arc::new(Semaphore::new(AT_ONCE)), max_bytes }
     }
 
-    /// Lets no grammar be compiled until the result is dropped.
-    #[cfg(test)]
-    pub async fn pause(&self) -> tokio::sync::SemaphorePermit<'_> {
-        self.permits.acquire_many(AT_ONCE as u32).await.unwrap()
-    }
-
     /// The state at the start of a grammar. Waits without blocking; what it waits for takes a second at the
     /// most (measured: an `allOf` of ten alternatives), nearly always a few milliseconds.
     ///

@@ -21,6 +21,7 @@ use crate::grammar::Grammars;
 use crate::serve::status::{Alive, Status};
 use crate::serve::text_engine::TextEngine;
 use crate::start::load::{Loaded, Progress, load, load_on};
+use crate::step::Engine;
 use crate::watch::Snapshot;
 
 /// Time between two snapshots for those who watch.
@@ -94,7 +95,7 @@ impl AsyncEngine {
     }
 
     fn run(config: &EngineConfig, loaded: Loaded) -> Result<AsyncEngine, EngineError> {
-        let engine = TextEngine::new(loaded.engine, loaded.tokenizer.clone());
+        let engine = TextEngine::new(Engine::new(loaded.parts)?, loaded.tokenizer.clone());
         let status = Arc::new(Status::new(&engine));
         let (sender, receiver) = commands::channel();
         // The handle's own receiver does not watch: it is there to make others.
@@ -476,6 +477,3 @@ impl Reader {
         }
     }
 }
-
-#[cfg(test)]
-mod tests;

@@ -10,6 +10,7 @@ use crate::error::{EngineError, SubmitError};
 use crate::grammar::Grammars;
 use crate::serve::text_engine::TextEngine;
 use crate::start::load::{Progress, load};
+use crate::step::Engine;
 
 /// What became of one prompt.
 #[derive(Clone, Debug, PartialEq)]
@@ -57,7 +58,7 @@ impl Llm {
     pub fn with_progress(config: EngineConfig, progress: Progress<'_>) -> Result<Llm, EngineError> {
         let loaded = load(&config, progress)?;
         let grammars = Arc::new(Grammars::new(loaded.tokenizer.clone(), config.max_schema_bytes));
-        let engine = TextEngine::new(loaded.engine, loaded.tokenizer.clone());
+        let engine = TextEngine::new(Engine::new(loaded.parts)?, loaded.tokenizer.clone());
         Ok(Llm { engine, tokenizer: loaded.tokenizer, grammars })
     }
 

@@ -6,14 +6,13 @@ use attention_kernels::{CacheFormat, KernelSet, SwapSpace};
 use device::Device;
 use models::{ChatTemplate, Decoder, GenerationDefaults, Model, Pooling, Tokenizer, Weights};
 use sampling::device::Limits;
-use sched::{SchedConfig, Scheduler};
 
 use super::graphs;
 use super::open::{Opened, needs, open, open_device, open_on};
 use crate::api::{EngineConfig, ModelInfo};
 use crate::error::EngineError;
 use crate::memory::Plan;
-use crate::step::Engine;
+use crate::step::{Engine, EngineParts};
 use crate::worker::record::Recorder;
 use crate::worker::{LocalWorker, Worker, WorkerInfo};
 
@@ -39,7 +38,7 @@ impl Engine {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn load(config: &EngineConfig, progress: Progress<'_>) -> Result<Engine, EngineError> {
-        Ok(load(config, progress)?.engine)
+        Engine::new(EngineParts::load(config, progress)?)
     }
 
     /// The same on a device that the caller has opened; the configuration's is not looked at.
@@ -51,13 +50,35 @@ impl Engine {
         device: Arc<dyn Device>,
         progress: Progress<'_>,
     ) -> Result<Engine, EngineError> {
-        Ok(load_on(config, (device, None), progress)?.engine)
+        Engine::new(load_on(config, (device, None), progress)?.parts)
+    }
+}
+
+impl EngineParts {
+    /// Loads a model into a worker of this process, for a caller that wraps the worker before [`Engine::new`].
+    ///
+    /// # Errors
+    /// As [`Engine::load`].
+    pub fn load(config: &EngineConfig, progress: Progress<'_>) -> Result<EngineParts, EngineError> {
+        Ok(load(config, progress)?.parts)
+    }
+
+    /// The same on a device that the caller has opened; the configuration's is not looked at.
+    ///
+    /// # Errors
+    /// As [`Engine::load`].
+    pub fn load_on(
+        config: &EngineConfig,
+        device: Arc<dyn Device>,
+        progress: Progress<'_>,
+    ) -> Result<EngineParts, EngineError> {
+        Ok(load_on(config, (device, None), progress)?.parts)
     }
 }
 
 /// Everything a handle needs.
 pub(crate) struct Loaded {
-    pub engine: Engine,
+    pub parts: EngineParts,
     pub tokenizer: Arc<Tokenizer>,
     pub chat_template: Option<ChatTemplate>,
     pub defaults: GenerationDefaults,
@@ -97,8 +118,6 @@ pub(crate) fn load_on(
     tokenizer.check(opened.config.decoder.vocab_size())?;
     let chat_template = ChatTemplate::load(&opened.files)?;
     let Started { worker, info: worker_info, plan, notes } = start(engine, &opened, progress)?;
-    let max_in_flight = worker_info.max_in_flight;
-    let scheduler = Scheduler::new(SchedConfig { max_in_flight, ..plan.sched.clone() })?;
     let Opened { files, config, device, .. } = &opened;
     let info = ModelInfo {
         name: files.name(),
@@ -117,9 +136,14 @@ pub(crate) fn load_on(
     if let Some(path) = &engine.record {
         worker = Box::new(Recorder::new(worker, path, &plan.resolve(engine, &**device), opened.fingerprint())?);
     }
-    let seed = engine.seed.unwrap_or_else(random_seed);
-    let engine = Engine::new(scheduler, (worker, worker_info), info.eos_token_ids.clone(), plan.max_model_len, seed);
-    Ok(Loaded { engine, tokenizer, chat_template, defaults, info })
+    let parts = EngineParts {
+        worker,
+        info: worker_info,
+        sched: plan.sched,
+        eos_token_ids: info.eos_token_ids.clone(),
+        seed: engine.seed.unwrap_or_else(random_seed),
+    };
+    Ok(Loaded { parts, tokenizer, chat_template, defaults, info })
 }
 
 /// A worker, and what was chosen for it.

@@ -2,9 +2,7 @@
 
 mod beam;
 mod check;
-mod faults;
 mod flight;
-mod overlap;
 mod publish;
 mod request;
 mod run;
@@ -18,10 +16,10 @@ use device::profile::Phase;
 use models::Pooling;
 use sampling::Constraint;
 use sampling::device::SampleError;
-use sched::{Request, RequestId, Scheduler, SeqId};
+use sched::{Request, RequestId, SchedConfig, Scheduler, SeqId};
 
 use crate::api::{EngineStats, GenerationParams, GenerationRequest, StepTokens};
-use crate::error::SubmitError;
+use crate::error::{AuditError, EngineError, SubmitError};
 use crate::grammar::{Guides, MaskThreads};
 use crate::watch::{self, Recent, Snapshot};
 use crate::worker::{NewRequest, StepInput, StepOutput, Worker, WorkerInfo};
@@ -66,15 +64,30 @@ pub struct Engine {
     spare: StepInput,
 }
 
+/// What an [`Engine`] is made of: a worker, and what the engine has to know of it and of the model.
+pub struct EngineParts {
+    /// Computes the steps.
+    pub worker: Box<dyn Worker>,
+    /// What the worker can do.
+    pub info: WorkerInfo,
+    /// Sizes of the block pool and of a step. The engine sets `max_in_flight` to that of `info`.
+    pub sched: SchedConfig,
+    /// Token ids that end a sequence.
+    pub eos_token_ids: Vec<u32>,
+    /// Base of the seeds of requests that bring none.
+    pub seed: u64,
+}
+
 impl Engine {
-    pub(crate) fn new(
-        scheduler: Scheduler,
-        (worker, info): (Box<dyn Worker>, WorkerInfo),
-        eos_token_ids: Vec<u32>,
-        max_model_len: usize,
-        seed: u64,
-    ) -> Engine {
-        Engine {
+    /// Makes an engine over any [`Worker`]: that of [`EngineParts::load`], one that wraps it, or another implementation.
+    ///
+    /// # Errors
+    /// The sizes for the scheduler contradict each other.
+    pub fn new(parts: EngineParts) -> Result<Engine, EngineError> {
+        let EngineParts { worker, info, sched, eos_token_ids, seed } = parts;
+        let max_model_len = sched.max_model_len;
+        let scheduler = Scheduler::new(SchedConfig { max_in_flight: info.max_in_flight, ..sched })?;
+        Ok(Engine {
             scheduler,
             worker,
             info,
@@ -98,7 +111,7 @@ impl Engine {
             output: StepOutput::default(),
             outcomes: Outcomes::default(),
             spare: StepInput::default(),
-        }
+        })
     }
 
     /// Takes a request in, or says why it can never run.
@@ -297,6 +310,32 @@ impl Engine {
             failed_steps: self.failed_steps,
             requests_drawn_on_host: self.requests_drawn_on_host,
             step_tokens: self.step_tokens,
+        }
+    }
+
+    /// Checks the invariants that the engine relies on: the block pool agrees with all block tables, and when no work is
+    /// left, nothing is in flight, no block is in use, and neither the engine nor the worker keeps state of a sequence.
+    ///
+    /// Costs a pass over all tokens of live requests; meant for tests and for debugging.
+    ///
+    /// # Errors
+    /// The first invariant that does not hold.
+    pub fn audit(&self) -> Result<(), AuditError> {
+        self.scheduler.audit()?;
+        if self.has_work() {
+            return Ok(());
+        }
+        let stats = self.scheduler.stats();
+        let kept = [
+            ("blocks in use", stats.blocks_in_use),
+            ("requests in the scheduler", stats.num_running + stats.num_waiting + stats.num_swapped),
+            ("requests in the engine", self.requests.len()),
+            ("sequences in the worker", self.worker.num_sequences()),
+            ("steps under way", usize::from(lock(&self.under_way).is_some())),
+        ];
+        match kept.into_iter().find(|(_, count)| *count > 0) {
+            Some((what, count)) => Err(AuditError::Leftover { what, count }),
+            None => Ok(()),
         }
     }
 

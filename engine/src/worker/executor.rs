@@ -8,7 +8,7 @@ use attention_kernels::{KernelError, KvCache, SwapSpace};
 use device::profile::{Phase, Step};
 use device::{Buffer, Device, DeviceError, Event, Pool, Profile, Queue};
 use models::{Fill, ForwardBatch, Model};
-use sched::{BlockId, MemOp, SeqId, Span, StepPlan};
+use sched::{BlockId, MemOp, SeqId, Span, StepId, StepPlan};
 
 use super::transfers::{Direction, Touched, Transfer, Transfers};
 
@@ -104,7 +104,7 @@ impl Executor {
     ) -> Result<(), KernelError> {
         let _phase = self.phase("inputs");
         self.claim(plan);
-        self.memory(&plan.memory)?;
+        self.memory(plan)?;
         for span in &plan.spans {
             let tables = self.tables.entry(span.seq).or_default();
             tables.resize_with(span.groups.len(), Vec::new);
@@ -135,7 +135,8 @@ impl Executor {
                 self.batch.tokens[last as usize] = ForwardBatch::AWAITED;
             }
         }
-        self.wait_for_swaps(plan)
+        self.wait_for_swaps(plan)?;
+        Ok(self.transfers.forget_done(plan.step)?)
     }
 
     /// Notes the blocks that a step with swaps writes to: those go to host memory first, so that it waits for no others.
@@ -157,25 +158,17 @@ impl Executor {
     }
 
     /// Begins to note blocks that may have to wait for a swap; `false` if no swap is under way.
-    fn may_wait(&mut self) -> Result<bool, KernelError> {
-        // A test copies swaps when somebody waits for them, not before.
-        #[cfg(test)]
-        let forget = !hooks::LATE_SWAPS.get();
-        #[cfg(not(test))]
-        let forget = true;
-        if forget {
-            self.transfers.forget_done()?;
-        }
+    fn may_wait(&mut self) -> bool {
         let cache = self.caches.first().filter(|_| !self.transfers.is_empty());
         if let Some(cache) = cache {
             self.touched.begin(cache.shape.num_blocks);
         }
-        Ok(cache.is_some())
+        cache.is_some()
     }
 
     /// Lets the forward pass begin after the swaps of blocks that it needs, and not after others.
     fn wait_for_swaps(&mut self, plan: &StepPlan) -> Result<(), KernelError> {
-        if !self.may_wait()? {
+        if !self.may_wait() {
             return Ok(());
         }
         let Executor { caches, tables, touched, .. } = self;
@@ -194,16 +187,6 @@ impl Executor {
     fn wait_for_touched(&mut self) -> Result<(), KernelError> {
         let Executor { device, transfers, touched, .. } = self;
         let (writes, reads) = (|block| touched.is_written(block), |block| touched.is_read(block));
-        #[cfg(test)]
-        if hooks::LATE_SWAPS.get() {
-            for Transfer { direction, pairs, .. } in transfers.drain_conflicting(writes, reads) {
-                match direction {
-                    Direction::Out => self.swap_space.swap_out(&**device, &self.caches, &pairs)?,
-                    Direction::In => self.swap_space.swap_in(&**device, &mut self.caches, &pairs)?,
-                };
-            }
-            return Ok(());
-        }
         if let Some(last) = transfers.drain_conflicting(writes, reads).next_back() {
             device.wait(Queue::Compute, &last.event)?;
         }
@@ -211,7 +194,7 @@ impl Executor {
     }
 
     /// Gives the copy queue swaps, beside the step that runs.
-    fn swap(&mut self, direction: Direction) -> Result<(), KernelError> {
+    fn swap(&mut self, direction: Direction, step: StepId) -> Result<(), KernelError> {
         if let Some(operated) = self.operated.take() {
             self.device.wait(Queue::Copy, &operated)?;
         }
@@ -220,29 +203,17 @@ impl Executor {
         for pairs in [first, others].into_iter().filter(|pairs| !pairs.is_empty()) {
             let Executor { device, caches, swap_space, transfers, .. } = self;
             let device = &**device;
-            #[cfg(test)]
-            if hooks::LATE_SWAPS.get() {
-                transfers.push(Transfer { direction, pairs, event: device.record(Queue::Copy)? });
-                continue;
-            }
             let event = match direction {
                 Direction::Out => swap_space.swap_out(device, caches, &pairs)?,
                 Direction::In => swap_space.swap_in(device, caches, &pairs)?,
             };
-            transfers.push(Transfer { direction, pairs, event });
+            transfers.push(Transfer { step, direction, pairs, event });
         }
         Ok(())
     }
 
     /// Runs the forward pass. `fill` brings tokens that the device alone knows to their rows.
     pub fn forward(&mut self, fill: Option<Fill<'_>>) -> Result<(), KernelError> {
-        #[cfg(test)]
-        {
-            if hooks::is_last(&hooks::SILENT_AFTER) {
-                return Ok(());
-            }
-            hooks::PASSES_BESIDE_SWAPS.set(hooks::PASSES_BESIDE_SWAPS.get() + usize::from(!self.transfers.is_empty()));
-        }
         let _phase = self.phase("launch");
         let Executor { device, model, batch, caches, .. } = self;
         let mut forward = || model.forward_with(batch, caches, fill);
@@ -290,13 +261,11 @@ impl Executor {
     }
 
     /// Applies memory operations in order; neighbours of one kind go to the device together.
-    fn memory(&mut self, ops: &[MemOp]) -> Result<(), KernelError> {
-        let _phase = if ops.is_empty() { None } else { self.phase("memory") };
-        for run in ops.chunk_by(|a, b| std::mem::discriminant(a) == std::mem::discriminant(b)) {
+    fn memory(&mut self, plan: &StepPlan) -> Result<(), KernelError> {
+        let _phase = if plan.memory.is_empty() { None } else { self.phase("memory") };
+        for run in plan.memory.chunk_by(|a, b| std::mem::discriminant(a) == std::mem::discriminant(b)) {
             self.pairs.clear();
             for op in run {
-                #[cfg(test)]
-                Executor::meet_fault(op)?;
                 match *op {
                     MemOp::Copy { src, dst } => self.pairs.push((src.0, dst.0)),
                     MemOp::SwapOut { src, dst } => self.pairs.push((src.0, dst.0)),
@@ -306,8 +275,8 @@ impl Executor {
                 }
             }
             match run[0] {
-                MemOp::SwapOut { .. } => self.swap(Direction::Out)?,
-                MemOp::SwapIn { .. } => self.swap(Direction::In)?,
+                MemOp::SwapOut { .. } => self.swap(Direction::Out, plan.step)?,
+                MemOp::SwapIn { .. } => self.swap(Direction::In, plan.step)?,
                 MemOp::Copy { .. } | MemOp::Poison { .. } => self.operate(run)?,
                 other => return Err(unknown(other)),
             }
@@ -317,12 +286,7 @@ impl Executor {
 
     /// Gives the compute queue copies, or poison.
     fn operate(&mut self, run: &[MemOp]) -> Result<(), KernelError> {
-        // A release build orders no poison, and so waits for no swap because of it.
-        #[cfg(test)]
-        if hooks::LATE_SWAPS.get() && matches!(run[0], MemOp::Poison { .. }) {
-            return Ok(());
-        }
-        if self.may_wait()? {
+        if self.may_wait() {
             for op in run {
                 match *op {
                     MemOp::Copy { src, dst } => {
@@ -350,15 +314,6 @@ impl Executor {
         Ok(())
     }
 
-    /// Fails where a test wants a copy to fail.
-    #[cfg(test)]
-    fn meet_fault(op: &MemOp) -> Result<(), KernelError> {
-        if matches!(op, MemOp::Poison { .. }) || !hooks::is_last(&hooks::FAULT_AFTER) {
-            return Ok(());
-        }
-        Err(KernelError::Unsupported { variant: "memory", found: "a fault that a test asked for".to_string() })
-    }
-
     /// Makes what must not be read again loud, in all layers (debug builds order this).
     fn poison(&mut self, block: BlockId, from_slot: usize) -> Result<(), KernelError> {
         self.caches.iter_mut().try_for_each(|cache| cache.poison(&*self.device, block.index(), from_slot))
@@ -368,28 +323,4 @@ impl Executor {
 /// The error of a memory operation that this executor cannot apply. Skipping one would leave wrong contents behind.
 fn unknown(op: MemOp) -> KernelError {
     KernelError::Unsupported { variant: "memory", found: op.to_string() }
-}
-
-/// What tests ask of the workers of their thread.
-#[cfg(test)]
-pub(crate) mod hooks {
-    use std::cell::Cell;
-
-    thread_local! {
-        /// So many more memory operations succeed; `None`: all.
-        pub static FAULT_AFTER: Cell<Option<usize>> = const { Cell::new(None) };
-        /// So many more forward passes run; the next fails after its launch, and writes nothing.
-        pub static SILENT_AFTER: Cell<Option<usize>> = const { Cell::new(None) };
-        /// A swap is copied as late as may be, when somebody waits for it.
-        pub static LATE_SWAPS: Cell<bool> = const { Cell::new(false) };
-        /// Forward passes that did not wait for some swap.
-        pub static PASSES_BESIDE_SWAPS: Cell<usize> = const { Cell::new(0) };
-    }
-
-    /// Counts down; whether this was the last.
-    pub fn is_last(left: &'static std::thread::LocalKey<Cell<Option<usize>>>) -> bool {
-        let now = left.get();
-        left.set(now.and_then(|left| left.checked_sub(1)));
-        now == Some(0)
-    }
 }

@@ -38,9 +38,6 @@ enum Failure {
     Behind,
     #[error("no step is in flight")]
     Nothing,
-    #[cfg(test)]
-    #[error("a fault that a test asked for")]
-    Test,
 }
 
 /// The rows of a batch that hold these positions of a span, whose last row is `last`.
@@ -61,23 +58,11 @@ struct SubmittedStep {
     /// It was not launched whole.
     failure: Option<Failure>,
     results: Results,
-    /// A test wants its failure to come to light when it is waited for.
-    #[cfg(test)]
-    fails_late: bool,
 }
 
 impl SubmittedStep {
     fn new(input: Arc<StepInput>, (drawn, on_host): (Vec<SeqId>, Vec<usize>)) -> SubmittedStep {
-        SubmittedStep {
-            input,
-            drawn,
-            on_host,
-            scored: false,
-            failure: None,
-            results: Results::Host,
-            #[cfg(test)]
-            fails_late: false,
-        }
+        SubmittedStep { input, drawn, on_host, scored: false, failure: None, results: Results::Host }
     }
 }
 
@@ -227,10 +212,6 @@ impl LocalWorker {
         let LocalWorker { executor, slots, rows, .. } = self;
         let Some(slots) = slots else { return Ok(executor.forward(None)?) };
         slots.stage()?;
-        #[cfg(test)]
-        {
-            flight.fails_late = super::hooks::SILENT_AFTER.get() == Some(0);
-        }
         executor.forward(Some(&|tokens| slots.fill(tokens)))?;
         flight.results = if flight.drawn.is_empty() {
             Results::Marked(executor.mark()?)
@@ -275,10 +256,6 @@ impl LocalWorker {
 
     /// Waits for a step and takes its results: the one wait of a step, unless the host looks at its rows.
     fn wait_for(&mut self, flight: &SubmittedStep, output: &mut StepOutput) -> Result<(), Failure> {
-        #[cfg(test)]
-        if flight.fails_late {
-            return Err(Failure::Test);
-        }
         if let Results::Marked(event) = &flight.results {
             let _phase = self.executor.phase("wait");
             event.synchronize()?;

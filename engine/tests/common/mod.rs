@@ -3,8 +3,11 @@
 #![allow(clippy::unwrap_used, dead_code)]
 
 pub mod cases;
+pub mod faulty;
+pub mod hooked;
 pub mod noop;
 pub mod slow;
+pub mod workers;
 
 use engine::{EngineConfig, GenerationParams, GenerationRequest, Llm, ModelSource, SamplingParams};
 use serde_json::Value;
@@ -51,6 +54,21 @@ pub fn config(blocks: u64) -> EngineConfig {
 pub fn on_sim(config: EngineConfig) -> Option<EngineConfig> {
     let kernels_dir = Some(xtask::kernels::host::folder_for_tests()?);
     Some(EngineConfig { device: "cuda-sim".into(), kernels_dir, deterministic: true, ..config })
+}
+
+/// `blocks` blocks of 8 tokens on `cuda-sim`, where a step is planned while the one before it runs, and a swap space as large.
+/// `None`, reported, where there is no compiler.
+pub fn overlapping(blocks: u64) -> Option<EngineConfig> {
+    let config = config(blocks);
+    Some(EngineConfig {
+        device: "cuda-sim".into(),
+        kernels_dir: Some(xtask::kernels::host::folder_for_tests()?),
+        swap_space_bytes: config.kv_cache_memory_bytes.unwrap(),
+        max_model_len: Some(64),
+        max_num_seqs: 12,
+        max_num_batched_tokens: 48,
+        ..config
+    })
 }
 
 /// `len` tokens that differ from prompt to prompt.

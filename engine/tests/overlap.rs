@@ -1,73 +1,20 @@
 //! Draws on the device and steps planned ahead: the same answers, to the bit, as drawn on the host one step after another.
 //!
 //! Every launch is run by `cuda-sim`, on the tiny reference model in float32.
-#![cfg(test)]
-#![allow(clippy::unwrap_used)]
 
 use std::collections::HashMap;
-use std::path::PathBuf;
-use std::sync::Arc;
 
+use engine::{
+    BeamSearch, Constraint, ConstraintError, Engine, EngineConfig, GenerationParams, GenerationRequest, Mask, Pooling,
+    PreemptionMode, RequestId, SamplingParams, TokenEvent, TokenSet,
+};
 use proptest::prelude::*;
-use sampling::{Constraint, ConstraintError, Mask, SamplingParams, TokenSet};
-use sched::{PreemptionMode, RequestId};
 
-use super::Engine;
-use crate::api::{BeamSearch, EngineConfig, GenerationParams, GenerationRequest, ModelSource, TokenEvent};
-use crate::worker::{StepError, StepInput, StepOutput, Worker, hooks};
-
-/// Tokens of the reference model.
-const VOCAB: usize = 560;
-
-/// `blocks` blocks of 8 tokens on `cuda-sim`, and a swap space as large; `None` without a compiler for kernels.
-pub(super) fn config(blocks: u64) -> Option<EngineConfig> {
-    let bytes = blocks * 8 * 2 * 3 * 2 * 32 * 4;
-    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../models/tests/reference/llama");
-    Some(EngineConfig {
-        model: ModelSource::Folder(folder),
-        device: "cuda-sim".into(),
-        kernels_dir: Some(xtask::kernels::host::folder_for_tests()?),
-        block_size: 8,
-        kv_cache_memory_bytes: Some(bytes),
-        swap_space_bytes: bytes,
-        max_model_len: Some(64),
-        max_num_seqs: 12,
-        max_num_batched_tokens: 48,
-        threads: Some(1),
-        seed: Some(1),
-        ..Default::default()
-    })
-}
+use crate::common::workers::{counted, on_host};
+use crate::common::{VOCABULARY, overlapping};
 
 fn load(config: &EngineConfig) -> Engine {
     Engine::load(config, &|_, _| {}).unwrap()
-}
-
-/// A worker whose host draws for everybody.
-struct OnHost(Box<dyn Worker>);
-
-impl Worker for OnHost {
-    fn submit(&mut self, input: Arc<StepInput>) {
-        let mut input = StepInput::clone(&input);
-        input.requests.iter_mut().for_each(|request| Arc::make_mut(request).on_host = true);
-        self.0.submit(Arc::new(input));
-    }
-
-    fn collect(&mut self, output: &mut StepOutput) -> Result<(), StepError> {
-        self.0.collect(output)
-    }
-
-    fn num_sequences(&self) -> usize {
-        self.0.num_sequences()
-    }
-}
-
-/// An engine that draws on the host and plans no step ahead.
-fn on_host(config: &EngineConfig) -> Engine {
-    let mut engine = load(config);
-    assert!(engine.info.sampler.take().is_some(), "cuda-sim draws on the device");
-    engine.info.max_in_flight = 1;
-    Engine { worker: Box::new(OnHost(engine.worker)), ..engine }
 }
 
 /// Holds every token to a class of ids that follows from the ones before, for `left` tokens.
@@ -79,8 +26,8 @@ struct Classes {
 
 impl Constraint for Classes {
     fn mask(&mut self) -> Result<Mask, ConstraintError> {
-        let mut tokens = TokenSet::new(VOCAB);
-        (0..VOCAB as u32).filter(|token| token % 7 == self.sum % 7).for_each(|token| tokens.insert(token));
+        let mut tokens = TokenSet::new(VOCABULARY);
+        (0..VOCABULARY as u32).filter(|token| token % 7 == self.sum % 7).for_each(|token| tokens.insert(token));
         Ok(Mask { tokens, may_end: false })
     }
 
@@ -152,7 +99,7 @@ fn wishes() -> Vec<Load> {
     let mut scored = request(8, 15, 5, 1, penalties);
     scored.params.prompt_logprobs = Some(2);
     let mut embedding = request(9, 14, 0, 1, plain());
-    embedding.params = GenerationParams::embedding(crate::Pooling::Mean);
+    embedding.params = GenerationParams::embedding(Pooling::Mean);
     wishes.extend([beams, scored, embedding].map(|request| (request, None)));
     wishes
 }
@@ -176,7 +123,7 @@ fn answers(engine: &mut Engine, loads: &[Load]) -> Vec<Vec<TokenEvent>> {
             }
         });
     }
-    is_empty(engine);
+    engine.audit().unwrap();
     // Those that come back from a preemption need not take turns as before.
     told.iter_mut().for_each(|told| {
         told.sort_by_key(|event| if let TokenEvent::Token { index, .. } = event { *index } else { 0 });
@@ -184,25 +131,15 @@ fn answers(engine: &mut Engine, loads: &[Load]) -> Vec<Vec<TokenEvent>> {
     told
 }
 
-/// Nobody holds a block or a slot, and nothing is in flight.
-fn is_empty(engine: &Engine) {
-    engine.scheduler.audit().unwrap();
-    let stats = engine.stats();
-    assert_eq!((stats.blocks_in_use, stats.num_running, stats.num_waiting, stats.num_swapped), (0, 0, 0, 0));
-    assert_eq!(engine.worker.num_sequences(), 0, "a slot is lost");
-    assert!(engine.flights.is_empty() && engine.requests.is_empty());
-    assert!(engine.under_way.lock().unwrap().is_none());
-}
-
 #[test]
 fn every_wish_drawn_on_the_device_gives_the_tokens_of_the_host_whatever_the_pool() {
-    let Some(large) = config(200) else { return };
+    let Some(large) = overlapping(200) else { return };
     let loads = wishes();
     let want = answers(&mut on_host(&large), &loads);
     assert!(want.iter().all(|told| !told.is_empty()));
     assert_eq!(answers(&mut load(&large), &loads), want, "in a large pool");
     for preemption_mode in [PreemptionMode::Recompute, PreemptionMode::Swap] {
-        let mut engine = load(&EngineConfig { preemption_mode, ..config(14).unwrap() });
+        let mut engine = load(&EngineConfig { preemption_mode, ..overlapping(14).unwrap() });
         assert_eq!(answers(&mut engine, &loads), want, "{preemption_mode:?} in a small pool");
         let stats = engine.stats();
         assert!(stats.num_preemptions > 0, "the pool was not too small: the test shows nothing");
@@ -212,9 +149,9 @@ fn every_wish_drawn_on_the_device_gives_the_tokens_of_the_host_whatever_the_pool
 
 #[test]
 fn a_step_is_under_way_while_the_one_before_it_is_published_unless_the_host_has_a_part_in_it() {
-    let Some(config) = config(64) else { return };
+    let Some(config) = overlapping(64) else { return };
     let in_flight = |load_of: &[Load]| {
-        let mut engine = load(&config);
+        let (mut engine, steps) = counted(&config);
         for (request, constraint) in load_of.iter().cloned() {
             match constraint {
                 Some(constraint) => engine.submit_constrained(request, Box::new(constraint)).unwrap(),
@@ -222,9 +159,7 @@ fn a_step_is_under_way_while_the_one_before_it_is_published_unless_the_host_has_
             };
         }
         (0..3).for_each(|_| engine.step(|_, _| {}));
-        let (under_way, steps) = (engine.under_way.lock().unwrap().is_some(), engine.scheduler.stats().steps);
-        assert_eq!(under_way, !engine.flights.is_empty());
-        (engine.flights.len(), steps)
+        steps.now()
     };
     let plain = request(1, 9, 14, 1, SamplingParams::default());
     let held = (plain.clone(), Some(Classes { sum: 0, left: 20 }));
@@ -241,30 +176,12 @@ fn a_step_is_under_way_while_the_one_before_it_is_published_unless_the_host_has_
 }
 
 #[test]
-fn a_swap_that_runs_as_late_as_may_be_changes_no_token_and_others_do_not_wait_for_it() {
-    let Some(large) = config(200) else { return };
-    let plain = SamplingParams::default;
-    let loads: Vec<Load> =
-        (0..7).map(|i| (request(i, 9 + i as usize, 20, 1 + i as usize % 2, plain()), None)).collect();
-    let want = answers(&mut load(&large), &loads);
-    let mut engine = load(&EngineConfig { preemption_mode: PreemptionMode::Swap, ..config(16).unwrap() });
-    hooks::LATE_SWAPS.set(true);
-    hooks::PASSES_BESIDE_SWAPS.set(0);
-    let answers = answers(&mut engine, &loads);
-    hooks::LATE_SWAPS.set(false);
-    assert_eq!(answers, want);
-    let swaps = engine.stats().num_swap_preemptions;
-    assert!(swaps > 3, "{swaps} swaps show nothing");
-    assert!(hooks::PASSES_BESIDE_SWAPS.get() > 0, "every step waited for every swap");
-}
-
-#[test]
 fn the_memory_of_an_engine_is_what_was_planned_sampling_included_and_no_step_takes_any() {
-    let Some(config) = config(30) else { return };
+    let Some(config) = overlapping(30) else { return };
     let options = device::Options { threads: Some(1), kernels: config.kernels_dir.clone(), ..Default::default() };
     let device = device::open_with("cuda-sim", &options).unwrap();
     let mut engine = Engine::load_on(&config, device.clone(), &|_, _| {}).unwrap();
-    let plan = crate::plan(&config).unwrap();
+    let plan = engine::plan(&config).unwrap();
     let cache = plan.kv_bytes_per_token * plan.pool_tokens() as u64;
     let planned = plan.weight_bytes + plan.step_bytes + cache;
     assert_eq!(device.allocated(), Some(planned));
@@ -325,7 +242,7 @@ fn run(engine: &mut Engine, loads: &[(GenerationRequest, Fate, usize)]) -> Vec<T
             break;
         }
     }
-    is_empty(engine);
+    engine.audit().unwrap();
     got
 }
 
@@ -337,7 +254,7 @@ proptest! {
         spare in 0u64..8,
         swaps: bool,
     ) {
-        let Some(large) = config(100) else { return Ok(()) };
+        let Some(large) = overlapping(100) else { return Ok(()) };
         let sampling = |i: u32| SamplingParams { frequency_penalty: (i % 2) as f32, ..Default::default() };
         let loads: Vec<_> = shapes.iter().zip(0..).map(|(&(len, out, n, fate, arrival), i)| {
             (request(i % 3, len, out, n, sampling(i)), fate, arrival)
@@ -352,7 +269,7 @@ proptest! {
         };
         let pool = loads.iter().map(|load| blocks(&load.0)).max().unwrap_or(1) + spare;
         let preemption_mode = if swaps { PreemptionMode::Swap } else { PreemptionMode::Recompute };
-        let tight = EngineConfig { preemption_mode, max_model_len: None, ..config(pool.max(6)).unwrap() };
+        let tight = EngineConfig { preemption_mode, max_model_len: None, ..overlapping(pool.max(6)).unwrap() };
         let got = run(&mut load(&tight), &loads);
         for ((got, want), (_, fate, _)) in got.iter().zip(&want).zip(&loads) {
             for (index, (got, want)) in got.iter().zip(want).enumerate() {
