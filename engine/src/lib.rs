@@ -45,7 +45,7 @@ pub use device::Profile;
 pub use device::allocator;
 pub use device::gemm::Quantization;
 pub use error::{AuditError, EngineError, SubmitError};
-pub use grammar::{Grammar, StructuredOutput};
+pub use grammar::{Grammar, Grammars, StructuredOutput};
 pub use memory::Plan;
 pub use models::{
     ChatInput, ChatTemplate, GenerationDefaults, ModelConfig, Pooling, TemplateError, TokenizeError, Tokenizer,

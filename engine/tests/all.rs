@@ -3,6 +3,7 @@
 
 mod batching;
 mod beam;
+mod beam_search;
 mod best_of;
 mod common;
 #[path = "../../device/tests/support/allocations.rs"]
@@ -14,6 +15,7 @@ mod embeddings;
 mod fake;
 mod faults;
 mod golden;
+mod grammars;
 mod handle;
 mod hostile;
 mod kernels;
@@ -25,13 +27,17 @@ mod perplexity;
 mod plan;
 mod profile;
 mod quantized;
+mod reasoning;
 mod reference;
 mod replay;
 mod row_invariance;
 mod steady;
+mod stop_scanner;
 mod stops;
 mod structured;
 mod swap;
 mod swaps_beside;
 mod text;
+mod tools;
+mod watch;
 mod windows;

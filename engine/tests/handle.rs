@@ -1,12 +1,18 @@
 //! The engine on its own thread: streams, cancellation, draining, health.
 
+use std::future::{Future, poll_fn};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use crate::common::noop::NoOp;
 use crate::common::slow::slow;
 use crate::common::{config, request};
-use engine::{AsyncEngine, Delta, EngineConfig, Event, FinishReason, SubmitError};
+use engine::{
+    AsyncEngine, Delta, EngineConfig, Event, FinishReason, GenerationParams, GenerationRequest, Grammar,
+    StructuredOutput, SubmitError,
+};
 
 fn start() -> AsyncEngine {
     AsyncEngine::start(config(64), &|_, _| {}).unwrap()
@@ -229,4 +235,29 @@ fn nothing_is_drawn_while_nobody_watches() {
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     let seen = runtime.block_on(async { engine.watch().next().await.unwrap() });
     assert_eq!(seen.stats.generation_tokens, 12, "what was counted meanwhile is there all the same");
+}
+
+#[test]
+fn a_request_whose_grammar_is_compiled_while_the_engine_begins_to_drain_is_refused() {
+    let engine = AsyncEngine::start(EngineConfig { threads: Some(1), ..Default::default() }, &|_, _| {}).unwrap();
+    let request = |which: usize| {
+        let grammar = Grammar::Regex(format!("[a-z]{{1,{}}}", 40 + which));
+        let structured_outputs = Some(Arc::new(StructuredOutput { grammar, param: "structured_outputs" }));
+        let params = GenerationParams { structured_outputs, ..Default::default() };
+        GenerationRequest { prompt: vec![1, 2, 3], params, ..Default::default() }
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    runtime.block_on(async {
+        // Grammars are compiled two at a time, so the last of them waits for those in front of it.
+        let mut submitted: Vec<_> = (0..12).map(|which| Box::pin(engine.submit(request(which)))).collect();
+        for submission in &mut submitted {
+            let waits = poll_fn(|context| Poll::Ready(submission.as_mut().poll(context).is_pending())).await;
+            assert!(waits, "a grammar was compiled at once");
+        }
+        engine.drain();
+        let last = submitted.pop().unwrap();
+        drop(submitted);
+        assert_eq!(last.await.err(), Some(SubmitError::Closed));
+    });
+    assert_eq!(engine.num_unfinished(), 0);
 }

@@ -1,7 +1,7 @@
 //! What a start would take, and what is found wrong without reading a weight.
 
 use crate::common::{TOKEN_BYTES, config};
-use engine::{EngineConfig, ModelSource, plan};
+use engine::{EngineConfig, Floor, ModelSource, Quantization, Work, plan};
 
 #[test]
 fn the_pool_is_what_the_bytes_hold_and_limits_the_context() {
@@ -53,4 +53,19 @@ fn a_folder_that_could_not_load_is_found_out() {
     std::fs::write(copy.path().join("config.json"), config_json).unwrap();
     std::fs::remove_file(copy.path().join("tokenizer.json")).unwrap();
     assert!(planned().unwrap_err().to_string().contains("tokenizer.json"));
+}
+
+#[test]
+fn the_demo_model_has_the_floor_that_its_shape_says() {
+    let config = EngineConfig { quantization: Some(Quantization::Q8), threads: Some(1), ..EngineConfig::default() };
+    let floor = Floor::measure(&config).unwrap();
+    // 5 layers of width 192 with 6 + 2·2 heads of 32 and 512 in between; 1,536 tokens, tied; norms are counted too.
+    assert_eq!(floor.logit_operations, 2 * 1536 * 192);
+    assert_eq!(floor.layer_operations + floor.logit_operations, 2 * 1_894_464);
+    assert_eq!(floor.threads, 1);
+    let decode = Work { steps: 10, tokens: 10, logits: 10, context: 0 };
+    let bytes = 10.0 * floor.weight_bytes as f64 / floor.read;
+    assert_eq!(floor.seconds(&decode), bytes.max(20.0 * 1_894_464.0 / floor.peak));
+    let long = Work { context: 1 << 40, ..decode };
+    assert!(floor.seconds(&long) > 1000.0 * floor.seconds(&decode));
 }

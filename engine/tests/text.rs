@@ -245,3 +245,37 @@ fn pieces(case: &Case, pick: u32, kind: u8) -> Vec<u32> {
         }
     }
 }
+
+/// The deltas of pieces of bytes, each byte a token, and the text from the end of the stream.
+fn deltas_of_bytes(case: &Case, prompt: &[u8], pieces: &[&[u8]]) -> Vec<String> {
+    let tokens = |bytes: &[u8]| bytes.iter().map(|&byte| token_of_byte(case, byte)).collect::<Vec<u32>>();
+    let mut detokenizer = Detokenizer::new(case.tokenizer.clone(), &tokens(prompt), true);
+    let piece = |piece: &&[u8]| tokens(piece).into_iter().map(|id| detokenizer.push(id)).collect::<String>();
+    let mut deltas: Vec<String> = pieces.iter().map(piece).collect();
+    deltas.push(detokenizer.finish());
+    deltas
+}
+
+/// A tokenizer that writes one U+FFFD for each maximal part of a character, and one that writes one for each byte.
+const BY_PART_AND_BY_BYTE: [&str; 2] = ["qwen2", "mistral-sliding"];
+
+#[test]
+fn broken_bytes_are_replaced_as_soon_as_they_cannot_become_a_character() {
+    let [by_part, by_byte] = BY_PART_AND_BY_BYTE.map(load);
+    let pieces: [&[u8]; 3] = [b"\xF0\x9F", b"x\xFF\xE4", b"\xBD"];
+    assert_eq!(deltas_of_bytes(&by_part, b"a", &pieces), ["", "\u{FFFD}x\u{FFFD}", "", "\u{FFFD}"]);
+    let twice = "\u{FFFD}\u{FFFD}";
+    assert_eq!(deltas_of_bytes(&by_byte, b"a", &pieces), ["", &format!("{twice}x\u{FFFD}"), "", twice]);
+}
+
+#[test]
+fn a_character_that_the_prompt_began_is_never_given_in_part() {
+    for (name, cut) in BY_PART_AND_BY_BYTE.into_iter().zip(["", "\u{FFFD}"]) {
+        let case = load(name);
+        let deltas = |output: &[u8]| deltas_of_bytes(&case, b"ab\xF0\x9F", &[output]);
+        assert_eq!(deltas(b"\x99\x82"), ["🙂", ""]);
+        assert_eq!(deltas(b"x\xFF"), ["x\u{FFFD}", ""]);
+        assert_eq!(deltas(b"\x99x"), [&format!("{cut}x"), ""]);
+        assert_eq!(deltas(b"\x99"), ["", cut]);
+    }
+}

@@ -20,7 +20,7 @@ mod guide;
 mod matcher;
 mod vocabulary;
 
-pub(crate) use compile::Grammars;
+pub use compile::Grammars;
 pub(crate) use guide::{Guides, MaskThreads};
 
 /// What a text must match as a whole.

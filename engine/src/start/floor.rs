@@ -94,25 +94,3 @@ impl Floor {
 fn read_each_step(decoder: &Decoder, bytes: u64, embedding: u64, parameters: u64) -> u64 {
     if decoder.is_tied() { bytes } else { bytes - (bytes as f64 * embedding as f64 / parameters as f64) as u64 }
 }
-
-#[cfg(test)]
-mod tests {
-    #![allow(clippy::unwrap_used)]
-    use super::*;
-    use device::gemm::Quantization;
-
-    #[test]
-    fn the_demo_model_has_the_floor_that_its_shape_says() {
-        let config = EngineConfig { quantization: Some(Quantization::Q8), threads: Some(1), ..EngineConfig::default() };
-        let floor = Floor::measure(&config).unwrap();
-        // 5 layers of width 192 with 6 + 2·2 heads of 32 and 512 in between; 1,536 tokens, tied; norms are counted too.
-        assert_eq!(floor.logit_operations, 2 * 1536 * 192);
-        assert_eq!(floor.layer_operations + floor.logit_operations, 2 * 1_894_464);
-        assert_eq!(floor.threads, 1);
-        let decode = Work { steps: 10, tokens: 10, logits: 10, context: 0 };
-        let bytes = 10.0 * floor.weight_bytes as f64 / floor.read;
-        assert_eq!(floor.seconds(&decode), bytes.max(20.0 * 1_894_464.0 / floor.peak));
-        let long = Work { context: 1 << 40, ..decode };
-        assert!(floor.seconds(&long) > 1000.0 * floor.seconds(&decode));
-    }
-}

@@ -113,6 +113,3 @@ fn append(events: &mut Vec<ToolEvent>, event: ToolEvent) {
         (_, event) => events.push(event),
     }
 }
-
-#[cfg(test)]
-mod tests;

@@ -1,10 +1,19 @@
-//! Every format: whole calls, text that is none, and any split.
+//! Tool calls in every format: whole calls, text that is no call, and any split.
 
-use super::*;
-use ToolEvent::{Arguments, Call, Text};
+use engine::text::ToolEvent::{self, Arguments, Call, Text};
+use engine::text::ToolFormat;
 use proptest::prelude::*;
 
 const FORMATS: [ToolFormat; 3] = [ToolFormat::Hermes, ToolFormat::Llama3Json, ToolFormat::Mistral];
+
+/// Appends an event; neighbouring pieces of text, or of arguments, become one.
+fn append(events: &mut Vec<ToolEvent>, event: ToolEvent) {
+    match (events.last_mut(), event) {
+        (Some(Text(text)), Text(more)) | (Some(Arguments(text)), Arguments(more)) => text.push_str(&more),
+        (_, Text(empty) | Arguments(empty)) if empty.is_empty() => {}
+        (_, event) => events.push(event),
+    }
+}
 
 fn parse(format: ToolFormat, pieces: &[&str]) -> Vec<ToolEvent> {
     let mut parser = format.parser(vec!["f".into(), "get time".into()]);
