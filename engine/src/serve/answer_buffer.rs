@@ -1,20 +1,21 @@
-//! Answers that come together, when the last has ended: the best of several samples, and the results of a beam search.
+//! Answers that are returned together after the last sequence has ended: the best of several samples, and the results of a beam
+//! search.
 
 use crate::api::{Delta, FinishReason, GenerationParams};
 
-/// What a request has made so far and does not show yet.
-pub(crate) struct Held {
-    /// By index of the sequence.
+/// The output of a request that is not returned yet.
+pub(crate) struct AnswerBuffer {
+    /// One per sequence, by index.
     answers: Vec<Delta>,
-    /// Candidates are ranked and so many shown; results of a beam search come ranked.
+    /// Number of candidates to return after ranking them; `None` for a beam search, whose results are ranked already.
     best: Option<usize>,
     show_logprobs: bool,
 }
 
-impl Held {
-    /// `None` for a request whose news need not wait. Candidates need log-probabilities to be ranked by: where the caller
-    /// wants none, they are switched on here and taken out of the answer.
-    pub fn new(params: &mut GenerationParams) -> Option<Held> {
+impl AnswerBuffer {
+    /// Creates a buffer; `None` for a request whose output is streamed. Candidates are ranked by log-probability: if the caller
+    /// asked for none, they are switched on here and removed from the answer.
+    pub fn new(params: &mut GenerationParams) -> Option<AnswerBuffer> {
         let best = params.best_of.filter(|&candidates| candidates > params.n).map(|_| params.n);
         if best.is_none() && params.beam.is_none() {
             return None;
@@ -23,10 +24,10 @@ impl Held {
         if best.is_some() {
             params.sampling.logprobs.get_or_insert(0);
         }
-        Some(Held { answers: Vec::new(), best, show_logprobs })
+        Some(AnswerBuffer { answers: Vec::new(), best, show_logprobs })
     }
 
-    /// Keeps news of a sequence.
+    /// Appends output of a sequence.
     pub fn add(&mut self, delta: Delta) {
         let index = delta.index as usize;
         for index in self.answers.len()..=index {
@@ -35,11 +36,12 @@ impl Held {
         self.answers[index].extend(delta);
     }
 
-    /// The answers, each as one delta, numbered from the best.
-    pub fn release(&mut self) -> Vec<Delta> {
+    /// Takes the answers, each as one delta, numbered from the best.
+    pub fn take(&mut self) -> Vec<Delta> {
         let mut answers = std::mem::take(&mut self.answers);
         if let Some(n) = self.best {
-            // Stable: of equal ones the first. A failure is the whole request's, and must not be ranked out of sight.
+            // The sort is stable, so of equal candidates the first one wins. A failure concerns the whole request, so it ranks
+            // first and is always returned.
             answers.sort_by(|a, b| failed(b).cmp(&failed(a)).then(mean_logprob(b).total_cmp(&mean_logprob(a))));
             answers.truncate(n);
         }
@@ -57,7 +59,7 @@ fn failed(answer: &Delta) -> bool {
     matches!(answer.finish, Some(FinishReason::Grammar(_) | FinishReason::Error(_)))
 }
 
-/// "The highest log probability per token", as OpenAI's reference says of `best_of`; 0 without tokens.
+/// Mean log-probability per token, by which OpenAI's reference ranks `best_of`; 0 without tokens.
 fn mean_logprob(answer: &Delta) -> f64 {
     let logprobs = answer.tokens.iter().filter_map(|token| token.logprobs.as_ref());
     let sum: f64 = logprobs.map(|logprobs| f64::from(logprobs.logprob)).sum();
@@ -80,18 +82,18 @@ mod tests {
         Delta { index, text: "x".repeat(logprobs.len()), tokens: logprobs.iter().map(token).collect(), finish }
     }
 
-    fn held(n: usize, best_of: usize, deltas: Vec<Delta>) -> Vec<Delta> {
+    fn best(n: usize, best_of: usize, deltas: Vec<Delta>) -> Vec<Delta> {
         let mut params = GenerationParams { n, best_of: Some(best_of), ..Default::default() };
-        let mut held = Held::new(&mut params).unwrap();
-        assert_eq!(params.sampling.logprobs, Some(0), "ranked by what nobody asked for");
-        deltas.into_iter().for_each(|delta| held.add(delta));
-        held.release()
+        let mut buffer = AnswerBuffer::new(&mut params).unwrap();
+        assert_eq!(params.sampling.logprobs, Some(0), "switched on to rank the candidates");
+        deltas.into_iter().for_each(|delta| buffer.add(delta));
+        buffer.take()
     }
 
     #[test]
     fn the_best_by_mean_log_probability_come_first_and_equal_ones_in_order() {
         let end = || Some(FinishReason::Length);
-        let answers = held(
+        let answers = best(
             3,
             4,
             vec![
@@ -109,15 +111,15 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_is_never_ranked_out_of_sight() {
+    fn a_failure_ranks_first() {
         let error = || Some(FinishReason::Error("no device".into()));
-        let answers = held(1, 2, vec![delta(0, &[-0.1], Some(FinishReason::Length)), delta(1, &[-9.0], error())]);
+        let answers = best(1, 2, vec![delta(0, &[-0.1], Some(FinishReason::Length)), delta(1, &[-9.0], error())]);
         assert_eq!(answers[0].finish, error());
     }
 
     #[test]
-    fn as_many_candidates_as_answers_need_not_wait() {
+    fn as_many_candidates_as_answers_are_streamed() {
         let mut params = GenerationParams { n: 2, best_of: Some(2), ..Default::default() };
-        assert!(Held::new(&mut params).is_none() && params.sampling.logprobs.is_none());
+        assert!(AnswerBuffer::new(&mut params).is_none() && params.sampling.logprobs.is_none());
     }
 }
