@@ -5,23 +5,23 @@
 //!                 final ───────┘└── held: the longest end of the text that begins a stop string
 //! ```
 //!
-//! Text is scanned as if it came one character at a time: the match that is complete first wins, and of several that end
-//! together the longest. So the result does not depend on how the text is split, and nothing waits longer than it must.
+//! The result is that of a scan character by character: the match that is complete first wins, and the longest of several that
+//! end at the same character. So it does not depend on how the text is split, and no text is held back longer than necessary.
 
 use std::sync::Arc;
 
-/// What a piece of text added.
+/// The result of scanning a piece of text.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Scanned {
-    /// Text that is final: neither a stop string nor the beginning of one.
+    /// Final text: it contains no stop string, and its end does not begin one.
     pub text: String,
-    /// The stop string that was found; the text ends there.
+    /// The stop string that was found and ends the text.
     pub stop: Option<String>,
 }
 
-/// Finds the first of several stop strings in a text that comes in pieces.
+/// Finds the first of several stop strings in a text that arrives in pieces.
 ///
-/// Clones share the stop strings. Holds back less than the longest stop string, in bytes. After a match it gives nothing any more.
+/// Holds back fewer bytes than the longest stop string has. Returns nothing after a match. Clones share the stop strings.
 ///
 /// ```
 /// use engine::text::StopScanner;
@@ -41,12 +41,12 @@ pub struct StopScanner {
 }
 
 impl StopScanner {
-    /// A scanner for `stops`, which leaves the match in the text if `include_stop`. Empty strings never match.
+    /// Creates a scanner for `stops`. It leaves the match in the text if `include_stop`. Empty strings never match.
     pub fn new(stops: &[String], include_stop: bool) -> Self {
         StopScanner { stops: stops.into(), include_stop, held: String::new(), matched: false }
     }
 
-    /// Takes the next piece of text and gives what has become final.
+    /// Reads the next piece of text and returns what has become final.
     pub fn push(&mut self, piece: &str) -> Scanned {
         if self.matched {
             return Scanned::default();
@@ -59,25 +59,25 @@ impl StopScanner {
             self.matched = true;
             return Scanned { text, stop: Some(stop) };
         }
-        self.held = text.split_off(text.len() - self.beginning_at_end(&text));
+        self.held = text.split_off(text.len() - self.held_length(&text));
         Scanned { text, stop: None }
     }
 
-    /// The text that was held back: no more comes, so it is no stop string.
+    /// Ends the text, and returns what was held back.
     pub fn finish(&mut self) -> String {
         std::mem::take(&mut self.held)
     }
 
-    /// The match that ends first, of those the one that starts first: where it starts, and what it is.
+    /// The match that ends first, or the longest of those: its start and the stop string.
     fn first_match(&self, text: &str) -> Option<(usize, &str)> {
         let stops = self.stops.iter().map(String::as_str).filter(|stop| !stop.is_empty());
         let matches = stops.filter_map(|stop| Some((text.find(stop)?, stop)));
         matches.min_by_key(|(start, stop)| (start + stop.len(), *start))
     }
 
-    /// Length of the longest end of `text` that is the beginning of a stop string. It starts with that string's first
-    /// character, so `text` may be cut there.
-    fn beginning_at_end(&self, text: &str) -> usize {
+    /// Length of the longest end of `text` that is the beginning of a stop string. It begins with the first character of that
+    /// string, so `text` can be cut there.
+    fn held_length(&self, text: &str) -> usize {
         let text = text.as_bytes();
         let longest = |stop: &String| {
             let most = stop.len().saturating_sub(1).min(text.len());

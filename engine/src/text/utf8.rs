@@ -1,8 +1,8 @@
-//! Bytes to characters, piece by piece: an unfinished character waits, broken bytes become U+FFFD.
+//! Incremental decoding of UTF-8: an unfinished character is held back, and invalid bytes become U+FFFD.
 
 use std::str::from_utf8;
 
-/// How many U+FFFD stand for bytes that are no character.
+/// How many U+FFFD replace invalid bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Replacement {
     /// One for each maximal subpart, as Unicode recommends and `String::from_utf8_lossy` does (byte-level vocabularies).
@@ -15,15 +15,15 @@ pub(super) enum Replacement {
 #[derive(Clone, Debug)]
 pub(super) struct Utf8Decoder {
     replacement: Replacement,
-    /// The beginning of a character: at most three bytes.
+    /// The beginning of a character, at most three bytes.
     held: Vec<u8>,
-    /// How many of `held` came before the text whose characters are asked for.
+    /// Number of bytes in `held` that belong to the text before.
     foreign: usize,
 }
 
 impl Utf8Decoder {
-    /// A decoder that has already seen `before`. If that ends inside a character, the character is given whole once the rest
-    /// of it comes; if the rest never comes, the bytes of `before` are not replaced, since they are somebody else's text.
+    /// Creates a decoder for the text after `before`. If `before` ends within a character, the whole character is returned once it
+    /// is complete; if it never is, only bytes after `before` are replaced.
     pub(super) fn after(before: &[u8], replacement: Replacement) -> Self {
         let mut decoder = Utf8Decoder { replacement, held: Vec::new(), foreign: 0 };
         decoder.push(before);
@@ -31,7 +31,7 @@ impl Utf8Decoder {
         decoder
     }
 
-    /// The characters that `bytes` complete.
+    /// Returns the characters that `bytes` complete.
     pub(super) fn push(&mut self, bytes: &[u8]) -> String {
         let mut input = std::mem::take(&mut self.held);
         input.extend_from_slice(bytes);
@@ -53,7 +53,7 @@ impl Utf8Decoder {
         text
     }
 
-    /// What stands for the character that never became whole.
+    /// Returns the replacement of a character that was never completed.
     pub(super) fn finish(&mut self) -> String {
         let mut text = String::new();
         let broken = std::mem::take(&mut self.held).len();
@@ -71,7 +71,7 @@ impl Utf8Decoder {
     }
 }
 
-/// Whether more bytes could make a character of these.
+/// Whether more bytes could complete a character.
 fn is_beginning(bytes: &[u8]) -> bool {
     from_utf8(bytes).is_err_and(|error| error.error_len().is_none())
 }

@@ -133,62 +133,8 @@ impl Owners {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
-    use std::time::Instant;
-
-    use sched::{Outcome, Request, RequestId, SchedConfig, Scheduler, SeqId};
-
     use super::*;
-
-    fn scheduler(blocks: usize) -> Scheduler {
-        let sizes = SchedConfig { max_num_seqs: 256, max_num_batched_tokens: 1 << 20, ..SchedConfig::new(blocks, 16) };
-        Scheduler::new(SchedConfig { max_model_len: 1 << 20, ..sizes }).unwrap()
-    }
-
-    fn request(id: u64, prompt: Vec<u32>, max_tokens: usize) -> Request {
-        Request::new(RequestId(id), prompt, max_tokens)
-    }
-
-    fn step(scheduler: &mut Scheduler, finished: bool) {
-        let plan = scheduler.plan();
-        let sampled = plan.spans.iter().filter(|span| !span.sample.is_empty());
-        let outcomes: Vec<Outcome> =
-            sampled.map(|span| Outcome::token(SeqId { request: span.seq.request, index: 0 }, 9, finished)).collect();
-        scheduler.commit(plan.step, &outcomes).unwrap();
-    }
-
-    fn drawn(scheduler: &Scheduler) -> (BlockMap, Vec<usize>) {
-        draw(scheduler.pool(), &scheduler.requests().collect::<Vec<_>>())
-    }
-
-    #[test]
-    fn the_map_says_of_each_block_who_owns_it_who_shares_it_and_what_is_cached() {
-        let mut scheduler = scheduler(12);
-        let prefix: Vec<u32> = (0..32).collect();
-        scheduler.submit(request(7, [&prefix[..], &[50; 4]].concat(), 4)).unwrap();
-        step(&mut scheduler, false);
-        let own = Owner { requests: vec![7], references: 1 };
-        assert_eq!(drawn(&scheduler).0.runs, [(2, 3), (0, 9)]);
-        assert_eq!(drawn(&scheduler).0.owners, [own]);
-
-        scheduler.submit(request(9, [&prefix[..], &[60; 4]].concat(), 4)).unwrap();
-        step(&mut scheduler, false);
-        let (map, counts) = drawn(&scheduler);
-        let both = Owner { requests: vec![7, 9], references: 2 };
-        let shared = map.owners.iter().position(|owner| *owner == both).unwrap() as u32 + 2;
-        assert_eq!(map.runs[0], (shared, 2), "the prefix is theirs together");
-        assert_eq!(map.runs[1..], [(2, 1), (3, 1), (0, 8)], "the rest is their own");
-        assert_eq!(counts, [3, 3]);
-
-        step(&mut scheduler, true);
-        let (map, counts) = drawn(&scheduler);
-        assert_eq!(
-            (map.runs, map.owners, counts),
-            (vec![(1, 2), (0, 10)], vec![], vec![]),
-            "what is full stays cached"
-        );
-    }
 
     #[test]
     fn a_cell_of_several_blocks_shows_the_liveliest() {
@@ -204,22 +150,5 @@ mod tests {
         ] {
             assert_eq!(owners.liveliest(blocks), shown);
         }
-    }
-
-    #[test]
-    fn a_snapshot_of_a_large_pool_is_cheap_and_bounded() {
-        let mut scheduler = scheduler(100_000);
-        let prefix: Vec<u32> = (0..1600).collect();
-        for id in 0..256u32 {
-            let own = (0..1600).map(|i| 5000 + id * 7 + i);
-            scheduler.submit(request(u64::from(id), prefix.iter().copied().chain(own).collect(), 1000)).unwrap();
-            step(&mut scheduler, false);
-        }
-        let start = Instant::now();
-        let (map, counts) = drawn(&scheduler);
-        println!("a map of 100,000 blocks and {} requests: {:?}", counts.len(), start.elapsed());
-        assert_eq!(map.blocks_per_cell, 7);
-        assert_eq!(map.runs.iter().map(|run| run.1 as usize).sum::<usize>(), 100_000usize.div_ceil(7));
-        assert!(map.owners.len() <= MAX_OWNERS && map.owners.iter().all(|owner| owner.requests.len() <= MAX_NAMES));
     }
 }
