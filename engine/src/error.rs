@@ -23,7 +23,7 @@ pub enum EngineError {
     /// The scheduler's sizes contradict each other.
     #[error(transparent)]
     Scheduler(#[from] sched::ConfigError),
-    /// A setting can not be used.
+    /// A setting cannot be used.
     #[error("{flag}: found {found}, expected {expected}")]
     Config {
         /// The flag as typed on the command line, for example `--block-size`.

@@ -1,15 +1,14 @@
-//! One step: plan, submit, collect, publish, commit.
+//! The inference engine: plan, submit, collect, publish, commit.
 //!
-//! What it is: the loop that turns requests into tokens. [`Llm`] answers batches of prompts on the caller's thread;
-//! [`AsyncEngine`] runs on a thread of its own for a server; [`Engine`] is the same step on token ids alone.
+//! This crate contains the loop that turns requests into tokens. [`Llm`] answers batches of prompts on the caller's thread;
+//! [`AsyncEngine`] runs on a thread of its own, for a server; [`Engine`] runs the same steps on token ids.
 //!
 //! ```text
 //! request ─▶ sched: plan ─▶ worker: block copies, forward pass, draws ─▶ publish ─▶ sched: commit ─▶ text ─▶ events
 //! ```
 //!
-//! Between the engine and what computes lies one interface, [`worker::Worker`].
-//!
-//! What it is not: it speaks no HTTP, and decides nothing that the scheduler should.
+//! The interface between the engine and the device is [`worker::Worker`]. The crate contains no HTTP, and scheduling decisions
+//! are made in `sched` alone.
 //!
 //! ```
 //! let mut llm = engine::Llm::new(engine::EngineConfig::default())?;
@@ -31,7 +30,7 @@ pub mod text;
 pub mod watch;
 pub mod worker;
 
-/// Devices and kernels by themselves, for those who measure them.
+/// Devices and kernels without an engine, for measurements.
 pub mod kernels {
     pub use attention_kernels::trial::Peaks;
     pub use attention_kernels::trial::grid::{Grid, GridError, Measurement};

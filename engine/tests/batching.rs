@@ -45,7 +45,7 @@ fn a_seed_gives_the_same_tokens_whatever_the_batch() {
 }
 
 #[test]
-fn what_the_host_draws_is_the_same_to_the_bit_whatever_the_threads() {
+fn draws_on_the_host_have_the_same_bits_with_any_number_of_threads() {
     // A vocabulary of 560 tokens is worth a thread for each dozen rows.
     let requests: Vec<GenerationRequest> = (0..90)
         .map(|i| {
@@ -73,7 +73,7 @@ fn what_the_host_draws_is_the_same_to_the_bit_whatever_the_threads() {
 }
 
 #[test]
-fn requests_without_a_seed_differ_but_an_engine_s_seed_repeats_them() {
+fn requests_without_a_seed_differ_and_repeat_under_the_same_engine_seed() {
     let mut request = request(1, 12, 20, 1);
     request.params.sampling.seed = None;
     let run = |seed| {

@@ -244,7 +244,7 @@ fn steps(engine: &mut Engine, blocks: f64) -> Vec<(Vec<TokenEvent>, f64)> {
 }
 
 #[test]
-fn beams_share_the_prompt_and_own_only_what_differs() {
+fn beams_share_the_blocks_of_the_prompt_and_of_common_prefixes() {
     let mut request = long(3, 4);
     request.prompt = prompt(3, 64);
     let mut engine = Engine::load(&config(64), &|_, _| {}).unwrap();
@@ -257,7 +257,7 @@ fn beams_share_the_prompt_and_own_only_what_differs() {
 }
 
 #[test]
-fn the_start_is_told_when_the_prompt_is_computed_and_the_results_at_the_end() {
+fn the_start_is_reported_after_the_prompt_and_the_results_at_the_end() {
     let mut request = long(1, 3);
     request.params.prompt_logprobs = Some(1);
     let mut engine = Engine::load(&config(64), &|_, _| {}).unwrap();
@@ -287,7 +287,7 @@ fn a_search_can_be_cancelled_at_any_step() {
 }
 
 #[test]
-fn stop_tokens_end_hypotheses_and_min_tokens_holds_them_back() {
+fn stop_tokens_end_hypotheses_but_not_before_min_tokens() {
     let mut llm = Llm::new(config(64)).unwrap();
     let mut asked = search(BeamSearch { length_penalty: -1.0, ..BeamSearch::new(4) }, 4);
     asked.params.stop_token_ids = vec![300];
@@ -308,7 +308,7 @@ fn stop_tokens_end_hypotheses_and_min_tokens_holds_them_back() {
 }
 
 #[test]
-fn where_fewer_continuations_exist_than_were_asked_for_the_rest_is_empty() {
+fn if_fewer_continuations_exist_than_requested_the_rest_is_empty() {
     let mut llm = Llm::new(config(64)).unwrap();
     let mut asked = search(BeamSearch::new(3), 3);
     asked.params.sampling.allowed_token_ids = Some([17].into());

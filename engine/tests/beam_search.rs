@@ -230,7 +230,7 @@ proptest! {
     }
 
     #[test]
-    fn a_narrow_beam_gives_what_a_search_gives_that_never_ends_early(
+    fn a_narrow_beam_finds_what_a_search_without_early_end_finds(
         (table, limit) in tables(), penalty in -2.0f32..2.0, width in 1..6usize, early_stopping: bool,
     ) {
         let search = BeamSearch { width, length_penalty: penalty, early_stopping };
@@ -255,7 +255,7 @@ fn hasty(limit: usize) -> Table {
 }
 
 #[test]
-fn a_search_ends_when_nothing_can_beat_the_best_any_more() {
+fn a_search_ends_when_no_beam_can_beat_the_best_any_more() {
     let steps = |length_penalty, early_stopping| {
         run(&hasty(6), 6, BeamSearch { width: 2, length_penalty, early_stopping }).steps
     };
@@ -283,7 +283,7 @@ fn the_bound_of_a_negative_length_penalty_is_one_token_away() {
 }
 
 #[test]
-fn a_beam_is_asked_for_enough_candidates_that_as_many_as_its_width_go_on() {
+fn each_beam_gets_enough_candidates_that_width_of_them_continue() {
     let count = |stop_token_ids| run_with(&hasty(3), 2, BeamSearch::new(4), stop_token_ids).count;
     assert_eq!(count(vec![]), 8);
     assert_eq!(count(vec![0, 1, 2, 0, 1, 2]), 11, "seven ids may end a hypothesis");

@@ -106,7 +106,7 @@ fn scoring_alone_has_candidates_without_tokens() {
 }
 
 #[test]
-fn numbers_that_do_not_go_together_are_refused_by_name() {
+fn contradictory_numbers_are_refused_with_the_name_of_the_field() {
     let mut llm = Llm::new(config(64)).unwrap();
     let mut refused = |change: &dyn Fn(&mut engine::GenerationParams)| {
         let mut request = request(1, 10, 4, 2);

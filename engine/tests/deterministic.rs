@@ -69,7 +69,7 @@ fn notes(config: EngineConfig) -> String {
 }
 
 #[test]
-fn one_family_is_chosen_and_said_and_without_the_flag_another_may_be() {
+fn the_flag_selects_and_reports_one_family_of_kernels() {
     let line = "deterministic: attention of the family cuda.tiles, products with one order of summation";
     let Some(config) = on_sim(64) else { return };
     let said = notes(config.clone());

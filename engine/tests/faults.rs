@@ -130,7 +130,7 @@ fn whichever_copy_fails_only_its_step_fails_and_nobody_reads_what_was_not_copied
 }
 
 #[test]
-fn a_copy_that_fails_while_the_step_before_it_runs_fails_its_own_step_alone() {
+fn a_copy_that_fails_while_the_previous_step_runs_fails_only_its_own_step() {
     let Some(mut large) = overlapped(200) else { return };
     let want = drive(&mut large, few());
     let mut tight = overlapped(11).unwrap();

@@ -123,7 +123,7 @@ fn health_follows_completed_steps_and_not_planned_ones() {
 }
 
 #[test]
-fn what_can_be_refused_is_refused_before_any_output() {
+fn invalid_requests_are_refused_before_any_output() {
     let engine = start();
     let mut bad = request(1, 10, 5, 1);
     bad.prompt[3] = 560;
@@ -138,7 +138,7 @@ fn what_can_be_refused_is_refused_before_any_output() {
 }
 
 #[test]
-fn a_reader_that_falls_behind_loses_its_request_and_nobody_else_does() {
+fn a_reader_that_falls_behind_loses_only_its_own_request() {
     let config = EngineConfig { max_unread_events: 8, ..config(64) };
     let engine = AsyncEngine::start(config, &|_, _| {}).unwrap();
     let mut unread = submit(&engine, request(1, 10, 200, 1)).unwrap();
@@ -159,14 +159,14 @@ fn a_reader_that_falls_behind_loses_its_request_and_nobody_else_does() {
 }
 
 #[test]
-fn a_queue_that_is_full_refuses_with_the_numbers() {
+fn a_full_queue_refuses_requests_and_reports_its_length() {
     let config = EngineConfig { max_queued_requests: 0, ..config(64) };
     let engine = AsyncEngine::start(config, &|_, _| {}).unwrap();
     assert_eq!(submit(&engine, request(1, 10, 5, 1)).err(), Some(SubmitError::QueueFull { waiting: 0, limit: 0 }));
 }
 
 #[test]
-fn a_stream_knows_when_its_request_left_the_queue_and_when_each_event_was_made() {
+fn a_stream_returns_when_its_request_left_the_queue_and_when_each_event_was_emitted() {
     let engine = AsyncEngine::start(config(64), &|_, _| {}).unwrap();
     let mut stream = submit(&engine, request(1, 10, 5, 1)).unwrap();
     let submitted = stream.last_event();
@@ -225,7 +225,7 @@ fn whoever_watches_sees_a_request_and_its_blocks_come_and_go() {
 }
 
 #[test]
-fn nothing_is_drawn_while_nobody_watches() {
+fn no_snapshot_is_taken_without_watchers() {
     let engine = start();
     assert_eq!(
         deltas(submit(&engine, request(1, 10, 12, 1)).unwrap()).last().unwrap().finish,
@@ -238,7 +238,7 @@ fn nothing_is_drawn_while_nobody_watches() {
 }
 
 #[test]
-fn a_request_whose_grammar_is_compiled_while_the_engine_begins_to_drain_is_refused() {
+fn a_request_whose_grammar_compiles_while_the_engine_starts_draining_is_refused() {
     let engine = AsyncEngine::start(EngineConfig { threads: Some(1), ..Default::default() }, &|_, _| {}).unwrap();
     let request = |which: usize| {
         let grammar = Grammar::Regex(format!("[a-z]{{1,{}}}", 40 + which));

@@ -59,7 +59,7 @@ fn starting() {
 }
 
 #[test]
-fn what_keeps_a_model_from_a_gpu_is_one_line_and_auto_takes_the_cpu_and_says_why() {
+fn an_unusable_gpu_is_reported_in_one_line_and_auto_uses_the_cpu_and_says_why() {
     for (variable, words) in [
         (
             ("FAKE_VERSION", "12040"),
@@ -83,7 +83,7 @@ fn what_keeps_a_model_from_a_gpu_is_one_line_and_auto_takes_the_cpu_and_says_why
 }
 
 #[test]
-fn a_model_that_does_not_fit_beside_other_programs_is_one_line_with_the_numbers() {
+fn a_model_that_does_not_fit_beside_other_programs_is_refused_in_one_line_with_numbers() {
     let Some(line) = said("cuda", &[("FAKE_FREE", "1")]) else { return };
     assert!(!line.contains('\n') && line.starts_with("--device: found cuda, expected a GPU with "), "{line}");
     for words in ["of 16.00 GiB the weights take ", "other programs 16.00 GiB; free some", "or use --device cpu"] {

@@ -148,7 +148,7 @@ fn every_wish_drawn_on_the_device_gives_the_tokens_of_the_host_whatever_the_pool
 }
 
 #[test]
-fn a_step_is_under_way_while_the_one_before_it_is_published_unless_the_host_has_a_part_in_it() {
+fn the_next_step_is_in_flight_during_publishing_unless_the_host_takes_part_in_it() {
     let Some(config) = overlapping(64) else { return };
     let in_flight = |load_of: &[Load]| {
         let (mut engine, steps) = counted(&config);
@@ -176,7 +176,7 @@ fn a_step_is_under_way_while_the_one_before_it_is_published_unless_the_host_has_
 }
 
 #[test]
-fn the_memory_of_an_engine_is_what_was_planned_sampling_included_and_no_step_takes_any() {
+fn an_engine_uses_exactly_the_planned_memory_and_no_step_allocates() {
     let Some(config) = overlapping(30) else { return };
     let options = device::Options { threads: Some(1), kernels: config.kernels_dir.clone(), ..Default::default() };
     let device = device::open_with("cuda-sim", &options).unwrap();
@@ -249,7 +249,7 @@ fn run(engine: &mut Engine, loads: &[(GenerationRequest, Fate, usize)]) -> Vec<T
 proptest! {
     #![proptest_config(ProptestConfig { cases: 4, max_shrink_iters: 40, ..ProptestConfig::default() })]
     #[test]
-    fn any_load_gives_each_request_the_tokens_it_gives_alone_and_leaves_every_block_free(
+    fn any_load_gives_each_request_the_tokens_it_gets_alone_and_leaves_every_block_free(
         shapes in prop::collection::vec((1usize..30, 1usize..12, 1usize..4, fate(), 0usize..6), 1..7),
         spare in 0u64..8,
         swaps: bool,

@@ -132,7 +132,7 @@ fn recorded() -> Recorded {
 }
 
 #[test]
-fn the_rows_of_a_track_sum_to_the_steps_and_the_greatest_come_first() {
+fn the_rows_of_a_track_add_up_to_the_steps_in_descending_order() {
     let text = table(&recorded(), &Best { bytes: Some(20e9), operations: Some(25e9) });
     let cells: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
     let share = |line: &[&str]| {
@@ -151,7 +151,7 @@ fn the_rows_of_a_track_sum_to_the_steps_and_the_greatest_come_first() {
 }
 
 #[test]
-fn without_a_measure_of_the_device_there_is_no_floor() {
+fn without_peak_rates_no_lower_bound_is_shown() {
     let text = table(&recorded(), &Best::default());
     assert!(text.lines().any(|line| line.contains("linear") && line.ends_with("10.0      20.0")), "{text}");
     assert!(table(&Recorded::default(), &Best::default()).starts_with("profile of 0 steps"));

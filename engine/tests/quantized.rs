@@ -147,7 +147,7 @@ fn a_plan_counts_the_packed_bytes() {
 }
 
 #[test]
-fn a_device_that_multiplies_with_no_such_weights_refuses_them_in_one_line_before_it_reads_any() {
+fn a_device_without_such_products_refuses_the_weights_in_one_line_before_reading_any() {
     let Some(on_sim) = crate::common::on_sim(config("llama", Quantization::Q8)) else { return };
     for form in [Quantization::Q8, Quantization::Q4] {
         let config = EngineConfig { quantization: Some(form), ..on_sim.clone() };

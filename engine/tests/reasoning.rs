@@ -14,7 +14,7 @@ fn split(thinking: bool, pieces: &[&str]) -> (String, String) {
 }
 
 #[test]
-fn thoughts_stand_in_front_of_the_answer_or_nowhere() {
+fn reasoning_is_recognised_only_in_front_of_the_answer() {
     for (thinking, text, reasoning, content) in [
         (false, "<think>a b</think>c", "a b", "c"),
         (false, " \n<think>\na\n\nb\n</think>\n\nc <think>d</think>\n", "a\n\nb", "c <think>d</think>\n"),
@@ -33,7 +33,7 @@ fn thoughts_stand_in_front_of_the_answer_or_nowhere() {
 }
 
 #[test]
-fn a_prompt_may_have_opened_the_thoughts() {
+fn a_prompt_may_end_within_the_reasoning() {
     assert!(ReasoningParser::is_opened_by("<|im_start|>assistant\n<think>\n"));
     assert!(!ReasoningParser::is_opened_by("<|im_start|>assistant\n<think>\n\n</think>\n\n"));
     assert!(!ReasoningParser::is_opened_by("What does <think> mean?<|im_start|>assistant\n"));

@@ -142,7 +142,7 @@ fn a_replay_ends_at_the_first_output_that_differs_and_says_what_differs() {
 }
 
 #[test]
-fn the_step_that_a_program_died_in_is_computed_and_named() {
+fn the_step_in_which_a_program_died_is_computed_and_named() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("run");
     recorded(config(22), &path, PreemptionMode::Recompute);
@@ -170,7 +170,7 @@ fn a_recording_of_another_checkpoint_is_refused() {
 }
 
 #[test]
-fn a_file_that_is_there_is_not_written_over() {
+fn an_existing_file_is_not_overwritten() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("run");
     std::fs::write(&path, "mine").unwrap();

@@ -45,7 +45,7 @@ fn a_beginning_that_leads_nowhere_is_released() {
 }
 
 #[test]
-fn the_match_that_is_complete_first_wins_and_then_the_longest() {
+fn the_match_that_ends_first_wins_and_then_the_longest() {
     assert_eq!(scan(scanner(&["cd", "b", "abc"], false), &["xabcd"]), found("xa", "b"));
     assert_eq!(scan(scanner(&["c", "abc", "bc"], true), &["xabcd"]), found("xabc", "abc"));
 }

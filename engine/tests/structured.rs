@@ -110,7 +110,7 @@ proptest! {
 }
 
 #[test]
-fn each_kind_of_grammar_holds_the_text_and_ends_it() {
+fn each_kind_of_grammar_constrains_the_text_and_ends_it() {
     let choice = |text: &str| ["alpha", "beta gamma", "世界"].contains(&text);
     let shape = |text: &str| {
         let (letters, digits) = text.split_once('-').unwrap();
@@ -191,7 +191,7 @@ fn a_preempted_text_goes_on_where_its_grammar_stood() {
 }
 
 #[test]
-fn what_can_not_be_held_is_refused_by_the_field_that_asks() {
+fn an_invalid_grammar_is_refused_with_the_name_of_its_field() {
     let mut llm = LLM.lock().unwrap();
     let mut refused = |params: GenerationParams| match llm.generate(&["x"], &params) {
         Err(SubmitError::Invalid { param, message }) => {
@@ -235,7 +235,7 @@ impl Constraint for Counting {
 }
 
 #[test]
-fn any_constraint_holds_the_token_ids_of_an_engine() {
+fn any_constraint_restricts_the_token_ids_of_an_engine() {
     let mut engine = Engine::load(&config(), &|_, _| {}).unwrap();
     let params = GenerationParams { max_tokens: Some(9), ignore_eos: true, n: 2, ..Default::default() };
     let request = GenerationRequest { prompt: vec![0, 1], params, ..Default::default() };

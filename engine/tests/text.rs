@@ -83,7 +83,7 @@ fn deltas_add_up_to_the_decoded_text() {
 }
 
 #[test]
-fn an_unfinished_character_is_broken_as_the_library_breaks_it() {
+fn an_unfinished_character_is_replaced_as_the_library_does() {
     for name in CASES {
         let case = load(name);
         let euro: Vec<u32> = "\u{20AC}".bytes().map(|byte| token_of_byte(&case, byte)).collect();
@@ -162,7 +162,7 @@ fn stop_strings_are_looked_for_behind_min_tokens() {
 }
 
 #[test]
-fn what_was_held_back_comes_at_the_end() {
+fn text_that_was_held_back_is_returned_at_the_end() {
     for name in CASES {
         let case = load(name);
         let params = GenerationParams { stop: ["ab".into()].into(), ..Default::default() };
@@ -269,7 +269,7 @@ fn broken_bytes_are_replaced_as_soon_as_they_cannot_become_a_character() {
 }
 
 #[test]
-fn a_character_that_the_prompt_began_is_never_given_in_part() {
+fn a_character_that_the_prompt_began_is_never_returned_in_part() {
     for (name, cut) in BY_PART_AND_BY_BYTE.into_iter().zip(["", "\u{FFFD}"]) {
         let case = load(name);
         let deltas = |output: &[u8]| deltas_of_bytes(&case, b"ab\xF0\x9F", &[output]);

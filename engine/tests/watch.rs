@@ -62,7 +62,7 @@ fn drawn(engine: &mut Engine) -> (BlockMap, Vec<usize>) {
 }
 
 #[test]
-fn the_map_says_of_each_block_who_owns_it_who_shares_it_and_what_is_cached() {
+fn the_map_shows_owners_shared_blocks_and_cached_blocks() {
     let (mut engine, ends) = engine(12);
     let prefix: Vec<u32> = (0..32).collect();
     let first = submit(&mut engine, [&prefix[..], &[50; 4]].concat(), 4);

@@ -1,7 +1,7 @@
-//! What a [`device::Profile`] has recorded, as a table for people and as a trace for `chrome://tracing` and Perfetto.
+//! The records of a [`device::Profile`] as a table, and as a trace for `chrome://tracing` and Perfetto.
 //!
-//! Of each operation and phase the table shows the time of its own, without what ran within it, so that the rows of a track sum
-//! to the time of the steps. What nobody was at work in is a row too: `idle` of a device.
+//! For each operation and phase the table shows its own time, without that of operations within it, so the rows of a track add up
+//! to the time of the steps. The remaining time of a device is shown as the row `idle`.
 
 mod trace;
 
@@ -13,23 +13,23 @@ use device::profile::{Cost, Recorded, Total, Track};
 
 pub use trace::trace;
 
-/// What a device could do at best, for times to be compared with; `None`: nobody knows.
+/// Peak rates of a device, for comparison; `None` if unknown.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Best {
-    /// Bytes a second from memory.
+    /// Bytes per second from memory.
     pub bytes: Option<f64>,
-    /// Multiplications and additions a second.
+    /// Multiplications and additions per second.
     pub operations: Option<f64>,
 }
 
 impl Best {
-    /// Of what was measured; `quantized`: products are of 8-bit integers.
+    /// Selects from measured peaks. `quantized` says that products are of 8-bit integers.
     pub fn of(peaks: &Peaks, quantized: bool) -> Best {
         let on_host = if quantized { peaks.int8 } else { peaks.f32 };
         Best { bytes: peaks.read, operations: peaks.tensor.or(on_host) }
     }
 
-    /// Seconds that the cost takes at least; `None` where it or the device is not known.
+    /// Lower bound of the time for `cost` in seconds; `None` if the cost or the device's peak is unknown.
     fn seconds(&self, cost: &Cost) -> Option<f64> {
         let least = |amount: u64, rate: Option<f64>| (amount > 0).then(|| rate.map(|rate| amount as f64 / rate))?;
         let (bytes, operations) = (least(cost.bytes, self.bytes), least(cost.operations, self.operations));
@@ -37,17 +37,17 @@ impl Best {
     }
 }
 
-/// One line of the table.
+/// A line of the table.
 struct Row {
     track: Track,
     name: String,
     total: Total,
 }
 
-/// The table: on each track the greatest first. Ends without a line end.
+/// Formats the table, on each track by descending time. The text has no final line break.
 pub fn table(recorded: &Recorded, best: &Best) -> String {
     let mut text = String::new();
-    // Into a string; that can not fail.
+    // Writing to a string cannot fail.
     let _ = write_table(&mut text, recorded, best);
     text
 }
@@ -77,9 +77,9 @@ fn write_table(out: &mut String, recorded: &Recorded, best: &Best) -> fmt::Resul
                 0 => String::new(),
                 amount => format!("{:.1}", amount as f64 / seconds.max(1e-9) / 1e9),
             };
-            let floor =
+            let bound =
                 best.seconds(cost).map_or(String::new(), |least| format!("{:.0} %", 100.0 * least / seconds.max(1e-9)));
-            let cells = format!(" {:>9} {:>9} {floor:>12}", rate(cost.bytes), rate(cost.operations));
+            let cells = format!(" {:>9} {:>9} {bound:>12}", rate(cost.bytes), rate(cost.operations));
             out.push_str(cells.trim_end());
         }
     }
@@ -89,13 +89,13 @@ fn write_table(out: &mut String, recorded: &Recorded, best: &Best) -> fmt::Resul
     Ok(())
 }
 
-/// The time of all steps.
+/// Total time of all steps.
 fn whole(recorded: &Recorded) -> Duration {
     let steps = recorded.totals.iter().filter(|(name, _)| name.track == Track::Host && name.operation == "step");
     steps.map(|(_, total)| total.time).sum()
 }
 
-/// The sums by name with what is left of the steps' time on each track, greatest first.
+/// The totals by name and the idle time of each track, by descending time.
 fn rows(recorded: &Recorded) -> Vec<Row> {
     let mut rows = Vec::new();
     for (name, total) in &recorded.totals {

@@ -73,53 +73,20 @@ mod tests {
     use crate::api::TokenOutput;
     use sampling::TokenLogprobs;
 
-    fn delta(index: u32, logprobs: &[f32], finish: Option<FinishReason>) -> Delta {
-        let token = |&logprob: &f32| TokenOutput {
-            id: index,
-            logprobs: Some(TokenLogprobs { logprob, rank: 1, top: Vec::new() }),
-            text_offset: 0,
-        };
-        Delta { index, text: "x".repeat(logprobs.len()), tokens: logprobs.iter().map(token).collect(), finish }
+    fn candidate(index: u32, logprob: f32, finish: FinishReason) -> Delta {
+        let logprobs = Some(TokenLogprobs { logprob, rank: 1, top: Vec::new() });
+        let tokens = vec![TokenOutput { id: index, logprobs, text_offset: 0 }];
+        Delta { index, text: String::new(), tokens, finish: Some(finish) }
     }
 
-    fn best(n: usize, best_of: usize, deltas: Vec<Delta>) -> Vec<Delta> {
-        let mut params = GenerationParams { n, best_of: Some(best_of), ..Default::default() };
+    #[test]
+    fn a_failure_ranks_first_and_equal_candidates_keep_their_order() {
+        let mut params = GenerationParams { n: 3, best_of: Some(4), ..Default::default() };
         let mut buffer = AnswerBuffer::new(&mut params).unwrap();
-        assert_eq!(params.sampling.logprobs, Some(0), "switched on to rank the candidates");
-        deltas.into_iter().for_each(|delta| buffer.add(delta));
-        buffer.take()
-    }
-
-    #[test]
-    fn the_best_by_mean_log_probability_come_first_and_equal_ones_in_order() {
-        let end = || Some(FinishReason::Length);
-        let answers = best(
-            3,
-            4,
-            vec![
-                delta(2, &[-1.0], None),
-                delta(0, &[-1.0, -1.0, -1.0], end()),
-                delta(1, &[-2.0], end()),
-                delta(3, &[-0.5, -0.6], end()),
-                delta(2, &[-1.0], end()),
-            ],
-        );
-        let order: Vec<(u32, u32, usize)> = answers.iter().map(|a| (a.index, a.tokens[0].id, a.tokens.len())).collect();
-        assert_eq!(order, [(0, 3, 2), (1, 0, 3), (2, 2, 2)]);
-        assert!(answers.iter().all(|a| a.finish == end() && a.tokens.iter().all(|t| t.logprobs.is_none())));
-        assert_eq!(answers[1].text, "xxx");
-    }
-
-    #[test]
-    fn a_failure_ranks_first() {
-        let error = || Some(FinishReason::Error("no device".into()));
-        let answers = best(1, 2, vec![delta(0, &[-0.1], Some(FinishReason::Length)), delta(1, &[-9.0], error())]);
-        assert_eq!(answers[0].finish, error());
-    }
-
-    #[test]
-    fn as_many_candidates_as_answers_are_streamed() {
-        let mut params = GenerationParams { n: 2, best_of: Some(2), ..Default::default() };
-        assert!(AnswerBuffer::new(&mut params).is_none() && params.sampling.logprobs.is_none());
+        let error = FinishReason::Error("no device".into());
+        buffer.add(candidate(3, -9.0, error));
+        (0..3).for_each(|index| buffer.add(candidate(index, -1.0, FinishReason::Length)));
+        let order: Vec<(u32, u32)> = buffer.take().iter().map(|answer| (answer.index, answer.tokens[0].id)).collect();
+        assert_eq!(order, [(0, 3), (1, 0), (2, 1)]);
     }
 }

@@ -47,30 +47,3 @@ impl Pooled {
         sum.into_iter().map(|x| (x * scale) as f32).collect()
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_mean_adds_every_position_once_whatever_the_spans() {
-        let mut pool = Pooled::new(Pooling::Mean);
-        assert_eq!(pool.positions(0..3, 5), 0..3);
-        pool.add_rows(&[3.0, 0.0, 0.0, 2.0, 0.0, 1.0], 2);
-        // Computed again after a preemption, in other spans.
-        assert_eq!(pool.positions(0..2, 5), 3..3);
-        assert_eq!(pool.positions(2..6, 5), 3..5);
-        pool.add_rows(&[0.0, 1.0, 0.0, 0.0], 2);
-        assert_eq!(pool.finish(), [0.6, 0.8]);
-    }
-
-    #[test]
-    fn the_last_position_is_added_once() {
-        let mut pool = Pooled::new(Pooling::Last);
-        assert!(pool.positions(0..4, 5).is_empty());
-        assert_eq!(pool.positions(4..5, 5), 4..5);
-        pool.add_rows(&[0.0, 0.0], 2);
-        assert!(pool.positions(4..6, 5).is_empty());
-        assert_eq!(pool.finish(), [0.0, 0.0], "no direction, and no NaN");
-    }
-}

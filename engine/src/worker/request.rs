@@ -44,10 +44,12 @@ impl RequestState {
     /// Positions of the span whose logits give the log-probability of a prompt token that has none yet: position p predicts
     /// token p + 1.
     pub fn to_score(&self, span: &Span) -> Range<usize> {
-        match self.request.prompt_logprobs {
-            Some(_) => within(span, self.scored..self.request.prompt.len().saturating_sub(1)),
-            None => 0..0,
+        if self.request.prompt_logprobs.is_none() {
+            return 0..0;
         }
+        let end = (span.start + span.tokens.len()).min(self.request.prompt.len().saturating_sub(1));
+        let start = self.scored.max(span.start);
+        start..end.max(start)
     }
 
     /// Positions of the span whose hidden states are still missing in the embedding.
@@ -55,10 +57,4 @@ impl RequestState {
         let end = span.start + span.tokens.len();
         self.pooled.as_ref().map_or(0..0, |pooled| pooled.positions(span.start..end, self.request.prompt.len()))
     }
-}
-
-/// The part of `positions` that a span computes.
-fn within(span: &Span, positions: Range<usize>) -> Range<usize> {
-    let start = positions.start.max(span.start);
-    start..positions.end.min(span.start + span.tokens.len()).max(start)
 }

@@ -28,8 +28,10 @@ impl Hermes {
     pub fn new() -> Hermes {
         Hermes { state: State::Text(Marker::new(OPEN)), called: false }
     }
+}
 
-    fn read_char(&mut self, c: char, events: &mut Vec<ToolEvent>) {
+impl ToolParser for Hermes {
+    fn push_char(&mut self, c: char, events: &mut Vec<ToolEvent>) {
         match &mut self.state {
             State::Text(marker) => {
                 let mut text = String::new();
@@ -52,7 +54,7 @@ impl Hermes {
                     let mut text = reader.into_text();
                     text.pop();
                     append(events, ToolEvent::Text(text));
-                    self.read_char(c, events);
+                    self.push_char(c, events);
                 }
             },
             State::Close(marker) => {
@@ -63,16 +65,10 @@ impl Hermes {
                     // Not the closing tag: read it as text, in which a call may begin.
                     text += &marker.take();
                     self.state = State::Text(Marker::new(OPEN));
-                    text.chars().for_each(|c| self.read_char(c, events));
+                    text.chars().for_each(|c| self.push_char(c, events));
                 }
             }
         }
-    }
-}
-
-impl ToolParser for Hermes {
-    fn push(&mut self, text: &str, events: &mut Vec<ToolEvent>) {
-        text.chars().for_each(|c| self.read_char(c, events));
     }
 
     fn finish(&mut self, events: &mut Vec<ToolEvent>) {

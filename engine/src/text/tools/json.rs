@@ -66,8 +66,9 @@ pub(super) enum Progress {
     Broken,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 enum State {
+    #[default]
     Start,
     KeyOrEnd,
     Key(ValueEnd),
@@ -76,15 +77,16 @@ enum State {
 }
 
 /// The field whose value is being read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Field {
     Name,
     Arguments,
+    #[default]
     Other,
 }
 
 /// Reads one call.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct CallReader {
     state: State,
     field: Field,
@@ -106,17 +108,7 @@ pub(super) struct CallReader {
 impl CallReader {
     /// Creates a reader in front of the opening brace. `lead` is text before it that belongs to the call, if it is one.
     pub fn new(lead: String) -> CallReader {
-        CallReader {
-            state: State::Start,
-            field: Field::Other,
-            buffer: String::new(),
-            raw: lead,
-            name: None,
-            arguments: String::new(),
-            quoted: false,
-            has_arguments: false,
-            announced: false,
-        }
+        CallReader { raw: lead, ..CallReader::default() }
     }
 
     /// Reads the next character and appends to `events`. `known` returns whether a function of that name exists.

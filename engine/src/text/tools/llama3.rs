@@ -29,14 +29,16 @@ impl Llama3 {
     pub fn new(names: Vec<String>) -> Llama3 {
         Llama3 { state: State::Start(String::new()), names }
     }
+}
 
-    fn read_char(&mut self, c: char, events: &mut Vec<ToolEvent>) {
+impl ToolParser for Llama3 {
+    fn push_char(&mut self, c: char, events: &mut Vec<ToolEvent>) {
         match &mut self.state {
             State::Start(held) => {
                 let inner = held.trim_start();
                 if c == '{' && (inner.is_empty() || inner == TAG) {
                     self.state = State::Call(CallReader::new(std::mem::take(held)));
-                    return self.read_char(c, events);
+                    return self.push_char(c, events);
                 }
                 let begins = c.is_whitespace() && (inner.is_empty() || inner == TAG);
                 held.push(c);
@@ -59,7 +61,7 @@ impl Llama3 {
             }
             State::Between(held) if c == '{' => {
                 self.state = State::Call(CallReader::new(std::mem::take(held)));
-                self.read_char(c, events);
+                self.push_char(c, events);
             }
             State::Between(held) => {
                 held.push(c);
@@ -70,12 +72,6 @@ impl Llama3 {
             }
             State::Text => append(events, ToolEvent::Text(c.to_string())),
         }
-    }
-}
-
-impl ToolParser for Llama3 {
-    fn push(&mut self, text: &str, events: &mut Vec<ToolEvent>) {
-        text.chars().for_each(|c| self.read_char(c, events));
     }
 
     fn finish(&mut self, events: &mut Vec<ToolEvent>) {

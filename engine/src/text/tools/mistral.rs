@@ -44,7 +44,67 @@ impl Mistral {
         Mistral { state: text(), called: false, names }
     }
 
-    fn read_char(&mut self, c: char, events: &mut Vec<ToolEvent>) {
+    /// Starts reading an object.
+    fn call(&mut self, list: List, held: String, events: &mut Vec<ToolEvent>) {
+        self.state = State::Call(list, CallReader::new(held));
+        self.push_char('{', events);
+    }
+
+    /// Continues with a name, if it can be one.
+    fn name(&mut self, held: String, mut name: String, events: &mut Vec<ToolEvent>) {
+        if name.len() <= MAX_HELD && self.parse(&name).is_some() {
+            self.state = State::Name(held, name);
+        } else if let Some(last) = name.pop() {
+            self.read_as_text(held + &name, last, events);
+        }
+    }
+
+    /// The name of the call that begins with `text`, and whether only its arguments are missing; `None` if no call begins so.
+    fn parse<'a>(&self, text: &'a str) -> Option<(&'a str, bool)> {
+        let known = self.names.iter().map(String::as_str).filter(|name| !name.is_empty());
+        let whole = known.clone().filter(|name| text.starts_with(name)).map(str::len);
+        let lengths = whole.chain(Some(name_end(text)).filter(|end| *end > 0));
+        let call = |length| Some((&text[..length], tags(&text[length..])?));
+        let begun = known.clone().any(|name| name.starts_with(text)).then_some((text, false));
+        lengths.filter_map(call).max_by_key(|(_, complete)| *complete).or(begun)
+    }
+
+    /// Returns what was held back as text, and reads `c` as text, in which calls may begin.
+    fn read_as_text(&mut self, held: String, c: char, events: &mut Vec<ToolEvent>) {
+        append(events, ToolEvent::Text(held));
+        self.push_char(c, events);
+    }
+}
+
+/// Length of a name that is not in the list of known names.
+fn name_end(text: &str) -> usize {
+    text.find(|c: char| !c.is_alphanumeric() && !"_-.:/".contains(c)).unwrap_or(text.len())
+}
+
+/// Whether the tags between a name and its arguments are complete; `None` if the text is something else.
+fn tags(mut rest: &str) -> Option<bool> {
+    let mut complete = true;
+    for (tag, has_value) in [(ID, true), (ARGS, false)] {
+        match rest.strip_prefix(tag) {
+            Some(behind) => rest = &behind[if has_value { name_end(behind) } else { 0 }..],
+            None if !rest.is_empty() && tag.starts_with(rest) => (complete, rest) = (false, ""),
+            None => {}
+        }
+    }
+    rest.trim_start().is_empty().then_some(complete)
+}
+
+fn text() -> State {
+    State::Text(Marker::new(MARKER))
+}
+
+fn with(mut text: String, c: char) -> String {
+    text.push(c);
+    text
+}
+
+impl ToolParser for Mistral {
+    fn push_char(&mut self, c: char, events: &mut Vec<ToolEvent>) {
         match std::mem::replace(&mut self.state, text()) {
             State::Text(mut marker) => {
                 let mut shown = String::new();
@@ -85,7 +145,7 @@ impl Mistral {
                     events.push(ToolEvent::Call { name: name.to_string() });
                     self.called = true;
                     self.state = State::Arguments(ValueEnd::default());
-                    self.read_char(c, events);
+                    self.push_char(c, events);
                 }
                 _ => self.read_as_text(held + &name, c, events),
             },
@@ -97,70 +157,6 @@ impl Mistral {
                 }
             }
         }
-    }
-
-    /// Starts reading an object.
-    fn call(&mut self, list: List, held: String, events: &mut Vec<ToolEvent>) {
-        self.state = State::Call(list, CallReader::new(held));
-        self.read_char('{', events);
-    }
-
-    /// Continues with a name, if it can be one.
-    fn name(&mut self, held: String, mut name: String, events: &mut Vec<ToolEvent>) {
-        if name.len() <= MAX_HELD && self.parse(&name).is_some() {
-            self.state = State::Name(held, name);
-        } else if let Some(last) = name.pop() {
-            self.read_as_text(held + &name, last, events);
-        }
-    }
-
-    /// The name of the call that begins with `text`, and whether only its arguments are missing; `None` if no call begins so.
-    fn parse<'a>(&self, text: &'a str) -> Option<(&'a str, bool)> {
-        let known = self.names.iter().map(String::as_str).filter(|name| !name.is_empty());
-        let whole = known.clone().filter(|name| text.starts_with(name)).map(str::len);
-        let lengths = whole.chain(Some(name_end(text)).filter(|end| *end > 0));
-        let call = |length| Some((&text[..length], tags(&text[length..])?));
-        let begun = known.clone().any(|name| name.starts_with(text)).then_some((text, false));
-        lengths.filter_map(call).max_by_key(|(_, complete)| *complete).or(begun)
-    }
-
-    /// Returns what was held back as text, and reads `c` as text, in which calls may begin.
-    fn read_as_text(&mut self, held: String, c: char, events: &mut Vec<ToolEvent>) {
-        append(events, ToolEvent::Text(held));
-        self.read_char(c, events);
-    }
-}
-
-/// Length of a name that is not in the list of known names.
-fn name_end(text: &str) -> usize {
-    text.find(|c: char| !c.is_alphanumeric() && !"_-.:/".contains(c)).unwrap_or(text.len())
-}
-
-/// Whether the tags between a name and its arguments are complete; `None` if the text is something else.
-fn tags(mut rest: &str) -> Option<bool> {
-    let mut complete = true;
-    for (tag, has_value) in [(ID, true), (ARGS, false)] {
-        match rest.strip_prefix(tag) {
-            Some(behind) => rest = &behind[if has_value { name_end(behind) } else { 0 }..],
-            None if !rest.is_empty() && tag.starts_with(rest) => (complete, rest) = (false, ""),
-            None => {}
-        }
-    }
-    rest.trim_start().is_empty().then_some(complete)
-}
-
-fn text() -> State {
-    State::Text(Marker::new(MARKER))
-}
-
-fn with(mut text: String, c: char) -> String {
-    text.push(c);
-    text
-}
-
-impl ToolParser for Mistral {
-    fn push(&mut self, text: &str, events: &mut Vec<ToolEvent>) {
-        text.chars().for_each(|c| self.read_char(c, events));
     }
 
     fn finish(&mut self, events: &mut Vec<ToolEvent>) {

@@ -38,8 +38,13 @@ pub enum ToolEvent {
 
 /// Finds the calls in the text of one sequence.
 pub trait ToolParser: Send {
+    /// Reads the next character and appends to `events` what is certain.
+    fn push_char(&mut self, c: char, events: &mut Vec<ToolEvent>);
+
     /// Reads the next piece of text and appends to `events` what is certain.
-    fn push(&mut self, text: &str, events: &mut Vec<ToolEvent>);
+    fn push(&mut self, text: &str, events: &mut Vec<ToolEvent>) {
+        text.chars().for_each(|c| self.push_char(c, events));
+    }
 
     /// Ends the text and appends what was held back.
     fn finish(&mut self, events: &mut Vec<ToolEvent>);
