@@ -1,4 +1,4 @@
-//! Continuous batching and preemption: what a request gives does not depend on its companions or on the pool.
+//! Continuous batching and preemption: the result of a request depends neither on other requests nor on the pool.
 
 use crate::common::{alone, alone_on, config, on_sim, prompt, request, tokens};
 use engine::{BeamSearch, EngineConfig, GenerationParams, GenerationRequest, Llm};
@@ -137,8 +137,8 @@ fn a_prompt_of_one_token_and_one_that_fills_the_context_both_run() {
 /// Prompt tokens, tokens to draw and samples of each request.
 type Shapes = Vec<(usize, usize, usize)>;
 
-/// Every request of a load gives the tokens that it gives alone, in a pool that holds the greatest of them and `spare` blocks more,
-/// in steps of `budget` tokens; `on` makes the configuration one of the device.
+/// Every request of a load gives the tokens that it gives alone, in a pool with `spare` blocks more than the largest request needs,
+/// in steps of `budget` tokens. `on` changes the configuration for a device.
 fn any_load(
     on: impl Fn(EngineConfig) -> EngineConfig,
     shapes: Shapes,

@@ -10,15 +10,15 @@ use engine::{
 
 /// The reference model's end-of-sequence token.
 const EOS: u32 = 2;
-/// All that may come.
+/// The allowed tokens.
 const ALLOWED: [u32; 4] = [EOS, 17, 300, 411];
-/// Makes the end about as likely as the others.
+/// Makes the end about as likely as the other tokens.
 const BIAS: f32 = 0.5;
 /// Per token that the hypothesis holds already.
 const FREQUENCY_PENALTY: f32 = 0.4;
 /// Longest hypothesis.
 const STEPS: usize = 5;
-/// Prefixes that go on to the last step: a beam as wide as this loses nothing.
+/// Number of prefixes that continue to the last step: a beam of this width loses none.
 const ALL_PREFIXES: usize = 3 * 3 * 3 * 3;
 
 fn sampling() -> SamplingParams {
@@ -46,7 +46,7 @@ fn wide(blocks: u64) -> EngineConfig {
 /// Per prefix of the output, the log-probability of each of [`ALLOWED`]: raw and as the search must see it.
 type Table = HashMap<Vec<u32>, [(f64, f64); 4]>;
 
-/// Made of what scoring requests say of every continuation: no part of the search is used.
+/// Computed by scoring requests for every continuation, without any part of the search.
 fn table() -> Table {
     let mut paths = vec![Vec::new()];
     for _ in 1..STEPS {
@@ -270,7 +270,7 @@ fn the_start_is_reported_after_the_prompt_and_the_results_at_the_end() {
     assert!(before.len() >= 5 && before[1..].iter().all(|(events, _)| events.is_empty()));
     let ends = last.0.iter().filter(|event| matches!(event, TokenEvent::Token { finish: Some(_), .. })).count();
     assert_eq!(ends, 2);
-    // Three beams a step; what ended in between counts too.
+    // Three beams per step; hypotheses that ended earlier count too.
     assert!(engine.stats().generation_tokens >= 3 * before.len() as u64);
 }
 

@@ -1,6 +1,6 @@
-//! Beam search over a worker whose model is a table, against searches that look at everything.
+//! Beam search over a worker whose model is a table, compared with exhaustive and naive searches.
 //!
-//! The worker keeps the tokens in a paged cache as a device keeps keys and values: what it reads there must be the tokens of the
+//! The worker keeps tokens in a paged cache, as a device keeps keys and values. The tokens that it reads there must be those of the
 //! beam, whichever beams were forked and whichever blocks were copied.
 
 use std::collections::HashMap;
@@ -87,7 +87,7 @@ fn naive(table: &Table, limit: usize, search: BeamSearch) -> Vec<Hypothesis> {
     ended
 }
 
-/// Draws the likeliest tokens of a [`Table`] after what its cache holds.
+/// Returns the likeliest tokens of a [`Table`] after the tokens in its cache.
 struct TableWorker {
     table: Table,
     blocks: Vec<[u32; BLOCK_SIZE]>,
@@ -142,7 +142,7 @@ impl Worker for TableWorker {
     }
 }
 
-/// What a search gives.
+/// The result of a search.
 struct Found {
     hypotheses: Vec<Hypothesis>,
     steps: usize,
@@ -262,7 +262,7 @@ fn a_search_ends_when_no_beam_can_beat_the_best_any_more() {
     // Short ones win: after two steps no other can be among the best two.
     assert_eq!(steps(-1.0, false), 2);
     assert_eq!(steps(0.0, false), 2);
-    // Long ones are rewarded, so it has to go on, unless it is told not to.
+    // Long hypotheses score higher, so the search continues, unless it may stop early.
     assert!(steps(1.0, false) > 2);
     assert_eq!(steps(1.0, true), 2);
 }

@@ -1,4 +1,4 @@
-//! `--deterministic` on the CUDA path, every launch run by `cuda-sim`: the bits of a request do not depend on what else runs.
+//! `--deterministic` on the CUDA path, with every launch run by `cuda-sim`: the bits of a request do not depend on other requests.
 
 use crate::common::{config, request};
 use engine::{AsyncEngine, Dtype, EngineConfig, Event, GenerationRequest, KvCacheDtype, Llm, PreemptionMode};

@@ -95,7 +95,7 @@ struct Fates {
 }
 
 impl Fates {
-    /// Runs requests into a fault. Those that are spared get the tokens of `want`, and after the fault all do.
+    /// Runs requests into a fault. Those that are spared get the tokens of `want`, and afterwards all requests do.
     fn meet(&mut self, engine: &mut Engine, requests: fn() -> Vec<GenerationRequest>, want: &Answers, what: &str) {
         let answers = drive(engine, requests());
         assert_eq!(engine.stats().failed_steps, 1, "{what}");
@@ -169,7 +169,7 @@ fn samples_whose_first_tokens_were_drawn_behind_a_failed_step_draw_them_again() 
     let first =
         engine.submit(GenerationRequest { params: GenerationParams { n: 1, ..first.params.clone() }, ..first.clone() });
     (0..3).for_each(|_| engine.step(|_, _| {}));
-    // The next step fails when it is waited for; behind it the prompt of the samples is computed, and both draw.
+    // The next step fails when it is collected; the step behind it computes the prompt of the samples, and both draw.
     PASSES.set(Some(0));
     engine.step(|_, _| {});
     let mut got = vec![Vec::new(); 2];

@@ -1,4 +1,4 @@
-//! Grammars compiled to constraints over vocabularies of a few words, and what is refused.
+//! Grammars compiled to constraints over vocabularies of a few words, and grammars that are refused.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -18,7 +18,7 @@ fn start() -> AsyncEngine {
     AsyncEngine::start(config(64), &|_, _| {}).unwrap()
 }
 
-/// An engine on which 400 tokens take seconds: what is done to a request finds it running.
+/// An engine on which 400 tokens take seconds, so that a test can act while a request runs.
 fn start_slow() -> AsyncEngine {
     AsyncEngine::start(slow(config(64)), &|_, _| {}).unwrap()
 }

@@ -11,7 +11,7 @@ use serde::Deserialize;
 /// That of other machines than the one that this is compiled for.
 const FOREIGN: Isa = if cfg!(target_arch = "aarch64") { Isa::Avx2 } else { Isa::Neon };
 
-/// What would be taken before all others, if this CPU could run it.
+/// The variant that would be chosen before all others, if this CPU could run it.
 const CAPABILITIES: Capabilities = Capabilities {
     devices: &["cpu"],
     isa: FOREIGN,

@@ -213,8 +213,8 @@ fn scales_of_the_first_step_stay_and_the_prefix_cache_holds_none_of_others() {
     }
 }
 
-/// A copy of the `llama` case that is the same function: values are 4096 times as great, and the matrix behind attention takes
-/// that back, exactly.
+/// A copy of the `llama` case that computes the same function: values are scaled by 4096, and the matrix after attention by exactly
+/// the inverse.
 fn with_great_values() -> tempfile::TempDir {
     let copy = with_scales(&[]);
     let file = copy.path().join("model.safetensors");

@@ -1,4 +1,4 @@
-//! Draws on the device and steps planned ahead: the same answers, to the bit, as drawn on the host one step after another.
+//! Draws on the device and steps planned ahead give the same answers, to the bit, as draws on the host without planning ahead.
 //!
 //! Every launch is run by `cuda-sim`, on the tiny reference model in float32.
 
@@ -17,7 +17,7 @@ fn load(config: &EngineConfig) -> Engine {
     Engine::load(config, &|_, _| {}).unwrap()
 }
 
-/// Holds every token to a class of ids that follows from the ones before, for `left` tokens.
+/// Restricts every token to a class of ids that depends on the previous tokens, for `left` tokens.
 #[derive(Clone)]
 struct Classes {
     sum: u32,
@@ -46,7 +46,7 @@ impl Constraint for Classes {
     }
 }
 
-/// A request, held by a constraint or not.
+/// A request, with or without a constraint.
 type Load = (GenerationRequest, Option<Classes>);
 
 fn request(which: u32, len: usize, max_tokens: usize, n: usize, sampling: SamplingParams) -> GenerationRequest {
@@ -63,8 +63,8 @@ fn request(which: u32, len: usize, max_tokens: usize, n: usize, sampling: Sampli
     }
 }
 
-/// Everything that a request can wish for, on the device and off it.
-fn wishes() -> Vec<Load> {
+/// Requests with every sampling option, drawn on the device and on the host.
+fn option_requests() -> Vec<Load> {
     let plain = SamplingParams::default;
     let penalties = SamplingParams {
         repetition_penalty: 1.3,
@@ -84,7 +84,7 @@ fn wishes() -> Vec<Load> {
     };
     let greedy = SamplingParams { temperature: 0.0, logprobs: Some(2), ..plain() };
     let too_many = SamplingParams { logprobs: Some(25), ..penalties.clone() };
-    let mut wishes: Vec<Load> = vec![
+    let mut option_requests: Vec<Load> = vec![
         (request(0, 20, 12, 2, penalties.clone()), None),
         (request(1, 9, 14, 1, filters.clone()), None),
         (request(2, 13, 12, 1, lists), None),
@@ -93,19 +93,18 @@ fn wishes() -> Vec<Load> {
         (request(5, 6, 8, 1, too_many), None),
         (request(6, 17, 6, 3, filters), None),
     ];
-    wishes[2].0.params.stop_token_ids = vec![5, 6, 7, 8, 30, 31];
+    option_requests[2].0.params.stop_token_ids = vec![5, 6, 7, 8, 30, 31];
     let mut beams = request(7, 11, 6, 2, greedy);
     beams.params.beam = Some(BeamSearch::new(3));
     let mut scored = request(8, 15, 5, 1, penalties);
     scored.params.prompt_logprobs = Some(2);
     let mut embedding = request(9, 14, 0, 1, plain());
     embedding.params = GenerationParams::embedding(Pooling::Mean);
-    wishes.extend([beams, scored, embedding].map(|request| (request, None)));
-    wishes
+    option_requests.extend([beams, scored, embedding].map(|request| (request, None)));
+    option_requests
 }
 
-/// What each request was told of each of its sequences, but for how much of its prompt was cached. Checks the books in the
-/// end.
+/// The events of each request, ordered by sequence, without the number of cached tokens. Audits the engine at the end.
 fn answers(engine: &mut Engine, loads: &[Load]) -> Vec<Vec<TokenEvent>> {
     let mut places = HashMap::new();
     for (place, (request, constraint)) in loads.iter().enumerate() {
@@ -115,28 +114,28 @@ fn answers(engine: &mut Engine, loads: &[Load]) -> Vec<Vec<TokenEvent>> {
         };
         places.insert(id, place);
     }
-    let mut told = vec![Vec::new(); loads.len()];
+    let mut events = vec![Vec::new(); loads.len()];
     while engine.has_work() {
         engine.step(|id, event| {
             if !matches!(event, TokenEvent::Started { .. }) {
-                told[places[&id]].push(event);
+                events[places[&id]].push(event);
             }
         });
     }
     engine.audit().unwrap();
-    // Those that come back from a preemption need not take turns as before.
-    told.iter_mut().for_each(|told| {
-        told.sort_by_key(|event| if let TokenEvent::Token { index, .. } = event { *index } else { 0 });
+    // After a preemption, sequences may be drawn in another order.
+    events.iter_mut().for_each(|events| {
+        events.sort_by_key(|event| if let TokenEvent::Token { index, .. } = event { *index } else { 0 });
     });
-    told
+    events
 }
 
 #[test]
 fn every_wish_drawn_on_the_device_gives_the_tokens_of_the_host_whatever_the_pool() {
     let Some(large) = overlapping(200) else { return };
-    let loads = wishes();
+    let loads = option_requests();
     let want = answers(&mut on_host(&large), &loads);
-    assert!(want.iter().all(|told| !told.is_empty()));
+    assert!(want.iter().all(|events| !events.is_empty()));
     assert_eq!(answers(&mut load(&large), &loads), want, "in a large pool");
     for preemption_mode in [PreemptionMode::Recompute, PreemptionMode::Swap] {
         let mut engine = load(&EngineConfig { preemption_mode, ..overlapping(14).unwrap() });
@@ -165,7 +164,7 @@ fn the_next_step_is_in_flight_during_publishing_unless_the_host_takes_part_in_it
     let held = (plain.clone(), Some(Classes { sum: 0, left: 20 }));
     let host = request(1, 9, 14, 1, SamplingParams { logprobs: Some(21), ..Default::default() });
     assert_eq!(in_flight(&[(plain.clone(), None)]), (1, 4));
-    assert_eq!(in_flight(std::slice::from_ref(&held)), (0, 3), "a mask follows from the token before it");
+    assert_eq!(in_flight(std::slice::from_ref(&held)), (0, 3), "a mask depends on the token before it");
     assert_eq!(in_flight(&[(plain.clone(), None), (host, None)]), (0, 3), "the host reads its row of logits");
     let mut scored = plain.clone();
     scored.params.prompt_logprobs = Some(1);
@@ -194,13 +193,13 @@ fn an_engine_uses_exactly_the_planned_memory_and_no_step_allocates() {
     assert_eq!(device.allocated(), Some(planned));
 }
 
-/// What happens to a request between two steps.
+/// The fate of a request between two steps.
 #[derive(Clone, Copy, Debug)]
 enum Fate {
     Lives,
-    /// Cancelled when it has been told of so many tokens.
+    /// Cancelled after this many tokens.
     Aborted(usize),
-    /// Its first sequence is ended then, as by a stop string.
+    /// Its first sequence is ended after this many tokens, as by a stop string.
     Stopped(usize),
 }
 
@@ -215,7 +214,7 @@ fn fate() -> impl Strategy<Value = Fate> {
 /// Tokens by sequence.
 type Tokens = Vec<Vec<u32>>;
 
-/// Runs requests that arrive between steps and meet their fates.
+/// Runs requests that arrive between steps, each with its fate.
 fn run(engine: &mut Engine, loads: &[(GenerationRequest, Fate, usize)]) -> Vec<Tokens> {
     let mut got: Vec<Tokens> = loads.iter().map(|(request, ..)| vec![Vec::new(); request.params.n]).collect();
     let mut ids: HashMap<RequestId, usize> = HashMap::new();
@@ -231,9 +230,9 @@ fn run(engine: &mut Engine, loads: &[(GenerationRequest, Fate, usize)]) -> Vec<T
             }
         });
         for (&id, &place) in &ids {
-            let told = got[place].iter().map(Vec::len).max().unwrap_or(0);
+            let events = got[place].iter().map(Vec::len).max().unwrap_or(0);
             match loads[place].1 {
-                Fate::Aborted(at) if told >= at => drop(engine.abort(id)),
+                Fate::Aborted(at) if events >= at => drop(engine.abort(id)),
                 Fate::Stopped(at) if got[place][0].len() >= at => drop(engine.finish_sequence(id, 0)),
                 _ => {}
             }

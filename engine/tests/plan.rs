@@ -1,4 +1,4 @@
-//! What a start would take, and what is found wrong without reading a weight.
+//! The memory plan of a start, and the errors that are found without reading a weight.
 
 use crate::common::{TOKEN_BYTES, config};
 use engine::{EngineConfig, Floor, ModelSource, Quantization, Work, plan};

@@ -28,7 +28,7 @@ fn profiled(plain: EngineConfig) -> Recorded {
     profile.recorded()
 }
 
-/// On each track events are in order, and each lies within the one that is open or behind it.
+/// On each track, events are in order, and each event is either within the open one or after it.
 fn assert_nested(events: &[Value]) {
     let nanoseconds = |event: &Value, key: &str| (event[key].as_f64().unwrap() * 1000.0).round() as u64;
     for track in 0..3 {
@@ -79,7 +79,7 @@ fn assert_profile(recorded: &Recorded) {
     let total = |operation| recorded.totals.iter().find(|(name, _)| name.operation == operation).unwrap().1;
     assert_eq!(total("step").calls, recorded.steps);
     assert_eq!(total("plan").calls, recorded.steps);
-    // A graph would hide what it replays.
+    // A graph would hide the operations that it replays.
     assert_eq!(total("embed").calls, recorded.steps);
     let host = recorded.totals.iter().filter(|(name, _)| name.track == Track::Host);
     assert_eq!(host.map(|(_, total)| total.own).sum::<std::time::Duration>(), total("step").time);

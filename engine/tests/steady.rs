@@ -1,5 +1,5 @@
-//! A decode step in steady state: how often it allocates, copies and waits. The device does nothing, so that what is left
-//! is the host's.
+//! A decode step in steady state: how often the host allocates, copies and waits. The device does nothing, so only the host's
+//! work remains.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -14,7 +14,7 @@ fn a_decode_step_in_steady_state_waits_once_and_hardly_allocates() {
     const SEQUENCES: usize = 64;
     let device = NoOp::new();
     let mut engine = decoding(&device, SEQUENCES);
-    // The lists of a step have grown to what they need.
+    // By now the lists of a step have reached their final size.
     (0..100).for_each(|_| engine.step(|_, _| {}));
     let (launches, synchronized) = (device.launches.load(Relaxed), device.synchronized.load(Relaxed));
     let mut calls = Vec::new();

@@ -185,7 +185,7 @@ impl Worker for Observing {
     }
 }
 
-/// An engine on `cuda-sim` that swaps, and what is observed of it.
+/// An engine on `cuda-sim` that swaps, and its observer.
 fn observed(blocks: u64) -> Option<(Engine, Arc<Observer>)> {
     let config = EngineConfig { preemption_mode: PreemptionMode::Swap, ..overlapping(blocks)? };
     let options = device::Options { threads: Some(1), kernels: config.kernels_dir.clone(), ..Default::default() };

@@ -1,4 +1,4 @@
-//! Streams of text against what the reference tokenizers decode as a whole.
+//! Streams of text compared with the texts that the reference tokenizers decode at once.
 //!
 //! `text_reference/<case>/`: a `tokenizer.json` of a kind (byte fallback with and without a metaspace pre-tokenizer, byte-level
 //! as Llama 3 and Qwen have it), and `texts.json` with continuations of prompts and with lists of ids, both with their texts.
@@ -36,7 +36,7 @@ fn list(value: &Value) -> &[Value] {
     value.as_array().unwrap()
 }
 
-/// The deltas of `output` behind `prompt`, the last of them from the end of the stream.
+/// The deltas of `output` after `prompt`; the last one is from the end of the stream.
 fn deltas(tokenizer: &Arc<Tokenizer>, prompt: &[u32], output: &[u32], skip_special: bool) -> Vec<String> {
     let mut detokenizer = Detokenizer::new(tokenizer.clone(), prompt, skip_special);
     let mut deltas: Vec<String> = output.iter().map(|&id| detokenizer.push(id)).collect();
@@ -50,7 +50,7 @@ fn deltas_add_up_to_the_text_behind_the_prompt() {
     for name in CASES {
         let case = load(name);
         for run in list(&case.texts["continuations"]) {
-            // Byte fallback breaks whole runs of bytes, which a stream can not take back.
+            // Byte fallback replaces whole runs of bytes, but a stream cannot take text back.
             let Some(text) = run["text"].as_str().filter(|text| case.byte_level || !text.contains(BROKEN)) else {
                 continue;
             };

@@ -54,7 +54,7 @@ fn hermes_calls_are_between_tags_with_text_around_them() {
     assert_eq!(parse(r#"<tool_call> {"name": "f"} </tool_call> done"#), [call("f"), arguments("{}"), text(" done")]);
     let quoted = r#"<tool_call>{"name": "f", "arguments": "{\"a\": 1}", "id": 12}</tool_call>"#;
     assert_eq!(parse(quoted), [call("f"), arguments(r#"{"a": 1}"#)]);
-    // Cut by the token limit: what is known of the call is told.
+    // Truncated by the token limit: the arguments so far are returned.
     assert_eq!(parse(r#"<tool_call>{"name": "f", "arguments": {"a": "#), [call("f"), arguments(r#"{"a": "#)]);
 }
 

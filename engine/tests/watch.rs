@@ -12,7 +12,7 @@ use sched::SchedConfig;
 const TOKEN: u32 = 9;
 const EOS: u32 = 1;
 
-/// Draws [`TOKEN`] for each sequence, or [`EOS`] once told so.
+/// Draws [`TOKEN`] for each sequence, or [`EOS`] once `ends` is set.
 struct Fixed {
     step: Option<Arc<StepInput>>,
     ends: Arc<AtomicBool>,

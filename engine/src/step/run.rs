@@ -71,8 +71,8 @@ impl Engine {
     }
 
     fn can_plan(&self) -> bool {
-        let oldest_allows = self.in_flight.back().is_none_or(|step| !step.blocks_planning);
-        self.in_flight.len() < self.info.max_in_flight && oldest_allows
+        let newest_allows = self.in_flight.back().is_none_or(|step| !step.blocks_planning);
+        self.in_flight.len() < self.info.max_in_flight && newest_allows
     }
 
     /// Plans a step, and decides what is drawn from each of its spans.

@@ -35,7 +35,7 @@ enum Failure {
     #[error("{0}: the step awaits its last token, but the device does not draw for it")]
     NotOnDevice(SeqId),
     #[error("the step was submitted behind one that failed")]
-    BehindFailure,
+    AfterFailed,
     #[error("no step is in flight")]
     NoStep,
 }
@@ -95,7 +95,7 @@ impl Worker for LocalWorker {
         self.update_requests(&input);
         let mut step = SubmittedStep::new(input, std::mem::take(&mut self.lists));
         let launched = match self.in_flight.back() {
-            Some(SubmittedStep { failure: Some(_), .. }) => Err(Failure::BehindFailure),
+            Some(SubmittedStep { failure: Some(_), .. }) => Err(Failure::AfterFailed),
             _ => self.launch(&mut step),
         };
         step.failure = launched.err();

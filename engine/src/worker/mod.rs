@@ -83,7 +83,7 @@ pub struct StepInput {
 /// A request, as the worker is told once.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct NewRequest {
-    /// Its id.
+    /// Id of the request.
     pub id: RequestId,
     /// Token ids of the prompt.
     pub prompt: Vec<u32>,
@@ -106,7 +106,7 @@ pub struct NewRequest {
 /// What is drawn from the last row of a span.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub enum Draw {
-    /// Nothing.
+    /// No draw.
     #[default]
     Nothing,
     /// A token for each sequence of [`Span::sample`](sched::Span::sample) that has not ended.

@@ -98,7 +98,7 @@ impl Hooks for Faults {
         Ok(())
     }
 
-    /// The event behind the results of a silent pass does not cover their copy, so that reading them fails. A pass without
+    /// The event after the results of a silent pass does not cover their copy, so reading them fails. A pass without
     /// results fails at once.
     fn record(&self, device: &dyn Device, queue: Queue) -> Result<Event, DeviceError> {
         if queue == Queue::Compute && self.silent.swap(false, Relaxed) {
@@ -109,12 +109,12 @@ impl Hooks for Faults {
     }
 }
 
-/// The device, with the faults that [`COPIES`] and [`PASSES`] ask for.
+/// The device with the faults of [`COPIES`] and [`PASSES`].
 pub fn faulty(device: Arc<dyn Device>) -> Arc<dyn Device> {
     Arc::new(Hooked { device, hooks: Arc::new(Faults::default()) })
 }
 
-/// The block copy of a CPU, with the faults that [`COPIES`] asks for.
+/// The block copy of a CPU with the faults of [`COPIES`].
 fn block_copy(device: &dyn Device, args: BlockCopyArgs<'_>) -> Result<(), KernelError> {
     copy_of_blocks()?;
     let sound = variants(Operation::BlockCopy).into_iter().find(|variant| variant.name == "cpu.reference").unwrap();

@@ -1,4 +1,4 @@
-//! What the engine's tests share: a tiny reference model and requests on it.
+//! Shared by the engine's tests: a tiny reference model and requests to it.
 
 #![allow(clippy::unwrap_used, dead_code)]
 
@@ -83,7 +83,7 @@ pub fn request(which: u32, len: usize, max_tokens: usize, n: usize) -> Generatio
     GenerationRequest { prompt: prompt(which, len), params, ..Default::default() }
 }
 
-/// What each request gives alone in a large pool: token ids per sequence.
+/// The token ids of each request's sequences when it runs alone in a large pool.
 pub fn alone(requests: &[GenerationRequest]) -> Vec<Vec<Vec<u32>>> {
     alone_on(config(256), requests)
 }
