@@ -81,7 +81,7 @@ pub enum SubmitError {
         limit: usize,
     },
     /// The engine is shutting down or has ended. Maps to HTTP 503.
-    #[error("the engine is shutting down and takes no new requests")]
+    #[error("the engine is shutting down and accepts no new requests")]
     Closed,
 }
 

@@ -55,7 +55,12 @@ pub fn table(recorded: &Recorded, best: &Best) -> String {
 fn write_table(out: &mut String, recorded: &Recorded, best: &Best) -> fmt::Result {
     let rows = rows(recorded);
     let whole = whole(recorded);
-    writeln!(out, "profile of {} steps, {:.3} s; times are a row's own", recorded.steps, whole.as_secs_f64())?;
+    writeln!(
+        out,
+        "profile of {} steps, {:.3} s; times exclude nested operations",
+        recorded.steps,
+        whole.as_secs_f64()
+    )?;
     let width = rows.iter().map(|row| row.name.chars().count()).max().unwrap_or(0);
     write!(out, "{:width$}  {:>9} {:>11} {:>11} {:>7}", "", "calls", "total ms", "mean us", "share")?;
     write!(out, " {:>9} {:>9} {:>12}", "GB/s", "GOP/s", "of the floor")?;
@@ -100,7 +105,7 @@ fn rows(recorded: &Recorded) -> Vec<Row> {
     let mut rows = Vec::new();
     for (name, total) in &recorded.totals {
         let text = match (name.track, name.operation) {
-            (Track::Host, "step") => "  the rest of a step".to_string(),
+            (Track::Host, "step") => "  rest of the step".to_string(),
             _ => format!("  {:<11} {}", name.operation, name.variant).trim_end().to_string(),
         };
         rows.push(Row { track: name.track, name: text, total: *total });

@@ -61,11 +61,11 @@ fn check_search(params: &GenerationParams) -> Result<(), SubmitError> {
     if let Some(wanted) = &params.structured_outputs {
         return invalid(
             wanted.param,
-            "not together with a beam search: sample instead (best_of returns the likeliest)".into(),
+            "cannot be combined with a beam search: sample instead (best_of returns the likeliest)".into(),
         );
     }
     if params.best_of.is_some() {
-        return invalid("best_of", "not together with a beam search, which returns the n best".to_string());
+        return invalid("best_of", "cannot be combined with a beam search, which returns the n best".to_string());
     }
     if beam.width < n {
         return invalid("beam_width", format!("found {}, expected at least n, which is {n}", beam.width));

@@ -129,7 +129,7 @@ impl Engine {
     /// The request can never run.
     pub fn submit(&mut self, request: GenerationRequest) -> Result<RequestId, SubmitError> {
         if let Some(wanted) = &request.params.structured_outputs {
-            let problem = "an engine on token ids has no grammars, give it a constraint";
+            let problem = "an engine on token ids has no grammars: call submit_constrained";
             return Err(SubmitError::invalid(wanted.param, problem));
         }
         self.admit(request, None)
@@ -155,7 +155,7 @@ impl Engine {
         check(&request, self.info.vocab_size, self.max_model_len)?;
         let GenerationRequest { prompt, params, priority, cache_salt } = request;
         if constraint.is_some() && params.beam.is_some() {
-            return Err(SubmitError::invalid("use_beam_search", "not together with a constraint"));
+            return Err(SubmitError::invalid("use_beam_search", "cannot be combined with a constraint"));
         }
         let left = self.max_model_len - prompt.len();
         let max_tokens = params.max_tokens.unwrap_or(left).min(left);
