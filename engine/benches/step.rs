@@ -1,5 +1,5 @@
-//! What a decode step costs the host: planning, building and launching it, taking and publishing its tokens, committing it,
-//! with a device that does nothing in place of one that computes. And what it costs where the host draws, by threads.
+//! Time of a decode step on the host: planning, building and launching it, collecting and publishing its tokens, and committing
+//! it, with a device that does nothing. Also the time if the host draws, by number of threads.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 use std::time::{Duration, Instant};
@@ -51,7 +51,7 @@ fn decode_step(c: &mut Criterion) {
     group.finish();
 }
 
-/// Steps of 64 sequences that ask for more alternatives than a slot of the device holds, over 32,768 tokens.
+/// Steps of 64 sequences with more alternatives than the device's sampler supports, over 32,768 tokens.
 fn host_draws(c: &mut Criterion) {
     let mut shape = Shape::named("m135").unwrap();
     (shape.hidden, shape.ffn, shape.layers, shape.vocab) = (64, 64, 1, 1 << 15);

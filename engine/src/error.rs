@@ -1,46 +1,62 @@
-//! What can go wrong, as values.
+//! Error types.
 
 use std::fmt;
 
-/// The engine could not start. Displays as one line that names the file or the flag.
+/// Why an engine could not start. Displays as one line that names the file or the flag.
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
     /// A checkpoint file is missing, broken or not understood.
     #[error(transparent)]
     Load(#[from] models::LoadError),
-    /// The device can not be had, or its memory is short.
+    /// The device cannot be opened, or has too little memory.
     #[error(transparent)]
     Device(#[from] device::DeviceError),
-    /// There is no sampling on the device.
+    /// The device's sampler could not be set up.
     #[error(transparent)]
     Sample(#[from] sampling::device::SampleError),
     /// Buffers could not be set up.
     #[error(transparent)]
     Kernel(#[from] attention_kernels::KernelError),
-    /// `[kernels]` asks for what can not serve.
+    /// `[kernels]` names a variant that cannot serve the model here.
     #[error(transparent)]
     Select(#[from] attention_kernels::SelectError),
     /// The scheduler's sizes contradict each other.
     #[error(transparent)]
     Scheduler(#[from] sched::ConfigError),
-    /// A setting can not be used.
+    /// A setting cannot be used.
     #[error("{flag}: found {found}, expected {expected}")]
     Config {
-        /// The flag as typed on the command line, e.g. `--block-size`.
+        /// The flag as typed on the command line, for example `--block-size`.
         flag: &'static str,
         /// What was given.
         found: String,
-        /// What would work, and what to do.
+        /// Allowed values, and what to do.
         expected: String,
     },
 }
 
-/// A setting that can not be used.
+/// An invariant of the engine that does not hold; see [`Engine::audit`](crate::Engine::audit).
+#[derive(Debug, thiserror::Error)]
+pub enum AuditError {
+    /// The block pool and the block tables contradict each other.
+    #[error(transparent)]
+    Pool(#[from] kvblock::AuditError),
+    /// State is left although no work is.
+    #[error("no work is left, but {count} {what} are: expected none; this is a bug of the engine")]
+    Leftover {
+        /// What is left, in plural.
+        what: &'static str,
+        /// Number of them.
+        count: usize,
+    },
+}
+
+/// Returns the error for a setting that cannot be used.
 pub(crate) fn bad(flag: &'static str, found: impl fmt::Display, expected: impl Into<String>) -> EngineError {
     EngineError::Config { flag, found: found.to_string(), expected: expected.into() }
 }
 
-/// A request was refused before it began.
+/// Why a request was refused.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum SubmitError {
     /// A field is out of range; `param` is its API name. Maps to HTTP 400.
@@ -48,21 +64,30 @@ pub enum SubmitError {
     Invalid {
         /// API name of the field.
         param: &'static str,
-        /// One sentence with what was found and what is allowed.
+        /// One sentence with what was found and what was expected.
         message: String,
     },
-    /// The request can never fit the context or the pool (numbers in the message). Maps to HTTP 400.
+    /// The request can never fit the context or the pool; the message has the numbers. Maps to HTTP 400.
     #[error("{0}")]
     NeverFits(String),
-    /// As many requests wait as may; later there is room. Maps to HTTP 429.
-    #[error("{waiting} requests wait already, and at most {limit} may (--max-queued-requests): try again later")]
+    /// The queue is full; a later attempt may succeed. Maps to HTTP 429.
+    #[error(
+        "the queue is full: found {waiting} waiting requests, expected fewer than {limit} (--max-queued-requests); try again later"
+    )]
     QueueFull {
-        /// Requests that wait now.
+        /// Number of requests in the queue.
         waiting: usize,
-        /// As many as may.
+        /// Greatest number of requests in the queue.
         limit: usize,
     },
-    /// The engine is draining or has ended. Maps to HTTP 503.
-    #[error("the engine is shutting down and takes no new requests")]
+    /// The engine is shutting down or has ended. Maps to HTTP 503.
+    #[error("the engine is shutting down and accepts no new requests")]
     Closed,
+}
+
+impl SubmitError {
+    /// Returns [`SubmitError::Invalid`] with a message that starts with the name of the field.
+    pub(crate) fn invalid(param: &'static str, problem: impl fmt::Display) -> SubmitError {
+        SubmitError::Invalid { param, message: format!("{param}: {problem}") }
+    }
 }

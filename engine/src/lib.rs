@@ -1,15 +1,14 @@
-//! One step: plan, submit, collect, publish, commit.
+//! The inference engine: plan, submit, collect, publish, commit.
 //!
-//! What it is: the loop that turns requests into tokens. [`Llm`] answers batches of prompts on the caller's thread;
-//! [`AsyncEngine`] runs on a thread of its own for a server; [`Engine`] is the same step on token ids alone.
+//! This crate contains the loop that turns requests into tokens. [`Llm`] answers batches of prompts on the caller's thread;
+//! [`AsyncEngine`] runs on a thread of its own, for a server; [`Engine`] runs the same steps on token ids.
 //!
 //! ```text
 //! request ─▶ sched: plan ─▶ worker: block copies, forward pass, draws ─▶ publish ─▶ sched: commit ─▶ text ─▶ events
 //! ```
 //!
-//! Between the engine and what computes lies one interface, [`worker::Worker`].
-//!
-//! What it is not: it speaks no HTTP, and decides nothing that the scheduler should.
+//! The interface between the engine and the device is [`worker::Worker`]. The crate contains no HTTP, and scheduling decisions
+//! are made in `sched` alone.
 //!
 //! ```
 //! let mut llm = engine::Llm::new(engine::EngineConfig::default())?;
@@ -31,7 +30,7 @@ pub mod text;
 pub mod watch;
 pub mod worker;
 
-/// Devices and kernels by themselves, for those who measure them.
+/// Devices and kernels without an engine, for measurements.
 pub mod kernels {
     pub use attention_kernels::trial::Peaks;
     pub use attention_kernels::trial::grid::{Grid, GridError, Measurement};
@@ -44,8 +43,8 @@ pub use attention_kernels::{Dtype, KernelChoice};
 pub use device::Profile;
 pub use device::allocator;
 pub use device::gemm::Quantization;
-pub use error::{EngineError, SubmitError};
-pub use grammar::{Grammar, StructuredOutput};
+pub use error::{AuditError, EngineError, SubmitError};
+pub use grammar::{Grammar, Grammars, StructuredOutput};
 pub use memory::Plan;
 pub use models::{
     ChatInput, ChatTemplate, GenerationDefaults, ModelConfig, Pooling, TemplateError, TokenizeError, Tokenizer,
@@ -55,4 +54,4 @@ pub use sched::{Policy, PreemptionMode, PrefixStats, RequestId};
 pub use serve::{AsyncEngine, Completion, CompletionOutput, Llm, OutputStream, Watcher};
 pub use start::{Floor, Progress, Work, declare, describe_kernels, plan};
 pub use start::{Recording, RecordingError, Replayed};
-pub use step::Engine;
+pub use step::{Engine, EngineParts};

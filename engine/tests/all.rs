@@ -3,6 +3,7 @@
 
 mod batching;
 mod beam;
+mod beam_search;
 mod best_of;
 mod common;
 #[path = "../../device/tests/support/allocations.rs"]
@@ -12,23 +13,31 @@ mod deterministic;
 mod embeddings;
 #[path = "../../device/tests/backends/fake.rs"]
 mod fake;
+mod faults;
 mod golden;
+mod grammars;
 mod handle;
 mod hostile;
 mod kernels;
 mod kv_dtypes;
 mod no_gpu;
 mod offline;
+mod overlap;
 mod perplexity;
 mod plan;
 mod profile;
 mod quantized;
+mod reasoning;
 mod reference;
 mod replay;
 mod row_invariance;
 mod steady;
+mod stop_scanner;
 mod stops;
 mod structured;
 mod swap;
+mod swaps_beside;
 mod text;
+mod tools;
+mod watch;
 mod windows;

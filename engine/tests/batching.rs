@@ -1,4 +1,4 @@
-//! Continuous batching and preemption: what a request gives does not depend on its companions or on the pool.
+//! Continuous batching and preemption: the result of a request depends neither on other requests nor on the pool.
 
 use crate::common::{alone, alone_on, config, on_sim, prompt, request, tokens};
 use engine::{BeamSearch, EngineConfig, GenerationParams, GenerationRequest, Llm};
@@ -45,7 +45,7 @@ fn a_seed_gives_the_same_tokens_whatever_the_batch() {
 }
 
 #[test]
-fn what_the_host_draws_is_the_same_to_the_bit_whatever_the_threads() {
+fn draws_on_the_host_have_the_same_bits_with_any_number_of_threads() {
     // A vocabulary of 560 tokens is worth a thread for each dozen rows.
     let requests: Vec<GenerationRequest> = (0..90)
         .map(|i| {
@@ -73,7 +73,7 @@ fn what_the_host_draws_is_the_same_to_the_bit_whatever_the_threads() {
 }
 
 #[test]
-fn requests_without_a_seed_differ_but_an_engine_s_seed_repeats_them() {
+fn requests_without_a_seed_differ_and_repeat_under_the_same_engine_seed() {
     let mut request = request(1, 12, 20, 1);
     request.params.sampling.seed = None;
     let run = |seed| {
@@ -137,8 +137,8 @@ fn a_prompt_of_one_token_and_one_that_fills_the_context_both_run() {
 /// Prompt tokens, tokens to draw and samples of each request.
 type Shapes = Vec<(usize, usize, usize)>;
 
-/// Every request of a load gives the tokens that it gives alone, in a pool that holds the greatest of them and `spare` blocks more,
-/// in steps of `budget` tokens; `on` makes the configuration one of the device.
+/// Every request of a load gives the tokens that it gives alone, in a pool with `spare` blocks more than the largest request needs,
+/// in steps of `budget` tokens. `on` changes the configuration for a device.
 fn any_load(
     on: impl Fn(EngineConfig) -> EngineConfig,
     shapes: Shapes,

@@ -10,15 +10,15 @@ use engine::{
 
 /// The reference model's end-of-sequence token.
 const EOS: u32 = 2;
-/// All that may come.
+/// The allowed tokens.
 const ALLOWED: [u32; 4] = [EOS, 17, 300, 411];
-/// Makes the end about as likely as the others.
+/// Makes the end about as likely as the other tokens.
 const BIAS: f32 = 0.5;
 /// Per token that the hypothesis holds already.
 const FREQUENCY_PENALTY: f32 = 0.4;
 /// Longest hypothesis.
 const STEPS: usize = 5;
-/// Prefixes that go on to the last step: a beam as wide as this loses nothing.
+/// Number of prefixes that continue to the last step: a beam of this width loses none.
 const ALL_PREFIXES: usize = 3 * 3 * 3 * 3;
 
 fn sampling() -> SamplingParams {
@@ -46,7 +46,7 @@ fn wide(blocks: u64) -> EngineConfig {
 /// Per prefix of the output, the log-probability of each of [`ALLOWED`]: raw and as the search must see it.
 type Table = HashMap<Vec<u32>, [(f64, f64); 4]>;
 
-/// Made of what scoring requests say of every continuation: no part of the search is used.
+/// Computed by scoring requests for every continuation, without any part of the search.
 fn table() -> Table {
     let mut paths = vec![Vec::new()];
     for _ in 1..STEPS {
@@ -244,7 +244,7 @@ fn steps(engine: &mut Engine, blocks: f64) -> Vec<(Vec<TokenEvent>, f64)> {
 }
 
 #[test]
-fn beams_share_the_prompt_and_own_only_what_differs() {
+fn beams_share_the_blocks_of_the_prompt_and_of_common_prefixes() {
     let mut request = long(3, 4);
     request.prompt = prompt(3, 64);
     let mut engine = Engine::load(&config(64), &|_, _| {}).unwrap();
@@ -257,7 +257,7 @@ fn beams_share_the_prompt_and_own_only_what_differs() {
 }
 
 #[test]
-fn the_start_is_told_when_the_prompt_is_computed_and_the_results_at_the_end() {
+fn the_start_is_reported_after_the_prompt_and_the_results_at_the_end() {
     let mut request = long(1, 3);
     request.params.prompt_logprobs = Some(1);
     let mut engine = Engine::load(&config(64), &|_, _| {}).unwrap();
@@ -270,7 +270,7 @@ fn the_start_is_told_when_the_prompt_is_computed_and_the_results_at_the_end() {
     assert!(before.len() >= 5 && before[1..].iter().all(|(events, _)| events.is_empty()));
     let ends = last.0.iter().filter(|event| matches!(event, TokenEvent::Token { finish: Some(_), .. })).count();
     assert_eq!(ends, 2);
-    // Three beams a step; what ended in between counts too.
+    // Three beams per step; hypotheses that ended earlier count too.
     assert!(engine.stats().generation_tokens >= 3 * before.len() as u64);
 }
 
@@ -287,7 +287,7 @@ fn a_search_can_be_cancelled_at_any_step() {
 }
 
 #[test]
-fn stop_tokens_end_hypotheses_and_min_tokens_holds_them_back() {
+fn stop_tokens_end_hypotheses_but_not_before_min_tokens() {
     let mut llm = Llm::new(config(64)).unwrap();
     let mut asked = search(BeamSearch { length_penalty: -1.0, ..BeamSearch::new(4) }, 4);
     asked.params.stop_token_ids = vec![300];
@@ -308,7 +308,7 @@ fn stop_tokens_end_hypotheses_and_min_tokens_holds_them_back() {
 }
 
 #[test]
-fn where_fewer_continuations_exist_than_were_asked_for_the_rest_is_empty() {
+fn if_fewer_continuations_exist_than_requested_the_rest_is_empty() {
     let mut llm = Llm::new(config(64)).unwrap();
     let mut asked = search(BeamSearch::new(3), 3);
     asked.params.sampling.allowed_token_ids = Some([17].into());

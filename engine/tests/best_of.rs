@@ -47,14 +47,14 @@ fn the_best_of_the_samples_are_the_answer_best_first() {
     let (best, events) = run(&mut llm, asked.clone());
     assert_eq!(best, order[..3].iter().map(|&i| all[i].clone()).collect::<Vec<_>>());
     assert_eq!(llm.stats().generation_tokens - made, lengths.iter().sum::<usize>() as u64, "every candidate counts");
-    // They come together, each as one delta, behind the start.
+    // They are returned together after the start, each as one delta.
     assert!(matches!(events[0], Event::Started { .. }));
     let deltas = deltas(&events);
     assert_eq!(deltas.iter().map(|delta| delta.index).collect::<Vec<_>>(), [0, 1, 2]);
     assert!(deltas.iter().all(|delta| delta.finish.is_some()));
     assert!(deltas.iter().flat_map(|delta| &delta.tokens).all(|token| token.logprobs.as_ref().unwrap().top.len() == 2));
 
-    // Log-probabilities that nobody asked for rank the candidates and are not shown.
+    // Log-probabilities that were not requested rank the candidates and are not returned.
     asked.params.sampling.logprobs = None;
     let (unasked, events) = run(&mut llm, asked);
     assert_eq!(unasked, best);
@@ -106,7 +106,7 @@ fn scoring_alone_has_candidates_without_tokens() {
 }
 
 #[test]
-fn numbers_that_do_not_go_together_are_refused_by_name() {
+fn contradictory_numbers_are_refused_with_the_name_of_the_field() {
     let mut llm = Llm::new(config(64)).unwrap();
     let mut refused = |change: &dyn Fn(&mut engine::GenerationParams)| {
         let mut request = request(1, 10, 4, 2);
@@ -130,7 +130,7 @@ fn numbers_that_do_not_go_together_are_refused_by_name() {
     }
     let (param, message) = refused(&|p| (p.beam, p.stop) = (beam(2), ["a".into()].into()));
     assert!(param == "stop" && message.contains("stop_token_ids"), "{message}");
-    // The scheduler's limit, in the words of who asked.
+    // The scheduler's limit, with the name of the request's field.
     type Change = fn(&mut engine::GenerationParams);
     let changes: [(Change, &str); 3] = [
         (|p| p.n = 17, "n"),

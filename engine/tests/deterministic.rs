@@ -1,4 +1,4 @@
-//! `--deterministic` on the CUDA path, every launch run by `cuda-sim`: the bits of a request do not depend on what else runs.
+//! `--deterministic` on the CUDA path, with every launch run by `cuda-sim`: the bits of a request do not depend on other requests.
 
 use crate::common::{config, request};
 use engine::{AsyncEngine, Dtype, EngineConfig, Event, GenerationRequest, KvCacheDtype, Llm, PreemptionMode};
@@ -69,7 +69,7 @@ fn notes(config: EngineConfig) -> String {
 }
 
 #[test]
-fn one_family_is_chosen_and_said_and_without_the_flag_another_may_be() {
+fn the_flag_selects_and_reports_one_family_of_kernels() {
     let line = "deterministic: attention of the family cuda.tiles, products with one order of summation";
     let Some(config) = on_sim(64) else { return };
     let said = notes(config.clone());

@@ -4,9 +4,12 @@
 use std::path::PathBuf;
 
 use engine::{
-    Engine, EngineConfig, Event, GenerationParams, GenerationRequest, Llm, ModelSource, Pooling, SubmitError,
+    Engine, EngineConfig, Event, GenerationParams, GenerationRequest, Llm, ModelSource, Policy, Pooling,
+    PreemptionMode, SubmitError, TokenEvent,
 };
 use serde_json::Value;
+
+use crate::common::{self, config, prompt};
 
 /// Greatest difference of an element of a unit vector from the reference; its own digits end at 1e-7.
 const TOLERANCE: f64 = 2e-6;
@@ -65,7 +68,7 @@ fn embeddings_are_those_of_transformers() {
 }
 
 #[test]
-fn an_embedding_is_the_same_bits_in_chunks_in_company_and_from_the_cache() {
+fn an_embedding_has_the_same_bits_in_chunks_in_a_batch_and_from_the_cache() {
     let bits = |vector: &[f32]| vector.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
     let cases = cases("llama");
     let mut alone = Llm::new(crate::common::config(256)).unwrap();
@@ -92,7 +95,7 @@ fn an_embedding_is_the_same_bits_in_chunks_in_company_and_from_the_cache() {
 }
 
 #[test]
-fn the_last_token_alone_is_computed_where_the_cache_knows_the_rest() {
+fn only_the_last_token_is_computed_if_the_rest_is_cached() {
     let mut llm = Llm::new(crate::common::config(64)).unwrap();
     let cached = |events: &[Event]| {
         events.iter().find_map(|e| if let Event::Started { cached_tokens } = e { Some(*cached_tokens) } else { None })
@@ -122,4 +125,35 @@ fn an_embedding_with_an_output_is_refused() {
         let refused = engine.submit(GenerationRequest { prompt: vec![5], params, ..Default::default() });
         assert!(matches!(refused, Err(SubmitError::Invalid { param: "pooling", .. })), "{refused:?}");
     }
+}
+
+#[test]
+fn a_prompt_that_is_preempted_halfway_is_pooled_once() {
+    // Two tokens of the prompt in each step beside a request that decodes, in a pool too small for both.
+    let small = EngineConfig {
+        policy: Policy::Priority,
+        preemption_mode: PreemptionMode::Recompute,
+        max_num_seqs: 2,
+        max_num_batched_tokens: 3,
+        ..config(7)
+    };
+    let embedded = |engine: &mut Engine| {
+        let params = GenerationParams::embedding(Pooling::Mean);
+        let request = GenerationRequest { prompt: prompt(1, 40), params, priority: 1, ..Default::default() };
+        let id = engine.submit(request).unwrap();
+        let mut embedding = None;
+        while engine.has_work() {
+            engine.step(|of, event| match event {
+                TokenEvent::Embedding(found) if of == id => embedding = Some(found),
+                _ => {}
+            });
+        }
+        engine.audit().unwrap();
+        embedding.unwrap()
+    };
+    let mut engine = Engine::load(&small, &|_, _| {}).unwrap();
+    let want = embedded(&mut engine);
+    engine.submit(common::request(2, 16, 30, 1)).unwrap();
+    assert_eq!(embedded(&mut engine), want);
+    assert!(engine.stats().num_preemptions > 0, "the prompt was not preempted: the test shows nothing");
 }

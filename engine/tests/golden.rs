@@ -1,10 +1,9 @@
 //! Every bit of the results of the reference checkpoints, as hashes: for each family, form of the weights, type of the cache,
-//! device and kind of kernels, over prompts and tokens drawn behind them. `golden.txt` holds what they were.
+//! device and kind of kernels, over prompts and the tokens drawn after them. `golden.txt` contains the expected hashes.
 //!
-//! A change that moves a bit fails here, whatever its size. Where that is meant, the change says so and why, and replaces the lines
-//! that the failure prints.
+//! Any change of a bit fails here. If it is intended, the commit says so and why, and replaces the lines that the failure prints.
 //!
-//! Sines and cosines of the rotary embedding come from libm, so the hashes are those of one that rounds as glibc's does.
+//! Sines and cosines of the rotary embedding come from libm, so the hashes hold for a libm that rounds like glibc's.
 
 use std::collections::BTreeMap;
 
@@ -28,7 +27,7 @@ struct Setting {
     sim: Option<Dtype>,
     form: Option<Quantization>,
     kv: KvCacheDtype,
-    /// On the CPU the plain loops, on `cuda-sim` what `auto` takes where no bits are promised.
+    /// On the CPU the plain loops, on `cuda-sim` the kernels that `auto` chooses without `--deterministic`.
     other_kernels: bool,
 }
 
@@ -121,7 +120,7 @@ impl Setting {
     }
 }
 
-/// FNV-1a (Fowler, Noll & Vo): any hash does whose definition does not change.
+/// FNV-1a (Fowler, Noll & Vo); any hash with a fixed definition would do.
 struct Fnv(u64);
 
 impl Default for Fnv {

@@ -1,18 +1,24 @@
 //! The engine on its own thread: streams, cancellation, draining, health.
 
+use std::future::{Future, poll_fn};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use crate::common::noop::NoOp;
 use crate::common::slow::slow;
 use crate::common::{config, request};
-use engine::{AsyncEngine, Delta, EngineConfig, Event, FinishReason, SubmitError};
+use engine::{
+    AsyncEngine, Delta, EngineConfig, Event, FinishReason, GenerationParams, GenerationRequest, Grammar,
+    StructuredOutput, SubmitError,
+};
 
 fn start() -> AsyncEngine {
     AsyncEngine::start(config(64), &|_, _| {}).unwrap()
 }
 
-/// An engine on which 400 tokens take seconds: what is done to a request finds it running.
+/// An engine on which 400 tokens take seconds, so that a test can act while a request runs.
 fn start_slow() -> AsyncEngine {
     AsyncEngine::start(slow(config(64)), &|_, _| {}).unwrap()
 }
@@ -117,7 +123,7 @@ fn health_follows_completed_steps_and_not_planned_ones() {
 }
 
 #[test]
-fn what_can_be_refused_is_refused_before_any_output() {
+fn invalid_requests_are_refused_before_any_output() {
     let engine = start();
     let mut bad = request(1, 10, 5, 1);
     bad.prompt[3] = 560;
@@ -132,7 +138,7 @@ fn what_can_be_refused_is_refused_before_any_output() {
 }
 
 #[test]
-fn a_reader_that_falls_behind_loses_its_request_and_nobody_else_does() {
+fn a_reader_that_falls_behind_loses_only_its_own_request() {
     let config = EngineConfig { max_unread_events: 8, ..config(64) };
     let engine = AsyncEngine::start(config, &|_, _| {}).unwrap();
     let mut unread = submit(&engine, request(1, 10, 200, 1)).unwrap();
@@ -153,14 +159,14 @@ fn a_reader_that_falls_behind_loses_its_request_and_nobody_else_does() {
 }
 
 #[test]
-fn a_queue_that_is_full_refuses_with_the_numbers() {
+fn a_full_queue_refuses_requests_and_reports_its_length() {
     let config = EngineConfig { max_queued_requests: 0, ..config(64) };
     let engine = AsyncEngine::start(config, &|_, _| {}).unwrap();
     assert_eq!(submit(&engine, request(1, 10, 5, 1)).err(), Some(SubmitError::QueueFull { waiting: 0, limit: 0 }));
 }
 
 #[test]
-fn a_stream_knows_when_its_request_left_the_queue_and_when_each_event_was_made() {
+fn a_stream_returns_when_its_request_left_the_queue_and_when_each_event_was_emitted() {
     let engine = AsyncEngine::start(config(64), &|_, _| {}).unwrap();
     let mut stream = submit(&engine, request(1, 10, 5, 1)).unwrap();
     let submitted = stream.last_event();
@@ -219,7 +225,7 @@ fn whoever_watches_sees_a_request_and_its_blocks_come_and_go() {
 }
 
 #[test]
-fn nothing_is_drawn_while_nobody_watches() {
+fn no_snapshot_is_taken_without_watchers() {
     let engine = start();
     assert_eq!(
         deltas(submit(&engine, request(1, 10, 12, 1)).unwrap()).last().unwrap().finish,
@@ -229,4 +235,29 @@ fn nothing_is_drawn_while_nobody_watches() {
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     let seen = runtime.block_on(async { engine.watch().next().await.unwrap() });
     assert_eq!(seen.stats.generation_tokens, 12, "what was counted meanwhile is there all the same");
+}
+
+#[test]
+fn a_request_whose_grammar_compiles_while_the_engine_starts_draining_is_refused() {
+    let engine = AsyncEngine::start(EngineConfig { threads: Some(1), ..Default::default() }, &|_, _| {}).unwrap();
+    let request = |which: usize| {
+        let grammar = Grammar::Regex(format!("[a-z]{{1,{}}}", 40 + which));
+        let structured_outputs = Some(Arc::new(StructuredOutput { grammar, param: "structured_outputs" }));
+        let params = GenerationParams { structured_outputs, ..Default::default() };
+        GenerationRequest { prompt: vec![1, 2, 3], params, ..Default::default() }
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    runtime.block_on(async {
+        // Grammars are compiled two at a time, so the last of them waits for those in front of it.
+        let mut submitted: Vec<_> = (0..12).map(|which| Box::pin(engine.submit(request(which)))).collect();
+        for submission in &mut submitted {
+            let waits = poll_fn(|context| Poll::Ready(submission.as_mut().poll(context).is_pending())).await;
+            assert!(waits, "a grammar was compiled at once");
+        }
+        engine.drain();
+        let last = submitted.pop().unwrap();
+        drop(submitted);
+        assert_eq!(last.await.err(), Some(SubmitError::Closed));
+    });
+    assert_eq!(engine.num_unfinished(), 0);
 }

@@ -1,4 +1,4 @@
-//! Arguments that no caller should pass: every public call answers with a value, and the engine goes on with the others.
+//! Invalid arguments: every public call returns a value, and the engine continues with its other requests.
 
 use std::sync::Arc;
 

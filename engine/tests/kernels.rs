@@ -11,7 +11,7 @@ use serde::Deserialize;
 /// That of other machines than the one that this is compiled for.
 const FOREIGN: Isa = if cfg!(target_arch = "aarch64") { Isa::Avx2 } else { Isa::Neon };
 
-/// What would be taken before all others, if this CPU could run it.
+/// The variant that would be chosen before all others, if this CPU could run it.
 const CAPABILITIES: Capabilities = Capabilities {
     devices: &["cpu"],
     isa: FOREIGN,
@@ -66,7 +66,7 @@ fn swapping_every_operation_gives_equal_tokens() {
 }
 
 #[test]
-fn the_example_file_is_understood_and_obeyed() {
+fn the_example_file_selects_the_kernels_it_names() {
     let kernels = choice(include_str!("../../examples/kernels.toml"));
     assert_eq!(kernels.prefill, "cpu.reference");
     let table = engine::describe_kernels(&EngineConfig { kernels, ..config(20) }).unwrap();
@@ -92,7 +92,7 @@ fn a_variant_that_does_not_exist_or_can_not_serve_is_an_error_that_lists_what_co
 }
 
 #[test]
-fn a_vector_unit_that_this_cpu_lacks_is_passed_over_and_by_name_refused_in_one_line() {
+fn a_vector_unit_that_this_cpu_lacks_is_skipped_and_refused_in_one_line_by_name() {
     let table = engine::describe_kernels(&config(20)).unwrap();
     let foreign = table.variants.iter().find(|it| it.variant == "test.foreign").unwrap();
     assert!(foreign.unmet.as_ref().unwrap().contains(&FOREIGN.to_string()) && foreign.chosen.is_none(), "{table}");

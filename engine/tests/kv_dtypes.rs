@@ -171,7 +171,7 @@ fn on_sim(config: EngineConfig) -> Option<EngineConfig> {
 }
 
 #[test]
-fn the_cuda_kernels_move_a_log_probability_as_little() {
+fn the_cuda_kernels_change_log_probabilities_as_little() {
     for kept in KEPT.iter().filter(|kept| kept.calculate_kv_scales || kept.dtype == KvCacheDtype::Int8) {
         for dtype in [engine::Dtype::F32, engine::Dtype::F16] {
             // Heads of 32: in halves the kernels that read pages in vectors.
@@ -213,8 +213,8 @@ fn scales_of_the_first_step_stay_and_the_prefix_cache_holds_none_of_others() {
     }
 }
 
-/// A copy of the `llama` case that is the same function: values are 4096 times as great, and the matrix behind attention takes
-/// that back, exactly.
+/// A copy of the `llama` case that computes the same function: values are scaled by 4096, and the matrix after attention by exactly
+/// the inverse.
 fn with_great_values() -> tempfile::TempDir {
     let copy = with_scales(&[]);
     let file = copy.path().join("model.safetensors");
@@ -252,7 +252,7 @@ fn calibrated_scales_hold_values_that_the_type_alone_would_cut() {
 }
 
 #[test]
-fn scales_are_made_for_8_bit_floats_alone() {
+fn scales_are_calibrated_only_for_8_bit_floats() {
     for dtype in [KvCacheDtype::Auto, KvCacheDtype::Int8, KvCacheDtype::Float16] {
         let config = EngineConfig { calculate_kv_scales: true, ..kept(dtype, &folder("llama")) };
         let said = plan(&config).unwrap_err().to_string();
@@ -388,7 +388,7 @@ fn the_scales_of_a_checkpoint_are_found_under_the_names_that_vllm_reads() {
 }
 
 #[test]
-fn scales_that_make_no_sense_are_one_line_that_names_the_tensor() {
+fn invalid_scales_are_refused_in_one_line_that_names_the_tensor() {
     let error = |tensors: &[(&str, &[usize], &[f32])]| {
         let copy = with_scales(tensors);
         let config = kept(KvCacheDtype::Fp8E5m2, copy.path());

@@ -17,7 +17,7 @@ fn model_on(device: &str) -> EngineConfig {
     EngineConfig { device: device.into(), kernels_dir, kv_cache_memory_bytes: None, ..crate::common::config(64) }
 }
 
-/// The folder of the driver, which needs some kernels behind it; `None`, reported, where no compiler is.
+/// The folder of the driver, which also contains some kernels; `None`, reported, without a compiler.
 fn driver() -> Option<&'static PathBuf> {
     static BUILT: OnceLock<Option<PathBuf>> = OnceLock::new();
     let build = || {
@@ -34,7 +34,7 @@ fn driver() -> Option<&'static PathBuf> {
     BUILT.get_or_init(build).as_ref()
 }
 
-/// What a start on that device says over a driver with these variables.
+/// The output of a start on that device over a driver with these variables.
 fn said(device: &str, variables: &[(&str, &str)]) -> Option<String> {
     let folder = driver()?;
     let mut command = Command::new(std::env::current_exe().unwrap());
@@ -46,7 +46,7 @@ fn said(device: &str, variables: &[(&str, &str)]) -> Option<String> {
     Some(text[begin..text[begin..].find("\nend").unwrap() + begin].to_string())
 }
 
-/// Says what becomes of a start; for the test below.
+/// Prints the result of a start, for the test below.
 #[test]
 #[ignore = "only as a program of its own, over a fake driver"]
 fn starting() {
@@ -59,7 +59,7 @@ fn starting() {
 }
 
 #[test]
-fn what_keeps_a_model_from_a_gpu_is_one_line_and_auto_takes_the_cpu_and_says_why() {
+fn an_unusable_gpu_is_reported_in_one_line_and_auto_uses_the_cpu_and_says_why() {
     for (variable, words) in [
         (
             ("FAKE_VERSION", "12040"),
@@ -83,13 +83,13 @@ fn what_keeps_a_model_from_a_gpu_is_one_line_and_auto_takes_the_cpu_and_says_why
 }
 
 #[test]
-fn a_model_that_does_not_fit_beside_other_programs_is_one_line_with_the_numbers() {
+fn a_model_that_does_not_fit_beside_other_programs_is_refused_in_one_line_with_numbers() {
     let Some(line) = said("cuda", &[("FAKE_FREE", "1")]) else { return };
     assert!(!line.contains('\n') && line.starts_with("--device: found cuda, expected a GPU with "), "{line}");
     for words in ["of 16.00 GiB the weights take ", "other programs 16.00 GiB; free some", "or use --device cpu"] {
         assert!(line.contains(words), "{words:?} is not in {line}");
     }
-    // With more room, but less than a step of that size needs beside a share of 0.9.
+    // With more memory, but less than a step of that size needs under a share of 0.9.
     let fits = said("cuda", &[("FAKE_FREE", "8192")]).unwrap();
     assert!(fits.starts_with("cache: "), "{fits}");
     let share = said("cuda", &[("FAKE_FREE", "1024")]).unwrap();

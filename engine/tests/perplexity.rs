@@ -1,4 +1,4 @@
-//! What fewer bits cost in the demo model's own world: perplexity on text that it was not trained on.
+//! The effect of fewer bits on a trained model: the demo model's perplexity on held-out text.
 //!
 //! `held_out.jsonl` is made by `models/demo/train/held_out.py`: chats of held-out questions, one JSON string a line.
 

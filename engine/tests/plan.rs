@@ -1,10 +1,10 @@
-//! What a start would take, and what is found wrong without reading a weight.
+//! The memory plan of a start, and the errors that are found without reading a weight.
 
 use crate::common::{TOKEN_BYTES, config};
-use engine::{EngineConfig, ModelSource, plan};
+use engine::{EngineConfig, Floor, ModelSource, Quantization, Work, plan};
 
 #[test]
-fn the_pool_is_what_the_bytes_hold_and_limits_the_context() {
+fn the_pool_has_the_blocks_that_fit_the_bytes_and_limits_the_context() {
     let plan = plan(&config(10)).unwrap();
     assert_eq!((plan.num_blocks, plan.block_size, plan.kv_bytes_per_token), (10, 8, TOKEN_BYTES));
     assert_eq!((plan.max_model_len, plan.limited_by_pool), (80, true), "the model itself has 512");
@@ -17,7 +17,7 @@ fn the_pool_is_what_the_bytes_hold_and_limits_the_context() {
 }
 
 #[test]
-fn sizes_that_can_not_be_had_name_their_flag() {
+fn impossible_sizes_are_refused_with_their_flag() {
     let error = |change: &dyn Fn(&mut EngineConfig)| {
         let mut config = config(10);
         change(&mut config);
@@ -28,7 +28,7 @@ fn sizes_that_can_not_be_had_name_their_flag() {
     assert!(too_long.contains(&format!("--kv-cache-memory-bytes {}", 13 * 8 * TOKEN_BYTES)), "{too_long}");
     assert!(error(&|c| c.max_model_len = Some(513)).contains("expected 1 to 512"));
     assert!(error(&|c| c.kv_cache_memory_bytes = Some(100)).starts_with("--kv-cache-memory-bytes: found 100"));
-    assert!(error(&|c| c.kv_cache_memory_bytes = Some(1 << 60)).contains("memory that the device has"));
+    assert!(error(&|c| c.kv_cache_memory_bytes = Some(1 << 60)).contains("the memory of the device"));
     assert!(error(&|c| c.block_size = 24).starts_with("--block-size: found 24"));
     assert!(error(&|c| c.max_num_seqs = 0).starts_with("--max-num-seqs: found 0"));
     assert!(error(&|c| c.gpu_memory_utilization = Some(1.5)).starts_with("--gpu-memory-utilization"));
@@ -36,7 +36,7 @@ fn sizes_that_can_not_be_had_name_their_flag() {
 }
 
 #[test]
-fn a_folder_that_could_not_load_is_found_out() {
+fn a_plan_reports_a_folder_that_cannot_be_loaded() {
     let ModelSource::Folder(source) = crate::common::model() else { unreachable!() };
     let copy = tempfile::tempdir().unwrap();
     for file in ["config.json", "tokenizer.json", "model.safetensors"] {
@@ -53,4 +53,19 @@ fn a_folder_that_could_not_load_is_found_out() {
     std::fs::write(copy.path().join("config.json"), config_json).unwrap();
     std::fs::remove_file(copy.path().join("tokenizer.json")).unwrap();
     assert!(planned().unwrap_err().to_string().contains("tokenizer.json"));
+}
+
+#[test]
+fn the_floor_of_the_demo_model_follows_from_its_shape() {
+    let config = EngineConfig { quantization: Some(Quantization::Q8), threads: Some(1), ..EngineConfig::default() };
+    let floor = Floor::measure(&config).unwrap();
+    // 5 layers of width 192 with 6 + 2·2 heads of 32 and 512 in between; 1,536 tokens, tied; norms are counted too.
+    assert_eq!(floor.logit_operations, 2 * 1536 * 192);
+    assert_eq!(floor.layer_operations + floor.logit_operations, 2 * 1_894_464);
+    assert_eq!(floor.threads, 1);
+    let decode = Work { steps: 10, tokens: 10, logits: 10, context: 0 };
+    let bytes = 10.0 * floor.weight_bytes as f64 / floor.read;
+    assert_eq!(floor.seconds(&decode), bytes.max(20.0 * 1_894_464.0 / floor.peak));
+    let long = Work { context: 1 << 40, ..decode };
+    assert!(floor.seconds(&long) > 1000.0 * floor.seconds(&decode));
 }

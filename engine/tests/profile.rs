@@ -2,10 +2,11 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::common::{config, on_sim, request, tokens};
 use attention_kernels::{Operation, variants};
-use device::profile::{Recorded, Track};
+use device::profile::{Cost, Name, Recorded, Total, Track};
 use engine::profile::{Best, table, trace};
 use engine::{EngineConfig, Llm, PreemptionMode, Profile};
 use serde_json::Value;
@@ -27,7 +28,7 @@ fn profiled(plain: EngineConfig) -> Recorded {
     profile.recorded()
 }
 
-/// On each track events are in order, and each lies within the one that is open or behind it.
+/// On each track, events are in order, and each event is either within the open one or after it.
 fn assert_nested(events: &[Value]) {
     let nanoseconds = |event: &Value, key: &str| (event[key].as_f64().unwrap() * 1000.0).round() as u64;
     for track in 0..3 {
@@ -78,7 +79,7 @@ fn assert_profile(recorded: &Recorded) {
     let total = |operation| recorded.totals.iter().find(|(name, _)| name.operation == operation).unwrap().1;
     assert_eq!(total("step").calls, recorded.steps);
     assert_eq!(total("plan").calls, recorded.steps);
-    // A graph would hide what it replays.
+    // A graph would hide the operations that it replays.
     assert_eq!(total("embed").calls, recorded.steps);
     let host = recorded.totals.iter().filter(|(name, _)| name.track == Track::Host);
     assert_eq!(host.map(|(_, total)| total.own).sum::<std::time::Duration>(), total("step").time);
@@ -113,4 +114,45 @@ fn a_profile_on_cuda_sim_times_every_launch_and_has_no_graphs() {
     assert_profile(&recorded);
     let fused = |name: &device::profile::Name| name.operation == "heads" && name.variant == "cuda.fused";
     assert!(recorded.totals.keys().any(fused), "{:?}", recorded.totals.keys());
+}
+
+fn recorded() -> Recorded {
+    let mut recorded = Recorded { steps: 2, ..Recorded::default() };
+    let mut add = |track, operation, variant, calls, time, own, bytes, operations| {
+        let ms = Duration::from_millis;
+        let total = Total { calls, time: ms(time), own: ms(own), cost: Cost { bytes, operations } };
+        recorded.totals.insert(Name { track, operation, variant }, total);
+    };
+    add(Track::Host, "step", "", 2, 100, 10, 0, 0);
+    add(Track::Host, "launch", "", 4, 90, 90, 0, 0);
+    add(Track::Compute, "linear", "cpu.avx2", 8, 50, 50, 500_000_000, 1_000_000_000);
+    add(Track::Compute, "heads", "cpu.layer", 8, 20, 15, 0, 0);
+    add(Track::Compute, "cache_write", "cpu.avx2", 8, 5, 5, 5_000_000, 0);
+    recorded
+}
+
+#[test]
+fn the_rows_of_a_track_add_up_to_the_steps_in_descending_order() {
+    let text = table(&recorded(), &Best { bytes: Some(20e9), operations: Some(25e9) });
+    let cells: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
+    let share = |line: &[&str]| {
+        line.iter().position(|cell| *cell == "%").map(|at| line[at - 1].parse::<f64>().unwrap()).unwrap()
+    };
+    let device = cells.iter().position(|line| *line == ["device"]).unwrap();
+    let host = cells.iter().position(|line| *line == ["host"]).unwrap();
+    for section in [&cells[host + 1..device], &cells[device + 1..]] {
+        let shares: Vec<f64> = section.iter().map(|line| share(line)).collect();
+        assert!(shares.is_sorted_by(|a, b| a >= b) && (shares.iter().sum::<f64>() - 100.0).abs() < 0.3, "{text}");
+    }
+    // 10 GB/s of 20 and 20 GOP/s of 25: the operations decide.
+    let linear = ["linear", "cpu.avx2", "8", "50.000", "6250.00", "50.0", "%", "10.0", "20.0", "80", "%"];
+    assert!(cells.contains(&linear.to_vec()), "{text}");
+    assert!(text.contains("idle") && !text.contains("copies beside"), "{text}");
+}
+
+#[test]
+fn without_peak_rates_no_lower_bound_is_shown() {
+    let text = table(&recorded(), &Best::default());
+    assert!(text.lines().any(|line| line.contains("linear") && line.ends_with("10.0      20.0")), "{text}");
+    assert!(table(&Recorded::default(), &Best::default()).starts_with("profile of 0 steps"));
 }

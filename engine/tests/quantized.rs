@@ -69,8 +69,8 @@ fn generated(config: EngineConfig, prompts: &[Prompt], together: bool) -> Vec<(V
 /// in the same way is a second error of about the same size, and adds about what independent errors add: measured in four of the
 /// cases, 1.2 to 1.5 times.
 ///
-/// Of 4 bits these say nothing: an error of 8 % in every matrix makes another random model of them (mean 2.2). What 4 bits
-/// cost is measured on a trained model, in `perplexity.rs`.
+/// They are no test of 4 bits: an error of 8 % in every matrix turns them into different random models (mean 2.2). The effect of
+/// 4 bits is measured on a trained model, in `perplexity.rs`.
 const GREATEST: f64 = 1.0;
 const MEAN: f64 = 0.13;
 
@@ -96,7 +96,7 @@ fn log_probabilities_stay_near_those_of_the_full_weights() {
 #[test]
 fn every_bit_is_the_same_in_every_setting() {
     let both = CASES.into_iter().flat_map(|case| [(case, Quantization::Q8), (case, Quantization::Q4)]);
-    // What a family has of its own does not meet the form: in an ordinary run most have one of the two.
+    // The differences between families do not interact with the form: an ordinary run tests most families with one form.
     let some = |at: usize| testkit::everything() || at < 2 || at % 4 == 2 || at % 4 == 1;
     for (_, (case, form)) in both.enumerate().filter(|(at, _)| some(*at)) {
         let prompts = prompts(case);
@@ -147,7 +147,7 @@ fn a_plan_counts_the_packed_bytes() {
 }
 
 #[test]
-fn a_device_that_multiplies_with_no_such_weights_refuses_them_in_one_line_before_it_reads_any() {
+fn a_device_without_such_products_refuses_the_weights_in_one_line_before_reading_any() {
     let Some(on_sim) = crate::common::on_sim(config("llama", Quantization::Q8)) else { return };
     for form in [Quantization::Q8, Quantization::Q4] {
         let config = EngineConfig { quantization: Some(form), ..on_sim.clone() };

@@ -1,6 +1,6 @@
 //! The reference cases, end to end: every greedy token of every case, through the paged cache, and bit for bit the same
 //! log-probabilities whatever the block size, the chunks, the companions, the prefix cache or the kernels' threads, in every
-//! type of cache. (Narrower ones give tokens of their own; how far they are from the reference is in `kv_dtypes.rs`.)
+//! type of cache. (Narrower types give different tokens; `kv_dtypes.rs` bounds their distance from the reference.)
 //!
 //! The same on the CUDA path, every launch run by `cuda-sim`: in float32 by the same demands, in halves within a bound. In halves a
 //! greedy continuation may leave the reference where that hesitates, so the reference's own tokens are scored too, all of them.
@@ -65,7 +65,7 @@ struct Setting {
     kv: KvCacheDtype,
     /// Without CUDA graphs.
     eager: bool,
-    /// What `auto` takes where no bits are promised.
+    /// The kernels that `auto` chooses without `--deterministic`.
     fast: bool,
 }
 
@@ -75,7 +75,7 @@ impl Setting {
         matches!(self.kv, KvCacheDtype::Auto | KvCacheDtype::Float32)
     }
 
-    /// What runs with equal bits have in common: the reference kernels sum in another order than the vectors.
+    /// Key of runs with equal bits: the reference kernels sum in a different order from the vector kernels.
     fn family(self) -> (bool, &'static str) {
         (self.reference_kernels, if self.exact() { "exact" } else { self.kv.name() })
     }
@@ -98,7 +98,7 @@ impl Setting {
             config.device = device_for_tests().into();
             config.kernels_dir = testkit::kernels::host::folder_for_tests();
             config.dtype = Some(dtype);
-            // A row has the same bits whoever computes it, and in every step.
+            // A row has the same bits in every step, on any thread.
             config.deterministic = !self.fast;
             config.enforce_eager = self.eager;
         }
@@ -161,8 +161,8 @@ fn run(case: &str, setting: Setting, prompts: &[Prompt]) -> Bits {
         if setting.exact() {
             let tolerance = tolerance(setting.sim);
             let same = tokens.iter().zip(&prompt.greedy).take_while(|(a, b)| a == b).count();
-            // Where the reference itself hesitates between two tokens, numbers of fewer bits may take the other one. What comes
-            // after is compared by `check_teacher_forced`.
+            // If two tokens are about equally likely in the reference, fewer bits may select the other one. The continuation is
+            // compared by `check_teacher_forced`.
             let may_differ = prompt.margins.get(same).is_some_and(|margin| *margin < 2.0 * tolerance);
             let agrees = same == prompt.greedy.len() || may_differ;
             assert!(agrees, "{case} {setting:?}, prompt of {} tokens: {tokens:?}", prompt.ids.len());
@@ -180,7 +180,7 @@ fn run(case: &str, setting: Setting, prompts: &[Prompt]) -> Bits {
     bits
 }
 
-/// Scores of `tokens` behind each prompt, computed as parts of prompts: of the token itself, and of the likeliest one.
+/// Scores of `tokens` after each prompt, computed as parts of prompts: of the token itself, and of the likeliest one.
 fn scored(llm: &mut Llm, prompts: &[Prompt], tokens: &[Vec<u32>]) -> Vec<Vec<(f32, (u32, f32))>> {
     let request = |(prompt, tokens): (&Prompt, &Vec<u32>)| GenerationRequest {
         prompt: [&prompt.ids[..], tokens].concat(),
@@ -198,10 +198,10 @@ fn scored(llm: &mut Llm, prompts: &[Prompt], tokens: &[Vec<u32>]) -> Vec<Vec<(f3
     done.into_iter().map(|(_, events)| events).zip(prompts).map(scores).collect()
 }
 
-/// Every prompt with every token of its reference, whatever a greedy run would take: each log-probability is within the reference's
-/// noise, so is the mean of their errors, the first tokens are within the tighter bound of a greedy run, and the likeliest token is
-/// the reference's but where that hesitates. Then what a greedy run drew is scored in the same way: its steps
-/// of one token compute what a prompt does, to the bit where bits are promised, so the bound holds for them too.
+/// Scores every prompt with every token of its reference, whatever a greedy run would draw: each log-probability is within the
+/// reference's noise, and so is the mean of their errors; the first tokens are within the tighter bound of a greedy run; the
+/// likeliest token is the reference's, unless two are about equally likely. Then the tokens of a greedy run are scored in the same
+/// way: its steps of one token compute the same as a prompt, with equal bits where these are promised, so the bound holds too.
 fn check_teacher_forced(case: &str, setting: Setting) {
     let (mut prompts, bound) = (prompts(case), tolerance(setting.sim));
     if !everything() && device_for_tests() == "cuda-sim" {
@@ -309,7 +309,7 @@ fn pairwise(all: &[Setting]) -> Vec<Setting> {
 }
 
 fn check(case: &str) {
-    // What a family has of its own does not meet the cache's type.
+    // The differences between families do not interact with the cache's type.
     let (kinds, families) = if everything() || case == CASES[0] {
         (&KvCacheDtype::ALL[..], KvCacheDtype::ALL.len() - 1) // float32 is auto
     } else {
@@ -320,7 +320,7 @@ fn check(case: &str) {
     compare(case, if everything() { all } else { pairwise(&all) }, &prompts(case), 2 * families);
 }
 
-/// Runs them all; those of one of so many families must have the same bits.
+/// Runs all settings; those of one family must have the same bits, and there are `families` families.
 fn compare(case: &str, settings: Vec<Setting>, prompts: &[Prompt], families: usize) {
     let mut first: BTreeMap<_, (Setting, Bits)> = BTreeMap::new();
     let mut compared = 0;

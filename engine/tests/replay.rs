@@ -1,4 +1,4 @@
-//! A recorded run, computed again by a worker alone, gives every output again, to the bit.
+//! A recorded run that a worker alone computes again gives equal outputs, to the bit.
 
 use std::path::Path;
 
@@ -104,7 +104,7 @@ fn a_recorded_run_is_computed_again_by_a_worker_alone_bit_for_bit() {
     }
 }
 
-/// The places of the entries of a recording, lengths left out, and what they are: 0 is the start, 1 an input, 2 an output.
+/// The byte ranges of a recording's entries, without their lengths, and their kinds: 0 is the start, 1 an input, 2 an output.
 fn entries(bytes: &[u8]) -> Vec<(std::ops::Range<usize>, u8)> {
     let mut at = b"quire recording 1\n".len();
     let mut entries = Vec::new();
@@ -123,7 +123,7 @@ fn a_replay_ends_at_the_first_output_that_differs_and_says_what_differs() {
     recorded(config(22), &path, PreemptionMode::Recompute);
     let bytes = std::fs::read(&path).unwrap();
     let entries = entries(&bytes);
-    // Step 1 computes prompts; in its output there is a first token, behind variant, result, count, request and index.
+    // Step 1 computes prompts; its output has a first token after variant, result, count, request and index.
     let outputs: Vec<_> = entries.iter().filter(|(_, kind)| *kind == 2).map(|(place, _)| place.clone()).collect();
     let changed = |at: usize| {
         let mut bytes = bytes.clone();
@@ -142,13 +142,13 @@ fn a_replay_ends_at_the_first_output_that_differs_and_says_what_differs() {
 }
 
 #[test]
-fn the_step_that_a_program_died_in_is_computed_and_named() {
+fn the_step_in_which_a_program_died_is_computed_and_named() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("run");
     recorded(config(22), &path, PreemptionMode::Recompute);
     let bytes = std::fs::read(&path).unwrap();
     let last = entries(&bytes).into_iter().filter(|(_, kind)| *kind == 1).nth(4).unwrap().0;
-    // The output of that step, and half an entry behind it, were never written.
+    // The output of that step, and half of the next entry, were never written.
     std::fs::write(&path, &bytes[..last.end]).unwrap();
     let replayed = replay(&path, |_| {}, |_| {});
     assert_eq!((replayed.steps, replayed.difference), (4, None));
@@ -171,7 +171,7 @@ fn a_recording_of_another_checkpoint_is_refused() {
 }
 
 #[test]
-fn a_file_that_is_there_is_not_written_over() {
+fn an_existing_file_is_not_overwritten() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("run");
     std::fs::write(&path, "mine").unwrap();
@@ -205,7 +205,7 @@ proptest! {
     ) {
         let mut damaged = bytes().to_vec();
         for (at, byte) in &flips {
-            // The configuration stays: another one may ask for the memory of the machine, as any may who starts it.
+            // The configuration is not changed: another one could request all memory of the machine.
             let from = entries(bytes())[0].0.end;
             let at = from + at.index(damaged.len() - from);
             damaged[at] = *byte;

@@ -1,9 +1,9 @@
-//! Row-invariance where attention has the most ways to break it: contexts of three partitions of 512 keys, three query heads
-//! to a head of keys, windows that begin inside of a partition. Every bit of every log-probability is the same whatever the
-//! threads, the chunks of a prompt, the companions (prompts and single tokens in the same steps), the block size or the
-//! prefix cache, and whether a row was computed as part of a prompt or drawn; with weights and caches of every width.
+//! Row-invariance in the cases that are hardest for attention: contexts of three partitions of 512 keys, three query heads per
+//! key head, and windows that begin within a partition. Every bit of every log-probability is independent of the number of
+//! threads, the chunks of a prompt, other requests (prompts and single tokens) in the same steps, the block size and the prefix
+//! cache, and of whether a row was computed as part of a prompt or drawn; with weights and caches of every width.
 //!
-//! Weights are random: nothing is compared but bits. That tokens are right is in `reference.rs`, on shorter contexts.
+//! Weights are random, because only bits are compared. `reference.rs` compares tokens with a reference, on shorter contexts.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -31,7 +31,7 @@ fn windowed() -> TempDir {
     checkpoint(&shape, &json!({ "use_sliding_window": true, "sliding_window": 300, "max_window_layers": 1 }))
 }
 
-/// Lengths of the prompts. With what is drawn, two of them pass the end of a partition.
+/// Lengths of the prompts. Together with the drawn tokens, two of them cross the end of a partition.
 const PROMPTS: [usize; 4] = [3, 130, 505, 1015];
 const DRAWN: usize = 16;
 
@@ -84,7 +84,7 @@ fn bits(scores: &TokenLogprobs) -> Vec<u32> {
     std::iter::once(scores.logprob).chain(scores.top.iter().map(|top| top.1)).map(f32::to_bits).collect()
 }
 
-/// Every prompt with what follows it. The prompts' own tokens are scored too where no prefix is cached.
+/// Every prompt with its continuation. The prompts' own tokens are scored too if no prefix is cached.
 fn run(llm: &mut Llm, setting: &Setting) -> Vec<Scored> {
     let request = |(which, len): (u32, usize)| GenerationRequest {
         prompt: prompt(which, len),
@@ -162,6 +162,6 @@ fn check(model: &Path, is_asked_for: impl Fn(usize, usize) -> bool) {
 fn bits_are_the_same_in_every_step_of_long_contexts() {
     // An ordinary run takes every form of weights with half of the caches, and every cache with half of the weights.
     check(grouped().path(), |q, kv| testkit::everything() || (q + kv) % 2 == 0);
-    // A window changes what is read, whatever it is stored as: every form of a cache once.
+    // A window changes which keys are read, independently of their type: every type of cache once.
     check(windowed().path(), |q, kv| testkit::everything() || q == kv % 3);
 }

@@ -1,5 +1,5 @@
-//! A decode step in steady state: how often it allocates, copies and waits. The device does nothing, so that what is left
-//! is the host's.
+//! A decode step in steady state: how often the host allocates, copies and waits. The device does nothing, so only the host's
+//! work remains.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -14,7 +14,7 @@ fn a_decode_step_in_steady_state_waits_once_and_hardly_allocates() {
     const SEQUENCES: usize = 64;
     let device = NoOp::new();
     let mut engine = decoding(&device, SEQUENCES);
-    // The lists of a step have grown to what they need.
+    // By now the lists of a step have reached their final size.
     (0..100).for_each(|_| engine.step(|_, _| {}));
     let (launches, synchronized) = (device.launches.load(Relaxed), device.synchronized.load(Relaxed));
     let mut calls = Vec::new();
@@ -58,7 +58,7 @@ fn an_embedding_and_a_request_for_no_token_compute_no_row_of_the_vocabulary() {
 }
 
 #[test]
-fn a_request_that_a_slot_of_the_device_has_no_room_for_is_counted() {
+fn a_request_that_exceeds_the_sampler_of_the_device_is_counted() {
     let device = NoOp::new();
     let mut engine = Engine::load_on(&config(64), device, &|_, _| {}).unwrap();
     let mut counted = |sampling: SamplingParams| {
@@ -77,7 +77,7 @@ fn a_request_that_a_slot_of_the_device_has_no_room_for_is_counted() {
 }
 
 #[test]
-fn more_sequences_than_the_sampler_of_a_device_holds_are_refused_before_any_weight_is_read() {
+fn more_sequences_than_the_device_sampler_supports_are_refused_before_any_weight_is_read() {
     let most = EngineConfig { max_num_seqs: 65_536, max_num_batched_tokens: 70_000, ..config(64) };
     let progress = |_, _| panic!("weights are read");
     let refused = Engine::load_on(&most, NoOp::new(), &progress).err().unwrap().to_string();

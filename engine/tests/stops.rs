@@ -1,4 +1,4 @@
-//! What ends a sequence, and what it shows then.
+//! How sequences end, and the text that they return then.
 
 use crate::common::{config, prompt};
 use engine::{CompletionOutput, FinishReason, GenerationParams, GenerationRequest, Llm, SamplingParams, StopCause};

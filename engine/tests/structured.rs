@@ -1,4 +1,4 @@
-//! Structured output: what a grammar holds always matches it, whatever else is asked for and whatever happens on the way.
+//! Structured output: a text under a grammar always matches it, with any other parameters and under preemption.
 use std::collections::HashMap;
 use std::sync::{LazyLock, Mutex};
 
@@ -24,7 +24,7 @@ fn hot(seed: u64) -> SamplingParams {
     SamplingParams { temperature: 1.5, seed: Some(seed), ..Default::default() }
 }
 
-/// A schema whose values are bounded, and whether a value is one.
+/// Schemas whose values are bounded.
 fn schema() -> impl Strategy<Value = Value> {
     let leaf = prop_oneof![
         prop::collection::vec("[a-zé世🙂\"\\\\]{1,6}", 1..4).prop_map(|texts| json!({"type": "string", "enum": texts})),
@@ -110,7 +110,7 @@ proptest! {
 }
 
 #[test]
-fn each_kind_of_grammar_holds_the_text_and_ends_it() {
+fn each_kind_of_grammar_constrains_the_text_and_ends_it() {
     let choice = |text: &str| ["alpha", "beta gamma", "世界"].contains(&text);
     let shape = |text: &str| {
         let (letters, digits) = text.split_once('-').unwrap();
@@ -153,11 +153,11 @@ fn a_text_ends_with_its_last_possible_token_and_shows_it() {
     assert_eq!(output.text, "Paris");
     assert_eq!(output.finish_reason, Some(FinishReason::Stop(Some(StopCause::Complete))));
     assert_eq!(llm.tokenizer().decode(&output.token_ids, false).unwrap(), "Paris");
-    // min_tokens and wishes against the grammar give way to it.
+    // The grammar takes precedence over min_tokens and other restrictions.
     let sampling = SamplingParams { min_tokens: 50, allowed_token_ids: Some([5].into()), ..Default::default() };
     let params = GenerationParams { sampling, ..params };
     assert_eq!(llm.generate(&["The capital of France is"], &params).unwrap()[0].outputs[0].text, "Paris");
-    // A grammar of the empty text gives one, and a stop string may cut a text short.
+    // A grammar of the empty text produces it, and a stop string may cut a text short.
     let params = GenerationParams { ignore_eos: true, ..held(Grammar::Regex(String::new())) };
     assert_eq!(llm.generate(&["x"], &params).unwrap()[0].outputs[0].text, "");
     let params = GenerationParams { stop: ["ri".into()].into(), ..held(Grammar::Choice(vec!["Paris".into()])) };
@@ -168,7 +168,7 @@ fn a_text_ends_with_its_last_possible_token_and_shows_it() {
 
 #[test]
 fn a_preempted_text_goes_on_where_its_grammar_stood() {
-    // A pool for a fraction of what runs: everybody is preempted, and ends as if alone.
+    // The pool holds a fraction of the requests: each is preempted, and ends as if it ran alone.
     let layout = EngineConfig { max_num_seqs: 8, max_model_len: Some(256), ..config() };
     let plan = engine::plan(&layout).unwrap();
     let pool = EngineConfig {
@@ -191,7 +191,7 @@ fn a_preempted_text_goes_on_where_its_grammar_stood() {
 }
 
 #[test]
-fn what_can_not_be_held_is_refused_by_the_field_that_asks() {
+fn an_invalid_grammar_is_refused_with_the_name_of_its_field() {
     let mut llm = LLM.lock().unwrap();
     let mut refused = |params: GenerationParams| match llm.generate(&["x"], &params) {
         Err(SubmitError::Invalid { param, message }) => {
@@ -205,7 +205,7 @@ fn what_can_not_be_held_is_refused_by_the_field_that_asks() {
     assert_eq!(refused(beam), "structured_outputs");
 }
 
-/// Lets through one id after another, from the first, and may end behind the third.
+/// Allows one id after another, from the first; the text may end after the third.
 #[derive(Clone)]
 struct Counting(u32);
 
@@ -235,7 +235,7 @@ impl Constraint for Counting {
 }
 
 #[test]
-fn any_constraint_holds_the_token_ids_of_an_engine() {
+fn any_constraint_restricts_the_token_ids_of_an_engine() {
     let mut engine = Engine::load(&config(), &|_, _| {}).unwrap();
     let params = GenerationParams { max_tokens: Some(9), ignore_eos: true, n: 2, ..Default::default() };
     let request = GenerationRequest { prompt: vec![0, 1], params, ..Default::default() };

@@ -50,7 +50,7 @@ fn a_swap_space_too_small_for_all_swaps_some_and_recomputes_others() {
 }
 
 #[test]
-fn a_swap_space_that_the_machine_does_not_have_is_refused() {
+fn a_swap_space_beyond_the_memory_of_the_machine_is_refused() {
     let config = EngineConfig { swap_space_bytes: 1 << 60, ..config(20) };
     let error = Llm::new(config).err().unwrap().to_string();
     assert!(error.contains("--swap-space") && !error.contains('\n'), "{error}");

@@ -1,4 +1,4 @@
-//! Streams of text against what the reference tokenizers decode as a whole.
+//! Streams of text compared with the texts that the reference tokenizers decode at once.
 //!
 //! `text_reference/<case>/`: a `tokenizer.json` of a kind (byte fallback with and without a metaspace pre-tokenizer, byte-level
 //! as Llama 3 and Qwen have it), and `texts.json` with continuations of prompts and with lists of ids, both with their texts.
@@ -36,7 +36,7 @@ fn list(value: &Value) -> &[Value] {
     value.as_array().unwrap()
 }
 
-/// The deltas of `output` behind `prompt`, the last of them from the end of the stream.
+/// The deltas of `output` after `prompt`; the last one is from the end of the stream.
 fn deltas(tokenizer: &Arc<Tokenizer>, prompt: &[u32], output: &[u32], skip_special: bool) -> Vec<String> {
     let mut detokenizer = Detokenizer::new(tokenizer.clone(), prompt, skip_special);
     let mut deltas: Vec<String> = output.iter().map(|&id| detokenizer.push(id)).collect();
@@ -50,7 +50,7 @@ fn deltas_add_up_to_the_text_behind_the_prompt() {
     for name in CASES {
         let case = load(name);
         for run in list(&case.texts["continuations"]) {
-            // Byte fallback breaks whole runs of bytes, which a stream can not take back.
+            // Byte fallback replaces whole runs of bytes, but a stream cannot take text back.
             let Some(text) = run["text"].as_str().filter(|text| case.byte_level || !text.contains(BROKEN)) else {
                 continue;
             };
@@ -83,7 +83,7 @@ fn deltas_add_up_to_the_decoded_text() {
 }
 
 #[test]
-fn an_unfinished_character_is_broken_as_the_library_breaks_it() {
+fn an_unfinished_character_is_replaced_as_the_library_does() {
     for name in CASES {
         let case = load(name);
         let euro: Vec<u32> = "\u{20AC}".bytes().map(|byte| token_of_byte(&case, byte)).collect();
@@ -162,7 +162,7 @@ fn stop_strings_are_looked_for_behind_min_tokens() {
 }
 
 #[test]
-fn what_was_held_back_comes_at_the_end() {
+fn text_that_was_held_back_is_returned_at_the_end() {
     for name in CASES {
         let case = load(name);
         let params = GenerationParams { stop: ["ab".into()].into(), ..Default::default() };
@@ -243,5 +243,39 @@ fn pieces(case: &Case, pick: u32, kind: u8) -> Vec<u32> {
             let bytes = case.tokenizer.token_bytes(id);
             if case.byte_level || std::str::from_utf8(&bytes).is_ok() { vec![id] } else { vec![] }
         }
+    }
+}
+
+/// The deltas of pieces of bytes, each byte a token, and the text from the end of the stream.
+fn deltas_of_bytes(case: &Case, prompt: &[u8], pieces: &[&[u8]]) -> Vec<String> {
+    let tokens = |bytes: &[u8]| bytes.iter().map(|&byte| token_of_byte(case, byte)).collect::<Vec<u32>>();
+    let mut detokenizer = Detokenizer::new(case.tokenizer.clone(), &tokens(prompt), true);
+    let piece = |piece: &&[u8]| tokens(piece).into_iter().map(|id| detokenizer.push(id)).collect::<String>();
+    let mut deltas: Vec<String> = pieces.iter().map(piece).collect();
+    deltas.push(detokenizer.finish());
+    deltas
+}
+
+/// A tokenizer that writes one U+FFFD for each maximal part of a character, and one that writes one for each byte.
+const BY_PART_AND_BY_BYTE: [&str; 2] = ["qwen2", "mistral-sliding"];
+
+#[test]
+fn broken_bytes_are_replaced_as_soon_as_they_cannot_become_a_character() {
+    let [by_part, by_byte] = BY_PART_AND_BY_BYTE.map(load);
+    let pieces: [&[u8]; 3] = [b"\xF0\x9F", b"x\xFF\xE4", b"\xBD"];
+    assert_eq!(deltas_of_bytes(&by_part, b"a", &pieces), ["", "\u{FFFD}x\u{FFFD}", "", "\u{FFFD}"]);
+    let twice = "\u{FFFD}\u{FFFD}";
+    assert_eq!(deltas_of_bytes(&by_byte, b"a", &pieces), ["", &format!("{twice}x\u{FFFD}"), "", twice]);
+}
+
+#[test]
+fn a_character_that_the_prompt_began_is_never_returned_in_part() {
+    for (name, cut) in BY_PART_AND_BY_BYTE.into_iter().zip(["", "\u{FFFD}"]) {
+        let case = load(name);
+        let deltas = |output: &[u8]| deltas_of_bytes(&case, b"ab\xF0\x9F", &[output]);
+        assert_eq!(deltas(b"\x99\x82"), ["🙂", ""]);
+        assert_eq!(deltas(b"x\xFF"), ["x\u{FFFD}", ""]);
+        assert_eq!(deltas(b"\x99x"), [&format!("{cut}x"), ""]);
+        assert_eq!(deltas(b"\x99"), ["", cut]);
     }
 }

@@ -1,4 +1,4 @@
-//! Sliding windows: blocks behind them come back, also where only some layers have one, and no bit changes.
+//! Sliding windows: blocks before a window are freed, also if only some layers have one, and no bit changes.
 
 use std::path::Path;
 
@@ -63,8 +63,8 @@ fn a_prompt_longer_than_the_pool_of_its_windows_is_computed_block_by_block() {
 #[test]
 fn a_model_with_windows_in_some_layers_scores_its_text_as_it_made_it() {
     let folder = mixed();
-    // Three groups of one layer. The text is made token by token, with holes behind the window; scored alone in one
-    // pass it has none.
+    // Three groups of one layer. The text is generated token by token, with freed blocks before the window; scored alone in one
+    // pass, it has all its blocks.
     let bytes = |blocks| 3 * LAYER_BLOCK * blocks;
     let mut llm = Llm::new(config(folder.path(), bytes(60))).unwrap();
     let made = llm.run_with_events(vec![request(3, 50, 90, 1)]).unwrap().remove(0);

@@ -1,4 +1,4 @@
-//! How an engine is set up, and what it says of itself.
+//! The configuration of an engine, and facts about the model it serves.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -10,12 +10,12 @@ use serde::{Deserialize, Serialize};
 
 use super::KvCacheDtype;
 
-/// Where weights, tokenizer and template come from.
+/// Where weights, tokenizer and chat template come from.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ModelSource {
-    /// The small model inside the binary.
+    /// The small model included in the binary.
     Demo,
-    /// A folder in Hugging Face layout.
+    /// A checkpoint folder in Hugging Face layout.
     Folder(PathBuf),
 }
 
@@ -24,95 +24,96 @@ pub enum ModelSource {
 pub struct EngineConfig {
     /// The checkpoint.
     pub model: ModelSource,
-    /// `"auto"`, which takes the CPU, or `"cpu"`, `"cuda"` (no card has run it yet) or `"cuda-sim"`.
+    /// `"auto"` (the CPU), `"cpu"`, `"cuda"` (not proven on a GPU yet) or `"cuda-sim"`.
     pub device: String,
-    /// The folder of compiled kernels; `None`: beside the executable, else `kernels/` of its cargo target folder.
+    /// Folder of the compiled kernels; `None` looks next to the executable, then in `kernels/` of its cargo target folder.
     pub kernels_dir: Option<PathBuf>,
-    /// Tokens per block: a power of two, 8 to 128.
+    /// Tokens per block, a power of two from 8 to 128.
     pub block_size: usize,
-    /// Longest prompt plus output; `None` takes the model's own, or what the cache holds if that is less.
+    /// Greatest number of prompt and output tokens; `None` uses the model's limit, or what the cache holds if that is less.
     pub max_model_len: Option<usize>,
-    /// Bytes for keys and values; `None` takes `gpu_memory_utilization` of what is free beside the weights.
+    /// Bytes for keys and values; `None` uses the share `gpu_memory_utilization` of the memory.
     pub kv_cache_memory_bytes: Option<u64>,
-    /// How keys and values are kept.
+    /// Type in which keys and values are stored.
     pub kv_cache_dtype: KvCacheDtype,
-    /// Make the scales of an fp8 cache of the first step that computes tokens, in layers for which the checkpoint has none;
-    /// else those are 1.
+    /// Computes the scales of an fp8 cache from the first step that computes tokens, for layers whose scales are not in the
+    /// checkpoint. Without it, those scales are 1.
     pub calculate_kv_scales: bool,
-    /// Share of the device's free memory that becomes cache when `kv_cache_memory_bytes` is not given.
+    /// Share of a GPU's memory that the engine uses (default 0.9), or of a CPU's free memory that becomes cache (default 0.4),
+    /// if `kv_cache_memory_bytes` is `None`.
     pub gpu_memory_utilization: Option<f64>,
-    /// Bytes of host memory that the keys and values of preempted requests may be moved to; 0 for none.
+    /// Bytes of host memory for the keys and values of preempted requests; 0 for none.
     pub swap_space_bytes: u64,
-    /// What becomes of a preempted request's keys and values.
+    /// What to do with the keys and values of a preempted request.
     pub preemption_mode: sched::PreemptionMode,
-    /// Give kernels to a GPU one by one, where decode steps would be CUDA graphs else. A CPU has no graphs.
+    /// Launches the kernels of decode steps one by one instead of as CUDA graphs.
     pub enforce_eager: bool,
-    /// Sequences in one step.
+    /// Greatest number of sequences in one step.
     pub max_num_seqs: usize,
-    /// Tokens in one step.
+    /// Greatest number of tokens in one step.
     pub max_num_batched_tokens: usize,
-    /// Share blocks of equal prefixes.
+    /// Shares the blocks of equal prefixes.
     pub enable_prefix_caching: bool,
-    /// Let a prompt be computed over several steps.
+    /// Computes a long prompt over several steps.
     pub enable_chunked_prefill: bool,
-    /// Requests that may wait for their turn in an [`AsyncEngine`](crate::AsyncEngine); more are refused.
+    /// Greatest number of requests in the queue of an [`AsyncEngine`](crate::AsyncEngine). More are refused.
     pub max_queued_requests: usize,
-    /// Events per sequence that wait in an [`AsyncEngine`](crate::AsyncEngine) for a reader; one who falls further behind
-    /// loses the request.
+    /// Greatest number of unread events per sequence in an [`AsyncEngine`](crate::AsyncEngine). If a reader falls further behind,
+    /// its request is cancelled.
     pub max_unread_events: usize,
     /// Greatest size in bytes of a grammar's definition: a JSON schema, a regular expression, a list of choices or a Lark
-    /// grammar. Larger ones are refused before they are compiled.
+    /// grammar. Larger ones are refused without compiling them.
     pub max_schema_bytes: usize,
-    /// First come first served, or by priority.
+    /// Scheduling policy: first come, first served, or by priority.
     pub policy: sched::Policy,
-    /// Where the time of each step is recorded, by operation and phase, if it is; of one engine. Decode steps are not CUDA graphs
-    /// then, and each step waits for the device.
+    /// Records the time of each step by operation and phase, for one engine. While it does, decode steps are not CUDA graphs, and
+    /// each step waits for the device.
     #[serde(skip)]
     pub profile: Option<Arc<device::Profile>>,
-    /// A file to be made, which takes down every step: what the worker was given, and what came of it. It holds prompts and
-    /// answers. See [`Recording`](crate::Recording).
+    /// File to create for a recording of every step: the worker's inputs and outputs, which contain prompts and answers. See
+    /// [`Recording`](crate::Recording).
     #[serde(skip)]
     pub record: Option<PathBuf>,
-    /// Base of the seeds of requests that bring none; random if `None`.
+    /// Base from which the seeds of requests without a seed are derived; `None` is random.
     pub seed: Option<u64>,
-    /// Worker threads; `None` uses every core.
+    /// Number of threads; `None` uses every core.
     pub threads: Option<usize>,
-    /// What the matrices of the checkpoint are made into while they are read; `None` keeps their type.
+    /// Quantisation of the checkpoint's matrices while they are loaded; `None` keeps their type.
     #[serde(with = "by_name")]
     pub quantization: Option<Quantization>,
-    /// Type that the model is computed in; `None`: that of the checkpoint on a GPU, float32 on a CPU, which has no other.
+    /// Type of the computation; `None` uses that of the checkpoint on a GPU, and float32 on a CPU, which supports no other.
     pub dtype: Option<Dtype>,
-    /// `[kernels]`: operation to variant name or `"auto"`.
+    /// The `[kernels]` table: a variant name or `"auto"` for each operation.
     pub kernels: attention_kernels::KernelChoice,
-    /// A row's results depend on nothing but its own sequence and position, not on batch, chunks, cache hits or preemption:
-    /// kernels and products are chosen for that. On a CPU it is so in any case.
+    /// Chooses kernels and products such that a row's result depends only on its own sequence and position, not on batch, chunks,
+    /// cache hits or preemption. On a CPU this always holds.
     pub deterministic: bool,
 }
 
-/// Facts about the model that is being served.
+/// Facts about the served model.
 #[derive(Clone, Debug)]
 pub struct ModelInfo {
     /// Folder name, or `quire-demo`.
     pub name: String,
     /// `LlamaForCausalLM` and the like.
     pub architecture: String,
-    /// Parameters in all.
+    /// Number of parameters.
     pub num_parameters: u64,
-    /// Longest prompt plus output in tokens.
+    /// Greatest number of prompt and output tokens.
     pub max_model_len: usize,
-    /// Rows of the output projection; token ids must be less.
+    /// Size of the vocabulary: token ids are below it.
     pub vocab_size: usize,
-    /// Elements of an embedding.
+    /// Length of an embedding.
     pub hidden_size: usize,
-    /// How the checkpoint wants embeddings to be made; `None` if in a way that is not built.
+    /// How the checkpoint pools embeddings; `None` if that is not supported.
     pub pooling: Option<Pooling>,
-    /// Ids that end a sequence.
+    /// Token ids that end a sequence.
     pub eos_token_ids: Vec<u32>,
-    /// Blocks in the pool.
+    /// Number of blocks in the pool.
     pub num_blocks: usize,
     /// Tokens per block.
     pub block_size: usize,
-    /// Device and kernels in words, one line each, for the start-up log.
+    /// The choices made at start (device, kernels, memory), one line each, for the log.
     pub notes: Vec<String>,
 }
 
@@ -151,7 +152,7 @@ impl Default for EngineConfig {
     }
 }
 
-/// A value that has a name, as that.
+/// Serialises a value as its name.
 mod by_name {
     use std::fmt::Display;
     use std::str::FromStr;

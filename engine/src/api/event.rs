@@ -1,4 +1,4 @@
-//! What a caller hears back.
+//! The events of a request.
 
 use sampling::{Sampled, TokenLogprobs};
 
@@ -9,9 +9,9 @@ pub enum FinishReason {
     Length,
     /// An end-of-sequence token (`None`), a stop token or a stop string.
     Stop(Option<StopCause>),
-    /// The grammar that held the sequence can not be followed further: it is too complex, or leads nowhere.
+    /// The grammar of the sequence cannot be continued: it is too complex, or no token matches it.
     Grammar(String),
-    /// The step that held the request failed.
+    /// The step of the request failed.
     Error(String),
 }
 
@@ -22,36 +22,36 @@ pub enum StopCause {
     Token(u32),
     /// One of `stop`.
     Text(String),
-    /// Nothing can follow by the grammar of `structured_outputs`. The last token is a part of the text.
+    /// The text matches the grammar of `structured_outputs` and nothing can follow. The last token is part of the text.
     Complete,
 }
 
 /// One generated token.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TokenOutput {
-    /// Its id.
+    /// Token id.
     pub id: u32,
-    /// Its log-probability and the best alternatives, when asked for.
+    /// Its log-probability and the best alternatives, if requested.
     pub logprobs: Option<TokenLogprobs>,
-    /// Offset in characters of this token's text in the sequence's output text (as `text_offset` of the completions API).
+    /// Offset in characters of the token's text in the sequence's output text (`text_offset` of the completions API).
     pub text_offset: usize,
 }
 
-/// News of one sequence of a request: what a step (or several) added to it.
+/// What one or several steps added to a sequence of a request.
 #[derive(Clone, Debug, PartialEq, Default)]
 pub struct Delta {
-    /// Which of the `n` sequences.
+    /// Index of the sequence, below `n`.
     pub index: u32,
-    /// Text that is final: no half characters, nothing that may still become a stop string.
+    /// Final text: no partial character, and nothing that may still become a stop string.
     pub text: String,
-    /// Tokens of this delta; their text may arrive in a later delta.
+    /// Tokens of this delta. Their text may follow in a later delta.
     pub tokens: Vec<TokenOutput>,
     /// Set on the last delta of the sequence.
     pub finish: Option<FinishReason>,
 }
 
 impl Delta {
-    /// Appends what comes after it in the same sequence.
+    /// Appends the next delta of the same sequence.
     pub fn extend(&mut self, later: Delta) {
         self.text.push_str(&later.text);
         self.tokens.extend(later.tokens);
@@ -59,41 +59,41 @@ impl Delta {
     }
 }
 
-/// What a request's stream carries.
+/// An event in a request's stream.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
-    /// Log-probabilities of the prompt, one entry per prompt token (`None` for the first); comes first, only when asked for.
+    /// Log-probabilities of the prompt tokens (`None` for the first). The first event, if they were requested.
     PromptLogprobs(Vec<Option<TokenLogprobs>>),
-    /// The embedding of the prompt, `[hidden_size]`, of length 1; only when asked for.
+    /// The embedding of the prompt, `[hidden_size]`, normalised to length 1, if it was requested.
     Embedding(Vec<f32>),
-    /// The prompt has been computed; this many of its tokens came from the prefix cache.
+    /// The prompt has been computed.
     Started {
-        /// Prompt tokens that were not recomputed.
+        /// Number of prompt tokens that came from the prefix cache.
         cached_tokens: usize,
     },
-    /// News of a sequence.
+    /// Output of a sequence.
     Delta(Delta),
 }
 
-/// What a step gave one request, on token ids.
+/// An event of a request on token ids.
 #[derive(Clone, Debug, PartialEq)]
 pub enum TokenEvent {
-    /// Log-probabilities of the prompt, once, before any token.
+    /// Log-probabilities of the prompt, once, before any token, if they were requested.
     PromptLogprobs(Vec<Option<TokenLogprobs>>),
-    /// The embedding of the prompt, once.
+    /// The embedding of the prompt, once, if it was requested.
     Embedding(Vec<f32>),
-    /// The prompt has been computed; so many of its tokens came from the prefix cache.
+    /// The prompt has been computed.
     Started {
-        /// Prompt tokens that were not recomputed.
+        /// Number of prompt tokens that came from the prefix cache.
         cached_tokens: usize,
     },
-    /// A token (none if the sequence ends without) and, if it was the last, why.
+    /// A token of a sequence, its end, or both.
     Token {
-        /// Which of the request's sequences.
+        /// Index of the sequence.
         index: u32,
-        /// The token and its log-probability.
+        /// The token; `None` if the sequence ends without one.
         token: Option<Sampled>,
-        /// Set on the last.
+        /// Set with the last event of the sequence.
         finish: Option<FinishReason>,
     },
 }

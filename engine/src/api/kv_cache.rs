@@ -1,32 +1,32 @@
-//! What `--kv-cache-dtype` can say, in vLLM's names, and which cache of the kernels that is.
+//! The values of `--kv-cache-dtype`, in vLLM's names, and the corresponding cache types of the kernels.
 
 use std::fmt;
 use std::str::FromStr;
 
 use attention_kernels::{Dtype, KvDtype};
 
-/// How keys and values are kept.
+/// Type in which keys and values are stored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 pub enum KvCacheDtype {
-    /// As they are computed.
+    /// The type of the computation.
     #[default]
     Auto,
-    /// 32 bits.
+    /// IEEE single precision.
     Float32,
-    /// IEEE halves.
+    /// IEEE half precision.
     Float16,
-    /// The upper halves of singles.
+    /// bfloat16.
     Bfloat16,
-    /// 8 bits, 4 of exponent, with the checkpoint's scales, such as the first step makes, or 1.
+    /// 8 bits with 4 bits of exponent. The scales come from the checkpoint or from the first step, or are 1.
     Fp8E4m3,
-    /// 8 bits, 5 of exponent, with scales as those.
+    /// 8 bits with 5 bits of exponent, with scales like [`KvCacheDtype::Fp8E4m3`].
     Fp8E5m2,
     /// 8-bit integers with a scale for each token and head, computed from that row alone.
     Int8,
 }
 
 impl KvCacheDtype {
-    /// All of them.
+    /// All values.
     pub const ALL: [KvCacheDtype; 7] = [
         KvCacheDtype::Auto,
         KvCacheDtype::Float32,
@@ -37,7 +37,7 @@ impl KvCacheDtype {
         KvCacheDtype::Int8,
     ];
 
-    /// As on the command line.
+    /// Name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             KvCacheDtype::Auto => "auto",
@@ -50,7 +50,7 @@ impl KvCacheDtype {
         }
     }
 
-    /// The kernels' cache for a model that computes in `dtype`; `None` if that would be wider than what is computed.
+    /// The kernels' cache type for a model that computes in `dtype`; `None` if the cache would be wider than `dtype`.
     pub(crate) fn stored(self, dtype: Dtype) -> Option<KvDtype> {
         Some(match (self, dtype) {
             (KvCacheDtype::Auto, _)
@@ -76,7 +76,7 @@ impl fmt::Display for KvCacheDtype {
 impl FromStr for KvCacheDtype {
     type Err = &'static str;
 
-    /// `fp8` is e4m3, as in vLLM.
+    /// Parses a name; `fp8` stands for `fp8_e4m3`, as in vLLM.
     fn from_str(name: &str) -> Result<KvCacheDtype, &'static str> {
         let name = if name == "fp8" { "fp8_e4m3" } else { name };
         let known = KvCacheDtype::ALL.into_iter().find(|dtype| dtype.name() == name);

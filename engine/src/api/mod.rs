@@ -1,4 +1,4 @@
-//! What a caller says to the engine and what it hears back: plain values.
+//! Configuration, requests, events and statistics, as plain values.
 
 mod config;
 mod event;

@@ -1,4 +1,4 @@
-//! What a caller asks for.
+//! Requests.
 
 use std::sync::Arc;
 
@@ -7,37 +7,37 @@ use sampling::SamplingParams;
 
 use crate::grammar::StructuredOutput;
 
-/// How one request wants to be continued. Clones share the long lists, so that requests of one call hold them once.
+/// Parameters of a request. Clones share the long lists.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GenerationParams {
-    /// What shapes each draw.
+    /// Sampling parameters.
     pub sampling: SamplingParams,
-    /// Sequences to make from the one prompt; their prompt blocks are shared.
+    /// Number of sequences to generate from the prompt. They share the prompt's blocks.
     pub n: usize,
-    /// Samples to make instead of `n`, at least `n`: the `n` of the highest mean log-probability per token (of the raw
-    /// logits, the ending token included; equal ones in the order of their seeds) become the answer, best first. Nothing
-    /// is heard of any before all have ended.
+    /// Number of candidates to generate, at least `n`. The `n` candidates with the highest mean log-probability per token become
+    /// the answer, best first (log-probabilities of the raw logits, the ending token included; equal ones in the order of
+    /// their indices). Nothing is returned before all have ended.
     pub best_of: Option<usize>,
-    /// Search for the likeliest continuations instead of sampling; the `n` best become the answer, best first, at the end.
+    /// Searches for the likeliest continuations instead of sampling. The `n` best are returned at the end, best first.
     pub beam: Option<BeamSearch>,
-    /// Greatest number of tokens per sequence; `None` fills the context. `0` only scores the prompt.
+    /// Greatest number of tokens per sequence; `None` fills the context, and 0 only scores the prompt.
     pub max_tokens: Option<usize>,
     /// End-of-sequence tokens do not end a sequence.
     pub ignore_eos: bool,
-    /// A sequence ends right before the first of these texts.
+    /// Texts before the first of which a sequence ends.
     pub stop: Arc<[String]>,
-    /// A sequence ends with any of these tokens.
+    /// Tokens that end a sequence.
     pub stop_token_ids: Vec<u32>,
-    /// Leave the matched stop string in the text.
+    /// Keeps the matched stop string in the text.
     pub include_stop_str_in_output: bool,
-    /// Leave special tokens out of the text.
+    /// Removes special tokens from the text.
     pub skip_special_tokens: bool,
-    /// Log-probabilities of the prompt's own tokens, with this many alternatives each.
+    /// Returns log-probabilities of the prompt tokens, with this many alternatives each.
     pub prompt_logprobs: Option<usize>,
-    /// Make an embedding of the prompt instead of a continuation; see [`GenerationParams::embedding`].
+    /// Returns an embedding of the prompt instead of a continuation; see [`GenerationParams::embedding`].
     pub pooling: Option<Pooling>,
-    /// What each text must match as a whole. It may end only where the match is whole, and ends where nothing can follow,
-    /// before `min_tokens` if it must; not together with a beam search.
+    /// Grammar that each whole text must match. A text may end only where it matches, and ends where nothing can follow, even
+    /// before `min_tokens`. Cannot be combined with a beam search.
     pub structured_outputs: Option<Arc<StructuredOutput>>,
 }
 
@@ -62,45 +62,45 @@ impl Default for GenerationParams {
 }
 
 impl GenerationParams {
-    /// The embedding of the prompt and no token: hidden states behind the final norm, pooled, of length 1. A mean needs
-    /// the states of all tokens, so it computes also what the prefix cache knows.
+    /// Parameters for an embedding of the prompt and no token: the hidden states after the final norm, pooled and normalised to
+    /// length 1. A mean needs the states of all tokens, so it also computes those whose keys and values are in the prefix cache.
     pub fn embedding(pooling: Pooling) -> GenerationParams {
         GenerationParams { pooling: Some(pooling), max_tokens: Some(0), ..GenerationParams::default() }
     }
 }
 
-/// A beam search: in each step the `width` likeliest unfinished continuations live on.
+/// A beam search, which keeps the `width` likeliest unfinished continuations in each step.
 ///
-/// Likely by the logits after allowed ids, bad words, `min_tokens`, bias and penalties. Temperature, the filters of
-/// [`SamplingParams`] and its seed do not apply; stop strings are refused, as hypotheses end by tokens. Where fewer than
-/// `n` continuations exist (few allowed ids, few tokens), the rest of the answer is empty.
+/// Likelihood is measured on the logits after allowed ids, bad words, `min_tokens`, bias and penalties. Temperature, filters and
+/// seed of [`SamplingParams`] do not apply. Stop strings are refused, because hypotheses end at tokens. If fewer than `n`
+/// continuations exist (few allowed ids, few tokens), the remaining sequences are empty.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct BeamSearch {
-    /// Hypotheses that live at once, at least `n`. They share the blocks of what they have in common.
+    /// Number of live hypotheses, at least `n`. They share the blocks of common prefixes.
     pub width: usize,
-    /// A finished hypothesis is scored by the sum of its log-probabilities over the number of its tokens to this power
-    /// (Hugging Face's definition; the ending token counts): above 0 favours long ones, below 0 short ones. Finite.
+    /// A finished hypothesis scores the sum of its log-probabilities, divided by the number of its tokens to this power (Hugging
+    /// Face's definition; the ending token counts). Above 0 favours long hypotheses, below 0 short ones. Must be finite.
     pub length_penalty: f32,
-    /// End as soon as `width` hypotheses have finished, instead of when no other can become one of the best.
+    /// Ends the search as soon as `width` hypotheses have finished, instead of when no other can become one of the best.
     pub early_stopping: bool,
 }
 
 impl BeamSearch {
-    /// A search of this width with a length penalty of 1, which ends when the best are certain.
+    /// A search with a length penalty of 1 that ends when the best hypotheses are certain.
     pub fn new(width: usize) -> BeamSearch {
         BeamSearch { width, length_penalty: 1.0, early_stopping: false }
     }
 }
 
-/// One prompt and what to do with it.
+/// A prompt and how to continue it.
 #[derive(Clone, Debug, Default)]
 pub struct GenerationRequest {
-    /// Prompt as token ids, at least one.
+    /// Token ids of the prompt, at least one.
     pub prompt: Vec<u32>,
-    /// How to continue it.
+    /// Parameters.
     pub params: GenerationParams,
-    /// Lower runs first (only under the priority policy).
+    /// Requests with a lower value run first, under the priority policy.
     pub priority: i32,
-    /// Requests share cached prompt blocks only under the same salt.
+    /// Requests share cached prompt blocks only with requests of the same salt.
     pub cache_salt: Option<String>,
 }

@@ -1,75 +1,76 @@
-//! The numbers of an engine.
+//! Statistics of an engine.
 
-/// Numbers for `/metrics`: gauges are now, counters since the start.
+/// Statistics for `/metrics`: gauges, and counters since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct EngineStats {
-    /// Requests that hold blocks.
+    /// Number of requests that own blocks.
     pub num_running: usize,
-    /// Requests that wait for them.
+    /// Number of requests that wait for blocks.
     pub num_waiting: usize,
-    /// Requests that wait in host memory.
+    /// Number of requests in host memory.
     pub num_swapped: usize,
-    /// Blocks owned by live sequences / all blocks.
+    /// Share of the blocks that live sequences own, 0 to 1.
     pub kv_cache_usage: f64,
-    /// Blocks kept only for their cached prefix / all blocks.
+    /// Share of the blocks that are kept only for their cached prefix, 0 to 1.
     pub kv_cache_cached: f64,
-    /// Prompt tokens computed or found, counted at admission.
+    /// Prompt tokens of admitted requests, computed or cached.
     pub prompt_tokens: u64,
     /// Tokens drawn.
     pub generation_tokens: u64,
     /// Prompt tokens looked up in the prefix cache.
     pub prefix_cache_queries: u64,
-    /// Prompt tokens found there.
+    /// Prompt tokens found in the prefix cache.
     pub prefix_cache_hits: u64,
-    /// Requests that gave their blocks back, to start over or to come back from host memory.
+    /// Preemptions: a request lost its blocks, to be computed again or swapped in later.
     pub num_preemptions: u64,
-    /// Those of them that went to host memory.
+    /// Preemptions by swapping to host memory.
     pub num_swap_preemptions: u64,
-    /// Host blocks of swapped requests / all host blocks.
+    /// Share of the host blocks that swapped requests own, 0 to 1.
     pub host_cache_usage: f64,
-    /// Most blocks that were ever in use at once.
+    /// Greatest number of blocks that were in use at the same time.
     pub blocks_peak: usize,
-    /// Blocks copied because a sequence wrote to one that it shared.
+    /// Blocks copied on write, because a sequence wrote to a shared block.
     pub blocks_copied: u64,
-    /// Steps that computed something and completed: their results were taken and committed. A failed step does not count.
+    /// Steps that computed something and were committed. Failed steps do not count.
     pub steps: u64,
-    /// Blocks owned by live sequences.
+    /// Number of blocks that live sequences own.
     pub blocks_in_use: usize,
-    /// Blocks kept only for their cached prefix.
+    /// Number of blocks kept only for their cached prefix.
     pub blocks_cached: usize,
-    /// Blocks that hold nothing.
+    /// Number of unused blocks.
     pub blocks_free: usize,
-    /// All blocks: the sum of the three.
+    /// Number of all blocks: the sum of the three.
     pub blocks_total: usize,
-    /// Computed tokens that preemption threw away; some may still be found in the prefix cache.
+    /// Computed tokens that preemptions discarded. Some may still be in the prefix cache.
     pub tokens_lost: u64,
-    /// Preemptions by a request of higher priority; the others were for want of blocks.
+    /// Preemptions in favour of a request of higher priority. The others were caused by a lack of blocks.
     pub preemptions_by_priority: u64,
-    /// Lookups in the prefix cache, and why those that missed did.
+    /// Lookups in the prefix cache, and the causes of misses.
     pub prefix_lookups: sched::PrefixStats,
-    /// Steps that failed, with the requests in them.
+    /// Steps that failed.
     pub failed_steps: u64,
-    /// Requests whose tokens are drawn on the host because they ask for more than a slot of the device's sampler holds (more
-    /// alternatives, longer lists). While one runs, no step is planned ahead.
+    /// Requests whose tokens are drawn on the host because they exceed a limit of the device's sampler (alternatives, lengths of
+    /// lists). While one runs, no step is planned ahead.
     pub requests_drawn_on_host: u64,
-    /// Tokens computed per step.
+    /// Number of tokens computed per step.
     pub step_tokens: StepTokens,
 }
 
-/// A histogram of the tokens that steps computed.
+/// A histogram of the number of tokens per step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StepTokens {
-    /// Steps with at most [`StepTokens::BOUNDS`]`[i]` tokens and more than the bound before; the last is for all beyond.
+    /// Number of steps with at most [`StepTokens::BOUNDS`]`[i]` tokens and more than the previous bound; the last count has no
+    /// upper bound.
     pub counts: [u64; StepTokens::BOUNDS.len() + 1],
-    /// Tokens in all.
+    /// Number of tokens of all steps.
     pub sum: u64,
 }
 
 impl StepTokens {
-    /// Upper bounds, those of vLLM's `iteration_tokens_total`.
+    /// Upper bounds, as in vLLM's `iteration_tokens_total`.
     pub const BOUNDS: [u64; 13] = [1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384];
 
-    /// Counts a step of so many tokens.
+    /// Counts a step of `tokens` tokens.
     pub(crate) fn count(&mut self, tokens: usize) {
         let tokens = tokens as u64;
         self.counts[StepTokens::BOUNDS.partition_point(|bound| *bound < tokens)] += 1;

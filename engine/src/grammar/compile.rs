@@ -1,4 +1,4 @@
-//! From a grammar to the state at its start: compiled on a thread of its own, bounded, and kept for the next request.
+//! Compiles grammars to constraints: each on a thread of its own, within bounds, and cached for later requests.
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
@@ -14,47 +14,57 @@ use super::matcher::Matcher;
 use super::{Grammar, StructuredOutput, vocabulary};
 use crate::error::SubmitError;
 
-/// Deepest nesting of brackets in a regular expression or a Lark grammar; JSON is bounded by its parser.
+/// Greatest nesting of brackets in a regular expression or a Lark grammar. JSON is bounded by its parser.
 const MAX_NESTING: usize = 100;
 
-/// Stack of a compilation: nesting is bounded, and this is memory only where it is touched.
+/// Stack size of a compilation in bytes. Nesting is bounded, and untouched pages of a stack take no memory.
 const STACK: usize = 64 << 20;
 
-/// Compilations at once.
-const AT_ONCE: usize = 2;
+/// Greatest number of compilations that run at once.
+const MAX_CONCURRENT: usize = 2;
 
-/// Compiled grammars that are kept.
-const KEPT: usize = 64;
+/// Greatest number of compiled grammars in the cache.
+const MAX_CACHED: usize = 64;
 
-/// Compiles grammars for one vocabulary.
-pub(crate) struct Grammars {
+/// Compiles grammars to constraints over the vocabulary of one tokenizer.
+///
+/// [`AsyncEngine`](crate::AsyncEngine) and [`Llm`](crate::Llm) do this for
+/// [`structured_outputs`](crate::GenerationParams::structured_outputs). With an [`Engine`](crate::Engine) on token ids, pass the
+/// constraint to [`Engine::submit_constrained`](crate::Engine::submit_constrained):
+///
+/// ```
+/// use std::sync::Arc;
+/// use engine::{AsyncEngine, EngineConfig, Grammar, Grammars, StructuredOutput};
+///
+/// # let engine = AsyncEngine::start(EngineConfig::default(), &|_, _| {})?;
+/// let grammars = Arc::new(Grammars::new(engine.tokenizer().clone(), 1 << 20));
+/// let wanted = StructuredOutput { grammar: Grammar::Regex("[0-9]+".into()), param: "structured_outputs" };
+/// let mut constraint = grammars.compile_blocking(&wanted)?;
+/// assert!(!constraint.mask()?.may_end, "at least one digit is needed");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct Grammars {
     tokenizer: Arc<Tokenizer>,
     factory: OnceLock<Result<(ParserFactory, usize), String>>,
-    /// At the start of each, the last used last.
-    kept: Mutex<Vec<(Grammar, Matcher)>>,
+    /// Matchers at the start of their grammars, the most recently used last.
+    cache: Mutex<Vec<(Grammar, Matcher)>>,
     permits: Arc<Semaphore>,
-    /// Greatest definition in bytes.
     max_bytes: usize,
 }
 
 impl Grammars {
-    /// `max_bytes` bounds the definition of a grammar.
+    /// Creates a compiler that refuses definitions of more than `max_bytes` bytes. The vocabulary is indexed with the first
+    /// grammar.
     pub fn new(tokenizer: Arc<Tokenizer>, max_bytes: usize) -> Grammars {
-        let (factory, kept) = (OnceLock::new(), Mutex::new(Vec::new()));
-        Grammars { tokenizer, factory, kept, permits: Arc::new(Semaphore::new(AT_ONCE)), max_bytes }
+        let (factory, cache) = (OnceLock::new(), Mutex::new(Vec::new()));
+        Grammars { tokenizer, factory, cache, permits: Arc::new(Semaphore::new(MAX_CONCURRENT)), max_bytes }
     }
 
-    /// Lets no grammar be compiled until the result is dropped.
-    #[cfg(test)]
-    pub async fn pause(&self) -> tokio::sync::SemaphorePermit<'_> {
-        self.permits.acquire_many(AT_ONCE as u32).await.unwrap()
-    }
-
-    /// The state at the start of a grammar. Waits without blocking; what it waits for takes a second at the
-    /// most (measured: an `allOf` of ten alternatives), nearly always a few milliseconds.
+    /// Compiles a grammar, or takes it from the cache. Does not block the caller's thread. A compilation usually takes a few
+    /// milliseconds, and at most about a second (measured with an `allOf` of ten alternatives).
     ///
     /// # Errors
-    /// A refusal that names the field.
+    /// The grammar is invalid or takes too much work. The message names the field.
     pub async fn compile(self: &Arc<Self>, wanted: &StructuredOutput) -> Result<Box<dyn Constraint>, SubmitError> {
         check(wanted, self.max_bytes)?;
         if let Some(matcher) = self.find(&wanted.grammar) {
@@ -65,47 +75,45 @@ impl Grammars {
         let (grammars, grammar) = (self.clone(), wanted.grammar.clone());
         let work = move || {
             let _permit = permit;
-            // The client may have gone.
-            let _ = reply.send(grammars.find_or_make(grammar));
+            // The caller may have stopped waiting.
+            let _ = reply.send(grammars.find_or_compile(grammar));
         };
-        spawn(work).map_err(|problem| refused(wanted, problem))?;
-        let compiled = answer.await.unwrap_or_else(|_| Err("the grammar could not be compiled".into()));
-        compiled.map(boxed).map_err(|problem| refused(wanted, problem))
+        spawn(work).map_err(|problem| SubmitError::invalid(wanted.param, problem))?;
+        constraint(wanted, answer.await.ok())
     }
 
     /// Like [`Grammars::compile`], for a caller without an async runtime.
+    ///
+    /// # Errors
+    /// As [`Grammars::compile`].
     pub fn compile_blocking(self: &Arc<Self>, wanted: &StructuredOutput) -> Result<Box<dyn Constraint>, SubmitError> {
         check(wanted, self.max_bytes)?;
         let (grammars, grammar) = (self.clone(), wanted.grammar.clone());
-        let thread = spawn(move || grammars.find_or_make(grammar)).map_err(|problem| refused(wanted, problem))?;
-        let compiled = thread.join().unwrap_or_else(|_| Err("the grammar could not be compiled".into()));
-        compiled.map(boxed).map_err(|problem| refused(wanted, problem))
+        let thread = spawn(move || grammars.find_or_compile(grammar));
+        let thread = thread.map_err(|problem| SubmitError::invalid(wanted.param, problem))?;
+        constraint(wanted, thread.join().ok())
     }
 
-    fn find_or_make(&self, grammar: Grammar) -> Result<Matcher, String> {
+    fn find_or_compile(&self, grammar: Grammar) -> Result<Matcher, String> {
         if let Some(matcher) = self.find(&grammar) {
             return Ok(matcher);
         }
-        let matcher = self.make(&grammar)?;
-        let kept = &mut *self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        if kept.len() == KEPT {
-            kept.remove(0);
+        let factory = self.factory.get_or_init(|| vocabulary::factory(vocabulary::words(&self.tokenizer)));
+        let (factory, vocab_size) = factory.as_ref().map_err(Clone::clone)?;
+        let matcher = matcher(factory, *vocab_size, &grammar)?;
+        let cache = &mut *self.cache.lock().unwrap_or_else(PoisonError::into_inner);
+        if cache.len() == MAX_CACHED {
+            cache.remove(0);
         }
-        kept.push((grammar, matcher.deep_clone()));
+        cache.push((grammar, matcher.deep_clone()));
         Ok(matcher)
     }
 
     fn find(&self, grammar: &Grammar) -> Option<Matcher> {
-        let kept = &mut *self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        let at = kept.iter().position(|(known, _)| known == grammar)?;
-        kept[at..].rotate_left(1);
-        kept.last().map(|(_, matcher)| matcher.deep_clone())
-    }
-
-    fn make(&self, grammar: &Grammar) -> Result<Matcher, String> {
-        let factory = self.factory.get_or_init(|| vocabulary::factory(vocabulary::words(&self.tokenizer)));
-        let (factory, vocab_size) = factory.as_ref().map_err(Clone::clone)?;
-        matcher(factory, *vocab_size, grammar)
+        let cache = &mut *self.cache.lock().unwrap_or_else(PoisonError::into_inner);
+        let at = cache.iter().position(|(known, _)| known == grammar)?;
+        cache[at..].rotate_left(1);
+        cache.last().map(|(_, matcher)| matcher.deep_clone())
     }
 }
 
@@ -116,15 +124,22 @@ fn matcher(factory: &ParserFactory, vocab_size: usize, grammar: &Grammar) -> Res
     if let Some(problem) = inner.get_error() {
         return Err(one_line(problem));
     }
-    // A grammar of nothing but the empty text is complete at once.
+    // A grammar of only the empty text becomes complete here.
     inner.consume_tokens(&[]).map_err(one_line)?;
-    // Some faults come to light only with the first mask.
+    // Some errors show only with the first mask.
     inner.deep_clone().compute_mask_or_eos().map_err(one_line)?;
     Ok(Matcher::new(inner, vocab_size))
 }
 
-fn boxed(matcher: Matcher) -> Box<dyn Constraint> {
-    Box::new(matcher)
+/// The result of a compilation; `None` if its thread panicked.
+fn constraint(
+    wanted: &StructuredOutput,
+    compiled: Option<Result<Matcher, String>>,
+) -> Result<Box<dyn Constraint>, SubmitError> {
+    match compiled.unwrap_or_else(|| Err("the grammar could not be compiled".to_string())) {
+        Ok(matcher) => Ok(Box::new(matcher)),
+        Err(problem) => Err(SubmitError::invalid(wanted.param, problem)),
+    }
 }
 
 fn spawn<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<std::thread::JoinHandle<T>, String> {
@@ -132,16 +147,13 @@ fn spawn<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result
     builder.spawn(work).map_err(|error| format!("no thread to compile the grammar on: {error}"))
 }
 
-fn refused(wanted: &StructuredOutput, problem: String) -> SubmitError {
-    SubmitError::Invalid { param: wanted.param, message: format!("{}: {problem}", wanted.param) }
-}
-
-/// What is refused without compiling it.
+/// Refuses a grammar without compiling it: its size, its nesting, and empty choices.
 fn check(wanted: &StructuredOutput, max_bytes: usize) -> Result<(), SubmitError> {
+    let refused = |problem: String| Err(SubmitError::invalid(wanted.param, problem));
     let found = wanted.grammar.len();
     if found > max_bytes {
         let problem = format!("found a grammar of {found} bytes, expected at most {max_bytes} (--max-schema-bytes)");
-        return Err(refused(wanted, problem));
+        return refused(problem);
     }
     let nesting = match &wanted.grammar {
         Grammar::Regex(text) | Grammar::Lark(text) => nesting(text),
@@ -149,17 +161,17 @@ fn check(wanted: &StructuredOutput, max_bytes: usize) -> Result<(), SubmitError>
     };
     if nesting > MAX_NESTING {
         let problem = format!("found brackets nested {nesting} deep, expected at most {MAX_NESTING}");
-        return Err(refused(wanted, problem));
+        return refused(problem);
     }
     match &wanted.grammar {
         Grammar::Choice(choices) if choices.is_empty() || choices.iter().any(String::is_empty) => {
-            Err(refused(wanted, "expected at least one choice, none of them empty".into()))
+            refused("expected at least one choice, none of them empty".to_string())
         }
         _ => Ok(()),
     }
 }
 
-/// Greatest number of brackets that are open at once, quoted ones included.
+/// Greatest number of brackets that are open at the same time. Quoted brackets count.
 fn nesting(text: &str) -> usize {
     let (mut open, mut most) = (0usize, 0);
     for byte in text.bytes() {
@@ -173,20 +185,20 @@ fn nesting(text: &str) -> usize {
     most
 }
 
-/// A grammar in llguidance's terms.
+/// Translates a grammar for llguidance.
 fn definition(grammar: &Grammar) -> Result<TopLevelGrammar, String> {
     let json = |text: &str| serde_json::from_str::<Value>(text).map_err(one_line);
     Ok(match grammar {
         Grammar::JsonObject => {
-            TopLevelGrammar::from_json_schema(super::laid_out(serde_json::json!({"type": "object"})))
+            TopLevelGrammar::from_json_schema(super::with_bounded_whitespace(serde_json::json!({"type": "object"})))
         }
         Grammar::JsonSchema(text) => {
             let schema = json(text)?;
             super::cost::check(&schema)?;
-            TopLevelGrammar::from_json_schema(super::laid_out(schema))
+            TopLevelGrammar::from_json_schema(super::with_bounded_whitespace(schema))
         }
         Grammar::Regex(text) => TopLevelGrammar::from_regex(text),
-        // A JSON string is a Lark string.
+        // JSON strings are valid Lark strings.
         Grammar::Choice(choices) => {
             let quoted: Vec<String> = choices.iter().map(|choice| Value::from(choice.as_str()).to_string()).collect();
             TopLevelGrammar::from_lark(format!("start: {}", quoted.join(" | ")))
@@ -195,171 +207,10 @@ fn definition(grammar: &Grammar) -> Result<TopLevelGrammar, String> {
     })
 }
 
-/// The first line of an error that may bring its state and a stack along.
+/// The first line of an error, whose text may include internal state and a stack trace.
 pub(super) fn one_line(error: impl std::fmt::Display) -> String {
     const LONGEST: usize = 300;
     let text = format!("{error:#}");
-    let line = text.lines().map(str::trim).find(|line| !line.is_empty()).unwrap_or("the grammar can not be used");
+    let line = text.lines().map(str::trim).find(|line| !line.is_empty()).unwrap_or("the grammar cannot be used");
     line.trim_start_matches("panic: ").chars().take(LONGEST).collect()
-}
-
-#[cfg(test)]
-#[allow(clippy::unwrap_used)]
-mod tests {
-    use super::*;
-    use sampling::{Mask, TokenSet};
-    use std::time::Instant;
-
-    fn at_start(words: &[&str], grammar: Grammar) -> Result<Matcher, String> {
-        let words = words.iter().map(|word| word.as_bytes().to_vec()).collect();
-        let (factory, size) = vocabulary::factory(words).unwrap();
-        matcher(&factory, size, &grammar)
-    }
-
-    /// Ids that may come next, and whether the text may end.
-    fn next(matcher: &mut Matcher) -> (Vec<u32>, bool) {
-        let mask = matcher.mask().unwrap();
-        (mask.tokens.iter().collect(), mask.may_end)
-    }
-
-    #[test]
-    fn a_choice_lets_through_what_begins_one_of_its_texts_in_any_spelling() {
-        let words = ["a", "b", "ab", "abc", "c", "\u{e9}", "x", "", "abab"];
-        let mut matcher =
-            at_start(&words, Grammar::Choice(vec!["ab".into(), "abc".into(), "\u{e9}\"".into()])).unwrap();
-        assert_eq!(next(&mut matcher), (vec![0, 2, 3, 5], false));
-        matcher.accept(2).unwrap();
-        assert_eq!(next(&mut matcher), (vec![4], true));
-        assert!(!matcher.is_complete());
-        let mut fork = matcher.fork();
-        fork.accept(4).unwrap();
-        assert!(fork.is_complete() && !matcher.is_complete());
-        assert_eq!(fork.mask().unwrap(), Mask { tokens: TokenSet::new(words.len()), may_end: true });
-        assert!(matcher.accept(0).is_err());
-    }
-
-    #[test]
-    fn blanks_of_json_come_to_an_end() {
-        let words = ["{", "}", " ", "\n", "\t"];
-        let after = |taken: &[u32]| {
-            let mut matcher = at_start(&words, Grammar::JsonObject).unwrap();
-            taken.iter().for_each(|&token| matcher.accept(token).unwrap());
-            next(&mut matcher).0
-        };
-        assert_eq!(after(&[0]), [1, 2, 3], "a blank or a line break");
-        assert_eq!(after(&[0, 2]), [1], "one blank");
-        assert_eq!(after(&[0, 3]), [1, 2, 4], "a line break and its indentation");
-        let deep: Vec<u32> = [vec![0, 3], vec![2; 64]].concat();
-        assert_eq!(after(&deep), [1]);
-    }
-
-    #[test]
-    fn a_grammar_of_the_empty_text_is_complete_at_once() {
-        assert!(at_start(&["a"], Grammar::Regex(String::new())).unwrap().is_complete());
-    }
-
-    #[test]
-    fn a_grammar_that_can_not_be_is_refused_in_one_line() {
-        for (grammar, named) in [
-            (Grammar::Regex("(a".into()), "regex"),
-            (Grammar::Regex("(?=a)b".into()), "regex"),
-            (Grammar::Lark("start: nowhere".into()), "nowhere"),
-            (Grammar::Lark("".into()), ""),
-            (Grammar::JsonSchema("{".into()), "EOF"),
-            (Grammar::JsonSchema(r#"{"type": "banana"}"#.into()), "banana"),
-            (Grammar::JsonSchema(r##"{"$ref": "#/nowhere"}"##.into()), "nowhere"),
-            (Grammar::JsonSchema("false".into()), "false"),
-            (Grammar::JsonSchema(r#"{"allOf": [{"type": "string"}, {"type": "null"}]}"#.into()), ""),
-        ] {
-            let problem = at_start(&["a", "\"", "{"], grammar.clone()).err();
-            let problem = problem.unwrap_or_else(|| panic!("{grammar:?} was compiled"));
-            assert!(
-                problem.contains(named) && !problem.contains('\n') && !problem.is_empty(),
-                "{grammar:?}: {problem}"
-            );
-        }
-    }
-
-    #[test]
-    fn size_and_nesting_are_refused_before_anything_is_compiled() {
-        let problem =
-            |grammar| check(&StructuredOutput { grammar, param: "guided_regex" }, 1000).unwrap_err().to_string();
-        assert!(problem(Grammar::Regex("a".repeat(1001))).starts_with("guided_regex: found a grammar of"));
-        assert!(problem(Grammar::Regex("(".repeat(200))).contains("200 deep"));
-        assert!(problem(Grammar::Choice(vec![])).contains("at least one"));
-    }
-
-    /// Not a check but a measurement: `cargo test -p engine --release mask_times -- --ignored --nocapture`.
-    #[test]
-    #[ignore = "only a measurement"]
-    fn mask_times_over_a_vocabulary_of_50_000() {
-        // Pronounceable words, with and without a space before them, beside every single byte.
-        let mut words: Vec<Vec<u8>> = (0..=255).map(|byte| vec![byte]).collect();
-        let syllables: Vec<String> =
-            "bdfgklmnprstvz".chars().flat_map(|c| "aeiou".chars().map(move |v| format!("{c}{v}"))).collect();
-        let digits = (0..1000).map(|n: u32| n.to_string());
-        let marks = ["{\"", "\":", "\", \"", "\"}", ": {", "[{", "}]", "\n  ", "\n    ", ", "].map(str::to_string);
-        words.extend(digits.chain(marks).map(String::into_bytes));
-        for i in 0.. {
-            let word = format!(
-                "{}{}{}",
-                syllables[i % 70],
-                syllables[i / 70 % 70],
-                if i < 4900 { "" } else { &syllables[i / 4900] }
-            );
-            for space in ["", " "] {
-                words.push(format!("{space}{word}").into_bytes());
-            }
-            if words.len() >= 50_000 {
-                break;
-            }
-        }
-        let start = Instant::now();
-        let (factory, size) = vocabulary::factory(words.clone()).unwrap();
-        println!("{size} tokens, indexed in {:?}", start.elapsed());
-        let schema = serde_json::json!({"type": "object", "properties": {
-            "name": {"type": "string"}, "age": {"type": "integer", "minimum": 0}, "mail": {"type": "string", "format": "email"},
-            "tags": {"type": "array", "items": {"type": "string", "maxLength": 20}}, "kind": {"enum": ["cat", "dog"]}},
-            "required": ["name", "age", "tags", "kind"], "additionalProperties": false});
-        let (mut all, mut seed) = (Vec::new(), 1u64);
-        for grammar in [
-            Grammar::JsonSchema(schema.to_string()),
-            Grammar::JsonObject,
-            Grammar::Regex("[a-z ]{5,200}[0-9]{3}".into()),
-            Grammar::Lark("start: item (\", \" item)*\nitem: /[a-z]+/ \"=\" /[0-9]+/".into()),
-        ] {
-            let start = Instant::now();
-            let first = matcher(&factory, size, &grammar).unwrap();
-            let compiled = start.elapsed();
-            let mut times = Vec::new();
-            for _ in 0..20 {
-                let mut matcher = first.deep_clone();
-                for _ in 0..100 {
-                    let start = Instant::now();
-                    let mask = matcher.mask().unwrap();
-                    times.push(start.elapsed());
-                    let tokens: Vec<u32> = mask.tokens.iter().collect();
-                    if tokens.is_empty() {
-                        break;
-                    }
-                    seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-                    matcher.accept(tokens[(seed >> 33) as usize % tokens.len()]).unwrap();
-                    if matcher.is_complete() {
-                        break;
-                    }
-                }
-            }
-            times.sort_unstable();
-            let at = |share: usize| times[(times.len() - 1) * share / 1000];
-            let mean = times.iter().sum::<std::time::Duration>() / times.len() as u32;
-            let shown: String = format!("{grammar:?}").chars().take(30).collect();
-            let (masks, median, p99, most) = (times.len(), at(500), at(990), at(1000));
-            println!(
-                "{shown}: compiled in {compiled:?}; {masks} masks, mean {mean:?}, p50 {median:?}, p99 {p99:?}, max {most:?}"
-            );
-            all.extend(times);
-        }
-        all.sort_unstable();
-        println!("all: p50 {:?} p99 {:?}", all[all.len() / 2], all[all.len() * 99 / 100]);
-    }
 }

@@ -1,12 +1,11 @@
 //! The constraints of a request's sequences, and the threads that compute their masks.
 //!
-//! A guide lends its constraint to a mask thread right after a token has been accepted, and asks for it back when the next step
-//! of the sequence is planned: the masks of all sequences are computed beside each other, while the others' tokens are published
-//! and the step is committed. The threads are not those of the device: a mask in the middle of a matrix product would hold up
-//! everyone who joins there.
+//! After a token is accepted, a guide sends its constraint to a mask thread, and takes it back when the next step of the sequence
+//! is planned. So the masks of all sequences are computed in parallel, while other tokens are published and the step is
+//! committed. The device's own threads are not used, because a mask would delay every thread that takes part in a matrix product.
 //!
-//! A constraint may be the caller's own code. Every call of it is caught: a panic ends the sequences of its request with an
-//! error, and nothing else.
+//! A constraint may be the caller's own code. Every call is guarded: a panic ends the sequences of its request with an error and
+//! has no other effect.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -17,8 +16,8 @@ use sampling::{Constraint, ConstraintError, Mask, TokenSet};
 
 use crate::api::{FinishReason, StopCause};
 
-/// Most mask threads; they start with the first constraint.
-const MOST: usize = 8;
+/// Greatest number of mask threads, which start with the first constraint.
+const MAX_THREADS: usize = 8;
 
 /// The mask threads.
 #[derive(Default)]
@@ -27,11 +26,11 @@ pub(crate) struct MaskThreads(Option<ThreadPool>);
 impl MaskThreads {
     fn run(&mut self, work: impl FnOnce() + Send + 'static) {
         if self.0.is_none() {
-            let threads = std::thread::available_parallelism().map_or(1, usize::from).div_ceil(2).min(MOST);
+            let threads = std::thread::available_parallelism().map_or(1, usize::from).div_ceil(2).min(MAX_THREADS);
             let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).thread_name(|_| "quire-mask".to_string());
-            // Without a handler a panic in a task would abort the process.
+            // Without a handler, a panic in a task would abort the process.
             let pool = pool.panic_handler(|_| tracing::error!("a mask thread panicked"));
-            self.0 = pool.build().map_err(|error| tracing::warn!("masks are computed in line: {error}")).ok();
+            self.0 = pool.build().map_err(|error| tracing::warn!("masks are computed on the engine thread, because the mask threads could not be started: {error}")).ok();
         }
         match &self.0 {
             Some(pool) => pool.spawn(work),
@@ -40,7 +39,7 @@ impl MaskThreads {
     }
 }
 
-/// A constraint whose panics are errors.
+/// A constraint whose panics become errors.
 struct Caught(Option<Box<dyn Constraint>>);
 
 impl Caught {
@@ -65,16 +64,16 @@ impl Drop for Caught {
     }
 }
 
-/// A constraint with its mask.
+/// A constraint and its mask.
 type Masked = (Caught, Result<Mask, ConstraintError>);
 
-/// The tokens that a sequence may continue with, or why there are none.
+/// The tokens that a sequence may continue with, or why it ends.
 type Allowed = Result<Arc<TokenSet>, FinishReason>;
 
-/// A constraint, with the mask for what comes next done or under way.
+/// A constraint whose next mask is computed or being computed.
 struct Guide {
-    /// Until the mask thread gives the constraint back.
-    lent: Option<Receiver<Masked>>,
+    /// Receives the constraint from the mask thread, while that computes the mask.
+    pending: Option<Receiver<Masked>>,
     constraint: Caught,
     allowed: Allowed,
 }
@@ -84,15 +83,15 @@ impl Guide {
         let (done, result) = channel();
         threads.run(move || {
             let mask = constraint.call("mask", |constraint| constraint.mask());
-            // The sequence may have ended in between.
+            // The sequence may have ended in the meantime.
             let _ = done.send((constraint, mask));
         });
-        Guide { lent: Some(result), constraint: Caught(None), allowed: allowed(Err(not_computed()), &[]) }
+        Guide { pending: Some(result), constraint: Caught(None), allowed: allowed(Err(not_computed()), &[]) }
     }
 
-    /// Waits for the mask. Where the text may end, the tokens of `ends` are allowed too.
+    /// Waits for the mask. If the text may end, the tokens of `ends` are allowed too.
     fn wait(&mut self, ends: &[u32]) -> &Allowed {
-        if let Some(Ok((constraint, mask))) = self.lent.take().map(|result| result.recv()) {
+        if let Some(Ok((constraint, mask))) = self.pending.take().map(|result| result.recv()) {
             self.constraint = constraint;
             self.allowed = allowed(mask, ends);
         }
@@ -108,7 +107,7 @@ fn allowed(mask: Result<Mask, ConstraintError>, ends: &[u32]) -> Allowed {
     match (tokens.is_empty(), may_end) {
         (false, _) => Ok(Arc::new(tokens)),
         (true, true) => Err(FinishReason::Stop(Some(StopCause::Complete))),
-        (true, false) => Err(FinishReason::Grammar("no token of the vocabulary goes on from here".to_string())),
+        (true, false) => Err(FinishReason::Grammar("no token of the vocabulary can follow".to_string())),
     }
 }
 
@@ -116,28 +115,28 @@ fn not_computed() -> ConstraintError {
     ConstraintError("the mask could not be computed".into())
 }
 
-/// The constraints of all sequences of a request. They share one until each has drawn its first token.
+/// The constraints of all sequences of a request. Sequences share one constraint until they have drawn their first tokens.
 pub(crate) struct Guides {
     root: Guide,
     own: Vec<Option<Guide>>,
-    /// Tokens that end a sequence, allowed where its text may end.
+    /// Tokens that end a sequence, which are allowed if its text may end.
     ends: Vec<u32>,
 }
 
 impl Guides {
-    /// For `n` sequences that end at any token of `ends`; the first mask is begun.
+    /// Creates the guides of `n` sequences that end at any token of `ends`, and starts the first mask.
     pub fn new(constraint: Box<dyn Constraint>, n: usize, ends: Vec<u32>, threads: &mut MaskThreads) -> Guides {
         let root = Guide::start(Caught(Some(constraint)), threads);
         Guides { root, own: std::iter::repeat_with(|| None).take(n).collect(), ends }
     }
 
-    /// The tokens that may come next in a sequence, or why it ends; waits until they are computed.
-    pub fn allowed(&mut self, index: u32) -> &Result<Arc<TokenSet>, FinishReason> {
+    /// Waits for and returns the tokens that a sequence may continue with, or why it ends.
+    pub fn allowed(&mut self, index: u32) -> &Allowed {
         let Guides { root, own, ends } = self;
         own.get_mut(index as usize).and_then(Option::as_mut).unwrap_or(root).wait(ends)
     }
 
-    /// Takes the token that a sequence has drawn and begins its next mask. `true` if nothing can follow.
+    /// Accepts the token that a sequence has drawn, and starts its next mask. Returns `true` if nothing can follow.
     pub fn accept(&mut self, index: u32, token: u32, threads: &mut MaskThreads) -> Result<bool, ConstraintError> {
         if self.allowed(index).is_err() {
             return Err(not_computed());

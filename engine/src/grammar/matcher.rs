@@ -1,21 +1,21 @@
-//! One sequence's place in a compiled grammar.
+//! The state of one sequence in a compiled grammar.
 
 use sampling::{Constraint, ConstraintError, Mask, TokenSet};
 
-/// llguidance's matcher, seen as a constraint.
+/// llguidance's matcher as a [`Constraint`].
 pub(super) struct Matcher {
     inner: llguidance::Matcher,
-    /// Tokens of the vocabulary; the id that equals it means "the text ends".
+    /// Size of the vocabulary; the id of this value stands for the end of the text.
     vocab_size: usize,
 }
 
 impl Matcher {
-    /// A matcher at the start of its grammar.
+    /// Wraps a matcher at the start of its grammar.
     pub fn new(inner: llguidance::Matcher, vocab_size: usize) -> Matcher {
         Matcher { inner, vocab_size }
     }
 
-    /// The same state with caches of its own, so that two threads may go on with the two.
+    /// Clones the state and its caches, so that two threads can use the two independently.
     pub fn deep_clone(&self) -> Matcher {
         Matcher { inner: self.inner.deep_clone(), vocab_size: self.vocab_size }
     }

@@ -1,4 +1,4 @@
-//! Structured output: what a text must match becomes a mask of tokens, computed while the model computes logits.
+//! Structured output: a grammar for the text becomes masks of tokens, which are computed while the model computes logits.
 //!
 //! ```text
 //! submit ─▶ Grammars: compile, on a thread of its own ─▶ Matcher ─▶ Guide: first mask ─┐ while the prompt is computed
@@ -7,12 +7,12 @@
 //!           └── Guide: next mask on a mask thread, from the draw to the next draw ◀────┘
 //! ```
 //!
-//! The grammars themselves (JSON schema, regular expressions, Lark) are llguidance's; this module gives it the vocabulary
-//! as bytes, keeps compilation away from everybody else and bounds it, and runs the masks beside the forward pass.
+//! llguidance implements the grammars themselves (JSON schema, regular expressions, Lark). This module passes it the vocabulary
+//! as bytes, isolates and bounds the compilation, and computes the masks in parallel with the forward pass.
 //!
-//! Costs: the vocabulary is indexed with the first grammar (about a second per million tokens); a compiled grammar is kept
-//! and forked for the next request that has the same. A mask is a walk through the part of the vocabulary that can match,
-//! tens of microseconds mostly.
+//! Costs: the vocabulary is indexed with the first grammar (about a second per million tokens). A compiled grammar is cached and
+//! forked for later requests with the same grammar. A mask is a walk through the matching part of the vocabulary, usually tens
+//! of microseconds.
 
 mod compile;
 mod cost;
@@ -20,26 +20,26 @@ mod guide;
 mod matcher;
 mod vocabulary;
 
-pub(crate) use compile::Grammars;
+pub use compile::Grammars;
 pub(crate) use guide::{Guides, MaskThreads};
 
-/// What a text must match as a whole.
+/// A grammar that the whole text must match.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct StructuredOutput {
-    /// The rule.
+    /// The grammar.
     pub grammar: Grammar,
-    /// API name of the field that asked for it, named in errors.
+    /// API name of the field that specifies it, for error messages.
     pub param: &'static str,
 }
 
-/// A rule for texts.
+/// A grammar for texts.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Grammar {
     /// A JSON object.
     JsonObject,
-    /// A JSON value that a JSON schema (as JSON text) accepts.
+    /// A JSON value that matches a JSON schema, given as JSON text.
     JsonSchema(String),
-    /// A regular expression in the syntax of the `regex` crate, for the whole text; no look-around, no back-references.
+    /// A regular expression for the whole text, in the syntax of the `regex` crate, without look-around and back-references.
     Regex(String),
     /// One of these texts, none of them empty.
     Choice(Vec<String>),
@@ -48,7 +48,7 @@ pub enum Grammar {
 }
 
 impl Grammar {
-    /// Bytes of its definition.
+    /// Size of the definition in bytes.
     fn len(&self) -> usize {
         match self {
             Grammar::JsonObject => 0,
@@ -58,9 +58,9 @@ impl Grammar {
     }
 }
 
-/// Between two tokens of JSON there is nothing, one blank, or one line break with its indentation, as printers write it:
-/// JSON itself allows blanks without end, and small models write them to the limit. A schema may say otherwise.
-pub(crate) fn laid_out(mut schema: serde_json::Value) -> serde_json::Value {
+/// Bounds the white space between two tokens of JSON: none, one space, or one line break with its indentation. JSON itself allows
+/// any amount, and small models would fill the context with it. A schema's own `x-guidance` takes precedence.
+pub(crate) fn with_bounded_whitespace(mut schema: serde_json::Value) -> serde_json::Value {
     const OPTIONS: &str = "x-guidance";
     if let serde_json::Value::Object(fields) = &mut schema
         && !fields.contains_key(OPTIONS)

@@ -1,4 +1,4 @@
-//! The tokenizer's vocabulary as llguidance wants it: the bytes of every token, in a trie.
+//! The tokenizer's vocabulary for llguidance: the bytes of every token, in a trie.
 
 use std::sync::Arc;
 
@@ -6,16 +6,16 @@ use llguidance::ParserFactory;
 use llguidance::toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
 use models::Tokenizer;
 
-/// Steps and sizes that one grammar may take; beyond them it is refused, or the sequence that it holds ends with an error.
-/// At llguidance's speeds: compilation some tens of milliseconds, a mask at most about ten.
+/// Limits of one grammar. Beyond them, the grammar is refused or its sequence ends with an error. At llguidance's speed,
+/// compilation takes some tens of milliseconds, and a mask at most about ten.
 const LEXER_FUEL: u64 = 1_000_000;
 const GRAMMAR_SIZE: usize = 250_000;
 const LEXER_STATES: usize = 50_000;
 const MASK_FUEL: u64 = 100_000;
 const MASK_ITEMS: usize = 50_000;
 
-/// The bytes of every token, as [`factory`] wants them. Special tokens are no text: no grammar lets them through. Tokens
-/// without bytes match nothing.
+/// Returns the bytes of every token for [`factory`]. Special tokens are not text, so no grammar allows them. Tokens without bytes
+/// match nothing.
 pub(super) fn words(tokenizer: &Tokenizer) -> Vec<Vec<u8>> {
     let word = |id: u32| match tokenizer.is_special(id) {
         true => special(&tokenizer.id_to_token(id).unwrap_or_default()),
@@ -24,12 +24,12 @@ pub(super) fn words(tokenizer: &Tokenizer) -> Vec<Vec<u8>> {
     (0..tokenizer.vocab_size() as u32).map(word).collect()
 }
 
-/// A factory of parsers over a vocabulary, and the id behind it that stands for "the text ends".
+/// Creates a factory of parsers over a vocabulary, and returns the id past its end that stands for the end of the text.
 pub(super) fn factory(mut words: Vec<Vec<u8>>) -> Result<(ParserFactory, usize), String> {
     let size = words.len();
     words.push(special("<end>"));
     let info = TokRxInfo::new(words.len() as u32, size as u32);
-    // Not canonical: the model may spell a forced text with any tokens.
+    // Approximate, because the model may spell a text with any tokens.
     let env: TokEnv = Arc::new(ApproximateTokEnv::new(TokTrie::from(&info, &words)));
     let mut factory = ParserFactory::new_simple(&env).map_err(|error| error.to_string())?;
     factory.quiet();
@@ -43,7 +43,7 @@ pub(super) fn factory(mut words: Vec<Vec<u8>>) -> Result<(ParserFactory, usize),
     Ok((factory, size))
 }
 
-/// How llguidance spells what is no text.
+/// Returns llguidance's spelling of a special token.
 fn special(name: &str) -> Vec<u8> {
     [&[TokTrie::SPECIAL_TOKEN_MARKER], name.as_bytes()].concat()
 }

@@ -1,47 +1,47 @@
-//! How many bytes become pages: what the user says, or a share of the memory.
+//! The number of bytes for the cache: what the user specifies, or a share of the memory.
 //!
-//! A GPU is the engine's to fill, so there the share is of all its memory, and weights, a step and what other programs
-//! hold come out of it. Elsewhere memory is everyone's, and the share is of what is free beside the weights.
+//! The engine may fill a GPU, so there the share is of all its memory, and it also covers the weights, a step, and the memory of
+//! other programs. The memory of a CPU is shared with other programs, so there the share is of what is free beside the weights.
 
 use device::MemoryInfo;
 
 use super::bytes::Bytes;
 use crate::error::{EngineError, bad};
 
-/// Share of a GPU's memory that is used where nothing is said, as in vLLM.
+/// Default share of a GPU's memory to use, as in vLLM.
 const GPU_SHARE: f64 = 0.9;
-/// Share of the free memory of a CPU that becomes cache.
+/// Default share of a CPU's free memory that becomes cache.
 const FREE_SHARE: f64 = 0.4;
 
-/// What a start needs to know to share out memory.
+/// The demands on memory at start.
 pub(crate) struct Budget<'a> {
-    /// Of the device, before anything is loaded.
+    /// The device's memory before anything is loaded.
     pub memory: MemoryInfo,
-    /// It has memory of its own.
+    /// The device has memory of its own.
     pub gpu: bool,
     /// `--gpu-memory-utilization`.
     pub share: Option<f64>,
     /// Bytes of the weights.
     pub weights: u64,
-    /// Bytes of a step of so many tokens.
+    /// Returns the bytes of a step, given its number of tokens.
     pub step: &'a dyn Fn(usize) -> u64,
-    /// Bytes of all CUDA graphs, once one was measured.
+    /// Bytes of all CUDA graphs; 0 before one was measured.
     pub graphs: u64,
     /// `--max-num-batched-tokens`.
     pub max_num_batched_tokens: usize,
-    /// `--max-num-seqs`, less than which no step is.
+    /// `--max-num-seqs`; `max_num_batched_tokens` must be greater.
     pub max_num_seqs: usize,
-    /// Bytes of the least cache that is of use.
-    pub least: u64,
+    /// Bytes of the smallest usable cache.
+    pub min_cache: u64,
 }
 
 impl Budget<'_> {
-    /// Bytes for pages, and why so many.
+    /// Returns the bytes for the cache and the reason.
     ///
     /// # Errors
-    /// It does not fit: the flag to turn, and the value that would fit.
+    /// The memory does not suffice. The message names the flag to change and a value that fits.
     pub fn cache(&self) -> Result<(u64, String), EngineError> {
-        let fixed = self.weights + self.graphs + (self.step)(self.max_num_batched_tokens);
+        let fixed = self.fixed(self.max_num_batched_tokens);
         if !self.gpu {
             let (free, share) = (self.memory.available.saturating_sub(fixed), self.share.unwrap_or(FREE_SHARE));
             return Ok((
@@ -53,31 +53,35 @@ impl Budget<'_> {
         let usable = (total as f64 * share) as u64;
         let taken = self.others() + fixed;
         match usable.checked_sub(taken) {
-            Some(left) if left >= self.least => {
-                let why = format!("what {:.0} % of {} leave", share * 100.0, Bytes(total));
-                Ok((left, why))
+            Some(left) if left >= self.min_cache => {
+                Ok((left, format!("what is left of {:.0} % of {}", share * 100.0, Bytes(total))))
             }
-            _ => Err(self.too_little(share)),
+            _ => Err(self.not_enough(share)),
         }
     }
 
-    /// Whether a cache of so many bytes, which the user asks for, fits beside the rest.
+    /// Checks that a cache of `cache` bytes, as the user specifies, fits next to weights, graphs and a step.
     ///
     /// # Errors
-    /// It does not: the value that would fit.
-    pub fn fits(&self, cache: u64) -> Result<(), EngineError> {
+    /// It does not fit. The message has the greatest value that does.
+    pub fn check(&self, cache: u64) -> Result<(), EngineError> {
         let free = self.memory.total - self.others();
-        let left = free.saturating_sub(self.weights + self.graphs + (self.step)(self.max_num_batched_tokens));
+        let left = free.saturating_sub(self.fixed(self.max_num_batched_tokens));
         if !self.gpu || cache <= left {
             return Ok(());
         }
-        if left < self.least {
-            return Err(self.too_little(1.0));
+        if left < self.min_cache {
+            return Err(self.not_enough(1.0));
         }
         Err(bad("--kv-cache-memory-bytes", cache, format!("at most {left}: {}", self.account())))
     }
 
-    /// Bytes that other programs hold.
+    /// Bytes of everything but the cache, with steps of `rows` tokens.
+    fn fixed(&self, rows: usize) -> u64 {
+        self.weights + self.graphs + (self.step)(rows)
+    }
+
+    /// Bytes that other programs use.
     fn others(&self) -> u64 {
         self.memory.total - self.memory.available.min(self.memory.total)
     }
@@ -94,12 +98,12 @@ impl Budget<'_> {
         )
     }
 
-    fn too_little(&self, share: f64) -> EngineError {
+    fn not_enough(&self, share: f64) -> EngineError {
         let total = self.memory.total;
-        let needed = |rows| self.others() + self.weights + self.graphs + (self.step)(rows) + self.least;
+        let needed = |rows| self.others() + self.fixed(rows) + self.min_cache;
         let all = needed(self.max_num_batched_tokens);
         if all <= total {
-            // Rounded up, so that the number as it is printed is enough.
+            // Rounded up, so that the printed number is large enough.
             let enough = (all as f64 / total as f64 * 1000.0).ceil() / 1000.0;
             return bad("--gpu-memory-utilization", share, format!("at least {enough:.3}: {}", self.account()));
         }
@@ -114,7 +118,7 @@ impl Budget<'_> {
             return bad("--max-num-batched-tokens", self.max_num_batched_tokens, expected);
         }
         let expected = format!(
-            "a GPU with {} free for this model: {}; free some, take a smaller model or --dtype, lower --max-num-seqs, or use --device cpu",
+            "a GPU with {} free for this model: {}; free some, use a smaller model or --dtype, lower --max-num-seqs, or use --device cpu",
             Bytes(needed(smallest) - self.others()),
             self.account()
         );
@@ -133,8 +137,8 @@ mod tests {
     fn budget(memory: MemoryInfo, weights: u64, share: Option<f64>) -> Result<(u64, String), EngineError> {
         let step = |rows: usize| rows as u64 * (1 << 20);
         let (max_num_batched_tokens, max_num_seqs, graphs) = (2048, 16, GRAPHS);
-        let (gpu, step, least) = (true, &step, 1 << 20);
-        Budget { memory, gpu, share, weights, step, graphs, max_num_batched_tokens, max_num_seqs, least }.cache()
+        let (gpu, step, min_cache) = (true, &step, 1 << 20);
+        Budget { memory, gpu, share, weights, step, graphs, max_num_batched_tokens, max_num_seqs, min_cache }.cache()
     }
 
     fn gpu(total: u64, available: u64) -> MemoryInfo {
@@ -149,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn too_little_memory_names_the_flag_and_a_value_that_fits() {
+    fn insufficient_memory_names_the_flag_and_a_value_that_fits() {
         let message = |memory, weights, share| budget(memory, weights, share).unwrap_err().to_string();
         let more = message(gpu(80, 80), 50 * GB, Some(0.5));
         assert!(more.starts_with("--gpu-memory-utilization: found 0.5, expected at least 0.657"), "{more}");

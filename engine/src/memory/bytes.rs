@@ -1,4 +1,4 @@
-//! A number of bytes as people read it.
+//! Formats a number of bytes in binary units.
 
 use std::fmt;
 

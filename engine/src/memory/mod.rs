@@ -1,4 +1,4 @@
-//! Where the memory goes: weights, step buffers, pages.
+//! The memory of an engine: weights, step buffers and cache pages.
 
 mod budget;
 mod bytes;

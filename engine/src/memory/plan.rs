@@ -1,4 +1,4 @@
-//! Where the memory goes: weights, step buffers, and what is left for pages.
+//! The plan of an engine's memory: weights, step buffers, and cache pages.
 
 use std::fmt;
 
@@ -14,51 +14,51 @@ use crate::api::{EngineConfig, KvCacheDtype, ModelSource};
 use crate::error::{EngineError, bad};
 use crate::start::open::Opened;
 
-/// Memory of a start, known without reading a weight.
+/// The memory that a start will use, computed without reading a weight.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plan {
-    /// Folder name of the checkpoint.
+    /// Name of the checkpoint folder.
     pub model: String,
-    /// Weights, as they will lie in memory.
+    /// Bytes of the weights in memory.
     pub weight_bytes: u64,
-    /// What their matrices are made into.
+    /// Quantisation of the matrices, if any.
     pub quantization: Option<Quantization>,
-    /// Type of the matrices where it is not the checkpoint's.
+    /// Type of the matrices, if it is not the checkpoint's.
     pub dtype: Option<attention_kernels::Dtype>,
-    /// Scales of the cache, where it takes some.
+    /// Bytes of the scales of the cache, if its type has scales.
     pub kv_scale_bytes: u64,
-    /// Buffers of the greatest step, those of sampling on the device among them.
+    /// Bytes of the buffers for the largest step, including those for sampling on the device.
     pub step_bytes: u64,
-    /// All CUDA graphs of decode steps, by the measure of one; 0 before the start has taken it.
+    /// Bytes of all CUDA graphs of decode steps, estimated from one; 0 before that was measured.
     pub graph_bytes: u64,
-    /// Keys and values of one token in all layers.
+    /// Bytes of the keys and values of a token in all layers.
     pub kv_bytes_per_token: u64,
-    /// How they are kept.
+    /// Type in which keys and values are stored.
     pub kv_cache_dtype: KvCacheDtype,
     /// Tokens per block.
     pub block_size: usize,
-    /// Groups of layers; a sequence has a block table, and blocks, for each.
+    /// Number of groups of layers. A sequence has a block table, and blocks, for each group.
     pub groups: usize,
-    /// Blocks in the pool.
+    /// Number of blocks in the pool.
     pub num_blocks: usize,
-    /// Blocks of host memory for requests that are swapped out.
+    /// Number of blocks of host memory, for swapped requests.
     pub host_blocks: usize,
-    /// Longest prompt plus output that will be served.
+    /// Greatest number of prompt and output tokens.
     pub max_model_len: usize,
-    /// Whether the pool, not the model, limits `max_model_len`.
+    /// The pool, not the model, limits `max_model_len`.
     pub limited_by_pool: bool,
-    /// Sequences in one step.
+    /// Greatest number of sequences in a step.
     pub max_num_seqs: usize,
-    /// The greatest step, which the buffers are made for.
+    /// Limits of a step, for which the buffers are allocated.
     pub step_limits: StepLimits,
-    /// Why the pool has this size.
+    /// What determined the size of the pool.
     pub reason: String,
-    /// The scheduler over that pool, for one step in flight.
+    /// The scheduler's configuration, for one step in flight.
     pub(crate) sched: SchedConfig,
 }
 
 impl Plan {
-    /// `graphs` is [`Plan::graph_bytes`].
+    /// Computes the plan. `graphs` is [`Plan::graph_bytes`].
     pub(crate) fn new(engine: &EngineConfig, opened: &Opened, graphs: u64) -> Result<Plan, EngineError> {
         let Opened { config, device, dtype, kernels, .. } = opened;
         let decoder = &config.decoder;
@@ -76,7 +76,7 @@ impl Plan {
         let features = device.features();
         if features.launches {
             if engine.max_num_seqs > MAX_SLOTS {
-                let expected = format!("at most {MAX_SLOTS} on {}: its sampler has no more slots", device.name());
+                let expected = format!("at most {MAX_SLOTS} on {}, which is the size of its sampler", device.name());
                 return Err(bad("--max-num-seqs", engine.max_num_seqs, expected));
             }
             Limits::new(engine.max_num_seqs, decoder.vocab_size(), 1).check()?;
@@ -91,11 +91,7 @@ impl Plan {
         if let Some(wanted) = engine.max_model_len
             && (wanted == 0 || wanted > context)
         {
-            return Err(bad(
-                "--max-model-len",
-                wanted,
-                format!("1 to {context}, the context that the model was made for"),
-            ));
+            return Err(bad("--max-model-len", wanted, format!("1 to {context}, the context length of the model")));
         }
         let layout = PageLayout::new(decoder);
         let groups = layout.groups.len();
@@ -103,6 +99,10 @@ impl Plan {
         let kv_bytes_per_token = page_bytes_per_token * groups as u64;
         let block_bytes = page_bytes_per_token * block_size as u64;
         let wanted_len = engine.max_model_len.unwrap_or(context);
+        let cache_group = |group: &LayerGroup| match group.window {
+            Some(window) => CacheGroup::Sliding { window },
+            None => CacheGroup::Full,
+        };
         let mut sched = SchedConfig {
             max_num_seqs: engine.max_num_seqs,
             max_num_batched_tokens: engine.max_num_batched_tokens,
@@ -139,13 +139,13 @@ impl Plan {
             graphs,
             max_num_batched_tokens: engine.max_num_batched_tokens,
             max_num_seqs: engine.max_num_seqs,
-            least: block_bytes * groups as u64,
+            min_cache: block_bytes * groups as u64,
         };
         let (bytes, reason) = match engine.kv_cache_memory_bytes {
             Some(bytes) => (bytes, "--kv-cache-memory-bytes".to_string()),
             None => {
                 let (bytes, reason) = budget.cache()?;
-                // More blocks than all sequences at full length could own would never be used at once.
+                // More blocks than all sequences at full length can own would never be in use at the same time.
                 let useful = (engine.max_num_seqs as u64)
                     .saturating_mul(sched.most_blocks(wanted_len) as u64)
                     .saturating_mul(block_bytes);
@@ -164,10 +164,10 @@ impl Plan {
         }
         let total = memory.total;
         if bytes > total {
-            let expected = format!("at most the {total} bytes of memory that the device has");
+            let expected = format!("at most {total} bytes, the memory of the device");
             return Err(bad("--kv-cache-memory-bytes", bytes, expected));
         }
-        budget.fits(bytes)?;
+        budget.check(bytes)?;
         let num_blocks = usize::try_from(num_blocks.min(u64::from(u32::MAX / 2))).unwrap_or(usize::MAX);
         sched.num_blocks = num_blocks;
         let longest = sched.longest_sequence();
@@ -180,10 +180,10 @@ impl Plan {
             );
             return Err(bad("--max-model-len", wanted, expected));
         }
-        // A GPU's blocks are swapped to the memory of the host; a CPU's cache is in it.
+        // The cache of a CPU takes host memory too.
         let host_free = if gpu { device::host_memory().available } else { total.saturating_sub(bytes) };
         if engine.swap_space_bytes > host_free {
-            let expected = format!("at most {host_free} bytes, which is what the cache leaves of the memory");
+            let expected = format!("at most {host_free} bytes, the host memory that is left beside the cache");
             return Err(bad("--swap-space", engine.swap_space_bytes, expected));
         }
         let host_blocks = usize::try_from((engine.swap_space_bytes / block_bytes).min(u64::from(u32::MAX / 2)));
@@ -213,25 +213,25 @@ impl Plan {
         })
     }
 
-    /// Says how far what a start took of a GPU is from what was planned.
+    /// Logs how much GPU memory a start used, compared with the plan.
     pub(crate) fn compare(&self, available_before: u64, after: MemoryInfo) {
         let cache = self.kv_bytes_per_token / self.groups as u64 * (self.num_blocks * self.block_size) as u64;
         let planned = self.weight_bytes + self.kv_scale_bytes + self.step_bytes + cache;
         let taken = available_before.saturating_sub(after.available);
-        // The driver gives memory in pieces, and keeps some for code.
+        // The driver allocates memory in large pieces, and needs some for code.
         if taken > planned + planned / 50 + (256 << 20) {
-            tracing::warn!("the start took {} of the GPU, planned were {}", Bytes(taken), Bytes(planned));
+            tracing::warn!("the start used {} of GPU memory; {} were planned", Bytes(taken), Bytes(planned));
         } else {
-            tracing::info!("the start took {} of the GPU, planned were {}", Bytes(taken), Bytes(planned));
+            tracing::info!("the start used {} of GPU memory; {} were planned", Bytes(taken), Bytes(planned));
         }
     }
 
-    /// Tokens that the pool holds, all of them in every group.
+    /// Number of tokens that the pool can hold in all groups.
     pub fn pool_tokens(&self) -> usize {
         self.num_blocks / self.groups * self.block_size
     }
 
-    /// The weights in one line.
+    /// One line about the weights.
     pub fn weights_line(&self) -> String {
         let form = match (self.quantization, self.dtype) {
             (Some(quantization), _) => quantization.to_string(),
@@ -241,19 +241,19 @@ impl Plan {
         format!("weights: {}, matrices in {form}", Bytes(self.weight_bytes))
     }
 
-    /// The buffers of a step in one line.
+    /// One line about the buffers of a step.
     pub fn step_line(&self) -> String {
         format!("activations: {}, for steps of {} tokens", Bytes(self.step_bytes), self.step_limits.max_rows)
     }
 
-    /// The cache in one line.
+    /// One line about the cache.
     pub fn cache_line(&self) -> String {
         let ([blocks, context], swap) = (self.cache_parts(), self.host_blocks);
         let swap = if swap == 0 { String::new() } else { format!("; {swap} host blocks to swap to") };
         format!("cache: {blocks} ({}); context {context}{swap}", self.reason)
     }
 
-    /// What the cache holds, and the context it leaves.
+    /// Texts about the size of the cache and about the context length.
     fn cache_parts(&self) -> [String; 2] {
         let tokens = self.pool_tokens();
         let bytes = Bytes(self.kv_bytes_per_token * tokens as u64);
@@ -273,7 +273,8 @@ impl Plan {
         ]
     }
 
-    /// The configuration with the choices made: a start with it takes the same device and has the same number of blocks.
+    /// Returns the configuration with all automatic choices resolved: a start with it uses the same device and the same number of
+    /// blocks.
     pub(crate) fn resolve(&self, config: &EngineConfig, device: &dyn Device) -> EngineConfig {
         let block_bytes = self.kv_bytes_per_token / self.groups as u64 * self.block_size as u64;
         let model = match &config.model {
@@ -291,11 +292,6 @@ impl Plan {
             ..config.clone()
         }
     }
-}
-
-/// Whose positions a group of layers looks at.
-fn cache_group(group: &LayerGroup) -> CacheGroup {
-    group.window.map_or(CacheGroup::Full, |window| CacheGroup::Sliding { window })
 }
 
 impl fmt::Display for Plan {

@@ -1,7 +1,7 @@
-//! What a [`device::Profile`] has recorded, as a table for people and as a trace for `chrome://tracing` and Perfetto.
+//! The records of a [`device::Profile`] as a table, and as a trace for `chrome://tracing` and Perfetto.
 //!
-//! Of each operation and phase the table shows the time of its own, without what ran within it, so that the rows of a track sum
-//! to the time of the steps. What nobody was at work in is a row too: `idle` of a device.
+//! For each operation and phase the table shows its own time, without that of operations within it, so the rows of a track add up
+//! to the time of the steps. The remaining time of a device is shown as the row `idle`.
 
 mod trace;
 
@@ -13,23 +13,23 @@ use device::profile::{Cost, Recorded, Total, Track};
 
 pub use trace::trace;
 
-/// What a device could do at best, for times to be compared with; `None`: nobody knows.
+/// Peak rates of a device, for comparison; `None` if unknown.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Best {
-    /// Bytes a second from memory.
+    /// Bytes per second from memory.
     pub bytes: Option<f64>,
-    /// Multiplications and additions a second.
+    /// Multiplications and additions per second.
     pub operations: Option<f64>,
 }
 
 impl Best {
-    /// Of what was measured; `quantized`: products are of 8-bit integers.
+    /// Selects from measured peaks. `quantized` says that products are of 8-bit integers.
     pub fn of(peaks: &Peaks, quantized: bool) -> Best {
         let on_host = if quantized { peaks.int8 } else { peaks.f32 };
         Best { bytes: peaks.read, operations: peaks.tensor.or(on_host) }
     }
 
-    /// Seconds that the cost takes at least; `None` where it or the device is not known.
+    /// Lower bound of the time for `cost` in seconds; `None` if the cost or the device's peak is unknown.
     fn seconds(&self, cost: &Cost) -> Option<f64> {
         let least = |amount: u64, rate: Option<f64>| (amount > 0).then(|| rate.map(|rate| amount as f64 / rate))?;
         let (bytes, operations) = (least(cost.bytes, self.bytes), least(cost.operations, self.operations));
@@ -37,17 +37,17 @@ impl Best {
     }
 }
 
-/// One line of the table.
+/// A line of the table.
 struct Row {
     track: Track,
     name: String,
     total: Total,
 }
 
-/// The table: on each track the greatest first. Ends without a line end.
+/// Formats the table, on each track by descending time. The text has no final line break.
 pub fn table(recorded: &Recorded, best: &Best) -> String {
     let mut text = String::new();
-    // Into a string; that can not fail.
+    // Writing to a string cannot fail.
     let _ = write_table(&mut text, recorded, best);
     text
 }
@@ -55,7 +55,12 @@ pub fn table(recorded: &Recorded, best: &Best) -> String {
 fn write_table(out: &mut String, recorded: &Recorded, best: &Best) -> fmt::Result {
     let rows = rows(recorded);
     let whole = whole(recorded);
-    writeln!(out, "profile of {} steps, {:.3} s; times are a row's own", recorded.steps, whole.as_secs_f64())?;
+    writeln!(
+        out,
+        "profile of {} steps, {:.3} s; times exclude nested operations",
+        recorded.steps,
+        whole.as_secs_f64()
+    )?;
     let width = rows.iter().map(|row| row.name.chars().count()).max().unwrap_or(0);
     write!(out, "{:width$}  {:>9} {:>11} {:>11} {:>7}", "", "calls", "total ms", "mean us", "share")?;
     write!(out, " {:>9} {:>9} {:>12}", "GB/s", "GOP/s", "of the floor")?;
@@ -77,9 +82,9 @@ fn write_table(out: &mut String, recorded: &Recorded, best: &Best) -> fmt::Resul
                 0 => String::new(),
                 amount => format!("{:.1}", amount as f64 / seconds.max(1e-9) / 1e9),
             };
-            let floor =
+            let bound =
                 best.seconds(cost).map_or(String::new(), |least| format!("{:.0} %", 100.0 * least / seconds.max(1e-9)));
-            let cells = format!(" {:>9} {:>9} {floor:>12}", rate(cost.bytes), rate(cost.operations));
+            let cells = format!(" {:>9} {:>9} {bound:>12}", rate(cost.bytes), rate(cost.operations));
             out.push_str(cells.trim_end());
         }
     }
@@ -89,18 +94,18 @@ fn write_table(out: &mut String, recorded: &Recorded, best: &Best) -> fmt::Resul
     Ok(())
 }
 
-/// The time of all steps.
+/// Total time of all steps.
 fn whole(recorded: &Recorded) -> Duration {
     let steps = recorded.totals.iter().filter(|(name, _)| name.track == Track::Host && name.operation == "step");
     steps.map(|(_, total)| total.time).sum()
 }
 
-/// The sums by name with what is left of the steps' time on each track, greatest first.
+/// The totals by name and the idle time of each track, by descending time.
 fn rows(recorded: &Recorded) -> Vec<Row> {
     let mut rows = Vec::new();
     for (name, total) in &recorded.totals {
         let text = match (name.track, name.operation) {
-            (Track::Host, "step") => "  the rest of a step".to_string(),
+            (Track::Host, "step") => "  rest of the step".to_string(),
             _ => format!("  {:<11} {}", name.operation, name.variant).trim_end().to_string(),
         };
         rows.push(Row { track: name.track, name: text, total: *total });
@@ -112,52 +117,4 @@ fn rows(recorded: &Recorded) -> Vec<Row> {
     }
     rows.sort_by_key(|row| (row.track, std::cmp::Reverse(row.total.own)));
     rows
-}
-
-#[cfg(test)]
-mod tests {
-    #![allow(clippy::unwrap_used)]
-    use super::*;
-    use device::profile::Name;
-
-    fn recorded() -> Recorded {
-        let mut recorded = Recorded { steps: 2, ..Recorded::default() };
-        let mut add = |track, operation, variant, calls, time, own, bytes, operations| {
-            let ms = Duration::from_millis;
-            let total = Total { calls, time: ms(time), own: ms(own), cost: Cost { bytes, operations } };
-            recorded.totals.insert(Name { track, operation, variant }, total);
-        };
-        add(Track::Host, "step", "", 2, 100, 10, 0, 0);
-        add(Track::Host, "launch", "", 4, 90, 90, 0, 0);
-        add(Track::Compute, "linear", "cpu.avx2", 8, 50, 50, 500_000_000, 1_000_000_000);
-        add(Track::Compute, "heads", "cpu.layer", 8, 20, 15, 0, 0);
-        add(Track::Compute, "cache_write", "cpu.avx2", 8, 5, 5, 5_000_000, 0);
-        recorded
-    }
-
-    #[test]
-    fn the_rows_of_a_track_sum_to_the_steps_and_the_greatest_come_first() {
-        let text = table(&recorded(), &Best { bytes: Some(20e9), operations: Some(25e9) });
-        let cells: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
-        let share = |line: &[&str]| {
-            line.iter().position(|cell| *cell == "%").map(|at| line[at - 1].parse::<f64>().unwrap()).unwrap()
-        };
-        let device = cells.iter().position(|line| *line == ["device"]).unwrap();
-        let host = cells.iter().position(|line| *line == ["host"]).unwrap();
-        for section in [&cells[host + 1..device], &cells[device + 1..]] {
-            let shares: Vec<f64> = section.iter().map(|line| share(line)).collect();
-            assert!(shares.is_sorted_by(|a, b| a >= b) && (shares.iter().sum::<f64>() - 100.0).abs() < 0.3, "{text}");
-        }
-        // 10 GB/s of 20 and 20 GOP/s of 25: the operations decide.
-        let linear = ["linear", "cpu.avx2", "8", "50.000", "6250.00", "50.0", "%", "10.0", "20.0", "80", "%"];
-        assert!(cells.contains(&linear.to_vec()), "{text}");
-        assert!(text.contains("idle") && !text.contains("copies beside"), "{text}");
-    }
-
-    #[test]
-    fn without_a_measure_of_the_device_there_is_no_floor() {
-        let text = table(&recorded(), &Best::default());
-        assert!(text.lines().any(|line| line.contains("linear") && line.ends_with("10.0      20.0")), "{text}");
-        assert!(table(&Recorded::default(), &Best::default()).starts_with("profile of 0 steps"));
-    }
 }

@@ -1,7 +1,7 @@
-//! Spans as a trace of events, as `chrome://tracing` and Perfetto read them: complete events (`"ph": "X"`) in microseconds, a
-//! thread for each track.
+//! Spans as a trace for `chrome://tracing` and Perfetto: complete events (`"ph": "X"`) in microseconds, with a thread for each
+//! track.
 //!
-//! The format: "Trace Event Format", Google, <https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU>.
+//! Format: "Trace Event Format", Google, <https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU>.
 
 use std::io::{self, Write};
 use std::time::Duration;
@@ -9,10 +9,10 @@ use std::time::Duration;
 use device::profile::{Recorded, Span, Track};
 use serde_json::{Value, json};
 
-/// Writes the spans that were kept.
+/// Writes the recorded spans as JSON.
 ///
 /// # Errors
-/// Those of `out`.
+/// Writing to `out` failed.
 pub fn trace(recorded: &Recorded, out: &mut impl Write) -> io::Result<()> {
     let dropped = recorded.steps - recorded.kept_steps;
     let about = json!({"steps": recorded.steps, "steps_before_the_first_shown": dropped});

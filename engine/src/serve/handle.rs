@@ -1,7 +1,7 @@
-//! The engine on a thread of its own, behind a handle that any number of tasks may clone.
+//! The engine on a thread of its own, and a handle on it that any number of tasks may clone.
 //!
-//! The thread owns everything; handles send it commands, it sends each request's events through that request's channel.
-//! A channel that nobody reads any more is a cancelled request.
+//! The engine thread owns all state. Handles send it commands, and it sends each request's events through that request's
+//! channel. Dropping the receiver of a channel cancels the request.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,34 +21,35 @@ use crate::grammar::Grammars;
 use crate::serve::status::{Alive, Status};
 use crate::serve::text_engine::TextEngine;
 use crate::start::load::{Loaded, Progress, load, load_on};
+use crate::step::Engine;
 use crate::watch::Snapshot;
 
-/// Time between two snapshots for those who watch.
+/// Least time between two snapshots for watchers.
 const WATCH_INTERVAL: Duration = Duration::from_millis(200);
 
 enum Command {
     Submit {
         request: Box<GenerationRequest>,
         constraint: Option<Box<dyn Constraint>>,
-        reader: Reader,
+        events: EventSender,
         reply: oneshot::Sender<Result<RequestId, SubmitError>>,
     },
     Abort(RequestId),
-    /// Somebody watches and wants to see the engine as it is now.
-    Look,
+    /// A watcher asks for a snapshot now.
+    Snapshot,
     Shutdown,
 }
 
-/// An event and the moment at which its step was over.
+/// An event and the end of its step.
 type Emitted = (Instant, Event);
 
-/// The engine's end of a request's stream.
-struct Reader {
-    events: mpsc::Sender<Emitted>,
+/// The engine's end of a request's channel.
+struct EventSender {
+    sender: mpsc::Sender<Emitted>,
     state: Arc<StreamState>,
 }
 
-/// What has become of a request, besides its events.
+/// State of a request that both ends of its channel see.
 #[derive(Default)]
 struct StreamState {
     scheduled: OnceLock<Instant>,
@@ -66,7 +67,7 @@ struct Shared {
     snapshots: watch::Receiver<Arc<Snapshot>>,
 }
 
-/// A cloneable handle on a running engine. The engine ends with [`AsyncEngine::shutdown`] or with its last handle.
+/// A cloneable handle on a running engine. The engine stops at [`AsyncEngine::shutdown`], or when its last handle is dropped.
 #[derive(Clone)]
 pub struct AsyncEngine {
     commands: commands::Sender<Command>,
@@ -75,12 +76,15 @@ pub struct AsyncEngine {
 
 impl AsyncEngine {
     /// Loads the model and starts the engine thread. Blocks until the model is ready.
+    ///
+    /// # Errors
+    /// The configuration cannot be used, or the model cannot be loaded.
     pub fn start(config: EngineConfig, progress: Progress<'_>) -> Result<AsyncEngine, EngineError> {
         let loaded = load(&config, progress)?;
         AsyncEngine::run(&config, loaded)
     }
 
-    /// Like [`AsyncEngine::start`], on a device that the caller has opened; [`EngineConfig::device`] is ignored.
+    /// Like [`AsyncEngine::start`], on a device that the caller has opened. [`EngineConfig::device`] is ignored.
     ///
     /// # Errors
     /// As [`AsyncEngine::start`].
@@ -94,26 +98,26 @@ impl AsyncEngine {
     }
 
     fn run(config: &EngineConfig, loaded: Loaded) -> Result<AsyncEngine, EngineError> {
-        let engine = TextEngine::new(loaded.engine, loaded.tokenizer.clone());
+        let engine = TextEngine::new(Engine::new(loaded.parts)?, loaded.tokenizer.clone());
         let status = Arc::new(Status::new(&engine));
         let (sender, receiver) = commands::channel();
-        // The handle's own receiver does not watch: it is there to make others.
-        let (views, snapshots) = watch::channel(Arc::new(Snapshot::default()));
-        let view = View { views, last: Instant::now(), asked: false };
-        let worker = Worker {
+        // The handle's own receiver only serves to be cloned.
+        let (sink, snapshots) = watch::channel(Arc::new(Snapshot::default()));
+        let snapshots_out = SnapshotPublisher { sink, last: Instant::now(), requested: false };
+        let thread = EngineThread {
             engine,
             receiver,
-            readers: HashMap::new(),
+            streams: HashMap::new(),
             events: Vec::new(),
             status: status.clone(),
-            view,
+            snapshots: snapshots_out,
             max_queued_requests: config.max_queued_requests,
         };
-        std::thread::Builder::new().name("quire-engine".to_string()).spawn(move || worker.run()).map_err(|error| {
+        std::thread::Builder::new().name("quire-engine".to_string()).spawn(move || thread.run()).map_err(|error| {
             EngineError::Config {
                 flag: "--threads",
                 found: error.to_string(),
-                expected: "that the system lets the engine thread start".to_string(),
+                expected: "that the system can start the engine thread; raise its limit of threads".to_string(),
             }
         })?;
         let shared = Shared {
@@ -139,7 +143,7 @@ impl AsyncEngine {
         &self.shared.tokenizer
     }
 
-    /// The model's chat template, where it has one.
+    /// The model's chat template, if it has one.
     pub fn chat_template(&self) -> Option<&Arc<ChatTemplate>> {
         self.shared.chat_template.as_ref()
     }
@@ -149,7 +153,10 @@ impl AsyncEngine {
         &self.shared.defaults
     }
 
-    /// Hands a request over. Everything that can be refused is refused here, before any output.
+    /// Submits a request.
+    ///
+    /// # Errors
+    /// The request is refused. All checks are made here, before any output.
     pub async fn submit(&self, request: GenerationRequest) -> Result<OutputStream, SubmitError> {
         if self.shared.status.is_draining() {
             return Err(SubmitError::Closed);
@@ -159,34 +166,34 @@ impl AsyncEngine {
             Some(wanted) => Some(self.shared.grammars.compile(wanted).await?),
             None => None,
         };
-        // To compile may have taken a while.
+        // Compiling may have taken a while.
         if self.shared.status.is_draining() {
             return Err(SubmitError::Closed);
         }
         let params = &request.params;
-        // Sequences that end together are told of together, so there is a place for one event of each, and for two more.
+        // Sequences that end in one step send their events together, and two more events precede the first token.
         let sequences = params.best_of.unwrap_or(params.n).max(params.n);
         let capacity = sequences.saturating_mul(self.shared.max_unread_events).saturating_add(2);
-        let (events, receiver) = mpsc::channel(capacity.min(Semaphore::MAX_PERMITS));
+        let (sender, receiver) = mpsc::channel(capacity.min(Semaphore::MAX_PERMITS));
         let state = Arc::new(StreamState::default());
-        let reader = Reader { events, state: state.clone() };
+        let events = EventSender { sender, state: state.clone() };
         let (reply, answer) = oneshot::channel();
-        // Before the engine can have made an event.
+        // Taken before the engine can emit an event.
         let last_event = Instant::now();
         self.commands
-            .send(Command::Submit { request: Box::new(request), constraint, reader, reply })
+            .send(Command::Submit { request: Box::new(request), constraint, events, reply })
             .map_err(|_| SubmitError::Closed)?;
         let id = answer.await.map_err(|_| SubmitError::Closed)??;
         let commands = self.commands.clone();
         Ok(OutputStream { id, events: receiver, commands, prompt_len, state, last_event })
     }
 
-    /// The latest numbers.
+    /// Statistics as of the last step.
     pub fn stats(&self) -> EngineStats {
         self.shared.status.stats()
     }
 
-    /// Begins to watch: a [`Snapshot`] now, and others while steps run, as long as the result lives.
+    /// Starts watching the engine: the result yields a [`Snapshot`] now, and more while steps run, until it is dropped.
     pub fn watch(&self) -> Watcher {
         let mut snapshots = self.shared.snapshots.clone();
         snapshots.mark_unchanged();
@@ -195,56 +202,57 @@ impl AsyncEngine {
         watcher
     }
 
-    /// Whether new requests are refused because the engine is to end.
+    /// Whether new requests are refused because the engine is shutting down.
     pub fn is_draining(&self) -> bool {
         self.shared.status.is_draining()
     }
 
-    /// Whether the engine thread lives and [`AsyncEngine::step_age`] is at most `limit`.
+    /// Whether the engine thread runs and [`AsyncEngine::step_age`] is at most `limit`.
     pub fn is_healthy(&self, limit: Duration) -> bool {
         let status = &self.shared.status;
         status.is_alive() && status.step_age().is_none_or(|age| age <= limit)
     }
 
-    /// Whether the engine thread lives.
+    /// Whether the engine thread runs.
     pub fn is_alive(&self) -> bool {
         self.shared.status.is_alive()
     }
 
-    /// Time without a completed step: since the last one while requests are unfinished, and from the first to the last step
-    /// that failed since. `None` where neither is the case.
+    /// Time without a completed step: the time since the last completed step while requests are unfinished, and the time between
+    /// the first and the last failed step since then. `None` if neither applies.
     pub fn step_age(&self) -> Option<Duration> {
         self.shared.status.step_age()
     }
 
-    /// Waits until the engine thread has died of a panic; for ever if it lives or ends by [`AsyncEngine::shutdown`].
+    /// Waits until the engine thread has panicked; never returns if it ends by [`AsyncEngine::shutdown`].
     pub async fn death(&self) {
         self.shared.status.death().await;
     }
 
-    /// Several lines that help to see why nothing moves: the thread, queues, pool, and the plan of the step under way.
+    /// Returns a report for debugging an engine that makes no progress: the thread, the queues, the pool, and the plan of the
+    /// current step.
     pub fn dump(&self) -> String {
         self.shared.status.dump()
     }
 
-    /// Refuses new requests from now on; those running go on.
+    /// Refuses new requests from now on. Requests that were accepted continue.
     pub fn drain(&self) {
         self.shared.status.drain();
     }
 
-    /// Requests that have not ended yet (waiting and running).
+    /// Number of requests that have not ended (waiting and running).
     pub fn num_unfinished(&self) -> usize {
         self.shared.status.num_unfinished()
     }
 
-    /// Cancels everything and ends the engine thread.
+    /// Cancels all requests and ends the engine thread.
     pub fn shutdown(&self) {
         self.drain();
         let _ = self.commands.send(Command::Shutdown);
     }
 }
 
-/// The events of one request. Dropping it before the end cancels the request and frees its blocks.
+/// The events of one request. Dropping the stream before its end cancels the request and frees its blocks.
 pub struct OutputStream {
     id: RequestId,
     events: mpsc::Receiver<Emitted>,
@@ -255,8 +263,8 @@ pub struct OutputStream {
 }
 
 impl OutputStream {
-    /// The next event; `None` after every sequence has finished (or if the engine has died, or this reader
-    /// [fell behind](OutputStream::fell_behind): then a finish is missing).
+    /// Returns the next event; `None` after every sequence has finished. If a finish is missing, the engine thread has ended or
+    /// the reader [fell behind](OutputStream::fell_behind).
     pub async fn next(&mut self) -> Option<Event> {
         let emitted = self.events.recv().await;
         self.note(emitted)
@@ -277,24 +285,24 @@ impl OutputStream {
         Some(event)
     }
 
-    /// When the engine had the event that [`OutputStream::next`] gave last, however late it is read; before the first, when
-    /// the request was taken in.
+    /// When the engine emitted the event that [`OutputStream::next`] returned last, however late it was read. Before the first
+    /// event, when the request was submitted.
     pub fn last_event(&self) -> Instant {
         self.last_event
     }
 
-    /// When the first step with some of this request began, which is when it left the queue.
+    /// When the first step of this request began, which is when the request left the queue.
     pub fn scheduled(&self) -> Option<Instant> {
         self.state.scheduled.get().copied()
     }
 
-    /// The request was cancelled because more events were unread than
+    /// Whether the request was cancelled because more events were unread than
     /// [`max_unread_events`](EngineConfig::max_unread_events) allows.
     pub fn fell_behind(&self) -> bool {
         self.state.fell_behind.load(Ordering::Acquire)
     }
 
-    /// Tokens in the prompt.
+    /// Number of tokens in the prompt.
     pub fn prompt_len(&self) -> usize {
         self.prompt_len
     }
@@ -302,65 +310,66 @@ impl OutputStream {
 
 impl Drop for OutputStream {
     fn drop(&mut self) {
-        // Of a request that has ended, nothing is left to cancel: the engine ignores it.
+        // The engine ignores this if the request has ended.
         let _ = self.commands.send(Command::Abort(self.id));
     }
 }
 
-/// Somebody who watches the engine. It holds nobody up: who looks late sees the latest and misses what was between.
+/// Receives snapshots of the engine. A slow watcher delays nothing: it gets the latest snapshot and misses those before.
 pub struct Watcher {
     snapshots: watch::Receiver<Arc<Snapshot>>,
     commands: commands::Sender<Command>,
 }
 
 impl Watcher {
-    /// The next snapshot that has not been seen; `None` if the engine has ended. An idle engine changes nothing, and makes
-    /// one only if it is asked to [look](Watcher::look).
+    /// Waits for the next snapshot; `None` if the engine has ended. An idle engine takes snapshots only when
+    /// [asked](Watcher::look).
     pub async fn next(&mut self) -> Option<Arc<Snapshot>> {
         self.snapshots.changed().await.ok()?;
         Some(self.snapshots.borrow_and_update().clone())
     }
 
-    /// Asks for a snapshot of now: between two steps, or at once if none runs.
+    /// Asks for a snapshot now: after the current step, or at once if no step runs.
     pub fn look(&self) {
-        let _ = self.commands.send(Command::Look);
+        let _ = self.commands.send(Command::Snapshot);
     }
 }
 
-/// Snapshots for those who watch, where there are any.
-struct View {
-    views: watch::Sender<Arc<Snapshot>>,
+/// Publishes snapshots while there are watchers.
+struct SnapshotPublisher {
+    sink: watch::Sender<Arc<Snapshot>>,
     last: Instant,
-    /// Somebody has asked since.
-    asked: bool,
+    /// A watcher has asked for a snapshot.
+    requested: bool,
 }
 
-impl View {
-    /// Publishes, if somebody watches and it is time: between steps now and then, and always when work ends.
+impl SnapshotPublisher {
+    /// Publishes a snapshot if a watcher has asked for one, or if there are watchers and [`WATCH_INTERVAL`] has passed or work
+    /// has ended.
     fn publish(&mut self, engine: &mut TextEngine) {
         let due = self.last.elapsed() >= WATCH_INTERVAL || !engine.has_work();
-        // One receiver is the handle's.
-        if self.asked || (due && self.views.receiver_count() > 1) {
-            self.asked = false;
+        // One receiver belongs to the handle.
+        if self.requested || (due && self.sink.receiver_count() > 1) {
+            self.requested = false;
             self.last = Instant::now();
-            self.views.send_replace(Arc::new(engine.snapshot()));
+            self.sink.send_replace(Arc::new(engine.snapshot()));
         }
     }
 }
 
-/// The engine thread.
-struct Worker {
+/// State of the engine thread.
+struct EngineThread {
     engine: TextEngine,
     receiver: commands::Receiver<Command>,
-    readers: HashMap<RequestId, Reader>,
-    /// Of the step under way: whose, what, and whether it is the request's last. Reused.
+    streams: HashMap<RequestId, EventSender>,
+    /// Events of the current step, and whether each is its request's last. Reused by every step.
     events: Vec<(RequestId, Event, bool)>,
     status: Arc<Status>,
     max_queued_requests: usize,
-    view: View,
+    snapshots: SnapshotPublisher,
 }
 
-impl Worker {
+impl EngineThread {
     fn run(mut self) {
         let _alive = Alive(self.status.clone());
         while self.take_commands() {
@@ -370,10 +379,10 @@ impl Worker {
         }
     }
 
-    /// Applies all commands that wait, or waits for one when there is nothing else to do. `false` ends the thread.
+    /// Applies all pending commands; waits for one if there is no work. Returns `false` if the thread is to end.
     fn take_commands(&mut self) -> bool {
         if !self.engine.has_work() {
-            // The last step may have ended by cancelling somebody who fell behind.
+            // The last step may have cancelled a request whose reader fell behind.
             self.status.publish(&self.engine);
             let Ok(command) = self.receiver.recv() else { return false };
             if !self.apply(command) {
@@ -397,22 +406,22 @@ impl Worker {
 
     fn publish(&mut self) {
         self.status.publish(&self.engine);
-        self.view.publish(&mut self.engine);
+        self.snapshots.publish(&mut self.engine);
     }
 
     fn apply(&mut self, command: Command) -> bool {
         match command {
-            Command::Submit { request, constraint, reader, reply } => {
-                let result = self.submit(*request, constraint, reader);
-                // Before the answer: whoever stops the engine upon it must find the request counted.
-                self.status.admitted(&self.engine);
-                // The caller may have gone while it waited for the answer.
+            Command::Submit { request, constraint, events, reply } => {
+                let result = self.submit(*request, constraint, events);
+                // Counted before the reply, so that a caller who drains the engine next finds the request unfinished.
+                self.status.count_requests(&self.engine);
+                // The caller may have stopped waiting for the reply.
                 if let Err(Ok(id)) = reply.send(result) {
                     self.abort(id);
                 }
             }
             Command::Abort(id) => self.abort(id),
-            Command::Look => self.view.asked = true,
+            Command::Snapshot => self.snapshots.requested = true,
             Command::Shutdown => return false,
         }
         true
@@ -422,51 +431,51 @@ impl Worker {
         &mut self,
         request: GenerationRequest,
         constraint: Option<Box<dyn Constraint>>,
-        reader: Reader,
+        events: EventSender,
     ) -> Result<RequestId, SubmitError> {
         let (waiting, limit) = (self.engine.stats().num_waiting, self.max_queued_requests);
         if waiting >= limit {
             return Err(SubmitError::QueueFull { waiting, limit });
         }
         let id = self.engine.submit(request, constraint)?;
-        self.readers.insert(id, reader);
+        self.streams.insert(id, events);
         Ok(id)
     }
 
     fn abort(&mut self, id: RequestId) {
-        if self.readers.remove(&id).is_some() {
+        if self.streams.remove(&id).is_some() {
             self.engine.abort(id);
         }
     }
 
-    /// One step. Its events leave when it is over and its numbers are published, so that whoever has an answer finds
-    /// its blocks free and its tokens counted.
+    /// Runs one step. Its events are sent after the statistics are published, so that whoever has an answer finds its blocks
+    /// free and its tokens counted.
     fn step(&mut self) {
         let began = Instant::now();
-        let Worker { engine, events, .. } = self;
+        let EngineThread { engine, events, .. } = self;
         engine.step(|id, event, last| events.push((id, event, last)));
         self.publish();
-        for reader in self.engine.scheduled().iter().filter_map(|id| self.readers.get(id)) {
-            // Nobody else sets it.
-            let _ = reader.state.scheduled.set(began);
+        for stream in self.engine.scheduled().iter().filter_map(|id| self.streams.get(id)) {
+            // Only this thread sets it, and only once.
+            let _ = stream.state.scheduled.set(began);
         }
         let (mut events, over) = (std::mem::take(&mut self.events), Instant::now());
         for (id, event, last) in events.drain(..) {
-            let heard = self.readers.get(&id).is_some_and(|reader| reader.tell(over, event));
-            if !heard {
+            let sent = self.streams.get(&id).is_some_and(|stream| stream.send(over, event));
+            if !sent {
                 self.abort(id);
             } else if last {
-                self.readers.remove(&id);
+                self.streams.remove(&id);
             }
         }
         self.events = events;
     }
 }
 
-impl Reader {
-    /// Whether the event will be read.
-    fn tell(&self, at: Instant, event: Event) -> bool {
-        match self.events.try_send((at, event)) {
+impl EventSender {
+    /// Sends an event. Returns `false` if the receiver is gone or has fallen behind.
+    fn send(&self, at: Instant, event: Event) -> bool {
+        match self.sender.try_send((at, event)) {
             Ok(()) => true,
             Err(mpsc::error::TrySendError::Closed(_)) => false,
             Err(mpsc::error::TrySendError::Full(_)) => {
@@ -476,6 +485,3 @@ impl Reader {
         }
     }
 }
-
-#[cfg(test)]
-mod tests;

@@ -1,4 +1,4 @@
-//! The front door for programs: prompts in, texts out.
+//! Offline inference: prompts in, texts out.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -10,28 +10,29 @@ use crate::error::{EngineError, SubmitError};
 use crate::grammar::Grammars;
 use crate::serve::text_engine::TextEngine;
 use crate::start::load::{Progress, load};
+use crate::step::Engine;
 
-/// What became of one prompt.
+/// The result of one prompt.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Completion {
     /// Prompt as token ids.
     pub prompt_token_ids: Vec<u32>,
-    /// One per sequence asked for (`n`).
+    /// One output per requested sequence (`n`).
     pub outputs: Vec<CompletionOutput>,
 }
 
-/// One continuation.
+/// One continuation of a prompt.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct CompletionOutput {
-    /// Its text.
+    /// Generated text.
     pub text: String,
-    /// Its tokens, an ending one included.
+    /// Generated tokens, including the one that ended the sequence.
     pub token_ids: Vec<u32>,
-    /// Why it ended.
+    /// Why the sequence ended.
     pub finish_reason: Option<FinishReason>,
 }
 
-/// A model that answers batches of prompts on the caller's thread.
+/// A model that continues batches of prompts on the caller's thread.
 ///
 /// ```
 /// use engine::{EngineConfig, GenerationParams, Llm};
@@ -53,15 +54,15 @@ impl Llm {
         Llm::with_progress(config, &|_, _| {})
     }
 
-    /// Loads a model and says how far it is.
+    /// Loads a model and reports progress.
     pub fn with_progress(config: EngineConfig, progress: Progress<'_>) -> Result<Llm, EngineError> {
         let loaded = load(&config, progress)?;
         let grammars = Arc::new(Grammars::new(loaded.tokenizer.clone(), config.max_schema_bytes));
-        let engine = TextEngine::new(loaded.engine, loaded.tokenizer.clone());
+        let engine = TextEngine::new(Engine::new(loaded.parts)?, loaded.tokenizer.clone());
         Ok(Llm { engine, tokenizer: loaded.tokenizer, grammars })
     }
 
-    /// Continues all prompts, batched together; the results are in the order of the prompts.
+    /// Continues all prompts as one batch. The results are in the order of the prompts.
     pub fn generate(
         &mut self,
         prompts: &[impl AsRef<str>],
@@ -80,13 +81,13 @@ impl Llm {
         self.run(requests.collect())
     }
 
-    /// Runs requests on token ids to their end, batched together; the results are in the order of the requests. If one
-    /// is refused, none runs.
+    /// Runs requests on token ids to their end, as one batch. The results are in the order of the requests. If one request is
+    /// refused, none runs.
     pub fn run(&mut self, requests: Vec<GenerationRequest>) -> Result<Vec<Completion>, SubmitError> {
         Ok(self.run_with_events(requests)?.into_iter().map(|(completion, _)| completion).collect())
     }
 
-    /// Like [`Llm::run`], with every event of each request too: log-probabilities, offsets, cached tokens.
+    /// Like [`Llm::run`], and also returns every event of each request: log-probabilities, offsets, cached tokens.
     pub fn run_with_events(
         &mut self,
         requests: Vec<GenerationRequest>,
@@ -125,12 +126,12 @@ impl Llm {
         &self.tokenizer
     }
 
-    /// Number of tokens of the model's vocabulary: the length of a row of logits.
+    /// Size of the model's vocabulary in tokens: the length of a row of logits.
     pub fn vocab_size(&self) -> usize {
         self.engine.vocab_size()
     }
 
-    /// Counters since the start.
+    /// Statistics since the start.
     pub fn stats(&self) -> crate::EngineStats {
         self.engine.stats()
     }

@@ -1,7 +1,7 @@
-//! Who asks and who watches: texts of requests, an engine on a thread of its own, batches, and what can be seen of it all.
+//! Ways to run an engine: on a thread of its own ([`AsyncEngine`]) or on the caller's ([`Llm`]), with text in place of token ids.
 
+mod answer_buffer;
 mod handle;
-mod held;
 mod llm;
 mod status;
 mod text_engine;

@@ -1,7 +1,6 @@
-//! What the engine thread lets others see: its numbers, whether it lives and moves on, and the step that it is in.
+//! What the engine thread publishes: its statistics, whether it runs and makes progress, and the current step.
 //!
-//! Everything here is written by the engine thread, at most twice a step, and read by whoever asks; no lock is held for
-//! longer than it takes to copy a few numbers.
+//! The engine thread writes it, at most twice per step. No lock is held for longer than it takes to copy a few numbers.
 
 use std::fmt::Write;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -12,32 +11,31 @@ use tokio::sync::watch;
 
 use super::text_engine::TextEngine;
 use crate::api::EngineStats;
-use crate::step::{StepUnderWay, lock};
+use crate::step::{CurrentStep, lock};
 
-/// Spans of a plan that a dump shows.
+/// Greatest number of lines of a plan in a report.
 const SHOWN_LINES: usize = 40;
 
-/// How the engine thread has ended, if it has.
+/// State of the engine thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum End {
-    NotYet,
-    /// It was asked to.
-    Asked,
-    /// It panicked.
-    Died,
+enum Thread {
+    Running,
+    /// It was shut down.
+    Ended,
+    Panicked,
 }
 
-/// The engine's state as others see it.
+/// The engine's state, for other threads.
 pub(crate) struct Status {
     stats: Mutex<EngineStats>,
-    /// When the last step completed, or when work began after a pause.
+    /// When the last step completed, or when work arrived at an idle engine.
     last_progress: Mutex<Instant>,
-    /// When the first and the last step failed since one completed.
+    /// When the first and the last step failed since the last completed one.
     failing: Mutex<Option<(Instant, Instant)>>,
     unfinished: AtomicUsize,
-    end: watch::Sender<End>,
+    thread: watch::Sender<Thread>,
     draining: AtomicBool,
-    under_way: StepUnderWay,
+    current_step: CurrentStep,
 }
 
 impl Status {
@@ -47,14 +45,14 @@ impl Status {
             last_progress: Mutex::new(Instant::now()),
             failing: Mutex::new(None),
             unfinished: AtomicUsize::new(0),
-            end: watch::Sender::new(End::NotYet),
+            thread: watch::Sender::new(Thread::Running),
             draining: AtomicBool::new(false),
-            under_way: engine.step_under_way(),
+            current_step: engine.current_step(),
         }
     }
 
-    /// Publishes the numbers. Only a completed step, or the end of a pause, counts as progress: an engine whose every step
-    /// fails, or that plans steps without computing anything, is as stuck as one that hangs.
+    /// Publishes the statistics. Only a completed step, or new work for an idle engine, counts as progress: an engine whose steps
+    /// all fail, or that plans steps without computing anything, is as stuck as one that hangs.
     pub fn publish(&self, engine: &TextEngine) {
         let stats = engine.stats();
         let before = std::mem::replace(&mut *lock(&self.stats), stats);
@@ -65,19 +63,15 @@ impl Status {
         } else if stats.failed_steps != before.failed_steps {
             lock(&self.failing).get_or_insert((now, now)).1 = now;
         }
-        self.count(engine);
+        self.count_requests(engine);
     }
 
-    /// Notes how many requests there are. The first one after a pause starts the clock.
-    fn count(&self, engine: &TextEngine) {
+    /// Publishes the number of unfinished requests. The first request of an idle engine restarts the clock of
+    /// [`Status::step_age`].
+    pub fn count_requests(&self, engine: &TextEngine) {
         if self.unfinished.swap(engine.num_unfinished(), Ordering::AcqRel) == 0 {
             *lock(&self.last_progress) = Instant::now();
         }
-    }
-
-    /// Counts a request at once, before the next [`publish`](Status::publish).
-    pub fn admitted(&self, engine: &TextEngine) {
-        self.count(engine);
     }
 
     pub fn stats(&self) -> EngineStats {
@@ -89,17 +83,17 @@ impl Status {
     }
 
     pub fn is_alive(&self) -> bool {
-        *self.end.borrow() == End::NotYet
+        *self.thread.borrow() == Thread::Running
     }
 
-    /// Waits until the thread has died; for ever if it never does, or ends because it was asked to.
+    /// Waits until the thread has panicked; never returns if it is shut down.
     pub async fn death(&self) {
-        // The sender is a part of this value, so the channel never closes.
-        let _ = self.end.subscribe().wait_for(|end| *end == End::Died).await;
+        // This value owns the sender, so the channel stays open.
+        let _ = self.thread.subscribe().wait_for(|state| *state == Thread::Panicked).await;
     }
 
-    /// Time without a completed step: since the last one while there is work, and from the first to the last step that
-    /// failed, however quickly failures empty the queue. `None` without work and failures.
+    /// Time without a completed step: the time since the last one while there is work, and the time between the first and the
+    /// last failed step, however quickly failures empty the queue. `None` without work and failures.
     pub fn step_age(&self) -> Option<Duration> {
         let waiting = (self.num_unfinished() > 0).then(|| lock(&self.last_progress).elapsed());
         let failing = lock(&self.failing).map(|(first, last)| last - first);
@@ -114,7 +108,7 @@ impl Status {
         self.draining.store(true, Ordering::Release);
     }
 
-    /// Everything that helps to see why nothing moves: the thread, queues, pool, and the step under way.
+    /// Returns a report for debugging an engine that makes no progress: thread, queues, pool, and the current step.
     pub fn dump(&self) -> String {
         let (stats, alive) = (self.stats(), if self.is_alive() { "alive" } else { "ended" });
         let mut text = match self.step_age() {
@@ -134,7 +128,7 @@ impl Status {
              {:.0} % of the swap space in use",
             100.0 * stats.host_cache_usage
         );
-        let input = lock(&self.under_way).clone();
+        let input = lock(&self.current_step).clone();
         match input {
             None => text += "\nno step is under way",
             Some(input) => {
@@ -150,11 +144,12 @@ impl Status {
     }
 }
 
-/// Says that the thread is gone when it is dropped, and whether it went by a panic.
+/// Publishes the end of the thread when it is dropped, and whether the thread panicked.
 pub(crate) struct Alive(pub Arc<Status>);
 
 impl Drop for Alive {
     fn drop(&mut self) {
-        self.0.end.send_replace(if std::thread::panicking() { End::Died } else { End::Asked });
+        let ended = if std::thread::panicking() { Thread::Panicked } else { Thread::Ended };
+        self.0.thread.send_replace(ended);
     }
 }

@@ -1,5 +1,5 @@
-//! Token events become text events: each sequence has a text stream, and a stop string found there ends it. Answers that
-//! come together are held until all have ended.
+//! Token events become text events: each sequence has a text stream, and a stop string in its text ends it. Answers that are
+//! returned together are buffered until all have ended.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -10,31 +10,31 @@ use sched::RequestId;
 
 use crate::api::{Delta, EngineStats, Event, FinishReason, GenerationRequest, StopCause, TokenEvent, TokenOutput};
 use crate::error::SubmitError;
-use crate::serve::held::Held;
-use crate::step::{Engine, StepUnderWay};
+use crate::serve::answer_buffer::AnswerBuffer;
+use crate::step::{CurrentStep, Engine};
 use crate::text::TextStream;
 use crate::watch::Snapshot;
 
-/// Text of one sequence, until it ends.
-struct Written {
-    text: TextStream,
-    /// Tokens that end the sequence show their text.
+/// The text of one sequence.
+struct SequenceText {
+    stream: TextStream,
+    /// The text includes that of a stop token.
     show_stop: bool,
 }
 
 /// A request that has not ended.
-struct Live {
+struct LiveRequest {
     /// `None` once the sequence has ended.
-    sequences: Vec<Option<Written>>,
-    held: Option<Held>,
+    sequences: Vec<Option<SequenceText>>,
+    buffer: Option<AnswerBuffer>,
 }
 
 /// An [`Engine`] whose events carry text.
 pub(crate) struct TextEngine {
     engine: Engine,
     tokenizer: Arc<Tokenizer>,
-    live: HashMap<RequestId, Live>,
-    /// Sequences whose text held a stop string in the step under way.
+    live: HashMap<RequestId, LiveRequest>,
+    /// Sequences in whose text the current step completed a stop string.
     stopped: Vec<(RequestId, u32)>,
 }
 
@@ -48,17 +48,17 @@ impl TextEngine {
         mut request: GenerationRequest,
         constraint: Option<Box<dyn Constraint>>,
     ) -> Result<RequestId, SubmitError> {
-        let held = Held::new(&mut request.params);
+        let buffer = AnswerBuffer::new(&mut request.params);
         let params = &request.params;
         let (n, show_stop) = (params.best_of.unwrap_or(params.n), params.include_stop_str_in_output);
-        let text = TextStream::new(self.tokenizer.clone(), &request.prompt, params);
+        let stream = TextStream::new(self.tokenizer.clone(), &request.prompt, params);
         let id = match constraint {
             Some(constraint) => self.engine.submit_constrained(request, constraint)?,
             None => self.engine.submit(request)?,
         };
-        // Only now is n known to be a number that can be served.
-        let sequences = (0..n).map(|_| Some(Written { text: text.clone(), show_stop })).collect();
-        self.live.insert(id, Live { sequences, held });
+        // The engine has checked `n`, so the list is bounded.
+        let sequences = (0..n).map(|_| Some(SequenceText { stream: stream.clone(), show_stop })).collect();
+        self.live.insert(id, LiveRequest { sequences, buffer });
         Ok(id)
     }
 
@@ -75,7 +75,7 @@ impl TextEngine {
         self.engine.num_unfinished()
     }
 
-    /// Number of tokens of the model's vocabulary.
+    /// Size of the model's vocabulary in tokens.
     pub fn vocab_size(&self) -> usize {
         self.engine.vocab_size()
     }
@@ -84,8 +84,8 @@ impl TextEngine {
         self.engine.stats()
     }
 
-    pub fn step_under_way(&self) -> StepUnderWay {
-        self.engine.step_under_way()
+    pub fn current_step(&self) -> CurrentStep {
+        self.engine.current_step()
     }
 
     pub fn scheduled(&self) -> &[RequestId] {
@@ -96,22 +96,22 @@ impl TextEngine {
         self.engine.snapshot()
     }
 
-    /// One step; `emit` gets every event in order, and whether it was the request's last.
+    /// Runs one step. `emit` gets every event in order, and whether it is the request's last.
     pub fn step(&mut self, mut emit: impl FnMut(RequestId, Event, bool)) {
         let TextEngine { engine, live, stopped, .. } = self;
         engine.step(|id, event| {
-            let Some(Live { sequences, held }) = live.get_mut(&id) else { return };
+            let Some(LiveRequest { sequences, buffer }) = live.get_mut(&id) else { return };
             let delta = match event {
                 TokenEvent::PromptLogprobs(scores) => return emit(id, Event::PromptLogprobs(scores), false),
                 TokenEvent::Embedding(vector) => return emit(id, Event::Embedding(vector), false),
                 TokenEvent::Started { cached_tokens } => return emit(id, Event::Started { cached_tokens }, false),
                 TokenEvent::Token { index, token, finish } => {
-                    let Some(written) = sequences.get_mut(index as usize).and_then(Option::as_mut) else { return };
-                    let found = finish.is_none();
-                    let delta = written.add_token(index, token, finish);
+                    let Some(text) = sequences.get_mut(index as usize).and_then(Option::as_mut) else { return };
+                    let is_live = finish.is_none();
+                    let delta = text.add_token(index, token, finish);
                     if delta.finish.is_some() {
                         sequences[index as usize] = None;
-                        if found {
+                        if is_live {
                             stopped.push((id, index));
                         }
                     }
@@ -119,12 +119,12 @@ impl TextEngine {
                 }
             };
             let last = sequences.iter().all(Option::is_none);
-            match held {
+            match buffer {
                 None => emit(id, Event::Delta(delta), last),
-                Some(held) => {
-                    held.add(delta);
+                Some(buffer) => {
+                    buffer.add(delta);
                     if last {
-                        let answers = held.release();
+                        let answers = buffer.take();
                         let count = answers.len();
                         answers.into_iter().zip(1..).for_each(|(answer, i)| emit(id, Event::Delta(answer), i == count));
                     }
@@ -140,16 +140,16 @@ impl TextEngine {
     }
 }
 
-impl Written {
-    /// What a token adds. The text decides too: a stop string ends the sequence, whatever `finish` says.
+impl SequenceText {
+    /// Returns what a token adds. A stop string in the text ends the sequence, whatever `finish` is.
     fn add_token(&mut self, index: u32, token: Option<sampling::Sampled>, finish: Option<FinishReason>) -> Delta {
         let mut delta = Delta { index, finish, ..Delta::default() };
         if let Some(token) = token {
             let ended = !matches!(delta.finish, Some(FinishReason::Stop(Some(StopCause::Complete))));
             let hidden = ended && matches!(delta.finish, Some(FinishReason::Stop(_))) && !self.show_stop;
-            let mut text_offset = self.text.offset();
+            let mut text_offset = self.stream.offset();
             if !hidden {
-                let added = self.text.push(token.token);
+                let added = self.stream.push(token.token);
                 (delta.text, text_offset) = (added.text, added.offset);
                 if let Some(stop) = added.stop {
                     delta.finish = Some(FinishReason::Stop(Some(StopCause::Text(stop))));
@@ -159,7 +159,7 @@ impl Written {
         }
         let by_text = matches!(&delta.finish, Some(FinishReason::Stop(Some(StopCause::Text(_)))));
         if delta.finish.is_some() && !by_text {
-            delta.text += &self.text.finish();
+            delta.text += &self.stream.finish();
         }
         delta
     }

@@ -1,55 +1,54 @@
-//! The least time that a model's work takes on this machine, for figures to be compared with.
+//! Lower bound of the time that a model's work takes on this machine (a roofline), for comparison with measurements.
 
 use attention_kernels::trial::Peaks;
 use device::roofline;
-use models::Decoder;
 
 use super::load::plan;
 use super::open::open;
 use crate::api::EngineConfig;
 use crate::error::EngineError;
 
-/// Bytes for which memory, not a cache, decides: several times the last cache of most machines.
+/// Bytes to read for a measurement of memory instead of caches: several times the last-level cache of most machines.
 const BEYOND_CACHES: usize = 256 << 20;
 
-/// What was computed, as counts.
+/// Counts of computed work.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Work {
-    /// Steps; each reads all weights once.
+    /// Number of steps; each reads all weights once.
     pub steps: u64,
-    /// Tokens that went through the layers.
+    /// Number of tokens computed in the layers.
     pub tokens: u64,
-    /// Rows of logits.
+    /// Number of rows of logits.
     pub logits: u64,
-    /// Tokens whose keys and values were read, counted once for each row that attends to them.
+    /// Number of tokens whose keys and values were read, counted for each row that attends to them.
     pub context: u64,
 }
 
-/// How fast this machine's memory and arithmetic are, and how much of both a model needs.
+/// Peak rates of this machine's memory and arithmetic, and a model's demand for both.
 ///
-/// The floor of some [`Work`] is the longer of two times: its bytes (weights, keys and values) at the speed of reading, and its
-/// operations (products with weights; attention is left out) at the peak of the arithmetic that they are done in.
+/// The lower bound (floor) for some [`Work`] is the longer of two times: its bytes (weights, keys and values) at the read
+/// bandwidth, and its operations (products with weights, without attention) at the peak rate of their arithmetic.
 #[derive(Clone, Copy, Debug)]
 pub struct Floor {
-    /// Threads that were measured.
+    /// Number of threads that were measured.
     pub threads: usize,
-    /// Bytes a second, from memory.
+    /// Read bandwidth in bytes per second.
     pub read: f64,
-    /// Operations a second (a multiplication and an addition are two): on a CPU of bytes where weights are quantised, else of
-    /// float32; on a GPU of halves on tensor cores. On `cuda-sim` this and `read` are infinite.
+    /// Operations per second (a multiplication and an addition are two): on a CPU of 8-bit integers if weights are quantised,
+    /// otherwise of float32; on a GPU of half precision on tensor cores. On `cuda-sim` this and `read` are infinite.
     pub peak: f64,
     /// Bytes of weights that a step reads.
     pub weight_bytes: u64,
-    /// Bytes of keys and values of a token.
+    /// Bytes of the keys and values of a token.
     pub kv_bytes_per_token: u64,
-    /// Operations of a token in the layers.
+    /// Operations per token in the layers.
     pub layer_operations: u64,
-    /// Operations of a row of logits.
+    /// Operations per row of logits.
     pub logit_operations: u64,
 }
 
 impl Floor {
-    /// Measures the device, with the threads that an engine of this configuration would have; takes about a second.
+    /// Measures the device with the threads of this configuration. Takes about a second.
     ///
     /// # Errors
     /// Those of [`plan`](crate::plan).
@@ -65,54 +64,30 @@ impl Floor {
                 let peak = if quantized { roofline::int8_peak(pool) } else { roofline::f32_peak(pool) };
                 (roofline::read_bandwidth(pool, BEYOND_CACHES), peak)
             }
-            // Without a limit where time means nothing: every share is 0.
+            // Infinite where time has no meaning, so that every share is 0.
             _ => {
                 let peaks = Peaks::measure(&*opened.device)?;
                 (peaks.read.unwrap_or(f64::INFINITY), peaks.tensor.unwrap_or(f64::INFINITY))
             }
         };
+        // A step reads only a few rows of an embedding that is not the output layer.
+        let unread = plan.weight_bytes as f64 * embedding as f64 / parameters as f64;
+        let unread = if decoder.is_tied() { 0.0 } else { unread };
         Ok(Floor {
             threads: pool.threads(),
             read,
             peak,
-            weight_bytes: read_each_step(decoder, plan.weight_bytes, embedding, parameters),
+            weight_bytes: plan.weight_bytes - unread as u64,
             kv_bytes_per_token: plan.kv_bytes_per_token,
             layer_operations: 2 * (parameters - embedding * if decoder.is_tied() { 1 } else { 2 }),
             logit_operations: 2 * embedding,
         })
     }
 
-    /// Seconds that the work takes at least.
+    /// Lower bound of the time for some work, in seconds.
     pub fn seconds(&self, work: &Work) -> f64 {
         let bytes = work.steps * self.weight_bytes + work.context * self.kv_bytes_per_token;
         let operations = work.tokens * self.layer_operations + work.logits * self.logit_operations;
         (bytes as f64 / self.read).max(operations as f64 / self.peak)
-    }
-}
-
-/// Of an embedding that is not the output layer, a step reads a few rows only.
-fn read_each_step(decoder: &Decoder, bytes: u64, embedding: u64, parameters: u64) -> u64 {
-    if decoder.is_tied() { bytes } else { bytes - (bytes as f64 * embedding as f64 / parameters as f64) as u64 }
-}
-
-#[cfg(test)]
-mod tests {
-    #![allow(clippy::unwrap_used)]
-    use super::*;
-    use device::gemm::Quantization;
-
-    #[test]
-    fn the_demo_model_has_the_floor_that_its_shape_says() {
-        let config = EngineConfig { quantization: Some(Quantization::Q8), threads: Some(1), ..EngineConfig::default() };
-        let floor = Floor::measure(&config).unwrap();
-        // 5 layers of width 192 with 6 + 2·2 heads of 32 and 512 in between; 1,536 tokens, tied; norms are counted too.
-        assert_eq!(floor.logit_operations, 2 * 1536 * 192);
-        assert_eq!(floor.layer_operations + floor.logit_operations, 2 * 1_894_464);
-        assert_eq!(floor.threads, 1);
-        let decode = Work { steps: 10, tokens: 10, logits: 10, context: 0 };
-        let bytes = 10.0 * floor.weight_bytes as f64 / floor.read;
-        assert_eq!(floor.seconds(&decode), bytes.max(20.0 * 1_894_464.0 / floor.peak));
-        let long = Work { context: 1 << 40, ..decode };
-        assert!(floor.seconds(&long) > 1000.0 * floor.seconds(&decode));
     }
 }

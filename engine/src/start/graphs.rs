@@ -1,4 +1,4 @@
-//! CUDA graphs at the start: whether there are any, what they take, the first of them.
+//! CUDA graphs at start: whether they are used, how much memory they need, and the capture of the first one.
 
 use attention_kernels::KernelError;
 use device::Device;
@@ -7,9 +7,9 @@ use models::{Model, StepLimits};
 use crate::api::EngineConfig;
 use crate::memory::{Bytes, Plan};
 
-/// Turns graphs on, unless `--enforce-eager` or the device says no, and returns the bytes that all of them will take on a GPU:
-/// what the largest takes, captured on a cache of the least size, times their number. A smaller one takes no more. A profile has
-/// none: the operations of a graph can not be timed one by one.
+/// Enables graphs, unless `--enforce-eager` or the device prevents it, and returns an upper bound of the bytes that all of them
+/// need on a GPU: the size of the largest, captured on a cache of the smallest size, times their number. With a profile, graphs
+/// are not used, because the operations of a graph cannot be timed one by one.
 pub(crate) fn measure(
     engine: &EngineConfig,
     model: &mut Model,
@@ -29,7 +29,7 @@ pub(crate) fn measure(
     Ok(model.capture_largest(&mut caches)? * model.graphs().sizes as u64)
 }
 
-/// What a start says of them; `None` where there are none.
+/// One line about the graphs for the log; `None` if they are not used.
 pub(crate) fn line(model: &Model, plan: &Plan) -> Option<String> {
     let count = model.graphs();
     let bytes = match plan.graph_bytes {

@@ -1,4 +1,4 @@
-//! From a configuration to a running engine: read, check, choose, size, allocate.
+//! Starts an engine: reads and checks the checkpoint, chooses kernels, plans the memory, loads the weights.
 
 use std::sync::Arc;
 
@@ -6,22 +6,21 @@ use attention_kernels::{CacheFormat, KernelSet, SwapSpace};
 use device::Device;
 use models::{ChatTemplate, Decoder, GenerationDefaults, Model, Pooling, Tokenizer, Weights};
 use sampling::device::Limits;
-use sched::{SchedConfig, Scheduler};
 
 use super::graphs;
 use super::open::{Opened, needs, open, open_device, open_on};
 use crate::api::{EngineConfig, ModelInfo};
 use crate::error::EngineError;
 use crate::memory::Plan;
-use crate::step::Engine;
+use crate::step::{Engine, EngineParts};
 use crate::worker::record::Recorder;
 use crate::worker::{LocalWorker, Worker, WorkerInfo};
 
-/// Loading progress: how many of how many bytes are in place.
+/// Callback for the progress of loading: bytes loaded, and bytes in total.
 pub type Progress<'a> = &'a (dyn Fn(u64, u64) + Sync);
 
 impl Engine {
-    /// Loads a model, for a caller that has token ids and runs the steps itself.
+    /// Loads a model, for a caller that works with token ids and runs the steps itself.
     ///
     /// ```
     /// use engine::{Engine, EngineConfig, GenerationRequest, TokenEvent};
@@ -38,11 +37,14 @@ impl Engine {
     /// assert!(!tokens.is_empty());
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
+    ///
+    /// # Errors
+    /// The configuration cannot be used, or the model cannot be loaded.
     pub fn load(config: &EngineConfig, progress: Progress<'_>) -> Result<Engine, EngineError> {
-        Ok(load(config, progress)?.engine)
+        Engine::new(EngineParts::load(config, progress)?)
     }
 
-    /// The same on a device that the caller has opened; the configuration's is not looked at.
+    /// Like [`Engine::load`], on a device that the caller has opened. [`EngineConfig::device`] is ignored.
     ///
     /// # Errors
     /// As [`Engine::load`].
@@ -51,29 +53,54 @@ impl Engine {
         device: Arc<dyn Device>,
         progress: Progress<'_>,
     ) -> Result<Engine, EngineError> {
-        Ok(load_on(config, (device, None), progress)?.engine)
+        Engine::new(load_on(config, (device, None), progress)?.parts)
     }
 }
 
-/// Everything a handle needs.
+impl EngineParts {
+    /// Loads a model into a worker of this process, for a caller that wraps the worker before it calls [`Engine::new`].
+    ///
+    /// # Errors
+    /// As [`Engine::load`].
+    pub fn load(config: &EngineConfig, progress: Progress<'_>) -> Result<EngineParts, EngineError> {
+        Ok(load(config, progress)?.parts)
+    }
+
+    /// Like [`Engine::load`], on a device that the caller has opened. [`EngineConfig::device`] is ignored.
+    ///
+    /// # Errors
+    /// As [`Engine::load`].
+    pub fn load_on(
+        config: &EngineConfig,
+        device: Arc<dyn Device>,
+        progress: Progress<'_>,
+    ) -> Result<EngineParts, EngineError> {
+        Ok(load_on(config, (device, None), progress)?.parts)
+    }
+}
+
+/// A loaded model with everything that a handle needs.
 pub(crate) struct Loaded {
-    pub engine: Engine,
+    pub parts: EngineParts,
     pub tokenizer: Arc<Tokenizer>,
     pub chat_template: Option<ChatTemplate>,
     pub defaults: GenerationDefaults,
     pub info: ModelInfo,
 }
 
-/// The kernel registry for this configuration: what each variant can do here, what was chosen and why.
+/// Describes the kernel registry for this configuration: what each variant supports here, which one was chosen, and why.
 ///
 /// # Errors
-/// A checkpoint or a device that cannot be opened, and a chosen kernel that does not exist or cannot serve.
+/// The checkpoint or the device cannot be opened, or a kernel named in `[kernels]` does not exist or cannot serve the model.
 pub fn describe_kernels(engine: &EngineConfig) -> Result<attention_kernels::Description, EngineError> {
     let Opened { config, device, dtype, .. } = open(engine)?;
     Ok(attention_kernels::describe(&engine.kernels, &needs(engine, &config, &*device, dtype)?)?)
 }
 
-/// What a start with this configuration would take. Reads no weight, but all that can be wrong with the folder is found.
+/// Plans the memory of a start with this configuration. Reads no weights, but reports every error of the checkpoint folder.
+///
+/// # Errors
+/// Those of [`Engine::load`].
 pub fn plan(engine: &EngineConfig) -> Result<Plan, EngineError> {
     let opened = open(engine)?;
     Tokenizer::load(&opened.files)?.check(opened.config.decoder.vocab_size())?;
@@ -85,7 +112,7 @@ pub(crate) fn load(engine: &EngineConfig, progress: Progress<'_>) -> Result<Load
     load_on(engine, open_device(engine)?, progress)
 }
 
-/// The same on a device that is open, with why it is no GPU.
+/// Like [`load`] on an opened device, with the reason why it is not a GPU.
 pub(crate) fn load_on(
     engine: &EngineConfig,
     device: (Arc<dyn Device>, Option<String>),
@@ -97,8 +124,6 @@ pub(crate) fn load_on(
     tokenizer.check(opened.config.decoder.vocab_size())?;
     let chat_template = ChatTemplate::load(&opened.files)?;
     let Started { worker, info: worker_info, plan, notes } = start(engine, &opened, progress)?;
-    let max_in_flight = worker_info.max_in_flight;
-    let scheduler = Scheduler::new(SchedConfig { max_in_flight, ..plan.sched.clone() })?;
     let Opened { files, config, device, .. } = &opened;
     let info = ModelInfo {
         name: files.name(),
@@ -117,21 +142,26 @@ pub(crate) fn load_on(
     if let Some(path) = &engine.record {
         worker = Box::new(Recorder::new(worker, path, &plan.resolve(engine, &**device), opened.fingerprint())?);
     }
-    let seed = engine.seed.unwrap_or_else(random_seed);
-    let engine = Engine::new(scheduler, (worker, worker_info), info.eos_token_ids.clone(), plan.max_model_len, seed);
-    Ok(Loaded { engine, tokenizer, chat_template, defaults, info })
+    let parts = EngineParts {
+        worker,
+        info: worker_info,
+        sched: plan.sched,
+        eos_token_ids: info.eos_token_ids.clone(),
+        seed: engine.seed.unwrap_or_else(random_seed),
+    };
+    Ok(Loaded { parts, tokenizer, chat_template, defaults, info })
 }
 
-/// A worker, and what was chosen for it.
+/// A worker and the choices made for it.
 pub(crate) struct Started {
     pub worker: LocalWorker,
     pub info: WorkerInfo,
     pub plan: Plan,
-    /// The choices, one line each.
+    /// The choices, one line each, for the log.
     pub notes: Vec<String>,
 }
 
-/// Loads the weights and takes the memory for pages and steps.
+/// Loads the weights and allocates the memory for pages and steps.
 pub(crate) fn start(engine: &EngineConfig, opened: &Opened, progress: Progress<'_>) -> Result<Started, EngineError> {
     let mut plan = Plan::new(engine, opened, 0)?;
     let Opened { config, weights, device, kernels, no_gpu, .. } = opened;
@@ -150,7 +180,7 @@ pub(crate) fn start(engine: &EngineConfig, opened: &Opened, progress: Progress<'
     model.reserve(&plan.step_limits)?;
     let mut caches = model.new_cache(plan.num_blocks, engine.block_size)?;
     if device.compute_capability().is_some() {
-        // The plan, confirmed by the greatest step.
+        // Confirms the plan with the largest step.
         model.warm_up(&mut caches)?;
         model.capture_largest(&mut caches)?;
         plan.compare(available, device.memory());
@@ -164,7 +194,7 @@ pub(crate) fn start(engine: &EngineConfig, opened: &Opened, progress: Progress<'
     Ok(Started { worker, info, plan, notes })
 }
 
-/// The choices made for the user, one line each.
+/// Lists the choices made for the user, one line each.
 fn notes(
     device: &dyn Device,
     kernels: &KernelSet,
@@ -174,29 +204,21 @@ fn notes(
     no_gpu: Option<String>,
 ) -> Vec<String> {
     let chosen: Vec<String> = kernels.all().iter().map(|v| format!("{} {}", v.operation, v.name)).collect();
-    let mut notes = vec![
-        format!("device: {}, {}", device.name(), device.description()),
-        format!("kernels: {}", chosen.join(", ")),
-        plan.weights_line(),
-        plan.step_line(),
-        plan.cache_line(),
-    ];
-    if let Some(family) = kernels.decode.capabilities.row_invariant.filter(|_| deterministic) {
-        notes.insert(
-            2,
-            format!("deterministic: attention of the family {family}, products with one order of summation"),
-        );
-    }
-    // With the table of sequence length against concurrency.
-    tracing::info!("\n{plan}");
+    let family = kernels.decode.capabilities.row_invariant.filter(|_| deterministic);
+    let mut notes = vec![format!("device: {}, {}", device.name(), device.description())];
+    notes.extend(no_gpu.map(|why| format!("no GPU is used: {why}")));
+    notes.push(format!("kernels: {}", chosen.join(", ")));
+    notes.extend(family.map(|family| {
+        format!("deterministic: attention of the family {family}, products with one order of summation")
+    }));
+    notes.extend([plan.weights_line(), plan.step_line(), plan.cache_line()]);
     notes.extend(more);
-    if let Some(why) = no_gpu {
-        notes.insert(1, format!("no GPU is used: {why}"));
-    }
+    // Includes the table of sequence lengths and concurrency.
+    tracing::info!("\n{plan}");
     notes
 }
 
-/// Where the scales of a cache come from that takes some, in one line.
+/// One line about the origin of the cache's scales, if its type has scales.
 fn kv_scales_line(
     engine: &EngineConfig,
     decoder: &Decoder,
@@ -215,7 +237,7 @@ fn kv_scales_line(
     Ok(Some(format!("scales of the cache: {found}")))
 }
 
-/// A seed from the operating system's randomness, by way of the standard library's hash keys.
+/// Returns a random seed, derived from the standard library's hash keys.
 fn random_seed() -> u64 {
     use std::hash::{BuildHasher, RandomState};
     RandomState::new().hash_one(std::process::id())

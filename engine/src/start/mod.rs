@@ -1,4 +1,4 @@
-//! From a configuration to a running engine: open, plan, load, start; and a worker alone, for a replay.
+//! From a configuration to a running engine (open, plan, load, start), and to a worker alone, for a replay.
 
 mod floor;
 mod graphs;

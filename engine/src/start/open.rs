@@ -1,4 +1,4 @@
-//! A checkpoint's small files, the device and the kernels: all that is known before a weight is read.
+//! Opens a checkpoint's small files and the device, and chooses the kernels: everything before the weights are read.
 
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use siphasher::sip::SipHasher13;
 use crate::api::{EngineConfig, ModelSource};
 use crate::error::EngineError;
 
-/// A checkpoint's small files and the device, before any weight is read.
+/// An opened checkpoint and device, before any weight is read.
 pub(crate) struct Opened {
     pub files: ModelFiles,
     pub config: ModelConfig,
@@ -20,14 +20,14 @@ pub(crate) struct Opened {
     pub device: Arc<dyn Device>,
     pub dtype: Dtype,
     pub kernels: KernelSet,
-    /// Of the device, before anything was loaded.
+    /// The device's memory before anything was loaded.
     pub memory: MemoryInfo,
-    /// Why `auto` took no GPU.
+    /// Why `auto` chose no GPU.
     pub no_gpu: Option<String>,
 }
 
 impl Opened {
-    /// A number that two checkpoints share only if they declare the same decoder and their tensors begin alike.
+    /// Hash of the decoder's declaration and of the beginnings of all tensors, to tell checkpoints apart.
     pub fn fingerprint(&self) -> u64 {
         let mut hasher = SipHasher13::new();
         self.config.decoder.to_string().hash(&mut hasher);
@@ -41,7 +41,7 @@ pub(crate) fn open(engine: &EngineConfig) -> Result<Opened, EngineError> {
     open_on(engine, open_device(engine)?)
 }
 
-/// The same with a device that is open, and why it is no GPU.
+/// Like [`open`], with an opened device and the reason why it is not a GPU.
 pub(crate) fn open_on(
     engine: &EngineConfig,
     (device, no_gpu): (Arc<dyn Device>, Option<String>),
@@ -54,7 +54,7 @@ pub(crate) fn open_on(
     Ok(Opened { files, config, weights, device, dtype, kernels, memory, no_gpu })
 }
 
-/// The files of the checkpoint and what they declare, in the form in which the weights will be kept.
+/// Opens the checkpoint's files and reads its declaration, with the weights in the configured form.
 fn declared(engine: &EngineConfig) -> Result<(ModelFiles, ModelConfig), EngineError> {
     let files = match &engine.model {
         ModelSource::Demo => models::demo(),
@@ -65,15 +65,15 @@ fn declared(engine: &EngineConfig) -> Result<(ModelFiles, ModelConfig), EngineEr
     Ok((files, config))
 }
 
-/// What the checkpoint of this configuration declares. Reads `config.json` alone.
+/// Returns what the checkpoint of this configuration declares. Reads only `config.json`.
 ///
 /// # Errors
-/// The folder does not exist, or its `config.json` is broken or declares what is not supported.
+/// The folder does not exist, or its `config.json` is invalid or declares something unsupported.
 pub fn declare(engine: &EngineConfig) -> Result<ModelConfig, EngineError> {
     declared(engine).map(|(_, config)| config)
 }
 
-/// The device that was asked for. `auto` looks for a GPU and says why it takes the CPU instead.
+/// Opens the configured device. `auto` looks for a GPU and returns why it uses the CPU instead.
 pub(crate) fn open_device(engine: &EngineConfig) -> Result<(Arc<dyn Device>, Option<String>), DeviceError> {
     let options = device::Options {
         threads: engine.threads,
@@ -86,14 +86,14 @@ pub(crate) fn open_device(engine: &EngineConfig) -> Result<(Arc<dyn Device>, Opt
         return Ok((device::open_with(&engine.device, &options)?, None));
     }
     let why = match device::open_with("cuda", &options) {
-        // As with kernels: what has not been proven on a card is taken by its name alone.
-        Ok(gpu) => format!("{}: models are not proven on a GPU yet, --device cuda takes it", gpu.description()),
+        // As with kernels, something not proven on a GPU is used only if it is named.
+        Ok(gpu) => format!("{}: models are not proven on a GPU yet; use --device cuda to select it", gpu.description()),
         Err(missing) => missing.to_string().trim_start_matches("--device cuda: ").to_string(),
     };
     Ok((device::open_with("cpu", &options)?, Some(why)))
 }
 
-/// What the model is computed in.
+/// Returns the type of the computation.
 fn dtype(
     engine: &EngineConfig,
     device: &dyn Device,
@@ -107,12 +107,13 @@ fn dtype(
         Some(other) => Err(EngineError::Config {
             flag: "--dtype",
             found: if other == Dtype::F16 { "float16" } else { "bfloat16" }.to_string(),
-            expected: "auto or float32: a CPU computes with weights of every type in float32; or use --device cuda"
+            expected: "auto or float32: a CPU computes in float32 with weights of any type; or use --device cuda"
                 .to_string(),
         }),
     }
 }
 
+/// Returns the model's requirements on kernels, after checking the type of the cache.
 pub(crate) fn needs(
     engine: &EngineConfig,
     config: &ModelConfig,
@@ -123,7 +124,7 @@ pub(crate) fn needs(
         |expected| EngineError::Config { flag: "--kv-cache-dtype", found: engine.kv_cache_dtype.to_string(), expected };
     let kv_dtype = engine.kv_cache_dtype.stored(dtype);
     let kv_dtype =
-        kv_dtype.ok_or_else(|| refused(format!("at most the {dtype} that the model computes in; leave it at auto")))?;
+        kv_dtype.ok_or_else(|| refused(format!("at most {dtype}, the type of the computation; leave it at auto")))?;
     if device.features().launches && !KvDtype::ON_GPU.contains(&kv_dtype) {
         let name = device.name();
         return Err(refused(format!(
@@ -134,7 +135,7 @@ pub(crate) fn needs(
         return Err(EngineError::Config {
             flag: "--calculate-kv-scales",
             found: format!("--kv-cache-dtype {}", engine.kv_cache_dtype),
-            expected: "fp8_e4m3 or fp8_e5m2, which have scales to be made; leave it out".to_string(),
+            expected: "fp8_e4m3 or fp8_e5m2, which have scales; leave it out".to_string(),
         });
     }
     Ok(Needs {

@@ -1,4 +1,4 @@
-//! A recording, read and computed again.
+//! Reads a recording and computes it again.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -16,25 +16,25 @@ use crate::error::EngineError;
 use crate::worker::record::{Entry, MAGIC, MAX_ENTRY, Start};
 use crate::worker::{Draw, StepError, StepInput, StepOutput, Worker};
 
-/// Why a recording can not be replayed. Displays as one line.
+/// Why a recording cannot be replayed. Displays as one line.
 #[derive(Debug, thiserror::Error)]
 pub enum RecordingError {
-    /// It can not be read.
+    /// The file cannot be read.
     #[error("{path}: {error}")]
     Io {
         /// The file.
         path: String,
-        /// Why.
+        /// The cause.
         error: io::Error,
     },
-    /// It is no recording, or damaged.
+    /// The file is not a recording, or is damaged.
     #[error("{path}: found {found}, expected {expected}")]
     Damaged {
         /// The file.
         path: String,
         /// What was found, and where.
         found: String,
-        /// What would be right, and what to do.
+        /// What was expected, and what to do.
         expected: String,
     },
     /// The worker could not be started.
@@ -42,37 +42,37 @@ pub enum RecordingError {
     Engine(#[from] EngineError),
 }
 
-/// A file that [`EngineConfig::record`] has made.
+/// A file written by [`EngineConfig::record`].
 pub struct Recording {
-    /// How the worker was made. The model's folder, the kernels' folder and the number of threads may be changed before
-    /// [`Recording::replay`]; the device too, for one that computes the same.
+    /// Configuration of the worker. Before [`Recording::replay`], the folders of the model and of the kernels and the number of
+    /// threads may be changed; the device too, to one that computes the same bits.
     pub config: EngineConfig,
     fingerprint: u64,
     version: String,
     path: String,
     file: BufReader<File>,
-    /// Bytes of it that were read.
+    /// Number of bytes read.
     at: u64,
 }
 
-/// How a replay went.
+/// The result of a replay.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Replayed {
-    /// Steps with work whose outputs are equal.
+    /// Number of steps with work whose outputs were equal.
     pub steps: u64,
-    /// Tokens that were drawn in them.
+    /// Number of tokens drawn in them.
     pub tokens: u64,
-    /// Where the replay is not equal, if it is not: it ended there.
+    /// The first difference, at which the replay ended.
     pub difference: Option<String>,
-    /// Steps at the end whose outputs are not in the file, since the program ended in them, and what came of them here.
+    /// Steps at the end without outputs in the file, because the recorded process ended in them, and their results here.
     pub unrecorded: Vec<(StepId, Result<(), StepError>)>,
 }
 
 impl Recording {
-    /// Opens a recording and reads how it was made.
+    /// Opens a recording and reads its configuration.
     ///
     /// # Errors
-    /// The file can not be read, or is no recording of this version.
+    /// The file cannot be read, or is not a recording of this version.
     pub fn open(path: &Path) -> Result<Recording, RecordingError> {
         let name = path.display().to_string();
         let io = |error| RecordingError::Io { path: name.clone(), error };
@@ -94,15 +94,16 @@ impl Recording {
         Ok(Recording { config, fingerprint, version, ..recording })
     }
 
-    /// Computes every step again by a worker alone, and compares. `watch` sees each step before it is computed.
+    /// Computes every step again with a worker alone, and compares the outputs. `observe` is called with each step before it is
+    /// computed.
     ///
     /// # Errors
-    /// The file is damaged, the checkpoint is another, or the worker can not be started. A step that comes out otherwise is no
-    /// error but [`Replayed::difference`].
+    /// The file is damaged, the checkpoint is a different one, or the worker cannot be started. A different output is not an
+    /// error; it is returned as [`Replayed::difference`].
     pub fn replay(
         mut self,
         progress: Progress<'_>,
-        mut watch: impl FnMut(&StepInput),
+        mut observe: impl FnMut(&StepInput),
     ) -> Result<Replayed, RecordingError> {
         let opened = open(&self.config)?;
         if opened.fingerprint() != self.fingerprint {
@@ -124,20 +125,20 @@ impl Recording {
             match entry {
                 Entry::Start(_) => return Err(self.damaged("a second configuration")),
                 Entry::Input(input) => {
-                    if in_flight.len() >= info.max_in_flight {
-                        let most = info.max_in_flight;
+                    let most = info.max_in_flight;
+                    if in_flight.len() >= most {
                         return Err(
-                            self.damaged(&format!("more steps in flight than {most}, which is what this device takes"))
+                            self.damaged(&format!("more than {most} steps in flight, the limit of this device"))
                         );
                     }
                     bounds.check(&input).map_err(|found| self.damaged(&format!("{}: {found}", input.plan.step)))?;
-                    watch(&input);
+                    observe(&input);
                     in_flight.push_back((input.plan.step, !input.plan.spans.is_empty()));
                     worker.submit(Arc::new(input));
                 }
                 Entry::Output(recorded) => {
                     let Some((step, computes)) = in_flight.pop_front() else {
-                        return Err(self.damaged("an output of no step"));
+                        return Err(self.damaged("an output without a step"));
                     };
                     let found = worker.collect(&mut output);
                     let found = found.as_ref().map(|()| &output);
@@ -164,23 +165,23 @@ impl Recording {
         Ok(replayed)
     }
 
-    /// Reads every step, and computes none. `watch` sees each with what was recorded of it.
+    /// Reads every step without computing it. `observe` is called with the plan and the recorded output of each.
     ///
     /// # Errors
     /// The file is damaged.
-    pub fn read(mut self, mut watch: impl FnMut(&dyn fmt::Display)) -> Result<(), RecordingError> {
+    pub fn read(mut self, mut observe: impl FnMut(&dyn fmt::Display)) -> Result<(), RecordingError> {
         while let Some(entry) = self.next()? {
             match entry {
                 Entry::Start(_) => return Err(self.damaged("a second configuration")),
-                Entry::Input(input) => watch(&input.plan),
-                Entry::Output(Ok(output)) => watch(&output),
-                Entry::Output(Err(error)) => watch(&format_args!("failed: {error}")),
+                Entry::Input(input) => observe(&input.plan),
+                Entry::Output(Ok(output)) => observe(&output),
+                Entry::Output(Err(error)) => observe(&format_args!("failed: {error}")),
             }
         }
         Ok(())
     }
 
-    /// The next entry; `None` at the end. The last may be cut: the program ended while it was written.
+    /// Reads the next entry; `None` at the end. A truncated last entry counts as the end: the process ended while writing it.
     fn next(&mut self) -> Result<Option<Entry>, RecordingError> {
         let io = |error| RecordingError::Io { path: self.path.clone(), error };
         let mut bytes = Vec::new();
@@ -196,7 +197,7 @@ impl Recording {
             return Ok(None);
         }
         let entry =
-            postcard::from_bytes(&bytes).map_err(|error| self.damaged(&format!("an entry that is none ({error})")))?;
+            postcard::from_bytes(&bytes).map_err(|error| self.damaged(&format!("an invalid entry ({error})")))?;
         self.at += 4 + length as u64;
         Ok(Some(entry))
     }
@@ -211,23 +212,22 @@ impl Recording {
     }
 }
 
-/// What a step from a file is held to, so that it costs what a scheduler's steps cost. Blocks, slots and token ids are checked by the
-/// kernels.
+/// Limits for steps from a file, so that they cost no more than a scheduler's. Blocks, slots and token ids are checked by the kernels.
 struct Bounds {
     max_num_seqs: usize,
     max_model_len: usize,
     vocab_size: usize,
-    /// Entries of a block table.
+    /// Greatest length of a block table.
     table: usize,
     groups: usize,
 }
 
 impl Bounds {
-    /// What is out of bounds, if anything is.
+    /// Returns what exceeds a limit, if anything does.
     fn check(&self, input: &StepInput) -> Result<(), String> {
         let at_most = |what: &str, found: usize, most: usize| match found <= most {
             true => Ok(()),
-            false => Err(format!("{found} {what}, where {most} may be")),
+            false => Err(format!("{found} {what}, where at most {most} are allowed")),
         };
         at_most("spans", input.plan.spans.len(), self.max_num_seqs)?;
         at_most("draws", input.draws.len(), input.plan.spans.len())?;
@@ -242,7 +242,10 @@ impl Bounds {
             at_most("tokens of a sequence", span.start.saturating_add(tokens), self.max_model_len)?;
             let shapes = span.groups.iter().map(|group| group.slots.len());
             if tokens == 0 || !shapes.eq(std::iter::repeat_n(tokens, self.groups)) {
-                return Err(format!("a span of {tokens} tokens in {} groups with other slots", span.groups.len()));
+                return Err(format!(
+                    "a span of {tokens} tokens whose {} groups do not have as many slots",
+                    span.groups.len()
+                ));
             }
             for group in &span.groups {
                 at_most("entries of a block table", group.table.holes.max(group.table.append.len()), self.table)?;
@@ -253,17 +256,17 @@ impl Bounds {
     }
 }
 
-/// The first thing in which a step came out otherwise than recorded.
+/// Returns the first difference between an output and the recorded one.
 fn difference(found: Result<&StepOutput, &StepError>, recorded: Result<&StepOutput, &StepError>) -> Option<String> {
     let (found, recorded) = match (found, recorded) {
         (Ok(found), Ok(recorded)) => (found, recorded),
         (Err(found), Err(recorded)) => {
-            return (found != recorded).then(|| format!("it failed with {found:?}, recorded is {recorded:?}"));
+            return (found != recorded).then(|| format!("it failed with {found:?}; recorded is {recorded:?}"));
         }
         (Err(found), Ok(_)) => return Some(format!("it failed: {found}; recorded is a result")),
         (Ok(_), Err(recorded)) => return Some(format!("it has a result; recorded is a failure: {recorded}")),
     };
-    // As bits: a NaN equals itself, and 0 is not −0.
+    // Compared as bits: a NaN equals itself, and 0 differs from −0.
     let bytes = |output: &StepOutput| postcard::to_stdvec(output).unwrap_or_default();
     if bytes(found) == bytes(recorded) {
         return None;
@@ -274,15 +277,15 @@ fn difference(found: Result<&StepOutput, &StepError>, recorded: Result<&StepOutp
         Some(((a, found), (b, recorded))) if a != b || found.token != recorded.token => {
             format!("token {} for {a}; recorded is token {} for {b}", found.token, recorded.token)
         }
-        Some(((seq, _), _)) => what(seq, "another log-probability"),
+        Some(((seq, _), _)) => what(seq, "a different log-probability"),
         None if found.drawn.len() != recorded.drawn.len() => {
             format!("{} tokens; recorded are {}", found.drawn.len(), recorded.drawn.len())
         }
         None if found.likeliest != recorded.likeliest => match found.likeliest.first() {
-            Some((seq, _)) => what(seq, "other candidates of beams, among them those"),
+            Some((seq, _)) => what(seq, "different candidates of beams, including those"),
             None => "no candidates of beams".to_string(),
         },
-        None if found.embeddings != recorded.embeddings => "another embedding".to_string(),
-        None => "other log-probabilities of a prompt".to_string(),
+        None if found.embeddings != recorded.embeddings => "a different embedding".to_string(),
+        None => "different log-probabilities of a prompt".to_string(),
     })
 }

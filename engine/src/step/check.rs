@@ -1,33 +1,29 @@
-//! What is refused before it begins, in the words of who asked.
+//! Checks of a request before it is queued.
 
 use sched::Refusal;
 
 use crate::api::{GenerationParams, GenerationRequest};
 use crate::error::SubmitError;
 
-/// Refuses what no step could do, before the scheduler sees it: fields out of range, and a prompt that fills the context.
+/// Refuses a request that no step could compute: fields out of range, and a prompt that fills the context.
 pub(crate) fn check(request: &GenerationRequest, vocab_size: usize, max_model_len: usize) -> Result<(), SubmitError> {
     let params = &request.params;
-    let invalid = |param, message: String| Err(SubmitError::Invalid { param, message });
+    let invalid = |param, problem: String| Err(SubmitError::invalid(param, problem));
     params.sampling.validate().map_err(|e| SubmitError::Invalid { param: e.param, message: e.message })?;
     if request.prompt.is_empty() {
-        return invalid("prompt", "the prompt is empty: at least one token is needed".to_string());
+        let message = "the prompt is empty: at least one token is needed".to_string();
+        return Err(SubmitError::Invalid { param: "prompt", message });
     }
-    let outside = |mut ids: Box<dyn Iterator<Item = u32> + '_>| ids.find(|&id| id as usize >= vocab_size);
     let sampling = &params.sampling;
-    for (param, id) in [
-        ("prompt", outside(Box::new(request.prompt.iter().copied()))),
-        ("stop_token_ids", outside(Box::new(params.stop_token_ids.iter().copied()))),
-        ("logit_bias", outside(Box::new(sampling.logit_bias.iter().map(|bias| bias.0)))),
-        (
-            "allowed_token_ids",
-            outside(Box::new(sampling.allowed_token_ids.as_deref().unwrap_or_default().iter().copied())),
-        ),
-        ("bad_words", outside(Box::new(sampling.bad_words.iter().flatten().copied()))),
-    ] {
-        if let Some(id) = id {
-            return invalid(param, format!("{param}: token id {id} is outside of the vocabulary of {vocab_size}"));
-        }
+    let of = |param| move |id: u32| (param, id);
+    let prompt = request.prompt.iter().copied().map(of("prompt"));
+    let mut ids = prompt
+        .chain(params.stop_token_ids.iter().copied().map(of("stop_token_ids")))
+        .chain(sampling.logit_bias.iter().map(|bias| bias.0).map(of("logit_bias")))
+        .chain(sampling.allowed_token_ids.iter().flat_map(|ids| ids.iter().copied()).map(of("allowed_token_ids")))
+        .chain(sampling.bad_words.iter().flatten().copied().map(of("bad_words")));
+    if let Some((param, id)) = ids.find(|(_, id)| *id as usize >= vocab_size) {
+        return invalid(param, format!("token id {id} is outside of the vocabulary of {vocab_size}"));
     }
     let (prompt, context) = (request.prompt.len(), max_model_len);
     if prompt >= context {
@@ -36,25 +32,22 @@ pub(crate) fn check(request: &GenerationRequest, vocab_size: usize, max_model_le
         )));
     }
     if params.stop.iter().any(String::is_empty) {
-        return invalid("stop", "stop: an empty string would end every text at once".to_string());
+        return invalid("stop", "an empty string would end every text at once".to_string());
     }
     if let Some(found) = params.prompt_logprobs.filter(|&count| count > vocab_size) {
-        let message =
-            format!("prompt_logprobs: found {found}, expected at most the {vocab_size} tokens of the vocabulary");
-        return invalid("prompt_logprobs", message);
+        let problem = format!("found {found}, expected at most the {vocab_size} tokens of the vocabulary");
+        return invalid("prompt_logprobs", problem);
     }
     if params.pooling.is_some() && (params.n != 1 || params.max_tokens != Some(0)) {
-        return invalid(
-            "pooling",
-            "pooling: an embedding is made of the prompt alone: n must be 1, max_tokens 0".into(),
-        );
+        let problem = "an embedding is made of the prompt alone: n must be 1, max_tokens 0";
+        return invalid("pooling", problem.to_string());
     }
     check_search(params)
 }
 
-/// Whether the numbers of sequences go together.
+/// Checks `n`, `best_of` and the parameters of a beam search against each other.
 fn check_search(params: &GenerationParams) -> Result<(), SubmitError> {
-    let invalid = |param, problem: String| Err(SubmitError::Invalid { param, message: format!("{param}: {problem}") });
+    let invalid = |param, problem: String| Err(SubmitError::invalid(param, problem));
     let n = params.n;
     if n == 0 {
         return invalid("n", "found 0, expected at least 1".to_string());
@@ -68,11 +61,11 @@ fn check_search(params: &GenerationParams) -> Result<(), SubmitError> {
     if let Some(wanted) = &params.structured_outputs {
         return invalid(
             wanted.param,
-            "not together with a beam search: sample instead (best_of takes the likeliest)".into(),
+            "cannot be combined with a beam search: sample instead (best_of returns the likeliest)".into(),
         );
     }
     if params.best_of.is_some() {
-        return invalid("best_of", "not together with a beam search, which returns the n best".to_string());
+        return invalid("best_of", "cannot be combined with a beam search, which returns the n best".to_string());
     }
     if beam.width < n {
         return invalid("beam_width", format!("found {}, expected at least n, which is {n}", beam.width));
@@ -86,7 +79,7 @@ fn check_search(params: &GenerationParams) -> Result<(), SubmitError> {
     Ok(())
 }
 
-/// The scheduler's refusal in the words of who asked.
+/// Translates the scheduler's refusal into the request's own fields.
 pub(crate) fn refused(params: &GenerationParams, refusal: &Refusal) -> SubmitError {
     match refusal {
         Refusal::TooManySequences { n, max_num_seqs, .. } => {

@@ -2,13 +2,10 @@
 
 mod beam;
 mod check;
-mod faults;
-mod flight;
-mod overlap;
+mod in_flight;
 mod publish;
 mod request;
 mod run;
-mod under_way;
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -18,63 +15,80 @@ use device::profile::Phase;
 use models::Pooling;
 use sampling::Constraint;
 use sampling::device::SampleError;
-use sched::{Request, RequestId, Scheduler, SeqId};
+use sched::{Request, RequestId, SchedConfig, Scheduler, SeqId};
 
 use crate::api::{EngineStats, GenerationParams, GenerationRequest, StepTokens};
-use crate::error::SubmitError;
+use crate::error::{AuditError, EngineError, SubmitError};
 use crate::grammar::{Guides, MaskThreads};
 use crate::watch::{self, Recent, Snapshot};
 use crate::worker::{NewRequest, StepInput, StepOutput, Worker, WorkerInfo};
-use beam::Beams;
+use beam::BeamSearchState;
 use check::{check, refused};
-use flight::StepInFlight;
+use in_flight::StepInFlight;
+pub(crate) use in_flight::{CurrentStep, lock};
 use publish::Outcomes;
-use request::{Active, ending};
-pub(crate) use under_way::{StepUnderWay, lock};
+use request::{LiveRequest, end_reason};
 
-/// Runs requests on token ids, one step at a time. It owns the scheduler and what requests have made so far; a worker computes.
+/// Runs requests on token ids, one step at a time. The engine owns the scheduler and the state of all requests; a worker
+/// computes the steps.
 pub struct Engine {
     scheduler: Scheduler,
     worker: Box<dyn Worker>,
     info: WorkerInfo,
     mask_threads: MaskThreads,
-    requests: HashMap<RequestId, Active>,
+    requests: HashMap<RequestId, LiveRequest>,
     eos_token_ids: Vec<u32>,
     max_model_len: usize,
     seed: u64,
     next_id: u64,
     generation_tokens: u64,
-    /// Steps whose results were taken and committed.
+    /// Steps that computed something and were committed.
     completed_steps: u64,
     failed_steps: u64,
     step_tokens: StepTokens,
-    /// Requests that a slot of the device's sampler has no room for.
+    /// Requests that exceed a limit of the device's sampler.
     requests_drawn_on_host: u64,
-    /// Kinds of wishes that were logged because of it.
-    logged: Vec<&'static str>,
-    under_way: StepUnderWay,
-    /// Steps that the worker has been given and that are not committed, oldest first.
-    flights: VecDeque<StepInFlight>,
+    /// Limits that were logged because a request exceeded them.
+    logged_limits: Vec<&'static str>,
+    current_step: CurrentStep,
+    /// Steps that were submitted and not committed, oldest first.
+    in_flight: VecDeque<StepInFlight>,
     /// Sequences that have ended since the last step was planned.
     ended: Vec<SeqId>,
-    /// Requests that a step computed for the first time during the last [`Engine::step`].
+    /// Requests whose first span was planned during the last [`Engine::step`].
     scheduled: Vec<RequestId>,
     recent: Recent,
     // Reused by every step.
     output: StepOutput,
     outcomes: Outcomes,
-    spare: StepInput,
+    recycled: StepInput,
+}
+
+/// Parts of an [`Engine`]: a worker, and what the engine needs to know about it and about the model.
+pub struct EngineParts {
+    /// Computes the steps.
+    pub worker: Box<dyn Worker>,
+    /// Properties of the worker.
+    pub info: WorkerInfo,
+    /// Sizes of the block pool and of a step. The engine replaces `max_in_flight` by that of `info`.
+    pub sched: SchedConfig,
+    /// Token ids that end a sequence.
+    pub eos_token_ids: Vec<u32>,
+    /// Base from which the seeds of requests without a seed are derived.
+    pub seed: u64,
 }
 
 impl Engine {
-    pub(crate) fn new(
-        scheduler: Scheduler,
-        (worker, info): (Box<dyn Worker>, WorkerInfo),
-        eos_token_ids: Vec<u32>,
-        max_model_len: usize,
-        seed: u64,
-    ) -> Engine {
-        Engine {
+    /// Creates an engine over any [`Worker`]: the one that [`EngineParts::load`] returns, a wrapper around it, or another
+    /// implementation.
+    ///
+    /// # Errors
+    /// The sizes in `sched` contradict each other.
+    pub fn new(parts: EngineParts) -> Result<Engine, EngineError> {
+        let EngineParts { worker, info, sched, eos_token_ids, seed } = parts;
+        let max_model_len = sched.max_model_len;
+        let scheduler = Scheduler::new(SchedConfig { max_in_flight: info.max_in_flight, ..sched })?;
+        Ok(Engine {
             scheduler,
             worker,
             info,
@@ -89,34 +103,42 @@ impl Engine {
             failed_steps: 0,
             step_tokens: StepTokens::default(),
             requests_drawn_on_host: 0,
-            logged: Vec::new(),
-            under_way: StepUnderWay::default(),
-            flights: VecDeque::new(),
+            logged_limits: Vec::new(),
+            current_step: CurrentStep::default(),
+            in_flight: VecDeque::new(),
             ended: Vec::new(),
             scheduled: Vec::new(),
             recent: Recent::new(),
             output: StepOutput::default(),
             outcomes: Outcomes::default(),
-            spare: StepInput::default(),
-        }
+            recycled: StepInput::default(),
+        })
     }
 
-    /// Takes a request in, or says why it can never run.
+    /// Adds a request to the queue.
     ///
-    /// With `best_of` every candidate is told of, each under its own index: to choose is for who knows where texts end.
-    /// The results of a beam search come in its last step, as sequences 0 to `n`, best first.
+    /// With `best_of`, the tokens of every candidate are reported under its own index: the caller chooses the best, because
+    /// only it knows where the texts end. The results of a beam search are reported in its last step as sequences 0 to `n`,
+    /// best first.
     ///
-    /// An engine on token ids knows no texts, so [`structured_outputs`](crate::GenerationParams::structured_outputs) is
-    /// refused here; what holds its sequences is handed to [`Engine::submit_constrained`].
+    /// An engine on token ids knows no texts, so it refuses
+    /// [`structured_outputs`](crate::GenerationParams::structured_outputs): compile the grammar with
+    /// [`Grammars`](crate::Grammars) and call [`Engine::submit_constrained`].
+    ///
+    /// # Errors
+    /// The request can never run.
     pub fn submit(&mut self, request: GenerationRequest) -> Result<RequestId, SubmitError> {
         if let Some(wanted) = &request.params.structured_outputs {
-            let message = format!("{}: an engine on token ids has no grammars, give it a constraint", wanted.param);
-            return Err(SubmitError::Invalid { param: wanted.param, message });
+            let problem = "an engine on token ids has no grammars: call submit_constrained";
+            return Err(SubmitError::invalid(wanted.param, problem));
         }
         self.admit(request, None)
     }
 
-    /// Like [`Engine::submit`]; each sequence of the request is held by `constraint`.
+    /// Like [`Engine::submit`], with a constraint on every sequence of the request.
+    ///
+    /// # Errors
+    /// As [`Engine::submit`]; a beam search cannot be constrained.
     pub fn submit_constrained(
         &mut self,
         request: GenerationRequest,
@@ -133,13 +155,12 @@ impl Engine {
         check(&request, self.info.vocab_size, self.max_model_len)?;
         let GenerationRequest { prompt, params, priority, cache_salt } = request;
         if constraint.is_some() && params.beam.is_some() {
-            let message = "use_beam_search: not together with a constraint".to_string();
-            return Err(SubmitError::Invalid { param: "use_beam_search", message });
+            return Err(SubmitError::invalid("use_beam_search", "cannot be combined with a constraint"));
         }
         let left = self.max_model_len - prompt.len();
-        let limit = params.max_tokens.unwrap_or(left).min(left);
-        // Where no token is asked for there is nothing to search.
-        let beam = params.beam.filter(|_| limit > 0);
+        let max_tokens = params.max_tokens.unwrap_or(left).min(left);
+        // A request for no token has nothing to search.
+        let beam = params.beam.filter(|_| max_tokens > 0);
         let samples = params.best_of.unwrap_or(params.n);
         let id = RequestId(self.next_id);
         self.scheduler
@@ -149,125 +170,122 @@ impl Engine {
                 cache_salt,
                 read_prefix_cache: params.prompt_logprobs.is_none() && params.pooling != Some(Pooling::Mean),
                 beam_search: beam.is_some(),
-                // A request for no token still takes one step: its prompt is computed.
+                // A request for no token still takes one step, which computes its prompt.
                 ..Request::new(id, prompt.clone(), params.max_tokens.unwrap_or(left).max(1))
             })
             .map_err(|refusal| refused(&params, &refusal))?;
         self.next_id += 1;
         let stop_ids: Vec<u32> = self.eos_token_ids.iter().chain(&params.stop_token_ids).copied().collect();
-        let is_draw = beam.is_none() && limit > 0;
-        let on_host = is_draw && self.is_too_large(&params, &stop_ids);
+        let is_draw = beam.is_none() && max_tokens > 0;
+        let on_host = is_draw && self.exceeds_device_sampler(&params, &stop_ids);
         let guides = constraint.map(|constraint| {
-            let is_end = |token: &u32| ending(&params, &self.eos_token_ids, *token).is_some();
+            let is_end = |token: &u32| end_reason(&params, &self.eos_token_ids, *token).is_some();
             let ends = stop_ids.iter().copied().filter(is_end).collect();
             Guides::new(constraint, samples, ends, &mut self.mask_threads)
         });
-        let active = Active {
+        let request = LiveRequest {
             id,
             arrived: Instant::now(),
-            made: vec![Some(0); if beam.is_some() { params.n } else { samples }],
-            limit,
+            num_tokens: vec![Some(0); if beam.is_some() { params.n } else { samples }],
+            max_tokens,
             on_host,
             num_stop_ids: stop_ids.len(),
-            beams: beam.map(|beam| Beams::new(beam, limit)),
+            beams: beam.map(|beam| BeamSearchState::new(beam, max_tokens)),
             guides,
             cached_tokens: 0,
             started: false,
             prompt_logprobs: Vec::new(),
             embedding: None,
-            new: Some(Arc::new(NewRequest {
+            unsent: Some(Arc::new(NewRequest {
                 id,
                 prompt,
                 sequences: if beam.is_some() { 1 } else { samples as u32 },
                 sampling: params.sampling.clone(),
                 stop_ids,
-                seed: params.sampling.seed.unwrap_or_else(|| mix(self.seed, id.0)),
+                seed: params.sampling.seed.unwrap_or_else(|| derive_seed(self.seed, id.0)),
                 on_host,
                 prompt_logprobs: params.prompt_logprobs,
                 pooling: params.pooling,
             })),
             params,
         };
-        self.requests.insert(id, active);
+        self.requests.insert(id, request);
         Ok(id)
     }
 
-    /// Whether a slot of the device's sampler has no room for what a request asks for. It is counted, and logged once for each
-    /// kind of wish.
-    fn is_too_large(&mut self, params: &GenerationParams, stop_ids: &[u32]) -> bool {
+    /// Whether a request exceeds a limit of the device's sampler, so that the host has to draw its tokens. Such requests are
+    /// counted, and the first one for each limit is logged.
+    fn exceeds_device_sampler(&mut self, params: &GenerationParams, stop_ids: &[u32]) -> bool {
         let Some(limits) = &self.info.sampler else { return false };
         let Err(SampleError::TooMany { what, found, most }) = limits.check_request(&params.sampling, stop_ids) else {
             return false;
         };
         self.requests_drawn_on_host += 1;
-        if !self.logged.contains(&what) {
-            self.logged.push(what);
+        if !self.logged_limits.contains(&what) {
+            self.logged_limits.push(what);
             tracing::warn!(
-                "a request with {found} {what} is drawn on the host, since a slot of the device holds {most}: steps wait for it; \
-                 others like it are counted, not logged"
+                "a request has {found} {what}, but the device's sampler holds at most {most}: its tokens are drawn on the host, \
+                 and steps wait for it; further requests of this kind are counted (requests_drawn_on_host), not logged"
             );
         }
         true
     }
 
-    /// Cancels a request at any moment and frees what it holds. `false` if it has ended already.
+    /// Cancels a request, at any time, and frees its blocks. Returns `false` if it has ended already.
     pub fn abort(&mut self, id: RequestId) -> bool {
-        self.forget(id);
+        self.remove(id);
         let was_live = self.scheduler.abort(id);
-        self.tell_ends();
+        self.report_ended();
         was_live
     }
 
-    /// Ends one sequence of a request, e.g. because its text holds a stop string. `false` if it has ended already or does not
-    /// exist, and for a beam search, whose results are not known before they end.
+    /// Ends one sequence of a request, for example because its text contains a stop string. Returns `false` if the sequence does
+    /// not exist or has ended already, and for a beam search, whose results are unknown until it ends.
     pub fn finish_sequence(&mut self, id: RequestId, index: u32) -> bool {
-        if let Some(active) = self.requests.get_mut(&id) {
-            if active.beams.is_some() {
+        if let Some(request) = self.requests.get_mut(&id) {
+            if request.beams.is_some() || !request.end(index, &mut self.ended) {
                 return false;
             }
-            if !active.end(index, &mut self.ended) {
-                return false;
-            }
-            if active.is_over() {
+            if request.has_ended() {
                 self.requests.remove(&id);
             }
         }
         let was_live = self.scheduler.finish_sequence(SeqId { request: id, index });
-        self.tell_ends();
+        self.report_ended();
         was_live
     }
 
-    /// Drops a request that has ended.
-    fn forget(&mut self, id: RequestId) -> Option<Active> {
-        let active = self.requests.remove(&id)?;
-        if active.new.is_none() {
-            let known = if active.beams.is_some() { vec![0] } else { active.live().collect() };
+    /// Removes a request, and ends its sequences in the worker.
+    fn remove(&mut self, id: RequestId) -> Option<LiveRequest> {
+        let request = self.requests.remove(&id)?;
+        if request.unsent.is_none() {
+            let known = if request.beams.is_some() { vec![0] } else { request.live().collect() };
             self.ended.extend(known.into_iter().map(|index| SeqId { request: id, index }));
         }
-        Some(active)
+        Some(request)
     }
 
-    /// A phase of the step, if they are recorded.
+    /// Starts a phase of the step in the profile, if there is one.
     fn phase(&self, name: &'static str) -> Option<Phase> {
         self.info.profile.as_ref()?.phase(name)
     }
 
-    /// Number of tokens that the model knows.
+    /// Size of the model's vocabulary in tokens.
     pub fn vocab_size(&self) -> usize {
         self.info.vocab_size
     }
 
-    /// Whether a step would do something.
+    /// Whether a step would do anything.
     pub fn has_work(&self) -> bool {
-        self.scheduler.has_work() || !self.flights.is_empty()
+        self.scheduler.has_work() || !self.in_flight.is_empty()
     }
 
-    /// Requests that have not ended.
+    /// Number of requests that have not ended.
     pub fn num_unfinished(&self) -> usize {
         self.requests.len()
     }
 
-    /// The numbers now.
+    /// Current statistics.
     pub fn stats(&self) -> EngineStats {
         let stats = self.scheduler.stats();
         let share = |blocks: usize| blocks as f64 / stats.blocks_total.max(1) as f64;
@@ -300,27 +318,53 @@ impl Engine {
         }
     }
 
-    /// Where the plan of the step under way can be seen from another thread.
-    pub(crate) fn step_under_way(&self) -> StepUnderWay {
-        self.under_way.clone()
+    /// Checks the engine's invariants: the block pool agrees with all block tables, and once no work is left, no block is in
+    /// use, no step is in flight, and neither the engine nor the worker keeps state of any request.
+    ///
+    /// Costs a pass over all tokens of live requests. Use it in tests and for debugging.
+    ///
+    /// # Errors
+    /// The first invariant that does not hold.
+    pub fn audit(&self) -> Result<(), AuditError> {
+        self.scheduler.audit()?;
+        if self.has_work() {
+            return Ok(());
+        }
+        let stats = self.scheduler.stats();
+        let kept = [
+            ("blocks in use", stats.blocks_in_use),
+            ("requests in the scheduler", stats.num_running + stats.num_waiting + stats.num_swapped),
+            ("requests in the engine", self.requests.len()),
+            ("sequences in the worker", self.worker.num_sequences()),
+            ("steps in flight", usize::from(lock(&self.current_step).is_some())),
+        ];
+        match kept.into_iter().find(|(_, count)| *count > 0) {
+            Some((what, count)) => Err(AuditError::Leftover { what, count }),
+            None => Ok(()),
+        }
     }
 
-    /// Requests that the last [`Engine::step`] took out of the queue for the first time.
+    /// The oldest step in flight, for other threads.
+    pub(crate) fn current_step(&self) -> CurrentStep {
+        self.current_step.clone()
+    }
+
+    /// Requests that the last [`Engine::step`] took from the queue for the first time.
     pub(crate) fn scheduled(&self) -> &[RequestId] {
         &self.scheduled
     }
 
-    /// What there is to see now, for whoever watches: [the cost](watch) is a pass over the block tables.
+    /// Takes a snapshot of blocks, requests and speed. Costs a pass over the block tables ([details](watch)).
     pub fn snapshot(&mut self) -> Snapshot {
         let stats = self.stats();
         let Engine { scheduler, recent, requests, .. } = self;
-        let age = |id| requests.get(&id).map_or(0.0, |active: &Active| active.arrived.elapsed().as_secs_f64());
+        let age = |id| requests.get(&id).map_or(0.0, |request: &LiveRequest| request.arrived.elapsed().as_secs_f64());
         watch::snapshot(scheduler, &stats, recent, age)
     }
 }
 
-/// A seed for a request that brought none: different for each, the same in every run of the same base (SplitMix64).
-fn mix(base: u64, id: u64) -> u64 {
+/// Derives the seed of a request without one: different for each request, equal in every run with the same base (SplitMix64).
+fn derive_seed(base: u64, id: u64) -> u64 {
     let mut z = base.wrapping_add((id + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15));
     z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);

@@ -1,23 +1,23 @@
-//! What came of a step becomes events, and outcomes for the scheduler.
+//! The results of a step become events for callers and outcomes for the scheduler.
 
 use sampling::{Likely, Sampled};
 use sched::{Outcome, RequestId, SeqId, Span};
 
 use super::beam::Fork;
-use super::request::{Active, ending};
+use super::request::{LiveRequest, end_reason};
 use crate::api::{FinishReason, StopCause, TokenEvent};
 use crate::grammar::MaskThreads;
 
-/// What a step gave its sequences, in a list that is used again by the next step.
+/// Outcomes of the sequences of a step. The next step reuses the lists.
 #[derive(Default)]
 pub(super) struct Outcomes {
     list: Vec<Outcome>,
-    spare: Vec<Outcome>,
+    recycled: Vec<Outcome>,
 }
 
 impl Outcomes {
     pub fn clear(&mut self) {
-        self.spare.append(&mut self.list);
+        self.recycled.append(&mut self.list);
     }
 
     pub fn list(&self) -> &[Outcome] {
@@ -25,77 +25,77 @@ impl Outcomes {
     }
 
     fn push(&mut self, outcome: Outcome) {
-        // So that there are never more than of the greatest step.
-        self.spare.pop();
+        // Keeps the two lists together as long as those of the greatest step.
+        self.recycled.pop();
         self.list.push(outcome);
     }
 
-    /// As [`Outcome::token`].
+    /// As [`Outcome::token`], without an allocation.
     fn push_token(&mut self, seq: SeqId, token: u32, finished: bool) {
-        let mut outcome = self.spare.pop().unwrap_or_else(|| Outcome::token(seq, token, finished));
+        let mut outcome = self.recycled.pop().unwrap_or_else(|| Outcome::token(seq, token, finished));
         outcome.tokens.clear();
         outcome.tokens.push(token);
         self.list.push(Outcome { seq, parent: seq.index, finished, ..outcome });
     }
 }
 
-/// What publishing needs of the engine.
+/// The parts of the engine that publishing uses.
 pub(super) struct Publisher<'a, E: FnMut(RequestId, TokenEvent)> {
     pub mask_threads: &'a mut MaskThreads,
     pub eos_token_ids: &'a [u32],
     pub outcomes: &'a mut Outcomes,
     /// Sequences that have ended, for the worker.
     pub ended: &'a mut Vec<SeqId>,
-    /// Counts tokens.
-    pub drawn: &'a mut u64,
+    pub generation_tokens: &'a mut u64,
     pub emit: &'a mut E,
 }
 
 impl<E: FnMut(RequestId, TokenEvent)> Publisher<'_, E> {
-    /// A token that was drawn for a sequence: it may be its last. Nothing if the sequence has ended meanwhile.
-    pub fn token(&mut self, active: &mut Active, seq: SeqId, sampled: Sampled) {
-        let Some(made) = active.made.get_mut(seq.index as usize).and_then(Option::as_mut) else { return };
-        *made += 1;
-        let at_limit = (*made >= active.limit).then_some(FinishReason::Length);
-        self.begin(active);
-        *self.drawn += 1;
-        let Active { params, guides, .. } = active;
+    /// Publishes a token drawn for a sequence, and ends the sequence if this is its last token. Does nothing if the sequence
+    /// has ended in the meantime.
+    pub fn token(&mut self, request: &mut LiveRequest, seq: SeqId, sampled: Sampled) {
+        let Some(count) = request.num_tokens.get_mut(seq.index as usize).and_then(Option::as_mut) else { return };
+        *count += 1;
+        let at_limit = (*count >= request.max_tokens).then_some(FinishReason::Length);
+        self.start(request);
+        *self.generation_tokens += 1;
+        let LiveRequest { params, guides, .. } = request;
         let by_grammar = || match guides.as_mut()?.accept(seq.index, sampled.token, self.mask_threads) {
             Ok(complete) => complete.then_some(FinishReason::Stop(Some(StopCause::Complete))),
             Err(error) => Some(FinishReason::Grammar(error.0)),
         };
-        let finish = ending(params, self.eos_token_ids, sampled.token).or_else(by_grammar).or(at_limit);
+        let finish = end_reason(params, self.eos_token_ids, sampled.token).or_else(by_grammar).or(at_limit);
         if finish.is_some() {
-            active.end(seq.index, self.ended);
+            request.end(seq.index, self.ended);
         }
         self.outcomes.push_token(seq, sampled.token, finish.is_some());
         (self.emit)(seq.request, TokenEvent::Token { index: seq.index, token: Some(sampled), finish });
     }
 
     /// Ends the sequences that draw from a span, without a token.
-    pub fn end(&mut self, active: &mut Active, span: &Span, reason: &FinishReason) {
-        self.begin(active);
-        let request = span.seq.request;
+    pub fn end(&mut self, request: &mut LiveRequest, span: &Span, reason: &FinishReason) {
+        self.start(request);
+        let id = span.seq.request;
         for index in span.sample.clone() {
-            if active.end(index, self.ended) {
-                (self.emit)(request, TokenEvent::Token { index, token: None, finish: Some(reason.clone()) });
-                let seq = SeqId { request, index };
+            if request.end(index, self.ended) {
+                (self.emit)(id, TokenEvent::Token { index, token: None, finish: Some(reason.clone()) });
+                let seq = SeqId { request: id, index };
                 self.outcomes.push(Outcome { seq, parent: index, tokens: Vec::new(), finished: true });
             }
         }
     }
 
-    /// The likeliest continuations of a beam. With those of the last beam it is decided which live on, and the last token
-    /// gives the results.
-    pub fn beam(&mut self, active: &mut Active, seq: SeqId, likeliest: Vec<Likely>) {
-        self.begin(active);
-        let Active { params, beams: Some(beams), .. } = active else { return };
-        if !beams.offer(seq.index, likeliest) {
+    /// Adds the likeliest continuations of one beam. Those of the last beam of the step decide which beams survive; when the
+    /// search has ended, its results are published.
+    pub fn beam(&mut self, request: &mut LiveRequest, seq: SeqId, likeliest: Vec<Likely>) {
+        self.start(request);
+        let LiveRequest { params, beams: Some(beams), .. } = request else { return };
+        if !beams.add_candidates(seq.index, likeliest) {
             return;
         }
         let before = beams.num_tokens();
-        let forks = beams.advance(|token| ending(params, self.eos_token_ids, token));
-        *self.drawn += (beams.num_tokens() - before) as u64;
+        let forks = beams.advance(|token| end_reason(params, self.eos_token_ids, token));
+        *self.generation_tokens += (beams.num_tokens() - before) as u64;
         for (fork, index) in forks.into_iter().zip(0..) {
             let seq = SeqId { index, ..seq };
             self.outcomes.push(match fork {
@@ -107,9 +107,9 @@ impl<E: FnMut(RequestId, TokenEvent)> Publisher<'_, E> {
             return;
         }
         let mut results: Vec<_> = beams.results().collect();
-        results.resize_with(active.made.len(), || (Vec::new(), FinishReason::Length));
+        results.resize_with(request.num_tokens.len(), || (Vec::new(), FinishReason::Length));
         for ((mut tokens, reason), index) in results.into_iter().zip(0..) {
-            active.end(index, self.ended);
+            request.end(index, self.ended);
             let last = tokens.pop();
             for token in tokens {
                 (self.emit)(seq.request, TokenEvent::Token { index, token: Some(token), finish: None });
@@ -118,19 +118,19 @@ impl<E: FnMut(RequestId, TokenEvent)> Publisher<'_, E> {
         }
     }
 
-    /// Tells what is told before a request's first token.
-    fn begin(&mut self, active: &mut Active) {
-        if std::mem::replace(&mut active.started, true) {
+    /// Emits the events that precede a request's first token.
+    fn start(&mut self, request: &mut LiveRequest) {
+        if std::mem::replace(&mut request.started, true) {
             return;
         }
-        if active.params.prompt_logprobs.is_some() {
-            let mut scores = std::mem::take(&mut active.prompt_logprobs);
-            scores.insert(0, None); // nothing predicts the first token
-            (self.emit)(active.id, TokenEvent::PromptLogprobs(scores));
+        if request.params.prompt_logprobs.is_some() {
+            let mut logprobs = std::mem::take(&mut request.prompt_logprobs);
+            logprobs.insert(0, None); // nothing predicts the first token
+            (self.emit)(request.id, TokenEvent::PromptLogprobs(logprobs));
         }
-        if let Some(embedding) = active.embedding.take() {
-            (self.emit)(active.id, TokenEvent::Embedding(embedding));
+        if let Some(embedding) = request.embedding.take() {
+            (self.emit)(request.id, TokenEvent::Embedding(embedding));
         }
-        (self.emit)(active.id, TokenEvent::Started { cached_tokens: active.cached_tokens });
+        (self.emit)(request.id, TokenEvent::Started { cached_tokens: request.cached_tokens });
     }
 }

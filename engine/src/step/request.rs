@@ -1,71 +1,103 @@
-//! A request that has not ended, as the engine knows it.
+//! The engine's state of a request that has not ended.
 
 use std::sync::Arc;
 use std::time::Instant;
 
 use sampling::TokenLogprobs;
-use sched::{RequestId, SeqId};
+use sched::{RequestId, SeqId, Span};
 
-use super::beam::Beams;
+use super::beam::BeamSearchState;
 use crate::api::{FinishReason, GenerationParams, StopCause};
 use crate::grammar::Guides;
-use crate::worker::NewRequest;
+use crate::worker::{Draw, NewRequest};
 
 /// See the [module](self).
-pub(super) struct Active {
+pub(super) struct LiveRequest {
     pub id: RequestId,
     pub params: GenerationParams,
     pub arrived: Instant,
-    /// For the worker, until it is told with the first span of the request.
-    pub new: Option<Arc<NewRequest>>,
-    /// Tokens of each sequence, or of each result of a beam search; `None` once it has ended.
-    pub made: Vec<Option<usize>>,
-    /// The most tokens that a sequence may make.
-    pub limit: usize,
-    /// The host draws for it on a device that draws.
+    /// What the worker is told with the request's first span; `None` afterwards.
+    pub unsent: Option<Arc<NewRequest>>,
+    /// Number of tokens of each sequence, or of each result of a beam search; `None` once the sequence has ended.
+    pub num_tokens: Vec<Option<usize>>,
+    /// Greatest number of tokens of a sequence.
+    pub max_tokens: usize,
+    /// The host draws for the request even if the device draws for others.
     pub on_host: bool,
-    /// Different tokens that may end a sequence, at most.
+    /// Upper bound of the number of different tokens that end a sequence.
     pub num_stop_ids: usize,
-    pub beams: Option<Beams>,
+    pub beams: Option<BeamSearchState>,
     pub guides: Option<Guides>,
     pub cached_tokens: usize,
+    /// [`TokenEvent::Started`](crate::TokenEvent::Started) was emitted.
     pub started: bool,
-    /// Filled while the prompt is computed, when asked for.
+    /// Collected while the prompt is computed, if they were asked for.
     pub prompt_logprobs: Vec<Option<TokenLogprobs>>,
     pub embedding: Option<Vec<f32>>,
 }
 
-impl Active {
-    /// Whether the host reads rows of its prompt: for log-probabilities or an embedding that it has not been told of.
-    pub fn is_scored(&self) -> bool {
+impl LiveRequest {
+    /// Whether the host still has to read rows of the prompt, for log-probabilities or for an embedding.
+    pub fn needs_prompt_rows(&self) -> bool {
         !self.started && (self.params.pooling.is_some() || self.params.prompt_logprobs.is_some())
     }
 
-    /// Whether all its sequences have ended.
-    pub fn is_over(&self) -> bool {
-        self.made.iter().all(Option::is_none)
+    /// Whether all sequences have ended.
+    pub fn has_ended(&self) -> bool {
+        self.num_tokens.iter().all(Option::is_none)
     }
 
-    /// The sequences that have not ended.
+    /// Indices of the sequences that have not ended.
     pub fn live(&self) -> impl Iterator<Item = u32> + '_ {
-        self.made.iter().zip(0..).filter(|(made, _)| made.is_some()).map(|(_, index)| index)
+        self.num_tokens.iter().zip(0..).filter(|(count, _)| count.is_some()).map(|(_, index)| index)
     }
 
-    /// Ends a sequence, and notes it for the worker. `false` if it has ended before.
+    /// Ends a sequence and adds it to `ended`, for the worker. Returns `false` if it had ended before.
     pub fn end(&mut self, index: u32, ended: &mut Vec<SeqId>) -> bool {
-        if self.made.get_mut(index as usize).and_then(Option::take).is_none() {
+        if self.num_tokens.get_mut(index as usize).and_then(Option::take).is_none() {
             return false;
         }
-        // A beam search is one sequence to the worker.
-        if self.new.is_none() && (self.beams.is_none() || self.is_over()) {
+        // To the worker a beam search is one sequence.
+        if self.unsent.is_none() && (self.beams.is_none() || self.has_ended()) {
             ended.push(SeqId { request: self.id, index: if self.beams.is_none() { index } else { 0 } });
         }
         true
     }
+
+    /// Returns what is drawn from the last row of a span, or why the span's sequences end without a token.
+    pub fn draw(&mut self, span: &Span) -> Result<Draw, FinishReason> {
+        if span.sample.is_empty() {
+            return Ok(Draw::Nothing);
+        }
+        if self.max_tokens == 0 {
+            return Err(FinishReason::Length);
+        }
+        if let Some(beams) = &self.beams {
+            let count = beams.num_candidates(self.num_stop_ids);
+            return Ok(Draw::Likeliest { output: beams.tokens(span.seq.index), count });
+        }
+        let live = span.sample.clone().find(|&index| self.num_tokens.get(index as usize).is_some_and(Option::is_some));
+        Ok(match (live, &mut self.guides) {
+            (None, _) => Draw::Nothing,
+            (Some(_), None) => Draw::Tokens { allowed: None },
+            (Some(live), Some(guides)) => Draw::Tokens { allowed: Some(guides.allowed(live).clone()?) },
+        })
+    }
+
+    /// Whether the host must see the result of a draw before it can plan the request's next step.
+    pub fn host_decides_after(&self, draw: &Result<Draw, FinishReason>) -> bool {
+        match draw {
+            Ok(Draw::Nothing) => false,
+            Ok(Draw::Tokens { allowed }) => self.on_host || allowed.is_some(),
+            Ok(Draw::Likeliest { .. }) => true,
+            // The scheduler learns of the end only when the step is committed.
+            Err(_) => self.guides.is_some(),
+        }
+    }
 }
 
-/// Whether a token ends its sequence, and why.
-pub(super) fn ending(params: &GenerationParams, eos_token_ids: &[u32], token: u32) -> Option<FinishReason> {
+/// Returns why a token ends its sequence, if it does.
+pub(super) fn end_reason(params: &GenerationParams, eos_token_ids: &[u32], token: u32) -> Option<FinishReason> {
     if params.stop_token_ids.contains(&token) {
         Some(FinishReason::Stop(Some(StopCause::Token(token))))
     } else {

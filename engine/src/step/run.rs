@@ -1,290 +1,254 @@
-//! Steps, one behind another: plan, submit, collect, publish, commit.
+//! The step loop: plan, submit, collect, publish, commit.
 //!
-//! Where the device computes by itself, a step is planned and submitted while the one before it runs: what it needs of the
-//! tokens that are not known yet is on the device already (`Span::awaits`). So the device goes from one step to the next
-//! without waiting for the host, which waits once for each step.
+//! On a device that computes asynchronously, the next step is planned and submitted while the current one runs. The tokens that
+//! the current step draws are not known to the host yet; the device copies them to where the next step reads them
+//! ([`Span::awaits`](sched::Span::awaits)). So the device never waits for the host, and the host waits once per step.
 //!
 //! ```text
 //! host      submit 1, submit 2 | collect 1, publish, commit, submit 3 | collect 2, publish, commit, submit 4 | …
 //! device    step 1 .............. step 2 ................................. step 3 ..............................
 //! ```
 //!
-//! No step is planned behind one that [holds up](StepInFlight::holds_up) the next, as the host has a part in it: the mask of a grammar
-//! follows from the last token; the beams that live on, from all their rows; and the rows that the host draws from must be read
-//! before they are overwritten. Nor on a CPU, which has nothing to do while it waits for itself.
+//! No step is planned behind one that [blocks planning](StepInFlight::blocks_planning) because the host takes part in it: the
+//! next mask of a grammar depends on the last token, the surviving beams depend on the rows of all beams, and rows that the host
+//! draws from must be read before they are overwritten. A CPU plans no step ahead, because it computes within the submission.
 //!
-//! **Failures.** A step that fails ends the requests that are in it. One that was submitted behind it read what it should have
-//! written: the worker drops it, and those of its requests that were not in the failed one are computed again.
+//! **Failures.** A step that fails ends its requests. A step submitted behind it has read data that the failed step should have
+//! written: the worker drops that step, and its other requests are computed again.
 
 use std::collections::HashMap;
 use std::error::Error;
 use std::sync::Arc;
 
-use sched::{RequestId, Span, StepPlan};
+use sched::{RequestId, SeqId, StepPlan};
 
 use super::Engine;
-use super::flight::StepInFlight;
+use super::in_flight::{StepInFlight, lock};
 use super::publish::Publisher;
-use super::request::Active;
-use super::under_way::lock;
+use super::request::LiveRequest;
 use crate::api::{FinishReason, TokenEvent};
 use crate::watch;
 use crate::worker::{Draw, StepError, StepInput};
 
 impl Engine {
-    /// One step: what every running request has gained goes to `emit`. If it fails, the requests of this step end with
-    /// [`FinishReason::Error`] and the engine goes on with the others; those that were on their way to host memory or back
-    /// are computed again.
+    /// Runs one step and passes what each running request has gained to `emit`. If the step fails, its requests end with
+    /// [`FinishReason::Error`]; all other requests go on, and those that were being swapped are computed again.
     ///
-    /// Where the device draws, the step after it is under way when this returns.
+    /// If the device draws the tokens, the following step is already in flight when this returns.
     pub fn step(&mut self, mut emit: impl FnMut(RequestId, TokenEvent)) {
         let _profile = self.worker.profile_step();
         self.scheduled.clear();
         loop {
-            while self.may_plan() {
-                let flight = self.plan();
-                if !self.submit_step(flight) {
+            while self.can_plan() {
+                let step = self.plan();
+                if !self.submit_step(step) {
                     break;
                 }
             }
-            let Some((flight, collected)) = self.collect() else { break };
-            let published = collected.map(|()| self.publish(&flight, &mut emit));
-            self.commit(flight, published, &mut emit);
-            // Whoever has the last answer finds all blocks free: nobody waits for what is still computed.
-            if self.scheduler.has_work() || self.flights.is_empty() {
+            let Some((step, collected)) = self.collect() else { break };
+            let published = collected.map(|()| self.publish(&step, &mut emit));
+            self.commit(step, published, &mut emit);
+            // After the last request has ended, the steps still in flight are collected too, so that their blocks are free
+            // when the caller gets the last event.
+            if self.scheduler.has_work() || self.in_flight.is_empty() {
                 break;
             }
         }
-        self.tell_ends();
+        self.report_ended();
     }
 
-    /// Tells the worker who has ended where no step follows that would.
-    pub(super) fn tell_ends(&mut self) {
-        if self.ended.is_empty() || self.scheduler.has_work() || !self.flights.is_empty() {
+    /// Tells the worker which sequences have ended if no later step will.
+    pub(super) fn report_ended(&mut self) {
+        if self.ended.is_empty() || self.has_work() {
             return;
         }
         let mut input = StepInput { plan: self.scheduler.plan(), ..StepInput::default() };
         input.ended.append(&mut self.ended);
         self.worker.submit(Arc::new(input));
         if let Err(error) = self.worker.collect(&mut self.output) {
-            tracing::error!("behind the last step: {error}");
+            tracing::error!("after the last step: {error}");
         }
     }
 
-    fn may_plan(&self) -> bool {
-        self.flights.len() < self.info.max_in_flight && self.flights.back().is_none_or(|flight| !flight.holds_up)
+    fn can_plan(&self) -> bool {
+        let newest_allows = self.in_flight.back().is_none_or(|step| !step.blocks_planning);
+        self.in_flight.len() < self.info.max_in_flight && newest_allows
     }
 
-    /// Plans a step, and says what is drawn from each of its spans.
+    /// Plans a step, and decides what is drawn from each of its spans.
     fn plan(&mut self) -> StepInFlight {
         let _phase = self.phase("plan");
         let plan = self.scheduler.plan();
-        let mut input = StepInput { plan, ..std::mem::take(&mut self.spare) };
+        let mut input = StepInput { plan, ..std::mem::take(&mut self.recycled) };
         input.ended.append(&mut self.ended);
-        let (mut ends, mut holds_up) = (Vec::new(), input.plan.spans.is_empty());
+        let (mut ends, mut blocks_planning) = (Vec::new(), input.plan.spans.is_empty());
         for (index, span) in input.plan.spans.iter().enumerate() {
-            let Some(active) = self.requests.get_mut(&span.seq.request) else {
+            let Some(request) = self.requests.get_mut(&span.seq.request) else {
                 input.draws.push(Draw::Nothing);
                 continue;
             };
-            if let Some(new) = active.new.take() {
-                self.scheduled.push(active.id);
-                let ended = (0..new.sequences).filter(|&index| active.made[index as usize].is_none());
-                input.ended.extend(ended.map(|index| sched::SeqId { index, ..span.seq }));
+            if let Some(new) = request.unsent.take() {
+                self.scheduled.push(request.id);
+                let ended = (0..new.sequences).filter(|&index| request.num_tokens[index as usize].is_none());
+                input.ended.extend(ended.map(|index| SeqId { index, ..span.seq }));
                 input.requests.push(new);
             }
-            let draw = active.draw(span);
-            holds_up |= active.is_scored() || active.is_followed_by_host(&draw);
+            let draw = request.draw(span);
+            blocks_planning |= request.needs_prompt_rows() || request.host_decides_after(&draw);
             input.draws.push(draw.unwrap_or_else(|reason| {
                 ends.push((index, reason));
                 Draw::Nothing
             }));
         }
-        StepInFlight { input: Arc::new(input), ends, holds_up }
+        StepInFlight { input: Arc::new(input), ends, blocks_planning }
     }
 
-    /// Gives the worker a step; `false` if it computes nothing.
-    fn submit_step(&mut self, flight: StepInFlight) -> bool {
-        let (computes, tokens) = (flight.computes(), flight.plan().num_tokens());
-        if flight.input.is_empty() {
-            self.recycle(flight);
+    /// Submits a step to the worker. Returns `false` if it computes nothing.
+    fn submit_step(&mut self, step: StepInFlight) -> bool {
+        let (has_work, num_tokens) = (step.has_work(), step.plan().num_tokens());
+        if step.input.is_empty() {
+            self.recycle(step);
             return false;
         }
-        tracing::debug!("{}", flight.plan());
-        // Before anything that could hang: a CPU computes the whole step in here.
-        lock(&self.under_way).get_or_insert_with(|| flight.input.clone());
-        self.worker.submit(flight.input.clone());
-        if computes {
-            self.step_tokens.count(tokens);
-            if let Err(error) = self.scheduler.submitted(flight.plan().step) {
+        tracing::debug!("{}", step.plan());
+        // Published before anything that could hang: a CPU computes the whole step within `submit`.
+        lock(&self.current_step).get_or_insert_with(|| step.input.clone());
+        self.worker.submit(step.input.clone());
+        if has_work {
+            self.step_tokens.count(num_tokens);
+            if let Err(error) = self.scheduler.submitted(step.plan().step) {
                 tracing::error!("{error}");
             }
         }
-        self.flights.push_back(flight);
-        computes
+        self.in_flight.push_back(step);
+        has_work
     }
 
-    /// Waits for the oldest step in flight. What came of it is in `output`.
+    /// Waits for the oldest step in flight. Its results are in `self.output`.
     fn collect(&mut self) -> Option<(StepInFlight, Result<(), StepError>)> {
-        let flight = self.flights.pop_front()?;
-        Some((flight, self.worker.collect(&mut self.output)))
+        let step = self.in_flight.pop_front()?;
+        Some((step, self.worker.collect(&mut self.output)))
     }
 
-    /// Makes events and outcomes of what came of a step.
-    fn publish(&mut self, flight: &StepInFlight, emit: &mut impl FnMut(RequestId, TokenEvent)) {
+    /// Turns the results of a step into events for callers and outcomes for the scheduler.
+    fn publish(&mut self, step: &StepInFlight, emit: &mut impl FnMut(RequestId, TokenEvent)) {
         let _phase = self.phase("publish");
         self.outcomes.clear();
-        let spans = &flight.plan().spans;
+        let spans = &step.plan().spans;
         let Engine { requests, output, .. } = self;
         for span in spans.iter().filter(|span| span.cached > 0) {
-            if let Some(active) = requests.get_mut(&span.seq.request) {
-                active.cached_tokens = active.cached_tokens.max(span.cached);
+            if let Some(request) = requests.get_mut(&span.seq.request) {
+                request.cached_tokens = request.cached_tokens.max(span.cached);
             }
         }
-        for (id, scores) in output.prompt_logprobs.drain(..) {
-            if let Some(active) = requests.get_mut(&id) {
-                active.prompt_logprobs.extend(scores.into_iter().map(Some));
+        for (id, logprobs) in output.prompt_logprobs.drain(..) {
+            if let Some(request) = requests.get_mut(&id) {
+                request.prompt_logprobs.extend(logprobs.into_iter().map(Some));
             }
         }
         for (id, embedding) in output.embeddings.drain(..) {
-            if let Some(active) = requests.get_mut(&id) {
-                active.embedding = Some(embedding);
+            if let Some(request) = requests.get_mut(&id) {
+                request.embedding = Some(embedding);
             }
         }
-        let Engine { mask_threads, eos_token_ids, outcomes, ended, generation_tokens: drawn, .. } = self;
-        let mut publisher = Publisher { mask_threads, eos_token_ids, outcomes, ended, drawn, emit };
+        let Engine { mask_threads, eos_token_ids, outcomes, ended, generation_tokens, .. } = self;
+        let mut publisher = Publisher { mask_threads, eos_token_ids, outcomes, ended, generation_tokens, emit };
         for (seq, sampled) in output.drawn.drain(..) {
-            let Some(active) = requests.get_mut(&seq.request) else { continue };
-            publisher.token(active, seq, sampled);
-            remove_if_over(requests, seq.request);
+            update(requests, seq.request, |request| publisher.token(request, seq, sampled));
         }
-        for (span, reason) in &flight.ends {
-            let (span, id) = (&spans[*span], spans[*span].seq.request);
-            let Some(active) = requests.get_mut(&id) else { continue };
-            publisher.end(active, span, reason);
-            remove_if_over(requests, id);
+        for (span, reason) in &step.ends {
+            let span = &spans[*span];
+            update(requests, span.seq.request, |request| publisher.end(request, span, reason));
         }
         for (seq, likeliest) in output.likeliest.drain(..) {
-            let Some(active) = requests.get_mut(&seq.request) else { continue };
-            publisher.beam(active, seq, likeliest);
-            remove_if_over(requests, seq.request);
+            update(requests, seq.request, |request| publisher.beam(request, seq, likeliest));
         }
     }
 
-    /// Tells the scheduler what came of a step.
+    /// Reports the outcomes of a step to the scheduler.
     fn commit(
         &mut self,
-        flight: StepInFlight,
+        step: StepInFlight,
         published: Result<(), StepError>,
         emit: &mut impl FnMut(RequestId, TokenEvent),
     ) {
         let _phase = self.phase("commit");
         match published {
-            Ok(()) if !flight.computes() => {}
-            Ok(()) => match self.scheduler.commit(flight.plan().step, self.outcomes.list()) {
+            Ok(()) if !step.has_work() => {}
+            Ok(()) => match self.scheduler.commit(step.plan().step, self.outcomes.list()) {
                 Ok(()) => self.completed_steps += 1,
-                // Can only be a fault of this file. Nobody knows what the steps behind it have read.
+                // Only a bug in this module leads here. What the steps behind this one have read is unknown.
                 Err(error) => {
-                    self.fail(flight.plan(), &error, emit);
+                    self.fail(step.plan(), &error, emit);
                     while let Some((behind, _)) = self.collect() {
                         self.fail(behind.plan(), &error, emit);
                     }
                 }
             },
             Err(error) => {
-                self.fail(flight.plan(), &error, emit);
-                self.give_up_steps();
+                self.fail(step.plan(), &error, emit);
+                self.abandon_in_flight();
             }
         }
-        *lock(&self.under_way) = self.flights.front().map(|next| next.input.clone());
+        *lock(&self.current_step) = self.in_flight.front().map(|next| next.input.clone());
         let stats = self.scheduler.stats();
         let (prefill, preemptions) = (stats.prompt_tokens_computed, stats.preemptions);
         let counters = watch::Counters { prefill, decode: self.generation_tokens, preemptions };
-        self.recent.step(flight.plan().spans.len(), counters);
-        self.recycle(flight);
+        self.recent.step(step.plan().spans.len(), counters);
+        self.recycle(step);
     }
 
-    /// Keeps the lists of a step for another.
-    fn recycle(&mut self, flight: StepInFlight) {
-        // Somebody may be looking at it still.
-        let Ok(StepInput { plan, mut requests, mut ended, mut draws }) = Arc::try_unwrap(flight.input) else { return };
+    /// Keeps the lists of a step for the next one.
+    fn recycle(&mut self, step: StepInFlight) {
+        // Another thread may still be reading it.
+        let Ok(StepInput { plan, mut requests, mut ended, mut draws }) = Arc::try_unwrap(step.input) else { return };
         self.scheduler.recycle(plan);
         requests.clear();
         ended.clear();
         draws.clear();
-        self.spare = StepInput { requests, ended, draws, ..StepInput::default() };
+        self.recycled = StepInput { requests, ended, draws, ..StepInput::default() };
     }
 
-    /// Ends every request of a step that failed, and tells the scheduler.
+    /// Ends every request of a failed step, and tells the scheduler.
     fn fail(&mut self, plan: &StepPlan, error: &dyn Error, emit: &mut impl FnMut(RequestId, TokenEvent)) {
         tracing::error!("{} failed: {error}", plan.step);
         self.failed_steps += 1;
         for span in &plan.spans {
             let id = span.seq.request;
-            if let Some(active) = self.forget(id) {
-                for index in active.live() {
+            if let Some(request) = self.remove(id) {
+                for index in request.live() {
                     let finish = Some(FinishReason::Error(error.to_string()));
                     emit(id, TokenEvent::Token { index, token: None, finish });
                 }
             }
             self.scheduler.abort(id);
         }
-        self.give_up(plan);
+        self.abandon(plan);
     }
 
-    /// Gives up the steps behind one that failed. The worker has dropped them.
-    fn give_up_steps(&mut self) {
-        for flight in std::mem::take(&mut self.flights) {
-            // The memory operations of a plan without spans failed with the step before it.
-            if flight.computes() {
-                self.give_up(flight.plan());
+    /// Abandons the steps behind a failed one, which the worker has dropped.
+    fn abandon_in_flight(&mut self) {
+        for step in std::mem::take(&mut self.in_flight) {
+            // The memory operations of a plan without spans failed with the step in front of it.
+            if step.has_work() {
+                self.abandon(step.plan());
             }
         }
     }
 
-    fn give_up(&mut self, plan: &StepPlan) {
+    /// Tells the scheduler that nothing of a step took place.
+    fn abandon(&mut self, plan: &StepPlan) {
         if let Err(error) = self.scheduler.fail(plan.step, &plan.memory) {
-            tracing::error!("{} was not given up: {error}", plan.step);
+            tracing::error!("the scheduler could not abandon {}: {error}", plan.step);
         }
     }
 }
 
-fn remove_if_over(requests: &mut HashMap<RequestId, Active>, id: RequestId) {
-    if requests.get(&id).is_some_and(Active::is_over) {
+/// Updates a request if it is live, and removes it if that ended its last sequence.
+fn update(requests: &mut HashMap<RequestId, LiveRequest>, id: RequestId, work: impl FnOnce(&mut LiveRequest)) {
+    let Some(request) = requests.get_mut(&id) else { return };
+    work(request);
+    if request.has_ended() {
         requests.remove(&id);
-    }
-}
-
-impl Active {
-    /// What is drawn from the last row of a span, or why its sequences end without a token.
-    fn draw(&mut self, span: &Span) -> Result<Draw, FinishReason> {
-        if span.sample.is_empty() {
-            return Ok(Draw::Nothing);
-        }
-        if self.limit == 0 {
-            return Err(FinishReason::Length);
-        }
-        if let Some(beams) = &self.beams {
-            let mut output = Vec::new();
-            beams.tokens(span.seq.index, &mut output);
-            return Ok(Draw::Likeliest { output, count: beams.wanted(self.num_stop_ids) });
-        }
-        let live = span.sample.clone().find(|&index| self.made.get(index as usize).is_some_and(Option::is_some));
-        Ok(match (live, &mut self.guides) {
-            (None, _) => Draw::Nothing,
-            (Some(_), None) => Draw::Tokens { allowed: None },
-            (Some(live), Some(guides)) => Draw::Tokens { allowed: Some(guides.allowed(live).clone()?) },
-        })
-    }
-
-    /// Whether the host has a part in what follows a draw.
-    fn is_followed_by_host(&self, draw: &Result<Draw, FinishReason>) -> bool {
-        match draw {
-            Ok(Draw::Nothing) => false,
-            Ok(Draw::Tokens { allowed }) => self.on_host || allowed.is_some(),
-            Ok(Draw::Likeliest { .. }) => true,
-            // That it has ended is known when the step is committed.
-            Err(_) => self.guides.is_some(),
-        }
     }
 }

@@ -1,8 +1,8 @@
 //! Incremental detokenisation: ids in, whole characters out.
 //!
-//! It works on the bytes of each token and never decodes a window again. That needs two facts about a tokenizer that only show
-//! in its whole decoder, and both are asked of it rather than assumed: whether it takes a leading space off the text, and how
-//! many U+FFFD it writes for broken bytes.
+//! It works on the bytes of each token and never decodes a window again. That needs two properties of the tokenizer's decoder,
+//! which are found by decoding samples instead of being assumed: whether it removes a leading space from the text, and how many
+//! U+FFFD it writes for invalid bytes.
 
 use std::sync::Arc;
 
@@ -10,27 +10,27 @@ use models::Tokenizer;
 
 use super::utf8::{Replacement, Utf8Decoder};
 
-/// Enough of the prompt's end to hold every byte of an unfinished character.
+/// Number of bytes at the end of the prompt that contain any unfinished character.
 const TAIL_BYTES: usize = 4;
 
-/// Turns the ids of one sequence into text as they come.
+/// Decodes the ids of one sequence to text, token by token.
 ///
-/// The deltas add up to `decode(prompt + output)` less `decode(prompt)` wherever that is valid UTF-8. Where it is not, a
-/// character is never taken back: the decoder of a byte-fallback vocabulary also breaks the good characters of a run of bytes
-/// with a bad one, and this does not.
+/// The deltas add up to `decode(prompt + output)` without its prefix `decode(prompt)`, wherever that is valid UTF-8. Elsewhere
+/// they may differ, because a character is never taken back: the decoder of a byte-fallback vocabulary replaces all characters
+/// of a run of bytes if one of its bytes is invalid.
 #[derive(Clone)]
 pub struct Detokenizer {
     tokenizer: Arc<Tokenizer>,
     skip_special: bool,
     decoder: Utf8Decoder,
-    /// Nothing has been written yet, neither by the prompt nor since: the tokenizer may take off a leading space.
+    /// Neither prompt nor output has any text yet, so the tokenizer may remove a leading space.
     at_start: bool,
 }
 
 impl Detokenizer {
-    /// A detokenizer for what follows on `prompt`. Special tokens of both are left out if `skip_special`.
+    /// Creates a detokenizer for the output after `prompt`. Special tokens of both are left out if `skip_special`.
     ///
-    /// Reads the prompt from its end, as far as it takes to find a few bytes of text.
+    /// Reads the prompt from its end, until it has found a few bytes of text.
     pub fn new(tokenizer: Arc<Tokenizer>, prompt: &[u32], skip_special: bool) -> Self {
         let mut pieces = Vec::new();
         let mut length = 0;
@@ -47,7 +47,7 @@ impl Detokenizer {
         Detokenizer { tokenizer, skip_special, decoder, at_start: length == 0 }
     }
 
-    /// The text that `id` completes: empty while a character is unfinished.
+    /// Returns the text that token `id` completes, which is empty while a character is unfinished.
     pub fn push(&mut self, id: u32) -> String {
         let bytes = visible_bytes(&self.tokenizer, id, self.skip_special);
         let mut written = bytes.as_slice();
@@ -58,12 +58,12 @@ impl Detokenizer {
         self.decoder.push(written)
     }
 
-    /// U+FFFD for a character that was never finished, else nothing.
+    /// Returns U+FFFD for a character that was never finished, otherwise an empty string.
     pub fn finish(&mut self) -> String {
         self.decoder.finish()
     }
 
-    /// How many leading spaces the tokenizer takes off a text that begins with `id`.
+    /// Returns how many leading spaces the tokenizer removes from a text that begins with `id`.
     fn stripped(&self, id: u32, bytes: &[u8]) -> usize {
         let spaces = leading_spaces(bytes);
         if spaces == 0 {
@@ -82,7 +82,7 @@ fn leading_spaces(bytes: &[u8]) -> usize {
     bytes.iter().take_while(|&&byte| byte == b' ').count()
 }
 
-/// Asks a vocabulary with byte-fallback tokens what it makes of two bytes of a euro sign.
+/// Determines how invalid bytes are replaced, by decoding two bytes of a euro sign if the vocabulary has byte-fallback tokens.
 fn replacement(tokenizer: &Tokenizer) -> Replacement {
     let bytes = ["<0xE2>", "<0x82>"].map(|byte| tokenizer.token_to_id(byte));
     let per_byte = match bytes {

@@ -1,9 +1,9 @@
-//! Text in front of a marker such as `<tool_call>`.
+//! The search for a marker such as `<tool_call>`, and the text in front of it.
 
-/// Most bytes that are held back: so much white space in front of a marker is text.
-pub(super) const MOST: usize = 256;
+/// Greatest number of bytes that are held back. More white space in front of a marker is text.
+pub(super) const MAX_HELD: usize = 256;
 
-/// Holds back what may be the beginning of a marker, with the white space in front of it: that belongs to the marker.
+/// Holds back text that may be the beginning of a marker, with the white space in front of it, which belongs to the marker.
 #[derive(Clone, Debug)]
 pub(super) struct Marker {
     marker: &'static str,
@@ -11,13 +11,13 @@ pub(super) struct Marker {
 }
 
 impl Marker {
-    /// In front of `marker`.
+    /// Starts a search for `marker`.
     pub fn new(marker: &'static str) -> Marker {
         Marker { marker, held: String::new() }
     }
 
-    /// Takes the next character; what is text for certain goes to `text`. `true` with the marker's last character: until the
-    /// next call, [`Marker::take`] returns the marker with the white space in front of it.
+    /// Reads the next character and appends what is certainly text to `text`. Returns `true` with the marker's last character:
+    /// then [`Marker::take`] returns the marker with the white space in front of it.
     pub fn push(&mut self, c: char, text: &mut String) -> bool {
         self.held.push(c);
         loop {
@@ -25,7 +25,7 @@ impl Marker {
             if inner == self.marker {
                 return true;
             }
-            if self.marker.starts_with(inner) && self.held.len() <= MOST {
+            if self.marker.starts_with(inner) && self.held.len() <= MAX_HELD {
                 return false;
             }
             let first = self.held.remove(0);
@@ -33,7 +33,7 @@ impl Marker {
         }
     }
 
-    /// Returns what is held back: the beginning of a marker, or a whole one.
+    /// Takes the text that is held back: the beginning of a marker, or a whole marker.
     pub fn take(&mut self) -> String {
         std::mem::take(&mut self.held)
     }

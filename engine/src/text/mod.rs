@@ -1,18 +1,17 @@
-//! Tokens become text, one sequence at a time.
+//! Tokens to text, one sequence at a time.
 //!
 //! ```text
 //! token id ─▶ Detokenizer ─▶ whole characters ─▶ StopScanner ─▶ text that is final
 //!             holds back an unfinished character  holds back what may become a stop string
 //! ```
 //!
-//! [`TextStream`] joins the two. In a chat, a [`ReasoningParser`] splits off the thoughts and a [`ToolParser`] reads
-//! the calls.
+//! [`TextStream`] combines the two. In a chat, a [`ReasoningParser`] separates the reasoning from the answer, and a [`ToolParser`]
+//! finds the tool calls.
 //!
-//! Invariants: no delta holds a part of a character; the deltas of a sequence add up to the same
-//! text however its tokens are spread over steps; a stop string never shows, not even its beginning.
+//! Invariants: no delta contains a part of a character; the deltas of a sequence add up to the same text however its tokens are
+//! distributed over steps; no part of a stop string is ever returned.
 //!
-//! Costs: a token costs what its own text costs. At most three bytes plus the longest stop string are held, whatever the model
-//! writes.
+//! Costs: a token costs time in proportion to its own text. At most three bytes plus the longest stop string are held back.
 
 mod detokenizer;
 mod marker;

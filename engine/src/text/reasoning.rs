@@ -1,36 +1,36 @@
-//! Thoughts between `<think>` and `</think>`, in front of the answer.
+//! Reasoning between `<think>` and `</think>`, in front of the answer.
 
-use super::marker::{MOST, Marker};
+use super::marker::{MAX_HELD, Marker};
 
-/// What begins the thoughts.
+/// Marks the beginning of the reasoning.
 const OPEN: &str = "<think>";
-/// What ends them.
+/// Marks its end.
 const CLOSE: &str = "</think>";
 
-/// A piece of text, split.
+/// A piece of text, split into reasoning and answer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Thought {
-    /// Thoughts.
+    /// Reasoning text.
     pub reasoning: String,
-    /// The answer.
+    /// Text of the answer.
     pub content: String,
 }
 
 enum State {
-    /// White space, or the beginning of [`OPEN`].
+    /// Only white space or the beginning of [`OPEN`] has been read.
     Start(String),
-    /// In the thoughts; the white space at their beginning is left out.
-    Thinking { close: Marker, begun: bool },
-    /// Behind them: white space in front of the answer is left out.
+    /// Within the reasoning. White space at its beginning is dropped.
+    Thinking { close: Marker, has_text: bool },
+    /// After the reasoning. White space in front of the answer is dropped.
     Between,
-    /// In the answer, to the end.
+    /// Within the answer, until the end.
     Answer,
 }
 
-/// Splits the thoughts of one sequence off its answer, as the text comes.
+/// Separates the reasoning of one sequence from its answer, in a text that arrives in pieces.
 ///
-/// Thoughts stand in front of the answer or nowhere: a tag further back is text. White space around them belongs to
-/// nobody. However the text is split, the pieces add up to the same.
+/// Reasoning is recognised only in front of the answer: a later tag is text. White space around the reasoning is dropped. The
+/// result does not depend on how the text is split into pieces.
 ///
 /// ```
 /// use engine::text::ReasoningParser;
@@ -44,30 +44,30 @@ enum State {
 pub struct ReasoningParser(State);
 
 impl ReasoningParser {
-    /// At the start of a text. `thinking` where the prompt has opened the thoughts already.
+    /// Creates a parser for a text. `thinking` says that the prompt ends within the reasoning.
     pub fn new(thinking: bool) -> ReasoningParser {
         ReasoningParser(if thinking { State::thinking() } else { State::Start(String::new()) })
     }
 
-    /// Whether a prompt ends within thoughts: some templates open them.
+    /// Whether a prompt ends with the opening tag, as some chat templates do.
     pub fn is_opened_by(prompt: &str) -> bool {
         prompt.trim_end().ends_with(OPEN)
     }
 
-    /// Takes the next piece of text.
+    /// Reads the next piece of text.
     pub fn push(&mut self, text: &str) -> Thought {
         let mut thought = Thought::default();
         text.chars().for_each(|c| self.read_char(c, &mut thought));
         thought
     }
 
-    /// The text has ended: what was held back is what it is.
+    /// Ends the text, and returns what was held back.
     pub fn finish(&mut self) -> Thought {
         match std::mem::replace(&mut self.0, State::Answer) {
             State::Start(held) => Thought { content: held, ..Thought::default() },
-            State::Thinking { mut close, begun } => {
+            State::Thinking { mut close, has_text } => {
                 let held = close.take();
-                let reasoning = if begun { held.trim_end() } else { held.trim() };
+                let reasoning = if has_text { held.trim_end() } else { held.trim() };
                 Thought { reasoning: reasoning.to_string(), ..Thought::default() }
             }
             State::Between | State::Answer => Thought::default(),
@@ -81,16 +81,16 @@ impl ReasoningParser {
                 let inner = held.trim_start();
                 if inner == OPEN {
                     self.0 = State::thinking();
-                } else if !OPEN.starts_with(inner) || held.len() > MOST {
+                } else if !OPEN.starts_with(inner) || held.len() > MAX_HELD {
                     thought.content.push_str(held);
                     self.0 = State::Answer;
                 }
             }
-            State::Thinking { close, begun } => {
+            State::Thinking { close, has_text } => {
                 let mut text = String::new();
                 let closed = close.push(c, &mut text);
-                let shown = if *begun { text.as_str() } else { text.trim_start() };
-                *begun |= !shown.is_empty();
+                let shown = if *has_text { text.as_str() } else { text.trim_start() };
+                *has_text |= !shown.is_empty();
                 thought.reasoning.push_str(shown);
                 if closed {
                     self.0 = State::Between;
@@ -107,64 +107,6 @@ impl ReasoningParser {
 
 impl State {
     fn thinking() -> State {
-        State::Thinking { close: Marker::new(CLOSE), begun: false }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    fn split(thinking: bool, pieces: &[&str]) -> (String, String) {
-        let mut parser = ReasoningParser::new(thinking);
-        let mut thoughts: Vec<Thought> = pieces.iter().map(|piece| parser.push(piece)).collect();
-        thoughts.push(parser.finish());
-        (
-            thoughts.iter().map(|thought| thought.reasoning.as_str()).collect(),
-            thoughts.iter().map(|thought| thought.content.as_str()).collect(),
-        )
-    }
-
-    #[test]
-    fn thoughts_stand_in_front_of_the_answer_or_nowhere() {
-        for (thinking, text, reasoning, content) in [
-            (false, "<think>a b</think>c", "a b", "c"),
-            (false, " \n<think>\na\n\nb\n</think>\n\nc <think>d</think>\n", "a\n\nb", "c <think>d</think>\n"),
-            (false, "<think>\n\n</think>\n\nc", "", "c"),
-            (false, "c <think>d</think>", "", "c <think>d</think>"),
-            (false, "<thinker> x", "", "<thinker> x"),
-            (false, " <thi", "", " <thi"),
-            (false, "", "", ""),
-            (true, "a </thin k></think>c", "a </thin k>", "c"),
-            (true, "\n a", "a", ""),
-            (true, "a </thi", "a </thi", ""),
-            (true, "<think>a</think>c", "<think>a", "c"),
-        ] {
-            assert_eq!(split(thinking, &[text]), (reasoning.to_string(), content.to_string()), "{text:?}");
-        }
-    }
-
-    #[test]
-    fn a_prompt_may_have_opened_the_thoughts() {
-        assert!(ReasoningParser::is_opened_by("<|im_start|>assistant\n<think>\n"));
-        assert!(!ReasoningParser::is_opened_by("<|im_start|>assistant\n<think>\n\n</think>\n\n"));
-        assert!(!ReasoningParser::is_opened_by("What does <think> mean?<|im_start|>assistant\n"));
-    }
-
-    proptest! {
-        #[test]
-        fn every_split_gives_the_same_thoughts_and_answer(
-            parts in prop::collection::vec(prop::sample::select(vec!["<think>", "</think>", "<", "/", "th", " ", "\n", "a", "世"]), 0..14),
-            cuts in prop::collection::vec(0usize..200, 0..12),
-            thinking: bool,
-        ) {
-            let whole = parts.concat();
-            let bounds: Vec<usize> = (0..=whole.len()).filter(|&at| whole.is_char_boundary(at)).collect();
-            let mut cuts: Vec<usize> = cuts.into_iter().map(|cut| bounds[cut % bounds.len()]).chain([0, whole.len()]).collect();
-            cuts.sort_unstable();
-            let pieces: Vec<&str> = cuts.windows(2).map(|cut| &whole[cut[0]..cut[1]]).collect();
-            prop_assert_eq!(split(thinking, &pieces), split(thinking, &[&whole]));
-        }
+        State::Thinking { close: Marker::new(CLOSE), has_text: false }
     }
 }

@@ -5,23 +5,23 @@
 //!                 final ───────┘└── held: the longest end of the text that begins a stop string
 //! ```
 //!
-//! Text is scanned as if it came one character at a time: the match that is complete first wins, and of several that end
-//! together the longest. So the result does not depend on how the text is split, and nothing waits longer than it must.
+//! The result is that of a scan character by character: the match that is complete first wins, and the longest of several that
+//! end at the same character. So it does not depend on how the text is split, and no text is held back longer than necessary.
 
 use std::sync::Arc;
 
-/// What a piece of text added.
+/// The result of scanning a piece of text.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Scanned {
-    /// Text that is final: neither a stop string nor the beginning of one.
+    /// Final text: it contains no stop string, and its end does not begin one.
     pub text: String,
-    /// The stop string that was found; the text ends there.
+    /// The stop string that was found and ends the text.
     pub stop: Option<String>,
 }
 
-/// Finds the first of several stop strings in a text that comes in pieces.
+/// Finds the first of several stop strings in a text that arrives in pieces.
 ///
-/// Clones share the stop strings. Holds back less than the longest stop string, in bytes. After a match it gives nothing any more.
+/// Holds back fewer bytes than the longest stop string has. Returns nothing after a match. Clones share the stop strings.
 ///
 /// ```
 /// use engine::text::StopScanner;
@@ -41,12 +41,12 @@ pub struct StopScanner {
 }
 
 impl StopScanner {
-    /// A scanner for `stops`, which leaves the match in the text if `include_stop`. Empty strings never match.
+    /// Creates a scanner for `stops`. It leaves the match in the text if `include_stop`. Empty strings never match.
     pub fn new(stops: &[String], include_stop: bool) -> Self {
         StopScanner { stops: stops.into(), include_stop, held: String::new(), matched: false }
     }
 
-    /// Takes the next piece of text and gives what has become final.
+    /// Reads the next piece of text and returns what has become final.
     pub fn push(&mut self, piece: &str) -> Scanned {
         if self.matched {
             return Scanned::default();
@@ -59,141 +59,30 @@ impl StopScanner {
             self.matched = true;
             return Scanned { text, stop: Some(stop) };
         }
-        self.held = text.split_off(text.len() - self.beginning_at_end(&text));
+        self.held = text.split_off(text.len() - self.held_length(&text));
         Scanned { text, stop: None }
     }
 
-    /// The text that was held back: no more comes, so it is no stop string.
+    /// Ends the text, and returns what was held back.
     pub fn finish(&mut self) -> String {
         std::mem::take(&mut self.held)
     }
 
-    /// The match that ends first, of those the one that starts first: where it starts, and what it is.
+    /// The match that ends first, or the longest of those: its start and the stop string.
     fn first_match(&self, text: &str) -> Option<(usize, &str)> {
         let stops = self.stops.iter().map(String::as_str).filter(|stop| !stop.is_empty());
         let matches = stops.filter_map(|stop| Some((text.find(stop)?, stop)));
         matches.min_by_key(|(start, stop)| (start + stop.len(), *start))
     }
 
-    /// Length of the longest end of `text` that is the beginning of a stop string. It starts with that string's first
-    /// character, so `text` may be cut there.
-    fn beginning_at_end(&self, text: &str) -> usize {
+    /// Length of the longest end of `text` that is the beginning of a stop string. It begins with the first character of that
+    /// string, so `text` can be cut there.
+    fn held_length(&self, text: &str) -> usize {
         let text = text.as_bytes();
         let longest = |stop: &String| {
             let most = stop.len().saturating_sub(1).min(text.len());
             (1..=most).rev().find(|&length| text.ends_with(&stop.as_bytes()[..length]))
         };
         self.stops.iter().filter_map(longest).max().unwrap_or(0)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    fn scanner(stops: &[&str], include_stop: bool) -> StopScanner {
-        let stops: Vec<String> = stops.iter().map(|&stop| stop.to_owned()).collect();
-        StopScanner::new(&stops, include_stop)
-    }
-
-    /// All pieces and the end: the text given, and the stop string found.
-    fn scan(mut scanner: StopScanner, pieces: &[&str]) -> (String, Option<String>) {
-        let mut text = String::new();
-        for piece in pieces {
-            let scanned = scanner.push(piece);
-            text += &scanned.text;
-            if scanned.stop.is_some() {
-                return (text, scanned.stop);
-            }
-        }
-        (text + &scanner.finish(), None)
-    }
-
-    fn found(text: &str, stop: &str) -> (String, Option<String>) {
-        (text.to_owned(), Some(stop.to_owned()))
-    }
-
-    #[test]
-    fn a_stop_string_that_straddles_pieces_never_leaks() {
-        let mut scanner = scanner(&["<end>"], false);
-        for (piece, given) in [("a<", "a"), ("en", ""), ("<e", "<en"), ("nd", ""), (">b", "")] {
-            assert_eq!(scanner.push(piece).text, given, "{piece}");
-        }
-        assert_eq!(scanner.push("more"), Scanned::default());
-        assert_eq!(scanner.finish(), "");
-    }
-
-    #[test]
-    fn a_beginning_that_leads_nowhere_is_released() {
-        let mut scanner = scanner(&["aab"], false);
-        assert_eq!(scanner.push("aaaa").text, "aa");
-        assert_eq!(scanner.push("c").text, "aac");
-        assert_eq!(scanner.push("a").text, "");
-        assert_eq!(scanner.finish(), "a");
-    }
-
-    #[test]
-    fn the_match_that_is_complete_first_wins_and_then_the_longest() {
-        assert_eq!(scan(scanner(&["cd", "b", "abc"], false), &["xabcd"]), found("xa", "b"));
-        assert_eq!(scan(scanner(&["c", "abc", "bc"], true), &["xabcd"]), found("xabc", "abc"));
-    }
-
-    #[test]
-    fn a_multibyte_stop_string_cuts_between_characters() {
-        assert_eq!(scan(scanner(&["世界"], false), &["你好世", "世", "界!"]), found("你好世", "世界"));
-        assert_eq!(scan(scanner(&["é\u{301}"], true), &["caf", "é", "\u{301}s"]), found("café\u{301}", "é\u{301}"));
-    }
-
-    #[test]
-    fn an_empty_stop_string_never_matches() {
-        assert_eq!(scan(scanner(&[""], false), &["ab", "c"]), ("abc".into(), None));
-    }
-
-    /// Character by character over the whole text.
-    fn naive(text: &str, stops: &[String], include_stop: bool) -> (String, Option<String>) {
-        let ends = text.char_indices().map(|(at, character)| at + character.len_utf8());
-        for end in ends {
-            let matches = stops.iter().filter(|stop| !stop.is_empty() && text[..end].ends_with(*stop));
-            if let Some(stop) = matches.max_by_key(|stop| stop.len()) {
-                let cut = if include_stop { end } else { end - stop.len() };
-                return found(&text[..cut], stop);
-            }
-        }
-        (text.to_owned(), None)
-    }
-
-    proptest! {
-        #![proptest_config(ProptestConfig::with_cases(4000))]
-
-        #[test]
-        fn every_split_gives_what_a_search_of_the_whole_gives(
-            text in "[ab世é]{0,24}",
-            stops in prop::collection::vec("[ab世é]{0,5}", 0..4),
-            include_stop: bool,
-            cuts in prop::collection::vec(0usize..80, 0..12),
-        ) {
-            let bounds: Vec<usize> = (0..=text.len()).filter(|&at| text.is_char_boundary(at)).collect();
-            let mut cuts: Vec<usize> = cuts.into_iter().map(|cut| bounds[cut % bounds.len()]).chain([0, text.len()]).collect();
-            cuts.sort_unstable();
-            let pieces: Vec<&str> = cuts.windows(2).map(|cut| &text[cut[0]..cut[1]]).collect();
-            let found = scan(StopScanner::new(&stops, include_stop), &pieces);
-            prop_assert_eq!(found, naive(&text, &stops, include_stop));
-        }
-
-        #[test]
-        fn less_than_the_longest_stop_string_is_held_back(
-            text in "[ab世é]{0,24}",
-            stops in prop::collection::vec("[ab世é]{1,5}", 1..4),
-        ) {
-            let most = stops.iter().map(String::len).max().unwrap_or(1) - 1;
-            let mut scanner = StopScanner::new(&stops, false);
-            for character in text.chars() {
-                scanner.push(character.encode_utf8(&mut [0; 4]));
-                prop_assert!(scanner.held.len() <= most);
-                let begins = |stop: &String| stop.starts_with(&scanner.held);
-                prop_assert!(stops.iter().any(begins), "{:?} is held for nothing", scanner.held);
-            }
-        }
     }
 }

@@ -1,4 +1,4 @@
-//! One sequence's tokens as final text: detokenised, and cut at its stop strings.
+//! The final text of one sequence: its tokens detokenised and cut at stop strings.
 
 use std::sync::Arc;
 
@@ -7,33 +7,33 @@ use models::Tokenizer;
 use super::{Detokenizer, StopScanner};
 use crate::api::GenerationParams;
 
-/// What a token added to the text.
+/// The text that a token added.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TextDelta {
-    /// Text that is final; it may belong to earlier tokens, and this token's own may come later.
+    /// Final text. It may belong to earlier tokens, and this token's own text may follow later.
     pub text: String,
-    /// Where the token's text begins in the sequence's text, in characters.
+    /// Offset of the token's text in the sequence's text, in characters.
     pub offset: usize,
-    /// The stop string that ended the sequence; nothing comes after it.
+    /// The stop string that ended the sequence.
     pub stop: Option<String>,
 }
 
-/// Text of one sequence of a request.
+/// The text of one sequence of a request.
 ///
-/// Offsets never decrease and the first is 0. A token inside of a character has the offset of that character, and a stop string
-/// counts although it is not shown.
+/// Offsets never decrease, and the first is 0. A token within a character has the offset of that character. Stop strings count
+/// although they are removed from the text.
 #[derive(Clone)]
 pub struct TextStream {
     detokenizer: Detokenizer,
     scanner: StopScanner,
-    /// Tokens whose text is not searched: a sequence must not end before them.
+    /// Number of tokens whose text is still not searched, because a sequence must not end before them.
     unsearched: usize,
     characters: usize,
 }
 
 impl TextStream {
-    /// The stream of what follows on `prompt`; of `params` it heeds `stop`, `include_stop_str_in_output`,
-    /// `skip_special_tokens` and `sampling.min_tokens` (stop strings are looked for behind so many tokens, as in vLLM).
+    /// Creates the stream of the text after `prompt`. It uses `stop`, `include_stop_str_in_output`, `skip_special_tokens` and
+    /// `sampling.min_tokens` of `params`; stop strings are searched for after that many tokens, as in vLLM.
     pub fn new(tokenizer: Arc<Tokenizer>, prompt: &[u32], params: &GenerationParams) -> Self {
         TextStream {
             detokenizer: Detokenizer::new(tokenizer, prompt, params.skip_special_tokens),
@@ -43,7 +43,7 @@ impl TextStream {
         }
     }
 
-    /// Takes the next token. Not to be called with an end or stop token whose text is not to show; its offset is
+    /// Reads the next token. Do not call it for an end or stop token whose text is not shown; its offset is
     /// [`TextStream::offset`].
     pub fn push(&mut self, token: u32) -> TextDelta {
         let offset = self.characters;
@@ -57,12 +57,12 @@ impl TextStream {
         TextDelta { text: scanned.text, offset, stop: scanned.stop }
     }
 
-    /// Where the text of the next token will begin, in characters.
+    /// Offset of the next token's text, in characters.
     pub fn offset(&self) -> usize {
         self.characters
     }
 
-    /// Everything that was held back, when the sequence ends for another reason than a stop string.
+    /// Returns the text that was held back, when the sequence ends for another reason than a stop string.
     pub fn finish(&mut self) -> String {
         let unfinished = self.detokenizer.finish();
         self.characters += unfinished.chars().count();

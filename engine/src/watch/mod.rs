@@ -1,8 +1,8 @@
-//! The engine alive, for whoever watches: one bounded [`Snapshot`] of blocks, requests and speed.
+//! Snapshots of a running engine: a bounded [`Snapshot`] of blocks, requests and speed.
 //!
-//! It holds counts and ids, never a token or a text. The engine thread makes one between two steps, and only while somebody
-//! watches; what happened lately is counted always, a few additions a step. Cost of a snapshot: one pass over the block tables
-//! and the pool's counts (the test `a_snapshot_of_a_large_pool_is_cheap_and_bounded` prints it).
+//! A snapshot contains counts and ids, but no tokens and no text. The engine thread takes one between two steps, and only while
+//! there are watchers. The recent history is always counted, with a few additions per step. A snapshot costs one pass over the
+//! block tables and the pool's counts (the test `a_snapshot_of_a_large_pool_is_cheap_and_bounded` prints the time).
 
 mod map;
 mod recent;
@@ -15,25 +15,25 @@ pub use map::{BlockMap, Owner};
 pub(crate) use recent::{Counters, Recent};
 pub use recent::{History, Rates};
 
-/// Requests that a snapshot lists; the others are counted.
+/// Greatest number of requests that a snapshot lists. The others are counted.
 pub const MAX_REQUESTS: usize = 256;
 
-/// The engine at one moment. Serialised, it is the document of `GET /quire/state`.
+/// The state of an engine at one moment. `GET /quire/state` returns it as JSON.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Snapshot {
-    /// Seconds since the engine was made.
+    /// Seconds since the engine was created.
     pub uptime: f64,
     /// Tokens per block.
     pub block_size: usize,
-    /// Where the blocks are; `in_use`, `cached` and `free` sum to `total`.
+    /// Numbers of blocks. `in_use`, `cached` and `free` add up to `total`.
     pub blocks: Blocks,
-    /// Who owns which block.
+    /// The owners of all blocks.
     pub map: BlockMap,
-    /// Live requests: running, then swapped, then waiting, in their orders; at most [`MAX_REQUESTS`].
+    /// Live requests, at most [`MAX_REQUESTS`]: running, then swapped, then waiting ones, each in scheduling order.
     pub requests: Vec<RequestInfo>,
-    /// Live requests that are not listed.
+    /// Number of live requests that are not listed.
     pub requests_left_out: usize,
-    /// Gauges and counters, as for metrics.
+    /// Gauges and counters, as in the metrics.
     pub stats: Stats,
     /// Speed over the last two seconds.
     pub rates: Rates,
@@ -41,35 +41,35 @@ pub struct Snapshot {
     pub history: History,
 }
 
-/// How many blocks are where.
+/// Numbers of blocks by state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Blocks {
-    /// All blocks.
+    /// Number of all blocks.
     pub total: usize,
-    /// Owned by live requests.
+    /// Blocks owned by live requests.
     pub in_use: usize,
-    /// Kept for the prefix that they hold, and to be had when needed.
+    /// Blocks kept for their cached prefix, which are reused when needed.
     pub cached: usize,
-    /// Hold nothing.
+    /// Unused blocks.
     pub free: usize,
-    /// Most that were ever in use at once.
+    /// Greatest number of blocks that were in use at the same time.
     pub peak: usize,
     /// Blocks of host memory, for swapped requests.
     pub host_total: usize,
-    /// Those of them that swapped requests own.
+    /// Blocks of host memory that swapped requests own.
     pub host_in_use: usize,
 }
 
-/// Gauges now and counters since the start.
+/// Gauges, and counters since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Stats {
-    /// Requests that hold blocks.
+    /// Requests that own blocks.
     pub running: usize,
     /// Requests that wait for blocks.
     pub waiting: usize,
-    /// Requests that wait in host memory.
+    /// Requests in host memory.
     pub swapped: usize,
-    /// Steps with work.
+    /// Steps that computed something and were committed.
     pub steps: u64,
     /// Prompt tokens of admitted requests.
     pub prompt_tokens: u64,
@@ -77,40 +77,40 @@ pub struct Stats {
     pub generation_tokens: u64,
     /// Prompt tokens looked up in the prefix cache.
     pub prefix_cache_queries: u64,
-    /// Prompt tokens found there.
+    /// Prompt tokens found in the prefix cache.
     pub prefix_cache_hits: u64,
-    /// Requests that gave their blocks back.
+    /// Preemptions.
     pub preemptions: u64,
-    /// Those of them that were swapped out.
+    /// Preemptions by swapping to host memory.
     pub swap_preemptions: u64,
 }
 
-/// One live request, in numbers.
+/// A live request.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct RequestInfo {
-    /// The engine's number for it.
+    /// Id of the request.
     pub id: u64,
     /// `running`, `swapped` or `waiting`.
     pub state: &'static str,
     /// Seconds since it was submitted.
     pub age: f64,
-    /// Sequences that have not ended.
+    /// Number of sequences that have not ended.
     pub sequences: usize,
-    /// Tokens of its prompt.
+    /// Number of prompt tokens.
     pub prompt_tokens: usize,
-    /// Those of them that the prefix cache had.
+    /// Number of prompt tokens that came from the prefix cache.
     pub cached_tokens: usize,
-    /// Tokens whose keys and values lie in its blocks.
+    /// Number of tokens whose keys and values are in the request's blocks.
     pub computed_tokens: usize,
-    /// Tokens drawn.
+    /// Number of tokens drawn.
     pub generated_tokens: usize,
-    /// Blocks that it owns, alone or with others.
+    /// Number of blocks that the request owns, alone or shared.
     pub blocks: usize,
-    /// How often it had to give its blocks back.
+    /// Number of preemptions of the request.
     pub preemptions: u32,
 }
 
-/// Puts the parts together; `age` gives the seconds since a request came.
+/// Takes a snapshot. `age` returns the seconds since a request was submitted.
 pub(crate) fn snapshot(
     scheduler: &Scheduler,
     stats: &EngineStats,

@@ -1,6 +1,6 @@
-//! The last minute in buckets of half a second, counted at every step: what the rates and the charts are made of.
+//! Counts of the last minute in buckets of half a second, from which rates and charts are computed.
 //!
-//! A step costs one look at the clock and a few additions. Buckets in which nothing happened are filled in when somebody asks.
+//! A step costs one reading of the clock and a few additions. Empty buckets are added on demand.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -9,38 +9,38 @@ use serde::Serialize;
 
 const BUCKET: Duration = Duration::from_millis(500);
 const BUCKETS: usize = 120;
-/// Whole buckets that a rate is taken over: two seconds.
+/// Number of whole buckets that a rate covers: two seconds.
 const RATE_OVER: usize = 4;
 
-/// Speed now, over the last whole buckets.
+/// Current speed, over the last two seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Rates {
-    /// Prompt tokens computed a second, recomputed ones included.
+    /// Prompt tokens computed per second, including recomputed ones.
     pub prefill: f64,
-    /// Tokens drawn a second.
+    /// Tokens drawn per second.
     pub decode: f64,
-    /// Sequences in a step, on average.
+    /// Mean number of sequences per step.
     pub batch: f64,
-    /// Steps a second.
+    /// Steps per second.
     pub steps: f64,
 }
 
-/// The last minute, oldest first; the last bucket is not over yet.
+/// The last minute, oldest bucket first; the last bucket is incomplete.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct History {
-    /// Seconds of a bucket.
+    /// Length of a bucket in seconds.
     pub seconds: f64,
-    /// Prompt tokens computed in each.
+    /// Prompt tokens computed in each bucket.
     pub prefill: Vec<u64>,
-    /// Tokens drawn in each.
+    /// Tokens drawn in each bucket.
     pub decode: Vec<u64>,
-    /// Sequences in a step, on average, in each.
+    /// Mean number of sequences per step in each bucket.
     pub batch: Vec<f64>,
-    /// Requests that gave their blocks back in each.
+    /// Preemptions in each bucket.
     pub preemptions: Vec<u64>,
 }
 
-/// What a step reports: counters since the start.
+/// Counters since the start, as of a step.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Counters {
     pub prefill: u64,
@@ -63,20 +63,20 @@ impl Bucket {
     }
 }
 
-/// Counts steps.
+/// See the [module](self).
 pub(crate) struct Recent {
     start: Instant,
     /// Number of the newest bucket since the start.
     newest: u64,
-    /// Newest last, at most [`BUCKETS`].
+    /// At most [`BUCKETS`], the newest last.
     buckets: VecDeque<Bucket>,
-    before: Counters,
+    previous: Counters,
 }
 
 impl Recent {
     pub fn new() -> Recent {
         let buckets = VecDeque::from([Bucket::default()]);
-        Recent { start: Instant::now(), newest: 0, buckets, before: Counters::default() }
+        Recent { start: Instant::now(), newest: 0, buckets, previous: Counters::default() }
     }
 
     /// Seconds since the start.
@@ -84,18 +84,18 @@ impl Recent {
         self.start.elapsed().as_secs_f64()
     }
 
-    /// A step of so many sequences is over.
+    /// Counts a step of `sequences` sequences.
     pub fn step(&mut self, sequences: usize, now: Counters) {
         self.step_at(self.start.elapsed(), sequences, now);
     }
 
-    /// The last two seconds.
+    /// Returns the rates over the last two seconds.
     pub fn rates(&mut self) -> Rates {
         self.roll(self.start.elapsed());
         self.rates_now()
     }
 
-    /// The last minute.
+    /// Returns the last minute.
     pub fn history(&mut self) -> History {
         self.roll(self.start.elapsed());
         let buckets = &self.buckets;
@@ -110,7 +110,7 @@ impl Recent {
 
     fn step_at(&mut self, at: Duration, sequences: usize, now: Counters) {
         self.roll(at);
-        let before = std::mem::replace(&mut self.before, now);
+        let before = std::mem::replace(&mut self.previous, now);
         if let Some(bucket) = self.buckets.back_mut() {
             bucket.prefill += now.prefill - before.prefill;
             bucket.decode += now.decode - before.decode;
@@ -162,7 +162,7 @@ mod tests {
         recent.roll(Duration::from_millis(2100));
         assert_eq!(recent.rates_now(), Rates { prefill: 200.0, decode: 2.0, batch: 2.0, steps: 1.0 });
         recent.roll(Duration::from_millis(3100));
-        assert_eq!(recent.rates_now(), Rates::default(), "and go to nothing when nothing happens");
+        assert_eq!(recent.rates_now(), Rates::default(), "and fall to 0 when no step runs");
     }
 
     #[test]

@@ -1,22 +1,22 @@
-//! A plan becomes memory operations and one forward pass. On a device that launches kernels the host waits for nothing but the
-//! results that it asks for.
+//! Executes a plan: memory operations, then one forward pass. On a device that computes asynchronously, the host waits only for
+//! the results that it reads.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use attention_kernels::{KernelError, KvCache, SwapSpace};
-use device::profile::{Phase, Step};
-use device::{Buffer, Device, DeviceError, Event, Pool, Profile, Queue};
+use device::{Buffer, Device, Event, Queue};
 use models::{Fill, ForwardBatch, Model};
-use sched::{BlockId, MemOp, SeqId, Span, StepPlan};
+use sched::{MemOp, SeqId, Span, StepId, StepPlan};
 
-use super::transfers::{Direction, Touched, Transfer, Transfers};
+use super::phase;
+use super::transfers::{Direction, TouchedBlocks, Transfer, Transfers};
 
-/// Which hidden states of a span stay behind the last layer.
+/// Which hidden states of a span are kept after the last layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Needed {
     None,
-    /// That of its last token.
+    /// Only that of the last token.
     Last,
     All,
 }
@@ -25,27 +25,25 @@ pub(crate) enum Needed {
 pub(crate) struct Executor {
     device: Arc<dyn Device>,
     model: Model,
-    /// One for each place in a page.
+    /// One cache for each layer of a group.
     caches: Vec<KvCache>,
-    /// For requests that are swapped out.
     swap_space: SwapSpace,
-    /// Swaps that no step has had to wait for yet.
+    /// Swaps that the compute queue has not waited for.
     transfers: Transfers,
-    /// Recorded behind the last operation on blocks that the compute queue was given outside of forward passes; none where
-    /// there is no swap space.
+    /// Recorded after the last block copy or poisoning, which swaps must wait for; `None` without a swap space.
     operated: Option<Event>,
-    /// Blocks of the step, or of the memory operations, that may have to wait for a swap; used only while one is under way.
-    touched: Touched,
-    /// Blocks that the step being prepared writes to, if it swaps out.
-    claimed: Touched,
-    /// One table per group of layers; −1 behind a window.
+    /// Blocks that the next operation or forward pass reads and writes; used only while a swap is in flight.
+    touched: TouchedBlocks,
+    /// Blocks that the current step writes, if it swaps out.
+    claimed: TouchedBlocks,
+    /// One table per group of layers; −1 for blocks before a window.
     tables: HashMap<SeqId, Vec<Vec<i32>>>,
     batch: ForwardBatch,
-    /// Spans in the order of the batch.
+    /// Indices of the spans in the order of the batch.
     order: Vec<usize>,
     /// Last row of each span, in the order of the plan.
     last_rows: Vec<u32>,
-    /// Source and target blocks of neighbouring operations of one kind.
+    /// Source and target blocks of consecutive operations of one kind.
     pairs: Vec<(u32, u32)>,
 }
 
@@ -58,8 +56,8 @@ impl Executor {
             swap_space,
             transfers: Transfers::default(),
             operated: None,
-            touched: Touched::default(),
-            claimed: Touched::default(),
+            touched: TouchedBlocks::default(),
+            claimed: TouchedBlocks::default(),
             tables: HashMap::new(),
             batch: ForwardBatch::default(),
             order: Vec::new(),
@@ -68,43 +66,23 @@ impl Executor {
         }
     }
 
-    /// A step of the device's profile, if it has one.
-    pub fn profile_step(&self) -> Option<Step> {
-        Profile::step(&self.device)
-    }
-
-    /// Where the phases of a step are recorded, if they are.
-    pub fn profile(&self) -> Option<Arc<Profile>> {
-        self.device.profile().cloned()
-    }
-
-    /// A phase of the step, if they are recorded.
-    pub fn phase(&self, name: &'static str) -> Option<Phase> {
-        self.device.profile()?.phase(name)
-    }
-
-    /// Threads of the host.
-    pub fn threads(&self) -> &Pool {
-        self.device.pool()
-    }
-
-    /// Forgets the tables of sequences.
-    pub fn forget(&mut self, released: &[SeqId]) {
+    /// Drops the block tables of sequences.
+    pub fn release(&mut self, released: &[SeqId]) {
         for seq in released {
             self.tables.remove(seq);
         }
     }
 
-    /// Does what comes before the forward pass: memory operations, block tables, the batch. `needed` says which hidden states
-    /// of a span stay for [`Executor::logits`] and [`Executor::hidden`].
+    /// Does everything that precedes the forward pass: memory operations, block tables, and the batch. `needed` returns which
+    /// hidden states of a span [`Executor::logits`] and [`Executor::hidden`] will read.
     pub fn prepare(
         &mut self,
         plan: &StepPlan,
         mut needed: impl FnMut(usize, &Span) -> Needed,
     ) -> Result<(), KernelError> {
-        let _phase = self.phase("inputs");
+        let _phase = phase(&*self.device, "inputs");
         self.claim(plan);
-        self.memory(&plan.memory)?;
+        self.apply_memory_ops(plan)?;
         for span in &plan.spans {
             let tables = self.tables.entry(span.seq).or_default();
             tables.resize_with(span.groups.len(), Vec::new);
@@ -113,7 +91,7 @@ impl Executor {
             }
         }
         self.batch.clear(self.model.layout().groups.len());
-        // Single tokens first: they form one call of the decode kernel.
+        // Single tokens come first: one call of the decode kernel covers all of them.
         self.order.clear();
         self.order.extend(0..plan.spans.len());
         self.order.sort_by_key(|&i| plan.spans[i].tokens.len() > 1);
@@ -135,47 +113,41 @@ impl Executor {
                 self.batch.tokens[last as usize] = ForwardBatch::AWAITED;
             }
         }
-        self.wait_for_swaps(plan)
+        self.wait_for_swaps(plan)?;
+        // Not those of this step: they have only just been ordered.
+        Ok(self.transfers.forget_done(plan.step)?)
     }
 
-    /// Notes the blocks that a step with swaps writes to: those go to host memory first, so that it waits for no others.
+    /// Marks the blocks that a step with swaps writes. They are swapped out first, so that the step waits for no others.
     fn claim(&mut self, plan: &StepPlan) {
         let Some(cache) = self.caches.first() else { return };
         if !plan.memory.iter().any(|op| matches!(op, MemOp::SwapOut { .. })) {
             return;
         }
-        self.claimed.begin(cache.shape.num_blocks);
+        self.claimed.clear(cache.shape.num_blocks);
         let groups = plan.spans.iter().flat_map(|span| &span.groups);
         for slot in groups.flat_map(|group| &group.slots).filter_map(|slot| usize::try_from(*slot).ok()) {
-            self.claimed.write(slot / cache.shape.block_size);
+            self.claimed.mark_written(slot / cache.shape.block_size);
         }
         for op in &plan.memory {
             if let MemOp::Copy { dst, .. } | MemOp::SwapIn { dst, .. } = op {
-                self.claimed.write(dst.index());
+                self.claimed.mark_written(dst.index());
             }
         }
     }
 
-    /// Begins to note blocks that may have to wait for a swap; `false` if no swap is under way.
-    fn may_wait(&mut self) -> Result<bool, KernelError> {
-        // A test copies swaps when somebody waits for them, not before.
-        #[cfg(test)]
-        let forget = !hooks::LATE_SWAPS.get();
-        #[cfg(not(test))]
-        let forget = true;
-        if forget {
-            self.transfers.forget_done()?;
-        }
+    /// Clears the marks of touched blocks. Returns `false` if no swap is in flight, so that nothing has to be marked.
+    fn begin_touching(&mut self) -> bool {
         let cache = self.caches.first().filter(|_| !self.transfers.is_empty());
         if let Some(cache) = cache {
-            self.touched.begin(cache.shape.num_blocks);
+            self.touched.clear(cache.shape.num_blocks);
         }
-        Ok(cache.is_some())
+        cache.is_some()
     }
 
-    /// Lets the forward pass begin after the swaps of blocks that it needs, and not after others.
+    /// Makes the forward pass wait for the swaps of blocks that it reads or writes, and for no others.
     fn wait_for_swaps(&mut self, plan: &StepPlan) -> Result<(), KernelError> {
-        if !self.may_wait()? {
+        if !self.begin_touching() {
             return Ok(());
         }
         let Executor { caches, tables, touched, .. } = self;
@@ -183,120 +155,28 @@ impl Executor {
         let index = |number: i64| usize::try_from(number).ok();
         for span in &plan.spans {
             let tables = tables.get(&span.seq).into_iter().flatten();
-            tables.flatten().filter_map(|block| index(i64::from(*block))).for_each(|block| touched.read(block));
+            tables.flatten().filter_map(|block| index(i64::from(*block))).for_each(|block| touched.mark_read(block));
             let slots = span.groups.iter().flat_map(|group| &group.slots);
-            slots.filter_map(|slot| index(*slot)).for_each(|slot| touched.write(slot / block_size));
+            slots.filter_map(|slot| index(*slot)).for_each(|slot| touched.mark_written(slot / block_size));
         }
         self.wait_for_touched()
     }
 
-    /// Lets the compute queue wait for the swaps whose blocks were noted.
+    /// Makes the compute queue wait for the swaps of touched blocks.
     fn wait_for_touched(&mut self) -> Result<(), KernelError> {
         let Executor { device, transfers, touched, .. } = self;
-        let (writes, reads) = (|block| touched.is_written(block), |block| touched.is_read(block));
-        #[cfg(test)]
-        if hooks::LATE_SWAPS.get() {
-            for Transfer { direction, pairs, .. } in transfers.drain_conflicting(writes, reads) {
-                match direction {
-                    Direction::Out => self.swap_space.swap_out(&**device, &self.caches, &pairs)?,
-                    Direction::In => self.swap_space.swap_in(&**device, &mut self.caches, &pairs)?,
-                };
-            }
-            return Ok(());
-        }
-        if let Some(last) = transfers.drain_conflicting(writes, reads).next_back() {
+        if let Some(last) = transfers.drain_conflicting(touched).next_back() {
             device.wait(Queue::Compute, &last.event)?;
         }
         Ok(())
     }
 
-    /// Gives the copy queue swaps, beside the step that runs.
-    fn swap(&mut self, direction: Direction) -> Result<(), KernelError> {
-        if let Some(operated) = self.operated.take() {
-            self.device.wait(Queue::Copy, &operated)?;
-        }
-        let soon = |block: u32| direction == Direction::Out && self.claimed.is_written(block);
-        let (first, others): (Vec<_>, Vec<_>) = self.pairs.iter().partition(|pair| soon(pair.0));
-        for pairs in [first, others].into_iter().filter(|pairs| !pairs.is_empty()) {
-            let Executor { device, caches, swap_space, transfers, .. } = self;
-            let device = &**device;
-            #[cfg(test)]
-            if hooks::LATE_SWAPS.get() {
-                transfers.push(Transfer { direction, pairs, event: device.record(Queue::Copy)? });
-                continue;
-            }
-            let event = match direction {
-                Direction::Out => swap_space.swap_out(device, caches, &pairs)?,
-                Direction::In => swap_space.swap_in(device, caches, &pairs)?,
-            };
-            transfers.push(Transfer { direction, pairs, event });
-        }
-        Ok(())
-    }
-
-    /// Runs the forward pass. `fill` brings tokens that the device alone knows to their rows.
-    pub fn forward(&mut self, fill: Option<Fill<'_>>) -> Result<(), KernelError> {
-        #[cfg(test)]
-        {
-            if hooks::is_last(&hooks::SILENT_AFTER) {
-                return Ok(());
-            }
-            hooks::PASSES_BESIDE_SWAPS.set(hooks::PASSES_BESIDE_SWAPS.get() + usize::from(!self.transfers.is_empty()));
-        }
-        let _phase = self.phase("launch");
-        let Executor { device, model, batch, caches, .. } = self;
-        let mut forward = || model.forward_with(batch, caches, fill);
-        // Elsewhere the pool's threads have nothing to do.
-        if device.features().launches { forward() } else { device.pool().enter(forward) }
-    }
-
-    /// Marks the end of all work so far.
-    pub fn mark(&self) -> Result<Event, DeviceError> {
-        self.device.record(Queue::Compute)
-    }
-
-    /// Waits for all work.
-    pub fn synchronize(&self) -> Result<(), DeviceError> {
-        self.device.synchronize()
-    }
-
-    /// Logits of rows of the last step, float32, left on the device; at most as many as there are sequences.
-    pub fn device_logits(&mut self, rows: &[u32]) -> Result<&Buffer, KernelError> {
-        self.model.device_logits(rows)
-    }
-
-    /// Row of the last token of span `span` of the plan that was prepared last.
-    pub fn last_row(&self, span: usize) -> u32 {
-        self.last_rows[span]
-    }
-
-    /// Logits of rows of the last step; at most [`models::LOGIT_ROWS`].
-    pub fn logits(&mut self, rows: &[u32]) -> Result<&[f32], KernelError> {
-        let _phase = self.phase("launch");
-        let Executor { device, model, .. } = self;
-        device.pool().enter(|| model.logits(rows))
-    }
-
-    /// Width of [`Executor::hidden`].
-    pub fn hidden_size(&self) -> usize {
-        self.model.decoder().hidden_size()
-    }
-
-    /// Hidden states of rows of the last step behind the final norm; at most [`models::LOGIT_ROWS`].
-    pub fn hidden(&mut self, rows: &[u32]) -> Result<&[f32], KernelError> {
-        let _phase = self.phase("launch");
-        let Executor { device, model, .. } = self;
-        device.pool().enter(|| model.hidden(rows))
-    }
-
-    /// Applies memory operations in order; neighbours of one kind go to the device together.
-    fn memory(&mut self, ops: &[MemOp]) -> Result<(), KernelError> {
-        let _phase = if ops.is_empty() { None } else { self.phase("memory") };
-        for run in ops.chunk_by(|a, b| std::mem::discriminant(a) == std::mem::discriminant(b)) {
+    /// Applies memory operations in order. Consecutive ones of the same kind are ordered together.
+    fn apply_memory_ops(&mut self, plan: &StepPlan) -> Result<(), KernelError> {
+        let _phase = if plan.memory.is_empty() { None } else { phase(&*self.device, "memory") };
+        for run in plan.memory.chunk_by(|a, b| std::mem::discriminant(a) == std::mem::discriminant(b)) {
             self.pairs.clear();
             for op in run {
-                #[cfg(test)]
-                Executor::meet_fault(op)?;
                 match *op {
                     MemOp::Copy { src, dst } => self.pairs.push((src.0, dst.0)),
                     MemOp::SwapOut { src, dst } => self.pairs.push((src.0, dst.0)),
@@ -306,41 +186,55 @@ impl Executor {
                 }
             }
             match run[0] {
-                MemOp::SwapOut { .. } => self.swap(Direction::Out)?,
-                MemOp::SwapIn { .. } => self.swap(Direction::In)?,
-                MemOp::Copy { .. } | MemOp::Poison { .. } => self.operate(run)?,
+                MemOp::SwapOut { .. } => self.swap(Direction::Out, plan.step)?,
+                MemOp::SwapIn { .. } => self.swap(Direction::In, plan.step)?,
+                MemOp::Copy { .. } | MemOp::Poison { .. } => self.copy_or_poison(run)?,
                 other => return Err(unknown(other)),
             }
         }
         Ok(())
     }
 
-    /// Gives the compute queue copies, or poison.
-    fn operate(&mut self, run: &[MemOp]) -> Result<(), KernelError> {
-        // A release build orders no poison, and so waits for no swap because of it.
-        #[cfg(test)]
-        if hooks::LATE_SWAPS.get() && matches!(run[0], MemOp::Poison { .. }) {
-            return Ok(());
+    /// Orders swaps on the copy queue, beside the step that runs.
+    fn swap(&mut self, direction: Direction, step: StepId) -> Result<(), KernelError> {
+        if let Some(operated) = self.operated.take() {
+            self.device.wait(Queue::Copy, &operated)?;
         }
-        if self.may_wait()? {
+        let is_urgent = |block: u32| direction == Direction::Out && self.claimed.is_written(block);
+        let (first, others): (Vec<_>, Vec<_>) = self.pairs.iter().partition(|pair| is_urgent(pair.0));
+        for pairs in [first, others].into_iter().filter(|pairs| !pairs.is_empty()) {
+            let Executor { device, caches, swap_space, transfers, .. } = self;
+            let event = match direction {
+                Direction::Out => swap_space.swap_out(&**device, caches, &pairs)?,
+                Direction::In => swap_space.swap_in(&**device, caches, &pairs)?,
+            };
+            transfers.push(Transfer { step, direction, pairs, event });
+        }
+        Ok(())
+    }
+
+    /// Orders block copies, or the poisoning of blocks, on the compute queue.
+    fn copy_or_poison(&mut self, run: &[MemOp]) -> Result<(), KernelError> {
+        if self.begin_touching() {
             for op in run {
                 match *op {
                     MemOp::Copy { src, dst } => {
-                        self.touched.read(src.index());
-                        self.touched.write(dst.index());
+                        self.touched.mark_read(src.index());
+                        self.touched.mark_written(dst.index());
                     }
-                    MemOp::Poison { block, .. } => self.touched.write(block.index()),
+                    MemOp::Poison { block, .. } => self.touched.mark_written(block.index()),
                     _ => {}
                 }
             }
             self.wait_for_touched()?;
         }
+        let Executor { device, model, caches, swap_space, pairs, operated, .. } = self;
         for op in run {
+            // Debug builds order this, so that contents that must not be read again are loud.
             if let MemOp::Poison { block, from_slot } = *op {
-                self.poison(block, from_slot)?;
+                caches.iter_mut().try_for_each(|cache| cache.poison(&**device, block.index(), from_slot))?;
             }
         }
-        let Executor { device, model, caches, swap_space, pairs, operated, .. } = self;
         if !pairs.is_empty() {
             model.copy_blocks(pairs, caches)?;
         }
@@ -350,46 +244,42 @@ impl Executor {
         Ok(())
     }
 
-    /// Fails where a test wants a copy to fail.
-    #[cfg(test)]
-    fn meet_fault(op: &MemOp) -> Result<(), KernelError> {
-        if matches!(op, MemOp::Poison { .. }) || !hooks::is_last(&hooks::FAULT_AFTER) {
-            return Ok(());
-        }
-        Err(KernelError::Unsupported { variant: "memory", found: "a fault that a test asked for".to_string() })
+    /// Runs the forward pass. `fill` copies tokens that are known only on the device into the batch.
+    pub fn forward(&mut self, fill: Option<Fill<'_>>) -> Result<(), KernelError> {
+        let Executor { device, model, batch, caches, .. } = self;
+        let _phase = phase(&**device, "launch");
+        let mut forward = || model.forward_with(batch, caches, fill);
+        // The threads of the pool compute only on a CPU.
+        if device.features().launches { forward() } else { device.pool().enter(forward) }
     }
 
-    /// Makes what must not be read again loud, in all layers (debug builds order this).
-    fn poison(&mut self, block: BlockId, from_slot: usize) -> Result<(), KernelError> {
-        self.caches.iter_mut().try_for_each(|cache| cache.poison(&*self.device, block.index(), from_slot))
+    /// Row of the last token of span `span` in the plan that was prepared last.
+    pub fn last_row(&self, span: usize) -> u32 {
+        self.last_rows[span]
+    }
+
+    /// Logits of rows of the last step, float32, on the device; at most as many rows as there are sequences.
+    pub fn device_logits(&mut self, rows: &[u32]) -> Result<&Buffer, KernelError> {
+        self.model.device_logits(rows)
+    }
+
+    /// Logits of at most [`models::LOGIT_ROWS`] rows of the last step.
+    pub fn logits(&mut self, rows: &[u32]) -> Result<&[f32], KernelError> {
+        let Executor { device, model, .. } = self;
+        let _phase = phase(&**device, "launch");
+        device.pool().enter(|| model.logits(rows))
+    }
+
+    /// Hidden states, after the final norm, of at most [`models::LOGIT_ROWS`] rows of the last step, and their width.
+    pub fn hidden(&mut self, rows: &[u32]) -> Result<(&[f32], usize), KernelError> {
+        let Executor { device, model, .. } = self;
+        let _phase = phase(&**device, "launch");
+        let width = model.decoder().hidden_size();
+        Ok((device.pool().enter(|| model.hidden(rows))?, width))
     }
 }
 
-/// The error of a memory operation that this executor cannot apply. Skipping one would leave wrong contents behind.
+/// The error for a memory operation that this executor cannot apply. Skipping it would leave wrong contents behind.
 fn unknown(op: MemOp) -> KernelError {
     KernelError::Unsupported { variant: "memory", found: op.to_string() }
-}
-
-/// What tests ask of the workers of their thread.
-#[cfg(test)]
-pub(crate) mod hooks {
-    use std::cell::Cell;
-
-    thread_local! {
-        /// So many more memory operations succeed; `None`: all.
-        pub static FAULT_AFTER: Cell<Option<usize>> = const { Cell::new(None) };
-        /// So many more forward passes run; the next fails after its launch, and writes nothing.
-        pub static SILENT_AFTER: Cell<Option<usize>> = const { Cell::new(None) };
-        /// A swap is copied as late as may be, when somebody waits for it.
-        pub static LATE_SWAPS: Cell<bool> = const { Cell::new(false) };
-        /// Forward passes that did not wait for some swap.
-        pub static PASSES_BESIDE_SWAPS: Cell<usize> = const { Cell::new(0) };
-    }
-
-    /// Counts down; whether this was the last.
-    pub fn is_last(left: &'static std::thread::LocalKey<Cell<Option<usize>>>) -> bool {
-        let now = left.get();
-        left.set(now.and_then(|left| left.checked_sub(1)));
-        now == Some(0)
-    }
 }

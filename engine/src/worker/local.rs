@@ -1,9 +1,9 @@
-//! The worker of this process: a device, a model on it, and what its sampler knows of each sequence.
+//! The worker of this process: a device, a model on it, and the sampler's state of each sequence.
 //!
-//! On a device that launches kernels, submitting a step waits for nothing: block copies, the forward pass and the draws go to
-//! its queues. Tokens that the step before it draws are on the device already ([`Span::awaits`]). Collecting a step waits for
-//! its draws, or reads the rows of logits that the host draws from. On a CPU the forward pass runs when it is submitted, and
-//! the host draws when it is collected.
+//! On a device that computes asynchronously, submitting a step waits for nothing: block copies, the forward pass and the draws
+//! are ordered on its queues, and tokens that the previous step draws are already on the device ([`Span::awaits`]). Collecting a
+//! step waits for its draws, or reads the rows of logits that the host draws from. On a CPU, the forward pass runs during the
+//! submission, and the host draws during the collection.
 
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use attention_kernels::{KernelError, KvCache, SwapSpace};
 use device::profile::Step;
-use device::{Device, DeviceError, Event};
+use device::{Device, DeviceError, Event, Profile, Queue};
 use models::{LOGIT_ROWS, Model};
 use sampling::device::{Limits, Pending, SampleError};
 use sampling::token_logprobs;
@@ -21,7 +21,7 @@ use super::executor::{Executor, Needed};
 use super::request::RequestState;
 use super::rows::{Drawn, Row, draw_rows, row_work};
 use super::slots::Slots;
-use super::{Draw, StepError, StepInput, StepOutput, Worker, WorkerInfo};
+use super::{Draw, StepError, StepInput, StepOutput, Worker, WorkerInfo, phase};
 
 /// Why a step could not be computed.
 #[derive(Debug, thiserror::Error)]
@@ -32,18 +32,15 @@ enum Failure {
     Sample(#[from] SampleError),
     #[error(transparent)]
     Device(#[from] DeviceError),
-    #[error("{0}: the step awaits its last token, and the device does not draw for it")]
-    Unknown(SeqId),
+    #[error("{0}: the step awaits its last token, but the device does not draw for it")]
+    NotOnDevice(SeqId),
     #[error("the step was submitted behind one that failed")]
-    Behind,
+    AfterFailed,
     #[error("no step is in flight")]
-    Nothing,
-    #[cfg(test)]
-    #[error("a fault that a test asked for")]
-    Test,
+    NoStep,
 }
 
-/// The rows of a batch that hold these positions of a span, whose last row is `last`.
+/// The rows of the batch with these positions of a span, whose last row is `last`.
 fn rows_of(span: &Span, last: u32, positions: Range<usize>) -> Range<u32> {
     let row = |position: usize| last + 1 - (span.start + span.tokens.len() - position) as u32;
     row(positions.start)..row(positions.end)
@@ -52,53 +49,42 @@ fn rows_of(span: &Span, last: u32, positions: Range<usize>) -> Range<u32> {
 /// A step that was submitted and not collected.
 struct SubmittedStep {
     input: Arc<StepInput>,
-    /// Whose tokens the device draws, in the order of its results.
+    /// Sequences whose tokens the device draws, in the order of its results.
     drawn: Vec<SeqId>,
-    /// Spans whose last row the host draws from.
+    /// Indices of spans whose last row the host draws from.
     on_host: Vec<usize>,
-    /// The host takes prompt log-probabilities or hidden states of it.
-    scored: bool,
-    /// It was not launched whole.
+    /// The host reads log-probabilities or hidden states of a prompt.
+    reads_prompt: bool,
+    /// Why the step was not launched completely.
     failure: Option<Failure>,
     results: Results,
-    /// A test wants its failure to come to light when it is waited for.
-    #[cfg(test)]
-    fails_late: bool,
 }
 
 impl SubmittedStep {
     fn new(input: Arc<StepInput>, (drawn, on_host): (Vec<SeqId>, Vec<usize>)) -> SubmittedStep {
-        SubmittedStep {
-            input,
-            drawn,
-            on_host,
-            scored: false,
-            failure: None,
-            results: Results::Host,
-            #[cfg(test)]
-            fails_late: false,
-        }
+        SubmittedStep { input, drawn, on_host, reads_prompt: false, failure: None, results: Results::Host }
     }
 }
 
-/// How a step is known to be over.
+/// How the host learns that a step is over.
 enum Results {
-    /// By its draws on the device.
+    /// From its draws on the device.
     Drawn(Pending),
-    /// By an event alone.
-    Marked(Event),
-    /// By the call that launched it, or by its logits, which the host waits for.
+    /// From an event; the step has no draws.
+    Event(Event),
+    /// From the call that launched it, or from its logits, which the host waits for.
     Host,
 }
 
 /// See the [module](self).
 pub(crate) struct LocalWorker {
+    device: Arc<dyn Device>,
     executor: Executor,
-    /// Where the device draws; `None`: all is drawn on the host.
+    /// `None` if the host draws everything.
     slots: Option<Slots>,
     requests: HashMap<RequestId, RequestState>,
-    /// Oldest first.
-    flights: VecDeque<SubmittedStep>,
+    /// Steps that were not collected, oldest first.
+    in_flight: VecDeque<SubmittedStep>,
     // Reused by every step.
     rows: Vec<u32>,
     lists: (Vec<SeqId>, Vec<usize>),
@@ -106,29 +92,29 @@ pub(crate) struct LocalWorker {
 
 impl Worker for LocalWorker {
     fn submit(&mut self, input: Arc<StepInput>) {
-        self.learn(&input);
-        let mut flight = SubmittedStep::new(input, std::mem::take(&mut self.lists));
-        let launched = match self.flights.back() {
-            Some(SubmittedStep { failure: Some(_), .. }) => Err(Failure::Behind),
-            _ => self.launch(&mut flight),
+        self.update_requests(&input);
+        let mut step = SubmittedStep::new(input, std::mem::take(&mut self.lists));
+        let launched = match self.in_flight.back() {
+            Some(SubmittedStep { failure: Some(_), .. }) => Err(Failure::AfterFailed),
+            _ => self.launch(&mut step),
         };
-        flight.failure = launched.err();
-        self.flights.push_back(flight);
+        step.failure = launched.err();
+        self.in_flight.push_back(step);
     }
 
     fn collect(&mut self, output: &mut StepOutput) -> Result<(), StepError> {
         output.clear();
-        let Some(mut flight) = self.flights.pop_front() else { return Err(StepError(Failure::Nothing.to_string())) };
-        let taken = match flight.failure.take() {
+        let Some(mut step) = self.in_flight.pop_front() else { return Err(StepError(Failure::NoStep.to_string())) };
+        let collected = match step.failure.take() {
             Some(failure) => Err(failure),
-            None => self.wait_for(&flight, output),
+            None => self.wait_for(&step, output),
         };
-        if let Err(failure) = taken {
-            self.drop_steps(flight);
+        if let Err(failure) = collected {
+            self.drop_steps(step);
             output.clear();
             return Err(StepError(failure.to_string()));
         }
-        let SubmittedStep { mut drawn, mut on_host, .. } = flight;
+        let SubmittedStep { mut drawn, mut on_host, .. } = step;
         drawn.clear();
         on_host.clear();
         self.lists = (drawn, on_host);
@@ -141,12 +127,12 @@ impl Worker for LocalWorker {
     }
 
     fn profile_step(&self) -> Option<Step> {
-        self.executor.profile_step()
+        Profile::step(&self.device)
     }
 }
 
 impl LocalWorker {
-    /// With `limits` the device draws.
+    /// Creates a worker. With `limits`, the device draws the tokens.
     ///
     /// # Errors
     /// The device has no memory for its sampler.
@@ -161,21 +147,27 @@ impl LocalWorker {
         let profile = device.profile().cloned();
         let info = WorkerInfo {
             vocab_size: model.decoder().vocab_size(),
-            // A profile reads the times of a step when it is over.
+            // A profile reads the times of a step at its end, so it allows one step in flight.
             max_in_flight: if slots.is_some() && profile.is_none() { 2 } else { 1 },
             sampler: limits,
             profile,
         };
-        let executor = Executor::new(device, model, caches, swap_space);
-        let (requests, flights) = (HashMap::new(), VecDeque::new());
-        let worker = LocalWorker { executor, slots, requests, flights, rows: Vec::new(), lists: Default::default() };
+        let worker = LocalWorker {
+            executor: Executor::new(device.clone(), model, caches, swap_space),
+            device,
+            slots,
+            requests: HashMap::new(),
+            in_flight: VecDeque::new(),
+            rows: Vec::new(),
+            lists: Default::default(),
+        };
         Ok((worker, info))
     }
 
-    /// Takes in what an input says of requests and sequences; it holds whether the step fails or not.
-    fn learn(&mut self, input: &StepInput) {
+    /// Applies the changes to requests and sequences. They hold even if the step fails.
+    fn update_requests(&mut self, input: &StepInput) {
         let LocalWorker { executor, slots, requests, .. } = self;
-        executor.forget(&input.plan.released);
+        executor.release(&input.plan.released);
         for request in &input.requests {
             requests.insert(request.id, RequestState::new(request.clone()));
         }
@@ -185,33 +177,36 @@ impl LocalWorker {
                 *output = None;
             }
         }
-        let Some(slots) = slots else {
-            return forget_ended(requests, &input.ended);
-        };
-        // Sequences that have ended, and those that have lost their keys and values: who comes back has its slot set anew.
-        for seq in input.ended.iter().chain(&input.plan.released) {
-            if let Some(slot) = requests.get_mut(&seq.request).and_then(|s| s.slots.get_mut(seq.index as usize)) {
-                slots.release(slot);
+        if let Some(slots) = slots {
+            // Sequences that have ended, and those that lost their keys and values: they get a new slot when they resume.
+            for seq in input.ended.iter().chain(&input.plan.released) {
+                if let Some(slot) = requests.get_mut(&seq.request).and_then(|s| s.slots.get_mut(seq.index as usize)) {
+                    slots.release(slot);
+                }
+            }
+            // Sequences that have not forked from their prompt yet have a slot but no block table.
+            for id in &input.plan.preempted {
+                if let Some(state) = requests.get_mut(id) {
+                    slots.release_all(state);
+                }
             }
         }
-        // Sequences that have not forked from their prompt yet have a slot, but no table of their own.
-        for id in &input.plan.preempted {
-            if let Some(state) = requests.get_mut(id) {
-                slots.release_all(state);
+        for seq in &input.ended {
+            if requests.get(&seq.request).is_some_and(|state| state.outputs.iter().all(Option::is_none)) {
+                requests.remove(&seq.request);
             }
         }
-        forget_ended(requests, &input.ended);
     }
 
-    /// Gives a step to the device: block copies, forward pass, draws.
-    fn launch(&mut self, flight: &mut SubmittedStep) -> Result<(), Failure> {
-        let input = flight.input.clone();
+    /// Orders a step on the device: block copies, forward pass, draws.
+    fn launch(&mut self, step: &mut SubmittedStep) -> Result<(), Failure> {
+        let input = step.input.clone();
         let LocalWorker { executor, requests, .. } = self;
-        let mut scored = false;
+        let mut reads_prompt = false;
         executor.prepare(&input.plan, |index, span| {
             let state = requests.get(&span.seq.request);
             if state.is_some_and(|state| !state.to_score(span).is_empty() || !state.to_pool(span).is_empty()) {
-                scored = true;
+                reads_prompt = true;
                 return Needed::All;
             }
             match input.draws.get(index) {
@@ -219,31 +214,27 @@ impl LocalWorker {
                 Some(Draw::Tokens { .. } | Draw::Likeliest { .. }) => Needed::Last,
             }
         })?;
-        flight.scored = scored;
+        step.reads_prompt = reads_prompt;
         if input.plan.spans.is_empty() {
             return Ok(());
         }
-        self.assign(flight)?;
-        let LocalWorker { executor, slots, rows, .. } = self;
+        self.assign_draws(step)?;
+        let LocalWorker { device, executor, slots, rows, .. } = self;
         let Some(slots) = slots else { return Ok(executor.forward(None)?) };
         slots.stage()?;
-        #[cfg(test)]
-        {
-            flight.fails_late = super::hooks::SILENT_AFTER.get() == Some(0);
-        }
         executor.forward(Some(&|tokens| slots.fill(tokens)))?;
-        flight.results = if flight.drawn.is_empty() {
-            Results::Marked(executor.mark()?)
+        step.results = if step.drawn.is_empty() {
+            Results::Event(device.record(Queue::Compute)?)
         } else {
             Results::Drawn(slots.draw(executor.device_logits(rows)?)?)
         };
         Ok(())
     }
 
-    /// Decides for each row that is drawn from whether the device does it, and tells that what it has to know.
-    fn assign(&mut self, flight: &mut SubmittedStep) -> Result<(), Failure> {
+    /// Decides for each draw whether the device or the host does it, and sets up the draws of the device.
+    fn assign_draws(&mut self, step: &mut SubmittedStep) -> Result<(), Failure> {
         let LocalWorker { executor, slots, requests, rows, .. } = self;
-        let StepInput { plan: StepPlan { spans, .. }, draws, .. } = &*flight.input;
+        let StepInput { plan: StepPlan { spans, .. }, draws, .. } = &*step.input;
         rows.clear();
         if let Some(slots) = slots {
             slots.begin();
@@ -252,62 +243,57 @@ impl LocalWorker {
             let state = requests.get_mut(&span.seq.request);
             if span.awaits.is_some() {
                 let slot = state.as_ref().and_then(|state| *state.slots.get(span.seq.index as usize)?);
-                let (Some(slots), Some(slot)) = (&mut *slots, slot) else { return Err(Failure::Unknown(span.seq)) };
-                slots.awaits(slot, executor.last_row(index));
+                let (Some(slots), Some(slot)) = (&mut *slots, slot) else { return Err(Failure::NotOnDevice(span.seq)) };
+                slots.add_awaited(slot, executor.last_row(index));
             }
             let Some(state) = state else { continue };
             match (draw, slots.as_mut().filter(|_| !state.request.on_host)) {
                 (Draw::Nothing, _) => {}
                 (Draw::Tokens { allowed }, Some(slots)) => {
-                    let before = flight.drawn.len();
-                    flight.drawn.extend(state.live(span));
-                    let live = &flight.drawn[before..];
+                    let before = step.drawn.len();
+                    step.drawn.extend(state.live(span));
+                    let live = &step.drawn[before..];
                     if !live.is_empty() {
                         slots.add_rows(state, live, rows.len() as u32, allowed.as_deref())?;
                         rows.push(executor.last_row(index));
                     }
                 }
-                (Draw::Tokens { .. }, None) | (Draw::Likeliest { .. }, _) => flight.on_host.push(index),
+                (Draw::Tokens { .. }, None) | (Draw::Likeliest { .. }, _) => step.on_host.push(index),
             }
         }
         Ok(())
     }
 
-    /// Waits for a step and takes its results: the one wait of a step, unless the host looks at its rows.
-    fn wait_for(&mut self, flight: &SubmittedStep, output: &mut StepOutput) -> Result<(), Failure> {
-        #[cfg(test)]
-        if flight.fails_late {
-            return Err(Failure::Test);
-        }
-        if let Results::Marked(event) = &flight.results {
-            let _phase = self.executor.phase("wait");
+    /// Waits for a step and reads its results. This is the only wait of a step, unless the host reads rows.
+    fn wait_for(&mut self, step: &SubmittedStep, output: &mut StepOutput) -> Result<(), Failure> {
+        if let Results::Event(event) = &step.results {
+            let _phase = phase(&*self.device, "wait");
             event.synchronize()?;
         }
-        for (span, index) in flight.input.plan.spans.iter().zip(0..).filter(|_| flight.scored) {
+        for (span, index) in step.input.plan.spans.iter().zip(0..).filter(|_| step.reads_prompt) {
             let last = self.executor.last_row(index);
             self.score_prompt(span, last, output)?;
             self.pool_prompt(span, last, output)?;
         }
-        if let (Results::Drawn(pending), Some(slots)) = (&flight.results, &self.slots) {
+        if let (Results::Drawn(pending), Some(slots)) = (&step.results, &self.slots) {
             let before = output.drawn.len();
-            output.drawn.extend(flight.drawn.iter().copied().zip(slots.collect(pending)?));
+            output.drawn.extend(step.drawn.iter().copied().zip(slots.collect(pending)?));
             for (seq, sampled) in &output.drawn[before..] {
-                push(&mut self.requests, *seq, sampled.token);
+                append(&mut self.requests, *seq, sampled.token);
             }
         }
-        self.draw_on_host(flight, output)
+        self.draw_on_host(step, output)
     }
 
-    /// Draws from the rows of logits that the host has to see.
-    fn draw_on_host(&mut self, flight: &SubmittedStep, output: &mut StepOutput) -> Result<(), Failure> {
-        let LocalWorker { executor, requests, rows, .. } = self;
-        let StepInput { plan: StepPlan { spans, .. }, draws, .. } = &*flight.input;
-        for chunk in flight.on_host.chunks(LOGIT_ROWS) {
+    /// Draws from the rows of logits that the device does not draw from.
+    fn draw_on_host(&mut self, step: &SubmittedStep, output: &mut StepOutput) -> Result<(), Failure> {
+        let LocalWorker { device, executor, requests, rows, .. } = self;
+        let StepInput { plan: StepPlan { spans, .. }, draws, .. } = &*step.input;
+        for chunk in step.on_host.chunks(LOGIT_ROWS) {
             rows.clear();
             rows.extend(chunk.iter().map(|&span| executor.last_row(span)));
-            let (threads, profile) = (executor.threads().clone(), executor.profile());
             let logits = executor.logits(rows)?;
-            let _phase = profile.as_ref().and_then(|profile| profile.phase("sample"));
+            let _phase = phase(&**device, "sample");
             let row = |(&index, logits): (&usize, _)| {
                 let span = &spans[index];
                 let state = requests.get(&span.seq.request)?;
@@ -316,10 +302,10 @@ impl LocalWorker {
                 Some(Row::new(state, live, &draws[index], logits))
             };
             let with_logits = chunk.iter().zip(logits.chunks(logits.len() / chunk.len()));
-            for drawn in draw_rows(&threads, with_logits.filter_map(row).collect()) {
+            for drawn in draw_rows(device.pool(), with_logits.filter_map(row).collect()) {
                 match drawn {
                     Drawn::Tokens(tokens) => {
-                        tokens.iter().for_each(|(seq, sampled)| push(requests, *seq, sampled.token));
+                        tokens.iter().for_each(|(seq, sampled)| append(requests, *seq, sampled.token));
                         output.drawn.extend(tokens);
                     }
                     Drawn::Likeliest(seq, likeliest) => output.likeliest.push((seq, likeliest)),
@@ -329,13 +315,12 @@ impl LocalWorker {
         Ok(())
     }
 
-    /// Log-probabilities of the prompt tokens that follow the span's rows, for a request that asks for them.
+    /// Adds the log-probabilities of the prompt tokens that the span's rows predict, if they were asked for.
     fn score_prompt(&mut self, span: &Span, last: u32, output: &mut StepOutput) -> Result<(), Failure> {
         let Some(state) = self.requests.get_mut(&span.seq.request) else { return Ok(()) };
         let (request, positions) = (state.request.clone(), state.to_score(span));
         let Some(alternatives) = request.prompt_logprobs.filter(|_| !positions.is_empty()) else { return Ok(()) };
         state.scored = positions.end;
-        let threads = self.executor.threads().clone();
         let mut scores = vec![None; positions.len()];
         let mut next = positions.start + 1;
         self.rows.clear();
@@ -343,7 +328,7 @@ impl LocalWorker {
         for (rows, scores) in self.rows.chunks(LOGIT_ROWS).zip(scores.chunks_mut(LOGIT_ROWS)) {
             let logits = self.executor.logits(rows)?;
             let vocab_size = logits.len() / rows.len();
-            threads.chunks_mut(scores, 1, row_work(vocab_size), |i, score| {
+            self.device.pool().chunks_mut(scores, 1, row_work(vocab_size), |i, score| {
                 let logits = &logits[i * vocab_size..][..vocab_size];
                 score.fill(Some(token_logprobs(logits, request.prompt[next + i], alternatives)));
             });
@@ -353,7 +338,7 @@ impl LocalWorker {
         Ok(())
     }
 
-    /// Takes the hidden states of a prompt that becomes an embedding, and makes it of the last.
+    /// Adds the hidden states of the span to the embedding, if one was asked for, and completes it with the last.
     fn pool_prompt(&mut self, span: &Span, last: u32, output: &mut StepOutput) -> Result<(), Failure> {
         let LocalWorker { executor, requests, rows, .. } = self;
         let Some(state) = requests.get_mut(&span.seq.request) else { return Ok(()) };
@@ -362,9 +347,9 @@ impl LocalWorker {
         let Some(pooled) = state.pooled.as_mut().filter(|_| !positions.is_empty()) else { return Ok(()) };
         rows.clear();
         rows.extend(rows_of(span, last, positions));
-        let width = executor.hidden_size();
         for rows in rows.chunks(LOGIT_ROWS) {
-            pooled.add_rows(executor.hidden(rows)?, width);
+            let (hidden, width) = executor.hidden(rows)?;
+            pooled.add_rows(hidden, width);
         }
         if is_last {
             output.embeddings.push((span.seq.request, pooled.finish()));
@@ -372,16 +357,16 @@ impl LocalWorker {
         Ok(())
     }
 
-    /// Drops a step that failed and all that were submitted behind it. Their sequences have their slots set anew when they are
-    /// computed again.
+    /// Drops a failed step and all steps that were submitted behind it. Their sequences get new slots when they are computed
+    /// again.
     fn drop_steps(&mut self, failed: SubmittedStep) {
-        // Their blocks are given to others, and they may still write to them.
-        if let Err(error) = self.executor.synchronize() {
-            tracing::error!("behind {}: {error}", failed.input.plan.step);
+        // The blocks will be reused, and the dropped steps may still be writing them.
+        if let Err(error) = self.device.synchronize() {
+            tracing::error!("after the failure of {}: {error}", failed.input.plan.step);
         }
-        let LocalWorker { slots, requests, flights, .. } = self;
-        for flight in std::iter::once(failed).chain(flights.drain(..)) {
-            for span in &flight.input.plan.spans {
+        let LocalWorker { slots, requests, in_flight, .. } = self;
+        for step in std::iter::once(failed).chain(in_flight.drain(..)) {
+            for span in &step.input.plan.spans {
                 if let (Some(slots), Some(state)) = (&mut *slots, requests.get_mut(&span.seq.request)) {
                     slots.release_all(state);
                 }
@@ -390,19 +375,10 @@ impl LocalWorker {
     }
 }
 
-/// A token becomes part of its sequence's output, unless that has ended.
-fn push(requests: &mut HashMap<RequestId, RequestState>, seq: SeqId, token: u32) {
+/// Appends a token to its sequence's output, unless the sequence has ended.
+fn append(requests: &mut HashMap<RequestId, RequestState>, seq: SeqId, token: u32) {
     let output = requests.get_mut(&seq.request).and_then(|state| state.outputs.get_mut(seq.index as usize));
     if let Some(Some(output)) = output {
         output.push(token);
-    }
-}
-
-/// Forgets the requests whose last sequence is among these.
-fn forget_ended(requests: &mut HashMap<RequestId, RequestState>, ended: &[SeqId]) {
-    for seq in ended {
-        if requests.get(&seq.request).is_some_and(|state| state.outputs.iter().all(Option::is_none)) {
-            requests.remove(&seq.request);
-        }
     }
 }

@@ -1,15 +1,15 @@
-//! What computes the steps that the engine plans: one interface, with plain values on both sides.
+//! The interface to what computes the steps that the engine plans, with plain values on both sides.
 //!
 //! ```text
 //! engine ── submit(StepInput) ──▶ Worker ── collect() ──▶ StepOutput
 //! ```
 //!
-//! A worker owns a device, or a shard of one model on it: weights, cache, block tables, CUDA graphs, and the sampler with what
-//! it has to know of each sequence. It decides nothing: equal inputs in equal order give equal outputs, to the bit. So inputs
-//! can be recorded and computed again by a worker alone, and sent to every rank of a group.
+//! A worker owns a device, or a shard of a model on a device: weights, cache, block tables, CUDA graphs, and the sampler with
+//! its state of each sequence. It makes no decisions: equal inputs in equal order give equal outputs, to the bit. So inputs can
+//! be recorded and replayed by a worker alone, and broadcast to every rank of a group.
 //!
-//! The engine may submit a step before it has collected the one before it, up to [`WorkerInfo::max_in_flight`].
-//! A step that fails takes with it those that were submitted behind it: they read what it should have written.
+//! The engine may submit a step before it has collected the previous one, up to [`WorkerInfo::max_in_flight`] steps. When a step
+//! fails, the steps that were submitted behind it are dropped too, because they read what it should have written.
 
 mod executor;
 mod local;
@@ -22,120 +22,117 @@ mod transfers;
 
 use std::sync::Arc;
 
-use device::Profile;
-use device::profile::Step;
+use device::profile::{Phase, Step};
+use device::{Device, Profile};
 use models::Pooling;
 use sampling::device::Limits;
 use sampling::{Likely, Sampled, SamplingParams, TokenLogprobs, TokenSet};
 use sched::{RequestId, SeqId, StepPlan};
 use serde::{Deserialize, Serialize};
 
-#[cfg(test)]
-pub(crate) use executor::hooks;
 pub(crate) use local::LocalWorker;
 
 /// Computes steps, in the order in which they are submitted.
 pub trait Worker: Send {
-    /// Takes a step. What goes wrong with it is told by its [`Worker::collect`].
+    /// Submits a step. Its errors are returned by [`Worker::collect`].
     fn submit(&mut self, input: Arc<StepInput>);
 
-    /// Waits for the oldest step that has not been collected and writes what came of it to `output`, whose lists are used
-    /// again.
+    /// Waits for the oldest step that was not collected and writes its results to `output`, whose lists are reused.
     ///
     /// # Errors
-    /// The step failed. It is dropped, and with it every step that was submitted behind it: none of them is collected. The
-    /// device has let go of their blocks.
+    /// The step failed. It is dropped together with every step that was submitted behind it, and none of them is collected. The
+    /// device no longer accesses their blocks.
     fn collect(&mut self, output: &mut StepOutput) -> Result<(), StepError>;
 
-    /// Sequences that the worker keeps something of: 0 once it has been told that all have [ended](StepInput::ended).
+    /// Number of sequences that the worker keeps state of: 0 once all have [ended](StepInput::ended).
     fn num_sequences(&self) -> usize;
 
-    /// Begins a step of the device's profile, if it has one.
+    /// Starts a step in the device's profile, if it has one.
     fn profile_step(&self) -> Option<Step> {
         None
     }
 }
 
-/// What the engine has to know of a worker.
+/// Properties of a worker that the engine needs to know.
 #[derive(Clone)]
 pub struct WorkerInfo {
-    /// Tokens that the model knows.
+    /// Size of the vocabulary in tokens.
     pub vocab_size: usize,
-    /// Steps that may be submitted and not collected. 2 where the device computes by itself: the host plans one while the
-    /// other runs.
+    /// Greatest number of steps that are submitted and not collected. 2 if the device computes asynchronously, so that the
+    /// host plans one step while the other runs.
     pub max_in_flight: usize,
-    /// What a slot of the device's sampler has room for; `None`: the host draws.
+    /// Limits of the device's sampler; `None` if the host draws.
     pub sampler: Option<Limits>,
-    /// Where the times of steps are recorded, if they are.
+    /// Where the times of steps are recorded, if at all.
     pub profile: Option<Arc<Profile>>,
 }
 
-/// One step, as a plain value: all that a worker needs beside the inputs before it.
+/// One step: everything that a worker needs in addition to earlier inputs.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct StepInput {
-    /// What is computed, and where it lies.
+    /// What is computed, and in which blocks.
     pub plan: StepPlan,
-    /// Requests that the worker has not heard of.
+    /// Requests whose first span is in this step.
     pub requests: Vec<Arc<NewRequest>>,
-    /// Sequences that have ended since the last input. With its last sequence a request is forgotten.
+    /// Sequences that have ended since the previous input. The worker drops a request with its last sequence.
     pub ended: Vec<SeqId>,
-    /// What is drawn from the last row of each span of the plan.
+    /// What is drawn from the last row of each span of the plan, in the order of the spans.
     pub draws: Vec<Draw>,
 }
 
-/// What a worker has to know of a request, once.
+/// A request, as the worker is told once.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct NewRequest {
-    /// Its name.
+    /// Id of the request.
     pub id: RequestId,
-    /// Token ids.
+    /// Token ids of the prompt.
     pub prompt: Vec<u32>,
-    /// Sequences that draw. A beam search counts as one.
+    /// Number of sequences that draw. A beam search counts as one.
     pub sequences: u32,
-    /// What shapes each draw.
+    /// Sampling parameters.
     pub sampling: SamplingParams,
-    /// Held back until `min_tokens`: end-of-sequence and stop ids.
+    /// End-of-sequence and stop ids, which are not drawn before `min_tokens`.
     pub stop_ids: Vec<u32>,
-    /// Key of its draws.
+    /// Key of the random numbers.
     pub seed: u64,
-    /// It asks for more than a [slot](WorkerInfo::sampler) holds, so the host draws for it.
+    /// The host draws for it, because it exceeds a [limit](WorkerInfo::sampler) of the device's sampler.
     pub on_host: bool,
-    /// Log-probabilities of the prompt's tokens are wanted, with so many alternatives each.
+    /// Number of alternatives per prompt token, if log-probabilities of the prompt were asked for.
     pub prompt_logprobs: Option<usize>,
-    /// An embedding of the prompt is wanted.
+    /// How to pool the hidden states of the prompt, if an embedding was asked for.
     pub pooling: Option<Pooling>,
 }
 
 /// What is drawn from the last row of a span.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub enum Draw {
-    /// Nothing.
+    /// No draw.
     #[default]
     Nothing,
     /// A token for each sequence of [`Span::sample`](sched::Span::sample) that has not ended.
     Tokens {
-        /// The only ones that may come, where a grammar holds the sequences.
+        /// The tokens that the grammar allows; `None` without a grammar.
         allowed: Option<Arc<TokenSet>>,
     },
     /// The likeliest tokens after a beam.
     Likeliest {
         /// Tokens of the beam so far.
         output: Vec<u32>,
-        /// How many.
+        /// Number of tokens.
         count: usize,
     },
 }
 
-/// What came of a step.
+/// Results of a step.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct StepOutput {
-    /// Tokens drawn. Some may be of sequences that have ended since the step was submitted.
+    /// Tokens drawn. Some may belong to sequences that have ended since the step was submitted.
     pub drawn: Vec<(SeqId, Sampled)>,
     /// The likeliest tokens after each beam of the step, in the order of its spans.
     pub likeliest: Vec<(SeqId, Vec<Likely>)>,
-    /// Of prompt tokens: those that follow the ones told of before. The first token of a prompt has none.
+    /// Log-probabilities of prompt tokens, continuing those of earlier steps. The first token of a prompt has none.
     pub prompt_logprobs: Vec<(RequestId, Vec<TokenLogprobs>)>,
-    /// Embeddings of prompts that were completed.
+    /// Embeddings of prompts that this step completed.
     pub embeddings: Vec<(RequestId, Vec<f32>)>,
 }
 
@@ -149,14 +146,19 @@ impl StepOutput {
     }
 }
 
-/// Why a step failed, in one line.
+/// The cause of a failed step, in one line.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[error("{0}")]
 pub struct StepError(pub String);
 
 impl StepInput {
-    /// Whether there is nothing to do.
+    /// Whether the worker has nothing to do.
     pub fn is_empty(&self) -> bool {
         self.plan.is_empty() && self.requests.is_empty() && self.ended.is_empty()
     }
+}
+
+/// Starts a phase of the step in the device's profile, if it has one.
+fn phase(device: &dyn Device, name: &'static str) -> Option<Phase> {
+    device.profile()?.phase(name)
 }

@@ -1,15 +1,15 @@
-//! A run on file, step by step, and its replay by a worker alone: the best report of a bug.
+//! Recordings of a worker's inputs and outputs, which a worker alone can replay: a complete report of a bug.
 //!
-//! A [`Recording`] begins with the configuration and goes on with what the worker was given and what came of it, in the order of
-//! the calls. It holds every prompt and every token. An input is written before it is computed, so that the last one in the
-//! file of a program that died is the step that it died in. Scheduling, grammars and clients play no part in a replay: equal
+//! A [`Recording`](crate::Recording) starts with the configuration, followed by the worker's inputs and outputs in the order of
+//! the calls. It contains every prompt and every token. An input is written before it is computed, so the last input in the
+//! file of a crashed process is the step that it crashed in. Scheduling, grammars and clients take no part in a replay: equal
 //! inputs must give equal outputs, to the bit.
 //!
 //! ```text
 //! "quire recording 1\n" | length, Start | length, Input | length, Input | length, Output | length, Input | …
 //! ```
 //!
-//! A length is 4 bytes, little-endian; what follows is an entry in [postcard](https://postcard.jamesmunns.com)'s format.
+//! A length is 4 bytes, little-endian; an entry is in [postcard](https://postcard.jamesmunns.com)'s format.
 
 use std::fmt;
 use std::fs::{File, OpenOptions};
@@ -25,10 +25,10 @@ use crate::api::EngineConfig;
 use crate::error::EngineError;
 
 pub(crate) const MAGIC: &[u8] = b"quire recording 1\n";
-/// Bytes of an entry, at most: some ten million tokens that are new in one step.
+/// Greatest size of an entry in bytes: about ten million new tokens in one step.
 pub(crate) const MAX_ENTRY: usize = 64 << 20;
 
-/// What a recording holds. Written as [`EntryRef`], which has the same form.
+/// An entry of a recording. [`EntryRef`], which is written, has the same form.
 #[derive(Deserialize)]
 pub(crate) enum Entry {
     Start(Box<Start>),
@@ -43,30 +43,30 @@ enum EntryRef<'a> {
     Output(Result<&'a StepOutput, &'a StepError>),
 }
 
-/// How the worker was made.
+/// How the worker was started.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Start {
-    /// Version of the program.
+    /// Version of the program that wrote the recording.
     pub version: String,
     pub config: EngineConfig,
-    /// Of the checkpoint.
+    /// Fingerprint of the checkpoint.
     pub fingerprint: u64,
 }
 
-/// A worker that writes down what another is given and gives.
+/// A worker that records the inputs and outputs of another.
 pub(crate) struct Recorder {
     worker: Box<dyn Worker>,
     path: PathBuf,
-    /// `None` since writing failed.
+    /// `None` after a failed write.
     file: Option<File>,
     buffer: Vec<u8>,
 }
 
 impl Recorder {
-    /// Makes the file. A `config` is what the worker was made of, with no choice left open.
+    /// Creates the file. `config` is the worker's configuration with all automatic choices resolved.
     ///
     /// # Errors
-    /// The file is there already, or can not be written.
+    /// The file exists already, or cannot be written.
     pub fn new(
         worker: Box<dyn Worker>,
         path: &Path,
@@ -90,10 +90,10 @@ impl Recorder {
         Ok(recorder)
     }
 
-    /// Writes an entry. When that fails the recording ends, and nothing else.
+    /// Writes an entry. If that fails, the recording ends and serving continues.
     fn write(&mut self, entry: &EntryRef<'_>) {
         if let Err(error) = self.try_write(entry) {
-            tracing::error!("--record {}: {error}; the recording ends here, serving goes on", self.path.display());
+            tracing::error!("--record {}: {error}; the recording ends here, serving continues", self.path.display());
             self.file = None;
         }
     }
@@ -108,7 +108,7 @@ impl Recorder {
             return Err(io::Error::other(format!("a step of {length} bytes, expected at most {MAX_ENTRY}")));
         }
         buffer[..4].copy_from_slice(&(length as u32).to_le_bytes());
-        // One call, and no buffer of this process: what is written is there if the process dies.
+        // Written with one call and without a buffer, so that the entry survives a crash of the process.
         file.write_all(buffer)
     }
 }
@@ -134,7 +134,7 @@ impl Worker for Recorder {
     }
 }
 
-/// Tokens drawn by sequence, and what else came of the step in numbers.
+/// Writes the token of each sequence and the numbers of other results.
 impl fmt::Display for StepOutput {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "drew")?;

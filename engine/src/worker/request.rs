@@ -1,4 +1,4 @@
-//! What a worker knows of a request.
+//! The worker's state of a request.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -11,13 +11,13 @@ use super::pooling::Pooled;
 /// See the [module](self).
 pub(super) struct RequestState {
     pub request: Arc<NewRequest>,
-    /// Tokens drawn for each sequence; `None` once it has ended.
+    /// Tokens drawn for each sequence; `None` once the sequence has ended.
     pub outputs: Vec<Option<Vec<u32>>>,
-    /// Where the device draws for each.
+    /// Slot of each sequence in the device's sampler.
     pub slots: Vec<Option<u32>>,
-    /// Prompt tokens whose log-probabilities were told.
+    /// Number of leading prompt positions whose log-probabilities were returned.
     pub scored: usize,
-    /// For a request that wants an embedding.
+    /// `Some` if an embedding was asked for.
     pub pooled: Option<Pooled>,
 }
 
@@ -34,31 +34,27 @@ impl RequestState {
         }
     }
 
-    /// Sequences that draw from the last row of the span and have not ended.
+    /// The sequences that draw from the last row of the span and have not ended.
     pub fn live(&self, span: &Span) -> impl Iterator<Item = SeqId> + '_ {
         let indices = span.sample.start..span.sample.end.min(self.outputs.len() as u32);
         let seq = span.seq;
         indices.filter(|index| self.outputs[*index as usize].is_some()).map(move |index| SeqId { index, ..seq })
     }
 
-    /// Positions of the span whose logits score a token of the prompt that was not scored before: position p predicts token
-    /// p + 1.
+    /// Positions of the span whose logits give the log-probability of a prompt token that has none yet: position p predicts
+    /// token p + 1.
     pub fn to_score(&self, span: &Span) -> Range<usize> {
-        match self.request.prompt_logprobs {
-            Some(_) => within(span, self.scored..self.request.prompt.len().saturating_sub(1)),
-            None => 0..0,
+        if self.request.prompt_logprobs.is_none() {
+            return 0..0;
         }
+        let end = (span.start + span.tokens.len()).min(self.request.prompt.len().saturating_sub(1));
+        let start = self.scored.max(span.start);
+        start..end.max(start)
     }
 
-    /// Positions of the span whose hidden states become part of an embedding and were not taken before.
+    /// Positions of the span whose hidden states are still missing in the embedding.
     pub fn to_pool(&self, span: &Span) -> Range<usize> {
         let end = span.start + span.tokens.len();
         self.pooled.as_ref().map_or(0..0, |pooled| pooled.positions(span.start..end, self.request.prompt.len()))
     }
-}
-
-/// The part of `wanted` that a span computes.
-fn within(span: &Span, wanted: Range<usize>) -> Range<usize> {
-    let start = wanted.start.max(span.start);
-    start..wanted.end.min(span.start + span.tokens.len()).max(start)
 }

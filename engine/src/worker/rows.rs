@@ -1,7 +1,7 @@
 //! Draws on the host: rows of logits become tokens, or the likeliest tokens after a beam.
 //!
-//! Each row is drawn from what the worker held before the step, so the threads of the pool share the rows, and the bits do not
-//! depend on their number.
+//! Each row is drawn from the state before the step, so the threads of the pool share the rows and the bits do not depend on the
+//! number of threads.
 
 use std::cell::Cell;
 
@@ -12,36 +12,36 @@ use sched::SeqId;
 use super::request::RequestState;
 use super::{Draw, NewRequest};
 
-/// What the host draws from a row of logits.
+/// The result of a draw from one row of logits.
 pub(super) enum Drawn {
-    /// A token for each sequence that the row is for.
+    /// A token for each sequence of the row.
     Tokens(Vec<(SeqId, Sampled)>),
     /// The likeliest tokens after a beam.
     Likeliest(SeqId, Vec<Likely>),
 }
 
-/// A row of logits with all that is drawn from it follows from.
+/// A row of logits and everything that determines what is drawn from it.
 pub(super) struct Row<'a> {
     logits: &'a [f32],
     sampling: &'a SamplingParams,
     context: Context<'a>,
-    /// How many of the likeliest tokens are wanted, for a beam.
+    /// Number of likeliest tokens to return, for a beam.
     likeliest: Option<usize>,
-    /// Sequences that draw from it.
+    /// Sequences that draw from the row.
     live: Vec<SeqId>,
     drawn: Option<Drawn>,
 }
 
 thread_local! {
-    /// Its buffers are as large as the vocabulary.
+    /// One per thread, since its buffers have the size of the vocabulary.
     static SAMPLER: Cell<Sampler> = Cell::default();
 }
 
 impl<'a> Row<'a> {
-    /// The last row of a span, from which these sequences draw.
+    /// The last row of a span, from which the sequences `live` draw.
     pub fn new(state: &'a RequestState, live: Vec<SeqId>, draw: &'a Draw, logits: &'a [f32]) -> Row<'a> {
         let NewRequest { prompt, sampling, stop_ids, seed, .. } = &*state.request;
-        // Sequences that share a row have the same output so far, none, or it is a single one; and the same mask.
+        // Sequences that share a row have no output yet, and they share the mask.
         let own = live.first().and_then(|first| state.outputs.get(first.index as usize)?.as_deref());
         let (output, allowed, likeliest) = match draw {
             Draw::Likeliest { output, count } => (Some(&output[..]), None, Some(*count)),
@@ -68,7 +68,7 @@ impl<'a> Row<'a> {
     }
 }
 
-/// Draws from rows on all threads.
+/// Draws from all rows, on all threads.
 pub(super) fn draw_rows(threads: &Threads, mut rows: Vec<Row<'_>>) -> Vec<Drawn> {
     let work = rows.first().map_or(0, |row| row_work(row.logits.len()));
     threads.chunks_mut(&mut rows, 1, work, |_, rows| {
@@ -79,7 +79,7 @@ pub(super) fn draw_rows(threads: &Threads, mut rows: Vec<Row<'_>>) -> Vec<Drawn>
     rows.into_iter().filter_map(|row| row.drawn).collect()
 }
 
-/// What a pass over a row of logits costs, counted in multiply-adds: some exponentials for each token.
+/// Cost of a pass over a row of logits in multiply-adds: a few exponentials per token.
 pub(super) fn row_work(vocab_size: usize) -> usize {
     16 * vocab_size
 }

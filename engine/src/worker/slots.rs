@@ -1,9 +1,9 @@
-//! Which sequences draw on the device, and in which of its slots.
+//! Which sequences draw on the device, and in which slots of its sampler.
 //!
-//! A sequence gets a slot of the [`DeviceSampler`] with the first row that it draws from, and has it until it ends or loses
-//! its keys and values. When it resumes it gets another, with the output that it has by then.
+//! A sequence gets a slot of the [`DeviceSampler`] with the first row that it draws from, and keeps it until it ends or loses its
+//! keys and values. When it resumes, it gets another slot, filled with its output so far.
 //!
-//! Costs: nothing is allocated, and nothing sent, for a sequence that goes on as before.
+//! A sequence that simply continues costs no allocation and no copy to the device.
 
 use std::sync::Arc;
 
@@ -14,16 +14,17 @@ use sampling::device::{DeviceSampler, Limits, Logits, Pending, Place, Row, Sampl
 use sampling::{Context, Sampled, TokenSet};
 use sched::SeqId;
 
-use super::NewRequest;
 use super::request::RequestState;
+use super::{NewRequest, phase};
 
-/// The device's sampler, and who is in it.
+/// The device's sampler and its free slots.
 pub(super) struct Slots {
     device: Arc<dyn Device>,
     sampler: DeviceSampler,
     free: Vec<u32>,
-    /// Of the step that is made ready.
+    /// Rows that the current step draws from.
     rows: Vec<Row>,
+    /// Tokens of the current step that are known only on the device.
     places: Vec<Place>,
 }
 
@@ -36,7 +37,7 @@ impl Slots {
         Ok(Slots { device, sampler, free, rows, places })
     }
 
-    /// Takes a sequence's slot away, if it has one.
+    /// Frees a sequence's slot, if it has one.
     pub fn release(&mut self, slot: &mut Option<u32>) {
         if let Some(slot) = slot.take() {
             self.sampler.clear_row(slot);
@@ -44,28 +45,23 @@ impl Slots {
         }
     }
 
-    /// Takes the slots of all sequences of a request away.
+    /// Frees the slots of all sequences of a request.
     pub fn release_all(&mut self, request: &mut RequestState) {
         request.slots.iter_mut().for_each(|slot| self.release(slot));
     }
 
-    /// Slots that are taken.
+    /// Number of slots in use.
     pub fn in_use(&self) -> usize {
-        self.limits().max_num_seqs - self.free.len()
+        self.sampler.limits().max_num_seqs - self.free.len()
     }
 
-    /// What a slot has room for.
-    pub fn limits(&self) -> &Limits {
-        self.sampler.limits()
-    }
-
-    /// Begins a step.
+    /// Clears the lists for a new step.
     pub fn begin(&mut self) {
         self.rows.clear();
         self.places.clear();
     }
 
-    /// Adds a row for each of these sequences, which draw from one row of the logits and are held to `allowed`.
+    /// Adds a draw for each of these sequences from one row of the logits, restricted to `allowed`.
     pub fn add_rows(
         &mut self,
         request: &mut RequestState,
@@ -73,7 +69,7 @@ impl Slots {
         logits_row: u32,
         allowed: Option<&TokenSet>,
     ) -> Result<(), SampleError> {
-        // Sequences that share a row have the same output so far, so that one is a fork of the other.
+        // Sequences that share a row have the same output so far, so their slots are forks of the first one's.
         let mut first = None;
         for &SeqId { index, .. } in sequences {
             let Some(Some(output)) = request.outputs.get(index as usize) else { continue };
@@ -88,7 +84,7 @@ impl Slots {
                     let found = self.sampler.limits().max_num_seqs;
                     let slot =
                         self.free.pop().ok_or(SampleError::TooMany { what: "slots", found: found + 1, most: found })?;
-                    // It is the sequence's from here on, whatever comes.
+                    // Assigned before the calls that may fail, so that it is freed with the sequence.
                     request.slots[index as usize] = Some(slot);
                     match from {
                         Some(from) => self.sampler.fork(from, slot, index)?,
@@ -108,18 +104,18 @@ impl Slots {
         Ok(())
     }
 
-    /// The last token of the sequence in that slot, which a step in flight draws, is token `at` of this step.
-    pub fn awaits(&mut self, slot: u32, at: u32) {
+    /// Notes that token `at` of this step is the last token of the sequence in `slot`, which a step in flight draws.
+    pub fn add_awaited(&mut self, slot: u32, at: u32) {
         self.places.push(Place { slot, at });
     }
 
-    /// Sends what the step needs; before its forward pass.
+    /// Sends the step's inputs to the sampler, before the forward pass.
     pub fn stage(&mut self) -> Result<(), SampleError> {
         self.sampler.announce(&self.places)?;
         self.sampler.stage(&self.rows, self.rows.len())
     }
 
-    /// Puts the tokens that the step awaits in their places.
+    /// Copies the awaited tokens into the step's token array.
     pub fn fill(&self, tokens: &Buffer) -> Result<(), KernelError> {
         self.sampler.place(tokens).map_err(|error| match error {
             SampleError::Device(error) => error.into(),
@@ -130,7 +126,7 @@ impl Slots {
         })
     }
 
-    /// Draws from these rows of logits, which are of float32 and without gaps; behind the forward pass.
+    /// Draws from contiguous float32 rows of logits, after the forward pass.
     pub fn draw(&mut self, logits: &Buffer) -> Result<Pending, SampleError> {
         let logits = Logits { buffer: logits, dtype: Dtype::F32, stride: self.sampler.limits().vocab };
         let time = profile::start(&*self.device, Queue::Compute, "sample", "cuda.sample", Cost::default);
@@ -141,7 +137,7 @@ impl Slots {
 
     /// Waits for the draws of a step.
     pub fn collect(&self, pending: &Pending) -> Result<impl Iterator<Item = Sampled>, SampleError> {
-        let _phase = self.device.profile().and_then(|profile| profile.phase("wait"));
+        let _phase = phase(&*self.device, "wait");
         self.sampler.collect(pending)
     }
 }

@@ -1,52 +1,54 @@
-//! Copies between the cache and host memory that are under way while steps are computed, and who has to wait for them.
+//! Swaps in flight between the cache and host memory, and which steps have to wait for them.
 //!
 //! ```text
 //! Copy      ┌ swap out 4, 7 ┐┌ swap in 9 ┐
-//! Compute   step 6 (reads 1, 2) ──────────── step 7 (writes 4: waits) ── step 8 (reads 9: waits no more)
+//! Compute   step 6 (reads 1, 2) ──────────── step 7 (writes 4: waits) ── step 8 (reads 9: no longer waits)
 //! ```
 //!
-//! The blocks of a swap are nobody's while it runs, as far as the steps before it go: what is swapped out was computed by steps
-//! that are committed, and what is swapped in goes to blocks that no step in flight has. So a copy waits for none of these,
-//! and a step waits for a copy only if it
+//! No step in flight uses the blocks of a swap: blocks that are swapped out were computed by committed steps, and blocks are
+//! swapped in to where no step in flight reads or writes. So a swap waits for no step, and a step waits for a swap only if it
 //!
-//! - writes to a block that is still read for host memory, or
-//! - looks at a block that host memory still comes to.
+//! - writes a block that is still being copied to host memory, or
+//! - reads or writes a block that is still being copied from host memory.
 //!
-//! Who is swapped out gives way to a step that needs a block now: the blocks that it writes go first, by themselves, and the
-//! others go while it runs.
+//! A request is often swapped out because a step needs its blocks at once: the blocks that the step writes are copied first, as a
+//! transfer of their own, and the others while the step runs.
 //!
-//! Copies run in order, so waiting for one is waiting for all before it. A copy that is over is forgotten at the next step, so
-//! that later steps do no work for it. While a copy runs, a step costs what its own block tables hold: [`Touched`] marks blocks
-//! with the number of the step, and nothing of the size of the pool is written.
+//! Transfers run in order, so waiting for one is waiting for all before it. A step drops the transfers of earlier steps that are
+//! over, so that later steps spend no time on them. While a transfer is in flight, a step costs in proportion to its own block
+//! tables: [`TouchedBlocks`] marks a block with a generation number, so nothing of the size of the pool is cleared.
 
 use std::collections::VecDeque;
 
 use device::{DeviceError, Event};
+use sched::StepId;
 
-/// Where a block goes.
+/// Whether blocks are copied to host memory or from it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Direction {
     Out,
     In,
 }
 
-/// Copies of one call.
+/// Swaps that were ordered by one call.
 pub(crate) struct Transfer {
+    /// The step whose plan orders them.
+    pub step: StepId,
     pub direction: Direction,
     /// Source and target blocks.
     pub pairs: Vec<(u32, u32)>,
-    /// Recorded behind them.
+    /// Recorded after the last copy.
     pub event: Event,
 }
 
 impl Transfer {
-    /// The blocks of the cache.
+    /// Blocks of the cache.
     fn blocks(&self) -> impl Iterator<Item = u32> + '_ {
         self.pairs.iter().map(|&(src, dst)| if self.direction == Direction::Out { src } else { dst })
     }
 }
 
-/// What the compute queue has not waited for, oldest first.
+/// Transfers that the compute queue has not waited for, oldest first.
 #[derive(Default)]
 pub(crate) struct Transfers(VecDeque<Transfer>);
 
@@ -59,12 +61,13 @@ impl Transfers {
         self.0.is_empty()
     }
 
-    /// Removes the copies that are over; does not wait.
+    /// Removes the transfers of steps before `step` that are over, without waiting.
     ///
     /// # Errors
     /// A copy failed.
-    pub fn forget_done(&mut self) -> Result<(), DeviceError> {
+    pub fn forget_done(&mut self, step: StepId) -> Result<(), DeviceError> {
         while let Some(oldest) = self.0.front()
+            && oldest.step != step
             && oldest.event.is_done()?
         {
             self.0.pop_front();
@@ -72,49 +75,48 @@ impl Transfers {
         Ok(())
     }
 
-    /// Takes out all transfers up to the last that someone has to wait for who writes the blocks of which `writes` holds and
-    /// looks at those of which `reads` does.
+    /// Removes and returns all transfers up to the last one that conflicts with `touched`.
     pub fn drain_conflicting(
         &mut self,
-        writes: impl Fn(u32) -> bool,
-        reads: impl Fn(u32) -> bool,
-    ) -> impl DoubleEndedIterator<Item = Transfer> + '_ {
+        touched: &TouchedBlocks,
+    ) -> impl DoubleEndedIterator<Item = Transfer> + '_ + use<'_> {
         let conflicts = |transfer: &Transfer| {
-            transfer.blocks().any(|block| writes(block) || transfer.direction == Direction::In && reads(block))
+            let is_in = transfer.direction == Direction::In;
+            transfer.blocks().any(|block| touched.is_written(block) || is_in && touched.is_read(block))
         };
         let count = self.0.iter().rposition(conflicts).map_or(0, |last| last + 1);
         self.0.drain(..count)
     }
 }
 
-/// Blocks that one step, or one run of memory operations, reads and writes. Beginning the next one costs nothing: a mark is the
-/// number of the step that made it.
+/// Sets of blocks that a step, or a run of memory operations, reads and writes. Clearing them costs nothing: a mark is the
+/// generation that it was made in.
 #[derive(Default)]
-pub(crate) struct Touched {
-    step: u64,
-    /// For each block, the last step that read it and the last that wrote it.
+pub(crate) struct TouchedBlocks {
+    generation: u64,
+    /// For each block, the last generation that read it and the last that wrote it.
     marks: Vec<[u64; 2]>,
 }
 
-impl Touched {
-    /// Forgets all marks. `num_blocks` is the size of the pool.
-    pub fn begin(&mut self, num_blocks: usize) {
-        self.step += 1;
-        // Allocates once: the pool keeps its size.
+impl TouchedBlocks {
+    /// Clears all marks. `num_blocks` is the size of the pool.
+    pub fn clear(&mut self, num_blocks: usize) {
+        self.generation += 1;
+        // Allocates only once, because the pool keeps its size.
         self.marks.resize(num_blocks, [0; 2]);
     }
 
-    pub fn read(&mut self, block: usize) {
+    pub fn mark_read(&mut self, block: usize) {
         self.mark(block, 0);
     }
 
-    pub fn write(&mut self, block: usize) {
+    pub fn mark_written(&mut self, block: usize) {
         self.mark(block, 1);
     }
 
     fn mark(&mut self, block: usize, which: usize) {
         if let Some(marks) = self.marks.get_mut(block) {
-            marks[which] = self.step;
+            marks[which] = self.generation;
         }
     }
 
@@ -127,41 +129,6 @@ impl Touched {
     }
 
     fn is_marked(&self, block: u32, which: usize) -> bool {
-        self.marks.get(block as usize).is_some_and(|marks| marks[which] == self.step)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    #![allow(clippy::unwrap_used)]
-    use super::*;
-    use device::Queue;
-
-    #[test]
-    fn a_copy_that_is_over_is_forgotten_although_no_step_needs_its_blocks() {
-        let device = device::open("cpu", Some(1)).unwrap();
-        let mut transfers = Transfers::default();
-        for block in 0..3 {
-            let event = device.record(Queue::Copy).unwrap();
-            transfers.push(Transfer { direction: Direction::Out, pairs: vec![(block, block)], event });
-        }
-        assert_eq!(transfers.drain_conflicting(|_| false, |_| false).count(), 0, "no step needs them");
-        assert!(!transfers.is_empty());
-        transfers.forget_done().unwrap();
-        assert!(transfers.is_empty());
-    }
-
-    #[test]
-    fn the_marks_of_a_step_end_with_it() {
-        let mut touched = Touched::default();
-        touched.begin(4);
-        touched.read(1);
-        touched.write(2);
-        assert_eq!([0, 1, 2].map(|block| touched.is_read(block)), [false, true, false]);
-        assert_eq!([0, 1, 2].map(|block| touched.is_written(block)), [false, false, true]);
-        touched.begin(4);
-        assert!((0..4).all(|block| !touched.is_read(block) && !touched.is_written(block)));
-        touched.write(9);
-        assert!(!touched.is_written(9), "no such block");
+        self.marks.get(block as usize).is_some_and(|marks| marks[which] == self.generation)
     }
 }

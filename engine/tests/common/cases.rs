@@ -1,4 +1,4 @@
-//! The reference checkpoints, and what transformers makes of their prompts.
+//! The reference checkpoints, and the continuations of their prompts by transformers.
 
 use std::path::PathBuf;
 

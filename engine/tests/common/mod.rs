@@ -1,10 +1,13 @@
-//! What the engine's tests share: a tiny reference model and requests on it.
+//! Shared by the engine's tests: a tiny reference model and requests to it.
 
 #![allow(clippy::unwrap_used, dead_code)]
 
 pub mod cases;
+pub mod faulty;
+pub mod hooked;
 pub mod noop;
 pub mod slow;
+pub mod workers;
 
 use engine::{EngineConfig, GenerationParams, GenerationRequest, Llm, ModelSource, SamplingParams};
 use serde_json::Value;
@@ -53,6 +56,21 @@ pub fn on_sim(config: EngineConfig) -> Option<EngineConfig> {
     Some(EngineConfig { device: "cuda-sim".into(), kernels_dir, deterministic: true, ..config })
 }
 
+/// `blocks` blocks of 8 tokens on `cuda-sim`, where a step is planned while the one before it runs, and a swap space as large.
+/// `None`, reported, where there is no compiler.
+pub fn overlapping(blocks: u64) -> Option<EngineConfig> {
+    let config = config(blocks);
+    Some(EngineConfig {
+        device: "cuda-sim".into(),
+        kernels_dir: Some(testkit::kernels::host::folder_for_tests()?),
+        swap_space_bytes: config.kv_cache_memory_bytes.unwrap(),
+        max_model_len: Some(64),
+        max_num_seqs: 12,
+        max_num_batched_tokens: 48,
+        ..config
+    })
+}
+
 /// `len` tokens that differ from prompt to prompt.
 pub fn prompt(which: u32, len: usize) -> Vec<u32> {
     (0..len as u32).map(|i| 3 + (which * 131 + i * 17 + i * i * which) % 550).collect()
@@ -65,7 +83,7 @@ pub fn request(which: u32, len: usize, max_tokens: usize, n: usize) -> Generatio
     GenerationRequest { prompt: prompt(which, len), params, ..Default::default() }
 }
 
-/// What each request gives alone in a large pool: token ids per sequence.
+/// The token ids of each request's sequences when it runs alone in a large pool.
 pub fn alone(requests: &[GenerationRequest]) -> Vec<Vec<Vec<u32>>> {
     alone_on(config(256), requests)
 }

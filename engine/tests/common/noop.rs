@@ -1,5 +1,5 @@
-//! A device that does nothing: it accepts launches and copies, and is done with them at once. What an engine on it costs is
-//! what the host costs. It passes for `cuda-sim`, so that the kernels of a GPU are chosen; every token that it "draws" is 0.
+//! A device that does nothing: launches and copies succeed at once, so an engine on it takes only the time of the host. Its name is
+//! `cuda-sim`, so the kernels of a GPU are chosen; every token that it "draws" is 0.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
@@ -135,7 +135,7 @@ impl Device for NoOp {
     }
 }
 
-/// An engine on it whose `sequences` requests all decode, for 400 steps at least.
+/// An engine on this device whose `sequences` requests all decode, for at least 400 steps.
 pub fn decoding(device: &Arc<NoOp>, sequences: usize) -> Engine {
     let sampling = SamplingParams { temperature: 0.7, top_p: 0.95, ..Default::default() };
     let bytes = sequences as u64 * 33 * 16 * super::TOKEN_BYTES;

@@ -1,4 +1,4 @@
-//! An engine whose steps take some milliseconds. What a test does while a request runs is done long before the request ends,
+//! An engine whose steps take some milliseconds, so that a test can act while a request runs, long before the request ends,
 //! on a fast machine as on a busy one. The tests of the server use this file too.
 
 use std::time::Duration;

@@ -1,22 +1,22 @@
-//! Calls that must come: the format of a model as a grammar, with the schema of each function's arguments in it.
+//! Required tool calls: the format of a model as a grammar that includes the schema of each function's arguments.
 
 use models::Tokenizer;
 use serde_json::Value;
 
 use super::{ToolFormat, hermes, mistral};
-use crate::grammar::{Grammar, laid_out};
+use crate::grammar::{Grammar, with_bounded_whitespace};
 
 /// A function that may be called.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tool {
-    /// Its name.
+    /// Name of the function.
     pub name: String,
-    /// JSON schema of its arguments; `None` takes any object.
+    /// JSON schema of its arguments; `None` accepts any object.
     pub parameters: Option<Value>,
 }
 
 impl ToolFormat {
-    /// A grammar of nothing but calls of these functions, at least one, and just one unless `parallel`.
+    /// Returns a grammar that allows only calls of these functions: at least one, and exactly one unless `parallel`.
     ///
     /// ```
     /// use engine::text::{Tool, ToolFormat};
@@ -32,7 +32,7 @@ impl ToolFormat {
             ToolFormat::Hermes => (String::new(), "\n", "", "arguments"),
             ToolFormat::Llama3Json => (String::new(), "; ", "", "parameters"),
             ToolFormat::Mistral => {
-                // A special token is no text: a grammar names it by its id.
+                // A special token is not text, so a grammar names it by its id.
                 let token = self.special_marker(tokenizer).map(|id| format!("<[{id}]>"));
                 (token.unwrap_or_else(|| quote(mistral::MARKER)) + " \"[\"", ", ", "]", "arguments")
             }
@@ -52,13 +52,13 @@ impl ToolFormat {
             let head = format!("{{\"name\": {}, \"{arguments}\": ", Value::from(tool.name.as_str()));
             lines.push(format!("{name}: {} {name}_arguments {}", quote(&head), quote("}")));
             let schema = tool.parameters.clone().unwrap_or_else(|| serde_json::json!({"type": "object"}));
-            lines.push(format!("{name}_arguments: %json {}", laid_out(schema)));
+            lines.push(format!("{name}_arguments: %json {}", with_bounded_whitespace(schema)));
         }
         Grammar::Lark(lines.join("\n"))
     }
 }
 
-/// A Lark string: a JSON string is one.
+/// Quotes a text as a Lark string, which has the syntax of JSON.
 fn quote(text: &str) -> String {
     Value::from(text).to_string()
 }

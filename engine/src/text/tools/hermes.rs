@@ -1,35 +1,37 @@
-//! Calls between `<tool_call>` and `</tool_call>`.
+//! Tool calls between `<tool_call>` and `</tool_call>`.
 
 use super::json::{CallReader, Progress};
 use super::{ToolEvent, ToolParser, append};
 use crate::text::marker::Marker;
 
-/// What begins a call.
+/// Marks the beginning of a call.
 pub(super) const OPEN: &str = "<tool_call>";
 const CLOSE: &str = "</tool_call>";
 
 enum State {
-    /// Text, in front of a call.
+    /// Text in front of a call.
     Text(Marker),
     Call(CallReader),
-    /// Behind a call, in front of what closes it.
+    /// After a call, in front of [`CLOSE`].
     Close(Marker),
 }
 
-/// The parser.
+/// See the [module](self).
 pub(super) struct Hermes {
     state: State,
-    /// A call has been found: white space between calls is no text.
+    /// A call has been found, so white space between calls is dropped.
     called: bool,
 }
 
 impl Hermes {
-    /// At the start of a text.
+    /// Creates a parser for a text.
     pub fn new() -> Hermes {
         Hermes { state: State::Text(Marker::new(OPEN)), called: false }
     }
+}
 
-    fn read_char(&mut self, c: char, events: &mut Vec<ToolEvent>) {
+impl ToolParser for Hermes {
+    fn push_char(&mut self, c: char, events: &mut Vec<ToolEvent>) {
         match &mut self.state {
             State::Text(marker) => {
                 let mut text = String::new();
@@ -52,7 +54,7 @@ impl Hermes {
                     let mut text = reader.into_text();
                     text.pop();
                     append(events, ToolEvent::Text(text));
-                    self.read_char(c, events);
+                    self.push_char(c, events);
                 }
             },
             State::Close(marker) => {
@@ -60,19 +62,13 @@ impl Hermes {
                 if marker.push(c, &mut text) {
                     self.state = State::Text(Marker::new(OPEN));
                 } else if !text.is_empty() {
-                    // Something else: read it as text, in which a call may begin.
+                    // Not the closing tag: read it as text, in which a call may begin.
                     text += &marker.take();
                     self.state = State::Text(Marker::new(OPEN));
-                    text.chars().for_each(|c| self.read_char(c, events));
+                    text.chars().for_each(|c| self.push_char(c, events));
                 }
             }
         }
-    }
-}
-
-impl ToolParser for Hermes {
-    fn push(&mut self, text: &str, events: &mut Vec<ToolEvent>) {
-        text.chars().for_each(|c| self.read_char(c, events));
     }
 
     fn finish(&mut self, events: &mut Vec<ToolEvent>) {

@@ -1,34 +1,34 @@
-//! A call as the models write it, `{"name": …, "arguments": {…}}`, read one character at a time.
+//! Reads a call as models write it, `{"name": …, "arguments": {…}}`, one character at a time.
 //!
-//! The arguments go out as they come; nothing else waits for the end of anything. It checks no more than it needs to find
-//! the end: arguments that are no JSON are the client's to see, as with any other model.
+//! The arguments are returned as they arrive. Only as much is checked as is needed to find their end: invalid JSON in the
+//! arguments is left to the client.
 
 use super::{ToolEvent, append};
 
-/// Where a character stands to a JSON value.
+/// Position of a character relative to a JSON value.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Place {
-    /// In it, or in front of it.
+    /// Within the value, or in front of it.
     Inside,
-    /// Its last.
+    /// Its last character.
     Last,
-    /// Behind it: numbers and words end only there.
+    /// After the value; only there do numbers and words end.
     Behind,
 }
 
 /// Finds the end of one JSON value.
 #[derive(Clone, Debug, Default)]
 pub(super) struct ValueEnd {
-    /// Brackets that are open.
+    /// Number of open brackets.
     depth: usize,
     in_string: bool,
     escaped: bool,
-    /// A number, or a word.
+    /// The value is a number or a word.
     bare: bool,
 }
 
 impl ValueEnd {
-    /// Takes the next character.
+    /// Reads the next character.
     pub fn push(&mut self, c: char) -> Place {
         if self.in_string {
             match c {
@@ -55,19 +55,20 @@ impl ValueEnd {
     }
 }
 
-/// How far a call has come.
+/// Progress of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Progress {
-    /// More is needed.
+    /// The call is incomplete.
     More,
-    /// The character was its last.
+    /// The character completes the call.
     Done,
-    /// This is no call.
+    /// The text is not a call.
     Broken,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 enum State {
+    #[default]
     Start,
     KeyOrEnd,
     Key(ValueEnd),
@@ -75,67 +76,58 @@ enum State {
     Value(ValueEnd),
 }
 
-/// What the value under way is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// The field whose value is being read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Field {
     Name,
     Arguments,
+    #[default]
     Other,
 }
 
 /// Reads one call.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct CallReader {
     state: State,
     field: Field,
-    /// Text of the key or the name under way.
+    /// Text of the key or the name that is being read.
     buffer: String,
-    /// What was read and has not gone out in an event: everything with the text in front of the call before it has been told
-    /// of, and what follows its last argument afterwards.
+    /// Text that was read and is in no event: before the call's first event everything, including the text in front of the
+    /// call; afterwards what follows the last argument.
     raw: String,
     name: Option<String>,
-    /// Arguments that have not gone out; they wait for the name.
+    /// Arguments that are in no event yet, because the name is missing.
     arguments: String,
-    /// The arguments are a JSON text within a JSON string.
+    /// The arguments are JSON within a JSON string.
     quoted: bool,
     has_arguments: bool,
-    /// The call has been told of.
-    told: bool,
+    /// [`ToolEvent::Call`] was returned.
+    announced: bool,
 }
 
 impl CallReader {
-    /// A reader in front of the opening brace. `lead` is text in front of it that belongs to the call, if it becomes one.
+    /// Creates a reader in front of the opening brace. `lead` is text before it that belongs to the call, if it is one.
     pub fn new(lead: String) -> CallReader {
-        CallReader {
-            state: State::Start,
-            field: Field::Other,
-            buffer: String::new(),
-            raw: lead,
-            name: None,
-            arguments: String::new(),
-            quoted: false,
-            has_arguments: false,
-            told: false,
-        }
+        CallReader { raw: lead, ..CallReader::default() }
     }
 
-    /// Takes the next character. Events go to `events`; `known` says whether a name is one that may be called.
+    /// Reads the next character and appends to `events`. `known` returns whether a function of that name exists.
     pub fn push(&mut self, c: char, known: &dyn Fn(&str) -> bool, events: &mut Vec<ToolEvent>) -> Progress {
         self.raw.push(c);
         let progress = self.step(c, known);
-        self.tell(progress == Progress::Done, events);
+        self.add_events(progress == Progress::Done, events);
         progress
     }
 
-    /// After [`Progress::Broken`], returns what was read and is in no event.
+    /// After [`Progress::Broken`], returns the text that is in no event.
     pub fn into_text(self) -> String {
         self.raw
     }
 
-    /// The text has ended within the call: what is known of the call goes to `events`, or all of it as text if it has not been
-    /// told of. Returns whether it has.
+    /// Ends the text within the call. Appends the rest of the arguments to `events`, or everything as text if the call has no
+    /// event yet; returns `false` in that case.
     pub fn finish(mut self, events: &mut Vec<ToolEvent>) -> bool {
-        if !self.told {
+        if !self.announced {
             append(events, ToolEvent::Text(self.raw));
             return false;
         }
@@ -193,7 +185,7 @@ impl CallReader {
         Progress::More
     }
 
-    /// A character of the value under way.
+    /// Reads a character of a value.
     fn value(&mut self, c: char) {
         match self.field {
             Field::Name => self.buffer.push(c),
@@ -207,7 +199,7 @@ impl CallReader {
         }
     }
 
-    /// The value under way has ended. `false` if it can not be that of a call.
+    /// Ends a value. Returns `false` if it cannot be that of a call.
     fn value_ended(&mut self, known: &dyn Fn(&str) -> bool) -> bool {
         self.state = State::KeyOrEnd;
         match self.field {
@@ -217,7 +209,7 @@ impl CallReader {
             }
             Field::Arguments if self.quoted => {
                 self.quoted = false;
-                // Text that is no JSON string after all stays as it is.
+                // Text that is not a valid JSON string stays unchanged.
                 if let Ok(text) = serde_json::from_str::<String>(&self.arguments) {
                     self.arguments = text;
                 }
@@ -227,26 +219,26 @@ impl CallReader {
         }
     }
 
-    fn tell(&mut self, done: bool, events: &mut Vec<ToolEvent>) {
+    fn add_events(&mut self, done: bool, events: &mut Vec<ToolEvent>) {
         let Some(name) = &self.name else { return };
-        if !self.told && (self.has_arguments || done) {
+        if !self.announced && (self.has_arguments || done) {
             events.push(ToolEvent::Call { name: name.clone() });
-            self.told = true;
+            self.announced = true;
             self.raw.clear();
             if !self.has_arguments {
                 self.arguments.push_str("{}");
             }
         }
-        if self.told && !self.quoted && !self.arguments.is_empty() {
+        if self.announced && !self.quoted && !self.arguments.is_empty() {
             self.raw.clear();
             append(events, ToolEvent::Arguments(std::mem::take(&mut self.arguments)));
         }
     }
 }
 
-/// The text of a JSON string whose end is missing; as it stands if it is none.
+/// The text of a JSON string whose end is missing; unchanged if it is not one.
 fn unquoted(string: String) -> String {
-    // The longest escape, `\u12ab`, may be cut anywhere.
+    // The longest escape sequence, `\u12ab`, may be cut anywhere.
     let ends = string.char_indices().rev().map(|(at, c)| at + c.len_utf8()).take(6);
     let text = |end: usize| serde_json::from_str::<String>(&format!("{}\"", string.get(..end)?)).ok();
     ends.into_iter().find_map(text).unwrap_or(string)

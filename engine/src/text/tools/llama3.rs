@@ -1,45 +1,48 @@
-//! An answer that is nothing but calls: JSON objects, with `;` between them.
+//! Answers that consist of tool calls only: JSON objects, separated by `;`.
 
 use super::json::{CallReader, Progress};
 use super::{ToolEvent, ToolParser, append};
-use crate::text::marker::MOST;
+use crate::text::marker::MAX_HELD;
 
-/// May stand in front of the first call.
+/// May precede the first call.
 pub(super) const TAG: &str = "<|python_tag|>";
 
 enum State {
-    /// Nothing but white space and the tag, or its beginning.
+    /// Only white space and the tag, or its beginning, has been read.
     Start(String),
     Call(CallReader),
-    /// Behind a call; holds the separators since then.
+    /// After a call, with the separators since then.
     Between(String),
-    /// Text to the end.
+    /// Text until the end.
     Text,
 }
 
-/// The parser. An answer may be JSON and no call, so only an object with the name of a function is one.
+/// See the [module](self). An answer may be JSON without being a call, so only an object with the name of a known function is
+/// one.
 pub(super) struct Llama3 {
     state: State,
     names: Vec<String>,
 }
 
 impl Llama3 {
-    /// At the start of a text.
+    /// Creates a parser for a text.
     pub fn new(names: Vec<String>) -> Llama3 {
         Llama3 { state: State::Start(String::new()), names }
     }
+}
 
-    fn read_char(&mut self, c: char, events: &mut Vec<ToolEvent>) {
+impl ToolParser for Llama3 {
+    fn push_char(&mut self, c: char, events: &mut Vec<ToolEvent>) {
         match &mut self.state {
             State::Start(held) => {
                 let inner = held.trim_start();
                 if c == '{' && (inner.is_empty() || inner == TAG) {
                     self.state = State::Call(CallReader::new(std::mem::take(held)));
-                    return self.read_char(c, events);
+                    return self.push_char(c, events);
                 }
                 let begins = c.is_whitespace() && (inner.is_empty() || inner == TAG);
                 held.push(c);
-                if held.len() > MOST || !begins && !TAG.starts_with(held.trim_start()) {
+                if held.len() > MAX_HELD || !begins && !TAG.starts_with(held.trim_start()) {
                     append(events, ToolEvent::Text(std::mem::take(held)));
                     self.state = State::Text;
                 }
@@ -58,23 +61,17 @@ impl Llama3 {
             }
             State::Between(held) if c == '{' => {
                 self.state = State::Call(CallReader::new(std::mem::take(held)));
-                self.read_char(c, events);
+                self.push_char(c, events);
             }
             State::Between(held) => {
                 held.push(c);
-                if !c.is_whitespace() && c != ';' && c != ',' || held.len() > MOST {
+                if !c.is_whitespace() && c != ';' && c != ',' || held.len() > MAX_HELD {
                     append(events, ToolEvent::Text(std::mem::take(held)));
                     self.state = State::Text;
                 }
             }
             State::Text => append(events, ToolEvent::Text(c.to_string())),
         }
-    }
-}
-
-impl ToolParser for Llama3 {
-    fn push(&mut self, text: &str, events: &mut Vec<ToolEvent>) {
-        text.chars().for_each(|c| self.read_char(c, events));
     }
 
     fn finish(&mut self, events: &mut Vec<ToolEvent>) {

@@ -1,4 +1,4 @@
-//! Tool calls in what a model writes: found while it streams, in the formats of the model families.
+//! Tool calls in a stream of text, in the formats of the model families.
 //!
 //! | format | what a call looks like |
 //! |---|---|
@@ -6,9 +6,9 @@
 //! | `llama3_json` | the whole answer is `{"name": "f", "parameters": {…}}`, several with `;` between them |
 //! | `mistral` | `[TOOL_CALLS]` `[{"name": "f", "arguments": {…}}, …]`, or `[TOOL_CALLS]f[ARGS]{…}`, text in front |
 //!
-//! Invariants: however the text is split, the events add up to the same. No text is lost: what is not a call, a part of its
-//! markup, or white space or separators beside it comes out as text to the letter, and so does what only looked like a call.
-//! The same format can be written as a grammar, so that what it holds is always parsed back into calls.
+//! Invariants: the events do not depend on how the text is split. No text is lost: everything that is not a call, its markup, or
+//! white space or separators next to it is returned unchanged as text, including what only looked like a call. Each format is
+//! also available as a grammar, whose texts always parse as calls.
 
 mod grammar;
 mod hermes;
@@ -22,30 +22,35 @@ use models::{ChatTemplate, Tokenizer};
 
 pub use grammar::Tool;
 
-/// What a parser finds, in order.
+/// An element of the text, in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ToolEvent {
     /// Text outside of any call.
     Text(String),
-    /// A call begins.
+    /// The beginning of a call.
     Call {
         /// Name of the function.
         name: String,
     },
-    /// A piece of the arguments of the last call, JSON text.
+    /// A piece of the last call's arguments, which are JSON text.
     Arguments(String),
 }
 
-/// Finds the calls in one sequence's text.
+/// Finds the calls in the text of one sequence.
 pub trait ToolParser: Send {
-    /// Takes the next piece of text; what it makes certain goes behind `events`.
-    fn push(&mut self, text: &str, events: &mut Vec<ToolEvent>);
+    /// Reads the next character and appends to `events` what is certain.
+    fn push_char(&mut self, c: char, events: &mut Vec<ToolEvent>);
 
-    /// The text has ended: what was held back is what it is.
+    /// Reads the next piece of text and appends to `events` what is certain.
+    fn push(&mut self, text: &str, events: &mut Vec<ToolEvent>) {
+        text.chars().for_each(|c| self.push_char(c, events));
+    }
+
+    /// Ends the text and appends what was held back.
     fn finish(&mut self, events: &mut Vec<ToolEvent>);
 }
 
-/// How a model writes its calls.
+/// The format in which a model writes its calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ToolFormat {
     /// `<tool_call>{…}</tool_call>`: Hermes, Qwen and most templates in ChatML.
@@ -57,20 +62,20 @@ pub enum ToolFormat {
 }
 
 impl ToolFormat {
-    /// The format that a chat template speaks of; Hermes' where it speaks of none.
+    /// The format that a chat template mentions; Hermes if it mentions none.
     pub fn of(template: Option<&ChatTemplate>) -> ToolFormat {
-        let speaks_of = |text| template.is_some_and(|template| template.mentions(text));
-        if speaks_of(mistral::MARKER) {
+        let mentions = |text| template.is_some_and(|template| template.mentions(text));
+        if mentions(mistral::MARKER) {
             ToolFormat::Mistral
-        } else if !speaks_of(hermes::OPEN) && (speaks_of(llama3::TAG) || speaks_of("Environment: ipython")) {
+        } else if !mentions(hermes::OPEN) && (mentions(llama3::TAG) || mentions("Environment: ipython")) {
             ToolFormat::Llama3Json
         } else {
             ToolFormat::Hermes
         }
     }
 
-    /// A parser at the start of a text. `names` are the functions that may be called: where nothing else marks a call, other
-    /// names make none.
+    /// Creates a parser for a text. `names` are the known functions: in formats without a marker, a call of another name is
+    /// text.
     pub fn parser(self, names: Vec<String>) -> Box<dyn ToolParser> {
         match self {
             ToolFormat::Hermes => Box::new(hermes::Hermes::new()),
@@ -79,7 +84,7 @@ impl ToolFormat {
         }
     }
 
-    /// The marker that must show in the text although its token is special, if the vocabulary has such a token.
+    /// The special token that marks a call, if the vocabulary has one. It must be kept in the text.
     pub fn special_marker(self, tokenizer: &Tokenizer) -> Option<u32> {
         let marker = match self {
             ToolFormat::Hermes => hermes::OPEN,
@@ -90,7 +95,7 @@ impl ToolFormat {
     }
 }
 
-/// As vLLM calls its parsers.
+/// Parses vLLM's name of the parser.
 impl FromStr for ToolFormat {
     type Err = &'static str;
 
@@ -104,7 +109,7 @@ impl FromStr for ToolFormat {
     }
 }
 
-/// Puts an event behind others; neighbours that are pieces of one thing become one piece.
+/// Appends an event. Consecutive pieces of text, or of arguments, become one piece.
 fn append(events: &mut Vec<ToolEvent>, event: ToolEvent) {
     match (events.last_mut(), event) {
         (_, ToolEvent::Text(more) | ToolEvent::Arguments(more)) if more.is_empty() => {}
@@ -113,6 +118,3 @@ fn append(events: &mut Vec<ToolEvent>, event: ToolEvent) {
         (_, event) => events.push(event),
     }
 }
-
-#[cfg(test)]
-mod tests;

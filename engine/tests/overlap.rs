@@ -1,76 +1,23 @@
-//! Draws on the device and steps planned ahead: the same answers, to the bit, as drawn on the host one step after another.
+//! Draws on the device and steps planned ahead give the same answers, to the bit, as draws on the host without planning ahead.
 //!
 //! Every launch is run by `cuda-sim`, on the tiny reference model in float32.
-#![cfg(test)]
-#![allow(clippy::unwrap_used)]
 
 use std::collections::HashMap;
-use std::path::PathBuf;
-use std::sync::Arc;
 
+use engine::{
+    BeamSearch, Constraint, ConstraintError, Engine, EngineConfig, GenerationParams, GenerationRequest, Mask, Pooling,
+    PreemptionMode, RequestId, SamplingParams, TokenEvent, TokenSet,
+};
 use proptest::prelude::*;
-use sampling::{Constraint, ConstraintError, Mask, SamplingParams, TokenSet};
-use sched::{PreemptionMode, RequestId};
 
-use super::Engine;
-use crate::api::{BeamSearch, EngineConfig, GenerationParams, GenerationRequest, ModelSource, TokenEvent};
-use crate::worker::{StepError, StepInput, StepOutput, Worker, hooks};
-
-/// Tokens of the reference model.
-const VOCAB: usize = 560;
-
-/// `blocks` blocks of 8 tokens on `cuda-sim`, and a swap space as large; `None` without a compiler for kernels.
-pub(super) fn config(blocks: u64) -> Option<EngineConfig> {
-    let bytes = blocks * 8 * 2 * 3 * 2 * 32 * 4;
-    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../models/tests/reference/llama");
-    Some(EngineConfig {
-        model: ModelSource::Folder(folder),
-        device: "cuda-sim".into(),
-        kernels_dir: Some(testkit::kernels::host::folder_for_tests()?),
-        block_size: 8,
-        kv_cache_memory_bytes: Some(bytes),
-        swap_space_bytes: bytes,
-        max_model_len: Some(64),
-        max_num_seqs: 12,
-        max_num_batched_tokens: 48,
-        threads: Some(1),
-        seed: Some(1),
-        ..Default::default()
-    })
-}
+use crate::common::workers::{counted, on_host};
+use crate::common::{VOCABULARY, overlapping};
 
 fn load(config: &EngineConfig) -> Engine {
     Engine::load(config, &|_, _| {}).unwrap()
 }
 
-/// A worker whose host draws for everybody.
-struct OnHost(Box<dyn Worker>);
-
-impl Worker for OnHost {
-    fn submit(&mut self, input: Arc<StepInput>) {
-        let mut input = StepInput::clone(&input);
-        input.requests.iter_mut().for_each(|request| Arc::make_mut(request).on_host = true);
-        self.0.submit(Arc::new(input));
-    }
-
-    fn collect(&mut self, output: &mut StepOutput) -> Result<(), StepError> {
-        self.0.collect(output)
-    }
-
-    fn num_sequences(&self) -> usize {
-        self.0.num_sequences()
-    }
-}
-
-/// An engine that draws on the host and plans no step ahead.
-fn on_host(config: &EngineConfig) -> Engine {
-    let mut engine = load(config);
-    assert!(engine.info.sampler.take().is_some(), "cuda-sim draws on the device");
-    engine.info.max_in_flight = 1;
-    Engine { worker: Box::new(OnHost(engine.worker)), ..engine }
-}
-
-/// Holds every token to a class of ids that follows from the ones before, for `left` tokens.
+/// Restricts every token to a class of ids that depends on the previous tokens, for `left` tokens.
 #[derive(Clone)]
 struct Classes {
     sum: u32,
@@ -79,8 +26,8 @@ struct Classes {
 
 impl Constraint for Classes {
     fn mask(&mut self) -> Result<Mask, ConstraintError> {
-        let mut tokens = TokenSet::new(VOCAB);
-        (0..VOCAB as u32).filter(|token| token % 7 == self.sum % 7).for_each(|token| tokens.insert(token));
+        let mut tokens = TokenSet::new(VOCABULARY);
+        (0..VOCABULARY as u32).filter(|token| token % 7 == self.sum % 7).for_each(|token| tokens.insert(token));
         Ok(Mask { tokens, may_end: false })
     }
 
@@ -99,7 +46,7 @@ impl Constraint for Classes {
     }
 }
 
-/// A request, held by a constraint or not.
+/// A request, with or without a constraint.
 type Load = (GenerationRequest, Option<Classes>);
 
 fn request(which: u32, len: usize, max_tokens: usize, n: usize, sampling: SamplingParams) -> GenerationRequest {
@@ -116,8 +63,8 @@ fn request(which: u32, len: usize, max_tokens: usize, n: usize, sampling: Sampli
     }
 }
 
-/// Everything that a request can wish for, on the device and off it.
-fn wishes() -> Vec<Load> {
+/// Requests with every sampling option, drawn on the device and on the host.
+fn option_requests() -> Vec<Load> {
     let plain = SamplingParams::default;
     let penalties = SamplingParams {
         repetition_penalty: 1.3,
@@ -137,7 +84,7 @@ fn wishes() -> Vec<Load> {
     };
     let greedy = SamplingParams { temperature: 0.0, logprobs: Some(2), ..plain() };
     let too_many = SamplingParams { logprobs: Some(25), ..penalties.clone() };
-    let mut wishes: Vec<Load> = vec![
+    let mut option_requests: Vec<Load> = vec![
         (request(0, 20, 12, 2, penalties.clone()), None),
         (request(1, 9, 14, 1, filters.clone()), None),
         (request(2, 13, 12, 1, lists), None),
@@ -146,19 +93,18 @@ fn wishes() -> Vec<Load> {
         (request(5, 6, 8, 1, too_many), None),
         (request(6, 17, 6, 3, filters), None),
     ];
-    wishes[2].0.params.stop_token_ids = vec![5, 6, 7, 8, 30, 31];
+    option_requests[2].0.params.stop_token_ids = vec![5, 6, 7, 8, 30, 31];
     let mut beams = request(7, 11, 6, 2, greedy);
     beams.params.beam = Some(BeamSearch::new(3));
     let mut scored = request(8, 15, 5, 1, penalties);
     scored.params.prompt_logprobs = Some(2);
     let mut embedding = request(9, 14, 0, 1, plain());
-    embedding.params = GenerationParams::embedding(crate::Pooling::Mean);
-    wishes.extend([beams, scored, embedding].map(|request| (request, None)));
-    wishes
+    embedding.params = GenerationParams::embedding(Pooling::Mean);
+    option_requests.extend([beams, scored, embedding].map(|request| (request, None)));
+    option_requests
 }
 
-/// What each request was told of each of its sequences, but for how much of its prompt was cached. Checks the books in the
-/// end.
+/// The events of each request, ordered by sequence, without the number of cached tokens. Audits the engine at the end.
 fn answers(engine: &mut Engine, loads: &[Load]) -> Vec<Vec<TokenEvent>> {
     let mut places = HashMap::new();
     for (place, (request, constraint)) in loads.iter().enumerate() {
@@ -168,41 +114,31 @@ fn answers(engine: &mut Engine, loads: &[Load]) -> Vec<Vec<TokenEvent>> {
         };
         places.insert(id, place);
     }
-    let mut told = vec![Vec::new(); loads.len()];
+    let mut events = vec![Vec::new(); loads.len()];
     while engine.has_work() {
         engine.step(|id, event| {
             if !matches!(event, TokenEvent::Started { .. }) {
-                told[places[&id]].push(event);
+                events[places[&id]].push(event);
             }
         });
     }
-    is_empty(engine);
-    // Those that come back from a preemption need not take turns as before.
-    told.iter_mut().for_each(|told| {
-        told.sort_by_key(|event| if let TokenEvent::Token { index, .. } = event { *index } else { 0 });
+    engine.audit().unwrap();
+    // After a preemption, sequences may be drawn in another order.
+    events.iter_mut().for_each(|events| {
+        events.sort_by_key(|event| if let TokenEvent::Token { index, .. } = event { *index } else { 0 });
     });
-    told
-}
-
-/// Nobody holds a block or a slot, and nothing is in flight.
-fn is_empty(engine: &Engine) {
-    engine.scheduler.audit().unwrap();
-    let stats = engine.stats();
-    assert_eq!((stats.blocks_in_use, stats.num_running, stats.num_waiting, stats.num_swapped), (0, 0, 0, 0));
-    assert_eq!(engine.worker.num_sequences(), 0, "a slot is lost");
-    assert!(engine.flights.is_empty() && engine.requests.is_empty());
-    assert!(engine.under_way.lock().unwrap().is_none());
+    events
 }
 
 #[test]
 fn every_wish_drawn_on_the_device_gives_the_tokens_of_the_host_whatever_the_pool() {
-    let Some(large) = config(200) else { return };
-    let loads = wishes();
+    let Some(large) = overlapping(200) else { return };
+    let loads = option_requests();
     let want = answers(&mut on_host(&large), &loads);
-    assert!(want.iter().all(|told| !told.is_empty()));
+    assert!(want.iter().all(|events| !events.is_empty()));
     assert_eq!(answers(&mut load(&large), &loads), want, "in a large pool");
     for preemption_mode in [PreemptionMode::Recompute, PreemptionMode::Swap] {
-        let mut engine = load(&EngineConfig { preemption_mode, ..config(14).unwrap() });
+        let mut engine = load(&EngineConfig { preemption_mode, ..overlapping(14).unwrap() });
         assert_eq!(answers(&mut engine, &loads), want, "{preemption_mode:?} in a small pool");
         let stats = engine.stats();
         assert!(stats.num_preemptions > 0, "the pool was not too small: the test shows nothing");
@@ -211,10 +147,10 @@ fn every_wish_drawn_on_the_device_gives_the_tokens_of_the_host_whatever_the_pool
 }
 
 #[test]
-fn a_step_is_under_way_while_the_one_before_it_is_published_unless_the_host_has_a_part_in_it() {
-    let Some(config) = config(64) else { return };
+fn the_next_step_is_in_flight_during_publishing_unless_the_host_takes_part_in_it() {
+    let Some(config) = overlapping(64) else { return };
     let in_flight = |load_of: &[Load]| {
-        let mut engine = load(&config);
+        let (mut engine, steps) = counted(&config);
         for (request, constraint) in load_of.iter().cloned() {
             match constraint {
                 Some(constraint) => engine.submit_constrained(request, Box::new(constraint)).unwrap(),
@@ -222,15 +158,13 @@ fn a_step_is_under_way_while_the_one_before_it_is_published_unless_the_host_has_
             };
         }
         (0..3).for_each(|_| engine.step(|_, _| {}));
-        let (under_way, steps) = (engine.under_way.lock().unwrap().is_some(), engine.scheduler.stats().steps);
-        assert_eq!(under_way, !engine.flights.is_empty());
-        (engine.flights.len(), steps)
+        steps.now()
     };
     let plain = request(1, 9, 14, 1, SamplingParams::default());
     let held = (plain.clone(), Some(Classes { sum: 0, left: 20 }));
     let host = request(1, 9, 14, 1, SamplingParams { logprobs: Some(21), ..Default::default() });
     assert_eq!(in_flight(&[(plain.clone(), None)]), (1, 4));
-    assert_eq!(in_flight(std::slice::from_ref(&held)), (0, 3), "a mask follows from the token before it");
+    assert_eq!(in_flight(std::slice::from_ref(&held)), (0, 3), "a mask depends on the token before it");
     assert_eq!(in_flight(&[(plain.clone(), None), (host, None)]), (0, 3), "the host reads its row of logits");
     let mut scored = plain.clone();
     scored.params.prompt_logprobs = Some(1);
@@ -241,30 +175,12 @@ fn a_step_is_under_way_while_the_one_before_it_is_published_unless_the_host_has_
 }
 
 #[test]
-fn a_swap_that_runs_as_late_as_may_be_changes_no_token_and_others_do_not_wait_for_it() {
-    let Some(large) = config(200) else { return };
-    let plain = SamplingParams::default;
-    let loads: Vec<Load> =
-        (0..7).map(|i| (request(i, 9 + i as usize, 20, 1 + i as usize % 2, plain()), None)).collect();
-    let want = answers(&mut load(&large), &loads);
-    let mut engine = load(&EngineConfig { preemption_mode: PreemptionMode::Swap, ..config(16).unwrap() });
-    hooks::LATE_SWAPS.set(true);
-    hooks::PASSES_BESIDE_SWAPS.set(0);
-    let answers = answers(&mut engine, &loads);
-    hooks::LATE_SWAPS.set(false);
-    assert_eq!(answers, want);
-    let swaps = engine.stats().num_swap_preemptions;
-    assert!(swaps > 3, "{swaps} swaps show nothing");
-    assert!(hooks::PASSES_BESIDE_SWAPS.get() > 0, "every step waited for every swap");
-}
-
-#[test]
-fn the_memory_of_an_engine_is_what_was_planned_sampling_included_and_no_step_takes_any() {
-    let Some(config) = config(30) else { return };
+fn an_engine_uses_exactly_the_planned_memory_and_no_step_allocates() {
+    let Some(config) = overlapping(30) else { return };
     let options = device::Options { threads: Some(1), kernels: config.kernels_dir.clone(), ..Default::default() };
     let device = device::open_with("cuda-sim", &options).unwrap();
     let mut engine = Engine::load_on(&config, device.clone(), &|_, _| {}).unwrap();
-    let plan = crate::plan(&config).unwrap();
+    let plan = engine::plan(&config).unwrap();
     let cache = plan.kv_bytes_per_token * plan.pool_tokens() as u64;
     let planned = plan.weight_bytes + plan.step_bytes + cache;
     assert_eq!(device.allocated(), Some(planned));
@@ -277,13 +193,13 @@ fn the_memory_of_an_engine_is_what_was_planned_sampling_included_and_no_step_tak
     assert_eq!(device.allocated(), Some(planned));
 }
 
-/// What happens to a request between two steps.
+/// The fate of a request between two steps.
 #[derive(Clone, Copy, Debug)]
 enum Fate {
     Lives,
-    /// Cancelled when it has been told of so many tokens.
+    /// Cancelled after this many tokens.
     Aborted(usize),
-    /// Its first sequence is ended then, as by a stop string.
+    /// Its first sequence is ended after this many tokens, as by a stop string.
     Stopped(usize),
 }
 
@@ -298,7 +214,7 @@ fn fate() -> impl Strategy<Value = Fate> {
 /// Tokens by sequence.
 type Tokens = Vec<Vec<u32>>;
 
-/// Runs requests that arrive between steps and meet their fates.
+/// Runs requests that arrive between steps, each with its fate.
 fn run(engine: &mut Engine, loads: &[(GenerationRequest, Fate, usize)]) -> Vec<Tokens> {
     let mut got: Vec<Tokens> = loads.iter().map(|(request, ..)| vec![Vec::new(); request.params.n]).collect();
     let mut ids: HashMap<RequestId, usize> = HashMap::new();
@@ -314,9 +230,9 @@ fn run(engine: &mut Engine, loads: &[(GenerationRequest, Fate, usize)]) -> Vec<T
             }
         });
         for (&id, &place) in &ids {
-            let told = got[place].iter().map(Vec::len).max().unwrap_or(0);
+            let events = got[place].iter().map(Vec::len).max().unwrap_or(0);
             match loads[place].1 {
-                Fate::Aborted(at) if told >= at => drop(engine.abort(id)),
+                Fate::Aborted(at) if events >= at => drop(engine.abort(id)),
                 Fate::Stopped(at) if got[place][0].len() >= at => drop(engine.finish_sequence(id, 0)),
                 _ => {}
             }
@@ -325,19 +241,19 @@ fn run(engine: &mut Engine, loads: &[(GenerationRequest, Fate, usize)]) -> Vec<T
             break;
         }
     }
-    is_empty(engine);
+    engine.audit().unwrap();
     got
 }
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 4, max_shrink_iters: 40, ..ProptestConfig::default() })]
     #[test]
-    fn any_load_gives_each_request_the_tokens_it_gives_alone_and_leaves_every_block_free(
+    fn any_load_gives_each_request_the_tokens_it_gets_alone_and_leaves_every_block_free(
         shapes in prop::collection::vec((1usize..30, 1usize..12, 1usize..4, fate(), 0usize..6), 1..7),
         spare in 0u64..8,
         swaps: bool,
     ) {
-        let Some(large) = config(100) else { return Ok(()) };
+        let Some(large) = overlapping(100) else { return Ok(()) };
         let sampling = |i: u32| SamplingParams { frequency_penalty: (i % 2) as f32, ..Default::default() };
         let loads: Vec<_> = shapes.iter().zip(0..).map(|(&(len, out, n, fate, arrival), i)| {
             (request(i % 3, len, out, n, sampling(i)), fate, arrival)
@@ -352,7 +268,7 @@ proptest! {
         };
         let pool = loads.iter().map(|load| blocks(&load.0)).max().unwrap_or(1) + spare;
         let preemption_mode = if swaps { PreemptionMode::Swap } else { PreemptionMode::Recompute };
-        let tight = EngineConfig { preemption_mode, max_model_len: None, ..config(pool.max(6)).unwrap() };
+        let tight = EngineConfig { preemption_mode, max_model_len: None, ..overlapping(pool.max(6)).unwrap() };
         let got = run(&mut load(&tight), &loads);
         for ((got, want), (_, fate, _)) in got.iter().zip(&want).zip(&loads) {
             for (index, (got, want)) in got.iter().zip(want).enumerate() {

@@ -1,10 +1,19 @@
-//! Every format: whole calls, text that is none, and any split.
+//! Tool calls in every format: whole calls, text that is no call, and any split.
 
-use super::*;
-use ToolEvent::{Arguments, Call, Text};
+use engine::text::ToolEvent::{self, Arguments, Call, Text};
+use engine::text::ToolFormat;
 use proptest::prelude::*;
 
 const FORMATS: [ToolFormat; 3] = [ToolFormat::Hermes, ToolFormat::Llama3Json, ToolFormat::Mistral];
+
+/// Appends an event; neighbouring pieces of text, or of arguments, become one.
+fn append(events: &mut Vec<ToolEvent>, event: ToolEvent) {
+    match (events.last_mut(), event) {
+        (Some(Text(text)), Text(more)) | (Some(Arguments(text)), Arguments(more)) => text.push_str(&more),
+        (_, Text(empty) | Arguments(empty)) if empty.is_empty() => {}
+        (_, event) => events.push(event),
+    }
+}
 
 fn parse(format: ToolFormat, pieces: &[&str]) -> Vec<ToolEvent> {
     let mut parser = format.parser(vec!["f".into(), "get time".into()]);
@@ -33,7 +42,7 @@ fn arguments(text: &str) -> ToolEvent {
 }
 
 #[test]
-fn hermes_calls_stand_between_tags_with_text_around_them() {
+fn hermes_calls_are_between_tags_with_text_around_them() {
     let parse = |text: &str| parse(ToolFormat::Hermes, &[text]);
     let one = r#"<tool_call>{"name": "f", "arguments": {"x": [1, "}\"]"], "y": {}}}</tool_call>"#;
     let args = r#"{"x": [1, "}\"]"], "y": {}}"#;
@@ -45,7 +54,7 @@ fn hermes_calls_stand_between_tags_with_text_around_them() {
     assert_eq!(parse(r#"<tool_call> {"name": "f"} </tool_call> done"#), [call("f"), arguments("{}"), text(" done")]);
     let quoted = r#"<tool_call>{"name": "f", "arguments": "{\"a\": 1}", "id": 12}</tool_call>"#;
     assert_eq!(parse(quoted), [call("f"), arguments(r#"{"a": 1}"#)]);
-    // Cut by the token limit: what is known of the call is told.
+    // Truncated by the token limit: the arguments so far are returned.
     assert_eq!(parse(r#"<tool_call>{"name": "f", "arguments": {"a": "#), [call("f"), arguments(r#"{"a": "#)]);
 }
 
@@ -91,7 +100,7 @@ fn what_only_looks_like_a_call_is_text_to_the_letter() {
 }
 
 #[test]
-fn llama_answers_with_calls_of_known_functions_alone() {
+fn llama_calls_are_recognised_only_for_known_functions() {
     let parse = |text: &str| parse(ToolFormat::Llama3Json, &[text]);
     let one = r#"{"name": "f", "parameters": {"x": "é;{"}}"#;
     let args = r#"{"x": "é;{"}"#;
@@ -118,7 +127,7 @@ fn mistral_calls_are_a_list_or_a_name_with_arguments() {
 }
 
 #[test]
-fn text_behind_a_call_that_breaks_off_is_kept() {
+fn text_after_a_truncated_call_is_kept() {
     let (hermes, mistral) = (ToolFormat::Hermes, ToolFormat::Mistral);
     let args = r#"{"a": 1}"#;
     for (format, whole, behind) in [
@@ -215,7 +224,7 @@ fn words() -> impl Strategy<Value = (String, usize)> {
 
 proptest! {
     #[test]
-    fn no_word_is_lost_and_what_holds_no_call_is_the_text_to_the_letter((whole, words) in words(), other in stream()) {
+    fn no_word_is_lost_and_text_without_a_call_is_returned_unchanged((whole, words) in words(), other in stream()) {
         for format in FORMATS {
             for (whole, words) in [(&whole, words), (&other, 0)] {
                 let events = parse(format, &[whole]);
