@@ -4,6 +4,7 @@
 //! - [`not_run`]: reports of tests that this machine cannot run;
 //! - [`kernels`]: compiles the `.cu` sources, with nvcc or as host code for the simulator;
 //! - [`model`]: models of known shapes with random weights;
+//! - [`markdown`]: tables of pages that tests compare with the code;
 //! - [`workspace`]: where the files of the workspace are.
 //!
 //! Libraries never depend on this crate: it is a dev-dependency of the other crates and a dependency of `xtask`. It depends on no
@@ -22,6 +23,7 @@
 
 pub mod capability;
 pub mod kernels;
+pub mod markdown;
 pub mod model;
 pub mod not_run;
 pub mod workspace;

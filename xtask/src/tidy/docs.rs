@@ -1,7 +1,8 @@
 //! Rules for prose: the README stays short and true, tables name what exists, links lead somewhere, and no page or
 //! file tells of the machine that it was written on.
 
-use super::markdown;
+use testkit::markdown;
+
 use super::{File, Finding, Tree};
 use crate::workspace;
 

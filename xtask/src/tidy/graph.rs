@@ -8,7 +8,8 @@ use std::process::Command;
 
 use serde::Deserialize;
 
-use super::markdown;
+use testkit::markdown;
+
 use super::{File, Finding, Tree};
 
 const PAGE: &str = "ARCHITECTURE.md";

@@ -7,7 +7,6 @@ mod circles;
 mod configuration;
 mod docs;
 mod graph;
-mod markdown;
 mod named_tests;
 mod rust;
 mod skips;

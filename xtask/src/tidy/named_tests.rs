@@ -1,7 +1,8 @@
 //! Tables that show by which test a claim is kept name tests that exist: the status tables of the README and of
 //! `docs/status.md`, `docs/scenarios.md` and `docs/pains.md`. The latter two name every test that carries one of their ids.
 
-use super::markdown::{self, Row};
+use testkit::markdown::{self, Row};
+
 use super::{File, Finding, Tree};
 
 /// A page of tests by id, and the letters with which its ids begin.
