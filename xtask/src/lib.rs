@@ -20,11 +20,13 @@
 pub mod bench;
 pub mod build_kernels;
 pub mod bundle;
+mod cargo;
 pub mod ci;
 pub mod conformance;
 pub mod doctor;
 pub mod flakes;
 pub mod page_test;
 pub mod parts;
+mod server;
 pub mod tidy;
 pub mod workspace;

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use testkit::capability::Capability;
-use testkit::{kernels, not_run};
+use testkit::{kernels, not_run, workspace};
 use xtask::bundle::{self, Version};
 
 /// A folder that is gone with the test.
@@ -226,6 +226,14 @@ fn the_table_names_the_shapes_that_a_sweep_did_not_come_to() {
 }
 
 #[test]
+fn the_newest_named_version_of_the_c_library_counts() {
+    assert_eq!(bundle::newest(b"..GLIBC_2.4\0GLIBC_2.2.5\0GLIBC_2.34\0GLIBC_PRIVATE\0GLIBC_2.9\0"), Version(2, 34));
+    assert_eq!(bundle::newest(b"nothing GLIBC_"), Version(0, 0));
+    assert!(Version(2, 9) < Version(2, 34));
+    assert_eq!(Version(2, 34).to_string(), "2.34");
+}
+
+#[test]
 fn a_bundle_that_is_too_large_names_its_largest_files() {
     let folder = Folder::new("bundle-size");
     std::fs::create_dir(folder.0.join("in")).unwrap();
@@ -242,7 +250,8 @@ fn a_whole_bundle_proves_the_kernels_without_a_card_and_says_that_there_is_no_dr
     if !testkit::everything() {
         return not_run::report(Capability::TestAll, "a bundle takes minutes to build");
     }
-    let made = match bundle::default(kernels::cores()) {
+    let options = bundle::Options { architectures: Vec::new(), fetch: false, jobs: kernels::cores() };
+    let made = match bundle::run(&workspace::root(), &options) {
         Ok(made) => made,
         Err(missing) if missing.starts_with("found no nvcc") => return not_run::report(Capability::Nvcc, &missing),
         Err(missing) if missing.starts_with("found no C++") => return not_run::report(Capability::Cxx, &missing),

@@ -1,9 +1,11 @@
-//! What must hold of the page, each check in a browser of its own.
+//! What must hold for the page. Each check has a browser of its own.
+
+use base64::prelude::{BASE64_STANDARD, Engine};
 
 use super::driver::{Driver, Page};
-use super::serve::Server;
+use crate::server::Server;
 
-/// The key of the server that asks for one.
+/// API key of the server that has one.
 pub const KEY: &str = "page-test-key";
 
 const DESKTOP: (u32, u32) = (1280, 800);
@@ -15,25 +17,33 @@ const ENTER: &str = "\u{E007}";
 const ESCAPE: &str = "\u{E00C}";
 const RIGHT: &str = "\u{E014}";
 
-/// Text of the newest answer.
-const ANSWER: &str = "[...document.querySelectorAll('.turn.assistant .text')].at(-1)?.textContent ?? ''";
+const CAPITAL: &str = "What is the capital of France?";
+const PARIS: &str = "The capital of France is Paris.";
+const STORY: &str = "Tell me a story about a fox.";
+/// Settings for a long answer.
+const LONG: &[(&str, &str)] = &[("min_tokens", "900"), ("max_tokens", "900")];
+const GREEDY: &[(&str, &str)] = &[("temperature", "0")];
+
+/// Text of the newest answer, and the line below it.
+const ANSWER: &str = "([...document.querySelectorAll('.turn.assistant .text')].at(-1)?.textContent ?? '')";
 const FOOT: &str = "[...document.querySelectorAll('.turn.assistant .foot')].at(-1).textContent";
+const FOCUS: &str = "document.activeElement.id";
 const IDLE: &str = "return !document.getElementById('send').hidden";
 const LIVE: &str = "return document.getElementById('link').dataset.state === 'live' && /context/.test(document.getElementById('model').textContent)";
 
 type Check = fn(&Driver, &Server) -> Result<(), String>;
 
-/// All that need no key.
+/// All checks of a server without a key.
 pub const ALL: [(&str, Check); 9] = [
-    ("a message is answered as it streams", a_message_is_answered_as_it_streams),
+    ("an answer is streamed", an_answer_is_streamed),
     ("a stop ends the answer and frees its blocks", a_stop_ends_the_answer_and_frees_its_blocks),
-    ("a new chat forgets the answer that still streams", a_new_chat_forgets_the_answer_that_still_streams),
-    ("a question that was stopped unanswered can be sent again", a_stopped_question_can_be_sent_again),
-    ("broken settings are ignored", broken_settings_are_ignored),
-    ("blocks appear while a request runs and are cached after it", blocks_appear_and_go),
-    ("the keyboard is enough", the_keyboard_is_enough),
+    ("a new chat drops the answer that is still streaming", a_new_chat_drops_the_answer_that_is_still_streaming),
+    ("a question that was stopped without an answer can be sent again", a_stopped_question_can_be_sent_again),
+    ("invalid stored settings are ignored", invalid_stored_settings_are_ignored),
+    ("blocks appear while a request runs and stay cached after it", blocks_appear_and_stay_cached),
+    ("the page can be used with the keyboard only", the_page_can_be_used_with_the_keyboard_only),
     ("text of a model never becomes markup", text_never_becomes_markup),
-    ("every look is legible, named and fits", every_look_is_legible_named_and_fits),
+    ("every layout is legible, labelled and fits", every_layout_is_legible_labelled_and_fits),
 ];
 
 fn open<'a>(driver: &'a Driver, server: &Server, size: (u32, u32), dark: bool) -> Result<Page<'a>, String> {
@@ -42,13 +52,13 @@ fn open<'a>(driver: &'a Driver, server: &Server, size: (u32, u32), dark: bool) -
     Ok(page)
 }
 
-/// Nothing on the console, and no request to anybody but the server.
+/// Requires an empty console, and requests to the server only.
 fn close(page: &Page<'_>, server: &Server) -> Result<(), String> {
     let (console, addresses) = page.logs()?;
     require(console.is_empty(), || format!("on the console: {}", console.join("; ")))?;
     let foreign: Vec<&String> =
         addresses.iter().filter(|url| url.starts_with("http") && !url.starts_with(&server.url)).collect();
-    require(foreign.is_empty(), || format!("asked for {foreign:?}"))?;
+    require(foreign.is_empty(), || format!("requests to other servers: {foreign:?}"))?;
     require(addresses.iter().any(|url| url.ends_with("/quire/events")), || format!("no events in {addresses:?}"))
 }
 
@@ -56,11 +66,14 @@ fn require(holds: bool, problem: impl FnOnce() -> String) -> Result<(), String> 
     if holds { Ok(()) } else { Err(problem()) }
 }
 
-fn text(page: &Page<'_>, script: &str) -> Result<String, String> {
-    Ok(page.script(&format!("return {script}"))?.as_str().unwrap_or_default().to_owned())
+/// Requires that the text of a JavaScript expression meets a condition.
+fn require_text(page: &Page<'_>, what: &str, script: &str, holds: impl Fn(&str) -> bool) -> Result<(), String> {
+    let value = page.script(&format!("return {script}"))?;
+    let text = value.as_str().unwrap_or_default();
+    require(holds(text), || format!("{what}: found {text:?}"))
 }
 
-/// Sends a message with these settings, and notes every text that the answer has had.
+/// Sends a message with these settings, and records every text that the answer has had.
 fn send(page: &Page<'_>, message: &str, settings: &[(&str, &str)]) -> Result<(), String> {
     for (id, value) in settings {
         page.script(&format!("document.getElementById('{id}').value = '{value}'"))?;
@@ -75,44 +88,46 @@ fn send(page: &Page<'_>, message: &str, settings: &[(&str, &str)]) -> Result<(),
     .map(drop)
 }
 
-fn a_message_is_answered_as_it_streams(driver: &Driver, server: &Server) -> Result<(), String> {
+/// Sends a message and waits for the end of the answer.
+fn ask(page: &Page<'_>, message: &str, settings: &[(&str, &str)]) -> Result<(), String> {
+    send(page, message, settings)?;
+    page.until("the answer is complete", IDLE)
+}
+
+/// Runs a script in the page as soon as the answer has some text.
+fn at_first_text(page: &Page<'_>, script: &str) -> Result<(), String> {
+    let timer = format!(
+        "const timer = setInterval(() => {{ if ({ANSWER}.length > 10) {{ clearInterval(timer); {script} }} }}, 1)"
+    );
+    page.script(&timer).map(drop)
+}
+
+fn an_answer_is_streamed(driver: &Driver, server: &Server) -> Result<(), String> {
     let page = open(driver, server, DESKTOP, false)?;
-    send(&page, "What is the capital of France?", &[("temperature", "0")])?;
-    page.until("the answer is complete", IDLE)?;
-    let answer = text(&page, ANSWER)?;
-    require(answer == "The capital of France is Paris.", || format!("answered {answer:?}"))?;
-    send(&page, "Tell me a story about a fox.", &[("min_tokens", "400"), ("max_tokens", "400")])?;
-    page.until("the answer is complete", IDLE)?;
+    ask(&page, CAPITAL, GREEDY)?;
+    require_text(&page, "the answer", ANSWER, |text| text == PARIS)?;
+    ask(&page, STORY, &[("min_tokens", "400"), ("max_tokens", "400")])?;
     let steps =
         page.script("return window.seen.filter((text, i) => i === 0 || text.startsWith(window.seen[i - 1])).length")?;
     require(steps.as_u64() > Some(3), || format!("the text came in {steps} pieces"))?;
-    let foot = text(&page, FOOT)?;
-    require(foot.starts_with("400 tokens") && foot.contains("limit"), || format!("below the answer: {foot:?}"))?;
+    require_text(&page, "below the answer", FOOT, |foot| foot.starts_with("400 tokens") && foot.contains("limit"))?;
     close(&page, server)
 }
 
 fn a_stop_ends_the_answer_and_frees_its_blocks(driver: &Driver, server: &Server) -> Result<(), String> {
     let page = open(driver, server, DESKTOP, false)?;
-    // The stop is pressed from within the page, as soon as there is text.
-    page.script(&format!(
-        "const timer = setInterval(() => {{ if (({ANSWER}).length > 10) {{ clearInterval(timer); document.getElementById('stop').click(); }} }}, 1)"
-    ))?;
-    send(&page, "Tell me a story about a fox.", &[("min_tokens", "900"), ("max_tokens", "900")])?;
-    page.until("the stop is taken", IDLE)?;
-    let foot = text(&page, FOOT)?;
-    require(foot.ends_with("stopped"), || format!("below the answer: {foot:?}"))?;
-    page.until(
-        "the blocks are given back",
-        "return document.getElementById('blocks').ariaLabel.includes(' 0 in use')",
-    )?;
-    let length = page.script(&format!("return ({ANSWER}).length"))?;
+    at_first_text(&page, "document.getElementById('stop').click();")?;
+    ask(&page, STORY, LONG)?;
+    require_text(&page, "below the answer", FOOT, |foot| foot.ends_with("stopped"))?;
+    page.until("the blocks are freed", "return document.getElementById('blocks').ariaLabel.includes(' 0 in use')")?;
+    let length = page.script(&format!("return {ANSWER}.length"))?;
     page.script("return new Promise((done) => setTimeout(done, 300))")?;
-    require(page.script(&format!("return ({ANSWER}).length"))? == length, || "the text went on".to_owned())?;
+    require(page.script(&format!("return {ANSWER}.length"))? == length, || "the text went on".to_owned())?;
     close(&page, server)
 }
 
-/// Notes the body of every request of the page.
-const NOTE_BODIES: &str = "window.bodies = [];
+/// Records the body of every request of the page.
+const RECORD_BODIES: &str = "window.bodies = [];
     window.real = window.real ?? window.fetch;
     window.fetch = (url, options) => {
         if (options?.body) window.bodies.push(JSON.parse(options.body));
@@ -123,25 +138,22 @@ const NOTE_BODIES: &str = "window.bodies = [];
 const LAST_MESSAGES: &str =
     "window.bodies.at(-1).messages.map((message) => `${message.role}: ${message.content}`).join(' | ')";
 
-fn a_new_chat_forgets_the_answer_that_still_streams(driver: &Driver, server: &Server) -> Result<(), String> {
+fn a_new_chat_drops_the_answer_that_is_still_streaming(driver: &Driver, server: &Server) -> Result<(), String> {
     let page = open(driver, server, DESKTOP, false)?;
-    page.script(NOTE_BODIES)?;
-    // From within the page, as soon as there is text: a new chat, and at once its first message.
-    page.script(&format!(
-        "const timer = setInterval(() => {{
-             if (({ANSWER}).length < 10) return;
-             clearInterval(timer);
-             document.getElementById('fresh').click();
+    page.script(RECORD_BODIES)?;
+    at_first_text(
+        &page,
+        &format!(
+            "document.getElementById('fresh').click();
              document.getElementById('max_tokens').value = document.getElementById('min_tokens').value = '';
-             document.getElementById('message').value = 'What is the capital of France?';
-             document.getElementById('send').click();
-         }}, 1)"
-    ))?;
-    send(&page, "Tell me a story about a fox.", &[("temperature", "0"), ("min_tokens", "900"), ("max_tokens", "900")])?;
-    let want = "The capital of France is Paris.";
+             document.getElementById('message').value = '{CAPITAL}';
+             document.getElementById('send').click();"
+        ),
+    )?;
+    send(&page, STORY, &[GREEDY, LONG].concat())?;
     page.until(
         "the new chat is answered",
-        &format!("return ({ANSWER}) === '{want}' && !document.getElementById('send').hidden"),
+        &format!("return {ANSWER} === '{PARIS}' && !document.getElementById('send').hidden"),
     )?;
     let turns = page.script("return document.querySelectorAll('.turn').length")?;
     require(turns == 2, || format!("the new chat shows {turns} turns"))?;
@@ -150,120 +162,91 @@ fn a_new_chat_forgets_the_answer_that_still_streams(driver: &Driver, server: &Se
         "the next answer is complete",
         "return window.bodies.length === 3 && !document.getElementById('send').hidden",
     )?;
-    let sent = text(&page, LAST_MESSAGES)?;
-    let expected = format!("user: What is the capital of France? | assistant: {want} | user: What is 12 plus 7?");
-    require(sent == expected, || format!("the next request had {sent:?}"))?;
+    let expected = format!("user: {CAPITAL} | assistant: {PARIS} | user: What is 12 plus 7?");
+    require_text(&page, "the next request", LAST_MESSAGES, |sent| sent == expected)?;
     close(&page, server)
 }
 
 fn a_stopped_question_can_be_sent_again(driver: &Driver, server: &Server) -> Result<(), String> {
     let page = open(driver, server, DESKTOP, false)?;
-    page.script(NOTE_BODIES)?;
-    // No token comes: the answer ends with the stop alone.
+    page.script(RECORD_BODIES)?;
+    // No token comes, so only the stop ends the answer.
     page.script(
-        "window.noting = window.fetch;
+        "window.recording = window.fetch;
          window.fetch = (url, { signal }) => new Promise((_, reject) =>
              signal.addEventListener('abort', () => reject(new DOMException('stopped', 'AbortError'))))",
     )?;
-    send(&page, "What is 2 plus 2?", &[("temperature", "0")])?;
-    page.until("the stop is offered", "return !document.getElementById('stop').hidden")?;
+    send(&page, "What is 2 plus 2?", GREEDY)?;
+    page.until("the stop button is shown", "return !document.getElementById('stop').hidden")?;
     page.script("document.getElementById('stop').click()")?;
-    page.until("the stop is taken", IDLE)?;
-    let foot = text(&page, FOOT)?;
-    require(foot == "stopped before the first token", || format!("below the answer: {foot:?}"))?;
-    let left = text(&page, "document.getElementById('message').value")?;
-    require(left == "What is 2 plus 2?", || format!("the message box has {left:?}"))?;
-    page.script("window.fetch = window.noting")?;
-    send(&page, "What is the capital of France?", &[])?;
+    page.until("the answer is stopped", IDLE)?;
+    require_text(&page, "below the answer", FOOT, |foot| foot == "stopped before the first token")?;
+    let message = "document.getElementById('message').value";
+    require_text(&page, "the message box", message, |left| left == "What is 2 plus 2?")?;
+    page.script("window.fetch = window.recording")?;
+    send(&page, CAPITAL, &[])?;
     page.until(
         "the answer is complete",
         "return window.bodies.length === 1 && !document.getElementById('send').hidden",
     )?;
-    let sent = text(&page, LAST_MESSAGES)?;
-    require(sent == "user: What is the capital of France?", || format!("the next request had {sent:?}"))?;
+    require_text(&page, "the next request", LAST_MESSAGES, |sent| sent == format!("user: {CAPITAL}"))?;
     close(&page, server)
 }
 
-fn broken_settings_are_ignored(driver: &Driver, server: &Server) -> Result<(), String> {
+fn invalid_stored_settings_are_ignored(driver: &Driver, server: &Server) -> Result<(), String> {
     let page = open(driver, server, DESKTOP, false)?;
-    for broken in ["{", "null", "[1]", "5", r#"{"system": {"a": 1}, "seed": "x", "top_k": "7"}"#] {
-        page.script(&format!("localStorage.setItem('quire-settings', '{broken}')"))?;
+    for invalid in ["{", "null", "[1]", "5", r#"{"system": {"a": 1}, "seed": "x", "top_k": "7"}"#] {
+        page.script(&format!("localStorage.setItem('quire-settings', '{invalid}')"))?;
         page.reload()?;
         page.until("the page shows the engine", LIVE)?;
     }
-    let shown = text(&page, "['system', 'seed', 'top_k'].map((id) => document.getElementById(id).value).join('|')")?;
-    require(shown == "||7", || format!("the settings are {shown:?}"))?;
+    let settings = "['system', 'seed', 'top_k'].map((id) => document.getElementById(id).value).join('|')";
+    require_text(&page, "the settings", settings, |shown| shown == "||7")?;
     close(&page, server)
 }
 
-fn blocks_appear_and_go(driver: &Driver, server: &Server) -> Result<(), String> {
+fn blocks_appear_and_stay_cached(driver: &Driver, server: &Server) -> Result<(), String> {
     let page = open(driver, server, DESKTOP, false)?;
-    // Colours of the cells: the grid is a canvas, and what it shows is what counts.
-    page.script(
-        "window.colours = () => {
-             const canvas = document.getElementById('blocks');
-             const copy = Object.assign(document.createElement('canvas'), { width: canvas.width, height: canvas.height });
-             const pen = copy.getContext('2d', { willReadFrequently: true });
-             pen.drawImage(canvas, 0, 0);
-             const { data } = pen.getImageData(0, 0, copy.width, copy.height);
-             const found = new Set();
-             for (let i = 0; i < data.length; i += 4) if (data[i + 3] === 255) found.add(`${data[i]},${data[i + 1]},${data[i + 2]}`);
-             return found;
-         };
-         window.before = window.colours();
-         window.owned = 0; window.rows = 0;
-         new MutationObserver(() => {
-             window.rows = Math.max(window.rows, document.querySelectorAll('#requests tr').length);
-             if (document.querySelector('#requests tr')) window.owned = Math.max(window.owned, window.colours().size);
-         }).observe(document.getElementById('requests'), { childList: true });",
-    )?;
-    require(page.script("return window.before.size")? == 1, || "an idle pool has more than one colour".to_owned())?;
-    send(&page, "Tell me a story about a fox.", &[("min_tokens", "900"), ("max_tokens", "900")])?;
-    page.until("a request is listed, and cells have its colour", "return window.rows === 1 && window.owned >= 2")?;
+    let idle = page.script(include_str!("colours.js"))?;
+    require(idle == 1, || format!("an idle pool has {idle} colours"))?;
+    send(&page, STORY, LONG)?;
+    page.until("a request is listed, and blocks have its colour", "return window.rows === 1 && window.owned >= 2")?;
     page.until("the answer is complete", IDLE)?;
     page.until("the list is empty", "return !document.getElementById('none').hidden")?;
-    page.until(
-        "what was computed stays cached",
-        "return Number(document.getElementById('count-cached').textContent) > 50",
-    )?;
-    page.until("its cells say so", "return window.colours().size === 2")?;
-    let owned = text(&page, "document.getElementById('count-owned').textContent")?;
-    require(owned == "0", || format!("{owned} blocks are owned by nobody"))?;
+    page.until("its blocks stay cached", "return Number(document.getElementById('count-cached').textContent) > 50")?;
+    page.until("cached blocks have a colour", "return window.colours().size === 2")?;
+    require_text(&page, "owned blocks", "document.getElementById('count-owned').textContent", |owned| owned == "0")?;
     close(&page, server)
 }
 
-fn the_keyboard_is_enough(driver: &Driver, server: &Server) -> Result<(), String> {
+fn the_page_can_be_used_with_the_keyboard_only(driver: &Driver, server: &Server) -> Result<(), String> {
     let page = open(driver, server, DESKTOP, false)?;
-    let focus = "document.activeElement.id";
-    require(text(&page, focus)? == "message", || "the message has not the focus".to_owned())?;
+    require_text(&page, "the focus at the start", FOCUS, |id| id == "message")?;
     page.keys(&"What is 2 plus 2?".split("").filter(|key| !key.is_empty()).collect::<Vec<_>>())?;
     page.keys(&[ENTER])?;
     page.until(
-        "Enter sends and the answer comes",
-        &format!("return ({ANSWER}).length > 0 && !document.getElementById('send').hidden"),
+        "Enter sends, and the answer comes",
+        &format!("return {ANSWER}.length > 0 && !document.getElementById('send').hidden"),
     )?;
     page.keys(&[TAB, TAB, ENTER])?;
-    require(text(&page, focus)? == "settings-toggle", || "Tab does not lead to the settings".to_owned())?;
+    require_text(&page, "the focus after two Tabs", FOCUS, |id| id == "settings-toggle")?;
     page.until("the settings open", "return !document.getElementById('settings').hidden")?;
-    let mut order = Vec::new();
     for _ in 0..12 {
         page.keys(&[TAB])?;
-        order.push(text(&page, focus)?);
-        if order.last().is_some_and(|id| id == "blocks") {
+        if page.script(&format!("return {FOCUS}"))? == "blocks" {
             break;
         }
     }
-    require(order.last().is_some_and(|id| id == "blocks"), || format!("Tab does not lead to the blocks: {order:?}"))?;
+    require_text(&page, "the focus after twelve more Tabs", FOCUS, |id| id == "blocks")?;
     page.keys(&[RIGHT])?;
-    let detail = text(&page, "document.getElementById('block-detail').textContent")?;
-    require(detail.starts_with("Block 1: "), || format!("the arrow shows {detail:?}"))?;
+    let detail = "document.getElementById('block-detail').textContent";
+    require_text(&page, "the block after an arrow key", detail, |detail| detail.starts_with("Block 1: "))?;
     page.script("document.getElementById('message').focus(); document.getElementById('min_tokens').value = 900; document.getElementById('max_tokens').value = 900")?;
     page.keys(&["H", "i", ENTER, ESCAPE])?;
     page.until("Escape stops", IDLE)?;
-    let foot = text(&page, FOOT)?;
-    require(foot.contains("stopped"), || format!("below the answer: {foot:?}"))?;
-    let outline = text(&page, "getComputedStyle(document.querySelector('.write')).boxShadow")?;
-    require(outline != "none", || "the focus can not be seen".to_owned())?;
+    require_text(&page, "below the answer", FOOT, |foot| foot.contains("stopped"))?;
+    let outline = "getComputedStyle(document.querySelector('.write')).boxShadow";
+    require_text(&page, "the outline of the focus", outline, |outline| outline != "none")?;
     close(&page, server)
 }
 
@@ -278,114 +261,72 @@ fn text_never_becomes_markup(driver: &Driver, server: &Server) -> Result<(), Str
             document.getElementById('log').append(box);
         })"#,
     )?;
-    let tags = text(&page, "[...document.querySelectorAll('#box *')].map((e) => e.localName).join(' ')")?;
-    require(tags == "h3 em p strong code ul li li a pre code", || format!("it became {tags}"))?;
-    let shown = text(&page, "document.getElementById('box').textContent")?;
+    let tags = "[...document.querySelectorAll('#box *')].map((e) => e.localName).join(' ')";
+    require_text(&page, "its elements", tags, |tags| tags == "h3 em p strong code ul li li a pre code")?;
     for part in ["<img src=x", "<script>", "[bad](javascript:"] {
-        require(shown.contains(part), || format!("{part} is not shown as it was written: {shown}"))?;
+        let shown = "document.getElementById('box').textContent";
+        require_text(&page, &format!("text without {part}"), shown, |shown| shown.contains(part))?;
     }
     require(page.script("return window.hit === undefined")? == true, || "a script of the text ran".to_owned())?;
     close(&page, server)
 }
 
-fn every_look_is_legible_named_and_fits(driver: &Driver, server: &Server) -> Result<(), String> {
+fn every_layout_is_legible_labelled_and_fits(driver: &Driver, server: &Server) -> Result<(), String> {
     for (size, dark) in [(DESKTOP, false), (DESKTOP, true), (PHONE, false), (PHONE, true), ((320, 640), false)] {
-        let look = format!("{} pixels, {}", size.0, if dark { "dark" } else { "light" });
+        let layout = format!("{} pixels, {}", size.0, if dark { "dark" } else { "light" });
         let page = open(driver, server, size, dark)?;
-        send(&page, "What is the capital of France?", &[("temperature", "0")])?;
-        page.until("the answer is complete", IDLE)?;
+        ask(&page, CAPITAL, GREEDY)?;
         page.script("document.getElementById('settings-toggle').click()")?;
         for view in ["chat", "engine"] {
             page.script(&format!("document.getElementById('view-{view}').click()"))?;
             let over = page.script("return document.documentElement.scrollWidth - window.innerWidth")?;
-            require(over.as_i64() <= Some(0), || format!("{look}, {view}: {over} pixels too wide"))?;
+            require(over.as_i64() <= Some(0), || format!("{layout}, {view}: {over} pixels too wide"))?;
             let faint = page.script(include_str!("contrast.js"))?;
-            require(faint.as_array().is_some_and(Vec::is_empty), || format!("{look}, {view}: too faint: {faint}"))?;
+            require(faint.as_array().is_some_and(Vec::is_empty), || {
+                format!("{layout}, {view}: too little contrast: {faint}")
+            })?;
             for (element, name) in
                 page.names("button, input, textarea, select, a, canvas, img[alt]:not([alt=\"\"]), [role]")?
             {
                 require(!name.trim().is_empty() || element.contains("role=\"status\""), || {
-                    format!("{look}, {view}: no name: {element}")
+                    format!("{layout}, {view}: no accessible name: {element}")
                 })?;
             }
         }
-        let dark_now = page.script("return getComputedStyle(document.body).backgroundColor.match(/\\d+/)[0] < 100")?;
-        require(dark_now == dark, || format!("{look}: the background is not"))?;
+        let is_dark = page.script("return getComputedStyle(document.body).backgroundColor.match(/\\d+/)[0] < 100")?;
+        require(is_dark == dark, || format!("{layout}: the background has the other colour scheme"))?;
         close(&page, server)?;
     }
     Ok(())
 }
 
-/// With `--api-key`: the page says what it lacks, takes the key, and works.
-pub fn a_key_is_asked_for_and_taken(driver: &Driver, server: &Server) -> Result<(), String> {
+/// With `--api-key`, the page asks for a key, rejects a wrong one, and works with the right one.
+pub fn the_page_asks_for_a_key(driver: &Driver, server: &Server) -> Result<(), String> {
     let page = driver.open(&server.url, DESKTOP, false)?;
     page.until("the page asks for a key", "return !document.getElementById('key-form').hidden")?;
-    let set = |key: &str| {
-        format!("document.getElementById('key').value = '{key}'; document.getElementById('key-form').requestSubmit()")
+    let enter = |key: &str| {
+        page.script(&format!(
+            "document.getElementById('key').value = '{key}'; document.getElementById('key-form').requestSubmit()"
+        ))
     };
-    page.script(&set("wrong"))?;
+    enter("wrong")?;
     page.until(
-        "a wrong key is told",
+        "a wrong key is rejected",
         "return document.getElementById('key-hint').textContent.includes('does not take')",
     )?;
-    page.script(&set(KEY))?;
-    page.until("the right key opens the engine", LIVE)?;
-    send(&page, "What is the capital of France?", &[("temperature", "0")])?;
-    page.until("and the chat", &format!("return ({ANSWER}) === 'The capital of France is Paris.'"))
+    enter(KEY)?;
+    page.until("the right key shows the engine", LIVE)?;
+    send(&page, CAPITAL, GREEDY)?;
+    page.until("the chat works with the key", &format!("return {ANSWER} === '{PARIS}'"))
 }
 
-/// The page under load, for the README.
+/// Returns a PNG of the page under load, for the README.
 pub fn picture(driver: &Driver, server: &Server) -> Result<Vec<u8>, String> {
     let page = open(driver, server, DESKTOP, false)?;
-    for message in ["What is the capital of France?", "Tell me a story about a fox."] {
-        send(&page, message, &[("temperature", "0")])?;
-        page.until("the answer is complete", IDLE)?;
-    }
-    page.script(
-        "const ask = async (i) => {
-             for (let round = 0; round < 60; round += 1) {
-                 const prompt = 'Answer as a helpful assistant that knows one small world. '.repeat(3) + i % 5 + ' ' + round;
-                 const body = JSON.stringify({ prompt, max_tokens: 120 + 25 * i, n: 1 + i % 3, ignore_eos: true, temperature: 1 });
-                 await fetch('/v1/completions', { method: 'POST', headers: { 'Content-Type': 'application/json' }, body });
-             }
-         };
-         // A browser opens six connections to a server, and one has the events.
-         for (let i = 0; i < 5; i += 1) ask(i);
-         document.getElementById('message').blur();",
-    )?;
+    ask(&page, CAPITAL, GREEDY)?;
+    ask(&page, STORY, GREEDY)?;
+    page.script(include_str!("load.js"))?;
     page.until("the charts have something to show", "return document.querySelectorAll('#requests tr').length >= 4")?;
     page.script("return new Promise((done) => setTimeout(done, 6000))")?;
-    base64(&page.screenshot()?).ok_or_else(|| "the screenshot is not base 64".to_owned())
-}
-
-/// The bytes of a text in base 64 (RFC 4648, section 4).
-fn base64(text: &str) -> Option<Vec<u8>> {
-    let value = |byte: u8| match byte {
-        b'A'..=b'Z' => Some(byte - b'A'),
-        b'a'..=b'z' => Some(byte - b'a' + 26),
-        b'0'..=b'9' => Some(byte - b'0' + 52),
-        b'+' => Some(62),
-        b'/' => Some(63),
-        _ => None,
-    };
-    let digits: Vec<u8> = text.trim_end_matches('=').bytes().map(value).collect::<Option<_>>()?;
-    let decode = |group: &[u8]| {
-        let bits = group.iter().fold(0u32, |bits, digit| bits << 6 | u32::from(*digit)) << (6 * (4 - group.len()));
-        bits.to_be_bytes().into_iter().skip(1).take(group.len() - 1).collect::<Vec<u8>>()
-    };
-    Some(digits.chunks(4).flat_map(decode).collect())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn base_64_gives_the_bytes_of_the_standard() {
-        for (text, bytes) in [("", &b""[..]), ("Zg==", b"f"), ("Zm8=", b"fo"), ("Zm9v", b"foo"), ("Zm9vYg==", b"foob")]
-        {
-            assert_eq!(base64(text).as_deref(), Some(bytes));
-        }
-        assert_eq!(base64("Z!"), None);
-    }
+    BASE64_STANDARD.decode(page.screenshot()?).map_err(|error| format!("the screenshot: {error}"))
 }

@@ -1,12 +1,12 @@
-//! WebDriver (W3C, JSON over HTTP) as far as the checks need it, with Chromium's additions for logs and emulation.
+//! The part of WebDriver (W3C, JSON over HTTP) that the checks need, with Chromium's extensions for logs and emulation.
 
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
+use ureq::Agent;
 
 /// How long a check waits for what it expects.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -14,66 +14,62 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// A running `chromedriver`.
 pub struct Driver {
     child: Child,
-    port: u16,
+    url: String,
+    agent: Agent,
     browser: PathBuf,
 }
 
 impl Driver {
-    /// Starts it and waits until it answers.
+    /// Starts the program and waits until it answers.
     pub fn start(program: &Path, browser: PathBuf) -> Result<Driver, String> {
         let free = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
-        let port = free.map_err(|error| format!("no free port: {error}"))?.port();
-        let command = Command::new(program).arg(format!("--port={port}")).stdout(Stdio::null()).spawn();
-        let child = command.map_err(|error| format!("{}: {error}", program.display()))?;
-        let driver = Driver { child, port, browser };
-        until("chromedriver answers", || Ok(driver.call("GET", "/status", None).is_ok()))?;
+        let port = free.map_err(|error| format!("found no free port: {error}"))?.port();
+        let child = Command::new(program).arg(format!("--port={port}")).stdout(Stdio::null()).spawn();
+        let child = child.map_err(|error| format!("{}: {error}", program.display()))?;
+        let config = Agent::config_builder().http_status_as_error(false).timeout_global(Some(PATIENCE * 2));
+        let driver = Driver { child, url: format!("http://127.0.0.1:{port}"), agent: config.build().into(), browser };
+        until("chromedriver answers", || Ok(driver.get("/status").is_ok()))?;
         Ok(driver)
     }
 
-    /// A fresh browser of this size, dark or light, on the page at `url`.
+    /// Opens the page at `url` in a new browser of this size, in the dark or the light colour scheme.
     pub fn open(&self, url: &str, (width, height): (u32, u32), dark: bool) -> Result<Page<'_>, String> {
         let size = format!("--window-size={width},{height}");
-        // Without a sandbox, as CI runs in containers; the page is our own.
+        // Without a sandbox, because CI runs in containers; the page is our own.
         let flags = ["--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--hide-scrollbars", &size];
         let options = json!({"binary": self.browser, "args": flags});
         let logs = json!({"browser": "ALL", "performance": "ALL"});
         let wanted = json!({"goog:chromeOptions": options, "goog:loggingPrefs": logs});
-        let answer = self.call("POST", "/session", Some(json!({"capabilities": {"alwaysMatch": wanted}})))?;
-        let id = answer["sessionId"].as_str().ok_or(format!("no session: {answer}"))?;
+        let answer = self.post("/session", &json!({"capabilities": {"alwaysMatch": wanted}}))?;
+        let id = answer["sessionId"].as_str().ok_or(format!("chromedriver opened no session: {answer}"))?;
         let page = Page { driver: self, session: format!("/session/{id}") };
         let metrics = json!({"width": width, "height": height, "deviceScaleFactor": 1, "mobile": false});
         page.devtools("Emulation.setDeviceMetricsOverride", metrics)?;
-        page.scheme(dark)?;
+        let features = json!([{"name": "prefers-color-scheme", "value": if dark { "dark" } else { "light" }}]);
+        page.devtools("Emulation.setEmulatedMedia", json!({"features": features}))?;
         page.post("/url", json!({"url": url}))?;
         Ok(page)
     }
 
-    fn call(&self, method: &str, path: &str, body: Option<Value>) -> Result<Value, String> {
-        let text = body.map(|body| body.to_string()).unwrap_or_default();
-        let exchange = || -> std::io::Result<Vec<u8>> {
-            let mut stream = TcpStream::connect(("127.0.0.1", self.port))?;
-            stream.set_read_timeout(Some(PATIENCE * 2))?;
-            let head = format!("{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n");
-            write!(stream, "{head}Content-Type: application/json\r\nContent-Length: {}\r\n\r\n{text}", text.len())?;
-            let mut reader = BufReader::new(stream);
-            let (mut line, mut length) = (String::new(), 0);
-            while reader.read_line(&mut line)? > 2 {
-                if let Some(("content-length", value)) = line.to_ascii_lowercase().split_once(':') {
-                    length = value.trim().parse().unwrap_or(0);
-                }
-                line.clear();
-            }
-            let mut body = vec![0; length];
-            reader.read_exact(&mut body)?;
-            Ok(body)
-        };
-        let body = exchange().map_err(|error| format!("chromedriver, {method} {path}: {error}"))?;
-        let mut answer: Value = serde_json::from_slice(&body).map_err(|error| format!("chromedriver: {error}"))?;
-        let value = answer["value"].take();
-        match value["error"].as_str() {
-            Some(_) => Err(format!("{method} {path}: {}", value["message"].as_str().unwrap_or_default())),
-            None => Ok(value),
-        }
+    fn get(&self, path: &str) -> Result<Value, String> {
+        value(path, self.agent.get(format!("{}{path}", self.url)).call())
+    }
+
+    fn post(&self, path: &str, body: &Value) -> Result<Value, String> {
+        let request = self.agent.post(format!("{}{path}", self.url)).header("Content-Type", "application/json");
+        value(path, request.send(body.to_string()))
+    }
+}
+
+/// Returns the value of an answer, or the message of its error.
+fn value(path: &str, response: Result<ureq::http::Response<ureq::Body>, ureq::Error>) -> Result<Value, String> {
+    let failed = |error: ureq::Error| format!("chromedriver, {path}: {error}");
+    let text = response.map_err(failed)?.body_mut().read_to_string().map_err(failed)?;
+    let mut answer: Value = serde_json::from_str(&text).map_err(|error| format!("chromedriver, {path}: {error}"))?;
+    let value = answer["value"].take();
+    match value["error"].as_str() {
+        Some(_) => Err(format!("chromedriver, {path}: {}", value["message"].as_str().unwrap_or_default())),
+        None => Ok(value),
     }
 }
 
@@ -84,7 +80,7 @@ impl Drop for Driver {
     }
 }
 
-/// A browser with the page.
+/// A browser that shows the page.
 pub struct Page<'a> {
     driver: &'a Driver,
     session: String,
@@ -92,15 +88,15 @@ pub struct Page<'a> {
 
 impl Page<'_> {
     fn post(&self, path: &str, body: Value) -> Result<Value, String> {
-        self.driver.call("POST", &format!("{}{path}", self.session), Some(body))
+        self.driver.post(&format!("{}{path}", self.session), &body)
     }
 
-    /// Loads the page again.
+    /// Reloads the page.
     pub fn reload(&self) -> Result<(), String> {
         self.post("/refresh", json!({})).map(drop)
     }
 
-    /// The value of a script's `return`.
+    /// Runs a script and returns what it returns.
     pub fn script(&self, script: &str) -> Result<Value, String> {
         self.post("/execute/sync", json!({"script": script, "args": []}))
     }
@@ -110,47 +106,40 @@ impl Page<'_> {
         until(what, || self.script(script).map(|value| value.as_bool().unwrap_or(!value.is_null())))
     }
 
-    /// Presses keys, one after the other, wherever the focus is; names as in WebDriver's table.
+    /// Presses keys, one after the other, in the focused element; names as in WebDriver's table.
     pub fn keys(&self, keys: &[&str]) -> Result<(), String> {
         let stroke = |key: &&str| [json!({"type": "keyDown", "value": key}), json!({"type": "keyUp", "value": key})];
         let actions: Vec<Value> = keys.iter().flat_map(stroke).collect();
         self.post("/actions", json!({"actions": [{"type": "key", "id": "keys", "actions": actions}]})).map(drop)
     }
 
-    /// Elements of a selector that are shown, with their names in the accessibility tree.
+    /// Returns the visible elements of a selector, each as the start of its HTML and its name in the accessibility tree.
     pub fn names(&self, selector: &str) -> Result<Vec<(String, String)>, String> {
-        let shown = format!("return [...document.querySelectorAll('{selector}')].filter((e) => e.checkVisibility())");
-        let elements = self.script(&shown)?;
+        let elements = self.script(&format!(
+            "return [...document.querySelectorAll('{selector}')].filter((e) => e.checkVisibility()).map((e) => [e, e.outerHTML.slice(0, 80)])"
+        ))?;
         let mut names = Vec::new();
         for element in elements.as_array().into_iter().flatten() {
-            let id = element.as_object().and_then(|fields| fields.values().next()?.as_str()).unwrap_or_default();
-            let label = self.driver.call("GET", &format!("{}/element/{id}/computedlabel", self.session), None)?;
-            let html =
-                self.post("/execute/sync", json!({"script": "return arguments[0].outerHTML", "args": [element]}))?;
-            let tag = html.as_str().unwrap_or_default().chars().take(80).collect();
-            names.push((tag, label.as_str().unwrap_or_default().to_owned()));
+            // A reference to an element is an object whose one value is its id.
+            let id = element[0].as_object().and_then(|fields| fields.values().next()?.as_str()).unwrap_or_default();
+            let label = self.driver.get(&format!("{}/element/{id}/computedlabel", self.session))?;
+            let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+            names.push((text(&element[1]), text(&label)));
         }
         Ok(names)
     }
 
-    /// The page as PNG, in base 64.
+    /// Returns the page as PNG, in base64.
     pub fn screenshot(&self) -> Result<String, String> {
-        let image = self.driver.call("GET", &format!("{}/screenshot", self.session), None)?;
-        image.as_str().map(str::to_owned).ok_or("no screenshot".to_owned())
-    }
-
-    /// Dark or light.
-    pub fn scheme(&self, dark: bool) -> Result<(), String> {
-        let value = if dark { "dark" } else { "light" };
-        let features = json!([{"name": "prefers-color-scheme", "value": value}]);
-        self.devtools("Emulation.setEmulatedMedia", json!({"features": features}))
+        let image = self.driver.get(&format!("{}/screenshot", self.session))?;
+        image.as_str().map(str::to_owned).ok_or("chromedriver returned no screenshot".to_owned())
     }
 
     fn devtools(&self, command: &str, parameters: Value) -> Result<(), String> {
         self.post("/goog/cdp/execute", json!({"cmd": command, "params": parameters})).map(drop)
     }
 
-    /// What the console got, and every address that was asked for.
+    /// Returns the messages on the console, and the address of every request.
     pub fn logs(&self) -> Result<(Vec<String>, Vec<String>), String> {
         let read = |kind: &str| self.post("/se/log", json!({"type": kind}));
         let console = read("browser")?;
@@ -170,7 +159,7 @@ impl Page<'_> {
 
 impl Drop for Page<'_> {
     fn drop(&mut self) {
-        let _ = self.driver.call("DELETE", &self.session, None);
+        let _ = self.driver.agent.delete(format!("{}{}", self.driver.url, self.session)).call();
     }
 }
 

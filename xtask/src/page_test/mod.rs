@@ -1,28 +1,30 @@
-//! `cargo xtask page-test`: the page of `quire serve` in a real headless Chromium.
+//! `cargo xtask page-test`: tests the page of `quire serve` in a real headless Chromium.
 //!
-//! It builds the binary, serves the demo model on a free port, and drives the browser over WebDriver (`chromedriver`, from
-//! Debian's `chromium-driver` or beside Chrome). Where there is no browser it is reported as not run. It waits for what it
-//! expects with a limit; nothing is judged by how long it took.
+//! It builds the binary, serves the demo model on a free port, and controls the browser over WebDriver (`chromedriver`, from
+//! Debian's `chromium-driver` or from Chrome's downloads). Without a browser it reports that it did not run. It waits for what it
+//! expects up to a time limit; no check depends on how long something took.
 //!
-//! | file | what it owns |
+//! | file | content |
 //! |---|---|
 //! | `driver` | WebDriver: a session, scripts, keys, logs |
-//! | `serve` | the server under test |
-//! | `checks` | what must hold |
+//! | `checks` | the checks |
 
 mod checks;
 mod driver;
-mod serve;
 
 use std::path::Path;
-use std::process::Command;
 
-use driver::Driver;
-use serve::Server;
 use testkit::capability::{self, Capability};
-use testkit::{kernels, not_run};
+use testkit::not_run;
 
-/// Runs all checks; with `screenshot` the engine under load, as the README shows it, is written there as PNG.
+use crate::cargo;
+use crate::server::Server;
+use driver::Driver;
+
+/// Arguments of the servers, with a small cache so that the grid of blocks is small.
+const SMALL: [&str; 4] = ["--shutdown-timeout", "0", "--kv-cache-memory-bytes", "64M"];
+
+/// Runs all checks. With `screenshot`, writes a PNG of the page under load, as the README shows it.
 ///
 /// # Errors
 /// The first check that failed, and what was seen.
@@ -30,24 +32,20 @@ pub fn run(root: &Path, screenshot: Option<&Path>) -> Result<(), String> {
     let Some((driver, browser)) = capability::chromium() else {
         return not_run::check(Capability::Chromium, "found no chromedriver and Chromium on PATH");
     };
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let built = Command::new(cargo).args(["build", "-p", "cli", "--locked"]).current_dir(root).status();
-    if !built.map_err(|error| format!("cargo: {error}"))?.success() {
-        return Err("the server does not build".to_owned());
-    }
-    let binary = kernels::target(root).join("debug/quire");
+    let binary = cargo::build_quire(root, "dev")?;
     let driver = Driver::start(&driver, browser)?;
     for (name, check) in checks::ALL {
-        // A server of its own for each: what one leaves in the cache is nothing to the next.
-        let server = Server::start(&binary, &[])?;
+        // Each check has a server of its own, so that none sees what another left in the cache.
+        let server = Server::start(&binary, SMALL)?;
         check(&driver, &server).map_err(|problem| format!("{name}: {problem}"))?;
         println!("page-test: {name}: ok");
     }
-    let server = Server::start(&binary, &["--api-key", checks::KEY])?;
-    checks::a_key_is_asked_for_and_taken(&driver, &server).map_err(|problem| format!("key: {problem}"))?;
-    println!("page-test: a key is asked for and taken: ok");
+    let server = Server::start(&binary, SMALL.into_iter().chain(["--api-key", checks::KEY]))?;
+    checks::the_page_asks_for_a_key(&driver, &server).map_err(|problem| format!("key: {problem}"))?;
+    println!("page-test: the page asks for a key and accepts it: ok");
     if let Some(path) = screenshot {
-        let image = checks::picture(&driver, &Server::start(&binary, &["--kv-cache-memory-bytes", "24M"])?)?;
+        let server = Server::start(&binary, ["--shutdown-timeout", "0", "--kv-cache-memory-bytes", "24M"])?;
+        let image = checks::picture(&driver, &server)?;
         std::fs::write(path, image).map_err(|error| format!("{}: {error}", path.display()))?;
     }
     Ok(())

@@ -4,13 +4,13 @@
 //! the above". `testkit` is a dependency of tests and of `xtask` only, and no crate depends on `xtask`.
 
 use std::path::Path;
-use std::process::Command;
 
 use serde::Deserialize;
 
 use testkit::markdown;
 
 use super::{File, Finding, Tree};
+use crate::cargo;
 
 const PAGE: &str = "ARCHITECTURE.md";
 
@@ -38,13 +38,9 @@ pub(super) fn packages(root: &Path) -> Result<Vec<Package>, String> {
     struct Metadata {
         packages: Vec<Package>,
     }
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let args = ["metadata", "--no-deps", "--offline", "--format-version", "1"];
-    let output =
-        Command::new(cargo).args(args).current_dir(root).output().map_err(|error| format!("cargo: {error}"))?;
-    let read: Result<Metadata, _> = serde_json::from_slice(&output.stdout);
-    read.map(|metadata| metadata.packages)
-        .map_err(|_| format!("cargo metadata failed: {}", String::from_utf8_lossy(&output.stderr).trim()))
+    let text = cargo::run(root, &["metadata", "--no-deps", "--offline", "--format-version", "1"])?;
+    let read: Result<Metadata, _> = serde_json::from_str(&text);
+    read.map(|metadata| metadata.packages).map_err(|error| format!("cargo metadata: {error}"))
 }
 
 /// A row of the crate table.
