@@ -32,3 +32,8 @@ pub mod workspace;
 pub fn everything() -> bool {
     std::env::var_os("QUIRE_TEST_ALL").is_some()
 }
+
+/// Returns a function that puts a path before an error.
+fn at(path: &std::path::Path) -> impl Fn(std::io::Error) -> String {
+    move |error| format!("{}: {error}", path.display())
+}

@@ -148,7 +148,7 @@ fn run_all(root: &Path, steps: &[Step], mut parts: Vec<Part>) -> Result<(), Stri
         done.push(format!("{} {seconds:.1} s", step.title));
         parts.push(Part { name: step.title.to_owned(), seconds });
     }
-    let not_run = not_run::lines(root);
+    let not_run = not_run::reports(root);
     print!("\n{}\nThe longest parts:\n{}", not_run::summary(&not_run), parts::table(parts, 10));
     let parts =
         if not_run.is_empty() { String::new() } else { format!(", {} tests or parts of tests NOT RUN", not_run.len()) };
