@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 /// A running server.
-pub(crate) struct Server {
+pub struct Server {
     child: Child,
     /// `http://127.0.0.1:PORT`.
     pub url: String,
@@ -13,6 +13,9 @@ pub(crate) struct Server {
 
 impl Server {
     /// Starts the server with these arguments and waits until it listens. Its messages go to standard error.
+    ///
+    /// # Errors
+    /// One line: the program does not start, or ends before it listens.
     pub fn start<'a>(program: &Path, args: impl IntoIterator<Item = &'a str>) -> Result<Server, String> {
         let mut command = Command::new(program);
         command.args(["serve", "--port", "0"]).args(args).stdin(Stdio::null()).stderr(Stdio::piped());

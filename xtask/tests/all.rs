@@ -3,4 +3,5 @@
 
 mod dependencies;
 mod gpu_bundle;
+mod reports;
 mod tidy;

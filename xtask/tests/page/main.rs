@@ -1,12 +1,24 @@
-//! What must hold for the page. Each check has a browser of its own.
+//! The page of `quire serve` in a real headless Chromium: `cargo xtask page-test`.
+//!
+//! Each test serves the demo model on a free port and has a browser of its own, which it controls over WebDriver (`chromedriver`, from
+//! Debian's `chromium-driver` or from Chrome's downloads). Tests wait for what they expect up to a time limit. None depends on how
+//! long something took.
+
+mod driver;
 
 use base64::prelude::{BASE64_STANDARD, Engine};
+use testkit::capability::{self, Capability};
+use testkit::{not_run, workspace};
+use xtask::cargo;
+use xtask::server::Server;
 
-use super::driver::{Driver, Page};
-use crate::server::Server;
+use driver::{Driver, Page};
 
 /// API key of the server that has one.
-pub const KEY: &str = "page-test-key";
+const KEY: &str = "page-test-key";
+
+/// A small cache, so that the grid of blocks is small.
+const SMALL: [&str; 2] = ["--kv-cache-memory-bytes", "64M"];
 
 const DESKTOP: (u32, u32) = (1280, 800);
 const PHONE: (u32, u32) = (390, 844);
@@ -31,35 +43,39 @@ const FOCUS: &str = "document.activeElement.id";
 const IDLE: &str = "return !document.getElementById('send').hidden";
 const LIVE: &str = "return document.getElementById('link').dataset.state === 'live' && /context/.test(document.getElementById('model').textContent)";
 
-type Check = fn(&Driver, &Server) -> Result<(), String>;
-
-/// All checks of a server without a key.
-pub const ALL: [(&str, Check); 9] = [
-    ("an answer is streamed", an_answer_is_streamed),
-    ("a stop ends the answer and frees its blocks", a_stop_ends_the_answer_and_frees_its_blocks),
-    ("a new chat drops the answer that is still streaming", a_new_chat_drops_the_answer_that_is_still_streaming),
-    ("a question that was stopped without an answer can be sent again", a_stopped_question_can_be_sent_again),
-    ("invalid stored settings are ignored", invalid_stored_settings_are_ignored),
-    ("blocks appear while a request runs and stay cached after it", blocks_appear_and_stay_cached),
-    ("the page can be used with the keyboard only", the_page_can_be_used_with_the_keyboard_only),
-    ("text of a model never becomes markup", text_never_becomes_markup),
-    ("every layout is legible, labelled and fits", every_layout_is_legible_labelled_and_fits),
-];
-
-fn open<'a>(driver: &'a Driver, server: &Server, size: (u32, u32), dark: bool) -> Result<Page<'a>, String> {
-    let page = driver.open(&server.url, size, dark)?;
-    page.until("the page shows the engine", LIVE)?;
-    Ok(page)
+/// A server and a driver of browsers, for one test.
+struct Site {
+    driver: Driver,
+    server: Server,
 }
 
-/// Requires an empty console, and requests to the server only.
-fn close(page: &Page<'_>, server: &Server) -> Result<(), String> {
-    let (console, addresses) = page.logs()?;
-    require(console.is_empty(), || format!("on the console: {}", console.join("; ")))?;
-    let foreign: Vec<&String> =
-        addresses.iter().filter(|url| url.starts_with("http") && !url.starts_with(&server.url)).collect();
-    require(foreign.is_empty(), || format!("requests to other servers: {foreign:?}"))?;
-    require(addresses.iter().any(|url| url.ends_with("/quire/events")), || format!("no events in {addresses:?}"))
+impl Site {
+    /// Builds and starts both; reports a test that did not run and returns `None` without a browser.
+    fn start(args: &[&str]) -> Result<Option<Site>, String> {
+        let Some((driver, browser)) = capability::chromium() else {
+            not_run::report(Capability::Chromium, "found no chromedriver and Chromium on PATH");
+            return Ok(None);
+        };
+        let binary = cargo::build_quire(&workspace::root(), "dev")?;
+        let server = Server::start(&binary, ["--shutdown-timeout", "0"].iter().chain(args).copied())?;
+        Ok(Some(Site { driver: Driver::start(&driver, browser)?, server }))
+    }
+
+    fn open(&self, size: (u32, u32), dark: bool) -> Result<Page<'_>, String> {
+        let page = self.driver.open(&self.server.url, size, dark)?;
+        page.until("the page shows the engine", LIVE)?;
+        Ok(page)
+    }
+
+    /// Requires an empty console, and requests to the server only.
+    fn close(&self, page: &Page<'_>) -> Result<(), String> {
+        let (console, addresses) = page.logs()?;
+        require(console.is_empty(), || format!("on the console: {}", console.join("; ")))?;
+        let foreign: Vec<&String> =
+            addresses.iter().filter(|url| url.starts_with("http") && !url.starts_with(&self.server.url)).collect();
+        require(foreign.is_empty(), || format!("requests to other servers: {foreign:?}"))?;
+        require(addresses.iter().any(|url| url.ends_with("/quire/events")), || format!("no events in {addresses:?}"))
+    }
 }
 
 fn require(holds: bool, problem: impl FnOnce() -> String) -> Result<(), String> {
@@ -102,8 +118,11 @@ fn at_first_text(page: &Page<'_>, script: &str) -> Result<(), String> {
     page.script(&timer).map(drop)
 }
 
-fn an_answer_is_streamed(driver: &Driver, server: &Server) -> Result<(), String> {
-    let page = open(driver, server, DESKTOP, false)?;
+#[test]
+#[ignore = "only by cargo xtask page-test"]
+fn an_answer_is_streamed() -> Result<(), String> {
+    let Some(site) = Site::start(&SMALL)? else { return Ok(()) };
+    let page = site.open(DESKTOP, false)?;
     ask(&page, CAPITAL, GREEDY)?;
     require_text(&page, "the answer", ANSWER, |text| text == PARIS)?;
     ask(&page, STORY, &[("min_tokens", "400"), ("max_tokens", "400")])?;
@@ -111,11 +130,14 @@ fn an_answer_is_streamed(driver: &Driver, server: &Server) -> Result<(), String>
         page.script("return window.seen.filter((text, i) => i === 0 || text.startsWith(window.seen[i - 1])).length")?;
     require(steps.as_u64() > Some(3), || format!("the text came in {steps} pieces"))?;
     require_text(&page, "below the answer", FOOT, |foot| foot.starts_with("400 tokens") && foot.contains("limit"))?;
-    close(&page, server)
+    site.close(&page)
 }
 
-fn a_stop_ends_the_answer_and_frees_its_blocks(driver: &Driver, server: &Server) -> Result<(), String> {
-    let page = open(driver, server, DESKTOP, false)?;
+#[test]
+#[ignore = "only by cargo xtask page-test"]
+fn a_stop_ends_the_answer_and_frees_its_blocks() -> Result<(), String> {
+    let Some(site) = Site::start(&SMALL)? else { return Ok(()) };
+    let page = site.open(DESKTOP, false)?;
     at_first_text(&page, "document.getElementById('stop').click();")?;
     ask(&page, STORY, LONG)?;
     require_text(&page, "below the answer", FOOT, |foot| foot.ends_with("stopped"))?;
@@ -123,7 +145,7 @@ fn a_stop_ends_the_answer_and_frees_its_blocks(driver: &Driver, server: &Server)
     let length = page.script(&format!("return {ANSWER}.length"))?;
     page.script("return new Promise((done) => setTimeout(done, 300))")?;
     require(page.script(&format!("return {ANSWER}.length"))? == length, || "the text went on".to_owned())?;
-    close(&page, server)
+    site.close(&page)
 }
 
 /// Records the body of every request of the page.
@@ -138,8 +160,11 @@ const RECORD_BODIES: &str = "window.bodies = [];
 const LAST_MESSAGES: &str =
     "window.bodies.at(-1).messages.map((message) => `${message.role}: ${message.content}`).join(' | ')";
 
-fn a_new_chat_drops_the_answer_that_is_still_streaming(driver: &Driver, server: &Server) -> Result<(), String> {
-    let page = open(driver, server, DESKTOP, false)?;
+#[test]
+#[ignore = "only by cargo xtask page-test"]
+fn a_new_chat_drops_the_answer_that_is_still_streaming() -> Result<(), String> {
+    let Some(site) = Site::start(&SMALL)? else { return Ok(()) };
+    let page = site.open(DESKTOP, false)?;
     page.script(RECORD_BODIES)?;
     at_first_text(
         &page,
@@ -164,11 +189,14 @@ fn a_new_chat_drops_the_answer_that_is_still_streaming(driver: &Driver, server: 
     )?;
     let expected = format!("user: {CAPITAL} | assistant: {PARIS} | user: What is 12 plus 7?");
     require_text(&page, "the next request", LAST_MESSAGES, |sent| sent == expected)?;
-    close(&page, server)
+    site.close(&page)
 }
 
-fn a_stopped_question_can_be_sent_again(driver: &Driver, server: &Server) -> Result<(), String> {
-    let page = open(driver, server, DESKTOP, false)?;
+#[test]
+#[ignore = "only by cargo xtask page-test"]
+fn a_stopped_question_can_be_sent_again() -> Result<(), String> {
+    let Some(site) = Site::start(&SMALL)? else { return Ok(()) };
+    let page = site.open(DESKTOP, false)?;
     page.script(RECORD_BODIES)?;
     // No token comes, so only the stop ends the answer.
     page.script(
@@ -190,11 +218,14 @@ fn a_stopped_question_can_be_sent_again(driver: &Driver, server: &Server) -> Res
         "return window.bodies.length === 1 && !document.getElementById('send').hidden",
     )?;
     require_text(&page, "the next request", LAST_MESSAGES, |sent| sent == format!("user: {CAPITAL}"))?;
-    close(&page, server)
+    site.close(&page)
 }
 
-fn invalid_stored_settings_are_ignored(driver: &Driver, server: &Server) -> Result<(), String> {
-    let page = open(driver, server, DESKTOP, false)?;
+#[test]
+#[ignore = "only by cargo xtask page-test"]
+fn invalid_stored_settings_are_ignored() -> Result<(), String> {
+    let Some(site) = Site::start(&SMALL)? else { return Ok(()) };
+    let page = site.open(DESKTOP, false)?;
     for invalid in ["{", "null", "[1]", "5", r#"{"system": {"a": 1}, "seed": "x", "top_k": "7"}"#] {
         page.script(&format!("localStorage.setItem('quire-settings', '{invalid}')"))?;
         page.reload()?;
@@ -202,11 +233,14 @@ fn invalid_stored_settings_are_ignored(driver: &Driver, server: &Server) -> Resu
     }
     let settings = "['system', 'seed', 'top_k'].map((id) => document.getElementById(id).value).join('|')";
     require_text(&page, "the settings", settings, |shown| shown == "||7")?;
-    close(&page, server)
+    site.close(&page)
 }
 
-fn blocks_appear_and_stay_cached(driver: &Driver, server: &Server) -> Result<(), String> {
-    let page = open(driver, server, DESKTOP, false)?;
+#[test]
+#[ignore = "only by cargo xtask page-test"]
+fn blocks_appear_and_stay_cached() -> Result<(), String> {
+    let Some(site) = Site::start(&SMALL)? else { return Ok(()) };
+    let page = site.open(DESKTOP, false)?;
     let idle = page.script(include_str!("colours.js"))?;
     require(idle == 1, || format!("an idle pool has {idle} colours"))?;
     send(&page, STORY, LONG)?;
@@ -216,11 +250,14 @@ fn blocks_appear_and_stay_cached(driver: &Driver, server: &Server) -> Result<(),
     page.until("its blocks stay cached", "return Number(document.getElementById('count-cached').textContent) > 50")?;
     page.until("cached blocks have a colour", "return window.colours().size === 2")?;
     require_text(&page, "owned blocks", "document.getElementById('count-owned').textContent", |owned| owned == "0")?;
-    close(&page, server)
+    site.close(&page)
 }
 
-fn the_page_can_be_used_with_the_keyboard_only(driver: &Driver, server: &Server) -> Result<(), String> {
-    let page = open(driver, server, DESKTOP, false)?;
+#[test]
+#[ignore = "only by cargo xtask page-test"]
+fn the_page_can_be_used_with_the_keyboard_only() -> Result<(), String> {
+    let Some(site) = Site::start(&SMALL)? else { return Ok(()) };
+    let page = site.open(DESKTOP, false)?;
     require_text(&page, "the focus at the start", FOCUS, |id| id == "message")?;
     page.keys(&"What is 2 plus 2?".split("").filter(|key| !key.is_empty()).collect::<Vec<_>>())?;
     page.keys(&[ENTER])?;
@@ -247,11 +284,14 @@ fn the_page_can_be_used_with_the_keyboard_only(driver: &Driver, server: &Server)
     require_text(&page, "below the answer", FOOT, |foot| foot.contains("stopped"))?;
     let outline = "getComputedStyle(document.querySelector('.write')).boxShadow";
     require_text(&page, "the outline of the focus", outline, |outline| outline != "none")?;
-    close(&page, server)
+    site.close(&page)
 }
 
-fn text_never_becomes_markup(driver: &Driver, server: &Server) -> Result<(), String> {
-    let page = open(driver, server, DESKTOP, false)?;
+#[test]
+#[ignore = "only by cargo xtask page-test"]
+fn text_never_becomes_markup() -> Result<(), String> {
+    let Some(site) = Site::start(&SMALL)? else { return Ok(()) };
+    let page = site.open(DESKTOP, false)?;
     page.script(
         r#"return import('/page/markdown.js').then(({ render }) => {
             const text = '# A *title*\n\nsome **bold** `code` <img src=x onerror="window.hit=1">\n- one\n- [good](https://example.org/a) [bad](javascript:window.hit=1)\n```\n<script>window.hit=1</script>\n```';
@@ -268,13 +308,16 @@ fn text_never_becomes_markup(driver: &Driver, server: &Server) -> Result<(), Str
         require_text(&page, &format!("text without {part}"), shown, |shown| shown.contains(part))?;
     }
     require(page.script("return window.hit === undefined")? == true, || "a script of the text ran".to_owned())?;
-    close(&page, server)
+    site.close(&page)
 }
 
-fn every_layout_is_legible_labelled_and_fits(driver: &Driver, server: &Server) -> Result<(), String> {
+#[test]
+#[ignore = "only by cargo xtask page-test"]
+fn every_layout_is_legible_labelled_and_fits() -> Result<(), String> {
+    let Some(site) = Site::start(&SMALL)? else { return Ok(()) };
     for (size, dark) in [(DESKTOP, false), (DESKTOP, true), (PHONE, false), (PHONE, true), ((320, 640), false)] {
         let layout = format!("{} pixels, {}", size.0, if dark { "dark" } else { "light" });
-        let page = open(driver, server, size, dark)?;
+        let page = site.open(size, dark)?;
         ask(&page, CAPITAL, GREEDY)?;
         page.script("document.getElementById('settings-toggle').click()")?;
         for view in ["chat", "engine"] {
@@ -295,14 +338,17 @@ fn every_layout_is_legible_labelled_and_fits(driver: &Driver, server: &Server) -
         }
         let is_dark = page.script("return getComputedStyle(document.body).backgroundColor.match(/\\d+/)[0] < 100")?;
         require(is_dark == dark, || format!("{layout}: the background has the other colour scheme"))?;
-        close(&page, server)?;
+        site.close(&page)?;
     }
     Ok(())
 }
 
 /// With `--api-key`, the page asks for a key, rejects a wrong one, and works with the right one.
-pub fn the_page_asks_for_a_key(driver: &Driver, server: &Server) -> Result<(), String> {
-    let page = driver.open(&server.url, DESKTOP, false)?;
+#[test]
+#[ignore = "only by cargo xtask page-test"]
+fn the_page_asks_for_a_key() -> Result<(), String> {
+    let Some(site) = Site::start(&[&SMALL[..], &["--api-key", KEY]].concat())? else { return Ok(()) };
+    let page = site.driver.open(&site.server.url, DESKTOP, false)?;
     page.until("the page asks for a key", "return !document.getElementById('key-form').hidden")?;
     let enter = |key: &str| {
         page.script(&format!(
@@ -320,13 +366,18 @@ pub fn the_page_asks_for_a_key(driver: &Driver, server: &Server) -> Result<(), S
     page.until("the chat works with the key", &format!("return {ANSWER} === '{PARIS}'"))
 }
 
-/// Returns a PNG of the page under load, for the README.
-pub fn picture(driver: &Driver, server: &Server) -> Result<Vec<u8>, String> {
-    let page = open(driver, server, DESKTOP, false)?;
+/// Writes a PNG of the page under load, for the README, to the file that `QUIRE_SCREENSHOT` names.
+#[test]
+#[ignore = "only by cargo xtask page-test --screenshot"]
+fn a_picture_of_the_page_under_load() -> Result<(), String> {
+    let Some(site) = Site::start(&["--kv-cache-memory-bytes", "24M"])? else { return Ok(()) };
+    let page = site.open(DESKTOP, false)?;
     ask(&page, CAPITAL, GREEDY)?;
     ask(&page, STORY, GREEDY)?;
     page.script(include_str!("load.js"))?;
     page.until("the charts have something to show", "return document.querySelectorAll('#requests tr').length >= 4")?;
     page.script("return new Promise((done) => setTimeout(done, 6000))")?;
-    BASE64_STANDARD.decode(page.screenshot()?).map_err(|error| format!("the screenshot: {error}"))
+    let image = BASE64_STANDARD.decode(page.screenshot()?).map_err(|error| format!("the screenshot: {error}"))?;
+    let file = std::env::var_os("QUIRE_SCREENSHOT").ok_or("QUIRE_SCREENSHOT: found nothing, expected a file name")?;
+    std::fs::write(&file, image).map_err(|error| format!("{}: {error}", file.display()))
 }
