@@ -52,3 +52,31 @@ fn the_table_has_the_longest_first() {
     let expected = "    62.5 s  building the tests\n    12.0 s  attention-kernels, tests/all.rs\n";
     assert_eq!(table(of_log(LOG), 2), expected);
 }
+
+#[cfg(unix)]
+#[test]
+fn the_site_is_built_by_mdbook_and_without_it_one_line_says_how_to_install_it() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    let run = || {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_xtask"));
+        command.arg("docs").env("PATH", at("bin")).env("CARGO_MANIFEST_DIR", at("xtask")).env_remove("QUIRE_BUNDLE");
+        let output = command.output().unwrap();
+        (output.status.success(), String::from_utf8(output.stderr).unwrap())
+    };
+    let (built, said) = run();
+    assert!(
+        !built && said.contains("found no mdbook on PATH; install it with `cargo install --locked mdbook`"),
+        "{said}"
+    );
+    std::fs::create_dir(at("bin")).unwrap();
+    std::fs::write(at("bin/mdbook"), "#!/bin/sh\necho \"$1 in $PWD\" > built\n").unwrap();
+    std::fs::set_permissions(at("bin/mdbook"), std::fs::Permissions::from_mode(0o755)).unwrap();
+    let (built, said) = run();
+    assert!(!built && said.contains("found no book.toml") && said.lines().count() == 1, "{said}");
+    std::fs::write(at("book.toml"), "").unwrap();
+    assert_eq!(run(), (true, String::new()));
+    let root = folder.path().canonicalize().unwrap();
+    assert_eq!(std::fs::read_to_string(at("built")).unwrap(), format!("build in {}\n", root.display()));
+}
