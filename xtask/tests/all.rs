@@ -1,4 +1,4 @@
-//! The integration tests of the chores, in one program.
+//! The integration tests of `xtask`, as one program.
 #![allow(clippy::unwrap_used)]
 
 mod dependencies;

@@ -152,6 +152,6 @@ pub fn run(root: &Path) -> Result<(), String> {
             println!("tidy: {} files, no findings", tree.files.len());
             Ok(())
         }
-        count => Err(format!("tidy: {count} findings in {} files; each line above says what to do", tree.files.len())),
+        count => Err(format!("tidy: findings: {count}; each line above says what to do")),
     }
 }
