@@ -30,7 +30,8 @@ pub(super) fn without_tests(tokens: TokenStream) -> Vec<TokenTree> {
 
 /// Returns whether a tree is the bracketed part of an attribute with this text, which has no spaces.
 pub(super) fn is_attribute(tree: &TokenTree, text: &str) -> bool {
-    matches!(tree, TokenTree::Group(group) if group.stream().to_string().replace(' ', "") == text)
+    let TokenTree::Group(group) = tree else { return false };
+    group.delimiter() == Delimiter::Bracket && group.stream().to_string().replace(' ', "") == text
 }
 
 /// Returns whether a tree is the last of an item: its body, or a semicolon.
