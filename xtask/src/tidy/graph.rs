@@ -6,7 +6,6 @@
 use std::path::Path;
 
 use serde::Deserialize;
-
 use testkit::markdown;
 
 use super::{File, Finding, Tree};
