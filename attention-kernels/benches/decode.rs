@@ -4,6 +4,7 @@
 //! of a round are together several times the last cache, as those of a model's layers are. Before Criterion's times, a table:
 //! per type the share of the read bandwidth, measured in turns with it (read, decode, read, decode, …), the median of the
 //! rounds and their spread, because other tenants of the machine move all figures.
+#![allow(clippy::expect_used)]
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};

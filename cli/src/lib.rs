@@ -55,6 +55,11 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     }
 }
 
+/// Returns the command line as clap describes it.
+pub fn command() -> clap::Command {
+    Cli::command()
+}
+
 fn run(arguments: Vec<OsString>) -> Result<(), CliError> {
     let Some((command, mut config)) = parse(arguments)? else { return Ok(()) };
     command.log().unwrap_or(&LogArgs::default()).start();

@@ -7,6 +7,7 @@ mod bench_serve;
 mod cli;
 #[path = "../../server/tests/common/mod.rs"]
 mod common;
+mod configuration;
 mod deploy;
 mod faults;
 mod old_cpu;

@@ -3,6 +3,7 @@
 //! `cargo bench -p device --bench gemm -- [FILTER]`, with the threads of `QUIRE_THREADS` (default 2). Criterion's
 //! throughput is bytes of packed weights for few rows, multiply-adds for many. The floors of the same run are printed
 //! first and last, because other tenants of the machine move all figures: where the two differ, repeat.
+#![allow(clippy::expect_used)]
 
 use std::hint::black_box;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! What a test may need beyond a Rust toolchain: a name for each need, what it is, how to get it, and whether this machine has it.
+//! What a test may need apart from a Rust toolchain: names, descriptions, how to get each, and whether this machine has it.
 //!
 //! This is the only list. `QUIRE_REQUIRE` names its entries, [`crate::not_run`] groups by them, and `cargo xtask doctor` prints them.
 
@@ -8,20 +8,19 @@ use std::process::Command;
 use crate::kernels::host::{self, Sanitizer};
 use crate::kernels::toolkit::{self, on_path};
 
-/// Makes the enumeration and its table of one list: variant, name in `QUIRE_REQUIRE`, what it is, how to get it.
+/// Makes the enumeration and its table from one list: variant, name in `QUIRE_REQUIRE`, what it is, how to get it.
 macro_rules! capabilities {
     ($($variant:ident: $name:literal, $what:literal, $how:literal;)*) => {
-        /// One thing that a test needs and that a machine may lack.
+        /// Something that a test needs and that a machine may lack.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub enum Capability {
             $(#[doc = $what] $variant,)*
         }
 
         impl Capability {
-            /// All of them.
+            /// All capabilities.
             pub const ALL: [Capability; [$($name),*].len()] = [$(Capability::$variant),*];
 
-            /// The name in `QUIRE_REQUIRE`, what it is, and how to get it.
             fn entry(self) -> (&'static str, &'static str, &'static str) {
                 match self {
                     $(Capability::$variant => ($name, $what, $how),)*
@@ -50,11 +49,12 @@ capabilities! {
     NeonDotprod: "neon-dotprod", "a 64-bit ARM CPU with dot products", "use such a machine";
     Aarch64: "aarch64", "the Rust target aarch64-unknown-linux-gnu", "run rustup target add aarch64-unknown-linux-gnu";
     CargoDeny: "cargo-deny", "cargo-deny", "run cargo install --locked cargo-deny";
+    Mdbook: "mdbook", "mdBook, for the documentation site", "run cargo install --locked mdbook";
     NoDriver: "no-driver", "a machine without an NVIDIA driver", "use such a machine";
     Libm: "libm", "a libm that rounds sines and cosines as glibc 2.36 does", "use Linux with glibc";
     Checkout: "checkout", "the sources, which a bundle lacks", "run the test in a checkout";
     AnyDevice: "any-device", "every device of the machine", "unset QUIRE_TEST_DEVICE";
-    TestAll: "test-all", "the time for the full product of settings", "run cargo xtask test-all";
+    TestAll: "test-all", "the time for all combinations of settings", "run cargo xtask test-all";
 }
 
 use Capability::*;
@@ -62,7 +62,7 @@ use Capability::*;
 /// The Rust target of [`Capability::Aarch64`].
 pub const AARCH64: &str = "aarch64-unknown-linux-gnu";
 
-/// Where a Linux system keeps the library of the NVIDIA driver; the last is WSL's.
+/// Where Linux systems keep the library of the NVIDIA driver; the last path is that of WSL.
 const DRIVER_FILES: [&str; 5] = [
     "/usr/lib/x86_64-linux-gnu/libcuda.so.1",
     "/usr/lib/aarch64-linux-gnu/libcuda.so.1",
@@ -72,41 +72,40 @@ const DRIVER_FILES: [&str; 5] = [
 ];
 
 impl Capability {
-    /// What every machine that runs CI must have.
+    /// Capabilities that every machine of CI must have.
     pub const OF_CI: [Capability; 6] = [Cc, Cxx, Asan, Ubsan, Tsan, Python3];
 
-    /// The name in `QUIRE_REQUIRE`.
+    /// Returns the name in `QUIRE_REQUIRE`.
     pub fn name(self) -> &'static str {
         self.entry().0
     }
 
-    /// What it is.
+    /// Returns what it is.
     pub fn what(self) -> &'static str {
         self.entry().1
     }
 
-    /// How to get it.
+    /// Returns how to get it.
     pub fn how(self) -> &'static str {
         self.entry().2
     }
 
-    /// The capability of this name.
+    /// Returns the capability with this name.
     ///
     /// # Errors
-    /// None has it; says which name is nearest.
+    /// There is none; suggests the nearest name.
     pub fn named(name: &str) -> Result<Capability, String> {
         let found = Capability::ALL.into_iter().find(|capability| capability.name() == name);
         found.ok_or_else(|| {
             let names = Capability::ALL.into_iter().map(Capability::name);
-            let nearest = names.min_by_key(|known| strsim::levenshtein(known, name));
+            let nearest = names.min_by_key(|known| strsim::levenshtein(known, name)).unwrap_or_default();
             format!(
-                "found no capability {name:?}; did you mean {:?}? `cargo xtask doctor` lists them, and \"all\" is every one",
-                nearest.unwrap_or_default()
+                "found no capability {name:?}; did you mean {nearest:?}? `cargo xtask doctor` lists them, and \"all\" means every one"
             )
         })
     }
 
-    /// Whether this machine has it. Sanitizers cost a compilation of some lines.
+    /// Returns whether this machine has it. For a sanitizer this compiles a program of one line.
     pub fn is_present(self) -> bool {
         let starts = |program: &str| on_path(program).is_some();
         match self {
@@ -120,11 +119,12 @@ impl Capability {
             Qemu => cfg!(target_arch = "x86_64") && starts("qemu-x86_64"),
             Nvcc => toolkit::installed().is_some(),
             Cuda => driver().is_some() && ["/dev/nvidiactl", "/dev/dxg"].iter().any(|it| Path::new(it).exists()),
-            Avx2 | AvxVnni | Avx512 | Avx512Vnni => vector_unit(self),
+            Avx2 | AvxVnni | Avx512 | Avx512Vnni => has_vector_unit(self),
             Neon => cfg!(target_arch = "aarch64"),
-            NeonDotprod => dot_products(),
+            NeonDotprod => has_dot_products(),
             Aarch64 => target_is_installed(AARCH64),
             CargoDeny => first_line("cargo", &["deny", "--version"]).is_some(),
+            Mdbook => starts("mdbook"),
             NoDriver => driver().is_none(),
             Libm => libm() == GLIBC,
             Checkout => crate::workspace::bundle().is_none(),
@@ -135,28 +135,26 @@ impl Capability {
 }
 
 #[cfg(target_arch = "x86_64")]
-fn vector_unit(unit: Capability) -> bool {
+fn has_vector_unit(unit: Capability) -> bool {
     let avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c");
-    let more = match unit {
+    let avx512 = is_x86_feature_detected!("avx512f")
+        && is_x86_feature_detected!("avx512bw")
+        && is_x86_feature_detected!("avx512dq")
+        && is_x86_feature_detected!("avx512vl");
+    avx2 && match unit {
         AvxVnni => is_x86_feature_detected!("avxvnni"),
-        Avx512 | Avx512Vnni => {
-            is_x86_feature_detected!("avx512f")
-                && is_x86_feature_detected!("avx512bw")
-                && is_x86_feature_detected!("avx512dq")
-                && is_x86_feature_detected!("avx512vl")
-                && (unit == Avx512 || is_x86_feature_detected!("avx512vnni"))
-        }
+        Avx512 => avx512,
+        Avx512Vnni => avx512 && is_x86_feature_detected!("avx512vnni"),
         _ => true,
-    };
-    avx2 && more
+    }
 }
 
 #[cfg(not(target_arch = "x86_64"))]
-fn vector_unit(_: Capability) -> bool {
+fn has_vector_unit(_: Capability) -> bool {
     false
 }
 
-fn dot_products() -> bool {
+fn has_dot_products() -> bool {
     #[cfg(target_arch = "aarch64")]
     return std::arch::is_aarch64_feature_detected!("dotprod");
     #[cfg(not(target_arch = "aarch64"))]
@@ -166,30 +164,24 @@ fn dot_products() -> bool {
 /// What [`libm`] returns with glibc.
 const GLIBC: u64 = 0xbc3c_5ee8_cf00_ab12;
 
-/// Hash (FNV-1a) of the sines and cosines of 20,000 angles in single precision, as the rotary embedding takes them.
+/// Returns a hash (FNV-1a) of the sines and cosines of 20,000 angles in single precision, as the rotary embedding computes them.
 fn libm() -> u64 {
     let angles = (0..20_000u16).map(|i| (f32::from(i) * 0.0371).sin_cos());
     let bytes = angles.flat_map(|(sin, cos)| [sin, cos]).flat_map(f32::to_le_bytes);
     bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3))
 }
 
-/// Whether the toolchain that runs here can compile for a target.
-pub fn target_is_installed(target: &str) -> bool {
+/// Returns whether the installed toolchain can compile for a target.
+fn target_is_installed(target: &str) -> bool {
     let output = Command::new("rustc").args(["--print", "target-libdir", "--target", target]).output();
     output.is_ok_and(|output| {
         output.status.success() && Path::new(String::from_utf8_lossy(&output.stdout).trim()).is_dir()
     })
 }
 
-/// The library of the NVIDIA driver, if there is one.
+/// Returns the library of the NVIDIA driver, if there is one.
 pub fn driver() -> Option<&'static str> {
     DRIVER_FILES.into_iter().find(|path| Path::new(path).exists())
-}
-
-/// What a program prints first, if it starts and succeeds.
-pub fn first_line(program: &str, args: &[&str]) -> Option<String> {
-    let output = Command::new(program).args(args).output().ok().filter(|output| output.status.success())?;
-    String::from_utf8_lossy(&output.stdout).lines().next().map(str::to_owned)
 }
 
 /// Returns `chromedriver` and the browser, if both are on PATH.
@@ -198,22 +190,8 @@ pub fn chromium() -> Option<(PathBuf, PathBuf)> {
     Some((on_path("chromedriver")?, browser))
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_name_is_unique_and_leads_back_to_its_capability() {
-        for capability in Capability::ALL {
-            assert_eq!(Capability::named(capability.name()), Ok(capability));
-        }
-    }
-
-    #[test]
-    fn an_unknown_name_suggests_the_nearest() {
-        let problem = Capability::named("tsam").unwrap_err();
-        assert!(problem.starts_with("found no capability \"tsam\"; did you mean \"tsan\"?"), "{problem}");
-        assert!(Capability::named("chrome").unwrap_err().contains("did you mean \"chromium\"?"));
-        assert!(Capability::named("").is_err());
-    }
+/// Returns the first line that a program prints, if it starts and succeeds.
+pub fn first_line(program: &str, args: &[&str]) -> Option<String> {
+    let output = Command::new(program).args(args).output().ok().filter(|output| output.status.success())?;
+    String::from_utf8_lossy(&output.stdout).lines().next().map(str::to_owned)
 }

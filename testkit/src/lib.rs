@@ -4,6 +4,7 @@
 //! - [`not_run`]: reports of tests that this machine cannot run;
 //! - [`kernels`]: compiles the `.cu` sources, with nvcc or as host code for the simulator;
 //! - [`model`]: models of known shapes with random weights;
+//! - [`markdown`]: tables of pages that tests compare with the code;
 //! - [`workspace`]: where the files of the workspace are.
 //!
 //! Libraries never depend on this crate: it is a dev-dependency of the other crates and a dependency of `xtask`. It depends on no
@@ -22,6 +23,7 @@
 
 pub mod capability;
 pub mod kernels;
+pub mod markdown;
 pub mod model;
 pub mod not_run;
 pub mod workspace;
@@ -29,4 +31,9 @@ pub mod workspace;
 /// Returns whether tests run all combinations of settings instead of the subset of an ordinary run: whether `QUIRE_TEST_ALL` is set.
 pub fn everything() -> bool {
     std::env::var_os("QUIRE_TEST_ALL").is_some()
+}
+
+/// Returns a function that puts a path before an error.
+fn at(path: &std::path::Path) -> impl Fn(std::io::Error) -> String {
+    move |error| format!("{}: {error}", path.display())
 }

@@ -2,3 +2,6 @@
 #![allow(clippy::unwrap_used)]
 
 mod build_kernels;
+mod kernels;
+mod model;
+mod not_run;

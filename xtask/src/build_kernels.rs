@@ -7,26 +7,22 @@ use testkit::kernels::{cuda, folder, host, manifests, resources, toolkit};
 /// What to build.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// Compile for one architecture only and write no fat binary.
+    /// Compile for the oldest architecture only, and write no fat binary.
     pub check: bool,
-    /// Build the host library instead.
+    /// Build the host libraries instead.
     pub sim: bool,
-    /// Install the pinned compiler under `target/` where none is found.
+    /// Install the pinned compiler under `target/` if none is found.
     pub fetch: bool,
     /// Compilers that run at once.
     pub jobs: usize,
 }
 
-/// Builds the kernels of every crate of the workspace and prints what each needs.
+/// Builds the kernels of every crate and prints their resources.
 ///
 /// # Errors
-/// One line: what is missing, what did not compile, or which kernel is over a limit of its manifest.
+/// One line: what is missing, what does not compile, or which kernel is above a limit of its manifest.
 pub fn run(root: &Path, options: Options) -> Result<(), String> {
     let manifests = manifests(root)?;
-    if manifests.is_empty() {
-        println!("xtask: no crate has a csrc/kernels.toml; nothing to build");
-        return Ok(());
-    }
     if options.sim {
         let compiler = host::compiler()?;
         for manifest in &manifests {

@@ -1,52 +1,54 @@
-//! `cargo xtask ci` and `cargo xtask test-all`: the checks that a change must pass, one after the other, each timed.
+//! `cargo xtask ci` and its parts: the checks that a change must pass, one after the other, each timed.
 //!
-//! Stops at the first failure and says how to run that check alone. The test command is the README's, so what a
-//! newcomer types and what CI runs cannot drift apart. The end of a run says what did not run, and which parts took longest.
+//! A run stops at the first failure and says how to run that check alone. The test command is that of the README, so a newcomer and
+//! CI run the same one. The end of a run lists what did not run, and the parts that took longest.
 
 use std::path::Path;
 use std::process::Command;
 use std::time::Instant;
 
+use testkit::capability::{AARCH64, Capability};
+use testkit::not_run::{self, Required};
+
 use crate::parts::{self, Part};
 use crate::{tidy, workspace};
-use testkit::capability::{self, Capability};
-use testkit::not_run::{self, Required};
 
 /// One check of CI.
 struct Step {
     title: &'static str,
-    /// As one would type it; words are separated by blanks.
+    /// The command; words are separated by spaces.
     command: String,
-    /// Set for this command only.
-    variable: Option<(&'static str, &'static str)>,
+    /// Environment variables for this command.
+    variables: Vec<(&'static str, String)>,
     /// What the machine must have; without it the step is reported as not run.
     needs: Option<Capability>,
 }
 
 impl Step {
-    fn new(title: &'static str, command: &str) -> Step {
-        Step { title, command: command.to_owned(), variable: None, needs: None }
+    fn new(title: &'static str, command: impl Into<String>) -> Step {
+        Step { title, command: command.into(), variables: Vec::new(), needs: None }
     }
 
-    fn with(self, name: &'static str, value: &'static str) -> Step {
-        Step { variable: Some((name, value)), ..self }
+    fn with(mut self, name: &'static str, value: impl Into<String>) -> Step {
+        self.variables.push((name, value.into()));
+        self
     }
 
     fn needs(self, capability: Capability) -> Step {
         Step { needs: Some(capability), ..self }
     }
 
-    /// What to paste into a shell to run this step alone.
+    /// Returns the line for a shell that runs this step alone.
     fn typed(&self) -> String {
-        let variable = self.variable.map(|(name, value)| format!("{name}='{value}' "));
-        variable.unwrap_or_default() + &self.command
+        let variables = self.variables.iter().map(|(name, value)| format!("{name}='{value}' "));
+        variables.collect::<String>() + &self.command
     }
 
     fn run(&self, root: &Path) -> Result<(), String> {
         if let Some(missing) = self.needs.filter(|needed| !needed.is_present()) {
             return not_run::check(missing, &format!("{} needs it", self.title));
         }
-        // Tidy is a function of this program; cargo would only start it again.
+        // Tidy is a function of this program, so cargo need not start it.
         if self.command == "cargo xtask tidy" {
             return tidy::run(root);
         }
@@ -55,8 +57,7 @@ impl Step {
         // The cargo that started this program, whatever PATH says.
         let cargo = std::env::var_os("CARGO").filter(|_| program == "cargo");
         let mut command = Command::new(cargo.unwrap_or_else(|| program.into()));
-        let status = command.args(words).envs(self.variable).current_dir(root).status();
-        match status {
+        match command.args(words).envs(self.variables.iter().cloned()).current_dir(root).status() {
             Ok(status) if status.success() => Ok(()),
             Ok(status) => Err(status.to_string()),
             Err(error) => Err(format!("{program} did not start: {error}")),
@@ -64,7 +65,7 @@ impl Step {
     }
 }
 
-/// Everything, or everything but the tests; `tests_log` is what they printed.
+/// Runs all checks, or all except the tests, whose output is then in the file `tests_log`.
 ///
 /// # Errors
 /// The first check that failed, and how to run it alone.
@@ -77,32 +78,31 @@ pub fn run(root: &Path, skip_tests: bool, tests_log: Option<&Path>) -> Result<()
         Step::new("lints", "cargo clippy --workspace --all-targets --locked -- -D warnings"),
         thread_sanitizer_step(),
         Step::new("documentation", "cargo doc --workspace --no-deps --locked").with("RUSTDOCFLAGS", "-D warnings"),
-        Step::new("NEON", &format!("cargo check --workspace --locked --target {}", capability::AARCH64))
-            .needs(Capability::Aarch64),
+        Step::new("NEON", format!("cargo check --workspace --locked --target {AARCH64}")).needs(Capability::Aarch64),
         Step::new("licences", "cargo deny --locked check --hide-inclusion-graph bans licenses sources")
             .needs(Capability::CargoDeny),
         Step::new("kernels by nvcc", "cargo xtask build-kernels --check").needs(Capability::Nvcc),
         Step::new("tidy", "cargo xtask tidy"),
-        Step::new("page", "cargo xtask page-test"),
+        page_step(None),
     ];
     if !skip_tests {
         not_run::clear(root)?;
-        steps.insert(0, Step::new("tests", &test_command(root)?));
+        steps.insert(0, Step::new("tests", test_command(root)?));
     }
     run_all(root, &steps, parts)
 }
 
-/// The README's test command with `QUIRE_TEST_ALL=1`: the full product where tests otherwise take all pairs. Then the soak.
+/// Runs the README's test command with `QUIRE_TEST_ALL=1`, which tests all combinations of settings instead of all pairs, and the soak.
 ///
 /// # Errors
 /// The tests failed, or the README has no test command.
 pub fn test_all(root: &Path) -> Result<(), String> {
     not_run::clear(root)?;
-    let all = Step::new("all tests", &test_command(root)?).with("QUIRE_TEST_ALL", "1");
+    let all = Step::new("all tests", test_command(root)?).with("QUIRE_TEST_ALL", "1");
     run_all(root, &[all, thread_sanitizer_step().with("QUIRE_TEST_ALL", "1"), soak_step()], Vec::new())
 }
 
-/// The soak test of the server, for `QUIRE_SOAK_SECONDS` or two minutes.
+/// Runs the soak test of the server for `QUIRE_SOAK_SECONDS` or two minutes.
 ///
 /// # Errors
 /// It failed.
@@ -110,11 +110,28 @@ pub fn soak(root: &Path) -> Result<(), String> {
     run_all(root, &[soak_step()], Vec::new())
 }
 
+/// Tests the web page in a browser. With `screenshot`, also writes a PNG of the page under load, as the README shows it.
+///
+/// # Errors
+/// A test failed.
+pub fn page_test(root: &Path, screenshot: Option<&Path>) -> Result<(), String> {
+    run_all(root, &[page_step(screenshot)], Vec::new())
+}
+
+fn page_step(screenshot: Option<&Path>) -> Step {
+    let command = "cargo test -p xtask --test page --locked -- --ignored --test-threads=1";
+    let step = match screenshot.and_then(|path| std::path::absolute(path).ok()) {
+        Some(path) => Step::new("page", command).with("QUIRE_SCREENSHOT", path.to_string_lossy()),
+        None => Step::new("page", format!("{command} --skip a_picture")),
+    };
+    step.needs(Capability::Chromium)
+}
+
 /// The kernels under the thread sanitizer. Building them for it takes too long for every run of the tests.
 fn thread_sanitizer_step() -> Step {
     let packages = "-p attention-kernels -p models -p sampling";
     let command = format!("cargo test {packages} --test all --locked -- --ignored the_thread_sanitizer");
-    Step::new("thread sanitizer", &command).needs(Capability::Tsan)
+    Step::new("thread sanitizer", command).needs(Capability::Tsan)
 }
 
 fn soak_step() -> Step {
@@ -127,7 +144,7 @@ fn test_command(root: &Path) -> Result<String, String> {
     workspace::test_command(&readme)
 }
 
-/// Runs the steps; `parts` have run before them.
+/// Runs the steps; `parts` are those that ran before.
 fn run_all(root: &Path, steps: &[Step], mut parts: Vec<Part>) -> Result<(), String> {
     Required::from_environment()?;
     let start = Instant::now();
@@ -137,22 +154,19 @@ fn run_all(root: &Path, steps: &[Step], mut parts: Vec<Part>) -> Result<(), Stri
         let began = Instant::now();
         let outcome = step.run(root);
         let seconds = began.elapsed().as_secs_f64();
-        if let Err(problem) = outcome {
-            return Err(format!(
-                "{} failed after {seconds:.1} s ({problem}); to run it alone: {}",
-                step.title,
-                step.typed()
-            ));
-        }
+        outcome.map_err(|problem| {
+            let (title, typed) = (step.title, step.typed());
+            format!("{title} failed after {seconds:.1} s ({problem}); to run it alone: {typed}")
+        })?;
         println!("== {}: {seconds:.1} s", step.title);
         done.push(format!("{} {seconds:.1} s", step.title));
         parts.push(Part { name: step.title.to_owned(), seconds });
     }
-    let not_run = not_run::lines(root);
+    let not_run = not_run::reports(root);
     print!("\n{}\nThe longest parts:\n{}", not_run::summary(&not_run), parts::table(parts, 10));
-    let parts =
+    let count =
         if not_run.is_empty() { String::new() } else { format!(", {} tests or parts of tests NOT RUN", not_run.len()) };
-    println!("\nxtask: passed in {:.1} s{parts}: {}", start.elapsed().as_secs_f64(), done.join(", "));
+    println!("\nxtask: passed in {:.1} s{count}: {}", start.elapsed().as_secs_f64(), done.join(", "));
     Ok(())
 }
 
@@ -164,12 +178,12 @@ mod tests {
     fn a_step_that_needs_what_the_machine_lacks_is_reported_and_passed() {
         // `false` would fail.
         let Some(missing) = Capability::ALL.into_iter().find(|capability| !capability.is_present()) else {
-            panic!("one machine cannot have every CPU");
+            panic!("found a machine with every CPU");
         };
-        let step = Step::new("absent", "false").needs(missing);
+        let (step, root) = (Step::new("absent", "false").needs(missing), testkit::workspace::root());
         match Required::from_environment() {
-            Ok(required) if required.has(missing) => assert!(step.run(&testkit::workspace::root()).is_err()),
-            _ => assert_eq!(step.run(&testkit::workspace::root()), Ok(())),
+            Ok(required) if required.has(missing) => assert!(step.run(&root).is_err()),
+            _ => assert_eq!(step.run(&root), Ok(())),
         }
     }
 

@@ -1,30 +1,30 @@
-//! `cargo xtask conformance DIR`: a black-box suite of the API, kept outside of this tree, against our server.
+//! `cargo xtask conformance DIR`: runs a black-box suite of the API, which is not part of this tree, against our server.
 //!
-//! The suite is a folder of pytest files that only speak HTTP and find the server through environment variables:
-//! `OPENAI_BASE_URL`, `OPENAI_API_KEY`, `MODEL_DIR`, `SERVER_CMD`, `LOGPROB_TOL`. Here a server is built and started
-//! with a key on a free port, for the model `tiny-chat/` of the suite where it has one, and pytest runs in the folder.
-//! The suite writes its results by case (`--conf-json`); the summary counts them, and names those whose id no test of
-//! ours claims in [`CASES`]. What is started here ends here.
+//! The suite is a folder of pytest files that use HTTP only and find the server through environment variables:
+//! `OPENAI_BASE_URL`, `OPENAI_API_KEY`, `MODEL_DIR`, `SERVER_CMD`, `LOGPROB_TOL`. A server is built and started with a key on a free
+//! port, for the model `tiny-chat/` of the suite if there is one, and pytest runs in the folder. The suite writes its results by
+//! case (`--conf-json`). The summary counts them, and names the cases whose id no test of ours claims in [`CASES`].
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::{BufRead, BufReader};
-use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStderr, Command, Stdio};
+use std::path::Path;
+use std::process::Command;
 
 use serde::Deserialize;
-
 use testkit::kernels;
 
-/// Which of our own tests covers which case of the suite: an id, then the names of tests, in each line.
+use crate::cargo;
+use crate::server::Server;
+
+/// Lists our tests for each case of the suite: an id, then names of tests, in each line.
 pub const CASES: &str = "server/tests/conformance.txt";
 
-/// Guards the server, so that the cases about keys run.
+/// API key of the server, so that the cases about keys run.
 const KEY: &str = "sk-conformance";
 
-/// What the suite imports beside the standard library.
+/// What the suite imports apart from the standard library.
 const MODULES: &str = "import pytest, httpx, openai, prometheus_client, jsonschema";
 
-/// What the suite says of its cases.
+/// The results that the suite writes.
 #[derive(Debug, Deserialize)]
 struct Report {
     /// By id, with the parameter in brackets.
@@ -36,18 +36,19 @@ struct CaseResult {
     outcome: String,
 }
 
-/// Runs the suite in `dir` with `python`; `pytest` are further words for it.
+/// Runs the suite in `dir` with the interpreter `python` and further arguments for pytest.
 ///
 /// # Errors
-/// One line: Python or a module is missing, the server did not build or start, or cases failed.
+/// One line: Python or a module is missing, the server does not build or start, or cases failed.
 pub fn run(root: &Path, dir: &Path, python: &Path, pytest: &[String]) -> Result<(), String> {
     let dir = dir.canonicalize().map_err(|error| format!("{}: {error}", dir.display()))?;
     check_python(python, &dir)?;
-    let program = build(root)?;
+    let program = cargo::build_quire(root, "dev")?;
     let model = Some(dir.join("tiny-chat")).filter(|model| model.is_dir());
-    let mut server = Server::start(&program, model.as_deref())?;
+    let model_name = model.as_ref().map(|model| model.to_string_lossy());
+    let mut server = Server::start(&program, model_name.as_deref().into_iter().chain(["--api-key", KEY]))?;
     let results = kernels::target(root).join("conformance.json");
-    // Of an earlier run, or none: what is read below is what this run wrote.
+    // The results of an earlier run must not be taken for those of this one.
     let _ = std::fs::remove_file(&results);
     let mut command = Command::new(python);
     command.args(["-m", "pytest", "-q", "-p", "no:cacheprovider", "--conf-json"]).arg(&results).args(pytest);
@@ -56,113 +57,50 @@ pub fn run(root: &Path, dir: &Path, python: &Path, pytest: &[String]) -> Result<
         .env("PYTHONDONTWRITEBYTECODE", "1")
         .env("OPENAI_BASE_URL", format!("{}/v1", server.url))
         .env("OPENAI_API_KEY", KEY)
-        // The reference of the sums is float32, and so is ours.
+        // Both the reference and Quire sum in float32.
         .env("LOGPROB_TOL", "0.01")
         .env("SERVER_CMD", format!("{} serve {{model}} --port {{port}} {{args}}", program.display()));
     if let Some(model) = &model {
         command.env("MODEL_DIR", model);
     }
     let status = command.status().map_err(|error| format!("{}: {error}", python.display()))?;
-    let alive = server.child.try_wait().is_ok_and(|ended| ended.is_none());
+    let is_running = server.is_running();
     drop(server);
     let text = std::fs::read_to_string(&results)
         .map_err(|error| format!("the suite wrote no results ({status}): {}: {error}", results.display()))?;
     let report: Report = serde_json::from_str(&text).map_err(|error| format!("{}: {error}", results.display()))?;
     let claimed = std::fs::read_to_string(root.join(CASES)).map_err(|error| format!("{CASES}: {error}"))?;
-    let summary = report.summary(&claimed);
-    println!("{summary}");
-    if !alive {
-        return Err("the server ended while the suite ran".to_string());
+    println!("{}", report.summary(&claimed));
+    if !is_running {
+        return Err("the server ended while the suite ran; its messages are above".to_string());
     }
-    if status.success() { Ok(()) } else { Err(format!("pytest: {status}")) }
+    if status.success() { Ok(()) } else { Err(format!("pytest ended with {status}; its messages are above")) }
 }
 
 fn check_python(python: &Path, dir: &Path) -> Result<(), String> {
+    let python_name = python.display();
     let output = Command::new(python).args(["-c", MODULES]).output();
-    let output = output
-        .map_err(|error| format!("{}: {error}; the suite needs Python 3, name one with --python", python.display()))?;
+    let output =
+        output.map_err(|error| format!("{python_name}: {error}; the suite needs Python 3, name one with --python"))?;
     if output.status.success() {
         return Ok(());
     }
     let errors = String::from_utf8_lossy(&output.stderr);
-    let reason = errors.lines().last().unwrap_or("it does not say why");
+    let reason = errors.lines().last().unwrap_or("no message");
+    let requirements = dir.join("requirements.txt");
     Err(format!(
-        "{} lacks what the suite imports ({reason}): {} -m pip install -r {}",
-        python.display(),
-        python.display(),
-        dir.join("requirements.txt").display()
+        "{python_name} lacks modules of the suite ({reason}); run {python_name} -m pip install -r {}",
+        requirements.display()
     ))
 }
 
-/// The binary, built from the tree as it is.
-fn build(root: &Path) -> Result<PathBuf, String> {
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let status = Command::new(cargo).args(["build", "--package", "cli", "--locked"]).current_dir(root).status();
-    match status {
-        Ok(status) if status.success() => Ok(kernels::target(root).join("debug").join("quire")),
-        Ok(status) => Err(format!("cargo build --package server: {status}")),
-        Err(error) => Err(format!("cargo did not start: {error}")),
-    }
-}
-
-/// A server that ends when this is dropped.
-struct Server {
-    child: Child,
-    /// Without a path.
-    url: String,
-}
-
-impl Server {
-    fn start(program: &Path, model: Option<&Path>) -> Result<Server, String> {
-        let mut child = Command::new(program)
-            .arg("serve")
-            .args(model)
-            .args(["--port", "0"])
-            .env("QUIRE_API_KEY", KEY)
-            .stderr(Stdio::piped())
-            .spawn()
-            .map_err(|error| format!("{}: {error}", program.display()))?;
-        let stderr = child.stderr.take();
-        let mut server = Server { child, url: String::new() };
-        match stderr.map(BufReader::new).and_then(|mut lines| Some((address(&mut lines)?, lines))) {
-            Some((url, lines)) => {
-                server.url = url;
-                // A full pipe would stop the server.
-                std::thread::spawn(move || lines.lines().map_while(Result::ok).for_each(|line| eprintln!("{line}")));
-                Ok(server)
-            }
-            None => Err("the server ended before it listened".to_string()),
-        }
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-/// The address that the server says it listens on; what it says before goes to our own standard error.
-fn address(lines: &mut BufReader<ChildStderr>) -> Option<String> {
-    let mut line = String::new();
-    while lines.read_line(&mut line).ok()? > 0 {
-        if let Some(rest) = line.trim_start().strip_prefix("listening on ") {
-            return Some(rest.split(',').next()?.trim_end().to_string());
-        }
-        eprint!("{line}");
-        line.clear();
-    }
-    None
-}
-
 impl Report {
-    /// Counts, then the cases that failed, then ids that [`CASES`] does not know.
+    /// Returns counts, then the cases that failed, then the ids that [`CASES`] does not have.
     fn summary(&self, claimed: &str) -> String {
-        let of = |outcome: &str| -> Vec<&str> {
+        let with = |outcome: &str| -> Vec<&str> {
             self.results.iter().filter(|(_, result)| result.outcome == outcome).map(|(id, _)| id.as_str()).collect()
         };
-        let (passed, failed, skipped) = (of("passed"), of("failed"), of("skipped"));
+        let (passed, failed, skipped) = (with("passed"), with("failed"), with("skipped"));
         let mut text = format!(
             "conformance: {} passed, {} failed, {} skipped of {} cases",
             passed.len(),
@@ -188,20 +126,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_python_that_is_not_there_is_told_with_what_to_do() {
+    fn a_missing_python_and_a_missing_module_say_what_to_do() {
         let problem = check_python(Path::new("no-such-python"), Path::new("suite")).unwrap_err();
         assert!(problem.starts_with("no-such-python: ") && problem.ends_with("--python"), "{problem}");
-    }
-
-    #[test]
-    fn a_module_that_is_missing_is_told_with_the_command_that_brings_it() {
-        // Any program that fails stands for a Python without the modules.
+        // Any program that fails behaves like a Python without the modules.
         let problem = check_python(Path::new("false"), Path::new("suite")).unwrap_err();
-        assert!(problem.contains("pip install -r suite/requirements.txt"), "{problem}");
+        assert!(problem.ends_with("run false -m pip install -r suite/requirements.txt"), "{problem}");
     }
 
     #[test]
-    fn the_summary_counts_cases_and_names_what_failed_and_what_nobody_claims() {
+    fn the_summary_counts_cases_and_names_those_that_failed_or_are_not_claimed() {
         let json = r#"{"total": {}, "results": {"A-001": {"outcome": "passed"}, "A-002[x]": {"outcome": "failed"},
             "A-002[y]": {"outcome": "passed"}, "B-001": {"outcome": "skipped", "reason": "no key"}}}"#;
         let report: Report = serde_json::from_str(json).unwrap();

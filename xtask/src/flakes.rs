@@ -1,40 +1,29 @@
-//! `cargo xtask flakes`: the test programs again and again, on a quiet machine and beside busy loops, and every test that failed
-//! at least once. It takes hours, so it is no part of CI.
+//! `cargo xtask flakes`: runs the test programs many times, on a quiet machine and beside busy loops, and names every test that
+//! failed at least once. It takes hours, so CI does not run it.
 //!
 //! The programs are built once and started as cargo starts them: in the folder of their package, with its name in the environment.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use serde_json::Value;
+use crate::cargo::{self, TestProgram};
 
-/// How often, and beside what.
+/// Numbers of runs, and the load beside them.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// Runs while nothing else runs.
+    /// Runs without other load.
     pub quiet: usize,
     /// Runs beside the busy loops.
     pub busy: usize,
-    /// Threads that do nothing but count.
+    /// Threads of the load.
     pub loops: usize,
 }
 
-/// A test program.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Program {
-    package: String,
-    /// Its target: a library, a binary, or the name of an integration test.
-    target: String,
-    file: PathBuf,
-    /// Of the package's manifest.
-    folder: PathBuf,
-}
-
-/// How often each test failed: quiet runs, busy runs.
+/// Number of failures of each test: in quiet runs, in busy runs.
 type Failures = BTreeMap<String, [usize; 2]>;
 
 /// Builds all test programs and runs them.
@@ -42,10 +31,10 @@ type Failures = BTreeMap<String, [usize; 2]>;
 /// # Errors
 /// They do not build, or a test failed at least once.
 pub fn run(root: &Path, options: Options) -> Result<(), String> {
-    let programs = build(root)?;
+    let programs = cargo::test_programs(root, &["--workspace"])?;
     let mut failures = Failures::new();
-    for (kind, (name, runs)) in [("quiet", options.quiet), ("busy", options.busy)].into_iter().enumerate() {
-        let loops = if kind == 1 { options.loops } else { 0 };
+    let kinds = [("quiet", options.quiet, 0), ("busy", options.busy, options.loops)];
+    for (kind, (name, runs, loops)) in kinds.into_iter().enumerate() {
         for run in 1..=runs {
             let began = Instant::now();
             let failed = beside(loops, || programs.iter().map(failed_tests).collect::<Result<Vec<_>, _>>())?.concat();
@@ -59,7 +48,7 @@ pub fn run(root: &Path, options: Options) -> Result<(), String> {
     print!("{}", table(&failures, options));
     match failures.len() {
         0 => Ok(()),
-        count => Err(format!("flakes: {count} tests failed at least once")),
+        count => Err(format!("flakes: {count} tests failed at least once; the table above names them")),
     }
 }
 
@@ -73,7 +62,7 @@ fn table(failures: &Failures, options: Options) -> String {
     text
 }
 
-/// Does the work while so many threads keep cores busy.
+/// Does the work while `loops` threads keep cores busy.
 fn beside<T>(loops: usize, work: impl FnOnce() -> T) -> T {
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -90,54 +79,20 @@ fn beside<T>(loops: usize, work: impl FnOnce() -> T) -> T {
     })
 }
 
-fn build(root: &Path) -> Result<Vec<Program>, String> {
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let mut command = Command::new(cargo);
-    command.args(["test", "--workspace", "--no-run", "--locked", "--message-format=json-render-diagnostics"]);
-    let output = command.current_dir(root).stderr(std::process::Stdio::inherit()).output();
-    let output = output.map_err(|error| format!("cargo: {error}"))?;
-    if !output.status.success() {
-        return Err("flakes: the tests do not build; see above".into());
-    }
-    Ok(programs(&String::from_utf8_lossy(&output.stdout)))
-}
-
-/// The test programs among cargo's messages.
-fn programs(messages: &str) -> Vec<Program> {
-    let messages = messages.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-    let program = |message: Value| {
-        let is_test = message["reason"] == "compiler-artifact" && message["profile"]["test"] == true;
-        let manifest = Path::new(message["manifest_path"].as_str()?);
-        let folder = manifest.parent()?.to_owned();
-        Some(Program {
-            package: folder.file_name()?.to_string_lossy().into_owned(),
-            target: message["target"]["name"].as_str()?.to_owned(),
-            file: PathBuf::from(message["executable"].as_str()?),
-            folder,
-        })
-        .filter(|_| is_test)
-    };
-    messages.filter_map(program).collect()
-}
-
-/// The tests of a program that fail in one run, with its name.
-fn failed_tests(program: &Program) -> Result<Vec<String>, String> {
+/// Runs a program once and returns its failed tests, each after the name of the program.
+fn failed_tests(program: &TestProgram) -> Result<Vec<String>, String> {
     let mut command = Command::new(&program.file);
     command.current_dir(&program.folder).env("CARGO_MANIFEST_DIR", &program.folder);
     let output = command.env("CARGO_PKG_NAME", &program.package).output();
     let output = output.map_err(|error| format!("{}: {error}", program.file.display()))?;
     let name = format!("{} {}", program.package, program.target);
-    let said = String::from_utf8_lossy(&output.stdout);
-    let mut failed: Vec<String> = failed_lines(&said).map(|test| format!("{name}: {test}")).collect();
+    let printed = String::from_utf8_lossy(&output.stdout);
+    let tests = printed.lines().filter_map(|line| line.strip_prefix("test ")?.strip_suffix(" ... FAILED"));
+    let mut failed: Vec<String> = tests.map(|test| format!("{name}: {test}")).collect();
     if failed.is_empty() && !output.status.success() {
         failed.push(format!("{name}: the program ended with {}", output.status));
     }
     Ok(failed)
-}
-
-/// Names in lines of the form `test name ... FAILED`.
-fn failed_lines(said: &str) -> impl Iterator<Item = &str> {
-    said.lines().filter_map(|line| line.strip_prefix("test ")?.strip_suffix(" ... FAILED"))
 }
 
 #[cfg(test)]
@@ -145,37 +100,16 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
 
-    #[test]
-    fn test_programs_are_found_among_the_messages_of_cargo() {
-        let messages = concat!(
-            r#"{"reason":"compiler-artifact","manifest_path":"/q/device/Cargo.toml","target":{"name":"all"},"profile":{"test":true},"executable":"/t/all-1"}"#,
-            "\n",
-            r#"{"reason":"compiler-artifact","manifest_path":"/q/cli/Cargo.toml","target":{"name":"quire"},"profile":{"test":false},"executable":"/t/quire"}"#,
-            "\n",
-            r#"{"reason":"compiler-artifact","manifest_path":"/q/sched/Cargo.toml","target":{"name":"sched"},"profile":{"test":true},"executable":null}"#,
-            "\n",
-            r#"{"reason":"build-finished","success":true}"#,
-            "\n"
-        );
-        let expected = Program {
-            package: "device".into(),
-            target: "all".into(),
-            file: "/t/all-1".into(),
-            folder: "/q/device".into(),
-        };
-        assert_eq!(programs(messages), [expected]);
-    }
-
     #[cfg(unix)]
     #[test]
-    fn a_program_is_run_in_its_folder_and_its_failed_tests_are_named() {
+    fn a_program_runs_in_its_folder_and_its_failed_tests_are_named() {
         use std::os::unix::fs::PermissionsExt;
         let folder = tempfile::tempdir().unwrap();
         let script = |name: &str, text: &str| {
             let file = folder.path().join(name);
             std::fs::write(&file, format!("#!/bin/sh\n{text}\n")).unwrap();
             std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o755)).unwrap();
-            Program { package: "device".into(), target: name.into(), file, folder: folder.path().to_owned() }
+            TestProgram { package: "device".into(), target: name.into(), file, folder: folder.path().to_owned() }
         };
         let failing = script("all", "echo \"test a::b ... ok\"; echo \"test c::$CARGO_PKG_NAME ... FAILED\"; exit 101");
         assert_eq!(failed_tests(&failing).unwrap(), ["device all: c::device"]);
@@ -190,8 +124,8 @@ mod tests {
     #[test]
     fn the_table_counts_quiet_and_busy_failures() {
         let failures = Failures::from([("device all: a".into(), [0, 2])]);
-        let said = table(&failures, Options { quiet: 10, busy: 5, loops: 3 });
-        assert_eq!(said, "failed in 10 quiet runs, in 5 runs beside 3 busy loops, test\n    0     2  device all: a\n");
+        let table = table(&failures, Options { quiet: 10, busy: 5, loops: 3 });
+        assert_eq!(table, "failed in 10 quiet runs, in 5 runs beside 3 busy loops, test\n    0     2  device all: a\n");
         assert_eq!(beside(2, || 7), 7);
     }
 }

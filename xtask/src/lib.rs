@@ -1,30 +1,32 @@
-//! Every chore of the workspace, behind `cargo xtask`.
+//! The chores of the workspace, behind `cargo xtask`.
 //!
-//! - [`ci`]: all that must pass before a change lands; [`parts`]: what of it took longest; [`flakes`]: tests that fail now and then;
-//! - [`tidy`]: the rules of the house that no compiler checks;
-//! - [`doctor`]: what this machine has;
-//! - [`build_kernels`]: compiles the `.cu` sources; [`bundle`]: all of it for a GPU machine;
-//! - [`mod@bench`]: the comparison with a peer;
-//! - [`conformance`]: a suite of the API, kept elsewhere, against our server; [`page_test`]: the web page in a browser.
+//! - [`ci`]: all checks that a change must pass; [`parts`]: which of them took longest; [`flakes`]: tests that fail sometimes;
+//! - [`tidy`]: rules that no compiler checks;
+//! - [`doctor`]: what this machine has; [`docs`]: the documentation site;
+//! - [`build_kernels`]: compiles the `.cu` sources; [`bundle`]: everything that a GPU machine needs to test and measure them;
+//! - [`bench_cpu`]: the comparison with llama.cpp;
+//! - [`conformance`]: an external test suite of the API against our server.
 //!
-//! No crate depends on this one. Of the workspace it depends on `testkit` alone: it reads the files of the other crates.
+//! No crate depends on this one. Of the workspace it depends on `testkit` only: it reads the files of the other crates.
 //!
 //! ```
 //! use xtask::tidy::{File, Tree};
-//! let file = File::new("kvblock/src/pool.rs", "fn first(ids: &[u32]) -> u32 {\n    *ids.first().unwrap()\n}\n");
+//! let file = File::new("kvblock/src/pool.rs", "use std::sync::Mutex;\n");
 //! let tree = Tree { files: vec![file], packages: Vec::new() };
 //! let messages: Vec<String> = tree.findings().iter().map(ToString::to_string).collect();
-//! assert!(messages.iter().any(|message| message.starts_with("kvblock/src/pool.rs:2: .unwrap() in library code")));
+//! assert!(messages.iter().any(|message| message.starts_with("kvblock/src/pool.rs: found Mutex in kvblock")));
 //! ```
 
-pub mod bench;
+pub mod bench_cpu;
 pub mod build_kernels;
 pub mod bundle;
+pub mod cargo;
 pub mod ci;
 pub mod conformance;
+pub mod docs;
 pub mod doctor;
 pub mod flakes;
-pub mod page_test;
 pub mod parts;
+pub mod server;
 pub mod tidy;
 pub mod workspace;

@@ -1,6 +1,7 @@
-//! The integration tests of the chores, in one program.
+//! The integration tests of `xtask`, as one program.
 #![allow(clippy::unwrap_used)]
 
 mod dependencies;
 mod gpu_bundle;
+mod reports;
 mod tidy;

@@ -1,11 +1,10 @@
-//! `deny.toml` without cargo-deny: the licences and sources of every dependency, as `cargo metadata` states them.
-
-use std::process::Command;
+//! `deny.toml` without cargo-deny: the licences and sources of every dependency, from `cargo metadata`.
 
 use serde_json::Value;
 use testkit::workspace;
+use xtask::cargo;
 
-/// Whether an SPDX expression can be met with these licences. `AND` binds closer than `OR`; the older `/` is an `OR`.
+/// Returns whether an SPDX expression can be met with these licences. `AND` binds more tightly than `OR`; the older `/` means `OR`.
 fn is_met(expression: &str, allowed: &[String]) -> bool {
     let spaced = expression.replace('(', " ( ").replace(')', " ) ").replace('/', " OR ");
     // "Apache-2.0 WITH LLVM-exception" is one licence.
@@ -54,21 +53,20 @@ fn every_dependency_has_a_licence_that_deny_toml_allows_and_comes_from_an_allowe
     let root = workspace::root();
     let deny: toml::Table = std::fs::read_to_string(root.join("deny.toml")).unwrap().parse().unwrap();
     let (allowed, registries) = (strings(&deny["licenses"]["allow"]), strings(&deny["sources"]["allow-registry"]));
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let mut command = Command::new(cargo);
-    command.args(["metadata", "--format-version", "1", "--locked", "--offline"]).current_dir(root);
-    let output = command.output().unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let metadata: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let text = cargo::run(&root, &["metadata", "--format-version", "1", "--locked", "--offline"]).unwrap();
+    let metadata: Value = serde_json::from_str(&text).unwrap();
     let packages = metadata["packages"].as_array().unwrap();
     assert!(packages.len() > 100, "{} packages", packages.len());
     for package in packages.iter().filter(|package| !package["source"].is_null()) {
         let (name, licence) = (&package["name"], package["license"].as_str().unwrap_or("none stated"));
-        assert!(is_met(licence, &allowed), "{name}: {licence}; allow it in deny.toml, or do without the crate");
+        assert!(
+            is_met(licence, &allowed),
+            "{name}: found the licence {licence}, expected one of {allowed:?}; allow it in deny.toml, or remove the crate"
+        );
         let source = package["source"].as_str().unwrap();
         assert!(registries.iter().any(|url| source == format!("registry+{url}")), "{name} comes from {source}");
     }
-    // No entry is left of a crate that is gone.
+    // Every allowed licence is that of some crate.
     let named =
         |licence: &String| packages.iter().any(|package| package["license"].as_str().unwrap().contains(&licence[..]));
     assert!(allowed.iter().all(named), "{allowed:?}");

@@ -1,13 +1,14 @@
-//! `cargo xtask gpu-bundle`: its script with programs that stand in for the real ones, and, under `cargo xtask test-all`, a
-//! whole bundle that runs in another folder and an empty environment.
+//! `cargo xtask gpu-bundle`: its script with shell scripts instead of the real programs, and, under `cargo xtask test-all`, a whole
+//! bundle that runs in another folder with an empty environment.
+
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use testkit::capability::Capability;
-use testkit::{kernels, not_run};
+use testkit::{kernels, not_run, workspace};
 use xtask::bundle::{self, Version};
 
-/// A folder that is gone with the test.
+/// A folder that is deleted at the end of the test.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -27,12 +28,12 @@ impl Folder {
         folder.program("bin/engine", "echo \"test result: ok. $*\"");
         folder.program("bin/quire", quire);
         folder.program("bin/attention-kernels", conformance);
-        // Without torch, whatever this machine has.
+        // A Python without torch, whatever this machine has.
         folder.program("python3", "exit 1");
         folder
     }
 
-    /// A shell script beside the others.
+    /// Adds a shell script.
     fn program(&self, name: &str, text: &str) {
         let file = self.0.join(name);
         std::fs::create_dir_all(file.parent().unwrap()).unwrap();
@@ -47,8 +48,7 @@ impl Drop for Folder {
     }
 }
 
-/// Starts a bundle from elsewhere, with an empty environment but for where its output goes and where programs are found: in it
-/// before all others.
+/// Runs a bundle from another folder. The environment has only its output folder, and a PATH on which the bundle comes first.
 fn run(bundle: &Path, args: &[&str]) -> Output {
     let mut command = Command::new(bundle.join("run.sh"));
     let path = format!("{}:/usr/local/bin:/usr/bin:/bin", bundle.display());
@@ -78,7 +78,7 @@ fn the_script_runs_its_parts_and_ends_with_a_table() {
         "test result: ok.",
         "sanitizers                 not run",
         "weights                    not run        no python3 with torch and transformers",
-        "sweep-tiny                 not run        there are no weights",
+        "sweep-tiny                 not run        found no weights",
     ] {
         assert!(said.contains(words), "{words:?} is not in {said}");
     }
@@ -89,7 +89,7 @@ fn the_script_runs_its_parts_and_ends_with_a_table() {
     assert!(std::fs::read_to_string(bundle.0.join("kept/results.md")).unwrap().contains("## Parts"));
     let log = std::fs::read_to_string(bundle.0.join("kept/log.txt")).unwrap();
     assert!(log.contains("=== conformance\n") && log.contains("decode      cuda.paged 7 us"), "{log}");
-    assert!(std::fs::read_dir(bundle.0.join("kept")).unwrap().count() <= 8, "what a lease brings back");
+    assert!(std::fs::read_dir(bundle.0.join("kept")).unwrap().count() <= 8, "few files to copy back");
 }
 
 #[test]
@@ -107,7 +107,7 @@ fn a_part_that_fails_is_named_and_the_others_still_run() {
 }
 
 #[test]
-fn a_filter_that_fits_no_test_is_no_success() {
+fn a_filter_that_matches_no_test_is_a_failure() {
     let bundle = Folder::pretend("bundle-none", Version(2, 17), QUIRE, "echo 'test result: ok. 0 passed; 0 failed'");
     let output = run(&bundle.0, &["--only", "conformance"]);
     let said = text(&output);
@@ -116,7 +116,7 @@ fn a_filter_that_fits_no_test_is_no_success() {
 }
 
 #[test]
-fn what_the_machine_lacks_is_one_line() {
+fn a_missing_requirement_is_one_line() {
     let bundle = Folder::pretend("bundle-new", Version(9, 99), QUIRE, CONFORMANCE);
     let output = run(&bundle.0, &[]);
     let said = text(&output);
@@ -140,7 +140,7 @@ fn what_the_machine_lacks_is_one_line() {
 }
 
 #[test]
-fn a_part_that_takes_too_long_is_ended_and_the_table_still_comes_last() {
+fn a_part_that_takes_too_long_is_stopped_and_the_table_still_comes_last() {
     let bundle = Folder::pretend("bundle-slow", Version(2, 17), QUIRE, "echo 'test result: begun'; sleep 60");
     let said = text(&run(&bundle.0, &["--device", "cuda-sim", "--limit", "1"]));
     let parts = said.split_once("## Parts\n").unwrap().1;
@@ -167,37 +167,37 @@ fn a_machine_with_the_sanitizers_of_cuda_runs_them() {
 }
 
 #[test]
-fn a_library_that_the_kernels_as_host_code_lack_is_one_line() {
+fn a_missing_library_of_the_host_kernels_is_one_line() {
     let bundle = Folder::pretend("bundle-lacks", Version(2, 17), QUIRE, CONFORMANCE);
     bundle.program("ldd", "echo '  libstdc++.so.6 => not found'");
     let output = run(&bundle.0, &["--device", "cuda-sim"]);
     let said = text(&output);
     assert_eq!(output.status.code(), Some(1), "{said}");
     assert!(said.contains("--device cuda-sim: libstdc++.so.6 => not found; install libstdc++"), "{said}");
-    assert!(run(&bundle.0, &[]).status.success(), "a GPU needs none");
+    assert!(run(&bundle.0, &[]).status.success(), "a GPU does not need it");
 }
 
 #[test]
-fn parts_that_are_not_asked_for_are_named_and_none_begins_without_time() {
+fn parts_that_are_not_requested_are_listed_and_none_starts_without_time_left() {
     let bundle = Folder::pretend("bundle-only", Version(2, 17), QUIRE, CONFORMANCE);
     let said = text(&run(&bundle.0, &["--only", "kernels,engine-bits"]));
-    for (part, how) in [("kernels", "ok"), ("engine-bits", "ok"), ("conformance", "not run        not asked for")] {
+    for (part, how) in [("kernels", "ok"), ("engine-bits", "ok"), ("conformance", "not run        not requested")] {
         assert!(said.contains(&format!("{part:<26} {how}")), "{said}");
     }
     let script = bundle.0.join("run.sh");
     let text_of = std::fs::read_to_string(&script).unwrap();
     std::fs::write(&script, text_of.replace("\nend=535\n", "\nend=0\n")).unwrap();
     let said = text(&run(&bundle.0, &[]));
-    assert!(said.contains(&format!("{:<26} not run        no time was left", "roofline")), "{said}");
+    assert!(said.contains(&format!("{:<26} not run        no time left", "roofline")), "{said}");
 }
 
 #[test]
-fn the_table_names_the_shapes_that_a_sweep_did_not_come_to() {
+fn the_table_names_the_shapes_that_a_sweep_did_not_measure() {
     let bundle = Folder::new("bundle-table");
     let work = |name: &str, text: &str| std::fs::write(bundle.0.join(name), text).unwrap();
     work("table.py", include_str!("../src/bundle/table.py"));
     work("sweep-1b.planned", "--batch-size 1,8 --context 512 --prefill 2048 --steps 32");
-    // The second line was cut off with its process.
+    // The second line was cut off when its process was stopped.
     work(
         "sweep-1b.jsonl",
         "{\"kind\":\"decode\",\"batch\":1,\"tokens\":512,\"steps\":2,\"seconds\":0.004,\"tokens_per_second\":500,\
@@ -218,11 +218,19 @@ fn the_table_names_the_shapes_that_a_sweep_did_not_come_to() {
     let said = text(&output);
     for row in [
         "| 1b | 1 | 512 | 500.0 | 2.000 | 0.500 | 4.00 × |",
-        "| 1b | 8 | 512 | not run: its part did not come to it |",
-        "| 1b | 2048 | not run: its part did not come to it |",
+        "| 1b | 8 | 512 | not run: the time limit of its part |",
+        "| 1b | 2048 | not run: the time limit of its part |",
     ] {
         assert!(output.status.success() && said.contains(row), "{row:?} is not in {said}");
     }
+}
+
+#[test]
+fn the_newest_named_version_of_the_c_library_counts() {
+    assert_eq!(bundle::newest(b"..GLIBC_2.4\0GLIBC_2.2.5\0GLIBC_2.34\0GLIBC_PRIVATE\0GLIBC_2.9\0"), Version(2, 34));
+    assert_eq!(bundle::newest(b"nothing GLIBC_"), Version(0, 0));
+    assert!(Version(2, 9) < Version(2, 34));
+    assert_eq!(Version(2, 34).to_string(), "2.34");
 }
 
 #[test]
@@ -238,18 +246,19 @@ fn a_bundle_that_is_too_large_names_its_largest_files() {
 }
 
 #[test]
-fn a_whole_bundle_proves_the_kernels_without_a_card_and_says_that_there_is_no_driver() {
+fn a_whole_bundle_tests_the_kernels_without_a_gpu_and_reports_a_missing_driver() {
     if !testkit::everything() {
         return not_run::report(Capability::TestAll, "a bundle takes minutes to build");
     }
-    let made = match bundle::default(kernels::cores()) {
+    let options = bundle::Options { architectures: Vec::new(), fetch: false, jobs: kernels::cores() };
+    let made = match bundle::run(&workspace::root(), &options) {
         Ok(made) => made,
         Err(missing) if missing.starts_with("found no nvcc") => return not_run::report(Capability::Nvcc, &missing),
         Err(missing) if missing.starts_with("found no C++") => return not_run::report(Capability::Cxx, &missing),
         Err(problem) => panic!("{problem}"),
     };
     assert!(bundle::check_size(&made, bundle::MOST_BYTES).unwrap() > 1 << 20);
-    // Nothing of it points back to where it was made.
+    // Nothing in it may refer to the folder where it was made.
     let elsewhere = Folder::new("bundle-whole");
     let copied = Command::new("cp").arg("-r").arg(&made).arg(elsewhere.0.join("b")).status().unwrap();
     assert!(copied.success());
@@ -267,7 +276,7 @@ fn a_whole_bundle_proves_the_kernels_without_a_card_and_says_that_there_is_no_dr
     ] {
         assert!(said.contains(words), "{words:?} is not in {said}");
     }
-    // With a card this is another machine's test.
+    // On a machine with a GPU the whole run must succeed.
     let output = run(&bundle, &["--short"]);
     let said = text(&output);
     assert!(output.status.success() || said.contains("--device cuda: found no NVIDIA driver (libcuda.so.1)"), "{said}");

@@ -94,7 +94,7 @@ impl Copy {
 
 /// The message of an error, which must be one line that names the file and each of `parts`.
 pub fn message<T>(result: Result<T, LoadError>, parts: &[&str]) -> String {
-    let message = result.err().expect("an error").to_string();
+    let message = result.err().unwrap().to_string();
     assert!(!message.contains('\n') && !message.is_empty(), "not one line: {message:?}");
     for part in parts {
         assert!(message.contains(part), "{message:?} does not say {part:?}");

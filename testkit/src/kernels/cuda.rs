@@ -1,8 +1,8 @@
-//! Fat binaries: every source compiled for every architecture, all in one file of the crate.
+//! Fat binaries: every source compiled for every architecture, in one file per crate.
 //!
-//! `<crate>.fatbin` holds the fat binary of each unit, one after the other, as a linker lays them into the section
-//! `.nv_fatbin`; each begins with a header that has its size, and is a module of its own to the driver.
-//! `<crate>.kernels.tsv` says where the module of a kernel is, so that only what is launched need be loaded:
+//! `<crate>.fatbin` holds the fat binaries of all units, one after the other, as a linker puts them into the section `.nv_fatbin`.
+//! Each begins with a header that has its size, and is a separate module for the driver. `<crate>.kernels.tsv` lists the module of
+//! each kernel, so that only the modules of launched kernels are loaded:
 //!
 //! ```text
 //! kernel <tab> offset in bytes <tab> length in bytes
@@ -14,12 +14,13 @@ use super::compile::{Compile, run_all};
 use super::manifest::Manifest;
 use super::resources::{self, Kernel};
 use super::toolkit::Toolkit;
+use crate::at;
 
-/// What a release is compiled for. A GPU runs code for its own major version up to its own minor one; 90a is Hopper with
-/// the instructions that only Hopper has. For any other there is PTX of the oldest, which the driver compiles.
+/// Architectures of a release. A GPU runs code for its own major version up to its own minor version; 90a is Hopper with the
+/// instructions that only Hopper has. For all others there is PTX of the oldest, which the driver compiles.
 pub const ARCHITECTURES: &[&str] = &["80", "86", "89", "90a", "100", "120"];
-/// The one that `--check` takes: what compiles for the oldest uses nothing that only a newer one has.
-/// A source that names architectures of its own is compiled for those.
+/// Architectures of `--check`: code that compiles for the oldest uses nothing that only a newer one has. A source that names its own
+/// architectures is compiled for those.
 pub const CHECKED: &[&str] = &["80"];
 /// PTX of the oldest runs on every later one.
 const PTX: &str = "80";
@@ -29,9 +30,9 @@ const FLAGS: &[&str] = &[
     "-O3",
     "-fatbin",
     "--expt-relaxed-constexpr",
-    // A third of the default's size; any driver that runs this code unpacks it.
+    // A third of the default size. Every driver that runs this code can decompress it.
     "--compress-mode=size",
-    // What each kernel needs, for the table and the limits.
+    // Prints the resources of each kernel, for the table and the limits.
     "-Xptxas",
     "-v",
 ];
@@ -48,7 +49,7 @@ pub struct Built {
 /// Compiles all units of a manifest.
 ///
 /// # Errors
-/// What the compiler said, or two kernels of one name.
+/// The messages of the compiler, or two kernels with the same name.
 pub fn build(
     root: &Path,
     manifest: &Manifest,
@@ -57,13 +58,14 @@ pub fn build(
     jobs: usize,
 ) -> Result<Built, String> {
     let _lock = super::lock(root)?;
-    // Of different architectures there are different outputs: a check does not throw away what a release has built.
+    // Each set of architectures has its own outputs, so a check does not delete those of a release.
     let folder = super::folder(root).join("cache").join(format!("{}.{}", manifest.name, architectures.join("-")));
     let include = std::iter::once(root.join("device/simt/include")).chain(manifest.include.iter().cloned());
     let mut common: Vec<String> = FLAGS.iter().map(ToString::to_string).collect();
     common.extend(include.map(|path| format!("-I{}", path.display())));
     let code = |name: &str| format!("-gencode=arch=compute_{name},code=sm_{name}");
     let compile = |unit: &super::manifest::Unit| Compile {
+        action: "compile",
         program: toolkit.nvcc.clone(),
         version: toolkit.version.clone(),
         args: match unit.architectures.as_slice() {
@@ -77,7 +79,7 @@ pub fn build(
         .chain(common.iter().cloned())
         .chain(unit.macros.iter().map(|name| format!("-D{name}")))
         .collect(),
-        source: unit.source.clone(),
+        inputs: vec![unit.source.clone()],
         output: folder.join(format!("{}.fatbin", unit.name)),
     };
     let compiles: Vec<Compile> = manifest.units.iter().map(compile).collect();
@@ -87,7 +89,7 @@ pub fn build(
     for (index, kernel) in kernels.iter().enumerate() {
         if let Some(other) = kernels[..index].iter().find(|other| other.name == kernel.name) {
             return Err(format!(
-                "{} and {} both define a kernel {}; a name may stand once in a crate",
+                "found a kernel {2} in {0} and in {1}, expected unique names in a crate; rename one",
                 other.unit, kernel.unit, kernel.name
             ));
         }
@@ -95,15 +97,15 @@ pub fn build(
     Ok(Built { kernels, outputs: compiles.into_iter().map(|compile| compile.output).collect() })
 }
 
-/// Writes the fat binary of a crate and the list of its kernels into a folder, and returns where the former is.
+/// Writes the fat binary of a crate and the list of its kernels into a folder, and returns the path of the binary.
 ///
 /// # Errors
-/// A file that could not be read or written.
+/// A file that cannot be read or written.
 pub fn write(root: &Path, folder: &Path, manifest: &Manifest, built: &Built) -> Result<PathBuf, String> {
     let _lock = super::lock(root)?;
     let (mut binary, mut index) = (Vec::new(), String::new());
     for (unit, output) in manifest.units.iter().zip(&built.outputs) {
-        let module = std::fs::read(output).map_err(|error| format!("{}: {error}", output.display()))?;
+        let module = std::fs::read(output).map_err(at(output))?;
         // The header's fields are 8 bytes wide.
         binary.resize(binary.len().next_multiple_of(8), 0);
         for kernel in built.kernels.iter().filter(|kernel| kernel.unit == unit.name) {
@@ -113,7 +115,7 @@ pub fn write(root: &Path, folder: &Path, manifest: &Manifest, built: &Built) -> 
     }
     for (extension, contents) in [("kernels.tsv", index.as_bytes()), ("fatbin", binary.as_slice())] {
         let file = folder.join(format!("{}.{extension}", manifest.name));
-        std::fs::write(&file, contents).map_err(|error| format!("{}: {error}", file.display()))?;
+        std::fs::write(&file, contents).map_err(at(&file))?;
     }
     Ok(folder.join(format!("{}.fatbin", manifest.name)))
 }

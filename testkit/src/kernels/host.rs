@@ -1,11 +1,11 @@
-//! The host library: the same sources as C++, with the SIMT shim of `device/simt/` in the place of the CUDA headers.
+//! The host library: the same sources compiled as C++, with the SIMT shim of `device/simt/` instead of the CUDA headers.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 
-use super::compile::{Compile, fingerprint, run_all};
+use super::compile::{Compile, run_all};
 use super::manifest::Manifest;
 use super::toolkit::on_path;
 use crate::capability::Capability;
@@ -14,7 +14,7 @@ use crate::not_run;
 const SHIM: &str = "device/simt";
 const RUNTIME: [&str; 7] = ["fiber", "arena", "block", "meet", "async", "launch", "library"];
 
-/// Each with its reason.
+/// Flags of the C++ compiler.
 const FLAGS: &[&str] = &[
     "-std=c++17",
     "-O2",
@@ -24,12 +24,12 @@ const FLAGS: &[&str] = &[
     "-fno-strict-aliasing",
     // No sum is fused that the source does not fuse: the same bits on every host.
     "-ffp-contract=off",
-    // Two libraries in one process keep their kernels and their runtime apart.
+    // Each library in a process has its own kernels and its own runtime.
     "-fvisibility=hidden",
-    // `#pragma unroll`.
+    // For `#pragma unroll`.
     "-Wno-unknown-pragmas",
 ];
-/// `extern __shared__` is a thread_local that needs no initialisation. clang does without the flag.
+/// `extern __shared__` becomes a thread_local that needs no initialisation. clang does not need the flag.
 const GCC_FLAG: &str = "-fno-extern-tls-init";
 
 /// A C++ compiler.
@@ -40,28 +40,32 @@ pub struct Compiler {
 }
 
 impl Compiler {
-    /// Whether it is clang, under whatever name.
+    /// Returns whether the compiler is clang, whatever its name is.
     pub fn is_clang(&self) -> bool {
         self.version.contains("clang")
     }
+
+    fn step(&self, action: &'static str, args: Vec<String>, inputs: Vec<PathBuf>, output: PathBuf) -> Compile {
+        Compile { action, program: self.program.clone(), version: self.version.clone(), args, inputs, output }
+    }
 }
 
-/// What to look for while the kernels run. A build with a sanitizer is a program of its own ([`replay`]): the
-/// sanitizer must be there from the first instruction of a process.
+/// A sanitizer to build with. Such a build is a program ([`replay`]), because a sanitizer must be active from the first instruction
+/// of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sanitizer {
-    /// Nothing.
+    /// No sanitizer.
     None,
-    /// The address sanitizer and two checks of the undefined behaviour sanitizer, in one build: accesses out of bounds,
-    /// indices outside of arrays of known length, and misaligned loads and stores (of vector types with g++ only: clang does not
-    /// check copies of a structure).
+    /// The address sanitizer and two checks of the undefined behaviour sanitizer, in one build: accesses out of bounds, indices
+    /// outside of arrays of known length, and misaligned loads and stores (of vector types with g++ only: clang does not check copies
+    /// of a structure).
     Memory,
-    /// The thread sanitizer: accesses of two threads that nothing orders, as after a missing barrier.
+    /// The thread sanitizer: unordered accesses of two threads, for example after a missing barrier.
     Thread,
 }
 
 impl Sanitizer {
-    /// As it stands in file names and messages.
+    /// Returns the name in paths and messages.
     pub fn name(self) -> &'static str {
         match self {
             Sanitizer::None => "none",
@@ -70,7 +74,7 @@ impl Sanitizer {
         }
     }
 
-    /// What a machine lacks on which [`replay`] does not link.
+    /// Returns what a machine lacks if [`replay`] does not link there.
     pub fn capability(self) -> Capability {
         match self {
             Sanitizer::None => Capability::Cxx,
@@ -79,17 +83,17 @@ impl Sanitizer {
         }
     }
 
-    /// For the code under examination.
+    /// Flags for the code under test.
     fn flags(self) -> &'static [&'static str] {
         match self {
             Sanitizer::None => &[],
-            // The last level counts; this one takes half the time to compile with checks.
+            // The last -O counts. With checks, -O1 takes half the time to compile.
             Sanitizer::Memory => &["-O1", "-fsanitize=address,alignment,bounds", "-fno-sanitize-recover=all", "-g1"],
             Sanitizer::Thread => &["-fsanitize=thread", "-g1"],
         }
     }
 
-    /// For the runtime of the shim, which only tells the sanitizer of its fibers.
+    /// Flags for the runtime of the shim, which only announces its fibers to the sanitizer.
     fn runtime_flags(self) -> &'static [&'static str] {
         match self {
             Sanitizer::None => &[],
@@ -99,7 +103,7 @@ impl Sanitizer {
     }
 }
 
-/// The compiler that `CXX` names, else the first of g++, c++ and clang++ on PATH.
+/// Returns the compiler that `CXX` names, or else the first of g++, c++ and clang++ on PATH.
 ///
 /// # Errors
 /// There is none, or it does not start.
@@ -113,7 +117,7 @@ pub fn compiler() -> Result<Compiler, String> {
     Ok(Compiler { version: String::from_utf8_lossy(&output.stdout).into_owned(), program })
 }
 
-/// Whether the compiler has a sanitizer and its library: builds and runs an empty program.
+/// Returns whether the compiler has a sanitizer and its library, by building and running an empty program.
 pub fn has(sanitizer: Sanitizer) -> bool {
     let Ok(compiler) = compiler() else { return false };
     let program = std::env::temp_dir().join(format!("quire-{}-{}", sanitizer.name(), std::process::id()));
@@ -132,7 +136,7 @@ pub fn has(sanitizer: Sanitizer) -> bool {
     runs
 }
 
-/// For tests: the program of [`replay`]. `None`, and a report, where the compiler lacks the sanitizer's library.
+/// Returns the program of [`replay`] for tests, or reports that the sanitizer's library is missing and returns `None`.
 ///
 /// # Panics
 /// If something does not compile: the sources are those under test.
@@ -149,10 +153,10 @@ pub fn replay_for_tests(manifest: &Manifest, compiler: &Compiler, sanitizer: San
     }
 }
 
-/// Builds `libquire_sim_<crate>.so` and returns where it is. With a sanitizer it lies in a folder of that name.
+/// Builds `libquire_sim_<crate>.so` and returns its path. With a sanitizer it is in a folder of that name.
 ///
 /// # Errors
-/// What the compiler or the linker said.
+/// The messages of the compiler or the linker.
 pub fn library(
     root: &Path,
     manifest: &Manifest,
@@ -167,12 +171,9 @@ pub fn library(
     let mut common = words(FLAGS);
     common.extend((!compiler.is_clang()).then(|| GCC_FLAG.to_owned()));
     common.extend(include.map(|path| format!("-I{}", path.display())));
-    let compile = |source: PathBuf, name: String, more: Vec<String>| Compile {
-        program: compiler.program.clone(),
-        version: compiler.version.clone(),
-        args: [common.clone(), more, words(&["-x", "c++", "-c"])].concat(),
-        source,
-        output: cache.join(format!("{name}.o")),
+    let compile = |source: PathBuf, name: String, more: Vec<String>| {
+        let args = [common.clone(), more, words(&["-x", "c++", "-c"])].concat();
+        compiler.step("compile", args, vec![source], cache.join(format!("{name}.o")))
     };
     let mut compiles: Vec<Compile> = Vec::new();
     for unit in &manifest.units {
@@ -189,20 +190,20 @@ pub fn library(
         other => super::folder(root).join(other.name()),
     };
     let output = folder.join(format!("libquire_sim_{}.so", manifest.name));
-    let objects: Vec<PathBuf> = compiles.into_iter().map(|compile| compile.output).collect();
+    let objects = compiles.into_iter().map(|compile| compile.output).collect();
     let args = [words(sanitizer.flags()), words(&["-shared"])].concat();
-    link(compiler, &args, &objects, &output)?;
+    compiler.step("link", args, objects, output.clone()).run()?;
     Ok(output)
 }
 
-/// For tests: the device that runs the kernels' launches. `cuda` where `QUIRE_TEST_DEVICE` says so, else `cuda-sim`.
+/// Returns the device that runs the kernels of tests: `cuda` if `QUIRE_TEST_DEVICE` says so, else `cuda-sim`.
 pub fn device_for_tests() -> &'static str {
     if std::env::var_os("QUIRE_TEST_DEVICE").is_some_and(|name| name == "cuda") { "cuda" } else { "cuda-sim" }
 }
 
-/// For tests: the folder of the kernels for [`device_for_tests`]: in a bundle its own, for `cuda` what `cargo xtask build-kernels`
-/// wrote, else the host library of every crate of the workspace, built from the sources as they are. `None` without a
-/// compiler, which is reported as a test that did not run.
+/// Returns the folder of the kernels for [`device_for_tests`]. In a bundle this is its own folder, for `cuda` the one that
+/// `cargo xtask build-kernels` writes, and for `cuda-sim` that of the host libraries of all crates, which are built from the current
+/// sources. Without a compiler, reports a test that did not run and returns `None`.
 ///
 /// # Panics
 /// If something does not compile: the sources are those under test.
@@ -227,10 +228,10 @@ pub fn folder_for_tests() -> Option<PathBuf> {
     built.as_ref().map_err(|missing| not_run::report(Capability::Cxx, missing)).ok().cloned()
 }
 
-/// Builds the program that runs launches from files (`device/simt/replay.cpp`) over a library of [`library`].
+/// Builds the program that runs launches from files (`device/simt/replay.cpp`) with a library of [`library`].
 ///
 /// # Errors
-/// What the compiler or the linker said: for one, that the sanitizer's library is not installed.
+/// The messages of the compiler or the linker, for example that the sanitizer's library is not installed.
 pub fn replay(
     root: &Path,
     manifest: &Manifest,
@@ -247,28 +248,8 @@ pub fn replay(
         words(&["-std=c++17", "-O1", "-Wl,-rpath,$ORIGIN"]),
         vec![format!("-I{}", shim.join("include").display())],
     ];
-    link(compiler, &args.concat(), &[shim.join("replay.cpp"), library], &output)?;
+    compiler.step("link", args.concat(), vec![shim.join("replay.cpp"), library], output.clone()).run()?;
     Ok(output)
-}
-
-/// Links, if the output is not what these inputs gave the last time.
-fn link(compiler: &Compiler, args: &[String], inputs: &[PathBuf], output: &Path) -> Result<(), String> {
-    let record = output.with_extension("record");
-    let hash = fingerprint(&compiler.version, args, inputs.iter().map(PathBuf::as_path));
-    if output.is_file() && std::fs::read_to_string(&record).is_ok_and(|found| found == hash) {
-        return Ok(());
-    }
-    let failed = |error: std::io::Error| format!("{}: {error}", output.display());
-    std::fs::create_dir_all(output.parent().unwrap_or(Path::new("."))).map_err(failed)?;
-    // Beside it first: a program that has the old library open keeps it.
-    let unfinished = output.with_extension("new");
-    let mut command = Command::new(&compiler.program);
-    let linked = command.args(args).args(inputs).arg("-o").arg(&unfinished).output().map_err(failed)?;
-    if !linked.status.success() {
-        let said = String::from_utf8_lossy(&linked.stderr);
-        return Err(format!("{} did not link {}:\n{said}", compiler.program.display(), output.display()));
-    }
-    std::fs::rename(&unfinished, output).and_then(|()| std::fs::write(&record, hash)).map_err(failed)
 }
 
 fn words(words: &[&str]) -> Vec<String> {

@@ -1,12 +1,12 @@
-//! `cargo xtask build-kernels`: the `.cu` sources of the workspace become files that the engine opens at run time.
+//! Compiles the `.cu` sources of the workspace into files that the engine opens at run time.
 //!
 //! Every crate with a `csrc/kernels.toml` ([`manifest`]) gets, under `target/kernels/`,
 //!
 //! - `<crate>.fatbin` and `<crate>.kernels.tsv` from nvcc ([`cuda`]), or
-//! - `libquire_sim_<crate>.so` from the host's C++ compiler and the SIMT shim ([`host`]), with `--sim`.
+//! - `libquire_sim_<crate>.so` from the C++ compiler of the host and the SIMT shim ([`host`]).
 //!
-//! Compiled pieces are kept under `target/kernels/cache/` and compiled again only when something that they were made of
-//! has changed ([`compile`]). Tests build the host library through this module too, so there is one way to build it.
+//! Compiled pieces are kept under `target/kernels/cache/`, and compiled again only if something that they were made from has changed
+//! ([`compile`]). `cargo xtask build-kernels` and the tests both build through this module.
 
 pub mod compile;
 pub mod cuda;
@@ -16,52 +16,52 @@ pub mod resources;
 pub mod toolkit;
 
 use std::fs::File;
+use std::io;
 use std::path::{Path, PathBuf};
 
+use crate::at;
 use manifest::Manifest;
 
-/// As many jobs as this machine runs at once.
+/// Returns the number of jobs that this machine runs at once.
 pub fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// Manifests of the workspace, sorted by crate.
+/// Returns the manifests of the workspace, sorted by crate.
 ///
 /// # Errors
 /// A manifest that cannot be read, with the line that is wrong.
 pub fn manifests(root: &Path) -> Result<Vec<Manifest>, String> {
-    let entries = std::fs::read_dir(root).map_err(|error| format!("{}: {error}", root.display()))?;
+    let entries = std::fs::read_dir(root).map_err(at(root))?;
     let mut folders: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
     folders.sort();
     let files = folders.iter().map(|folder| (folder, folder.join("csrc/kernels.toml")));
-    let found = files.filter(|(_, file)| file.is_file());
-    found.map(|(folder, file)| Manifest::load(&file, &library_name(folder))).collect()
+    let load = |(folder, file): (&PathBuf, PathBuf)| {
+        // As in file names: `attention_kernels`.
+        let name = folder.file_name().unwrap_or_default().to_string_lossy().replace('-', "_");
+        Manifest::load(&file, &name)
+    };
+    files.filter(|(_, file)| file.is_file()).map(load).collect()
 }
 
-/// The name of a crate's folder as it stands in file names: `attention_kernels`.
-fn library_name(folder: &Path) -> String {
-    folder.file_name().unwrap_or_default().to_string_lossy().replace('-', "_")
-}
-
-/// Where the files go: `target/kernels`, under `CARGO_TARGET_DIR` if that is set.
+/// Returns the folder of compiled kernels: `target/kernels`, or under `CARGO_TARGET_DIR` if that is set.
 pub fn folder(root: &Path) -> PathBuf {
     target(root).join("kernels")
 }
 
-/// The folder of what cargo makes: `target`, or what `CARGO_TARGET_DIR` says.
+/// Returns cargo's target folder: `target`, or `CARGO_TARGET_DIR`.
 pub fn target(root: &Path) -> PathBuf {
     std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), |folder| root.join(folder))
 }
 
-/// Held while files under [`folder`] are made: tests of several programs may want the same library at once.
+/// Locks [`folder`] for writing: tests of several programs may build the same library at once.
 fn lock(root: &Path) -> Result<File, String> {
     let folder = folder(root);
-    let file = folder.join("lock");
-    let open = || {
+    let open = || -> io::Result<File> {
         std::fs::create_dir_all(&folder)?;
-        let opened = File::create(&file)?;
+        let opened = File::create(folder.join("lock"))?;
         opened.lock()?;
         Ok(opened)
     };
-    open().map_err(|error: std::io::Error| format!("{}: {error}", file.display()))
+    open().map_err(at(&folder))
 }

@@ -1,13 +1,14 @@
-//! Where nvcc is, and how it comes to be there.
+//! Finds nvcc, or installs it.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::target;
+use crate::at;
 
-/// The least version that knows every architecture of [`super::cuda::ARCHITECTURES`].
+/// The oldest version that knows every architecture of [`super::cuda::ARCHITECTURES`].
 const OLDEST: (u32, u32) = (12, 8);
-/// The pinned wheels of the compiler, for `pip install -r`; they hold no run-time library but the small one.
+/// The pinned wheels of the compiler, for `pip install -r`; of the run-time libraries they have only the small one.
 const REQUIREMENTS: &str = "testkit/requirements-cuda.txt";
 
 /// A CUDA compiler that is new enough.
@@ -15,14 +16,14 @@ const REQUIREMENTS: &str = "testkit/requirements-cuda.txt";
 pub struct Toolkit {
     /// The program.
     pub nvcc: PathBuf,
-    /// The text of `nvcc --version`.
+    /// The output of `nvcc --version`.
     pub version: String,
 }
 
-/// The first of: nvcc on PATH, under `CUDA_HOME`, fetched before; else fetched now, if that is wished.
+/// Returns the first of: nvcc on PATH, under `CUDA_HOME`, installed by an earlier call, and, with `fetch`, installed now.
 ///
 /// # Errors
-/// There is none (and how to get one), it is too old, or the fetch failed.
+/// There is none, it is too old, or it cannot be installed.
 pub fn find(root: &Path, fetch: bool) -> Result<Toolkit, String> {
     let fetched = target(root).join("cuda-toolkit");
     let program = fetched.join("nvidia/cu13/bin/nvcc");
@@ -31,7 +32,7 @@ pub fn find(root: &Path, fetch: bool) -> Result<Toolkit, String> {
     }
     if !fetch {
         return Err(
-            "found no nvcc on PATH, under CUDA_HOME or fetched; install CUDA 12.8 or newer, or let `cargo xtask build-kernels --fetch` download the pinned compiler (100 MB) with pip"
+            "found no nvcc on PATH, under CUDA_HOME or in target/cuda-toolkit; install CUDA 12.8 or newer, or download the pinned compiler (100 MB) with `cargo xtask build-kernels --fetch`"
                 .into(),
         );
     }
@@ -39,37 +40,35 @@ pub fn find(root: &Path, fetch: bool) -> Result<Toolkit, String> {
     examine(program)
 }
 
-/// nvcc on PATH, else under `CUDA_HOME`.
+/// Returns nvcc on PATH, or else under `CUDA_HOME`.
 pub fn installed() -> Option<PathBuf> {
     let home = std::env::var_os("CUDA_HOME").map(|home| PathBuf::from(home).join("bin"));
     on_path("nvcc").or_else(|| home.map(|folder| folder.join("nvcc")).filter(|file| file.is_file()))
 }
 
-/// A program on PATH.
+/// Returns the path of a program on PATH.
 pub fn on_path(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path).map(|folder| folder.join(program)).find(|file| file.is_file())
 }
 
 fn examine(nvcc: PathBuf) -> Result<Toolkit, String> {
-    let output = Command::new(&nvcc).arg("--version").output();
-    let output = output.map_err(|error| format!("{}: {error}", nvcc.display()))?;
+    let output = Command::new(&nvcc).arg("--version").output().map_err(at(&nvcc))?;
     let version = String::from_utf8_lossy(&output.stdout).into_owned();
+    let name = nvcc.display();
     match release(&version) {
-        None => Err(format!("{} --version names no release; it printed {version:?}", nvcc.display())),
+        None => Err(format!(
+            "{name} --version: found {version:?}, expected `release` and a number; install CUDA 12.8 or newer"
+        )),
         Some(found) if found < OLDEST => Err(format!(
-            "{} is CUDA {}.{}; sm_100 and sm_120 need {}.{} or newer: update it, or take it off PATH and CUDA_HOME and pass --fetch",
-            nvcc.display(),
-            found.0,
-            found.1,
-            OLDEST.0,
-            OLDEST.1
+            "{name}: found CUDA {}.{}, expected {}.{} or newer for sm_100 and sm_120; update it, or remove it from PATH and CUDA_HOME and pass --fetch",
+            found.0, found.1, OLDEST.0, OLDEST.1
         )),
         Some(_) => Ok(Toolkit { nvcc, version }),
     }
 }
 
-/// The two numbers behind `release`.
+/// Returns the two numbers after `release`.
 fn release(version: &str) -> Option<(u32, u32)> {
     let number = version.split_once("release ")?.1.split([',', ' ', '\n']).next()?;
     let (major, minor) = number.split_once('.')?;
@@ -78,10 +77,8 @@ fn release(version: &str) -> Option<(u32, u32)> {
 
 fn install(root: &Path, target: &Path) -> Result<(), String> {
     let pips: [&[&str]; 3] = [&["pip"], &["pip3"], &["python3", "-m", "pip"]];
-    let pip = pips
-        .into_iter()
-        .find(|pip| on_path(pip[0]).is_some())
-        .ok_or("--fetch needs pip, and there is none on PATH; install python3-pip")?;
+    let pip = pips.into_iter().find(|pip| on_path(pip[0]).is_some());
+    let pip = pip.ok_or("--fetch: found no pip on PATH; install python3-pip")?;
     println!("xtask: {} installs {REQUIREMENTS} into {}", pip.join(" "), target.display());
     let status = Command::new(pip[0])
         .args(&pip[1..])
@@ -92,20 +89,20 @@ fn install(root: &Path, target: &Path) -> Result<(), String> {
         .status();
     match status {
         Ok(status) if status.success() => Ok(()),
-        Ok(status) => Err(format!("--fetch: pip ended with {status}; see what it printed above")),
+        Ok(status) => Err(format!("--fetch: pip ended with {status}; its messages are above")),
         Err(error) => Err(format!("--fetch: {}: {error}", pip[0])),
     }
 }
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
     use super::*;
-
-    const NEW: &str = "nvcc: NVIDIA (R) Cuda compiler driver\nCuda compilation tools, release 13.0, V13.0.88\n";
 
     #[test]
     fn a_release_is_two_numbers() {
-        assert_eq!(release(NEW), Some((13, 0)));
+        let text = "nvcc: NVIDIA (R) Cuda compiler driver\nCuda compilation tools, release 13.0, V13.0.88\n";
+        assert_eq!(release(text), Some((13, 0)));
         assert_eq!(release("gcc 12"), None);
     }
 
@@ -113,12 +110,12 @@ mod tests {
     #[test]
     fn a_compiler_that_is_too_old_is_one_clear_line() {
         use std::os::unix::fs::PermissionsExt;
-        let program = std::env::temp_dir().join(format!("quire-nvcc-{}", std::process::id()));
+        let folder = tempfile::tempdir().unwrap();
+        let program = folder.path().join("nvcc");
         std::fs::write(&program, "#!/bin/sh\necho 'Cuda compilation tools, release 11.8, V11.8.89'\n").unwrap();
         std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
-        let problem = examine(program.clone()).unwrap_err();
-        std::fs::remove_file(&program).unwrap();
-        assert!(problem.contains("is CUDA 11.8; sm_100 and sm_120 need 12.8 or newer"), "{problem}");
+        let problem = examine(program).unwrap_err();
+        assert!(problem.contains("found CUDA 11.8, expected 12.8 or newer for sm_100 and sm_120"), "{problem}");
         assert!(!problem.contains('\n'), "{problem}");
     }
 }

@@ -2,8 +2,8 @@
 //! GGUF files of the same weights.
 
 mod files;
-mod gguf;
+pub mod gguf;
 mod shape;
 
 pub use files::{write, write_head};
-pub use shape::Shape;
+pub use shape::{Shape, Tensor};

@@ -1,36 +1,37 @@
-//! The shapes that are measured, their tensors and their settings.
+//! Shapes of models: their tensors, settings and vocabularies.
 
+use half::bf16;
 use serde_json::{Value, json};
 
 /// A model without weights.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
-    /// As on the command line.
+    /// Name on the command line.
     pub name: &'static str,
-    /// `model_type` of `config.json`, and the architecture in GGUF.
+    /// `model_type` in `config.json`, and the architecture in GGUF.
     pub family: &'static str,
     architecture: &'static str,
-    /// Sizes, as `config.json` has them.
+    /// Elements of a hidden state.
     pub hidden: usize,
-    /// Of the feed-forward part.
+    /// Elements of the feed-forward layer.
     pub ffn: usize,
-    /// Decoder layers.
+    /// Number of decoder layers.
     pub layers: usize,
-    /// Query heads.
+    /// Number of query heads.
     pub heads: usize,
-    /// Heads of keys and values.
+    /// Number of key/value heads.
     pub kv_heads: usize,
-    /// Tokens.
+    /// Number of tokens in the vocabulary.
     pub vocab: usize,
-    /// Longest context.
+    /// Longest context in tokens.
     pub context: usize,
     /// Base of the rotary embedding.
     pub rope_theta: f64,
-    /// Of the norms.
+    /// Epsilon of the norms.
     pub eps: f64,
-    /// Queries, keys and values have biases.
+    /// Whether queries, keys and values have biases.
     pub qkv_bias: bool,
-    /// The embedding is the output layer too.
+    /// Whether the embedding is also the output layer.
     pub tied: bool,
 }
 
@@ -38,8 +39,6 @@ const SHAPES: [Shape; 5] = [
     // SmolLM2-135M.
     Shape {
         name: "m135",
-        family: "llama",
-        architecture: "LlamaForCausalLM",
         hidden: 576,
         ffn: 1536,
         layers: 30,
@@ -48,9 +47,7 @@ const SHAPES: [Shape; 5] = [
         vocab: 49152,
         context: 8192,
         rope_theta: 100_000.0,
-        eps: 1e-5,
-        qkv_bias: false,
-        tied: true,
+        ..LLAMA_1B
     },
     // Qwen2.5-0.5B.
     Shape {
@@ -70,8 +67,9 @@ const SHAPES: [Shape; 5] = [
         tied: true,
     },
     LLAMA_1B,
-    LLAMA_8B,
-    // Some thousand weights, for what only has to run.
+    // Llama 3 8B, with a longer context than it was trained for.
+    Shape { name: "8b", hidden: 4096, ffn: 14336, layers: 32, tied: false, ..LLAMA_1B },
+    // Some thousand weights, for tests and for checks that a program runs.
     Shape {
         name: "tiny",
         hidden: 128,
@@ -103,40 +101,78 @@ const LLAMA_1B: Shape = Shape {
     tied: true,
 };
 
-/// Llama 3 8B, for longer contexts than it was trained with.
-const LLAMA_8B: Shape = Shape { name: "8b", hidden: 4096, ffn: 14336, layers: 32, tied: false, ..LLAMA_1B };
+/// Standard deviation of a random weight, as in the initialisation of real models.
+const DEVIATION: f32 = 0.02;
 
-/// A tensor: its name in a checkpoint and in GGUF, and its extents, outermost first.
-pub(super) struct Tensor {
+/// A tensor without its weights.
+pub struct Tensor {
+    /// Name in a checkpoint.
     pub name: String,
+    /// Name in a GGUF file.
     pub gguf: String,
+    /// Extents, outermost first.
     pub shape: Vec<usize>,
-    /// Its rows are those of heads that GGUF's rotary embedding wants in another order.
-    pub heads: Option<usize>,
+    /// Number of heads whose rows GGUF's rotary embedding expects in another order, if it does.
+    heads: Option<usize>,
+}
+
+impl Tensor {
+    /// Returns random weights, each a bfloat16. Norms are 1, all others are about normally distributed. `index` is the tensor's place
+    /// in [`Shape::tensors`].
+    pub fn weights(&self, seed: u64, index: usize) -> Vec<f32> {
+        let count = self.shape.iter().product();
+        if self.name.contains("norm") {
+            return vec![1.0; count];
+        }
+        let mut state = seed ^ (index as u64 + 1).wrapping_mul(0xD1B5_4A32_D192_ED03);
+        // SplitMix64. The sum of four uniform numbers has a variance of a third.
+        let next = || {
+            state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
+            let z = (state ^ (state >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+            let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+            let z = z ^ (z >> 31);
+            let sum: i32 = (0..4).map(|part| (z >> (16 * part)) as u16 as i32 - 32768).sum();
+            let normal = sum as f32 / 65536.0 * 3f32.sqrt();
+            bf16::from_f32(normal * DEVIATION).to_f32()
+        };
+        std::iter::repeat_with(next).take(count).collect()
+    }
+
+    /// Returns the weights in the order of GGUF: row j of a head's first half and row j of its second half become neighbours.
+    pub fn in_gguf_order(&self, weights: Vec<f32>) -> Vec<f32> {
+        let Some(heads) = self.heads else { return weights };
+        let rows = self.shape[0];
+        let width = weights.len() / rows;
+        let half = rows / heads / 2;
+        let source = |row: usize| row / (2 * half) * 2 * half + row % (2 * half) / 2 + row % 2 * half;
+        (0..rows).flat_map(|row| weights[source(row) * width..][..width].iter().copied()).collect()
+    }
 }
 
 impl Shape {
-    /// The shape of that name.
+    /// Returns the shape with this name.
     ///
     /// # Errors
-    /// The names that there are.
+    /// There is none; lists the names.
     pub fn named(name: &str) -> Result<Shape, String> {
         let names = SHAPES.map(|shape| shape.name).join(" or ");
-        SHAPES.into_iter().find(|shape| shape.name == name).ok_or_else(|| format!("found {name:?}, expected {names}"))
+        let found = SHAPES.into_iter().find(|shape| shape.name == name);
+        found.ok_or_else(|| format!("found the shape {name:?}, expected {names}"))
     }
 
-    /// Elements of a head.
+    /// Returns the number of elements of a head.
     pub fn head_dim(&self) -> usize {
         self.hidden / self.heads
     }
 
-    /// Everything that is learned, in the order of the files.
-    pub(super) fn tensors(&self) -> Vec<Tensor> {
+    /// Returns all tensors in the order of the files.
+    pub fn tensors(&self) -> Vec<Tensor> {
         let tensor = |name: &str, gguf: &str, shape: &[usize], heads: Option<usize>| Tensor {
             name: name.to_owned(),
             gguf: gguf.to_owned(),
             shape: shape.to_vec(),
-            // Llama's GGUF files turn neighbours by one angle, checkpoints the two halves of a head; Qwen's agree.
+            // GGUF files of Llama rotate neighbouring elements together, checkpoints the two halves of a head. For Qwen both rotate
+            // the halves.
             heads: heads.filter(|_| self.family == "llama"),
         };
         let (hidden, kv) = (self.hidden, self.kv_heads * self.head_dim());
@@ -146,12 +182,12 @@ impl Shape {
                 all.push(tensor(&format!("model.layers.{layer}.{name}"), &format!("blk.{layer}.{gguf}"), shape, heads));
             };
             add("input_layernorm.weight", "attn_norm.weight", &[hidden], None);
-            for (name, gguf, rows, heads) in
-                [("q", "q", hidden, Some(self.heads)), ("k", "k", kv, Some(self.kv_heads)), ("v", "v", kv, None)]
+            for (name, rows, heads) in
+                [("q", hidden, Some(self.heads)), ("k", kv, Some(self.kv_heads)), ("v", kv, None)]
             {
-                add(&format!("self_attn.{name}_proj.weight"), &format!("attn_{gguf}.weight"), &[rows, hidden], heads);
+                add(&format!("self_attn.{name}_proj.weight"), &format!("attn_{name}.weight"), &[rows, hidden], heads);
                 if self.qkv_bias {
-                    add(&format!("self_attn.{name}_proj.bias"), &format!("attn_{gguf}.bias"), &[rows], heads);
+                    add(&format!("self_attn.{name}_proj.bias"), &format!("attn_{name}.bias"), &[rows], heads);
                 }
             }
             add("self_attn.o_proj.weight", "attn_output.weight", &[hidden, hidden], None);
@@ -167,7 +203,7 @@ impl Shape {
         all
     }
 
-    /// `config.json`.
+    /// Returns `config.json`.
     pub(super) fn config(&self) -> Value {
         json!({
             "architectures": [self.architecture], "model_type": self.family, "torch_dtype": "bfloat16",
@@ -178,11 +214,11 @@ impl Shape {
         })
     }
 
-    /// The vocabulary: an end of text, the 256 bytes as byte-level tokenizers write them, pairs of small letters, and
-    /// fillers. Also the merges that make the pairs.
-    pub(super) fn vocabulary(&self) -> (Vec<String>, Vec<String>) {
+    /// Returns the vocabulary: an end of text, the 256 bytes as byte-level tokenizers write them, pairs of lower-case letters, and
+    /// fillers. Also returns the merges that make the pairs.
+    pub fn vocabulary(&self) -> (Vec<String>, Vec<String>) {
         let plain = |byte: u32| matches!(byte, 0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff);
-        // Bytes that are no visible character are written as those from U+0100 on, in order.
+        // Bytes without a visible character are written as the characters from U+0100 on.
         let mut others = 0x100u32..;
         let byte = |byte| if plain(byte) { byte } else { others.next().unwrap_or_default() };
         let bytes = (0..256).map(byte).filter_map(char::from_u32).map(String::from);

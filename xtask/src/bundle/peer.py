@@ -1,9 +1,9 @@
-"""What PyTorch does on the same card: the rates that floors are made of, attention, and generation with transformers.
+"""Measures PyTorch on the same GPU: the rates of copies and matrix products, attention, and generation with transformers.
 
     peer.py WORK MODEL FILE
 
-A line of JSON goes to FILE as soon as a figure is there. Static batches: prompts are padded on the left to the longest of their
-batch, and a batch runs until its longest output is complete, which is what `generate` does. Only tokens that were asked for count.
+Each figure is written to FILE as a line of JSON as soon as it is measured. Batches are static, as `generate` makes them: prompts are
+padded on the left to the longest of their batch, and a batch runs until its longest output is complete. Only requested tokens count.
 """
 
 import json
@@ -18,11 +18,11 @@ import torch.nn.functional as functional
 CARD = torch.cuda.is_available()
 DEVICE = "cuda" if CARD else "cpu"
 TINY = not CARD or "tiny" in sys.argv
-CAP = 25  # seconds of generation, beyond which no further batch begins
+CAP = 25  # seconds of generation after which no further batch begins
 
 
 def seconds(work, repeat=10):
-    """The median of some runs, by the card's own clock."""
+    """Returns the median time of some runs, by the clock of the GPU."""
     work()
     times = []
     for _ in range(1 if TINY else repeat):
@@ -83,7 +83,7 @@ def generate(say, work, name, batch_size=16):
     say(kind="transformers load", seconds=time.perf_counter() - start)
     wanted = [tuple(map(int, line.split())) for line in (work / "lengths.txt").read_text().splitlines()]
     vocab = model.config.vocab_size
-    run(model, vocab, [(8, 2)])  # what is made at the first call is no part of the figure
+    run(model, vocab, [(8, 2)])  # the first call also initialises, so it is not measured
     prompt_tokens = tokens = done = 0
     start = time.perf_counter()
     for first in range(0, len(wanted), batch_size):
@@ -95,7 +95,7 @@ def generate(say, work, name, batch_size=16):
         tokens += sum(made for _, made in batch)
         done += len(batch)
         took = time.perf_counter() - start
-        # Each time anew: what was done when the time is up counts.
+        # After each batch, so that the work before the time limit counts.
         say(kind="transformers generate", batch=batch_size, requests=done, of=len(wanted), prompt_tokens=prompt_tokens,
             tokens=tokens, seconds=took, tokens_per_second=tokens / took)
 

@@ -1,17 +1,18 @@
 #!/bin/bash
-# Proves and times Quire on this machine's GPU, with nothing but this folder: no toolchain, no network. Where there is a python3
-# with torch and transformers it makes models of 1 and 8 billion random weights, and PyTorch's figures stand beside Quire's.
+# Tests and measures Quire on the GPU of this machine. It needs only this folder: no toolchain, no network. With a python3 that has
+# torch and transformers, it also makes models with 1 and 8 billion random weights, and measures PyTorch for comparison.
 #
 #   run.sh [--device cuda|cuda-sim] [--short] [--limit SECONDS] [--only NAMES]
 #
-# --device cuda-sim  the same without a GPU: the kernels as host code (slow; its times mean nothing), tiny models
+# --device cuda-sim  run the kernels as host code, without a GPU (slow; its times mean nothing), with tiny models
 # --short            few tests, one shape, tiny models
-# --limit            of each part, where its own is longer: for a lease that ends sooner
-# --only             parts by name, separated by commas; the others are named as not run
+# --limit            greatest time limit of a part, for a machine that is rented for a shorter time
+# --only             names of the parts to run, separated by commas; the others are listed as not run
 #
-# Every part is a process of its own with a limit of its own; one that fails stops no other. All output goes to $OUT, or to out/
-# beside this script: results.md is the table that also comes last here, log.txt what the parts said. All of it ends within
-# 9 minutes: the limits add up to less, but for the sanitizers, which get what is left. The exit code is that of the worst part: 0, or 1.
+# Every part is a process with its own time limit. A part that fails does not stop the others. All output goes to $OUT, or to out/
+# beside this script: results.md has the tables that are also printed at the end, log.txt has the output of the parts. The whole run
+# ends within 9 minutes: the time limits add up to less, except those of the sanitizers, which get the remaining time. The exit code
+# is 1 if a part failed, else 0.
 PATH=${PATH:-/usr/local/bin:/usr/bin:/bin}
 export PATH PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1
 here=$(cd "$(dirname "$0")" && pwd)
@@ -39,11 +40,11 @@ mkdir -p "$out" || exit 2
 needed=@GLIBC@
 found=$(getconf GNU_LIBC_VERSION 2>/dev/null | sed 's/^glibc //')
 if [ "$(printf '%s\n' "$needed" "${found:-0}" | sort -V | head -n 1)" != "$needed" ]; then
-    echo "run.sh: found the C library glibc ${found:-of unknown version}, expected $needed or newer; make the bundle on a system as old as this" >&2
+    echo "run.sh: found the C library glibc ${found:-of unknown version}, expected $needed or newer; make the bundle on a system that is as old as this one" >&2
     exit 1
 fi
 echo "C library: glibc $found, $needed is enough"
-# The kernels as host code are C++.
+# The host libraries of the kernels are C++.
 if [ "$device" = cuda-sim ] && command -v ldd >/dev/null; then
     lacks=$(LC_ALL=C ldd "$here"/kernels/libquire_sim_*.so 2>&1 | grep 'not found' | head -n 1 | sed 's/^[[:space:]]*//')
     if [ -n "$lacks" ]; then
@@ -56,38 +57,38 @@ for packed in "$bin"/*.gz; do
     program=${packed%.gz}
     if [ -f "$packed" ] && [ ! -x "$program" ] && ! { gzip -dc "$packed" >"$program" && chmod +x "$program"; }; then
         rm -f "$program"
-        echo "run.sh: $packed could not be unpacked; copy the bundle to a folder that can be written" >&2
+        echo "run.sh: $packed cannot be unpacked; copy the bundle to a writable folder" >&2
         exit 1
     fi
 done
 
-# Weights lie in memory where there is room for them.
+# Weights are kept in memory if there is enough space.
 room=$(df -k --output=avail /dev/shm 2>/dev/null | tail -n 1)
 if [ "${room:-0}" -gt 25000000 ]; then temporary=/dev/shm; else temporary=${TMPDIR:-/tmp}; fi
 work=$(mktemp -d "$temporary/quire-bundle.XXXXXX") || exit 2
 : >"$out/log.txt"
-# All that is running ends with this script.
+# All child processes end with this script.
 trap 'kill $(jobs -p) 2>/dev/null; rm -rf "$work"' EXIT
 trap 'exit 1' INT TERM
 export QUIRE_BUNDLE=$here QUIRE_TEST_DEVICE=$device QUIRE_KERNELS_DIR=$here/kernels
 
 names=()
-# The last second at which a part may still run.
+# Second at which the last part must end.
 end=535
 
-# row NAME RESULT SECONDS: what the table says of a part.
+# row NAME RESULT SECONDS: writes the line of a part in the table.
 row() { printf '%-26s %-14s %s\n' "$1" "$2" "$3" >"$work/$1.row"; }
 wanted() { [ -z "$only" ] || [[ ,$only, == *,$1,* ]]; }
 without() { names+=("$1") && row "$1" "not run" "$2"; }
 
-# execute NAME SECONDS COMMAND...: with its limit, its output in a file of its name.
+# execute NAME SECONDS COMMAND...: runs a part with a time limit, and keeps its output in a file with its name.
 execute() {
     local name=$1 limit=$2 start=$SECONDS code result
     shift 2
     [ "$limit" -le "$most" ] || limit=$most
     [ "$limit" -le $((end - SECONDS)) ] || limit=$((end - SECONDS))
     if [ "$limit" -lt 1 ]; then
-        row "$name" "not run" "no time was left"
+        row "$name" "not run" "no time left"
         return 1
     fi
     timeout -k 5 "$limit" "$@" >"$work/$name.txt" 2>&1
@@ -97,32 +98,32 @@ execute() {
     124 | 137) result="over $limit s" ;;
     *) result="failed ($code)" ;;
     esac
-    # A filter that fits no test any more must not look like success.
+    # A filter that matches no test must not look like success.
     grep -q '^test result: ok. 0 passed' "$work/$name.txt" && result="ran no test"
     row "$name" "$result" "$((SECONDS - start)) s"
     return $code
 }
 
-# part NAME SECONDS COMMAND...: alone. begin: beside others, until `wait`.
+# part NAME SECONDS COMMAND...: runs a part alone. begin: runs it beside others, until `wait`.
 part() {
     names+=("$1")
-    if wanted "$1"; then execute "$@"; else row "$1" "not run" "not asked for" && return 1; fi
+    if wanted "$1"; then execute "$@"; else row "$1" "not run" "not requested" && return 1; fi
 }
 begin() {
     names+=("$1")
-    if wanted "$1"; then execute "$@" & else row "$1" "not run" "not asked for"; fi
+    if wanted "$1"; then execute "$@" & else row "$1" "not run" "not requested"; fi
 }
 
 sweep() { # NAME SECONDS MODEL FLAGS...
     local name=$1 limit=$2 model=$3
     shift 3
-    # What a limit of time leaves out is found by this.
+    # table.py names the planned shapes that the time limit cut off.
     echo "$*" >"$work/$name.planned"
     if [ -f "$work/$model/ready" ]; then
         part "$name" "$limit" "$bin/quire" bench sweep "$work/$model" --device "$device" "${engine[@]}" \
             --max-num-seqs $many --output-json "$work/$name.jsonl" "$@"
     else
-        without "$name" "there are no weights"
+        without "$name" "found no weights"
     fi
 }
 
@@ -138,7 +139,7 @@ else
     few=(--batch-size 1,8,64 --context 512 --prefill 0 --steps 32)
 fi
 
-# Also the check of the driver: this says in one line what is missing.
+# This also checks the driver: the program prints in one line what is missing.
 if execute roofline 25 "$bin/quire" bench roofline --device "$device" --json "$out/roofline.json"; then
     opens=1
     cat "$work/roofline.txt"
@@ -151,14 +152,14 @@ python=
 modules='import importlib.util as u, sys; sys.exit(any(u.find_spec(name) is None for name in ("torch", "transformers")))'
 if command -v python3 >/dev/null && python3 -c "$modules" 2>/dev/null; then python=python3; fi
 
-# What only has to be right runs side by side: its times mean nothing, and most of it waits for the host.
+# Tests of correctness run at the same time: their times mean nothing, and most of them wait for the host.
 if [ $opens ]; then
-    # tests NAME PROGRAM FILTER WORDS...: of a short run the tests that the filter names, of a whole one those that the words do.
+    # tests NAME PROGRAM FILTER WORDS...: runs the tests that match FILTER in a short run, and WORDS in a whole run.
     tests() {
         local name=$1 program=$2 filter=$3
         shift 3
         if [ $short ] && [ "$filter" = none ]; then
-            without "$name" "left out of a short run"
+            without "$name" "not part of a short run"
         elif [ $short ]; then
             begin "$name" 160 "$bin/$program" --nocapture --test-threads=1 "$filter" --skip every_setting
         else
@@ -168,7 +169,7 @@ if [ $opens ]; then
     tests conformance attention-kernels conformance::reference:: conformance::attention:: --skip sanitizer
     tests conformance-rest attention-kernels none conformance:: --skip conformance::attention:: --skip sanitizer --skip plug_in
     tests models-kernels models gathered_rows kernels:: --skip sanitizer
-    # Memory allocated on a GPU is not counted.
+    # The test of a model's memory does not count allocations on a GPU.
     tests models-forward models forward_sim::a_cache_write_by_name forward_sim:: --skip the_memory_of_a_model
     tests sampling sampling device::reference:: device:: --skip sanitizer
     tests engine-float32 engine reference::llama_gives reference::llama_gives reference::llama31 reference::mistral --skip every_setting
@@ -199,7 +200,7 @@ if [ $opens ]; then
     sweep sweep-$small-deterministic 15 $small "${few[@]}" --deterministic
     [ $small = $large ] || sweep sweep-$large 70 $large "${shapes[@]}"
     if [ -f "$work/$large/ready" ]; then
-        # The process starts, reads the checkpoint, which is in memory, and says a token.
+        # Time for a process to start, read the checkpoint from memory, and generate a token.
         part start 15 bash -c 'for round in 1 2 3; do
             from=$(date +%s%N)
             "$0" generate "$1" --prompt a --max-tokens 1 --device "$2" "${@:4}" || exit
@@ -211,10 +212,10 @@ if [ $opens ]; then
         }
         lengths mixed-some 25 $some
         lengths mixed-many 15 $many
-        # Last of the figures: it may take what is left of its time.
+        # The last measurement.
         part pytorch 75 $python "$here/peer.py" "$work" "$large" "$work/pytorch.jsonl"
     else
-        for name in start mixed-some mixed-many pytorch; do without $name "there are no weights"; done
+        for name in start mixed-some mixed-many pytorch; do without $name "found no weights"; done
     fi
     if [ "$device" = cuda ] && command -v compute-sanitizer >/dev/null; then
         for tool in memcheck racecheck; do
@@ -223,7 +224,7 @@ if [ $opens ]; then
                 conformance::attention::a_mixed_batch_goes_to_two_kernels_and_each_keeps_to_its_rows
         done
     else
-        without sanitizers "compute-sanitizer is for a GPU, and on PATH of few machines"
+        without sanitizers "needs a GPU, and compute-sanitizer on PATH"
     fi
 else
     for name in conformance models sampling engine kernels sweeps start mixed pytorch sanitizers; do

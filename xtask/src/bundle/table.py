@@ -1,12 +1,11 @@
-"""The figures of a run as a page of Markdown, each beside its floor and beside PyTorch; what was not measured is named.
+"""Prints the figures of a run as Markdown, each beside its lower bound and PyTorch's figure, and lists what was not measured.
 
     table.py WORK OUT DEVICE CARD BUNDLE.TXT
 
-WORK has what the parts of run.sh wrote, OUT what the programs did; OUT/figures.json becomes all of it in one file. Needs nothing
-but Python.
+WORK has the files of the parts of run.sh, OUT those of the programs. All figures also go to OUT/figures.json. It needs only Python.
 
-A floor is the longer of two times: bytes over the bandwidth of memory, operations over the rate of matrix products, each as it was
-measured on the card in the same run, the best of what Quire and PyTorch reach.
+The lower bound of a time is the longer of two times: bytes over the bandwidth of memory, and operations over the rate of matrix
+products. Both rates are measured on the GPU in the same run; the better one of Quire and PyTorch counts.
 """
 
 import datetime
@@ -17,7 +16,7 @@ import sys
 
 
 def lines(file):
-    """The JSON in a file of lines; a line that a limit of time cut off is none."""
+    """Returns the JSON values in a file of lines, without a line that a time limit cut off."""
     found = []
     for line in file.read_text().splitlines() if file.exists() else []:
         try:
@@ -28,7 +27,7 @@ def lines(file):
 
 
 def whole(file):
-    """The JSON of a file, or nothing."""
+    """Returns the JSON value of a file, or None."""
     try:
         return json.loads(file.read_text())
     except (OSError, ValueError):
@@ -51,13 +50,13 @@ def over(a, b, scale=1.0):
 
 
 def sweep(planned):
-    """What a sweep measured, and a line with an error for each shape of its flags that it has none of."""
+    """Returns the lines of a sweep, with an error for each planned shape that was not measured."""
     words = planned.read_text().split()
     flag = lambda name: [int(n) for n in words[words.index(name) + 1].split(",")] if name in words else []
     wanted = [("prefill", 1, tokens) for tokens in flag("--prefill") if tokens]
     wanted += [("decode", batch, tokens) for tokens in flag("--context") for batch in flag("--batch-size")]
     found = {(line["kind"], line["batch"], line["tokens"]): line for line in lines(planned.with_suffix(".jsonl"))}
-    missing = lambda kind, batch, tokens: {"kind": kind, "batch": batch, "tokens": tokens, "error": "its part did not come to it"}
+    missing = lambda kind, batch, tokens: {"kind": kind, "batch": batch, "tokens": tokens, "error": "the time limit of its part"}
     return [found.get(shape) or missing(*shape) for shape in wanted]
 
 
@@ -80,13 +79,13 @@ class Run:
         return next((line[field] for line in self.pytorch if line["kind"] == kind), None)
 
     def floor(self, line, model):
-        """Seconds, and the operations with those of attention, which Quire's own floor leaves out."""
+        """Returns the lower bound in seconds, and the operations including those of attention, which Quire's own lower bound leaves out."""
         if not self.bandwidth or not self.products:
             return None, line["operations"]
         operations = line["operations"]
         config = self.configs.get(model)
         if line["kind"] == "prefill" and config:
-            # Scores and values, half of them behind the diagonal.
+            # Scores and values; the causal mask removes half of them.
             operations += 2 * config["num_hidden_layers"] * config["hidden_size"] * line["tokens"] ** 2
         return max(line["bytes"] / self.bandwidth, operations / self.products), operations
 
@@ -103,7 +102,7 @@ def decode(run):
             ms = 1e3 / line["steps"]
             rows.append(shape + [number(line["tokens_per_second"]), number(took * ms, 3), number(over(floor, 1, ms), 3),
                                  number(over(took, floor), 2, " ×")])
-    table("Decode", ["model or setting", "batch", "context", "tokens/s", "ms a step", "floor ms", "of the floor"], rows)
+    table("Decode", ["model or setting", "batch", "context", "tokens/s", "ms per step", "lower bound ms", "of the lower bound"], rows)
 
 
 def prefill(run):
@@ -118,7 +117,7 @@ def prefill(run):
             rate = over(operations, line["seconds"])
             rows.append(shape + [number(line["tokens_per_second"]), number(line["seconds"], 4), number(floor, 4),
                                  number(over(rate, run.products, 100), 0, " %")])
-    table("Prefill", ["model", "tokens", "tokens/s", "seconds", "floor", "of the measured matmul rate, attention included"], rows)
+    table("Prefill", ["model", "tokens", "tokens/s", "seconds", "lower bound", "of the measured matmul rate, including attention"], rows)
 
 
 def attention(run):
@@ -167,15 +166,15 @@ def main(work, out, device, card, bundle):
         if line["kind"] == "versions":
             print(f"- PyTorch {line['torch']} on {line['device']}")
     if device == "cuda-sim":
-        print("- **kernels as host code: times mean nothing, this shows only that every part runs**")
+        print("- **the kernels ran as host code: times mean nothing, this shows only that every part runs**")
     peaks = run.roofline.get("peaks", {})
     giga = lambda rate: number(over(rate, 1e9), 0)
     tera = lambda rate: number(over(rate, 1e12), 0)
     print(f"- measured: read {giga(peaks.get('read_bytes_per_second'))} GB/s, copy {giga(peaks.get('copy_bytes_per_second'))}; "
           f"PyTorch copy {giga(run.rate('copy', 'bytes_per_second'))}; mma.sync {tera(peaks.get('tensor_operations_per_second'))} "
-          f"TFLOP/s, PyTorch matmul {tera(run.rate('matmul', 'operations_per_second'))}; the floors take the best of each")
+          f"TFLOP/s, PyTorch matmul {tera(run.rate('matmul', 'operations_per_second'))}; the lower bounds use the best of each")
     if run.start:
-        print(f"- start of the process to its first token, checkpoint in memory: "
+        print(f"- from the start of the process to its first token, with the checkpoint in memory: "
               f"{', '.join(number(seconds, 2) for seconds in run.start)} s, median {statistics.median(run.start):.2f}")
     for part in (decode, prefill, attention, mixed):
         part(run)

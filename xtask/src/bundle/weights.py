@@ -1,9 +1,9 @@
-"""Random weights for the shapes of a bundle, and the lengths of a mixed load.
+"""Makes random weights for the shapes of a bundle, and the lengths of a mixed load.
 
     weights.py SHAPES WORK NAME...
 
-SHAPES/NAME has a checkpoint without tensors, and head.safetensors, the bytes that stand before them. WORK/NAME becomes the whole
-checkpoint, and a file `ready` in it says so. The same seed gives the same bytes on the same kind of device.
+SHAPES/NAME has a checkpoint without tensors, and head.safetensors, the bytes before the tensors. WORK/NAME becomes the whole
+checkpoint, with a file `ready` when it is complete. The same seed gives the same bytes on the same kind of device.
 """
 
 import gzip
@@ -16,12 +16,12 @@ import sys
 
 import torch
 
-DEVIATION = 0.02  # as models are initialised with
+DEVIATION = 0.02  # standard deviation, as in the initialisation of real models
 CHUNK = 1 << 28  # numbers drawn at once
 
 
 def tensors(head):
-    """Names and counts of the numbers, in the order of the file."""
+    """Returns the names and sizes of the tensors, in the order of the file."""
     (length,) = struct.unpack("<Q", head[:8])
     entries = json.loads(head[8 : 8 + length])
     ordered = sorted(entries.items(), key=lambda entry: entry[1]["data_offsets"][0])
@@ -53,7 +53,7 @@ def write(shape, folder):
 
 
 def lengths(tiny):
-    """Tokens in and out of each request: log-uniform, as those of chats are spread."""
+    """Returns the prompt and output tokens of each request, with a log-uniform distribution like that of chats."""
     draw = random.Random(1)
     most_in, most_out, count = (40, 8, 4) if tiny else (1024, 512, 64)
     spread = lambda least, most: round(least * (most / least) ** draw.random())

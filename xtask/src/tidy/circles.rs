@@ -1,14 +1,18 @@
-//! No files of a crate import each other in a circle: each can be read after those that it stands on.
+//! No files of a crate import each other in a circle: each can be read after the files that it uses.
 //!
-//! Imports are the paths of `use` items and the paths within code that begin with `crate`, `super` or `self`, tests left out.
-//! A name is followed through re-exports to the file that defines it; a re-export itself is no import.
+//! Imports are the paths of `use` items, and the paths within code that begin with `crate`, `super` or `self`, except in tests.
+//! A name is followed through re-exports to the file that defines it. A re-export itself is not an import.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
-use std::ops::Range;
 
-use super::source::lines;
+use proc_macro2::TokenTree;
+
+use super::tokens::{self, body, ident, is_ident, is_punct};
 use super::{File, Finding, Tree};
+
+/// Imports that close a circle and are still allowed: the file and the last word of the path.
+const KNOWN: [(&str, &str); 1] = [("engine/src/grammar/matcher.rs", "one_line")];
 
 /// A path as its words: `["crate", "a", "B"]`.
 type Path = Vec<String>;
@@ -16,11 +20,11 @@ type Path = Vec<String>;
 /// A source file of a crate.
 struct Module<'a> {
     file: &'a File,
-    /// From the crate's root: empty for `lib.rs`.
+    /// From the root of the crate: empty for `lib.rs`.
     path: Path,
-    /// What code and private `use` items name.
+    /// Paths in code and in private `use` items.
     named: Vec<Path>,
-    /// Names that the file passes on, or has of others, and where from.
+    /// Names that the file imports or re-exports, and their paths.
     aliases: BTreeMap<String, Path>,
 }
 
@@ -31,11 +35,14 @@ pub(super) fn check(tree: &Tree) -> Vec<Finding> {
 fn check_crate(tree: &Tree, name: &str) -> Vec<Finding> {
     let source = format!("{name}/src/");
     let files = tree.files.iter().filter(|file| file.is_rust() && file.path.starts_with(&source));
-    let modules: Vec<Module<'_>> = files.map(|file| read(file, &file.path[source.len()..])).collect();
+    let modules: Vec<Module<'_>> = files.map(|file| Module::new(file, &file.path[source.len()..])).collect();
     let places: BTreeMap<&[String], usize> = modules.iter().enumerate().map(|(i, m)| (&m.path[..], i)).collect();
     let imports: Vec<BTreeSet<usize>> = (0..modules.len())
         .map(|at| {
-            let named = modules[at].named.iter().filter_map(|path| find(&modules, &places, at, path, 0));
+            let is_known =
+                |path: &&Path| path.last().is_some_and(|last| KNOWN.contains(&(&modules[at].file.path, last)));
+            let named = modules[at].named.iter().filter(|path| !is_known(path));
+            let named = named.filter_map(|path| find(&modules, &places, at, path, 0));
             named.filter(|other| *other != at).collect()
         })
         .collect();
@@ -50,14 +57,14 @@ fn check_crate(tree: &Tree, name: &str) -> Vec<Finding> {
         let names = circle.iter().chain([&at]).map(|file| modules[*file].file.path.strip_prefix(&source).unwrap_or(""));
         let names: Vec<&str> = names.collect();
         findings.push(modules[at].file.finding(format!(
-            "files import each other in a circle: {}; move what they share to a file that both stand on",
+            "found files that import each other in a circle: {}; move what they share to a third file",
             names.join(" -> ")
         )));
     }
     findings
 }
 
-/// The shortest way from a file back to itself, which it begins.
+/// Returns the files of the shortest circle through `start`, which comes first.
 fn shortest_circle(imports: &[BTreeSet<usize>], start: usize) -> Option<Vec<usize>> {
     let mut before: BTreeMap<usize, usize> = BTreeMap::new();
     let mut reached = vec![start];
@@ -66,9 +73,9 @@ fn shortest_circle(imports: &[BTreeSet<usize>], start: usize) -> Option<Vec<usiz
         for &other in &imports[at] {
             if other == start {
                 let back = std::iter::successors(Some(at), |at| before.get(at).copied());
-                let mut way: Vec<usize> = back.collect();
-                way.reverse();
-                return Some(way);
+                let mut circle: Vec<usize> = back.collect();
+                circle.reverse();
+                return Some(circle);
             }
             if let Entry::Vacant(vacant) = before.entry(other) {
                 vacant.insert(at);
@@ -79,7 +86,7 @@ fn shortest_circle(imports: &[BTreeSet<usize>], start: usize) -> Option<Vec<usiz
     None
 }
 
-/// The file that a path of file `at` leads to; `None` for another crate's.
+/// Returns the file that a path of file `at` leads to, or `None` if it is in another crate.
 fn find(
     modules: &[Module<'_>],
     places: &BTreeMap<&[String], usize>,
@@ -119,162 +126,94 @@ fn find(
     }
 }
 
-fn read<'a>(file: &'a File, path: &str) -> Module<'a> {
-    let mut words: Path = path.trim_end_matches(".rs").split('/').map(str::to_owned).collect();
-    if words.last().is_some_and(|last| last == "mod") || words == ["lib"] || words == ["main"] {
-        words.pop();
-    }
-    let mut module = Module { file, path: words, named: Vec::new(), aliases: BTreeMap::new() };
-    let code: Vec<String> = lines(&file.text).into_iter().filter(|line| !line.test).map(|line| line.code).collect();
-    let code = code.join("\n");
-    let inner = inner_modules(&code);
-    // In a module of this file `super` is this file.
-    let place = |at: usize, path: Path| -> Path {
-        let depth = inner.iter().filter(|range| range.contains(&at)).count();
-        let climbs = path.iter().take_while(|word| *word == "super").count();
-        let dropped = depth.min(climbs);
-        let anchor = (dropped > 0 && dropped == climbs).then(|| "self".to_owned());
-        anchor.into_iter().chain(path.into_iter().skip(dropped)).collect()
-    };
-    let mut at = 0;
-    while let Some((is_public, item, after)) = next_use(&code[at..]) {
-        let start = code.len() - after.len() - item.len();
-        inline(&code, at..start, &mut |at, path| module.named.push(place(at, path)));
-        for (path, name) in expand(item) {
-            let path = place(start, path);
-            module.aliases.insert(name, path.clone());
-            if !is_public {
-                module.named.push(path);
-            }
+impl<'a> Module<'a> {
+    fn new(file: &'a File, path: &str) -> Module<'a> {
+        let mut words: Path = path.trim_end_matches(".rs").split('/').map(str::to_owned).collect();
+        if words.last().is_some_and(|last| last == "mod") || words == ["lib"] || words == ["main"] {
+            words.pop();
         }
-        at = code.len() - after.len();
+        let mut module = Module { file, path: words, named: Vec::new(), aliases: BTreeMap::new() };
+        module.add(&tokens::without_tests(tokens::read(file)), 0);
+        module
     }
-    inline(&code, at..code.len(), &mut |at, path| module.named.push(place(at, path)));
-    module
-}
 
-/// Where the modules stand that the file holds between braces.
-fn inner_modules(code: &str) -> Vec<Range<usize>> {
-    let begins = code.match_indices("mod ").filter(|(at, _)| {
-        let before = code[..*at].rsplit(['\n', ';', '}']).next().unwrap_or_default().trim();
-        before.is_empty() || before.starts_with("pub")
-    });
-    let with_braces = begins.filter_map(|(at, _)| {
-        let open = at + code[at..].find(['{', ';'])?;
-        code[open..].starts_with('{').then_some(open)
-    });
-    let mut modules = Vec::new();
-    for open in with_braces {
-        let mut depth = 0;
-        let end = code[open..].char_indices().find_map(|(at, letter)| {
-            depth += i32::from(letter == '{') - i32::from(letter == '}');
-            (depth == 0).then_some(open + at)
-        });
-        modules.push(open..end.unwrap_or(code.len()));
-    }
-    modules
-}
-
-/// The next `use` item: whether it is a re-export, what stands between `use` and `;`, and what follows.
-fn next_use(code: &str) -> Option<(bool, &str, &str)> {
-    let mut from = 0;
-    loop {
-        let at = from + code[from..].find("use ")?;
-        let line = code[..at].rsplit('\n').next().unwrap_or_default().trim();
-        let is_public = line.starts_with("pub");
-        if line.is_empty() || is_public && !line.contains(';') {
-            let item = &code[at + 4..];
-            let end = item.find(';')?;
-            return Some((is_public, &item[..end], &item[end..]));
-        }
-        from = at + 4;
-    }
-}
-
-/// The paths of a `use` item, each with the name that it brings.
-fn expand(item: &str) -> Vec<(Path, String)> {
-    fn tree(text: &str, before: &[String], found: &mut Vec<(Path, String)>) {
-        let text = text.trim();
-        if let Some((head, list)) = text.split_once('{') {
-            let mut before = before.to_vec();
-            before.extend(head.split("::").map(str::trim).filter(|word| !word.is_empty()).map(str::to_owned));
-            let list = list.rsplit_once('}').map_or(list, |(list, _)| list);
-            let (mut depth, mut start) = (0, 0);
-            for (at, letter) in list.char_indices().chain([(list.len(), ',')]) {
-                match letter {
-                    '{' => depth += 1,
-                    '}' => depth -= 1,
-                    ',' if depth == 0 => {
-                        tree(&list[start..at], &before, found);
-                        start = at + 1;
+    /// Adds the paths of code that is inside `depth` inner modules.
+    fn add(&mut self, trees: &[TokenTree], mut depth: usize) {
+        let mut at = 0;
+        while let Some(tree) = trees.get(at) {
+            let before = &trees[..at];
+            let (path, length) = tokens::path(&trees[at..]);
+            match tree {
+                // `use<'a>` in a type is not an import.
+                _ if is_ident(tree, "use") && trees.get(at + 1).is_some_and(|next| !is_punct(next, '<')) => {
+                    let length = trees[at..].iter().position(|tree| is_punct(tree, ';')).unwrap_or(trees.len() - at);
+                    self.add_use(&trees[at + 1..at + length], is_public(before), depth);
+                    at += length;
+                }
+                TokenTree::Group(group) => {
+                    let is_module = matches!(before, [.., word, _] if is_ident(word, "mod")) && body(tree).is_some();
+                    depth += usize::from(is_module);
+                    self.add(&tokens::without_tests(group.stream()), depth);
+                    depth -= usize::from(is_module);
+                    at += 1;
+                }
+                _ => {
+                    let is_anchored =
+                        matches!(path[..], [ref first, _, ..] if ["crate", "super", "self"].contains(&&first[..]));
+                    if is_anchored && !before.last().is_some_and(|last| is_punct(last, '$')) {
+                        self.named.push(from_file(path, depth));
                     }
-                    _ => {}
+                    at += length.max(1);
                 }
             }
-        } else if !text.is_empty() {
-            let (path, name) = text.split_once(" as ").map_or((text, None), |(path, name)| (path, Some(name.trim())));
-            let mut words = before.to_vec();
-            words.extend(path.split("::").map(|word| word.trim().to_owned()));
-            if words.last().is_some_and(|last| last == "self" || last == "*") && words.len() > 1 {
-                words.pop();
-            }
-            let name = name.map_or_else(|| words.last().cloned().unwrap_or_default(), str::to_owned);
-            found.push((words, name));
         }
     }
-    let mut found = Vec::new();
-    tree(item, &[], &mut found);
-    found
-}
 
-/// Paths within a part of the code that begin with an anchor, with their places.
-fn inline(code: &str, part: Range<usize>, found: &mut impl FnMut(usize, Path)) {
-    let is_word = |letter: char| letter.is_alphanumeric() || letter == '_';
-    for anchor in ["crate::", "super::", "self::"] {
-        for (at, _) in code[part.clone()].match_indices(anchor) {
-            let at = part.start + at;
-            let is_whole = !code[..at].ends_with(|letter| is_word(letter) || letter == ':' || letter == '$');
-            if is_whole && !code[..at].ends_with('(') {
-                let end =
-                    code[at..].find(|letter| !is_word(letter) && letter != ':').map_or(code.len(), |len| at + len);
-                found(at, code[at..end].trim_end_matches(':').split("::").map(str::to_owned).collect());
+    fn add_use(&mut self, item: &[TokenTree], is_public: bool, depth: usize) {
+        let mut found = Vec::new();
+        expand(item, &[], &mut found);
+        for (path, name) in found {
+            let path = from_file(path, depth);
+            self.aliases.insert(name, path.clone());
+            if !is_public {
+                self.named.push(path);
             }
         }
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::tidy::Package;
-
-    fn findings(files: &[(&str, &str)]) -> Vec<String> {
-        let files = files.iter().map(|(path, text)| File::new(format!("a/src/{path}"), *text)).collect();
-        let packages = vec![Package { name: "a".into(), dependencies: Vec::new() }];
-        check(&Tree { files, packages }).iter().map(ToString::to_string).collect()
+/// Returns whether an item with these trees before it begins with `pub` or `pub(…)`.
+fn is_public(before: &[TokenTree]) -> bool {
+    match before {
+        [.., word, TokenTree::Group(_)] => is_ident(word, "pub"),
+        [.., word] => is_ident(word, "pub"),
+        [] => false,
     }
+}
 
-    #[test]
-    fn a_circle_is_found_through_lists_facades_and_paths_in_code_and_is_printed() {
-        let house = [
-            ("lib.rs", "mod b;\npub mod c;\npub use c::d::Deep;\n"),
-            ("b.rs", "use crate::{Deep as Other, c};\nfn f() {}\n"),
-            ("c/mod.rs", "pub mod d;\n"),
-            ("c/d.rs", "pub struct Deep;\nfn g() { super::super::b::f() }\n"),
-        ];
-        let found = findings(&house);
-        assert_eq!(found.len(), 1, "{found:?}");
-        assert!(found[0].contains("in a circle: b.rs -> c/d.rs -> b.rs; move"), "{found:?}");
-    }
+/// Returns a path inside `depth` inner modules as the file would write it: there the `super` of an inner module is `self`.
+fn from_file(path: Path, depth: usize) -> Path {
+    let climbs = path.iter().take_while(|word| *word == "super").count();
+    let dropped = depth.min(climbs);
+    let anchor = (dropped > 0 && dropped == climbs).then(|| "self".to_owned());
+    anchor.into_iter().chain(path.into_iter().skip(dropped)).collect()
+}
 
-    #[test]
-    fn re_exports_tests_and_other_crates_are_no_imports() {
-        let house = [
-            ("lib.rs", "mod b;\npub use b::B;\npub struct Own;\n"),
-            ("b.rs", "use super::Own;\nuse std::c;\n#[cfg(test)]\nmod tests { use crate::b::e; }\n"),
-            ("b/e.rs", "use crate::b::B;\n"),
-            ("c.rs", "pub(crate) struct C;\nmod inner {\n use super::C;\n use super::super::b::B;\n}\n"),
-        ];
-        assert_eq!(findings(&house), Vec::<String>::new());
+/// Adds the paths of a `use` item, each with the name that it imports.
+fn expand(item: &[TokenTree], before: &[String], found: &mut Vec<(Path, String)>) {
+    for part in item.split(|tree| is_punct(tree, ',')).filter(|part| !part.is_empty()) {
+        let list = part.iter().find_map(body);
+        let (words, name) = match part.iter().position(|tree| is_ident(tree, "as")) {
+            Some(at) => (&part[..at], part.last().and_then(ident)),
+            None => (part, None),
+        };
+        let mut path: Path = before.iter().cloned().chain(words.iter().filter_map(ident)).collect();
+        if let Some(list) = list {
+            expand(&list.into_iter().collect::<Vec<_>>(), &path, found);
+            continue;
+        }
+        path.pop_if(|last| *last == "self");
+        let name = name.or_else(|| path.last().cloned()).unwrap_or_default();
+        found.push((path, name));
     }
 }

@@ -1,14 +1,15 @@
-//! Rules for prose: the README stays short and true, tables name what exists, links lead somewhere, and no page or
-//! file tells of the machine that it was written on.
+//! Rules for pages: the README is short and true, tables and links name what exists, the docs of a crate have an example, and no
+//! file names a path of the machine that it was written on.
 
-use super::markdown;
+use testkit::markdown;
+
 use super::{File, Finding, Tree};
 use crate::workspace;
 
 /// Longest README, in lines.
 const MAX_README_LINES: usize = 120;
 
-/// Top-level folders that only exist on the machine of whoever wrote the file.
+/// Top-level folders that exist only on the machine of the author.
 const MACHINE_FOLDERS: [&str; 3] = ["work", "root", "home"];
 
 pub(super) fn check(tree: &Tree) -> Vec<Finding> {
@@ -18,35 +19,31 @@ pub(super) fn check(tree: &Tree) -> Vec<Finding> {
     }
     findings.extend(tree.crates().into_iter().filter_map(|name| example(tree, name)));
     findings.extend(tree.files.iter().flat_map(machine_paths));
-    findings
-        .extend(tree.files.iter().filter(|file| file.path.ends_with(".md")).flat_map(|file| dead_links(tree, file)));
+    let pages = tree.files.iter().filter(|file| file.path.ends_with(".md"));
+    findings.extend(pages.flat_map(|file| dead_links(tree, file)));
     findings
 }
 
 fn readme(tree: &Tree) -> Vec<Finding> {
-    // That it must exist is said where its table is checked.
     let Some(readme) = tree.get("README.md") else { return Vec::new() };
     let mut findings = Vec::new();
     let length = readme.text.lines().count();
     if length > MAX_README_LINES {
-        findings.push(
-            readme.finding(format!(
-                "{length} lines, at most {MAX_README_LINES}; move detail to ARCHITECTURE.md or docs/"
-            )),
-        );
+        findings.push(readme.finding(format!(
+            "found {length} lines, expected at most {MAX_README_LINES}; move detail to ARCHITECTURE.md or docs/"
+        )));
     }
     match (workspace::test_command(&readme.text), tree.require(".ci/run")) {
         (Err(problem), _) => findings.push(readme.finding(problem)),
         (_, Err(missing)) => findings.push(missing),
-        (Ok(command), Ok(script)) if !script.text.lines().any(|line| line == command) => {
-            findings.push(script.finding(format!("does not run the README's test command; add the line `{command}`")));
-        }
+        (Ok(command), Ok(script)) if !script.text.lines().any(|line| line == command) => findings
+            .push(script.finding(format!("found no line with the README's test command; add the line `{command}`"))),
         _ => {}
     }
     findings
 }
 
-/// The rows that begin with a folder, "| `kvblock/` |", name exactly the crates. Other folders may have rows too.
+/// The rows that begin with folders, "| `kvblock/` |", name every crate, and no folder that does not exist.
 fn crate_rows(tree: &Tree, page: &File) -> Vec<Finding> {
     let rows = markdown::rows(&page.text);
     let folders = rows.iter().flat_map(|row| row.code(0).map(move |code| (row.index, code)));
@@ -54,33 +51,28 @@ fn crate_rows(tree: &Tree, page: &File) -> Vec<Finding> {
         folders.filter_map(|(index, code)| Some((index, code.strip_suffix('/')?))).collect();
     let crates = tree.crates();
     let missing = crates.iter().filter(|name| !named.iter().any(|(_, named)| named == *name));
-    let mut findings: Vec<Finding> = missing
-        .map(|name| page.finding(format!("its crate table has no row for {name}; add one that begins | `{name}/` |")))
-        .collect();
-    for (index, name) in named {
-        if !tree.files.iter().any(|file| file.path.starts_with(&format!("{name}/"))) {
-            findings.push(page.at(index, format!("there is no folder {name}/; remove the row or mend its name")));
-        }
-    }
-    findings
+    let missing = missing
+        .map(|name| page.finding(format!("found no row for the crate {name}; add one that begins | `{name}/` |")));
+    let gone = named.iter().filter(|(_, name)| !tree.has_folder(name));
+    let gone = gone.map(|(index, name)| {
+        page.at(*index, format!("found `{name}/` in a table, but no such folder; correct or remove the row"))
+    });
+    missing.chain(gone).collect()
 }
 
-/// The docs of a crate open with an example that compiles: in `lib.rs`, or in the README that it includes.
+/// The docs in a crate's `lib.rs` have an example that is compiled.
 fn example(tree: &Tree, name: &str) -> Option<Finding> {
     let lib = match tree.require(&format!("{name}/src/lib.rs")) {
         Ok(file) => file,
         Err(missing) => return Some(missing),
     };
     let docs = lib.text.lines().filter_map(|line| line.strip_prefix("//!")).map(str::trim);
-    // Every second fence opens a block; only these words after it leave it an example.
-    let compiles = |fence: &str| ["", "rust", "no_run", "should_panic"].contains(&fence);
+    // Every second fence opens a block. Blocks with other words than these are not compiled.
+    let is_compiled = |fence: &str| ["", "rust", "no_run", "should_panic"].contains(&fence);
     let mut fences = docs.filter_map(|line| line.strip_prefix("```")).step_by(2);
-    if fences.any(compiles) {
-        return None;
-    }
-    Some(lib.finding(
-        "its docs have no example; show the first thing that a caller would write, in a ``` block that compiles",
-    ))
+    let message =
+        "found no example in the docs of the crate; show the first call of a user in a ``` block that compiles";
+    (!fences.any(is_compiled)).then(|| lib.finding(message))
 }
 
 fn machine_paths(file: &File) -> Vec<Finding> {
@@ -94,7 +86,7 @@ fn machine_paths(file: &File) -> Vec<Finding> {
     let lines = file.text.lines().enumerate().filter_map(|(index, line)| Some((index, found(line)?)));
     lines
         .map(|(index, folder)| {
-            file.at(index, format!("a path of one machine, /{folder}/…; write it relative to the root"))
+            file.at(index, format!("found /{folder}/…, a path of one machine; write it relative to the root"))
         })
         .collect()
 }
@@ -109,15 +101,16 @@ fn dead_links(tree: &Tree, page: &File) -> Vec<Finding> {
                 continue;
             }
             let path = resolve(folder, target);
-            if !tree.files.iter().any(|file| file.path == path || file.path.starts_with(&format!("{path}/"))) {
-                findings.push(page.at(index, format!("links to {target}, which does not exist; mend the link")));
+            if tree.get(&path).is_none() && !tree.has_folder(&path) {
+                findings
+                    .push(page.at(index, format!("found a link to {target}, which does not exist; correct the link")));
             }
         }
     }
     findings
 }
 
-/// A relative link as a path from the root.
+/// Returns a relative link as a path from the root.
 fn resolve(folder: &str, target: &str) -> String {
     let mut parts: Vec<&str> = folder.split('/').filter(|part| !part.is_empty()).collect();
     for part in target.split('/') {
@@ -128,63 +121,4 @@ fn resolve(folder: &str, target: &str) -> String {
         }
     }
     parts.join("/")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::tidy::Package;
-
-    fn tree(files: &[(&str, &str)]) -> Tree {
-        let files = files.iter().map(|(path, text)| File::new(*path, *text)).collect();
-        let packages = ["kvblock", "sched"].map(|name| Package { name: name.into(), dependencies: Vec::new() });
-        Tree { files, packages: packages.to_vec() }
-    }
-
-    #[test]
-    fn the_crate_table_names_exactly_the_crates() {
-        let page = |text: &str| tree(&[("README.md", text), ("kvblock/src/lib.rs", ""), ("docs/a.md", "")]);
-        let check = |text: &str| {
-            let tree = page(text);
-            crate_rows(&tree, &tree.files[0]).len()
-        };
-        assert_eq!(check("| `kvblock/` | a |\n| `docs/` | b |\n"), 1, "sched has no row");
-        assert_eq!(check("| `kvblock/` | a |\n| `sched/` | b |\n"), 1, "there is no folder sched");
-        assert_eq!(check("| feature | x |\n| `sched` | `kvblock/` |\n"), 2);
-    }
-
-    #[test]
-    fn ci_runs_what_the_readme_says() {
-        let text = "<!-- test-command -->\n```\ncargo test --workspace\n```\n";
-        assert!(readme(&tree(&[("README.md", text), (".ci/run", "set -e\ncargo test --workspace\n")])).is_empty());
-        assert_eq!(readme(&tree(&[("README.md", text), (".ci/run", "# cargo test --workspace\n")])).len(), 1);
-        assert_eq!(readme(&tree(&[("README.md", text)])).len(), 1);
-        assert_eq!(readme(&tree(&[("README.md", &"\n".repeat(121)), (".ci/run", "")])).len(), 2);
-    }
-
-    #[test]
-    fn the_docs_of_a_crate_have_an_example() {
-        let lib = |text: &str| example(&tree(&[("a/src/lib.rs", text)]), "a");
-        assert!(lib("//! A.\n//! ```\n//! a::b();\n//! ```\n").is_none());
-        assert!(lib("//! ```text\n//! picture\n//! ```\n//! ```no_run\n//! a();\n//! ```\n").is_none());
-        assert!(lib("//! ```text\n//! picture\n//! ```\n").is_some());
-        assert!(lib("//! ```ignore\n//! a();\n//! ```\n").is_some());
-    }
-
-    #[test]
-    fn paths_of_one_machine_are_found() {
-        let lines = |text: &str| machine_paths(&File::new("a.md", text)).len();
-        let path = |folder: &str| format!("/{folder}/x");
-        assert_eq!(lines(&format!("see {}\n\"{}\"\n", path("home"), path("root"))), 2);
-        assert_eq!(lines(&format!("https://a.example{} and art{}\n", path("home"), path("work"))), 0);
-    }
-
-    #[test]
-    fn links_lead_to_files_and_folders() {
-        let text = "[a](b.md) [c](../x/y.rs#z) [d](https://e.example) [f](#g) [h](../x) [i](gone.md)";
-        let tree = tree(&[("docs/a.md", text), ("docs/b.md", ""), ("x/y.rs", "")]);
-        let findings = dead_links(&tree, &tree.files[0]);
-        assert_eq!(findings.len(), 1);
-        assert!(findings[0].message.starts_with("links to gone.md"));
-    }
 }

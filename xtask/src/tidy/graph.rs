@@ -4,12 +4,12 @@
 //! the above". `testkit` is a dependency of tests and of `xtask` only, and no crate depends on `xtask`.
 
 use std::path::Path;
-use std::process::Command;
 
 use serde::Deserialize;
+use testkit::markdown;
 
-use super::markdown;
 use super::{File, Finding, Tree};
+use crate::cargo;
 
 const PAGE: &str = "ARCHITECTURE.md";
 
@@ -37,13 +37,9 @@ pub(super) fn packages(root: &Path) -> Result<Vec<Package>, String> {
     struct Metadata {
         packages: Vec<Package>,
     }
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let args = ["metadata", "--no-deps", "--offline", "--format-version", "1"];
-    let output =
-        Command::new(cargo).args(args).current_dir(root).output().map_err(|error| format!("cargo: {error}"))?;
-    let read: Result<Metadata, _> = serde_json::from_slice(&output.stdout);
-    read.map(|metadata| metadata.packages)
-        .map_err(|_| format!("cargo metadata failed: {}", String::from_utf8_lossy(&output.stderr).trim()))
+    let text = cargo::run(root, &["metadata", "--no-deps", "--offline", "--format-version", "1"])?;
+    let read: Result<Metadata, _> = serde_json::from_str(&text);
+    read.map(|metadata| metadata.packages).map_err(|error| format!("cargo metadata: {error}"))
 }
 
 /// A row of the crate table.
@@ -129,69 +125,4 @@ fn table<'a>(page: &'a File, crates: &[&str]) -> Vec<Row<'a>> {
         table.push(Row { index: row.index, name, uses });
     }
     table
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const PAGE_TEXT: &str = "| `kvblock/` | a `sched` | nothing of ours |\n| `sched/` | b | `kvblock` |\n| `engine/` | c | all of the above |\n";
-
-    fn package(name: &str, dependencies: &[(&str, Option<&str>)]) -> Package {
-        let dependency =
-            |(name, kind): &(&str, Option<&str>)| Dependency { name: (*name).into(), kind: kind.map(str::to_owned) };
-        Package { name: name.into(), dependencies: dependencies.iter().map(dependency).collect() }
-    }
-
-    /// Returns the findings for these dependencies of kvblock and engine; sched depends on kvblock.
-    fn messages(page: &str, kvblock: &[(&str, Option<&str>)], engine: &[(&str, Option<&str>)]) -> Vec<String> {
-        let sched = package("sched", &[("kvblock", None), ("serde", None)]);
-        let packages = vec![package("kvblock", kvblock), sched, package("engine", engine)];
-        let tree = Tree { files: vec![File::new(PAGE, page)], packages };
-        check(&tree).iter().map(ToString::to_string).collect()
-    }
-
-    const ENGINE: &[(&str, Option<&str>)] = &[("kvblock", None), ("sched", None), ("testkit", Some("dev"))];
-
-    #[test]
-    fn a_graph_as_the_page_shows_it_is_good() {
-        assert_eq!(messages(PAGE_TEXT, &[("serde", None), ("sched", Some("dev"))], ENGINE), [""; 0]);
-    }
-
-    #[test]
-    fn an_arrow_that_is_not_shown_is_found() {
-        for kind in [None, Some("build")] {
-            let found = messages(PAGE_TEXT, &[("sched", kind)], ENGINE);
-            let expected = "kvblock/Cargo.toml: found a dependency on sched, which ARCHITECTURE.md does not show";
-            assert!(matches!(&found[..], [one] if one.starts_with(expected)), "{found:?}");
-        }
-    }
-
-    #[test]
-    fn an_arrow_that_is_shown_must_exist_and_point_upward() {
-        let found = messages(PAGE_TEXT, &[], &[("sched", None)]);
-        assert!(found[0].starts_with("ARCHITECTURE.md:3: found kvblock in the row of engine, which"), "{found:?}");
-        let circle = PAGE_TEXT.replace("nothing of ours", "`sched`");
-        let found = messages(&circle, &[("sched", None)], ENGINE);
-        assert!(
-            found[0].starts_with("ARCHITECTURE.md:1: found sched in the row of kvblock, but not above"),
-            "{found:?}"
-        );
-    }
-
-    #[test]
-    fn test_crates_stay_out_of_the_product() {
-        let found = messages(PAGE_TEXT, &[("xtask", Some("dev"))], ENGINE);
-        assert!(matches!(&found[..], [one] if one.contains("found a dependency on xtask")), "{found:?}");
-        let found = messages(PAGE_TEXT, &[("testkit", None)], ENGINE);
-        assert!(matches!(&found[..], [one] if one.contains("found testkit under [dependencies]")), "{found:?}");
-        assert!(test_crates(&package("xtask", &[("testkit", None)])).is_empty());
-    }
-
-    #[test]
-    fn cargo_lists_the_crates_of_this_workspace() {
-        let found = packages(&testkit::workspace::root()).unwrap_or_default();
-        let xtask = found.iter().find(|package| package.name == "xtask");
-        assert!(xtask.is_some_and(|xtask| xtask.dependencies.iter().any(|used| used.name == "testkit")), "{found:?}");
-    }
 }

@@ -1,17 +1,17 @@
-//! `cargo xtask tidy`: the rules of the house that no compiler checks. Every message says how to mend what it found.
+//! `cargo xtask tidy`: rules of the workspace that no compiler checks. Every message says what was found, what was expected and
+//! what to do.
 //!
-//! The tree is read into memory once; each check is a pure function from a [`Tree`] to [`Finding`]s, in one file per
-//! subject. It costs about a tenth of a second, and runs as a test of this crate too.
+//! The tree is read into memory once. Each check is a pure function from a [`Tree`] to [`Finding`]s, in a file of its own. All
+//! together take one or two seconds. They also run as a test of this crate.
 
 mod circles;
 mod configuration;
 mod docs;
 mod graph;
-mod markdown;
 mod named_tests;
 mod rust;
 mod skips;
-mod source;
+mod tokens;
 
 use std::fmt;
 use std::path::Path;
@@ -29,38 +29,38 @@ pub struct File {
 }
 
 impl File {
-    /// A file with this path and these contents.
+    /// Makes a file with this path and these contents.
     pub fn new(path: impl Into<String>, text: impl Into<String>) -> File {
         File { path: path.into(), text: text.into() }
     }
 
-    /// Whether the name ends in `.rs`.
+    /// Returns whether the name ends in `.rs`.
     pub fn is_rust(&self) -> bool {
         self.path.ends_with(".rs")
     }
 
-    /// The top-level folder.
+    /// Returns the top-level folder.
     fn top(&self) -> &str {
         self.path.split('/').next().unwrap_or_default()
     }
 
-    /// Whether it is compiled into a library or a binary: `<crate>/src/`.
+    /// Returns whether the file is compiled into a library or a binary: `<crate>/src/`.
     fn is_source(&self) -> bool {
         self.is_rust() && self.path.strip_prefix(self.top()).is_some_and(|rest| rest.starts_with("/src/"))
     }
 
-    /// Something is wrong with the whole file.
+    /// Makes a finding about the whole file.
     fn finding(&self, message: impl Into<String>) -> Finding {
         Finding { path: self.path.clone(), line: None, message: message.into() }
     }
 
-    /// Something is wrong in the line with this index, counted from 0.
+    /// Makes a finding about the line with this index, counted from 0.
     fn at(&self, index: usize, message: impl Into<String>) -> Finding {
         Finding { path: self.path.clone(), line: Some(index + 1), message: message.into() }
     }
 }
 
-/// All text files of the workspace.
+/// The text files and crates of the workspace.
 #[derive(Clone, Debug, Default)]
 pub struct Tree {
     /// In order of their paths.
@@ -80,7 +80,7 @@ impl Tree {
         Ok(Tree { files, packages: graph::packages(root)? })
     }
 
-    /// All that is wrong, in order of path and line.
+    /// Returns everything that is wrong, in order of path and line.
     pub fn findings(&self) -> Vec<Finding> {
         let mut findings = [
             rust::check,
@@ -101,30 +101,30 @@ impl Tree {
         self.files.iter().find(|file| file.path == path)
     }
 
-    /// The file, or a finding that it is missing.
+    /// Returns the file, or a finding that it is missing.
     fn require(&self, path: &str) -> Result<&File, Finding> {
-        let missing = || Finding {
-            path: path.to_owned(),
-            line: None,
-            message: "missing; tidy checks it, so it must exist".to_owned(),
-        };
-        self.get(path).ok_or_else(missing)
+        let message = "found no such file, expected one, because tidy checks it; add it".to_owned();
+        self.get(path).ok_or_else(|| Finding { path: path.to_owned(), line: None, message })
     }
 
-    /// Names of the workspace's crates; each is in the folder of its name.
+    fn has_folder(&self, path: &str) -> bool {
+        self.files.iter().any(|file| file.path.strip_prefix(path).is_some_and(|rest| rest.starts_with('/')))
+    }
+
+    /// Returns the names of the workspace's crates. Each is in the folder of its name.
     fn crates(&self) -> Vec<&str> {
         self.packages.iter().map(|package| package.name.as_str()).collect()
     }
 }
 
-/// One thing that is wrong, and how to mend it.
+/// Something that is wrong, and what to do about it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
     /// Path of the file from the root.
     pub path: String,
     /// Line, counted from 1; `None` for the whole file.
     pub line: Option<usize>,
-    /// What, and what to do.
+    /// What was found, what was expected, and what to do.
     pub message: String,
 }
 
@@ -137,10 +137,10 @@ impl fmt::Display for Finding {
     }
 }
 
-/// Prints what is wrong under `root`.
+/// Prints the findings about the tree under `root`.
 ///
 /// # Errors
-/// How many things are.
+/// The number of findings, if there are any.
 pub fn run(root: &Path) -> Result<(), String> {
     let tree = Tree::read(root)?;
     let findings = tree.findings();
@@ -149,9 +149,9 @@ pub fn run(root: &Path) -> Result<(), String> {
     }
     match findings.len() {
         0 => {
-            println!("tidy: {} files, nothing to mend", tree.files.len());
+            println!("tidy: {} files, no findings", tree.files.len());
             Ok(())
         }
-        count => Err(format!("tidy: {count} things to mend in {} files", tree.files.len())),
+        count => Err(format!("tidy: findings: {count}; each line above says what to do")),
     }
 }

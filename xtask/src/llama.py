@@ -1,8 +1,8 @@
-"""Times llama.cpp through llama-cpp-python; started by `cargo xtask bench-cpu`.
+"""Measures llama.cpp through llama-cpp-python; `cargo xtask bench-cpu` starts it.
 
     llama.py MODEL.gguf THREADS BATCH INPUT OUTPUT     prints {"prefill": tokens/s, "decode": tokens/s}
 
-BATCH sequences of INPUT random tokens; then OUTPUT - 1 steps with one token of each. The first run warms up.
+It computes BATCH sequences of INPUT random tokens, then OUTPUT - 1 steps with one token of each. The first run warms up.
 """
 
 import json
@@ -13,7 +13,7 @@ import time
 import llama_cpp as ll
 
 model_path, threads, sequences, length, output = sys.argv[1], *map(int, sys.argv[2:])
-# Its messages go to standard error line by line; they are not what is measured.
+# Messages line by line on standard error would take measurable time.
 quiet = ll.llama_log_callback(lambda level, text, data: None)
 ll.llama_log_set(quiet, None)
 ll.llama_backend_init()
@@ -30,7 +30,7 @@ draw = random.Random(1)
 
 
 def decode(rows):
-    """One call with rows of (position, sequence, whether logits are wanted)."""
+    """Makes one call with rows of (position, sequence, whether logits are needed)."""
     batch.n_tokens = len(rows)
     for i, (position, sequence, logits) in enumerate(rows):
         batch.token[i] = draw.randrange(vocabulary)

@@ -1,4 +1,4 @@
-// Texts with less contrast to what is behind them than WCAG 2.2 asks (1.4.3): 4.5, or 3 for large ones.
+// Returns the texts with less contrast to their background than WCAG 2.2 requires (1.4.3): 4.5, or 3 for large text.
 const numbers = (colour) => colour.match(/[\d.]+/g).map(Number);
 const luminance = ([r, g, b]) => {
   const linear = [r, g, b].map((c) => (c / 255 <= 0.04045 ? c / 255 / 12.92 : ((c / 255 + 0.055) / 1.055) ** 2.4));

@@ -1,0 +1,96 @@
+//! Runs cargo, and finds what it has built.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use serde_json::Value;
+use testkit::kernels;
+
+/// Runs the cargo that started this program, and returns its standard output.
+///
+/// # Errors
+/// Cargo does not start, or fails; its messages go to standard error.
+pub fn run(root: &Path, args: &[&str]) -> Result<String, String> {
+    let program = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let output = Command::new(program).args(args).current_dir(root).stderr(Stdio::inherit()).output();
+    let output = output.map_err(|error| format!("cargo did not start: {error}"))?;
+    match output.status.success() {
+        true => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
+        false => Err(format!("cargo {} ended with {}; its messages are above", args.join(" "), output.status)),
+    }
+}
+
+/// Builds the program `quire` and returns its path.
+///
+/// # Errors
+/// Those of [`run`].
+pub fn build_quire(root: &Path, profile: &str) -> Result<PathBuf, String> {
+    run(root, &["build", "--package", "cli", "--bin", "quire", "--locked", "--profile", profile])?;
+    let folder = if profile == "dev" { "debug" } else { profile };
+    Ok(kernels::target(root).join(folder).join("quire"))
+}
+
+/// A program of tests.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TestProgram {
+    /// Name of the package.
+    pub package: String,
+    /// Its target: a library, a binary, or the name of an integration test.
+    pub target: String,
+    /// The executable.
+    pub file: PathBuf,
+    /// Folder of the package.
+    pub folder: PathBuf,
+}
+
+/// Builds the test programs that further arguments of `cargo test` select.
+///
+/// # Errors
+/// Those of [`run`].
+pub fn test_programs(root: &Path, args: &[&str]) -> Result<Vec<TestProgram>, String> {
+    let build = ["test", "--no-run", "--locked", "--message-format=json-render-diagnostics"];
+    Ok(programs(&run(root, &[&build, args].concat())?))
+}
+
+/// Returns the test programs in cargo's messages.
+fn programs(messages: &str) -> Vec<TestProgram> {
+    let messages = messages.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let tests =
+        messages.filter(|message| message["reason"] == "compiler-artifact" && message["profile"]["test"] == true);
+    let program = |message: Value| {
+        let folder = Path::new(message["manifest_path"].as_str()?).parent()?.to_owned();
+        Some(TestProgram {
+            package: folder.file_name()?.to_string_lossy().into_owned(),
+            target: message["target"]["name"].as_str()?.to_owned(),
+            file: PathBuf::from(message["executable"].as_str()?),
+            folder,
+        })
+    };
+    tests.filter_map(program).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn test_programs_are_found_in_the_messages_of_cargo() {
+        let messages = concat!(
+            r#"{"reason":"compiler-artifact","manifest_path":"/q/device/Cargo.toml","target":{"name":"all"},"profile":{"test":true},"executable":"/t/all-1"}"#,
+            "\n",
+            r#"{"reason":"compiler-artifact","manifest_path":"/q/cli/Cargo.toml","target":{"name":"quire"},"profile":{"test":false},"executable":"/t/quire"}"#,
+            "\n",
+            r#"{"reason":"compiler-artifact","manifest_path":"/q/sched/Cargo.toml","target":{"name":"sched"},"profile":{"test":true},"executable":null}"#,
+            "\n",
+            r#"{"reason":"build-finished","success":true}"#,
+            "\n"
+        );
+        let expected = TestProgram {
+            package: "device".into(),
+            target: "all".into(),
+            file: "/t/all-1".into(),
+            folder: "/q/device".into(),
+        };
+        assert_eq!(programs(messages), [expected]);
+    }
+}

@@ -1,0 +1,82 @@
+//! `cargo xtask doctor`, and the table of the longest parts.
+
+use testkit::capability::Capability;
+use testkit::not_run::Required;
+use testkit::workspace;
+use xtask::doctor;
+use xtask::parts::{of_log, table};
+
+#[test]
+fn ci_requires_what_every_machine_needs_and_what_this_one_has() {
+    let required = Required::parse(&doctor::require()).unwrap();
+    for capability in Capability::ALL {
+        let wanted = Capability::OF_CI.contains(&capability) || capability.is_present();
+        assert_eq!(required.has(capability), wanted, "{}", capability.name());
+    }
+}
+
+#[test]
+fn the_doctor_prints_every_line_on_any_machine() {
+    let report = doctor::report(&workspace::root());
+    let names = ["rust", "lints", "components", "C compiler", "cores", "CPU", "nvcc", "GPU driver"];
+    for name in names.into_iter().chain(Capability::ALL.map(Capability::name)) {
+        assert!(report.lines().any(|line| line.starts_with(name)), "{name} is missing in\n{report}");
+    }
+}
+
+const LOG: &str = "   Compiling device v0.1.0\n    Finished `test` profile [optimized] target(s) in 1m 02.50s\n     \
+    Running tests/all.rs (/t/debug/deps/all-9f)\n\
+    test result: ok. 4 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 12.00s\n     \
+    Running unittests src/lib.rs (/t/debug/deps/device-0a1b)\n\nrunning 2 tests\ntest a ... ok\n\n\
+    test result: ok. 2 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 3.25s\n\n     \
+    Running unittests src/main.rs (/t/debug/deps/quire-77)\n\
+    test result: ok. 0 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.00s\n   \
+    Doc-tests attention_kernels\n\
+    test result: ok. 1 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.75s\n";
+
+#[test]
+fn a_log_is_split_by_program() {
+    let found = of_log(LOG).into_iter().map(|part| (part.name, part.seconds)).collect::<Vec<_>>();
+    let want = [
+        ("building the tests", 62.5),
+        ("attention-kernels, tests/all.rs", 12.0),
+        ("device, unit tests", 3.25),
+        ("quire, unit tests", 0.0),
+        ("attention-kernels, examples in docs", 0.75),
+    ];
+    assert_eq!(found, want.map(|(name, seconds)| (name.to_owned(), seconds)));
+}
+
+#[test]
+fn the_table_has_the_longest_first() {
+    let expected = "    62.5 s  building the tests\n    12.0 s  attention-kernels, tests/all.rs\n";
+    assert_eq!(table(of_log(LOG), 2), expected);
+}
+
+#[cfg(unix)]
+#[test]
+fn the_site_is_built_by_mdbook_and_without_it_one_line_says_how_to_install_it() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    let run = || {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_xtask"));
+        command.arg("docs").env("PATH", at("bin")).env("CARGO_MANIFEST_DIR", at("xtask")).env_remove("QUIRE_BUNDLE");
+        let output = command.output().unwrap();
+        (output.status.success(), String::from_utf8(output.stderr).unwrap())
+    };
+    let (built, said) = run();
+    assert!(
+        !built && said.contains("found no mdbook on PATH; install it with `cargo install --locked mdbook`"),
+        "{said}"
+    );
+    std::fs::create_dir(at("bin")).unwrap();
+    std::fs::write(at("bin/mdbook"), "#!/bin/sh\necho \"$1 in $PWD\" > built\n").unwrap();
+    std::fs::set_permissions(at("bin/mdbook"), std::fs::Permissions::from_mode(0o755)).unwrap();
+    let (built, said) = run();
+    assert!(!built && said.contains("found no book.toml") && said.lines().count() == 1, "{said}");
+    std::fs::write(at("book.toml"), "").unwrap();
+    assert_eq!(run(), (true, String::new()));
+    let root = folder.path().canonicalize().unwrap();
+    assert_eq!(std::fs::read_to_string(at("built")).unwrap(), format!("build in {}\n", root.display()));
+}
