@@ -346,7 +346,7 @@ __device__ __forceinline__ void prefill_sm90(const AttentionArgs& args, const Te
         extern __shared__ __align__(1024) unsigned char smem[];                                                           \
         quire::prefill_sm90<quire::HopperShape<T, D>>(QUIRE_ATTENTION_ARGS, key_map, value_map, smem);                    \
     }                                                                                                                     \
-    QUIRE_EXPORT(name);
+    QUIRE_EXPORT_SHARED(name, sizeof(quire::HopperShape<T, D>::Shared));
 
 PREFILL_SM90(prefill_sm90_f16_h64, __half, 64)
 PREFILL_SM90(prefill_sm90_f16_h128, __half, 128)

@@ -32,8 +32,8 @@ fn what_a_variant_can_not_do_is_said_with_those_that_could() {
     assert!(message.contains("cache holds same,fp8_e4m3,fp8_e5m2,int8,int8_per_token_head, not f16"), "{message}");
     let choice = KernelChoice { decode: "cuda.paged_v1".into(), ..Default::default() };
     let message = format(&choice, &cuda(Dtype::F32, KvDtype::Same)).err().unwrap().to_string();
-    assert!(message.contains("can not serve: it computes in f16,bf16"), "{message}");
-    assert!(message.ends_with("these could: cuda.generic"), "{message}");
+    assert!(message.contains("cannot serve: it computes in f16,bf16"), "{message}");
+    assert!(message.ends_with("use one of: cuda.generic"), "{message}");
 }
 
 #[test]
@@ -69,8 +69,8 @@ fn the_unproven_kernel_of_hopper_is_taken_by_name_alone_and_on_hopper_alone() {
     let named = KernelChoice { prefill: "cuda.prefill_sm90".into(), ..Default::default() };
     assert_eq!(chosen(&named, &on((9, 0)))[1], "cuda.prefill_sm90");
     for (needs, why) in [
-        (on((8, 9)), "needs compute capability 9.0 and no other, this GPU has 8.9"),
-        (on((10, 0)), "needs compute capability 9.0 and no other, this GPU has 10.0"),
+        (on((8, 9)), "needs compute capability exactly 9.0, this GPU has 8.9"),
+        (on((10, 0)), "needs compute capability exactly 9.0, this GPU has 10.0"),
         (Needs { head_dim: 96, ..on((9, 0)) }, "its head sizes are 64,128, the model's is 96"),
         (Needs { block_size: 24, ..on((9, 0)) }, "its block sizes are 8,16,32,64,128, --block-size is 24"),
         (Needs { row_invariant: true, ..on((9, 0)) }, "it is not row-invariant"),
@@ -93,7 +93,7 @@ fn blocks_that_no_vector_fills_are_refused_at_selection() {
 fn a_name_that_does_not_exist_is_said_with_those_that_do() {
     let choice = KernelChoice { decode: "cpu.fast".into(), ..Default::default() };
     let error = select(&choice, &cpu(64)).err().unwrap().to_string();
-    assert!(error.starts_with("[kernels] decode = \"cpu.fast\": no such variant; there are: "), "{error}");
+    assert!(error.starts_with("[kernels] decode = \"cpu.fast\": there is no such variant; use one of: "), "{error}");
     assert!(error.contains("cpu.reference") && error.contains("cuda.paged_v1"), "{error}");
 }
 

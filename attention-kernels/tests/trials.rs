@@ -4,8 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use attention_kernels::trial::grid::{Cell, Grid, Shape};
+use attention_kernels::trial::numbers::{from_byte, to_byte};
 use attention_kernels::trial::{self, Peaks, Time};
-use attention_kernels::{Dtype, KernelError, Operation, variants};
+use attention_kernels::{Dtype, KernelError, KvDtype, Operation, variants};
 use device::Device;
 
 fn tiny() -> (Arc<dyn Device>, Grid) {
@@ -68,11 +69,11 @@ fn what_can_not_be_measured_is_an_error_with_the_choices() {
     let (device, grid) = tiny();
     let refused = |grid: &Grid| grid.run(&device, &mut || Ok(Peaks::default()), &mut |_| ()).unwrap_err().to_string();
     let unknown = refused(&Grid { variants: vec!["cpu.fast".into()], ..grid.clone() });
-    assert!(unknown.starts_with("--variant \"cpu.fast\": no such variant; there are: cpu."), "{unknown}");
+    assert!(unknown.starts_with("--variant \"cpu.fast\": there is no such variant; use one of: cpu."), "{unknown}");
     let unable = refused(&Grid { variants: vec!["cuda.paged_v1".into()], ..grid.clone() });
     assert!(unable.contains("cuda.paged_v1: it runs on cuda and cuda-sim, the device is cpu"), "{unable}");
     let heads = refused(&Grid { kv_heads: 3, ..grid.clone() });
-    assert_eq!(heads, "--heads 4 is no multiple of --kv-heads 3");
+    assert_eq!(heads, "--heads: found 4, expected a multiple of --kv-heads 3; change one of them");
     assert!(refused(&Grid { contexts: vec![0], ..grid }).contains("numbers from 1"));
 }
 
@@ -123,4 +124,21 @@ fn a_call_runs_as_often_as_it_is_asked_for_and_one_that_fails_ends_it() -> Resul
     let failure = || KernelError::NotLoaded { variant: "none", what: "thing" };
     assert!(trial::time(&*device, 0, 3, |i| if i == 1 { Err(failure()) } else { Ok(()) }).is_err());
     Ok(())
+}
+
+#[test]
+fn eight_bit_numbers_are_those_of_the_fp8_paper() {
+    assert_eq!(from_byte(KvDtype::Fp8E4m3, 0x7e), 448.0);
+    assert_eq!(from_byte(KvDtype::Fp8E5m2, 0x7b), 57344.0);
+    assert_eq!(from_byte(KvDtype::Fp8E4m3, 0x01), 2f32.powi(-9));
+    for kv_dtype in [KvDtype::Fp8E4m3, KvDtype::Fp8E5m2, KvDtype::Int8] {
+        for byte in 0..=255u8 {
+            let value = from_byte(kv_dtype, byte);
+            if value.is_finite() && value != -128.0 {
+                assert_eq!(to_byte(kv_dtype, value), byte, "{kv_dtype} {byte:#x}");
+            }
+        }
+    }
+    assert_eq!(to_byte(KvDtype::Fp8E4m3, 17.0), to_byte(KvDtype::Fp8E4m3, 16.0), "a tie goes to even");
+    assert_eq!(to_byte(KvDtype::Fp8E4m3, -1e9), 0xfe);
 }

@@ -1,4 +1,4 @@
-//! Attention in vectors: how a call is cut into tasks, and the packed matrix product.
+//! Vectorised attention: splits a call into tasks and merges their results. Also the linear layer.
 //!
 //! ```text
 //! a call     sequences → units of neighbouring rows → KV heads → partitions of 512 tokens, if there are few of the former
@@ -6,8 +6,8 @@
 //!            results of a unit's tasks, folded in the order of the partitions, become its output rows
 //! ```
 //!
-//! Cutting changes no bit: a task folds the partitions that it has as the last pass folds tasks. So a single long sequence uses
-//! every thread. Results of tasks, and what a thread writes in between, stay allocated from call to call.
+//! How a call is split changes no bit: a task merges its partitions as the last pass merges tasks. So a single long
+//! sequence uses every thread. Results and scratch memory of tasks stay allocated from call to call.
 
 use std::cell::Cell;
 use std::ops::Range;
@@ -24,36 +24,36 @@ use crate::args::{AttentionArgs, LinearArgs};
 use crate::error::KernelError;
 use crate::shape::PARTITION;
 
-/// Queries (rows times heads of a group) that a task has at least and at most, if its sequence has as many: the more there are,
-/// the less it matters that keys are turned round and elements widened once for all of them; the fewer, the more tasks.
+/// Range of the number of queries (rows times heads of a group) of a task, if its sequence has as many. With more, the cost
+/// of transposing keys and widening elements is shared by more queries; with fewer, there are more tasks.
 const QUERIES: Range<usize> = 16..96;
 
-/// Tasks for each thread below which contexts are cut.
+/// Contexts are split if there are fewer tasks than this per thread.
 const TASKS: usize = 4;
 
 pub(super) fn linear(isa: Isa, device: &dyn Device, args: LinearArgs<'_>) -> Result<(), KernelError> {
     with_gemm(device, args, |pool, operands| gemm(isa, pool, operands))
 }
 
-/// Neighbouring rows of one sequence.
+/// Adjacent rows of one sequence.
 struct Unit {
     seq: usize,
     rows: Range<usize>,
     /// Position of the first row.
     position: usize,
-    /// Of its context, those that its rows see; none for padding.
+    /// Partitions that the rows see; none for padding.
     partitions: Range<usize>,
-    /// The first of its pieces; the next unit's is behind the last.
+    /// Index of the unit's first piece. Its pieces end where those of the next unit start.
     piece: usize,
 }
 
-/// The units of a call and how their contexts are cut, kept from call to call.
+/// The units of a call, and how their contexts are split. Kept from call to call.
 #[derive(Default)]
 struct Cut {
     units: Vec<Unit>,
-    /// Of units and of their partitions.
+    /// Index of the unit, and the partitions of the piece.
     pieces: Vec<(usize, Range<usize>)>,
-    /// A result for each piece and KV head.
+    /// Result of each piece and KV head.
     results: Vec<f32>,
 }
 
@@ -63,7 +63,7 @@ thread_local! {
 }
 
 impl Cut {
-    /// Cuts a call into units, and these into pieces where there are too few for all threads.
+    /// Splits a call into units, and these into pieces if there are too few for all threads.
     fn cut(&mut self, args: &AttentionArgs<'_>, threads: usize) {
         let (batch, kv_heads) = (args.batch, args.cache.shape.num_kv_heads);
         let queries = args.rows().len() * args.num_heads / (TASKS * threads);
@@ -97,7 +97,7 @@ impl Cut {
         }
     }
 
-    /// The pieces of a unit.
+    /// Returns the pieces of a unit.
     fn pieces_of(&self, unit: usize) -> Range<usize> {
         self.units[unit].piece..self.units.get(unit + 1).map_or(self.pieces.len(), |next| next.piece)
     }
@@ -157,7 +157,7 @@ fn in_pieces(isa: Isa, device: &dyn Device, args: AttentionArgs<'_>, cut: &mut C
         SCRATCH.set(scratch);
     });
     let (rows, width, units) = (args.rows(), args.num_heads * dim, &cut_now.units);
-    // Folds the results of a row and head, its values into `out`, or its state alone where that is empty.
+    // Merges the results of a row and head: values into `out`, or only the state if `out` is empty.
     let fold = |row: usize, head: usize, out: &mut [f32]| {
         let unit = units.partition_point(|unit| unit.rows.end <= row);
         let (kv_head, query) = (head / group, (row - units[unit].rows.start) * group + head % group);

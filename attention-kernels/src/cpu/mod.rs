@@ -1,4 +1,4 @@
-//! The CPU's variants: `cpu.reference` in plain loops, and one kernel source compiled for each vector unit.
+//! The CPU variants: `cpu.reference` in plain loops, and one kernel source compiled for each vector instruction set.
 
 mod fast;
 mod kernel;
@@ -15,12 +15,12 @@ use device::Isa;
 use crate::format::{Dtype, KvDtype, Layout};
 use crate::variant::{Capabilities, Kernel, Operation, Sizes, Variant};
 
-/// What the CPU's attention can do.
+/// Capabilities of attention.
 const fn attention(name: &'static str, isa: Isa, rank: u32) -> Capabilities {
     Capabilities { window: true, soft_cap: true, alibi: true, lse: true, row_invariant: Some(name), ..plain(isa, rank) }
 }
 
-/// The other operations know nothing of scores.
+/// Capabilities of the other operations.
 const fn plain(isa: Isa, rank: u32) -> Capabilities {
     Capabilities {
         devices: &["cpu"],
@@ -35,7 +35,8 @@ const fn plain(isa: Isa, rank: u32) -> Capabilities {
     }
 }
 
-/// The reference is given numbers alone, so that what makes blocks of them before a product is compared with something.
+/// Capabilities of linear layers. The reference takes only unquantised rows, so quantising them before a product is tested
+/// against it.
 const fn product(isa: Isa, rank: u32) -> Capabilities {
     Capabilities { takes_blocks: rank > 0, ..plain(isa, rank) }
 }

@@ -1,5 +1,5 @@
-//! Cache writes and block copies, a row of `head_dim` elements at a time. Rows are brought to the cache's type in a loop
-//! that is compiled for the widest vectors of this CPU; its bits are those of one number at a time.
+//! Cache writes and block copies, one row of `head_dim` elements at a time. Rows are converted in a loop that is compiled
+//! for the widest vectors of this CPU; the bits are those of a conversion number by number.
 
 use device::simd::Lanes;
 use device::{Buffer, Device, Isa, Pool};
@@ -10,22 +10,22 @@ use crate::error::KernelError;
 use crate::format::KvDtype;
 use crate::shape::KvShape;
 
-/// Multiply-adds that take as long as to write one element: pages of a young cache come into being here.
+/// Multiply-adds that take as long as writing one element, including the page faults of a new cache.
 const COST: usize = 32;
 
 /// New rows of keys, or of values.
 struct Rows<'a> {
     source: &'a [f32],
-    /// The first element of the first row.
+    /// Index of the first element of the first row.
     offset: usize,
     stride: usize,
     slots: &'a [i64],
     shape: KvShape,
-    /// One for all KV heads, or one each.
+    /// One scale for all KV heads, or one each.
     scales: &'a [f32],
 }
 
-/// The elements that are written, by their type.
+/// Elements to write, by type.
 enum Pages<'a> {
     F32(&'a mut [f32]),
     F16(&'a mut [u16]),
@@ -40,7 +40,7 @@ pub(super) fn cache_write(device: &dyn Device, args: CacheWriteArgs<'_>) -> Resu
     write(Isa::best(), device.pool(), args)
 }
 
-/// Writes with the instructions of `isa`, which this CPU must have: keys by one thread, values by another.
+/// Writes with the instruction set `isa`, which the CPU must have: keys on one thread, values on another.
 pub(super) fn write(isa: Isa, pool: &Pool, args: CacheWriteArgs<'_>) -> Result<(), KernelError> {
     args.check()?;
     expect_ours(args.cache)?;
@@ -74,7 +74,7 @@ impl<'a> Pages<'a> {
     }
 }
 
-/// The lanes are not asked for: the loops are compiled for their instruction set.
+/// `L` is not used: the loops are compiled for its instruction set.
 #[allow(clippy::extra_unused_type_parameters)]
 #[inline(always)]
 fn by_type<L: Lanes>(rows: &Rows<'_>, pages: &mut Pages<'_>) {
@@ -90,7 +90,7 @@ fn write_rows<S: Stored>(rows: &Rows<'_>, elements: &mut [S::Raw]) {
         for head in 0..rows.shape.num_kv_heads {
             let scale = of_head(rows.scales, head);
             let (row, row_scale) = place::<S>(&rows.shape, slot, head);
-            // The scale of a row lies behind it, if it has one at all.
+            // A scale of the row, if any, lies behind the row.
             let (before, from_scale) = elements.split_at_mut(row_scale);
             let source = &rows.source[rows.offset + i * rows.stride + head * dim..][..dim];
             S::write(source, scale, &mut before[row..][..dim], &mut from_scale[..S::SCALE]);

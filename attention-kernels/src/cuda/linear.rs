@@ -1,4 +1,4 @@
-//! Linear layers by the device's own matrix product.
+//! Linear layers by the matrix product of the device.
 
 use device::Device;
 use device::gemm::Product;

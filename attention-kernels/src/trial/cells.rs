@@ -1,4 +1,4 @@
-//! One operation at one shape: inputs, a check of what comes out, and the time, for each variant.
+//! Measurement of one operation at one shape: generates inputs, checks the results of each variant, and times it.
 
 use std::sync::Arc;
 
@@ -18,9 +18,9 @@ use crate::shape::KvShape;
 use crate::variant::{Operation, Variant};
 use crate::workspace::{Workspace, WorkspaceLimits};
 
-/// Multiply-adds that a truth in float64 may take.
+/// Most multiply-adds in float64 that go into the expected result.
 const TRUTH: usize = 1 << 27;
-/// Rows of a written cache, or of a product, that are compared.
+/// Number of rows of a written cache, or of a product, that are compared.
 const SAMPLE: usize = 64;
 
 type Found<'a> = &'a mut dyn FnMut(&Variant, Cell);
@@ -34,7 +34,7 @@ pub(super) fn run(
     runs: (usize, usize),
     found: Found<'_>,
 ) -> Result<(), KernelError> {
-    // Variants of one layout share their inputs.
+    // Variants with the same layout share their inputs.
     let mut rest = variants.to_vec();
     while let Some(first) = rest.first() {
         let format = shape.format(first);
@@ -51,7 +51,7 @@ pub(super) fn run(
     Ok(())
 }
 
-/// How many sets of inputs, that repetitions take turns: all of them together lie beyond the caches.
+/// Returns the number of copies of the inputs that repetitions use in turn, so that together they exceed the caches.
 fn sets(device: &dyn Device, bytes: usize) -> usize {
     if device.name() == "cuda-sim" { 1 } else { BEYOND_CACHES.div_ceil(bytes.max(1)).clamp(1, 64) }
 }
@@ -100,7 +100,7 @@ fn attention(
     Ok(())
 }
 
-/// Blocks that the contexts of a batch take, and as many free ones.
+/// Returns the shape of a cache with the blocks for a batch of contexts, and as many free blocks.
 fn pool(shape: &Shape, tokens: usize) -> KvShape {
     let blocks = shape.batch * tokens.div_ceil(shape.block_size);
     let (num_kv_heads, block_size, head_dim) = (shape.kv_heads, shape.block_size, shape.head_size);
@@ -248,7 +248,7 @@ fn products(
     if variants.is_empty() {
         return Ok(());
     }
-    // As the output matrix of attention is: square.
+    // The weights are square, like the output matrix of attention.
     let (rows, k) = (shape.batch * shape.query_len, shape.heads * shape.head_size);
     let mut random = Random::new(4);
     let mut draw = |len: usize| -> Vec<f32> { (0..len).map(|_| random.unit()).collect() };

@@ -289,3 +289,12 @@ fn a_poisoned_page_is_loud_in_every_type_that_has_nan() {
         }
     }
 }
+
+#[test]
+fn the_registry_says_which_cache_types_a_device_serves() {
+    let cpu = device::open("cpu", Some(1)).unwrap();
+    assert!(KvDtype::ALL.into_iter().all(|kv_dtype| attention_kernels::serves_cache(&*cpu, kv_dtype)));
+    let Some(sim) = devices::sim(0) else { return };
+    let served = KvDtype::ALL.into_iter().filter(|kv_dtype| attention_kernels::serves_cache(&*sim, *kv_dtype));
+    assert_eq!(served.collect::<Vec<_>>(), KvDtype::ON_GPU);
+}

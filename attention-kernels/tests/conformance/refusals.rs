@@ -83,7 +83,7 @@ fn a_call_that_does_not_fit_its_cache_or_workspace_is_an_error_with_the_numbers(
         }
         for name in ["cuda.paged_v2", "cuda.paged_gqa"] {
             let small = said(name, &workspace, &cache, &|_| ());
-            assert_eq!(small, "partial results that the workspace has room for: found 0, expected 16");
+            assert_eq!(small, "partial results that fit the workspace: found 0, expected 16");
         }
         let other = said("cuda.paged", &workspace, &cache, &|args| args.alibi_slopes = Some(&[0.5; 4]));
         assert!(other.contains("no such ALiBi slopes"), "{other}");
