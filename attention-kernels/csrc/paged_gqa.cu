@@ -1,5 +1,5 @@
-// cuda.paged_gqa: decode for grouped queries on tensor cores, entries paged_gqa_<type>_h<head size>[_kv8]. Each block
-// takes up to 16 query heads of one KV head over one partition, and leaves a partial result for paged_reduce.cu.
+// cuda.paged_gqa: decode with grouped queries on tensor cores, kernels paged_gqa_<type>_h<head size>[_kv8]. A thread block
+// takes up to 16 query heads of one KV head over one partition and writes a partial result for paged_reduce.cu.
 //
 // Grid (rows * num_kv_heads * ceil(group / 16), max_partitions), group = num_heads / num_kv_heads; 128 threads, 64 for
 // heads over 128.

@@ -1,12 +1,12 @@
-// cuda.paged_prefill: causal attention of many query rows over their paged context on tensor cores, entries
-// paged_prefill_<type>_h<head size>[_kv8]. A sequence's rows, token by token and head by head of a group, are cut into
-// tiles; a block takes one tile of one KV head and folds the partitions of its context.
+// cuda.paged_prefill: causal attention of many query rows over their paged context on tensor cores, kernels
+// paged_prefill_<type>_h<head size>[_kv8]. The rows of a sequence, token by token and within a token head by head of a
+// group, are split into tiles. A thread block takes one tile of one KV head and merges the partitions of its context.
 //
 //   rows of a sequence, group of 4:   token 0: h0 h1 h2 h3   token 1: h0 h1 h2 h3   ...
 //   tiles of 64 rows:                 |-- tokens 0..16 --|-- tokens 16..32 --| ...
 //
-// Grid (rows * group / ROWS + num_seqs, num_kv_heads), the division rounding down: no length is read on the host;
-// blocks past a sequence's tiles return at once. 128 threads.
+// Grid (rows * group / ROWS + num_seqs, num_kv_heads), the division rounding down: the host reads no lengths, and blocks
+// behind a sequence's tiles return at once. 128 threads.
 
 #include "instantiate.cuh"
 #include "tile.cuh"
@@ -16,7 +16,7 @@ namespace quire {
 template <class T, bool KV8, int D>
 using PrefillShape = TileShape<T, KV8, D, D <= 128 ? 4 : 2, D <= 128 ? 1 : 2>;
 
-// Beside the tile: the sums of the partitions so far, which do not fit the registers together with those of the current one.
+// The tile, and the sums of the partitions so far, which do not fit the registers together with those of the current one.
 template <class Shape>
 struct PrefillShared {
     typename Shape::Shared tile;
@@ -31,8 +31,8 @@ __device__ __forceinline__ void paged_prefill(const AttentionArgs& args, unsigne
     using T = typename Shape::T;
     constexpr uint32_t ROWS = Shape::ROWS;
     const uint32_t group = args.num_heads / args.num_kv_heads, kv_head = blockIdx.y;
-    // Sequence s owns the blocks from (starts[s] - starts[0]) * group / ROWS + s on, which are enough for its tiles. The last blocks
-    // of a sequence have the longest contexts, so they start first.
+    // Sequence s has the blocks from (starts[s] - starts[0]) * group / ROWS + s on, which suffice for its tiles. The last
+    // blocks of a sequence have the longest contexts, so they start first.
     const uint32_t block = gridDim.x - 1 - blockIdx.x;
     const uint32_t* starts = args.query_starts;
     const auto first_block = [=](uint32_t s) { return (starts[s] - starts[0]) * group / ROWS + s; };
@@ -85,7 +85,7 @@ __device__ __forceinline__ void paged_prefill(const AttentionArgs& args, unsigne
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         if (rows.index[r] == RowPair::NONE) continue;
-        const float factor = finish(args, states[r], kv_head);
+        const float factor = output_factor(args, states[r], kv_head);
         T* to = static_cast<T*>(args.output) + static_cast<int64_t>(rows.index[r]) * Shape::D;
 #pragma unroll
         for (int i = 0; i < Shape::SUMS; i++) {

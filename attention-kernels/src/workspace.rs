@@ -68,21 +68,21 @@ impl WorkspaceLimits {
 pub struct Workspace {
     limits: WorkspaceLimits,
     /// `[num_seqs, limits.max_blocks]` i32, padded with −1.
-    block_tables: Mirror,
+    pub(crate) block_tables: Mirror,
     /// `[num_seqs]` u32.
-    context_lens: Mirror,
+    pub(crate) context_lens: Mirror,
     /// `[num_seqs + 1]` u32.
-    query_starts: Mirror,
+    pub(crate) query_starts: Mirror,
     /// `[rows]` i64.
     slot_mapping: Mirror,
     /// `[copies, 2]` u32.
-    pairs: Mirror,
+    pub(crate) pairs: Mirror,
     /// `[split_rows, num_heads, max_partitions, head_dim]` f32.
     pub(crate) partial_sums: Buffer,
     /// `[split_rows, num_heads, max_partitions, 2]` f32.
     pub(crate) partial_states: Buffer,
     /// `[num_heads]` f32.
-    alibi_slopes: Mirror,
+    pub(crate) alibi_slopes: Mirror,
     /// Contents of the buffers.
     loaded: Loaded,
 }
@@ -143,33 +143,6 @@ impl Workspace {
         slot_mapping: &[i64],
         window: Option<usize>,
     ) -> Result<(), KernelError> {
-        self.load_as(false, device, batch, slot_mapping, window)
-    }
-
-    /// Loads a step as [`Workspace::load`] does, for launches that are captured into a [`device::Graph`] or for its replay:
-    /// grids cover the longest context that the workspace can hold, whatever the current lengths. A replay must have as
-    /// many rows and sequences as the capture; padding has a context of 0, one row, and the slot −1.
-    ///
-    /// # Errors
-    /// As for [`Workspace::load`].
-    pub fn load_fixed(
-        &mut self,
-        device: &dyn Device,
-        batch: &AttentionBatch,
-        slot_mapping: &[i64],
-        window: Option<usize>,
-    ) -> Result<(), KernelError> {
-        self.load_as(true, device, batch, slot_mapping, window)
-    }
-
-    fn load_as(
-        &mut self,
-        fixed: bool,
-        device: &dyn Device,
-        batch: &AttentionBatch,
-        slot_mapping: &[i64],
-        window: Option<usize>,
-    ) -> Result<(), KernelError> {
         let limits = self.limits;
         batch.check_sizes()?;
         at_least("sequences that the workspace holds", limits.max_seqs, batch.num_seqs())?;
@@ -190,8 +163,26 @@ impl Workspace {
         self.loaded.query_starts.extend_from_slice(&batch.query_starts);
         self.loaded.slot_mapping.extend_from_slice(slot_mapping);
         self.loaded.max_blocks = longest;
-        self.loaded.fixed = fixed;
+        self.loaded.fixed = false;
         self.loaded.window = window;
+        Ok(())
+    }
+
+    /// Loads a step as [`Workspace::load`] does, for launches that are captured into a [`device::Graph`] or for its replay:
+    /// grids cover the longest context that the workspace can hold, whatever the current lengths. A replay must have as
+    /// many rows and sequences as the capture; padding has a context of 0, one row, and the slot −1.
+    ///
+    /// # Errors
+    /// As for [`Workspace::load`].
+    pub fn load_fixed(
+        &mut self,
+        device: &dyn Device,
+        batch: &AttentionBatch,
+        slot_mapping: &[i64],
+        window: Option<usize>,
+    ) -> Result<(), KernelError> {
+        self.load(device, batch, slot_mapping, window)?;
+        self.loaded.fixed = true;
         Ok(())
     }
 
@@ -221,39 +212,14 @@ impl Workspace {
         Ok(())
     }
 
-    /// `[num_seqs, limits.max_blocks]` i32.
-    pub(crate) fn block_tables(&self) -> &Buffer {
-        self.block_tables.buffer()
-    }
-
     /// Returns the number of blocks of the longest context that launches cover.
     pub(crate) fn launch_blocks(&self) -> usize {
         if self.loaded.fixed { self.limits.max_blocks } else { self.loaded.max_blocks }
     }
 
-    /// `[num_seqs]` u32.
-    pub(crate) fn context_lens(&self) -> &Buffer {
-        self.context_lens.buffer()
-    }
-
-    /// `[num_seqs + 1]` u32.
-    pub(crate) fn query_starts(&self) -> &Buffer {
-        self.query_starts.buffer()
-    }
-
     /// Returns the slots that were loaded last, `[rows]` i64.
     pub fn slot_mapping(&self) -> &Buffer {
         self.slot_mapping.buffer()
-    }
-
-    /// `[copies, 2]` u32.
-    pub(crate) fn pairs(&self) -> &Buffer {
-        self.pairs.buffer()
-    }
-
-    /// `[num_heads]` f32.
-    pub(crate) fn alibi_slopes(&self) -> &Buffer {
-        self.alibi_slopes.buffer()
     }
 
     /// Whether this batch was loaded, for a kernel with that window. Block ids are not compared.

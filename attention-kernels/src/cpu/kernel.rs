@@ -20,7 +20,7 @@ use device::simd::{LANES, Lanes};
 use super::merge::Merged;
 use super::scores::score_all;
 use super::tile::{SCORES, Scratch, Seen, Shared, TILE, Task};
-use super::values::weigh_all;
+use super::values::sum_all;
 
 /// Returns the length of a task's result: weighted values `[rows, group, head_dim]`, then `[rows, group]` of [`Merged`],
 /// two numbers each. A row that sees nothing has a total of 0.
@@ -47,15 +47,15 @@ pub(super) fn run(isa: Isa, shared: &Shared<'_>, task: &Task<'_>, scratch: &mut 
         let seen = &Seen { task, window: shared.window, partition };
         // Three functions, because inlining them into one doubled the build time of the crate.
         score_all(isa, shared, seen, scratch);
-        device::dispatch!(isa, soften(shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut Scratch));
-        weigh_all(isa, shared, seen, scratch);
+        device::dispatch!(isa, softmax_all(shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut Scratch));
+        sum_all(isa, shared, seen, scratch);
         merge(seen, scratch, dim, sums, states);
     }
 }
 
 /// Converts the scores of every query into weights.
 #[inline(always)]
-fn soften<L: Lanes>(shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut Scratch) {
+fn softmax_all<L: Lanes>(shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut Scratch) {
     let task = seen.task;
     for query in 0..task.queries() {
         let tokens = seen.by(query / task.group);

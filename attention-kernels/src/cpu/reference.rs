@@ -6,7 +6,7 @@ use device::{Device, Isa, Pool};
 
 use super::merge::Merged;
 use super::store;
-use super::stored::{GivenScales, Pages, Slot, Stored, by_kind, expect_ours, place};
+use super::stored::{GivenScales, Slot, Stored, by_kv_dtype, expect_ours, place};
 use crate::args::{AttentionArgs, BlockCopyArgs, CacheWriteArgs, LinearArgs, Rows};
 use crate::error::KernelError;
 use crate::shape::{KvShape, PARTITION};
@@ -29,13 +29,15 @@ impl<S: Stored> Numbers<'_, S> {
 
 pub(super) fn attention(_: &dyn Device, args: AttentionArgs<'_>) -> Result<(), KernelError> {
     args.check()?;
-    by_kind!(Pages::of(args.cache)?, |pages, S| by_type::<S>(args, pages))
+    expect_ours(args.cache)?;
+    by_kv_dtype!(args.cache.format.kv_dtype, |S| by_type::<S>(args))
 }
 
-fn by_type<S: Stored>(args: AttentionArgs<'_>, pages: [&[S::Raw]; 2]) -> Result<(), KernelError> {
+fn by_type<S: Stored>(args: AttentionArgs<'_>) -> Result<(), KernelError> {
     let shape = args.cache.shape;
     let (heads, dim, stride) = (args.num_heads, shape.head_dim, args.query_stride);
-    let [keys, values] = pages.map(|elements| Numbers::<S> { elements, shape });
+    let keys = Numbers::<S> { elements: args.cache.keys.host()?, shape };
+    let values = Numbers::<S> { elements: args.cache.values.host()?, shape };
     let scales = GivenScales::of(args.cache.scales.as_deref(), args.cache.format.kv_dtype)?;
     let (batch, window, soft_cap, slopes) = (args.batch, args.window, args.soft_cap, args.alibi_slopes);
     let query = args.query.host::<f32>()?;

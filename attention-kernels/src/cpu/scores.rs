@@ -1,8 +1,8 @@
 //! Scores of a partition: products of queries and keys, computed in one of two ways with the same bits.
 //!
 //! ```text
-//! few queries     a key as it lies      × q[0], q[1] …   Σ over lanes in the end      bound by reading keys
-//! many queries    16 keys turned round  × q[0][d] …      a token in each lane         bound by arithmetic
+//! few queries     a key as stored       × q[0], q[1] …   Σ over lanes at the end      bound by reading keys
+//! many queries    16 keys, transposed    × q[0][d] …      a token in each lane         bound by arithmetic
 //! ```
 //!
 //! In decode there are few queries: each key is read once, and its products with all queries of the group stay in registers
@@ -28,23 +28,23 @@ const OF_A_KEY: usize = 4;
 const OF_A_PANEL: usize = 3;
 
 /// Keys are transposed if there are at least this many queries.
-const TURN_FROM: usize = 12;
+const TRANSPOSE_FROM: usize = 12;
 
 /// Computes `scores[query][token - first] = scale * q·k` for all tokens that some row sees in a partition. Also fills some
 /// further entries: those up to whole panels, and those that only other rows see.
 pub(super) fn score_all(isa: Isa, shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut Scratch) {
-    device::dispatch!(isa, score(shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut Scratch));
+    device::dispatch!(isa, score_tiles(shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut Scratch));
 }
 
 #[inline(always)]
-fn score<L: Lanes>(shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut Scratch) {
-    let Scratch { scores, tile: room, .. } = scratch;
+fn score_tiles<L: Lanes>(shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut Scratch) {
+    let Scratch { scores, tile: scratch, .. } = scratch;
     for offset in seen.tiles() {
         let tile = &seen.tile(offset, shared.shape.block_size);
-        if seen.task.queries() < TURN_FROM {
-            few::<L>(shared, seen, tile, room, &mut scores[offset..]);
+        if seen.task.queries() < TRANSPOSE_FROM {
+            by_key::<L>(shared, seen, tile, scratch, &mut scores[offset..]);
         } else {
-            many::<L>(shared, seen, tile, room, &mut scores[offset..]);
+            by_panel::<L>(shared, seen, tile, scratch, &mut scores[offset..]);
         }
         scale_tokens(shared, seen.task, 0, tile, scores);
     }
@@ -52,14 +52,14 @@ fn score<L: Lanes>(shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut Scratch) 
 
 /// Takes runs of tokens of one block, without transposing.
 #[inline(always)]
-fn few<L: Lanes>(shared: &Shared<'_>, seen: &Seen<'_>, tile: &Tile, room: &mut [f32], scores: &mut [f32]) {
+fn by_key<L: Lanes>(shared: &Shared<'_>, seen: &Seen<'_>, tile: &Tile, scratch: &mut [f32], scores: &mut [f32]) {
     let (task, shape) = (seen.task, &shared.shape);
     let mut token = tile.tokens.start;
     while token < tile.tokens.end {
         let slot = tile.slots[token];
         let run = LANES.min(tile.tokens.end - token).min(slot.rows_left(shape.block_size));
         let mut next = ahead(shared, seen, 0, tile.offset + token);
-        let keys = shared.pages.run::<L>(0, shape, slot, task.kv_head, run, room);
+        let keys = shared.pages.run::<L>(0, shape, slot, task.kv_head, run, scratch);
         by_queries!(task.queries(), 1 2 3 .. OF_A_KEY, |first, R| {
             let mut queries = [&task.query[..0]; R];
             for r in 0..R {
@@ -135,13 +135,13 @@ fn some_dots<L: Lanes, const R: usize, const K: usize>(
 
 /// Transposes all keys of a tile, then takes all queries.
 #[inline(always)]
-fn many<L: Lanes>(shared: &Shared<'_>, seen: &Seen<'_>, tile: &Tile, room: &mut [f32], scores: &mut [f32]) {
+fn by_panel<L: Lanes>(shared: &Shared<'_>, seen: &Seen<'_>, tile: &Tile, scratch: &mut [f32], scores: &mut [f32]) {
     let (task, shape) = (seen.task, &shared.shape);
-    let (dim, keys) = (shape.head_dim, room.as_chunks_mut::<LANES>().0);
+    let (dim, keys) = (shape.head_dim, scratch.as_chunks_mut::<LANES>().0);
     for panel in tile.panels() {
         let slots = &tile.slots.as_chunks().0[panel];
         ahead(shared, seen, 0, tile.offset + panel * LANES).ask(0, LANES);
-        shared.pages.turned::<L>(0, shape, slots, task.kv_head, &mut keys[panel * dim..][..dim]);
+        shared.pages.transposed::<L>(0, shape, slots, task.kv_head, &mut keys[panel * dim..][..dim]);
     }
     by_queries!(task.queries(), 1 2 .. OF_A_PANEL, |first, R| {
         let mut queries = [&task.query[..0]; R];

@@ -140,22 +140,39 @@ pub(super) enum Pages<'a> {
     Int8PerToken([&'a [u8]; 2]),
 }
 
-/// Evaluates `$each` with the elements of a cache and their kind. `Pages` is the caller's enum, for reading or for writing.
-macro_rules! by_kind {
-    ($pages:expr, |$elements:ident, $kind:ident| $each:expr) => {
-        $crate::cpu::stored::by_kind!($pages, $elements, $kind, $each, F32 F16 Bf16 E4m3 E5m2 Int8 Int8PerToken)
+/// Evaluates `$each` with `$kind` as the [`Stored`] type of a cache's elements.
+macro_rules! by_kv_dtype {
+    ($kv_dtype:expr, |$kind:ident| $each:expr) => {
+        $crate::cpu::stored::by_kv_dtype!(
+            $kv_dtype, $kind, $each,
+            Same F32, F16 F16, Bf16 Bf16, Fp8E4m3 E4m3, Fp8E5m2 E5m2, Int8 Int8, Int8PerToken Int8PerToken
+        )
     };
-    ($pages:expr, $elements:ident, $kind:ident, $each:expr, $($name:ident)*) => {
-        match $pages {
-            $(Pages::$name($elements) => {
-                type $kind = $crate::cpu::stored::$name;
+    ($kv_dtype:expr, $kind:ident, $each:expr, $($name:ident $stored:ident),*) => {
+        match $kv_dtype {
+            $($crate::format::KvDtype::$name => {
+                type $kind = $crate::cpu::stored::$stored;
                 $each
             })*
         }
     };
 }
+pub(super) use by_kv_dtype;
 
-pub(super) use by_kind;
+/// Evaluates `$each` with the elements of [`Pages`] and their kind.
+macro_rules! by_kind {
+    ($pages:expr, |$elements:ident, $kind:ident| $each:expr) => {
+        by_kind!($pages, $elements, $kind, $each, F32 F16 Bf16 E4m3 E5m2 Int8 Int8PerToken)
+    };
+    ($pages:expr, $elements:ident, $kind:ident, $each:expr, $($name:ident)*) => {
+        match $pages {
+            $(Pages::$name($elements) => {
+                type $kind = $name;
+                $each
+            })*
+        }
+    };
+}
 
 impl<'a> Pages<'a> {
     /// Returns the elements of a checked cache.
@@ -178,7 +195,7 @@ impl<'a> Pages<'a> {
 
     /// Transposes keys (0) or values (1) of sixteen slots: `to[d][i]` becomes element `d` of slot `i`.
     #[inline(always)]
-    pub fn turned<L: Lanes>(
+    pub fn transposed<L: Lanes>(
         &self,
         which: usize,
         shape: &KvShape,
@@ -186,7 +203,7 @@ impl<'a> Pages<'a> {
         kv_head: usize,
         to: &mut [[f32; LANES]],
     ) {
-        by_kind!(self, |pages, S| turned::<L, S>(pages[which], shape, slots, kv_head, to))
+        by_kind!(self, |pages, S| transposed::<L, S>(pages[which], shape, slots, kv_head, to))
     }
 
     /// Returns keys (0) or values (1) of `tokens` adjacent slots of a block in float32, in place or converted into `tile`:
@@ -267,7 +284,7 @@ fn ahead<S: Stored>(elements: &[S::Raw], shape: &KvShape, slot: Slot, kv_head: u
 }
 
 #[inline(always)]
-fn turned<L: Lanes, S: Stored>(
+fn transposed<L: Lanes, S: Stored>(
     elements: &[S::Raw],
     shape: &KvShape,
     slots: &[Slot; LANES],

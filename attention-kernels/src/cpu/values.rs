@@ -41,12 +41,12 @@ impl<'a> Values<'a> {
 
 /// Computes `part[query] = Σ_j p[query][j] * v[j]` over the tokens that each query sees in a partition, in the order of j.
 /// Tokens that a group of queries sees in common are added for the group; those before and after query by query.
-pub(super) fn weigh_all(isa: Isa, shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut Scratch) {
-    device::dispatch!(isa, weigh_tiles(shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut Scratch));
+pub(super) fn sum_all(isa: Isa, shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut Scratch) {
+    device::dispatch!(isa, sum_tiles(shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut Scratch));
 }
 
 #[inline(always)]
-fn weigh_tiles<L: Lanes>(shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut Scratch) {
+fn sum_tiles<L: Lanes>(shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut Scratch) {
     let (task, shape) = (seen.task, &shared.shape);
     let (dim, Scratch { scores, part, tile: widened, .. }) = (shape.head_dim, scratch);
     part[..task.queries() * dim].fill(0.0);
@@ -68,17 +68,17 @@ fn weigh_tiles<L: Lanes>(shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut Scr
         for query in 0..edges {
             let (mine, common) = (seen.by(query / task.group), common(seen, query));
             let tokens = tile.part(seen, mine.start..mine.end.min(common.start));
-            weigh::<L, 1>(values, tokens, query, scores, part);
+            add_weighted::<L, 1>(values, tokens, query, scores, part);
         }
         by_queries!(task.queries(), 1 2 3 4 5 .. AT_ONCE, |first, R| {
             let values = Values { next: &next, ..values };
-            weigh::<L, R>(values, tile.part(seen, common(seen, first)), first, scores, part);
+            add_weighted::<L, R>(values, tile.part(seen, common(seen, first)), first, scores, part);
             next = [Ahead::NONE; TILE / LANES];
         });
         for query in 0..edges {
             let (mine, common) = (seen.by(query / task.group), common(seen, query));
             let tokens = tile.part(seen, mine.start.max(common.end)..mine.end);
-            weigh::<L, 1>(values, tokens, query, scores, part);
+            add_weighted::<L, 1>(values, tokens, query, scores, part);
         }
     }
 }
@@ -93,7 +93,7 @@ fn common(seen: &Seen<'_>, query: usize) -> Range<usize> {
 
 /// Adds the weighted values of some tokens of a tile to the sums of `R` queries.
 #[inline(always)]
-fn weigh<L: Lanes, const R: usize>(
+fn add_weighted<L: Lanes, const R: usize>(
     values: Values<'_>,
     tokens: Range<usize>,
     first: usize,
@@ -129,7 +129,7 @@ fn weigh<L: Lanes, const R: usize>(
     }
 }
 
-/// The part of [`weigh`] for `C` vectors of the head, whose sums stay in registers.
+/// The part of [`add_weighted`] for `C` vectors of the head, whose sums stay in registers.
 #[inline(always)]
 fn columns<L: Lanes, const R: usize, const C: usize>(
     values: Values<'_>,

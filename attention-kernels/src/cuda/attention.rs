@@ -208,12 +208,12 @@ impl<'a> Call<'a> {
             args.lse.as_deref().map_or(Arg::null(), |lse| Arg::pointer(lse, 0)),
             partial(&workspace.partial_sums),
             partial(&workspace.partial_states),
-            Arg::pointer(workspace.block_tables(), first * workspace.limits().max_blocks * size_of::<i32>()),
-            Arg::pointer(workspace.context_lens(), first * size_of::<u32>()),
-            Arg::pointer(workspace.query_starts(), first * size_of::<u32>()),
+            Arg::pointer(workspace.block_tables.buffer(), first * workspace.limits().max_blocks * size_of::<i32>()),
+            Arg::pointer(workspace.context_lens.buffer(), first * size_of::<u32>()),
+            Arg::pointer(workspace.query_starts.buffer(), first * size_of::<u32>()),
             key_scales,
             value_scales,
-            args.alibi_slopes.map_or(Arg::null(), |_| Arg::pointer(workspace.alibi_slopes(), 0)),
+            args.alibi_slopes.map_or(Arg::null(), |_| Arg::pointer(workspace.alibi_slopes.buffer(), 0)),
             Arg::bytes(&shape),
         ];
         let mut parameters = [Arg::null(); 16];

@@ -87,7 +87,7 @@ pub(super) fn copy(device: &dyn Device, args: BlockCopyArgs<'_>) -> Result<(), K
             Arg::pointer(&cache.values, 0),
             Arg::pointer(&cache.keys, 0),
             Arg::pointer(&cache.values, 0),
-            Arg::pointer(workspace.pairs(), first * 2 * size_of::<u32>()),
+            Arg::pointer(workspace.pairs.buffer(), first * 2 * size_of::<u32>()),
             Arg::bytes(&shape),
         ];
         device.launch(&Launch {

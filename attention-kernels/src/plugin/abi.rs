@@ -2,6 +2,8 @@
 //!
 //! This file uses nothing else of the crate, so a plug-in written in Rust can include it as a module.
 
+#![allow(missing_docs)] // The header documents the fields.
+
 use std::ffi::{c_char, c_void};
 
 /// Version of this ABI.
@@ -39,7 +41,6 @@ pub type Run = unsafe extern "C" fn(host: *const Host, arguments: *const c_void)
 pub type Entry = unsafe extern "C" fn() -> *const Plugin;
 
 /// Services of the host.
-#[allow(missing_docs)] // The header documents the fields of all these.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Host {
@@ -50,7 +51,6 @@ pub struct Host {
 }
 
 /// Paged keys and values of one layer.
-#[allow(missing_docs)]
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Cache {
@@ -72,7 +72,6 @@ pub struct Cache {
 }
 
 /// Arguments of [`DECODE`] and [`PREFILL`].
-#[allow(missing_docs)]
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Attention {
@@ -96,7 +95,6 @@ pub struct Attention {
 }
 
 /// Arguments of [`CACHE_WRITE`].
-#[allow(missing_docs)]
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct CacheWrite {
@@ -111,7 +109,6 @@ pub struct CacheWrite {
 }
 
 /// Arguments of [`BLOCK_COPY`].
-#[allow(missing_docs)]
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct BlockCopy {
@@ -123,7 +120,6 @@ pub struct BlockCopy {
 }
 
 /// One implementation of one operation.
-#[allow(missing_docs)]
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Variant {
@@ -147,7 +143,6 @@ pub struct Variant {
 }
 
 /// Description of a plug-in.
-#[allow(missing_docs)]
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Plugin {

@@ -86,36 +86,31 @@ impl Grid {
             Operation::Linear => (&[KvDtype::Same], &one),
             _ => (&self.kv_dtypes, &self.block_sizes),
         };
-        let mut shapes = Vec::new();
-        for (&dtype, &kv_dtype) in self.dtypes.iter().flat_map(|dtype| kv_dtypes.iter().map(move |kv| (dtype, kv))) {
-            for (&head_size, &block_size) in
-                self.head_sizes.iter().flat_map(|size| block_sizes.iter().map(move |block| (size, block)))
-            {
-                for (&batch, &context) in
-                    self.batches.iter().flat_map(|batch| contexts.iter().map(move |context| (batch, context)))
-                {
-                    for &query_len in query_lens {
-                        let context = context.max(query_len);
-                        let (heads, kv_heads) = (self.heads, self.kv_heads);
-                        let shape = Shape {
-                            dtype,
-                            kv_dtype,
-                            heads,
-                            kv_heads,
-                            head_size,
-                            block_size,
-                            batch,
-                            context,
-                            query_len,
-                        };
-                        if !shapes.contains(&shape) {
-                            shapes.push(shape);
-                        }
-                    }
-                }
+        let none = Shape {
+            dtype: Dtype::F32,
+            kv_dtype: KvDtype::Same,
+            heads: self.heads,
+            kv_heads: self.kv_heads,
+            head_size: 0,
+            block_size: 0,
+            batch: 0,
+            context: 0,
+            query_len: 0,
+        };
+        let shapes = vary(vec![none], &self.dtypes, |shape, dtype| shape.dtype = dtype);
+        let shapes = vary(shapes, kv_dtypes, |shape, kv_dtype| shape.kv_dtype = kv_dtype);
+        let shapes = vary(shapes, &self.head_sizes, |shape, size| shape.head_size = size);
+        let shapes = vary(shapes, block_sizes, |shape, size| shape.block_size = size);
+        let shapes = vary(shapes, &self.batches, |shape, batch| shape.batch = batch);
+        let shapes = vary(shapes, contexts, |shape, context| shape.context = context);
+        let mut distinct: Vec<Shape> = Vec::new();
+        for mut shape in vary(shapes, query_lens, |shape, len| shape.query_len = len) {
+            shape.context = shape.context.max(shape.query_len);
+            if !distinct.contains(&shape) {
+                distinct.push(shape);
             }
         }
-        shapes
+        distinct
     }
 
     /// Returns why variants cannot be measured: one line for each variant and reason, of the named variants or of those for
@@ -203,6 +198,15 @@ impl Grid {
         }
         Ok(())
     }
+}
+
+/// Returns each shape with each of the values.
+fn vary<T: Copy>(shapes: Vec<Shape>, values: &[T], set: impl Fn(&mut Shape, T)) -> Vec<Shape> {
+    let with = |(mut shape, value): (Shape, T)| {
+        set(&mut shape, value);
+        shape
+    };
+    shapes.iter().flat_map(|shape| values.iter().map(|value| with((shape.clone(), *value)))).collect()
 }
 
 /// Why a grid was not measured, or not completely.

@@ -4,14 +4,15 @@ use attention_kernels::trial::numbers::{Random, element, from_bytes, int8_row, r
 use attention_kernels::trial::{Look, OnDevice, Problem, floats, multiply_and_sum, read_and_fold};
 use attention_kernels::{
     AttentionBatch, BlockCopyArgs, CacheFormat, CacheWriteArgs, Dtype, KvCache, KvDtype, KvScales, KvShape, Layout,
-    Operation, Variant, Workspace, WorkspaceLimits,
+    Operation, Variant, Workspace, WorkspaceLimits, variants,
 };
-use device::Device;
-use std::sync::Arc;
+use device::{Device, DeviceError, Launch};
+use std::sync::{Arc, Mutex};
 
 use super::covering;
 use super::devices::{self, buffer, bytes, variants_on};
 use super::looks;
+use crate::support::hooked::{Hooked, Hooks};
 
 /// For writes of up to so many rows.
 pub fn write_workspace(device: &dyn Device, shape: &KvShape, rows: usize) -> Workspace {
@@ -206,6 +207,39 @@ fn the_yardstick_of_the_tensor_cores_multiplies_as_often_as_it_says() {
             let (found, expected) = multiply_and_sum(&*device, factors, steps).unwrap();
             assert!(found.iter().all(|sum| *sum == expected), "{factors:?}, {steps} steps: {expected}, {found:?}");
         }
+    }
+}
+
+/// Remembers the number of copies of each launch.
+struct Copies(Arc<Mutex<Vec<u32>>>);
+
+impl Hooks for Copies {
+    fn launch(&self, device: &dyn Device, launch: &Launch<'_>) -> Result<(), DeviceError> {
+        self.0.lock().unwrap().push(launch.grid[0]);
+        device.launch(launch)
+    }
+}
+
+#[test]
+fn copies_that_depend_on_each_other_are_in_different_launches() {
+    let Some(device) = devices::sim(0) else { return };
+    let launched = Arc::new(Mutex::default());
+    let device = Hooked { device, hooks: Copies(Arc::clone(&launched)) };
+    let shape = KvShape { num_blocks: 7, num_kv_heads: 1, block_size: 4, head_dim: 8 };
+    let mut cache = KvCache::new(&device, shape).unwrap();
+    let mut workspace = write_workspace(&device, &shape, 1);
+    let copy = variants(Operation::BlockCopy).into_iter().find(|v| v.capabilities.runs_on("cuda-sim")).unwrap();
+    for (copies, expected, what) in [
+        (&[][..], &[][..], "nothing"),
+        (&[(0, 3), (0, 4), (1, 2)], &[3], "independent copies"),
+        (&[(0, 3), (3, 1), (5, 6)], &[1, 2], "a source that was written"),
+        (&[(0, 3), (4, 0)], &[1, 1], "a target that was read"),
+        (&[(0, 3), (4, 3)], &[1, 1], "a target that was written"),
+        (&[(1, 2), (3, 3)], &[1, 1], "a block copied onto itself"),
+    ] {
+        workspace.load_copies(&device, copies).unwrap();
+        copy.block_copy(&device, BlockCopyArgs { copies, cache: &mut cache, workspace: Some(&workspace) }).unwrap();
+        assert_eq!(std::mem::take(&mut *launched.lock().unwrap()), expected, "{what}");
     }
 }
 
