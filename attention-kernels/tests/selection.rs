@@ -1,4 +1,4 @@
-//! Which variants are chosen, and what an impossible choice is told.
+//! Which variants are selected, and the errors of choices that are impossible.
 
 use attention_kernels::{CacheFormat, Dtype, KernelChoice, KvDtype, Needs, Operation, SelectError, select, variants};
 
@@ -20,7 +20,7 @@ fn format(choice: &KernelChoice, needs: &Needs) -> Result<CacheFormat, SelectErr
 }
 
 #[test]
-fn what_a_variant_can_not_do_is_said_with_those_that_could() {
+fn an_error_says_why_a_variant_cannot_serve_and_which_can() {
     let choice = KernelChoice { prefill: "cpu.portable".into(), ..Default::default() };
     let error = select(&choice, &Needs { dtype: Dtype::F16, ..cpu(64) }).err().unwrap().to_string();
     assert!(error.contains("no decode kernel") && error.contains("cpu.reference: it computes in f32"), "{error}");
@@ -37,7 +37,7 @@ fn what_a_variant_can_not_do_is_said_with_those_that_could() {
 }
 
 #[test]
-fn auto_takes_the_greatest_rank_that_can_serve() {
+fn auto_selects_the_highest_rank_that_can_serve() {
     let auto = KernelChoice::default();
     let best = variants(Operation::Decode).into_iter().find(|v| v.capabilities.runs_on("cpu")).unwrap();
     for kv_dtype in KvDtype::ALL {
@@ -63,7 +63,7 @@ fn a_gpu_set_agrees_on_types_and_layout() {
 }
 
 #[test]
-fn the_unproven_kernel_of_hopper_is_taken_by_name_alone_and_on_hopper_alone() {
+fn the_unproven_hopper_kernel_is_selected_only_by_name_and_only_on_hopper() {
     let on = |capability| Needs { compute_capability: Some(capability), ..cuda(Dtype::Bf16, KvDtype::Same) };
     assert_eq!(chosen(&KernelChoice::default(), &on((9, 0)))[1], "cuda.paged_prefill");
     let named = KernelChoice { prefill: "cuda.prefill_sm90".into(), ..Default::default() };
@@ -81,7 +81,7 @@ fn the_unproven_kernel_of_hopper_is_taken_by_name_alone_and_on_hopper_alone() {
 }
 
 #[test]
-fn blocks_that_no_vector_fills_are_refused_at_selection() {
+fn blocks_that_are_not_whole_vectors_are_refused_at_selection() {
     let odd = Needs { head_dim: 8, block_size: 5, ..cuda(Dtype::F32, KvDtype::Int8) };
     let error = format(&KernelChoice::default(), &odd).err().unwrap().to_string();
     assert!(error.contains("no block_copy kernel") && error.contains("it moves 16 bytes at a time"), "{error}");
@@ -90,7 +90,7 @@ fn blocks_that_no_vector_fills_are_refused_at_selection() {
 }
 
 #[test]
-fn a_name_that_does_not_exist_is_said_with_those_that_do() {
+fn an_unknown_name_is_an_error_that_lists_the_known_ones() {
     let choice = KernelChoice { decode: "cpu.fast".into(), ..Default::default() };
     let error = select(&choice, &cpu(64)).err().unwrap().to_string();
     assert!(error.starts_with("[kernels] decode = \"cpu.fast\": there is no such variant; use one of: "), "{error}");

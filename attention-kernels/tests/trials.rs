@@ -1,4 +1,4 @@
-//! Measuring variants: the grid of shapes, and times.
+//! Measurement of variants: grids of shapes, and times.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -65,7 +65,7 @@ fn bytes_and_operations_are_those_of_the_shape() {
 }
 
 #[test]
-fn what_can_not_be_measured_is_an_error_with_the_choices() {
+fn a_grid_that_cannot_be_measured_is_an_error_that_names_the_choices() {
     let (device, grid) = tiny();
     let refused = |grid: &Grid| grid.run(&device, &mut || Ok(Peaks::default()), &mut |_| ()).unwrap_err().to_string();
     let unknown = refused(&Grid { variants: vec!["cpu.fast".into()], ..grid.clone() });
@@ -93,13 +93,13 @@ fn a_share_is_of_the_greater_of_the_peaks_before_and_after_an_operation() {
 }
 
 #[test]
-fn prefill_in_halves_is_compared_with_the_tensor_cores() {
+fn prefill_in_16_bits_is_compared_with_the_tensor_cores() {
     let (_, grid) = tiny();
     let shape = &grid.shapes(Operation::Prefill)[0];
     let halves = Shape { dtype: Dtype::Bf16, ..shape.clone() };
     let cell = Cell { time: Time::default(), bytes: 1, operations: 4000, ulps: 0.0 };
     let peaks = Peaks { read: Some(1e12), tensor: Some(4e12), ..Peaks::default() };
-    // A time of nothing counts as a nanosecond.
+    // A time of 0 counts as a nanosecond.
     assert_eq!(peaks.share(Operation::Prefill, &halves, &cell), Some(1.0));
     assert_eq!(peaks.share(Operation::Prefill, shape, &cell), None, "no peak of f32");
 }

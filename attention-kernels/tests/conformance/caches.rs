@@ -14,7 +14,7 @@ use super::devices::{self, buffer, bytes, variants_on};
 use super::looks;
 use crate::support::hooked::{Hooked, Hooks};
 
-/// For writes of up to so many rows.
+/// Returns a workspace for writes of up to `rows` rows.
 pub fn write_workspace(device: &dyn Device, shape: &KvShape, rows: usize) -> Workspace {
     let limits = WorkspaceLimits {
         max_seqs: 1,
@@ -30,14 +30,14 @@ pub fn write_workspace(device: &dyn Device, shape: &KvShape, rows: usize) -> Wor
     Workspace::new(device, limits).unwrap()
 }
 
-/// With these slots in it.
+/// Loads these slots into a workspace.
 pub fn loaded(mut workspace: Workspace, device: &dyn Device, slots: &[i64]) -> Workspace {
     let batch = AttentionBatch { query_starts: vec![0], ..AttentionBatch::default() };
     workspace.load(device, &batch, slots, None).unwrap();
     workspace
 }
 
-/// The settings of all writes or copies of a variant: format, head size, block size, KV heads, scales.
+/// Returns the settings of all writes or copies of a variant: format, head size, block size, KV heads, scales.
 fn settings(variant: &Variant) -> Vec<(CacheFormat, KvShape, Option<bool>)> {
     let can = &variant.capabilities;
     let pick = |sizes: attention_kernels::Sizes, of: &[usize]| -> Vec<usize> {
@@ -60,7 +60,7 @@ fn settings(variant: &Variant) -> Vec<(CacheFormat, KvShape, Option<bool>)> {
     setting.collect()
 }
 
-/// A cache that holds random bytes, and these bytes.
+/// Returns a cache of random bytes, and these bytes.
 fn random_cache(
     device: &dyn Device,
     shape: KvShape,
@@ -95,7 +95,7 @@ fn writes(
     let what = format!("{} on {}: {format}, {shape:?}, scales per head {scales:?}", variant.name, device.name());
     let mut random = Random::new(seed);
     let (dim, width) = (shape.head_dim, shape.num_kv_heads * shape.head_dim);
-    // One fused buffer with something before, between and behind.
+    // A fused buffer with unused elements before, between and after keys and values.
     let (key_offset, value_offset, stride, rows) = (16, 16 + width + 8, 2 * width + 40, 9);
     let mut source: Vec<f32> = (0..rows * stride).map(|_| round(format.dtype, 6.0 * random.unit())).collect();
     source[key_offset] = 1e9; // clamped, or infinite in f16
@@ -165,7 +165,7 @@ fn block_copies_run_in_order_with_repeated_sources() {
     devices::all().iter().for_each(|device| copy_all(&**device));
 }
 
-/// Every setting of every variant that copies blocks.
+/// Calls every variant that copies blocks with every setting.
 pub fn copy_all(device: &dyn Device) {
     let copies = [(0, 3), (0, 4), (3, 1), (5, 6), (4, 3), (2, 2)];
     for variant in variants_on(device, &[Operation::BlockCopy]) {
@@ -191,7 +191,7 @@ pub fn copy_all(device: &dyn Device) {
 }
 
 #[test]
-fn the_yardstick_of_the_bench_reads_every_word() {
+fn the_bandwidth_kernel_reads_every_word() {
     for device in devices::gpus(5) {
         for (size, blocks) in [(16, 2), (24, 1), ((40 << 20) + 48, 2048)] {
             let [found, expected] = read_and_fold(&*device, size, blocks).unwrap();
@@ -201,7 +201,7 @@ fn the_yardstick_of_the_bench_reads_every_word() {
 }
 
 #[test]
-fn the_yardstick_of_the_tensor_cores_multiplies_as_often_as_it_says() {
+fn the_tensor_core_kernel_multiplies_as_often_as_stated() {
     for device in devices::gpus(5) {
         for (factors, steps) in [([1.0, 1.0], 1), ([2.0, -0.5], 7), ([3.0, 0.25], 4)] {
             let (found, expected) = multiply_and_sum(&*device, factors, steps).unwrap();
@@ -288,11 +288,11 @@ fn slots_and_blocks_that_do_not_exist_are_refused_before_anything_runs() {
 }
 
 #[test]
-fn a_poisoned_page_is_loud_in_every_type_that_has_nan() {
+fn a_poisoned_page_yields_nan_in_every_type_that_has_nan() {
     for device in devices::all() {
         for variant in variants_on(&*device, &[Operation::Decode]) {
             let can = &variant.capabilities;
-            // int8 without scales of its own has no NaN.
+            // int8 without scales in the page has no NaN.
             for &kv_dtype in can.kv_dtypes.iter().filter(|kv_dtype| **kv_dtype != KvDtype::Int8) {
                 let look = Look {
                     format: CacheFormat { dtype: can.dtypes[0], kv_dtype, layout: Layout::Hnd },
