@@ -88,7 +88,6 @@ struct VectorRows {
             for (int e = 0; e < WIDTH; e++) sums[i][e] = 0.0f;
         }
     }
-
     __device__ __forceinline__ void rescale(float factor) {
 #pragma unroll
         for (int i = 0; i < PER_LANE; i++) {
@@ -107,57 +106,50 @@ struct VectorRows {
         }
     }
 
-    // Returns q·k of the token that this lane owns, which is stored at `place`.
-    __device__ __forceinline__ float product(const Task& task, int64_t place) const {
-        float mine = 0.0f;
+    // Calls `use(step, vectors)` for the vectors of each of a group's tokens. Each lane passes the place of its own.
+    template <class Use>
+    static __device__ __forceinline__ void each_token(const void* cache, int64_t place, Use use) {
 #pragma unroll 1  // BATCH loads are in flight; more would take registers and so reduce occupancy
         for (int first = 0; first < LANES; first += BATCH) {
             uint4 raw[BATCH][PER_LANE];
 #pragma unroll
-            for (int b = 0; b < BATCH; b++) {
-                load(raw[b], task.args.keys, __shfl_sync(ALL_LANES, place, first + b, LANES));
-            }
+            for (int b = 0; b < BATCH; b++) load(raw[b], cache, __shfl_sync(ALL_LANES, place, first + b, LANES));
 #pragma unroll
-            for (int b = 0; b < BATCH; b++) {
-                float dot = 0.0f;
-#pragma unroll
-                for (int i = 0; i < PER_LANE; i++) {
-                    float key[WIDTH];
-                    widen<T>(task.args.kv_format, raw[b][i], key);
-#pragma unroll
-                    for (int e = 0; e < WIDTH; e++) dot = __fmaf_rn(query[i][e], key[e], dot);
-                }
-#pragma unroll
-                for (int offset = LANES / 2; offset; offset /= 2) {
-                    dot = __fadd_rn(dot, __shfl_xor_sync(ALL_LANES, dot, offset));
-                }
-                if (static_cast<int>(threadIdx.x % LANES) == first + b) mine = dot;
-            }
+            for (int b = 0; b < BATCH; b++) use(first + b, raw[b]);
         }
+    }
+
+    // Returns q·k of the token that this lane owns, which is stored at `place`.
+    __device__ __forceinline__ float product(const Task& task, int64_t place) const {
+        float mine = 0.0f;
+        each_token(task.args.keys, place, [&](int step, const uint4 (&raw)[PER_LANE]) {
+            float dot = 0.0f;
+#pragma unroll
+            for (int i = 0; i < PER_LANE; i++) {
+                float key[WIDTH];
+                widen<T>(task.args.kv_format, raw[i], key);
+#pragma unroll
+                for (int e = 0; e < WIDTH; e++) dot = __fmaf_rn(query[i][e], key[e], dot);
+            }
+#pragma unroll
+            for (int offset = LANES / 2; offset; offset /= 2) dot = __fadd_rn(dot, __shfl_xor_sync(ALL_LANES, dot, offset));
+            if (static_cast<int>(threadIdx.x % LANES) == step) mine = dot;
+        });
         return mine;
     }
 
     // Adds the weighted values of the chunk. Each lane passes the weight and place of its token.
     __device__ __forceinline__ void accumulate(const Task& task, int64_t place, float weight) {
-#pragma unroll 1  // BATCH loads are in flight; more would take registers and so reduce occupancy
-        for (int first = 0; first < LANES; first += BATCH) {
-            uint4 raw[BATCH][PER_LANE];
+        each_token(task.args.values, place, [&](int step, const uint4 (&raw)[PER_LANE]) {
+            const float factor = __shfl_sync(ALL_LANES, weight, step, LANES);
 #pragma unroll
-            for (int b = 0; b < BATCH; b++) {
-                load(raw[b], task.args.values, __shfl_sync(ALL_LANES, place, first + b, LANES));
+            for (int i = 0; i < PER_LANE; i++) {
+                float value[WIDTH];
+                widen<T>(task.args.kv_format, raw[i], value);
+#pragma unroll
+                for (int e = 0; e < WIDTH; e++) sums[i][e] = __fmaf_rn(factor, value[e], sums[i][e]);
             }
-#pragma unroll
-            for (int b = 0; b < BATCH; b++) {
-                const float factor = __shfl_sync(ALL_LANES, weight, first + b, LANES);
-#pragma unroll
-                for (int i = 0; i < PER_LANE; i++) {
-                    float value[WIDTH];
-                    widen<T>(task.args.kv_format, raw[b][i], value);
-#pragma unroll
-                    for (int e = 0; e < WIDTH; e++) sums[i][e] = __fmaf_rn(factor, value[e], sums[i][e]);
-                }
-            }
-        }
+        });
     }
 
     // Stores the sums over all lanes to `to[0..D]` in shared memory.

@@ -11,7 +11,7 @@
 //! ```
 
 use device::profile::{self, Cost};
-use device::{Buffer, Device, DeviceError, Event, Pinned, Queue};
+use device::{Device, DeviceError, Event, Pinned, Queue};
 
 use crate::args::KvCache;
 use crate::error::{KernelError, check_ids, expect};
@@ -41,13 +41,6 @@ struct Layer {
     keys: Pinned,
     values: Pinned,
     block_bytes: usize,
-}
-
-/// Blocks that are contiguous on both sides.
-struct Run {
-    from: usize,
-    to: usize,
-    blocks: usize,
 }
 
 impl SwapSpace {
@@ -86,14 +79,10 @@ impl SwapSpace {
         let cost = self.cost_of(blocks);
         let time = profile::start(device, Queue::Copy, "swap_out", "", move || cost);
         for (cache, layer) in caches.iter().zip(&mut self.layers) {
-            let size = layer.block_bytes;
-            for run in runs(blocks) {
-                let copy = |from: &Buffer, to: &mut Pinned| {
-                    device.download_async(Queue::Copy, from, run.from * size, to, run.to * size, run.blocks * size)
-                };
-                copy(&cache.keys, &mut layer.keys)?;
-                copy(&cache.values, &mut layer.values)?;
-            }
+            each_run(blocks, layer.block_bytes, |from, to, bytes| {
+                device.download_async(Queue::Copy, &cache.keys, from, &mut layer.keys, to, bytes)?;
+                device.download_async(Queue::Copy, &cache.values, from, &mut layer.values, to, bytes)
+            })?;
         }
         drop(time);
         Ok(device.record(Queue::Copy)?)
@@ -115,14 +104,10 @@ impl SwapSpace {
         let cost = self.cost_of(blocks);
         let time = profile::start(device, Queue::Copy, "swap_in", "", move || cost);
         for (cache, layer) in caches.iter_mut().zip(&self.layers) {
-            let size = layer.block_bytes;
-            for run in runs(blocks) {
-                let copy = |from: &Pinned, to: &mut Buffer| {
-                    device.upload_async(Queue::Copy, from, run.from * size, to, run.to * size, run.blocks * size)
-                };
-                copy(&layer.keys, &mut cache.keys)?;
-                copy(&layer.values, &mut cache.values)?;
-            }
+            each_run(blocks, layer.block_bytes, |from, to, bytes| {
+                device.upload_async(Queue::Copy, &layer.keys, from, &mut cache.keys, to, bytes)?;
+                device.upload_async(Queue::Copy, &layer.values, from, &mut cache.values, to, bytes)
+            })?;
         }
         drop(time);
         Ok(device.record(Queue::Copy)?)
@@ -152,8 +137,14 @@ impl SwapSpace {
     }
 }
 
-fn runs(blocks: &[(u32, u32)]) -> impl Iterator<Item = Run> {
-    let next_to = |a: &(u32, u32), b: &(u32, u32)| b.0 == a.0 + 1 && b.1 == a.1 + 1;
-    let run = |run: &[(u32, u32)]| Run { from: run[0].0 as usize, to: run[0].1 as usize, blocks: run.len() };
-    blocks.chunk_by(next_to).map(run)
+/// Calls `copy` for each run of blocks that are contiguous on both sides, with the first byte on either side and the length.
+fn each_run(
+    blocks: &[(u32, u32)],
+    block_bytes: usize,
+    mut copy: impl FnMut(usize, usize, usize) -> Result<(), DeviceError>,
+) -> Result<(), DeviceError> {
+    for run in blocks.chunk_by(|a, b| b.0 == a.0 + 1 && b.1 == a.1 + 1) {
+        copy(run[0].0 as usize * block_bytes, run[0].1 as usize * block_bytes, run.len() * block_bytes)?;
+    }
+    Ok(())
 }

@@ -282,3 +282,16 @@ impl Variant {
 }
 
 inventory::collect!(Variant);
+
+/// Registers a variant of this crate.
+macro_rules! register {
+    ($name:expr, $operation:ident, $capabilities:expr, $kind:ident($function:expr)) => {
+        inventory::submit! { $crate::variant::Variant {
+            name: $name,
+            operation: $crate::variant::Operation::$operation,
+            capabilities: $capabilities,
+            kernel: $crate::variant::Kernel::$kind($function),
+        } }
+    };
+}
+pub(crate) use register;

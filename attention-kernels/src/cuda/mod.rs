@@ -17,7 +17,7 @@ use device::Arg;
 use crate::args::KvCache;
 use crate::error::KernelError;
 use crate::format::{CacheFormat, Dtype, KvDtype, Layout};
-use crate::variant::{Capabilities, Kernel, Operation, Sizes, Variant};
+use crate::variant::{Capabilities, Sizes, register};
 use attention::Context;
 pub use convert::convert_fp8;
 use linear::linear;
@@ -55,17 +55,6 @@ const fn attention(dtypes: &'static [Dtype], head_sizes: Sizes, family: &'static
 }
 
 const INSTANCES: Sizes = Sizes::List(&names::HEAD_SIZES);
-
-macro_rules! register {
-    ($name:literal, $operation:ident, $capabilities:expr, $kind:ident($function:expr)) => {
-        inventory::submit! { Variant {
-            name: $name,
-            operation: Operation::$operation,
-            capabilities: $capabilities,
-            kernel: Kernel::$kind($function),
-        } }
-    };
-}
 
 const ROWS: &str = "cuda.rows";
 const TILES: &str = "cuda.tiles";
