@@ -83,9 +83,9 @@ typedef struct {
 } quire_cache;
 
 /* Attention of the sequences first_seq <= s < first_seq + num_seqs of a batch. The query rows of sequence s are
- * query_starts[s] <= t < query_starts[s + 1]; they are the last tokens of its context. The output rows of a sequence with a
- * context of 0 must be set to zero; rows of other sequences must not be written. The function must not read entries of a
- * block table past the context or before the first block of a window, nor slots past the context. */
+ * query_starts[s] <= t < query_starts[s + 1]; they are the last tokens of its context. If the context is 0, the output rows
+ * must be set to zero and their lse to -infinity. Rows of other sequences must not be written. The function must not read
+ * entries of a block table past the context or before the first block of a window, nor slots past the context. */
 typedef struct {
     uint32_t size;
     uint32_t num_heads;           /* head h reads KV head h / (num_heads / num_kv_heads) */

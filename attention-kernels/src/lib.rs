@@ -44,7 +44,6 @@ mod format;
 mod needs;
 mod plugin;
 mod registry;
-mod runs;
 mod select;
 mod shape;
 mod swap;

@@ -6,13 +6,13 @@
 //! checks that lengths, block ids and slots stay inside the cache, and a launch compares its arguments with what was
 //! loaded.
 
+use std::collections::HashSet;
+
 use device::{Buffer, Device, DeviceError, Mirror};
 
-use crate::args::KvCache;
 use crate::batch::AttentionBatch;
 use crate::error::{KernelError, at_least, check_copies, check_slots, expect};
-use crate::runs::runs;
-use crate::shape::PARTITION;
+use crate::shape::{KvShape, PARTITION};
 
 /// Size of the largest step that a [`Workspace`] can hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -239,10 +239,10 @@ impl Workspace {
         self.loaded.slot_mapping == slot_mapping
     }
 
-    /// Checks that a cache has the blocks that the loaded block ids and slots may refer to.
-    pub(crate) fn check_cache(&self, cache: &KvCache) -> Result<(), KernelError> {
-        expect("block size of the cache", cache.shape.block_size, self.limits.block_size)?;
-        at_least("blocks of the cache", cache.shape.num_blocks, self.limits.num_blocks)
+    /// Checks that a cache of this shape has the blocks that the loaded block ids and slots may refer to.
+    pub(crate) fn check_cache(&self, shape: &KvShape) -> Result<(), KernelError> {
+        expect("block size of the cache", shape.block_size, self.limits.block_size)?;
+        at_least("blocks of the cache", shape.num_blocks, self.limits.num_blocks)
     }
 
     /// Whether these slopes were loaded.
@@ -261,4 +261,23 @@ impl Workspace {
         states * 2 * size_of::<f32>() <= self.partial_states.len_bytes()
             && states * head_dim * size_of::<f32>() <= self.partial_sums.len_bytes()
     }
+}
+
+/// Splits a list of block copies into runs whose copies may be made in any order, and returns their lengths. A new run starts at a copy that writes a block which an earlier copy of the run reads
+/// or writes, or that reads a block which an earlier copy writes.
+fn runs(copies: &[(u32, u32)]) -> Vec<usize> {
+    let (mut runs, mut named, mut written) = (Vec::new(), HashSet::new(), HashSet::new());
+    for &(from, to) in copies {
+        if runs.is_empty() || named.contains(&to) || written.contains(&from) || from == to {
+            runs.push(0);
+            named.clear();
+            written.clear();
+        }
+        named.extend([from, to]);
+        written.insert(to);
+        if let Some(run) = runs.last_mut() {
+            *run += 1;
+        }
+    }
+    runs
 }

@@ -254,7 +254,11 @@ impl<'a> Pages<'a> {
         for (i, start) in starts.iter_mut().enumerate() {
             *start = i * shape.head_dim;
         }
-        by_kind!(self, |pages, S| widened::<L, S>(pages[which], shape, slots, kv_head, tile));
+        by_kind!(self, |pages, S| {
+            for (&slot, to) in slots.iter().zip(tile.chunks_exact_mut(shape.head_dim)) {
+                widen::<L, S>(&pages[which][place::<S>(shape, slot, kv_head).0..][..shape.head_dim], to);
+            }
+        });
         tile
     }
 
@@ -271,16 +275,13 @@ impl<'a> Pages<'a> {
     /// Prefetches the scales of `tokens` adjacent slots of a block, and returns their rows to be prefetched.
     #[inline(always)]
     pub fn ahead(&self, which: usize, shape: &KvShape, slot: Slot, kv_head: usize, tokens: usize) -> Ahead {
-        by_kind!(self, |pages, S| ahead::<S>(pages[which], shape, slot, kv_head, tokens))
+        by_kind!(self, |pages, S| {
+            let (row, scale) = place::<S>(shape, slot, kv_head);
+            let scales = &pages[which][scale..][..tokens * S::SCALE];
+            Ahead::of(scales, scales.len()).ask(0, 1);
+            Ahead::of(&pages[which][row..][..tokens * shape.head_dim], shape.head_dim)
+        })
     }
-}
-
-#[inline(always)]
-fn ahead<S: Stored>(elements: &[S::Raw], shape: &KvShape, slot: Slot, kv_head: usize, tokens: usize) -> Ahead {
-    let (row, scale) = place::<S>(shape, slot, kv_head);
-    let scales = &elements[scale..][..tokens * S::SCALE];
-    Ahead::of(scales, scales.len()).ask(0, 1);
-    Ahead::of(&elements[row..][..tokens * shape.head_dim], shape.head_dim)
 }
 
 #[inline(always)]
@@ -310,19 +311,6 @@ fn transposed<L: Lanes, S: Stored>(
         for (to, row) in to[d].iter_mut().zip(rows) {
             *to = S::widen(row[d]);
         }
-    }
-}
-
-#[inline(always)]
-fn widened<L: Lanes, S: Stored>(
-    elements: &[S::Raw],
-    shape: &KvShape,
-    slots: &[Slot],
-    kv_head: usize,
-    tile: &mut [f32],
-) {
-    for (&slot, to) in slots.iter().zip(tile.chunks_exact_mut(shape.head_dim)) {
-        widen::<L, S>(&elements[place::<S>(shape, slot, kv_head).0..][..shape.head_dim], to);
     }
 }
 
@@ -379,12 +367,6 @@ pub(super) fn of_head(scales: &[f32], kv_head: usize) -> f32 {
     scales[kv_head.min(scales.len() - 1)]
 }
 
-/// Returns the number of elements of one head of one block.
-#[inline(always)]
-fn unit<S: Stored>(shape: &KvShape) -> usize {
-    shape.block_size * (shape.head_dim + S::SCALE)
-}
-
 /// Place of a token: a block, and a row in it. Computed once for keys, values and all heads, because a division by a block
 /// size that is known only at run time costs as much as reading a row.
 #[derive(Clone, Copy, Default)]
@@ -430,6 +412,6 @@ impl Slot {
 #[inline(always)]
 pub(super) fn place<S: Stored>(shape: &KvShape, slot: Slot, kv_head: usize) -> (usize, usize) {
     let (block, at) = (slot.block as usize, slot.at as usize);
-    let first = (block * shape.num_kv_heads + kv_head) * unit::<S>(shape);
+    let first = (block * shape.num_kv_heads + kv_head) * shape.block_size * (shape.head_dim + S::SCALE);
     (first + at * shape.head_dim, first + shape.block_size * shape.head_dim + at * S::SCALE)
 }

@@ -3,9 +3,8 @@
 use device::{Arg, Device, Launch, Tensor};
 
 use super::names::{self, MODULE};
+use super::parameters::{AttentionShape, count, kv_format, scale_pointers};
 use super::rule::PagedRule;
-use super::shapes::AttentionShape;
-use super::{count, kv_format, scale_pointers};
 use crate::args::AttentionArgs;
 use crate::error::{KernelError, at_least, expect};
 use crate::format::{Dtype, KvDtype};
@@ -113,7 +112,7 @@ impl<'a> Call<'a> {
         if args.alibi_slopes.is_some_and(|slopes| !workspace.has_slopes(slopes)) {
             return Err(missing("such ALiBi slopes"));
         }
-        workspace.check_cache(args.cache)?;
+        workspace.check_cache(&args.cache.shape)?;
         args.cache.format.check_scaled_rows(variant, &args.cache.shape)?;
         // Rows of f16 and bf16 are read in vectors of 16 bytes.
         let vector = if args.cache.format.dtype == Dtype::F32 { 1 } else { 8 };

@@ -3,8 +3,7 @@
 use device::{Arg, Device, Launch};
 
 use super::names::{self, MODULE};
-use super::shapes::{BlockCopyShape, CacheWriteShape};
-use super::{count, kv_format, scale_pointers};
+use super::parameters::{BlockCopyShape, CacheWriteShape, count, kv_format, scale_pointers};
 use crate::args::{BlockCopyArgs, CacheWriteArgs};
 use crate::error::{KernelError, at_least, expect};
 
@@ -23,7 +22,7 @@ pub(super) fn write(device: &dyn Device, args: CacheWriteArgs<'_>) -> Result<(),
         return Ok(()); // a driver refuses an empty grid
     }
     let (cache, shape, format) = (&*args.cache, args.cache.shape, args.cache.format);
-    workspace.check_cache(cache)?;
+    workspace.check_cache(&shape)?;
     expect("head size modulo 8", shape.head_dim % 8, 0)?;
     at_least("greatest head size", 256, shape.head_dim)?;
     format.check_scaled_rows(variant, &shape)?;

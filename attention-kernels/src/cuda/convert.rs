@@ -3,8 +3,7 @@
 use device::{Arg, Device, Launch};
 
 use super::names::MODULE;
-use super::shapes::ConvertShape;
-use super::{count, kv_format, scale_pointers};
+use super::parameters::{ConvertShape, count, kv_format, scale_pointers};
 use crate::args::KvCache;
 use crate::error::{KernelError, expect};
 use crate::format::{KvDtype, Layout};

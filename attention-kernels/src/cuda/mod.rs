@@ -6,21 +6,20 @@
 mod attention;
 mod cache;
 mod convert;
-mod linear;
 mod names;
+mod parameters;
 mod rule;
-mod shapes;
 mod yardsticks;
 
-use device::Arg;
+use device::Device;
+use device::gemm::Product;
 
-use crate::args::KvCache;
+use crate::args::LinearArgs;
 use crate::error::KernelError;
-use crate::format::{CacheFormat, Dtype, KvDtype, Layout};
+use crate::format::{Dtype, KvDtype, Layout};
 use crate::variant::{Capabilities, Sizes, register};
 use attention::Context;
 pub use convert::convert_fp8;
-use linear::linear;
 pub use rule::PagedRule;
 pub(crate) use yardsticks::{TILE_OPERATIONS, TILE_THREADS, multiply_tiles, read_memory};
 
@@ -104,25 +103,11 @@ register!("cuda.generic", Prefill, SINGLES, Attention(attention::generic));
 
 register!("cuda.reshape_and_cache", CacheWrite, ANY, CacheWrite(cache::write));
 register!("cuda.fused", CacheWrite, Capabilities { fused: true, rank: 1, ..ANY }, CacheWrite(cache::write));
-register!("cuda.product", Linear, Capabilities { rank: 0, ..ANY }, Linear(linear));
+register!("cuda.product", Linear, ANY, Linear(product));
 register!("cuda.copy_blocks", BlockCopy, Capabilities { block_bytes_step: 16, ..ANY }, BlockCopy(cache::copy));
 
-/// A count as kernels take it.
-fn count(number: usize) -> Result<u32, KernelError> {
-    u32::try_from(number).map_err(|_| KernelError::Shape {
-        what: "size of a launch",
-        found: number,
-        expected: u32::MAX as usize,
-    })
-}
-
-/// The `KvFormat` of `csrc/args.cuh`.
-fn kv_format(variant: &'static str, format: CacheFormat) -> Result<u32, KernelError> {
-    format.kv_code(variant, &KvDtype::ON_GPU)
-}
-
-/// The scales of keys and of values; null pointers where the cache has none.
-fn scale_pointers(cache: &KvCache) -> [Arg<'_>; 2] {
-    let given = cache.scales.as_deref().filter(|_| cache.format.kv_dtype.takes_scales());
-    given.map_or([Arg::null(); 2], |scales| [Arg::pointer(&scales.keys, 0), Arg::pointer(&scales.values, 0)])
+/// Computes a linear layer with the matrix product of the device.
+fn product(device: &dyn Device, args: LinearArgs<'_>) -> Result<(), KernelError> {
+    let LinearArgs { x, rows, weights, bias, y, output: y_format } = args;
+    Ok(device.product(Product { x: x.numbers("cuda.product")?, rows, weights, bias, y, y_format })?)
 }

@@ -1,8 +1,13 @@
-//! The argument structs of `csrc/args.cuh` and `csrc/cache_args.cuh`, field for field: kernels take them by value.
+//! Parameters of the kernels: the structs of `csrc/args.cuh` and `csrc/cache_args.cuh`, field for field, which kernels take by
+//! value, and conversions to their fields.
 
-use device::Element;
+use device::{Arg, Element};
 
-/// What every attention kernel is called with, beside pointers. Strides are in elements.
+use crate::args::KvCache;
+use crate::error::KernelError;
+use crate::format::{CacheFormat, KvDtype};
+
+/// Sizes and settings of an attention kernel. Strides are in elements.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(super) struct AttentionShape {
@@ -24,7 +29,7 @@ pub(super) struct AttentionShape {
     pub scale_stride: u32,
 }
 
-/// A cache write. Strides are in elements.
+/// Sizes of a cache write. Strides are in elements.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(super) struct CacheWriteShape {
@@ -40,7 +45,7 @@ pub(super) struct CacheWriteShape {
     pub reserved: u32,
 }
 
-/// Copies of whole blocks, in bytes.
+/// Sizes of block copies, in bytes.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(super) struct BlockCopyShape {
@@ -49,7 +54,7 @@ pub(super) struct BlockCopyShape {
     pub block_bytes: i64,
 }
 
-/// A conversion of a whole cache.
+/// Sizes of a conversion.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(super) struct ConvertShape {
@@ -63,9 +68,29 @@ macro_rules! elements {
     ($($shape:ident: $bytes:literal),*) => {
         $(
             const _: () = assert!(size_of::<$shape>() == $bytes, "the size that csrc asserts");
-            // SAFETY: numbers only, and `repr(C)` puts no padding between or behind them: their sizes add up to the struct's.
+            // SAFETY: `repr(C)`, numbers only, and no padding: the fields' sizes add up to the size asserted above.
             unsafe impl Element for $shape {}
         )*
     };
 }
 elements!(AttentionShape: 80, CacheWriteShape: 56, BlockCopyShape: 24, ConvertShape: 24);
+
+/// Converts a count to the type that kernels use.
+pub(super) fn count(number: usize) -> Result<u32, KernelError> {
+    u32::try_from(number).map_err(|_| KernelError::Shape {
+        what: "size of a launch",
+        found: number,
+        expected: u32::MAX as usize,
+    })
+}
+
+/// Returns the `KvFormat` of `csrc/args.cuh`.
+pub(super) fn kv_format(variant: &'static str, format: CacheFormat) -> Result<u32, KernelError> {
+    format.kv_code(variant, &KvDtype::ON_GPU)
+}
+
+/// Returns pointers to the scales of keys and of values; null if the cache has none.
+pub(super) fn scale_pointers(cache: &KvCache) -> [Arg<'_>; 2] {
+    let given = cache.scales.as_deref().filter(|_| cache.format.kv_dtype.takes_scales());
+    given.map_or([Arg::null(); 2], |scales| [Arg::pointer(&scales.keys, 0), Arg::pointer(&scales.values, 0)])
+}
