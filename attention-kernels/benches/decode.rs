@@ -1,9 +1,9 @@
-//! Decode of one sequence over 4k and 16k tokens in every cache type, beside the speed of memory.
+//! Decode of one sequence over 4k and 16k tokens in every cache type, compared with the memory bandwidth.
 //!
-//! `cargo bench -p attention-kernels --bench decode -- [FILTER]`, with the threads of `QUIRE_THREADS` (default 2). The caches
-//! of a round are together several times the last cache, as those of a model's layers are. Before Criterion's times, a table:
-//! per type the share of the read bandwidth, measured in turns with it (read, decode, read, decode, …), the median of the
-//! rounds and their spread, because other tenants of the machine move all figures.
+//! `cargo bench -p attention-kernels --bench decode -- [FILTER]`, with `QUIRE_THREADS` threads (default 2). The caches of a
+//! round are together several times the last-level cache, like those of a model's layers. Before the times of Criterion a
+//! table shows for each type the share of the read bandwidth, measured alternately with it (read, decode, read, decode, …):
+//! the median of the rounds and their spread, because other load on the machine affects all figures.
 #![allow(clippy::expect_used)]
 
 use std::hint::black_box;
@@ -16,14 +16,14 @@ use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_m
 use device::{Buffer, Device, roofline};
 
 const BLOCK_SIZE: usize = 16;
-/// Bytes of the caches of a round; more than any last cache.
+/// Bytes of the caches of a round; more than any last-level cache.
 const BYTES: usize = 256 << 20;
 const ROUNDS: usize = 7;
-/// `(name, query heads, key/value heads, head size)`: SmolLM2-135M, and the usual shape of models of some billions.
+/// `(name, query heads, KV heads, head size)`: SmolLM2-135M, and a common shape of models of some billion parameters.
 const HEADS: [(&str, usize, usize, usize); 2] = [("9/3x64", 9, 3, 64), ("32/8x128", 32, 8, 128)];
 const CONTEXTS: [usize; 2] = [4096, 16384];
 
-/// Numbers between −1 and 1 without any pattern.
+/// Returns pseudo-random numbers between −1 and 1.
 fn numbers(len: usize) -> Vec<f32> {
     let mut state = 1u64;
     let mut next = || {
@@ -39,7 +39,7 @@ fn buffer(device: &dyn Device, values: &[f32]) -> Buffer {
     buffer
 }
 
-/// One query token over each of several contexts of one cache.
+/// One query token over each of several contexts in one cache.
 struct Decode<'a> {
     device: &'a dyn Device,
     kernels: KernelSet,
@@ -47,14 +47,14 @@ struct Decode<'a> {
     heads: usize,
     query: Buffer,
     output: Buffer,
-    /// One for each context.
+    /// One batch for each context.
     batches: Vec<AttentionBatch>,
     /// Bytes of keys and values of a context.
     bytes: usize,
 }
 
 impl<'a> Decode<'a> {
-    /// `None` where no kernel here takes the type.
+    /// Returns `None` if no kernel supports the type on this machine.
     fn new(device: &'a dyn Device, kv_dtype: KvDtype, heads: (usize, usize, usize), context: usize) -> Option<Self> {
         let (heads, num_kv_heads, head_dim) = heads;
         let needs = Needs { kv_dtype, head_dim, row_invariant: true, ..Needs::on(device) };
@@ -84,7 +84,7 @@ impl<'a> Decode<'a> {
         let batch = |layer: usize| AttentionBatch {
             query_starts: vec![0, 1],
             context_lens: vec![context as u32],
-            // Blocks as a pool in use hands them out: not in the order of memory.
+            // Blocks in random order, as a pool in use returns them.
             block_tables: [(0..blocks)
                 .map(|i| (layer * blocks + (i * 37 + layer) % blocks) as i32)
                 .collect::<Vec<_>>()]
@@ -103,7 +103,7 @@ impl<'a> Decode<'a> {
         })
     }
 
-    /// All contexts once. Inside the pool, as a forward pass is.
+    /// Runs all contexts once, inside the pool like a forward pass.
     fn run(&mut self) {
         let Decode { device, kernels, cache, heads, query, output, batches, .. } = self;
         device.pool().enter(|| {
@@ -128,7 +128,7 @@ impl<'a> Decode<'a> {
         });
     }
 
-    /// Bytes a second of the best of some passes, as [`roofline::read_bandwidth`] takes its own.
+    /// Returns the bytes per second of the best of some passes, as [`roofline::read_bandwidth`] does.
     fn bandwidth(&mut self) -> f64 {
         let (start, mut best) = (Instant::now(), Duration::MAX);
         while start.elapsed() < Duration::from_millis(200) {

@@ -1,25 +1,25 @@
-// What the attention kernels are called with; AttentionShape has the same bytes for nvcc, g++ and Rust.
+// Arguments of the attention kernels. AttentionShape has the same layout in nvcc, g++ and Rust (src/cuda/shapes.rs).
 #pragma once
 
 #include <stdint.h>
 
 namespace quire {
 
-// Keys are reduced in partitions of this many tokens, counted from the start of the sequence.
+// Keys are reduced in partitions of this number of tokens, counted from the start of the sequence.
 constexpr uint32_t PARTITION = 512;
 
-// How the elements of a cache are stored. An element of 8 bits stands for itself times a scale.
+// Representation of cache elements. An element of 8 bits represents its value times a scale.
 enum KvFormat : uint32_t {
     KV_SAME = 0,  // the type of the query
     KV_E4M3 = 1,
     KV_E5M2 = 2,
     KV_INT8 = 3,
-    KV_INT8_ROWS = 4,  // as KV_INT8, each row with a scale of its own: of a block and head first the rows,
+    KV_INT8_ROWS = 4,  // as KV_INT8, with a scale for each row: a block and head has first the rows,
                        // [block_size, head_dim], then their scales, float [block_size]
 };
 
-// Sizes and settings, passed by value. Strides are in elements. Keys and values have the same shape and the same strides;
-// every address a kernel forms from them is a multiple of 16 bytes.
+// Sizes and settings, passed by value. Strides are in elements. Keys and values have the same shape and strides; every
+// address that a kernel computes from them is a multiple of 16 bytes.
 struct AttentionShape {
     int64_t query_stride;
     int64_t block_stride;
@@ -33,8 +33,8 @@ struct AttentionShape {
     uint32_t head_dim;
     uint32_t block_size;
     uint32_t max_blocks;
-    uint32_t max_partitions;  // 0: the context is not split, and the two partial arrays are not used; never 0 for gqa
-    uint32_t window;          // 0: none; else position i sees i-window+1..=i
+    uint32_t max_partitions;  // 0: contexts are not split and the partial arrays are unused; never 0 for paged_gqa
+    uint32_t window;          // 0: none; else position i sees positions i-window+1..=i
     uint32_t kv_format;       // a KvFormat
     uint32_t scale_stride;    // 0: one scale; 1: one per KV head
 };
@@ -43,23 +43,23 @@ static_assert(sizeof(AttentionShape) == 80, "no hidden padding");
 struct AttentionArgs : AttentionShape {
     const void* query;             // row t, head h at `t * query_stride + h * head_dim`
     const void* keys;              // [num_blocks, num_kv_heads, block_size, head_dim]
-    const void* values;            // as the keys
+    const void* values;            // as keys
     void* output;                  // [rows, num_heads, head_dim], type of the query
     float* lse;                    // null, or [rows, num_heads]: natural log of the sum of exp(score)
     float* partial_sums;           // [rows of the launch, num_heads, max_partitions, head_dim], of a split context
-    float* partial_states;         // as the sums, [.., 2]: greatest score (base 2), sum of weights
+    float* partial_states;         // [.., 2] with the same leading dimensions: greatest score (base 2), sum of weights
     const int32_t* block_tables;   // [num_seqs, max_blocks]
     const uint32_t* context_lens;  // [num_seqs], query rows included; 0: output rows are zero
-    const uint32_t* query_starts;  // [num_seqs + 1]; null (decode only): sequence s has the one row s. The rows of a
-                                   // launch are those from query_starts[0] on
+    const uint32_t* query_starts;  // [num_seqs + 1]; null (decode only): row s belongs to sequence s. The first row of a
+                                   // launch is query_starts[0]
     const float* k_scales;         // null: 1; else one, or one per KV head
-    const float* v_scales;         // as the k_scales
+    const float* v_scales;         // as k_scales
     const float* alibi_slopes;     // null, or [num_heads]
 };
 
 }  // namespace quire
 
-// The parameters of every attention kernel: pointers one by one, so that a launch can tell buffers from numbers.
+// Parameters of every attention kernel. Pointers are separate parameters, so that a launch can tell them from numbers.
 #define QUIRE_ATTENTION_PARAMETERS                                                                                      \
     const void *query, const void *keys, const void *values, void *output, float *lse, float *partial_sums,             \
         float *partial_states, const int32_t *block_tables, const uint32_t *context_lens, const uint32_t *query_starts, \

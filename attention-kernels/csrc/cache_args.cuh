@@ -1,11 +1,11 @@
-// What the cache kernels are called with: pointers as parameters of their own, then the shape by value.
+// Arguments of the cache kernels: pointers as separate parameters, then the shape by value.
 #pragma once
 
 #include <stdint.h>
 
 namespace quire {
 
-// New keys and values into their slots. Strides are in elements; the cache is laid out as for attention.
+// Write of new keys and values into their slots. Strides are in elements; the cache is laid out as for attention.
 struct CacheWriteShape {
     int64_t source_stride;
     int64_t block_stride;
@@ -14,7 +14,7 @@ struct CacheWriteShape {
     uint32_t num_kv_heads;
     uint32_t head_dim;  // a multiple of 8
     uint32_t block_size;
-    uint32_t kv_format;     // a KvFormat; of 8 bits for the _kv8 entries
+    uint32_t kv_format;     // a KvFormat; of 8 bits for the _kv8 kernels
     uint32_t scale_stride;  // 0: one scale; 1: one per KV head
     uint32_t reserved;      // 0
 };
@@ -22,7 +22,7 @@ static_assert(sizeof(CacheWriteShape) == 56, "no hidden padding");
 
 struct CacheWriteArgs : CacheWriteShape {
     const void* new_keys;    // row t, head h at `t * source_stride + h * head_dim`
-    const void* new_values;  // as the keys; both may be parts of one fused buffer
+    const void* new_values;  // as new_keys; both may be parts of one fused buffer
     void* keys;
     void* values;
     const int64_t* slot_mapping;  // [tokens]: block * block_size + offset; negative: the row is skipped
@@ -30,8 +30,8 @@ struct CacheWriteArgs : CacheWriteShape {
     const float* v_scales;
 };
 
-// Whole blocks of one pool into blocks of the same or of another. No block may be the target of one copy and named by
-// another: the copies run at once.
+// Copies of whole blocks of one pool into blocks of the same or another pool. The copies of a launch run concurrently, so
+// no block may be the target of one copy and occur in another.
 struct BlockCopyShape {
     int64_t source_stride;  // bytes from block to block
     int64_t target_stride;
@@ -47,7 +47,7 @@ struct BlockCopyArgs : BlockCopyShape {
     const uint32_t* pairs;  // [num_pairs, 2]: source block, target block
 };
 
-// A run of elements between a float type and 8 bits. Element i belongs to scale (i / elements_per_scale) % num_scales.
+// Conversion of elements between a float type and 8 bits. Element i has scale (i / elements_per_scale) % num_scales.
 struct ConvertShape {
     int64_t elements;  // a multiple of 8, as is elements_per_scale
     int64_t elements_per_scale;

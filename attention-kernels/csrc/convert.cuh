@@ -1,6 +1,6 @@
-// Element types: two 16-bit elements to a 32-bit word, four 8-bit ones, and the way between them and float.
+// Element types: conversion between floats and words of two 16-bit or four 8-bit elements.
 //
-// Every 8-bit format is exact in f16 and in bf16, so that widening loses nothing; scales are applied to scores and sums.
+// Every 8-bit format is exact in f16 and bf16, so widening is exact; scales are applied to scores and sums.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -17,7 +17,7 @@ __device__ __forceinline__ To bits(const From& from) {
     return reinterpret_cast<const To&>(from);
 }
 
-// Pairs of a 16-bit type in one word, the first in the low half.
+// Pairs of a 16-bit type in one word, the first element in the low half.
 template <class T>
 struct Pair;
 
@@ -57,8 +57,8 @@ __device__ __forceinline__ __half from_float(float value) { return __float2half_
 template <>
 __device__ __forceinline__ __nv_bfloat16 from_float(float value) { return __float2bfloat16_rn(value); }
 
-// Two 8-bit elements (low byte first) as a pair of f16. Before sm_89, which has an instruction for e4m3, by bits: moved
-// to the places of f16 the number is 2^8 times too small.
+// Converts two 8-bit elements (low byte first) to a pair of f16. sm_89 and later have an instruction for e4m3. Before, the
+// bits are moved to the position that they have in f16, which yields the number times 2^-8.
 __device__ __forceinline__ uint32_t half_pair(uint32_t format, uint32_t two) {
     if (format >= KV_INT8) {  // 1024 + (element + 128) in f16, whose last bit is 1 there
         const uint32_t biased = ((two & 0xff) | (two & 0xff00) << 8) ^ 0x64806480;
@@ -76,7 +76,8 @@ __device__ __forceinline__ uint32_t half_pair(uint32_t format, uint32_t two) {
 #endif
 }
 
-// The stored byte of `value` (already divided by its scale): clamped to the format's range, nearest, ties to even.
+// Returns the stored byte of `value`, which is already divided by its scale: clamped to the format's range, rounded to
+// nearest, ties to even.
 __device__ __forceinline__ uint8_t to_byte(uint32_t format, float value) {
     if (format >= KV_INT8) {
         return static_cast<uint8_t>(static_cast<int8_t>(__float2int_rn(fminf(fmaxf(value, -127.0f), 127.0f))));
@@ -88,12 +89,12 @@ __device__ __forceinline__ float from_byte(uint32_t format, uint8_t byte) {
     return Pair<__half>::widen(half_pair(format, byte)).x;
 }
 
-// The four words of a 16-byte vector, by an index that is constant once loops are unrolled.
+// Returns a word of a 16-byte vector. The index is a constant once loops are unrolled.
 __device__ __forceinline__ uint32_t word(const uint4& vector, int i) {
     return i == 0 ? vector.x : i == 1 ? vector.y : i == 2 ? vector.z : vector.w;
 }
 
-// A 16-byte vector of a cache as floats: 8 elements of T, or 16 of an 8-bit format.
+// Converts a 16-byte vector of a cache to floats: 8 elements of T, or 16 of an 8-bit format.
 template <class T>
 __device__ __forceinline__ void widen(uint32_t, const uint4& vector, float (&to)[8]) {
 #pragma unroll
@@ -113,14 +114,14 @@ __device__ __forceinline__ void widen(uint32_t format, const uint4& vector, floa
     }
 }
 
-// Eight 8-bit elements as eight of a 16-bit type.
+// Converts eight 8-bit elements to a 16-bit type.
 template <class T>
 __device__ __forceinline__ uint4 widen_bytes(uint32_t format, uint32_t low, uint32_t high) {
     const auto pair = [=](uint32_t two) { return Pair<T>::from_half(half_pair(format, two)); };
     return make_uint4(pair(low & 0xffff), pair(low >> 16), pair(high & 0xffff), pair(high >> 16));
 }
 
-// Eight elements of a 16-bit type, each times `factor` and rounded.
+// Multiplies eight elements of a 16-bit type by `factor` and rounds.
 template <class T>
 __device__ __forceinline__ uint4 scaled(const uint4& eight, float factor) {
     const auto times = [=](uint32_t two) {

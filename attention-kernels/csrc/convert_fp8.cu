@@ -1,7 +1,7 @@
-// convert_fp8: a run of elements to 8 bits (convert_fp8_from_<type>: source / scale) and back (convert_fp8_to_<type>:
-// byte * scale).
+// convert_fp8: converts elements to 8 bits (convert_fp8_from_<type>: source / scale) and back (convert_fp8_to_<type>: byte
+// * scale).
 //
-// Grid of any size over elements / 8, 256 threads; a thread converts 8 elements at a time.
+// Grid of any size, 256 threads; a thread converts 8 elements at a time.
 
 #include <quire/export.cuh>
 

@@ -1,7 +1,7 @@
-// cuda.copy_blocks: whole blocks of keys and values, of any type, from one pool to the same or another: entry copy_blocks.
-// It serves copy-on-write.
+// cuda.copy_blocks: copies whole blocks of keys and values of any type from one pool to the same or another
+// (copy-on-write). Kernel copy_blocks.
 //
-// Grid (num_pairs, 2, splits): keys and values, and `splits` blocks to share one pair; 256 threads, 16 bytes each at a time.
+// Grid (num_pairs, 2, splits): keys or values, and `splits` blocks for each pair; 256 threads, 16 bytes each at a time.
 
 #include <quire/export.cuh>
 

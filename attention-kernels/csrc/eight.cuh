@@ -1,4 +1,4 @@
-// Eight elements at a time, between the float types and the 8-bit formats.
+// Conversion of eight elements at a time between the float types and the 8-bit formats.
 #pragma once
 
 #include "convert.cuh"
@@ -41,7 +41,7 @@ struct Eight<float> {
     }
 };
 
-// The stored bytes of eight values: divided by the scale, clamped, rounded to nearest even.
+// Returns the stored bytes of eight values: divided by the scale, clamped, rounded to nearest, ties to even.
 __device__ __forceinline__ uint2 quantise(uint32_t format, const float (&values)[8], float scale) {
     uint32_t words[2] = {0, 0};
 #pragma unroll
@@ -51,8 +51,8 @@ __device__ __forceinline__ uint2 quantise(uint32_t format, const float (&values)
     return make_uint2(words[0], words[1]);
 }
 
-// The scale of a row of KV_INT8_ROWS. `greatest` is the row's greatest magnitude as bits, which are in the order of their
-// numbers, NaN above all. A row of zeros (or of numbers that vanish beside the least) has scale 0 and holds zeros.
+// Scale of a row of KV_INT8_ROWS. `greatest` is the greatest magnitude of the row as bits, which have the order of the
+// numbers, with NaN above all. A row of zeros, or of numbers that underflow, has scale 0 and stores zeros.
 struct RowScale {
     float scale, divisor;
 
@@ -67,7 +67,7 @@ __device__ __forceinline__ uint32_t greatest_magnitude(const float (&values)[8])
     return greatest;
 }
 
-// The greatest over `lanes` neighbouring threads of a warp, a power of two. All 32 take part.
+// Returns the maximum over `lanes` (a power of two) adjacent threads of a warp. All 32 threads must call it.
 __device__ __forceinline__ uint32_t greatest_over(uint32_t value, uint32_t lanes) {
     for (uint32_t step = lanes / 2; step > 0; step /= 2) value = max(value, __shfl_xor_sync(~0u, value, step));
     return value;

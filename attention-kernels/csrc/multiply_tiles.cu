@@ -1,8 +1,8 @@
-// multiply_tiles: what a GPU's tensor cores multiply at best through mma.sync, for `quire bench`. No engine launches it.
+// multiply_tiles: measures the rate of mma.sync on a GPU's tensor cores for `quire bench`. The engine does not launch it.
 //
-// Grid of any size, 256 threads: each warp adds products of a 16x16 and a 16x8 tile of bf16 to its own sums, 8 of them under way
-// at once, from registers alone. `x` and `y` are two bf16 each and fill the tiles; each thread leaves the sum of its sums, so
-// that nothing can be left out.
+// Grid of any size, 256 threads: each warp multiplies 16x16 by 16x8 tiles of bf16 from registers, 8 products at a time,
+// and adds them to its own sums. `x` and `y` contain two bf16 each, which fill the tiles. Each thread writes the sum of
+// its sums, so no product can be optimised away.
 
 #include <quire/export.cuh>
 #include <quire/ptx.cuh>

@@ -1,7 +1,7 @@
-// cuda.paged_v1 and cuda.paged_v2 for f16 and bf16: entries paged_decode_<type>_h<head size>[_kv8].
+// cuda.paged_v1 and cuda.paged_v2 for f16 and bf16: kernels paged_decode_<type>_h<head size>[_kv8].
 //
-// Grid (rows * num_heads, max(max_partitions, 1)), 128 threads. Blocks of one KV head stand beside each other, so that
-// the second to last of a group find its keys in the L2 cache.
+// Grid (rows * num_heads, max(max_partitions, 1)), 128 threads. The blocks of one KV head are adjacent, so all but the
+// first of a group find its keys in the L2 cache.
 
 #include "instantiate.cuh"
 #include "paged_decode.cuh"

@@ -1,8 +1,8 @@
-// Attention of one query row and head by one thread block: cuda.paged_v1 and cuda.paged_v2 are this one function.
+// Attention of one query row and head by one thread block. cuda.paged_v1 and cuda.paged_v2 share this function.
 //
-// v1 (max_partitions = 0) folds the partitions of the context one after the other. v2 launches a block to each
-// partition, which leaves its result in the partial arrays, and paged_reduce.cu folds them. Both run the code below for
-// a partition and the same merge in the same order, so they agree in every bit.
+// v1 (max_partitions = 0) merges the partitions of the context one after the other. v2 launches a thread block for each
+// partition, which writes its result to the partial arrays; paged_reduce.cu merges them. Both use the code below for a
+// partition and the same merge in the same order, so they agree in every bit.
 //
 //   partition   0                             1
 //   tokens      0 ........................ 511 512 ...
@@ -15,7 +15,7 @@ namespace quire {
 
 constexpr uint32_t DECODE_THREADS = 32 * WARPS;
 
-// Merges what the warps left in shared memory: the state of the partition, the same in all threads.
+// Merges the states of the warps into the state of the partition, the same in all threads.
 __device__ __forceinline__ SoftmaxState merge_warps(const SoftmaxState (&warps)[WARPS], float (&factors)[WARPS]) {
     SoftmaxState whole;
 #pragma unroll
@@ -55,7 +55,7 @@ __device__ __forceinline__ void paged_decode(const AttentionArgs& args) {
 
     for (; partition * PARTITION < row.visible.end; partition++) {
         const SoftmaxState mine = attend(rows, task, partition * PARTITION);
-        rows.deposit(args, warp_sums[warp]);
+        rows.store_sums(args, warp_sums[warp]);
         if (threadIdx.x % 32 == 0) {
             warp_max[warp] = mine.max;
             warp_sum[warp] = mine.sum;
@@ -91,7 +91,7 @@ __device__ __forceinline__ void paged_decode(const AttentionArgs& args) {
         __syncthreads();
     }
 
-    const float factor = finish(args, folded, task.kv_head);
+    const float factor = output_factor(args, folded, task.kv_head);
 #pragma unroll
     for (int i = 0; i < PER_THREAD; i++) {
         const uint32_t d = threadIdx.x + i * DECODE_THREADS;

@@ -1,5 +1,5 @@
-// cuda.paged_v1 and cuda.paged_v2 for f32 queries at any head size up to 256, over a cache of f32 or of any 8-bit format:
-// entry paged_decode_f32. Grid and block as paged_decode.cu.
+// cuda.generic: f32 queries of any head size up to 256, over a cache of f32 or any 8-bit format. Kernel paged_decode_f32.
+// Grid and threads as in paged_decode.cu.
 
 #include <quire/export.cuh>
 

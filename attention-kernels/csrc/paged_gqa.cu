@@ -1,8 +1,8 @@
-// cuda.paged_gqa: decode for grouped queries on tensor cores, entries paged_gqa_<type>_h<head size>[_kv8]. Each block
-// takes up to 16 query heads of one KV head over one partition, and leaves a partial result for paged_reduce.cu.
+// cuda.paged_gqa: decode with grouped queries on tensor cores, kernels paged_gqa_<type>_h<head size>[_kv8]. A thread block
+// takes up to 16 query heads of one KV head over one partition and writes a partial result for paged_reduce.cu.
 //
 // Grid (rows * num_kv_heads * ceil(group / 16), max_partitions), group = num_heads / num_kv_heads; 128 threads, 64 for
-// heads over 128; dynamic shared memory: sizeof(Shared).
+// heads over 128.
 
 #include "instantiate.cuh"
 #include "tile.cuh"
@@ -68,6 +68,6 @@ __device__ __forceinline__ void paged_gqa(const AttentionArgs& args, unsigned ch
         extern __shared__ __align__(16) unsigned char smem[];                              \
         quire::paged_gqa<quire::GqaShape<T, KV8, D>>(QUIRE_ATTENTION_ARGS, smem);          \
     }                                                                                      \
-    QUIRE_EXPORT(name);
+    QUIRE_EXPORT_SHARED(name, sizeof(quire::GqaShape<T, KV8, D>::Shared));
 
 QUIRE_EACH_INSTANCE(PAGED_GQA, paged_gqa)

@@ -1,13 +1,12 @@
-// cuda.paged_prefill: causal attention of many query rows over their paged context on tensor cores, entries
-// paged_prefill_<type>_h<head size>[_kv8]. A sequence's rows, token by token and head by head of a group, are cut into
-// tiles; a block takes one tile of one KV head and folds the partitions of its context.
+// cuda.paged_prefill: causal attention of many query rows over their paged context on tensor cores, kernels
+// paged_prefill_<type>_h<head size>[_kv8]. The rows of a sequence, token by token and within a token head by head of a
+// group, are split into tiles. A thread block takes one tile of one KV head and merges the partitions of its context.
 //
 //   rows of a sequence, group of 4:   token 0: h0 h1 h2 h3   token 1: h0 h1 h2 h3   ...
 //   tiles of 64 rows:                 |-- tokens 0..16 --|-- tokens 16..32 --| ...
 //
-// Grid (rows * group / ROWS + num_seqs, num_kv_heads), the division rounding down: no length is read on the host;
-// blocks past a sequence's tiles leave at once. 128 threads; dynamic shared memory: sizeof(Shared) + 4 * ROWS * head_dim,
-// the latter for the folded sums, which registers could not hold beside those of the partition.
+// Grid (rows * group / ROWS + num_seqs, num_kv_heads), the division rounding down: the host reads no lengths, and blocks
+// behind a sequence's tiles return at once. 128 threads.
 
 #include "instantiate.cuh"
 #include "tile.cuh"
@@ -17,19 +16,23 @@ namespace quire {
 template <class T, bool KV8, int D>
 using PrefillShape = TileShape<T, KV8, D, D <= 128 ? 4 : 2, D <= 128 ? 1 : 2>;
 
-// A lane's folded sums in shared memory, one float of each thread beside the other.
+// The tile, and the sums of the partitions so far, which do not fit the registers together with those of the current one.
 template <class Shape>
-__device__ __forceinline__ float& folded_at(float* folded, int i, int j, int c) {
-    return folded[((i * 2 + j) * 4 + c) * Shape::THREADS + threadIdx.x];
-}
+struct PrefillShared {
+    typename Shape::Shared tile;
+    float folded[Shape::SUMS * 2 * 4][Shape::THREADS];
+
+    // The calling thread's element of `folded` for `sums[i][j][c]`.
+    __device__ __forceinline__ float& of_thread(int i, int j, int c) { return folded[(i * 2 + j) * 4 + c][threadIdx.x]; }
+};
 
 template <class Shape>
 __device__ __forceinline__ void paged_prefill(const AttentionArgs& args, unsigned char* memory) {
     using T = typename Shape::T;
     constexpr uint32_t ROWS = Shape::ROWS;
     const uint32_t group = args.num_heads / args.num_kv_heads, kv_head = blockIdx.y;
-    // Sequence s owns the blocks from (starts[s] - starts[0]) * group / ROWS + s on, which are enough for its tiles. The last blocks
-    // of a sequence have the longest contexts, so they start first.
+    // Sequence s has the blocks from (starts[s] - starts[0]) * group / ROWS + s on, which suffice for its tiles. The last
+    // blocks of a sequence have the longest contexts, so they start first.
     const uint32_t block = gridDim.x - 1 - blockIdx.x;
     const uint32_t* starts = args.query_starts;
     const auto first_block = [=](uint32_t s) { return (starts[s] - starts[0]) * group / ROWS + s; };
@@ -50,8 +53,7 @@ __device__ __forceinline__ void paged_prefill(const AttentionArgs& args, unsigne
     uint32_t query[Shape::D / 16][4];
     load_query<Shape>(query, args, rows);
 
-    auto& shared = *reinterpret_cast<typename Shape::Shared*>(memory);
-    float* folded = reinterpret_cast<float*>(memory + sizeof(typename Shape::Shared));
+    auto& shared = *reinterpret_cast<PrefillShared<Shape>*>(memory);
     const uint32_t last_row = min(first_row + ROWS, tokens * group) - 1;
     const uint32_t first = Visible(args, context, tokens - 1 - first_row / group).first;
     const uint32_t end = Visible(args, context, tokens - 1 - last_row / group).end;
@@ -63,7 +65,7 @@ __device__ __forceinline__ void paged_prefill(const AttentionArgs& args, unsigne
         Visible visible(args, 0, 0);
         visible.first = max(first, start);
         visible.end = min(end, start + PARTITION);
-        attend<Shape>(out, shared, task, rows, query, visible);
+        attend<Shape>(out, shared.tile, task, rows, query, visible);
         const Factors factors[2] = {merge(states[0], out.state(0)), merge(states[1], out.state(1))};
         const bool old = start > first, more = start + PARTITION < end;
 #pragma unroll
@@ -73,8 +75,8 @@ __device__ __forceinline__ void paged_prefill(const AttentionArgs& args, unsigne
 #pragma unroll
                 for (int c = 0; c < 4; c++) {
                     float& sum = out.sums[i][j][c];
-                    sum = factors[c / 2].merge(old ? folded_at<Shape>(folded, i, j, c) : 0.0f, sum);
-                    if (more) folded_at<Shape>(folded, i, j, c) = sum;
+                    sum = factors[c / 2].merge(old ? shared.of_thread(i, j, c) : 0.0f, sum);
+                    if (more) shared.of_thread(i, j, c) = sum;
                 }
             }
         }
@@ -83,7 +85,7 @@ __device__ __forceinline__ void paged_prefill(const AttentionArgs& args, unsigne
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         if (rows.index[r] == RowPair::NONE) continue;
-        const float factor = finish(args, states[r], kv_head);
+        const float factor = output_factor(args, states[r], kv_head);
         T* to = static_cast<T*>(args.output) + static_cast<int64_t>(rows.index[r]) * Shape::D;
 #pragma unroll
         for (int i = 0; i < Shape::SUMS; i++) {
@@ -109,6 +111,6 @@ __device__ __forceinline__ void paged_prefill(const AttentionArgs& args, unsigne
         extern __shared__ __align__(16) unsigned char smem[];                                  \
         quire::paged_prefill<quire::PrefillShape<T, KV8, D>>(QUIRE_ATTENTION_ARGS, smem);      \
     }                                                                                          \
-    QUIRE_EXPORT(name);
+    QUIRE_EXPORT_SHARED(name, sizeof(quire::PrefillShared<quire::PrefillShape<T, KV8, D>>));
 
 QUIRE_EACH_INSTANCE(PAGED_PREFILL, paged_prefill)

@@ -1,7 +1,7 @@
-// Second half of a split context: folds the partial results of a query row and head, in the order of the partitions.
-// Entries paged_reduce_f16, paged_reduce_bf16, paged_reduce_f32, for cuda.paged_v2 and cuda.paged_gqa alike.
+// Second pass over split contexts: merges the partial results of a query row and head in the order of the partitions.
+// Kernels paged_reduce_f16, paged_reduce_bf16 and paged_reduce_f32, for cuda.paged_v2, cuda.paged_gqa and cuda.generic.
 //
-// Grid (rows * num_heads), 128 threads; thread i owns the elements i and i + 128 of the head.
+// Grid (rows * num_heads), 128 threads; thread i computes the elements i and i + 128 of the head.
 
 #include <quire/export.cuh>
 
@@ -35,7 +35,7 @@ __device__ __forceinline__ void paged_reduce(const AttentionArgs& args) {
             }
         }
     }
-    const float factor = finish(args, state, head / (args.num_heads / args.num_kv_heads));
+    const float factor = output_factor(args, state, head / (args.num_heads / args.num_kv_heads));
 #pragma unroll
     for (uint32_t i = 0; i < 2; i++) {
         const uint32_t d = threadIdx.x + i * REDUCE_THREADS;

@@ -1,22 +1,23 @@
-// cuda.prefill_sm90: what paged_prefill.cu computes, for Hopper alone: entries prefill_sm90_<type>_h<head size>.
+// cuda.prefill_sm90: the function of paged_prefill.cu for Hopper only. Kernels prefill_sm90_<type>_h<head size>.
 //
-// Three warpgroups by role. One warp of the first brings tiles of 128 keys and values, box by box, into stages of shared memory;
-// the two others take 64 rows each and multiply:
+// Three warpgroups with different roles. One warp of the first loads tiles of 128 keys and values, box by box, into stages
+// of shared memory. The other two take 64 rows each and multiply:
 //
 //   producer      K0 V0 K1 V1 K2 ...                     each waits until both consumers have freed its stage
 //   consumer      S0 | softmax S0 | S1, O += P0 V0 | softmax S1 (while V0 is summed) | O *= , S2, O += P1 V1 | ...
 //
-// A stage is two mbarriers, `full` (the producer arrives, and the bytes of its boxes) and `free` (each consumer warp arrives).
-// Scores and sums stay in registers; the weights are the first factor of the second product, from registers.
+// A stage has two mbarriers, `full` (the producer arrives, and the bytes of its boxes) and `free` (each consumer warp
+// arrives). Scores and sums stay in registers; the weights are the first operand of the second product, from registers.
 //
-// A box is 64 elements of the tokens of one block, so block sizes divide 128. Of a block that the context ends in, the
-// values are not brought by a box but stored by the producer's lanes, and what is in no context becomes zeros: a slot past the context may
-// hold NaN, and 0 * NaN is NaN. Keys need no such care: their scores are replaced.
+// A box has 64 elements of the tokens of one block, so block sizes divide 128. A slot past the context may contain NaN,
+// and 0 * NaN is NaN. So the values of the block in which the context ends are not loaded by a box: the producer's lanes
+// store them, with zeros past the context. Keys need no such care, because their scores are masked.
 //
-// A row's sums are one online softmax over the tiles from its first on, not folded by partitions of 512, and its tiles begin where the
-// rows beside it begin to see: so bits depend on how rows are cut into chunks, and the variant claims no row-invariance.
+// A row's sums are one online softmax over the tiles from its first on, not merged by partitions of 512, and its tiles
+// start where neighbouring rows start to see. So bits depend on how rows are split into chunks, and the variant is not
+// row-invariant.
 //
-// Grid (rows * group / 128 + num_seqs, num_kv_heads) as paged_prefill; 384 threads; dynamic shared memory: sizeof(Shared).
+// Grid (rows * group / 128 + num_seqs, num_kv_heads) as in paged_prefill; 384 threads.
 
 #include <quire/export.cuh>
 #include <quire/wgmma.cuh>
@@ -33,7 +34,7 @@ struct HopperShape {
     static constexpr uint32_t CONSUMER_WARPS = 8;
     static constexpr bool KV8 = false;
 
-    // Panels of 64 elements, rows of 128 bytes, swizzled: boxes begin at multiples of 1024 bytes.
+    // Panels of 64 elements: rows of 128 bytes, swizzled. Boxes start at multiples of 1024 bytes.
     struct alignas(1024) Shared {
         T query[2][PANELS][ROWS / 2][64];
         T keys[STAGES][PANELS][TOKENS][64];
@@ -42,20 +43,20 @@ struct HopperShape {
     };
 };
 
-// Which stage a tile passes through, and the parity of its phase there; `n` counts the block's tiles from 0.
+// Stage of the pipeline that a tile uses, and the parity of its phase there; `n` is the index of the tile in the block.
 template <class Shape>
-struct Turn {
+struct PipelineState {
     uint32_t stage, parity;
 
-    __device__ __forceinline__ explicit Turn(uint32_t n) : stage(n % Shape::STAGES), parity(n / Shape::STAGES % 2) {}
+    __device__ __forceinline__ explicit PipelineState(uint32_t n) : stage(n % Shape::STAGES), parity(n / Shape::STAGES % 2) {}
 };
 
-// The tokens of a block's rows, in whole tiles from `first_tile` on; `first` is the first that any row sees.
+// The tokens that a block's rows see, in whole tiles from `first_tile` on; `first` is the first that any row sees.
 struct Tiles {
     uint32_t first_tile, first, end, context;
 };
 
-// One warp: lane i brings the i-th block of each tile.
+// Runs in one warp: lane i loads the i-th cache block of each tile.
 template <class Shape>
 __device__ __forceinline__ void produce(typename Shape::Shared& shared, const TileTask& task, const Tiles& tiles,
                                         const TensorMap& key_map, const TensorMap& value_map) {
@@ -67,22 +68,22 @@ __device__ __forceinline__ void produce(typename Shape::Shared& shared, const Ti
 
     uint32_t n = 0;
     for (uint32_t tile = tiles.first_tile; tile < tiles.end; tile += TOKENS, n++) {
-        const Turn<Shape> turn(n);
+        const PipelineState<Shape> state(n);
         const uint32_t begin = tile + lane * size;
         const bool seen = lane < blocks && begin < tiles.end && begin + size > tiles.first;
         const bool whole = seen && begin + size <= tiles.context;
         const int block = seen ? task.table[begin / size] : 0;
 
-        mbarrier_wait(&shared.keys_free[turn.stage], turn.parity ^ 1);
-        uint64_t* full = &shared.keys_full[turn.stage];
+        mbarrier_wait(&shared.keys_free[state.stage], state.parity ^ 1);
+        uint64_t* full = &shared.keys_full[state.stage];
         const uint32_t seen_blocks = __popc(__ballot_sync(0xffffffff, seen));
         if (lane == 0) mbarrier_arrive_expect(full, seen_blocks * block_bytes);
         for (int p = 0; seen && p < Shape::PANELS; p++) {
-            load_box(&shared.keys[turn.stage][p][lane * size], key_map, p * 64, 0, head, block, full);
+            load_box(&shared.keys[state.stage][p][lane * size], key_map, p * 64, 0, head, block, full);
         }
 
-        mbarrier_wait(&shared.values_free[turn.stage], turn.parity ^ 1);
-        full = &shared.values_full[turn.stage];
+        mbarrier_wait(&shared.values_free[state.stage], state.parity ^ 1);
+        full = &shared.values_full[state.stage];
         const uint32_t whole_blocks = __ballot_sync(0xffffffff, whole);
         if (__popc(whole_blocks) < static_cast<int>(blocks)) {
             for (uint32_t v = lane; v < TOKENS * VECTORS; v += 32) {
@@ -91,7 +92,7 @@ __device__ __forceinline__ void produce(typename Shape::Shared& shared, const Ti
                 const bool exists = token >= tiles.first && token < tiles.end;
                 const T* from = static_cast<const T*>(task.args.values) + chunk * 8;
                 if (exists) from += task.head_offset + place_of(task.args, task.table, token);
-                proxy_store(chunk_in_128(shared.values[turn.stage][chunk / 8], row, chunk % 8),
+                proxy_store(chunk_in_128(shared.values[state.stage][chunk / 8], row, chunk % 8),
                             exists ? *reinterpret_cast<const uint4*>(from) : make_uint4(0, 0, 0, 0));
             }
             proxy_fence();
@@ -99,12 +100,12 @@ __device__ __forceinline__ void produce(typename Shape::Shared& shared, const Ti
         }
         if (lane == 0) mbarrier_arrive_expect(full, __popc(whole_blocks) * block_bytes);
         for (int p = 0; whole && p < Shape::PANELS; p++) {
-            load_box(&shared.values[turn.stage][p][lane * size], value_map, p * 64, 0, head, block, full);
+            load_box(&shared.values[state.stage][p][lane * size], value_map, p * 64, 0, head, block, full);
         }
     }
 }
 
-// What one consumer warpgroup knows of its rows.
+// State of one consumer warpgroup.
 template <class Shape>
 struct Consumer {
     using T = typename Shape::T;
@@ -120,16 +121,16 @@ struct Consumer {
     float scores[Shape::SCORES][4] = {};
     uint32_t weights[Shape::TOKENS / 16][4] = {};
 
-    // All of this warp's reads of a stage are over.
+    // Frees a stage after all reads of this warp.
     static __device__ __forceinline__ void release(uint64_t* free) {
         __syncwarp();
         if (threadIdx.x % 32 == 0) mbarrier_arrive(free);
     }
 
-    // Begins the scores of a tile.
-    __device__ __forceinline__ void multiply_keys(const Turn<Shape>& turn) {
-        mbarrier_wait(&shared.keys_full[turn.stage], turn.parity);
-        const uint64_t keys = matrix_in_128(shared.keys[turn.stage], 16, 1024);
+    // Starts the product of queries and keys of a tile.
+    __device__ __forceinline__ void multiply_keys(const PipelineState<Shape>& state) {
+        mbarrier_wait(&shared.keys_full[state.stage], state.parity);
+        const uint64_t keys = matrix_in_128(shared.keys[state.stage], 16, 1024);
         wgmma_fence();
 #pragma unroll
         for (int k = 0; k < Shape::D / 16; k++) {
@@ -140,10 +141,10 @@ struct Consumer {
         wgmma_commit();
     }
 
-    // Begins the sums of a tile.
-    __device__ __forceinline__ void multiply_values(const Turn<Shape>& turn) {
-        mbarrier_wait(&shared.values_full[turn.stage], turn.parity);
-        const uint64_t values = matrix_in_128(shared.values[turn.stage], Shape::TOKENS * 128, 1024);
+    // Starts the product of weights and values of a tile.
+    __device__ __forceinline__ void multiply_values(const PipelineState<Shape>& state) {
+        mbarrier_wait(&shared.values_full[state.stage], state.parity);
+        const uint64_t values = matrix_in_128(shared.values[state.stage], Shape::TOKENS * 128, 1024);
         wgmma_fence();
 #pragma unroll
         for (int k = 0; k < Shape::TOKENS / 16; k++) {
@@ -152,8 +153,8 @@ struct Consumer {
         wgmma_commit();
     }
 
-    // Scores become weights, still in float; gives what older sums are to be multiplied with.
-    __device__ __forceinline__ void weigh(uint32_t tile, float (&rescale)[2]) {
+    // Converts scores to weights, still in float. `rescale` receives the factors of the older sums.
+    __device__ __forceinline__ void online_softmax(uint32_t tile, float (&rescale)[2]) {
         finish_scores<Shape>(scores, task, rows, tile);
 #pragma unroll
         for (int r = 0; r < 2; r++) {
@@ -177,7 +178,7 @@ struct Consumer {
         }
     }
 
-    // Rounds the weights into the registers of the second product's first factor.
+    // Rounds the weights into registers, as the first operand of the second product.
     __device__ __forceinline__ void narrow_weights() {
 #pragma unroll
         for (int k = 0; k < Shape::TOKENS / 16; k++) {
@@ -189,49 +190,50 @@ struct Consumer {
         }
     }
 
-    // The tiles `low..high` of those of the block, of which there are `all`. The others are only released.
+    // Processes the tiles `low..high` of the block's `all` tiles and frees the others.
     __device__ __forceinline__ void attend(const Tiles& tiles, uint32_t low, uint32_t high, uint32_t all) {
-        pass(0, low);
+        skip(0, low);
         if (low < high) {
             float rescale[2];
-            Turn<Shape> last(low);
-            multiply_keys(last);
+            PipelineState<Shape> previous(low);
+            multiply_keys(previous);
             wgmma_wait<0>();
-            release(&shared.keys_free[last.stage]);
-            weigh(tiles.first_tile + low * Shape::TOKENS, rescale);
+            release(&shared.keys_free[previous.stage]);
+            online_softmax(tiles.first_tile + low * Shape::TOKENS, rescale);
             narrow_weights();
             for (uint32_t n = low + 1; n < high; n++) {
-                const Turn<Shape> turn(n);
-                multiply_keys(turn);
-                multiply_values(last);
+                const PipelineState<Shape> state(n);
+                multiply_keys(state);
+                multiply_values(previous);
                 wgmma_wait<1>();  // the keys
-                release(&shared.keys_free[turn.stage]);
-                weigh(tiles.first_tile + n * Shape::TOKENS, rescale);
+                release(&shared.keys_free[state.stage]);
+                online_softmax(tiles.first_tile + n * Shape::TOKENS, rescale);
                 wgmma_wait<0>();  // the values
-                release(&shared.values_free[last.stage]);
+                release(&shared.values_free[previous.stage]);
 #pragma unroll
                 for (int i = 0; i < Shape::SUMS; i++) {
 #pragma unroll
                     for (int c = 0; c < 4; c++) sums[i][c] = __fmul_rn(sums[i][c], rescale[c / 2]);
                 }
                 narrow_weights();
-                last = turn;
+                previous = state;
             }
-            multiply_values(last);
+            multiply_values(previous);
             wgmma_wait<0>();
-            release(&shared.values_free[last.stage]);
+            release(&shared.values_free[previous.stage]);
         }
-        pass(high, all);
+        skip(high, all);
     }
 
-    // Tiles that no row of this warpgroup sees. They are waited for, so that no warp frees a stage twice in one phase.
-    __device__ __forceinline__ void pass(uint32_t from, uint32_t to) {
+    // Frees tiles that no row of this warpgroup sees. Waits for them first, so that no warp frees a stage twice in one
+    // phase.
+    __device__ __forceinline__ void skip(uint32_t from, uint32_t to) {
         for (uint32_t n = from; n < to; n++) {
-            const Turn<Shape> turn(n);
-            mbarrier_wait(&shared.keys_full[turn.stage], turn.parity);
-            release(&shared.keys_free[turn.stage]);
-            mbarrier_wait(&shared.values_full[turn.stage], turn.parity);
-            release(&shared.values_free[turn.stage]);
+            const PipelineState<Shape> state(n);
+            mbarrier_wait(&shared.keys_full[state.stage], state.parity);
+            release(&shared.keys_free[state.stage]);
+            mbarrier_wait(&shared.values_full[state.stage], state.parity);
+            release(&shared.values_free[state.stage]);
         }
     }
 
@@ -241,22 +243,23 @@ struct Consumer {
             float total = __fadd_rn(sum[r], __shfl_xor_sync(0xffffffff, sum[r], 1));
             total = __fadd_rn(total, __shfl_xor_sync(0xffffffff, total, 2));
             if (rows.index[r] == RowPair::NONE) continue;
-            SoftmaxState state;
-            state.max = max[r];
-            state.sum = total;
-            const float factor = finish(task.args, state, task.kv_head);
+            SoftmaxState softmax;
+            softmax.max = max[r];
+            softmax.sum = total;
+            const float factor = output_factor(task.args, softmax, task.kv_head);
             T* to = static_cast<T*>(task.args.output) + static_cast<int64_t>(rows.index[r]) * Shape::D + threadIdx.x % 4 * 2;
 #pragma unroll
             for (int i = 0; i < Shape::SUMS; i++) {
                 *reinterpret_cast<uint32_t*>(to + i * 8) =
                     Pair<T>::narrow(sums[i][2 * r] * factor, sums[i][2 * r + 1] * factor);
             }
-            if (task.args.lse && threadIdx.x % 4 == 0) task.args.lse[rows.index[r]] = lse_of(state);
+            if (task.args.lse && threadIdx.x % 4 == 0) task.args.lse[rows.index[r]] = lse_of(softmax);
         }
     }
 };
 
-// The 64 rows of a warpgroup, from row `first_row` of the sequence's `all` on, into shared memory; zeros for those past the end.
+// Stores the 64 query rows of a warpgroup, from row `first_row` of the sequence's `all` rows on, into shared memory; zeros
+// past the end.
 template <class Shape>
 __device__ __forceinline__ void store_query(typename Shape::T (&to)[Shape::PANELS][Shape::ROWS / 2][64], const TileTask& task,
                                             uint32_t seq_start, uint32_t first_row, uint32_t all, uint32_t group) {
@@ -277,7 +280,7 @@ __device__ __forceinline__ void prefill_sm90(const AttentionArgs& args, const Te
                                              unsigned char* memory) {
     constexpr uint32_t ROWS = Shape::ROWS, TOKENS = Shape::TOKENS;
     auto& shared = *reinterpret_cast<typename Shape::Shared*>(memory);
-    // Swizzles are of addresses: the launch's shared memory begins at a multiple of the pattern, there is no other.
+    // Swizzling depends on addresses, so shared memory must start at a multiple of the pattern.
     if (matrix_in_128(memory, 0, 0) & 0x3f) __trap();
     const uint32_t group = args.num_heads / args.num_kv_heads, kv_head = blockIdx.y;
     const uint32_t block = gridDim.x - 1 - blockIdx.x;  // the longest contexts first
@@ -288,7 +291,7 @@ __device__ __forceinline__ void prefill_sm90(const AttentionArgs& args, const Te
     const uint32_t tokens = starts[seq + 1] - seq_start, all = tokens * group, context = args.context_lens[seq];
     if (first_row >= all) return;
 
-    // What the rows from..to see.
+    // First token that row `from` sees, and end of what the last row before `to` sees.
     const auto first_of = [&](uint32_t from) { return Visible(args, context, tokens - 1 - from / group).first; };
     const auto end_of = [&](uint32_t to) { return Visible(args, context, tokens - 1 - (min(to, all) - 1) / group).end; };
     Tiles tiles;
@@ -346,7 +349,7 @@ __device__ __forceinline__ void prefill_sm90(const AttentionArgs& args, const Te
         extern __shared__ __align__(1024) unsigned char smem[];                                                           \
         quire::prefill_sm90<quire::HopperShape<T, D>>(QUIRE_ATTENTION_ARGS, key_map, value_map, smem);                    \
     }                                                                                                                     \
-    QUIRE_EXPORT(name);
+    QUIRE_EXPORT_SHARED(name, sizeof(quire::HopperShape<T, D>::Shared));
 
 PREFILL_SM90(prefill_sm90_f16_h64, __half, 64)
 PREFILL_SM90(prefill_sm90_f16_h128, __half, 128)

@@ -1,7 +1,7 @@
-// read_memory: what a GPU reads at best, for `quire bench`. No engine launches it.
+// read_memory: measures the read bandwidth of a GPU for `quire bench`. The engine does not launch it.
 //
-// Grid of any size, 256 threads: strides over the memory 16 bytes to a thread, four vectors in flight, and leaves the xor
-// of all words that the block has read in its own word of `sums`, so that nothing can be left out.
+// Grid of any size, 256 threads: threads read 16 bytes at a time, with four vectors in flight. Each block writes the xor
+// of all words that it has read to its own word of `sums`, so no read can be optimised away.
 
 #include <quire/export.cuh>
 

@@ -1,7 +1,7 @@
-// cuda.reshape_and_cache: new keys and values into the slots of the paged cache, entries reshape_and_cache_<type>[_kv8]. An
-// 8-bit cache stores value / scale.
+// cuda.reshape_and_cache: writes new keys and values into the slots of the paged cache, kernels
+// reshape_and_cache_<type>[_kv8]. An 8-bit cache stores value / scale.
 //
-// Grid (tokens), 128 threads; a thread moves 8 elements at a time. Where rows have scales of their own a warp takes a row.
+// Grid (tokens), 128 threads; a thread moves 8 elements at a time. With a scale for each row, a warp takes a row.
 
 #include <quire/export.cuh>
 
@@ -12,7 +12,7 @@ namespace quire {
 
 constexpr uint32_t WRITE_THREADS = 128;
 
-// Keys and values of KV_INT8_ROWS; heads of at most 256 elements.
+// Writes keys and values in KV_INT8_ROWS; heads have at most 256 elements.
 template <class T>
 __device__ __forceinline__ void write_scaled_rows(const CacheWriteArgs& args, int64_t slot) {
     const uint32_t lane = threadIdx.x % 32, at = slot % args.block_size;

@@ -1,11 +1,11 @@
-// Which tokens a query row sees, and where they lie.
+// The tokens that a query row sees, and where they are stored.
 #pragma once
 
 #include "args.cuh"
 
 namespace quire {
 
-// The last i < n with key(i) <= x, for a key that does not decrease and starts at or under x.
+// Returns the last i < n with key(i) <= x. The key does not decrease, and key(0) <= x.
 template <class Key>
 __device__ __forceinline__ uint32_t last_at_most(uint32_t n, uint32_t x, Key key) {
     uint32_t low = 0, high = n;
@@ -17,18 +17,18 @@ __device__ __forceinline__ uint32_t last_at_most(uint32_t n, uint32_t x, Key key
     return low;
 }
 
-// The tokens first..end of a sequence. A row's own position is end - 1.
+// The tokens first..end of a sequence that a row sees. The row's own position is end - 1.
 struct Visible {
     uint32_t first, end;
 
-    // `after`: how many query rows of the sequence follow this one.
+    // `after` is the number of query rows of the sequence that follow this one.
     __device__ __forceinline__ Visible(const AttentionArgs& args, uint32_t context, uint32_t after) {
         end = context > after ? context - after : 0;
         first = args.window && end > args.window ? end - args.window : 0;
     }
 };
 
-// The sequence of the launch's n-th query row and what it sees there; nothing where the row belongs to no sequence.
+// The n-th query row of the launch: its sequence and what it sees. `exists` is false for rows of no sequence.
 struct Row {
     uint32_t index;  // in the query and the output
     uint32_t seq;
@@ -49,14 +49,14 @@ struct Row {
     }
 };
 
-// Elements from the start of a KV head to a token of the sequence whose block table is `table`. Reads the table's entry:
-// to be called for visible tokens only.
+// Returns the offset of a token, in elements from the start of a KV head, in the sequence whose block table is `table`.
+// Reads the table, so the token must be visible.
 __device__ __forceinline__ int64_t place_of(const AttentionArgs& args, const int32_t* table, uint32_t token) {
     const uint32_t block = token / args.block_size;
     return table[block] * args.block_stride + (token - block * args.block_size) * args.token_stride;
 }
 
-// The same for the scale of the token's row, in bytes (KV_INT8_ROWS).
+// Returns the same offset for the scale of the token's row, in bytes (KV_INT8_ROWS).
 __device__ __forceinline__ int64_t scale_place_of(const AttentionArgs& args, const int32_t* table, uint32_t token) {
     const uint32_t block = token / args.block_size;
     return table[block] * args.block_stride + args.block_size * args.head_dim +

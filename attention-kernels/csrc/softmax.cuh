@@ -1,8 +1,8 @@
-// Scores and the online softmax: how a product becomes a score, how two parts of a context are merged, how a row ends.
+// Scores and the online softmax: from products to scores, merging of partitions, and the final result.
 //
-// Scores are kept in base 2 (times log2 e) from the start, so that a weight is one exp2. Products and sums that reach the
-// result go through the _rn intrinsics: the compiler may not fuse them one way here and another way there, which is
-// what makes kernels that cut a context differently agree bit for bit.
+// Scores are in base 2 (multiplied by log2 e), so a weight is one exp2. Products and sums that affect the result use the
+// _rn intrinsics, which the compiler does not fuse differently in different places. So kernels that split a context
+// differently agree in every bit.
 #pragma once
 
 #include "convert.cuh"
@@ -12,7 +12,7 @@ namespace quire {
 constexpr float LOG2_E = 1.4426950408889634f;
 constexpr float LN_2 = 0.6931471805599453f;
 
-// From a product q·k of one KV head to its score.
+// Converts products q·k of one KV head to scores.
 struct Scoring {
     float scale, cap, inverse_cap;
 
@@ -27,7 +27,7 @@ struct Scoring {
     __device__ __forceinline__ float capped(float score) const {
         return __fmul_rn(cap, tanhf(__fmul_rn(score, inverse_cap)));
     }
-    // `slope` is ALiBi's times log2 e, `distance` the key's position less the query's.
+    // `slope` is the ALiBi slope times log2 e, `distance` the key's position minus the query's.
     static __device__ __forceinline__ float biased(float score, float slope, float distance) {
         return __fmaf_rn(slope, distance, score);
     }
@@ -37,18 +37,18 @@ __device__ __forceinline__ float slope_of(const AttentionArgs& args, uint32_t he
     return args.alibi_slopes ? args.alibi_slopes[head] * LOG2_E : 0.0f;
 }
 
-// What is known of the tokens seen so far: the greatest score, and the sum of the weights exp2(score - max).
+// State of the tokens seen so far: the greatest score, and the sum of the weights exp2(score - max).
 struct SoftmaxState {
     float max = -INFINITY;
     float sum = 0.0f;
 };
 
-// The reference that weights are taken against: where nothing is visible yet, 0, so that -inf - -inf never happens.
+// Returns the base of weights: 0 if nothing is visible yet, to avoid -inf - -inf.
 __device__ __forceinline__ float base_of(float max) { return max == -INFINITY ? 0.0f : max; }
 
 __device__ __forceinline__ float weight(float score, float base) { return exp2f(__fsub_rn(score, base)); }
 
-// The factors that bring two sums of weighted values to one reference.
+// Factors that bring two sums of weighted values to the same base.
 struct Factors {
     float old_part, new_part;
 
@@ -66,8 +66,8 @@ __device__ __forceinline__ Factors merge(SoftmaxState& state, const SoftmaxState
     return factors;
 }
 
-// What a row's sums are multiplied with in the end. Nothing visible gives zeros; a NaN stays one.
-__device__ __forceinline__ float finish(const AttentionArgs& args, const SoftmaxState& state, uint32_t kv_head) {
+// Returns the factor that turns a row's sums into its output. Zeros if nothing is visible; NaN remains NaN.
+__device__ __forceinline__ float output_factor(const AttentionArgs& args, const SoftmaxState& state, uint32_t kv_head) {
     const float v_scale = args.v_scales ? args.v_scales[kv_head * args.scale_stride] : 1.0f;
     return state.sum == 0.0f ? 0.0f : v_scale / state.sum;
 }

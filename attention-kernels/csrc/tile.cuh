@@ -1,7 +1,7 @@
-// The tensor-core tile loop: a block of query rows against the tokens of one partition, 64 (or 32) tokens at a time.
+// The tile loop on tensor cores: a block of query rows against the tokens of one partition, 64 (or 32) tokens at a time.
 //
-// A query row here is one head of one token; the rows of a block belong to one KV head, so that each key and value is
-// read once for all of them. The warps of a block stand in a grid, WM over the rows (16 each) and WN over the columns:
+// A query row here is one head of one token. The rows of a block belong to one KV head, so each key and value is read once
+// for all of them. The warps of a block form a grid, WM over the rows (16 each) and WN over the columns:
 //
 //               tokens (scores), then elements of the head (sums)
 //             +---------------+---------------+
@@ -9,13 +9,13 @@
 //   16 rows   | warp 2        | warp 3        |
 //             +---------------+---------------+
 //
-// With WN > 1 the warps of a row exchange maxima and weights through shared memory. Every number has one order of
-// operations whatever WM and WN: a score or a sum is one chain of products, a maximum has no order, and the sum of the
-// weights is one more column of the second product, of ones. Tiles start at multiples of their size. So a row's bits
-// depend neither on the rows beside it nor on the shape, and paged_gqa and paged_prefill agree.
+// With WN > 1 the warps of a row exchange maxima and weights through shared memory. The order of operations is the same
+// for every WM and WN: a score or a sum is one chain of products, a maximum has no order, and the sum of the weights is
+// one more column, of ones, in the second product. Tiles start at multiples of their size. So a row's bits depend neither
+// on other rows nor on the shape, and paged_gqa and paged_prefill agree.
 //
-// Keys and values of a tile pass through shared memory, one buffer each: values travel (cp.async) while scores are
-// computed, the next keys while values are summed. An 8-bit cache is widened on its way.
+// Keys and values of a tile pass through shared memory, with one buffer each: values are transferred (cp.async) while
+// scores are computed, the next keys while values are summed. An 8-bit cache is widened on the way.
 #pragma once
 
 #include <quire/ptx.cuh>
@@ -25,7 +25,7 @@
 
 namespace quire {
 
-// Scales of the tokens of two tiles, where a cache may have them.
+// Scales of the tokens of two tiles, for caches that may have them.
 template <bool KV8, int TOKENS>
 struct RowScales {};
 template <int TOKENS>
@@ -46,7 +46,7 @@ struct TileShape {
     static constexpr int SUMS = (D / 16 + WN - 1) / WN;       // 16-element columns of sums of a warp
     static_assert(SCORES % 2 == 0 && PARTITION % TOKENS == 0, "tiles fill partitions, keys are read 16 tokens at a time");
 
-    // Rows of an odd multiple of 16 bytes: the eight rows of an ldmatrix lie in different banks.
+    // Rows are an odd multiple of 16 bytes, so that the eight rows of an ldmatrix are in different banks.
     struct alignas(16) Shared : RowScales<KV8, TOKENS> {
         T keys[TOKENS][D + 8];
         T values[TOKENS][D + 8];
@@ -56,7 +56,7 @@ struct TileShape {
     };
 };
 
-// The two query rows of a lane, lane / 4 and 8 below it.
+// The two query rows of a lane: lane / 4, and 8 further down.
 struct RowPair {
     static constexpr uint32_t NONE = 0xffffffff;
 
@@ -74,7 +74,7 @@ struct RowPair {
     }
 };
 
-// What a warp has summed of its rows in a partition, in the layout of mma's d.
+// Sums of a warp's rows in a partition, in the layout of mma's d.
 template <class Shape>
 struct TileSums {
     float sums[Shape::SUMS][2][4];
@@ -88,7 +88,7 @@ struct TileSums {
     __device__ __forceinline__ void rescale(float upper, float lower) {
         each([=](float sum, int row) { return __fmul_rn(sum, row ? lower : upper); });
     }
-    // Replaces every number by `change` of it and its row, 0 or 1.
+    // Replaces every number by `change` of it and of its row, 0 or 1.
     template <class Change>
     __device__ __forceinline__ void each(Change change) {
 #pragma unroll
@@ -108,13 +108,13 @@ struct TileSums {
         return state;
     }
 
-    // The first of the two neighbouring elements of the head that sums[i][j] holds of each row; D or more: none.
+    // Returns the first of the two adjacent elements of the head that sums[i][j] holds for each row; D or more: none.
     static __device__ __forceinline__ uint32_t column(int i, int j) {
         return (threadIdx.x / 32 % Shape::WN * Shape::SUMS + i) * 16 + j * 8 + threadIdx.x % 4 * 2;
     }
 };
 
-// What a block reads: the KV head of one sequence.
+// The KV head of one sequence, which a block reads.
 struct TileTask {
     const AttentionArgs& args;
     const int32_t* table;
@@ -130,7 +130,7 @@ struct TileTask {
           scoring(args, kv_head) {}
 };
 
-// The query rows of a warp as fragments of mma's a; zeros for absent rows.
+// Loads the query rows of a warp as fragments of mma's a; zeros for absent rows.
 template <class Shape>
 __device__ __forceinline__ void load_query(uint32_t (&query)[Shape::D / 16][4], const AttentionArgs& args,
                                            const RowPair& rows) {
@@ -148,7 +148,7 @@ __device__ __forceinline__ void load_query(uint32_t (&query)[Shape::D / 16][4], 
     }
 }
 
-// The places of a tile's tokens; -1 for those that no row of the block sees, whose slots are not read.
+// Computes the places of a tile's tokens; -1 for those that no row of the block sees, whose slots are not read.
 template <class Shape>
 __device__ __forceinline__ void find_places(int64_t (&places)[Shape::TOKENS], const TileTask& task, uint32_t tile,
                                             const Visible& visible) {
@@ -159,7 +159,7 @@ __device__ __forceinline__ void find_places(int64_t (&places)[Shape::TOKENS], co
     }
 }
 
-// The scales of the same tokens, of KV_INT8_ROWS.
+// Loads the scales of the same tokens (KV_INT8_ROWS).
 template <class Shape>
 __device__ __forceinline__ void find_scales(typename Shape::Shared& shared, const TileTask& task, uint32_t tile,
                                             const Visible& visible) {
@@ -173,8 +173,8 @@ __device__ __forceinline__ void find_scales(typename Shape::Shared& shared, cons
     }
 }
 
-// Begins (16-bit cache) or does (8-bit) the transfer of a tile to shared memory; zeros where a place is -1. With `scales`,
-// each row times its own.
+// Starts (16-bit cache) or performs (8-bit) the transfer of a tile to shared memory; zeros where a place is -1. With
+// `scales` each row is multiplied by its own.
 template <class Shape>
 __device__ __forceinline__ void load_tile(typename Shape::T (&to)[Shape::TOKENS][Shape::D + 8], const TileTask& task,
                                           const void* cache, const int64_t (&places)[Shape::TOKENS],
@@ -204,7 +204,7 @@ __device__ __forceinline__ void load_tile(typename Shape::T (&to)[Shape::TOKENS]
             }
         }
     } else {
-#pragma unroll 2  // more addresses at once would cost registers that the sums need
+#pragma unroll 2  // more addresses at once would take registers that the sums need
         for (int i = 0; i < EACH; i++) {
             const int v = threadIdx.x + i * Shape::THREADS;
             if (v >= ALL) break;
@@ -216,15 +216,15 @@ __device__ __forceinline__ void load_tile(typename Shape::T (&to)[Shape::TOKENS]
     }
 }
 
-// Makes the older of the two transfers under way visible to all threads.
+// Waits for the older of the two pending transfers and makes it visible to all threads.
 template <class Shape>
 __device__ __forceinline__ void await_older() {
     if constexpr (!Shape::KV8) cp_async_wait<1>();
     __syncthreads();
 }
 
-// Products to scores: scales, cap, bias, mask. `first` is the token of the warp's first column, `scales`, of keys that have
-// one each, begin with its own.
+// Converts products to scores: scale, cap, bias, mask. `first` is the token of the warp's first column. `scales`, for keys
+// with a scale each, starts at the same token.
 template <class Shape>
 __device__ __forceinline__ void finish_scores(float (&scores)[Shape::SCORES][4], const TileTask& task,
                                               const RowPair& rows, uint32_t first, const float* scales = nullptr) {
@@ -256,8 +256,8 @@ __device__ __forceinline__ void finish_scores(float (&scores)[Shape::SCORES][4],
     }
 }
 
-// Adds the tokens of `visible`, all of one partition, to `out`, which must be clear. Begins and ends with shared memory
-// free for all.
+// Adds the tokens of `visible`, all in one partition, to `out`, which must be clear. All threads may reuse shared memory
+// before and after.
 template <class Shape>
 __device__ __forceinline__ void attend(TileSums<Shape>& out, typename Shape::Shared& shared, const TileTask& task,
                                        const RowPair& rows, const uint32_t (&query)[Shape::D / 16][4],
@@ -269,7 +269,7 @@ __device__ __forceinline__ void attend(TileSums<Shape>& out, typename Shape::Sha
 
     const auto places = [&](uint32_t tile) -> auto& { return shared.places[tile / TOKENS % 2]; };
 
-    // The scales of a tile; null where the cache has none.
+    // Return the scales of a tile; null if the cache has none.
     const auto key_scales = [&](uint32_t tile, uint32_t column) -> const float* {
         if constexpr (Shape::KV8) {
             if (task.args.kv_format == KV_INT8_ROWS) return shared.key_scales[tile / TOKENS % 2] + column;
@@ -320,11 +320,11 @@ __device__ __forceinline__ void attend(TileSums<Shape>& out, typename Shape::Sha
             max[r] = fmaxf(max[r], __shfl_xor_sync(0xffffffff, max[r], 2));
             if (WN > 1 && lane % 4 == 0) shared.maxima[warp_column][warp_row + lane / 4 + 8 * r] = max[r];
         }
-        __syncthreads();  // keys and maxima are ready to be overwritten and read
+        __syncthreads();  // keys may be overwritten, maxima read
         if (tile + TOKENS < visible.end) {
             load_tile<Shape>(shared.keys, task, task.args.keys, places(tile + TOKENS));
         } else if constexpr (!Shape::KV8) {
-            cp_async_commit();  // an empty group, so that the values are again the older of two
+            cp_async_commit();  // an empty group, so that the values are the older of two again
         }
 
         uint32_t weights[Shape::SCORES][2];

@@ -1,8 +1,8 @@
-// A warp's share of a partition, for one query row and head: the tokens of every WARPS-th chunk of 32.
+// One warp's part of a partition for one query row and head: every WARPS-th chunk of 32 tokens.
 //
-// Two ways to spread a token's head over the lanes, with one interface: VectorRows reads 16 bytes to a lane and is
-// compiled for each head size; GenericRows reads element by element, for f32 queries at any head size. Scores, weights and
-// the running maximum are the same code: lane i owns token i of a chunk, so each exp2 is computed once.
+// Two classes with one interface distribute a token's head over the lanes. VectorRows reads 16 bytes per lane and is
+// compiled for each head size; GenericRows reads single elements, for f32 queries of any head size. Scores, weights and
+// the running maximum share one implementation: lane i owns token i of a chunk, so each exp2 is computed once.
 #pragma once
 
 #include "rows.cuh"
@@ -11,9 +11,9 @@
 namespace quire {
 
 constexpr uint32_t ALL_LANES = 0xffffffff;
-constexpr uint32_t WARPS = 4;  // of a thread block of the decode kernel
+constexpr uint32_t WARPS = 4;  // per thread block of the decode kernel
 
-// What all warps of the block share for one query row and head.
+// Properties of one query row and head that all warps of the block share.
 struct Task {
     const AttentionArgs& args;
     const int32_t* table;
@@ -45,8 +45,8 @@ __device__ __forceinline__ float warp_sum(float value) {
     return value;
 }
 
-// LANES lanes hold a token, PER_LANE vectors each, so that 32 / LANES tokens are read at once; token `step` of group g's
-// LANES tokens is the chunk's token g * LANES + step, which is the one that lane `step` of the group owns.
+// LANES lanes hold a token, PER_LANE vectors each, so 32 / LANES tokens are read at once. Step `step` of group g reads
+// token g * LANES + step of the chunk, which lane `step` of the group owns.
 template <class T, bool KV8, int D>
 struct VectorRows {
     using Element = T;
@@ -56,14 +56,14 @@ struct VectorRows {
     static constexpr int VECTORS = D / WIDTH;
     static constexpr int LANES = VECTORS >= 32 ? 32 : VECTORS >= 16 ? 16 : VECTORS >= 8 ? 8 : VECTORS >= 4 ? 4 : 2;
     static constexpr int PER_LANE = (VECTORS + LANES - 1) / LANES;
-    static constexpr int BATCH = LANES < 4 / PER_LANE ? LANES : 4 / PER_LANE;  // steps whose loads are in flight together
-    static constexpr int MIN_BLOCKS = KV8 && PER_LANE > 1 ? 3 : 4;  // to a processor: what the registers allow
+    static constexpr int BATCH = LANES < 4 / PER_LANE ? LANES : 4 / PER_LANE;  // steps whose loads are in flight at once
+    static constexpr int MIN_BLOCKS = KV8 && PER_LANE > 1 ? 3 : 4;  // per multiprocessor: what the registers allow
 
     float query[PER_LANE][WIDTH];
     float sums[PER_LANE][WIDTH];
 
     static __device__ __forceinline__ uint32_t head_dim(const AttentionArgs&) { return D; }
-    // The vector of the head that this lane holds i-th.
+    // Returns the index of this lane's i-th vector of the head.
     static __device__ __forceinline__ int vector(int i) { return threadIdx.x % LANES + i * LANES; }
 
     __device__ __forceinline__ void load_query(const AttentionArgs&, const T* from) {
@@ -88,7 +88,6 @@ struct VectorRows {
             for (int e = 0; e < WIDTH; e++) sums[i][e] = 0.0f;
         }
     }
-
     __device__ __forceinline__ void rescale(float factor) {
 #pragma unroll
         for (int i = 0; i < PER_LANE; i++) {
@@ -97,7 +96,7 @@ struct VectorRows {
         }
     }
 
-    // The vectors of one token; zeros where its place is negative.
+    // Loads the vectors of one token; zeros if its place is negative.
     static __device__ __forceinline__ void load(uint4 (&to)[PER_LANE], const void* cache, int64_t place) {
         const unsigned char* from = static_cast<const unsigned char*>(cache) + place * (KV8 ? 1 : 2);
 #pragma unroll
@@ -107,61 +106,54 @@ struct VectorRows {
         }
     }
 
-    // q·k of the token that this lane owns, whose place is `place`.
-    __device__ __forceinline__ float product(const Task& task, int64_t place) const {
-        float mine = 0.0f;
-#pragma unroll 1  // BATCH loads are in flight already; more would cost the registers that let more warps run
+    // Calls `use(step, vectors)` for the vectors of each of a group's tokens. Each lane passes the place of its own.
+    template <class Use>
+    static __device__ __forceinline__ void each_token(const void* cache, int64_t place, Use use) {
+#pragma unroll 1  // BATCH loads are in flight; more would take registers and so reduce occupancy
         for (int first = 0; first < LANES; first += BATCH) {
             uint4 raw[BATCH][PER_LANE];
 #pragma unroll
-            for (int b = 0; b < BATCH; b++) {
-                load(raw[b], task.args.keys, __shfl_sync(ALL_LANES, place, first + b, LANES));
-            }
+            for (int b = 0; b < BATCH; b++) load(raw[b], cache, __shfl_sync(ALL_LANES, place, first + b, LANES));
 #pragma unroll
-            for (int b = 0; b < BATCH; b++) {
-                float dot = 0.0f;
-#pragma unroll
-                for (int i = 0; i < PER_LANE; i++) {
-                    float key[WIDTH];
-                    widen<T>(task.args.kv_format, raw[b][i], key);
-#pragma unroll
-                    for (int e = 0; e < WIDTH; e++) dot = __fmaf_rn(query[i][e], key[e], dot);
-                }
-#pragma unroll
-                for (int offset = LANES / 2; offset; offset /= 2) {
-                    dot = __fadd_rn(dot, __shfl_xor_sync(ALL_LANES, dot, offset));
-                }
-                if (static_cast<int>(threadIdx.x % LANES) == first + b) mine = dot;
-            }
+            for (int b = 0; b < BATCH; b++) use(first + b, raw[b]);
         }
+    }
+
+    // Returns q·k of the token that this lane owns, which is stored at `place`.
+    __device__ __forceinline__ float product(const Task& task, int64_t place) const {
+        float mine = 0.0f;
+        each_token(task.args.keys, place, [&](int step, const uint4 (&raw)[PER_LANE]) {
+            float dot = 0.0f;
+#pragma unroll
+            for (int i = 0; i < PER_LANE; i++) {
+                float key[WIDTH];
+                widen<T>(task.args.kv_format, raw[i], key);
+#pragma unroll
+                for (int e = 0; e < WIDTH; e++) dot = __fmaf_rn(query[i][e], key[e], dot);
+            }
+#pragma unroll
+            for (int offset = LANES / 2; offset; offset /= 2) dot = __fadd_rn(dot, __shfl_xor_sync(ALL_LANES, dot, offset));
+            if (static_cast<int>(threadIdx.x % LANES) == step) mine = dot;
+        });
         return mine;
     }
 
-    // Adds the values of the chunk, each lane bringing the weight and place of its token.
+    // Adds the weighted values of the chunk. Each lane passes the weight and place of its token.
     __device__ __forceinline__ void accumulate(const Task& task, int64_t place, float weight) {
-#pragma unroll 1  // BATCH loads are in flight already; more would cost the registers that let more warps run
-        for (int first = 0; first < LANES; first += BATCH) {
-            uint4 raw[BATCH][PER_LANE];
+        each_token(task.args.values, place, [&](int step, const uint4 (&raw)[PER_LANE]) {
+            const float factor = __shfl_sync(ALL_LANES, weight, step, LANES);
 #pragma unroll
-            for (int b = 0; b < BATCH; b++) {
-                load(raw[b], task.args.values, __shfl_sync(ALL_LANES, place, first + b, LANES));
+            for (int i = 0; i < PER_LANE; i++) {
+                float value[WIDTH];
+                widen<T>(task.args.kv_format, raw[i], value);
+#pragma unroll
+                for (int e = 0; e < WIDTH; e++) sums[i][e] = __fmaf_rn(factor, value[e], sums[i][e]);
             }
-#pragma unroll
-            for (int b = 0; b < BATCH; b++) {
-                const float factor = __shfl_sync(ALL_LANES, weight, first + b, LANES);
-#pragma unroll
-                for (int i = 0; i < PER_LANE; i++) {
-                    float value[WIDTH];
-                    widen<T>(task.args.kv_format, raw[b][i], value);
-#pragma unroll
-                    for (int e = 0; e < WIDTH; e++) sums[i][e] = __fmaf_rn(factor, value[e], sums[i][e]);
-                }
-            }
-        }
+        });
     }
 
-    // The sums over all lanes, to `to[0..D]` in shared memory.
-    __device__ __forceinline__ void deposit(const AttentionArgs&, float* to) {
+    // Stores the sums over all lanes to `to[0..D]` in shared memory.
+    __device__ __forceinline__ void store_sums(const AttentionArgs&, float* to) {
 #pragma unroll
         for (int i = 0; i < PER_LANE; i++) {
 #pragma unroll
@@ -176,10 +168,10 @@ struct VectorRows {
     }
 };
 
-// All lanes hold one token, lane i the elements i, i + 32, …; f32 query, cache of f32 or of any 8-bit format.
+// All lanes hold one token; lane i has the elements i, i + 32, …. f32 queries, cache of f32 or any 8-bit format.
 struct GenericRows {
     using Element = float;
-    static constexpr bool BYTES = true;  // it may be
+    static constexpr bool BYTES = true;  // the format is known at run time
     static constexpr int MAX_HEAD = 256;
     static constexpr int PER_LANE = MAX_HEAD / 32;
 
@@ -244,7 +236,7 @@ struct GenericRows {
         }
     }
 
-    __device__ __forceinline__ void deposit(const AttentionArgs& args, float* to) {
+    __device__ __forceinline__ void store_sums(const AttentionArgs& args, float* to) {
 #pragma unroll
         for (int i = 0; i < PER_LANE; i++) {
             const uint32_t at = threadIdx.x % 32 + 32 * i;
@@ -253,8 +245,8 @@ struct GenericRows {
     }
 };
 
-// The chunks of this warp in the partition that starts at `start`: leaves their weighted values in `rows.sums` of the
-// lanes and returns the softmax state, the same in all lanes.
+// Processes this warp's chunks of the partition that starts at `start`. Leaves their weighted values in `rows.sums` of the
+// lanes and returns the softmax state, which is the same in all lanes.
 template <class Rows>
 __device__ __forceinline__ SoftmaxState attend(Rows& rows, const Task& task, uint32_t start) {
     const uint32_t lane = threadIdx.x % 32, first = task.visible.first;

@@ -1,4 +1,4 @@
-//! What kernels are called with. Shapes are checked here, once, so that a kernel may trust them.
+//! Arguments of kernels, and the checks of their sizes on which kernels rely.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -11,37 +11,38 @@ use crate::format::{CacheFormat, Dtype, KvDtype, Layout};
 use crate::shape::KvShape;
 use crate::workspace::Workspace;
 
-/// What a stored element of 8 bits is multiplied with, float32: `[1]`, or `[num_kv_heads]` each.
+/// Factors by which stored elements of 8 bits are multiplied: float32, `[1]` or `[num_kv_heads]`.
 pub struct KvScales {
-    /// Of the keys.
+    /// Scales of the keys.
     pub keys: Buffer,
-    /// Of the values.
+    /// Scales of the values.
     pub values: Buffer,
-    /// One for each KV head.
+    /// Whether there is a scale for each KV head.
     pub per_head: bool,
 }
 
 /// The paged keys and values of one layer.
 pub struct KvCache {
-    /// Shape of both buffers.
+    /// Shape of each of the two buffers.
     pub shape: KvShape,
-    /// Types and layout.
+    /// Element types and layout.
     pub format: CacheFormat,
     /// Keys, after the rotary embedding.
     pub keys: Buffer,
-    /// Values.
+    /// Values, in a buffer like that of the keys.
     pub values: Buffer,
-    /// Of elements whose type takes some ([`KvDtype::takes_scales`]); `None`: 1. Layers that share pages have their own.
+    /// Scales, for types that take them ([`KvDtype::takes_scales`]); `None`: 1. Layers that share pages have separate
+    /// scales.
     pub scales: Option<Arc<KvScales>>,
 }
 
 impl KvCache {
-    /// Zeroed caches on `device` in the default format.
+    /// Allocates a zeroed cache in the default format.
     pub fn new(device: &dyn Device, shape: KvShape) -> Result<KvCache, DeviceError> {
         KvCache::with_format(device, shape, CacheFormat::default())
     }
 
-    /// Zeroed caches on `device`, without scales.
+    /// Allocates a zeroed cache without scales.
     pub fn with_format(device: &dyn Device, shape: KvShape, format: CacheFormat) -> Result<KvCache, DeviceError> {
         let bytes = shape.num_blocks.saturating_mul(format.block_bytes(&shape));
         Ok(KvCache { shape, format, keys: device.alloc(bytes)?, values: device.alloc(bytes)?, scales: None })
@@ -59,18 +60,21 @@ impl KvCache {
         Ok(())
     }
 
-    /// Bytes of a block of the keys, and as many of the values.
+    /// Bytes of one block of the keys; the values have as many.
     pub fn block_bytes(&self) -> usize {
         self.format.block_bytes(&self.shape)
     }
-}
 
-impl KvCache {
-    /// Fills the slots of a block from `from_slot` on, in all heads, with what is no number, so that reading them is loud: NaN,
-    /// scales that are NaN, or, in a type that has neither, −128, which no writer leaves.
+    /// Distance between the scales of two KV heads: 1, or 0 where all heads share one scale.
+    pub(crate) fn scale_stride(&self) -> u32 {
+        u32::from(self.scales.as_ref().is_some_and(|scales| scales.per_head))
+    }
+
+    /// Fills the slots of a block from `from_slot` on, in all heads, with values that make a stale read visible: NaN, NaN
+    /// scales, or −128 for a type that has neither; no writer stores −128.
     ///
     /// # Errors
-    /// A block or slot that does not exist, and those of the device.
+    /// The block or slot does not exist, or the device fails.
     pub fn poison(&mut self, device: &dyn Device, block: usize, from_slot: usize) -> Result<(), KernelError> {
         let (shape, format) = (self.shape, self.format);
         at_least("blocks of the cache", shape.num_blocks, block.saturating_add(1))?;
@@ -78,7 +82,7 @@ impl KvCache {
         let fill = if format.kv_dtype == KvDtype::Int8 { 0x80 } else { 0xff };
         let row = shape.head_dim * format.element_bytes();
         let scale = format.row_bytes(shape.head_dim) - row;
-        // Stretches of a slot's bytes side by side, each of so many bytes a slot, from the start of the block.
+        // Runs of equal-sized items, one item per slot: the start of the run within the block, and bytes per item.
         let heads = shape.num_kv_heads;
         let stretches: Vec<(usize, usize)> = match format.layout {
             Layout::Nhd => vec![(0, heads * row)],
@@ -97,51 +101,51 @@ impl KvCache {
     }
 }
 
-/// Attention of the query rows of some sequences of a batch over their paged context (decode: one row each). Types and
+/// Attention of the query rows of some sequences of a batch over their paged context; in decode each has one row. Types and
 /// layout are those of the cache.
 pub struct AttentionArgs<'a> {
-    /// Query row t, head h starts at `t * query_stride + h * head_dim`, after the rotary embedding.
+    /// Query rows, after the rotary embedding. Head h of row t starts at `t * query_stride + h * head_dim`.
     pub query: &'a Buffer,
     /// Elements from one row to the next.
     pub query_stride: usize,
-    /// Query heads; head h reads key/value head `h * num_kv_heads / num_heads`.
+    /// Number of query heads. Head h reads KV head `h * num_kv_heads / num_heads`.
     pub num_heads: usize,
-    /// `[rows, num_heads, head_dim]`; only the rows of `seqs` are written.
+    /// Output `[rows, num_heads, head_dim]`; only the rows of `seqs` are written.
     pub output: &'a mut Buffer,
-    /// `[rows, num_heads]`, float32: natural log of the sum of exp(score), for those who merge results. −∞ for padding.
+    /// Natural log of the sum of exp(score), float32 `[rows, num_heads]`, for callers that merge results. −∞ for padding.
     pub lse: Option<&'a mut Buffer>,
-    /// Keys and values, those of the query tokens included.
+    /// Keys and values, including those of the query tokens.
     pub cache: &'a KvCache,
-    /// The whole batch.
+    /// All sequences of the batch.
     pub batch: &'a AttentionBatch,
-    /// The sequences to compute.
+    /// Sequences to compute.
     pub seqs: Range<usize>,
     /// Scores are `scale * q·k`.
     pub scale: f32,
-    /// `Some(w)`: position i sees only i-w+1..=i.
+    /// Sliding window: with `Some(w)` position i sees positions i-w+1..=i.
     pub window: Option<usize>,
-    /// `Some(c)`: scores become `c * tanh(score / c)`.
+    /// Soft cap: with `Some(c)` a score becomes `c * tanh(score / c)`.
     pub soft_cap: Option<f32>,
-    /// `[num_heads]`: `slope * (key position - query position)` is added to the score.
+    /// ALiBi slopes `[num_heads]`: `slope * (key position - query position)` is added to the score.
     pub alibi_slopes: Option<&'a [f32]>,
-    /// The batch on the device and room for partial results; the CPU's variants need none.
+    /// The batch on the device, and space for partial results. CPU variants need none.
     pub workspace: Option<&'a Workspace>,
 }
 
 impl AttentionArgs<'_> {
-    /// The query rows of `seqs`.
+    /// Returns the query rows of `seqs`.
     pub fn rows(&self) -> Range<usize> {
         self.batch.query_starts[self.seqs.start] as usize..self.batch.query_starts[self.seqs.end] as usize
     }
 
-    /// Checks every size and every length and block id that a kernel on the host relies on.
+    /// Checks everything that a CPU kernel relies on: sizes, lengths and block ids.
     pub fn check(&self) -> Result<(), KernelError> {
         self.check_sizes()?;
         let shape = self.cache.shape;
         self.batch.check_seqs(self.seqs.clone(), (shape.num_blocks, shape.block_size), self.window)
     }
 
-    /// Checks every size, and no length of a sequence.
+    /// Checks sizes, but not the lengths of sequences.
     pub(crate) fn check_sizes(&self) -> Result<(), KernelError> {
         let (batch, shape, bytes) = (self.batch, self.cache.shape, self.cache.format.dtype.bytes());
         batch.check_sizes()?;
@@ -166,27 +170,27 @@ impl AttentionArgs<'_> {
     }
 }
 
-/// New keys and values into their slots.
+/// Write of new keys and values into their slots.
 pub struct CacheWriteArgs<'a> {
-    /// Row t of the keys starts at `key_offset + t * stride`, that of the values at `value_offset + t * stride`, each
-    /// `[num_kv_heads, head_dim]`: both may be parts of one fused QKV buffer.
+    /// New keys and values, possibly parts of one fused QKV buffer: row t of the keys starts at `key_offset + t * stride`,
+    /// row t of the values at `value_offset + t * stride`, each `[num_kv_heads, head_dim]`.
     pub source: &'a Buffer,
-    /// First element of the keys.
+    /// Index of the first element of the keys.
     pub key_offset: usize,
-    /// First element of the values.
+    /// Index of the first element of the values.
     pub value_offset: usize,
     /// Elements from one row to the next.
     pub stride: usize,
-    /// One per row: block × block_size + offset, or −1 to skip the row. No slot stands twice.
+    /// Slot of each row, block × block_size + offset, or −1 to skip the row. No slot occurs twice.
     pub slot_mapping: &'a [i64],
-    /// Where they go.
+    /// Cache that is written.
     pub cache: &'a mut KvCache,
-    /// The slots on the device; the CPU's variants need none.
+    /// The slots on the device. CPU variants need none.
     pub workspace: Option<&'a Workspace>,
 }
 
 impl CacheWriteArgs<'_> {
-    /// Checks every size and slot that a kernel on the host relies on.
+    /// Checks everything that a CPU kernel relies on: sizes and slots.
     pub fn check(&self) -> Result<(), KernelError> {
         self.check_sizes()?;
         check_slots(self.slot_mapping, self.cache.shape.num_blocks * self.cache.shape.block_size)
@@ -202,39 +206,40 @@ impl CacheWriteArgs<'_> {
     }
 }
 
-/// Whole blocks copied within one layer's cache, in order.
+/// Copies of whole blocks within the cache of one layer, in order.
 pub struct BlockCopyArgs<'a> {
-    /// `(source, destination)` block ids.
+    /// Pairs of source and destination block ids.
     pub copies: &'a [(u32, u32)],
-    /// The cache.
+    /// Cache in which blocks are copied.
     pub cache: &'a mut KvCache,
-    /// The copies on the device; the CPU's variants need none.
+    /// The copies on the device. CPU variants need none.
     pub workspace: Option<&'a Workspace>,
 }
 
 impl BlockCopyArgs<'_> {
-    /// Checks every block id.
+    /// Checks sizes and block ids.
     pub fn check(&self) -> Result<(), KernelError> {
         check_copies(self.copies, self.cache.shape.num_blocks)?;
         self.cache.check()
     }
 }
 
-/// What a linear layer is applied to.
+/// Input rows of a linear layer.
 #[derive(Clone, Copy)]
 pub enum Rows<'a> {
-    /// `[rows, k]`, of the model's type.
+    /// Numbers `[rows, k]`, of the model's type.
     Numbers(&'a Buffer),
-    /// `[rows, ceil(k / 32)]` of [`RowBlock`](device::gemm::RowBlock)s: brought to 8 bits by the operation before, for quantised weights and
-    /// variants that take them so ([`Capabilities::takes_blocks`](crate::Capabilities::takes_blocks)).
+    /// Rows that the previous operation has quantised to 8 bits: `[rows, ceil(k / 32)]` of
+    /// [`RowBlock`](device::gemm::RowBlock). For quantised weights, and for variants that support them
+    /// ([`Capabilities::takes_blocks`](crate::Capabilities::takes_blocks)).
     Blocks(&'a Buffer),
 }
 
 impl<'a> Rows<'a> {
-    /// The buffer of numbers, for variants that take nothing else.
+    /// Returns the buffer of numbers, for variants that support nothing else.
     ///
     /// # Errors
-    /// [`KernelError::Unsupported`] for rows in blocks.
+    /// [`KernelError::Unsupported`] if the rows are in blocks.
     pub fn numbers(self, variant: &'static str) -> Result<&'a Buffer, KernelError> {
         match self {
             Rows::Numbers(x) => Ok(x),
@@ -243,18 +248,18 @@ impl<'a> Rows<'a> {
     }
 }
 
-/// `y = x·Wᵀ + bias` for the first `rows` rows of `x`.
+/// Linear layer: `y = x·Wᵀ + bias` for the first `rows` rows of `x`.
 pub struct LinearArgs<'a> {
-    /// The rows, or more.
+    /// Input rows, at least `rows`.
     pub x: Rows<'a>,
-    /// Rows to compute.
+    /// Number of rows to compute.
     pub rows: usize,
-    /// `[n, k]`.
+    /// Weights `[n, k]`.
     pub weights: &'a Matrix,
-    /// `[n]`, of the output's type.
+    /// Bias `[n]`, of the output's type.
     pub bias: Option<&'a Buffer>,
-    /// `[rows, n]`, overwritten.
+    /// Output `[rows, n]`, overwritten.
     pub y: &'a mut Buffer,
-    /// Type of `y`: the model's, or float32.
+    /// Type of `y`: that of the model, or float32.
     pub output: Dtype,
 }

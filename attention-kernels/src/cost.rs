@@ -1,4 +1,5 @@
-//! The least that each operation must move and compute, for profiles. Bytes count once, however often a kernel reads them.
+//! Lower bounds on the bytes and operations of each call, for profiles. Bytes count once, however often a kernel reads
+//! them.
 
 use device::gemm::RowBlock;
 use device::profile::Cost;
@@ -6,15 +7,15 @@ use device::profile::Cost;
 use crate::args::{AttentionArgs, BlockCopyArgs, CacheWriteArgs, KvCache, LinearArgs, Rows};
 
 impl AttentionArgs<'_> {
-    /// Queries and outputs, and the keys and values of each sequence that any of its rows sees; for each visible pair of tokens
-    /// and each head a product with the key and one with the value.
+    /// Returns the bytes of queries, outputs, and the keys and values that some row of a sequence sees, and the operations
+    /// of two products, with key and value, for each visible pair of tokens and each head.
     pub fn cost(&self) -> Cost {
         let (batch, shape) = (self.batch, self.cache.shape);
         let (mut rows, mut read, mut pairs) = (0, 0, 0);
         for seq in self.seqs.clone() {
             let first = batch.query_starts[seq] as usize;
             let own = batch.query_starts[seq + 1] as usize - first;
-            // Padding has none, and a context is never shorter than its rows.
+            // Padding has no context. Other contexts are at least as long as their rows.
             let Some(before) = (batch.context_lens[seq] as usize).checked_sub(own) else { continue };
             let seen = |position: usize| self.window.map_or(position + 1, |window| window.min(position + 1));
             rows += own;
@@ -30,7 +31,7 @@ impl AttentionArgs<'_> {
 }
 
 impl CacheWriteArgs<'_> {
-    /// Keys and values as they are computed, and as they are kept.
+    /// Returns the bytes of keys and values as they are read and as they are stored.
     pub fn cost(&self) -> Cost {
         let (shape, format) = (self.cache.shape, self.cache.format);
         let tokens = self.slot_mapping.iter().filter(|slot| **slot >= 0).count();
@@ -40,17 +41,17 @@ impl CacheWriteArgs<'_> {
 }
 
 impl BlockCopyArgs<'_> {
-    /// Keys and values of each block, read and written.
+    /// Returns the bytes of keys and values of each block, read and written.
     pub fn cost(&self) -> Cost {
         Cost { bytes: (4 * self.copies.len() * self.cache.block_bytes()) as u64, operations: 0 }
     }
 }
 
 impl LinearArgs<'_> {
-    /// All weights, inputs and outputs; a product for each weight and row.
+    /// Returns the bytes of weights, inputs and outputs, and the operations of one product for each weight and row.
     pub fn cost(&self) -> Cost {
         let (n, k) = (self.weights.n(), self.weights.k());
-        // Packed weights are a CPU's, whose numbers are float32; else inputs have the type of the weights.
+        // Packed weights exist only on a CPU, whose inputs are float32. Otherwise inputs have the type of the weights.
         let number = self.weights.numbers().map_or(size_of::<f32>(), |numbers| numbers.len_bytes() / (n * k).max(1));
         let input = match self.x {
             Rows::Numbers(_) => k * number,
@@ -63,7 +64,7 @@ impl LinearArgs<'_> {
     }
 }
 
-/// Bytes of one token's keys and values in one layer.
+/// Returns the bytes of one token's keys and values in one layer.
 fn token_bytes(cache: &KvCache) -> usize {
     2 * cache.shape.num_kv_heads * cache.format.row_bytes(cache.shape.head_dim)
 }

@@ -1,4 +1,4 @@
-//! The registry as people read it: which variants there are, which can serve here, and which were chosen.
+//! The registry as text: all variants, which can serve, and which were selected.
 
 use std::fmt;
 
@@ -9,15 +9,15 @@ use crate::registry::variants;
 use crate::select::{KernelChoice, SelectError, select};
 use crate::variant::{Operation, Variant};
 
-/// Columns of the table.
+/// Width of the table in columns.
 const WIDTH: usize = 100;
 
-/// The registry for one model, device and choice. `Display` is a table of at most 100 columns.
+/// The registry for one model, device and choice. `Display` prints a table of at most 100 columns.
 #[derive(Clone, Debug, Serialize)]
 pub struct Description {
     /// Element types and layout of the caches.
     pub caches: String,
-    /// All variants, by operation, in the order in which `auto` tries them.
+    /// All variants by operation, in the order in which `auto` tries them.
     pub variants: Vec<Described>,
 }
 
@@ -26,20 +26,20 @@ pub struct Description {
 pub struct Described {
     /// Key of its operation in the `[kernels]` table.
     pub operation: &'static str,
-    /// Its name there.
+    /// Name.
     pub variant: &'static str,
-    /// It was chosen, by name or by `auto`.
+    /// How it was selected, `auto` or `by name`; `None` if it was not.
     pub chosen: Option<&'static str>,
     /// Why it cannot serve here; `None` if it can.
     pub unmet: Option<String>,
-    /// Everything that it can do.
+    /// All its capabilities.
     pub can: Vec<String>,
 }
 
-/// Describes the registry.
+/// Returns a description of the registry.
 ///
 /// # Errors
-/// Those of [`select`].
+/// As for [`select`].
 pub fn describe(choice: &KernelChoice, needs: &Needs) -> Result<Description, SelectError> {
     let chosen = select(choice, needs)?;
     let of = |(operation, chosen): (Operation, &Variant)| {
@@ -58,7 +58,7 @@ pub fn describe(choice: &KernelChoice, needs: &Needs) -> Result<Description, Sel
 }
 
 impl Description {
-    /// The table with what each variant can do below it.
+    /// Returns the table with the capabilities of each variant.
     pub fn verbose(&self) -> String {
         self.table(true)
     }
@@ -100,13 +100,13 @@ impl fmt::Display for Description {
     }
 }
 
-/// What moves or converts caches and has one way to do it.
+/// Operations on caches that have only one implementation.
 const WITHOUT_A_CHOICE: [&str; 2] = [
     "swap_blocks: to page-locked memory and back on the copy queue, on every device, type and layout",
     "convert_fp8: a whole cache from f32, f16, bf16 to fp8_e4m3, fp8_e5m2, int8 and back, on cuda and cuda-sim",
 ];
 
-/// Adds words behind a beginning, in lines of the same indentation.
+/// Appends `begin` and words, wrapped into lines with the indentation of `begin`.
 fn wrap<'a>(lines: &mut Vec<String>, begin: &str, words: impl Iterator<Item = &'a str>) {
     let indent = " ".repeat(begin.len());
     let (mut line, mut is_empty) = (begin.to_string(), true);
@@ -122,7 +122,7 @@ fn wrap<'a>(lines: &mut Vec<String>, begin: &str, words: impl Iterator<Item = &'
     lines.push(line.trim_end().to_string());
 }
 
-/// Everything that a variant claims.
+/// Returns all capabilities of a variant.
 fn abilities(variant: &Variant) -> Vec<String> {
     let can = &variant.capabilities;
     let mut words = vec![list(can.dtypes)];

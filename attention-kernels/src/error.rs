@@ -1,45 +1,46 @@
-//! Why a kernel refuses what it is called with, and the checks that say so.
+//! Errors of kernel calls, and the checks that return them.
 
 use device::DeviceError;
 
-/// A kernel was called with something it can not work on.
+/// Error of a kernel call.
 #[derive(Debug, thiserror::Error)]
 pub enum KernelError {
-    /// The memory is not where the kernel can use it, or the launch failed.
+    /// The device cannot access the memory, or the launch failed.
     #[error(transparent)]
     Device(#[from] DeviceError),
-    /// A size does not match another.
+    /// A size does not match the others.
     #[error("{what}: found {found}, expected {expected}")]
     Shape {
-        /// Which operand.
+        /// Operand.
         what: &'static str,
-        /// Its size.
+        /// Size of the operand.
         found: usize,
-        /// The size that the others ask for.
+        /// Size that the other operands require.
         expected: usize,
     },
-    /// Something that the variant's capabilities exclude.
-    #[error("{variant} was called with {found}, which it does not do; `select` finds a variant that does")]
+    /// The variant does not support the call.
+    #[error("{variant} was called with {found}, which it does not support; use a variant that `select` returns")]
     Unsupported {
-        /// The variant, or the device that runs it.
+        /// Name of the variant, or of the device that runs it.
         variant: &'static str,
-        /// What it was asked for.
+        /// Unsupported property of the call.
         found: String,
     },
-    /// A plug-in's function has returned an error.
+    /// The function of a plug-in returned an error.
     #[error("{variant} failed with code {code}: {message}")]
     Plugin {
-        /// The variant.
+        /// Name of the variant.
         variant: &'static str,
-        /// What it returned.
+        /// Code that the function returned.
         code: i32,
-        /// What the plug-in says of it, one line.
+        /// Message of the plug-in, one line.
         message: String,
     },
-    /// A variant that needs a [`Workspace`](crate::Workspace) was called without one, or before this was loaded into it.
-    #[error("{variant}: found no {what} on the device; load the step into a Workspace and pass it")]
+    /// A variant that needs a [`Workspace`](crate::Workspace) was called without one, or before the arguments were loaded
+    /// into it.
+    #[error("{variant}: found no {what} on the device; load the step into a Workspace and pass that")]
     NotLoaded {
-        /// The variant.
+        /// Name of the variant.
         variant: &'static str,
         /// What is missing.
         what: &'static str,

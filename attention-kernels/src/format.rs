@@ -1,4 +1,4 @@
-//! How numbers are stored: element types, layouts of a cache, scales. Plain values; no memory is touched here.
+//! Element types and layouts of caches. Nothing here accesses memory.
 
 use std::fmt;
 
@@ -7,11 +7,11 @@ pub use device::Dtype;
 use crate::error::{KernelError, expect};
 use crate::shape::KvShape;
 
-/// Type of the elements of a cache. They are rounded to nearest, ties to even. One of 8 bits stands for itself times a scale; it
-/// is stored as value / scale, clamped to the greatest finite number.
+/// Type of the elements of a cache. Values are rounded to nearest, ties to even. An element of 8 bits represents its value
+/// times a scale; it is stored as value / scale, clamped to the greatest finite number of the type.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum KvDtype {
-    /// That of the query.
+    /// The type of the query.
     #[default]
     Same,
     /// 8 bits, 4 of exponent, 3 of mantissa, no infinities ("FP8 Formats for Deep Learning", Micikevicius et al., 2022).
@@ -20,18 +20,18 @@ pub enum KvDtype {
     Fp8E5m2,
     /// Signed 8-bit integers, −127..=127.
     Int8,
-    /// IEEE 754 half, under queries of float32.
+    /// IEEE 754 half precision, for float32 queries.
     F16,
-    /// The upper half of a single, under queries of float32.
+    /// bfloat16, for float32 queries.
     Bf16,
-    /// Signed 8-bit integers, each token and head with a float32 scale of its own, greatest magnitude / 127: computed when it is
-    /// written, from nothing but that row, and kept in the page. In the layout [`Layout::Hnd`], of each block and head first the
+    /// Signed 8-bit integers with a float32 scale for each token and head, greatest magnitude / 127. The scale is computed
+    /// from that row alone when it is written, and stored in the page. In [`Layout::Hnd`] each block and head has first the
     /// rows, `[block_size, head_dim]`, then the scales, `[block_size]`, little-endian.
     Int8PerToken,
 }
 
 impl KvDtype {
-    /// All of them.
+    /// All types.
     pub const ALL: [KvDtype; 7] = [
         KvDtype::Same,
         KvDtype::Fp8E4m3,
@@ -42,14 +42,14 @@ impl KvDtype {
         KvDtype::Int8PerToken,
     ];
 
-    /// Those that plug-ins can claim, in the order of the header's numbers.
+    /// Types that plug-ins can support, in the order of the header's numbers.
     pub const COMMON: [KvDtype; 4] = [KvDtype::Same, KvDtype::Fp8E4m3, KvDtype::Fp8E5m2, KvDtype::Int8];
 
-    /// Those that the CUDA kernels have, in the order of `KvFormat` in `csrc/args.cuh`.
+    /// Types that the CUDA kernels support, in the order of `KvFormat` in `csrc/args.cuh`.
     pub const ON_GPU: [KvDtype; 5] =
         [KvDtype::Same, KvDtype::Fp8E4m3, KvDtype::Fp8E5m2, KvDtype::Int8, KvDtype::Int8PerToken];
 
-    /// As in the registry's table.
+    /// Returns the name in the table of variants.
     pub fn name(self) -> &'static str {
         match self {
             KvDtype::Same => "same",
@@ -62,12 +62,12 @@ impl KvDtype {
         }
     }
 
-    /// Whether its elements have 8 bits.
+    /// Whether elements have 8 bits.
     pub fn is_byte(self) -> bool {
         self.takes_scales() || self == KvDtype::Int8PerToken
     }
 
-    /// The greatest number that a byte stands for, before its scale; `None` for wider types.
+    /// Returns the greatest number that a byte represents before scaling; `None` for wider types.
     pub fn greatest(self) -> Option<f32> {
         match self {
             KvDtype::Same | KvDtype::F16 | KvDtype::Bf16 => None,
@@ -77,7 +77,7 @@ impl KvDtype {
         }
     }
 
-    /// Whether its scales are given with the cache ([`KvScales`](crate::KvScales)).
+    /// Whether scales are given with the cache ([`KvScales`](crate::KvScales)).
     pub fn takes_scales(self) -> bool {
         matches!(self, KvDtype::Fp8E4m3 | KvDtype::Fp8E5m2 | KvDtype::Int8)
     }
@@ -92,29 +92,29 @@ impl fmt::Display for KvDtype {
 /// Order of the dimensions of a cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Layout {
-    /// `[num_blocks, num_kv_heads, block_size, head_dim]`: what the tree uses.
+    /// `[num_blocks, num_kv_heads, block_size, head_dim]`, the default.
     #[default]
     Hnd,
-    /// `[num_blocks, block_size, num_kv_heads, head_dim]`: a token's heads side by side.
+    /// `[num_blocks, block_size, num_kv_heads, head_dim]`: the heads of a token are contiguous.
     Nhd,
 }
 
-/// Elements from one block, head and token of a cache to the next.
+/// Distance, in elements, from one block, head or token of a cache to the next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Strides {
-    /// From block to block.
+    /// Between blocks.
     pub block: usize,
-    /// From head to head.
+    /// Between heads.
     pub head: usize,
-    /// From token to token.
+    /// Between tokens.
     pub token: usize,
 }
 
 impl Layout {
-    /// All of them, in the order in which a set of kernels prefers them.
+    /// All layouts, in the order in which a set of kernels prefers them.
     pub const ALL: [Layout; 2] = [Layout::Hnd, Layout::Nhd];
 
-    /// As in the registry's table.
+    /// Returns the name in the table of variants.
     pub fn name(self) -> &'static str {
         match self {
             Layout::Hnd => "HND",
@@ -122,7 +122,7 @@ impl Layout {
         }
     }
 
-    /// Where things lie in a dense cache of that shape.
+    /// Returns the strides of a dense cache of that shape.
     ///
     /// ```
     /// use attention_kernels::{KvShape, Layout};
@@ -145,19 +145,19 @@ impl fmt::Display for Layout {
     }
 }
 
-/// What readers and writers of a cache must agree on. The default is float32 throughout.
+/// Format of a cache, on which its readers and writers must agree. The default is float32 throughout.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct CacheFormat {
     /// Type of queries and outputs.
     pub dtype: Dtype,
     /// Type of the cache.
     pub kv_dtype: KvDtype,
-    /// Order of its dimensions.
+    /// Order of the cache's dimensions.
     pub layout: Layout,
 }
 
 impl CacheFormat {
-    /// Bytes of an element of the cache.
+    /// Returns the bytes of one element of the cache.
     pub fn element_bytes(&self) -> usize {
         match self.kv_dtype {
             KvDtype::Same => self.dtype.bytes(),
@@ -166,7 +166,7 @@ impl CacheFormat {
         }
     }
 
-    /// Bytes that one token's keys (or values) take in one head, its scale included where the page holds one.
+    /// Returns the bytes of one token's keys (or values) in one head, including a scale that is stored in the page.
     ///
     /// ```
     /// use attention_kernels::{CacheFormat, KvDtype};
@@ -178,18 +178,18 @@ impl CacheFormat {
         head_dim * self.element_bytes() + scale
     }
 
-    /// The place of the cache's type in a list, [`KvDtype::ON_GPU`] or [`KvDtype::COMMON`], by which CUDA kernels or plug-ins
-    /// know it.
+    /// Returns the number of the cache's type for CUDA kernels or plug-ins: its index in a list, [`KvDtype::ON_GPU`] or
+    /// [`KvDtype::COMMON`].
     ///
     /// # Errors
-    /// It is not among them; `variant` is who would have read it.
+    /// The type is not in the list; `variant` is named in the error.
     pub fn kv_code(&self, variant: &'static str, known: &[KvDtype]) -> Result<u32, KernelError> {
         let code = known.iter().position(|known| *known == self.kv_dtype);
         code.map(|code| code as u32).ok_or_else(|| KernelError::Unsupported { variant, found: self.to_string() })
     }
 
-    /// Where the rows of a cache of that shape lie, in elements: as in its [`Layout`], but for scales in the page, which follow
-    /// the rows of each block and head.
+    /// Returns the strides of the rows of a cache of that shape: those of its [`Layout`], except that scales in the page
+    /// follow the rows of each block and head.
     pub fn strides(&self, shape: &KvShape) -> Strides {
         let dense = self.layout.strides(shape);
         if self.kv_dtype != KvDtype::Int8PerToken {
@@ -199,12 +199,12 @@ impl CacheFormat {
         Strides { block: shape.num_kv_heads * head, head, ..dense }
     }
 
-    /// That the CUDA kernels can read a cache whose pages hold scales: it is laid out as [`KvDtype::Int8PerToken`] says, and
-    /// rows and scales of a head's block are whole vectors of 16 bytes (any block size that is a multiple of 4, where heads
-    /// are multiples of 16 elements).
+    /// Checks that the CUDA kernels can read a cache with scales in its pages: its layout is that of
+    /// [`KvDtype::Int8PerToken`], and the rows and the scales of a head's block are whole vectors of 16 bytes (any block
+    /// size that is a multiple of 4 if head sizes are multiples of 16).
     ///
     /// # Errors
-    /// They can not; `variant` is who would have read it.
+    /// They cannot; `variant` is named in the error.
     pub fn check_scaled_rows(&self, variant: &'static str, shape: &KvShape) -> Result<(), KernelError> {
         if self.kv_dtype != KvDtype::Int8PerToken {
             return Ok(());
@@ -215,7 +215,7 @@ impl CacheFormat {
         expect("bytes of a head's block modulo 16", self.strides(shape).head % 16, 0)
     }
 
-    /// Bytes of one block of one layer's keys (or values).
+    /// Returns the bytes of one block of one layer's keys (or values).
     pub fn block_bytes(&self, shape: &KvShape) -> usize {
         shape.num_kv_heads * shape.block_size * self.row_bytes(shape.head_dim)
     }

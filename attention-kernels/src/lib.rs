@@ -1,27 +1,27 @@
 //! Paged attention and cache kernels, and the registry that finds them.
 //!
-//! A *kernel variant* is a value ([`Variant`]): a name, an [`Operation`], what it can do ([`Capabilities`]) and a
-//! function. Variants register themselves with `inventory`, so another crate adds one by linking; the engine asks
-//! [`select`] for a set that fits a model and agrees on one cache, and never names a variant itself. Which one runs is data:
-//! `"auto"` or a name from the `[kernels]` table of a TOML file.
+//! A *kernel variant* is a value ([`Variant`]): a name, an [`Operation`], its [`Capabilities`] and a function. Variants
+//! register themselves with `inventory`, so a crate adds one by being linked. The engine asks [`select`] for a set of
+//! variants that can serve a model and agree on one cache layout; it never names a variant itself. The `[kernels]` table of
+//! a TOML file can name one for an operation in place of `"auto"`.
 //!
-//! What it is not: it owns no cache (a [`KvCache`] is handed in) and does not know which block belongs to whom.
+//! This crate does not own caches (callers pass a [`KvCache`]) and does not know which sequence a block belongs to.
 //!
-//! **Layout.** Keys and values are one buffer each per layer, `[num_blocks, num_kv_heads, block_size, head_dim]` or what
-//! else a [`Layout`] says that the set of kernels agreed on. Token position p of a sequence lives in block
-//! `table[p / block_size]` at slot `p % block_size`.
+//! **Layout.** Each layer has one buffer of keys and one of values, `[num_blocks, num_kv_heads, block_size, head_dim]` or
+//! the other [`Layout`] if the selected kernels agree on it. Token position p of a sequence is stored in block `table[p /
+//! block_size]`, slot `p % block_size`.
 //!
-//! **Devices.** The variants of a CPU work on the arrays of their arguments. Those of `cuda` and `cuda-sim` launch the
-//! kernels of `csrc/` on what a [`Workspace`] holds: load a step into one, then pass it along.
+//! **Devices.** CPU variants work on the arrays in their arguments. The variants for `cuda` and `cuda-sim` launch the
+//! kernels of `csrc/` on arrays in a [`Workspace`]: load each step into one and pass it along.
 //!
-//! **Plug-ins** are shared libraries behind a small C ABI (`include/quire_kernels.h`, and [`plugin_abi`] for Rust), named in
-//! the `[kernels]` table; `plugin-example/` is one.
+//! **Plug-ins** are shared libraries behind a small C ABI (`include/quire_kernels.h`, and [`plugin_abi`] for Rust), named
+//! in the `[kernels]` table. `plugin-example/` is one.
 //!
-//! **Row-invariance.** The output row of a query token depends on its own query, its sequence's keys and values and
-//! its absolute position alone: not on the batch, the threads or chunk borders. Keys are reduced in absolute partitions of
-//! [`PARTITION`] tokens that are merged in order (PagedAttention v2 and flash decoding do the same to split work). Variants
-//! of one family ([`Capabilities::row_invariant`]) agree with each other too, so that it does not matter whether prefill
-//! or decode computed a row.
+//! **Row-invariance.** The output row of a query token depends only on its own query, its sequence's keys and values, and
+//! its absolute position, not on the batch, the number of threads or the borders of prefill chunks. Keys are reduced in
+//! absolute partitions of [`PARTITION`] tokens, which are merged in order (PagedAttention v2 and flash decoding partition
+//! in the same way to split work). Variants of one family ([`Capabilities::row_invariant`]) compute equal bits, so it does
+//! not matter whether prefill or decode computed a row.
 //!
 //! ```
 //! use attention_kernels::{KernelChoice, Needs, select};
@@ -44,7 +44,6 @@ mod format;
 mod needs;
 mod plugin;
 mod registry;
-mod runs;
 mod select;
 mod shape;
 mod swap;
@@ -63,7 +62,7 @@ pub use inventory;
 pub use needs::Needs;
 pub use plugin::abi as plugin_abi;
 pub use plugin::{LoadedKernel, PluginError, load as load_plugin};
-pub use registry::variants;
+pub use registry::{serves_cache, variants};
 pub use select::{KernelChoice, KernelSet, PluginChoice, SelectError, select};
 pub use shape::{KvShape, PARTITION};
 pub use swap::SwapSpace;

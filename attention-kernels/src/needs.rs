@@ -1,11 +1,11 @@
-//! What a model asks of its kernels, and why a variant can not give it.
+//! The requirements of a model, and why a variant does not meet them.
 
 use device::Device;
 
 use crate::format::{CacheFormat, Dtype, KvDtype, Layout};
 use crate::variant::{Kernel, Operation, Variant};
 
-/// What a model, and the user's settings, ask of every kernel of a set.
+/// Requirements of a model and of the user's settings, which every kernel of a set must meet.
 ///
 /// ```
 /// use attention_kernels::{KvDtype, Needs};
@@ -14,9 +14,9 @@ use crate::variant::{Kernel, Operation, Variant};
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Needs {
-    /// Backend.
+    /// Name of the backend.
     pub device: String,
-    /// Of the GPU; `None`: there is none to compare with (`cpu`, `cuda-sim`).
+    /// Compute capability of the GPU; `None` on `cpu` and `cuda-sim`, which have none.
     pub compute_capability: Option<(u32, u32)>,
     /// Type of queries and outputs.
     pub dtype: Dtype,
@@ -26,22 +26,22 @@ pub struct Needs {
     pub head_dim: usize,
     /// Tokens per block.
     pub block_size: usize,
-    /// Greatest number of query rows of a sequence that the decode kernel gets.
+    /// Most query rows per sequence that the decode kernel gets.
     pub decode_query_len: usize,
-    /// Some layer has a sliding window.
+    /// Whether a layer has a sliding window.
     pub window: bool,
-    /// Some layer caps its scores.
+    /// Whether a layer caps its scores.
     pub soft_cap: bool,
-    /// The model has ALiBi slopes.
+    /// Whether the model has ALiBi slopes.
     pub alibi: bool,
-    /// The log of the sum of exp(score) is asked for.
+    /// Whether the log of the sum of exp(score) is required.
     pub lse: bool,
-    /// A row's bits depend on nothing but the row, decode and prefill included.
+    /// Whether a row's bits must depend on the row alone, the same in decode and prefill.
     pub row_invariant: bool,
 }
 
 impl Default for Needs {
-    /// A float32 model with heads of 64 on a CPU.
+    /// Requirements of a float32 model with heads of 64 elements on a CPU.
     fn default() -> Needs {
         Needs {
             device: "cpu".to_string(),
@@ -61,18 +61,18 @@ impl Default for Needs {
 }
 
 impl Needs {
-    /// The default on that device.
+    /// Returns the default requirements on a device.
     pub fn on(device: &dyn Device) -> Needs {
         let (name, compute_capability) = (device.name().to_string(), device.compute_capability());
         Needs { device: name, compute_capability, ..Needs::default() }
     }
 
-    /// The cache in that layout.
+    /// Returns the cache format in a layout.
     pub(crate) fn format(&self, layout: Layout) -> CacheFormat {
         CacheFormat { dtype: self.dtype, kv_dtype: self.kv_dtype, layout }
     }
 
-    /// Why a variant can not serve, if it can not.
+    /// Returns why a variant cannot serve; `None` if it can.
     pub(crate) fn unmet(&self, variant: &Variant) -> Option<String> {
         let can = &variant.capabilities;
         self.misfit(variant)
@@ -99,7 +99,7 @@ impl Needs {
             })
     }
 
-    /// The wrong function, device or type.
+    /// Checks function, device and type.
     fn misfit(&self, variant: &Variant) -> Option<String> {
         let can = &variant.capabilities;
         let fits = match variant.kernel {
@@ -110,15 +110,15 @@ impl Needs {
             Kernel::Loaded(_) => variant.operation != Operation::Linear,
         };
         if !fits {
-            Some(format!("its function is not one for {}", variant.operation))
+            Some(format!("its function does not do {}", variant.operation))
         } else if !can.devices.contains(&self.device.as_str()) {
             Some(format!("it runs on {}, the device is {}", can.devices.join(" and "), self.device))
         } else if !can.isa.is_available() {
             Some(format!("this CPU has no {}", can.isa))
         } else if let Some(found) = self.compute_capability.filter(|found| !can.runs_on_gpu(Some(*found))) {
             let ((a, b), (c, d)) = (can.compute_capability, found);
-            let alone = if can.exact_compute_capability { " and no other" } else { "" };
-            Some(format!("it needs compute capability {a}.{b}{alone}, this GPU has {c}.{d}"))
+            let exactly = if can.exact_compute_capability { "exactly " } else { "" };
+            Some(format!("it needs compute capability {exactly}{a}.{b}, this GPU has {c}.{d}"))
         } else if !can.dtypes.contains(&self.dtype) {
             Some(format!("it computes in {}, the model in {}", list(can.dtypes), self.dtype))
         } else {
@@ -144,7 +144,7 @@ impl Needs {
     }
 }
 
-/// Values side by side, as tables and messages have them.
+/// Joins values with commas, for tables and messages.
 pub(crate) fn list<T: ToString>(values: &[T]) -> String {
     let values: Vec<String> = values.iter().map(ToString::to_string).collect();
     if values.is_empty() { "nothing".to_string() } else { values.join(",") }

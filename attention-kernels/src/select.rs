@@ -1,8 +1,8 @@
-//! From what a model needs and what the user asked for to one variant per operation.
+//! Selection: from a model's needs and the user's choice to one variant per operation.
 //!
-//! Decode, prefill, cache write and block copy share a cache, so they are chosen together: for each layout in turn, the
-//! first of each that can serve, or the one that is named, until a layout has all four. Row-invariant sets also take decode
-//! and prefill from one family of equal bits.
+//! Decode, prefill, cache write and block copy share a cache, so they are selected together: for each layout in turn, the
+//! first variant of each operation that can serve, or the one that is named, until a layout has all four. In a
+//! row-invariant set decode and prefill are also of one family, whose variants compute equal bits.
 
 use std::path::PathBuf;
 
@@ -17,21 +17,21 @@ use crate::plugin::{self, PluginError};
 use crate::registry::variants;
 use crate::variant::{Operation, Variant};
 
-/// The `[kernels]` table: per operation `"auto"` or the name of a variant.
+/// The `[kernels]` table: `"auto"` or the name of a variant for each operation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct KernelChoice {
-    /// Attention of single query tokens.
+    /// Variant for attention of single query tokens.
     pub decode: String,
-    /// Attention of many query tokens.
+    /// Variant for attention of many query tokens.
     pub prefill: String,
-    /// Keys and values into the cache.
+    /// Variant that writes keys and values into the cache.
     pub cache_write: String,
-    /// Copies of whole blocks.
+    /// Variant that copies whole blocks.
     pub block_copy: String,
-    /// Matrix products.
+    /// Variant for matrix products.
     pub linear: String,
-    /// Libraries whose variants are taken into the registry: `[[kernels.plugin]]`.
+    /// Libraries whose variants are added to the registry: `[[kernels.plugin]]`.
     pub plugin: Vec<PluginChoice>,
 }
 
@@ -39,7 +39,7 @@ pub struct KernelChoice {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PluginChoice {
-    /// The shared library.
+    /// Path of the shared library.
     pub path: PathBuf,
 }
 
@@ -58,7 +58,7 @@ impl Default for KernelChoice {
 }
 
 impl KernelChoice {
-    /// `"auto"` or a name.
+    /// Returns `"auto"` or the name of a variant.
     pub(crate) fn name(&self, operation: Operation) -> &str {
         match operation {
             Operation::Decode => &self.decode,
@@ -70,78 +70,79 @@ impl KernelChoice {
     }
 }
 
-/// A name in `[kernels]` that does not exist, a plug-in that can not be taken, or variants that can not serve.
+/// Why no set of variants could be selected.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SelectError {
-    /// A library that can not be taken.
+    /// A plug-in could not be loaded.
     #[error(transparent)]
     Plugin(#[from] PluginError),
-    /// No variant has that name.
-    #[error("[kernels] {operation} = {name:?}: no such variant; there are: {known}")]
+    /// No variant has the name.
+    #[error("[kernels] {operation} = {name:?}: there is no such variant; use one of: {known}")]
     Unknown {
-        /// The operation.
+        /// Operation.
         operation: Operation,
-        /// What was asked for.
+        /// Name in the `[kernels]` table.
         name: String,
-        /// What there is.
+        /// Names of all variants of the operation.
         known: String,
     },
-    /// The variant exists but can not do this here.
-    #[error("[kernels] {operation} = {name:?} can not serve: {reason}; these could: {able}")]
+    /// The named variant cannot serve.
+    #[error("[kernels] {operation} = {name:?} cannot serve: {reason}; use one of: {able}")]
     Unable {
-        /// The operation.
+        /// Operation.
         operation: Operation,
-        /// What was asked for.
+        /// Name in the `[kernels]` table.
         name: String,
-        /// Why not.
+        /// Reason.
         reason: String,
-        /// What could.
+        /// Names of the variants that can serve.
         able: String,
     },
-    /// Nothing registered can do it.
+    /// No variant can serve.
     #[error("no {operation} kernel can serve this model on device {device:?}: {reasons}")]
     None {
-        /// The operation.
+        /// Operation.
         operation: Operation,
-        /// The backend.
+        /// Name of the backend.
         device: String,
-        /// What hinders each variant of that backend.
+        /// Reason for each variant of that backend.
         reasons: String,
     },
-    /// Each could serve, but not with the others.
-    #[error("[kernels] no set agrees on one cache layout{family}: {candidates}; name fewer of them")]
+    /// Variants can serve for each operation, but no set of them agrees.
+    #[error("[kernels] no variants agree on one cache layout{family}: {candidates}; name fewer of them")]
     Disagree {
-        /// What else they had to agree on.
+        /// What they had to agree on beside the layout.
         family: &'static str,
-        /// What could serve, per operation.
+        /// Variants that can serve, for each operation.
         candidates: String,
     },
 }
 
-/// One variant per operation, chosen at start-up.
+/// One variant for each operation.
 #[derive(Clone, Copy)]
 pub struct KernelSet {
-    /// What the caches must look like.
+    /// Format of the caches.
     pub format: CacheFormat,
-    /// For single query tokens.
+    /// Attention of single query tokens.
     pub decode: &'static Variant,
-    /// For many query tokens.
+    /// Attention of many query tokens.
     pub prefill: &'static Variant,
-    /// For new keys and values.
+    /// Write of new keys and values.
     pub cache_write: &'static Variant,
-    /// For copy-on-write.
+    /// Copy of blocks (copy-on-write).
     pub block_copy: &'static Variant,
-    /// For weights.
+    /// Products with weights.
     pub linear: &'static Variant,
 }
 
 impl KernelSet {
-    /// The chosen variants in the order of [`Operation::ALL`].
+    /// Returns the variants in the order of [`Operation::ALL`].
     pub fn all(&self) -> [&'static Variant; 5] {
         [self.decode, self.prefill, self.cache_write, self.block_copy, self.linear]
     }
 
-    /// Attention of `args.seqs`, by the decode variant if each has one query row, else by the prefill variant.
+    /// Computes attention of `args.seqs`: with the decode variant if each sequence has one query row, else with the prefill
+    /// variant.
     pub fn attention(&self, device: &dyn Device, args: AttentionArgs<'_>) -> Result<(), KernelError> {
         let starts = &args.batch.query_starts[args.seqs.start..=args.seqs.end];
         let decode = starts.windows(2).all(|pair| pair[1] - pair[0] == 1);
@@ -164,10 +165,11 @@ impl KernelSet {
     }
 }
 
-/// Loads the plug-ins that are named, and chooses one variant per operation.
+/// Loads the plug-ins that are named and selects one variant for each operation.
 ///
 /// # Errors
-/// A plug-in that can not be taken, a name that does not exist or can not serve, alone or with the others, and an operation that nothing here does.
+/// A plug-in cannot be loaded, a name does not exist or cannot serve, alone or with the others, or no variant of an
+/// operation can serve.
 pub fn select(choice: &KernelChoice, needs: &Needs) -> Result<KernelSet, SelectError> {
     choice.plugin.iter().try_for_each(|plugin| plugin::load(&plugin.path))?;
     let candidates = |operation| candidates(operation, choice.name(operation), needs);
@@ -176,14 +178,10 @@ pub fn select(choice: &KernelChoice, needs: &Needs) -> Result<KernelSet, SelectE
     Ok(KernelSet { format, decode, prefill, cache_write, block_copy, linear })
 }
 
-/// The operations that work on one cache.
-const ON_THE_CACHE: [Operation; 4] =
-    [Operation::Decode, Operation::Prefill, Operation::CacheWrite, Operation::BlockCopy];
-
-/// The part of [`select`] that must agree, in the order of [`ON_THE_CACHE`].
+/// Selects the variants of the operations on caches, in the order of [`Operation::ON_CACHES`].
 fn share_a_cache(choice: &KernelChoice, needs: &Needs) -> Result<(CacheFormat, [&'static Variant; 4]), SelectError> {
     let mut able: [Vec<&'static Variant>; 4] = Default::default();
-    for (able, operation) in able.iter_mut().zip(ON_THE_CACHE) {
+    for (able, operation) in able.iter_mut().zip(Operation::ON_CACHES) {
         *able = candidates(operation, choice.name(operation), needs)?;
     }
     for layout in Layout::ALL {
@@ -199,7 +197,7 @@ fn share_a_cache(choice: &KernelChoice, needs: &Needs) -> Result<(CacheFormat, [
         }
     }
     let family = if needs.row_invariant { " and one family of row-invariant attention" } else { "" };
-    let candidates: Vec<String> = ON_THE_CACHE
+    let candidates: Vec<String> = Operation::ON_CACHES
         .iter()
         .zip(&able)
         .map(|(operation, able)| {
@@ -211,7 +209,7 @@ fn share_a_cache(choice: &KernelChoice, needs: &Needs) -> Result<(CacheFormat, [
     Err(SelectError::Disagree { family, candidates: candidates.join("; ") })
 }
 
-/// The variants that can serve, best first: at least one, and that one alone if it is named.
+/// Returns the variants that can serve, best first. There is at least one, and only one if it is named.
 fn candidates(operation: Operation, name: &str, needs: &Needs) -> Result<Vec<&'static Variant>, SelectError> {
     let all = variants(operation);
     let able: Vec<&'static Variant> = all.iter().copied().filter(|v| needs.unmet(v).is_none()).collect();

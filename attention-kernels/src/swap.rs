@@ -1,8 +1,8 @@
-//! Blocks of a cache in page-locked host memory, for sequences that are swapped out.
+//! Blocks of caches in page-locked host memory, for sequences that are swapped out.
 //!
-//! There is no kernel and nothing to choose: blocks are copied by the device itself, on [`Queue::Copy`], as vLLM's
-//! `swap_blocks` does. Blocks that are neighbours on both sides go as one copy. The host waits for nothing, and the copies
-//! run beside the launches: whoever orders them says what they wait for, and waits for the event that comes back.
+//! No kernel is involved: the device copies blocks on [`Queue::Copy`], as vLLM's `swap_blocks` does. Blocks that are
+//! contiguous on both sides are copied together. The host waits for nothing, and the copies overlap with launches: the
+//! caller makes them wait for earlier work, and later work wait for the returned event.
 //!
 //! ```text
 //! Compute  -- launch that writes the blocks -- e -- other launches -- wait for the event -- launches that need the blocks
@@ -11,13 +11,13 @@
 //! ```
 
 use device::profile::{self, Cost};
-use device::{Buffer, Device, DeviceError, Event, Pinned, Queue};
+use device::{Device, DeviceError, Event, Pinned, Queue};
 
 use crate::args::KvCache;
 use crate::error::{KernelError, check_ids, expect};
 
-/// The swapped blocks of all layers: block b of each layer's keys and values, as they are stored in its cache. Scales stay
-/// where they are, with the cache.
+/// Space for swapped blocks of all layers: keys and values of each block as they are stored in the caches. Scales stay with
+/// the cache.
 ///
 /// ```
 /// use attention_kernels::{KvCache, KvShape, SwapSpace};
@@ -26,9 +26,9 @@ use crate::error::{KernelError, check_ids, expect};
 /// let shape = KvShape { num_blocks: 4, num_kv_heads: 2, block_size: 16, head_dim: 64 };
 /// let mut caches = vec![KvCache::new(&*device, shape)?, KvCache::new(&*device, shape)?]; // two layers
 /// let mut space = SwapSpace::new(&*device, &caches, 2)?;
-/// space.swap_out(&*device, &caches, &[(3, 0), (1, 1)])?; // blocks 3 and 1 may be overwritten once this is over
+/// space.swap_out(&*device, &caches, &[(3, 0), (1, 1)])?; // blocks 3 and 1 may be overwritten after this event
 /// let back = space.swap_in(&*device, &mut caches, &[(0, 2)])?; // what was block 3 becomes block 2
-/// device.wait(Queue::Compute, &back)?; // launches from here on find it there
+/// device.wait(Queue::Compute, &back)?; // later launches see the block
 /// # Ok::<(), attention_kernels::KernelError>(())
 /// ```
 pub struct SwapSpace {
@@ -36,25 +36,18 @@ pub struct SwapSpace {
     layers: Vec<Layer>,
 }
 
-/// `[num_blocks, block_bytes]` each.
+/// Keys and values of one layer, `[num_blocks, block_bytes]` each.
 struct Layer {
     keys: Pinned,
     values: Pinned,
     block_bytes: usize,
 }
 
-/// Blocks that are neighbours on both sides.
-struct Run {
-    from: usize,
-    to: usize,
-    blocks: usize,
-}
-
 impl SwapSpace {
-    /// Room for `num_blocks` blocks of each of these layers.
+    /// Allocates space for `num_blocks` blocks of each of these layers.
     ///
     /// # Errors
-    /// The host has not enough memory that can be locked.
+    /// The host has not enough memory that can be page-locked.
     pub fn new(device: &dyn Device, caches: &[KvCache], num_blocks: usize) -> Result<SwapSpace, DeviceError> {
         let layer = |cache: &KvCache| -> Result<Layer, DeviceError> {
             let block_bytes = cache.block_bytes();
@@ -64,17 +57,18 @@ impl SwapSpace {
         Ok(SwapSpace { num_blocks, layers: caches.iter().map(layer).collect::<Result<_, _>>()? })
     }
 
-    /// Blocks of each layer.
+    /// Returns the number of blocks of each layer.
     pub fn num_blocks(&self) -> usize {
         self.num_blocks
     }
 
-    /// Copies blocks of all caches into this space: `(block of the caches, block of the space)`, in order. What has written the
-    /// blocks must be over, or [`Queue::Copy`] must wait for it; what is to overwrite them must wait for the event that comes
-    /// back.
+    /// Copies blocks of all caches into this space, `(block of the caches, block of the space)`, in order. Work that writes
+    /// these blocks must have finished, or [`Queue::Copy`] must wait for it. Work that overwrites them must wait for the
+    /// returned event.
     ///
     /// # Errors
-    /// Other caches than it was made for and blocks that do not exist: nothing was copied. Those of the copies.
+    /// The caches are not those the space was allocated for, or a block does not exist: nothing was copied. Or a copy
+    /// fails.
     pub fn swap_out(
         &mut self,
         device: &dyn Device,
@@ -85,25 +79,21 @@ impl SwapSpace {
         let cost = self.cost_of(blocks);
         let time = profile::start(device, Queue::Copy, "swap_out", "", move || cost);
         for (cache, layer) in caches.iter().zip(&mut self.layers) {
-            let size = layer.block_bytes;
-            for run in runs(blocks) {
-                let copy = |from: &Buffer, to: &mut Pinned| {
-                    device.download_async(Queue::Copy, from, run.from * size, to, run.to * size, run.blocks * size)
-                };
-                copy(&cache.keys, &mut layer.keys)?;
-                copy(&cache.values, &mut layer.values)?;
-            }
+            each_run(blocks, layer.block_bytes, |from, to, bytes| {
+                device.download_async(Queue::Copy, &cache.keys, from, &mut layer.keys, to, bytes)?;
+                device.download_async(Queue::Copy, &cache.values, from, &mut layer.values, to, bytes)
+            })?;
         }
         drop(time);
         Ok(device.record(Queue::Copy)?)
     }
 
-    /// The way back: `(block of the space, block of the caches)`, in order. What has read or written those blocks of the caches
-    /// must be over, or [`Queue::Copy`] must wait for it; what is to read or write them must wait for the event that comes
-    /// back.
+    /// Copies blocks back into all caches, `(block of the space, block of the caches)`, in order. Work that reads or writes
+    /// these blocks of the caches must have finished, or [`Queue::Copy`] must wait for it. Later work on them must wait for
+    /// the returned event.
     ///
     /// # Errors
-    /// As [`SwapSpace::swap_out`].
+    /// As for [`SwapSpace::swap_out`].
     pub fn swap_in(
         &self,
         device: &dyn Device,
@@ -114,26 +104,22 @@ impl SwapSpace {
         let cost = self.cost_of(blocks);
         let time = profile::start(device, Queue::Copy, "swap_in", "", move || cost);
         for (cache, layer) in caches.iter_mut().zip(&self.layers) {
-            let size = layer.block_bytes;
-            for run in runs(blocks) {
-                let copy = |from: &Pinned, to: &mut Buffer| {
-                    device.upload_async(Queue::Copy, from, run.from * size, to, run.to * size, run.blocks * size)
-                };
-                copy(&layer.keys, &mut cache.keys)?;
-                copy(&layer.values, &mut cache.values)?;
-            }
+            each_run(blocks, layer.block_bytes, |from, to, bytes| {
+                device.upload_async(Queue::Copy, &layer.keys, from, &mut cache.keys, to, bytes)?;
+                device.upload_async(Queue::Copy, &layer.values, from, &mut cache.values, to, bytes)
+            })?;
         }
         drop(time);
         Ok(device.record(Queue::Copy)?)
     }
 
-    /// Keys and values of all layers.
+    /// Returns the bytes of keys and values of all layers.
     fn cost_of(&self, blocks: &[(u32, u32)]) -> Cost {
         let bytes = self.layers.iter().map(|layer| 2 * layer.block_bytes * blocks.len()).sum::<usize>();
         Cost { bytes: bytes as u64, operations: 0 }
     }
 
-    /// That the caches are such as it was made for, and that all blocks exist.
+    /// Checks that the caches match the space and that all blocks exist.
     fn check(
         &self,
         caches: &[KvCache],
@@ -151,8 +137,14 @@ impl SwapSpace {
     }
 }
 
-fn runs(blocks: &[(u32, u32)]) -> impl Iterator<Item = Run> {
-    let next_to = |a: &(u32, u32), b: &(u32, u32)| b.0 == a.0 + 1 && b.1 == a.1 + 1;
-    let run = |run: &[(u32, u32)]| Run { from: run[0].0 as usize, to: run[0].1 as usize, blocks: run.len() };
-    blocks.chunk_by(next_to).map(run)
+/// Calls `copy` for each run of blocks that are contiguous on both sides, with the first byte on either side and the length.
+fn each_run(
+    blocks: &[(u32, u32)],
+    block_bytes: usize,
+    mut copy: impl FnMut(usize, usize, usize) -> Result<(), DeviceError>,
+) -> Result<(), DeviceError> {
+    for run in blocks.chunk_by(|a, b| b.0 == a.0 + 1 && b.1 == a.1 + 1) {
+        copy(run[0].0 as usize * block_bytes, run[0].1 as usize * block_bytes, run.len() * block_bytes)?;
+    }
+    Ok(())
 }

@@ -1,4 +1,4 @@
-//! Kernel variants as values, collected from every crate that is linked.
+//! Kernel variants, collected from every linked crate.
 
 use std::fmt;
 
@@ -10,27 +10,31 @@ use crate::error::KernelError;
 use crate::format::{Dtype, KvDtype, Layout};
 use crate::plugin::LoadedKernel;
 
-/// What a kernel does. Its name here is its key in `[kernels]`.
+/// Operation that a kernel performs. `Display` prints its key in the `[kernels]` table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Operation {
     /// Attention of one query token per sequence.
     Decode,
     /// Attention of many query tokens per sequence.
     Prefill,
-    /// New keys and values into their slots.
+    /// Write of new keys and values into their slots.
     CacheWrite,
-    /// Whole blocks to other blocks (copy-on-write).
+    /// Copy of whole blocks (copy-on-write).
     BlockCopy,
     /// Matrix product with a weight matrix.
     Linear,
 }
 
 impl Operation {
-    /// All of them, in the order in which they are listed.
+    /// All operations, in the order in which they are listed.
     pub const ALL: [Operation; 5] =
         [Operation::Decode, Operation::Prefill, Operation::CacheWrite, Operation::BlockCopy, Operation::Linear];
 
-    /// Key in the `[kernels]` table.
+    /// Operations on caches. Their variants must agree on the cache format, so a set has all four.
+    pub(crate) const ON_CACHES: [Operation; 4] =
+        [Operation::Decode, Operation::Prefill, Operation::CacheWrite, Operation::BlockCopy];
+
+    /// Returns the key in the `[kernels]` table.
     pub fn key(self) -> &'static str {
         match self {
             Operation::Decode => "decode",
@@ -41,7 +45,7 @@ impl Operation {
         }
     }
 
-    /// Whether it computes scores.
+    /// Whether the operation is attention.
     pub fn is_attention(self) -> bool {
         matches!(self, Operation::Decode | Operation::Prefill)
     }
@@ -53,7 +57,7 @@ impl fmt::Display for Operation {
     }
 }
 
-/// The function behind a variant; its kind is its operation.
+/// Function of a variant. Its kind must match the operation.
 #[derive(Clone, Copy)]
 pub enum Kernel {
     /// For [`Operation::Decode`] and [`Operation::Prefill`].
@@ -62,31 +66,31 @@ pub enum Kernel {
     CacheWrite(fn(&dyn Device, CacheWriteArgs<'_>) -> Result<(), KernelError>),
     /// For [`Operation::BlockCopy`].
     BlockCopy(fn(&dyn Device, BlockCopyArgs<'_>) -> Result<(), KernelError>),
-    /// Of a plug-in, for any operation but [`Operation::Linear`].
+    /// Function of a plug-in, for any operation except [`Operation::Linear`].
     Loaded(LoadedKernel),
     /// For [`Operation::Linear`].
     Linear(fn(&dyn Device, LinearArgs<'_>) -> Result<(), KernelError>),
 }
 
-/// The sizes that a variant takes.
+/// Sizes that a variant supports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sizes {
-    /// These alone.
+    /// Only these sizes.
     List(&'static [usize]),
-    /// Every multiple of `step` from it up to `max`.
+    /// All multiples of `step` up to `max`.
     UpTo {
-        /// The greatest.
+        /// Largest size.
         max: usize,
-        /// What it is a multiple of.
+        /// Divisor of every size.
         step: usize,
     },
 }
 
 impl Sizes {
-    /// Every size.
+    /// All sizes.
     pub const ANY: Sizes = Sizes::UpTo { max: usize::MAX, step: 1 };
 
-    /// Whether `size` is one of them.
+    /// Whether `size` is supported.
     pub fn contain(&self, size: usize) -> bool {
         match *self {
             Sizes::List(sizes) => sizes.contains(&size),
@@ -114,58 +118,59 @@ impl fmt::Display for Sizes {
     }
 }
 
-/// What a variant can do. [`Capabilities::NONE`] is the start for one that is written down.
+/// What a variant supports. [`Capabilities::NONE`] is the base for new ones.
 #[derive(Clone, Copy, Debug)]
 pub struct Capabilities {
-    /// Backends that run it: `"cpu"`, or `"cuda"` and `"cuda-sim"`.
+    /// Backends that run the variant: `"cpu"`, or `"cuda"` and `"cuda-sim"`.
     pub devices: &'static [&'static str],
     /// Instruction set that the CPU must have.
     pub isa: Isa,
-    /// Least major and minor number of a GPU.
+    /// Lowest compute capability (major, minor) of a GPU.
     pub compute_capability: (u32, u32),
-    /// It has instructions of GPUs of that number alone, which later ones lack.
+    /// Whether the variant uses instructions that only GPUs of exactly that compute capability have.
     pub exact_compute_capability: bool,
-    /// Types of queries and outputs; for [`Operation::Linear`], of its operands.
+    /// Types of queries and outputs; for [`Operation::Linear`], of the operands.
     pub dtypes: &'static [Dtype],
     /// Types of the cache.
     pub kv_dtypes: &'static [KvDtype],
-    /// Orders of the cache's dimensions.
+    /// Layouts of the cache.
     pub layouts: &'static [Layout],
     /// Elements per head.
     pub head_sizes: Sizes,
     /// Tokens per block.
     pub block_sizes: Sizes,
-    /// What the bytes of one head's block must be a multiple of.
+    /// Divisor of the bytes of one head's block.
     pub block_bytes_step: usize,
-    /// Greatest number of query rows of a sequence.
+    /// Most query rows per sequence.
     pub max_query_len: usize,
-    /// Sliding windows.
+    /// Supports sliding windows.
     pub window: bool,
-    /// Soft-capped scores.
+    /// Supports soft-capped scores.
     pub soft_cap: bool,
-    /// ALiBi slopes.
+    /// Supports ALiBi slopes.
     pub alibi: bool,
-    /// Output of the log of the sum of exp(score).
+    /// Can output the log of the sum of exp(score).
     pub lse: bool,
-    /// Results do not depend on the batch; see the crate docs. Variants of equal names here agree in every bit.
+    /// Family of row-invariant variants, if results do not depend on the batch (see the crate docs). Variants of the same
+    /// family compute equal bits.
     pub row_invariant: Option<&'static str>,
-    /// Weights of values are rounded to the type of the query, as tensor cores take them: half an ulp more of error.
+    /// Rounds the weights of values to the type of the query, as tensor cores require, which adds half an ulp of error.
     pub rounds_weights: bool,
-    /// Of a cache write: a layer's own kernel, which has the keys and values in hand, writes them too. The function is for
-    /// those who have no layer.
+    /// For a cache write: the layer's own kernel, which has the keys and values at hand, writes them too. The function is
+    /// for callers without a layer.
     pub fused: bool,
-    /// Of a product with quantised weights: it takes rows that are in 8 bits already ([`Rows::Blocks`](crate::Rows::Blocks)), so
-    /// that the operation before it can make them.
+    /// For a product with quantised weights: accepts rows that are already quantised to 8 bits
+    /// ([`Rows::Blocks`](crate::Rows::Blocks)), so that the previous operation can quantise them.
     pub takes_blocks: bool,
-    /// It has passed the conformance table on the hardware that it is for. `auto` takes one that has not only where no
-    /// other can serve.
+    /// Has passed the conformance tests on the hardware that it is for. `auto` takes an unproven variant only if no proven
+    /// one can serve.
     pub proven: bool,
-    /// `auto` takes the greatest rank among those that can serve.
+    /// Preference of `auto`: the highest rank among the variants that can serve wins.
     pub rank: u32,
 }
 
 impl Capabilities {
-    /// Runs nowhere and does nothing.
+    /// Runs on no device and supports nothing.
     pub const NONE: Capabilities = Capabilities {
         devices: &[],
         isa: Isa::Portable,
@@ -190,12 +195,12 @@ impl Capabilities {
         rank: 0,
     };
 
-    /// Whether the device is one of its own and, on a CPU, has the instructions.
+    /// Whether a backend runs the variant and, on a CPU, has the instruction set.
     pub fn runs_on(&self, device: &str) -> bool {
         self.devices.contains(&device) && self.isa.is_available()
     }
 
-    /// Whether a GPU of that compute capability has the instructions; `None`: there is none to compare with.
+    /// Whether a GPU of that compute capability has the instructions; true for `None`, a device without one.
     pub fn runs_on_gpu(&self, found: Option<(u32, u32)>) -> bool {
         let needs = self.compute_capability;
         found.is_none_or(|found| if self.exact_compute_capability { found == needs } else { found >= needs })
@@ -204,21 +209,21 @@ impl Capabilities {
 
 /// One implementation of one operation.
 pub struct Variant {
-    /// Name, `device.kind`.
+    /// Name, in the form `device.kind`.
     pub name: &'static str,
-    /// What it does.
+    /// Operation.
     pub operation: Operation,
-    /// What it can do.
+    /// Capabilities.
     pub capabilities: Capabilities,
-    /// The function.
+    /// Function.
     pub kernel: Kernel,
 }
 
 impl Variant {
-    /// Attention, of a variant for [`Operation::Decode`] or [`Operation::Prefill`].
+    /// Computes attention; for variants of [`Operation::Decode`] and [`Operation::Prefill`].
     ///
     /// # Errors
-    /// A variant of another operation, arguments that do not fit each other, and whatever goes wrong in it.
+    /// The variant is for another operation, the arguments do not match each other, or the kernel fails.
     pub fn attention(&self, device: &dyn Device, args: AttentionArgs<'_>) -> Result<(), KernelError> {
         let _time = self.time(device, || args.cost());
         match self.kernel {
@@ -228,10 +233,10 @@ impl Variant {
         }
     }
 
-    /// Keys and values into their slots, of a variant for [`Operation::CacheWrite`].
+    /// Writes keys and values into their slots; for variants of [`Operation::CacheWrite`].
     ///
     /// # Errors
-    /// As [`Variant::attention`].
+    /// As for [`Variant::attention`].
     pub fn cache_write(&self, device: &dyn Device, args: CacheWriteArgs<'_>) -> Result<(), KernelError> {
         let _time = self.time(device, || args.cost());
         match self.kernel {
@@ -241,10 +246,10 @@ impl Variant {
         }
     }
 
-    /// Copies of blocks, of a variant for [`Operation::BlockCopy`].
+    /// Copies blocks; for variants of [`Operation::BlockCopy`].
     ///
     /// # Errors
-    /// As [`Variant::attention`].
+    /// As for [`Variant::attention`].
     pub fn block_copy(&self, device: &dyn Device, args: BlockCopyArgs<'_>) -> Result<(), KernelError> {
         let _time = self.time(device, || args.cost());
         match self.kernel {
@@ -254,10 +259,10 @@ impl Variant {
         }
     }
 
-    /// A matrix product, of a variant for [`Operation::Linear`].
+    /// Computes a matrix product; for variants of [`Operation::Linear`].
     ///
     /// # Errors
-    /// As [`Variant::attention`].
+    /// As for [`Variant::attention`].
     pub fn linear(&self, device: &dyn Device, args: LinearArgs<'_>) -> Result<(), KernelError> {
         let _time = self.time(device, || args.cost());
         match self.kernel {
@@ -266,7 +271,7 @@ impl Variant {
         }
     }
 
-    /// Of a call, for the device's profile, if it has one.
+    /// Starts timing a call if the device has a profile.
     fn time<'a>(&self, device: &'a dyn Device, cost: impl FnOnce() -> Cost) -> Option<Running<'a>> {
         profile::start(device, Queue::Compute, self.operation.key(), self.name, cost)
     }
@@ -277,3 +282,16 @@ impl Variant {
 }
 
 inventory::collect!(Variant);
+
+/// Registers a variant of this crate.
+macro_rules! register {
+    ($name:expr, $operation:ident, $capabilities:expr, $kind:ident($function:expr)) => {
+        inventory::submit! { $crate::variant::Variant {
+            name: $name,
+            operation: $crate::variant::Operation::$operation,
+            capabilities: $capabilities,
+            kernel: $crate::variant::Kernel::$kind($function),
+        } }
+    };
+}
+pub(crate) use register;

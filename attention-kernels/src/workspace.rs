@@ -1,53 +1,55 @@
-//! What CUDA kernels need on the device beside caches and queries: the arrays of a step, and room for partial results.
+//! Arrays of a step on the device, and space for partial results, as the CUDA kernels need them.
 //!
-//! Made once for the greatest step and loaded once a step, however many layers there are; neither a load nor a launch
-//! allocates device memory. A load sends what differs from the one before, and waits for nothing: its cost follows the blocks
-//! that the sequences hold, not the longest table. What is loaded is checked here, so that the kernels, which check nothing,
-//! stay inside of the cache: lengths, block ids, slots. A launch then compares its arguments with what was loaded.
+//! A workspace is allocated once for the largest step and loaded once per step, whatever the number of layers; neither a
+//! load nor a launch allocates device memory. A load sends only what has changed since the previous one and waits for
+//! nothing; it costs time proportional to the blocks in use, not to the longest table. Kernels check nothing, so a load
+//! checks that lengths, block ids and slots stay inside the cache, and a launch compares its arguments with what was
+//! loaded.
+
+use std::collections::HashSet;
 
 use device::{Buffer, Device, DeviceError, Mirror};
 
 use crate::batch::AttentionBatch;
-use crate::error::{KernelError, at_least, check_copies, check_slots};
-use crate::runs::runs;
-use crate::shape::PARTITION;
+use crate::error::{KernelError, at_least, check_copies, check_slots, expect};
+use crate::shape::{KvShape, PARTITION};
 
-/// The greatest step that a [`Workspace`] serves.
+/// Size of the largest step that a [`Workspace`] can hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WorkspaceLimits {
-    /// Sequences.
+    /// Number of sequences.
     pub max_seqs: usize,
-    /// Query rows of all sequences.
+    /// Number of query rows of all sequences.
     pub max_rows: usize,
-    /// Blocks in a sequence's table.
+    /// Number of blocks in the table of a sequence.
     pub max_blocks: usize,
-    /// Blocks in the pool.
+    /// Number of blocks in the pool.
     pub num_blocks: usize,
     /// Tokens per block.
     pub block_size: usize,
-    /// Query heads.
+    /// Number of query heads.
     pub num_heads: usize,
     /// Elements per head.
     pub head_dim: usize,
-    /// Query rows whose context may be split over thread blocks; each costs
-    /// `num_heads * (head_dim + 2) * 4` bytes per partition of [`PARTITION`] tokens. 0: contexts are never split.
+    /// Number of query rows whose contexts may be split over thread blocks; each costs `num_heads * (head_dim + 2) * 4`
+    /// bytes per partition of [`PARTITION`] tokens. 0: contexts are never split.
     pub split_rows: usize,
-    /// Block copies of a step.
+    /// Number of block copies of a step.
     pub max_copies: usize,
 }
 
 impl WorkspaceLimits {
-    /// Partitions of the longest context, at least one.
+    /// Returns the number of partitions of the longest context, at least 1.
     pub fn max_partitions(&self) -> usize {
         (self.max_blocks * self.block_size).div_ceil(PARTITION).max(1)
     }
 
-    /// Device memory that a workspace takes, in bytes.
+    /// Returns the bytes of device memory that a workspace allocates.
     pub fn bytes(&self) -> usize {
         self.sizes().into_iter().sum::<usize>() + self.num_heads * size_of::<f32>()
     }
 
-    /// Bytes of each buffer, in the order of the fields of [`Workspace`].
+    /// Returns the bytes of each buffer, in the order of the fields of [`Workspace`].
     fn sizes(&self) -> [usize; 7] {
         let partials = self.split_rows * self.num_heads * self.max_partitions();
         [
@@ -62,26 +64,26 @@ impl WorkspaceLimits {
     }
 }
 
-/// See the module.
+/// Arrays of a step and space for partial results; see the [module docs](self).
 pub struct Workspace {
     limits: WorkspaceLimits,
-    /// `[num_seqs, limits.max_blocks]` i32, −1 behind each table.
-    block_tables: Mirror,
+    /// `[num_seqs, limits.max_blocks]` i32, padded with −1.
+    pub(crate) block_tables: Mirror,
     /// `[num_seqs]` u32.
-    context_lens: Mirror,
+    pub(crate) context_lens: Mirror,
     /// `[num_seqs + 1]` u32.
-    query_starts: Mirror,
+    pub(crate) query_starts: Mirror,
     /// `[rows]` i64.
     slot_mapping: Mirror,
     /// `[copies, 2]` u32.
-    pairs: Mirror,
+    pub(crate) pairs: Mirror,
     /// `[split_rows, num_heads, max_partitions, head_dim]` f32.
     pub(crate) partial_sums: Buffer,
     /// `[split_rows, num_heads, max_partitions, 2]` f32.
     pub(crate) partial_states: Buffer,
     /// `[num_heads]` f32.
-    alibi_slopes: Mirror,
-    /// What the buffers hold.
+    pub(crate) alibi_slopes: Mirror,
+    /// Contents of the buffers.
     loaded: Loaded,
 }
 
@@ -89,25 +91,25 @@ pub struct Workspace {
 struct Loaded {
     context_lens: Vec<u32>,
     query_starts: Vec<u32>,
-    /// Blocks of the longest table.
+    /// Length of the longest table.
     max_blocks: usize,
-    /// Entries of block tables that were compared.
+    /// Number of block-table entries that were compared.
     compared: usize,
-    /// Launches are made for the longest context that there can be.
+    /// Launches cover the longest context that the workspace can hold.
     fixed: bool,
     window: Option<usize>,
     slot_mapping: Vec<i64>,
     copies: Vec<(u32, u32)>,
-    /// Lengths of the runs of copies that may run at once.
+    /// Lengths of the runs of copies that may run concurrently.
     runs: Vec<usize>,
     alibi_slopes: Vec<f32>,
 }
 
 impl Workspace {
-    /// Takes the memory.
+    /// Allocates the memory.
     ///
     /// # Errors
-    /// The device has not enough of it.
+    /// The device has not enough memory.
     pub fn new(device: &dyn Device, limits: WorkspaceLimits) -> Result<Workspace, DeviceError> {
         let [tables, lens, starts, slots, pairs, sums, states] = limits.sizes();
         Ok(Workspace {
@@ -124,45 +126,18 @@ impl Workspace {
         })
     }
 
-    /// What it was made for.
+    /// Returns the limits.
     pub fn limits(&self) -> &WorkspaceLimits {
         &self.limits
     }
 
-    /// Loads a step. `slot_mapping` has one slot per row, or is empty where nothing is written. `window` is the widest of
-    /// the layers that read these tables, `None` if one of them reads all: entries before it may be holes.
+    /// Loads a step. `slot_mapping` has one slot per row, or is empty if nothing is written. `window` is the widest window
+    /// of the layers that read these tables, `None` if one of them has none; table entries behind it are not read.
     ///
     /// # Errors
-    /// Sizes over the limits, lengths that do not fit each other, and block ids or slots outside of the pool.
+    /// Sizes exceed the limits, lengths contradict each other, or block ids or slots lie outside the pool.
     pub fn load(
         &mut self,
-        device: &dyn Device,
-        batch: &AttentionBatch,
-        slot_mapping: &[i64],
-        window: Option<usize>,
-    ) -> Result<(), KernelError> {
-        self.load_as(false, device, batch, slot_mapping, window)
-    }
-
-    /// Like [`Workspace::load`], for launches that become part of a [`device::Graph`] or for its replay: their grids are made
-    /// for the longest context that the workspace holds, whatever the lengths are now. As many rows and sequences as at the
-    /// capture make it the graph's step; padding has a context of 0, a row, and the slot −1.
-    ///
-    /// # Errors
-    /// As of [`Workspace::load`].
-    pub fn load_fixed(
-        &mut self,
-        device: &dyn Device,
-        batch: &AttentionBatch,
-        slot_mapping: &[i64],
-        window: Option<usize>,
-    ) -> Result<(), KernelError> {
-        self.load_as(true, device, batch, slot_mapping, window)
-    }
-
-    fn load_as(
-        &mut self,
-        fixed: bool,
         device: &dyn Device,
         batch: &AttentionBatch,
         slot_mapping: &[i64],
@@ -176,7 +151,7 @@ impl Workspace {
         at_least("width of block tables that the workspace holds", limits.max_blocks, longest)?;
         batch.check_seqs(0..batch.num_seqs(), (limits.num_blocks, limits.block_size), window)?;
         check_slots(slot_mapping, limits.num_blocks * limits.block_size)?;
-        // Until all is there, nothing is.
+        // If a copy below fails, the step counts as not loaded.
         self.loaded.context_lens.clear();
         self.loaded.query_starts.clear();
         self.loaded.slot_mapping.clear();
@@ -188,15 +163,33 @@ impl Workspace {
         self.loaded.query_starts.extend_from_slice(&batch.query_starts);
         self.loaded.slot_mapping.extend_from_slice(slot_mapping);
         self.loaded.max_blocks = longest;
-        self.loaded.fixed = fixed;
+        self.loaded.fixed = false;
         self.loaded.window = window;
         Ok(())
     }
 
-    /// Loads the block copies of a step, to be made in that order.
+    /// Loads a step as [`Workspace::load`] does, for launches that are captured into a [`device::Graph`] or for its replay:
+    /// grids cover the longest context that the workspace can hold, whatever the current lengths. A replay must have as
+    /// many rows and sequences as the capture; padding has a context of 0, one row, and the slot −1.
     ///
     /// # Errors
-    /// More than the limit, or a block outside of the pool.
+    /// As for [`Workspace::load`].
+    pub fn load_fixed(
+        &mut self,
+        device: &dyn Device,
+        batch: &AttentionBatch,
+        slot_mapping: &[i64],
+        window: Option<usize>,
+    ) -> Result<(), KernelError> {
+        self.load(device, batch, slot_mapping, window)?;
+        self.loaded.fixed = true;
+        Ok(())
+    }
+
+    /// Loads the block copies of a step, which are made in this order.
+    ///
+    /// # Errors
+    /// There are more copies than the limit, or a block lies outside the pool.
     pub fn load_copies(&mut self, device: &dyn Device, copies: &[(u32, u32)]) -> Result<(), KernelError> {
         at_least("copies that the workspace holds", self.limits.max_copies, copies.len())?;
         check_copies(copies, self.limits.num_blocks)?;
@@ -211,47 +204,22 @@ impl Workspace {
     /// Loads the ALiBi slopes of the model, one per query head.
     ///
     /// # Errors
-    /// Another number of them.
+    /// The number of slopes is not the number of query heads.
     pub fn load_alibi_slopes(&mut self, device: &dyn Device, slopes: &[f32]) -> Result<(), KernelError> {
-        crate::error::expect("alibi slopes", slopes.len(), self.limits.num_heads)?;
+        expect("alibi slopes", slopes.len(), self.limits.num_heads)?;
         self.alibi_slopes.set(device, slopes.iter().map(|x| x.to_ne_bytes()))?;
         self.loaded.alibi_slopes = slopes.to_vec();
         Ok(())
     }
 
-    /// `[num_seqs, limits.max_blocks]` i32.
-    pub(crate) fn block_tables(&self) -> &Buffer {
-        self.block_tables.buffer()
-    }
-
-    /// Blocks of the longest context that launches are made for.
+    /// Returns the number of blocks of the longest context that launches cover.
     pub(crate) fn launch_blocks(&self) -> usize {
         if self.loaded.fixed { self.limits.max_blocks } else { self.loaded.max_blocks }
     }
 
-    /// `[num_seqs]` u32.
-    pub(crate) fn context_lens(&self) -> &Buffer {
-        self.context_lens.buffer()
-    }
-
-    /// `[num_seqs + 1]` u32.
-    pub(crate) fn query_starts(&self) -> &Buffer {
-        self.query_starts.buffer()
-    }
-
-    /// `[rows]` i64, as loaded last.
+    /// Returns the slots that were loaded last, `[rows]` i64.
     pub fn slot_mapping(&self) -> &Buffer {
         self.slot_mapping.buffer()
-    }
-
-    /// `[copies, 2]` u32.
-    pub(crate) fn pairs(&self) -> &Buffer {
-        self.pairs.buffer()
-    }
-
-    /// `[num_heads]` f32.
-    pub(crate) fn alibi_slopes(&self) -> &Buffer {
-        self.alibi_slopes.buffer()
     }
 
     /// Whether this batch was loaded, for a kernel with that window. Block ids are not compared.
@@ -261,7 +229,7 @@ impl Workspace {
         sees && loaded.context_lens == batch.context_lens && loaded.query_starts == batch.query_starts
     }
 
-    /// Number of block-table entries that the last load compared with what the device has.
+    /// Returns the number of block-table entries that the last load compared with those on the device.
     pub fn compared_entries(&self) -> usize {
         self.loaded.compared
     }
@@ -271,20 +239,45 @@ impl Workspace {
         self.loaded.slot_mapping == slot_mapping
     }
 
+    /// Checks that a cache of this shape has the blocks that the loaded block ids and slots may refer to.
+    pub(crate) fn check_cache(&self, shape: &KvShape) -> Result<(), KernelError> {
+        expect("block size of the cache", shape.block_size, self.limits.block_size)?;
+        at_least("blocks of the cache", shape.num_blocks, self.limits.num_blocks)
+    }
+
     /// Whether these slopes were loaded.
     pub(crate) fn has_slopes(&self, slopes: &[f32]) -> bool {
         self.loaded.alibi_slopes == slopes
     }
 
-    /// The lengths of the runs of these copies, if they were loaded.
+    /// Returns the lengths of the runs of these copies if they were loaded.
     pub(crate) fn runs_of(&self, copies: &[(u32, u32)]) -> Option<&[usize]> {
         (self.loaded.copies == copies).then_some(self.loaded.runs.as_slice())
     }
 
-    /// Whether the contexts of so many rows may be split into so many partitions.
-    pub(crate) fn has_room(&self, rows: usize, num_heads: usize, partitions: usize, head_dim: usize) -> bool {
+    /// Whether there is space for the partial results of `rows` rows in `partitions` partitions.
+    pub(crate) fn can_split(&self, rows: usize, num_heads: usize, partitions: usize, head_dim: usize) -> bool {
         let states = rows * num_heads * partitions;
         states * 2 * size_of::<f32>() <= self.partial_states.len_bytes()
             && states * head_dim * size_of::<f32>() <= self.partial_sums.len_bytes()
     }
+}
+
+/// Splits a list of block copies into runs whose copies may be made in any order, and returns their lengths. A new run starts at a copy that writes a block which an earlier copy of the run reads
+/// or writes, or that reads a block which an earlier copy writes.
+fn runs(copies: &[(u32, u32)]) -> Vec<usize> {
+    let (mut runs, mut named, mut written) = (Vec::new(), HashSet::new(), HashSet::new());
+    for &(from, to) in copies {
+        if runs.is_empty() || named.contains(&to) || written.contains(&from) || from == to {
+            runs.push(0);
+            named.clear();
+            written.clear();
+        }
+        named.extend([from, to]);
+        written.insert(to);
+        if let Some(run) = runs.last_mut() {
+            *run += 1;
+        }
+    }
+    runs
 }

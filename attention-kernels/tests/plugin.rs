@@ -1,5 +1,5 @@
-//! Plug-ins: an example library, built outside of the workspace, is loaded, chosen and run; bad ones are refused. A program of
-//! its own, since a loaded plug-in is in the registry of the whole process.
+//! Plug-ins: an example library, built outside the workspace, is loaded, selected and run; invalid ones are refused. A
+//! program of its own, because a loaded plug-in stays in the registry of the process.
 #![allow(clippy::unwrap_used)]
 
 mod plugin_example;
@@ -57,7 +57,7 @@ fn attend(device: &dyn Device, choice: &KernelChoice, context: usize) -> Result<
 }
 
 #[test]
-fn a_plug_in_is_chosen_by_the_kernels_table_and_computes_what_the_tree_computes() {
+fn a_plug_in_named_in_the_kernels_table_computes_the_same_as_built_in_variants() {
     let device = device::open("cpu", Some(2)).unwrap();
     let library = build("");
     let choice = table(&format!(
@@ -81,7 +81,7 @@ fn a_plug_in_is_chosen_by_the_kernels_table_and_computes_what_the_tree_computes(
 }
 
 #[test]
-fn what_goes_wrong_in_a_plug_in_is_an_error_of_its_variant() {
+fn an_error_or_panic_in_a_plug_in_is_an_error_of_its_variant() {
     let device = device::open("cpu", Some(1)).unwrap();
     load_plugin(&build("")).unwrap();
     load_plugin(&build("")).unwrap();
@@ -94,31 +94,29 @@ fn what_goes_wrong_in_a_plug_in_is_an_error_of_its_variant() {
 }
 
 #[test]
-fn a_library_that_is_no_plug_in_of_this_version_is_refused_in_one_line() {
+fn a_library_that_is_not_a_plug_in_of_this_version_is_refused_in_one_line() {
     let message = |path: &Path| {
         let message = load_plugin(path).unwrap_err().to_string();
         assert!(message.starts_with("[[kernels.plugin]] path = ") && !message.contains('\n'), "{message}");
         message
     };
     let found = message(&build("other-abi"));
-    assert!(
-        found.ends_with("it was built for kernel ABI 2, this is ABI 1: build it against the header of this version")
-    );
+    assert!(found.ends_with("found kernel ABI 2, expected 1; build it with the header of this version of Quire"));
     let found = message(&build("no-symbol"));
     assert!(found.contains("exports no quire_kernels_plugin"), "{found}");
     let found = message(&build("name-taken"));
     assert!(found.contains("its decode variant \"cpu.reference\" has the name of another"), "{found}");
     let found = message(Path::new("no/such/library.so"));
-    assert!(found.contains("No such file") && found.ends_with("name a shared library"), "{found}");
+    assert!(found.contains("No such file") && found.ends_with("name an existing shared library"), "{found}");
     let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join("no-library.so");
     std::fs::write(&file, "text").unwrap();
     let found = message(&file);
     assert!(found.ends_with("expected a shared library for this machine"), "{found}");
 }
 
-/// The header in C and the module in Rust are two writings of one thing: sizes and the offsets of last fields agree.
+/// The C header and the Rust module describe the same structures: sizes and the offsets of last fields agree.
 #[test]
-fn the_header_says_the_same_in_c() {
+fn the_c_header_and_the_rust_module_have_the_same_layout() {
     use attention_kernels::plugin_abi as abi;
     use std::mem::offset_of;
     let Some(compiler) = ["cc", "gcc", "clang"]

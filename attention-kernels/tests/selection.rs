@@ -1,4 +1,4 @@
-//! Which variants are chosen, and what an impossible choice is told.
+//! Which variants are selected, and the errors of choices that are impossible.
 
 use attention_kernels::{CacheFormat, Dtype, KernelChoice, KvDtype, Needs, Operation, SelectError, select, variants};
 
@@ -20,7 +20,7 @@ fn format(choice: &KernelChoice, needs: &Needs) -> Result<CacheFormat, SelectErr
 }
 
 #[test]
-fn what_a_variant_can_not_do_is_said_with_those_that_could() {
+fn an_error_says_why_a_variant_cannot_serve_and_which_can() {
     let choice = KernelChoice { prefill: "cpu.portable".into(), ..Default::default() };
     let error = select(&choice, &Needs { dtype: Dtype::F16, ..cpu(64) }).err().unwrap().to_string();
     assert!(error.contains("no decode kernel") && error.contains("cpu.reference: it computes in f32"), "{error}");
@@ -32,12 +32,12 @@ fn what_a_variant_can_not_do_is_said_with_those_that_could() {
     assert!(message.contains("cache holds same,fp8_e4m3,fp8_e5m2,int8,int8_per_token_head, not f16"), "{message}");
     let choice = KernelChoice { decode: "cuda.paged_v1".into(), ..Default::default() };
     let message = format(&choice, &cuda(Dtype::F32, KvDtype::Same)).err().unwrap().to_string();
-    assert!(message.contains("can not serve: it computes in f16,bf16"), "{message}");
-    assert!(message.ends_with("these could: cuda.generic"), "{message}");
+    assert!(message.contains("cannot serve: it computes in f16,bf16"), "{message}");
+    assert!(message.ends_with("use one of: cuda.generic"), "{message}");
 }
 
 #[test]
-fn auto_takes_the_greatest_rank_that_can_serve() {
+fn auto_selects_the_highest_rank_that_can_serve() {
     let auto = KernelChoice::default();
     let best = variants(Operation::Decode).into_iter().find(|v| v.capabilities.runs_on("cpu")).unwrap();
     for kv_dtype in KvDtype::ALL {
@@ -63,14 +63,14 @@ fn a_gpu_set_agrees_on_types_and_layout() {
 }
 
 #[test]
-fn the_unproven_kernel_of_hopper_is_taken_by_name_alone_and_on_hopper_alone() {
+fn the_unproven_hopper_kernel_is_selected_only_by_name_and_only_on_hopper() {
     let on = |capability| Needs { compute_capability: Some(capability), ..cuda(Dtype::Bf16, KvDtype::Same) };
     assert_eq!(chosen(&KernelChoice::default(), &on((9, 0)))[1], "cuda.paged_prefill");
     let named = KernelChoice { prefill: "cuda.prefill_sm90".into(), ..Default::default() };
     assert_eq!(chosen(&named, &on((9, 0)))[1], "cuda.prefill_sm90");
     for (needs, why) in [
-        (on((8, 9)), "needs compute capability 9.0 and no other, this GPU has 8.9"),
-        (on((10, 0)), "needs compute capability 9.0 and no other, this GPU has 10.0"),
+        (on((8, 9)), "needs compute capability exactly 9.0, this GPU has 8.9"),
+        (on((10, 0)), "needs compute capability exactly 9.0, this GPU has 10.0"),
         (Needs { head_dim: 96, ..on((9, 0)) }, "its head sizes are 64,128, the model's is 96"),
         (Needs { block_size: 24, ..on((9, 0)) }, "its block sizes are 8,16,32,64,128, --block-size is 24"),
         (Needs { row_invariant: true, ..on((9, 0)) }, "it is not row-invariant"),
@@ -81,7 +81,7 @@ fn the_unproven_kernel_of_hopper_is_taken_by_name_alone_and_on_hopper_alone() {
 }
 
 #[test]
-fn blocks_that_no_vector_fills_are_refused_at_selection() {
+fn blocks_that_are_not_whole_vectors_are_refused_at_selection() {
     let odd = Needs { head_dim: 8, block_size: 5, ..cuda(Dtype::F32, KvDtype::Int8) };
     let error = format(&KernelChoice::default(), &odd).err().unwrap().to_string();
     assert!(error.contains("no block_copy kernel") && error.contains("it moves 16 bytes at a time"), "{error}");
@@ -90,10 +90,10 @@ fn blocks_that_no_vector_fills_are_refused_at_selection() {
 }
 
 #[test]
-fn a_name_that_does_not_exist_is_said_with_those_that_do() {
+fn an_unknown_name_is_an_error_that_lists_the_known_ones() {
     let choice = KernelChoice { decode: "cpu.fast".into(), ..Default::default() };
     let error = select(&choice, &cpu(64)).err().unwrap().to_string();
-    assert!(error.starts_with("[kernels] decode = \"cpu.fast\": no such variant; there are: "), "{error}");
+    assert!(error.starts_with("[kernels] decode = \"cpu.fast\": there is no such variant; use one of: "), "{error}");
     assert!(error.contains("cpu.reference") && error.contains("cuda.paged_v1"), "{error}");
 }
 

@@ -1,11 +1,12 @@
-//! Measuring variants: the grid of shapes, and times.
+//! Measurement of variants: grids of shapes, and times.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use attention_kernels::trial::grid::{Cell, Grid, Shape};
+use attention_kernels::trial::numbers::{from_byte, to_byte};
 use attention_kernels::trial::{self, Peaks, Time};
-use attention_kernels::{Dtype, KernelError, Operation, variants};
+use attention_kernels::{Dtype, KernelError, KvDtype, Operation, variants};
 use device::Device;
 
 fn tiny() -> (Arc<dyn Device>, Grid) {
@@ -64,15 +65,15 @@ fn bytes_and_operations_are_those_of_the_shape() {
 }
 
 #[test]
-fn what_can_not_be_measured_is_an_error_with_the_choices() {
+fn a_grid_that_cannot_be_measured_is_an_error_that_names_the_choices() {
     let (device, grid) = tiny();
     let refused = |grid: &Grid| grid.run(&device, &mut || Ok(Peaks::default()), &mut |_| ()).unwrap_err().to_string();
     let unknown = refused(&Grid { variants: vec!["cpu.fast".into()], ..grid.clone() });
-    assert!(unknown.starts_with("--variant \"cpu.fast\": no such variant; there are: cpu."), "{unknown}");
+    assert!(unknown.starts_with("--variant \"cpu.fast\": there is no such variant; use one of: cpu."), "{unknown}");
     let unable = refused(&Grid { variants: vec!["cuda.paged_v1".into()], ..grid.clone() });
     assert!(unable.contains("cuda.paged_v1: it runs on cuda and cuda-sim, the device is cpu"), "{unable}");
     let heads = refused(&Grid { kv_heads: 3, ..grid.clone() });
-    assert_eq!(heads, "--heads 4 is no multiple of --kv-heads 3");
+    assert_eq!(heads, "--heads: found 4, expected a multiple of --kv-heads 3; change one of them");
     assert!(refused(&Grid { contexts: vec![0], ..grid }).contains("numbers from 1"));
 }
 
@@ -92,13 +93,13 @@ fn a_share_is_of_the_greater_of_the_peaks_before_and_after_an_operation() {
 }
 
 #[test]
-fn prefill_in_halves_is_compared_with_the_tensor_cores() {
+fn prefill_in_16_bits_is_compared_with_the_tensor_cores() {
     let (_, grid) = tiny();
     let shape = &grid.shapes(Operation::Prefill)[0];
     let halves = Shape { dtype: Dtype::Bf16, ..shape.clone() };
     let cell = Cell { time: Time::default(), bytes: 1, operations: 4000, ulps: 0.0 };
     let peaks = Peaks { read: Some(1e12), tensor: Some(4e12), ..Peaks::default() };
-    // A time of nothing counts as a nanosecond.
+    // A time of 0 counts as a nanosecond.
     assert_eq!(peaks.share(Operation::Prefill, &halves, &cell), Some(1.0));
     assert_eq!(peaks.share(Operation::Prefill, shape, &cell), None, "no peak of f32");
 }
@@ -123,4 +124,21 @@ fn a_call_runs_as_often_as_it_is_asked_for_and_one_that_fails_ends_it() -> Resul
     let failure = || KernelError::NotLoaded { variant: "none", what: "thing" };
     assert!(trial::time(&*device, 0, 3, |i| if i == 1 { Err(failure()) } else { Ok(()) }).is_err());
     Ok(())
+}
+
+#[test]
+fn eight_bit_numbers_are_those_of_the_fp8_paper() {
+    assert_eq!(from_byte(KvDtype::Fp8E4m3, 0x7e), 448.0);
+    assert_eq!(from_byte(KvDtype::Fp8E5m2, 0x7b), 57344.0);
+    assert_eq!(from_byte(KvDtype::Fp8E4m3, 0x01), 2f32.powi(-9));
+    for kv_dtype in [KvDtype::Fp8E4m3, KvDtype::Fp8E5m2, KvDtype::Int8] {
+        for byte in 0..=255u8 {
+            let value = from_byte(kv_dtype, byte);
+            if value.is_finite() && value != -128.0 {
+                assert_eq!(to_byte(kv_dtype, value), byte, "{kv_dtype} {byte:#x}");
+            }
+        }
+    }
+    assert_eq!(to_byte(KvDtype::Fp8E4m3, 17.0), to_byte(KvDtype::Fp8E4m3, 16.0), "a tie goes to even");
+    assert_eq!(to_byte(KvDtype::Fp8E4m3, -1e9), 0xfe);
 }

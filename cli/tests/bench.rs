@@ -86,7 +86,7 @@ fn what_can_not_be_measured_is_one_line_that_says_what_can() {
         (&["kernels", "--variant", "cuda.paged"], &["cuda.paged: it runs on cuda and cuda-sim, the device is cpu"]),
         (&["kernels", "--op=linear", "--dtype=f16"], &["cpu.reference: it computes in f32, the model in f16"]),
         (&["kernels", "--kv-dtype", "fp4"], &["--kv-dtype", "fp4", "fp8_e4m3"]),
-        (&["kernels", "--heads=8", "--kv-heads=3"], &["--heads 8 is no multiple of --kv-heads 3"]),
+        (&["kernels", "--heads=8", "--kv-heads=3"], &["--heads: found 8, expected a multiple of --kv-heads 3"]),
         (&["kernels", "--batch=0"], &["--batch", "from 1"]),
         (&["roofline", "--device=tpu"], &["tpu", "cuda-sim"]),
         (&["sideways"], &["sideways"]),

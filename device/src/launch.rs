@@ -1,4 +1,4 @@
-//! What to run: a kernel's name, its grid, and its arguments as the CUDA driver takes them.
+//! Kernel launches: name, grid, and arguments in the form that the CUDA driver expects.
 
 use std::ffi::c_void;
 
@@ -9,21 +9,22 @@ use crate::{Buffer, Element};
 /// One launch of a kernel.
 #[derive(Clone, Copy)]
 pub struct Launch<'a> {
-    /// The crate of the `.cu` file, as it stands in file names: `attention_kernels`.
+    /// Crate of the `.cu` file, as in file names: `attention_kernels`.
     pub module: &'a str,
-    /// The kernel.
+    /// Name of the kernel.
     pub kernel: &'a str,
-    /// Blocks in x, y and z.
+    /// Number of thread blocks in x, y and z.
     pub grid: [u32; 3],
-    /// Threads of a block in x, y and z.
+    /// Number of threads of a block in x, y and z.
     pub block: [u32; 3],
-    /// Dynamic shared memory of a block.
+    /// Dynamic shared memory of a block in bytes. A kernel that states its own need (`QUIRE_EXPORT_SHARED` in its source)
+    /// gets at least that.
     pub shared_bytes: u32,
-    /// One for each parameter of the kernel.
+    /// One argument for each parameter of the kernel.
     pub args: &'a [Arg<'a>],
 }
 
-/// One argument of a kernel. None of them allocates.
+/// One argument of a kernel. Creating one does not allocate.
 #[derive(Clone, Copy)]
 pub struct Arg<'a>(pub(crate) Kind<'a>);
 
@@ -33,30 +34,30 @@ pub(crate) enum Kind<'a> {
         buffer: &'a Buffer,
         offset: usize,
     },
-    /// A value of at most 8 bytes, and how many they are.
+    /// A value of at most 8 bytes, and its size.
     Number([u8; 8], usize),
     Bytes(&'a [u8]),
     Tensor(&'a Tensor<'a>),
 }
 
 impl<'a> Arg<'a> {
-    /// A pointer to a byte of a buffer, for reading and writing.
+    /// A pointer to a byte of a buffer, through which the kernel may read and write.
     pub fn pointer(buffer: &'a Buffer, offset: usize) -> Arg<'a> {
         Arg(Kind::Pointer { buffer, offset })
     }
 
-    /// The pointer that is none.
+    /// A null pointer.
     pub fn null() -> Arg<'a> {
         Arg(Kind::Number([0; 8], size_of::<*const u8>()))
     }
 
-    /// A plain struct, by value: the same bytes for nvcc, g++ and Rust.
+    /// A struct passed by value. nvcc, the host compiler and Rust must lay it out in the same way.
     pub fn bytes<T: Element>(value: &'a T) -> Arg<'a> {
-        // SAFETY: an `Element` has no padding, so all of its bytes are initialised; they are borrowed as `value` is.
+        // SAFETY: an `Element` has no padding, so all its bytes are initialised; the slice borrows `value`.
         Arg(Kind::Bytes(unsafe { std::slice::from_raw_parts(std::ptr::from_ref(value).cast(), size_of::<T>()) }))
     }
 
-    /// The map of a tensor, for a kernel of Hopper that copies boxes of it: a `const __grid_constant__ quire::TensorMap`.
+    /// A tensor map, for a Hopper kernel that copies boxes of the tensor: a `const __grid_constant__ quire::TensorMap`.
     pub fn tensor(tensor: &'a Tensor<'a>) -> Arg<'a> {
         Arg(Kind::Tensor(tensor))
     }
@@ -85,22 +86,22 @@ macro_rules! numbers {
 }
 numbers!(i32, u32, i64, u64, f32);
 
-/// Arguments in memory as a kernel reads them.
+/// Arguments laid out in memory as the driver reads them.
 pub(crate) struct Packed {
-    /// One for each argument, into `values`.
+    /// One for each argument, into `_values`.
     pub pointers: Vec<*mut c_void>,
-    /// Every value at a multiple of 16 bytes, more than any parameter asks for.
+    /// Each value starts at a multiple of 16 bytes, the largest alignment of a parameter.
     _values: Vec<u128>,
 }
 
-// SAFETY: the pointers lead into `_values`, which goes with them, and nobody writes there.
+// SAFETY: the pointers lead into `_values`, which moves with them and is never written.
 unsafe impl Send for Packed {}
 // SAFETY: as above.
 unsafe impl Sync for Packed {}
 
 impl Launch<'_> {
-    /// Lays out the arguments, after a comparison with the sizes of the kernel's parameters. `map` makes the map of a tensor at
-    /// an address.
+    /// Compares the arguments with the sizes of the kernel's parameters and lays them out. `map` returns the tensor map for a
+    /// tensor at an address.
     pub(crate) fn pack<E: From<LaunchError>>(
         &self,
         parameter_bytes: &[u32],
@@ -144,7 +145,7 @@ impl Launch<'_> {
         Ok(Packed { pointers, _values: values })
     }
 
-    /// The buffers that the arguments point into, with the number of the argument.
+    /// Iterates over the buffers of the arguments, each with the index of its argument.
     pub(crate) fn buffers(&self) -> impl Iterator<Item = (usize, &Buffer)> {
         self.args.iter().enumerate().filter_map(|(index, arg)| match arg.0 {
             Kind::Pointer { buffer, .. } => Some((index, buffer)),
@@ -154,7 +155,7 @@ impl Launch<'_> {
     }
 }
 
-/// The bytes of a map, in the order of this machine's memory.
+/// Returns the bytes of a tensor map in native byte order.
 pub(crate) fn bytes_of(map: &Map) -> [u8; size_of::<Map>()] {
     let mut bytes = [0; size_of::<Map>()];
     for (to, word) in bytes.chunks_exact_mut(8).zip(map) {

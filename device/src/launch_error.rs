@@ -1,72 +1,72 @@
-//! Why a launch does not fit its kernel.
+//! Errors of launches that do not match their kernels.
 
-/// Why a launch does not fit its kernel. Nothing has run.
+/// Why a launch does not match its kernel. Nothing has run.
 #[derive(Debug, thiserror::Error)]
 pub enum LaunchError {
-    /// No kernel of that name.
+    /// The module has no kernel of that name.
     #[error(
-        "{module}: there is no kernel {kernel:?} among its {kernels}; build it anew if it is older than the program"
+        "{module}: there is no kernel {kernel:?} among its {kernels}; build it again if it is older than the program"
     )]
     UnknownKernel {
-        /// The file that was searched.
+        /// File that was searched.
         module: String,
-        /// What was asked for.
+        /// Name in the launch.
         kernel: String,
-        /// How many there are.
+        /// Number of kernels in the file.
         kernels: usize,
     },
-    /// Arguments that are not the parameters of the kernel.
+    /// The arguments do not have the sizes of the kernel's parameters.
     #[error("kernel {kernel}: found arguments of {found:?} bytes, expected {expected:?}")]
     Arguments {
-        /// The kernel.
+        /// Name of the kernel.
         kernel: String,
-        /// Sizes of what was given.
+        /// Sizes of the arguments in bytes.
         found: Vec<u32>,
-        /// Sizes of the parameters.
+        /// Sizes of the parameters in bytes.
         expected: Vec<u32>,
     },
-    /// A pointer that lies outside of its buffer.
+    /// A pointer argument lies outside its buffer.
     #[error("kernel {kernel}: argument {index} points at byte {offset} of a buffer of {bytes}")]
     Outside {
-        /// The kernel.
+        /// Name of the kernel.
         kernel: String,
-        /// Which argument, from 0.
+        /// Index of the argument, from 0.
         index: usize,
-        /// Where it points.
+        /// Offset of the pointer in bytes.
         offset: usize,
-        /// The size of the buffer.
+        /// Size of the buffer in bytes.
         bytes: usize,
     },
-    /// A tensor that the copy engine can not take.
+    /// The copy engine does not support a tensor argument.
     #[error("kernel {kernel}: argument {index} is a tensor for the copy engine, which takes {what}")]
     Tensor {
-        /// The kernel.
+        /// Name of the kernel.
         kernel: String,
-        /// Which argument, from 0.
+        /// Index of the argument, from 0.
         index: usize,
-        /// What it takes.
+        /// What the copy engine supports.
         what: &'static str,
     },
-    /// More dynamic shared memory than a block can have.
+    /// The launch needs more dynamic shared memory than a block can have.
     #[error("kernel {kernel}: found {found} bytes of dynamic shared memory, expected at most {most} on this GPU")]
     SharedMemory {
-        /// The kernel.
+        /// Name of the kernel.
         kernel: String,
-        /// What the launch asks for.
+        /// Bytes that the launch needs.
         found: u32,
-        /// What there is.
+        /// Bytes that a block can have on this GPU.
         most: u32,
     },
-    /// A buffer that the device can not reach.
+    /// The device cannot access a buffer.
     #[error("kernel {kernel}: argument {index} is a buffer of device {found}, the kernel runs on {expected}")]
     WrongDevice {
-        /// The kernel.
+        /// Name of the kernel.
         kernel: String,
-        /// Which argument, from 0.
+        /// Index of the argument, from 0.
         index: usize,
-        /// Where the buffer is.
+        /// Device of the buffer.
         found: &'static str,
-        /// Where the kernel runs.
+        /// Device that runs the kernel.
         expected: &'static str,
     },
 }

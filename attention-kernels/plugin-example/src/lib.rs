@@ -1,7 +1,7 @@
-//! A kernel plug-in: attention by plain loops, in a shared library of its own.
+//! A kernel plug-in: attention in plain loops, as a shared library.
 //!
-//! `example.plain` serves decode and prefill in float32; `example.fails` and `example.panics` show how a failure comes
-//! back. The only thing it shares with Quire is the ABI, as a copy of the header in Rust.
+//! `example.plain` computes decode and prefill in float32. `example.fails` and `example.panics` show how errors are
+//! reported. The library shares only the ABI with Quire.
 
 #[path = "../../src/plugin/abi.rs"]
 #[allow(dead_code)]
@@ -16,7 +16,7 @@ thread_local! {
     static LAST_ERROR: RefCell<String> = const { RefCell::new(String::new()) };
 }
 
-/// Runs a kernel; neither an error nor a panic leaves it.
+/// Runs a kernel and turns an error or a panic into a code.
 fn guarded(run: impl FnOnce() -> Result<(), String>) -> i32 {
     let (code, message) = match catch_unwind(AssertUnwindSafe(run)) {
         Ok(Ok(())) => return 0,
@@ -31,7 +31,7 @@ unsafe extern "C" fn last_error(buffer: *mut c_char, capacity: usize) {
     LAST_ERROR.with(|last| {
         let text = last.borrow();
         let length = text.len().min(capacity.saturating_sub(1));
-        // SAFETY: the host gives `capacity` bytes.
+        // SAFETY: the buffer has `capacity` bytes.
         unsafe {
             std::ptr::copy_nonoverlapping(text.as_ptr().cast(), buffer, length);
             *buffer.add(length) = 0;
@@ -39,12 +39,12 @@ unsafe extern "C" fn last_error(buffer: *mut c_char, capacity: usize) {
     });
 }
 
-/// A sequence and head of the output, as one task of the host's parallel loop.
+/// Computes one sequence and head of the output, as a task of the host's parallel loop.
 unsafe extern "C" fn attend(context: *mut c_void, index: u64) {
-    // SAFETY: the arguments of the call that started the loop.
+    // SAFETY: the context is the arguments of the call that started the loop.
     let args = unsafe { &*context.cast::<abi::Attention>() };
     let (heads, seq) = (u64::from(args.num_heads), args.first_seq + index / u64::from(args.num_heads));
-    // SAFETY: sizes as the header says, checked by the host.
+    // SAFETY: the host has checked the sizes that the header requires.
     unsafe { one_head(args, seq as usize, (index % heads) as usize) }
 }
 
@@ -52,7 +52,7 @@ unsafe fn one_head(args: &abi::Attention, seq: usize, head: usize) {
     let cache = &args.cache;
     let (dim, heads, block_size) = (cache.head_dim as usize, args.num_heads as usize, cache.block_size as usize);
     let kv_head = head / (heads / cache.num_kv_heads as usize);
-    // SAFETY: one array element for each sequence, and the table's row of it.
+    // SAFETY: the arrays have an element for each sequence, and `block_tables` a row.
     let (start, end, context, table) = unsafe {
         (
             *args.query_starts.add(seq) as usize,
@@ -62,7 +62,7 @@ unsafe fn one_head(args: &abi::Attention, seq: usize, head: usize) {
         )
     };
     for row in start..end {
-        // SAFETY: a head of a query row, and the same of the output, which no other task writes.
+        // SAFETY: one head of a query row, and the same part of the output, which no other task writes.
         let (query, output) = unsafe {
             (
                 from_raw_parts(args.query.cast::<f32>().add(row * args.query_stride as usize + head * dim), dim),
@@ -75,7 +75,7 @@ unsafe fn one_head(args: &abi::Attention, seq: usize, head: usize) {
             let place = table[at / block_size] as usize * cache.block_stride as usize
                 + kv_head * cache.head_stride as usize
                 + at % block_size * cache.token_stride as usize;
-            // SAFETY: a head of a token within the context, whose block is the table's.
+            // SAFETY: one head of a token of the context, whose block is in the table.
             unsafe { from_raw_parts(cache_start.cast_const().cast::<f32>().add(place), dim) }
         };
         let mut sums = vec![0.0f64; dim];
@@ -99,13 +99,13 @@ unsafe fn one_head(args: &abi::Attention, seq: usize, head: usize) {
 
 unsafe extern "C" fn plain(host: *const abi::Host, arguments: *const c_void) -> i32 {
     guarded(|| {
-        // SAFETY: the host and the arguments of an attention variant.
+        // SAFETY: the pointers are those of an attention variant's call.
         let (host, args) = unsafe { (&*host, &*arguments.cast::<abi::Attention>()) };
         if (args.size as usize) < size_of::<abi::Attention>() {
             return Err(format!("arguments of {} bytes, expected {}", args.size, size_of::<abi::Attention>()));
         }
         let tasks = args.num_seqs * u64::from(args.num_heads);
-        // SAFETY: the host's loop, with what `attend` expects.
+        // SAFETY: this is the host's loop, and `attend` expects this context.
         unsafe { (host.parallel_for)(host.pool, tasks, attend, std::ptr::from_ref(args).cast_mut().cast()) };
         Ok(())
     })
@@ -119,9 +119,9 @@ unsafe extern "C" fn panics(_: *const abi::Host, _: *const c_void) -> i32 {
     guarded(|| panic!("this variant always panics"))
 }
 
-/// Plain data of the library: never written.
+/// Constant data of the library.
 struct Static<T>(T);
-// SAFETY: the pointers in it are to constants.
+// SAFETY: the data is never written; its pointers refer to constants.
 unsafe impl<T> Sync for Static<T> {}
 
 const fn variant(operation: u32, name: &'static std::ffi::CStr, rank: u32, run: abi::Run) -> abi::Variant {
@@ -163,7 +163,7 @@ static PLUGIN: Static<abi::Plugin> = Static(abi::Plugin {
     last_error,
 });
 
-/// What the host asks for first.
+/// Describes the plug-in to the host.
 #[cfg_attr(not(feature = "no-symbol"), unsafe(no_mangle))]
 pub extern "C" fn quire_kernels_plugin() -> *const abi::Plugin {
     &PLUGIN.0

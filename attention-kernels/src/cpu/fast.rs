@@ -1,13 +1,13 @@
-//! Attention in vectors: how a call is cut into tasks, and the packed matrix product.
+//! Vectorised attention: splits a call into tasks and merges their results. Also the linear layer.
 //!
 //! ```text
-//! a call     sequences → units of neighbouring rows → KV heads → partitions of 512 tokens, if there are few of the former
+//! a call     sequences → units of adjacent rows → KV heads → partitions of 512 tokens, if there are too few units
 //!            ─────────────────────────── tasks, on all threads ────────────────────────────
-//!            results of a unit's tasks, folded in the order of the partitions, become its output rows
+//!            results of a unit's tasks are merged in the order of the partitions into its output rows
 //! ```
 //!
-//! Cutting changes no bit: a task folds the partitions that it has as the last pass folds tasks. So a single long sequence uses
-//! every thread. Results of tasks, and what a thread writes in between, stay allocated from call to call.
+//! How a call is split changes no bit: a task merges its partitions as the last pass merges tasks. So a single long
+//! sequence uses every thread. Results and scratch memory of tasks stay allocated from call to call.
 
 use std::cell::Cell;
 use std::ops::Range;
@@ -24,47 +24,47 @@ use crate::args::{AttentionArgs, LinearArgs};
 use crate::error::KernelError;
 use crate::shape::PARTITION;
 
-/// Queries (rows times heads of a group) that a task has at least and at most, if its sequence has as many: the more there are,
-/// the less it matters that keys are turned round and elements widened once for all of them; the fewer, the more tasks.
+/// Range of the number of queries (rows times heads of a group) of a task, if its sequence has as many. With more, the cost
+/// of transposing keys and widening elements is shared by more queries; with fewer, there are more tasks.
 const QUERIES: Range<usize> = 16..96;
 
-/// Tasks for each thread below which contexts are cut.
+/// Contexts are split if there are fewer tasks than this per thread.
 const TASKS: usize = 4;
 
 pub(super) fn linear(isa: Isa, device: &dyn Device, args: LinearArgs<'_>) -> Result<(), KernelError> {
     with_gemm(device, args, |pool, operands| gemm(isa, pool, operands))
 }
 
-/// Neighbouring rows of one sequence.
+/// Adjacent rows of one sequence.
 struct Unit {
     seq: usize,
     rows: Range<usize>,
     /// Position of the first row.
     position: usize,
-    /// Of its context, those that its rows see; none for padding.
+    /// Partitions that the rows see; none for padding.
     partitions: Range<usize>,
-    /// The first of its pieces; the next unit's is behind the last.
+    /// Index of the unit's first piece. Its pieces end where those of the next unit start.
     piece: usize,
 }
 
-/// The units of a call and how their contexts are cut, kept from call to call.
+/// The units of a call, and how their contexts are split. Kept from call to call.
 #[derive(Default)]
-struct Cut {
+struct Plan {
     units: Vec<Unit>,
-    /// Of units and of their partitions.
+    /// Index of the unit, and the partitions of the piece.
     pieces: Vec<(usize, Range<usize>)>,
-    /// A result for each piece and KV head.
+    /// Result of each piece and KV head.
     results: Vec<f32>,
 }
 
 thread_local! {
-    static CUT: Cell<Cut> = Cell::default();
+    static PLAN: Cell<Plan> = Cell::default();
     static SCRATCH: Cell<Scratch> = Cell::default();
 }
 
-impl Cut {
-    /// Cuts a call into units, and these into pieces where there are too few for all threads.
-    fn cut(&mut self, args: &AttentionArgs<'_>, threads: usize) {
+impl Plan {
+    /// Splits a call into units, and these into pieces if there are too few for all threads.
+    fn split(&mut self, args: &AttentionArgs<'_>, threads: usize) {
         let (batch, kv_heads) = (args.batch, args.cache.shape.num_kv_heads);
         let queries = args.rows().len() * args.num_heads / (TASKS * threads);
         let step = (queries.clamp(QUERIES.start, QUERIES.end) * kv_heads / args.num_heads).max(1);
@@ -97,7 +97,7 @@ impl Cut {
         }
     }
 
-    /// The pieces of a unit.
+    /// Returns the pieces of a unit.
     fn pieces_of(&self, unit: usize) -> Range<usize> {
         self.units[unit].piece..self.units.get(unit + 1).map_or(self.pieces.len(), |next| next.piece)
     }
@@ -105,31 +105,31 @@ impl Cut {
 
 pub(super) fn attention(isa: Isa, device: &dyn Device, args: AttentionArgs<'_>) -> Result<(), KernelError> {
     args.check()?;
-    let mut cut = CUT.take();
-    let done = in_pieces(isa, device, args, &mut cut);
-    CUT.set(cut);
+    let mut plan = PLAN.take();
+    let done = in_pieces(isa, device, args, &mut plan);
+    PLAN.set(plan);
     done
 }
 
-fn in_pieces(isa: Isa, device: &dyn Device, args: AttentionArgs<'_>, cut: &mut Cut) -> Result<(), KernelError> {
+fn in_pieces(isa: Isa, device: &dyn Device, args: AttentionArgs<'_>, plan: &mut Plan) -> Result<(), KernelError> {
     let (shape, batch, pool) = (args.cache.shape, args.batch, device.pool());
     let (kv_heads, dim, stride) = (shape.num_kv_heads, shape.head_dim, args.query_stride);
     let group = args.num_heads / kv_heads;
     let shared = Shared { shape, pages: Pages::of(args.cache)?, window: args.window, soft_cap: args.soft_cap };
     let scales = GivenScales::of(args.cache.scales.as_deref(), args.cache.format.kv_dtype)?;
     let query = args.query.host::<f32>()?;
-    cut.cut(&args, pool.threads());
-    let most_rows = cut.units.iter().map(|unit| unit.rows.len()).max().unwrap_or(0);
+    plan.split(&args, pool.threads());
+    let most_rows = plan.units.iter().map(|unit| unit.rows.len()).max().unwrap_or(0);
     let len = result_len(most_rows, group, dim).max(1);
-    let mut results = std::mem::take(&mut cut.results);
-    results.resize(results.len().max(cut.pieces.len() * kv_heads * len), 0.0);
-    let cut_now = &*cut;
-    let longest = cut_now.pieces.iter().map(|(_, partitions)| partitions.len()).max().unwrap_or(0);
+    let mut results = std::mem::take(&mut plan.results);
+    results.resize(results.len().max(plan.pieces.len() * kv_heads * len), 0.0);
+    let planned = &*plan;
+    let longest = planned.pieces.iter().map(|(_, partitions)| partitions.len()).max().unwrap_or(0);
     let work = 2 * most_rows * group * dim * longest * PARTITION;
-    let tasks = cut_now.pieces.len() * kv_heads;
+    let tasks = planned.pieces.len() * kv_heads;
     let begin = |i: usize| {
-        let (unit, partitions) = &cut_now.pieces[i / kv_heads];
-        let (unit, first) = (&cut_now.units[*unit], partitions.start * PARTITION);
+        let (unit, partitions) = &planned.pieces[i / kv_heads];
+        let (unit, first) = (&planned.units[*unit], partitions.start * PARTITION);
         let start = args.window.map_or(first, |window| first.max((unit.position + 1).saturating_sub(window)));
         let end = (unit.position + unit.rows.len()).min(first + PARTITION);
         let tokens = if partitions.is_empty() { 0..0 } else { start..end };
@@ -137,8 +137,8 @@ fn in_pieces(isa: Isa, device: &dyn Device, args: AttentionArgs<'_>, cut: &mut C
     };
     pool.chunks_mut(&mut results[..tasks * len], len, work, |i, result| {
         let (piece, kv_head) = (i / kv_heads, i % kv_heads);
-        let (unit, partitions) = &cut_now.pieces[piece];
-        let unit = &cut_now.units[*unit];
+        let (unit, partitions) = &planned.pieces[piece];
+        let unit = &planned.units[*unit];
         let task = Task {
             query: &query[unit.rows.start * stride + kv_head * group * dim..],
             query_stride: stride,
@@ -156,14 +156,14 @@ fn in_pieces(isa: Isa, device: &dyn Device, args: AttentionArgs<'_>, cut: &mut C
         kernel::run(isa, &shared, &task, &mut scratch, &mut result[..result_len(task.rows, group, dim)]);
         SCRATCH.set(scratch);
     });
-    let (rows, width, units) = (args.rows(), args.num_heads * dim, &cut_now.units);
-    // Folds the results of a row and head, its values into `out`, or its state alone where that is empty.
-    let fold = |row: usize, head: usize, out: &mut [f32]| {
+    let (rows, width, units) = (args.rows(), args.num_heads * dim, &planned.units);
+    // Merges the results of a row and head: values into `out`, or only the state if `out` is empty.
+    let merge = |row: usize, head: usize, out: &mut [f32]| {
         let unit = units.partition_point(|unit| unit.rows.end <= row);
         let (kv_head, query) = (head / group, (row - units[unit].rows.start) * group + head % group);
         let states = units[unit].rows.len() * group * dim;
         let mut merged = Merged::default();
-        for piece in cut_now.pieces_of(unit) {
+        for piece in planned.pieces_of(unit) {
             let result = &results[(piece * kv_heads + kv_head) * len..];
             let state = &result[states + 2 * query..];
             let part = Merged { greatest: state[0], total: state[1] };
@@ -174,10 +174,10 @@ fn in_pieces(isa: Isa, device: &dyn Device, args: AttentionArgs<'_>, cut: &mut C
         merged
     };
     let output = &mut args.output.host_mut::<f32>()?[rows.start * width..rows.end * width];
-    let pieces = cut_now.pieces.len() / units.len().max(1);
+    let pieces = planned.pieces.len() / units.len().max(1);
     pool.chunks_mut(output, dim, 2 * dim * pieces, |i, out| {
         let head = i % args.num_heads;
-        let merged = fold(rows.start + i / args.num_heads, head, out);
+        let merged = merge(rows.start + i / args.num_heads, head, out);
         if merged.total == 0.0 {
             return out.fill(0.0);
         }
@@ -189,9 +189,9 @@ fn in_pieces(isa: Isa, device: &dyn Device, args: AttentionArgs<'_>, cut: &mut C
     if let Some(lse) = args.lse {
         let lse = &mut lse.host_mut::<f32>()?[rows.start * args.num_heads..rows.end * args.num_heads];
         for (i, lse) in lse.iter_mut().enumerate() {
-            *lse = fold(rows.start + i / args.num_heads, i % args.num_heads, &mut []).log_of_sum();
+            *lse = merge(rows.start + i / args.num_heads, i % args.num_heads, &mut []).log_of_sum();
         }
     }
-    cut.results = results;
+    plan.results = results;
     Ok(())
 }

@@ -1,5 +1,5 @@
-//! The attention of some query rows over the partitions of one key/value head, in vectors. One source for every
-//! instruction set and every type of cache.
+//! Attention of query rows over partitions of one KV head, in vectors. One source for every instruction set and type of
+//! cache.
 //!
 //! ```text
 //! partition of 512 tokens        scores[q][j] = q·k[j]      softmax over j      sums[q] += p[q][j] * v[j]
@@ -7,11 +7,12 @@
 //!   tile of 64 ▒▒▒▒▒
 //! ```
 //!
-//! The queries of a task are the heads of a group in one or some neighbouring rows. Both products are made as matrix products
-//! are: the sums of some queries with some tokens, or some columns, stay in registers while all that they share passes by.
+//! The queries of a task are the heads of a group in one or several adjacent rows. Both products are computed like matrix
+//! products: the sums of several queries and several tokens, or columns, stay in registers while the operands that they
+//! share are loaded.
 //!
-//! The order of every sum depends on the row's own first and last visible token alone, so rows do not influence each
-//! other, however they are put into tasks.
+//! The order of every sum depends only on the first and last visible token of the row, so rows do not influence each other,
+//! whichever task they are in.
 
 use device::Isa;
 use device::simd::{LANES, Lanes};
@@ -19,18 +20,18 @@ use device::simd::{LANES, Lanes};
 use super::merge::Merged;
 use super::scores::score_all;
 use super::tile::{SCORES, Scratch, Seen, Shared, TILE, Task};
-use super::values::weigh_all;
+use super::values::sum_all;
 
-/// Length of a task's result: weighted values `[rows, group, head_dim]`, then `[rows, group]` of [`Merged`], two numbers each;
-/// a row that saw nothing has the total 0.
+/// Returns the length of a task's result: weighted values `[rows, group, head_dim]`, then `[rows, group]` of [`Merged`],
+/// two numbers each. A row that sees nothing has a total of 0.
 pub(super) fn result_len(rows: usize, group: usize, dim: usize) -> usize {
     rows * group * (dim + 2)
 }
 
-/// Runs a task; `result` is [`result_len`] long. The caller has checked that the CPU has the instructions.
+/// Runs a task; `result` is [`result_len`] long. The CPU must have the instruction set.
 pub(super) fn run(isa: Isa, shared: &Shared<'_>, task: &Task<'_>, scratch: &mut Scratch, result: &mut [f32]) {
     let (dim, queries) = (shared.shape.head_dim, task.queries());
-    // Growing alone: what is in there does not matter.
+    // Buffers only grow; their old contents do not matter.
     for (room, len) in
         [(&mut scratch.scores, queries * SCORES), (&mut scratch.part, queries * dim), (&mut scratch.tile, TILE * dim)]
     {
@@ -44,17 +45,17 @@ pub(super) fn run(isa: Isa, shared: &Shared<'_>, task: &Task<'_>, scratch: &mut 
     states.fill([0.0; 2]);
     for partition in task.partitions.clone() {
         let seen = &Seen { task, window: shared.window, partition };
-        // In one function for each instruction set the crate took twice as long to build.
+        // Three functions, because inlining them into one doubled the build time of the crate.
         score_all(isa, shared, seen, scratch);
-        device::dispatch!(isa, soften(shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut Scratch));
-        weigh_all(isa, shared, seen, scratch);
+        device::dispatch!(isa, softmax_all(shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut Scratch));
+        sum_all(isa, shared, seen, scratch);
         merge(seen, scratch, dim, sums, states);
     }
 }
 
-/// Turns the scores of every query into weights.
+/// Converts the scores of every query into weights.
 #[inline(always)]
-fn soften<L: Lanes>(shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut Scratch) {
+fn softmax_all<L: Lanes>(shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut Scratch) {
     let task = seen.task;
     for query in 0..task.queries() {
         let tokens = seen.by(query / task.group);
@@ -66,7 +67,7 @@ fn soften<L: Lanes>(shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut Scratch)
     }
 }
 
-/// Adds the weighted values of a partition to those of the partitions before it.
+/// Merges the weighted values of a partition into those of the partitions before it.
 fn merge(seen: &Seen<'_>, scratch: &Scratch, dim: usize, sums: &mut [f32], states: &mut [[f32; 2]]) {
     for query in 0..seen.task.queries() {
         if !seen.by(query / seen.task.group).is_empty() {
@@ -79,7 +80,7 @@ fn merge(seen: &Seen<'_>, scratch: &Scratch, dim: usize, sums: &mut [f32], state
     }
 }
 
-/// Soft cap and ALiBi, for the few models that have them; the scores begin with that of the token `start`.
+/// Applies soft cap and ALiBi. `scores[0]` is the score of the token `start`.
 #[inline(always)]
 fn bias(shared: &Shared<'_>, task: &Task<'_>, query: usize, start: usize, scores: &mut [f32]) {
     if let Some(cap) = shared.soft_cap {
@@ -95,10 +96,10 @@ fn bias(shared: &Shared<'_>, task: &Task<'_>, query: usize, start: usize, scores
     }
 }
 
-/// Turns the first `len` scores into exp(score - greatest).
+/// Converts the first `len` scores into exp(score - greatest).
 #[inline(always)]
 fn softmax<L: Lanes>(scores: &mut [f32], len: usize) -> Merged {
-    // Whole vectors: the padding is far below every score, its weight vanishes beside the greatest one's 1.
+    // The last vector is padded with values far below every score, whose weights vanish beside the 1 of the greatest score.
     let padded = len.next_multiple_of(LANES);
     scores[len..padded].fill(f32::MIN);
     let (vectors, _) = scores[..padded].as_chunks_mut::<LANES>();

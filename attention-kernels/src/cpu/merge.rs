@@ -1,6 +1,6 @@
-//! The softmax of a row over the partitions of its context, folded in their order.
+//! Softmax of a row over the partitions of its context, merged in order.
 
-/// State of the partitions folded so far. Beside it stand the values, summed with weights exp(score - greatest).
+/// State of the partitions merged so far. The values, summed with weights exp(score - greatest), are kept beside it.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Merged {
     /// Greatest score.
@@ -10,12 +10,12 @@ pub(super) struct Merged {
 }
 
 impl Merged {
-    /// Natural log of the sum of exp(score).
+    /// Returns the natural log of the sum of exp(score).
     pub fn log_of_sum(self) -> f32 {
         self.greatest + self.total.ln()
     }
 
-    /// Folds one partition in: `sums` holds the weighted values so far, `part` those of the partition.
+    /// Merges one partition: `sums` holds the weighted values so far, `part` those of the partition.
     #[inline(always)]
     pub fn merge(&mut self, other: Merged, sums: &mut [f32], part: &[f32]) {
         if self.total == 0.0 {
@@ -32,7 +32,7 @@ impl Merged {
     }
 }
 
-/// exp(score - greatest); most are the greatest themselves.
+/// Returns exp(score - greatest); usually the two are equal.
 #[inline(always)]
 fn weight(score: f32, greatest: f32) -> f32 {
     if score == greatest { 1.0 } else { (score - greatest).exp() }

@@ -1,24 +1,24 @@
-//! `cpu.reference`: every operation in the plainest loops that are right, one thread. What the others are
-//! compared with; still row-invariant, because its sums run in absolute order too.
+//! `cpu.reference`: every operation in the simplest correct loops, on one thread, to compare other variants with. It is
+//! row-invariant too, because its sums run in absolute order.
 
 use device::gemm::{self, Gemm, RowBlock, gemm_reference};
 use device::{Device, Isa, Pool};
 
 use super::merge::Merged;
 use super::store;
-use super::stored::{GivenScales, Pages, Slot, Stored, by_kind, expect_ours, place};
+use super::stored::{GivenScales, Slot, Stored, by_kv_dtype, expect_ours, place};
 use crate::args::{AttentionArgs, BlockCopyArgs, CacheWriteArgs, LinearArgs, Rows};
 use crate::error::KernelError;
 use crate::shape::{KvShape, PARTITION};
 
-/// A cache that is read one number at a time.
+/// A cache that is read element by element.
 struct Numbers<'a, S: Stored> {
     elements: &'a [S::Raw],
     shape: KvShape,
 }
 
 impl<S: Stored> Numbers<'_, S> {
-    /// The row of a token in one head, and its scale.
+    /// Returns the row of a token in one head, and its scale.
     fn row(&self, table: &[i32], token: usize, kv_head: usize) -> (Vec<f32>, f32) {
         let slot = Slot::of_token(table, self.shape.block_size, token);
         let (row, scale) = place::<S>(&self.shape, slot, kv_head);
@@ -29,13 +29,15 @@ impl<S: Stored> Numbers<'_, S> {
 
 pub(super) fn attention(_: &dyn Device, args: AttentionArgs<'_>) -> Result<(), KernelError> {
     args.check()?;
-    by_kind!(Pages::of(args.cache)?, |pages, S| by_type::<S>(args, pages))
+    expect_ours(args.cache)?;
+    by_kv_dtype!(args.cache.format.kv_dtype, |S| by_type::<S>(args))
 }
 
-fn by_type<S: Stored>(args: AttentionArgs<'_>, pages: [&[S::Raw]; 2]) -> Result<(), KernelError> {
+fn by_type<S: Stored>(args: AttentionArgs<'_>) -> Result<(), KernelError> {
     let shape = args.cache.shape;
     let (heads, dim, stride) = (args.num_heads, shape.head_dim, args.query_stride);
-    let [keys, values] = pages.map(|elements| Numbers::<S> { elements, shape });
+    let keys = Numbers::<S> { elements: args.cache.keys.host()?, shape };
+    let values = Numbers::<S> { elements: args.cache.values.host()?, shape };
     let scales = GivenScales::of(args.cache.scales.as_deref(), args.cache.format.kv_dtype)?;
     let (batch, window, soft_cap, slopes) = (args.batch, args.window, args.soft_cap, args.alibi_slopes);
     let query = args.query.host::<f32>()?;
@@ -66,7 +68,8 @@ fn by_type<S: Stored>(args: AttentionArgs<'_>, pages: [&[S::Raw]; 2]) -> Result<
                 let [key_scale, value_scale] = scales.head(kv_head);
                 let score = |token: usize| {
                     let (k, of_token) = keys.row(table, token, kv_head);
-                    // In float64: one after the other in float32, 256 products are off by more than the vectors' sums.
+                    // In float64: summed in sequence in float32, 256 products would be less exact than the sums of the
+                    // vector kernels.
                     let dot = q.iter().zip(k).map(|(a, b)| f64::from(*a) * f64::from(b)).sum::<f64>() as f32;
                     let mut s = args.scale * key_scale * dot * of_token;
                     if let Some(cap) = soft_cap {
@@ -106,7 +109,7 @@ fn by_type<S: Stored>(args: AttentionArgs<'_>, pages: [&[S::Raw]; 2]) -> Result<
     Ok(())
 }
 
-/// The writer of `cpu.rows` without its vectors.
+/// The code of `cpu.rows`, compiled without vector instructions.
 pub(super) fn cache_write(device: &dyn Device, args: CacheWriteArgs<'_>) -> Result<(), KernelError> {
     store::write(Isa::Portable, device.pool(), args)
 }
@@ -130,12 +133,12 @@ pub(super) fn linear(device: &dyn Device, args: LinearArgs<'_>) -> Result<(), Ke
     with_gemm(device, args, |_, gemm| gemm_reference(gemm))
 }
 
-/// The first so many elements of a linear layer's rows.
+/// Returns the first `len` elements of a linear layer's rows.
 fn front<T>(x: &[T], len: usize) -> Result<&[T], KernelError> {
     x.get(..len).ok_or(KernelError::Shape { what: "linear input elements", found: x.len(), expected: len })
 }
 
-/// The host view of a linear layer's operands; both CPU variants go through here.
+/// Runs a matrix product on host views of a linear layer's operands.
 pub(super) fn with_gemm(
     device: &dyn Device,
     args: LinearArgs<'_>,

@@ -1,18 +1,18 @@
-//! Scores of a partition: products of queries with keys, made in one of two ways to the same bits.
+//! Scores of a partition: products of queries and keys, computed in one of two ways with the same bits.
 //!
 //! ```text
-//! few queries     a key as it lies      × q[0], q[1] …   Σ over lanes in the end      bound by reading keys
-//! many queries    16 keys turned round  × q[0][d] …      a token in each lane         bound by arithmetic
+//! few queries     a key as stored       × q[0], q[1] …   Σ over lanes at the end      bound by reading keys
+//! many queries    16 keys, transposed    × q[0][d] …      a token in each lane         bound by arithmetic
 //! ```
 //!
-//! A decode has few: each key is read once, and its products with all queries of the group stay in registers until their lanes
-//! are added. A prompt has many: then turning keys round costs little beside what it spares.
+//! In decode there are few queries: each key is read once, and its products with all queries of the group stay in registers
+//! until their lanes are summed. In prefill there are many: then transposing keys costs little compared with what it saves.
 //!
-//! **One order.** In vectors of sixteen columns a score is sixteen fused sums over the vectors, one for each lane, added as
-//! [`Lanes::sum`] adds lanes (16 → 8 → 4 → 2 → 1), and then the columns that fill no vector. With a token in each lane the
-//! sixteen sums come one after the other, and are added in the same tree.
+//! **Order of sums.** With the head in vectors of sixteen columns a score is sixteen fused sums over the vectors, one for
+//! each lane, added in the order of [`Lanes::sum`] (16 → 8 → 4 → 2 → 1), followed by the columns that fill no vector. With
+//! a token in each lane the sixteen sums are computed one after the other and added in the same tree.
 
-// Constant loops over registers read best with the index that several arrays share.
+// Loops over registers are most readable with an index that several arrays share.
 #![allow(clippy::needless_range_loop)]
 
 use device::Isa;
@@ -20,46 +20,46 @@ use device::simd::{Ahead, LANES, Lanes};
 
 use super::tile::{SCORES, Scratch, Seen, Shared, Tile, ahead, by_queries, scale_tokens};
 
-/// Queries that share the vectors of a key in registers.
+/// Number of queries for which the vectors of a key are loaded once.
 const OF_A_KEY: usize = 4;
 
-/// Queries that share keys turned round. Six sums for two panels of tokens, and those of the tree that wait: just the
-/// registers of AVX-512.
+/// Number of queries for which transposed keys are loaded once. Six sums for two panels of tokens, and the pending sums of
+/// the tree, just fit the registers of AVX-512.
 const OF_A_PANEL: usize = 3;
 
-/// From so many queries on keys are turned round.
-const TURN_FROM: usize = 12;
+/// Keys are transposed if there are at least this many queries.
+const TRANSPOSE_FROM: usize = 12;
 
-/// `scores[query][token - first] = scale * q·k` for all that is seen of a partition by some row, and some more: up to whole
-/// panels, and what other rows see.
+/// Computes `scores[query][token - first] = scale * q·k` for all tokens that some row sees in a partition. Also fills some
+/// further entries: those up to whole panels, and those that only other rows see.
 pub(super) fn score_all(isa: Isa, shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut Scratch) {
-    device::dispatch!(isa, score(shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut Scratch));
+    device::dispatch!(isa, score_tiles(shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut Scratch));
 }
 
 #[inline(always)]
-fn score<L: Lanes>(shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut Scratch) {
-    let Scratch { scores, tile: room, .. } = scratch;
+fn score_tiles<L: Lanes>(shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut Scratch) {
+    let Scratch { scores, tile: scratch, .. } = scratch;
     for offset in seen.tiles() {
         let tile = &seen.tile(offset, shared.shape.block_size);
-        if seen.task.queries() < TURN_FROM {
-            few::<L>(shared, seen, tile, room, &mut scores[offset..]);
+        if seen.task.queries() < TRANSPOSE_FROM {
+            by_key::<L>(shared, seen, tile, scratch, &mut scores[offset..]);
         } else {
-            many::<L>(shared, seen, tile, room, &mut scores[offset..]);
+            by_panel::<L>(shared, seen, tile, scratch, &mut scores[offset..]);
         }
         scale_tokens(shared, seen.task, 0, tile, scores);
     }
 }
 
-/// A run of a block at a time, where it lies.
+/// Takes runs of tokens of one block, without transposing.
 #[inline(always)]
-fn few<L: Lanes>(shared: &Shared<'_>, seen: &Seen<'_>, tile: &Tile, room: &mut [f32], scores: &mut [f32]) {
+fn by_key<L: Lanes>(shared: &Shared<'_>, seen: &Seen<'_>, tile: &Tile, scratch: &mut [f32], scores: &mut [f32]) {
     let (task, shape) = (seen.task, &shared.shape);
     let mut token = tile.tokens.start;
     while token < tile.tokens.end {
         let slot = tile.slots[token];
         let run = LANES.min(tile.tokens.end - token).min(slot.rows_left(shape.block_size));
         let mut next = ahead(shared, seen, 0, tile.offset + token);
-        let keys = shared.pages.run::<L>(0, shape, slot, task.kv_head, run, room);
+        let keys = shared.pages.run::<L>(0, shape, slot, task.kv_head, run, scratch);
         by_queries!(task.queries(), 1 2 3 .. OF_A_KEY, |first, R| {
             let mut queries = [&task.query[..0]; R];
             for r in 0..R {
@@ -72,7 +72,7 @@ fn few<L: Lanes>(shared: &Shared<'_>, seen: &Seen<'_>, tile: &Tile, room: &mut [
     }
 }
 
-/// The scores of `R` queries with some keys; asks for what comes next.
+/// Computes the scores of `R` queries with some keys, and prefetches what is read next.
 #[inline(always)]
 fn dots<L: Lanes, const R: usize>(keys: &[f32], queries: [&[f32]; R], scale: f32, scores: &mut [f32], next: Ahead) {
     let dim = queries[0].len();
@@ -133,15 +133,15 @@ fn some_dots<L: Lanes, const R: usize, const K: usize>(
     }
 }
 
-/// All keys of a tile turned round, then all queries.
+/// Transposes all keys of a tile, then takes all queries.
 #[inline(always)]
-fn many<L: Lanes>(shared: &Shared<'_>, seen: &Seen<'_>, tile: &Tile, room: &mut [f32], scores: &mut [f32]) {
+fn by_panel<L: Lanes>(shared: &Shared<'_>, seen: &Seen<'_>, tile: &Tile, scratch: &mut [f32], scores: &mut [f32]) {
     let (task, shape) = (seen.task, &shared.shape);
-    let (dim, keys) = (shape.head_dim, room.as_chunks_mut::<LANES>().0);
+    let (dim, keys) = (shape.head_dim, scratch.as_chunks_mut::<LANES>().0);
     for panel in tile.panels() {
         let slots = &tile.slots.as_chunks().0[panel];
         ahead(shared, seen, 0, tile.offset + panel * LANES).ask(0, LANES);
-        shared.pages.turned::<L>(0, shape, slots, task.kv_head, &mut keys[panel * dim..][..dim]);
+        shared.pages.transposed::<L>(0, shape, slots, task.kv_head, &mut keys[panel * dim..][..dim]);
     }
     by_queries!(task.queries(), 1 2 .. OF_A_PANEL, |first, R| {
         let mut queries = [&task.query[..0]; R];
@@ -167,7 +167,7 @@ fn many<L: Lanes>(shared: &Shared<'_>, seen: &Seen<'_>, tile: &Tile, room: &mut 
 /// Sums for `R` queries and `P` panels.
 type Sums<L, const R: usize, const P: usize> = [[L; P]; R];
 
-/// The scores of `R` queries with `P` panels, `[P, dim, LANES]`.
+/// Computes the scores of `R` queries with `P` panels, `[P, dim, LANES]`.
 #[inline(always)]
 fn score_panels<L: Lanes, const R: usize, const P: usize>(
     keys: &[[f32; LANES]],
@@ -200,7 +200,7 @@ fn score_panels<L: Lanes, const R: usize, const P: usize>(
     }
 }
 
-/// Lanes `lane`, `lane + 4`, `lane + 8` and `lane + 12` of what [`Lanes::sum`] adds.
+/// Returns the sums of the lanes `lane`, `lane + 4`, `lane + 8` and `lane + 12` of [`Lanes::sum`].
 #[inline(always)]
 fn four_lanes<L: Lanes, const R: usize, const P: usize>(
     panels: &[&[[f32; LANES]]; P],
@@ -213,7 +213,7 @@ fn four_lanes<L: Lanes, const R: usize, const P: usize>(
     )
 }
 
-/// One lane: a column of every vector.
+/// Returns the sums of one lane: of one column in every vector.
 #[inline(always)]
 fn one_lane<L: Lanes, const R: usize, const P: usize>(
     panels: &[&[[f32; LANES]]; P],

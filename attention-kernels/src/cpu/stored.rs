@@ -1,4 +1,4 @@
-//! How the elements of a cache become float32 and back, one type for each kind of cache, and where a block's rows are.
+//! Conversion of cache elements to float32 and back, one type for each kind of cache, and the place of rows in a block.
 //!
 //! ```text
 //! one head of one block        row 0 │ row 1 │ … │ row block_size-1 │ scales of the rows, where the type has them
@@ -12,26 +12,26 @@ use crate::error::KernelError;
 use crate::format::{Dtype, KvDtype, Layout};
 use crate::shape::KvShape;
 
-/// A kind of element.
+/// A kind of cache element.
 pub(super) trait Stored {
-    /// As it lies in memory.
+    /// Representation in memory.
     type Raw: Element;
-    /// Elements behind the rows of a block's head that the scale of one row takes.
+    /// Number of elements behind the rows of a block's head that hold the scale of one row.
     const SCALE: usize = 0;
 
-    /// Sixteen of them.
+    /// Loads sixteen elements.
     fn load<L: Lanes>(from: &[Self::Raw; LANES]) -> L;
-    /// One of them, to the same bits.
+    /// Converts one element, to the same bits as [`Stored::load`].
     fn widen(raw: Self::Raw) -> f32;
-    /// The nearest one to a number.
+    /// Returns the element nearest to a number.
     fn narrow(value: f32) -> Self::Raw;
 
-    /// The scale of a row; 1 for the types that have none.
+    /// Returns the scale of a row; 1 for types without scales in the page.
     #[inline(always)]
     fn scale(_: &[Self::Raw]) -> f32 {
         1.0
     }
-    /// Writes a row whose scale, if it is given from outside, is `scale`.
+    /// Writes a row. `scale` is the scale that is given with the cache.
     #[inline(always)]
     fn write(source: &[f32], scale: f32, row: &mut [Self::Raw], _: &mut [Self::Raw]) {
         for (raw, &value) in row.iter_mut().zip(source) {
@@ -63,23 +63,23 @@ macro_rules! stored {
 }
 
 stored!(
-    /// IEEE 754 single.
+    /// IEEE 754 single precision.
     F32, f32, load, std::convert::identity, std::convert::identity
 );
 stored!(
-    /// IEEE 754 half.
+    /// IEEE 754 half precision.
     F16, u16, load_f16, small_float::f16_to_f32, small_float::f32_to_f16
 );
 stored!(
-    /// The upper half of a single.
+    /// bfloat16.
     Bf16, u16, load_bf16, small_float::bf16_to_f32, small_float::f32_to_bf16
 );
 stored!(
-    /// 8 bits, 3 of mantissa.
+    /// FP8 with 3 bits of mantissa.
     E4m3, u8, load_e4m3, small_float::e4m3_to_f32, small_float::f32_to_e4m3
 );
 stored!(
-    /// 8 bits, 2 of mantissa.
+    /// FP8 with 2 bits of mantissa.
     E5m2, u8, load_e5m2, small_float::e5m2_to_f32, small_float::f32_to_e5m2
 );
 stored!(
@@ -116,10 +116,10 @@ impl Stored for Int8PerToken {
     }
     #[inline(always)]
     fn write(source: &[f32], _: f32, row: &mut [u8], scale: &mut [u8]) {
-        // Of the bits: those of magnitudes are in the order of their numbers, and NaN is above all.
+        // Compares bits: those of magnitudes have the order of the numbers, with NaN above all.
         let greatest = source.iter().fold(0, |greatest: u32, value| greatest.max(value.to_bits() & 0x7fff_ffff));
         let of_row = f32::from_bits(greatest) / 127.0;
-        // A row of zeros (or of numbers that vanish beside the least) has scale 0 and holds zeros.
+        // A row of zeros, or of numbers that underflow, has scale 0 and stores zeros.
         let divisor = if of_row == 0.0 { f32::INFINITY } else { of_row };
         for (raw, &value) in row.iter_mut().zip(source) {
             *raw = Self::narrow(value / divisor);
@@ -128,7 +128,7 @@ impl Stored for Int8PerToken {
     }
 }
 
-/// The elements of a cache by their type: keys, values.
+/// The elements of a cache by type: keys, values.
 #[derive(Clone, Copy)]
 pub(super) enum Pages<'a> {
     F32([&'a [f32]; 2]),
@@ -140,28 +140,45 @@ pub(super) enum Pages<'a> {
     Int8PerToken([&'a [u8]; 2]),
 }
 
-/// Calls `$each` with the elements of a cache and their kind; `Pages` is the caller's, for reading or for writing.
+/// Evaluates `$each` with `$kind` as the [`Stored`] type of a cache's elements.
+macro_rules! by_kv_dtype {
+    ($kv_dtype:expr, |$kind:ident| $each:expr) => {
+        $crate::cpu::stored::by_kv_dtype!(
+            $kv_dtype, $kind, $each,
+            Same F32, F16 F16, Bf16 Bf16, Fp8E4m3 E4m3, Fp8E5m2 E5m2, Int8 Int8, Int8PerToken Int8PerToken
+        )
+    };
+    ($kv_dtype:expr, $kind:ident, $each:expr, $($name:ident $stored:ident),*) => {
+        match $kv_dtype {
+            $($crate::format::KvDtype::$name => {
+                type $kind = $crate::cpu::stored::$stored;
+                $each
+            })*
+        }
+    };
+}
+pub(super) use by_kv_dtype;
+
+/// Evaluates `$each` with the elements of [`Pages`] and their kind.
 macro_rules! by_kind {
     ($pages:expr, |$elements:ident, $kind:ident| $each:expr) => {
-        $crate::cpu::stored::by_kind!($pages, $elements, $kind, $each, F32 F16 Bf16 E4m3 E5m2 Int8 Int8PerToken)
+        by_kind!($pages, $elements, $kind, $each, F32 F16 Bf16 E4m3 E5m2 Int8 Int8PerToken)
     };
     ($pages:expr, $elements:ident, $kind:ident, $each:expr, $($name:ident)*) => {
         match $pages {
             $(Pages::$name($elements) => {
-                type $kind = $crate::cpu::stored::$name;
+                type $kind = $name;
                 $each
             })*
         }
     };
 }
 
-pub(super) use by_kind;
-
 impl<'a> Pages<'a> {
-    /// The elements of a cache, after its check.
+    /// Returns the elements of a checked cache.
     ///
     /// # Errors
-    /// A cache of another device or in a format that no variant of the CPU claims.
+    /// The cache is on another device or in a format that no CPU variant supports.
     pub fn of(cache: &'a KvCache) -> Result<Pages<'a>, KernelError> {
         expect_ours(cache)?;
         let (keys, values) = (&cache.keys, &cache.values);
@@ -176,9 +193,9 @@ impl<'a> Pages<'a> {
         })
     }
 
-    /// Keys (0) or values (1) of sixteen slots, turned round: `to[d][i]` becomes number `d` of slot `i`.
+    /// Transposes keys (0) or values (1) of sixteen slots: `to[d][i]` becomes element `d` of slot `i`.
     #[inline(always)]
-    pub fn turned<L: Lanes>(
+    pub fn transposed<L: Lanes>(
         &self,
         which: usize,
         shape: &KvShape,
@@ -186,10 +203,10 @@ impl<'a> Pages<'a> {
         kv_head: usize,
         to: &mut [[f32; LANES]],
     ) {
-        by_kind!(self, |pages, S| turned::<L, S>(pages[which], shape, slots, kv_head, to))
+        by_kind!(self, |pages, S| transposed::<L, S>(pages[which], shape, slots, kv_head, to))
     }
 
-    /// Keys (0) or values (1) of `tokens` neighbouring slots of a block in float32, where they lie or brought into `tile`:
+    /// Returns keys (0) or values (1) of `tokens` adjacent slots of a block in float32, in place or converted into `tile`:
     /// `[tokens, head_dim]`.
     #[inline(always)]
     pub fn run<'t, L: Lanes>(
@@ -213,8 +230,8 @@ impl<'a> Pages<'a> {
         tile
     }
 
-    /// Keys (0) or values (1) of some slots in float32, where they lie or brought into `tile`; `starts` becomes where the row of
-    /// each begins in what is given back.
+    /// Returns keys (0) or values (1) of some slots in float32, in place or converted into `tile`. `starts` receives the
+    /// index of each slot's row in the result.
     #[inline(always)]
     pub fn rows<'t, L: Lanes>(
         &self,
@@ -237,11 +254,15 @@ impl<'a> Pages<'a> {
         for (i, start) in starts.iter_mut().enumerate() {
             *start = i * shape.head_dim;
         }
-        by_kind!(self, |pages, S| widened::<L, S>(pages[which], shape, slots, kv_head, tile));
+        by_kind!(self, |pages, S| {
+            for (&slot, to) in slots.iter().zip(tile.chunks_exact_mut(shape.head_dim)) {
+                widen::<L, S>(&pages[which][place::<S>(shape, slot, kv_head).0..][..shape.head_dim], to);
+            }
+        });
         tile
     }
 
-    /// The scales of the rows of some slots; `false`, and nothing is written, where the type has none.
+    /// Reads the scales of the rows of some slots. Returns `false`, and writes nothing, if the type has none.
     #[inline(always)]
     pub fn scales(&self, which: usize, shape: &KvShape, slots: &[Slot], kv_head: usize, to: &mut [f32]) -> bool {
         let Pages::Int8PerToken(pages) = self else { return false };
@@ -251,23 +272,20 @@ impl<'a> Pages<'a> {
         true
     }
 
-    /// The rows of `tokens` neighbouring slots of a block, to be asked for; their scales are, at once.
+    /// Prefetches the scales of `tokens` adjacent slots of a block, and returns their rows to be prefetched.
     #[inline(always)]
     pub fn ahead(&self, which: usize, shape: &KvShape, slot: Slot, kv_head: usize, tokens: usize) -> Ahead {
-        by_kind!(self, |pages, S| ahead::<S>(pages[which], shape, slot, kv_head, tokens))
+        by_kind!(self, |pages, S| {
+            let (row, scale) = place::<S>(shape, slot, kv_head);
+            let scales = &pages[which][scale..][..tokens * S::SCALE];
+            Ahead::of(scales, scales.len()).ask(0, 1);
+            Ahead::of(&pages[which][row..][..tokens * shape.head_dim], shape.head_dim)
+        })
     }
 }
 
 #[inline(always)]
-fn ahead<S: Stored>(elements: &[S::Raw], shape: &KvShape, slot: Slot, kv_head: usize, tokens: usize) -> Ahead {
-    let (row, scale) = place::<S>(shape, slot, kv_head);
-    let scales = &elements[scale..][..tokens * S::SCALE];
-    Ahead::of(scales, scales.len()).ask(0, 1);
-    Ahead::of(&elements[row..][..tokens * shape.head_dim], shape.head_dim)
-}
-
-#[inline(always)]
-fn turned<L: Lanes, S: Stored>(
+fn transposed<L: Lanes, S: Stored>(
     elements: &[S::Raw],
     shape: &KvShape,
     slots: &[Slot; LANES],
@@ -297,19 +315,6 @@ fn turned<L: Lanes, S: Stored>(
 }
 
 #[inline(always)]
-fn widened<L: Lanes, S: Stored>(
-    elements: &[S::Raw],
-    shape: &KvShape,
-    slots: &[Slot],
-    kv_head: usize,
-    tile: &mut [f32],
-) {
-    for (&slot, to) in slots.iter().zip(tile.chunks_exact_mut(shape.head_dim)) {
-        widen::<L, S>(&elements[place::<S>(shape, slot, kv_head).0..][..shape.head_dim], to);
-    }
-}
-
-#[inline(always)]
 fn widen<L: Lanes, S: Stored>(raw: &[S::Raw], to: &mut [f32]) {
     let (vectors, tail) = raw.as_chunks::<LANES>();
     let (to, to_tail) = to.as_chunks_mut::<LANES>();
@@ -321,7 +326,7 @@ fn widen<L: Lanes, S: Stored>(raw: &[S::Raw], to: &mut [f32]) {
     }
 }
 
-/// That a cache is one of those that the CPU's variants claim.
+/// Checks that CPU variants support the format of a cache.
 pub(super) fn expect_ours(cache: &KvCache) -> Result<(), KernelError> {
     if (cache.format.dtype, cache.format.layout) == (Dtype::F32, Layout::Hnd) {
         Ok(())
@@ -330,17 +335,17 @@ pub(super) fn expect_ours(cache: &KvCache) -> Result<(), KernelError> {
     }
 }
 
-/// The scales that are given with a cache: one for all KV heads, or one each.
+/// Scales given with a cache: one for all KV heads, or one each.
 #[derive(Clone, Copy)]
 pub(super) struct GivenScales<'a> {
-    /// Of keys.
+    /// Scales of keys.
     pub keys: &'a [f32],
-    /// Of values.
+    /// Scales of values.
     pub values: &'a [f32],
 }
 
 impl<'a> GivenScales<'a> {
-    /// Those of a cache with elements of that type, after its check.
+    /// Returns the scales of a checked cache with elements of that type; 1 if it takes none.
     pub fn of(scales: Option<&'a KvScales>, kv_dtype: KvDtype) -> Result<GivenScales<'a>, KernelError> {
         Ok(match scales {
             Some(scales) if kv_dtype.takes_scales() => {
@@ -350,26 +355,20 @@ impl<'a> GivenScales<'a> {
         })
     }
 
-    /// Of keys and of values.
+    /// Returns the scales of keys and of values of a head.
     pub fn head(&self, kv_head: usize) -> [f32; 2] {
         [self.keys, self.values].map(|scales| of_head(scales, kv_head))
     }
 }
 
-/// The scale of a head among those of all.
+/// Returns the scale of a head.
 #[inline(always)]
 pub(super) fn of_head(scales: &[f32], kv_head: usize) -> f32 {
     scales[kv_head.min(scales.len() - 1)]
 }
 
-/// Elements of one head of one block.
-#[inline(always)]
-fn unit<S: Stored>(shape: &KvShape) -> usize {
-    shape.block_size * (shape.head_dim + S::SCALE)
-}
-
-/// Where a token lies: a block, and a row in it. Made once for keys, values and all heads, because a division by a block size
-/// that is known at run time alone costs as much as a row.
+/// Place of a token: a block, and a row in it. Computed once for keys, values and all heads, because a division by a block
+/// size that is known only at run time costs as much as reading a row.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Slot {
     block: u32,
@@ -377,25 +376,25 @@ pub(super) struct Slot {
 }
 
 impl Slot {
-    /// The rows of its block from it on.
+    /// Returns the number of rows of the block from this one on.
     #[inline(always)]
     pub fn rows_left(self, block_size: usize) -> usize {
         block_size - self.at as usize
     }
 
-    /// A slot as slot mappings number them.
+    /// Returns the place of a slot of a slot mapping.
     #[inline(always)]
     pub fn of(number: usize, block_size: usize) -> Slot {
         Slot { block: (number / block_size) as u32, at: (number % block_size) as u32 }
     }
 
-    /// That of a token of a sequence.
+    /// Returns the place of a token of a sequence.
     #[inline(always)]
     pub fn of_token(table: &[i32], block_size: usize, token: usize) -> Slot {
         Slot { block: table[token / block_size] as u32, at: (token % block_size) as u32 }
     }
 
-    /// Those of neighbouring tokens, from `first` on.
+    /// Computes the places of adjacent tokens, from `first` on.
     #[inline(always)]
     pub fn of_tokens(table: &[i32], block_size: usize, first: usize, slots: &mut [Slot]) {
         let (mut block, mut at) = (first / block_size, first % block_size);
@@ -409,10 +408,10 @@ impl Slot {
     }
 }
 
-/// First element of the row of a slot, and of its scale.
+/// Returns the index of the first element of a slot's row, and that of its scale.
 #[inline(always)]
 pub(super) fn place<S: Stored>(shape: &KvShape, slot: Slot, kv_head: usize) -> (usize, usize) {
     let (block, at) = (slot.block as usize, slot.at as usize);
-    let first = (block * shape.num_kv_heads + kv_head) * unit::<S>(shape);
+    let first = (block * shape.num_kv_heads + kv_head) * shape.block_size * (shape.head_dim + S::SCALE);
     (first + at * shape.head_dim, first + shape.block_size * shape.head_dim + at * S::SCALE)
 }

@@ -1,4 +1,4 @@
-//! What a task reads: its rows, what they see of a partition, and the tiles of that.
+//! The input of a task: its rows, the tokens that they see in a partition, and tiles of these.
 
 use std::iter::StepBy;
 use std::ops::Range;
@@ -9,18 +9,18 @@ use super::merge::Merged;
 use super::stored::{Pages, Slot};
 use crate::shape::{KvShape, PARTITION};
 
-/// Tokens of a tile.
+/// Number of tokens of a tile.
 pub(super) const TILE: usize = 4 * LANES;
 
-/// How many tokens before they are needed keys and values are asked for: those of a tile while the one before it is worked on.
-/// Blocks lie anywhere, so the memory's own guesses end with each: without asking, two thirds of the time of an 8-bit decode
-/// went into waiting for the first line of a block.
+/// Distance in tokens of prefetching: the keys and values of a tile are prefetched while the previous tile is computed.
+/// Blocks are scattered, so the prefetcher of the hardware stops at the end of each; without this an 8-bit decode spent two
+/// thirds of its time waiting for the first cache line of a block.
 pub(super) const AHEAD: usize = TILE;
 
-/// From the scores of one query to those of the next: a partition, and room to fill the last vector.
+/// Distance between the scores of two queries: a partition, and space to fill the last vector.
 pub(super) const SCORES: usize = PARTITION + LANES;
 
-/// What every task of a call shares.
+/// Properties that all tasks of a call share.
 pub(super) struct Shared<'a> {
     pub shape: KvShape,
     pub pages: Pages<'a>,
@@ -28,63 +28,63 @@ pub(super) struct Shared<'a> {
     pub soft_cap: Option<f32>,
 }
 
-/// Neighbouring query rows of one sequence, the heads of one group, and some partitions of their context.
+/// Adjacent query rows of one sequence, the heads of one group, and some partitions of their context.
 pub(super) struct Task<'a> {
-    /// The heads of the first row, `[group, head_dim]`, and on.
+    /// The queries, from the heads of the first row on, `[group, head_dim]`.
     pub query: &'a [f32],
     /// Elements from one row to the next.
     pub query_stride: usize,
     pub rows: usize,
     pub group: usize,
-    /// Of the first row.
+    /// Position of the first row.
     pub position: usize,
     pub kv_head: usize,
     pub table: &'a [i32],
     pub partitions: Range<usize>,
-    /// Scores are this times the product of query and stored key.
+    /// Factor of the product of query and stored key.
     pub scale: f32,
     /// ALiBi slopes of the group, if any.
     pub slopes: Option<&'a [f32]>,
-    /// What this thread will most likely do next.
+    /// The task that this thread will probably run next.
     pub next: Option<Next<'a>>,
 }
 
-/// Where another task begins to read.
+/// Where another task starts to read.
 pub(super) struct Next<'a> {
     pub kv_head: usize,
     pub table: &'a [i32],
-    /// The tokens of its first partition.
+    /// Tokens of its first partition.
     pub tokens: Range<usize>,
 }
 
 impl<'a> Task<'a> {
-    /// Rows times heads of the group.
+    /// Returns the number of queries: rows times heads of the group.
     #[inline(always)]
     pub fn queries(&self) -> usize {
         self.rows * self.group
     }
 
-    /// A query, of `dim` numbers.
+    /// Returns a query of `dim` elements.
     #[inline(always)]
     pub fn query(&self, query: usize, dim: usize) -> &'a [f32] {
         &self.query[query / self.group * self.query_stride + query % self.group * dim..][..dim]
     }
 }
 
-/// What a thread writes in between, kept from call to call.
+/// Scratch memory of a thread, kept from call to call.
 #[derive(Default)]
 pub(super) struct Scratch {
     /// `[queries, SCORES]`.
     pub scores: Vec<f32>,
-    /// `[queries, head_dim]`: weighted values of one partition.
+    /// Weighted values of one partition, `[queries, head_dim]`.
     pub part: Vec<f32>,
-    /// `[TILE / LANES, head_dim, LANES]` keys or `[TILE, head_dim]` values in float32.
+    /// Keys `[TILE / LANES, head_dim, LANES]` or values `[TILE, head_dim]` in float32.
     pub tile: Vec<f32>,
-    /// `[queries]`: of one partition.
+    /// States of one partition, `[queries]`.
     pub states: Vec<Merged>,
 }
 
-/// What the rows of a task see of one partition.
+/// The tokens of one partition that the rows of a task see.
 pub(super) struct Seen<'a> {
     pub task: &'a Task<'a>,
     pub window: Option<usize>,
@@ -92,37 +92,37 @@ pub(super) struct Seen<'a> {
 }
 
 impl Seen<'_> {
-    /// The first token of the partition.
+    /// Returns the first token of the partition.
     #[inline(always)]
     pub fn first(&self) -> usize {
         self.partition * PARTITION
     }
 
-    /// The tokens that a row sees; empty where it sees none here.
+    /// Returns the tokens that a row sees; empty if it sees none in the partition.
     #[inline(always)]
     pub fn by(&self, row: usize) -> Range<usize> {
         let (first, end) = (self.first(), self.task.position + row + 1);
         let start = self.window.map_or(0, |window| end.saturating_sub(window));
-        // A window may begin behind the partition: then it is empty here.
+        // The window may start behind the partition: then the range is empty.
         let start = start.clamp(first, first + PARTITION);
         start..end.min(first + PARTITION).max(start)
     }
 
-    /// The tokens that some row sees: the first row sees furthest back, the last one furthest on.
+    /// Returns the tokens that some row sees: the first row sees furthest back, the last row furthest ahead.
     #[inline(always)]
     pub fn all(&self) -> Range<usize> {
         let (start, end) = (self.by(0).start, self.by(self.task.rows - 1).end);
         start..end.max(start)
     }
 
-    /// Where the tiles of all that some row sees begin, counted from the first token.
+    /// Iterates over the offsets of the tiles in the partition that some row sees.
     #[inline(always)]
     pub fn tiles(&self) -> StepBy<Range<usize>> {
         let all = self.all();
         ((all.start - self.first()) / TILE * TILE..all.end - self.first()).step_by(TILE)
     }
 
-    /// The tile that begins there.
+    /// Returns the tile at an offset.
     #[inline(always)]
     pub fn tile(&self, offset: usize, block_size: usize) -> Tile {
         let (all, first) = (self.all(), self.first() + offset);
@@ -138,22 +138,22 @@ impl Seen<'_> {
 
 /// Up to [`TILE`] tokens of a partition.
 pub(super) struct Tile {
-    /// Of the tile, counted from the partition's first.
+    /// Offset of the tile in the partition.
     pub offset: usize,
-    /// Those that some row sees, counted from the tile's first.
+    /// Tokens that some row sees, relative to the tile.
     pub tokens: Range<usize>,
-    /// Of each token, up to whole panels; where none is seen, of a neighbour that is.
+    /// Place of each token. Entries up to whole panels whose token no row sees have the place of a neighbour.
     pub slots: [Slot; TILE],
 }
 
 impl Tile {
-    /// Panels of [`LANES`] tokens.
+    /// Returns the panels of [`LANES`] tokens.
     #[inline(always)]
     pub fn panels(&self) -> Range<usize> {
         self.tokens.start / LANES..self.tokens.end.div_ceil(LANES)
     }
 
-    /// The part of a range of the context that lies in the tile, counted from the tile's first token.
+    /// Returns the part of a range of the context that lies in the tile, relative to the tile.
     #[inline(always)]
     pub fn part(&self, seen: &Seen<'_>, range: Range<usize>) -> Range<usize> {
         let first = seen.first() + self.offset;
@@ -162,8 +162,8 @@ impl Tile {
     }
 }
 
-/// Calls `$each` for the queries of a task, up to `$most` at a time (`$few` are the numbers below it), their number as the
-/// constant `$n`.
+/// Evaluates `$each` for the queries of a task, up to `$most` at a time (`$few` lists the smaller numbers), with their
+/// number as the constant `$n`.
 macro_rules! by_queries {
     ($queries:expr, $($few:literal)* .. $most:ident, |$first:ident, $n:ident| $each:expr) => {{
         let mut $first = 0;
@@ -184,8 +184,8 @@ macro_rules! by_queries {
 }
 pub(super) use by_queries;
 
-/// What is read [`AHEAD`] tokens after one, counted from the partition's first: in the order of reading, the keys of a
-/// partition, its values, the keys of the next partition, and those of the next task.
+/// Returns what is read [`AHEAD`] tokens after a token of the partition, in the order of reading: the keys of a partition,
+/// its values, the keys of the next partition, and the keys of the next task.
 #[inline(always)]
 pub(super) fn ahead(shared: &Shared<'_>, seen: &Seen<'_>, which: usize, token: usize) -> Ahead {
     let (task, shape, all) = (seen.task, &shared.shape, seen.all());
@@ -207,7 +207,7 @@ pub(super) fn ahead(shared: &Shared<'_>, seen: &Seen<'_>, which: usize, token: u
     shared.pages.ahead(which, shape, Slot::of_token(table, shape.block_size, first), kv_head, tokens)
 }
 
-/// Multiplies the scores (or weights) of each token with its scale, where keys (0) or values (1) have some.
+/// Multiplies the scores (or weights) of each token by its scale, if keys (0) or values (1) have scales in the page.
 #[inline(always)]
 pub(super) fn scale_tokens(shared: &Shared<'_>, task: &Task<'_>, which: usize, tile: &Tile, scores: &mut [f32]) {
     let tokens = tile.tokens.clone();

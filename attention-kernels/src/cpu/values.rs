@@ -1,4 +1,4 @@
-//! Weighted sums of the values of a partition, a column in each lane.
+//! Weighted sums of the values of a partition, with a column in each lane.
 //!
 //! ```text
 //!              64 columns of v[j]           Σ[q][64]   in registers, q up to 6
@@ -6,9 +6,9 @@
 //!   j = 1      v0 v1 v2 …            × p[q][1]   …
 //! ```
 //!
-//! A number of the values is loaded once for six queries. Each sum is one of fused terms, in the order of the tokens.
+//! Each value is loaded once for six queries. Each sum adds fused terms in the order of the tokens.
 
-// Constant loops over registers read best with the index that several arrays share.
+// Loops over registers are most readable with an index that several arrays share.
 #![allow(clippy::needless_range_loop)]
 
 use std::ops::Range;
@@ -18,17 +18,17 @@ use device::simd::{Ahead, LANES, Lanes};
 
 use super::tile::{SCORES, Scratch, Seen, Shared, TILE, ahead, by_queries, scale_tokens};
 
-/// Queries whose sums are in registers at once: six times four vectors leave AVX-512 room for what they are made of, six times
-/// one (two registers) do in AVX2.
+/// Number of queries whose sums are in registers together: six times four vectors leave enough registers for operands in
+/// AVX-512, six times one (two registers) in AVX2.
 const AT_ONCE: usize = 6;
 
-/// The values of a tile: the row of token `j` begins at `starts[j]`.
+/// The values of a tile. The row of token `j` starts at `starts[j]`.
 #[derive(Clone, Copy)]
 struct Values<'a> {
     floats: &'a [f32],
     starts: &'a [usize; TILE],
     dim: usize,
-    /// What to ask for with each panel.
+    /// What to prefetch with each panel.
     next: &'a [Ahead; TILE / LANES],
 }
 
@@ -39,14 +39,14 @@ impl<'a> Values<'a> {
     }
 }
 
-/// `part[query] = Σ_j p[query][j] * v[j]` over all that is seen of a partition, in the order of j: what all of some queries see
-/// together, what comes before and after it one by one.
-pub(super) fn weigh_all(isa: Isa, shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut Scratch) {
-    device::dispatch!(isa, weigh_tiles(shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut Scratch));
+/// Computes `part[query] = Σ_j p[query][j] * v[j]` over the tokens that each query sees in a partition, in the order of j.
+/// Tokens that a group of queries sees in common are added for the group; those before and after query by query.
+pub(super) fn sum_all(isa: Isa, shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut Scratch) {
+    device::dispatch!(isa, sum_tiles(shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut Scratch));
 }
 
 #[inline(always)]
-fn weigh_tiles<L: Lanes>(shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut Scratch) {
+fn sum_tiles<L: Lanes>(shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut Scratch) {
     let (task, shape) = (seen.task, &shared.shape);
     let (dim, Scratch { scores, part, tile: widened, .. }) = (shape.head_dim, scratch);
     part[..task.queries() * dim].fill(0.0);
@@ -68,22 +68,22 @@ fn weigh_tiles<L: Lanes>(shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut Scr
         for query in 0..edges {
             let (mine, common) = (seen.by(query / task.group), common(seen, query));
             let tokens = tile.part(seen, mine.start..mine.end.min(common.start));
-            weigh::<L, 1>(values, tokens, query, scores, part);
+            add_weighted::<L, 1>(values, tokens, query, scores, part);
         }
         by_queries!(task.queries(), 1 2 3 4 5 .. AT_ONCE, |first, R| {
             let values = Values { next: &next, ..values };
-            weigh::<L, R>(values, tile.part(seen, common(seen, first)), first, scores, part);
+            add_weighted::<L, R>(values, tile.part(seen, common(seen, first)), first, scores, part);
             next = [Ahead::NONE; TILE / LANES];
         });
         for query in 0..edges {
             let (mine, common) = (seen.by(query / task.group), common(seen, query));
             let tokens = tile.part(seen, mine.start.max(common.end)..mine.end);
-            weigh::<L, 1>(values, tokens, query, scores, part);
+            add_weighted::<L, 1>(values, tokens, query, scores, part);
         }
     }
 }
 
-/// What all queries see that are added up with this one.
+/// Returns the tokens that all queries see that are added together with this one.
 #[inline(always)]
 fn common(seen: &Seen<'_>, query: usize) -> Range<usize> {
     let (first, last) = (query / AT_ONCE * AT_ONCE, seen.task.queries().min((query / AT_ONCE + 1) * AT_ONCE) - 1);
@@ -93,7 +93,7 @@ fn common(seen: &Seen<'_>, query: usize) -> Range<usize> {
 
 /// Adds the weighted values of some tokens of a tile to the sums of `R` queries.
 #[inline(always)]
-fn weigh<L: Lanes, const R: usize>(
+fn add_weighted<L: Lanes, const R: usize>(
     values: Values<'_>,
     tokens: Range<usize>,
     first: usize,
@@ -129,7 +129,7 @@ fn weigh<L: Lanes, const R: usize>(
     }
 }
 
-/// The part of [`weigh`] for `C` vectors of the head, whose sums stay in registers.
+/// The part of [`add_weighted`] for `C` vectors of the head, whose sums stay in registers.
 #[inline(always)]
 fn columns<L: Lanes, const R: usize, const C: usize>(
     values: Values<'_>,
@@ -146,7 +146,7 @@ fn columns<L: Lanes, const R: usize, const C: usize>(
             sums[r][c] = L::load(&from[c]);
         }
     }
-    // Slices of one length, so that the loop checks it once.
+    // Slices of equal length, so that bounds are checked once.
     let starts = &values.starts[tokens.clone()];
     let mut mine = [&weights[0][..0]; R];
     for r in 0..R {

@@ -1,12 +1,11 @@
 //! Launches of the kernels that write and copy caches.
 
-use device::{Arg, Buffer, Device, Launch};
+use device::{Arg, Device, Launch};
 
-use super::attention::{grid, halves};
 use super::names::{self, MODULE};
-use crate::args::{BlockCopyArgs, CacheWriteArgs, KvScales};
+use super::parameters::{BlockCopyShape, CacheWriteShape, count, kv_format, scale_pointers};
+use crate::args::{BlockCopyArgs, CacheWriteArgs};
 use crate::error::{KernelError, at_least, expect};
-use crate::format::KvDtype;
 
 /// Bytes of a block that one thread block copies.
 const COPY_SHARE: usize = 16 << 10;
@@ -20,52 +19,49 @@ pub(super) fn write(device: &dyn Device, args: CacheWriteArgs<'_>) -> Result<(),
         return Err(missing("such slots"));
     }
     if args.slot_mapping.is_empty() {
-        return Ok(()); // the driver refuses a grid of no blocks
+        return Ok(()); // a driver refuses an empty grid
     }
-    let (cache, shape) = (&*args.cache, args.cache.shape);
-    expect("block size of the cache", shape.block_size, workspace.limits().block_size)?;
-    at_least("blocks of the cache", shape.num_blocks, workspace.limits().num_blocks)?;
+    let (cache, shape, format) = (&*args.cache, args.cache.shape, args.cache.format);
+    workspace.check_cache(&shape)?;
     expect("head size modulo 8", shape.head_dim % 8, 0)?;
     at_least("greatest head size", 256, shape.head_dim)?;
-    cache.format.check_scaled_rows(variant, &shape)?;
+    format.check_scaled_rows(variant, &shape)?;
     for (what, elements) in [
         ("bytes of a row of new keys and values modulo 16", args.stride),
         ("bytes before the new keys modulo 16", args.key_offset),
         ("bytes before the new values modulo 16", args.value_offset),
     ] {
-        expect(what, elements * cache.format.dtype.bytes() % 16, 0)?;
+        expect(what, elements * format.dtype.bytes() % 16, 0)?;
     }
-    if args.slot_mapping.is_empty() {
-        return Ok(());
-    }
-    let strides = cache.format.strides(&shape);
-    let mut words = [0; 14];
-    for (i, stride) in [args.stride, strides.block, strides.head, strides.token].into_iter().enumerate() {
-        words[2 * i..2 * i + 2].copy_from_slice(&halves(stride as u64));
-    }
-    for (word, count) in words[8..].iter_mut().zip([shape.num_kv_heads, shape.head_dim, shape.block_size]) {
-        *word = grid(count)?;
-    }
-    words[11] = cache.format.kv_code(variant, &KvDtype::ON_GPU)?;
-    words[12] = u32::from(cache.scales.as_ref().is_some_and(|scales| scales.per_head));
-    let scales = |which: fn(&KvScales) -> &Buffer| {
-        cache.scales.as_ref().map_or(Arg::null(), |scales| Arg::pointer(which(scales), 0))
+    let strides = format.strides(&shape);
+    let write = CacheWriteShape {
+        source_stride: args.stride as i64,
+        block_stride: strides.block as i64,
+        head_stride: strides.head as i64,
+        token_stride: strides.token as i64,
+        num_kv_heads: count(shape.num_kv_heads)?,
+        head_dim: count(shape.head_dim)?,
+        block_size: count(shape.block_size)?,
+        kv_format: kv_format(variant, format)?,
+        scale_stride: cache.scale_stride(),
+        reserved: 0,
     };
-    let bytes = cache.format.dtype.bytes();
+    let bytes = format.dtype.bytes();
+    let [key_scales, value_scales] = scale_pointers(cache);
     let parameters = [
         Arg::pointer(args.source, args.key_offset * bytes),
         Arg::pointer(args.source, args.value_offset * bytes),
         Arg::pointer(&cache.keys, 0),
         Arg::pointer(&cache.values, 0),
         Arg::pointer(workspace.slot_mapping(), 0),
-        scales(|scales| &scales.keys),
-        scales(|scales| &scales.values),
-        Arg::bytes(&words),
+        key_scales,
+        value_scales,
+        Arg::bytes(&write),
     ];
     device.launch(&Launch {
         module: MODULE,
-        kernel: names::reshape_and_cache(cache.format),
-        grid: [grid(args.slot_mapping.len())?, 1, 1],
+        kernel: &format!("reshape_and_cache_{}{}", format.dtype, names::suffix(format)),
+        grid: [count(args.slot_mapping.len())?, 1, 1],
         block: [128, 1, 1],
         shared_bytes: 0,
         args: &parameters,
@@ -79,10 +75,10 @@ pub(super) fn copy(device: &dyn Device, args: BlockCopyArgs<'_>) -> Result<(), K
     let workspace = args.workspace.ok_or(missing("workspace"))?;
     let runs = workspace.runs_of(args.copies).ok_or(missing("such block copies"))?;
     let cache = &*args.cache;
-    let bytes = cache.format.block_bytes(&cache.shape);
+    let bytes = cache.block_bytes();
     expect("bytes of a block modulo 16", bytes % 16, 0)?;
-    let mut words = [0; 6];
-    words.chunks_exact_mut(2).for_each(|stride| stride.copy_from_slice(&halves(bytes as u64)));
+    let block_bytes = bytes as i64;
+    let shape = BlockCopyShape { source_stride: block_bytes, target_stride: block_bytes, block_bytes };
     let mut first = 0;
     for &run in runs {
         let parameters = [
@@ -90,13 +86,13 @@ pub(super) fn copy(device: &dyn Device, args: BlockCopyArgs<'_>) -> Result<(), K
             Arg::pointer(&cache.values, 0),
             Arg::pointer(&cache.keys, 0),
             Arg::pointer(&cache.values, 0),
-            Arg::pointer(workspace.pairs(), first * 2 * size_of::<u32>()),
-            Arg::bytes(&words),
+            Arg::pointer(workspace.pairs.buffer(), first * 2 * size_of::<u32>()),
+            Arg::bytes(&shape),
         ];
         device.launch(&Launch {
             module: MODULE,
             kernel: "copy_blocks",
-            grid: [grid(run)?, 2, grid(bytes.div_ceil(COPY_SHARE))?],
+            grid: [count(run)?, 2, count(bytes.div_ceil(COPY_SHARE))?],
             block: [256, 1, 1],
             shared_bytes: 0,
             args: &parameters,

@@ -1,24 +1,24 @@
-//! The launch that converts a whole cache between a float type and 8 bits.
+//! Conversion of a whole cache between a float type and 8 bits.
 
-use device::{Arg, Buffer, Device, Launch};
+use device::{Arg, Device, Launch};
 
-use super::attention::{grid, halves};
-use super::names::{self, MODULE};
-use crate::args::{KvCache, KvScales};
+use super::names::MODULE;
+use super::parameters::{ConvertShape, count, kv_format, scale_pointers};
+use crate::args::KvCache;
 use crate::error::{KernelError, expect};
 use crate::format::{KvDtype, Layout};
 
 const NAME: &str = "convert_fp8";
-/// Threads of a block, each with 8 elements at a time.
+/// Threads per block; a thread converts 8 elements at a time.
 const THREADS: usize = 256;
-/// Thread blocks of the largest launch: each then strides over the rest.
+/// Most thread blocks of a launch. Larger caches are covered by a loop in each thread.
 const MOST_BLOCKS: usize = 1 << 14;
 
-/// Writes all keys and values of a cache into one of another type: from f16, bf16 or f32 ([`KvDtype::Same`]) to fp8 or int8
-/// (value / scale, clamped, rounded to nearest even), or back (byte × scale). The scales are those of the 8-bit cache. It is
-/// given to the compute queue.
+/// Enqueues the conversion of all keys and values of a cache into a cache of another type: from f16, bf16 or f32
+/// ([`KvDtype::Same`]) to fp8 or int8 (value / scale, clamped, rounded to nearest, ties to even), or back (byte × scale). The
+/// scales are those of the 8-bit cache.
 ///
-/// There is nothing to choose, so it stands in no registry: one kernel, for `cuda` and `cuda-sim`, bound by memory.
+/// Runs on `cuda` and `cuda-sim`. There is only one kernel, which is bound by memory, so it is not in the registry.
 ///
 /// ```no_run
 /// use attention_kernels::{CacheFormat, Dtype, KvCache, KvDtype, KvShape, convert_fp8};
@@ -32,8 +32,8 @@ const MOST_BLOCKS: usize = 1 << 14;
 /// ```
 ///
 /// # Errors
-/// Caches of two shapes, layouts or query types, none or two of 8 bits, heads that are no multiple of 8 elements, and those of
-/// the launch.
+/// The caches differ in shape, layout or query type, not exactly one of them has 8 bits, the head size is not a multiple of 8,
+/// or the launch fails.
 pub fn convert_fp8(device: &dyn Device, from: &KvCache, to: &mut KvCache) -> Result<(), KernelError> {
     from.check()?;
     to.check()?;
@@ -51,33 +51,31 @@ pub fn convert_fp8(device: &dyn Device, from: &KvCache, to: &mut KvCache) -> Res
     }
     let elements = shape.num_blocks * shape.block_elements();
     if elements == 0 {
-        return Ok(()); // the driver refuses a grid of no blocks
+        return Ok(()); // a driver refuses an empty grid
     }
     let small = if quantise { &*to } else { from };
-    let scales = small.scales.as_ref();
     let (per_scale, num_scales) = match layout {
-        _ if !scales.is_some_and(|scales| scales.per_head) => (elements, 1),
+        _ if small.scale_stride() == 0 => (elements, 1),
         Layout::Hnd => (shape.block_size * shape.head_dim, shape.num_kv_heads),
         Layout::Nhd => (shape.head_dim, shape.num_kv_heads),
     };
-    let mut words = [0; 6];
-    words[..2].copy_from_slice(&halves(elements as u64));
-    words[2..4].copy_from_slice(&halves(per_scale as u64));
-    words[4] = grid(num_scales)?;
-    words[5] = small.format.kv_code(NAME, &KvDtype::ON_GPU)?;
-    let scales = |which: fn(&KvScales) -> &Buffer| scales.map_or(Arg::null(), |scales| Arg::pointer(which(scales), 0));
+    let run = ConvertShape {
+        elements: elements as i64,
+        elements_per_scale: per_scale as i64,
+        num_scales: count(num_scales)?,
+        format: kv_format(NAME, small.format)?,
+    };
+    let kernel = format!("convert_fp8_{}_{}", if quantise { "from" } else { "to" }, small.format.dtype);
     let blocks = (elements / 8).div_ceil(THREADS).min(MOST_BLOCKS);
-    for (from, to, scales) in [
-        (&from.keys, &to.keys, scales(|scales| &scales.keys)),
-        (&from.values, &to.values, scales(|scales| &scales.values)),
-    ] {
+    let [key_scales, value_scales] = scale_pointers(small);
+    for (from, to, scales) in [(&from.keys, &to.keys, key_scales), (&from.values, &to.values, value_scales)] {
         device.launch(&Launch {
             module: MODULE,
-            kernel: names::convert_fp8(small.format.dtype, quantise),
-            grid: [grid(blocks)?, 1, 1],
+            kernel: &kernel,
+            grid: [count(blocks)?, 1, 1],
             block: [THREADS as u32, 1, 1],
             shared_bytes: 0,
-            args: &[Arg::pointer(from, 0), Arg::pointer(to, 0), scales, Arg::bytes(&words)],
+            args: &[Arg::pointer(from, 0), Arg::pointer(to, 0), scales, Arg::bytes(&run)],
         })?;
     }
     Ok(())

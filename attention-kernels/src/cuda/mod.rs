@@ -1,33 +1,36 @@
-//! The CUDA variants: a safe wrapper around each kernel of `csrc/`, for `cuda` and `cuda-sim` alike.
+//! The CUDA variants: a safe wrapper around each kernel of `csrc/`, for `cuda` and `cuda-sim`.
 //!
-//! A wrapper checks shapes, picks the instance's name, and computes grid, threads and shared memory as `csrc/README.md` has
-//! them. It reads no length of a sequence to do so: what is launched follows from the shapes alone.
+//! A wrapper checks sizes, picks a compiled instance, and computes grid and threads as listed in `csrc/README.md`. Grids depend
+//! on shapes only, never on the length of a sequence. How much dynamic shared memory a kernel needs is stated by its source.
 
 mod attention;
 mod cache;
 mod convert;
-mod linear;
 mod names;
+mod parameters;
 mod rule;
 mod yardsticks;
 
+use device::Device;
+use device::gemm::Product;
+
+use crate::args::LinearArgs;
+use crate::error::KernelError;
 use crate::format::{Dtype, KvDtype, Layout};
-use crate::variant::{Capabilities, Kernel, Operation, Sizes, Variant};
+use crate::variant::{Capabilities, Sizes, register};
 use attention::Context;
 pub use convert::convert_fp8;
-use linear::linear;
 pub use rule::PagedRule;
 pub(crate) use yardsticks::{TILE_OPERATIONS, TILE_THREADS, multiply_tiles, read_memory};
 
 const HALVES: &[Dtype] = &[Dtype::F16, Dtype::Bf16];
 
-/// What all of them can do.
+/// What all variants support.
 const ANY: Capabilities = Capabilities {
     devices: &["cuda", "cuda-sim"],
     compute_capability: (8, 0),
     dtypes: &Dtype::ALL,
     kv_dtypes: &KvDtype::ON_GPU,
-    // Kernels take strides.
     layouts: &Layout::ALL,
     head_sizes: Sizes::UpTo { max: 256, step: 8 },
     block_sizes: Sizes::UpTo { max: 128, step: 1 },
@@ -35,7 +38,7 @@ const ANY: Capabilities = Capabilities {
     ..Capabilities::NONE
 };
 
-/// The attention kernels, by the family whose sums have one order.
+/// Capabilities of attention kernels. Kernels of one `family` sum in the same order.
 const fn attention(dtypes: &'static [Dtype], head_sizes: Sizes, family: &'static str, rank: u32) -> Capabilities {
     Capabilities {
         dtypes,
@@ -52,22 +55,11 @@ const fn attention(dtypes: &'static [Dtype], head_sizes: Sizes, family: &'static
 
 const INSTANCES: Sizes = Sizes::List(&names::HEAD_SIZES);
 
-macro_rules! register {
-    ($name:literal, $operation:ident, $capabilities:expr, $kind:ident($function:expr)) => {
-        inventory::submit! { Variant {
-            name: $name,
-            operation: Operation::$operation,
-            capabilities: $capabilities,
-            kernel: Kernel::$kind($function),
-        } }
-    };
-}
-
 const ROWS: &str = "cuda.rows";
 const TILES: &str = "cuda.tiles";
 const GENERIC: &str = "cuda.generic";
 
-/// Those on tensor cores.
+/// Capabilities of the kernels that use tensor cores.
 const fn tiles(rank: u32) -> Capabilities {
     Capabilities { rounds_weights: true, ..attention(HALVES, INSTANCES, TILES, rank) }
 }
@@ -93,17 +85,17 @@ register!(
 );
 register!("cuda.paged_prefill", Prefill, tiles(1), Attention(attention::prefill));
 
-// Its online softmax runs from the first tile that the rows beside a row see, so a row's bits depend on them.
-const HOPPER: Capabilities = Capabilities {
+// Not row-invariant: its online softmax starts at the first tile that neighbouring rows see, so a row's bits depend on them.
+const SM90: Capabilities = Capabilities {
     compute_capability: (9, 0),
     exact_compute_capability: true,
     kv_dtypes: &[KvDtype::Same],
-    block_sizes: Sizes::List(&names::HOPPER_BLOCKS),
+    block_sizes: Sizes::List(&names::SM90_BLOCK_SIZES),
+    head_sizes: Sizes::List(&names::SM90_HEAD_SIZES),
     row_invariant: None,
-    head_sizes: Sizes::List(&[64, 128]),
     ..tiles(0)
 };
-register!("cuda.prefill_sm90", Prefill, HOPPER, Attention(attention::hopper));
+register!("cuda.prefill_sm90", Prefill, SM90, Attention(attention::prefill_sm90));
 
 const SINGLES: Capabilities = attention(&[Dtype::F32], Sizes::UpTo { max: 256, step: 1 }, GENERIC, 0);
 register!("cuda.generic", Decode, SINGLES, Attention(attention::generic));
@@ -111,5 +103,11 @@ register!("cuda.generic", Prefill, SINGLES, Attention(attention::generic));
 
 register!("cuda.reshape_and_cache", CacheWrite, ANY, CacheWrite(cache::write));
 register!("cuda.fused", CacheWrite, Capabilities { fused: true, rank: 1, ..ANY }, CacheWrite(cache::write));
-register!("cuda.product", Linear, Capabilities { rank: 0, ..ANY }, Linear(linear));
+register!("cuda.product", Linear, ANY, Linear(product));
 register!("cuda.copy_blocks", BlockCopy, Capabilities { block_bytes_step: 16, ..ANY }, BlockCopy(cache::copy));
+
+/// Computes a linear layer with the matrix product of the device.
+fn product(device: &dyn Device, args: LinearArgs<'_>) -> Result<(), KernelError> {
+    let LinearArgs { x, rows, weights, bias, y, output: y_format } = args;
+    Ok(device.product(Product { x: x.numbers("cuda.product")?, rows, weights, bias, y, y_format })?)
+}

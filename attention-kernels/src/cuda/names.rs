@@ -1,100 +1,44 @@
-//! Names of the kernels' instances, as `csrc/instantiate.cuh` makes them.
+//! Names of the compiled kernels: `<kernel>_<type>[_h<head size>][_kv8]`.
 
-use crate::format::{CacheFormat, Dtype, KvDtype};
+use crate::format::{CacheFormat, Dtype};
 
-/// The crate of the kernels, as it stands in file names.
+/// Name of this crate in the file names of its compiled kernels.
 pub const MODULE: &str = "attention_kernels";
 
-/// The block sizes of which a tile of 128 tokens is a whole number.
-pub const HOPPER_BLOCKS: [usize; 5] = [8, 16, 32, 64, 128];
-
 /// The head sizes that kernels are compiled for.
-pub(super) const HEAD_SIZES: [usize; 8] = [32, 64, 80, 96, 112, 128, 192, 256];
+pub(super) const HEAD_SIZES: [usize; 8] = head_sizes(include_bytes!("../../csrc/instantiate.cuh"));
 
-/// The instances of one kernel: by type, by cache class, by head size.
-pub(super) struct Names([[[&'static str; 8]; 2]; 2]);
+/// Block sizes that divide the 128 tokens of a tile of `prefill_sm90`.
+pub(super) const SM90_BLOCK_SIZES: [usize; 5] = [8, 16, 32, 64, 128];
 
-macro_rules! names {
-    (@ $kernel:literal, $type:literal, $suffix:literal) => {
-        [
-            concat!($kernel, $type, "_h32", $suffix),
-            concat!($kernel, $type, "_h64", $suffix),
-            concat!($kernel, $type, "_h80", $suffix),
-            concat!($kernel, $type, "_h96", $suffix),
-            concat!($kernel, $type, "_h112", $suffix),
-            concat!($kernel, $type, "_h128", $suffix),
-            concat!($kernel, $type, "_h192", $suffix),
-            concat!($kernel, $type, "_h256", $suffix),
-        ]
-    };
-    ($kernel:literal) => {
-        Names([
-            [names!(@ $kernel, "_f16", ""), names!(@ $kernel, "_f16", "_kv8")],
-            [names!(@ $kernel, "_bf16", ""), names!(@ $kernel, "_bf16", "_kv8")],
-        ])
-    };
+/// Head sizes that `prefill_sm90` is compiled for.
+pub(super) const SM90_HEAD_SIZES: [usize; 2] = [64, 128];
+
+/// Returns the numbers n of each `X(n, ` in the source of `QUIRE_EACH_HEAD_SIZE`.
+const fn head_sizes<const N: usize>(source: &[u8]) -> [usize; N] {
+    let (mut sizes, mut found, mut at) = ([0; N], 0, 0);
+    while at + 2 < source.len() {
+        if source[at] == b'X' && source[at + 1] == b'(' && source[at + 2].is_ascii_digit() {
+            at += 2;
+            while source[at].is_ascii_digit() {
+                sizes[found] = 10 * sizes[found] + (source[at] - b'0') as usize;
+                at += 1;
+            }
+            found += 1;
+        }
+        at += 1;
+    }
+    assert!(found == N, "as many head sizes as instantiate.cuh lists");
+    sizes
 }
 
-pub(super) const DECODE: Names = names!("paged_decode");
-pub(super) const GQA: Names = names!("paged_gqa");
-pub(super) const PREFILL: Names = names!("paged_prefill");
-
-impl Names {
-    /// The instance for a cache; `None` if none is compiled.
-    pub fn of(&self, format: CacheFormat, head_dim: usize) -> Option<&'static str> {
-        let dtype = match format.dtype {
-            Dtype::F32 => return None,
-            Dtype::F16 => 0,
-            Dtype::Bf16 => 1,
-        };
-        let size = HEAD_SIZES.iter().position(|&size| size == head_dim)?;
-        Some(self.0[dtype][usize::from(format.kv_dtype.is_byte())][size])
-    }
+/// Returns the instance of a kernel that is compiled for each head size; `None` if there is none for this cache.
+pub(super) fn instance(kernel: &str, format: CacheFormat, head_dim: usize) -> Option<String> {
+    let exists = format.dtype != Dtype::F32 && HEAD_SIZES.contains(&head_dim);
+    exists.then(|| format!("{kernel}_{}_h{head_dim}{}", format.dtype, suffix(format)))
 }
 
-/// The kernel of Hopper.
-pub(super) fn prefill_sm90(format: CacheFormat, head_dim: usize) -> Option<&'static str> {
-    if format.kv_dtype != KvDtype::Same {
-        return None;
-    }
-    match (format.dtype, head_dim) {
-        (Dtype::F16, 64) => Some("prefill_sm90_f16_h64"),
-        (Dtype::F16, 128) => Some("prefill_sm90_f16_h128"),
-        (Dtype::Bf16, 64) => Some("prefill_sm90_bf16_h64"),
-        (Dtype::Bf16, 128) => Some("prefill_sm90_bf16_h128"),
-        _ => None,
-    }
-}
-
-/// The kernel that folds partial results.
-pub(super) fn reduce(dtype: Dtype) -> &'static str {
-    match dtype {
-        Dtype::F32 => "paged_reduce_f32",
-        Dtype::F16 => "paged_reduce_f16",
-        Dtype::Bf16 => "paged_reduce_bf16",
-    }
-}
-
-/// The kernel that writes a cache.
-pub(super) fn reshape_and_cache(format: CacheFormat) -> &'static str {
-    match (format.dtype, format.kv_dtype.is_byte()) {
-        (Dtype::F32, false) => "reshape_and_cache_f32",
-        (Dtype::F32, true) => "reshape_and_cache_f32_kv8",
-        (Dtype::F16, false) => "reshape_and_cache_f16",
-        (Dtype::F16, true) => "reshape_and_cache_f16_kv8",
-        (Dtype::Bf16, false) => "reshape_and_cache_bf16",
-        (Dtype::Bf16, true) => "reshape_and_cache_bf16_kv8",
-    }
-}
-
-/// The kernel that converts to 8 bits, or back.
-pub(super) fn convert_fp8(dtype: Dtype, quantise: bool) -> &'static str {
-    match (dtype, quantise) {
-        (Dtype::F32, true) => "convert_fp8_from_f32",
-        (Dtype::F32, false) => "convert_fp8_to_f32",
-        (Dtype::F16, true) => "convert_fp8_from_f16",
-        (Dtype::F16, false) => "convert_fp8_to_f16",
-        (Dtype::Bf16, true) => "convert_fp8_from_bf16",
-        (Dtype::Bf16, false) => "convert_fp8_to_bf16",
-    }
+/// Returns the part of a name that says that elements of the cache have 8 bits.
+pub(super) fn suffix(format: CacheFormat) -> &'static str {
+    if format.kv_dtype.is_byte() { "_kv8" } else { "" }
 }

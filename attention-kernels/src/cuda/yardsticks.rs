@@ -1,34 +1,34 @@
-//! Launches that do one thing and nothing else: what a GPU can do at best.
+//! Launches that measure the memory bandwidth and the tensor cores of a GPU.
 
 use device::{Arg, Buffer, Device, DeviceError, Launch};
 
 use super::names::MODULE;
 
-/// Threads of a block of both.
+/// Threads per block of both kernels.
 const THREADS: u32 = 256;
 
-/// Reads all whole 16-byte vectors of `source`; each word of `sums` (u32), which a thread block leaves, becomes the xor of a
-/// share's words.
+/// Reads all whole 16-byte vectors of `source`. One thread block writes each word of `sums` (u32): the xor of the words that it
+/// has read.
 ///
 /// # Errors
-/// Those of a launch.
+/// The launch fails.
 pub(crate) fn read_memory(device: &dyn Device, source: &Buffer, sums: &mut Buffer) -> Result<(), DeviceError> {
     let blocks = sums.len_bytes() / size_of::<u32>();
     let args = [Arg::pointer(source, 0), Arg::pointer(sums, 0), ((source.len_bytes() / 16) as i64).into()];
     launch(device, "read_memory", blocks, &args)
 }
 
-/// Threads that leave a number each in [`multiply_tiles`]; its numbers are a multiple of so many.
+/// Threads per block of [`multiply_tiles`]. Each writes one number, so the size of `sums` is a multiple of this.
 pub(crate) const TILE_THREADS: usize = THREADS as usize;
-/// Multiplications and additions of one thread in one step: a 32nd of 8 products of 16x16 and 16x8.
+/// Multiplications and additions of one thread in one step: its 32nd of 8 products of 16×16 and 16×8.
 pub(crate) const TILE_OPERATIONS: usize = 8 * 2 * 16 * 16 * 8 / 32;
 
-/// Multiplies tiles of bf16 into f32 on the tensor cores, `steps` times the same ones. All elements of the first factor are x,
-/// of the second y; a word of `factors` is two of them. Each float of `sums` becomes what one thread has summed:
+/// Multiplies tiles of bf16 into f32 on the tensor cores, the same tiles `steps` times. All elements of the first factor are x,
+/// all of the second y; each word of `factors` contains two of them. Each thread writes one float of `sums`:
 /// `32 * 16 * steps * x * y`.
 ///
 /// # Errors
-/// Those of a launch.
+/// The launch fails.
 pub(crate) fn multiply_tiles(
     device: &dyn Device,
     factors: [u32; 2],

@@ -1,45 +1,46 @@
-//! The C ABI of plug-ins, as Rust sees it: `include/quire_kernels.h`, field by field. What each means stands there.
+//! The C ABI of plug-ins in Rust: `include/quire_kernels.h`, field by field. The header documents the meaning.
 //!
-//! The file needs nothing of this crate, so that a plug-in written in Rust can take it as a module.
+//! This file uses nothing else of the crate, so a plug-in written in Rust can include it as a module.
+
+#![allow(missing_docs)] // The header documents the fields.
 
 use std::ffi::{c_char, c_void};
 
-/// The version of everything below.
+/// Version of this ABI.
 pub const ABI: u32 = 1;
-/// `QUIREKRN`, read as a little-endian number.
+/// `QUIREKRN` as a little-endian number.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"QUIREKRN");
-/// The exported symbol, a [`Entry`].
+/// Name of the exported symbol, an [`Entry`].
 pub const SYMBOL: &str = "quire_kernels_plugin";
 
-/// Attention of one query row a sequence.
+/// Attention of one query row per sequence.
 pub const DECODE: u32 = 0;
 /// Attention of any number of query rows.
 pub const PREFILL: u32 = 1;
-/// Keys and values into their slots.
+/// Write of keys and values into their slots.
 pub const CACHE_WRITE: u32 = 2;
-/// Whole blocks to other blocks.
+/// Copies of whole blocks.
 pub const BLOCK_COPY: u32 = 3;
 
-/// Sliding windows.
+/// Supports sliding windows.
 pub const WINDOW: u32 = 1;
-/// Soft-capped scores.
+/// Supports soft-capped scores.
 pub const SOFT_CAP: u32 = 2;
-/// ALiBi slopes.
+/// Supports ALiBi slopes.
 pub const ALIBI: u32 = 4;
-/// Output of the log of the sum of exp(score).
+/// Can output the log of the sum of exp(score).
 pub const LSE: u32 = 8;
 
-/// Runs one index of a parallel loop.
+/// Body of a parallel loop, called for each index.
 pub type Task = unsafe extern "C" fn(context: *mut c_void, index: u64);
-/// A parallel loop of the host.
+/// Parallel loop of the host.
 pub type ParallelFor = unsafe extern "C" fn(pool: *mut c_void, tasks: u64, task: Task, context: *mut c_void);
-/// A variant's function: 0, or the plug-in's last error says why not.
+/// Function of a variant. Returns 0, or another number after an error, which the plug-in's `last_error` describes.
 pub type Run = unsafe extern "C" fn(host: *const Host, arguments: *const c_void) -> i32;
-/// The exported function.
+/// Exported function.
 pub type Entry = unsafe extern "C" fn() -> *const Plugin;
 
-/// What the host offers.
-#[allow(missing_docs)] // The header documents the fields of all these.
+/// Services of the host.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Host {
@@ -49,8 +50,7 @@ pub struct Host {
     pub parallel_for: ParallelFor,
 }
 
-/// The paged keys and values of one layer.
-#[allow(missing_docs)]
+/// Paged keys and values of one layer.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Cache {
@@ -72,7 +72,6 @@ pub struct Cache {
 }
 
 /// Arguments of [`DECODE`] and [`PREFILL`].
-#[allow(missing_docs)]
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Attention {
@@ -96,7 +95,6 @@ pub struct Attention {
 }
 
 /// Arguments of [`CACHE_WRITE`].
-#[allow(missing_docs)]
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct CacheWrite {
@@ -111,7 +109,6 @@ pub struct CacheWrite {
 }
 
 /// Arguments of [`BLOCK_COPY`].
-#[allow(missing_docs)]
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct BlockCopy {
@@ -123,7 +120,6 @@ pub struct BlockCopy {
 }
 
 /// One implementation of one operation.
-#[allow(missing_docs)]
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Variant {
@@ -146,8 +142,7 @@ pub struct Variant {
     pub run: Run,
 }
 
-/// What a plug-in is.
-#[allow(missing_docs)]
+/// Description of a plug-in.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Plugin {

@@ -1,4 +1,4 @@
-//! Calls into a library: the arguments of the tree as the structures of the header.
+//! Calls of plug-in functions: arguments of this crate become the structures of the header.
 
 use std::ffi::{c_char, c_void};
 use std::ptr::{null, null_mut};
@@ -10,7 +10,7 @@ use crate::args::{AttentionArgs, BlockCopyArgs, CacheWriteArgs, KvCache};
 use crate::error::KernelError;
 use crate::format::{Dtype, KvDtype, Layout};
 
-/// A variant's function in a library.
+/// Function of a variant in a plug-in.
 #[derive(Clone, Copy)]
 pub struct LoadedKernel {
     pub(super) name: &'static str,
@@ -19,7 +19,7 @@ pub struct LoadedKernel {
 }
 
 impl LoadedKernel {
-    /// Attention of one query row a sequence, or many.
+    /// Computes attention.
     pub(crate) fn attention(&self, device: &dyn Device, args: AttentionArgs<'_>) -> Result<(), KernelError> {
         args.check()?;
         let (batch, seqs) = (args.batch, args.seqs.clone());
@@ -45,7 +45,7 @@ impl LoadedKernel {
         self.call(device, &arguments)
     }
 
-    /// Keys and values into their slots.
+    /// Writes keys and values into their slots.
     pub(crate) fn cache_write(&self, device: &dyn Device, args: CacheWriteArgs<'_>) -> Result<(), KernelError> {
         args.check()?;
         let (source, bytes) = (read(args.source)?, args.cache.format.dtype.bytes());
@@ -62,7 +62,7 @@ impl LoadedKernel {
         self.call(device, &arguments)
     }
 
-    /// Whole blocks to other blocks.
+    /// Copies whole blocks.
     pub(crate) fn block_copy(&self, device: &dyn Device, args: BlockCopyArgs<'_>) -> Result<(), KernelError> {
         args.check()?;
         let pairs: Vec<u32> = args.copies.iter().flat_map(|&(src, dst)| [src, dst]).collect();
@@ -84,14 +84,15 @@ impl LoadedKernel {
             pool: std::ptr::from_ref(pool).cast_mut().cast(),
             parallel_for,
         };
-        // SAFETY: the arguments are those of the variant's operation, sizes are checked, and pointers live until it returns.
+        // SAFETY: the arguments are those of the variant's operation, their sizes are checked, and pointers are valid until
+        // the call returns.
         let code = unsafe { (self.run)(&host, std::ptr::from_ref(arguments).cast()) };
         if code == 0 { Ok(()) } else { Err(self.failure(code)) }
     }
 
     fn failure(&self, code: i32) -> KernelError {
         let mut text = [0u8; 512];
-        // SAFETY: it writes at most so many bytes, the last of them a 0.
+        // SAFETY: the function writes at most `text.len()` bytes, the last of them a 0.
         unsafe { (self.last_error)(text.as_mut_ptr().cast::<c_char>(), text.len()) };
         let end = text.iter().position(|byte| *byte == 0).unwrap_or(text.len());
         let message = String::from_utf8_lossy(&text[..end]).replace(['\n', '\r'], " ");
@@ -99,11 +100,12 @@ impl LoadedKernel {
     }
 }
 
-/// The host's parallel loop.
+/// Parallel loop of the host, as `parallel_for` of the header.
 unsafe extern "C" fn parallel_for(pool: *mut c_void, tasks: u64, task: abi::Task, context: *mut c_void) {
-    /// What the plug-in hands to its own function.
+    /// Context of the plug-in's function.
     struct Context(*mut c_void);
-    // SAFETY: the header says that tasks run on several threads at once; what is behind the pointer is the plug-in's.
+    // SAFETY: the header states that tasks run on several threads at once; the plug-in is responsible for what the pointer
+    // refers to.
     unsafe impl Sync for Context {}
     // SAFETY: as above.
     unsafe impl Send for Context {}
@@ -112,11 +114,11 @@ unsafe extern "C" fn parallel_for(pool: *mut c_void, tasks: u64, task: abi::Task
             self.0
         }
     }
-    // SAFETY: the pointer of `LoadedKernel::call`, which waits for this.
+    // SAFETY: this is the pool from `LoadedKernel::call`, which does not return before this function does.
     let pool = unsafe { &*pool.cast_const().cast::<Pool>() };
     let context = Context(context);
     pool.run(usize::try_from(tasks).unwrap_or(usize::MAX), usize::MAX, |index| {
-        // SAFETY: the plug-in's function with the plug-in's context.
+        // SAFETY: the plug-in's function is called with the plug-in's context.
         unsafe { task(context.get(), index as u64) }
     });
 }
@@ -134,7 +136,7 @@ fn written_cache(found: &mut KvCache) -> Result<abi::Cache, KernelError> {
     Ok(abi::Cache { keys, values, ..cache(found)? })
 }
 
-/// A cache that is read; its pointers are mutable in the structure alone.
+/// Returns the description of a cache that is only read, although its pointers are mutable.
 fn cache(cache: &KvCache) -> Result<abi::Cache, KernelError> {
     let (shape, format) = (cache.shape, cache.format);
     let strides = format.strides(&shape);
@@ -147,7 +149,7 @@ fn cache(cache: &KvCache) -> Result<abi::Cache, KernelError> {
         values: read(&cache.values)?.cast_mut(),
         k_scales: scales(|s| &s.keys)?,
         v_scales: scales(|s| &s.values)?,
-        scales_per_head: u32::from(cache.scales.as_ref().is_some_and(|s| s.per_head)),
+        scales_per_head: cache.scale_stride(),
         dtype: number(&Dtype::ALL, format.dtype),
         kv_dtype: format.kv_code("a plug-in", &KvDtype::COMMON)?,
         layout: number(&Layout::ALL, format.layout),
@@ -161,7 +163,7 @@ fn cache(cache: &KvCache) -> Result<abi::Cache, KernelError> {
     })
 }
 
-/// The header's number of a type or layout: its place among all.
+/// Returns the header's number of a type or layout: its index in the list.
 fn number<T: PartialEq>(all: &[T], value: T) -> u32 {
     all.iter().position(|other| *other == value).unwrap_or(0) as u32
 }

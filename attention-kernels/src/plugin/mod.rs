@@ -1,8 +1,8 @@
-//! Kernel variants from shared libraries: opened, checked, and put into the registry beside those of the tree.
+//! Kernel variants from shared libraries: loads and checks them, and adds them to the registry.
 //!
-//! A library is opened once and never closed, as its variants are values that live as long as the process. Everything
-//! it says is checked before the first variant is taken, so a library is taken whole or not at all. What a variant is
-//! called with has been checked as for any other; what it does with it is its own: a plug-in is trusted code.
+//! A library is opened once and never closed, because its variants live as long as the process. Everything it states is
+//! checked before its first variant is added, so a library is added completely or not at all. Calls are checked as for
+//! other variants, but what a variant does with its arguments is not: a plug-in is trusted code.
 
 pub mod abi;
 mod call;
@@ -19,37 +19,37 @@ use libloading::Library;
 use crate::format::{Dtype, KvDtype, Layout};
 use crate::variant::{Capabilities, Kernel, Operation, Sizes, Variant};
 
-/// A library that can not be taken. Nothing of it was.
+/// A plug-in that cannot be loaded. None of its variants was added.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("[[kernels.plugin]] path = {path:?}: {what}")]
 pub struct PluginError {
-    /// As it was given.
+    /// Path as given.
     pub path: PathBuf,
-    /// One line: what is wrong, and what to do.
+    /// One line: what is wrong and what to do.
     pub what: String,
 }
 
-/// What has been taken so far, and from where.
+/// Loaded libraries and their variants.
 static LOADED: RwLock<Vec<(PathBuf, Vec<&'static Variant>)>> = RwLock::new(Vec::new());
 
-/// The variants of all libraries.
+/// Returns the variants of all loaded libraries.
 pub(crate) fn loaded() -> Vec<&'static Variant> {
     let loaded = LOADED.read().unwrap_or_else(PoisonError::into_inner);
     loaded.iter().flat_map(|(_, variants)| variants).copied().collect()
 }
 
-/// Opens a library and takes its variants; one that was taken before is not opened again.
+/// Loads a library and adds its variants to the registry. Does nothing if it is loaded already.
 ///
 /// # Errors
-/// No such library, one that is no plug-in or of another ABI, and a variant that can not be.
+/// The file does not exist, is not a plug-in or has another ABI version, or a variant is invalid.
 pub fn load(path: &Path) -> Result<(), PluginError> {
     let error = |what: String| PluginError { path: path.to_owned(), what };
-    let place = path.canonicalize().map_err(|e| error(format!("{e}; name a shared library")))?;
+    let place = path.canonicalize().map_err(|e| error(format!("{e}; name an existing shared library")))?;
     let mut loaded = LOADED.write().unwrap_or_else(PoisonError::into_inner);
     if loaded.iter().any(|(other, _)| *other == place) {
         return Ok(());
     }
-    // SAFETY: a plug-in is trusted code, named by who runs this process; opening it runs its initialisers.
+    // SAFETY: a plug-in is trusted code, named by the user; opening it runs its initialisers.
     let library = unsafe { Library::new(&place) }.map_err(|e| error(one_line(&e)))?;
     let mut taken = read(&library).map_err(error)?;
     let others: Vec<&Variant> = loaded.iter().flat_map(|(_, variants)| variants).copied().collect();
@@ -57,7 +57,10 @@ pub fn load(path: &Path) -> Result<(), PluginError> {
     for (at, variant) in taken.iter().enumerate() {
         let same = |other: &&Variant| other.name == variant.name && other.operation == variant.operation;
         if others.iter().chain(&in_tree).copied().chain(&taken[..at]).any(|other| same(&other)) {
-            return Err(error(format!("its {} variant {:?} has the name of another", variant.operation, variant.name)));
+            return Err(error(format!(
+                "its {} variant {:?} has the name of another; rename it",
+                variant.operation, variant.name
+            )));
         }
     }
     std::mem::forget(library);
@@ -71,45 +74,47 @@ fn one_line(error: &libloading::Error) -> String {
     format!("{}; expected a shared library for this machine", text.replace('\n', " "))
 }
 
-/// What a library says of itself.
+/// Reads the variants that a library describes.
 fn read(library: &Library) -> Result<Vec<Variant>, String> {
-    // SAFETY: the header says that the symbol is this function.
+    // SAFETY: the header declares the symbol as this function.
     let entry = unsafe { library.get::<abi::Entry>(abi::SYMBOL.as_bytes()) }
-        .map_err(|_| format!("it exports no {}, which a plug-in must (include/quire_kernels.h)", abi::SYMBOL))?;
-    // SAFETY: as above; it takes nothing.
+        .map_err(|_| format!("it exports no {}; export it as include/quire_kernels.h declares it", abi::SYMBOL))?;
+    // SAFETY: as above; it has no parameters.
     let plugin = unsafe { entry() };
     if plugin.is_null() {
         return Err(format!("{} returned null", abi::SYMBOL));
     }
-    // The first three fields are the same in every ABI, so they are read alone.
-    // SAFETY: not null, and every ABI begins with them.
+    // The first three fields are the same in every ABI version, so they are read separately.
+    // SAFETY: the pointer is not null, and every ABI version begins with these fields.
     let (magic, version, size) = unsafe { ((*plugin).magic, (*plugin).abi, (*plugin).size) };
     if magic != abi::MAGIC {
-        return Err(format!("found the magic number {magic:#x}, expected {:#x} (QUIREKRN)", abi::MAGIC));
+        return Err(format!("found magic number {magic:#x}, expected {:#x} (QUIREKRN)", abi::MAGIC));
     }
     if version != abi::ABI {
         return Err(format!(
-            "it was built for kernel ABI {version}, this is ABI {}: build it against the header of this version",
+            "found kernel ABI {version}, expected {}; build it with the header of this version of Quire",
             abi::ABI
         ));
     }
     at_least("its description", size, size_of::<abi::Plugin>())?;
-    // SAFETY: of this ABI and as large, so all fields are there; the header says that it lives as long as the process.
+    // SAFETY: the version is ours and the size sufficient, so all fields exist. The header requires it to live as long as
+    // the process.
     let plugin: &'static abi::Plugin = unsafe { &*plugin };
     if plugin.variants.is_null() || plugin.num_variants == 0 || plugin.num_variants > 4096 {
         return Err(format!("it has {} variants, expected 1 to 4096", plugin.num_variants));
     }
     (0..plugin.num_variants as usize)
         .map(|at| {
-            // SAFETY: the array has as many entries as it says.
+            // SAFETY: the array has `num_variants` entries.
             let variant = unsafe { *plugin.variants.add(at) };
             if variant.is_null() {
                 return Err(format!("variant {at} is null"));
             }
-            // SAFETY: a description begins with its size.
+            // SAFETY: the pointer is not null, and a description begins with its size.
             let size = unsafe { (*variant).size };
             at_least(&format!("the description of variant {at}"), size, size_of::<abi::Variant>())?;
-            // SAFETY: not null, as large as this ABI's, and it lives as long as the process.
+            // SAFETY: the pointer is not null, the size sufficient, and the header requires it to live as long as the
+            // process.
             describe(unsafe { &*variant }, plugin).map_err(|what| format!("variant {at}: {what}"))
         })
         .collect()
@@ -122,29 +127,29 @@ fn at_least(what: &str, found: u32, expected: usize) -> Result<(), String> {
     Ok(())
 }
 
-/// A variant as a value of the registry.
+/// Converts a variant of a plug-in.
 fn describe(variant: &abi::Variant, plugin: &'static abi::Plugin) -> Result<Variant, String> {
     let name = text("name", variant.name)?;
-    let in_it = |what: String| format!("({name}) {what}");
+    let in_variant = |what: String| format!("({name}) {what}");
     if !name.contains('.') {
-        return Err(in_it("found no dot in its name, expected owner.kind".into()));
+        return Err(in_variant("found a name without a dot, expected owner.kind".into()));
     }
     let operation = match variant.operation {
         abi::DECODE => Operation::Decode,
         abi::PREFILL => Operation::Prefill,
         abi::CACHE_WRITE => Operation::CacheWrite,
         abi::BLOCK_COPY => Operation::BlockCopy,
-        other => return Err(in_it(format!("found operation {other}, expected 0 to 3"))),
+        other => return Err(in_variant(format!("found operation {other}, expected 0 to 3"))),
     };
-    let device = text("device", variant.device).map_err(&in_it)?;
+    let device = text("device", variant.device).map_err(&in_variant)?;
     if device != "cpu" {
-        return Err(in_it(format!(
-            "it is for device {device:?}, expected \"cpu\": plug-ins for others are not taken yet"
+        return Err(in_variant(format!(
+            "found device {device:?}, expected \"cpu\": plug-ins for other devices are not supported yet"
         )));
     }
     let sizes = |what: &str, max: u32, step: u32| match (max as usize, step as usize) {
         (max, step) if step > 0 && max >= step => Ok(Sizes::UpTo { max, step }),
-        _ => Err(in_it(format!("found {what} sizes up to {max} in steps of {step}, expected at least one"))),
+        _ => Err(in_variant(format!("found {what} sizes up to {max} in steps of {step}, expected at least one"))),
     };
     let has = |feature| variant.features & feature != 0;
     let row_invariant =
@@ -152,9 +157,9 @@ fn describe(variant: &abi::Variant, plugin: &'static abi::Plugin) -> Result<Vari
     let capabilities = Capabilities {
         devices: &["cpu"],
         isa: Isa::Portable,
-        dtypes: bits("dtypes", variant.dtypes, &Dtype::ALL).map_err(&in_it)?,
-        kv_dtypes: bits("kv_dtypes", variant.kv_dtypes, &KvDtype::COMMON).map_err(&in_it)?,
-        layouts: bits("layouts", variant.layouts, &Layout::ALL).map_err(&in_it)?,
+        dtypes: bits("dtypes", variant.dtypes, &Dtype::ALL).map_err(&in_variant)?,
+        kv_dtypes: bits("kv_dtypes", variant.kv_dtypes, &KvDtype::COMMON).map_err(&in_variant)?,
+        layouts: bits("layouts", variant.layouts, &Layout::ALL).map_err(&in_variant)?,
         head_sizes: sizes("head", variant.max_head_dim, variant.head_dim_step)?,
         block_sizes: sizes("block", variant.max_block_size, variant.block_size_step)?,
         max_query_len: usize::try_from(variant.max_query_len).unwrap_or(usize::MAX),
@@ -170,17 +175,17 @@ fn describe(variant: &abi::Variant, plugin: &'static abi::Plugin) -> Result<Vari
     Ok(Variant { name, operation, capabilities, kernel: Kernel::Loaded(loaded) })
 }
 
-/// A text that lives as long as the process.
+/// Reads a string that lives as long as the process.
 fn text(what: &str, at: *const c_char) -> Result<&'static str, String> {
     if at.is_null() {
         return Err(format!("its {what} is null"));
     }
-    // SAFETY: the header says that texts end with a 0 and live as long as the process.
+    // SAFETY: the header requires that strings end with a 0 and live as long as the process.
     let text = unsafe { CStr::from_ptr(at) }.to_str().map_err(|_| format!("its {what} is not UTF-8"))?;
     if text.is_empty() || text.contains(char::is_control) { Err(format!("its {what} is {text:?}")) } else { Ok(text) }
 }
 
-/// The values whose bits are set, `all` being in the order of the header's numbers.
+/// Returns the values whose bits are set; `all` is in the order of the header's numbers.
 fn bits<T: Copy>(what: &str, found: u32, all: &[T]) -> Result<&'static [T], String> {
     if found == 0 || found >> all.len() != 0 {
         return Err(format!("found {what} {found:#b}, expected some of the {} lowest bits", all.len()));

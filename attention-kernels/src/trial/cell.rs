@@ -1,4 +1,4 @@
-//! A point of a grid, and what a variant did with it.
+//! A point of a grid, and the measurements of a variant there.
 
 use device::Device;
 
@@ -7,31 +7,31 @@ use crate::format::{CacheFormat, Dtype, KvDtype, Layout};
 use crate::needs::Needs;
 use crate::variant::Variant;
 
-/// One point of the grid.
+/// A point of the grid.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Shape {
-    /// Of queries.
+    /// Type of queries.
     pub dtype: Dtype,
-    /// Of the cache.
+    /// Type of the cache.
     pub kv_dtype: KvDtype,
-    /// Query heads.
+    /// Number of query heads.
     pub heads: usize,
-    /// KV heads.
+    /// Number of KV heads.
     pub kv_heads: usize,
     /// Elements per head.
     pub head_size: usize,
     /// Tokens per block.
     pub block_size: usize,
-    /// Sequences.
+    /// Number of sequences.
     pub batch: usize,
-    /// Tokens of each.
+    /// Context length of each sequence in tokens.
     pub context: usize,
-    /// Query rows of each.
+    /// Query rows of each sequence.
     pub query_len: usize,
 }
 
 impl Shape {
-    /// What a variant must be able to do.
+    /// Returns the requirements that a variant must meet.
     pub(super) fn needs(&self, device: &dyn Device) -> Needs {
         Needs {
             dtype: self.dtype,
@@ -43,27 +43,28 @@ impl Shape {
         }
     }
 
-    /// The format in the first layout of a variant.
+    /// Returns the cache format in the first layout that a variant supports.
     pub(super) fn format(&self, variant: &Variant) -> CacheFormat {
         let layouts = Layout::ALL.into_iter().find(|layout| variant.capabilities.layouts.contains(layout));
         CacheFormat { dtype: self.dtype, kv_dtype: self.kv_dtype, layout: layouts.unwrap_or_default() }
     }
 
-    /// Elements of a row of keys, or of values.
+    /// Returns the number of elements of a row of keys, or of values.
     pub(super) fn kv_width(&self) -> usize {
         self.kv_heads * self.head_size
     }
 }
 
-/// What one variant did with one shape.
+/// Measurements of one variant at one shape.
 #[derive(Clone, Debug)]
 pub struct Cell {
-    /// Of one call, all its launches.
+    /// Time of one call with all its launches.
     pub time: Time,
-    /// That a call must read and write, each once.
+    /// Bytes that a call must read and write, each counted once.
     pub bytes: u64,
-    /// Multiplications and additions of a call.
+    /// Number of multiplications and additions of a call.
     pub operations: u64,
-    /// Greatest error against float64, in ulps of the output's type; 0 where what is written is exact, infinity where not.
+    /// Greatest error against float64, in ulps of the output's type. For operations whose result is exact: 0 if it is
+    /// correct, else infinity.
     pub ulps: f64,
 }

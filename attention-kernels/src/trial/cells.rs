@@ -1,4 +1,4 @@
-//! One operation at one shape: inputs, a check of what comes out, and the time, for each variant.
+//! Measurement of one operation at one shape: generates inputs, checks the results of each variant, and times it.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use super::numbers::{Random, element, from_bytes, int8_row, round, to_byte, to_b
 use super::peaks::BEYOND_CACHES;
 use super::problem::{Look, Problem};
 use super::run::{OnDevice, buffer, bytes, floats};
-use super::time::time;
+use super::time::{Time, time};
 use crate::args::{BlockCopyArgs, CacheWriteArgs, KvCache, KvScales, LinearArgs, Rows};
 use crate::batch::AttentionBatch;
 use crate::error::KernelError;
@@ -18,12 +18,33 @@ use crate::shape::KvShape;
 use crate::variant::{Operation, Variant};
 use crate::workspace::{Workspace, WorkspaceLimits};
 
-/// Multiply-adds that a truth in float64 may take.
+/// Most multiply-adds in float64 that go into the expected result.
 const TRUTH: usize = 1 << 27;
-/// Rows of a written cache, or of a product, that are compared.
+/// Number of rows of a written cache, or of a product, that are compared.
 const SAMPLE: usize = 64;
 
 type Found<'a> = &'a mut dyn FnMut(&Variant, Cell);
+
+/// Variants that share their inputs.
+struct Case<'a> {
+    device: &'a Arc<dyn Device>,
+    shape: &'a Shape,
+    format: CacheFormat,
+    variants: &'a [&'static Variant],
+    /// Untimed and timed.
+    runs: (usize, usize),
+}
+
+impl Case<'_> {
+    /// Returns the number of copies of the inputs that repetitions use in turn, so that together they exceed the caches.
+    fn sets(&self, bytes: usize) -> usize {
+        if self.device.name() == "cuda-sim" { 1 } else { BEYOND_CACHES.div_ceil(bytes.max(1)).clamp(1, 64) }
+    }
+
+    fn time(&self, run: impl FnMut(usize) -> Result<(), KernelError>) -> Result<Time, KernelError> {
+        time(&**self.device, self.runs.0, self.runs.1, run)
+    }
+}
 
 /// Measures each of the variants.
 pub(super) fn run(
@@ -34,36 +55,26 @@ pub(super) fn run(
     runs: (usize, usize),
     found: Found<'_>,
 ) -> Result<(), KernelError> {
-    // Variants of one layout share their inputs.
+    // Variants with the same layout share their inputs.
     let mut rest = variants.to_vec();
     while let Some(first) = rest.first() {
         let format = shape.format(first);
         let (same, others) = rest.iter().copied().partition(|v| shape.format(v) == format);
         let same: Vec<&'static Variant> = same;
+        let case = Case { device, shape, format, variants: &same, runs };
         match operation {
-            Operation::Decode | Operation::Prefill => attention(device, shape, format, &same, runs, found)?,
-            Operation::CacheWrite => writes(&**device, shape, format, &same, runs, found)?,
-            Operation::BlockCopy => copies(&**device, shape, format, &same, runs, found)?,
-            Operation::Linear => products(&**device, shape, &same, runs, found)?,
+            Operation::Decode | Operation::Prefill => attention(&case, found)?,
+            Operation::CacheWrite => writes(&case, found)?,
+            Operation::BlockCopy => copies(&case, found)?,
+            Operation::Linear => products(&case, found)?,
         }
         rest = others;
     }
     Ok(())
 }
 
-/// How many sets of inputs, that repetitions take turns: all of them together lie beyond the caches.
-fn sets(device: &dyn Device, bytes: usize) -> usize {
-    if device.name() == "cuda-sim" { 1 } else { BEYOND_CACHES.div_ceil(bytes.max(1)).clamp(1, 64) }
-}
-
-fn attention(
-    device: &Arc<dyn Device>,
-    shape: &Shape,
-    format: CacheFormat,
-    variants: &[&'static Variant],
-    (warmup, repeat): (usize, usize),
-    found: Found<'_>,
-) -> Result<(), KernelError> {
+fn attention(case: &Case<'_>, found: Found<'_>) -> Result<(), KernelError> {
+    let Case { device, shape, variants, format, .. } = *case;
     let look = Look {
         format,
         heads: (shape.heads, shape.kv_heads),
@@ -81,14 +92,11 @@ fn attention(
     let truth = problem.truth_of((1..=sampled).map(|i| i * rows / sampled - 1).collect());
     let visible: usize = (1..=shape.query_len).map(|row| shape.context - shape.query_len + row).sum();
     let cache = 2 * shape.batch * shape.context * shape.kv_heads * format.row_bytes(shape.head_size);
-    let places: Vec<OnDevice<'_>> =
-        (0..sets(&**device, cache)).map(|_| problem.on(device)).collect::<Result<_, _>>()?;
+    let places: Vec<OnDevice<'_>> = (0..case.sets(cache)).map(|_| problem.on(device)).collect::<Result<_, _>>()?;
     for variant in variants {
         let ulps = places[0].run(variant, all.clone(), false)?.worst(&problem, &truth);
         let mut output = places[0].output()?;
-        let time = time(&**device, warmup, repeat, |i| {
-            places[i % places.len()].call(variant, all.clone(), &mut output, None)
-        })?;
+        let time = case.time(|i| places[i % places.len()].call(variant, all.clone(), &mut output, None))?;
         let cell = Cell {
             time,
             bytes: (cache + 2 * rows * problem.width() * format.dtype.bytes()) as u64,
@@ -100,7 +108,7 @@ fn attention(
     Ok(())
 }
 
-/// Blocks that the contexts of a batch take, and as many free ones.
+/// Returns the shape of a cache with the blocks for a batch of contexts, and as many free blocks.
 fn pool(shape: &Shape, tokens: usize) -> KvShape {
     let blocks = shape.batch * tokens.div_ceil(shape.block_size);
     let (num_kv_heads, block_size, head_dim) = (shape.kv_heads, shape.block_size, shape.head_size);
@@ -122,14 +130,9 @@ fn workspace(device: &dyn Device, shape: &KvShape, rows: usize, copies: usize) -
     Ok(Workspace::new(device, limits)?)
 }
 
-fn writes(
-    device: &dyn Device,
-    shape: &Shape,
-    format: CacheFormat,
-    variants: &[&'static Variant],
-    (warmup, repeat): (usize, usize),
-    found: Found<'_>,
-) -> Result<(), KernelError> {
+fn writes(case: &Case<'_>, found: Found<'_>) -> Result<(), KernelError> {
+    let Case { shape, variants, format, .. } = *case;
+    let device = &**case.device;
     let (of, rows, width) = (pool(shape, shape.query_len), shape.batch * shape.query_len, shape.kv_width());
     let mut random = Random::new(2);
     let numbers: Vec<f32> = (0..2 * rows * width).map(|_| round(format.dtype, random.unit())).collect();
@@ -140,10 +143,10 @@ fn writes(
     let mut workspace = workspace(device, &of, rows, 0)?;
     let batch = AttentionBatch { query_starts: vec![0], ..AttentionBatch::default() };
     workspace.load(device, &batch, &slots, None)?;
-    let scale = 1.0 / 128.0;
+    let (scale, strides) = (1.0 / 128.0, format.strides(&of));
     let moved = 2 * rows * (width * format.dtype.bytes() + shape.kv_heads * format.row_bytes(shape.head_size));
     let mut caches = Vec::new();
-    for _ in 0..sets(device, moved) {
+    for _ in 0..case.sets(moved) {
         let mut cache = KvCache::with_format(device, of, format)?;
         if format.kv_dtype.takes_scales() {
             let one = || floats(device, &[scale]);
@@ -172,40 +175,32 @@ fn writes(
                 row_of.chunks(shape.head_size).enumerate().all(|(head, want)| {
                     let slot = slots[row] as usize;
                     let (block, token) = (slot / of.block_size, slot % of.block_size);
-                    if format.kv_dtype == KvDtype::Int8PerToken {
-                        let rows = of.block_size * of.head_dim;
-                        let unit =
-                            &stored[(block * of.num_kv_heads + head) * of.block_size * format.row_bytes(of.head_dim)..];
-                        let (want, scale) = int8_row(want);
-                        return unit[token * of.head_dim..].starts_with(&want)
-                            && unit[rows + token * size_of::<f32>()..].starts_with(&scale.to_le_bytes());
+                    let place = block * strides.block + head * strides.head;
+                    let row = &stored[(place + token * strides.token) * format.element_bytes()..];
+                    match element(format) {
+                        Some(dtype) => row.starts_with(&to_bytes(dtype, want)),
+                        None if format.kv_dtype == KvDtype::Int8PerToken => {
+                            let ((want, scale), scales) = (int8_row(want), place + of.block_size * of.head_dim);
+                            row.starts_with(&want) && stored[scales + 4 * token..].starts_with(&scale.to_le_bytes())
+                        }
+                        None => {
+                            want.iter().zip(row).all(|(want, byte)| to_byte(format.kv_dtype, want / scale) == *byte)
+                        }
                     }
-                    let strides = format.layout.strides(&of);
-                    let at = block * strides.block + head * strides.head + token * strides.token;
-                    let want = match element(format) {
-                        Some(dtype) => to_bytes(dtype, want),
-                        None => want.iter().map(|value| to_byte(format.kv_dtype, value / scale)).collect(),
-                    };
-                    stored[at * format.element_bytes()..].starts_with(&want)
                 })
             })
         });
         let count = caches.len();
-        let time = time(device, warmup, repeat, |i| write(&mut caches[i % count]))?;
+        let time = case.time(|i| write(&mut caches[i % count]))?;
         let ulps = if exact { 0.0 } else { f64::INFINITY };
         found(variant, Cell { time, bytes: moved as u64, operations: 0, ulps });
     }
     Ok(())
 }
 
-fn copies(
-    device: &dyn Device,
-    shape: &Shape,
-    format: CacheFormat,
-    variants: &[&'static Variant],
-    (warmup, repeat): (usize, usize),
-    found: Found<'_>,
-) -> Result<(), KernelError> {
+fn copies(case: &Case<'_>, found: Found<'_>) -> Result<(), KernelError> {
+    let Case { shape, variants, format, .. } = *case;
+    let device = &**case.device;
     let of = pool(shape, shape.context);
     let (count, size) = (of.num_blocks / 2, format.block_bytes(&of));
     let mut random = Random::new(3);
@@ -217,7 +212,7 @@ fn copies(
     let moved = 4 * count * size;
     let mut noise = || buffer(device, &(0..of.num_blocks * size).map(|_| random.next() as u8).collect::<Vec<_>>());
     let mut caches = Vec::new();
-    for _ in 0..sets(device, moved) {
+    for _ in 0..case.sets(moved) {
         caches.push(KvCache { shape: of, format, keys: noise()?, values: noise()?, scales: None });
     }
     for variant in variants {
@@ -231,24 +226,20 @@ fn copies(
             Ok::<bool, KernelError>(exact && pairs.iter().all(|&(from, to)| block(from) == block(to)))
         })?;
         let sets = caches.len();
-        let time = time(device, warmup, repeat, |i| copy(&mut caches[i % sets]))?;
+        let time = case.time(|i| copy(&mut caches[i % sets]))?;
         let ulps = if exact { 0.0 } else { f64::INFINITY };
         found(variant, Cell { time, bytes: moved as u64, operations: 0, ulps });
     }
     Ok(())
 }
 
-fn products(
-    device: &dyn Device,
-    shape: &Shape,
-    variants: &[&'static Variant],
-    (warmup, repeat): (usize, usize),
-    found: Found<'_>,
-) -> Result<(), KernelError> {
+fn products(case: &Case<'_>, found: Found<'_>) -> Result<(), KernelError> {
+    let Case { shape, variants, .. } = *case;
+    let device = &**case.device;
     if variants.is_empty() {
         return Ok(());
     }
-    // As the output matrix of attention is: square.
+    // The weights are square, like the output matrix of attention.
     let (rows, k) = (shape.batch * shape.query_len, shape.heads * shape.head_size);
     let mut random = Random::new(4);
     let mut draw = |len: usize| -> Vec<f32> { (0..len).map(|_| random.unit()).collect() };
@@ -259,7 +250,7 @@ fn products(
     let (weights, moved) = (k * k * size_of::<f32>(), (k * k + 2 * rows * k) * size_of::<f32>());
     let mut uploader = Uploader::new(device)?;
     let matrix = |_| uploader.matrix(None, Dtype::F32, [k, k], &[(Dtype::F32, raw.as_slice())]);
-    let matrices = (0..sets(device, weights)).map(matrix).collect::<Result<Vec<_>, _>>()?;
+    let matrices = (0..case.sets(weights)).map(matrix).collect::<Result<Vec<_>, _>>()?;
     for variant in variants {
         let mut multiply = |i: usize| {
             let (weights, y) = (&matrices[i % matrices.len()], &mut output);
@@ -267,7 +258,7 @@ fn products(
             variant.linear(device, args)
         };
         multiply(0)?;
-        let time = time(device, warmup, repeat, &mut multiply)?;
+        let time = case.time(&mut multiply)?;
         let y = from_bytes(Dtype::F32, &bytes(device, &output)?);
         let places = (0..rows * k).step_by((rows * k).div_ceil(SAMPLE * SAMPLE));
         let ulps = places.map(|at| {

@@ -1,8 +1,9 @@
-//! A grid of shapes, and every variant that can do them: how long, how many bytes, how near to the best, how exact.
+//! A grid of shapes, and for every variant that supports them: time, bytes, share of the peak, and error.
 //!
-//! A problem is made once for all variants of its operation. It stands on the device as often as its inputs are beyond every
-//! cache ([`peaks`](super::Peaks)), and repetitions take turns, so that what is read comes from memory. Errors are those of a
-//! sample of rows, spread over the batch with its last one: a float64 truth of all would take far longer than the kernels.
+//! Inputs are generated once for all variants of an operation. The device holds as many copies as together exceed every
+//! cache ([`peaks`](super::Peaks)), and repetitions use them in turn, so reads come from memory. Errors are those of a
+//! sample of rows spread over the batch, including the last: computing all rows in float64 would take far longer than the
+//! kernels.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,39 +18,39 @@ use crate::format::{Dtype, KvDtype};
 use crate::registry::variants;
 use crate::variant::{Operation, Variant};
 
-/// What to run. Every list is combined with every other, where the operation has use for it.
+/// Measurements to make: the product of all lists that apply to an operation.
 #[derive(Clone, Debug)]
 pub struct Grid {
-    /// Operations.
+    /// Operations to measure.
     pub operations: Vec<Operation>,
-    /// Names of variants; none: all that can do a shape.
+    /// Names of variants; empty: all that support a shape.
     pub variants: Vec<String>,
     /// Types of queries.
     pub dtypes: Vec<Dtype>,
     /// Types of caches.
     pub kv_dtypes: Vec<KvDtype>,
-    /// Query heads.
+    /// Number of query heads.
     pub heads: usize,
-    /// KV heads, a divisor of the former.
+    /// Number of KV heads, a divisor of the number of query heads.
     pub kv_heads: usize,
     /// Elements per head.
     pub head_sizes: Vec<usize>,
     /// Tokens per block.
     pub block_sizes: Vec<usize>,
-    /// Sequences.
+    /// Numbers of sequences.
     pub batches: Vec<usize>,
-    /// Tokens of each sequence, query rows included.
+    /// Context lengths in tokens, query rows included.
     pub contexts: Vec<usize>,
-    /// Query rows of each sequence: of prefill, cache writes and matrix products.
+    /// Query rows of each sequence, for prefill, cache writes and matrix products.
     pub query_lens: Vec<usize>,
-    /// Runs before the clock counts.
+    /// Number of untimed runs.
     pub warmup: usize,
-    /// Runs that count, at most: the first second of them.
+    /// Number of timed runs; fewer if they take more than a second.
     pub repeat: usize,
 }
 
 impl Grid {
-    /// Small defaults for a device: some ten seconds.
+    /// Returns a small default grid for a device, which takes about ten seconds.
     pub fn of(device: &dyn Device) -> Grid {
         let sim = device.name() == "cuda-sim";
         let pick = |slow: &[usize], fast: &[usize]| if sim { slow.to_vec() } else { fast.to_vec() };
@@ -70,7 +71,7 @@ impl Grid {
         }
     }
 
-    /// The shapes of an operation, without what it does not look at.
+    /// Returns the shapes of an operation, which ignore the lists that do not apply to it.
     pub fn shapes(&self, operation: Operation) -> Vec<Shape> {
         let one = [1];
         let query_lens = match operation {
@@ -85,42 +86,38 @@ impl Grid {
             Operation::Linear => (&[KvDtype::Same], &one),
             _ => (&self.kv_dtypes, &self.block_sizes),
         };
-        let mut shapes = Vec::new();
-        for (&dtype, &kv_dtype) in self.dtypes.iter().flat_map(|dtype| kv_dtypes.iter().map(move |kv| (dtype, kv))) {
-            for (&head_size, &block_size) in
-                self.head_sizes.iter().flat_map(|size| block_sizes.iter().map(move |block| (size, block)))
-            {
-                for (&batch, &context) in
-                    self.batches.iter().flat_map(|batch| contexts.iter().map(move |context| (batch, context)))
-                {
-                    for &query_len in query_lens {
-                        let context = context.max(query_len);
-                        let (heads, kv_heads) = (self.heads, self.kv_heads);
-                        let shape = Shape {
-                            dtype,
-                            kv_dtype,
-                            heads,
-                            kv_heads,
-                            head_size,
-                            block_size,
-                            batch,
-                            context,
-                            query_len,
-                        };
-                        if !shapes.contains(&shape) {
-                            shapes.push(shape);
-                        }
-                    }
-                }
+        let none = Shape {
+            dtype: Dtype::F32,
+            kv_dtype: KvDtype::Same,
+            heads: self.heads,
+            kv_heads: self.kv_heads,
+            head_size: 0,
+            block_size: 0,
+            batch: 0,
+            context: 0,
+            query_len: 0,
+        };
+        let shapes = vary(vec![none], &self.dtypes, |shape, dtype| shape.dtype = dtype);
+        let shapes = vary(shapes, kv_dtypes, |shape, kv_dtype| shape.kv_dtype = kv_dtype);
+        let shapes = vary(shapes, &self.head_sizes, |shape, size| shape.head_size = size);
+        let shapes = vary(shapes, block_sizes, |shape, size| shape.block_size = size);
+        let shapes = vary(shapes, &self.batches, |shape, batch| shape.batch = batch);
+        let shapes = vary(shapes, contexts, |shape, context| shape.context = context);
+        let mut distinct: Vec<Shape> = Vec::new();
+        for mut shape in vary(shapes, query_lens, |shape, len| shape.query_len = len) {
+            shape.context = shape.context.max(shape.query_len);
+            if !distinct.contains(&shape) {
+                distinct.push(shape);
             }
         }
-        shapes
+        distinct
     }
 
-    /// What no shape allows a variant, a line for each of those that were named, or that run on this device.
+    /// Returns why variants cannot be measured: one line for each variant and reason, of the named variants or of those for
+    /// this device.
     ///
     /// # Errors
-    /// A grid that is empty or names what does not exist, and one of which nothing can be done here.
+    /// The grid is empty or names an unknown variant, or no variant can run on this device.
     pub fn check(&self, device: &dyn Device) -> Result<Vec<String>, GridError> {
         let sizes = [&self.head_sizes, &self.block_sizes, &self.batches, &self.contexts, &self.query_lens];
         let none = sizes.iter().any(|sizes| sizes.is_empty() || sizes.contains(&0));
@@ -147,7 +144,7 @@ impl Grid {
                         continue;
                     };
                     let line = format!("{} {}: {reason}", operation.key(), variant.name);
-                    // Those of other devices are no news.
+                    // Variants of other devices are reported only if they were named.
                     let ours = variant.capabilities.devices.contains(&device.name()) || !self.variants.is_empty();
                     if ours && !left_out.contains(&line) {
                         left_out.push(line);
@@ -168,12 +165,12 @@ impl Grid {
         found
     }
 
-    /// Runs it. `measure` is asked for the device's peaks before the first operation and after each: the shares of an
-    /// operation's measurements, which `found` then gets, are of the greater of the two around it. So neither a lull of the
-    /// machine's other tenants during one of them nor a change of the clock makes a share of more than there is.
+    /// Measures the grid. `measure` is called before the first operation and after each one; the shares of an operation,
+    /// which are passed to `found`, refer to the greater of the two peaks around it. So neither other load on the machine
+    /// during one of them nor a change of the clock frequency yields a share above 1.
     ///
     /// # Errors
-    /// Those of [`Grid::check`], and whatever goes wrong on the device.
+    /// As for [`Grid::check`]; also, the device or a kernel fails.
     pub fn run(
         &self,
         device: &Arc<dyn Device>,
@@ -203,67 +200,76 @@ impl Grid {
     }
 }
 
-/// Why nothing was measured, or not all.
+/// Returns each shape with each of the values.
+fn vary<T: Copy>(shapes: Vec<Shape>, values: &[T], set: impl Fn(&mut Shape, T)) -> Vec<Shape> {
+    let with = |(mut shape, value): (Shape, T)| {
+        set(&mut shape, value);
+        shape
+    };
+    shapes.iter().flat_map(|shape| values.iter().map(|value| with((shape.clone(), *value)))).collect()
+}
+
+/// Why a grid was not measured, or not completely.
 #[derive(Debug, thiserror::Error)]
 pub enum GridError {
-    /// A list without a size, or with the size 0.
+    /// A list is empty or contains 0.
     #[error("--heads, --kv-heads, --head-size, --block-size, --batch, --context and --query-len take numbers from 1")]
     Empty,
-    /// Heads that do not fall into groups.
-    #[error("--heads {heads} is no multiple of --kv-heads {kv_heads}")]
+    /// The heads cannot be grouped evenly.
+    #[error("--heads: found {heads}, expected a multiple of --kv-heads {kv_heads}; change one of them")]
     Heads {
-        /// Query heads.
+        /// Number of query heads.
         heads: usize,
-        /// KV heads.
+        /// Number of KV heads.
         kv_heads: usize,
     },
-    /// No variant of these operations has that name.
-    #[error("--variant {name:?}: no such variant; there are: {known}")]
+    /// No variant of these operations has the name.
+    #[error("--variant {name:?}: there is no such variant; use one of: {known}")]
     Unknown {
-        /// As given.
+        /// Name as given.
         name: String,
-        /// What there is.
+        /// Names of all variants of these operations.
         known: String,
     },
-    /// No variant can do any of the shapes.
-    #[error("no kernel that was asked for can do any of these shapes on {device}: {reasons}")]
+    /// No variant supports any of the shapes.
+    #[error("no requested kernel supports any of these shapes on {device}: {reasons}")]
     Nothing {
         /// Backend name.
         device: &'static str,
-        /// By variant.
+        /// Reason for each variant.
         reasons: String,
     },
-    /// The device, or a kernel.
+    /// The device or a kernel failed.
     #[error(transparent)]
     Kernel(#[from] KernelError),
 }
 
-/// One row of the table.
+/// Measurement of one variant at one shape: a row of the table.
 #[derive(Clone, Debug)]
 pub struct Measurement {
-    /// What was done.
+    /// Operation.
     pub operation: Operation,
-    /// By which variant.
+    /// Name of the variant.
     pub variant: &'static str,
-    /// On what.
+    /// Shape.
     pub shape: Shape,
-    /// How.
+    /// Time, bytes and error.
     pub cell: Cell,
-    /// Of what the device could do at best: the time that its measured peaks ask for over the time taken. `None` where
-    /// what bounds this was not measured.
+    /// Share of the peak that bounds the operation: the time at the measured peak over the time taken. `None` if that peak
+    /// was not measured.
     pub share: Option<f64>,
 }
 
 impl Measurement {
-    /// Bytes a second.
+    /// Returns the bytes per second.
     pub fn bytes_per_second(&self) -> f64 {
         self.cell.bytes as f64 / self.cell.time.median().max(Duration::from_nanos(1)).as_secs_f64()
     }
 }
 
 impl Peaks {
-    /// Share of the peak that bounds a call: the least time that the peaks allow over the time taken. `None` where the peak
-    /// was not measured.
+    /// Returns the share of the peak that bounds a call: the least time that the peaks allow over the time taken. `None` if that
+    /// peak was not measured.
     pub fn share(&self, operation: Operation, shape: &Shape, cell: &Cell) -> Option<f64> {
         let bytes = cell.bytes as f64;
         let memory = match operation {
@@ -271,7 +277,7 @@ impl Peaks {
             _ => bytes / self.read?,
         };
         let peak = if shape.dtype == Dtype::F32 { self.f32 } else { self.tensor };
-        // Many rows at once are bound by arithmetic; without its peak there is nothing to compare with.
+        // Many rows at once are bound by arithmetic, so without its peak there is no bound.
         let arithmetic = match operation {
             Operation::Prefill | Operation::Linear if shape.batch * shape.query_len > 1 => {
                 cell.operations as f64 / peak?

@@ -1,8 +1,8 @@
-//! Problems with known answers: to prove a variant with, and to time it.
+//! Generated calls with known results, to test variants and to time them.
 //!
-//! What it is: generated calls ([`Problem`]), the same on a device ([`OnDevice`]), the float64 truth and how far a result is
-//! from it ([`Results`], [`numbers`]), time ([`time`]), and a whole grid of variants and shapes ([`grid`]). The conformance
-//! tests and `quire bench kernels` are made of it. What it is not: no engine needs it to run a model.
+//! Contains generated calls ([`Problem`]), their inputs on a device ([`OnDevice`]), the expected result in float64 and the
+//! error of a result ([`Results`], [`numbers`]), timing ([`time`]), and grids of variants and shapes ([`grid`]). The
+//! conformance tests and `quire bench kernels` are built on it. The engine does not need it to run a model.
 //!
 //! ```
 //! use attention_kernels::trial::{Look, Problem};

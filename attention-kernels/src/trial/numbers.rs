@@ -1,4 +1,4 @@
-//! Numbers as they are stored, written independently of the kernels, and how far a result may be from the truth.
+//! Stored numbers, implemented independently of the kernels, and the permitted errors.
 
 use std::sync::LazyLock;
 
@@ -7,7 +7,7 @@ use half::{bf16, f16};
 use crate::format::{CacheFormat, Dtype, KvDtype};
 use crate::variant::Capabilities;
 
-/// The stored bytes of a float of that type, rounded to nearest even.
+/// Returns the stored bytes of floats, rounded to nearest, ties to even.
 pub fn to_bytes(dtype: Dtype, values: &[f32]) -> Vec<u8> {
     match dtype {
         Dtype::F32 => values.iter().flat_map(|v| v.to_le_bytes()).collect(),
@@ -16,7 +16,7 @@ pub fn to_bytes(dtype: Dtype, values: &[f32]) -> Vec<u8> {
     }
 }
 
-/// A row and its scale as [`KvDtype::Int8PerToken`] has them.
+/// Returns the bytes and the scale of a row in [`KvDtype::Int8PerToken`].
 pub fn int8_row(row: &[f32]) -> (Vec<u8>, f32) {
     let nan = row.iter().any(|value| value.is_nan());
     let scale = if nan { f32::NAN } else { row.iter().fold(0.0, |m: f32, value| m.max(value.abs())) / 127.0 };
@@ -26,7 +26,7 @@ pub fn int8_row(row: &[f32]) -> (Vec<u8>, f32) {
     (row.iter().map(|value| to_byte(KvDtype::Int8, value / scale)).collect(), scale)
 }
 
-/// The other way.
+/// Returns the floats that are stored in bytes.
 pub fn from_bytes(dtype: Dtype, bytes: &[u8]) -> Vec<f32> {
     let (pairs, _) = bytes.as_chunks::<2>();
     match dtype {
@@ -36,7 +36,7 @@ pub fn from_bytes(dtype: Dtype, bytes: &[u8]) -> Vec<f32> {
     }
 }
 
-/// The nearest number of that type.
+/// Returns the nearest number of the type.
 pub fn round(dtype: Dtype, value: f32) -> f32 {
     match dtype {
         Dtype::F32 => value,
@@ -45,7 +45,7 @@ pub fn round(dtype: Dtype, value: f32) -> f32 {
     }
 }
 
-/// The type of a cache's elements, if they have 16 bits or more.
+/// Returns the type of a cache's elements if they have 16 bits or more.
 pub fn element(format: CacheFormat) -> Option<Dtype> {
     match format.kv_dtype {
         KvDtype::Same => Some(format.dtype),
@@ -55,7 +55,7 @@ pub fn element(format: CacheFormat) -> Option<Dtype> {
     }
 }
 
-/// What a byte of an 8-bit cache stands for, before its scale. NaN for types that have other bytes.
+/// Returns the value that a byte of an 8-bit cache represents, before scaling. NaN for types of other widths.
 pub fn from_byte(kv_dtype: KvDtype, byte: u8) -> f32 {
     let (exponent_bits, mantissa_bits, bias) = match kv_dtype {
         KvDtype::Int8 | KvDtype::Int8PerToken => return f32::from(byte as i8),
@@ -80,13 +80,14 @@ pub fn from_byte(kv_dtype: KvDtype, byte: u8) -> f32 {
     if byte >> 7 == 1 { -magnitude } else { magnitude }
 }
 
-/// What the codes of positive numbers stand for, in their order: e4m3, e5m2.
+/// Values of the codes of non-negative numbers in ascending order, for e4m3 and e5m2.
 static POSITIVE: LazyLock<[Vec<f32>; 2]> = LazyLock::new(|| {
     let values = |kv_dtype, greatest| (0..=greatest).map(|code| from_byte(kv_dtype, code)).collect();
     [values(KvDtype::Fp8E4m3, 0x7e), values(KvDtype::Fp8E5m2, 0x7b)]
 });
 
-/// The byte nearest to a value, even bytes first, clamped to the greatest finite one; NaN to the format's, or −127.
+/// Returns the byte nearest to a value, ties to even, clamped to the greatest finite one. NaN becomes the format's NaN, or
+/// −127 in int8.
 pub fn to_byte(kv_dtype: KvDtype, value: f32) -> u8 {
     if matches!(kv_dtype, KvDtype::Int8 | KvDtype::Int8PerToken) {
         return if value.is_nan() { -127i8 as u8 } else { value.clamp(-127.0, 127.0).round_ties_even() as i8 as u8 };
@@ -106,7 +107,7 @@ pub fn to_byte(kv_dtype: KvDtype, value: f32) -> u8 {
     if value.is_sign_negative() { code | 0x80 } else { code }
 }
 
-/// Distance of two neighbours of that type at a magnitude.
+/// Returns the distance between neighbouring numbers of the type at a magnitude.
 pub fn ulp(dtype: Dtype, magnitude: f64) -> f64 {
     let (mantissa_bits, least) = match dtype {
         Dtype::F32 => (23, -126),
@@ -117,18 +118,18 @@ pub fn ulp(dtype: Dtype, magnitude: f64) -> f64 {
     2f64.powi(exponent - mantissa_bits)
 }
 
-/// How far a result may be from the float64 one.
+/// Permitted errors against float64.
 pub struct Tolerance {
-    /// Of an output element: in ulps of the output's type, at the magnitude of the mean of |v| under the row's weights.
+    /// Of an output element: in ulps of the output's type, at the mean of |v| under the row's weights.
     pub output: f64,
-    /// Of the log of a sum: absolute.
+    /// Of the log of a sum: absolute, or relative where it exceeds 1.
     pub lse: f64,
 }
 
-/// The one place for tolerances. Rounding the output costs half an ulp; sums and exponentials in f32 are far below the rest
-/// but for f32 itself, where a score of a few units is off by an ulp of its own and a context adds up. The tensor
-/// cores take weights rounded to the type of the query: half an ulp more, and of the log of their sum; and values times the
-/// scales of their rows, rounded to that type: another half.
+/// Returns the permitted errors; no test has others. Rounding the output costs half an ulp. Sums and exponentials in f32
+/// cost far less, except for float32 output, where a score of a few units is off by an ulp of its own and errors add up
+/// over a context. Tensor cores take weights rounded to the type of the query: half an ulp more, and as much in the log of
+/// their sum. Values times the scales of their rows are rounded to that type too: another half.
 pub fn tolerance(can: &Capabilities, format: CacheFormat) -> Tolerance {
     let dtype = format.dtype;
     let scaled_rows = if format.kv_dtype == KvDtype::Int8PerToken { 0.5 } else { 0.0 };
@@ -140,16 +141,16 @@ pub fn tolerance(can: &Capabilities, format: CacheFormat) -> Tolerance {
     }
 }
 
-/// A small generator of numbers (xorshift64).
+/// A small pseudo-random number generator (xorshift64).
 pub struct Random(u64);
 
 impl Random {
-    /// Of a seed.
+    /// Creates a generator from a seed.
     pub fn new(seed: u64) -> Random {
         Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
     }
 
-    /// 64 bits.
+    /// Returns 64 random bits.
     #[allow(clippy::should_implement_trait)]
     pub fn next(&mut self) -> u64 {
         self.0 ^= self.0 << 13;
@@ -158,37 +159,20 @@ impl Random {
         self.0
     }
 
-    /// Less than `n`.
+    /// Returns a number less than `n`.
     pub fn below(&mut self, n: usize) -> usize {
         ((self.next() >> 33) % n as u64) as usize
     }
 
-    /// From −1 to 1.
+    /// Returns a number from −1 to 1.
     pub fn unit(&mut self) -> f32 {
         (self.next() >> 40) as f32 / (1u64 << 23) as f32 - 1.0
     }
 
-    /// Puts items into another order.
+    /// Shuffles items.
     pub fn shuffle<T>(&mut self, items: &mut [T]) {
         for i in (1..items.len()).rev() {
             items.swap(i, self.below(i + 1));
         }
     }
-}
-
-#[test]
-fn eight_bit_numbers_are_those_of_their_papers() {
-    assert_eq!(from_byte(KvDtype::Fp8E4m3, 0x7e), 448.0);
-    assert_eq!(from_byte(KvDtype::Fp8E5m2, 0x7b), 57344.0);
-    assert_eq!(from_byte(KvDtype::Fp8E4m3, 0x01), 2f32.powi(-9));
-    for kv_dtype in [KvDtype::Fp8E4m3, KvDtype::Fp8E5m2, KvDtype::Int8] {
-        for byte in 0..=255u8 {
-            let value = from_byte(kv_dtype, byte);
-            if value.is_finite() && value != -128.0 {
-                assert_eq!(to_byte(kv_dtype, value), byte, "{kv_dtype} {byte:#x}");
-            }
-        }
-    }
-    assert_eq!(to_byte(KvDtype::Fp8E4m3, 17.0), to_byte(KvDtype::Fp8E4m3, 16.0), "a tie goes to even");
-    assert_eq!(to_byte(KvDtype::Fp8E4m3, -1e9), 0xfe);
 }

@@ -1,4 +1,4 @@
-//! What the device could do at best, measured with the same threads or stream as what is compared with it, in the same run.
+//! Peak rates of a device, measured in the same run and with the same threads or stream as what is compared with them.
 
 use std::fmt;
 
@@ -11,29 +11,29 @@ use crate::cuda::{TILE_OPERATIONS, TILE_THREADS, multiply_tiles, read_memory};
 use crate::error::KernelError;
 use crate::format::Dtype;
 
-/// Several times any last cache of a CPU that is met with, and more than four times the L2 cache of a GPU.
+/// Several times the last-level cache of common CPUs, and more than four times the L2 cache of a GPU.
 pub(super) const BEYOND_CACHES: usize = 256 << 20;
 
-/// What was measured; `None`: it can not be measured here.
+/// Peak rates; `None` where one cannot be measured.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Peaks {
-    /// Bytes a second that are read from memory.
+    /// Bytes per second read from memory.
     pub read: Option<f64>,
-    /// Bytes a second, read and written together, of a copy within memory.
+    /// Bytes per second of a copy within memory, reads and writes added.
     pub copy: Option<f64>,
-    /// Multiplications and additions a second in float32.
+    /// Multiplications and additions per second in float32.
     pub f32: Option<f64>,
-    /// The same of 8-bit integers.
+    /// The same in 8-bit integers.
     pub int8: Option<f64>,
-    /// The same of bf16 and of f16 on tensor cores, through `mma.sync`, as the kernels multiply.
+    /// The same in bf16 and f16 on tensor cores, with `mma.sync`, which most kernels use.
     pub tensor: Option<f64>,
 }
 
 impl Peaks {
-    /// Takes about a second. Nothing on `cuda-sim`, where time means nothing.
+    /// Measures the peaks in about a second. Measures nothing on `cuda-sim`, where times are meaningless.
     ///
     /// # Errors
-    /// Not enough memory, or a kernel that is not there.
+    /// The device has not enough memory or lacks a kernel.
     pub fn measure(device: &dyn Device) -> Result<Peaks, KernelError> {
         match device.name() {
             "cpu" => Ok(Peaks {
@@ -53,14 +53,15 @@ impl Peaks {
         }
     }
 
-    /// The greater of each: what the device could do at best between two measurements, as far as they tell.
+    /// Returns the greater of each rate.
     pub fn max(&self, other: &Peaks) -> Peaks {
         let [read, copy, f32, int8, tensor] =
             std::array::from_fn(|i| self.all()[i].into_iter().chain(other.all()[i]).reduce(f64::max));
         Peaks { read, copy, f32, int8, tensor }
     }
 
-    /// How far the lowest of several measurements lies below the greatest, as a share of this, where it is the most.
+    /// Returns how far the lowest of several measurements lies below the highest, as a share of the highest; the maximum
+    /// over all rates.
     ///
     /// ```
     /// use attention_kernels::trial::Peaks;
@@ -97,10 +98,10 @@ impl fmt::Display for Peaks {
     }
 }
 
-/// Times enough for a median.
+/// Number of repetitions, of which the median counts.
 const REPEAT: usize = 11;
 
-/// Thread blocks of a launch: several to every processor of the largest GPU.
+/// Thread blocks per launch: several for each multiprocessor of the largest GPU.
 const BLOCKS: usize = 2048;
 
 fn copy(device: &dyn Device, size: usize) -> Result<f64, KernelError> {
@@ -117,14 +118,14 @@ fn read(device: &dyn Device, size: usize) -> Result<f64, KernelError> {
 }
 
 fn tensor(device: &dyn Device) -> Result<f64, KernelError> {
-    // Some milliseconds.
+    // Takes some milliseconds.
     let (steps, threads) = (1 << 12, BLOCKS * TILE_THREADS);
     let mut sums = device.alloc(threads * size_of::<f32>())?;
     let time = time(device, 2, REPEAT, |_| Ok(multiply_tiles(device, [0x3f80_3f80; 2], steps, &mut sums)?))?;
     Ok((threads * TILE_OPERATIONS * steps as usize) as f64 / time.median().as_secs_f64())
 }
 
-/// Every page is there, and the same noise over and over: as good as other noise, and quickly made.
+/// Returns a buffer that repeats the same random bytes, which touches every page quickly.
 fn filled(device: &dyn Device, size: usize) -> Result<Buffer, KernelError> {
     let piece = buffer(device, &noise(size.min(16 << 20)))?;
     let mut filled = device.alloc(size)?;
@@ -139,10 +140,11 @@ fn noise(size: usize) -> Vec<u8> {
     (0..size / 8).flat_map(|_| random.next().to_ne_bytes()).collect()
 }
 
-/// The xor of all words of random memory of `size` bytes, as so many thread blocks of the device's kernel find it, and as it is.
+/// Returns the xor of all words of `size` random bytes, as computed by `blocks` thread blocks of the device's kernel and by
+/// the CPU.
 ///
 /// # Errors
-/// A device without the kernel.
+/// The device lacks the kernel.
 pub fn read_and_fold(device: &dyn Device, size: usize, blocks: usize) -> Result<[u32; 2], KernelError> {
     let noise = noise(size);
     let fold = |bytes: &[u8]| bytes.as_chunks::<4>().0.iter().fold(0, |sum, word| sum ^ u32::from_ne_bytes(*word));
@@ -151,11 +153,11 @@ pub fn read_and_fold(device: &dyn Device, size: usize, blocks: usize) -> Result<
     Ok([fold(&bytes(device, &sums)?), fold(&noise[..size / 16 * 16])])
 }
 
-/// What each thread of a block sums that adds up `steps` times eight products of tiles, all of x and all of y, and what that is;
-/// exact where it is below 2^24.
+/// Returns the sums of the threads of one block that adds `steps` times eight products of tiles, all elements x and y, and
+/// the expected sum, which is exact below 2^24.
 ///
 /// # Errors
-/// A device without the kernel.
+/// The device lacks the kernel.
 pub fn multiply_and_sum(device: &dyn Device, [x, y]: [f32; 2], steps: u32) -> Result<(Vec<f32>, f32), KernelError> {
     let mut sums = buffer(device, &vec![0x55; TILE_THREADS * size_of::<f32>()])?;
     let pair = |value: f32| (value.to_bits() >> 16) * 0x1_0001;

@@ -1,7 +1,7 @@
-//! One call of an attention kernel: generated inputs, and the float64 truth.
+//! A generated call of an attention kernel, and its result in float64.
 //!
-//! Costs: 8 bytes of host memory per element of the cache, and a truth of `rows × num_heads × context × head_dim`
-//! multiply-adds in float64 on one thread; [`Problem::truth_of`] computes some of the rows.
+//! Uses 8 bytes of host memory per element of the cache. The expected result takes `rows × num_heads × context × head_dim`
+//! multiply-adds in float64 on one thread; [`Problem::truth_of`] computes only some rows.
 
 use std::ops::Range;
 
@@ -10,77 +10,77 @@ use crate::batch::AttentionBatch;
 use crate::format::{CacheFormat, KvDtype};
 use crate::shape::KvShape;
 
-/// Everything about a call but the device.
+/// The inputs of a call, not yet on a device.
 #[derive(Clone)]
 pub struct Problem {
     /// Types and layout of the cache.
     pub format: CacheFormat,
-    /// Of keys and values.
+    /// Shape of keys and values.
     pub shape: KvShape,
-    /// Query heads.
+    /// Number of query heads.
     pub num_heads: usize,
-    /// `[rows, num_heads, head_dim]`, rounded to the type.
+    /// Queries `[rows, num_heads, head_dim]`, rounded to the type.
     pub query: Vec<f32>,
-    /// Elements between the end of a row of the query and the start of the next.
+    /// Elements between the end of a query row and the start of the next.
     pub query_gap: usize,
-    /// Stored numbers, before their scale, in the order of [`KvShape::offset`].
+    /// Keys before scaling, in the order of [`KvShape::offset`].
     pub keys: Vec<f32>,
-    /// As the keys.
+    /// Values before scaling, in the same order.
     pub values: Vec<f32>,
-    /// Of keys and values: none, one, or one per KV head.
+    /// Scales of keys and values: none, one, or one per KV head.
     pub scales: Option<[Vec<f32>; 2]>,
-    /// Of keys and values: of each slot and KV head, `[slots, num_kv_heads]`, where the type has such scales, else empty.
+    /// Scales of keys and values for each slot and KV head, `[slots, num_kv_heads]`; empty if the type has none.
     pub token_scales: [Vec<f32>; 2],
-    /// Rows, contexts and block tables.
+    /// Query rows, contexts and block tables.
     pub batch: AttentionBatch,
-    /// Of the scores.
+    /// Scale of the scores.
     pub scale: f32,
     /// As in [`AttentionArgs`](crate::AttentionArgs).
     pub window: Option<usize>,
-    /// As there.
+    /// As in [`AttentionArgs`](crate::AttentionArgs).
     pub soft_cap: Option<f32>,
-    /// ALiBi, one per query head.
+    /// ALiBi slope of each query head.
     pub slopes: Option<Vec<f32>>,
 }
 
-/// What a generated problem looks like.
+/// Properties of a generated problem.
 #[derive(Clone, Debug)]
 pub struct Look {
     /// Types and layout of the cache.
     pub format: CacheFormat,
-    /// Query heads, key/value heads.
+    /// Numbers of query heads and of KV heads.
     pub heads: (usize, usize),
     /// Elements per head.
     pub dim: usize,
     /// Tokens per block.
     pub block_size: usize,
-    /// `None`, or whether there is one scale per head.
+    /// Scales: none, one (`false`), or one per KV head (`true`).
     pub scales: Option<bool>,
-    /// Tokens that a row sees; `None`: all before it.
+    /// Sliding window: number of tokens that a row sees.
     pub window: Option<usize>,
     /// Whether scores are capped, at 3.
     pub soft_cap: bool,
     /// Whether there are ALiBi slopes.
     pub alibi: bool,
-    /// (rows, context) of each sequence.
+    /// Query rows and context length of each sequence.
     pub lens: Vec<(usize, usize)>,
 }
 
-/// What the definition gives, in float64. Numbers of rows that were not asked for are 0.
+/// Expected result in float64. Rows that were not requested are 0.
 pub struct Truth {
-    /// Those that were.
+    /// Requested rows.
     pub rows: Vec<usize>,
-    /// `[rows, num_heads, head_dim]`.
+    /// Output `[rows, num_heads, head_dim]`.
     pub output: Vec<f64>,
-    /// Means of |v| under the same weights.
+    /// Means of |v| under the same weights, `[rows, num_heads, head_dim]`.
     pub magnitude: Vec<f64>,
-    /// `[rows, num_heads]`.
+    /// Log of the sum of exp(score), `[rows, num_heads]`.
     pub lse: Vec<f64>,
 }
 
 impl Problem {
-    /// Everything that must not be read holds NaN (−128 in int8, which nothing writes; scales too), or block ids that do not
-    /// exist.
+    /// Generates a problem. Memory that must not be read holds NaN (in int8 −128, which no writer stores; scales too) or
+    /// invalid block ids.
     pub fn new(seed: u64, look: &Look) -> Problem {
         let &Look { format, heads, dim, block_size, window, .. } = look;
         let mut random = Random::new(seed);
@@ -98,13 +98,13 @@ impl Problem {
         };
         let mut keys = vec![poison; shape.num_blocks * shape.block_elements()];
         let mut values = keys.clone();
-        // Stored numbers of about these magnitudes; scales bring them back to about 1.
+        // Approximate magnitude of stored numbers; scales bring them back to about 1.
         let spread = match format.kv_dtype {
             KvDtype::Same | KvDtype::F16 | KvDtype::Bf16 => 1.0,
             KvDtype::Int8 | KvDtype::Int8PerToken => 100.0,
             KvDtype::Fp8E4m3 | KvDtype::Fp8E5m2 => 12.0,
         };
-        // Every number of 8 bits that is drawn at all is among so many, and a look-up is faster than rounding each.
+        // 8-bit values are drawn from this list, because a lookup is faster than rounding each.
         let kv_dtype = format.kv_dtype;
         let bytes: Vec<f32> = match element(format) {
             Some(_) => Vec::new(),
@@ -159,22 +159,22 @@ impl Problem {
         }
     }
 
-    /// The rows of a sequence.
+    /// Returns the query rows of a sequence.
     pub fn rows_of(&self, seq: usize) -> Range<usize> {
         self.batch.query_starts[seq] as usize..self.batch.query_starts[seq + 1] as usize
     }
 
-    /// Elements of a row of the output.
+    /// Returns the number of elements of an output row.
     pub fn width(&self) -> usize {
         self.num_heads * self.shape.head_dim
     }
 
-    /// The definition, in float64.
+    /// Computes the expected result in float64.
     pub fn truth(&self) -> Truth {
         self.truth_of((0..self.batch.num_rows()).collect())
     }
 
-    /// The same for some of the rows.
+    /// Computes some rows of the expected result.
     pub fn truth_of(&self, rows: Vec<usize>) -> Truth {
         let (dim, heads) = (self.shape.head_dim, self.num_heads);
         let count = self.batch.num_rows();
@@ -193,7 +193,7 @@ impl Problem {
         Truth { rows, output, magnitude, lse }
     }
 
-    /// Adds a head's output and means of |v| to zeros, and returns its lse.
+    /// Adds a head's output and means of |v| to zeros, and returns its log of the sum.
     fn one_head(&self, seq: usize, row: usize, head: usize, [output, magnitude]: [&mut [f64]; 2]) -> f64 {
         let (dim, heads) = (self.shape.head_dim, self.num_heads);
         let position = self.batch.context_lens[seq] as usize - (self.rows_of(seq).end - row);

@@ -1,4 +1,4 @@
-//! Problems on devices, and what kernels made of them.
+//! Problems on devices, and the results of kernels.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::variant::Variant;
 use crate::workspace::{Workspace, WorkspaceLimits};
 
 impl Problem {
-    /// The inputs on a device, with room to split every row's context.
+    /// Copies the inputs to a device, with space to split the context of every row.
     ///
     /// # Errors
     /// The device has not enough memory.
@@ -69,30 +69,30 @@ impl Problem {
     }
 }
 
-/// A problem whose inputs lie on a device.
+/// A problem whose inputs are on a device.
 pub struct OnDevice<'a> {
     problem: &'a Problem,
     device: Arc<dyn Device>,
     query: Buffer,
-    /// The keys and values of its contexts.
+    /// Keys and values.
     pub cache: KvCache,
     workspace: Workspace,
 }
 
-/// What a kernel wrote.
+/// Output of a kernel.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Results {
-    /// As it is stored.
+    /// Output as stored.
     pub output: Vec<u8>,
-    /// As it is stored, where it was asked for.
+    /// Log of the sum of exp(score) as stored, if it was requested.
     pub lse: Option<Vec<u8>>,
 }
 
-/// What output and lse hold before a kernel runs: rows of others must keep it.
+/// Byte that fills output and lse before a kernel runs; rows of other sequences must keep it.
 pub const UNTOUCHED: u8 = 0x55;
 
 impl OnDevice<'_> {
-    /// Room for the output of all rows, every byte [`UNTOUCHED`].
+    /// Allocates the output of all rows, filled with [`UNTOUCHED`].
     ///
     /// # Errors
     /// The device has not enough memory.
@@ -102,10 +102,10 @@ impl OnDevice<'_> {
         buffer(&*self.device, &vec![UNTOUCHED; bytes])
     }
 
-    /// Runs a variant on some of the sequences. It may be under way when this returns.
+    /// Enqueues a call of a variant on some of the sequences.
     ///
     /// # Errors
-    /// Of the variant.
+    /// The variant fails.
     pub fn call(
         &self,
         variant: &Variant,
@@ -132,10 +132,10 @@ impl OnDevice<'_> {
         variant.attention(&*self.device, args)
     }
 
-    /// The same, and what it wrote.
+    /// Runs a variant on some of the sequences and returns its output.
     ///
     /// # Errors
-    /// Of the variant.
+    /// The variant fails.
     pub fn run(&self, variant: &Variant, seqs: Range<usize>, lse: bool) -> Result<Results, KernelError> {
         let device = &*self.device;
         let mut output = self.output()?;
@@ -148,15 +148,15 @@ impl OnDevice<'_> {
 }
 
 impl Results {
-    /// The bytes of the output and of the lse of some rows.
+    /// Returns the bytes of the output and of the lse of some rows.
     pub fn rows(&self, problem: &Problem, rows: Range<usize>) -> (&[u8], &[u8]) {
         let (row, heads) = (problem.width() * problem.format.dtype.bytes(), problem.num_heads * 4);
         let lse = self.lse.as_ref().map_or(&[][..], |lse| &lse[rows.start * heads..rows.end * heads]);
         (&self.output[rows.start * row..rows.end * row], lse)
     }
 
-    /// Distance of each element of the truth's rows from the truth: its index, itself, and ulps of the output's type at the
-    /// magnitude of the mean of |v| under the row's weights.
+    /// Iterates over the elements of the expected rows: index, actual value, and error in ulps of the output's type at the
+    /// mean of |v| under the row's weights.
     fn errors(&self, problem: &Problem, truth: &Truth) -> impl Iterator<Item = (usize, f32, f64)> {
         let (dtype, width) = (problem.format.dtype, problem.width());
         truth.rows.iter().flat_map(move |&row| {
@@ -169,16 +169,16 @@ impl Results {
         })
     }
 
-    /// The greatest of the errors in ulps; infinity where one is NaN.
+    /// Returns the greatest error in ulps; infinity if there is a NaN.
     pub fn worst(&self, problem: &Problem, truth: &Truth) -> f64 {
         let ulps = self.errors(problem, truth).map(|(.., ulps)| if ulps.is_nan() { f64::INFINITY } else { ulps });
         ulps.fold(0.0, f64::max)
     }
 
-    /// The greatest error in ulps.
+    /// Returns the greatest error in ulps.
     ///
     /// # Errors
-    /// What is further from the truth than the one table of [`tolerance`]s allows.
+    /// An error exceeds the [`tolerance`]; the message names the element.
     pub fn check(&self, what: &str, variant: &Variant, problem: &Problem, truth: &Truth) -> Result<f64, String> {
         let allowed = tolerance(&variant.capabilities, problem.format);
         let within = |ulps: f64| ulps <= allowed.output;
@@ -199,7 +199,7 @@ impl Results {
     }
 }
 
-/// Stored numbers in the order of [`KvShape::offset`], and scales of tokens, as the bytes of a cache.
+/// Returns the bytes of a cache from its numbers, in the order of [`KvShape::offset`], and the scales of tokens.
 pub fn cache_bytes(format: CacheFormat, shape: &KvShape, numbers: &[f32], of_tokens: &[f32]) -> Vec<u8> {
     let (strides, dim) = (format.layout.strides(shape), shape.head_dim);
     let mut ordered = vec![0.0; numbers.len()];
@@ -215,7 +215,7 @@ pub fn cache_bytes(format: CacheFormat, shape: &KvShape, numbers: &[f32], of_tok
     }
     match format.kv_dtype {
         KvDtype::Int8PerToken => {
-            // Behind the rows of each block and head.
+            // The scales follow the rows of each block and head.
             let mut bytes = Vec::new();
             for (unit, rows) in ordered.chunks(shape.block_size * dim).enumerate() {
                 let (block, head) = (unit / shape.num_kv_heads, unit % shape.num_kv_heads);
@@ -226,13 +226,13 @@ pub fn cache_bytes(format: CacheFormat, shape: &KvShape, numbers: &[f32], of_tok
             }
             bytes
         }
-        // −128 is no number that a writer leaves: the poison of a format without NaN.
+        // −128 marks memory that must not be read: int8 has no NaN.
         KvDtype::Int8 => ordered.iter().map(|&v| v as i8 as u8).collect(),
         other => ordered.iter().map(|&v| to_byte(other, v)).collect(),
     }
 }
 
-/// A buffer with that contents.
+/// Returns a buffer with these contents.
 ///
 /// # Errors
 /// The device has not enough memory.
@@ -242,7 +242,7 @@ pub fn buffer(device: &dyn Device, bytes: &[u8]) -> Result<Buffer, DeviceError> 
     Ok(buffer)
 }
 
-/// A buffer of float32.
+/// Returns a buffer of float32.
 ///
 /// # Errors
 /// As [`buffer`].
@@ -250,10 +250,10 @@ pub fn floats(device: &dyn Device, values: &[f32]) -> Result<Buffer, DeviceError
     buffer(device, &to_bytes(Dtype::F32, values))
 }
 
-/// The contents of a buffer.
+/// Returns the contents of a buffer.
 ///
 /// # Errors
-/// Of the work that wrote it.
+/// The work that wrote the buffer failed.
 pub fn bytes(device: &dyn Device, buffer: &Buffer) -> Result<Vec<u8>, DeviceError> {
     let mut bytes = vec![0; buffer.len_bytes()];
     device.download(buffer, 0, &mut bytes)?;

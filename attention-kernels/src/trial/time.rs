@@ -1,4 +1,4 @@
-//! How long a call takes, by the device's own clock.
+//! Timing of calls with the clock of the device.
 
 use std::time::{Duration, Instant};
 
@@ -6,7 +6,7 @@ use device::{Device, Event, Queue};
 
 use crate::error::KernelError;
 
-/// Times of one call, in order of length.
+/// Times of repeated calls in ascending order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Time(Vec<Duration>);
 
@@ -18,22 +18,22 @@ impl From<Vec<Duration>> for Time {
 }
 
 impl Time {
-    /// Number of repetitions.
+    /// Number of timed calls.
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether nothing was timed.
+    /// Whether no call was timed.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// The middle one.
+    /// Returns the median.
     pub fn median(&self) -> Duration {
         self.quantile(0.5)
     }
 
-    /// Half of the distance between the quarter points over the median: how far a repetition is off as a rule.
+    /// Returns half the interquartile range over the median: the typical relative deviation of a call.
     pub fn spread(&self) -> f64 {
         let half = (self.quantile(0.75) - self.quantile(0.25)).as_secs_f64() / 2.0;
         half / self.median().as_secs_f64().max(1e-9)
@@ -45,15 +45,16 @@ impl Time {
     }
 }
 
-/// Repetitions end after so long, but for the first three.
+/// After this time no further call is timed, except for the first three.
 const LONGEST: Duration = Duration::from_secs(1);
 
-/// Runs a call `warmup` times, and then `repeat` times (at least once, fewer where they take more than a second) between marks in the device's queue. On a GPU these are
-/// events of its stream, given to it ahead of its work, so that a launch's way there counts only where the GPU waits for
-/// it; elsewhere the wall clock. `run` gets the number of the call, for inputs that take turns.
+/// Runs a call `warmup` times untimed and then `repeat` times timed (at least once, fewer if they take more than a second).
+/// On a GPU the times are between events in its stream, enqueued ahead of the work, so the overhead of a launch counts only
+/// if the GPU waits for it. Other devices use the wall clock. `run` gets the index of the call, to use several inputs in
+/// turn.
 ///
 /// # Errors
-/// Of the call.
+/// The call fails.
 pub fn time(
     device: &dyn Device,
     warmup: usize,

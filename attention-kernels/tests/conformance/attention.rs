@@ -1,4 +1,4 @@
-//! Every attention variant, on every device, with everything that it claims, against float64.
+//! Every attention variant, on every device, with all its capabilities, against float64.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -14,14 +14,14 @@ use super::looks;
 
 const ATTENTION: [Operation; 2] = [Operation::Decode, Operation::Prefill];
 
-/// One variant on one device through all of its looks. Gives the greatest error in ulps for each type, and the number of
+/// Runs one variant on one device with all its looks. Returns the greatest error in ulps for each type, and the number of
 /// problems.
 fn conforms(device: &Arc<dyn Device>, other_order: Option<&Arc<dyn Device>>, variant: &Variant) -> String {
     let (mut greatest, begin) = ([0.0f64; 3], Instant::now());
     let mut looks = looks::of(variant, if testkit::everything() { 3 } else { 2 });
     let another_s = variant.name == RULE || (variant.name, variant.operation) == ("cuda.generic", Operation::Decode);
     if another_s && !testkit::everything() {
-        // It launches the kernels of other variants, which have all of their looks.
+        // This variant launches kernels of other variants, which are tested with all looks.
         looks = looks.into_iter().step_by(3).collect();
     }
     let mut slowest = (Duration::ZERO, None);
@@ -57,7 +57,7 @@ fn conforms(device: &Arc<dyn Device>, other_order: Option<&Arc<dyn Device>>, var
     )
 }
 
-/// A part of a batch, run alone, has the same bits, and the other rows are not touched.
+/// Checks that a part of a batch has the same bits when it runs alone, and that other rows are not written.
 fn is_the_same_alone(
     what: &str,
     variant: &Variant,
@@ -94,9 +94,9 @@ fn every_claim_of_the_cpu_variants_and_of_the_f32_kernel_holds() {
     every_claim_holds(|variant| !variant.capabilities.dtypes.contains(&Dtype::F16));
 }
 
-/// Rows of one task whose windows begin on both sides of the end of a partition: far more rows than any look has.
+/// Rows of one task whose windows start on both sides of a partition's end: far more rows than in any look.
 #[test]
-fn a_window_that_begins_behind_a_partition_sees_nothing_of_it() {
+fn a_window_that_starts_behind_a_partition_sees_nothing_of_it() {
     let (device, kv_dtype) = (device::open("cpu", Some(2)).unwrap(), KvDtype::Same);
     let format = CacheFormat { dtype: Dtype::F32, kv_dtype, layout: Layout::Hnd };
     for window in [1, 19, 90] {
@@ -212,7 +212,7 @@ pub fn families_agree(pick: impl Fn(&Variant) -> bool) {
     }
 }
 
-/// The rows of each sequence, some at a time, over the same cache.
+/// Runs the rows of each sequence in chunks over the same cache.
 fn chunks_agree(device: &Arc<dyn Device>, variant: &Variant, whole: &Problem, chunk: usize, want: &Results, lse: bool) {
     let rows = whole.rows_of(0).len();
     for first in (0..rows).step_by(chunk) {
@@ -243,7 +243,7 @@ fn chunks_agree(device: &Arc<dyn Device>, variant: &Variant, whole: &Problem, ch
 }
 
 #[test]
-fn a_mixed_batch_goes_to_two_kernels_and_each_keeps_to_its_rows() {
+fn a_mixed_batch_goes_to_two_kernels_that_write_only_their_own_rows() {
     for device in devices::gpus(0) {
         let look = Look {
             lens: vec![(1, 70), (1, 0), (1, 5), (40, 60), (9, 9)],

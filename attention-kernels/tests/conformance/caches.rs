@@ -4,16 +4,17 @@ use attention_kernels::trial::numbers::{Random, element, from_bytes, int8_row, r
 use attention_kernels::trial::{Look, OnDevice, Problem, floats, multiply_and_sum, read_and_fold};
 use attention_kernels::{
     AttentionBatch, BlockCopyArgs, CacheFormat, CacheWriteArgs, Dtype, KvCache, KvDtype, KvScales, KvShape, Layout,
-    Operation, Variant, Workspace, WorkspaceLimits,
+    Operation, Variant, Workspace, WorkspaceLimits, variants,
 };
-use device::Device;
-use std::sync::Arc;
+use device::{Device, DeviceError, Launch};
+use std::sync::{Arc, Mutex};
 
 use super::covering;
 use super::devices::{self, buffer, bytes, variants_on};
 use super::looks;
+use crate::support::hooked::{Hooked, Hooks};
 
-/// For writes of up to so many rows.
+/// Returns a workspace for writes of up to `rows` rows.
 pub fn write_workspace(device: &dyn Device, shape: &KvShape, rows: usize) -> Workspace {
     let limits = WorkspaceLimits {
         max_seqs: 1,
@@ -29,14 +30,14 @@ pub fn write_workspace(device: &dyn Device, shape: &KvShape, rows: usize) -> Wor
     Workspace::new(device, limits).unwrap()
 }
 
-/// With these slots in it.
+/// Loads these slots into a workspace.
 pub fn loaded(mut workspace: Workspace, device: &dyn Device, slots: &[i64]) -> Workspace {
     let batch = AttentionBatch { query_starts: vec![0], ..AttentionBatch::default() };
     workspace.load(device, &batch, slots, None).unwrap();
     workspace
 }
 
-/// The settings of all writes or copies of a variant: format, head size, block size, KV heads, scales.
+/// Returns the settings of all writes or copies of a variant: format, head size, block size, KV heads, scales.
 fn settings(variant: &Variant) -> Vec<(CacheFormat, KvShape, Option<bool>)> {
     let can = &variant.capabilities;
     let pick = |sizes: attention_kernels::Sizes, of: &[usize]| -> Vec<usize> {
@@ -59,7 +60,7 @@ fn settings(variant: &Variant) -> Vec<(CacheFormat, KvShape, Option<bool>)> {
     setting.collect()
 }
 
-/// A cache that holds random bytes, and these bytes.
+/// Returns a cache of random bytes, and these bytes.
 fn random_cache(
     device: &dyn Device,
     shape: KvShape,
@@ -94,7 +95,7 @@ fn writes(
     let what = format!("{} on {}: {format}, {shape:?}, scales per head {scales:?}", variant.name, device.name());
     let mut random = Random::new(seed);
     let (dim, width) = (shape.head_dim, shape.num_kv_heads * shape.head_dim);
-    // One fused buffer with something before, between and behind.
+    // A fused buffer with unused elements before, between and after keys and values.
     let (key_offset, value_offset, stride, rows) = (16, 16 + width + 8, 2 * width + 40, 9);
     let mut source: Vec<f32> = (0..rows * stride).map(|_| round(format.dtype, 6.0 * random.unit())).collect();
     source[key_offset] = 1e9; // clamped, or infinite in f16
@@ -164,7 +165,7 @@ fn block_copies_run_in_order_with_repeated_sources() {
     devices::all().iter().for_each(|device| copy_all(&**device));
 }
 
-/// Every setting of every variant that copies blocks.
+/// Calls every variant that copies blocks with every setting.
 pub fn copy_all(device: &dyn Device) {
     let copies = [(0, 3), (0, 4), (3, 1), (5, 6), (4, 3), (2, 2)];
     for variant in variants_on(device, &[Operation::BlockCopy]) {
@@ -190,7 +191,7 @@ pub fn copy_all(device: &dyn Device) {
 }
 
 #[test]
-fn the_yardstick_of_the_bench_reads_every_word() {
+fn the_bandwidth_kernel_reads_every_word() {
     for device in devices::gpus(5) {
         for (size, blocks) in [(16, 2), (24, 1), ((40 << 20) + 48, 2048)] {
             let [found, expected] = read_and_fold(&*device, size, blocks).unwrap();
@@ -200,12 +201,45 @@ fn the_yardstick_of_the_bench_reads_every_word() {
 }
 
 #[test]
-fn the_yardstick_of_the_tensor_cores_multiplies_as_often_as_it_says() {
+fn the_tensor_core_kernel_multiplies_as_often_as_stated() {
     for device in devices::gpus(5) {
         for (factors, steps) in [([1.0, 1.0], 1), ([2.0, -0.5], 7), ([3.0, 0.25], 4)] {
             let (found, expected) = multiply_and_sum(&*device, factors, steps).unwrap();
             assert!(found.iter().all(|sum| *sum == expected), "{factors:?}, {steps} steps: {expected}, {found:?}");
         }
+    }
+}
+
+/// Remembers the number of copies of each launch.
+struct Copies(Arc<Mutex<Vec<u32>>>);
+
+impl Hooks for Copies {
+    fn launch(&self, device: &dyn Device, launch: &Launch<'_>) -> Result<(), DeviceError> {
+        self.0.lock().unwrap().push(launch.grid[0]);
+        device.launch(launch)
+    }
+}
+
+#[test]
+fn copies_that_depend_on_each_other_are_in_different_launches() {
+    let Some(device) = devices::sim(0) else { return };
+    let launched = Arc::new(Mutex::default());
+    let device = Hooked { device, hooks: Copies(Arc::clone(&launched)) };
+    let shape = KvShape { num_blocks: 7, num_kv_heads: 1, block_size: 4, head_dim: 8 };
+    let mut cache = KvCache::new(&device, shape).unwrap();
+    let mut workspace = write_workspace(&device, &shape, 1);
+    let copy = variants(Operation::BlockCopy).into_iter().find(|v| v.capabilities.runs_on("cuda-sim")).unwrap();
+    for (copies, expected, what) in [
+        (&[][..], &[][..], "nothing"),
+        (&[(0, 3), (0, 4), (1, 2)], &[3], "independent copies"),
+        (&[(0, 3), (3, 1), (5, 6)], &[1, 2], "a source that was written"),
+        (&[(0, 3), (4, 0)], &[1, 1], "a target that was read"),
+        (&[(0, 3), (4, 3)], &[1, 1], "a target that was written"),
+        (&[(1, 2), (3, 3)], &[1, 1], "a block copied onto itself"),
+    ] {
+        workspace.load_copies(&device, copies).unwrap();
+        copy.block_copy(&device, BlockCopyArgs { copies, cache: &mut cache, workspace: Some(&workspace) }).unwrap();
+        assert_eq!(std::mem::take(&mut *launched.lock().unwrap()), expected, "{what}");
     }
 }
 
@@ -254,11 +288,11 @@ fn slots_and_blocks_that_do_not_exist_are_refused_before_anything_runs() {
 }
 
 #[test]
-fn a_poisoned_page_is_loud_in_every_type_that_has_nan() {
+fn a_poisoned_page_yields_nan_in_every_type_that_has_nan() {
     for device in devices::all() {
         for variant in variants_on(&*device, &[Operation::Decode]) {
             let can = &variant.capabilities;
-            // int8 without scales of its own has no NaN.
+            // int8 without scales in the page has no NaN.
             for &kv_dtype in can.kv_dtypes.iter().filter(|kv_dtype| **kv_dtype != KvDtype::Int8) {
                 let look = Look {
                     format: CacheFormat { dtype: can.dtypes[0], kv_dtype, layout: Layout::Hnd },
@@ -288,4 +322,13 @@ fn a_poisoned_page_is_loud_in_every_type_that_has_nan() {
             }
         }
     }
+}
+
+#[test]
+fn the_registry_says_which_cache_types_a_device_serves() {
+    let cpu = device::open("cpu", Some(1)).unwrap();
+    assert!(KvDtype::ALL.into_iter().all(|kv_dtype| attention_kernels::serves_cache(&*cpu, kv_dtype)));
+    let Some(sim) = devices::sim(0) else { return };
+    let served = KvDtype::ALL.into_iter().filter(|kv_dtype| attention_kernels::serves_cache(&*sim, *kv_dtype));
+    assert_eq!(served.collect::<Vec<_>>(), KvDtype::ON_GPU);
 }

@@ -4,8 +4,9 @@ use std::collections::HashSet;
 
 use attention_kernels::trial::numbers::Random;
 
-/// Rows of one index below each of `sizes`. Any `strength` columns show every combination of their values. Greedy, after
-/// AETG (Cohen et al., 1997): each row starts from a combination that is missing and takes the best of some completions.
+/// Returns rows of one index below each of `sizes`, such that any `strength` columns contain every combination of their
+/// values. Greedy, as in AETG (Cohen et al., 1997): each row starts from a missing combination and is the best of several
+/// completions.
 pub fn rows(sizes: &[usize], strength: usize, seed: u64) -> Vec<Vec<usize>> {
     let columns = subsets(sizes.len(), strength);
     let mut missing: Vec<HashSet<Vec<usize>>> = columns.iter().map(|columns| combinations(sizes, columns)).collect();

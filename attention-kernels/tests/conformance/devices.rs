@@ -13,12 +13,12 @@ use crate::support::{Kernels, wanted};
 
 pub static KERNELS: Kernels = Kernels::of("attention-kernels");
 
-/// The kernels on the host, threads and blocks in an order of that seed.
+/// Returns `cuda-sim` with threads and blocks in the order of a seed.
 pub fn sim(seed: u64) -> Option<Arc<dyn Device>> {
     KERNELS.sim(seed)
 }
 
-/// Every device that there is; a line for each that is not.
+/// Returns every available device and reports those that are missing.
 pub fn all() -> Vec<Arc<dyn Device>> {
     let mut found = Vec::new();
     if wanted("cpu") {
@@ -29,22 +29,22 @@ pub fn all() -> Vec<Arc<dyn Device>> {
     found
 }
 
-/// Those that run CUDA kernels.
+/// Returns the devices that run CUDA kernels.
 pub fn gpus(seed: u64) -> Vec<Arc<dyn Device>> {
     KERNELS.devices(seed)
 }
 
-/// A buffer with that contents.
+/// Returns a buffer with these contents.
 pub fn buffer(device: &dyn Device, bytes: &[u8]) -> Buffer {
     trial::buffer(device, bytes).unwrap()
 }
 
-/// The contents of a buffer.
+/// Returns the contents of a buffer.
 pub fn bytes(device: &dyn Device, buffer: &Buffer) -> Vec<u8> {
     trial::bytes(device, buffer).unwrap()
 }
 
-/// Whether a device runs a variant; a report, where a better CPU or GPU of its kind would.
+/// Whether a device runs a variant; reports it if only a better CPU or GPU does.
 fn runs(can: &Capabilities, device: &dyn Device) -> bool {
     if !can.devices.contains(&device.name()) {
         return false;
@@ -62,7 +62,7 @@ fn runs(can: &Capabilities, device: &dyn Device) -> bool {
     is_gpu_of_it
 }
 
-/// The variants of some operations that a device runs.
+/// Returns the variants of some operations that a device runs.
 pub fn variants_on(device: &dyn Device, operations: &[Operation]) -> Vec<&'static Variant> {
     let all = operations.iter().flat_map(|&operation| variants(operation));
     all.filter(|variant| runs(&variant.capabilities, device)).collect()

@@ -1,4 +1,4 @@
-//! The settings of generated problems: for each variant every value that it claims, combined pairwise, or by threes with
+//! The settings of generated problems: for each variant every value that it supports, combined pairwise, or by threes with
 //! `QUIRE_TEST_ALL=1`.
 
 use attention_kernels::trial::Look;
@@ -6,10 +6,10 @@ use attention_kernels::{CacheFormat, KvDtype, Layout, PARTITION, Sizes, Variant}
 
 use super::covering;
 
-/// Query heads, key/value heads: MHA, GQA, MQA, and a group that no tile of 16 holds.
+/// Query heads and KV heads: MHA, GQA, MQA, and a group that does not fit a tile of 16.
 const HEADS: [(usize, usize); 4] = [(2, 2), (6, 2), (5, 1), (18, 1)];
 
-/// Sizes to try of those that are claimed: all of a list, else borders and odd ones.
+/// Returns the sizes to test: all of a list, else limits and odd sizes.
 fn samples(sizes: Sizes, tries: &[usize]) -> Vec<usize> {
     match sizes {
         Sizes::List(sizes) => sizes.to_vec(),
@@ -17,7 +17,8 @@ fn samples(sizes: Sizes, tries: &[usize]) -> Vec<usize> {
     }
 }
 
-/// (rows, context) of the sequences of a batch: padding, one token, borders of blocks and partitions; from 3 on chunks.
+/// Rows and context of the sequences of a batch: padding, one token, borders of blocks and partitions; chunks from index 3
+/// on.
 fn lens(kind: usize, block_size: usize) -> Vec<(usize, usize)> {
     match kind {
         0 => vec![(1, 1), (1, 0), (1, 2 * block_size), (1, block_size + 1)],
@@ -28,7 +29,7 @@ fn lens(kind: usize, block_size: usize) -> Vec<(usize, usize)> {
     }
 }
 
-/// Scales in the page have one layout, and CUDA kernels want whole vectors of them: odd blocks become even ones.
+/// Scales in the page require one layout, and CUDA kernels require whole vectors of them, so odd block sizes become even.
 pub fn with_scaled_rows(format: CacheFormat, block_size: usize) -> (CacheFormat, usize) {
     match format.kv_dtype {
         KvDtype::Int8PerToken => (CacheFormat { layout: Layout::Hnd, ..format }, block_size.next_multiple_of(4)),
@@ -36,7 +37,7 @@ pub fn with_scaled_rows(format: CacheFormat, block_size: usize) -> (CacheFormat,
     }
 }
 
-/// All looks of a variant.
+/// Returns all looks of a variant.
 pub fn of(variant: &Variant, strength: usize) -> Vec<Look> {
     let can = &variant.capabilities;
     let dims = samples(can.head_sizes, &[8, 20, 64, 96, 160, 256, 320]);

@@ -1,9 +1,9 @@
-//! The conformance table: every registered variant, with everything that it claims, on every device of this machine,
-//! against float64.
+//! The conformance tests: every registered variant, with all its capabilities, on every device of this machine, against
+//! float64.
 //!
-//! An ordinary run takes claims in pairs; `QUIRE_TEST_ALL=1` takes them by threes and replays far more launches under the
-//! sanitizers. What cannot run here prints one line that begins with `NOT RUN:`. Slots past a context hold NaN and table
-//! entries past a row hold garbage, so a kernel that reads them fails loudly. Tolerances are in
+//! An ordinary run combines capabilities in pairs; `QUIRE_TEST_ALL=1` combines them by threes and replays far more launches
+//! under the sanitizers. What cannot run here prints a line that starts with `NOT RUN:`. Slots past a context contain NaN
+//! and table entries past a row contain garbage, so a kernel that reads them fails visibly. Tolerances are in
 //! [`attention_kernels::trial::numbers`].
 
 mod attention;

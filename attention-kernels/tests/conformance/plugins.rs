@@ -1,5 +1,5 @@
-//! A plug-in's variant, chosen by TOML, through the same table as those of the tree. What a process has loaded is in its registry
-//! for good, so this is a process of its own.
+//! A plug-in's variant, named in TOML, passes the same tests as built-in ones. A loaded plug-in stays in the registry, so
+//! this runs in another process.
 
 use std::process::Command;
 
@@ -10,12 +10,12 @@ use testkit::not_run;
 use super::{attention, devices};
 use crate::plugin_example;
 
-/// The file with the `[kernels]` table, for the process that loads what it names.
+/// Environment variable with the path of the `[kernels]` table, for the process that loads the plug-in.
 const CHOICE: &str = "CONFORMANCE_OF_PLUGIN";
 const NAME: &str = "example.plain";
 
 #[test]
-fn a_plug_in_chosen_by_toml_holds_every_claim() {
+fn a_plug_in_named_in_toml_passes_every_conformance_test() {
     if devices::bundle().is_some() {
         return not_run::report(Capability::Checkout, "a bundle has no plug-in");
     }

@@ -1,4 +1,4 @@
-//! The reference cases of the tree, whose outputs were computed elsewhere, in float64.
+//! The reference cases in `tests/reference/`, whose outputs were computed in float64 by another program.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -69,7 +69,7 @@ fn ints(tensors: &SafeTensors<'_>, name: &str) -> Vec<i32> {
     tensors.tensor(name).unwrap().data().as_chunks::<4>().0.iter().map(|bytes| i32::from_le_bytes(*bytes)).collect()
 }
 
-/// A cache of a file, `[blocks, block_size, heads, dim]`, as stored numbers in the order of [`KvShape::offset`].
+/// Returns a cache of a file, `[blocks, block_size, heads, dim]`, as stored numbers in the order of [`KvShape::offset`].
 fn stored(tensors: &SafeTensors<'_>, name: &str, format: CacheFormat, shape: &KvShape) -> Vec<f32> {
     let data = tensors.tensor(name).unwrap();
     let numbers = match element(format) {

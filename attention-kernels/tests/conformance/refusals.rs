@@ -1,4 +1,4 @@
-//! What the wrappers refuse before a kernel runs. A kernel checks nothing, so each of these would be a wild access.
+//! Calls that the wrappers refuse before a kernel runs. A kernel checks nothing, so each would access invalid memory.
 
 use attention_kernels::{
     AttentionArgs, AttentionBatch, BlockTables, CacheFormat, CacheWriteArgs, Dtype, Kernel, KernelError, KvCache,
@@ -26,12 +26,12 @@ fn batch() -> AttentionBatch {
     AttentionBatch { query_starts: vec![0, 1, 2], context_lens: vec![17, 1], block_tables: tables([3, 5]) }
 }
 
-/// Two tables of 40 blocks, those of the first sequence as given.
+/// Returns two tables of 40 blocks, the first sequence's as given.
 fn tables(first: [i32; 2]) -> BlockTables {
     [[&first[..], &[-1; 38]].concat(), [&[7][..], &[-1; 39]].concat()].into_iter().collect()
 }
 
-/// A call of `name` that is right but for what `change` does to it.
+/// Returns the error of a call of `name` that is valid except for what `change` does to it.
 fn call(
     device: &dyn Device,
     name: &str,
@@ -83,7 +83,7 @@ fn a_call_that_does_not_fit_its_cache_or_workspace_is_an_error_with_the_numbers(
         }
         for name in ["cuda.paged_v2", "cuda.paged_gqa"] {
             let small = said(name, &workspace, &cache, &|_| ());
-            assert_eq!(small, "partial results that the workspace has room for: found 0, expected 16");
+            assert_eq!(small, "partial results that fit the workspace: found 0, expected 16");
         }
         let other = said("cuda.paged", &workspace, &cache, &|args| args.alibi_slopes = Some(&[0.5; 4]));
         assert!(other.contains("no such ALiBi slopes"), "{other}");
@@ -111,7 +111,7 @@ fn a_call_that_does_not_fit_its_cache_or_workspace_is_an_error_with_the_numbers(
 }
 
 #[test]
-fn a_batch_with_holes_before_a_window_serves_no_kernel_that_sees_further() {
+fn a_batch_with_released_blocks_behind_a_window_is_refused_for_wider_windows() {
     for device in devices::gpus(0) {
         let format = CacheFormat { dtype: Dtype::F16, ..CacheFormat::default() };
         let cache = KvCache::with_format(&*device, SHAPE, format).unwrap();
@@ -153,13 +153,13 @@ fn a_step_that_would_read_outside_of_the_pool_is_not_loaded() {
 }
 
 #[test]
-fn a_load_compares_the_blocks_that_the_sequences_hold_however_long_the_longest_table_is() {
+fn a_load_compares_only_blocks_in_use_however_long_the_longest_table_is() {
     let device = device::open("cpu", Some(1)).unwrap();
     let limits = WorkspaceLimits { max_seqs: 257, max_rows: 257, max_blocks: 8192, ..LIMITS };
     let mut workspace = Workspace::new(&*device, limits).unwrap();
     let (long, short) = (vec![3; 8192], vec![5; 2]);
     let held = 8192 + 256 * 2;
-    // The long sequence changes its row when one before it ends: what the rows held before is compared too.
+    // The long sequence moves to another row when one before it ends, so the previous contents of rows are compared too.
     for (at, most) in [(100, usize::MAX), (100, held), (100, held), (99, 2 * held), (99, held)] {
         let seqs = 0..257;
         let tables: Vec<&[i32]> = seqs.clone().map(|seq| if seq == at { &long[..] } else { &short }).collect();
@@ -175,13 +175,13 @@ fn a_load_compares_the_blocks_that_the_sequences_hold_however_long_the_longest_t
 }
 
 #[test]
-fn a_step_of_nothing_launches_nothing_that_a_driver_would_refuse() {
+fn an_empty_step_launches_nothing_that_a_driver_would_refuse() {
     for device in devices::gpus(0) {
         let device = &*device;
         let format = CacheFormat { dtype: Dtype::F16, ..CacheFormat::default() };
         let mut cache = KvCache::with_format(device, SHAPE, format).unwrap();
         let mut workspace = Workspace::new(device, WorkspaceLimits { max_blocks: 0, split_rows: 2, ..LIMITS }).unwrap();
-        // Padding alone, with tables of no width.
+        // Only padding, with empty tables.
         let block_tables = [[]; 2].into_iter().collect();
         let lens = AttentionBatch { query_starts: vec![0, 1, 2], context_lens: vec![0, 0], block_tables };
         let padding: &'static AttentionBatch = Box::leak(Box::new(lens));

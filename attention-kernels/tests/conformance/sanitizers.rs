@@ -1,5 +1,4 @@
-//! Launches of the attention kernels under the sanitizers, each in a process of its own. What is replayed is what the
-//! wrappers launch.
+//! Launches of the kernels under the sanitizers, each in another process, with the arguments that the wrappers pass.
 
 use std::sync::Arc;
 
@@ -14,8 +13,8 @@ use super::devices::{self, KERNELS, buffer};
 use super::looks;
 use super::transfers::convert_all;
 
-/// Small batches for a look: two partitions of which a window leaves some tokens each, one row or a chunk of them, and some
-/// tiles of one partition. What a barrier orders is there in them as in great ones.
+/// Reduces a look to a small batch: two partitions of which a window leaves some tokens each, with one row or a chunk of
+/// rows, or some tiles of one partition. It passes every barrier that a large batch passes.
 fn small(look: Look, i: usize) -> Look {
     let (window, lens) = match i % 3 {
         0 => (Some(33), vec![(1, PARTITION + 9), (1, 0)]),
@@ -25,7 +24,7 @@ fn small(look: Look, i: usize) -> Look {
     Look { heads: [(2, 1), (3, 3), (18, 1)][i / 3 % 3], lens, window, ..look }
 }
 
-/// Runs every `step`-th look of each attention variant for GPUs. An ordinary run leaves out bf16 ([`support`]).
+/// Runs every `step`-th look of each attention variant for GPUs. An ordinary run omits bf16 ([`support`]).
 ///
 /// [`support`]: crate::support::Kernels::under
 fn attend(device: &Arc<dyn Device>, operation: Operation, step: usize) {
@@ -38,7 +37,7 @@ fn attend(device: &Arc<dyn Device>, operation: Operation, step: usize) {
     }
 }
 
-/// The same of cache writes, then copies and conversions.
+/// Runs cache writes, copies and conversions.
 fn move_bytes(device: Arc<dyn Device>, step: usize) {
     for variant in variants(Operation::CacheWrite).into_iter().filter(|v| v.capabilities.runs_on("cuda-sim")) {
         let Kernel::CacheWrite(kernel) = variant.kernel else { panic!("{}", variant.name) };
@@ -66,11 +65,11 @@ fn move_bytes(device: Arc<dyn Device>, step: usize) {
     multiply_and_sum(&*device, [1.0, 1.0], 2).unwrap();
 }
 
-/// Replays what `work` launches of every `step`-th look under a sanitizer; with `QUIRE_TEST_ALL=1`, of all of them, under
-/// three seeds.
+/// Replays under a sanitizer what `work` launches of every `step`-th look; with `QUIRE_TEST_ALL=1` all looks, under three
+/// seeds.
 fn is_content(sanitizer: Sanitizer, step: usize, work: impl FnOnce(Arc<dyn Device>, usize)) {
     let (step, seeds) = if everything() { (1, &[0, 1, 77][..]) } else { (step, &[1][..]) };
-    // `under` has reported why there are none.
+    // `under` has reported why nothing can run.
     let Some(launches) = KERNELS.under(sanitizer, seeds, |device| work(device, step)) else { return };
     assert!(!launches.is_empty());
 }
@@ -86,7 +85,7 @@ fn the_memory_sanitizers_find_nothing_in_the_prefill_kernels() {
 }
 
 #[test]
-fn the_memory_sanitizers_find_nothing_where_bytes_are_moved() {
+fn the_memory_sanitizers_find_nothing_in_the_cache_kernels() {
     is_content(Sanitizer::Memory, 5, move_bytes);
 }
 

@@ -1,5 +1,5 @@
-//! What moves or converts whole caches: swaps to page-locked memory and back, and conversions to 8 bits and back. What they
-//! write is exact, and everything else stays as it was, bit for bit.
+//! Swaps to page-locked memory and back, and conversions of whole caches to 8 bits and back. What they write is exact, and
+//! everything else stays unchanged, bit for bit.
 
 use std::sync::Arc;
 
@@ -24,8 +24,8 @@ fn blocks_that_are_swapped_out_and_in_are_the_same_and_alone_change() {
         });
         let (mut caches, before): (Vec<KvCache>, Vec<[Vec<u8>; 2]>) = layers.into_iter().unzip();
         let mut space = SwapSpace::new(device, &caches, 5).unwrap();
-        // Runs of neighbours, neighbours on one side only (targets here, sources on the way back), and a block of the
-        // space that is written twice.
+        // Contiguous runs, blocks that are contiguous on one side only (targets here, sources on the way back), and a block
+        // of the space that is written twice.
         let out = [(1, 0), (2, 1), (6, 2), (4, 3), (5, 4), (0, 4)];
         let copied = space.swap_out(device, &caches, &out).unwrap();
         device.wait(Queue::Compute, &copied).unwrap();
@@ -37,7 +37,8 @@ fn blocks_that_are_swapped_out_and_in_are_the_same_and_alone_change() {
         let back = [(4, 1), (0, 5), (1, 6), (2, 3), (3, 0)];
         let copied = space.swap_in(device, &mut caches, &back).unwrap();
         device.wait(Queue::Compute, &copied).unwrap();
-        // Of each block of the caches, the one that it holds now: 1 was 0, 5 and 6 were 1 and 2, 0 was 4, 3 was 6.
+        // For each block of the caches, the block whose contents it has now: 1 was 0, 5 and 6 were 1 and 2, 0 was 4, 3 was
+        // 6.
         let held = [Some(4), Some(0), None, Some(6), None, Some(1), Some(2)];
         for (layer, (cache, before)) in caches.iter().zip(&before).enumerate() {
             for (name, buffer, before) in [("keys", &cache.keys, &before[0]), ("values", &cache.values, &before[1])] {
@@ -76,7 +77,7 @@ fn a_swap_of_blocks_that_do_not_exist_copies_nothing() {
     assert_eq!(said(&[], &[], &mut other).0, "bytes of a swapped block: found 512, expected 256");
 }
 
-/// The settings of all conversions, in pairs (by threes with everything): format, shape, scales per head.
+/// Returns the settings of all conversions, in pairs (by threes with everything): format, shape, scales per head.
 fn settings(strength: usize) -> Vec<(CacheFormat, KvShape, Option<bool>)> {
     let kv_dtypes = [KvDtype::Fp8E4m3, KvDtype::Fp8E5m2, KvDtype::Int8];
     let rows = covering::rows(&[3, 3, 2, 3, 2, 3, 3], strength, 5).into_iter();
@@ -89,7 +90,7 @@ fn settings(strength: usize) -> Vec<(CacheFormat, KvShape, Option<bool>)> {
     setting.collect()
 }
 
-/// A full cache, the same in 8 bits, and what its elements are scaled by: those of a head in `shape`.
+/// A full-width cache, the same in 8 bits, and the scales of its elements: those of a head in `shape`.
 struct Pair {
     full: KvCache,
     small: KvCache,
@@ -103,7 +104,7 @@ impl Pair {
         let elements = shape.num_blocks * shape.block_elements();
         let numbers = [0, 1].map(|_| {
             let mut numbers: Vec<f32> = (0..elements).map(|_| round(format.dtype, 6.0 * random.unit())).collect();
-            // Clamped, or infinite in f16; no number; a zero with a sign; what 8 bits have no place for.
+            // Values that are clamped or infinite in f16, NaN, negative zero, and values that 8 bits cannot represent.
             numbers[..4].copy_from_slice(&[1e9, f32::NAN, -0.0, 1e-7].map(|number| round(format.dtype, number)));
             numbers
         });
@@ -129,7 +130,7 @@ impl Pair {
         Pair { full, small, numbers, scales }
     }
 
-    /// The scale of element `at` of the keys (0) or values (1).
+    /// Returns the scale of element `at` of the keys (0) or values (1).
     fn scale(&self, which: usize, at: usize) -> f32 {
         let KvShape { num_kv_heads, block_size, head_dim, .. } = self.full.shape;
         let head = match self.full.format.layout {
@@ -141,7 +142,7 @@ impl Pair {
 }
 
 #[test]
-fn a_converted_cache_holds_each_number_rounded_once_and_its_way_back_each_byte_times_its_scale() {
+fn a_conversion_rounds_each_number_once_and_its_inverse_multiplies_each_byte_by_its_scale() {
     for device in devices::gpus(9) {
         let device = &*device;
         for (i, (format, shape, per_head)) in
@@ -149,7 +150,7 @@ fn a_converted_cache_holds_each_number_rounded_once_and_its_way_back_each_byte_t
         {
             let what = format!("{format}, {shape:?}, scales per head {per_head:?} on {}", device.name());
             let mut pair = Pair::new(device, format, shape, per_head, i as u64);
-            // Back first: random bytes are every code that there is.
+            // Back to full width first: random bytes contain every code.
             let mut back = KvCache::with_format(device, shape, pair.full.format).unwrap();
             convert_fp8(device, &pair.small, &mut back).unwrap_or_else(|error| panic!("{what}: {error}"));
             for (which, (from, to)) in
@@ -174,7 +175,7 @@ fn a_converted_cache_holds_each_number_rounded_once_and_its_way_back_each_byte_t
 }
 
 #[test]
-fn caches_that_are_no_pair_are_not_converted() {
+fn caches_that_do_not_match_are_not_converted() {
     for device in devices::gpus(0) {
         let shape = KvShape { num_blocks: 2, num_kv_heads: 2, block_size: 8, head_dim: 16 };
         let eight = CacheFormat { dtype: Dtype::F16, kv_dtype: KvDtype::Int8, layout: Layout::Hnd };

@@ -1,4 +1,4 @@
-//! Builds the example plug-in as somebody else would, for every test program that loads it.
+//! Builds the example plug-in outside the workspace, for every test program that loads it.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -9,7 +9,7 @@ pub fn build(features: &str) -> PathBuf {
     let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).join("plugin-example/Cargo.toml");
     let mut command = Command::new(env!("CARGO"));
     command.args(["build", "--quiet", "--offline", "--features", features, "--manifest-path"]).arg(manifest);
-    // Not those of the build around this one.
+    // Not the flags of the surrounding build.
     command.env_remove("RUSTFLAGS").env("CARGO_TARGET_DIR", &folder);
     assert!(command.status().unwrap().success(), "the example plug-in does not build");
     folder.join("debug").join(libloading::library_filename("kernel_plugin_example"))

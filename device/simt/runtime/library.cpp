@@ -59,13 +59,14 @@ size_t quire_sim_kernel_count(void) { return simt::table().size(); }
 
 quire_sim_kernel quire_sim_kernel_at(size_t index) {
     const simt::Kernel& kernel = *simt::table()[index];
-    return {kernel.name, kernel.file, kernel.parameter_bytes, kernel.parameters};
+    return {kernel.name, kernel.file, kernel.parameter_bytes, kernel.parameters, kernel.shared_bytes};
 }
 
 int32_t quire_sim_launch(const char* name, const uint32_t grid[3], const uint32_t block[3], uint32_t shared_bytes,
                          void* const* args, const quire_sim_options* options) {
     const simt::Kernel* kernel = simt::find(name);
-    const simt::Grid shape{simt::size(grid), simt::size(block), shared_bytes, options->seed};
+    const uint32_t needed = kernel ? std::max(kernel->shared_bytes, shared_bytes) : shared_bytes;
+    const simt::Grid shape{simt::size(grid), simt::size(block), needed, options->seed};
     int code;
     if (!kernel) {
         code = simt::say(simt::Fault::unknown_kernel, name, nullptr, {}, "there are %zu kernels here, and none of that name",

@@ -14,6 +14,16 @@ __device__ __forceinline__ unsigned char* dynamic_shared() {
     return smem;
 }
 
+// Reverses a block's values at the end of dynamic shared memory, of which the kernel itself says how much it needs.
+constexpr uint32_t OWN_SHARED = 64 << 10;
+extern "C" __global__ void reverse_in_own_shared(int32_t* values) {
+    int32_t* end = reinterpret_cast<int32_t*>(dynamic_shared() + OWN_SHARED);
+    end[-1 - static_cast<int>(threadIdx.x)] = values[threadIdx.x];
+    __syncthreads();
+    values[threadIdx.x] = (end - blockDim.x)[threadIdx.x];
+}
+QUIRE_EXPORT_SHARED(reverse_in_own_shared, OWN_SHARED);
+
 // A struct by value, with its padding written out.
 struct Affine {
     int64_t offset;

@@ -320,6 +320,7 @@ impl Device for Cuda {
         }
         let Launch { grid: [x, y, z], block: [threads_x, threads_y, threads_z], shared_bytes, .. } = *launch;
         let (grid, block) = ((x, y, z), (threads_x, threads_y, threads_z));
+        let shared_bytes = shared_bytes.max(function.shared_bytes);
         let stream = self.context.stream(Queue::Compute);
         // SAFETY: the arguments have the sizes of the parameters, point into buffers of this GPU that wait for the
         // stream when they are dropped, and are copied by the call. That a kernel stays within them is the promise of

@@ -1,7 +1,8 @@
-//! Kernels of a GPU: found by name, loaded at their first use, asked for their parameters.
+//! CUDA kernels: found by name and loaded on first use, with what a launch must know about each.
 //!
-//! A crate's fat binary is many modules to the driver, and the index says which has a kernel, so a program loads only
-//! the code that it launches. Handles stay until the device goes; a lookup is two searches under a lock.
+//! To the driver the fat binary of a crate is many modules. The index maps each kernel to its module, so only code that is
+//! launched is loaded. Modules stay loaded until the device is dropped. Finding a loaded kernel takes one lock and two map
+//! lookups, and no call to the driver.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -23,16 +24,20 @@ use crate::graph::Tape;
 use crate::{DeviceError, LaunchError, Options};
 
 const COMMAND: &str = "cargo xtask build-kernels";
-/// Beyond 48 KiB, its own fixed share included, a kernel must be allowed to have it.
+/// A kernel may use more than 48 KiB of shared memory, static and dynamic together, only after this attribute was raised.
 const DYNAMIC_SHARED: Attribute = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+/// `<kernel>_shared_bytes` is the constant of a module that `QUIRE_EXPORT_SHARED` defines.
+const SHARED_BYTES: &str = "_shared_bytes";
 
 /// A kernel that can be launched.
 #[derive(Clone, Debug)]
 pub(super) struct Function {
     pub handle: sys::CUfunction,
-    /// Of each parameter.
+    /// Size of each parameter.
     pub parameter_bytes: Arc<[u32]>,
-    /// Dynamic shared memory that a launch may ask for so far.
+    /// Dynamic shared memory that every launch needs at least.
+    pub shared_bytes: u32,
+    /// Dynamic shared memory that the driver allows a launch so far.
     allowed_bytes: u32,
 }
 
@@ -44,27 +49,27 @@ struct Opened {
     functions: BTreeMap<String, Function>,
 }
 
-/// All crates' kernels on one GPU.
+/// The kernels of all crates on one GPU.
 pub(super) struct Modules {
     context: Arc<Context>,
     files: KernelFiles,
     opened: Mutex<BTreeMap<String, Opened>>,
 }
 
-// SAFETY: handles of the driver, which any thread may use that has the context current.
+// SAFETY: the handles may be used by any thread whose current context is that of the GPU.
 unsafe impl Send for Modules {}
-// SAFETY: as above, and the lock keeps the maps.
+// SAFETY: as above, and the maps are behind a lock.
 unsafe impl Sync for Modules {}
 
 impl Modules {
-    /// Fails if there is no fat binary at all.
+    /// Returns an error if no fat binary exists.
     pub fn find(context: &Arc<Context>, options: &Options) -> Result<Modules, DeviceError> {
         let files = KernelFiles::new("cuda", COMMAND, options.kernels.as_deref());
         files.folder_with("", ".fatbin")?;
         Ok(Modules { context: Arc::clone(context), files, opened: Mutex::default() })
     }
 
-    /// Opens a crate's kernels and sees that they run on this GPU: loads the first module.
+    /// Opens the kernels of a crate and loads the first module, which shows that they run on this GPU.
     pub fn load(&self, module: &str) -> Result<(), DeviceError> {
         self.with(module, |opened| {
             if let Some(place) = opened.index.values().next().copied() {
@@ -74,8 +79,9 @@ impl Modules {
         })
     }
 
-    /// A kernel that may ask for so much dynamic shared memory. The GPU is this thread's afterwards. What is not there yet is
-    /// loaded, which may wait, and so is refused during a capture.
+    /// Returns a kernel that may be launched with `shared_bytes` of dynamic shared memory, or with its own
+    /// [`Function::shared_bytes`] where that is more. Makes the GPU's context current. Loading a kernel may block, so it
+    /// is refused during a capture.
     pub fn function(
         &self,
         module: &str,
@@ -88,6 +94,7 @@ impl Modules {
                 tape.refuse("opening kernels")?;
             }
             let mut function = opened.function(kernel, self.context.capability)?;
+            let shared_bytes = shared_bytes.max(function.shared_bytes);
             if shared_bytes > function.allowed_bytes {
                 let most = self.context.shared_bytes;
                 if shared_bytes > most {
@@ -95,7 +102,7 @@ impl Modules {
                         LaunchError::SharedMemory { kernel: kernel.to_owned(), found: shared_bytes, most }.into()
                     );
                 }
-                // SAFETY: the function is of a module that stays loaded. The number is below 2^31: a GPU's own limit.
+                // SAFETY: the function's module stays loaded. The number is at most a GPU's limit, so it fits i32.
                 unsafe {
                     result::function::set_function_attribute(function.handle, DYNAMIC_SHARED, shared_bytes as i32)
                 }
@@ -109,7 +116,7 @@ impl Modules {
 
     fn with<R>(&self, module: &str, f: impl FnOnce(&mut Opened) -> Result<R, DeviceError>) -> Result<R, DeviceError> {
         self.context.enter()?;
-        // What enters the maps enters whole.
+        // Entries are complete when they are inserted, so a poisoned lock holds valid maps.
         let mut opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
         match opened.entry(module.to_owned()) {
             Entry::Occupied(known) => f(known.into_mut()),
@@ -140,17 +147,20 @@ impl Opened {
         // SAFETY: the module stays loaded.
         let handle = unsafe { result::module::get_function(module, name) };
         let handle = handle.map_err(|error| without(Refusal(error).to_string()))?;
-        // SAFETY: the handle is a function's.
+        // SAFETY: the handle is that of a function.
         let parameter_bytes = unsafe { parameters(handle) }.map_err(refused("reading a kernel's parameters"))?;
-        // SAFETY: the handle is a function's.
+        // SAFETY: the handle is that of a module.
+        let shared_bytes =
+            unsafe { shared_bytes(module, kernel) }.map_err(refused("reading a kernel's shared memory"))?;
+        // SAFETY: the handle is that of a function.
         let allowed = unsafe { result::function::get_function_attribute(handle, DYNAMIC_SHARED) };
         let allowed_bytes = allowed.map_err(refused("reading a kernel's shared memory"))?.unsigned_abs();
-        let function = Function { handle, parameter_bytes, allowed_bytes };
+        let function = Function { handle, parameter_bytes, shared_bytes, allowed_bytes };
         self.functions.insert(kernel.to_owned(), function.clone());
         Ok(function)
     }
 
-    /// The module at a place of the file.
+    /// Returns the module at a place of the file, loaded.
     fn module(&mut self, place: Place, capability: (u32, u32)) -> Result<sys::CUmodule, DeviceError> {
         if let Some(module) = self.loaded.get(&place) {
             return Ok(*module);
@@ -164,7 +174,7 @@ impl Opened {
             let file = self.path.clone();
             return Err(CudaError::NoCode { file, found, capability }.into());
         }
-        // SAFETY: a fat binary, whole and aligned as its header asks, which the driver copies.
+        // SAFETY: the data is a complete fat binary, aligned as its header requires. The driver copies it.
         let module = unsafe { result::module::load_data(binary.as_ptr().cast::<c_void>()) };
         let module = module.map_err(refused("loading kernels"))?;
         self.loaded.insert(place, module);
@@ -177,14 +187,32 @@ impl Drop for Modules {
         let opened = self.opened.get_mut().unwrap_or_else(PoisonError::into_inner);
         if self.context.finish_all().is_ok() {
             for module in opened.values().flat_map(|opened| opened.loaded.values()) {
-                // SAFETY: loaded once, no kernel of it runs any more, and the functions go with `self`.
+                // SAFETY: the module was loaded once, none of its kernels runs, and its functions are dropped with `self`.
                 let _ = unsafe { result::module::unload(*module) };
             }
         }
     }
 }
 
-/// The size of each parameter.
+/// Returns the dynamic shared memory that a kernel says it needs, in bytes; 0 if its module has no such constant.
+///
+/// # Safety
+/// The handle is that of a loaded module of the current context.
+unsafe fn shared_bytes(module: sys::CUmodule, kernel: &str) -> Result<u32, DriverError> {
+    let name = CString::new(format!("{kernel}{SHARED_BYTES}")).unwrap_or_default();
+    // SAFETY: the caller's promise.
+    let address = match unsafe { result::module::get_global(module, name) } {
+        Ok((address, _)) => address,
+        Err(DriverError(CUresult::CUDA_ERROR_NOT_FOUND)) => return Ok(0),
+        Err(error) => return Err(error),
+    };
+    let mut bytes = [0u32];
+    // SAFETY: the constant is an `unsigned int`, and the call returns when it is copied.
+    unsafe { result::memcpy_dtoh_sync(&mut bytes, address) }?;
+    Ok(bytes[0])
+}
+
+/// Returns the size of each parameter in bytes.
 ///
 /// # Safety
 /// The handle is that of a function.
@@ -192,18 +220,18 @@ unsafe fn parameters(function: sys::CUfunction) -> Result<Arc<[u32]>, DriverErro
     let mut sizes = Vec::new();
     loop {
         let (mut offset, mut size) = (0, 0);
-        // SAFETY: the pointers are to numbers of the right type.
+        // SAFETY: the pointers lead to numbers of the right types.
         match unsafe { sys::cuFuncGetParamInfo(function, sizes.len(), &mut offset, &mut size) }.result() {
             // A kernel has at most 32764 bytes of parameters.
             Ok(()) => sizes.push(size as u32),
-            // The driver's way to say that there are no more.
+            // There is no parameter of this index.
             Err(DriverError(CUresult::CUDA_ERROR_INVALID_VALUE)) => return Ok(sizes.into()),
             Err(error) => return Err(error),
         }
     }
 }
 
-/// Words, so that the driver finds its header aligned.
+/// Reads a part of a file into words of 8 bytes, the alignment that the driver expects.
 fn read(path: &Path, place: Place) -> std::io::Result<Vec<u64>> {
     let mut file = File::open(path)?;
     let end = file.metadata()?.len();

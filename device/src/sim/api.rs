@@ -1,4 +1,4 @@
-//! The C interface of a host library, as `simt/include/quire/sim.h` has it: the only place that calls through it.
+//! The C interface of a host library, as `simt/include/quire/sim.h` declares it. Only this file calls it.
 
 use std::ffi::{CStr, c_char, c_void};
 use std::path::Path;
@@ -7,7 +7,7 @@ use super::call::Call;
 use super::error::{Fault, FaultKind, SimError};
 
 /// `QUIRE_SIM_ABI` of the header.
-const INTERFACE: u32 = 2;
+const INTERFACE: u32 = 3;
 
 /// `quire_sim_kernel`.
 #[repr(C)]
@@ -16,6 +16,7 @@ pub(super) struct RawKernel {
     pub file: *const c_char,
     pub parameter_bytes: *const u32,
     pub parameters: u32,
+    pub shared_bytes: u32,
 }
 
 /// `quire_sim_fault`.
@@ -39,22 +40,22 @@ struct RawOptions {
 type LaunchFunction =
     unsafe extern "C" fn(*const c_char, *const u32, *const u32, u32, *const *mut c_void, *const RawOptions) -> i32;
 
-/// The functions of an open library.
+/// The functions of an opened library.
 pub(super) struct Api {
     kernel_count: unsafe extern "C" fn() -> usize,
     kernel_at: unsafe extern "C" fn(usize) -> RawKernel,
     launch: LaunchFunction,
     last_error: unsafe extern "C" fn() -> RawFault,
-    /// Keeps the code in memory; last, so that it goes last.
+    /// Keeps the code in memory. The last field, so that it is dropped last.
     _library: libloading::Library,
 }
 
 impl Api {
     pub(super) fn load(path: &Path) -> Result<Api, SimError> {
         let unusable = |problem| SimError::Open { path: path.to_owned(), problem };
-        // SAFETY: the initialisers of such a library enter its kernels into a list and do nothing else.
+        // SAFETY: the initialisers of such a library only enter its kernels into a list.
         let library = unsafe { libloading::Library::new(path) }.map_err(unusable)?;
-        // SAFETY: the header gives each symbol this type, and the interface is compared before any other is called.
+        // SAFETY: the header declares each symbol with this type, and the version is compared before any other call.
         unsafe {
             let interface = *library.get::<unsafe extern "C" fn() -> u32>(b"quire_sim_abi").map_err(unusable)?;
             let found = interface();
@@ -72,23 +73,25 @@ impl Api {
     }
 
     pub(super) fn kernel_count(&self) -> usize {
-        // SAFETY: the function takes nothing and only reads.
+        // SAFETY: the function takes no argument and only reads.
         unsafe { (self.kernel_count)() }
     }
 
-    /// `index` is less than [`Api::kernel_count`].
+    /// Returns a kernel; `index` must be less than [`Api::kernel_count`].
     pub(super) fn kernel_at(&self, index: usize) -> RawKernel {
         debug_assert!(index < self.kernel_count());
-        // SAFETY: the index is one that the library has.
+        // SAFETY: the caller passes an index that the library has.
         unsafe { (self.kernel_at)(index) }
     }
 
+    /// Runs a launch.
+    ///
     /// # Safety
-    /// The arguments are as many as the kernel has parameters, each points at a value of its size, and what those values
-    /// point to is the kernel's to use.
+    /// There are as many arguments as the kernel has parameters, each points to a value of the parameter's size, and the
+    /// kernel may access what those values point to.
     pub(super) unsafe fn launch(&self, call: &Call, seed: u64) -> Result<(), Fault> {
         let options = RawOptions { seed };
-        // SAFETY: the texts and arrays live until the call returns; the rest is the caller's promise.
+        // SAFETY: strings and arrays live until the call returns; the rest is the caller's promise.
         let code = unsafe {
             (self.launch)(
                 call.name.as_ptr(),
@@ -102,12 +105,12 @@ impl Api {
         if code == 0 { Ok(()) } else { Err(self.fault()) }
     }
 
-    /// The fault of this thread's last launch.
+    /// Returns the fault of this thread's last launch.
     fn fault(&self) -> Fault {
-        // SAFETY: the function takes nothing and only reads.
+        // SAFETY: the function takes no argument and only reads.
         let raw = unsafe { (self.last_error)() };
         let text = |text| {
-            // SAFETY: the texts end in 0 and hold until this thread's next launch.
+            // SAFETY: the strings end with a 0 and stay valid until this thread's next launch.
             unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
         };
         Fault {

@@ -1,10 +1,10 @@
-//! A launch as a value that borrows nothing.
+//! A launch that borrows nothing, so that a graph can keep it.
 
 use std::ffi::CString;
 
 use crate::launch::Packed;
 
-/// A launch with its arguments in memory.
+/// A launch whose arguments are laid out in memory.
 pub(crate) struct Call {
     pub(super) name: CString,
     pub(super) grid: [u32; 3],
@@ -14,7 +14,7 @@ pub(crate) struct Call {
 }
 
 impl Call {
-    /// The kernel.
+    /// Name of the kernel.
     pub fn kernel(&self) -> &str {
         self.name.to_str().unwrap_or_default()
     }

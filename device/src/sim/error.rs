@@ -1,66 +1,67 @@
-//! What can go wrong with a library of kernels, and in a kernel.
+//! Errors of host libraries, and faults of kernels.
 
 use std::fmt;
 use std::path::PathBuf;
 
 use crate::LaunchError;
 
-/// Why a library could not be opened, or a launch did not run or did not end well.
+/// Why a library could not be opened, or why a launch failed.
 #[derive(Debug, thiserror::Error)]
 pub enum SimError {
-    /// The file is not there or is no library.
-    #[error("{path}: {problem}; `cargo xtask build-kernels --sim` builds it")]
+    /// The file does not exist or is not a shared library.
+    #[error("{path}: {problem}; run `cargo xtask build-kernels --sim`")]
     Open {
         /// The file.
         path: PathBuf,
-        /// What the loader said.
+        /// Error of the loader.
         problem: libloading::Error,
     },
-    /// The library is older or newer than this program.
-    #[error("{path}: found interface {found}, expected {expected}; `cargo xtask build-kernels --sim` builds it anew")]
+    /// The library was built for another version of the interface.
+    #[error("{path}: found interface {found}, expected {expected}; run `cargo xtask build-kernels --sim`")]
     Interface {
         /// The file.
         path: PathBuf,
-        /// What it says of itself.
+        /// Version of the library.
         found: u32,
-        /// What this program was written for.
+        /// Version of this program.
         expected: u32,
     },
-    /// The launch does not fit its kernel.
+    /// The launch does not match its kernel; nothing has run.
     #[error(transparent)]
     Launch(#[from] LaunchError),
-    /// The kernel did something wrong, or the launch asks for more than a device has.
+    /// The kernel broke a rule of CUDA, or the launch exceeds the limits of a device.
     #[error(transparent)]
     Fault(Box<Fault>),
 }
 
-/// What kind of mistake ended a launch.
+/// Kind of the mistake that ended a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FaultKind {
-    /// A grid, a block or a size of shared memory that no device takes.
+    /// A grid, a block or a size of shared memory that no device supports.
     BadLaunch,
     /// Threads of a block wait at different barriers.
     DivergentBarrier,
-    /// Some threads wait at a barrier, others have left the kernel.
+    /// Some threads wait at a barrier while others have returned.
     BarrierAfterExit,
-    /// Threads wait for each other at a barrier and in a warp.
+    /// Some threads wait at a barrier while others wait for them in a warp operation.
     Deadlock,
-    /// The mask of a warp operation lacks the lane that calls it, or names one that has left.
+    /// The mask of a warp operation lacks the calling lane, or includes one that has returned.
     BadMask,
-    /// Lanes of one mask meet in different operations.
+    /// The lanes of one mask call different operations.
     DivergentCollective,
-    /// A shuffle reads from a lane outside of its mask.
+    /// A shuffle reads from a lane outside its mask.
     BadLane,
-    /// `ldmatrix` or `cp.async` at an address that is no multiple of 16.
+    /// `ldmatrix` or `cp.async` at an address that is not a multiple of 16.
     Misaligned,
     /// The kernel called `__trap()`.
     Trap,
-    /// An mbarrier, a bulk copy or a wgmma was used against its rules.
+    /// An mbarrier, a bulk copy or a wgmma was used incorrectly.
     BadAsync,
 }
 
 impl FaultKind {
-    /// Of a code of the header. `Api::load` has compared the interface, and the kernel's name was looked up before.
+    /// Returns the kind for a code of the header. Other codes cannot occur: `Api::load` has compared the versions, and the
+    /// kernel's name was looked up before the launch.
     pub(super) fn of(code: i32) -> FaultKind {
         match code {
             3 => FaultKind::DivergentBarrier,
@@ -77,20 +78,20 @@ impl FaultKind {
     }
 }
 
-/// Where and why a launch ended. Its text is one line with all of it.
+/// Where and why a launch failed. `Display` prints all of it in one line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
-    /// What kind.
+    /// Kind of the mistake.
     pub kind: FaultKind,
-    /// The kernel.
+    /// Name of the kernel.
     pub kernel: String,
     /// `blockIdx` of the thread.
     pub block: [u32; 3],
     /// `threadIdx` of the thread.
     pub thread: [u32; 3],
-    /// The source file, empty for [`FaultKind::BadLaunch`].
+    /// Source file; empty for [`FaultKind::BadLaunch`].
     pub file: String,
-    /// The line of it, 0 for [`FaultKind::BadLaunch`].
+    /// Line in the source file; 0 for [`FaultKind::BadLaunch`].
     pub line: u32,
     pub(super) message: String,
 }

@@ -1,4 +1,4 @@
-//! The host libraries of a `cuda-sim` device, opened when they are first needed.
+//! The host libraries of a `cuda-sim` device, opened on first use.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ const COMMAND: &str = "cargo xtask build-kernels --sim";
 const BEGINNING: &str = "libquire_sim_";
 const END: &str = ".so";
 
-/// By module, and what all their launches share.
+/// The libraries by module.
 pub(crate) struct Libraries {
     files: KernelFiles,
     folder: PathBuf,
@@ -21,31 +21,31 @@ pub(crate) struct Libraries {
 }
 
 impl Libraries {
-    /// Fails if there is no library at all.
+    /// Returns an error if the folder has no library.
     pub fn find(options: &Options) -> Result<Libraries, DeviceError> {
         let files = KernelFiles::new("cuda-sim", COMMAND, options.kernels.as_deref());
         let folder = files.folder_with(BEGINNING, END)?.to_owned();
         Ok(Libraries { files, folder, seed: options.seed, open: Mutex::default() })
     }
 
-    /// Where libraries are.
+    /// Folder of the libraries.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// Of the order of threads.
+    /// Seed of the order in which threads run.
     pub fn seed(&self) -> u64 {
         self.seed
     }
 
-    /// The library of a module, if it is open.
+    /// Returns the library of a module if it is open.
     pub fn opened(&self, module: &str) -> Option<Arc<Library>> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner).get(module).cloned()
     }
 
-    /// The library of a module.
+    /// Returns the library of a module, which it opens on first use.
     pub fn library(&self, module: &str) -> Result<Arc<Library>, DeviceError> {
-        // A library enters the map whole or not at all.
+        // Entries are complete when they are inserted, so a poisoned lock holds a valid map.
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(library) = open.get(module) {
             return Ok(Arc::clone(library));

@@ -1,12 +1,12 @@
-//! Kernels on the host: a library that `cargo xtask build-kernels --sim` made of the `.cu` sources, opened and
-//! launched.
+//! CUDA kernels on the host: opens and runs the libraries that `cargo xtask build-kernels --sim` compiles from the `.cu`
+//! sources.
 //!
-//! A [`Library`] lists its [`Kernel`]s and runs a [`Launch`] by name, with the argument array that the CUDA driver
-//! takes. A launch runs the whole grid on the calling thread before it returns; several threads may launch at once.
-//! What a kernel does wrong (a barrier that some threads miss, a shuffle from a lane that is not there) comes back as a
-//! [`Fault`] with the line. `device/simt/README.md` says what is modelled and what is not.
+//! A [`Library`] lists its [`Kernel`]s and runs a [`Launch`] by name, with the argument array of the CUDA driver. A launch
+//! runs the whole grid on the calling thread before it returns; several threads may launch at once. A mistake of a kernel
+//! (a barrier that some threads miss, a shuffle from a missing lane) is reported as a [`Fault`] with its source line.
+//! `device/simt/README.md` lists what is modelled and what is not.
 //!
-//! This is the library by itself, with arguments in memory that the CPU can see. The `cuda-sim` device is made of it.
+//! Here arguments are in ordinary memory of the process. The `cuda-sim` device is built on this module.
 //!
 //! ```no_run
 //! use device::{Arg, Launch, sim::Library};
@@ -15,7 +15,7 @@
 //! let args = [Arg::pointer(&values, 0), 1024.into(), 0.5f32.into()];
 //! let launch =
 //!     Launch { module: "demo", kernel: "scale", grid: [4, 1, 1], block: [256, 1, 1], shared_bytes: 0, args: &args };
-//! // SAFETY: `scale` writes the 1024 numbers that it is told of, and no view of them is alive.
+//! // SAFETY: `scale` writes the 1024 numbers that its arguments describe, and no view of them exists.
 //! unsafe { library.launch(&launch, 0) }?;
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
@@ -42,12 +42,14 @@ use crate::{Launch, LaunchError, Tensor};
 /// A kernel of a library.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Kernel {
-    /// As it is launched.
+    /// Name by which it is launched.
     pub name: String,
-    /// The source that defines it.
+    /// Source file that defines it.
     pub file: String,
-    /// The size of each parameter, in bytes.
+    /// Size of each parameter in bytes.
     pub parameter_bytes: Vec<u32>,
+    /// Dynamic shared memory in bytes that every launch gets at least.
+    pub shared_bytes: u32,
 }
 
 /// A host library of kernels.
@@ -59,40 +61,45 @@ pub struct Library {
 }
 
 impl Library {
-    /// Opens a library that `cargo xtask build-kernels --sim` made. Opening runs its initialisers, as with any library:
-    /// do not open a file that you would not execute.
+    /// Opens a library that `cargo xtask build-kernels --sim` has built. Opening runs its initialisers, so open only files
+    /// that you would execute.
     ///
     /// # Errors
     /// [`SimError::Open`], [`SimError::Interface`].
     pub fn open(path: &Path) -> Result<Library, SimError> {
         let api = Api::load(path)?;
         let text = |text: *const std::ffi::c_char| {
-            // SAFETY: the interface gives texts that end in 0 and live as long as the library.
+            // SAFETY: the strings of the interface end with a 0 and live as long as the library.
             unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
         };
         let kernel = |index| {
             let kernel = api.kernel_at(index);
             let sizes = (0..kernel.parameters as usize).map(|i| {
-                // SAFETY: the interface gives as many sizes as there are parameters.
+                // SAFETY: the array has one size for each parameter.
                 unsafe { *kernel.parameter_bytes.add(i) }
             });
-            Kernel { name: text(kernel.name), file: text(kernel.file), parameter_bytes: sizes.collect() }
+            Kernel {
+                name: text(kernel.name),
+                file: text(kernel.file),
+                parameter_bytes: sizes.collect(),
+                shared_bytes: kernel.shared_bytes,
+            }
         };
         let kernels = (0..api.kernel_count()).map(kernel).collect();
         Ok(Library { api, path: path.to_owned(), kernels })
     }
 
-    /// The file.
+    /// Path of the library.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// All kernels, sorted by name.
+    /// The kernels, sorted by name.
     pub fn kernels(&self) -> &[Kernel] {
         &self.kernels
     }
 
-    /// The kernel of that name.
+    /// Returns the kernel of that name.
     ///
     /// # Errors
     /// [`LaunchError::UnknownKernel`].
@@ -105,38 +112,38 @@ impl Library {
         })
     }
 
-    /// Runs the whole grid. `seed` is of the order in which threads and blocks run: a kernel that is right gives the
-    /// same bits under every one. 0 keeps the natural order. The module of the launch is taken to be this library.
+    /// Runs the whole grid. `seed` selects the order in which threads and blocks run; 0 is the natural order. A correct
+    /// kernel computes the same bits in every order. [`Launch::module`] is ignored.
     ///
     /// # Errors
-    /// Nothing has run after [`SimError::Launch`]; after a [`SimError::Fault`] the buffers hold what the threads wrote
-    /// before it.
+    /// After [`SimError::Launch`] nothing has run. After [`SimError::Fault`] the buffers contain what threads wrote before
+    /// the fault.
     ///
     /// # Safety
-    /// The buffers are memory of this process. With these arguments the kernel must stay within them, and no view of a
-    /// buffer that it writes may be alive.
+    /// The buffers are memory of this process. With these arguments the kernel accesses only the buffers, and no view of a
+    /// buffer that it writes exists.
     pub unsafe fn launch(&self, launch: &Launch<'_>, seed: u64) -> Result<(), SimError> {
         let call = self.prepare(launch)?;
         // SAFETY: the caller's promise.
         unsafe { self.run(&call, seed) }
     }
 
-    /// The launch as a value that borrows nothing, its arguments laid out as the kernel takes them.
+    /// Checks a launch and lays out its arguments as the kernel expects them.
     pub(crate) fn prepare(&self, launch: &Launch<'_>) -> Result<Call, LaunchError> {
         let kernel = self.kernel(launch.kernel)?;
         let map = |tensor: &Tensor<'_>, address| Ok::<_, LaunchError>(tensor.host_map(address));
         let arguments = launch.pack(&kernel.parameter_bytes, map)?;
-        // The name of a kernel of ours has no 0 in it.
+        // The name came from a C string, so it contains no 0.
         let name = CString::new(kernel.name.as_str()).unwrap_or_default();
         Ok(Call { name, grid: launch.grid, block: launch.block, shared_bytes: launch.shared_bytes, arguments })
     }
 
-    /// Runs what [`Library::prepare`] of this library has made.
+    /// Runs a call that [`Library::prepare`] of this library has returned.
     ///
     /// # Safety
-    /// That of [`Library::launch`], and the buffers are alive.
+    /// As for [`Library::launch`]; also, the buffers still exist.
     pub(crate) unsafe fn run(&self, call: &Call, seed: u64) -> Result<(), SimError> {
-        // SAFETY: the arguments have the sizes of the parameters, and the caller vouches for what they point to.
+        // SAFETY: the arguments have the sizes of the parameters; the rest is the caller's promise.
         unsafe { self.api.launch(call, seed) }.map_err(|fault| SimError::Fault(Box::new(fault)))
     }
 }

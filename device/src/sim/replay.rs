@@ -1,4 +1,4 @@
-//! A launch as a file, for a process of its own: `simt/replay.cpp` runs it under a sanitizer.
+//! Launches written to a file, which `simt/replay.cpp` runs in another process under a sanitizer.
 
 use std::io::{self, Write};
 
@@ -6,11 +6,11 @@ use crate::Buffer;
 use crate::launch::{Kind, Launch, bytes_of};
 
 impl Launch<'_> {
-    /// Writes the launch with the contents of its buffers, in the format that the head of `simt/replay.cpp` gives. It
-    /// runs once for each of `seeds`. Several launches may stand in one file, one after the other.
+    /// Writes the launch and the contents of its buffers in the format described at the top of `simt/replay.cpp`. A replay
+    /// runs it once for each of `seeds`. A file may contain several launches, one after the other.
     ///
     /// # Errors
-    /// Of the writer, and [`io::ErrorKind::Unsupported`] for a buffer that the CPU can not reach.
+    /// Errors of the writer, and [`io::ErrorKind::Unsupported`] for a buffer that the CPU cannot read.
     pub fn record(&self, seeds: &[u64], out: &mut impl Write) -> io::Result<()> {
         let mut buffers: Vec<&Buffer> = Vec::new();
         for (_, buffer) in self.buffers() {

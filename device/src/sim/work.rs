@@ -1,5 +1,5 @@
-//! What the compute queue of `cuda-sim` is given, as a value: run at once, or kept in a [`Graph`](crate::Graph) and run at
-//! each replay, by the same code.
+//! Work items of the compute queue of `cuda-sim`. The same code runs them immediately or, from a [`Graph`](crate::Graph),
+//! at each replay.
 
 use std::sync::Arc;
 
@@ -9,9 +9,9 @@ use crate::Dtype;
 use crate::buffer::SimMemory;
 use crate::gemm::{Shape, on_host};
 
-/// One piece of work. It keeps the memory that it reads and writes.
+/// One work item. It keeps the memory that it reads and writes allocated.
 pub(crate) enum Work {
-    /// A kernel; with each buffer the number of its argument.
+    /// A kernel. `memory` holds the buffers, each with the index of its argument.
     Launch {
         library: Arc<Library>,
         call: Call,
@@ -35,7 +35,7 @@ pub(crate) enum Work {
     },
 }
 
-/// Bytes of a buffer.
+/// A range of the bytes of a buffer.
 pub(crate) struct Part {
     memory: Arc<SimMemory>,
     at: usize,
@@ -43,7 +43,7 @@ pub(crate) struct Part {
 }
 
 impl Part {
-    /// `at + bytes` is not beyond the end.
+    /// Returns the range of `bytes` bytes from `at`, which must lie in the memory.
     pub fn new(memory: &Arc<SimMemory>, at: usize, bytes: usize) -> Part {
         debug_assert!(at + bytes <= memory.memory.len());
         Part { memory: Arc::clone(memory), at, bytes }
@@ -54,25 +54,25 @@ impl Part {
     }
 
     /// # Safety
-    /// Nobody writes these bytes while they are seen.
+    /// Nothing writes these bytes during the borrow.
     unsafe fn view(&self) -> &[u8] {
-        // SAFETY: inside of the memory, which is initialised; nobody writes it meanwhile.
+        // SAFETY: the range lies in the memory, which is initialised; nothing writes it, as the caller promises.
         unsafe { std::slice::from_raw_parts(self.start(), self.bytes) }
     }
 }
 
 impl Work {
-    /// Does it. `seed` is of the order of a kernel's threads.
+    /// Runs the item. `seed` selects the order of a kernel's threads.
     ///
     /// # Errors
-    /// A kernel's fault, or a write beside a buffer.
+    /// A fault of the kernel, or a write outside a buffer.
     ///
     /// # Safety
-    /// Nobody else reads or writes memory of this device meanwhile, and kernels stay within what their arguments say.
+    /// Nothing else accesses memory of this device during the call, and kernels access only what their arguments describe.
     pub unsafe fn run(&self, seed: u64) -> Result<(), DeviceError> {
         match self {
             Work::Launch { library, call, memory } => {
-                // SAFETY: the memory is alive, and the rest is the caller's promise.
+                // SAFETY: the item keeps the memory allocated; the rest is the caller's promise.
                 unsafe { library.run(call, seed) }?;
                 match memory.iter().find(|(_, memory)| !memory.memory.guards_hold()) {
                     Some(&(index, _)) => Err(DeviceError::Trespass { kernel: call.kernel().to_owned(), index }),
@@ -80,8 +80,8 @@ impl Work {
                 }
             }
             Work::Product { shape, y_format, x, weights, bias, y } => {
-                // SAFETY: all alive; nobody else is at them, and `y`, borrowed for writing when the product was given, is none
-                // of the others.
+                // SAFETY: the item keeps the memory allocated, nothing else accesses it, and `y` was borrowed mutably when
+                // the product was enqueued, so it overlaps none of the others.
                 unsafe {
                     let y = std::slice::from_raw_parts_mut(y.start(), y.bytes);
                     on_host(*shape, weights.view(), x.view(), bias.as_ref().map(|bias| bias.view()), (y, *y_format));
@@ -89,19 +89,19 @@ impl Work {
                 Ok(())
             }
             Work::Copy { from, to } => {
-                // SAFETY: both alive and as long; `to` was borrowed for writing, so that they are two.
+                // SAFETY: both ranges are allocated and equally long; `to` was borrowed mutably, so they do not overlap.
                 unsafe { from.start().copy_to_nonoverlapping(to.start(), from.bytes) };
                 Ok(())
             }
             Work::Fill { to, byte } => {
-                // SAFETY: alive, and so long.
+                // SAFETY: the range is allocated.
                 unsafe { to.start().write_bytes(*byte, to.bytes) };
                 Ok(())
             }
         }
     }
 
-    /// Whether the memory at an address is among what it works on.
+    /// Whether the item uses the memory that starts at an address.
     pub fn uses(&self, address: u64) -> bool {
         let is = |memory: &SimMemory| memory.memory.start().addr() as u64 == address;
         let part = |part: &Part| is(&part.memory);

@@ -100,7 +100,7 @@ std::set<Event*> events;
 std::set<void*> modules;
 std::set<Graph*> graphs, executables;
 std::map<std::string, Kernel*> kernels;
-std::map<Address, size_t> device_memory, host_memory;
+std::map<Address, size_t> device_memory, host_memory, constants;
 thread_local void* current;
 constexpr size_t MEMORY = size_t{1} << 34;
 constexpr size_t GRAPH = size_t{1} << 16;
@@ -463,6 +463,30 @@ CALL(cuModuleGetFunction, Kernel** function, void* module, const char* name) {
     return *function ? SUCCESS : NOT_FOUND;
 }
 
+// The only constants are the <kernel>_shared_bytes.
+CALL(cuModuleGetGlobal_v2, Address* address, size_t* bytes, void* module, const char* name) {
+    const Lock guard(lock);
+    ENTER();
+    NEEDS(modules.count(module), INVALID_HANDLE);
+    for (const auto& [kernel, found] : kernels) {
+        if (!found || !found->kernel.shared_bytes || kernel + "_shared_bytes" != name) continue;
+        *address = reinterpret_cast<Address>(&found->kernel.shared_bytes);
+        *bytes = sizeof found->kernel.shared_bytes;
+        constants[*address] = *bytes;
+        return SUCCESS;
+    }
+    return NOT_FOUND;
+}
+
+CALL(cuMemcpyDtoH_v2, void* to, Address from, size_t bytes) {
+    const Lock guard(lock);
+    ENTER();
+    NOT_CAPTURED();
+    NEEDS(within(constants, from, bytes), ILLEGAL_ADDRESS);
+    std::memcpy(to, reinterpret_cast<const void*>(from), bytes);
+    return SUCCESS;
+}
+
 CALL(cuFuncGetParamInfo, Kernel* function, size_t index, size_t* offset, size_t* size) {
     const Lock guard(lock);
     ENTER();
@@ -505,7 +529,7 @@ CALL(cuLaunchKernel, Kernel* function, unsigned gx, unsigned gy, unsigned gz, un
     const Lock guard(lock);
     ENTER(stream);
     NEEDS(uint64_t{gx} * gy * gz && uint64_t{bx} * by * bz && uint64_t{bx} * by * bz <= 1024 && !extra, INVALID_VALUE);
-    NEEDS(shared_bytes <= static_cast<unsigned>(function->allowed), INVALID_VALUE);
+    NEEDS(shared_bytes >= function->kernel.shared_bytes && shared_bytes <= static_cast<unsigned>(function->allowed), INVALID_VALUE);
     // The arguments are copied by the call.
     std::vector<std::vector<char>> values;
     for (uint32_t i = 0; i < function->kernel.parameters; i++) {

@@ -92,6 +92,22 @@ fn add_one(device: &dyn Device, values: &Buffer, blocks: u32) -> Result<(), Devi
 }
 
 #[test]
+fn a_kernel_gets_the_shared_memory_that_it_says_it_needs() {
+    for device in launching() {
+        let values = filled(&*device, &(0..64).collect::<Vec<i32>>());
+        let args = [Arg::pointer(&values, 0)];
+        let (grid, block) = ([1; 3], [64, 1, 1]);
+        let launch =
+            Launch { module: MODULE, kernel: "reverse_in_own_shared", grid, block, shared_bytes: 0, args: &args };
+        for _ in 0..2 {
+            device.launch(&launch).unwrap();
+        }
+        device.launch(&Launch { shared_bytes: 100 << 10, ..launch }).unwrap();
+        assert!(contents(&*device, &values).into_iter().eq((0..64).rev()), "{}", device.name());
+    }
+}
+
+#[test]
 fn a_box_of_a_tensor_is_what_the_map_says() {
     // The copy engine of Hopper; the simulator's is its model.
     for device in launching().filter(|device| device.compute_capability().is_none_or(|found| found == (9, 0))) {

@@ -49,6 +49,7 @@ fn is_content(program: &Path) {
     let (tensor, eight) = (matrix(&rows, 64, 64), Tensor { tile: [64, 8, 1, 1], ..matrix(&rows, 64, 64) });
     let piped = [Arg::pointer(&sum, 0), Arg::tensor(&eight), 8.into()];
     let met = [Arg::pointer(&threads, 0)];
+    let reversed = [Arg::pointer(&input, 0)];
     let boxed = [Arg::pointer(&boxes, 0), Arg::tensor(&tensor), Arg::tensor(&tensor), Arg::pointer(&rows, 0)];
     let launches = [
         launch("pipeline", 1, 96, &piped),
@@ -58,6 +59,7 @@ fn is_content(program: &Path) {
         launch("groups", 1, 32, &grouped),
         launch("atomics", 3, 96, &counted),
         launch("product_f16", 1, 32, &multiplied),
+        Launch { shared_bytes: 0, ..launch("reverse_in_own_shared", 1, 64, &reversed) },
     ];
     let output = replay(program, &launches, &SEEDS);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));

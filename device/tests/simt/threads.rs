@@ -189,6 +189,7 @@ fn kernels_are_listed_with_their_parameters() {
     let kernel = library.kernel("indices").unwrap();
     assert_eq!(kernel.parameter_bytes, [8, 16, 4]);
     assert!(kernel.file.ends_with("threads.cu"));
+    assert_eq!([kernel.shared_bytes, library.kernel("reverse_in_own_shared").unwrap().shared_bytes], [0, 64 << 10]);
     assert!(library.kernels().windows(2).all(|pair| pair[0].name < pair[1].name));
 }
 

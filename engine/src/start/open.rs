@@ -3,7 +3,7 @@
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
-use attention_kernels::{Dtype, KernelSet, KvDtype, Needs, select};
+use attention_kernels::{Dtype, KernelSet, Needs, select, serves_cache};
 use device::{Device, DeviceError, MemoryInfo};
 use models::decoder::Form;
 use models::{ModelConfig, ModelFiles, Weights};
@@ -124,8 +124,8 @@ pub(crate) fn needs(
         |expected| EngineError::Config { flag: "--kv-cache-dtype", found: engine.kv_cache_dtype.to_string(), expected };
     let kv_dtype = engine.kv_cache_dtype.stored(dtype);
     let kv_dtype =
-        kv_dtype.ok_or_else(|| refused(format!("at most {dtype}, the type of the computation; leave it at auto")))?;
-    if device.features().launches && !KvDtype::ON_GPU.contains(&kv_dtype) {
+        kv_dtype.ok_or_else(|| refused(format!("at most the {dtype} that the model computes in; leave it at auto")))?;
+    if !serves_cache(device, kv_dtype) {
         let name = device.name();
         return Err(refused(format!(
             "auto, fp8_e4m3, fp8_e5m2 or int8, which {name} has kernels for; or use --device cpu"

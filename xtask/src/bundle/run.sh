@@ -221,7 +221,7 @@ if [ $opens ]; then
         for tool in memcheck racecheck; do
             part $tool 25 compute-sanitizer --tool $tool --error-exitcode 9 --print-limit 5 \
                 "$bin/attention-kernels" --exact --test-threads=1 conformance::reference::cache_writes_equal_the_reference_cases \
-                conformance::attention::a_mixed_batch_goes_to_two_kernels_and_each_keeps_to_its_rows
+                conformance::attention::a_mixed_batch_goes_to_two_kernels_that_write_only_their_own_rows
         done
     else
         without sanitizers "needs a GPU, and compute-sanitizer on PATH"

@@ -1,4 +1,6 @@
-// QUIRE_EXPORT(kernel); stands behind every kernel entry.
+// QUIRE_EXPORT(kernel); stands behind every kernel entry. QUIRE_EXPORT_SHARED(kernel, bytes); stands there instead for a
+// kernel whose blocks need `bytes` of dynamic shared memory: a launch then gets at least that much. In the module of a GPU
+// the number is the constant <kernel>_shared_bytes, which `device::cuda` reads when it loads the kernel.
 //
 // nvcc gives an `extern "C" __global__` function its name in the module by itself, so there it is nothing. On the host
 // it enters the kernel into the library's table, with a function that takes the same array of pointers to arguments as
@@ -20,6 +22,7 @@ struct Kernel {
     void (*call)(void* const* args);
     const uint32_t* parameter_bytes;
     uint32_t parameters;
+    uint32_t shared_bytes;
     const Kernel* next;
 };
 // Enters a kernel into the table of this library; called before main or by dlopen.
@@ -36,8 +39,8 @@ struct Trampoline<kernel> {
         kernel(*static_cast<Parameters*>(args[i])...);
     }
     static void call(void* const* args) { unpack(args, std::index_sequence_for<Parameters...>{}); }
-    static Kernel describe(const char* name, const char* file) {
-        return {name, file, call, bytes, sizeof...(Parameters), nullptr};
+    static Kernel describe(const char* name, const char* file, uint32_t shared_bytes) {
+        return {name, file, call, bytes, sizeof...(Parameters), shared_bytes, nullptr};
     }
 };
 struct Entry {
@@ -47,13 +50,15 @@ struct Entry {
 }  // namespace simt
 
 // In two steps, so that a name may itself come from a macro.
-#define QUIRE_EXPORT(name) QUIRE_EXPORT_EXPANDED(name)
-#define QUIRE_EXPORT_EXPANDED(name)                                                               \
-    static simt::Kernel quire_kernel_##name = simt::Trampoline<&name>::describe(#name, __FILE__); \
+#define QUIRE_EXPORT(name) QUIRE_EXPORT_EXPANDED(name, 0)
+#define QUIRE_EXPORT_SHARED(name, bytes) QUIRE_EXPORT_EXPANDED(name, bytes)
+#define QUIRE_EXPORT_EXPANDED(name, bytes)                                                               \
+    static simt::Kernel quire_kernel_##name = simt::Trampoline<&name>::describe(#name, __FILE__, bytes); \
     static const simt::Entry quire_entry_##name(&quire_kernel_##name)
 
 #else
 
 #define QUIRE_EXPORT(name) static_assert(true, #name)
+#define QUIRE_EXPORT_SHARED(name, bytes) extern "C" __device__ const unsigned int name##_shared_bytes = bytes
 
 #endif

@@ -12,7 +12,7 @@ extern "C" {
 #define QUIRE_SIM_API __attribute__((visibility("default")))
 
 /* Counts up when anything below changes. */
-#define QUIRE_SIM_ABI 2
+#define QUIRE_SIM_ABI 3
 
 /* Why a launch failed. */
 enum {
@@ -35,6 +35,7 @@ typedef struct {
     const char* file;                /* the source that defines it */
     const uint32_t* parameter_bytes; /* the size of each parameter */
     uint32_t parameters;
+    uint32_t shared_bytes;           /* dynamic shared memory that its blocks need; every launch gets at least that */
 } quire_sim_kernel;
 
 typedef struct {
