@@ -1,6 +1,7 @@
 //! The sampler cases of the reference data: transformers' logits processors in vLLM's order.
 //!
-//! `reference/sampling.json` describes the cases, `reference/sampling.safetensors` holds `<key>.logits` and `<key>.probs`.
+//! `reference/sampling.json` describes the cases, `reference/sampling.safetensors` holds `<key>.logits` and
+//! `<key>.probs`.
 
 use crate::cases::{Case, cases, ids};
 use sampling::{Sampler, token_logprobs};

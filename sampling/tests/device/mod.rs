@@ -1,5 +1,5 @@
-//! Sampling on the device against the host's sampler, which is the definition: equal in every bit, on every device of this
-//! machine. Logits behind a row are NaN, so a kernel that reads them fails loudly.
+//! Sampling on the device against the host's sampler, which is the definition: equal in every bit, on every device of
+//! this machine. Logits behind a row are NaN, so a kernel that reads them fails loudly.
 
 mod histories;
 mod problem;

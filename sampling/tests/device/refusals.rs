@@ -54,7 +54,10 @@ fn rows_and_logits_that_do_not_exist_are_refused() {
     let rows = [Row { slot: 0, logits_row: 1 }];
     sampler.stage(&rows, 1).unwrap();
     let said = sampler.launch(&logits.logits(), 1).unwrap_err().to_string();
-    assert_eq!(said, "sampling on the device: row 1 of the logits ends at byte 412 of a buffer of 212");
+    assert_eq!(
+        said,
+        "sampling on the device: row 1 of the logits ends at byte 412, expected at most 212, the size of the buffer"
+    );
     let narrow = Logits { stride: 49, ..logits.logits() };
     assert!(sampler.launch(&narrow, 1).is_err() && sampler.launch(&logits.logits(), 2).is_err());
     sampler.clear_row(0);

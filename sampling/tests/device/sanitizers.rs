@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use device::Device;
-use sampling::device::Place;
+use sampling::device::TokenCopy;
 use sampling::{SamplingParams, TokenSet};
 use xtask::kernels::host::Sanitizer;
 
@@ -50,9 +50,9 @@ fn work(device: &Arc<dyn Device>, vocabs: &[usize]) {
         sampler.stage(&rows, 6).unwrap();
         sampler.launch(&on_device.logits(), 6).unwrap();
         sampler.read().unwrap();
-        sampler.announce(&[(4, 0), (0, 6), (3, 2)].map(|(slot, at)| Place { slot, at })).unwrap();
+        sampler.set_token_copies(&[(4, 0), (0, 6), (3, 2)].map(|(slot, index)| TokenCopy { slot, index })).unwrap();
         step(&mut sampler, &on_device, &rows[..2]);
-        sampler.place(&device.alloc(7 * 4).unwrap()).unwrap();
+        sampler.copy_tokens(&device.alloc(7 * 4).unwrap()).unwrap();
     }
 }
 
@@ -61,7 +61,7 @@ fn is_content(sanitizer: Sanitizer) {
     let seeds = if everything { &[0, 1, 77][..] } else { &[1][..] };
     let vocabs: &[usize] = if everything { &[8300, 40, 8192, 1, 20_000, 33] } else { &[8300, 40, 65] };
     let Some(launches) = KERNELS.under(sanitizer, seeds, |device| work(&device, vocabs)) else { return };
-    for kernel in ["adjust_f32", "filter_f16", "draw_bf16", "finish_f32", "history", "fork", "place"] {
+    for kernel in ["adjust_f32", "filter_f16", "draw_bf16", "finish_f32", "history", "fork", "copy_tokens"] {
         assert!(launches.iter().any(|launch| launch.ends_with(kernel)), "{kernel} in {launches:?}");
     }
 }

@@ -1,7 +1,7 @@
 //! Steps: what is sent, what may be in flight, where draws come from.
 
 use device::Dtype;
-use sampling::device::{DeviceSampler, Place, Row};
+use sampling::device::{DeviceSampler, Row, TokenCopy};
 use sampling::{Sampler, SamplingParams};
 
 use super::KERNELS;
@@ -89,16 +89,16 @@ fn two_steps_may_be_in_flight_and_the_host_need_not_know_the_first_token() {
         }
         begin(&mut sampler, &on_device);
         begin(&mut sampler, &on_device);
-        let gone = sampler.collect(&pending).err().unwrap().to_string();
+        let overwritten = sampler.collect(&pending).err().unwrap().to_string();
         assert_eq!(
-            gone,
-            "sampling on the device: the results of step 7 are gone; collect a step before the second one after it"
+            overwritten,
+            "sampling on the device: the results of step 7 have been overwritten; collect a step before the second one after it"
         );
     }
 }
 
 #[test]
-fn the_last_token_of_a_slot_goes_to_its_place_before_the_host_knows_it() {
+fn the_last_token_of_a_slot_is_copied_before_the_host_knows_it() {
     for device in KERNELS.devices(1) {
         let logits: Vec<Vec<f32>> = (0..5).map(|seed| generated(300, seed)).collect();
         let on_device = OnDevice::new(&*device, Dtype::F32, logits.iter().map(|row| &row[..]));
@@ -116,10 +116,10 @@ fn the_last_token_of_a_slot_goes_to_its_place_before_the_host_knows_it() {
                 let rows = rows_of([4, 0, 2, 1, 3]);
                 let pending = sampler.sample(&on_device.logits(), &rows).unwrap();
                 // Slot 5 has drawn nothing.
-                let places = [(0, 8), (4, 1), (3, 2 + step), (5, 7)].map(|(slot, at)| Place { slot, at });
-                sampler.announce(&places).unwrap();
+                let copies = [(0, 8), (4, 1), (3, 2 + step), (5, 7)].map(|(slot, index)| TokenCopy { slot, index });
+                sampler.set_token_copies(&copies).unwrap();
                 sampler.stage(&[], 0).unwrap();
-                sampler.place(&tokens).unwrap();
+                sampler.copy_tokens(&tokens).unwrap();
                 let drawn: Vec<u32> = sampler.collect(&pending).unwrap().map(|sampled| sampled.token).collect();
                 let mut found = [0; 36];
                 device.download(&tokens, 0, &mut found).unwrap();
@@ -127,10 +127,12 @@ fn the_last_token_of_a_slot_goes_to_its_place_before_the_host_knows_it() {
                 assert_eq!([found[8], found[1], found[2 + step as usize]], [drawn[1], drawn[0], drawn[4]]);
                 assert_eq!([found[0], found[7]], [77, 77]);
             }
-            let said = sampler.announce(&[Place { slot: 0, at: 9 }]).and_then(|()| sampler.place(&tokens)).unwrap_err();
-            assert_eq!(said.to_string(), "sampling on the device: a token is to go to place 9 of 9");
+            sampler.set_token_copies(&[TokenCopy { slot: 0, index: 9 }]).unwrap();
+            let error = sampler.copy_tokens(&tokens).unwrap_err().to_string();
+            let expected = "found token index 9, expected an index below 9, the length of the array";
+            assert_eq!(error, format!("sampling on the device: {expected}"));
             sampler.clear_row(0);
-            assert!(sampler.announce(&[Place { slot: 0, at: 0 }]).is_err());
+            assert!(sampler.set_token_copies(&[TokenCopy { slot: 0, index: 0 }]).is_err());
         }
     }
 }
