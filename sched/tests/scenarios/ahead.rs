@@ -199,3 +199,21 @@ fn s5_a_placeholder_behind_the_end_of_its_sequence_is_never_found_by_prefix() {
         s.commit(plan.step, &[]).unwrap();
     }
 }
+
+#[test]
+fn no_request_takes_a_free_block_before_one_of_better_rank_that_waits_for_more() {
+    let mut s = scheduler(SchedConfig { max_in_flight: 2, long_prefill_token_threshold: 8, ..config(9, 4) });
+    for (id, prompt) in [(0, 24), (1, 3), (2, 8)] {
+        s.submit(request(id, prompt, 5)).unwrap();
+    }
+    let first = submit_next(&mut s);
+    let second = submit_next(&mut s);
+    assert_eq!((spans(&second), s.stats().blocks_free), (vec![(1, 1), (2, 1), (0, 8)], 1));
+    // The blocks of request 2 are freed by the commit of the second step.
+    s.abort(RequestId(2));
+    commit_all(&mut s, &first, 7);
+    let third = submit_next(&mut s);
+    assert_eq!((spans(&third), s.stats().deferrals), (vec![], 1), "request 0 needs two blocks, request 1 the free one");
+    commit_all(&mut s, &second, 7);
+    assert_eq!(spans(&submit_next(&mut s)), [(1, 1), (0, 8)]);
+}

@@ -157,7 +157,7 @@ fn an_invalid_parent_is_refused_and_nothing_is_committed() {
     let wrong = [from(0, 0, 1), from(1, 0, 1), Outcome { parent: 1, ..one }, two];
     assert_eq!(error(&wrong), CommitError::Parent { seq: seq(1, 0), parent: 1 });
     let text = error(&wrong).to_string();
-    assert!(text.contains("continues sequence 1") && !text.contains('\n'), "{text}");
+    assert!(text.contains("found parent 1") && !text.contains('\n'), "{text}");
     let missing = [from(0, 0, 1), others[0].clone(), others[1].clone()];
     assert_eq!(error(&missing), CommitError::MissingToken { seq: seq(0, 1) });
     let empty = [Outcome { tokens: vec![], ..from(0, 0, 1) }, from(1, 0, 1), others[0].clone(), others[1].clone()];

@@ -210,3 +210,24 @@ fn a_request_that_fits_only_because_of_its_window_is_computed_again_in_the_same_
         }
     }
 }
+
+#[test]
+fn a_request_can_be_aborted_between_a_failed_step_and_the_step_behind_it() {
+    let mut s = scheduler(SchedConfig { max_in_flight: 2, max_num_batched_tokens: 64, ..caching(40) });
+    s.submit(request(0, 9, 8)).unwrap();
+    let first = launch(&mut s);
+    s.submit(request(1, 21, 8)).unwrap();
+    let second = launch(&mut s);
+    assert_eq!(spans(&second), [(0, 1), (1, 21)]);
+    s.abort(RequestId(0));
+    s.fail(first.step, &first.memory).unwrap();
+    s.fail(second.step, &second.memory).unwrap();
+    s.audit().unwrap();
+    let stats = s.stats();
+    assert_eq!((stats.num_running, stats.num_waiting, stats.blocks_in_use, stats.blocks_cached), (0, 1, 0, 0));
+
+    let again = launch(&mut s);
+    assert_eq!((&again.released[..], spans(&again)), (&[seq(0, 0), seq(1, 0)][..], vec![(1, 21)]));
+    commit_all(&mut s, &again, 5);
+    assert_eq!(drain(&mut s), 7);
+}

@@ -1,6 +1,6 @@
 //! What is not taken: requests, configurations, commits.
 
-use sched::{CommitError, Outcome, Refusal, Request, SchedConfig, Scheduler, StepId};
+use sched::{CacheGroup, CommitError, Outcome, Refusal, Request, SchedConfig, Scheduler, StepId};
 
 use super::scheduler;
 use crate::common::{config, request, seq, spans};
@@ -45,7 +45,7 @@ fn a_wrong_commit_says_so_and_changes_nothing() {
     let mut error = |step, outcomes: &[Outcome]| s.commit(step, outcomes).unwrap_err();
     assert_eq!(
         error(StepId(7), &[]).to_string(),
-        "step 7 is not the oldest in flight (step 1 is): commit each plan that has spans once, in their order"
+        "step 7 is not the oldest in flight (step 1 is): commit each plan that has spans once, in order"
     );
     assert_eq!(error(plan.step, &[]), CommitError::MissingToken { seq: a });
     assert_eq!(error(plan.step, &[outcome(a, &[])]), CommitError::MissingToken { seq: a });
@@ -89,4 +89,33 @@ fn a_configuration_under_which_something_could_starve_is_refused() {
         assert_eq!(text, format!("max_in_flight: found {max_in_flight}, expected 1 or 2 steps"));
     }
     assert!(message(config(0, 16)).starts_with("num_blocks: found 0, expected 1 to "));
+}
+
+#[test]
+fn the_longest_prompt_of_a_refusal_fits_and_no_longer_one_does() {
+    let sliding = |window| vec![CacheGroup::Full, CacheGroup::Sliding { window }];
+    for (block_size, num_blocks, max_model_len, groups) in [
+        (1, 7, 100, vec![CacheGroup::Full]),
+        (4, 9, 100, vec![CacheGroup::Full]),
+        (4, 9, 30, vec![CacheGroup::Full]),
+        (16, 5, 70, vec![CacheGroup::Full]),
+        (2, 20, 41, vec![CacheGroup::Full]),
+        (4, 19, 60, sliding(6)),
+        (2, 30, 50, sliding(1)),
+    ] {
+        let config = SchedConfig { groups, max_model_len, ..config(num_blocks, block_size) };
+        let mut s = scheduler(config.clone());
+        let mut submit = |prompt, n, max_tokens| s.submit(Request { n, ..request(prompt as u64, prompt, max_tokens) });
+        for (n, max_tokens) in (1..5).flat_map(|n| (1..20).map(move |max_tokens| (n, max_tokens))) {
+            // An id that is live already means that the request fits.
+            let fits = |outcome: &Result<(), Refusal>| matches!(outcome, Ok(()) | Err(Refusal::DuplicateId(_)));
+            let outcomes: Vec<_> = (1..=max_model_len).map(|prompt| submit(prompt, n, max_tokens)).collect();
+            let longest = outcomes.iter().rposition(fits).map_or(0, |at| at + 1);
+            for outcome in outcomes {
+                if let Err(Refusal::NeverFits { longest_prompt, .. }) = outcome {
+                    assert_eq!(longest_prompt, longest, "{config:?}, n {n}, max_tokens {max_tokens}");
+                }
+            }
+        }
+    }
 }
