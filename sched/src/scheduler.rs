@@ -180,19 +180,6 @@ impl Scheduler {
         &self.spec
     }
 
-    /// Returns the number of blocks of each running request, in order of admission. Blocks that its sequences share
-    /// count once.
-    pub fn blocks_per_request(&self) -> impl Iterator<Item = (RequestId, usize)> + '_ {
-        let blocks = |id: &RequestId| {
-            let groups = self.requests.get(id)?.tables().flat_map(BlockTable::groups);
-            let mut blocks: Vec<_> = groups.flat_map(|g| g.blocks()).copied().collect();
-            blocks.sort_unstable();
-            blocks.dedup();
-            Some((*id, blocks.len()))
-        };
-        self.running.values().filter_map(blocks)
-    }
-
     /// Checks the pool's metadata against all live tables. Takes a pass over all tokens; intended for tests and
     /// diagnosis.
     pub fn audit(&self) -> Result<(), AuditError> {

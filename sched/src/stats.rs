@@ -85,17 +85,6 @@ impl SpecStats {
 }
 
 impl SchedulerStats {
-    /// Returns the fraction of tokens that first admissions found in the prefix cache; `None` before the first lookup.
-    pub fn prefix_hit_rate(&self) -> Option<f64> {
-        (self.prefix_queries > 0).then(|| self.prefix_hits as f64 / self.prefix_queries as f64)
-    }
-
-    /// Returns the fraction of blocks that live sequences own. Blocks that only cache a prefix do not count, because
-    /// they can be evicted.
-    pub fn cache_usage(&self) -> f64 {
-        self.blocks_in_use as f64 / self.blocks_total.max(1) as f64
-    }
-
     /// Returns the fraction of host blocks that swapped requests own.
     pub fn host_cache_usage(&self) -> f64 {
         self.host_blocks_in_use as f64 / self.host_blocks_total.max(1) as f64

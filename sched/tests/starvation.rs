@@ -1,5 +1,5 @@
-//! Others never stop coming, and each request ends all the same: within a number of plans that the test computes, and
-//! without being preempted again once it is the oldest request and was preempted three times.
+//! Under endless arrivals each request ends, within a number of plans that the test computes. The oldest request is not
+//! preempted again after three preemptions.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -11,9 +11,9 @@ use sched::{Outcome, Request, RequestId, SchedConfig, Scheduler, StepPlan};
 /// Shape of a request: prompt, sequences, output tokens.
 type Shape = (usize, usize, usize);
 
-/// Every request that came before the watched one, and then itself, is the oldest for a while. The oldest runs, or it is
-/// the head of the queue while those that run or are swapped out end by the progress theorem. Each preemption of it is one
-/// such round, and after the third no other stands before it.
+/// Every request before the watched one, and then the watched one, is the oldest for a while. The oldest runs, or is
+/// the head of the queue while the running and swapped requests end by the progress theorem. Each preemption of it is
+/// one such round, and after the third it has the best rank.
 fn bound(config: &SchedConfig, before: usize, most: Shape) -> usize {
     let (requests, (prompt, n, max_tokens)) = (config.max_num_seqs + config.host_blocks, most);
     let work = prompt + n * (max_tokens - 1);
@@ -34,10 +34,11 @@ fn is_live(scheduler: &Scheduler, id: u64) -> bool {
     scheduler.requests().any(|request| request.id() == RequestId(id))
 }
 
-/// Plans until request `watched` has ended, with at least four others waiting at each plan; how often it was preempted.
+/// Plans until request `watched` has ended, with at least four others waiting at each plan. Returns how often it was
+/// preempted.
 fn watch(config: &SchedConfig, watched: Shape, others: &[Shape], before: u64) -> Result<usize, TestCaseError> {
     let mut s = Scheduler::new(config.clone()).unwrap();
-    // A shape that can never run is refused at once, and would leave the queue empty.
+    // A shape that can never run is refused and would leave the queue empty.
     let mut fitting: Vec<Shape> = others.to_vec();
     fitting.retain(|shape| Scheduler::new(config.clone()).unwrap().submit(request(0, *shape)).is_ok());
     fitting.push((4, 1, 8));
@@ -63,7 +64,7 @@ fn watch(config: &SchedConfig, watched: Shape, others: &[Shape], before: u64) ->
         if plan.preempted.contains(&RequestId(before)) {
             prop_assert!(
                 !is_oldest || preempted < 3,
-                "preempted again, though it is the oldest and was {preempted} times"
+                "preempted again, although it is the oldest and was preempted {preempted} times"
             );
             preempted += 1;
         }
@@ -81,7 +82,7 @@ fn watch(config: &SchedConfig, watched: Shape, others: &[Shape], before: u64) ->
 }
 
 #[test]
-fn a_request_ends_though_others_never_stop_coming() {
+fn every_request_ends_under_endless_arrivals() {
     let pool = (12..24usize, 3..9usize, 1..30usize, prop_oneof![Just(0), 1..12usize], 1..3usize);
     let watched = (1..4usize, Just(1usize), 20..40usize);
     let others = prop::collection::vec((1..24usize, 1..3usize, 4..24usize), 1..12);

@@ -1,4 +1,4 @@
-//! What is not taken: requests, configurations, commits.
+//! Refused requests, configurations and commits.
 
 use sched::{CacheGroup, CommitError, Outcome, Refusal, Request, SchedConfig, Scheduler, StepId};
 
@@ -6,7 +6,7 @@ use super::scheduler;
 use crate::common::{config, request, seq, spans};
 
 #[test]
-fn s11_what_can_never_fit_is_refused_with_the_numbers_and_the_next_runs() {
+fn s11_a_request_that_can_never_fit_is_refused_with_the_numbers_and_the_next_runs() {
     let mut s = scheduler(config(49, 16));
     let refusal = s.submit(request(0, 1000, 1)).unwrap_err();
     assert_eq!(refusal, Refusal::NeverFits { needed: 63, pool: 49, longest_prompt: 784 });
@@ -16,7 +16,7 @@ fn s11_what_can_never_fit_is_refused_with_the_numbers_and_the_next_runs() {
 }
 
 #[test]
-fn s11_each_refusal_says_what_is_wrong() {
+fn s11_each_refusal_names_its_reason() {
     let mut s = scheduler(config(49, 16));
     let mut message = |request| s.submit(request).unwrap_err().to_string();
     assert_eq!(message(request(0, 0, 1)), "the prompt is empty: at least one token is needed");
@@ -35,7 +35,7 @@ fn s11_each_refusal_says_what_is_wrong() {
 }
 
 #[test]
-fn a_wrong_commit_says_so_and_changes_nothing() {
+fn an_invalid_commit_is_an_error_and_changes_nothing() {
     let mut s = scheduler(SchedConfig { max_num_batched_tokens: 17, ..config(20, 16) });
     s.submit(request(0, 10, 5)).unwrap();
     s.submit(request(1, 10, 5)).unwrap();
@@ -59,7 +59,7 @@ fn a_wrong_commit_says_so_and_changes_nothing() {
 }
 
 #[test]
-fn a_configuration_under_which_something_could_starve_is_refused() {
+fn a_configuration_under_which_a_request_could_starve_is_refused() {
     let message = |config| Scheduler::new(config).err().map(|e| e.to_string()).unwrap_or_default();
     let text = message(SchedConfig { max_num_batched_tokens: 16, ..config(10, 16) });
     assert_eq!(
