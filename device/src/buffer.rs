@@ -17,14 +17,14 @@ pub fn bytes_of<T: Element>(values: &[T]) -> &[u8] {
     unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) }
 }
 
-/// Defines a `#[repr(C)]` struct that implements [`Element`](crate::Element), so that it can be a kernel argument
-/// ([`Arg::bytes`](crate::Arg::bytes)) or an element of a buffer.
+/// Defines `#[repr(C)]` structs that implement [`Element`](crate::Element), so that they can be kernel arguments
+/// ([`Arg::bytes`](crate::Arg::bytes)) or elements of a buffer.
 ///
-/// The size in bytes follows the name. Compilation fails if the struct has another size, if a field is not an `Element`,
-/// or if there is padding between or behind the fields.
+/// The size in bytes follows the name. Compilation fails if a struct has another size, if a field is not an `Element`, or if
+/// there is padding between or behind the fields.
 ///
 /// ```
-/// device::kernel_struct! {
+/// device::kernel_structs! {
 ///     /// Shape of `copy_rows`.
 ///     struct CopyShape: 16 bytes {
 ///         stride: u64,
@@ -36,10 +36,10 @@ pub fn bytes_of<T: Element>(values: &[T]) -> &[u8] {
 /// let argument = device::Arg::bytes(&shape);
 /// ```
 #[macro_export]
-macro_rules! kernel_struct {
-    ($(#[$meta:meta])* $vis:vis struct $name:ident: $bytes:literal bytes {
+macro_rules! kernel_structs {
+    ($($(#[$meta:meta])* $vis:vis struct $name:ident: $bytes:literal bytes {
         $($(#[$field_meta:meta])* $field_vis:vis $field:ident: $type:ty,)*
-    }) => {
+    })*) => {$(
         $(#[$meta])*
         #[derive(Clone, Copy, Debug, Default, PartialEq)]
         #[repr(C)]
@@ -54,7 +54,7 @@ macro_rules! kernel_struct {
         };
         // SAFETY: the fields are elements, and the assertions above exclude padding.
         unsafe impl $crate::Element for $name {}
-    };
+    )*};
 }
 
 /// A piece of device memory, 64-byte aligned, zeroed at birth, freed on drop; made by

@@ -7,7 +7,7 @@ fn context(output: &[u32], seed: u64, sequence: u32) -> Context<'_> {
     Context { prompt: &[5, 6], output, stop_ids: &[], allowed: None, seed, sequence }
 }
 
-/// A row of uneven logits: no two neighbours alike, a spread of about 9.
+/// A row of logits in which neighbours differ, with a range of about 9.
 fn row(vocab: usize) -> Vec<f32> {
     (0..vocab).map(|i| ((i * 37 + 11) % 91) as f32 * 0.1).collect()
 }
@@ -30,7 +30,7 @@ fn draws_follow_the_probabilities_over_each_coordinate() {
             counts[sampled.token as usize] += 1;
         }
         assert_distribution(&counts, &probabilities, DRAWS, "sequences");
-        // Over seeds that follow on each other.
+        // Over consecutive seeds.
         let mut counts = vec![0; logits.len()];
         for seed in 0..u64::from(DRAWS) {
             counts[sampler.sample(&logits, params, &context(&[], seed, 0)).token as usize] += 1;
@@ -47,7 +47,7 @@ fn draws_follow_the_probabilities_over_each_coordinate() {
 }
 
 #[test]
-fn the_test_of_the_distribution_notices_a_sampler_that_is_five_percent_off() {
+fn the_distribution_test_detects_a_sampler_that_is_five_percent_off() {
     const DRAWS: u32 = 100_000;
     let logits = row(60);
     let warmer = SamplingParams { temperature: 1.05, ..SamplingParams::default() };
@@ -62,7 +62,7 @@ fn the_test_of_the_distribution_notices_a_sampler_that_is_five_percent_off() {
     assert!(statistic > freedom + 5.0 * (2.0 * freedom).sqrt(), "chi-square {statistic:.1}");
 }
 
-/// Eight requests of different seeds and parameters, each of which draws twelve tokens, fed back as its output.
+/// Eight requests with different seeds and parameters. Each draws twelve tokens, which become its output.
 fn histories(order: impl Fn(usize) -> Vec<usize>, samplers: usize) -> Vec<Vec<u32>> {
     let requests: Vec<SamplingParams> = (0..8u32)
         .map(|i| SamplingParams {
@@ -92,12 +92,12 @@ fn the_same_seed_draws_the_same_tokens_whatever_the_order_of_rows() {
     let forwards = histories(|_| (0..8).collect(), 1);
     assert_eq!(forwards, histories(|_| (0..8).rev().collect(), 1));
     assert_eq!(forwards, histories(|step| (0..8).map(|i| (i + step) % 8).collect(), 3));
-    // Requests that differ only by seed differ in what they draw.
+    // Different seeds draw different tokens.
     assert!(forwards.iter().collect::<std::collections::HashSet<_>>().len() > 6);
 }
 
 #[test]
-fn a_hundred_sequences_draw_from_one_row_as_each_would_alone() {
+fn sequences_that_share_a_row_draw_as_each_would_alone() {
     let logits = row(500);
     let params = SamplingParams { top_p: 0.9, logprobs: Some(2), ..SamplingParams::default() };
     let mut sampler = Sampler::new();

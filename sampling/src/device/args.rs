@@ -1,6 +1,6 @@
 //! The structs and constants that host and kernels share: field for field those of `csrc/args.cuh`.
 
-use device::kernel_struct;
+use device::kernel_structs;
 
 /// The module of the kernels: the `sampling` in the names of the compiled files.
 pub(super) const MODULE: &str = "sampling";
@@ -11,6 +11,10 @@ pub(super) const CHUNK: usize = 8192;
 pub(super) const CHUNK_THREADS: u32 = 256;
 /// Threads per block of the kernels with one block per row.
 pub(super) const ROW_THREADS: u32 = 512;
+
+/// Sizes in bytes of the structs `Chunk` and `Cut`, which only the kernels access.
+pub(super) const CHUNK_BYTES: usize = 48;
+pub(super) const CUT_BYTES: usize = 32;
 
 /// [`Row::slot`] of a row of padding.
 pub(super) const NO_SLOT: u32 = u32::MAX;
@@ -24,7 +28,7 @@ pub(super) mod flag {
     pub const LOGPROBS: u32 = 16;
 }
 
-kernel_struct! {
+kernel_structs! {
     /// A row of a step: which sequence draws, and from which row of the logits. Several sequences may draw from one
     /// row.
     pub struct Row: 8 bytes {
@@ -33,9 +37,7 @@ kernel_struct! {
         /// Index of the row in the logits.
         pub logits_row: u32,
     }
-}
 
-kernel_struct! {
     /// Where the last token of a slot's sequence is copied to in an array of tokens.
     pub struct TokenCopy: 8 bytes {
         /// The sequence's slot.
@@ -43,9 +45,7 @@ kernel_struct! {
         /// Index in the array.
         pub index: u32,
     }
-}
 
-kernel_struct! {
     /// The parameters of a slot's request.
     pub(super) struct RowParams: 80 bytes {
         pub flags: u32,
@@ -67,36 +67,7 @@ kernel_struct! {
         pub sequence: u32,
         pub padding: [u32; 3],
     }
-}
 
-kernel_struct! {
-    /// What a block of the adjust and draw kernels finds in its chunk. The host only reserves the memory.
-    pub(super) struct Chunk: 48 bytes {
-        best: u64,
-        fallback: u64,
-        mass: u64,
-        sum: f64,
-        winner: u32,
-        raw_key: u32,
-        open: u32,
-        padding: u32,
-    }
-}
-
-kernel_struct! {
-    /// Which tokens of a row the filters keep. The host only reserves the memory.
-    pub(super) struct Cut: 32 bytes {
-        first_sum: f64,
-        largest: f32,
-        mean: f32,
-        reach: f32,
-        key: u32,
-        last: u32,
-        certain: u32,
-    }
-}
-
-kernel_struct! {
     /// The token of a row, with the log-probability and rank that were requested.
     pub(super) struct RowResult: 16 bytes {
         pub token: u32,
@@ -104,17 +75,13 @@ kernel_struct! {
         pub rank: u32,
         pub num_top: u32,
     }
-}
 
-kernel_struct! {
     /// One of the likeliest tokens of a row.
     pub(super) struct Top: 8 bytes {
         pub token: u32,
         pub logprob: f32,
     }
-}
 
-kernel_struct! {
     /// Shape of a step's four kernels.
     pub(super) struct SampleShape: 32 bytes {
         pub logits_stride: u64,
@@ -125,9 +92,7 @@ kernel_struct! {
         pub top_stride: u32,
         pub padding: u32,
     }
-}
 
-kernel_struct! {
     /// Shape of `sample_history`.
     pub(super) struct HistoryShape: 32 bytes {
         pub slot: u32,
@@ -139,9 +104,7 @@ kernel_struct! {
         pub output_len: u32,
         pub padding: u32,
     }
-}
 
-kernel_struct! {
     /// Shape of `sample_fork`.
     pub(super) struct ForkShape: 24 bytes {
         pub from: u32,
@@ -151,9 +114,7 @@ kernel_struct! {
         pub list_words: u32,
         pub tail_tokens: u32,
     }
-}
 
-kernel_struct! {
     /// Shape of `sample_copy_tokens`.
     pub(super) struct CopyShape: 8 bytes {
         pub copies: u32,

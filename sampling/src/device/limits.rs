@@ -2,7 +2,7 @@
 
 use device::DeviceError;
 
-use super::args::{CHUNK, Chunk, Cut, Row, RowParams, RowResult, TokenCopy, Top};
+use super::args::{CHUNK, CHUNK_BYTES, CUT_BYTES, Row, RowParams, RowResult, TokenCopy, Top};
 
 /// A probability mass of more tokens could overflow 64 bits.
 const MAX_VOCAB: usize = 1 << 22;
@@ -113,8 +113,8 @@ impl Limits {
             seqs * self.vocab * WORD,
             seqs * (1 + self.tail_tokens()) * WORD,
             seqs * self.vocab * WORD,
-            seqs * self.splits() * size_of::<Chunk>(),
-            seqs * size_of::<Cut>(),
+            seqs * self.splits() * CHUNK_BYTES,
+            seqs * CUT_BYTES,
             self.result_bytes(),
             self.top_bytes(),
             self.history_tokens * WORD,
