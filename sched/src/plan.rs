@@ -119,37 +119,33 @@ impl fmt::Display for StepPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {} spans, {} tokens", self.step, self.spans.len(), self.num_tokens())?;
         self.preempted.iter().try_for_each(|id| write!(f, "\n  preempt {id}"))?;
-        self.released.iter().try_for_each(|seq| write!(f, "\n  forget {seq}"))?;
+        self.released.iter().try_for_each(|seq| write!(f, "\n  drop the table of {seq}"))?;
         self.memory.iter().try_for_each(|op| write!(f, "\n  {op}"))?;
         self.spans.iter().try_for_each(|span| write!(f, "\n  {span}"))
     }
 }
 
-/// Formats sequence, positions, blocks by group, and the sequences that draw.
+/// Formats sequence, positions, table changes by group, and the sequences that are sampled.
 impl fmt::Display for Span {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: positions {}..{}", self.seq, self.start, self.start + self.tokens.len())?;
         match (self.cached, self.drafts) {
             (0, 0) => {}
-            (cached, 0) => write!(f, ", {cached} before them cached")?,
-            (_, drafts) => write!(f, ", {drafts} of them drafts")?,
+            (cached, 0) => write!(f, ", {cached} cached tokens before")?,
+            (_, drafts) => write!(f, ", the last {drafts} are drafts")?,
         }
         for TableDelta { holes, keep, append } in self.groups.iter().map(|g| &g.table) {
             let append: Vec<u32> = append.iter().map(|block| block.0).collect();
-            write!(f, "; table keeps {keep}, {holes} of them holes, and takes {append:?}")?;
+            write!(f, "; table: keep {keep}, {holes} holes, append {append:?}")?;
         }
         if let Some(step) = self.awaits {
-            write!(f, "; waits for {step}")?;
+            write!(f, "; awaits {step}")?;
         }
-        if self.sample.is_empty() { Ok(()) } else { write!(f, "; draws {:?}", self.sample) }
+        if self.sample.is_empty() { Ok(()) } else { write!(f, "; samples {:?}", self.sample) }
     }
 }
 
 impl StepPlan {
-    pub(crate) fn empty(step: StepId) -> StepPlan {
-        StepPlan { step, ..StepPlan::default() }
-    }
-
     /// Returns whether the executor has nothing to do.
     pub fn is_empty(&self) -> bool {
         self.spans.is_empty() && self.memory.is_empty() && self.released.is_empty()

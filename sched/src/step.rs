@@ -21,7 +21,7 @@ impl Scheduler {
     /// without spans need not be submitted or committed.
     pub fn plan(&mut self) -> StepPlan {
         self.last_step = StepId(self.last_step.0 + 1);
-        let plan = StepPlan::empty(self.last_step);
+        let plan = StepPlan { step: self.last_step, ..StepPlan::default() };
         if let Some(newest) = self.in_flight.back()
             && (self.in_flight.len() >= self.config.max_in_flight || !newest.is_submitted || newest.is_behind_failure)
         {

@@ -100,7 +100,7 @@ struct World {
     config: SchedConfig,
     scheduler: Scheduler,
     /// Has the same history and must return the same plans.
-    twin: Scheduler,
+    replica: Scheduler,
     executor: Executor,
     /// Plans that are executed and not committed.
     in_flight: VecDeque<(StepPlan, Vec<Outcome>)>,
@@ -117,7 +117,7 @@ impl World {
     fn new(config: SchedConfig) -> World {
         World {
             scheduler: Scheduler::new(config.clone()).unwrap(),
-            twin: Scheduler::new(config.clone()).unwrap(),
+            replica: Scheduler::new(config.clone()).unwrap(),
             executor: Executor::new(&config),
             config,
             in_flight: VecDeque::new(),
@@ -134,7 +134,7 @@ impl World {
             Event::Submit(request) => {
                 let request = Request { id: RequestId(self.next_id), ..request.clone() };
                 let taken = self.scheduler.submit(request.clone());
-                assert_eq!(taken, self.twin.submit(request.clone()));
+                assert_eq!(taken, self.replica.submit(request.clone()));
                 let (bs, p, n, max_tokens) =
                     (self.config.block_size, request.prompt.len(), request.n, request.max_tokens);
                 let all = p / bs + n * ((p + max_tokens - 1).div_ceil(bs) - p / bs);
@@ -159,7 +159,7 @@ impl World {
             }
             Event::Abort(at) if !self.live.is_empty() => {
                 let id = self.live.remove(at % self.live.len());
-                assert!(self.scheduler.abort(id) && self.twin.abort(id));
+                assert!(self.scheduler.abort(id) && self.replica.abort(id));
                 let truth = self.executor.requests.get_mut(&id).unwrap();
                 let cut = (0..truth.request.n as u32).filter(|i| truth.live[*i as usize]);
                 self.cut.extend(cut.map(|index| SeqId { request: id, index }));
@@ -170,7 +170,7 @@ impl World {
                 let truth = self.executor.requests.get_mut(&seq.request).unwrap();
                 let was_live = !truth.request.beam_search && truth.live.get(*index as usize) == Some(&true);
                 assert_eq!(self.scheduler.finish_sequence(seq), was_live);
-                assert_eq!(self.twin.finish_sequence(seq), was_live);
+                assert_eq!(self.replica.finish_sequence(seq), was_live);
                 if was_live {
                     truth.live[*index as usize] = false;
                     self.cut.push(seq);
@@ -182,7 +182,7 @@ impl World {
                 if truth.live.get(*index as usize) == Some(&true) {
                     let drafts = truth.guess(*index, *right, *len);
                     let taken = self.scheduler.propose(seq, drafts.clone());
-                    assert_eq!(self.twin.propose(seq, drafts.clone()), taken);
+                    assert_eq!(self.replica.propose(seq, drafts.clone()), taken);
                     if taken {
                         truth.drafts[*index as usize] = drafts;
                     }
@@ -191,13 +191,13 @@ impl World {
             Event::Reset { running } => {
                 let idle = self.scheduler.stats().blocks_in_use == 0;
                 let done = self.scheduler.reset_prefix_cache(*running);
-                assert_eq!(self.twin.reset_prefix_cache(*running), done);
+                assert_eq!(self.replica.reset_prefix_cache(*running), done);
                 assert_eq!(done, idle || *running && self.in_flight.is_empty());
                 assert!(!done || self.scheduler.stats().blocks_free == self.config.num_blocks);
             }
             Event::Fail => {
                 while let Some((plan, _)) = self.in_flight.pop_front() {
-                    for scheduler in [&mut self.scheduler, &mut self.twin] {
+                    for scheduler in [&mut self.scheduler, &mut self.replica] {
                         scheduler.fail(plan.step, &plan.memory).unwrap();
                         scheduler.audit().unwrap();
                     }
@@ -217,7 +217,7 @@ impl World {
     /// plan requires it.
     fn step(&mut self, between: &[Event], is_patient: bool) {
         let plan = self.scheduler.plan();
-        assert_eq!(plan, self.twin.plan(), "the plan is not a function of the history");
+        assert_eq!(plan, self.replica.plan(), "the plan is not a function of the history");
         // Execute the deserialised plan, so that a plan is complete.
         let json = serde_json::to_string(&plan).unwrap();
         let replayed: StepPlan = serde_json::from_str(&json).unwrap();
@@ -233,7 +233,7 @@ impl World {
         let outcomes = self.executor.execute(&replayed);
         let idle = plan.spans.is_empty();
         let hasty = plan.step.0.is_multiple_of(7);
-        for scheduler in [&mut self.scheduler, &mut self.twin] {
+        for scheduler in [&mut self.scheduler, &mut self.replica] {
             scheduler.submitted(plan.step).unwrap();
         }
         if !idle {
@@ -256,7 +256,7 @@ impl World {
         // Outcomes of ended sequences are optional.
         let given: Vec<Outcome> =
             outcomes.iter().filter(|o| plan.step.0.is_multiple_of(2) || !late.contains(&o.seq)).cloned().collect();
-        for scheduler in [&mut self.scheduler, &mut self.twin] {
+        for scheduler in [&mut self.scheduler, &mut self.replica] {
             scheduler.commit(plan.step, &given).unwrap();
         }
         self.executor.committed(&outcomes);
@@ -287,7 +287,7 @@ impl World {
     fn check(&self) {
         self.scheduler.audit().unwrap();
         let stats = self.scheduler.stats();
-        assert_eq!(stats, self.twin.stats());
+        assert_eq!(stats, self.replica.stats());
         assert_eq!(stats.blocks_in_use + stats.blocks_cached + stats.blocks_free, self.config.num_blocks);
         assert_eq!(stats.num_running + stats.num_waiting + stats.num_swapped, self.live.len());
         assert!(stats.num_swapped > 0 || stats.host_blocks_in_use == 0);

@@ -1,6 +1,6 @@
 //! Prefix hashes, as [`BlockPool::prefix_of`] reports them.
 
-use kvblock::{BlockId, BlockPool, PoolConfig, PrefixHash};
+use kvblock::{BlockId, BlockPool, Media, PoolConfig, PrefixHash, Prompt};
 
 use super::{prompt, run};
 
@@ -8,12 +8,50 @@ fn pool(block_size: usize, hash_seed: Option<u64>) -> BlockPool {
     BlockPool::new(PoolConfig { hash_seed, ..PoolConfig::new(4, block_size) }).unwrap()
 }
 
-/// The hash of a prefix of one full block.
-fn hash(pool: &mut BlockPool, tokens: &[u32]) -> PrefixHash {
-    let table = run(pool, prompt(tokens));
+/// The hash of a prompt of one full block.
+fn hash_of(pool: &mut BlockPool, prompt: Prompt<'_>) -> PrefixHash {
+    let table = run(pool, prompt);
     let hash = pool.prefix_of(table.blocks()[0]).unwrap().1;
     pool.release(table);
     hash
+}
+
+fn hash(pool: &mut BlockPool, tokens: &[u32]) -> PrefixHash {
+    hash_of(pool, prompt(tokens))
+}
+
+#[test]
+fn kinds_of_field_never_alias() {
+    let text = "sixteen bytes ab";
+    let tokens: Vec<u32> = text.as_bytes().as_chunks().0.iter().map(|bytes| u32::from_le_bytes(*bytes)).collect();
+    let image = |digest: &str, start, len| Media { digest: digest.into(), start, len };
+    let media = [
+        vec![image("", 0, 1)],
+        vec![image(text, 0, 1)],
+        vec![image(text, 0, 2)],
+        vec![image(text, 1, 1)],
+        vec![image("sixteen ", 0, 1), image("bytes ab", 1, 1)],
+    ];
+    let (half, plain) = ([image("bytes ab", 0, 1)], prompt(&tokens));
+    let texts = [
+        (None, None),
+        (Some(""), None),
+        (None, Some("")),
+        (Some(text), None),
+        (None, Some(text)),
+        (Some("sixteen "), Some("bytes ab")),
+        (Some("sixteen"), Some(" bytes ab")),
+    ];
+    let with_texts = texts.map(|(salt, adapter)| Prompt { salt, adapter, ..plain });
+    let with_media = media.iter().map(|media| Prompt { media, ..plain });
+    let with_both = Prompt { salt: Some("sixteen "), media: &half, ..plain };
+    let mut pool = pool(4, Some(7));
+    let prompts = with_texts.into_iter().chain(with_media).chain([with_both]);
+    let mut hashes: Vec<PrefixHash> = prompts.map(|prompt| hash_of(&mut pool, prompt)).collect();
+    let count = hashes.len();
+    hashes.sort_unstable();
+    hashes.dedup();
+    assert_eq!(hashes.len(), count);
 }
 
 #[test]

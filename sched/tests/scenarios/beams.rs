@@ -54,11 +54,11 @@ fn beams_share_their_prompt_and_copy_only_the_blocks_in_which_they_differ() {
         lines,
         [
             "step 3: 3 spans, 3 tokens",
-            "  forget request 0, sequence 1",
+            "  drop the table of request 0, sequence 1",
             "  copy block 3 to block 4",
-            "  request 0, sequence 0: positions 11..12; table keeps 2, 0 of them holes, and takes [4]; draws 0..1",
-            "  request 0, sequence 1: positions 11..12; table keeps 0, 0 of them holes, and takes [0, 1, 3]; draws 1..2",
-            "  request 0, sequence 2: positions 11..12; table keeps 3, 0 of them holes, and takes []; draws 2..3",
+            "  request 0, sequence 0: positions 11..12; table: keep 2, 0 holes, append [4]; samples 0..1",
+            "  request 0, sequence 1: positions 11..12; table: keep 0, 0 holes, append [0, 1, 3]; samples 1..2",
+            "  request 0, sequence 2: positions 11..12; table: keep 3, 0 holes, append []; samples 2..3",
         ]
     );
     // All continue beam 2: the last blocks of the others are freed, and the three tables are equal.

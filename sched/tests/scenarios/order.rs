@@ -76,7 +76,7 @@ fn a_request_preempted_three_times_is_not_preempted_for_newcomers_again() {
     // would lose to every newcomer forever.
     let mut s = scheduler(SchedConfig { long_prefill_token_threshold: 2, ..config(30, 4) });
     s.submit(request(0, 32, 20)).unwrap();
-    let (mut newest, mut preempted, mut said) = (0, 0, 0);
+    let (mut newest, mut preempted, mut outputs) = (0, 0, 0);
     for _ in 0..200 {
         if s.stats().num_waiting < 2 {
             newest += 1;
@@ -84,10 +84,10 @@ fn a_request_preempted_three_times_is_not_preempted_for_newcomers_again() {
         }
         let plan = s.plan();
         preempted += plan.preempted.iter().filter(|id| id.0 == 0).count();
-        said += sampled(&plan).filter(|q| q.request.0 == 0).count();
+        outputs += sampled(&plan).filter(|q| q.request.0 == 0).count();
         commit_all(&mut s, &plan, 7);
     }
-    assert_eq!((preempted, said), (3, 20));
+    assert_eq!((preempted, outputs), (3, 20));
 }
 
 #[test]

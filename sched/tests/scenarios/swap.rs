@@ -36,7 +36,7 @@ fn preempt_low(config: SchedConfig, n: usize) -> (Scheduler, StepPlan) {
             return (s, plan);
         }
     }
-    unreachable!("nobody is preempted")
+    unreachable!("no request is preempted")
 }
 
 #[test]
