@@ -1,4 +1,4 @@
-//! The conditions besides equal tokens under which prefixes are shared: equal salt, adapter and media.
+//! The inputs, other than tokens, that must be equal for prefixes to be shared: salt, adapter and media.
 //!
 //! Salt and adapter belong to the whole sequence. They enter the hash of its first block, and through the chain of
 //! hashes all later ones. Media belong to positions: a block depends on the media whose placeholder tokens it holds, as
@@ -6,7 +6,7 @@
 //!
 //! ```text
 //! tokens      | t0 t1 t2 t3 | t4 i  i  i  | i  i  t10 t11 | t12 j  j  t15 |     i, j: placeholders of two images
-//! key           salt,          image i       image i         image j
+//! key           salt,         image i       image i         image j
 //!               adapter       from 5 on     from 5 on       from 13 on
 //! ```
 //!
@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 use crate::prompt::{Media, Prompt};
 
-/// What a sequence's keys and values depend on besides its tokens.
+/// The inputs, other than tokens, that a sequence's keys and values depend on.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct PrefixKey {

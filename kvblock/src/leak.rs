@@ -17,7 +17,7 @@ use crate::ids::{BlockId, HostBlockId};
 /// A table, or a swapped sequence, that was dropped before its pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Leak {
-    /// Where it was opened, forked, pinned, or swapped.
+    /// The line that opened, forked, pinned, or swapped it.
     pub opened: &'static Location<'static>,
     /// Number of blocks that it owned.
     pub blocks: usize,

@@ -1,4 +1,4 @@
-//! Prompts: tokens, and what else their keys and values depend on.
+//! Prompts: tokens, and the other inputs that their keys and values depend on.
 
 use crate::ids::PrefixHash;
 

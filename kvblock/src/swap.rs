@@ -64,7 +64,7 @@ impl Drop for Swapped {
     }
 }
 
-/// Where a request's host blocks go on the way back.
+/// The destinations of a request's host blocks when it is swapped in.
 struct SwapInPlan {
     /// The cached block with the contents of each host block; `None` if they have to be copied to a new one.
     targets: BTreeMap<HostBlockId, Option<BlockId>>,

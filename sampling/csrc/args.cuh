@@ -33,7 +33,7 @@ struct Row {
 };
 static_assert(sizeof(Row) == 8, "the size in args.rs");
 
-// Where the last token of a slot's sequence is copied to in an array of tokens.
+// A copy of the last token of a slot's sequence to an array of tokens.
 struct TokenCopy {
     uint32_t slot;
     uint32_t index;
@@ -64,7 +64,7 @@ struct RowParams {
 };
 static_assert(sizeof(RowParams) == 80, "the size in args.rs");
 
-// What a block of adjust and draw finds in its chunk of a row.
+// The results of a block of adjust and draw for its chunk of a row.
 struct Chunk {
     Mass best;      // packed: the likeliest adjusted token, 0 if none is possible
     Mass fallback;  // packed: the likeliest raw token within the constraint

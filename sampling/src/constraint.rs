@@ -94,7 +94,7 @@ impl TokenSet {
     }
 }
 
-/// What a grammar allows next.
+/// The continuations that a grammar allows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mask {
     /// Tokens that may continue the text.

@@ -78,8 +78,8 @@ fn weighted(z: f32) -> i64 {
 /// Returns `n`.
 ///
 /// ```text
-///   kept              │ undecided ........ │ dropped     Split `undecided` at its median. If the better half has the
-///   0 ............. start .............. end ...          missing mass, drop the other half; else keep the better half.
+///   kept             │ undecided ........ │ dropped     Split `undecided` at its median. If the better half has the
+///   0 ............ start .............. end ...          missing mass, drop the other half; else keep the better half.
 /// ```
 fn prefix_of_mass(
     kept: &mut [Candidate],

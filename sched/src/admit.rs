@@ -12,7 +12,7 @@ use crate::scheduler::BlockedHead;
 use crate::step_state::{PlanBuilder, ScheduledSpan};
 use crate::{RequestId, SchedConfig, Scheduler};
 
-/// What an admission may use.
+/// The resources of an admission.
 struct Limits {
     /// Tokens left in the step.
     budget: usize,

@@ -14,7 +14,7 @@ pub enum Policy {
     Priority,
 }
 
-/// What to do with the keys and values of a preempted request.
+/// Treatment of the keys and values of a preempted request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PreemptionMode {
@@ -58,7 +58,7 @@ pub struct SchedConfig {
     pub groups: Vec<CacheGroup>,
     /// Number of blocks of host memory to swap preempted requests to; 0 for none.
     pub host_blocks: usize,
-    /// What to do with preempted requests: recompute, swap, or whichever is cheaper.
+    /// Treatment of preempted requests: recompute, swap, or whichever is cheaper.
     pub preemption_mode: PreemptionMode,
     /// Cost of moving a block to the host and back, as the number of prefill tokens that take as long. About 2 for
     /// blocks of 16 tokens of an 8B model in 16 bits: 2 MB twice over 50 GB/s, against 16 GFLOP a token at 400 TFLOP/s.

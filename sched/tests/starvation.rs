@@ -6,7 +6,9 @@ use std::collections::VecDeque;
 
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
-use sched::{Outcome, Request, RequestId, SchedConfig, Scheduler, StepPlan};
+use sched::{Request, RequestId, SchedConfig, Scheduler, StepPlan};
+
+use crate::common::outcomes;
 
 /// Shape of a request: prompt, sequences, output tokens.
 type Shape = (usize, usize, usize);
@@ -19,11 +21,6 @@ fn bound(config: &SchedConfig, before: usize, most: Shape) -> usize {
     let work = prompt + n * (max_tokens - 1);
     let round = (2 * config.max_in_flight - 1) * config.max_num_seqs * ((requests + 1) * work + 1);
     (before + 1) * 4 * round
-}
-
-fn outcomes(plan: &StepPlan) -> Vec<Outcome> {
-    let sampled = plan.spans.iter().flat_map(|s| s.sample.clone().map(|index| sched::SeqId { index, ..s.seq }));
-    sampled.map(|seq| Outcome::token(seq, 1, false)).collect()
 }
 
 fn request(id: u64, (prompt, n, max_tokens): Shape) -> Request {
@@ -50,7 +47,7 @@ fn watch(config: &SchedConfig, watched: Shape, others: &[Shape], before: u64) ->
     let mut next = before + 1;
     let most = others.iter().fold((4, 2, 40), |m: Shape, o| (m.0.max(o.0), m.1.max(o.1), m.2.max(o.2)));
     let bound = bound(config, before as usize, most);
-    let mut flying: VecDeque<StepPlan> = VecDeque::new();
+    let mut in_flight: VecDeque<StepPlan> = VecDeque::new();
     let (mut plans, mut preempted) = (0, 0);
     while is_live(&s, before) {
         plans += 1;
@@ -71,11 +68,11 @@ fn watch(config: &SchedConfig, watched: Shape, others: &[Shape], before: u64) ->
         s.submitted(plan.step).unwrap();
         let is_idle = plan.spans.is_empty();
         if !is_idle {
-            flying.push_back(plan);
+            in_flight.push_back(plan);
         }
-        while flying.len() >= config.max_in_flight || is_idle && !flying.is_empty() {
-            let plan = flying.pop_front().unwrap();
-            s.commit(plan.step, &outcomes(&plan)).unwrap();
+        while in_flight.len() >= config.max_in_flight || is_idle && !in_flight.is_empty() {
+            let plan = in_flight.pop_front().unwrap();
+            s.commit(plan.step, &outcomes(&plan, 1)).unwrap();
         }
     }
     Ok(preempted)

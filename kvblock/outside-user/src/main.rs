@@ -1,5 +1,5 @@
-//! A tiny engine that depends only on kvblock: a "model" in which the key of a token is the token itself, two requests with a
-//! common prefix, and an attention that sums the slots of the block table.
+//! A tiny engine that depends only on kvblock: a "model" in which the key of a token is the token itself, two requests
+//! with a common prefix, and an attention that sums the slots of the block table.
 
 use kvblock::{BlockPool, MemOp, PoolConfig, Prompt};
 

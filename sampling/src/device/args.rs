@@ -38,7 +38,7 @@ kernel_structs! {
         pub logits_row: u32,
     }
 
-    /// Where the last token of a slot's sequence is copied to in an array of tokens.
+    /// A copy of the last token of a slot's sequence to an array of tokens.
     pub struct TokenCopy: 8 bytes {
         /// The sequence's slot.
         pub slot: u32,

@@ -134,7 +134,7 @@ pub enum SampleError {
     /// A count is above a limit. The host's sampler can serve such a request.
     #[error("sampling on the device: found {found} {what}, expected at most {most}; sample such a row on the host")]
     TooMany {
-        /// What was counted.
+        /// Name of what was counted.
         what: &'static str,
         /// The count.
         found: usize,

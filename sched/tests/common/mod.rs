@@ -42,9 +42,13 @@ pub fn spans(plan: &StepPlan) -> Vec<(u64, usize)> {
 /// Commits a step in which every sampled sequence draws this token.
 pub fn commit_all(scheduler: &mut Scheduler, plan: &StepPlan, token: u32) {
     scheduler.submitted(plan.step).unwrap();
-    let outcomes: Vec<Outcome> = sampled(plan).map(|seq| Outcome::token(seq, token, false)).collect();
-    scheduler.commit(plan.step, &outcomes).unwrap();
+    scheduler.commit(plan.step, &outcomes(plan, token)).unwrap();
     scheduler.audit().unwrap();
+}
+
+/// Outcomes in which every sampled sequence draws this token.
+pub fn outcomes(plan: &StepPlan, token: u32) -> Vec<Outcome> {
+    sampled(plan).map(|seq| Outcome::token(seq, token, false)).collect()
 }
 
 /// The sequences that a plan samples.

@@ -2,18 +2,11 @@
 
 use sched::{CommitError, Outcome, Request, RequestId, SchedConfig, Scheduler, StepId, StepPlan};
 
-use super::scheduler;
+use super::{scheduler, submit_next};
 use crate::common::{blocks_per_request, commit_all, config, request, sampled, seq, spans};
 
 fn ahead(num_blocks: usize) -> Scheduler {
     scheduler(SchedConfig { max_in_flight: 2, ..config(num_blocks, 16) })
-}
-
-/// Plans and submits the next step.
-fn submit_next(s: &mut Scheduler) -> StepPlan {
-    let plan = s.plan();
-    s.submitted(plan.step).unwrap();
-    plan
 }
 
 fn awaits(plan: &StepPlan) -> Vec<Option<StepId>> {

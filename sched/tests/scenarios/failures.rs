@@ -5,29 +5,18 @@ use sched::{
     StepPlan,
 };
 
-use super::{drain, scheduler};
-use crate::common::{commit_all, config, request, sampled, seq, spans};
+use super::{drain, scheduler, submit_next};
+use crate::common::{commit_all, config, outcomes, request, sampled, seq, spans};
 
 fn caching(num_blocks: usize) -> SchedConfig {
     SchedConfig { enable_prefix_caching: true, ..config(num_blocks, 4) }
-}
-
-/// Plans and submits the next step.
-fn launch(s: &mut Scheduler) -> StepPlan {
-    let plan = s.plan();
-    s.submitted(plan.step).unwrap();
-    plan
-}
-
-fn outcomes(plan: &StepPlan) -> Vec<Outcome> {
-    sampled(plan).map(|seq| Outcome::token(seq, 7, false)).collect()
 }
 
 /// Number of cached tokens of a prompt.
 fn cached(s: &mut Scheduler, prompt: &[u32]) -> usize {
     let id = RequestId(1000);
     s.submit(Request { prompt: prompt.to_vec(), ..request(id.0, 1, 1) }).unwrap();
-    let plan = launch(s);
+    let plan = submit_next(s);
     let span = plan.spans.iter().find(|span| span.seq.request == id).unwrap();
     let cached = span.cached;
     s.abort(id);
@@ -39,13 +28,13 @@ fn cached(s: &mut Scheduler, prompt: &[u32]) -> usize {
 fn a_failed_step_cannot_be_committed_and_its_requests_are_computed_again() {
     let mut s = scheduler(caching(20));
     s.submit(request(0, 10, 3)).unwrap();
-    let plan = launch(&mut s);
+    let plan = submit_next(&mut s);
     s.fail(plan.step, &plan.memory).unwrap();
-    let error = s.commit(plan.step, &outcomes(&plan)).unwrap_err();
+    let error = s.commit(plan.step, &outcomes(&plan, 7)).unwrap_err();
     assert_eq!(error, CommitError::NotInFlight { step: plan.step, in_flight: None });
     let stats = s.stats();
     assert_eq!((stats.blocks_in_use, stats.blocks_cached, stats.num_waiting), (0, 0, 1));
-    let again = launch(&mut s);
+    let again = submit_next(&mut s);
     assert_eq!((spans(&again), again.spans[0].cached), (vec![(0, 10)], 0));
     commit_all(&mut s, &again, 7);
     assert_eq!(drain(&mut s), 2);
@@ -55,21 +44,21 @@ fn a_failed_step_cannot_be_committed_and_its_requests_are_computed_again() {
 fn a_step_behind_a_failed_one_can_only_fail_and_nothing_is_planned_before() {
     let mut s = scheduler(SchedConfig { max_in_flight: 2, ..caching(20) });
     s.submit(request(0, 9, 8)).unwrap();
-    let first = launch(&mut s);
+    let first = submit_next(&mut s);
     s.submit(request(1, 9, 8)).unwrap();
-    let second = launch(&mut s);
+    let second = submit_next(&mut s);
     let error = s.fail(second.step, &second.memory).unwrap_err();
     assert_eq!(error, CommitError::NotInFlight { step: second.step, in_flight: Some(first.step) });
     assert!(s.fail(StepId(99), &[]).is_err(), "no such step was planned");
 
     s.fail(first.step, &first.memory).unwrap();
-    let error = s.commit(second.step, &outcomes(&second)).unwrap_err();
+    let error = s.commit(second.step, &outcomes(&second, 7)).unwrap_err();
     assert_eq!(error, CommitError::BehindFailure { step: second.step });
     assert!(s.plan().is_empty(), "the device still writes to the blocks of the second step");
     s.fail(second.step, &second.memory).unwrap();
     s.audit().unwrap();
     assert_eq!((s.stats().blocks_in_use, s.stats().blocks_cached), (0, 0));
-    let again = launch(&mut s);
+    let again = submit_next(&mut s);
     assert_eq!(spans(&again), [(0, 9), (1, 9)]);
     commit_all(&mut s, &again, 7);
     drain(&mut s);
@@ -80,14 +69,14 @@ fn the_destination_of_a_failed_copy_on_write_is_never_cached() {
     let mut s = scheduler(caching(20));
     let prompt: Vec<u32> = (1..=6).collect();
     s.submit(Request { prompt: prompt.clone(), n: 2, ..request(0, 1, 9) }).unwrap();
-    let plan = launch(&mut s);
+    let plan = submit_next(&mut s);
     commit_all(&mut s, &plan, 8);
-    let plan = launch(&mut s);
+    let plan = submit_next(&mut s);
     assert!(plan.memory.iter().any(|op| matches!(op, MemOp::Copy { .. })), "two sequences write to one block");
     s.fail(plan.step, &plan.memory).unwrap();
     s.audit().unwrap();
     assert_eq!(cached(&mut s, &[&prompt[..], &[8, 7, 0]].concat()), 4, "only the block before the copy");
-    let again = launch(&mut s);
+    let again = submit_next(&mut s);
     commit_all(&mut s, &again, 7);
     drain(&mut s);
 }
@@ -95,7 +84,7 @@ fn the_destination_of_a_failed_copy_on_write_is_never_cached() {
 /// Plans and commits until a plan has such a memory operation, and returns that plan.
 fn until(s: &mut Scheduler, is_wanted: impl Fn(&MemOp) -> bool) -> StepPlan {
     for _ in 0..50 {
-        let plan = launch(s);
+        let plan = submit_next(s);
         if plan.memory.iter().any(&is_wanted) {
             return plan;
         }
@@ -148,9 +137,9 @@ fn a_failed_step_leaves_nothing_of_a_request_preempted_in_flight() {
     let mut s = scheduler(SchedConfig { max_in_flight: 2, ..caching(10) });
     s.submit(request(0, 16, 12)).unwrap();
     s.submit(request(1, 16, 12)).unwrap();
-    let mut running = launch(&mut s);
+    let mut running = submit_next(&mut s);
     let preempting = loop {
-        let next = launch(&mut s);
+        let next = submit_next(&mut s);
         if !next.preempted.is_empty() {
             break next;
         }
@@ -218,9 +207,9 @@ fn a_request_that_fits_only_because_of_its_window_can_be_computed_again_in_the_s
 fn a_request_can_be_aborted_between_a_failed_step_and_the_step_behind_it() {
     let mut s = scheduler(SchedConfig { max_in_flight: 2, max_num_batched_tokens: 64, ..caching(40) });
     s.submit(request(0, 9, 8)).unwrap();
-    let first = launch(&mut s);
+    let first = submit_next(&mut s);
     s.submit(request(1, 21, 8)).unwrap();
-    let second = launch(&mut s);
+    let second = submit_next(&mut s);
     assert_eq!(spans(&second), [(0, 1), (1, 21)]);
     s.abort(RequestId(0));
     s.fail(first.step, &first.memory).unwrap();
@@ -229,7 +218,7 @@ fn a_request_can_be_aborted_between_a_failed_step_and_the_step_behind_it() {
     let stats = s.stats();
     assert_eq!((stats.num_running, stats.num_waiting, stats.blocks_in_use, stats.blocks_cached), (0, 1, 0, 0));
 
-    let again = launch(&mut s);
+    let again = submit_next(&mut s);
     assert_eq!((&again.released[..], spans(&again)), (&[seq(0, 0), seq(1, 0)][..], vec![(1, 21)]));
     commit_all(&mut s, &again, 5);
     assert_eq!(drain(&mut s), 7);

@@ -48,3 +48,10 @@ fn step(scheduler: &mut Scheduler) -> StepPlan {
     commit_all(scheduler, &plan, 7);
     plan
 }
+
+/// Plans and submits the next step.
+fn submit_next(scheduler: &mut Scheduler) -> StepPlan {
+    let plan = scheduler.plan();
+    scheduler.submitted(plan.step).unwrap();
+    plan
+}

@@ -2,18 +2,12 @@
 
 use sched::{MemOp, Policy, PreemptionMode, Request, RequestId, SchedConfig, Scheduler, StepPlan};
 
-use super::{drain, scheduler};
+use super::{drain, scheduler, step};
 use crate::common::{commit_all, config, request, seq, spans};
 
 /// Five blocks of 4 tokens, and host blocks.
 fn swapping(host_blocks: usize) -> SchedConfig {
     SchedConfig { host_blocks, policy: Policy::Priority, ..config(5, 4) }
-}
-
-fn step(s: &mut Scheduler) -> StepPlan {
-    let plan = s.plan();
-    commit_all(s, &plan, 7);
-    plan
 }
 
 /// Numbers of swap-outs and swap-ins in a plan.
