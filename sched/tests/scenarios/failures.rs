@@ -1,8 +1,7 @@
 //! Failed steps: nothing that they wrote enters the prefix cache, whatever the caller does afterwards.
 
 use sched::{
-    CacheGroup, CommitError, MemOp, Outcome, PreemptionMode, Request, RequestId, SchedConfig, Scheduler, StepId,
-    StepPlan,
+    CacheGroup, CommitError, MemOp, PreemptionMode, Request, RequestId, SchedConfig, Scheduler, StepId, StepPlan,
 };
 
 use super::{drain, scheduler, submit_next};
