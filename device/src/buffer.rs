@@ -7,6 +7,56 @@ use crate::DeviceError;
 use crate::cuda::DeviceMemory;
 use crate::memory::{Element, HostMemory, inside};
 
+/// Returns the bytes of plain values, as a kernel or a copy sees them.
+///
+/// ```
+/// assert_eq!(device::bytes_of(&[1u16, 2]), [1u16.to_ne_bytes(), 2u16.to_ne_bytes()].as_flattened());
+/// ```
+pub fn bytes_of<T: Element>(values: &[T]) -> &[u8] {
+    // SAFETY: an `Element` has no padding, so all bytes are initialised; they are borrowed as `values` is.
+    unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) }
+}
+
+/// Defines `#[repr(C)]` structs that implement [`Element`](crate::Element), so that they can be kernel arguments
+/// ([`Arg::bytes`](crate::Arg::bytes)) or elements of a buffer.
+///
+/// The size in bytes follows the name. Compilation fails if a struct has another size, if a field is not an `Element`, or if
+/// there is padding between or behind the fields.
+///
+/// ```
+/// device::kernel_structs! {
+///     /// Shape of `copy_rows`.
+///     struct CopyShape: 16 bytes {
+///         stride: u64,
+///         rows: u32,
+///         padding: u32,
+///     }
+/// }
+/// let shape = CopyShape { stride: 128, rows: 3, ..CopyShape::default() };
+/// let argument = device::Arg::bytes(&shape);
+/// ```
+#[macro_export]
+macro_rules! kernel_structs {
+    ($($(#[$meta:meta])* $vis:vis struct $name:ident: $bytes:literal bytes {
+        $($(#[$field_meta:meta])* $field_vis:vis $field:ident: $type:ty,)*
+    })*) => {$(
+        $(#[$meta])*
+        #[derive(Clone, Copy, Debug, Default, PartialEq)]
+        #[repr(C)]
+        $vis struct $name {
+            $($(#[$field_meta])* $field_vis $field: $type,)*
+        }
+        const _: () = {
+            const fn is_element<T: $crate::Element>() {}
+            $(is_element::<$type>();)*
+            assert!(size_of::<$name>() == $bytes, "the struct has another size than its CUDA counterpart");
+            assert!(0 $(+ size_of::<$type>())* == $bytes, "the struct has padding");
+        };
+        // SAFETY: the fields are elements, and the assertions above exclude padding.
+        unsafe impl $crate::Element for $name {}
+    )*};
+}
+
 /// A piece of device memory, 64-byte aligned, zeroed at birth, freed on drop; made by
 /// [`Device::alloc`](crate::Device::alloc).
 pub struct Buffer(pub(crate) Memory);

@@ -72,7 +72,7 @@ mod upload;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-pub use buffer::Buffer;
+pub use buffer::{Buffer, bytes_of};
 pub use cuda::{CudaError, Refusal};
 pub use dtype::Dtype;
 pub use error::DeviceError;

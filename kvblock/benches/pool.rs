@@ -1,6 +1,6 @@
-//! What the pool costs at 1k, 64k and 1M blocks of 16 tokens: `cargo bench -p kvblock`.
+//! Benchmarks of pools with 1k, 64k and 1M blocks of 16 tokens: `cargo bench -p kvblock`.
 //!
-//! Pools are shuffled before they are measured, so that neighbours in a list are not neighbours in memory.
+//! Pools are shuffled first, so that neighbours on the free list are not neighbours in memory.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 use std::hint::black_box;
@@ -22,7 +22,7 @@ fn prompt(tokens: &[u32]) -> Prompt<'_> {
     Prompt::new(tokens)
 }
 
-/// `blocks` blocks of tokens that no other `kind` has.
+/// Tokens of `blocks` full blocks; no two kinds have a token in common.
 fn tokens(kind: usize, blocks: usize) -> Vec<u32> {
     (0..blocks * BLOCK_SIZE).map(|i| (kind * 1_000_003 + i) as u32).collect()
 }
@@ -34,7 +34,7 @@ fn open(pool: &mut BlockPool, tokens: &[u32]) -> BlockTable {
     table
 }
 
-/// A permutation that is the same every time.
+/// Applies a fixed permutation.
 fn shuffle<T>(items: &mut [T]) {
     let mut state = 0x2545_f491_4f6c_dd1d_u64;
     for i in (1..items.len()).rev() {
@@ -45,10 +45,10 @@ fn shuffle<T>(items: &mut [T]) {
     }
 }
 
-/// Opens sequences of 8 blocks all over the pool, but for `spare` blocks, and gives them back in another order.
-fn churn(pool: &mut BlockPool, spare: usize, cached: bool) {
+/// Opens sequences of 8 blocks in all but `unused` blocks of the pool, and releases them in another order.
+fn churn(pool: &mut BlockPool, unused: usize, cached: bool) {
     let mut tables = Vec::new();
-    for kind in 0..(pool.num_blocks() - spare) / 8 {
+    for kind in 0..(pool.num_blocks() - unused) / 8 {
         let tokens = tokens(kind, 8);
         let mut table = open(pool, &tokens);
         if cached {
@@ -67,10 +67,10 @@ fn group<'a>(c: &'a mut Criterion, name: &str, elements: usize) -> BenchmarkGrou
     group
 }
 
-/// Takes unhashed blocks and returns them; one element is one block taken and returned.
-fn take_and_return(c: &mut Criterion) {
+/// Allocates blocks and frees them without caching them; one element is one block allocated and freed.
+fn allocate_and_free(c: &mut Criterion) {
     const BLOCKS: usize = 256;
-    let mut group = group(c, "take and return a block", BLOCKS);
+    let mut group = group(c, "allocate and free a block", BLOCKS);
     for size in SIZES {
         let mut pool = pool(size);
         churn(&mut pool, 0, false);
@@ -88,10 +88,10 @@ fn take_and_return(c: &mut Criterion) {
     }
 }
 
-/// Takes blocks of a pool in which every free block is cached; one element is one block evicted.
+/// Allocates blocks of a pool in which every free block is cached; one element is one block evicted.
 fn evict(c: &mut Criterion) {
     const BLOCKS: usize = 256;
-    let mut group = group(c, "evict a hashed block", BLOCKS);
+    let mut group = group(c, "evict a cached block", BLOCKS);
     for size in SIZES {
         let mut pool = pool(size);
         churn(&mut pool, 0, true);
@@ -116,7 +116,7 @@ fn evict(c: &mut Criterion) {
     }
 }
 
-/// One decode step's bookkeeping: a token for each of 256 sequences.
+/// A decode step of 256 sequences: one token each.
 fn append(c: &mut Criterion) {
     const START: usize = 41;
     for (name, commits) in
@@ -155,14 +155,10 @@ fn append(c: &mut Criterion) {
     }
 }
 
-/// The lookup of a prompt that is cached whole; of 16k tokens where 32k do not fit.
+/// Looks up a fully cached prompt of 32k tokens, or 16k if 32k do not fit the pool.
 fn lookup(c: &mut Criterion) {
     for hashed in [true, false] {
-        let name = if hashed {
-            "match a 32k-token prompt, hashes at hand"
-        } else {
-            "match a 32k-token prompt from its tokens"
-        };
+        let name = if hashed { "look up a 32k-token prompt with known hashes" } else { "look up a 32k-token prompt" };
         let mut group = group(c, name, PROMPT);
         for size in SIZES {
             let mut pool = pool(size);
@@ -180,7 +176,7 @@ fn lookup(c: &mut Criterion) {
     }
 }
 
-/// A second sequence on the same 64 blocks, and its end.
+/// Forks a table of 64 blocks and releases the fork.
 fn fork(c: &mut Criterion) {
     let mut group = group(c, "fork and release 1k tokens", 1);
     for size in SIZES {
@@ -198,7 +194,7 @@ fn fork(c: &mut Criterion) {
     }
 }
 
-/// A pool full of cached blocks serves prompts that nobody has sent: lookup, eviction, hashing, release.
+/// New prompts in a pool full of cached blocks: lookup, eviction, hashing, release.
 fn pressure(c: &mut Criterion) {
     let mut group = group(c, "open, compute and release 1k new tokens in a full pool", 1);
     for size in SIZES {
@@ -217,5 +213,5 @@ fn pressure(c: &mut Criterion) {
     }
 }
 
-criterion_group!(benches, take_and_return, evict, append, lookup, fork, pressure);
+criterion_group!(benches, allocate_and_free, evict, append, lookup, fork, pressure);
 criterion_main!(benches);

@@ -4,16 +4,12 @@ use std::error::Error;
 
 use kvblock::{BlockId, BlockPool, BlockTable, MemOp, PoolConfig, Prompt};
 
-/// Tokens are letters, so that a block can be read.
+/// Tokens are letters, so that blocks are readable.
 fn tokens(text: &str) -> Vec<u32> {
     text.bytes().map(u32::from).collect()
 }
 
-fn prompt(tokens: &[u32]) -> Prompt<'_> {
-    Prompt::new(tokens)
-}
-
-/// One line per table and one for the pool: `*` marks a cached block, `xN` one of N owners.
+/// Prints a line per table and one for the pool: `*` marks a cached block, `xN` one with N owners.
 fn show(pool: &mut BlockPool, what: &str, tables: &[(&str, &BlockTable)]) {
     println!("\n{what}");
     for (name, table) in tables {
@@ -30,13 +26,7 @@ fn show(pool: &mut BlockPool, what: &str, tables: &[(&str, &BlockTable)]) {
     println!("  free   {} ({} in use, {} cached, {} free)", free.join(" "), gauges.in_use, gauges.cached, gauges.free);
     let ops: Vec<MemOp> = pool.drain_memory_ops().collect();
     for op in ops {
-        match op {
-            MemOp::Copy { src, dst } => println!("  order  copy {src} to {dst}"),
-            MemOp::Poison { block, from_slot } => println!("  order  poison {block} from slot {from_slot}"),
-            MemOp::SwapOut { src, dst } => println!("  order  copy {src} out to {dst}"),
-            MemOp::SwapIn { src, dst } => println!("  order  copy {src} back to {dst}"),
-            other => println!("  order  {other}"),
-        }
+        println!("  op     {op}");
     }
 }
 
@@ -48,36 +38,35 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut pool = BlockPool::new(PoolConfig { poison: false, host_blocks: 8, ..PoolConfig::new(8, 4) })?;
 
     let text = tokens("paged memory");
-    let mut a = pool.admit(prompt(&text)).open(0)?;
+    let mut a = pool.admit(Prompt::new(&text)).open(0)?;
     pool.append(&mut a, &text)?;
     pool.commit(&mut a, text.len())?;
-    show(&mut pool, "A is computed: its three full blocks can be found", &[("A", &a)]);
+    show(&mut pool, "A is computed: its three full blocks are cached", &[("A", &a)]);
 
     pool.append(&mut a, &tokens("!?"))?;
     pool.commit(&mut a, 14)?;
     let mut b = pool.fork(&a)?;
-    show(&mut pool, "A grows by two tokens, and B is forked: all is shared", &[("A", &a), ("B", &b)]);
+    show(&mut pool, "A appends two tokens, and B is forked: all blocks are shared", &[("A", &a), ("B", &b)]);
 
     pool.append(&mut b, &tokens("b"))?;
     pool.commit(&mut b, 15)?;
     pool.append(&mut a, &tokens("a"))?;
     pool.commit(&mut a, 15)?;
-    show(&mut pool, "Both write: B copies the shared tail first, A then owns it alone", &[("A", &a), ("B", &b)]);
+    show(&mut pool, "Both append: B copies the shared last block, then A is its sole owner", &[("A", &a), ("B", &b)]);
 
-    let mut away = vec![b];
-    let mut swapped = pool.swap_out(&mut away)?;
+    let mut swapped = pool.swap_out(&mut vec![b])?;
     show(&mut pool, "B is swapped out", &[("A", &a)]);
     let b = pool.swap_in(&mut swapped, 0)?.remove(0);
-    show(&mut pool, "B comes back: only what is not cached is copied", &[("A", &a), ("B", &b)]);
+    show(&mut pool, "B is swapped in: only blocks that are not cached are copied", &[("A", &a), ("B", &b)]);
 
     pool.release(a);
     pool.release(b);
-    show(&mut pool, "Both end: what has a hash stays findable, at the back", &[]);
+    show(&mut pool, "Both are released: cached blocks go to the back of the free list", &[]);
 
     let text = tokens("paged tables");
-    let admission = pool.admit(prompt(&text));
+    let admission = pool.admit(Prompt::new(&text));
     println!(
-        "\nC asks: {} of {} tokens are cached, miss {:?}",
+        "\nC is looked up: {} of {} tokens are cached, miss {:?}",
         admission.cached_tokens(),
         text.len(),
         admission.miss()
@@ -86,20 +75,20 @@ fn main() -> Result<(), Box<dyn Error>> {
     let cached = c.len();
     pool.append(&mut c, &text[cached..])?;
     pool.commit(&mut c, text.len())?;
-    show(&mut pool, "C shares the first block with what A left behind", &[("C", &c)]);
+    show(&mut pool, "C shares the first block that A computed", &[("C", &c)]);
 
     let text = tokens("something else, long");
-    let mut d = pool.admit(prompt(&text)).open(0)?;
+    let mut d = pool.admit(Prompt::new(&text)).open(0)?;
     pool.append(&mut d, &text)?;
     pool.commit(&mut d, text.len())?;
     show(
         &mut pool,
-        "D needs five blocks: the free ones first, then the tail of A's chain is evicted",
+        "D needs five blocks: those without contents first, then the end of A is evicted",
         &[("C", &c), ("D", &d)],
     );
     let text = tokens("paged memory?");
-    let admission = pool.admit(prompt(&text));
-    println!("\nA's prompt again: {} tokens are cached, miss {:?}", admission.cached_tokens(), admission.miss());
+    let admission = pool.admit(Prompt::new(&text));
+    println!("\nA is looked up again: {} tokens are cached, miss {:?}", admission.cached_tokens(), admission.miss());
 
     pool.release(c);
     pool.release(d);

@@ -1,43 +1,42 @@
-//! From a prompt to a block table: prefix lookup, its cost in blocks, and the opening of a table on the cached prefix.
-//! Slots for the tokens behind it come with [`append`](BlockPool::append), as much at a time as is computed.
+//! Admission: looks up the cached prefix of a prompt, reports the blocks it needs, and opens a table on it. The other
+//! tokens get slots by [`append`](BlockPool::append), as they are computed.
 //!
-//! An [`Admission`] borrows the pool, so nothing can change between the lookup and the opening, and dropping
-//! it leaves no trace.
+//! An [`Admission`] borrows the pool, so nothing can change between lookup and opening. Dropping it changes nothing.
 //!
-//! With several cache groups a hit is the longest prefix that serves all of them: a full group needs every block of
-//! it, a sliding group those that the next query's window reads.
+//! With several cache groups a hit is the longest prefix that serves all of them. A full group needs every block of the
+//! prefix, a sliding group those that the next query's window reads.
 //!
 //! ```text
-//! full            b0 b1 b2 b3        found up to 4 blocks
-//! sliding, w = 2   .  c1 c2  .       has no block 3, so 4 does not serve; 3 does: (hole) c1 c2
+//! full            b0 b1 b2 b3        has 4 blocks
+//! sliding, w = 2   .  c1 c2  .       lacks block 3, so it cannot serve 4 blocks, but 3: (hole) c1 c2
 //! hit: 3 blocks
 //! ```
 //!
-//! The identity of a prefix is vouched for by a cached block of it in some group. So a pool without a full group
-//! finds a prefix only while some group still caches each of its blocks.
+//! A cached block in any group verifies the identity of a prefix. So a pool without a full group finds a prefix only
+//! while some group still caches each of its blocks.
 
 use std::panic::Location;
 use std::sync::Arc;
 
 use crate::key::PrefixKey;
-use crate::prefix::{Content, Found, Parent};
+use crate::prefix::{Content, Found, Prefix};
 use crate::{
     BlockId, BlockPool, BlockTable, CacheGroup, GroupTable, MissReason, NoSpace, PrefixHash, Prompt, PromptHashes,
 };
 
-/// What a prompt would find and cost now.
+/// The result of looking up a prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Lookup {
-    /// Leading tokens that would not be computed.
+    /// Number of leading tokens that are cached.
     pub cached_tokens: usize,
-    /// Cached blocks that would leave the free list, as they would be owned again.
+    /// Number of cached blocks that opening a table would take off the free list.
     pub blocks_needed: usize,
-    /// Why not more was found; `None` if every usable block was found or prefix caching is off.
+    /// Why not more tokens are cached; `None` if every usable block was found or prefix caching is off.
     pub miss: Option<MissReason>,
 }
 
-/// The answer to "what if this prompt came in?".
+/// The cached prefix of a prompt, on which a table can be opened.
 pub struct Admission<'a> {
     pool: &'a mut BlockPool,
     prompt: Prompt<'a>,
@@ -49,18 +48,19 @@ pub struct Admission<'a> {
 /// A cached prefix.
 #[derive(Default)]
 pub(crate) struct Hit {
-    /// Leading blocks that need not be computed.
+    /// Number of leading blocks that are cached.
     pub len: usize,
-    /// What each group holds of them and beyond, `[blocks, groups]`.
+    /// The blocks of each group, for these and possibly more blocks, `[blocks, groups]`.
     pub blocks: Vec<Option<BlockId>>,
-    /// The prefix up to each.
-    pub chain: Vec<Parent>,
+    /// The prefix up to each block.
+    pub prefixes: Vec<Prefix>,
 }
 
 impl BlockPool {
-    /// Looks up the longest cached prefix of a prompt, to open a table on it. Changes nothing until [`Admission::open`].
+    /// Looks up the longest cached prefix of a prompt, to open a table on it. Changes nothing until
+    /// [`Admission::open`].
     ///
-    /// The last token is never taken from the cache: its row gives the next token, so it has to be computed.
+    /// The last token is never taken from the cache. It has to be computed, because its row yields the next token.
     ///
     /// ```
     /// # use kvblock::{BlockPool, PoolConfig, Prompt};
@@ -82,17 +82,17 @@ impl BlockPool {
         Admission { pool: self, prompt, key, hit, miss }
     }
 
-    /// Says what [`admit`](BlockPool::admit) would find, without borrowing the pool for longer than this call.
+    /// Returns what [`admit`](BlockPool::admit) would find, without borrowing the pool mutably.
     pub fn lookup(&self, prompt: Prompt<'_>) -> Lookup {
         let (hit, miss) = self.find_prefix(&prompt, PrefixKey::new(&prompt).as_ref());
         let blocks_needed = self.blocks_to_open(&hit);
         Lookup { cached_tokens: hit.len * self.block_size, blocks_needed, miss }
     }
 
-    /// The names of all prefixes of a prompt that could be looked up; empty with prefix caching off.
+    /// Computes the hashes of all prefixes that a lookup of this prompt needs. Empty if prefix caching is off.
     pub fn hash_prompt(&self, prompt: Prompt<'_>) -> PromptHashes {
         let Some(index) = &self.index else { return PromptHashes::default() };
-        PromptHashes(index.names(PrefixKey::new(&prompt).as_deref(), prompt.tokens))
+        PromptHashes(index.hashes(PrefixKey::new(&prompt).as_deref(), prompt.tokens))
     }
 
     fn find_prefix(&self, prompt: &Prompt<'_>, key: Option<&Arc<PrefixKey>>) -> (Hit, Option<MissReason>) {
@@ -104,62 +104,60 @@ impl BlockPool {
         } else if usable.len() < self.block_size {
             (Hit::default(), Some(MissReason::ShorterThanBlock))
         } else {
-            self.longest_common(usable, key, prompt.hashes.map_or(&[], |hashes| &hashes.0))
+            self.longest_hit(usable, key, prompt.hashes.map_or(&[], |hashes| &hashes.0))
         }
     }
 
-    /// The longest prefix that every group can serve.
-    fn longest_common(
+    /// Finds the longest prefix that serves every group.
+    fn longest_hit(
         &self,
         tokens: &[u32],
         key: Option<&Arc<PrefixKey>>,
-        names: &[PrefixHash],
+        hashes: &[PrefixHash],
     ) -> (Hit, Option<MissReason>) {
-        let (mut hit, mut miss) = self.walk(tokens, key, names, &[]);
-        let lacks = |len: usize| {
-            let windows = self.groups.iter().enumerate().filter(|(_, kind)| **kind != CacheGroup::Full);
-            windows
-                .filter_map(|(g, kind)| self.last_gap(&hit, g, kind.holes(len * self.block_size, self.block_size)..len))
-                .min()
+        let (mut hit, mut miss) = self.walk(tokens, key, hashes, &[]);
+        let first_gap = |len: usize| {
+            let sliding = self.groups.iter().enumerate().filter(|(_, kind)| **kind != CacheGroup::Full);
+            let last_gap = |(g, kind): (usize, &CacheGroup)| {
+                let mut window = kind.holes(len * self.block_size, self.block_size)..len;
+                window.rfind(|k| hit.blocks[k * self.groups.len() + g].is_none())
+            };
+            sliding.filter_map(last_gap).min()
         };
         let mut len = hit.len;
-        while let Some(gap) = lacks(len) {
+        while let Some(gap) = first_gap(len) {
             (len, miss) = (gap, Some(MissReason::Evicted));
         }
         hit.len = len;
         (hit, miss)
     }
 
-    fn last_gap(&self, hit: &Hit, group: usize, mut blocks: std::ops::Range<usize>) -> Option<usize> {
-        blocks.rfind(|k| hit.blocks[k * self.groups.len() + group].is_none())
-    }
-
-    /// Follows a prefix block by block while some group vouches for it and every full group has it. `chain` vouches
-    /// for the prefixes that it names.
+    /// Follows a prefix block by block, while every full group has the block and some group verifies it. A prefix in
+    /// `known` counts as verified.
     pub(crate) fn walk(
         &self,
         tokens: &[u32],
         key: Option<&Arc<PrefixKey>>,
-        names: &[PrefixHash],
-        chain: &[Parent],
+        hashes: &[PrefixHash],
+        known: &[Prefix],
     ) -> (Hit, Option<MissReason>) {
         let mut hit = Hit::default();
         let Some(index) = &self.index else { return (hit, None) };
         let mut parent = None;
         for (k, tokens) in tokens.chunks_exact(self.block_size).enumerate() {
             let content = Content { parent, key, start: k * self.block_size, tokens };
-            let name = names.get(k).copied().unwrap_or_else(|| index.name(content));
-            let (mut vouched, mut miss) = (chain.get(k).copied(), None);
+            let hash = hashes.get(k).copied().unwrap_or_else(|| index.hash(content));
+            let (mut verified, mut miss) = (known.get(k).copied(), None);
             for (g, kind) in self.groups.iter().enumerate() {
-                let found = index.find(g, name, content);
+                let found = index.find(g, hash, content);
                 let block = if let Found::Hit(block) = found { Some(block) } else { None };
-                vouched = vouched.or_else(|| index.as_parent(block?));
+                verified = verified.or_else(|| index.prefix_of(block?));
                 hit.blocks.push(block);
                 if block.is_none() && (*kind == CacheGroup::Full || miss.is_none()) {
                     miss = Some((*kind, found));
                 }
             }
-            let stops = matches!(miss, Some((CacheGroup::Full, _))) || vouched.is_none();
+            let stops = matches!(miss, Some((CacheGroup::Full, _))) || verified.is_none();
             if let Some((_, found)) = miss.filter(|_| stops) {
                 let reason = match found {
                     Found::Evicted => MissReason::Evicted,
@@ -169,20 +167,20 @@ impl BlockPool {
                 return (hit, Some(reason));
             }
             hit.len += 1;
-            hit.chain.extend(vouched);
-            parent = vouched;
+            hit.prefixes.extend(verified);
+            parent = verified;
         }
         (hit, None)
     }
 
-    /// The blocks of the hit that a group's table would begin with.
+    /// Returns the holes and blocks with which a group's table begins.
     fn hit_blocks<'a>(&self, hit: &'a Hit, group: usize) -> (usize, impl Iterator<Item = BlockId> + 'a) {
         let holes = self.groups[group].holes(hit.len * self.block_size, self.block_size);
         let groups = self.groups.len();
         (holes, (holes..hit.len).filter_map(move |k| hit.blocks[k * groups + group]))
     }
 
-    /// Blocks that leave the free list when a table over `hit` is opened.
+    /// Number of blocks that leave the free list when a table is opened on `hit`.
     fn blocks_to_open(&self, hit: &Hit) -> usize {
         let groups = 0..self.groups.len();
         groups.flat_map(|g| self.hit_blocks(hit, g).1).filter(|b| self.free.contains(*b)).count()
@@ -190,44 +188,53 @@ impl BlockPool {
 }
 
 impl Admission<'_> {
-    /// Leading tokens that would not be computed.
+    /// Number of leading tokens that are cached.
     pub fn cached_tokens(&self) -> usize {
         self.hit.len * self.pool.block_size
     }
 
-    /// Why not more; `None` if every usable block was found or prefix caching is off.
+    /// Why not more tokens are cached; `None` if every usable block was found or prefix caching is off.
     pub fn miss(&self) -> Option<MissReason> {
         self.miss
     }
 
-    /// Cached blocks that would leave the free list, as they would be owned again.
+    /// Number of cached blocks that [`open`](Admission::open) would take off the free list.
     pub fn blocks_needed(&self) -> usize {
         self.pool.blocks_to_open(&self.hit)
     }
 
-    /// Opens a table of the cached prefix, if `keep_free` more blocks can be had than it takes off the free list. It is
-    /// empty where nothing was found.
+    /// Opens a table on the cached prefix; the table is empty if nothing was found. Fails unless `keep_free` blocks
+    /// remain free afterwards.
     #[track_caller]
     pub fn open(self, keep_free: usize) -> Result<BlockTable, NoSpace> {
         self.pool.reclaim_leaks();
-        // Reclaimed blocks that were cached are found by the next lookup; this one only sees more room.
+        // The next lookup finds reclaimed blocks that are cached. For this one they are only free.
         self.pool.check_space(self.blocks_needed() + keep_free)?;
         let opened = Location::caller();
-        let Admission { pool, prompt: Prompt { tokens, .. }, key, mut hit, miss } = self;
+        let Admission { pool, prompt, key, mut hit, miss } = self;
         let block_size = pool.block_size;
-        let cached = hit.len * block_size;
+        let committed = hit.len * block_size;
         let mut groups = Vec::with_capacity(pool.groups.len());
         for g in 0..pool.groups.len() {
             let (holes, found) = pool.hit_blocks(&hit, g);
             groups.push(GroupTable { holes, blocks: found.collect() });
         }
         groups.iter().flat_map(GroupTable::blocks).for_each(|block| pool.share(*block));
-        let chained = pool.groups.iter().all(|kind| *kind != CacheGroup::Full);
-        hit.chain.truncate(if chained { hit.len } else { 0 });
+        let keeps_prefixes = pool.groups.iter().all(|kind| *kind != CacheGroup::Full);
+        hit.prefixes.truncate(if keeps_prefixes { hit.len } else { 0 });
         if pool.index.is_some() {
-            pool.stats.count(tokens.len(), cached, miss);
+            pool.stats.count(prompt.tokens.len(), committed, miss);
         }
-        let (tokens, chain, home) = (tokens[..cached].to_vec(), hit.chain, pool.home.clone());
-        Ok(BlockTable { groups, tokens, committed: cached, valid: usize::MAX, key, chain, block_size, home, opened })
+        Ok(BlockTable {
+            groups,
+            tokens: prompt.tokens[..committed].to_vec(),
+            committed,
+            num_valid: usize::MAX,
+            key,
+            prefixes: hit.prefixes,
+            block_size,
+            pool: pool.pool.clone(),
+            opened,
+        })
     }
 }

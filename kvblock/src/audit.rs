@@ -1,15 +1,15 @@
-//! The audit: the pool's books are a cache that the live tables can rebuild, so rebuild them and compare.
+//! The audit: rebuilds the pool's metadata from the live tables and compares.
 //!
-//! For tests and for a server that suspects itself; costs a pass over the pool and over all tokens of the tables.
+//! Intended for tests and for diagnosis. Takes a pass over the pool and over all tokens of the tables.
 
 use crate::prefix::PrefixIndex;
-use crate::sequence::prefix_before;
-use crate::{AuditError, BlockId, BlockPool, BlockTable, GroupTable, Swapped};
+use crate::sequence::parent_of;
+use crate::{AuditError, BlockId, BlockPool, BlockTable, Swapped};
 
 impl BlockPool {
-    /// Compares reference counts, free list, gauges and prefix index with what `tables`, which must be all
-    /// live tables (those of pinned prefixes among them), say. A table that was dropped shows as references that
-    /// nobody holds; [`take_leaks`](BlockPool::take_leaks) says whose.
+    /// Checks reference counts, free list, gauges and prefix index against `tables`, which must be all live tables,
+    /// those of pinned prefixes included. A dropped table shows as references without an owner; call
+    /// [`take_leaks`](BlockPool::take_leaks) to find it.
     pub fn audit<'a>(&self, tables: impl IntoIterator<Item = &'a BlockTable>) -> Result<(), AuditError> {
         let mut owners = vec![0u32; self.num_blocks()];
         for table in tables {
@@ -63,7 +63,7 @@ impl BlockPool {
         }
     }
 
-    /// Compares the host pool with what `swapped`, which must be all swapped requests, says.
+    /// Checks the host pool against `swapped`, which must be all swapped requests.
     pub fn audit_host<'a>(&self, swapped: impl IntoIterator<Item = &'a Swapped>) -> Result<(), AuditError> {
         let mut blocks: Vec<_> = swapped.into_iter().flat_map(Swapped::blocks).collect();
         let owned = blocks.len();
@@ -80,16 +80,15 @@ impl BlockPool {
         let (len, block_size) = (table.len(), self.block_size);
         for (kind, group) in self.groups.iter().zip(table.groups()) {
             let blocks = group.num_entries();
-            let behind = kind.holes(table.committed(), block_size);
-            if blocks != len.div_ceil(block_size) || table.committed() > len || group.holes() > behind {
+            let most_holes = kind.holes(table.committed(), block_size);
+            if blocks != len.div_ceil(block_size) || table.committed() > len || group.holes() > most_holes {
                 return Err(AuditError::TableLength { len, blocks, block_size });
             }
         }
         match &self.index {
             Some(index) => {
-                let invalid = |g: &GroupTable<BlockId>| g.blocks().iter().position(|b| self.invalid.contains(b));
-                let first = table.groups().iter().filter_map(|g| Some(g.holes() + invalid(g)?)).min();
-                let full = (table.committed() / block_size).min(table.valid).min(first.unwrap_or(usize::MAX));
+                let valid = table.num_valid.min(self.first_invalid(table).unwrap_or(usize::MAX));
+                let full = valid.min(table.committed() / block_size);
                 (0..full).try_for_each(|k| audit_block(index, table, k))
             }
             None => Ok(()),
@@ -97,9 +96,9 @@ impl BlockPool {
     }
 }
 
-/// Checks that the `k`th block of a table, which is full, committed and valid, is indexed as what it is.
+/// Checks the index entries of the `k`th block of a table, which must be full, committed and valid.
 fn audit_block(index: &PrefixIndex, table: &BlockTable, k: usize) -> Result<(), AuditError> {
-    let Some(parent) = prefix_before(index, table, k) else {
+    let Some(parent) = parent_of(index, table, k) else {
         let block = table.groups().iter().find_map(|g| g.entry(k)).unwrap_or(BlockId(0));
         return Err(AuditError::Prefix { block, what: "the block before it is not indexed" });
     };

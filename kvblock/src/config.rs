@@ -1,23 +1,24 @@
-//! How a pool is built, and what no pool can be built from.
+//! The configuration of a pool, and its validation.
 
 use crate::PoolError;
 
-/// Layers that share one block table per sequence, because they look at the same positions. There may be more kinds later.
+/// A group of layers that share one block table per sequence, because they read the same positions. New kinds may be
+/// added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub enum CacheGroup {
-    /// Every position before the query's is read.
+    /// A query reads all positions up to its own.
     Full,
-    /// A query at position `p` reads positions `p - window + 1` to `p`; blocks wholly behind are given back.
+    /// A query at position `p` reads positions `p - window + 1` to `p`. Blocks behind the window are freed.
     Sliding {
-        /// Positions that a query reads, its own included; at least 1.
+        /// Number of positions that a query reads, its own included; at least 1.
         window: usize,
     },
 }
 
 impl CacheGroup {
-    /// Leading blocks that no query at position `computed` or later reads.
+    /// Returns the number of leading blocks that no query at position `computed` or later reads.
     ///
     /// ```text
     /// block_size 4, window 6, computed 11     | 0 1 2 3 | 4 5 6 7 | 8 9 10 . |
@@ -31,33 +32,33 @@ impl CacheGroup {
     }
 }
 
-/// How to build a [`BlockPool`](crate::BlockPool).
+/// Configuration of a [`BlockPool`](crate::BlockPool).
 #[derive(Clone, Debug)]
 pub struct PoolConfig {
-    /// Blocks in the pool.
+    /// Number of blocks in the pool.
     pub num_blocks: usize,
-    /// Tokens per block, a power of two.
+    /// Number of tokens per block, a power of two.
     pub block_size: usize,
-    /// Keep the blocks of finished sequences and share equal prefixes.
+    /// Whether to keep the blocks of finished sequences and share equal prefixes.
     pub prefix_caching: bool,
-    /// Key of the prefix hash; `None` draws a random one. Replicas that must give equal prefixes equal names need
-    /// equal seeds.
+    /// Seed of the prefix hash's key; `None` draws a random one. Replicas whose hashes must be equal need equal seeds.
     pub hash_seed: Option<u64>,
-    /// Bits of hash, 1 to 128. Less than 128 only forces collisions, for tests: results stay right, lookups
-    /// get slower.
+    /// Number of hash bits, 1 to 128. Fewer than 128 force collisions, for tests: results stay correct, lookups get
+    /// slower.
     pub hash_bits: u32,
-    /// Order [`MemOp::Poison`](crate::MemOp::Poison) for what must not be read again.
+    /// Whether to order [`MemOp::Poison`](crate::MemOp::Poison) for slots that must not be read again.
     pub poison: bool,
-    /// Groups of layers; each sequence has one table per group, and all draw blocks of equal bytes from this pool.
+    /// The cache groups. Each sequence has one table per group, and all groups use blocks of the same size in bytes.
     pub groups: Vec<CacheGroup>,
-    /// Blocks of host memory to swap to; 0 for none.
+    /// Number of blocks of host memory to swap to; 0 for none.
     pub host_blocks: usize,
-    /// Keep [`BlockEvent`](crate::BlockEvent)s for [`drain_events`](crate::BlockPool::drain_events).
+    /// Whether to record [`BlockEvent`](crate::BlockEvent)s for [`drain_events`](crate::BlockPool::drain_events).
     pub events: bool,
 }
 
 impl PoolConfig {
-    /// Prefix caching on, random key, 128 bits, poison in debug builds; one full group, no host blocks, no events.
+    /// Creates a configuration with prefix caching, a random seed, 128 hash bits, poison in debug builds, one full
+    /// group, no host blocks and no events.
     pub fn new(num_blocks: usize, block_size: usize) -> PoolConfig {
         PoolConfig {
             num_blocks,
@@ -72,13 +73,13 @@ impl PoolConfig {
         }
     }
 
-    /// The numbers of blocks and host blocks, if they and the rest can be.
+    /// Validates the configuration and returns the numbers of blocks and host blocks.
     pub(crate) fn check(&self) -> Result<(u32, u32), PoolError> {
-        // One id is left over to mark the end of a list, another for the sentinel of the free list.
-        let id = |found: usize| u32::try_from(found).ok().filter(|n| *n < u32::MAX - 1);
+        // Two ids are reserved: one marks the end of a list, the other is the sentinel of the free list.
+        let count = |found: usize| u32::try_from(found).ok().filter(|n| *n < u32::MAX - 1);
         let num_blocks =
-            id(self.num_blocks).filter(|n| *n > 0).ok_or(PoolError::NumBlocks { found: self.num_blocks })?;
-        let host_blocks = id(self.host_blocks).ok_or(PoolError::HostBlocks { found: self.host_blocks })?;
+            count(self.num_blocks).filter(|n| *n > 0).ok_or(PoolError::NumBlocks { found: self.num_blocks })?;
+        let host_blocks = count(self.host_blocks).ok_or(PoolError::HostBlocks { found: self.host_blocks })?;
         if !self.block_size.is_power_of_two() {
             return Err(PoolError::BlockSize { found: self.block_size });
         }

@@ -1,53 +1,53 @@
-//! Errors as values: too few blocks, a misused table, an invalid configuration, inconsistent books.
+//! Errors: too few free blocks, a misused table, an invalid configuration, inconsistent metadata.
 //!
-//! Each displays as one line: what, found, expected, what to do.
+//! Each message is one line: what, found, expected, what to do.
 
 use std::error::Error;
 use std::fmt::{Display, Formatter, Result};
 
 use crate::BlockId;
 
-/// An operation needed more blocks than are free; it changed nothing.
+/// An operation needs more blocks than are free. It changed nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NoSpace {
-    /// Blocks the operation would have taken off the free list.
+    /// Number of blocks the operation needs.
     pub wanted: usize,
-    /// Blocks on the free list, those that still hold a cached prefix included.
+    /// Number of blocks on the free list, cached ones included.
     pub free: usize,
 }
 
-/// Why an operation on a table was refused; nothing changed.
+/// Why an operation on a table failed. It changed nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum TableError {
-    /// More blocks of the pool are needed than are free.
+    /// Too few blocks of the pool are free.
     NoSpace(NoSpace),
-    /// More host blocks are needed than are free.
+    /// Too few host blocks are free.
     NoHostSpace(NoSpace),
-    /// The table was opened by another pool.
+    /// Another pool opened the table.
     ForeignTable,
     /// The table has tokens that are not committed. A fork would write them to shared blocks.
     Uncommitted {
-        /// Committed tokens of the table.
+        /// Number of committed tokens.
         committed: usize,
-        /// Tokens of the table.
+        /// Number of tokens in the table.
         len: usize,
     },
-    /// A commit or a truncation names more tokens than the table has, or a pin more than are committed.
+    /// A commit or a truncation to more tokens than the table has, or a pin of more than are committed.
     BeyondEnd {
-        /// Number of tokens that the call names.
+        /// Number of tokens in the call.
         wanted: usize,
-        /// Number of tokens that it may name at most.
+        /// Greatest allowed number.
         len: usize,
     },
-    /// The pool, or its host tier, has no block of this id.
+    /// The pool, or its host tier, has no block with this id.
     NoSuchBlock {
         /// The id.
         id: u32,
-        /// Number of blocks that exist; ids start at 0.
+        /// Number of blocks; ids start at 0.
         blocks: usize,
     },
-    /// A part of the window that a sequence of this length reads has been given back.
+    /// A part of the window that a sequence of this length reads has been freed.
     BehindWindow {
         /// The requested length.
         len: usize,
@@ -61,92 +61,92 @@ pub enum TableError {
 pub enum PoolError {
     /// The number of blocks is zero or does not fit a block id.
     NumBlocks {
-        /// What the configuration says.
+        /// The configured value.
         found: usize,
     },
     /// The number of host blocks does not fit a block id.
     HostBlocks {
-        /// What the configuration says.
+        /// The configured value.
         found: usize,
     },
-    /// The tokens per block are not a power of two.
+    /// The number of tokens per block is not a power of two.
     BlockSize {
-        /// What the configuration says.
+        /// The configured value.
         found: usize,
     },
     /// The number of hash bits is not between 1 and 128.
     HashBits {
-        /// What the configuration says.
+        /// The configured value.
         found: u32,
     },
-    /// There is no group of layers, or more than an entry of the prefix index can name.
+    /// There is no cache group, or more than 256.
     Groups {
-        /// What the configuration says.
+        /// The configured value.
         found: usize,
     },
-    /// A sliding group sees nothing.
+    /// A sliding group has a window of 0.
     Window {
-        /// Its index.
+        /// Index of the group.
         group: usize,
     },
 }
 
-/// What an audit found: the pool's books do not agree with the live tables.
+/// An inconsistency between the pool's metadata and the live tables.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AuditError {
-    /// A table of another pool was among the live ones.
+    /// A table of another pool is among the live tables.
     ForeignTable,
     /// A reference count differs from the block's occurrences in live tables.
     References {
         /// The block.
         block: BlockId,
-        /// What the pool believes.
+        /// The pool's reference count.
         counted: u32,
-        /// What the tables say.
+        /// Number of occurrences in live tables.
         found: u32,
     },
     /// A block is both free and referenced, or neither, or twice on the free list.
     FreeList {
         /// The block.
         block: BlockId,
-        /// Occurrences on the free list.
+        /// Number of occurrences on the free list.
         count: u32,
-        /// References on the books.
+        /// The reference count.
         references: u32,
     },
-    /// A block without a hash lies behind a cached one, so that a cached prefix would be evicted before it.
+    /// A block that is not cached comes after a cached one on the free list, so the cached one would be evicted first.
     EvictionOrder {
         /// The block.
         block: BlockId,
     },
     /// The gauges do not sum to the total.
     Gauges {
-        /// Sum of the three gauges.
+        /// Sum of the gauges.
         found: usize,
-        /// Blocks in the pool.
+        /// Number of blocks in the pool.
         total: usize,
     },
-    /// Host blocks in use and in swapped sequences differ, or one is owned twice.
+    /// The host blocks in use differ from those of swapped sequences, or one has two owners.
     Host {
-        /// Host blocks in use by the books.
+        /// Number of host blocks in use.
         counted: usize,
-        /// Distinct host blocks of swapped sequences.
+        /// Number of distinct host blocks of swapped sequences.
         found: usize,
     },
-    /// An entry of the prefix index is not what the block or its table says.
+    /// An entry of the prefix index differs from the block or its table.
     Prefix {
         /// The block.
         block: BlockId,
-        /// What is wrong with it.
+        /// The difference.
         what: &'static str,
     },
-    /// A table's blocks do not fit its length.
+    /// A table's number of blocks does not match its length.
     TableLength {
-        /// Tokens in the table.
+        /// Number of tokens in the table.
         len: usize,
-        /// Entries of one of its groups, holes included.
+        /// Number of entries of one of its groups, holes included.
         blocks: usize,
-        /// Tokens per block.
+        /// Number of tokens per block.
         block_size: usize,
     },
 }
@@ -154,7 +154,7 @@ pub enum AuditError {
 impl Display for NoSpace {
     fn fmt(&self, f: &mut Formatter<'_>) -> Result {
         let NoSpace { wanted, free } = self;
-        write!(f, "{wanted} blocks wanted, {free} can be had; free a sequence first")
+        write!(f, "too few free blocks: found {free}, expected at least {wanted}; release a table first")
     }
 }
 
@@ -163,27 +163,31 @@ impl Display for TableError {
         match self {
             TableError::NoSpace(no_space) => no_space.fmt(f),
             TableError::NoHostSpace(NoSpace { wanted, free }) => {
-                write!(f, "{wanted} host blocks wanted, {free} are free; swap a sequence in, or drop one instead")
+                write!(
+                    f,
+                    "too few free host blocks: found {free}, expected at least {wanted}; swap a sequence in or discard one"
+                )
             }
-            TableError::ForeignTable => {
-                f.write_str("the table belongs to another pool than the one called; use the pool that opened it")
-            }
+            TableError::ForeignTable => f.write_str("the table belongs to another pool; use the pool that opened it"),
             TableError::Uncommitted { committed, len } => {
-                write!(f, "{committed} of {len} tokens are committed; commit or truncate before forking")
+                write!(
+                    f,
+                    "found {committed} committed tokens, expected all {len}; commit or truncate the table before forking"
+                )
             }
             TableError::BeyondEnd { wanted, len } => {
-                write!(f, "{wanted} tokens: expected at most {len}; append or commit them first")
+                write!(f, "found {wanted} tokens, expected at most {len}; append or commit them first")
             }
             TableError::NoSuchBlock { id, blocks } => {
                 write!(
                     f,
-                    "block {id} does not exist: found {blocks} blocks, expected an id below that; use an id of this pool"
+                    "block {id} does not exist; expected an id below {blocks}, the number of blocks; use an id of this pool"
                 )
             }
             TableError::BehindWindow { len, group } => {
                 write!(
                     f,
-                    "length {len}: blocks that its window needs in group {group} have been given back; open the sequence anew"
+                    "length {len}: blocks of its window in group {group} have been freed; open the sequence again"
                 )
             }
         }
@@ -209,24 +213,26 @@ impl Display for AuditError {
     fn fmt(&self, f: &mut Formatter<'_>) -> Result {
         match self {
             AuditError::ForeignTable => {
-                f.write_str("a table of another pool is among the live ones; audit each pool with its own")
+                f.write_str("a table of another pool is among the live tables; audit each pool with its own tables")
             }
             AuditError::References { block, counted, found } => {
-                write!(f, "{block}: {counted} references on the books, {found} in live tables")
+                write!(f, "{block}: the reference count is {counted}, but live tables contain it {found} times")
             }
             AuditError::FreeList { block, count, references } => {
-                write!(f, "{block}: {count} times on the free list with {references} references")
+                write!(f, "{block}: it is on the free list {count} times and has {references} references")
             }
             AuditError::EvictionOrder { block } => {
-                write!(f, "{block}: free without a hash, but behind a cached block on the free list")
+                write!(f, "{block}: it is not cached, but comes after a cached block on the free list")
             }
-            AuditError::Gauges { found, total } => write!(f, "gauges: {found} blocks counted, the pool has {total}"),
+            AuditError::Gauges { found, total } => {
+                write!(f, "the gauges sum to {found} blocks, but the pool has {total}")
+            }
             AuditError::Host { counted, found } => {
-                write!(f, "host: {counted} blocks in use on the books, {found} in swapped sequences")
+                write!(f, "{counted} host blocks are in use, but swapped sequences own {found}")
             }
-            AuditError::Prefix { block, what } => write!(f, "{block}: prefix index entry is wrong: {what}"),
+            AuditError::Prefix { block, what } => write!(f, "{block}: wrong entry in the prefix index: {what}"),
             AuditError::TableLength { len, blocks, block_size } => {
-                write!(f, "a table of {len} tokens has {blocks} blocks of {block_size}")
+                write!(f, "a table of {len} tokens has {blocks} blocks of {block_size} tokens")
             }
         }
     }

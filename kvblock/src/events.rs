@@ -1,88 +1,83 @@
-//! Block events: what a router or a second index must hear to know which prefixes this pool can serve.
+//! Block events: changes of the set of prefixes that the pool can serve, for a router or a second index.
 //!
-//! An event speaks of prefixes by name, not of blocks: of several blocks of one name in one group, the first stores it
-//! and the last removes it. Replaying the events in order gives the set of indexed `(group, hash)` at every moment.
-//! Costs nothing unless [`PoolConfig::events`](crate::PoolConfig::events) is set; then drain them, as they are kept
-//! until somebody does.
+//! Events identify prefixes by hash, not by block. Of several blocks with one hash in one group, the first insertion
+//! stores the hash and the last removal removes it. Replaying the events in order yields the set of indexed `(group,
+//! hash)` pairs at every moment. Without [`PoolConfig::events`](crate::PoolConfig::events) they cost nothing. With it
+//! they are kept until they are drained.
 
 use std::sync::Arc;
 
 use crate::ids::PrefixHash;
 use crate::key::PrefixKey;
 
-/// A change of what can be found by prefix.
+/// A change of the set of cached prefixes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BlockEvent {
-    /// A run of consecutive blocks of one sequence became findable.
+    /// Consecutive blocks of one sequence entered the prefix index.
     Stored {
         /// The cache group.
         group: usize,
-        /// The prefix before the run; `None` at the start of a sequence.
+        /// Hash of the prefix before the blocks; `None` at the start of a sequence.
         parent: Option<PrefixHash>,
-        /// One name per block of the run, in order.
+        /// One hash per block, in order.
         hashes: Vec<PrefixHash>,
         /// Their tokens: `block_size` for each hash.
         tokens: Vec<u32>,
         /// Salt, adapter and media of the sequence, if it has any.
         key: Option<Arc<PrefixKey>>,
     },
-    /// A prefix can no longer be found.
+    /// A prefix left the index.
     Removed {
         /// The cache group.
         group: usize,
-        /// Its name.
+        /// Hash of the prefix.
         hash: PrefixHash,
     },
-    /// No prefix can be found any more, in any group.
+    /// All prefixes of all groups left the index.
     Cleared,
 }
 
-/// Events since the last drain, if somebody wants them.
-pub(crate) struct EventLog {
-    events: Option<Vec<BlockEvent>>,
-}
+/// Events since the last drain; `None` if they are disabled.
+pub(crate) struct EventLog(Option<Vec<BlockEvent>>);
 
 impl EventLog {
-    pub fn new(wanted: bool) -> EventLog {
-        EventLog { events: wanted.then(Vec::new) }
+    pub fn new(is_enabled: bool) -> EventLog {
+        EventLog(is_enabled.then(Vec::new))
     }
 
-    /// Where the runs of the operation that begins now may start.
-    pub fn mark(&self) -> usize {
-        self.events.as_ref().map_or(0, Vec::len)
+    pub fn len(&self) -> usize {
+        self.0.as_ref().map_or(0, Vec::len)
     }
 
-    /// Extends the run since `mark` that ends with `parent`, or begins one.
+    /// Adds a stored block to the event since `first` that ends with the block's parent, or adds an event for it.
     pub fn stored(
         &mut self,
-        mark: usize,
-        at: usize,
-        before: Option<PrefixHash>,
-        name: PrefixHash,
-        content: &[u32],
-        of: Option<&Arc<PrefixKey>>,
+        first: usize,
+        (group, parent, hash): (usize, Option<PrefixHash>, PrefixHash),
+        tokens: &[u32],
+        key: Option<&Arc<PrefixKey>>,
     ) {
-        let Some(events) = &mut self.events else { return };
-        for event in events[mark..].iter_mut().rev() {
-            if let BlockEvent::Stored { group, hashes, tokens, .. } = event
-                && (*group, hashes.last().copied()) == (at, before)
+        let Some(events) = &mut self.0 else { return };
+        for event in events[first..].iter_mut().rev() {
+            if let BlockEvent::Stored { group: stored_group, hashes, tokens: stored_tokens, .. } = event
+                && (*stored_group, hashes.last().copied()) == (group, parent)
             {
-                hashes.push(name);
-                tokens.extend_from_slice(content);
+                hashes.push(hash);
+                stored_tokens.extend_from_slice(tokens);
                 return;
             }
         }
-        let (hashes, tokens) = (vec![name], content.to_vec());
-        events.push(BlockEvent::Stored { group: at, parent: before, hashes, tokens, key: of.cloned() });
+        let (hashes, tokens) = (vec![hash], tokens.to_vec());
+        events.push(BlockEvent::Stored { group, parent, hashes, tokens, key: key.cloned() });
     }
 
     pub fn push(&mut self, event: BlockEvent) {
-        if let Some(events) = &mut self.events {
+        if let Some(events) = &mut self.0 {
             events.push(event);
         }
     }
 
     pub fn drain(&mut self) -> impl Iterator<Item = BlockEvent> + '_ {
-        self.events.iter_mut().flat_map(|events| events.drain(..))
+        self.0.iter_mut().flat_map(|events| events.drain(..))
     }
 }

@@ -1,6 +1,6 @@
 //! The blocks of one sequence in one cache group.
 
-/// The blocks of one sequence in one cache group: holes, then blocks.
+/// The block table of one sequence in one cache group: holes, then blocks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GroupTable<B> {
     pub(crate) holes: usize,
@@ -8,23 +8,33 @@ pub struct GroupTable<B> {
 }
 
 impl<B: Copy> GroupTable<B> {
-    /// Leading entries that lie behind the group's window; always 0 in a full group.
+    /// Number of leading entries behind the group's window; always 0 in a full group.
     pub fn holes(&self) -> usize {
         self.holes
     }
 
-    /// The blocks behind the holes, in order of position.
+    /// The blocks after the holes, in order of position.
     pub fn blocks(&self) -> &[B] {
         &self.blocks
     }
 
-    /// Entries, holes included.
+    /// Number of entries, including holes.
     pub fn num_entries(&self) -> usize {
         self.holes + self.blocks.len()
     }
 
-    /// The block that holds positions from `entry * block_size` on; `None` for a hole or past the end.
+    /// Returns the block of the positions from `entry * block_size` on; `None` for a hole or past the end.
     pub fn entry(&self, entry: usize) -> Option<B> {
         self.blocks.get(entry.checked_sub(self.holes)?).copied()
+    }
+
+    /// Returns the first entry whose block satisfies `which`.
+    pub(crate) fn position(&self, which: impl Fn(&B) -> bool) -> Option<usize> {
+        self.blocks.iter().position(which).map(|at| self.holes + at)
+    }
+
+    /// Replaces each block by another, and drops blocks that have none.
+    pub(crate) fn filter_map<C>(&self, f: impl Fn(&B) -> Option<C>) -> GroupTable<C> {
+        GroupTable { holes: self.holes, blocks: self.blocks.iter().filter_map(f).collect() }
     }
 }

@@ -5,17 +5,16 @@ use std::collections::BTreeSet;
 use crate::free_list::FreeList;
 use crate::ids::{BlockId, HostBlockId};
 
-/// The free host blocks.
 pub(crate) struct HostPool {
     pub free: FreeList,
-    pub total: usize,
-    /// Host blocks in use whose contents are not what their tokens say, because a copy into them failed.
+    pub num_blocks: usize,
+    /// Blocks in use with wrong contents, because a copy into them failed.
     pub invalid: BTreeSet<HostBlockId>,
 }
 
 impl HostPool {
     pub fn new(num_blocks: u32) -> HostPool {
-        HostPool { free: FreeList::full(num_blocks), total: num_blocks as usize, invalid: BTreeSet::new() }
+        HostPool { free: FreeList::full(num_blocks), num_blocks: num_blocks as usize, invalid: BTreeSet::new() }
     }
 
     pub fn free_block(&mut self, block: HostBlockId) {

@@ -1,12 +1,12 @@
-//! Names of blocks and of prefixes.
+//! Ids of blocks and hashes of prefixes.
 
-/// A block of the pool. A newtype, so that a block is not taken for a slot or for a position in a table.
+/// Id of a block of the pool. A newtype, so that it cannot be confused with a slot or a position in a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct BlockId(pub u32);
 
 impl BlockId {
-    /// The id as an index into arrays with one element per block.
+    /// Returns the id as an index into arrays with one element per block.
     pub fn index(self) -> usize {
         self.0 as usize
     }
@@ -18,13 +18,13 @@ impl std::fmt::Display for BlockId {
     }
 }
 
-/// Id of a block of host memory. A type of its own, so that it cannot be confused with a block of the pool.
+/// Id of a block of host memory. A newtype, so that it cannot be confused with a block of the pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct HostBlockId(pub u32);
 
 impl HostBlockId {
-    /// The id as an index into arrays with one element per host block.
+    /// Returns the id as an index into arrays with one element per host block.
     pub fn index(self) -> usize {
         self.0 as usize
     }
@@ -36,7 +36,7 @@ impl std::fmt::Display for HostBlockId {
     }
 }
 
-/// The name of a prefix that ends with a full block, as block events carry it. Pools of one seed name alike.
+/// Hash of a prefix that ends with a full block. Pools with equal seeds compute equal hashes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct PrefixHash(pub u128);

@@ -1,24 +1,24 @@
-//! What besides its tokens a prefix must agree in to be shared.
+//! The inputs, other than tokens, that must be equal for prefixes to be shared: salt, adapter and media.
 //!
-//! Salt and adapter belong to the whole sequence: they enter the hash of its first block, and all later blocks follow by
-//! the chain. Media belong to positions: a block depends on those whose placeholder tokens it holds, as in vLLM. So a
-//! conversation that adds an image still finds the blocks before that image.
+//! Salt and adapter belong to the whole sequence. They enter the hash of its first block, and through the chain of
+//! hashes all later ones. Media belong to positions: a block depends on the media whose placeholder tokens it holds, as
+//! in vLLM. So a conversation that adds an image still finds the blocks before that image.
 //!
 //! ```text
 //! tokens      | t0 t1 t2 t3 | t4 i  i  i  | i  i  t10 t11 | t12 j  j  t15 |     i, j: placeholders of two images
-//! key of it     salt,         image i       image i         image j
+//! key           salt,         image i       image i         image j
 //!               adapter       from 5 on     from 5 on       from 13 on
 //! ```
 //!
-//! Each kind of field has a tag of its own in the hash and a field of its own in the comparison, so an adapter
-//! cannot pass for a salt of the same spelling.
+//! Each kind of field has its own tag in the hash and its own field in the comparison, so that an adapter cannot be
+//! mistaken for a salt with the same text.
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use crate::prompt::{Media, Prompt};
 
-/// What a sequence's keys and values depend on besides its tokens, as block events carry it.
+/// The inputs, other than tokens, that a sequence's keys and values depend on.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct PrefixKey {
@@ -31,7 +31,7 @@ pub struct PrefixKey {
 }
 
 impl PrefixKey {
-    /// The key of a prompt; `None` if it depends on its tokens alone.
+    /// Returns the key of a prompt; `None` if it depends only on its tokens.
     pub(crate) fn new(prompt: &Prompt<'_>) -> Option<Arc<PrefixKey>> {
         let &Prompt { salt, adapter, media, .. } = prompt;
         if salt.is_none() && adapter.is_none() && media.is_empty() {
@@ -47,24 +47,18 @@ impl PrefixKey {
 #[derive(Clone, Copy)]
 pub(crate) struct BlockKey<'a> {
     key: Option<&'a PrefixKey>,
-    /// Positions of the block.
+    /// First position of the block.
     start: usize,
+    /// Position behind the block.
     end: usize,
 }
 
 impl<'a> BlockKey<'a> {
-    /// The part for the block that holds `positions`.
     pub fn new(key: Option<&'a PrefixKey>, positions: Range<usize>) -> BlockKey<'a> {
         BlockKey { key, start: positions.start, end: positions.end }
     }
 
-    /// The part of a sequence without a key.
-    #[cfg(test)]
-    pub const fn none() -> BlockKey<'a> {
-        BlockKey { key: None, start: 0, end: 0 }
-    }
-
-    /// Salt and adapter; only a first block has them.
+    /// Salt and adapter. Only the key of a first block has them.
     pub fn texts(self) -> [Option<&'a str>; 2] {
         match self.key.filter(|_| self.start == 0) {
             Some(key) => [key.salt.as_deref(), key.adapter.as_deref()],
@@ -72,8 +66,8 @@ impl<'a> BlockKey<'a> {
         }
     }
 
-    /// Digest of each input with placeholders in the block, the position where these begin, and where they end or the
-    /// block does.
+    /// For each input with placeholders in the block: its digest, the position of its first placeholder, and the end of
+    /// its placeholders or of the block, whichever comes first.
     pub fn media(self) -> impl Iterator<Item = (&'a [u8], usize, usize)> {
         let all = self.key.map_or(&[][..], |key| &key.media);
         let before = &all[..all.partition_point(|media| media.start < self.end)];
@@ -83,7 +77,7 @@ impl<'a> BlockKey<'a> {
         before.iter().map(clipped).filter(move |(_, start, end)| *end > self.start.max(*start))
     }
 
-    /// Whether the block depends on its tokens and the blocks before it alone.
+    /// Returns whether the block depends only on its tokens and the blocks before it.
     pub fn is_empty(self) -> bool {
         self.texts() == [None, None] && self.media().next().is_none()
     }

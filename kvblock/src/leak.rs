@@ -1,9 +1,10 @@
-//! Tables that were dropped instead of released: who leaked them, and their blocks back.
+//! Leak detection: block tables that are dropped instead of released.
 //!
-//! Every table knows the channel of the pool that opened it. A drop sends what the table still owned down that
-//! channel; the pool takes it back the next time a table is opened, or when [`BlockPool::take_leaks`](crate::BlockPool::take_leaks) asks. So a leak
-//! costs at most time: in debug builds the opening panics and names the line, in release builds it is counted
-//! ([`Counters::leaked_tables`](crate::Counters)). A pool that is gone itself receives nothing, and that is no leak.
+//! Every table has a channel to the pool that opened it. Dropping it sends the blocks that it still owns over the
+//! channel. The pool frees them when the next table is opened, or in
+//! [`BlockPool::take_leaks`](crate::BlockPool::take_leaks). In debug builds the opening panics and names the line that
+//! opened the leaked table; in release builds the leak is counted in [`Counters::leaked_tables`](crate::Counters). A
+//! table that outlives its pool is not a leak.
 
 use std::fmt::{Display, Formatter};
 use std::panic::Location;
@@ -13,12 +14,12 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use crate::group_table::GroupTable;
 use crate::ids::{BlockId, HostBlockId};
 
-/// A table, or a swapped sequence, that was dropped while its pool lives.
+/// A table, or a swapped sequence, that was dropped before its pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Leak {
-    /// Where it was opened, forked, pinned, or swapped.
+    /// The line that opened, forked, pinned, or swapped it.
     pub opened: &'static Location<'static>,
-    /// Blocks that it owned.
+    /// Number of blocks that it owned.
     pub blocks: usize,
 }
 
@@ -29,35 +30,35 @@ impl Display for Leak {
     }
 }
 
-/// What a dropped owner still owned.
-pub(crate) enum Lost {
+/// The blocks of a dropped owner.
+pub(crate) enum Leaked {
     Table { groups: Vec<GroupTable<BlockId>>, opened: &'static Location<'static> },
     Swapped { blocks: Vec<HostBlockId>, opened: &'static Location<'static> },
 }
 
-/// Which pool an owner belongs to, and the way back to it.
+/// Identifies the pool of a table, and reports leaks to it.
 #[derive(Clone, Debug)]
-pub(crate) struct Home {
+pub(crate) struct PoolRef {
     pool: u64,
-    lost: Sender<Lost>,
+    leaked: Sender<Leaked>,
 }
 
-impl Home {
-    /// The home of a new pool, and the end at which it receives what was lost.
-    pub fn new() -> (Home, Receiver<Lost>) {
+impl PoolRef {
+    /// Creates the reference to a new pool, and the pool's end of the channel.
+    pub fn new() -> (PoolRef, Receiver<Leaked>) {
         static LAST_POOL: AtomicU64 = AtomicU64::new(0);
-        let (lost, receiver) = channel();
-        (Home { pool: LAST_POOL.fetch_add(1, Ordering::Relaxed), lost }, receiver)
+        let (leaked, receiver) = channel();
+        (PoolRef { pool: LAST_POOL.fetch_add(1, Ordering::Relaxed), leaked }, receiver)
     }
 
-    /// Reports what was dropped. An error says that the pool is gone too.
-    pub fn report(&self, lost: Lost) {
-        let _ = self.lost.send(lost);
+    /// Reports a leak. Sending fails if the pool has been dropped too, and then nothing is leaked.
+    pub fn report(&self, leaked: Leaked) {
+        let _ = self.leaked.send(leaked);
     }
 }
 
-impl PartialEq for Home {
-    fn eq(&self, other: &Home) -> bool {
+impl PartialEq for PoolRef {
+    fn eq(&self, other: &PoolRef) -> bool {
         self.pool == other.pool
     }
 }

@@ -1,29 +1,27 @@
-//! Who owns which block: the memory manager of a paged KV cache, without the memory.
+//! Block manager for a paged KV cache.
 //!
-//! A paged KV cache is a pool of blocks of `block_size` token slots each. This crate decides which sequence
-//! owns which blocks: reference-counted block tables, copy-on-write between forked sequences, and a prefix
-//! cache that lets equal prompts share blocks (after PagedAttention, Kwon et al. 2023, arXiv:2309.06180).
+//! A paged KV cache is a pool of blocks of `block_size` token slots each. This crate decides which sequences own which
+//! blocks. It provides reference-counted block tables, copy-on-write between forked sequences, and a prefix cache that
+//! lets equal prompts share blocks (after PagedAttention, Kwon et al. 2023, arXiv:2309.06180).
 //!
-//! It is not a cache of tensors: it holds no keys or values, does no I/O, takes no locks, and knows of no
-//! device. What the memory must undergo comes out as an ordered list of [`MemOp`]; who holds the memory
-//! applies it.
+//! It manages blocks, not tensors: it stores no keys or values, performs no I/O, takes no locks, and does not depend on
+//! any device. It emits an ordered list of memory operations ([`MemOp`]), which the owner of the memory applies.
 //!
-//! # What is always true
-//! - Every block is free or referenced, never both; the reference counts sum to the occurrences in live tables.
-//! - A block with more than one owner is never written; a sole owner writes in place.
-//! - Only full blocks of committed tokens can be found by prefix, and a hit is verified by its tokens, so
-//!   neither a hash collision nor a crafted prompt returns another prompt's cache. Nor does another salt's,
-//!   adapter's or image's ([`PrefixKey`]).
-//! - Blocks without a hash are reused before cached ones; those go least recently used first, the tail of a
-//!   chain before its head.
-//! - With several groups of layers ([`CacheGroup`]) a hit serves all of them; an entry behind a window is a hole.
-//! - What a failed copy should have filled, and what follows it in a table, cannot enter the index
+//! # Invariants
+//! - Every block is free or referenced, never both. The reference counts sum to the occurrences in live tables.
+//! - A block with more than one owner is never written. A sole owner writes in place.
+//! - Only full blocks of committed tokens enter the prefix index, and a hit is verified by its tokens. So neither a
+//!   hash collision nor a crafted prompt returns the cache of another prompt, salt, adapter or image ([`PrefixKey`]).
+//! - Blocks that are not cached are reused before cached ones. Cached blocks are evicted least recently used first, and
+//!   the end of a sequence before its beginning.
+//! - With several groups of layers ([`CacheGroup`]) a hit serves all of them. A table entry behind a window is a hole.
+//! - A block that a failed copy should have filled, and any block after it in a table, cannot enter the index
 //!   ([`BlockPool::forget_contents`]).
-//! - An operation that fails changes nothing. A table of another pool is refused, and a table that is dropped
-//!   instead of released is named ([`Leak`]) and its blocks come back.
-//! - [`Gauges`] sum to the pool, and [`BlockPool::audit`] rebuilds all of this from the live tables.
+//! - An operation that fails changes nothing. A table of another pool is rejected. A table that is dropped instead of
+//!   released is reported ([`Leak`]), and its blocks are freed.
+//! - [`Gauges`] sum to the size of the pool. [`BlockPool::audit`] checks all of this against the live tables.
 //!
-//! A pool with one full group and no host blocks, the default, needs only [`admit`](BlockPool::admit),
+//! The default pool, with one full group and no host blocks, needs only [`admit`](BlockPool::admit),
 //! [`append`](BlockPool::append), [`commit`](BlockPool::commit), [`fork`](BlockPool::fork),
 //! [`truncate`](BlockPool::truncate) and [`release`](BlockPool::release).
 //!
@@ -34,22 +32,22 @@
 //! let tokens = [1, 2, 3, 4, 5, 6];
 //! let prompt = Prompt::new(&tokens);
 //!
-//! let mut first = pool.admit(prompt).open(0)?; // nothing is cached: an empty table
+//! let mut first = pool.admit(prompt).open(0)?; // nothing is cached, so the table is empty
 //! pool.append(&mut first, &tokens)?;
 //! assert_eq!(first.slots(0..6).collect::<Vec<_>>(), [0, 1, 2, 3, 4, 5]);
-//! pool.commit(&mut first, 6)?; // the model has computed these six
+//! pool.commit(&mut first, 6)?; // the model has computed these six tokens
 //!
-//! // An equal prompt begins with the block that is full.
+//! // An equal prompt shares the full block.
 //! let second = pool.admit(prompt).open(0)?;
 //! assert_eq!((second.committed(), second.blocks()[0]), (4, first.blocks()[0]));
 //!
-//! // A fork shares everything, until one of the two writes.
+//! // A fork shares all blocks until one of the two tables writes.
 //! let mut fork = pool.fork(&first)?;
 //! pool.append(&mut fork, &[7])?;
 //! let (src, dst) = (first.blocks()[1], fork.blocks()[1]);
 //! let mut copied = false;
 //! for op in pool.drain_memory_ops() {
-//!     // Whoever holds the memory applies every one of them here.
+//!     // The owner of the memory applies every operation here.
 //!     copied |= op == MemOp::Copy { src, dst };
 //! }
 //! assert!(copied);
@@ -97,7 +95,7 @@ pub use stats::{Counters, Gauges, HostGauges, MissReason, PrefixStats};
 pub use swap::Swapped;
 pub use table::BlockTable;
 
-/// Compiles and runs the README's example.
+/// Compiles and runs the example in the README.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;

@@ -1,29 +1,29 @@
-//! Pinned prefixes: blocks that stay in the cache though no sequence uses them, such as a system prompt's.
+//! Pinned prefixes: blocks that stay in the cache while no sequence uses them, such as those of a system prompt.
 //!
-//! A pin is one more owner. Pinned blocks count as in use, so an admission sees them as room that is not there.
+//! A pin is one more reference. Pinned blocks count as in use and are not available to admissions.
 
 use crate::{BlockPool, BlockTable, TableError};
 
-/// Whole blocks of a computed prefix that are kept until [`BlockPool::unpin`].
+/// The full blocks of a computed prefix, kept until [`BlockPool::unpin`].
 #[derive(Debug)]
 #[must_use = "a dropped pin is a leak; give it to BlockPool::unpin"]
 pub struct PinnedPrefix(BlockTable);
 
 impl PinnedPrefix {
-    /// What is pinned, as a table: its tokens, its blocks, and an owner for [`BlockPool::audit`] to count.
+    /// The pinned tokens and blocks as a table. [`BlockPool::audit`] needs it among the live tables.
     pub fn table(&self) -> &BlockTable {
         &self.0
     }
 }
 
 impl BlockPool {
-    /// Pins the whole blocks among the first `tokens` of a table, for groups with a window those that a hit of that
-    /// length reads. Costs no block.
+    /// Pins the full blocks among the first `tokens` of a table; in a sliding group those that a hit of that length
+    /// reads. Allocates no block.
     ///
-    /// Refused for tokens that are not committed, and where a part of the window has been given back.
+    /// Fails for tokens that are not committed, and if a part of the window has been freed.
     #[track_caller]
     pub fn pin(&mut self, table: &BlockTable, tokens: usize) -> Result<PinnedPrefix, TableError> {
-        self.check_owner(table)?;
+        self.check_pool(table)?;
         if tokens > table.committed() {
             return Err(TableError::BeyondEnd { wanted: tokens, len: table.committed() });
         }
@@ -41,7 +41,7 @@ impl BlockPool {
         Ok(PinnedPrefix(pinned))
     }
 
-    /// Gives a pinned prefix back to the cache, to be evicted when its turn comes.
+    /// Unpins a prefix. It remains cached until it is evicted.
     pub fn unpin(&mut self, pinned: PinnedPrefix) {
         self.release(pinned.0);
     }

@@ -1,11 +1,11 @@
-//! The pool: all blocks, their owners, and how blocks are taken and given back.
+//! The block pool: all blocks, their reference counts, allocation and freeing.
 //!
-//! A block is free or referenced, never both. Free blocks stand in one list: those without a hash in front,
-//! then cached ones, least recently used first; blocks are taken from the front. Taking and giving back a block
-//! is O(1) and touches its links, its count, and, if it was cached, its entry and bucket.
+//! A block is free or referenced, never both. The free list contains blocks that are not cached first, then cached
+//! ones, least recently used first. Blocks are allocated from its front. Allocating and freeing a block is O(1) and
+//! touches its links, its reference count, and, if it is cached, its entry and bucket.
 //!
-//! The pool touches no memory. What the memory must undergo is kept as an ordered list of [`MemOp`], to be
-//! drained and applied before the next write to any block.
+//! The pool accesses no memory. It orders operations on the memory as a list of [`MemOp`], to be drained and applied
+//! before the next write to any block.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::mpsc::Receiver;
@@ -14,15 +14,15 @@ use crate::events::EventLog;
 use crate::free_list::FreeList;
 use crate::hash::PrefixHasher;
 use crate::host_pool::HostPool;
-use crate::leak::{Home, Leak, Lost};
+use crate::leak::{Leak, Leaked, PoolRef};
 use crate::prefix::PrefixIndex;
 use crate::{
     BlockEvent, BlockId, BlockTable, CacheGroup, Counters, Gauges, GroupTable, HostBlockId, NoSpace, PoolConfig,
     PoolError, PrefixHash, PrefixStats, TableError,
 };
 
-/// An operation on the memory behind the pool. Apply all of them in order, and before the writes of the appends that
-/// caused them. There may be more kinds later: whoever applies them must fail at one that it does not know, not skip it.
+/// An operation on the memory of the blocks. Apply all of them in order, before writing to the slots of the appends
+/// that caused them. New kinds may be added: an executor must fail on an unknown kind instead of skipping it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -34,8 +34,8 @@ pub enum MemOp {
         /// Written.
         dst: BlockId,
     },
-    /// Fill the slots from `from_slot` to the block's end with NaN: nothing may read them before they are
-    /// written again.
+    /// Fill the slots from `from_slot` to the end of the block with NaN: nothing may read them before they are written
+    /// again.
     Poison {
         /// The block.
         block: BlockId,
@@ -59,7 +59,7 @@ pub enum MemOp {
 }
 
 impl MemOp {
-    /// The block whose contents are unknown if the operation fails; see [`BlockPool::forget_contents`].
+    /// Returns the block whose contents are unknown if the operation fails; see [`BlockPool::forget_contents`].
     pub fn destination(&self) -> Option<BlockId> {
         match *self {
             MemOp::Copy { dst, .. } | MemOp::SwapIn { dst, .. } => Some(dst),
@@ -67,7 +67,8 @@ impl MemOp {
         }
     }
 
-    /// The host block whose contents are unknown if the operation fails; see [`BlockPool::forget_host_contents`].
+    /// Returns the host block whose contents are unknown if the operation fails; see
+    /// [`BlockPool::forget_host_contents`].
     pub fn host_destination(&self) -> Option<HostBlockId> {
         match *self {
             MemOp::SwapOut { dst, .. } => Some(dst),
@@ -76,7 +77,7 @@ impl MemOp {
     }
 }
 
-/// In words, as in "copy block 1 to block 2".
+/// Formats the operation in words, such as "copy block 1 to block 2".
 impl std::fmt::Display for MemOp {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
@@ -88,17 +89,17 @@ impl std::fmt::Display for MemOp {
     }
 }
 
-/// Owner of all blocks.
+/// The allocator of all blocks of a paged KV cache. See the [crate documentation](crate).
 pub struct BlockPool {
     pub(crate) block_size: usize,
     pub(crate) groups: Box<[CacheGroup]>,
-    /// Owners per block.
+    /// Reference count of each block.
     pub(crate) refs: Box<[u32]>,
     pub(crate) free: FreeList,
-    /// Blocks of the free list that are cached.
+    /// Number of cached blocks on the free list.
     cached_free: usize,
-    /// Blocks in use whose contents are not what their tokens say, because a copy into them failed. No table that holds
-    /// one is indexed from there on. Empty but after a failure.
+    /// Blocks in use with wrong contents, because a copy into them failed. A table that holds one is not indexed from
+    /// there on. Empty unless a copy failed.
     pub(crate) invalid: BTreeSet<BlockId>,
     /// `None` with prefix caching off.
     pub(crate) index: Option<PrefixIndex>,
@@ -107,20 +108,20 @@ pub struct BlockPool {
     pub(crate) counters: Counters,
     pub(crate) memory_ops: VecDeque<MemOp>,
     pub(crate) events: EventLog,
-    pub(crate) home: Home,
-    pub(crate) lost: Receiver<Lost>,
+    pub(crate) pool: PoolRef,
+    leaked: Receiver<Leaked>,
     poison: bool,
 }
 
 impl BlockPool {
-    /// A pool of which every block is free.
+    /// Creates a pool with all blocks free.
     pub fn new(config: PoolConfig) -> Result<BlockPool, PoolError> {
         let (num_blocks, host_blocks) = config.check()?;
         let index = config.prefix_caching.then(|| {
             let hasher = PrefixHasher::new(config.hash_seed, config.hash_bits);
             PrefixIndex::new(hasher, config.num_blocks, config.block_size, config.groups.len())
         });
-        let (home, lost) = Home::new();
+        let (pool, leaked) = PoolRef::new();
         Ok(BlockPool {
             block_size: config.block_size,
             groups: config.groups.into(),
@@ -134,28 +135,28 @@ impl BlockPool {
             counters: Counters::default(),
             memory_ops: VecDeque::new(),
             events: EventLog::new(config.events),
-            home,
-            lost,
+            pool,
+            leaked,
             poison: config.poison,
         })
     }
 
-    /// Tokens per block.
+    /// Number of tokens per block.
     pub fn block_size(&self) -> usize {
         self.block_size
     }
 
-    /// Blocks in the pool.
+    /// Number of blocks in the pool.
     pub fn num_blocks(&self) -> usize {
         self.refs.len()
     }
 
-    /// The groups of layers, in the order of every table's groups.
+    /// The cache groups, in the order of [`BlockTable::groups`].
     pub fn groups(&self) -> &[CacheGroup] {
         &self.groups
     }
 
-    /// Number of blocks that can be taken now: free ones and, by eviction, cached ones.
+    /// Number of blocks that can be allocated now, those included that have to be evicted.
     pub fn available(&self) -> usize {
         self.free.len()
     }
@@ -169,64 +170,64 @@ impl BlockPool {
         }
     }
 
-    /// Hits and misses of the prefix cache since the start.
+    /// Hits and misses of the prefix cache since the pool was created.
     pub fn stats(&self) -> &PrefixStats {
         &self.stats
     }
 
-    /// Counts of what happened to blocks since the start.
+    /// Counts of block operations since the pool was created.
     pub fn counters(&self) -> Counters {
-        Counters { hashed: self.index.as_ref().map_or(0, PrefixIndex::hashed), ..self.counters }
+        Counters { hashed: self.index.as_ref().map_or(0, PrefixIndex::num_hashed), ..self.counters }
     }
 
-    /// Bytes of the pool's own books, all of them allocated at the start: at most 96 and four for each token, per block.
+    /// Size of the pool's metadata in bytes, all of it allocated at the start: at most 96 + 4 × block_size per block.
     pub fn metadata_bytes(&self) -> usize {
         self.free.bytes() + size_of_val(&*self.refs) + self.index.as_ref().map_or(0, PrefixIndex::bytes)
     }
 
-    /// The seed of the prefix hash's key, drawn or given; `None` with prefix caching off.
+    /// The seed of the prefix hash's key, configured or random; `None` if prefix caching is off.
     pub fn hash_seed(&self) -> Option<u64> {
         self.index.as_ref().map(PrefixIndex::seed)
     }
 
-    /// Owners of a block.
+    /// Reference count of a block.
     pub fn references(&self, block: BlockId) -> u32 {
         self.refs.get(block.index()).copied().unwrap_or(0)
     }
 
-    /// Whether the block is in the prefix index.
+    /// Returns whether the block is in the prefix index.
     pub fn is_cached(&self, block: BlockId) -> bool {
         self.index.as_ref().is_some_and(|index| index.contains(block))
     }
 
-    /// Group and name of the prefix that a cached block ends.
+    /// Returns the cache group of a cached block and the hash of the prefix that it ends.
     pub fn prefix_of(&self, block: BlockId) -> Option<(usize, PrefixHash)> {
-        self.index.as_ref()?.name_of(block)
+        self.index.as_ref()?.hash_of(block)
     }
 
-    /// The free blocks, in the order in which they will be taken.
+    /// The free blocks, in the order in which they will be allocated.
     pub fn free_blocks(&self) -> impl Iterator<Item = BlockId> + '_ {
         self.free.iter()
     }
 
-    /// Takes the memory operations that were not taken yet, in order. Every one has to be applied. Those that the
-    /// iterator has not reached when it is dropped stay for the next call.
+    /// Drains the memory operations, in order. Every one has to be applied. Operations that the iterator has not
+    /// reached when it is dropped remain for the next call.
     pub fn drain_memory_ops(&mut self) -> impl Iterator<Item = MemOp> + '_ {
         std::iter::from_fn(|| self.memory_ops.pop_front())
     }
 
-    /// Takes the events since the last call, in order; none unless the configuration asks for events. Those that the
+    /// Drains the events since the last call, in order. Empty unless [`PoolConfig::events`] is set. Events that the
     /// iterator has not reached when it is dropped are lost.
     pub fn drain_events(&mut self) -> impl Iterator<Item = BlockEvent> + '_ {
         self.events.drain()
     }
 
-    /// Whether the table was opened by this pool.
+    /// Returns whether this pool opened the table.
     pub fn owns(&self, table: &BlockTable) -> bool {
-        self.home == table.home
+        self.pool == table.pool
     }
 
-    /// Forgets every cached prefix. `false`, and nothing happens, while a block is in use.
+    /// Empties the prefix cache. Returns `false` and does nothing while a block is in use.
     pub fn reset_prefix_cache(&mut self) -> bool {
         self.reclaim_leaks();
         if self.gauges().in_use > 0 {
@@ -246,11 +247,11 @@ impl BlockPool {
 
     /// Marks the contents of a block as invalid, because a copy into it failed. The block leaves the prefix index.
     ///
-    /// Its owners keep it, but neither this block nor any block after it in their tables can enter the index: all of
-    /// that would be computed from the invalid contents. To compute those tokens again, an owner truncates its table to
-    /// before the block and appends them anew. Call this before anything that was computed from the block is committed.
+    /// Its owners keep it, but neither this block nor any block after it in their tables can enter the index, because
+    /// their contents are computed from invalid ones. To compute those tokens again, an owner truncates its table to
+    /// before the block and appends them anew. Call this before committing anything that was computed from the block.
     ///
-    /// Refuses a block that the pool does not have.
+    /// Fails if the pool has no such block.
     pub fn forget_contents(&mut self, block: BlockId) -> Result<(), TableError> {
         let blocks = self.num_blocks();
         let owners = *self.refs.get(block.index()).ok_or(TableError::NoSuchBlock { id: block.0, blocks })?;
@@ -265,7 +266,7 @@ impl BlockPool {
         Ok(())
     }
 
-    /// Takes a free block out of the prefix index, if it is cached, so that it is reused first.
+    /// Removes a free block from the prefix index, if it is cached, and moves it to the front of the free list.
     pub(crate) fn uncache(&mut self, block: BlockId) {
         if self.drop_hash(block, 0, false) {
             self.cached_free -= 1;
@@ -274,18 +275,18 @@ impl BlockPool {
         }
     }
 
-    /// Refuses a table of another pool, whose block ids mean nothing here.
-    pub(crate) fn check_owner(&self, table: &BlockTable) -> Result<(), TableError> {
+    /// Fails for a table of another pool, whose block ids are meaningless here.
+    pub(crate) fn check_pool(&self, table: &BlockTable) -> Result<(), TableError> {
         if self.owns(table) { Ok(()) } else { Err(TableError::ForeignTable) }
     }
 
-    /// Refuses to take more blocks than the free list has.
+    /// Fails if fewer than `wanted` blocks are free.
     pub(crate) fn check_space(&self, wanted: usize) -> Result<(), NoSpace> {
         let free = self.free.len();
         if wanted > free { Err(NoSpace { wanted, free }) } else { Ok(()) }
     }
 
-    /// Takes the front block of the free list for one owner, evicting what it cached.
+    /// Takes the front block off the free list, evicting the prefix that it caches, and counts one reference.
     pub(crate) fn allocate(&mut self) -> Result<BlockId, NoSpace> {
         let block = self.free.pop_front().ok_or(NoSpace { wanted: 1, free: 0 })?;
         if self.drop_hash(block, 0, true) {
@@ -293,12 +294,12 @@ impl BlockPool {
             self.counters.evicted += 1;
         }
         self.refs[block.index()] = 1;
-        self.counters.taken += 1;
+        self.counters.allocated += 1;
         self.count_peak();
         Ok(block)
     }
 
-    /// Adds an owner to a block that has some, or that is cached and free.
+    /// Adds a reference to a block that is in use, or that is cached and free.
     pub(crate) fn share(&mut self, block: BlockId) {
         if self.free.remove(block) {
             self.cached_free -= 1;
@@ -307,7 +308,8 @@ impl BlockPool {
         self.count_peak();
     }
 
-    /// Takes one reference off every block of these groups' tables. Those with a hash stay findable until they are needed.
+    /// Drops one reference of every block of these tables. Cached blocks without references remain findable until
+    /// reused.
     pub(crate) fn release_groups(&mut self, groups: &[GroupTable<BlockId>]) {
         let entries = groups.iter().map(GroupTable::num_entries).max().unwrap_or(0);
         let first = groups.iter().map(GroupTable::holes).min().unwrap_or(0);
@@ -318,24 +320,25 @@ impl BlockPool {
                 self.invalid.remove(&block);
                 self.order_poison(block, 0);
                 self.free.push_front(block);
-                self.counters.given_back += 1;
+                self.counters.freed += 1;
             }
         }
-        // The tail of a chain is useless without its head, so it is evicted first.
+        // The end of a sequence is useless without its beginning, so it is evicted first.
         for block in by_position().rev() {
             if self.refs[block.index()] == 0 && self.is_cached(block) {
                 self.cached_free += 1;
                 self.free.push_back(block);
-                self.counters.given_back += 1;
+                self.counters.freed += 1;
             }
         }
     }
 
-    /// Takes the block out of the prefix index; its slots from `from_slot` on must not be read again.
+    /// Removes the block from the prefix index and poisons its slots from `from_slot` on. Returns whether it was
+    /// cached.
     pub(crate) fn drop_hash(&mut self, block: BlockId, from_slot: usize, evicted: bool) -> bool {
         let Some(index) = &mut self.index else { return false };
         let Some(removed) = index.remove(block) else { return false };
-        if removed.last {
+        if removed.is_last {
             if evicted {
                 index.remember_evicted(removed.hash);
             }
@@ -356,19 +359,18 @@ impl BlockPool {
     }
 }
 
-/// Leaks.
 impl BlockPool {
-    /// Takes back the blocks of tables that were dropped instead of released, and says which.
+    /// Frees the blocks of tables that were dropped instead of released, and returns where those were opened.
     pub fn take_leaks(&mut self) -> Vec<Leak> {
         let mut leaks = Vec::new();
-        while let Ok(lost) = self.lost.try_recv() {
+        while let Ok(leaked) = self.leaked.try_recv() {
             self.counters.leaked_tables += 1;
-            leaks.push(match lost {
-                Lost::Table { groups, opened } => {
+            leaks.push(match leaked {
+                Leaked::Table { groups, opened } => {
                     self.release_groups(&groups);
                     Leak { opened, blocks: groups.iter().map(|g| g.blocks().len()).sum() }
                 }
-                Lost::Swapped { blocks, opened } => {
+                Leaked::Swapped { blocks, opened } => {
                     blocks.iter().for_each(|b| self.host.free_block(*b));
                     Leak { opened, blocks: blocks.len() }
                 }
@@ -377,7 +379,7 @@ impl BlockPool {
         leaks
     }
 
-    /// Takes leaked blocks back; debug builds say who leaked.
+    /// Frees leaked blocks. In debug builds a leak panics with the line that opened the table.
     pub(crate) fn reclaim_leaks(&mut self) {
         if let Some(leak) = self.take_leaks().first() {
             debug_assert!(false, "{leak}");

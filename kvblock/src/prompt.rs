@@ -1,8 +1,8 @@
-//! What is to be opened: tokens, and what else their keys and values depend on.
+//! Prompts: tokens, and the other inputs that their keys and values depend on.
 
 use crate::ids::PrefixHash;
 
-/// A sequence that needs slots. Start from [`Prompt::new`] and change what differs, so that new fields break nothing.
+/// A sequence to look up or open. Build it from [`Prompt::new`], so that new fields do not break your code.
 ///
 /// ```
 /// # use kvblock::Prompt;
@@ -10,41 +10,42 @@ use crate::ids::PrefixHash;
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Prompt<'a> {
-    /// All known tokens.
+    /// The tokens of the sequence.
     pub tokens: &'a [u32],
     /// Blocks are shared only between prompts of the same salt.
     pub salt: Option<&'a str>,
     /// Name or id of the adapter (LoRA) that computes the sequence. Blocks are shared only under the same one.
     pub adapter: Option<&'a str>,
-    /// Images, sounds and other inputs that stand for some of the tokens. Blocks that hold their placeholders are shared
-    /// only where these agree.
+    /// Images, sounds and other inputs behind placeholder tokens. Blocks with such placeholders are shared only if the
+    /// inputs are equal.
     pub media: &'a [Media],
-    /// `false` computes every token; the blocks are stored for others nevertheless.
+    /// Whether to use cached blocks. `false` computes every token; the blocks enter the cache nevertheless.
     pub read_cache: bool,
-    /// The names of the prompt's prefixes, if they are at hand. They only guide a lookup: those of another prompt lead
-    /// to a miss, never to a wrong hit.
+    /// The hashes of the prompt's prefixes, if they are known. Hashes of another prompt lead to a miss, never to a
+    /// wrong hit.
     pub hashes: Option<&'a PromptHashes>,
 }
 
 impl<'a> Prompt<'a> {
-    /// A prompt that depends on its tokens alone and reads the cache.
+    /// Creates a prompt that depends only on its tokens and uses cached blocks.
     pub fn new(tokens: &'a [u32]) -> Prompt<'a> {
         Prompt { tokens, salt: None, adapter: None, media: &[], read_cache: true, hashes: None }
     }
 }
 
-/// The names of a prompt's prefixes, computed once by [`BlockPool::hash_prompt`](crate::BlockPool::hash_prompt) for all lookups of a waiting request.
+/// The hashes of a prompt's prefixes, computed once by [`BlockPool::hash_prompt`](crate::BlockPool::hash_prompt) for
+/// all lookups of a waiting request.
 #[derive(Clone, Debug, Default)]
 pub struct PromptHashes(pub(crate) Vec<PrefixHash>);
 
-/// An image, a sound or another input that stands for placeholder tokens of a prompt.
+/// An image, a sound or another input behind placeholder tokens of a prompt.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Media {
-    /// Identifies the contents: equal digests mean equal inputs.
+    /// Identifies the input: equal digests mean equal inputs.
     pub digest: Vec<u8>,
     /// Position of its first placeholder token.
     pub start: usize,
-    /// Number of its placeholder tokens. Without any it has no influence.
+    /// Number of its placeholder tokens. With 0 the input has no effect.
     pub len: usize,
 }

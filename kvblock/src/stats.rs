@@ -1,58 +1,58 @@
-//! What the pool counts: where the blocks are now, and what has happened since the start.
+//! Gauges and counters of a pool.
 
-/// Why a lookup stopped before the last block it could have used.
+/// Why a lookup stopped before the last usable block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MissReason {
-    /// The prompt asked not to read the cache.
+    /// The prompt does not read the cache.
     NotRead,
-    /// No block is full before the last token, which is always recomputed.
+    /// There is no full block before the last token, which is always computed.
     ShorterThanBlock,
-    /// Nobody has computed the next block of the prefix, as far as the pool remembers.
+    /// The next block of the prefix was never computed, as far as the pool remembers.
     NoSharedPrefix,
-    /// The next block of the prefix, or one of its window, was there and has been reused for something else.
+    /// The next block of the prefix, or one of its window, was cached and has been evicted.
     Evicted,
-    /// The next block's hash is there, but with other tokens.
+    /// The next block's hash is in the index, but with other tokens.
     Collision,
 }
 
-/// Where the blocks are; the three always sum to the pool.
+/// Numbers of blocks by state. They always sum to the size of the pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Gauges {
-    /// Blocks that live tables own.
+    /// Blocks that live tables reference.
     pub in_use: usize,
-    /// Blocks that nobody owns and that hold a cached prefix: reusable, and to be had when needed.
+    /// Blocks without references that cache a prefix and can be evicted.
     pub cached: usize,
-    /// Blocks that hold nothing.
+    /// Blocks without contents.
     pub free: usize,
 }
 
-/// Where the host blocks are; the two always sum to the host pool.
+/// Numbers of host blocks by state. They always sum to the size of the host pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HostGauges {
     /// Blocks of swapped sequences.
     pub in_use: usize,
-    /// The others.
+    /// The other blocks.
     pub free: usize,
 }
 
-/// Lookups of opened tables since the start; a lookup that led to no table is not counted.
+/// Lookups since the pool was created. Only lookups that led to an open table count.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PrefixStats {
-    /// Tables opened with prefix caching on.
+    /// Number of tables opened with prefix caching on.
     pub lookups: u64,
-    /// Their tokens.
+    /// Number of tokens of these prompts.
     pub query_tokens: u64,
-    /// Those of their tokens that were found.
+    /// Number of these tokens that were cached.
     pub hit_tokens: u64,
-    /// Lookups that ended by [`MissReason::NotRead`].
+    /// Number of lookups that ended with [`MissReason::NotRead`].
     pub not_read: u64,
-    /// Lookups that ended by [`MissReason::ShorterThanBlock`].
+    /// Number of lookups that ended with [`MissReason::ShorterThanBlock`].
     pub shorter_than_block: u64,
-    /// Lookups that ended by [`MissReason::NoSharedPrefix`].
+    /// Number of lookups that ended with [`MissReason::NoSharedPrefix`].
     pub no_shared_prefix: u64,
-    /// Lookups that ended by [`MissReason::Evicted`].
+    /// Number of lookups that ended with [`MissReason::Evicted`].
     pub evicted: u64,
-    /// Lookups that ended by [`MissReason::Collision`].
+    /// Number of lookups that ended with [`MissReason::Collision`].
     pub collisions: u64,
 }
 
@@ -72,29 +72,29 @@ impl PrefixStats {
     }
 }
 
-/// What has happened to blocks since the start.
+/// Counts of block operations since the pool was created.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// Blocks taken off the free list to be written.
-    pub taken: u64,
-    /// Those of them that held a cached prefix until then.
+    /// Blocks allocated.
+    pub allocated: u64,
+    /// Allocated blocks that evicted a cached prefix.
     pub evicted: u64,
-    /// Blocks that went back to the free list.
-    pub given_back: u64,
-    /// Blocks whose name was computed: the work that [`PromptHashes`](crate::PromptHashes) save.
+    /// Blocks that returned to the free list.
+    pub freed: u64,
+    /// Blocks hashed: the work that [`PromptHashes`](crate::PromptHashes) save.
     pub hashed: u64,
-    /// Copies ordered because a writer was not the sole owner.
+    /// Blocks copied on write.
     pub copied: u64,
-    /// Blocks given back because they lay behind a window.
-    pub left_window: u64,
-    /// Blocks copied to the host.
+    /// Blocks released because they fell behind a window.
+    pub behind_window: u64,
+    /// Blocks copied to host memory.
     pub swapped_out: u64,
-    /// Blocks copied back from the host.
+    /// Blocks copied back from host memory.
     pub swapped_in: u64,
-    /// Blocks of swapped sequences that were still in the prefix cache, so that no copy was needed.
+    /// Blocks that a swap-in found in the prefix cache, so that no copy was needed.
     pub swap_in_hits: u64,
-    /// Tables that were dropped instead of released.
+    /// Tables dropped instead of released.
     pub leaked_tables: u64,
-    /// Most blocks ever in use at once.
+    /// Greatest number of blocks in use at once.
     pub peak_in_use: usize,
 }

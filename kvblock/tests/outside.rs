@@ -1,4 +1,4 @@
-//! A crate outside of the workspace that uses kvblock alone builds and runs, with two dependencies in all.
+//! A crate outside the workspace that depends only on kvblock builds and runs, with two dependencies in total.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -6,7 +6,7 @@ use std::process::{Command, Output};
 fn cargo(arguments: &[&str]) -> Output {
     let manifest: PathBuf = Path::new(env!("CARGO_MANIFEST_DIR")).join("outside-user/Cargo.toml");
     let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join("outside-user");
-    // What it needs has been fetched to build this test; a build that reached for more should fail.
+    // All dependencies were fetched to build this test. A build that needs more must fail.
     let output = Command::new(env!("CARGO"))
         .args(arguments)
         .args(["--offline", "--locked", "--manifest-path"])
@@ -17,7 +17,7 @@ fn cargo(arguments: &[&str]) -> Output {
 }
 
 #[test]
-fn a_crate_outside_of_the_workspace_builds_and_runs() {
+fn a_crate_outside_the_workspace_builds_and_runs() {
     let output = cargo(&["run", "--quiet"]);
     let (out, error) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{error}");
@@ -25,7 +25,7 @@ fn a_crate_outside_of_the_workspace_builds_and_runs() {
 }
 
 #[test]
-fn the_default_build_depends_on_a_hasher_alone() {
+fn the_default_build_depends_only_on_a_hasher() {
     let output = cargo(&["tree", "--prefix", "none", "--edges", "normal,build", "--format", "{p}"]);
     let out = String::from_utf8_lossy(&output.stdout);
     let names: Vec<&str> = out.lines().filter_map(|line| line.split(' ').next()).collect();

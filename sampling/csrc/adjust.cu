@@ -1,8 +1,8 @@
-// First kernel of a step: entries sample_adjust_{f32,f16,bf16}. One pass over the logits: what may be drawn at all, with
-// which adjusted logit, and the likeliest of it.
+// First kernel of a step: sample_adjust_{f32,f16,bf16}. Computes, in one pass over the logits, which tokens may be
+// drawn, their adjusted logits, and the likeliest of them.
 //
-// Grid (splits, rows), 256 threads; a block has CHUNK tokens of one row. Stop ids that are held back are left out here;
-// sample_filter brings them back where nothing else is left.
+// Grid (splits, rows), 256 threads; a block processes CHUNK tokens of one row. Stop ids that are held back are banned
+// here; sample_filter restores them if nothing else is left.
 
 #include "adjust.cuh"
 #include "block.cuh"
@@ -11,12 +11,12 @@ namespace quire {
 
 constexpr uint32_t CHUNK_WORDS = CHUNK / 32;
 
-// Tokens of the chunk that the row's list names, a bit each.
-struct Named {
-    uint32_t biased[CHUNK_WORDS], banned[CHUNK_WORDS], held[CHUNK_WORDS];
+// Tokens of the chunk that appear in the row's list, one bit per token.
+struct ListedTokens {
+    uint32_t biased[CHUNK_WORDS], banned[CHUNK_WORDS], held_back[CHUNK_WORDS];
 
-    __device__ __forceinline__ void fill(const SampleArgs& args, const Row& row, uint32_t begin) {
-        for (uint32_t i = threadIdx.x; i < CHUNK_WORDS; i += CHUNK_THREADS) biased[i] = banned[i] = held[i] = 0;
+    __device__ __forceinline__ void fill(const SampleArgs& args, const RowView& row, uint32_t begin) {
+        for (uint32_t i = threadIdx.x; i < CHUNK_WORDS; i += CHUNK_THREADS) biased[i] = banned[i] = held_back[i] = 0;
         __syncthreads();
         const auto mark = [&](uint32_t* bits, uint32_t token) {
             const uint32_t at = token - begin;
@@ -24,8 +24,8 @@ struct Named {
         };
         for (uint32_t i = threadIdx.x; i < row.params->num_biases; i += CHUNK_THREADS) mark(biased, row.list[2 * i]);
         each_bad_word(args, row, threadIdx.x, CHUNK_THREADS, [&](uint32_t token) { mark(banned, token); });
-        if (row.holds()) {
-            for (uint32_t i = threadIdx.x; i < row.params->num_stops; i += CHUNK_THREADS) mark(held, row.stops()[i]);
+        if (row.holds_back_stops()) {
+            for (uint32_t i = threadIdx.x; i < row.params->num_stops; i += CHUNK_THREADS) mark(held_back, row.stops()[i]);
         }
         __syncthreads();
     }
@@ -33,14 +33,14 @@ struct Named {
 
 template <class T>
 __device__ __forceinline__ void adjust(const SampleArgs& args) {
-    __shared__ Named named;
-    __shared__ Mass of_warps[CHUNK_THREADS / 32];
-    const Row row(args, blockIdx.y);
+    __shared__ ListedTokens listed;
+    __shared__ Mass warp_values[CHUNK_THREADS / 32];
+    const RowView row(args, blockIdx.y);
     if (!row.exists()) return;
     const RowParams& params = *row.params;
     const uint32_t begin = blockIdx.x * CHUNK, end = min(begin + CHUNK, args.vocab);
-    const bool has_names = params.num_biases || params.bad_words || row.holds();
-    if (has_names) named.fill(args, row, begin);
+    const bool has_list = params.num_biases || params.bad_words || row.holds_back_stops();
+    if (has_list) listed.fill(args, row, begin);
 
     const T* logits = row.template logits<T>(args);
     float* scaled = row.scaled(args);
@@ -50,22 +50,22 @@ __device__ __forceinline__ void adjust(const SampleArgs& args) {
     for (uint32_t token = begin + threadIdx.x; token < end; token += CHUNK_THREADS) {
         const float raw = to_float(logits[token]);
         const uint32_t word = (token - begin) / 32, bit = 1u << token % 32;
-        const bool constrained = !in_mask(row.constraint, token);
+        const bool is_constrained = !in_mask(row.constraint, token);
         const float number = isnan(raw) ? none : raw;
         const uint32_t raw_key = key_of(number);
-        if (!constrained) fallback = Greater()(fallback, pack(raw_key, token));
+        if (!is_constrained) fallback = Greater()(fallback, pack(raw_key, token));
         largest = Greater()(largest, raw_key);
         float logit = none;
-        if (!constrained && in_mask(row.allowed, token) && !(has_names && ((named.banned[word] | named.held[word]) & bit))) {
+        if (!is_constrained && in_mask(row.allowed, token) && !(has_list && ((listed.banned[word] | listed.held_back[word]) & bit))) {
             open |= raw != none;
-            logit = shaped(row, token, has_names && (named.biased[word] & bit) ? biased(row, token, raw) : raw);
+            logit = adjusted(row, token, has_list && (listed.biased[word] & bit) ? biased(row, token, raw) : raw);
         }
         if (!row.is(ROW_GREEDY)) scaled[token] = logit;
         best = Greater()(best, candidate(logit, token));
     }
-    best = block_fold<CHUNK_THREADS>(best, of_warps, Greater());
-    fallback = block_fold<CHUNK_THREADS>(fallback, of_warps, Greater());
-    largest = block_fold<CHUNK_THREADS>(largest, of_warps, Greater());
+    best = block_fold<CHUNK_THREADS>(best, warp_values, Greater());
+    fallback = block_fold<CHUNK_THREADS>(fallback, warp_values, Greater());
+    largest = block_fold<CHUNK_THREADS>(largest, warp_values, Greater());
     open = __syncthreads_or(open);
     if (threadIdx.x == 0) {
         Chunk& chunk = row.chunks(args)[blockIdx.x];

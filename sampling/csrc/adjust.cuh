@@ -1,4 +1,4 @@
-// The steps before the filters, for one token: constraint, allowed ids, bad words, bias, penalties, temperature.
+// The steps before the filters, for a single token: constraint, allowed ids, bad words, bias, penalties, temperature.
 #pragma once
 
 #include "numbers.cuh"
@@ -9,10 +9,10 @@ __device__ __forceinline__ bool in_mask(const uint32_t* mask, uint32_t token) {
     return !mask || (mask[token / 32] >> (token % 32) & 1);
 }
 
-// Calls `ban(token)` for the last token of every bad word whose other tokens are what the output ends with, for each word
-// of this thread among `threads`.
+// Calls `ban(token)` with the last token of every bad word whose other tokens end the output. The words are distributed
+// over `threads` threads.
 template <class Ban>
-__device__ __forceinline__ void each_bad_word(const SampleArgs& args, const Row& row, uint32_t thread, uint32_t threads, Ban ban) {
+__device__ __forceinline__ void each_bad_word(const SampleArgs& args, const RowView& row, uint32_t thread, uint32_t threads, Ban ban) {
     const uint32_t* words = row.bad_words();
     const uint32_t len = row.output_len(), end = row.params->bad_words;
     uint32_t number = 0;
@@ -27,8 +27,8 @@ __device__ __forceinline__ void each_bad_word(const SampleArgs& args, const Row&
     }
 }
 
-// The sum of a logit and its biases, one after the other.
-__device__ __forceinline__ float biased(const Row& row, uint32_t token, float logit) {
+// Adds the biases of a token to its logit, in list order.
+__device__ __forceinline__ float biased(const RowView& row, uint32_t token, float logit) {
     uint32_t low = 0, high = row.params->num_biases;
     while (low < high) {
         const uint32_t middle = (low + high) / 2;
@@ -41,8 +41,8 @@ __device__ __forceinline__ float biased(const Row& row, uint32_t token, float lo
     return logit;
 }
 
-// A token that nobody bans: penalties, and unless the row is greedy the temperature. Never NaN: that is impossible, −∞.
-__device__ __forceinline__ float shaped(const Row& row, uint32_t token, float logit) {
+// Applies the penalties, and unless the row is greedy the temperature, to a token that is not banned. NaN becomes −∞.
+__device__ __forceinline__ float adjusted(const RowView& row, uint32_t token, float logit) {
     const RowParams& params = *row.params;
     if (row.counts) {
         const uint32_t count = row.counts[token], in_output = count & ~IN_PROMPT;
@@ -59,7 +59,7 @@ __device__ __forceinline__ float shaped(const Row& row, uint32_t token, float lo
     return row.is(ROW_GREEDY) ? logit : fminf(__fdiv_rn(logit, params.temperature), LARGEST);
 }
 
-// The token as a candidate for the likeliest: 0 where it is impossible.
+// A token packed for the search for the likeliest; 0 if it is impossible.
 __device__ __forceinline__ Mass candidate(float logit, uint32_t token) {
     return logit > __uint_as_float(0xff800000u) ? pack(key_of(logit), token) : 0;
 }

@@ -1,4 +1,4 @@
-// What the sampling kernels are called with; the structs have the same bytes for nvcc, g++ and Rust (src/device/layout.rs).
+// Arguments and arrays of the sampling kernels. src/device/args.rs declares the same structs, field for field.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -8,28 +8,42 @@
 
 namespace quire {
 
-// Sums of weights, and packed pairs. CUDA has atomics for this type by name, not for uint64_t.
+// Sums of weights, and packed pairs. Not uint64_t: CUDA's atomics are declared for this type.
 using Mass = unsigned long long;
 
-constexpr uint32_t NONE = 0xffffffffu;
+constexpr uint32_t NONE = 0xffffffffu;  // no slot, no token
 
-constexpr uint32_t CHUNK = 8192;         // tokens of a row that one block of adjust and draw takes
-constexpr uint32_t CHUNK_THREADS = 256;  // of such a block
-constexpr uint32_t ROW_THREADS = 512;    // of a block that has a whole row
+constexpr uint32_t CHUNK = 8192;         // tokens of a row per block of adjust and draw
+constexpr uint32_t CHUNK_THREADS = 256;  // threads of such a block
+constexpr uint32_t ROW_THREADS = 512;    // threads of a block that processes a whole row
 
-// What a row asks for, in RowParams::flags.
+// Bits of RowParams::flags.
 enum RowFlag : uint32_t {
-    ROW_GREEDY = 1,       // no draw: the likeliest token
-    ROW_CONSTRAINED = 2,  // the slot's constraint mask counts
-    ROW_ALLOWED = 4,      // the slot's mask of allowed_token_ids counts
-    ROW_PENALISED = 8,    // the slot's counts are kept and used
+    ROW_GREEDY = 1,       // take the likeliest token, without a draw
+    ROW_CONSTRAINED = 2,  // the slot's constraint mask applies
+    ROW_ALLOWED = 4,      // the slot's mask of allowed_token_ids applies
+    ROW_PENALISED = 8,    // the slot's token counts are kept and used
     ROW_LOGPROBS = 16,    // log-probability and rank of the token, and `num_top` alternatives
 };
 
-// One slot's request, as `sampling::SamplingParams` has it; all of it in words, so that a change is one copy.
+// A row of a step.
+struct Row {
+    uint32_t slot;  // NONE: a row of padding
+    uint32_t logits_row;
+};
+static_assert(sizeof(Row) == 8, "the size in args.rs");
+
+// A copy of the last token of a slot's sequence to an array of tokens.
+struct TokenCopy {
+    uint32_t slot;
+    uint32_t index;
+};
+static_assert(sizeof(TokenCopy) == 8, "the size in args.rs");
+
+// The request of a slot: the fields of `sampling::SamplingParams`, all 32-bit words, so that a change is one copy.
 struct RowParams {
     uint32_t flags;
-    float temperature;  // not used where greedy
+    float temperature;  // unused if greedy
     float top_p;
     float typical_p;
     float ln_min_p;
@@ -38,8 +52,8 @@ struct RowParams {
     float presence_penalty;
     float frequency_penalty;
     uint32_t min_tokens;
-    // The slot's list: `num_biases` pairs (token, bias) that ascend by token, `num_stops` ids, then `bad_words` words, each
-    // bad word as its length and its tokens.
+    // The slot's list: `num_biases` pairs (token, bias), ascending by token; `num_stops` ids; then `bad_words` words,
+    // which are the length and the tokens of each bad word.
     uint32_t num_biases;
     uint32_t num_stops;
     uint32_t bad_words;
@@ -48,68 +62,94 @@ struct RowParams {
     uint32_t sequence;  // within its request
     uint32_t padding[3];
 };
-static_assert(sizeof(RowParams) == 80, "the layout that Rust writes");
+static_assert(sizeof(RowParams) == 80, "the size in args.rs");
 
-// What one block of adjust and draw found in its part of a row.
+// The results of a block of adjust and draw for its chunk of a row.
 struct Chunk {
     Mass best;      // packed: the likeliest adjusted token, 0 if none is possible
     Mass fallback;  // packed: the likeliest raw token within the constraint
     Mass mass;      // of the raw row
-    double sum;     // logit and noise of the winner
+    double sum;     // logit + noise of the winner
     uint32_t winner;
     uint32_t raw_key;  // of the largest raw logit
-    uint32_t open;     // some token is neither banned nor held back
+    uint32_t open;     // whether some token is neither banned nor held back
     uint32_t padding;
 };
-static_assert(sizeof(Chunk) == 48, "the layout that Rust reserves");
+static_assert(sizeof(Chunk) == 48, "the size in args.rs");
 
-// What the filters leave of a row.
+// Which tokens of a row the filters keep.
 struct Cut {
-    double first_sum;   // logit and noise of the likeliest token kept; −∞ where it is not known
-    float largest;      // of the scaled logits
-    float mean;         // typical_p: of logit − largest
-    float reach;        // typical_p: the greatest distance from the mean that is kept; ∞ where off
-    uint32_t key;       // the least key that is kept,
-    uint32_t last;      // and of that key the tokens up to this one
-    uint32_t certain;   // the token, where there is no draw; else NONE
+    double first_sum;   // logit + noise of the likeliest token kept; −∞ if unknown
+    float largest;      // largest scaled logit
+    float mean;         // typical_p: mean of logit − largest
+    float reach;        // typical_p: greatest distance from the mean that is kept; ∞ if off
+    uint32_t key;       // the least key kept,
+    uint32_t last;      // and the highest token kept of that key
+    uint32_t certain;   // the token, if it is not drawn; else NONE
 };
-static_assert(sizeof(Cut) == 32, "the layout that Rust reserves");
+static_assert(sizeof(Cut) == 32, "the size in args.rs");
 
-// What goes back to the host.
+// The result of a row, copied to the host.
 struct RowResult {
     uint32_t token;
     float logprob;
     uint32_t rank;
     uint32_t num_top;  // pairs in `tops`
 };
-static_assert(sizeof(RowResult) == 16, "the layout that Rust reads");
+static_assert(sizeof(RowResult) == 16, "the size in args.rs");
 
+// One of the likeliest tokens of a row.
 struct Top {
     uint32_t token;
     float logprob;
 };
+static_assert(sizeof(Top) == 8, "the size in args.rs");
 
 struct SampleShape {
     uint64_t logits_stride;  // elements from one row of logits to the next
     uint32_t vocab;          // at most 2^22
     uint32_t splits;         // ceil(vocab / CHUNK)
-    uint32_t list_words;     // of a slot
-    uint32_t tail_tokens;    // last output tokens that a slot keeps, for bad words
-    uint32_t top_stride;     // of a row in `tops`
+    uint32_t list_words;     // words of a slot's list
+    uint32_t tail_tokens;    // number of last output tokens that a slot keeps, for bad words
+    uint32_t top_stride;     // entries of a row in `tops`
     uint32_t padding;
 };
-static_assert(sizeof(SampleShape) == 32, "no hidden padding");
+static_assert(sizeof(SampleShape) == 32, "the size in args.rs");
+
+struct HistoryShape {
+    uint32_t slot;
+    uint32_t vocab;
+    uint32_t tail_tokens;
+    uint32_t penalised;      // whether counts are kept
+    uint32_t prompt_tokens;  // tokens of the prompt, first in `tokens`
+    uint32_t last_tokens;    // tokens of the output, behind the prompt: all of them if counts are kept
+    uint32_t output_len;
+    uint32_t padding;
+};
+static_assert(sizeof(HistoryShape) == 32, "the size in args.rs");
+
+struct ForkShape {
+    uint32_t from, to, sequence;
+    uint32_t vocab, list_words, tail_tokens;
+};
+static_assert(sizeof(ForkShape) == 24, "the size in args.rs");
+
+struct CopyShape {
+    uint32_t copies;
+    uint32_t tail_tokens;
+};
+static_assert(sizeof(CopyShape) == 8, "the size in args.rs");
 
 struct SampleArgs : SampleShape {
     const void* logits;           // [logit rows, logits_stride]
-    const uint32_t* rows;         // [rows, 2]: slot (NONE: a row of padding) and logits row
+    const Row* rows;              // [rows]
     const RowParams* params;      // [slots]
     const uint32_t* lists;        // [slots, list_words]
     const uint32_t* constraints;  // [slots, ceil(vocab / 32)]: bit j of word i is token 32 i + j
-    const uint32_t* allowed;      // the same
-    uint32_t* counts;             // [slots, vocab]: occurrences in the output, and IN_PROMPT
-    uint32_t* state;              // [slots, 1 + tail_tokens]: output tokens; token i of them is at i % tail_tokens
-    float* scaled;                // [rows, vocab]: adjusted logits over temperature, never NaN; not of greedy rows
+    const uint32_t* allowed;      // as `constraints`
+    uint32_t* counts;             // [slots, vocab]: occurrences in the output | IN_PROMPT
+    uint32_t* state;              // [slots, 1 + tail_tokens]: length of the output; output token i at 1 + i % tail_tokens
+    float* scaled;                // [rows, vocab]: adjusted logits / temperature, never NaN; unused for greedy rows
     Chunk* chunks;                // [rows, splits]
     Cut* cuts;                    // [rows]
     RowResult* results;           // [rows]
@@ -118,8 +158,8 @@ struct SampleArgs : SampleShape {
 
 constexpr uint32_t IN_PROMPT = 0x80000000u;
 
-// A row of the batch and its slot's part of every array.
-struct Row {
+// A row of the step, and its slot's part of every array.
+struct RowView {
     uint32_t index, slot;
     const RowParams* params;
     const uint32_t* list;
@@ -128,7 +168,7 @@ struct Row {
     uint32_t* counts;            // null: no penalties
     uint32_t* state;
 
-    __device__ __forceinline__ Row(const SampleArgs& args, uint32_t index) : index(index), slot(args.rows[2 * index]) {
+    __device__ __forceinline__ RowView(const SampleArgs& args, uint32_t index) : index(index), slot(args.rows[index].slot) {
         if (slot == NONE) return;
         const int64_t words = (args.vocab + 31) / 32, at = slot;
         params = args.params + at;
@@ -142,14 +182,14 @@ struct Row {
     __device__ __forceinline__ bool exists() const { return slot != NONE; }
     __device__ __forceinline__ bool is(RowFlag flag) const { return params->flags & flag; }
     __device__ __forceinline__ uint32_t output_len() const { return state[0]; }
-    // Whether the stop ids are held back, if anything else is left.
-    __device__ __forceinline__ bool holds() const { return params->num_stops && output_len() < params->min_tokens; }
+    // Whether the stop ids are held back, unless nothing else is left.
+    __device__ __forceinline__ bool holds_back_stops() const { return params->num_stops && output_len() < params->min_tokens; }
     __device__ __forceinline__ const uint32_t* stops() const { return list + 2 * params->num_biases; }
     __device__ __forceinline__ const uint32_t* bad_words() const { return stops() + params->num_stops; }
 
     template <class T>
     __device__ __forceinline__ const T* logits(const SampleArgs& args) const {
-        return static_cast<const T*>(args.logits) + args.rows[2 * index + 1] * args.logits_stride;
+        return static_cast<const T*>(args.logits) + args.rows[index].logits_row * args.logits_stride;
     }
     __device__ __forceinline__ float* scaled(const SampleArgs& args) const {
         return args.scaled + static_cast<int64_t>(index) * args.vocab;
@@ -166,14 +206,14 @@ __device__ __forceinline__ float to_float(__nv_bfloat16 x) { return __bfloat162f
 }  // namespace quire
 
 #define QUIRE_SAMPLE_PARAMETERS                                                                                       \
-    const void *logits, const uint32_t *rows, const quire::RowParams *params, const uint32_t *lists,                  \
+    const void *logits, const quire::Row *rows, const quire::RowParams *params, const uint32_t *lists,                \
         const uint32_t *constraints, const uint32_t *allowed, uint32_t *counts, uint32_t *state, float *scaled,       \
         quire::Chunk *chunks, quire::Cut *cuts, quire::RowResult *results, quire::Top *tops,                          \
         const quire::SampleShape shape
 #define QUIRE_SAMPLE_ARGS                                                                                             \
     {shape, logits, rows, params, lists, constraints, allowed, counts, state, scaled, chunks, cuts, results, tops}
 
-// An entry for each type of logits.
+// Defines one kernel per type of logits.
 #define QUIRE_SAMPLE_ENTRY(name, threads, call)                                               \
     extern "C" __global__ void __launch_bounds__(threads) name(QUIRE_SAMPLE_PARAMETERS) {     \
         call(QUIRE_SAMPLE_ARGS);                                                              \

@@ -1,19 +1,20 @@
-// Third kernel of a step: entries sample_draw_{f32,f16,bf16}. The argmax of logit and Gumbel noise over what is kept, and
-// the mass of the raw row where log-probabilities are asked for.
+// Third kernel of a step: sample_draw_{f32,f16,bf16}. Computes the argmax of logit + Gumbel noise over the kept tokens,
+// and the mass of the raw row if log-probabilities are requested.
 //
-// Grid (splits, rows), 256 threads; a block has CHUNK tokens of one row. Noise is made only for tokens that can still win.
+// Grid (splits, rows), 256 threads; a block processes CHUNK tokens of one row. Noise is computed only for tokens that
+// can still win.
 
 #include "block.cuh"
 #include "filter.cuh"
 
 namespace quire {
 
-// A sum and whose it is.
+// The greatest logit + noise so far, and its token.
 struct Winner {
     double sum;
     uint32_t token;
 };
-struct Later {
+struct GreaterSum {
     __device__ __forceinline__ Winner operator()(Winner a, Winner b) const {
         return b.sum > a.sum || (b.sum == a.sum && b.token < a.token) ? b : a;
     }
@@ -22,17 +23,17 @@ __device__ __forceinline__ Winner from_lane_xor(Winner value, int lanes) {
     return {__shfl_xor_sync(0xffffffffu, value.sum, lanes), __shfl_xor_sync(0xffffffffu, value.token, lanes)};
 }
 
-__device__ __forceinline__ Winner draw_of_thread(const SampleArgs& args, const Row& row, const Cut& cut, uint32_t begin, uint32_t end) {
+__device__ __forceinline__ Winner thread_winner(const SampleArgs& args, const RowView& row, const Cut& cut, uint32_t begin, uint32_t end) {
     const float* scaled = row.scaled(args);
     const uint32_t output_index = row.output_len();
     Winner best = {-static_cast<double>(__uint_as_float(0x7f800000u)), NONE};
-    double bound = cut.first_sum;  // what a token must reach
+    double bound = cut.first_sum;  // lower bound of the winning sum
     for (uint32_t token = begin + threadIdx.x; token < end; token += CHUNK_THREADS) {
         const double logit = static_cast<double>(scaled[token]);
         if (logit + MAX_NOISE < bound || !kept(cut, scaled[token], token)) continue;
         const Mass bits = uniform_bits(*row.params, output_index, token);
         if (logit + gumbel_bound(bits) < bound) continue;
-        best = Later()(best, {__dadd_rn(logit, gumbel(bits)), token});
+        best = GreaterSum()(best, {__dadd_rn(logit, gumbel(bits)), token});
         bound = best.sum > bound ? best.sum : bound;
     }
     return best;
@@ -41,15 +42,15 @@ __device__ __forceinline__ Winner draw_of_thread(const SampleArgs& args, const R
 template <class T>
 __device__ __forceinline__ void draw(const SampleArgs& args) {
     __shared__ Winner winners[CHUNK_THREADS / 32];
-    __shared__ Mass of_warps[CHUNK_THREADS / 32];
-    const Row row(args, blockIdx.y);
+    __shared__ Mass warp_values[CHUNK_THREADS / 32];
+    const RowView row(args, blockIdx.y);
     if (!row.exists()) return;
     const uint32_t begin = blockIdx.x * CHUNK, end = min(begin + CHUNK, args.vocab);
     Chunk& chunk = row.chunks(args)[blockIdx.x];
     const Cut cut = args.cuts[row.index];
     if (cut.certain == NONE) {
         const Winner winner =
-            block_fold<CHUNK_THREADS>(draw_of_thread(args, row, cut, begin, end), winners, Later());
+            block_fold<CHUNK_THREADS>(thread_winner(args, row, cut, begin, end), winners, GreaterSum());
         if (threadIdx.x == 0) {
             chunk.sum = winner.sum;
             chunk.winner = winner.token;
@@ -64,7 +65,7 @@ __device__ __forceinline__ void draw(const SampleArgs& args) {
         for (uint32_t token = begin + threadIdx.x; token < end; token += CHUNK_THREADS) {
             mass += weight(relative(to_float(logits[token]), largest));
         }
-        mass = block_fold<CHUNK_THREADS>(mass, of_warps, Sum());
+        mass = block_fold<CHUNK_THREADS>(mass, warp_values, Sum());
         if (threadIdx.x == 0) chunk.mass = mass;
     }
 }

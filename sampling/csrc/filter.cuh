@@ -1,11 +1,11 @@
-// The set that the filters leave, as a comparison.
+// Membership in the set of tokens that the filters keep.
 #pragma once
 
 #include "numbers.cuh"
 
 namespace quire {
 
-// Distance of a logit from the expected one, for typical_p.
+// Distance of a logit from the mean, for typical_p.
 __device__ __forceinline__ float distance(float logit, float largest, float mean) {
     return fabsf(__fsub_rn(__fsub_rn(logit, largest), mean));
 }

@@ -1,16 +1,16 @@
-// Last kernel of a step: entries sample_finish_{f32,f16,bf16}. The token of a row, its log-probability, rank and
-// alternatives where they are asked for, and the slot's state behind it.
+// Last kernel of a step: sample_finish_{f32,f16,bf16}. Writes the token of a row; its log-probability, rank and
+// alternatives if requested; and the slot's new state.
 //
-// Grid (rows), 512 threads. No two rows of a batch have one slot.
+// Grid (rows), 512 threads. No two rows of a step share a slot.
 
 #include "block.cuh"
 
 namespace quire {
 
-// The `num_top` likeliest tokens of the raw row, descending, equal ones by id; gives how many there are. The row of
-// `scaled`, which nobody reads any more, holds them before they are in order.
+// Writes the `num_top` likeliest tokens of the raw row to `tops`, descending, ties by id, and returns their number. The
+// row's part of `scaled` is no longer needed and holds the tokens before they are sorted.
 template <class T>
-__device__ __forceinline__ uint32_t likeliest(RowShared& shared, const SampleArgs& args, const Row& row, float largest, double normaliser) {
+__device__ __forceinline__ uint32_t likeliest(RowShared& shared, const SampleArgs& args, const RowView& row, float largest, double normaliser) {
     __shared__ uint32_t found;
     const T* logits = row.template logits<T>(args);
     const float none = __uint_as_float(0xff800000u);
@@ -49,9 +49,9 @@ __device__ __forceinline__ uint32_t likeliest(RowShared& shared, const SampleArg
     for (uint32_t i = threadIdx.x; i < count; i += ROW_THREADS) {
         const float logit = to_float(logits[list[i]]);
         const Mass own = pack(key_of(logit), list[i]);
-        uint32_t place = 0;
-        for (uint32_t j = 0; j < count; j++) place += pack(key_of(to_float(logits[list[j]])), list[j]) > own;
-        tops[place] = {list[i], static_cast<float>(__dsub_rn(static_cast<double>(relative(logit, largest)), normaliser))};
+        uint32_t position = 0;
+        for (uint32_t j = 0; j < count; j++) position += pack(key_of(to_float(logits[list[j]])), list[j]) > own;
+        tops[position] = {list[i], static_cast<float>(__dsub_rn(static_cast<double>(relative(logit, largest)), normaliser))};
     }
     return count;
 }
@@ -59,7 +59,7 @@ __device__ __forceinline__ uint32_t likeliest(RowShared& shared, const SampleArg
 template <class T>
 __device__ __forceinline__ void finish(const SampleArgs& args) {
     __shared__ RowShared shared;
-    const Row row(args, blockIdx.x);
+    const RowView row(args, blockIdx.x);
     if (!row.exists()) return;
     const Cut& cut = args.cuts[row.index];
     const Chunk* chunks = row.chunks(args);
@@ -67,7 +67,7 @@ __device__ __forceinline__ void finish(const SampleArgs& args) {
     if (token == NONE) {
         double sum = -static_cast<double>(__uint_as_float(0x7f800000u));
         for (uint32_t split = 0; split < args.splits; split++) {
-            // Ids ascend with the chunks.
+            // Ids ascend with the chunks, so the lowest id wins a tie.
             if (chunks[split].sum > sum) {
                 sum = chunks[split].sum;
                 token = chunks[split].winner;
@@ -88,7 +88,7 @@ __device__ __forceinline__ void finish(const SampleArgs& args) {
         const double normaliser = mass ? ln_mass(mass) : 0.0;
         const float logit = to_float(logits[token]), own = isnan(logit) ? none : logit;
         for (uint32_t i = threadIdx.x; i < args.vocab; i += ROW_THREADS) greater += to_float(logits[i]) > own;
-        greater = block_fold<ROW_THREADS>(greater, shared.of_warps, Sum());
+        greater = block_fold<ROW_THREADS>(greater, shared.warp_values, Sum());
         result.rank = 1 + static_cast<uint32_t>(greater);
         result.logprob =
             own > none ? static_cast<float>(__dsub_rn(static_cast<double>(relative(own, largest)), normaliser)) : none;

@@ -1,12 +1,12 @@
-// The numbers of a draw, operation by operation as the host has them (src/numbers.rs, src/draw.rs, src/philox.rs): the same
-// bits. The `_rn` functions are there so that no compiler fuses a product with a sum.
+// The arithmetic of a draw, operation by operation as on the host (src/numbers.rs, src/draw.rs, src/philox.rs), so that
+// the bits are equal. The `_rn` functions keep compilers from fusing a product with a sum.
 #pragma once
 
 #include "args.cuh"
 
 namespace quire {
 
-// Order-preserving integers: equal numbers have equal keys, since a zero loses its sign. Key 0 is no number's.
+// Order-preserving integers. Equal numbers have equal keys: −0 becomes 0 first. No number has key 0.
 __device__ __forceinline__ uint32_t key_of(float x) {
     const uint32_t bits = __float_as_uint(__fadd_rn(x, 0.0f));
     return bits ^ (bits >> 31 ? 0xffffffffu : 0x80000000u);
@@ -15,7 +15,7 @@ __device__ __forceinline__ float of_key(uint32_t key) {
     return __uint_as_float(key >> 31 ? key ^ 0x80000000u : ~key);
 }
 
-// A logit and its token in one number: the greatest is the likeliest token, the lowest id of equal ones.
+// A logit's key and its token in one number. The greatest is the likeliest token; of equal logits the lowest id.
 __device__ __forceinline__ Mass pack(uint32_t key, uint32_t token) { return static_cast<Mass>(key) << 32 | ~token; }
 __device__ __forceinline__ uint32_t token_of(Mass packed) { return ~static_cast<uint32_t>(packed); }
 __device__ __forceinline__ float logit_of(Mass packed) { return of_key(static_cast<uint32_t>(packed >> 32)); }
@@ -24,7 +24,7 @@ constexpr int WEIGHT_BITS = 42;
 constexpr double LN_2 = 0.693147180559945309417232121458;
 constexpr float LARGEST = 3.40282347e38f;
 
-// e^z in units of 2^-42 for z <= 0; `numbers::weight` says how.
+// e^z in units of 2^-42 for z <= 0; see `weight` in numbers.rs.
 __device__ __forceinline__ Mass weight(float z) {
     if (!(z > -30.0f)) return 0;
     constexpr float LN_2_HIGH = 355.0f / 512.0f, LN_2_LOW = static_cast<float>(LN_2 - 355.0 / 512.0);
@@ -49,19 +49,19 @@ __device__ __forceinline__ long long weighted(float z) {
     return e ? static_cast<long long>(__dmul_rn(static_cast<double>(e), static_cast<double>(z))) : 0;
 }
 
-// The mass that a prefix of at least this share of `mass` needs; at least one unit.
+// The least mass that is at least this share of `mass`; at least one unit.
 __device__ __forceinline__ Mass share_of(Mass mass, float share) {
     const double part = ceil(__dmul_rn(static_cast<double>(share), static_cast<double>(mass)));
     return part >= 1.0 ? static_cast<Mass>(part) : 1;
 }
 
-// `logit − largest` of a raw row, NaN as −∞.
+// logit − largest of a raw row; −∞ for NaN.
 __device__ __forceinline__ float relative(float logit, float largest) {
     const float none = __uint_as_float(0xff800000u);
     return logit > none ? __fsub_rn(fminf(logit, LARGEST), largest) : none;
 }
 
-// Natural logarithm of a normal positive number; `numbers::ln` says how.
+// Natural logarithm of a normal positive number; see `ln` in numbers.rs.
 __device__ __forceinline__ double ln(double x) {
     const long long bits = __double_as_longlong(x), root_of_half = __double_as_longlong(0.707106781186547524400844362104849039);
     const long long exponent = (bits - root_of_half) >> 52;
@@ -80,7 +80,7 @@ __device__ __forceinline__ double ln_mass(Mass mass) {
     return ln(__ddiv_rn(static_cast<double>(mass), static_cast<double>(1ull << WEIGHT_BITS)));
 }
 
-// Philox4x32-10 (Salmon et al., SC 2011): the first two words, low word first, their upper 52 bits.
+// The upper 52 bits of the first two words of Philox4x32-10 (Salmon et al., SC 2011), low word first.
 __device__ __forceinline__ Mass uniform_bits(const RowParams& params, uint32_t output_index, uint32_t token) {
     uint32_t x0 = output_index, x1 = params.sequence, x2 = token, x3 = 0;
     uint32_t k0 = params.seed[0], k1 = params.seed[1];
@@ -98,7 +98,7 @@ __device__ __forceinline__ Mass uniform_bits(const RowParams& params, uint32_t o
     return (static_cast<Mass>(x1) << 32 | x0) >> 12;
 }
 
-// No noise is greater.
+// Upper bound of all noise.
 constexpr double MAX_NOISE = 36.75;
 
 __device__ __forceinline__ double gumbel(Mass bits) {

@@ -1,22 +1,11 @@
-// Between steps: entries sample_history (what a slot's sequence holds so far, also after a preemption), sample_fork (a
-// slot becomes a copy of another) and sample_place (tokens that were drawn become tokens of the next step).
+// Kernels between steps: sample_history (the history of a slot's sequence, also after a preemption), sample_fork (one
+// slot becomes a copy of another) and sample_copy_tokens (drawn tokens become input tokens of the next step).
 //
-// 512 threads. Grid (1), one launch for each slot that changes; sample_place: (ceil(places / 512)).
+// 512 threads. Grid (1), one launch per changed slot; sample_copy_tokens: (ceil(copies / 512)).
 
 #include "args.cuh"
 
 namespace quire {
-
-struct HistoryShape {
-    uint32_t slot;
-    uint32_t vocab;
-    uint32_t tail_tokens;
-    uint32_t penalised;      // counts are kept
-    uint32_t prompt_tokens;  // in `tokens`, first
-    uint32_t last_tokens;    // of the output, in `tokens` behind the prompt: all of them where counts are kept
-    uint32_t output_len;
-    uint32_t padding;
-};
 
 __device__ __forceinline__ void history(const uint32_t* tokens, uint32_t* counts, uint32_t* state, const HistoryShape& shape) {
     counts += static_cast<int64_t>(shape.slot) * shape.vocab;
@@ -45,24 +34,13 @@ __device__ __forceinline__ void copy(uint32_t* array, uint32_t words, uint32_t f
     for (uint32_t i = threadIdx.x; i < words; i += ROW_THREADS) target[i] = source[i];
 }
 
-struct PlaceShape {
-    uint32_t places;
-    uint32_t tail_tokens;
-};
-static_assert(sizeof(PlaceShape) == 8, "no hidden padding");
-
-// places: [places, 2]: a slot, and where in `tokens` its last token goes. A slot that has drawn none changes nothing.
-__device__ __forceinline__ void place(const uint32_t* places, const uint32_t* state, uint32_t* tokens, const PlaceShape& shape) {
+// A slot whose output is empty copies nothing.
+__device__ __forceinline__ void copy_token(const TokenCopy* copies, const uint32_t* state, uint32_t* tokens, const CopyShape& shape) {
     const uint32_t i = blockIdx.x * ROW_THREADS + threadIdx.x;
-    if (i >= shape.places) return;
-    const uint32_t* own = state + static_cast<int64_t>(places[2 * i]) * (1 + shape.tail_tokens);
-    if (own[0]) tokens[places[2 * i + 1]] = own[1 + (own[0] - 1) % shape.tail_tokens];
+    if (i >= shape.copies) return;
+    const uint32_t* own = state + static_cast<int64_t>(copies[i].slot) * (1 + shape.tail_tokens);
+    if (own[0]) tokens[copies[i].index] = own[1 + (own[0] - 1) % shape.tail_tokens];
 }
-
-struct ForkShape {
-    uint32_t from, to, sequence;
-    uint32_t vocab, list_words, tail_tokens;
-};
 
 }  // namespace quire
 
@@ -89,7 +67,7 @@ extern "C" __global__ void __launch_bounds__(quire::ROW_THREADS)
 QUIRE_EXPORT(sample_fork);
 
 extern "C" __global__ void __launch_bounds__(quire::ROW_THREADS)
-    sample_place(const uint32_t* places, const uint32_t* state, uint32_t* tokens, const quire::PlaceShape shape) {
-    quire::place(places, state, tokens, shape);
+    sample_copy_tokens(const quire::TokenCopy* copies, const uint32_t* state, uint32_t* tokens, const quire::CopyShape shape) {
+    quire::copy_token(copies, state, tokens, shape);
 }
-QUIRE_EXPORT(sample_place);
+QUIRE_EXPORT(sample_copy_tokens);

@@ -1,20 +1,22 @@
-//! What a draw is made from, and what comes of it.
+//! The inputs of a draw besides logits and parameters, and its result.
 
 use crate::constraint::TokenSet;
 use crate::logprobs::TokenLogprobs;
 
-/// Where in which request a row of logits stands.
+/// The sequence that a row of logits belongs to.
 #[derive(Clone, Copy, Debug)]
 pub struct Context<'a> {
     /// The prompt's token ids.
     pub prompt: &'a [u32],
-    /// Tokens made so far by this sequence; their number is the index of the one to be drawn.
+    /// The sequence's output tokens so far. Their number is the index of the token to draw.
     pub output: &'a [u32],
-    /// End-of-sequence and stop token ids, held back until [`SamplingParams::min_tokens`](crate::SamplingParams::min_tokens).
+    /// End-of-sequence and stop token ids, held back until
+    /// [`SamplingParams::min_tokens`](crate::SamplingParams::min_tokens).
     pub stop_ids: &'a [u32],
-    /// The only tokens that may come, where a constraint holds the sequence: never left, whatever the parameters say.
+    /// The tokens that the sequence's constraint allows, if it has one. No other token is drawn, whatever the
+    /// parameters.
     pub allowed: Option<&'a TokenSet>,
-    /// Key of the noise: the request's own seed, or one made up for it.
+    /// Key of the noise: the request's seed, or a generated one.
     pub seed: u64,
     /// Index of the sequence within its request. Several may draw from one row of logits.
     pub sequence: u32,
@@ -26,17 +28,17 @@ pub struct Context<'a> {
 pub struct Sampled {
     /// The token drawn.
     pub token: u32,
-    /// Its log-probability, when [`SamplingParams::logprobs`](crate::SamplingParams::logprobs) asks for it.
+    /// Its log-probability, if [`SamplingParams::logprobs`](crate::SamplingParams::logprobs) requests it.
     pub logprob: Option<TokenLogprobs>,
 }
 
-/// One of the likeliest tokens, for a search that weighs them.
+/// One of the likeliest tokens of a row; see [`Sampler::likeliest`](crate::Sampler::likeliest).
 #[derive(Clone, Debug, PartialEq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Likely {
-    /// The token. Its log-probability, where [`SamplingParams::logprobs`](crate::SamplingParams::logprobs) asks for it, is that of the raw row, as for a
-    /// token that was drawn.
+    /// The token. Its log-probability, if [`SamplingParams::logprobs`](crate::SamplingParams::logprobs) requests it, is
+    /// that of the raw row, as for a drawn token.
     pub sampled: Sampled,
-    /// Its log-probability in the adjusted row, at most 0.
+    /// Log-probability in the adjusted row, at most 0.
     pub logprob: f32,
 }

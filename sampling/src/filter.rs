@@ -1,37 +1,37 @@
-//! Steps that drop whole tails: min_p, top_k, top_p, typical_p.
+//! The filters: top_k, top_p, typical_p. (min_p is a threshold while the list of candidates is built.)
 //!
-//! They work on a list of candidates, never on a sorted vocabulary: min_p is a threshold while the list is made, top_k one
-//! selection (linear), top_p and typical_p a selection that halves what it looks at each time (linear in all).
+//! No filter sorts the vocabulary. top_k is one selection; top_p and typical_p are selections over a range that halves
+//! each time. All are linear in the number of candidates.
 
 use std::cmp::Ordering;
 
 use crate::numbers::{mass, share_of, weight};
 
-/// A token that may still be drawn.
+/// A token that can still be drawn.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Candidate {
     pub(crate) token: u32,
-    /// Logit divided by temperature: finite, and no zero has a sign.
+    /// Logit / temperature: finite, and never −0.
     pub(crate) logit: f32,
 }
 
-/// Likeliest first, ties by token id, so that a cut through equal logits is always the same cut.
+/// Likeliest first. Ties by token id, so that a cut through equal logits is deterministic.
 fn by_logit(a: &Candidate, b: &Candidate) -> Ordering {
     b.logit.total_cmp(&a.logit).then(a.token.cmp(&b.token))
 }
 
-/// Keeps the `k` likeliest and all that equal the last of them; 0 keeps all.
+/// Keeps the `k` likeliest candidates and all with the same logit as the last of them; 0 keeps all.
 pub(crate) fn top_k(kept: &mut Vec<Candidate>, k: usize) {
     if k == 0 || k >= kept.len() {
         return;
     }
     let (_, last, rest) = kept.select_nth_unstable_by(k - 1, by_logit);
-    let floor = last.logit;
-    let ties = move_to_front(rest, |candidate| candidate.logit >= floor);
+    let least = last.logit;
+    let ties = move_to_front(rest, |candidate| candidate.logit >= least);
     kept.truncate(k + ties);
 }
 
-/// Keeps the fewest of the likeliest tokens whose probabilities sum to `p` (at least one).
+/// Keeps the fewest likeliest tokens whose probabilities sum to `p`, at least one.
 pub(crate) fn top_p(kept: &mut Vec<Candidate>, p: f32) {
     if p >= 1.0 || kept.len() < 2 {
         return;
@@ -41,8 +41,8 @@ pub(crate) fn top_p(kept: &mut Vec<Candidate>, p: f32) {
     kept.truncate(cut);
 }
 
-/// Keeps the fewest tokens nearest to the expected surprise whose probabilities sum to `p`, and all that are as near as the
-/// last of them (transformers' `TypicalLogitsWarper`).
+/// Keeps the fewest tokens nearest to the mean surprise whose probabilities sum to `p`, and all as near as the last of
+/// them (transformers' `TypicalLogitsWarper`).
 pub(crate) fn typical_p(kept: &mut Vec<Candidate>, p: f32) {
     if p >= 1.0 || kept.len() < 2 {
         return;
@@ -61,12 +61,12 @@ pub(crate) fn typical_p(kept: &mut Vec<Candidate>, p: f32) {
     kept.truncate(cut + ties);
 }
 
-/// The largest logit; −∞ of an empty list.
+/// Returns the largest logit; −∞ for an empty list.
 pub(crate) fn largest(kept: &[Candidate]) -> f32 {
     kept.iter().fold(f32::NEG_INFINITY, |largest, candidate| largest.max(candidate.logit))
 }
 
-/// z e^z, a whole number of the units of [`weight`].
+/// Returns z e^z in whole units of [`weight`].
 fn weighted(z: f32) -> i64 {
     match weight(z) {
         0 => 0,
@@ -74,11 +74,12 @@ fn weighted(z: f32) -> i64 {
     }
 }
 
-/// Partitions so that the first `n` are the fewest candidates in `order` with at least `share` of the whole mass; gives `n`.
+/// Reorders the candidates so that the first `n` are the fewest in `order` with at least `share` of the whole mass.
+/// Returns `n`.
 ///
 /// ```text
-///   sure (mass taken)  │ open ............ │ dropped      halve `open` at its median: if its better half already has the
-///   0 ............. start ............. end ...           mass that is missing, the rest is dropped; else that half is sure
+///   kept             │ undecided ........ │ dropped     Split `undecided` at its median. If the better half has the
+///   0 ............ start .............. end ...          missing mass, drop the other half; else keep the better half.
 /// ```
 fn prefix_of_mass(
     kept: &mut [Candidate],
@@ -90,21 +91,21 @@ fn prefix_of_mass(
     let mut missing = share_of(mass(kept), share);
     let (mut start, mut end) = (0, kept.len());
     while end - start > 1 {
-        let open = &mut kept[start..end];
-        let half = open.len() / 2;
-        open.select_nth_unstable_by(half, order);
-        let taken = mass(&open[..half]);
-        if taken >= missing {
+        let undecided = &mut kept[start..end];
+        let half = undecided.len() / 2;
+        undecided.select_nth_unstable_by(half, order);
+        let better = mass(&undecided[..half]);
+        if better >= missing {
             end = start + half;
         } else {
-            missing -= taken;
+            missing -= better;
             start += half;
         }
     }
     end
 }
 
-/// Swaps the elements that satisfy `wanted` to the front; gives their number.
+/// Swaps the elements that satisfy `wanted` to the front and returns their number.
 fn move_to_front(part: &mut [Candidate], wanted: impl Fn(&Candidate) -> bool) -> usize {
     let mut count = 0;
     for i in 0..part.len() {

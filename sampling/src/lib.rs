@@ -1,7 +1,7 @@
-//! Logits become tokens.
+//! Sampling: draws the next token from a row of logits.
 //!
-//! The crate takes one row of logits, what a request asked for ([`SamplingParams`]) and what the sequence holds so far
-//! ([`Context`]), and gives the next token ([`Sampled`]). The order of the steps is vLLM's (V1 engine):
+//! The input is one row of logits, the parameters of the request ([`SamplingParams`]) and the sequence so far
+//! ([`Context`]). The output is the next token ([`Sampled`]). The order of the steps is that of vLLM's V1 engine:
 //!
 //! ```text
 //! logits ─▶ constraint, allowed ids ─▶ bad words ─▶ min_tokens ─▶ logit_bias
@@ -11,19 +11,23 @@
 //!        ─▶ argmax of logit + Gumbel noise                                                                (draw)
 //! ```
 //!
-//! A [`Constraint`] holds a sequence to a grammar: its mask comes with the [`Context`] and outranks every other wish.
+//! A [`Constraint`] restricts a sequence to a grammar. Its mask is part of the [`Context`] and takes precedence over
+//! all parameters.
 //!
-//! A beam search draws nothing: it asks for the [likeliest](Sampler::likeliest) tokens of the adjusted row.
+//! A beam search draws no tokens; it uses the [likeliest](Sampler::likeliest) tokens of the adjusted row.
 //!
 //! A draw has no state: its noise is a function of the request's seed, the index of the output token, the index of the
-//! sequence and the token id. So the batch a row is in, the order of rows, and a preemption in between change nothing.
+//! sequence and the token id. So it depends neither on the batch nor on the order of rows, and a preemption in between
+//! changes nothing.
 //!
-//! [`Sampler`] works on host memory and is the definition; [`device`] draws the same where the logits are.
+//! [`Sampler`] works on host memory and defines the results. [`device`] computes the same results on the device that
+//! holds the logits.
 //!
-//! What it is not: it runs no model, decodes no text, and does not know when a sequence ends. Stop ids are only held back
-//! here until `min_tokens` is reached.
+//! The crate runs no model, decodes no text, and does not decide when a sequence ends. It only holds back stop ids
+//! until `min_tokens` is reached.
 //!
-//! A row that offers nothing (NaN and −∞ count as "impossible") never panics; see [`Sampler::sample`] for what it gives.
+//! NaN and −∞ mark impossible tokens. A row without a possible token does not panic; [`Sampler::sample`] documents its
+//! result.
 //!
 //! ```
 //! use sampling::{Context, Sampler, SamplingParams};

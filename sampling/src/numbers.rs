@@ -1,24 +1,25 @@
-//! Exponential and logarithm of additions, multiplications and divisions alone, and sums in fixed point: what the CUDA
-//! kernels compute too, to the bit (`csrc/numbers.cuh`).
+//! Exponential and logarithm built from additions, multiplications and divisions only, and probability masses in fixed
+//! point. The CUDA kernels compute the same bits (`csrc/numbers.cuh`).
 //!
-//! IEEE arithmetic rounds alike everywhere; the functions of C libraries and GPUs do not. A probability mass is a sum of
-//! integers, so any order of it gives the same: that of a loop, of a selection, of ten thousand threads.
+//! IEEE arithmetic rounds identically everywhere; the functions of C libraries and GPUs do not. A probability mass is a
+//! sum of integers, so it does not depend on the order of summation.
 
 use std::f64::consts::LN_2;
 
 /// Fraction bits of a [`weight`]. Masses of up to 2²² tokens fit 64 bits.
 pub(crate) const WEIGHT_BITS: u32 = 42;
 
-/// ln 2 in two parts: the product of the first, which has 9 bits, with a small integer is exact.
+/// ln 2 in two parts. The first has 9 bits, so that its product with a small integer is exact.
 const LN_2_HIGH: f32 = 355.0 / 512.0;
 const LN_2_LOW: f32 = (LN_2 - 355.0 / 512.0) as f32;
 
-/// e^z in units of 2⁻⁴², rounded, for z ≤ 0; its relative error is 2⁻²² where it is not small. 0 below about −29.8 and of
-/// NaN.
+/// Returns e^z in units of 2⁻⁴², rounded, for z ≤ 0. The relative error is 2⁻²² unless the result is small. Returns 0
+/// for z below about −29.8 and for NaN.
 #[inline]
 pub(crate) fn weight(z: f32) -> u64 {
     if z > -30.0 {
-        // The nearest integer n, r = z − n ln 2 within ±0.35, and the series of e^r; its next term is below 2⁻²⁷.
+        // n is the integer nearest to z / ln 2, r = z − n ln 2 is within ±0.35. The first omitted term of the series of
+        // e^r is below 2⁻²⁷.
         let n = (z * std::f32::consts::LOG2_E - 0.5) as i32;
         let r = (z - n as f32 * LN_2_HIGH) - n as f32 * LN_2_LOW;
         let mut power = 1.0 / 5040.0;
@@ -26,33 +27,33 @@ pub(crate) fn weight(z: f32) -> u64 {
             power = power * r + inverse;
         }
         let unit = f32::from_bits(((127 + WEIGHT_BITS as i32 + n) as u32) << 23);
-        // By way of i64, which one instruction gives.
+        // Through i64: that conversion is one instruction.
         (power * unit + 0.5) as i64 as u64
     } else {
         0
     }
 }
 
-/// The sum of weights; it stops at the greatest number rather than to wrap.
+/// Returns the sum of weights, saturating.
 pub(crate) fn mass(weights: impl Iterator<Item = u64>) -> u64 {
     weights.fold(0, u64::saturating_add)
 }
 
-/// ln of a mass, in nats: 0 where it is the largest token's alone.
+/// Returns the natural logarithm of a mass, in units of the weight of z = 0.
 pub(crate) fn ln_mass(mass: u64) -> f64 {
     ln(mass as f64 / (1u64 << WEIGHT_BITS) as f64)
 }
 
-/// The mass that a prefix of at least this share of `mass` needs, for a share below 1.
+/// Returns the least mass that is at least `share` of `mass`, for a share below 1.
 pub(crate) fn share_of(mass: u64, share: f32) -> u64 {
     (f64::from(share) * mass as f64).ceil() as u64
 }
 
-/// Natural logarithm of a normal positive number, to about 2⁻⁵¹ of the result.
+/// Returns the natural logarithm of a normal positive number, with a relative error of about 2⁻⁵¹.
 #[inline]
 pub(crate) fn ln(x: f64) -> f64 {
     // x = 2ᵏ m with m from √½ to √2, and ln m = 2 artanh s = 2 (s + s³/3 + s⁵/5 + …) with s = (m − 1) / (m + 1),
-    // |s| < 0.172. The first term that is left out is below 2⁻⁶⁰ of the sum.
+    // |s| < 0.172. The first omitted term is below 2⁻⁶⁰ of the sum.
     const ROOT_OF_HALF: u64 = std::f64::consts::FRAC_1_SQRT_2.to_bits();
     let exponent = x.to_bits().wrapping_sub(ROOT_OF_HALF) as i64 >> 52;
     let m = f64::from_bits(x.to_bits().wrapping_sub((exponent as u64) << 52));
@@ -71,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_weight_is_the_exponential_to_two_units_of_float32() {
+    fn a_weight_equals_the_exponential_within_two_units_of_float32() {
         let unit = (1u64 << WEIGHT_BITS) as f64;
         for i in 0..3_000_000 {
             let z = i as f32 * -1e-5;
@@ -88,18 +89,18 @@ mod tests {
     }
 
     #[test]
-    fn a_greater_logit_never_weighs_less() {
+    fn a_greater_logit_never_has_a_smaller_weight() {
         let mut last = weight(0.0);
         for bits in (0u32..(30.0f32).to_bits()).step_by(997) {
             let next = weight(-f32::from_bits(bits));
-            // The series may step back by its rounding where the exponent changes.
+            // At a change of the exponent the rounding of the series may increase it slightly.
             assert!(next <= last + (last >> 22), "{}", f32::from_bits(bits));
             last = next;
         }
     }
 
     #[test]
-    fn the_logarithm_is_that_of_the_standard_library_to_rounding() {
+    fn the_logarithm_equals_that_of_the_standard_library_up_to_rounding() {
         let below_one = (1..200_000u64).map(|i| 1.0 - i as f64 * 2f64.powi(-53));
         let spread = (0..200_000).map(|i| 1.0003f64.powi(i - 150_000));
         for x in below_one.chain(spread) {

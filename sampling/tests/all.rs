@@ -1,6 +1,7 @@
 //! The integration tests of sampling, in one program.
 #![allow(clippy::unwrap_used)]
 
+mod adjustments;
 mod allocations;
 #[path = "common/cases.rs"]
 mod cases;
@@ -10,6 +11,8 @@ mod device;
 #[path = "common/distribution.rs"]
 mod distribution;
 mod draws;
+mod logprobs;
+mod params;
 mod properties;
 mod reference;
 #[path = "common/rows.rs"]

@@ -1,13 +1,13 @@
-//! Draws follow the probabilities, and nothing but the request decides them.
+//! Draws follow the probabilities and depend only on the row and the request.
 
 use crate::distribution::{assert_distribution, chi_square};
-use sampling::{Context, Sampler, SamplingParams};
+use sampling::{Context, Sampler, SamplingParams, gumbel_noise, philox4x32_10};
 
 fn context(output: &[u32], seed: u64, sequence: u32) -> Context<'_> {
     Context { prompt: &[5, 6], output, stop_ids: &[], allowed: None, seed, sequence }
 }
 
-/// A row of uneven logits: no two neighbours alike, a spread of about 9.
+/// A row of logits in which neighbours differ, with a range of about 9.
 fn row(vocab: usize) -> Vec<f32> {
     (0..vocab).map(|i| ((i * 37 + 11) % 91) as f32 * 0.1).collect()
 }
@@ -30,7 +30,7 @@ fn draws_follow_the_probabilities_over_each_coordinate() {
             counts[sampled.token as usize] += 1;
         }
         assert_distribution(&counts, &probabilities, DRAWS, "sequences");
-        // Over seeds that follow on each other.
+        // Over consecutive seeds.
         let mut counts = vec![0; logits.len()];
         for seed in 0..u64::from(DRAWS) {
             counts[sampler.sample(&logits, params, &context(&[], seed, 0)).token as usize] += 1;
@@ -47,7 +47,7 @@ fn draws_follow_the_probabilities_over_each_coordinate() {
 }
 
 #[test]
-fn the_test_of_the_distribution_notices_a_sampler_that_is_five_percent_off() {
+fn the_distribution_test_detects_a_sampler_that_is_five_percent_off() {
     const DRAWS: u32 = 100_000;
     let logits = row(60);
     let warmer = SamplingParams { temperature: 1.05, ..SamplingParams::default() };
@@ -62,7 +62,7 @@ fn the_test_of_the_distribution_notices_a_sampler_that_is_five_percent_off() {
     assert!(statistic > freedom + 5.0 * (2.0 * freedom).sqrt(), "chi-square {statistic:.1}");
 }
 
-/// Eight requests of different seeds and parameters, each of which draws twelve tokens, fed back as its output.
+/// Eight requests with different seeds and parameters. Each draws twelve tokens, which become its output.
 fn histories(order: impl Fn(usize) -> Vec<usize>, samplers: usize) -> Vec<Vec<u32>> {
     let requests: Vec<SamplingParams> = (0..8u32)
         .map(|i| SamplingParams {
@@ -92,12 +92,12 @@ fn the_same_seed_draws_the_same_tokens_whatever_the_order_of_rows() {
     let forwards = histories(|_| (0..8).collect(), 1);
     assert_eq!(forwards, histories(|_| (0..8).rev().collect(), 1));
     assert_eq!(forwards, histories(|step| (0..8).map(|i| (i + step) % 8).collect(), 3));
-    // Requests that differ only by seed differ in what they draw.
+    // Different seeds draw different tokens.
     assert!(forwards.iter().collect::<std::collections::HashSet<_>>().len() > 6);
 }
 
 #[test]
-fn a_hundred_sequences_draw_from_one_row_as_each_would_alone() {
+fn sequences_that_share_a_row_draw_as_each_would_alone() {
     let logits = row(500);
     let params = SamplingParams { top_p: 0.9, logprobs: Some(2), ..SamplingParams::default() };
     let mut sampler = Sampler::new();
@@ -120,4 +120,50 @@ fn parameters_that_leave_nothing_fall_back_to_the_likeliest_raw_token() {
     }
     let none = [f32::NEG_INFINITY, f32::NAN];
     assert_eq!(sampler.sample(&none, &SamplingParams::default(), &context(&[], 0, 0)).token, 0);
+}
+
+#[test]
+fn the_lowest_of_equal_logits_is_the_likeliest_and_nan_never_is() {
+    let greedy = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
+    let likeliest = |logits: &[f32]| Sampler::new().sample(logits, &greedy, &context(&[], 0, 0)).token;
+    let mut row = vec![0.0; 5000];
+    assert_eq!(likeliest(&row), 0);
+    (row[4321], row[1234]) = (2.0, 2.0);
+    assert_eq!(likeliest(&row), 1234);
+    assert_eq!(likeliest(&[f32::NAN, -3.0, f32::NAN, f32::NEG_INFINITY]), 1);
+    assert_eq!(likeliest(&[1.0, f32::INFINITY, f32::INFINITY]), 1);
+    assert_eq!(likeliest(&[]), 0);
+}
+
+#[test]
+fn every_coordinate_changes_the_noise() {
+    let base = gumbel_noise(7, 3, 1, 11);
+    assert_eq!(base, gumbel_noise(7, 3, 1, 11));
+    for other in [
+        gumbel_noise(8, 3, 1, 11),
+        gumbel_noise(7 | 1 << 40, 3, 1, 11),
+        gumbel_noise(7, 4, 1, 11),
+        gumbel_noise(7, 3, 2, 11),
+        gumbel_noise(7, 3, 1, 12),
+    ] {
+        assert_ne!(base, other);
+    }
+}
+
+/// The three vectors for `philox4x32 10` in the `kat_vectors` file of Random123, the authors' library.
+#[test]
+fn philox_gives_the_published_known_answers() {
+    let ones = u32::MAX;
+    let known = [
+        ([0; 4], [0; 2], [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]),
+        ([ones; 4], [ones; 2], [0x408f_276d, 0x41c8_3b0e, 0xa20b_c7c6, 0x6d54_51fd]),
+        (
+            [0x243f_6a88, 0x85a3_08d3, 0x1319_8a2e, 0x0370_7344],
+            [0xa409_3822, 0x299f_31d0],
+            [0xd16c_fe09, 0x94fd_cceb, 0x5001_e420, 0x2412_6ea1],
+        ),
+    ];
+    for (counter, key, words) in known {
+        assert_eq!(philox4x32_10(counter, key), words);
+    }
 }

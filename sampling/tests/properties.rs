@@ -1,21 +1,21 @@
-//! The sampler against a plain float64 model: sorts everything, keeps a flag per token, takes one step after the other.
+//! The sampler, checked against a naive float64 model that sorts the whole row.
 
 use crate::rows::rows;
 use proptest::prelude::*;
 use sampling::{Context, Sampler, SamplingParams, gumbel_noise, token_logprobs};
 
-/// A cut nearer than this to its boundary may fall either way in float32.
+/// A cut closer to its boundary than this can go either way in float32.
 const UNDECIDED: f64 = 1e-4;
 
-/// What the model says of one row.
+/// The model's result for a row.
 struct Model {
-    /// Logits over temperature of the tokens kept, in float64, by id; at temperature 0 the one chosen.
+    /// Logit / temperature of the kept tokens in float64; at temperature 0 the chosen token.
     kept: Vec<(u32, f64)>,
-    /// Some cut was too close to call.
+    /// Whether a cut was closer to its boundary than [`UNDECIDED`].
     undecided: bool,
 }
 
-/// Probabilities of `kept`, in its order.
+/// Probabilities of `kept`, in the same order.
 fn softmax(kept: &[(u32, f64)]) -> Vec<f64> {
     let largest = kept.iter().map(|k| k.1).fold(f64::NEG_INFINITY, f64::max);
     let weights: Vec<f64> = kept.iter().map(|k| (k.1 - largest).exp()).collect();
@@ -51,7 +51,7 @@ fn model(logits: &[f32], params: &SamplingParams, context: &Context<'_>) -> Mode
     let descending = |a: &(u32, f64), b: &(u32, f64)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));
     kept.sort_by(descending);
     if params.temperature == 0.0 {
-        // The best two must not be so close that float32 arithmetic makes them equal or swaps them.
+        // Undecided if float32 arithmetic could make the best two equal or swap them.
         let undecided = kept.windows(2).take(1).any(|two| two[0].1 != two[1].1 && two[0].1 - two[1].1 < UNDECIDED);
         kept.truncate(1);
         return Model { kept, undecided };
@@ -96,7 +96,7 @@ fn model(logits: &[f32], params: &SamplingParams, context: &Context<'_>) -> Mode
             }
             (sum, reach) = (sum + p, distance);
         }
-        // Equal logits have equal distances; any others this close are left out.
+        // Equal logits have equal distances. Others this close are undecided.
         undecided |= by_distance.iter().any(|d| (d.0 - reach).abs() < UNDECIDED && (d.0 - reach).abs() > 1e-12);
         let mut distances = p.iter().map(|&p| (-p.ln() - entropy).abs());
         kept.retain(|_| distances.next().unwrap() <= reach + 1e-12);
@@ -123,7 +123,7 @@ proptest! {
     }
 
     #[test]
-    fn the_draw_is_the_argmax_of_logit_and_noise_over_what_is_kept(row in rows(), seed: u64) {
+    fn the_draw_is_the_argmax_of_logit_plus_noise_over_the_kept_tokens(row in rows(), seed: u64) {
         let model = model(&row.logits, &row.params, &row.context(seed));
         prop_assume!(!model.undecided && !model.kept.is_empty());
         let at = row.output.len() as u32;
@@ -136,7 +136,7 @@ proptest! {
     }
 
     #[test]
-    fn a_used_sampler_draws_as_a_fresh_one(rows in prop::collection::vec(rows(), 1..6), seed: u64) {
+    fn a_used_sampler_draws_like_a_new_one(rows in prop::collection::vec(rows(), 1..6), seed: u64) {
         let mut used = Sampler::new();
         for row in &rows {
             let context = row.context(seed);
@@ -146,7 +146,7 @@ proptest! {
     }
 
     #[test]
-    fn no_row_however_broken_makes_it_panic(
+    fn no_row_causes_a_panic(
         logits in prop::collection::vec(
             prop_oneof![
                 Just(f32::NAN), Just(f32::INFINITY), Just(f32::NEG_INFINITY), Just(f32::MAX), Just(f32::MIN), -9.0f32..9.0,
@@ -166,7 +166,7 @@ proptest! {
         let likeliest = sampler.likeliest(&row.logits, &row.params, &row.context(3), 4);
         prop_assert!((1..=4).contains(&likeliest.len()));
         prop_assert!(likeliest.iter().all(|likely| likely.logprob <= 0.0), "{likeliest:?}");
-        // A possible token is preferred wherever the parameters leave one.
+        // A possible token is drawn if the parameters leave one.
         let plain = sampler.sample(&row.logits, &SamplingParams::default(), &row.context(3));
         if row.logits.iter().any(|&x| x > f32::NEG_INFINITY) {
             prop_assert!(row.logits[plain.token as usize] > f32::NEG_INFINITY);
@@ -174,7 +174,7 @@ proptest! {
     }
 
     #[test]
-    fn the_likeliest_are_the_best_of_the_adjusted_row_whatever_shapes_a_draw(row in rows(), k in 0usize..40) {
+    fn the_likeliest_tokens_follow_the_adjusted_row_and_ignore_filters(row in rows(), k in 0usize..40) {
         let plain = SamplingParams { temperature: 1.0, top_k: 0, top_p: 1.0, min_p: 0.0, typical_p: None, ..row.params.clone() };
         let model = model(&row.logits, &plain, &row.context(0));
         prop_assume!(!model.kept.is_empty());

@@ -1,15 +1,16 @@
-//! The sampler cases of the reference data: transformers' logits processors in vLLM's order.
+//! The sampler, checked against transformers' logits processors in vLLM's order.
 //!
-//! `reference/sampling.json` describes the cases, `reference/sampling.safetensors` holds `<key>.logits` and `<key>.probs`.
+//! `reference/sampling.json` describes the cases, `reference/sampling.safetensors` holds `<key>.logits` and
+//! `<key>.probs`.
 
 use crate::cases::{Case, cases, ids};
 use sampling::{Sampler, token_logprobs};
 
-/// Greatest difference of a probability.
+/// Greatest allowed difference of a probability.
 const TOLERANCE: f32 = 1e-5;
 
 #[test]
-fn probabilities_equal_the_reference_and_so_does_what_is_kept() {
+fn probabilities_and_kept_tokens_equal_the_reference() {
     let cases = cases();
     assert_eq!(cases.len(), 111);
     let mut sampler = Sampler::new();
@@ -20,7 +21,7 @@ fn probabilities_equal_the_reference_and_so_does_what_is_kept() {
         let kept = found.iter().filter(|&&p| p > 0.0).count();
         assert_eq!(kept as u64, case.expected["kept"].as_u64().unwrap(), "{}: number kept", case.key);
         match case.expected["compare"].as_str().unwrap() {
-            // Equal logits straddle the top-p cut: which of them stay is not defined.
+            // The top-p cut is within equal logits, and which of them stay is not defined.
             "sorted" => {
                 found.sort_by(f32::total_cmp);
                 wanted.sort_by(f32::total_cmp);
@@ -68,7 +69,7 @@ fn log_probabilities_are_those_of_the_raw_logits() {
         let found = token_logprobs(&case.logits, wanted_ids[0], 5);
         assert_eq!(found.rank, 1, "{}", case.key);
         assert_eq!(found.logprob, found.top[0].1, "{}", case.key);
-        // Tokens that cannot come are listed by the reference alone.
+        // Only the reference lists impossible tokens.
         let possible = case.logits.iter().filter(|&&logit| logit > f32::NEG_INFINITY).count();
         assert_eq!(found.top.len(), possible.min(wanted_ids.len()), "{}", case.key);
         assert_eq!(top["logprobs"].as_array().unwrap().len(), wanted_ids.len(), "{}", case.key);
@@ -77,7 +78,7 @@ fn log_probabilities_are_those_of_the_raw_logits() {
         {
             let wanted = wanted.as_f64().unwrap() as f32;
             assert!((logprob - wanted).abs() < 2e-5, "{}: {logprob}, not {wanted}", case.key);
-            // Which of several equal logits comes first is not defined in the reference.
+            // The order of equal logits is not defined in the reference.
             assert_eq!(case.logits[id as usize], case.logits[wanted_id as usize], "{}", case.key);
         }
     }

@@ -1,4 +1,4 @@
-//! 100,000 requests through one scheduler: the cost of a step in each tenth of the run, which must not grow.
+//! 100,000 requests through one scheduler. Prints the cost of a step in each tenth of the run; it must not grow.
 #![allow(clippy::unwrap_used, clippy::print_stdout, missing_docs)]
 
 use std::time::{Duration, Instant};
@@ -46,14 +46,14 @@ fn main() {
     println!("\n{} steps, {} preemptions, {} prompt tokens found", stats.steps, stats.preemptions, stats.prefix_hits);
 }
 
-/// One in four prompts begins like the others of its kind.
+/// One in four prompts shares a prefix with others of its kind.
 fn request(id: u64) -> Request {
     let kind = if id.is_multiple_of(4) { id % 64 } else { id };
     let tokens = (0..32 + id as u32 % 128).map(|i| (kind as u32).wrapping_mul(0x9e37) ^ i);
     Request::new(RequestId(id), tokens.collect(), 200)
 }
 
-/// Tokens at which a request ends.
+/// Number of tokens at which a request ends.
 fn length(id: u64) -> usize {
     32 + id as usize % 128 + id as usize * 31 % 150
 }

@@ -1,4 +1,4 @@
-//! What planning costs: one `plan()` and one whole step, with many running and many waiting.
+//! Benchmarks of planning: `plan()` and whole steps, with many running and many waiting requests.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 use std::hint::black_box;
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use sched::{Outcome, Request, RequestId, SchedConfig, Scheduler, StepPlan};
 
-/// Steps before a scheduler is built anew, so that its sequences stay between 100 and 600 tokens.
+/// Number of steps before the scheduler is rebuilt, so that its sequences stay between 100 and 600 tokens.
 const STEPS: usize = 500;
 const PROMPT: usize = 100;
 
@@ -15,7 +15,7 @@ fn request(id: u64, prompt: u32, max_tokens: usize) -> Request {
     Request::new(RequestId(id), (0..prompt).map(|i| (id as u32).wrapping_mul(1_000_000) + i).collect(), max_tokens)
 }
 
-/// A scheduler in which `running` sequences decode and `waiting` requests wait for a place.
+/// A scheduler in which `running` sequences decode and `waiting` requests wait.
 fn decoding(running: usize, waiting: usize) -> Scheduler {
     let mut scheduler = Scheduler::new(SchedConfig {
         max_num_seqs: running,
@@ -38,7 +38,7 @@ fn outcomes(plan: &StepPlan) -> Vec<Outcome> {
     plan.spans.iter().map(|s| Outcome::token(s.seq, 7, false)).collect()
 }
 
-/// One step; how long its plan and its commit took.
+/// Runs a step. Returns the durations of plan and commit.
 fn step(scheduler: &mut Scheduler) -> [Duration; 2] {
     let start = Instant::now();
     let plan = black_box(scheduler.plan());
@@ -93,10 +93,10 @@ fn end(c: &mut Criterion) {
     group.finish();
 }
 
-/// Iterations with one scheduler: fewer than the tokens that its running request computes.
+/// Iterations per scheduler: fewer than the tokens that its running request computes.
 const BLOCKED_FOR: u64 = 50_000;
 
-/// A scheduler with one request that runs for long, and the queue's head of 128k tokens, for which there is no room.
+/// A scheduler with one long-running request and a head of the queue with 128k tokens that does not fit.
 fn with_blocked_head() -> Scheduler {
     let config = SchedConfig { max_num_seqs: 8, max_num_batched_tokens: 1 << 17, ..SchedConfig::new(9000, 16) };
     let mut scheduler = Scheduler::new(SchedConfig { hash_seed: Some(1), ..config }).unwrap();
@@ -107,7 +107,7 @@ fn with_blocked_head() -> Scheduler {
     scheduler
 }
 
-/// A plan that looks the head of the queue up again, and finds no room for its 128k tokens.
+/// A plan that looks up the head of the queue again and cannot admit its 128k tokens.
 fn blocked(c: &mut Criterion) {
     let mut group = c.benchmark_group("schedule");
     group.bench_function("plan, a head of 128k tokens stays blocked", |b| {
@@ -117,7 +117,7 @@ fn blocked(c: &mut Criterion) {
                 if i % BLOCKED_FOR == BLOCKED_FOR - 1 {
                     scheduler = with_blocked_head();
                 }
-                // Whatever ends may have made room.
+                // Any ended request wakes the head of the queue.
                 let id = i + 2;
                 scheduler.submit(request(id, 1, 1)).unwrap();
                 scheduler.abort(RequestId(id));

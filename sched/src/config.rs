@@ -1,85 +1,83 @@
-//! The scheduler's configuration, and the configurations that it refuses.
+//! The scheduler's configuration, and its validation.
 
 use kvblock::CacheGroup;
 use serde::{Deserialize, Serialize};
 
-/// In which order requests are admitted and, from the other end, preempted.
+/// The order in which requests are admitted. They are preempted in the reverse order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Policy {
-    /// First come, first served; a request's priority is ignored.
+    /// First come, first served. Ignores the priority of requests.
     #[default]
     Fcfs,
-    /// Lower [`Request::priority`](crate::Request::priority) first, then first come.
+    /// Lower [`Request::priority`](crate::Request::priority) first, then first come, first served.
     Priority,
 }
 
-/// What to do with the keys and values of a preempted request.
+/// Treatment of the keys and values of a preempted request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PreemptionMode {
-    /// Swapped where several live sequences share them, or where computing them again would cost more; else
-    /// dropped.
+    /// Swap if several live sequences share them, or if computing them again would cost more; else recompute.
     #[default]
     Auto,
-    /// Dropped, and computed again.
+    /// Discard them and compute them again.
     Recompute,
-    /// Moved to host memory and back, while that has room.
+    /// Move them to host memory and back, while host blocks are free; else recompute.
     Swap,
 }
 
-/// Sizes and choices that hold for the scheduler's life.
+/// Configuration of a [`Scheduler`](crate::Scheduler).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SchedConfig {
-    /// Tokens per block.
+    /// Number of tokens per block.
     pub block_size: usize,
-    /// Blocks in the pool.
+    /// Number of blocks in the pool.
     pub num_blocks: usize,
-    /// Greatest number of live sequences that run at once.
+    /// Greatest number of sequences that run at once.
     pub max_num_seqs: usize,
     /// Greatest number of tokens in one step.
     pub max_num_batched_tokens: usize,
     /// Greatest number of prompt and output tokens of a sequence.
     pub max_model_len: usize,
-    /// Share the blocks of equal prefixes.
+    /// Whether to share the blocks of equal prefixes.
     pub enable_prefix_caching: bool,
-    /// Let a prompt be computed over several steps. Without it, a prompt waits for a step that has room for
-    /// the whole of it.
+    /// Whether a prompt may be computed over several steps. If not, it waits until all of it fits one step.
     pub enable_chunked_prefill: bool,
     /// Order of admission and preemption.
     pub policy: Policy,
-    /// Key of the prefix hash; `None` takes the process's randomness.
+    /// Seed of the prefix hash's key; `None` draws a random one.
     pub hash_seed: Option<u64>,
-    /// Greatest number of tokens that one sequence's prefill takes of a step, so that a long prompt leaves
-    /// room for those behind it; 0 is no limit.
+    /// Greatest number of tokens of one sequence's prefill in a step, so that a long prompt leaves budget for others; 0
+    /// is no limit.
     pub long_prefill_token_threshold: usize,
-    /// Greatest number of running requests whose prompt is computed in part. The head of the queue waits
-    /// while it would be one more.
+    /// Greatest number of running requests with partly computed prompts. The head of the queue waits while it would
+    /// exceed the limit.
     pub max_num_partial_prefills: usize,
-    /// Groups of layers with a block table each; all draw from the one pool.
+    /// The cache groups: groups of layers with one block table each, all in one pool.
     pub groups: Vec<CacheGroup>,
-    /// Blocks of host memory that preempted requests may be swapped to; 0 for none.
+    /// Number of blocks of host memory to swap preempted requests to; 0 for none.
     pub host_blocks: usize,
-    /// How to preempt: recompute or swap.
+    /// Treatment of preempted requests: recompute, swap, or whichever is cheaper.
     pub preemption_mode: PreemptionMode,
-    /// What moving a block to the host and back costs, in tokens of prefill that take as long. About 2 for blocks
-    /// of 16 tokens of an 8B model in 16 bits: 2 MB twice over 50 GB/s, against 16 GFLOP a token at 400 TFLOP/s.
+    /// Cost of moving a block to the host and back, as the number of prefill tokens that take as long. About 2 for
+    /// blocks of 16 tokens of an 8B model in 16 bits: 2 MB twice over 50 GB/s, against 16 GFLOP a token at 400 TFLOP/s.
     pub swap_cost: usize,
-    /// Steps that may be planned and not yet committed: 1 plans after each commit; 2 plans a step while the
-    /// one before it runs, so that the device does not wait for the host.
+    /// Greatest number of steps planned and not yet committed. 1 plans after each commit; 2 plans a step while the one
+    /// before it runs, so that the device does not wait for the host.
     pub max_in_flight: usize,
 }
 
-/// A configuration under which some request could wait for ever.
+/// Why a [`SchedConfig`] is invalid: under it some request could wait forever, or no pool can be built.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
-    /// A size that must be at least one is zero.
+    /// A limit that must be at least 1 is 0.
     #[error("{flag}: found 0, expected at least 1")]
     Zero {
         /// The flag as typed on the command line.
         flag: &'static str,
     },
-    /// Running sequences could take the whole step, so that no prompt is ever computed.
+    /// Running sequences could use the whole budget of every step, so that no prompt is ever computed.
     #[error(
         "--max-num-batched-tokens {max_num_batched_tokens} must be greater than --max-num-seqs {max_num_seqs}, \
          or running sequences leave no token for prompts: raise the former or lower the latter"
@@ -90,7 +88,7 @@ pub enum ConfigError {
         /// `--max-num-seqs` as found.
         max_num_seqs: usize,
     },
-    /// Chunked prefill is off and the longest prompt does not fit a step.
+    /// Without chunked prefill the longest prompt does not fit a step.
     #[error(
         "--max-num-batched-tokens {max_num_batched_tokens} is less than --max-model-len {max_model_len}: without \
          --enable-chunked-prefill a prompt must fit one step; raise the former, lower the latter or turn \
@@ -102,7 +100,7 @@ pub enum ConfigError {
         /// `--max-model-len` as found.
         max_model_len: usize,
     },
-    /// A limit on chunks, but no chunks.
+    /// A limit on chunks, without chunked prefill.
     #[error(
         "--long-prefill-token-threshold {threshold} needs --enable-chunked-prefill: turn it on, or set the \
          threshold to 0"
@@ -111,21 +109,21 @@ pub enum ConfigError {
         /// `--long-prefill-token-threshold` as found.
         threshold: usize,
     },
-    /// Steps can be planned after one another, or one ahead.
+    /// `max_in_flight` is neither 1 nor 2.
     #[error("max_in_flight: found {found}, expected 1 or 2 steps")]
     InFlight {
-        /// What the configuration says.
+        /// The configured value.
         found: usize,
     },
-    /// The block pool cannot be built.
+    /// The configuration of the block pool is invalid.
     #[error(transparent)]
     Pool(#[from] kvblock::PoolError),
 }
 
 impl SchedConfig {
-    /// A pool of this size and, for the rest, vLLM's defaults: 256 sequences, 2,048 tokens a step, prefix
-    /// caching, chunked prefill without further limits, first come first served, one step at a time. One group
-    /// of layers, no host blocks. Contexts may fill the pool.
+    /// Creates a configuration with a pool of this size and otherwise vLLM's defaults: 256 sequences, 2,048 tokens a
+    /// step, prefix caching, chunked prefill without further limits, first come first served, one step at a time, one
+    /// full group, no host blocks. `max_model_len` is the size of the pool.
     pub fn new(num_blocks: usize, block_size: usize) -> SchedConfig {
         SchedConfig {
             block_size,
@@ -147,14 +145,15 @@ impl SchedConfig {
         }
     }
 
-    /// Most blocks that a sequence owns in a group of layers while its prompt is computed; `None`: those of all its tokens.
-    pub(crate) fn peak(&self, group: CacheGroup) -> Option<usize> {
+    /// Greatest number of blocks that a sequence owns in a cache group while its prompt is computed: in a sliding group
+    /// those of the window and the chunks in flight. `None` in a full group: the blocks of all its tokens.
+    pub(crate) fn most_blocks_in_flight(&self, group: CacheGroup) -> Option<usize> {
         let CacheGroup::Sliding { window } = group else { return None };
-        let in_flight = self.chunk(usize::MAX, self.max_num_batched_tokens) * self.max_in_flight;
-        Some(window.saturating_add(in_flight).div_ceil(self.block_size) + 1)
+        let tokens = self.chunk(usize::MAX, self.max_num_batched_tokens) * self.max_in_flight;
+        Some(window.saturating_add(tokens).div_ceil(self.block_size) + 1)
     }
 
-    /// Whether every request that this configuration accepts can make progress.
+    /// Checks that every request that the scheduler accepts can make progress.
     pub(crate) fn validate(&self) -> Result<(), ConfigError> {
         let &SchedConfig { max_num_seqs, max_num_batched_tokens, max_model_len, .. } = self;
         for (flag, value) in [
@@ -181,7 +180,7 @@ impl SchedConfig {
         Ok(())
     }
 
-    /// Tokens of a prefill of `pending` tokens that a step with this budget left computes.
+    /// Returns the number of tokens of a prefill of `pending` tokens that a step with this remaining budget computes.
     pub(crate) fn chunk(&self, pending: usize, budget: usize) -> usize {
         let limit = match self.long_prefill_token_threshold {
             0 => usize::MAX,
@@ -190,7 +189,8 @@ impl SchedConfig {
         pending.min(budget).min(limit)
     }
 
-    /// Blocks that an admission leaves alone while others run, so that they do not preempt it in the very next step.
+    /// Number of blocks that an admission leaves free while others run, so that they do not preempt it in the next
+    /// step.
     pub(crate) fn watermark(&self) -> usize {
         self.num_blocks / 100
     }

@@ -1,13 +1,13 @@
-//! A hash for ids. They are numbers that the engine deals out, not a stranger's choice, so the map needs no
-//! keyed hash, and lookups are what a plan does most.
+//! A hash map for ids. The engine assigns the ids, so an attacker cannot choose them and the hash needs no key. Lookups
+//! are the most frequent operation of a plan.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
-/// A map from request or sequence ids.
+/// A map keyed by request or sequence ids.
 pub(crate) type IdMap<K, V> = HashMap<K, V, BuildHasherDefault<IdHasher>>;
 
-/// Multiplies and folds, so that neighbouring ids differ in the high and the low bits.
+/// Multiplies and folds, so that the hashes of neighbouring ids differ in high and low bits.
 #[derive(Default)]
 pub(crate) struct IdHasher(u64);
 

@@ -1,4 +1,4 @@
-//! Requests, and why the scheduler refuses one.
+//! Requests, and the reasons why the scheduler refuses them.
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::SchedConfig;
 use crate::sizes::{blocks_needed, longest_prompt};
 
-/// A request, as its submitter names it. May be reused once the request has ended.
+/// Id of a request, chosen by the caller. It can be reused after the request has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct RequestId(pub u64);
 
@@ -18,12 +18,12 @@ impl fmt::Display for RequestId {
     }
 }
 
-/// One of the sequences that a request makes from its prompt.
+/// Id of a sequence of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct SeqId {
     /// The request.
     pub request: RequestId,
-    /// Which of its `n` sequences, from 0.
+    /// Index among its `n` sequences.
     pub index: u32,
 }
 
@@ -33,7 +33,7 @@ impl fmt::Display for SeqId {
     }
 }
 
-/// A prompt to be continued. Start from [`Request::new`] and change what differs, so that new fields break nothing.
+/// A prompt to continue. Build it from [`Request::new`], so that new fields do not break your code.
 ///
 /// ```
 /// # use sched::{Request, RequestId};
@@ -41,33 +41,33 @@ impl fmt::Display for SeqId {
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Request {
-    /// Its name; not that of another live request.
+    /// Its id, different from those of all live requests.
     pub id: RequestId,
     /// Prompt token ids, at least one.
     pub prompt: Vec<u32>,
-    /// Sequences to make from the prompt; they share its blocks.
+    /// Number of sequences to generate from the prompt. They share its blocks.
     pub n: usize,
-    /// The `n` sequences are the beams of one search: they draw in the same step, and after each token some may
-    /// end and others go on as forks of what was one ([`Outcome::parent`](crate::Outcome::parent)).
+    /// Whether the `n` sequences are the beams of one search. Beams draw in the same steps, and after each token some
+    /// can end and others can continue as forks of one ([`Outcome::parent`](crate::Outcome::parent)).
     pub beam_search: bool,
-    /// Greatest number of output tokens per sequence, at least one. A sequence that reaches it has finished.
+    /// Greatest number of output tokens per sequence, at least 1. A sequence that reaches it has finished.
     pub max_tokens: usize,
-    /// Lower runs first; only under [`Policy::Priority`](crate::Policy::Priority).
+    /// Priority, lower first. Only used under [`Policy::Priority`](crate::Policy::Priority).
     pub priority: i32,
-    /// Cached prefixes are shared only under the same salt.
+    /// Cached prefixes are shared only between requests with the same salt.
     pub cache_salt: Option<String>,
-    /// Name or id of the adapter (LoRA) that computes the request; cached prefixes are shared only under the same one.
+    /// Name or id of the adapter (LoRA) that computes the request. Cached prefixes are shared only under the same one.
     pub adapter: Option<String>,
-    /// Images and other inputs that stand for some of the prompt's tokens; cached blocks that hold their placeholders are
-    /// shared only where these agree.
+    /// Images and other inputs behind placeholder tokens of the prompt. Cached blocks with such placeholders are shared
+    /// only if the inputs are equal.
     pub media: Vec<Media>,
-    /// `false`: every prompt token is computed (prompt log-probabilities want every row); the blocks are
-    /// stored all the same.
+    /// Whether to use cached blocks. `false` computes every prompt token, as prompt log-probabilities need; the blocks
+    /// enter the cache nevertheless.
     pub read_prefix_cache: bool,
 }
 
 impl Request {
-    /// A request for one sequence of at most `max_tokens` output tokens, with defaults for the rest.
+    /// Creates a request for one sequence of at most `max_tokens` output tokens, with defaults for the other fields.
     pub fn new(id: RequestId, prompt: Vec<u32>, max_tokens: usize) -> Request {
         Request {
             id,
@@ -83,7 +83,7 @@ impl Request {
         }
     }
 
-    /// Whether the request can run at all under this configuration, alone.
+    /// Checks that the request can run alone under this configuration.
     pub(crate) fn check(&self, config: &SchedConfig) -> Result<(), Refusal> {
         let (prompt, max_tokens, max_model_len) = (self.prompt.len(), self.max_tokens, config.max_model_len);
         if prompt == 0 {
@@ -114,104 +114,53 @@ impl Request {
     }
 }
 
-/// Why a request was not taken. It has left no trace.
+/// Why a request was refused. It changed nothing.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// There is nothing to continue.
+    /// The prompt is empty.
     #[error("the prompt is empty: at least one token is needed")]
     EmptyPrompt,
-    /// No output is asked for.
+    /// `n` is 0.
     #[error("n is 0: at least one sequence is needed")]
     NoSequences,
-    /// No token is asked for.
+    /// `max_tokens` is 0.
     #[error("max_tokens is 0: at least one token is needed")]
     NoTokens,
-    /// Its sequences cannot run at once.
+    /// More sequences than can run at once.
     #[error("{} is {n}, but at most {max_num_seqs} sequences run at once (--max-num-seqs)",
             if *.beam_search { "the beam width" } else { "n" })]
     TooManySequences {
-        /// Sequences asked for.
+        /// Number of sequences requested.
         n: usize,
-        /// The sequences are the beams of a search.
+        /// Whether the sequences are the beams of a search.
         beam_search: bool,
         /// `--max-num-seqs`.
         max_num_seqs: usize,
     },
-    /// Prompt and output exceed the context.
+    /// Prompt and output exceed the context length.
     #[error(
         "the prompt has {prompt} tokens and max_tokens is {max_tokens}: together more than the context of \
          {max_model_len} (--max-model-len)"
     )]
     TooLong {
-        /// Tokens in the prompt.
+        /// Number of tokens in the prompt.
         prompt: usize,
-        /// Output tokens asked for.
+        /// Number of output tokens requested.
         max_tokens: usize,
         /// `--max-model-len`.
         max_model_len: usize,
     },
-    /// The whole pool would not hold it.
+    /// The request needs more blocks than the pool has.
     #[error("needs {needed} blocks, the pool holds {pool}; the longest prompt that fits is {longest_prompt} tokens")]
     NeverFits {
-        /// Blocks for the whole group at full length.
+        /// Number of blocks for all sequences at full length.
         needed: usize,
-        /// Blocks in the pool.
+        /// Number of blocks in the pool.
         pool: usize,
-        /// The longest prompt that would fit with the same `n` and `max_tokens`; 0 if none would.
+        /// Length of the longest prompt that fits with the same `n` and `max_tokens`; 0 if none does.
         longest_prompt: usize,
     },
     /// A live request has this id.
     #[error("{0} is live already")]
     DuplicateId(RequestId),
-}
-
-#[cfg(test)]
-#[allow(clippy::unwrap_used)]
-mod tests {
-    use kvblock::CacheGroup;
-
-    use super::*;
-
-    fn config(block_size: usize, num_blocks: usize, max_model_len: usize) -> SchedConfig {
-        SchedConfig { max_num_seqs: 8, max_model_len, ..SchedConfig::new(num_blocks, block_size) }
-    }
-
-    fn request(prompt: usize, n: usize, max_tokens: usize) -> Request {
-        Request { n, ..Request::new(RequestId(0), vec![0; prompt], max_tokens) }
-    }
-
-    #[test]
-    fn the_refusal_gives_the_numbers() {
-        let refusal = request(1000, 1, 1).check(&config(16, 49, 4096)).unwrap_err();
-        assert_eq!(
-            refusal.to_string(),
-            "needs 63 blocks, the pool holds 49; the longest prompt that fits is 784 tokens"
-        );
-    }
-
-    #[test]
-    fn the_longest_prompt_fits_and_no_longer_one_does() {
-        let sliding = |window| vec![CacheGroup::Full, CacheGroup::Sliding { window }];
-        for (bs, blocks, len, groups) in [
-            (1, 7, 100, vec![CacheGroup::Full]),
-            (4, 9, 100, vec![CacheGroup::Full]),
-            (4, 9, 30, vec![CacheGroup::Full]),
-            (16, 5, 70, vec![CacheGroup::Full]),
-            (3, 20, 41, vec![CacheGroup::Full]),
-            (4, 19, 60, sliding(6)),
-            (2, 30, 50, sliding(1)),
-        ] {
-            for n in 1..5 {
-                for max_tokens in 1..20 {
-                    let config = SchedConfig { groups: groups.clone(), ..config(bs, blocks, len) };
-                    let brute = (1..=len).filter(|&p| request(p, n, max_tokens).check(&config).is_ok()).max();
-                    assert_eq!(
-                        longest_prompt(n, max_tokens, &config),
-                        brute.unwrap_or(0),
-                        "{bs} {blocks} {len} {n} {max_tokens}"
-                    );
-                }
-            }
-        }
-    }
 }

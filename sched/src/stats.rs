@@ -1,33 +1,33 @@
-//! Numbers for metrics.
+//! Statistics for metrics.
 
 use serde::Serialize;
 
-/// Gauges are now, counters since the start.
+/// Statistics of a [`Scheduler`](crate::Scheduler). Gauges are current values, counters count since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct SchedulerStats {
-    /// Requests that hold blocks.
+    /// Requests that own blocks and run.
     pub num_running: usize,
-    /// Requests that wait, those included that were preempted and will be computed again.
+    /// Requests that wait, including those that were preempted and will be computed again.
     pub num_waiting: usize,
-    /// Requests that wait in host memory, or are on their way there.
+    /// Requests in host memory, or about to be swapped out.
     pub num_swapped: usize,
-    /// Steps planned and not committed.
+    /// Steps that are planned and not committed.
     pub num_in_flight: usize,
-    /// Blocks that live sequences own, or that a step in flight still writes to.
+    /// Blocks that live sequences own, or that a step in flight writes to.
     pub blocks_in_use: usize,
-    /// Blocks kept only for their cached prefix.
+    /// Blocks without owners that cache a prefix.
     pub blocks_cached: usize,
-    /// Blocks that hold nothing.
+    /// Blocks without contents.
     pub blocks_free: usize,
-    /// All blocks: the sum of the three.
+    /// All blocks: the sum of the three gauges above.
     pub blocks_total: usize,
     /// Host blocks of swapped requests.
     pub host_blocks_in_use: usize,
     /// All host blocks.
     pub host_blocks_total: usize,
-    /// Most blocks ever in use at once.
+    /// Greatest number of blocks in use at once.
     pub blocks_peak: usize,
-    /// Blocks copied because a sequence wrote to one that it shared.
+    /// Blocks copied on write.
     pub blocks_copied: u64,
     /// Blocks copied to the host.
     pub blocks_swapped_out: u64,
@@ -41,39 +41,39 @@ pub struct SchedulerStats {
     pub prompt_tokens_computed: u64,
     /// Tokens looked up in the prefix cache at first admissions.
     pub prefix_queries: u64,
-    /// Those of them that were found.
+    /// Number of those tokens that were found.
     pub prefix_hits: u64,
-    /// Tokens looked up when preempted requests came back.
+    /// Tokens looked up at later admissions of preempted requests.
     pub resumed_prefix_queries: u64,
-    /// Those of them that were found.
+    /// Number of those tokens that were found.
     pub resumed_prefix_hits: u64,
-    /// Requests that gave their blocks back and wait again.
+    /// Preemptions.
     pub preemptions: u64,
-    /// Those of them that were swapped out, and so lost nothing.
+    /// Preemptions by swapping.
     pub swap_preemptions: u64,
-    /// Those of them that gave way to a request of higher priority; the others lacked space among equals.
+    /// Preemptions while a request of higher priority ran.
     pub preemptions_by_priority: u64,
-    /// Times that a plan left work out for a step, because the blocks for it were still written to by another.
+    /// Plans that left out spans because steps in flight still wrote to the blocks that they needed.
     pub deferrals: u64,
-    /// Computed tokens that preemption threw away (some may still be found in the prefix cache).
+    /// Computed tokens discarded by preemptions. Some may still be in the prefix cache.
     pub tokens_lost: u64,
 }
 
-/// What became of proposed drafts since the start.
+/// Statistics of draft verification since the start.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct SpecStats {
     /// Spans with drafts.
     pub num_drafts: u64,
-    /// Drafts in them.
+    /// Draft tokens in them.
     pub num_draft_tokens: u64,
-    /// Those that were right, and so became output.
+    /// Draft tokens that were right and became output.
     pub num_accepted_tokens: u64,
-    /// Those by their place among the drafts of their span.
+    /// The same by position among the drafts of a span.
     pub accepted_per_position: Vec<u64>,
 }
 
 impl SpecStats {
-    /// Counts a span of `drafts` drafts, the first `accepted` of which were right.
+    /// Counts a span with `drafts` drafts, of which the first `accepted` were right.
     pub(crate) fn count(&mut self, drafts: usize, accepted: usize) {
         self.num_drafts += 1;
         self.num_draft_tokens += drafts as u64;
@@ -85,19 +85,7 @@ impl SpecStats {
 }
 
 impl SchedulerStats {
-    /// Share of the looked-up tokens that first admissions found in the prefix cache, 0 to 1; `None` before
-    /// the first lookup.
-    pub fn prefix_hit_rate(&self) -> Option<f64> {
-        (self.prefix_queries > 0).then(|| self.prefix_hits as f64 / self.prefix_queries as f64)
-    }
-
-    /// Share of the blocks that live sequences own, 0 to 1. Blocks kept only for their prefix do not count:
-    /// they are there for the taking.
-    pub fn cache_usage(&self) -> f64 {
-        self.blocks_in_use as f64 / self.blocks_total.max(1) as f64
-    }
-
-    /// Share of the host blocks that swapped requests own, 0 to 1.
+    /// Returns the fraction of host blocks that swapped requests own.
     pub fn host_cache_usage(&self) -> f64 {
         self.host_blocks_in_use as f64 / self.host_blocks_total.max(1) as f64
     }

@@ -1,135 +1,138 @@
-//! One plan: choose, make room, apply, admit.
+//! Planning a step.
 //!
-//! 1. *Choose* spans for the running requests and *make room* for them (`room`).
-//! 2. *Apply* the choice to the tables. With drafts to verify this comes last: they get what the admissions leave.
-//! 3. *Admit* from the head of the waiting queue (`admit`). A step that preempted, or that had to leave
-//!    something out for want of blocks, admits nothing.
+//! 1. Choose spans for the running requests, preempting some if blocks are missing (`running`).
+//! 2. Append the spans to the tables. If there are drafts to verify this comes after 3: drafts get what admissions
+//!    leave.
+//! 3. Admit requests from the head of the queue (`admit`), unless this step preempted or deferred something.
 //!
-//! Cost: O(running sequences). A head of the queue that did not fit is not looked up again until something
-//! has changed.
+//! Cost: O(running sequences). If the head of the queue did not fit, it is not looked up again until something changes.
 
-use crate::draft::{Choice, Draft, Room};
-use crate::flight::{Flight, InFlight};
-use crate::group::Sequence;
-use crate::plan::Span;
+use crate::live_request::Sequence;
+use crate::plan::{GroupSpan, Span};
+use crate::step_state::{PlanBuilder, RunningSpans, ScheduledSpan, SpanInFlight, StepInFlight};
 use crate::{Scheduler, StepId, StepPlan};
 
 impl Scheduler {
     /// Plans the next step. The plan may be empty.
     ///
-    /// Nothing can be planned while `max_in_flight` steps are not committed, while the newest is not
-    /// [submitted](Scheduler::submitted) (where more than one may be in flight), or while one is in flight that was planned
-    /// behind a [failed](Scheduler::fail) step. The plan is empty then. Every plan has a step id of its own, an empty one
-    /// too. A plan without spans need be neither submitted nor committed.
+    /// The plan is empty while `max_in_flight` steps are not committed, while the newest step is not
+    /// [submitted](Scheduler::submitted) (if more than one may be in flight), and while a step is in flight that was
+    /// planned behind a [failed](Scheduler::fail) one. Every plan has its own step id, even an empty one. A plan
+    /// without spans need not be submitted or committed.
     pub fn plan(&mut self) -> StepPlan {
         self.last_step = StepId(self.last_step.0 + 1);
-        let plan = StepPlan::empty(self.last_step);
-        if let Some(newest) = self.flights.back()
-            && (self.flights.len() >= self.config.max_in_flight || !newest.submitted || newest.is_behind_failure)
+        let plan = StepPlan { step: self.last_step, ..StepPlan::default() };
+        if let Some(newest) = self.in_flight.back()
+            && (self.in_flight.len() >= self.config.max_in_flight || !newest.is_submitted || newest.is_behind_failure)
         {
             return plan;
         }
-        let mut draft = Draft { plan, spans: std::mem::take(&mut self.spare.in_flight) };
-        draft.plan.spans = self.spare.list();
-        let Room { mut choices, mut budget, deferred } = self.make_room(&mut draft.plan.preempted);
-        draft.plan.spans.reserve(choices.len());
-        draft.spans.reserve(choices.len());
-        let may_admit = draft.plan.preempted.is_empty() && !deferred;
-        let kept = if may_admit { self.tokens_for_drafts(&choices, budget) } else { 0 };
-        if kept == 0 {
-            self.push_spans(&mut draft, &choices);
+        let mut builder = PlanBuilder { plan, in_flight: std::mem::take(&mut self.recycled.in_flight) };
+        builder.plan.spans = std::mem::take(&mut self.recycled.span_list);
+        let RunningSpans { mut spans, mut budget, is_deferred } = self.schedule_running(&mut builder.plan.preempted);
+        builder.plan.spans.reserve(spans.len());
+        builder.in_flight.reserve(spans.len());
+        let may_admit = builder.plan.preempted.is_empty() && !is_deferred;
+        let for_drafts = if may_admit { self.budget_for_drafts(&spans, budget) } else { 0 };
+        if for_drafts == 0 {
+            self.push_spans(&mut builder, &spans);
             if may_admit {
-                self.admit(&mut draft, &mut budget, 0);
+                self.admit(&mut builder, &mut budget, 0);
             }
         } else {
-            // Drafts get what the admissions leave, so their spans are made after these and stand before them.
-            budget -= kept;
-            self.admit(&mut draft, &mut budget, self.blocks_for(&choices));
-            self.add_drafts(&mut choices, budget + kept);
-            self.push_spans(&mut draft, &choices);
-            draft.plan.spans.rotate_right(choices.len());
-            draft.spans.rotate_right(choices.len());
+            // Drafts get what the admissions leave. So the running spans are pushed last, and then moved to the front.
+            budget -= for_drafts;
+            self.admit(&mut builder, &mut budget, self.blocks_for(&spans));
+            self.add_drafts(&mut spans, budget + for_drafts);
+            self.push_spans(&mut builder, &spans);
+            builder.plan.spans.rotate_right(spans.len());
+            builder.in_flight.rotate_right(spans.len());
         }
-        self.spare.choices = choices;
-        self.spare.choices.clear();
-        let Draft { mut plan, spans } = draft;
+        self.recycled.scheduled = spans;
+        let PlanBuilder { mut plan, in_flight } = builder;
         plan.memory = self.pool.drain_memory_ops().collect();
         plan.released = std::mem::take(&mut self.released);
         if !plan.spans.is_empty() {
             self.counters.steps += 1;
-            let (submitted, is_behind_failure, behind) = (false, false, Vec::new());
-            self.flights.push_back(Flight { step: plan.step, spans, submitted, is_behind_failure, behind });
-        } else if let Some(newest) = self.flights.back_mut() {
-            newest.behind.extend(&plan.memory);
+            self.in_flight.push_back(StepInFlight {
+                step: plan.step,
+                spans: in_flight,
+                is_submitted: false,
+                is_behind_failure: false,
+                later_memory_ops: Vec::new(),
+            });
+        } else if let Some(newest) = self.in_flight.back_mut() {
+            newest.later_memory_ops.extend(&plan.memory);
         }
         plan
     }
 
-    /// Takes back a plan that is no longer needed, so that the next one reuses its memory. Calling it is optional.
+    /// Returns a plan that is no longer needed, so that later plans reuse its memory. Optional.
     pub fn recycle(&mut self, mut plan: StepPlan) {
-        self.spare.spans.append(&mut plan.spans);
-        self.spare.list = plan.spans;
+        self.recycled.spans.append(&mut plan.spans);
+        self.recycled.span_list = plan.spans;
     }
 
-    fn push_spans(&mut self, draft: &mut Draft, choices: &[Choice]) {
-        for &choice in choices {
-            self.push_span(draft, choice, 0);
+    fn push_spans(&mut self, builder: &mut PlanBuilder, spans: &[ScheduledSpan]) {
+        for &span in spans {
+            self.push_span(builder, span, 0);
         }
     }
 
-    /// Gives the chosen tokens their slots and writes the span.
-    pub(crate) fn push_span(&mut self, draft: &mut Draft, choice: Choice, cached: usize) {
-        let Choice { request, index, count, drafts } = choice;
-        let before = self.flights.back().map(|f| f.step);
-        let Some(group) = self.groups.get_mut(&request) else {
-            return;
-        };
-        let Some(len) = group.seqs[index].table.as_ref().map(kvblock::BlockTable::len) else {
-            return;
-        };
-        let start = group.seqs[index].planned;
-        let (drawn, end) = (start + count - drafts, start + count);
-        let sample = group.sample(index, drawn);
-        self.scratch.clear();
-        group.copy_tokens(index, len..drawn.max(len), &mut self.scratch);
-        let (prompt, seq, arrival) = (group.request.prompt.len(), group.seq_id(index), group.arrival);
-        let beams = if group.request.beam_search { group.seqs.len() as u32 } else { 0 };
-        let Sequence { table: Some(table), output, planned, sent, drafts: proposed, last_step, .. } =
-            &mut group.seqs[index]
-        else {
-            return;
-        };
-        let mut drafted = std::mem::take(proposed);
-        drafted.truncate(drafts);
-        self.scratch.extend_from_slice(&drafted);
-        let mut keep = *sent;
+    /// Appends the tokens of a span to its table, and the span to the plan.
+    pub(crate) fn push_span(&mut self, builder: &mut PlanBuilder, span: ScheduledSpan, cached: usize) {
+        let ScheduledSpan { request, index, num_tokens, num_drafts } = span;
+        let newest_in_flight = self.in_flight.back().map(|f| f.step);
+        let Some(live) = self.requests.get_mut(&request) else { return };
+        let Some(len) = live.seqs[index].table.as_ref().map(kvblock::BlockTable::len) else { return };
+        let start = live.seqs[index].num_computed_tokens;
+        let (first_draft, end) = (start + num_tokens - num_drafts, start + num_tokens);
+        let sample = live.sample(index, first_draft);
+        self.appended.clear();
+        live.copy_tokens(index, len..first_draft.max(len), &mut self.appended);
+        let (prompt, seq, arrival) = (live.request.prompt.len(), live.seq_id(index), live.arrival);
+        let num_beams = if live.request.beam_search { live.seqs.len() as u32 } else { 0 };
+        let sequence = &mut live.seqs[index];
+        let Sequence { table: Some(table), output, num_sent_entries, drafts: proposed, .. } = sequence else { return };
+        let mut drafts = std::mem::take(proposed);
+        drafts.truncate(num_drafts);
+        self.appended.extend_from_slice(&drafts);
+        let mut keep = *num_sent_entries;
         if end > len {
-            match self.pool.append(table, &self.scratch) {
+            match self.pool.append(table, &self.appended) {
                 Ok(first_changed) => keep = keep.min(first_changed),
                 Err(no_space) => {
-                    debug_assert!(false, "room was made, yet {no_space}");
+                    debug_assert!(false, "the blocks of the span were free, yet {no_space}");
                     return;
                 }
             }
         }
         let entries = table.len().div_ceil(self.config.block_size);
-        let mut span = self.spare.span(seq, &table.tokens()[start..end], table.groups().len());
-        for (g, (own, group)) in span.groups.iter_mut().zip(table.groups()).enumerate() {
+        let recycled = self.recycled.spans.pop().map(|span| (span.tokens, span.groups));
+        let (mut tokens, mut groups) = recycled.unwrap_or_default();
+        tokens.clear();
+        tokens.extend_from_slice(&table.tokens()[start..end]);
+        groups.resize_with(table.groups().len(), GroupSpan::default);
+        for (g, (span, group)) in groups.iter_mut().zip(table.groups()).enumerate() {
             let holes = group.holes();
-            let append = (keep.max(holes)..entries).filter_map(|k| group.entry(k));
-            own.refill(holes, keep, append, table.slots_in(g, start..end));
+            (span.table.holes, span.table.keep) = (holes, keep);
+            span.table.append.clear();
+            span.table.append.extend((keep.max(holes)..entries).filter_map(|k| group.entry(k)));
+            span.slots.clear();
+            span.slots.extend(table.slots_in(g, start..end));
         }
-        let awaits = if drawn <= prompt + output.len() { None } else { before };
-        draft.plan.spans.push(Span { start, drafts, awaits, cached, sample: sample.clone(), ..span });
-        *sent = entries;
-        *planned = end;
-        *last_step = draft.plan.step;
-        draft.spans.push(InFlight { seq, arrival, start, end, drafts: drafted, sample: sample.clone(), beams });
-        for index in sample {
-            group.seqs[index as usize].promised += 1;
+        let awaits = if first_draft <= prompt + output.len() { None } else { newest_in_flight };
+        *num_sent_entries = entries;
+        sequence.num_computed_tokens = end;
+        sequence.last_step = builder.plan.step;
+        for index in sample.clone() {
+            live.seqs[index as usize].num_output_placeholders += 1;
         }
+        let in_flight = SpanInFlight { seq, arrival, start, end, drafts, sample: sample.clone(), num_beams };
+        builder.in_flight.push(in_flight);
+        builder.plan.spans.push(Span { seq, start, tokens, drafts: num_drafts, awaits, groups, cached, sample });
         self.counters.prompt_tokens_computed += (end.min(prompt) - start.min(prompt)) as u64;
-        // One partial prefill less.
+        // A completed prompt may allow another partial prefill.
         self.changes += u64::from(start < prompt && prompt <= end);
     }
 }

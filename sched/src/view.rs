@@ -1,20 +1,18 @@
-//! A borrowed view of the scheduler's requests; nothing is copied.
-//!
-//! Reading it costs what it reads; planning knows nothing of it.
+//! A borrowed view of the scheduler's requests. It copies nothing and costs planning nothing.
 
 use kvblock::{BlockId, BlockPool, BlockTable};
 
-use crate::group::Group;
+use crate::live_request::LiveRequest;
 use crate::{RequestId, Scheduler};
 
-/// Where a request stands.
+/// State of a live request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RequestState {
-    /// It holds blocks.
+    /// It owns blocks.
     Running,
-    /// It waits in host memory, or is on its way there.
+    /// It is in host memory, or about to be swapped out.
     Swapped,
-    /// It waits for blocks.
+    /// It waits for admission.
     Waiting,
 }
 
@@ -23,70 +21,70 @@ pub enum RequestState {
 pub struct RequestView<'a> {
     id: RequestId,
     state: RequestState,
-    group: &'a Group,
+    live: &'a LiveRequest,
 }
 
 impl RequestView<'_> {
-    /// Its name.
+    /// Its id.
     pub fn id(&self) -> RequestId {
         self.id
     }
 
-    /// Where it stands.
+    /// Its state.
     pub fn state(&self) -> RequestState {
         self.state
     }
 
-    /// Sequences that have not ended.
+    /// Number of sequences that have not ended.
     pub fn num_sequences(&self) -> usize {
-        self.group.num_live()
+        self.live.num_live()
     }
 
-    /// Tokens of its prompt.
+    /// Number of tokens in its prompt.
     pub fn prompt_tokens(&self) -> usize {
-        self.group.request.prompt.len()
+        self.live.request.prompt.len()
     }
 
-    /// Tokens that came from the prefix cache when it was last admitted.
+    /// Number of tokens that the last admission took from the prefix cache.
     pub fn cached_tokens(&self) -> usize {
-        self.group.cached
+        self.live.num_cached_tokens
     }
 
-    /// Tokens drawn so far, over all of its sequences.
+    /// Number of tokens drawn so far, over all of its sequences.
     pub fn generated_tokens(&self) -> usize {
-        self.group.seqs.iter().map(|s| s.output.len()).sum()
+        self.live.seqs.iter().map(|s| s.output.len()).sum()
     }
 
-    /// Tokens whose keys and values lie in its blocks, cached ones included; a prompt that sequences share counts once.
+    /// Number of tokens whose keys and values are in its blocks, cached ones included. A shared prompt counts once.
     pub fn computed_tokens(&self) -> usize {
-        let prompt = self.group.request.prompt.len();
-        let committed = || self.group.tables().map(BlockTable::committed);
+        let prompt = self.live.request.prompt.len();
+        let committed = || self.live.tables().map(BlockTable::committed);
         let shared = committed().max().unwrap_or(0).min(prompt);
         shared + committed().map(|tokens| tokens.saturating_sub(prompt)).sum::<usize>()
     }
 
-    /// How often it had to give its blocks back.
+    /// Number of times it was preempted.
     pub fn preemptions(&self) -> u32 {
-        self.group.preemptions
+        self.live.num_preemptions
     }
 
-    /// Its blocks, those in every table of every sequence: one that sequences share comes several times.
+    /// The blocks in all tables of all sequences. A block that sequences share occurs several times.
     pub fn blocks(&self) -> impl Iterator<Item = BlockId> + '_ {
-        self.group.tables().flat_map(BlockTable::groups).flat_map(|table| table.blocks().iter().copied())
+        self.live.tables().flat_map(BlockTable::groups).flat_map(|table| table.blocks().iter().copied())
     }
 }
 
 impl Scheduler {
-    /// All live requests: the running in order of admission, then the swapped and the waiting in order of their queues.
+    /// Returns all live requests: the running in order of admission, then the swapped and the waiting in queue order.
     pub fn requests(&self) -> impl Iterator<Item = RequestView<'_>> {
         let running = self.running.values().map(|id| (*id, RequestState::Running));
         let swapped = self.swapped.values().map(|id| (*id, RequestState::Swapped));
         let waiting = self.waiting.values().map(|id| (*id, RequestState::Waiting));
-        let view = |(id, state)| Some(RequestView { id, state, group: self.groups.get(&id)? });
+        let view = |(id, state)| Some(RequestView { id, state, live: self.requests.get(&id)? });
         running.chain(swapped).chain(waiting).filter_map(view)
     }
 
-    /// The pool, to look at.
+    /// The block pool.
     pub fn pool(&self) -> &BlockPool {
         &self.pool
     }

@@ -1,11 +1,10 @@
-//! Random arrivals, lengths, groups, priorities, aborts, stop strings, failed steps, tiny pools and budgets, against an
-//! executor with real contents.
+//! Random histories of arrivals, aborts, stop strings and failed steps, in small pools with small budgets, checked by
+//! an executor with simulated memory.
 //!
-//! In every step, planned after the commit of the one before or ahead of it: the audit passes, budgets hold,
-//! each block that is written has one owner and is not reissued before the commit, each sequence reads its own
-//! tokens and nothing else, two schedulers of the same history plan alike, the oldest of the aged is never
-//! preempted, and a plan survives serialisation. In the end: every sequence that was not ended from outside has
-//! said exactly what it says alone, within the steps of the progress theorem.
+//! After every step: the audit passes; the budgets hold; each block that is written has one owner and is not reused
+//! before the commit; each sequence reads exactly its own tokens; two schedulers with the same history return equal
+//! plans; the oldest aged request is never preempted; and a plan can be serialised and restored. At the end: every
+//! sequence that was not ended from outside has the output that it has alone, within the steps of the progress theorem.
 use std::collections::{HashMap, VecDeque};
 
 use crate::common::{self, Executor, answer, sampled};
@@ -14,18 +13,18 @@ use sched::{
     CacheGroup, Media, Outcome, Policy, PreemptionMode, Request, RequestId, SchedConfig, Scheduler, SeqId, StepPlan,
 };
 
-/// Something from outside, before a plan or between plan and commit. Numbers select modulo what is there.
+/// An external event, before a plan or between plan and commit. Numbers select an item modulo the number of items.
 #[derive(Clone, Debug)]
 enum Event {
     Submit(Request),
     Abort(usize),
     Finish(usize, u32),
-    /// So many drafts for a sequence, of which so many are right.
+    /// Drafts for a sequence: their number, and how many of them are right.
     Propose(usize, u32, usize, usize),
     Reset {
         running: bool,
     },
-    /// All steps in flight fail, in their order.
+    /// All steps in flight fail, in order.
     Fail,
 }
 
@@ -37,7 +36,7 @@ fn event() -> impl Strategy<Value = Event> {
         6 => (prompt, n, prop::bool::weighted(0.3), 1..20usize, 0..3i32, prop::bool::weighted(0.1), prop::bool::weighted(0.9))
             .prop_map(|(prompt, n, beam_search, max_tokens, priority, salted, read_prefix_cache)| {
                 let cache_salt = salted.then(|| "salt".into());
-                // Some prompts have an image at their fifth token: of two kinds, and of several lengths.
+                // Some prompts have one of two images at their fifth token, with several lengths.
                 let image = |len: usize| Media { digest: vec![len as u8 % 2], start: 4, len };
                 let media = if max_tokens % 4 == 0 { vec![image(max_tokens)] } else { Vec::new() };
                 let request = Request::new(RequestId(0), prompt, max_tokens);
@@ -91,7 +90,7 @@ fn config() -> impl Strategy<Value = SchedConfig> {
     )
 }
 
-/// Events before each plan and between it and its commit, for some steps; then silence.
+/// Events before each plan and between it and its commit, for some steps.
 fn history() -> impl Strategy<Value = Vec<(Vec<Event>, Vec<Event>)>> {
     let some = || prop::collection::vec(event(), 0..4);
     prop::collection::vec((some(), some()), 1..25)
@@ -100,15 +99,15 @@ fn history() -> impl Strategy<Value = Vec<(Vec<Event>, Vec<Event>)>> {
 struct World {
     config: SchedConfig,
     scheduler: Scheduler,
-    /// Is told the same and must plan the same.
-    twin: Scheduler,
+    /// Has the same history and must return the same plans.
+    replica: Scheduler,
     executor: Executor,
-    /// Executed and not committed.
+    /// Plans that are executed and not committed.
     in_flight: VecDeque<(StepPlan, Vec<Outcome>)>,
     next_id: u64,
     /// Live requests, in order of arrival.
     live: Vec<RequestId>,
-    /// Ended from outside, in whole or in part.
+    /// Requests of which some sequences were ended from outside.
     cut: Vec<SeqId>,
     finished: Vec<SeqId>,
     preemptions: HashMap<RequestId, usize>,
@@ -118,7 +117,7 @@ impl World {
     fn new(config: SchedConfig) -> World {
         World {
             scheduler: Scheduler::new(config.clone()).unwrap(),
-            twin: Scheduler::new(config.clone()).unwrap(),
+            replica: Scheduler::new(config.clone()).unwrap(),
             executor: Executor::new(&config),
             config,
             in_flight: VecDeque::new(),
@@ -135,7 +134,7 @@ impl World {
             Event::Submit(request) => {
                 let request = Request { id: RequestId(self.next_id), ..request.clone() };
                 let taken = self.scheduler.submit(request.clone());
-                assert_eq!(taken, self.twin.submit(request.clone()));
+                assert_eq!(taken, self.replica.submit(request.clone()));
                 let (bs, p, n, max_tokens) =
                     (self.config.block_size, request.prompt.len(), request.n, request.max_tokens);
                 let all = p / bs + n * ((p + max_tokens - 1).div_ceil(bs) - p / bs);
@@ -160,7 +159,7 @@ impl World {
             }
             Event::Abort(at) if !self.live.is_empty() => {
                 let id = self.live.remove(at % self.live.len());
-                assert!(self.scheduler.abort(id) && self.twin.abort(id));
+                assert!(self.scheduler.abort(id) && self.replica.abort(id));
                 let truth = self.executor.requests.get_mut(&id).unwrap();
                 let cut = (0..truth.request.n as u32).filter(|i| truth.live[*i as usize]);
                 self.cut.extend(cut.map(|index| SeqId { request: id, index }));
@@ -171,7 +170,7 @@ impl World {
                 let truth = self.executor.requests.get_mut(&seq.request).unwrap();
                 let was_live = !truth.request.beam_search && truth.live.get(*index as usize) == Some(&true);
                 assert_eq!(self.scheduler.finish_sequence(seq), was_live);
-                assert_eq!(self.twin.finish_sequence(seq), was_live);
+                assert_eq!(self.replica.finish_sequence(seq), was_live);
                 if was_live {
                     truth.live[*index as usize] = false;
                     self.cut.push(seq);
@@ -183,7 +182,7 @@ impl World {
                 if truth.live.get(*index as usize) == Some(&true) {
                     let drafts = truth.guess(*index, *right, *len);
                     let taken = self.scheduler.propose(seq, drafts.clone());
-                    assert_eq!(self.twin.propose(seq, drafts.clone()), taken);
+                    assert_eq!(self.replica.propose(seq, drafts.clone()), taken);
                     if taken {
                         truth.drafts[*index as usize] = drafts;
                     }
@@ -192,13 +191,13 @@ impl World {
             Event::Reset { running } => {
                 let idle = self.scheduler.stats().blocks_in_use == 0;
                 let done = self.scheduler.reset_prefix_cache(*running);
-                assert_eq!(self.twin.reset_prefix_cache(*running), done);
+                assert_eq!(self.replica.reset_prefix_cache(*running), done);
                 assert_eq!(done, idle || *running && self.in_flight.is_empty());
                 assert!(!done || self.scheduler.stats().blocks_free == self.config.num_blocks);
             }
             Event::Fail => {
                 while let Some((plan, _)) = self.in_flight.pop_front() {
-                    for scheduler in [&mut self.scheduler, &mut self.twin] {
+                    for scheduler in [&mut self.scheduler, &mut self.replica] {
                         scheduler.fail(plan.step, &plan.memory).unwrap();
                         scheduler.audit().unwrap();
                     }
@@ -214,24 +213,27 @@ impl World {
         self.live.retain(|id| self.executor.requests[id].live.iter().any(|l| *l));
     }
 
-    /// One step, with events between its plan and the commits that follow: in a patient step only those without
-    /// which the next could not be planned.
+    /// Runs a step, with events between its plan and the following commits. A patient step commits only if the next
+    /// plan requires it.
     fn step(&mut self, between: &[Event], is_patient: bool) {
         let plan = self.scheduler.plan();
-        assert_eq!(plan, self.twin.plan(), "the plan is not a function of the history");
-        // A plan says everything: what is executed is what was written down.
+        assert_eq!(plan, self.replica.plan(), "the plan is not a function of the history");
+        // Execute the deserialised plan, so that a plan is complete.
         let json = serde_json::to_string(&plan).unwrap();
         let replayed: StepPlan = serde_json::from_str(&json).unwrap();
         assert_eq!(plan, replayed);
         let waits_for_commit = !self.in_flight.is_empty();
-        assert!(!plan.spans.is_empty() || self.live.is_empty() || waits_for_commit, "work is there and none is done");
-        assert!(plan.spans.is_empty() || !self.live.is_empty(), "work is done without need");
+        assert!(
+            !plan.spans.is_empty() || self.live.is_empty() || waits_for_commit,
+            "an empty plan although requests are live"
+        );
+        assert!(plan.spans.is_empty() || !self.live.is_empty(), "a plan with spans although no request is live");
         self.scheduler.audit().unwrap();
         self.check_preempted(&plan);
         let outcomes = self.executor.execute(&replayed);
         let idle = plan.spans.is_empty();
         let hasty = plan.step.0.is_multiple_of(7);
-        for scheduler in [&mut self.scheduler, &mut self.twin] {
+        for scheduler in [&mut self.scheduler, &mut self.replica] {
             scheduler.submitted(plan.step).unwrap();
         }
         if !idle {
@@ -251,10 +253,10 @@ impl World {
         let late: Vec<SeqId> =
             sampled(&plan).filter(|q| !self.executor.requests[&q.request].live[q.index as usize]).collect();
         self.finished.extend(outcomes.iter().filter(|o| o.finished && !late.contains(&o.seq)).map(|o| o.seq));
-        // Late outcomes may be given or left out.
+        // Outcomes of ended sequences are optional.
         let given: Vec<Outcome> =
             outcomes.iter().filter(|o| plan.step.0.is_multiple_of(2) || !late.contains(&o.seq)).cloned().collect();
-        for scheduler in [&mut self.scheduler, &mut self.twin] {
+        for scheduler in [&mut self.scheduler, &mut self.replica] {
             scheduler.commit(plan.step, &given).unwrap();
         }
         self.executor.committed(&outcomes);
@@ -262,7 +264,7 @@ impl World {
         self.check();
     }
 
-    /// Who was preempted three times gives way only to the like who came before, or to a higher priority.
+    /// An aged request is preempted only for an earlier aged request or a higher priority.
     fn check_preempted(&mut self, plan: &StepPlan) {
         let aged: Vec<RequestId> =
             self.live.iter().copied().filter(|id| self.preemptions.get(id) >= Some(&3)).collect();
@@ -285,7 +287,7 @@ impl World {
     fn check(&self) {
         self.scheduler.audit().unwrap();
         let stats = self.scheduler.stats();
-        assert_eq!(stats, self.twin.stats());
+        assert_eq!(stats, self.replica.stats());
         assert_eq!(stats.blocks_in_use + stats.blocks_cached + stats.blocks_free, self.config.num_blocks);
         assert_eq!(stats.num_running + stats.num_waiting + stats.num_swapped, self.live.len());
         assert!(stats.num_swapped > 0 || stats.host_blocks_in_use == 0);
@@ -293,7 +295,7 @@ impl World {
         assert!(stats.prefix_hits <= stats.prefix_queries && stats.resumed_prefix_hits <= stats.resumed_prefix_queries);
     }
 
-    /// The bound of the progress theorem for what is live now.
+    /// The bound of the progress theorem for the live requests.
     fn bound(&self) -> usize {
         let live = || self.live.iter().map(|id| &self.executor.requests[id].request);
         let (requests, sequences): (usize, usize) = (live().count(), live().map(|r| r.n).sum());
@@ -302,7 +304,7 @@ impl World {
         (2 * self.config.max_in_flight - 1) * sequences * (priorities * (requests + 1) * work + 1)
     }
 
-    fn run_dry(&mut self) {
+    fn drain(&mut self) {
         let bound = self.bound();
         for _ in 0..bound {
             if self.live.is_empty() {
@@ -316,7 +318,7 @@ impl World {
         assert!(self.live.is_empty(), "{} requests live after {bound} steps", self.live.len());
         assert_eq!(self.scheduler.stats().blocks_in_use, 0);
 
-        // Beams come and go; a search has ended once it is not live.
+        // A search has ended once it is not live.
         let is_search = |seq: &SeqId| self.executor.requests[&seq.request].request.beam_search;
         let mut ended: Vec<SeqId> =
             self.finished.iter().chain(&self.cut).copied().filter(|seq| !is_search(seq)).collect();
@@ -337,7 +339,7 @@ impl World {
 }
 
 proptest! {
-    // `PROPTEST_CASES` asks for a longer run.
+    // `PROPTEST_CASES` sets the number of cases.
     #![proptest_config(ProptestConfig {
         cases: ProptestConfig::default().cases.max(1500),
         failure_persistence: None,
@@ -345,7 +347,7 @@ proptest! {
     })]
 
     #[test]
-    fn every_history_ends_with_the_answers_that_each_request_gives_alone(config in config(), history in history()) {
+    fn every_request_has_the_output_that_it_has_alone(config in config(), history in history()) {
         let mut world = World::new(config);
         for (before, between) in &history {
             for event in before {
@@ -353,16 +355,16 @@ proptest! {
             }
             world.step(between, true);
         }
-        world.run_dry();
+        world.drain();
     }
 }
 
 #[test]
-fn a_pool_too_small_for_the_load_gives_every_answer_after_many_preemptions() {
-    (1..=2).for_each(gives_every_answer_after_many_preemptions);
+fn every_output_is_right_in_a_pool_too_small_for_the_load() {
+    (1..=2).for_each(outputs_are_right_after_many_preemptions);
 }
 
-fn gives_every_answer_after_many_preemptions(max_in_flight: usize) {
+fn outputs_are_right_after_many_preemptions(max_in_flight: usize) {
     let config = SchedConfig { max_num_seqs: 12, enable_prefix_caching: true, max_in_flight, ..common::config(16, 4) };
     let mut world = World::new(config);
     for k in 0..30usize {
@@ -371,7 +373,7 @@ fn gives_every_answer_after_many_preemptions(max_in_flight: usize) {
         world.apply(&Event::Submit(Request { prompt, n: 1 + k % 3, beam_search: k % 5 == 4, ..request }));
     }
     assert_eq!(world.live.len(), 30);
-    world.run_dry();
+    world.drain();
     let stats = world.scheduler.stats();
     assert!(stats.preemptions > 10, "{stats:?}");
     assert!(stats.prefix_hits > 100, "{stats:?}");

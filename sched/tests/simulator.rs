@@ -1,4 +1,4 @@
-//! The simulator of `examples/simulate`: what must be true of any model of batching, and of this one.
+//! The simulator in `examples/simulate`.
 
 #[allow(dead_code)]
 #[path = "../examples/simulate/sim/mod.rs"]
@@ -12,7 +12,7 @@ use self::sim::trace::{Arrival, Lengths, generate, parse_csv};
 const AT_ONCE: f64 = f64::INFINITY;
 const QUIRE: Policy = Policy::Quire { max_in_flight: 1 };
 
-/// Requests at once, with each length of these ranges in turn, in an order that mixes them.
+/// Requests that arrive together, with the lengths of these ranges in a mixed order.
 fn spread(count: usize, prompts: std::ops::Range<usize>, outputs: std::ops::Range<usize>) -> Vec<Arrival> {
     let pick = |k: usize, range: &std::ops::Range<usize>, stride: usize| range.start + k * stride % range.len();
     (0..count).map(|k| Arrival { at: 0.0, prompt: pick(k, &prompts, 37), output: pick(k, &outputs, 61) }).collect()
@@ -29,7 +29,7 @@ fn every_request_ends_once_with_all_of_its_tokens_under_every_policy() {
                 assert_eq!((run.queueing.len(), run.end_to_end.len()), (60, 60), "{policy:?}");
                 assert_eq!(run.output_tokens, trace.iter().map(|a| a.output).sum::<usize>());
                 assert!(run.largest_batch <= batch && run.queueing.iter().all(|s| *s >= 0.0));
-                for share in [run.device_busy(), run.places_busy(), run.kv_utilisation()] {
+                for share in [run.device_busy(), run.slots_busy(), run.kv_utilisation()] {
                     assert!(share > 0.0 && share <= 1.0 + 1e-9, "{policy:?}: {share}");
                 }
                 assert_eq!(run.elapsed, policy.run(&trace, &gpu, batch).elapsed, "not a function of its input");
@@ -39,7 +39,7 @@ fn every_request_ends_once_with_all_of_its_tokens_under_every_policy() {
 }
 
 #[test]
-fn blocks_of_16_are_used_to_96_percent_where_sequences_hold_200_tokens_or_more() {
+fn blocks_of_16_are_96_percent_used_if_sequences_have_200_tokens_or_more() {
     let gpu = CostModel::opt_13b_on_a100();
     let traces = [spread(300, 150..251, 1..100), spread(300, 100..301, 50..250), spread(300, 1..400, 300..500)];
     let drawn = (0..10).map(|seed| generate(Lengths::ShareGpt, 300, AT_ONCE, seed));
@@ -47,12 +47,12 @@ fn blocks_of_16_are_used_to_96_percent_where_sequences_hold_200_tokens_or_more()
         let run = QUIRE.run(&trace, &gpu, 256);
         assert!(run.kv_utilisation() >= 0.96, "{}", run.kv_utilisation());
         assert!(run.largest_batch > 20);
-        // A step ahead, the blocks of a sequence are kept for a step behind its end.
+        // A step ahead, the blocks of a sequence are kept for one step after its end.
         let ahead = Policy::Quire { max_in_flight: 2 }.run(&trace, &gpu, 256);
         let steps = run.output_tokens as f64 / trace.len() as f64;
         assert!(ahead.kv_utilisation() * (1.0 + 2.0 / steps) >= run.kv_utilisation(), "{}", ahead.kv_utilisation());
     }
-    // Half a block is wasted per sequence, so that short sequences or long blocks use less.
+    // Half a block is wasted per sequence, so the share is lower for short sequences or long blocks.
     let run = sim::paged::run(&spread(300, 1..20, 1..50), &gpu, 256, 16, 1);
     assert!(run.kv_utilisation() < 0.9);
     let run = sim::paged::run(&spread(300, 100..301, 50..250), &gpu, 256, 128, 1);
@@ -78,7 +78,7 @@ fn continuous_batching_is_at_least_as_fast_as_static_for_every_seed() {
 }
 
 #[test]
-fn at_equal_steps_the_ratio_tends_to_longest_over_mean() {
+fn with_steps_of_equal_cost_the_ratio_tends_to_longest_over_mean() {
     let flat = CostModel::flat(2048);
     let limit = 2000.0 / 1025.0;
     let mut last = 0.0;
@@ -98,14 +98,14 @@ fn at_equal_steps_the_ratio_tends_to_longest_over_mean() {
 }
 
 #[test]
-fn requests_of_one_length_gain_nothing_from_continuous_batching_but_memory() {
+fn requests_of_equal_length_gain_only_memory_from_continuous_batching() {
     let trace = vec![Arrival { at: 0.0, prompt: 10, output: 30 }; 64];
     let flat = CostModel::flat(2048);
     let steps = |policy: Policy| policy.run(&trace, &flat, 16).steps;
     assert_eq!(
         Policy::ALL.map(steps),
         [120, 120, 120, 120, 120 + 4],
-        "a step ahead, each of four waves is computed once behind its end"
+        "a step ahead, each of four waves computes one step too many"
     );
     let gpu = CostModel::opt_13b_on_a100();
     assert_eq!(Policy::StaticMax.run(&trace, &gpu, 64).largest_batch, 7, "15,728 tokens of cache hold 7 of 2,048");
@@ -124,7 +124,7 @@ fn planning_a_step_ahead_hides_the_host() {
 }
 
 #[test]
-fn the_cost_of_a_step_is_the_greater_of_bytes_and_flops_and_the_launches() {
+fn the_cost_of_a_step_is_the_greater_of_bytes_and_flops_plus_launches() {
     let gpu = CostModel::opt_13b_on_a100();
     let launches = 480.0 * 2e-6;
     let mut decode = Work::default();
@@ -139,19 +139,19 @@ fn the_cost_of_a_step_is_the_greater_of_bytes_and_flops_and_the_launches() {
 }
 
 #[test]
-fn a_csv_is_read_or_refused_with_the_line() {
+fn an_invalid_csv_is_refused_with_the_line() {
     let trace = parse_csv("arrival,prompt,output\n0.5, 10, 20\n\n0,1,1\n", 2048).unwrap();
     let arrival = |at, prompt, output| Arrival { at, prompt, output };
     assert_eq!(trace, [arrival(0.0, 1, 1), arrival(0.5, 10, 20)]);
     let error = |text: &str| parse_csv(text, 2048).unwrap_err();
     assert_eq!(error("0,1,1\n0,1"), "line 2: found \"0,1\", expected arrival seconds, prompt tokens, output tokens");
-    assert!(error("0,1,0").ends_with("times from 0 on, at least one token each"));
-    assert_eq!(error("0,2000,49"), "line 1: 2000 + 49 tokens are more than the context of 2048");
-    assert_eq!(error("arrival,prompt,output"), "the trace holds no request");
+    assert!(error("0,1,0").ends_with("times must be at least 0, token counts at least 1"));
+    assert_eq!(error("0,2000,49"), "line 1: found 2000 + 49 tokens, expected at most 2048, the context length");
+    assert_eq!(error("arrival,prompt,output"), "the trace is empty: expected at least one request");
 }
 
 #[test]
-fn a_quantile_is_the_value_of_nearest_rank() {
+fn a_quantile_is_the_value_of_the_nearest_rank() {
     let seconds: Vec<f64> = (1..=100).rev().map(f64::from).collect();
     assert_eq!([0.5, 0.99, 1.0].map(|share| Run::quantile(&seconds, share)), [50.0, 99.0, 100.0]);
 }

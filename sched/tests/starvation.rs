@@ -1,29 +1,26 @@
-//! Others never stop coming, and each request ends all the same: within a number of plans that the test computes, and
-//! without being preempted again once it is the oldest request and was preempted three times.
+//! Under endless arrivals each request ends, within a number of plans that the test computes. The oldest request is not
+//! preempted again after three preemptions.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
 
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
-use sched::{Outcome, Request, RequestId, SchedConfig, Scheduler, StepPlan};
+use sched::{Request, RequestId, SchedConfig, Scheduler, StepPlan};
+
+use crate::common::outcomes;
 
 /// Shape of a request: prompt, sequences, output tokens.
 type Shape = (usize, usize, usize);
 
-/// Every request that came before the watched one, and then itself, is the oldest for a while. The oldest runs, or it is
-/// the head of the queue while those that run or are swapped out end by the progress theorem. Each preemption of it is one
-/// such round, and after the third no other stands before it.
+/// Every request before the watched one, and then the watched one, is the oldest for a while. The oldest runs, or is
+/// the head of the queue while the running and swapped requests end by the progress theorem. Each preemption of it is
+/// one such round, and after the third it has the best rank.
 fn bound(config: &SchedConfig, before: usize, most: Shape) -> usize {
     let (requests, (prompt, n, max_tokens)) = (config.max_num_seqs + config.host_blocks, most);
     let work = prompt + n * (max_tokens - 1);
     let round = (2 * config.max_in_flight - 1) * config.max_num_seqs * ((requests + 1) * work + 1);
     (before + 1) * 4 * round
-}
-
-fn outcomes(plan: &StepPlan) -> Vec<Outcome> {
-    let sampled = plan.spans.iter().flat_map(|s| s.sample.clone().map(|index| sched::SeqId { index, ..s.seq }));
-    sampled.map(|seq| Outcome::token(seq, 1, false)).collect()
 }
 
 fn request(id: u64, (prompt, n, max_tokens): Shape) -> Request {
@@ -34,10 +31,11 @@ fn is_live(scheduler: &Scheduler, id: u64) -> bool {
     scheduler.requests().any(|request| request.id() == RequestId(id))
 }
 
-/// Plans until request `watched` has ended, with at least four others waiting at each plan; how often it was preempted.
+/// Plans until request `watched` has ended, with at least four others waiting at each plan. Returns how often it was
+/// preempted.
 fn watch(config: &SchedConfig, watched: Shape, others: &[Shape], before: u64) -> Result<usize, TestCaseError> {
     let mut s = Scheduler::new(config.clone()).unwrap();
-    // A shape that can never run is refused at once, and would leave the queue empty.
+    // A shape that can never run is refused and would leave the queue empty.
     let mut fitting: Vec<Shape> = others.to_vec();
     fitting.retain(|shape| Scheduler::new(config.clone()).unwrap().submit(request(0, *shape)).is_ok());
     fitting.push((4, 1, 8));
@@ -49,7 +47,7 @@ fn watch(config: &SchedConfig, watched: Shape, others: &[Shape], before: u64) ->
     let mut next = before + 1;
     let most = others.iter().fold((4, 2, 40), |m: Shape, o| (m.0.max(o.0), m.1.max(o.1), m.2.max(o.2)));
     let bound = bound(config, before as usize, most);
-    let mut flying: VecDeque<StepPlan> = VecDeque::new();
+    let mut in_flight: VecDeque<StepPlan> = VecDeque::new();
     let (mut plans, mut preempted) = (0, 0);
     while is_live(&s, before) {
         plans += 1;
@@ -63,25 +61,25 @@ fn watch(config: &SchedConfig, watched: Shape, others: &[Shape], before: u64) ->
         if plan.preempted.contains(&RequestId(before)) {
             prop_assert!(
                 !is_oldest || preempted < 3,
-                "preempted again, though it is the oldest and was {preempted} times"
+                "preempted again, although it is the oldest and was preempted {preempted} times"
             );
             preempted += 1;
         }
         s.submitted(plan.step).unwrap();
         let is_idle = plan.spans.is_empty();
         if !is_idle {
-            flying.push_back(plan);
+            in_flight.push_back(plan);
         }
-        while flying.len() >= config.max_in_flight || is_idle && !flying.is_empty() {
-            let plan = flying.pop_front().unwrap();
-            s.commit(plan.step, &outcomes(&plan)).unwrap();
+        while in_flight.len() >= config.max_in_flight || is_idle && !in_flight.is_empty() {
+            let plan = in_flight.pop_front().unwrap();
+            s.commit(plan.step, &outcomes(&plan, 1)).unwrap();
         }
     }
     Ok(preempted)
 }
 
 #[test]
-fn a_request_ends_though_others_never_stop_coming() {
+fn every_request_ends_under_endless_arrivals() {
     let pool = (12..24usize, 3..9usize, 1..30usize, prop_oneof![Just(0), 1..12usize], 1..3usize);
     let watched = (1..4usize, Just(1usize), 20..40usize);
     let others = prop::collection::vec((1..24usize, 1..3usize, 4..24usize), 1..12);

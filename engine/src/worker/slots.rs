@@ -10,7 +10,7 @@ use std::sync::Arc;
 use attention_kernels::KernelError;
 use device::profile::{self, Cost};
 use device::{Buffer, Device, Dtype, Queue};
-use sampling::device::{DeviceSampler, Limits, Logits, Pending, Place, Row, SampleError};
+use sampling::device::{DeviceSampler, Limits, Logits, Pending, Row, SampleError, TokenCopy};
 use sampling::{Context, Sampled, TokenSet};
 use sched::SeqId;
 
@@ -25,7 +25,7 @@ pub(super) struct Slots {
     /// Rows that the current step draws from.
     rows: Vec<Row>,
     /// Tokens of the current step that are known only on the device.
-    places: Vec<Place>,
+    places: Vec<TokenCopy>,
 }
 
 impl Slots {
@@ -106,21 +106,21 @@ impl Slots {
 
     /// Notes that token `at` of this step is the last token of the sequence in `slot`, which a step in flight draws.
     pub fn add_awaited(&mut self, slot: u32, at: u32) {
-        self.places.push(Place { slot, at });
+        self.places.push(TokenCopy { slot, index: at });
     }
 
     /// Sends the step's inputs to the sampler, before the forward pass.
     pub fn stage(&mut self) -> Result<(), SampleError> {
-        self.sampler.announce(&self.places)?;
+        self.sampler.set_token_copies(&self.places)?;
         self.sampler.stage(&self.rows, self.rows.len())
     }
 
     /// Copies the awaited tokens into the step's token array.
     pub fn fill(&self, tokens: &Buffer) -> Result<(), KernelError> {
-        self.sampler.place(tokens).map_err(|error| match error {
+        self.sampler.copy_tokens(tokens).map_err(|error| match error {
             SampleError::Device(error) => error.into(),
-            SampleError::Place { at, places } => {
-                KernelError::Shape { what: "row of an awaited token", found: at as usize, expected: places }
+            SampleError::TokenIndex { index, len } => {
+                KernelError::Shape { what: "row of an awaited token", found: index as usize, expected: len }
             }
             other => KernelError::Unsupported { variant: "sampling", found: other.to_string() },
         })

@@ -1,5 +1,5 @@
-//! A tiny engine of somebody else's on kvblock alone: a "model" whose key of a token is the token itself, two requests
-//! with one beginning, and an attention that sums what the block table leads to.
+//! A tiny engine that depends only on kvblock: a "model" in which the key of a token is the token itself, two requests
+//! with a common prefix, and an attention that sums the slots of the block table.
 
 use kvblock::{BlockPool, MemOp, PoolConfig, Prompt};
 
@@ -25,7 +25,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
                     let start = block.index() * BLOCK_SIZE;
                     keys[start + from_slot..start + BLOCK_SIZE].fill(f64::NAN);
                 }
-                other => return Err(format!("{other}: a pool without host blocks orders no swap").into()),
+                other => return Err(format!("{other}: expected no swap from a pool without host blocks").into()),
             }
         }
         let start = table.committed();

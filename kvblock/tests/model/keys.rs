@@ -1,4 +1,4 @@
-//! The keys that sequences of the model have, and the contents that follow from a key and its tokens.
+//! The keys of the model's sequences, and the contents determined by a key and its tokens.
 
 use std::sync::LazyLock;
 
@@ -11,7 +11,7 @@ pub struct Key {
     pub media: Vec<Media>,
 }
 
-/// The keys in use: sequences have one of them by its index. Some agree up to a later image.
+/// All keys. A sequence refers to one by index. Some are equal up to a later image.
 pub static KEYS: LazyLock<Vec<Key>> = LazyLock::new(|| {
     let texts = |salt, adapter| Key { salt, adapter, media: Vec::new() };
     let images = |salt, media: &[(&str, usize, usize)]| {
@@ -39,7 +39,7 @@ pub fn prompt(key: usize, tokens: &[u32]) -> Prompt<'_> {
     Prompt { salt: *salt, adapter: *adapter, media, ..Prompt::new(tokens) }
 }
 
-/// Which inputs a position holds a placeholder of, by their digests and beginnings.
+/// Digests and first positions of the inputs with a placeholder at a position.
 fn inputs(key: usize, position: usize) -> Vec<(&'static [u8], usize)> {
     let holds = |media: &&Media| (media.start..media.start + media.len).contains(&position);
     let mut inputs: Vec<_> = KEYS[key].media.iter().filter(holds).map(|m| (&m.digest[..], m.start)).collect();
@@ -47,13 +47,13 @@ fn inputs(key: usize, position: usize) -> Vec<(&'static [u8], usize)> {
     inputs
 }
 
-/// Whether two keys mean the same for the first `len` tokens.
+/// Whether two keys are equivalent for the first `len` tokens.
 pub fn agree(a: usize, b: usize, len: usize) -> bool {
     let texts = |key: usize| (KEYS[key].salt, KEYS[key].adapter);
     a == b || texts(a) == texts(b) && (0..len).all(|position| inputs(a, position) == inputs(b, position))
 }
 
-/// What the keys and values behind each token depend on: group, key, and every token so far.
+/// The contents of each token's slot: a hash of group, key and all tokens so far.
 pub fn contents(group: usize, key: usize, tokens: &[u32]) -> Vec<u64> {
     let mut state = 0;
     let mut mix = |value: u64| {

@@ -1,7 +1,7 @@
-//! The machine: a pool, what a naive model says it must do, and the memory behind it.
+//! The machine: a pool, a naive model of it, and simulated memory.
 //!
-//! [`drive`] plays any bytes: the first eight choose a pool, each following eight an operation. After every operation
-//! the books, the contents of all blocks, the order of the free list and the replayed events are checked.
+//! [`drive`] interprets any bytes: the first eight choose a pool, each following eight an operation. After every
+//! operation it checks the metadata, the contents of all blocks, the order of the free list and the replayed events.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,13 +13,13 @@ use kvblock::{
 use super::keys::{KEYS, contents, prompt};
 use super::naive::{Id, NaiveCache, first_read};
 
-/// Bytes that choose a pool, and bytes per operation.
+/// Number of bytes that choose a pool or an operation.
 pub const STEP: usize = 8;
 
-/// Most live sequences, swapped ones included.
-const MOST: usize = 12;
+/// Greatest number of live sequences, swapped ones included.
+const MAX_SEQUENCES: usize = 12;
 
-/// Plays the pool and the operations that these bytes say, and panics if anything is not as it must be.
+/// Runs the operations that these bytes encode. Panics if a check fails.
 pub fn drive(bytes: &[u8]) {
     let mut steps = bytes.chunks_exact(STEP);
     let Some(pool) = steps.next() else { return };
@@ -30,7 +30,7 @@ pub fn drive(bytes: &[u8]) {
     world.end();
 }
 
-/// Tokens in which prefixes meet: few kinds, and long equal beginnings.
+/// Tokens with many common prefixes: few kinds and long equal beginnings.
 fn tokens(kind: u8, len: usize) -> Vec<u32> {
     let mut tokens = vec![0; len];
     if let Some(token) = tokens.get_mut(usize::from(kind >> 2) % 24) {
@@ -45,19 +45,19 @@ struct Sequence {
     key: usize,
     /// Identity of the prefix up to each full committed block.
     chain: Vec<Id>,
-    /// First entry whose contents are invalid: all from there on is computed from garbage and must not be found.
+    /// First entry with invalid contents. Everything from there on must not be found.
     invalid: Option<usize>,
 }
 
 impl Sequence {
     /// Keeps the first `entries` of the table.
-    fn cut(&mut self, entries: usize) {
+    fn truncate(&mut self, entries: usize) {
         self.invalid = self.invalid.filter(|first| *first < entries);
     }
 }
 
 /// A sequence that was swapped out.
-struct Away {
+struct SwappedSequence {
     tokens: Vec<u32>,
     key: usize,
     chain: Vec<Id>,
@@ -66,7 +66,7 @@ struct Away {
     groups: Vec<(usize, Vec<HostBlockId>)>,
 }
 
-/// What a computation over invalid contents writes. No contents are equal to it.
+/// Result of a computation over invalid contents. No valid contents are equal to it.
 const GARBAGE: u64 = u64::MAX;
 
 struct World {
@@ -74,28 +74,29 @@ struct World {
     groups: Vec<CacheGroup>,
     block_size: usize,
     caching: bool,
-    /// Whether equal names mean equal prefixes.
+    /// Whether equal hashes mean equal prefixes.
     wide_hash: bool,
     /// `None` is NaN.
     memory: Vec<Vec<Option<u64>>>,
     host: Vec<Vec<Option<u64>>>,
     live: Vec<Sequence>,
     pinned: Vec<PinnedPrefix>,
-    swapped: Vec<(Swapped, Vec<Away>)>,
+    swapped: Vec<(Swapped, Vec<SwappedSequence>)>,
     cached: NaiveCache,
-    /// The index as somebody else knows it from the events.
+    /// The index, reconstructed from the events.
     replica: BTreeMap<(usize, PrefixHash), Vec<u32>>,
-    /// Blocks that the operation took, and cached ones that it shared.
-    taken: BTreeSet<BlockId>,
+    /// Blocks that the operation allocated.
+    allocated: BTreeSet<BlockId>,
+    /// Cached blocks that the operation shared.
     hits: BTreeSet<BlockId>,
-    /// Free cached blocks that the operation took out of the index, so that they moved to the front.
+    /// Free cached blocks that the operation removed from the index, which moved them to the front.
     uncached: BTreeSet<BlockId>,
-    /// The names of all cached blocks before the operation.
-    names: BTreeMap<BlockId, (usize, PrefixHash)>,
-    /// What never changes: the seed, and the bytes of the books.
-    fixed: (Option<u64>, usize),
-    /// The operation gave one whole table back, so the cached blocks that it freed are one chain.
-    gave_back: bool,
+    /// Group and hash of all cached blocks before the operation.
+    hashes: BTreeMap<BlockId, (usize, PrefixHash)>,
+    /// The hash seed and the size of the metadata, which never change.
+    constants: (Option<u64>, usize),
+    /// Whether the operation released one whole table, so that the cached blocks that it freed are one chain.
+    released_table: bool,
 }
 
 impl World {
@@ -123,7 +124,7 @@ impl World {
             ..PoolConfig::new(num_blocks, block_size)
         };
         let (caching, pool) = (config.prefix_caching, BlockPool::new(config).unwrap());
-        let fixed = (caching.then_some(seed as u64), pool.metadata_bytes());
+        let constants = (caching.then_some(seed as u64), pool.metadata_bytes());
         World {
             caching,
             pool,
@@ -137,12 +138,12 @@ impl World {
             swapped: Vec::new(),
             cached: NaiveCache::default(),
             replica: BTreeMap::new(),
-            taken: BTreeSet::new(),
+            allocated: BTreeSet::new(),
             hits: BTreeSet::new(),
             uncached: BTreeSet::new(),
-            names: BTreeMap::new(),
-            fixed,
-            gave_back: false,
+            hashes: BTreeMap::new(),
+            constants,
+            released_table: false,
         }
     }
 
@@ -164,21 +165,21 @@ impl World {
 
     fn step(&mut self, bytes: &[u8]) {
         let before_free: Vec<BlockId> = self.pool.free_blocks().collect();
-        self.taken.clear();
+        self.allocated.clear();
         self.hits.clear();
         self.uncached.clear();
-        self.names = named(&self.pool);
-        self.gave_back = false;
+        self.hashes = cached_hashes(&self.pool);
+        self.released_table = false;
         let (a, b, c, d) = (usize::from(bytes[1]), bytes[2], usize::from(bytes[3]), usize::from(bytes[4]));
-        let room = self.live.len() + self.swapped.iter().map(|s| s.1.len()).sum::<usize>() < MOST;
+        let has_capacity = self.live.len() + self.swapped.iter().map(|s| s.1.len()).sum::<usize>() < MAX_SEQUENCES;
         let some = (!self.live.is_empty()).then(|| a % self.live.len().max(1));
         match (bytes[0] % 36, some) {
-            (0..6, _) if room => {
+            (0..6, _) if has_capacity => {
                 self.open(&tokens(b, a % 32), c % KEYS.len(), d, usize::from(bytes[5]) % 3, bytes[6].is_multiple_of(2))
             }
             (6..10, Some(at)) if self.live[at].tokens.len() < 40 => self.append(at, &tokens(b, c % 10)),
             (10..17, Some(at)) => self.compute(at, if c % 3 == 0 { 100 } else { c % 16 }),
-            (17..20, Some(at)) if room => self.fork(at),
+            (17..20, Some(at)) if has_capacity => self.fork(at),
             (20, Some(at)) => self.truncate(at, c % 40),
             (21, Some(at)) => self.replace(at, c % 40, u32::from(b)),
             (22..25, Some(at)) => self.release(at, d % 4 == 0),
@@ -192,8 +193,8 @@ impl World {
             (29 | 30, _) if !self.swapped.is_empty() => self.swap_in(a % self.swapped.len(), d % 3, c % 8 == 0),
             (31, _) => self.reset(),
             (32..34, _) => self.forget(a, d % 4 == 0),
-            (34, Some(at)) => self.commit_too_much(at, c),
-            (35, _) => self.meet_stranger(d),
+            (34, Some(at)) => self.exceed_table(at, c),
+            (35, _) => self.use_foreign_tables(d),
             _ => {}
         }
         self.apply_memory_ops();
@@ -212,8 +213,8 @@ impl World {
         let prompt = Prompt { hashes: hashes.as_ref(), ..prompt };
         let lookup = self.pool.lookup(prompt);
         let admission = self.pool.admit(prompt);
-        let said = (admission.cached_tokens(), admission.blocks_needed(), admission.miss());
-        assert_eq!((lookup.cached_tokens, lookup.blocks_needed, lookup.miss), said);
+        let admitted = (admission.cached_tokens(), admission.blocks_needed(), admission.miss());
+        assert_eq!((lookup.cached_tokens, lookup.blocks_needed, lookup.miss), admitted);
         assert_eq!(admission.cached_tokens(), hits * bs);
         let usable = tokens.len().saturating_sub(1) / bs;
         match admission.miss() {
@@ -259,12 +260,12 @@ impl World {
         let s = &mut self.live[at];
         let old = s.table.groups().to_vec();
         let entries = old[0].num_entries();
-        let room = entries * self.block_size - s.tokens.len();
-        let writes_tail = room > 0 && !tokens.is_empty();
-        let tails: Vec<BlockId> =
-            old.iter().filter_map(|g| g.blocks().last().copied()).filter(|_| writes_tail).collect();
-        let shared = tails.iter().filter(|b| owners[b] > 1).count();
-        let wanted = old.len() * tokens.len().saturating_sub(room).div_ceil(self.block_size) + shared;
+        let free_slots = entries * self.block_size - s.tokens.len();
+        let writes_last = free_slots > 0 && !tokens.is_empty();
+        let last: Vec<BlockId> =
+            old.iter().filter_map(|g| g.blocks().last().copied()).filter(|_| writes_last).collect();
+        let shared = last.iter().filter(|b| owners[b] > 1).count();
+        let wanted = old.len() * tokens.len().saturating_sub(free_slots).div_ceil(self.block_size) + shared;
         assert_eq!(self.pool.blocks_needed([(&s.table, tokens.len())]), wanted);
         match self.pool.append(&mut s.table, tokens) {
             Ok(first_changed) => {
@@ -274,11 +275,11 @@ impl World {
                 for (old, new) in old.iter().zip(s.table.groups()) {
                     assert!((0..first_changed).all(|k| old.entry(k) == new.entry(k)));
                     let changed = (0..new.num_entries()).filter(|k| old.entry(*k) != new.entry(*k));
-                    self.taken.extend(changed.filter_map(|k| new.entry(k)));
+                    self.allocated.extend(changed.filter_map(|k| new.entry(k)));
                 }
-                assert_eq!(self.taken.len(), wanted);
-                tails.iter().filter(|b| owners[b] == 1).for_each(|b| self.cached.forget(*b));
-                self.taken.iter().for_each(|b| self.cached.forget(*b));
+                assert_eq!(self.allocated.len(), wanted);
+                last.iter().filter(|b| owners[b] == 1).for_each(|b| self.cached.forget(*b));
+                self.allocated.iter().for_each(|b| self.cached.forget(*b));
             }
             Err(error) => {
                 assert_eq!(error, TableError::NoSpace(NoSpace { wanted, free: available }));
@@ -287,7 +288,7 @@ impl World {
         }
     }
 
-    /// Writes the keys of the next tokens and commits them, as a forward pass would.
+    /// Writes the contents of the next tokens and commits them, like a forward pass.
     fn compute(&mut self, at: usize, most: usize) {
         let owners = self.owners();
         let bs = self.block_size;
@@ -297,8 +298,8 @@ impl World {
             let values = contents(g, s.key, &s.tokens);
             for (position, slot) in (start..end).zip(s.table.slots_in(g, start..end)) {
                 let (block, offset) = (slot as usize / bs, slot as usize % bs);
-                assert_eq!(owners[&BlockId(block as u32)], 1, "a shared block is written");
-                assert!(!self.cached.contains(BlockId(block as u32)), "a cached block is written");
+                assert_eq!(owners[&BlockId(block as u32)], 1, "a shared block would be written");
+                assert!(!self.cached.contains(BlockId(block as u32)), "a cached block would be written");
                 let is_valid = s.invalid.is_none_or(|first| position / bs < first);
                 self.memory[block][offset] = Some(if is_valid { values[position] } else { GARBAGE });
             }
@@ -307,14 +308,14 @@ impl World {
         self.pool.commit(&mut s.table, end).unwrap();
         if self.caching {
             let full = start / bs..s.invalid.unwrap_or(usize::MAX).min(end / bs);
-            let names = Names { pool: &self.pool, before: &self.names, owners: &owners };
-            let orphans = store_full(&mut self.cached, s, &computed, full, &names);
+            let hashes = Hashes { pool: &self.pool, before: &self.hashes, owners: &owners };
+            let orphans = store_full(&mut self.cached, s, &computed, full, &hashes);
             self.uncached.extend(orphans);
         }
     }
 
-    /// Commits tokens that have no slot: refused.
-    fn commit_too_much(&mut self, at: usize, more: usize) {
+    /// Commits, pins and replaces tokens beyond the end: refused.
+    fn exceed_table(&mut self, at: usize, more: usize) {
         let s = &mut self.live[at];
         let (wanted, len, committed) = (s.tokens.len() + 1 + more, s.tokens.len(), s.table.committed());
         assert_eq!(self.pool.commit(&mut s.table, wanted), Err(TableError::BeyondEnd { wanted, len }));
@@ -322,8 +323,8 @@ impl World {
         assert_eq!(self.pool.replace(&mut s.table, len + more, 0), None);
     }
 
-    /// Hands the pool a table and a swapped sequence of another one: both are refused and stay whole.
-    fn meet_stranger(&mut self, how: usize) {
+    /// Calls the pool with a table and a swapped sequence of another pool. Both are refused and do not change.
+    fn use_foreign_tables(&mut self, how: usize) {
         let mut theirs = BlockPool::new(PoolConfig { host_blocks: 8, ..PoolConfig::new(8, 4) }).unwrap();
         let mut table = theirs.admit(Prompt::new(&[0; 9])).open(0).unwrap();
         theirs.append(&mut table, &[0; 9]).unwrap();
@@ -343,7 +344,7 @@ impl World {
         assert_eq!(self.pool.swap_in(&mut swapped, 0).map(drop), Err(foreign));
         let mut tables = vec![table];
         assert_eq!(self.pool.swap_out(&mut tables).map(drop), Err(foreign));
-        // Given back here, they go home.
+        // Released to the wrong pool, their blocks go back to their own.
         match how % 3 {
             0 => tables.into_iter().for_each(|table| self.pool.release(table)),
             1 => self.pool.discard(swapped),
@@ -392,7 +393,7 @@ impl World {
                 assert!(len <= s.tokens.len());
                 s.tokens.truncate(len);
                 s.chain.truncate(committed / bs);
-                s.cut(s.tokens.len().div_ceil(bs));
+                s.truncate(s.tokens.len().div_ceil(bs));
                 if cuts && !len.is_multiple_of(bs) {
                     let tails = s.table.groups().iter().filter_map(|g| g.blocks().last().copied());
                     tails.filter(|b| owners[b] == 1).for_each(|b| self.cached.forget(b));
@@ -407,16 +408,16 @@ impl World {
 
     fn replace(&mut self, at: usize, position: usize, token: u32) {
         let s = &mut self.live[at];
-        let open = s.table.committed()..s.tokens.len();
-        let before = open.contains(&position).then(|| std::mem::replace(&mut s.tokens[position], token));
+        let uncommitted = s.table.committed()..s.tokens.len();
+        let before = uncommitted.contains(&position).then(|| std::mem::replace(&mut s.tokens[position], token));
         assert_eq!(self.pool.replace(&mut s.table, position, token), before);
         assert_eq!(s.table.tokens(), s.tokens);
     }
 
-    /// Gives a table back, or loses it.
+    /// Releases a table, or drops it.
     fn release(&mut self, at: usize, leak: bool) {
         let s = self.live.swap_remove(at);
-        self.gave_back = true;
+        self.released_table = true;
         if leak {
             let blocks = all_blocks(&s.table).count();
             drop(s.table);
@@ -448,10 +449,10 @@ impl World {
 
     fn swap_out(&mut self, at: usize, count: usize) {
         let end = (at + count).min(self.live.len());
-        let (mut tables, mut away) = (Vec::new(), Vec::new());
+        let (mut tables, mut sequences) = (Vec::new(), Vec::new());
         for s in self.live.drain(at..end) {
             tables.push(s.table);
-            away.push((s.tokens, s.key, s.chain, s.invalid));
+            sequences.push((s.tokens, s.key, s.chain, s.invalid));
         }
         let before: Vec<Vec<kvblock::GroupTable<BlockId>>> = tables.iter().map(|t| t.groups().to_vec()).collect();
         let committed: Vec<usize> = tables.iter().map(BlockTable::committed).collect();
@@ -462,23 +463,29 @@ impl World {
                 assert!(tables.is_empty() && needed <= free && needed == swapped.blocks().len());
                 assert!(swapped.tokens().map(<[u32]>::len).eq(committed));
                 let copies = self.apply_memory_ops();
-                let sequences = away.into_iter().zip(&before).zip(swapped.tokens());
-                let away = sequences.map(|(((tokens, key, chain, invalid), groups), kept)| {
+                let sequences = sequences.into_iter().zip(&before).zip(swapped.tokens());
+                let sequences = sequences.map(|(((tokens, key, chain, invalid), groups), kept)| {
                     assert_eq!(&tokens[..kept.len()], kept);
                     let entries = kept.len().div_ceil(self.block_size);
                     let moved = |g: &kvblock::GroupTable<BlockId>| {
                         (g.holes(), (g.holes()..entries).filter_map(|k| Some(copies[&g.entry(k)?])).collect())
                     };
                     let invalid = invalid.filter(|first| *first < entries);
-                    Away { tokens: kept.to_vec(), key, chain, invalid, groups: groups.iter().map(moved).collect() }
+                    SwappedSequence {
+                        tokens: kept.to_vec(),
+                        key,
+                        chain,
+                        invalid,
+                        groups: groups.iter().map(moved).collect(),
+                    }
                 });
-                let away = away.collect();
-                self.swapped.push((swapped, away));
+                let sequences = sequences.collect();
+                self.swapped.push((swapped, sequences));
             }
             Err(error) => {
                 assert!(needed > free);
                 assert_eq!(error, TableError::NoHostSpace(NoSpace { wanted: needed, free }));
-                let back = tables.into_iter().zip(away);
+                let back = tables.into_iter().zip(sequences);
                 self.live.extend(back.map(|(table, (tokens, key, chain, invalid))| Sequence {
                     table,
                     tokens,
@@ -501,26 +508,26 @@ impl World {
                 assert!(wanted <= available);
                 assert_eq!(self.pool.gauges().in_use - in_use + keep_free, wanted);
                 self.apply_memory_ops();
-                for block in tables.iter().flat_map(all_blocks).filter(|b| !self.taken.contains(b)) {
+                for block in tables.iter().flat_map(all_blocks).filter(|b| !self.allocated.contains(b)) {
                     assert!(self.cached.contains(block));
                     self.hits.insert(block);
                 }
-                self.taken.iter().for_each(|b| self.cached.forget(*b));
+                self.allocated.iter().for_each(|b| self.cached.forget(*b));
                 let mut owners = self.owners();
                 owners.extend(tables.iter().flat_map(all_blocks).map(|block| (block, 1)));
-                for (table, away) in tables.into_iter().zip(self.swapped.swap_remove(at).1) {
-                    let Away { tokens, key, mut chain, invalid, .. } = away;
+                for (table, sequence) in tables.into_iter().zip(self.swapped.swap_remove(at).1) {
+                    let SwappedSequence { tokens, key, mut chain, invalid, .. } = sequence;
                     assert_eq!((table.tokens(), table.committed()), (&tokens[..], tokens.len()));
                     if self.groups.contains(&CacheGroup::Full) {
-                        // A full group tells the identities anew; without one the sequence remembers them.
+                        // A full group provides the identities; without one the sequence remembers them.
                         chain.clear();
                     }
                     let groups = table.groups().to_vec();
                     let mut s = Sequence { table, tokens, key, chain, invalid };
                     if self.caching {
                         let full = invalid.unwrap_or(usize::MAX).min(s.tokens.len() / self.block_size);
-                        let names = Names { pool: &self.pool, before: &self.names, owners: &owners };
-                        let orphans = store_full(&mut self.cached, &mut s, &groups, 0..full, &names);
+                        let hashes = Hashes { pool: &self.pool, before: &self.hashes, owners: &owners };
+                        let orphans = store_full(&mut self.cached, &mut s, &groups, 0..full, &hashes);
                         self.uncached.extend(orphans);
                     }
                     self.live.push(s);
@@ -530,7 +537,7 @@ impl World {
         }
     }
 
-    /// A copy into a block failed: one of a table, or any; of the pool, or of the host.
+    /// Reports that a copy into a block of the pool or of the host failed; mostly a block of a table.
     fn forget(&mut self, which: usize, of_host: bool) {
         if of_host {
             let host = HostBlockId((which % (self.host.len() + 2)) as u32);
@@ -541,9 +548,10 @@ impl World {
             }
             done.unwrap();
             self.host[host.index()].fill(Some(GARBAGE));
-            for away in self.swapped.iter_mut().flat_map(|s| &mut s.1) {
-                let held = away.groups.iter().filter_map(|(holes, g)| Some(holes + g.iter().position(|b| *b == host)?));
-                away.invalid = held.chain(away.invalid).min();
+            for sequence in self.swapped.iter_mut().flat_map(|s| &mut s.1) {
+                let held =
+                    sequence.groups.iter().filter_map(|(holes, g)| Some(holes + g.iter().position(|b| *b == host)?));
+                sequence.invalid = held.chain(sequence.invalid).min();
             }
             return;
         }
@@ -577,7 +585,7 @@ impl World {
         }
     }
 
-    /// Does what the pool orders; returns which block went to which host block.
+    /// Applies the memory operations. Returns the host block of each block that was swapped out.
     fn apply_memory_ops(&mut self) -> BTreeMap<BlockId, HostBlockId> {
         let mut swapped_out = BTreeMap::new();
         let ops: Vec<MemOp> = self.pool.drain_memory_ops().collect();
@@ -591,9 +599,9 @@ impl World {
                 }
                 MemOp::SwapIn { src, dst } => {
                     self.memory[dst.index()] = self.host[src.index()].clone();
-                    self.taken.insert(dst);
+                    self.allocated.insert(dst);
                 }
-                other => panic!("{other}: the machine does not know it"),
+                other => panic!("{other}: unknown to the machine"),
             }
         }
         swapped_out
@@ -623,7 +631,7 @@ impl World {
         }
         let indexed: BTreeSet<_> =
             (0..self.memory.len() as u32).filter_map(|b| self.pool.prefix_of(BlockId(b))).collect();
-        assert!(self.replica.keys().eq(&indexed), "the replayed events give another index");
+        assert!(self.replica.keys().eq(&indexed), "the replayed events differ from the index");
     }
 
     fn check(&self) {
@@ -633,8 +641,8 @@ impl World {
         let pool = &self.pool;
         assert_eq!((pool.block_size(), pool.num_blocks()), (self.block_size, self.memory.len()));
         assert_eq!((pool.groups(), pool.available()), (&self.groups[..], self.available()));
-        assert_eq!((pool.hash_seed(), pool.metadata_bytes()), self.fixed);
-        assert!(pool.counters().peak_in_use >= owners.len() && pool.counters().evicted <= pool.counters().taken);
+        assert_eq!((pool.hash_seed(), pool.metadata_bytes()), self.constants);
+        assert!(pool.counters().peak_in_use >= owners.len() && pool.counters().evicted <= pool.counters().allocated);
         assert!(pool.stats().hit_tokens <= pool.stats().query_tokens && (self.caching || pool.stats().lookups == 0));
         assert!(owners.iter().all(|(block, count)| pool.references(*block) == *count));
         assert_eq!(gauges.in_use, owners.len());
@@ -648,7 +656,7 @@ impl World {
         for (block, cached) in &self.cached.blocks {
             let values = contents(cached.group, cached.key, &cached.prefix);
             let expected = values[values.len() - bs..].iter().map(|v| Some(*v));
-            assert!(self.memory[block.index()].iter().copied().eq(expected), "{block} is cached with other contents");
+            assert!(self.memory[block.index()].iter().copied().eq(expected), "{block} is cached with wrong contents");
         }
         for s in &self.live {
             assert_eq!(s.table.tokens(), s.tokens);
@@ -669,36 +677,39 @@ impl World {
                 }
             }
         }
-        // What is neither cached nor in use is poisoned.
+        // Blocks that are neither cached nor in use are poisoned.
         for block in self.pool.free_blocks().filter(|b| !self.pool.is_cached(*b)) {
-            assert!(self.memory[block.index()].iter().all(Option::is_none), "{block} is free and readable");
+            assert!(self.memory[block.index()].iter().all(Option::is_none), "{block} is free but not poisoned");
         }
     }
 
-    /// Blocks are taken from the front, those that come free without a hash go there, cached ones to the back,
-    /// and nothing else moves.
+    /// Checks that blocks are allocated from the front, that freed blocks go to the front if they are not cached and
+    /// else to the back, and that the others keep their order.
     fn check_order(&self, before: &[BlockId]) {
         let before: Vec<BlockId> = before.iter().filter(|b| !self.uncached.contains(b)).copied().collect();
         let before = &before[..];
         let after: Vec<BlockId> = self.pool.free_blocks().collect();
         let front: BTreeSet<BlockId> =
-            before.iter().filter(|b| !self.hits.contains(b)).take(self.taken.len()).copied().collect();
-        assert_eq!(self.taken, front, "not the first of the free list");
+            before.iter().filter(|b| !self.hits.contains(b)).take(self.allocated.len()).copied().collect();
+        assert_eq!(self.allocated, front, "the allocated blocks were not first on the free list");
         let stayed = |list: &[BlockId], other: &[BlockId]| -> Vec<BlockId> {
             list.iter().filter(|b| other.contains(b)).copied().collect()
         };
-        assert_eq!(stayed(before, &after), stayed(&after, before), "the order of the others changed");
+        assert_eq!(stayed(before, &after), stayed(&after, before), "the order of the other blocks changed");
         let freed: Vec<bool> = after.iter().map(|b| !before.contains(b)).collect();
         let unhashed = after.iter().filter(|b| !self.cached.contains(**b)).count();
         let of_unhashed = freed[..unhashed].iter().filter(|f| **f).count();
-        assert!(freed[..of_unhashed].iter().all(|f| *f), "a block without a hash is not in front");
+        assert!(freed[..of_unhashed].iter().all(|f| *f), "a freed block that is not cached is not at the front");
         let first = after.len() - freed[unhashed..].iter().filter(|f| **f).count();
-        assert!(freed[first..].iter().all(|f| *f), "a block that was just cached is not at the back");
+        assert!(freed[first..].iter().all(|f| *f), "a freed block that is cached is not at the back");
         let lengths: Vec<usize> = after[first..].iter().map(|b| self.cached.blocks[b].prefix.len()).collect();
-        assert!(!self.gave_back || lengths.is_sorted_by(|a, b| a >= b), "the head of a chain goes before its tail");
+        assert!(
+            !self.released_table || lengths.is_sorted_by(|a, b| a >= b),
+            "the beginning of a chain would be evicted before its end"
+        );
     }
 
-    /// Everything comes back.
+    /// Releases everything.
     fn end(mut self) {
         self.live.into_iter().for_each(|s| self.pool.release(s.table));
         self.pinned.into_iter().for_each(|p| self.pool.unpin(p));
@@ -714,27 +725,27 @@ fn all_blocks(table: &BlockTable) -> impl Iterator<Item = BlockId> + '_ {
     table.groups().iter().flat_map(|g| g.blocks()).copied()
 }
 
-fn named(pool: &BlockPool) -> BTreeMap<BlockId, (usize, PrefixHash)> {
+fn cached_hashes(pool: &BlockPool) -> BTreeMap<BlockId, (usize, PrefixHash)> {
     (0..pool.num_blocks() as u32).map(BlockId).filter_map(|block| Some((block, pool.prefix_of(block)?))).collect()
 }
 
-/// How blocks are named, which the naive cache does not know: those that were cached before the operation, and now.
-struct Names<'a> {
+/// Hashes of blocks, which the naive cache does not have: before the operation, and now.
+struct Hashes<'a> {
     pool: &'a BlockPool,
     before: &'a BTreeMap<BlockId, (usize, PrefixHash)>,
     owners: &'a BTreeMap<BlockId, u32>,
 }
 
-/// Tells the naive cache of the blocks `full` of a sequence, where `groups` has them. Returns the free blocks that are
-/// orphans now, which leave the cache: equal tokens stand under their name behind another parent.
+/// Stores the blocks `full` of a sequence in the naive cache, where `groups` has them. Removes and returns the free
+/// blocks that became orphans: a new block has their hash and last tokens, but another parent.
 fn store_full(
     cached: &mut NaiveCache,
     s: &mut Sequence,
     groups: &[kvblock::GroupTable<BlockId>],
     full: std::ops::Range<usize>,
-    names: &Names<'_>,
+    hashes: &Hashes<'_>,
 ) -> Vec<BlockId> {
-    let block_size = names.pool.block_size();
+    let block_size = hashes.pool.block_size();
     let mut all_orphans = Vec::new();
     for k in full {
         let parent = k.checked_sub(1).map(|before| s.chain[before]);
@@ -746,9 +757,9 @@ fn store_full(
                 let is_new = !cached.contains(block) && cached.id(g, s.key, prefix, parent).is_none();
                 let stored = cached.store(block, g, s.key, prefix, parent, known);
                 id = id.or(Some(stored));
-                let name = names.pool.prefix_of(block);
+                let hash = hashes.pool.prefix_of(block);
                 let is_orphan = |other: &BlockId| {
-                    is_new && names.before.get(other).copied() == name && !names.owners.contains_key(other)
+                    is_new && hashes.before.get(other).copied() == hash && !hashes.owners.contains_key(other)
                 };
                 let orphans: Vec<BlockId> = cached.others_with_tokens(block, block_size).filter(is_orphan).collect();
                 orphans.iter().for_each(|orphan| cached.forget(*orphan));

@@ -1,13 +1,15 @@
-//! Random histories against a naive model *and* real contents.
+//! Random histories, checked against a naive model and against simulated memory.
 //!
-//! The test owns an array per physical block and per host block. A "key" written to a slot is a hash of everything the
-//! real one would depend on: group, salt, adapter, all tokens up to it. Every copy, swap and poison that the pool orders
-//! is applied in order, every computed token is written to its slot, and after each operation every live sequence and
-//! every cached block is read back. So a block that is shared wrongly, reissued too early, copied too late or found
-//! under another prompt's prefix shows as wrong contents.
+//! The test has an array per block and per host block. The "key" written to a slot is a hash of everything that the
+//! real one depends on: group, salt, adapter, media, all tokens up to it. Every copy, swap and poison that the pool
+//! orders is applied in order, every computed token is written to its slot, and after each operation every live
+//! sequence and every cached block is read back. A block that is shared wrongly, reused too early, copied too late or
+//! found under another prompt's prefix shows as wrong contents.
 //!
-//! The naive model knows which prefix each cached block holds and predicts hits, needs, refusals and the order of
-//! eviction without hashes or links. `KVBLOCK_CASES` sets the number of histories (default 5,000), each of 200 operations.
+//! The naive model stores which prefix each block caches. It predicts hits, block counts, failures and the order of
+//! eviction without hashes or links. `KVBLOCK_CASES` sets the number of histories (default 5,000), each of 200
+//! operations.
+
 mod keys;
 mod machine;
 mod naive;
@@ -26,7 +28,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: cases(), failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn every_history_keeps_books_and_contents(
+    fn every_history_keeps_metadata_and_contents_consistent(
         pool in any::<[u8; STEP]>(),
         history in prop::collection::vec(any::<[u8; STEP]>(), STEPS),
     ) {
@@ -34,7 +36,7 @@ proptest! {
     }
 }
 
-/// What a fuzzer would find first: input of any length, the empty one too.
+/// Inputs of any length, including the empty one, as a fuzzer generates them.
 #[test]
 fn bytes_of_any_length_are_a_history() {
     for len in 0..5 * STEP {
@@ -42,8 +44,7 @@ fn bytes_of_any_length_are_a_history() {
     }
 }
 
-/// The names of the public methods in `impl BlockPool` blocks of a source file. Attributes and signatures may span lines:
-/// only the line with the name counts.
+/// Returns the names of the public methods in the `impl BlockPool` blocks of a source file.
 fn public_methods(source: &str) -> Vec<String> {
     let mut names = Vec::new();
     let mut is_pool = false;

@@ -1,4 +1,4 @@
-//! The prefix cache as one would write it without hashes, lists or reference counts: which block holds which prefix.
+//! A naive prefix cache without hashes, links or reference counts: a map from blocks to prefixes.
 
 use std::collections::BTreeMap;
 
@@ -6,10 +6,10 @@ use kvblock::{BlockId, CacheGroup};
 
 use super::keys::agree;
 
-/// Identity of a prefix, as a sequence remembers it.
+/// Identity of a prefix.
 pub type Id = u64;
 
-/// What a cached block holds.
+/// The prefix that a block caches.
 pub struct Cached {
     pub group: usize,
     pub key: usize,
@@ -33,8 +33,8 @@ pub struct NaiveCache {
 }
 
 impl NaiveCache {
-    /// Leading blocks of the prompt that the cache would serve: all of them in a full group, those of the window in
-    /// a sliding one, and each vouched for by some group.
+    /// Number of leading blocks of a prompt that the cache can serve. Full groups need all of them, sliding groups
+    /// those of the window, and some group must have each.
     pub fn hit(&self, groups: &[CacheGroup], key: usize, tokens: &[u32], block_size: usize) -> usize {
         let mut present: Vec<Vec<bool>> = Vec::new();
         let mut parent = None;
@@ -55,14 +55,14 @@ impl NaiveCache {
         (0..=present.len()).rev().find(serves).unwrap_or(0)
     }
 
-    /// The identity under which a group holds a prefix.
+    /// The identity under which a group caches a prefix.
     pub fn id(&self, group: usize, key: usize, prefix: &[u32], parent: Option<Id>) -> Option<Id> {
         let same = |c: &&Cached| c.group == group && c.is(key, prefix, parent);
         self.blocks.values().find(same).map(|c| c.id)
     }
 
-    /// Stores a block unless it is stored, and returns the identity of the prefix with it; `known` is what its sequence
-    /// believes that to be.
+    /// Stores a block, unless it is stored already, and returns the identity of its prefix. `known` is the identity
+    /// that its sequence remembers.
     pub fn store(
         &mut self,
         block: BlockId,
@@ -75,14 +75,14 @@ impl NaiveCache {
         if let Some(cached) = self.blocks.get(&block) {
             return cached.id;
         }
-        let twin = self.blocks.values().find(|c| c.is(key, prefix, parent)).map(|c| c.id);
+        let duplicate = self.blocks.values().find(|c| c.is(key, prefix, parent)).map(|c| c.id);
         self.last_id += 1;
-        let id = twin.or(known).unwrap_or(self.last_id);
+        let id = duplicate.or(known).unwrap_or(self.last_id);
         self.blocks.insert(block, Cached { group, key, prefix: prefix.to_vec(), id, parent });
         id
     }
 
-    /// Blocks of the same group that end with the same tokens as `block`, behind another parent.
+    /// Blocks of the same group with the same last tokens as `block`, but another parent.
     pub fn others_with_tokens(&self, block: BlockId, block_size: usize) -> impl Iterator<Item = BlockId> + '_ {
         let own = &self.blocks[&block];
         let last = move |c: &Cached| c.prefix[c.prefix.len() - block_size..].to_vec();
@@ -104,6 +104,6 @@ pub fn first_read(kind: CacheGroup, position: usize) -> usize {
     match kind {
         CacheGroup::Full => 0,
         CacheGroup::Sliding { window } => (position + 1).saturating_sub(window),
-        other => panic!("{other:?}: the model does not know it"),
+        other => panic!("{other:?}: unknown to the model"),
     }
 }

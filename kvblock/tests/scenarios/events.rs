@@ -1,4 +1,4 @@
-//! What somebody hears who wants to know which prefixes this pool can serve.
+//! Block events.
 
 use kvblock::{BlockEvent, BlockId, BlockPool, CacheGroup, PoolConfig, Prompt};
 
@@ -13,22 +13,23 @@ fn events(pool: &mut BlockPool) -> Vec<BlockEvent> {
 }
 
 #[test]
-fn c12_filling_a_pool_is_one_event_and_refilling_it_a_removal_per_block_and_one() {
+fn c12_filling_a_pool_is_one_event_and_refilling_it_a_removal_per_block_and_one_event() {
     for k in [2, 3, 10] {
         let mut pool = pool(PoolConfig::new(k, 16));
         let table = run(&mut pool, prompt(&full(1, k)));
         let stored = events(&mut pool);
-        let names: Vec<_> = (0..k as u32).map(|b| pool.prefix_of(BlockId(b)).unwrap().1).collect();
+        let all_hashes: Vec<_> = (0..k as u32).map(|b| pool.prefix_of(BlockId(b)).unwrap().1).collect();
         let expected =
-            BlockEvent::Stored { group: 0, parent: None, hashes: names.clone(), tokens: full(1, k), key: None };
+            BlockEvent::Stored { group: 0, parent: None, hashes: all_hashes.clone(), tokens: full(1, k), key: None };
         assert_eq!(stored, [expected]);
         assert_eq!(events(&mut pool), [], "a drained queue is empty");
         pool.release(table);
-        assert_eq!(events(&mut pool), [], "a free block is still findable");
+        assert_eq!(events(&mut pool), [], "a free block remains in the index");
 
         let table = run(&mut pool, prompt(&full(2, k)));
         let again = events(&mut pool);
-        let removed: Vec<_> = names.iter().rev().map(|hash| BlockEvent::Removed { group: 0, hash: *hash }).collect();
+        let removed: Vec<_> =
+            all_hashes.iter().rev().map(|hash| BlockEvent::Removed { group: 0, hash: *hash }).collect();
         assert_eq!(again[..k], removed);
         assert!(
             matches!(&again[k..], [BlockEvent::Stored { hashes, tokens, .. }] if hashes.len() == k && tokens.len() == 16 * k)
@@ -40,10 +41,10 @@ fn c12_filling_a_pool_is_one_event_and_refilling_it_a_removal_per_block_and_one(
 }
 
 #[test]
-fn c12_a_later_run_names_its_parent_and_a_duplicate_is_no_event() {
+fn c12_a_later_event_names_its_parent_and_a_duplicate_block_is_no_event() {
     let mut pool = pool(PoolConfig::new(10, 16));
     let mut table = run(&mut pool, prompt(&full(1, 2)));
-    let BlockEvent::Stored { hashes, .. } = events(&mut pool).remove(0) else { panic!("nothing was stored") };
+    let BlockEvent::Stored { hashes, .. } = events(&mut pool).remove(0) else { panic!("expected a stored event") };
     pool.append(&mut table, &full(2, 1)).unwrap();
     pool.commit(&mut table, 48).unwrap();
     let later = events(&mut pool);
@@ -51,30 +52,32 @@ fn c12_a_later_run_names_its_parent_and_a_duplicate_is_no_event() {
         matches!(&later[..], [BlockEvent::Stored { parent, tokens, .. }] if *parent == Some(hashes[1]) && *tokens == full(2, 1))
     );
 
-    let twin = run(&mut pool, Prompt { read_cache: false, ..prompt(&full(1, 2)) });
+    let duplicate = run(&mut pool, Prompt { read_cache: false, ..prompt(&full(1, 2)) });
     assert_eq!(events(&mut pool), []);
-    pool.release(twin);
+    pool.release(duplicate);
     let filler = run(&mut pool, prompt(&full(3, 7)));
     let removed = events(&mut pool).iter().filter(|e| matches!(e, BlockEvent::Removed { .. })).count();
-    assert_eq!(removed, 0, "the twins were evicted, and the first still hold the prefix");
+    assert_eq!(removed, 0, "the duplicates were evicted, and the first blocks still cache the prefix");
     pool.release(table);
     pool.release(filler);
 }
 
 #[test]
-fn c12_the_adapter_is_carried_and_none_is_none() {
+fn c12_events_carry_salt_and_adapter() {
     let mut pool = pool(PoolConfig::new(10, 16));
     let tokens = full(1, 2);
     let prompt = Prompt { salt: Some("tenant"), adapter: Some("french"), ..prompt(&tokens) };
     let mut table = open(&mut pool, prompt);
     pool.commit(&mut table, 32).unwrap();
-    let BlockEvent::Stored { key: Some(key), .. } = events(&mut pool).remove(0) else { panic!("no key was carried") };
+    let BlockEvent::Stored { key: Some(key), .. } = events(&mut pool).remove(0) else {
+        panic!("expected an event with a key")
+    };
     assert_eq!((key.adapter.as_deref(), key.salt.as_deref()), (Some("french"), Some("tenant")));
     pool.release(table);
 }
 
 #[test]
-fn c12_the_parent_comes_from_the_logical_chain_where_its_block_is_a_hole() {
+fn c12_the_parent_is_known_even_if_its_block_is_a_hole() {
     for groups in [vec![CacheGroup::Sliding { window: 16 }], vec![CacheGroup::Full, CacheGroup::Sliding { window: 16 }]]
     {
         let last = groups.len() - 1;
@@ -89,15 +92,15 @@ fn c12_the_parent_comes_from_the_logical_chain_where_its_block_is_a_hole() {
         });
         pool.append(&mut table, &[1]).unwrap();
         pool.commit(&mut table, 32).unwrap();
-        let named = |e: &BlockEvent| matches!(e, BlockEvent::Stored { group, parent, .. } if *group == last && *parent == first);
-        assert!(first.is_some() && events(&mut pool).iter().any(named));
+        let has_parent = |e: &BlockEvent| matches!(e, BlockEvent::Stored { group, parent, .. } if *group == last && *parent == first);
+        assert!(first.is_some() && events(&mut pool).iter().any(has_parent));
         pool.audit([&table]).unwrap();
         pool.release(table);
     }
 }
 
 #[test]
-fn without_being_asked_for_no_event_is_kept() {
+fn no_event_is_recorded_unless_events_are_enabled() {
     let mut pool = BlockPool::new(PoolConfig::new(4, 16)).unwrap();
     let table = run(&mut pool, prompt(&concat(&[&full(1, 2), &[1]])));
     pool.release(table);

@@ -1,4 +1,4 @@
-//! Full and sliding groups over one pool: holes, common hits, blocks behind a window.
+//! Full and sliding groups in one pool: holes, common hits, blocks behind a window.
 
 use kvblock::{BlockId, BlockPool, CacheGroup, MissReason, PoolConfig, TableError};
 
@@ -10,20 +10,20 @@ fn pool(num_blocks: usize, groups: &[CacheGroup]) -> BlockPool {
     BlockPool::new(PoolConfig { groups: groups.to_vec(), poison: true, ..PoolConfig::new(num_blocks, 16) }).unwrap()
 }
 
-/// Evicts the given cached, free blocks and no others, by taking everything before them and giving it back.
+/// Evicts exactly the given cached, free blocks, by allocating and releasing everything up to them.
 fn evict(pool: &mut BlockPool, victims: &[u32]) {
-    let mut taken = Vec::new();
+    let mut tables = Vec::new();
     let groups = pool.groups().len();
     while victims.iter().any(|b| pool.is_cached(BlockId(*b))) {
-        taken.push(open(pool, prompt(&[90_000 + taken.len() as u32; 16])));
-        assert!(taken.len() * groups <= pool.num_blocks());
+        tables.push(open(pool, prompt(&[90_000 + tables.len() as u32; 16])));
+        assert!(tables.len() * groups <= pool.num_blocks());
     }
-    taken.into_iter().for_each(|table| pool.release(table));
+    tables.into_iter().for_each(|table| pool.release(table));
 }
 
 #[test]
-fn c13_each_group_has_a_table_and_the_window_moves_on() {
-    // Peers test this with a pool of pages and a null block; here a hole is an entry without a block.
+fn c13_each_group_has_a_table_and_the_window_advances() {
+    // Other engines use a null block here. In this pool a hole is an entry without a block.
     let mut pool = pool(10, &[FULL, CacheGroup::Sliding { window: 20 }]);
     let tokens = full(1, 3);
     let mut table = open(&mut pool, prompt(&tokens));
@@ -36,10 +36,10 @@ fn c13_each_group_has_a_table_and_the_window_moves_on() {
     pool.commit(&mut table, 35).unwrap();
     assert_eq!((table.groups()[1].holes(), pool.available()), (1, 5), "the query at 35 reads from 16 on");
     assert_eq!((table.groups()[1].entry(0), table.groups()[1].entry(1)), (None, Some(BlockId(3))));
-    assert_eq!(free_ids(&pool), [6, 7, 8, 9, 1], "behind the window it is cached like any other");
+    assert_eq!(free_ids(&pool), [6, 7, 8, 9, 1], "a block behind the window stays cached");
     assert_eq!(table.slots_in(1, 14..18).collect::<Vec<_>>(), [-1, -1, 48, 49]);
     assert_eq!(table.slots(14..18).collect::<Vec<_>>(), [14, 15, 32, 33]);
-    assert_eq!(pool.counters().left_window, 1);
+    assert_eq!(pool.counters().behind_window, 1);
     pool.audit([&table]).unwrap();
     pool.release(table);
     assert_eq!(pool.gauges().in_use, 0);
@@ -47,7 +47,7 @@ fn c13_each_group_has_a_table_and_the_window_moves_on() {
 
 #[test]
 fn c13_a_hit_is_the_longest_length_that_every_group_serves() {
-    // Full blocks 0 2 4, sliding 1 3 5 of which a hit of three blocks reads the last two.
+    // The full group has blocks 0 2 4, the sliding group 1 3 5. A hit of three blocks reads the last two of those.
     let prepared = |num_blocks| {
         let mut pool = pool(num_blocks, &[FULL, CacheGroup::Sliding { window: 20 }]);
         let tokens = concat(&[&full(1, 3), &[1]]);
@@ -59,10 +59,10 @@ fn c13_a_hit_is_the_longest_length_that_every_group_serves() {
         let admission = pool.admit(prompt(tokens));
         (admission.cached_tokens() / 16, admission.miss())
     };
-    // An opening takes two blocks: with nine in the pool the last without a hash goes together with block 1.
+    // Each table of `evict` takes two blocks: of nine in the pool, the last one that is not cached and block 1.
     let (mut pool, tokens) = prepared(9);
     assert_eq!(lookup(&mut pool, &tokens), (3, None));
-    // The block behind the window was given back first, so it is the first to be evicted.
+    // The block behind the window was freed first, so it is evicted first.
     assert_eq!(free_ids(&pool)[3..], [1, 5, 4, 3, 2, 0]);
     evict(&mut pool, &[1]);
     assert_eq!(lookup(&mut pool, &tokens), (3, None), "no query of that length reads it");
@@ -77,13 +77,13 @@ fn c13_a_hit_is_the_longest_length_that_every_group_serves() {
 }
 
 #[test]
-fn c13_the_last_block_of_a_chain_costs_only_itself_and_the_first_costs_all() {
+fn c13_evicting_the_last_block_of_a_chain_loses_one_block_and_the_first_loses_all() {
     let tokens = concat(&[&full(1, 3), &[1]]);
     let mut pool = pool(17, &[FULL, CacheGroup::Sliding { window: 35 }]);
     let table = run(&mut pool, prompt(&tokens));
     assert_eq!(ids(table.groups()[0].blocks().iter().copied()), [0, 2, 4, 6]);
     pool.release(table);
-    // The tail of a chain goes before its head, so a first block is never evicted before what stands on it.
+    // The end of a chain is evicted before its beginning.
     assert_eq!(free_ids(&pool)[11..], [5, 4, 3, 2, 1, 0]);
     let mut lengths = Vec::new();
     for victims in [&[5][..], &[4, 3], &[2, 1]] {
@@ -91,11 +91,11 @@ fn c13_the_last_block_of_a_chain_costs_only_itself_and_the_first_costs_all() {
         lengths.push(pool.admit(prompt(&tokens)).cached_tokens() / 16);
     }
     assert_eq!(lengths, [2, 1, 0]);
-    assert!(pool.is_cached(BlockId(0)), "of no use to a hit without the sliding group's first");
+    assert!(pool.is_cached(BlockId(0)), "a hit needs the sliding group's first block too");
 }
 
 #[test]
-fn c13_holes_of_one_fork_do_not_concern_the_other() {
+fn c13_holes_of_one_fork_do_not_affect_the_other() {
     let mut pool = pool(12, &[FULL, CacheGroup::Sliding { window: 16 }]);
     let mut ahead = run(&mut pool, prompt(&full(1, 2)[..20]));
     let behind = pool.fork(&ahead).unwrap();
@@ -105,7 +105,7 @@ fn c13_holes_of_one_fork_do_not_concern_the_other() {
     assert_eq!((ahead.groups()[1].holes(), behind.groups()[1].holes()), (1, 0));
     assert_eq!(behind.groups()[1].entry(0), Some(BlockId(1)));
     assert_eq!(refs(&pool, 0..4), [2, 1, 1, 1]);
-    assert_eq!(pool.counters().copied, 2, "the shared tail of each group");
+    assert_eq!(pool.counters().copied, 2, "the shared last block of each group");
     pool.audit([&ahead, &behind]).unwrap();
     pool.release(ahead);
     pool.release(behind);
@@ -128,7 +128,7 @@ fn c13_without_a_full_group_holes_do_not_break_the_chain_of_a_live_sequence() {
 }
 
 #[test]
-fn c13_a_length_whose_window_is_gone_is_refused() {
+fn c13_a_length_whose_window_was_freed_is_refused() {
     let mut pool = pool(12, &[FULL, CacheGroup::Sliding { window: 16 }]);
     let mut table = run(&mut pool, prompt(&full(1, 3)));
     assert_eq!(table.groups()[1].holes(), 2);

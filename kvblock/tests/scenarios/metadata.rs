@@ -1,9 +1,9 @@
-//! What the books cost in memory.
+//! The size of the metadata.
 
 use kvblock::{BlockPool, CacheGroup, PoolConfig};
 
 #[test]
-fn the_books_take_at_most_96_bytes_and_four_per_token_for_each_block() {
+fn the_metadata_of_a_block_is_at_most_96_bytes_and_four_per_token() {
     for block_size in [1, 8, 16, 32, 64, 128, 512] {
         for num_blocks in [64, 1000, 1024, 1025, 5000, 8191] {
             for groups in [vec![CacheGroup::Full], vec![CacheGroup::Full, CacheGroup::Sliding { window: 32 }]] {
@@ -20,7 +20,7 @@ fn the_books_take_at_most_96_bytes_and_four_per_token_for_each_block() {
 }
 
 #[test]
-fn links_and_counts_take_at_most_32_bytes_per_block() {
+fn links_and_reference_count_of_a_block_are_at_most_32_bytes() {
     let pool = BlockPool::new(PoolConfig { prefix_caching: false, ..PoolConfig::new(1000, 16) }).unwrap();
     assert!(pool.metadata_bytes() <= 32 * 1000, "{}", pool.metadata_bytes());
 }

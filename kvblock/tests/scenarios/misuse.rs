@@ -1,4 +1,4 @@
-//! Bad input gets an error value that says what and why, and changes nothing; what is dropped is not lost.
+//! Misuse: an error with the reason and no effect. A dropped table is reported and its blocks are freed.
 
 use kvblock::{AuditError, BlockId, BlockPool, BlockTable, CacheGroup, HostBlockId, PoolConfig, TableError};
 
@@ -46,16 +46,13 @@ fn a_table_of_another_pool_is_refused_and_both_pools_stay_as_they_are() {
     assert_eq!(ours.swap_out(&mut tables).map(drop), Err(foreign));
     assert_eq!(ours.blocks_needed([(&tables[0], 1)]), 0);
     assert_eq!(ours.audit(&tables), Err(AuditError::ForeignTable));
-    assert_eq!(
-        foreign.to_string(),
-        "the table belongs to another pool than the one called; use the pool that opened it"
-    );
+    assert_eq!(foreign.to_string(), "the table belongs to another pool; use the pool that opened it");
 
     assert_eq!((free_ids(&ours), ours.drain_memory_ops().count()), (before, 0));
     ours.audit([]).unwrap();
     theirs.audit(&tables).unwrap();
     assert_eq!((table_ids(&tables[0]), tables[0].len()), (vec![0, 1], 20));
-    // Released to the wrong pool, its blocks go back to the right one, which says so.
+    // Released to the wrong pool, its blocks go back to the right one, which reports a leak.
     ours.release(tables.remove(0));
     assert_eq!(theirs.take_leaks().iter().map(|leak| leak.blocks).collect::<Vec<_>>(), [2]);
     theirs.audit([]).unwrap();
@@ -71,15 +68,15 @@ fn more_tokens_than_a_table_has_cannot_be_committed_or_pinned() {
     pool.commit(&mut table, 20).unwrap();
     let error = pool.truncate(&mut table, 21).unwrap_err();
     assert_eq!(error, TableError::BeyondEnd { wanted: 21, len: 20 });
-    assert_eq!(error.to_string(), "21 tokens: expected at most 20; append or commit them first");
-    assert_eq!(pool.truncate(&mut table, 20), Ok(()), "there is nothing to cut");
-    assert_eq!(pool.commit(&mut table, 3), Ok(()), "nothing new");
+    assert_eq!(error.to_string(), "found 21 tokens, expected at most 20; append or commit them first");
+    assert_eq!(pool.truncate(&mut table, 20), Ok(()), "nothing to cut");
+    assert_eq!(pool.commit(&mut table, 3), Ok(()), "no effect");
     pool.audit([&table]).unwrap();
     pool.release(table);
 }
 
 #[test]
-fn a_dropped_table_is_named_by_its_line_and_its_blocks_come_back() {
+fn a_dropped_table_is_reported_with_its_line_and_its_blocks_are_freed() {
     let mut pool = pool(4);
     let (line, table) = (line!(), open(&mut pool, prompt(&full(1, 2)[..20])));
     drop::<BlockTable>(table);
@@ -98,7 +95,7 @@ fn a_dropped_table_is_named_by_its_line_and_its_blocks_come_back() {
 }
 
 #[test]
-fn forks_pins_and_swapped_sequences_are_named_too() {
+fn dropped_forks_pins_and_swapped_sequences_are_reported_too() {
     let mut pool = BlockPool::new(PoolConfig { host_blocks: 4, ..PoolConfig::new(8, 16) }).unwrap();
     let table = run(&mut pool, prompt(&full(1, 2)));
     drop(pool.fork(&table).unwrap());
@@ -113,7 +110,7 @@ fn forks_pins_and_swapped_sequences_are_named_too() {
 #[test]
 #[cfg(debug_assertions)]
 #[should_panic(expected = "was dropped; give it to BlockPool::release")]
-fn in_debug_builds_the_next_opening_says_who_leaked() {
+fn in_debug_builds_the_next_opening_reports_the_leak() {
     let mut pool = pool(4);
     drop(open(&mut pool, prompt(&[1; 20])));
     let _ = pool.admit(prompt(&[2; 20])).open(0);
@@ -121,7 +118,7 @@ fn in_debug_builds_the_next_opening_says_who_leaked() {
 
 #[test]
 #[cfg(not(debug_assertions))]
-fn in_release_builds_the_next_opening_takes_leaked_blocks_back() {
+fn in_release_builds_the_next_opening_frees_leaked_blocks() {
     let mut pool = pool(2);
     drop(open(&mut pool, prompt(&[1; 20])));
     let table = open(&mut pool, prompt(&[2; 20]));
@@ -130,7 +127,7 @@ fn in_release_builds_the_next_opening_takes_leaked_blocks_back() {
 }
 
 #[test]
-fn tables_that_outlive_their_pool_are_no_leak() {
+fn tables_that_outlive_their_pool_are_not_leaks() {
     let mut first = pool(4);
     let table = run(&mut first, prompt(&[1; 20]));
     drop(first);
@@ -153,7 +150,7 @@ fn a_pool_and_its_tables_may_move_to_another_thread() {
 }
 
 #[test]
-fn a_block_behind_one_whose_contents_were_forgotten_is_never_found_as_a_start() {
+fn a_block_after_one_with_forgotten_contents_is_never_found_as_a_first_block() {
     let mut pool = BlockPool::new(PoolConfig::new(8, 4)).unwrap();
     let mut table = open(&mut pool, prompt(&[1, 2, 3, 4, 5, 6, 7, 8]));
     pool.commit(&mut table, 4).unwrap();
@@ -164,7 +161,7 @@ fn a_block_behind_one_whose_contents_were_forgotten_is_never_found_as_a_start() 
     assert_eq!(pool.admit(prompt(&[1, 2, 3, 4, 5, 6, 7, 8, 9])).cached_tokens(), 0);
     pool.audit([&table]).unwrap();
 
-    // A fork, and what comes back from being cut before the block: that is computed again and found.
+    // A fork keeps the invalid block. The table is cut before it, computed again, and then found.
     let fork = pool.fork(&table).unwrap();
     pool.truncate(&mut table, 0).unwrap();
     pool.append(&mut table, &[1, 2, 3, 4, 5, 6, 7, 8, 9]).unwrap();
@@ -183,7 +180,7 @@ fn a_partial_block_that_a_failed_copy_should_have_filled_is_never_indexed() {
     pool.append(&mut fork, &[7, 8]).unwrap();
     let copy = fork.blocks()[1];
     pool.forget_contents(copy).unwrap();
-    // Copies of it, on the device and through the host, are as invalid.
+    // Copies of the block are invalid too.
     let mut copy_of_copy = pool.fork(&first).unwrap();
     pool.commit(&mut fork, 7).unwrap();
     pool.truncate(&mut fork, 7).unwrap();
@@ -196,21 +193,25 @@ fn a_partial_block_that_a_failed_copy_should_have_filled_is_never_indexed() {
     assert_eq!(pool.admit(prompt(&[1, 2, 3, 4, 5, 6, 7, 8, 9])).cached_tokens(), 4);
     pool.append(&mut copy_of_copy, &[7, 8]).unwrap();
     pool.commit(&mut copy_of_copy, 8).unwrap();
-    assert_eq!(pool.admit(prompt(&[1, 2, 3, 4, 5, 6, 7, 8, 9])).cached_tokens(), 8, "that one is a copy of the first");
+    assert_eq!(
+        pool.admit(prompt(&[1, 2, 3, 4, 5, 6, 7, 8, 9])).cached_tokens(),
+        8,
+        "the copy of the valid first table"
+    );
     let tables = [first, fork, second, copy_of_copy];
     pool.audit(&tables).unwrap();
     tables.into_iter().for_each(|table| pool.release(table));
 }
 
 #[test]
-fn what_comes_back_from_a_host_block_that_a_failed_copy_should_have_filled_is_never_indexed() {
+fn a_table_swapped_in_from_a_host_block_that_a_failed_copy_should_have_filled_is_never_indexed() {
     let mut pool = BlockPool::new(PoolConfig { host_blocks: 4, ..PoolConfig::new(8, 4) }).unwrap();
     let tokens: Vec<u32> = (1..=13).collect();
     let mut tables = vec![run(&mut pool, prompt(&tokens))];
     let mut swapped = pool.swap_out(&mut tables).unwrap();
     let second = swapped.blocks()[1];
     pool.forget_host_contents(second).unwrap();
-    assert!(pool.reset_prefix_cache(), "so that all blocks come back by copy");
+    assert!(pool.reset_prefix_cache(), "so that all blocks are copied back");
     let tables = pool.swap_in(&mut swapped, 0).unwrap();
     assert_eq!(pool.admit(prompt(&tokens)).cached_tokens(), 4);
     pool.audit(&tables).unwrap();
@@ -228,7 +229,7 @@ fn a_block_that_does_not_exist_is_an_error() {
     assert_eq!(error, TableError::NoSuchBlock { id: 4, blocks: 4 });
     assert_eq!(
         error.to_string(),
-        "block 4 does not exist: found 4 blocks, expected an id below that; use an id of this pool"
+        "block 4 does not exist; expected an id below 4, the number of blocks; use an id of this pool"
     );
     assert_eq!(pool.forget_host_contents(HostBlockId(2)), Err(TableError::NoSuchBlock { id: 2, blocks: 2 }));
     assert_eq!(pool.forget_contents(BlockId(u32::MAX)), Err(TableError::NoSuchBlock { id: u32::MAX, blocks: 4 }));

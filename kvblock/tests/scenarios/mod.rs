@@ -1,6 +1,7 @@
-//! What peers' suites test of a block manager, restated (ids C1 to C15), with exact block ids and orders.
+//! The scenarios of other engines' test suites for a block manager, rewritten (ids C1 to C15), with exact block ids and
+//! orders.
 //!
-//! Block size 16 throughout; the pool has no null block, so the ids start at 0.
+//! The block size is 16 throughout. The pool has no null block, so the ids start at 0.
 //!
 //! | id | where |
 //! |---|---|
@@ -8,9 +9,11 @@
 //! | C5, C8, C10, C14, C15 | `tables` (C8 in `prefix_cache`) |
 //! | C12 | `events` |
 //! | C13 | `groups` |
-//! | ours: swap, pins, leaks and misuse, the size of the books | `swap`, `misuse`, `metadata` |
+//! | our own: swap, pins, leaks and misuse, hashes, size of the metadata | `swap`, `misuse`, `hashes`, `metadata` |
+
 mod events;
 mod groups;
+mod hashes;
 mod metadata;
 mod misuse;
 mod prefix_cache;
@@ -43,7 +46,7 @@ fn run(pool: &mut BlockPool, prompt: Prompt<'_>) -> BlockTable {
     table
 }
 
-/// `blocks` whole blocks of tokens that only this `kind` has.
+/// Tokens of `blocks` full blocks; no two kinds have a token in common.
 fn full(kind: u32, blocks: usize) -> Vec<u32> {
     (0..16 * blocks as u32).map(|i| kind * 10_000 + i).collect()
 }

@@ -1,4 +1,4 @@
-//! What is found, what is evicted, in which order.
+//! Hits, misses and the order of eviction.
 
 use kvblock::{BlockId, BlockPool, Media, MemOp, MissReason, NoSpace, PoolConfig, Prompt};
 
@@ -42,7 +42,7 @@ fn c1_cold_warm_evict() {
 }
 
 #[test]
-fn c2_a_hit_takes_blocks_from_the_midst_of_the_eviction_order() {
+fn c2_a_hit_takes_blocks_from_the_middle_of_the_free_list() {
     let mut pool = pool(10);
     let a_tokens = concat(&[&full(1, 5), &[7; 4]]);
     let a = run(&mut pool, prompt(&a_tokens));
@@ -83,7 +83,7 @@ fn c4_a_block_just_matched_is_not_the_victim() {
         let table = run(&mut pool, prompt(tokens));
         pool.release(table);
     }
-    // P lies in block 0. The second took the unhashed block 1, so P is next to be evicted, but for the hit.
+    // P is in block 0, Q in block 1. P would be evicted next, if it were not hit.
     assert_eq!(free_ids(&pool), [0, 1]);
     let table = run(&mut pool, prompt(&concat(&[&p, &full(3, 1)])));
     assert_eq!(table_ids(&table), [0, 1]);
@@ -92,7 +92,7 @@ fn c4_a_block_just_matched_is_not_the_victim() {
 }
 
 #[test]
-fn c6_of_a_prompt_that_is_cached_whole_the_last_block_is_recomputed() {
+fn c6_the_last_block_of_a_fully_cached_prompt_is_computed_again() {
     let mut pool = pool(10);
     let tokens = full(1, 3);
     let first = run(&mut pool, prompt(&tokens));
@@ -105,7 +105,7 @@ fn c6_of_a_prompt_that_is_cached_whole_the_last_block_is_recomputed() {
 }
 
 #[test]
-fn c7_a_request_that_reads_no_cache_still_stores_its_blocks() {
+fn c7_a_prompt_that_does_not_read_the_cache_still_enters_it() {
     let mut pool = pool(10);
     let tokens = concat(&[&full(1, 2), &[1]]);
     let unread = Prompt { read_cache: false, ..prompt(&tokens) };
@@ -117,12 +117,12 @@ fn c7_a_request_that_reads_no_cache_still_stores_its_blocks() {
     assert_eq!((pool.stats().not_read, pool.stats().hit_tokens), (2, 0));
 
     let third = open(&mut pool, prompt(&tokens));
-    assert_eq!(table_ids(&third), [0, 1, 6], "the oldest duplicate serves");
+    assert_eq!(table_ids(&third), [0, 1, 6], "the oldest duplicate is found");
     pool.audit([&first, &second, &third]).unwrap();
 }
 
 #[test]
-fn c8_without_prefix_caching_there_is_plain_accounting() {
+fn c8_without_prefix_caching_blocks_are_only_counted() {
     let config = PoolConfig { prefix_caching: false, poison: true, ..PoolConfig::new(4, 16) };
     let mut pool = BlockPool::new(config).unwrap();
     let tokens = full(1, 3);
@@ -197,12 +197,12 @@ fn c9_adapters_and_media_never_share_and_kinds_do_not_alias() {
 }
 
 #[test]
-fn a_conversation_that_adds_an_image_still_finds_what_was_before_it() {
+fn a_conversation_that_adds_an_image_still_finds_the_blocks_before_it() {
     let mut pool = pool(40);
     let first_turn = concat(&[&full(1, 3), &[1; 5]]);
     let cat = image("cat", 20, 6);
     let table = run(&mut pool, Prompt { media: std::slice::from_ref(&cat), ..prompt(&first_turn) });
-    // The next turn has one more image, which begins in the midst of a block.
+    // The next turn adds an image that begins in the middle of a block.
     let second_turn = concat(&[&first_turn, &full(2, 2)]);
     let media = [image("dog", 60, 8), cat.clone()];
     let next = Prompt { media: &media, ..prompt(&second_turn) };
@@ -214,16 +214,18 @@ fn a_conversation_that_adds_an_image_still_finds_what_was_before_it() {
     };
     assert_eq!(hits(&pool, &media), 80);
     assert_eq!(hits(&pool, &other_dog), 48);
+    let with_empty = [media[0].clone(), cat.clone(), image("nothing", 64, 0)];
+    assert_eq!(hits(&pool, &with_empty), 80, "an input without placeholders has no effect");
     assert_eq!(hits(&pool, &[image("other cat", 20, 6), media[0].clone()]), 16);
     assert_eq!(hits(&pool, &[image("cat", 20, 7), media[0].clone()]), 16);
-    assert_eq!(hits(&pool, &[]), 16, "text alone");
+    assert_eq!(hits(&pool, &[]), 16, "without images");
     pool.audit([&table, &next_table]).unwrap();
     pool.release(table);
     pool.release(next_table);
 }
 
 #[test]
-fn a_lookup_borrows_the_pool_for_reading_alone_and_says_what_an_admission_would() {
+fn a_lookup_needs_no_mutable_borrow_and_equals_an_admission() {
     let mut pool = pool(10);
     let tokens = concat(&[&full(1, 2), &[1]]);
     let table = run(&mut pool, prompt(&tokens));
@@ -238,11 +240,11 @@ fn a_lookup_borrows_the_pool_for_reading_alone_and_says_what_an_admission_would(
 }
 
 #[test]
-fn orphans_of_one_name_do_not_pile_up() {
+fn orphans_with_one_hash_do_not_accumulate() {
     let mut pool = BlockPool::new(PoolConfig { poison: true, events: true, ..PoolConfig::new(64, 16) }).unwrap();
     let tokens = full(1, 2);
     let mut table = run(&mut pool, prompt(&tokens));
-    let mut names = std::collections::BTreeSet::new();
+    let mut indexed = std::collections::BTreeSet::new();
     for round in 0..100 {
         pool.truncate(&mut table, 8).unwrap();
         pool.append(&mut table, &tokens[8..]).unwrap();
@@ -253,18 +255,18 @@ fn orphans_of_one_name_do_not_pile_up() {
         assert_eq!(pool.admit(prompt(&concat(&[&tokens, &[0]]))).cached_tokens(), 32);
         for event in pool.drain_events() {
             match event {
-                kvblock::BlockEvent::Stored { hashes, .. } => names.extend(hashes),
-                kvblock::BlockEvent::Removed { hash, .. } => assert!(names.remove(&hash), "removed twice"),
-                kvblock::BlockEvent::Cleared => names.clear(),
+                kvblock::BlockEvent::Stored { hashes, .. } => indexed.extend(hashes),
+                kvblock::BlockEvent::Removed { hash, .. } => assert!(indexed.remove(&hash), "removed twice"),
+                kvblock::BlockEvent::Cleared => indexed.clear(),
             }
         }
-        assert_eq!(names.len(), 2, "both names can still be found");
+        assert_eq!(indexed.len(), 2, "both prefixes are still indexed");
     }
     pool.release(table);
 }
 
 #[test]
-fn operations_that_were_not_taken_stay_for_the_next_call() {
+fn memory_operations_that_were_not_drained_remain_for_the_next_call() {
     let mut pool = pool(10);
     let table = run(&mut pool, prompt(&full(1, 1)[..8]));
     let mut forks = [pool.fork(&table).unwrap(), pool.fork(&table).unwrap()];
@@ -294,7 +296,7 @@ fn hashes_of_another_prompt_lead_to_a_miss_and_never_to_its_blocks() {
 }
 
 #[test]
-fn a_miss_says_why() {
+fn a_miss_has_a_reason() {
     let mut pool = pool(4);
     let tokens = full(1, 3);
     let table = run(&mut pool, prompt(&tokens));
@@ -305,11 +307,11 @@ fn a_miss_says_why() {
     assert_eq!(miss(&mut pool, &tokens[..47]), None);
     pool.release(table);
     let other = run(&mut pool, prompt(&full(2, 2)));
-    assert_eq!(miss(&mut pool, &concat(&[&tokens, &[1]])), Some(MissReason::Evicted), "block 2 was the first to go");
+    assert_eq!(miss(&mut pool, &concat(&[&tokens, &[1]])), Some(MissReason::Evicted), "block 2 was evicted first");
     assert_eq!(miss(&mut pool, &full(3, 2)), Some(MissReason::NoSharedPrefix));
     pool.release(other);
     assert!(pool.reset_prefix_cache());
-    assert_eq!(miss(&mut pool, &tokens), Some(MissReason::NoSharedPrefix), "a reset forgets that too");
+    assert_eq!(miss(&mut pool, &tokens), Some(MissReason::NoSharedPrefix), "a reset forgets evictions too");
 
     let table = run(&mut pool, prompt(&full(4, 2)));
     let stats = pool.stats();
@@ -331,7 +333,7 @@ fn c10b_evicting_one_duplicate_keeps_the_other_findable() {
 
         let filler = run(&mut pool, prompt(&full(2, 3)));
         assert_eq!((table_ids(&filler), cached(&pool, 0..2)), (vec![2, 3, 0], vec![true, true]));
-        assert_eq!(pool.admit(prompt(&probe)).cached_tokens(), 16, "block 1 still holds it");
+        assert_eq!(pool.admit(prompt(&probe)).cached_tokens(), 16, "block 1 still caches it");
         let last = run(&mut pool, prompt(&full(3, 1)));
         assert_eq!((table_ids(&last), pool.admit(prompt(&probe)).cached_tokens()), (vec![1], 0));
         pool.audit([&filler, &last]).unwrap();
@@ -356,9 +358,8 @@ fn c11_the_prefix_cache_is_reset_only_when_idle() {
 }
 
 #[test]
-fn a_child_of_a_colliding_prefix_is_not_taken_for_ones_own() {
-    // With a hash of one bit, [X][T] and [Y][T] end under the same hash with equal last tokens; only the
-    // parents differ.
+fn a_child_of_a_colliding_prefix_is_not_a_hit() {
+    // With a hash of one bit, [X][T] and [Y][T] can have equal hashes and equal last tokens. Only their parents differ.
     for seed in 0..20 {
         let config = PoolConfig { hash_bits: 1, hash_seed: Some(seed), ..PoolConfig::new(12, 16) };
         let mut pool = BlockPool::new(config).unwrap();

@@ -1,4 +1,4 @@
-//! To host memory and back: what is copied, in which order, and what is not.
+//! Swapping: which blocks are copied, in which order, and which are not.
 
 use kvblock::{BlockId, BlockPool, HostBlockId, MemOp, NoSpace, PoolConfig, TableError};
 
@@ -8,11 +8,11 @@ fn pool(num_blocks: usize, host_blocks: usize) -> BlockPool {
     BlockPool::new(PoolConfig { host_blocks, poison: true, ..PoolConfig::new(num_blocks, 16) }).unwrap()
 }
 
-fn out(src: u32, dst: u32) -> MemOp {
+fn swap_out(src: u32, dst: u32) -> MemOp {
     MemOp::SwapOut { src: BlockId(src), dst: HostBlockId(dst) }
 }
 
-fn back(src: u32, dst: u32) -> MemOp {
+fn swap_in(src: u32, dst: u32) -> MemOp {
     MemOp::SwapIn { src: HostBlockId(src), dst: BlockId(dst) }
 }
 
@@ -25,12 +25,12 @@ fn ops(pool: &mut BlockPool) -> Vec<MemOp> {
 }
 
 #[test]
-fn a_table_that_comes_back_is_findable_and_nothing_of_it_is_hashed_again() {
+fn a_table_that_is_swapped_in_is_findable_and_is_not_hashed_again() {
     let mut pool = pool(8, 8);
     let tokens = full(1, 5);
     let mut tables = vec![run(&mut pool, prompt(&tokens))];
     let mut swapped = pool.swap_out(&mut tables).unwrap();
-    // Its blocks hold something else meanwhile, so that all five are copied back and indexed anew.
+    // Its blocks are reused in between, so that all five are copied back and indexed again.
     let other = run(&mut pool, prompt(&full(2, 8)));
     pool.release(other);
     let hashed = pool.counters().hashed;
@@ -40,7 +40,7 @@ fn a_table_that_comes_back_is_findable_and_nothing_of_it_is_hashed_again() {
 }
 
 #[test]
-fn what_two_forks_share_is_copied_once_and_shared_again() {
+fn a_block_that_two_forks_share_is_copied_once_and_shared_again() {
     let mut pool = pool(6, 4);
     let a = run(&mut pool, prompt(&full(1, 2)[..20]));
     let mut b = pool.fork(&a).unwrap();
@@ -52,8 +52,8 @@ fn what_two_forks_share_is_copied_once_and_shared_again() {
     let mut tables = vec![a, b];
     assert_eq!(pool.host_blocks_needed(tables.iter().map(|t| (t, t.committed()))), 3);
     let mut swapped = pool.swap_out(&mut tables).unwrap();
-    // The blocks without a hash are free and poisoned, after their copies; block 0 stays findable.
-    assert_eq!(ops(&mut pool), [out(0, 0), out(1, 1), out(2, 2), poison(1, 0), poison(2, 0)]);
+    // The blocks that are not cached are free, and poisoned after their copies. Block 0 stays findable.
+    assert_eq!(ops(&mut pool), [swap_out(0, 0), swap_out(1, 1), swap_out(2, 2), poison(1, 0), poison(2, 0)]);
     assert_eq!(
         (tables.len(), free_ids(&pool), cached(&pool, 0..3)),
         (0, vec![2, 1, 3, 4, 5, 0], vec![true, false, false])
@@ -61,10 +61,10 @@ fn what_two_forks_share_is_copied_once_and_shared_again() {
     assert_eq!((pool.host_gauges().in_use, pool.host_gauges().free), (3, 1));
     pool.audit_host([&swapped]).unwrap();
 
-    // Block 0 is still cached: shared, not copied.
+    // Block 0 is still cached, so it is shared and not copied.
     assert_eq!(pool.blocks_to_swap_in(&swapped), 3);
     let tables = pool.swap_in(&mut swapped, 0).unwrap();
-    assert_eq!(ops(&mut pool), [back(1, 2), back(2, 1)]);
+    assert_eq!(ops(&mut pool), [swap_in(1, 2), swap_in(2, 1)]);
     assert_eq!(
         (table_ids(&tables[0]), table_ids(&tables[1]), refs(&pool, 0..3)),
         (vec![0, 2], vec![0, 1], vec![2, 1, 1])
@@ -77,16 +77,16 @@ fn what_two_forks_share_is_copied_once_and_shared_again() {
 }
 
 #[test]
-fn a_block_that_was_evicted_meanwhile_comes_back_by_copy_and_is_findable_again() {
+fn a_block_that_was_evicted_in_between_is_copied_back_and_findable_again() {
     let mut pool = pool(4, 4);
     let tokens = concat(&[&full(1, 3), &[1]]);
     let mut tables = vec![run(&mut pool, prompt(&tokens))];
     let mut swapped = pool.swap_out(&mut tables).unwrap();
     let other = run(&mut pool, prompt(&full(2, 3)));
-    assert_eq!(cached(&pool, 0..4), [true; 4], "the first block of the chain and three others");
+    assert_eq!(cached(&pool, 0..4), [true; 4], "the first block of the swapped table and three others");
     assert_eq!(pool.blocks_to_swap_in(&swapped), 4);
     assert_eq!(pool.swap_in(&mut swapped, 0).map(drop), Err(TableError::NoSpace(NoSpace { wanted: 4, free: 1 })));
-    assert_eq!((swapped.blocks().len(), pool.host_gauges().in_use), (4, 4), "a refusal changes nothing");
+    assert_eq!((swapped.blocks().len(), pool.host_gauges().in_use), (4, 4), "a failure changes nothing");
     pool.audit([&other]).unwrap();
     pool.release(other);
     pool.drain_memory_ops().for_each(drop);
@@ -100,7 +100,7 @@ fn a_block_that_was_evicted_meanwhile_comes_back_by_copy_and_is_findable_again()
 }
 
 #[test]
-fn blocks_that_others_share_or_pin_stay_with_them() {
+fn shared_and_pinned_blocks_stay_on_the_device() {
     let mut pool = pool(6, 6);
     let tokens = concat(&[&full(1, 2), &[1]]);
     let (a, b) = (run(&mut pool, prompt(&tokens)), open(&mut pool, prompt(&tokens)));
@@ -111,7 +111,7 @@ fn blocks_that_others_share_or_pin_stay_with_them() {
     assert_eq!((refs(&pool, 0..3), swapped.blocks().len()), (vec![2, 1, 0], 3));
     pool.audit([&b, pinned.table()]).unwrap();
     pool.release(b);
-    assert_eq!((pool.gauges().in_use, pool.gauges().cached), (1, 1), "the pinned block is not to be had");
+    assert_eq!((pool.gauges().in_use, pool.gauges().cached), (1, 1), "the pinned block is not available");
     assert!(!pool.reset_prefix_cache());
     let filler = run(&mut pool, prompt(&full(2, 5)));
     assert_eq!(pool.admit(prompt(&tokens)).cached_tokens(), 16);
@@ -122,7 +122,7 @@ fn blocks_that_others_share_or_pin_stay_with_them() {
 }
 
 #[test]
-fn slots_that_are_not_committed_are_cut_off() {
+fn tokens_that_are_not_committed_are_cut_off() {
     let mut pool = pool(6, 6);
     let mut tables = vec![open(&mut pool, prompt(&full(1, 4)[..50]))];
     pool.commit(&mut tables[0], 18).unwrap();
@@ -134,12 +134,15 @@ fn slots_that_are_not_committed_are_cut_off() {
 }
 
 #[test]
-fn without_host_blocks_a_swap_is_refused_and_the_tables_stay() {
+fn with_too_few_host_blocks_a_swap_fails_and_the_tables_stay() {
     let mut pool = pool(6, 1);
     let mut tables = vec![run(&mut pool, prompt(&full(1, 2)))];
     let error = pool.swap_out(&mut tables).map(drop).unwrap_err();
     assert_eq!(error, TableError::NoHostSpace(NoSpace { wanted: 2, free: 1 }));
-    assert_eq!(error.to_string(), "2 host blocks wanted, 1 are free; swap a sequence in, or drop one instead");
+    assert_eq!(
+        error.to_string(),
+        "too few free host blocks: found 1, expected at least 2; swap a sequence in or discard one"
+    );
     assert_eq!((tables.len(), ops(&mut pool)), (1, vec![]));
     pool.audit(&tables).unwrap();
     pool.release(tables.remove(0));

@@ -1,35 +1,36 @@
-//! What a device sampler is made for, the memory that takes, and what it refuses.
+//! The limits of a device sampler, the memory they take, and its errors.
 
 use device::DeviceError;
 
-use super::layout::{CHUNK, CHUNK_BYTES, CUT_BYTES, PARAM_WORDS, RESULT_WORDS, TOP_WORDS};
+use super::args::{CHUNK, CHUNK_BYTES, CUT_BYTES, Row, RowParams, RowResult, TokenCopy, Top};
 
-/// Masses of more tokens might not fit 64 bits.
+/// A probability mass of more tokens could overflow 64 bits.
 const MAX_VOCAB: usize = 1 << 22;
-/// Slots of a device sampler, at most: rows of a launch are the grid's second dimension.
+/// Greatest number of slots of a device sampler: rows of a launch are the grid's second dimension.
 pub const MAX_SLOTS: usize = 65_535;
+const WORD: usize = size_of::<u32>();
 
-/// The greatest step of a [`DeviceSampler`](super::DeviceSampler), and how much a slot holds.
+/// The largest step of a [`DeviceSampler`](super::DeviceSampler), and the capacity of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Slots, and rows of a step: 1 to 65,535.
+    /// Number of slots, and most rows of a step: 1 to 65,535.
     pub max_num_seqs: usize,
-    /// Logits of a row: 1 to 2²².
+    /// Logits per row: 1 to 2²².
     pub vocab: usize,
-    /// Alternatives of a token, at most.
+    /// Most alternatives of a token.
     pub max_logprobs: usize,
-    /// Words of a slot's list: two for each entry of `logit_bias`, one for each stop id, and for each of `bad_words` one
-    /// more than its tokens.
+    /// Words of a slot's list: two for each entry of `logit_bias`, one for each stop id, and for each of `bad_words`
+    /// one more than its tokens.
     pub list_words: usize,
-    /// Tokens of a bad word before its last.
+    /// Most tokens of a bad word before its last.
     pub bad_word_tokens: usize,
-    /// Tokens of prompt and output together of a sequence with penalties.
+    /// Most tokens of prompt and output together of a sequence with penalties.
     pub history_tokens: usize,
 }
 
 impl Limits {
-    /// For so many sequences of at most `max_model_len` tokens, with room for what requests usually ask: 20 alternatives,
-    /// 1,024 words, 31 tokens.
+    /// Limits for `max_num_seqs` sequences of at most `max_model_len` tokens. The other limits suit usual requests: 20
+    /// alternatives, 1,024 list words, 31 tokens of a bad word before its last.
     pub fn new(max_num_seqs: usize, vocab: usize, max_model_len: usize) -> Limits {
         Limits {
             max_num_seqs,
@@ -41,126 +42,143 @@ impl Limits {
         }
     }
 
-    /// Device memory in bytes, most of it two words per slot and token of the vocabulary: counts and adjusted logits.
+    /// Device memory in bytes. Most of it is two words per slot and token of the vocabulary: counts and adjusted
+    /// logits.
     pub fn device_bytes(&self) -> usize {
-        self.sizes().iter().sum()
+        self.array_bytes().iter().sum()
     }
 
     /// Page-locked host memory in bytes.
     pub fn pinned_bytes(&self) -> usize {
-        2 * (self.stage_words() + self.result_words()) * size_of::<u32>()
+        2 * (self.staging_bytes() + self.result_bytes() + self.top_bytes())
     }
 
-    /// Refuses limits that kernels cannot serve. [`DeviceSampler::new`](super::DeviceSampler::new) does the same.
+    /// Checks that the kernels can serve these limits, as [`DeviceSampler::new`](super::DeviceSampler::new) does.
     ///
     /// # Errors
-    /// What is over or zero.
+    /// [`SampleError::TooMany`] or [`SampleError::Zero`], for the first limit that is too large or zero.
     pub fn check(&self) -> Result<(), SampleError> {
         at_most("slots", self.max_num_seqs, MAX_SLOTS)?;
         at_most("tokens of the vocabulary", self.vocab, MAX_VOCAB)?;
         match (self.max_num_seqs, self.vocab) {
-            (0, _) => Err(SampleError::None("slots")),
-            (_, 0) => Err(SampleError::None("tokens of the vocabulary")),
+            (0, _) => Err(SampleError::Zero("slots")),
+            (_, 0) => Err(SampleError::Zero("tokens of the vocabulary")),
             _ => Ok(()),
         }
     }
 
-    /// Blocks that share a row.
+    /// Number of blocks that share a row.
     pub(super) fn splits(&self) -> usize {
         self.vocab.div_ceil(CHUNK)
     }
 
-    /// Words of a mask.
+    /// Words of a mask with one bit per token.
     pub(super) fn mask_words(&self) -> usize {
         self.vocab.div_ceil(32)
     }
 
-    /// Last output tokens that a slot keeps; the kernels divide by it.
+    /// Number of last output tokens that a slot keeps. At least 1, because the kernels divide by it.
     pub(super) fn tail_tokens(&self) -> usize {
         self.bad_word_tokens.max(1)
     }
 
-    /// Words of all results: the tokens, then the alternatives.
-    pub(super) fn result_words(&self) -> usize {
-        self.max_num_seqs * (RESULT_WORDS + self.max_logprobs * TOP_WORDS)
+    pub(super) fn result_bytes(&self) -> usize {
+        self.max_num_seqs * size_of::<RowResult>()
     }
 
-    /// Words that a step uploads where every row changes and one brings the longest history.
-    pub(super) fn stage_words(&self) -> usize {
-        let slot = PARAM_WORDS + self.list_words + 2 * self.mask_words();
-        self.max_num_seqs * (4 + slot) + self.history_tokens
+    pub(super) fn top_bytes(&self) -> usize {
+        self.max_num_seqs * self.max_logprobs * size_of::<Top>()
     }
 
-    /// Bytes of each buffer, in the order of `Buffers`.
-    pub(super) fn sizes(&self) -> [usize; 14] {
+    /// Bytes uploaded for a slot that is set, without its history.
+    pub(super) fn slot_bytes(&self) -> usize {
+        size_of::<RowParams>() + WORD * (self.list_words + 2 * self.mask_words())
+    }
+
+    /// Bytes uploaded by a step in which every slot is set and one brings the longest history.
+    pub(super) fn staging_bytes(&self) -> usize {
+        let step = size_of::<Row>() + size_of::<TokenCopy>();
+        self.max_num_seqs * (step + self.slot_bytes()) + self.history_tokens * WORD
+    }
+
+    /// Bytes of each array, in the order of [`Array`](super::arrays::Array).
+    pub(super) fn array_bytes(&self) -> [usize; 14] {
         let seqs = self.max_num_seqs;
         [
-            seqs * 2 * 4,
-            seqs * PARAM_WORDS * 4,
-            seqs * self.list_words * 4,
-            seqs * self.mask_words() * 4,
-            seqs * self.mask_words() * 4,
-            seqs * self.vocab * 4,
-            seqs * (1 + self.tail_tokens()) * 4,
-            seqs * self.vocab * 4,
+            seqs * size_of::<Row>(),
+            seqs * size_of::<RowParams>(),
+            seqs * self.list_words * WORD,
+            seqs * self.mask_words() * WORD,
+            seqs * self.mask_words() * WORD,
+            seqs * self.vocab * WORD,
+            seqs * (1 + self.tail_tokens()) * WORD,
+            seqs * self.vocab * WORD,
             seqs * self.splits() * CHUNK_BYTES,
             seqs * CUT_BYTES,
-            seqs * RESULT_WORDS * 4,
-            seqs * self.max_logprobs * TOP_WORDS * 4,
-            self.history_tokens * 4,
-            seqs * 2 * 4,
+            self.result_bytes(),
+            self.top_bytes(),
+            self.history_tokens * WORD,
+            seqs * size_of::<TokenCopy>(),
         ]
     }
 }
 
-/// Refuses more than there is room for.
+/// Refuses `found` above `most`.
 pub(super) fn at_most(what: &'static str, found: usize, most: usize) -> Result<(), SampleError> {
     if found <= most { Ok(()) } else { Err(SampleError::TooMany { what, found, most }) }
 }
 
-/// Why a call was refused. Nothing has changed, unless the device itself failed.
+/// Why a call was refused. It changed nothing, unless the device itself failed.
 #[derive(Debug, thiserror::Error)]
 pub enum SampleError {
-    /// More than [`Limits`] has room for; where it is a request's, the host's sampler takes it.
+    /// A count is above a limit. The host's sampler can serve such a request.
     #[error("sampling on the device: found {found} {what}, expected at most {most}; sample such a row on the host")]
     TooMany {
-        /// Of what.
+        /// Name of what was counted.
         what: &'static str,
-        /// How many.
+        /// The count.
         found: usize,
-        /// How many there may be.
+        /// The limit.
         most: usize,
     },
-    /// Limits of nothing.
-    #[error("sampling on the device: found no {0}, expected at least one")]
-    None(&'static str),
-    /// A slot that was not set, or has been cleared.
+    /// A limit is zero.
+    #[error("sampling on the device: found 0 {0}, expected at least 1")]
+    Zero(&'static str),
+    /// The slot was never set, or has been cleared.
     #[error("sampling on the device: slot {0} holds no sequence; call set_row or fork first")]
     NotSet(u32),
-    /// A slot that two rows of a step name, or that is to become a copy of itself.
+    /// Two rows of a step name this slot, or it would become a fork of itself.
     #[error("sampling on the device: slot {0} is named twice; a sequence has one row in a step")]
-    Twice(u32),
-    /// Logits that do not lie in their buffer.
-    #[error("sampling on the device: row {row} of the logits ends at byte {end} of a buffer of {bytes}")]
+    DuplicateSlot(u32),
+    /// A row of logits does not lie within its buffer.
+    #[error(
+        "sampling on the device: row {row} of the logits ends at byte {end}, expected at most {bytes}, the size of the \
+         buffer"
+    )]
     Logits {
-        /// Which row.
+        /// Index of the row.
         row: u32,
-        /// Where it ends.
+        /// Byte at which it ends.
         end: usize,
-        /// The size of the buffer.
+        /// Size of the buffer in bytes.
         bytes: usize,
     },
-    /// A token that is to go where there is none.
-    #[error("sampling on the device: a token is to go to place {at} of {places}")]
-    Place {
-        /// Where.
-        at: u32,
-        /// How many places there are.
-        places: usize,
+    /// A token would be copied to behind the end of the array.
+    #[error(
+        "sampling on the device: found token index {index}, expected an index below {len}, the length of the array"
+    )]
+    TokenIndex {
+        /// The index.
+        index: u32,
+        /// Number of tokens in the array.
+        len: usize,
     },
-    /// Results that a later step has replaced.
-    #[error("sampling on the device: the results of step {0} are gone; collect a step before the second one after it")]
-    Gone(u64),
+    /// A later step has overwritten the results.
+    #[error(
+        "sampling on the device: the results of step {0} have been overwritten; collect a step before the second one \
+         after it"
+    )]
+    Overwritten(u64),
     /// The device failed.
     #[error(transparent)]
     Device(#[from] DeviceError),

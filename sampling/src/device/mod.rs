@@ -1,42 +1,43 @@
-//! Sampling where the logits are: a step copies back token ids and the log-probabilities that were asked for, no logits.
+//! Sampling on the device that holds the logits. A step copies back token ids and the log-probabilities that were
+//! requested, but no logits.
 //!
-//! The kernels are in `csrc/`, and [`Sampler`](crate::Sampler) says what they compute: the same tokens, log-probabilities
-//! and ranks, to the bit. That holds on every device, since both use IEEE additions, multiplications and divisions alone
-//! and all sums are of integers (`numbers`), so neither the order of threads nor the batch can show.
+//! The kernels are in `csrc/`. [`Sampler`](crate::Sampler) defines their results: tokens, log-probabilities and ranks
+//! are equal to the bit. That holds on every device, because both sides use only single IEEE additions, multiplications
+//! and divisions, and all sums are sums of integers (`numbers`). Neither the order of threads nor the batch can show.
 //!
-//! # How an executor calls it
+//! # Usage
 //!
-//! A *slot* is one sequence's place on the device: what its request asks for, its masks, and what penalties, bad words
-//! and `min_tokens` need to know of its tokens. Slots are the caller's to deal out, below [`Limits::max_num_seqs`].
+//! A *slot* stores one sequence on the device: the parameters of its request, its masks, and what penalties, bad words
+//! and `min_tokens` need of its history. The caller assigns the slots, below [`Limits::max_num_seqs`].
 //!
 //! ```text
-//! admission, resumption   set_row(slot, params, context)      params, lists, history: once
-//! n sequences of a prompt fork(slot, other, sequence)         copied on the device
+//! admission, resumption   set_row(slot, params, context)      parameters, lists, history: once
+//! n sequences of a prompt fork(from, to, sequence)            copied on the device
 //! grammar                 constrain(slot, mask)               each step of such a row
 //! preemption, end         clear_row(slot)
 //!
-//! a step   announce(places), stage(rows, padded) ─▶ place(tokens) ─▶ the forward pass
-//!          changes, row ─▶ slot                   last tokens
+//! a step   set_token_copies, stage(rows, padded) ─▶ copy_tokens(tokens) ─▶ the forward pass
+//!          changes, row ─▶ slot                     last tokens
 //!             ─▶ launch(logits, padded) ─▶ read() ─▶ … ─▶ collect(pending)
 //!                4 kernels                 ids, logprobs  the step's one wait
 //! ```
 //!
-//! - [`DeviceSampler::launch`] alone belongs into a CUDA graph: its grid follows from the padded number of rows and the
-//!   vocabulary, its arguments never change for one buffer of logits, and rows of padding leave at once.
-//! - Nothing is uploaded for a row that goes on as before: the kernels count its tokens themselves. So a step can be staged
-//!   and launched while the host does not know the tokens of the last one yet; uploads and results have two buffers each. [`DeviceSampler::place`]
-//!   brings those tokens to where the next forward pass reads them.
-//! - A preempted sequence leaves nothing behind. Resumed, it is set again, with the output that it has by then: one launch
-//!   counts prompt and output anew, only where penalties want counts. No state is moved, so nothing can be forgotten.
-//! - What a slot has no room for (a list longer than [`Limits::list_words`], say) is [`SampleError::TooMany`], and such a
-//!   request can still be sampled on the host.
+//! - Only [`DeviceSampler::launch`] belongs into a CUDA graph. Its grid follows from the padded number of rows and the
+//!   vocabulary, its arguments never change for one buffer of logits, and blocks of padding rows return at once.
+//! - A row that continues needs no upload: the kernels count its tokens themselves. So the host can stage and launch a
+//!   step before it knows the tokens of the last one. Uploads and results have two buffers each.
+//!   [`DeviceSampler::copy_tokens`] copies those tokens to where the next forward pass reads them.
+//! - A preempted sequence keeps no state on the device. When it resumes, it is set again, with its output so far. One
+//!   launch counts prompt and output anew, if penalties need counts.
+//! - A request that exceeds a slot (a list longer than [`Limits::list_words`], for example) is refused with
+//!   [`SampleError::TooMany`]. It can be sampled on the host.
 //!
-//! What stays on the host: beam searches ([`Sampler::likeliest`](crate::Sampler::likeliest)) and the log-probabilities of a
-//! prompt, whose rows of logits must be copied back.
+//! Beam searches ([`Sampler::likeliest`](crate::Sampler::likeliest)) and the log-probabilities of a prompt stay on the
+//! host. Their rows of logits have to be copied back.
 //!
-//! Costs: [`Limits::device_bytes`], known before anything is allocated; no device or page-locked memory is allocated
-//! afterwards. A constraint's mask is `vocab / 8` bytes a step. `csrc/README.md` counts the passes over a row. The kernels
-//! have run on `cuda-sim` alone: nothing is known of their time on a GPU yet.
+//! [`Limits::device_bytes`] is the cost in memory. All device and page-locked memory is allocated at the start. A
+//! constraint's mask is `vocab / 8` bytes a step. `csrc/README.md` counts the passes over a row. The kernels have run
+//! only on `cuda-sim`; their times on a GPU have not been measured.
 //!
 //! ```no_run
 //! use device::Dtype;
@@ -57,14 +58,14 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-mod buffers;
-mod layout;
+mod args;
+mod arrays;
 mod limits;
-mod place;
 mod sampler;
 mod slot;
-mod stage;
+mod staging;
+mod token_copy;
 
+pub use args::{Row, TokenCopy};
 pub use limits::{Limits, MAX_SLOTS, SampleError};
-pub use place::Place;
-pub use sampler::{DeviceSampler, Logits, Pending, Row};
+pub use sampler::{DeviceSampler, Logits, Pending};

@@ -4,13 +4,14 @@ use std::sync::Arc;
 
 use device::{Arg, Buffer, Device, DeviceError, Dtype, Event, Launch, Pinned, Queue};
 
-use super::buffers::{Buffers, Target};
-use super::layout::{
-    CHUNK_THREADS, MODULE, NONE, PARAM_WORDS, RESULT_WORDS, ROW_THREADS, RowParams, TOP_WORDS, flag, halves,
+use super::args::{
+    CHUNK_THREADS, ForkShape, HistoryShape, MODULE, NO_SLOT, ROW_THREADS, Row, RowParams, RowResult, SampleShape,
+    TokenCopy, Top, flag,
 };
+use super::arrays::{Array, Arrays};
 use super::limits::{Limits, SampleError, at_most};
-use super::slot::{Slot, Wishes};
-use super::stage::Stage;
+use super::slot::{EncodedRequest, Slot};
+use super::staging::Staging;
 use crate::{Context, Sampled, SamplingParams, TokenLogprobs, TokenSet};
 
 /// The kernels of a step, in order.
@@ -25,180 +26,180 @@ fn kernels(dtype: Dtype) -> [&'static str; 4] {
 /// Rows of logits on the device.
 #[derive(Clone, Copy)]
 pub struct Logits<'a> {
-    /// Where they lie, from its first byte on.
+    /// The memory; the first row begins at its first byte.
     pub buffer: &'a Buffer,
-    /// What they are stored as.
+    /// Type of the logits.
     pub dtype: Dtype,
     /// Elements from the beginning of one row to that of the next, at least the vocabulary.
     pub stride: usize,
 }
 
-/// A row of a step: who draws, and from which row of the logits. Several may draw from one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Row {
-    /// The sequence's slot.
-    pub slot: u32,
-    /// The row of the logits.
-    pub logits_row: u32,
-}
-
-/// Results on their way to the host.
+/// The host's copy of a step's results.
 struct Results {
-    pinned: Pinned,
+    rows: Pinned,
+    tops: Pinned,
     step: u64,
-    /// For each row, whether log-probabilities come with it, and how many alternatives at most.
-    asked: Vec<Option<usize>>,
+    /// For each row, how many alternatives were requested; `None` without log-probabilities.
+    logprobs: Vec<Option<usize>>,
 }
 
-/// A step that was given to the device; [`DeviceSampler::collect`] gives its tokens.
+/// A step in flight. [`DeviceSampler::collect`] returns its tokens.
 pub struct Pending {
     step: u64,
     event: Event,
 }
 
-/// See the [module](super).
+/// Draws tokens on a device. See the [module documentation](super).
 pub struct DeviceSampler {
     pub(super) device: Arc<dyn Device>,
     pub(super) limits: Limits,
-    pub(super) buffers: Buffers,
-    pub(super) stage: Stage,
+    pub(super) arrays: Arrays,
+    pub(super) staging: Staging,
     slots: Vec<Slot>,
-    /// Steps so far, and those that were refused too.
+    /// Number of the last step.
     step: u64,
+    /// Number of [`DeviceSampler::stage`] calls, refused ones included.
     staged: u64,
-    /// The rows of the step that is staged: slot and logits row.
-    rows: Vec<[u32; 2]>,
-    /// What the device has in `rows`.
-    sent: Vec<[u32; 2]>,
-    /// Those of [`DeviceSampler::announce`], and what the device has in `places`.
-    pub(super) places: Vec<[u32; 2]>,
-    pub(super) sent_places: Vec<[u32; 2]>,
-    /// Of the steps with an even and with an odd number.
+    /// Rows of the staged step.
+    rows: Vec<Row>,
+    /// Contents of [`Array::Rows`], padding included.
+    sent_rows: Vec<Row>,
+    /// See [`DeviceSampler::set_token_copies`].
+    pub(super) token_copies: Vec<TokenCopy>,
+    /// Contents of [`Array::TokenCopies`].
+    pub(super) sent_token_copies: Vec<TokenCopy>,
+    /// Results of the last step with an even number, and of the last with an odd one.
     results: [Results; 2],
 }
 
 impl DeviceSampler {
-    /// Takes the memory, and opens the kernels.
+    /// Allocates the memory and loads the kernels.
     ///
     /// # Errors
-    /// Limits that are out of range, too little memory, or no kernels.
+    /// Limits that are out of range, too little memory, or missing kernels.
     pub fn new(device: Arc<dyn Device>, limits: Limits) -> Result<DeviceSampler, SampleError> {
         limits.check()?;
         device.load(MODULE)?;
+        let seqs = limits.max_num_seqs;
         let results = || {
-            let pinned = device.pinned(limits.result_words() * size_of::<u32>())?;
-            Ok::<_, DeviceError>(Results { pinned, step: 0, asked: Vec::with_capacity(limits.max_num_seqs) })
+            let (rows, tops) = (device.pinned(limits.result_bytes())?, device.pinned(limits.top_bytes())?);
+            Ok::<_, DeviceError>(Results { rows, tops, step: 0, logprobs: Vec::with_capacity(seqs) })
         };
         Ok(DeviceSampler {
-            buffers: Buffers::new(&*device, &limits)?,
-            stage: Stage::new(&*device, limits.stage_words())?,
-            slots: vec![Slot::default(); limits.max_num_seqs],
+            arrays: Arrays::new(&*device, &limits)?,
+            staging: Staging::new(&*device, limits.staging_bytes())?,
+            slots: vec![Slot::default(); seqs],
             step: 0,
             staged: 0,
-            rows: Vec::with_capacity(limits.max_num_seqs),
-            sent: Vec::with_capacity(limits.max_num_seqs),
-            places: Vec::with_capacity(limits.max_num_seqs),
-            sent_places: Vec::with_capacity(limits.max_num_seqs),
+            rows: Vec::with_capacity(seqs),
+            sent_rows: Vec::with_capacity(seqs),
+            token_copies: Vec::with_capacity(seqs),
+            sent_token_copies: Vec::with_capacity(seqs),
             results: [results()?, results()?],
             device,
             limits,
         })
     }
 
-    /// What it was made for.
+    /// The limits that it was built for.
     pub fn limits(&self) -> &Limits {
         &self.limits
     }
 
-    /// Gives a slot a sequence, new or resumed: from now on its tokens are drawn as
+    /// Assigns a sequence, new or resumed, to a slot. Its tokens are then drawn as
     /// [`Sampler::sample`](crate::Sampler::sample) would with these parameters and this context.
     ///
     /// # Errors
-    /// [`SampleError::TooMany`], and the device's.
+    /// [`SampleError::TooMany`], and those of the device.
     pub fn set_row(&mut self, slot: u32, params: &SamplingParams, context: &Context<'_>) -> Result<(), SampleError> {
-        at_most("slots", slot as usize + 1, self.limits.max_num_seqs)?;
-        let wishes = Wishes::of(&self.limits, params, context)?;
-        let penalised = wishes.params.flags & flag::PENALISED != 0;
-        let (prompt, output) = if penalised {
+        let limits = self.limits;
+        at_most("slots", slot as usize + 1, limits.max_num_seqs)?;
+        let EncodedRequest { params, list, allowed } = EncodedRequest::new(&limits, params, context)?;
+        let is_penalised = params.flags & flag::PENALISED != 0;
+        let (prompt, output) = if is_penalised {
             (context.prompt, context.output)
         } else {
-            (&[][..], &context.output[context.output.len().saturating_sub(self.limits.bad_word_tokens)..])
+            (&[][..], &context.output[context.output.len().saturating_sub(limits.bad_word_tokens)..])
         };
-        at_most("tokens of a sequence with penalties", prompt.len() + output.len(), self.limits.history_tokens)?;
+        at_most("tokens of a sequence with penalties", prompt.len() + output.len(), limits.history_tokens)?;
 
-        let limits = self.limits;
-        let masks = 2 * limits.mask_words();
-        self.make_room(PARAM_WORDS + limits.list_words + masks + prompt.len() + output.len())?;
+        self.reserve(limits.slot_bytes() + size_of_val(prompt) + size_of_val(output))?;
         let at = slot as usize;
-        self.stage.upload(Target::Lists, at * limits.list_words, &wishes.list);
-        if let Some(allowed) = &wishes.allowed {
-            self.stage.upload(Target::Allowed, at * limits.mask_words(), allowed.words());
+        self.staging.upload(Array::Lists, at * limits.list_words, &list);
+        if let Some(allowed) = &allowed {
+            self.staging.upload(Array::Allowed, at * limits.mask_words(), allowed.words());
         }
-        self.stage.upload(Target::History, 0, prompt);
-        self.stage.upload(Target::History, prompt.len(), output);
-        let [vocab, tail, prompt_len, last] =
-            [limits.vocab, limits.tail_tokens(), prompt.len(), output.len()].map(|count| count as u32);
-        let output_len = context.output.len() as u32;
-        self.stage.history([slot, vocab, tail, u32::from(penalised), prompt_len, last, output_len, 0]);
-        self.slots[at].params = Some(wishes.params);
+        self.staging.upload(Array::History, 0, prompt);
+        self.staging.upload(Array::History, prompt.len(), output);
+        self.staging.history(HistoryShape {
+            slot,
+            vocab: limits.vocab as u32,
+            tail_tokens: limits.tail_tokens() as u32,
+            penalised: u32::from(is_penalised),
+            prompt_tokens: prompt.len() as u32,
+            last_tokens: output.len() as u32,
+            output_len: context.output.len() as u32,
+            padding: 0,
+        });
+        self.slots[at].params = Some(params);
         match context.allowed {
-            Some(set) => self.send_mask(at, set),
-            None => self.send_params(at),
+            Some(set) => self.upload_constraint(at, set),
+            None => self.upload_params(at),
         }
         Ok(())
     }
 
-    /// Holds a slot to a set of tokens, or lets it go. A set holds until the next call, so a row with a grammar needs one
-    /// each step.
+    /// Restricts a slot to a set of tokens, or lifts the restriction. A set applies until the next call, so a row with
+    /// a grammar needs a call in each step.
     ///
     /// # Errors
-    /// [`SampleError::NotSet`], and the device's.
+    /// [`SampleError::NotSet`], and those of the device.
     pub fn constrain(&mut self, slot: u32, set: Option<&TokenSet>) -> Result<(), SampleError> {
         let at = self.find(slot)?;
-        self.make_room(PARAM_WORDS + self.limits.mask_words())?;
+        self.reserve(self.limits.slot_bytes())?;
         match set {
-            Some(set) => self.send_mask(at, set),
+            Some(set) => self.upload_constraint(at, set),
             None => {
                 if let Some(params) = &mut self.slots[at].params {
                     params.flags &= !flag::CONSTRAINED;
                 }
-                self.send_params(at);
+                self.upload_params(at);
             }
         }
         Ok(())
     }
 
-    /// Makes a slot a copy of another, with all that the device has of it, as a sequence of its own. Forks happen in the
-    /// order of the calls.
+    /// Makes slot `to` a copy of slot `from`, with everything that the device holds for it, as a sequence of its own.
+    /// Forks are executed in call order.
     ///
     /// # Errors
-    /// [`SampleError::NotSet`], [`SampleError::Twice`], and the device's.
+    /// [`SampleError::NotSet`], [`SampleError::DuplicateSlot`], and those of the device.
     pub fn fork(&mut self, from: u32, to: u32, sequence: u32) -> Result<(), SampleError> {
         let at = self.find(from)?;
         at_most("slots", to as usize + 1, self.limits.max_num_seqs)?;
         if from == to {
-            return Err(SampleError::Twice(to));
+            return Err(SampleError::DuplicateSlot(to));
         }
-        let [vocab, list_words, tail] =
-            [self.limits.vocab, self.limits.list_words, self.limits.tail_tokens()].map(|count| count as u32);
-        self.stage.fork([from, to, sequence, vocab, list_words, tail]);
+        let Limits { vocab, list_words, .. } = self.limits;
+        let (vocab, list_words, tail_tokens) = (vocab as u32, list_words as u32, self.limits.tail_tokens() as u32);
+        self.staging.fork(ForkShape { from, to, sequence, vocab, list_words, tail_tokens });
         let params = self.slots[at].params.map(|params| RowParams { sequence, ..params });
         self.slots[to as usize].params = params;
         Ok(())
     }
 
-    /// Takes a slot's sequence away. What the device has of it is not looked at again.
+    /// Frees a slot. What the device holds for it is not read again.
     pub fn clear_row(&mut self, slot: u32) {
         if let Some(slot) = self.slots.get_mut(slot as usize) {
             slot.params = None;
         }
     }
 
-    /// Sends what has changed since the last step, and which rows this one has. `padded` is the number of rows that will be
-    /// launched, at least that of `rows`.
+    /// Sends what has changed since the last step, and the rows of this one. `padded` is the number of rows that will
+    /// be launched, at least that of `rows`.
     ///
     /// # Errors
-    /// [`SampleError::TooMany`], [`SampleError::NotSet`], [`SampleError::Twice`], and the device's.
+    /// [`SampleError::TooMany`], [`SampleError::NotSet`], [`SampleError::DuplicateSlot`], and those of the device.
     pub fn stage(&mut self, rows: &[Row], padded: usize) -> Result<(), SampleError> {
         at_most("rows of a step", rows.len().max(padded), self.limits.max_num_seqs)?;
         at_most("rows of a step", rows.len(), padded)?;
@@ -206,46 +207,44 @@ impl DeviceSampler {
         for row in rows {
             let at = self.find(row.slot)?;
             if std::mem::replace(&mut self.slots[at].staged, self.staged) == self.staged {
-                return Err(SampleError::Twice(row.slot));
+                return Err(SampleError::DuplicateSlot(row.slot));
             }
         }
         self.step += 1;
-        let step = self.step;
-        self.rows.clear();
-        self.rows.extend(rows.iter().map(|row| [row.slot, row.logits_row]));
-        let Results { step: of, asked, .. } = &mut self.results[step as usize % 2];
-        *of = step;
-        asked.clear();
-        asked.extend(rows.iter().map(|row| {
+        let results = &mut self.results[self.step as usize % 2];
+        results.step = self.step;
+        results.logprobs.clear();
+        results.logprobs.extend(rows.iter().map(|row| {
             let params = self.slots[row.slot as usize].params?;
             (params.flags & flag::LOGPROBS != 0).then_some(params.num_top as usize)
         }));
-        let given = self.rows.len();
-        self.rows.resize(padded, [NONE, 0]);
-        if !self.sent.starts_with(&self.rows) {
-            self.make_room(2 * padded)?;
-            self.stage.upload(Target::Rows, 0, self.rows.as_flattened());
-            self.sent.clear();
-            self.sent.extend_from_slice(&self.rows);
+        self.rows.clear();
+        self.rows.extend_from_slice(rows);
+        self.rows.resize(padded, Row { slot: NO_SLOT, logits_row: 0 });
+        if !self.sent_rows.starts_with(&self.rows) {
+            self.reserve(size_of_val(&self.rows[..]))?;
+            self.staging.upload(Array::Rows, 0, &self.rows);
+            self.sent_rows.clone_from(&self.rows);
         }
-        self.rows.truncate(given);
-        let outcome = self.stage.send(&*self.device, &mut self.buffers);
+        self.rows.truncate(rows.len());
+        let outcome = self.staging.send(&*self.device, &mut self.arrays);
         if outcome.is_err() {
-            self.sent.clear();
-            self.sent_places.clear();
+            self.sent_rows.clear();
+            self.sent_token_copies.clear();
         }
         Ok(outcome?)
     }
 
-    /// Gives the kernels of a step to the compute queue: what a CUDA graph may hold.
+    /// Launches the kernels of a step on the compute queue. A CUDA graph may capture this call.
     ///
     /// # Errors
-    /// [`SampleError::Logits`] if a staged row is not in the buffer, [`SampleError::TooMany`], and the device's.
+    /// [`SampleError::Logits`] if a staged row is not in the buffer, [`SampleError::TooMany`], and those of the device.
     pub fn launch(&self, logits: &Logits<'_>, padded: usize) -> Result<(), SampleError> {
-        at_most("rows of a step", padded, self.sent.len())?;
-        at_most("tokens of the vocabulary", self.limits.vocab, logits.stride)?;
-        for &[_, row] in &self.rows {
-            let end = (row as usize * logits.stride + self.limits.vocab) * logits.dtype.bytes();
+        let limits = &self.limits;
+        at_most("rows of a step", padded, self.sent_rows.len())?;
+        at_most("tokens of the vocabulary", limits.vocab, logits.stride)?;
+        for &Row { logits_row: row, .. } in &self.rows {
+            let end = (row as usize * logits.stride + limits.vocab) * logits.dtype.bytes();
             let bytes = logits.buffer.len_bytes();
             if end > bytes {
                 return Err(SampleError::Logits { row, end, bytes });
@@ -254,129 +253,128 @@ impl DeviceSampler {
         if padded == 0 {
             return Ok(());
         }
-        let limits = &self.limits;
-        let [stride_low, stride_high] = halves(logits.stride as u64);
-        let [vocab, splits, list, tail, top] =
-            [limits.vocab, limits.splits(), limits.list_words, limits.tail_tokens(), limits.max_logprobs]
-                .map(|count| count as u32);
-        let shape = [stride_low, stride_high, vocab, splits, list, tail, top, 0];
-        let own = &self.buffers;
+        let splits = limits.splits() as u32;
+        let shape = SampleShape {
+            logits_stride: logits.stride as u64,
+            vocab: limits.vocab as u32,
+            splits,
+            list_words: limits.list_words as u32,
+            tail_tokens: limits.tail_tokens() as u32,
+            top_stride: limits.max_logprobs as u32,
+            padding: 0,
+        };
+        let array = |array| Arg::pointer(&self.arrays[array], 0);
         let args = [
             Arg::pointer(logits.buffer, 0),
-            Arg::pointer(&own.rows, 0),
-            Arg::pointer(&own.params, 0),
-            Arg::pointer(&own.lists, 0),
-            Arg::pointer(&own.constraints, 0),
-            Arg::pointer(&own.allowed, 0),
-            Arg::pointer(&own.counts, 0),
-            Arg::pointer(&own.state, 0),
-            Arg::pointer(&own.scaled, 0),
-            Arg::pointer(&own.chunks, 0),
-            Arg::pointer(&own.cuts, 0),
-            Arg::pointer(&own.results, 0),
-            Arg::pointer(&own.tops, 0),
+            array(Array::Rows),
+            array(Array::Params),
+            array(Array::Lists),
+            array(Array::Constraints),
+            array(Array::Allowed),
+            array(Array::Counts),
+            array(Array::State),
+            array(Array::Scaled),
+            array(Array::Chunks),
+            array(Array::Cuts),
+            array(Array::Results),
+            array(Array::Tops),
             Arg::bytes(&shape),
         ];
         let rows = padded as u32;
-        let whole = ([rows, 1, 1], [ROW_THREADS, 1, 1]);
-        let chunks = ([splits, rows, 1], [CHUNK_THREADS, 1, 1]);
+        let per_row = ([rows, 1, 1], [ROW_THREADS, 1, 1]);
+        let per_chunk = ([splits, rows, 1], [CHUNK_THREADS, 1, 1]);
         let [adjust, filter, draw, finish] = kernels(logits.dtype);
-        for (kernel, (grid, block)) in [(adjust, chunks), (filter, whole), (draw, chunks), (finish, whole)] {
+        for (kernel, (grid, block)) in [(adjust, per_chunk), (filter, per_row), (draw, per_chunk), (finish, per_row)] {
             self.device.launch(&Launch { module: MODULE, kernel, grid, block, shared_bytes: 0, args: &args })?;
         }
         Ok(())
     }
 
-    /// Orders the copies of the staged step's results: 16 bytes a row, and 8 for each alternative that was asked for.
+    /// Enqueues the copies of the staged step's results to the host: 16 bytes a row, and 8 for each alternative
+    /// requested.
     ///
     /// # Errors
-    /// The device's.
+    /// Those of the device.
     pub fn read(&mut self) -> Result<Pending, SampleError> {
-        let (device, own) = (&*self.device, &self.buffers);
-        let results = &mut self.results[self.step as usize % 2];
-        const WORD: usize = size_of::<u32>();
-        let bytes = self.rows.len() * RESULT_WORDS * WORD;
-        device.download_async(Queue::Compute, &own.results, 0, &mut results.pinned, 0, bytes)?;
-        let pair = TOP_WORDS * WORD;
-        let tops = self.limits.max_num_seqs * RESULT_WORDS * WORD;
-        for (row, asked) in results.asked.iter().enumerate().filter_map(|(row, asked)| Some((row, (*asked)?))) {
-            let at = row * self.limits.max_logprobs * pair;
-            device.download_async(Queue::Compute, &own.tops, at, &mut results.pinned, tops + at, asked * pair)?;
+        let (device, arrays) = (&*self.device, &self.arrays);
+        let Results { rows, tops, logprobs, .. } = &mut self.results[self.step as usize % 2];
+        let bytes = self.rows.len() * size_of::<RowResult>();
+        device.download_async(Queue::Compute, &arrays[Array::Results], 0, rows, 0, bytes)?;
+        for (row, requested) in logprobs.iter().enumerate() {
+            if let Some(alternatives) = requested {
+                let at = row * self.limits.max_logprobs * size_of::<Top>();
+                let bytes = alternatives * size_of::<Top>();
+                device.download_async(Queue::Compute, &arrays[Array::Tops], at, tops, at, bytes)?;
+            }
         }
         Ok(Pending { step: self.step, event: device.record(Queue::Compute)? })
     }
 
-    /// Waits for a step and gives the tokens of its rows, in their order.
+    /// Waits for a step and returns the tokens of its rows, in row order.
     ///
     /// # Errors
-    /// [`SampleError::Gone`], and the device's: a kernel's mistake comes to light here.
+    /// [`SampleError::Overwritten`], and those of the device; a fault of a kernel is reported here.
     pub fn collect(&self, pending: &Pending) -> Result<impl Iterator<Item = Sampled>, SampleError> {
         pending.event.synchronize()?;
         let results = &self.results[pending.step as usize % 2];
         if results.step != pending.step {
-            return Err(SampleError::Gone(pending.step));
+            return Err(SampleError::Overwritten(pending.step));
         }
-        let words = results.pinned.host::<u32>()?;
-        let (rows, tops) = words.split_at(self.limits.max_num_seqs * RESULT_WORDS);
-        let stride = self.limits.max_logprobs * TOP_WORDS;
-        Ok(results.asked.iter().zip(rows.as_chunks::<RESULT_WORDS>().0).enumerate().map(
-            move |(row, (asked, result))| {
-                let [token, logprob, rank, num_top] = *result;
-                let logprob = asked.map(|_| {
-                    let own = &tops[row * stride..(row + 1) * stride];
-                    let pairs = own.as_chunks::<TOP_WORDS>().0.iter().take(num_top as usize);
-                    TokenLogprobs {
-                        logprob: f32::from_bits(logprob),
-                        rank: rank as usize,
-                        top: pairs.map(|&[token, logprob]| (token, f32::from_bits(logprob))).collect(),
-                    }
-                });
-                Sampled { token, logprob }
-            },
-        ))
+        let (rows, tops) = (results.rows.host::<RowResult>()?, results.tops.host::<Top>()?);
+        let stride = self.limits.max_logprobs;
+        Ok(results.logprobs.iter().zip(rows).enumerate().map(move |(row, (requested, result))| {
+            let logprob = requested.map(|_| {
+                let top = tops[row * stride..(row + 1) * stride].iter().take(result.num_top as usize);
+                TokenLogprobs {
+                    logprob: result.logprob,
+                    rank: result.rank as usize,
+                    top: top.map(|top| (top.token, top.logprob)).collect(),
+                }
+            });
+            Sampled { token: result.token, logprob }
+        }))
     }
 
-    /// A step as a whole: [`stage`](DeviceSampler::stage), [`launch`](DeviceSampler::launch), [`read`](DeviceSampler::read).
+    /// Performs a whole step: [`stage`](DeviceSampler::stage), [`launch`](DeviceSampler::launch) and
+    /// [`read`](DeviceSampler::read).
     ///
     /// # Errors
-    /// As theirs.
+    /// Those of the three calls.
     pub fn sample(&mut self, logits: &Logits<'_>, rows: &[Row]) -> Result<Pending, SampleError> {
         self.stage(rows, rows.len())?;
         self.launch(logits, rows.len())?;
         self.read()
     }
 
-    /// The index of a slot that holds a sequence.
+    /// Returns the index of a slot that holds a sequence.
     pub(super) fn find(&self, slot: u32) -> Result<usize, SampleError> {
         let at = slot as usize;
         self.slots.get(at).and_then(|slot| slot.params).map(|_| at).ok_or(SampleError::NotSet(slot))
     }
 
-    /// Sends what waits where so many words more would be too many.
-    pub(super) fn make_room(&mut self, words: usize) -> Result<(), SampleError> {
-        if !self.stage.has_room(words) {
-            self.stage.send(&*self.device, &mut self.buffers)?;
+    /// Makes sure that `bytes` more bytes can be staged, by sending what is staged if necessary.
+    pub(super) fn reserve(&mut self, bytes: usize) -> Result<(), SampleError> {
+        if !self.staging.fits(bytes) {
+            self.staging.send(&*self.device, &mut self.arrays)?;
         }
         Ok(())
     }
 
-    fn send_mask(&mut self, at: usize, set: &TokenSet) {
+    fn upload_constraint(&mut self, at: usize, set: &TokenSet) {
         let words = self.limits.mask_words();
-        // A set of another size is cut, or filled with nothing.
+        // A larger set is cut, a smaller one filled up with zeros.
         let given = &set.words()[..set.words().len().min(words)];
-        self.stage.upload(Target::Constraints, at * words, given);
-        for missing in given.len()..words {
-            self.stage.upload(Target::Constraints, at * words + missing, &[0]);
-        }
+        self.staging.upload(Array::Constraints, at * words, given);
+        self.staging.upload(Array::Constraints, at * words + given.len(), &vec![0u32; words - given.len()]);
         if let Some(params) = &mut self.slots[at].params {
             params.flags |= flag::CONSTRAINED;
         }
-        self.send_params(at);
+        self.upload_params(at);
     }
 
-    fn send_params(&mut self, at: usize) {
+    fn upload_params(&mut self, at: usize) {
         if let Some(params) = self.slots[at].params {
-            self.stage.upload(Target::Params, at * PARAM_WORDS, &params.words());
+            self.staging.upload(Array::Params, at, &[params]);
         }
     }
 }

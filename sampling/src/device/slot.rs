@@ -1,33 +1,33 @@
-//! A request's wishes as a slot holds them.
+//! A request as a slot holds it.
 
-use super::layout::{RowParams, flag};
+use super::args::{RowParams, flag};
 use super::limits::{Limits, SampleError, at_most};
 use crate::params::is_greedy;
 use crate::{Context, SamplingParams, TokenSet};
 
-/// What the host knows of a slot.
+/// The host's copy of a slot.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Slot {
-    /// `None`: nobody's.
+    /// `None` while the slot is free.
     pub params: Option<RowParams>,
-    /// Number of the last call that staged a row of it.
+    /// Number of the last [`stage`](super::DeviceSampler::stage) call that named the slot.
     pub staged: u64,
 }
 
-/// What a request brings to its slot beside the history.
-pub(super) struct Wishes {
+/// A request in the form that its slot stores, without the history.
+pub(super) struct EncodedRequest {
     pub params: RowParams,
-    /// The slot's list.
+    /// Biases, stop ids and bad words, as `RowParams` in `csrc/args.cuh` documents them.
     pub list: Vec<u32>,
-    /// Of allowed_token_ids.
+    /// Mask of `allowed_token_ids`.
     pub allowed: Option<TokenSet>,
 }
 
-impl Wishes {
-    pub fn of(limits: &Limits, params: &SamplingParams, context: &Context<'_>) -> Result<Wishes, SampleError> {
+impl EncodedRequest {
+    pub fn new(limits: &Limits, params: &SamplingParams, context: &Context<'_>) -> Result<EncodedRequest, SampleError> {
         let logprobs = params.logprobs.unwrap_or(0);
         at_most("alternatives of a token", logprobs, limits.max_logprobs)?;
-        // Those of one token stay in their order: sums of floats depend on it.
+        // A stable sort: the biases of one token are added in the request's order, which the rounding depends on.
         let mut biases = params.logit_bias.clone();
         biases.sort_by_key(|&(token, _)| token);
         let mut stops = context.stop_ids.to_vec();
@@ -48,17 +48,17 @@ impl Wishes {
             ids.iter().for_each(|&id| set.insert(id));
             set
         });
-        let penalised =
+        let is_penalised =
             params.repetition_penalty != 1.0 || params.presence_penalty != 0.0 || params.frequency_penalty != 0.0;
         let flags = [
             (is_greedy(params), flag::GREEDY),
             (context.allowed.is_some(), flag::CONSTRAINED),
             (allowed.is_some(), flag::ALLOWED),
-            (penalised, flag::PENALISED),
+            (is_penalised, flag::PENALISED),
             (params.logprobs.is_some(), flag::LOGPROBS),
         ];
         let params = RowParams {
-            flags: flags.into_iter().filter(|(is, _)| *is).map(|(_, flag)| flag).sum(),
+            flags: flags.into_iter().filter(|(is_set, _)| *is_set).map(|(_, flag)| flag).sum(),
             temperature: params.temperature,
             top_p: params.top_p,
             typical_p: params.typical_p.unwrap_or(1.0),
@@ -72,20 +72,21 @@ impl Wishes {
             num_stops: stops.len() as u32,
             bad_words: (list.len() - bad_words) as u32,
             num_top: logprobs as u32,
-            seed: context.seed,
+            seed: [context.seed as u32, (context.seed >> 32) as u32],
             sequence: context.sequence,
+            padding: [0; 3],
         };
-        Ok(Wishes { params, list, allowed })
+        Ok(EncodedRequest { params, list, allowed })
     }
 }
 
 impl Limits {
-    /// Whether a slot has room for what a request asks for.
+    /// Checks whether a request fits a slot.
     ///
     /// # Errors
-    /// [`SampleError::TooMany`]: draw for it on the host.
+    /// [`SampleError::TooMany`] if it does not; sample it on the host.
     pub fn check_request(&self, params: &SamplingParams, stop_ids: &[u32]) -> Result<(), SampleError> {
         let context = Context { prompt: &[], output: &[], stop_ids, allowed: None, seed: 0, sequence: 0 };
-        Wishes::of(self, params, &context).map(drop)
+        EncodedRequest::new(self, params, &context).map(drop)
     }
 }

@@ -1,4 +1,4 @@
-//! The reference cases: rows of logits, parameters, and what transformers makes of them.
+//! The reference cases: rows of logits, parameters, and the results of transformers.
 //!
 //! `reference/sampling.json` describes them, `reference/sampling.safetensors` holds `<key>.logits` and `<key>.probs`.
 
@@ -37,7 +37,7 @@ pub fn ids(value: &Value) -> Vec<u32> {
     value.as_array().map_or(vec![], |ids| ids.iter().map(|id| id.as_u64().unwrap() as u32).collect())
 }
 
-/// Reads the parameters of a case; a name that is not known here is an error, so that none goes untested.
+/// Reads the parameters of a case. Unknown names are errors, so that no parameter is ignored.
 fn params(value: &Value) -> SamplingParams {
     let mut params = SamplingParams::default();
     for (name, value) in value.as_object().unwrap() {

@@ -1,7 +1,7 @@
-//! Whether draws follow the probabilities that they claim.
+//! A chi-square test of draws against probabilities.
 
-/// Pearson's statistic, Σ (observed − expected)² / expected, and the number of classes. Classes with fewer than ten expected
-/// draws are put together.
+/// Pearson's statistic, Σ (observed − expected)² / expected, and the number of classes. Classes with fewer than ten
+/// expected draws are merged.
 pub fn chi_square(counts: &[u32], probabilities: &[f32], draws: u32) -> (f64, usize) {
     let (mut statistic, mut classes) = (0.0, 0);
     let (mut rare_observed, mut rare_expected) = (0.0, 0.0);
@@ -24,8 +24,8 @@ pub fn chi_square(counts: &[u32], probabilities: &[f32], draws: u32) -> (f64, us
     (statistic, classes)
 }
 
-/// The mean of chi-square with n degrees of freedom is n and its deviation √(2n); 5 deviations are far beyond chance, and a
-/// sampler that is off by a few percent on one likely token is beyond them.
+/// Chi-square with n degrees of freedom has mean n and standard deviation √(2n). The limit of 5 deviations is far
+/// beyond chance, and a sampler that is off by a few percent on one likely token exceeds it.
 pub fn assert_distribution(counts: &[u32], probabilities: &[f32], draws: u32, what: &str) {
     assert_eq!(counts.iter().sum::<u32>(), draws);
     let (statistic, classes) = chi_square(counts, probabilities, draws);

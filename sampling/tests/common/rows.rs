@@ -1,4 +1,4 @@
-//! Random rows with random wishes.
+//! Random rows with random parameters.
 
 use proptest::prelude::*;
 use sampling::{Context, SamplingParams};
@@ -25,7 +25,7 @@ impl Row {
     }
 }
 
-/// Off in half of the rows.
+/// Disabled in half of the rows.
 fn sometimes<T: Clone + std::fmt::Debug + 'static>(off: T, on: impl Strategy<Value = T> + 'static) -> BoxedStrategy<T> {
     prop_oneof![Just(off), on].boxed()
 }
@@ -36,7 +36,7 @@ pub fn rows() -> impl Strategy<Value = Row> {
 
 /// Rows of one length.
 pub fn rows_of(vocab: usize) -> impl Strategy<Value = Row> {
-    // Coarse logits give many ties; ids go past the vocabulary on purpose.
+    // Coarse logits cause many ties. Some ids are deliberately outside the vocabulary.
     let id = 0..vocab as u32 + 3;
     let ids = |most| prop::collection::vec(id.clone(), 0..most);
     let logit = prop_oneof![8 => (-40..40i32).prop_map(|x| x as f32 * 0.25), 1 => Just(f32::NEG_INFINITY)];

@@ -1,5 +1,5 @@
-//! Random sequences with random wishes, several steps long: the device against the host, bit by bit, with preemptions,
-//! forks, grammars and another batch in between.
+//! Random sequences over several steps, on the device and on the host, compared bit by bit, with preemptions, forks and
+//! grammars in between.
 
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
@@ -11,20 +11,20 @@ use super::problem::{OnDevice, Sequence, TYPES, limits, rounded, sampler, step};
 use crate::rows::rows_of;
 
 const STEPS: usize = 4;
-/// Slots; the sequences of a history are fewer.
+/// Number of slots, greater than that of sequences.
 const SLOTS: usize = 6;
 
-/// What happens to a sequence before a step.
+/// An event of a sequence before a step.
 #[derive(Clone, Debug)]
 enum Act {
     Nothing,
     /// It has no row in this step.
     Waits,
-    /// It leaves its slot and comes back to another one.
+    /// It loses its slot and resumes in another one.
     Preempted,
-    /// It is held to these tokens, or to none in particular.
+    /// It is constrained to these tokens, or not constrained any more.
     Constrained(Option<Vec<u32>>),
-    /// It becomes a copy of the first one, as a sequence of its own.
+    /// It becomes a fork of the first sequence.
     Forked,
 }
 
@@ -33,10 +33,10 @@ struct History {
     vocab: usize,
     dtype: usize,
     sequences: Vec<Sequence>,
-    /// Of each step, for each sequence.
+    /// Logits of each step and sequence.
     logits: Vec<Vec<Vec<f32>>>,
     acts: Vec<Vec<Act>>,
-    /// Rows of padding in each step.
+    /// Number of padding rows in each step.
     padding: usize,
 }
 
@@ -47,7 +47,7 @@ fn histories() -> impl Strategy<Value = History> {
             8 => -30.0f32..30.0,
             1 => prop::sample::select(vec![f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -0.0, f32::MAX, f32::MIN, 1e-40]),
         ];
-        // Rows of which nothing, or one number, is left.
+        // Rows without a possible token, or with equal logits.
         let row = prop_oneof![
             12 => prop::collection::vec(logit, vocab),
             1 => prop::sample::select(vec![f32::NEG_INFINITY, f32::NAN, 2.0]).prop_map(move |x| vec![x; vocab]),
@@ -114,7 +114,7 @@ fn every_history_draws_the_hosts_tokens_and_log_probabilities() {
                     }
                     rows.push(Row { slot: slots[i], logits_row: i as u32 });
                 }
-                // Another order of rows each step.
+                // The order of rows changes.
                 rows.reverse();
                 let on_device = OnDevice::new(&*device, dtype, logits.iter().map(|row| &row[..]));
                 let padded = (rows.len() + history.padding).min(SLOTS);
@@ -139,7 +139,7 @@ fn every_history_draws_the_hosts_tokens_and_log_probabilities() {
 }
 
 #[test]
-fn a_step_alone_is_what_it_is_in_a_batch() {
+fn a_row_draws_the_same_alone_and_in_a_batch() {
     let Some(device) = KERNELS.sim(7) else { return };
     let logits: Vec<Vec<f32>> = (0..5).map(|row| super::problem::generated(9000, row)).collect();
     let sequences: Vec<Sequence> = (0..5u32)

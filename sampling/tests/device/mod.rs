@@ -1,5 +1,5 @@
-//! Sampling on the device against the host's sampler, which is the definition: equal in every bit, on every device of this
-//! machine. Logits behind a row are NaN, so a kernel that reads them fails loudly.
+//! The device sampler, compared with the host's sampler, which defines the results: equal in every bit, on every device
+//! of this machine. The elements behind each row of logits are NaN, so that a kernel that reads them fails.
 
 mod histories;
 mod problem;

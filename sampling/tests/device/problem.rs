@@ -1,4 +1,4 @@
-//! Sequences that are sampled on both sides.
+//! Sequences that are sampled on device and host.
 
 use std::sync::Arc;
 
@@ -43,13 +43,13 @@ impl Sequence {
         }
     }
 
-    /// What the host draws.
+    /// The token that the host draws.
     pub fn sampled(&self, logits: &[f32]) -> Sampled {
         Sampler::new().sample(logits, &self.params, &self.context())
     }
 }
 
-/// Room for small problems.
+/// Limits for small problems.
 pub fn limits(max_num_seqs: usize, vocab: usize) -> Limits {
     Limits { max_logprobs: 40, list_words: 300, ..Limits::new(max_num_seqs, vocab, 300) }
 }
@@ -60,7 +60,7 @@ pub fn sampler(device: &Arc<dyn Device>, limits: Limits) -> DeviceSampler {
 
 pub const TYPES: [Dtype; 3] = [Dtype::F32, Dtype::F16, Dtype::Bf16];
 
-/// The numbers that a type has.
+/// Rounds logits to a type.
 pub fn rounded(dtype: Dtype, logits: &[f32]) -> Vec<f32> {
     let round = |&x: &f32| match dtype {
         Dtype::F32 => x,
@@ -70,7 +70,7 @@ pub fn rounded(dtype: Dtype, logits: &[f32]) -> Vec<f32> {
     logits.iter().map(round).collect()
 }
 
-/// Rows of logits on the device, with 3 elements of NaN behind each.
+/// Rows of logits on the device, each followed by 3 NaN.
 pub struct OnDevice {
     buffer: Buffer,
     dtype: Dtype,
@@ -100,18 +100,18 @@ impl OnDevice {
     }
 }
 
-/// A row for each of some slots, each from the row of logits of the same place.
+/// A row for each of these slots, with consecutive rows of logits.
 pub fn rows_of(slots: impl IntoIterator<Item = u32>) -> Vec<Row> {
     slots.into_iter().zip(0..).map(|(slot, logits_row)| Row { slot, logits_row }).collect()
 }
 
-/// A step of these rows, waited for.
+/// Runs a step and waits for it.
 pub fn step(sampler: &mut DeviceSampler, logits: &OnDevice, rows: &[Row]) -> Vec<Sampled> {
     let pending = sampler.sample(&logits.logits(), rows).unwrap();
     sampler.collect(&pending).unwrap().collect()
 }
 
-/// Uneven logits that depend on `seed` alone: a few tokens far above the rest, many equal.
+/// Deterministic logits: some tokens far above the rest, many equal.
 pub fn generated(vocab: usize, seed: u32) -> Vec<f32> {
     let at = |token: u32| {
         let [a, b, ..] = sampling::philox4x32_10([token, seed, 0, 0], [7, 7]);

@@ -1,4 +1,4 @@
-//! The 111 cases of transformers' logits processors, drawn on the device.
+//! The 111 reference cases of transformers' logits processors, drawn on the device.
 
 use device::Dtype;
 use sampling::TokenLogprobs;
@@ -8,11 +8,11 @@ use super::KERNELS;
 use super::problem::{OnDevice, Sequence, limits, rows_of, sampler, step};
 use crate::cases::cases;
 
-/// Sequences that draw from one row.
+/// Number of sequences that draw from one row.
 const DRAWS: u32 = 3;
 
 #[test]
-fn the_reference_cases_give_the_hosts_draws_and_only_tokens_that_the_reference_keeps() {
+fn the_reference_cases_draw_the_hosts_tokens_and_only_tokens_that_the_reference_keeps() {
     for device in KERNELS.devices(1) {
         let cases = cases();
         assert_eq!(cases.len(), 111);

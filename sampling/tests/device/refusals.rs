@@ -1,4 +1,4 @@
-//! What is refused before a kernel runs. The kernels check nothing, so each of these would be a wild access.
+//! Calls that are refused before a kernel runs. The kernels check nothing, so each would be an invalid memory access.
 
 use device::Dtype;
 use sampling::SamplingParams;
@@ -8,7 +8,7 @@ use super::KERNELS;
 use super::problem::{OnDevice, Sequence, limits, rows_of, sampler};
 
 #[test]
-fn a_wish_that_a_slot_has_no_room_for_is_refused_with_the_numbers_and_changes_nothing() {
+fn a_request_that_exceeds_a_slot_is_refused_with_the_numbers_and_changes_nothing() {
     let Some(device) = KERNELS.sim(0) else { return };
     let limits = Limits { max_logprobs: 4, list_words: 6, bad_word_tokens: 2, history_tokens: 9, ..limits(2, 50) };
     let mut sampler = sampler(&device, limits);
@@ -27,10 +27,10 @@ fn a_wish_that_a_slot_has_no_room_for_is_refused_with_the_numbers_and_changes_no
     ];
     for (params, problem) in cases {
         let sequence = Sequence { output: vec![3; 7], ..Sequence::new(params, 1) };
-        let said = sampler.set_row(1, &sequence.params, &sequence.context()).unwrap_err().to_string();
-        assert!(said.contains(problem) && said.ends_with("sample such a row on the host"), "{said}");
-        let said = sampler.stage(&rows_of([1]), 1).unwrap_err().to_string();
-        assert_eq!(said, "sampling on the device: slot 1 holds no sequence; call set_row or fork first");
+        let error = sampler.set_row(1, &sequence.params, &sequence.context()).unwrap_err().to_string();
+        assert!(error.contains(problem) && error.ends_with("sample such a row on the host"), "{error}");
+        let error = sampler.stage(&rows_of([1]), 1).unwrap_err().to_string();
+        assert_eq!(error, "sampling on the device: slot 1 holds no sequence; call set_row or fork first");
     }
 }
 
@@ -45,16 +45,19 @@ fn rows_and_logits_that_do_not_exist_are_refused() {
     assert!(sampler.fork(0, 0, 1).is_err() && sampler.fork(0, 2, 1).is_err());
     let twice = [Row { slot: 0, logits_row: 0 }; 2];
     for _ in 0..2 {
-        let said = sampler.stage(&twice, 2).unwrap_err().to_string();
-        assert!(said.contains("slot 0 is named twice"), "{said}");
+        let error = sampler.stage(&twice, 2).unwrap_err().to_string();
+        assert!(error.contains("slot 0 is named twice"), "{error}");
     }
     assert!(sampler.stage(&rows_of([0]), 3).is_err() && sampler.stage(&rows_of([0]), 0).is_err());
 
     let logits = OnDevice::new(&*device, Dtype::F32, [&[0.0; 50][..]]);
     let rows = [Row { slot: 0, logits_row: 1 }];
     sampler.stage(&rows, 1).unwrap();
-    let said = sampler.launch(&logits.logits(), 1).unwrap_err().to_string();
-    assert_eq!(said, "sampling on the device: row 1 of the logits ends at byte 412 of a buffer of 212");
+    let error = sampler.launch(&logits.logits(), 1).unwrap_err().to_string();
+    assert_eq!(
+        error,
+        "sampling on the device: row 1 of the logits ends at byte 412, expected at most 212, the size of the buffer"
+    );
     let narrow = Logits { stride: 49, ..logits.logits() };
     assert!(sampler.launch(&narrow, 1).is_err() && sampler.launch(&logits.logits(), 2).is_err());
     sampler.clear_row(0);
@@ -62,7 +65,7 @@ fn rows_and_logits_that_do_not_exist_are_refused() {
 }
 
 #[test]
-fn limits_of_nothing_or_too_much_are_refused() {
+fn limits_that_are_zero_or_too_large_are_refused() {
     let Some(device) = KERNELS.sim(0) else { return };
     for (max_num_seqs, vocab) in [(0, 5), (5, 0), (70_000, 5), (5, (1 << 22) + 1)] {
         assert!(DeviceSampler::new(device.clone(), limits(max_num_seqs, vocab)).is_err());

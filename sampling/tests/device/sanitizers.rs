@@ -1,16 +1,16 @@
-//! Every kernel under the sanitizers, each in a process of its own.
+//! Every kernel under the sanitizers, each in its own process.
 
 use std::sync::Arc;
 
 use device::Device;
-use sampling::device::Place;
+use sampling::device::TokenCopy;
 use sampling::{SamplingParams, TokenSet};
 use testkit::kernels::host::Sanitizer;
 
 use super::KERNELS;
 use super::problem::{OnDevice, Sequence, TYPES, generated, limits, rows_of, sampler, step};
 
-/// Rows that go every way through the kernels, in two chunks and a bit, and in one.
+/// Runs rows that cover every path through the kernels, with several chunks per row and with one.
 fn work(device: &Arc<dyn Device>, vocabs: &[usize]) {
     let logprobs = Some(5);
     for (&vocab, dtype) in vocabs.iter().zip(TYPES.into_iter().cycle()) {
@@ -25,16 +25,16 @@ fn work(device: &Arc<dyn Device>, vocabs: &[usize]) {
             logprobs,
             ..filters.clone()
         };
-        // All but stop ids are banned.
+        // Bans everything except stop ids.
         let stops_alone =
             SamplingParams { allowed_token_ids: Some([2, last].into()), min_tokens: 9, ..filters.clone() };
-        let wishes = [
+        let all_params = [
             SamplingParams { typical_p: Some(0.6), ..filters },
             listed,
             stops_alone,
             SamplingParams { temperature: 0.0, logprobs, ..Default::default() },
         ];
-        let mut sequences: Vec<Sequence> = wishes.into_iter().map(|params| Sequence::new(params, 3)).collect();
+        let mut sequences: Vec<Sequence> = all_params.into_iter().map(|params| Sequence::new(params, 3)).collect();
         sequences[0].allowed = Some(TokenSet::from_words(&vec![0xffff_fff7; vocab.div_ceil(32)], vocab));
         let mut sampler = sampler(device, limits(6, vocab));
         for (slot, sequence) in (0..).zip(&mut sequences) {
@@ -42,7 +42,7 @@ fn work(device: &Arc<dyn Device>, vocabs: &[usize]) {
             sampler.set_row(slot, &sequence.params, &sequence.context()).unwrap();
         }
         sampler.fork(1, 4, 1).unwrap();
-        // Coarse, so that cuts go through ties.
+        // Rounded, so that cuts go through ties.
         let logits: Vec<f32> = generated(vocab, 1).iter().map(|x| x.round()).collect();
         let on_device = OnDevice::new(&**device, dtype, [&logits[..]]);
         let mut rows = rows_of(0..5);
@@ -50,29 +50,29 @@ fn work(device: &Arc<dyn Device>, vocabs: &[usize]) {
         sampler.stage(&rows, 6).unwrap();
         sampler.launch(&on_device.logits(), 6).unwrap();
         sampler.read().unwrap();
-        sampler.announce(&[(4, 0), (0, 6), (3, 2)].map(|(slot, at)| Place { slot, at })).unwrap();
+        sampler.set_token_copies(&[(4, 0), (0, 6), (3, 2)].map(|(slot, index)| TokenCopy { slot, index })).unwrap();
         step(&mut sampler, &on_device, &rows[..2]);
-        sampler.place(&device.alloc(7 * 4).unwrap()).unwrap();
+        sampler.copy_tokens(&device.alloc(7 * 4).unwrap()).unwrap();
     }
 }
 
-fn is_content(sanitizer: Sanitizer) {
+fn assert_clean(sanitizer: Sanitizer) {
     let everything = testkit::everything();
     let seeds = if everything { &[0, 1, 77][..] } else { &[1][..] };
     let vocabs: &[usize] = if everything { &[8300, 40, 8192, 1, 20_000, 33] } else { &[8300, 40, 65] };
     let Some(launches) = KERNELS.under(sanitizer, seeds, |device| work(&device, vocabs)) else { return };
-    for kernel in ["adjust_f32", "filter_f16", "draw_bf16", "finish_f32", "history", "fork", "place"] {
+    for kernel in ["adjust_f32", "filter_f16", "draw_bf16", "finish_f32", "history", "fork", "copy_tokens"] {
         assert!(launches.iter().any(|launch| launch.ends_with(kernel)), "{kernel} in {launches:?}");
     }
 }
 
 #[test]
 fn the_memory_sanitizers_find_nothing_in_the_kernels() {
-    is_content(Sanitizer::Memory);
+    assert_clean(Sanitizer::Memory);
 }
 
 #[test]
 #[ignore = "only in a step of its own: cargo xtask ci runs it"]
 fn the_thread_sanitizer_finds_nothing_in_the_kernels() {
-    is_content(Sanitizer::Thread);
+    assert_clean(Sanitizer::Thread);
 }

@@ -1,7 +1,7 @@
-//! Steps: what is sent, what may be in flight, where draws come from.
+//! Steps: uploads, steps in flight, draws.
 
 use device::Dtype;
-use sampling::device::{DeviceSampler, Place, Row};
+use sampling::device::{DeviceSampler, Row, TokenCopy};
 use sampling::{Sampler, SamplingParams};
 
 use super::KERNELS;
@@ -30,11 +30,11 @@ fn draws_on_the_device_follow_the_probabilities_over_sequences_and_positions() {
 }
 
 #[test]
-fn bad_words_are_seen_as_they_come_about_and_biases_of_one_token_add_up_in_order() {
+fn bad_words_are_banned_as_the_output_grows_and_biases_of_one_token_add_up_in_order() {
     for device in KERNELS.devices(1) {
         let logits = [0.3, 0.0, 0.1];
         let on_device = OnDevice::new(&*device, Dtype::F32, [&logits[..]]);
-        // The ring of last tokens is as short as these words allow.
+        // The shortest ring of last tokens that these words allow.
         let mut sampler = sampler(&device, sampling::device::Limits { bad_word_tokens: 2, ..limits(8, 3) });
         let params = SamplingParams {
             bad_words: [vec![0, 1], vec![1, 2, 0], vec![2, 2, 2]].into(),
@@ -54,18 +54,18 @@ fn bad_words_are_seen_as_they_come_about_and_biases_of_one_token_add_up_in_order
     }
 }
 
-/// So many rows, each slot's own, from one row of logits.
+/// Rows of the first `count` slots, which all draw from one row of logits.
 fn rows_of_one(count: u32) -> Vec<Row> {
     (0..count).map(|slot| Row { slot, logits_row: 0 }).collect()
 }
 
-/// A step of one row that is not waited for.
+/// Starts a step of one row.
 fn begin(sampler: &mut DeviceSampler, logits: &OnDevice) -> sampling::device::Pending {
     sampler.sample(&logits.logits(), &rows_of([0])).unwrap()
 }
 
 #[test]
-fn two_steps_may_be_in_flight_and_the_host_need_not_know_the_first_token() {
+fn two_steps_can_be_in_flight_before_the_host_knows_the_first_token() {
     for device in KERNELS.devices(1) {
         let logits = generated(300, 1);
         let on_device = OnDevice::new(&*device, Dtype::F32, [&logits[..]]);
@@ -89,20 +89,20 @@ fn two_steps_may_be_in_flight_and_the_host_need_not_know_the_first_token() {
         }
         begin(&mut sampler, &on_device);
         begin(&mut sampler, &on_device);
-        let gone = sampler.collect(&pending).err().unwrap().to_string();
+        let overwritten = sampler.collect(&pending).err().unwrap().to_string();
         assert_eq!(
-            gone,
-            "sampling on the device: the results of step 7 are gone; collect a step before the second one after it"
+            overwritten,
+            "sampling on the device: the results of step 7 have been overwritten; collect a step before the second one after it"
         );
     }
 }
 
 #[test]
-fn the_last_token_of_a_slot_goes_to_its_place_before_the_host_knows_it() {
+fn the_last_token_of_a_slot_is_copied_before_the_host_knows_it() {
     for device in KERNELS.devices(1) {
         let logits: Vec<Vec<f32>> = (0..5).map(|seed| generated(300, seed)).collect();
         let on_device = OnDevice::new(&*device, Dtype::F32, logits.iter().map(|row| &row[..]));
-        // A ring of one token, and one that has not come round.
+        // A ring of one token, and one that is not full.
         for bad_word_tokens in [0, 31] {
             let limits = sampling::device::Limits { bad_word_tokens, ..limits(6, 300) };
             let mut sampler = sampler(&device, limits);
@@ -115,11 +115,11 @@ fn the_last_token_of_a_slot_goes_to_its_place_before_the_host_knows_it() {
             for step in 0..3 {
                 let rows = rows_of([4, 0, 2, 1, 3]);
                 let pending = sampler.sample(&on_device.logits(), &rows).unwrap();
-                // Slot 5 has drawn nothing.
-                let places = [(0, 8), (4, 1), (3, 2 + step), (5, 7)].map(|(slot, at)| Place { slot, at });
-                sampler.announce(&places).unwrap();
+                // Slot 5 has no output.
+                let copies = [(0, 8), (4, 1), (3, 2 + step), (5, 7)].map(|(slot, index)| TokenCopy { slot, index });
+                sampler.set_token_copies(&copies).unwrap();
                 sampler.stage(&[], 0).unwrap();
-                sampler.place(&tokens).unwrap();
+                sampler.copy_tokens(&tokens).unwrap();
                 let drawn: Vec<u32> = sampler.collect(&pending).unwrap().map(|sampled| sampled.token).collect();
                 let mut found = [0; 36];
                 device.download(&tokens, 0, &mut found).unwrap();
@@ -127,16 +127,18 @@ fn the_last_token_of_a_slot_goes_to_its_place_before_the_host_knows_it() {
                 assert_eq!([found[8], found[1], found[2 + step as usize]], [drawn[1], drawn[0], drawn[4]]);
                 assert_eq!([found[0], found[7]], [77, 77]);
             }
-            let said = sampler.announce(&[Place { slot: 0, at: 9 }]).and_then(|()| sampler.place(&tokens)).unwrap_err();
-            assert_eq!(said.to_string(), "sampling on the device: a token is to go to place 9 of 9");
+            sampler.set_token_copies(&[TokenCopy { slot: 0, index: 9 }]).unwrap();
+            let error = sampler.copy_tokens(&tokens).unwrap_err().to_string();
+            let expected = "found token index 9, expected an index below 9, the length of the array";
+            assert_eq!(error, format!("sampling on the device: {expected}"));
             sampler.clear_row(0);
-            assert!(sampler.announce(&[Place { slot: 0, at: 0 }]).is_err());
+            assert!(sampler.set_token_copies(&[TokenCopy { slot: 0, index: 0 }]).is_err());
         }
     }
 }
 
 #[test]
-fn slots_that_change_more_than_a_stage_holds_are_sent_in_parts() {
+fn changes_that_exceed_the_staging_buffer_are_sent_in_parts() {
     for device in KERNELS.devices(1) {
         let logits = generated(64, 3);
         let on_device = OnDevice::new(&*device, Dtype::F32, [&logits[..]]);
@@ -154,7 +156,7 @@ fn slots_that_change_more_than_a_stage_holds_are_sent_in_parts() {
 }
 
 #[test]
-fn the_memory_of_a_sampler_is_known_before_it_is_taken() {
+fn the_memory_of_a_sampler_is_known_before_it_is_allocated() {
     let limits = sampling::device::Limits::new(256, 151_936, 32_768);
     // Counts and adjusted logits, two words each.
     let dense = 256 * 151_936 * 8;

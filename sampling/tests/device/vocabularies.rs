@@ -1,4 +1,4 @@
-//! Vocabularies of every kind of length, in every type, against the host.
+//! Vocabularies of different sizes in every type, compared with the host.
 
 use device::Dtype;
 use sampling::SamplingParams;
@@ -6,8 +6,8 @@ use sampling::SamplingParams;
 use super::KERNELS;
 use super::problem::{OnDevice, Sequence, TYPES, generated, limits, rounded, rows_of, sampler, step};
 
-/// One set of wishes for each way through the kernels.
-fn wishes(vocab: u32) -> Vec<SamplingParams> {
+/// Parameters for each path through the kernels.
+fn all_params(vocab: u32) -> Vec<SamplingParams> {
     let plain = SamplingParams { logprobs: Some(20), ..SamplingParams::default() };
     let filters = SamplingParams { temperature: 0.7, top_k: 50, top_p: 0.9, min_p: 0.001, ..plain.clone() };
     vec![
@@ -33,7 +33,7 @@ fn equal_the_host(vocabs: &[usize], dtype: Dtype) {
             let logits = rounded(dtype, &generated(vocab, vocab as u32));
             let on_device = OnDevice::new(&*device, dtype, [&logits[..]]);
             let mut sequences: Vec<Sequence> =
-                wishes(vocab as u32).into_iter().map(|params| Sequence::new(params, 5)).collect();
+                all_params(vocab as u32).into_iter().map(|params| Sequence::new(params, 5)).collect();
             let mut sampler = sampler(&device, limits(sequences.len(), vocab));
             for (slot, sequence) in (0..).zip(&mut sequences) {
                 sequence.prompt = vec![0, vocab as u32 / 2, vocab as u32 - 1];
@@ -70,7 +70,7 @@ fn vocabularies_of_real_models_draw_the_hosts_tokens() {
 fn the_exponential_and_the_logarithm_are_the_hosts_to_the_last_bit() {
     const ROWS: u32 = 200;
     for device in KERNELS.devices(1) {
-        // −ln(1 + e^z) is as fine as e^z where that is small, and tells of the logarithm where it is not.
+        // −ln(1 + e^z) resolves e^z where that is small, and the logarithm where it is not.
         let row = |i: u32| [0.0, (i * 10_007 % 300_007) as f32 * -1e-4];
         let mut sampler = sampler(&device, limits(ROWS as usize, 2));
         let params = SamplingParams { temperature: 0.0, logprobs: Some(2), ..SamplingParams::default() };
@@ -87,7 +87,7 @@ fn the_exponential_and_the_logarithm_are_the_hosts_to_the_last_bit() {
 }
 
 #[test]
-fn sums_that_no_noise_changes_go_to_the_lowest_id_of_all_chunks() {
+fn equal_sums_go_to_the_lowest_id_of_all_chunks() {
     for device in KERNELS.devices(1) {
         for first in [2usize, 8195] {
             let mut logits = vec![f32::MIN; 9000];
@@ -104,12 +104,12 @@ fn sums_that_no_noise_changes_go_to_the_lowest_id_of_all_chunks() {
 }
 
 #[test]
-fn stop_ids_are_let_go_where_nothing_else_is_left() {
+fn stop_ids_are_not_held_back_if_nothing_else_is_left() {
     for device in KERNELS.devices(1) {
         let logits = generated(9000, 2);
         let on_device = OnDevice::new(&*device, Dtype::F32, [&logits[..]]);
         for temperature in [0.0, 0.9] {
-            // 7 and 8500 are stop ids, 9100 is no token; of 8 and 7 the bias would make 7 the likeliest.
+            // 7 and 8500 are stop ids, and 9100 is no token. The bias makes 7 likelier than 8.
             for allowed in [vec![7, 8500], vec![7, 8500, 9100], vec![7, 8, 8500]] {
                 let params = SamplingParams {
                     temperature,
@@ -131,7 +131,7 @@ fn stop_ids_are_let_go_where_nothing_else_is_left() {
 #[test]
 fn ties_everywhere_are_cut_by_id_as_on_the_host() {
     for device in KERNELS.devices(1) {
-        // Five different numbers, so every cut goes through ties of two thousand tokens.
+        // Five different logits, so every cut goes through ties of two thousand tokens.
         let logits: Vec<f32> = (0..10_000u32).map(|token| ((token * 7919) % 10_007 % 5) as f32).collect();
         let on_device = OnDevice::new(&*device, Dtype::F32, [&logits[..]]);
         let shares = [0.05, 0.3, 0.633, 0.9, 0.999];
@@ -145,7 +145,7 @@ fn ties_everywhere_are_cut_by_id_as_on_the_host() {
         }
         let mut rows = rows_of(0..shares.len() as u32);
         rows.iter_mut().for_each(|row| row.logits_row = 0);
-        // A draw shows one token of the kept ones; many steps show a cut at the wrong id.
+        // A draw shows only one of the kept tokens. Many steps reveal a cut at the wrong id.
         for at in 0..12 {
             for (sampled, sequence) in step(&mut sampler, &on_device, &rows).iter().zip(&sequences) {
                 let output = vec![0; at];

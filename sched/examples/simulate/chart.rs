@@ -1,4 +1,4 @@
-//! The chart: throughput by batch size, and how much of the reserved cache is used, as one SVG.
+//! The chart as an SVG: throughput by batch size, and the used fraction of the reserved cache.
 
 use std::fmt::Write;
 
@@ -6,19 +6,19 @@ use crate::sim::Policy;
 use crate::sim::cost::CostModel;
 use crate::sim::measure::Run;
 
-/// One for each policy.
+/// One per policy.
 const COLOURS: [&str; Policy::ALL.len()] = ["#b0413e", "#d98c3f", "#8a8d3f", "#2f6f8f", "#1b3a5c"];
-/// Upper edge and height of both panels.
+/// Top edge and height of both panels.
 const TOP: f64 = 64.0;
 const HEIGHT: f64 = 250.0;
-/// Left edge and width of the lines.
+/// Left edge and width of the line panel.
 const LEFT: f64 = 64.0;
 const WIDTH: f64 = 400.0;
-/// Left edge of the bars, and room for one.
+/// Left edge of the bar panel, and width per bar.
 const BARS: f64 = 560.0;
 const BAR: f64 = 52.0;
 
-/// Draws a sweep: for each batch size a run of each policy.
+/// Draws a sweep: one run per batch size and policy.
 pub fn draw(trace: &str, cost: &CostModel, batches: &[usize], sweep: &[[Run; Policy::ALL.len()]]) -> String {
     let mut svg = String::from(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 860 410\" font-family=\"sans-serif\" font-size=\"12\">\n\
@@ -39,7 +39,7 @@ pub fn draw(trace: &str, cost: &CostModel, batches: &[usize], sweep: &[[Run; Pol
     svg
 }
 
-/// Throughput over the batch size, which doubles from mark to mark.
+/// Draws throughput over batch size, which doubles from mark to mark.
 fn lines(svg: &mut String, batches: &[usize], sweep: &[[Run; Policy::ALL.len()]]) {
     let greatest = sweep.iter().flatten().map(Run::throughput).fold(1.0, f64::max);
     let unit = 10f64.powf(greatest.log10().floor());
@@ -47,7 +47,7 @@ fn lines(svg: &mut String, batches: &[usize], sweep: &[[Run; Policy::ALL.len()]]
     let top = (greatest / step).ceil() * step;
     let x = |at: usize| LEFT + WIDTH * at as f64 / (batches.len() - 1).max(1) as f64;
     let y = |value: f64| TOP + HEIGHT * (1.0 - value / top);
-    text(svg, (LEFT, TOP - 12.0), "start", "output tokens per second, by greatest batch");
+    text(svg, (LEFT, TOP - 12.0), "start", "output tokens per second, by batch limit");
     for mark in 0..=(top / step).round() as usize {
         let value = mark as f64 * step;
         rect(svg, (LEFT, y(value)), (WIDTH, 1.0), "#dddddd");
@@ -62,7 +62,7 @@ fn lines(svg: &mut String, batches: &[usize], sweep: &[[Run; Policy::ALL.len()]]
             .enumerate()
             .map(|(at, runs)| format!("{:.1},{:.1}", x(at), y(runs[policy].throughput())))
             .collect();
-        // Writing to a string does not fail.
+        // Writing to a string cannot fail.
         let _ = writeln!(
             svg,
             "<polyline fill=\"none\" stroke=\"{colour}\" stroke-width=\"2.5\" points=\"{}\"/>",
@@ -71,9 +71,9 @@ fn lines(svg: &mut String, batches: &[usize], sweep: &[[Run; Policy::ALL.len()]]
     }
 }
 
-/// Used share of the reserved cache, at the greatest batch.
+/// Draws the used fraction of the reserved cache, at the greatest batch limit.
 fn bars(svg: &mut String, runs: &[Run; Policy::ALL.len()]) {
-    text(svg, (BARS, TOP - 12.0), "start", "cache used of what is reserved");
+    text(svg, (BARS, TOP - 12.0), "start", "used fraction of the reserved cache");
     rect(svg, (BARS, TOP + HEIGHT), (BAR * runs.len() as f64, 1.0), "#888888");
     for (k, (run, colour)) in runs.iter().zip(COLOURS).enumerate() {
         let (x, height) = (BARS + BAR * k as f64, HEIGHT * run.kv_utilisation());

@@ -1,7 +1,6 @@
-//! What is commonly claimed of paged, continuous batching, beside what the model gives.
+//! Common claims about paged KV caches and continuous batching, compared with the model's results.
 //!
-//! No constant of the model was chosen to meet a claim. Where one is met only at some batch sizes, or nowhere,
-//! the table says so.
+//! No constant of the model was chosen to meet a claim. The table lists the batch sizes at which a claim holds.
 
 use crate::BATCHES;
 use crate::sim::Policy;
@@ -11,11 +10,10 @@ use crate::sim::trace::{Arrival, Lengths, generate};
 
 const QUIRE: Policy = Policy::Quire { max_in_flight: 1 };
 
-/// A figure at each batch size.
+/// A result at each batch size.
 struct Series {
     what: String,
     values: Vec<f64>,
-    /// Whether the claim holds at a value.
     holds: fn(f64) -> bool,
     format: fn(f64) -> String,
 }
@@ -36,7 +34,7 @@ impl Series {
 
 /// Runs the sweeps and prints the table.
 pub fn print(gpu: &CostModel, seed: u64) {
-    println!("\nClaims, and what this model gives with all requests at once, by the greatest batch\n");
+    println!("\nClaims and this model's results, with all requests at once, by batch limit\n");
     print!("| |");
     BATCHES.iter().for_each(|b| print!(" {b} |"));
     println!(" holds at |\n|---|{}---|", "---:|".repeat(BATCHES.len()));
@@ -47,11 +45,16 @@ pub fn print(gpu: &CostModel, seed: u64) {
             (runs(Policy::StaticMax), runs(Policy::Static), runs(Policy::Contiguous), runs(QUIRE));
         let name = lengths.name();
         share(format!("{name}: cache used by Quire, claimed 96.4 %"), &quire, Run::kv_utilisation, |v| v >= 0.964);
-        share(format!("{name}: by contiguous, claimed 23 %"), &contiguous, Run::kv_utilisation, |v| v <= 0.235);
-        ratio(format!("{name}: Quire to static with max-length, claimed 2 to 4 x"), &quire, &longest, |v| {
+        share(
+            format!("{name}: cache used with contiguous reservations, claimed 23 %"),
+            &contiguous,
+            Run::kv_utilisation,
+            |v| v <= 0.235,
+        );
+        ratio(format!("{name}: Quire / static with max-length, claimed 2 to 4 x"), &quire, &longest, |v| {
             (2.0..=4.0).contains(&v)
         });
-        ratio(format!("{name}: Quire to static with an oracle, claimed 2 to 4 x"), &quire, &oracle, |v| {
+        ratio(format!("{name}: Quire / static with an oracle, claimed 2 to 4 x"), &quire, &oracle, |v| {
             (2.0..=4.0).contains(&v)
         });
     }
@@ -59,22 +62,22 @@ pub fn print(gpu: &CostModel, seed: u64) {
     let longest = trace.iter().map(|a| a.output).max().unwrap_or(0) as f64;
     let mean = trace.iter().map(|a| a.output).sum::<usize>() as f64 / trace.len() as f64;
     let flat = CostModel::flat(gpu.max_model_len);
-    for (cost, setting) in [(gpu, "on this GPU"), (&flat, "at equal steps")] {
+    for (cost, setting) in [(gpu, "on this GPU"), (&flat, "with equal steps")] {
         uniform(&trace, cost, setting);
     }
     println!(
-        "\nuniform-50-2000 is 100 requests; at equal steps no batch can give more than longest / mean = {:.2} x.",
+        "\nuniform-50-2000 has 100 requests; with equal steps the ratio is at most longest / mean = {:.2} x.",
         longest / mean
     );
-    println!("\"Places busy\" is read as the share of the batch's places that compute a token somebody wants.");
+    println!("\"Slots busy\" is the fraction of the batch's slots that compute a requested token.");
 }
 
 fn uniform(trace: &[Arrival], cost: &CostModel, setting: &str) {
     let [stat, quire] = [Policy::Static, QUIRE].map(|policy| BATCHES.map(|batch| policy.run(trace, cost, batch)));
     let name = Lengths::Uniform.name();
-    ratio(format!("{name} {setting}: Quire to static, claimed 2.27 x"), &quire, &stat, |v| v >= 2.27);
-    share(format!("{name} {setting}: places busy, static, claimed 62 %"), &stat, Run::places_busy, |v| v <= 0.625);
-    share(format!("{name} {setting}: places busy, Quire, claimed 99 %"), &quire, Run::places_busy, |v| v >= 0.985);
+    ratio(format!("{name} {setting}: Quire / static, claimed 2.27 x"), &quire, &stat, |v| v >= 2.27);
+    share(format!("{name} {setting}: slots busy, static, claimed 62 %"), &stat, Run::slots_busy, |v| v <= 0.625);
+    share(format!("{name} {setting}: slots busy, Quire, claimed 99 %"), &quire, Run::slots_busy, |v| v >= 0.985);
 }
 
 fn share(what: String, runs: &[Run], of: fn(&Run) -> f64, holds: fn(f64) -> bool) {

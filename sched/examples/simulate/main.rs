@@ -1,13 +1,13 @@
-//! Replays a trace of requests against a cost model of a GPU, under static batching, continuous batching over
-//! contiguous reservations, and Quire's own scheduler; prints tables and writes a chart.
+//! Replays a trace of requests against a cost model of a GPU, under static batching, continuous batching with
+//! contiguous reservations, and Quire's scheduler. Prints tables and writes a chart.
 //!
 //! ```text
 //! cargo run --release -p sched --example simulate -- [--trace sharegpt | alpaca | uniform-50-2000 | FILE.csv]
 //!     [--requests 500] [--rate 2] [--batch 256] [--seed 1] [--svg simulate.svg]
 //! ```
 //!
-//! A CSV has a line `arrival seconds, prompt tokens, output tokens` per request. `sim` holds the model and says
-//! what it leaves out.
+//! A CSV file has a line `arrival seconds, prompt tokens, output tokens` per request. `sim` contains the model and
+//! documents what it ignores.
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 
 mod chart;
@@ -24,7 +24,6 @@ use sim::trace::{Arrival, Lengths, generate, parse_csv};
 /// Batch sizes of the sweeps.
 const BATCHES: [usize; 9] = [1, 2, 4, 8, 16, 32, 64, 128, 256];
 
-/// What the command line asks for.
 struct Options {
     trace: String,
     requests: usize,
@@ -40,7 +39,7 @@ impl Options {
         let mut options = Options { trace, requests: 500, rate: 2.0, batch: 256, seed: 1, svg };
         let mut args = args.peekable();
         while let Some(flag) = args.next() {
-            let value = args.next().ok_or(format!("{flag}: a value is missing"))?;
+            let value = args.next().ok_or(format!("{flag}: expected a value"))?;
             let number = |e: &dyn std::fmt::Display| format!("{flag} {value}: {e}");
             match flag.as_str() {
                 "--trace" => options.trace = value,
@@ -49,11 +48,15 @@ impl Options {
                 "--rate" => options.rate = value.parse().map_err(|e| number(&e))?,
                 "--batch" => options.batch = value.parse().map_err(|e| number(&e))?,
                 "--seed" => options.seed = value.parse().map_err(|e| number(&e))?,
-                _ => return Err(format!("{flag}: expected --trace, --requests, --rate, --batch, --seed or --svg")),
+                _ => {
+                    return Err(format!(
+                        "unknown flag {flag}: expected --trace, --requests, --rate, --batch, --seed or --svg"
+                    ));
+                }
             }
         }
-        let is_sane = options.requests > 0 && options.rate > 0.0 && options.batch > 0;
-        if is_sane { Ok(options) } else { Err("--requests, --rate and --batch: expected more than 0".into()) }
+        let is_valid = options.requests > 0 && options.rate > 0.0 && options.batch > 0;
+        if is_valid { Ok(options) } else { Err("--requests, --rate and --batch must be greater than 0".into()) }
     }
 
     fn trace(&self, cost: &CostModel) -> Result<Vec<Arrival>, String> {
@@ -61,7 +64,7 @@ impl Options {
             return Ok(generate(lengths, self.requests, self.rate, self.seed));
         }
         let text = std::fs::read_to_string(&self.trace).map_err(|e| {
-            format!("--trace {}: {e}; expected a CSV file, or sharegpt, alpaca or uniform-50-2000", self.trace)
+            format!("--trace {}: {e}; expected a CSV file, sharegpt, alpaca or uniform-50-2000", self.trace)
         })?;
         parse_csv(&text, cost.max_model_len).map_err(|e| format!("--trace {}: {e}", self.trace))
     }
@@ -81,8 +84,8 @@ fn report(options: &Options) -> Result<(), String> {
     let cost = CostModel::opt_13b_on_a100();
     let trace = options.trace(&cost)?;
     println!(
-        "{}: {:.0} GB/s, {:.0} TFLOP/s, {:.0} launches of {:.0} µs and {:.1} ms of host per step,\n\
-         {:.1} GB of weights, {:.0} KB of cache per token, {} tokens of cache, contexts of {}",
+        "{}: {:.0} GB/s, {:.0} TFLOP/s, {:.0} launches of {:.0} µs and {:.1} ms of host time per step,\n\
+         {:.1} GB of weights, {:.0} KB of cache per token, a cache of {} tokens, contexts of {} tokens",
         cost.name,
         cost.bandwidth / 1e9,
         cost.peak / 1e12,
@@ -96,7 +99,7 @@ fn report(options: &Options) -> Result<(), String> {
     );
     let mean = |of: fn(&Arrival) -> usize| trace.iter().map(of).sum::<usize>() as f64 / trace.len() as f64;
     println!(
-        "\nTrace {}: {} requests over {:.0} s, {:.0} tokens in and {:.0} out on average; at most {} sequences\n",
+        "\nTrace {}: {} requests over {:.0} s, {:.0} input and {:.0} output tokens on average; at most {} sequences\n",
         options.trace,
         trace.len(),
         trace.last().map_or(0.0, |a| a.at),
@@ -109,7 +112,7 @@ fn report(options: &Options) -> Result<(), String> {
 
     let at_once: Vec<Arrival> = trace.iter().map(|a| Arrival { at: 0.0, ..*a }).collect();
     let sweep = BATCHES.map(|batch| Policy::ALL.map(|policy| policy.run(&at_once, &cost, batch)));
-    println!("\nThe same requests all at once: output tokens per second by the greatest batch\n");
+    println!("\nThe same requests, all at once: output tokens per second by batch limit\n");
     print!("| batch |");
     Policy::ALL.iter().for_each(|p| print!(" {} |", p.name()));
     println!("\n|---:|{}", "---:|".repeat(Policy::ALL.len()));
@@ -118,7 +121,7 @@ fn report(options: &Options) -> Result<(), String> {
         runs.iter().for_each(|run| print!(" {:.0} ({}) |", run.throughput(), run.largest_batch));
         println!();
     }
-    println!("\nIn brackets the largest batch that the memory allowed.");
+    println!("\nIn brackets: the largest batch that fit into memory.");
     claims::print(&cost, options.seed);
 
     let svg = chart::draw(&options.trace, &cost, &BATCHES, &sweep);
@@ -129,7 +132,7 @@ fn report(options: &Options) -> Result<(), String> {
 
 fn print_runs(runs: &[(Policy, Run)]) {
     println!(
-        "| | tokens/s | device busy | places busy | queueing p50, p99 s | end to end p50, p99 s | KV used | KV wasted | batch | preempted |"
+        "| | tokens/s | device busy | slots busy | queueing p50, p99 s | end to end p50, p99 s | KV used | KV wasted | batch | preempted |"
     );
     println!("|---|{}", "---:|".repeat(9));
     for (policy, run) in runs {
@@ -139,7 +142,7 @@ fn print_runs(runs: &[(Policy, Run)]) {
             policy.name(),
             run.throughput(),
             100.0 * run.device_busy(),
-            100.0 * run.places_busy(),
+            100.0 * run.slots_busy(),
             both(&run.queueing),
             both(&run.end_to_end),
             100.0 * run.kv_utilisation(),

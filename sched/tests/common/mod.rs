@@ -1,15 +1,17 @@
-//! An executor with real contents: it does what plans say and nothing else, and checks what it sees.
+//! An executor with simulated memory, which executes plans exactly and checks them.
 //!
-//! It owns an array per physical block. The "key" that a forward pass writes for a token is a hash of all
-//! that the real one would depend on; the token it draws is a hash of that, so each request has one right
-//! answer, whatever else runs. Every span is checked to read exactly its own sequence through the executor's
-//! own block tables, which only `TableDelta`, `released` and `MemOp` have ever changed.
+//! It has an array per block. The "key" that a forward pass writes for a token is a hash of everything that the real
+//! one depends on. The token drawn is a hash of that, so each request has one right answer, whatever else runs. The
+//! executor checks that every span reads exactly its own sequence through the executor's own block tables, which only
+//! `TableDelta`, `released` and `MemOp` change.
+
 use std::collections::hash_map::DefaultHasher;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::hash::{Hash, Hasher};
 
 use sched::{
-    BlockId, CacheGroup, MemOp, Outcome, Request, RequestId, SchedConfig, Scheduler, SeqId, Span, StepId, StepPlan,
+    BlockId, CacheGroup, MemOp, Outcome, Request, RequestId, RequestState, SchedConfig, Scheduler, SeqId, Span, StepId,
+    StepPlan,
 };
 
 pub fn config(num_blocks: usize, block_size: usize) -> SchedConfig {
@@ -23,7 +25,7 @@ pub fn config(num_blocks: usize, block_size: usize) -> SchedConfig {
     }
 }
 
-/// A request whose prompt shares no prefix with that of another id.
+/// A request whose prompt shares no prefix with those of other ids.
 pub fn request(id: u64, prompt: usize, max_tokens: usize) -> Request {
     Request::new(RequestId(id), (0..prompt as u32).map(|i| 1000 * (id as u32 + 1) + i).collect(), max_tokens)
 }
@@ -37,17 +39,27 @@ pub fn spans(plan: &StepPlan) -> Vec<(u64, usize)> {
     plan.spans.iter().map(|s| (s.seq.request.0, s.tokens.len())).collect()
 }
 
-/// Gives every sampled sequence this token.
+/// Commits a step in which every sampled sequence draws this token.
 pub fn commit_all(scheduler: &mut Scheduler, plan: &StepPlan, token: u32) {
     scheduler.submitted(plan.step).unwrap();
-    let outcomes: Vec<Outcome> = sampled(plan).map(|seq| Outcome::token(seq, token, false)).collect();
-    scheduler.commit(plan.step, &outcomes).unwrap();
+    scheduler.commit(plan.step, &outcomes(plan, token)).unwrap();
     scheduler.audit().unwrap();
 }
 
-/// The sequences that want a token.
+/// Outcomes in which every sampled sequence draws this token.
+pub fn outcomes(plan: &StepPlan, token: u32) -> Vec<Outcome> {
+    sampled(plan).map(|seq| Outcome::token(seq, token, false)).collect()
+}
+
+/// The sequences that a plan samples.
 pub fn sampled(plan: &StepPlan) -> impl Iterator<Item = SeqId> + '_ {
     plan.spans.iter().flat_map(|s| s.sample.clone().map(|index| SeqId { index, ..s.seq }))
+}
+
+/// The running requests with the number of their blocks. Shared blocks count once.
+pub fn blocks_per_request(scheduler: &Scheduler) -> Vec<(RequestId, usize)> {
+    let running = scheduler.requests().filter(|request| request.state() == RequestState::Running);
+    running.map(|request| (request.id(), request.blocks().collect::<HashSet<_>>().len())).collect()
 }
 
 fn hash(value: impl Hash) -> u64 {
@@ -56,15 +68,14 @@ fn hash(value: impl Hash) -> u64 {
     hasher.finish()
 }
 
-/// What the key behind the last of these tokens depends on, in one cache group.
+/// The key of the last of these tokens in one cache group: a hash of everything that it depends on.
 fn content(group: usize, request: &Request, tokens: &[u32]) -> u64 {
     let inputs = request.media.iter().filter(|media| media.start < tokens.len());
     let inputs: Vec<_> = inputs.map(|m| (&m.digest, m.start, (m.start + m.len).min(tokens.len()))).collect();
     hash((group, &request.cache_salt, &request.adapter, inputs, tokens))
 }
 
-/// The token that sequence `index` draws after `tokens`: few different ones, so that outputs meet in the
-/// prefix cache.
+/// The token that sequence `index` draws after `tokens`. There are only two, so that outputs share prefixes.
 fn draw(request: &Request, tokens: &[u32], index: u32) -> u32 {
     (hash((&request.cache_salt, &request.adapter, &request.media, tokens, index, "token")) % 2) as u32
 }
@@ -76,7 +87,7 @@ fn ends(request: &Request, tokens: &[u32], index: u32) -> bool {
         || hash((&request.cache_salt, &request.adapter, &request.media, tokens, index, "end")).is_multiple_of(16)
 }
 
-/// What a sequence of the request says when it is alone in the world.
+/// The output of a sequence that runs alone.
 pub fn answer(request: &Request, index: u32) -> Vec<u32> {
     let mut tokens = request.prompt.clone();
     loop {
@@ -88,42 +99,42 @@ pub fn answer(request: &Request, index: u32) -> Vec<u32> {
     }
 }
 
-/// The next step of a search whose beams hold these outputs, `None` for one that has ended: any beam continues any,
-/// ends, or comes back. Some searches end whole.
+/// The next outcomes of a search with these outputs, `None` for an ended beam. A beam continues any live beam, or ends;
+/// an ended one can become a fork. Some searches end completely.
 fn search(request: &Request, beams: &[Option<Vec<u32>>]) -> Vec<Outcome> {
     let live: Vec<u32> = (0..).zip(beams).filter(|(_, beam)| beam.is_some()).map(|(index, _)| index).collect();
     let is_first = beams.iter().all(|beam| beam.as_ref().is_none_or(Vec::is_empty));
     let one = |index: u32| {
         let seq = SeqId { request: request.id, index };
-        let luck = hash((&request.prompt, beams, index));
-        let parent = if is_first { index } else { live[luck as usize % live.len()] };
-        let has_ended = luck.is_multiple_of(7) || is_first && !live.contains(&index);
-        let tokens = if has_ended { vec![] } else { vec![(luck >> 32) as u32 % 2] };
+        let random = hash((&request.prompt, beams, index));
+        let parent = if is_first { index } else { live[random as usize % live.len()] };
+        let has_ended = random.is_multiple_of(7) || is_first && !live.contains(&index);
+        let tokens = if has_ended { vec![] } else { vec![(random >> 32) as u32 % 2] };
         Outcome { seq, parent: if has_ended { index } else { parent }, tokens, finished: has_ended }
     };
     (0..beams.len() as u32).map(one).collect()
 }
 
-/// What the executor remembers of a request.
+/// The executor's state of a request.
 pub struct Truth {
     pub request: Request,
     /// Committed tokens of each sequence.
     pub outputs: Vec<Vec<u32>>,
-    /// Drawn and not committed, with the step that drew them.
+    /// Tokens that are drawn and not committed, with the step that drew them.
     drawn: Vec<VecDeque<(StepId, Vec<u32>)>>,
     pub live: Vec<bool>,
-    /// The drafts of each sequence's next span; a plan may take fewer.
+    /// The drafts proposed for each sequence's next span. A plan can use fewer.
     pub drafts: Vec<Vec<u32>>,
 }
 
 impl Truth {
-    /// All tokens of a sequence, drawn ones included.
+    /// All tokens of a sequence, including drawn ones.
     fn known(&self, index: u32) -> Vec<u32> {
         let drawn = self.drawn[index as usize].iter().flat_map(|(_, tokens)| tokens);
         self.request.prompt.iter().chain(&self.outputs[index as usize]).chain(drawn).copied().collect()
     }
 
-    /// `len` drafts for a sequence, of which the first `right` are what it would draw.
+    /// Returns `len` drafts for a sequence, of which the first `right` are right.
     pub fn guess(&self, index: u32, right: usize, len: usize) -> Vec<u32> {
         let mut tokens = self.known(index);
         let known = tokens.len();
@@ -135,13 +146,13 @@ impl Truth {
     }
 }
 
-/// The entries of a sequence's table in each cache group; `None` is a hole.
+/// The entries of a sequence's table in each cache group. `None` is a hole.
 type Tables = Vec<Vec<Option<BlockId>>>;
 
-/// Who writes to which block in a step, and what of each sequence is computed when it is over.
+/// Which sequence writes to which block in a step, and the computed tokens of each sequence after it.
 type Flight = (HashMap<BlockId, SeqId>, Vec<(SeqId, usize)>);
 
-/// What a step that fails leaves behind. No contents are equal to it.
+/// Contents written by a failed step. No valid contents are equal to it.
 const GARBAGE: u64 = u64::MAX;
 
 pub struct Executor {
@@ -150,7 +161,7 @@ pub struct Executor {
     memory: Vec<Vec<Option<u64>>>,
     host: Vec<Vec<Option<u64>>>,
     tables: HashMap<SeqId, Tables>,
-    /// Tokens of each sequence that are committed.
+    /// Number of committed tokens of each sequence.
     computed: HashMap<SeqId, usize>,
     /// Steps that are not committed.
     in_flight: VecDeque<Flight>,
@@ -187,7 +198,7 @@ impl Executor {
         (block.unwrap_or_else(|| panic!("position {position} is in a hole")).index(), position % self.config.block_size)
     }
 
-    /// Applies tables and memory operations, computes the spans, reads every sequence back, and draws.
+    /// Applies tables and memory operations, computes the spans, reads every sequence back, and draws tokens.
     pub fn execute(&mut self, plan: &StepPlan) -> Vec<Outcome> {
         for seq in &plan.released {
             assert!(self.tables.remove(seq).is_some(), "{seq} is released, but has no table");
@@ -244,7 +255,7 @@ impl Executor {
         }
     }
 
-    /// Checks a span against what is known of its sequence, and writes its keys.
+    /// Checks the tokens of a span, and writes its keys.
     fn write(&mut self, span: &Span, written: &mut HashMap<BlockId, SeqId>) {
         let (truth, index) = (&self.requests[&span.seq.request], span.seq.index as usize);
         let mut known = truth.known(span.seq.index);
@@ -257,7 +268,7 @@ impl Executor {
             assert_eq!((*placeholder, positions.end, span.drafts, drawn.len()), (0, committed + 1, 0, 1));
             *placeholder = drawn[0];
         } else {
-            assert!(positions.end <= committed + span.drafts, "an unknown token without its step");
+            assert!(positions.end <= committed + span.drafts, "an unknown token without the step that draws it");
         }
         if span.drafts > 0 {
             assert_eq!(
@@ -274,7 +285,7 @@ impl Executor {
             assert_eq!(group.slots.len(), span.tokens.len());
             for (position, slot) in positions.clone().zip(&group.slots) {
                 let (block, offset) = self.slot(&self.tables[&span.seq][g], position);
-                assert_eq!(*slot, (block * self.config.block_size + offset) as i64, "slot of {position}");
+                assert_eq!(*slot, (block * self.config.block_size + offset) as i64, "slot of position {position}");
                 let id = BlockId(block as u32);
                 let other = written.insert(id, span.seq);
                 assert!(other.is_none_or(|o| o == span.seq), "{id} is written by {} and {other:?}", span.seq);
@@ -286,8 +297,9 @@ impl Executor {
         }
     }
 
-    /// Whether the block is in one of a sequence's tables, and neither behind the window there nor behind the end. That it has
-    /// fallen behind a window, or was cut off with wrong drafts, is said with the next span; nothing reads it before.
+    /// Whether a sequence's table contains the block within the window and before the end. Blocks that fell behind a
+    /// window or were cut off with rejected drafts leave the table with the next span, and nothing reads them until
+    /// then.
     fn reads(&self, seq: SeqId, block: BlockId) -> bool {
         let computed = self.computed.get(&seq).copied().unwrap_or(0);
         let in_flight = self.in_flight.iter().flat_map(|(_, ends)| ends).filter(|(other, _)| *other == seq);
@@ -303,7 +315,7 @@ impl Executor {
         self.config.groups.iter().zip(&self.tables[&seq]).any(in_group)
     }
 
-    /// Reads what the span's rows read of its sequence, and draws.
+    /// Reads what the span's rows read of its sequence, and draws tokens.
     fn sample(&self, span: &Span, plan: &StepPlan) -> Vec<Outcome> {
         let truth = &self.requests[&span.seq.request];
         let end = span.start + span.tokens.len();
@@ -329,7 +341,10 @@ impl Executor {
             let (mut tokens, mut at) = (Vec::new(), end - span.drafts);
             loop {
                 let row = &known[..at];
-                assert!(row.len() < truth.request.prompt.len() + truth.request.max_tokens, "computed for nothing");
+                assert!(
+                    row.len() < truth.request.prompt.len() + truth.request.max_tokens,
+                    "a token after the last is computed"
+                );
                 let finished = ends(&truth.request, row, index);
                 tokens.push(draw(&truth.request, row, index));
                 if finished || at == end || tokens.last() != Some(&known[at]) {
@@ -341,7 +356,7 @@ impl Executor {
         span.sample.clone().map(outcome).collect()
     }
 
-    /// The outcome of a search, at the first of its spans; all its beams draw in one step.
+    /// The outcomes of a search, at the first of its spans. All its beams draw in one step.
     fn search(&self, span: &Span, plan: &StepPlan) -> Vec<Outcome> {
         let truth = &self.requests[&span.seq.request];
         let of_search: Vec<&Span> =
@@ -349,8 +364,8 @@ impl Executor {
         let mut sampled: Vec<u32> = of_search.iter().flat_map(|s| s.sample.clone()).collect();
         sampled.sort_unstable();
         let live = || (0u32..).zip(&truth.live).filter(|(_, live)| **live).map(|(index, _)| index);
-        assert!(live().all(|index| sampled.contains(&index)), "a beam is left behind: {sampled:?}");
-        assert!(truth.drawn.iter().all(VecDeque::is_empty), "a search is planned ahead");
+        assert!(live().all(|index| sampled.contains(&index)), "a live beam is not sampled: {sampled:?}");
+        assert!(truth.drawn.iter().all(VecDeque::is_empty), "a search was planned ahead");
         if of_search[0].seq != span.seq {
             return vec![];
         }
@@ -358,7 +373,7 @@ impl Executor {
         search(&truth.request, &beams)
     }
 
-    /// The oldest step fails after all: whatever it should have written is garbage, and what it drew is lost.
+    /// Fails the oldest step: what it should have written becomes garbage, and what it drew is lost.
     pub fn failed(&mut self, plan: &StepPlan) {
         self.in_flight.pop_front();
         for op in &plan.memory {
@@ -378,7 +393,7 @@ impl Executor {
         }
     }
 
-    /// Notes what was committed of the oldest step; sequences that have ended since the plan take nothing.
+    /// Commits the oldest step. Ignores sequences that have ended since the plan.
     pub fn committed(&mut self, outcomes: &[Outcome]) {
         for (seq, computed) in self.in_flight.pop_front().into_iter().flat_map(|(_, computed)| computed) {
             self.computed.insert(seq, computed);

@@ -2,18 +2,11 @@
 
 use sched::{CommitError, Outcome, Request, RequestId, SchedConfig, Scheduler, StepId, StepPlan};
 
-use super::scheduler;
-use crate::common::{commit_all, config, request, sampled, seq, spans};
+use super::{scheduler, submit_next};
+use crate::common::{blocks_per_request, commit_all, config, request, sampled, seq, spans};
 
 fn ahead(num_blocks: usize) -> Scheduler {
     scheduler(SchedConfig { max_in_flight: 2, ..config(num_blocks, 16) })
-}
-
-/// The next plan, taken by the executor.
-fn submit_next(s: &mut Scheduler) -> StepPlan {
-    let plan = s.plan();
-    s.submitted(plan.step).unwrap();
-    plan
 }
 
 fn awaits(plan: &StepPlan) -> Vec<Option<StepId>> {
@@ -33,7 +26,7 @@ fn s5_a_step_is_planned_while_another_is_in_flight() {
     assert_eq!((second.spans[0].start, second.spans[0].tokens[0], second.spans[0].sample.clone()), (10, 0, 0..1));
     let refused = s.plan();
     assert!(refused.is_empty(), "two steps are in flight");
-    assert!(refused.step > second.step && s.plan().step > refused.step, "each plan has an id of its own");
+    assert!(refused.step > second.step && s.plan().step > refused.step, "each plan has its own id");
     assert_eq!(s.stats().num_in_flight, 2);
 
     commit_all(&mut s, &first, 100);
@@ -41,7 +34,7 @@ fn s5_a_step_is_planned_while_another_is_in_flight() {
     assert_eq!((spans(&third), awaits(&third)), (vec![(0, 1), (1, 1)], vec![Some(second.step); 2]));
     commit_all(&mut s, &second, 101);
     commit_all(&mut s, &third, 102);
-    // The fourth and last token of the first; nothing is planned behind it.
+    // The fourth and last token of request 0; nothing is planned after it.
     let last = submit_next(&mut s);
     assert_eq!((spans(&last), awaits(&last)), (vec![(0, 1), (1, 1)], vec![None; 2]));
     assert_eq!((last.spans[0].start, &last.spans[0].tokens[..]), (12, &[102][..]));
@@ -53,7 +46,7 @@ fn s5_a_step_is_planned_while_another_is_in_flight() {
 }
 
 #[test]
-fn s5_a_step_is_not_planned_ahead_of_one_that_nobody_has_taken() {
+fn s5_a_step_is_not_planned_before_the_last_one_is_submitted() {
     let mut s = ahead(20);
     s.submit(request(0, 10, 4)).unwrap();
     let first = s.plan();
@@ -68,7 +61,7 @@ fn s5_a_step_is_not_planned_ahead_of_one_that_nobody_has_taken() {
 }
 
 #[test]
-fn s5_a_token_computed_behind_the_end_of_its_sequence_is_dropped() {
+fn s5_a_token_computed_after_the_end_of_its_sequence_is_dropped() {
     let mut s = ahead(20);
     s.submit(request(0, 16, 9)).unwrap();
     let first = submit_next(&mut s);
@@ -92,24 +85,25 @@ fn s5_a_token_computed_behind_the_end_of_its_sequence_is_dropped() {
 }
 
 #[test]
-fn s6_a_request_preempted_in_flight_keeps_its_late_token() {
+fn s6_a_request_preempted_in_flight_keeps_the_token_of_the_step_in_flight() {
     let mut s = ahead(10);
     s.submit(request(0, 80, 4)).unwrap();
     s.submit(request(1, 80, 4)).unwrap();
     let first = submit_next(&mut s);
     assert_eq!((spans(&first), s.stats().blocks_free), (vec![(0, 80), (1, 80)], 0));
 
-    // A needs a sixth block. B's are not free while the first step writes to them, so A waits for one plan.
+    // Request 0 needs a sixth block. Those of request 1 are not free while the first step writes to them, so request 0
+    // waits for one plan.
     let second = submit_next(&mut s);
     assert_eq!((second.preempted.clone(), spans(&second)), (vec![RequestId(1)], vec![]));
-    assert_eq!(s.blocks_per_request().collect::<Vec<_>>(), [(RequestId(0), 5)]);
+    assert_eq!(blocks_per_request(&s), [(RequestId(0), 5)]);
     assert_eq!((s.stats().blocks_in_use, s.stats().deferrals, s.stats().tokens_lost), (10, 1, 80));
     commit_all(&mut s, &first, 42);
     assert_eq!(s.stats().blocks_in_use, 5);
 
     for _ in 0..3 {
         let plan = submit_next(&mut s);
-        assert_eq!(spans(&plan), [(0, 1)], "B needs six of the four that are left");
+        assert_eq!(spans(&plan), [(0, 1)], "request 1 needs six blocks, and four are free");
         commit_all(&mut s, &plan, 7);
     }
     let resumed = submit_next(&mut s);
@@ -120,11 +114,11 @@ fn s6_a_request_preempted_in_flight_keeps_its_late_token() {
         assert_eq!(spans(&plan), [(1, 1)]);
         commit_all(&mut s, &plan, 7);
     }
-    assert!(!s.has_work(), "42 and three more");
+    assert!(!s.has_work(), "both have four tokens");
 }
 
 #[test]
-fn s6_what_a_preempted_request_computed_in_flight_is_found_again() {
+fn s6_tokens_of_a_preempted_request_computed_in_flight_are_cached() {
     let mut s = scheduler(SchedConfig { max_in_flight: 2, enable_prefix_caching: true, ..config(10, 16) });
     s.submit(request(0, 80, 4)).unwrap();
     s.submit(request(1, 80, 4)).unwrap();
@@ -138,7 +132,7 @@ fn s6_what_a_preempted_request_computed_in_flight_is_found_again() {
 }
 
 #[test]
-fn only_tokens_that_are_known_are_found_by_their_prefix() {
+fn only_known_tokens_are_cached() {
     let mut s = scheduler(SchedConfig { max_in_flight: 2, enable_prefix_caching: true, ..config(20, 4) });
     s.submit(request(0, 3, 9)).unwrap();
     let mut in_flight = submit_next(&mut s);
@@ -149,10 +143,10 @@ fn only_tokens_that_are_known_are_found_by_their_prefix() {
         in_flight = next;
     }
     commit_all(&mut s, &in_flight, 57);
-    let said = [&request(0, 3, 9).prompt[..], &[50, 51, 52, 53, 54, 55]].concat();
-    s.submit(Request { prompt: said, ..request(1, 0, 1) }).unwrap();
-    let guess = [&request(0, 3, 9).prompt[..], &[0; 6]].concat();
-    s.submit(Request { prompt: guess, ..request(2, 0, 1) }).unwrap();
+    let known = [&request(0, 3, 9).prompt[..], &[50, 51, 52, 53, 54, 55]].concat();
+    s.submit(Request { prompt: known, ..request(1, 0, 1) }).unwrap();
+    let placeholders = [&request(0, 3, 9).prompt[..], &[0; 6]].concat();
+    s.submit(Request { prompt: placeholders, ..request(2, 0, 1) }).unwrap();
     let plan = submit_next(&mut s);
     assert_eq!(
         plan.spans.iter().map(|span| (span.seq.request.0, span.cached)).collect::<Vec<_>>(),
@@ -162,7 +156,7 @@ fn only_tokens_that_are_known_are_found_by_their_prefix() {
 }
 
 #[test]
-fn a_group_forks_when_its_prompt_is_committed_and_runs_ahead_from_there() {
+fn a_request_with_two_sequences_forks_when_its_prompt_is_committed_and_then_runs_ahead() {
     let mut s = ahead(20);
     s.submit(Request { n: 2, ..request(0, 20, 5) }).unwrap();
     let prompt = submit_next(&mut s);
@@ -172,13 +166,13 @@ fn a_group_forks_when_its_prompt_is_committed_and_runs_ahead_from_there() {
     let second = submit_next(&mut s);
     assert_eq!((awaits(&first), awaits(&second)), (vec![None; 2], vec![Some(first.step); 2]));
     assert_eq!(sampled(&second).collect::<Vec<_>>(), [seq(0, 0), seq(0, 1)]);
-    assert_eq!(s.blocks_per_request().collect::<Vec<_>>(), [(RequestId(0), 3)]);
+    assert_eq!(blocks_per_request(&s), [(RequestId(0), 3)]);
     commit_all(&mut s, &first, 7);
     commit_all(&mut s, &second, 7);
 }
 
 #[test]
-fn s5_a_placeholder_behind_the_end_of_its_sequence_is_never_found_by_prefix() {
+fn s5_a_placeholder_after_the_end_of_its_sequence_is_never_cached() {
     let mut s = scheduler(SchedConfig { max_in_flight: 2, enable_prefix_caching: true, ..config(20, 4) });
     let prompt: Vec<u32> = (1..7).collect();
     s.submit(Request { n: 2, prompt: prompt.clone(), ..request(0, 0, 9) }).unwrap();
@@ -189,13 +183,31 @@ fn s5_a_placeholder_behind_the_end_of_its_sequence_is_never_found_by_prefix() {
     assert_eq!((second.spans[0].start, &second.spans[0].tokens[..]), (7, &[0][..]));
     s.commit(first.step, &[Outcome::token(seq(0, 0), 5, true), Outcome::token(seq(0, 1), 6, false)]).unwrap();
     s.commit(second.step, &[Outcome::token(seq(0, 1), 7, true)]).unwrap();
-    // The second block of sequence 0 ends with the key of token 5. Nobody committed it under that name, and 0 is not
-    // its name; that of sequence 1 ends with token 6.
+    // The second block of sequence 0 ends with the key of token 5, which was never committed, and the placeholder is 0.
+    // That of sequence 1 ends with token 6.
     for (last, cached) in [(0, 4), (5, 4), (6, 8)] {
         s.submit(Request { prompt: [&prompt[..], &[8, last, 9, 9]].concat(), ..request(1, 0, 1) }).unwrap();
         let plan = submit_next(&mut s);
-        assert_eq!(plan.spans[0].cached, cached, "behind token {last}");
+        assert_eq!(plan.spans[0].cached, cached, "after token {last}");
         s.abort(RequestId(1));
         s.commit(plan.step, &[]).unwrap();
     }
+}
+
+#[test]
+fn no_request_takes_a_free_block_before_one_of_better_rank_that_waits_for_more() {
+    let mut s = scheduler(SchedConfig { max_in_flight: 2, long_prefill_token_threshold: 8, ..config(9, 4) });
+    for (id, prompt) in [(0, 24), (1, 3), (2, 8)] {
+        s.submit(request(id, prompt, 5)).unwrap();
+    }
+    let first = submit_next(&mut s);
+    let second = submit_next(&mut s);
+    assert_eq!((spans(&second), s.stats().blocks_free), (vec![(1, 1), (2, 1), (0, 8)], 1));
+    // The blocks of request 2 are freed by the commit of the second step.
+    s.abort(RequestId(2));
+    commit_all(&mut s, &first, 7);
+    let third = submit_next(&mut s);
+    assert_eq!((spans(&third), s.stats().deferrals), (vec![], 1), "request 0 needs two blocks, request 1 the free one");
+    commit_all(&mut s, &second, 7);
+    assert_eq!(spans(&submit_next(&mut s)), [(1, 1), (0, 8)]);
 }

@@ -1,9 +1,9 @@
-//! Beam search: forks in the midst of the output, blocks shared until they differ, and what is refused.
+//! Beam search: forks between output tokens, blocks shared until they differ, and invalid outcomes.
 
 use sched::{CommitError, MemOp, Outcome, Request, RequestId, SchedConfig, Scheduler, SeqId, StepPlan};
 
 use super::{drain, scheduler};
-use crate::common::{config, request, seq, spans};
+use crate::common::{blocks_per_request, config, request, seq, spans};
 
 fn search(id: u64, prompt: usize, width: usize, max_tokens: usize) -> Request {
     Request { n: width, beam_search: true, ..request(id, prompt, max_tokens) }
@@ -37,15 +37,15 @@ fn beams_share_their_prompt_and_copy_only_the_blocks_in_which_they_differ() {
     commit(&mut s, &plan, &[from(0, 0, 1), from(1, 1, 2), from(2, 2, 3)]);
     assert_eq!(s.stats().blocks_in_use, 3, "three beams, one prompt");
 
-    // Each writes its first token into the third block, which all share: two copies, and the last writes in place.
+    // All beams share the third block and write to it: two copies, and the last beam writes in place.
     let plan = s.plan();
     assert_eq!((spans(&plan), copies(&plan)), (vec![(0, 1), (0, 1), (0, 1)], 2));
     commit(&mut s, &plan, &[from(0, 0, 4), from(1, 0, 5), from(2, 2, 6)]);
-    assert_eq!(s.stats().blocks_in_use, 4, "the block of beam 1 is back, it goes on from beam 0's");
+    assert_eq!(s.stats().blocks_in_use, 4, "beam 1 continues beam 0, and its own block is freed");
 
     let plan = s.plan();
-    assert_eq!(copies(&plan), 1, "beams 0 and 1 write behind the same token");
-    assert_eq!(plan.released, [seq(0, 1)], "beam 1 has another table now");
+    assert_eq!(copies(&plan), 1, "beams 0 and 1 write to the same block");
+    assert_eq!(plan.released, [seq(0, 1)], "beam 1 has a new table");
     assert_eq!(plan.spans[1].groups[0].table.append.len(), 3);
     assert_eq!(plan.spans.iter().map(|span| span.tokens[0]).collect::<Vec<_>>(), [4, 5, 6]);
     let lines = plan.to_string();
@@ -54,33 +54,33 @@ fn beams_share_their_prompt_and_copy_only_the_blocks_in_which_they_differ() {
         lines,
         [
             "step 3: 3 spans, 3 tokens",
-            "  forget request 0, sequence 1",
+            "  drop the table of request 0, sequence 1",
             "  copy block 3 to block 4",
-            "  request 0, sequence 0: positions 11..12; table keeps 2, 0 of them holes, and takes [4]; draws 0..1",
-            "  request 0, sequence 1: positions 11..12; table keeps 0, 0 of them holes, and takes [0, 1, 3]; draws 1..2",
-            "  request 0, sequence 2: positions 11..12; table keeps 3, 0 of them holes, and takes []; draws 2..3",
+            "  request 0, sequence 0: positions 11..12; table: keep 2, 0 holes, append [4]; samples 0..1",
+            "  request 0, sequence 1: positions 11..12; table: keep 0, 0 holes, append [0, 1, 3]; samples 1..2",
+            "  request 0, sequence 2: positions 11..12; table: keep 3, 0 holes, append []; samples 2..3",
         ]
     );
-    // All go on from beam 2: the others' last blocks are back, and three tables are alike.
+    // All continue beam 2: the last blocks of the others are freed, and the three tables are equal.
     commit(&mut s, &plan, &[from(0, 2, 7), from(1, 2, 8), from(2, 2, 9)]);
     assert_eq!(s.stats().blocks_in_use, 3);
     let plan = s.plan();
-    assert_eq!(copies(&plan), 0, "that block is full and stays shared: each takes a new one");
-    assert_eq!(s.blocks_per_request().collect::<Vec<_>>(), [(RequestId(0), 6)]);
+    assert_eq!(copies(&plan), 0, "the shared block is full, so each beam takes a new one");
+    assert_eq!(blocks_per_request(&s), [(RequestId(0), 6)]);
     commit(&mut s, &plan, &[ended(0), ended(1), ended(2)]);
     assert!(!s.has_work());
     assert_eq!((s.stats().blocks_free, s.stats().blocks_copied), (20, 3));
 }
 
 #[test]
-fn a_beam_that_has_ended_comes_back_as_a_fork_and_keeps_its_seat() {
+fn an_ended_beam_can_become_a_fork_and_still_counts_against_max_num_seqs() {
     let mut s = scheduler(SchedConfig { max_num_seqs: 3, ..config(40, 4) });
     s.submit(search(0, 4, 3, 9)).unwrap();
     let plan = s.plan();
     commit(&mut s, &plan, &[from(0, 0, 1), ended(1), ended(2)]);
     s.submit(request(1, 4, 9)).unwrap();
     let plan = s.plan();
-    assert_eq!(spans(&plan), [(0, 1)], "the seats of ended beams are taken");
+    assert_eq!(spans(&plan), [(0, 1)], "ended beams count against max_num_seqs");
     commit(&mut s, &plan, &[from(0, 0, 2), from(2, 0, 3)]);
     let plan = s.plan();
     let beams: Vec<SeqId> = plan.spans.iter().map(|span| span.seq).collect();
@@ -92,7 +92,7 @@ fn a_beam_that_has_ended_comes_back_as_a_fork_and_keeps_its_seat() {
 
 #[test]
 fn beams_that_are_computed_again_wait_for_each_other() {
-    // A budget that computes one beam's tokens after the other's.
+    // The budget computes the tokens of one beam after those of the other.
     let mut s = scheduler(SchedConfig { max_num_batched_tokens: 5, max_num_seqs: 4, ..config(40, 4) });
     s.submit(search(0, 2, 2, 9)).unwrap();
     let step = |s: &mut Scheduler| {
@@ -108,7 +108,7 @@ fn beams_that_are_computed_again_wait_for_each_other() {
         .iter()
         .map(|p| p.spans.iter().map(|q| (q.seq.index, q.tokens.len(), q.sample.is_empty())).collect())
         .collect();
-    // The prompt, four tokens of each beam, then the fifth of both in one step.
+    // The prompt, then four tokens of each beam, then the fifth of both in one step.
     assert_eq!(
         seen,
         [vec![(0, 2, true)], vec![(0, 4, true), (1, 1, true)], vec![(1, 3, true)], vec![(0, 1, false), (1, 1, false)]]
@@ -128,12 +128,12 @@ fn a_search_is_not_planned_ahead_of_its_outcome() {
     s.submitted(plan.step).unwrap();
     s.submit(request(1, 4, 2)).unwrap();
     let behind = s.plan();
-    assert_eq!(spans(&behind), [(1, 4)], "others are");
+    assert_eq!(spans(&behind), [(1, 4)], "other requests are planned ahead");
     commit(&mut s, &plan, &[from(0, 1, 1), from(1, 1, 2)]);
 }
 
 #[test]
-fn s11_a_beam_wider_than_the_seats_is_refused() {
+fn s11_a_beam_width_above_max_num_seqs_is_refused() {
     let mut s = scheduler(config(40, 4));
     assert_eq!(
         s.submit(search(0, 4, 17, 9)).unwrap_err().to_string(),
@@ -157,7 +157,7 @@ fn an_invalid_parent_is_refused_and_nothing_is_committed() {
     let wrong = [from(0, 0, 1), from(1, 0, 1), Outcome { parent: 1, ..one }, two];
     assert_eq!(error(&wrong), CommitError::Parent { seq: seq(1, 0), parent: 1 });
     let text = error(&wrong).to_string();
-    assert!(text.contains("continues sequence 1") && !text.contains('\n'), "{text}");
+    assert!(text.contains("found parent 1") && !text.contains('\n'), "{text}");
     let missing = [from(0, 0, 1), others[0].clone(), others[1].clone()];
     assert_eq!(error(&missing), CommitError::MissingToken { seq: seq(0, 1) });
     let empty = [Outcome { tokens: vec![], ..from(0, 0, 1) }, from(1, 0, 1), others[0].clone(), others[1].clone()];

@@ -1,11 +1,11 @@
-//! Speculation: drafts are verified in the span of the token before them.
+//! Speculative decoding: drafts are verified in the span of the token before them.
 
 use sched::{CommitError, Outcome, Request, SchedConfig, Scheduler, SpecStats, StepPlan};
 
 use super::{drain, scheduler};
 use crate::common::{commit_all, config, request, seq, spans};
 
-/// A request in decode: 10 prompt tokens, the last known token is 7.
+/// A request in decode with 10 prompt tokens. The last known token is 7.
 fn decoding(config: SchedConfig, max_tokens: usize) -> Scheduler {
     let mut s = scheduler(config);
     s.submit(request(0, 10, max_tokens)).unwrap();
@@ -22,7 +22,7 @@ fn commit(s: &mut Scheduler, plan: &StepPlan, tokens: &[u32]) {
 }
 
 #[test]
-fn s9_statistics_count_drafts_and_which_of_them_were_right() {
+fn s9_statistics_count_drafts_and_accepted_drafts_by_position() {
     let stats = |tokens: &[u32]| {
         let mut s = decoding(config(20, 4), 20);
         assert!(s.propose(seq(0, 0), vec![1, 2, 3]));
@@ -86,11 +86,11 @@ fn s9_no_drafts_are_verified_while_tokens_are_computed_again_one_by_one() {
 }
 
 #[test]
-fn s7_the_token_limit_leaves_no_room_for_surplus_drafts() {
+fn s7_drafts_beyond_the_token_limit_are_not_verified() {
     let mut s = decoding(config(20, 4), 4);
     s.propose(seq(0, 0), vec![1, 2, 3, 4, 5]);
     let plan = s.plan();
-    assert_eq!(plan.spans[0].tokens, [7, 1, 2], "three more may come: two drafts and the token after them");
+    assert_eq!(plan.spans[0].tokens, [7, 1, 2], "three more tokens are allowed: two drafts and the token after them");
     commit(&mut s, &plan, &[1, 2, 3]);
     assert!(!s.has_work());
 }
@@ -103,9 +103,9 @@ fn c14_rejected_drafts_leave_no_trace() {
     let plan = s.plan();
     assert_eq!(s.stats().blocks_in_use, 5);
     commit(&mut s, &plan, &[1, 9]);
-    assert_eq!(s.stats().blocks_in_use, 3, "the lookahead's blocks are back");
+    assert_eq!(s.stats().blocks_in_use, 3, "the blocks of the drafts are freed");
     drain(&mut s);
-    // Prompt, 7, 1, 9 and 7s: what was accepted is found, the rejected drafts are not.
+    // Prompt, 7, 1, 9 and 7s: accepted tokens are cached, rejected drafts are not.
     let prompt = |tail: &[u32]| [&request(0, 10, 1).prompt, tail, &[5; 9]].concat();
     for (tail, cached) in [(&[7, 1, 9, 7, 7, 7][..], 16), (&[7, 1, 1, 1, 1, 1][..], 12)] {
         s.submit(Request { prompt: prompt(tail), ..request(1, 1, 1) }).unwrap();
@@ -116,7 +116,7 @@ fn c14_rejected_drafts_leave_no_trace() {
 }
 
 #[test]
-fn drafts_give_way_before_anybody_is_preempted() {
+fn drafts_are_dropped_before_any_request_is_preempted() {
     let mut s = scheduler(config(6, 4));
     s.submit(request(0, 10, 9)).unwrap();
     s.submit(request(1, 10, 2)).unwrap();
@@ -124,15 +124,15 @@ fn drafts_give_way_before_anybody_is_preempted() {
     commit_all(&mut s, &plan, 7);
     s.propose(seq(0, 0), vec![1; 5]);
     let plan = s.plan();
-    assert_eq!((spans(&plan), plan.preempted.len()), (vec![(0, 2), (1, 1)], 0), "one draft fits a block that is there");
+    assert_eq!((spans(&plan), plan.preempted.len()), (vec![(0, 2), (1, 1)], 0), "one draft fits the last block");
     commit_all(&mut s, &plan, 7);
     s.propose(seq(0, 0), vec![1; 5]);
     let plan = s.plan();
-    assert_eq!(spans(&plan), [(0, 6)], "there is room again, and what was proposed before is forgotten");
+    assert_eq!(spans(&plan), [(0, 6)], "blocks are free again, and earlier proposals are replaced");
 }
 
 #[test]
-fn drafts_leave_half_of_the_budget_to_those_who_wait() {
+fn drafts_leave_half_of_the_budget_to_waiting_requests() {
     let mut s = decoding(SchedConfig { max_num_batched_tokens: 21, ..config(20, 4) }, 60);
     s.propose(seq(0, 0), vec![1; 30]);
     s.submit(request(1, 40, 2)).unwrap();
@@ -141,7 +141,7 @@ fn drafts_leave_half_of_the_budget_to_those_who_wait() {
 }
 
 #[test]
-fn an_outcome_that_is_not_of_the_drafts_is_refused() {
+fn an_outcome_that_differs_from_the_drafts_is_refused() {
     let mut s = decoding(config(20, 4), 20);
     s.propose(seq(0, 0), vec![1, 2]);
     let plan = s.plan();
@@ -151,18 +151,18 @@ fn an_outcome_that_is_not_of_the_drafts_is_refused() {
     assert_eq!(error(&[1, 2, 3, 4]), CommitError::TooManyTokens { seq: seq(0, 0), found: 4, expected: 3 });
     assert_eq!(error(&[]), CommitError::MissingToken { seq: seq(0, 0) });
     commit(&mut s, &plan, &[1, 2, 3]);
-    assert!(!s.propose(seq(0, 1), vec![1]) && !s.propose(seq(4, 0), vec![1]), "nobody of that name");
+    assert!(!s.propose(seq(0, 1), vec![1]) && !s.propose(seq(4, 0), vec![1]), "no such sequence is live");
     drain(&mut s);
 }
 
 #[test]
 fn drafts_take_no_block_that_the_head_of_the_queue_needs() {
-    // One request decodes with three blocks of eight; the five that are free fit the second exactly.
+    // One request decodes with three of eight blocks. The second needs exactly the other five.
     let mut s = decoding(config(8, 4), 20);
     s.propose(seq(0, 0), vec![1; 12]);
     s.submit(request(1, 20, 1)).unwrap();
     let plan = s.plan();
-    assert_eq!(spans(&plan), [(0, 2), (1, 20)], "one draft fits the block that is there");
+    assert_eq!(spans(&plan), [(0, 2), (1, 20)], "one draft fits the last block");
     assert_eq!((plan.spans[0].drafts, s.stats().blocks_free), (1, 0));
 }
 
@@ -175,7 +175,7 @@ fn drafts_take_no_block_while_the_head_of_the_queue_lacks_one() {
     assert_eq!(
         (spans(&plan), s.stats().blocks_free),
         (vec![(0, 2)], 5),
-        "the head needs six of the five that are free"
+        "the head needs six blocks, and five are free"
     );
     assert_eq!(s.stats().num_waiting, 1);
 }

@@ -6,7 +6,7 @@ use super::{drain, scheduler};
 use crate::common::{commit_all, config, request, seq, spans};
 
 #[test]
-fn s1_nothing_is_left_of_requests_that_ended_in_any_state() {
+fn s1_an_ended_request_leaves_nothing_in_any_state() {
     let mut s = scheduler(SchedConfig { max_num_batched_tokens: 40, ..config(20, 16) });
     (0..10).for_each(|id| s.submit(request(id, 30, 5)).unwrap());
     for round in 0..3 {
@@ -21,7 +21,7 @@ fn s1_nothing_is_left_of_requests_that_ended_in_any_state() {
 }
 
 #[test]
-fn s7_a_sequence_ends_when_it_is_said_to_or_has_its_tokens() {
+fn s7_a_sequence_ends_by_its_outcome_or_at_max_tokens() {
     let mut s = scheduler(config(20, 16));
     s.submit(request(0, 10, 3)).unwrap();
     s.submit(request(1, 10, 3)).unwrap();
@@ -35,12 +35,12 @@ fn s7_a_sequence_ends_when_it_is_said_to_or_has_its_tokens() {
     commit_all(&mut s, &plan, 7);
     let plan = s.plan();
     commit_all(&mut s, &plan, 7);
-    assert!(!s.has_work(), "three tokens are all that request 2 may have");
+    assert!(!s.has_work(), "request 2 has its three tokens");
     assert_eq!(s.stats().blocks_in_use, 0);
 }
 
 #[test]
-fn s7_a_stop_string_found_later_ends_one_sequence_of_the_group() {
+fn s7_a_stop_string_found_later_ends_one_sequence_of_a_request() {
     let mut s = scheduler(config(20, 16));
     s.submit(Request { n: 2, ..request(0, 10, 9) }).unwrap();
     let plan = s.plan();
@@ -85,7 +85,7 @@ fn s14_abort_while_waiting() {
 }
 
 #[test]
-fn s14_abort_in_the_midst_of_a_prefill_and_while_running() {
+fn s14_abort_during_a_prefill_and_while_running() {
     let mut s = scheduler(SchedConfig { max_num_batched_tokens: 17, ..config(4, 16) });
     s.submit(request(0, 40, 5)).unwrap();
     let plan = s.plan();
@@ -116,13 +116,13 @@ fn s14_abort_while_preempted() {
 }
 
 #[test]
-fn s14_abort_in_flight_frees_blocks_that_nobody_gets_before_the_commit() {
+fn s14_blocks_of_a_request_aborted_in_flight_are_not_reused_before_the_commit() {
     let mut s = scheduler(config(4, 16));
     s.submit(request(0, 60, 4)).unwrap();
     let plan = s.plan();
     assert!(s.abort(RequestId(0)));
     assert!(!s.has_work());
-    // A new request of the same id is not given those blocks before the commit, nor the late token.
+    // A new request with the same id gets neither those blocks before the commit nor the token of the step in flight.
     s.submit(request(0, 20, 4)).unwrap();
     assert!(s.plan().is_empty(), "the first step is not committed yet");
     commit_all(&mut s, &plan, 42);

@@ -1,33 +1,21 @@
-//! Steps that fail: whatever the caller does afterwards, nothing that they touched is found in the prefix cache.
+//! Failed steps: nothing that they wrote enters the prefix cache, whatever the caller does afterwards.
 
 use sched::{
-    CacheGroup, CommitError, MemOp, Outcome, PreemptionMode, Request, RequestId, SchedConfig, Scheduler, StepId,
-    StepPlan,
+    CacheGroup, CommitError, MemOp, PreemptionMode, Request, RequestId, SchedConfig, Scheduler, StepId, StepPlan,
 };
 
-use super::{drain, scheduler};
-use crate::common::{commit_all, config, request, sampled, seq, spans};
+use super::{drain, scheduler, submit_next};
+use crate::common::{commit_all, config, outcomes, request, sampled, seq, spans};
 
 fn caching(num_blocks: usize) -> SchedConfig {
     SchedConfig { enable_prefix_caching: true, ..config(num_blocks, 4) }
 }
 
-/// The next plan, taken by the executor.
-fn launch(s: &mut Scheduler) -> StepPlan {
-    let plan = s.plan();
-    s.submitted(plan.step).unwrap();
-    plan
-}
-
-fn outcomes(plan: &StepPlan) -> Vec<Outcome> {
-    sampled(plan).map(|seq| Outcome::token(seq, 7, false)).collect()
-}
-
-/// Tokens that a request with this prompt finds in the cache.
+/// Number of cached tokens of a prompt.
 fn cached(s: &mut Scheduler, prompt: &[u32]) -> usize {
     let id = RequestId(1000);
     s.submit(Request { prompt: prompt.to_vec(), ..request(id.0, 1, 1) }).unwrap();
-    let plan = launch(s);
+    let plan = submit_next(s);
     let span = plan.spans.iter().find(|span| span.seq.request == id).unwrap();
     let cached = span.cached;
     s.abort(id);
@@ -36,75 +24,75 @@ fn cached(s: &mut Scheduler, prompt: &[u32]) -> usize {
 }
 
 #[test]
-fn a_failed_step_cannot_be_committed_and_its_requests_begin_again() {
+fn a_failed_step_cannot_be_committed_and_its_requests_are_computed_again() {
     let mut s = scheduler(caching(20));
     s.submit(request(0, 10, 3)).unwrap();
-    let plan = launch(&mut s);
+    let plan = submit_next(&mut s);
     s.fail(plan.step, &plan.memory).unwrap();
-    let error = s.commit(plan.step, &outcomes(&plan)).unwrap_err();
+    let error = s.commit(plan.step, &outcomes(&plan, 7)).unwrap_err();
     assert_eq!(error, CommitError::NotInFlight { step: plan.step, in_flight: None });
     let stats = s.stats();
     assert_eq!((stats.blocks_in_use, stats.blocks_cached, stats.num_waiting), (0, 0, 1));
-    let again = launch(&mut s);
+    let again = submit_next(&mut s);
     assert_eq!((spans(&again), again.spans[0].cached), (vec![(0, 10)], 0));
     commit_all(&mut s, &again, 7);
     assert_eq!(drain(&mut s), 2);
 }
 
 #[test]
-fn a_step_behind_a_failed_one_can_only_fail_and_nothing_is_planned_before_it_has() {
+fn a_step_behind_a_failed_one_can_only_fail_and_nothing_is_planned_before() {
     let mut s = scheduler(SchedConfig { max_in_flight: 2, ..caching(20) });
     s.submit(request(0, 9, 8)).unwrap();
-    let first = launch(&mut s);
+    let first = submit_next(&mut s);
     s.submit(request(1, 9, 8)).unwrap();
-    let second = launch(&mut s);
+    let second = submit_next(&mut s);
     let error = s.fail(second.step, &second.memory).unwrap_err();
     assert_eq!(error, CommitError::NotInFlight { step: second.step, in_flight: Some(first.step) });
-    assert!(s.fail(StepId(99), &[]).is_err(), "there is no such step yet");
+    assert!(s.fail(StepId(99), &[]).is_err(), "no such step was planned");
 
     s.fail(first.step, &first.memory).unwrap();
-    let error = s.commit(second.step, &outcomes(&second)).unwrap_err();
+    let error = s.commit(second.step, &outcomes(&second, 7)).unwrap_err();
     assert_eq!(error, CommitError::BehindFailure { step: second.step });
-    assert!(s.plan().is_empty(), "the device still writes to the blocks of the second");
+    assert!(s.plan().is_empty(), "the device still writes to the blocks of the second step");
     s.fail(second.step, &second.memory).unwrap();
     s.audit().unwrap();
     assert_eq!((s.stats().blocks_in_use, s.stats().blocks_cached), (0, 0));
-    let again = launch(&mut s);
+    let again = submit_next(&mut s);
     assert_eq!(spans(&again), [(0, 9), (1, 9)]);
     commit_all(&mut s, &again, 7);
     drain(&mut s);
 }
 
 #[test]
-fn a_failed_copy_on_write_is_found_by_nobody() {
+fn the_destination_of_a_failed_copy_on_write_is_never_cached() {
     let mut s = scheduler(caching(20));
     let prompt: Vec<u32> = (1..=6).collect();
     s.submit(Request { prompt: prompt.clone(), n: 2, ..request(0, 1, 9) }).unwrap();
-    let plan = launch(&mut s);
+    let plan = submit_next(&mut s);
     commit_all(&mut s, &plan, 8);
-    let plan = launch(&mut s);
+    let plan = submit_next(&mut s);
     assert!(plan.memory.iter().any(|op| matches!(op, MemOp::Copy { .. })), "two sequences write to one block");
     s.fail(plan.step, &plan.memory).unwrap();
     s.audit().unwrap();
-    assert_eq!(cached(&mut s, &[&prompt[..], &[8, 7, 0]].concat()), 4, "the block before the copy");
-    let again = launch(&mut s);
+    assert_eq!(cached(&mut s, &[&prompt[..], &[8, 7, 0]].concat()), 4, "only the block before the copy");
+    let again = submit_next(&mut s);
     commit_all(&mut s, &again, 7);
     drain(&mut s);
 }
 
-/// Plans and commits until a plan orders this, and returns that plan.
-fn until(s: &mut Scheduler, ordered: impl Fn(&MemOp) -> bool) -> StepPlan {
+/// Plans and commits until a plan has such a memory operation, and returns that plan.
+fn until(s: &mut Scheduler, is_wanted: impl Fn(&MemOp) -> bool) -> StepPlan {
     for _ in 0..50 {
-        let plan = launch(s);
-        if plan.memory.iter().any(&ordered) {
+        let plan = submit_next(s);
+        if plan.memory.iter().any(&is_wanted) {
             return plan;
         }
         commit_all(s, &plan, 7);
     }
-    panic!("no plan orders it");
+    panic!("no plan has such an operation");
 }
 
-/// Two requests in a pool that is too small for both at their full length, so that the second is swapped out.
+/// Two requests in a pool too small for both at full length, so that the second is swapped out.
 fn crowded() -> Scheduler {
     let mut s = scheduler(SchedConfig { host_blocks: 20, preemption_mode: PreemptionMode::Swap, ..caching(10) });
     s.submit(request(0, 16, 20)).unwrap();
@@ -113,24 +101,27 @@ fn crowded() -> Scheduler {
 }
 
 #[test]
-fn what_a_failed_swap_brought_back_is_found_by_nobody() {
+fn the_destinations_of_a_failed_swap_in_are_never_cached() {
     let mut s = crowded();
     let out = until(&mut s, |op| matches!(op, MemOp::SwapOut { .. }));
     commit_all(&mut s, &out, 7);
     let back = until(&mut s, |op| matches!(op, MemOp::SwapIn { .. }));
-    let brought =
+    let destinations =
         back.memory.iter().filter_map(|op| if let MemOp::SwapIn { dst, .. } = op { Some(*dst) } else { None });
-    let brought: Vec<_> = brought.collect();
-    assert!(brought.iter().any(|block| s.pool().is_cached(*block)), "planned, it counts as done");
+    let destinations: Vec<_> = destinations.collect();
+    assert!(
+        destinations.iter().any(|block| s.pool().is_cached(*block)),
+        "blocks are cached when the swap-in is planned"
+    );
     s.fail(back.step, &back.memory).unwrap();
     s.audit().unwrap();
-    assert_eq!((s.stats().num_swapped, s.stats().host_blocks_in_use), (0, 0), "it is computed anew");
-    assert!(brought.iter().all(|block| !s.pool().is_cached(*block)));
+    assert_eq!((s.stats().num_swapped, s.stats().host_blocks_in_use), (0, 0), "the request is computed again");
+    assert!(destinations.iter().all(|block| !s.pool().is_cached(*block)));
     drain(&mut s);
 }
 
 #[test]
-fn a_failed_swap_out_is_never_brought_back() {
+fn a_request_whose_swap_out_failed_is_computed_again() {
     let mut s = crowded();
     let plan = until(&mut s, |op| matches!(op, MemOp::SwapOut { .. }));
     assert_eq!(s.stats().num_swapped, 1);
@@ -141,13 +132,13 @@ fn a_failed_swap_out_is_never_brought_back() {
 }
 
 #[test]
-fn a_failed_step_leaves_nothing_of_a_request_that_was_preempted_while_it_ran() {
+fn a_failed_step_leaves_nothing_of_a_request_preempted_in_flight() {
     let mut s = scheduler(SchedConfig { max_in_flight: 2, ..caching(10) });
     s.submit(request(0, 16, 12)).unwrap();
     s.submit(request(1, 16, 12)).unwrap();
-    let mut running = launch(&mut s);
+    let mut running = submit_next(&mut s);
     let preempting = loop {
-        let next = launch(&mut s);
+        let next = submit_next(&mut s);
         if !next.preempted.is_empty() {
             break next;
         }
@@ -165,7 +156,7 @@ fn a_failed_step_leaves_nothing_of_a_request_that_was_preempted_while_it_ran() {
 }
 
 #[test]
-fn an_empty_plan_never_stands_for_a_step_in_flight() {
+fn an_empty_plan_never_commits_a_step_in_flight() {
     for max_in_flight in [1, 2] {
         let mut s = scheduler(SchedConfig { max_num_batched_tokens: 17, max_in_flight, ..config(20, 4) });
         s.submit(request(0, 30, 5)).unwrap();
@@ -184,10 +175,10 @@ fn an_empty_plan_never_stands_for_a_step_in_flight() {
 }
 
 #[test]
-fn a_request_that_fits_only_because_of_its_window_is_computed_again_in_the_same_pool() {
+fn a_request_that_fits_only_because_of_its_window_can_be_computed_again_in_the_same_pool() {
     let groups = vec![CacheGroup::Full, CacheGroup::Sliding { window: 1 }];
-    // As few blocks as the request is taken with. At the failure it has all but one of its tokens, and the window's group has no
-    // room for all of them at once: behind a long prompt not with the prompt, behind a short one not with each other.
+    // The smallest pools that accept the request. At the failure it has all but one of its tokens, and the sliding
+    // group has too few blocks for all of them at once.
     for (n, prompt, outputs, num_blocks) in [(1, 23, 11, 31), (2, 23, 11, 40), (1, 2, 40, 25), (2, 2, 40, 48)] {
         for enable_chunked_prefill in [true, false] {
             let config = SchedConfig { max_model_len: 64, ..config(num_blocks, 2) };
@@ -209,4 +200,25 @@ fn a_request_that_fits_only_because_of_its_window_is_computed_again_in_the_same_
             assert_eq!(drawn, outputs * n);
         }
     }
+}
+
+#[test]
+fn a_request_can_be_aborted_between_a_failed_step_and_the_step_behind_it() {
+    let mut s = scheduler(SchedConfig { max_in_flight: 2, max_num_batched_tokens: 64, ..caching(40) });
+    s.submit(request(0, 9, 8)).unwrap();
+    let first = submit_next(&mut s);
+    s.submit(request(1, 21, 8)).unwrap();
+    let second = submit_next(&mut s);
+    assert_eq!(spans(&second), [(0, 1), (1, 21)]);
+    s.abort(RequestId(0));
+    s.fail(first.step, &first.memory).unwrap();
+    s.fail(second.step, &second.memory).unwrap();
+    s.audit().unwrap();
+    let stats = s.stats();
+    assert_eq!((stats.num_running, stats.num_waiting, stats.blocks_in_use, stats.blocks_cached), (0, 1, 0, 0));
+
+    let again = submit_next(&mut s);
+    assert_eq!((&again.released[..], spans(&again)), (&[seq(0, 0), seq(1, 0)][..], vec![(1, 21)]));
+    commit_all(&mut s, &again, 5);
+    assert_eq!(drain(&mut s), 7);
 }

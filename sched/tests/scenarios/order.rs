@@ -1,4 +1,4 @@
-//! Who runs in which step, and who gives way.
+//! Which requests run in which step, and which are preempted.
 
 use sched::{CacheGroup, Outcome, Policy, PreemptionMode, Request, RequestId, SchedConfig, Scheduler};
 
@@ -6,7 +6,7 @@ use super::{scheduler, step};
 use crate::common::{commit_all, config, request, sampled, seq, spans};
 
 #[test]
-fn s2_prompts_that_fit_the_budget_are_scheduled_whole_and_in_order() {
+fn s2_prompts_that_fit_the_budget_are_scheduled_completely_and_in_order() {
     let mut s = scheduler(config(100, 16));
     (0..10).rev().for_each(|id| s.submit(request(id, 50 + id as usize, 5)).unwrap());
     let plan = s.plan();
@@ -31,7 +31,7 @@ fn s3_prompts_share_the_budget_of_a_step_in_chunks() {
 }
 
 #[test]
-fn s3_without_a_limit_per_request_the_first_prompt_takes_what_it_needs() {
+fn s3_without_a_limit_per_request_the_first_prompt_takes_all_it_needs() {
     let mut s = scheduler(config(200, 16));
     (0..3).for_each(|id| s.submit(request(id, 800, 5)).unwrap());
     let mut steps = Vec::new();
@@ -44,7 +44,7 @@ fn s3_without_a_limit_per_request_the_first_prompt_takes_what_it_needs() {
 }
 
 #[test]
-fn a_long_prompt_leaves_room_for_short_ones_behind_it() {
+fn a_long_prompt_leaves_budget_for_short_ones_behind_it() {
     let limits = SchedConfig { long_prefill_token_threshold: 100, max_num_batched_tokens: 128, ..config(200, 16) };
     let mut s = scheduler(limits);
     s.submit(request(0, 1000, 5)).unwrap();
@@ -57,7 +57,7 @@ fn a_long_prompt_leaves_room_for_short_ones_behind_it() {
 }
 
 #[test]
-fn no_more_prompts_than_the_limit_are_computed_in_part() {
+fn the_number_of_partly_computed_prompts_is_limited() {
     for (max_num_partial_prefills, first) in [(1, vec![(0, 400)]), (2, vec![(0, 400), (1, 400)])] {
         let limits = SchedConfig { long_prefill_token_threshold: 400, max_num_partial_prefills, ..config(200, 16) };
         let mut s = scheduler(limits);
@@ -65,18 +65,18 @@ fn no_more_prompts_than_the_limit_are_computed_in_part() {
         let plan = s.plan();
         assert_eq!(spans(&plan), first);
         commit_all(&mut s, &plan, 7);
-        // With the last chunk of one planned, the next begins in the same step.
+        // The next prompt begins in the step with the last chunk of the one before.
         assert_eq!(spans(&s.plan())[first.len()..], [(first.len() as u64, 400)]);
     }
 }
 
 #[test]
-fn who_was_preempted_three_times_is_not_preempted_by_newcomers_again() {
-    // Prompts of one token with eight sequences do eight tokens of work in each step, the old one only two; so by
-    // work alone it would lose to every newcomer, for ever.
+fn a_request_preempted_three_times_is_not_preempted_for_newcomers_again() {
+    // Newcomers with eight sequences compute eight tokens in each step, the old request only two. By work alone it
+    // would lose to every newcomer forever.
     let mut s = scheduler(SchedConfig { long_prefill_token_threshold: 2, ..config(30, 4) });
     s.submit(request(0, 32, 20)).unwrap();
-    let (mut newest, mut preempted, mut said) = (0, 0, 0);
+    let (mut newest, mut preempted, mut outputs) = (0, 0, 0);
     for _ in 0..200 {
         if s.stats().num_waiting < 2 {
             newest += 1;
@@ -84,14 +84,14 @@ fn who_was_preempted_three_times_is_not_preempted_by_newcomers_again() {
         }
         let plan = s.plan();
         preempted += plan.preempted.iter().filter(|id| id.0 == 0).count();
-        said += sampled(&plan).filter(|q| q.request.0 == 0).count();
+        outputs += sampled(&plan).filter(|q| q.request.0 == 0).count();
         commit_all(&mut s, &plan, 7);
     }
-    assert_eq!((preempted, said), (3, 20));
+    assert_eq!((preempted, outputs), (3, 20));
 }
 
 #[test]
-fn s4_short_prompts_do_not_jump_the_queue() {
+fn s4_short_prompts_do_not_overtake_the_head_of_the_queue() {
     for (chunked, admitted) in [(true, vec![(0, 800), (1, 224)]), (false, vec![(0, 800)])] {
         let mut s = scheduler(SchedConfig { enable_chunked_prefill: chunked, max_model_len: 1024, ..config(200, 16) });
         for (id, len) in [800, 800, 10, 10].into_iter().enumerate() {
@@ -102,7 +102,7 @@ fn s4_short_prompts_do_not_jump_the_queue() {
 }
 
 #[test]
-fn s10_the_lower_priority_is_preempted_though_it_came_first() {
+fn s10_the_lower_priority_is_preempted_although_it_came_first() {
     let mut s = scheduler(SchedConfig { policy: Policy::Priority, ..config(4, 16) });
     s.submit(Request { priority: 1, ..request(0, 30, 20) }).unwrap();
     let plan = s.plan();
@@ -130,7 +130,7 @@ fn s10_the_lower_priority_is_preempted_though_it_came_first() {
 }
 
 #[test]
-fn s10_a_preempted_request_returns_before_later_equals() {
+fn s10_a_preempted_request_is_admitted_before_later_ones_of_equal_priority() {
     let mut s = scheduler(config(4, 16));
     s.submit(request(0, 32, 10)).unwrap();
     s.submit(request(1, 31, 10)).unwrap();
@@ -138,18 +138,18 @@ fn s10_a_preempted_request_returns_before_later_equals() {
     commit_all(&mut s, &plan, 7);
     s.submit(request(2, 10, 10)).unwrap();
     let plan = s.plan();
-    assert_eq!(plan.preempted, [RequestId(1)], "least work to lose");
+    assert_eq!(plan.preempted, [RequestId(1)], "the least work to lose");
     assert_eq!((s.stats().preemptions, s.stats().preemptions_by_priority), (1, 0));
     commit_all(&mut s, &plan, 7);
     let plan = s.plan();
-    assert_eq!(spans(&plan), [(0, 1)], "request 2 would fit, but request 1 is before it");
+    assert_eq!(spans(&plan), [(0, 1)], "request 2 would fit, but request 1 comes first");
     commit_all(&mut s, &plan, 7);
     s.abort(RequestId(0));
     assert_eq!(spans(&s.plan()), [(1, 32), (2, 10)]);
 }
 
 #[test]
-fn of_two_prefills_under_way_the_one_with_more_work_done_goes_first() {
+fn of_two_prefills_in_progress_the_one_with_more_work_goes_first() {
     let priority = SchedConfig { policy: Policy::Priority, max_num_batched_tokens: 20, ..config(16, 4) };
     let mut s = scheduler(priority);
     s.submit(Request { n: 2, priority: 1, ..request(0, 2, 12) }).unwrap();
@@ -158,22 +158,22 @@ fn of_two_prefills_under_way_the_one_with_more_work_done_goes_first() {
         let plan = s.plan();
         commit_all(&mut s, &plan, 7);
     }
-    // Eight sequences fork from four full blocks and want a block each: both groups have to go.
+    // Eight sequences fork from four full blocks and need a block each, so both requests are preempted.
     s.submit(Request { n: 8, ..request(2, 16, 2) }).unwrap();
     let plan = s.plan();
     commit_all(&mut s, &plan, 7);
     let plan = s.plan();
-    assert_eq!(plan.preempted, [RequestId(0), RequestId(1)], "the one with less work to lose first");
+    assert_eq!(plan.preempted, [RequestId(0), RequestId(1)], "the request with less work first");
     commit_all(&mut s, &plan, 7);
 
     let plan = s.plan();
-    assert_eq!(spans(&plan), [(0, 2), (1, 3)], "they come back in order of arrival");
+    assert_eq!(spans(&plan), [(0, 2), (1, 3)], "they are admitted in order of arrival");
     commit_all(&mut s, &plan, 7);
-    assert_eq!(spans(&s.plan()), [(1, 10), (1, 10)], "but the second has one token more to lose");
+    assert_eq!(spans(&s.plan()), [(1, 10), (1, 10)], "but the second has more work");
 }
 
 #[test]
-fn a_long_prompt_does_not_stop_those_who_decode() {
+fn a_long_prompt_does_not_block_decodes() {
     let mut s = scheduler(SchedConfig { max_num_batched_tokens: 32, ..config(100, 16) });
     (0..4).for_each(|id| s.submit(request(id, 5, 50)).unwrap());
     let plan = s.plan();
@@ -187,16 +187,20 @@ fn a_long_prompt_does_not_stop_those_who_decode() {
 }
 
 #[test]
-fn an_admission_leaves_the_watermark_alone_unless_nothing_runs() {
+fn an_admission_keeps_the_watermark_free_unless_nothing_runs() {
     let mut s = scheduler(SchedConfig { max_model_len: 4096, max_num_batched_tokens: 4096, ..config(200, 16) });
     s.submit(request(0, 16 * 199, 5)).unwrap();
-    assert_eq!(spans(&s.plan()), [(0, 16 * 199)], "alone it may take all");
+    assert_eq!(spans(&s.plan()), [(0, 16 * 199)], "alone it can use all blocks");
 
     let mut s = scheduler(SchedConfig { max_model_len: 4096, max_num_batched_tokens: 4096, ..config(200, 16) });
     s.submit(request(0, 16 * 100, 5)).unwrap();
     s.submit(request(1, 16 * 99, 5)).unwrap();
     s.submit(request(2, 16 * 97, 5)).unwrap();
-    assert_eq!(spans(&s.plan()), [(0, 16 * 100)], "1 would leave one block of 200, and 2 may not pass it");
+    assert_eq!(
+        spans(&s.plan()),
+        [(0, 16 * 100)],
+        "request 1 would leave one block of 200, and request 2 cannot overtake it"
+    );
 }
 
 #[test]
@@ -204,7 +208,7 @@ fn blocks_freed_behind_a_window_wake_the_head_of_the_queue() {
     let sliding = vec![CacheGroup::Sliding { window: 4 }];
     let config =
         SchedConfig { max_num_batched_tokens: 64, long_prefill_token_threshold: 8, groups: sliding, ..config(20, 4) };
-    // A prompt of 16 blocks in a pool of 6. Each owns four at most: its window, its chunk and one block.
+    // Prompts of 16 blocks in a pool of 6. Each owns at most four: its window, its chunk and one block.
     let mut s = scheduler(SchedConfig { num_blocks: 6, max_num_batched_tokens: 24, ..config });
     s.submit(request(0, 64, 2)).unwrap();
     s.submit(request(1, 32, 2)).unwrap();
@@ -213,7 +217,7 @@ fn blocks_freed_behind_a_window_wake_the_head_of_the_queue() {
         assert!(s.stats().blocks_in_use <= 4, "{:?}", s.stats());
         admitted += 1;
     }
-    // The last chunk of the first leaves three blocks, its first decode four.
+    // The last chunk of the first request leaves three blocks free, its first decode four.
     assert_eq!(admitted, 9, "the plan that admits the second request");
 }
 
@@ -229,18 +233,18 @@ fn blocks_of_rejected_drafts_wake_the_head_of_the_queue() {
     s.submit(request(1, 16, 1)).unwrap();
     assert!(s.plan().is_empty(), "the head needs four blocks");
     s.commit(drafting.step, &[Outcome::token(seq(0, 0), 9, false)]).unwrap();
-    assert_eq!(spans(&s.plan()), [(0, 1), (1, 16)], "three blocks came back");
+    assert_eq!(spans(&s.plan()), [(0, 1), (1, 16)], "three blocks were freed");
 }
 
 #[test]
-fn a_prompt_that_is_computed_in_part_wakes_a_head_that_shares_it() {
+fn a_partly_computed_prompt_wakes_a_head_that_shares_it() {
     let caching = SchedConfig { enable_prefix_caching: true, long_prefill_token_threshold: 8, ..config(10, 4) };
     let mut s = scheduler(caching);
     s.submit(request(0, 28, 2)).unwrap();
     let shared = Request { id: RequestId(1), ..request(0, 28, 2) };
     s.submit(shared).unwrap();
-    // The first holds seven of ten blocks. The second needs seven, less those that it finds: three suffice after the
-    // second chunk.
+    // The first request reserves seven of ten blocks. The second needs seven minus those that are cached: three suffice
+    // after the second chunk.
     let mut plans = 1;
     let cached = loop {
         let plan = step(&mut s);
@@ -253,7 +257,7 @@ fn a_prompt_that_is_computed_in_part_wakes_a_head_that_shares_it() {
 }
 
 #[test]
-fn many_that_end_in_one_step_leave_the_others_in_their_order() {
+fn many_requests_that_end_in_one_step_leave_the_others_in_order() {
     let config = SchedConfig { max_num_seqs: 64, ..config(400, 4) };
     let mut s = scheduler(config);
     (0..64).for_each(|id| s.submit(request(id, 4, if id % 3 == 0 { 9 } else { 2 })).unwrap());
@@ -281,17 +285,17 @@ fn a_blocked_head_is_hashed_once_however_often_it_is_looked_up() {
         s.submit(request(id, 4, 3 + id as usize)).unwrap();
     }
     s.submit(request(4, 156, 2)).unwrap();
-    // The four end one after the other. Each end wakes the head, which fits when all have ended.
+    // The four requests end one after the other. Each end wakes the head, which fits after the last.
     while s.stats().num_waiting > 0 {
         unaudited_step(&mut s);
     }
-    // 38 names for all lookups of the head, 39 when it is computed, and at most two blocks of each of the others.
+    // 38 hashes for all lookups of the head, 39 when it is computed, and at most two blocks of each of the others.
     let hashed = s.pool().counters().hashed;
     assert!((38 + 39..=38 + 39 + 8).contains(&hashed), "{hashed}");
 }
 
 #[test]
-fn a_swapped_request_that_comes_back_is_not_hashed_again() {
+fn a_request_that_is_swapped_in_is_not_hashed_again() {
     let swapping = SchedConfig {
         enable_prefix_caching: true,
         host_blocks: 20,

@@ -1,12 +1,12 @@
-//! What is not taken: requests, configurations, commits.
+//! Refused requests, configurations and commits.
 
-use sched::{CommitError, Outcome, Refusal, Request, SchedConfig, Scheduler, StepId};
+use sched::{CacheGroup, CommitError, Outcome, Refusal, Request, SchedConfig, Scheduler, StepId};
 
 use super::scheduler;
 use crate::common::{config, request, seq, spans};
 
 #[test]
-fn s11_what_can_never_fit_is_refused_with_the_numbers_and_the_next_runs() {
+fn s11_a_request_that_can_never_fit_is_refused_with_the_numbers_and_the_next_runs() {
     let mut s = scheduler(config(49, 16));
     let refusal = s.submit(request(0, 1000, 1)).unwrap_err();
     assert_eq!(refusal, Refusal::NeverFits { needed: 63, pool: 49, longest_prompt: 784 });
@@ -16,7 +16,7 @@ fn s11_what_can_never_fit_is_refused_with_the_numbers_and_the_next_runs() {
 }
 
 #[test]
-fn s11_each_refusal_says_what_is_wrong() {
+fn s11_each_refusal_names_its_reason() {
     let mut s = scheduler(config(49, 16));
     let mut message = |request| s.submit(request).unwrap_err().to_string();
     assert_eq!(message(request(0, 0, 1)), "the prompt is empty: at least one token is needed");
@@ -35,7 +35,7 @@ fn s11_each_refusal_says_what_is_wrong() {
 }
 
 #[test]
-fn a_wrong_commit_says_so_and_changes_nothing() {
+fn an_invalid_commit_is_an_error_and_changes_nothing() {
     let mut s = scheduler(SchedConfig { max_num_batched_tokens: 17, ..config(20, 16) });
     s.submit(request(0, 10, 5)).unwrap();
     s.submit(request(1, 10, 5)).unwrap();
@@ -45,7 +45,7 @@ fn a_wrong_commit_says_so_and_changes_nothing() {
     let mut error = |step, outcomes: &[Outcome]| s.commit(step, outcomes).unwrap_err();
     assert_eq!(
         error(StepId(7), &[]).to_string(),
-        "step 7 is not the oldest in flight (step 1 is): commit each plan that has spans once, in their order"
+        "step 7 is not the oldest in flight (step 1 is): commit each plan that has spans once, in order"
     );
     assert_eq!(error(plan.step, &[]), CommitError::MissingToken { seq: a });
     assert_eq!(error(plan.step, &[outcome(a, &[])]), CommitError::MissingToken { seq: a });
@@ -59,7 +59,7 @@ fn a_wrong_commit_says_so_and_changes_nothing() {
 }
 
 #[test]
-fn a_configuration_under_which_something_could_starve_is_refused() {
+fn a_configuration_under_which_a_request_could_starve_is_refused() {
     let message = |config| Scheduler::new(config).err().map(|e| e.to_string()).unwrap_or_default();
     let text = message(SchedConfig { max_num_batched_tokens: 16, ..config(10, 16) });
     assert_eq!(
@@ -89,4 +89,33 @@ fn a_configuration_under_which_something_could_starve_is_refused() {
         assert_eq!(text, format!("max_in_flight: found {max_in_flight}, expected 1 or 2 steps"));
     }
     assert!(message(config(0, 16)).starts_with("num_blocks: found 0, expected 1 to "));
+}
+
+#[test]
+fn the_longest_prompt_of_a_refusal_fits_and_no_longer_one_does() {
+    let sliding = |window| vec![CacheGroup::Full, CacheGroup::Sliding { window }];
+    for (block_size, num_blocks, max_model_len, groups) in [
+        (1, 7, 100, vec![CacheGroup::Full]),
+        (4, 9, 100, vec![CacheGroup::Full]),
+        (4, 9, 30, vec![CacheGroup::Full]),
+        (16, 5, 70, vec![CacheGroup::Full]),
+        (2, 20, 41, vec![CacheGroup::Full]),
+        (4, 19, 60, sliding(6)),
+        (2, 30, 50, sliding(1)),
+    ] {
+        let config = SchedConfig { groups, max_model_len, ..config(num_blocks, block_size) };
+        let mut s = scheduler(config.clone());
+        let mut submit = |prompt, n, max_tokens| s.submit(Request { n, ..request(prompt as u64, prompt, max_tokens) });
+        for (n, max_tokens) in (1..5).flat_map(|n| (1..20).map(move |max_tokens| (n, max_tokens))) {
+            // An id that is live already means that the request fits.
+            let fits = |outcome: &Result<(), Refusal>| matches!(outcome, Ok(()) | Err(Refusal::DuplicateId(_)));
+            let outcomes: Vec<_> = (1..=max_model_len).map(|prompt| submit(prompt, n, max_tokens)).collect();
+            let longest = outcomes.iter().rposition(fits).map_or(0, |at| at + 1);
+            for outcome in outcomes {
+                if let Err(Refusal::NeverFits { longest_prompt, .. }) = outcome {
+                    assert_eq!(longest_prompt, longest, "{config:?}, n {n}, max_tokens {max_tokens}");
+                }
+            }
+        }
+    }
 }

@@ -1,4 +1,4 @@
-//! Prefix cache and groups, as plans show them.
+//! Plans with prefix cache hits and with several sequences per request.
 
 use sched::{BlockId, MemOp, Policy, Request, RequestId, SchedConfig};
 
@@ -16,7 +16,7 @@ fn s8_prefix_statistics_count_an_admission_once() {
     commit_all(&mut s, &plan, 7);
     assert_eq!((s.stats().prefix_queries, s.stats().prefix_hits, s.stats().prompt_tokens), (40, 0, 40));
 
-    // Too long to be admitted beside the first: its lookup is repeated, and not counted.
+    // Too long to be admitted together with the first. Its repeated lookups are not counted.
     let longer = Request { prompt: [&prompt[..], &[9; 30]].concat(), ..request(1, 0, 10) };
     s.submit(longer).unwrap();
     for _ in 0..3 {
@@ -30,7 +30,7 @@ fn s8_prefix_statistics_count_an_admission_once() {
     assert_eq!((plan.spans[0].start, plan.spans[0].cached, plan.spans[0].tokens.len()), (32, 32, 38));
     assert_eq!((s.stats().prefix_queries, s.stats().prefix_hits, s.stats().prompt_tokens_computed), (110, 32, 78));
 
-    // Off: nothing is counted.
+    // Without prefix caching nothing is counted.
     let mut s = scheduler(SchedConfig { enable_prefix_caching: false, ..caching });
     s.submit(same(0)).unwrap();
     let plan = s.plan();
@@ -39,7 +39,7 @@ fn s8_prefix_statistics_count_an_admission_once() {
 }
 
 #[test]
-fn s8_a_resumption_is_counted_apart() {
+fn s8_lookups_of_resumed_requests_are_counted_separately() {
     let mut s = scheduler(SchedConfig { enable_prefix_caching: true, ..config(5, 16) });
     s.submit(request(0, 30, 30)).unwrap();
     s.submit(request(1, 30, 20)).unwrap();
@@ -51,7 +51,7 @@ fn s8_a_resumption_is_counted_apart() {
 }
 
 #[test]
-fn a_group_computes_its_prompt_once_and_forks_copy_on_write() {
+fn a_request_computes_its_prompt_once_and_forks_copy_on_write() {
     let mut s = scheduler(config(10, 16));
     s.submit(Request { n: 3, ..request(0, 20, 5) }).unwrap();
     let plan = s.plan();
@@ -62,7 +62,7 @@ fn a_group_computes_its_prompt_once_and_forks_copy_on_write() {
     let plan = s.plan();
     let copies: Vec<MemOp> = plan.memory.iter().copied().filter(|op| matches!(op, MemOp::Copy { .. })).collect();
     let copy = |dst| MemOp::Copy { src: BlockId(1), dst: BlockId(dst) };
-    assert_eq!(copies, [copy(2), copy(3)], "the last of three writes in place");
+    assert_eq!(copies, [copy(2), copy(3)], "the last of three owners writes in place");
     let tables: Vec<(usize, Vec<u32>)> = plan
         .spans
         .iter()
@@ -74,8 +74,8 @@ fn a_group_computes_its_prompt_once_and_forks_copy_on_write() {
 }
 
 #[test]
-fn a_group_comes_back_from_preemption_as_one_prompt_and_its_live_sequences() {
-    // Alone it needs 1 + 2 * 2 blocks of the five; the other request of higher priority pushes it out.
+fn a_request_resumes_after_preemption_with_one_prompt_and_its_live_sequences() {
+    // Alone it needs 1 + 2 * 2 of the five blocks. A request of higher priority preempts it.
     let mut s = scheduler(SchedConfig { policy: Policy::Priority, ..config(5, 4) });
     s.submit(Request { n: 2, priority: 1, ..request(0, 5, 8) }).unwrap();
     for _ in 0..2 {
@@ -92,10 +92,10 @@ fn a_group_comes_back_from_preemption_as_one_prompt_and_its_live_sequences() {
     let plan = s.plan();
     assert_eq!((spans(&plan), plan.preempted.clone()), (vec![(1, 1)], vec![RequestId(0)]));
     commit_all(&mut s, &plan, 7);
-    assert!(s.finish_sequence(seq(0, 0)), "a preempted sequence may end too");
+    assert!(s.finish_sequence(seq(0, 0)), "a preempted sequence can end too");
     s.abort(RequestId(1));
 
-    // The prompt is computed as sequence 0, though that has ended; nothing is sampled from it again.
+    // The prompt is computed as sequence 0, although that has ended. Nothing is sampled from it again.
     let plan = s.plan();
     assert_eq!((plan.spans[0].seq, spans(&plan), plan.spans[0].sample.clone()), (seq(0, 0), vec![(0, 5)], 0..0));
     commit_all(&mut s, &plan, 7);
@@ -108,7 +108,7 @@ fn a_group_comes_back_from_preemption_as_one_prompt_and_its_live_sequences() {
 }
 
 #[test]
-fn a_request_that_reads_no_cache_computes_every_row() {
+fn a_request_that_does_not_read_the_cache_computes_every_row() {
     let mut s = scheduler(SchedConfig { enable_prefix_caching: true, ..config(20, 16) });
     let prompt: Vec<u32> = (0..40).collect();
     let mut starts = Vec::new();

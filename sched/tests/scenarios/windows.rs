@@ -1,4 +1,4 @@
-//! Groups of layers with a window: what a request owns in them, however long it is.
+//! Sliding groups: the blocks that a request owns in them do not depend on its length.
 use std::collections::VecDeque;
 
 use sched::{CacheGroup, SchedConfig};
@@ -7,8 +7,8 @@ use super::{scheduler, step};
 use crate::common::{commit_all, config, request, spans};
 
 #[test]
-fn during_a_prompt_of_32k_groups_with_a_window_hold_their_window_and_a_chunk() {
-    // One layer in six looks at everything, as in Gemma 3.
+fn a_prompt_of_32k_tokens_owns_only_window_and_chunk_in_sliding_groups() {
+    // One layer in six reads all positions, as in Gemma 3.
     let mut groups = vec![CacheGroup::Sliding { window: 1024 }; 5];
     groups.push(CacheGroup::Full);
     let sizes = SchedConfig { max_model_len: 40_000, max_num_batched_tokens: 2048, groups, ..config(16_384, 16) };
@@ -21,7 +21,7 @@ fn during_a_prompt_of_32k_groups_with_a_window_hold_their_window_and_a_chunk() {
         let plan = step(&mut s);
         chunks += usize::from(spans(&plan)[0].1 == 2048);
     }
-    assert_eq!((chunks, s.stats().preemptions), (16, 0), "nothing was cut for want of blocks");
+    assert_eq!((chunks, s.stats().preemptions), (16, 0), "no chunk was cut for lack of blocks");
     let peak = s.stats().blocks_peak;
     assert!(
         (all..=all + 1 + 5 * windowed).contains(&peak),
@@ -30,7 +30,7 @@ fn during_a_prompt_of_32k_groups_with_a_window_hold_their_window_and_a_chunk() {
 }
 
 #[test]
-fn a_request_may_be_longer_than_a_pool_of_windows() {
+fn a_request_in_sliding_groups_can_be_longer_than_the_pool() {
     // With chunks of 24, spans end within blocks.
     for (max_in_flight, long_prefill_token_threshold) in [(1, 0), (2, 0), (1, 24), (2, 24)] {
         let groups = vec![CacheGroup::Sliding { window: 64 }];
@@ -51,7 +51,7 @@ fn a_request_may_be_longer_than_a_pool_of_windows() {
             if !computes || in_flight.len() == max_in_flight {
                 commit_all(&mut s, &in_flight.pop_front().unwrap(), 7);
             }
-            assert!(steps < 20_000, "it makes no progress");
+            assert!(steps < 20_000, "no progress");
         }
         assert_eq!((s.stats().prompt_tokens_computed, s.stats().preemptions), (10_000, 0));
         assert!(steps <= 10_000 / 16 + 1 + 100, "{steps} steps: a span ends with its block, where no more fits");
@@ -59,7 +59,7 @@ fn a_request_may_be_longer_than_a_pool_of_windows() {
 }
 
 #[test]
-fn nobody_is_admitted_into_the_blocks_that_a_prompt_under_way_will_take() {
+fn no_request_is_admitted_into_blocks_reserved_for_a_partly_computed_prompt() {
     let sizes = SchedConfig { max_num_batched_tokens: 64, long_prefill_token_threshold: 8, ..config(20, 4) };
     let mut s = scheduler(sizes);
     s.submit(request(0, 64, 2)).unwrap();

@@ -1,7 +1,7 @@
-//! What a step costs: bytes moved, FLOPs, launches.
+//! The cost of a step: a roofline of bytes moved and FLOPs, plus launches.
 //!
-//! A roofline. One forward pass over `rows` tokens, which read `context` tokens of cache in total and form
-//! `pairs` (query, key) pairs, takes
+//! A forward pass over `rows` tokens that reads `context` tokens of cache in total and computes `pairs` (query, key)
+//! pairs takes
 //!
 //! ```text
 //! bytes  = weights + kv_bytes_per_token * (context + rows)
@@ -9,23 +9,23 @@
 //! device = max(bytes / bandwidth, flops / peak) + launches * launch_seconds
 //! ```
 //!
-//! and the host takes `host_seconds` to plan and sample, behind which the device waits unless the next step is
-//! planned ahead. Left out: that neither peak is ever reached, sampling on the device, and communication. All
-//! policies pay the same prices, so ratios hold better than absolute figures.
+//! The host takes `host_seconds` to plan and sample. The device waits for it unless the next step is planned ahead. The
+//! model ignores that neither peak is ever reached, sampling on the device, and communication. The costs are the same
+//! for all policies, so ratios are more reliable than absolute numbers.
 
 /// Work of one forward pass.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Work {
-    /// Tokens computed, padding included.
+    /// Number of tokens computed, including padding.
     pub rows: usize,
-    /// Cached tokens read, summed over sequences: each sequence reads its own once.
+    /// Number of cached tokens read, summed over sequences.
     pub context: usize,
-    /// (query, key) pairs of attention, summed over rows.
+    /// Number of (query, key) pairs of attention.
     pub pairs: usize,
 }
 
 impl Work {
-    /// Adds a span of `rows` tokens behind `start` cached ones.
+    /// Adds a span of `rows` tokens after `start` cached ones.
     pub fn add_span(&mut self, start: usize, rows: usize) {
         self.rows += rows;
         self.context += start;
@@ -33,41 +33,38 @@ impl Work {
     }
 }
 
-/// A GPU, the model on it, and the host before it.
+/// A GPU, a model, and a host.
 #[derive(Clone, Debug)]
 pub struct CostModel {
-    /// What it describes.
     pub name: &'static str,
-    /// Bytes of memory traffic per second.
+    /// Memory bandwidth in bytes per second.
     pub bandwidth: f64,
     /// Floating-point operations per second.
     pub peak: f64,
-    /// Parameters of the model.
+    /// Number of parameters of the model.
     pub parameters: f64,
-    /// Bytes of its weights, all read in each step.
+    /// Size of the weights in bytes. Each step reads all of them.
     pub weights: f64,
-    /// Layers of the model.
     pub layers: usize,
     /// Width of the model.
     pub hidden: usize,
-    /// Bytes of keys and values of one token.
+    /// Size of the keys and values of a token in bytes.
     pub kv_bytes_per_token: f64,
-    /// Kernel launches per step.
+    /// Number of kernel launches per step.
     pub launches: f64,
-    /// Seconds per launch that the device is not busy with the work.
+    /// Overhead of a launch in seconds.
     pub launch_seconds: f64,
-    /// Seconds of the host per step.
+    /// Host time per step in seconds.
     pub host_seconds: f64,
-    /// Tokens of keys and values that the memory holds.
+    /// Capacity of the cache in tokens.
     pub kv_capacity: usize,
-    /// Longest context.
     pub max_model_len: usize,
 }
 
 impl CostModel {
     /// OPT-13B in 16 bits on an A100 of 40 GB, the first setting of the PagedAttention paper (Kwon et al. 2023,
-    /// arXiv:2309.06180, table 1: 26 GB of weights, 12 GB of cache). Bandwidth and peak are NVIDIA's data
-    /// sheet; 12 launches per layer at 2 µs, and 0.5 ms of host, are round assumptions.
+    /// arXiv:2309.06180, table 1: 26 GB of weights, 12 GB of cache). Bandwidth and peak are from NVIDIA's data
+    /// sheet. 12 launches per layer of 2 µs and 0.5 ms of host time are assumptions.
     pub fn opt_13b_on_a100() -> CostModel {
         let (layers, hidden) = (40, 5120);
         let kv_bytes_per_token = (2 * 2 * layers * hidden) as f64;
@@ -88,11 +85,11 @@ impl CostModel {
         }
     }
 
-    /// Every step takes a millisecond, whatever is in it, and memory has no end: what is left is who occupies
-    /// the batch. The setting of the simplest claims.
+    /// Every step takes a millisecond and memory is unlimited, so that only the occupancy of the batch matters. The
+    /// setting of the simplest claims.
     pub fn flat(max_model_len: usize) -> CostModel {
         CostModel {
-            name: "every step 1 ms, memory without end",
+            name: "1 ms per step, unlimited memory",
             bandwidth: 1.0,
             peak: f64::INFINITY,
             parameters: 0.0,
@@ -108,7 +105,7 @@ impl CostModel {
         }
     }
 
-    /// Seconds of the device for one forward pass.
+    /// Returns the device time of a forward pass in seconds.
     pub fn device_seconds(&self, work: Work) -> f64 {
         let bytes = self.weights + self.kv_bytes_per_token * (work.context + work.rows) as f64;
         let attention = 4.0 * (self.layers * self.hidden) as f64 * work.pairs as f64;

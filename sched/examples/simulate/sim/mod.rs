@@ -1,7 +1,7 @@
-//! The simulation: traces, a cost model of a GPU, four ways to batch, and what is measured of each.
+//! The simulation: traces, a cost model of a GPU, batching policies, and measurements.
 //!
-//! A run is a pure function of trace, cost model and batch size: no clock, no threads. It is not in the
-//! library, because an engine needs none of it; `tests/simulator.rs` includes it by path.
+//! A run is a pure function of trace, cost model and batch limit, without clock or threads. The module is not part of
+//! the library, because no engine needs it. `tests/simulator.rs` includes it by path.
 
 pub mod contiguous;
 pub mod cost;
@@ -14,24 +14,21 @@ use self::cost::CostModel;
 use self::measure::Run;
 use self::trace::Arrival;
 
-/// A way to batch.
+/// A batching policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Policy {
-    /// Batches that run until their longest member ends; each member reserves the longest possible context.
+    /// Batches that run until their longest request ends. Each request reserves the longest possible context.
     StaticMax,
-    /// Such batches, but each reserves the longest length of its members, known in advance by an oracle.
+    /// The same, but each request reserves the longest length in its batch, which an oracle knows in advance.
     Static,
-    /// Requests join and leave at every step; each reserves the longest possible context in one piece.
+    /// Requests join and leave at every step. Each reserves the longest possible context contiguously.
     Contiguous,
-    /// [`sched::Scheduler`] over blocks of 16, planning after each commit (1) or a step ahead (2).
-    Quire {
-        /// [`sched::SchedConfig::max_in_flight`].
-        max_in_flight: usize,
-    },
+    /// [`sched::Scheduler`] with blocks of 16 tokens, which plans after each commit (1) or a step ahead (2).
+    Quire { max_in_flight: usize },
 }
 
 impl Policy {
-    /// All, in the order of the tables.
+    /// All policies, in the order of the tables.
     pub const ALL: [Policy; 5] = [
         Policy::StaticMax,
         Policy::Static,
@@ -40,7 +37,6 @@ impl Policy {
         Policy::Quire { max_in_flight: 2 },
     ];
 
-    /// Short name.
     pub fn name(self) -> &'static str {
         match self {
             Policy::StaticMax => "static, max-length",
@@ -51,7 +47,7 @@ impl Policy {
         }
     }
 
-    /// Runs a trace, in order of arrival, with at most `batch` sequences at once.
+    /// Runs a trace, which is in order of arrival, with at most `batch` sequences at once.
     pub fn run(self, trace: &[Arrival], cost: &CostModel, batch: usize) -> Run {
         match self {
             Policy::StaticMax => static_batching::run(trace, cost, batch, static_batching::Reserve::Longest),

@@ -1,4 +1,4 @@
-//! Quire's own scheduler, over a pool of blocks, with the cost model in the place of an executor.
+//! Quire's scheduler with a pool of blocks. The cost model takes the place of an executor.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -8,13 +8,13 @@ use super::cost::{CostModel, Work};
 use super::measure::{Occupancy, Run};
 use super::trace::Arrival;
 
-/// Tokens of a step beyond one for each sequence: vLLM's default budget.
+/// Tokens of a step in addition to one per sequence: vLLM's default budget.
 const PREFILL_SHARE: usize = 2048;
 
 struct Live {
     arrival: Arrival,
-    said: usize,
-    /// Tokens whose keys and values are cached once the steps in flight are done.
+    num_outputs: usize,
+    /// Number of tokens that are cached after the steps in flight.
     cached: usize,
     has_begun: bool,
 }
@@ -23,15 +23,15 @@ struct Live {
 struct InFlight {
     plan: StepPlan,
     seconds: f64,
-    /// When the device is done with it.
+    /// Time at which the device completes it.
     done: f64,
     occupancy: Occupancy,
 }
 
-/// Runs a trace with at most `batch` sequences over blocks of `block_size`. Prompts share nothing.
+/// Runs a trace with at most `batch` sequences and blocks of `block_size` tokens, without prefix sharing.
 ///
 /// # Panics
-/// If the scheduler refuses a configuration, a request or an outcome: a bug in one of the two.
+/// If the scheduler refuses a configuration, a request or an outcome, which is a bug.
 #[allow(clippy::expect_used)]
 pub fn run(trace: &[Arrival], cost: &CostModel, batch: usize, block_size: usize, max_in_flight: usize) -> Run {
     let mut scheduler = Scheduler::new(SchedConfig {
@@ -42,7 +42,7 @@ pub fn run(trace: &[Arrival], cost: &CostModel, batch: usize, block_size: usize,
         max_in_flight,
         ..SchedConfig::new(cost.kv_capacity / block_size, block_size)
     })
-    .expect("a configuration that can run");
+    .expect("a valid configuration");
     let mut run = Run::default();
     let mut live: HashMap<RequestId, Live> = HashMap::new();
     let mut flights: VecDeque<InFlight> = VecDeque::new();
@@ -53,17 +53,17 @@ pub fn run(trace: &[Arrival], cost: &CostModel, batch: usize, block_size: usize,
         while let Some((&arrival, id)) = arrivals.next_if(|(a, _)| a.at <= clock) {
             let request = Request {
                 read_prefix_cache: false,
-                // When it ends is not known in advance.
+                // The length of the output is not known in advance.
                 ..Request::new(RequestId(id), vec![0; arrival.prompt], cost.max_model_len - arrival.prompt)
             };
             scheduler.submit(request).expect("a request that fits");
-            live.insert(RequestId(id), Live { arrival, said: 0, cached: 0, has_begun: false });
+            live.insert(RequestId(id), Live { arrival, num_outputs: 0, cached: 0, has_begun: false });
         }
         let plan = scheduler.plan();
-        scheduler.submitted(plan.step).expect("its own plan");
+        scheduler.submitted(plan.step).expect("a plan of this scheduler");
         for id in &plan.preempted {
             run.preemptions += 1;
-            live.get_mut(id).expect("who is preempted lives").cached = 0;
+            live.get_mut(id).expect("a preempted request is live").cached = 0;
         }
         let is_idle = plan.spans.is_empty();
         if !is_idle {
@@ -72,7 +72,7 @@ pub fn run(trace: &[Arrival], cost: &CostModel, batch: usize, block_size: usize,
             let mut work = Work::default();
             for span in &plan.spans {
                 work.add_span(span.start, span.tokens.len());
-                let member = live.get_mut(&span.seq.request).expect("who computes lives");
+                let member = live.get_mut(&span.seq.request).expect("a planned request is live");
                 if !std::mem::replace(&mut member.has_begun, true) {
                     run.queueing.push(begin - cost.host_seconds - member.arrival.at);
                 }
@@ -109,7 +109,7 @@ pub fn run(trace: &[Arrival], cost: &CostModel, batch: usize, block_size: usize,
     run
 }
 
-/// Commits a step in which each sampled sequence says a token. What was computed behind an end is left out.
+/// Commits a step in which each sampled sequence draws a token. Ignores sequences that have ended.
 #[allow(clippy::expect_used)]
 fn commit(
     scheduler: &mut Scheduler,
@@ -122,13 +122,13 @@ fn commit(
         let Some(member) = live.get_mut(&span.seq.request) else {
             continue;
         };
-        member.said += 1;
-        let finished = member.said == member.arrival.output;
+        member.num_outputs += 1;
+        let finished = member.num_outputs == member.arrival.output;
         outcomes.push(Outcome::token(span.seq, 0, finished));
         if finished {
             ended(member.arrival);
             live.remove(&span.seq.request);
         }
     }
-    scheduler.commit(plan.step, &outcomes).expect("outcomes of its own plan");
+    scheduler.commit(plan.step, &outcomes).expect("outcomes of this plan");
 }

@@ -1,18 +1,17 @@
-//! Static batching: take who waits, run them together until the longest is done, take the next.
+//! Static batching: runs the waiting requests together until the longest is done, then the next batch.
 //!
-//! Prompts are padded to the longest of the batch, and whoever has finished goes on computing tokens that
-//! nobody wants, as in a loop over one tensor.
+//! Prompts are padded to the longest of the batch, and requests that have finished continue to compute unwanted tokens.
 
 use super::cost::{CostModel, Work};
 use super::measure::{Occupancy, Run};
 use super::trace::Arrival;
 
-/// What each member of a batch reserves.
+/// The cache that each request of a batch reserves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reserve {
     /// The longest possible context.
     Longest,
-    /// The longest prompt and the longest answer of the batch; nobody knows that in advance, so it flatters.
+    /// The longest prompt and the longest output of the batch. They are not known in advance, so this is optimistic.
     Oracle,
 }
 
@@ -24,10 +23,10 @@ pub fn run(trace: &[Arrival], cost: &CostModel, batch: usize, reserve: Reserve) 
     let mut rest = trace;
     while let Some(first) = rest.first() {
         clock = clock.max(first.at);
-        let (members, others) = rest.split_at(take(rest, clock, cost, batch, reserve));
+        let (members, others) = rest.split_at(batch_size(rest, clock, cost, batch, reserve));
         rest = others;
         let (prompt, output) = shape(members);
-        let reserved = members.len() * each(members, cost, reserve);
+        let reserved = members.len() * reserved_tokens(members, cost, reserve);
         run.queueing.extend(members.iter().map(|a| clock - a.at));
         for step in 0..output {
             let mut work = Work::default();
@@ -35,11 +34,11 @@ pub fn run(trace: &[Arrival], cost: &CostModel, batch: usize, reserve: Reserve) 
             members.iter().for_each(|_| work.add_span(before, rows));
             let seconds = cost.device_seconds(work);
             clock += seconds + cost.host_seconds;
-            let wanting = || members.iter().filter(|a| step < a.output);
+            let unfinished = || members.iter().filter(|a| step < a.output);
             let occupancy = Occupancy {
                 batch: members.len(),
-                wanted: wanting().count(),
-                kv_used: wanting().map(|a| a.prompt + step).sum(),
+                wanted: unfinished().count(),
+                kv_used: unfinished().map(|a| a.prompt + step).sum(),
                 kv_reserved: reserved,
             };
             run.step(seconds, occupancy);
@@ -51,17 +50,17 @@ pub fn run(trace: &[Arrival], cost: &CostModel, batch: usize, reserve: Reserve) 
     run
 }
 
-/// How many of those who wait form the next batch: at least one.
-fn take(rest: &[Arrival], now: f64, cost: &CostModel, batch: usize, reserve: Reserve) -> usize {
+/// Number of waiting requests in the next batch, at least one.
+fn batch_size(rest: &[Arrival], now: f64, cost: &CostModel, batch: usize, reserve: Reserve) -> usize {
     let fits = |count: &usize| {
         let members = &rest[..*count];
-        members[count - 1].at <= now && count * each(members, cost, reserve) <= cost.kv_capacity
+        members[count - 1].at <= now && count * reserved_tokens(members, cost, reserve) <= cost.kv_capacity
     };
     (1..=batch.min(rest.len())).take_while(fits).last().unwrap_or(1)
 }
 
-/// Tokens of cache per member.
-fn each(members: &[Arrival], cost: &CostModel, reserve: Reserve) -> usize {
+/// Number of tokens of cache per request.
+fn reserved_tokens(members: &[Arrival], cost: &CostModel, reserve: Reserve) -> usize {
     match reserve {
         Reserve::Longest => cost.max_model_len,
         Reserve::Oracle => {

@@ -1,32 +1,31 @@
-//! Traces: who arrives when, with how long a prompt, and how much it will say.
+//! Traces: arrival times and lengths of requests.
 
 /// One request of a trace.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Arrival {
     /// Seconds since the start.
     pub at: f64,
-    /// Tokens of the prompt, at least one.
+    /// Number of prompt tokens, at least 1.
     pub prompt: usize,
-    /// Tokens of the answer, at least one.
+    /// Number of output tokens, at least 1.
     pub output: usize,
 }
 
-/// How the lengths of a generated trace are drawn.
+/// Distribution of the lengths in a generated trace.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Lengths {
-    /// Prompts of 48 tokens, answers of 50 to 2,000, each length as likely.
+    /// Prompts of 48 tokens, outputs of 50 to 2,000 tokens, uniformly distributed.
     Uniform,
-    /// Log-normal about the means that the PagedAttention paper gives for ShareGPT: 161 tokens in, 338 out.
+    /// Log-normal with the means of the PagedAttention paper for ShareGPT: 161 input and 338 output tokens.
     ShareGpt,
-    /// Log-normal about its means for Alpaca: 19 tokens in, 58 out.
+    /// Log-normal with its means for Alpaca: 19 input and 58 output tokens.
     Alpaca,
 }
 
 impl Lengths {
-    /// All of them.
     pub const ALL: [Lengths; 3] = [Lengths::Uniform, Lengths::ShareGpt, Lengths::Alpaca];
 
-    /// As typed on the command line.
+    /// The name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Lengths::Uniform => "uniform-50-2000",
@@ -44,7 +43,7 @@ impl Lengths {
     }
 }
 
-/// `count` requests. `rate` is the mean number per second, of a Poisson process; infinite: all come at once.
+/// Generates `count` requests of a Poisson process with `rate` requests per second; all at once if it is infinite.
 pub fn generate(lengths: Lengths, count: usize, rate: f64, seed: u64) -> Vec<Arrival> {
     let mut random = Random(seed);
     let mut at = 0.0;
@@ -56,8 +55,8 @@ pub fn generate(lengths: Lengths, count: usize, rate: f64, seed: u64) -> Vec<Arr
     (0..count).map(|_| next()).collect()
 }
 
-/// Reads `arrival,prompt tokens,output tokens` lines; a first line without numbers is a header. Requests come
-/// back in order of arrival.
+/// Parses `arrival,prompt tokens,output tokens` lines. A first line without numbers is a header. Returns the requests
+/// in order of arrival.
 pub fn parse_csv(text: &str, max_model_len: usize) -> Result<Vec<Arrival>, String> {
     let mut trace = Vec::new();
     for (line, number) in text.lines().zip(1..) {
@@ -75,23 +74,23 @@ pub fn parse_csv(text: &str, max_model_len: usize) -> Result<Vec<Arrival>, Strin
         };
         let arrival = Arrival { at, prompt, output };
         if !at.is_finite() || at < 0.0 || prompt == 0 || output == 0 {
-            return Err(format!("{}: times from 0 on, at least one token each", found()));
+            return Err(format!("{}: times must be at least 0, token counts at least 1", found()));
         }
         if prompt.saturating_add(output) > max_model_len {
             return Err(format!(
-                "line {number}: {prompt} + {output} tokens are more than the context of {max_model_len}"
+                "line {number}: found {prompt} + {output} tokens, expected at most {max_model_len}, the context length"
             ));
         }
         trace.push(arrival);
     }
     if trace.is_empty() {
-        return Err("the trace holds no request".into());
+        return Err("the trace is empty: expected at least one request".into());
     }
     trace.sort_by(|a, b| a.at.total_cmp(&b.at));
     Ok(trace)
 }
 
-/// SplitMix64 (Steele, Lea, Flood 2014): small, and the same everywhere.
+/// SplitMix64 (Steele, Lea, Flood 2014).
 struct Random(u64);
 
 impl Random {
@@ -102,7 +101,7 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// In (0, 1].
+    /// Uniform in (0, 1].
     fn unit(&mut self) -> f64 {
         ((self.next() >> 11) + 1) as f64 / (1u64 << 53) as f64
     }
@@ -115,10 +114,10 @@ impl Random {
         -self.unit().ln()
     }
 
-    /// A length of this mean with a standard deviation of 1 in the logarithm, cut to 1..=1024, so that prompt
-    /// and answer fit a context of 2,048. The cut lowers the mean a little.
+    /// A length with this mean and a standard deviation of 1 in the logarithm, clamped to 1..=1024 so that prompt and
+    /// output fit a context of 2,048. The clamping lowers the mean slightly.
     fn log_normal(&mut self, mean: f64) -> usize {
-        // Box and Muller 1958.
+        // Box-Muller transform (1958).
         let normal = (-2.0 * self.unit().ln()).sqrt() * (std::f64::consts::TAU * self.unit()).cos();
         ((mean.ln() - 0.5 + normal).exp().round() as usize).clamp(1, 1024)
     }
