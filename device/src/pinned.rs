@@ -1,4 +1,4 @@
-//! Page-locked host memory: the device copies from and to it while the CPU goes on.
+//! Page-locked host memory, for copies that run while the CPU continues.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -7,23 +7,23 @@ use crate::cuda::PinnedMemory;
 use crate::memory::{Element, HostMemory, inside};
 use crate::queue::{Clock, Progress};
 
-/// Page-locked host memory, zeroed at birth, 64-byte aligned; made by [`Device::pinned`](crate::Device::pinned).
+/// Page-locked host memory, 64-byte aligned and initially zero; made by [`Device::pinned`](crate::Device::pinned).
 ///
-/// While an asynchronous copy may still read or write it, it can not be seen: [`Pinned::host`] is
+/// It is inaccessible while an asynchronous copy may still read or write it: [`Pinned::host`] fails with
 /// [`DeviceError::InFlight`] until the host has waited for an event that was recorded after the copy, whether or not
-/// the copy happens to be over. Dropping it waits.
+/// the copy is already done. Dropping it waits for the copy.
 pub struct Pinned {
     pub(crate) memory: Locked,
     pub(crate) progress: Arc<Progress>,
-    /// What must be over before the CPU may look.
+    /// The copies that must be done before the CPU may access the memory.
     last: Mutex<Clock>,
 }
 
-/// Whose the memory is.
+/// Page-locked memory of a backend.
 pub(crate) enum Locked {
-    /// Of this process alone: nobody copies beside it.
+    /// Ordinary memory, for devices whose copies are done when the call returns.
     Host(&'static str, HostMemory),
-    /// Of the driver.
+    /// Memory that the CUDA driver has locked.
     Cuda(PinnedMemory),
 }
 
@@ -50,12 +50,13 @@ impl Pinned {
         }
     }
 
-    /// The memory as elements of `T`.
+    /// Returns the memory as elements of `T`.
     ///
     /// # Errors
-    /// [`DeviceError::InFlight`], and [`DeviceError::BadView`] if the size is no multiple of `T`'s.
+    /// [`DeviceError::InFlight`] while a copy may use it; [`DeviceError::BadView`] if the size is not a multiple of the size of
+    /// `T`.
     pub fn host<T: Element>(&self) -> Result<&[T], DeviceError> {
-        self.landed()?;
+        self.check_idle()?;
         match &self.memory {
             Locked::Host(_, memory) => memory.view(),
             Locked::Cuda(memory) => memory.view(),
@@ -67,14 +68,14 @@ impl Pinned {
     /// # Errors
     /// As [`Pinned::host`].
     pub fn host_mut<T: Element>(&mut self) -> Result<&mut [T], DeviceError> {
-        self.landed()?;
+        self.check_idle()?;
         match &mut self.memory {
             Locked::Host(_, memory) => memory.view_mut(),
             Locked::Cuda(memory) => memory.view_mut(),
         }
     }
 
-    /// As [`Buffer::of`](crate::Buffer).
+    /// Checks a range and the owner, as `Buffer::of` does.
     pub(crate) fn of<'a, T>(
         &'a self,
         device: &'static str,
@@ -86,12 +87,12 @@ impl Pinned {
         own(&self.memory).ok_or(DeviceError::WrongDevice { expected: device, found: self.memory.device() })
     }
 
-    /// A copy from or to this memory was given to a queue.
+    /// Notes that a copy from or to this memory was enqueued.
     pub(crate) fn used_until(&self, clock: Clock) {
         self.last.lock().unwrap_or_else(PoisonError::into_inner).join(clock);
     }
 
-    fn landed(&self) -> Result<(), DeviceError> {
+    fn check_idle(&self) -> Result<(), DeviceError> {
         let last = *self.last.lock().unwrap_or_else(PoisonError::into_inner);
         if self.progress.over(last) { Ok(()) } else { Err(DeviceError::InFlight) }
     }

@@ -1,11 +1,11 @@
-//! The `cuda` backend: one NVIDIA GPU through its driver, which is opened at run time.
+//! The `cuda` backend: one NVIDIA GPU through its driver, which is loaded at run time.
 //!
-//! The same program runs with and without a driver: [`Cuda::open`] looks first, and says in one line what is missing.
+//! The same program runs with and without a driver: [`Cuda::open`] checks for it first, and reports what is missing in one line.
 //! Nothing else of CUDA is needed to build or to run.
 //!
-//! Launches and copies without a queue go to the compute stream; both streams do not wait for the default one. Calls
-//! return when the driver has the work, but for [`Device::upload`], [`Device::download`] and [`Device::alloc`], which
-//! wait until it is done, and drops of memory, which wait for the GPU: allocate before the work, not within it.
+//! Each [`Queue`] is a stream that does not synchronise with the default stream. Calls return when the driver has the work, except
+//! [`Device::upload`], [`Device::download`] and [`Device::alloc`], which wait until it is done, and drops of memory, which wait
+//! for the GPU: allocate before a step, not in it.
 
 mod blas;
 mod context;
@@ -44,13 +44,11 @@ pub(crate) struct Cuda {
     pool: Pool,
     modules: Modules,
     progress: Arc<Progress>,
-    /// Opened at its first use: kernels alone need none.
+    /// Loaded at its first use: a program without products does not need it.
     blas: Mutex<Option<Blas>>,
-    /// The memory that a capture under way works on.
+    /// Memory that the current capture uses.
     tape: Tape<Arc<DeviceMemory>>,
-    /// [`Options::deterministic`].
     deterministic: bool,
-    /// [`Options::profile`].
     profile: Option<Arc<Profile>>,
     context: Arc<Context>,
 }
@@ -71,7 +69,7 @@ impl Cuda {
         })
     }
 
-    /// The address of byte `at` of a buffer of this GPU that has `bytes` bytes from there on.
+    /// Checks a range of a buffer of this GPU and returns its address.
     fn own(&self, buffer: &Buffer, at: usize, bytes: usize) -> Result<sys::CUdeviceptr, DeviceError> {
         buffer.of(NAME, at, bytes, |memory| match memory {
             Memory::Cuda(memory) if Arc::ptr_eq(&memory.context, &self.context) => Some(memory.address + at as u64),
@@ -79,33 +77,33 @@ impl Cuda {
         })
     }
 
-    /// The same for work: a graph that is being captured keeps the memory.
+    /// As [`Cuda::own`], for work that may be part of a graph, which then keeps the memory.
     fn work_on(&self, buffer: &Buffer, at: usize, bytes: usize) -> Result<sys::CUdeviceptr, DeviceError> {
         let address = self.own(buffer, at, bytes)?;
         if let Memory::Cuda(memory) = &buffer.0 {
-            self.tape.take_down(Arc::clone(memory));
+            self.tape.record(Arc::clone(memory));
         }
         Ok(address)
     }
 
-    fn with_blas<R>(&self, f: impl FnOnce(&mut Blas) -> Result<R, DeviceError>) -> Result<R, DeviceError> {
-        // What enters its maps enters whole.
-        let mut blas = self.blas.lock().unwrap_or_else(PoisonError::into_inner);
-        match &mut *blas {
-            Some(blas) => f(blas),
-            None => {
-                self.tape.refuse("opening cuBLASLt")?;
-                f(blas.insert(Blas::open(&self.context, self.deterministic)?))
-            }
-        }
-    }
-
-    /// The same of page-locked memory.
+    /// As [`Cuda::own`] for page-locked memory.
     fn locked(&self, pinned: &Pinned, at: usize, bytes: usize) -> Result<*mut c_void, DeviceError> {
         pinned.of(NAME, at, bytes, |memory| match memory {
             Locked::Cuda(memory) if Arc::ptr_eq(&memory.context, &self.context) => Some(memory.address(at)),
             _ => None,
         })
+    }
+
+    fn with_blas<R>(&self, f: impl FnOnce(&mut Blas) -> Result<R, DeviceError>) -> Result<R, DeviceError> {
+        // Its map only has complete entries, also after a panic.
+        let mut blas = self.blas.lock().unwrap_or_else(PoisonError::into_inner);
+        match &mut *blas {
+            Some(blas) => f(blas),
+            None => {
+                self.tape.refuse("loading cuBLASLt")?;
+                f(blas.insert(Blas::open(&self.context, self.deterministic)?))
+            }
+        }
     }
 }
 
@@ -124,7 +122,7 @@ impl Device for Cuda {
     }
 
     fn memory(&self) -> MemoryInfo {
-        // A driver that has given up has no memory to offer.
+        // A driver that has failed offers no memory.
         let (available, total) =
             self.context.enter().ok().and_then(|()| result::mem_get_info().ok()).unwrap_or_default();
         MemoryInfo { total: total as u64, available: available as u64 }
@@ -144,7 +142,7 @@ impl Device for Cuda {
     }
 
     fn product(&self, product: Product<'_>) -> Result<(), DeviceError> {
-        let dense = product.check(NAME)?;
+        let (dense, shape) = product.check(NAME)?;
         if product.rows == 0 {
             return Ok(());
         }
@@ -154,17 +152,10 @@ impl Device for Cuda {
             bias: product.bias.map(|bias| self.work_on(bias, 0, 0)).transpose()?,
             y: self.work_on(product.y, 0, 0)?,
         };
-        let shape = blas::Shape {
-            n: dense.n,
-            k: dense.k,
-            rows: product.rows,
-            format: dense.format,
-            y_format: product.y_format,
-            bias: product.bias.is_some(),
-        };
+        let shape = blas::Shape { product: shape, y_format: product.y_format, bias: product.bias.is_some() };
         self.with_blas(|blas| {
-            if !blas.knows(&shape) {
-                self.tape.refuse("the choice of a product")?;
+            if !blas.has_plan(&shape) {
+                self.tape.refuse("choosing the algorithm of a product")?;
             }
             blas.product(shape, operands)
         })
@@ -176,7 +167,7 @@ impl Device for Cuda {
             return Ok(());
         }
         self.context.enter()?;
-        // SAFETY: inside of the buffer; a drop of it waits for the stream.
+        // SAFETY: inside of the buffer, whose drop waits for the stream.
         unsafe { result::memset_d8_async(to, byte, bytes, self.context.stream(Queue::Compute)) }
             .map_err(refused("filling memory"))?;
         Ok(())
@@ -193,7 +184,7 @@ impl Device for Cuda {
             return Ok(());
         }
         self.context.enter()?;
-        // SAFETY: inside of the buffer, and `bytes` is borrowed until the copy is over.
+        // SAFETY: inside of the buffer, and `bytes` is borrowed until the copy is done.
         unsafe { sys::cuMemcpyHtoDAsync_v2(to, bytes.as_ptr().cast(), bytes.len(), stream) }
             .result()
             .map_err(refused("copying to the GPU"))?;
@@ -207,7 +198,7 @@ impl Device for Cuda {
             return Ok(());
         }
         self.context.enter()?;
-        // SAFETY: inside of the buffer, and `bytes` is borrowed until the copy is over.
+        // SAFETY: inside of the buffer, and `bytes` is borrowed until the copy is done.
         unsafe { sys::cuMemcpyDtoHAsync_v2(bytes.as_mut_ptr().cast(), from, bytes.len(), stream) }
             .result()
             .map_err(refused("copying from the GPU"))?;
@@ -220,7 +211,7 @@ impl Device for Cuda {
             return Ok(());
         }
         self.context.enter()?;
-        // SAFETY: inside of both; a drop of either waits for the stream.
+        // SAFETY: inside of both, whose drops wait for the stream.
         unsafe { sys::cuMemcpyDtoDAsync_v2(to, from, bytes, self.context.stream(Queue::Compute)) }
             .result()
             .map_err(refused("copying on the GPU"))?;
@@ -256,8 +247,7 @@ impl Device for Cuda {
             return Ok(());
         }
         self.context.enter()?;
-        // SAFETY: inside of both; a drop of either waits for the stream, and `used_until` keeps writers away until
-        // then.
+        // SAFETY: inside of both, whose drops wait for the stream; `used_until` denies access to the source until then.
         unsafe { sys::cuMemcpyHtoDAsync_v2(to, locked, bytes, self.context.stream(queue)) }
             .result()
             .map_err(refused("copying to the GPU"))?;
@@ -280,7 +270,7 @@ impl Device for Cuda {
             return Ok(());
         }
         self.context.enter()?;
-        // SAFETY: inside of both; a drop of either waits for the stream, and `used_until` keeps views away until then.
+        // SAFETY: inside of both, whose drops wait for the stream; `used_until` denies access to the target until then.
         unsafe { sys::cuMemcpyDtoHAsync_v2(locked, from, bytes, self.context.stream(queue)) }
             .result()
             .map_err(refused("copying from the GPU"))?;
@@ -298,7 +288,7 @@ impl Device for Cuda {
     fn wait(&self, queue: Queue, event: &Event) -> Result<(), DeviceError> {
         self.tape.refuse("a wait")?;
         match &event.mark {
-            Mark::Cuda(point) if Arc::ptr_eq(&event.progress, &self.progress) => point.hold(queue)?,
+            Mark::Cuda(point) if Arc::ptr_eq(&event.progress, &self.progress) => point.make_wait(queue)?,
             other => return Err(DeviceError::WrongDevice { expected: NAME, found: other.device() }),
         }
         self.progress.waits(queue, event.clock);
@@ -306,7 +296,7 @@ impl Device for Cuda {
     }
 
     fn load(&self, module: &str) -> Result<(), DeviceError> {
-        self.tape.refuse("opening kernels")?;
+        self.tape.refuse("loading kernels")?;
         self.modules.load(module)
     }
 
@@ -321,9 +311,8 @@ impl Device for Cuda {
         let Launch { grid: [x, y, z], block: [threads_x, threads_y, threads_z], shared_bytes, .. } = *launch;
         let (grid, block) = ((x, y, z), (threads_x, threads_y, threads_z));
         let stream = self.context.stream(Queue::Compute);
-        // SAFETY: the arguments have the sizes of the parameters, point into buffers of this GPU that wait for the
-        // stream when they are dropped, and are copied by the call. That a kernel stays within them is the promise of
-        // `Device::launch`.
+        // SAFETY: the arguments have the sizes of the parameters, point into buffers of this GPU, whose drops wait for the
+        // stream, and are copied by the call. The caller of `Device::launch` promises that the kernel stays within them.
         unsafe { result::launch_kernel(function.handle, grid, block, shared_bytes, stream, &mut arguments.pointers) }
             .map_err(|error| {
                 let (kernel, grid, block) = (launch.kernel.to_owned(), launch.grid, launch.block);

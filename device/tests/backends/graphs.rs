@@ -133,7 +133,7 @@ fn what_can_not_be_part_of_a_graph_is_refused_and_spoils_no_capture() {
             let error = outcome.as_ref().unwrap_err();
             assert!(matches!(error, DeviceError::Capturing { device, .. } if *device == name), "{name} {i}: {error}");
         }
-        assert!(found[0].as_ref().unwrap_err().to_string().contains("an allocation can not be part of a graph"));
+        assert!(found[0].as_ref().unwrap_err().to_string().contains("an allocation cannot be part of a graph"));
         device.replay(&graph).unwrap();
         assert_eq!(contents(device, &values), [3; 64], "{name}");
     }
@@ -172,7 +172,7 @@ fn a_capture_loads_nothing_and_one_that_panics_ends() {
 fn graphs_of_another_device_are_refused_and_a_cpu_has_none() {
     let cpu = device::open("cpu", Some(1)).unwrap();
     let error = cpu.capture(&mut || {}).err().unwrap().to_string();
-    assert_eq!(error, "cpu: launches no CUDA kernels, so it has no graphs of them; use --device cuda or cuda-sim");
+    assert_eq!(error, "cpu: this device runs no CUDA kernels, so it has no graphs; use --device cuda or cuda-sim");
     let mut graphs: Vec<_> = launching().map(|device| (device.capture(&mut || {}).unwrap(), device)).collect();
     for device in launching() {
         for (graph, _) in &graphs {

@@ -133,11 +133,27 @@ fn memory_is_zeroed_and_copies_reach_the_bytes_that_they_name() {
         let empty = device.alloc(0).unwrap();
         assert!(contents(device, &empty).is_empty());
         assert!(device.memory().total > 0, "{name}");
+        if name != "cuda" {
+            let error = device.alloc(usize::MAX / 2).err().unwrap();
+            assert!(matches!(error, DeviceError::OutOfMemory { .. }), "{name}: {error}");
+        }
     }
 }
 
 #[test]
-fn copies_that_would_leave_a_buffer_are_refused_and_change_nothing() {
+fn host_memory_is_aligned_and_viewed_only_as_whole_elements() {
+    let cpu = device::open("cpu", Some(1)).unwrap();
+    let mut buffer = cpu.alloc(130).unwrap();
+    assert!(buffer.host::<u8>().unwrap().iter().all(|&byte| byte == 0));
+    assert_eq!(buffer.host::<u8>().unwrap().as_ptr() as usize % 64, 0);
+    let error = buffer.host_mut::<f32>().unwrap_err().to_string();
+    assert_eq!(error, "found a buffer of 130 bytes, expected a multiple of 4 bytes, the size of an element");
+    let empty = cpu.alloc(0).unwrap();
+    assert!(empty.host::<f32>().unwrap().is_empty() && empty.host::<[f32; 0]>().is_err());
+}
+
+#[test]
+fn copies_outside_of_a_buffer_are_refused_and_change_nothing() {
     for device in devices() {
         let device = &*device;
         let (mut a, mut b) = (filled(device, &[1i32, 2]), filled(device, &[3i32, 4]));
@@ -146,7 +162,9 @@ fn copies_that_would_leave_a_buffer_are_refused_and_change_nothing() {
             let error = outcome.unwrap_err();
             assert!(matches!(error, DeviceError::Outside { len: 8, .. }), "{}: {error}", device.name());
         };
-        refused(device.upload(&mut a, 5, &[0; 4]));
+        let error = device.upload(&mut a, 5, &[0; 4]).unwrap_err().to_string();
+        assert_eq!(error, "found 4 bytes at offset 5, expected a range inside of a buffer of 8 bytes");
+        refused(device.upload(&mut a, 9, &[]));
         refused(device.download(&a, usize::MAX, &mut [0; 4]));
         refused(device.copy(&a, 4, &mut b, 0, 8));
         refused(device.copy(&a, 0, &mut b, 4, 8));
@@ -435,7 +453,7 @@ fn the_simulator_names_a_kernel_that_writes_beside_a_buffer_and_the_line_of_a_mi
     for device in devices().into_iter().filter(|device| device.name() == "cuda-sim") {
         let short = filled(&*device, &[0i32; 63]);
         let error = add_one(&*device, &short, 1).unwrap_err().to_string();
-        assert!(error.starts_with("cuda-sim: kernel add_one wrote beside the buffer of its argument 0"), "{error}");
+        assert!(error.starts_with("cuda-sim: kernel add_one wrote outside of the buffer of argument 0"), "{error}");
         let values = device.alloc(512).unwrap();
         let args = [Arg::pointer(&values, 0)];
         let (grid, block) = ([1; 3], [128, 1, 1]);
@@ -446,7 +464,7 @@ fn the_simulator_names_a_kernel_that_writes_beside_a_buffer_and_the_line_of_a_mi
 }
 
 #[test]
-fn a_device_that_can_not_be_opened_says_what_was_asked_and_what_to_do() {
+fn a_device_that_cannot_be_opened_says_what_was_found_and_what_to_do() {
     let error = |name: &str, options: &Options| device::open_with(name, options).err().unwrap().to_string();
     let unknown = error("gpu", &Options::default());
     assert_eq!(unknown, "--device: found \"gpu\", expected \"auto\", \"cpu\", \"cuda\" or \"cuda-sim\"");
@@ -455,8 +473,17 @@ fn a_device_that_can_not_be_opened_says_what_was_asked_and_what_to_do() {
     let missing = error("cuda-sim", &options);
     assert!(missing.starts_with("cuda-sim: found no libquire_sim_*.so in "), "{missing}");
     assert!(missing.contains("`cargo xtask build-kernels --sim` builds it"), "{missing}");
+    let options = Options { kernels: Some("no/such/folder".into()), ..Options::default() };
+    assert_eq!(
+        error("cuda-sim", &options),
+        "cuda-sim: found no libquire_sim_*.so in no/such/folder; `cargo xtask build-kernels --sim` builds it, \
+         --kernels-dir names another folder"
+    );
     assert_eq!(device::open("auto", Some(1)).unwrap().name(), "cpu");
     let cpu = device::open("cpu", Some(1)).unwrap();
     let error = cpu.load(MODULE).unwrap_err().to_string();
-    assert_eq!(error, "cpu: launches no CUDA kernels, and was asked for simt_tests; use --device cuda or cuda-sim");
+    assert_eq!(
+        error,
+        "cpu: this device runs no CUDA kernels, and cannot run simt_tests; use --device cuda or cuda-sim"
+    );
 }
