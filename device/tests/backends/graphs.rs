@@ -6,7 +6,7 @@ use device::{Arg, Buffer, Device, DeviceError, Launch, Matrix, Queue};
 
 use super::{MODULE, add_one, contents, filled, launching};
 
-/// `values + 1` goes to `copy`, `copy · 2 + 3` to `y`, and the third number of `values` becomes -1.
+/// Computes `copy = values + 1` and `y = 2 · x + 3`, and sets the third number of `values` to -1.
 fn work(device: &dyn Device, on: &mut On) -> Result<(), DeviceError> {
     add_one(device, &on.values, 1)?;
     device.copy(&on.values, 0, &mut on.copy, 0, 256)?;
@@ -45,7 +45,7 @@ fn a_graph_does_its_work_at_each_replay_on_what_is_there_then() {
     for device in launching() {
         let (name, device) = (device.name(), &*device);
         let mut on = on(device);
-        // Once without a capture: nothing is loaded during one.
+        // Run once without a capture, because nothing is loaded during a capture.
         work(device, &mut on).unwrap();
         assert_eq!(floats(device, &on.y), [13.0, 15.0], "{name}");
         let mut outcome = Ok(());
@@ -56,7 +56,7 @@ fn a_graph_does_its_work_at_each_replay_on_what_is_there_then() {
             device.upload(&mut on.values, 0, super::bytes(&[start; 64])).unwrap();
             device.upload(&mut on.x, 0, super::bytes(&[x, 2.0 * x])).unwrap();
             device.replay(&graph).unwrap();
-            // In order with what comes behind it.
+            // A replay is in order with later work.
             add_one(device, &on.values, 1).unwrap();
             assert_eq!(contents(device, &on.copy), [start + 1; 64], "{name}");
             assert_eq!(contents(device, &on.values)[..4], [start + 2, start + 2, 0, start + 2], "{name}");
@@ -99,7 +99,7 @@ fn a_graph_keeps_the_memory_that_it_works_on_and_says_which_that_is() {
 }
 
 #[test]
-fn what_can_not_be_part_of_a_graph_is_refused_and_spoils_no_capture() {
+fn calls_that_cannot_be_part_of_a_graph_are_refused_and_the_capture_goes_on() {
     for device in launching() {
         let (name, device) = (device.name(), &*device);
         let values = filled(device, &[0i32; 64]);

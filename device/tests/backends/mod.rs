@@ -1,7 +1,8 @@
-//! One list of demands for every backend that opens here; for each that does not, a line that begins with `NOT RUN:`.
+//! The same tests for every backend that can be opened on this machine; each other backend is reported in a line that begins with
+//! `NOT RUN:`.
 //!
-//! The kernels are those of `simt/tests/`. `cuda` needs a GPU and nvcc; without them its own code still runs, over a
-//! driver of host code ([`driver`]).
+//! The kernels are those of `simt/tests/`. `cuda` needs a GPU and nvcc; without them its code still runs, with a
+//! driver in host code ([`driver`]).
 
 mod driver;
 mod fake;
@@ -16,21 +17,21 @@ use xtask::kernels::manifest::Manifest;
 use xtask::kernels::{self, cuda, host, toolkit};
 use xtask::{not_run, workspace};
 
-/// As the files of the test kernels are named.
+/// Name of the files of test kernels.
 const MODULE: &str = "simt_tests";
 
 fn manifest() -> Manifest {
     Manifest::load(&workspace::root().join("device/simt/tests/kernels.toml"), MODULE).unwrap()
 }
 
-/// Builds the host library, or says why there is no compiler.
+/// Builds the host library; the error says why there is no compiler.
 fn host_library() -> Result<std::path::PathBuf, String> {
     let compiler = host::compiler()?;
-    // What does not compile is a failure.
+    // A compilation error fails the test.
     Ok(host::library(&workspace::root(), &manifest(), &compiler, host::Sanitizer::None, kernels::cores()).unwrap())
 }
 
-/// Builds the fat binary, or says why there is no compiler.
+/// Builds the fat binary; the error says why there is no compiler.
 fn fat_binary() -> Result<(), String> {
     let (root, manifest) = (workspace::root(), manifest());
     let toolkit = toolkit::find(&root, false)?;
@@ -39,7 +40,7 @@ fn fat_binary() -> Result<(), String> {
     Ok(())
 }
 
-/// The devices that open here.
+/// Opens all devices of this machine.
 fn devices() -> Vec<Arc<dyn Device>> {
     let mut devices = vec![device::open("cpu", Some(1)).unwrap()];
     match host_library() {
@@ -48,7 +49,7 @@ fn devices() -> Vec<Arc<dyn Device>> {
     }
     let open = || device::open("cuda", Some(1)).map_err(|reason| (Capability::Cuda, reason.to_string()));
     let compiled = || fat_binary().map_err(|reason| (Capability::Nvcc, reason)).and_then(|()| open());
-    // Without a driver there is nothing to compile for.
+    // Without a driver nothing is compiled.
     let cuda = match device::open("cuda", Some(1)) {
         Err(DeviceError::NoKernelFiles { .. }) => compiled(),
         Ok(device) if device.load(MODULE).is_err() => compiled(),
@@ -62,7 +63,7 @@ fn devices() -> Vec<Arc<dyn Device>> {
     devices
 }
 
-/// Those of them that run kernels.
+/// Opens the devices that run kernels.
 fn launching() -> impl Iterator<Item = Arc<dyn Device>> {
     devices().into_iter().filter(|device| device.name() != "cpu")
 }
@@ -93,12 +94,12 @@ fn add_one(device: &dyn Device, values: &Buffer, blocks: u32) -> Result<(), Devi
 
 #[test]
 fn a_box_of_a_tensor_is_what_the_map_says() {
-    // The copy engine of Hopper; the simulator's is its model.
+    // The copy engine of Hopper, and its model in the simulator.
     for device in launching().filter(|device| device.compute_capability().is_none_or(|found| found == (9, 0))) {
         let (name, device) = (device.name(), &*device);
         let numbers: Vec<i32> = (0..64 * 9).collect();
         let (input, out) = (filled(device, &numbers), device.alloc(1024).unwrap());
-        // 18 rows of 64 halves; of the box from row 12 on two rows are past the end.
+        // 18 rows of 64 halves; the last two rows of the box from row 12 on are past the end.
         let tensor = Tensor { buffer: &input, sizes: [64, 18, 1, 1], strides: [128, 2304, 2304], tile: [64, 8, 1, 1] };
         let at = [0, 12, 0, 0].map(Arg::from);
         let args = [Arg::pointer(&out, 0), Arg::tensor(&tensor), at[0], at[1], at[2], at[3], 1024u32.into()];
@@ -122,7 +123,7 @@ fn memory_is_zeroed_and_copies_reach_the_bytes_that_they_name() {
         assert_eq!(contents(device, &a), [0; 4], "{name}");
         let mut source = [7i32, 8];
         device.upload(&mut a, 4, bytes(&source)).unwrap();
-        // An upload is over when it returns.
+        // An upload is done when the call returns.
         source.fill(0);
         let mut b = filled(device, &[1i32, 2, 3, 4, 5]);
         device.copy(&a, 4, &mut b, 8, 8).unwrap();
@@ -191,7 +192,7 @@ fn page_locked_memory_can_be_seen_only_after_a_wait_that_covers_its_copy() {
         too_early.synchronize().unwrap();
         assert!(in_flight(out.host()), "{name}");
 
-        // The copy back is on the other queue: behind the upload, because it waits for it.
+        // The copy back is on the other queue, and runs after the upload because it waits for its event.
         let uploaded = device.record(Queue::Copy).unwrap();
         device.wait(Queue::Compute, &uploaded).unwrap();
         let mut back = device.pinned(16).unwrap();
@@ -207,7 +208,7 @@ fn page_locked_memory_can_be_seen_only_after_a_wait_that_covers_its_copy() {
         assert!(in_flight(back.host()), "{name}");
         device.synchronize().unwrap();
         assert!(back.host::<i32>().is_ok(), "{name}");
-        // Dropped while a copy may run.
+        // Dropped while a copy may be running.
         device.download_async(Queue::Copy, &buffer, 0, &mut back, 0, 16).unwrap();
     }
 }
@@ -365,7 +366,7 @@ fn products_are_plain_sums_in_every_type_with_and_without_a_bias() {
             _ => values.iter().flat_map(half).collect(),
         }
     };
-    // Small whole numbers: every sum is exact in every type, so that any order gives the same bits.
+    // Small whole numbers: every sum is exact in every type, so any order gives the same bits.
     let values = |len: usize, step: usize| -> Vec<f32> { (0..len).map(|i| ((i * step) % 7) as f32 - 3.0).collect() };
     for device in launching() {
         device.load_products().unwrap();
@@ -428,7 +429,7 @@ fn a_row_of_a_deterministic_product_has_its_bits_among_any_number_of_others() {
         };
         let same = |products: &[Vec<u8>]| products.iter().all(|rows| products[0].starts_with(rows));
         assert!(same(&rows_of(&*deterministic)), "{}", device.name());
-        // The cuBLASLt of host code has another order for another number of rows, as the true one may.
+        // The cuBLASLt in host code uses another order for another number of rows, as the real one may.
         assert!(!driver::is_fake() || device.name() != "cuda" || !same(&rows_of(&*device)), "nothing to show");
     }
 }
@@ -449,7 +450,7 @@ fn numbers_arrive_through_page_locked_memory_and_fills_are_in_order() {
 }
 
 #[test]
-fn the_simulator_names_a_kernel_that_writes_beside_a_buffer_and_the_line_of_a_mistake() {
+fn the_simulator_names_a_kernel_that_writes_outside_of_a_buffer_and_the_line_of_an_error() {
     for device in devices().into_iter().filter(|device| device.name() == "cuda-sim") {
         let short = filled(&*device, &[0i32; 63]);
         let error = add_one(&*device, &short, 1).unwrap_err().to_string();

@@ -1,8 +1,8 @@
-// QUIRE_EXPORT(kernel); stands behind every kernel entry.
+// QUIRE_EXPORT(kernel): registers a kernel. Write it after the definition of every kernel.
 //
-// nvcc gives an `extern "C" __global__` function its name in the module by itself, so there it is nothing. On the host
-// it enters the kernel into the library's table, with a function that takes the same array of pointers to arguments as
-// cuLaunchKernel and calls the kernel with its parameter types.
+// nvcc adds an `extern "C" __global__` function to its module by name, so there the macro does nothing. On the host it adds the
+// kernel to the table of the library, with a function that takes the same array of argument pointers as cuLaunchKernel and
+// calls the kernel with its parameter types.
 #pragma once
 
 #ifdef QUIRE_SIMT
@@ -22,8 +22,8 @@ struct Kernel {
     uint32_t parameters;
     const Kernel* next;
 };
-// Enters a kernel into the table of this library; called before main or by dlopen.
-void enter(Kernel* kernel);
+// Adds a kernel to the table of this library; called before main or by dlopen.
+void register_kernel(Kernel* kernel);
 
 template <auto kernel>
 struct Trampoline;
@@ -40,17 +40,17 @@ struct Trampoline<kernel> {
         return {name, file, call, bytes, sizeof...(Parameters), nullptr};
     }
 };
-struct Entry {
-    explicit Entry(Kernel* kernel) { enter(kernel); }
+struct Registration {
+    explicit Registration(Kernel* kernel) { register_kernel(kernel); }
 };
 
 }  // namespace simt
 
-// In two steps, so that a name may itself come from a macro.
+// In two steps, so that the name may be the result of a macro.
 #define QUIRE_EXPORT(name) QUIRE_EXPORT_EXPANDED(name)
 #define QUIRE_EXPORT_EXPANDED(name)                                                               \
     static simt::Kernel quire_kernel_##name = simt::Trampoline<&name>::describe(#name, __FILE__); \
-    static const simt::Entry quire_entry_##name(&quire_kernel_##name)
+    static const simt::Registration quire_entry_##name(&quire_kernel_##name)
 
 #else
 
