@@ -1,10 +1,11 @@
 //! Device memory of every backend.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use crate::DeviceError;
 use crate::cuda::DeviceMemory;
+use crate::lock::lock;
 use crate::memory::{Element, HostMemory, inside};
 
 /// Device memory, 64-byte aligned and initially zero; made by [`Device::alloc`](crate::Device::alloc), freed on drop.
@@ -87,7 +88,7 @@ impl Buffer {
         match &self.0 {
             Memory::Cpu(memory) => memory.view().map(<[u8]>::to_vec),
             Memory::Sim(sim) => {
-                let _order = sim.order.lock().unwrap_or_else(PoisonError::into_inner);
+                let _order = lock(&sim.order);
                 sim.memory.view().map(<[u8]>::to_vec)
             }
             Memory::Cuda(_) => Err(DeviceError::NotOnHost(self.device())),

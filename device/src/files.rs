@@ -16,7 +16,6 @@ const MARK: &str = ".rustc_info.json";
 pub(crate) struct KernelFiles {
     folders: Vec<PathBuf>,
     device: &'static str,
-    /// Command that builds the files.
     command: &'static str,
 }
 

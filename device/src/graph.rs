@@ -8,11 +8,12 @@
 //! A graph keeps the memory that it uses: it may outlive the [`Buffer`]s, and a replay never accesses freed memory.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use crate::DeviceError;
 use crate::buffer::Buffer;
 use crate::cuda::{CudaGraph, DeviceMemory};
+use crate::lock::lock;
 use crate::sim::Work;
 
 /// Captured work, made by [`Device::capture`](crate::Device::capture) and run by [`Device::replay`](crate::Device::replay).
@@ -63,13 +64,13 @@ impl<T> Tape<T> {
     /// Starts a capture, which ends when the result is dropped.
     pub fn start(&self) -> Result<Running<'_, T>, DeviceError> {
         self.refuse("a capture")?;
-        *self.lock() = Some(Vec::new());
+        *lock(&self.1) = Some(Vec::new());
         Ok(Running(self))
     }
 
     /// Records an item; returns it if there is no capture.
     pub fn record(&self, item: T) -> Option<T> {
-        match &mut *self.lock() {
+        match &mut *lock(&self.1) {
             Some(list) => {
                 list.push(item);
                 None
@@ -80,12 +81,7 @@ impl<T> Tape<T> {
 
     /// Fails during a capture, for calls that cannot be part of a graph.
     pub fn refuse(&self, what: &'static str) -> Result<(), DeviceError> {
-        if self.lock().is_some() { Err(DeviceError::Capturing { device: self.0, what }) } else { Ok(()) }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Option<Vec<T>>> {
-        // A list of whole items is valid after a panic.
-        self.1.lock().unwrap_or_else(PoisonError::into_inner)
+        if lock(&self.1).is_some() { Err(DeviceError::Capturing { device: self.0, what }) } else { Ok(()) }
     }
 }
 
@@ -95,12 +91,12 @@ pub(crate) struct Running<'a, T>(&'a Tape<T>);
 impl<T> Running<'_, T> {
     /// Ends the capture and returns the recorded items.
     pub fn stop(self) -> Vec<T> {
-        self.0.lock().take().unwrap_or_default()
+        lock(&self.0.1).take().unwrap_or_default()
     }
 }
 
 impl<T> Drop for Running<'_, T> {
     fn drop(&mut self) {
-        *self.0.lock() = None;
+        *lock(&self.0.1) = None;
     }
 }

@@ -7,12 +7,13 @@
 
 use std::ptr::copy_nonoverlapping;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use crate::buffer::{Buffer, Memory, SimMemory};
 use crate::gemm::{PackedMatrix, Product, Quantization};
 use crate::graph::{Graph, Recorded, Tape};
+use crate::lock::lock;
 use crate::memory::HostMemory;
 use crate::pinned::{Locked, Pinned};
 use crate::queue::{Event, Mark, Progress};
@@ -52,14 +53,18 @@ pub(crate) struct Host {
 
 impl Host {
     pub fn cpu(options: &Options) -> Result<Host, DeviceError> {
-        let pool = Pool::new(options.threads)?;
-        let (order, progress, allocated) = (Arc::default(), Arc::default(), Arc::default());
-        let (tape, profile) = (Tape::of("cuda-sim"), options.profile.clone());
-        Ok(Host { pool, order, progress, allocated, kernels: None, tape, profile })
+        Host::new("cpu", options, None)
     }
 
     pub fn sim(options: &Options) -> Result<Host, DeviceError> {
-        Ok(Host { kernels: Some(Libraries::find(options)?), ..Host::cpu(options)? })
+        Host::new("cuda-sim", options, Some(Libraries::find(options)?))
+    }
+
+    fn new(name: &'static str, options: &Options, kernels: Option<Libraries>) -> Result<Host, DeviceError> {
+        let pool = Pool::new(options.threads)?;
+        let (order, progress, allocated) = (Arc::default(), Arc::new(Progress::new(name)), Arc::default());
+        let (tape, profile) = (Tape::of(name), options.profile.clone());
+        Ok(Host { pool, order, progress, allocated, kernels, tape, profile })
     }
 
     /// Checks a range of a buffer of this device and returns its memory.
@@ -84,7 +89,7 @@ impl Host {
     /// As [`Host::own`] for page-locked memory.
     fn locked<'a>(&self, pinned: &'a Pinned, at: usize, bytes: usize) -> Result<&'a HostMemory, DeviceError> {
         pinned.of(self.name(), at, bytes, |memory| match memory {
-            Locked::Host(_, memory) if Arc::ptr_eq(&pinned.progress, &self.progress) => Some(memory),
+            Locked::Host(memory) if Arc::ptr_eq(&pinned.progress, &self.progress) => Some(memory),
             _ => None,
         })
     }
@@ -92,21 +97,16 @@ impl Host {
     /// Runs work of `cuda-sim`, or records it during a capture.
     fn submit(&self, kernels: &Libraries, work: Work) -> Result<(), DeviceError> {
         let Some(work) = self.tape.record(work) else { return Ok(()) };
-        let _order = self.in_order();
+        let _order = lock(&self.order);
         // SAFETY: the memory of `cuda-sim` has no views, and the lock excludes copies and other work. The caller of
         // `Device::launch` promises that the kernel stays within its arguments.
         unsafe { work.run(kernels.seed()) }
     }
 
-    fn in_order(&self) -> MutexGuard<'_, ()> {
-        // The lock protects no data of its own.
-        self.order.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// # Safety
     /// `from` and `to` have `bytes` bytes and do not overlap, and there is no reference to the bytes at `to`.
     unsafe fn move_bytes(&self, from: *const u8, to: *mut u8, bytes: usize) {
-        let _order = self.in_order();
+        let _order = lock(&self.order);
         // SAFETY: as the caller promises; the lock excludes kernels.
         unsafe { copy_nonoverlapping(from, to, bytes) }
     }
@@ -114,7 +114,7 @@ impl Host {
 
 impl Device for Host {
     fn name(&self) -> &'static str {
-        if self.kernels.is_some() { "cuda-sim" } else { "cpu" }
+        self.progress.device
     }
 
     fn description(&self) -> String {
@@ -226,7 +226,7 @@ impl Device for Host {
         self.tape.refuse("an allocation")?;
         let memory =
             HostMemory::zeroed(bytes).ok_or(DeviceError::OutOfMemory { device: self.name(), wanted: bytes })?;
-        Ok(Pinned::new(Locked::Host(self.name(), memory), Arc::clone(&self.progress)))
+        Ok(Pinned::new(Locked::Host(memory), Arc::clone(&self.progress)))
     }
 
     fn upload_async(
@@ -266,13 +266,13 @@ impl Device for Host {
     fn record(&self, queue: Queue) -> Result<Event, DeviceError> {
         self.tape.refuse("an event")?;
         let clock = self.progress.of(queue);
-        Ok(Event { progress: Arc::clone(&self.progress), clock, mark: Mark::Host(self.name(), Instant::now()) })
+        Ok(Event { progress: Arc::clone(&self.progress), clock, mark: Mark::Host(Instant::now()) })
     }
 
     fn wait(&self, queue: Queue, event: &Event) -> Result<(), DeviceError> {
         self.tape.refuse("a wait")?;
         if !Arc::ptr_eq(&event.progress, &self.progress) {
-            return Err(DeviceError::WrongDevice { expected: self.name(), found: event.mark.device() });
+            return Err(DeviceError::WrongDevice { expected: self.name(), found: event.progress.device });
         }
         self.progress.waits(queue, event.clock);
         Ok(())
@@ -325,7 +325,7 @@ impl Device for Host {
             Recorded::Sim(list, order) if Arc::ptr_eq(order, &self.order) => list,
             _ => return Err(DeviceError::WrongDevice { expected: self.name(), found: graph.device() }),
         };
-        let _order = self.in_order();
+        let _order = lock(&self.order);
         // SAFETY: as in `submit`; the graph keeps its memory.
         list.iter().try_for_each(|work| unsafe { work.run(kernels.seed()) })
     }

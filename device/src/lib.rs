@@ -55,6 +55,7 @@ mod graph;
 mod host;
 mod launch;
 mod launch_error;
+mod lock;
 mod memory;
 mod mirror;
 mod pinned;

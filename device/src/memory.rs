@@ -50,7 +50,6 @@ pub(crate) fn inside(at: usize, bytes: usize, len: usize) -> Result<(), DeviceEr
 
 /// Memory of this process, 64-byte aligned.
 pub(crate) struct HostMemory {
-    /// Start of the allocation.
     allocation: NonNull<u8>,
     /// First byte for the user, aligned.
     start: NonNull<u8>,

@@ -16,7 +16,6 @@ const GAP: usize = 16 * 1024;
 /// A device array that the host updates step by step; only changes are copied.
 pub struct Mirror {
     stages: [Pinned; 2],
-    /// Index of the stage to use next.
     next: usize,
     device: Buffer,
     /// Contents that were last sent.

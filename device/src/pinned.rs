@@ -1,9 +1,10 @@
 //! Page-locked host memory, for copies that run while the CPU continues.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use crate::DeviceError;
 use crate::cuda::PinnedMemory;
+use crate::lock::lock;
 use crate::memory::{Element, HostMemory, inside};
 use crate::queue::{Clock, Progress};
 
@@ -22,19 +23,9 @@ pub struct Pinned {
 /// Page-locked memory of a backend.
 pub(crate) enum Locked {
     /// Ordinary memory, for devices whose copies are done when the call returns.
-    Host(&'static str, HostMemory),
+    Host(HostMemory),
     /// Memory that the CUDA driver has locked.
     Cuda(PinnedMemory),
-}
-
-impl Locked {
-    /// Backend name.
-    pub fn device(&self) -> &'static str {
-        match self {
-            Locked::Host(device, _) => device,
-            Locked::Cuda(_) => "cuda",
-        }
-    }
 }
 
 impl Pinned {
@@ -45,7 +36,7 @@ impl Pinned {
     /// Size in bytes.
     pub fn len_bytes(&self) -> usize {
         match &self.memory {
-            Locked::Host(_, memory) => memory.len(),
+            Locked::Host(memory) => memory.len(),
             Locked::Cuda(memory) => memory.len(),
         }
     }
@@ -58,7 +49,7 @@ impl Pinned {
     pub fn host<T: Element>(&self) -> Result<&[T], DeviceError> {
         self.check_idle()?;
         match &self.memory {
-            Locked::Host(_, memory) => memory.view(),
+            Locked::Host(memory) => memory.view(),
             Locked::Cuda(memory) => memory.view(),
         }
     }
@@ -70,7 +61,7 @@ impl Pinned {
     pub fn host_mut<T: Element>(&mut self) -> Result<&mut [T], DeviceError> {
         self.check_idle()?;
         match &mut self.memory {
-            Locked::Host(_, memory) => memory.view_mut(),
+            Locked::Host(memory) => memory.view_mut(),
             Locked::Cuda(memory) => memory.view_mut(),
         }
     }
@@ -84,16 +75,16 @@ impl Pinned {
         own: impl FnOnce(&'a Locked) -> Option<T>,
     ) -> Result<T, DeviceError> {
         inside(at, bytes, self.len_bytes())?;
-        own(&self.memory).ok_or(DeviceError::WrongDevice { expected: device, found: self.memory.device() })
+        own(&self.memory).ok_or(DeviceError::WrongDevice { expected: device, found: self.progress.device })
     }
 
     /// Notes that a copy from or to this memory was enqueued.
     pub(crate) fn used_until(&self, clock: Clock) {
-        self.last.lock().unwrap_or_else(PoisonError::into_inner).join(clock);
+        lock(&self.last).join(clock);
     }
 
     fn check_idle(&self) -> Result<(), DeviceError> {
-        let last = *self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let last = *lock(&self.last);
         if self.progress.over(last) { Ok(()) } else { Err(DeviceError::InFlight) }
     }
 }

@@ -20,9 +20,10 @@
 //! A profile belongs to one engine: spans of two threads would not nest.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use crate::lock::lock;
 use crate::{Device, Event, Queue};
 
 /// Maximum number of spans that are kept for a trace. The oldest steps are dropped first, each as a whole.
@@ -146,7 +147,7 @@ impl Default for Profile {
 
 impl std::fmt::Debug for Profile {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Profile of {} steps", self.lock().steps)
+        write!(f, "Profile of {} steps", lock(&self.state).steps)
     }
 }
 
@@ -154,7 +155,7 @@ impl Profile {
     /// Starts a step, which ends when the result is dropped. Returns `None` if the device has no profile.
     pub fn step(device: &Arc<dyn Device>) -> Option<Step> {
         let profile = Arc::clone(device.profile()?);
-        profile.lock().recording = true;
+        lock(&profile.state).recording = true;
         let whole = profile.phase("step");
         // Since the end of the last step, nothing but copies was enqueued.
         let anchor = device.record(Queue::Compute).ok().filter(|event| event.synchronize().is_ok());
@@ -171,7 +172,7 @@ impl Profile {
 
     /// Returns everything recorded so far.
     pub fn recorded(&self) -> Recorded {
-        let state = self.lock();
+        let state = lock(&self.state);
         let mut spans: Vec<Span> = state.kept.iter().flatten().copied().collect();
         // At equal starts an enclosing span comes before a nested one.
         spans.sort_by_key(|span| (span.name.track, span.start, std::cmp::Reverse(span.end)));
@@ -180,7 +181,7 @@ impl Profile {
     }
 
     fn begin(&self, name: Name, cost: Cost, start: Point) -> Option<usize> {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         if !state.recording {
             return None;
         }
@@ -192,7 +193,7 @@ impl Profile {
     }
 
     fn end(&self, index: usize, end: Option<Point>) {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         if let Some(span) = state.under_way.get_mut(index) {
             span.end = end;
             let track = span.name.track as usize;
@@ -203,7 +204,7 @@ impl Profile {
     /// Reads the times of the finished step and adds them to the sums.
     fn finish(&self, anchor: Option<&(Event, Duration)>) {
         let (under_way, ends) = {
-            let mut state = self.lock();
+            let mut state = lock(&self.state);
             state.recording = false;
             state.open.iter_mut().for_each(Vec::clear);
             (std::mem::take(&mut state.under_way), state.ends)
@@ -227,7 +228,7 @@ impl Profile {
                 within[parent] += span.end - span.start;
             }
         }
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         state.steps += 1;
         for (span, within) in spans.iter().zip(within) {
             let Some(span) = span else {
@@ -250,11 +251,6 @@ impl Profile {
         while state.num_kept > KEPT_SPANS && state.kept.len() > 1 {
             state.num_kept -= state.kept.pop_front().map_or(0, |oldest| oldest.len());
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        // A panic ends the engine; what was recorded before it is valid.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -16,11 +16,12 @@
 //! vector clock: Fidge and Mattern, 1988). So whether page-locked memory may still be in use is a comparison of numbers, with the
 //! same answer on devices where copies take time and where they are done at once. Each count takes a short-lived lock.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use crate::DeviceError;
 use crate::cuda::Point;
+use crate::lock::lock;
 use crate::stream::Queue;
 
 /// Number of finished copies of each queue.
@@ -39,9 +40,12 @@ impl Clock {
     }
 }
 
-/// What is known about the queues of one device.
-#[derive(Default)]
-pub(crate) struct Progress(Mutex<Known>);
+/// What is known about the queues of one device. Its address identifies the device.
+pub(crate) struct Progress {
+    /// Backend name.
+    pub device: &'static str,
+    known: Mutex<Known>,
+}
 
 #[derive(Default)]
 struct Known {
@@ -52,10 +56,14 @@ struct Known {
 }
 
 impl Progress {
+    pub fn new(device: &'static str) -> Progress {
+        Progress { device, known: Mutex::default() }
+    }
+
     /// Counts a copy; returns what must be done before the host may access its memory. Call it after the copy is enqueued: an
     /// event recorded in between may then promise too little, never too much.
     pub fn copied(&self, queue: Queue) -> Clock {
-        let mut known = self.lock();
+        let mut known = lock(&self.known);
         let own = &mut known.queues[queue as usize].0[queue as usize];
         *own += 1;
         let mut clock = Clock::default();
@@ -65,22 +73,22 @@ impl Progress {
 
     /// Returns what an event on `queue` promises if it is recorded now.
     pub fn of(&self, queue: Queue) -> Clock {
-        self.lock().queues[queue as usize]
+        lock(&self.known).queues[queue as usize]
     }
 
     /// Notes that the queue waits for these copies.
     pub fn waits(&self, queue: Queue, clock: Clock) {
-        self.lock().queues[queue as usize].join(clock);
+        lock(&self.known).queues[queue as usize].join(clock);
     }
 
     /// Notes that the host has waited for these copies.
     pub fn seen(&self, clock: Clock) {
-        self.lock().host.join(clock);
+        lock(&self.known).host.join(clock);
     }
 
     /// Returns what a wait for both queues promises.
     pub fn all(&self) -> Clock {
-        let known = self.lock();
+        let known = lock(&self.known);
         let mut clock = known.queues[0];
         clock.join(known.queues[1]);
         clock
@@ -88,12 +96,7 @@ impl Progress {
 
     /// Returns whether the host has waited for these copies.
     pub fn over(&self, clock: Clock) -> bool {
-        self.lock().host.covers(clock)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Known> {
-        // The numbers only grow, so a panic while the lock is held leaves them valid.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.known).host.covers(clock)
     }
 }
 
@@ -107,19 +110,9 @@ pub struct Event {
 /// How a backend marks a point of a queue.
 pub(crate) enum Mark {
     /// A backend whose work is done when the call returns; with the time.
-    Host(&'static str, Instant),
+    Host(Instant),
     /// An event in a stream of a GPU.
     Cuda(Point),
-}
-
-impl Mark {
-    /// Backend name.
-    pub fn device(&self) -> &'static str {
-        match self {
-            Mark::Host(device, _) => device,
-            Mark::Cuda(_) => "cuda",
-        }
-    }
 }
 
 impl Event {
@@ -158,15 +151,15 @@ impl Event {
     /// As [`Event::synchronize`], and [`DeviceError::WrongDevice`] for an event of another device.
     pub fn since(&self, earlier: &Event) -> Result<Duration, DeviceError> {
         if !Arc::ptr_eq(&self.progress, &earlier.progress) {
-            let (expected, found) = (self.mark.device(), earlier.mark.device());
+            let (expected, found) = (self.progress.device, earlier.progress.device);
             return Err(DeviceError::WrongDevice { expected, found });
         }
         earlier.synchronize()?;
         self.synchronize()?;
         match (&self.mark, &earlier.mark) {
-            (Mark::Host(_, end), Mark::Host(_, start)) => Ok(end.saturating_duration_since(*start)),
+            (Mark::Host(end), Mark::Host(start)) => Ok(end.saturating_duration_since(*start)),
             (Mark::Cuda(end), Mark::Cuda(start)) => Ok(end.since(start)?),
-            (end, start) => Err(DeviceError::WrongDevice { expected: end.device(), found: start.device() }),
+            _ => Err(DeviceError::WrongDevice { expected: self.progress.device, found: earlier.progress.device }),
         }
     }
 }

@@ -42,7 +42,7 @@ pub fn read_bandwidth(pool: &Pool, bytes: usize) -> f64 {
 
 /// Measures the operations per second (a multiplication and an addition are two) of byte products in registers.
 pub fn int8_peak(pool: &Pool) -> f64 {
-    let isa = DotIsa::beside(Isa::best());
+    let isa = DotIsa::best_for(Isa::best());
     peak(pool, GROUP, || dispatch_dot!(isa, dots()))
 }
 

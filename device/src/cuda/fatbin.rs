@@ -69,22 +69,23 @@ const MAGIC: u32 = 0xba55_ed50;
 
 /// Returns the architectures of a fat binary; `None` if it is not a fat binary or is truncated.
 pub(super) fn codes(binary: &[u8]) -> Option<Vec<Code>> {
-    if u32_at(binary, 0)? != MAGIC {
+    if u32::from_le_bytes(bytes_at(binary, 0)?) != MAGIC {
         return None;
     }
-    let header = usize::from(u16_at(binary, 6)?);
-    let end = header.checked_add(usize::try_from(u64_at(binary, 8)?).ok()?)?;
+    let header = usize::from(u16::from_le_bytes(bytes_at(binary, 6)?));
+    let end = header.checked_add(usize::try_from(u64::from_le_bytes(bytes_at(binary, 8)?)).ok()?)?;
     let mut entries = binary.get(header..end)?;
     let mut codes = Vec::new();
     while !entries.is_empty() {
-        let architecture = u32_at(entries, 28)?;
-        match u16_at(entries, 0)? {
+        let architecture = u32::from_le_bytes(bytes_at(entries, 28)?);
+        match u16::from_le_bytes(bytes_at(entries, 0)?) {
             1 => codes.push(Code::Ptx(architecture)),
             2 => codes.push(Code::Machine(architecture)),
             // Other kinds of entries hold no code for a GPU.
             _ => {}
         }
-        let bytes = u64::from(u32_at(entries, 4)?).checked_add(u64_at(entries, 8)?)?;
+        let bytes = u64::from(u32::from_le_bytes(bytes_at(entries, 4)?))
+            .checked_add(u64::from_le_bytes(bytes_at(entries, 8)?))?;
         // An entry is at least as long as the part that was read, so the loop ends.
         entries = entries.get(usize::try_from(bytes).ok()?.max(32)..)?;
     }
@@ -103,16 +104,8 @@ pub(super) fn lacks(codes: &[Code], capability: (u32, u32)) -> Option<String> {
     Some(if words.is_empty() { "no GPU".into() } else { words.join(", ") })
 }
 
-fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
-    Some(u16::from_le_bytes(*bytes.get(at..)?.first_chunk()?))
-}
-
-fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
-    Some(u32::from_le_bytes(*bytes.get(at..)?.first_chunk()?))
-}
-
-fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
-    Some(u64::from_le_bytes(*bytes.get(at..)?.first_chunk()?))
+fn bytes_at<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
+    bytes.get(at..)?.first_chunk().copied()
 }
 
 #[cfg(test)]

@@ -50,7 +50,7 @@ impl Drop for DeviceMemory {
 
 /// Page-locked memory, initially zero.
 pub(crate) struct PinnedMemory {
-    pub context: Arc<Context>,
+    context: Arc<Context>,
     start: NonNull<u8>,
     bytes: usize,
 }
@@ -114,7 +114,7 @@ fn no_memory(error: DriverError, wanted: usize) -> DeviceError {
 
 /// An event in a stream, with its time.
 pub(crate) struct Point {
-    pub context: Arc<Context>,
+    context: Arc<Context>,
     event: sys::CUevent,
 }
 

@@ -17,7 +17,7 @@ mod modules;
 mod tensor;
 
 use std::ffi::c_void;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use cudarc::driver::result;
 use cudarc::driver::sys;
@@ -25,6 +25,7 @@ use cudarc::driver::sys;
 use crate::buffer::{Buffer, Memory};
 use crate::gemm::Product;
 use crate::graph::{Graph, Recorded, Tape};
+use crate::lock::lock;
 use crate::pinned::{Locked, Pinned};
 use crate::queue::{Event, Mark, Progress};
 use crate::stream::Queue;
@@ -60,7 +61,7 @@ impl Cuda {
         Ok(Cuda {
             pool: Pool::new(options.threads)?,
             modules,
-            progress: Arc::default(),
+            progress: Arc::new(Progress::new(NAME)),
             blas: Mutex::default(),
             tape: Tape::of(NAME),
             deterministic: options.deterministic,
@@ -89,14 +90,28 @@ impl Cuda {
     /// As [`Cuda::own`] for page-locked memory.
     fn locked(&self, pinned: &Pinned, at: usize, bytes: usize) -> Result<*mut c_void, DeviceError> {
         pinned.of(NAME, at, bytes, |memory| match memory {
-            Locked::Cuda(memory) if Arc::ptr_eq(&memory.context, &self.context) => Some(memory.address(at)),
+            Locked::Cuda(memory) if Arc::ptr_eq(&pinned.progress, &self.progress) => Some(memory.address(at)),
             _ => None,
         })
     }
 
+    /// Enqueues an operation on `bytes` bytes of memory, unless there are none.
+    fn enqueue(
+        &self,
+        queue: Queue,
+        bytes: usize,
+        what: &'static str,
+        operation: impl FnOnce(sys::CUstream) -> sys::CUresult,
+    ) -> Result<(), CudaError> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        self.context.enter()?;
+        operation(self.context.stream(queue)).result().map_err(refused(what))
+    }
+
     fn with_blas<R>(&self, f: impl FnOnce(&mut Blas) -> Result<R, DeviceError>) -> Result<R, DeviceError> {
-        // Its map only has complete entries, also after a panic.
-        let mut blas = self.blas.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut blas = lock(&self.blas);
         match &mut *blas {
             Some(blas) => f(blas),
             None => {
@@ -163,14 +178,9 @@ impl Device for Cuda {
 
     fn fill(&self, buffer: &mut Buffer, at: usize, bytes: usize, byte: u8) -> Result<(), DeviceError> {
         let to = self.work_on(buffer, at, bytes)?;
-        if bytes == 0 {
-            return Ok(());
-        }
-        self.context.enter()?;
         // SAFETY: inside of the buffer, whose drop waits for the stream.
-        unsafe { result::memset_d8_async(to, byte, bytes, self.context.stream(Queue::Compute)) }
-            .map_err(refused("filling memory"))?;
-        Ok(())
+        let fill = |stream| unsafe { sys::cuMemsetD8Async(to, byte, bytes, stream) };
+        Ok(self.enqueue(Queue::Compute, bytes, "filling memory", fill)?)
     }
 
     fn pool(&self) -> &Pool {
@@ -179,43 +189,28 @@ impl Device for Cuda {
 
     fn upload(&self, to: &mut Buffer, at: usize, bytes: &[u8]) -> Result<(), DeviceError> {
         self.tape.refuse("an upload")?;
-        let (to, stream) = (self.own(to, at, bytes.len())?, self.context.stream(Queue::Compute));
-        if bytes.is_empty() {
-            return Ok(());
-        }
-        self.context.enter()?;
+        let to = self.own(to, at, bytes.len())?;
         // SAFETY: inside of the buffer, and `bytes` is borrowed until the copy is done.
-        unsafe { sys::cuMemcpyHtoDAsync_v2(to, bytes.as_ptr().cast(), bytes.len(), stream) }
-            .result()
-            .map_err(refused("copying to the GPU"))?;
+        let copy = |stream| unsafe { sys::cuMemcpyHtoDAsync_v2(to, bytes.as_ptr().cast(), bytes.len(), stream) };
+        self.enqueue(Queue::Compute, bytes.len(), "copying to the GPU", copy)?;
         Ok(self.context.finish(Queue::Compute)?)
     }
 
     fn download(&self, from: &Buffer, at: usize, bytes: &mut [u8]) -> Result<(), DeviceError> {
         self.tape.refuse("a download")?;
-        let (from, stream) = (self.own(from, at, bytes.len())?, self.context.stream(Queue::Compute));
-        if bytes.is_empty() {
-            return Ok(());
-        }
-        self.context.enter()?;
+        let len = bytes.len();
+        let from = self.own(from, at, len)?;
         // SAFETY: inside of the buffer, and `bytes` is borrowed until the copy is done.
-        unsafe { sys::cuMemcpyDtoHAsync_v2(bytes.as_mut_ptr().cast(), from, bytes.len(), stream) }
-            .result()
-            .map_err(refused("copying from the GPU"))?;
+        let copy = |stream| unsafe { sys::cuMemcpyDtoHAsync_v2(bytes.as_mut_ptr().cast(), from, len, stream) };
+        self.enqueue(Queue::Compute, len, "copying from the GPU", copy)?;
         Ok(self.context.finish(Queue::Compute)?)
     }
 
     fn copy(&self, from: &Buffer, at: usize, to: &mut Buffer, to_at: usize, bytes: usize) -> Result<(), DeviceError> {
         let (from, to) = (self.work_on(from, at, bytes)?, self.work_on(to, to_at, bytes)?);
-        if bytes == 0 {
-            return Ok(());
-        }
-        self.context.enter()?;
         // SAFETY: inside of both, whose drops wait for the stream.
-        unsafe { sys::cuMemcpyDtoDAsync_v2(to, from, bytes, self.context.stream(Queue::Compute)) }
-            .result()
-            .map_err(refused("copying on the GPU"))?;
-        Ok(())
+        let copy = |stream| unsafe { sys::cuMemcpyDtoDAsync_v2(to, from, bytes, stream) };
+        Ok(self.enqueue(Queue::Compute, bytes, "copying on the GPU", copy)?)
     }
 
     fn synchronize(&self) -> Result<(), DeviceError> {
@@ -243,14 +238,9 @@ impl Device for Cuda {
     ) -> Result<(), DeviceError> {
         self.tape.refuse("an upload")?;
         let (locked, to) = (self.locked(from, from_at, bytes)?, self.own(to, at, bytes)?);
-        if bytes == 0 {
-            return Ok(());
-        }
-        self.context.enter()?;
         // SAFETY: inside of both, whose drops wait for the stream; `used_until` denies access to the source until then.
-        unsafe { sys::cuMemcpyHtoDAsync_v2(to, locked, bytes, self.context.stream(queue)) }
-            .result()
-            .map_err(refused("copying to the GPU"))?;
+        let copy = |stream| unsafe { sys::cuMemcpyHtoDAsync_v2(to, locked, bytes, stream) };
+        self.enqueue(queue, bytes, "copying to the GPU", copy)?;
         from.used_until(self.progress.copied(queue));
         Ok(())
     }
@@ -266,14 +256,9 @@ impl Device for Cuda {
     ) -> Result<(), DeviceError> {
         self.tape.refuse("a download")?;
         let (from, locked) = (self.own(from, at, bytes)?, self.locked(to, to_at, bytes)?);
-        if bytes == 0 {
-            return Ok(());
-        }
-        self.context.enter()?;
         // SAFETY: inside of both, whose drops wait for the stream; `used_until` denies access to the target until then.
-        unsafe { sys::cuMemcpyDtoHAsync_v2(locked, from, bytes, self.context.stream(queue)) }
-            .result()
-            .map_err(refused("copying from the GPU"))?;
+        let copy = |stream| unsafe { sys::cuMemcpyDtoHAsync_v2(locked, from, bytes, stream) };
+        self.enqueue(queue, bytes, "copying from the GPU", copy)?;
         to.used_until(self.progress.copied(queue));
         Ok(())
     }
@@ -289,7 +274,7 @@ impl Device for Cuda {
         self.tape.refuse("a wait")?;
         match &event.mark {
             Mark::Cuda(point) if Arc::ptr_eq(&event.progress, &self.progress) => point.make_wait(queue)?,
-            other => return Err(DeviceError::WrongDevice { expected: NAME, found: other.device() }),
+            _ => return Err(DeviceError::WrongDevice { expected: NAME, found: event.progress.device }),
         }
         self.progress.waits(queue, event.clock);
         Ok(())

@@ -49,7 +49,7 @@ use pack::Panels;
 /// # Panics
 /// If the shapes do not match, quantised rows meet unquantised weights, or this CPU does not have `isa`.
 pub fn gemm(isa: Isa, pool: &Pool, args: Gemm<'_>) {
-    gemm_with(isa, DotIsa::beside(isa), pool, args);
+    gemm_with(isa, DotIsa::best_for(isa), pool, args);
 }
 
 /// As [`gemm`], with the byte products of `dot` for quantised weights.

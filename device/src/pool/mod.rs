@@ -1,20 +1,20 @@
 //! Worker threads for the parallel loops of a step.
 //!
 //! A step has hundreds of loops, most of them a few microseconds long, so starting one must cost less than that:
-//! workers spin for the next loop, and sleep only if none comes for a while ([`crew`]). The calling thread
+//! workers spin for the next loop, and sleep only if none comes for a while ([`handover`]). The calling thread
 //! works too. Nothing is allocated after the start.
 //!
 //! The split of the work never changes a result: each item is computed by one thread, in one order.
 
 mod affinity;
-mod crew;
+mod handover;
 
 use std::ops::Range;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use crate::DeviceError;
-use crew::Crew;
+use handover::Handover;
 
 /// Minimum number of multiply-adds that is worth a second thread.
 const MIN_WORK_PER_TASK: usize = 1 << 16;
@@ -23,31 +23,31 @@ const MIN_WORK_PER_TASK: usize = 1 << 16;
 /// workers, the loops of the others run on the calling threads.
 #[derive(Clone)]
 pub struct Pool {
-    team: Arc<Team>,
+    workers: Arc<Workers>,
 }
 
 /// The worker threads. They end when the last clone of the pool is dropped.
-struct Team {
-    crew: Arc<Crew>,
-    workers: Vec<JoinHandle<()>>,
+struct Workers {
+    handover: Arc<Handover>,
+    threads: Vec<JoinHandle<()>>,
 }
 
-impl Drop for Team {
+impl Drop for Workers {
     fn drop(&mut self) {
-        self.crew.stop();
-        self.wake(self.workers.len());
-        for worker in self.workers.drain(..) {
+        self.handover.stop();
+        self.wake(self.threads.len());
+        for worker in self.threads.drain(..) {
             // Workers catch panics of their tasks, so there is no error to report.
             let _ = worker.join();
         }
     }
 }
 
-impl Team {
+impl Workers {
     /// Wakes the sleeping ones of the first `count` workers.
     fn wake(&self, count: usize) {
-        for (index, worker) in self.workers.iter().enumerate().take(count) {
-            if self.crew.clear_asleep(index) {
+        for (index, worker) in self.threads.iter().enumerate().take(count) {
+            if self.handover.clear_asleep(index) {
                 worker.thread().unpark();
             }
         }
@@ -62,29 +62,29 @@ impl Pool {
     /// [`DeviceError::Threads`] if the system cannot start that many threads.
     pub fn new(threads: Option<usize>) -> Result<Pool, DeviceError> {
         let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
-        let threads = threads.unwrap_or(cores).clamp(1, crew::MOST_THREADS);
+        let threads = threads.unwrap_or(cores).clamp(1, handover::MOST_THREADS);
         let cpus = affinity::cpus().filter(|cpus| cpus.len() == threads && threads == cores);
-        let mut team = Team { crew: Arc::new(Crew::new(threads)), workers: Vec::new() };
+        let mut workers = Workers { handover: Arc::new(Handover::new(threads)), threads: Vec::new() };
         for index in 0..threads - 1 {
-            let crew = Arc::clone(&team.crew);
+            let handover = Arc::clone(&workers.handover);
             let place = cpus.as_ref().map(|cpus| affinity::Place::new(cpus, index + 1));
             let worker = std::thread::Builder::new()
                 .name(format!("quire-worker-{index}"))
-                .spawn(move || crew.serve(index, place))
+                .spawn(move || handover.serve(index, place))
                 .map_err(|error| DeviceError::Threads(threads, error.to_string()))?;
-            team.workers.push(worker);
+            workers.threads.push(worker);
         }
-        Ok(Pool { team: Arc::new(team) })
+        Ok(Pool { workers: Arc::new(workers) })
     }
 
     /// Number of threads that compute, including the caller's.
     pub fn threads(&self) -> usize {
-        self.team.workers.len() + 1
+        self.workers.threads.len() + 1
     }
 
     /// Runs `f`, which has many small loops. Sleeping workers are woken first, so that the first loop finds them ready.
     pub fn enter<R>(&self, f: impl FnOnce() -> R) -> R {
-        self.team.wake(self.team.workers.len());
+        self.workers.wake(self.workers.threads.len());
         f()
     }
 
@@ -96,10 +96,10 @@ impl Pool {
     pub fn run(&self, tasks: usize, work_per_task: usize, f: impl Fn(usize) + Sync) {
         let grain = grain(work_per_task);
         let each = |range: Range<usize>| range.for_each(&f);
-        if self.team.workers.is_empty() || tasks <= grain {
+        if self.workers.threads.is_empty() || tasks <= grain {
             return each(0..tasks);
         }
-        let done = self.team.crew.run(tasks, tasks.div_ceil(grain), &each, |workers| self.team.wake(workers));
+        let done = self.workers.handover.run(tasks, tasks.div_ceil(grain), &each, |workers| self.workers.wake(workers));
         if !done {
             each(0..tasks);
         }

@@ -117,7 +117,7 @@ fn every_available_isa_sums_byte_products_exactly() {
 #[test]
 fn the_dot_instructions_of_an_isa_are_no_wider_than_it() {
     for isa in isas() {
-        let dot = DotIsa::beside(isa);
+        let dot = DotIsa::best_for(isa);
         assert!(dot.is_available(), "{isa}: {dot}");
         assert!(isa == Isa::Avx512 || dot != DotIsa::Avx512Vnni, "{isa}: {dot}");
         assert!(isa != Isa::Portable || dot == DotIsa::Portable, "{isa}: {dot}");

@@ -77,7 +77,7 @@ impl DotIsa {
     }
 
     /// Returns the best instruction set of this CPU whose registers are no wider than those of `isa`.
-    pub fn beside(isa: Isa) -> DotIsa {
+    pub fn best_for(isa: Isa) -> DotIsa {
         let candidates: &[DotIsa] = match isa {
             Isa::Portable => &[],
             Isa::Avx2 => &[DotIsa::AvxVnni, DotIsa::Avx2],

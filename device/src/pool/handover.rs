@@ -31,6 +31,7 @@ use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::affinity::Place;
+use crate::lock::lock;
 
 /// Maximum number of threads; the number of their pieces must fit [`PIECE_BITS`].
 pub(super) const MOST_THREADS: usize = 1024;
@@ -63,7 +64,7 @@ const CROWDED_LOOPS: u32 = 200;
 struct Apart<T>(T);
 
 /// State shared by all threads of a pool.
-pub(super) struct Crew {
+pub(super) struct Handover {
     threads: usize,
     /// Whether a caller is using the workers.
     taken: AtomicBool,
@@ -104,9 +105,9 @@ thread_local! {
     static BUSY: Cell<bool> = const { Cell::new(false) };
 }
 
-impl Crew {
-    pub fn new(threads: usize) -> Crew {
-        Crew {
+impl Handover {
+    pub fn new(threads: usize) -> Handover {
+        Handover {
             threads,
             taken: AtomicBool::new(false),
             epoch: Apart(AtomicU64::new(0)),
@@ -162,7 +163,7 @@ impl Crew {
         self.wait(start.elapsed());
 
         let panic = match self.panicked.swap(false, Ordering::Relaxed) {
-            true => self.panic.lock().unwrap_or_else(PoisonError::into_inner).take(),
+            true => lock(&self.panic).take(),
             false => None,
         };
         self.taken.store(false, Ordering::Release);
@@ -172,7 +173,7 @@ impl Crew {
         true
     }
 
-    /// Runs worker `index` until the crew is stopped.
+    /// Runs worker `index` until the pool is stopped.
     pub fn serve(&self, index: usize, mut place: Option<Place>) {
         BUSY.set(true);
         let mut seen = 0;
@@ -182,7 +183,7 @@ impl Crew {
         }
     }
 
-    /// Waits for a loop after `seen` and returns its epoch, or `None` when the crew is stopped.
+    /// Waits for a loop after `seen` and returns its epoch, or `None` when the pool is stopped.
     fn next(&self, index: usize, seen: u64, place: &mut Option<Place>) -> Option<u64> {
         loop {
             let crowded = self.crowded.load(Ordering::Relaxed) > 0;
@@ -221,7 +222,7 @@ impl Crew {
                 // caller stays in `run`, which owns the body, until the piece is counted as done.
                 let body: Body<'_> = unsafe { *body.cast::<Body<'_>>() };
                 if let Err(panic) = catch_unwind(AssertUnwindSafe(|| body(range))) {
-                    self.panic.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(panic);
+                    lock(&self.panic).get_or_insert(panic);
                     self.panicked.store(true, Ordering::Relaxed);
                 }
                 done += 1;
@@ -229,7 +230,7 @@ impl Crew {
         }
         // From here on the caller may write the next job.
         if done > 0 && self.left.0.fetch_sub(done, Ordering::SeqCst) == done && self.waiting.load(Ordering::SeqCst) {
-            let _gate = self.gate.lock().unwrap_or_else(PoisonError::into_inner);
+            let _gate = lock(&self.gate);
             self.done.notify_all();
         }
     }
@@ -257,7 +258,7 @@ impl Crew {
         let done = || self.left.0.load(Ordering::Acquire) == 0;
         if !spin(if crowded > 0 { SPIN_CROWDED } else { LATE.max(own) }, done) {
             self.waiting.store(true, Ordering::SeqCst);
-            let mut gate = self.gate.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut gate = lock(&self.gate);
             while self.left.0.load(Ordering::SeqCst) != 0 {
                 gate = self.done.wait(gate).unwrap_or_else(PoisonError::into_inner);
             }
@@ -303,15 +304,15 @@ mod tests {
     /// A worker may read the job of the next loop while its tickets are still those of the previous, shorter loop.
     #[test]
     fn a_worker_that_is_late_gets_no_piece_of_the_next_loop() {
-        let crew = Crew::new(2);
-        assert!(crew.run(2, 2, &|_| (), |_| ()));
+        let handover = Handover::new(2);
+        assert!(handover.run(2, 2, &|_| (), |_| ()));
         let body: Body<'_> = &|_| panic!("this piece belongs to no loop");
-        crew.job.0.body.store((&raw const body).cast_mut().cast(), Ordering::Relaxed);
-        crew.job.0.tasks.store(16, Ordering::Relaxed);
-        crew.job.0.pieces.store(16, Ordering::Relaxed);
-        crew.left.0.store(16, Ordering::Relaxed);
-        crew.work(1, 1, REACH);
-        assert_eq!(crew.left.0.load(Ordering::Relaxed), 16);
+        handover.job.0.body.store((&raw const body).cast_mut().cast(), Ordering::Relaxed);
+        handover.job.0.tasks.store(16, Ordering::Relaxed);
+        handover.job.0.pieces.store(16, Ordering::Relaxed);
+        handover.left.0.store(16, Ordering::Relaxed);
+        handover.work(1, 1, REACH);
+        assert_eq!(handover.left.0.load(Ordering::Relaxed), 16);
     }
 
     #[test]
