@@ -1,5 +1,5 @@
-// Runs recorded launches from a file with the host library that it is linked with. This is how kernels run under a sanitizer, which
-// must be part of a process from its first instruction. `device::sim` writes the files.
+// Runs recorded launches from a file with the host library that it is linked with. This is how kernels run under a sanitizer,
+// which must be part of a process from its first instruction. `device::sim` writes the files.
 //
 //   quire_replay_<crate> launches        exits with 0; with 1 and one line after a fault; or as the sanitizer does
 //
@@ -46,7 +46,8 @@ struct File {
     }
 };
 
-// Exactly as long as the buffer, so that the sanitizer detects accesses to the first byte past it, and aligned as device memory.
+// Exactly as long as the buffer, so that the sanitizer detects accesses to the first byte past it, and aligned as device
+// memory.
 struct Memory {
     void* at = nullptr;
     explicit Memory(const std::vector<unsigned char>& contents) {

@@ -3,8 +3,8 @@
 //! glibc keeps freed memory in arenas, up to eight per core, and returns only what lies at their ends. After large requests a
 //! server would keep hundreds of megabytes. On other systems these functions do nothing.
 
-/// Allocations of at least this many bytes get their own mapping, which is returned to the system when it is freed. Smaller ones
-/// come from the arenas: a mapping costs a page fault per page.
+/// Allocations of at least this many bytes get their own mapping, which is returned to the system when it is freed. Smaller
+/// ones come from the arenas: a mapping costs a page fault per page.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 const MAPPED_BYTES: libc::c_int = 4 << 20;
 

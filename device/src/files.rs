@@ -1,8 +1,8 @@
 //! Search for files of compiled kernels, which `cargo xtask build-kernels` writes.
 //!
-//! If the user names a folder, only that folder is searched. Otherwise the folder of the executable is searched, then `kernels/`
-//! of the cargo target folder that contains it. The working directory is not searched: a host library is code, and starting a
-//! program in a folder must not execute what happens to be there.
+//! If the user names a folder, only that folder is searched. Otherwise the folder of the executable is searched, then
+//! `kernels/` of the cargo target folder that contains it. The working directory is not searched: a host library is code, and
+//! starting a program in a folder must not execute what happens to be there.
 
 use std::path::{Path, PathBuf};
 

@@ -1,4 +1,5 @@
-//! The backends with memory of this process: `cpu`, and `cuda-sim`, which runs kernels and denies CPU code access to its memory.
+//! The backends with memory of this process: `cpu`, and `cuda-sim`, which runs kernels and denies CPU code access to its
+//! memory.
 //!
 //! Every call is done when it returns, so both queues are in order. One lock also orders the calls of several threads:
 //! a kernel of `cuda-sim` writes memory through raw pointers, and nothing else may access it meanwhile. What a GPU forbids is
@@ -20,7 +21,7 @@ use crate::queue::{Event, Mark, Progress};
 use crate::sim::{Libraries, Part, SimError, Work};
 use crate::stream::Queue;
 use crate::{
-    Device, DeviceError, Dtype, Features, Isa, Launch, LaunchError, Matrix, MemoryInfo, Options, Pool, Profile,
+    Device, DeviceError, Dtype, Features, Isa, Launch, LaunchError, Matrix, MemoryInfo, Options, Pool, Profile, Stored,
 };
 
 /// Returns the amount of memory of this machine, or of the container that this process runs in.
@@ -157,7 +158,7 @@ impl Device for Host {
             (None, None) => PackedMatrix::pack(&self.pool, k, parts),
             (None, Some(quantization)) => PackedMatrix::quantize(&self.pool, quantization, k, parts),
         };
-        packed.map(Matrix::packed)
+        packed.map(|packed| Matrix(Stored::Packed(packed)))
     }
 
     fn profile(&self) -> Option<&Arc<Profile>> {

@@ -137,18 +137,19 @@ impl Features {
 /// | [`record`](Device::record), [`wait`](Device::wait) | as named | the event or the wait is enqueued |
 /// | [`synchronize`](Device::synchronize) | both | both queues are empty |
 ///
-/// A backend may finish enqueued work before it returns, as `cpu` and `cuda-sim` do. It must still refuse what a GPU forbids: page-locked
-/// memory stays inaccessible until the host has waited for an event behind its copy ([`DeviceError::InFlight`]), so that a missing
-/// wait shows on every backend.
+/// A backend may finish enqueued work before it returns, as `cpu` and `cuda-sim` do. It must still refuse what a GPU forbids:
+/// page-locked memory stays inaccessible until the host has waited for an event behind its copy ([`DeviceError::InFlight`]), so
+/// that a missing wait shows on every backend.
 ///
 /// **Threads.** All methods may be called from several threads at once; each call takes its place in the order of its queue.
 ///
-/// **Memory.** Dropping a [`Buffer`], a [`Pinned`] or a [`Graph`] waits for work that may use it, so drop them outside of steps.
+/// **Memory.** Dropping a [`Buffer`], a [`Pinned`] or a [`Graph`] waits for work that may use it, so drop them outside of
+/// steps.
 ///
-/// **Errors.** Every range of every buffer is checked before anything is enqueued ([`DeviceError::Outside`]), as is that buffers,
-/// page-locked memory, events and graphs belong to this device ([`DeviceError::WrongDevice`]); after such an error nothing
-/// has changed. An error of work that was already enqueued is returned by any later call, at the latest by one that waits. After
-/// an error of a kernel on `cuda`, every later call fails.
+/// **Errors.** Before anything is enqueued, every range of every buffer is checked ([`DeviceError::Outside`]), and that
+/// buffers, page-locked memory, events and graphs belong to this device ([`DeviceError::WrongDevice`]; for both, a launch
+/// returns [`DeviceError::Launch`]). After such an error nothing has changed. An error of work that was already enqueued is
+/// returned by any later call, at the latest by one that waits. After an error of a kernel on `cuda`, every later call fails.
 pub trait Device: Send + Sync {
     /// Returns the name of the backend: `"cpu"`, `"cuda"` or `"cuda-sim"`.
     fn name(&self) -> &'static str;
@@ -156,8 +157,8 @@ pub trait Device: Send + Sync {
     fn description(&self) -> String;
     /// Returns the amount of memory now; zeros if the driver has failed.
     fn memory(&self) -> MemoryInfo;
-    /// Returns the total size of all existing buffers, if the device counts it. `cuda-sim` does, so that tests can compare a memory plan
-    /// with what was allocated.
+    /// Returns the total size of all existing buffers, if the device counts it. `cuda-sim` does, so that tests can compare a
+    /// memory plan with what was allocated.
     fn allocated(&self) -> Option<u64> {
         None
     }
@@ -166,12 +167,12 @@ pub trait Device: Send + Sync {
     /// # Errors
     /// [`DeviceError::OutOfMemory`]; [`DeviceError::Capturing`] during a capture.
     fn alloc(&self, bytes: usize) -> Result<Buffer, DeviceError>;
-    /// Packs a weight matrix `[n, k]` for the products of this device, quantised if `quantization` is given. `parts` are the rows of
-    /// one or more checkpoint tensors, stacked. [`Uploader::matrix`] makes a matrix on any device.
+    /// Packs a weight matrix `[n, k]` for the products of this device, quantised if `quantization` is given. `parts` are the
+    /// rows of one or more checkpoint tensors, stacked. [`Uploader::matrix`] makes a matrix on any device.
     ///
     /// # Errors
-    /// [`DeviceError::NoMatrices`] if the backend packs no matrices ([`Features::packs_matrices`]); [`DeviceError::BadMatrix`] if a
-    /// part does not consist of whole rows; [`DeviceError::BadWeights`] if a weight cannot be quantised.
+    /// [`DeviceError::NoMatrices`] if the backend packs no matrices ([`Features::packs_matrices`]); [`DeviceError::BadMatrix`]
+    /// if a part does not consist of whole rows; [`DeviceError::BadWeights`] if a weight cannot be quantised.
     fn packed_matrix(
         &self,
         _quantization: Option<gemm::Quantization>,
@@ -256,28 +257,28 @@ pub trait Device: Send + Sync {
     /// Loads a module of kernels now, instead of at its first launch.
     ///
     /// # Errors
-    /// [`DeviceError::NoKernelFiles`] if its file is not found; [`DeviceError::Cuda`] or [`DeviceError::Sim`] if the file cannot
-    /// be used; [`DeviceError::NoKernels`] on `cpu`.
+    /// [`DeviceError::NoKernelFiles`] if its file is not found; [`DeviceError::Cuda`] or [`DeviceError::Sim`] if the file
+    /// cannot be used; [`DeviceError::NoKernels`] on `cpu`.
     fn load(&self, module: &str) -> Result<(), DeviceError>;
     /// Enqueues a kernel on [`Queue::Compute`].
     ///
-    /// Before the launch the device checks the number and sizes of the arguments, that pointers start inside of their buffers, and
-    /// that the buffers belong to this device. It cannot check what a kernel does with its arguments: lengths, strides and
-    /// tables are trusted, and each `.cu` file states what they must satisfy. `cuda-sim` runs kernels in this process, so
-    /// use it for tests only; it detects writes next to a buffer ([`DeviceError::Trespass`]).
+    /// Before the launch the device checks the number and sizes of the arguments, that pointers start inside of their buffers,
+    /// and that the buffers belong to this device. It cannot check what a kernel does with its arguments: lengths, strides and
+    /// tables are trusted, and each `.cu` file states what they must satisfy. `cuda-sim` runs kernels in this process, so use
+    /// it for tests only; it detects writes next to a buffer ([`DeviceError::Trespass`]).
     ///
     /// # Errors
-    /// [`DeviceError::Launch`] if the launch does not fit the kernel (nothing has run); [`DeviceError::Sim`] with the source line
-    /// where a kernel of `cuda-sim` failed; [`DeviceError::NoKernels`] on `cpu`; those of [`Device::load`].
+    /// [`DeviceError::Launch`] if the launch does not fit the kernel (nothing has run); [`DeviceError::Sim`] with the source
+    /// line where a kernel of `cuda-sim` failed; [`DeviceError::NoKernels`] on `cpu`; those of [`Device::load`].
     fn launch(&self, launch: &Launch<'_>) -> Result<(), DeviceError>;
     /// Records the launches, products, buffer copies and fills that `work` enqueues on [`Queue::Compute`], without running
     /// them. [`Device::replay`] runs them, any number of times.
     ///
-    /// Everything else that `work` calls fails with [`DeviceError::Capturing`]: allocation, copies from and to the host, waits, events,
-    /// and kernels and products that have not run before. So run `work` once without a capture; after that everything it needs
-    /// is loaded. `work` keeps its own results and errors: if it fails half-way, drop the graph. During the call no other
-    /// thread may use the device: work that it enqueues on the compute queue would become part of the graph, and no memory
-    /// of the device may be dropped.
+    /// Everything else that `work` calls fails with [`DeviceError::Capturing`]: allocation, copies from and to the host, waits,
+    /// events, and kernels and products that have not run before. So run `work` once without a capture; after that everything
+    /// it needs is loaded. `work` keeps its own results and errors: if it fails half-way, drop the graph. During the call no
+    /// other thread may use the device: work that it enqueues on the compute queue would become part of the graph, and no
+    /// memory of the device may be dropped.
     ///
     /// # Errors
     /// [`DeviceError::NoGraphs`] on `cpu`; [`DeviceError::Capturing`] inside of another capture; errors of the driver.
@@ -291,8 +292,8 @@ pub trait Device: Send + Sync {
     fn replay(&self, _graph: &Graph) -> Result<(), DeviceError> {
         Err(DeviceError::NoGraphs(self.name()))
     }
-    /// Returns the major and minor compute capability of a GPU. `None` on `cpu`, and on `cuda-sim`, whose kernels are host code: it
-    /// supports every instruction that `quire/ptx.cuh` models, whatever capability that needs.
+    /// Returns the major and minor compute capability of a GPU. `None` on `cpu`, and on `cuda-sim`, whose kernels are host
+    /// code: it supports every instruction that `quire/ptx.cuh` models, whatever capability that needs.
     fn compute_capability(&self) -> Option<(u32, u32)> {
         None
     }
@@ -303,9 +304,9 @@ pub trait Device: Send + Sync {
 }
 
 /// A weight matrix on a device, made by [`Uploader::matrix`] or [`Matrix::dense`].
-pub struct Matrix(Stored);
+pub struct Matrix(pub(crate) Stored);
 
-enum Stored {
+pub(crate) enum Stored {
     Packed(gemm::PackedMatrix),
     Dense(gemm::Dense),
 }
@@ -362,10 +363,6 @@ impl Matrix {
         self.stored_dense().map(|dense| &dense.numbers)
     }
 
-    pub(crate) fn packed(packed: gemm::PackedMatrix) -> Matrix {
-        Matrix(Stored::Packed(packed))
-    }
-
     pub(crate) fn stored_dense(&self) -> Option<&gemm::Dense> {
         match &self.0 {
             Stored::Packed(_) => None,
@@ -379,8 +376,8 @@ impl Matrix {
 pub struct Options {
     /// Number of host threads; `None`: one per core.
     pub threads: Option<usize>,
-    /// Folder of compiled kernels, the only one that is searched. `None`: first the folder of the executable, then `kernels/` of
-    /// the cargo target folder that contains the executable.
+    /// Folder of compiled kernels, the only one that is searched. `None`: first the folder of the executable, then `kernels/`
+    /// of the cargo target folder that contains the executable.
     pub kernels: Option<PathBuf>,
     /// `cuda`: every element of a [`Device::product`] is summed in the same order for any number of rows. The other backends
     /// always do that.
@@ -398,7 +395,8 @@ pub fn open(name: &str, threads: Option<usize>) -> Result<Arc<dyn Device>, Devic
     open_with(name, &Options { threads, kernels, ..Options::default() })
 }
 
-/// Opens a backend by name. `"auto"` opens `cpu`: a GPU is used only if it is named, because no GPU has run the forward pass yet.
+/// Opens a backend by name. `"auto"` opens `cpu`: a GPU is used only if it is named, because no GPU has run the forward pass
+/// yet.
 ///
 /// # Errors
 /// [`DeviceError::UnknownDevice`], or what the backend is missing on this machine; each error is one line.

@@ -57,8 +57,8 @@ pub(crate) struct HostMemory {
     guarded: bool,
 }
 
-// SAFETY: the memory has one owner. Views follow the rules of references; the owning device orders accesses by kernels, which use
-// its address.
+// SAFETY: the memory has one owner. Views follow the rules of references; the owning device orders accesses by kernels, which
+// use its address.
 unsafe impl Send for HostMemory {}
 // SAFETY: as above.
 unsafe impl Sync for HostMemory {}
@@ -154,7 +154,7 @@ mod tests {
     fn a_write_next_to_guarded_memory_is_detected() {
         for beside in [-1isize, -(GUARD as isize), 100, 100 + GUARD as isize - 1] {
             let memory = HostMemory::guarded(100).unwrap();
-            assert!(memory.guards_hold());
+            assert!(memory.guards_hold() && memory.start().addr() % ALIGN == 0);
             // SAFETY: the guards are part of the allocation.
             unsafe { memory.start().offset(beside).write(0) };
             assert!(!memory.guards_hold(), "{beside}");

@@ -1,16 +1,16 @@
 //! An array that the host writes and kernels read: a device buffer with two page-locked staging buffers.
 //!
-//! Only changes are copied to the device, in a few ranges, in order with the launches, and the host does not wait. So a step whose
-//! inputs differ little from the previous step copies little. The two staging buffers are used in turn, so that one can be
-//! written while copies from the other, for a step that is still running, are pending.
+//! Only changes are copied to the device, in a few ranges, in order with the launches, and the host does not wait. So a step
+//! whose inputs differ little from the previous step copies little. The two staging buffers are used in turn, so that one can
+//! be written while copies from the other, for a step that is still running, are pending.
 
 use std::ops::Range;
 
 use crate::memory::inside;
 use crate::{Buffer, Device, DeviceError, Pinned, Queue};
 
-/// Changes with a smaller gap are copied together: copying this many unchanged bytes takes less time than enqueuing another copy
-/// (some microseconds).
+/// Changes with a smaller gap are copied together: copying this many unchanged bytes takes less time than enqueuing another
+/// copy (some microseconds).
 const GAP: usize = 16 * 1024;
 
 /// A device array that the host updates step by step; only changes are copied.

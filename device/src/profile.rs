@@ -11,9 +11,9 @@
 //! ```
 //!
 //! **Clocks.** The time of an operation is that between two [`Event`]s: measured by the stream on a GPU, by the host elsewhere.
-//! Events are read when the step is over, which waits for them. An event recorded at the start of the step, while the queues are
-//! idle, maps them to the clock of the host, as accurately as the host sees that event complete. On each track, spans are nested
-//! or disjoint.
+//! Events are read when the step is over, which waits for them. An event recorded at the start of the step, while the queues
+//! are idle, maps them to the clock of the host, as accurately as the host sees that event complete. On each track, spans are
+//! nested or disjoint.
 //!
 //! **Costs.** An operation costs two events, which are two calls of the driver each on a GPU; there, host and device no longer
 //! overlap two steps. Memory is bounded: sums by name, and the spans of the last steps, at most [`KEPT_SPANS`] (about 25 MB).

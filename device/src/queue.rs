@@ -13,8 +13,8 @@
 //! ```
 //!
 //! [`Progress`] counts the asynchronous copies of each queue, and which of them each queue and the host know to be done (a
-//! vector clock: Fidge and Mattern, 1988). So whether page-locked memory may still be in use is a comparison of numbers, with the
-//! same answer on devices where copies take time and where they are done at once. Each count takes a short-lived lock.
+//! vector clock: Fidge and Mattern, 1988). So whether page-locked memory may still be in use is a comparison of numbers, with
+//! the same answer on devices where copies take time and where they are done at once. Each count takes a short-lived lock.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -144,8 +144,8 @@ impl Event {
         Ok(done)
     }
 
-    /// Returns the time since an earlier event of the same device; waits for both. On `cuda` the GPU measures it, to about half a
-    /// microsecond.
+    /// Returns the time since an earlier event of the same device; waits for both. On `cuda` the GPU measures it, to about half
+    /// a microsecond.
     ///
     /// # Errors
     /// As [`Event::synchronize`], and [`DeviceError::WrongDevice`] for an event of another device.

@@ -5,7 +5,8 @@ use crate::{Buffer, LaunchError};
 /// A tensor of 16-bit elements in a buffer, and the size of the boxes in which a kernel copies it to shared memory
 /// (`quire::TensorMap` and `load_box` of `simt/include/quire/async.cuh`). The fastest dimension comes first.
 ///
-/// A row of a box is 128 bytes. Its 16-byte chunks are swizzled as tensor cores read them: chunk c of row r is stored at c ^ (r % 8).
+/// A row of a box is 128 bytes. Its 16-byte chunks are swizzled as tensor cores read them: chunk c of row r is stored at c ^ (r
+/// % 8).
 #[derive(Clone, Copy)]
 pub struct Tensor<'a> {
     /// Buffer that holds the tensor from its first byte on.

@@ -1,5 +1,5 @@
-//! Upload of checkpoint numbers to a device. They are converted where necessary, through two page-locked buffers in turn, so that
-//! one is filled while the other is copied.
+//! Upload of checkpoint numbers to a device. They are converted where necessary, through two page-locked buffers in turn, so
+//! that one is filled while the other is copied.
 
 use crate::gemm::Quantization;
 use crate::{Buffer, Device, DeviceError, Dtype, Event, Matrix, Pinned, Queue};

@@ -1,7 +1,7 @@
 // Memory for the threads of a block: stacks with a guard page below each, and the collectives in progress of each warp.
 //
-// It is mapped once, used by one launch at a time, and kept for later launches. It is not heap memory, because the thread sanitizer
-// would treat allocations inside of fibers as writes of the kernel.
+// It is mapped once, used by one launch at a time, and kept for later launches. It is not heap memory, because the thread
+// sanitizer would treat allocations inside of fibers as writes of the kernel.
 #pragma once
 
 #include <cstddef>

@@ -53,10 +53,18 @@ struct Mbarrier {
     static uint64_t phase_bit(uint64_t word) { return word >> PHASE_AT & 1; }
 };
 
+// Returns the pending sums that the product adds to, or the end of the list.
+auto find_sums(Worker& worker, const Product& product) {
+    return std::find_if(worker.pending_sums.begin(), worker.pending_sums.end(),
+                        [&](const Worker::PendingSums& pending) { return pending.sums == product.sums; });
+}
+
 // Copies the box. This is not an access by a thread: volatile, so that the compiler makes no call that a sanitizer would see.
 void copy_box(const BulkCopy& copy) {
     each_chunk(*reinterpret_cast<const TensorMap*>(copy.map), copy.at, copy.shared, [](uint64_t* to, const uint64_t* from) {
-        for (int i = 0; i < 2; i++) static_cast<volatile uint64_t*>(to)[i] = from ? static_cast<const volatile uint64_t*>(from)[i] : 0;
+        for (int i = 0; i < 2; i++) {
+            static_cast<volatile uint64_t*>(to)[i] = from ? static_cast<const volatile uint64_t*>(from)[i] : 0;
+        }
     });
 }
 
@@ -80,7 +88,8 @@ void mbarrier_arrive(void* barrier, unsigned bytes, Place at) {
     release_order(mbarrier.order(mbarrier.phase()));
     Worker& worker = current();
     Block& block = *worker.block;
-    // Threads that waited for the phase run first, as far as they can, so that anything this thread should have done earlier shows.
+    // Threads that waited for the phase run first, as far as they can, so that anything this thread should have done earlier
+    // shows.
     if (mbarrier.change(1, bytes, block, at) && (!block.grid.seed || block.draw() % 2)) {
         block.deferred.push_back(&worker);
         suspend(worker);
@@ -139,7 +148,8 @@ void bulk_begin(const BulkCopy& copy, Place at) {
     }
     release_order(mbarrier.order(mbarrier.phase()));
     current().at = at;
-    // Reuses the entry of a finished copy, and copies word by word: the thread sanitizer would treat a call that copies as a write.
+    // Reuses the entry of a finished copy, and copies word by word: the thread sanitizer would treat a call that copies as a
+    // write.
     size_t place = 0;
     while (place < block.pending_bulk.size() && !block.pending_bulk[place].done) place++;
     if (place == block.pending_bulk.size()) {
@@ -175,16 +185,9 @@ bool Block::complete_bulk(const void* barrier) {
     return any;
 }
 
-void unfenced_store(const UnfencedStore& store) { current().unfenced.items.push_back(store); }
+void unfenced_store(const UnfencedStore& store) { current().unfenced.items.emplace_back(0, store); }
 
-bool next_unfenced_store(UnfencedStore& store) {
-    auto& unfenced = current().unfenced;
-    const UnfencedStore* oldest = unfenced.oldest();
-    if (!oldest) return false;
-    store = *oldest;
-    unfenced.taken++;
-    return true;
-}
+bool next_unfenced_store(UnfencedStore& store) { return current().unfenced.take(store, 1, 0); }
 
 void product_fence() { current().fenced = true; }
 
@@ -202,7 +205,7 @@ void product_begin(const Product& product) {
     } else if (begun.line != product.at.line || begun.a_matrix != product.a_matrix || begun.b_matrix != product.b_matrix) {
         fail(Fault::divergent_collective, "threads of a warpgroup start different wgmmas", product.at);
     }
-    auto pending_sums = std::find_if(worker.pending_sums.begin(), worker.pending_sums.end(), [&](const auto& pending_sums) { return pending_sums.sums == product.sums; });
+    auto pending_sums = find_sums(worker, product);
     if (pending_sums == worker.pending_sums.end()) {
         worker.pending_sums.push_back({product.sums, 0, std::vector<float>(product.sums, product.sums + product.count)});
         pending_sums = worker.pending_sums.end() - 1;
@@ -219,13 +222,8 @@ void product_commit() { current().open_products++; }
 bool next_due_product(unsigned groups, Product& product, float*& sums) {
     Worker& worker = current();
     worker.fenced = false;
-    const auto* oldest = worker.products.oldest();
-    if (!oldest || oldest->first + groups >= worker.open_products) return false;
-    product = oldest->second;
-    worker.products.taken++;
-    for (auto& pending_sums : worker.pending_sums) {
-        if (pending_sums.sums == product.sums) sums = pending_sums.values.data();
-    }
+    if (!worker.products.take(product, worker.open_products, groups)) return false;
+    sums = find_sums(worker, product)->values.data();
     return true;
 }
 
@@ -234,7 +232,7 @@ void finish_product(const Product& product) {
     if (!product.a_shared && !std::equal(product.a_begun, product.a_begun + 4, product.a_registers)) {
         fail(Fault::bad_async, "the registers of a changed before the wait for this wgmma", product.at);
     }
-    const auto pending_sums = std::find_if(worker.pending_sums.begin(), worker.pending_sums.end(), [&](const auto& pending_sums) { return pending_sums.sums == product.sums; });
+    const auto pending_sums = find_sums(worker, product);
     if (--pending_sums->uses) return;
     const uint32_t* bits = reinterpret_cast<const uint32_t*>(product.sums);
     if (std::any_of(bits, bits + product.count, [](uint32_t word) { return word != ~0u; })) {

@@ -147,7 +147,8 @@ void Block::run() {
         for (const Worker& worker : workers) finished = finished && worker.state == State::done;
         if (finished && complete_bulk(nullptr)) {
             const Worker& last = workers[0];
-            fault = report_fault(Fault::bad_async, kernel, &last, last.at, "the block ends while a bulk copy to its shared memory is pending");
+            fault = report_fault(Fault::bad_async, kernel, &last, last.at,
+                                 "the block ends while a bulk copy to its shared memory is pending");
         }
         for (size_t i = 0; finished && !fault && i < workers.size(); i++) {
             const Worker &worker = workers[i], &first = workers[i / (4 * WARP) * (4 * WARP)];

@@ -11,21 +11,25 @@
 
 namespace simt {
 
-// A list whose items are taken oldest first. It keeps its memory.
+// Items with the numbers of their groups, taken oldest first. The list keeps its memory.
 template <class T>
 struct Fifo {
-    std::vector<T> items;
+    std::vector<std::pair<unsigned, T>> items;
     size_t taken = 0;
 
     void clear() {
         items.clear();
         taken = 0;
     }
-    // Returns the oldest item that is not taken; null, and clears the list, if all are taken.
-    const T* oldest() {
-        if (taken < items.size()) return &items[taken];
-        clear();
-        return nullptr;
+    // Takes the oldest item if it must be done when at most `groups` of the groups below `open` may be incomplete.
+    bool take(T& item, unsigned open, unsigned groups) {
+        if (taken == items.size()) {
+            clear();
+            return false;
+        }
+        if (items[taken].first + groups >= open) return false;
+        item = items[taken++].second;
+        return true;
     }
 };
 
@@ -38,13 +42,13 @@ struct Worker : Thread {
     Fiber fiber;
     State state;
     Place at;  // where it waits
-    Fifo<std::pair<unsigned, AsyncCopy>> copies;  // that cp.async has started, each with the number of its group
+    Fifo<AsyncCopy> copies;  // that cp.async has started
     unsigned open_group;
     const void* barrier;  // the barrier that it waits for
     unsigned parity;
-    Fifo<UnfencedStore> unfenced;
+    Fifo<UnfencedStore> unfenced;  // all in group 0
     std::vector<void*> new_mbarriers;  // initialised and not fenced
-    Fifo<std::pair<unsigned, Product>> products;  // that wgmma has started, each with the number of its group
+    Fifo<Product> products;  // that wgmma has started
     unsigned open_products, products_begun;
     // Sums that pending products add to.
     struct PendingSums {

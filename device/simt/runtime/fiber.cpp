@@ -89,7 +89,7 @@ quire_simt_switch:
 // The registers above; `ret` jumps to x30, the twelfth.
 constexpr size_t FRAME_WORDS = 20, ENTRY_WORD = 11;
 #else
-#error "the SIMT shim switches stacks on x86-64 and aarch64 only"
+#error "the SIMT simulator supports x86-64 and aarch64 only"
 #endif
 
 namespace simt {

@@ -1,7 +1,7 @@
 // Fibers: a stack and a saved stack pointer, switched by hand, and reported to the sanitizers.
 //
-// This folder is compiled WITHOUT -fsanitize, because it runs below the code that is checked. It reports fibers to the sanitizer of
-// the rest of the build, which SIMT_ADDRESS_SANITIZER or SIMT_THREAD_SANITIZER names.
+// This folder is compiled WITHOUT -fsanitize, because it runs below the code that is checked. It reports fibers to the
+// sanitizer of the rest of the build, which SIMT_ADDRESS_SANITIZER or SIMT_THREAD_SANITIZER names.
 #pragma once
 
 #include <cstddef>

@@ -68,7 +68,8 @@ int32_t quire_sim_launch(const char* name, const uint32_t grid[3], const uint32_
     const simt::Grid shape{simt::size(grid), simt::size(block), shared_bytes, options->seed};
     int code;
     if (!kernel) {
-        code = simt::report_fault(simt::Fault::unknown_kernel, name, nullptr, {}, "found no kernel of this name among the %zu kernels of the library",
+        code = simt::report_fault(simt::Fault::unknown_kernel, name, nullptr, {},
+                                  "found no kernel of this name among the %zu kernels of the library",
                          simt::table().size());
     } else {
         try {

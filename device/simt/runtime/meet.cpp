@@ -105,12 +105,7 @@ void async_begin(const AsyncCopy& copy) { current().copies.items.emplace_back(cu
 void async_commit() { current().open_group++; }
 
 bool next_due_copy(unsigned groups, AsyncCopy& copy) {
-    Worker& worker = current();
-    const auto* oldest = worker.copies.oldest();
-    if (!oldest || oldest->first + groups >= worker.open_group) return false;
-    copy = oldest->second;
-    worker.copies.taken++;
-    return true;
+    return current().copies.take(copy, current().open_group, groups);
 }
 
 }  // namespace simt

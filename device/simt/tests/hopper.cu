@@ -67,7 +67,8 @@ extern "C" __global__ void pipeline(uint32_t* sums, const __grid_constant__ Tens
 }
 QUIRE_EXPORT(pipeline);
 
-// Warps 0 and 1 wait at barrier 1; warp 2 arrives at barrier 2, where warp 3 waits; each thread reads a number of the other warp.
+// Warps 0 and 1 wait at barrier 1; warp 2 arrives at barrier 2, where warp 3 waits; each thread reads a number of the other
+// warp.
 extern "C" __global__ void named_barriers(int* out) {
     __shared__ int left[128];
     const unsigned warp = threadIdx.x / 32;
@@ -94,8 +95,8 @@ __device__ __forceinline__ void store_sums(float* c, const float (&d)[N / 8][4])
     }
 }
 
-// c[64, 64] = a[64, 16] b[16, 64], both given as an image of shared memory, a at its start and b after it; the descriptors are complete
-// except for the address.
+// c[64, 64] = a[64, 16] b[16, 64], both given as an image of shared memory, a at its start and b after it; the descriptors are
+// complete except for the address.
 template <quire::Rows ROWS>
 __device__ __forceinline__ void product_of_image(float* c, const uint4* image, unsigned bytes, uint64_t a, uint64_t b, unsigned b_at) {
     fill_shared(image, bytes);

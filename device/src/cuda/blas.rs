@@ -6,9 +6,9 @@
 //! A = W, stored [k × n], transposed        B = x, stored [k × rows]        D = y, stored [n × rows]
 //! ```
 //!
-//! The algorithm that the library's heuristics choose for a shape is kept. An algorithm determines the order in which an element is
-//! summed, by its tiles and by whether it splits k. Products that must not depend on the number of rows use the same algorithm for
-//! any number: the one chosen for [`ROWS_OF_ALL`] rows among those that do not split k.
+//! The algorithm that the library's heuristics choose for a shape is kept. An algorithm determines the order in which an
+//! element is summed, by its tiles and by whether it splits k. Products that must not depend on the number of rows use the same
+//! algorithm for any number: the one chosen for [`ROWS_OF_ALL`] rows among those that do not split k.
 //!
 //! Sums are in f32; for f32 operands too, without the shorter formats of the tensor cores. All products share one workspace,
 //! because they run one after the other on one stream.
@@ -119,9 +119,9 @@ impl Blas {
                 unsafe { set(plan.product, Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias) }?;
             }
             let (one, zero) = (1.0f32, 0.0f32);
-            // SAFETY: descriptors and algorithm belong together; the buffers are as large as the layouts say (`Product::check`),
-            // and their drops wait for the stream. With a factor of 0 the library does not read C, which is D. The call
-            // copies the scalars.
+            // SAFETY: descriptors and algorithm belong together; the buffers are as large as the layouts say
+            // (`Product::check`), and their drops wait for the stream. With a factor of 0 the library does not read C, which is
+            // D. The call copies the scalars.
             unsafe {
                 result::matmul(
                     self.handle,

@@ -1,7 +1,7 @@
 //! Graphs of the driver, captured from the compute stream.
 //!
-//! A capture belongs to its thread (mode `THREAD_LOCAL`). The driver would fail forbidden calls of this thread and end the capture;
-//! the backend rejects them before they reach the driver. Other threads may use the copy stream meanwhile.
+//! A capture belongs to its thread (mode `THREAD_LOCAL`). The driver would fail forbidden calls of this thread and end the
+//! capture; the backend rejects them before they reach the driver. Other threads may use the copy stream meanwhile.
 
 use std::sync::Arc;
 

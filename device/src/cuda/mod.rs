@@ -1,11 +1,11 @@
 //! The `cuda` backend: one NVIDIA GPU through its driver, which is loaded at run time.
 //!
-//! The same program runs with and without a driver: [`Cuda::open`] checks for it first, and reports what is missing in one line.
-//! Nothing else of CUDA is needed to build or to run.
+//! The same program runs with and without a driver: [`Cuda::open`] checks for it first, and reports what is missing in one
+//! line. Nothing else of CUDA is needed to build or to run.
 //!
-//! Each [`Queue`] is a stream that does not synchronise with the default stream. Calls return when the driver has the work, except
-//! [`Device::upload`], [`Device::download`] and [`Device::alloc`], which wait until it is done, and drops of memory, which wait
-//! for the GPU: allocate before a step, not in it.
+//! Each [`Queue`] is a stream that does not synchronise with the default stream. Calls return when the driver has the work,
+//! except [`Device::upload`], [`Device::download`] and [`Device::alloc`], which wait until it is done, and drops of memory,
+//! which wait for the GPU: allocate before a step, not in it.
 
 mod blas;
 mod context;

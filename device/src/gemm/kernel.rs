@@ -68,8 +68,8 @@ fn run_lines<W: Line>(isa: Isa, pool: &Pool, rows: usize, args: Gemm<'_>, lines:
     });
 }
 
-/// Covers rows × panels with tiles that fill the registers. Few rows are bound by memory, not by sums: they read two panels at a
-/// time, because more parallel streams get less bandwidth. Sums take 24 of the 32 registers of AVX-512, otherwise 12 of 16.
+/// Covers rows × panels with tiles that fill the registers. Few rows are bound by memory, not by sums: they read two panels at
+/// a time, because more parallel streams get less bandwidth. Sums take 24 of the 32 registers of AVX-512, otherwise 12 of 16.
 #[inline(always)]
 fn walk<L: Lanes, W: Line>(task: &Task<'_, W>) {
     let mut row = 0;

@@ -26,17 +26,18 @@ pub(super) const BLOCK: usize = 32;
 /// Blocks whose greatest magnitude is smaller become zeros; the reciprocal would overflow.
 const LEAST: f32 = 1e-30;
 
-/// Values, before rounding, that the weight of greatest magnitude takes in the steps that q4 tries. The first is that of Q4_0. The
-/// others were found by trying 21 steps on normally distributed weights: these five leave 0.89 of the squared error of Q4_0,
-/// all 21 leave 0.886.
+/// Values, before rounding, that the weight of greatest magnitude takes in the steps that q4 tries. The first is that of Q4_0.
+/// The others were found by trying 21 steps on normally distributed weights: these five leave 0.89 of the squared error of
+/// Q4_0, all 21 leave 0.886.
 const STEPS: [f32; 5] = [-8.0, -8.4, -7.3, -8.7, -7.8];
 
-/// Steps are compared by the gain of their best scale before it is rounded. Another step than that of Q4_0 must gain more by this
-/// fraction, so that it is certainly better: gains are within 14 roundings, and rounding a scale loses at most 2^-22 of them.
+/// Steps are compared by the gain of their best scale before it is rounded. Another step than that of Q4_0 must gain more by
+/// this fraction, so that it is certainly better: gains are within 14 roundings, and rounding a scale loses at most 2^-22 of
+/// them.
 const MARGIN: f32 = 1.0 / (1 << 18) as f32;
 
-/// A further margin, over the square of the greatest magnitude, for small scales, whose last bit is 2^-24 however small they are:
-/// they lose (2^-25 / scale)², and a scale is at least 1/18 of the greatest magnitude.
+/// A further margin, over the square of the greatest magnitude, for small scales, whose last bit is 2^-24 however small they
+/// are: they lose (2^-25 / scale)², and a scale is at least 1/18 of the greatest magnitude.
 const COARSE: f32 = 1.0 / (1 << 20) as f32;
 
 /// A block of 32 quantised weights. The numbers are `scale * values`.
@@ -188,8 +189,8 @@ fn cut<L: Lanes>(w: L, last: f32) -> (L, L) {
     (multiple, w.add(negative(multiple)))
 }
 
-/// Rounds to the nearest half, once: by way of a float that is rounded to odd where it is not exact. Midpoints between two halves
-/// are even floats, so that float lies on the same side of them as `x`.
+/// Rounds to the nearest half, once: by way of a float that is rounded to odd where it is not exact. Midpoints between two
+/// halves are even floats, so that float lies on the same side of them as `x`.
 #[inline(always)]
 fn nearest_half(x: f64) -> f16 {
     const BEYOND: u64 = (1 << (f64::MANTISSA_DIGITS - f32::MANTISSA_DIGITS)) - 1;
@@ -198,7 +199,8 @@ fn nearest_half(x: f64) -> f16 {
     f16::from_bits(f32_to_f16(f64::from_bits(odd) as f32))
 }
 
-/// Quantises activations: writes the integers, and returns their scale, which is NaN if a number is NaN or infinite, and their sum.
+/// Quantises activations: writes the integers, and returns their scale, which is NaN if a number is NaN or infinite, and their
+/// sum.
 #[inline(always)]
 pub(super) fn bytes<L: Lanes>(x: &[f32; BLOCK], values: &mut [i8; BLOCK]) -> (f32, i32) {
     let (a, b) = halves::<L>(x);

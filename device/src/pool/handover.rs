@@ -8,13 +8,14 @@
 //!   wait until `left` is 0 ◀─────────────────────── left −= finished pieces
 //! ```
 //!
-//! The split is static: a thread gets the same part of the same matrix in every step, which is in its own memory and caches. Each
-//! share consists of a few pieces, so that other threads can finish the share of a thread that has lost its core to another
-//! process. A loop ends when all pieces are done, not when every worker has reported: a sleeping worker is not waited for.
+//! The split is static: a thread gets the same part of the same matrix in every step, which is in its own memory and caches.
+//! Each share consists of a few pieces, so that other threads can finish the share of a thread that has lost its core to
+//! another process. A loop ends when all pieces are done, not when every worker has reported: a sleeping worker is not waited
+//! for.
 //!
-//! **When another process takes a core**, a worker can stop in the middle of a piece, and the caller has to wait. Then the caller
-//! sleeps instead of spinning, which leaves its own core to the worker; and for some loops after such a wait, workers spin only
-//! briefly and may change cores. So only the other process's share of the machine is lost.
+//! **When another process takes a core**, a worker can stop in the middle of a piece, and the caller has to wait. Then the
+//! caller sleeps instead of spinning, which leaves its own core to the worker; and for some loops after such a wait, workers
+//! spin only briefly and may change cores. So only the other process's share of the machine is lost.
 //!
 //! **Why a job needs no lock.** A ticket holds the epoch of its job and the rest of a share: the next piece and the end. Taking
 //! a piece replaces (epoch, end, i) by (epoch, end, i + 1). A worker reads the job before it takes a piece, and the caller

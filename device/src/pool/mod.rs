@@ -55,8 +55,8 @@ impl Workers {
 }
 
 impl Pool {
-    /// Starts a pool of `threads` threads, including the caller's (`None`: one per core). If that is one thread for each core that
-    /// this process may use, each worker is pinned to a core.
+    /// Starts a pool of `threads` threads, including the caller's (`None`: one per core). If that is one thread for each core
+    /// that this process may use, each worker is pinned to a core.
     ///
     /// # Errors
     /// [`DeviceError::Threads`] if the system cannot start that many threads.
@@ -88,13 +88,14 @@ impl Pool {
         f()
     }
 
-    /// Calls `f(i)` once for every `i` in `0..tasks`, in any order. `work_per_task` is the cost of a task in multiply-adds: small
-    /// loops run on the calling thread, as do all loops that are started by a task.
+    /// Calls `f(i)` once for every `i` in `0..tasks`, in any order. `work_per_task` is the cost of a task in multiply-adds:
+    /// small loops run on the calling thread, as do all loops that are started by a task.
     ///
     /// # Panics
     /// If a task panics, after all other tasks have ended.
     pub fn run(&self, tasks: usize, work_per_task: usize, f: impl Fn(usize) + Sync) {
-        let grain = grain(work_per_task);
+        // Number of tasks in the smallest piece of work that is worth a thread.
+        let grain = (MIN_WORK_PER_TASK / work_per_task.max(1)).max(1);
         let each = |range: Range<usize>| range.for_each(&f);
         if self.workers.threads.is_empty() || tasks <= grain {
             return each(0..tasks);
@@ -105,7 +106,8 @@ impl Pool {
         }
     }
 
-    /// Calls `f(i, chunk)` for every chunk of `chunk_len` elements of `data`, the last of which may be shorter; see [`Pool::run`].
+    /// Calls `f(i, chunk)` for every chunk of `chunk_len` elements of `data`, the last of which may be shorter; see
+    /// [`Pool::run`].
     pub fn chunks_mut<T: Send>(
         &self,
         data: &mut [T],
@@ -117,8 +119,8 @@ impl Pool {
         self.run(len.div_ceil(chunk_len), work_per_chunk, |i| {
             let first = i * chunk_len;
             let count = chunk_len.min(len - first);
-            // SAFETY: inside of `data`, which is borrowed until the loop ends; each `i` occurs once, and chunks of different `i`
-            // do not overlap.
+            // SAFETY: inside of `data`, which is borrowed until the loop ends; each `i` occurs once, and chunks of different
+            // `i` do not overlap.
             f(i, unsafe { std::slice::from_raw_parts_mut(start.at(first), count) });
         });
     }
@@ -157,9 +159,4 @@ impl<T> Shared<T> {
     fn at(&self, index: usize) -> *mut T {
         self.0.wrapping_add(index)
     }
-}
-
-/// Number of tasks in a piece of work that is worth a thread.
-fn grain(work_per_task: usize) -> usize {
-    (MIN_WORK_PER_TASK / work_per_task.max(1)).max(1)
 }

@@ -59,7 +59,8 @@ impl Lanes for Neon {
     #[inline(always)]
     fn load_e4m3(from: &[u8; LANES]) -> Self {
         Neon(widened(from).map(|bytes| {
-            // SAFETY: every aarch64 CPU has NEON. As in `small_float`: the product moves the exponent, and a magnitude of all ones is NaN.
+            // SAFETY: every aarch64 CPU has NEON. As in `small_float`: the product moves the exponent, and a magnitude of all
+            // ones is NaN.
             unsafe {
                 let magnitude = vandq_u32(bytes, vdupq_n_u32(0x7f));
                 let value = vreinterpretq_f32_u32(vshlq_n_u32::<20>(magnitude));

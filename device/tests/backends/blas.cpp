@@ -1,8 +1,9 @@
-// A cuBLASLt in host code, for tests: libcublasLt.so.13 with the calls that device/src/cuda/blas.rs makes, strict about each of them.
+// A cuBLASLt in host code, for tests: libcublasLt.so.13 with the calls that device/src/cuda/blas.rs makes, strict about each of
+// them.
 //
-// A product stays in its stream, which belongs to the driver (driver.cpp). Column-major as the real library: D = op(A) B + bias, with
-// leading dimensions; C is D, the factors are 1 and 0. A destroyed descriptor, a layout that does not fit, a workspace smaller than
-// promised, and anything that still exists when the handle is destroyed are errors.
+// A product stays in its stream, which belongs to the driver (driver.cpp). Column-major as the real library: D = op(A) B +
+// bias, with leading dimensions; C is D, the factors are 1 and 0. A destroyed descriptor, a layout that does not fit, a
+// workspace smaller than promised, and anything that still exists when the handle is destroyed are errors.
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -137,8 +138,8 @@ CALL(cublasLtMatmulAlgoGetHeuristic, void* handle, const Product* product, const
                       b->leading >= static_cast<int64_t>(b->rows) && d->leading >= static_cast<int64_t>(d->rows) &&
                       (product->epilogue == 1 || (product->epilogue == 4 && product->bias_type == d->type));
     if (!fits) return INVALID_VALUE;
-    // Depending on the number of rows, splits k differently and adds up the sums, unless that is forbidden; then only the length of the
-    // first part differs.
+    // Depending on the number of rows, splits k differently and adds up the sums, unless that is forbidden; then only the
+    // length of the first part differs.
     const bool splits = preference->reductions && preference->workspace;
     const uint64_t parts = splits ? 1 + b->columns % 5 : 1, first = splits ? 0 : b->columns % 7;
     *result = {{{MARK, a->columns, a->rows, parts, first, 0, 0, 0}}, preference->workspace, SUCCESS, 1.0f, {}};

@@ -1,15 +1,16 @@
 // A CUDA driver in host code, for tests: libcuda.so.1 with the calls that device/src/cuda makes, strict about each of them.
 //
-// Work stays in its stream until it is waited for, so a missing wait reads old bytes. These are errors: a context that is not current,
-// a destroyed handle, an address outside of the allocations, memory freed while work uses it, and a device that is released while
-// something on it still exists. Kernels come from the host library that this library is linked with; after a failed kernel
-// every later call fails, as on a GPU.
+// Work stays in its stream until it is waited for, so a missing wait reads old bytes. These are errors: a context that is not
+// current, a destroyed handle, an address outside of the allocations, memory freed while work uses it, and a device that is
+// released while something on it still exists. Kernels come from the host library that this library is linked with; after a
+// failed kernel every later call fails, as on a GPU.
 //
-// While a stream is captured its work is recorded, not run; calls that a driver forbids then (waits, memory, modules), events and
-// copies from and to the host end the capture. A graph uses memory, and memory that it uses must not be freed before it.
+// While a stream is captured its work is recorded, not run; calls that a driver forbids then (waits, memory, modules), events
+// and copies from and to the host end the capture. A graph uses memory, and memory that it uses must not be freed before it.
 //
-// Environment variables change the driver: FAKE_VERSION its version, FAKE_GPUS the number of GPUs, FAKE_INIT the result of cuInit,
-// FAKE_CAPABILITY major * 10 + minor. FAKE_RETAIN is the result of opening the GPU, FAKE_FREE the MiB that other programs leave free.
+// Environment variables change the driver: FAKE_VERSION its version, FAKE_GPUS the number of GPUs, FAKE_INIT the result of
+// cuInit, FAKE_CAPABILITY major * 10 + minor. FAKE_RETAIN is the result of opening the GPU, FAKE_FREE the MiB that other
+// programs leave free.
 #include <quire/sim.h>
 
 #include <algorithm>

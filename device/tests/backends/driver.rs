@@ -1,5 +1,5 @@
-//! The `cuda` backend with `driver.cpp` and `blas.cpp`, a driver and a cuBLASLt in host code. This program runs itself again in an
-//! environment where they are the first `libcuda.so.1` and `libcublasLt.so.13` that the loader finds. This does not test the
+//! The `cuda` backend with `driver.cpp` and `blas.cpp`, a driver and a cuBLASLt in host code. This program runs itself again in
+//! an environment where they are the first `libcuda.so.1` and `libcublasLt.so.13` that the loader finds. This does not test the
 //! behaviour of a real driver.
 
 use std::path::PathBuf;

@@ -1,5 +1,5 @@
-//! The same tests for every backend that can be opened on this machine; each other backend is reported in a line that begins with
-//! `NOT RUN:`.
+//! The same tests for every backend that can be opened on this machine; each other backend is reported in a line that begins
+//! with `NOT RUN:`.
 //!
 //! The kernels are those of `simt/tests/`. `cuda` needs a GPU and nvcc; without them its code still runs, with a
 //! driver in host code ([`driver`]).

@@ -36,8 +36,8 @@ fn q8_0_error(block: &[f32]) -> f64 {
     block.iter().map(|&w| (f64::from(w) - stored * f64::from((w * inverse).round())).powi(2)).sum()
 }
 
-/// Returns the squared error of a block in Q4_0: the scale is the weight of greatest magnitude over −8 in half precision, the integers
-/// are rounded with the unrounded scale, halves up, at most 7.
+/// Returns the squared error of a block in Q4_0: the scale is the weight of greatest magnitude over −8 in half precision, the
+/// integers are rounded with the unrounded scale, halves up, at most 7.
 fn q4_0_error(block: &[f32]) -> f64 {
     let peak = block.iter().fold(0.0f32, |m, &w| if w.abs() > m.abs() { w } else { m });
     let scale = peak / -8.0;

@@ -37,8 +37,8 @@ fn product_of(
     y.into_iter().map(f32::to_bits).collect()
 }
 
-/// Returns the product in double precision, of the weights as stored and the activations as quantised, and a bound of the error of
-/// single precision: half a unit in the last place of every partial sum and of every product of scales.
+/// Returns the product in double precision, of the weights as stored and the activations as quantised, and a bound of the error
+/// of single precision: half a unit in the last place of every partial sum and of every product of scales.
 fn exact(x: &[f32], w: &PackedMatrix, column: usize) -> (f64, f64) {
     let blocks = row_blocks(Isa::Portable, x);
     let mut weights = vec![0.0; w.k()];

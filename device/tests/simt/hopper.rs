@@ -119,8 +119,8 @@ fn warps_meet_at_barriers_of_their_own() {
     }
 }
 
-/// The canonical layouts of the PTX ISA for matrices of 16-bit elements: the byte offset of (mn, k), with rows of `swizzle` bytes (0:
-/// no swizzle), and the permutation of the 16-byte chunks of a row.
+/// The canonical layouts of the PTX ISA for matrices of 16-bit elements: the byte offset of (mn, k), with rows of `swizzle`
+/// bytes (0: no swizzle), and the permutation of the 16-byte chunks of a row.
 fn canonical(swizzle: usize, mn_major: bool, leading: usize, stride: usize, mn: usize, k: usize) -> usize {
     let (fast, slow) = if mn_major { (mn, k) } else { (k, mn) };
     if swizzle == 0 {
@@ -144,7 +144,8 @@ fn a_product_finds_its_factors_in_every_canonical_layout() {
     };
     for (swizzle, mode) in [(0, 0), (128, 1), (64, 2), (32, 3)] {
         for columns in [false, true] {
-            // Strides larger than those of dense matrices, so that each has an effect. The second factor is aligned to every pattern.
+            // Strides larger than those of dense matrices, so that each has an effect. The second factor is aligned to every
+            // pattern.
             let (a_leading, a_stride) = if swizzle == 0 { (1152, 128) } else { (0, 8 * swizzle + 1024) };
             let (b_leading, b_stride) = match (swizzle, columns) {
                 (0, false) => (1280, 128),

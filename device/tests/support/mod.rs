@@ -3,9 +3,9 @@
 //! The tests of a crate include this folder with `#[path = "…/device/tests/support/mod.rs"] mod support;` and define one
 //! [`Kernels`]. Everything that cannot run on this machine is reported.
 //!
-//! A bundle for a GPU machine (`cargo xtask gpu-bundle`) has no sources, and nothing is built: `QUIRE_BUNDLE` names its
-//! folder, which has the compiled kernels and the reference cases. `QUIRE_TEST_DEVICE` names the only device to test; then it is
-//! an error if that device cannot be opened.
+//! A bundle for a GPU machine (`cargo xtask gpu-bundle`) has no sources, and nothing is built: `QUIRE_BUNDLE` names its folder,
+//! which has the compiled kernels and the reference cases. `QUIRE_TEST_DEVICE` names the only device to test; then it is an
+//! error if that device cannot be opened.
 #![allow(dead_code)] // Each crate uses a part of it.
 
 pub mod hooked;
@@ -97,8 +97,8 @@ impl Kernels {
         self.sim(seed).into_iter().chain(self.cuda()).collect()
     }
 
-    /// Records the launches of `work` and replays them in a process under a sanitizer, each once for every seed. Returns the names
-    /// of the kernels; panics with the output of the sanitizer if it reports an error.
+    /// Records the launches of `work` and replays them in a process under a sanitizer, each once for every seed. Returns the
+    /// names of the kernels; panics with the output of the sanitizer if it reports an error.
     pub fn under(
         &self,
         sanitizer: Sanitizer,

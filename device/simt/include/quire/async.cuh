@@ -22,8 +22,8 @@ struct alignas(128) TensorMap {
 };
 #endif
 
-// Initialises 8 bytes of shared memory as an mbarrier whose phases take `arrivals` arrivals [mbarrier.init]. One thread calls this
-// once, followed by `mbarrier_init_fence` in the same thread and a barrier of the block.
+// Initialises 8 bytes of shared memory as an mbarrier whose phases take `arrivals` arrivals [mbarrier.init]. One thread calls
+// this once, followed by `mbarrier_init_fence` in the same thread and a barrier of the block.
 __device__ __forceinline__ void mbarrier_init(uint64_t* barrier, uint32_t arrivals, [[maybe_unused]] Place at = here()) {
 #ifdef QUIRE_SIMT
     simt::mbarrier_init(barrier, arrivals, at);
@@ -50,7 +50,8 @@ __device__ __forceinline__ void mbarrier_arrive(uint64_t* barrier, [[maybe_unuse
 #endif
 }
 
-// Arrives once, and adds `bytes` to the bytes that copies must deliver before the phase completes [mbarrier.arrive: .expect_tx].
+// Arrives once, and adds `bytes` to the bytes that copies must deliver before the phase completes [mbarrier.arrive:
+// .expect_tx].
 __device__ __forceinline__ void mbarrier_arrive_expect(uint64_t* barrier, uint32_t bytes,
                                                        [[maybe_unused]] Place at = here()) {
 #ifdef QUIRE_SIMT
@@ -61,8 +62,8 @@ __device__ __forceinline__ void mbarrier_arrive_expect(uint64_t* barrier, uint32
 #endif
 }
 
-// Waits until the phase with this parity has completed [mbarrier.try_wait: .parity]. The first phase has parity 0; a new mbarrier
-// behaves as if a phase of parity 1 had just completed.
+// Waits until the phase with this parity has completed [mbarrier.try_wait: .parity]. The first phase has parity 0; a new
+// mbarrier behaves as if a phase of parity 1 had just completed.
 __device__ __forceinline__ void mbarrier_wait(uint64_t* barrier, uint32_t parity, [[maybe_unused]] Place at = here()) {
 #ifdef QUIRE_SIMT
     simt::mbarrier_wait(barrier, parity, at);
@@ -78,9 +79,9 @@ __device__ __forceinline__ void mbarrier_wait(uint64_t* barrier, uint32_t parity
 #endif
 }
 
-// Starts a copy of one box to shared memory, at a multiple of 128 bytes, in the swizzle of the map [cp.async.bulk.tensor]. x, y, z and
-// w are the coordinates of its first element, fastest dimension first. Elements outside of the tensor become zeros. The mbarrier
-// counts all bytes of the box.
+// Starts a copy of one box to shared memory, at a multiple of 128 bytes, in the swizzle of the map [cp.async.bulk.tensor]. x,
+// y, z and w are the coordinates of its first element, fastest dimension first. Elements outside of the tensor become zeros.
+// The mbarrier counts all bytes of the box.
 __device__ __forceinline__ void load_box(void* shared, const TensorMap& map, int x, int y, int z, int w, uint64_t* barrier,
                                          [[maybe_unused]] Place at = here()) {
 #ifdef QUIRE_SIMT
@@ -143,8 +144,8 @@ __device__ __forceinline__ float exp2_approx(float power) {
     return value;
 }
 
-// Sets the number of registers per thread for the rest of this warpgroup [setmaxnreg]: `give_registers` lowers it, `take_registers`
-// raises it. All warps of the warpgroup must call it. On the host they do nothing.
+// Sets the number of registers per thread for the rest of this warpgroup [setmaxnreg]: `give_registers` lowers it,
+// `take_registers` raises it. All warps of the warpgroup must call it. On the host they do nothing.
 template <uint32_t COUNT>
 __device__ __forceinline__ void give_registers() {
     static_assert(COUNT % 8 == 0 && COUNT >= 24 && COUNT <= 256, "a multiple of 8 from 24 to 256");

@@ -1,5 +1,5 @@
-// Wrappers of inline PTX for tensor core products, the loads that feed them, and asynchronous copies. Inline PTX is used only in
-// this folder.
+// Wrappers of inline PTX for tensor core products, the loads that feed them, and asynchronous copies. Inline PTX is used only
+// in this folder.
 //
 // Each wrapper has two bodies side by side: a model for the host (device/simt), and the instruction for nvcc. Layouts are
 // those of the PTX ISA, sections "Matrix fragments for mma.m16n8k16" and "ldmatrix".
@@ -60,8 +60,8 @@ __device__ __forceinline__ void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[
 #endif
 }
 
-// Loads N (1, 2 or 4) tiles of 8x8 16-bit numbers from shared memory, with all 32 lanes. Lane 8 i + j passes the address of row j
-// of tile i: 16 bytes, aligned to 16; addresses of lanes from 8 N on are ignored. Afterwards tile[i] of a lane holds columns
+// Loads N (1, 2 or 4) tiles of 8x8 16-bit numbers from shared memory, with all 32 lanes. Lane 8 i + j passes the address of row
+// j of tile i: 16 bytes, aligned to 16; addresses of lanes from 8 N on are ignored. Afterwards tile[i] of a lane holds columns
 // lane % 4 * 2 and the next of row lane / 4 of tile i.
 template <int N>
 __device__ __forceinline__ void ldmatrix(uint32_t (&tile)[N], const void* row, [[maybe_unused]] Place at = here()) {

@@ -1,8 +1,8 @@
 // Products of a warpgroup on Hopper's tensor cores: wgmma, of sm_90a.
 //
-// A warpgroup is four whole warps, the first of which is a multiple of four. It starts products, commits them as a group, and waits
-// for groups. Between start and wait, the sums, the registers of a, and the operands in shared memory must not be accessed.
-// Names in brackets are sections of the PTX ISA.
+// A warpgroup is four whole warps, the first of which is a multiple of four. It starts products, commits them as a group, and
+// waits for groups. Between start and wait, the sums, the registers of a, and the operands in shared memory must not be
+// accessed. Names in brackets are sections of the PTX ISA.
 #pragma once
 
 #include "async.cuh"
@@ -10,12 +10,13 @@
 namespace quire {
 
 // Returns the descriptor of a matrix of 16-bit elements in shared memory [Asynchronous warpgroup level matrix: matrix
-// descriptor] with the 128-byte swizzle: rows of 64 elements (128 bytes); the 16-byte chunk c of row r of a group of 8 rows is stored
-// at c ^ (r % 8); groups of 8 rows start at multiples of 1024 bytes. load_box stores boxes with 64 elements per row this way.
+// descriptor] with the 128-byte swizzle: rows of 64 elements (128 bytes); the 16-byte chunk c of row r of a group of 8 rows is
+// stored at c ^ (r % 8); groups of 8 rows start at multiples of 1024 bytes. load_box stores boxes with 64 elements per row this
+// way.
 //
-// The product decides whether the rows are those of the matrix or of its transpose. `leading`: bytes from one group of 64 columns
-// to the next, if elements of a row are columns (MN major); otherwise unused. `stride`: bytes from one group of 8 rows to the
-// next.
+// The product decides whether the rows are those of the matrix or of its transpose. `leading`: bytes from one group of 64
+// columns to the next, if elements of a row are columns (MN major); otherwise unused. `stride`: bytes from one group of 8 rows
+// to the next.
 __device__ __forceinline__ uint64_t matrix_in_128(const void* shared, uint32_t leading, uint32_t stride,
                                                   [[maybe_unused]] Place at = here()) {
 #ifdef QUIRE_SIMT
@@ -87,9 +88,9 @@ enum class Rows { K, COLUMNS };
                  : __VA_ARGS__)
 #endif
 
-// Computes d = a b, or d += a b if `accumulate`, for a of 64 x 16, b of 16 x N, and d of 64 x N floats. T, the type of a and b, is
-// __half or __nv_bfloat16 [wgmma.mma_async]. With g = lane / 4 and c = lane % 4 * 2, a lane of warp w of the warpgroup holds these
-// elements of d, for every i < N / 8:
+// Computes d = a b, or d += a b if `accumulate`, for a of 64 x 16, b of 16 x N, and d of 64 x N floats. T, the type of a and b,
+// is __half or __nv_bfloat16 [wgmma.mma_async]. With g = lane / 4 and c = lane % 4 * 2, a lane of warp w of the warpgroup holds
+// these elements of d, for every i < N / 8:
 //
 //   d[i][0], d[i][1]  row 16 w + g,      columns 8 i + c and the next
 //   d[i][2], d[i][3]  row 16 w + g + 8,  the same columns
@@ -117,8 +118,8 @@ __device__ __forceinline__ void wgmma(float (&d)[N / 8][4], uint64_t a, uint64_t
 #endif
 }
 
-// In this overload each warp passes 16 rows of a in registers, laid out as for mma_m16n8k16; two neighbouring d[i] of a product,
-// converted to T, have that layout. The registers must not change until the wait.
+// In this overload each warp passes 16 rows of a in registers, laid out as for mma_m16n8k16; two neighbouring d[i] of a
+// product, converted to T, have that layout. The registers must not change until the wait.
 template <class T, int N, Rows B>
 __device__ __forceinline__ void wgmma(float (&d)[N / 8][4], const uint32_t (&a)[4], uint64_t b, bool accumulate,
                                       [[maybe_unused]] Place at = here()) {

@@ -50,8 +50,8 @@ using Bfloat16 = Format<8, 7, 0x7f7f, 0x7f80, 0x7fff>;
 using E4m3 = Format<4, 3, 0x7e, 0x7e, 0x7f>;  // saturates
 using E5m2 = Format<5, 2, 0x7b, 0x7b, 0x7f>;  // saturates
 
-// Rounds an exact double to a format of at most 16 bits. It is first rounded to float, to odd, so that the second rounding gives
-// the same result as a single one (Boldo and Melquiond, 2005).
+// Rounds an exact double to a format of at most 16 bits. It is first rounded to float, to odd, so that the second rounding
+// gives the same result as a single one (Boldo and Melquiond, 2005).
 template <class F>
 uint16_t round_double(double value) {
     float narrow = static_cast<float>(value);

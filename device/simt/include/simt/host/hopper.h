@@ -1,7 +1,7 @@
 // Models of the instructions that quire/async.cuh and quire/wgmma.cuh wrap and describe.
 //
-// Asynchronous operations are as late as the rules allow: a copy is done when a thread waits for it, a product is computed at its
-// wait, from the contents of shared memory at that time. Until then the memory that they write reads as NaN.
+// Asynchronous operations are as late as the rules allow: a copy is done when a thread waits for it, a product is computed at
+// its wait, from the contents of shared memory at that time. Until then the memory that they write reads as NaN.
 #pragma once
 
 #include <cstring>

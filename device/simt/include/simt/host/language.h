@@ -12,8 +12,8 @@
 #define __launch_bounds__(...)
 #define __grid_constant__
 #define __align__(n) __attribute__((aligned(n)))
-// thread_local is the storage class of C++ that is static inside of a function, may follow `extern`, and has one copy per operating
-// system thread, so that concurrent launches do not share it. The runtime fills all of it with NaN before each block.
+// thread_local is the storage class of C++ that is static inside of a function, may follow `extern`, and has one copy per
+// operating system thread, so that concurrent launches do not share it. The runtime fills all of it with NaN before each block.
 #define __shared__ thread_local
 
 #define threadIdx (simt::self->thread_idx)

@@ -15,7 +15,8 @@ struct dim3 {
     constexpr dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
 };
 
-// Dynamic shared memory, which `extern __shared__ ... smem[]` of every kernel refers to. Its size is the maximum of a block of sm_90.
+// Dynamic shared memory, which `extern __shared__ ... smem[]` of every kernel refers to. Its size is the maximum of a block of
+// sm_90.
 constexpr unsigned SIMT_SHARED_BYTES = 227 * 1024;
 extern thread_local unsigned char smem[];
 
@@ -89,12 +90,13 @@ void async_commit();
 // Takes the oldest copy of this thread that must be done when at most `groups` groups may be incomplete.
 bool next_due_copy(unsigned groups, AsyncCopy& copy);
 
-// An mbarrier in shared memory (async.cpp describes its bits). `mbarrier_fence` makes those of this thread visible to bulk copies.
+// An mbarrier in shared memory (async.cpp describes its bits). `mbarrier_fence` makes those of this thread visible to bulk
+// copies.
 void mbarrier_init(void* barrier, unsigned arrivals, Place at);
 void mbarrier_fence();
 void mbarrier_arrive(void* barrier, unsigned bytes, Place at);
-// Waits until the phase of this parity has completed. Bulk copies are done here, or when no thread could run otherwise; with a seed,
-// some are done as soon as they start.
+// Waits until the phase of this parity has completed. Bulk copies are done here, or when no thread could run otherwise; with a
+// seed, some are done as soon as they start.
 void mbarrier_wait(void* barrier, unsigned parity, Place at);
 
 // Arrives at barrier 1 to 15 of the block, which some of its threads use, and waits there if `wait`.
@@ -137,8 +139,8 @@ struct Product {
 void product_fence();
 void product_begin(const Product& product);
 void product_commit();
-// Takes the oldest product of this thread that must be done when at most `groups` groups may be incomplete, with the sums that it adds
-// to. `finish_product` copies the sums to the thread once no pending product adds to them.
+// Takes the oldest product of this thread that must be done when at most `groups` groups may be incomplete, with the sums that
+// it adds to. `finish_product` copies the sums to the thread once no pending product adds to them.
 bool next_due_product(unsigned groups, Product& product, float*& sums);
 void finish_product(const Product& product);
 

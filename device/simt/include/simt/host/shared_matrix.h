@@ -1,5 +1,5 @@
-// Layout of matrices and boxes in shared memory for the tensor cores and the copy engine of Hopper: swizzles, wgmma descriptors,
-// and tensor maps.
+// Layout of matrices and boxes in shared memory for the tensor cores and the copy engine of Hopper: swizzles, wgmma
+// descriptors, and tensor maps.
 //
 // Source: PTX ISA, "Asynchronous warpgroup level matrix shared memory layout" (canonical layouts, strides, descriptor) and
 // "Tensor data: swizzling modes".
@@ -11,8 +11,8 @@
 
 namespace simt {
 
-// Returns the address of a byte whose 16-byte chunks are swizzled within `bytes` bytes (32, 64 or 128; 0: no swizzle): address bits
-// from 4 on are XORed with bits from 7 on. The pattern repeats every 8 * bytes, so it depends on addresses, not on tiles.
+// Returns the address of a byte whose 16-byte chunks are swizzled within `bytes` bytes (32, 64 or 128; 0: no swizzle): address
+// bits from 4 on are XORed with bits from 7 on. The pattern repeats every 8 * bytes, so it depends on addresses, not on tiles.
 inline uintptr_t swizzled(uintptr_t at, unsigned bytes) {
     return bytes ? at ^ ((at >> 7 & (bytes / 16 - 1)) << 4) : at;
 }
