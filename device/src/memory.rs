@@ -154,7 +154,7 @@ mod tests {
     fn a_write_next_to_guarded_memory_is_detected() {
         for beside in [-1isize, -(GUARD as isize), 100, 100 + GUARD as isize - 1] {
             let memory = HostMemory::guarded(100).unwrap();
-            assert!(memory.guards_hold() && memory.start().addr() % ALIGN == 0);
+            assert!(memory.guards_hold() && memory.start().addr().is_multiple_of(ALIGN));
             // SAFETY: the guards are part of the allocation.
             unsafe { memory.start().offset(beside).write(0) };
             assert!(!memory.guards_hold(), "{beside}");
