@@ -97,7 +97,7 @@ impl Buffer {
 
     /// Checks that the range lies inside of the buffer and that `device` owns it: `own` returns `None` for memory of another
     /// device. Every copy and launch goes through this check.
-    pub(crate) fn of<'a, T>(
+    pub(crate) fn checked<'a, T>(
         &'a self,
         device: &'static str,
         at: usize,

@@ -57,7 +57,7 @@ impl Graph {
 pub(crate) struct Tape<T>(&'static str, Mutex<Option<Vec<T>>>);
 
 impl<T> Tape<T> {
-    pub fn of(device: &'static str) -> Tape<T> {
+    pub fn new(device: &'static str) -> Tape<T> {
         Tape(device, Mutex::new(None))
     }
 

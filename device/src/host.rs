@@ -64,7 +64,7 @@ impl Host {
     fn new(name: &'static str, options: &Options, kernels: Option<Libraries>) -> Result<Host, DeviceError> {
         let pool = Pool::new(options.threads)?;
         let (order, progress, allocated) = (Arc::default(), Arc::new(Progress::new(name)), Arc::default());
-        let (tape, profile) = (Tape::of(name), options.profile.clone());
+        let (tape, profile) = (Tape::new(name), options.profile.clone());
         Ok(Host { pool, order, progress, allocated, kernels, tape, profile })
     }
 
@@ -73,7 +73,7 @@ impl Host {
         if self.kernels.is_some() {
             return Ok(&self.own_sim(buffer, at, bytes)?.memory);
         }
-        buffer.of(self.name(), at, bytes, |memory| match memory {
+        buffer.checked(self.name(), at, bytes, |memory| match memory {
             Memory::Cpu(memory) => Some(memory),
             _ => None,
         })
@@ -81,7 +81,7 @@ impl Host {
 
     /// As [`Host::own`] for `cuda-sim`; the result can be kept.
     fn own_sim<'a>(&self, buffer: &'a Buffer, at: usize, bytes: usize) -> Result<&'a Arc<SimMemory>, DeviceError> {
-        buffer.of(self.name(), at, bytes, |memory| match memory {
+        buffer.checked(self.name(), at, bytes, |memory| match memory {
             Memory::Sim(memory) if Arc::ptr_eq(&memory.order, &self.order) => Some(memory),
             _ => None,
         })
@@ -89,7 +89,7 @@ impl Host {
 
     /// As [`Host::own`] for page-locked memory.
     fn locked<'a>(&self, pinned: &'a Pinned, at: usize, bytes: usize) -> Result<&'a HostMemory, DeviceError> {
-        pinned.of(self.name(), at, bytes, |memory| match memory {
+        pinned.checked(self.name(), at, bytes, |memory| match memory {
             Locked::Host(memory) if Arc::ptr_eq(&pinned.progress, &self.progress) => Some(memory),
             _ => None,
         })
@@ -219,7 +219,7 @@ impl Device for Host {
 
     fn synchronize(&self) -> Result<(), DeviceError> {
         self.tape.refuse("a wait")?;
-        self.progress.seen(self.progress.all());
+        self.progress.note_wait(self.progress.promise_all());
         Ok(())
     }
 
@@ -243,7 +243,7 @@ impl Device for Host {
         let (locked, to) = (self.locked(from, from_at, bytes)?, self.own(to, at, bytes)?);
         // SAFETY: inside of both, which are different kinds of memory; `to` is borrowed mutably.
         unsafe { self.move_bytes(locked.start().add(from_at), to.start().add(at), bytes) };
-        from.used_until(self.progress.copied(queue));
+        from.note_copy(self.progress.count_copy(queue));
         Ok(())
     }
 
@@ -260,13 +260,13 @@ impl Device for Host {
         let (from, locked) = (self.own(from, at, bytes)?, self.locked(to, to_at, bytes)?);
         // SAFETY: inside of both, which are different kinds of memory; `to` is borrowed mutably.
         unsafe { self.move_bytes(from.start().add(at), locked.start().add(to_at), bytes) };
-        to.used_until(self.progress.copied(queue));
+        to.note_copy(self.progress.count_copy(queue));
         Ok(())
     }
 
     fn record(&self, queue: Queue) -> Result<Event, DeviceError> {
         self.tape.refuse("an event")?;
-        let clock = self.progress.of(queue);
+        let clock = self.progress.promise(queue);
         Ok(Event { progress: Arc::clone(&self.progress), clock, mark: Mark::Host(Instant::now()) })
     }
 
@@ -275,7 +275,7 @@ impl Device for Host {
         if !Arc::ptr_eq(&event.progress, &self.progress) {
             return Err(DeviceError::WrongDevice { expected: self.name(), found: event.progress.device });
         }
-        self.progress.waits(queue, event.clock);
+        self.progress.note_queue_wait(queue, event.clock);
         Ok(())
     }
 

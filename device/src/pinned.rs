@@ -66,8 +66,8 @@ impl Pinned {
         }
     }
 
-    /// Checks a range and the owner, as `Buffer::of` does.
-    pub(crate) fn of<'a, T>(
+    /// Checks a range and the owner, as `Buffer::checked` does.
+    pub(crate) fn checked<'a, T>(
         &'a self,
         device: &'static str,
         at: usize,
@@ -79,12 +79,12 @@ impl Pinned {
     }
 
     /// Notes that a copy from or to this memory was enqueued.
-    pub(crate) fn used_until(&self, clock: Clock) {
+    pub(crate) fn note_copy(&self, clock: Clock) {
         lock(&self.last).join(clock);
     }
 
     fn check_idle(&self) -> Result<(), DeviceError> {
         let last = *lock(&self.last);
-        if self.progress.over(last) { Ok(()) } else { Err(DeviceError::InFlight) }
+        if self.progress.is_waited_for(last) { Ok(()) } else { Err(DeviceError::InFlight) }
     }
 }

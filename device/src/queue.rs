@@ -62,7 +62,7 @@ impl Progress {
 
     /// Counts a copy; returns what must be done before the host may access its memory. Call it after the copy is enqueued: an
     /// event recorded in between may then promise too little, never too much.
-    pub fn copied(&self, queue: Queue) -> Clock {
+    pub fn count_copy(&self, queue: Queue) -> Clock {
         let mut known = lock(&self.known);
         let own = &mut known.queues[queue as usize].0[queue as usize];
         *own += 1;
@@ -72,22 +72,22 @@ impl Progress {
     }
 
     /// Returns what an event on `queue` promises if it is recorded now.
-    pub fn of(&self, queue: Queue) -> Clock {
+    pub fn promise(&self, queue: Queue) -> Clock {
         lock(&self.known).queues[queue as usize]
     }
 
     /// Notes that the queue waits for these copies.
-    pub fn waits(&self, queue: Queue, clock: Clock) {
+    pub fn note_queue_wait(&self, queue: Queue, clock: Clock) {
         lock(&self.known).queues[queue as usize].join(clock);
     }
 
     /// Notes that the host has waited for these copies.
-    pub fn seen(&self, clock: Clock) {
+    pub fn note_wait(&self, clock: Clock) {
         lock(&self.known).host.join(clock);
     }
 
     /// Returns what a wait for both queues promises.
-    pub fn all(&self) -> Clock {
+    pub fn promise_all(&self) -> Clock {
         let known = lock(&self.known);
         let mut clock = known.queues[0];
         clock.join(known.queues[1]);
@@ -95,7 +95,7 @@ impl Progress {
     }
 
     /// Returns whether the host has waited for these copies.
-    pub fn over(&self, clock: Clock) -> bool {
+    pub fn is_waited_for(&self, clock: Clock) -> bool {
         lock(&self.known).host.covers(clock)
     }
 }
@@ -125,7 +125,7 @@ impl Event {
             Mark::Host(..) => {}
             Mark::Cuda(point) => point.synchronize()?,
         }
-        self.progress.seen(self.clock);
+        self.progress.note_wait(self.clock);
         Ok(())
     }
 
@@ -139,7 +139,7 @@ impl Event {
             Mark::Cuda(point) => point.is_done()?,
         };
         if done {
-            self.progress.seen(self.clock);
+            self.progress.note_wait(self.clock);
         }
         Ok(done)
     }

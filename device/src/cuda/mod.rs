@@ -63,7 +63,7 @@ impl Cuda {
             modules,
             progress: Arc::new(Progress::new(NAME)),
             blas: Mutex::default(),
-            tape: Tape::of(NAME),
+            tape: Tape::new(NAME),
             deterministic: options.deterministic,
             profile: options.profile.clone(),
             context,
@@ -72,7 +72,7 @@ impl Cuda {
 
     /// Checks a range of a buffer of this GPU and returns its address.
     fn own(&self, buffer: &Buffer, at: usize, bytes: usize) -> Result<sys::CUdeviceptr, DeviceError> {
-        buffer.of(NAME, at, bytes, |memory| match memory {
+        buffer.checked(NAME, at, bytes, |memory| match memory {
             Memory::Cuda(memory) if Arc::ptr_eq(&memory.context, &self.context) => Some(memory.address + at as u64),
             _ => None,
         })
@@ -89,7 +89,7 @@ impl Cuda {
 
     /// As [`Cuda::own`] for page-locked memory.
     fn locked(&self, pinned: &Pinned, at: usize, bytes: usize) -> Result<*mut c_void, DeviceError> {
-        pinned.of(NAME, at, bytes, |memory| match memory {
+        pinned.checked(NAME, at, bytes, |memory| match memory {
             Locked::Cuda(memory) if Arc::ptr_eq(&pinned.progress, &self.progress) => Some(memory.address(at)),
             _ => None,
         })
@@ -215,9 +215,9 @@ impl Device for Cuda {
 
     fn synchronize(&self) -> Result<(), DeviceError> {
         self.tape.refuse("a wait")?;
-        let clock = self.progress.all();
+        let clock = self.progress.promise_all();
         self.context.finish_all()?;
-        self.progress.seen(clock);
+        self.progress.note_wait(clock);
         Ok(())
     }
 
@@ -238,10 +238,10 @@ impl Device for Cuda {
     ) -> Result<(), DeviceError> {
         self.tape.refuse("an upload")?;
         let (locked, to) = (self.locked(from, from_at, bytes)?, self.own(to, at, bytes)?);
-        // SAFETY: inside of both, whose drops wait for the stream; `used_until` denies access to the source until then.
+        // SAFETY: inside of both, whose drops wait for the stream; `note_copy` denies access to the source until then.
         let copy = |stream| unsafe { sys::cuMemcpyHtoDAsync_v2(to, locked, bytes, stream) };
         self.enqueue(queue, bytes, "copying to the GPU", copy)?;
-        from.used_until(self.progress.copied(queue));
+        from.note_copy(self.progress.count_copy(queue));
         Ok(())
     }
 
@@ -256,16 +256,16 @@ impl Device for Cuda {
     ) -> Result<(), DeviceError> {
         self.tape.refuse("a download")?;
         let (from, locked) = (self.own(from, at, bytes)?, self.locked(to, to_at, bytes)?);
-        // SAFETY: inside of both, whose drops wait for the stream; `used_until` denies access to the target until then.
+        // SAFETY: inside of both, whose drops wait for the stream; `note_copy` denies access to the target until then.
         let copy = |stream| unsafe { sys::cuMemcpyDtoHAsync_v2(locked, from, bytes, stream) };
         self.enqueue(queue, bytes, "copying from the GPU", copy)?;
-        to.used_until(self.progress.copied(queue));
+        to.note_copy(self.progress.count_copy(queue));
         Ok(())
     }
 
     fn record(&self, queue: Queue) -> Result<Event, DeviceError> {
         self.tape.refuse("an event")?;
-        let clock = self.progress.of(queue);
+        let clock = self.progress.promise(queue);
         let mark = Mark::Cuda(Point::record(&self.context, queue)?);
         Ok(Event { progress: Arc::clone(&self.progress), clock, mark })
     }
@@ -276,7 +276,7 @@ impl Device for Cuda {
             Mark::Cuda(point) if Arc::ptr_eq(&event.progress, &self.progress) => point.make_wait(queue)?,
             _ => return Err(DeviceError::WrongDevice { expected: NAME, found: event.progress.device }),
         }
-        self.progress.waits(queue, event.clock);
+        self.progress.note_queue_wait(queue, event.clock);
         Ok(())
     }
 
