@@ -14,7 +14,7 @@ use server::{App, ServerOptions};
 
 /// Loads, listens, serves until a signal comes.
 pub fn run(args: ServeArgs, mut config: EngineConfig) -> Result<(), CliError> {
-    engine::allocator::keep_little();
+    engine::allocator::limit_retention();
     config.max_queued_requests = args.limits.max_queued_requests;
     config.max_unread_events = args.limits.max_unread_events;
     config.max_schema_bytes = args.limits.limits().max_schema_bytes;

@@ -1,8 +1,8 @@
-//! The matrix product in every weight format, at the shapes of SmolLM2-135M, against what the machine can do at best.
+//! The matrix product in every weight format, at the shapes of SmolLM2-135M, next to the limits of the machine.
 //!
 //! `cargo bench -p device --bench gemm -- [FILTER]`, with the threads of `QUIRE_THREADS` (default 2). Criterion's
-//! throughput is bytes of packed weights for few rows, multiply-adds for many. The floors of the same run are printed
-//! first and last, because other tenants of the machine move all figures: where the two differ, repeat.
+//! throughput is bytes of packed weights for few rows, multiply-adds for many. The limits of the machine are measured and
+//! printed before and after, because other load on the machine changes all figures: repeat if the two differ.
 #![allow(clippy::expect_used)]
 
 use std::hint::black_box;
@@ -13,7 +13,7 @@ use device::Dtype;
 use device::gemm::{Gemm, PackedMatrix, Quantization, Rows, gemm};
 use device::{Isa, Pool, roofline};
 
-/// `(name, k, n)`: the fused matrices of a layer, and the vocabulary.
+/// `(name, k, n)`: the fused matrices of a layer, and the output layer.
 const SHAPES: [(&str, usize, usize); 5] =
     [("qkv", 576, 960), ("output", 576, 576), ("gate_up", 576, 3072), ("down", 1536, 576), ("vocabulary", 576, 49152)];
 const ROWS: [usize; 4] = [1, 8, 16, 512];
@@ -23,9 +23,9 @@ fn pool() -> Pool {
     Pool::new(Some(threads.unwrap_or(2))).expect("threads")
 }
 
-fn floors(pool: &Pool) {
+fn print_limits(pool: &Pool) {
     println!(
-        "floors, {} threads: read {:.1} GB/s from memory, {:.1} GB/s from 4 MiB; {:.0} GOP/s in int8, {:.0} GFLOP/s in f32",
+        "limits, {} threads: read {:.1} GB/s from memory, {:.1} GB/s from 4 MiB; {:.0} GOP/s in int8, {:.0} GFLOP/s in f32",
         pool.threads(),
         roofline::read_bandwidth(pool, 256 << 20) / 1e9,
         roofline::read_bandwidth(pool, 4 << 20) / 1e9,
@@ -34,7 +34,7 @@ fn floors(pool: &Pool) {
     );
 }
 
-/// Numbers between −1 and 1 without any pattern.
+/// Returns pseudorandom numbers between −1 and 1.
 fn numbers(len: usize) -> Vec<f32> {
     let mut state = 1u64;
     let mut next = || {
@@ -46,7 +46,7 @@ fn numbers(len: usize) -> Vec<f32> {
 
 fn products(criterion: &mut Criterion) {
     let pool = pool();
-    floors(&pool);
+    print_limits(&pool);
     for (name, k, n) in SHAPES {
         let dense = numbers(n * k);
         let bf16: Vec<u8> = dense.iter().flat_map(|&w| half::bf16::from_f32(w).to_le_bytes()).collect();
@@ -68,7 +68,7 @@ fn products(criterion: &mut Criterion) {
                     _ => Throughput::Elements((rows * n * k) as u64),
                 });
                 group.bench_function(BenchmarkId::new(*format, rows), |bencher| {
-                    // Inside the pool, as a forward pass is.
+                    // Inside of the pool, as in a forward pass.
                     pool.enter(|| {
                         bencher.iter(|| {
                             gemm(
@@ -83,7 +83,7 @@ fn products(criterion: &mut Criterion) {
         }
         group.finish();
     }
-    floors(&pool);
+    print_limits(&pool);
 }
 
 criterion_group! {

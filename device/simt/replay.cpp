@@ -1,15 +1,15 @@
-// Runs launches from a file over the host library that it is linked with: the way to run kernels under a sanitizer, which
-// must be part of a process from its first instruction. `device::sim` writes such files.
+// Runs recorded launches from a file with the host library that it is linked with. This is how kernels run under a sanitizer,
+// which must be part of a process from its first instruction. `device::sim` writes the files.
 //
-//   quire_replay_<crate> launches        exits 0; 1 and one line for a fault; else as the sanitizer exits
+//   quire_replay_<crate> launches        exits with 0; with 1 and one line after a fault; or as the sanitizer does
 //
 // A file is launches one after the other, numbers little-endian:
 //   name: u32 length, bytes
 //   grid, block: 3 x u32 each; shared bytes: u32
-//   seeds: u32 count, u64 each; the launch runs once for each, over fresh copies of the buffers
+//   seeds: u32 count, u64 each; the launch runs once for each, with new copies of the buffers
 //   buffers: u32 count, each u64 length, bytes
 //   arguments: u32 count, each u32 kind; 0, a value: u32 length, bytes; 1, a pointer: u32 buffer, u64 offset; 2, a tensor
-//     map: u32 buffer, 128 bytes, of which the second 8 become the address of the buffer
+//     map: u32 buffer, 128 bytes, whose second 8 bytes become the address of the buffer
 #include <quire/sim.h>
 
 #include <cstdio>
@@ -46,7 +46,8 @@ struct File {
     }
 };
 
-// Exactly as long as the buffer, so that the sanitizer sees the first byte behind it, and aligned as device memory is.
+// Exactly as long as the buffer, so that the sanitizer detects accesses to the first byte past it, and aligned as device
+// memory.
 struct Memory {
     void* at = nullptr;
     explicit Memory(const std::vector<unsigned char>& contents) {
@@ -107,7 +108,7 @@ int replay(File& file) {
 int main(int count, char** words) {
     File file = {count == 2 ? std::fopen(words[1], "rb") : nullptr};
     if (!file.stream) {
-        std::fprintf(stderr, "usage: %s FILE (of launches)\n", words[0]);
+        std::fprintf(stderr, "usage: %s FILE (of recorded launches)\n", words[0]);
         return 2;
     }
     int code = 0;

@@ -1,19 +1,19 @@
-//! The system's allocator: how much freed memory it keeps.
+//! Settings of the system allocator: how much freed memory it keeps.
 //!
-//! glibc keeps what is freed in arenas, up to eight for each core, and gives back only what lies at their ends. A server
-//! whose large requests are over would keep hundreds of megabytes. Elsewhere these functions do nothing.
+//! glibc keeps freed memory in arenas, up to eight per core, and returns only what lies at their ends. After large requests a
+//! server would keep hundreds of megabytes. On other systems these functions do nothing.
 
-/// Allocations of this many bytes are mappings of their own, which go back to the system when they are freed. Smaller ones
-/// are left to the arenas: a mapping costs a page fault for every page.
+/// Allocations of at least this many bytes get their own mapping, which is returned to the system when it is freed. Smaller
+/// ones come from the arenas: a mapping costs a page fault per page.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 const MAPPED_BYTES: libc::c_int = 4 << 20;
 
-/// Sets the allocator up for a process whose requests differ much in size: threads share few arenas, so that one uses what
-/// another has freed, and large allocations go back at once. To be called before there are other threads.
-pub fn keep_little() {
+/// Configures the allocator for a process whose requests differ much in size: threads share few arenas, so that one reuses what
+/// another has freed, and large allocations are returned at once. Call it before other threads exist.
+pub fn limit_retention() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     {
-        // SAFETY: `mallopt` takes two numbers and changes nothing but the allocator's own settings.
+        // SAFETY: `mallopt` takes two numbers and changes only settings of the allocator.
         unsafe {
             libc::mallopt(libc::M_ARENA_MAX, 2);
             libc::mallopt(libc::M_MMAP_THRESHOLD, MAPPED_BYTES);
@@ -21,11 +21,11 @@ pub fn keep_little() {
     }
 }
 
-/// Gives all pages that hold nothing back to the system: milliseconds, while other threads may wait for an allocation.
-pub fn give_back() {
+/// Returns all unused pages to the system. This takes milliseconds, during which other threads may wait for an allocation.
+pub fn trim() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     {
-        // SAFETY: `malloc_trim` takes a number, and touches no memory that is in use.
+        // SAFETY: `malloc_trim` takes a number and touches no memory that is in use.
         unsafe { libc::malloc_trim(0) };
     }
 }

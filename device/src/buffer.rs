@@ -1,10 +1,11 @@
-//! Device memory, whoever owns it.
+//! Device memory of every backend.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use crate::DeviceError;
 use crate::cuda::DeviceMemory;
+use crate::lock::lock;
 use crate::memory::{Element, HostMemory, inside};
 
 /// Returns the bytes of plain values, as a kernel or a copy sees them.
@@ -57,26 +58,25 @@ macro_rules! kernel_structs {
     )*};
 }
 
-/// A piece of device memory, 64-byte aligned, zeroed at birth, freed on drop; made by
-/// [`Device::alloc`](crate::Device::alloc).
+/// Device memory, 64-byte aligned and initially zero; made by [`Device::alloc`](crate::Device::alloc), freed on drop.
 pub struct Buffer(pub(crate) Memory);
 
-/// Where a buffer lies. What a GPU could work on is shared with the [`Graph`](crate::Graph)s that do.
+/// Memory of a buffer. Memory of devices that launch kernels is shared with the [`Graph`](crate::Graph)s that use it.
 pub(crate) enum Memory {
-    /// Of the `cpu` backend.
+    /// Memory of `cpu`.
     Cpu(HostMemory),
-    /// Of `cuda-sim`: host memory in truth, but no CPU code may look at it.
+    /// Memory of `cuda-sim`: host memory that CPU code may not access.
     Sim(Arc<SimMemory>),
-    /// Of a GPU.
+    /// Memory of a GPU.
     Cuda(Arc<DeviceMemory>),
 }
 
 /// Guarded memory of a `cuda-sim` device.
 pub(crate) struct SimMemory {
     pub memory: HostMemory,
-    /// Of the device: held while a kernel runs or memory is copied.
+    /// The device's lock, held while a kernel runs or memory is copied; identifies the device.
     pub order: Arc<Mutex<()>>,
-    /// Of the device: bytes of all buffers.
+    /// The device's counter of bytes in buffers.
     pub allocated: Arc<AtomicU64>,
 }
 
@@ -96,11 +96,11 @@ impl Buffer {
         }
     }
 
-    /// The memory as elements of `T`, for code that runs on the CPU.
+    /// Returns the memory as elements of `T`, for CPU code.
     ///
     /// # Errors
-    /// [`DeviceError::NotOnHost`] for `cuda` and `cuda-sim`; [`DeviceError::BadView`] if the size is no multiple of
-    /// `T`'s.
+    /// [`DeviceError::NotOnHost`] on `cuda` and `cuda-sim`; [`DeviceError::BadView`] if the size is not a multiple of the size
+    /// of `T`.
     pub fn host<T: Element>(&self) -> Result<&[T], DeviceError> {
         match &self.0 {
             Memory::Cpu(memory) => memory.view(),
@@ -124,7 +124,7 @@ impl Buffer {
         self.0.device()
     }
 
-    /// What a kernel gets for byte 0.
+    /// Address of byte 0, as kernels see it.
     pub(crate) fn address(&self) -> u64 {
         match &self.0 {
             Memory::Cpu(memory) => memory.start().expose_provenance() as u64,
@@ -133,21 +133,21 @@ impl Buffer {
         }
     }
 
-    /// A copy of all of it, of memory of this process.
+    /// Returns a copy of the contents; only for memory of this process.
     pub(crate) fn contents(&self) -> Result<Vec<u8>, DeviceError> {
         match &self.0 {
             Memory::Cpu(memory) => memory.view().map(<[u8]>::to_vec),
             Memory::Sim(sim) => {
-                let _order = sim.order.lock().unwrap_or_else(PoisonError::into_inner);
+                let _order = lock(&sim.order);
                 sim.memory.view().map(<[u8]>::to_vec)
             }
             Memory::Cuda(_) => Err(DeviceError::NotOnHost(self.device())),
         }
     }
 
-    /// What `own` finds in it, if `bytes` bytes from `at` on are its own: `None` for memory of another device than `device`,
-    /// which asks. The one check before every copy and launch.
-    pub(crate) fn of<'a, T>(
+    /// Checks that the range lies inside of the buffer and that `device` owns it: `own` returns `None` for memory of another
+    /// device. Every copy and launch goes through this check.
+    pub(crate) fn checked<'a, T>(
         &'a self,
         device: &'static str,
         at: usize,

@@ -1,4 +1,4 @@
-//! What can go wrong on a device, each in one line.
+//! Errors of a device; each is one line.
 
 use std::path::PathBuf;
 
@@ -6,15 +6,15 @@ use crate::cuda::CudaError;
 use crate::launch_error::LaunchError;
 use crate::sim::SimError;
 
-/// What went wrong on a device.
+/// An error of a device.
 #[derive(Debug, thiserror::Error)]
 pub enum DeviceError {
-    /// No backend of that name.
+    /// No backend has this name.
     #[error("--device: found {0:?}, expected \"auto\", \"cpu\", \"cuda\" or \"cuda-sim\"")]
     UnknownDevice(String),
-    /// The memory could not be had.
+    /// The memory could not be allocated.
     #[error(
-        "{device}: {wanted} bytes of memory could not be allocated; lower --kv-cache-memory-bytes or --max-num-batched-tokens"
+        "{device}: could not allocate {wanted} bytes of memory; lower --kv-cache-memory-bytes or --max-num-batched-tokens"
     )]
     OutOfMemory {
         /// Backend name.
@@ -22,50 +22,50 @@ pub enum DeviceError {
         /// Size of the failed allocation.
         wanted: usize,
     },
-    /// A view of a buffer does not match its size.
-    #[error("a buffer of {bytes} bytes can not be seen as elements of {element} bytes")]
+    /// The size of a buffer is not a multiple of the element size.
+    #[error("found a buffer of {bytes} bytes, expected a multiple of {element} bytes, the size of an element")]
     BadView {
         /// Size of the buffer.
         bytes: usize,
         /// Size of one element.
         element: usize,
     },
-    /// A view of memory that belongs to a device.
-    #[error("{0}: the CPU can not reach this memory; copy it with Device::download or Device::upload")]
+    /// CPU code tried to access the memory of a device.
+    #[error("{0}: the CPU cannot access this memory; copy it with Device::download or Device::upload")]
     NotOnHost(&'static str),
-    /// A buffer, page-locked memory or an event of another device.
+    /// Memory, an event or a graph belongs to another device.
     #[error(
-        "{expected}: found memory or an event of another device ({found}); one device can not use what another made"
+        "{expected}: found memory, an event or a graph of another device ({found}); make it with the device that uses it"
     )]
     WrongDevice {
         /// Backend name of the device that was called.
         expected: &'static str,
-        /// Backend name of the other one.
+        /// Backend name of the owner.
         found: &'static str,
     },
-    /// A copy that would leave its buffer.
-    #[error("{bytes} bytes from byte {at} on do not lie in a buffer of {len} bytes")]
+    /// A range does not lie inside of its buffer.
+    #[error("found {bytes} bytes at offset {at}, expected a range inside of a buffer of {len} bytes")]
     Outside {
         /// First byte.
         at: usize,
-        /// Bytes to copy.
+        /// Length of the range.
         bytes: usize,
         /// Size of the buffer.
         len: usize,
     },
-    /// A view of page-locked memory that a copy may still read or write.
+    /// Page-locked memory that a copy may still read or write was accessed.
     #[error(
-        "page-locked memory is still being copied; wait for an event recorded after the copy, or Device::synchronize"
+        "page-locked memory may still be in use by a copy; wait for an event recorded after the copy, or call Device::synchronize"
     )]
     InFlight,
-    /// No weight rows, or none that are whole.
-    #[error("a weight matrix with {0} columns was given no rows, or rows of another length")]
+    /// Weights that are not whole rows, or no rows at all.
+    #[error("a weight matrix with {0} columns: found no rows or an incomplete row, expected one or more whole rows")]
     BadMatrix(usize),
-    /// A device without matrix products.
-    #[error("{0}: there are no matrix products on this device yet; use --device cpu to run a model")]
+    /// The device does not multiply with weights of this form.
+    #[error("{0}: this device does not multiply with weights of this form; make them with Uploader::matrix")]
     NoMatrices(&'static str),
-    /// A device that runs no CUDA kernels.
-    #[error("{device}: launches no CUDA kernels, and was asked for {wanted}; use --device cuda or cuda-sim")]
+    /// The device does not run CUDA kernels.
+    #[error("{device}: this device runs no CUDA kernels, and cannot run {wanted}; use --device cuda or cuda-sim")]
     NoKernels {
         /// Backend name.
         device: &'static str,
@@ -74,61 +74,61 @@ pub enum DeviceError {
     },
     /// A kernel of `cuda-sim` wrote next to a buffer.
     #[error(
-        "cuda-sim: kernel {kernel} wrote beside the buffer of its argument {index}; the address sanitizer names the line"
+        "cuda-sim: kernel {kernel} wrote outside of the buffer of argument {index}; run it under the address sanitizer to find the line"
     )]
     Trespass {
-        /// The kernel.
+        /// Name of the kernel.
         kernel: String,
-        /// Which argument, from 0.
+        /// Index of the argument, from 0.
         index: usize,
     },
-    /// Something that can not be part of a graph, asked for while one is captured.
-    #[error("{device}: {what} can not be part of a graph; do it before Device::capture, or after it")]
+    /// A call during a capture that cannot be part of a graph.
+    #[error("{device}: {what} cannot be part of a graph; do it before or after Device::capture")]
     Capturing {
         /// Backend name.
         device: &'static str,
-        /// What was asked for.
+        /// What was called.
         what: &'static str,
     },
-    /// A device that can not keep work to give it again.
-    #[error("{0}: launches no CUDA kernels, so it has no graphs of them; use --device cuda or cuda-sim")]
+    /// The device has no graphs.
+    #[error("{0}: this device runs no CUDA kernels, so it has no graphs; use --device cuda or cuda-sim")]
     NoGraphs(&'static str),
-    /// Compiled kernels that are in none of the folders.
-    #[error("{device}: found no {file} in {}; `{command}` builds it, --kernels-dir names a folder that has it", list(.searched))]
+    /// Compiled kernels were not found.
+    #[error("{device}: found no {file} in {}; `{command}` builds it, --kernels-dir names another folder", list(.searched))]
     NoKernelFiles {
         /// Backend name.
         device: &'static str,
-        /// The file, or a pattern of files.
+        /// The file, or a pattern of file names.
         file: String,
         /// The folders, in the order of the search.
         searched: Vec<PathBuf>,
-        /// What builds the file.
+        /// Command that builds the file.
         command: &'static str,
     },
-    /// The launch does not fit its kernel.
+    /// A launch does not fit its kernel.
     #[error(transparent)]
     Launch(#[from] LaunchError),
-    /// The host library of kernels is no good, or a kernel of it went wrong.
+    /// The host library of kernels cannot be used, or a kernel in it failed.
     #[error("cuda-sim: {0}")]
     Sim(#[from] SimError),
-    /// The GPU or its driver.
+    /// An error of the GPU or its driver.
     #[error(transparent)]
     Cuda(#[from] CudaError),
-    /// A weight that the quantised form can not hold.
+    /// A weight cannot be stored in the quantised format.
     #[error(
-        "a weight matrix holds numbers that {0} can not store (not finite, or too large); load it without --quantization"
+        "a weight matrix holds numbers that {0} cannot store (not finite, or too large); load it without --quantization"
     )]
     BadWeights(crate::gemm::Quantization),
-    /// This backend multiplies with no such weights.
+    /// The backend does not support quantised weights.
     #[error("--quantization: device {device} has no {quantization} weights; leave it out, or use --device cpu")]
     NoQuantization {
         /// Backend name.
         device: &'static str,
-        /// What was asked for.
+        /// The requested format.
         quantization: crate::gemm::Quantization,
     },
     /// The thread pool could not be started.
-    #[error("--threads: {0} worker threads could not be started: {1}")]
+    #[error("--threads: could not start {0} worker threads ({1}); lower the number")]
     Threads(usize, String),
 }
 

@@ -1,33 +1,34 @@
-//! Work that is recorded once and given again by one call: what CUDA calls a graph.
+//! Graphs: work that is captured once and replayed with one call, as in CUDA.
 //!
-//! [`Device::capture`](crate::Device::capture) takes down what it is given instead of running it;
-//! [`Device::replay`](crate::Device::replay) gives all of that to the compute queue. Launches keep their grids and the bytes
-//! of their arguments, so a number that the host has read meanwhile is frozen. What changes from replay to replay must lie
-//! in buffers.
+//! [`Device::capture`](crate::Device::capture) records work instead of running it;
+//! [`Device::replay`](crate::Device::replay) enqueues all of it on the compute queue. Launches keep their grids and the bytes
+//! of their arguments, so a number that the host computed is frozen in the graph. What changes from replay to replay must be
+//! stored in buffers.
 //!
-//! A graph keeps the memory that it works on: it may outlive the [`Buffer`]s, and a replay never meets freed memory.
+//! A graph keeps the memory that it uses: it may outlive the [`Buffer`]s, and a replay never accesses freed memory.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use crate::DeviceError;
 use crate::buffer::Buffer;
 use crate::cuda::{CudaGraph, DeviceMemory};
+use crate::lock::lock;
 use crate::sim::Work;
 
-/// See the module; made by [`Device::capture`](crate::Device::capture).
+/// Captured work, made by [`Device::capture`](crate::Device::capture) and run by [`Device::replay`](crate::Device::replay).
 pub struct Graph(pub(crate) Recorded);
 
-/// How a backend keeps what was captured.
+/// Captured work of a backend.
 pub(crate) enum Recorded {
-    /// The list, and the lock of the `cuda-sim` device whose it is.
+    /// The list of work, and the lock that identifies the `cuda-sim` device.
     Sim(Vec<Work>, Arc<Mutex<()>>),
-    /// The driver's, and all memory that it works on, by address.
+    /// The graph of the driver, and all memory that it uses, by address.
     Cuda(CudaGraph, BTreeMap<u64, Arc<DeviceMemory>>),
 }
 
 impl Graph {
-    /// Bytes of device memory that the graph itself takes; `None` where it takes none or nobody counts them.
+    /// Returns the bytes of device memory that the graph itself takes; `None` on `cuda-sim`, where it takes none.
     pub fn device_bytes(&self) -> Option<u64> {
         match &self.0 {
             Recorded::Sim(..) => None,
@@ -35,7 +36,7 @@ impl Graph {
         }
     }
 
-    /// Whether the buffer is among those that the graph works on.
+    /// Returns whether the graph uses the buffer.
     pub fn uses(&self, buffer: &Buffer) -> bool {
         match &self.0 {
             Recorded::Sim(list, _) => list.iter().any(|work| work.uses(buffer.address())),
@@ -52,28 +53,24 @@ impl Graph {
     }
 }
 
-/// What a device has taken down of a capture that is under way.
+/// The recorded items of the current capture of a device, if there is one.
 pub(crate) struct Tape<T>(&'static str, Mutex<Option<Vec<T>>>);
 
 impl<T> Tape<T> {
-    pub fn of(device: &'static str) -> Tape<T> {
+    pub fn new(device: &'static str) -> Tape<T> {
         Tape(device, Mutex::new(None))
     }
 
-    /// From here on everything is taken down, until what is returned goes.
+    /// Starts a capture, which ends when the result is dropped.
     pub fn start(&self) -> Result<Running<'_, T>, DeviceError> {
         self.refuse("a capture")?;
-        *self.lock() = Some(Vec::new());
+        *lock(&self.1) = Some(Vec::new());
         Ok(Running(self))
     }
 
-    pub fn runs(&self) -> bool {
-        self.lock().is_some()
-    }
-
-    /// Takes it down; gives it back if nothing is captured.
-    pub fn take_down(&self, item: T) -> Option<T> {
-        match &mut *self.lock() {
+    /// Records an item; returns it if there is no capture.
+    pub fn record(&self, item: T) -> Option<T> {
+        match &mut *lock(&self.1) {
             Some(list) => {
                 list.push(item);
                 None
@@ -82,29 +79,24 @@ impl<T> Tape<T> {
         }
     }
 
-    /// Refuses what can not be part of a graph.
+    /// Fails during a capture, for calls that cannot be part of a graph.
     pub fn refuse(&self, what: &'static str) -> Result<(), DeviceError> {
-        if self.runs() { Err(DeviceError::Capturing { device: self.0, what }) } else { Ok(()) }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Option<Vec<T>>> {
-        // A list is whole between two of its items.
-        self.1.lock().unwrap_or_else(PoisonError::into_inner)
+        if lock(&self.1).is_some() { Err(DeviceError::Capturing { device: self.0, what }) } else { Ok(()) }
     }
 }
 
-/// A capture under way. It ends when this goes, whatever happens to the one who captures.
+/// The current capture; dropping it ends the capture, also after a panic.
 pub(crate) struct Running<'a, T>(&'a Tape<T>);
 
 impl<T> Running<'_, T> {
-    /// What was taken down.
+    /// Ends the capture and returns the recorded items.
     pub fn stop(self) -> Vec<T> {
-        self.0.lock().take().unwrap_or_default()
+        lock(&self.0.1).take().unwrap_or_default()
     }
 }
 
 impl<T> Drop for Running<'_, T> {
     fn drop(&mut self) {
-        *self.0.lock() = None;
+        *lock(&self.0.1) = None;
     }
 }

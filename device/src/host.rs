@@ -1,33 +1,35 @@
-//! The backends whose memory is this process's: `cpu`, and `cuda-sim`, which is the same with closed doors and kernels.
+//! The backends with memory of this process: `cpu`, and `cuda-sim`, which runs kernels and denies CPU code access to its
+//! memory.
 //!
-//! Every call is done when it returns, so both queues are in order by themselves. One lock makes the calls of several
-//! threads an order too: a kernel of `cuda-sim` writes what it was given through pointers, and nothing else may look at
-//! that meanwhile. What a GPU would forbid is forbidden here: the CPU can not see the memory of `cuda-sim`, and
-//! page-locked memory only after a wait ([`crate::queue`]).
+//! Every call is done when it returns, so both queues are in order. One lock also orders the calls of several threads:
+//! a kernel of `cuda-sim` writes memory through raw pointers, and nothing else may access it meanwhile. What a GPU forbids is
+//! forbidden here too: the CPU cannot access the memory of `cuda-sim`, and page-locked memory only after a wait
+//! ([`crate::queue`]).
 
 use std::ptr::copy_nonoverlapping;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use crate::buffer::{Buffer, Memory, SimMemory};
-use crate::gemm::{PackedMatrix, Product, Quantization, Shape};
+use crate::gemm::{PackedMatrix, Product, Quantization};
 use crate::graph::{Graph, Recorded, Tape};
+use crate::lock::lock;
 use crate::memory::HostMemory;
 use crate::pinned::{Locked, Pinned};
 use crate::queue::{Event, Mark, Progress};
 use crate::sim::{Libraries, Part, SimError, Work};
 use crate::stream::Queue;
 use crate::{
-    Device, DeviceError, Dtype, Features, Isa, Launch, LaunchError, Matrix, MemoryInfo, Options, Pool, Profile,
+    Device, DeviceError, Dtype, Features, Isa, Launch, LaunchError, Matrix, MemoryInfo, Options, Pool, Profile, Stored,
 };
 
-/// Memory of this machine now, or of the container that this process is in.
+/// Returns the amount of memory of this machine, or of the container that this process runs in.
 pub fn host_memory() -> MemoryInfo {
     let mut system = sysinfo::System::new();
     system.refresh_memory();
     let (total, available) = (system.total_memory(), system.available_memory());
-    // Inside a container the limit is the group's, not the machine's.
+    // Inside of a container the limit of its control group counts.
     match system.cgroup_limits() {
         Some(limits) if limits.total_memory > 0 => {
             MemoryInfo { total: total.min(limits.total_memory), available: available.min(limits.free_memory) }
@@ -41,79 +43,79 @@ pub(crate) struct Host {
     /// Held while memory is copied or a kernel runs.
     order: Arc<Mutex<()>>,
     progress: Arc<Progress>,
-    /// `cuda-sim`: bytes of all buffers.
+    /// `cuda-sim`: total size of all buffers.
     allocated: Arc<AtomicU64>,
-    /// `cuda-sim`: where kernels come from.
+    /// `cuda-sim`: the libraries of kernels.
     kernels: Option<Libraries>,
-    /// `cuda-sim`: the capture under way.
+    /// `cuda-sim`: the current capture.
     tape: Tape<Work>,
-    /// [`Options::profile`].
     profile: Option<Arc<Profile>>,
 }
 
 impl Host {
     pub fn cpu(options: &Options) -> Result<Host, DeviceError> {
-        let pool = Pool::new(options.threads)?;
-        let (order, progress, allocated) = (Arc::default(), Arc::default(), Arc::default());
-        let (tape, profile) = (Tape::of("cuda-sim"), options.profile.clone());
-        Ok(Host { pool, order, progress, allocated, kernels: None, tape, profile })
+        Host::new("cpu", options, None)
     }
 
     pub fn sim(options: &Options) -> Result<Host, DeviceError> {
-        Ok(Host { kernels: Some(Libraries::find(options)?), ..Host::cpu(options)? })
+        Host::new("cuda-sim", options, Some(Libraries::find(options)?))
     }
 
-    /// The memory of a buffer of this device that has `bytes` bytes from `at` on.
+    fn new(name: &'static str, options: &Options, kernels: Option<Libraries>) -> Result<Host, DeviceError> {
+        let pool = Pool::new(options.threads)?;
+        let (order, progress, allocated) = (Arc::default(), Arc::new(Progress::new(name)), Arc::default());
+        let (tape, profile) = (Tape::new(name), options.profile.clone());
+        Ok(Host { pool, order, progress, allocated, kernels, tape, profile })
+    }
+
+    /// Checks a range of a buffer of this device and returns its memory.
     fn own<'a>(&self, buffer: &'a Buffer, at: usize, bytes: usize) -> Result<&'a HostMemory, DeviceError> {
-        buffer.of(self.name(), at, bytes, |memory| match memory {
-            Memory::Cpu(memory) if self.kernels.is_none() => Some(memory),
-            Memory::Sim(memory) if Arc::ptr_eq(&memory.order, &self.order) => Some(&memory.memory),
+        if self.kernels.is_some() {
+            return Ok(&self.own_sim(buffer, at, bytes)?.memory);
+        }
+        buffer.checked(self.name(), at, bytes, |memory| match memory {
+            Memory::Cpu(memory) => Some(memory),
             _ => None,
         })
     }
 
-    /// The same of `cuda-sim` alone, to be kept.
+    /// As [`Host::own`] for `cuda-sim`; the result can be kept.
     fn own_sim<'a>(&self, buffer: &'a Buffer, at: usize, bytes: usize) -> Result<&'a Arc<SimMemory>, DeviceError> {
-        buffer.of(self.name(), at, bytes, |memory| match memory {
+        buffer.checked(self.name(), at, bytes, |memory| match memory {
             Memory::Sim(memory) if Arc::ptr_eq(&memory.order, &self.order) => Some(memory),
             _ => None,
         })
     }
 
-    /// Runs work, or takes it down.
-    fn submit(&self, kernels: &Libraries, work: Work) -> Result<(), DeviceError> {
-        let Some(work) = self.tape.take_down(work) else { return Ok(()) };
-        let _order = self.in_order();
-        // SAFETY: the memory of `cuda-sim` has no views, and the lock keeps copies and other work away from it. That a
-        // kernel stays within what its arguments say is the promise of `Device::launch`.
-        unsafe { work.run(kernels.seed()) }
-    }
-
-    /// The same of page-locked memory.
+    /// As [`Host::own`] for page-locked memory.
     fn locked<'a>(&self, pinned: &'a Pinned, at: usize, bytes: usize) -> Result<&'a HostMemory, DeviceError> {
-        pinned.of(self.name(), at, bytes, |memory| match memory {
-            Locked::Host(_, memory) if Arc::ptr_eq(&pinned.progress, &self.progress) => Some(memory),
+        pinned.checked(self.name(), at, bytes, |memory| match memory {
+            Locked::Host(memory) if Arc::ptr_eq(&pinned.progress, &self.progress) => Some(memory),
             _ => None,
         })
     }
 
-    fn in_order(&self) -> MutexGuard<'_, ()> {
-        // The lock guards no data of its own.
-        self.order.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Runs work of `cuda-sim`, or records it during a capture.
+    fn submit(&self, kernels: &Libraries, work: Work) -> Result<(), DeviceError> {
+        let Some(work) = self.tape.record(work) else { return Ok(()) };
+        let _order = lock(&self.order);
+        // SAFETY: the memory of `cuda-sim` has no views, and the lock excludes copies and other work. The caller of
+        // `Device::launch` promises that the kernel stays within its arguments.
+        unsafe { work.run(kernels.seed()) }
     }
 
     /// # Safety
-    /// `from` and `to` hold `bytes` bytes, do not overlap, and no reference to the bytes at `to` is alive.
+    /// `from` and `to` have `bytes` bytes and do not overlap, and there is no reference to the bytes at `to`.
     unsafe fn move_bytes(&self, from: *const u8, to: *mut u8, bytes: usize) {
-        let _order = self.in_order();
-        // SAFETY: the caller's promise; kernels are kept out by the lock.
+        let _order = lock(&self.order);
+        // SAFETY: as the caller promises; the lock excludes kernels.
         unsafe { copy_nonoverlapping(from, to, bytes) }
     }
 }
 
 impl Device for Host {
     fn name(&self) -> &'static str {
-        if self.kernels.is_some() { "cuda-sim" } else { "cpu" }
+        self.progress.device
     }
 
     fn description(&self) -> String {
@@ -156,7 +158,7 @@ impl Device for Host {
             (None, None) => PackedMatrix::pack(&self.pool, k, parts),
             (None, Some(quantization)) => PackedMatrix::quantize(&self.pool, quantization, k, parts),
         };
-        packed.map(Matrix::packed)
+        packed.map(|packed| Matrix(Stored::Packed(packed)))
     }
 
     fn profile(&self) -> Option<&Arc<Profile>> {
@@ -169,9 +171,8 @@ impl Device for Host {
 
     fn product(&self, product: Product<'_>) -> Result<(), DeviceError> {
         let Some(kernels) = &self.kernels else { return Err(DeviceError::NoMatrices(self.name())) };
-        let dense = product.check(self.name())?;
-        let (y_format, shape) =
-            (product.y_format, Shape { rows: product.rows, n: dense.n, k: dense.k, format: dense.format });
+        let (dense, shape) = product.check(self.name())?;
+        let y_format = product.y_format;
         let part = |buffer: &Buffer| self.own_sim(buffer, 0, 0).map(|memory| Part::new(memory, 0, buffer.len_bytes()));
         let (x, weights, y) = (part(product.x)?, part(&dense.numbers)?, part(product.y)?);
         let bias = product.bias.map(part).transpose()?;
@@ -185,7 +186,7 @@ impl Device for Host {
     fn upload(&self, to: &mut Buffer, at: usize, bytes: &[u8]) -> Result<(), DeviceError> {
         self.tape.refuse("an upload")?;
         let to = self.own(to, at, bytes.len())?;
-        // SAFETY: inside of `to`, which is borrowed for writing, so `bytes` is other memory.
+        // SAFETY: inside of `to`, which is borrowed mutably, so `bytes` is other memory.
         unsafe { self.move_bytes(bytes.as_ptr(), to.start().add(at), bytes.len()) };
         Ok(())
     }
@@ -193,7 +194,7 @@ impl Device for Host {
     fn download(&self, from: &Buffer, at: usize, bytes: &mut [u8]) -> Result<(), DeviceError> {
         self.tape.refuse("a download")?;
         let from = self.own(from, at, bytes.len())?;
-        // SAFETY: inside of `from`; `bytes` is borrowed for writing, so it is other memory.
+        // SAFETY: inside of `from`; `bytes` is borrowed mutably, so it is other memory.
         unsafe { self.move_bytes(from.start().add(at), bytes.as_mut_ptr(), bytes.len()) };
         Ok(())
     }
@@ -201,11 +202,11 @@ impl Device for Host {
     fn copy(&self, from: &Buffer, at: usize, to: &mut Buffer, to_at: usize, bytes: usize) -> Result<(), DeviceError> {
         if let Some(kernels) = &self.kernels {
             let (from, to) = (self.own_sim(from, at, bytes)?, self.own_sim(to, to_at, bytes)?);
-            return self
-                .submit(kernels, Work::Copy { from: Part::new(from, at, bytes), to: Part::new(to, to_at, bytes) });
+            let (from, to) = (Part::new(from, at, bytes), Part::new(to, to_at, bytes));
+            return self.submit(kernels, Work::Copy { from, to });
         }
         let (from, to) = (self.own(from, at, bytes)?, self.own(to, to_at, bytes)?);
-        // SAFETY: inside of both; `to` is borrowed for writing, so they are two.
+        // SAFETY: inside of both; `to` is borrowed mutably, so they are different buffers.
         unsafe { self.move_bytes(from.start().add(at), to.start().add(to_at), bytes) };
         Ok(())
     }
@@ -218,7 +219,7 @@ impl Device for Host {
 
     fn synchronize(&self) -> Result<(), DeviceError> {
         self.tape.refuse("a wait")?;
-        self.progress.seen(self.progress.all());
+        self.progress.note_wait(self.progress.promise_all());
         Ok(())
     }
 
@@ -226,7 +227,7 @@ impl Device for Host {
         self.tape.refuse("an allocation")?;
         let memory =
             HostMemory::zeroed(bytes).ok_or(DeviceError::OutOfMemory { device: self.name(), wanted: bytes })?;
-        Ok(Pinned::new(Locked::Host(self.name(), memory), Arc::clone(&self.progress)))
+        Ok(Pinned::new(Locked::Host(memory), Arc::clone(&self.progress)))
     }
 
     fn upload_async(
@@ -240,9 +241,9 @@ impl Device for Host {
     ) -> Result<(), DeviceError> {
         self.tape.refuse("an upload")?;
         let (locked, to) = (self.locked(from, from_at, bytes)?, self.own(to, at, bytes)?);
-        // SAFETY: inside of both, which are of two kinds; `to` is borrowed for writing.
+        // SAFETY: inside of both, which are different kinds of memory; `to` is borrowed mutably.
         unsafe { self.move_bytes(locked.start().add(from_at), to.start().add(at), bytes) };
-        from.used_until(self.progress.copied(queue));
+        from.note_copy(self.progress.count_copy(queue));
         Ok(())
     }
 
@@ -257,24 +258,24 @@ impl Device for Host {
     ) -> Result<(), DeviceError> {
         self.tape.refuse("a download")?;
         let (from, locked) = (self.own(from, at, bytes)?, self.locked(to, to_at, bytes)?);
-        // SAFETY: inside of both, which are of two kinds; `to` is borrowed for writing.
+        // SAFETY: inside of both, which are different kinds of memory; `to` is borrowed mutably.
         unsafe { self.move_bytes(from.start().add(at), locked.start().add(to_at), bytes) };
-        to.used_until(self.progress.copied(queue));
+        to.note_copy(self.progress.count_copy(queue));
         Ok(())
     }
 
     fn record(&self, queue: Queue) -> Result<Event, DeviceError> {
         self.tape.refuse("an event")?;
-        let clock = self.progress.of(queue);
-        Ok(Event { progress: Arc::clone(&self.progress), clock, mark: Mark::Host(self.name(), Instant::now()) })
+        let clock = self.progress.promise(queue);
+        Ok(Event { progress: Arc::clone(&self.progress), clock, mark: Mark::Host(Instant::now()) })
     }
 
     fn wait(&self, queue: Queue, event: &Event) -> Result<(), DeviceError> {
         self.tape.refuse("a wait")?;
         if !Arc::ptr_eq(&event.progress, &self.progress) {
-            return Err(DeviceError::WrongDevice { expected: self.name(), found: event.mark.device() });
+            return Err(DeviceError::WrongDevice { expected: self.name(), found: event.progress.device });
         }
-        self.progress.waits(queue, event.clock);
+        self.progress.note_queue_wait(queue, event.clock);
         Ok(())
     }
 
@@ -282,7 +283,7 @@ impl Device for Host {
         match &self.kernels {
             None => Err(DeviceError::NoKernels { device: self.name(), wanted: module.to_owned() }),
             Some(kernels) => {
-                self.tape.refuse("opening kernels")?;
+                self.tape.refuse("loading kernels")?;
                 kernels.library(module).map(|_| ())
             }
         }
@@ -295,7 +296,7 @@ impl Device for Host {
         let library = match kernels.opened(launch.module) {
             Some(library) => library,
             None => {
-                self.tape.refuse("opening kernels")?;
+                self.tape.refuse("loading kernels")?;
                 kernels.library(launch.module)?
             }
         };
@@ -325,8 +326,8 @@ impl Device for Host {
             Recorded::Sim(list, order) if Arc::ptr_eq(order, &self.order) => list,
             _ => return Err(DeviceError::WrongDevice { expected: self.name(), found: graph.device() }),
         };
-        let _order = self.in_order();
-        // SAFETY: as in `give`; the graph keeps its memory.
+        let _order = lock(&self.order);
+        // SAFETY: as in `submit`; the graph keeps its memory.
         list.iter().try_for_each(|work| unsafe { work.run(kernels.seed()) })
     }
 }

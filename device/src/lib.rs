@@ -1,21 +1,20 @@
-//! Memory, threads and matrix products behind one small interface.
+//! Memory, threads, launches and matrix products behind one interface, the trait [`Device`].
 //!
-//! What it is: the only place that knows where bytes live and who computes. It owns [`Buffer`]s (aligned device
-//! memory), the [`Pool`] of worker threads, the [`simd`] lanes that CPU kernels are written in, [`gemm`], the
-//! matrix product that every linear layer is made of, [`Launch`]es of CUDA kernels, and [`roofline`], what the machine
-//! could do at best. Nothing else names the driver.
+//! This crate decides where bytes are stored and what computes. It contains [`Buffer`]s (aligned device memory), the [`Pool`]
+//! of worker threads, the [`simd`] lanes that CPU kernels are written in, [`gemm`], the matrix product of every linear layer,
+//! [`Launch`]es of CUDA kernels, and [`roofline`], the limits of the machine. No other crate calls the CUDA driver.
 //!
-//! What it is not: it knows nothing of models, attention or requests.
+//! Nothing here depends on models, attention or requests.
 //!
 //! | backend | memory | kernels |
 //! |---|---|---|
-//! | `cpu` | this process's; [`Buffer::host`] is the door for code that runs on the CPU | none: CPU kernels are functions |
-//! | `cuda` | a GPU's | fat binaries, through the NVIDIA driver, which is opened at run time and need not be there |
-//! | `cuda-sim` | this process's, with the door shut and guards around every buffer | the same sources as host code ([`sim`]) |
+//! | `cpu` | of this process; CPU code accesses it with [`Buffer::host`] | none: CPU kernels are functions |
+//! | `cuda` | of a GPU | fat binaries, launched through the NVIDIA driver, which is loaded at run time and may be missing |
+//! | `cuda-sim` | of this process, but not accessible with [`Buffer::host`], with guard bytes around every buffer | the same CUDA sources compiled as host code ([`sim`]) |
 //!
-//! A caller that stays within [`Device`] does not learn which one it has, and what one forbids the others forbid: that
-//! is how the CUDA path of a program is tested on a machine without a GPU. Layers are host code over packed
-//! weights on `cpu` ([`Uploader::matrix`]), and launches with [`Device::product`]s between them on the other two.
+//! Code that uses only [`Device`] works on every backend, and what one backend forbids, the others forbid too: so the CUDA path
+//! of a program is tested on a machine without a GPU. On `cpu`, layers are host code over packed weights
+//! ([`Uploader::matrix`]); on the other two they are launches and [`Device::product`]s.
 //!
 //! ```
 //! use device::Queue;
@@ -24,7 +23,7 @@
 //! buffer.host_mut::<f32>()?.copy_from_slice(&[1.0, 2.0, 3.0, 4.0]);
 //! assert_eq!(buffer.host::<f32>()?[2], 3.0);
 //!
-//! // The same on every device: copies beside the work, seen when they are over.
+//! // On every device: a copy that runs beside other work, and a wait for it.
 //! let mut page_locked = device.pinned(buffer.len_bytes())?;
 //! device.download_async(Queue::Copy, &buffer, 0, &mut page_locked, 0, buffer.len_bytes())?;
 //! device.record(Queue::Copy)?.synchronize()?;
@@ -32,8 +31,8 @@
 //! # Ok::<(), device::DeviceError>(())
 //! ```
 //!
-//! A launch names its kernel and has its arguments as the driver takes them. `cargo xtask build-kernels` (`--sim` for
-//! `cuda-sim`) makes the files; [`open`] says where they are found.
+//! A launch names its kernel and passes arguments in the layout of the CUDA driver. `cargo xtask build-kernels` (`--sim` for
+//! `cuda-sim`) compiles the kernels; [`Options::kernels`] says where they are searched.
 //!
 //! ```no_run
 //! use device::{Arg, Launch};
@@ -56,6 +55,7 @@ mod graph;
 mod host;
 mod launch;
 mod launch_error;
+mod lock;
 mod memory;
 mod mirror;
 mod pinned;
@@ -91,58 +91,88 @@ pub use stream::Queue;
 pub use tensor::Tensor;
 pub use upload::Uploader;
 
-/// Bytes of memory of a device.
+/// Amount of memory of a device, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryInfo {
-    /// All of it.
+    /// All memory.
     pub total: u64,
-    /// What a new allocation could use now.
+    /// Memory that a new allocation could use now.
     pub available: u64,
 }
 
-/// What a backend can do.
+/// Capabilities of a backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Features {
-    /// The types that it computes layers in.
+    /// Types that layers can be computed in.
     pub compute: &'static [Dtype],
-    /// It packs matrices for its products ([`Device::packed_matrix`]) and can quantise them. Else they are
-    /// [`Matrix::dense`], in the type that is computed in, and their products [`Device::product`].
+    /// Whether weights are packed ([`Device::packed_matrix`]) and can be quantised. Otherwise they are [`Matrix::dense`] in the
+    /// type that layers are computed in, and are multiplied with [`Device::product`].
     pub packs_matrices: bool,
-    /// It runs kernels ([`Device::launch`]): layers and sampling are such kernels, and a graph can replay a step. Else they are
-    /// code of the host.
+    /// Whether layers and sampling are kernels ([`Device::launch`]), which a graph can replay. Otherwise they are host code.
     pub launches: bool,
 }
 
 impl Features {
-    /// Of `cpu`.
+    /// Capabilities of `cpu`.
     pub const HOST: Features = Features { compute: &[Dtype::F32], packs_matrices: true, launches: false };
-    /// Of `cuda` and `cuda-sim`.
+    /// Capabilities of `cuda` and `cuda-sim`.
     pub const LAUNCHING: Features = Features { compute: &Dtype::ALL, packs_matrices: false, launches: true };
 }
 
-/// Something that holds memory and computes.
+/// A backend: something that holds memory and computes.
 ///
-/// A device has two [`Queue`]s. Calls that name none are ordered on [`Queue::Compute`]. Memory, events and launches of
-/// two devices do not mix: [`DeviceError::WrongDevice`].
+/// The engine opens one device with [`open_with`] and shares it as `Arc<dyn Device>`; weights are loaded through [`Uploader`],
+/// and each step calls the methods below. This is the contract for callers, and for the implementation of a new backend.
+///
+/// **Queues.** A device has two [`Queue`]s, which work like CUDA streams. Work on one queue runs in the order in which it was
+/// enqueued. Work on different queues is ordered only by events: [`Device::record`] on one queue, then [`Device::wait`] on the
+/// other. A method without a queue parameter uses [`Queue::Compute`].
+///
+/// | methods | queue | return when |
+/// |---|---|---|
+/// | [`alloc`](Device::alloc), [`pinned`](Device::pinned) | – | the memory is allocated and zeroed; either queue may use it |
+/// | [`upload`](Device::upload), [`download`](Device::download) | Compute | the copy is done, and with it all earlier work on the queue |
+/// | [`copy`](Device::copy), [`fill`](Device::fill), [`product`](Device::product), [`launch`](Device::launch), [`replay`](Device::replay) | Compute | the work is enqueued |
+/// | [`upload_async`](Device::upload_async), [`download_async`](Device::download_async) | as named | the copy is enqueued |
+/// | [`record`](Device::record), [`wait`](Device::wait) | as named | the event or the wait is enqueued |
+/// | [`synchronize`](Device::synchronize) | both | both queues are empty |
+///
+/// A backend may finish enqueued work before it returns, as `cpu` and `cuda-sim` do. It must still refuse what a GPU forbids:
+/// page-locked memory stays inaccessible until the host has waited for an event behind its copy ([`DeviceError::InFlight`]), so
+/// that a missing wait shows on every backend.
+///
+/// **Threads.** All methods may be called from several threads at once; each call takes its place in the order of its queue.
+///
+/// **Memory.** Dropping a [`Buffer`], a [`Pinned`] or a [`Graph`] waits for work that may use it, so drop them outside of
+/// steps.
+///
+/// **Errors.** Before anything is enqueued, every range of every buffer is checked ([`DeviceError::Outside`]), and that
+/// buffers, page-locked memory, events and graphs belong to this device ([`DeviceError::WrongDevice`]; for both, a launch
+/// returns [`DeviceError::Launch`]). After such an error nothing has changed. An error of work that was already enqueued is
+/// returned by any later call, at the latest by one that waits. After an error of a kernel on `cuda`, every later call fails.
 pub trait Device: Send + Sync {
-    /// Backend name: `"cpu"`, `"cuda"` or `"cuda-sim"`.
+    /// Returns the name of the backend: `"cpu"`, `"cuda"` or `"cuda-sim"`.
     fn name(&self) -> &'static str;
-    /// The hardware in words, for the start-up log.
+    /// Describes the hardware in one line, for the start-up log.
     fn description(&self) -> String;
-    /// Memory now.
+    /// Returns the amount of memory now; zeros if the driver has failed.
     fn memory(&self) -> MemoryInfo;
-    /// Bytes of all buffers that are alive, where the device counts them: `cuda-sim` does, so that a plan of memory can be
-    /// held to it.
+    /// Returns the total size of all existing buffers, if the device counts it. `cuda-sim` does, so that tests can compare a
+    /// memory plan with what was allocated.
     fn allocated(&self) -> Option<u64> {
         None
     }
-    /// Zeroed memory, 64-byte aligned. Untouched pages cost nothing on a CPU.
-    fn alloc(&self, bytes: usize) -> Result<Buffer, DeviceError>;
-    /// A weight matrix `[n, k]`, given as the rows of one or more checkpoint tensors one below the other, packed for the
-    /// products of this device and quantised where that is asked for. [`Uploader::matrix`] makes one on any device.
+    /// Allocates zeroed memory, aligned to 64 bytes. On a CPU, pages that are never touched cost nothing.
     ///
     /// # Errors
-    /// The backend packs no matrices ([`Features::packs_matrices`]), or the parts are not whole rows.
+    /// [`DeviceError::OutOfMemory`]; [`DeviceError::Capturing`] during a capture.
+    fn alloc(&self, bytes: usize) -> Result<Buffer, DeviceError>;
+    /// Packs a weight matrix `[n, k]` for the products of this device, quantised if `quantization` is given. `parts` are the
+    /// rows of one or more checkpoint tensors, stacked. [`Uploader::matrix`] makes a matrix on any device.
+    ///
+    /// # Errors
+    /// [`DeviceError::NoMatrices`] if the backend packs no matrices ([`Features::packs_matrices`]); [`DeviceError::BadMatrix`]
+    /// if a part does not consist of whole rows; [`DeviceError::BadWeights`] if a weight cannot be quantised.
     fn packed_matrix(
         &self,
         _quantization: Option<gemm::Quantization>,
@@ -151,51 +181,54 @@ pub trait Device: Send + Sync {
     ) -> Result<Matrix, DeviceError> {
         Err(DeviceError::NoMatrices(self.name()))
     }
-    /// What the backend can do.
+    /// Returns the capabilities of the backend.
     fn features(&self) -> Features {
         Features::LAUNCHING
     }
-    /// Opens what products need now rather than at the first one. On `cuda` that is cuBLASLt and its workspace.
+    /// Loads what [`Device::product`] needs now, instead of at the first product: on `cuda`, cuBLASLt and its workspace.
     ///
     /// # Errors
-    /// It is not there.
+    /// [`CudaError::NoBlas`] if the library is missing; [`DeviceError::OutOfMemory`].
     fn load_products(&self) -> Result<(), DeviceError> {
         Ok(())
     }
-    /// Bytes of device memory that [`Device::load_products`] takes.
+    /// Returns the bytes of device memory that [`Device::load_products`] allocates.
     fn product_bytes(&self) -> u64 {
         0
     }
-    /// Gives a matrix product to [`Queue::Compute`].
+    /// Enqueues a matrix product on [`Queue::Compute`].
     ///
     /// # Errors
-    /// Operands of another size or device; [`DeviceError::NoMatrices`] where there are none.
+    /// [`DeviceError::Outside`] if an operand is too small; [`DeviceError::NoMatrices`] for packed weights, and on `cpu`.
     fn product(&self, _product: gemm::Product<'_>) -> Result<(), DeviceError> {
         Err(DeviceError::NoMatrices(self.name()))
     }
-    /// The host threads that feed the device; on a CPU, the ones that compute.
+    /// Returns the host threads that prepare work for the device; on `cpu`, the threads that compute.
     fn pool(&self) -> &Pool;
 
-    /// Copies `bytes` to byte `at` of a buffer, and returns when that is done.
+    /// Copies `bytes` to offset `at` of a buffer and waits until that is done.
     fn upload(&self, to: &mut Buffer, at: usize, bytes: &[u8]) -> Result<(), DeviceError>;
-    /// Fills `bytes` from byte `at` of a buffer on, and returns when that is done.
+    /// Fills `bytes` from offset `at` of a buffer and waits until that is done.
     fn download(&self, from: &Buffer, at: usize, bytes: &mut [u8]) -> Result<(), DeviceError>;
-    /// Copies `bytes` bytes between two buffers, in order with the launches.
+    /// Enqueues a copy of `bytes` bytes between two buffers.
     fn copy(&self, from: &Buffer, at: usize, to: &mut Buffer, to_at: usize, bytes: usize) -> Result<(), DeviceError>;
-    /// Sets bytes of a buffer, in order with the launches.
+    /// Enqueues setting `bytes` bytes of a buffer to `byte`. The default implementation is an upload.
     fn fill(&self, buffer: &mut Buffer, at: usize, bytes: usize, byte: u8) -> Result<(), DeviceError> {
         self.upload(buffer, at, &vec![byte; bytes])
     }
-    /// Waits for both queues.
+    /// Waits until both queues are empty.
     ///
     /// # Errors
-    /// Of the work that was waited for: on `cuda` a kernel's mistake comes to light here or at any later call.
+    /// Any error of the work that it waits for.
     fn synchronize(&self) -> Result<(), DeviceError>;
 
-    /// Page-locked host memory, zeroed, for copies that the CPU does not wait for.
+    /// Allocates zeroed page-locked host memory, for copies that the CPU does not wait for.
+    ///
+    /// # Errors
+    /// As [`Device::alloc`].
     fn pinned(&self, bytes: usize) -> Result<Pinned, DeviceError>;
-    /// Orders a copy of `bytes` bytes to the device. `from` can not be seen until an event recorded after it was waited
-    /// for.
+    /// Enqueues a copy of `bytes` bytes to the device. `from` is inaccessible until the host has waited for an event that was
+    /// recorded after this call.
     fn upload_async(
         &self,
         queue: Queue,
@@ -205,8 +238,8 @@ pub trait Device: Send + Sync {
         at: usize,
         bytes: usize,
     ) -> Result<(), DeviceError>;
-    /// Orders a copy of `bytes` bytes from the device. `to` can not be seen until an event recorded after it was waited
-    /// for.
+    /// Enqueues a copy of `bytes` bytes from the device. `to` is inaccessible until the host has waited for an event that was
+    /// recorded after this call.
     fn download_async(
         &self,
         queue: Queue,
@@ -216,70 +249,70 @@ pub trait Device: Send + Sync {
         to_at: usize,
         bytes: usize,
     ) -> Result<(), DeviceError>;
-    /// Marks the point of a queue behind all that it was given so far.
+    /// Records an event behind all work that has been enqueued on `queue` so far.
     fn record(&self, queue: Queue) -> Result<Event, DeviceError>;
-    /// Work that the queue is given from now on begins after the event.
+    /// Makes all work that is enqueued on `queue` from now on wait for `event`. The host does not wait.
     fn wait(&self, queue: Queue, event: &Event) -> Result<(), DeviceError>;
 
-    /// Opens a module of kernels now rather than at its first launch.
+    /// Loads a module of kernels now, instead of at its first launch.
     ///
     /// # Errors
-    /// [`DeviceError::NoKernelFiles`], a file that is no good here, or [`DeviceError::NoKernels`] on a CPU.
+    /// [`DeviceError::NoKernelFiles`] if its file is not found; [`DeviceError::Cuda`] or [`DeviceError::Sim`] if the file
+    /// cannot be used; [`DeviceError::NoKernels`] on `cpu`.
     fn load(&self, module: &str) -> Result<(), DeviceError>;
-    /// Gives a kernel to [`Queue::Compute`].
+    /// Enqueues a kernel on [`Queue::Compute`].
     ///
-    /// What can be checked is: the number and the sizes of the arguments, that pointers begin within their buffers, and
-    /// that these are of this device. What a kernel does with its arguments is the kernel's: its lengths, strides and
-    /// tables are trusted as they would be on a GPU, and each `.cu` says what they must satisfy. `cuda-sim` runs
-    /// kernels within this process, so it is for tests; it finds writes just beside a buffer
-    /// ([`DeviceError::Trespass`]).
+    /// Before the launch the device checks the number and sizes of the arguments, that pointers start inside of their buffers,
+    /// and that the buffers belong to this device. It cannot check what a kernel does with its arguments: lengths, strides and
+    /// tables are trusted, and each `.cu` file states what they must satisfy. `cuda-sim` runs kernels in this process, so use
+    /// it for tests only; it detects writes next to a buffer ([`DeviceError::Trespass`]).
     ///
     /// # Errors
-    /// [`DeviceError::Launch`] if it does not fit the kernel (nothing has run); [`DeviceError::Sim`] with the line
-    /// where a kernel of `cuda-sim` went wrong; [`DeviceError::NoKernels`] on a CPU; those of [`Device::load`].
+    /// [`DeviceError::Launch`] if the launch does not fit the kernel (nothing has run); [`DeviceError::Sim`] with the source
+    /// line where a kernel of `cuda-sim` failed; [`DeviceError::NoKernels`] on `cpu`; those of [`Device::load`].
     fn launch(&self, launch: &Launch<'_>) -> Result<(), DeviceError>;
-    /// Takes down what `work` gives to the compute queue, and runs none of it: launches, products, copies between buffers
-    /// and fills. [`Device::replay`] runs it, any number of times.
+    /// Records the launches, products, buffer copies and fills that `work` enqueues on [`Queue::Compute`], without running
+    /// them. [`Device::replay`] runs them, any number of times.
     ///
-    /// Whatever else `work` asks of the device (memory, copies from and to the host, waits, events, kernels and products
-    /// that have not run before) is refused with [`DeviceError::Capturing`]: run the same once without a capture, then it
-    /// has all of that. `work` keeps what it learns, errors too; a graph of half the work is dropped by the caller. Until
-    /// the call returns the device is this thread's: what others give to the compute queue would become part of the graph,
-    /// and no memory of the device may be dropped.
+    /// Everything else that `work` calls fails with [`DeviceError::Capturing`]: allocation, copies from and to the host, waits,
+    /// events, and kernels and products that have not run before. So run `work` once without a capture; after that everything
+    /// it needs is loaded. `work` keeps its own results and errors: if it fails half-way, drop the graph. During the call no
+    /// other thread may use the device: work that it enqueues on the compute queue would become part of the graph, and no
+    /// memory of the device may be dropped.
     ///
     /// # Errors
-    /// [`DeviceError::NoGraphs`] on a CPU; a capture within a capture; those of the driver.
+    /// [`DeviceError::NoGraphs`] on `cpu`; [`DeviceError::Capturing`] inside of another capture; errors of the driver.
     fn capture(&self, _work: &mut dyn FnMut()) -> Result<Graph, DeviceError> {
         Err(DeviceError::NoGraphs(self.name()))
     }
-    /// Gives what was captured to [`Queue::Compute`].
+    /// Enqueues the work of a graph on [`Queue::Compute`].
     ///
     /// # Errors
-    /// A graph of another device, and those of the work, which come to light as those of a [`Device::launch`] do.
+    /// [`DeviceError::WrongDevice`] for a graph of another device; errors of the work, as for [`Device::launch`].
     fn replay(&self, _graph: &Graph) -> Result<(), DeviceError> {
         Err(DeviceError::NoGraphs(self.name()))
     }
-    /// Major and minor number of what a GPU can do. `None` on a CPU and for `cuda-sim`, whose kernels are host code: a
-    /// kernel that asks for a capability finds all of it there that `quire/ptx.cuh` models.
+    /// Returns the major and minor compute capability of a GPU. `None` on `cpu`, and on `cuda-sim`, whose kernels are host
+    /// code: it supports every instruction that `quire/ptx.cuh` models, whatever capability that needs.
     fn compute_capability(&self) -> Option<(u32, u32)> {
         None
     }
-    /// Where the times of steps are recorded, if they are.
+    /// Returns the profile that step times are recorded in, if profiling is on.
     fn profile(&self) -> Option<&Arc<Profile>> {
         None
     }
 }
 
-/// A weight matrix on a device; made by [`Uploader::matrix`] or [`Matrix::dense`].
-pub struct Matrix(Stored);
+/// A weight matrix on a device, made by [`Uploader::matrix`] or [`Matrix::dense`].
+pub struct Matrix(pub(crate) Stored);
 
-enum Stored {
+pub(crate) enum Stored {
     Packed(gemm::PackedMatrix),
     Dense(gemm::Dense),
 }
 
 impl Matrix {
-    /// Outputs.
+    /// Number of outputs.
     pub fn n(&self) -> usize {
         match &self.0 {
             Stored::Packed(packed) => packed.n(),
@@ -287,7 +320,7 @@ impl Matrix {
         }
     }
 
-    /// Inputs.
+    /// Number of inputs.
     pub fn k(&self) -> usize {
         match &self.0 {
             Stored::Packed(packed) => packed.k(),
@@ -295,7 +328,7 @@ impl Matrix {
         }
     }
 
-    /// Bytes of the weights as they lie in memory, scales included.
+    /// Size of the stored weights in bytes, scales included.
     pub fn bytes(&self) -> usize {
         match &self.0 {
             Stored::Packed(packed) => packed.bytes(),
@@ -303,7 +336,10 @@ impl Matrix {
         }
     }
 
-    /// The packed weights, for code that runs on the CPU (an error for memory that it can not reach).
+    /// Returns the packed weights, for CPU code.
+    ///
+    /// # Errors
+    /// [`DeviceError::NotOnHost`] for [`Matrix::dense`] weights.
     pub fn host(&self) -> Result<&gemm::PackedMatrix, DeviceError> {
         match &self.0 {
             Stored::Packed(packed) => Ok(packed),
@@ -311,10 +347,10 @@ impl Matrix {
         }
     }
 
-    /// Row-major weights `[n, k]` of one type, for [`Device::product`].
+    /// Wraps row-major weights `[n, k]` of one type, for [`Device::product`].
     ///
     /// # Errors
-    /// The buffer holds another number of them.
+    /// [`DeviceError::BadMatrix`] if the buffer does not hold exactly `n * k` numbers.
     pub fn dense(format: Dtype, n: usize, k: usize, numbers: Buffer) -> Result<Matrix, DeviceError> {
         if numbers.len_bytes() != n * k * format.bytes() {
             return Err(DeviceError::BadMatrix(k));
@@ -322,13 +358,9 @@ impl Matrix {
         Ok(Matrix(Stored::Dense(gemm::Dense { numbers, format, n, k })))
     }
 
-    /// The buffer of [`Matrix::dense`], for kernels that read rows of it; `None` for packed weights.
+    /// Returns the buffer of [`Matrix::dense`] weights, for kernels that read rows of it; `None` for packed weights.
     pub fn numbers(&self) -> Option<&Buffer> {
         self.stored_dense().map(|dense| &dense.numbers)
-    }
-
-    pub(crate) fn packed(packed: gemm::PackedMatrix) -> Matrix {
-        Matrix(Stored::Packed(packed))
     }
 
     pub(crate) fn stored_dense(&self) -> Option<&gemm::Dense> {
@@ -339,34 +371,35 @@ impl Matrix {
     }
 }
 
-/// How to open a device; [`Options::default`] is what a user gets who says nothing.
+/// Options for opening a device. [`Options::default`] is the configuration without any flags.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// Host threads; `None`: one per core.
+    /// Number of host threads; `None`: one per core.
     pub threads: Option<usize>,
-    /// The folder of compiled kernels; `None`: beside the executable, else `kernels/` of the cargo target folder that
-    /// it stands in.
+    /// Folder of compiled kernels, the only one that is searched. `None`: first the folder of the executable, then `kernels/`
+    /// of the cargo target folder that contains the executable.
     pub kernels: Option<PathBuf>,
-    /// `cuda`: every element of a product ([`Device::product`]) has one order of summation, whatever the number of rows. The
-    /// other backends have no other way.
+    /// `cuda`: every element of a [`Device::product`] is summed in the same order for any number of rows. The other backends
+    /// always do that.
     pub deterministic: bool,
-    /// Where the times of steps are to be recorded.
+    /// Profile to record step times in.
     pub profile: Option<Arc<Profile>>,
-    /// `cuda-sim`: of the order in which threads and blocks of a launch run; 0 is the natural one.
+    /// `cuda-sim`: seed of the order in which the threads and blocks of a launch run; 0 is the natural order.
     pub seed: u64,
 }
 
-/// Opens a backend by name with that many host threads (`None`: every core). Kernels are searched in
-/// `QUIRE_KERNELS_DIR` if that is set. See [`open_with`].
+/// Opens a backend by name with `threads` host threads (`None`: one per core). Kernels are searched in `QUIRE_KERNELS_DIR` if
+/// that is set, otherwise as described at [`Options::kernels`]. See [`open_with`].
 pub fn open(name: &str, threads: Option<usize>) -> Result<Arc<dyn Device>, DeviceError> {
     let kernels = std::env::var_os("QUIRE_KERNELS_DIR").filter(|folder| !folder.is_empty()).map(PathBuf::from);
     open_with(name, &Options { threads, kernels, ..Options::default() })
 }
 
-/// Opens a backend by name. `"auto"` takes `cpu`: what has run on no GPU yet is taken by its name alone.
+/// Opens a backend by name. `"auto"` opens `cpu`: a GPU is used only if it is named, because no GPU has run the forward pass
+/// yet.
 ///
 /// # Errors
-/// One line: no such backend, or what it lacks here.
+/// [`DeviceError::UnknownDevice`], or what the backend is missing on this machine; each error is one line.
 pub fn open_with(name: &str, options: &Options) -> Result<Arc<dyn Device>, DeviceError> {
     Ok(match name {
         "auto" | "cpu" => Arc::new(host::Host::cpu(options)?),

@@ -1,40 +1,31 @@
-//! Page-locked host memory: the device copies from and to it while the CPU goes on.
+//! Page-locked host memory, for copies that run while the CPU continues.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use crate::DeviceError;
 use crate::cuda::PinnedMemory;
+use crate::lock::lock;
 use crate::memory::{Element, HostMemory, inside};
 use crate::queue::{Clock, Progress};
 
-/// Page-locked host memory, zeroed at birth, 64-byte aligned; made by [`Device::pinned`](crate::Device::pinned).
+/// Page-locked host memory, 64-byte aligned and initially zero; made by [`Device::pinned`](crate::Device::pinned).
 ///
-/// While an asynchronous copy may still read or write it, it can not be seen: [`Pinned::host`] is
+/// It is inaccessible while an asynchronous copy may still read or write it: [`Pinned::host`] fails with
 /// [`DeviceError::InFlight`] until the host has waited for an event that was recorded after the copy, whether or not
-/// the copy happens to be over. Dropping it waits.
+/// the copy is already done. Dropping it waits for the copy.
 pub struct Pinned {
     pub(crate) memory: Locked,
     pub(crate) progress: Arc<Progress>,
-    /// What must be over before the CPU may look.
+    /// The copies that must be done before the CPU may access the memory.
     last: Mutex<Clock>,
 }
 
-/// Whose the memory is.
+/// Page-locked memory of a backend.
 pub(crate) enum Locked {
-    /// Of this process alone: nobody copies beside it.
-    Host(&'static str, HostMemory),
-    /// Of the driver.
+    /// Ordinary memory, for devices whose copies are done when the call returns.
+    Host(HostMemory),
+    /// Memory that the CUDA driver has locked.
     Cuda(PinnedMemory),
-}
-
-impl Locked {
-    /// Backend name.
-    pub fn device(&self) -> &'static str {
-        match self {
-            Locked::Host(device, _) => device,
-            Locked::Cuda(_) => "cuda",
-        }
-    }
 }
 
 impl Pinned {
@@ -45,19 +36,20 @@ impl Pinned {
     /// Size in bytes.
     pub fn len_bytes(&self) -> usize {
         match &self.memory {
-            Locked::Host(_, memory) => memory.len(),
+            Locked::Host(memory) => memory.len(),
             Locked::Cuda(memory) => memory.len(),
         }
     }
 
-    /// The memory as elements of `T`.
+    /// Returns the memory as elements of `T`.
     ///
     /// # Errors
-    /// [`DeviceError::InFlight`], and [`DeviceError::BadView`] if the size is no multiple of `T`'s.
+    /// [`DeviceError::InFlight`] while a copy may use it; [`DeviceError::BadView`] if the size is not a multiple of the size of
+    /// `T`.
     pub fn host<T: Element>(&self) -> Result<&[T], DeviceError> {
-        self.landed()?;
+        self.check_idle()?;
         match &self.memory {
-            Locked::Host(_, memory) => memory.view(),
+            Locked::Host(memory) => memory.view(),
             Locked::Cuda(memory) => memory.view(),
         }
     }
@@ -67,15 +59,15 @@ impl Pinned {
     /// # Errors
     /// As [`Pinned::host`].
     pub fn host_mut<T: Element>(&mut self) -> Result<&mut [T], DeviceError> {
-        self.landed()?;
+        self.check_idle()?;
         match &mut self.memory {
-            Locked::Host(_, memory) => memory.view_mut(),
+            Locked::Host(memory) => memory.view_mut(),
             Locked::Cuda(memory) => memory.view_mut(),
         }
     }
 
-    /// As [`Buffer::of`](crate::Buffer).
-    pub(crate) fn of<'a, T>(
+    /// Checks a range and the owner, as `Buffer::checked` does.
+    pub(crate) fn checked<'a, T>(
         &'a self,
         device: &'static str,
         at: usize,
@@ -83,16 +75,16 @@ impl Pinned {
         own: impl FnOnce(&'a Locked) -> Option<T>,
     ) -> Result<T, DeviceError> {
         inside(at, bytes, self.len_bytes())?;
-        own(&self.memory).ok_or(DeviceError::WrongDevice { expected: device, found: self.memory.device() })
+        own(&self.memory).ok_or(DeviceError::WrongDevice { expected: device, found: self.progress.device })
     }
 
-    /// A copy from or to this memory was given to a queue.
-    pub(crate) fn used_until(&self, clock: Clock) {
-        self.last.lock().unwrap_or_else(PoisonError::into_inner).join(clock);
+    /// Notes that a copy from or to this memory was enqueued.
+    pub(crate) fn note_copy(&self, clock: Clock) {
+        lock(&self.last).join(clock);
     }
 
-    fn landed(&self) -> Result<(), DeviceError> {
-        let last = *self.last.lock().unwrap_or_else(PoisonError::into_inner);
-        if self.progress.over(last) { Ok(()) } else { Err(DeviceError::InFlight) }
+    fn check_idle(&self) -> Result<(), DeviceError> {
+        let last = *lock(&self.last);
+        if self.progress.is_waited_for(last) { Ok(()) } else { Err(DeviceError::InFlight) }
     }
 }

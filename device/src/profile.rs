@@ -1,8 +1,8 @@
-//! Where the time of steps goes: operations of a device and phases of the host, from start to end.
+//! Profiling: the time of device operations and host phases within each step.
 //!
-//! One seam for each kind: whoever calls an operation holds [`start`]'s guard meanwhile, whoever works on the host
-//! [`Profile::phase`]'s, and a step is between them while its [`Profile::step`] lives. Without a profile each of them is one
-//! branch. Outside of a step nothing is recorded, so loading and warming up do not count.
+//! The caller of an operation holds the guard of [`start`] meanwhile, host code holds the guard of [`Profile::phase`], and a
+//! step lasts while its [`Profile::step`] exists. Without a profile each of these is one branch. Nothing is recorded outside of
+//! a step, so loading and warm-up do not count.
 //!
 //! ```text
 //! Host     |step   |plan| |inputs| |launch  ...  |wait        | | |sample |publish| | |commit| |
@@ -10,96 +10,98 @@
 //! Copy              |swap_out|
 //! ```
 //!
-//! **Clocks.** An operation's time is that between two [`Event`]s: on a GPU the stream's own, elsewhere the host's. Events are
-//! read when the step is over, which waits for them, and laid on the host's clock by one that is recorded at the step's start,
-//! while the queues are idle: as exactly as the host sees that one end. On each track spans are nested or apart.
+//! **Clocks.** The time of an operation is that between two [`Event`]s: measured by the stream on a GPU, by the host elsewhere.
+//! Events are read when the step is over, which waits for them. An event recorded at the start of the step, while the queues
+//! are idle, maps them to the clock of the host, as accurately as the host sees that event complete. On each track, spans are
+//! nested or disjoint.
 //!
-//! **Costs.** An operation costs two events, on a GPU two calls of the driver each; there host and device no longer work at once
-//! on two steps. Memory is bounded: sums by name, and the spans of the last steps, at most
-//! [`KEPT_SPANS`] (some 25 MB). A profile is of one engine: spans of two threads would not nest.
+//! **Costs.** An operation costs two events, which are two calls of the driver each on a GPU; there, host and device no longer
+//! overlap two steps. Memory is bounded: sums by name, and the spans of the last steps, at most [`KEPT_SPANS`] (about 25 MB).
+//! A profile belongs to one engine: spans of two threads would not nest.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use crate::lock::lock;
 use crate::{Device, Event, Queue};
 
-/// Spans that are kept for a trace, of whole steps; the oldest go first.
+/// Maximum number of spans that are kept for a trace. The oldest steps are dropped first, each as a whole.
 pub const KEPT_SPANS: usize = 1 << 18;
 
-/// Who was at work.
+/// Where something ran.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Track {
     /// The thread that runs the steps.
     Host,
-    /// [`Queue::Compute`]. On a CPU that is the same thread, with the others of its pool.
+    /// [`Queue::Compute`]. On a CPU that is the host thread and the other threads of its pool.
     Compute,
     /// [`Queue::Copy`].
     Copy,
 }
 
-/// What was done.
+/// Name of a span.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Name {
-    /// By whom.
+    /// Where it ran.
     pub track: Track,
-    /// The operation, or the phase of the host.
+    /// Name of the operation, or of the host phase.
     pub operation: &'static str,
-    /// Which implementation of the operation; empty for a phase.
+    /// Implementation of the operation; empty for a phase.
     pub variant: &'static str,
 }
 
-/// The least that an operation must move and compute, where it is known.
+/// Minimum amount of data and computation of an operation, where it is known.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cost {
-    /// Bytes read and written, each once.
+    /// Bytes read and written, counting each byte once.
     pub bytes: u64,
-    /// Multiplications and additions.
+    /// Number of multiplications and additions.
     pub operations: u64,
 }
 
-/// Something that took time. Times are since the profile was made.
+/// An operation or phase with its times, which count from the creation of the profile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
-    /// What it was.
+    /// Its name.
     pub name: Name,
-    /// When it began.
+    /// Start time.
     pub start: Duration,
-    /// When it was over.
+    /// End time.
     pub end: Duration,
-    /// Its least cost.
+    /// Its minimum cost.
     pub cost: Cost,
 }
 
-/// All spans of one name.
+/// Sums over all spans with one name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Total {
-    /// How many.
+    /// Number of spans.
     pub calls: u64,
-    /// Their time.
+    /// Total time.
     pub time: Duration,
-    /// The part of it in which no span within them was under way: over the names of a track these sum to its busy time.
+    /// Total time without the nested spans; over all names of a track this adds up to the busy time of the track.
     pub own: Duration,
-    /// Their least cost.
+    /// Total minimum cost.
     pub cost: Cost,
 }
 
-/// What a profile has recorded so far.
+/// Everything that a profile has recorded so far.
 #[derive(Clone, Debug, Default)]
 pub struct Recorded {
-    /// Steps.
+    /// Number of steps.
     pub steps: u64,
-    /// By name, of all steps. Phases of the host are parts of `step`, whose time is that of all steps.
+    /// Sums of all steps, by name. Host phases are nested in `step`, whose time is that of all steps.
     pub totals: BTreeMap<Name, Total>,
-    /// The spans of the last [`Recorded::kept_steps`] steps, in the order in which they began on each track.
+    /// Spans of the last [`Recorded::kept_steps`] steps, by track and start time.
     pub spans: Vec<Span>,
-    /// Steps that `spans` are of.
+    /// Number of steps that `spans` covers.
     pub kept_steps: u64,
-    /// Spans whose time the device did not tell, because it had failed.
+    /// Number of spans without a time, because the device had failed.
     pub lost: u64,
 }
 
-/// A record of steps; it starts with [`Options::profile`](crate::Options::profile).
+/// A record of step times, enabled by [`Options::profile`](crate::Options::profile).
 pub struct Profile {
     origin: Instant,
     state: Mutex<State>,
@@ -107,13 +109,13 @@ pub struct Profile {
 
 #[derive(Default)]
 struct State {
-    /// A step is under way.
+    /// Whether a step is running.
     recording: bool,
-    /// Of that step, in the order in which they began.
+    /// Spans of that step, in order of their start.
     under_way: Vec<Open>,
-    /// For each track those that have not ended, as places in `under_way`.
+    /// For each track, indices in `under_way` of the spans that have not ended.
     open: [Vec<usize>; 3],
-    /// Where each track's last step ended.
+    /// End of the last step on each track.
     ends: [Duration; 3],
     /// Spans of the last steps.
     kept: VecDeque<Vec<Span>>,
@@ -123,7 +125,7 @@ struct State {
     totals: BTreeMap<Name, Total>,
 }
 
-/// A span of the step under way.
+/// A span of the current step.
 struct Open {
     name: Name,
     parent: Option<usize>,
@@ -145,41 +147,41 @@ impl Default for Profile {
 
 impl std::fmt::Debug for Profile {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Profile of {} steps", self.lock().steps)
+        write!(f, "Profile of {} steps", lock(&self.state).steps)
     }
 }
 
 impl Profile {
-    /// Begins a step of a device that has a profile; it is over when the result is dropped.
+    /// Starts a step, which ends when the result is dropped. Returns `None` if the device has no profile.
     pub fn step(device: &Arc<dyn Device>) -> Option<Step> {
         let profile = Arc::clone(device.profile()?);
-        profile.lock().recording = true;
+        lock(&profile.state).recording = true;
         let whole = profile.phase("step");
-        // Nothing was given to the queues since the last step was read, but for copies.
+        // Since the end of the last step, nothing but copies was enqueued.
         let anchor = device.record(Queue::Compute).ok().filter(|event| event.synchronize().is_ok());
         let anchor = anchor.map(|event| (event, profile.origin.elapsed()));
         Some(Step { profile, anchor, whole })
     }
 
-    /// Begins a phase of the host; it is over when the result is dropped. `None` where no step is under way.
+    /// Starts a host phase, which ends when the result is dropped. Returns `None` outside of a step.
     pub fn phase(self: &Arc<Self>, name: &'static str) -> Option<Phase> {
         let name = Name { track: Track::Host, operation: name, variant: "" };
         let index = self.begin(name, Cost::default(), Point::Host(self.origin.elapsed()))?;
         Some(Phase { profile: Arc::clone(self), index })
     }
 
-    /// What there is so far.
+    /// Returns everything recorded so far.
     pub fn recorded(&self) -> Recorded {
-        let state = self.lock();
+        let state = lock(&self.state);
         let mut spans: Vec<Span> = state.kept.iter().flatten().copied().collect();
-        // Stable: what encloses comes before what begins with it.
+        // At equal starts an enclosing span comes before a nested one.
         spans.sort_by_key(|span| (span.name.track, span.start, std::cmp::Reverse(span.end)));
         let (kept_steps, totals) = (state.kept.len() as u64, state.totals.clone());
         Recorded { steps: state.steps, totals, spans, kept_steps, lost: state.lost }
     }
 
     fn begin(&self, name: Name, cost: Cost, start: Point) -> Option<usize> {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         if !state.recording {
             return None;
         }
@@ -191,7 +193,7 @@ impl Profile {
     }
 
     fn end(&self, index: usize, end: Option<Point>) {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         if let Some(span) = state.under_way.get_mut(index) {
             span.end = end;
             let track = span.name.track as usize;
@@ -199,10 +201,10 @@ impl Profile {
         }
     }
 
-    /// Reads the times of a step and adds them up.
+    /// Reads the times of the finished step and adds them to the sums.
     fn finish(&self, anchor: Option<&(Event, Duration)>) {
         let (under_way, ends) = {
-            let mut state = self.lock();
+            let mut state = lock(&self.state);
             state.recording = false;
             state.open.iter_mut().for_each(Vec::clear);
             (std::mem::take(&mut state.under_way), state.ends)
@@ -213,7 +215,7 @@ impl Profile {
             (Point::Device(_), None) => None,
         };
         let read = |open: &Open| {
-            // Two steps' readings of a GPU's clock differ by microseconds.
+            // Mapping the clock of a GPU differs between two steps by microseconds.
             let earliest = ends[open.name.track as usize];
             let start = time(&open.start)?.max(earliest);
             let end = time(open.end.as_ref()?)?.max(start);
@@ -226,7 +228,7 @@ impl Profile {
                 within[parent] += span.end - span.start;
             }
         }
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         state.steps += 1;
         for (span, within) in spans.iter().zip(within) {
             let Some(span) = span else {
@@ -250,14 +252,9 @@ impl Profile {
             state.num_kept -= state.kept.pop_front().map_or(0, |oldest| oldest.len());
         }
     }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        // A panic elsewhere ends the engine; what was recorded before it is whole.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
-/// A step under way; see [`Profile::step`].
+/// A running step; see [`Profile::step`].
 pub struct Step {
     profile: Arc<Profile>,
     anchor: Option<(Event, Duration)>,
@@ -271,7 +268,7 @@ impl Drop for Step {
     }
 }
 
-/// A phase of the host under way; see [`Profile::phase`].
+/// A running host phase; see [`Profile::phase`].
 pub struct Phase {
     profile: Arc<Profile>,
     index: usize,
@@ -283,7 +280,7 @@ impl Drop for Phase {
     }
 }
 
-/// An operation under way; see [`start`].
+/// A running operation; see [`start`].
 pub struct Running<'a> {
     device: &'a dyn Device,
     profile: &'a Profile,
@@ -297,8 +294,8 @@ impl Drop for Running<'_> {
     }
 }
 
-/// Begins an operation: what `queue` is given until the result is dropped. `None` without a profile, and where no step is under
-/// way.
+/// Starts an operation: the work that is enqueued on `queue` until the result is dropped. Returns `None` without a profile, and
+/// outside of a step.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -330,67 +327,4 @@ pub fn start<'a>(
     let start = Point::Device(device.record(queue).ok()?);
     let index = profile.begin(Name { track, operation, variant }, cost(), start)?;
     Some(Running { device, profile, queue, index })
-}
-
-#[cfg(test)]
-mod tests {
-    #![allow(clippy::unwrap_used)]
-    use super::*;
-
-    fn profiled() -> (Arc<Profile>, Arc<dyn Device>) {
-        let profile = Arc::new(Profile::default());
-        let options = crate::Options { threads: Some(1), profile: Some(profile.clone()), ..Default::default() };
-        (profile, crate::open_with("cpu", &options).unwrap())
-    }
-
-    fn operation<'a>(device: &'a dyn Device, name: &'static str) -> Option<Running<'a>> {
-        start(device, Queue::Compute, name, "cpu.test", Cost::default)
-    }
-
-    #[test]
-    fn own_times_of_a_track_sum_to_the_time_of_what_encloses_all() {
-        let (profile, device) = profiled();
-        for _ in 0..3 {
-            let _step = Profile::step(&device);
-            let _outer = operation(&*device, "outer");
-            for _ in 0..2 {
-                let _inner = operation(&*device, "inner");
-                let _phase = profile.phase("launch");
-            }
-        }
-        let recorded = profile.recorded();
-        assert_eq!((recorded.steps, recorded.kept_steps, recorded.lost), (3, 3, 0));
-        let own = |track| -> Duration {
-            recorded.totals.iter().filter(|(name, _)| name.track == track).map(|(_, total)| total.own).sum()
-        };
-        let total = |operation| *recorded.totals.iter().find(|(name, _)| name.operation == operation).unwrap().1;
-        assert_eq!(own(Track::Compute), total("outer").time);
-        assert_eq!(own(Track::Host), total("step").time);
-        assert_eq!((total("outer").calls, total("inner").calls, total("launch").calls), (3, 6, 6));
-    }
-
-    #[test]
-    fn outside_of_a_step_and_without_a_profile_nothing_is_recorded() {
-        let (profile, device) = profiled();
-        assert!(operation(&*device, "early").is_none() && profile.phase("early").is_none());
-        drop(Profile::step(&device));
-        assert!(operation(&*device, "late").is_none());
-        assert_eq!(profile.recorded().spans.len(), 1);
-        let plain = crate::open("cpu", Some(1)).unwrap();
-        assert!(Profile::step(&plain).is_none() && operation(&*plain, "never").is_none());
-    }
-
-    #[test]
-    fn the_oldest_steps_leave_the_trace_and_stay_in_the_sums() {
-        let (profile, device) = profiled();
-        let in_a_step = KEPT_SPANS / 4;
-        for _ in 0..6 {
-            let _step = Profile::step(&device);
-            (1..in_a_step).for_each(|_| drop(profile.phase("plan")));
-        }
-        let recorded = profile.recorded();
-        assert_eq!((recorded.steps, recorded.kept_steps, recorded.spans.len()), (6, 4, KEPT_SPANS));
-        let calls: u64 = recorded.totals.values().map(|total| total.calls).sum();
-        assert_eq!(calls, 6 * in_a_step as u64);
-    }
 }

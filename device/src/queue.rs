@@ -1,30 +1,30 @@
-//! The two streams of a device, and what the host knows of their progress.
+//! Events of the two queues, and what the host knows about finished copies.
 //!
-//! Work on one [`Queue`] runs in order. Work on two is ordered by events alone:
-//! [`Device::record`](crate::Device::record) marks a point of one, [`Device::wait`](crate::Device::wait) lets the other
-//! go no further before it, and [`Event::synchronize`] lets the host wait.
+//! Work on one [`Queue`] runs in order. Work on different queues is ordered only by events:
+//! [`Device::record`](crate::Device::record) marks a point of one queue, [`Device::wait`](crate::Device::wait) makes the other
+//! queue wait for it, and [`Event::synchronize`] makes the host wait.
 //!
 //! ```text
 //! Copy     ── upload ── record e ─────────────────────────
 //!                              \
 //! Compute  ──────────────────── wait e ── launch ── record f
 //!                                                         \
-//! host     ──────────────────────────────────────────────── f.synchronize(): the upload is over too
+//! host     ──────────────────────────────────────────────── f.synchronize(): the upload is done too
 //! ```
 //!
-//! [`Progress`] counts the asynchronous copies of each queue and what each queue and the host know to be over (a vector
-//! clock, after Fidge and Mattern, 1988). So page-locked memory that may still be read or written is found by
-//! comparing numbers, the same on a device where copies take time and on one where they are over at once. A count costs
-//! a lock that nobody holds for long.
+//! [`Progress`] counts the asynchronous copies of each queue, and which of them each queue and the host know to be done (a
+//! vector clock: Fidge and Mattern, 1988). So whether page-locked memory may still be in use is a comparison of numbers, with
+//! the same answer on devices where copies take time and where they are done at once. Each count takes a short-lived lock.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use crate::DeviceError;
 use crate::cuda::Point;
+use crate::lock::lock;
 use crate::stream::Queue;
 
-/// For each queue: that many of its copies are over.
+/// Number of finished copies of each queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Clock([u64; 2]);
 
@@ -40,23 +40,30 @@ impl Clock {
     }
 }
 
-/// What is known of the queues of one device.
-#[derive(Default)]
-pub(crate) struct Progress(Mutex<Known>);
+/// What is known about the queues of one device. Its address identifies the device.
+pub(crate) struct Progress {
+    /// Backend name.
+    pub device: &'static str,
+    known: Mutex<Known>,
+}
 
 #[derive(Default)]
 struct Known {
-    /// What is over when a queue has done all that it was given so far.
+    /// For each queue, the copies that are done once all its work so far is done.
     queues: [Clock; 2],
-    /// What the host has waited for.
+    /// The copies that the host has waited for.
     host: Clock,
 }
 
 impl Progress {
-    /// A copy was given to the queue; returns what must be over before the host may look. Call it after the queue has
-    /// the copy: an event that is recorded in between may promise too little, never too much.
-    pub fn copied(&self, queue: Queue) -> Clock {
-        let mut known = self.lock();
+    pub fn new(device: &'static str) -> Progress {
+        Progress { device, known: Mutex::default() }
+    }
+
+    /// Counts a copy; returns what must be done before the host may access its memory. Call it after the copy is enqueued: an
+    /// event recorded in between may then promise too little, never too much.
+    pub fn count_copy(&self, queue: Queue) -> Clock {
+        let mut known = lock(&self.known);
         let own = &mut known.queues[queue as usize].0[queue as usize];
         *own += 1;
         let mut clock = Clock::default();
@@ -64,41 +71,36 @@ impl Progress {
         clock
     }
 
-    /// What an event promises that is recorded now.
-    pub fn of(&self, queue: Queue) -> Clock {
-        self.lock().queues[queue as usize]
+    /// Returns what an event on `queue` promises if it is recorded now.
+    pub fn promise(&self, queue: Queue) -> Clock {
+        lock(&self.known).queues[queue as usize]
     }
 
-    /// The queue goes no further before these are over.
-    pub fn waits(&self, queue: Queue, clock: Clock) {
-        self.lock().queues[queue as usize].join(clock);
+    /// Notes that the queue waits for these copies.
+    pub fn note_queue_wait(&self, queue: Queue, clock: Clock) {
+        lock(&self.known).queues[queue as usize].join(clock);
     }
 
-    /// The host knows that these are over.
-    pub fn seen(&self, clock: Clock) {
-        self.lock().host.join(clock);
+    /// Notes that the host has waited for these copies.
+    pub fn note_wait(&self, clock: Clock) {
+        lock(&self.known).host.join(clock);
     }
 
-    /// What a wait for all queues promises.
-    pub fn all(&self) -> Clock {
-        let known = self.lock();
+    /// Returns what a wait for both queues promises.
+    pub fn promise_all(&self) -> Clock {
+        let known = lock(&self.known);
         let mut clock = known.queues[0];
         clock.join(known.queues[1]);
         clock
     }
 
-    /// Whether the host has waited for these.
-    pub fn over(&self, clock: Clock) -> bool {
-        self.lock().host.covers(clock)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Known> {
-        // Numbers that only grow: a panic elsewhere leaves them whole.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Returns whether the host has waited for these copies.
+    pub fn is_waited_for(&self, clock: Clock) -> bool {
+        lock(&self.known).host.covers(clock)
     }
 }
 
-/// A point of a queue; made by [`Device::record`](crate::Device::record).
+/// A point of a queue, made by [`Device::record`](crate::Device::record).
 pub struct Event {
     pub(crate) progress: Arc<Progress>,
     pub(crate) clock: Clock,
@@ -107,37 +109,27 @@ pub struct Event {
 
 /// How a backend marks a point of a queue.
 pub(crate) enum Mark {
-    /// Where work is over when the call returns.
-    Host(&'static str, Instant),
-    /// In the streams of a GPU.
+    /// A backend whose work is done when the call returns; with the time.
+    Host(Instant),
+    /// An event in a stream of a GPU.
     Cuda(Point),
 }
 
-impl Mark {
-    /// Backend name.
-    pub fn device(&self) -> &'static str {
-        match self {
-            Mark::Host(device, _) => device,
-            Mark::Cuda(_) => "cuda",
-        }
-    }
-}
-
 impl Event {
-    /// Waits until all that was given to the queue before this point is over.
+    /// Waits until all work that was enqueued before the event is done.
     ///
     /// # Errors
-    /// Of the work, if a kernel went wrong.
+    /// Errors of that work, such as a failed kernel.
     pub fn synchronize(&self) -> Result<(), DeviceError> {
         match &self.mark {
             Mark::Host(..) => {}
             Mark::Cuda(point) => point.synchronize()?,
         }
-        self.progress.seen(self.clock);
+        self.progress.note_wait(self.clock);
         Ok(())
     }
 
-    /// Whether it is over, without waiting.
+    /// Returns whether that work is done, without waiting.
     ///
     /// # Errors
     /// As [`Event::synchronize`].
@@ -147,48 +139,27 @@ impl Event {
             Mark::Cuda(point) => point.is_done()?,
         };
         if done {
-            self.progress.seen(self.clock);
+            self.progress.note_wait(self.clock);
         }
         Ok(done)
     }
 
-    /// The time between two points of the same device; waits for both. On `cuda` it is the device's own, to about half
+    /// Returns the time since an earlier event of the same device; waits for both. On `cuda` the GPU measures it, to about half
     /// a microsecond.
     ///
     /// # Errors
-    /// As [`Event::synchronize`], and [`DeviceError::WrongDevice`].
+    /// As [`Event::synchronize`], and [`DeviceError::WrongDevice`] for an event of another device.
     pub fn since(&self, earlier: &Event) -> Result<Duration, DeviceError> {
         if !Arc::ptr_eq(&self.progress, &earlier.progress) {
-            let (expected, found) = (self.mark.device(), earlier.mark.device());
+            let (expected, found) = (self.progress.device, earlier.progress.device);
             return Err(DeviceError::WrongDevice { expected, found });
         }
         earlier.synchronize()?;
         self.synchronize()?;
         match (&self.mark, &earlier.mark) {
-            (Mark::Host(_, end), Mark::Host(_, start)) => Ok(end.saturating_duration_since(*start)),
+            (Mark::Host(end), Mark::Host(start)) => Ok(end.saturating_duration_since(*start)),
             (Mark::Cuda(end), Mark::Cuda(start)) => Ok(end.since(start)?),
-            (end, start) => Err(DeviceError::WrongDevice { expected: end.device(), found: start.device() }),
+            _ => Err(DeviceError::WrongDevice { expected: self.progress.device, found: earlier.progress.device }),
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_host_knows_what_it_waited_for_and_what_that_waited_for() {
-        let progress = Progress::default();
-        let first = progress.copied(Queue::Copy);
-        let mark = progress.of(Queue::Copy);
-        let second = progress.copied(Queue::Copy);
-        let other = progress.copied(Queue::Compute);
-        assert!(![first, second, other].iter().any(|clock| progress.over(*clock)));
-        // Compute waits for the mark on Copy, the host for Compute.
-        progress.waits(Queue::Compute, mark);
-        progress.seen(progress.of(Queue::Compute));
-        assert!(progress.over(first) && progress.over(other) && !progress.over(second));
-        progress.seen(progress.all());
-        assert!(progress.over(second));
     }
 }

@@ -1,31 +1,32 @@
-//! Tensors as Hopper's copy engine (TMA) takes them: not by addresses, but by a map of the tensor and the place of a box in it.
+//! Tensors for Hopper's copy engine (TMA), which takes a tensor map and the coordinates of a box instead of addresses.
 
 use crate::{Buffer, LaunchError};
 
-/// A tensor of 16-bit elements in a buffer, and the boxes in which a kernel copies it to shared memory
-/// (`quire::TensorMap` and `load_box` of `simt/include/quire/async.cuh`). The fastest dimension stands first.
+/// A tensor of 16-bit elements in a buffer, and the size of the boxes in which a kernel copies it to shared memory
+/// (`quire::TensorMap` and `load_box` of `simt/include/quire/async.cuh`). The fastest dimension comes first.
 ///
-/// A row of a box is 128 bytes, and its 16-byte chunks are swizzled as tensor cores read them: chunk c of row r at c ^ (r % 8).
+/// A row of a box is 128 bytes. Its 16-byte chunks are swizzled as tensor cores read them: chunk c of row r is stored at c ^ (r
+/// % 8).
 #[derive(Clone, Copy)]
 pub struct Tensor<'a> {
-    /// Where it lies, from the buffer's first byte on.
+    /// Buffer that holds the tensor from its first byte on.
     pub buffer: &'a Buffer,
-    /// Elements in each dimension.
+    /// Number of elements in each dimension.
     pub sizes: [usize; 4],
-    /// Bytes from one index to the next, of the dimensions from the second on: multiples of 16. The first is dense.
+    /// Stride in bytes of the second to fourth dimension: multiples of 16. The first dimension is dense.
     pub strides: [usize; 3],
-    /// Elements of a box in each dimension: 64 in the first, at most 256 in the others.
+    /// Number of elements of a box in each dimension: 64 in the first, 1 to 256 in the others.
     pub tile: [u32; 4],
 }
 
-/// A map is 128 bytes to every kernel.
+/// A tensor map: 128 opaque bytes.
 pub(crate) type Map = [u64; 16];
 
 impl Tensor<'_> {
-    /// Bytes of an element.
+    /// Size of an element in bytes.
     const ELEMENT: usize = 2;
 
-    /// What the copy engine would not take, or would read outside of the buffer.
+    /// Checks the limits of the copy engine, and that the tensor lies inside of its buffer.
     pub(crate) fn check(&self, kernel: &str, index: usize) -> Result<(), LaunchError> {
         let wrong = |what| Err(LaunchError::Tensor { kernel: kernel.to_owned(), index, what });
         if self.sizes.iter().any(|size| *size == 0 || u32::try_from(*size).is_err()) {
@@ -47,7 +48,7 @@ impl Tensor<'_> {
         }
     }
 
-    /// The map that the host's model reads: `TensorMap` of `simt/include/simt/host/shared_matrix.h`.
+    /// Returns the map for the simulator: `TensorMap` of `simt/include/simt/host/shared_matrix.h`.
     pub(crate) fn host_map(&self, address: u64) -> Map {
         const MAGIC: u64 = 0x7061_6d72_6f73_6e74;
         let pair = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;

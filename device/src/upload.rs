@@ -1,15 +1,15 @@
-//! Numbers of a checkpoint on their way to a device: converted where they must be, through two page-locked buffers in turn,
-//! so that one is filled while the other is copied.
+//! Upload of checkpoint numbers to a device. They are converted where necessary, through two page-locked buffers in turn, so
+//! that one is filled while the other is copied.
 
 use crate::gemm::Quantization;
 use crate::{Buffer, Device, DeviceError, Dtype, Event, Matrix, Pinned, Queue};
 
-/// Bytes of one staging buffer.
+/// Size of a staging buffer in bytes.
 const STAGE: usize = 16 << 20;
-/// Numbers that one thread converts at a time.
+/// Numbers per conversion task.
 const SHARE: usize = 1 << 16;
 
-/// See the module.
+/// Copies checkpoint tensors to a device through two staging buffers.
 pub struct Uploader<'a> {
     device: &'a dyn Device,
     stages: [Stage; 2],
@@ -18,25 +18,25 @@ pub struct Uploader<'a> {
 
 struct Stage {
     memory: Pinned,
-    /// After its last copy.
+    /// Event behind its last copy.
     copied: Option<Event>,
 }
 
 impl<'a> Uploader<'a> {
-    /// Takes the staging buffers.
+    /// Allocates the staging buffers, 16 MiB each.
     ///
     /// # Errors
-    /// There is no memory for them.
+    /// [`DeviceError::OutOfMemory`].
     pub fn new(device: &'a dyn Device) -> Result<Uploader<'a>, DeviceError> {
         let stage = || Ok::<_, DeviceError>(Stage { memory: device.pinned(STAGE)?, copied: None });
         Ok(Uploader { device, stages: [stage()?, stage()?], next: 0 })
     }
 
-    /// A buffer of all numbers of the parts, one part behind the other, as `format`. The copies are in order with what
-    /// [`Queue::Compute`] gets later.
+    /// Uploads the concatenated numbers of the parts, converted to `format`, to a new buffer. The copies are enqueued on
+    /// [`Queue::Compute`].
     ///
     /// # Errors
-    /// There is no memory for it, or a copy fails.
+    /// [`DeviceError::OutOfMemory`], or the error of a copy.
     pub fn numbers(&mut self, format: Dtype, parts: &[(Dtype, &[u8])]) -> Result<Buffer, DeviceError> {
         let count = |part: &(Dtype, &[u8])| part.1.len() / part.0.bytes();
         let mut buffer = self.device.alloc(parts.iter().map(count).sum::<usize>() * format.bytes())?;
@@ -63,11 +63,12 @@ impl<'a> Uploader<'a> {
         Ok(buffer)
     }
 
-    /// A weight matrix `[n, k]`, given as the rows of its parts one below the other, in the form that the device multiplies
-    /// with: packed and, where that is asked for, quantised; or dense numbers of type `dtype`.
+    /// Uploads a weight matrix `[n, k]`, given as the stacked rows of its parts, in the form that the device multiplies with:
+    /// packed, and quantised if `quantization` is given; or dense numbers of type `dtype`.
     ///
     /// # Errors
-    /// See [`Uploader::numbers`] and [`Device::packed_matrix`]; [`DeviceError::NoQuantization`] where the device packs none.
+    /// Those of [`Uploader::numbers`] and [`Device::packed_matrix`]; [`DeviceError::NoQuantization`] if the device packs no
+    /// matrices.
     pub fn matrix(
         &mut self,
         quantization: Option<Quantization>,
@@ -80,23 +81,5 @@ impl<'a> Uploader<'a> {
             Some(quantization) => Err(DeviceError::NoQuantization { device: self.device.name(), quantization }),
             None => Matrix::dense(dtype, n, k, self.numbers(dtype, parts)?),
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    #![allow(clippy::unwrap_used)]
-    use super::*;
-
-    #[test]
-    fn parts_longer_than_a_stage_arrive_in_order_and_converted() {
-        let device = crate::open("cpu", Some(2)).unwrap();
-        let long: Vec<u8> = (0..STAGE / 4 + 5).flat_map(|i| (i as f32).to_le_bytes()).collect();
-        let short = half::f16::from_f32(2.5).to_le_bytes();
-        let parts = [(Dtype::F32, &long[..]), (Dtype::F16, &short[..])];
-        let buffer = Uploader::new(&*device).unwrap().numbers(Dtype::F32, &parts).unwrap();
-        let found = buffer.host::<f32>().unwrap();
-        assert!(found.iter().enumerate().take(STAGE / 4 + 5).all(|(i, x)| *x == i as f32));
-        assert_eq!(found[STAGE / 4 + 5..], [2.5]);
     }
 }

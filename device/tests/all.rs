@@ -1,5 +1,10 @@
-//! The integration tests of devices and of the CUDA simulator, in one program.
+//! The integration tests of devices, CPU code and the CUDA simulator, in one program.
 #![allow(clippy::unwrap_used)]
 
 mod backends;
+mod cpu;
+mod mirror;
+mod profile;
 mod simt;
+mod support;
+mod upload;

@@ -65,9 +65,9 @@ fn an_unusable_gpu_is_reported_in_one_line_and_auto_uses_the_cpu_and_says_why() 
             ("FAKE_VERSION", "12040"),
             &["a driver for CUDA 12.4, expected 13.0 or newer; update the NVIDIA driver to 580"][..],
         ),
-        (("FAKE_GPUS", "0"), &["the NVIDIA driver finds no GPU; see CUDA_VISIBLE_DEVICES"]),
+        (("FAKE_GPUS", "0"), &["the NVIDIA driver finds no GPU; check CUDA_VISIBLE_DEVICES"]),
         (("FAKE_CAPABILITY", "75"), &["found host code of compute capability 7.5, expected 8.0 or newer"]),
-        (("FAKE_RETAIN", "2"), &["host code, 16.0 GiB, is in use", "nvidia-smi shows by whom"]),
+        (("FAKE_RETAIN", "2"), &["host code, 16.0 GiB, is in use", "end the programs that nvidia-smi lists"]),
     ] {
         let Some(line) = said("cuda", &[variable]) else { return };
         assert!(

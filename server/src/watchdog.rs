@@ -43,7 +43,7 @@ pub async fn return_memory(app: Arc<App>) {
         ticks = if app.budget.was_freed() { 0 } else { ticks.saturating_add(1) };
         if ticks <= LAST_TICK && ticks.is_power_of_two() {
             // Nothing depends on it, and it cannot panic.
-            let _ = tokio::task::spawn_blocking(engine::allocator::give_back).await;
+            let _ = tokio::task::spawn_blocking(engine::allocator::trim).await;
         }
     }
 }

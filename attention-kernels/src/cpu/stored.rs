@@ -303,7 +303,7 @@ fn transposed<L: Lanes, S: Stored>(
         for (vector, row) in square.iter_mut().zip(rows) {
             *vector = S::load(&row.as_chunks::<LANES>().0[i]);
         }
-        for (vector, to) in L::turned(square).into_iter().zip(&mut to[i * LANES..]) {
+        for (vector, to) in L::transpose(square).into_iter().zip(&mut to[i * LANES..]) {
             vector.store(to);
         }
     }

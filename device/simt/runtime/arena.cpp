@@ -18,19 +18,19 @@ size_t page() {
     return bytes;
 }
 
-std::mutex shelf_lock;
-std::vector<Arena*>& shelf() {
-    // Never destroyed: a launch may still run while the process ends.
+std::mutex cache_lock;
+std::vector<Arena*>& cache() {
+    // Never destroyed, because a launch may still run while the process exits.
     static std::vector<Arena*>* arenas = new std::vector<Arena*>;
     return *arenas;
 }
 
-// A library may be opened and closed many times in one process, and a process has room for some ten thousand guard pages: what
-// is on the shelf goes when the library does.
-__attribute__((destructor)) void clear_shelf() {
-    std::lock_guard<std::mutex> lock(shelf_lock);
-    for (Arena* arena : shelf()) delete arena;
-    shelf().clear();
+// A library may be opened and closed many times in one process, which can have only some ten thousand guard pages. So cached
+// arenas are deleted when the library is closed.
+__attribute__((destructor)) void clear_cache() {
+    std::lock_guard<std::mutex> lock(cache_lock);
+    for (Arena* arena : cache()) delete arena;
+    cache().clear();
 }
 
 }  // namespace
@@ -52,10 +52,10 @@ Arena::~Arena() {
 
 unsigned char* Arena::stack(unsigned thread) const { return memory_ + thread * (STACK_BYTES + page()) + page(); }
 
-Arena* Arena::take(unsigned threads) {
+Arena* Arena::acquire(unsigned threads) {
     {
-        std::lock_guard<std::mutex> lock(shelf_lock);
-        auto& arenas = shelf();
+        std::lock_guard<std::mutex> lock(cache_lock);
+        auto& arenas = cache();
         for (size_t i = 0; i < arenas.size(); i++) {
             Arena* arena = arenas[i];
             if (arena->threads_ < threads) continue;
@@ -66,9 +66,9 @@ Arena* Arena::take(unsigned threads) {
     return new Arena((threads + WARP - 1) / WARP * WARP);
 }
 
-void Arena::put_back(Arena* arena) {
-    std::lock_guard<std::mutex> lock(shelf_lock);
-    shelf().push_back(arena);
+void Arena::release(Arena* arena) {
+    std::lock_guard<std::mutex> lock(cache_lock);
+    cache().push_back(arena);
 }
 
 }  // namespace simt

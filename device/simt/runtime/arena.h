@@ -1,7 +1,7 @@
-// The memory of a block's threads: stacks with a guard page below each, and the meeting places of the warps.
+// Memory for the threads of a block: stacks with a guard page below each, and the collectives in progress of each warp.
 //
-// Mapped once, lent to one launch at a time, and kept for the next. It is no heap memory, because the thread sanitizer
-// would take allocations inside of fibers for writes of theirs.
+// It is mapped once, used by one launch at a time, and kept for later launches. It is not heap memory, because the thread
+// sanitizer would treat allocations inside of fibers as writes of the kernel.
 #pragma once
 
 #include <cstddef>
@@ -12,20 +12,20 @@ namespace simt {
 
 constexpr unsigned WARP = 32;
 
-// One meeting of some lanes of a warp: it gathers until all of `mask` have arrived, then drains until all have left.
+// A collective of some lanes of a warp: lanes arrive until all of `mask` are there, then they leave until none is left.
 struct Slot {
     unsigned mask, arrived, left;
-    Meeting meeting;
+    Collective collective;
     unsigned bytes;
     Place at;
-    char order;  // its address stands for the order that a sync gives
+    char order;  // its address identifies the ordering by a sync
     alignas(64) unsigned char rows[WARP * ROW_BYTES];
 };
 
-// A lane is in at most one meeting, so a warp never needs more slots than lanes.
+// A lane is in at most one collective, so a warp never needs more slots than lanes.
 struct Warp {
-    unsigned live;  // lanes that have not left the kernel
-    unsigned used;  // slots that gather or drain
+    unsigned live;  // lanes that have not exited
+    unsigned used;  // slots in use
     Slot slots[WARP];
 };
 
@@ -36,15 +36,15 @@ class Arena {
     Arena(const Arena&) = delete;
     Arena& operator=(const Arena&) = delete;
 
-    // One from the shelf, or a new one; and back onto the shelf. An arena that a fault left in disorder is deleted.
-    static Arena* take(unsigned threads);
-    static void put_back(Arena* arena);
+    // Returns a cached arena or a new one; `release` caches it. After a fault the caller deletes it instead.
+    static Arena* acquire(unsigned threads);
+    static void release(Arena* arena);
 
-    // The stack of a thread, at its lowest usable address.
+    // Returns the lowest usable address of the stack of a thread.
     unsigned char* stack(unsigned thread) const;
     Warp& warp(unsigned index) const { return warps_[index]; }
 
-    // Room for deep frames of a sanitizer build; untouched pages cost nothing.
+    // Enough for the large frames of a sanitizer build; pages that are never touched cost nothing.
     static constexpr size_t STACK_BYTES = 256 * 1024;
 
    private:

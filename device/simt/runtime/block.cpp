@@ -5,8 +5,8 @@
 #include <cstdlib>
 #include <cstring>
 
-// All thread_local storage of this library is shared memory of kernels, so it takes no list of their variables to fill
-// them. What of it belongs to the runtime (`self`, the report, the name in library.cpp) is set anew after a fill.
+// All thread_local storage of this library is shared memory of kernels, so the runtime can fill it without a list of variables.
+// The variables of the runtime itself (`self`, the report, the name in library.cpp) are set again after a fill.
 alignas(1024) thread_local unsigned char smem[SIMT_SHARED_BYTES];
 
 namespace simt {
@@ -37,40 +37,40 @@ uint3 position(uint64_t index, dim3 size) {
     return {unsigned(index % size.x), unsigned(index / size.x % size.y), unsigned(index / size.x / size.y)};
 }
 
-// The first and last thing that a fiber does.
-void enter_thread() {
+// The outermost function of a fiber.
+void thread_main() {
     Worker& worker = current();
-    Block& block = *worker.home;
-    entered(*block.left);
+    Block& block = *worker.block;
+    after_first_switch(*block.previous);
     acquire_order(&block.start_order);
     block.call(block.args);
-    if (!worker.products.empty()) {
-        fail(Fault::bad_async, "this thread leaves the kernel before it has waited for this wgmma", worker.products.back().second.at);
+    if (!worker.products.items.empty()) {
+        fail(Fault::bad_async, "this thread exits without a wait for this wgmma", worker.products.items.back().second.at);
     }
     release_order(&block.end_order);
     worker.state = State::done;
     block.arena.warp(worker.warp).live &= ~(1u << worker.lane);
-    block.pass_on(worker, true);
-    std::abort();  // nobody switches to a thread that is done
+    block.switch_from(worker, true);
+    std::abort();  // never switched to again
 }
 
 bool same(Place a, Place b) { return a.line == b.line && std::strcmp(a.file, b.file) == 0; }
 
 }  // namespace
 
-void leave(Worker& worker) {
-    release_order(&worker.home->end_order);
-    worker.home->pass_on(worker, false);
+void suspend(Worker& worker) {
+    release_order(&worker.block->end_order);
+    worker.block->switch_from(worker, false);
 }
 
 Block::Block(const char* kernel, const Grid& grid, void (*call)(void* const*), void* const* args, Arena& arena)
     : kernel(kernel), grid(grid), call(call), args(args), arena(arena), threads(grid.block.x * grid.block.y * grid.block.z),
       random(grid.seed), storage(shared_storage()), workers(threads), warpgroups((threads + 4 * WARP - 1) / (4 * WARP)) {
-    flying.reserve(1024);
+    pending_bulk.reserve(1024);
     ready.reserve(threads);
     round.reserve(threads);
-    near.reserve(threads);
-    late.reserve(threads);
+    priority.reserve(threads);
+    deferred.reserve(threads);
     main.adopt_thread();
     for (Worker& worker : workers) worker.fiber.create_thread();
     std::memset(smem, 0xff, sizeof smem);
@@ -90,16 +90,16 @@ uint64_t Block::draw() {
 }
 
 void Block::begin(uint64_t index) {
-    // Shared memory that nobody has written reads as NaN.
+    // Shared memory that was not written reads as NaN.
     unpoison(smem, sizeof smem);
     std::memset(storage.begin, 0xff, static_cast<size_t>(smem - storage.begin));
     std::memset(smem, 0xff, grid.shared_bytes);
     std::memset(smem + sizeof smem, 0xff, static_cast<size_t>(storage.end - (smem + sizeof smem)));
     poison(smem + grid.shared_bytes, sizeof smem - grid.shared_bytes);
-    flying.clear();
-    near.clear();
-    near_turn = 0;
-    warp_first = !grid.seed || draw() % 2;
+    pending_bulk.clear();
+    priority.clear();
+    priority_next = 0;
+    prioritize_lanes = !grid.seed || draw() % 2;
     for (NamedBarrier& barrier : named) barrier = {};
     for (Warpgroup& group : warpgroups) group = {};
     release_order(&start_order);
@@ -112,23 +112,20 @@ void Block::begin(uint64_t index) {
         worker.linear = i;
         worker.warp = i / WARP;
         worker.lane = i % WARP;
-        worker.home = this;
+        worker.block = this;
         worker.state = State::ready;
         worker.copies.clear();
-        worker.landed = 0;
         worker.open_group = 0;
         worker.unfenced.clear();
-        worker.refenced = 0;
-        worker.fresh.clear();
+        worker.new_mbarriers.clear();
         worker.products.clear();
-        worker.products_landed = 0;
         worker.open_products = worker.products_begun = 0;
-        worker.held.clear();
+        worker.pending_sums.clear();
         worker.fenced = false;
         worker.fiber.stack = arena.stack(i);
-        // Frames of one depth would fall into one set of the cache if every stack began at the same place of a page.
+        // If every stack began at the same offset of a page, frames of equal depth would compete for one set of the cache.
         worker.fiber.bytes = Arena::STACK_BYTES - i % WARP * 128;
-        worker.fiber.start(enter_thread);
+        worker.fiber.start(thread_main);
         ready.push_back(&worker);
     }
     for (unsigned i = 0; i < threads; i += WARP) {
@@ -138,89 +135,90 @@ void Block::begin(uint64_t index) {
 
 void Block::run() {
     for (;;) {
-        while (!ready.empty() || !late.empty()) {
-            std::swap(ready.empty() ? late : ready, round);
+        while (!ready.empty() || !deferred.empty()) {
+            std::swap(ready.empty() ? deferred : ready, round);
             if (grid.seed) shuffle(round);
-            turn = 0;
+            round_next = 0;
             run_next(main, false);
             if (fault) return;
             round.clear();
         }
         bool finished = true;
         for (const Worker& worker : workers) finished = finished && worker.state == State::done;
-        if (finished && land(nullptr)) {
+        if (finished && complete_bulk(nullptr)) {
             const Worker& last = workers[0];
-            fault = say(Fault::bad_async, kernel, &last, last.at, "the block ends while a bulk copy to its shared memory is on its way");
+            fault = report_fault(Fault::bad_async, kernel, &last, last.at,
+                                 "the block ends while a bulk copy to its shared memory is pending");
         }
         for (size_t i = 0; finished && !fault && i < workers.size(); i++) {
             const Worker &worker = workers[i], &first = workers[i / (4 * WARP) * (4 * WARP)];
             if (worker.products_begun == first.products_begun) continue;
-            fault = say(Fault::divergent_collective, kernel, &worker, warpgroups[worker.warp / 4].at,
-                        "of its warpgroup some threads have begun %u wgmmas, this one %u", first.products_begun, worker.products_begun);
+            fault = report_fault(Fault::divergent_collective, kernel, &worker, warpgroups[worker.warp / 4].at,
+                        "this thread has started %u wgmmas, another thread of its warpgroup %u", worker.products_begun, first.products_begun);
         }
         if (finished) return;
-        nobody_is_ready();
+        resolve_stall();
         if (fault) return;
     }
 }
 
 void Block::run_next(Fiber& from, bool ends) {
     Worker* next;
-    if (near_turn < near.size()) {
-        next = near[near_turn++];
+    if (priority_next < priority.size()) {
+        next = priority[priority_next++];
     } else {
-        next = round[turn++];
-        meetings = 0;
+        next = round[round_next++];
+        collectives = 0;
     }
-    left = &from;
+    previous = &from;
     *running = next;
     switch_fiber(from, next->fiber, ends);
 }
 
-void Block::pass_on(Worker& worker, bool ends) {
-    if (!fault && goes_on()) return run_next(worker.fiber, ends);
-    left = &worker.fiber;
+void Block::switch_from(Worker& worker, bool ends) {
+    if (!fault && round_continues()) return run_next(worker.fiber, ends);
+    previous = &worker.fiber;
     switch_fiber(worker.fiber, main, ends);
 }
 
-// Either all threads wait at one barrier, which opens, or copies land, at last, or they would wait for ever.
-void Block::nobody_is_ready() {
-    const Worker* in_vain = nullptr;                    // waits for a phase, or for some others
-    const Worker* met = nullptr;                        // waits for its warp
-    const Worker *first = nullptr, *elsewhere = nullptr;  // wait, at two places if there are two
-    unsigned gone = 0;
+// If all threads wait at one barrier, it opens. Otherwise pending copies are completed. Otherwise the threads are stuck.
+void Block::resolve_stall() {
+    const Worker* stuck = nullptr;                    // waits at an mbarrier or a named barrier
+    const Worker* in_warp = nullptr;                    // waits in a collective of its warp
+    const Worker *first = nullptr, *elsewhere = nullptr;  // wait at two different places, if there are two
+    unsigned exited = 0;
     for (const Worker& worker : workers) {
-        gone += worker.state == State::done;
+        exited += worker.state == State::done;
         if (worker.state == State::done) continue;
-        if (worker.state == State::in_meeting) met = &worker;
-        if (!in_vain && (worker.state == State::at_mbarrier || worker.state == State::at_named)) in_vain = &worker;
+        if (worker.state == State::in_collective) in_warp = &worker;
+        if (!stuck && (worker.state == State::at_mbarrier || worker.state == State::at_named)) stuck = &worker;
         if (!first) first = &worker;
         if (!same(worker.at, first->at)) elsewhere = &worker;
     }
-    if (!elsewhere && !met && !gone && !in_vain) return open_barrier();
-    if (land(nullptr)) return;
-    if (in_vain) {
-        const char* what = in_vain->state == State::at_named ? "a named barrier" : "a phase of an mbarrier";
-        fault = say(Fault::deadlock, kernel, in_vain, in_vain->at, "deadlock: this thread waits here for %s that nobody completes", what);
+    if (!elsewhere && !in_warp && !exited && !stuck) return open_barrier();
+    if (complete_bulk(nullptr)) return;
+    if (stuck) {
+        const char* what = stuck->state == State::at_named ? "a named barrier" : "a phase of an mbarrier";
+        fault = report_fault(Fault::deadlock, kernel, stuck, stuck->at, "deadlock: this thread waits here for %s that no thread completes", what);
         return;
     }
-    const Worker& blamed = met ? *met : elsewhere ? *elsewhere : *first;
+    const Worker& blamed = in_warp ? *in_warp : elsewhere ? *elsewhere : *first;
     const Worker& other = &blamed == first && elsewhere ? *elsewhere : *first;
     const uint3 t = other.thread_idx;
-    if (met && elsewhere) {
-        fault = say(Fault::deadlock, kernel, &blamed, blamed.at,
+    if (in_warp && elsewhere) {
+        fault = report_fault(Fault::deadlock, kernel, &blamed, blamed.at,
                     "deadlock: this thread waits here for its warp, thread (%u,%u,%u) waits at %s:%d", t.x, t.y, t.z, other.at.file,
                     other.at.line);
-    } else if (met) {
-        fault = say(Fault::deadlock, kernel, &blamed, blamed.at,
-                    "deadlock: this thread waits here for lanes of its warp, %u threads have left the kernel", gone);
+    } else if (in_warp) {
+        fault = report_fault(Fault::deadlock, kernel, &blamed, blamed.at,
+                    "deadlock: this thread waits here for lanes of its warp, %u threads have exited", exited);
     } else if (elsewhere) {
-        fault = say(Fault::divergent_barrier, kernel, &blamed, blamed.at,
+        fault = report_fault(Fault::divergent_barrier, kernel, &blamed, blamed.at,
                     "divergent barrier: this thread waits here, thread (%u,%u,%u) waits at %s:%d", t.x, t.y, t.z, other.at.file,
                     other.at.line);
     } else {
-        fault = say(Fault::barrier_after_exit, kernel, &blamed, blamed.at,
-                    "barrier after exit: %u threads wait here, %u have left the kernel", threads - gone, gone);
+        fault = report_fault(Fault::barrier_after_exit, kernel, &blamed, blamed.at,
+                    "barrier after exit: %u threads wait here, %u have exited", threads - exited, exited);
     }
 }
 
@@ -230,20 +228,20 @@ void Block::wake(Worker& worker) {
 }
 
 void Block::wake_lanes(unsigned warp, unsigned lanes) {
-    // A warp that waits in a loop for another one must let it run.
-    const bool at_once = warp_first && ++meetings < 1024;
-    // Nothing is allocated on the stack of a fiber: each thread is at most once among those that are to run.
-    if (near_turn == near.size() || near.size() + WARP > near.capacity()) {
-        near.erase(near.begin(), near.begin() + static_cast<std::ptrdiff_t>(near_turn));
-        near_turn = 0;
+    // Bounded, so that a warp that waits in a loop for another warp lets it run.
+    const bool now = prioritize_lanes && ++collectives < 1024;
+    // Never grows the vector inside of a fiber: each thread is in it at most once.
+    if (priority_next == priority.size() || priority.size() + WARP > priority.capacity()) {
+        priority.erase(priority.begin(), priority.begin() + static_cast<std::ptrdiff_t>(priority_next));
+        priority_next = 0;
     }
-    std::vector<Worker*>& to = at_once ? near : ready;
+    std::vector<Worker*>& to = now ? priority : ready;
     for (; lanes; lanes &= lanes - 1) {
         Worker& lane = workers[warp * WARP + static_cast<unsigned>(__builtin_ctz(lanes))];
         lane.state = State::ready;
         to.push_back(&lane);
     }
-    if (at_once && grid.seed && !near_turn) shuffle(near);
+    if (now && grid.seed && !priority_next) shuffle(priority);
 }
 
 void Block::open_barrier() {

@@ -1,4 +1,4 @@
-// The threads of a block, and who of them may run.
+// The threads of a block, and the scheduler that runs them.
 #pragma once
 
 #include <cstdint>
@@ -11,52 +11,70 @@
 
 namespace simt {
 
-enum class State { ready, at_barrier, in_meeting, at_mbarrier, at_named, done };
+// Items with the numbers of their groups, taken oldest first. The list keeps its memory.
+template <class T>
+struct Fifo {
+    std::vector<std::pair<unsigned, T>> items;
+    size_t taken = 0;
+
+    void clear() {
+        items.clear();
+        taken = 0;
+    }
+    // Takes the oldest item if it must be done when at most `groups` of the groups below `open` may be incomplete.
+    bool take(T& item, unsigned open, unsigned groups) {
+        if (taken == items.size()) {
+            clear();
+            return false;
+        }
+        if (items[taken].first + groups >= open) return false;
+        item = items[taken++].second;
+        return true;
+    }
+};
+
+enum class State { ready, at_barrier, in_collective, at_mbarrier, at_named, done };
 
 struct Block;
 
 struct Worker : Thread {
-    Block* home;
+    Block* block;
     Fiber fiber;
     State state;
     Place at;  // where it waits
-    // Copies that cp.async has begun, oldest first, each with the number of its group; those before `landed` are done.
-    std::vector<std::pair<unsigned, AsyncCopy>> copies;
-    size_t landed;
+    Fifo<AsyncCopy> copies;  // that cp.async has started
     unsigned open_group;
-    const void* barrier;  // the mbarrier that it waits for
+    const void* barrier;  // the barrier that it waits for
     unsigned parity;
-    std::vector<UnfencedStore> unfenced;  // of them, `refenced` have been fenced
-    size_t refenced;
-    std::vector<void*> fresh;  // mbarriers that it has made and not fenced
-    // Products that wgmma has begun, as the copies above, and the sums that they add to.
-    std::vector<std::pair<unsigned, Product>> products;
-    size_t products_landed;
+    Fifo<UnfencedStore> unfenced;  // all in group 0
+    std::vector<void*> new_mbarriers;  // initialised and not fenced
+    Fifo<Product> products;  // that wgmma has started
     unsigned open_products, products_begun;
-    struct Held {
+    // Sums that pending products add to.
+    struct PendingSums {
         float* sums;
         unsigned uses;
         std::vector<float> values;
     };
-    std::vector<Held> held;
+    std::vector<PendingSums> pending_sums;
     bool fenced;
 };
 
-// A bulk copy on its way, with a map of its own; or the place of one that has landed.
-struct Flying {
+// A pending bulk copy with its own copy of the map; reused when it is done.
+struct PendingBulk {
     BulkCopy copy;
-    bool landed;
+    bool done;
     volatile uint64_t map[16];
 };
 
-// One of the barriers 1 to 15.
+// One of the barriers 1 to 15 of a block.
 struct NamedBarrier {
     unsigned threads, arrived, opened;
     Place at;
     char order[2];
 };
 
-// The last products that the first warp to come has begun: the others of its warpgroup must begin the same.
+// The last products that the first thread of a warpgroup has started: the other threads must start the same.
 struct Warpgroup {
     struct Begun {
         unsigned number;
@@ -67,13 +85,13 @@ struct Warpgroup {
     Place at;
 };
 
-// The thread_local storage of this library in the calling thread. In a main program, whose storage may be that of a C
-// library too, it is `smem` alone.
+// The thread_local storage of this library in the calling thread. In a main program, which may contain the storage of a C
+// library too, it is only `smem`.
 struct Span {
     unsigned char *begin, *end;
 };
 
-// The threads of one block at a time, and who of them may run.
+// The scheduler of one block at a time.
 struct Block {
     const char* kernel;
     const Grid& grid;
@@ -86,46 +104,47 @@ struct Block {
     Fiber main{};
     std::vector<Worker> workers;
     std::vector<Worker*> ready;  // may run, in the next round
-    std::vector<Worker*> round;  // run now, one after the other
-    size_t turn = 0;             // of the round, who runs next
-    std::vector<Worker*> near;   // run before the rest of the round: lanes whose meeting is complete
-    size_t near_turn = 0;        // of them, who runs next
-    bool warp_first = true;      // whether there are such
-    unsigned meetings = 0;       // complete since the round went on
-    Fiber* left = nullptr;       // the fiber that ran before this one
-    Thread** running = &self;    // where a thread_local is takes a call to find out
-    std::vector<Worker*> late;   // may run, once no other may
-    unsigned yes = 0;            // votes at the barrier that is gathering
-    Votes votes{};               // of the last barrier that opened
-    unsigned barriers = 0;       // opened so far
+    std::vector<Worker*> round;  // run in this round, one after the other
+    size_t round_next = 0;       // index of the next thread of the round
+    std::vector<Worker*> priority;  // run before the rest of the round: lanes whose collective is complete
+    size_t priority_next = 0;       // index of the next thread of `priority`
+    bool prioritize_lanes = true;
+    unsigned collectives = 0;       // completed since the last thread of the round was started
+    Fiber* previous = nullptr;      // the fiber that ran before this one
+    Thread** running = &self;       // cached, because finding a thread_local takes a call
+    std::vector<Worker*> deferred;  // run when no other thread can
+    unsigned yes = 0;               // votes at the current barrier
+    Votes votes{};                  // of the last barrier that opened
+    unsigned barriers = 0;          // number of barriers that opened
     int fault = 0;
-    std::vector<Flying> flying;  // and places of those that have landed
+    std::vector<PendingBulk> pending_bulk;
     NamedBarrier named[16];
     std::vector<Warpgroup> warpgroups;
-    // Addresses that stand for an order: of the two barriers that may be in use at once, of the start and of the end.
+    // Their addresses identify orderings: of the two barriers that may be in use at once, of the start and of the end.
     char barrier_order[2], start_order, end_order;
 
     Block(const char* kernel, const Grid& grid, void (*call)(void* const*), void* const* args, Arena& arena);
     ~Block();
-    // Makes the threads of a block, ready to run.
+    // Prepares the threads of a block.
     void begin(uint64_t index);
-    // Runs them until all have left, or one is at fault.
+    // Runs the threads until all have exited or one has failed.
     void run();
-    // Leaves `from`, for good if `ends`, for the next one.
+    // Switches from `from`, which never continues if `ends`, to the next thread.
     void run_next(Fiber& from, bool ends);
-    // Leaves `worker`, for good if `ends`: for the next one, or for the scheduler if there is none, or a fault.
-    void pass_on(Worker& worker, bool ends);
-    void nobody_is_ready();
+    // Switches from `worker` to the next thread, or to the scheduler if there is none or a thread has failed.
+    void switch_from(Worker& worker, bool ends);
+    // Called when no thread can run: opens the barrier, completes bulk copies, or reports why the threads are stuck.
+    void resolve_stall();
     // Makes `worker` ready to run.
     void wake(Worker& worker);
-    // Makes lanes of a warp ready to run: at once, so that their stacks are still in the cache, or in the next round.
+    // Makes lanes of a warp ready to run: in this round, while their stacks are still in the cache, or in the next round.
     void wake_lanes(unsigned warp, unsigned lanes);
-    // Whether somebody is to run in this round.
-    bool goes_on() const { return near_turn < near.size() || turn < round.size(); }
-    // Lands the bulk copies that report to a barrier, or all; gives whether there were any.
-    bool land(const void* barrier);
+    // Returns whether a thread is left in this round.
+    bool round_continues() const { return priority_next < priority.size() || round_next < round.size(); }
+    // Completes the bulk copies of an mbarrier, or all if null; returns whether there were any.
+    bool complete_bulk(const void* barrier);
     void open_barrier();
-    // The next random number of the launch.
+    // Returns the next random number of the launch.
     uint64_t draw();
     template <class T>
     void shuffle(std::vector<T>& list) {
@@ -133,9 +152,9 @@ struct Block {
     }
 };
 
-// The thread that runs.
+// Returns the running thread.
 inline Worker& current() { return *static_cast<Worker*>(self); }
-// Back to the scheduler. Returns when it is this thread's turn again, which after a fault never comes.
-void leave(Worker& worker);
+// Switches to another thread; returns when this thread runs again, which never happens after a fault.
+void suspend(Worker& worker);
 
 }  // namespace simt

@@ -19,10 +19,10 @@ void __tsan_switch_to_fiber(void* fiber, unsigned flags);
 void __tsan_acquire(void* at);
 void __tsan_release(void* at);
 }
-constexpr unsigned NO_ORDER = 1;  // of __tsan_switch_to_fiber: a switch is no synchronisation, races stay visible
+constexpr unsigned NO_ORDER = 1;  // flag of __tsan_switch_to_fiber: a switch does not synchronise, so races are reported
 #endif
 
-// Pushes the registers that a call preserves, stores the stack pointer in *save, takes `load` for it and pops them.
+// Pushes the callee-saved registers, stores the stack pointer in *save, sets it to `load`, and pops the registers.
 extern "C" void quire_simt_switch(void** save, void* load);
 
 #if defined(__x86_64__)
@@ -49,7 +49,7 @@ quire_simt_switch:
     ret
     .size quire_simt_switch, . - quire_simt_switch
 )");
-// Six registers, the address that `ret` takes, and an empty return address of `entry`, which is aligned as after a call.
+// Six registers, the address that `ret` jumps to, and an empty return address of `entry`, aligned as after a call.
 constexpr size_t FRAME_WORDS = 8, ENTRY_WORD = 6;
 #elif defined(__aarch64__)
 asm(R"(
@@ -86,10 +86,10 @@ quire_simt_switch:
     ret
     .size quire_simt_switch, . - quire_simt_switch
 )");
-// The registers as above; x30, the twelfth, is where `ret` goes.
+// The registers above; `ret` jumps to x30, the twelfth.
 constexpr size_t FRAME_WORDS = 20, ENTRY_WORD = 11;
 #else
-#error "the SIMT shim switches stacks on x86-64 and aarch64 only"
+#error "the SIMT simulator supports x86-64 and aarch64 only"
 #endif
 
 namespace simt {
@@ -116,7 +116,7 @@ void switch_fiber(Fiber& from, Fiber& to, [[maybe_unused]] bool ends) {
 #endif
 }
 
-void entered([[maybe_unused]] Fiber& from) {
+void after_first_switch([[maybe_unused]] Fiber& from) {
 #ifdef SIMT_ADDRESS_SANITIZER
     __sanitizer_finish_switch_fiber(nullptr, &from.stack, &from.bytes);
 #endif

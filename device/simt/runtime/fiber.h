@@ -1,7 +1,7 @@
-// Fibers: a stack and a saved stack pointer, switched by hand, and told to the sanitizers.
+// Fibers: a stack and a saved stack pointer, switched by hand, and reported to the sanitizers.
 //
-// This folder is compiled WITHOUT -fsanitize: it is the machinery under the code that is examined. It reports to the
-// sanitizer that the rest is built with: SIMT_ADDRESS_SANITIZER or SIMT_THREAD_SANITIZER is set then.
+// This folder is compiled WITHOUT -fsanitize, because it runs below the code that is checked. It reports fibers to the
+// sanitizer of the rest of the build, which SIMT_ADDRESS_SANITIZER or SIMT_THREAD_SANITIZER names.
 #pragma once
 
 #include <cstddef>
@@ -15,24 +15,24 @@ struct Fiber {
     void* fake_stack;  // of the address sanitizer
     void* thread;      // of the thread sanitizer
 
-    // Points at a fresh start: the next switch to this fiber calls `entry`, which never returns.
+    // Resets the fiber: the next switch to it calls `entry`, which never returns.
     void start(void (*entry)());
-    // Makes the thread sanitizer see a thread; `adopt` for the one that runs already.
+    // Create and destroy a thread for the thread sanitizer; `adopt` uses the one that is running.
     void create_thread();
     void adopt_thread();
     void destroy_thread();
 };
 
-// Leaves `from`, for good if `ends`, and continues `to`. Gives the thread sanitizer no order between the two.
+// Switches from `from`, which never continues if `ends`, to `to`. Does not order the two for the thread sanitizer.
 void switch_fiber(Fiber& from, Fiber& to, bool ends);
-// The first thing that a started fiber does: `from` is the one that switched to it.
-void entered(Fiber& from);
+// The first call of a new fiber; `from` is the fiber that switched to it.
+void after_first_switch(Fiber& from);
 
-// Order for the thread sanitizer: what came before a release comes before what follows a later acquire.
+// Ordering for the thread sanitizer: accesses before a release happen before accesses after a later acquire.
 void release_order(void* at);
 void acquire_order(void* at);
 
-// Memory that must not be touched, for the address sanitizer.
+// Mark memory as inaccessible or accessible for the address sanitizer.
 void poison(const void* at, size_t bytes);
 void unpoison(const void* at, size_t bytes);
 

@@ -16,7 +16,7 @@ thread_local Report last_report;
 
 Report& report() { return last_report; }
 
-int say(Fault code, const char* kernel, const Thread* thread, Place at, const char* why, ...) {
+int report_fault(Fault code, const char* kernel, const Thread* thread, Place at, const char* why, ...) {
     Report& report = last_report;
     char text[512];
     va_list values;
@@ -40,20 +40,20 @@ int launch(const char* kernel, const Grid& grid, void (*call)(void* const*), voi
     const dim3 g = grid.grid, b = grid.block;
     const uint64_t threads = uint64_t{b.x} * b.y * b.z, blocks = uint64_t{g.x} * g.y * g.z;
     if (b.x > 1024 || b.y > 1024 || b.z > 64 || threads == 0 || threads > 1024) {
-        return say(Fault::bad_launch, kernel, nullptr, {}, "a block of (%u,%u,%u) threads; 1 to 1024 are possible, at most 64 in z",
+        return report_fault(Fault::bad_launch, kernel, nullptr, {}, "found a block of (%u,%u,%u) threads, expected 1 to 1024, at most 64 in z",
                    b.x, b.y, b.z);
     }
     if (blocks == 0 || g.x > 0x7fffffff || g.y > 65535 || g.z > 65535 || blocks > 0xffffffff) {
-        return say(Fault::bad_launch, kernel, nullptr, {},
-                   "a grid of (%u,%u,%u) blocks; at least 1, at most 2147483647 in x and 65535 in y and z are possible", g.x, g.y,
+        return report_fault(Fault::bad_launch, kernel, nullptr, {},
+                   "found a grid of (%u,%u,%u) blocks, expected at least 1, at most 2147483647 in x and 65535 in y and z", g.x, g.y,
                    g.z);
     }
     if (grid.shared_bytes > SIMT_SHARED_BYTES) {
-        return say(Fault::bad_launch, kernel, nullptr, {}, "%u bytes of dynamic shared memory; at most %u are possible",
+        return report_fault(Fault::bad_launch, kernel, nullptr, {}, "found %u bytes of dynamic shared memory, expected at most %u",
                    grid.shared_bytes, SIMT_SHARED_BYTES);
     }
 
-    std::unique_ptr<Arena> arena(Arena::take(static_cast<unsigned>(threads)));
+    std::unique_ptr<Arena> arena(Arena::acquire(static_cast<unsigned>(threads)));
     int fault;
     {
         Block block(kernel, grid, call, args, *arena);
@@ -69,7 +69,7 @@ int launch(const char* kernel, const Grid& grid, void (*call)(void* const*), voi
         fault = block.fault;
     }
     if (!fault) {
-        Arena::put_back(arena.release());
+        Arena::release(arena.release());
         last_report = {};
     }
     return fault;

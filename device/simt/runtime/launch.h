@@ -1,4 +1,4 @@
-// One launch: a grid of blocks, run one after the other on the calling thread.
+// Launches: a grid of blocks, run one after the other on the calling thread.
 #pragma once
 
 #include <cstdint>
@@ -13,20 +13,19 @@ struct Grid {
     uint64_t seed;
 };
 
-// What went wrong, in the memory of the launching thread until its next launch.
+// The fault of the last launch of the calling thread.
 struct Report {
-    int code;  // 0 after a launch without fault
+    int code;  // 0 after a launch without a fault
     uint3 block, thread;
     Place at;
     char message[768];
 };
 Report& report();
-// Fills the report of this thread and returns the code. `thread` and the place are those to blame, if any are; `why` is a
-// format of printf.
-int say(Fault code, const char* kernel, const Thread* thread, Place at, const char* why, ...)
+// Fills the report of this thread and returns the code. `thread` and the place may be empty; `why` is a format of printf.
+int report_fault(Fault code, const char* kernel, const Thread* thread, Place at, const char* why, ...)
     __attribute__((format(printf, 5, 6)));
 
-// Runs `call(args)` once for every thread of the grid. Returns 0 or the code of the report.
+// Runs `call(args)` once for every thread of the grid. Returns 0 or the code of the fault.
 int launch(const char* kernel, const Grid& grid, void (*call)(void* const*), void* const* args);
 
 }  // namespace simt

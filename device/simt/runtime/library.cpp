@@ -16,13 +16,13 @@ namespace simt {
 
 namespace {
 
-Kernel* entered_last;
+Kernel* last_registered;
 
-// Sorted by name. Made at the first use, when all kernels have entered.
+// Returns the kernels sorted by name. Built at the first use, when all kernels are registered.
 const std::vector<const Kernel*>& table() {
     static const std::vector<const Kernel*> kernels = [] {
         std::vector<const Kernel*> list;
-        for (const Kernel* kernel = entered_last; kernel; kernel = kernel->next) list.push_back(kernel);
+        for (const Kernel* kernel = last_registered; kernel; kernel = kernel->next) list.push_back(kernel);
         std::sort(list.begin(), list.end(),
                   [](const Kernel* a, const Kernel* b) { return std::strcmp(a->name, b->name) < 0; });
         return list;
@@ -44,9 +44,9 @@ thread_local const char* launched;  // the kernel of the last launch of this thr
 
 }  // namespace
 
-void enter(Kernel* kernel) {
-    kernel->next = entered_last;
-    entered_last = kernel;
+void register_kernel(Kernel* kernel) {
+    kernel->next = last_registered;
+    last_registered = kernel;
 }
 
 }  // namespace simt
@@ -69,13 +69,14 @@ int32_t quire_sim_launch(const char* name, const uint32_t grid[3], const uint32_
     const simt::Grid shape{simt::size(grid), simt::size(block), needed, options->seed};
     int code;
     if (!kernel) {
-        code = simt::say(simt::Fault::unknown_kernel, name, nullptr, {}, "there are %zu kernels here, and none of that name",
+        code = simt::report_fault(simt::Fault::unknown_kernel, name, nullptr, {},
+                                  "found no kernel of this name among the %zu kernels of the library",
                          simt::table().size());
     } else {
         try {
             code = simt::launch(kernel->name, shape, kernel->call, args);
         } catch (const std::bad_alloc&) {
-            code = simt::say(simt::Fault::bad_launch, name, nullptr, {}, "the host has no memory for its threads");
+            code = simt::report_fault(simt::Fault::bad_launch, name, nullptr, {}, "the host has not enough memory for its threads");
         }
     }
     simt::launched = kernel ? kernel->name : "";

@@ -1,4 +1,4 @@
-// What include/simt/host/runtime.h offers to device code: barriers, meetings of a warp, copies, and the end by a fault.
+// Functions of include/simt/host/runtime.h: barriers, collectives of a warp, copies, and faults.
 #include <cstdio>
 #include <cstdlib>
 
@@ -8,7 +8,7 @@ namespace simt {
 
 namespace {
 
-// Number by number: the sanitizers watch memcpy, and this is no access of the kernel's.
+// Copies number by number: the sanitizers intercept memcpy, and this is not an access by the kernel.
 template <class T>
 void copy(unsigned char* to, const void* from, unsigned bytes) {
     for (unsigned i = 0; i < bytes / sizeof(T); i++) {
@@ -16,7 +16,7 @@ void copy(unsigned char* to, const void* from, unsigned bytes) {
     }
 }
 
-// Apart from `meet`, whose frame is on every stack and should be small.
+// A separate function, because the frame of `gather` is on every stack and should be small.
 [[noreturn]] __attribute__((noinline)) void diverge(const Slot& slot, Place at) {
     char why[384];
     std::snprintf(why, sizeof why, "divergent warp operation: other lanes of mask %#x wait at %s:%d", slot.mask, slot.at.file,
@@ -28,33 +28,33 @@ void copy(unsigned char* to, const void* from, unsigned bytes) {
 
 void fail(Fault code, const char* why, Place at) {
     Worker& worker = current();
-    worker.home->fault = say(code, worker.home->kernel, &worker, at, "%s", why);
-    leave(worker);
-    std::abort();  // a launch that failed resumes nobody
+    worker.block->fault = report_fault(code, worker.block->kernel, &worker, at, "%s", why);
+    suspend(worker);
+    std::abort();  // a failed launch resumes no thread
 }
 
 Votes barrier(bool vote, Place at) {
     Worker& worker = current();
-    Block& block = *worker.home;
+    Block& block = *worker.block;
     char* order = &block.barrier_order[block.barriers % 2];
     block.yes += vote;
     release_order(order);
     worker.state = State::at_barrier;
     worker.at = at;
-    leave(worker);
+    suspend(worker);
     acquire_order(order);
     return block.votes;
 }
 
-unsigned live_lanes() { return current().home->arena.warp(self->warp).live; }
+unsigned live_lanes() { return current().block->arena.warp(self->warp).live; }
 
-Rows meet(unsigned mask, const void* value, unsigned bytes, Meeting meeting, Place at) {
+Rows gather(unsigned mask, const void* value, unsigned bytes, Collective collective, Place at) {
     Worker& worker = current();
-    Block& block = *worker.home;
+    Block& block = *worker.block;
     Warp& warp = block.arena.warp(worker.warp);
     const unsigned me = 1u << worker.lane;
-    if (!(mask & me)) fail(Fault::bad_mask, "the mask of this warp operation lacks the lane that calls it", at);
-    if (mask & ~warp.live) fail(Fault::bad_mask, "the mask of this warp operation names lanes that have left the kernel or never were", at);
+    if (!(mask & me)) fail(Fault::bad_mask, "the mask of this warp operation excludes the calling lane", at);
+    if (mask & ~warp.live) fail(Fault::bad_mask, "the mask of this warp operation names lanes that have exited or do not exist", at);
 
     Slot* slot = nullptr;
     for (unsigned used = warp.used; used && !slot; used &= used - 1) {
@@ -67,26 +67,26 @@ Rows meet(unsigned mask, const void* value, unsigned bytes, Meeting meeting, Pla
         slot = &warp.slots[free];
         slot->mask = mask;
         slot->arrived = slot->left = 0;
-        slot->meeting = meeting;
+        slot->collective = collective;
         slot->bytes = bytes;
         slot->at = at;
-    } else if (slot->meeting != meeting || slot->bytes != bytes || slot->at.line != at.line) {
+    } else if (slot->collective != collective || slot->bytes != bytes || slot->at.line != at.line) {
         diverge(*slot, at);
     }
 
     unsigned char* row = slot->rows + worker.lane * bytes;
     bytes % 4 == 0 ? copy<uint32_t>(row, value, bytes) : copy<unsigned char>(row, value, bytes);
     slot->arrived |= me;
-    if (meeting == Meeting::sync) release_order(&slot->order);
+    if (collective == Collective::sync) release_order(&slot->order);
     if (slot->arrived != mask) {
-        worker.state = State::in_meeting;
+        worker.state = State::in_collective;
         worker.at = at;
-        leave(worker);
+        suspend(worker);
     } else {
         block.wake_lanes(worker.warp, mask & ~me);
     }
-    if (meeting == Meeting::sync) acquire_order(&slot->order);
-    // What they brought stays in place until a fiber that enters a later meeting takes the slot.
+    if (collective == Collective::sync) acquire_order(&slot->order);
+    // The data stays valid until a fiber reuses the slot for a later collective.
     slot->left |= me;
     if (slot->left == mask) warp.used &= ~(1u << (slot - warp.slots));
     return {slot->rows, worker.lane};
@@ -94,28 +94,18 @@ Rows meet(unsigned mask, const void* value, unsigned bytes, Meeting meeting, Pla
 
 void maybe_yield() {
     Worker& worker = current();
-    Block& block = *worker.home;
+    Block& block = *worker.block;
     if (!block.grid.seed || block.draw() % 4 != 0) return;
     block.ready.push_back(&worker);
-    leave(worker);
+    suspend(worker);
 }
 
-void async_begin(const AsyncCopy& copy) { current().copies.emplace_back(current().open_group, copy); }
+void async_begin(const AsyncCopy& copy) { current().copies.items.emplace_back(current().open_group, copy); }
 
 void async_commit() { current().open_group++; }
 
-bool async_landed(unsigned groups, AsyncCopy& copy) {
-    Worker& worker = current();
-    if (worker.landed == worker.copies.size()) {
-        worker.copies.clear();
-        worker.landed = 0;
-        return false;
-    }
-    const auto& [group, oldest] = worker.copies[worker.landed];
-    if (group + groups >= worker.open_group) return false;
-    copy = oldest;
-    worker.landed++;
-    return true;
+bool next_due_copy(unsigned groups, AsyncCopy& copy) {
+    return current().copies.take(copy, current().open_group, groups);
 }
 
 }  // namespace simt

@@ -9,7 +9,7 @@ __device__ __forceinline__ unsigned char* matrix_memory() {
     return smem;
 }
 
-// Makes one mbarrier behind `bytes` bytes of shared memory, for one arrival a phase.
+// Makes an mbarrier after `bytes` bytes of shared memory, for one arrival per phase.
 __device__ __forceinline__ uint64_t* make_barrier(unsigned bytes, unsigned arrivals) {
     uint64_t* barrier = reinterpret_cast<uint64_t*>(matrix_memory() + bytes);
     if (threadIdx.x == 0) {
@@ -20,7 +20,7 @@ __device__ __forceinline__ uint64_t* make_barrier(unsigned bytes, unsigned arriv
     return barrier;
 }
 
-// One box as it lies in shared memory.
+// Writes one box as it is stored in shared memory.
 extern "C" __global__ void box(uint32_t* out, const __grid_constant__ TensorMap map, int x, int y, int z, int w, unsigned bytes) {
     uint64_t* barrier = make_barrier(bytes, 1);
     if (threadIdx.x == 0) {
@@ -32,7 +32,7 @@ extern "C" __global__ void box(uint32_t* out, const __grid_constant__ TensorMap 
 }
 QUIRE_EXPORT(box);
 
-// Boxes of 8 rows through two stages: one warp brings them, two others add up what they find, each its half of a row's words.
+// Boxes of 8 rows through two stages: one warp loads them, two others sum them, each one half of the words of a row.
 extern "C" __global__ void pipeline(uint32_t* sums, const __grid_constant__ TensorMap map, int boxes) {
     constexpr int BYTES = 1024, STAGES = 2;
     uint64_t* full = reinterpret_cast<uint64_t*>(matrix_memory() + STAGES * BYTES);
@@ -67,7 +67,8 @@ extern "C" __global__ void pipeline(uint32_t* sums, const __grid_constant__ Tens
 }
 QUIRE_EXPORT(pipeline);
 
-// Warps 0 and 1 meet at barrier 1; warp 2 tells warp 3 at barrier 2; each thread reads what one of the other warp left.
+// Warps 0 and 1 wait at barrier 1; warp 2 arrives at barrier 2, where warp 3 waits; each thread reads a number of the other
+// warp.
 extern "C" __global__ void named_barriers(int* out) {
     __shared__ int left[128];
     const unsigned warp = threadIdx.x / 32;
@@ -79,7 +80,7 @@ extern "C" __global__ void named_barriers(int* out) {
 }
 QUIRE_EXPORT(named_barriers);
 
-// Bytes into shared memory, for the tensor cores to read.
+// Stores bytes to shared memory for the tensor cores.
 __device__ __forceinline__ void fill_shared(const uint4* image, unsigned bytes) {
     for (unsigned i = threadIdx.x; i < bytes / 16; i += blockDim.x) quire::proxy_store(matrix_memory() + 16 * i, image[i]);
     quire::proxy_fence();
@@ -94,8 +95,8 @@ __device__ __forceinline__ void store_sums(float* c, const float (&d)[N / 8][4])
     }
 }
 
-// c[64, 64] = a[64, 16] b[16, 64] with both as an image of shared memory has them, a at its start and b behind; of a descriptor all
-// but the address is given.
+// c[64, 64] = a[64, 16] b[16, 64], both given as an image of shared memory, a at its start and b after it; the descriptors are
+// complete except for the address.
 template <quire::Rows ROWS>
 __device__ __forceinline__ void product_of_image(float* c, const uint4* image, unsigned bytes, uint64_t a, uint64_t b, unsigned b_at) {
     fill_shared(image, bytes);
@@ -117,8 +118,8 @@ extern "C" __global__ void product_of_image_columns(float* c, const uint4* image
 }
 QUIRE_EXPORT(product_of_image_columns);
 
-// c[64, N] += a[64, 64] b[64, N], both brought by boxes; a through registers or not. Two groups are under way at once, and
-// what is waited for first is read while the second goes on.
+// c[64, N] += a[64, 64] b[64, N], both loaded as boxes; a optionally through registers. Two groups are pending at once, and
+// the sums of the first are read while the second is pending.
 template <class T, int N, quire::Rows ROWS, bool REGISTERS>
 __device__ __forceinline__ void product_of_boxes(float* c, const TensorMap& of_a, const TensorMap& of_b, const T* a_again) {
     constexpr unsigned A = 64 * 128, B = N * 128, PANELS = ROWS == quire::Rows::K ? 1 : N / 64;

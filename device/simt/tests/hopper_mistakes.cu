@@ -1,5 +1,5 @@
-// Kernels that use Hopper's asynchronous operations wrongly. A comment `// here: <name>` marks the line that the report must
-// name; of the others the result shows it.
+// Kernels that misuse Hopper's asynchronous operations. A comment `// here: <name>` marks the line that the report must name;
+// the errors without a mark show in the result.
 #include <quire/export.cuh>
 #include <quire/wgmma.cuh>
 
@@ -32,7 +32,7 @@ __device__ __forceinline__ void begin(const OneBox& block, const TensorMap& map,
 
 __device__ __forceinline__ float word(const OneBox& block) { return reinterpret_cast<const float*>(block.shared)[threadIdx.x % 256]; }
 
-// Zeros for a matrix of 64 rows of 16, in the first of the 128-byte rows.
+// Stores zeros for a matrix of 64 rows of 16, at the start of 128-byte rows.
 __device__ __forceinline__ uint64_t zeros(bool fence = true) {
     extern __shared__ __align__(1024) unsigned char smem[];
     for (unsigned i = threadIdx.x; i < 512; i += 128) quire::proxy_store(smem + 16 * i, make_uint4(0, 0, 0, 0));
@@ -62,7 +62,7 @@ extern "C" __global__ void wrong_parity(float* out, const __grid_constant__ Tens
 }
 QUIRE_EXPORT(wrong_parity);
 
-// The second box comes before the others have read the first.
+// The second box is loaded before the other threads have read the first.
 extern "C" __global__ void refilled_too_early(float* out, const __grid_constant__ TensorMap map) {
     const OneBox block = make_block();
     begin(block, map);
@@ -225,7 +225,7 @@ extern "C" __global__ void different_products(float*, const __grid_constant__ Te
 }
 QUIRE_EXPORT(different_products);
 
-// Of 128 threads 96 take part.
+// 96 of 128 threads take part.
 extern "C" __global__ void part_of_a_warpgroup(float*, const __grid_constant__ TensorMap) {
     const uint64_t matrix = zeros();
     float d[8][4];

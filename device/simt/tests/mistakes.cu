@@ -74,7 +74,7 @@ extern "C" __global__ void trap(int* out) {
 }
 QUIRE_EXPORT(trap);
 
-// Each thread leaves a number for its neighbour.
+// Each thread writes a number for its neighbour.
 extern "C" __global__ void read_too_early(float* out) {
     __shared__ float left[128];
     left[threadIdx.x] = static_cast<float>(threadIdx.x);  // here: read_too_early
@@ -82,7 +82,7 @@ extern "C" __global__ void read_too_early(float* out) {
 }
 QUIRE_EXPORT(read_too_early);
 
-// The first number is read in the very round in which the next one is written.
+// The first number is read in the same round in which the next one is written.
 extern "C" __global__ void write_too_early(float* out) {
     __shared__ float first;
     float sum = 0.0f;

@@ -31,7 +31,7 @@ extern "C" __global__ void decode(float* f16, float* bf16, float* e4m3, float* e
 }
 QUIRE_EXPORT(decode);
 
-// Two numbers at a time, as vector loads bring them.
+// Two numbers at a time, as from vector loads.
 extern "C" __global__ void pairs(float* out, const __half2* a, const __half2* b, const __nv_bfloat162* c) {
     const int i = index();
     const float2 fused = __half22float2(__hfma2(a[i], b[i], __hadd2(a[i], b[i])));

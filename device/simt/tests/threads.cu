@@ -1,4 +1,4 @@
-// Indices, barriers, shuffles, votes, atomics and shared memory. Every kernel writes what its threads saw.
+// Indices, barriers, shuffles, votes, atomics and shared memory. Every kernel writes what its threads observe.
 #include <quire/export.cuh>
 #include <stdint.h>
 
@@ -24,7 +24,7 @@ extern "C" __global__ void reverse_in_own_shared(int32_t* values) {
 }
 QUIRE_EXPORT_SHARED(reverse_in_own_shared, OWN_SHARED);
 
-// A struct by value, with its padding written out.
+// A struct passed by value, with explicit padding.
 struct Affine {
     int64_t offset;
     int32_t factor;
@@ -35,7 +35,7 @@ extern "C" __global__ void indices(int64_t* out, Affine map, float ignored) {
 }
 QUIRE_EXPORT(indices);
 
-// The sum of the block's values by way of both kinds of shared memory, 8 rounds.
+// Sums the values of the block through both kinds of shared memory, 8 times.
 extern "C" __global__ void block_sums(int* out, const int* in) {
     __shared__ int of_warp[32];
     int* values = reinterpret_cast<int*>(dynamic_shared());
@@ -55,7 +55,7 @@ extern "C" __global__ void block_sums(int* out, const int* in) {
 }
 QUIRE_EXPORT(block_sums);
 
-// What shared memory holds before anybody writes it. `write` leaves something behind for the next block.
+// Reads shared memory before it is written. `write` leaves values for the next block.
 extern "C" __global__ void fresh_shared(float* out, int write) {
     __shared__ float fixed[32];
     float* dynamic = reinterpret_cast<float*>(dynamic_shared());
@@ -65,7 +65,7 @@ extern "C" __global__ void fresh_shared(float* out, int write) {
 }
 QUIRE_EXPORT(fresh_shared);
 
-// Eight results for each lane: every kind of shuffle on 32 and on 64 bits, whole and in segments.
+// Eight results per lane: every kind of shuffle of 32 and 64 bits, of whole warps and of segments.
 extern "C" __global__ void shuffles(int64_t* out, int by, int width) {
     const int value = static_cast<int>(threadIdx.x) * 3 + 1;
     const int64_t wide = (static_cast<int64_t>(value) << 33) + 5;
@@ -81,7 +81,7 @@ extern "C" __global__ void shuffles(int64_t* out, int by, int width) {
 }
 QUIRE_EXPORT(shuffles);
 
-// Groups of eight lanes reduce by themselves; group 3 makes one round more than the others.
+// Groups of eight lanes reduce separately; group 3 runs one more round than the others.
 extern "C" __global__ void groups(int* out) {
     const unsigned group = threadIdx.x / 8, mask = 0xffu << (8 * group);
     int value = static_cast<int>(threadIdx.x);
@@ -107,7 +107,7 @@ extern "C" __global__ void votes(unsigned* out) {
 }
 QUIRE_EXPORT(votes);
 
-// All threads of all blocks count, add, compare and swap; the last block to come knows that it is.
+// All threads of all blocks count, add, compare and swap; the last block to arrive detects that it is the last.
 extern "C" __global__ void atomics(unsigned* counts, float* sum, int* extremes, unsigned long long* bits) {
     __shared__ unsigned arrived;
     if (threadIdx.x == 0) arrived = 0;
@@ -133,6 +133,6 @@ extern "C" __global__ void atomics(unsigned* counts, float* sum, int* extremes, 
 }
 QUIRE_EXPORT(atomics);
 
-// In place and over blocks, for launches from several threads at once.
+// Adds one in place, for launches from several threads at once.
 extern "C" __global__ void add_one(int* values) { values[linear_thread()]++; }
 QUIRE_EXPORT(add_one);

@@ -2,8 +2,8 @@
 #include <quire/export.cuh>
 #include <quire/ptx.cuh>
 
-// c[16, 8] = a[16, k] b[8, k]^T, for a k that is a multiple of 16: copied, loaded and multiplied tile by tile, two copies
-// in flight. Of b there are `rows` rows; the others are zeros.
+// c[16, 8] = a[16, k] b[8, k]^T, for a k that is a multiple of 16: copied, loaded and multiplied tile by tile, with two copies
+// pending. b has `rows` rows; the rest are zeros.
 template <class T>
 __device__ __forceinline__ void product(float* c, const T* a, const T* b, int k, int rows) {
     constexpr int ROW = 24;  // padded, so that the rows of a tile lie in different banks
@@ -44,7 +44,7 @@ extern "C" __global__ void product_bf16(float* c, const __nv_bfloat16* a, const 
 }
 QUIRE_EXPORT(product_bf16);
 
-// Four tiles of 8x8 numbers, loaded in each way; 14 registers for each lane.
+// Four tiles of 8x8 numbers, loaded in each way; 14 registers per lane.
 __device__ __forceinline__ void load_each_way(uint32_t* out, const uint16_t* in) {
     extern __shared__ __align__(16) unsigned char smem[];
     uint16_t* tiles = reinterpret_cast<uint16_t*>(smem);

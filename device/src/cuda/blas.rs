@@ -1,21 +1,22 @@
-//! Matrix products of a GPU: cuBLASLt, opened at run time.
+//! Matrix products on a GPU with cuBLASLt, which is loaded at run time.
 //!
-//! Row-major `y = x·Wᵀ` is column-major `yᵀ = W·xᵀ`, which is how the library is asked:
+//! The library works on column-major matrices; row-major `y = x·Wᵀ` is column-major `yᵀ = W·xᵀ`:
 //!
 //! ```text
 //! A = W, stored [k × n], transposed        B = x, stored [k × rows]        D = y, stored [n × rows]
 //! ```
 //!
-//! What the library's heuristics answer for a shape is kept. An algorithm fixes the order in which an element's sum is taken:
-//! its tiles, and whether k is split. So products that must not depend on the number of rows take for all of them the one that
-//! is found for [`ROWS_OF_ALL`], among those that do not split k.
+//! The algorithm that the library's heuristics choose for a shape is kept. An algorithm determines the order in which an
+//! element is summed, by its tiles and by whether it splits k. Products that must not depend on the number of rows use the same
+//! algorithm for any number: the one chosen for [`ROWS_OF_ALL`] rows among those that do not split k.
 //!
-//! Sums are in float32; for float32 operands too, without the
-//! tensor cores' shorter ones. One workspace serves all products, which follow each other on one stream.
+//! Sums are in f32; for f32 operands too, without the shorter formats of the tensor cores. All products share one workspace,
+//! because they run one after the other on one stream.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::ffi::c_void;
+use std::fmt;
 use std::sync::Arc;
 
 use cudarc::cublaslt::result::{self, CublasError};
@@ -28,40 +29,43 @@ use cudarc::driver::sys::CUdeviceptr;
 use super::context::Context;
 use super::error::CudaError;
 use super::memory::DeviceMemory;
-use crate::Dtype;
-use crate::{DeviceError, Queue};
+use crate::{DeviceError, Dtype, Queue, gemm};
 
-/// Bytes of workspace: what NVIDIA recommends for Hopper.
+/// Size of the workspace in bytes, as NVIDIA recommends for Hopper.
 pub(super) const WORKSPACE: usize = 32 << 20;
 
-/// Rows for which an algorithm is chosen that serves every number of them: more than a small decode has, whose time is that
-/// of reading the weights in any case, and enough to fill the tiles of a prefill.
+/// Number of rows for which the algorithm for any number of rows is chosen: more than a small decode has, whose time is that of
+/// reading the weights in any case, and enough to fill the tiles of a prefill.
 const ROWS_OF_ALL: usize = 128;
 
-/// `CUBLAS_OP_T` of `cublas_api.h`, which the library's own header takes over.
+/// `CUBLAS_OP_T` of `cublas_api.h`.
 const TRANSPOSED: i32 = 1;
 
 /// What an algorithm is chosen for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Shape {
-    pub n: usize,
-    pub k: usize,
-    pub rows: usize,
-    pub format: Dtype,
+    pub product: gemm::Shape,
     pub y_format: Dtype,
     pub bias: bool,
 }
 
-/// Addresses on the GPU, each with as many numbers as the shape says.
+impl fmt::Display for Shape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let gemm::Shape { rows, n, k, format } = self.product;
+        let bias = if self.bias { "with" } else { "without" };
+        write!(f, "the product of {rows} rows, n = {n}, k = {k}, {format} to {} {bias} bias", self.y_format)
+    }
+}
+
+/// Addresses of the operands on the GPU.
 pub(super) struct Operands {
     pub weights: CUdeviceptr,
     pub x: CUdeviceptr,
-    /// Where the shape has one.
     pub bias: Option<CUdeviceptr>,
     pub y: CUdeviceptr,
 }
 
-/// The library on one GPU.
+/// The library, loaded for one GPU.
 pub(super) struct Blas {
     handle: sys::cublasLtHandle_t,
     plans: HashMap<Shape, Plan>,
@@ -70,11 +74,10 @@ pub(super) struct Blas {
     context: Arc<Context>,
 }
 
-// SAFETY: handles of the library may be used from any thread, one at a time, with the context current: `&mut self`, and
-// `Context::enter`.
+// SAFETY: any thread may use handles of the library, one at a time (`&mut self`), with the context current (`Context::enter`).
 unsafe impl Send for Blas {}
 
-/// A product, described, and the algorithm for it.
+/// Descriptors of a product, and its algorithm.
 struct Plan {
     product: sys::cublasLtMatmulDesc_t,
     weights: sys::cublasLtMatrixLayout_t,
@@ -84,24 +87,24 @@ struct Plan {
 }
 
 impl Blas {
-    /// `deterministic`: an element's order of summation is one for all numbers of rows.
+    /// `deterministic`: the order of summation of an element does not depend on the number of rows.
     pub fn open(context: &Arc<Context>, deterministic: bool) -> Result<Blas, DeviceError> {
-        // SAFETY: opening the library runs its initialisers, which is what it is for.
+        // SAFETY: loading the library runs its initialisers, which are trusted.
         if !unsafe { sys::is_culib_present() } {
             return Err(CudaError::NoBlas.into());
         }
         context.enter()?;
         let workspace = DeviceMemory::zeroed(context, WORKSPACE)?;
-        let handle = result::create_handle().map_err(refused("starting"))?;
+        let handle = result::create_handle().map_err(refused("initialisation"))?;
         Ok(Blas { handle, plans: HashMap::new(), workspace, deterministic, context: Arc::clone(context) })
     }
 
-    /// Whether there was such a product before.
-    pub fn knows(&self, shape: &Shape) -> bool {
+    /// Returns whether a product of this shape has run before.
+    pub fn has_plan(&self, shape: &Shape) -> bool {
         self.plans.contains_key(shape)
     }
 
-    /// Gives a product to the compute stream.
+    /// Enqueues a product on the compute stream.
     pub fn product(&mut self, shape: Shape, operands: Operands) -> Result<(), DeviceError> {
         self.context.enter()?;
         let plan = match self.plans.entry(shape) {
@@ -112,13 +115,13 @@ impl Blas {
         };
         let run = || {
             if let Some(bias) = &operands.bias {
-                // SAFETY: the descriptor is the plan's; the attribute is an address, and copied.
+                // SAFETY: the descriptor exists; the attribute is an address, which the call copies.
                 unsafe { set(plan.product, Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias) }?;
             }
             let (one, zero) = (1.0f32, 0.0f32);
-            // SAFETY: descriptors and algorithm belong together; the addresses are of buffers that hold what the
-            // layouts say (`Product::check`) and wait for the stream when they are dropped. With a factor of 0 the
-            // library does not read C, which is D. Scalars are copied by the call.
+            // SAFETY: descriptors and algorithm belong together; the buffers are as large as the layouts say
+            // (`Product::check`), and their drops wait for the stream. With a factor of 0 the library does not read C, which is
+            // D. The call copies the scalars.
             unsafe {
                 result::matmul(
                     self.handle,
@@ -148,7 +151,7 @@ impl Drop for Blas {
     fn drop(&mut self) {
         if self.context.finish_all().is_ok() {
             self.plans.clear();
-            // SAFETY: made in `open`; no product of it runs any more.
+            // SAFETY: made in `open`, and no product is running any more.
             let _ = unsafe { result::destroy_handle(self.handle) };
         }
     }
@@ -157,23 +160,26 @@ impl Drop for Blas {
 impl Plan {
     fn new(handle: sys::cublasLtHandle_t, shape: Shape, deterministic: bool) -> Result<Plan, CublasError> {
         let mut plan = Plan::described(shape)?;
-        plan.algorithm = match deterministic {
-            false => plan.find(handle, WORKSPACE, None)?,
-            // Without a workspace and without a reduction no algorithm can split k.
-            true => {
-                let none = sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_NONE;
-                Plan::described(Shape { rows: ROWS_OF_ALL, ..shape })?.find(handle, 0, Some(none as u32))?
-            }
-        };
+        plan.algorithm =
+            match deterministic {
+                false => plan.find(handle, WORKSPACE, None)?,
+                // Without a workspace and without a reduction, no algorithm can split k.
+                true => {
+                    let none = sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_NONE;
+                    Plan::described(Shape { product: gemm::Shape { rows: ROWS_OF_ALL, ..shape.product }, ..shape })?
+                        .find(handle, 0, Some(none as u32))?
+                }
+            };
         Ok(plan)
     }
 
-    /// Without an algorithm.
+    /// Makes a plan without an algorithm.
     fn described(shape: Shape) -> Result<Plan, CublasError> {
-        let (n, k, rows) = (shape.n as u64, shape.k as u64, shape.rows as u64);
-        let (operand, result_type) = (data_type(shape.format), data_type(shape.y_format));
+        let gemm::Shape { rows, n, k, format } = shape.product;
+        let (n, k, rows) = (n as u64, k as u64, rows as u64);
+        let (operand, result_type) = (data_type(format), data_type(shape.y_format));
         let (null, no_layout) = (std::ptr::null_mut(), std::ptr::null_mut());
-        // What is made stands in the plan at once, so that it goes if the next is refused.
+        // Each descriptor is stored in the plan at once, so that it is destroyed if a later call fails.
         let algorithm = sys::cublasLtMatmulAlgo_t { data: [0; 8] };
         let mut plan = Plan { product: null, weights: no_layout, x: no_layout, y: no_layout, algorithm };
         plan.product = result::create_matmul_desc(Compute::CUBLAS_COMPUTE_32F, DataType::CUDA_R_32F)?;
@@ -184,7 +190,7 @@ impl Plan {
             true => Epilogue::CUBLASLT_EPILOGUE_BIAS,
             false => Epilogue::CUBLASLT_EPILOGUE_DEFAULT,
         };
-        // SAFETY: the descriptor is alive, and the attributes have the types that the library's header gives them.
+        // SAFETY: the descriptor exists, and the attributes have the types of the library's header.
         unsafe {
             set(plan.product, Attribute::CUBLASLT_MATMUL_DESC_TRANSA, &TRANSPOSED)?;
             set(plan.product, Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue)?;
@@ -195,8 +201,8 @@ impl Plan {
         Ok(plan)
     }
 
-    /// The best algorithm by the library's heuristics that takes at most so many bytes of workspace and, if that is given,
-    /// adds up parts of k by one of these schemes alone.
+    /// Returns the best algorithm, by the library's heuristics, that uses at most `workspace` bytes. With `reductions`, an
+    /// algorithm that splits k must use one of these schemes to add up the parts.
     fn find(
         &self,
         handle: sys::cublasLtHandle_t,
@@ -206,9 +212,8 @@ impl Plan {
         let preference = result::create_matmul_pref()?;
         let bytes = Preference::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
         let schemes = Preference::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK;
-        let ask = || {
-            // SAFETY: the preference and the descriptors are alive; the attributes have the types that the library's header
-            // gives them.
+        let query = || {
+            // SAFETY: the preference and the descriptors exist; the attributes have the types of the library's header.
             unsafe {
                 result::set_matmul_pref_attribute(preference, bytes, address(&workspace), size_of::<usize>())?;
                 if let Some(mask) = &reductions {
@@ -218,7 +223,7 @@ impl Plan {
                 result::get_matmul_algo_heuristic(handle, product, weights, x, y, y, preference)
             }
         };
-        let found = ask();
+        let found = query();
         // SAFETY: made above, destroyed once.
         let _ = unsafe { result::destroy_matmul_pref(preference) };
         Ok(found?.algo)
@@ -239,9 +244,9 @@ impl Drop for Plan {
 }
 
 /// # Safety
-/// The descriptor is alive, and `T` is the attribute's type.
+/// The descriptor exists, and `T` is the type of the attribute.
 unsafe fn set<T>(descriptor: sys::cublasLtMatmulDesc_t, attribute: Attribute, value: &T) -> Result<(), CublasError> {
-    // SAFETY: the caller's promise.
+    // SAFETY: as the caller promises.
     unsafe { result::set_matmul_desc_attribute(descriptor, attribute, address(value), size_of::<T>()) }
 }
 
@@ -257,7 +262,7 @@ fn data_type(format: Dtype) -> DataType {
     }
 }
 
-/// For `map_err`: what was asked.
-fn refused(what: impl std::fmt::Debug) -> impl Fn(CublasError) -> CudaError {
-    move |error| CudaError::Blas { what: format!("{what:?}"), status: error.to_string() }
+/// Makes an error of the operation `what`, for `map_err`.
+fn refused(what: impl fmt::Display) -> impl Fn(CublasError) -> CudaError {
+    move |error| CudaError::Blas { what: what.to_string(), status: error.to_string() }
 }

@@ -1,7 +1,7 @@
-//! The driver, found and asked before anything depends on it, and one GPU of it with two streams.
+//! The driver, checked before anything depends on it, and one GPU with two streams.
 //!
-//! cudarc opens `libcuda` at the first call and panics where there is none, or where it lacks a function. So [`open`]
-//! looks for the library first, and then for a version that has every function that this crate calls.
+//! cudarc loads `libcuda` at the first call, and panics if it is missing or lacks a function. So [`open`] first looks for the
+//! library, and then for a version that has every function that this crate calls.
 
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -12,13 +12,13 @@ use cudarc::driver::sys::{self, CUdevice_attribute as Attribute};
 use super::error::{CudaError, Refusal, refused};
 use crate::Queue;
 
-/// CUDA 13.0, as `cuDriverGetVersion` counts.
-const LEAST_VERSION: c_int = 13_000;
+/// Minimum version, CUDA 13.0, as `cuDriverGetVersion` reports it.
+const MIN_VERSION: c_int = 13_000;
 
-/// What `cargo xtask build-kernels` compiles for.
-const LEAST_CAPABILITY: (u32, u32) = (8, 0);
+/// Minimum compute capability that `cargo xtask build-kernels` compiles for.
+const MIN_CAPABILITY: (u32, u32) = (8, 0);
 
-/// A GPU. Everything that lives on it keeps it open.
+/// An open GPU. All memory, events and graphs of the GPU hold a reference.
 pub(crate) struct Context {
     device: sys::CUdevice,
     context: sys::CUcontext,
@@ -26,27 +26,26 @@ pub(crate) struct Context {
     pub driver_version: c_int,
     pub capability: (u32, u32),
     pub multiprocessors: u32,
-    /// The most shared memory that a block may ask for.
+    /// Maximum shared memory of a block, in bytes.
     pub shared_bytes: u32,
     pub name: String,
 }
 
-// SAFETY: handles of the driver may be used from any thread that has the context current; `Context::enter` sees to
-// that.
+// SAFETY: any thread may use handles of the driver after it has made the context current, which `Context::enter` does.
 unsafe impl Send for Context {}
-// SAFETY: as above; the driver locks for itself.
+// SAFETY: as above; the driver does its own locking.
 unsafe impl Sync for Context {}
 
-/// Opens the first GPU that the driver shows. `CUDA_VISIBLE_DEVICES` says which those are.
+/// Opens the first GPU that the driver reports; `CUDA_VISIBLE_DEVICES` selects which GPUs it reports.
 pub(super) fn open() -> Result<Arc<Context>, CudaError> {
-    // SAFETY: opening the driver's library runs its initialisers, which is what it is for.
+    // SAFETY: loading the library of the driver runs its initialisers, which are trusted.
     if !unsafe { sys::is_culib_present() } {
         return Err(CudaError::NoDriver);
     }
     let mut version = 0;
-    // SAFETY: the pointer is to a number of the right type. May be called before `init`.
+    // SAFETY: the pointer has the right type. The function may be called before `init`.
     unsafe { sys::cuDriverGetVersion(&mut version) }.result().map_err(no_start)?;
-    if version < LEAST_VERSION {
+    if version < MIN_VERSION {
         return Err(CudaError::OldDriver(version));
     }
     match result::init() {
@@ -58,7 +57,7 @@ pub(super) fn open() -> Result<Arc<Context>, CudaError> {
     }
     let device = result::device::get(0).map_err(no_start)?;
     let attribute = |attribute| {
-        // SAFETY: the device is one of the driver's.
+        // SAFETY: the driver returned the device.
         let value = unsafe { result::device::get_attribute(device, attribute) }.map_err(no_start)?;
         Ok(value.unsigned_abs())
     };
@@ -69,19 +68,19 @@ pub(super) fn open() -> Result<Arc<Context>, CudaError> {
     let multiprocessors = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
     let shared_bytes = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?;
     let name = result::device::get_name(device).map_err(no_start)?;
-    if capability < LEAST_CAPABILITY {
+    if capability < MIN_CAPABILITY {
         return Err(CudaError::OldGpu { name, capability });
     }
-    // SAFETY: the device is one of the driver's.
+    // SAFETY: the driver returned the device.
     let bytes = unsafe { result::device::total_mem(device) }.map_err(no_start)? as u64;
-    let full = |error: DriverError| match error.0 {
+    let occupied = |error: DriverError| match error.0 {
         sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY | sys::CUresult::CUDA_ERROR_DEVICE_UNAVAILABLE => {
             CudaError::InUse { name: name.clone(), bytes, refusal: Refusal(error) }
         }
         _ => no_start(error),
     };
-    // SAFETY: the device is one of the driver's; `Context` gives the reference back.
-    let context = unsafe { result::primary_ctx::retain(device) }.map_err(full)?;
+    // SAFETY: the driver returned the device; dropping `Context` releases the reference.
+    let context = unsafe { result::primary_ctx::retain(device) }.map_err(occupied)?;
     let mut opened = Context {
         device,
         context,
@@ -94,7 +93,7 @@ pub(super) fn open() -> Result<Arc<Context>, CudaError> {
     };
     opened.enter()?;
     for stream in &mut opened.streams {
-        *stream = result::stream::create(StreamKind::NonBlocking).map_err(full)?;
+        *stream = result::stream::create(StreamKind::NonBlocking).map_err(occupied)?;
     }
     Ok(Arc::new(opened))
 }
@@ -104,10 +103,10 @@ fn no_start(error: DriverError) -> CudaError {
 }
 
 impl Context {
-    /// Makes the GPU the one that this thread talks to. Every call to the driver comes after it; it costs some 50 ns.
+    /// Makes the context current for this thread, as every call of the driver needs. Takes about 50 ns.
     pub fn enter(&self) -> Result<(), CudaError> {
         // SAFETY: the context is held until `drop`.
-        unsafe { result::ctx::set_current(self.context) }.map_err(refused("choosing the GPU"))
+        unsafe { result::ctx::set_current(self.context) }.map_err(refused("selecting the GPU"))
     }
 
     pub fn stream(&self, queue: Queue) -> sys::CUstream {
@@ -117,7 +116,7 @@ impl Context {
     /// Waits for one stream.
     pub fn finish(&self, queue: Queue) -> Result<(), CudaError> {
         self.enter()?;
-        // SAFETY: the stream lives as long as `self`.
+        // SAFETY: the stream exists as long as `self`.
         unsafe { result::stream::synchronize(self.stream(queue)) }.map_err(refused("waiting for the GPU"))
     }
 
@@ -130,10 +129,10 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // What fails here fails because the driver has given up, and then there is nothing to give back.
+        // Calls fail here only if the driver has failed, and then there is nothing to release.
         if self.enter().is_ok() {
             for stream in self.streams.into_iter().filter(|stream| !stream.is_null()) {
-                // SAFETY: created in `open` and used by nobody else: everything on the GPU holds the context.
+                // SAFETY: created in `open`, and no longer in use: everything on the GPU holds the context.
                 let _ = unsafe { result::stream::destroy(stream) };
             }
         }

@@ -1,29 +1,28 @@
-//! The two files of a crate's kernels, as `cargo xtask build-kernels` writes them, read without a driver.
+//! The two files of a crate's kernels, as `cargo xtask build-kernels` writes them, parsed without a driver.
 //!
-//! `<crate>.kernels.tsv` has a line for each kernel: its name, and where in `<crate>.fatbin` the fat binary is that has
-//! it (offset and length in bytes). A fat binary is a header and entries, each code for one architecture, all
-//! little-endian:
+//! `<crate>.kernels.tsv` has a line per kernel: its name, and the offset and length in bytes of its fat binary in
+//! `<crate>.fatbin`. A fat binary is a header and entries, each with code for one architecture, all little-endian:
 //!
 //! ```text
 //! header  u32 magic 0xba55ed50   u16 version   u16 bytes of the header   u64 bytes of all entries
-//! entry   u16 1: PTX, 2: code    u16           u32 bytes of this header  u64 bytes behind it
+//! entry   u16 1: PTX, 2: code    u16           u32 bytes of this header  u64 bytes after it
 //!         u32 u32                u16 u16       u32 architecture (90)     ...
 //! ```
 //!
-//! NVIDIA does not document the format; these fields stand so in what nvcc 13.0 writes, and they
-//! are read only to say which architectures there are.
+//! NVIDIA does not document the format. nvcc 13.0 writes these fields; they are read only to find which architectures
+//! a file has code for.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// Where a fat binary is.
+/// Position of a fat binary in its file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Place {
     pub offset: u64,
     pub len: usize,
 }
 
-/// By kernel. The error says which line is wrong.
+/// Parses the index: positions by kernel name. The error describes the first wrong line.
 pub(super) fn index(text: &str) -> Result<BTreeMap<String, Place>, String> {
     let entry = |(number, line): (usize, &str)| {
         let mut fields = line.split('\t');
@@ -33,18 +32,18 @@ pub(super) fn index(text: &str) -> Result<BTreeMap<String, Place>, String> {
             (Some(name), Some(offset), Some(Ok(len)), None) if !name.is_empty() => {
                 Ok((name.to_owned(), Place { offset, len }))
             }
-            _ => Err(format!("line {} {line:?}, which is no kernel, offset and length between tabs", number + 1)),
+            _ => Err(format!("line {} {line:?}, expected a kernel, an offset and a length between tabs", number + 1)),
         }
     };
     text.lines().enumerate().map(entry).collect()
 }
 
-/// What one entry of a fat binary is for.
+/// Architecture of an entry of a fat binary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Code {
-    /// For GPUs of this major version, from this minor one on.
+    /// Machine code, for GPUs of this major version and at least this minor version.
     Machine(u32),
-    /// For this and every later GPU, by the driver's compiler.
+    /// PTX, which the driver compiles for this and every later GPU.
     Ptx(u32),
 }
 
@@ -68,31 +67,32 @@ impl fmt::Display for Code {
 
 const MAGIC: u32 = 0xba55_ed50;
 
-/// The entries of a fat binary; `None` if it is none, or is cut short.
+/// Returns the architectures of a fat binary; `None` if it is not a fat binary or is truncated.
 pub(super) fn codes(binary: &[u8]) -> Option<Vec<Code>> {
-    if u32_at(binary, 0)? != MAGIC {
+    if u32::from_le_bytes(bytes_at(binary, 0)?) != MAGIC {
         return None;
     }
-    let header = usize::from(u16_at(binary, 6)?);
-    let end = header.checked_add(usize::try_from(u64_at(binary, 8)?).ok()?)?;
+    let header = usize::from(u16::from_le_bytes(bytes_at(binary, 6)?));
+    let end = header.checked_add(usize::try_from(u64::from_le_bytes(bytes_at(binary, 8)?)).ok()?)?;
     let mut entries = binary.get(header..end)?;
     let mut codes = Vec::new();
     while !entries.is_empty() {
-        let architecture = u32_at(entries, 28)?;
-        match u16_at(entries, 0)? {
+        let architecture = u32::from_le_bytes(bytes_at(entries, 28)?);
+        match u16::from_le_bytes(bytes_at(entries, 0)?) {
             1 => codes.push(Code::Ptx(architecture)),
             2 => codes.push(Code::Machine(architecture)),
-            // Of a kind that holds no code for a GPU by itself.
+            // Other kinds of entries hold no code for a GPU.
             _ => {}
         }
-        let bytes = u64::from(u32_at(entries, 4)?).checked_add(u64_at(entries, 8)?)?;
-        // No entry is shorter than what was read of it, so the loop ends.
+        let bytes = u64::from(u32::from_le_bytes(bytes_at(entries, 4)?))
+            .checked_add(u64::from_le_bytes(bytes_at(entries, 8)?))?;
+        // An entry is at least as long as the part that was read, so the loop ends.
         entries = entries.get(usize::try_from(bytes).ok()?.max(32)..)?;
     }
     Some(codes)
 }
 
-/// `None` if some of the code runs on a GPU of this capability, else what there is, in words.
+/// Returns `None` if some code runs on a GPU of this capability, otherwise a description of the architectures.
 pub(super) fn lacks(codes: &[Code], capability: (u32, u32)) -> Option<String> {
     if codes.iter().any(|code| code.runs_on(capability)) {
         return None;
@@ -104,16 +104,8 @@ pub(super) fn lacks(codes: &[Code], capability: (u32, u32)) -> Option<String> {
     Some(if words.is_empty() { "no GPU".into() } else { words.join(", ") })
 }
 
-fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
-    Some(u16::from_le_bytes(*bytes.get(at..)?.first_chunk()?))
-}
-
-fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
-    Some(u32::from_le_bytes(*bytes.get(at..)?.first_chunk()?))
-}
-
-fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
-    Some(u64::from_le_bytes(*bytes.get(at..)?.first_chunk()?))
+fn bytes_at<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
+    bytes.get(at..)?.first_chunk().copied()
 }
 
 #[cfg(test)]
@@ -161,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cut_short_or_no_fat_binary_is_seen() {
+    fn truncated_and_foreign_files_are_detected() {
         let whole = binary(&[(2, 80), (1, 80)]);
         for len in 0..whole.len() {
             assert_eq!(codes(&whole[..len]), None, "{len}");

@@ -1,4 +1,4 @@
-//! Memory of a GPU, page-locked memory of the host, and events, each given back when dropped.
+//! Memory of a GPU, page-locked memory of the host, and events; each is released when it is dropped.
 
 use std::ffi::c_void;
 use std::ptr::NonNull;
@@ -13,10 +13,10 @@ use super::error::{CudaError, refused};
 use crate::memory::{Element, elements};
 use crate::{DeviceError, Queue};
 
-/// Memory of a GPU, zeroed at birth.
+/// Memory of a GPU, initially zero.
 pub(crate) struct DeviceMemory {
     pub context: Arc<Context>,
-    /// 0 where there are no bytes; the driver aligns to 256.
+    /// 0 for an empty buffer; the driver aligns to 256 bytes.
     pub address: sys::CUdeviceptr,
     pub bytes: usize,
 }
@@ -26,12 +26,12 @@ impl DeviceMemory {
         let mut memory = DeviceMemory { context: Arc::clone(context), address: 0, bytes };
         if bytes > 0 {
             context.enter()?;
-            // SAFETY: the memory is set before anybody sees it.
+            // SAFETY: the memory is set before anything reads it.
             memory.address = unsafe { result::malloc_sync(bytes) }.map_err(|error| no_memory(error, bytes))?;
-            // SAFETY: the memory is `bytes` long and the stream is the context's.
+            // SAFETY: the memory is `bytes` long, and the stream belongs to the context.
             unsafe { result::memset_d8_async(memory.address, 0, bytes, context.stream(Queue::Compute)) }
                 .map_err(refused("zeroing memory"))?;
-            // The other queue may be the first to use it.
+            // The other queue may use the memory first.
             context.finish(Queue::Compute)?;
         }
         Ok(memory)
@@ -40,23 +40,22 @@ impl DeviceMemory {
 
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
-        // Work on it may be under way on either stream. Where the driver no longer answers, it has taken the memory
-        // back.
+        // Either stream may still use it. A driver that has failed has already released the memory.
         if self.address != 0 && self.context.finish_all().is_ok() {
-            // SAFETY: allocated in `zeroed`; nothing uses it any more.
+            // SAFETY: allocated in `zeroed`, and nothing uses it any more.
             let _ = unsafe { result::free_sync(self.address) };
         }
     }
 }
 
-/// Page-locked memory, zeroed at birth.
+/// Page-locked memory, initially zero.
 pub(crate) struct PinnedMemory {
-    pub context: Arc<Context>,
+    context: Arc<Context>,
     start: NonNull<u8>,
     bytes: usize,
 }
 
-// SAFETY: owned alone, and views follow the rules of references; see `Pinned`, which keeps them away from copies.
+// SAFETY: it has one owner, and views follow the rules of references; `Pinned` denies views during copies.
 unsafe impl Send for PinnedMemory {}
 // SAFETY: as above.
 unsafe impl Sync for PinnedMemory {}
@@ -64,12 +63,12 @@ unsafe impl Sync for PinnedMemory {}
 impl PinnedMemory {
     pub fn zeroed(context: &Arc<Context>, bytes: usize) -> Result<PinnedMemory, DeviceError> {
         context.enter()?;
-        // At least a byte: the driver refuses none.
-        // SAFETY: the memory is set below, before anybody sees it.
+        // The driver refuses to allocate 0 bytes.
+        // SAFETY: the memory is set below, before anything reads it.
         let start = unsafe { result::malloc_host(bytes.max(1), 0) }.map_err(|error| no_memory(error, bytes))?;
         let no_memory = DeviceError::OutOfMemory { device: "cuda", wanted: bytes };
         let start = NonNull::new(start.cast::<u8>()).ok_or(no_memory)?;
-        // SAFETY: just allocated with that many bytes.
+        // SAFETY: just allocated with this size.
         unsafe { start.write_bytes(0, bytes) };
         Ok(PinnedMemory { context: Arc::clone(context), start, bytes })
     }
@@ -78,29 +77,29 @@ impl PinnedMemory {
         self.bytes
     }
 
-    /// The byte `at`, which is not beyond the end.
+    /// Address of byte `at`, which is at most the size.
     pub fn address(&self, at: usize) -> *mut c_void {
         self.start.as_ptr().wrapping_add(at).cast()
     }
 
     pub fn view<T: Element>(&self) -> Result<&[T], DeviceError> {
         let len = elements::<T>(self.bytes)?;
-        // SAFETY: initialised (zeroed at birth), aligned to a page, `len` elements long, and `T` allows any bits.
+        // SAFETY: initialised (zeroed when allocated), aligned to a page, `len` elements long, and `T` allows any bits.
         Ok(unsafe { std::slice::from_raw_parts(self.start.as_ptr().cast(), len) })
     }
 
     pub fn view_mut<T: Element>(&mut self) -> Result<&mut [T], DeviceError> {
         let len = elements::<T>(self.bytes)?;
-        // SAFETY: as in `view`, and `&mut self` makes it the only one.
+        // SAFETY: as in `view`, and `&mut self` makes this the only view.
         Ok(unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr().cast(), len) })
     }
 }
 
 impl Drop for PinnedMemory {
     fn drop(&mut self) {
-        // A copy may be under way. If the wait fails the copy may still run, and the memory stays.
+        // A copy may still be running. If the wait fails, the memory is leaked.
         if self.context.finish_all().is_ok() {
-            // SAFETY: allocated in `zeroed`; no copy uses it any more.
+            // SAFETY: allocated in `zeroed`, and no copy uses it any more.
             let _ = unsafe { result::free_host(self.start.as_ptr().cast()) };
         }
     }
@@ -113,13 +112,13 @@ fn no_memory(error: DriverError, wanted: usize) -> DeviceError {
     }
 }
 
-/// A point of a stream, with its time.
+/// An event in a stream, with its time.
 pub(crate) struct Point {
-    pub context: Arc<Context>,
+    context: Arc<Context>,
     event: sys::CUevent,
 }
 
-// SAFETY: a handle of the driver, which any thread may use that has the context current.
+// SAFETY: any thread that has made the context current may use this handle of the driver.
 unsafe impl Send for Point {}
 // SAFETY: as above.
 unsafe impl Sync for Point {}
@@ -127,44 +126,44 @@ unsafe impl Sync for Point {}
 impl Point {
     pub fn record(context: &Arc<Context>, queue: Queue) -> Result<Point, CudaError> {
         context.enter()?;
-        let event = result::event::create(CUevent_flags::CU_EVENT_DEFAULT).map_err(refused("making an event"))?;
+        let event = result::event::create(CUevent_flags::CU_EVENT_DEFAULT).map_err(refused("creating an event"))?;
         let point = Point { context: Arc::clone(context), event };
-        // SAFETY: event and stream are of this context and alive.
+        // SAFETY: the event and the stream exist and belong to this context.
         unsafe { result::event::record(point.event, context.stream(queue)) }.map_err(refused("recording an event"))?;
         Ok(point)
     }
 
-    /// Lets a stream wait.
-    pub fn hold(&self, queue: Queue) -> Result<(), CudaError> {
+    /// Makes a stream wait for the event.
+    pub fn make_wait(&self, queue: Queue) -> Result<(), CudaError> {
         self.context.enter()?;
         let flags = CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
-        // SAFETY: event and stream are of this context and alive; the driver keeps what it needs of the event.
+        // SAFETY: the event and the stream exist and belong to this context; the driver keeps what it needs of the event.
         unsafe { result::stream::wait_event(self.context.stream(queue), self.event, flags) }
             .map_err(refused("waiting for an event"))
     }
 
     pub fn synchronize(&self) -> Result<(), CudaError> {
         self.context.enter()?;
-        // SAFETY: the event is alive.
+        // SAFETY: the event exists.
         unsafe { result::event::synchronize(self.event) }.map_err(refused("waiting for an event"))
     }
 
     pub fn is_done(&self) -> Result<bool, CudaError> {
         self.context.enter()?;
-        // SAFETY: the event is alive.
+        // SAFETY: the event exists.
         match unsafe { result::event::query(self.event) } {
             Err(DriverError(CUresult::CUDA_ERROR_NOT_READY)) => Ok(false),
-            outcome => outcome.map(|()| true).map_err(refused("asking for an event")),
+            outcome => outcome.map(|()| true).map_err(refused("querying an event")),
         }
     }
 
-    /// Both are over.
+    /// Returns the time between two events that are done.
     pub fn since(&self, earlier: &Point) -> Result<Duration, CudaError> {
         self.context.enter()?;
-        // SAFETY: both events are alive, of one context, and keep their time.
+        // SAFETY: both events exist, belong to one context, and record their time.
         let milliseconds =
             unsafe { result::event::elapsed(earlier.event, self.event) }.map_err(refused("reading an event's time"))?;
-        // Less than 0 where the later one was recorded on the other stream and was over first.
+        // Negative if the later event was recorded on the other stream and was done first.
         Ok(Duration::from_secs_f64(f64::from(milliseconds.max(0.0)) / 1000.0))
     }
 }
@@ -172,7 +171,7 @@ impl Point {
 impl Drop for Point {
     fn drop(&mut self) {
         if self.context.enter().is_ok() {
-            // SAFETY: made in `record`, destroyed once; the driver waits by itself if it must.
+            // SAFETY: made in `record`, destroyed once; the driver waits if it must.
             let _ = unsafe { result::event::destroy(self.event) };
         }
     }

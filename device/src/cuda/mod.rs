@@ -1,11 +1,11 @@
-//! The `cuda` backend: one NVIDIA GPU through its driver, which is opened at run time.
+//! The `cuda` backend: one NVIDIA GPU through its driver, which is loaded at run time.
 //!
-//! The same program runs with and without a driver: [`Cuda::open`] looks first, and says in one line what is missing.
-//! Nothing else of CUDA is needed to build or to run.
+//! The same program runs with and without a driver: [`Cuda::open`] checks for it first, and reports what is missing in one
+//! line. Nothing else of CUDA is needed to build or to run.
 //!
-//! Launches and copies without a queue go to the compute stream; both streams do not wait for the default one. Calls
-//! return when the driver has the work, but for [`Device::upload`], [`Device::download`] and [`Device::alloc`], which
-//! wait until it is done, and drops of memory, which wait for the GPU: allocate before the work, not within it.
+//! Each [`Queue`] is a stream that does not synchronise with the default stream. Calls return when the driver has the work,
+//! except [`Device::upload`], [`Device::download`] and [`Device::alloc`], which wait until it is done, and drops of memory,
+//! which wait for the GPU: allocate before a step, not in it.
 
 mod blas;
 mod context;
@@ -17,7 +17,7 @@ mod modules;
 mod tensor;
 
 use std::ffi::c_void;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use cudarc::driver::result;
 use cudarc::driver::sys;
@@ -25,6 +25,7 @@ use cudarc::driver::sys;
 use crate::buffer::{Buffer, Memory};
 use crate::gemm::Product;
 use crate::graph::{Graph, Recorded, Tape};
+use crate::lock::lock;
 use crate::pinned::{Locked, Pinned};
 use crate::queue::{Event, Mark, Progress};
 use crate::stream::Queue;
@@ -44,13 +45,11 @@ pub(crate) struct Cuda {
     pool: Pool,
     modules: Modules,
     progress: Arc<Progress>,
-    /// Opened at its first use: kernels alone need none.
+    /// Loaded at its first use: a program without products does not need it.
     blas: Mutex<Option<Blas>>,
-    /// The memory that a capture under way works on.
+    /// Memory that the current capture uses.
     tape: Tape<Arc<DeviceMemory>>,
-    /// [`Options::deterministic`].
     deterministic: bool,
-    /// [`Options::profile`].
     profile: Option<Arc<Profile>>,
     context: Arc<Context>,
 }
@@ -62,50 +61,64 @@ impl Cuda {
         Ok(Cuda {
             pool: Pool::new(options.threads)?,
             modules,
-            progress: Arc::default(),
+            progress: Arc::new(Progress::new(NAME)),
             blas: Mutex::default(),
-            tape: Tape::of(NAME),
+            tape: Tape::new(NAME),
             deterministic: options.deterministic,
             profile: options.profile.clone(),
             context,
         })
     }
 
-    /// The address of byte `at` of a buffer of this GPU that has `bytes` bytes from there on.
+    /// Checks a range of a buffer of this GPU and returns its address.
     fn own(&self, buffer: &Buffer, at: usize, bytes: usize) -> Result<sys::CUdeviceptr, DeviceError> {
-        buffer.of(NAME, at, bytes, |memory| match memory {
+        buffer.checked(NAME, at, bytes, |memory| match memory {
             Memory::Cuda(memory) if Arc::ptr_eq(&memory.context, &self.context) => Some(memory.address + at as u64),
             _ => None,
         })
     }
 
-    /// The same for work: a graph that is being captured keeps the memory.
+    /// As [`Cuda::own`], for work that may be part of a graph, which then keeps the memory.
     fn work_on(&self, buffer: &Buffer, at: usize, bytes: usize) -> Result<sys::CUdeviceptr, DeviceError> {
         let address = self.own(buffer, at, bytes)?;
         if let Memory::Cuda(memory) = &buffer.0 {
-            self.tape.take_down(Arc::clone(memory));
+            self.tape.record(Arc::clone(memory));
         }
         Ok(address)
     }
 
+    /// As [`Cuda::own`] for page-locked memory.
+    fn locked(&self, pinned: &Pinned, at: usize, bytes: usize) -> Result<*mut c_void, DeviceError> {
+        pinned.checked(NAME, at, bytes, |memory| match memory {
+            Locked::Cuda(memory) if Arc::ptr_eq(&pinned.progress, &self.progress) => Some(memory.address(at)),
+            _ => None,
+        })
+    }
+
+    /// Enqueues an operation on `bytes` bytes of memory, unless there are none.
+    fn enqueue(
+        &self,
+        queue: Queue,
+        bytes: usize,
+        what: &'static str,
+        operation: impl FnOnce(sys::CUstream) -> sys::CUresult,
+    ) -> Result<(), CudaError> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        self.context.enter()?;
+        operation(self.context.stream(queue)).result().map_err(refused(what))
+    }
+
     fn with_blas<R>(&self, f: impl FnOnce(&mut Blas) -> Result<R, DeviceError>) -> Result<R, DeviceError> {
-        // What enters its maps enters whole.
-        let mut blas = self.blas.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut blas = lock(&self.blas);
         match &mut *blas {
             Some(blas) => f(blas),
             None => {
-                self.tape.refuse("opening cuBLASLt")?;
+                self.tape.refuse("loading cuBLASLt")?;
                 f(blas.insert(Blas::open(&self.context, self.deterministic)?))
             }
         }
-    }
-
-    /// The same of page-locked memory.
-    fn locked(&self, pinned: &Pinned, at: usize, bytes: usize) -> Result<*mut c_void, DeviceError> {
-        pinned.of(NAME, at, bytes, |memory| match memory {
-            Locked::Cuda(memory) if Arc::ptr_eq(&memory.context, &self.context) => Some(memory.address(at)),
-            _ => None,
-        })
     }
 }
 
@@ -124,7 +137,7 @@ impl Device for Cuda {
     }
 
     fn memory(&self) -> MemoryInfo {
-        // A driver that has given up has no memory to offer.
+        // A driver that has failed offers no memory.
         let (available, total) =
             self.context.enter().ok().and_then(|()| result::mem_get_info().ok()).unwrap_or_default();
         MemoryInfo { total: total as u64, available: available as u64 }
@@ -144,7 +157,7 @@ impl Device for Cuda {
     }
 
     fn product(&self, product: Product<'_>) -> Result<(), DeviceError> {
-        let dense = product.check(NAME)?;
+        let (dense, shape) = product.check(NAME)?;
         if product.rows == 0 {
             return Ok(());
         }
@@ -154,17 +167,10 @@ impl Device for Cuda {
             bias: product.bias.map(|bias| self.work_on(bias, 0, 0)).transpose()?,
             y: self.work_on(product.y, 0, 0)?,
         };
-        let shape = blas::Shape {
-            n: dense.n,
-            k: dense.k,
-            rows: product.rows,
-            format: dense.format,
-            y_format: product.y_format,
-            bias: product.bias.is_some(),
-        };
+        let shape = blas::Shape { product: shape, y_format: product.y_format, bias: product.bias.is_some() };
         self.with_blas(|blas| {
-            if !blas.knows(&shape) {
-                self.tape.refuse("the choice of a product")?;
+            if !blas.has_plan(&shape) {
+                self.tape.refuse("choosing the algorithm of a product")?;
             }
             blas.product(shape, operands)
         })
@@ -172,14 +178,9 @@ impl Device for Cuda {
 
     fn fill(&self, buffer: &mut Buffer, at: usize, bytes: usize, byte: u8) -> Result<(), DeviceError> {
         let to = self.work_on(buffer, at, bytes)?;
-        if bytes == 0 {
-            return Ok(());
-        }
-        self.context.enter()?;
-        // SAFETY: inside of the buffer; a drop of it waits for the stream.
-        unsafe { result::memset_d8_async(to, byte, bytes, self.context.stream(Queue::Compute)) }
-            .map_err(refused("filling memory"))?;
-        Ok(())
+        // SAFETY: inside of the buffer, whose drop waits for the stream.
+        let fill = |stream| unsafe { sys::cuMemsetD8Async(to, byte, bytes, stream) };
+        Ok(self.enqueue(Queue::Compute, bytes, "filling memory", fill)?)
     }
 
     fn pool(&self) -> &Pool {
@@ -188,50 +189,35 @@ impl Device for Cuda {
 
     fn upload(&self, to: &mut Buffer, at: usize, bytes: &[u8]) -> Result<(), DeviceError> {
         self.tape.refuse("an upload")?;
-        let (to, stream) = (self.own(to, at, bytes.len())?, self.context.stream(Queue::Compute));
-        if bytes.is_empty() {
-            return Ok(());
-        }
-        self.context.enter()?;
-        // SAFETY: inside of the buffer, and `bytes` is borrowed until the copy is over.
-        unsafe { sys::cuMemcpyHtoDAsync_v2(to, bytes.as_ptr().cast(), bytes.len(), stream) }
-            .result()
-            .map_err(refused("copying to the GPU"))?;
+        let to = self.own(to, at, bytes.len())?;
+        // SAFETY: inside of the buffer, and `bytes` is borrowed until the copy is done.
+        let copy = |stream| unsafe { sys::cuMemcpyHtoDAsync_v2(to, bytes.as_ptr().cast(), bytes.len(), stream) };
+        self.enqueue(Queue::Compute, bytes.len(), "copying to the GPU", copy)?;
         Ok(self.context.finish(Queue::Compute)?)
     }
 
     fn download(&self, from: &Buffer, at: usize, bytes: &mut [u8]) -> Result<(), DeviceError> {
         self.tape.refuse("a download")?;
-        let (from, stream) = (self.own(from, at, bytes.len())?, self.context.stream(Queue::Compute));
-        if bytes.is_empty() {
-            return Ok(());
-        }
-        self.context.enter()?;
-        // SAFETY: inside of the buffer, and `bytes` is borrowed until the copy is over.
-        unsafe { sys::cuMemcpyDtoHAsync_v2(bytes.as_mut_ptr().cast(), from, bytes.len(), stream) }
-            .result()
-            .map_err(refused("copying from the GPU"))?;
+        let len = bytes.len();
+        let from = self.own(from, at, len)?;
+        // SAFETY: inside of the buffer, and `bytes` is borrowed until the copy is done.
+        let copy = |stream| unsafe { sys::cuMemcpyDtoHAsync_v2(bytes.as_mut_ptr().cast(), from, len, stream) };
+        self.enqueue(Queue::Compute, len, "copying from the GPU", copy)?;
         Ok(self.context.finish(Queue::Compute)?)
     }
 
     fn copy(&self, from: &Buffer, at: usize, to: &mut Buffer, to_at: usize, bytes: usize) -> Result<(), DeviceError> {
         let (from, to) = (self.work_on(from, at, bytes)?, self.work_on(to, to_at, bytes)?);
-        if bytes == 0 {
-            return Ok(());
-        }
-        self.context.enter()?;
-        // SAFETY: inside of both; a drop of either waits for the stream.
-        unsafe { sys::cuMemcpyDtoDAsync_v2(to, from, bytes, self.context.stream(Queue::Compute)) }
-            .result()
-            .map_err(refused("copying on the GPU"))?;
-        Ok(())
+        // SAFETY: inside of both, whose drops wait for the stream.
+        let copy = |stream| unsafe { sys::cuMemcpyDtoDAsync_v2(to, from, bytes, stream) };
+        Ok(self.enqueue(Queue::Compute, bytes, "copying on the GPU", copy)?)
     }
 
     fn synchronize(&self) -> Result<(), DeviceError> {
         self.tape.refuse("a wait")?;
-        let clock = self.progress.all();
+        let clock = self.progress.promise_all();
         self.context.finish_all()?;
-        self.progress.seen(clock);
+        self.progress.note_wait(clock);
         Ok(())
     }
 
@@ -252,16 +238,10 @@ impl Device for Cuda {
     ) -> Result<(), DeviceError> {
         self.tape.refuse("an upload")?;
         let (locked, to) = (self.locked(from, from_at, bytes)?, self.own(to, at, bytes)?);
-        if bytes == 0 {
-            return Ok(());
-        }
-        self.context.enter()?;
-        // SAFETY: inside of both; a drop of either waits for the stream, and `used_until` keeps writers away until
-        // then.
-        unsafe { sys::cuMemcpyHtoDAsync_v2(to, locked, bytes, self.context.stream(queue)) }
-            .result()
-            .map_err(refused("copying to the GPU"))?;
-        from.used_until(self.progress.copied(queue));
+        // SAFETY: inside of both, whose drops wait for the stream; `note_copy` denies access to the source until then.
+        let copy = |stream| unsafe { sys::cuMemcpyHtoDAsync_v2(to, locked, bytes, stream) };
+        self.enqueue(queue, bytes, "copying to the GPU", copy)?;
+        from.note_copy(self.progress.count_copy(queue));
         Ok(())
     }
 
@@ -276,21 +256,16 @@ impl Device for Cuda {
     ) -> Result<(), DeviceError> {
         self.tape.refuse("a download")?;
         let (from, locked) = (self.own(from, at, bytes)?, self.locked(to, to_at, bytes)?);
-        if bytes == 0 {
-            return Ok(());
-        }
-        self.context.enter()?;
-        // SAFETY: inside of both; a drop of either waits for the stream, and `used_until` keeps views away until then.
-        unsafe { sys::cuMemcpyDtoHAsync_v2(locked, from, bytes, self.context.stream(queue)) }
-            .result()
-            .map_err(refused("copying from the GPU"))?;
-        to.used_until(self.progress.copied(queue));
+        // SAFETY: inside of both, whose drops wait for the stream; `note_copy` denies access to the target until then.
+        let copy = |stream| unsafe { sys::cuMemcpyDtoHAsync_v2(locked, from, bytes, stream) };
+        self.enqueue(queue, bytes, "copying from the GPU", copy)?;
+        to.note_copy(self.progress.count_copy(queue));
         Ok(())
     }
 
     fn record(&self, queue: Queue) -> Result<Event, DeviceError> {
         self.tape.refuse("an event")?;
-        let clock = self.progress.of(queue);
+        let clock = self.progress.promise(queue);
         let mark = Mark::Cuda(Point::record(&self.context, queue)?);
         Ok(Event { progress: Arc::clone(&self.progress), clock, mark })
     }
@@ -298,15 +273,15 @@ impl Device for Cuda {
     fn wait(&self, queue: Queue, event: &Event) -> Result<(), DeviceError> {
         self.tape.refuse("a wait")?;
         match &event.mark {
-            Mark::Cuda(point) if Arc::ptr_eq(&event.progress, &self.progress) => point.hold(queue)?,
-            other => return Err(DeviceError::WrongDevice { expected: NAME, found: other.device() }),
+            Mark::Cuda(point) if Arc::ptr_eq(&event.progress, &self.progress) => point.make_wait(queue)?,
+            _ => return Err(DeviceError::WrongDevice { expected: NAME, found: event.progress.device }),
         }
-        self.progress.waits(queue, event.clock);
+        self.progress.note_queue_wait(queue, event.clock);
         Ok(())
     }
 
     fn load(&self, module: &str) -> Result<(), DeviceError> {
-        self.tape.refuse("opening kernels")?;
+        self.tape.refuse("loading kernels")?;
         self.modules.load(module)
     }
 
@@ -322,9 +297,8 @@ impl Device for Cuda {
         let (grid, block) = ((x, y, z), (threads_x, threads_y, threads_z));
         let shared_bytes = shared_bytes.max(function.shared_bytes);
         let stream = self.context.stream(Queue::Compute);
-        // SAFETY: the arguments have the sizes of the parameters, point into buffers of this GPU that wait for the
-        // stream when they are dropped, and are copied by the call. That a kernel stays within them is the promise of
-        // `Device::launch`.
+        // SAFETY: the arguments have the sizes of the parameters, point into buffers of this GPU, whose drops wait for the
+        // stream, and are copied by the call. The caller of `Device::launch` promises that the kernel stays within them.
         unsafe { result::launch_kernel(function.handle, grid, block, shared_bytes, stream, &mut arguments.pointers) }
             .map_err(|error| {
                 let (kernel, grid, block) = (launch.kernel.to_owned(), launch.grid, launch.block);

@@ -1,4 +1,4 @@
-//! Tensors for the copy engine: the driver writes the map.
+//! Tensor maps for the copy engine, which the driver encodes.
 
 use std::ffi::c_void;
 
@@ -11,11 +11,11 @@ use super::error::refused;
 use crate::DeviceError;
 use crate::tensor::{Map, Tensor};
 
-/// The map of a checked tensor at that address of the GPU. It takes well under a microsecond.
+/// Encodes the map of a checked tensor at an address of the GPU. Takes well under a microsecond.
 pub(super) fn map(tensor: &Tensor<'_>, address: u64) -> Result<Map, DeviceError> {
     let mut map = CUtensorMap { opaque: [0; 16] };
     let (sizes, strides) = (tensor.sizes.map(|size| size as u64), tensor.strides.map(|stride| stride as u64));
-    // SAFETY: the arrays have as many numbers as the driver reads for 4 dimensions; it only writes the map.
+    // SAFETY: the arrays have as many numbers as the driver reads for 4 dimensions, and it writes only the map.
     unsafe {
         sys::cuTensorMapEncodeTiled(
             &mut map,
@@ -33,6 +33,6 @@ pub(super) fn map(tensor: &Tensor<'_>, address: u64) -> Result<Map, DeviceError>
         )
     }
     .result()
-    .map_err(refused("making the map of a tensor"))?;
+    .map_err(refused("encoding a tensor map"))?;
     Ok(map.opaque)
 }

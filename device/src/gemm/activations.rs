@@ -1,9 +1,9 @@
-//! Activations in blocks of 32 bytes with a scale: what quantised weights are multiplied with. A product makes them of rows of
-//! numbers, unless whoever computed these made them at once ([`RowBlock::set`]).
+//! Activations in blocks of 32 bytes with a scale, as quantised weights are multiplied with. A product makes them from rows of
+//! floats, unless the caller has already made them with [`RowBlock::set`].
 //!
-//! A block's integers are `round(127·x / greatest |x|)`, ties to even, and its scale is the single-precision
-//! `greatest / 127`. Every step is one rounded operation in an order that does not depend on the instruction set (no
-//! fused ones), so blocks are the same bits everywhere.
+//! The integers of a block are `round(127·x / max |x|)`, ties to even, and its scale is the single-precision
+//! `max |x| / 127`. Every step is one rounded operation in an order that does not depend on the instruction set (none is
+//! fused), so blocks have the same bits everywhere.
 
 use std::borrow::Cow;
 use std::cell::Cell;
@@ -14,17 +14,18 @@ use crate::simd::Lanes;
 use crate::{Isa, Pool, dispatch};
 
 thread_local! {
-    /// Of the last product of this thread; its memory serves the next one. Taken, not borrowed: a thread that computes
-    /// a product may be given another one inside of it.
+    /// Memory of this thread's last product, reused by the next. It is taken out while in use, because a task of the product
+    /// may itself run a product on this thread.
     static SCRATCH: Cell<Vec<RowBlock>> = const { Cell::new(Vec::new()) };
 }
 
-/// Bytes that the activations of `rows` rows of `k` numbers take.
-pub(super) fn scratch_bytes(rows: usize, k: usize) -> usize {
+/// Returns the bytes of scratch memory, in addition to the operands, for a product of `rows` rows of `k` numbers with
+/// quantised weights. The calling thread keeps that memory for its next product.
+pub fn scratch_bytes(rows: usize, k: usize) -> usize {
     rows * k.div_ceil(BLOCK) * size_of::<RowBlock>()
 }
 
-/// Calls `f` with the rows of `x` (each of `k` numbers) in blocks, the last one of a row filled up with zeros.
+/// Calls `f` with the rows of `x`, each of `k` numbers, in blocks; the last block of a row is padded with zeros.
 pub(super) fn with_activations<R>(isa: Isa, pool: &Pool, x: Rows<'_>, k: usize, f: impl FnOnce(&[RowBlock]) -> R) -> R {
     let x = match x {
         Rows::Numbers(x) => x,
@@ -39,23 +40,20 @@ pub(super) fn with_activations<R>(isa: Isa, pool: &Pool, x: Rows<'_>, k: usize, 
     result
 }
 
+/// Returns the rows in blocks, without vector instructions.
+pub(super) fn rows_in_blocks(x: Rows<'_>, k: usize) -> Cow<'_, [RowBlock]> {
+    let x = match x {
+        Rows::Numbers(x) => x,
+        Rows::Blocks(x) => return x.into(),
+    };
+    let blocks = k.div_ceil(BLOCK);
+    let mut all = vec![RowBlock::ZERO; x.len() / k * blocks];
+    x.chunks(k).zip(all.chunks_mut(blocks)).for_each(|(x, out)| row_into(Isa::Portable, x, out));
+    all.into()
+}
+
 fn row_into(isa: Isa, x: &[f32], out: &mut [RowBlock]) {
     dispatch!(isa, blocks(x: &[f32], out: &mut [RowBlock]));
-}
-
-/// Rows in blocks, by no particular instructions.
-pub(super) fn rows_in_blocks(x: Rows<'_>, k: usize) -> Cow<'_, [RowBlock]> {
-    match x {
-        Rows::Numbers(x) => x.chunks(k).flat_map(|x| row_blocks(Isa::Portable, x)).collect(),
-        Rows::Blocks(x) => x.into(),
-    }
-}
-
-/// One row in blocks.
-pub(super) fn row_blocks(isa: Isa, x: &[f32]) -> Vec<RowBlock> {
-    let mut blocks = vec![RowBlock::ZERO; x.len().div_ceil(BLOCK)];
-    row_into(isa, x, &mut blocks);
-    blocks
 }
 
 #[inline(always)]
@@ -68,55 +66,5 @@ fn blocks<L: Lanes>(x: &[f32], out: &mut [RowBlock]) {
         let mut padded = [0.0; BLOCK];
         padded[..rest.len()].copy_from_slice(rest);
         out[whole.len()].set::<L>(&padded);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    #![allow(clippy::unwrap_used)]
-    use super::*;
-    use crate::simd::tested::isas;
-    use proptest::prelude::*;
-
-    proptest! {
-        #[test]
-        fn activations_are_within_half_a_step_and_the_same_bits_everywhere(
-            x in prop::collection::vec(-1.0f32..1.0, 1..200), exponent in -60i32..60,
-        ) {
-            let x: Vec<f32> = x.iter().map(|x| x * 2f32.powi(exponent)).collect();
-            let pool = Pool::new(Some(1)).unwrap();
-            let mut first = None;
-            for isa in isas() {
-                let blocks = with_activations(isa, &pool, Rows::Numbers(&x), x.len(), <[RowBlock]>::to_vec);
-                for (x, block) in x.chunks(BLOCK).zip(&blocks) {
-                    let values: Vec<i8> = block.values.concat();
-                    prop_assert_eq!(block.correction, -128 * values.iter().map(|&v| i32::from(v)).sum::<i32>());
-                    for (&x, q) in x.iter().zip(values) {
-                        let error = (f64::from(x) - f64::from(block.scale) * f64::from(q)).abs();
-                        prop_assert!(error <= f64::from(block.scale) * 0.50002, "{isa}: {x} {q}");
-                    }
-                }
-                let bits: Vec<_> = blocks.iter().map(|b| (b.values, b.scale.to_bits())).collect();
-                prop_assert_eq!(first.get_or_insert(bits.clone()), &bits, "{} differs in some bit", isa);
-            }
-        }
-    }
-
-    #[test]
-    fn what_is_no_number_stays_none() {
-        let pool = Pool::new(Some(1)).unwrap();
-        for isa in isas() {
-            for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
-                for at in [0, 17, 33, 39] {
-                    let mut row = [0.25f32; 40];
-                    row[at] = bad;
-                    let blocks = with_activations(isa, &pool, Rows::Numbers(&row), 40, <[RowBlock]>::to_vec);
-                    assert!(
-                        blocks[at / BLOCK].scale.is_nan() && blocks[1 - at / BLOCK].scale.is_finite(),
-                        "{isa} {bad}"
-                    );
-                }
-            }
-        }
     }
 }

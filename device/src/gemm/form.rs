@@ -1,4 +1,4 @@
-//! How the integers of a block of weights lie in memory, and how they are multiplied.
+//! Memory layout of the integers in a block of weights, and how they are multiplied.
 //!
 //! ```text
 //! one block (32 k) of a panel (16 outputs), in cache lines
@@ -6,55 +6,53 @@
 //!   Nibbles  4 lines   line l: low halves k = 8l..8l+4, high halves k = 8l+4..8l+8, each value + 8
 //! ```
 
-use super::quantize::{self, BLOCK, WeightBlock};
+use super::Quantization;
+use super::quantize::BLOCK;
 use super::rows::RowBlock;
-use crate::Isa;
-use crate::simd::int8::{DotLanes, GROUP, OFFSET};
+use crate::simd::int8::{DotLanes, GROUP, IntLanes, OFFSET, Weights};
 
-/// A cache line: one group of bytes, or two of nibbles.
+/// A cache line: one group of bytes, or two groups of nibbles.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 pub(super) struct Line(pub [u8; GROUP]);
 
-/// What [`Nibbles`] adds to a value, to have it from 0 to 15.
+/// Offset that a stored nibble has over its value, so that it lies in 0..=15.
 const NIBBLE_OFFSET: i8 = 8;
 
-/// The order of the integers within a block, and their sums of products.
+/// The order of the integers in a block, and their sums of products.
 pub(super) trait Form: Send + Sync + 'static {
-    /// Sixteen outputs, 32 k.
+    /// The format that blocks are quantised to.
+    const QUANTIZATION: Quantization;
+    /// Weights of sixteen outputs for 32 k.
     type Block: Copy + Sync + Send;
-    /// Lines of a block.
+    /// Lines in a block.
     const LINES: usize;
-    /// Nothing stored yet.
+    /// A block before anything is stored.
     const EMPTY: Self::Block;
 
-    /// Makes blocks of a row; see [`quantize`].
-    fn quantize(isa: Isa, row: &[f32], out: &mut [WeightBlock]) -> bool;
-    /// Writes the integers of output `lane` into a block, [`Form::EMPTY`] so far.
+    /// Writes the integers of output `lane` into a block that was [`Form::EMPTY`].
     fn store(block: &mut Self::Block, lane: usize, values: &[i8; BLOCK]);
-    /// The integer of output `lane` at place `index` of the block.
+    /// Returns the integer of output `lane` at index `index` of the block.
     fn value(block: &Self::Block, lane: usize, index: usize) -> i8;
     /// Weights of a line, ready to be multiplied with many rows.
     type Loaded<D: DotLanes>: Copy;
-    /// Sums of nothing, for this block of a row.
-    fn start<D: DotLanes>(row: &RowBlock) -> D;
-    /// Line `line` of a block.
+    /// Returns empty sums for this block of a row.
+    fn start<D: DotLanes>(row: &RowBlock) -> D::Sums;
+    /// Loads line `line` of a block.
     fn load<D: DotLanes>(block: &Self::Block, line: usize) -> Self::Loaded<D>;
     /// Adds the products of line `line` with a row.
-    fn dot<D: DotLanes>(sum: D, weights: Self::Loaded<D>, row: &RowBlock, line: usize) -> D;
+    fn dot<D: DotLanes>(sums: D::Sums, weights: Self::Loaded<D>, row: &RowBlock, line: usize) -> D::Sums;
 }
 
-/// 8 bits.
+/// 8-bit integers.
 pub(super) struct Bytes;
 
 impl Form for Bytes {
+    const QUANTIZATION: Quantization = Quantization::Q8;
     type Block = [Line; BLOCK / 4];
     const LINES: usize = BLOCK / 4;
     const EMPTY: Self::Block = [Line([0; GROUP]); Self::LINES];
 
-    fn quantize(isa: Isa, row: &[f32], out: &mut [WeightBlock]) -> bool {
-        quantize::q8(isa, row, out)
-    }
     fn store(block: &mut Self::Block, lane: usize, values: &[i8; BLOCK]) {
         for (line, four) in block.iter_mut().zip(values.as_chunks::<4>().0) {
             line.0[lane * 4..][..4].copy_from_slice(&four.map(|q| (q as u8).wrapping_add(OFFSET)));
@@ -63,32 +61,30 @@ impl Form for Bytes {
     fn value(block: &Self::Block, lane: usize, index: usize) -> i8 {
         block[index / 4].0[lane * 4 + index % 4].wrapping_sub(OFFSET) as i8
     }
-    type Loaded<D: DotLanes> = D::Weights;
+    type Loaded<D: DotLanes> = Weights<D>;
     #[inline(always)]
-    fn start<D: DotLanes>(row: &RowBlock) -> D {
+    fn start<D: DotLanes>(row: &RowBlock) -> D::Sums {
         D::start(row.correction)
     }
     #[inline(always)]
-    fn load<D: DotLanes>(block: &Self::Block, line: usize) -> D::Weights {
+    fn load<D: DotLanes>(block: &Self::Block, line: usize) -> Weights<D> {
         D::load(&block[line].0)
     }
     #[inline(always)]
-    fn dot<D: DotLanes>(sum: D, weights: D::Weights, row: &RowBlock, line: usize) -> D {
-        sum.dot(weights, row.values[line])
+    fn dot<D: DotLanes>(sums: D::Sums, weights: Weights<D>, row: &RowBlock, line: usize) -> D::Sums {
+        D::dot(sums, weights, row.values[line])
     }
 }
 
-/// 4 bits.
+/// 4-bit integers.
 pub(super) struct Nibbles;
 
 impl Form for Nibbles {
+    const QUANTIZATION: Quantization = Quantization::Q4;
     type Block = [Line; BLOCK / 8];
     const LINES: usize = BLOCK / 8;
     const EMPTY: Self::Block = [Line([0; GROUP]); Self::LINES];
 
-    fn quantize(isa: Isa, row: &[f32], out: &mut [WeightBlock]) -> bool {
-        quantize::q4(isa, row, out)
-    }
     fn store(block: &mut Self::Block, lane: usize, values: &[i8; BLOCK]) {
         for (line, eight) in block.iter_mut().zip(values.as_chunks::<8>().0) {
             for (i, byte) in line.0[lane * 4..][..4].iter_mut().enumerate() {
@@ -101,18 +97,18 @@ impl Form for Nibbles {
         let byte = block[index / 8].0[lane * 4 + index % 4];
         ((byte >> (index % 8 / 4 * 4)) & 15) as i8 - NIBBLE_OFFSET
     }
-    type Loaded<D: DotLanes> = [D::Weights; 2];
+    type Loaded<D: DotLanes> = [Weights<D>; 2];
     #[inline(always)]
-    fn start<D: DotLanes>(row: &RowBlock) -> D {
-        // Of −128·Σ, exactly −8·Σ.
-        D::splat(row.correction / 16)
+    fn start<D: DotLanes>(row: &RowBlock) -> D::Sums {
+        // The correction is −128·Σ; an offset of 8 needs −8·Σ, and the division is exact.
+        D::Sums::splat(row.correction / 16)
     }
     #[inline(always)]
-    fn load<D: DotLanes>(block: &Self::Block, line: usize) -> [D::Weights; 2] {
-        D::load_nibbles(&block[line].0)
+    fn load<D: DotLanes>(block: &Self::Block, line: usize) -> [Weights<D>; 2] {
+        D::Sums::load_nibbles(&block[line].0)
     }
     #[inline(always)]
-    fn dot<D: DotLanes>(sum: D, [low, high]: [D::Weights; 2], row: &RowBlock, line: usize) -> D {
-        sum.dot_small(low, row.values[2 * line]).dot_small(high, row.values[2 * line + 1])
+    fn dot<D: DotLanes>(sums: D::Sums, [low, high]: [Weights<D>; 2], row: &RowBlock, line: usize) -> D::Sums {
+        D::dot_small(D::dot_small(sums, low, row.values[2 * line]), high, row.values[2 * line + 1])
     }
 }

@@ -1,24 +1,12 @@
-//! Numbers of checkpoints, row by row, and memory in panels.
+//! Conversion of checkpoint numbers to and from f32, and parallel allocation of packed panels.
 
 use std::mem::MaybeUninit;
 
-use half::{bf16, f16};
-
-use crate::simd::small_float::{bf16_to_f32, f16_to_f32};
+use crate::simd::small_float::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
 use crate::{DeviceError, Dtype, Pool};
 
 impl Dtype {
-    pub(super) fn read(self, data: &[u8], index: usize) -> f32 {
-        match self {
-            Dtype::F32 => {
-                let at = index * 4;
-                f32::from_le_bytes([data[at], data[at + 1], data[at + 2], data[at + 3]])
-            }
-            Dtype::Bf16 => bf16::from_le_bytes([data[index * 2], data[index * 2 + 1]]).to_f32(),
-            Dtype::F16 => f16::from_le_bytes([data[index * 2], data[index * 2 + 1]]).to_f32(),
-        }
-    }
-
+    /// Widens the numbers in `data` to f32.
     pub(super) fn read_row(self, data: &[u8], row: &mut [f32]) {
         let halves = data.as_chunks().0;
         match self {
@@ -31,9 +19,35 @@ impl Dtype {
             Dtype::F16 => row.iter_mut().zip(halves).for_each(|(x, bytes)| *x = f16_to_f32(u16::from_le_bytes(*bytes))),
         }
     }
+
+    /// Rounds `row` to this type, to nearest even.
+    pub(super) fn write_row(self, row: &[f32], data: &mut [u8]) {
+        match self {
+            Dtype::F32 => data.as_chunks_mut().0.iter_mut().zip(row).for_each(|(to, x)| *to = x.to_le_bytes()),
+            Dtype::Bf16 => {
+                data.as_chunks_mut().0.iter_mut().zip(row).for_each(|(to, x)| *to = f32_to_bf16(*x).to_le_bytes())
+            }
+            Dtype::F16 => {
+                data.as_chunks_mut().0.iter_mut().zip(row).for_each(|(to, x)| *to = f32_to_f16(*x).to_le_bytes())
+            }
+        }
+    }
+
+    /// Converts numbers of type `from` to this type, rounding to nearest even. `to` has room for exactly as many numbers.
+    pub(crate) fn convert(self, from: Dtype, data: &[u8], to: &mut [u8]) {
+        if self == from {
+            return to.copy_from_slice(data);
+        }
+        let mut wide = [0.0; 256];
+        for (data, to) in data.chunks(wide.len() * from.bytes()).zip(to.chunks_mut(wide.len() * self.bytes())) {
+            let wide = &mut wide[..to.len() / self.bytes()];
+            from.read_row(data, wide);
+            self.write_row(wide, to);
+        }
+    }
 }
 
-/// Rows of all parts together, at least one.
+/// Returns the total number of rows of all parts, which is at least one.
 pub(super) fn rows(k: usize, parts: &[(Dtype, &[u8])]) -> Result<usize, DeviceError> {
     let rows = |(format, data): &(Dtype, &[u8])| {
         let row_bytes = k.checked_mul(format.bytes()).filter(|&b| b > 0)?;
@@ -42,7 +56,7 @@ pub(super) fn rows(k: usize, parts: &[(Dtype, &[u8])]) -> Result<usize, DeviceEr
     parts.iter().map(rows).sum::<Option<usize>>().filter(|&rows| rows > 0).ok_or(DeviceError::BadMatrix(k))
 }
 
-/// Row `index` of the parts one below the other; `None` beyond the last.
+/// Returns row `index` of the stacked parts, or `None` past the last row.
 pub(super) fn find_row<'a>(parts: &[(Dtype, &'a [u8])], k: usize, mut index: usize) -> Option<(Dtype, &'a [u8])> {
     for &(format, data) in parts {
         let row_bytes = k * format.bytes();
@@ -54,7 +68,7 @@ pub(super) fn find_row<'a>(parts: &[(Dtype, &'a [u8])], k: usize, mut index: usi
     None
 }
 
-/// The same as floats, zeros beyond the last.
+/// Reads row `index` of the stacked parts as f32; zeros past the last row.
 pub(super) fn read_row(parts: &[(Dtype, &[u8])], index: usize, row: &mut [f32]) {
     match find_row(parts, row.len(), index) {
         Some((format, data)) => format.read_row(data, row),
@@ -62,9 +76,11 @@ pub(super) fn read_row(parts: &[(Dtype, &[u8])], index: usize, row: &mut [f32]) 
     }
 }
 
-/// Memory of `panels` panels of `per_panel` elements each, which `write` fills; it finds them `zero`. **First touch**: the thread
-/// that writes a panel first, and so has its pages near, is as a rule the one that will multiply with it: in both loops
-/// each thread has one run of panels, all of about equal length. `work` is that of a panel, as multiply-adds.
+/// Allocates `panels` panels of `per_panel` elements and calls `write` for each on the pool. A panel is filled with `zero`
+/// before `write` sees it. `work` is the cost of one panel in multiply-adds.
+///
+/// **First touch**: the thread that first writes a page gets it in its own NUMA node. The split over threads is the same as in
+/// the product, so as a rule a panel is packed by the thread that later multiplies with it.
 pub(super) fn in_panels<T: Copy + Send + Sync>(
     pool: &Pool,
     panels: usize,
@@ -77,10 +93,10 @@ pub(super) fn in_panels<T: Copy + Send + Sync>(
     let mut all = Vec::with_capacity(count);
     pool.chunks_mut(&mut all.spare_capacity_mut()[..count], per_panel, work, |panel, elements| {
         elements.fill(MaybeUninit::new(zero));
-        // SAFETY: written just now.
+        // SAFETY: every element was initialised in the line above.
         write(panel, unsafe { &mut *(elements as *mut [MaybeUninit<T>] as *mut [T]) });
     });
-    // SAFETY: whole panels, each of which has been written.
+    // SAFETY: all panels are whole, and each was initialised by its task.
     unsafe { all.set_len(count) };
     all
 }

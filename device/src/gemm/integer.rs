@@ -6,9 +6,9 @@
 //!     y += Σ · (weight scale · row scale)    f32, fused
 //! ```
 //!
-//! **Row-invariance**: an output is one running sum over the blocks of k in order, whatever the tile, the rows beside
-//! it or the threads; the terms are exact integers times one rounded product of scales. So every instruction set gives
-//! the same bits too, which the float product does not.
+//! **Row-invariance**: an output is one running sum over the blocks of k in order, independent of the tile, the other rows
+//! and the threads. Each term is an exact integer times one rounded product of scales, so, unlike in the float product,
+//! every instruction set gives the same bits.
 
 use std::ops::Range;
 
@@ -17,29 +17,28 @@ use super::activations;
 use super::blocks::{Ahead, Blocks, OUTPUTS, PAIR};
 use super::form::Form;
 use super::output::Output;
-use super::quantize::BLOCK;
 use super::rows::RowBlock;
-use crate::simd::int8::{DotIsa, DotLanes, dispatch_dot};
+use crate::simd::int8::{DotIsa, DotLanes, Floats, IntLanes};
 use crate::simd::{LANES, Lanes};
-use crate::{Isa, Pool};
+use crate::{Isa, Pool, dispatch_dot};
 
-/// A share of the product: some rows, some pairs of panels.
+/// A part of the product: some rows, some pairs of panels.
 struct Task<'a, F: Form> {
     x: &'a [RowBlock],
     weights: &'a Blocks<F>,
     rows: usize,
-    /// Where they stand in the output.
+    /// Row of the output at which they start.
     first: usize,
     pairs: Range<usize>,
     bias: Option<&'a [f32]>,
     out: Output,
 }
 
-/// Shares per thread: several, so that a thread that is held up leaves little behind.
+/// Several, so that a thread that loses its core leaves little work behind.
 const TASKS_PER_THREAD: usize = 4;
 
-/// Bytes of activations that are multiplied with all panels of a task before the next are: a quarter of the second cache that
-/// cores of today have.
+/// Bytes of activations that are multiplied with all panels of a task before the next ones: a quarter of the L2 cache of
+/// current cores.
 const ROWS_BYTES: usize = 256 << 10;
 
 pub(super) fn run<F: Form>(isa: Isa, dot: DotIsa, pool: &Pool, rows: usize, args: Gemm<'_>, weights: &Blocks<F>) {
@@ -58,7 +57,7 @@ pub(super) fn run<F: Form>(isa: Isa, dot: DotIsa, pool: &Pool, rows: usize, args
     });
 }
 
-/// The same by plain loops, in the same order.
+/// The same product by plain loops, in the same order.
 pub(super) fn reference<F: Form>(args: Gemm<'_>, weights: &Blocks<F>) {
     let (n, k) = (args.weights.n(), args.weights.k());
     let x = activations::rows_in_blocks(args.x, k);
@@ -66,20 +65,18 @@ pub(super) fn reference<F: Form>(args: Gemm<'_>, weights: &Blocks<F>) {
         for (column, y) in y.iter_mut().enumerate() {
             let mut sum = 0.0f32;
             for (b, block) in x.iter().enumerate() {
-                let product = |i: usize| {
-                    let (weight, _) = weights.parts(column, b * BLOCK + i);
-                    i32::from(weight) * i32::from(block.values[i / 4][i % 4])
-                };
-                let (_, scale) = weights.parts(column, b * BLOCK);
-                sum = ((0..BLOCK).map(product).sum::<i32>() as f32).mul_add(scale.to_f32() * block.scale, sum);
+                let (weights, scale) = weights.block(column, b);
+                let products =
+                    weights.iter().zip(block.values.as_flattened()).map(|(&w, &a)| i32::from(w) * i32::from(a));
+                sum = (products.sum::<i32>() as f32).mul_add(scale * block.scale, sum);
             }
             *y = sum + args.bias.map_or(0.0, |bias| bias[column]);
         }
     }
 }
 
-/// Panels outside, rows inside: the weights of a tile come from memory once and then from the nearest cache. Of rows so many
-/// at a time that they stay in the second cache from panel to panel.
+/// Loops over panels outside and rows inside: the weights of a tile come from memory once, then from the L1 cache. Rows are
+/// split so that they stay in the L2 cache from panel to panel.
 #[inline(always)]
 fn walk<D: DotLanes, F: Form>(task: &Task<'_, F>) {
     let at_once = (ROWS_BYTES / size_of_val(&task.x[..task.weights.blocks])).max(1).next_multiple_of(D::ROWS);
@@ -90,8 +87,8 @@ fn walk<D: DotLanes, F: Form>(task: &Task<'_, F>) {
     }
 }
 
-/// While the rows meet one pair of panels, the next one is asked for: a band waits for memory where it is the first to read a
-/// line, and leaves it idle where it is not.
+/// Multiplies with one pair of panels while prefetching the next: only the first band to read a line waits for memory, and
+/// the other bands leave memory idle.
 #[inline(always)]
 fn all_pairs<D: DotLanes, F: Form>(task: &Task<'_, F>) {
     for pair in task.pairs.clone() {
@@ -105,22 +102,22 @@ fn all_pairs<D: DotLanes, F: Form>(task: &Task<'_, F>) {
     }
 }
 
-/// The most rows of a tile with so many panels.
+/// Returns the greatest number of rows of a tile with `panels` panels.
 #[inline(always)]
 const fn highest<D: DotLanes>(panels: usize) -> usize {
     if D::WIDE || panels == 1 { D::ROWS } else { D::ROWS / 2 }
 }
 
-/// All rows, in bands of nearly equal height, with `P` panels of a pair.
+/// Multiplies all rows, in bands of nearly equal height, with `P` panels of a pair.
 #[inline(always)]
 fn bands<D: DotLanes, F: Form, const P: usize>(task: &Task<'_, F>, pair: usize, panel: usize, next: &mut Ahead) {
-    const { assert!(D::ROWS <= 6, "there are no higher tiles") };
+    const { assert!(D::ROWS <= 6, "a tile has at most 6 rows") };
     let (mut row, highest) = (0, const { highest::<D>(P) });
     while row < task.rows {
         let left = task.rows - row;
         let height = left.div_ceil(left.div_ceil(highest));
         match height {
-            // The conditions are constants: what cannot be is not compiled.
+            // The conditions are constant, so impossible tiles are not compiled.
             6 if highest >= 6 => tile::<D, F, 6, P>(task, row, pair, panel, next),
             5 if highest >= 5 => tile::<D, F, 5, P>(task, row, pair, panel, next),
             4 if highest >= 4 => tile::<D, F, 4, P>(task, row, pair, panel, next),
@@ -132,7 +129,7 @@ fn bands<D: DotLanes, F: Form, const P: usize>(task: &Task<'_, F>, pair: usize, 
     }
 }
 
-// Constant loops over registers read best with the index that several arrays share.
+// The loops over registers share one index between several arrays.
 #[allow(clippy::needless_range_loop)]
 #[inline(always)]
 fn tile<D: DotLanes, F: Form, const M: usize, const P: usize>(
@@ -144,181 +141,33 @@ fn tile<D: DotLanes, F: Form, const M: usize, const P: usize>(
 ) {
     let blocks = task.weights.blocks;
     let x: [&[RowBlock]; M] = std::array::from_fn(|m| &task.x[(row + m) * blocks..][..blocks]);
-    let mut acc = [[D::Floats::splat(0.0); P]; M];
+    let mut acc = [[Floats::<D>::splat(0.0); P]; M];
     for (b, unit) in task.weights.pair(pair).iter().enumerate() {
-        next.ask();
-        let mut sums: [[D; P]; M] = std::array::from_fn(|m| [F::start(&x[m][b]); P]);
+        next.prefetch();
+        let mut sums: [[D::Sums; P]; M] = std::array::from_fn(|m| [F::start::<D>(&x[m][b]); P]);
         for line in 0..F::LINES {
-            let weights: [F::Loaded<D>; P] = std::array::from_fn(|p| F::load(&unit.weights[panel + p], line));
+            let weights: [F::Loaded<D>; P] = std::array::from_fn(|p| F::load::<D>(&unit.weights[panel + p], line));
             for m in 0..M {
                 for p in 0..P {
-                    sums[m][p] = F::dot(sums[m][p], weights[p], &x[m][b], line);
+                    sums[m][p] = F::dot::<D>(sums[m][p], weights[p], &x[m][b], line);
                 }
             }
         }
-        let scales: [D::Floats; P] = std::array::from_fn(|p| D::load_halves(&unit.scales[panel + p]));
+        let scales: [Floats<D>; P] = std::array::from_fn(|p| Floats::<D>::load_finite_f16(&unit.scales[panel + p]));
         for m in 0..M {
-            let scale = D::Floats::splat(x[m][b].scale);
+            let scale = Floats::<D>::splat(x[m][b].scale);
             for p in 0..P {
                 acc[m][p] = sums[m][p].scale_add(scales[p].mul(scale), acc[m][p]);
             }
         }
     }
-    // Out of the registers in loops so short that they vanish: where they stay, so do the sums, in memory with every block.
+    // These loops are short enough to be unrolled. If they were not, the sums would stay in memory through all of the above.
     let mut values = [[[0.0; LANES]; P]; M];
     for m in 0..M {
         for p in 0..P {
             acc[m][p].store(&mut values[m][p]);
         }
     }
-    // SAFETY: rows row..row+M exist, and these panels belong to this task alone.
+    // SAFETY: rows row..row+M exist, and only this task writes these panels.
     unsafe { task.out.write_tile(task.first + row, PAIR * pair + panel, &values, task.bias) };
-}
-
-#[cfg(test)]
-mod tests {
-    #![allow(clippy::unwrap_used)]
-    use super::super::tests::values;
-    use super::super::{PackedMatrix, Quantization, Rows, gemm_reference, pack::Panels};
-    use super::*;
-    use crate::Dtype;
-    use crate::simd::tested::dot_isas;
-    use proptest::prelude::*;
-
-    const BOTH: [Quantization; 2] = [Quantization::Q8, Quantization::Q4];
-
-    fn packed(form: Quantization, k: usize, dense: &[f32], pool: &Pool) -> PackedMatrix {
-        let bytes: Vec<u8> = dense.iter().flat_map(|w| w.to_le_bytes()).collect();
-        PackedMatrix::quantize(pool, form, k, &[(Dtype::F32, &bytes)]).unwrap()
-    }
-
-    fn product(isa: Option<DotIsa>, pool: &Pool, x: &[f32], w: &PackedMatrix, bias: Option<&[f32]>) -> Vec<u32> {
-        product_of(isa, pool, (Rows::Numbers(x), x.len() / w.k()), w, bias)
-    }
-
-    fn product_of(
-        isa: Option<DotIsa>,
-        pool: &Pool,
-        (x, rows): (Rows<'_>, usize),
-        w: &PackedMatrix,
-        bias: Option<&[f32]>,
-    ) -> Vec<u32> {
-        let mut y = vec![f32::NAN; rows * w.n()];
-        let args = Gemm { x, weights: w, bias, y: &mut y };
-        match isa {
-            Some(isa) => match &w.panels {
-                Panels::Q8(blocks) => run(Isa::best(), isa, pool, rows, args, blocks),
-                Panels::Q4(blocks) => run(Isa::best(), isa, pool, rows, args, blocks),
-                _ => unreachable!("quantised"),
-            },
-            None => gemm_reference(args),
-        }
-        y.into_iter().map(f32::to_bits).collect()
-    }
-
-    /// The product in double precision, of the weights as stored and the activations as quantised, and a bound of what
-    /// single precision may differ by: half a unit in the last place of every partial sum and of every product of scales.
-    fn exact(x: &[f32], w: &PackedMatrix, column: usize) -> (f64, f64) {
-        let blocks = activations::row_blocks(Isa::Portable, x);
-        let (mut sum, mut bound) = (0.0, 0.0f64);
-        let mut magnitude = 0.0f64;
-        for (b, block) in blocks.iter().enumerate() {
-            let term: f64 = (b * BLOCK..w.k().min((b + 1) * BLOCK))
-                .map(|i| {
-                    let q = f64::from(block.values.as_flattened()[i % BLOCK]);
-                    f64::from(w.get(column, i)) * q * f64::from(block.scale)
-                })
-                .sum();
-            sum += term;
-            magnitude += term.abs();
-            bound += magnitude;
-        }
-        (sum, bound * 3.0 * f64::from(f32::EPSILON) + 1e-30)
-    }
-
-    proptest! {
-        #![proptest_config(ProptestConfig::with_cases(64))]
-        #[test]
-        fn every_isa_gives_the_bits_of_plain_loops_whatever_the_batch_and_the_threads(
-            form in prop::sample::select(&BOTH), rows in 1usize..40, n in 1usize..150, k in 1usize..170, with_bias: bool,
-            seed: u64, threads in 1usize..4,
-        ) {
-            let pool = Pool::new(Some(threads)).unwrap();
-            let (x, dense) = (values(rows * k, seed), values(n * k, seed ^ 0x9E37));
-            let w = packed(form, k, &dense, &pool);
-            prop_assert_eq!(w.bytes(), PackedMatrix::packed_bytes(n, k, [Dtype::F32], Some(form)));
-            let bias = values(n, seed ^ 7);
-            let bias = with_bias.then_some(&bias[..]);
-            let want = product(None, &pool, &x, &w, bias);
-            for isa in dot_isas() {
-                prop_assert!(product(Some(isa), &pool, &x, &w, bias) == want, "{form} {isa}: {rows} rows");
-                let row = seed as usize % rows;
-                let alone = product(Some(isa), &pool, &x[row * k..][..k], &w, bias);
-                prop_assert!(alone == want[row * n..][..n], "{form} {isa}: row {row} alone");
-                let blocks: Vec<RowBlock> = x.chunks(k).flat_map(|x| activations::row_blocks(Isa::best(), x)).collect();
-                let before = product_of(Some(isa), &pool, (Rows::Blocks(&blocks), rows), &w, bias);
-                prop_assert!(before == want, "{form} {isa}: of rows in blocks");
-            }
-            for (at, &bits) in want.iter().enumerate() {
-                let (row, column) = (at / n, at % n);
-                let (sum, bound) = exact(&x[row * k..][..k], &w, column);
-                let added = bias.map_or(0.0, |bias| f64::from(bias[column]));
-                let y = f64::from(f32::from_bits(bits));
-                let bound = bound + f64::from(f32::EPSILON) * (sum.abs() + added.abs());
-                prop_assert!((y - sum - added).abs() <= bound, "{y}, exactly {} ± {bound}", sum + added);
-            }
-        }
-    }
-
-    #[test]
-    fn parts_of_any_format_are_stacked_and_any_width_is_filled_up() {
-        let pool = Pool::new(Some(2)).unwrap();
-        // Of a block's greatest magnitude: half of the coarsest step (1/127, and 1/7 from −7.3 to 7), what the end of the
-        // range cuts off (from 8.7 to 8), and what bfloat16 and the stored scale lose.
-        for (form, bound) in [(Quantization::Q8, 0.5 / 127.0 + 1.0 / 256.0), (Quantization::Q4, 0.14)] {
-            for k in [1, 31, 32, 33, 88, 104, 130, 150] {
-                let dense = values(45 * k, k as u64);
-                let narrow = |range: Range<usize>, to: fn(f32) -> [u8; 2]| -> Vec<u8> {
-                    dense[range.start * k..range.end * k].iter().flat_map(|&w| to(w)).collect()
-                };
-                let first: Vec<u8> = dense[..20 * k].iter().flat_map(|w| w.to_le_bytes()).collect();
-                let second = narrow(20..23, |w| half::bf16::from_f32(w).to_le_bytes());
-                let third = narrow(23..45, |w| half::f16::from_f32(w).to_le_bytes());
-                let parts = [(Dtype::F32, &first[..]), (Dtype::Bf16, &second), (Dtype::F16, &third)];
-                let w = PackedMatrix::quantize(&pool, form, k, &parts).unwrap();
-                assert_eq!((w.n(), w.k()), (45, k));
-                let mut row = vec![f32::NAN; k];
-                for (r, dense) in dense.chunks(k).enumerate() {
-                    w.copy_row(r, &mut row);
-                    for (dense, row) in dense.chunks(BLOCK).zip(row.chunks(BLOCK)) {
-                        let greatest = dense.iter().fold(0.0f32, |m, w| m.max(w.abs()));
-                        for (a, b) in dense.iter().zip(row) {
-                            assert!((a - b).abs() <= greatest * bound, "{form} k {k} row {r}: {a} {b}");
-                        }
-                    }
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn weights_that_are_no_numbers_are_refused_and_activations_that_are_none_show() {
-        let pool = Pool::new(Some(1)).unwrap();
-        for form in BOTH {
-            let mut dense = values(20 * 40, 3);
-            let w = packed(form, 40, &dense, &pool);
-            let mut x = values(2 * 40, 4);
-            x[45] = f32::NAN;
-            for isa in dot_isas() {
-                let y: Vec<f32> = product(Some(isa), &pool, &x, &w, None).into_iter().map(f32::from_bits).collect();
-                assert!(y[..20].iter().all(|y| y.is_finite()) && y[20..].iter().all(|y| y.is_nan()), "{form} {isa}");
-            }
-            dense[777] = f32::INFINITY;
-            let bytes: Vec<u8> = dense.iter().flat_map(|w| w.to_le_bytes()).collect();
-            let refused =
-                |k| PackedMatrix::quantize(&pool, form, k, &[(Dtype::F32, &bytes)]).err().unwrap().to_string();
-            assert!(refused(40).contains("without --quantization"), "{}", refused(40));
-            assert!(refused(41).contains("41 columns"), "{}", refused(41));
-        }
-    }
 }

@@ -1,20 +1,22 @@
-//! The tile that computes M rows × P panels in registers, and the walk over all tiles.
+//! Products with float weights: a tile of M rows × P panels in registers, and the loop over all tiles.
 
 use super::output::Output;
 use super::pack::Panels;
 use super::{Gemm, PackedMatrix, integer};
 use crate::simd::int8::DotIsa;
-use crate::simd::{LANES, Lanes, ask_for};
-use crate::{Isa, Pool};
+use crate::simd::{LANES, Lanes, prefetch};
+use crate::{Isa, Pool, dispatch};
 
 /// Panels per task: enough to feed the widest tile several times, few enough to share among threads.
 const PANELS_PER_TASK: usize = 16;
 
-/// Below so many rows a band waits for memory, which is asked for so many bytes ahead.
+/// Bands of fewer rows are bound by memory, so they prefetch.
 const FEW_ROWS: usize = 12;
+
+/// Prefetch distance in bytes.
 const AHEAD: usize = 4 << 10;
 
-/// One line of a panel: sixteen weights for one k.
+/// A line of a panel: sixteen weights for one k.
 trait Line: Copy + Sync {
     fn load<L: Lanes>(&self) -> L;
 }
@@ -31,7 +33,7 @@ impl Line for [u16; LANES] {
     }
 }
 
-/// A share of the product: all rows, some panels.
+/// A part of the product: all rows, some panels.
 struct Task<'a, W> {
     x: &'a [f32],
     k: usize,
@@ -43,13 +45,13 @@ struct Task<'a, W> {
     out: Output,
 }
 
-pub(super) fn run(isa: Isa, pool: &Pool, rows: usize, args: Gemm<'_>) {
+pub(super) fn run(isa: Isa, dot: DotIsa, pool: &Pool, rows: usize, args: Gemm<'_>) {
     let weights: &PackedMatrix = args.weights;
     match &weights.panels {
         Panels::F32(lines) => run_lines(isa, pool, rows, args, lines),
         Panels::Bf16(lines) => run_lines(isa, pool, rows, args, lines),
-        Panels::Q8(blocks) => integer::run(isa, DotIsa::beside(isa), pool, rows, args, blocks),
-        Panels::Q4(blocks) => integer::run(isa, DotIsa::beside(isa), pool, rows, args, blocks),
+        Panels::Q8(blocks) => integer::run(isa, dot, pool, rows, args, blocks),
+        Panels::Q4(blocks) => integer::run(isa, dot, pool, rows, args, blocks),
     }
 }
 
@@ -62,36 +64,12 @@ fn run_lines<W: Line>(isa: Isa, pool: &Pool, rows: usize, args: Gemm<'_>, lines:
         let first_panel = task * PANELS_PER_TASK;
         let count = PANELS_PER_TASK.min(panels - first_panel);
         let task = &Task { x, k, rows, lines, first_panel, panels: count, bias, out };
-        share(isa, task);
+        dispatch!(isa, walk::<W: Line>(task: &Task<'_, W>));
     });
 }
 
-fn share<W: Line>(isa: Isa, task: &Task<'_, W>) {
-    #[cfg(target_arch = "x86_64")]
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
-    fn avx512<W: Line>(task: &Task<'_, W>) {
-        walk::<crate::simd::Avx512, W>(task)
-    }
-    #[cfg(target_arch = "x86_64")]
-    #[target_feature(enable = "avx2,fma")]
-    fn avx2<W: Line>(task: &Task<'_, W>) {
-        walk::<crate::simd::Avx2, W>(task)
-    }
-    match isa {
-        // SAFETY: `gemm` has checked that this CPU has the instructions.
-        #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 => unsafe { avx512(task) },
-        // SAFETY: as above.
-        #[cfg(target_arch = "x86_64")]
-        Isa::Avx2 => unsafe { avx2(task) },
-        #[cfg(target_arch = "aarch64")]
-        Isa::Neon => walk::<crate::simd::Neon, W>(task),
-        _ => walk::<crate::simd::Portable, W>(task),
-    }
-}
-
-/// Covers rows × panels with tiles that fill the registers. Few rows wait for memory, not for sums: they take two panels at a
-/// time, for of many streams side by side memory gives less. Sums get 24 of the 32 registers of AVX-512, else 12 of 16.
+/// Covers rows × panels with tiles that fill the registers. Few rows are bound by memory, not by sums: they read two panels at
+/// a time, because more parallel streams get less bandwidth. Sums take 24 of the 32 registers of AVX-512, otherwise 12 of 16.
 #[inline(always)]
 fn walk<L: Lanes, W: Line>(task: &Task<'_, W>) {
     let mut row = 0;
@@ -110,7 +88,7 @@ fn walk<L: Lanes, W: Line>(task: &Task<'_, W>) {
     }
 }
 
-/// One band of M rows over all panels of the task.
+/// Computes a band of M rows over all panels of the task.
 #[inline(always)]
 fn tiles<L: Lanes, W: Line, const M: usize, const P: usize>(task: &Task<'_, W>, row: usize) -> usize {
     let mut panel = 0;
@@ -134,7 +112,7 @@ fn tile<L: Lanes, W: Line, const M: usize, const P: usize>(task: &Task<'_, W>, r
     for i in 0..k {
         if M < FEW_ROWS {
             for w in w {
-                ask_for(w.as_ptr().wrapping_add(i).wrapping_byte_add(AHEAD).cast());
+                prefetch(w.as_ptr().wrapping_add(i).wrapping_byte_add(AHEAD).cast());
             }
         }
         let weights: [L; P] = std::array::from_fn(|p| w[p][i].load());
@@ -145,13 +123,13 @@ fn tile<L: Lanes, W: Line, const M: usize, const P: usize>(task: &Task<'_, W>, r
             }
         }
     }
-    // Out of the registers in loops so short that they vanish: where they stay, so do the sums, in memory with every block.
+    // These loops are short enough to be unrolled. If they were not, the sums would stay in memory through all of the above.
     let mut values = [[[0.0; LANES]; P]; M];
     for m in 0..M {
         for p in 0..P {
             acc[m][p].store(&mut values[m][p]);
         }
     }
-    // SAFETY: rows row..row+M exist, and these panels belong to this task alone.
+    // SAFETY: rows row..row+M exist, and only this task writes these panels.
     unsafe { task.out.write_tile(row, panel, &values, task.bias) };
 }

@@ -1,31 +1,32 @@
-//! Operands of a product.
+//! Operands of a product on the CPU.
 
 use super::pack::PackedMatrix;
 use super::rows::{RowBlock, Rows};
 
 /// Operands of one product.
 pub struct Gemm<'a> {
-    /// Of `k` numbers each, as the weights have.
+    /// Activations; each row has the `k` numbers of the weights.
     pub x: Rows<'a>,
-    /// Packed `[n, k]`.
+    /// Packed weights `[n, k]`.
     pub weights: &'a PackedMatrix,
-    /// Added to every row, `[n]`.
+    /// Bias `[n]`, added to every row.
     pub bias: Option<&'a [f32]>,
-    /// `[rows, n]`, overwritten.
+    /// Output `[rows, n]`; overwritten.
     pub y: &'a mut [f32],
 }
 
 impl Gemm<'_> {
+    /// Checks the shapes and returns the number of rows.
     pub(super) fn rows(&self) -> usize {
         let (n, k) = (self.weights.n(), self.weights.k());
         let (len, width) = match self.x {
             Rows::Numbers(x) => (x.len(), k),
             Rows::Blocks(x) => (x.len(), k.div_ceil(RowBlock::LEN)),
         };
-        assert_eq!(len % width, 0, "x holds whole rows of k = {k}");
+        assert_eq!(len % width, 0, "x must hold whole rows of k = {k}");
         let rows = len / width;
-        assert_eq!(self.y.len(), rows * n, "y is [rows, n] = [{rows}, {n}]");
-        assert!(self.bias.is_none_or(|b| b.len() == n), "the bias has n = {n} elements");
+        assert_eq!(self.y.len(), rows * n, "y must be [rows, n] = [{rows}, {n}]");
+        assert!(self.bias.is_none_or(|b| b.len() == n), "the bias must have n = {n} elements");
         rows
     }
 }

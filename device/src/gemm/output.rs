@@ -1,43 +1,28 @@
-//! The output of a product, written by several threads.
+//! The output of a product, shared by threads that write disjoint columns.
 
 use crate::simd::LANES;
 
-/// The output, shared by threads that write disjoint columns of it.
+/// Pointer to the output `[rows, n]`.
 #[derive(Clone, Copy)]
 pub(super) struct Output {
     start: *mut f32,
     n: usize,
 }
-// SAFETY: each task writes only the columns of its own panels (see `Output::write`).
+// SAFETY: each task writes only the columns of its own panels (see `Output::write_tile`).
 unsafe impl Send for Output {}
 // SAFETY: as above.
 unsafe impl Sync for Output {}
 
 impl Output {
-    /// Of rows of `n`.
+    /// Wraps rows of `n` numbers.
     pub fn new(y: &mut [f32], n: usize) -> Output {
         Output { start: y.as_mut_ptr(), n }
     }
 
-    /// Writes `values` (those that lie below n) to row `row`, panel `panel`.
+    /// Writes a tile at row `row` and panel `panel`, leaving out columns past n.
     ///
     /// # Safety
-    /// `row` is below the rows of y, and no other thread touches this panel's columns.
-    #[inline(always)]
-    unsafe fn write(self, row: usize, panel: usize, values: &[f32; LANES], bias: Option<&[f32]>) {
-        let first = panel * LANES;
-        let count = LANES.min(self.n.saturating_sub(first));
-        for (lane, &value) in values.iter().enumerate().take(count) {
-            let value = value + bias.map_or(0.0, |b| b[first + lane]);
-            // SAFETY: inside row `row` of y; this panel's columns are the caller's alone.
-            unsafe { *self.start.add(row * self.n + first + lane) = value };
-        }
-    }
-
-    /// Writes a tile whose first row and panel these are.
-    ///
-    /// # Safety
-    /// As of [`Output::write`], for all rows and panels of the tile.
+    /// All rows of the tile exist in y, and no other thread touches the columns of its panels.
     #[inline(always)]
     pub unsafe fn write_tile<const M: usize, const P: usize>(
         self,
@@ -48,8 +33,13 @@ impl Output {
     ) {
         for (m, values) in values.iter().enumerate() {
             for (p, values) in values.iter().enumerate() {
-                // SAFETY: as the caller vouches.
-                unsafe { self.write(row + m, panel + p, values, bias) };
+                let first = (panel + p) * LANES;
+                let count = LANES.min(self.n.saturating_sub(first));
+                for (lane, &value) in values.iter().enumerate().take(count) {
+                    let value = value + bias.map_or(0.0, |b| b[first + lane]);
+                    // SAFETY: inside of row `row + m`, in a column that belongs to the caller.
+                    unsafe { *self.start.add((row + m) * self.n + first + lane) = value };
+                }
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Weights in the order in which the kernel reads them.
+//! Weights packed in the order in which the kernel reads them.
 
 use half::bf16;
 
@@ -17,8 +17,8 @@ pub(super) enum Panels {
     Q4(Blocks<Nibbles>),
 }
 
-/// A weight matrix `[n, k]` in panels of 16 outputs, zero beyond n: of floats, `panel[p][i]` holds column i of rows
-/// 16p..16p+16.
+/// A weight matrix `[n, k]` in panels of 16 outputs, padded with zeros. In panels of floats, `panel[p][i]` holds column i of
+/// rows 16p..16p+16.
 pub struct PackedMatrix {
     n: usize,
     k: usize,
@@ -26,11 +26,11 @@ pub struct PackedMatrix {
 }
 
 impl PackedMatrix {
-    /// Packs the rows of one or more row-major `[n_i, k]` matrices, one below the other (as QKV or gate-up are fused), with
-    /// the pool's threads. Stays in bfloat16 if every part is.
+    /// Packs the stacked rows of one or more row-major `[n_i, k]` matrices (as for fused QKV or gate-up weights) on the pool's
+    /// threads. The result is bfloat16 if every part is, otherwise f32.
     ///
     /// # Errors
-    /// If there are no rows, or a part does not hold whole ones of `k` numbers.
+    /// [`DeviceError::BadMatrix`] if there are no rows, or a part does not consist of whole rows of `k` numbers.
     pub fn pack(pool: &Pool, k: usize, parts: &[(Dtype, &[u8])]) -> Result<PackedMatrix, DeviceError> {
         let n = rows(k, parts)?;
         let panels = n.div_ceil(LANES);
@@ -55,12 +55,12 @@ impl PackedMatrix {
         Ok(PackedMatrix { n, k, panels })
     }
 
-    /// Quantises the rows of the parts, one below the other, with the pool's threads. The only floats beside the source
-    /// are a row for each thread.
+    /// Quantises the stacked rows of the parts on the pool's threads. Apart from the source, each thread holds one row of
+    /// floats.
     ///
     /// # Errors
-    /// If there are no rows, a part does not hold whole ones of `k` numbers, or a weight can not be stored: no finite
-    /// number, or a magnitude beyond 65504 times 127 (q8) or 8 (q4).
+    /// [`DeviceError::BadMatrix`] if there are no rows, or a part does not consist of whole rows of `k` numbers;
+    /// [`DeviceError::BadWeights`] if a weight is not finite, or its magnitude is above 65504 times 127 (q8) or 8 (q4).
     pub fn quantize(
         pool: &Pool,
         quantization: Quantization,
@@ -75,7 +75,7 @@ impl PackedMatrix {
         Ok(PackedMatrix { n, k, panels: panels.ok_or(DeviceError::BadWeights(quantization))? })
     }
 
-    /// Bytes of a packed `[n, k]` of parts in these formats.
+    /// Returns the size in bytes of a packed `[n, k]` whose parts have these formats.
     pub fn packed_bytes(
         n: usize,
         k: usize,
@@ -91,22 +91,22 @@ impl PackedMatrix {
         }
     }
 
-    /// Outputs (rows of the weight matrix).
+    /// Number of outputs (rows of the weight matrix).
     pub fn n(&self) -> usize {
         self.n
     }
 
-    /// Inputs (columns of the weight matrix).
+    /// Number of inputs (columns of the weight matrix).
     pub fn k(&self) -> usize {
         self.k
     }
 
-    /// Whether the weights are in blocks of integers, and so can be multiplied with [`Rows::Blocks`](super::Rows::Blocks).
+    /// Returns whether the weights are quantised, which [`Rows::Blocks`](super::Rows::Blocks) needs.
     pub fn is_quantized(&self) -> bool {
         matches!(self.panels, Panels::Q8(_) | Panels::Q4(_))
     }
 
-    /// Bytes that one pass over the matrix reads.
+    /// Returns the number of bytes that one pass over the matrix reads.
     pub fn bytes(&self) -> usize {
         match &self.panels {
             Panels::F32(lines) => size_of_val(&lines[..]),
@@ -116,21 +116,7 @@ impl PackedMatrix {
         }
     }
 
-    /// The weight of output `row` for input `column`.
-    ///
-    /// # Panics
-    /// If out of range.
-    pub fn get(&self, row: usize, column: usize) -> f32 {
-        let (line, lane) = (row / LANES * self.k + column, row % LANES);
-        match &self.panels {
-            Panels::F32(lines) => lines[line][lane],
-            Panels::Bf16(lines) => bf16::from_bits(lines[line][lane]).to_f32(),
-            Panels::Q8(blocks) => blocks.get(row, column),
-            Panels::Q4(blocks) => blocks.get(row, column),
-        }
-    }
-
-    /// Output row `row` of the matrix as floats, e.g. the embedding of a token whose matrix is also the output layer.
+    /// Writes row `row` as floats, for example the embedding of a token whose matrix is also the output layer.
     ///
     /// # Panics
     /// If `row` is out of range or `out` is shorter than k.
@@ -149,7 +135,7 @@ impl PackedMatrix {
     }
 }
 
-/// Whether floats are packed in two bytes.
+/// Returns whether floats are packed as bfloat16.
 fn stay_bf16(formats: impl IntoIterator<Item = Dtype>) -> bool {
     formats.into_iter().all(|format| format == Dtype::Bf16)
 }

@@ -1,6 +1,6 @@
-//! Which CPUs a thread may run on. Where the system has no say in that, nothing is pinned.
+//! CPU affinity of worker threads. On systems other than Linux nothing is pinned.
 
-/// A worker's own CPU, and all that the process may use.
+/// The CPU of a worker, and all CPUs that the process may use.
 pub(super) struct Place {
     #[cfg(target_os = "linux")]
     own: libc::cpu_set_t,
@@ -13,7 +13,7 @@ pub(super) struct Place {
 mod system {
     use super::Place;
 
-    /// The CPUs of this process's mask. `None` if there are more than the mask can name.
+    /// Returns the CPUs that this process may use; `None` if there are more than the mask can represent.
     pub fn cpus() -> Option<Vec<usize>> {
         let set = mask()?;
         // SAFETY: every index is below the size of the set.
@@ -21,18 +21,18 @@ mod system {
     }
 
     fn empty() -> libc::cpu_set_t {
-        // SAFETY: a set of bits, of which none is set.
+        // SAFETY: a set of bits; all zeros is the empty set.
         unsafe { std::mem::zeroed() }
     }
 
     fn mask() -> Option<libc::cpu_set_t> {
         let mut set = empty();
-        // SAFETY: `set` is as large as is said; 0 is the calling thread.
+        // SAFETY: the size is that of `set`; 0 is the calling thread.
         (unsafe { libc::sched_getaffinity(0, size_of_val(&set), &mut set) } == 0).then_some(set)
     }
 
     impl Place {
-        /// CPU `index` of `cpus`, which must have one.
+        /// Makes a place on the CPU at index `index` of `cpus`.
         pub fn new(cpus: &[usize], index: usize) -> Place {
             let (mut own, mut all) = (empty(), empty());
             for (i, &cpu) in cpus.iter().enumerate() {
@@ -47,11 +47,11 @@ mod system {
             Place { own, all, pinned: false }
         }
 
-        /// Keeps the calling thread on its own CPU, or lets it go where it finds one. A refusal changes nothing.
+        /// Pins the calling thread to its CPU, or allows it all CPUs. If the system refuses, nothing changes.
         pub fn pin(&mut self, pinned: bool) {
             if self.pinned != pinned {
                 let set = if pinned { &self.own } else { &self.all };
-                // SAFETY: `set` is as large as is said; 0 is the calling thread.
+                // SAFETY: the size is that of `set`; 0 is the calling thread.
                 unsafe { libc::sched_setaffinity(0, size_of_val(set), set) };
                 self.pinned = pinned;
             }
@@ -63,13 +63,13 @@ mod system {
 mod system {
     use super::Place;
 
-    /// Nothing can be pinned here.
+    /// Returns `None`: nothing can be pinned.
     pub fn cpus() -> Option<Vec<usize>> {
         None
     }
 
     impl Place {
-        /// Of no meaning here.
+        /// Makes a place without meaning.
         pub fn new(_: &[usize], _: usize) -> Place {
             Place { pinned: false }
         }

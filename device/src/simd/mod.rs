@@ -1,16 +1,15 @@
-//! Sixteen float lanes: the vector that CPU kernels are written in, once, for every instruction set.
+//! Sixteen float lanes: the vector type of all CPU kernels, one source for every instruction set.
 //!
 //! A kernel is generic over [`Lanes`] and `#[inline(always)]`; [`dispatch!`](crate::dispatch) puts it into a function
 //! that is compiled for the instruction set, so that the lanes become registers. Sixteen lanes are one AVX-512
-//! register, two of AVX2, four of NEON. The order of every sum is in terms of lanes, so it is the same whatever the
-//! registers are; only the fused multiply-add of [`Isa::Portable`] (which rounds twice) may differ in the last bit.
+//! register, two AVX2 registers or four NEON registers. The order of every sum is defined by lanes, so it does not depend
+//! on the register width; only the multiply-add of [`Isa::Portable`], which rounds twice, may differ in the last bit.
 
 pub mod int8;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod portable;
 pub mod small_float;
-pub(crate) mod tested;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
@@ -22,13 +21,13 @@ pub use portable::Portable;
 #[cfg(target_arch = "x86_64")]
 pub use x86::{Avx2, Avx512};
 
-/// Lanes of one vector.
+/// Number of lanes in a vector.
 pub const LANES: usize = 16;
 
 /// An instruction set that kernels are compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Isa {
-    /// No vector instructions asked for; runs everywhere.
+    /// No vector instructions; runs everywhere.
     Portable,
     /// x86-64 with AVX2, FMA and F16C.
     Avx2,
@@ -39,7 +38,7 @@ pub enum Isa {
 }
 
 impl Isa {
-    /// Whether this CPU has it.
+    /// Returns whether this CPU has the instructions.
     pub fn is_available(self) -> bool {
         match self {
             Isa::Portable => true,
@@ -62,7 +61,7 @@ impl Isa {
         }
     }
 
-    /// The widest that this CPU has.
+    /// Returns the widest instruction set of this CPU.
     pub fn best() -> Isa {
         [Isa::Avx512, Isa::Avx2, Isa::Neon].into_iter().find(|isa| isa.is_available()).unwrap_or(Isa::Portable)
     }
@@ -81,55 +80,61 @@ impl fmt::Display for Isa {
 
 /// Sixteen `f32` in registers. All methods are inlined into a function compiled for the instruction set.
 pub trait Lanes: Copy {
-    /// All lanes `x`.
+    /// Returns a vector whose lanes all are `x`.
     fn splat(x: f32) -> Self;
-    /// The lanes from memory; no alignment needed.
+    /// Loads the lanes; no alignment is needed.
     fn load(from: &[f32; LANES]) -> Self;
-    /// Bfloat16 values widened.
+    /// Loads and widens bfloat16 values.
     fn load_bf16(from: &[u16; LANES]) -> Self;
-    /// IEEE halves widened.
+    /// Loads and widens IEEE halves.
     fn load_f16(from: &[u16; LANES]) -> Self;
-    /// Bytes of e4m3 widened; see [`small_float`].
+    /// As [`Lanes::load_f16`], for halves that are all finite; faster on some instruction sets.
+    #[inline(always)]
+    fn load_finite_f16(from: &[u16; LANES]) -> Self {
+        Self::load_f16(from)
+    }
+    /// Loads and widens e4m3 bytes; see [`small_float`].
     fn load_e4m3(from: &[u8; LANES]) -> Self;
-    /// Bytes of e5m2 widened.
+    /// Loads and widens e5m2 bytes.
     fn load_e5m2(from: &[u8; LANES]) -> Self;
-    /// Signed bytes widened.
+    /// Loads and widens signed bytes.
     fn load_i8(from: &[u8; LANES]) -> Self;
-    /// The lanes to memory.
+    /// Stores the lanes.
     fn store(self, to: &mut [f32; LANES]);
-    /// `self * a + b`.
+    /// Returns `self * a + b`.
     fn mul_add(self, a: Self, b: Self) -> Self;
-    /// Lane by lane.
+    /// Adds lane by lane.
     fn add(self, other: Self) -> Self;
-    /// Lane by lane.
+    /// Multiplies lane by lane.
     fn mul(self, other: Self) -> Self;
-    /// Lane by lane.
+    /// Divides lane by lane.
     fn div(self, other: Self) -> Self;
-    /// Lane by lane.
+    /// Returns the greater of each pair of lanes.
     fn max(self, other: Self) -> Self;
-    /// To the nearest integer, ties to even.
+    /// Rounds to the nearest integer, ties to even.
     fn round(self) -> Self;
-    /// To the nearest integers, ties to even, as bytes; for lanes in −128..=127.
+    /// Rounds to the nearest integers, ties to even, and stores them as bytes. The lanes must lie in −128..=127.
     fn round_to_bytes(self, to: &mut [i8; LANES]);
-    /// 2 to the power of lanes that hold integers in -126..=127.
+    /// Returns 2 to the power of each lane. The lanes must be integers in −126..=127.
     fn exp2_int(self) -> Self;
-    /// Sum of the lanes: halves added to halves, 16 → 8 → 4 → 2 → 1.
+    /// Sums the lanes: halves added to halves, 16 → 8 → 4 → 2 → 1.
     fn sum(self) -> f32;
-    /// Greatest lane.
+    /// Returns the greatest lane.
     fn greatest(self) -> f32;
 
-    /// Whether the instruction set has registers for more than sixteen of these at once.
+    /// Whether the instruction set has registers for more than sixteen vectors.
     const MANY: bool;
 
-    /// [`Lanes::sum`] of four, bit for bit; cheaper than four times one where halves of several fit a register.
+    /// Returns [`Lanes::sum`] of four vectors, bit for bit; cheaper than four calls where one register holds parts of
+    /// several vectors.
     #[inline(always)]
     fn sums(four: [Self; 4]) -> [f32; 4] {
         four.map(Self::sum)
     }
 
-    /// Sixteen vectors as the rows of a square, turned round: lane `i` of vector `j` becomes lane `j` of vector `i`.
+    /// Transposes a 16 × 16 matrix: lane `i` of vector `j` becomes lane `j` of vector `i`.
     #[inline(always)]
-    fn turned(rows: [Self; LANES]) -> [Self; LANES] {
+    fn transpose(rows: [Self; LANES]) -> [Self; LANES] {
         let mut square = [[0.0; LANES]; LANES];
         for (to, row) in square.iter_mut().zip(rows) {
             row.store(to);
@@ -145,9 +150,9 @@ pub trait Lanes: Copy {
         rows
     }
 
-    /// e to the power of each lane, for lanes that are at most 87.3; relative error below 2e-7. Below -87.3 it is 0
-    /// within the smallest normal number. Range reduction by ln 2 in two parts and a polynomial of degree 6
-    /// (coefficients of the Taylor series, exact enough on ±ln 2 / 2).
+    /// Returns e to the power of each lane, with a relative error below 2e-7. The lanes must be at most 87.3; below −87.3 the
+    /// error is at most the smallest normal number. Range reduction by ln 2 in two parts, then a polynomial of degree 6
+    /// with the coefficients of the Taylor series, which are exact enough on ±ln 2 / 2.
     #[inline(always)]
     fn exp(self) -> Self {
         let x = self.max(Self::splat(-87.3));
@@ -162,7 +167,7 @@ pub trait Lanes: Copy {
     }
 }
 
-/// Rows that will be read soon. Asking for their cache lines changes nothing but the time that this takes.
+/// Rows to prefetch: memory that will be read soon. Prefetching changes nothing but the time.
 #[derive(Clone, Copy)]
 pub struct Ahead {
     first: *const u8,
@@ -171,37 +176,37 @@ pub struct Ahead {
 }
 
 impl Ahead {
-    /// Nothing to ask for.
+    /// Nothing to prefetch.
     pub const NONE: Ahead = Ahead { first: std::ptr::null(), rows: 0, row_bytes: 0 };
 
-    /// Rows of `row` numbers each.
+    /// Makes a range of rows of `row` numbers each.
     #[inline(always)]
     pub fn of<T>(numbers: &[T], row: usize) -> Ahead {
         let rows = numbers.len().checked_div(row).unwrap_or(0);
         Ahead { first: numbers.as_ptr().cast(), rows, row_bytes: row * size_of::<T>() }
     }
 
-    /// Asks for some of the rows, those that there are: a few at a time, between computations, so that neither waits for the
-    /// other.
+    /// Prefetches rows `from..to`, as far as they exist. Call it with a few rows at a time, between computations, so that
+    /// neither waits for the other.
     #[inline(always)]
     pub fn ask(self, from: usize, to: usize) {
         const LINE: usize = 64;
         let (start, end) = (from * self.row_bytes, to.min(self.rows) * self.row_bytes);
         for at in (start.next_multiple_of(LINE)..end).step_by(LINE) {
-            ask_for(self.first.wrapping_add(at));
+            prefetch(self.first.wrapping_add(at));
         }
     }
 }
 
-/// Asks for a cache line that will be read soon. It changes nothing but the time that this takes, whatever the address.
+/// Prefetches a cache line. Any address is allowed; it changes nothing but the time.
 #[inline(always)]
-pub fn ask_for(line: *const u8) {
-    // SAFETY: part of every x86-64; a prefetch reads no memory that the program can see.
+pub fn prefetch(line: *const u8) {
+    // SAFETY: part of every x86-64; a prefetch has no effect that the program can observe.
     #[cfg(target_arch = "x86_64")]
     unsafe {
         std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(line.cast());
     }
-    // SAFETY: as above, of every 64-bit ARM.
+    // SAFETY: as above, for every 64-bit ARM.
     #[cfg(target_arch = "aarch64")]
     unsafe {
         std::arch::asm!("prfm pldl1keep, [{}]", in(reg) line, options(nostack, preserves_flags, readonly));
@@ -212,78 +217,33 @@ pub fn ask_for(line: *const u8) {
 
 /// Calls `$kernel::<L>(args…)` compiled for an [`Isa`]; the caller must have checked [`Isa::is_available`].
 ///
-/// The kernel must be `#[inline(always)]` and generic over [`Lanes`] as its first type parameter.
+/// The kernel must be `#[inline(always)]` and generic over [`Lanes`] as its first type parameter. Further arguments are
+/// constants or concrete types, `kernel::<8>(…)`, or one type parameter of the caller with its bound, `kernel::<W: Bound>(…)`.
 #[macro_export]
 macro_rules! dispatch {
-    ($isa:expr, $kernel:ident $(::<$($g:tt),+>)? ($($arg:ident : $ty:ty),* $(,)?)) => {{
+    ($isa:expr, $kernel:ident $(::<$($g:tt),+>)? ($($arg:ident : $ty:ty),* $(,)?)) => {
+        $crate::dispatch!(@ $isa, $kernel [] [$($($g)+)?] ($($arg: $ty),*))
+    };
+    ($isa:expr, $kernel:ident ::<$g:ident: $bound:path> ($($arg:ident : $ty:ty),* $(,)?)) => {
+        $crate::dispatch!(@ $isa, $kernel [$g: $bound] [$g] ($($arg: $ty),*))
+    };
+    (@ $isa:expr, $kernel:ident [$($t:ident: $bound:path)?] [$($g:tt)*] ($($arg:ident : $ty:ty),*)) => {{
         #[cfg(target_arch = "x86_64")]
         #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-        fn avx512($($arg: $ty),*) { $kernel::<$crate::simd::Avx512 $($(, $g)+)?>($($arg),*) }
+        fn avx512$(<$t: $bound>)?($($arg: $ty),*) { $kernel::<$crate::simd::Avx512 $(, $g)*>($($arg),*) }
         #[cfg(target_arch = "x86_64")]
         #[target_feature(enable = "avx2,fma,f16c")]
-        fn avx2($($arg: $ty),*) { $kernel::<$crate::simd::Avx2 $($(, $g)+)?>($($arg),*) }
+        fn avx2$(<$t: $bound>)?($($arg: $ty),*) { $kernel::<$crate::simd::Avx2 $(, $g)*>($($arg),*) }
         match $isa {
             // SAFETY: the caller has checked that this CPU has the instructions.
             #[cfg(target_arch = "x86_64")]
-            $crate::Isa::Avx512 => unsafe { avx512($($arg),*) },
+            $crate::Isa::Avx512 => unsafe { avx512$(::<$t>)?($($arg),*) },
             // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
-            $crate::Isa::Avx2 => unsafe { avx2($($arg),*) },
+            $crate::Isa::Avx2 => unsafe { avx2$(::<$t>)?($($arg),*) },
             #[cfg(target_arch = "aarch64")]
-            $crate::Isa::Neon => $kernel::<$crate::simd::Neon $($(, $g)+)?>($($arg),*),
-            _ => $kernel::<$crate::simd::Portable $($(, $g)+)?>($($arg),*),
+            $crate::Isa::Neon => $kernel::<$crate::simd::Neon $(, $g)*>($($arg),*),
+            _ => $kernel::<$crate::simd::Portable $(, $g)*>($($arg),*),
         }
     }};
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::simd::tested::isas;
-
-    #[inline(always)]
-    fn exp_and_sum<L: Lanes>(x: &[f32; LANES], out: &mut [f32; LANES], sum: &mut f32) {
-        L::load(x).exp().store(out);
-        *sum = L::load(x).sum();
-    }
-
-    #[inline(always)]
-    fn turn<L: Lanes>(square: &mut [[f32; LANES]; LANES]) {
-        let mut rows = [L::splat(0.0); LANES];
-        for (row, from) in rows.iter_mut().zip(&*square) {
-            *row = L::load(from);
-        }
-        for (row, to) in L::turned(rows).into_iter().zip(square) {
-            row.store(to);
-        }
-    }
-
-    #[test]
-    fn a_square_is_turned_round() {
-        for isa in isas() {
-            let mut square = std::array::from_fn(|i| std::array::from_fn(|j| (LANES * i + j) as f32));
-            let turned = &mut square;
-            dispatch!(isa, turn(turned: &mut [[f32; LANES]; LANES]));
-            for (i, row) in square.iter().enumerate() {
-                assert!(row.iter().enumerate().all(|(j, &x)| x == (LANES * j + i) as f32), "{isa}: {row:?}");
-            }
-        }
-    }
-
-    #[test]
-    fn every_available_isa_agrees_with_the_standard_library() {
-        for isa in isas() {
-            for start in -6..7 {
-                let x: [f32; LANES] = std::array::from_fn(|i| start as f32 * 14.0 - i as f32 * 0.37);
-                let (mut out, mut sum) = ([0.0; LANES], 0.0);
-                let (xr, or, sr) = (&x, &mut out, &mut sum);
-                dispatch!(isa, exp_and_sum(xr: &[f32; LANES], or: &mut [f32; LANES], sr: &mut f32));
-                for (&x, &y) in x.iter().zip(&out) {
-                    let want = f64::from(x).exp();
-                    assert!((f64::from(y) - want).abs() <= want * 3e-7 + 1.3e-38, "{isa}: exp({x}) = {y}, want {want}");
-                }
-                assert!((sum - x.iter().sum::<f32>()).abs() < 1e-3, "{isa}");
-            }
-        }
-    }
 }

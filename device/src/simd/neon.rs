@@ -20,7 +20,7 @@ impl Lanes for Neon {
 
     #[inline(always)]
     fn splat(x: f32) -> Self {
-        // SAFETY: NEON is always there.
+        // SAFETY: every aarch64 CPU has NEON.
         Neon([unsafe { vdupq_n_f32(x) }; 4])
     }
     #[inline(always)]
@@ -42,10 +42,25 @@ impl Lanes for Neon {
             unsafe { halves(vmovl_u16(vld1_u16(from[i * 4..i * 4 + 4].as_ptr()))) }
         }))
     }
+    /// The bits of a half, shifted to the place of a single's exponent and mantissa, are the number times 2⁻¹¹², for subnormal
+    /// halves too. The sign moves further than the rest.
+    #[inline(always)]
+    fn load_finite_f16(from: &[u16; LANES]) -> Self {
+        Neon(std::array::from_fn(|i| {
+            // SAFETY: every aarch64 CPU has NEON; each quarter of the array is 8 bytes long.
+            unsafe {
+                let bits = vld1_u16(from[i * 4..i * 4 + 4].as_ptr());
+                let sign = vshll_n_u16::<16>(vand_u16(bits, vdup_n_u16(0x8000)));
+                let number = vshll_n_u16::<13>(vand_u16(bits, vdup_n_u16(0x7fff)));
+                vmulq_n_f32(vreinterpretq_f32_u32(vorrq_u32(sign, number)), f32::from_bits((127 + 112) << 23))
+            }
+        }))
+    }
     #[inline(always)]
     fn load_e4m3(from: &[u8; LANES]) -> Self {
         Neon(widened(from).map(|bytes| {
-            // SAFETY: NEON is always there. As in `small_float`: the product moves the exponent, all ones are NaN.
+            // SAFETY: every aarch64 CPU has NEON. As in `small_float`: the product moves the exponent, and a magnitude of all
+            // ones is NaN.
             unsafe {
                 let magnitude = vandq_u32(bytes, vdupq_n_u32(0x7f));
                 let value = vreinterpretq_f32_u32(vshlq_n_u32::<20>(magnitude));
@@ -58,12 +73,12 @@ impl Lanes for Neon {
     }
     #[inline(always)]
     fn load_e5m2(from: &[u8; LANES]) -> Self {
-        // SAFETY: NEON is always there.
+        // SAFETY: every aarch64 CPU has NEON.
         Neon(widened(from).map(|bytes| unsafe { halves(vshlq_n_u32::<8>(bytes)) }))
     }
     #[inline(always)]
     fn load_i8(from: &[u8; LANES]) -> Self {
-        // SAFETY: NEON is always there; the array is 16 bytes long.
+        // SAFETY: every aarch64 CPU has NEON; the array is 16 bytes long.
         unsafe {
             let bytes = vreinterpretq_s8_u8(vld1q_u8(from.as_ptr()));
             let (low, high) = (vmovl_s8(vget_low_s8(bytes)), vmovl_s8(vget_high_s8(bytes)));
@@ -80,37 +95,37 @@ impl Lanes for Neon {
     }
     #[inline(always)]
     fn mul_add(self, a: Self, b: Self) -> Self {
-        // SAFETY: NEON is always there.
+        // SAFETY: every aarch64 CPU has NEON.
         Neon(std::array::from_fn(|i| unsafe { vfmaq_f32(b.0[i], self.0[i], a.0[i]) }))
     }
     #[inline(always)]
     fn add(self, other: Self) -> Self {
-        // SAFETY: NEON is always there.
+        // SAFETY: every aarch64 CPU has NEON.
         self.zip(other, |a, b| unsafe { vaddq_f32(a, b) })
     }
     #[inline(always)]
     fn mul(self, other: Self) -> Self {
-        // SAFETY: NEON is always there.
+        // SAFETY: every aarch64 CPU has NEON.
         self.zip(other, |a, b| unsafe { vmulq_f32(a, b) })
     }
     #[inline(always)]
     fn div(self, other: Self) -> Self {
-        // SAFETY: NEON is always there.
+        // SAFETY: every aarch64 CPU has NEON.
         self.zip(other, |a, b| unsafe { vdivq_f32(a, b) })
     }
     #[inline(always)]
     fn max(self, other: Self) -> Self {
-        // SAFETY: NEON is always there.
+        // SAFETY: every aarch64 CPU has NEON.
         self.zip(other, |a, b| unsafe { vmaxq_f32(a, b) })
     }
     #[inline(always)]
     fn round(self) -> Self {
-        // SAFETY: NEON is always there.
+        // SAFETY: every aarch64 CPU has NEON.
         Neon(self.0.map(|v| unsafe { vrndnq_f32(v) }))
     }
     #[inline(always)]
     fn round_to_bytes(self, to: &mut [i8; LANES]) {
-        // SAFETY: NEON is always there; the array is 16 bytes long.
+        // SAFETY: every aarch64 CPU has NEON; the array is 16 bytes long.
         unsafe {
             let [a, b, c, d] = self.0.map(|v| vqmovn_s32(vcvtnq_s32_f32(v)));
             let (low, high) = (vqmovn_s16(vcombine_s16(a, b)), vqmovn_s16(vcombine_s16(c, d)));
@@ -120,13 +135,13 @@ impl Lanes for Neon {
     #[inline(always)]
     fn exp2_int(self) -> Self {
         Neon(self.0.map(|v| {
-            // SAFETY: NEON is always there.
+            // SAFETY: every aarch64 CPU has NEON.
             unsafe { vreinterpretq_f32_s32(vshlq_n_s32::<23>(vaddq_s32(vcvtnq_s32_f32(v), vdupq_n_s32(127)))) }
         }))
     }
     #[inline(always)]
     fn sum(self) -> f32 {
-        // SAFETY: NEON is always there.
+        // SAFETY: every aarch64 CPU has NEON.
         unsafe {
             let four = vaddq_f32(vaddq_f32(self.0[0], self.0[2]), vaddq_f32(self.0[1], self.0[3]));
             let two = vadd_f32(vget_low_f32(four), vget_high_f32(four));
@@ -135,15 +150,15 @@ impl Lanes for Neon {
     }
     #[inline(always)]
     fn greatest(self) -> f32 {
-        // SAFETY: NEON is always there.
+        // SAFETY: every aarch64 CPU has NEON.
         unsafe { vmaxvq_f32(vmaxq_f32(vmaxq_f32(self.0[0], self.0[1]), vmaxq_f32(self.0[2], self.0[3]))) }
     }
 }
 
-/// Sixteen bytes, each in 32 bits.
+/// Loads sixteen bytes, each widened to 32 bits.
 #[inline(always)]
 fn widened(from: &[u8; LANES]) -> [uint32x4_t; 4] {
-    // SAFETY: NEON is always there; the array is 16 bytes long.
+    // SAFETY: every aarch64 CPU has NEON; the array is 16 bytes long.
     unsafe {
         let bytes = vld1q_u8(from.as_ptr());
         let (low, high) = (vmovl_u8(vget_low_u8(bytes)), vmovl_u8(vget_high_u8(bytes)));
@@ -152,10 +167,10 @@ fn widened(from: &[u8; LANES]) -> [uint32x4_t; 4] {
     }
 }
 
-/// What IEEE halves stand for, each in the low bits of 32; as in `small_float`.
+/// Widens IEEE halves, each in the low bits of 32; as in `small_float`.
 #[inline(always)]
 fn halves(bits: uint32x4_t) -> float32x4_t {
-    // SAFETY: NEON is always there.
+    // SAFETY: every aarch64 CPU has NEON.
     unsafe {
         let magnitude = vandq_u32(bits, vdupq_n_u32(0x7fff));
         let value = vreinterpretq_f32_u32(vshlq_n_u32::<13>(magnitude));

@@ -1,4 +1,4 @@
-//! Lanes as a plain array; the compiler may vectorise it, nothing depends on that.
+//! Lanes in a plain array. The compiler may vectorise it; no result depends on that.
 
 use super::{LANES, Lanes, small_float};
 
@@ -43,7 +43,7 @@ impl Lanes for Portable {
     }
     #[inline(always)]
     fn mul_add(self, a: Self, b: Self) -> Self {
-        // Two roundings: without an FMA instruction a fused one would be a slow library call.
+        // Rounds twice: without an FMA instruction a fused multiply-add is a slow library call.
         Portable(std::array::from_fn(|i| self.0[i] * a.0[i] + b.0[i]))
     }
     #[inline(always)]

@@ -114,16 +114,16 @@ impl Lanes for Avx512 {
         unsafe { _mm512_reduce_max_ps(self.0) }
     }
     #[inline(always)]
-    fn turned(rows: [Self; LANES]) -> [Self; LANES] {
+    fn transpose(rows: [Self; LANES]) -> [Self; LANES] {
         let mut v = rows;
-        // Lanes i of vectors 2j and 2j+1 beside each other, then of four vectors: within quarters of a register.
+        // Interleave the lanes of pairs of vectors, then of groups of four, within each quarter of a register.
         for j in 0..LANES / 2 {
             let (a, b) = (v[2 * j].0, v[2 * j + 1].0);
             // SAFETY: see the module.
             (v[2 * j].0, v[2 * j + 1].0) = unsafe { (_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b)) };
         }
         for j in 0..LANES / 4 {
-            // SAFETY: see the module. No closures: see `sums`.
+            // SAFETY: see the module. No closures here, for the reason given in `sums`.
             unsafe {
                 let (a, b) = (_mm512_castps_pd(v[4 * j].0), _mm512_castps_pd(v[4 * j + 1].0));
                 let (c, d) = (_mm512_castps_pd(v[4 * j + 2].0), _mm512_castps_pd(v[4 * j + 3].0));
@@ -133,28 +133,28 @@ impl Lanes for Avx512 {
                 v[4 * j + 3].0 = _mm512_castpd_ps(_mm512_unpackhi_pd(b, d));
             }
         }
-        // Vector 4j + i has lane i of vectors 4j.. in its first quarter, lane i + 4 in its second, and on: quarters change
-        // places.
-        let mut turned = v;
+        // Vector 4j + i now has lane i of vectors 4j.. in its first quarter, lane i + 4 in its second, and so on: exchange
+        // quarters.
+        let mut transposed = v;
         for i in 0..4 {
             let (a, b, c, d) = (v[i].0, v[4 + i].0, v[8 + i].0, v[12 + i].0);
             // SAFETY: see the module.
             unsafe {
                 let (ab, cd) = (_mm512_shuffle_f32x4::<0x88>(a, b), _mm512_shuffle_f32x4::<0x88>(c, d));
-                turned[i].0 = _mm512_shuffle_f32x4::<0x88>(ab, cd);
-                turned[8 + i].0 = _mm512_shuffle_f32x4::<0xdd>(ab, cd);
+                transposed[i].0 = _mm512_shuffle_f32x4::<0x88>(ab, cd);
+                transposed[8 + i].0 = _mm512_shuffle_f32x4::<0xdd>(ab, cd);
                 let (ab, cd) = (_mm512_shuffle_f32x4::<0xdd>(a, b), _mm512_shuffle_f32x4::<0xdd>(c, d));
-                turned[4 + i].0 = _mm512_shuffle_f32x4::<0x88>(ab, cd);
-                turned[12 + i].0 = _mm512_shuffle_f32x4::<0xdd>(ab, cd);
+                transposed[4 + i].0 = _mm512_shuffle_f32x4::<0x88>(ab, cd);
+                transposed[12 + i].0 = _mm512_shuffle_f32x4::<0xdd>(ab, cd);
             }
         }
-        turned
+        transposed
     }
     #[inline(always)]
     fn sums(four: [Self; 4]) -> [f32; 4] {
-        // SAFETY: see the module; 128 bits are four floats. The halves that are added are those of `sum`.
+        // SAFETY: see the module; 128 bits are four floats. The order of additions is that of `sum`.
         unsafe {
-            // No closures: the compiler may leave them, and what they call, outside of functions for an instruction set.
+            // No closures: the compiler may keep them, and what they call, out of line, compiled without the instruction set.
             let mut eights = [_mm256_setzero_ps(); 4];
             for (eight, Avx512(v)) in eights.iter_mut().zip(four) {
                 *eight = _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps::<1>(v));
@@ -215,8 +215,11 @@ impl Lanes for Avx2 {
     }
     #[inline(always)]
     fn load_f16(from: &[u16; LANES]) -> Self {
-        // SAFETY: see the module; the array is 32 bytes long.
-        unsafe { two_halves(_mm256_loadu_si256(from.as_ptr().cast())) }
+        // SAFETY: see the module; each half of the array is 16 bytes long.
+        unsafe {
+            let half = |from: &[u16]| _mm256_cvtph_ps(_mm_loadu_si128(from.as_ptr().cast()));
+            Avx2(half(&from[..8]), half(&from[8..]))
+        }
     }
     #[inline(always)]
     fn load_e4m3(from: &[u8; LANES]) -> Self {
@@ -302,20 +305,20 @@ impl Lanes for Avx2 {
         sum8(unsafe { _mm256_add_ps(self.0, self.1) })
     }
     #[inline(always)]
-    fn turned(rows: [Self; LANES]) -> [Self; LANES] {
+    fn transpose(rows: [Self; LANES]) -> [Self; LANES] {
         let mut quarters = [[[Self::splat(0.0).0; 8]; 2]; 2];
         for (j, row) in rows.iter().enumerate() {
             (quarters[j / 8][0][j % 8], quarters[j / 8][1][j % 8]) = (row.0, row.1);
         }
         let [[a, b], [c, d]] = quarters;
         // SAFETY: see the module.
-        let (a, b, c, d) = unsafe { (turned8(a), turned8(b), turned8(c), turned8(d)) };
-        let mut turned = rows;
+        let (a, b, c, d) = unsafe { (transpose8(a), transpose8(b), transpose8(c), transpose8(d)) };
+        let mut transposed = rows;
         for i in 0..8 {
-            turned[i] = Avx2(a[i], c[i]);
-            turned[8 + i] = Avx2(b[i], d[i]);
+            transposed[i] = Avx2(a[i], c[i]);
+            transposed[8 + i] = Avx2(b[i], d[i]);
         }
-        turned
+        transposed
     }
     #[inline(always)]
     fn greatest(self) -> f32 {
@@ -329,34 +332,34 @@ impl Lanes for Avx2 {
     }
 }
 
-/// Bytes of e4m3 as IEEE halves, 2^-8 of their numbers: an exponent of 4 bits in the place of one of 5.
+/// Returns e4m3 bytes as IEEE halves scaled by 2^-8: their 4-bit exponents in place of 5-bit exponents.
 ///
 /// # Safety
 /// The CPU must have AVX2.
 #[inline(always)]
 unsafe fn e4m3_halves(from: &[u8; LANES]) -> __m256i {
-    // SAFETY: the array is 16 bytes long; the rest as the caller vouches.
+    // SAFETY: the array is 16 bytes long; the caller promises the rest.
     unsafe {
         let bytes = _mm256_cvtepi8_epi16(_mm_loadu_si128(from.as_ptr().cast()));
         let halves = _mm256_and_si256(_mm256_slli_epi16::<7>(bytes), _mm256_set1_epi16(0xbf80_u16 as i16));
-        // All ones are NaN.
+        // A magnitude of all ones is NaN.
         let ones = _mm256_set1_epi16(0x3f80);
         let nan = _mm256_cmpeq_epi16(_mm256_and_si256(halves, ones), ones);
         _mm256_or_si256(halves, _mm256_and_si256(nan, _mm256_set1_epi16(0x7c00)))
     }
 }
 
-/// Bytes of e5m2 as IEEE halves: they are the upper ones of their bytes.
+/// Returns e5m2 bytes as IEEE halves, of which they are the upper bytes.
 ///
 /// # Safety
 /// The CPU must have AVX2.
 #[inline(always)]
 unsafe fn e5m2_halves(from: &[u8; LANES]) -> __m256i {
-    // SAFETY: the array is 16 bytes long; the rest as the caller vouches.
+    // SAFETY: the array is 16 bytes long; the caller promises the rest.
     unsafe { _mm256_slli_epi16::<8>(_mm256_cvtepu8_epi16(_mm_loadu_si128(from.as_ptr().cast()))) }
 }
 
-/// Sixteen IEEE halves widened.
+/// Widens sixteen IEEE halves.
 #[inline(always)]
 fn two_halves(halves: __m256i) -> Avx2 {
     // SAFETY: see the module; F16C is part of `Isa::Avx2`.
@@ -366,16 +369,16 @@ fn two_halves(halves: __m256i) -> Avx2 {
     }
 }
 
-/// Eight vectors of eight lanes, turned round.
+/// Transposes an 8 × 8 matrix.
 ///
 /// # Safety
 /// The CPU must have AVX2.
 #[inline(always)]
-unsafe fn turned8(rows: [__m256; 8]) -> [__m256; 8] {
+unsafe fn transpose8(rows: [__m256; 8]) -> [__m256; 8] {
     let mut v = rows;
     for j in 0..4 {
         let (a, b) = (v[2 * j], v[2 * j + 1]);
-        // SAFETY: as the caller vouches, here and below.
+        // SAFETY: the caller promises AVX2, here and below.
         (v[2 * j], v[2 * j + 1]) = unsafe { (_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b)) };
     }
     for j in 0..2 {
@@ -396,7 +399,7 @@ unsafe fn turned8(rows: [__m256; 8]) -> [__m256; 8] {
     v
 }
 
-/// 8 → 4 → 2 → 1.
+/// Sums the lanes, 8 → 4 → 2 → 1.
 #[inline(always)]
 fn sum8(v: __m256) -> f32 {
     // SAFETY: see the module; both callers have at least AVX2.

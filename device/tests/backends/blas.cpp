@@ -1,15 +1,16 @@
-// A cuBLASLt of host code, for tests: libcublasLt.so.13 with the calls that device/src/cuda/blas.rs makes, strict about each.
+// A cuBLASLt in host code, for tests: libcublasLt.so.13 with the calls that device/src/cuda/blas.rs makes, strict about each of
+// them.
 //
-// A product waits in its stream, which is the driver's (driver.cpp). Column-major as the real one: D = op(A) B + bias, with
-// leading dimensions; C is D, the factors are 1 and 0. A descriptor that is not alive, a layout that does not fit, a
-// workspace below what was promised, and anything left when the handle goes are errors.
+// A product stays in its stream, which belongs to the driver (driver.cpp). Column-major as the real library: D = op(A) B +
+// bias, with leading dimensions; C is D, the factors are 1 and 0. A destroyed descriptor, a layout that does not fit, a
+// workspace smaller than promised, and anything that still exists when the handle is destroyed are errors.
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <functional>
 #include <set>
 
-// Of driver.cpp: gives work to a stream after a look at the memory that it reads and writes; 0 if all is well.
+// In driver.cpp: checks the memory that the work reads and writes, then enqueues it; returns 0 on success.
 extern "C" int fake_driver_enqueue(void* stream, const unsigned long long* addresses, const size_t* bytes, int count,
                                    std::function<void()>* work);
 
@@ -74,7 +75,7 @@ float read(int type, unsigned long long at, size_t index) {
     std::memcpy(&value, &bits, 4);
     return value;
 }
-// The nearest of the type; its neighbours are tried, so that nothing here shares code with what is under test.
+// Rounds to the nearest number of the type by trying its neighbours, so that it shares no code with what is tested.
 void write(int type, unsigned long long at, size_t index, float value) {
     char* to = reinterpret_cast<char*>(at) + index * size_of(type);
     if (type == R_32F) {
@@ -137,7 +138,8 @@ CALL(cublasLtMatmulAlgoGetHeuristic, void* handle, const Product* product, const
                       b->leading >= static_cast<int64_t>(b->rows) && d->leading >= static_cast<int64_t>(d->rows) &&
                       (product->epilogue == 1 || (product->epilogue == 4 && product->bias_type == d->type));
     if (!fits) return INVALID_VALUE;
-    // Other rows, other parts of k whose sums are added up, unless that is forbidden; else another length of the first part.
+    // Depending on the number of rows, splits k differently and adds up the sums, unless that is forbidden; then only the
+    // length of the first part differs.
     const bool splits = preference->reductions && preference->workspace;
     const uint64_t parts = splits ? 1 + b->columns % 5 : 1, first = splits ? 0 : b->columns % 7;
     *result = {{{MARK, a->columns, a->rows, parts, first, 0, 0, 0}}, preference->workspace, SUCCESS, 1.0f, {}};

@@ -1,15 +1,16 @@
-// A CUDA driver of host code, for tests: libcuda.so.1 with the calls that device/src/cuda makes, strict about each.
+// A CUDA driver in host code, for tests: libcuda.so.1 with the calls that device/src/cuda makes, strict about each of them.
 //
-// Work waits in its stream until somebody waits for it, so a missing wait reads old bytes. A context that is not current,
-// a handle that is not alive, an address outside of the allocations, memory freed under waiting work, and a device left
-// with something on it are errors. Kernels come from the host library that this one is linked to; a kernel that goes
-// wrong fails every later call, as on a GPU.
+// Work stays in its stream until it is waited for, so a missing wait reads old bytes. These are errors: a context that is not
+// current, a destroyed handle, an address outside of the allocations, memory freed while work uses it, and a device that is
+// released while something on it still exists. Kernels come from the host library that this library is linked with; after a
+// failed kernel every later call fails, as on a GPU.
 //
-// While a stream is captured its work is kept, not done; what a driver refuses then (waits, memory, modules), events and
-// copies from and to the host end the capture. A graph takes memory, and memory that it works on is not given back before it.
+// While a stream is captured its work is recorded, not run; calls that a driver forbids then (waits, memory, modules), events
+// and copies from and to the host end the capture. A graph uses memory, and memory that it uses must not be freed before it.
 //
-// FAKE_VERSION, FAKE_GPUS, FAKE_INIT and FAKE_CAPABILITY make it another driver: its version, the number of GPUs, what
-// cuInit returns, and major * 10 + minor. FAKE_RETAIN is what opening the GPU returns, FAKE_FREE the MiB that other programs leave of it.
+// Environment variables change the driver: FAKE_VERSION its version, FAKE_GPUS the number of GPUs, FAKE_INIT the result of
+// cuInit, FAKE_CAPABILITY major * 10 + minor. FAKE_RETAIN is the result of opening the GPU, FAKE_FREE the MiB that other
+// programs leave free.
 #include <quire/sim.h>
 
 #include <algorithm>
@@ -47,7 +48,7 @@ enum Result {
 using Address = unsigned long long;
 using Clock = std::chrono::steady_clock;
 
-// What was captured, and every number of 8 bytes that its kernels were given: addresses are among them.
+// Captured work, and every 8-byte argument of its kernels, which include the addresses.
 struct Graph {
     std::vector<std::function<void()>> work;
     std::vector<Address> words;
@@ -74,7 +75,7 @@ struct Stream {
         while (!work.empty()) step();
     }
 };
-// A point of a stream; it outlives its event where another stream waits for it.
+// A point of a stream; it outlives its event if another stream waits for it.
 struct Mark {
     Stream* stream;
     bool done = false;
@@ -91,7 +92,7 @@ struct Kernel {
     int allowed = 48 << 10;
 };
 
-// One lock over everything: work runs in the thread that waits for it.
+// One lock for everything: work runs in the thread that waits for it.
 using Lock = std::lock_guard<std::mutex>;
 std::mutex lock;
 int retained, broken;
@@ -130,7 +131,7 @@ int enter(const Stream* stream = nullptr) {
     return stream && !streams.count(const_cast<Stream*>(stream)) ? INVALID_HANDLE : SUCCESS;
 }
 
-// For what must not happen while this thread captures, or, where a stream is named, while that is captured.
+// For calls that are forbidden while this thread captures, or, with a stream, while that stream is captured.
 int spoil(const Stream* named = nullptr) {
     for (Stream* stream : streams) {
         if (!stream->capture || (stream != named && stream->captor != std::this_thread::get_id())) continue;
@@ -149,7 +150,7 @@ bool of_a_graph(Address at, size_t bytes) {
 
 }  // namespace
 
-// The name of a call and its parameters, before its body.
+// Name and parameters of a call, before its body.
 #define CALL(name, ...) extern "C" __attribute__((visibility("default"))) int name(__VA_ARGS__)
 #define NEEDS(condition, otherwise) \
     if (!(condition)) return otherwise
@@ -307,7 +308,7 @@ CALL(cuEventSynchronize, Event* event) {
     event->mark->finish();
     return broken;
 }
-// Not ready at the first question, so that a caller must ask again.
+// Not ready at the first query, so that a caller must query again.
 CALL(cuEventQuery, Event* event) {
     const Lock guard(lock);
     ENTER();
@@ -423,7 +424,7 @@ CALL(cuMemcpyDtoDAsync_v2, Address to, Address from, size_t bytes, Stream* strea
     return SUCCESS;
 }
 
-// For blas.cpp: gives work to a stream after a look at the memory that it reads and writes.
+// For blas.cpp: checks the memory that the work reads and writes, then enqueues it.
 CALL(fake_driver_enqueue, Stream* stream, const Address* addresses, const size_t* bytes, int count,
      std::function<void()>* work) {
     const Lock guard(lock);
@@ -512,7 +513,7 @@ CALL(cuFuncSetAttribute, Kernel* function, int attribute, int value) {
     return SUCCESS;
 }
 
-// The map that the host's model reads; of the settings those that the backend uses, and no other.
+// Makes the map of the simulator; accepts only the settings that the backend uses.
 CALL(cuTensorMapEncodeTiled, uint64_t* map, int type, uint32_t rank, Address address, const uint64_t* sizes, const uint64_t* strides,
      const uint32_t* box, const uint32_t* steps, int interleave, int swizzle, int promotion, int fill) {
     NEEDS(type == 1 && rank == 4 && address % 16 == 0 && interleave == 0 && swizzle == 3 && promotion == 3 && fill == 0, INVALID_VALUE);
@@ -530,7 +531,7 @@ CALL(cuLaunchKernel, Kernel* function, unsigned gx, unsigned gy, unsigned gz, un
     ENTER(stream);
     NEEDS(uint64_t{gx} * gy * gz && uint64_t{bx} * by * bz && uint64_t{bx} * by * bz <= 1024 && !extra, INVALID_VALUE);
     NEEDS(shared_bytes >= function->kernel.shared_bytes && shared_bytes <= static_cast<unsigned>(function->allowed), INVALID_VALUE);
-    // The arguments are copied by the call.
+    // The call copies the arguments.
     std::vector<std::vector<char>> values;
     for (uint32_t i = 0; i < function->kernel.parameters; i++) {
         const char* value = static_cast<const char*>(args[i]);
@@ -549,7 +550,7 @@ CALL(cuLaunchKernel, Kernel* function, unsigned gx, unsigned gy, unsigned gz, un
     return SUCCESS;
 }
 
-// Of this thread alone (CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).
+// Captures of this thread only (CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).
 CALL(cuStreamBeginCapture_v2, Stream* stream, int mode) {
     const Lock guard(lock);
     ENTER(stream);

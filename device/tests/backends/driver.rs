@@ -1,5 +1,6 @@
-//! The `cuda` backend over `driver.cpp` and `blas.cpp`, a driver and a cuBLASLt of host code: this program once more, in an environment where that is
-//! the first `libcuda.so.1` that the loader finds. What the calls of a real driver do is not tested by it.
+//! The `cuda` backend with `driver.cpp` and `blas.cpp`, a driver and a cuBLASLt in host code. This program runs itself again in
+//! an environment where they are the first `libcuda.so.1` and `libcublasLt.so.13` that the loader finds. This does not test the
+//! behaviour of a real driver.
 
 use std::path::PathBuf;
 use std::process::{Command, Output};
@@ -13,22 +14,22 @@ use testkit::not_run;
 use super::fake::{compile, copy};
 use super::{MODULE, host_library};
 
-/// Says to the program that is started that its driver is a fake.
+/// Environment variable that tells the started program that its driver is a fake.
 const MARK: &str = "BACKENDS_OVER_FAKE_DRIVER";
-/// The test that leaves its driver useless.
+/// The test after which its driver fails every call.
 const ALONE: &str = "backends::driver::a_mistake_of_a_kernel";
 
 pub fn is_fake() -> bool {
     std::env::var_os(MARK).is_some()
 }
 
-/// A folder with the driver and the kernels.
+/// A folder with the fake driver and the kernels.
 struct Fake {
     folder: PathBuf,
 }
 
 impl Fake {
-    /// `None`, and a line that says so, without a C++ compiler.
+    /// Builds the fake; without a C++ compiler reports that and returns `None`.
     fn get() -> Option<&'static Fake> {
         static FAKE: OnceLock<Result<Fake, String>> = OnceLock::new();
         FAKE.get_or_init(Fake::build).as_ref().map_err(|missing| not_run::report(Capability::Cxx, missing)).ok()
@@ -42,7 +43,7 @@ impl Fake {
         copy(&library, &path(library.file_name().unwrap().to_str().unwrap()));
         compile("driver.cpp", &library, &path("libcuda.so.1"));
         compile("blas.cpp", &path("libcuda.so.1"), &path("libcublasLt.so.13"));
-        // Two fat binaries of one file, as two sources give.
+        // Two fat binaries in one file, as two source files give.
         let part = fat_binary(90);
         std::fs::write(path(&format!("{MODULE}.fatbin")), [part.clone(), part.clone()].concat()).unwrap();
         let place = |index: usize| format!("{}\t{}", index % 2 * part.len(), part.len());
@@ -53,7 +54,7 @@ impl Fake {
         Ok(Fake { folder })
     }
 
-    /// This program, over the fake.
+    /// Runs this program with the fake.
     fn run(&self, test: &str, more: &[&str], variables: &[(&str, &str)]) -> Output {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args([test, "--test-threads=1", "--nocapture", "--include-ignored"]).args(more);
@@ -62,7 +63,7 @@ impl Fake {
     }
 }
 
-/// A fat binary with one empty entry.
+/// Returns a fat binary with one empty entry.
 fn fat_binary(architecture: u32) -> Vec<u8> {
     let mut bytes = [0; 16 + 72];
     for (at, word) in [(0, 0xba55_ed50), (4, 16 << 16 | 1), (8, 72), (16, 2), (20, 64), (24, 8), (44, architecture)] {
@@ -105,14 +106,11 @@ fn what_a_driver_lacks_is_said_in_one_line() {
         (("FAKE_GPUS", "0"), "the NVIDIA driver finds no GPU"),
         (("FAKE_INIT", "100"), "the NVIDIA driver finds no GPU"),
         (("FAKE_INIT", "999"), "does not start (CUDA_ERROR_UNKNOWN, a text of the driver)"),
-        (("FAKE_CAPABILITY", "75"), "found host code of compute capability 7.5, expected 8.0 or newer; name another"),
-        (
-            ("FAKE_RETAIN", "2"),
-            "host code, 16.0 GiB, is in use and can not be opened (CUDA_ERROR_OUT_OF_MEMORY, a text",
-        ),
-        (("FAKE_RETAIN", "46"), "is in use and can not be opened (CUDA_ERROR_DEVICE_UNAVAILABLE, a text"),
+        (("FAKE_CAPABILITY", "75"), "found host code of compute capability 7.5, expected 8.0 or newer; select another"),
+        (("FAKE_RETAIN", "2"), "host code, 16.0 GiB, is in use and cannot be opened (CUDA_ERROR_OUT_OF_MEMORY, a text"),
+        (("FAKE_RETAIN", "46"), "is in use and cannot be opened (CUDA_ERROR_DEVICE_UNAVAILABLE, a text"),
         (("FAKE_RETAIN", "999"), "does not start (CUDA_ERROR_UNKNOWN, a text of the driver)"),
-        (("FAKE_CAPABILITY", "100"), "found code for sm_90, expected some for compute capability 10.0"),
+        (("FAKE_CAPABILITY", "100"), "found code for sm_90, expected code for compute capability 10.0"),
     ] {
         let output = fake.run("backends::driver::opening", &["--exact"], &[variables]);
         let said = String::from_utf8_lossy(&output.stdout);
@@ -121,7 +119,7 @@ fn what_a_driver_lacks_is_said_in_one_line() {
     }
 }
 
-/// Prints why `cuda` does not open; for the test above.
+/// Prints why `cuda` cannot be opened; for the test above.
 #[test]
 #[ignore = "only as a program of its own, over a fake driver"]
 fn opening() {
@@ -141,7 +139,7 @@ fn a_program_without_a_driver_starts_and_says_so() {
     assert!(line.starts_with("--device cuda: ") && line.ends_with("or use --device cpu"), "{line}");
 }
 
-/// What only the backend itself can get wrong.
+/// Errors that only this backend can have.
 #[test]
 #[ignore = "only over a fake driver"]
 fn files_and_launches_of_cuda() {
@@ -158,7 +156,7 @@ fn files_and_launches_of_cuda() {
     let launch =
         Launch { module: MODULE, kernel: "add_one", grid: [1; 3], block: [64, 1, 1], shared_bytes: 0, args: &args };
     let refused = |launch: &Launch<'_>| device.launch(launch).unwrap_err().to_string();
-    // Up to what the GPU has a kernel is allowed what it asks for, and a smaller wish does not take that back.
+    // A kernel may use any amount up to the limit of the GPU, and a smaller launch does not lower what a later one may use.
     for shared_bytes in [48 << 10, 200 << 10, 100 << 10, 200 << 10] {
         device.launch(&Launch { shared_bytes, ..launch }).unwrap();
     }
@@ -173,7 +171,7 @@ fn files_and_launches_of_cuda() {
     let error = refused(&Launch { kernel: "in_the_index_alone", ..launch });
     assert!(error.contains("kernel \"in_the_index_alone\" in the index alone (CUDA_ERROR_NOT_FOUND"), "{error}");
     let error = refused(&Launch { kernel: "no_code", ..launch });
-    assert!(error.contains("found no fat binary at byte 8; `cargo xtask build-kernels` writes it anew"), "{error}");
+    assert!(error.contains("found no fat binary at byte 8; rebuild it with `cargo xtask build-kernels`"), "{error}");
     for (index, words) in [("add_one 0 88\n", "found line 1 "), ("add_one\t8\t888\n", "and a kernel at 8 to 896")] {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("simt_tests.fatbin"), fat_binary(90)).unwrap();
@@ -184,7 +182,7 @@ fn files_and_launches_of_cuda() {
     }
 }
 
-/// Its driver answers nobody afterwards, so it runs alone.
+/// Afterwards its driver fails every call, so it runs alone.
 #[test]
 #[ignore = "only over a fake driver, alone"]
 fn a_mistake_of_a_kernel() {

@@ -1,17 +1,17 @@
-//! Builds the host libraries that stand in for the driver and cuBLASLt; the engine's tests have it too.
+//! Builds the host libraries that replace the driver and cuBLASLt; the tests of the engine use this file too.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use testkit::workspace;
 
-/// Copies a library, whole or not at all: another run of the same tests may have opened the one that it takes the place of.
+/// Replaces a library atomically, because another run of the same tests may have it open.
 pub fn copy(library: &Path, to: &Path) {
     let unfinished = to.with_extension(std::process::id().to_string());
     std::fs::copy(library, &unfinished).and_then(|_| std::fs::rename(&unfinished, to)).unwrap();
 }
 
-/// Compiles a file of this folder into a library over another.
+/// Compiles a file of this folder into a library that is linked with the library `over`.
 pub fn compile(source: &str, over: &Path, output: &Path) {
     let named = std::env::var_os("CXX").filter(|name| !name.is_empty()).map(PathBuf::from);
     let compilers = named.into_iter().chain(["g++", "c++", "clang++"].map(PathBuf::from));

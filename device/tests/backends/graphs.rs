@@ -6,7 +6,7 @@ use device::{Arg, Buffer, Device, DeviceError, Launch, Matrix, Queue};
 
 use super::{MODULE, add_one, contents, filled, launching};
 
-/// `values + 1` goes to `copy`, `copy · 2 + 3` to `y`, and the third number of `values` becomes -1.
+/// Computes `copy = values + 1` and `y = 2 · x + 3`, and sets the third number of `values` to -1.
 fn work(device: &dyn Device, on: &mut On) -> Result<(), DeviceError> {
     add_one(device, &on.values, 1)?;
     device.copy(&on.values, 0, &mut on.copy, 0, 256)?;
@@ -45,7 +45,7 @@ fn a_graph_does_its_work_at_each_replay_on_what_is_there_then() {
     for device in launching() {
         let (name, device) = (device.name(), &*device);
         let mut on = on(device);
-        // Once without a capture: nothing is loaded during one.
+        // Run once without a capture, because nothing is loaded during a capture.
         work(device, &mut on).unwrap();
         assert_eq!(floats(device, &on.y), [13.0, 15.0], "{name}");
         let mut outcome = Ok(());
@@ -56,7 +56,7 @@ fn a_graph_does_its_work_at_each_replay_on_what_is_there_then() {
             device.upload(&mut on.values, 0, super::bytes(&[start; 64])).unwrap();
             device.upload(&mut on.x, 0, super::bytes(&[x, 2.0 * x])).unwrap();
             device.replay(&graph).unwrap();
-            // In order with what comes behind it.
+            // A replay is in order with later work.
             add_one(device, &on.values, 1).unwrap();
             assert_eq!(contents(device, &on.copy), [start + 1; 64], "{name}");
             assert_eq!(contents(device, &on.values)[..4], [start + 2, start + 2, 0, start + 2], "{name}");
@@ -99,7 +99,7 @@ fn a_graph_keeps_the_memory_that_it_works_on_and_says_which_that_is() {
 }
 
 #[test]
-fn what_can_not_be_part_of_a_graph_is_refused_and_spoils_no_capture() {
+fn calls_that_cannot_be_part_of_a_graph_are_refused_and_the_capture_goes_on() {
     for device in launching() {
         let (name, device) = (device.name(), &*device);
         let values = filled(device, &[0i32; 64]);
@@ -133,7 +133,7 @@ fn what_can_not_be_part_of_a_graph_is_refused_and_spoils_no_capture() {
             let error = outcome.as_ref().unwrap_err();
             assert!(matches!(error, DeviceError::Capturing { device, .. } if *device == name), "{name} {i}: {error}");
         }
-        assert!(found[0].as_ref().unwrap_err().to_string().contains("an allocation can not be part of a graph"));
+        assert!(found[0].as_ref().unwrap_err().to_string().contains("an allocation cannot be part of a graph"));
         device.replay(&graph).unwrap();
         assert_eq!(contents(device, &values), [3; 64], "{name}");
     }
@@ -172,7 +172,7 @@ fn a_capture_loads_nothing_and_one_that_panics_ends() {
 fn graphs_of_another_device_are_refused_and_a_cpu_has_none() {
     let cpu = device::open("cpu", Some(1)).unwrap();
     let error = cpu.capture(&mut || {}).err().unwrap().to_string();
-    assert_eq!(error, "cpu: launches no CUDA kernels, so it has no graphs of them; use --device cuda or cuda-sim");
+    assert_eq!(error, "cpu: this device runs no CUDA kernels, so it has no graphs; use --device cuda or cuda-sim");
     let mut graphs: Vec<_> = launching().map(|device| (device.capture(&mut || {}).unwrap(), device)).collect();
     for device in launching() {
         for (graph, _) in &graphs {

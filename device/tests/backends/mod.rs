@@ -1,7 +1,8 @@
-//! One list of demands for every backend that opens here; for each that does not, a line that begins with `NOT RUN:`.
+//! The same tests for every backend that can be opened on this machine; each other backend is reported in a line that begins
+//! with `NOT RUN:`.
 //!
-//! The kernels are those of `simt/tests/`. `cuda` needs a GPU and nvcc; without them its own code still runs, over a
-//! driver of host code ([`driver`]).
+//! The kernels are those of `simt/tests/`. `cuda` needs a GPU and nvcc; without them its code still runs, with a
+//! driver in host code ([`driver`]).
 
 mod driver;
 mod fake;
@@ -16,21 +17,21 @@ use testkit::kernels::manifest::Manifest;
 use testkit::kernels::{self, cuda, host, toolkit};
 use testkit::{not_run, workspace};
 
-/// As the files of the test kernels are named.
+/// Name of the files of test kernels.
 const MODULE: &str = "simt_tests";
 
 fn manifest() -> Manifest {
     Manifest::load(&workspace::root().join("device/simt/tests/kernels.toml"), MODULE).unwrap()
 }
 
-/// Builds the host library, or says why there is no compiler.
+/// Builds the host library; the error says why there is no compiler.
 fn host_library() -> Result<std::path::PathBuf, String> {
     let compiler = host::compiler()?;
-    // What does not compile is a failure.
+    // A compilation error fails the test.
     Ok(host::library(&workspace::root(), &manifest(), &compiler, host::Sanitizer::None, kernels::cores()).unwrap())
 }
 
-/// Builds the fat binary, or says why there is no compiler.
+/// Builds the fat binary; the error says why there is no compiler.
 fn fat_binary() -> Result<(), String> {
     let (root, manifest) = (workspace::root(), manifest());
     let toolkit = toolkit::find(&root, false)?;
@@ -39,7 +40,7 @@ fn fat_binary() -> Result<(), String> {
     Ok(())
 }
 
-/// The devices that open here.
+/// Opens all devices of this machine.
 fn devices() -> Vec<Arc<dyn Device>> {
     let mut devices = vec![device::open("cpu", Some(1)).unwrap()];
     match host_library() {
@@ -48,7 +49,7 @@ fn devices() -> Vec<Arc<dyn Device>> {
     }
     let open = || device::open("cuda", Some(1)).map_err(|reason| (Capability::Cuda, reason.to_string()));
     let compiled = || fat_binary().map_err(|reason| (Capability::Nvcc, reason)).and_then(|()| open());
-    // Without a driver there is nothing to compile for.
+    // Without a driver nothing is compiled.
     let cuda = match device::open("cuda", Some(1)) {
         Err(DeviceError::NoKernelFiles { .. }) => compiled(),
         Ok(device) if device.load(MODULE).is_err() => compiled(),
@@ -62,7 +63,7 @@ fn devices() -> Vec<Arc<dyn Device>> {
     devices
 }
 
-/// Those of them that run kernels.
+/// Opens the devices that run kernels.
 fn launching() -> impl Iterator<Item = Arc<dyn Device>> {
     devices().into_iter().filter(|device| device.name() != "cpu")
 }
@@ -109,12 +110,12 @@ fn a_kernel_gets_the_shared_memory_that_it_says_it_needs() {
 
 #[test]
 fn a_box_of_a_tensor_is_what_the_map_says() {
-    // The copy engine of Hopper; the simulator's is its model.
+    // The copy engine of Hopper, and its model in the simulator.
     for device in launching().filter(|device| device.compute_capability().is_none_or(|found| found == (9, 0))) {
         let (name, device) = (device.name(), &*device);
         let numbers: Vec<i32> = (0..64 * 9).collect();
         let (input, out) = (filled(device, &numbers), device.alloc(1024).unwrap());
-        // 18 rows of 64 halves; of the box from row 12 on two rows are past the end.
+        // 18 rows of 64 halves; the last two rows of the box from row 12 on are past the end.
         let tensor = Tensor { buffer: &input, sizes: [64, 18, 1, 1], strides: [128, 2304, 2304], tile: [64, 8, 1, 1] };
         let at = [0, 12, 0, 0].map(Arg::from);
         let args = [Arg::pointer(&out, 0), Arg::tensor(&tensor), at[0], at[1], at[2], at[3], 1024u32.into()];
@@ -138,7 +139,7 @@ fn memory_is_zeroed_and_copies_reach_the_bytes_that_they_name() {
         assert_eq!(contents(device, &a), [0; 4], "{name}");
         let mut source = [7i32, 8];
         device.upload(&mut a, 4, bytes(&source)).unwrap();
-        // An upload is over when it returns.
+        // An upload is done when the call returns.
         source.fill(0);
         let mut b = filled(device, &[1i32, 2, 3, 4, 5]);
         device.copy(&a, 4, &mut b, 8, 8).unwrap();
@@ -149,11 +150,27 @@ fn memory_is_zeroed_and_copies_reach_the_bytes_that_they_name() {
         let empty = device.alloc(0).unwrap();
         assert!(contents(device, &empty).is_empty());
         assert!(device.memory().total > 0, "{name}");
+        if name != "cuda" {
+            let error = device.alloc(usize::MAX / 2).err().unwrap();
+            assert!(matches!(error, DeviceError::OutOfMemory { .. }), "{name}: {error}");
+        }
     }
 }
 
 #[test]
-fn copies_that_would_leave_a_buffer_are_refused_and_change_nothing() {
+fn host_memory_is_aligned_and_viewed_only_as_whole_elements() {
+    let cpu = device::open("cpu", Some(1)).unwrap();
+    let mut buffer = cpu.alloc(130).unwrap();
+    assert!(buffer.host::<u8>().unwrap().iter().all(|&byte| byte == 0));
+    assert_eq!(buffer.host::<u8>().unwrap().as_ptr() as usize % 64, 0);
+    let error = buffer.host_mut::<f32>().unwrap_err().to_string();
+    assert_eq!(error, "found a buffer of 130 bytes, expected a multiple of 4 bytes, the size of an element");
+    let empty = cpu.alloc(0).unwrap();
+    assert!(empty.host::<f32>().unwrap().is_empty() && empty.host::<[f32; 0]>().is_err());
+}
+
+#[test]
+fn copies_outside_of_a_buffer_are_refused_and_change_nothing() {
     for device in devices() {
         let device = &*device;
         let (mut a, mut b) = (filled(device, &[1i32, 2]), filled(device, &[3i32, 4]));
@@ -162,7 +179,9 @@ fn copies_that_would_leave_a_buffer_are_refused_and_change_nothing() {
             let error = outcome.unwrap_err();
             assert!(matches!(error, DeviceError::Outside { len: 8, .. }), "{}: {error}", device.name());
         };
-        refused(device.upload(&mut a, 5, &[0; 4]));
+        let error = device.upload(&mut a, 5, &[0; 4]).unwrap_err().to_string();
+        assert_eq!(error, "found 4 bytes at offset 5, expected a range inside of a buffer of 8 bytes");
+        refused(device.upload(&mut a, 9, &[]));
         refused(device.download(&a, usize::MAX, &mut [0; 4]));
         refused(device.copy(&a, 4, &mut b, 0, 8));
         refused(device.copy(&a, 0, &mut b, 4, 8));
@@ -189,7 +208,7 @@ fn page_locked_memory_can_be_seen_only_after_a_wait_that_covers_its_copy() {
         too_early.synchronize().unwrap();
         assert!(in_flight(out.host()), "{name}");
 
-        // The copy back is on the other queue: behind the upload, because it waits for it.
+        // The copy back is on the other queue, and runs after the upload because it waits for its event.
         let uploaded = device.record(Queue::Copy).unwrap();
         device.wait(Queue::Compute, &uploaded).unwrap();
         let mut back = device.pinned(16).unwrap();
@@ -205,7 +224,7 @@ fn page_locked_memory_can_be_seen_only_after_a_wait_that_covers_its_copy() {
         assert!(in_flight(back.host()), "{name}");
         device.synchronize().unwrap();
         assert!(back.host::<i32>().is_ok(), "{name}");
-        // Dropped while a copy may run.
+        // Dropped while a copy may be running.
         device.download_async(Queue::Copy, &buffer, 0, &mut back, 0, 16).unwrap();
     }
 }
@@ -363,7 +382,7 @@ fn products_are_plain_sums_in_every_type_with_and_without_a_bias() {
             _ => values.iter().flat_map(half).collect(),
         }
     };
-    // Small whole numbers: every sum is exact in every type, so that any order gives the same bits.
+    // Small whole numbers: every sum is exact in every type, so any order gives the same bits.
     let values = |len: usize, step: usize| -> Vec<f32> { (0..len).map(|i| ((i * step) % 7) as f32 - 3.0).collect() };
     for device in launching() {
         device.load_products().unwrap();
@@ -426,7 +445,7 @@ fn a_row_of_a_deterministic_product_has_its_bits_among_any_number_of_others() {
         };
         let same = |products: &[Vec<u8>]| products.iter().all(|rows| products[0].starts_with(rows));
         assert!(same(&rows_of(&*deterministic)), "{}", device.name());
-        // The cuBLASLt of host code has another order for another number of rows, as the true one may.
+        // The cuBLASLt in host code uses another order for another number of rows, as the real one may.
         assert!(!driver::is_fake() || device.name() != "cuda" || !same(&rows_of(&*device)), "nothing to show");
     }
 }
@@ -447,11 +466,11 @@ fn numbers_arrive_through_page_locked_memory_and_fills_are_in_order() {
 }
 
 #[test]
-fn the_simulator_names_a_kernel_that_writes_beside_a_buffer_and_the_line_of_a_mistake() {
+fn the_simulator_names_a_kernel_that_writes_outside_of_a_buffer_and_the_line_of_an_error() {
     for device in devices().into_iter().filter(|device| device.name() == "cuda-sim") {
         let short = filled(&*device, &[0i32; 63]);
         let error = add_one(&*device, &short, 1).unwrap_err().to_string();
-        assert!(error.starts_with("cuda-sim: kernel add_one wrote beside the buffer of its argument 0"), "{error}");
+        assert!(error.starts_with("cuda-sim: kernel add_one wrote outside of the buffer of argument 0"), "{error}");
         let values = device.alloc(512).unwrap();
         let args = [Arg::pointer(&values, 0)];
         let (grid, block) = ([1; 3], [128, 1, 1]);
@@ -462,7 +481,7 @@ fn the_simulator_names_a_kernel_that_writes_beside_a_buffer_and_the_line_of_a_mi
 }
 
 #[test]
-fn a_device_that_can_not_be_opened_says_what_was_asked_and_what_to_do() {
+fn a_device_that_cannot_be_opened_says_what_was_found_and_what_to_do() {
     let error = |name: &str, options: &Options| device::open_with(name, options).err().unwrap().to_string();
     let unknown = error("gpu", &Options::default());
     assert_eq!(unknown, "--device: found \"gpu\", expected \"auto\", \"cpu\", \"cuda\" or \"cuda-sim\"");
@@ -471,8 +490,17 @@ fn a_device_that_can_not_be_opened_says_what_was_asked_and_what_to_do() {
     let missing = error("cuda-sim", &options);
     assert!(missing.starts_with("cuda-sim: found no libquire_sim_*.so in "), "{missing}");
     assert!(missing.contains("`cargo xtask build-kernels --sim` builds it"), "{missing}");
+    let options = Options { kernels: Some("no/such/folder".into()), ..Options::default() };
+    assert_eq!(
+        error("cuda-sim", &options),
+        "cuda-sim: found no libquire_sim_*.so in no/such/folder; `cargo xtask build-kernels --sim` builds it, \
+         --kernels-dir names another folder"
+    );
     assert_eq!(device::open("auto", Some(1)).unwrap().name(), "cpu");
     let cpu = device::open("cpu", Some(1)).unwrap();
     let error = cpu.load(MODULE).unwrap_err().to_string();
-    assert_eq!(error, "cpu: launches no CUDA kernels, and was asked for simt_tests; use --device cuda or cuda-sim");
+    assert_eq!(
+        error,
+        "cpu: this device runs no CUDA kernels, and cannot run simt_tests; use --device cuda or cuda-sim"
+    );
 }

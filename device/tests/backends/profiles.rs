@@ -1,4 +1,4 @@
-//! A profile on every backend: the events of both queues become times on the host's clock.
+//! Profiles on every backend: events of both queues are mapped to the clock of the host.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -38,7 +38,7 @@ fn work_of_both_queues_has_its_time_within_its_step_and_in_order() {
         for spans in [&steps, &adds, &copies] {
             assert!(spans.is_sorted_by(|a, b| a.start <= a.end && a.end <= b.start), "{spans:?}");
         }
-        // Work may end after the step's own end, which then waits for it; it begins in it.
+        // Work starts within its step, but may end after it; then the end of the step waits for it.
         assert!(adds.iter().zip([0, 0, 1, 1]).all(|(add, step)| add.start >= steps[step].start), "{recorded:?}");
         assert!(recorded.spans.iter().all(|span| span.end - span.start < began.elapsed()), "{recorded:?}");
         assert!(adds.last().is_some_and(|add| add.end > Duration::ZERO));

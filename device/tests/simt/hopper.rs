@@ -1,5 +1,5 @@
-//! Mbarriers, boxes of the copy engine, named barriers and `wgmma`: what they do, against code that knows only the layouts, and
-//! the mistakes that are found.
+//! Mbarriers, boxes of the copy engine, named barriers and `wgmma`: their results, against code that uses only the layouts, and
+//! the errors that are detected.
 
 use device::sim::{FaultKind, SimError};
 use device::{Arg, Buffer, Launch, Tensor};
@@ -7,7 +7,7 @@ use half::{bf16, f16};
 
 use super::{SEEDS, buffer, launch, library, line_in, run_seeded, zeros};
 
-/// Shared memory for the greatest of these launches.
+/// Shared memory of the largest of these launches.
 const SHARED: u32 = 64 << 10;
 
 fn threads<'a>(kernel: &'a str, threads: u32, args: &'a [Arg<'a>]) -> Launch<'a> {
@@ -19,7 +19,7 @@ fn number(i: usize) -> f32 {
     (i * 37 % 23) as f32 - 11.0
 }
 
-/// Rows of 64 elements and more, densely.
+/// A dense tensor with rows of 64 or more elements.
 pub fn matrix(buffer: &Buffer, rows: usize, columns: usize) -> Tensor<'_> {
     let row = 2 * columns;
     let all = rows * row;
@@ -32,7 +32,7 @@ fn a_box_arrives_swizzled_with_zeros_for_what_is_outside_of_the_tensor() {
     let sizes = [128, 20, 3, 2];
     let numbers: Vec<u16> = (0..128 * 20 * 3 * 2).map(|i| i as u16).collect();
     let input = buffer(&numbers);
-    // Rows of one index of the third dimension lie side by side with those of the others, as in a cache of layout NHD.
+    // Rows of different indices of the third dimension are interleaved, as in a cache with layout NHD.
     let strides = [3 * 256, 256, 20 * 3 * 256];
     for (tile, at) in
         [([64, 8, 1, 1], [64, 8, 2, 1]), ([64, 16, 2, 2], [0, 10, 1, 0]), ([64, 5, 1, 1], [96, -2, 0, -1])]
@@ -40,7 +40,7 @@ fn a_box_arrives_swizzled_with_zeros_for_what_is_outside_of_the_tensor() {
         let tensor = Tensor { buffer: &input, sizes, strides, tile };
         let bytes = 2 * tile.iter().product::<u32>();
         let mut expected = vec![0u16; bytes as usize / 2];
-        let mut row = 0; // of 128 bytes
+        let mut row = 0; // index of rows of 128 bytes
         for w in 0..tile[3] as i32 {
             for z in 0..tile[2] as i32 {
                 for y in 0..tile[1] as i32 {
@@ -119,12 +119,12 @@ fn warps_meet_at_barriers_of_their_own() {
     }
 }
 
-/// The canonical layouts of the PTX ISA for matrices of 16-bit elements: the byte of (mn, k), with rows of `swizzle` bytes (0:
-/// none), and how a row's 16-byte chunks are exchanged.
+/// The canonical layouts of the PTX ISA for matrices of 16-bit elements: the byte offset of (mn, k), with rows of `swizzle`
+/// bytes (0: no swizzle), and the permutation of the 16-byte chunks of a row.
 fn canonical(swizzle: usize, mn_major: bool, leading: usize, stride: usize, mn: usize, k: usize) -> usize {
     let (fast, slow) = if mn_major { (mn, k) } else { (k, mn) };
     if swizzle == 0 {
-        // Core matrices of 8 rows of 16 bytes, each in one piece.
+        // Core matrices of 8 rows of 16 bytes, each contiguous.
         let (next_fast, next_slow) = if mn_major { (stride, leading) } else { (leading, stride) };
         return slow % 8 * 16 + slow / 8 * next_slow + fast / 8 * next_fast + fast % 8 * 2;
     }
@@ -144,7 +144,8 @@ fn a_product_finds_its_factors_in_every_canonical_layout() {
     };
     for (swizzle, mode) in [(0, 0), (128, 1), (64, 2), (32, 3)] {
         for columns in [false, true] {
-            // Strides wider than dense ones, so that each shows. The second factor begins at a multiple of every pattern.
+            // Strides larger than those of dense matrices, so that each has an effect. The second factor is aligned to every
+            // pattern.
             let (a_leading, a_stride) = if swizzle == 0 { (1152, 128) } else { (0, 8 * swizzle + 1024) };
             let (b_leading, b_stride) = match (swizzle, columns) {
                 (0, false) => (1280, 128),
@@ -181,7 +182,7 @@ fn a_product_finds_its_factors_in_every_canonical_layout() {
                 assert_eq!(*found, expected, "swizzle {swizzle}, {kernel}, row {m}, column {n}");
             }
             if swizzle > 0 {
-                // Read with another swizzle the product is another.
+                // With another swizzle the product differs.
                 let wrong = encode(b_leading, b_stride, mode % 3 + 1);
                 let args = [args[0], args[1], args[2], args[3], wrong.into(), args[5]];
                 let before = c.host::<f32>().unwrap().to_vec();
@@ -231,7 +232,7 @@ fn a_product_of_boxes_is_the_product_of_the_matrices() {
     }
 }
 
-/// Runs a kernel of `hopper_mistakes.cu` over a box of ones; the error, and what it left.
+/// Runs a kernel of `hopper_mistakes.cu` over a box of ones; returns the outcome and the output.
 fn mistake(kernel: &str, count: u32, seed: u64) -> Option<(Result<(), SimError>, Vec<f32>)> {
     let library = library()?;
     let input = buffer(&[1.0f32; 256]);
@@ -245,7 +246,7 @@ fn mistake(kernel: &str, count: u32, seed: u64) -> Option<(Result<(), SimError>,
 #[test]
 fn what_is_read_before_it_has_come_is_no_number() {
     for kernel in ["read_before_arrival", "wrong_parity", "refilled_too_early", "no_proxy_fence", "sums_too_early"] {
-        // Under another seed a copy may land at once.
+        // With another seed a copy may be complete at once.
         let Some((outcome, found)) = mistake(kernel, 128, 0) else { return };
         outcome.unwrap_or_else(|error| panic!("{kernel}: {error}"));
         assert!(found.iter().any(|value| value.is_nan()), "{kernel}");
@@ -280,10 +281,7 @@ fn a_mistake_of_asynchronous_operations_is_reported_with_its_line() {
     let Some((outcome, _)) = mistake("left_in_flight", 128, 0) else { return };
     let Err(SimError::Fault(fault)) = outcome else { panic!("{outcome:?}") };
     assert_eq!(fault.kind, FaultKind::BadAsync, "{fault}");
-    assert!(
-        fault.to_string().ends_with("the block ends while a bulk copy to its shared memory is on its way"),
-        "{fault}"
-    );
+    assert!(fault.to_string().ends_with("the block ends while a bulk copy to its shared memory is pending"), "{fault}");
     let Some((outcome, _)) = mistake("no_wgmma_fence", 32, 0) else { return };
     assert!(outcome.unwrap_err().to_string().ends_with("wgmma takes a warpgroup: four whole warps"));
 }

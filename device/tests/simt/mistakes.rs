@@ -1,4 +1,4 @@
-//! Planted mistakes that the shim itself reports, or that show in the result.
+//! Deliberate errors that the simulator reports, or that show in the result.
 
 use device::Arg;
 use device::sim::{FaultKind, SimError};
@@ -25,7 +25,7 @@ fn a_mistake_among_threads_is_reported_with_kernel_block_thread_file_and_line() 
             let SimError::Fault(fault) = error else { panic!("{error}") };
             assert_eq!((fault.kind, fault.kernel.as_str()), (kind, kernel), "{fault}");
             assert!(fault.file.ends_with("mistakes.cu"), "{fault}");
-            // Of two barriers either may be blamed; the text names both.
+            // Either of two barriers may be reported; the message names both.
             let line = line_of(kernel);
             assert!(fault.line == line || fault.to_string().contains(&format!("mistakes.cu:{line}")), "{fault}");
             assert!(fault.block[0] < 2 && fault.thread[0] < threads, "{fault}");

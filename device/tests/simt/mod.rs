@@ -1,5 +1,5 @@
-//! The SIMT shim, thing by thing: the kernels of `simt/tests/`, built by this machine's C++ compiler and launched from
-//! Rust. Where there is no compiler every test prints one line that begins with `NOT RUN:`.
+//! The SIMT simulator, one feature per test: the kernels of `simt/tests/`, built by this machine's C++ compiler and launched
+//! from Rust. Without a compiler, every test prints one line that begins with `NOT RUN:`.
 
 mod hopper;
 mod mistakes;
@@ -18,7 +18,7 @@ use testkit::kernels::host::{self, Compiler, Sanitizer};
 use testkit::kernels::manifest::Manifest;
 use testkit::{kernels, not_run, workspace};
 
-/// Natural order, then two others.
+/// The natural order and two others.
 pub const SEEDS: [u64; 3] = [0, 1, 77];
 
 fn folder() -> PathBuf {
@@ -34,7 +34,7 @@ fn compiler() -> Option<&'static Compiler> {
     COMPILER.get_or_init(host::compiler).as_ref().map_err(|missing| not_run::report(Capability::Cxx, missing)).ok()
 }
 
-/// Where the library of the test kernels is; `None`, and the line that says so, without a compiler.
+/// Returns the path of the library of test kernels; without a compiler reports that and returns `None`.
 fn library_file() -> Option<&'static Path> {
     static FILE: OnceLock<PathBuf> = OnceLock::new();
     let compiler = compiler()?;
@@ -43,26 +43,26 @@ fn library_file() -> Option<&'static Path> {
     }))
 }
 
-/// That library, opened.
+/// Returns the library of test kernels.
 fn library() -> Option<&'static Library> {
     static LIBRARY: OnceLock<Library> = OnceLock::new();
     let file = library_file()?;
     Some(LIBRARY.get_or_init(|| Library::open(file).unwrap()))
 }
 
-/// A buffer with these contents.
+/// Makes a buffer with these contents.
 fn buffer<T: Element>(contents: &[T]) -> Buffer {
     let mut buffer = device::open("cpu", Some(1)).unwrap().alloc(size_of_val(contents)).unwrap();
     buffer.host_mut::<T>().unwrap().copy_from_slice(contents);
     buffer
 }
 
-/// A buffer of zeros.
+/// Makes a buffer of zeros.
 fn zeros<T: Element>(count: usize) -> Buffer {
     device::open("cpu", Some(1)).unwrap().alloc(count * size_of::<T>()).unwrap()
 }
 
-/// A launch of blocks in one row, with as much shared memory as most tests use.
+/// Makes a launch of a one-dimensional grid, with the shared memory that most tests use.
 fn launch<'a>(kernel: &'a str, blocks: u32, threads: u32, args: &'a [Arg<'a>]) -> Launch<'a> {
     Launch { module: "simt_tests", kernel, grid: [blocks, 1, 1], block: [threads, 1, 1], shared_bytes: 4096, args }
 }
@@ -72,22 +72,22 @@ fn run(library: &Library, launch: &Launch<'_>) -> Result<(), SimError> {
     run_seeded(library, 0, launch)
 }
 
-/// As `run`, under an order of threads.
+/// As `run`, with a seed for the order of threads.
 fn run_seeded(library: &Library, seed: u64, launch: &Launch<'_>) -> Result<(), SimError> {
-    // SAFETY: each test gives its kernel buffers of the sizes that it reads and writes, and looks at them afterwards.
+    // SAFETY: each test passes buffers of the sizes that its kernel reads and writes, and reads them afterwards.
     unsafe { library.launch(launch, seed) }
 }
 
-/// The line of a mistake, from 1.
+/// Returns the line of an error in `mistakes.cu`, from 1.
 fn line_of(name: &str) -> u32 {
     line_in("mistakes.cu", name)[0]
 }
 
-/// The lines of a mistake in a file, from 1: at least one.
+/// Returns the lines of an error in a file, from 1; at least one.
 fn line_in(file: &str, name: &str) -> Vec<u32> {
     let text = std::fs::read_to_string(folder().join(file)).unwrap();
     let mark = format!("// here: {name}");
     let lines: Vec<u32> = (1..).zip(text.lines()).filter(|(_, line)| line.ends_with(&mark)).map(|(i, _)| i).collect();
-    assert!(!lines.is_empty(), "{file} has no mistake {name}");
+    assert!(!lines.is_empty(), "{file} has no error {name}");
     lines
 }

@@ -1,11 +1,11 @@
-//! The small formats, bit for bit: against the crate `half`, and against their definition.
+//! Small floating-point formats, bit for bit: against the crate `half`, and against their definition.
 
 use device::Arg;
 use half::{bf16, f16};
 
 use super::{buffer, launch, library, run, run_seeded, zeros};
 
-/// Every number of a format with 4 exponent bits and 3 mantissa bits, or 5 and 2, from its definition.
+/// Returns every number of a format with 4 exponent bits and 3 mantissa bits, or 5 and 2, from its definition.
 fn fp8(code: u8, mantissa_bits: i32) -> f32 {
     let bias = if mantissa_bits == 3 { 7 } else { 15 };
     let exponent = i32::from(code & 0x7f) >> mantissa_bits;
@@ -20,7 +20,7 @@ fn fp8(code: u8, mantissa_bits: i32) -> f32 {
     }
 }
 
-/// The nearest finite code, the even one of two; NaN is 0x7f.
+/// Returns the nearest finite code, the even one of two; NaN is 0x7f.
 fn to_fp8(value: f32, mantissa_bits: i32) -> u8 {
     if value.is_nan() {
         return 0x7f;
@@ -36,7 +36,7 @@ fn to_fp8(value: f32, mantissa_bits: i32) -> u8 {
     (0..=last).min_by(nearer).unwrap() | sign
 }
 
-/// Every f16, every bf16, every fp8, the points half-way between neighbours, and their neighbours in f32.
+/// Returns every f16, bf16 and fp8 number, the midpoints between neighbours, and their neighbours in f32.
 fn inputs() -> Vec<f32> {
     let mut values: Vec<f32> = vec![0.0, -0.0, f32::INFINITY, f32::NEG_INFINITY, f32::NAN, f32::MAX, f32::MIN];
     let mut around = |value: f32| {
@@ -102,7 +102,7 @@ fn every_code_of_each_format_is_the_number_that_it_stands_for() {
     }
 }
 
-/// `count` numbers of both signs and many sizes, the same in every run.
+/// Returns `count` numbers of both signs and many magnitudes, the same in every run.
 fn spread(count: usize, seed: u64) -> Vec<f32> {
     let mut state = seed;
     let mut next = || {
@@ -129,7 +129,7 @@ fn arithmetic_on_pairs_rounds_once() {
         for half in 0..2 {
             let (a, b, c) = (a[2 * i + half], b[2 * i + half], c[2 * i + half]);
             let sum = f16::from_f32(a.to_f32() + b.to_f32());
-            // Exact in f64, for numbers of these sizes.
+            // Exact in f64 for numbers of these magnitudes.
             let fused = f16::from_f64(a.to_f64() * b.to_f64() + sum.to_f64()).to_f32();
             assert_eq!(found[half], fused, "{a} {b}");
             assert_eq!(found[2 + half], bf16::from_f32(c.to_f32() * c.to_f32()).to_f32(), "{c}");
@@ -149,7 +149,7 @@ fn functions_compute_what_their_names_say() {
         let expected =
             [x.exp(), x.exp2(), 1.0 / (x.abs() + 1.0).sqrt(), x / 3.0, x.round_ties_even(), -x, 1.0, x.max(0.0)];
         for (found, expected) in found.iter().zip(expected) {
-            // Two ulp: the host's C library and Rust's need not agree on the last bit of an exponential.
+            // Two ulp: the C library and Rust may differ in the last bit of an exponential.
             assert!((found - expected).abs() <= 2.0 * f32::EPSILON * expected.abs(), "{x}: {found} for {expected}");
         }
     }

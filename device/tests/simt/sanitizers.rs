@@ -1,4 +1,4 @@
-//! Planted mistakes that only a sanitizer sees, each in a process of its own, and right kernels that no sanitizer minds.
+//! Deliberate errors that only a sanitizer detects, each in its own process, and correct kernels that no sanitizer reports.
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -11,7 +11,7 @@ use testkit::not_run;
 use super::hopper::matrix;
 use super::{SEEDS, buffer, compiler, launch, line_of, manifest, zeros};
 
-/// The program that replays launches under a sanitizer; `None`, and a report, where it cannot be built.
+/// Returns the program that replays launches under a sanitizer; reports and returns `None` if it cannot be built.
 fn program(sanitizer: Sanitizer) -> Option<std::path::PathBuf> {
     host::replay_for_tests(&manifest(), compiler()?, sanitizer)
 }
@@ -24,7 +24,7 @@ fn replay(program: &Path, launches: &[Launch<'_>], seeds: &[u64]) -> Output {
     Command::new(program).arg(file.path()).output().unwrap()
 }
 
-/// What the sanitizer says about a kernel of `mistakes.cu` names its line.
+/// Checks that the report of the sanitizer about a kernel of `mistakes.cu` names its line.
 fn is_found(program: &Path, launch: &Launch<'_>, word: &str) {
     let output = replay(program, std::slice::from_ref(launch), &[1]);
     let said = String::from_utf8_lossy(&output.stderr);
@@ -34,7 +34,7 @@ fn is_found(program: &Path, launch: &Launch<'_>, word: &str) {
     assert!(said.contains(&place), "{}: no {place} in\n{said}", launch.kernel);
 }
 
-/// Kernels without a mistake run through, under several seeds.
+/// Kernels without an error run to the end, with several seeds.
 fn is_content(program: &Path) {
     let input = buffer(&(0..3 * 128).collect::<Vec<i32>>());
     let (sums, lanes) = (zeros::<i32>(3 * 128), zeros::<i32>(32));

@@ -1,4 +1,4 @@
-//! Indices, barriers, shuffles, votes, atomics, shared memory, and the face of the library.
+//! Indices, barriers, shuffles, votes, atomics, shared memory, and the interface of the library.
 
 use device::sim::{FaultKind, Library, SimError};
 use device::{Arg, Launch};
@@ -42,7 +42,7 @@ fn a_block_meets_at_its_barriers_in_any_order_of_its_threads() {
 #[cfg(target_os = "linux")]
 fn a_library_that_is_closed_leaves_none_of_its_stacks() {
     let Some(file) = library_file() else { return };
-    // Another file, for the one library of the other tests stays open.
+    // Another file, because the library of the other tests stays open.
     let folder = tempfile::tempdir().unwrap();
     let file_of_its_own = folder.path().join("library.so");
     std::fs::copy(file, &file_of_its_own).unwrap();
@@ -53,7 +53,7 @@ fn a_library_that_is_closed_leaves_none_of_its_stacks() {
         let (input, out) = (buffer(&[1i32; 1024]), zeros::<i32>(1024));
         run(&library, &launch("block_sums", 1, 1024, &[Arg::pointer(&out, 0), Arg::pointer(&input, 0)])).unwrap();
     }
-    // A stack and its guard page for each thread; tests beside this one keep some too.
+    // A stack and its guard page per thread; concurrent tests keep some too.
     let left = mappings().saturating_sub(before);
     assert!(left < 10 * 2 * 1024, "{left} mappings are left");
 }
@@ -78,7 +78,7 @@ fn shuffles_of_each_kind_and_width_move_what_cuda_says() {
         for lane in 0..32 {
             let first = lane / width * width;
             let inside = |source: i32| if (first..first + width).contains(&source) { source } else { lane };
-            // An xor may read from a segment below, but not above.
+            // An xor may read from a lower segment, but not from a higher one.
             let xor = if (lane ^ by) < first + width { lane ^ by } else { lane };
             let sources = [first + by % width, xor, inside(lane + by), inside(lane - by)];
             let (value, wide) = (|l: i32| i64::from(l) * 3 + 1, |l: i32| ((i64::from(l) * 3 + 1) << 33) + 5);
@@ -97,7 +97,7 @@ fn groups_of_lanes_meet_by_themselves() {
     for seed in SEEDS {
         let out = zeros::<i32>(32);
         run_seeded(library, seed, &launch("groups", 1, 32, &[Arg::pointer(&out, 0)])).unwrap();
-        // 0 + .. + 7 = 28, and 64 more for each group; the last group takes what its lane 7, which is 31, made of it.
+        // 0 + .. + 7 = 28, plus 64 for each group; the last group takes the result of its lane 7, which is lane 31.
         let expected: Vec<i32> = (0..32).map(|lane| if lane < 24 { 28 + lane / 8 * 64 } else { 220 + 31 }).collect();
         assert_eq!(out.host::<i32>().unwrap(), expected, "seed {seed}");
     }
@@ -172,7 +172,7 @@ fn a_launch_that_does_not_fit_its_kernel_or_any_device_runs_nothing_and_says_why
     for (bad, expected) in [
         (Launch { block: [1025, 1, 1], ..good }, "a block of (1025,1,1) threads"),
         (Launch { grid: [1, 0, 1], ..good }, "a grid of (1,0,1) blocks"),
-        (Launch { shared_bytes: 300_000, ..good }, "300000 bytes of dynamic shared memory; at most 232448"),
+        (Launch { shared_bytes: 300_000, ..good }, "300000 bytes of dynamic shared memory, expected at most 232448"),
     ] {
         let error = refused(&bad);
         assert!(matches!(&error, SimError::Fault(fault) if fault.kind == FaultKind::BadLaunch), "{error}");

@@ -8,7 +8,7 @@ use super::{SEEDS, buffer, launch, library, run, run_seeded, zeros};
 #[test]
 fn a_product_by_tiles_is_the_product_of_the_matrices() {
     let Some(library) = library() else { return };
-    // Small whole numbers: every sum is exact in f32, whatever its order, so the comparison is too.
+    // Small whole numbers: every sum is exact in f32 in any order, so the comparison is exact too.
     let number = |i: usize| (i * 37 % 23) as f32 - 11.0;
     let round = |kernel: &str, value: f32| match kernel {
         "product_f16" => f16::from_f32(value).to_bits(),
@@ -17,7 +17,7 @@ fn a_product_by_tiles_is_the_product_of_the_matrices() {
     for kernel in ["product_f16", "product_bf16"] {
         for (k, rows) in [(16, 8), (80, 8), (64, 5)] {
             let a: Vec<u16> = (0..16 * k).map(|i| round(kernel, number(i))).collect();
-            // No row more than there is: what is not valid is not read.
+            // Exactly as many rows as exist: rows that are not valid are not read.
             let b: Vec<u16> = (0..rows * k).map(|i| round(kernel, number(7 * i + 3))).collect();
             let (a, b, c) = (buffer(&a), buffer(&b), zeros::<f32>(16 * 8));
             for seed in SEEDS {

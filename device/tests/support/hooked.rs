@@ -1,4 +1,4 @@
-//! A device that hands everything on to another, but for what a test does with launches and graphs on their way.
+//! A device that forwards every call to another device, with hooks for launches, graphs and asynchronous uploads.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use device::{
     Queue,
 };
 
-/// What is done with them. What is left out goes on as it came.
+/// Hooks of a test; the default implementations forward the call.
 pub trait Hooks: Send + Sync {
     fn launch(&self, device: &dyn Device, launch: &Launch<'_>) -> Result<(), DeviceError> {
         device.launch(launch)
@@ -19,6 +19,8 @@ pub trait Hooks: Send + Sync {
     fn replay(&self, device: &dyn Device, graph: &Graph) -> Result<(), DeviceError> {
         device.replay(graph)
     }
+    /// Called with the size of each asynchronous upload.
+    fn upload_async(&self, _bytes: usize) {}
 }
 
 pub struct Hooked<H> {
@@ -102,6 +104,7 @@ impl<H: Hooks> Device for Hooked<H> {
         at: usize,
         bytes: usize,
     ) -> Result<(), DeviceError> {
+        self.hooks.upload_async(bytes);
         self.device.upload_async(queue, from, from_at, to, at, bytes)
     }
     fn download_async(

@@ -1,12 +1,12 @@
-//! What the tests of kernels share, in whichever crate the kernels are: the devices of this machine, and sanitizers.
+//! Shared support for tests of kernels in every crate: the devices of this machine, and sanitizers.
 //!
-//! A crate's tests take this folder in by its path, `#[path = "…/device/tests/support/mod.rs"] mod support;`, and make one
-//! [`Kernels`]. What cannot run here is reported, never skipped in silence.
+//! The tests of a crate include this folder with `#[path = "…/device/tests/support/mod.rs"] mod support;` and define one
+//! [`Kernels`]. Everything that cannot run on this machine is reported.
 //!
-//! In a bundle for a GPU machine (`cargo xtask gpu-bundle`) there are no sources and nothing is built: `QUIRE_BUNDLE` names its
-//! folder, which has the compiled kernels and the reference cases. `QUIRE_TEST_DEVICE` names the one device to test; it
-//! must open then.
-#![allow(dead_code)] // Each crate uses its part.
+//! A bundle for a GPU machine (`cargo xtask gpu-bundle`) has no sources, and nothing is built: `QUIRE_BUNDLE` names its folder,
+//! which has the compiled kernels and the reference cases. `QUIRE_TEST_DEVICE` names the only device to test; then it is an
+//! error if that device cannot be opened.
+#![allow(dead_code)] // Each crate uses a part of it.
 
 pub mod hooked;
 mod recorder;
@@ -26,11 +26,11 @@ use recorder::Recorder;
 
 /// The kernels of one crate.
 pub struct Kernels {
-    /// The crate's folder.
+    /// Folder of the crate.
     folder: &'static str,
-    /// Of the host library, once it is built.
+    /// Path of the host library once it is built.
     library: OnceLock<PathBuf>,
-    /// Opened once, and lent to all tests.
+    /// The GPU, opened once for all tests.
     gpu: OnceLock<Result<Arc<dyn Device>, String>>,
 }
 
@@ -48,7 +48,7 @@ impl Kernels {
         Manifest::load(&file, &self.module()).unwrap()
     }
 
-    /// The kernels on the host, threads and blocks in an order of that seed.
+    /// Opens the simulator with a seed for the order of threads and blocks.
     pub fn sim(&self, seed: u64) -> Option<Arc<dyn Device>> {
         if !wanted("cuda-sim") {
             return None;
@@ -57,7 +57,7 @@ impl Kernels {
         Some(device::open_with("cuda-sim", &options).unwrap())
     }
 
-    /// The folder of the host library, built from the sources as they are.
+    /// Returns the folder of the host library, built from the current sources.
     fn host_library(&self) -> Option<PathBuf> {
         if let Some(bundle) = bundle() {
             return Some(bundle.join("kernels"));
@@ -69,7 +69,7 @@ impl Kernels {
         Some(self.library.get_or_init(build).parent().unwrap().to_owned())
     }
 
-    /// A GPU, and the kernels compiled for it.
+    /// Opens a GPU with the kernels compiled for it.
     pub fn cuda(&self) -> Option<Arc<dyn Device>> {
         if !wanted("cuda") {
             return None;
@@ -92,13 +92,13 @@ impl Kernels {
         }
     }
 
-    /// Every device that runs the kernels here, the simulator with that seed.
+    /// Opens every device of this machine that runs the kernels, the simulator with a seed.
     pub fn devices(&self, seed: u64) -> Vec<Arc<dyn Device>> {
         self.sim(seed).into_iter().chain(self.cuda()).collect()
     }
 
-    /// Replays what `work` launches in a process under a sanitizer, each launch once for every seed, and gives the names of
-    /// the kernels; fails with what the sanitizer said.
+    /// Records the launches of `work` and replays them in a process under a sanitizer, each once for every seed. Returns the
+    /// names of the kernels; panics with the output of the sanitizer if it reports an error.
     pub fn under(
         &self,
         sanitizer: Sanitizer,
@@ -110,7 +110,7 @@ impl Kernels {
         work(recorder.clone());
         let (file, launches) = Arc::into_inner(recorder).unwrap().hooks.into_parts();
         let mut command = Command::new(program);
-        // The first race tells enough.
+        // One race is enough to report.
         command.env("TSAN_OPTIONS", "halt_on_error=1").arg(file.path());
         let output = command.output().unwrap();
         let said = String::from_utf8_lossy(&output.stderr);
@@ -118,7 +118,7 @@ impl Kernels {
         Some(launches)
     }
 
-    /// An ordinary run leaves out the shards for bf16, which are the templates of those for f16: half of the compilation.
+    /// An ordinary run leaves out the bf16 shards, which use the same templates as those for f16: half of the compilation.
     fn program(&self, sanitizer: Sanitizer) -> Option<PathBuf> {
         let mut manifest = self.manifest();
         manifest.units.retain(|unit| everything() || !unit.macros.iter().any(|name| name.contains("_BF16")));
@@ -126,12 +126,12 @@ impl Kernels {
     }
 }
 
-/// The folder of the bundle that these tests run in, if they do.
+/// Returns the folder of the bundle, if the tests run in one.
 pub fn bundle() -> Option<PathBuf> {
     std::env::var_os("QUIRE_BUNDLE").map(PathBuf::from)
 }
 
-/// Whether a device is to be tested; a report, where `QUIRE_TEST_DEVICE` names another one.
+/// Returns whether a device should be tested; reports if `QUIRE_TEST_DEVICE` names another one.
 pub fn wanted(name: &str) -> bool {
     let wanted = std::env::var("QUIRE_TEST_DEVICE").map_or(true, |wanted| wanted == name);
     if !wanted {
@@ -140,7 +140,7 @@ pub fn wanted(name: &str) -> bool {
     wanted
 }
 
-/// `None`, and the line that says so, without a compiler.
+/// Returns the C++ compiler; reports and returns `None` if there is none.
 fn compiler() -> Option<&'static Compiler> {
     static COMPILER: OnceLock<Result<Compiler, String>> = OnceLock::new();
     if bundle().is_some() {

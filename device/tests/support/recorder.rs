@@ -1,4 +1,4 @@
-//! What a device is asked to launch is kept, so that what is replayed is what a program launches.
+//! Records the launches of a program to a file, so that they can be replayed.
 
 use std::sync::Mutex;
 
@@ -19,7 +19,7 @@ impl Recorder {
         Recorder { seeds: seeds.to_vec(), file, launches: Mutex::default() }
     }
 
-    /// The file, and the names of the kernels in it.
+    /// Returns the file and the names of the kernels in it.
     pub fn into_parts(self) -> (tempfile::NamedTempFile, Vec<String>) {
         (self.file.into_inner().unwrap(), self.launches.into_inner().unwrap())
     }

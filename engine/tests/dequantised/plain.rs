@@ -130,7 +130,9 @@ fn write(args: LinearArgs<'_>, plain: &[Number]) -> Result<(), KernelError> {
 fn plain(args: &LinearArgs<'_>, mut integer: impl FnMut(f32, f32) -> f32) -> Result<Vec<Number>, KernelError> {
     let weights = args.weights.host()?;
     let (n, k) = (weights.n(), weights.k());
-    let dense: Vec<f64> = (0..n * k).map(|i| f64::from(weights.get(i / k, i % k))).collect();
+    let mut dense = vec![0.0f32; n * k];
+    dense.chunks_mut(k).enumerate().for_each(|(row, out)| weights.copy_row(row, out));
+    let dense: Vec<f64> = dense.into_iter().map(f64::from).collect();
     let lengths: Vec<f64> = dense.chunks(k).map(length).collect();
     let bias: Option<&[f32]> = args.bias.map(|bias| bias.host()).transpose()?;
     let mut y = Vec::with_capacity(args.rows * n);

@@ -1,6 +1,6 @@
-// What Hopper has beside the threads of a block: mbarriers, the copy engine (TMA), named barriers, registers by role.
+// Features of Hopper: mbarriers, the copy engine (TMA), named barriers, and register reallocation.
 //
-// As in ptx.cuh each wrapper has a model for the host and the instruction, of sm_90 (setmaxnreg: sm_90a). The names in
+// As in ptx.cuh, each wrapper has a model for the host, and the instruction of sm_90 (setmaxnreg: sm_90a). The names in
 // brackets are sections of the PTX ISA.
 #pragma once
 
@@ -12,8 +12,8 @@
 
 namespace quire {
 
-// A tensor of four dimensions in global memory and how it is cut into boxes; what device::Arg::tensor makes, on a GPU of
-// cuTensorMapEncodeTiled. A parameter of a kernel: `const __grid_constant__ TensorMap`.
+// A tensor of four dimensions in global memory and the size of its boxes, made by device::Arg::tensor; on a GPU by
+// cuTensorMapEncodeTiled. As a kernel parameter: `const __grid_constant__ TensorMap`.
 #ifdef QUIRE_SIMT
 using simt::TensorMap;
 #else
@@ -22,8 +22,8 @@ struct alignas(128) TensorMap {
 };
 #endif
 
-// Makes 8 bytes of shared memory an mbarrier whose phases take so many arrivals [mbarrier.init]. Once, by one thread, before
-// `mbarrier_init_fence` of that thread and a barrier of the block.
+// Initialises 8 bytes of shared memory as an mbarrier whose phases take `arrivals` arrivals [mbarrier.init]. One thread calls
+// this once, followed by `mbarrier_init_fence` in the same thread and a barrier of the block.
 __device__ __forceinline__ void mbarrier_init(uint64_t* barrier, uint32_t arrivals, [[maybe_unused]] Place at = here()) {
 #ifdef QUIRE_SIMT
     simt::mbarrier_init(barrier, arrivals, at);
@@ -32,7 +32,7 @@ __device__ __forceinline__ void mbarrier_init(uint64_t* barrier, uint32_t arriva
 #endif
 }
 
-// Makes the mbarriers of this thread known to the copy engine [membar / fence: .mbarrier_init].
+// Makes the mbarriers that this thread initialised visible to the copy engine [membar / fence: .mbarrier_init].
 __device__ __forceinline__ void mbarrier_init_fence() {
 #ifdef QUIRE_SIMT
     simt::mbarrier_fence();
@@ -41,7 +41,7 @@ __device__ __forceinline__ void mbarrier_init_fence() {
 #endif
 }
 
-// One arrival [mbarrier.arrive]: what this thread did before is seen by those who wait for the phase.
+// Arrives once [mbarrier.arrive]. Earlier writes of this thread are visible to threads that wait for the phase.
 __device__ __forceinline__ void mbarrier_arrive(uint64_t* barrier, [[maybe_unused]] Place at = here()) {
 #ifdef QUIRE_SIMT
     simt::mbarrier_arrive(barrier, 0, at);
@@ -50,7 +50,8 @@ __device__ __forceinline__ void mbarrier_arrive(uint64_t* barrier, [[maybe_unuse
 #endif
 }
 
-// One arrival, and so many bytes that copies must bring before the phase ends [mbarrier.arrive: .expect_tx].
+// Arrives once, and adds `bytes` to the bytes that copies must deliver before the phase completes [mbarrier.arrive:
+// .expect_tx].
 __device__ __forceinline__ void mbarrier_arrive_expect(uint64_t* barrier, uint32_t bytes,
                                                        [[maybe_unused]] Place at = here()) {
 #ifdef QUIRE_SIMT
@@ -61,8 +62,8 @@ __device__ __forceinline__ void mbarrier_arrive_expect(uint64_t* barrier, uint32
 #endif
 }
 
-// Waits until the phase of this parity has ended [mbarrier.try_wait: .parity]. The first phase has parity 0; a fresh mbarrier
-// is as one whose phase of parity 1 has just ended.
+// Waits until the phase with this parity has completed [mbarrier.try_wait: .parity]. The first phase has parity 0; a new
+// mbarrier behaves as if a phase of parity 1 had just completed.
 __device__ __forceinline__ void mbarrier_wait(uint64_t* barrier, uint32_t parity, [[maybe_unused]] Place at = here()) {
 #ifdef QUIRE_SIMT
     simt::mbarrier_wait(barrier, parity, at);
@@ -78,9 +79,9 @@ __device__ __forceinline__ void mbarrier_wait(uint64_t* barrier, uint32_t parity
 #endif
 }
 
-// Begins a copy of one box, whose first element is at these coordinates (the fastest dimension first), to shared memory at a
-// multiple of 128 bytes, in the map's swizzle [cp.async.bulk.tensor]. What lies outside of the tensor becomes zeros. The
-// barrier is told of all bytes of the box.
+// Starts a copy of one box to shared memory, at a multiple of 128 bytes, in the swizzle of the map [cp.async.bulk.tensor]. x,
+// y, z and w are the coordinates of its first element, fastest dimension first. Elements outside of the tensor become zeros.
+// The mbarrier counts all bytes of the box.
 __device__ __forceinline__ void load_box(void* shared, const TensorMap& map, int x, int y, int z, int w, uint64_t* barrier,
                                          [[maybe_unused]] Place at = here()) {
 #ifdef QUIRE_SIMT
@@ -94,8 +95,8 @@ __device__ __forceinline__ void load_box(void* shared, const TensorMap& map, int
 #endif
 }
 
-// An ordinary store of 16 bytes to shared memory that the tensor cores or the copy engine will read or write over: they see
-// it after `proxy_fence` of this thread and a barrier.
+// Stores 16 bytes to shared memory that the tensor cores will read or the copy engine will overwrite. They see the store after
+// `proxy_fence` in this thread and a barrier.
 __device__ __forceinline__ void proxy_store(void* shared, const uint4& value, [[maybe_unused]] Place at = here()) {
 #ifdef QUIRE_SIMT
     simt::proxy_store(shared, value, at);
@@ -104,7 +105,7 @@ __device__ __forceinline__ void proxy_store(void* shared, const uint4& value, [[
 #endif
 }
 
-// Orders this thread's ordinary accesses to shared memory before asynchronous ones [membar / fence: .proxy.async].
+// Orders ordinary accesses of this thread to shared memory before asynchronous accesses [membar / fence: .proxy.async].
 __device__ __forceinline__ void proxy_fence() {
 #ifdef QUIRE_SIMT
     simt::proxy_fence();
@@ -113,7 +114,7 @@ __device__ __forceinline__ void proxy_fence() {
 #endif
 }
 
-// Meets `threads` threads of the block, whole warps of them, at barrier `id`, 1 to 15 [bar / barrier: .sync].
+// Waits at barrier `id`, 1 to 15, for `threads` threads of the block, in whole warps [bar / barrier: .sync].
 __device__ __forceinline__ void named_barrier_sync(uint32_t id, uint32_t threads, [[maybe_unused]] Place at = here()) {
 #ifdef QUIRE_SIMT
     simt::named_barrier(id, threads, true, at);
@@ -122,7 +123,7 @@ __device__ __forceinline__ void named_barrier_sync(uint32_t id, uint32_t threads
 #endif
 }
 
-// Counts as one of them without waiting [bar / barrier: .arrive].
+// Arrives at such a barrier without waiting [bar / barrier: .arrive].
 __device__ __forceinline__ void named_barrier_arrive(uint32_t id, uint32_t threads, [[maybe_unused]] Place at = here()) {
 #ifdef QUIRE_SIMT
     simt::named_barrier(id, threads, false, at);
@@ -131,7 +132,7 @@ __device__ __forceinline__ void named_barrier_arrive(uint32_t id, uint32_t threa
 #endif
 }
 
-// 2 to that power, as the instruction has it: what would be less than the least normal number is 0 [ex2: .approx.ftz].
+// Returns 2 to the power `power`; results below the smallest normal number are 0, as from the instruction [ex2: .approx.ftz].
 __device__ __forceinline__ float exp2_approx(float power) {
     float value;
 #ifdef QUIRE_SIMT
@@ -143,8 +144,8 @@ __device__ __forceinline__ float exp2_approx(float power) {
     return value;
 }
 
-// Gives registers back, or takes some, for all later code of this warpgroup [setmaxnreg]. Every warp of it comes here. The
-// host has registers without end.
+// Sets the number of registers per thread for the rest of this warpgroup [setmaxnreg]: `give_registers` lowers it,
+// `take_registers` raises it. All warps of the warpgroup must call it. On the host they do nothing.
 template <uint32_t COUNT>
 __device__ __forceinline__ void give_registers() {
     static_assert(COUNT % 8 == 0 && COUNT >= 24 && COUNT <= 256, "a multiple of 8 from 24 to 256");

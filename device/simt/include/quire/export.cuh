@@ -1,10 +1,10 @@
-// QUIRE_EXPORT(kernel); stands behind every kernel entry. QUIRE_EXPORT_SHARED(kernel, bytes); stands there instead for a
-// kernel whose blocks need `bytes` of dynamic shared memory: a launch then gets at least that much. In the module of a GPU
-// the number is the constant <kernel>_shared_bytes, which `device::cuda` reads when it loads the kernel.
+// QUIRE_EXPORT(kernel): registers a kernel. Write it after the definition of every kernel. QUIRE_EXPORT_SHARED(kernel, bytes)
+// registers a kernel whose blocks need `bytes` of dynamic shared memory; every launch gets at least that much. In the module of
+// a GPU the number is the constant <kernel>_shared_bytes, which `device::cuda` reads when it loads the kernel.
 //
-// nvcc gives an `extern "C" __global__` function its name in the module by itself, so there it is nothing. On the host
-// it enters the kernel into the library's table, with a function that takes the same array of pointers to arguments as
-// cuLaunchKernel and calls the kernel with its parameter types.
+// nvcc adds an `extern "C" __global__` function to its module by name, so there the macro does nothing. On the host it adds the
+// kernel to the table of the library, with a function that takes the same array of argument pointers as cuLaunchKernel and
+// calls the kernel with its parameter types.
 #pragma once
 
 #ifdef QUIRE_SIMT
@@ -25,8 +25,8 @@ struct Kernel {
     uint32_t shared_bytes;
     const Kernel* next;
 };
-// Enters a kernel into the table of this library; called before main or by dlopen.
-void enter(Kernel* kernel);
+// Adds a kernel to the table of this library; called before main or by dlopen.
+void register_kernel(Kernel* kernel);
 
 template <auto kernel>
 struct Trampoline;
@@ -43,18 +43,18 @@ struct Trampoline<kernel> {
         return {name, file, call, bytes, sizeof...(Parameters), shared_bytes, nullptr};
     }
 };
-struct Entry {
-    explicit Entry(Kernel* kernel) { enter(kernel); }
+struct Registration {
+    explicit Registration(Kernel* kernel) { register_kernel(kernel); }
 };
 
 }  // namespace simt
 
-// In two steps, so that a name may itself come from a macro.
+// In two steps, so that the name may be the result of a macro.
 #define QUIRE_EXPORT(name) QUIRE_EXPORT_EXPANDED(name, 0)
 #define QUIRE_EXPORT_SHARED(name, bytes) QUIRE_EXPORT_EXPANDED(name, bytes)
 #define QUIRE_EXPORT_EXPANDED(name, bytes)                                                               \
     static simt::Kernel quire_kernel_##name = simt::Trampoline<&name>::describe(#name, __FILE__, bytes); \
-    static const simt::Entry quire_entry_##name(&quire_kernel_##name)
+    static const simt::Registration quire_entry_##name(&quire_kernel_##name)
 
 #else
 

@@ -1,6 +1,7 @@
-// The only place with inline PTX: tensor core products, the loads that feed them, and asynchronous copies.
+// Wrappers of inline PTX for tensor core products, the loads that feed them, and asynchronous copies. Inline PTX is used only
+// in this folder.
 //
-// Each wrapper has two bodies side by side: a model for the host (device/simt) and the instruction for nvcc. Layouts are
+// Each wrapper has two bodies side by side: a model for the host (device/simt), and the instruction for nvcc. Layouts are
 // those of the PTX ISA, sections "Matrix fragments for mma.m16n8k16" and "ldmatrix".
 #pragma once
 
@@ -16,7 +17,7 @@
 
 namespace quire {
 
-// The line of a call, for the host's messages; nothing under nvcc.
+// Source line of a call, for messages of the simulator; empty under nvcc.
 #ifdef QUIRE_SIMT
 using simt::here;
 using simt::Place;
@@ -24,15 +25,15 @@ using simt::Place;
 struct Place {};
 __device__ __forceinline__ Place here() { return {}; }
 
-// An address in the shared window, as instructions want it.
+// Returns an address in the shared state space, as instructions take it.
 __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 #endif
 
-// d += a * b for a 16x16 tile a (row-major), a 16x8 tile b (column-major) and a 16x8 tile d of float; T, the type of a and
-// b, is __half or __nv_bfloat16. All 32 lanes take part. With g = lane / 4 and c = lane % 4 * 2 a lane holds, the lower
-// column (of a) or row (of b) in the lower half of a register:
+// Computes d += a * b for a 16x16 tile a (row-major), a 16x8 tile b (column-major) and a 16x8 tile d of float. T, the type of a
+// and b, is __half or __nv_bfloat16. All 32 lanes take part. With g = lane / 4 and c = lane % 4 * 2, a lane holds the following
+// elements; the lower column (of a) or row (of b) is in the lower half of a register:
 //
 //   a[0]  row g,      columns c, c + 1           b[0]  rows c,     c + 1,  column g
 //   a[1]  row g + 8,  columns c, c + 1           b[1]  rows c + 8, c + 9,  column g
@@ -41,7 +42,7 @@ __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
 template <class T>
 __device__ __forceinline__ void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
                                              [[maybe_unused]] Place at = here()) {
-    static_assert(std::is_same_v<T, __half> || std::is_same_v<T, __nv_bfloat16>, "tiles are of f16 or bf16");
+    static_assert(std::is_same_v<T, __half> || std::is_same_v<T, __nv_bfloat16>, "tiles are f16 or bf16");
 #ifdef QUIRE_SIMT
     simt::mma_m16n8k16<T>(d, a, b, at);
 #else
@@ -59,9 +60,9 @@ __device__ __forceinline__ void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[
 #endif
 }
 
-// Loads N (1, 2 or 4) tiles of 8x8 16-bit numbers from shared memory, all 32 lanes together. Lane 8 i + j points at row j
-// of tile i: 16 bytes, aligned to 16; pointers of lanes from 8 N on are not used. Afterwards tile[i] of a lane holds row
-// lane / 4, columns lane % 4 * 2 and the next, of tile i.
+// Loads N (1, 2 or 4) tiles of 8x8 16-bit numbers from shared memory, with all 32 lanes. Lane 8 i + j passes the address of row
+// j of tile i: 16 bytes, aligned to 16; addresses of lanes from 8 N on are ignored. Afterwards tile[i] of a lane holds columns
+// lane % 4 * 2 and the next of row lane / 4 of tile i.
 template <int N>
 __device__ __forceinline__ void ldmatrix(uint32_t (&tile)[N], const void* row, [[maybe_unused]] Place at = here()) {
     static_assert(N == 1 || N == 2 || N == 4, "ldmatrix loads 1, 2 or 4 tiles");
@@ -85,7 +86,7 @@ __device__ __forceinline__ void ldmatrix(uint32_t (&tile)[N], const void* row, [
 #endif
 }
 
-// As ldmatrix, with each tile transposed on its way: a lane gets rows lane % 4 * 2 and the next of column lane / 4.
+// As ldmatrix, with each tile transposed: a lane gets rows lane % 4 * 2 and the next of column lane / 4.
 template <int N>
 __device__ __forceinline__ void ldmatrix_trans(uint32_t (&tile)[N], const void* row,
                                                [[maybe_unused]] Place at = here()) {
@@ -113,8 +114,8 @@ __device__ __forceinline__ void ldmatrix_trans(uint32_t (&tile)[N], const void* 
 #endif
 }
 
-// Begins a copy of 16 bytes from global to shared memory, both aligned to 16, in the open group of this thread. Where not
-// `valid`, zeros are written and `global` is not read (it must still be an address).
+// Starts a copy of 16 bytes from global to shared memory, both aligned to 16, in the open group of this thread. If not `valid`,
+// zeros are written and `global` is not read (it must still be an address).
 __device__ __forceinline__ void cp_async16(void* shared, const void* global, bool valid = true,
                                            [[maybe_unused]] Place at = here()) {
 #ifdef QUIRE_SIMT
@@ -126,7 +127,7 @@ __device__ __forceinline__ void cp_async16(void* shared, const void* global, boo
 #endif
 }
 
-// Closes the open group of this thread and opens the next.
+// Closes the open group of this thread and opens the next one.
 __device__ __forceinline__ void cp_async_commit() {
 #ifdef QUIRE_SIMT
     simt::async_commit();
@@ -135,7 +136,7 @@ __device__ __forceinline__ void cp_async_commit() {
 #endif
 }
 
-// Waits until at most the N newest groups of this thread are in flight. Other threads see what it copied after a barrier.
+// Waits until at most the N newest groups of this thread are incomplete. Other threads see the copied data after a barrier.
 template <int N>
 __device__ __forceinline__ void cp_async_wait() {
 #ifdef QUIRE_SIMT

@@ -1,4 +1,4 @@
-/* The C interface of a host library of kernels (libquire_sim_<crate>.so), see device/simt/README.md. */
+/* C interface of a host library of kernels (libquire_sim_<crate>.so); see device/simt/README.md. */
 #ifndef QUIRE_SIM_H
 #define QUIRE_SIM_H
 
@@ -11,29 +11,29 @@ extern "C" {
 
 #define QUIRE_SIM_API __attribute__((visibility("default")))
 
-/* Counts up when anything below changes. */
+/* Incremented when anything below changes. */
 #define QUIRE_SIM_ABI 3
 
 /* Why a launch failed. */
 enum {
     QUIRE_SIM_OK = 0,
     QUIRE_SIM_UNKNOWN_KERNEL = 1,
-    QUIRE_SIM_BAD_LAUNCH = 2,           /* grid, block or shared bytes that no device takes */
+    QUIRE_SIM_BAD_LAUNCH = 2,           /* grid, block or shared memory beyond the limits */
     QUIRE_SIM_DIVERGENT_BARRIER = 3,    /* threads of a block wait at different barriers */
-    QUIRE_SIM_BARRIER_AFTER_EXIT = 4,   /* some threads wait at a barrier, others have left the kernel */
+    QUIRE_SIM_BARRIER_AFTER_EXIT = 4,   /* some threads wait at a barrier, others have exited */
     QUIRE_SIM_DEADLOCK = 5,             /* threads wait for each other at a barrier and in a warp */
-    QUIRE_SIM_BAD_MASK = 6,             /* the mask of a warp operation lacks the caller, or names a lane that left */
-    QUIRE_SIM_DIVERGENT_COLLECTIVE = 7, /* lanes of a mask meet in different operations */
+    QUIRE_SIM_BAD_MASK = 6,             /* the mask of a warp operation excludes the caller, or names an exited lane */
+    QUIRE_SIM_DIVERGENT_COLLECTIVE = 7, /* lanes of a mask call different operations */
     QUIRE_SIM_BAD_LANE = 8,             /* a shuffle reads from a lane outside of its mask */
-    QUIRE_SIM_MISALIGNED = 9,           /* ldmatrix or cp.async at an address that is no multiple of 16 */
+    QUIRE_SIM_MISALIGNED = 9,           /* ldmatrix or cp.async at an address that is not a multiple of 16 */
     QUIRE_SIM_TRAP = 10,                /* the kernel called __trap() */
-    QUIRE_SIM_BAD_ASYNC = 11            /* an mbarrier, a bulk copy or a wgmma against its rules */
+    QUIRE_SIM_BAD_ASYNC = 11            /* wrong use of an mbarrier, a bulk copy or a wgmma */
 };
 
 typedef struct {
     const char* name;
-    const char* file;                /* the source that defines it */
-    const uint32_t* parameter_bytes; /* the size of each parameter */
+    const char* file;                /* source file that defines it */
+    const uint32_t* parameter_bytes; /* size of each parameter */
     uint32_t parameters;
     uint32_t shared_bytes;           /* dynamic shared memory that its blocks need; every launch gets at least that */
 } quire_sim_kernel;
@@ -41,25 +41,25 @@ typedef struct {
 typedef struct {
     int32_t code; /* one of the codes above */
     uint32_t block[3], thread[3];
-    int32_t line;         /* of the source; 0 where the fault has none */
+    int32_t line;         /* source line; 0 if the fault has none */
     const char* kernel;
-    const char* file;     /* "" where the fault has none */
-    const char* message;  /* all of it in one line */
+    const char* file;     /* "" if the fault has none */
+    const char* message;  /* all of the above in one line */
 } quire_sim_fault;
 
 typedef struct {
-    uint64_t seed; /* of the order of threads and blocks; 0 keeps the natural order */
+    uint64_t seed; /* seed of the order of threads and blocks; 0 keeps the natural order */
 } quire_sim_options;
 
 QUIRE_SIM_API uint32_t quire_sim_abi(void);
 QUIRE_SIM_API size_t quire_sim_kernel_count(void);
 /* Kernels are sorted by name; index < quire_sim_kernel_count(). */
 QUIRE_SIM_API quire_sim_kernel quire_sim_kernel_at(size_t index);
-/* Runs the whole grid before it returns. `args` is the array of cuLaunchKernel: a pointer to each argument. Several
+/* Runs the whole grid before it returns. `args` has a pointer to each argument, as for cuLaunchKernel. Several
    threads may launch at once. */
 QUIRE_SIM_API int32_t quire_sim_launch(const char* name, const uint32_t grid[3], const uint32_t block[3],
                                        uint32_t shared_bytes, void* const* args, const quire_sim_options* options);
-/* The fault of the last launch of this thread that failed; its texts hold until this thread's next launch. */
+/* Returns the fault of this thread's last launch. Its texts are valid until this thread's next launch. */
 QUIRE_SIM_API quire_sim_fault quire_sim_last_error(void);
 
 #ifdef __cplusplus

@@ -1,20 +1,22 @@
 // Products of a warpgroup on Hopper's tensor cores: wgmma, of sm_90a.
 //
-// A warpgroup is four whole warps, the first a multiple of four. It begins products, commits them as a group and waits for
-// groups; between the beginning and the wait neither the sums, nor a's registers, nor what lies in shared memory may be
-// touched. Names in brackets are sections of the PTX ISA.
+// A warpgroup is four whole warps, the first of which is a multiple of four. It starts products, commits them as a group, and
+// waits for groups. Between start and wait, the sums, the registers of a, and the operands in shared memory must not be
+// accessed. Names in brackets are sections of the PTX ISA.
 #pragma once
 
 #include "async.cuh"
 
 namespace quire {
 
-// Where a matrix of 16-bit elements lies in shared memory [Asynchronous warpgroup level matrix: matrix descriptor], with the
-// swizzle of 128 bytes: rows of 64 elements (128 bytes), the 16-byte chunk c of row r of a group of 8 at place c ^ (r % 8),
-// groups of 8 rows at multiples of 1024 bytes. This is the way in which load_box leaves boxes of 64 elements a row.
+// Returns the descriptor of a matrix of 16-bit elements in shared memory [Asynchronous warpgroup level matrix: matrix
+// descriptor] with the 128-byte swizzle: rows of 64 elements (128 bytes); the 16-byte chunk c of row r of a group of 8 rows is
+// stored at c ^ (r % 8); groups of 8 rows start at multiples of 1024 bytes. load_box stores boxes with 64 elements per row this
+// way.
 //
-// Whether the rows are those of the matrix or of its transpose is for the product to say. `leading`: bytes from 64 columns to
-// the next, where the rows' elements are columns (MN major); else not used. `stride`: bytes from 8 rows to the next.
+// The product decides whether the rows are those of the matrix or of its transpose. `leading`: bytes from one group of 64
+// columns to the next, if elements of a row are columns (MN major); otherwise unused. `stride`: bytes from one group of 8 rows
+// to the next.
 __device__ __forceinline__ uint64_t matrix_in_128(const void* shared, uint32_t leading, uint32_t stride,
                                                   [[maybe_unused]] Place at = here()) {
 #ifdef QUIRE_SIMT
@@ -26,15 +28,15 @@ __device__ __forceinline__ uint64_t matrix_in_128(const void* shared, uint32_t l
            uint64_t{1} << 62;
 }
 
-// The same matrix from so many bytes on: within a row's 128 bytes (the next elements of it), or by groups of 8 rows.
+// Returns the descriptor of the matrix `bytes` bytes further on: within the 128 bytes of a row, or by groups of 8 rows.
 __device__ __forceinline__ uint64_t matrix_from(uint64_t matrix, uint32_t bytes) { return matrix + (bytes >> 4); }
 
-// The 16-byte chunk `chunk` (0 to 7) of row `row` of such rows.
+// Returns the address of the 16-byte chunk `chunk` (0 to 7) of row `row` of such rows.
 __device__ __forceinline__ unsigned char* chunk_in_128(void* rows, uint32_t row, uint32_t chunk) {
     return static_cast<unsigned char*>(rows) + row * 128 + ((chunk ^ row % 8) * 16);
 }
 
-// Before the first product, and before one that follows an ordinary access to its registers [wgmma.fence].
+// Required before the first product, and before a product that follows an ordinary access to its registers [wgmma.fence].
 __device__ __forceinline__ void wgmma_fence() {
 #ifdef QUIRE_SIMT
     simt::product_fence();
@@ -52,7 +54,7 @@ __device__ __forceinline__ void wgmma_commit() {
 #endif
 }
 
-// Waits until at most the N newest groups are on their way [wgmma.wait_group].
+// Waits until at most the N newest groups are incomplete [wgmma.wait_group].
 template <int N>
 __device__ __forceinline__ void wgmma_wait([[maybe_unused]] Place at = here()) {
 #ifdef QUIRE_SIMT
@@ -62,7 +64,7 @@ __device__ __forceinline__ void wgmma_wait([[maybe_unused]] Place at = here()) {
 #endif
 }
 
-// How the second factor lies in shared memory: rows of k for each column, or rows of columns for each k.
+// Layout of the second factor in shared memory: a row of k for each column, or a row of columns for each k.
 enum class Rows { K, COLUMNS };
 
 #ifndef QUIRE_SIMT
@@ -78,7 +80,7 @@ enum class Rows { K, COLUMNS };
     "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31," \
     "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47," \
     "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
-// m64 n k16: `sums` of a thread, a predicate from operand `p` (whether to add to the sums), then the factors.
+// The instruction m64 n k16: the sums of a thread, a predicate from operand `p` (whether to add to the sums), then the factors.
 #define QUIRE_WGMMA(sums, n, type, p, factors, ...)                                                               \
     asm volatile("{.reg .pred p; setp.ne.b32 p, " p ", 0; wgmma.mma_async.sync.aligned.m64n" n "k16.f32." type "." \
                  type " {" QUIRE_WGMMA_##sums##_NAMES "}, " factors ";}"                                           \
@@ -86,19 +88,19 @@ enum class Rows { K, COLUMNS };
                  : __VA_ARGS__)
 #endif
 
-// d (+)= a b, a of 64 x 16, b of 16 x N, d of 64 x N float; T, the type of a and b, is __half or __nv_bfloat16
-// [wgmma.mma_async]. Without `accumulate`, what d holds is not looked at. With g = lane / 4 and c = lane % 4 * 2, warp w of
-// the warpgroup holds of d, for every i < N / 8:
+// Computes d = a b, or d += a b if `accumulate`, for a of 64 x 16, b of 16 x N, and d of 64 x N floats. T, the type of a and b,
+// is __half or __nv_bfloat16 [wgmma.mma_async]. With g = lane / 4 and c = lane % 4 * 2, a lane of warp w of the warpgroup holds
+// these elements of d, for every i < N / 8:
 //
 //   d[i][0], d[i][1]  row 16 w + g,      columns 8 i + c and the next
-//   d[i][2], d[i][3]  row 16 w + g + 8,  the same
+//   d[i][2], d[i][3]  row 16 w + g + 8,  the same columns
 //
-// Here a lies in shared memory, its rows those of k.
+// In this overload a is in shared memory, with rows of k.
 template <class T, int N, Rows B>
 __device__ __forceinline__ void wgmma(float (&d)[N / 8][4], uint64_t a, uint64_t b, bool accumulate,
                                       [[maybe_unused]] Place at = here()) {
-    static_assert(std::is_same_v<T, __half> || std::is_same_v<T, __nv_bfloat16>, "tiles are of f16 or bf16");
-    static_assert(N == 64 || N == 128, "of the shapes of wgmma those with 64 and 128 columns");
+    static_assert(std::is_same_v<T, __half> || std::is_same_v<T, __nv_bfloat16>, "tiles are f16 or bf16");
+    static_assert(N == 64 || N == 128, "wgmma is wrapped for 64 and 128 columns");
 #ifdef QUIRE_SIMT
     simt::wgmma<T, N, B == Rows::COLUMNS>(&d[0][0], nullptr, a, b, accumulate, at);
 #else
@@ -116,13 +118,13 @@ __device__ __forceinline__ void wgmma(float (&d)[N / 8][4], uint64_t a, uint64_t
 #endif
 }
 
-// Here each warp brings 16 rows of a in registers, as mma_m16n8k16 has them; two neighbouring d[i] of a product, narrowed,
-// are such registers. They stay as they are until the wait.
+// In this overload each warp passes 16 rows of a in registers, laid out as for mma_m16n8k16; two neighbouring d[i] of a
+// product, converted to T, have that layout. The registers must not change until the wait.
 template <class T, int N, Rows B>
 __device__ __forceinline__ void wgmma(float (&d)[N / 8][4], const uint32_t (&a)[4], uint64_t b, bool accumulate,
                                       [[maybe_unused]] Place at = here()) {
-    static_assert(std::is_same_v<T, __half> || std::is_same_v<T, __nv_bfloat16>, "tiles are of f16 or bf16");
-    static_assert(N == 64 || N == 128, "of the shapes of wgmma those with 64 and 128 columns");
+    static_assert(std::is_same_v<T, __half> || std::is_same_v<T, __nv_bfloat16>, "tiles are f16 or bf16");
+    static_assert(N == 64 || N == 128, "wgmma is wrapped for 64 and 128 columns");
 #ifdef QUIRE_SIMT
     simt::wgmma<T, N, B == Rows::COLUMNS>(&d[0][0], a, 0, b, accumulate, at);
 #else

@@ -1,4 +1,4 @@
-// The host's stand-in for CUDA's header of this name: __half and __half2.
+// Replacement for CUDA's header of this name: __half and __half2.
 #pragma once
 
 #include "cuda_runtime.h"
@@ -33,24 +33,6 @@ struct alignas(4) __half2 {
 using half = __half;
 using half2 = __half2;
 
-SIMT_SMALL_FLOAT_OPERATORS(__half)
-static inline __half __hfma(__half a, __half b, __half c) {
-    return simt::bit_cast<__half>(simt::round_double<simt::Half>(std::fma(double(float(a)), double(float(b)), double(float(c)))));
-}
+SIMT_SMALL_FLOAT_OPERATORS(__half, simt::Half)
 SIMT_SMALL_FLOAT_PAIRS(__half, __half2)
-
-static inline float __half2float(__half value) { return value; }
-static inline __half __float2half(float value) { return value; }
-static inline __half __float2half_rn(float value) { return value; }
-static inline __half __int2half_rn(int value) { return value; }
-static inline __half __ushort_as_half(unsigned short bits) { return simt::bit_cast<__half>(bits); }
-static inline unsigned short __half_as_ushort(__half value) { return value.__x; }
-static inline float2 __half22float2(__half2 value) { return {value.x, value.y}; }
-static inline __half2 __float2half2_rn(float value) { return {value, value}; }
-static inline __half2 __floats2half2_rn(float x, float y) { return {x, y}; }
-static inline __half2 __float22half2_rn(float2 value) { return {value.x, value.y}; }
-static inline __half2 __half2half2(__half value) { return {value, value}; }
-static inline __half2 __halves2half2(__half x, __half y) { return {x, y}; }
-static inline __half2 make_half2(__half x, __half y) { return {x, y}; }
-static inline __half __low2half(__half2 value) { return value.x; }
-static inline __half __high2half(__half2 value) { return value.y; }
+SIMT_SMALL_FLOAT_CONVERSIONS(__half, __half2, half)

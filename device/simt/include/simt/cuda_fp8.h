@@ -1,4 +1,4 @@
-// The host's stand-in for CUDA's header of this name: e4m3 and e5m2, saturating as everything in Quire does.
+// Replacement for CUDA's header of this name: e4m3 and e5m2, always saturating, as Quire uses them.
 #pragma once
 
 #include "cuda_bf16.h"
@@ -20,7 +20,7 @@ static inline __nv_fp8x2_storage_t __nv_cvt_float2_to_fp8x2(float2 value, __nv_s
     const unsigned high = __nv_cvt_float_to_fp8(value.y, saturation, kind);
     return static_cast<__nv_fp8x2_storage_t>(high << 8 | low);
 }
-// Every fp8 number is an f16 number.
+// Exact, because every fp8 number is an f16 number.
 static inline __half_raw __nv_cvt_fp8_to_halfraw(__nv_fp8_storage_t code, __nv_fp8_interpretation_t kind) {
     return __half(kind == __NV_E4M3 ? simt::e4m3_to_float(code) : simt::e5m2_to_float(code));
 }

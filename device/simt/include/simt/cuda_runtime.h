@@ -1,4 +1,4 @@
-// The host's stand-in for CUDA's header of this name: all that nvcc lets device code use without an include.
+// Replacement for CUDA's header of this name: everything that device code may use under nvcc without an include.
 #pragma once
 
 #include "host/atomic.h"

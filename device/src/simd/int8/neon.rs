@@ -3,41 +3,60 @@
 use std::arch::aarch64::*;
 use std::arch::asm;
 
-use super::super::{LANES, Neon};
-use super::{DotLanes, GROUP, OFFSET};
+use super::super::Neon;
+use super::{DotLanes, GROUP, IntLanes, OFFSET};
 
-/// Four 128-bit registers, `sdot`.
-#[derive(Clone, Copy)]
-pub struct NeonDot([int32x4_t; 4]);
-
-impl DotLanes for NeonDot {
+/// Sums in four 128-bit registers; weights as signed bytes.
+impl IntLanes for [int32x4_t; 4] {
     type Floats = Neon;
     type Weights = [int8x16_t; 4];
-    const ROWS: usize = 3;
-    const WIDE: bool = false;
 
     #[inline(always)]
-    fn start(_correction: i32) -> Self {
-        NeonDot::splat(0)
-    }
-    #[inline(always)]
     fn splat(sum: i32) -> Self {
-        NeonDot(splat(sum))
+        // SAFETY: every aarch64 CPU has NEON.
+        [unsafe { vdupq_n_s32(sum) }; 4]
     }
+    /// Flipping the highest bit removes the offset.
     #[inline(always)]
     fn load(from: &[u8; GROUP]) -> [int8x16_t; 4] {
-        load_signed(from)
+        std::array::from_fn(|i| {
+            // SAFETY: every aarch64 CPU has NEON; each quarter of the array is 16 bytes long.
+            unsafe { vreinterpretq_s8_u8(veorq_u8(vld1q_u8(from[i * 16..i * 16 + 16].as_ptr()), vdupq_n_u8(OFFSET))) }
+        })
     }
+    /// Values from 0 to 15 are equal with and without a sign.
     #[inline(always)]
     fn load_nibbles(from: &[u8; GROUP]) -> [[int8x16_t; 4]; 2] {
-        load_nibbles(from)
+        // SAFETY: every aarch64 CPU has NEON; each quarter of the array is 16 bytes long.
+        let bytes: [uint8x16_t; 4] = std::array::from_fn(|i| unsafe { vld1q_u8(from[i * 16..i * 16 + 16].as_ptr()) });
+        // SAFETY: every aarch64 CPU has NEON.
+        let low = |v| unsafe { vreinterpretq_s8_u8(vandq_u8(v, vdupq_n_u8(15))) };
+        // SAFETY: as above.
+        let high = |v| unsafe { vreinterpretq_s8_u8(vshrq_n_u8::<4>(v)) };
+        [bytes.map(low), bytes.map(high)]
     }
     #[inline(always)]
-    fn dot(mut self, weights: [int8x16_t; 4], activations: [i8; 4]) -> Self {
+    fn to_floats(self) -> Neon {
+        // SAFETY: every aarch64 CPU has NEON.
+        Neon(self.map(|sum| unsafe { vcvtq_f32_s32(sum) }))
+    }
+}
+
+/// The `sdot` instruction.
+pub struct NeonDot;
+
+impl DotLanes for NeonDot {
+    type Sums = [int32x4_t; 4];
+    const ROWS: usize = 3;
+    const WIDE: bool = false;
+    const UNSIGNED: bool = false;
+
+    #[inline(always)]
+    fn dot(mut sums: [int32x4_t; 4], weights: [int8x16_t; 4], activations: [i8; 4]) -> [int32x4_t; 4] {
         let a = broadcast(activations);
-        for (sum, w) in self.0.iter_mut().zip(weights) {
+        for (sum, w) in sums.iter_mut().zip(weights) {
             // The intrinsic, vdotq_s32, is not in stable Rust.
-            // SAFETY: `dispatch_dot!` has checked that this CPU has the instruction; it touches registers alone.
+            // SAFETY: `dispatch_dot!` is entered after the check for the instruction; it touches registers only.
             unsafe {
                 asm!(
                     ".arch_extension dotprod",
@@ -49,117 +68,36 @@ impl DotLanes for NeonDot {
                 );
             }
         }
-        self
-    }
-    #[inline(always)]
-    fn to_floats(self) -> Neon {
-        to_floats(self.0)
-    }
-    #[inline(always)]
-    fn load_halves(from: &[u8; 2 * LANES]) -> Neon {
-        load_halves(from)
+        sums
     }
 }
 
-/// Four 128-bit registers, products in 16 bits: two of them are at most 2·127·128 = 32,512, which fits.
-#[derive(Clone, Copy)]
-pub struct NeonWiden([int32x4_t; 4]);
+/// Products in 16 bits; the sum of two is at most 2·127·128 = 32,512, which fits.
+pub struct NeonWiden;
 
 impl DotLanes for NeonWiden {
-    type Floats = Neon;
-    type Weights = [int8x16_t; 4];
+    type Sums = [int32x4_t; 4];
     const ROWS: usize = 3;
     const WIDE: bool = false;
+    const UNSIGNED: bool = false;
 
     #[inline(always)]
-    fn start(_correction: i32) -> Self {
-        NeonWiden::splat(0)
-    }
-    #[inline(always)]
-    fn splat(sum: i32) -> Self {
-        NeonWiden(splat(sum))
-    }
-    #[inline(always)]
-    fn load(from: &[u8; GROUP]) -> [int8x16_t; 4] {
-        load_signed(from)
-    }
-    #[inline(always)]
-    fn load_nibbles(from: &[u8; GROUP]) -> [[int8x16_t; 4]; 2] {
-        load_nibbles(from)
-    }
-    #[inline(always)]
-    fn dot(mut self, weights: [int8x16_t; 4], activations: [i8; 4]) -> Self {
+    fn dot(mut sums: [int32x4_t; 4], weights: [int8x16_t; 4], activations: [i8; 4]) -> [int32x4_t; 4] {
         let a = broadcast(activations);
-        for (sum, w) in self.0.iter_mut().zip(weights) {
-            // SAFETY: NEON is always there.
+        for (sum, w) in sums.iter_mut().zip(weights) {
+            // SAFETY: every aarch64 CPU has NEON.
             unsafe {
                 let low = vmull_s8(vget_low_s8(w), vget_low_s8(a));
                 let high = vmull_high_s8(w, a);
                 *sum = vpadalq_s16(*sum, vpaddq_s16(low, high));
             }
         }
-        self
+        sums
     }
-    #[inline(always)]
-    fn to_floats(self) -> Neon {
-        to_floats(self.0)
-    }
-    #[inline(always)]
-    fn load_halves(from: &[u8; 2 * LANES]) -> Neon {
-        load_halves(from)
-    }
-}
-
-#[inline(always)]
-fn splat(sum: i32) -> [int32x4_t; 4] {
-    // SAFETY: NEON is always there.
-    [unsafe { vdupq_n_s32(sum) }; 4]
-}
-
-/// Weights as signed bytes: flipping the highest bit takes the offset off.
-#[inline(always)]
-fn load_signed(from: &[u8; GROUP]) -> [int8x16_t; 4] {
-    std::array::from_fn(|i| {
-        // SAFETY: NEON is always there; each quarter of the array is 16 bytes long.
-        unsafe { vreinterpretq_s8_u8(veorq_u8(vld1q_u8(from[i * 16..i * 16 + 16].as_ptr()), vdupq_n_u8(OFFSET))) }
-    })
-}
-
-/// The low halves of the bytes and the high ones; from 0 to 15, they are the same with and without a sign.
-#[inline(always)]
-fn load_nibbles(from: &[u8; GROUP]) -> [[int8x16_t; 4]; 2] {
-    // SAFETY: NEON is always there; each quarter of the array is 16 bytes long.
-    let bytes: [uint8x16_t; 4] = std::array::from_fn(|i| unsafe { vld1q_u8(from[i * 16..i * 16 + 16].as_ptr()) });
-    // SAFETY: NEON is always there.
-    let low = |v| unsafe { vreinterpretq_s8_u8(vandq_u8(v, vdupq_n_u8(15))) };
-    // SAFETY: as above.
-    let high = |v| unsafe { vreinterpretq_s8_u8(vshrq_n_u8::<4>(v)) };
-    [bytes.map(low), bytes.map(high)]
 }
 
 #[inline(always)]
 fn broadcast(activations: [i8; 4]) -> int8x16_t {
-    // SAFETY: NEON is always there.
+    // SAFETY: every aarch64 CPU has NEON.
     unsafe { vreinterpretq_s8_s32(vdupq_n_s32(i32::from_le_bytes(activations.map(|a| a as u8)))) }
-}
-
-#[inline(always)]
-fn to_floats(sums: [int32x4_t; 4]) -> Neon {
-    // SAFETY: NEON is always there.
-    Neon(sums.map(|sum| unsafe { vcvtq_f32_s32(sum) }))
-}
-
-/// The bits of a half, moved to where a single has them, are the number times 2⁻¹¹²; for subnormal halves too. The sign
-/// moves further than the rest.
-#[inline(always)]
-fn load_halves(from: &[u8; 2 * LANES]) -> Neon {
-    Neon(std::array::from_fn(|i| {
-        // SAFETY: NEON is always there; each quarter of the array is 8 bytes long.
-        unsafe {
-            let bits = vreinterpret_u16_u8(vld1_u8(from[i * 8..i * 8 + 8].as_ptr()));
-            let sign = vshll_n_u16::<16>(vand_u16(bits, vdup_n_u16(0x8000)));
-            let number = vshll_n_u16::<13>(vand_u16(bits, vdup_n_u16(0x7fff)));
-            vmulq_n_f32(vreinterpretq_f32_u32(vorrq_u32(sign, number)), f32::from_bits((127 + 112) << 23))
-        }
-    }))
 }

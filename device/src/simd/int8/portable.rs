@@ -1,27 +1,15 @@
-//! Sums of byte products in a plain array; the compiler may vectorise it, nothing depends on that.
-
-use half::f16;
+//! Sums of byte products in plain arrays. The compiler may vectorise them; no result depends on that.
 
 use super::super::{LANES, Portable};
-use super::{DotLanes, GROUP};
+use super::{DotLanes, GROUP, IntLanes};
 
-/// Sixteen sums in an array.
-#[derive(Clone, Copy)]
-pub struct PortableDot([i32; LANES]);
-
-impl DotLanes for PortableDot {
+impl IntLanes for [i32; LANES] {
     type Floats = Portable;
     type Weights = [u8; GROUP];
-    const ROWS: usize = 2;
-    const WIDE: bool = false;
 
     #[inline(always)]
-    fn start(correction: i32) -> Self {
-        PortableDot::splat(correction)
-    }
-    #[inline(always)]
     fn splat(sum: i32) -> Self {
-        PortableDot([sum; LANES])
+        [sum; LANES]
     }
     #[inline(always)]
     fn load(from: &[u8; GROUP]) -> [u8; GROUP] {
@@ -32,25 +20,32 @@ impl DotLanes for PortableDot {
         [from.map(|byte| byte & 15), from.map(|byte| byte >> 4)]
     }
     #[inline(always)]
-    fn dot(mut self, weights: [u8; GROUP], activations: [i8; 4]) -> Self {
-        for (sum, weights) in self.0.iter_mut().zip(weights.as_chunks::<4>().0) {
+    fn to_floats(self) -> Portable {
+        Portable(self.map(|sum| sum as f32))
+    }
+    /// Fused as on every other instruction set, by a library call: one for 32 products.
+    #[inline(always)]
+    fn scale_add(self, scale: Portable, sum: Portable) -> Portable {
+        Portable(std::array::from_fn(|i| (self[i] as f32).mul_add(scale.0[i], sum.0[i])))
+    }
+}
+
+/// Plain integer arithmetic.
+pub struct PortableDot;
+
+impl DotLanes for PortableDot {
+    type Sums = [i32; LANES];
+    const ROWS: usize = 2;
+    const WIDE: bool = false;
+    const UNSIGNED: bool = true;
+
+    #[inline(always)]
+    fn dot(mut sums: [i32; LANES], weights: [u8; GROUP], activations: [i8; 4]) -> [i32; LANES] {
+        for (sum, weights) in sums.iter_mut().zip(weights.as_chunks::<4>().0) {
             for (&w, a) in weights.iter().zip(activations) {
                 *sum += i32::from(w) * i32::from(a);
             }
         }
-        self
-    }
-    #[inline(always)]
-    fn to_floats(self) -> Portable {
-        Portable(self.0.map(|sum| sum as f32))
-    }
-    /// Fused as everywhere else, if by a library call: there is one for 32 products.
-    #[inline(always)]
-    fn scale_add(self, scale: Portable, sum: Portable) -> Portable {
-        Portable(std::array::from_fn(|i| (self.0[i] as f32).mul_add(scale.0[i], sum.0[i])))
-    }
-    #[inline(always)]
-    fn load_halves(from: &[u8; 2 * LANES]) -> Portable {
-        Portable(std::array::from_fn(|i| f16::from_le_bytes([from[2 * i], from[2 * i + 1]]).to_f32()))
+        sums
     }
 }

@@ -5,27 +5,18 @@
 
 use std::arch::x86_64::*;
 
-use super::super::{Avx2, Avx512, LANES};
-use super::{DotLanes, GROUP};
+use super::super::{Avx2, Avx512};
+use super::{DotLanes, GROUP, IntLanes};
 
-/// One 512-bit register, `vpdpbusd`.
-#[derive(Clone, Copy)]
-pub struct Avx512Vnni(__m512i);
-
-impl DotLanes for Avx512Vnni {
+/// Sums in one 512-bit register.
+impl IntLanes for __m512i {
     type Floats = Avx512;
     type Weights = __m512i;
-    const ROWS: usize = 6;
-    const WIDE: bool = true;
 
-    #[inline(always)]
-    fn start(correction: i32) -> Self {
-        Avx512Vnni::splat(correction)
-    }
     #[inline(always)]
     fn splat(sum: i32) -> Self {
         // SAFETY: see the module.
-        Avx512Vnni(unsafe { _mm512_set1_epi32(sum) })
+        unsafe { _mm512_set1_epi32(sum) }
     }
     #[inline(always)]
     fn load(from: &[u8; GROUP]) -> __m512i {
@@ -42,88 +33,96 @@ impl DotLanes for Avx512Vnni {
         }
     }
     #[inline(always)]
-    fn dot(self, weights: __m512i, activations: [i8; 4]) -> Self {
-        // SAFETY: see the module.
-        Avx512Vnni(unsafe { _mm512_dpbusd_epi32(self.0, weights, _mm512_set1_epi32(word(activations))) })
-    }
-    #[inline(always)]
     fn to_floats(self) -> Avx512 {
         // SAFETY: see the module.
-        Avx512(unsafe { _mm512_cvtepi32_ps(self.0) })
-    }
-    #[inline(always)]
-    fn load_halves(from: &[u8; 2 * LANES]) -> Avx512 {
-        // SAFETY: see the module; the array is 32 bytes long.
-        Avx512(unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(from.as_ptr().cast())) })
+        Avx512(unsafe { _mm512_cvtepi32_ps(self) })
     }
 }
 
-/// Two 256-bit registers, `vpdpbusd` in its VEX encoding.
+/// Two 256-bit registers: lanes 0–7 and lanes 8–15.
 #[derive(Clone, Copy)]
-pub struct AvxVnni(Halves);
+pub struct Halves(__m256i, __m256i);
 
-impl DotLanes for AvxVnni {
+impl IntLanes for Halves {
     type Floats = Avx2;
     type Weights = Halves;
-    const ROWS: usize = 3;
-    const WIDE: bool = false;
 
     #[inline(always)]
-    fn start(correction: i32) -> Self {
-        AvxVnni::splat(correction)
-    }
-    #[inline(always)]
     fn splat(sum: i32) -> Self {
-        AvxVnni(Halves::splat(sum))
+        // SAFETY: see the module.
+        let v = unsafe { _mm256_set1_epi32(sum) };
+        Halves(v, v)
     }
     #[inline(always)]
     fn load(from: &[u8; GROUP]) -> Halves {
-        Halves::load(from)
+        // SAFETY: see the module; the array is 64 bytes long.
+        unsafe { Halves(_mm256_loadu_si256(from.as_ptr().cast()), _mm256_loadu_si256(from[32..].as_ptr().cast())) }
     }
     #[inline(always)]
     fn load_nibbles(from: &[u8; GROUP]) -> [Halves; 2] {
-        Halves::load(from).nibbles()
-    }
-    #[inline(always)]
-    fn dot(self, weights: Halves, activations: [i8; 4]) -> Self {
+        let Halves(a, b) = Self::load(from);
         // SAFETY: see the module.
         unsafe {
-            let a = _mm256_set1_epi32(word(activations));
-            let (sums, w) = (self.0, weights);
-            AvxVnni(Halves(_mm256_dpbusd_avx_epi32(sums.0, w.0, a), _mm256_dpbusd_avx_epi32(sums.1, w.1, a)))
+            let mask = _mm256_set1_epi8(15);
+            let low = |v| _mm256_and_si256(v, mask);
+            let high = |v| _mm256_and_si256(_mm256_srli_epi16::<4>(v), mask);
+            [Halves(low(a), low(b)), Halves(high(a), high(b))]
         }
     }
     #[inline(always)]
     fn to_floats(self) -> Avx2 {
-        self.0.to_floats()
-    }
-    #[inline(always)]
-    fn load_halves(from: &[u8; 2 * LANES]) -> Avx2 {
-        load_halves(from)
+        // SAFETY: see the module.
+        unsafe { Avx2(_mm256_cvtepi32_ps(self.0), _mm256_cvtepi32_ps(self.1)) }
     }
 }
 
-/// Two 256-bit registers, `vpmaddubsw`.
+/// AVX-512 with `vpdpbusd`.
+pub struct Avx512Vnni;
+
+impl DotLanes for Avx512Vnni {
+    type Sums = __m512i;
+    const ROWS: usize = 6;
+    const WIDE: bool = true;
+    const UNSIGNED: bool = true;
+
+    #[inline(always)]
+    fn dot(sums: __m512i, weights: __m512i, activations: [i8; 4]) -> __m512i {
+        // SAFETY: see the module.
+        unsafe { _mm512_dpbusd_epi32(sums, weights, _mm512_set1_epi32(word(activations))) }
+    }
+}
+
+/// AVX2 with `vpdpbusd` in its VEX encoding.
+pub struct AvxVnni;
+
+impl DotLanes for AvxVnni {
+    type Sums = Halves;
+    const ROWS: usize = 3;
+    const WIDE: bool = false;
+    const UNSIGNED: bool = true;
+
+    #[inline(always)]
+    fn dot(sums: Halves, weights: Halves, activations: [i8; 4]) -> Halves {
+        // SAFETY: see the module.
+        unsafe {
+            let a = _mm256_set1_epi32(word(activations));
+            Halves(_mm256_dpbusd_avx_epi32(sums.0, weights.0, a), _mm256_dpbusd_avx_epi32(sums.1, weights.1, a))
+        }
+    }
+}
+
+/// AVX2 with `vpmaddubsw`.
 ///
-/// That instruction sums two products of an unsigned and a signed byte in 16 bits and saturates there. So the signs go
-/// from the weights to the activations: with |w| ≤ 128 and |a| ≤ 127 a pair is at most 32,512, which fits.
-#[derive(Clone, Copy)]
-pub struct Avx2Dot(Halves);
+/// That instruction sums two products of an unsigned and a signed byte in 16 bits and saturates there. So the signs move
+/// from the weights to the activations: with |w| ≤ 128 and |a| ≤ 127 the sum of a pair is at most 32,512, which fits.
+pub struct Avx2Dot;
 
 impl DotLanes for Avx2Dot {
-    type Floats = Avx2;
-    type Weights = Halves;
+    type Sums = Halves;
     const ROWS: usize = 2;
     const WIDE: bool = false;
+    const UNSIGNED: bool = false;
 
-    #[inline(always)]
-    fn start(_correction: i32) -> Self {
-        Avx2Dot::splat(0)
-    }
-    #[inline(always)]
-    fn splat(sum: i32) -> Self {
-        Avx2Dot(Halves::splat(sum))
-    }
     #[inline(always)]
     fn load(from: &[u8; GROUP]) -> Halves {
         let bytes = Halves::load(from);
@@ -134,11 +133,7 @@ impl DotLanes for Avx2Dot {
         }
     }
     #[inline(always)]
-    fn load_nibbles(from: &[u8; GROUP]) -> [Halves; 2] {
-        Halves::load(from).nibbles()
-    }
-    #[inline(always)]
-    fn dot(self, weights: Halves, activations: [i8; 4]) -> Self {
+    fn dot(sums: Halves, weights: Halves, activations: [i8; 4]) -> Halves {
         let half = |sum, w| {
             // SAFETY: see the module.
             unsafe {
@@ -147,11 +142,11 @@ impl DotLanes for Avx2Dot {
                 _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
             }
         };
-        Avx2Dot(Halves(half(self.0.0, weights.0), half(self.0.1, weights.1)))
+        Halves(half(sums.0, weights.0), half(sums.1, weights.1))
     }
-    /// A pair is at most 2·15·127 = 3,810: the signs can stay where they are.
+    /// A pair is at most 2·15·127 = 3,810, so the signs stay with the activations.
     #[inline(always)]
-    fn dot_small(self, weights: Halves, activations: [i8; 4]) -> Self {
+    fn dot_small(sums: Halves, weights: Halves, activations: [i8; 4]) -> Halves {
         let half = |sum, w| {
             // SAFETY: see the module.
             unsafe {
@@ -159,62 +154,11 @@ impl DotLanes for Avx2Dot {
                 _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
             }
         };
-        Avx2Dot(Halves(half(self.0.0, weights.0), half(self.0.1, weights.1)))
-    }
-    #[inline(always)]
-    fn to_floats(self) -> Avx2 {
-        self.0.to_floats()
-    }
-    #[inline(always)]
-    fn load_halves(from: &[u8; 2 * LANES]) -> Avx2 {
-        load_halves(from)
+        Halves(half(sums.0, weights.0), half(sums.1, weights.1))
     }
 }
 
-/// Lanes 0–7 and 8–15.
-#[derive(Clone, Copy)]
-pub struct Halves(__m256i, __m256i);
-
-impl Halves {
-    #[inline(always)]
-    fn splat(x: i32) -> Halves {
-        // SAFETY: see the module.
-        let v = unsafe { _mm256_set1_epi32(x) };
-        Halves(v, v)
-    }
-    #[inline(always)]
-    fn load(from: &[u8; GROUP]) -> Halves {
-        // SAFETY: see the module; the array is 64 bytes long.
-        unsafe { Halves(_mm256_loadu_si256(from.as_ptr().cast()), _mm256_loadu_si256(from[32..].as_ptr().cast())) }
-    }
-    /// The low halves of the bytes, and the high ones.
-    #[inline(always)]
-    fn nibbles(self) -> [Halves; 2] {
-        // SAFETY: see the module.
-        unsafe {
-            let mask = _mm256_set1_epi8(15);
-            let low = |v| _mm256_and_si256(v, mask);
-            let high = |v| _mm256_and_si256(_mm256_srli_epi16::<4>(v), mask);
-            [Halves(low(self.0), low(self.1)), Halves(high(self.0), high(self.1))]
-        }
-    }
-    #[inline(always)]
-    fn to_floats(self) -> Avx2 {
-        // SAFETY: see the module.
-        unsafe { Avx2(_mm256_cvtepi32_ps(self.0), _mm256_cvtepi32_ps(self.1)) }
-    }
-}
-
-#[inline(always)]
-fn load_halves(from: &[u8; 2 * LANES]) -> Avx2 {
-    // SAFETY: see the module; each half of the array is 16 bytes long.
-    unsafe {
-        let half = |from: &[u8]| _mm256_cvtph_ps(_mm_loadu_si128(from.as_ptr().cast()));
-        Avx2(half(&from[..LANES]), half(&from[LANES..]))
-    }
-}
-
-/// Four bytes as the number that a broadcast takes.
+/// Returns the four bytes as the 32-bit number that a broadcast takes.
 #[inline(always)]
 fn word(activations: [i8; 4]) -> i32 {
     i32::from_le_bytes(activations.map(|a| a as u8))

@@ -1,7 +1,6 @@
-// Atomic operations. Relaxed, as on the device: they order no other memory, and the thread sanitizer sees that.
+// Atomic operations. They are relaxed, as on the device: they order no other memory, which the thread sanitizer sees.
 //
-// Other threads may run before each of them (under the seed of the launch), so code that is right under one order only
-// shows it.
+// With a seed, other threads may run before each of them, so that code that is correct in one order only fails.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +11,7 @@
 
 namespace simt {
 
-// Keeps a parameter out of template argument deduction, so that `atomicAdd(&unsigned, 1)` compiles as under nvcc.
+// Excludes a parameter from template argument deduction, so that `atomicAdd(&unsigned, 1)` compiles as under nvcc.
 template <class T>
 struct Plain {
     using type = T;
@@ -20,7 +19,7 @@ struct Plain {
 template <class T>
 using plain = typename Plain<T>::type;
 
-// Replaces *at by next(*at) and returns what was there.
+// Replaces *at by next(*at) and returns the old value.
 template <class T, class Next>
 T update(T* at, Next next) {
     static_assert(sizeof(T) == 2 || sizeof(T) == 4 || sizeof(T) == 8, "an atomic operation is 2, 4 or 8 bytes wide");
@@ -75,7 +74,7 @@ template <class T>
 T atomicCAS(T* at, simt::plain<T> expected, simt::plain<T> value) {
     return simt::update(at, [=](T old) { return old == expected ? value : old; });
 }
-// Counts up to `last` and then starts again at 0.
+// Counts up to `last`, then wraps to 0.
 static inline unsigned atomicInc(unsigned* at, unsigned last) {
     return simt::update(at, [=](unsigned old) { return old >= last ? 0 : old + 1; });
 }

@@ -1,7 +1,7 @@
-// Models of the instructions behind quire/async.cuh and quire/wgmma.cuh, which say what each does.
+// Models of the instructions that quire/async.cuh and quire/wgmma.cuh wrap and describe.
 //
-// What is asynchronous is as late as it may be: a copy lands when somebody waits for it, a product is computed at its wait, from
-// what lies in shared memory then. Until then what they write reads as NaN.
+// Asynchronous operations are as late as the rules allow: a copy is done when a thread waits for it, a product is computed at
+// its wait, from the contents of shared memory at that time. Until then the memory that they write reads as NaN.
 #pragma once
 
 #include <cstring>
@@ -11,20 +11,20 @@
 
 namespace simt {
 
-// As a shared address of the device, from the start of dynamic shared memory.
+// Returns the offset in dynamic shared memory, as a shared address of the device.
 inline uint32_t shared_offset(const void* shared, Place at) {
     const auto offset = static_cast<const unsigned char*>(shared) - smem;
     if (offset < 0 || offset >= static_cast<ptrdiff_t>(SIMT_SHARED_BYTES)) {
-        fail(Fault::bad_async, "asynchronous operations work on dynamic shared memory alone", at);
+        fail(Fault::bad_async, "asynchronous operations must use dynamic shared memory", at);
     }
     return static_cast<uint32_t>(offset);
 }
 
-// The source is read here too, so that the address sanitizer names the line of the copy.
+// The source is read here too, so that the address sanitizer reports the line of the copy.
 inline void bulk_load(void* shared, const void* map, const int (&at)[4], void* barrier, Place place) {
     const TensorMap& tensor = *static_cast<const TensorMap*>(map);
-    if (tensor.magic != TensorMap::MAGIC) fail(Fault::bad_async, "the map of this copy is none", place);
-    if (shared_offset(shared, place) % 128) fail(Fault::misaligned, "a bulk copy of a box goes to a multiple of 128 bytes", place);
+    if (tensor.magic != TensorMap::MAGIC) fail(Fault::bad_async, "the map of this copy is not a tensor map", place);
+    if (shared_offset(shared, place) % 128) fail(Fault::misaligned, "the target of a bulk copy is not aligned to 128 bytes", place);
     each_chunk(tensor, at, shared, [](uint64_t* to, const uint64_t* from) {
         for (int i = 0; i < 2; i++) {
             if (from) asm volatile("" : : "r"(from[i]));
@@ -34,16 +34,16 @@ inline void bulk_load(void* shared, const void* map, const int (&at)[4], void* b
     bulk_begin({shared, tensor.bytes(), barrier, static_cast<const uint64_t*>(map), {at[0], at[1], at[2], at[3]}}, place);
 }
 
-// Nothing is to be seen of a store before the fence: without one it reads as NaN.
+// The stored value is visible after the fence; before that, the memory reads as NaN.
 inline void proxy_store(void* shared, const uint4& value, Place at) {
-    if (!aligned16(shared)) fail(Fault::misaligned, "16 bytes are stored at an address that is no multiple of 16", at);
+    if (!aligned16(shared)) fail(Fault::misaligned, "a store of 16 bytes is not aligned to 16 bytes", at);
     uint4* to = static_cast<uint4*>(shared);
     *to = {~0u, ~0u, ~0u, ~0u};
     unfenced_store({to, {value.x, value.y, value.z, value.w}});
 }
 inline void proxy_fence() {
     UnfencedStore store;
-    while (fenced_store(store)) *static_cast<uint4*>(store.shared) = {store.words[0], store.words[1], store.words[2], store.words[3]};
+    while (next_unfenced_store(store)) *static_cast<uint4*>(store.shared) = {store.words[0], store.words[1], store.words[2], store.words[3]};
 }
 
 template <class T>
@@ -53,9 +53,9 @@ float element(const SharedMatrix& matrix, bool mn_major, unsigned mn, unsigned k
     return *static_cast<const T*>(place);
 }
 
-// The rows lane / 4 and 8 below it of the warp's 16, all of the columns that the lane has of the sums.
+// Computes rows lane / 4 and lane / 4 + 8 of the 16 rows of the warp, for the columns whose sums the lane holds.
 template <class T, int N, bool B_MN_MAJOR>
-void land_product(const Product& product, float* sums) {
+void compute_product(const Product& product, float* sums) {
     const unsigned lane = self->lane, c = lane % 4 * 2, row = self->warp % 4 * 16 + lane / 4;
     float a[2][16];
     if (product.a_shared) {
@@ -80,7 +80,7 @@ void land_product(const Product& product, float* sums) {
     }
 }
 
-// `a`: four registers, or null for the matrix.
+// `a`: four registers, or null if a is the matrix `a_matrix`.
 template <class T, int N, bool B_MN_MAJOR>
 void wgmma(float* sums, const uint32_t* a, uint64_t a_matrix, uint64_t b_matrix, bool accumulate, Place at) {
     struct Operands {
@@ -88,19 +88,19 @@ void wgmma(float* sums, const uint32_t* a, uint64_t a_matrix, uint64_t b_matrix,
         uint64_t a_matrix, b_matrix;
     };
     Operands mine = {{}, a_matrix, b_matrix};
-    Product product = {sums, N / 2, accumulate, !a, a, {}, {}, a_matrix, b_matrix, land_product<T, N, B_MN_MAJOR>, at};
+    Product product = {sums, N / 2, accumulate, !a, a, {}, {}, a_matrix, b_matrix, compute_product<T, N, B_MN_MAJOR>, at};
     for (int i = 0; a && i < 4; i++) mine.a[i] = product.a_begun[i] = a[i];
-    // Before the warp meets, after which a lane may wait and so land what is looked for. A row of a box lies in one piece.
+    // Before the collective, after which a lane may wait and so complete the copies. A row of a box is contiguous.
     if (self->lane == 0) {
         const SharedMatrix b(b_matrix, at);
         for (unsigned row = 0; row < (B_MN_MAJOR ? 16 * N / 64 : N); row++) {
             const uintptr_t first = B_MN_MAJOR ? b.element(true, row / 16 * 64, row % 16) : b.element(false, row, 0);
-            if (bulk_flies_to(reinterpret_cast<const void*>(first))) {
-                fail(Fault::bad_async, "a wgmma reads what a bulk copy is still bringing: a wait for its mbarrier lacks", at);
+            if (bulk_pending_at(reinterpret_cast<const void*>(first))) {
+                fail(Fault::bad_async, "a wgmma reads the target of a pending bulk copy: a wait for its mbarrier is missing", at);
             }
         }
     }
-    const Rows rows = meet(ALL_LANES, &mine, sizeof mine, Meeting::wgmma, at);
+    const Rows rows = gather(ALL_LANES, &mine, sizeof mine, Collective::wgmma, at);
     const unsigned g = self->lane / 4;
     for (unsigned k = 0; a && k < 16; k++) {
         const Operands of_row = row<Operands>(rows, g * 4 + k % 8 / 2);
@@ -109,15 +109,15 @@ void wgmma(float* sums, const uint32_t* a, uint64_t a_matrix, uint64_t b_matrix,
     product_begin(product);
 }
 
-// Products land, and the warp is one again: the instruction is one of all its lanes.
+// Computes the products that are due, and synchronises the warp: the instruction is a collective of all its lanes.
 inline void wgmma_wait(unsigned groups, Place at) {
     Product product;
     float* sums;
-    while (product_landed(groups, product, sums)) {
-        product.land(product, sums);
-        product_end(product);
+    while (next_due_product(groups, product, sums)) {
+        product.compute(product, sums);
+        finish_product(product);
     }
-    meet(ALL_LANES, nullptr, 0, Meeting::sync, at);
+    gather(ALL_LANES, nullptr, 0, Collective::sync, at);
 }
 
 }  // namespace simt

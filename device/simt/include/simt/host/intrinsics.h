@@ -1,7 +1,7 @@
-// Functions that device code has without an include: fast mathematics, bits, conversions and hinted loads.
+// Functions of device code without an include: fast mathematics, bits, conversions and loads with cache hints.
 //
-// The fast functions (__expf and its like) are the exact ones of the C library here: their error on the device, a few
-// ulp, is not modelled.
+// The fast functions (__expf and others) are those of the C library here: their error on the device, a few ulp, is not
+// modelled.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +18,7 @@ using std::isnan;
 using std::max;
 using std::min;
 
-// The C library declares some of these names for itself, so they are macros.
+// Macros, because the C library declares some of these names.
 #define __expf(x) expf(x)
 #define __exp2f(x) exp2f(x)
 #define __exp10f(x) powf(10.0f, x)
@@ -55,7 +55,7 @@ To bit_cast(From from) {
     return to;
 }
 
-// Conversions to an integer saturate, and NaN becomes 0.
+// Converts to an integer: saturates, and NaN becomes 0.
 template <class T>
 T to_integer(float whole) {
     const double low = static_cast<double>(std::numeric_limits<T>::min());
@@ -91,7 +91,7 @@ static inline unsigned __umulhi(unsigned x, unsigned y) {
     return static_cast<unsigned>(static_cast<uint64_t>(x) * y >> 32);
 }
 static inline int __mulhi(int x, int y) { return static_cast<int>(static_cast<int64_t>(x) * y >> 32); }
-// Four of the eight bytes of y:x, each chosen by a digit of `selector`.
+// Returns four of the eight bytes of y:x, each selected by a digit of `selector`.
 static inline unsigned __byte_perm(unsigned x, unsigned y, unsigned selector) {
     const uint64_t bytes = static_cast<uint64_t>(y) << 32 | x;
     unsigned result = 0;
@@ -104,7 +104,7 @@ static inline unsigned __byte_perm(unsigned x, unsigned y, unsigned selector) {
     return result;
 }
 
-// Hints of the cache change nothing here.
+// Cache hints have no effect here.
 template <class T> T __ldg(const T* at) { return *at; }
 template <class T> T __ldcs(const T* at) { return *at; }
 template <class T> T __ldcg(const T* at) { return *at; }

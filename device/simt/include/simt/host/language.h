@@ -1,4 +1,4 @@
-// The words that CUDA C++ adds to C++: qualifiers, built-in variables and vector types.
+// Extensions of CUDA C++: qualifiers, built-in variables and vector types.
 #pragma once
 
 #include "runtime.h"
@@ -12,9 +12,8 @@
 #define __launch_bounds__(...)
 #define __grid_constant__
 #define __align__(n) __attribute__((aligned(n)))
-// Of the storage classes of C++, thread_local is the one that is static inside a function, may stand behind `extern`,
-// and leaves one copy to every operating system thread, so that launches do not disturb each other. The runtime fills
-// all of it with NaN before each block.
+// thread_local is the storage class of C++ that is static inside of a function, may follow `extern`, and has one copy per
+// operating system thread, so that concurrent launches do not share it. The runtime fills all of it with NaN before each block.
 #define __shared__ thread_local
 
 #define threadIdx (simt::self->thread_idx)
@@ -52,7 +51,7 @@ SIMT_VECTORS(unsigned long long, ulonglong, 16, 16)
 SIMT_VECTORS(double, double, 16, 16)
 #undef SIMT_VECTORS
 
-// `uint3` is written out in runtime.h.
+// `uint3` is defined in runtime.h.
 struct uint1 {
     unsigned x;
 };

@@ -1,5 +1,5 @@
-// How a matrix or a box lies in shared memory for the tensor cores and the copy engine of Hopper: swizzles, the descriptor of
-// a wgmma, and the map of a tensor in global memory.
+// Layout of matrices and boxes in shared memory for the tensor cores and the copy engine of Hopper: swizzles, wgmma
+// descriptors, and tensor maps.
 //
 // Source: PTX ISA, "Asynchronous warpgroup level matrix shared memory layout" (canonical layouts, strides, descriptor) and
 // "Tensor data: swizzling modes".
@@ -11,15 +11,15 @@
 
 namespace simt {
 
-// The place of a byte whose 16-byte chunks are swizzled within `bytes` (32, 64 or 128; 0: not): bits 4.. of the address are
-// combined with bits 7.. of it. The pattern repeats each 8 * bytes, so it is one of addresses, not of tiles.
+// Returns the address of a byte whose 16-byte chunks are swizzled within `bytes` bytes (32, 64 or 128; 0: no swizzle): address
+// bits from 4 on are XORed with bits from 7 on. The pattern repeats every 8 * bytes, so it depends on addresses, not on tiles.
 inline uintptr_t swizzled(uintptr_t at, unsigned bytes) {
     return bytes ? at ^ ((at >> 7 & (bytes / 16 - 1)) << 4) : at;
 }
 
-// A descriptor of 64 bits, read.
+// A decoded 64-bit descriptor.
 struct SharedMatrix {
-    uintptr_t start;  // in this process
+    uintptr_t start;  // address in this process
     unsigned leading, stride, swizzle;
 
     SharedMatrix(uint64_t descriptor, Place at)
@@ -28,11 +28,11 @@ struct SharedMatrix {
           stride(static_cast<unsigned>(descriptor >> 32 & 0x3fff) * 16) {
         constexpr unsigned MODES[] = {0, 128, 64, 32};
         swizzle = MODES[descriptor >> 62];
-        if (descriptor >> 49 & 7) fail(Fault::bad_async, "a matrix that begins inside of a swizzle pattern is not modelled", at);
+        if (descriptor >> 49 & 7) fail(Fault::bad_async, "a matrix that starts inside of a swizzle pattern is not modelled", at);
     }
 
-    // The address of an element of 2 bytes: row `mn` of a or column `mn` of b, and `k`. `mn_major`: neighbours in memory are
-    // those of mn. In units of 16 bytes, T elements, the canonical layouts are, with a swizzle of s units,
+    // Returns the address of a 2-byte element: row `mn` of a or column `mn` of b, and `k`. `mn_major`: neighbours in memory are
+    // neighbours in mn. In units of 16 bytes, T elements, the canonical layouts are, with a swizzle of s units,
     //   k major:   ((8, m), (T, 2)) : ((s T, stride), (1, T)), without a swizzle ((T, stride), (1, leading))
     //   mn major:  ((T, s, m), (8, k)) : ((1, T, leading), (s T, stride)), without one ((1, -, stride), (T, leading))
     uintptr_t element(bool mn_major, unsigned mn, unsigned k) const {
@@ -49,7 +49,7 @@ struct SharedMatrix {
     }
 };
 
-// What a tensor map is here: 128 bytes, as the device's own is. Strides are in bytes, of the dimensions from the second on.
+// The simulator's tensor map: 128 bytes, as on the device. Strides are those of the second to fourth dimension, in bytes.
 struct TensorMap {
     uint64_t magic, address;
     uint32_t element_bytes, swizzle_bytes;
@@ -63,7 +63,7 @@ struct TensorMap {
 };
 static_assert(sizeof(TensorMap) == 128, "as large as the device's");
 
-// each(to, from) for every 16 bytes of a box: where they go, and where they come from; null outside of the tensor.
+// Calls each(to, from) for every 16 bytes of a box, with target and source; the source is null outside of the tensor.
 template <class Each>
 void each_chunk(const TensorMap& map, const int (&at)[4], void* shared, Each each) {
     uintptr_t to = reinterpret_cast<uintptr_t>(shared);

@@ -1,4 +1,4 @@
-// Models of the instructions behind quire/ptx.cuh, which says what each does.
+// Models of the instructions that quire/ptx.cuh wraps and describes.
 #pragma once
 
 #include <cstring>
@@ -18,23 +18,23 @@ float lower_or_upper(uint32_t pair, unsigned upper) {
     return bit_cast<T>(static_cast<unsigned short>(upper ? pair >> 16 : pair));
 }
 
-// Products are exact in float; they are added one after the other, where the device adds them in an order of its own.
+// Products are exact in float and are added in order of k; the device adds them in an unspecified order.
 template <class T>
 void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], Place at) {
     struct Fragments {
         uint32_t a[4], b[2];
     };
     const Fragments mine = {{a[0], a[1], a[2], a[3]}, {b[0], b[1]}};
-    const Rows rows = meet(ALL_LANES, &mine, sizeof mine, Meeting::mma, at);
+    const Rows rows = gather(ALL_LANES, &mine, sizeof mine, Collective::mma, at);
     const unsigned g = self->lane / 4, c = self->lane % 4 * 2;
     for (unsigned k = 0; k < 16; k++) {
-        // The lane of a group of four that holds column k of a row, and row k of a column, and where.
-        const unsigned holder = k % 8 / 2, late = k / 8, upper = k % 2;
+        // The lane of a group of four that holds column k of a row and row k of a column, and its register half.
+        const unsigned holder = k % 8 / 2, deferred = k / 8, upper = k % 2;
         const Fragments of_row = row<Fragments>(rows, g * 4 + holder);
-        const float above = lower_or_upper<T>(of_row.a[2 * late], upper);
-        const float below = lower_or_upper<T>(of_row.a[2 * late + 1], upper);
+        const float above = lower_or_upper<T>(of_row.a[2 * deferred], upper);
+        const float below = lower_or_upper<T>(of_row.a[2 * deferred + 1], upper);
         for (unsigned n = 0; n < 2; n++) {
-            const float weight = lower_or_upper<T>(row<Fragments>(rows, (c + n) * 4 + holder).b[late], upper);
+            const float weight = lower_or_upper<T>(row<Fragments>(rows, (c + n) * 4 + holder).b[deferred], upper);
             d[n] += above * weight;
             d[2 + n] += below * weight;
         }
@@ -45,7 +45,7 @@ template <bool transposed, int N>
 void ldmatrix(uint32_t (&tile)[N], const void* address, Place at) {
     const unsigned lane = self->lane;
     if (lane < 8 * N && !aligned16(address)) fail(Fault::misaligned, "a row of ldmatrix is not aligned to 16 bytes", at);
-    const Rows rows = meet(ALL_LANES, &address, sizeof address, Meeting::ldmatrix, at);
+    const Rows rows = gather(ALL_LANES, &address, sizeof address, Collective::ldmatrix, at);
     const auto number = [&](unsigned i, unsigned r, unsigned column) -> uint32_t {
         return row<const unsigned short*>(rows, 8 * i + r)[column];
     };
@@ -57,10 +57,10 @@ void ldmatrix(uint32_t (&tile)[N], const void* address, Place at) {
     }
 }
 
-// Nothing arrives before the wait: what is read without one is NaN. The source is read here too, so that the address
-// sanitizer names the line of the copy.
+// The copy is done at the wait; until then its target reads as NaN. The source is read here too, so that the address
+// sanitizer reports the line of the copy.
 inline void cp_async16(void* shared, const void* global, bool valid, Place at) {
-    if (!aligned16(shared) || !aligned16(global)) fail(Fault::misaligned, "cp.async needs addresses aligned to 16 bytes", at);
+    if (!aligned16(shared) || !aligned16(global)) fail(Fault::misaligned, "an address of cp.async is not aligned to 16 bytes", at);
     if (valid) {
         uint4 probe = *static_cast<const uint4*>(global);
         asm volatile("" : : "m"(probe));
@@ -71,7 +71,7 @@ inline void cp_async16(void* shared, const void* global, bool valid, Place at) {
 
 inline void cp_async_wait(unsigned groups) {
     AsyncCopy copy;
-    while (async_landed(groups, copy)) {
+    while (next_due_copy(groups, copy)) {
         *static_cast<uint4*>(copy.shared) = copy.zero ? uint4{} : *static_cast<const uint4*>(copy.global);
     }
 }

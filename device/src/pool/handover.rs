@@ -1,26 +1,27 @@
-//! How a loop goes from the caller to the workers and back.
+//! Hand-over of a loop from the caller to the workers and back.
 //!
 //! ```text
 //! caller                                          worker
-//!   write the job, the tickets                      spin on `epoch` … sleep after a while
+//!   write the job and the tickets                   spin on `epoch` … sleep after a while
 //!   epoch += 1 ───────────────────────────────────▶ sees it
-//!   take pieces of share 0, then of others'         take pieces of its own share, then of others'
-//!   wait until `left` is 0 ◀─────────────────────── left −= pieces done
+//!   take pieces of share 0, then of other shares    take pieces of its own share, then of other shares
+//!   wait until `left` is 0 ◀─────────────────────── left −= finished pieces
 //! ```
 //!
-//! The split is static (a thread gets the same part of the same matrix in every step, in its own memory and caches), in a few
-//! pieces, so that what a thread leaves lying, because another process has its core, is taken by those that run. A loop
-//! ends when its pieces are done, not when every worker has said so: one that sleeps through it is not missed.
+//! The split is static: a thread gets the same part of the same matrix in every step, which is in its own memory and caches.
+//! Each share consists of a few pieces, so that other threads can finish the share of a thread that has lost its core to
+//! another process. A loop ends when all pieces are done, not when every worker has reported: a sleeping worker is not waited
+//! for.
 //!
-//! **When another process takes a core** a worker can stop in the midst of a piece, and the caller has to wait. It does not
-//! spin then but sleeps, which leaves its own core to the worker; and for some loops after such a wait workers do not spin
-//! for long and may change cores. So what is lost is the share of the other process.
+//! **When another process takes a core**, a worker can stop in the middle of a piece, and the caller has to wait. Then the
+//! caller sleeps instead of spinning, which leaves its own core to the worker; and for some loops after such a wait, workers
+//! spin only briefly and may change cores. So only the other process's share of the machine is lost.
 //!
-//! **Why the words of a job need no lock.** A ticket holds the epoch of its job and what is left of its share, the next piece and
-//! the end; to take a piece is to replace (epoch, end, i) by (epoch, end, i + 1). A worker reads the job before that, and the
-//! caller writes the next job only when all pieces of this one are done: whoever gets a piece has read the job that it
-//! belongs to. Whoever comes late may read words of the next job, and gets nothing for them: whether a share is used up
-//! stands in the ticket alone, and never depends on those words.
+//! **Why a job needs no lock.** A ticket holds the epoch of its job and the rest of a share: the next piece and the end. Taking
+//! a piece replaces (epoch, end, i) by (epoch, end, i + 1). A worker reads the job before it takes a piece, and the caller
+//! writes the next job only when all pieces of this one are done: so a thread that gets a piece has read the job of that
+//! piece. A late worker may read parts of the next job, but then it gets no piece: whether a share is used up is
+//! decided by the ticket alone.
 
 use std::any::Any;
 use std::cell::Cell;
@@ -31,55 +32,56 @@ use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::affinity::Place;
+use crate::lock::lock;
 
-/// Threads of a crew at most: their pieces must fit [`PIECE_BITS`].
+/// Maximum number of threads; the number of their pieces must fit [`PIECE_BITS`].
 pub(super) const MOST_THREADS: usize = 1024;
 
-/// Pieces of a share at most.
+/// Maximum number of pieces per share.
 const PIECES: usize = 8;
 
-/// Bits of a ticket for the end of the share, and as many for the next piece. The others hold the epoch: a thread would have
-/// to stop within a loop for days, and wake up in the very loop in which they come round.
+/// Bits of a ticket for the end of the share, and for the next piece. The remaining bits hold the epoch. They wrap around only
+/// after days; a thread would have to stop inside of a loop for that long, and resume in exactly the loop with the same bits.
 const PIECE_BITS: u32 = 14;
 const _: () = assert!(MOST_THREADS * PIECES < 1 << PIECE_BITS);
 
-/// Shares that a worker looks at, its own first. The caller looks at all.
+/// Number of shares from which a worker takes pieces, starting with its own. The caller takes from all shares.
 const REACH: usize = 8;
 
-/// How long a worker spins for the next loop: longer than what lies between two steps of a decode.
+/// Time that a worker spins for the next loop: longer than the pause between two decode steps.
 const SPIN: Duration = Duration::from_micros(200);
 
-/// How long anybody spins while the machine is crowded: about what sleeping and waking takes.
+/// Time that any thread spins while the machine is crowded: about as long as sleeping and waking takes.
 const SPIN_CROWDED: Duration = Duration::from_micros(5);
 
-/// A wait of the caller that is longer than this, and than its own share took, is not for a worker that runs.
+/// A wait of the caller that is longer than this, and longer than its own share took, is for a worker that has lost its core.
 const LATE: Duration = Duration::from_micros(200);
 
-/// Loops for which the machine then counts as crowded.
+/// Number of loops for which the machine then counts as crowded.
 const CROWDED_LOOPS: u32 = 200;
 
-/// On a cache line of its own (of the pair that is fetched together).
+/// A value on its own pair of cache lines, because CPUs fetch lines in pairs.
 #[repr(align(128))]
 struct Apart<T>(T);
 
-/// What all threads of a pool see.
-pub(super) struct Crew {
+/// State shared by all threads of a pool.
+pub(super) struct Handover {
     threads: usize,
-    /// A caller has the workers.
+    /// Whether a caller is using the workers.
     taken: AtomicBool,
     /// Number of the current loop.
     epoch: Apart<AtomicU64>,
     job: Apart<Job>,
-    /// Pieces of the loop that are not done.
+    /// Number of pieces of the loop that are not done.
     left: Apart<AtomicUsize>,
-    /// Of each thread; the caller's first.
+    /// One per thread; the caller's first.
     tickets: Box<[Apart<AtomicU64>]>,
-    /// Of each worker.
+    /// One per worker.
     asleep: Box<[Apart<AtomicBool>]>,
-    /// Loops that are left of a crowded time.
+    /// Number of loops for which the machine still counts as crowded.
     crowded: AtomicU32,
     stopped: AtomicBool,
-    /// The caller sleeps until `left` is 0.
+    /// Whether the caller is sleeping until `left` is 0.
     waiting: AtomicBool,
     gate: Mutex<()>,
     done: Condvar,
@@ -87,26 +89,26 @@ pub(super) struct Crew {
     panic: Mutex<Option<Box<dyn Any + Send>>>,
 }
 
-/// What a loop does with some of its tasks.
+/// Runs a range of the tasks of a loop.
 type Body<'a> = &'a (dyn Fn(Range<usize>) + Sync);
 
-/// The loop; see the module for who may read it when.
+/// The current loop; the module documentation explains who may read it when.
 #[derive(Default)]
 struct Job {
-    /// A [`Body`] on the caller's stack.
+    /// Pointer to a [`Body`] on the caller's stack.
     body: AtomicPtr<()>,
     tasks: AtomicUsize,
     pieces: AtomicUsize,
 }
 
 thread_local! {
-    /// This thread is inside of a task.
+    /// Whether this thread is running a task.
     static BUSY: Cell<bool> = const { Cell::new(false) };
 }
 
-impl Crew {
-    pub fn new(threads: usize) -> Crew {
-        Crew {
+impl Handover {
+    pub fn new(threads: usize) -> Handover {
+        Handover {
             threads,
             taken: AtomicBool::new(false),
             epoch: Apart(AtomicU64::new(0)),
@@ -124,19 +126,19 @@ impl Crew {
         }
     }
 
-    /// Ends the workers, once they are woken.
+    /// Makes the workers return once they are awake.
     pub fn stop(&self) {
         self.stopped.store(true, Ordering::SeqCst);
     }
 
-    /// Whether worker `index` slept and is to be woken by who asks.
-    pub fn rouse(&self, index: usize) -> bool {
+    /// Returns whether worker `index` is asleep, and clears the mark; the caller must then wake it.
+    pub fn clear_asleep(&self, index: usize) -> bool {
         let asleep = &self.asleep[index].0;
         asleep.load(Ordering::SeqCst) && asleep.swap(false, Ordering::SeqCst)
     }
 
-    /// Runs a loop of `tasks` tasks in up to `pieces` pieces; `wake(n)` is to wake the first n workers. `false`, and nothing
-    /// has run, if this thread is in a task or another caller has the workers.
+    /// Runs a loop of `tasks` tasks in up to `pieces` pieces; `wake(n)` must wake the first n workers. Returns `false`, without
+    /// running anything, if this thread is running a task or another caller is using the workers.
     pub fn run(&self, tasks: usize, pieces: usize, body: Body<'_>, wake: impl FnOnce(usize)) -> bool {
         if BUSY.get() || self.taken.swap(true, Ordering::Acquire) {
             return false;
@@ -162,7 +164,7 @@ impl Crew {
         self.wait(start.elapsed());
 
         let panic = match self.panicked.swap(false, Ordering::Relaxed) {
-            true => self.panic.lock().unwrap_or_else(PoisonError::into_inner).take(),
+            true => lock(&self.panic).take(),
             false => None,
         };
         self.taken.store(false, Ordering::Release);
@@ -172,7 +174,7 @@ impl Crew {
         true
     }
 
-    /// What worker `index` does until the crew is stopped.
+    /// Runs worker `index` until the pool is stopped.
     pub fn serve(&self, index: usize, mut place: Option<Place>) {
         BUSY.set(true);
         let mut seen = 0;
@@ -182,7 +184,7 @@ impl Crew {
         }
     }
 
-    /// The loop after `seen`, or `None` when the crew is stopped.
+    /// Waits for a loop after `seen` and returns its epoch, or `None` when the pool is stopped.
     fn next(&self, index: usize, seen: u64, place: &mut Option<Place>) -> Option<u64> {
         loop {
             let crowded = self.crowded.load(Ordering::Relaxed) > 0;
@@ -195,7 +197,7 @@ impl Crew {
                 place.pin(!crowded);
             }
             asleep.store(true, Ordering::SeqCst);
-            // After the store: who publishes a loop, or the end, either is seen here or sees the store.
+            // These loads come after the store: either they see a new loop or the stop, or its publisher sees the store.
             if self.stopped.load(Ordering::SeqCst) {
                 return None;
             }
@@ -208,7 +210,7 @@ impl Crew {
         }
     }
 
-    /// Takes pieces of loop `epoch`: those of thread `own`, then those of the threads after it, `reach` in all.
+    /// Runs pieces of loop `epoch`: those of thread `own`, then those of the threads after it, `reach` threads in all.
     fn work(&self, own: usize, epoch: u64, reach: usize) {
         let job = &self.job.0;
         let (body, tasks) = (job.body.load(Ordering::Relaxed), job.tasks.load(Ordering::Relaxed));
@@ -217,24 +219,24 @@ impl Crew {
         for thread in (own..own + reach.min(self.threads)).map(|thread| thread % self.threads) {
             while let Some(piece) = self.take(thread, epoch) {
                 let range = piece * tasks / pieces..(piece + 1) * tasks / pieces;
-                // SAFETY: this thread has a piece of the loop, so the job is the loop's (see the module), and its caller
-                // stays in `run`, where the body lives, until the piece is counted as done.
+                // SAFETY: this thread has a piece of the loop, so it has read the job of that loop (see the module), and the
+                // caller stays in `run`, which owns the body, until the piece is counted as done.
                 let body: Body<'_> = unsafe { *body.cast::<Body<'_>>() };
                 if let Err(panic) = catch_unwind(AssertUnwindSafe(|| body(range))) {
-                    self.panic.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(panic);
+                    lock(&self.panic).get_or_insert(panic);
                     self.panicked.store(true, Ordering::Relaxed);
                 }
                 done += 1;
             }
         }
-        // After this the job may be another one.
+        // From here on the caller may write the next job.
         if done > 0 && self.left.0.fetch_sub(done, Ordering::SeqCst) == done && self.waiting.load(Ordering::SeqCst) {
-            let _gate = self.gate.lock().unwrap_or_else(PoisonError::into_inner);
+            let _gate = lock(&self.gate);
             self.done.notify_all();
         }
     }
 
-    /// The next piece of a thread's share of loop `epoch`.
+    /// Takes the next piece of a thread's share of loop `epoch`.
     fn take(&self, thread: usize, epoch: u64) -> Option<usize> {
         const PIECE: u64 = (1 << PIECE_BITS) - 1;
         let ticket = &self.tickets[thread].0;
@@ -251,13 +253,13 @@ impl Crew {
         }
     }
 
-    /// The caller's wait for the pieces of others, after `own` time of work.
+    /// Waits, as the caller, for the pieces of other threads; `own` is the time that its own work took.
     fn wait(&self, own: Duration) {
         let crowded = self.crowded.load(Ordering::Relaxed);
         let done = || self.left.0.load(Ordering::Acquire) == 0;
         if !spin(if crowded > 0 { SPIN_CROWDED } else { LATE.max(own) }, done) {
             self.waiting.store(true, Ordering::SeqCst);
-            let mut gate = self.gate.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut gate = lock(&self.gate);
             while self.left.0.load(Ordering::SeqCst) != 0 {
                 gate = self.done.wait(gate).unwrap_or_else(PoisonError::into_inner);
             }
@@ -273,14 +275,14 @@ impl Crew {
     }
 }
 
-/// The pieces of thread `thread`: in the order of the threads, in equal numbers; one each where there are few.
+/// Returns the pieces of thread `thread`: contiguous, in the order of the threads, in nearly equal numbers.
 fn share(pieces: usize, threads: usize, thread: usize) -> Range<usize> {
     let sharing = threads.min(pieces);
     let thread = thread.min(sharing);
     thread * pieces / sharing..(thread + 1).min(sharing) * pieces / sharing
 }
 
-/// Waits in a loop until `ready`; `false` if it was not in time. The clock is asked once in a while.
+/// Spins until `ready`; returns `false` if the budget is used up. Reads the clock only every 32 rounds.
 fn spin(budget: Duration, ready: impl Fn() -> bool) -> bool {
     let mut start = None;
     loop {
@@ -300,22 +302,22 @@ fn spin(budget: Duration, ready: impl Fn() -> bool) -> bool {
 mod tests {
     use super::*;
 
-    /// A worker can read the words of the next loop while its tickets are those of the last one, which was shorter.
+    /// A worker may read the job of the next loop while its tickets are still those of the previous, shorter loop.
     #[test]
-    fn who_comes_late_to_a_loop_gets_no_piece_of_the_next() {
-        let crew = Crew::new(2);
-        assert!(crew.run(2, 2, &|_| (), |_| ()));
-        let body: Body<'_> = &|_| panic!("a piece of no loop");
-        crew.job.0.body.store((&raw const body).cast_mut().cast(), Ordering::Relaxed);
-        crew.job.0.tasks.store(16, Ordering::Relaxed);
-        crew.job.0.pieces.store(16, Ordering::Relaxed);
-        crew.left.0.store(16, Ordering::Relaxed);
-        crew.work(1, 1, REACH);
-        assert_eq!(crew.left.0.load(Ordering::Relaxed), 16);
+    fn a_worker_that_is_late_gets_no_piece_of_the_next_loop() {
+        let handover = Handover::new(2);
+        assert!(handover.run(2, 2, &|_| (), |_| ()));
+        let body: Body<'_> = &|_| panic!("this piece belongs to no loop");
+        handover.job.0.body.store((&raw const body).cast_mut().cast(), Ordering::Relaxed);
+        handover.job.0.tasks.store(16, Ordering::Relaxed);
+        handover.job.0.pieces.store(16, Ordering::Relaxed);
+        handover.left.0.store(16, Ordering::Relaxed);
+        handover.work(1, 1, REACH);
+        assert_eq!(handover.left.0.load(Ordering::Relaxed), 16);
     }
 
     #[test]
-    fn shares_are_all_pieces_in_order() {
+    fn shares_cover_all_pieces_in_order() {
         for threads in 1..70 {
             for pieces in 1..200 {
                 let shares: Vec<Range<usize>> = (0..threads).map(|thread| share(pieces, threads, thread)).collect();
