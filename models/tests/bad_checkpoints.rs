@@ -18,8 +18,8 @@ fn a_path_that_is_no_folder_is_told_what_it_is() {
     message(open("./no/such/folder"), &["./no/such/folder", "no such folder", "Hugging Face layout"]);
     message(open("nowhere"), &["nowhere: no such folder"]);
     message(open("/no/such"), &["/no/such: no such folder"]);
-    let hub = message(open("some-org/Some_Model-7B.v2"), &["some-org/Some_Model-7B.v2", "hub id", "give its folder"]);
-    assert!(hub.contains("downloading is not there yet"), "{hub}");
+    let hub = message(open("some-org/Some_Model-7B.v2"), &["some-org/Some_Model-7B.v2", "hub id", "pass its folder"]);
+    assert!(hub.contains("downloading is not supported yet"), "{hub}");
     for not_hub in ["a/b/c", "../model", "~/model", "a/", "/a", "a b/c"] {
         let said = message(open(not_hub), &[not_hub]);
         assert!(!said.contains("hub id"), "{said}");
@@ -45,7 +45,7 @@ fn broken_json_names_the_file_and_the_place() {
         for file in ["tokenizer_config.json", "special_tokens_map.json"] {
             message(ChatTemplate::load(&copy(file).files()), &[file, "JSON", "line"]);
         }
-        message(Tokenizer::load(&copy("tokenizer.json").files()), &["tokenizer.json", "can not be used"]);
+        message(Tokenizer::load(&copy("tokenizer.json").files()), &["tokenizer.json", "cannot be used"]);
         let config = ModelConfig::load(&files("llama")).unwrap();
         let defaults = GenerationDefaults::load(&copy("generation_config.json").files(), &config.eos_token_ids);
         message(defaults, &["generation_config.json", "JSON", "line"]);
@@ -206,7 +206,7 @@ fn a_tokenizer_of_another_model_is_refused() {
 #[test]
 fn a_tokenizer_that_can_not_be_built_is_refused() {
     let load = |copy: Copy| Tokenizer::load(&copy.files());
-    let parts = ["tokenizer.json", "can not be used", "tokenizers"];
+    let parts = ["tokenizer.json", "cannot be used", "tokenizers"];
     message(load(Copy::of("llama").edit("tokenizer.json", |json| json["model"]["type"] = json!("Nope"))), &parts);
     message(
         load(Copy::of("llama").edit("tokenizer.json", |json| json["model"]["merges"] = json!([["no", "pe"]]))),

@@ -140,7 +140,8 @@ fn rows_that_nobody_needs_end_early_and_change_nothing() {
     batch.needed = Some(vec![last]);
     case.model.forward(&batch, &mut caches).unwrap();
     let error = case.model.logits(&[1]).unwrap_err();
-    let expected = KernelError::Shape { what: "a row that the step has not kept", found: 1, expected: 1 };
+    let expected =
+        KernelError::Shape { what: "a row that was not among the needed rows of the step", found: 1, expected: 1 };
     assert_eq!(error.to_string(), expected.to_string());
     batch.needed = Some(Vec::new());
     case.model.forward(&batch, &mut caches).unwrap();

@@ -137,7 +137,7 @@ fn a_truncated_file_is_refused_wherever_it_ends() {
     let mut longer = bytes.clone();
     longer.push(0);
     let copy = Copy::of("llama").write(SINGLE, &longer);
-    let lengths = [format!("found {} bytes", longer.len()), format!("{} bytes by its header", bytes.len())];
+    let lengths = [format!("found {} bytes", longer.len()), format!("{} bytes according to its header", bytes.len())];
     message(Weights::open(&copy.files()), &[SINGLE, &lengths[0], &lengths[1]]);
 }
 

@@ -1,12 +1,12 @@
-//! Rotary position embedding: one angular frequency per pair of elements.
+//! Rotary position embedding (Su et al., "RoFormer", 2021): the angular frequency of each pair of elements.
 //!
-//! Su et al., "RoFormer" (2021); pairs are (i, i + head_dim / 2) as in the Hugging Face layout of Llama weights.
+//! Pairs are (i, i + head_dim / 2), as in the Hugging Face layout of Llama weights.
 
 use std::f64::consts::TAU;
 
 use crate::decoder::{Rope, RopeScaling};
 
-/// Angle per position of each of the `head_dim / 2` pairs, in float32 as checkpoints were trained with.
+/// Angle per position of each of the `head_dim / 2` pairs, in float32 as in training.
 pub(super) fn frequencies(rope: &Rope, head_dim: usize) -> Vec<f32> {
     let half = head_dim / 2;
     let plain = |i: usize| rope.theta.powf(-((2 * i) as f64) / head_dim as f64);
@@ -17,7 +17,7 @@ fn scale(scaling: &RopeScaling, frequency: f64) -> f64 {
     match *scaling {
         RopeScaling::None => frequency,
         RopeScaling::Linear { factor } => frequency / factor,
-        // As in the Llama 3.1 release: full stretch for long wavelengths, none for short ones, a ramp between.
+        // As in the Llama 3.1 release: long wavelengths are scaled in full, short ones not at all, with a ramp between.
         RopeScaling::Llama3 {
             factor,
             low_freq_factor,
@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn llama3_keeps_short_waves_stretches_long_ones_and_ramps_between() {
+    fn llama3_keeps_short_wavelengths_scales_long_ones_and_ramps_between() {
         let scaling = RopeScaling::Llama3 {
             factor: 8.0,
             low_freq_factor: 1.0,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use attention_kernels::{CacheFormat, Dtype, KvCache, KvDtype, KvScales, KvShape, Layout};
 use device::Device;
-use models::kernels::{self, HeadsArgs};
+use models::kernels::{self, QkNormRopeCacheArgs};
 
 use crate::covering;
 
@@ -84,7 +84,7 @@ pub fn conforms(device: &dyn Device, seed: u64, look: &Look) {
     let slot_bytes: Vec<u8> = SLOTS.iter().flat_map(|slot| slot.to_le_bytes()).collect();
     let on_device = [&query_norm, &key_norm].map(|weight| weight.as_ref().map(|weight| floats(device, weight)));
     let (mut fused_rows, table, slots) = (buffer(device, &qkv), floats(device, &rope), buffer(device, &slot_bytes));
-    let args = HeadsArgs {
+    let args = QkNormRopeCacheArgs {
         qkv: &mut fused_rows,
         rows,
         num_heads,
@@ -95,7 +95,7 @@ pub fn conforms(device: &dyn Device, seed: u64, look: &Look) {
         cache: &cache,
         slots: fused.then_some(&slots),
     };
-    kernels::heads(device, args).unwrap();
+    kernels::qk_norm_rope_cache(device, args).unwrap();
 
     // What a head becomes, each element with the size of its terms.
     let truth = |row: usize, head: usize| -> Vec<(f64, f64)> {
@@ -203,7 +203,7 @@ fn a_row_alone_has_the_bits_it_has_among_others() {
             let shape = KvShape { num_blocks: 1, num_kv_heads, block_size: BLOCK_SIZE, head_dim: look.dim };
             let cache = KvCache::with_format(&**device, shape, look.format).unwrap();
             let (mut rows_on, norm) = (buffer(&**device, qkv), floats(&**device, &norm));
-            let args = HeadsArgs {
+            let args = QkNormRopeCacheArgs {
                 qkv: &mut rows_on,
                 rows,
                 num_heads,
@@ -214,7 +214,7 @@ fn a_row_alone_has_the_bits_it_has_among_others() {
                 cache: &cache,
                 slots: None,
             };
-            kernels::heads(&**device, args).unwrap();
+            kernels::qk_norm_rope_cache(&**device, args).unwrap();
             bytes(&**device, &rows_on)
         };
         let (all, row) = (run(&qkv, &rope, 3), width * look.format.dtype.bytes());

@@ -67,7 +67,7 @@ fn norms_are_those_of_float64_alone_and_behind_a_sum() {
         assert!(plain(&x[row..2 * row], 1) == whole[row..2 * row], "{what}: a row alone has other bits");
 
         let (mut sum, mut target) = (buffer(device, &x), buffer(device, &added));
-        kernels::add_norm(device, dtype, &mut sum, &mut target, &weights, EPS, (rows, width)).unwrap();
+        kernels::fused_add_rms_norm(device, dtype, &mut sum, &mut target, &weights, EPS, (rows, width)).unwrap();
         let exact = x_exact.iter().zip(&added_exact).map(|(a, b)| (*a as f32) + (*b as f32));
         let want = to_bytes(dtype, &exact.collect::<Vec<_>>());
         assert!(bytes(device, &sum) == want, "{what}: the sum is rounded once");
@@ -84,7 +84,7 @@ fn gates_are_those_of_float64() {
         for activation in [Activation::Silu, Activation::GeluTanh] {
             let mut target = buffer(device, &vec![0x55; (rows * width + 8) * dtype.bytes()]);
             let gates = buffer(device, &gate_up);
-            kernels::gate_mul(device, dtype, activation, &gates, &mut target, (rows, width)).unwrap();
+            kernels::act_and_mul(device, dtype, activation, &gates, &mut target, (rows, width)).unwrap();
             let got = bytes(device, &target);
             let (got, behind) = got.split_at(rows * width * dtype.bytes());
             assert!(behind.iter().all(|byte| *byte == 0x55), "{dtype}, width {width}: wrote past its rows");
@@ -139,5 +139,5 @@ fn a_buffer_that_is_too_small_is_refused_before_anything_runs() {
     let mut target = device.alloc(4 * 8).unwrap();
     let weight = floats(&*device, &[1.0; 8]);
     let error = kernels::rms_norm(&*device, Dtype::F32, &small, &mut target, &weight, EPS, (1, 8)).unwrap_err();
-    assert_eq!(error.to_string(), "rows to be normalised: found 7, expected 8");
+    assert_eq!(error.to_string(), "elements in the input of a norm: found 7, expected 8");
 }
