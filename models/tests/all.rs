@@ -12,6 +12,8 @@ mod forward_sim;
 mod graphs_sim;
 mod hostile_templates;
 mod kernels;
+mod layout;
+mod pooling;
 mod reference_cases;
 #[path = "../../device/tests/support/mod.rs"]
 mod support;

@@ -220,6 +220,30 @@ fn a_tokenizer_that_can_not_be_built_is_refused() {
 }
 
 #[test]
+fn a_decoder_step_that_would_be_skipped_is_an_error_that_names_it() {
+    let load =
+        |decoder: Value| Tokenizer::load(&Copy::of("llama").set("tokenizer.json", json!({"decoder": decoder})).files());
+    let sequence = |steps: &[&Value]| json!({"type": "Sequence", "decoders": steps});
+    let replace = json!({"type": "Replace", "pattern": {"String": "\u{2581}"}, "content": " "});
+    let strip = |stop: usize| json!({"type": "Strip", "content": " ", "start": 1, "stop": stop});
+    let (fallback, fuse) = (json!({"type": "ByteFallback"}), json!({"type": "Fuse"}));
+    let byte_level = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true});
+    let regex = json!({"type": "Replace", "pattern": {"Regex": "a+"}, "content": " "});
+    load(sequence(&[&replace, &fallback, &fuse, &strip(0)])).unwrap();
+    load(sequence(&[&byte_level, &fuse])).unwrap();
+    load(Value::Null).unwrap();
+    for (decoder, named) in [
+        (json!({"type": "WordPiece", "prefix": "##", "cleanup": true}), "WordPiece"),
+        (json!({"type": "BPEDecoder", "suffix": "</w>"}), "BPEDecoder"),
+        (sequence(&[&regex, &fuse]), "Regex"),
+        (strip(1), "Strip"),
+        (sequence(&[&replace, &byte_level]), "Replace"),
+    ] {
+        message(load(decoder), &["tokenizer.json", named, "not supported"]);
+    }
+}
+
+#[test]
 fn embedded_files_read_like_a_folder_and_name_themselves_in_errors() {
     const FILES: ModelFiles = ModelFiles::Embedded {
         name: "demo",

@@ -108,6 +108,41 @@ fn templates_print_what_transformers_prints() {
 }
 
 #[test]
+fn floats_and_texts_print_as_in_python() {
+    let template = template("{{ x }}");
+    let printed = |x: Value| render(&template, json!([]), |request| drop(request.kwargs.insert("x".into(), x)));
+    for (value, expected) in [
+        (1.5, "1.5"),
+        (2.0, "2.0"),
+        (-3.5, "-3.5"),
+        (0.0, "0.0"),
+        (-0.0, "-0.0"),
+        (1e-4, "0.0001"),
+        (1e-5, "1e-05"),
+        (1.25e-7, "1.25e-07"),
+        (123456789012345.6, "123456789012345.6"),
+        (1e15, "1000000000000000.0"),
+        (1e16, "1e+16"),
+        (1.7976931348623157e308, "1.7976931348623157e+308"),
+        (0.1 + 0.2, "0.30000000000000004"),
+    ] {
+        assert_eq!(printed(json!(value)).unwrap(), expected);
+    }
+    let value = json!({"b": [true, null, 1, 2.5, "it's", "a \"b\"\n"], "a": {}, "c": "é\u{1}"});
+    let expected = r#"{'b': [True, None, 1, 2.5, "it's", 'a "b"\n'], 'a': {}, 'c': 'é\x01'}"#;
+    assert_eq!(printed(value).unwrap(), expected);
+    let deep = (0..130).fold(json!(1), |inner, _| json!([inner]));
+    assert!(matches!(printed(deep), Err(TemplateError::Failed(message)) if message.contains("too deeply")));
+}
+
+#[test]
+fn generation_tags_become_a_condition_and_nothing_else_changes() {
+    let template = template("a{%- generation -%} b{%endgeneration%}{% if generation %}{{ generation }}{% endif %}");
+    let go = |request: &mut Request| drop(request.kwargs.insert("generation".to_string(), "c".into()));
+    assert_eq!(render(&template, json!([]), go).unwrap(), "abc");
+}
+
+#[test]
 fn a_date_is_written_in_the_form_that_the_template_asks_for() {
     let date = render(&template("{{ strftime_now('%Y-%m-%d') }}"), json!([]), |_| ()).unwrap();
     let shape: Vec<usize> = date.split('-').map(str::len).collect();

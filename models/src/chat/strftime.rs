@@ -1,4 +1,4 @@
-//! `strftime` for templates that write today's date, in UTC and the C locale.
+//! `strftime` for templates that print the date, in UTC and the C locale.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -20,10 +20,10 @@ const MONTHS: [&str; 12] = [
     "December",
 ];
 
-/// `time` as `format` asks; `%-d` and the like leave padding out.
+/// Formats `time`; `%-d` and so on omit the padding.
 ///
 /// # Errors
-/// On a directive that is not known here.
+/// `format` contains an unknown directive.
 pub(super) fn strftime(time: SystemTime, format: &str) -> Result<String, Error> {
     let seconds = time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let (days, second_of_day) = (seconds / 86_400, seconds % 86_400);
@@ -95,7 +95,7 @@ fn days_before_year(year: u64) -> u64 {
 
 /// Year, month (1 to 12) and day (1 to 31) of a day counted from 1970-01-01.
 fn civil_date(days: u64) -> (u64, u64, u64) {
-    // The mean year is 365.2425 days, so this is the year or the one after it.
+    // The mean year has 365.2425 days, so this is the right year or the one after it.
     let mut year = 1970 + days * 10_000 / 3_652_425 + 1;
     while days_before_year(year) > days {
         year -= 1;
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn dates_are_those_of_the_calendar() {
+    fn known_dates_are_formatted_correctly() {
         assert_eq!(at(0, "%A %d %B %Y, day %j, %T"), "Thursday 01 January 1970, day 001, 00:00:00");
         assert_eq!(at(951_782_400, "%a %F"), "Tue 2000-02-29");
         assert_eq!(at(1_709_251_199, "%d %b %Y %H:%M:%S"), "29 Feb 2024 23:59:59");

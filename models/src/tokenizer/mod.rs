@@ -92,7 +92,7 @@ impl Tokenizer {
     ) -> Result<Vec<u32>, TokenizeError> {
         let (mut ids, mut rest) = (Vec::new(), text);
         if let Some(pieces) = &self.pieces {
-            while let Some(later) = pieces.take(&self.inner, &self.spelling, rest, &mut ids)? {
+            while let Some(later) = pieces.encode_next(&self.inner, &self.spelling, rest, &mut ids)? {
                 rest = later;
                 if !go_on(ids.len()) {
                     return Err(TokenizeError::Stopped(ids.len()));
