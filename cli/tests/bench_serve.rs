@@ -157,6 +157,27 @@ fn what_can_not_be_measured_is_one_line() {
 }
 
 #[test]
+fn a_file_that_can_not_be_written_is_an_error_before_any_request_is_sent() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    listener.set_nonblocking(true).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    for flag in ["--json", "--svg"] {
+        for path in ["/no/such/folder/file", folder.path().to_str().unwrap()] {
+            let output = quire(&["bench", "serve", "--base-url", &url, flag, path]);
+            let message = text(&output.stderr);
+            assert_eq!((output.status.code(), message.lines().count()), (Some(1), 1), "{message}");
+            assert!(message.starts_with(&format!("quire: {flag} {path}: ")), "{message}");
+            assert!(
+                message.ends_with("; expected a file that can be written\n") && output.stdout.is_empty(),
+                "{message}"
+            );
+            assert!(listener.accept().is_err(), "{flag} {path}: the server was called");
+        }
+    }
+}
+
+#[test]
 fn top_prints_one_plain_frame_of_a_running_server_and_asks_with_its_key() {
     let options = ServerOptions { api_keys: vec!["s3cret".into()], ..ServerOptions::default() };
     let server = Server::with(config(), options, Duration::ZERO);
@@ -167,8 +188,8 @@ fn top_prints_one_plain_frame_of_a_running_server_and_asks_with_its_key() {
     let output = quire(&["top", &url, "--once", "--api-key", "s3cret"]);
     let frame = text(&output.stdout);
     assert!(output.status.success(), "{}", text(&output.stderr));
-    assert!(frame.starts_with("quire-demo   context 1024") && frame.contains("blocks [+"), "{frame}");
-    assert!(frame.contains("nothing runs") && !frame.contains('\u{1b}'), "{frame}");
+    assert!(frame.starts_with("quire-demo  context 1024") && frame.contains("blocks [+"), "{frame}");
+    assert!(frame.contains("no requests") && !frame.contains('\u{1b}'), "{frame}");
     let refused = quire(&["top", &url, "--once"]);
     assert_eq!(refused.status.code(), Some(1));
     assert!(text(&refused.stderr).contains("401 Unauthorized"), "{}", text(&refused.stderr));
