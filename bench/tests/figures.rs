@@ -1,12 +1,22 @@
-//! Statistics, figures of a run, arrival times, and how they are written.
+//! Statistics, figures of a run, arrival times, how they are written, and numbers in flags.
 
 use bench::serve::chart::draw;
 use bench::serve::load::arrivals;
 use bench::serve::measure::{Goal, Record, Report, Spread};
 use bench::serve::report::table;
 use bench::statistics::{mean, median_and_spread, percentile};
+use bench::values::whole;
 
 use crate::args;
+
+#[test]
+fn whole_numbers_name_their_range() {
+    assert_eq!(whole::<u16>("65535"), Ok(65535));
+    assert_eq!(whole::<u64>("18446744073709551615"), Ok(u64::MAX));
+    for bad in ["65536", "-1", "1.5", "", "x"] {
+        assert_eq!(whole::<u16>(bad), Err("expected a whole number from 0 to 65535".to_string()));
+    }
+}
 
 #[test]
 fn percentiles_are_those_of_numpy() {

@@ -9,6 +9,7 @@ mod cli;
 mod common;
 mod deploy;
 mod faults;
+mod flags;
 mod old_cpu;
 mod pains;
 mod process;

@@ -120,7 +120,7 @@ fn a_settings_file_serves_the_commands_below_bench_too() {
     let config = file.to_str().unwrap();
     assert!(refusal(&["roofline", "--config", config]).contains("abacus"));
     std::fs::write(&file, "devise = \"cpu\"\n").unwrap();
-    assert!(refusal(&["kernels", "--config", config]).contains("the nearest that exists is \"device\""));
+    assert!(refusal(&["kernels", "--config", config]).contains("the most similar one is \"device\""));
 }
 
 /// A small engine of the demo model.

@@ -265,7 +265,7 @@ fn what_is_wrong_in_a_settings_file_is_named_with_the_file() {
     let (_folder, path) = file("quire.toml", "colour = 1");
     let output = run(&["plan", "--config", &path]);
     assert_refuses(&output, &["unknown key \"colour\""]);
-    assert!(!String::from_utf8_lossy(&output.stderr).contains("nearest"));
+    assert!(!String::from_utf8_lossy(&output.stderr).contains("similar"));
     assert_refuses(&run(&["plan", "--config", "/no/such/quire.toml"]), &["--config /no/such/quire.toml"]);
 }
 

@@ -1,4 +1,4 @@
-//! Decode steps of a batch whose sequences all run: none still computes its prompt, none has ended.
+//! Timing of decode steps in which all sequences of a batch decode: none is still in prefill, none has finished.
 
 use std::collections::HashSet;
 use std::time::Instant;
@@ -8,32 +8,23 @@ use engine::{FinishReason, TokenEvent};
 use super::batch::{Bench, Phase};
 use crate::error::CliError;
 
-/// Steps of the whole batch before the clock counts.
-const BEFORE: usize = 3;
-
-/// What a step of decoding gave.
-#[derive(Default)]
-struct Gained {
-    tokens: u64,
-    /// Why there is nothing to measure any more.
-    ended: Option<String>,
-}
+/// Decode steps of the whole batch before those that are timed.
+const WARMUP: usize = 3;
 
 impl Bench {
-    /// Brings so many prompts of `input_len` tokens to their first tokens, times the next `steps` steps, each of all of them, and
-    /// cancels them.
+    /// Runs prompts of `input_len` tokens until all decode, times the next `steps` steps, and cancels them.
     ///
     /// # Errors
-    /// One line: they do not fit together, or a step failed.
+    /// They do not fit in the cache together, or a step failed.
     pub fn decode(&mut self, prompts: usize, input_len: usize, steps: usize) -> Result<Phase, CliError> {
-        // The first one generates while the prompt of the last one is computed.
-        let until_all_run = 2 * (prompts * input_len).div_ceil(self.max_num_batched_tokens) + prompts;
-        let output_len = until_all_run + BEFORE + steps + 1;
+        // The first sequence already decodes while the last one is in prefill.
+        let until_all_decode = 2 * (prompts * input_len).div_ceil(self.max_num_batched_tokens) + prompts;
+        let output_len = until_all_decode + WARMUP + steps + 1;
         let holds = self.engine.stats().blocks_total * self.block_size;
         let needs = prompts * (input_len + output_len).next_multiple_of(self.block_size);
         if needs > holds || prompts > self.max_num_seqs {
-            return Err(CliError::Bench(format!(
-                "{prompts} sequences of {input_len} tokens: found a cache of {holds} tokens and --max-num-seqs {}, needs {needs} and {prompts}",
+            return Err(CliError::Failed(format!(
+                "{prompts} sequences of {input_len} tokens: found a cache of {holds} tokens and --max-num-seqs {}, expected {needs} and {prompts}",
                 self.max_num_seqs
             )));
         }
@@ -55,8 +46,8 @@ impl Bench {
                 begun.insert(id);
             })?;
         }
-        // The first of a size captures its graph.
-        for _ in 0..BEFORE {
+        // The first step of a size captures its graph.
+        for _ in 0..WARMUP {
             context += self.step(|_| {})?;
         }
         let (start, mut phase) = (Instant::now(), Phase::default());
@@ -73,21 +64,21 @@ impl Bench {
         Ok(phase)
     }
 
-    /// One step; says who has a token, and returns how many have.
-    fn step(&mut self, mut has: impl FnMut(engine::RequestId)) -> Result<u64, CliError> {
-        let mut gained = Gained::default();
+    /// Runs one step, calls `on_token` for each sequence that got a token, and returns the number of tokens.
+    fn step(&mut self, mut on_token: impl FnMut(engine::RequestId)) -> Result<u64, CliError> {
+        let (mut tokens, mut ended) = (0, None);
         self.engine.step(|id, event| {
             let TokenEvent::Token { token, finish, .. } = event else { return };
             if token.is_some() {
-                gained.tokens += 1;
-                has(id);
+                tokens += 1;
+                on_token(id);
             }
             match finish {
                 None => {}
-                Some(FinishReason::Error(message)) => gained.ended = Some(message),
-                Some(_) => gained.ended = Some("a sequence ended before all had begun".into()),
+                Some(FinishReason::Error(message)) => ended = Some(message),
+                Some(_) => ended = Some("a sequence finished before all of them were decoding".into()),
             }
         });
-        gained.ended.map_or(Ok(gained.tokens), |message| Err(CliError::Bench(message)))
+        ended.map_or(Ok(tokens), |message| Err(CliError::Failed(message)))
     }
 }
