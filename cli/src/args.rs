@@ -134,7 +134,6 @@ pub struct FixedArgs {
 }
 
 impl EngineArgs {
-    /// The model folder, if one is given.
     pub fn model(&self) -> Option<&PathBuf> {
         self.model_path.as_ref().or(self.model.as_ref())
     }

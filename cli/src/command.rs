@@ -24,7 +24,6 @@ pub struct Cli {
     pub command: Command,
 }
 
-/// The subcommands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Serve the OpenAI API over HTTP
@@ -88,7 +87,6 @@ impl Command {
     }
 }
 
-/// Flags of `quire serve`.
 #[derive(Debug, Args)]
 pub struct ServeArgs {
     /// Address to listen on
@@ -142,7 +140,6 @@ pub struct ChatArgs {
     pub engine: EngineArgs,
 }
 
-/// Flags of `quire kernels`.
 #[derive(Debug, Args)]
 pub struct KernelsArgs {
     /// Also print the capabilities of each kernel
@@ -155,7 +152,6 @@ pub struct KernelsArgs {
     pub engine: EngineArgs,
 }
 
-/// Flags of `quire plan`.
 #[derive(Debug, Args)]
 pub struct PlanArgs {
     /// Print the layers of the checkpoint instead, with names, shapes and forms of their weights

@@ -17,7 +17,6 @@ use super::error::CliError;
 /// Flags that are not allowed as keys.
 const NO_KEYS: [&str; 2] = ["config", "help"];
 
-/// A parsed settings file.
 #[derive(Debug)]
 pub struct ConfigFile {
     path: PathBuf,
@@ -45,7 +44,6 @@ impl ConfigFile {
         Ok(file)
     }
 
-    /// An error in this file.
     pub fn problem(&self, message: String) -> CliError {
         CliError::File { flag: "--config", path: self.path.clone(), message }
     }

@@ -8,24 +8,20 @@ use engine::{EngineError, SubmitError};
 /// Reason why a command failed.
 #[derive(Debug, thiserror::Error)]
 pub enum CliError {
-    /// The command line is invalid.
     #[error("{0}")]
     Usage(String),
     /// The file that a flag names cannot be read or is invalid.
     #[error("{flag} {}: {message}", path.display())]
     File { flag: &'static str, path: PathBuf, message: String },
-    /// The server stopped with an error.
     #[error("{0}")]
     Serve(io::Error),
     #[error("standard input is not UTF-8")]
     NotUtf8,
-    /// The engine failed to start.
     #[error(transparent)]
     Engine(#[from] EngineError),
     /// The server cannot listen on its address.
     #[error("--host {host} --port {port}: {source}{}", advice(source))]
     Bind { host: String, port: u16, source: io::Error },
-    /// The engine refused the prompt.
     #[error("{0}")]
     Refused(#[from] SubmitError),
     /// `quire bench serve` or `quire top` failed.
@@ -34,7 +30,6 @@ pub enum CliError {
     /// A benchmark, a generation or another part of a command failed.
     #[error("{0}")]
     Failed(String),
-    /// Standard output or another stream failed.
     #[error("input or output failed: {0}")]
     Io(#[from] io::Error),
 }

@@ -87,13 +87,11 @@ async fn batch(engine: &AsyncEngine, prompts: Vec<Prompt>, params: &GenerationPa
     Ok(())
 }
 
-/// A prompt as text or token ids.
 enum Prompt {
     Text(String),
     Ids(Vec<u32>),
 }
 
-/// A submitted prompt.
 struct Job {
     text: Option<String>,
     ids: Vec<u32>,

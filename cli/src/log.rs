@@ -31,14 +31,12 @@ pub fn note(line: impl fmt::Display) {
 /// Format of the log.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum LogFormat {
-    /// Lines of text.
     #[default]
     Text,
     /// One JSON object per line.
     Json,
 }
 
-/// The flags of the log.
 #[derive(Debug, Default, Args)]
 #[command(next_help_heading = "Log")]
 pub struct LogArgs {

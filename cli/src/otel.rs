@@ -41,7 +41,6 @@ pub fn flush() {
     }
 }
 
-/// Messages to the sending thread.
 enum Message {
     /// A span that has ended.
     Span(Value),
@@ -63,7 +62,6 @@ const NAMES: [(&str, &str); 10] = [
     ("total_seconds", "gen_ai.latency.e2e"),
 ];
 
-/// Settings of the export.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Exporter {
     /// `host:port`.
@@ -123,7 +121,6 @@ impl Exporter {
         }))
     }
 
-    /// Starts the sending thread of this process.
     pub fn start(self) -> io::Result<SpanLayer> {
         let (sender, receiver) = sync_channel(QUEUE);
         let _ = EXPORT.set((sender.clone(), self.timeout));
@@ -203,7 +200,6 @@ pub struct SpanLayer {
     ids: RandomState,
 }
 
-/// An open span.
 struct Open {
     began: SystemTime,
     fields: Fields,

@@ -14,7 +14,6 @@ use super::args::CommonArgs;
 use super::error::CliError;
 use super::log::note;
 
-/// The flag for a profile.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Engine")]
 pub struct ProfileArgs {
@@ -24,7 +23,6 @@ pub struct ProfileArgs {
     pub profile: Option<PathBuf>,
 }
 
-/// A running profile.
 pub struct Profiling {
     profile: Arc<Profile>,
     path: PathBuf,
@@ -34,9 +32,6 @@ pub struct Profiling {
 
 impl ProfileArgs {
     /// If the flag is given, opens the file, measures the device and enables recording in the engine.
-    ///
-    /// # Errors
-    /// The file cannot be written, or the device cannot be opened.
     pub fn start(&self, common: &CommonArgs, config: &mut EngineConfig) -> Result<Option<Profiling>, CliError> {
         let Some(path) = self.profile.clone() else { return Ok(None) };
         let file = File::create(&path).map_err(|error| failed(&path, &error))?;
@@ -52,9 +47,6 @@ impl ProfileArgs {
 
 impl Profiling {
     /// Prints the table and writes the trace, if any step has run.
-    ///
-    /// # Errors
-    /// The file cannot be written.
     pub fn finish(self) -> Result<(), CliError> {
         let recorded = self.profile.recorded();
         if recorded.steps == 0 {

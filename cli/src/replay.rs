@@ -10,7 +10,6 @@ use super::args::CommonArgs;
 use super::error::CliError;
 use super::log::LogArgs;
 
-/// The flag for a recording.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Engine")]
 pub struct RecordArgs {
@@ -19,7 +18,6 @@ pub struct RecordArgs {
     pub record: Option<PathBuf>,
 }
 
-/// Flags of `quire replay`.
 #[derive(Debug, Args)]
 pub struct ReplayArgs {
     /// File written by --record

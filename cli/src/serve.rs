@@ -86,7 +86,6 @@ fn greet(engine: &AsyncEngine, args: &ServeArgs, port: u16, has_keys: bool) {
     note(format_args!("    -d '{{{body}, \"max_tokens\": 32, \"temperature\": 0}}'\n"));
 }
 
-/// Ctrl-C and SIGTERM.
 struct Signals {
     interrupt: Signal,
     terminate: Signal,
@@ -97,7 +96,6 @@ impl Signals {
         Ok(Signals { interrupt: signal(SignalKind::interrupt())?, terminate: signal(SignalKind::terminate())? })
     }
 
-    /// The number of the next signal.
     async fn next(&mut self) -> i32 {
         tokio::select! {
             _ = self.interrupt.recv() => SignalKind::interrupt().as_raw_value(),

@@ -36,7 +36,6 @@ pub fn progress_bar(length: u64, template: &'static str) -> ProgressBar {
     ProgressBar::new(length).with_style(style)
 }
 
-/// The model in one line.
 pub fn describe(engine: &AsyncEngine, source: &ModelSource) -> String {
     let info = engine.info();
     let kind = if *source == ModelSource::Demo { "demo model" } else { "model" };

@@ -19,7 +19,6 @@ pub fn threads(text: &str) -> Result<usize, String> {
     count.ok_or_else(|| format!("expected a whole number from 1 to {cores}, the cores that this process may use"))
 }
 
-/// A text that is not empty.
 pub fn filled(text: &str) -> Result<String, String> {
     if text.is_empty() { Err("expected at least one character".to_string()) } else { Ok(text.to_string()) }
 }
@@ -66,7 +65,6 @@ pub fn header(text: &str) -> Result<String, String> {
     Err("expected one origin, method or header name without spaces and commas; repeat the flag for several".to_string())
 }
 
-/// `--allowed-hosts`.
 pub fn host(text: &str) -> Result<String, String> {
     if text == "*" || Host::parse(text).is_some() {
         return Ok(text.to_string());
@@ -74,7 +72,6 @@ pub fn host(text: &str) -> Result<String, String> {
     Err("expected a host name without a scheme, such as models.example.org, or *".to_string())
 }
 
-/// `--log-level`.
 pub fn log_filter(text: &str) -> Result<String, String> {
     let checked = tracing_subscriber::EnvFilter::try_new(text);
     checked
@@ -82,7 +79,6 @@ pub fn log_filter(text: &str) -> Result<String, String> {
         .map_err(|error| format!("expected warn, info, debug, or engine=debug,warn: {error}"))
 }
 
-/// `--scheduling-policy`.
 pub fn policy(text: &str) -> Result<Policy, String> {
     match text {
         "fcfs" => Ok(Policy::Fcfs),
@@ -91,7 +87,6 @@ pub fn policy(text: &str) -> Result<Policy, String> {
     }
 }
 
-/// `--quantization`.
 pub fn quantization(text: &str) -> Result<Quantization, String> {
     text.parse().map_err(|expected| format!("{expected}; omit the flag to keep the checkpoint's type"))
 }
@@ -100,7 +95,6 @@ pub fn quantization(text: &str) -> Result<Quantization, String> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DtypeChoice(pub Option<Dtype>);
 
-/// `--dtype`.
 pub fn dtype(text: &str) -> Result<DtypeChoice, String> {
     Ok(DtypeChoice(match text {
         "auto" => None,
@@ -115,12 +109,10 @@ pub fn dtype(text: &str) -> Result<DtypeChoice, String> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Length(pub Option<usize>);
 
-/// `--max-model-len`.
 pub fn max_model_len(text: &str) -> Result<Length, String> {
     if text == "auto" { Ok(Length(None)) } else { whole(text).map(|length| Length(Some(length))) }
 }
 
-/// `--tensor-parallel-size`.
 pub fn tensor_parallel_size(text: &str) -> Result<String, String> {
     match text {
         "1" => Ok(text.to_string()),
@@ -135,7 +127,6 @@ pub fn swap_space(text: &str) -> Result<u64, String> {
     bytes.ok_or_else(|| "expected a number of GiB, 0 or more, such as 4 or 0.5".to_string())
 }
 
-/// `--preemption-mode`.
 pub fn preemption_mode(text: &str) -> Result<PreemptionMode, String> {
     match text {
         "auto" => Ok(PreemptionMode::Auto),

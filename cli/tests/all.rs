@@ -4,6 +4,7 @@
 mod amplifiers;
 mod bench;
 mod bench_serve;
+mod chat;
 mod cli;
 #[path = "../../server/tests/common/mod.rs"]
 mod common;

@@ -15,6 +15,7 @@
 //! A family builds its layers from the parts in `families/common.rs` and changes the fields that differ. `quire plan --decoder
 //! FOLDER` prints the result, one line per part.
 
+mod rope;
 mod tree;
 
 use std::fmt;

@@ -18,4 +18,5 @@ mod reference_cases;
 #[path = "../../device/tests/support/mod.rs"]
 mod support;
 mod template_corpus;
+mod token_bytes;
 mod weight_files;

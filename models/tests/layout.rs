@@ -1,8 +1,8 @@
-//! Groups of layers that share block tables, and places in pages.
+//! Groups of layers that share block tables, places in pages, and the batches of a step.
 
 use crate::common::files;
 use models::decoder::Mixer;
-use models::{ModelConfig, PageLayout};
+use models::{ForwardBatch, GroupBatch, ModelConfig, PageLayout};
 
 /// Layers per page and layers of each group, for a model with this many layers without and with a window.
 fn layout(full: usize, windowed: usize) -> (usize, Vec<usize>) {
@@ -41,4 +41,25 @@ fn places_stay_unused_rather_than_having_many_groups() {
     let (places, groups) = layout(33, 1);
     assert!(groups.len() <= 8, "{groups:?}");
     assert!(places * groups.len() <= 40, "{places} places a page, {groups:?}");
+}
+
+#[test]
+fn a_long_block_table_does_not_widen_those_of_short_sequences() {
+    let (long, short) = (vec![3; 8192], vec![5; 2]);
+    let (mut batch, mut padded) = (ForwardBatch::default(), ForwardBatch::default());
+    for _ in 0..2 {
+        batch.clear(2);
+        for seq in 0..257 {
+            let table = if seq == 100 { &long[..] } else { &short };
+            batch.push(table.len() * 16 - 1, &[7], [(&[0][..], table), (&[0], table)]);
+        }
+        padded.pad(&batch, 272);
+    }
+    for groups in [&batch.groups, &padded.groups] {
+        for GroupBatch { attention, .. } in groups {
+            assert_eq!(attention.block_tables.num_entries(), 8192 + 256 * 2);
+            assert_eq!(attention.table(100), long);
+        }
+    }
+    assert_eq!(padded.groups[1].attention.block_tables.len(), 272);
 }

@@ -19,11 +19,9 @@ pub struct Batch {
     pub output_len: usize,
 }
 
-/// Measurements of one run.
 pub struct Run {
     /// Until every sequence had its first token.
     pub first: Phase,
-    /// The whole run.
     pub all: Phase,
     /// Seconds to each sequence's first token, ascending.
     pub first_tokens: Vec<f64>,
@@ -130,7 +128,6 @@ impl Bench {
         Ok(Run { first, all, first_tokens })
     }
 
-    /// Submits a new random prompt.
     pub(super) fn submit(&mut self, input_len: usize, output_len: usize) -> Result<RequestId, CliError> {
         let vocab_size = self.engine.vocab_size() as u64;
         let prompt = (0..input_len).map(|_| (self.random.next() % vocab_size) as u32).collect();
@@ -148,7 +145,6 @@ impl Bench {
         if phase.seconds > 0.0 { self.floor.seconds(&phase.work) / phase.seconds } else { 0.0 }
     }
 
-    /// The floors as a line of text.
     pub fn floors(&self) -> String {
         let Floor { threads, read, peak, weight_bytes, kv_bytes_per_token, .. } = self.floor;
         format!(
@@ -161,7 +157,6 @@ impl Bench {
         )
     }
 
-    /// The floors as JSON.
     pub fn floors_json(&self) -> Value {
         json!({
             "threads": self.floor.threads,

@@ -71,11 +71,10 @@ fn operation(text: &str) -> Result<Operation, String> {
 
 fn dtype(text: &str) -> Result<Option<Dtype>, String> {
     match text {
-        "auto" => Ok(None),
-        "float32" | "f32" => Ok(Some(Dtype::F32)),
-        "float16" | "f16" => Ok(Some(Dtype::F16)),
-        "bfloat16" | "bf16" => Ok(Some(Dtype::Bf16)),
-        _ => Err("expected some of auto, float32, float16, bfloat16".to_string()),
+        "f32" => Ok(Some(Dtype::F32)),
+        "f16" => Ok(Some(Dtype::F16)),
+        "bf16" => Ok(Some(Dtype::Bf16)),
+        long => Ok(values::dtype(long)?.0),
     }
 }
 

@@ -16,7 +16,6 @@ use crate::values;
 use ::bench::results::Results;
 use ::bench::statistics::{mean, median_and_spread, percentile};
 
-/// Flags of `quire bench latency`.
 #[derive(Debug, Args)]
 pub struct LatencyArgs {
     /// Tokens per prompt

@@ -17,14 +17,12 @@ use crate::args::EngineArgs;
 use crate::error::CliError;
 use crate::profile::ProfileArgs;
 
-/// Flags of `quire bench`.
 #[derive(Debug, Args)]
 pub struct BenchArgs {
     #[command(subcommand)]
     pub command: BenchCommand,
 }
 
-/// The subcommands.
 #[derive(Debug, Subcommand)]
 pub enum BenchCommand {
     /// Time every kernel over a grid of shapes, with its error and its fraction of the peak rate

@@ -12,7 +12,6 @@ use crate::error::CliError;
 use crate::values;
 use ::bench::results::Results;
 
-/// Flags of `quire bench roofline`.
 #[derive(Debug, Args)]
 pub struct RooflineArgs {
     /// Write all figures to this file as JSON

@@ -12,10 +12,8 @@ use crate::error::CliError;
 const WARMUP: usize = 3;
 
 impl Bench {
-    /// Runs prompts of `input_len` tokens until all decode, times the next `steps` steps, and cancels them.
-    ///
-    /// # Errors
-    /// They do not fit in the cache together, or a step failed.
+    /// Runs prompts of `input_len` tokens until all decode, times the next `steps` steps, and cancels them. Fails if they do not fit
+    /// in the cache together.
     pub fn decode(&mut self, prompts: usize, input_len: usize, steps: usize) -> Result<Phase, CliError> {
         // The first sequence already decodes while the last one is in prefill.
         let until_all_decode = 2 * (prompts * input_len).div_ceil(self.max_num_batched_tokens) + prompts;

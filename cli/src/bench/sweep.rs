@@ -17,7 +17,6 @@ use crate::values;
 use ::bench::results::Results;
 use ::bench::statistics::median_and_spread;
 
-/// Flags of `quire bench sweep`.
 #[derive(Debug, Args)]
 pub struct SweepArgs {
     /// Numbers of sequences that decode together

@@ -16,7 +16,6 @@ use crate::values;
 use ::bench::results::Results;
 use ::bench::statistics::percentile;
 
-/// Flags of `quire bench throughput`.
 #[derive(Debug, Args)]
 pub struct ThroughputArgs {
     /// Tokens per prompt

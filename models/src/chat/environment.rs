@@ -2,7 +2,6 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::fmt;
 use std::time::SystemTime;
 
 use minijinja::machinery::{CodeGenerator, Instructions, Vm, WhitespaceConfig, make_string_output, parse};
@@ -19,7 +18,8 @@ use super::strftime::strftime;
 const INSTRUCTION_BUDGET: u64 = 20_000_000;
 
 /// Message of a template's `raise_exception`, stored as the source of the error that ends the rendering.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
 pub(super) struct Raised(pub String);
 
 impl Raised {
@@ -35,14 +35,6 @@ impl Raised {
         None
     }
 }
-
-impl fmt::Display for Raised {
-    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for Raised {}
 
 /// The compiled templates of a checkpoint, which threads can share.
 pub(super) struct Templates {
@@ -66,12 +58,10 @@ impl Templates {
         Ok(Templates { environment: environment(), by_name })
     }
 
-    /// Whether a template with this name exists.
     pub fn has(&self, name: &str) -> bool {
         self.by_name.contains_key(name)
     }
 
-    /// Sources of all templates.
     pub fn sources(&self) -> impl Iterator<Item = &str> {
         self.by_name.values().map(|template| template.source)
     }

@@ -21,7 +21,6 @@ pub(super) enum Notation {
     },
 }
 
-/// Format of a value.
 pub(super) struct Style {
     pub notation: Notation,
     pub sort_keys: bool,
@@ -34,9 +33,6 @@ pub(super) struct Style {
 }
 
 /// `str(value)`: a text unchanged, an undefined value as the empty text, anything else as `repr(value)`.
-///
-/// # Errors
-/// The value is nested too deeply.
 pub(super) fn str(value: &Value) -> Result<Cow<'_, str>, Error> {
     if let Some(text) = value.as_str() {
         return Ok(Cow::Borrowed(text));
@@ -52,10 +48,7 @@ pub(super) fn str(value: &Value) -> Result<Cow<'_, str>, Error> {
 }
 
 impl Style {
-    /// Formats a value.
-    ///
-    /// # Errors
-    /// The value is nested too deeply, or in JSON, a part of it has no JSON representation.
+    /// Fails on values that are nested too deeply, and in JSON on those without a JSON representation.
     pub fn text(&self, value: &Value) -> Result<String, Error> {
         let mut out = String::new();
         self.write(value, 0, &mut out)?;
@@ -187,7 +180,6 @@ fn write_repr(text: &str, out: &mut String) {
     out.push(quote);
 }
 
-/// Writes a JSON string literal.
 fn write_json(text: &str, ensure_ascii: bool, out: &mut String) {
     for character in serde_json::Value::from(text).to_string().chars() {
         if ensure_ascii && !character.is_ascii() {

@@ -13,10 +13,7 @@ fn at<T, U>(old: &Spanned<T>, node: U) -> Spanned<U> {
     Spanned::new(node, old.span())
 }
 
-/// Rewrites a statement.
-///
-/// # Errors
-/// The template imports or includes other templates, which a checkpoint does not have.
+/// Rewrites a statement. Fails if it imports or includes other templates, which a checkpoint does not have.
 pub fn stmt<'a>(stmt: &Stmt<'a>) -> Result<Stmt<'a>, Error> {
     Ok(match stmt {
         Stmt::Template(it) => Stmt::Template(at(it, ast::Template { children: body(&it.children)? })),

@@ -23,7 +23,6 @@ const DEFAULT_SLIDING_WINDOW: usize = 4096;
 const DEFAULT_MAX_WINDOW_LAYERS: u64 = 28;
 const DEFAULT_RMS_NORM_EPS: f64 = 1e-6;
 
-/// Values of the shared keys.
 pub(super) struct Common {
     vocab_size: usize,
     hidden_size: usize,
@@ -48,9 +47,6 @@ pub(super) enum Windows {
 
 impl Common {
     /// Reads the shared keys. `default_head_dim` replaces an absent `head_dim`; `None`: `hidden_size / num_attention_heads`.
-    ///
-    /// # Errors
-    /// A missing key, or a value that makes no sense or is not supported.
     pub fn read(
         fields: &Fields<'_>,
         max_position_embeddings: usize,
@@ -80,9 +76,6 @@ impl Common {
     }
 
     /// The window of each layer: according to `layer_types`, or to `rule` if that key is absent.
-    ///
-    /// # Errors
-    /// Layer types that are not supported or contradict the other keys.
     pub fn windows(&self, fields: &Fields<'_>, rule: Windows) -> Result<Vec<Option<usize>>, LoadError> {
         let windowed = match rule {
             Windows::Never => false,

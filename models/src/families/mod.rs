@@ -34,10 +34,7 @@ pub(crate) struct Family {
 /// All supported families.
 const FAMILIES: [&Family; 4] = [&llama::FAMILY, &mistral::FAMILY, &qwen2::FAMILY, &qwen3::FAMILY];
 
-/// Finds the family named by `architectures`, or by `model_type` if that key is absent.
-///
-/// # Errors
-/// No supported family has this name; the error lists the supported ones.
+/// Finds the family named by `architectures`, or by `model_type` if that key is absent. The error lists the supported families.
 fn find(fields: &Fields<'_>, file: &str) -> Result<&'static Family, LoadError> {
     let class = fields.read("architectures", "a list with the name of one architecture", |value| {
         match value.as_array()?.as_slice() {

@@ -8,9 +8,6 @@ use crate::decoder::{Rope, RopeScaling};
 const DEFAULT_THETA: f64 = 10_000.0;
 
 /// Reads either spelling. A `rope_theta` inside the object takes precedence over one beside it.
-///
-/// # Errors
-/// A value is out of range, or the kind of scaling is not supported.
 pub(super) fn read(fields: &Fields<'_>, max_position_embeddings: usize) -> Result<Rope, LoadError> {
     let positive = |fields: &Fields<'_>, key: &str| fields.float(key, "a number above 0", |value| value > 0.0);
     let outer_theta = positive(fields, "rope_theta")?;

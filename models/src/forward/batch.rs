@@ -75,7 +75,7 @@ impl ForwardBatch {
 
     /// Becomes a copy of a batch of single tokens, padded to `seqs` sequences. Padding is token 0 at position 0 with a context
     /// of 0, slot −1 and no block. No row is dropped on the way ([`ForwardBatch::needed`] is `None`).
-    pub(super) fn pad(&mut self, from: &ForwardBatch, seqs: usize) {
+    pub fn pad(&mut self, from: &ForwardBatch, seqs: usize) {
         self.tokens.clone_from(&from.tokens);
         self.tokens.resize(seqs, 0);
         self.positions.clone_from(&from.positions);
@@ -99,31 +99,5 @@ impl ForwardBatch {
     /// Number of sequences in the batch.
     pub fn num_seqs(&self) -> usize {
         self.groups.first().map_or(0, |group| group.attention.num_seqs())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_long_block_table_does_not_widen_those_of_short_sequences() {
-        let (long, short) = (vec![3; 8192], vec![5; 2]);
-        let (mut batch, mut padded) = (ForwardBatch::default(), ForwardBatch::default());
-        for _ in 0..2 {
-            batch.clear(2);
-            for seq in 0..257 {
-                let table = if seq == 100 { &long[..] } else { &short };
-                batch.push(table.len() * 16 - 1, &[7], [(&[0][..], table), (&[0], table)]);
-            }
-            padded.pad(&batch, 272);
-        }
-        for groups in [&batch.groups, &padded.groups] {
-            for GroupBatch { attention, .. } in groups {
-                assert_eq!(attention.block_tables.num_entries(), 8192 + 256 * 2);
-                assert_eq!(attention.table(100), long);
-            }
-        }
-        assert_eq!(padded.groups[1].attention.block_tables.len(), 272);
     }
 }

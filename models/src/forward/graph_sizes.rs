@@ -27,7 +27,6 @@ pub struct GraphCount {
     pub failed: usize,
 }
 
-/// The graphs of a model.
 pub(super) struct Graphs {
     /// Sizes, ascending.
     pub sizes: Vec<(usize, State)>,

@@ -1,7 +1,7 @@
 //! The CUDA kernels of a decoder's layers (`csrc/`), each behind a safe wrapper that checks the sizes of its buffers.
 //!
 //! They run on `cuda` and `cuda-sim`. Row indices, positions and slots lie on the device, where a wrapper cannot check them:
-//! the caller must. No wrapper waits for the device.
+//! the caller must. No wrapper waits for the device. All of them return an error if a buffer is too small or the launch fails.
 
 use attention_kernels::{CacheFormat, Dtype, KernelError, KvCache, KvDtype, KvScales};
 use device::{Arg, Buffer, Device, Element, Launch};
@@ -23,9 +23,6 @@ macro_rules! instance {
 }
 
 /// Gathers rows of a matrix `[any, width]`: row i of `target` becomes row `indices[i]` (u32) of `source`.
-///
-/// # Errors
-/// A buffer that is too small, and the errors of a launch. This holds for every function here.
 pub fn gather_rows(
     device: &dyn Device,
     dtype: Dtype,
@@ -42,9 +39,6 @@ pub fn gather_rows(
 
 /// RMS norm of rows: each row of `target` becomes `x / sqrt(mean(x²) + eps) * weight` of that row of `x`
 /// (Zhang & Sennrich, "Root Mean Square Layer Normalization", 2019). `weight` is float32 `[width]`.
-///
-/// # Errors
-/// See [`gather_rows`].
 pub fn rms_norm(
     device: &dyn Device,
     dtype: Dtype,
@@ -58,9 +52,6 @@ pub fn rms_norm(
 }
 
 /// Adds `target` to `x`, rounded to the type, then makes `target` the [`rms_norm`] of the sum.
-///
-/// # Errors
-/// See [`gather_rows`].
 pub fn fused_add_rms_norm(
     device: &dyn Device,
     dtype: Dtype,
@@ -90,9 +81,6 @@ fn norm(
 }
 
 /// `x += y`, rounded to the type, for rows of `width` elements.
-///
-/// # Errors
-/// See [`gather_rows`].
 pub fn add(
     device: &dyn Device,
     dtype: Dtype,
@@ -108,9 +96,6 @@ pub fn add(
 
 /// Rotary table: each row of `table`, float32 `[rows, 2 * half]`, becomes cos(p·f) for all `half` frequencies f (float32), then
 /// sin(p·f), where p is the row's position (u32).
-///
-/// # Errors
-/// See [`gather_rows`].
 pub fn rope_table(
     device: &dyn Device,
     positions: &Buffer,
@@ -170,9 +155,7 @@ unsafe impl Element for QkNormRopeCacheShape {}
 
 /// RMS norm of query and key heads where the model has it, rotary embedding of both (Su et al., "RoFormer", 2021; pairs
 /// (i, i + head_dim / 2)), and the cache write.
-///
-/// # Errors
-/// See [`gather_rows`]; also a head size that is odd or greater than 512.
+/// The head size must be even and at most 512.
 pub fn qk_norm_rope_cache(device: &dyn Device, args: QkNormRopeCacheArgs<'_>) -> Result<(), KernelError> {
     let QkNormRopeCacheArgs { qkv, rows, num_heads, query_norm, key_norm, eps, rope, cache, slots } = args;
     let (shape, format) = (cache.shape, cache.format);
@@ -240,9 +223,6 @@ fn optional(buffer: Option<&Buffer>) -> Arg<'_> {
 }
 
 /// `target = activation(gate) * up`; a row of `gate_up` is `[gate; width][up; width]`.
-///
-/// # Errors
-/// See [`gather_rows`].
 pub fn act_and_mul(
     device: &dyn Device,
     dtype: Dtype,

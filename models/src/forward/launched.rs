@@ -22,7 +22,6 @@ pub(super) struct Launched {
     frequencies: Vec<Buffer>,
     tokens: Mirror,
     positions: Mirror,
-    /// [`ForwardBatch::needed`].
     needed: Mirror,
     /// Rows whose results are requested.
     requested: Mirror,
@@ -222,7 +221,6 @@ fn numbers(out: Out<'_>) -> Result<&mut Buffer, KernelError> {
     }
 }
 
-/// Number of weights of a norm.
 fn width(weight: &Buffer) -> usize {
     weight.len_bytes() / size_of::<f32>()
 }

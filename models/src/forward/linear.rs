@@ -2,7 +2,7 @@
 
 use attention_kernels::{Dtype, KernelError, KernelSet, LinearArgs, Rows};
 use device::gemm::PackedMatrix;
-use device::{Buffer, Device, DeviceError, Features, Matrix, Uploader};
+use device::{Buffer, Device, Features, Matrix, Uploader};
 
 use super::ops;
 use crate::decoder::{self, Decoder, Part};
@@ -46,7 +46,7 @@ impl<'a> Loader<'a> {
         dtype: Dtype,
         progress: &'a dyn Fn(u64, u64),
     ) -> Result<Loader<'a>, LoadError> {
-        let uploader = Uploader::new(device).map_err(on_device)?;
+        let uploader = Uploader::new(device)?;
         Ok(Loader { weights, uploader, dtype, progress, done: 0 })
     }
 
@@ -61,8 +61,7 @@ impl<'a> Loader<'a> {
             }
         }
         let shape = [linear.rows(), linear.inputs];
-        let weights = self.uploader.matrix(linear.form.quantization(), self.dtype, shape, &parts(&views));
-        let weights = weights.map_err(on_device)?;
+        let weights = self.uploader.matrix(linear.form.quantization(), self.dtype, shape, &parts(&views))?;
         // Do not keep the checkpoint's pages in memory beside the packed copy.
         views.iter().for_each(|view| self.weights.release(view));
         let bias = if linear.bias { Some(self.upload(self.dtype, &biases)?) } else { None };
@@ -84,16 +83,12 @@ impl<'a> Loader<'a> {
 
     /// Uploads vectors, concatenated.
     fn upload(&mut self, dtype: Dtype, views: &[WeightView<'_>]) -> Result<Buffer, LoadError> {
-        self.uploader.numbers(dtype, &parts(views)).map_err(on_device)
+        Ok(self.uploader.numbers(dtype, &parts(views))?)
     }
 }
 
 fn parts<'a>(views: &[WeightView<'a>]) -> Vec<(Dtype, &'a [u8])> {
     views.iter().map(|view| (view.dtype, view.data)).collect()
-}
-
-fn on_device(error: DeviceError) -> LoadError {
-    LoadError::Device(error.to_string())
 }
 
 /// Type in which the checkpoint stores its embedding, for a model that computes in the checkpoint's type; `None` if the tensor

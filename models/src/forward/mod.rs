@@ -13,7 +13,7 @@
 //! | [`program`] | the [`Decoder`](crate::Decoder) as a sequence of operations over registers, and the rewrites that merge some |
 //! | [`pass`] | the interpreter: products and attention by the registry's kernels, the rest by [`ops::LayerOps`] |
 //! | [`ops`], [`launched`], [`kernels`] | layer operations on the CPU, on devices that launch kernels, and those kernels |
-//! | [`model`], [`linear`], [`scales`], [`rope`] | loading |
+//! | [`model`], [`linear`], [`scales`] | loading |
 //! | [`step`], [`groups`] | memory: buffers of a step, groups of layers that share pages |
 //! | [`graphs`], [`results`] | decode steps as CUDA graphs; logits and hidden states |
 //!
@@ -39,7 +39,6 @@ mod ops;
 mod pass;
 mod program;
 mod results;
-mod rope;
 mod scales;
 mod step;
 

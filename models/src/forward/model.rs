@@ -11,9 +11,9 @@ use super::launched::{self, Launched};
 use super::linear::{Linear, Loader};
 use super::ops::{Cpu, LayerOps, Norm};
 use super::program::Program;
+use super::scales;
 use super::step::{Fill, LOGIT_ROWS, StepBuffers, StepLimits, StepSizes};
 use super::{ForwardBatch, GroupBatch, PageLayout};
-use super::{rope, scales};
 use crate::decoder::{Attention, Decoder};
 use crate::{LoadError, Weights};
 
@@ -102,9 +102,8 @@ impl Model {
         max_rows: usize,
         progress: &dyn Fn(u64, u64),
     ) -> Result<Model, LoadError> {
-        let failed = |error: device::DeviceError| LoadError::Device(error.to_string());
         if device.features().launches {
-            launched::open(&*device).map_err(failed)?;
+            launched::open(&*device)?;
         }
         let dtype = kernels.format.dtype;
         let program = Program::new(decoder, kernels.linear.capabilities.takes_blocks);
@@ -122,12 +121,11 @@ impl Model {
             attention.push(AttentionLayer { declared: declared.clone(), group, place, kv_scales, uncalibrated: false });
         }
         let sizes = StepSizes::new(decoder, &program, dtype, max_rows, LOGIT_ROWS);
-        let step = StepBuffers::new(&*device, sizes, max_rows).map_err(failed)?;
+        let step = StepBuffers::new(&*device, sizes, max_rows)?;
         let head_dim = decoder.heads().head_dim;
-        let frequencies: Vec<_> = program.ropes.iter().map(|rope| rope::frequencies(rope, head_dim)).collect();
+        let frequencies: Vec<_> = program.ropes.iter().map(|rope| rope.frequencies(head_dim)).collect();
         let ops: Box<dyn LayerOps> = if device.features().launches {
-            let launched = Launched::new(&device, decoder, &layout, &frequencies, dtype, max_rows);
-            Box::new(launched.map_err(failed)?)
+            Box::new(Launched::new(&device, decoder, &layout, &frequencies, dtype, max_rows)?)
         } else {
             Box::new(Cpu::new(&*device, frequencies))
         };

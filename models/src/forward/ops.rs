@@ -12,17 +12,6 @@ use device::{Buffer, Device, Isa, Matrix, Pool};
 use super::{ForwardBatch, StepLimits};
 use crate::decoder::Activation;
 
-/// A range of heads of every row of a fused QKV buffer.
-#[derive(Clone, Copy)]
-struct HeadSpan {
-    /// Elements per row.
-    stride: usize,
-    first: usize,
-    heads: usize,
-    /// Elements per head.
-    dim: usize,
-}
-
 /// Arguments of [`LayerOps::qk_norm_rope_cache`].
 pub(super) struct QkvRows<'a> {
     /// `[rows, num_heads + 2 * num_kv_heads, head_dim]`: queries, keys, values.
@@ -220,16 +209,24 @@ impl LayerOps for Cpu {
 
     fn qk_norm_rope_cache(&self, args: QkvRows<'_>) -> Result<(), KernelError> {
         let QkvRows { qkv, rows, num_heads, query_norm, key_norm, rope, cache, .. } = args;
-        let (dim, num_kv_heads) = (cache.shape.head_dim, cache.shape.num_kv_heads);
-        let stride = (num_heads + 2 * num_kv_heads) * dim;
-        let queries = HeadSpan { stride, first: 0, heads: num_heads, dim };
-        let keys = HeadSpan { first: num_heads, heads: num_kv_heads, ..queries };
-        for (span, norm) in [(queries, query_norm), (keys, key_norm)] {
-            if let Some(norm) = norm {
-                self.norm_heads(qkv, span, norm, rows)?;
+        let (isa, dim, table) = (self.isa, cache.shape.head_dim, rope.host::<f32>()?);
+        let (queries, keys) = (num_heads * dim, cache.shape.num_kv_heads * dim);
+        let width = queries + 2 * keys;
+        let [query_norm, key_norm] = [query_norm, key_norm]
+            .map(|norm| norm.map(|norm| norm.weight.host::<f32>().map(|weight| (weight, norm.eps))).transpose());
+        let (query_norm, key_norm) = (query_norm?, key_norm?);
+        let qkv = &mut qkv.host_mut::<f32>()?[..rows * width];
+        self.threads.chunks_mut(qkv, width, (queries + keys) * PASS_COST, |t, row| {
+            let (query_heads, others) = row.split_at_mut(queries);
+            for (heads, norm) in [(query_heads, query_norm), (&mut others[..keys], key_norm)] {
+                if let Some((weight, eps)) = norm {
+                    device::dispatch!(isa, norm_heads(heads: &mut [f32], weight: &[f32], eps: f32));
+                }
             }
-        }
-        self.rotate(qkv, HeadSpan { heads: num_heads + num_kv_heads, ..queries }, rope, rows)
+            let (heads, table) = (&mut row[..queries + keys], &table[t * dim..][..dim]);
+            device::dispatch!(isa, rotate_heads(heads: &mut [f32], table: &[f32]));
+        });
+        Ok(())
     }
 
     fn act_and_mul(
@@ -286,36 +283,6 @@ impl LayerOps for Cpu {
 impl Cpu {
     pub fn new(device: &dyn Device, frequencies: Vec<Vec<f32>>) -> Cpu {
         Cpu { isa: Isa::best(), threads: device.pool().clone(), frequencies }
-    }
-
-    fn norm_heads(&self, qkv: &mut Buffer, span: HeadSpan, norm: &Norm, rows: usize) -> Result<(), KernelError> {
-        let (isa, weight, eps) = (self.isa, norm.weight.host::<f32>()?, norm.eps);
-        self.for_heads(qkv, span, rows, |_, heads| {
-            device::dispatch!(isa, norm_heads(heads: &mut [f32], weight: &[f32], eps: f32));
-        })
-    }
-
-    fn rotate(&self, qkv: &mut Buffer, span: HeadSpan, table: &Buffer, rows: usize) -> Result<(), KernelError> {
-        let (isa, table) = (self.isa, table.host::<f32>()?);
-        self.for_heads(qkv, span, rows, |t, heads| {
-            let table = &table[t * span.dim..][..span.dim];
-            device::dispatch!(isa, rotate_heads(heads: &mut [f32], table: &[f32]));
-        })
-    }
-
-    /// Calls `f(row, heads)` for every row with the elements of the heads in the span.
-    fn for_heads(
-        &self,
-        qkv: &mut Buffer,
-        span: HeadSpan,
-        rows: usize,
-        f: impl Fn(usize, &mut [f32]) + Sync + Send,
-    ) -> Result<(), KernelError> {
-        let qkv = &mut qkv.host_mut::<f32>()?[..rows * span.stride];
-        self.threads.chunks_mut(qkv, span.stride, span.heads * span.dim * PASS_COST, |t, row| {
-            f(t, &mut row[span.first * span.dim..][..span.heads * span.dim]);
-        });
-        Ok(())
     }
 }
 
@@ -382,7 +349,6 @@ fn add_norm_row_q8<L: Lanes>(x: &mut [f32], y: &[f32], weight: &[f32], eps: f32,
     norm_row_q8::<L>(x, weight, eps, out);
 }
 
-/// `out = x * factor * weight`.
 #[inline(always)]
 fn scale_row(x: &[f32], factor: f32, weight: &[f32], out: &mut [f32]) {
     for ((out, x), w) in out.iter_mut().zip(x).zip(weight) {
@@ -390,7 +356,6 @@ fn scale_row(x: &[f32], factor: f32, weight: &[f32], out: &mut [f32]) {
     }
 }
 
-/// RMS norm of each head, in place.
 #[inline(always)]
 fn norm_heads<L: Lanes>(heads: &mut [f32], weight: &[f32], eps: f32) {
     for head in heads.chunks_exact_mut(weight.len()) {

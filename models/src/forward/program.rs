@@ -34,7 +34,6 @@ pub(super) enum Register {
 }
 
 impl Register {
-    /// Number of registers.
     pub const COUNT: usize = 7;
 }
 

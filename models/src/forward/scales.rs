@@ -18,7 +18,7 @@ type Scales = [Vec<f32>; 2];
 
 /// The checkpoint's scales of a layer; `None` if it has none.
 fn of_layer(layer: &Attention, weights: &Weights) -> Result<Option<Scales>, LoadError> {
-    let first = |names: &[&str]| {
+    let first = |names: &[&str]| -> Result<_, LoadError> {
         for name in names {
             if let Some(scales) = tensor(layer, weights, &format!("{}.{name}", layer.name))? {
                 return Ok(Some(scales));
@@ -95,8 +95,7 @@ pub fn kv_scale_bytes(decoder: &Decoder, weights: &Weights, calculate: bool) -> 
 
 /// The checkpoint's scales of a layer on a device; `None` if it has none.
 pub(super) fn load(layer: &Attention, weights: &Weights, device: &dyn Device) -> Result<Option<KvScales>, LoadError> {
-    let scales = of_layer(layer, weights)?.map(|scales| upload(device, &scales));
-    scales.transpose().map_err(|error| LoadError::Device(error.to_string()))
+    Ok(of_layer(layer, weights)?.map(|scales| upload(device, &scales)).transpose()?)
 }
 
 /// A scale of 1 for each head.
@@ -125,10 +124,7 @@ const HEADROOM: f32 = 4.0;
 
 /// Overwrites `scales`, one per KV head, in place: [`HEADROOM`] × greatest magnitude / greatest number of the cache's type, or 1
 /// where that is no normal number. `qkv` holds rows `[num_heads + 2 * num_kv_heads, head_dim]` with rotated keys. Rows without a
-/// slot are padding and do not count. Waits for the device.
-///
-/// # Errors
-/// `scales` is shared with somebody else; errors of the copies.
+/// slot are padding and do not count. Waits for the device. Fails if `scales` is shared.
 pub(super) fn calibrate(
     device: &dyn Device,
     qkv: &Buffer,

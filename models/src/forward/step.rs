@@ -66,7 +66,6 @@ impl StepLimits {
     }
 }
 
-/// Bytes of each buffer of a step.
 pub(super) struct StepSizes {
     registers: [usize; Register::COUNT],
     ropes: Vec<usize>,
@@ -89,7 +88,6 @@ impl StepSizes {
         }
     }
 
-    /// Their sum.
     pub fn bytes(&self) -> usize {
         self.registers.iter().chain(&self.ropes).sum::<usize>() + self.results + self.logits
     }
@@ -122,7 +120,6 @@ impl StepBuffers {
         })
     }
 
-    /// Reallocates the buffers of results.
     pub fn replace_results(&mut self, device: &dyn Device, sizes: &StepSizes) -> Result<(), DeviceError> {
         // Free the old ones first: the plan has no memory for both.
         (self.results, self.logits) = (device.alloc(0)?, device.alloc(0)?);
@@ -130,12 +127,10 @@ impl StepBuffers {
         Ok(())
     }
 
-    /// Index of the buffer of a register.
     pub fn buffer_of(&self, register: Register) -> usize {
         self.names[register as usize]
     }
 
-    /// The buffer of a register.
     pub fn register_mut(&mut self, register: Register) -> &mut Buffer {
         let buffer = self.buffer_of(register);
         &mut self.registers[buffer]

@@ -5,6 +5,7 @@
 
 use std::collections::HashSet;
 
+use serde::Serialize;
 use serde_json::Value;
 use tokenizers::{DecoderWrapper, ModelWrapper, Tokenizer};
 
@@ -18,15 +19,9 @@ pub(super) enum TokenSpelling {
 }
 
 impl TokenSpelling {
-    /// The spelling that a decoder reverses.
-    ///
-    /// # Errors
-    /// A message about a step of the decoder that is not supported; texts would be wrong without it.
+    /// The spelling that a decoder reverses, or a message about a step that is not supported: texts would be wrong without it.
     pub fn of(decoder: Option<&DecoderWrapper>) -> Result<Self, String> {
-        // The fields of the library's decoders are private; their JSON representation is public.
-        let json = decoder.and_then(|decoder| serde_json::to_value(decoder).ok()).unwrap_or_default();
-        let mut steps = Vec::new();
-        flatten(&json, &mut steps);
+        let steps = steps(decoder);
         let mut byte_level = false;
         let mut byte_fallback = false;
         let mut replacements = Vec::new();
@@ -34,7 +29,7 @@ impl TokenSpelling {
             replacements.push((from.as_str()?.to_string(), to.to_string()));
             Some(())
         };
-        for step in steps.iter().filter(|step| !step.is_null()) {
+        for step in &steps {
             let supported = match step["type"].as_str().unwrap_or_default() {
                 "ByteLevel" => {
                     byte_level = true;
@@ -58,7 +53,7 @@ impl TokenSpelling {
             return Ok(TokenSpelling::Text { byte_fallback, replacements });
         }
         // Every character is a byte, so no other step can change the text before the bytes are joined.
-        let is_plain = |step: &&&Value| step["type"] == "ByteLevel" || step["type"] == "Fuse";
+        let is_plain = |step: &&Value| step["type"] == "ByteLevel" || step["type"] == "Fuse";
         match steps.iter().find(|step| !is_plain(step)) {
             Some(other) => Err(format!("{} together with ByteLevel", unsupported(other))),
             None => Ok(TokenSpelling::ByteLevel),
@@ -94,15 +89,8 @@ fn unsupported(step: &Value) -> String {
 /// text, or a run of unknown text becomes one token.
 pub(super) fn per_token(tokenizer: &Tokenizer) -> Option<usize> {
     let ModelWrapper::BPE(model) = tokenizer.get_model() else { return None };
-    let json = |value: Option<Value>| value.unwrap_or_default();
-    let normalizer = json(tokenizer.get_normalizer().and_then(|step| serde_json::to_value(step).ok()));
-    let pre_tokenizer = json(tokenizer.get_pre_tokenizer().and_then(|step| serde_json::to_value(step).ok()));
-    let (mut steps, mut shrinks) = (Vec::new(), 1);
-    flatten(&normalizer, &mut steps);
-    flatten(&pre_tokenizer, &mut steps);
-    for step in steps {
-        shrinks *= shrinking(step)?;
-    }
+    let (normalizer, pre_tokenizer) = (steps(tokenizer.get_normalizer()), steps(tokenizer.get_pre_tokenizer()));
+    let shrinks = normalizer.iter().chain(&pre_tokenizer).map(shrinking).product::<Option<usize>>()?;
     let vocab = tokenizer.get_vocab(true);
     // Whether every character becomes some token, known or not.
     let whole = match &model.unk_token {
@@ -127,7 +115,6 @@ fn single(token: &str) -> Option<u8> {
 /// Greatest factor by which a step before the vocabulary may shrink a text; `None` if there is no bound.
 fn shrinking(step: &Value) -> Option<usize> {
     match step["type"].as_str() {
-        None if step.is_null() => Some(1),
         Some("ByteLevel" | "Metaspace" | "Digits" | "Prepend") => Some(1),
         // Four characters of two bytes become one of three.
         Some("NFC") => Some(3),
@@ -140,13 +127,21 @@ fn shrinking(step: &Value) -> Option<usize> {
     }
 }
 
-/// Collects the steps of nested sequences in execution order.
-pub(super) fn flatten<'a>(step: &'a Value, steps: &mut Vec<&'a Value>) {
-    let inner = ["decoders", "normalizers", "pretokenizers"].iter().find_map(|name| step[name].as_array());
-    match inner {
-        Some(inner) => inner.iter().for_each(|step| flatten(step, steps)),
-        None => steps.push(step),
+/// The steps of a decoder, normalizer or pre-tokenizer in execution order, as JSON: the library's fields are private, but their
+/// JSON representation is public.
+pub(super) fn steps<T: Serialize>(component: Option<&T>) -> Vec<Value> {
+    fn flatten(step: Value, steps: &mut Vec<Value>) {
+        let inner = ["decoders", "normalizers", "pretokenizers"].iter().find_map(|name| step[name].as_array());
+        match inner {
+            Some(inner) => inner.iter().for_each(|step| flatten(step.clone(), steps)),
+            None => steps.push(step),
+        }
     }
+    let mut steps = Vec::new();
+    if let Some(json) = component.and_then(|component| serde_json::to_value(component).ok()) {
+        flatten(json, &mut steps);
+    }
+    steps
 }
 
 /// `<0xNN>` with exactly two hexadecimal digits.
@@ -161,31 +156,5 @@ fn byte_of(character: char) -> Option<u8> {
     match u32::from(character) {
         code @ 0..=0xFF => Some(code as u8).filter(printable),
         code => (0..=0xFF).filter(|byte| !printable(byte)).nth(code as usize - 0x100),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    #![allow(clippy::unwrap_used)]
-    use super::*;
-
-    #[test]
-    fn the_byte_level_alphabet_represents_every_byte_once() {
-        let mut bytes: Vec<u8> = (0..0x200).filter_map(char::from_u32).filter_map(byte_of).collect();
-        bytes.sort_unstable();
-        assert_eq!(bytes, (0..=0xFF).collect::<Vec<u8>>());
-        assert_eq!(byte_of('Ġ'), Some(b' '));
-        assert_eq!(byte_of('Ċ'), Some(b'\n'));
-        assert_eq!(byte_of(' '), None);
-        assert_eq!(byte_of('世'), None);
-    }
-
-    #[test]
-    fn a_byte_fallback_token_has_exactly_two_digits() {
-        assert_eq!(fallback_byte("<0x0A>"), Some(b'\n'));
-        assert_eq!(fallback_byte("<0xff>"), Some(0xFF));
-        for other in ["<0x>", "<0x0>", "<0x00A>", "<0xGG>", "0x0A", "<0xé>"] {
-            assert_eq!(fallback_byte(other), None, "{other}");
-        }
     }
 }

@@ -13,7 +13,7 @@
 use serde_json::Value;
 use tokenizers::Tokenizer;
 
-use super::bytes::{TokenSpelling, flatten};
+use super::bytes::{self, TokenSpelling};
 use super::error::TokenizeError;
 use crate::checkpoint::error::one_line;
 
@@ -31,14 +31,9 @@ pub(super) struct Pieces {
 impl Pieces {
     /// `None` for a tokenizer whose texts cannot be split.
     pub fn of(tokenizer: &Tokenizer, spelling: &TokenSpelling) -> Option<Pieces> {
-        let json = |value: Option<Value>| value.unwrap_or_default();
-        let normalizer = json(tokenizer.get_normalizer().and_then(|step| serde_json::to_value(step).ok()));
-        let pre_tokenizer = json(tokenizer.get_pre_tokenizer().and_then(|step| serde_json::to_value(step).ok()));
-        let (mut before, mut steps) = (Vec::new(), Vec::new());
-        flatten(&normalizer, &mut before);
-        flatten(&pre_tokenizer, &mut steps);
-        let unchanged = before.iter().all(|step| step.is_null() || step["type"] == "NFC");
-        let searches = |step: &&&Value| step["type"] == "Split" || step["use_regex"] == true;
+        let steps = bytes::steps(tokenizer.get_pre_tokenizer());
+        let unchanged = bytes::steps(tokenizer.get_normalizer()).iter().all(|step| step["type"] == "NFC");
+        let searches = |step: &&Value| step["type"] == "Split" || step["use_regex"] == true;
         let known = steps.iter().all(|step| match step["type"].as_str() {
             Some("ByteLevel") => step["add_prefix_space"] == false,
             Some("Digits") => true,
