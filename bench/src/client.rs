@@ -9,8 +9,7 @@ use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-/// Time limit for connecting.
-const CONNECT: Duration = Duration::from_secs(10);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The address of a server and the API key for it.
 #[derive(Clone, Debug)]
@@ -48,7 +47,7 @@ impl Server {
     /// The connection fails, or the status is not a success.
     pub async fn send(&self, path: &str, body: Option<String>) -> Result<Answer, String> {
         let problem = |error: &dyn std::fmt::Display| format!("http://{}: {error}", self.authority);
-        let connecting = timeout(CONNECT, TcpStream::connect(&self.authority)).await;
+        let connecting = timeout(CONNECT_TIMEOUT, TcpStream::connect(&self.authority)).await;
         let stream = connecting.map_err(|_| problem(&"no connection within 10 s"))?.map_err(|error| problem(&error))?;
         stream.set_nodelay(true).map_err(|error| problem(&error))?;
         let (mut sender, connection) =
@@ -66,13 +65,17 @@ impl Server {
         let request = request.body(Full::<Bytes>::from(body.unwrap_or_default())).map_err(|error| problem(&error))?;
         let response = sender.send_request(request).await.map_err(|error| problem(&error))?;
         let status = response.status();
-        let mut answer = Answer { body: response.into_body(), rest: Vec::new() };
+        let answer = Answer { body: response.into_body(), rest: Vec::new() };
         if status.is_success() {
             return Ok(answer);
         }
         let text = answer.text().await.unwrap_or_default();
         Err(problem(&format_args!("{status}: {}", text.chars().take(300).collect::<String>().replace('\n', " "))))
     }
+}
+
+fn lost(error: hyper::Error) -> String {
+    format!("the connection was lost during the answer: {error}")
 }
 
 /// The body of an answer.
@@ -86,9 +89,7 @@ impl Answer {
     /// Receives the next piece of the body; `None` at its end.
     async fn piece(&mut self) -> Result<Option<Bytes>, String> {
         while let Some(frame) = self.body.frame().await {
-            if let Ok(data) =
-                frame.map_err(|error| format!("the connection was lost during the answer: {error}"))?.into_data()
-            {
+            if let Ok(data) = frame.map_err(lost)?.into_data() {
                 return Ok(Some(data));
             }
         }
@@ -99,11 +100,8 @@ impl Answer {
     ///
     /// # Errors
     /// The connection is lost.
-    pub async fn text(&mut self) -> Result<String, String> {
-        let mut all = Vec::new();
-        while let Some(piece) = self.piece().await? {
-            all.extend_from_slice(&piece);
-        }
+    pub async fn text(self) -> Result<String, String> {
+        let all = self.body.collect().await.map_err(lost)?.to_bytes();
         Ok(String::from_utf8_lossy(&all).into_owned())
     }
 

@@ -33,7 +33,6 @@ pub struct CommonArgs {
 }
 
 impl CommonArgs {
-    /// Opens the device.
     pub fn open(&self) -> Result<Arc<dyn Device>, CliError> {
         let default = EngineConfig::default().device;
         let name = self.device.as_deref().unwrap_or(&default);
@@ -42,7 +41,6 @@ impl CommonArgs {
     }
 }
 
-/// Flags of the engine.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Engine")]
 pub struct EngineArgs {
@@ -178,7 +176,6 @@ impl EngineArgs {
     }
 }
 
-/// Flags of sampling, for `chat` and `generate`.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Sampling")]
 pub struct SamplingArgs {

@@ -44,45 +44,32 @@ pub enum Command {
     Replay(ReplayArgs),
 }
 
+/// Flags that several commands share.
+#[derive(Clone, Copy, Default)]
+pub struct Shared<'a> {
+    pub engine: Option<&'a EngineArgs>,
+    pub record: Option<&'a RecordArgs>,
+    pub profile: Option<&'a ProfileArgs>,
+}
+
 impl Command {
-    /// Flags of the engine, for commands that start or describe one.
-    pub fn engine(&self) -> Option<&EngineArgs> {
-        match self {
-            Command::Serve(args) => Some(&args.engine),
-            Command::Chat(args) => Some(&args.engine),
-            Command::Generate(args) => Some(&args.engine),
-            Command::Plan(args) => Some(&args.engine),
-            Command::Kernels(args) => Some(&args.engine),
-            Command::Bench(args) => args.engine(),
-            Command::Top(_) | Command::Replay(_) => None,
-        }
+    pub fn shared(&self) -> Shared<'_> {
+        let (engine, record, profile) = match self {
+            Command::Serve(args) => (&args.engine, Some(&args.record), Some(&args.profile)),
+            Command::Chat(args) => (&args.engine, Some(&args.record), None),
+            Command::Generate(args) => (&args.engine, Some(&args.record), Some(&args.profile)),
+            Command::Plan(args) => (&args.engine, None, None),
+            Command::Kernels(args) => (&args.engine, None, None),
+            Command::Bench(args) => return args.shared(),
+            Command::Top(_) | Command::Replay(_) => return Shared::default(),
+        };
+        Shared { engine: Some(engine), record, profile }
     }
 
-    /// Flags of the log.
     pub fn log(&self) -> Option<&LogArgs> {
         match self {
             Command::Replay(args) => Some(&args.log),
-            other => other.engine().map(|args| &args.log),
-        }
-    }
-
-    /// File for a recording of the run.
-    pub fn record(&self) -> Option<&PathBuf> {
-        match self {
-            Command::Serve(args) => args.record.record.as_ref(),
-            Command::Chat(args) => args.record.record.as_ref(),
-            Command::Generate(args) => args.record.record.as_ref(),
-            _ => None,
-        }
-    }
-
-    /// The flag for a profile, if the command has it.
-    pub fn profile(&self) -> Option<(&ProfileArgs, &EngineArgs)> {
-        match self {
-            Command::Serve(args) => Some((&args.profile, &args.engine)),
-            Command::Generate(args) => Some((&args.profile, &args.engine)),
-            Command::Bench(args) => args.profile(),
-            Command::Chat(_) | Command::Plan(_) | Command::Kernels(_) | Command::Top(_) | Command::Replay(_) => None,
+            other => other.shared().engine.map(|args| &args.log),
         }
     }
 }

@@ -121,12 +121,10 @@ impl ConfigFile {
     }
 }
 
-/// All commands with flags.
 fn leaves(root: &clap::Command) -> impl Iterator<Item = &clap::Command> {
     root.get_subcommands().flat_map(|command| std::iter::once(command).chain(command.get_subcommands()))
 }
 
-/// The flag for a key.
 fn flag<'a>(command: &'a clap::Command, long: &str) -> Option<&'a Arg> {
     command.get_arguments().find(|arg| arg.get_long() == Some(long) && !NO_KEYS.contains(&long))
 }

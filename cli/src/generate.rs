@@ -10,7 +10,6 @@ use super::command::GenerateArgs;
 use super::error::CliError;
 use super::{note, session};
 
-/// Reads the prompts, loads the model and generates.
 pub fn run(args: GenerateArgs, config: EngineConfig) -> Result<(), CliError> {
     session::check(&args.sampling)?;
     let prompts = match (&args.prompt, &args.input) {

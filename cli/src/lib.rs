@@ -58,7 +58,9 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
 fn run(arguments: Vec<OsString>) -> Result<(), CliError> {
     let Some((command, mut config)) = parse(arguments)? else { return Ok(()) };
     command.log().unwrap_or(&LogArgs::default()).start();
-    let profiling = command.profile().map(|(args, engine)| args.start(&engine.common, &mut config)).transpose()?;
+    let shared = command.shared();
+    let profiling = shared.profile.zip(shared.engine);
+    let profiling = profiling.map(|(args, engine)| args.start(&engine.common, &mut config)).transpose()?;
     let outcome = match command {
         Command::Serve(args) => serve::run(*args, config),
         Command::Chat(args) => chat::run(args, config),
@@ -94,8 +96,9 @@ fn parse(mut arguments: Vec<OsString>) -> Result<Option<(Command, EngineConfig)>
         matches = root.try_get_matches_from(&arguments).map_err(|error| file.problem(one_line(&error)))?;
     }
     let cli = Cli::from_arg_matches(&matches).map_err(|error| CliError::Usage(one_line(&error)))?;
-    let mut config = cli.command.engine().map_or_else(EngineConfig::default, EngineArgs::to_config);
-    config.record = cli.command.record().cloned();
+    let shared = cli.command.shared();
+    let mut config = shared.engine.map_or_else(EngineConfig::default, EngineArgs::to_config);
+    config.record = shared.record.and_then(|args| args.record.clone());
     if let Some(file) = file {
         file.apply_kernels(&mut config)?;
     }

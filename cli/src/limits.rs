@@ -9,7 +9,6 @@ use super::error::CliError;
 use super::values;
 use server::{Cors, Limits};
 
-/// Flags for access and limits.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Access and limits")]
 pub struct LimitArgs {
@@ -126,7 +125,6 @@ pub struct LimitArgs {
 }
 
 impl LimitArgs {
-    /// The API keys of the flags and of the file.
     pub fn api_keys(&self) -> Result<Vec<String>, CliError> {
         let mut keys = self.api_key.clone();
         if let Some(path) = &self.api_key_file {

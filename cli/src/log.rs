@@ -31,6 +31,7 @@ pub fn note(line: impl fmt::Display) {
 /// Format of the log.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum LogFormat {
+    /// Lines of text.
     #[default]
     Text,
     /// One JSON object per line.

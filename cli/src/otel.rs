@@ -15,7 +15,7 @@ use std::sync::OnceLock;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing_subscriber::Layer;
@@ -70,7 +70,6 @@ pub struct Exporter {
     headers: Vec<(String, String)>,
     timeout: Duration,
     delay: Duration,
-    /// Attributes of the resource.
     resource: Vec<(String, String)>,
 }
 
@@ -261,22 +260,23 @@ impl SpanLayer {
         // W3C Trace Context: 00-TRACE-PARENT-FLAGS. The server has checked the format.
         let parent = fields.get("traceparent").and_then(Value::as_str).map(|text| text.split('-').collect::<Vec<_>>());
         let fresh = |salt: u8| format!("{:016x}", self.ids.hash_one((began, Instant::now(), salt)).max(1));
-        let mut span = Map::new();
         let trace = parent.as_ref().map_or_else(|| fresh(0) + &fresh(1), |parts| parts[1].to_string());
-        span.insert("traceId".to_string(), trace.into());
-        span.insert("spanId".to_string(), fresh(2).into());
-        if let Some(parts) = &parent {
-            span.insert("parentSpanId".to_string(), parts[2].into());
-        }
-        span.insert("name".to_string(), name.into());
-        span.insert("kind".to_string(), 2.into());
-        span.insert("startTimeUnixNano".to_string(), nanos(began).into());
-        span.insert("endTimeUnixNano".to_string(), nanos(SystemTime::now()).into());
         let attributes = NAMES.iter().filter_map(|(field, key)| Some(attribute(key, fields.get(field)?)));
-        span.insert("attributes".to_string(), attributes.collect());
         let failed = fields.get("finish_reason").is_some_and(|reason| reason == "error");
-        span.insert("status".to_string(), if failed { json!({"code": 2}) } else { json!({}) });
-        Value::Object(span)
+        let mut span = json!({
+            "traceId": trace,
+            "spanId": fresh(2),
+            "name": name,
+            "kind": 2,
+            "startTimeUnixNano": nanos(began),
+            "endTimeUnixNano": nanos(SystemTime::now()),
+            "attributes": attributes.collect::<Vec<_>>(),
+            "status": if failed { json!({"code": 2}) } else { json!({}) },
+        });
+        if let Some(parts) = &parent {
+            span["parentSpanId"] = parts[2].into();
+        }
+        span
     }
 }
 

@@ -12,7 +12,6 @@ use super::error::CliError;
 use super::{note, session};
 use server::{App, ServerOptions};
 
-/// Loads the model and serves until a signal arrives.
 pub fn run(args: ServeArgs, mut config: EngineConfig) -> Result<(), CliError> {
     engine::allocator::keep_little();
     config.max_queued_requests = args.limits.max_queued_requests;

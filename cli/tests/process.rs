@@ -49,7 +49,7 @@ impl Process {
 }
 
 #[test]
-fn each_request_is_one_object_in_the_log_and_its_prompt_only_where_that_was_asked_for() {
+fn each_request_is_one_object_in_the_log_and_its_prompt_is_logged_only_on_request() {
     for asked in [false, true] {
         let mut args = vec!["--log-format", "json", "--log-level", "info", "--max-log-len", "11"];
         args.extend(asked.then_some("--enable-log-requests"));
@@ -76,7 +76,7 @@ fn each_request_is_one_object_in_the_log_and_its_prompt_only_where_that_was_aske
 }
 
 #[test]
-fn keys_come_from_a_file_too_and_an_empty_file_is_no_open_door() {
+fn keys_can_come_from_a_file_and_an_empty_file_is_an_error() {
     let folder = tempfile::TempDir::new().unwrap();
     let path = folder.path().join("keys");
     std::fs::write(&path, "# of the team\nfrom-file\n\n  second \n").unwrap();

@@ -13,7 +13,7 @@ fn config_with(case: &str, keys: Value) -> Result<ModelConfig, LoadError> {
 }
 
 #[test]
-fn a_path_that_is_no_folder_is_told_what_it_is() {
+fn a_path_that_is_not_a_folder_is_described_in_the_error() {
     let open = |path: &str| ModelFiles::open(Path::new(path));
     message(open("./no/such/folder"), &["./no/such/folder", "no such folder", "Hugging Face layout"]);
     message(open("nowhere"), &["nowhere: no such folder"]);
@@ -55,7 +55,7 @@ fn broken_json_names_the_file_and_the_place() {
 }
 
 #[test]
-fn an_architecture_that_is_not_supported_is_told_which_are() {
+fn an_unsupported_architecture_is_an_error_that_lists_the_supported_ones() {
     let supported = "LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM";
     for name in [
         "Gemma2ForCausalLM",
@@ -196,7 +196,7 @@ fn a_value_of_the_wrong_kind_is_refused() {
 }
 
 #[test]
-fn a_tokenizer_of_another_model_is_refused() {
+fn a_tokenizer_of_another_model_is_an_error() {
     let tokenizer = Tokenizer::load(&files("qwen2")).unwrap();
     assert_eq!(tokenizer.vocab_size(), 592);
     tokenizer.check(592).unwrap();
@@ -204,7 +204,7 @@ fn a_tokenizer_of_another_model_is_refused() {
 }
 
 #[test]
-fn a_tokenizer_that_can_not_be_built_is_refused() {
+fn a_tokenizer_that_cannot_be_built_is_an_error() {
     let load = |copy: Copy| Tokenizer::load(&copy.files());
     let parts = ["tokenizer.json", "cannot be used", "tokenizers"];
     message(load(Copy::of("llama").edit("tokenizer.json", |json| json["model"]["type"] = json!("Nope"))), &parts);
@@ -244,7 +244,7 @@ fn a_decoder_step_that_would_be_skipped_is_an_error_that_names_it() {
 }
 
 #[test]
-fn embedded_files_read_like_a_folder_and_name_themselves_in_errors() {
+fn embedded_files_read_like_a_folder_and_errors_name_them() {
     const FILES: ModelFiles = ModelFiles::Embedded {
         name: "demo",
         files: &[
@@ -265,7 +265,7 @@ fn embedded_files_read_like_a_folder_and_name_themselves_in_errors() {
 }
 
 #[test]
-fn a_file_that_can_not_be_read_is_named() {
+fn a_file_that_cannot_be_read_is_named() {
     // A folder where a file should be counts as no file.
     let copy = Copy::of("llama").remove("tokenizer.json").write("tokenizer.json/inside", "");
     message(Tokenizer::load(&copy.files()), &["tokenizer.json", "not found"]);

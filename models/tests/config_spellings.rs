@@ -18,7 +18,7 @@ fn without(case: &str, keys: &[&str]) -> Summary {
 }
 
 #[test]
-fn the_newer_spelling_of_rope_reads_like_the_older_one() {
+fn the_newer_spelling_of_rope_equals_the_older_one() {
     for case in crate::common::CASES {
         let older = with(case, json!({}));
         let newer = Copy::of(case).edit(FILE, |config| {

@@ -117,7 +117,7 @@ fn a_step_that_is_too_large_is_an_error_value() {
 }
 
 #[test]
-fn rows_that_nobody_needs_end_early_and_change_nothing() {
+fn dropping_unneeded_rows_changes_no_other_row() {
     let mut case = case("qwen2", "auto");
     let mut caches = case.model.new_cache(NUM_BLOCKS, BLOCK_SIZE).unwrap();
     let prompt = case.prompts[1].0.clone();

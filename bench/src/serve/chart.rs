@@ -9,8 +9,7 @@ const WIDTH: f64 = 240.0;
 const HEIGHT: f64 = 170.0;
 const TOP: f64 = 80.0;
 const LEFTS: [f64; 3] = [56.0, 366.0, 676.0];
-/// Number of bars in the throughput chart.
-const BARS: usize = 40;
+const NUM_BARS: usize = 40;
 
 /// Draws the chart of a run.
 pub fn draw(model: &str, report: &Report, records: &[Record]) -> String {
@@ -48,10 +47,10 @@ fn shares(svg: &mut String, left: f64, name: &str, mut seconds: Vec<f64>) {
 
 /// Draws the pieces of text per second over the run.
 fn throughput(svg: &mut String, left: f64, seconds: f64, records: &[Record]) {
-    let width = (seconds / BARS as f64).max(f64::MIN_POSITIVE);
-    let mut bars = [0usize; BARS];
+    let width = (seconds / NUM_BARS as f64).max(f64::MIN_POSITIVE);
+    let mut bars = [0usize; NUM_BARS];
     for at in records.iter().flat_map(|record| &record.pieces) {
-        bars[((at / width) as usize).min(BARS - 1)] += 1;
+        bars[((at / width) as usize).min(NUM_BARS - 1)] += 1;
     }
     let most = bars.iter().max().copied().unwrap_or(0) as f64 / width;
     let top = axes(svg, left, "seconds since the start", seconds, most, "pieces of text per second");

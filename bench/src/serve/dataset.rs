@@ -30,16 +30,6 @@ pub enum Prompt {
     Tokens(Vec<u32>),
 }
 
-impl Prompt {
-    /// The text of a chat message; empty for token ids, which [`read`] refuses for chats.
-    pub fn text(&self) -> &str {
-        match self {
-            Prompt::Text(text) => text,
-            Prompt::Tokens(_) => "",
-        }
-    }
-}
-
 /// A request to send.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Question {
@@ -61,9 +51,9 @@ pub fn read(args: &ServeBenchArgs) -> Result<Vec<Question>, Error> {
         random(args)
     } else {
         let text = std::fs::read_to_string(&args.dataset).map_err(|error| problem(error.to_string()))?;
-        let all = parse(&text, args.random_output_len).map_err(problem)?;
+        let (all, is_workload) = parse(&text, args.random_output_len).map_err(problem)?;
         // Start again from the beginning as often as needed.
-        let count = args.num_prompts.unwrap_or(all.len().min(if is_workload(&text) { usize::MAX } else { 100 }));
+        let count = args.num_prompts.unwrap_or(if is_workload { all.len() } else { all.len().min(100) });
         all.into_iter().cycle().take(count).collect()
     };
     if questions.is_empty() {
@@ -98,28 +88,23 @@ fn random(args: &ServeBenchArgs) -> Vec<Question> {
     (0..args.num_prompts.unwrap_or(100)).map(|_| question()).collect()
 }
 
-fn is_workload(text: &str) -> bool {
-    serde_json::from_str::<Value>(text).is_ok_and(|value| value["requests"].is_array())
-}
-
-/// Parses a file. Records without text are skipped.
-fn parse(text: &str, default_output: usize) -> Result<Vec<Question>, String> {
-    let records: Vec<Value> = match serde_json::from_str(text) {
-        Ok(Value::Array(records)) => records,
-        Ok(Value::Object(mut file)) if file.get("requests").is_some_and(Value::is_array) => {
-            match file.remove("requests") {
-                Some(Value::Array(records)) => records,
-                _ => Vec::new(),
-            }
-        }
+/// Parses a file, and returns whether it is a workload. Records without text are skipped.
+fn parse(text: &str, default_output: usize) -> Result<(Vec<Question>, bool), String> {
+    let (whole, is_workload) = match serde_json::from_str(text) {
+        Ok(Value::Object(mut file)) => (file.remove("requests"), true),
+        other => (other.ok(), false),
+    };
+    let (records, is_workload) = match whole {
+        Some(Value::Array(records)) => (records, is_workload),
         _ => {
             let line = |(index, line): (usize, &str)| {
                 serde_json::from_str(line).map_err(|error| format!("line {}: {error}", index + 1))
             };
-            text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()).map(line).collect::<Result<_, _>>()?
+            let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()).map(line);
+            (lines.collect::<Result<_, _>>()?, false)
         }
     };
-    Ok(records.iter().filter_map(|record| question(record, default_output)).collect())
+    Ok((records.iter().filter_map(|record| question(record, default_output)).collect(), is_workload))
 }
 
 fn question(record: &Value, default_output: usize) -> Option<Question> {

@@ -92,20 +92,15 @@ impl Sender {
         if self.ignore_eos {
             body["ignore_eos"] = json!(true);
         }
-        let path = match (self.endpoint, &question.prompt) {
-            (Endpoint::Completions, Prompt::Text(text)) => {
-                body["prompt"] = json!(text);
-                "/v1/completions"
+        let (path, field, prompt) = match (self.endpoint, &question.prompt) {
+            (Endpoint::Chat, Prompt::Text(text)) => {
+                ("/v1/chat/completions", "messages", json!([{"role": "user", "content": text}]))
             }
-            (Endpoint::Completions, Prompt::Tokens(tokens)) => {
-                body["prompt"] = json!(tokens);
-                "/v1/completions"
-            }
-            (Endpoint::Chat, prompt) => {
-                body["messages"] = json!([{"role": "user", "content": prompt.text()}]);
-                "/v1/chat/completions"
-            }
+            (Endpoint::Completions, Prompt::Text(text)) => ("/v1/completions", "prompt", json!(text)),
+            // `dataset::read` refuses token ids for chats.
+            (_, Prompt::Tokens(tokens)) => ("/v1/completions", "prompt", json!(tokens)),
         };
+        body[field] = prompt;
         (path, body)
     }
 }

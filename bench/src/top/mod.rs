@@ -35,12 +35,8 @@ pub enum Sort {
 impl Sort {
     /// The next order, after the last one the first.
     fn next(self) -> Sort {
-        match self {
-            Sort::Queue => Sort::Age,
-            Sort::Age => Sort::Blocks,
-            Sort::Blocks => Sort::Tokens,
-            Sort::Tokens => Sort::Queue,
-        }
+        let all = Sort::value_variants();
+        all[(self as usize + 1) % all.len()]
     }
 }
 

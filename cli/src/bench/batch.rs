@@ -6,7 +6,9 @@ use std::collections::HashMap;
 use std::time::Instant;
 
 use ::bench::random::Random;
-use engine::{Engine, EngineConfig, Floor, GenerationParams, GenerationRequest, RequestId, TokenEvent, Work};
+use engine::{
+    Engine, EngineConfig, FinishReason, Floor, GenerationParams, GenerationRequest, RequestId, TokenEvent, Work,
+};
 use serde_json::{Value, json};
 
 use crate::error::CliError;
@@ -90,33 +92,21 @@ impl Bench {
         let mut generated = HashMap::new();
         let (mut first, mut all) = (Phase::default(), Phase::default());
         let mut first_tokens = Vec::with_capacity(lengths.len());
-        let mut failed = None;
         while self.engine.has_work() {
-            let mut tokens = 0;
-            self.engine.step(|id, event| {
-                let TokenEvent::Token { token, finish, .. } = event else { return };
-                if let Some(engine::FinishReason::Error(message)) = finish {
-                    failed.get_or_insert(message);
+            let (tokens, _) = self.step(|id| {
+                let generated: &mut u64 = generated.entry(id).or_default();
+                let input_len = inputs.get(&id).copied().unwrap_or_default();
+                if *generated == 0 {
+                    first_tokens.push(start.elapsed().as_secs_f64());
+                    all.prompt_tokens += input_len;
+                    all.work.tokens += input_len;
+                    all.work.context += input_len;
+                } else {
+                    all.work.tokens += 1;
+                    all.work.context += input_len + *generated;
                 }
-                if token.is_some() {
-                    tokens += 1;
-                    let generated: &mut u64 = generated.entry(id).or_default();
-                    let input_len = inputs.get(&id).copied().unwrap_or_default();
-                    if *generated == 0 {
-                        first_tokens.push(start.elapsed().as_secs_f64());
-                        all.prompt_tokens += input_len;
-                        all.work.tokens += input_len;
-                        all.work.context += input_len;
-                    } else {
-                        all.work.tokens += 1;
-                        all.work.context += input_len + *generated;
-                    }
-                    *generated += 1;
-                }
-            });
-            if let Some(message) = failed {
-                return Err(CliError::Failed(message));
-            }
+                *generated += 1;
+            })?;
             all.tokens += tokens;
             all.work.logits += tokens;
             all.work.steps += 1;
@@ -126,6 +116,24 @@ impl Bench {
             }
         }
         Ok(Run { first, all, first_tokens })
+    }
+
+    /// Runs one step and calls `on_token` for each sequence that got a token. Returns the number of tokens, and whether a sequence
+    /// has finished.
+    pub(super) fn step(&mut self, mut on_token: impl FnMut(RequestId)) -> Result<(u64, bool), CliError> {
+        let (mut tokens, mut finished, mut failed) = (0, false, None);
+        self.engine.step(|id, event| {
+            let TokenEvent::Token { token, finish, .. } = event else { return };
+            if token.is_some() {
+                tokens += 1;
+                on_token(id);
+            }
+            finished |= finish.is_some();
+            if let Some(FinishReason::Error(message)) = finish {
+                failed.get_or_insert(message);
+            }
+        });
+        failed.map_or(Ok((tokens, finished)), |message| Err(CliError::Failed(message)))
     }
 
     pub(super) fn submit(&mut self, input_len: usize, output_len: usize) -> Result<RequestId, CliError> {

@@ -15,7 +15,6 @@ use crate::error::CliError;
 use crate::values;
 use ::bench::results::Results;
 
-/// Flags of `quire bench kernels`. Lists are separated by commas.
 #[derive(Debug, Args)]
 pub struct KernelArgs {
     /// Operations: decode, prefill, cache_write, block_copy, linear [default: all]
@@ -166,7 +165,6 @@ pub fn run(args: KernelArgs, config: &EngineConfig) -> Result<(), CliError> {
 /// Greatest change of the peaks on an otherwise idle machine.
 const STEADY: f64 = 0.1;
 
-/// Header of the rows of [`line`].
 const HEAD: &str = "operation   variant                 types          heads  size block batch context rows  \
                     median us  spread    GB/s of peak    ulps";
 

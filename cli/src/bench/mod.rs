@@ -13,9 +13,8 @@ use clap::{Args, Subcommand};
 use engine::EngineConfig;
 use serde_json::Value;
 
-use crate::args::EngineArgs;
+use crate::command::Shared;
 use crate::error::CliError;
-use crate::profile::ProfileArgs;
 
 #[derive(Debug, Args)]
 pub struct BenchArgs {
@@ -40,26 +39,15 @@ pub enum BenchCommand {
 }
 
 impl BenchArgs {
-    /// Flags of the measured engine, if there is one.
-    pub fn engine(&self) -> Option<&EngineArgs> {
-        match &self.command {
-            BenchCommand::Latency(args) => Some(&args.engine),
-            BenchCommand::Throughput(args) => Some(&args.engine),
-            BenchCommand::Sweep(args) => Some(&args.engine),
-            BenchCommand::Kernels(_) | BenchCommand::Roofline(_) | BenchCommand::Serve(_) => None,
-        }
-    }
-
-    /// The flag for a profile, if the subcommand has it.
-    pub fn profile(&self) -> Option<(&ProfileArgs, &EngineArgs)> {
-        match &self.command {
-            BenchCommand::Latency(args) => Some((&args.profile, &args.engine)),
-            BenchCommand::Throughput(args) => Some((&args.profile, &args.engine)),
+    pub fn shared(&self) -> Shared<'_> {
+        let (engine, profile) = match &self.command {
+            BenchCommand::Latency(args) => (&args.engine, Some(&args.profile)),
+            BenchCommand::Throughput(args) => (&args.engine, Some(&args.profile)),
             // A sweep has no profile, which would slow its steps down.
-            BenchCommand::Sweep(_) | BenchCommand::Kernels(_) | BenchCommand::Roofline(_) | BenchCommand::Serve(_) => {
-                None
-            }
-        }
+            BenchCommand::Sweep(args) => (&args.engine, None),
+            BenchCommand::Kernels(_) | BenchCommand::Roofline(_) | BenchCommand::Serve(_) => return Shared::default(),
+        };
+        Shared { engine: Some(engine), record: None, profile }
     }
 }
 

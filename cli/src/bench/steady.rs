@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::time::Instant;
 
-use engine::{FinishReason, TokenEvent};
+use engine::RequestId;
 
 use super::batch::{Bench, Phase};
 use crate::error::CliError;
@@ -40,17 +40,17 @@ impl Bench {
     fn time_steps(&mut self, prompts: usize, input_len: usize, steps: usize) -> Result<Phase, CliError> {
         let (mut begun, mut context) = (HashSet::new(), (prompts * input_len) as u64);
         while begun.len() < prompts {
-            context += self.step(|id| {
+            context += self.decode_step(|id| {
                 begun.insert(id);
             })?;
         }
         // The first step of a size captures its graph.
         for _ in 0..WARMUP {
-            context += self.step(|_| {})?;
+            context += self.decode_step(|_| {})?;
         }
         let (start, mut phase) = (Instant::now(), Phase::default());
         for _ in 0..steps {
-            let tokens = self.step(|_| {})?;
+            let tokens = self.decode_step(|_| {})?;
             context += tokens;
             phase.tokens += tokens;
             phase.work.steps += 1;
@@ -62,21 +62,11 @@ impl Bench {
         Ok(phase)
     }
 
-    /// Runs one step, calls `on_token` for each sequence that got a token, and returns the number of tokens.
-    fn step(&mut self, mut on_token: impl FnMut(engine::RequestId)) -> Result<u64, CliError> {
-        let (mut tokens, mut ended) = (0, None);
-        self.engine.step(|id, event| {
-            let TokenEvent::Token { token, finish, .. } = event else { return };
-            if token.is_some() {
-                tokens += 1;
-                on_token(id);
-            }
-            match finish {
-                None => {}
-                Some(FinishReason::Error(message)) => ended = Some(message),
-                Some(_) => ended = Some("a sequence finished before all of them were decoding".into()),
-            }
-        });
-        ended.map_or(Ok(tokens), |message| Err(CliError::Failed(message)))
+    /// A step in which no sequence may finish. Returns the number of tokens.
+    fn decode_step(&mut self, on_token: impl FnMut(RequestId)) -> Result<u64, CliError> {
+        match self.step(on_token)? {
+            (tokens, false) => Ok(tokens),
+            (_, true) => Err(CliError::Failed("a sequence finished before all of them were decoding".into())),
+        }
     }
 }

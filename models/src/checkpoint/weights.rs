@@ -123,7 +123,7 @@ impl Weights {
                     file: self.listing.clone(),
                     key: "weight_map".into(),
                     found: format!("{shard:?}"),
-                    expected: "names of files beside the index".into(),
+                    expected: "names of files in the folder of the index".into(),
                 });
             }
             if !files.exists(shard) {

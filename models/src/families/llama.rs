@@ -3,11 +3,7 @@
 //! An RMS norm before each branch, grouped-query attention with a rotary embedding, a feed-forward network gated by SiLU. Biases
 //! are options of the configuration. There is no sliding window.
 
-use super::Family;
-use super::common::{Common, Windows};
-use crate::checkpoint::error::LoadError;
-use crate::checkpoint::fields::Fields;
-use crate::decoder::Decoder;
+use super::{Common, Decoder, Family, Fields, LoadError, Windows};
 
 pub(super) const FAMILY: Family = Family { class: "LlamaForCausalLM", model_type: "llama", declare };
 

@@ -1,10 +1,6 @@
 //! Mistral: the layers of Llama without biases, all with a sliding window unless `sliding_window` is `null`.
 
-use super::Family;
-use super::common::{Common, Windows};
-use crate::checkpoint::error::LoadError;
-use crate::checkpoint::fields::Fields;
-use crate::decoder::Decoder;
+use super::{Common, Decoder, Family, Fields, LoadError, Windows};
 
 pub(super) const FAMILY: Family = Family { class: "MistralForCausalLM", model_type: "mistral", declare };
 

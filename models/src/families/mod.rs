@@ -17,9 +17,11 @@ use serde_json::Value;
 
 pub use config::ModelConfig;
 
+// What a family file imports.
 use crate::checkpoint::error::{LoadError, one_line};
 use crate::checkpoint::fields::Fields;
 use crate::decoder::Decoder;
+use common::{Common, Windows};
 
 /// A family of decoders.
 pub(crate) struct Family {

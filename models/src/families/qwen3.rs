@@ -1,11 +1,7 @@
 //! Qwen3: the layers of Llama with RMS norms of query and key heads before the rotary embedding, a default head size of 128, and
 //! the windows of Qwen2.
 
-use super::Family;
-use super::common::{Common, Windows};
-use crate::checkpoint::error::LoadError;
-use crate::checkpoint::fields::Fields;
-use crate::decoder::Decoder;
+use super::{Common, Decoder, Family, Fields, LoadError, Windows};
 
 pub(super) const FAMILY: Family = Family { class: "Qwen3ForCausalLM", model_type: "qwen3", declare };
 

@@ -100,8 +100,7 @@ impl Model {
         self.kept_rows = None;
         // A replay runs no `pass`, which would do this.
         self.step.reset_names();
-        self.load_batch(padded, true)?;
-        self.fill(fill)?;
+        self.load_batch(padded, true, fill)?;
         if let State::Captured(graph) = state
             && caches.iter().all(|cache| graph.uses(&cache.keys) && graph.uses(&cache.values))
         {

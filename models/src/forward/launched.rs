@@ -31,7 +31,6 @@ pub(super) struct Launched {
     converted: Vec<f32>,
     /// One per group of layers.
     workspaces: Vec<Workspace>,
-    /// Window of each group of layers.
     windows: Vec<Option<usize>>,
 }
 

@@ -62,7 +62,7 @@ impl<'a> Loader<'a> {
         }
         let shape = [linear.rows(), linear.inputs];
         let weights = self.uploader.matrix(linear.form.quantization(), self.dtype, shape, &parts(&views))?;
-        // Do not keep the checkpoint's pages in memory beside the packed copy.
+        // Do not keep the checkpoint's pages in memory in addition to the packed copy.
         views.iter().for_each(|view| self.weights.release(view));
         let bias = if linear.bias { Some(self.upload(self.dtype, &biases)?) } else { None };
         Ok(Linear { weights, bias })

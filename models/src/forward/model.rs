@@ -31,7 +31,7 @@ impl Loaded {
     }
 }
 
-/// State of an attention layer beside its linear layers and norms.
+/// State of an attention layer in addition to its linear layers and norms.
 pub(super) struct AttentionLayer {
     pub declared: Attention,
     /// Index of its [`LayerGroup`](super::LayerGroup).
@@ -254,14 +254,8 @@ impl Model {
         if let Some(index) = self.graph_for(batch) {
             return self.decode(index, batch, caches, fill);
         }
-        self.load_batch(batch, false)?;
-        self.fill(fill)?;
+        self.load_batch(batch, false, fill)?;
         self.pass(batch, caches)
-    }
-
-    /// Runs `fill` on the device's token array, if there is one.
-    pub(super) fn fill(&mut self, fill: Option<Fill<'_>>) -> Result<(), KernelError> {
-        fill.zip(self.ops.tokens()).map_or(Ok(()), |(fill, tokens)| fill(tokens))
     }
 
     /// Times a phase of the step until the guard is dropped; `None` without a profile.
@@ -269,10 +263,16 @@ impl Model {
         self.device.profile()?.phase(name)
     }
 
-    /// Copies a batch to where the operations read it ([`LayerOps::load`]).
-    pub(super) fn load_batch(&mut self, batch: &ForwardBatch, fixed: bool) -> Result<(), KernelError> {
+    /// Copies a batch to where the operations read it ([`LayerOps::load`]), and runs `fill` on the device's token array.
+    pub(super) fn load_batch(
+        &mut self,
+        batch: &ForwardBatch,
+        fixed: bool,
+        fill: Option<Fill<'_>>,
+    ) -> Result<(), KernelError> {
         let _phase = self.phase("inputs");
-        self.ops.load(batch, fixed)
+        self.ops.load(batch, fixed)?;
+        fill.zip(self.ops.tokens()).map_or(Ok(()), |(fill, tokens)| fill(tokens))
     }
 
     /// Runs a step of the largest size that reads and writes no cache, so that code is loaded and products are chosen before the

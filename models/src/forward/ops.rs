@@ -30,8 +30,8 @@ pub(super) struct QkvRows<'a> {
     pub fused: bool,
 }
 
-/// An RMS norm; its weight is float32 `[width]`.
 pub(super) struct Norm {
+    /// Float32 `[width]`.
     pub weight: Buffer,
     pub eps: f32,
 }
@@ -435,7 +435,7 @@ fn silu_mul_row_q8<L: Lanes>(gate: &[f32], up: &[f32], out: &mut [RowBlock]) {
 #[inline(always)]
 fn silu_mul_lanes<L: Lanes>(gate: &[f32; LANES], up: &[f32; LANES], out: &mut [f32; LANES]) {
     let gate = L::load(gate);
-    // e^87.3 is finite, and 1 vanishes beside it.
+    // e^87.3 is finite, and adding 1 does not change it.
     let e = gate.max(L::splat(-87.3)).mul(L::splat(-1.0)).exp();
     gate.div(e.add(L::splat(1.0))).mul(L::load(up)).store(out);
 }

@@ -52,7 +52,7 @@ pub(super) enum Op {
     QkNormRopeCache { attention: usize },
     /// `Attended` = attention of the queries in `Qkv`.
     Attend { attention: usize },
-    /// Drops the rows whose results nobody needs ([`ForwardBatch::needed`](super::ForwardBatch::needed)). Each move gathers the
+    /// Drops the rows whose results are not needed ([`ForwardBatch::needed`](super::ForwardBatch::needed)). Each move gathers the
     /// rest of one register (of that width) into another, then the two registers swap names.
     KeepNeeded { moves: [(Register, Register, usize); 2] },
     /// `to = activation(gate) * up` of the rows of `GateUp`; `width` is that of the result.

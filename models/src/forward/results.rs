@@ -39,7 +39,6 @@ impl Model {
         rows.len() <= self.logit_rows && rows.iter().copied().eq(0..rows.len() as u32)
     }
 
-    /// Computes the logits of the gathered rows.
     fn compute_logits(&mut self, rows: usize) -> Result<(), KernelError> {
         self.logit_rows = 0;
         let (head, step) = (self.loaded.head(&self.decoder), &mut self.step);

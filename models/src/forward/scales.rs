@@ -98,7 +98,6 @@ pub(super) fn load(layer: &Attention, weights: &Weights, device: &dyn Device) ->
     Ok(of_layer(layer, weights)?.map(|scales| upload(device, &scales)).transpose()?)
 }
 
-/// A scale of 1 for each head.
 pub(super) fn ones(layer: &Attention, device: &dyn Device) -> Result<KvScales, DeviceError> {
     let ones = vec![1.0; layer.heads.num_kv_heads];
     upload(device, &[ones.clone(), ones])

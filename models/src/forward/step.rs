@@ -25,8 +25,7 @@ pub const LOGIT_ROWS: usize = 64;
 /// ([`Model::forward_with`](super::Model::forward_with)).
 pub type Fill<'a> = &'a dyn Fn(&Buffer) -> Result<(), KernelError>;
 
-/// Greatest number of block copies in one launch.
-const COPIES: usize = 256;
+const MAX_COPIES: usize = 256;
 
 /// Size of the largest step, and of the block pool that its kernels work on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,7 +60,7 @@ impl StepLimits {
             head_dim: heads.head_dim,
             // Only decode splits contexts.
             split_rows: self.max_seqs.min(self.max_rows),
-            max_copies: COPIES,
+            max_copies: MAX_COPIES,
         }
     }
 }

@@ -17,8 +17,7 @@ use super::bytes::{self, TokenSpelling};
 use super::error::TokenizeError;
 use crate::checkpoint::error::one_line;
 
-/// Size of a piece in bytes.
-const PIECE: usize = 32 << 10;
+const PIECE_BYTES: usize = 32 << 10;
 
 /// Bytes before the end of a piece, in addition to the longest added token, in which word boundaries are not trusted.
 const MARGIN: usize = 64;
@@ -55,10 +54,10 @@ impl Pieces {
         text: &'a str,
         ids: &mut Vec<u32>,
     ) -> Result<Option<&'a str>, TokenizeError> {
-        if text.len() <= PIECE {
+        if text.len() <= PIECE_BYTES {
             return Ok(None);
         }
-        let end = (0..=PIECE).rev().find(|&end| text.is_char_boundary(end)).unwrap_or(0);
+        let end = (0..=PIECE_BYTES).rev().find(|&end| text.is_char_boundary(end)).unwrap_or(0);
         let encoding = tokenizer.encode(&text[..end], false).map_err(|error| TokenizeError::Encode(one_line(error)))?;
         let (found, words) = (encoding.get_ids(), encoding.get_word_ids());
         // The last two word starts, as offsets in tokens and in bytes.

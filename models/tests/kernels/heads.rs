@@ -181,7 +181,7 @@ fn is_quantised(what: &str, format: CacheFormat, scale: f32, byte: u8, (truth, m
 }
 
 #[test]
-fn heads_are_normed_turned_and_written_as_float64_has_it() {
+fn normed_and_rotated_heads_in_rows_and_cache_match_float64() {
     for device in [0, 9].into_iter().flat_map(|seed| KERNELS.devices(seed)) {
         let looks = looks(if everything() { 3 } else { 2 });
         println!("{} problems", looks.len());
@@ -190,7 +190,7 @@ fn heads_are_normed_turned_and_written_as_float64_has_it() {
 }
 
 #[test]
-fn a_row_alone_has_the_bits_it_has_among_others() {
+fn a_row_has_the_same_bits_alone_and_among_others() {
     let every_look = || looks(2).into_iter().step_by(5);
     for (device, look) in KERNELS.devices(4).iter().flat_map(|device| every_look().map(move |look| (device, look))) {
         let (num_heads, num_kv_heads) = look.heads;

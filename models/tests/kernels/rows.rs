@@ -23,7 +23,7 @@ fn each(run: impl Fn(&dyn Device, Dtype, usize, &mut Random)) {
 }
 
 #[test]
-fn gathered_rows_are_those_asked_for_to_the_bit() {
+fn gathered_rows_are_exact_copies() {
     each(|device, dtype, width, random| {
         let (source, _) = numbers_of(random, dtype, 9 * width);
         let indices = [3u32, 8, 0, 3, 7];
@@ -39,7 +39,7 @@ fn gathered_rows_are_those_asked_for_to_the_bit() {
 }
 
 #[test]
-fn norms_are_those_of_float64_alone_and_behind_a_sum() {
+fn norms_match_float64_alone_and_after_a_sum() {
     each(|device, dtype, width, random| {
         let rows = 3;
         let (x, x_exact) = numbers_of(random, dtype, rows * width);
@@ -77,7 +77,7 @@ fn norms_are_those_of_float64_alone_and_behind_a_sum() {
 }
 
 #[test]
-fn gates_are_those_of_float64() {
+fn gated_activations_match_float64() {
     each(|device, dtype, width, random| {
         let rows = 2;
         let (gate_up, exact) = numbers_of(random, dtype, rows * 2 * width);
@@ -106,7 +106,7 @@ fn gates_are_those_of_float64() {
 }
 
 #[test]
-fn the_rotary_table_has_the_cosines_and_sines_of_far_positions_too() {
+fn the_rotary_table_is_accurate_for_large_positions_too() {
     for device in KERNELS.devices(3) {
         has_cosines_and_sines(&*device);
     }
