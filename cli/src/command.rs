@@ -14,6 +14,7 @@ use crate::limits::LimitArgs;
 use crate::log::LogArgs;
 use crate::profile::ProfileArgs;
 use crate::replay::{RecordArgs, ReplayArgs};
+use crate::shared::Shared;
 use crate::values;
 
 /// Quire: an LLM inference engine.
@@ -42,14 +43,6 @@ pub enum Command {
     Top(TopArgs),
     /// Repeat a recorded run and compare every output
     Replay(ReplayArgs),
-}
-
-/// Flags that several commands share.
-#[derive(Clone, Copy, Default)]
-pub struct Shared<'a> {
-    pub engine: Option<&'a EngineArgs>,
-    pub record: Option<&'a RecordArgs>,
-    pub profile: Option<&'a ProfileArgs>,
 }
 
 impl Command {

@@ -24,6 +24,7 @@ mod profile;
 mod replay;
 mod serve;
 mod session;
+mod shared;
 mod values;
 
 use std::ffi::OsString;

@@ -73,7 +73,7 @@ impl LogArgs {
 /// The layer that sends spans of requests to a collector, independent of the log's level.
 fn traces<S: tracing::Subscriber + for<'a> LookupSpan<'a>>() -> Option<impl Layer<S>> {
     let exporter = Exporter::from_env(|name| std::env::var(name).ok());
-    let started = exporter.and_then(|exporter| Ok(exporter.map(Exporter::start).transpose()?));
+    let started = exporter.and_then(|exporter| exporter.map(Exporter::start).transpose());
     let layer = started.unwrap_or_else(|error| {
         note(format_args!("no traces are sent: {error}"));
         None

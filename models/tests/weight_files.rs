@@ -182,7 +182,7 @@ fn an_index_that_does_not_match_its_shards_is_refused() {
     message(Weights::open(&lists_more.files()), &[&first, "model.extra.weight", "not found"]);
     for elsewhere in ["../model.safetensors", "/model.safetensors", "", ".", "a/b.safetensors"] {
         let copy = sharded().edit(INDEX, |index| index["weight_map"]["model.extra.weight"] = json!(elsewhere));
-        message(Weights::open(&copy.files()), &[INDEX, &format!("{elsewhere:?}"), "beside the index"]);
+        message(Weights::open(&copy.files()), &[INDEX, &format!("{elsewhere:?}"), "in the folder of the index"]);
     }
     let copy = sharded();
     let bytes = fs::read(copy.path(&first)).unwrap();

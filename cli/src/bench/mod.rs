@@ -13,8 +13,8 @@ use clap::{Args, Subcommand};
 use engine::EngineConfig;
 use serde_json::Value;
 
-use crate::command::Shared;
 use crate::error::CliError;
+use crate::shared::Shared;
 
 #[derive(Debug, Args)]
 pub struct BenchArgs {
