@@ -124,19 +124,3 @@ impl Answer {
         }
     }
 }
-
-#[cfg(test)]
-mod tests {
-    #![allow(clippy::unwrap_used)]
-    use super::*;
-
-    #[test]
-    fn a_url_is_parsed_or_refused() {
-        let server = Server::new("http://localhost/api/", None).unwrap();
-        assert_eq!((server.authority.as_str(), server.prefix.as_str()), ("localhost:80", "/api"));
-        assert_eq!(Server::new("http://[::1]:8000", None).unwrap().authority, "[::1]:8000");
-        for wrong in ["localhost:8000", "ftp://a", "https://a", "", "http://"] {
-            assert!(Server::new(wrong, None).is_err(), "{wrong}");
-        }
-    }
-}

@@ -1,6 +1,7 @@
 //! Tests of the load generator and the monitor on given data, without a server. Those with servers are in `cli/tests`.
 #![allow(clippy::unwrap_used)]
 
+mod client;
 mod dataset;
 mod figures;
 mod frame;

@@ -7,7 +7,6 @@ use engine::{Dtype, Policy, PreemptionMode, Quantization};
 pub use ::bench::values::{key, whole};
 use server::Host;
 
-/// A count that is not 0.
 pub fn positive(text: &str) -> Result<usize, String> {
     text.parse().ok().filter(|count| *count > 0).ok_or_else(|| "expected a whole number from 1".to_string())
 }

@@ -18,7 +18,6 @@ impl<'a> Fields<'a> {
         Fields { file, prefix: String::new(), map }
     }
 
-    /// The object under `key`.
     pub fn object(&self, key: &str) -> Result<Option<Fields<'a>>, LoadError> {
         self.read(key, "an object", |value| {
             let map = value.as_object()?;
@@ -93,7 +92,6 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// Truncates a long value.
 fn shorten(text: &str) -> String {
     const LONGEST: usize = 80;
     match text.char_indices().nth(LONGEST) {

@@ -136,7 +136,6 @@ impl ModelFiles {
         }
     }
 
-    /// The error for a missing file.
     pub(crate) fn missing(&self, file: &str, expected: &str) -> LoadError {
         LoadError::MissingFile { file: self.locate(file), expected: expected.to_string() }
     }

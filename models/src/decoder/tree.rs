@@ -5,8 +5,7 @@ use std::fmt;
 
 use super::{Attention, Decoder, Layer, Linear, Mixer, Mlp, Norm, Role, RopeScaling};
 
-/// Width of the column of labels.
-const LABEL: usize = 11;
+const LABEL_WIDTH: usize = 11;
 
 /// A line of the tree and the lines below it.
 #[derive(PartialEq)]
@@ -17,7 +16,7 @@ struct Node {
 
 impl Node {
     fn new(label: &str, text: impl fmt::Display, children: Vec<Node>) -> Node {
-        Node { text: format!("{label:<LABEL$}{text}"), children }
+        Node { text: format!("{label:<LABEL_WIDTH$}{text}"), children }
     }
 
     fn print(&self, f: &mut fmt::Formatter<'_>, indent: &str) -> fmt::Result {
@@ -70,7 +69,7 @@ fn branches(layer: &Layer, number: usize) -> Vec<Node> {
 }
 
 fn cut_layer_number(node: &mut Node, number: usize) {
-    if let Some((label, name)) = node.text.split_at_checked(LABEL)
+    if let Some((label, name)) = node.text.split_at_checked(LABEL_WIDTH)
         && let Some((_, rest)) = name.split_once(&format!(".{number}."))
     {
         node.text = format!("{label}{rest}");

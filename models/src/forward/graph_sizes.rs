@@ -34,7 +34,6 @@ pub(super) struct Graphs {
 }
 
 pub(super) enum State {
-    /// Not captured yet.
     New,
     Captured(Graph),
     Failed,

@@ -58,7 +58,6 @@ pub struct Model {
     pub(super) kept_rows: Option<Vec<u32>>,
     /// Number of leading rows of the last step whose logits are in `step.logits` already.
     pub(super) logit_rows: usize,
-    /// Graphs of decode steps, if they are used.
     pub(super) graphs: Option<Graphs>,
     /// Greatest number of rows whose results are requested at once.
     pub(super) result_rows: usize,

@@ -313,7 +313,6 @@ fn norm_row<L: Lanes>(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
     scale_row(x, inverse_rms::<L>(x, eps), weight, out);
 }
 
-/// `x += y`, then `y` = the norm of `x`.
 #[inline(always)]
 fn add_norm_row<L: Lanes>(x: &mut [f32], y: &mut [f32], weight: &[f32], eps: f32) {
     for (x, y) in x.iter_mut().zip(&*y) {

@@ -177,7 +177,6 @@ impl Program {
         }
     }
 
-    /// Elements per row of each register.
     fn widths_of(&self, decoder: &Decoder) -> [usize; Register::COUNT] {
         let rows: Vec<usize> = decoder.linears().map(|linear| linear.rows()).collect();
         let norms: Vec<usize> = decoder.norms().map(|norm| norm.width).collect();

@@ -78,7 +78,6 @@ impl TokenSpelling {
     }
 }
 
-/// Error message for a decoder step that is not supported.
 fn unsupported(step: &Value) -> String {
     const LONGEST: usize = 200;
     let step: String = step.to_string().chars().take(LONGEST).collect();
