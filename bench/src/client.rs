@@ -1,4 +1,4 @@
-//! HTTP/1.1 as a client: one request on a connection of its own, its body in pieces or whole. No TLS.
+//! An HTTP/1.1 client without TLS: one connection per request, with the answer read at once or as server-sent events.
 
 use std::time::Duration;
 
@@ -9,10 +9,9 @@ use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-/// Time to connect.
-const CONNECT: Duration = Duration::from_secs(10);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A server, and the key that it wants.
+/// The address of a server and the API key for it.
 #[derive(Clone, Debug)]
 pub struct Server {
     authority: String,
@@ -22,13 +21,18 @@ pub struct Server {
 
 impl Server {
     /// The server at `http://HOST[:PORT][/PREFIX]`.
+    ///
+    /// # Errors
+    /// The URL has another form.
     pub fn new(url: &str, key: Option<String>) -> Result<Server, String> {
         let expected = |found: &str| format!("found {found:?}, expected http://HOST:PORT");
         let uri: Uri = url.parse().map_err(|_| expected(url))?;
         match uri.scheme_str() {
             Some("http") => {}
             Some("https") => {
-                return Err(format!("found {url:?}; there is no TLS here, go through a proxy that ends it"));
+                return Err(format!(
+                    "found {url:?}, expected http://HOST:PORT: TLS is not supported, use a proxy for it"
+                ));
             }
             _ => return Err(expected(url)),
         }
@@ -37,15 +41,18 @@ impl Server {
         Ok(Server { authority, prefix: uri.path().trim_end_matches('/').to_string(), key })
     }
 
-    /// Sends a request (a POST if it has a body) and gives the answer as its head has come; what is no 200 is an error.
+    /// Sends a request, a POST if it has a body, and returns when the head of the answer has arrived.
+    ///
+    /// # Errors
+    /// The connection fails, or the status is not a success.
     pub async fn send(&self, path: &str, body: Option<String>) -> Result<Answer, String> {
         let problem = |error: &dyn std::fmt::Display| format!("http://{}: {error}", self.authority);
-        let connecting = timeout(CONNECT, TcpStream::connect(&self.authority)).await;
-        let stream = connecting.map_err(|_| problem(&"no connection in time"))?.map_err(|error| problem(&error))?;
+        let connecting = timeout(CONNECT_TIMEOUT, TcpStream::connect(&self.authority)).await;
+        let stream = connecting.map_err(|_| problem(&"no connection within 10 s"))?.map_err(|error| problem(&error))?;
         stream.set_nodelay(true).map_err(|error| problem(&error))?;
         let (mut sender, connection) =
             hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(|error| problem(&error))?;
-        // Ends with the answer, or when it is dropped.
+        // The task ends with the answer, or when the answer is dropped.
         tokio::spawn(connection);
         let mut request = Request::builder()
             .method(if body.is_some() { "POST" } else { "GET" })
@@ -58,7 +65,7 @@ impl Server {
         let request = request.body(Full::<Bytes>::from(body.unwrap_or_default())).map_err(|error| problem(&error))?;
         let response = sender.send_request(request).await.map_err(|error| problem(&error))?;
         let status = response.status();
-        let mut answer = Answer { body: response.into_body(), rest: Vec::new() };
+        let answer = Answer { body: response.into_body(), rest: Vec::new() };
         if status.is_success() {
             return Ok(answer);
         }
@@ -67,34 +74,41 @@ impl Server {
     }
 }
 
-/// An answer, as it comes.
+fn lost(error: hyper::Error) -> String {
+    format!("the connection was lost during the answer: {error}")
+}
+
+/// The body of an answer.
 pub struct Answer {
     body: Incoming,
-    /// Bytes of a line that is not complete.
+    /// Bytes received after the last complete line.
     rest: Vec<u8>,
 }
 
 impl Answer {
-    /// The next piece; `None` at the end.
+    /// Receives the next piece of the body; `None` at its end.
     async fn piece(&mut self) -> Result<Option<Bytes>, String> {
         while let Some(frame) = self.body.frame().await {
-            if let Ok(data) = frame.map_err(|error| format!("the answer broke off: {error}"))?.into_data() {
+            if let Ok(data) = frame.map_err(lost)?.into_data() {
                 return Ok(Some(data));
             }
         }
         Ok(None)
     }
 
-    /// All of it.
-    pub async fn text(&mut self) -> Result<String, String> {
-        let mut all = Vec::new();
-        while let Some(piece) = self.piece().await? {
-            all.extend_from_slice(&piece);
-        }
+    /// Receives the whole body.
+    ///
+    /// # Errors
+    /// The connection is lost.
+    pub async fn text(self) -> Result<String, String> {
+        let all = self.body.collect().await.map_err(lost)?.to_bytes();
         Ok(String::from_utf8_lossy(&all).into_owned())
     }
 
-    /// The data of the next server-sent event; `None` at the end of the answer.
+    /// Receives the data of the next server-sent event; `None` at the end of the body.
+    ///
+    /// # Errors
+    /// The connection is lost.
     pub async fn event(&mut self) -> Result<Option<String>, String> {
         loop {
             while let Some(end) = self.rest.iter().position(|byte| *byte == b'\n') {
@@ -107,22 +121,6 @@ impl Answer {
                 Some(piece) => self.rest.extend_from_slice(&piece),
                 None => return Ok(None),
             }
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    #![allow(clippy::unwrap_used)]
-    use super::*;
-
-    #[test]
-    fn an_address_is_taken_apart_or_refused_with_what_would_do() {
-        let server = Server::new("http://localhost/api/", None).unwrap();
-        assert_eq!((server.authority.as_str(), server.prefix.as_str()), ("localhost:80", "/api"));
-        assert_eq!(Server::new("http://[::1]:8000", None).unwrap().authority, "[::1]:8000");
-        for wrong in ["localhost:8000", "ftp://a", "https://a", "", "http://"] {
-            assert!(Server::new(wrong, None).is_err(), "{wrong}");
         }
     }
 }

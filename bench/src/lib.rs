@@ -1,15 +1,16 @@
-//! Clients of OpenAI servers, ours and others: a load generator, and a view of a running Quire.
+//! Clients of OpenAI servers: a load generator for any server, and a monitor of a running Quire.
 //!
-//! | module | what it is |
+//! | module | purpose |
 //! |---|---|
-//! | [`serve`] | `quire bench serve`: requests to any OpenAI server, and how long its answers took |
-//! | [`top`] | `quire top`: a running server in the terminal |
-//! | [`client`] | HTTP/1.1 as a client |
-//! | [`statistics`] | percentiles and spreads, as all figures of Quire are summed up |
+//! | [`serve`] | `quire bench serve`: sends requests to any OpenAI server and reports latencies and throughput |
+//! | [`top`] | `quire top`: shows a running server in the terminal |
+//! | [`client`] | HTTP/1.1 client |
+//! | [`statistics`] | means, percentiles and spreads: the one definition for all figures of Quire |
+//! | [`random`] | random numbers with the same sequence on every machine |
 //! | [`results`] | the file that figures are written to |
-//! | [`values`] | how values of flags are written |
+//! | [`values`] | parsers of flag values |
 //!
-//! It knows nothing of the engine.
+//! It does not depend on the engine.
 //!
 //! ```no_run
 //! let server = bench::client::Server::new("http://127.0.0.1:8000", None)?;
@@ -22,19 +23,20 @@
 use std::io;
 
 pub mod client;
+pub mod random;
 pub mod results;
 pub mod serve;
 pub mod statistics;
 pub mod top;
 pub mod values;
 
-/// What ends a command early, as one line.
+/// Reason why a command failed, as one line.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// A flag that can not be used.
+    /// A flag has an invalid value.
     #[error("{0}")]
     Usage(String),
-    /// The server, or a file, is not as it should be.
+    /// The server or a file has a problem.
     #[error("{0}")]
     Failed(String),
     /// Standard output or another stream failed.

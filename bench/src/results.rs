@@ -1,7 +1,7 @@
 //! The file that figures are written to.
 //!
-//! It is opened before anything is measured: an hour of measurement must not end at a folder that does not exist. What it
-//! held stays until there is something new to write.
+//! It is opened before anything is measured, so that an hour of measurement does not end at a folder that does not exist. Its old
+//! contents stay until the first write.
 
 use std::fmt::Display;
 use std::fs::{File, OpenOptions};
@@ -12,18 +12,18 @@ use serde_json::Value;
 
 use crate::Error;
 
-/// A file that a flag names, or standard output for `-`.
+/// A file named by a flag; `-` is standard output.
 pub struct Results {
     flag: &'static str,
     path: PathBuf,
     /// `None` is standard output.
     file: Option<File>,
-    /// Something was written.
+    /// Whether the old contents have been removed.
     begun: bool,
 }
 
 impl Results {
-    /// Opens it, if the flag is given.
+    /// Opens the file, if the flag is given.
     ///
     /// # Errors
     /// The file cannot be written.
@@ -37,12 +37,12 @@ impl Results {
         Ok(Some(results))
     }
 
-    /// Whether tables would stand between the figures.
+    /// Whether the figures go to standard output, so that tables must not.
     pub fn is_standard_output(&self) -> bool {
         self.file.is_none()
     }
 
-    /// Appends some text to what was written since the file was opened.
+    /// Appends text; the first call replaces the old contents of the file.
     ///
     /// # Errors
     /// The file cannot be written.
@@ -54,10 +54,10 @@ impl Results {
         written.map_err(|error| self.failed(&error))
     }
 
-    /// Writes one value: over several lines to a file, else in one.
+    /// Appends a JSON value: indented in a file, on one line on standard output.
     ///
     /// # Errors
-    /// As [`write`](Results::write).
+    /// See [`write`](Results::write).
     pub fn value(&mut self, value: &Value) -> Result<(), Error> {
         if self.is_standard_output() {
             self.write(format_args!("{value}\n"))
@@ -67,6 +67,6 @@ impl Results {
     }
 
     fn failed(&self, error: &io::Error) -> Error {
-        Error::Failed(format!("{} {}: {error}", self.flag, self.path.display()))
+        Error::Failed(format!("{} {}: {error}; expected a file that can be written", self.flag, self.path.display()))
     }
 }

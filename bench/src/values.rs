@@ -1,17 +1,23 @@
-//! How values of flags are written. The parser shows what was found and names the flag; the errors here say what was expected.
+//! Parsers of flag values. The command line parser names the flag and what was found; the errors here say what was expected.
 
 use std::str::FromStr;
 
-/// A number of an unsigned type.
+/// Parses a number of an unsigned type.
+///
+/// # Errors
+/// The text is no whole number of this type.
 pub fn whole<T: FromStr>(text: &str) -> Result<T, String> {
     let most = u64::MAX >> (64 - 8 * size_of::<T>());
     text.parse().map_err(|_| format!("expected a whole number from 0 to {most}"))
 }
 
-/// `--api-key`. Space around a key is lost in a header: no client could send it.
+/// Parses `--api-key`. White space around a key would be lost in the header, so no client could send it.
+///
+/// # Errors
+/// The key is empty, or begins or ends with white space.
 pub fn key(text: &str) -> Result<String, String> {
     if text.is_empty() || text.trim() != text {
-        return Err("expected at least one character, and no space around it".to_string());
+        return Err("expected at least one character, and no white space at the beginning or end".to_string());
     }
     Ok(text.to_string())
 }

@@ -1,8 +1,8 @@
-//! `quire.toml`: flags written down. Precedence is flag, environment, file, default.
+//! The settings file `quire.toml`. Precedence: flag, environment variable, file, default.
 //!
-//! The file is turned into arguments and parsed by the same parser as the command line, so its values have the same
-//! checks. A key of another subcommand is fine (one file serves them all); a key of none is an error that suggests the
-//! nearest if one is near. `[kernels]` is kept apart, for the engine.
+//! Keys are converted to arguments and parsed by the parser of the command line, so values have the same checks. Keys of other
+//! subcommands are ignored, so that one file serves all of them. An unknown key is an error that suggests a similar one. The table
+//! `[kernels]` goes to the engine.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -14,10 +14,9 @@ use toml::{Table, Value};
 
 use super::error::CliError;
 
-/// Flags that are no settings.
+/// Flags that are not allowed as keys.
 const NO_KEYS: [&str; 2] = ["config", "help"];
 
-/// A settings file as it was read.
 #[derive(Debug)]
 pub struct ConfigFile {
     path: PathBuf,
@@ -26,7 +25,7 @@ pub struct ConfigFile {
 }
 
 impl ConfigFile {
-    /// Reads the file; its keys are not looked at yet.
+    /// Reads and parses the file. Keys are checked by [`ConfigFile::arguments`].
     pub fn read(path: &Path) -> Result<ConfigFile, CliError> {
         let mut file = ConfigFile { path: path.to_owned(), values: Table::new(), kernels: None };
         let text = std::fs::read_to_string(path).map_err(|error| file.problem(error.to_string()))?;
@@ -45,12 +44,11 @@ impl ConfigFile {
         Ok(file)
     }
 
-    /// Something is wrong with this file.
     pub fn problem(&self, message: String) -> CliError {
-        CliError::ConfigFile { path: self.path.clone(), message }
+        CliError::File { flag: "--config", path: self.path.clone(), message }
     }
 
-    /// The arguments for what neither the command line nor the environment has said.
+    /// Arguments for the keys that neither the command line nor the environment sets.
     pub fn arguments(
         &self,
         root: &clap::Command,
@@ -72,13 +70,13 @@ impl ConfigFile {
         Ok(arguments)
     }
 
-    /// Puts the `[kernels]` table into the configuration.
+    /// Copies the table `[kernels]` into the configuration.
     pub fn apply_kernels(&self, config: &mut EngineConfig) -> Result<(), CliError> {
         if let Some(table) = self.kernels.clone() {
             config.kernels = table.try_into().map_err(|error: toml::de::Error| {
                 self.problem(format!("[kernels]: {}", error.message().replace('\n', "; ")))
             })?;
-            // A path in a file is one from where the file lies.
+            // Paths in the file are relative to its folder.
             let folder = self.path.parent().unwrap_or(Path::new(""));
             config.kernels.plugin.iter_mut().for_each(|plugin| plugin.path = folder.join(&plugin.path));
         }
@@ -114,26 +112,24 @@ impl ConfigFile {
     fn unknown(&self, root: &clap::Command, key: &str, long: &str) -> CliError {
         let flags = leaves(root).flat_map(clap::Command::get_arguments).filter_map(Arg::get_long);
         let known = flags.filter(|long| !NO_KEYS.contains(long));
-        // Further away, a guess would only confuse.
+        // Suggest only keys that are similar.
         let near = known
             .map(|known| (strsim::levenshtein(known, long), known))
             .filter(|(distance, _)| *distance <= long.len() / 3);
-        let guess = near.min().map_or(String::new(), |(_, known)| format!(", the nearest that exists is {known:?}"));
-        self.problem(format!("unknown key {key:?}{guess}"))
+        let guess = near.min().map_or(String::new(), |(_, known)| format!(", the most similar one is {known:?}"));
+        self.problem(format!("unknown key {key:?}, expected the name of a flag{guess}"))
     }
 }
 
-/// All commands that have flags.
 fn leaves(root: &clap::Command) -> impl Iterator<Item = &clap::Command> {
     root.get_subcommands().flat_map(|command| std::iter::once(command).chain(command.get_subcommands()))
 }
 
-/// The flag that a key stands for.
 fn flag<'a>(command: &'a clap::Command, long: &str) -> Option<&'a Arg> {
     command.get_arguments().find(|arg| arg.get_long() == Some(long) && !NO_KEYS.contains(&long))
 }
 
-/// The command line or the environment has settled this argument, itself or by its opposite.
+/// Whether the command line or the environment sets this argument or its opposite.
 fn is_given(given: &ArgMatches, id: &str) -> bool {
     let opposite = format!("no_{id}");
     let mut rivals = vec![id, opposite.as_str()];

@@ -10,7 +10,6 @@ use super::command::GenerateArgs;
 use super::error::CliError;
 use super::{note, session};
 
-/// Reads the prompts, loads the model, generates.
 pub fn run(args: GenerateArgs, config: EngineConfig) -> Result<(), CliError> {
     session::check(&args.sampling)?;
     let prompts = match (&args.prompt, &args.input) {
@@ -39,7 +38,7 @@ pub fn run(args: GenerateArgs, config: EngineConfig) -> Result<(), CliError> {
     Ok(())
 }
 
-/// The text as it comes, and a line end after it.
+/// Prints the text as it is generated, and a line end.
 fn print(mut events: OutputStream, output: &mut impl Write) -> Result<(), CliError> {
     while let Some(event) = events.next_blocking() {
         let Event::Delta(delta) = event else { continue };
@@ -52,7 +51,7 @@ fn print(mut events: OutputStream, output: &mut impl Write) -> Result<(), CliErr
     Err(session::broken_off())
 }
 
-/// All prompts in flight at once, so that they share steps; one record per prompt, in the order of the file.
+/// Runs all prompts together, so that they share steps, and prints a record per prompt in the order of the file.
 async fn batch(engine: &AsyncEngine, prompts: Vec<Prompt>, params: &GenerationParams) -> Result<(), CliError> {
     let total = prompts.len();
     let bar = session::progress_bar(total as u64, "{bar:32} {pos}/{len} prompts, {eta} left");
@@ -70,30 +69,28 @@ async fn batch(engine: &AsyncEngine, prompts: Vec<Prompt>, params: &GenerationPa
     }
     let (mut output, mut refused) = (io::BufWriter::new(io::stdout().lock()), 0);
     for (index, task) in running.into_iter().enumerate() {
-        let record = task.await.map_err(|error| CliError::Generation(error.to_string()))?;
+        let record = task.await.map_err(CliError::failed)?;
         let mut record = record.unwrap_or_else(|error| {
             refused += 1;
             json!({"error": error.to_string()})
         });
         record["index"] = index.into();
-        // Where both are one terminal, the bar makes room for the records.
+        // Hide the bar while a record is printed, in case both go to the same terminal.
         bar.suspend(|| writeln!(output, "{record}"))?;
     }
     bar.finish_and_clear();
     output.flush()?;
     if refused > 0 {
-        return Err(CliError::Generation(format!("{refused} of {total} prompts failed; their records say why")));
+        return Err(CliError::Failed(format!("{refused} of {total} prompts failed; their records contain the errors")));
     }
     Ok(())
 }
 
-/// A prompt as it was given.
 enum Prompt {
     Text(String),
     Ids(Vec<u32>),
 }
 
-/// A prompt in flight.
 struct Job {
     text: Option<String>,
     ids: Vec<u32>,
@@ -103,8 +100,7 @@ struct Job {
 async fn submit(engine: &AsyncEngine, prompt: Prompt, params: &GenerationParams) -> Result<Job, CliError> {
     let (text, ids) = match prompt {
         Prompt::Text(text) => {
-            let ids = engine.tokenizer().encode(&text, true);
-            let ids = ids.map_err(|error| CliError::Generation(error.to_string()))?;
+            let ids = engine.tokenizer().encode(&text, true).map_err(CliError::failed)?;
             (Some(text), ids)
         }
         Prompt::Ids(ids) => (None, ids),
@@ -115,7 +111,7 @@ async fn submit(engine: &AsyncEngine, prompt: Prompt, params: &GenerationParams)
 }
 
 impl Job {
-    /// Waits for the end; the record of everything.
+    /// Waits for the end and returns the record of the prompt and its output.
     async fn finish(mut self) -> Result<Value, CliError> {
         let (mut text, mut tokens) = (String::new(), Vec::new());
         while let Some(event) = self.events.next().await {
@@ -137,7 +133,7 @@ impl Job {
 }
 
 fn read_prompts(path: &Path) -> Result<Vec<Prompt>, CliError> {
-    let problem = |message: String| CliError::Input { path: path.to_owned(), message };
+    let problem = |message: String| CliError::File { flag: "--input", path: path.to_owned(), message };
     let reader: Box<dyn Read> = if path == Path::new("-") {
         Box::new(io::stdin())
     } else {
@@ -148,19 +144,19 @@ fn read_prompts(path: &Path) -> Result<Vec<Prompt>, CliError> {
         let here = |message: String| problem(format!("line {}{message}", i + 1));
         let bytes = line.map_err(|error| here(format!(": {error}")))?;
         let text = std::str::from_utf8(&bytes).map_err(|_| here(" is not UTF-8".into()))?;
-        // Some editors begin a file with a byte order mark.
+        // Some editors write a byte order mark at the beginning of a file.
         let text = if i == 0 { text.trim_start_matches('\u{feff}') } else { text };
         if !text.trim().is_empty() {
             prompts.push(parse_prompt(text).map_err(|message| here(format!(": {message}")))?);
         }
     }
-    if prompts.is_empty() { Err(problem("found no prompts".into())) } else { Ok(prompts) }
+    if prompts.is_empty() { Err(problem("found no prompts, expected at least one".into())) } else { Ok(prompts) }
 }
 
 fn parse_prompt(line: &str) -> Result<Prompt, String> {
     let expected = || "expected {\"prompt\": \"text\"} or {\"prompt\": [token ids]}".to_string();
     let record: Map<String, Value> = serde_json::from_str(line).map_err(|_| expected())?;
-    // Sampling is set by flags, for all lines; a field that says otherwise must not be passed over.
+    // Sampling is set by flags for all lines, so a sampling field must not be ignored.
     if let Some(unknown) = record.keys().find(|key| *key != "prompt") {
         return Err(format!("unknown key {unknown:?}, {}", expected()));
     }

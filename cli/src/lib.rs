@@ -1,10 +1,10 @@
-//! The command line of `quire`: parse, merge with `quire.toml`, run one subcommand.
+//! The command line of `quire`: parses it, merges it with `quire.toml` and runs one subcommand.
 //!
-//! Whatever goes wrong is one line on standard error, `quire: ...`, and exit code 1. Standard output carries results
-//! alone; notes and progress go to standard error. A reader that closes the pipe ends the program quietly.
+//! An error is one line on standard error, `quire: ...`, with exit code 1. Standard output carries only results; notes and progress
+//! go to standard error. If the reader of standard output closes the pipe, the program ends without an error.
 //!
 //! ```
-//! // As `quire --version` in a shell.
+//! // `quire --version` in a shell:
 //! let code = cli::main(["quire", "--version"].map(Into::into));
 //! assert_eq!(code, std::process::ExitCode::SUCCESS);
 //! ```
@@ -24,6 +24,7 @@ mod profile;
 mod replay;
 mod serve;
 mod session;
+mod shared;
 mod values;
 
 use std::ffi::OsString;
@@ -41,7 +42,7 @@ use error::CliError;
 use log::{LogArgs, note};
 use profile::Profiling;
 
-/// Runs the program on its arguments, the first of which is its own name.
+/// Runs the program with its arguments, the first of which is the program's name.
 pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     let outcome = run(arguments.into_iter().collect());
     otel::flush();
@@ -63,7 +64,9 @@ pub fn command() -> clap::Command {
 fn run(arguments: Vec<OsString>) -> Result<(), CliError> {
     let Some((command, mut config)) = parse(arguments)? else { return Ok(()) };
     command.log().unwrap_or(&LogArgs::default()).start();
-    let profiling = command.profile().map(|(args, engine)| args.start(&engine.common, &mut config)).transpose()?;
+    let shared = command.shared();
+    let profiling = shared.profile.zip(shared.engine);
+    let profiling = profiling.map(|(args, engine)| args.start(&engine.common, &mut config)).transpose()?;
     let outcome = match command {
         Command::Serve(args) => serve::run(*args, config),
         Command::Chat(args) => chat::run(args, config),
@@ -74,18 +77,18 @@ fn run(arguments: Vec<OsString>) -> Result<(), CliError> {
         Command::Replay(args) => replay::run(&args),
         Command::Kernels(args) => plan::kernels(&args, &config),
     };
-    // What failed on the way may be what is looked for.
+    // Write the profile even if the command failed.
     let profiled = profiling.flatten().map_or(Ok(()), Profiling::finish);
     outcome.and(profiled)
 }
 
-/// The command and the engine's configuration, or `None` if help or the version was asked for and has been printed.
+/// The command and the engine's configuration; `None` if help or the version was requested and printed.
 fn parse(mut arguments: Vec<OsString>) -> Result<Option<(Command, EngineConfig)>, CliError> {
     let numbers = |command: clap::Command| command.mut_args(negative_numbers);
     let mut root = Cli::command().mut_subcommands(|command| numbers(command).mut_subcommands(numbers));
     root.build();
     let Some(mut matches) = matches(&root, &arguments)? else { return Ok(None) };
-    // A command may have commands of its own: the last one has the flags.
+    // A command may have subcommands: the last one has the flags.
     let (mut command, mut given, mut words) = (&root, &matches, 1);
     while let Some((name, inner)) = given.subcommand() {
         let Some(next) = command.find_subcommand(name) else { return Ok(None) };
@@ -93,21 +96,22 @@ fn parse(mut arguments: Vec<OsString>) -> Result<Option<(Command, EngineConfig)>
     }
     let file = given.get_one("config").map(|path: &PathBuf| ConfigFile::read(path)).transpose()?;
     if let Some(file) = &file {
-        // Behind the program's name and its commands, ahead of a `--` that may follow.
+        // After the program's name and its commands, before a possible `--`.
         arguments.splice(words..words, file.arguments(&root, command, given)?);
-        // Alone, the command line was right; what is wrong now is a value of the file.
+        // The command line alone was valid, so an error now is in the file.
         matches = root.try_get_matches_from(&arguments).map_err(|error| file.problem(one_line(&error)))?;
     }
     let cli = Cli::from_arg_matches(&matches).map_err(|error| CliError::Usage(one_line(&error)))?;
-    let mut config = cli.command.engine().map_or_else(EngineConfig::default, EngineArgs::to_config);
-    config.record = cli.command.record().cloned();
+    let shared = cli.command.shared();
+    let mut config = shared.engine.map_or_else(EngineConfig::default, EngineArgs::to_config);
+    config.record = shared.record.and_then(|args| args.record.clone());
     if let Some(file) = file {
         file.apply_kernels(&mut config)?;
     }
     Ok(Some((cli.command, config)))
 }
 
-/// `--threads -1` is a value of the flag that is wrong, not a flag `-1` that does not exist.
+/// Makes `--threads -1` a wrong value of the flag and not an unknown flag `-1`.
 fn negative_numbers(arg: Arg) -> Arg {
     let takes_one = !arg.is_positional() && arg.get_action().takes_values();
     arg.allow_negative_numbers(takes_one)
@@ -133,7 +137,7 @@ fn matches(root: &clap::Command, arguments: &[OsString]) -> Result<Option<ArgMat
     }
 }
 
-/// clap's message without its usage lines.
+/// clap's message without the usage lines.
 fn one_line(error: &clap::Error) -> String {
     let text = error.to_string();
     let lines = text.lines().map(str::trim).take_while(|line| !line.starts_with("Usage:"));

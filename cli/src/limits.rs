@@ -1,4 +1,4 @@
-//! The flags for what clients may ask of `quire serve`.
+//! Flags for access to `quire serve` and limits on requests.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -9,124 +9,122 @@ use super::error::CliError;
 use super::values;
 use server::{Cors, Limits};
 
-/// Who may use the server, and how much of it.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Access and limits")]
 pub struct LimitArgs {
-    /// Key that clients must send as a bearer token; may be given several times
+    /// API key that clients must send as a bearer token; can be given several times
     #[arg(long, value_name = "KEY", value_parser = values::key, env = "QUIRE_API_KEY", hide_env_values = true)]
     pub api_key: Vec<String>,
-    /// File with one key per line; blank lines and lines that begin with # do not count
+    /// File with one API key per line; empty lines and lines that begin with # are ignored
     #[arg(long, value_name = "FILE", env = "QUIRE_API_KEY_FILE")]
     pub api_key_file: Option<PathBuf>,
-    /// Origin whose pages may use the server, or *; may be given several times [default: none]
+    /// Origin whose web pages may use the server, or *; can be given several times [default: none]
     #[arg(long, value_name = "ORIGIN", value_parser = values::header, env = "QUIRE_ALLOWED_ORIGINS")]
     pub allowed_origins: Vec<String>,
-    /// Method that they may use; may be given several times [default: GET and POST]
+    /// Method that these pages may use; can be given several times [default: GET and POST]
     #[arg(long, value_name = "METHOD", value_parser = values::header, env = "QUIRE_ALLOWED_METHODS")]
     pub allowed_methods: Vec<String>,
-    /// Header that they may send; may be given several times [default: those of the API]
+    /// Header that these pages may send; can be given several times [default: those of the API]
     #[arg(long, value_name = "NAME", value_parser = values::header, env = "QUIRE_ALLOWED_HEADERS")]
     pub allowed_headers: Vec<String>,
-    /// Host name, beside localhost, that requests may be sent to, or *; may be given several times [default: none on a
-    /// loopback address without keys, else any]
+    /// Host name that requests may use in addition to localhost, or *; can be given several times [default: none on a
+    /// loopback address without API keys, otherwise any]
     #[arg(long, value_name = "NAME", value_parser = values::host, env = "QUIRE_ALLOWED_HOSTS")]
     pub allowed_hosts: Vec<String>,
-    /// Connections at once
+    /// Maximum number of open connections
     #[arg(long, value_name = "N", default_value_t = 4096, value_parser = values::positive, env = "QUIRE_MAX_CONNECTIONS")]
     pub max_connections: usize,
-    /// Answers that stream at once [default: as many as connections]
+    /// Maximum number of concurrent streams [default: --max-connections]
     #[arg(long, value_name = "N", value_parser = values::whole::<usize>, env = "QUIRE_MAX_CONCURRENT_STREAMS")]
     pub max_concurrent_streams: Option<usize>,
-    /// Bytes of a body [default: 16M]
+    /// Maximum size of a request body [default: 16M]
     #[arg(long, value_name = "BYTES", value_parser = values::bytes, env = "QUIRE_MAX_BODY_BYTES")]
     pub max_body_bytes: Option<u64>,
-    /// Bytes of all requests together: their bodies, then what is kept of them until they are answered; more are answered
-    /// 429 [default: 128M]
+    /// Maximum total size of all requests in progress: their bodies, then the data kept until they are answered. Further
+    /// requests are answered with 429 [default: 128M]
     #[arg(long, value_name = "BYTES", value_parser = values::bytes, env = "QUIRE_MAX_INFLIGHT_BYTES")]
     pub max_inflight_bytes: Option<u64>,
-    /// Values and names in the JSON of a request, lists of token ids and prompts aside
+    /// Maximum number of values and names in the JSON of a request, not counting lists of token ids and prompts
     #[arg(long, value_name = "N", default_value_t = 131072, value_parser = values::positive, env = "QUIRE_MAX_JSON_VALUES")]
     pub max_json_values: usize,
-    /// Bytes of one text that becomes tokens [default: 4M]
+    /// Maximum size of one text to tokenize [default: 4M]
     #[arg(long, value_name = "BYTES", value_parser = values::bytes, env = "QUIRE_MAX_TEXT_BYTES")]
     pub max_text_bytes: Option<u64>,
-    /// Tokens of all prompts of a request
+    /// Maximum number of tokens in all prompts of a request
     #[arg(long, value_name = "TOKENS", default_value_t = 4194304, value_parser = values::positive, env = "QUIRE_MAX_REQUEST_TOKENS")]
     pub max_request_tokens: usize,
-    /// Bytes of all headers [default: 64K]
+    /// Maximum size of all headers of a request [default: 64K]
     #[arg(long, value_name = "BYTES", value_parser = values::bytes, env = "QUIRE_MAX_HEADER_BYTES")]
     pub max_header_bytes: Option<u64>,
-    /// Headers of a request
+    /// Maximum number of headers of a request
     #[arg(long, value_name = "N", default_value_t = 100, value_parser = values::positive, env = "QUIRE_MAX_HEADER_COUNT")]
     pub max_header_count: usize,
-    /// Prompts in one request
+    /// Maximum number of prompts per request
     #[arg(long, value_name = "N", default_value_t = 2048, value_parser = values::positive, env = "QUIRE_MAX_PROMPTS")]
     pub max_prompts: usize,
-    /// Sequences per prompt
+    /// Maximum number of sequences per prompt
     #[arg(long, value_name = "N", default_value_t = 128, value_parser = values::positive, env = "QUIRE_MAX_N")]
     pub max_n: usize,
-    /// Sequences of a request: prompts times sequences per prompt
+    /// Maximum number of sequences per request: prompts times sequences per prompt
     #[arg(long, value_name = "N", default_value_t = 4096, value_parser = values::positive, env = "QUIRE_MAX_SEQUENCES")]
     pub max_sequences: usize,
-    /// Alternatives for which a token's log-probability is given, up to 1000
+    /// Maximum number of alternatives with log-probabilities per token, up to 1000
     #[arg(long, value_name = "N", default_value_t = 20, value_parser = values::whole::<usize>, env = "QUIRE_MAX_LOGPROBS")]
     pub max_logprobs: usize,
-    /// Log-probabilities in an answer: tokens times alternatives, over all sequences
+    /// Maximum number of log-probabilities in an answer: tokens times alternatives, over all sequences
     #[arg(long, value_name = "N", default_value_t = 1048576, value_parser = values::positive, env = "QUIRE_MAX_LOGPROB_ENTRIES")]
     pub max_logprob_entries: usize,
-    /// Stop strings
+    /// Maximum number of stop strings
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = values::positive, env = "QUIRE_MAX_STOP")]
     pub max_stop: usize,
-    /// Bytes of a stop string, and of a bad word [default: 1K]
+    /// Maximum size of a stop string, and of a bad word [default: 1K]
     #[arg(long, value_name = "BYTES", value_parser = values::bytes, env = "QUIRE_MAX_STOP_BYTES")]
     pub max_stop_bytes: Option<u64>,
-    /// Entries of stop_token_ids
+    /// Maximum number of entries in stop_token_ids
     #[arg(long, value_name = "N", default_value_t = 1024, value_parser = values::positive, env = "QUIRE_MAX_STOP_TOKEN_IDS")]
     pub max_stop_token_ids: usize,
-    /// Entries of allowed_token_ids
+    /// Maximum number of entries in allowed_token_ids
     #[arg(long, value_name = "N", default_value_t = 65536, value_parser = values::positive, env = "QUIRE_MAX_ALLOWED_TOKEN_IDS")]
     pub max_allowed_token_ids: usize,
-    /// Entries of bad_words
+    /// Maximum number of entries in bad_words
     #[arg(long, value_name = "N", default_value_t = 1024, value_parser = values::positive, env = "QUIRE_MAX_BAD_WORDS")]
     pub max_bad_words: usize,
-    /// Entries of logit_bias
+    /// Maximum number of entries in logit_bias
     #[arg(long, value_name = "N", default_value_t = 1024, value_parser = values::positive, env = "QUIRE_MAX_LOGIT_BIAS")]
     pub max_logit_bias: usize,
-    /// Bytes of a schema or grammar as it is sent, and of all tools [default: 512K]
+    /// Maximum size of a schema or grammar, and of all tools [default: 512K]
     #[arg(long, value_name = "BYTES", value_parser = values::bytes, env = "QUIRE_MAX_SCHEMA_BYTES")]
     pub max_schema_bytes: Option<u64>,
-    /// Messages of a conversation, and items of an input
+    /// Maximum number of messages in a conversation, and of items in an input
     #[arg(long, value_name = "N", default_value_t = 4096, value_parser = values::positive, env = "QUIRE_MAX_MESSAGES")]
     pub max_messages: usize,
-    /// Functions in tools
+    /// Maximum number of functions in tools
     #[arg(long, value_name = "N", default_value_t = 1024, value_parser = values::positive, env = "QUIRE_MAX_TOOLS")]
     pub max_tools: usize,
-    /// Requests that wait for their turn; more are answered 429
+    /// Maximum number of waiting requests; further ones are answered with 429
     #[arg(long, value_name = "N", default_value_t = 4096, value_parser = values::whole::<usize>, env = "QUIRE_MAX_QUEUED_REQUESTS")]
     pub max_queued_requests: usize,
-    /// Events per sequence that a slow reader may leave unread before the request is cancelled
+    /// Maximum number of unread events per sequence before the request of a slow reader is cancelled
     #[arg(long, value_name = "N", default_value_t = 4096, value_parser = values::positive, env = "QUIRE_MAX_UNREAD_EVENTS")]
     pub max_unread_events: usize,
-    /// Seconds for the head of a request; idle connections are closed after them too
+    /// Seconds for receiving the head of a request, after which idle connections are closed too
     #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = values::seconds, env = "QUIRE_HEADER_TIMEOUT")]
     pub header_timeout: f64,
-    /// Seconds for the body of a request
+    /// Seconds for receiving the body of a request
     #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = values::seconds, env = "QUIRE_BODY_TIMEOUT")]
     pub body_timeout: f64,
-    /// Seconds that a client may leave bytes unread before its connection is closed
+    /// Seconds in which a client reads nothing before its connection is closed
     #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = values::seconds, env = "QUIRE_SEND_TIMEOUT")]
     pub send_timeout: f64,
-    /// Seconds for a whole request [default: as long as it takes]
+    /// Seconds for a whole request [default: no limit]
     #[arg(long, value_name = "SECONDS", value_parser = values::seconds, env = "QUIRE_REQUEST_TIMEOUT")]
     pub request_timeout: Option<f64>,
-    /// Seconds without a completed step, while there is work, before /health answers 503 and a dump is logged
+    /// Seconds without a completed step, although there is work, before /health answers 503 and a dump is logged
     #[arg(long, value_name = "SECONDS", default_value = "120", value_parser = values::seconds, env = "QUIRE_ENGINE_ITERATION_TIMEOUT")]
     pub engine_iteration_timeout: f64,
 }
 
 impl LimitArgs {
-    /// The keys of the flags and of the file.
     pub fn api_keys(&self) -> Result<Vec<String>, CliError> {
         let mut keys = self.api_key.clone();
         if let Some(path) = &self.api_key_file {
@@ -135,7 +133,6 @@ impl LimitArgs {
         Ok(keys)
     }
 
-    /// Origins, methods and headers.
     pub fn cors(&self) -> Cors {
         Cors {
             origins: self.allowed_origins.clone(),
@@ -144,7 +141,6 @@ impl LimitArgs {
         }
     }
 
-    /// The limits.
     pub fn limits(&self) -> Limits {
         let default = Limits::default();
         let bytes =
@@ -183,10 +179,10 @@ impl LimitArgs {
 }
 
 fn read_keys(path: &Path) -> Result<Vec<String>, CliError> {
-    let problem = |message: String| CliError::KeyFile { path: path.to_owned(), message };
+    let problem = |message: String| CliError::File { flag: "--api-key-file", path: path.to_owned(), message };
     let text = std::fs::read_to_string(path).map_err(|error| problem(error.to_string()))?;
     let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
     let keys: Vec<String> = lines.map(str::to_string).collect();
-    // A file that was meant to guard the server and holds nothing must not leave it open.
-    if keys.is_empty() { Err(problem("holds no key, expected one per line".to_string())) } else { Ok(keys) }
+    // An empty file must not leave a server open that was meant to be protected.
+    if keys.is_empty() { Err(problem("found no key, expected one per line".to_string())) } else { Ok(keys) }
 }

@@ -1,4 +1,4 @@
-//! `quire plan`: what a model needs and how much fits, or what its checkpoint declares. `quire kernels`: what computes it.
+//! `quire plan`: the memory that a model needs and how much fits, or the layers of its checkpoint. `quire kernels`: the table of kernels.
 
 use std::io::{self, Write};
 

@@ -1,4 +1,4 @@
-//! `--profile FILE`: the table at the end, the trace in the file.
+//! `--profile FILE`: a table at the end, and a trace in the file.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
@@ -14,16 +14,15 @@ use super::args::CommonArgs;
 use super::error::CliError;
 use super::log::note;
 
-/// The flag of the commands that run steps and end.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Engine")]
 pub struct ProfileArgs {
-    /// Time every operation and phase: a table at the end, and a trace for chrome://tracing or Perfetto in this file
+    /// Time every operation and phase: print a table at the end, and write a trace for chrome://tracing or Perfetto to
+    /// this file
     #[arg(long, value_name = "FILE", env = "QUIRE_PROFILE")]
     pub profile: Option<PathBuf>,
 }
 
-/// A profile under way.
 pub struct Profiling {
     profile: Arc<Profile>,
     path: PathBuf,
@@ -32,28 +31,22 @@ pub struct Profiling {
 }
 
 impl ProfileArgs {
-    /// Opens the file and measures the device, if the flag is given, and has the engine record.
-    ///
-    /// # Errors
-    /// The file can not be written; the device can not be opened.
+    /// If the flag is given, opens the file, measures the device and enables recording in the engine.
     pub fn start(&self, common: &CommonArgs, config: &mut EngineConfig) -> Result<Option<Profiling>, CliError> {
         let Some(path) = self.profile.clone() else { return Ok(None) };
         let file = File::create(&path).map_err(|error| failed(&path, &error))?;
-        // Now, while the memory for it is free.
-        let peaks = Peaks::measure(&*common.open()?).map_err(CliError::bench)?;
+        // Measure before the engine takes the memory.
+        let peaks = Peaks::measure(&*common.open()?).map_err(CliError::failed)?;
         let best = Best::of(&peaks, config.quantization.is_some());
         let profile = Arc::new(Profile::default());
         config.profile = Some(profile.clone());
-        note("profile: each step waits for the device, and there are no CUDA graphs");
+        note("profile: every step waits for the device, and CUDA graphs are disabled");
         Ok(Some(Profiling { profile, path, file, best }))
     }
 }
 
 impl Profiling {
-    /// Prints the table and writes the trace, if a step has run.
-    ///
-    /// # Errors
-    /// The file can not be written.
+    /// Prints the table and writes the trace, if any step has run.
     pub fn finish(self) -> Result<(), CliError> {
         let recorded = self.profile.recorded();
         if recorded.steps == 0 {
@@ -64,11 +57,15 @@ impl Profiling {
         trace(&recorded, &mut out).and_then(|()| out.flush()).map_err(|error| failed(&self.path, &error))?;
         let (steps, kept) = (recorded.steps, recorded.kept_steps);
         let which = if kept < steps { format!("the last {kept} of {steps} steps") } else { format!("{steps} steps") };
-        note(format_args!("profile: {} has {which}; open it in chrome://tracing or Perfetto", self.path.display()));
+        note(format_args!(
+            "profile: {} contains {which}; open it in chrome://tracing or Perfetto",
+            self.path.display()
+        ));
         Ok(())
     }
 }
 
 fn failed(path: &Path, error: &io::Error) -> CliError {
-    CliError::Bench(format!("--profile {}: {error}; expected a file that can be written", path.display()))
+    let message = format!("{error}; expected a file that can be written");
+    CliError::File { flag: "--profile", path: path.to_owned(), message }
 }

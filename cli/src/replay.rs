@@ -1,4 +1,4 @@
-//! `--record FILE`, and `quire replay FILE`: a run is computed again, by a worker alone.
+//! `--record FILE`, and `quire replay FILE`, which repeats the steps of a recorded run with a worker alone.
 
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -10,43 +10,40 @@ use super::args::CommonArgs;
 use super::error::CliError;
 use super::log::LogArgs;
 
-/// The flag of the commands that answer requests.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Engine")]
 pub struct RecordArgs {
-    /// Take down every step in this file, for `quire replay`; it holds all prompts and answers
+    /// Record every step in this file for `quire replay`; it contains all prompts and answers
     #[arg(long, value_name = "FILE", env = "QUIRE_RECORD")]
     pub record: Option<PathBuf>,
 }
 
-/// `quire replay`.
 #[derive(Debug, Args)]
 pub struct ReplayArgs {
-    /// A file that --record has made
+    /// File written by --record
     #[arg(value_name = "FILE")]
     pub file: PathBuf,
-    /// Print every step, with what came of it, and compute none
+    /// Print every step and its outcome without computing it
     #[arg(long)]
     pub print: bool,
-    /// The checkpoint, if its folder is not the recorded one
+    /// Checkpoint folder, if it is not the recorded one
     #[arg(long, value_name = "MODEL", env = "QUIRE_MODEL")]
     pub model: Option<PathBuf>,
-    /// Where to run; what is not given is as recorded.
+    /// Flags that are not given are as recorded.
     #[command(flatten)]
     pub common: CommonArgs,
-    /// The log.
     #[command(flatten)]
     pub log: LogArgs,
 }
 
 pub fn run(args: &ReplayArgs) -> Result<(), CliError> {
-    let mut recording = Recording::open(&args.file).map_err(CliError::bench)?;
+    let mut recording = Recording::open(&args.file).map_err(CliError::failed)?;
     let mut out = io::stdout().lock();
     if args.print {
         let mut written = Ok(());
         recording
             .read(|entry| written = std::mem::replace(&mut written, Ok(())).and_then(|()| writeln!(out, "{entry}")))
-            .map_err(CliError::bench)?;
+            .map_err(CliError::failed)?;
         return Ok(written?);
     }
     let config = &mut recording.config;
@@ -58,16 +55,16 @@ pub fn run(args: &ReplayArgs) -> Result<(), CliError> {
     }
     config.kernels_dir = args.common.kernels_dir.clone().or(config.kernels_dir.take());
     config.threads = args.common.threads.or(config.threads);
-    let replayed = recording.replay(&|_, _| {}, |_| {}).map_err(CliError::bench)?;
+    let replayed = recording.replay(&|_, _| {}, |_| {}).map_err(CliError::failed)?;
     let equal = format!("{} steps, {} tokens drawn", replayed.steps, replayed.tokens);
     if let Some(difference) = replayed.difference {
         let path = args.file.display();
-        return Err(CliError::Bench(format!("{path}: {difference}; equal until there: {equal}")));
+        return Err(CliError::Failed(format!("{path}: {difference}; equal up to there: {equal}")));
     }
     writeln!(out, "{equal}: every output is equal to the recording, bit for bit")?;
     for (step, collected) in replayed.unrecorded {
-        let came = collected.map_or_else(|error| format!("failed: {error}"), |()| "was computed".to_string());
-        writeln!(out, "{step}, which the recorded program did not finish, {came}")?;
+        let outcome = collected.map_or_else(|error| format!("failed: {error}"), |()| "was computed".to_string());
+        writeln!(out, "{step}, which the recorded program did not finish, {outcome}")?;
     }
     Ok(())
 }

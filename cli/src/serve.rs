@@ -12,14 +12,13 @@ use super::error::CliError;
 use super::{note, session};
 use server::{App, ServerOptions};
 
-/// Loads, listens, serves until a signal comes.
 pub fn run(args: ServeArgs, mut config: EngineConfig) -> Result<(), CliError> {
     engine::allocator::limit_retention();
     config.max_queued_requests = args.limits.max_queued_requests;
     config.max_unread_events = args.limits.max_unread_events;
     config.max_schema_bytes = args.limits.limits().max_schema_bytes;
     let api_keys = args.limits.api_keys()?;
-    // The port first: a port in use should not cost a minute of loading.
+    // Bind first, so that a port in use is reported before a minute of loading.
     let listener = listen(&args)?;
     let source = config.model.clone();
     let engine = session::start(config)?;
@@ -45,7 +44,10 @@ pub fn run(args: ServeArgs, mut config: EngineConfig) -> Result<(), CliError> {
         let mut signals = Signals::new()?;
         let stop = async move {
             signals.next().await;
-            note(format_args!("stopping: running requests get {} s, a second signal ends at once", grace.as_secs()));
+            note(format_args!(
+                "stopping: running requests may finish within {} s; a second signal stops at once",
+                grace.as_secs()
+            ));
             tokio::spawn(async move { std::process::exit(128 + signals.next().await) });
         };
         let listener = tokio::net::TcpListener::from_std(listener)?;
@@ -68,7 +70,7 @@ fn listen(args: &ServeArgs) -> Result<TcpListener, CliError> {
     bind().map_err(|source| CliError::Bind { host: args.host.clone(), port: args.port, source })
 }
 
-/// The address, and a command to paste.
+/// Prints the address and an example command.
 fn greet(engine: &AsyncEngine, args: &ServeArgs, port: u16, has_keys: bool) {
     let host = if ["0.0.0.0", "::"].contains(&args.host.as_str()) { "127.0.0.1" } else { args.host.as_str() };
     let url = if host.contains(':') { format!("http://[{host}]:{port}") } else { format!("http://{host}:{port}") };
@@ -83,7 +85,6 @@ fn greet(engine: &AsyncEngine, args: &ServeArgs, port: u16, has_keys: bool) {
     note(format_args!("    -d '{{{body}, \"max_tokens\": 32, \"temperature\": 0}}'\n"));
 }
 
-/// Ctrl-C and SIGTERM.
 struct Signals {
     interrupt: Signal,
     terminate: Signal,
@@ -94,7 +95,6 @@ impl Signals {
         Ok(Signals { interrupt: signal(SignalKind::interrupt())?, terminate: signal(SignalKind::terminate())? })
     }
 
-    /// The number of the next signal.
     async fn next(&mut self) -> i32 {
         tokio::select! {
             _ = self.interrupt.recv() => SignalKind::interrupt().as_raw_value(),

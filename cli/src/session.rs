@@ -1,4 +1,4 @@
-//! What `serve`, `chat` and `generate` share: a runtime, a loaded engine, and a word about the model.
+//! Shared by `serve`, `chat` and `generate`: the runtime, loading the engine, and a description of the model.
 
 use std::io;
 
@@ -11,12 +11,12 @@ use tokio::runtime::{Builder, Runtime};
 use super::args::SamplingArgs;
 use super::error::CliError;
 
-/// A runtime for handles on the engine. The engine computes on threads of its own, so two are enough here.
+/// A runtime for engine handles. The engine computes on its own threads, so two are enough here.
 pub fn runtime() -> io::Result<Runtime> {
     Builder::new_multi_thread().worker_threads(2).enable_all().build()
 }
 
-/// Loads the model behind a progress bar (shown where standard error is a terminal).
+/// Loads the model with a progress bar.
 pub fn start(config: EngineConfig) -> Result<AsyncEngine, CliError> {
     let bar = progress_bar(0, "loading {bar:32} {binary_bytes}/{binary_total_bytes}");
     let engine = AsyncEngine::start(config, &|done, total| {
@@ -29,14 +29,13 @@ pub fn start(config: EngineConfig) -> Result<AsyncEngine, CliError> {
     Ok(engine?)
 }
 
-/// A bar on standard error; it stays hidden where that is no terminal.
+/// A progress bar on standard error, hidden unless that is a terminal.
 pub fn progress_bar(length: u64, template: &'static str) -> ProgressBar {
-    // The templates are literals of this crate; the plain bar stands in for one that has a slip.
+    // Templates are literals of this crate; an invalid one falls back to the default bar.
     let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
     ProgressBar::new(length).with_style(style)
 }
 
-/// The model in one line.
 pub fn describe(engine: &AsyncEngine, source: &ModelSource) -> String {
     let info = engine.info();
     let kind = if *source == ModelSource::Demo { "demo model" } else { "model" };
@@ -50,7 +49,7 @@ pub fn describe(engine: &AsyncEngine, source: &ModelSource) -> String {
     )
 }
 
-/// What `generation_config.json` changes of the sampling of a request that says nothing, in one line; `None` if nothing.
+/// The sampling defaults from `generation_config.json` that differ from the neutral ones, in one line; `None` if none do.
 pub fn sampling_defaults(defaults: &GenerationDefaults) -> Option<String> {
     let neutral = SamplingParams::default();
     let number = |name: &str, value: Option<f32>, neutral: f32| {
@@ -70,7 +69,7 @@ pub fn sampling_defaults(defaults: &GenerationDefaults) -> Option<String> {
     })
 }
 
-/// The flags as parameters; `defaults` fill in where a flag is missing, and greedy choice where they do too.
+/// The parameters from the flags, then from `defaults`, then those of greedy decoding.
 pub fn params(args: &SamplingArgs, defaults: Option<&GenerationDefaults>) -> GenerationParams {
     let neutral = SamplingParams::default();
     let sampling = SamplingParams {
@@ -93,25 +92,23 @@ pub fn params(args: &SamplingArgs, defaults: Option<&GenerationDefaults>) -> Gen
     }
 }
 
-/// Refuses flags that no model could follow, before one is loaded.
+/// Checks the flags before a model is loaded.
 pub fn check(args: &SamplingArgs) -> Result<(), CliError> {
     let checked = params(args, None).sampling.validate();
     checked.map_err(|error| CliError::Usage(format!("--{}: {}", error.param.replace('_', "-"), error.message)))
 }
 
-/// How a sequence ended, if this is its last delta; an end that is nobody's wish is an error.
+/// The finish reason of a sequence, if this is its last delta. A failure is an error.
 pub fn finish_reason(delta: &Delta) -> Result<Option<&'static str>, CliError> {
     match &delta.finish {
         None => Ok(None),
         Some(FinishReason::Length) => Ok(Some("length")),
         Some(FinishReason::Stop(_)) => Ok(Some("stop")),
-        Some(FinishReason::Grammar(message) | FinishReason::Error(message)) => {
-            Err(CliError::Generation(message.clone()))
-        }
+        Some(FinishReason::Grammar(message) | FinishReason::Error(message)) => Err(CliError::Failed(message.clone())),
     }
 }
 
-/// The events ended and no sequence had.
+/// The events ended before a sequence did.
 pub fn broken_off() -> CliError {
-    CliError::Generation("the engine ended before the text was complete".into())
+    CliError::Failed("the engine stopped before the text was complete".into())
 }

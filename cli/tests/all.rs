@@ -4,12 +4,14 @@
 mod amplifiers;
 mod bench;
 mod bench_serve;
+mod chat;
 mod cli;
 #[path = "../../server/tests/common/mod.rs"]
 mod common;
 mod configuration;
 mod deploy;
 mod faults;
+mod flags;
 mod old_cpu;
 mod pains;
 mod process;

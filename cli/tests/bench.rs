@@ -65,7 +65,7 @@ fn kernels_gives_a_row_for_every_variant_and_shape_and_the_same_in_a_file() {
 }
 
 #[test]
-fn roofline_says_what_this_machine_can_do() {
+fn roofline_prints_the_peaks_of_this_machine() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("roofline.json");
     std::fs::write(&file, "what stood there before".repeat(1000)).unwrap();
@@ -79,7 +79,7 @@ fn roofline_says_what_this_machine_can_do() {
 }
 
 #[test]
-fn what_can_not_be_measured_is_one_line_that_says_what_can() {
+fn a_benchmark_that_cannot_run_is_one_line_with_the_alternatives() {
     for (arguments, parts) in [
         (&["kernels", "--op=encode"][..], &["--op", "encode", "decode, prefill"][..]),
         (&["kernels", "--variant", "cpu.fast"], &["\"cpu.fast\"", "no such variant", "cpu.reference"]),
@@ -97,7 +97,7 @@ fn what_can_not_be_measured_is_one_line_that_says_what_can() {
 }
 
 #[test]
-fn a_file_that_can_not_be_written_is_named_before_anything_is_measured() {
+fn a_file_that_cannot_be_written_is_named_before_anything_is_measured() {
     for (command, flag) in [
         ("kernels", "--json"),
         ("roofline", "--json"),
@@ -113,14 +113,14 @@ fn a_file_that_can_not_be_written_is_named_before_anything_is_measured() {
 }
 
 #[test]
-fn a_settings_file_serves_the_commands_below_bench_too() {
+fn a_settings_file_applies_to_the_subcommands_of_bench() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("quire.toml");
     std::fs::write(&file, "device = \"abacus\"\nblock_size = 8\nmax_num_seqs = 3\n").unwrap();
     let config = file.to_str().unwrap();
     assert!(refusal(&["roofline", "--config", config]).contains("abacus"));
     std::fs::write(&file, "devise = \"cpu\"\n").unwrap();
-    assert!(refusal(&["kernels", "--config", config]).contains("the nearest that exists is \"device\""));
+    assert!(refusal(&["kernels", "--config", config]).contains("the most similar one is \"device\""));
 }
 
 /// A small engine of the demo model.
@@ -135,7 +135,7 @@ const ENGINE: [&str; 7] = [
 ];
 
 #[test]
-fn sweep_has_a_line_for_every_shape_and_a_reason_for_what_does_not_fit() {
+fn sweep_prints_a_line_per_shape_and_a_reason_if_it_does_not_fit() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("sweep.jsonl");
     let shapes = ["sweep", "--batch-size=1,3,5", "--context=8,40", "--prefill=40,0", "--steps=4", "--output-json"];
@@ -172,7 +172,7 @@ fn sweep_has_a_line_for_every_shape_and_a_reason_for_what_does_not_fit() {
 }
 
 #[test]
-fn throughput_takes_the_lengths_of_a_file_and_names_a_line_that_has_none() {
+fn throughput_reads_lengths_from_a_file_and_names_an_invalid_line() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("lengths.txt");
     let run = |text: &str| {

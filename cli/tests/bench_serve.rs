@@ -83,7 +83,7 @@ fn span(request: &Value) -> f64 {
 }
 
 #[test]
-fn an_open_loop_counts_what_a_slow_server_made_wait_and_what_failed() {
+fn an_open_loop_counts_waiting_time_and_failed_requests() {
     let more = ["--model", "m", "--num-prompts", "9", "--request-rate", "200", "--goodput", "ttft:39", "e2el:60000"];
     let (report, table) = bench(&fake(true), &more);
     assert_eq!((&report["completed"], &report["failed"]), (&json!(6), &json!(3)), "{table}");
@@ -109,7 +109,7 @@ fn an_open_loop_counts_what_a_slow_server_made_wait_and_what_failed() {
 }
 
 #[test]
-fn a_server_without_usage_is_counted_by_pieces_and_the_report_says_so() {
+fn without_usage_pieces_are_counted_and_the_report_says_so() {
     let (report, table) = bench(&fake(false), &["--model", "m", "--num-prompts", "2", "--max-concurrency", "1"]);
     assert_eq!((&report["total_output_tokens"], &report["counted_by_pieces"]), (&json!(8), &json!(2)));
     assert!(table.contains("requests counted by pieces, not usage"), "{table}");
@@ -118,7 +118,7 @@ fn a_server_without_usage_is_counted_by_pieces_and_the_report_says_so() {
 }
 
 #[test]
-fn the_real_server_is_measured_through_both_apis_and_from_a_workload_file() {
+fn a_real_server_is_measured_through_both_apis_and_with_a_workload_file() {
     let server = Server::start();
     let url = format!("http://{}", server.address);
     let folder = tempfile::tempdir().unwrap();
@@ -137,7 +137,7 @@ fn the_real_server_is_measured_through_both_apis_and_from_a_workload_file() {
 }
 
 #[test]
-fn what_can_not_be_measured_is_one_line() {
+fn an_invalid_flag_or_server_is_one_line() {
     let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let closed = format!("http://{closed}");
     for (arguments, expected) in [
@@ -157,7 +157,28 @@ fn what_can_not_be_measured_is_one_line() {
 }
 
 #[test]
-fn top_prints_one_plain_frame_of_a_running_server_and_asks_with_its_key() {
+fn a_file_that_cannot_be_written_is_an_error_before_any_request_is_sent() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    listener.set_nonblocking(true).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    for flag in ["--json", "--svg"] {
+        for path in ["/no/such/folder/file", folder.path().to_str().unwrap()] {
+            let output = quire(&["bench", "serve", "--base-url", &url, flag, path]);
+            let message = text(&output.stderr);
+            assert_eq!((output.status.code(), message.lines().count()), (Some(1), 1), "{message}");
+            assert!(message.starts_with(&format!("quire: {flag} {path}: ")), "{message}");
+            assert!(
+                message.ends_with("; expected a file that can be written\n") && output.stdout.is_empty(),
+                "{message}"
+            );
+            assert!(listener.accept().is_err(), "{flag} {path}: the server was called");
+        }
+    }
+}
+
+#[test]
+fn top_prints_one_plain_frame_and_sends_its_key() {
     let options = ServerOptions { api_keys: vec!["s3cret".into()], ..ServerOptions::default() };
     let server = Server::with(config(), options, Duration::ZERO);
     let url = format!("http://{}", server.address);
@@ -167,8 +188,8 @@ fn top_prints_one_plain_frame_of_a_running_server_and_asks_with_its_key() {
     let output = quire(&["top", &url, "--once", "--api-key", "s3cret"]);
     let frame = text(&output.stdout);
     assert!(output.status.success(), "{}", text(&output.stderr));
-    assert!(frame.starts_with("quire-demo   context 1024") && frame.contains("blocks [+"), "{frame}");
-    assert!(frame.contains("nothing runs") && !frame.contains('\u{1b}'), "{frame}");
+    assert!(frame.starts_with("quire-demo  context 1024") && frame.contains("blocks [+"), "{frame}");
+    assert!(frame.contains("no requests") && !frame.contains('\u{1b}'), "{frame}");
     let refused = quire(&["top", &url, "--once"]);
     assert_eq!(refused.status.code(), Some(1));
     assert!(text(&refused.stderr).contains("401 Unauthorized"), "{}", text(&refused.stderr));

@@ -41,7 +41,7 @@ fn file(name: &str, content: &str) -> (tempfile::TempDir, String) {
 }
 
 #[test]
-fn bad_flags_are_one_line_that_names_the_flag_and_what_was_found() {
+fn an_invalid_flag_is_one_line_with_the_flag_and_what_was_found() {
     for (arguments, parts) in [
         (&["serve", "--dtype", "bfloat16"][..], &["--dtype", "bfloat16", "float32"][..]),
         (&["serve", "--dtype", "int4"], &["--dtype", "int4", "bfloat16"]),
@@ -112,7 +112,7 @@ fn benches_measure_the_demo_model() {
 }
 
 #[test]
-fn a_profile_is_a_table_and_a_trace_and_a_file_that_can_not_be_written_is_refused_before_the_model_loads() {
+fn a_profile_is_a_table_and_a_trace_and_its_file_is_opened_before_the_model_loads() {
     let (_folder, path) = file("trace.json", "");
     let short = ["-p", "a", "--max-tokens", "3", "--profile", &path];
     let output = run(&[&["generate"], &short[..], &SMALL[..]].concat());
@@ -135,7 +135,7 @@ fn an_empty_key_in_the_environment_is_refused_like_one_on_the_command_line() {
 }
 
 #[test]
-fn what_is_no_text_is_told_apart() {
+fn input_that_is_not_utf8_is_an_error() {
     let path = |bytes: &[u8]| {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("in.jsonl");
@@ -187,7 +187,7 @@ fn a_recorded_run_can_be_replayed_and_printed() {
 }
 
 #[test]
-fn generate_writes_the_text_alone() {
+fn generate_prints_only_the_text() {
     let arguments = ["generate", "-p", "The capital of France is", "--max-tokens", "12"];
     let output = run(&[&arguments[..], &SMALL].concat());
     let text = stdout(&output);
@@ -204,7 +204,7 @@ fn generate_writes_the_text_alone() {
 }
 
 #[test]
-fn a_file_of_prompts_gives_a_record_each_in_order() {
+fn a_file_of_prompts_gives_one_record_per_prompt_in_order() {
     let (_folder, path) = file("in.jsonl", "{\"prompt\": \"One\"}\n\n{\"prompt\": [5, 6, 7]}\n{\"prompt\": \"Two\"}\n");
     let output = run(&[&["generate", "--input", &path, "--max-tokens", "4"][..], &SMALL].concat());
     let records: Vec<Value> = stdout(&output).lines().map(|line| serde_json::from_str(line).unwrap()).collect();
@@ -218,7 +218,7 @@ fn a_file_of_prompts_gives_a_record_each_in_order() {
 }
 
 #[test]
-fn a_prompt_of_a_file_that_is_refused_does_not_stop_the_others() {
+fn a_refused_prompt_of_a_file_does_not_stop_the_others() {
     let (_folder, path) = file("in.jsonl", "{\"prompt\": [99999999]}\n{\"prompt\": \"One\"}\n");
     let output = run(&[&["generate", "--input", &path, "--max-tokens", "2"][..], &SMALL].concat());
     assert_eq!(output.status.code(), Some(1));
@@ -250,7 +250,7 @@ fn a_flag_beats_the_environment_which_beats_the_file() {
 }
 
 #[test]
-fn what_is_wrong_in_a_settings_file_is_named_with_the_file() {
+fn an_error_in_a_settings_file_names_the_file() {
     for (toml, parts) in [
         ("max-modle-len = 5", &["quire.toml", "max-modle-len", "max-model-len"][..]),
         ("block-size = \"x\"", &["quire.toml", "--block-size", "'x'"]),
@@ -265,7 +265,7 @@ fn what_is_wrong_in_a_settings_file_is_named_with_the_file() {
     let (_folder, path) = file("quire.toml", "colour = 1");
     let output = run(&["plan", "--config", &path]);
     assert_refuses(&output, &["unknown key \"colour\""]);
-    assert!(!String::from_utf8_lossy(&output.stderr).contains("nearest"));
+    assert!(!String::from_utf8_lossy(&output.stderr).contains("similar"));
     assert_refuses(&run(&["plan", "--config", "/no/such/quire.toml"]), &["--config /no/such/quire.toml"]);
 }
 
@@ -297,7 +297,7 @@ fn help_and_tables_fit_in_100_columns() {
 }
 
 #[test]
-fn plan_prints_what_a_checkpoint_declares() {
+fn plan_prints_the_layers_of_a_checkpoint() {
     let output = run(&["plan", "--decoder", "--quantization", "q8"]);
     let tree = stdout(&output);
     for line in [
@@ -324,7 +324,7 @@ fn plan_prints_what_a_checkpoint_declares() {
 }
 
 #[test]
-fn sampling_defaults_of_a_checkpoint_are_printed_at_the_start() {
+fn sampling_defaults_of_a_checkpoint_are_printed_at_start() {
     let model = format!("{}/../models/tests/reference/qwen2", env!("CARGO_MANIFEST_DIR"));
     let said = String::from_utf8(run(&["chat", &model, "--kv-cache-memory-bytes", "4M"]).stderr).unwrap();
     let line = "  sampling defaults from generation_config.json: temperature 0.7, top_p 0.8, top_k 20, \

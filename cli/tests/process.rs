@@ -5,7 +5,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
 
 use crate::common::{Reply, listening};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 /// `quire serve` with the demo model.
 pub struct Process {
@@ -49,7 +49,7 @@ impl Process {
 }
 
 #[test]
-fn each_request_is_one_object_in_the_log_and_its_prompt_only_where_that_was_asked_for() {
+fn each_request_is_one_object_in_the_log_and_its_prompt_is_logged_only_on_request() {
     for asked in [false, true] {
         let mut args = vec!["--log-format", "json", "--log-level", "info", "--max-log-len", "11"];
         args.extend(asked.then_some("--enable-log-requests"));
@@ -76,7 +76,7 @@ fn each_request_is_one_object_in_the_log_and_its_prompt_only_where_that_was_aske
 }
 
 #[test]
-fn keys_come_from_a_file_too_and_an_empty_file_is_no_open_door() {
+fn keys_can_come_from_a_file_and_an_empty_file_is_an_error() {
     let folder = tempfile::TempDir::new().unwrap();
     let path = folder.path().join("keys");
     std::fs::write(&path, "# of the team\nfrom-file\n\n  second \n").unwrap();
@@ -99,7 +99,7 @@ fn keys_come_from_a_file_too_and_an_empty_file_is_no_open_door() {
 }
 
 #[test]
-fn the_last_spans_reach_the_collector_when_the_server_stops() {
+fn sampled_spans_reach_the_collector_when_the_server_stops() {
     let collector = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = collector.local_addr().unwrap();
     let endpoint = format!("http://{address}");
@@ -107,10 +107,11 @@ fn the_last_spans_reach_the_collector_when_the_server_stops() {
     let server = Process::start_with(&[], |command| {
         command.envs(variables);
     });
-    for (id, flags) in [("not-sampled", "00"), ("sampled", "01")] {
-        let trace = format!("traceparent: 00-0123456789abcdef0123456789abcdef-0123456789abcdef-{flags}");
-        let head = format!("POST /v1/completions HTTP/1.1\r\nX-Request-Id: {id}\r\n{trace}");
-        assert_eq!(server.send(&head, r#"{"prompt": "One", "max_tokens": 2}"#).status, 200);
+    let (trace, parent) = ("0123456789abcdef0123456789abcdef", "0123456789abcdef");
+    for (id, flags) in [("dropped", "00"), ("first", "01"), ("dropped", "02"), ("second", "03"), ("no-parent", "")] {
+        let header = if flags.is_empty() { "" } else { &format!("\r\ntraceparent: 00-{trace}-{parent}-{flags}") };
+        let head = format!("POST /v1/completions HTTP/1.1\r\nX-Request-Id: {id}{header}");
+        assert_eq!(server.send(&head, r#"{"prompt": "One", "max_tokens": 2, "ignore_eos": true}"#).status, 200);
     }
     let collected = std::thread::spawn(move || {
         let (mut stream, _) = collector.accept().unwrap();
@@ -128,5 +129,25 @@ fn the_last_spans_reach_the_collector_when_the_server_stops() {
     // If no spans have come, the collector takes this connection, and the test ends.
     drop(TcpStream::connect(address));
     let text = collected.join().unwrap();
-    assert!(text.contains("\"sampled\"") && !text.contains("not-sampled"), "{text}");
+    let (head, body) = text.split_once("\r\n\r\n").unwrap();
+    assert!(head.starts_with("POST /v1/traces HTTP/1.1\r\n"), "{head}");
+    let message: Value = serde_json::from_str(body).unwrap();
+    let spans = message["resourceSpans"][0]["scopeSpans"][0]["spans"].as_array().unwrap();
+    let attribute = |span: &Value, key: &str| {
+        let attributes = span["attributes"].as_array().unwrap();
+        attributes.iter().find(|attribute| attribute["key"] == key).map(|attribute| attribute["value"].clone())
+    };
+    let ids: Vec<Value> = spans.iter().map(|span| attribute(span, "gen_ai.request.id").unwrap()).collect();
+    assert_eq!(ids, ["first", "second", "no-parent"].map(|id| json!({"stringValue": id})));
+    for span in &spans[..2] {
+        assert_eq!((&span["traceId"], &span["parentSpanId"]), (&json!(trace), &json!(parent)));
+    }
+    assert!(spans[2]["parentSpanId"].is_null() && spans[2]["traceId"].as_str().unwrap().len() == 32, "{text}");
+    for span in spans {
+        assert_eq!(attribute(span, "gen_ai.usage.output_tokens"), Some(json!({"intValue": "2"})));
+        let queued = attribute(span, "gen_ai.latency.time_in_queue").unwrap();
+        assert!(queued["doubleValue"].as_f64().unwrap() >= 0.0, "{span}");
+        let time = |name: &str| span[name].as_str().unwrap().parse::<u128>().unwrap();
+        assert!(0 < time("startTimeUnixNano") && time("startTimeUnixNano") <= time("endTimeUnixNano"));
+    }
 }

@@ -54,7 +54,7 @@ fn assert_profile(recorded: &Recorded) {
         .iter()
         .flat_map(|operation| variants(*operation).into_iter().map(|variant| (operation.key(), variant.name)))
         .collect();
-    let layer = ["embed", "rope_table", "rms_norm", "add_norm", "heads", "silu_mul", "keep", "gather"];
+    let layer = ["embed", "rope_table", "rms_norm", "add_norm", "qk_rope", "silu_mul", "keep", "gather"];
     let mut seen = BTreeSet::new();
     for name in recorded.totals.keys() {
         seen.insert(name.operation);
@@ -72,7 +72,7 @@ fn assert_profile(recorded: &Recorded) {
     }
     for operation in ["step", "plan", "launch", "wait", "sample", "publish", "commit", "swap_in"]
         .into_iter()
-        .chain(["linear", "decode", "prefill", "heads", "embed", "add_norm", "silu_mul"])
+        .chain(["linear", "decode", "prefill", "qk_rope", "embed", "add_norm", "silu_mul"])
     {
         assert!(seen.contains(operation), "{operation} is not among {seen:?}");
     }
@@ -112,7 +112,7 @@ fn a_profile_on_cuda_sim_times_every_launch_and_has_no_graphs() {
     let Some(sim) = on_sim(config(7)) else { return };
     let recorded = profiled(sim);
     assert_profile(&recorded);
-    let fused = |name: &device::profile::Name| name.operation == "heads" && name.variant == "cuda.fused";
+    let fused = |name: &device::profile::Name| name.operation == "qk_rope" && name.variant == "cuda.fused";
     assert!(recorded.totals.keys().any(fused), "{:?}", recorded.totals.keys());
 }
 

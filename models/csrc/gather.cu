@@ -1,4 +1,4 @@
-// Rows of a matrix by their numbers: embeddings by token, hidden states by row: entries gather_rows_<type>.
+// Gathers rows of a matrix by index (token embeddings, hidden states of chosen rows): entries gather_rows_<type>.
 //
 // Grid (rows), 128 threads.
 
@@ -10,16 +10,9 @@ namespace quire {
 
 constexpr uint32_t GATHER_THREADS = 128;
 
-struct GatherShape {
-    uint32_t width;
-    uint32_t reserved;  // 0
-};
-static_assert(sizeof(GatherShape) == 8, "no hidden padding");
-
-// source: [any, width]; indices: [rows], each a row of the source; target: [rows, width].
+// source: [any, width]; indices: [rows], row numbers of the source; target: [rows, width].
 template <class T>
-__device__ __forceinline__ void gather_rows(const T* source, const uint32_t* indices, T* target, const GatherShape& shape) {
-    const uint32_t width = shape.width;
+__device__ __forceinline__ void gather_rows(const T* source, const uint32_t* indices, T* target, uint32_t width) {
     const bool whole = width % 8 == 0;
     const T* from = source + static_cast<int64_t>(indices[blockIdx.x]) * width;
     T* to = target + static_cast<int64_t>(blockIdx.x) * width;
@@ -32,11 +25,11 @@ __device__ __forceinline__ void gather_rows(const T* source, const uint32_t* ind
 
 }  // namespace quire
 
-#define GATHER_ROWS(name, T)                                                                                          \
-    extern "C" __global__ void __launch_bounds__(quire::GATHER_THREADS)                                               \
-        name(const void* source, const uint32_t* indices, void* target, const quire::GatherShape shape) {             \
-        quire::gather_rows<T>(static_cast<const T*>(source), indices, static_cast<T*>(target), shape);                \
-    }                                                                                                                 \
+#define GATHER_ROWS(name, T)                                                                           \
+    extern "C" __global__ void __launch_bounds__(quire::GATHER_THREADS)                                \
+        name(const void* source, const uint32_t* indices, void* target, const uint32_t width) {        \
+        quire::gather_rows<T>(static_cast<const T*>(source), indices, static_cast<T*>(target), width); \
+    }                                                                                                  \
     QUIRE_EXPORT(name);
 
 GATHER_ROWS(gather_rows_f16, __half)

@@ -1,7 +1,7 @@
-// RMS norm (Zhang & Sennrich, "Root Mean Square Layer Normalization", 2019) of rows, alone or behind the residual addition:
-// entries rms_norm_<type> and add_norm_<type>; and that addition alone: add_<type>.
+// RMS norm (Zhang & Sennrich, "Root Mean Square Layer Normalization", 2019) of rows, alone or fused with the residual addition:
+// entries rms_norm_<type> and fused_add_rms_norm_<type>; and the residual addition alone: add_<type>.
 //
-// Norms: grid (rows), 256 threads. A row's sum is one of the threads' shares in an order of its width alone.
+// Norms: grid (rows), 256 threads. The order in which a row is summed depends on its width alone.
 // Addition: grid (rows, ceil(width / 2048)), 256 threads of eight elements each.
 
 #include <quire/export.cuh>
@@ -13,13 +13,7 @@ namespace quire {
 constexpr uint32_t NORM_THREADS = 256;
 constexpr uint32_t NORM_WARPS = NORM_THREADS / 32;
 
-struct NormShape {
-    uint32_t width;
-    float eps;
-};
-static_assert(sizeof(NormShape) == 8, "no hidden padding");
-
-// The sum of every thread's value, for every thread.
+// Returns the sum of the values of all threads to every thread.
 __device__ __forceinline__ float sum_of_block(float value) {
     __shared__ float sums[NORM_WARPS];
     value = sum_over(value, 32);
@@ -31,10 +25,9 @@ __device__ __forceinline__ float sum_of_block(float value) {
     return total;
 }
 
-// target = x / sqrt(mean(x²) + eps) * weight. With ADD: x += target first, rounded to T, and target becomes the norm of that.
+// target = x / sqrt(mean(x²) + eps) * weight. With ADD: x += target first, rounded to T, then target = the norm of x.
 template <class T, bool ADD>
-__device__ __forceinline__ void norm(T* x, T* target, const float* weight, const NormShape& shape) {
-    const uint32_t width = shape.width;
+__device__ __forceinline__ void rms_norm(T* x, T* target, const float* weight, uint32_t width, float eps) {
     const bool whole = width % 8 == 0;
     x += static_cast<int64_t>(blockIdx.x) * width;
     target += static_cast<int64_t>(blockIdx.x) * width;
@@ -51,8 +44,8 @@ __device__ __forceinline__ void norm(T* x, T* target, const float* weight, const
 #pragma unroll
         for (uint32_t i = 0; i < 8; i++) squares += piece[i] * piece[i];
     }
-    const float factor = 1.0f / sqrtf(sum_of_block(squares) / static_cast<float>(width) + shape.eps);
-    // What this thread wrote it also reads: no barrier.
+    const float factor = 1.0f / sqrtf(sum_of_block(squares) / static_cast<float>(width) + eps);
+    // Each thread reads only elements that it wrote itself, so no barrier is needed.
     for (uint32_t at = threadIdx.x * 8; at < width; at += NORM_THREADS * 8) {
         float weights[8];
         load_piece(x, at, width, whole, piece);
@@ -63,10 +56,10 @@ __device__ __forceinline__ void norm(T* x, T* target, const float* weight, const
     }
 }
 
-// x += y, rounded to T: the sum of norm<T, true>.
+// x += y, rounded to T: the sum of rms_norm<T, true>.
 template <class T>
-__device__ __forceinline__ void add(T* x, const T* y, const NormShape& shape) {
-    const uint32_t width = shape.width, at = (blockIdx.y * NORM_THREADS + threadIdx.x) * 8;
+__device__ __forceinline__ void add(T* x, const T* y, uint32_t width) {
+    const uint32_t at = (blockIdx.y * NORM_THREADS + threadIdx.x) * 8;
     if (at >= width) return;
     const bool whole = width % 8 == 0;
     float sum[8], added[8];
@@ -80,23 +73,26 @@ __device__ __forceinline__ void add(T* x, const T* y, const NormShape& shape) {
 
 }  // namespace quire
 
-#define NORM(type, T)                                                                                     \
-    extern "C" __global__ void __launch_bounds__(quire::NORM_THREADS)                                     \
-        rms_norm_##type(void* x, void* target, const float* weight, const quire::NormShape shape) {       \
-        quire::norm<T, false>(static_cast<T*>(x), static_cast<T*>(target), weight, shape);                \
-    }                                                                                                     \
-    QUIRE_EXPORT(rms_norm_##type);                                                                        \
-    extern "C" __global__ void __launch_bounds__(quire::NORM_THREADS)                                     \
-        add_norm_##type(void* x, void* target, const float* weight, const quire::NormShape shape) {       \
-        quire::norm<T, true>(static_cast<T*>(x), static_cast<T*>(target), weight, shape);                 \
-    }                                                                                                     \
-    QUIRE_EXPORT(add_norm_##type);                                                                        \
-    extern "C" __global__ void __launch_bounds__(quire::NORM_THREADS)                                     \
-        add_##type(void* x, const void* y, const quire::NormShape shape) {                                \
-        quire::add<T>(static_cast<T*>(x), static_cast<const T*>(y), shape);                               \
-    }                                                                                                     \
-    QUIRE_EXPORT(add_##type);
+#define RMS_NORM(name, T, ADD)                                                                    \
+    extern "C" __global__ void __launch_bounds__(quire::NORM_THREADS)                             \
+        name(void* x, void* target, const float* weight, const uint32_t width, const float eps) { \
+        quire::rms_norm<T, ADD>(static_cast<T*>(x), static_cast<T*>(target), weight, width, eps); \
+    }                                                                                             \
+    QUIRE_EXPORT(name);
 
-NORM(f16, __half)
-NORM(bf16, __nv_bfloat16)
-NORM(f32, float)
+#define ADD_ROWS(name, T)                                                   \
+    extern "C" __global__ void __launch_bounds__(quire::NORM_THREADS)       \
+        name(void* x, const void* y, const uint32_t width) {                \
+        quire::add<T>(static_cast<T*>(x), static_cast<const T*>(y), width); \
+    }                                                                       \
+    QUIRE_EXPORT(name);
+
+RMS_NORM(rms_norm_f16, __half, false)
+RMS_NORM(rms_norm_bf16, __nv_bfloat16, false)
+RMS_NORM(rms_norm_f32, float, false)
+RMS_NORM(fused_add_rms_norm_f16, __half, true)
+RMS_NORM(fused_add_rms_norm_bf16, __nv_bfloat16, true)
+RMS_NORM(fused_add_rms_norm_f32, float, true)
+ADD_ROWS(add_f16, __half)
+ADD_ROWS(add_bf16, __nv_bfloat16)
+ADD_ROWS(add_f32, float)

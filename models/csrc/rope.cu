@@ -10,28 +10,22 @@ namespace quire {
 
 constexpr uint32_t ROPE_THREADS = 128;
 
-struct RopeShape {
-    uint32_t half;  // pairs of a head's elements
-    uint32_t reserved;  // 0
-};
-static_assert(sizeof(RopeShape) == 8, "no hidden padding");
-
-// positions: [rows]; frequencies: [half]; table: [rows, 2 * half], a row's cosines, then its sines.
+// positions: [rows]; frequencies: [half]; table: [rows, 2 * half], each row its cosines, then its sines.
 __device__ __forceinline__ void rope_table(const uint32_t* positions, const float* frequencies, float* table,
-                                           const RopeShape& shape) {
+                                           uint32_t half) {
     const float position = static_cast<float>(positions[blockIdx.x]);
-    float* row = table + static_cast<int64_t>(blockIdx.x) * 2 * shape.half;
-    for (uint32_t i = threadIdx.x; i < shape.half; i += ROPE_THREADS) {
+    float* row = table + static_cast<int64_t>(blockIdx.x) * 2 * half;
+    for (uint32_t i = threadIdx.x; i < half; i += ROPE_THREADS) {
         const float angle = position * frequencies[i];
         row[i] = cosf(angle);
-        row[shape.half + i] = sinf(angle);
+        row[half + i] = sinf(angle);
     }
 }
 
 }  // namespace quire
 
 extern "C" __global__ void __launch_bounds__(quire::ROPE_THREADS)
-    rope_table(const uint32_t* positions, const float* frequencies, float* table, const quire::RopeShape shape) {
-    quire::rope_table(positions, frequencies, table, shape);
+    rope_table(const uint32_t* positions, const float* frequencies, float* table, const uint32_t half) {
+    quire::rope_table(positions, frequencies, table, half);
 }
 QUIRE_EXPORT(rope_table);

@@ -1,16 +1,21 @@
-//! A decoder as data: what the layers of a checkpoint compute, and under which names it stores their weights.
+//! A decoder as data: what each layer of a checkpoint computes, and the names of the tensors that hold its weights.
 //!
-//! A family declares it from `config.json` (`families/`). Loading, byte counts, cache groups, the buffers of a step and
-//! the program of the forward pass come from walking it. It holds no weight, no buffer and no device.
+//! A family declares a [`Decoder`] from `config.json` (`families/`). It is plain data: no weights, no buffers, no device.
+//! Everything else is derived by iterating over it: loading ([`Decoder::linears`], [`Decoder::norms`]), byte counts, cache
+//! groups ([`Decoder::attention`]), the buffers of a step, and the program of the forward pass ([`Decoder::branches`]).
 //!
 //! ```text
 //! Decoder   embedding, layers, final norm, head
 //! Layer     branches, in order: stream += mixer(norm(stream))
-//! Mixer     Attention   qkv ─ head norms, rotary embedding, cache write ─ attention ─ output
-//!           Mlp         gate_up ─ activation(gate) * up ─ down
-//! Linear    one or several tensors of the checkpoint, their rows one below the other
+//! Mixer     Attention   qkv ─▶ qk norm, rope, cache write ─▶ attention ─▶ output
+//!           Mlp         gate_up ─▶ activation(gate) * up ─▶ down
+//! Linear    one or several tensors of the checkpoint, stacked by rows
 //! ```
+//!
+//! A family builds its layers from the parts in `families/common.rs` and changes the fields that differ. `quire plan --decoder
+//! FOLDER` prints the result, one line per part.
 
+mod rope;
 mod tree;
 
 use std::fmt;
@@ -25,29 +30,29 @@ pub struct Decoder {
     pub embedding: Linear,
     /// Layers, in order.
     pub layers: Vec<Layer>,
-    /// Norm behind the last layer.
+    /// Norm after the last layer.
     pub final_norm: Norm,
-    /// Output projection, `[vocab_size, hidden_size]`; `None` if it is the embedding.
+    /// Output projection, `[vocab_size, hidden_size]`; `None` if the embedding's weights are used (`tie_word_embeddings`).
     pub head: Option<Linear>,
 }
 
-/// One layer: branches that are added to the residual stream, one after the other.
+/// One layer: residual branches, applied one after the other.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Layer {
     /// Branches, in order.
     pub branches: Vec<Branch>,
 }
 
-/// `stream += mixer(norm(stream))`.
+/// A residual branch: `stream += mixer(norm(stream))`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Branch {
-    /// Norm in front of the mixer.
+    /// Norm of the mixer's input.
     pub norm: Norm,
     /// What the branch computes.
     pub mixer: Mixer,
 }
 
-/// What a branch computes of normed rows.
+/// The function that a branch applies to its normed rows.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Mixer {
@@ -60,44 +65,44 @@ pub enum Mixer {
 /// Self-attention with grouped queries (Ainslie et al., "GQA", 2023).
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Attention {
-    /// Module in the checkpoint; scales of an 8-bit cache are looked up below it.
+    /// Name of the module in the checkpoint, under which the scales of an 8-bit cache are looked up.
     pub name: String,
-    /// Queries, keys and values, `[(num_heads + 2 * num_kv_heads) * head_dim, hidden_size]`.
+    /// Projections to queries, keys and values, `[(num_heads + 2 * num_kv_heads) * head_dim, hidden_size]`.
     pub qkv: Linear,
     /// Number and size of the heads.
     pub heads: Heads,
-    /// RMS norm of each query head, `[head_dim]`.
+    /// RMS norm of each query head before the rotary embedding, `[head_dim]`.
     pub query_norm: Option<Norm>,
-    /// RMS norm of each key head, `[head_dim]`.
+    /// RMS norm of each key head before the rotary embedding, `[head_dim]`.
     pub key_norm: Option<Norm>,
     /// Rotary embedding of queries and keys.
     pub rope: Rope,
-    /// `Some(w)`: position i sees only i-w+1..=i.
+    /// Sliding window. `Some(w)`: position i attends only to positions i-w+1..=i. `None`: to the whole context.
     pub window: Option<usize>,
-    /// Factor of the products of queries and keys.
+    /// Factor of the scores (products of queries and keys), usually `1 / sqrt(head_dim)`.
     pub scale: f32,
-    /// `[hidden_size, num_heads * head_dim]`.
+    /// Output projection, `[hidden_size, num_heads * head_dim]`.
     pub output: Linear,
 }
 
 /// Number and size of the heads of an attention layer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Heads {
-    /// Query heads.
+    /// Number of query heads.
     pub num_heads: usize,
-    /// Key/value heads; divides `num_heads`.
+    /// Number of key/value heads; divides `num_heads`.
     pub num_kv_heads: usize,
     /// Elements per head.
     pub head_dim: usize,
 }
 
 impl Heads {
-    /// Elements of a row of fused queries, keys and values.
+    /// Elements per row of fused queries, keys and values.
     pub fn qkv_width(self) -> usize {
         (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
     }
 
-    /// Elements of a row of queries, and of what attention returns.
+    /// Elements per row of queries, and of the output of attention.
     pub fn query_width(self) -> usize {
         self.num_heads * self.head_dim
     }
@@ -106,62 +111,62 @@ impl Heads {
 /// A gated feed-forward network: `down(activation(gate(x)) * up(x))` (Shazeer, "GLU Variants Improve Transformer", 2020).
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Mlp {
-    /// Gate, then up, `[2 * intermediate_size, hidden_size]`.
+    /// Gate projection, then up projection, `[2 * intermediate_size, hidden_size]`.
     pub gate_up: Linear,
-    /// What the gate passes through.
+    /// Activation of the gate.
     pub activation: Activation,
-    /// `[hidden_size, intermediate_size]`.
+    /// Down projection, `[hidden_size, intermediate_size]`.
     pub down: Linear,
 }
 
-/// What a gate passes through before it multiplies.
+/// Activation function of a gate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Activation {
     /// `x * sigmoid(x)`.
     Silu,
-    /// Gaussian error linear units by their tanh formula (Hendrycks & Gimpel, 2016).
+    /// Gaussian error linear unit, approximated with tanh (Hendrycks & Gimpel, 2016).
     GeluTanh,
 }
 
-/// `y = x·Wᵀ + bias`, of one or several tensors of the checkpoint whose rows stand one below the other.
+/// Linear layer `y = x·Wᵀ + bias`. W may consist of several tensors of the checkpoint, stacked by rows: one fused product.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Linear {
     /// The tensors, in order.
     pub parts: Vec<Part>,
-    /// Columns of every part.
+    /// Number of inputs: the columns of every tensor.
     pub inputs: usize,
-    /// Each part has a bias of its own.
+    /// Whether every part has a bias tensor.
     pub bias: bool,
-    /// How the weights are kept.
+    /// How the weights are stored on the device.
     pub form: Form,
-    /// How ranks of a tensor-parallel group divide it.
+    /// How the ranks of a tensor-parallel group split it.
     pub role: Role,
-    /// LoRA adapters may change its parts.
+    /// Whether LoRA adapters may target its parts.
     pub adapters: bool,
 }
 
 /// One tensor of a [`Linear`].
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Part {
-    /// Name in the checkpoint, without `.weight` and `.bias`.
+    /// Name in the checkpoint, without `.weight` or `.bias`.
     pub name: String,
-    /// Rows of the tensor.
+    /// Rows of the tensor: its number of outputs.
     pub rows: usize,
 }
 
-/// How the weights of a [`Linear`] are kept on a device.
+/// How the weights of a [`Linear`] are stored on a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Form {
-    /// As the checkpoint stores them; where kernels are launched, in the type that they compute in.
+    /// Unquantised: in the checkpoint's type, or on a device that launches kernels in the type of the computation.
     #[default]
     Dense,
-    /// Quantised while they are loaded.
+    /// Quantised while loading.
     Quantized(Quantization),
 }
 
 impl Form {
-    /// What the weights are quantised to; `None` if they are not.
+    /// The quantisation; `None` for [`Form::Dense`].
     pub fn quantization(self) -> Option<Quantization> {
         match self {
             Form::Dense => None,
@@ -185,24 +190,24 @@ impl Serialize for Form {
     }
 }
 
-/// How the ranks of a tensor-parallel group divide a [`Linear`] (Shoeybi et al., "Megatron-LM", 2019).
+/// How the ranks of a tensor-parallel group split a [`Linear`] (Shoeybi et al., "Megatron-LM", 2019).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Role {
-    /// By output rows: each rank computes some of the outputs.
+    /// By outputs: each rank computes some of the outputs.
     Column,
-    /// By inputs: each rank has some of the inputs, and their sums are added.
+    /// By inputs: each rank has some of the inputs, and the partial sums are added.
     Row,
 }
 
-/// A normalisation: `x / sqrt(mean(x²) + eps) * weight` (Zhang & Sennrich, "Root Mean Square Layer Normalization", 2019).
+/// RMS norm: `x / sqrt(mean(x²) + eps) * weight` (Zhang & Sennrich, "Root Mean Square Layer Normalization", 2019).
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Norm {
     /// Name of the weight in the checkpoint.
     pub name: String,
-    /// Length of the weight.
+    /// Number of weights.
     pub width: usize,
-    /// Added to the mean of the squares.
+    /// Term added to the mean of the squares.
     pub eps: f32,
 }
 
@@ -211,26 +216,26 @@ pub struct Norm {
 pub struct Rope {
     /// Base of the geometric series of wavelengths (`rope_theta`).
     pub theta: f64,
-    /// How the frequencies are stretched for contexts beyond the pre-training length.
+    /// Scaling of the frequencies for contexts longer than those of the pre-training.
     pub scaling: RopeScaling,
 }
 
-/// The frequency scalings of `rope_scaling` / `rope_parameters` that are understood.
+/// Supported frequency scalings of `rope_scaling` / `rope_parameters`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RopeScaling {
-    /// Frequencies as they are.
+    /// No scaling.
     None,
-    /// All frequencies divided by `factor`.
+    /// Divides all frequencies by `factor`.
     Linear {
         /// Divisor, at least 1.
         factor: f64,
     },
-    /// Llama 3.1: low frequencies divided by `factor`, high ones kept, a ramp between them.
+    /// Llama 3.1: divides low frequencies by `factor`, keeps high ones, and interpolates between them.
     Llama3 {
         /// Divisor of the low frequencies.
         factor: f64,
-        /// Wavelengths above `original_max_position_embeddings / low_freq_factor` are stretched in full.
+        /// Wavelengths above `original_max_position_embeddings / low_freq_factor` are scaled in full.
         low_freq_factor: f64,
         /// Wavelengths below `original_max_position_embeddings / high_freq_factor` are kept.
         high_freq_factor: f64,
@@ -240,12 +245,12 @@ pub enum RopeScaling {
 }
 
 impl Linear {
-    /// Rows of all parts.
+    /// Number of outputs: the rows of all parts.
     pub fn rows(&self) -> usize {
         self.parts.iter().map(|part| part.rows).sum()
     }
 
-    /// The tensors of the checkpoint: names and shapes, weights and biases.
+    /// Names and shapes of its tensors in the checkpoint, weights and biases.
     fn tensors(&self) -> impl Iterator<Item = (String, Vec<usize>)> {
         self.parts.iter().flat_map(|Part { name, rows }| {
             let bias = self.bias.then(|| (format!("{name}.bias"), vec![*rows]));
@@ -255,7 +260,7 @@ impl Linear {
 }
 
 impl Mixer {
-    /// Its linear layers, in the order of their use.
+    /// Linear layers of the mixer, in order of use.
     pub fn linears(&self) -> [&Linear; 2] {
         match self {
             Mixer::Attention(attention) => [&attention.qkv, &attention.output],
@@ -270,7 +275,7 @@ impl Mixer {
         }
     }
 
-    /// Its norms of heads.
+    /// Head norms of the mixer.
     fn norms(&self) -> impl Iterator<Item = &Norm> {
         let norms = match self {
             Mixer::Attention(attention) => [attention.query_norm.as_ref(), attention.key_norm.as_ref()],
@@ -281,7 +286,7 @@ impl Mixer {
 }
 
 impl Decoder {
-    /// Rows of the embedding and of the output projection; may exceed the tokenizer's vocabulary.
+    /// Rows of the embedding and of the output projection; may be greater than the tokenizer's vocabulary.
     pub fn vocab_size(&self) -> usize {
         self.embedding.rows()
     }
@@ -291,12 +296,12 @@ impl Decoder {
         self.embedding.inputs
     }
 
-    /// Whether the output projection is the embedding.
+    /// Whether the output projection uses the weights of the embedding.
     pub fn is_tied(&self) -> bool {
         self.head.is_none()
     }
 
-    /// All branches, in order.
+    /// Branches of all layers, in order.
     pub fn branches(&self) -> impl Iterator<Item = &Branch> {
         self.layers.iter().flat_map(|layer| &layer.branches)
     }
@@ -309,35 +314,35 @@ impl Decoder {
         })
     }
 
-    /// Heads of the attention layers, which all have the same.
+    /// Heads of the attention layers; all layers have the same.
     pub fn heads(&self) -> Heads {
         self.attention().next().map_or(Heads::default(), |attention| attention.heads)
     }
 
-    /// Linear layers: embedding, those of the layers, head.
+    /// Linear layers, in order: the embedding, those of the layers, the head if it has its own weights.
     pub fn linears(&self) -> impl Iterator<Item = &Linear> {
         let of_layers = self.branches().flat_map(|branch| branch.mixer.linears());
         std::iter::once(&self.embedding).chain(of_layers).chain(&self.head)
     }
 
-    /// Norms: those of the layers, then the final one.
+    /// Norms, in order: those of the layers, then the final norm.
     pub fn norms(&self) -> impl Iterator<Item = &Norm> {
         let of_layers = self.branches().flat_map(|branch| std::iter::once(&branch.norm).chain(branch.mixer.norms()));
         of_layers.chain([&self.final_norm])
     }
 
-    /// Tensors that the model reads from the checkpoint: names and shapes.
+    /// Names and shapes of the tensors that the model reads from the checkpoint.
     pub fn tensors(&self) -> impl Iterator<Item = (String, Vec<usize>)> {
         let norms = self.norms().map(|norm| (norm.name.clone(), vec![norm.width]));
         self.linears().flat_map(Linear::tensors).chain(norms)
     }
 
-    /// Number of weights, each counted once.
+    /// Number of weights; tied ones count once.
     pub fn num_parameters(&self) -> u64 {
         self.tensors().map(|(_, shape)| shape.into_iter().map(|n| n as u64).product::<u64>()).sum()
     }
 
-    /// The same decoder with every linear layer in that form.
+    /// The same decoder with every linear layer in this form.
     pub fn in_form(mut self, form: Form) -> Decoder {
         let mixers = self.layers.iter_mut().flat_map(|layer| &mut layer.branches);
         let of_layers = mixers.flat_map(|branch| branch.mixer.linears_mut());

@@ -1,6 +1,6 @@
-//! All that is read from a checkpoint folder becomes a forward pass.
+//! Everything that is read from a checkpoint: configuration, weights, tokenizer and chat template, and the forward pass.
 //!
-//! A checkpoint is a folder in Hugging Face layout, or the same files inside the binary ([`ModelFiles`]):
+//! A checkpoint is a folder in Hugging Face layout, or the same files embedded in the binary ([`ModelFiles`]):
 //!
 //! ```text
 //! config.json                    ModelConfig         the decoder, declared by its family
@@ -11,12 +11,12 @@
 //! 1_Pooling/config.json          Pooling             how hidden states become an embedding
 //! ```
 //!
-//! [`Model`] puts the weights on a device, as they are or quantised, and runs steps of a [`ForwardBatch`]: the tokens of many sequences side by
-//! side, each with its block table, keys and values written to and read from pages.
+//! [`Model`] uploads the weights to a device, unchanged or quantised, and runs steps. A step computes a [`ForwardBatch`]: tokens of
+//! many sequences, each with its block table. Keys and values are written to and read from pages.
 //!
-//! Everything that can be wrong with these files is a [`LoadError`] of one line; nothing in them makes this crate panic.
+//! Every problem with these files is a [`LoadError`] of one line. No content of a file makes this crate panic.
 //!
-//! It is not a scheduler, sampler or server: it neither knows requests nor keeps their state, and it fetches nothing from a network.
+//! This crate does not schedule, sample or serve. It holds no state of requests and downloads nothing.
 //!
 //! ```
 //! use std::path::Path;
@@ -46,7 +46,7 @@
 //! let ids = tokenizer.encode(&prompt, false)?;
 //! assert_eq!(tokenizer.decode(&ids, false)?, prompt);
 //!
-//! // The forward pass: this prompt in blocks 7, 6, 5, … of a pool of eight.
+//! // The forward pass: this prompt in blocks 7, 6, 5, … of a pool of eight blocks.
 //! let device = device::open("cpu", None)?;
 //! let needs = attention_kernels::Needs { head_dim: decoder.heads().head_dim, ..Default::default() };
 //! let kernels = attention_kernels::select(&Default::default(), &needs)?;

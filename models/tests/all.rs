@@ -12,8 +12,11 @@ mod forward_sim;
 mod graphs_sim;
 mod hostile_templates;
 mod kernels;
+mod layout;
+mod pooling;
 mod reference_cases;
 #[path = "../../device/tests/support/mod.rs"]
 mod support;
 mod template_corpus;
+mod token_bytes;
 mod weight_files;

@@ -13,13 +13,13 @@ fn config_with(case: &str, keys: Value) -> Result<ModelConfig, LoadError> {
 }
 
 #[test]
-fn a_path_that_is_no_folder_is_told_what_it_is() {
+fn a_path_that_is_not_a_folder_is_described_in_the_error() {
     let open = |path: &str| ModelFiles::open(Path::new(path));
     message(open("./no/such/folder"), &["./no/such/folder", "no such folder", "Hugging Face layout"]);
     message(open("nowhere"), &["nowhere: no such folder"]);
     message(open("/no/such"), &["/no/such: no such folder"]);
-    let hub = message(open("some-org/Some_Model-7B.v2"), &["some-org/Some_Model-7B.v2", "hub id", "give its folder"]);
-    assert!(hub.contains("downloading is not there yet"), "{hub}");
+    let hub = message(open("some-org/Some_Model-7B.v2"), &["some-org/Some_Model-7B.v2", "hub id", "pass its folder"]);
+    assert!(hub.contains("downloading is not supported yet"), "{hub}");
     for not_hub in ["a/b/c", "../model", "~/model", "a/", "/a", "a b/c"] {
         let said = message(open(not_hub), &[not_hub]);
         assert!(!said.contains("hub id"), "{said}");
@@ -45,7 +45,7 @@ fn broken_json_names_the_file_and_the_place() {
         for file in ["tokenizer_config.json", "special_tokens_map.json"] {
             message(ChatTemplate::load(&copy(file).files()), &[file, "JSON", "line"]);
         }
-        message(Tokenizer::load(&copy("tokenizer.json").files()), &["tokenizer.json", "can not be used"]);
+        message(Tokenizer::load(&copy("tokenizer.json").files()), &["tokenizer.json", "cannot be used"]);
         let config = ModelConfig::load(&files("llama")).unwrap();
         let defaults = GenerationDefaults::load(&copy("generation_config.json").files(), &config.eos_token_ids);
         message(defaults, &["generation_config.json", "JSON", "line"]);
@@ -55,7 +55,7 @@ fn broken_json_names_the_file_and_the_place() {
 }
 
 #[test]
-fn an_architecture_that_is_not_supported_is_told_which_are() {
+fn an_unsupported_architecture_is_an_error_that_lists_the_supported_ones() {
     let supported = "LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM";
     for name in [
         "Gemma2ForCausalLM",
@@ -196,7 +196,7 @@ fn a_value_of_the_wrong_kind_is_refused() {
 }
 
 #[test]
-fn a_tokenizer_of_another_model_is_refused() {
+fn a_tokenizer_of_another_model_is_an_error() {
     let tokenizer = Tokenizer::load(&files("qwen2")).unwrap();
     assert_eq!(tokenizer.vocab_size(), 592);
     tokenizer.check(592).unwrap();
@@ -204,9 +204,9 @@ fn a_tokenizer_of_another_model_is_refused() {
 }
 
 #[test]
-fn a_tokenizer_that_can_not_be_built_is_refused() {
+fn a_tokenizer_that_cannot_be_built_is_an_error() {
     let load = |copy: Copy| Tokenizer::load(&copy.files());
-    let parts = ["tokenizer.json", "can not be used", "tokenizers"];
+    let parts = ["tokenizer.json", "cannot be used", "tokenizers"];
     message(load(Copy::of("llama").edit("tokenizer.json", |json| json["model"]["type"] = json!("Nope"))), &parts);
     message(
         load(Copy::of("llama").edit("tokenizer.json", |json| json["model"]["merges"] = json!([["no", "pe"]]))),
@@ -220,7 +220,31 @@ fn a_tokenizer_that_can_not_be_built_is_refused() {
 }
 
 #[test]
-fn embedded_files_read_like_a_folder_and_name_themselves_in_errors() {
+fn a_decoder_step_that_would_be_skipped_is_an_error_that_names_it() {
+    let load =
+        |decoder: Value| Tokenizer::load(&Copy::of("llama").set("tokenizer.json", json!({"decoder": decoder})).files());
+    let sequence = |steps: &[&Value]| json!({"type": "Sequence", "decoders": steps});
+    let replace = json!({"type": "Replace", "pattern": {"String": "\u{2581}"}, "content": " "});
+    let strip = |stop: usize| json!({"type": "Strip", "content": " ", "start": 1, "stop": stop});
+    let (fallback, fuse) = (json!({"type": "ByteFallback"}), json!({"type": "Fuse"}));
+    let byte_level = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true});
+    let regex = json!({"type": "Replace", "pattern": {"Regex": "a+"}, "content": " "});
+    load(sequence(&[&replace, &fallback, &fuse, &strip(0)])).unwrap();
+    load(sequence(&[&byte_level, &fuse])).unwrap();
+    load(Value::Null).unwrap();
+    for (decoder, named) in [
+        (json!({"type": "WordPiece", "prefix": "##", "cleanup": true}), "WordPiece"),
+        (json!({"type": "BPEDecoder", "suffix": "</w>"}), "BPEDecoder"),
+        (sequence(&[&regex, &fuse]), "Regex"),
+        (strip(1), "Strip"),
+        (sequence(&[&replace, &byte_level]), "Replace"),
+    ] {
+        message(load(decoder), &["tokenizer.json", named, "not supported"]);
+    }
+}
+
+#[test]
+fn embedded_files_read_like_a_folder_and_errors_name_them() {
     const FILES: ModelFiles = ModelFiles::Embedded {
         name: "demo",
         files: &[
@@ -241,7 +265,7 @@ fn embedded_files_read_like_a_folder_and_name_themselves_in_errors() {
 }
 
 #[test]
-fn a_file_that_can_not_be_read_is_named() {
+fn a_file_that_cannot_be_read_is_named() {
     // A folder where a file should be counts as no file.
     let copy = Copy::of("llama").remove("tokenizer.json").write("tokenizer.json/inside", "");
     message(Tokenizer::load(&copy.files()), &["tokenizer.json", "not found"]);

@@ -37,7 +37,7 @@ fn render(
 }
 
 #[test]
-fn templates_print_what_transformers_prints() {
+fn templates_print_the_same_text_as_transformers() {
     let messages = json!([{"role": "user", "content": "hi", "extra":
         {"b": [1, 2.5, 1e-7, 1e16, true, null, "é<&>'\"\n\u{1}😀"], "a": {}, "l": [], "2": 1}}]);
     let extra = r#"{%- set x = messages[0].extra %}"#;
@@ -108,7 +108,42 @@ fn templates_print_what_transformers_prints() {
 }
 
 #[test]
-fn a_date_is_written_in_the_form_that_the_template_asks_for() {
+fn floats_and_texts_print_as_in_python() {
+    let template = template("{{ x }}");
+    let printed = |x: Value| render(&template, json!([]), |request| drop(request.kwargs.insert("x".into(), x)));
+    for (value, expected) in [
+        (1.5, "1.5"),
+        (2.0, "2.0"),
+        (-3.5, "-3.5"),
+        (0.0, "0.0"),
+        (-0.0, "-0.0"),
+        (1e-4, "0.0001"),
+        (1e-5, "1e-05"),
+        (1.25e-7, "1.25e-07"),
+        (123456789012345.6, "123456789012345.6"),
+        (1e15, "1000000000000000.0"),
+        (1e16, "1e+16"),
+        (1.7976931348623157e308, "1.7976931348623157e+308"),
+        (0.1 + 0.2, "0.30000000000000004"),
+    ] {
+        assert_eq!(printed(json!(value)).unwrap(), expected);
+    }
+    let value = json!({"b": [true, null, 1, 2.5, "it's", "a \"b\"\n"], "a": {}, "c": "é\u{1}"});
+    let expected = r#"{'b': [True, None, 1, 2.5, "it's", 'a "b"\n'], 'a': {}, 'c': 'é\x01'}"#;
+    assert_eq!(printed(value).unwrap(), expected);
+    let deep = (0..130).fold(json!(1), |inner, _| json!([inner]));
+    assert!(matches!(printed(deep), Err(TemplateError::Failed(message)) if message.contains("too deeply")));
+}
+
+#[test]
+fn generation_tags_become_a_condition_and_nothing_else_changes() {
+    let template = template("a{%- generation -%} b{%endgeneration%}{% if generation %}{{ generation }}{% endif %}");
+    let go = |request: &mut Request| drop(request.kwargs.insert("generation".to_string(), "c".into()));
+    assert_eq!(render(&template, json!([]), go).unwrap(), "abc");
+}
+
+#[test]
+fn a_date_is_printed_in_the_format_of_the_template() {
     let date = render(&template("{{ strftime_now('%Y-%m-%d') }}"), json!([]), |_| ()).unwrap();
     let shape: Vec<usize> = date.split('-').map(str::len).collect();
     assert_eq!(shape, [4, 2, 2], "{date}");
@@ -116,14 +151,14 @@ fn a_date_is_written_in_the_form_that_the_template_asks_for() {
 }
 
 #[test]
-fn a_template_file_wins_over_the_tokenizer_config() {
+fn a_template_file_takes_precedence_over_the_tokenizer_config() {
     let copy = with_template("from the config").write("chat_template.jinja", "from the file");
     let template = ChatTemplate::load(&copy.files()).unwrap().unwrap();
     assert_eq!(render(&template, json!([]), |_| ()).unwrap(), "from the file");
 }
 
 #[test]
-fn the_tool_template_is_taken_when_tools_are_given() {
+fn the_tool_template_is_used_for_requests_with_tools() {
     let named = json!([
         {"name": "default", "template": "plain"},
         {"name": "tool_use", "template": "{{ tools|length }} tools"},
@@ -141,7 +176,7 @@ fn the_tool_template_is_taken_when_tools_are_given() {
 }
 
 #[test]
-fn a_checkpoint_with_a_tool_template_only_says_so_to_plain_requests() {
+fn plain_requests_to_a_checkpoint_with_only_a_tool_template_get_an_error() {
     let named = json!([{"name": "tool_use", "template": "tools"}]);
     let copy = Copy::of("llama").set("tokenizer_config.json", json!({ "chat_template": named }));
     let template = ChatTemplate::load(&copy.files()).unwrap().unwrap();
@@ -149,7 +184,7 @@ fn a_checkpoint_with_a_tool_template_only_says_so_to_plain_requests() {
 }
 
 #[test]
-fn a_checkpoint_may_have_no_template() {
+fn a_checkpoint_without_a_template_loads() {
     let without_key = Copy::of("llama").drop_key("tokenizer_config.json", "chat_template");
     let without_file = Copy::of("llama").remove("tokenizer_config.json");
     for copy in [without_key, without_file] {
@@ -158,7 +193,7 @@ fn a_checkpoint_may_have_no_template() {
 }
 
 #[test]
-fn special_tokens_may_be_objects_and_fall_back_to_their_own_file() {
+fn special_tokens_may_be_objects_or_come_from_special_tokens_map() {
     let copy = with_template("{{ bos_token }}{{ eos_token }}{{ unk_token }}")
         .set("tokenizer_config.json", json!({"bos_token": {"content": "<B>"}, "eos_token": null}))
         .drop_key("tokenizer_config.json", "unk_token");
@@ -167,7 +202,7 @@ fn special_tokens_may_be_objects_and_fall_back_to_their_own_file() {
 }
 
 #[test]
-fn a_request_adds_variables_but_can_not_replace_the_messages() {
+fn a_request_can_add_variables_but_not_replace_the_messages() {
     let template = template("{{ messages|length }} {{ extra }} {{ bos_token }}");
     let kwargs = json!({"extra": "E", "messages": [1, 2, 3], "bos_token": "B"});
     let kwargs = kwargs.as_object().unwrap().clone();
@@ -175,7 +210,7 @@ fn a_request_adds_variables_but_can_not_replace_the_messages() {
 }
 
 #[test]
-fn reasoning_is_found_under_each_of_its_names() {
+fn reasoning_is_read_under_each_of_its_names() {
     let template = template("{% for m in messages %}[{{ m.reasoning_content }} {{ m.thinking }}]{% endfor %}");
     let messages = json!([{"reasoning": "a"}, {"thinking": "b"}, {"reasoning_content": "c", "thinking": "d"}, {}]);
     assert_eq!(render(&template, messages, |_| ()).unwrap(), "[a a][b b][c d][ ]");
@@ -208,7 +243,7 @@ fn a_continued_message_ends_as_transformers_ends_it() {
 }
 
 #[test]
-fn there_must_be_a_message_to_continue() {
+fn continuing_needs_a_final_message_with_text() {
     let nothing = |source, messages| matches!(continued(source, messages), Err(TemplateError::NothingToContinue(_)));
     assert!(nothing(PLAIN, json!([])));
     assert!(nothing(PLAIN, json!([{"role": "assistant", "content": null}])));
@@ -222,7 +257,7 @@ fn there_must_be_a_message_to_continue() {
 }
 
 #[test]
-fn a_template_that_refuses_or_fails_says_why_in_one_line() {
+fn a_template_that_refuses_or_fails_gives_the_reason_in_one_line() {
     let refusing = template("{{ raise_exception('no\nmessages ' ~ messages|length) }}");
     let error = render(&refusing, json!([]), |_| ()).unwrap_err();
     assert!(matches!(&error, TemplateError::Refused(words) if words == "no messages 0"), "{error:?}");
@@ -238,7 +273,7 @@ fn a_template_that_refuses_or_fails_says_why_in_one_line() {
 }
 
 #[test]
-fn a_template_that_would_not_end_is_stopped() {
+fn an_endless_template_is_stopped() {
     let endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% set x = 1 %}{% endfor %}{% endfor %}";
     let guarded = template(&format!("{{% if go is defined %}}{endless}{{% endif %}}"));
     let go = |request: &mut Request| drop(request.kwargs.insert("go".to_string(), true.into()));

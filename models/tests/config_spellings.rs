@@ -1,7 +1,7 @@
 //! `config.json` in the spellings and shapes that checkpoints come in.
 
 use crate::common::{Copy, Summary, message, summary};
-use models::decoder::RopeScaling;
+use models::decoder::{Rope, RopeScaling};
 use models::{GenerationDefaults, ModelConfig};
 use serde_json::{Value, json};
 
@@ -18,7 +18,7 @@ fn without(case: &str, keys: &[&str]) -> Summary {
 }
 
 #[test]
-fn the_newer_spelling_of_rope_reads_like_the_older_one() {
+fn the_newer_spelling_of_rope_equals_the_older_one() {
     for case in crate::common::CASES {
         let older = with(case, json!({}));
         let newer = Copy::of(case).edit(FILE, |config| {
@@ -155,4 +155,38 @@ fn the_family_is_found_by_its_model_type_where_architectures_is_absent() {
     for (case, architecture) in [("llama", "LlamaForCausalLM"), ("qwen3", "Qwen3ForCausalLM")] {
         assert_eq!(without(case, &["architectures"]).architecture, architecture);
     }
+}
+
+#[test]
+fn rope_frequencies_follow_the_formula_and_its_scalings() {
+    let rope = |scaling| Rope { theta: 10_000.0, scaling }.frequencies(64);
+    let plain = Rope { theta: 10_000.0, scaling: RopeScaling::None }.frequencies(8);
+    assert_eq!(plain.len(), 4);
+    for (found, want) in plain.iter().zip([1.0, 0.1, 0.01, 0.001]) {
+        assert!((found - want).abs() < 1e-7);
+    }
+    let (plain, linear) = (rope(RopeScaling::None), rope(RopeScaling::Linear { factor: 4.0 }));
+    assert!(plain.iter().zip(&linear).all(|(plain, linear)| (plain / 4.0 - linear).abs() < 1e-8));
+    let llama3 = rope(RopeScaling::Llama3 {
+        factor: 8.0,
+        low_freq_factor: 1.0,
+        high_freq_factor: 4.0,
+        original_max_position_embeddings: 64.0,
+    });
+    let mut kinds = [0; 3];
+    for (plain, scaled) in plain.iter().zip(&llama3) {
+        // Short wavelengths are kept, long ones scaled in full, those between interpolated.
+        let (wavelength, factor) = (std::f32::consts::TAU / plain, plain / scaled);
+        let (kind, as_expected) = match wavelength {
+            w if w < 16.0 => (0, (factor - 1.0).abs() < 1e-5),
+            w if w > 64.0 => (1, (factor - 8.0).abs() < 1e-4),
+            w => {
+                let smooth = (64.0 / w - 1.0) / 3.0;
+                (2, (1.0 / factor - ((1.0 - smooth) / 8.0 + smooth)).abs() < 1e-5 && factor > 1.0 && factor < 8.0)
+            }
+        };
+        assert!(as_expected, "wavelength {wavelength}: factor {factor}");
+        kinds[kind] += 1;
+    }
+    assert!(kinds.iter().all(|count| *count > 0), "{kinds:?}");
 }

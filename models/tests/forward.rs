@@ -117,7 +117,7 @@ fn a_step_that_is_too_large_is_an_error_value() {
 }
 
 #[test]
-fn rows_that_nobody_needs_end_early_and_change_nothing() {
+fn dropping_unneeded_rows_changes_no_other_row() {
     let mut case = case("qwen2", "auto");
     let mut caches = case.model.new_cache(NUM_BLOCKS, BLOCK_SIZE).unwrap();
     let prompt = case.prompts[1].0.clone();
@@ -140,7 +140,8 @@ fn rows_that_nobody_needs_end_early_and_change_nothing() {
     batch.needed = Some(vec![last]);
     case.model.forward(&batch, &mut caches).unwrap();
     let error = case.model.logits(&[1]).unwrap_err();
-    let expected = KernelError::Shape { what: "a row that the step has not kept", found: 1, expected: 1 };
+    let expected =
+        KernelError::Shape { what: "a row that was not among the needed rows of the step", found: 1, expected: 1 };
     assert_eq!(error.to_string(), expected.to_string());
     batch.needed = Some(Vec::new());
     case.model.forward(&batch, &mut caches).unwrap();

@@ -119,7 +119,7 @@ fn a_cache_write_by_name_gives_the_bits_of_the_fused_one() {
 }
 
 #[test]
-fn the_memory_of_a_model_is_what_was_planned_and_no_step_takes_any() {
+fn a_model_takes_the_planned_memory_and_no_step_allocates_any() {
     for (case, dtype, kv_dtype) in [
         ("llama", Dtype::F32, KvDtype::Same),
         ("llama", Dtype::F32, KvDtype::Fp8E5m2),

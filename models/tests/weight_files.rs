@@ -102,7 +102,7 @@ fn names_are_found_with_and_without_their_prefix() {
 }
 
 #[test]
-fn tensors_that_nobody_asks_for_may_be_of_any_type() {
+fn unused_tensors_may_have_any_type() {
     let change = |name: &str, view: &TensorView| match name {
         "lm_head.weight" => (name.to_string(), safetensors::Dtype::I32, view.data().to_vec()),
         _ => (name.to_string(), view.dtype(), view.data().to_vec()),
@@ -137,7 +137,7 @@ fn a_truncated_file_is_refused_wherever_it_ends() {
     let mut longer = bytes.clone();
     longer.push(0);
     let copy = Copy::of("llama").write(SINGLE, &longer);
-    let lengths = [format!("found {} bytes", longer.len()), format!("{} bytes by its header", bytes.len())];
+    let lengths = [format!("found {} bytes", longer.len()), format!("{} bytes according to its header", bytes.len())];
     message(Weights::open(&copy.files()), &[SINGLE, &lengths[0], &lengths[1]]);
 }
 
@@ -182,7 +182,7 @@ fn an_index_that_does_not_match_its_shards_is_refused() {
     message(Weights::open(&lists_more.files()), &[&first, "model.extra.weight", "not found"]);
     for elsewhere in ["../model.safetensors", "/model.safetensors", "", ".", "a/b.safetensors"] {
         let copy = sharded().edit(INDEX, |index| index["weight_map"]["model.extra.weight"] = json!(elsewhere));
-        message(Weights::open(&copy.files()), &[INDEX, &format!("{elsewhere:?}"), "beside the index"]);
+        message(Weights::open(&copy.files()), &[INDEX, &format!("{elsewhere:?}"), "in the folder of the index"]);
     }
     let copy = sharded();
     let bytes = fs::read(copy.path(&first)).unwrap();

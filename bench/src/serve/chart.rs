@@ -1,17 +1,17 @@
-//! The chart: how times to the first token and pauses between tokens are distributed, and the throughput over the run, as one SVG.
+//! The chart of a run as an SVG: distributions of the time to the first token and of the inter-token latency, and throughput over time.
 
 use std::fmt::Write;
 
 use super::measure::{Record, Report};
+use crate::statistics::percentile;
 
 const WIDTH: f64 = 240.0;
 const HEIGHT: f64 = 170.0;
 const TOP: f64 = 80.0;
 const LEFTS: [f64; 3] = [56.0, 366.0, 676.0];
-/// Bars of the throughput.
-const BARS: usize = 40;
+const NUM_BARS: usize = 40;
 
-/// Draws a run.
+/// Draws the chart of a run.
 pub fn draw(model: &str, report: &Report, records: &[Record]) -> String {
     let mut svg = String::from(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 950 300\" font-family=\"sans-serif\" font-size=\"12\">\n\
@@ -30,12 +30,12 @@ pub fn draw(model: &str, report: &Report, records: &[Record]) -> String {
     svg
 }
 
-/// The share of times that are at most so long, up to the 99.5th percentile.
+/// Draws the cumulative distribution of times up to the 99.5th percentile.
 fn shares(svg: &mut String, left: f64, name: &str, mut seconds: Vec<f64>) {
     seconds.sort_by(f64::total_cmp);
     let count = seconds.len().max(1) as f64;
-    let end = seconds.get((count * 0.995) as usize).or(seconds.last()).copied().unwrap_or(1.0) * 1000.0;
-    let top = frame(svg, left, name, end, 100.0, "% of them");
+    let end = percentile(&seconds, 99.5) * 1000.0;
+    let top = axes(svg, left, name, end, 100.0, "% of requests or tokens");
     let mut path = String::new();
     for step in 0..=200 {
         let at = step as f64 / 200.0 * top;
@@ -45,15 +45,15 @@ fn shares(svg: &mut String, left: f64, name: &str, mut seconds: Vec<f64>) {
     let _ = writeln!(svg, "<polyline points=\"{path}\" fill=\"none\" stroke=\"#2f6f8f\" stroke-width=\"2\"/>");
 }
 
-/// Pieces a second over the run.
+/// Draws the pieces of text per second over the run.
 fn throughput(svg: &mut String, left: f64, seconds: f64, records: &[Record]) {
-    let width = (seconds / BARS as f64).max(f64::MIN_POSITIVE);
-    let mut bars = [0usize; BARS];
+    let width = (seconds / NUM_BARS as f64).max(f64::MIN_POSITIVE);
+    let mut bars = [0usize; NUM_BARS];
     for at in records.iter().flat_map(|record| &record.pieces) {
-        bars[((at / width) as usize).min(BARS - 1)] += 1;
+        bars[((at / width) as usize).min(NUM_BARS - 1)] += 1;
     }
     let most = bars.iter().max().copied().unwrap_or(0) as f64 / width;
-    let top = frame(svg, left, "seconds of the run", seconds, most, "pieces a second");
+    let top = axes(svg, left, "seconds since the start", seconds, most, "pieces of text per second");
     let high = ceiling(most);
     for (index, count) in bars.iter().enumerate() {
         let x = left + index as f64 * width / top * WIDTH;
@@ -67,8 +67,8 @@ fn throughput(svg: &mut String, left: f64, seconds: f64, records: &[Record]) {
     }
 }
 
-/// Axes with their bounds; gives the end of the horizontal one.
-fn frame(svg: &mut String, left: f64, across: &str, end: f64, most: f64, up: &str) -> f64 {
+/// Draws axes with labels and returns the end of the horizontal one.
+fn axes(svg: &mut String, left: f64, across: &str, end: f64, most: f64, up: &str) -> f64 {
     let (end, most) = (ceiling(end), ceiling(most));
     for mark in 0..=4 {
         let share = f64::from(mark) / 4.0;
@@ -82,7 +82,7 @@ fn frame(svg: &mut String, left: f64, across: &str, end: f64, most: f64, up: &st
     end
 }
 
-/// The next bound whose quarters read well.
+/// The next greater number that has round quarters.
 fn ceiling(value: f64) -> f64 {
     if !(value > 0.0 && value.is_finite()) {
         return 1.0;
@@ -102,19 +102,4 @@ fn number(value: f64) -> String {
 fn text(svg: &mut String, (x, y): (f64, f64), anchor: &str, words: &str) {
     let words = words.replace('&', "&amp;").replace('<', "&lt;");
     let _ = writeln!(svg, "<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"{anchor}\">{words}</text>");
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_name_can_not_break_the_drawing_and_no_run_is_too_small() {
-        let empty = Report::new(&[], 0.0, &[]);
-        let svg = draw("a<b&c", &empty, &[]);
-        assert!(svg.contains("a&lt;b&amp;c") && !svg.contains("NaN") && !svg.contains("inf"), "{svg}");
-        let record = Record { pieces: vec![0.5, 0.5], ..Record::default() };
-        let svg = draw("m", &Report::new(std::slice::from_ref(&record), 1.0, &[]), &[record]);
-        assert!(!svg.contains("NaN") && svg.matches("<polyline").count() == 2);
-    }
 }

@@ -1,25 +1,24 @@
-//! `quire bench serve`: requests to any OpenAI server, and how long its answers took. Names and definitions are those of vLLM's
+//! `quire bench serve`: sends requests to any OpenAI server and measures latencies and throughput. Names and definitions are those of
 //! `vllm bench serve`.
 //!
-//! | file | what it owns |
+//! | module | what it owns |
 //! |---|---|
-//! | `dataset` | what is asked: random lengths, ShareGPT-like conversations, workload files |
-//! | `load` | when: an open loop by a clock of its own, a closed loop by what is in flight |
-//! | `talk` | one request: its times and its tokens |
-//! | `measure` | what the times say: percentiles, throughput, goodput |
-//! | `report` | table and JSON |
-//! | `chart` | the SVG |
+//! | [`dataset`] | prompts: random lengths, ShareGPT-like conversations, workload files |
+//! | [`load`] | times of requests: an open loop with its own clock, or a closed loop of bounded concurrency |
+//! | [`request`] | one request: its times and tokens |
+//! | [`measure`] | figures: percentiles, throughput, goodput |
+//! | [`report`] | table and JSON |
+//! | [`chart`] | SVG |
 //!
-//! In an open loop (a finite `--request-rate`) every time counts from when the request was *meant* to be sent. A server, or a client,
-//! that falls behind so makes latencies longer instead of making the load lighter.
+//! In an open loop (a finite `--request-rate`) latencies are measured from the *scheduled* time of a request. If the server or this
+//! client falls behind, latencies grow; the load does not shrink.
 
-mod chart;
-mod dataset;
-mod load;
-mod measure;
-mod random;
-mod report;
-mod talk;
+pub mod chart;
+pub mod dataset;
+pub mod load;
+pub mod measure;
+pub mod report;
+pub mod request;
 
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -33,7 +32,7 @@ use crate::results::Results;
 use crate::values;
 use measure::{Goal, Report};
 
-/// Which API is spoken.
+/// API that receives the requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Endpoint {
     /// `/v1/completions`.
@@ -42,69 +41,73 @@ pub enum Endpoint {
     Chat,
 }
 
-/// `quire bench serve`.
+/// Flags of `quire bench serve`.
 #[derive(Debug, Args)]
 pub struct ServeBenchArgs {
-    /// Settings file: keys are flags without the dashes
+    /// Settings file; its keys are flags without the leading dashes
     #[arg(long, value_name = "FILE", env = "QUIRE_CONFIG")]
     pub config: Option<PathBuf>,
-    /// The server, without /v1
+    /// Address of the server, without /v1
     #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:8000")]
     pub base_url: String,
-    /// The model's name there [default: the first that the server lists]
+    /// Name of the model on the server [default: the first one that it lists]
     #[arg(long, value_name = "NAME")]
     pub model: Option<String>,
-    /// Key that the server wants
+    /// API key for the server
     #[arg(long, value_name = "KEY", value_parser = values::key, env = "QUIRE_API_KEY", hide_env_values = true)]
     pub api_key: Option<String>,
-    /// completions or chat
+    /// API to call: completions or chat
     #[arg(long, value_enum, default_value = "completions")]
     pub endpoint: Endpoint,
-    /// random, or a file: ShareGPT-like .json or .jsonl, or a workload with token ids
+    /// Prompts: random, or a file (ShareGPT-like .json or .jsonl, or a workload with token ids)
     #[arg(long, value_name = "NAME", default_value = "random")]
     pub dataset: String,
-    /// Requests to send [default: 100, or all of a workload]
+    /// Number of requests [default: 100, or all of a workload]
     #[arg(long, value_name = "N", value_parser = values::whole::<usize>)]
     pub num_prompts: Option<usize>,
-    /// random: words of a prompt, or tokens where --random-vocab-size is given
+    /// Words per random prompt, or tokens if --random-vocab-size is set
     #[arg(long, value_name = "N", default_value_t = 128, value_parser = values::whole::<usize>)]
     pub random_input_len: usize,
-    /// random, and conversations without an answer: tokens of an answer
+    /// Tokens to generate for random prompts and for conversations without an answer
     #[arg(long, value_name = "TOKENS", default_value_t = 128, value_parser = values::whole::<usize>)]
     pub random_output_len: usize,
-    /// random: lengths differ by at most this share, 0 to 1
-    #[arg(long, value_name = "SHARE", default_value_t = 0.0)]
+    /// Greatest relative deviation of random lengths, 0 to 1
+    #[arg(long, value_name = "RATIO", default_value_t = 0.0)]
     pub random_range_ratio: f64,
-    /// random: prompts are token ids below this, for servers that take them
+    /// Make random prompts of token ids below this number, for servers that accept token ids
     #[arg(long, value_name = "N", value_parser = values::whole::<u32>)]
     pub random_vocab_size: Option<u32>,
-    /// Requests a second, or inf: as fast as --max-concurrency allows
+    /// Requests per second; inf sends as fast as --max-concurrency allows
     #[arg(long, value_name = "RATE", default_value = "inf")]
     pub request_rate: f64,
-    /// Shape of the gamma distribution of the pauses: 1 is a Poisson process, below is burstier
+    /// Shape of the gamma-distributed intervals: 1 is a Poisson process, less is burstier
     #[arg(long, value_name = "SHAPE", default_value_t = 1.0)]
     pub burstiness: f64,
-    /// Most requests in flight [default: no bound]
+    /// Maximum number of requests in flight [default: no limit]
     #[arg(long, value_name = "N", value_parser = values::whole::<usize>)]
     pub max_concurrency: Option<usize>,
-    /// Seed of lengths, prompts and pauses
+    /// Seed of random lengths, prompts and intervals
     #[arg(long, default_value_t = 0, value_parser = values::whole::<u64>)]
     pub seed: u64,
-    /// Ask the server to go on after the end-of-sequence token, so that every answer has its length
+    /// Ask the server to ignore the end-of-sequence token, so that every answer has its full length
     #[arg(long)]
     pub ignore_eos: bool,
-    /// Limits in ms that a request must keep to count, as ttft:200 tpot:50 e2el:2000 (itl: its longest pause)
+    /// Report goodput: requests per second that meet these limits in ms, such as ttft:200 tpot:50 e2el:2000
+    /// (itl: the longest interval of a request)
     #[arg(long, value_name = "LIMITS", num_args = 1.., value_delimiter = ' ')]
     pub goodput: Vec<Goal>,
-    /// Write all figures and every request to this file
+    /// Write all figures and requests to this file as JSON
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
-    /// Write a chart to this file
+    /// Write a chart to this file as SVG
     #[arg(long, value_name = "FILE")]
     pub svg: Option<PathBuf>,
 }
 
-/// Sends the load, waits for all answers, reports.
+/// Generates the load, waits for all answers and reports the figures.
+///
+/// # Errors
+/// An invalid flag, a file that cannot be read or written, or no request was answered.
 pub fn run(args: &ServeBenchArgs) -> Result<(), Error> {
     check(args)?;
     let server = Server::new(&args.base_url, args.api_key.clone())
@@ -117,10 +120,10 @@ pub fn run(args: &ServeBenchArgs) -> Result<(), Error> {
     let (model, run) = runtime.block_on(async {
         let model = match &args.model {
             Some(name) => name.clone(),
-            None => talk::first_model(&server).await.map_err(Error::Failed)?,
+            None => request::first_model(&server).await.map_err(Error::Failed)?,
         };
-        let asker = talk::Asker::new(server, &model, args.endpoint, args.ignore_eos);
-        Ok::<_, Error>((model, load::run(asker, questions, arrivals, args.max_concurrency).await))
+        let sender = request::Sender::new(server, &model, args.endpoint, args.ignore_eos);
+        Ok::<_, Error>((model, load::run(sender, questions, arrivals, args.max_concurrency).await))
     })?;
     let report = Report::new(&run.records, run.seconds, &args.goodput);
     write!(io::stdout(), "{}", report::table(args, &model, &report))?;

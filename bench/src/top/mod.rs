@@ -1,9 +1,9 @@
-//! `quire top`: a running server in the terminal, from the same state as its page.
+//! `quire top`: shows a running server in the terminal, from the same state as the server's page.
 //!
-//! It reads `/quire/state` every `--interval` and draws one frame of plain text with a few colours; without a terminal, with
-//! `--once`, or where `NO_COLOR` is set, without any. `q` ends it, `s` takes the next order of the list.
+//! It reads `/quire/state` every `--interval` and draws a frame of text. Colours are used only on a terminal, without `--once`, and if
+//! `NO_COLOR` is not set. `q` quits, `s` selects the next order of the requests.
 
-mod frame;
+pub mod frame;
 
 use std::io::{self, IsTerminal, Write};
 use std::path::PathBuf;
@@ -19,68 +19,67 @@ use crate::Error;
 use crate::client::Server;
 use crate::values;
 
-/// Order of the list of requests.
+/// Order of the requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Sort {
-    /// As the engine has them: running, swapped, waiting.
+    /// Running, swapped, then waiting requests, as in the engine.
     Queue,
     /// Oldest first.
     Age,
     /// Most blocks first.
     Blocks,
-    /// Most tokens drawn first.
+    /// Most output tokens first.
     Tokens,
 }
 
 impl Sort {
-    /// The one that follows.
+    /// The next order, after the last one the first.
     fn next(self) -> Sort {
-        match self {
-            Sort::Queue => Sort::Age,
-            Sort::Age => Sort::Blocks,
-            Sort::Blocks => Sort::Tokens,
-            Sort::Tokens => Sort::Queue,
-        }
+        let all = Sort::value_variants();
+        all[(self as usize + 1) % all.len()]
     }
 }
 
-/// `quire top`.
+/// Flags of `quire top`.
 #[derive(Debug, Args)]
 pub struct TopArgs {
-    /// The server
+    /// Address of the server
     #[arg(value_name = "URL", default_value = "http://127.0.0.1:8000")]
     pub url: String,
-    /// Settings file: keys are flags without the dashes
+    /// Settings file; its keys are flags without the leading dashes
     #[arg(long, value_name = "FILE", env = "QUIRE_CONFIG")]
     pub config: Option<PathBuf>,
-    /// Key that the server wants
+    /// API key for the server
     #[arg(long, value_name = "KEY", value_parser = values::key, env = "QUIRE_API_KEY", hide_env_values = true)]
     pub api_key: Option<String>,
-    /// Order of the requests; s takes the next one
+    /// Order of the requests; press s for the next one
     #[arg(long, value_enum, default_value = "queue")]
     pub sort: Sort,
-    /// Milliseconds between two looks
+    /// Milliseconds between two updates
     #[arg(long, value_name = "MS", default_value_t = 500, value_parser = values::whole::<u64>)]
     pub interval: u64,
-    /// Print one frame without colour and end
+    /// Print one frame without colours and quit
     #[arg(long)]
     pub once: bool,
 }
 
-/// Looks once, or until somebody presses q.
+/// Shows the server once, or until `q` is pressed.
+///
+/// # Errors
+/// The address is invalid; with `--once` or without a terminal also if the server does not answer.
 pub fn run(args: &TopArgs) -> Result<(), Error> {
     let server =
         Server::new(&args.url, args.api_key.clone()).map_err(|problem| Error::Usage(format!("URL: {problem}")))?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     if args.once || !io::stdout().is_terminal() {
-        let state = look(&runtime, &server).map_err(Error::Failed)?;
+        let state = fetch(&runtime, &server).map_err(Error::Failed)?;
         return Ok(write!(io::stdout(), "{}", frame::draw(&state, args.sort, (100, 40), false))?);
     }
     let _screen = Screen::enter()?;
     let colour = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
     let mut sort = args.sort;
-    let mut state = look(&runtime, &server);
-    let mut looked = Instant::now();
+    let mut state = fetch(&runtime, &server);
+    let mut fetched = Instant::now();
     loop {
         let size = terminal::size().unwrap_or((80, 24));
         let text = match &state {
@@ -89,7 +88,7 @@ pub fn run(args: &TopArgs) -> Result<(), Error> {
         };
         show(&text)?;
         let interval = Duration::from_millis(args.interval.max(100));
-        if poll(interval.saturating_sub(looked.elapsed()))? {
+        if poll(interval.saturating_sub(fetched.elapsed()))? {
             match read()? {
                 Event::Key(key) if key.code == KeyCode::Char('c') && key.modifiers.contains(KeyModifiers::CONTROL) => {
                     return Ok(());
@@ -99,20 +98,22 @@ pub fn run(args: &TopArgs) -> Result<(), Error> {
                 _ => {}
             }
         } else {
-            state = look(&runtime, &server);
-            looked = Instant::now();
+            state = fetch(&runtime, &server);
+            fetched = Instant::now();
         }
     }
 }
 
-fn look(runtime: &Runtime, server: &Server) -> Result<Value, String> {
+fn fetch(runtime: &Runtime, server: &Server) -> Result<Value, String> {
     runtime.block_on(async {
         let text = server.send("/quire/state", None).await?.text().await?;
-        serde_json::from_str(&text).map_err(|error| format!("/quire/state is no JSON: {error}"))
+        serde_json::from_str(&text).map_err(|error| {
+            format!("/quire/state: found an answer that is not JSON ({error}), expected a Quire server")
+        })
     })
 }
 
-/// One frame over the last one, without a flash: lines are overwritten and cut, not cleared first.
+/// Draws a frame over the last one. Lines are overwritten, not cleared first, so that the screen does not flicker.
 fn show(text: &str) -> io::Result<()> {
     let mut out = io::stdout().lock();
     execute!(out, cursor::MoveTo(0, 0))?;
@@ -123,7 +124,7 @@ fn show(text: &str) -> io::Result<()> {
     out.flush()
 }
 
-/// The terminal while it is ours; given back as it was, also after an error.
+/// The terminal's alternate screen in raw mode; the terminal is restored on drop.
 struct Screen;
 
 impl Screen {
@@ -137,7 +138,7 @@ impl Screen {
 
 impl Drop for Screen {
     fn drop(&mut self) {
-        // Nothing is left to be told if the terminal has gone.
+        // An error here cannot be reported: the terminal is gone.
         let _ = execute!(io::stdout(), cursor::Show, terminal::LeaveAlternateScreen);
         let _ = terminal::disable_raw_mode();
     }

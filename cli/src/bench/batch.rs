@@ -1,15 +1,19 @@
-//! Prompts of random tokens through an engine, with the clock beside them.
+//! Batches of random prompts through an engine, with timing.
 //!
-//! The engine is driven step by step on token ids: no text, no HTTP. Draws are greedy and no token ends a sequence.
+//! The engine is driven step by step on token ids, without text or HTTP. Decoding is greedy, and no token ends a sequence.
 
+use std::collections::HashMap;
 use std::time::Instant;
 
-use engine::{Engine, EngineConfig, Floor, GenerationParams, GenerationRequest, RequestId, TokenEvent, Work};
+use ::bench::random::Random;
+use engine::{
+    Engine, EngineConfig, FinishReason, Floor, GenerationParams, GenerationRequest, RequestId, TokenEvent, Work,
+};
 use serde_json::{Value, json};
 
 use crate::error::CliError;
 
-/// Prompts that come at once.
+/// Prompts of equal length that are submitted together.
 #[derive(Clone, Copy)]
 pub struct Batch {
     pub prompts: usize,
@@ -17,50 +21,47 @@ pub struct Batch {
     pub output_len: usize,
 }
 
-/// What one run of a batch took.
 pub struct Run {
     /// Until every sequence had its first token.
     pub first: Phase,
-    /// From there to the end.
-    pub rest: Phase,
+    pub all: Phase,
     /// Seconds to each sequence's first token, ascending.
     pub first_tokens: Vec<f64>,
 }
 
-/// A part of a run.
-#[derive(Clone, Copy, Default)]
-pub struct Phase {
-    pub seconds: f64,
-    /// Prompt tokens and generated ones.
-    pub prompt_tokens: u64,
-    pub tokens: u64,
-    pub work: Work,
-}
-
-impl Phase {
-    /// Both parts of a run.
-    pub fn and(self, other: Phase) -> Phase {
-        let (a, b) = (self.work, other.work);
+impl Run {
+    /// From the last first token to the end.
+    pub fn rest(&self) -> Phase {
+        let (all, first) = (&self.all, &self.first);
         Phase {
-            seconds: self.seconds + other.seconds,
-            prompt_tokens: self.prompt_tokens + other.prompt_tokens,
-            tokens: self.tokens + other.tokens,
+            seconds: all.seconds - first.seconds,
+            prompt_tokens: all.prompt_tokens - first.prompt_tokens,
+            tokens: all.tokens - first.tokens,
             work: Work {
-                steps: a.steps + b.steps,
-                tokens: a.tokens + b.tokens,
-                logits: a.logits + b.logits,
-                context: a.context + b.context,
+                steps: all.work.steps - first.work.steps,
+                tokens: all.work.tokens - first.work.tokens,
+                logits: all.work.logits - first.work.logits,
+                context: all.work.context - first.work.context,
             },
         }
     }
 }
 
-/// A loaded engine and the floors of its machine.
+/// Time and work of a part of a run.
+#[derive(Clone, Copy, Default)]
+pub struct Phase {
+    pub seconds: f64,
+    pub prompt_tokens: u64,
+    /// Generated tokens.
+    pub tokens: u64,
+    pub work: Work,
+}
+
+/// A loaded engine, and the lower bounds on time (floors) of its machine.
 pub struct Bench {
     pub(super) engine: Engine,
     pub floor: Floor,
-    random: u64,
-    /// As it was configured.
+    random: Random,
     pub(super) block_size: usize,
     pub(super) max_num_seqs: usize,
     pub(super) max_num_batched_tokens: usize,
@@ -72,79 +73,72 @@ impl Bench {
         let floor = Floor::measure(config)?;
         let engine = Engine::load(config, &|_, _| {})?;
         let &EngineConfig { block_size, max_num_seqs, max_num_batched_tokens, .. } = config;
-        let random = config.seed.unwrap_or(0);
+        let random = Random::new(config.seed.unwrap_or(0));
         Ok(Bench { engine, floor, random, block_size, max_num_seqs, max_num_batched_tokens })
     }
 
-    /// Runs prompts that were never seen before.
+    /// Runs a batch of new random prompts.
     pub fn run(&mut self, batch: &Batch) -> Result<Run, CliError> {
         self.run_lengths(&vec![(batch.input_len, batch.output_len); batch.prompts])
     }
 
-    /// The same with prompts of so many tokens each, and so many tokens to generate for it.
+    /// Runs new random prompts, given the prompt and output length of each.
     pub fn run_lengths(&mut self, lengths: &[(usize, usize)]) -> Result<Run, CliError> {
-        let mut inputs = std::collections::HashMap::new();
+        let mut inputs = HashMap::new();
         for &(input_len, output_len) in lengths {
             inputs.insert(self.submit(input_len, output_len)?, input_len as u64);
         }
-        let (start, mut steps) = (Instant::now(), 0u64);
-        let mut made = std::collections::HashMap::new();
+        let start = Instant::now();
+        let mut generated = HashMap::new();
         let (mut first, mut all) = (Phase::default(), Phase::default());
         let mut first_tokens = Vec::with_capacity(lengths.len());
-        let mut failed = None;
         while self.engine.has_work() {
-            let mut tokens = 0;
-            self.engine.step(|id, event| {
-                let TokenEvent::Token { token, finish, .. } = event else { return };
-                if let Some(engine::FinishReason::Error(message)) = finish {
-                    failed.get_or_insert(message);
+            let (tokens, _) = self.step(|id| {
+                let generated: &mut u64 = generated.entry(id).or_default();
+                let input_len = inputs.get(&id).copied().unwrap_or_default();
+                if *generated == 0 {
+                    first_tokens.push(start.elapsed().as_secs_f64());
+                    all.prompt_tokens += input_len;
+                    all.work.tokens += input_len;
+                    all.work.context += input_len;
+                } else {
+                    all.work.tokens += 1;
+                    all.work.context += input_len + *generated;
                 }
-                if token.is_some() {
-                    tokens += 1;
-                    let made: &mut u64 = made.entry(id).or_default();
-                    let input_len = inputs.get(&id).copied().unwrap_or_default();
-                    if *made == 0 {
-                        first_tokens.push(start.elapsed().as_secs_f64());
-                        all.prompt_tokens += input_len;
-                        all.work.tokens += input_len;
-                        all.work.context += input_len;
-                    } else {
-                        all.work.tokens += 1;
-                        all.work.context += input_len + *made;
-                    }
-                    *made += 1;
-                }
-            });
-            if let Some(message) = failed {
-                return Err(CliError::Bench(message));
-            }
-            steps += 1;
+                *generated += 1;
+            })?;
             all.tokens += tokens;
             all.work.logits += tokens;
-            all.work.steps = steps;
+            all.work.steps += 1;
             all.seconds = start.elapsed().as_secs_f64();
             if first_tokens.len() == lengths.len() && first.work.steps == 0 {
                 first = all;
             }
         }
-        let (a, b) = (all.work, first.work);
-        let rest = Phase {
-            seconds: all.seconds - first.seconds,
-            prompt_tokens: 0,
-            tokens: all.tokens - first.tokens,
-            work: Work {
-                steps: a.steps - b.steps,
-                tokens: a.tokens - b.tokens,
-                logits: a.logits - b.logits,
-                context: a.context - b.context,
-            },
-        };
-        Ok(Run { first, rest, first_tokens })
+        Ok(Run { first, all, first_tokens })
     }
 
-    /// Hands in a prompt of tokens that were never seen before.
+    /// Runs one step and calls `on_token` for each sequence that got a token. Returns the number of tokens, and whether a sequence
+    /// has finished.
+    pub(super) fn step(&mut self, mut on_token: impl FnMut(RequestId)) -> Result<(u64, bool), CliError> {
+        let (mut tokens, mut finished, mut failed) = (0, false, None);
+        self.engine.step(|id, event| {
+            let TokenEvent::Token { token, finish, .. } = event else { return };
+            if token.is_some() {
+                tokens += 1;
+                on_token(id);
+            }
+            finished |= finish.is_some();
+            if let Some(FinishReason::Error(message)) = finish {
+                failed.get_or_insert(message);
+            }
+        });
+        failed.map_or(Ok((tokens, finished)), |message| Err(CliError::Failed(message)))
+    }
+
     pub(super) fn submit(&mut self, input_len: usize, output_len: usize) -> Result<RequestId, CliError> {
-        let prompt = (0..input_len).map(|_| self.token()).collect();
+        let vocab_size = self.engine.vocab_size() as u64;
+        let prompt = (0..input_len).map(|_| (self.random.next() % vocab_size) as u32).collect();
         let params = GenerationParams {
             sampling: engine::SamplingParams { temperature: 0.0, ..Default::default() },
             max_tokens: Some(output_len),
@@ -154,25 +148,16 @@ impl Bench {
         Ok(self.engine.submit(GenerationRequest { prompt, params, ..Default::default() })?)
     }
 
-    /// Any token (SplitMix64).
-    fn token(&mut self) -> u32 {
-        self.random = self.random.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let z = (self.random ^ (self.random >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        ((z >> 32) % self.engine.vocab_size() as u64) as u32
-    }
-
-    /// The share of its floor that a phase took: 1 is all that the machine can do.
+    /// The lower bound on a phase's time as a fraction of its time: 1 is the best possible.
     pub fn share(&self, phase: &Phase) -> f64 {
         if phase.seconds > 0.0 { self.floor.seconds(&phase.work) / phase.seconds } else { 0.0 }
     }
 
-    /// The floors in a line.
     pub fn floors(&self) -> String {
         let Floor { threads, read, peak, weight_bytes, kv_bytes_per_token, .. } = self.floor;
         format!(
-            "floors of this run, {threads} threads: read {:.1} GB/s, {:.0} GOP/s; a step reads {:.1} MB of weights and {:.1} kB of cache \
-             for each token of context",
+            "floor (lower bound on time) with {threads} threads: reads {:.1} GB/s, computes {:.0} GOP/s; a step reads {:.1} MB \
+             of weights and {:.1} kB of cache per token of context",
             read / 1e9,
             peak / 1e9,
             weight_bytes as f64 / 1e6,
@@ -180,7 +165,6 @@ impl Bench {
         )
     }
 
-    /// The floors as JSON.
     pub fn floors_json(&self) -> Value {
         json!({
             "threads": self.floor.threads,

@@ -1,6 +1,6 @@
-//! `quire bench kernels`: a grid of shapes, every variant that can do them, a table and a JSON file.
+//! `quire bench kernels`: times every supporting variant over a grid of shapes; a table and a JSON file.
 //!
-//! Rows appear when their operation is measured. What is measured and how is `attention_kernels::trial::grid`.
+//! A row is printed as soon as it has been measured. `attention_kernels::trial::grid` defines what is measured and how.
 
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -15,25 +15,24 @@ use crate::error::CliError;
 use crate::values;
 use ::bench::results::Results;
 
-/// `quire bench kernels`. Lists are separated by commas.
 #[derive(Debug, Args)]
 pub struct KernelArgs {
     /// Operations: decode, prefill, cache_write, block_copy, linear [default: all]
     #[arg(long, value_name = "NAMES", value_delimiter = ',', value_parser = operation)]
     pub op: Vec<Operation>,
-    /// Variants, as `quire kernels` names them [default: all that can do a shape]
+    /// Variants, named as by `quire kernels` [default: all that support a shape]
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     pub variant: Vec<String>,
-    /// Types of queries: float32, float16, bfloat16; auto is float32 on cpu, else bfloat16 [default: auto]
+    /// Types of queries: float32, float16, bfloat16; auto is float32 on cpu, otherwise bfloat16 [default: auto]
     #[arg(long, value_name = "TYPES", value_delimiter = ',', value_parser = dtype, env = "QUIRE_DTYPE")]
     pub dtype: Vec<Option<Dtype>>,
     /// Types of caches: same, fp8_e4m3, fp8_e5m2, int8 [default: same]
     #[arg(long, value_name = "TYPES", value_delimiter = ',', value_parser = kv_dtype)]
     pub kv_dtype: Vec<KvDtype>,
-    /// Query heads [default: 32]
+    /// Number of query heads [default: 32]
     #[arg(long, value_name = "N", value_parser = values::whole::<usize>)]
     pub heads: Option<usize>,
-    /// KV heads [default: 8]
+    /// Number of key/value heads [default: 8]
     #[arg(long, value_name = "N", value_parser = values::whole::<usize>)]
     pub kv_heads: Option<usize>,
     /// Elements per head [default: 128]
@@ -42,25 +41,24 @@ pub struct KernelArgs {
     /// Tokens per block [default: 16]
     #[arg(long, value_name = "SIZES", value_delimiter = ',', value_parser = values::whole::<usize>, env = "QUIRE_BLOCK_SIZE")]
     pub block_size: Vec<usize>,
-    /// Sequences [default: 1,8]
+    /// Numbers of sequences [default: 1,8]
     #[arg(long, value_name = "COUNTS", value_delimiter = ',', value_parser = values::whole::<usize>)]
     pub batch: Vec<usize>,
-    /// Tokens of each sequence [default: 512,4096]
+    /// Context lengths of the sequences [default: 512,4096]
     #[arg(long, value_name = "TOKENS", value_delimiter = ',', value_parser = values::whole::<usize>)]
     pub context: Vec<usize>,
-    /// Query rows of each sequence in prefill, cache_write and linear [default: 128]
+    /// Query rows per sequence in prefill, cache_write and linear [default: 128]
     #[arg(long, value_name = "TOKENS", value_delimiter = ',', value_parser = values::whole::<usize>)]
     pub query_len: Vec<usize>,
-    /// Runs before the clock counts [default: 2]
+    /// Number of runs before those that are timed [default: 2]
     #[arg(long, value_name = "N", value_parser = values::whole::<usize>)]
     pub warmup: Option<usize>,
-    /// Runs that count, at most: those of a second [default: 20]
+    /// Maximum number of timed runs; at most one second of them [default: 20]
     #[arg(long, value_name = "N", value_parser = values::whole::<usize>)]
     pub repeat: Option<usize>,
-    /// Write everything to this file
+    /// Write all figures to this file as JSON
     #[arg(long, value_name = "FILE", value_parser = values::file)]
     pub json: Option<PathBuf>,
-    /// Where.
     #[command(flatten)]
     pub common: CommonArgs,
 }
@@ -72,11 +70,10 @@ fn operation(text: &str) -> Result<Operation, String> {
 
 fn dtype(text: &str) -> Result<Option<Dtype>, String> {
     match text {
-        "auto" => Ok(None),
-        "float32" | "f32" => Ok(Some(Dtype::F32)),
-        "float16" | "f16" => Ok(Some(Dtype::F16)),
-        "bfloat16" | "bf16" => Ok(Some(Dtype::Bf16)),
-        _ => Err("expected some of auto, float32, float16, bfloat16".to_string()),
+        "f32" => Ok(Some(Dtype::F32)),
+        "f16" => Ok(Some(Dtype::F16)),
+        "bf16" => Ok(Some(Dtype::Bf16)),
+        long => Ok(values::dtype(long)?.0),
     }
 }
 
@@ -86,7 +83,7 @@ fn kv_dtype(text: &str) -> Result<KvDtype, String> {
 }
 
 impl KernelArgs {
-    /// What was asked for, on top of the defaults of a device.
+    /// The grid of the flags, with the defaults of a device for flags that are not given.
     fn grid(&self, default: Grid) -> Grid {
         fn or<T: Clone>(given: &[T], default: Vec<T>) -> Vec<T> {
             if given.is_empty() { default } else { given.to_vec() }
@@ -110,17 +107,16 @@ impl KernelArgs {
     }
 }
 
-/// Measures and prints.
 pub fn run(args: KernelArgs, config: &EngineConfig) -> Result<(), CliError> {
-    config.kernels.plugin.iter().try_for_each(|plugin| load_plugin(&plugin.path)).map_err(CliError::bench)?;
+    config.kernels.plugin.iter().try_for_each(|plugin| load_plugin(&plugin.path)).map_err(CliError::failed)?;
     let results = Results::open("--json", args.json.as_deref())?;
     let device = args.common.open()?;
     let grid = args.grid(Grid::of(&*device));
-    let left_out = grid.check(&*device).map_err(CliError::bench)?;
+    let left_out = grid.check(&*device).map_err(CliError::failed)?;
     let mut out = io::stdout().lock();
     writeln!(out, "device: {}, {}", device.name(), device.description())?;
     if device.name() == "cuda-sim" {
-        writeln!(out, "cuda-sim runs GPU code on the CPU: its times mean nothing, its errors do")?;
+        writeln!(out, "cuda-sim runs GPU code on the CPU: its errors are meaningful, its times are not")?;
     }
     writeln!(out, "{}", HEAD.trim_end())?;
     let (mut rows, mut broken, mut peaks) = (Vec::new(), None, Vec::new());
@@ -130,21 +126,21 @@ pub fn run(args: KernelArgs, config: &EngineConfig) -> Result<(), CliError> {
         Ok(measured)
     };
     let outcome = grid.run(&device, &mut measure, &mut |row| {
-        // A reader that has gone is told of at the end; the measurements go on into the file.
+        // If the reader has closed the pipe, keep measuring for the file and report the error at the end.
         if let Err(error) = writeln!(out, "{}", line(row)) {
             broken.get_or_insert(error);
         }
         rows.push(record(row));
     });
-    outcome.map_err(CliError::bench)?;
+    outcome.map_err(CliError::failed)?;
     let best = peaks.iter().fold(Peaks::default(), |best, measured| best.max(measured));
     writeln!(out, "peaks, the best of {}: {best}", peaks.len())?;
-    // Other tenants of a machine move its figures, and so the rows between.
+    // Other programs on the machine change its peaks, and the rows measured in between.
     let moved = Peaks::moved(&peaks);
     if moved > STEADY {
         writeln!(
             out,
-            "peaks moved by {:.0}% during this run: it was not alone; compare rows with care",
+            "peaks changed by {:.0}% during this run, so other programs were running; compare rows with care",
             moved * 100.0
         )?;
     }
@@ -166,10 +162,9 @@ pub fn run(args: KernelArgs, config: &EngineConfig) -> Result<(), CliError> {
     broken.map_or(Ok(()), |error| Err(error.into()))
 }
 
-/// Peaks that differ by less are those of a machine at rest.
+/// Greatest change of the peaks on an otherwise idle machine.
 const STEADY: f64 = 0.1;
 
-/// Over [`line`].
 const HEAD: &str = "operation   variant                 types          heads  size block batch context rows  \
                     median us  spread    GB/s of peak    ulps";
 
@@ -214,7 +209,7 @@ fn record(row: &Measurement) -> Value {
         "operations": cell.operations,
         "bytes_per_second": row.bytes_per_second(),
         "share_of_peak": row.share,
-        // JSON has no infinity: wrong altogether is null.
+        // JSON has no infinity: a result without any correct digit is null.
         "max_error_ulps": cell.ulps.is_finite().then_some(cell.ulps),
     })
 }

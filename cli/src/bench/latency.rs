@@ -1,4 +1,4 @@
-//! `quire bench latency`: one batch, again and again. Flags are those of `vllm bench latency`.
+//! `quire bench latency`: runs one batch repeatedly. Flags are those of `vllm bench latency`.
 
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -8,46 +8,43 @@ use engine::EngineConfig;
 use serde_json::json;
 
 use super::batch::{Batch, Bench, Phase, Run};
+use super::write_figures;
 use crate::args::EngineArgs;
 use crate::error::CliError;
 use crate::profile::ProfileArgs;
 use crate::values;
 use ::bench::results::Results;
-use ::bench::statistics::{median_and_spread, percentile};
+use ::bench::statistics::{mean, median_and_spread, percentile};
 
-/// `quire bench latency`.
 #[derive(Debug, Args)]
 pub struct LatencyArgs {
-    /// Tokens of each prompt
+    /// Tokens per prompt
     #[arg(long, value_name = "TOKENS", default_value_t = 32, value_parser = values::positive)]
     pub input_len: usize,
-    /// Tokens to generate for each
+    /// Tokens to generate per prompt
     #[arg(long, value_name = "TOKENS", default_value_t = 128, value_parser = values::positive)]
     pub output_len: usize,
-    /// Prompts at once
+    /// Number of prompts in the batch
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = values::positive)]
     pub batch_size: usize,
-    /// Runs before the clock counts
+    /// Number of runs before those that are timed
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = values::whole::<usize>)]
     pub num_iters_warmup: usize,
-    /// Runs that count
+    /// Number of timed runs
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = values::positive)]
     pub num_iters: usize,
-    /// Write the figures to this file; - is standard output, and nothing else then
+    /// Write the figures to this file as JSON; - writes only them, to standard output
     #[arg(long, value_name = "FILE")]
     pub output_json: Option<PathBuf>,
-    /// Where the time goes.
     #[command(flatten)]
     pub profile: ProfileArgs,
-    /// The engine.
     #[command(flatten)]
     pub engine: EngineArgs,
 }
 
-/// Measures and prints.
 pub fn run(args: LatencyArgs, config: EngineConfig) -> Result<(), CliError> {
     let batch = Batch { prompts: args.batch_size, input_len: args.input_len, output_len: args.output_len };
-    let mut results = Results::open("--output-json", args.output_json.as_deref())?;
+    let results = Results::open("--output-json", args.output_json.as_deref())?;
     let mut bench = Bench::start(&config)?;
     for _ in 0..args.num_iters_warmup {
         bench.run(&batch)?;
@@ -60,10 +57,10 @@ pub fn run(args: LatencyArgs, config: EngineConfig) -> Result<(), CliError> {
         (median, spread, median_and_spread(shares.collect()).0)
     };
     let prefill = rate(|run| (run.first.prompt_tokens, run.first));
-    let decode = rate(|run| (run.rest.tokens, run.rest));
-    let mut seconds: Vec<f64> = runs.iter().map(|run| run.first.and(run.rest).seconds).collect();
+    let decode = rate(|run| (run.rest().tokens, run.rest()));
+    let mut seconds: Vec<f64> = runs.iter().map(|run| run.all.seconds).collect();
     seconds.sort_by(f64::total_cmp);
-    let average = seconds.iter().sum::<f64>() / seconds.len() as f64;
+    let average = mean(&seconds);
     let figures = json!({
         "batch_size": args.batch_size, "input_len": args.input_len, "output_len": args.output_len,
         "avg_latency": average,
@@ -76,16 +73,13 @@ pub fn run(args: LatencyArgs, config: EngineConfig) -> Result<(), CliError> {
         "decode_tokens_per_second": decode.0, "decode_spread": decode.1, "decode_share_of_floor": decode.2,
         "floors": bench.floors_json(),
     });
-    if let Some(results) = &mut results {
-        results.value(&figures)?;
-        if results.is_standard_output() {
-            return Ok(());
-        }
+    if write_figures(results, &figures)? {
+        return Ok(());
     }
     let mut out = io::stdout().lock();
     writeln!(
         out,
-        "{} prompts at once, {} tokens in and {} out, {} runs",
+        "batch of {} prompts, {} input and {} output tokens each, {} runs",
         args.batch_size, args.input_len, args.output_len, args.num_iters
     )?;
     writeln!(out, "{:<8} {:>14} {:>8} {:>14}", "", "tokens/s", "range", "of the floor")?;

@@ -1,4 +1,4 @@
-//! `quire bench`: one file per subcommand that measures an engine of this process. `quire bench serve` is the crate `bench`.
+//! `quire bench`: the subcommands that measure an engine in this process, one file each. `quire bench serve` is in the crate `bench`.
 
 mod batch;
 mod kernels;
@@ -8,62 +8,56 @@ mod steady;
 mod sweep;
 mod throughput;
 
+use ::bench::results::Results;
 use clap::{Args, Subcommand};
 use engine::EngineConfig;
+use serde_json::Value;
 
-use crate::args::EngineArgs;
 use crate::error::CliError;
-use crate::profile::ProfileArgs;
+use crate::shared::Shared;
 
-/// `quire bench`.
 #[derive(Debug, Args)]
 pub struct BenchArgs {
-    /// What to measure.
     #[command(subcommand)]
     pub command: BenchCommand,
 }
 
-/// The subcommands.
 #[derive(Debug, Subcommand)]
 pub enum BenchCommand {
-    /// Time every kernel over a grid of shapes, with its error and its share of what the machine can do
+    /// Time every kernel over a grid of shapes, with its error and its fraction of the peak rate
     Kernels(Box<kernels::KernelArgs>),
-    /// What this machine can do at best: memory bandwidth and operations a second
+    /// Measure the peak rates of this machine: memory bandwidth and operations per second
     Roofline(roofline::RooflineArgs),
-    /// Time one batch again and again: prefill, decode, and their share of what the machine can do
+    /// Time one batch repeatedly: prefill, decode, and their fraction of the possible speed
     Latency(latency::LatencyArgs),
-    /// Time decode steps of full batches and prompts alone, for many shapes in one loaded engine
+    /// Time decode steps of full batches and single prompts for many shapes
     Sweep(Box<sweep::SweepArgs>),
-    /// Time many prompts that come at once
+    /// Time many prompts that are submitted together
     Throughput(throughput::ThroughputArgs),
-    /// Load any OpenAI server with requests and time its answers
+    /// Send requests to any OpenAI server and measure its latencies and throughput
     Serve(::bench::serve::ServeBenchArgs),
 }
 
 impl BenchArgs {
-    /// The engine that is measured, where one is.
-    pub fn engine(&self) -> Option<&EngineArgs> {
-        match &self.command {
-            BenchCommand::Latency(args) => Some(&args.engine),
-            BenchCommand::Throughput(args) => Some(&args.engine),
-            BenchCommand::Sweep(args) => Some(&args.engine),
-            BenchCommand::Kernels(_) | BenchCommand::Roofline(_) | BenchCommand::Serve(_) => None,
-        }
-    }
-
-    /// The flag that profiles it.
-    pub fn profile(&self) -> Option<(&ProfileArgs, &EngineArgs)> {
-        match &self.command {
-            BenchCommand::Latency(args) => Some((&args.profile, &args.engine)),
-            BenchCommand::Throughput(args) => Some((&args.profile, &args.engine)),
-            // Its decode figures are of steps that nothing else slows down.
-            BenchCommand::Sweep(_) => None,
-            BenchCommand::Kernels(_) | BenchCommand::Roofline(_) | BenchCommand::Serve(_) => None,
-        }
+    pub fn shared(&self) -> Shared<'_> {
+        let (engine, profile) = match &self.command {
+            BenchCommand::Latency(args) => (&args.engine, Some(&args.profile)),
+            BenchCommand::Throughput(args) => (&args.engine, Some(&args.profile)),
+            // A sweep has no profile, which would slow its steps down.
+            BenchCommand::Sweep(args) => (&args.engine, None),
+            BenchCommand::Kernels(_) | BenchCommand::Roofline(_) | BenchCommand::Serve(_) => return Shared::default(),
+        };
+        Shared { engine: Some(engine), record: None, profile }
     }
 }
 
-/// Runs one.
+/// Writes figures to the file of `--output-json`, if given. Returns whether that was standard output, which has no tables then.
+fn write_figures(results: Option<Results>, figures: &Value) -> Result<bool, CliError> {
+    let Some(mut results) = results else { return Ok(false) };
+    results.value(figures)?;
+    Ok(results.is_standard_output())
+}
+
 pub fn run(args: BenchArgs, config: EngineConfig) -> Result<(), CliError> {
     match args.command {
         BenchCommand::Kernels(args) => kernels::run(*args, &config),

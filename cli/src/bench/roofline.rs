@@ -1,4 +1,4 @@
-//! `quire bench roofline`: the peaks that figures are compared with.
+//! `quire bench roofline`: the peak rates with which figures are compared.
 
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -12,22 +12,19 @@ use crate::error::CliError;
 use crate::values;
 use ::bench::results::Results;
 
-/// `quire bench roofline`.
 #[derive(Debug, Args)]
 pub struct RooflineArgs {
-    /// Write everything to this file
+    /// Write all figures to this file as JSON
     #[arg(long, value_name = "FILE", value_parser = values::file)]
     pub json: Option<PathBuf>,
-    /// Where.
     #[command(flatten)]
     pub common: CommonArgs,
 }
 
-/// Measures and prints.
 pub fn run(args: RooflineArgs) -> Result<(), CliError> {
     let results = Results::open("--json", args.json.as_deref())?;
     let device = args.common.open()?;
-    let peaks = Peaks::measure(&*device).map_err(CliError::bench)?;
+    let peaks = Peaks::measure(&*device).map_err(CliError::failed)?;
     let memory = device.memory();
     let mut out = io::stdout().lock();
     writeln!(out, "device: {}, {}", device.name(), device.description())?;
@@ -51,7 +48,7 @@ fn gib(bytes: u64) -> f64 {
     bytes as f64 / f64::from(1 << 30)
 }
 
-/// As JSON; what was not measured is null.
+/// The peaks as JSON; null for those that were not measured.
 pub fn record(peaks: &Peaks) -> Value {
     json!({
         "read_bytes_per_second": peaks.read,

@@ -1,7 +1,7 @@
-//! `quire bench sweep`: one loaded engine, many shapes: decode steps of full batches, and prompts alone.
+//! `quire bench sweep`: times decode steps of full batches and single prompts for many shapes, in one loaded engine.
 //!
-//! A line of JSON for each shape is written as soon as it is measured: what was measured before a limit of time is not lost.
-//! A shape that does not fit is a line with its reason, and the next one runs.
+//! A line of JSON is written as soon as its shape has been measured, so an interrupted sweep loses nothing. A shape that does not fit
+//! gets a line with the reason, and the sweep continues.
 
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -17,33 +17,30 @@ use crate::values;
 use ::bench::results::Results;
 use ::bench::statistics::median_and_spread;
 
-/// `quire bench sweep`.
 #[derive(Debug, Args)]
 pub struct SweepArgs {
-    /// Sequences that decode at once
+    /// Numbers of sequences that decode together
     #[arg(long, value_name = "COUNTS", value_delimiter = ',', default_value = "1,8,64,256", value_parser = values::positive)]
     pub batch_size: Vec<usize>,
-    /// Tokens of each of them before the first that is generated
+    /// Prompt lengths of these sequences
     #[arg(long, value_name = "TOKENS", value_delimiter = ',', default_value = "512,4096", value_parser = values::positive)]
     pub context: Vec<usize>,
-    /// Decode steps that are timed
+    /// Number of timed decode steps
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = values::positive)]
     pub steps: usize,
-    /// Tokens of prompts that are computed alone; none with 0
+    /// Lengths of prompts whose prefill is timed alone; 0 for none
     #[arg(long, value_name = "TOKENS", value_delimiter = ',', default_value = "2048,16384", value_parser = values::whole::<usize>)]
     pub prefill: Vec<usize>,
-    /// Write a line of JSON for each shape to this file
+    /// Write a line of JSON per shape to this file
     #[arg(long, value_name = "FILE")]
     pub output_json: Option<PathBuf>,
-    /// The engine.
     #[command(flatten)]
     pub engine: EngineArgs,
 }
 
-/// Prompts of a length: the first does not count.
+/// Prompts per length; the first one is not timed.
 const PREFILLS: usize = 4;
 
-/// Measures and prints, shape by shape.
 pub fn run(args: SweepArgs, config: EngineConfig) -> Result<(), CliError> {
     let mut lines = Lines(Results::open("--output-json", args.output_json.as_deref())?);
     let mut bench = Bench::start(&config)?;
@@ -62,7 +59,7 @@ pub fn run(args: SweepArgs, config: EngineConfig) -> Result<(), CliError> {
     Ok(())
 }
 
-/// The median of some prompts that come alone.
+/// The median prefill of prompts that run alone.
 fn prefill(bench: &mut Bench, input_len: usize) -> Result<Phase, CliError> {
     let batch = Batch { prompts: 1, input_len, output_len: 1 };
     let mut runs = (0..PREFILLS).map(|_| bench.run(&batch).map(|run| run.first)).collect::<Result<Vec<_>, _>>()?;
@@ -70,7 +67,7 @@ fn prefill(bench: &mut Bench, input_len: usize) -> Result<Phase, CliError> {
     Ok(Phase { seconds, ..runs.remove(0) })
 }
 
-/// Where the lines go, beside standard output.
+/// The file for the lines of JSON; each line also goes to standard output as text.
 struct Lines(Option<Results>);
 
 impl Lines {
@@ -103,7 +100,7 @@ impl Lines {
     }
 }
 
-/// What a phase took, and what it had to move and to compute at least.
+/// Time of a phase, and the bytes and operations that it needs at least.
 fn figures(bench: &Bench, phase: &Phase, rate: f64) -> Value {
     let (floor, work) = (&bench.floor, &phase.work);
     json!({

@@ -1,4 +1,4 @@
-//! `quire bench throughput`: many prompts at once, as offline work has them. Flags are those of `vllm bench throughput`.
+//! `quire bench throughput`: runs many prompts together, as in offline use. Flags are those of `vllm bench throughput`.
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -8,6 +8,7 @@ use engine::EngineConfig;
 use serde_json::json;
 
 use super::batch::{Batch, Bench};
+use super::write_figures;
 use crate::args::EngineArgs;
 use crate::error::CliError;
 use crate::profile::ProfileArgs;
@@ -15,44 +16,40 @@ use crate::values;
 use ::bench::results::Results;
 use ::bench::statistics::percentile;
 
-/// `quire bench throughput`.
 #[derive(Debug, Args)]
 pub struct ThroughputArgs {
-    /// Tokens of each prompt
+    /// Tokens per prompt
     #[arg(long, value_name = "TOKENS", default_value_t = 32, value_parser = values::positive)]
     pub input_len: usize,
-    /// Tokens to generate for each
+    /// Tokens to generate per prompt
     #[arg(long, value_name = "TOKENS", default_value_t = 128, value_parser = values::positive)]
     pub output_len: usize,
-    /// Prompts; the engine runs up to --max-num-seqs of them in a step
+    /// Number of prompts; the engine runs up to --max-num-seqs of them in a step
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = values::positive)]
     pub num_prompts: usize,
-    /// A file with a line for each prompt instead: its tokens, a space, and the tokens to generate
+    /// Read lengths from this file instead: a line per prompt with its tokens, a space, and the tokens to generate
     #[arg(long, value_name = "FILE")]
     pub lengths: Option<PathBuf>,
-    /// Write the figures to this file; - is standard output, and nothing else then
+    /// Write the figures to this file as JSON; - writes only them, to standard output
     #[arg(long, value_name = "FILE")]
     pub output_json: Option<PathBuf>,
-    /// Where the time goes.
     #[command(flatten)]
     pub profile: ProfileArgs,
-    /// The engine.
     #[command(flatten)]
     pub engine: EngineArgs,
 }
 
-/// Measures and prints.
 pub fn run(args: ThroughputArgs, config: EngineConfig) -> Result<(), CliError> {
-    let mut results = Results::open("--output-json", args.output_json.as_deref())?;
+    let results = Results::open("--output-json", args.output_json.as_deref())?;
     let mut bench = Bench::start(&config)?;
     let lengths = match &args.lengths {
         Some(file) => read_lengths(file)?,
         None => vec![(args.input_len, args.output_len); args.num_prompts],
     };
-    // One short prompt, so that memory is there before the clock counts.
+    // One short prompt first, so that no allocation is timed.
     bench.run(&Batch { prompts: 1, input_len: args.input_len, output_len: 2 })?;
     let run = bench.run_lengths(&lengths)?;
-    let all = run.first.and(run.rest);
+    let all = run.all;
     let (seconds, share) = (all.seconds, bench.share(&all));
     let (requests, tokens) = (lengths.len() as f64 / seconds, (all.prompt_tokens + all.tokens) as f64 / seconds);
     let output = all.tokens as f64 / seconds;
@@ -68,11 +65,8 @@ pub fn run(args: ThroughputArgs, config: EngineConfig) -> Result<(), CliError> {
         "first_token_seconds": { "50": first(50.0), "95": first(95.0) },
         "floors": bench.floors_json(),
     });
-    if let Some(results) = &mut results {
-        results.value(&figures)?;
-        if results.is_standard_output() {
-            return Ok(());
-        }
+    if write_figures(results, &figures)? {
+        return Ok(());
     }
     let mut out = io::stdout().lock();
     writeln!(
@@ -90,9 +84,9 @@ pub fn run(args: ThroughputArgs, config: EngineConfig) -> Result<(), CliError> {
     Ok(writeln!(out, "{}", bench.floors())?)
 }
 
-/// A line for each prompt: `512 128`.
+/// Reads a line like `512 128` per prompt.
 fn read_lengths(file: &Path) -> Result<Vec<(usize, usize)>, CliError> {
-    let wrong = |what: String| CliError::Bench(format!("--lengths {}: {what}", file.display()));
+    let wrong = |message: String| CliError::File { flag: "--lengths", path: file.to_owned(), message };
     let text = std::fs::read_to_string(file).map_err(|error| wrong(error.to_string()))?;
     let positive = |number: &str| number.parse().ok().filter(|number| *number > 0);
     let read = |line: &str| {
@@ -103,5 +97,5 @@ fn read_lengths(file: &Path) -> Result<Vec<(usize, usize)>, CliError> {
         read(line).ok_or_else(|| wrong(format!("line {}: found {line:?}, expected two positive numbers", index + 1)))
     });
     let lengths = lengths.collect::<Result<Vec<_>, _>>()?;
-    if lengths.is_empty() { Err(wrong("found no lines".into())) } else { Ok(lengths) }
+    if lengths.is_empty() { Err(wrong("found no lines, expected one per prompt".into())) } else { Ok(lengths) }
 }

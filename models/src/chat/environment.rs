@@ -1,8 +1,7 @@
-//! The Jinja environment of chat templates: minijinja made to behave as transformers sets up Jinja2.
+//! The Jinja environment of chat templates: minijinja configured to behave like the Jinja2 of transformers.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::fmt;
 use std::time::SystemTime;
 
 use minijinja::machinery::{CodeGenerator, Instructions, Vm, WhitespaceConfig, make_string_output, parse};
@@ -15,15 +14,16 @@ use super::python::{self, Notation, Style};
 use super::rewrite;
 use super::strftime::strftime;
 
-/// Instructions that one rendering may run: hundreds of messages need some ten thousand.
+/// Greatest number of instructions in one rendering. Hundreds of messages need tens of thousands.
 const INSTRUCTION_BUDGET: u64 = 20_000_000;
 
-/// What a template said with `raise_exception`; the source of the error that ends the rendering.
-#[derive(Debug)]
+/// Message of a template's `raise_exception`, stored as the source of the error that ends the rendering.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
 pub(super) struct Raised(pub String);
 
 impl Raised {
-    /// The template's own words, if `error` comes from them.
+    /// The message in an error that `raise_exception` caused; `None` for other errors.
     pub fn within(error: &Error) -> Option<&Raised> {
         let mut source = std::error::Error::source(error);
         while let Some(error) = source {
@@ -36,15 +36,7 @@ impl Raised {
     }
 }
 
-impl fmt::Display for Raised {
-    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for Raised {}
-
-/// A checkpoint's templates, compiled; they may be shared between threads.
+/// The compiled templates of a checkpoint, which threads can share.
 pub(super) struct Templates {
     environment: Environment<'static>,
     by_name: BTreeMap<String, Template>,
@@ -57,7 +49,7 @@ struct Template {
 }
 
 impl Templates {
-    /// Parses and compiles these templates, so that they render within a budget.
+    /// Parses and compiles named templates, rewritten to render within a budget.
     pub fn compile(templates: Vec<(String, String)>) -> Result<Templates, Error> {
         let mut by_name = BTreeMap::new();
         for (name, template) in templates {
@@ -66,21 +58,19 @@ impl Templates {
         Ok(Templates { environment: environment(), by_name })
     }
 
-    /// Whether there is a template of this name.
     pub fn has(&self, name: &str) -> bool {
         self.by_name.contains_key(name)
     }
 
-    /// The sources of all templates.
     pub fn sources(&self) -> impl Iterator<Item = &str> {
         self.by_name.values().map(|template| template.source)
     }
 
-    /// Renders a template on `input` bytes of variables.
+    /// Renders a template. `input` is the size of the variables in bytes, which sets the budget.
     pub fn render(&self, name: &str, variables: Value, input: usize) -> Result<String, Error> {
         let found = self.by_name.get(name);
         let Template { instructions, blocks, .. } =
-            found.ok_or_else(|| Error::new(ErrorKind::TemplateNotFound, "there is no such template"))?;
+            found.ok_or_else(|| Error::new(ErrorKind::TemplateNotFound, "no such template"))?;
         let mut text = String::new();
         let mut out = make_string_output(&mut text);
         let vm = Vm::new(&self.environment);
@@ -92,7 +82,7 @@ impl Templates {
 
 impl Template {
     fn compile(template: &str) -> Result<Template, Error> {
-        // What is compiled points into the source. A program loads few models, and keeps their templates to its end.
+        // Compiled instructions borrow from the source. A process loads few models and keeps their templates until it ends.
         let source: &'static str = Box::leak(without_generation_tags(template).into_boxed_str());
         let mut whitespace = WhitespaceConfig::default();
         (whitespace.trim_blocks, whitespace.lstrip_blocks) = (true, true);
@@ -104,12 +94,12 @@ impl Template {
     }
 }
 
-/// An environment that behaves as transformers sets up Jinja2.
+/// An environment that behaves like the Jinja2 of transformers.
 fn environment() -> Environment<'static> {
     let mut environment = Environment::new();
     environment.set_fuel(Some(INSTRUCTION_BUDGET));
     guard::install(&mut environment);
-    // Prompts are no HTML, and values print as Python prints them.
+    // Prompts are not HTML, and values print as in Python.
     environment.set_auto_escape_callback(|_| AutoEscape::None);
     environment.set_formatter(|out, _, value| {
         let text = python::str(value)?;
@@ -138,8 +128,8 @@ fn tojson(value: Value, ensure_ascii: Option<bool>, arguments: Kwargs) -> Result
     let [item, key] = match arguments.get::<Option<Vec<String>>>("separators")? {
         Some(pair) => pair
             .try_into()
-            .map_err(|_| Error::new(ErrorKind::InvalidOperation, "tojson: `separators` is not a pair of texts"))?,
-        // Python leaves no space at the end of a line.
+            .map_err(|_| Error::new(ErrorKind::InvalidOperation, "tojson: `separators` must be a pair of strings"))?,
+        // Python writes no space at the end of a line.
         None if indent.is_some() => [",", ": "].map(String::from),
         None => [", ", ": "].map(String::from),
     };
@@ -150,8 +140,8 @@ fn tojson(value: Value, ensure_ascii: Option<bool>, arguments: Kwargs) -> Result
     style.text(&value)
 }
 
-/// transformers knows a block `{% generation %}…{% endgeneration %}` that marks the assistant's words for training and prints its
-/// body. Here it becomes a condition that always holds.
+/// Replaces the block `{% generation %}…{% endgeneration %}` of transformers, which marks the assistant's text for training and
+/// prints its body, by `{% if true %}…{% endif %}`.
 fn without_generation_tags(template: &str) -> String {
     let mut out = String::with_capacity(template.len());
     let mut rest = template;
@@ -171,16 +161,4 @@ fn without_generation_tags(template: &str) -> String {
         rest = after;
     }
     out + rest
-}
-
-#[cfg(test)]
-mod tests {
-    use super::without_generation_tags;
-
-    #[test]
-    fn generation_tags_become_a_condition_and_nothing_else_changes() {
-        let template = "a{%- generation -%}b{%endgeneration%}{% if generation %}{{ generation }}{% endif %}{%";
-        let expected = "a{%- if true -%}b{%endif%}{% if generation %}{{ generation }}{% endif %}{%";
-        assert_eq!(without_generation_tags(template), expected);
-    }
 }

@@ -1,13 +1,13 @@
-//! Bounds what one rendering may make, in bytes, beside the instructions that it may run.
+//! A budget of bytes for the texts and values that one rendering creates, in addition to the limit on instructions.
 //!
-//! Instructions alone bound no memory: `{% set x = x ~ x %}` doubles a text with each. So [`rewrite`](super::rewrite) changes a
-//! template after it is parsed: whatever makes a text or a container (`+`, `*`, `~`, slices, literals, calls, filters) goes through the
-//! filter [`CHARGE`], and text between tags is written as an expression, so that the formatter sees it. The bytes are charged to the
-//! rendering's [`Budget`]; when that is spent, the rendering ends with an error.
+//! A limit on instructions does not bound memory: each `{% set x = x ~ x %}` doubles a text. Therefore [`rewrite`](super::rewrite)
+//! changes the parsed template: every expression that creates a text or container (`+`, `*`, `~`, slices, literals, calls, filters)
+//! passes through the filter [`CHARGE`], and text between tags becomes an expression that the formatter sees. Bytes are charged to
+//! the rendering's [`Budget`]. The rendering fails when it is exhausted.
 //!
-//! One operation makes at most the sum of its operands, which have been charged. Those that multiply (`replace`, `join`, `indent`
-//! and their like) are charged before they run ([`install`]). A value is charged with all that it contains, and what it contains twice
-//! is charged twice: so the text of a value is about as long as its charge, whoever writes it. No value contains itself.
+//! Most operations create at most the sum of their operands, which are already charged. Those that multiply (such as `replace`,
+//! `join` and `indent`) are charged before they run ([`install`]). A value is charged for everything that it contains, repeated
+//! parts repeatedly, so the text of a value is about as long as its charge. No value contains itself.
 
 use std::cell::Cell;
 
@@ -15,32 +15,31 @@ use minijinja::value::{Rest, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, State, Value, filters};
 use minijinja_contrib::pycompat::unknown_method_callback;
 
-/// Bytes that a rendering may make in any case: it takes some ten thousand for a message.
-const LEAST: usize = 128 << 20;
+/// Budget of one rendering in bytes: a constant part (a message needs tens of thousands), and a part per byte of input, because
+/// templates copy, cut and join their input.
+const TOTAL: (usize, usize) = (128 << 20, 32);
 
-/// Bytes that it may make for each byte of its input: templates copy, cut and join what they are given.
-const SHARE: usize = 32;
-
-/// Bytes of one text in any case, and for each byte of the input.
+/// Greatest size of one text in bytes: a constant part and a part per byte of input.
 const TEXT: (usize, usize) = (16 << 20, 2);
 
-/// Bytes of a value without what it holds.
+/// Bytes charged for a value, without its contents.
 const VALUE: usize = 64;
 
-/// Bytes of an item that does not exist before it is read, such as a number of a range: its share of the text of all, and of the time
-/// to read it, which grows with the sums that it is read through.
+/// Bytes charged for an item that is created when it is read, such as a number of a range: its part of the printed text and of the
+/// time to read it.
 const LAZY: usize = 32;
 
-/// Containers in containers.
+/// Greatest nesting depth of containers.
 const MAX_DEPTH: usize = 128;
 
-/// Name of the filter that charges a value and returns it. No template can name it.
+/// Name of the filter that charges a value and returns it. It is no identifier, so templates cannot call it.
 pub const CHARGE: &str = "=";
 
-/// Name of the filter for what a namespace takes: a value without a namespace in it, so that none contains itself.
+/// Name of the filter for values assigned to attributes of a namespace. It rejects values that contain a namespace, so that no
+/// value contains itself.
 pub const STORE: &str = ".";
 
-/// What a rendering may still make.
+/// The remaining bytes of a rendering, and the greatest size of one text.
 #[derive(Clone, Copy, Default)]
 struct Budget {
     left: usize,
@@ -52,16 +51,16 @@ thread_local! {
     static BUDGET: Cell<Budget> = const { Cell::new(Budget { left: 0, text: 0 }) };
 }
 
-/// Renders with the budget of an input of so many bytes.
+/// Calls `render` with the budget for `input` bytes of variables.
 pub fn with_budget<T>(input: usize, render: impl FnOnce() -> T) -> T {
-    let budget = |(least, share): (usize, usize)| least.saturating_add(input.saturating_mul(share));
-    BUDGET.set(Budget { left: budget((LEAST, SHARE)), text: budget(TEXT) });
+    let budget = |(constant, per_byte): (usize, usize)| constant.saturating_add(input.saturating_mul(per_byte));
+    BUDGET.set(Budget { left: budget(TOTAL), text: budget(TEXT) });
     let rendered = render();
     BUDGET.set(Budget::default());
     rendered
 }
 
-/// Charges so many bytes of text.
+/// Charges one text of this size.
 pub fn charge_text(bytes: usize) -> Result<(), Error> {
     if bytes > BUDGET.get().text {
         return Err(too_much());
@@ -77,10 +76,10 @@ fn charge(bytes: usize) -> Result<(), Error> {
 }
 
 fn too_much() -> Error {
-    Error::new(ErrorKind::OutOfFuel, "the template makes more text or values than one rendering may")
+    Error::new(ErrorKind::OutOfFuel, "the template creates more text or values than one rendering may")
 }
 
-/// Charges a value with all that it contains.
+/// Charges a value and everything that it contains. Fails on a namespace unless `namespaces`.
 fn charge_value(value: &Value, depth: usize, namespaces: bool) -> Result<(), Error> {
     if depth > MAX_DEPTH {
         return Err(Error::new(ErrorKind::InvalidOperation, "the value is nested too deeply"));
@@ -95,7 +94,7 @@ fn charge_value(value: &Value, depth: usize, namespaces: bool) -> Result<(), Err
     match value.kind() {
         ValueKind::String => charge_text(value.as_str().map_or(0, str::len)),
         ValueKind::Seq => value.try_iter()?.try_for_each(|one| item(&one, VALUE)),
-        // Its items are made as they are read; without a length, they can be read once.
+        // Items are created as they are read. Without a length they can be read only once, so they are not charged here.
         ValueKind::Iterable if value.len().is_some() => value.try_iter()?.try_for_each(|one| item(&one, LAZY)),
         ValueKind::Map => value.try_iter()?.try_for_each(|key| {
             item(&key, VALUE)?;
@@ -105,7 +104,7 @@ fn charge_value(value: &Value, depth: usize, namespaces: bool) -> Result<(), Err
     }
 }
 
-/// The filters that charge, and those that must be charged before they run.
+/// Adds the charging filters, and wraps the filters and methods that must be charged before they run.
 pub fn install(environment: &mut Environment<'static>) {
     let returned = |namespaces: bool| {
         move |value: Value| -> Result<Value, Error> {
@@ -116,19 +115,13 @@ pub fn install(environment: &mut Environment<'static>) {
     };
     environment.add_filter(CHARGE, returned(true));
     environment.add_filter(STORE, returned(false));
-    let mut guard = |name: &'static str, filter: Value| {
-        environment.add_filter(name, move |state: &State, arguments: Rest<Value>| {
-            charge_before(name, &arguments)?;
-            filter.call(state, &arguments)
-        });
-    };
-    guard("replace", Value::from_function(filters::replace));
-    guard("join", Value::from_function(filters::join));
-    guard("indent", Value::from_function(filters::indent));
-    guard("format", Value::from_function(filters::format));
-    guard("batch", Value::from_function(filters::batch));
-    guard("slice", Value::from_function(filters::slice));
     for (name, filter) in [
+        ("replace", Value::from_function(filters::replace)),
+        ("join", Value::from_function(filters::join)),
+        ("indent", Value::from_function(filters::indent)),
+        ("format", Value::from_function(filters::format)),
+        ("batch", Value::from_function(filters::batch)),
+        ("slice", Value::from_function(filters::slice)),
         ("list", Value::from_function(filters::list)),
         ("lines", Value::from_function(filters::lines)),
         ("split", Value::from_function(filters::split)),
@@ -140,12 +133,15 @@ pub fn install(environment: &mut Environment<'static>) {
         ("reject", Value::from_function(filters::reject)),
         ("zip", Value::from_function(filters::zip)),
     ] {
-        guard(name, filter);
+        environment.add_filter(name, move |state: &State, arguments: Rest<Value>| {
+            charge_before(name, &arguments)?;
+            filter.call(state, &arguments)
+        });
     }
     environment.set_unknown_method_callback(|state, value, method, arguments| {
         let all: Vec<Value> = std::iter::once(value).chain(arguments).cloned().collect();
         match method {
-            // Called on the separator, with the items as the argument.
+            // `separator.join(items)`
             "join" => charge_between(value, arguments.first())?,
             _ => charge_before(method, &all)?,
         }
@@ -153,7 +149,8 @@ pub fn install(environment: &mut Environment<'static>) {
     });
 }
 
-/// Charges the result of a filter or method that may make much more than it is given; the first argument is what it is applied to.
+/// Charges the result of a filter or method that may be much larger than its arguments, the first of which is the value it is
+/// applied to.
 fn charge_before(name: &str, arguments: &[Value]) -> Result<(), Error> {
     let text = |index: usize| arguments.get(index).and_then(Value::as_str);
     let count = |index: usize| arguments.get(index).and_then(Value::as_usize).unwrap_or(0);
@@ -169,7 +166,7 @@ fn charge_before(name: &str, arguments: &[Value]) -> Result<(), Error> {
             let named = arguments.last().and_then(|last| last.get_attr("width").ok()).and_then(|w| w.as_usize());
             charge_text(lines.saturating_add(1).saturating_mul(named.unwrap_or(0).max(width)))
         }
-        // A width has few digits, and is not an argument.
+        // A width of more than three digits, or one taken from an argument, is refused.
         "format" => {
             let mut digits = 0;
             let is_wide = |byte: u8| {
@@ -181,7 +178,7 @@ fn charge_before(name: &str, arguments: &[Value]) -> Result<(), Error> {
         "batch" | "slice" => charge(text(0).map_or(0, str::len).saturating_add(count(1)).saturating_mul(VALUE)),
         "list" | "lines" | "split" | "splitlines" | "sort" | "unique" | "groupby" | "map" | "select" | "reject"
         | "zip" => {
-            // A text becomes at most as many texts as it has characters.
+            // A text is split into at most as many texts as it has characters.
             let separated = match (name, text(0), text(1)) {
                 ("split", Some(text), Some(by)) => text.matches(by).count() + 1,
                 ("split", Some(text), None) => text.split_whitespace().count(),
@@ -197,7 +194,7 @@ fn charge_before(name: &str, arguments: &[Value]) -> Result<(), Error> {
     }
 }
 
-/// Charges a separator between the items of a sequence, and the items.
+/// Charges the items of a sequence and a separator between them.
 fn charge_between(separator: &Value, items: Option<&Value>) -> Result<(), Error> {
     let Some(items) = items else { return Ok(()) };
     charge_value(items, 0, true)?;

@@ -1,8 +1,8 @@
-//! Messages become a prompt: the checkpoint's Jinja template, rendered as transformers renders it.
+//! Chat templates: messages become a prompt through the checkpoint's Jinja template, rendered as by transformers.
 //!
-//! Templates are small programs from a stranger. They run in a sandbox without files or imports, within a budget of instructions
-//! and of bytes, so that one that loops or grows ends with an error. They are compiled and tried when the checkpoint loads: a template
-//! that needs what does not exist, or spends its budget on a short conversation, is refused then.
+//! Templates are untrusted programs. They run without access to files or imports, and with a limit on instructions and on bytes
+//! ([`guard`]), so a template that loops or grows ends with an error. They are compiled and tried when the checkpoint loads. A
+//! template that uses a feature that does not exist, or exhausts its budget on a short conversation, is refused then.
 
 mod environment;
 mod guard;
@@ -21,29 +21,29 @@ use crate::checkpoint::files::ModelFiles;
 use environment::{Raised, Templates};
 use source::TemplateSource;
 
-/// Stands behind the final message while it is rendered, so that its end is found whatever the template does around it.
+/// Appended to the final message while it is rendered, to find its end whatever the template writes around it.
 const END_MARK: &str = "QUIRE_END_OF_FINAL_MESSAGE ";
 
-/// A conversation to be rendered.
+/// A conversation to render.
 #[derive(Clone, Copy, Debug)]
 pub struct ChatInput<'a> {
-    /// Messages in OpenAI's form; the template sees them as they are.
+    /// Messages in OpenAI's format, passed to the template unchanged.
     pub messages: &'a [Value],
-    /// Tool definitions in OpenAI's form, a list.
+    /// List of tool definitions in OpenAI's format.
     pub tools: Option<&'a Value>,
-    /// End with what opens the assistant's turn.
+    /// End the prompt with the opening of the assistant's turn.
     pub add_generation_prompt: bool,
-    /// End right after the content of the final message, so that the model continues it.
+    /// End the prompt after the content of the final message, so that the model continues it.
     pub continue_final_message: bool,
-    /// Further variables for the template.
+    /// Additional variables for the template.
     pub kwargs: &'a Map<String, Value>,
 }
 
-/// Why a conversation can not be rendered.
+/// Reason why a conversation cannot be rendered.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TemplateError {
-    /// The template itself refuses the conversation (`raise_exception`).
+    /// The template refuses the conversation (`raise_exception`).
     #[error("the chat template refuses these messages: {0}")]
     Refused(String),
     /// The template fails on the conversation.
@@ -52,26 +52,26 @@ pub enum TemplateError {
     /// The checkpoint has a template for tools only.
     #[error("the checkpoint's only chat template is for tools; expected `tools` in the request")]
     ToolsOnly,
-    /// Both ways to end a prompt were asked for.
+    /// Both ways to end a prompt are set.
     #[error("`continue_final_message` and `add_generation_prompt` are both true; expected at most one of them")]
     ConflictingEnds,
-    /// There is nothing to continue.
+    /// There is no text to continue.
     #[error("`continue_final_message` is true, but {0}")]
     NothingToContinue(&'static str),
 }
 
-/// A checkpoint's chat template; may be shared between threads.
+/// A checkpoint's chat template, which threads can share.
 pub struct ChatTemplate {
     templates: Templates,
-    /// `bos_token`, `eos_token` and the like, as text.
+    /// Text of `bos_token`, `eos_token` and so on.
     special_tokens: Map<String, Value>,
 }
 
 impl ChatTemplate {
-    /// Compiles and tries the template of `chat_template.jinja` or of `tokenizer_config.json`; `None` where there is none.
+    /// Compiles and tries the template of `chat_template.jinja` or `tokenizer_config.json`; `None` if there is none.
     ///
     /// # Errors
-    /// When a file is broken, the template is no Jinja, or it uses a filter, test, function or method that does not exist.
+    /// A file is broken, the template is not valid Jinja, or it uses a filter, test, function or method that does not exist.
     pub fn load(files: &ModelFiles) -> Result<Option<Self>, LoadError> {
         let Some(TemplateSource { file, templates, special_tokens }) = TemplateSource::find(files)? else {
             return Ok(None);
@@ -84,10 +84,10 @@ impl ChatTemplate {
         Ok(Some(template))
     }
 
-    /// The prompt for a conversation, special tokens spelled out: to be encoded without adding any.
+    /// The prompt of a conversation. It includes special tokens as text, so encode it without adding any.
     ///
     /// # Errors
-    /// When the template refuses the conversation or fails on it, or the input asks for what can not be.
+    /// The template refuses the conversation or fails on it, or the input contradicts itself.
     pub fn render(&self, input: &ChatInput) -> Result<String, TemplateError> {
         let mut messages = input.messages.to_vec();
         alias_reasoning(&mut messages);
@@ -103,13 +103,13 @@ impl ChatTemplate {
         let rendered = self.run(&ChatInput { messages: &messages, ..*input })?;
 
         let end = rendered.rfind(END_MARK.trim_end()).filter(|_| rendered.contains(&content));
-        let end = end.ok_or(TemplateError::NothingToContinue("the chat template leaves the final message out"))?;
+        let end = end.ok_or(TemplateError::NothingToContinue("the chat template omits the final message"))?;
         let (prompt, rest) = rendered.split_at(end);
-        // A template that trims its messages has eaten the mark's space; it would have trimmed the end of the content as well.
+        // If the template trimmed the mark's space, it trims messages, and would have trimmed the end of the content too.
         Ok(if rest.starts_with(END_MARK) { prompt } else { prompt.trim_end() }.to_string())
     }
 
-    /// Whether the source of a template has this text in it: a hint at what the model has learned to write.
+    /// Whether the source of a template contains this text, which hints at the formats that the model has learned.
     pub fn mentions(&self, text: &str) -> bool {
         self.templates.sources().any(|source| source.contains(text))
     }
@@ -124,12 +124,11 @@ impl ChatTemplate {
 
     fn evaluate(&self, input: &ChatInput) -> Result<String, minijinja::Error> {
         let name = if input.tools.is_some() && self.templates.has(TOOL_USE) { TOOL_USE } else { DEFAULT };
-        // A request may replace special tokens, but neither the messages nor the tools: what `context!` names itself wins.
+        // A request may override special tokens, but not the messages or tools: names in `context!` take precedence.
         let mut variables = self.special_tokens.clone();
         variables.extend(input.kwargs.clone());
         variables.entry("documents").or_insert(Value::Null);
-        let bytes = [input.messages.iter().map(text_bytes).sum(), input.tools.map_or(0, text_bytes)];
-        let bytes = bytes.iter().chain(&variables.values().map(text_bytes).collect::<Vec<_>>()).sum();
+        let bytes = input.messages.iter().chain(input.tools).chain(variables.values()).map(text_bytes).sum();
         let variables = context! {
             messages => input.messages,
             tools => input.tools,
@@ -139,8 +138,8 @@ impl ChatTemplate {
         self.templates.render(name, variables, bytes)
     }
 
-    /// Renders conversations of several kinds. What a template says about them is its own affair, and so is any failure that
-    /// depends on their contents; a filter, test, function or method that does not exist is the end, and so is a budget that is spent.
+    /// Renders conversations of several kinds. Fails if the template uses a filter, test, function or method that does not exist, or
+    /// exhausts its budget. Other failures depend on the conversation and are ignored, and so is the rendered text.
     fn try_out(&self) -> Result<(), minijinja::Error> {
         let user = json!({"role": "user", "content": "Hello"});
         let call = json!({"id": "call00001", "type": "function", "function": {"name": "f", "arguments": {"x": 1}}});
@@ -166,7 +165,7 @@ impl ChatTemplate {
                     kwargs: &Map::new(),
                 };
                 match self.evaluate(&input) {
-                    Err(error) if is_beyond_us(&error) => return Err(error),
+                    Err(error) if is_unsupported(&error) => return Err(error),
                     _ => {}
                 }
             }
@@ -175,7 +174,7 @@ impl ChatTemplate {
     }
 }
 
-/// Bytes of all texts in a value, and some for every other part of it.
+/// Size of a value: bytes of all texts plus a constant per part.
 fn text_bytes(value: &Value) -> usize {
     const PART: usize = 16;
     match value {
@@ -188,13 +187,13 @@ fn text_bytes(value: &Value) -> usize {
     }
 }
 
-/// Whether a template asked for something that this environment does not have, or spent its budget on a short conversation.
-fn is_beyond_us(error: &minijinja::Error) -> bool {
+/// Whether a template used a feature that this environment does not have, or exhausted its budget.
+fn is_unsupported(error: &minijinja::Error) -> bool {
     use ErrorKind::{OutOfFuel, UnknownFilter, UnknownFunction, UnknownMethod, UnknownTest};
     matches!(error.kind(), OutOfFuel | UnknownFilter | UnknownFunction | UnknownMethod | UnknownTest)
 }
 
-/// A message's thoughts go by several names; templates read `reasoning_content`, a few `thinking`.
+/// Copies the reasoning of a message to the names that templates read: `reasoning_content`, and in a few `thinking`.
 fn alias_reasoning(messages: &mut [Value]) {
     for message in messages.iter_mut().filter_map(Value::as_object_mut) {
         let names = ["reasoning_content", "thinking", "reasoning"];
@@ -208,7 +207,7 @@ fn alias_reasoning(messages: &mut [Value]) {
     }
 }
 
-/// The text that ends the final message: its content, or the last text part of it.
+/// The text at the end of the final message: its content, or its last text part.
 fn final_text(messages: &mut [Value]) -> Result<&mut String, TemplateError> {
     let last = messages.last_mut().ok_or(TemplateError::NothingToContinue("there are no messages"))?;
     let text = match last.get_mut("content") {

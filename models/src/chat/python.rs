@@ -1,6 +1,4 @@
-//! Values as Python writes them: `str(x)`, `repr(x)` and `json.dumps(x)`.
-//!
-//! One walk over the value; the notations differ in leaves and separators. Maps keep the order of their keys.
+//! Python's `str(x)`, `repr(x)` and `json.dumps(x)` of template values. Maps keep the order of their keys.
 
 use std::borrow::Cow;
 use std::fmt::Write as _;
@@ -8,38 +6,33 @@ use std::fmt::Write as _;
 use minijinja::value::ValueKind;
 use minijinja::{Error, ErrorKind, Value};
 
-/// Deeper values end in an error rather than in a stack overflow; JSON from a request is at most this deep.
+/// Greatest nesting depth of a value, so that the recursion cannot overflow the stack. JSON from a request is at most this deep.
 const MAX_DEPTH: usize = 128;
 
-/// How leaves are spelled.
+/// Spelling of leaves.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum Notation {
     /// `True`, `None`, `'text'`.
     Repr,
     /// `true`, `null`, `"text"`.
     Json {
-        /// Write everything outside ASCII as `\uXXXX`.
+        /// Write non-ASCII characters as `\uXXXX`.
         ensure_ascii: bool,
     },
 }
 
-/// How values are written.
 pub(super) struct Style {
     pub notation: Notation,
-    /// Sort maps by key.
     pub sort_keys: bool,
-    /// One entry per line, nested by this text.
+    /// Write one entry per line, indented by this text per level.
     pub indent: Option<String>,
-    /// Between entries.
+    /// Separator of entries.
     pub item: String,
-    /// Between key and value.
+    /// Separator of key and value.
     pub key: String,
 }
 
-/// `str(value)`: a text as it is, an undefined value as nothing, all else as `repr` has it.
-///
-/// # Errors
-/// When the value is nested too deeply.
+/// `str(value)`: a text unchanged, an undefined value as the empty text, anything else as `repr(value)`.
 pub(super) fn str(value: &Value) -> Result<Cow<'_, str>, Error> {
     if let Some(text) = value.as_str() {
         return Ok(Cow::Borrowed(text));
@@ -55,10 +48,7 @@ pub(super) fn str(value: &Value) -> Result<Cow<'_, str>, Error> {
 }
 
 impl Style {
-    /// The whole value as text.
-    ///
-    /// # Errors
-    /// When the value is nested too deeply or, in JSON, a part of it has no JSON form.
+    /// Fails on values that are nested too deeply, and in JSON on those without a JSON representation.
     pub fn text(&self, value: &Value) -> Result<String, Error> {
         let mut out = String::new();
         self.write(value, 0, &mut out)?;
@@ -88,7 +78,7 @@ impl Style {
         }
     }
 
-    /// Brackets around entries, each on a line of its own where there is an indentation.
+    /// Writes entries between brackets, one per line if `indent` is set.
     fn enclose(
         &self,
         [open, close]: [char; 2],
@@ -120,7 +110,7 @@ impl Style {
         Ok(())
     }
 
-    /// Keys of JSON are texts, whatever they were.
+    /// Writes a key; in JSON, keys of other types become texts.
     fn write_key(&self, key: &Value, depth: usize, out: &mut String) -> Result<(), Error> {
         if self.notation == Notation::Repr || key.as_str().is_some() {
             return self.write(key, depth + 1, out);
@@ -148,7 +138,7 @@ impl Style {
             (kind, Notation::Json { .. }) => {
                 return Err(Error::new(
                     ErrorKind::BadSerialization,
-                    format!("tojson: a value of type {kind} has no JSON form"),
+                    format!("tojson: a value of type {kind} has no JSON representation"),
                 ));
             }
         }
@@ -156,7 +146,8 @@ impl Style {
     }
 }
 
-/// The shortest digits that read back as `value`: plain from 1e-4 up to 1e16, else with an exponent of at least two digits.
+/// Writes the shortest digits that parse back to `value`: without an exponent from 1e-4 up to 1e16, otherwise with one of at least
+/// two digits.
 fn write_float(value: f64, out: &mut String) {
     let scientific = format!("{value:e}");
     let exponent =
@@ -171,7 +162,7 @@ fn write_float(value: f64, out: &mut String) {
     debug_assert!(written.is_ok(), "writing to a String does not fail");
 }
 
-/// A string literal of Python: in single quotes unless only those occur in it.
+/// Writes a Python string literal: in single quotes, unless the text contains single quotes and no double quotes.
 fn write_repr(text: &str, out: &mut String) {
     let quote = if text.contains('\'') && !text.contains('"') { '"' } else { '\'' };
     out.push(quote);
@@ -189,70 +180,14 @@ fn write_repr(text: &str, out: &mut String) {
     out.push(quote);
 }
 
-/// A string literal of JSON.
 fn write_json(text: &str, ensure_ascii: bool, out: &mut String) {
-    out.push('"');
-    for character in text.chars() {
-        match character {
-            '"' => out.push_str("\\\""),
-            '\\' => out.push_str("\\\\"),
-            '\n' => out.push_str("\\n"),
-            '\r' => out.push_str("\\r"),
-            '\t' => out.push_str("\\t"),
-            '\u{8}' => out.push_str("\\b"),
-            '\u{c}' => out.push_str("\\f"),
-            c if c < ' ' || (ensure_ascii && !c.is_ascii()) => {
-                for unit in c.encode_utf16(&mut [0; 2]) {
-                    out.push_str(&format!("\\u{unit:04x}"));
-                }
+    for character in serde_json::Value::from(text).to_string().chars() {
+        if ensure_ascii && !character.is_ascii() {
+            for unit in character.encode_utf16(&mut [0; 2]) {
+                out.push_str(&format!("\\u{unit:04x}"));
             }
-            c => out.push(c),
+        } else {
+            out.push(character);
         }
-    }
-    out.push('"');
-}
-
-#[cfg(test)]
-#[allow(clippy::unwrap_used)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn floats_are_written_as_python_writes_them() {
-        let cases = [
-            (1.5, "1.5"),
-            (2.0, "2.0"),
-            (-3.5, "-3.5"),
-            (0.0, "0.0"),
-            (-0.0, "-0.0"),
-            (1e-4, "0.0001"),
-            (1e-5, "1e-05"),
-            (1.25e-7, "1.25e-07"),
-            (123456789012345.6, "123456789012345.6"),
-            (1e15, "1000000000000000.0"),
-            (1e16, "1e+16"),
-            (1.7976931348623157e308, "1.7976931348623157e+308"),
-            (0.1 + 0.2, "0.30000000000000004"),
-        ];
-        for (value, expected) in cases {
-            let mut out = String::new();
-            write_float(value, &mut out);
-            assert_eq!(out, expected);
-        }
-    }
-
-    #[test]
-    fn str_of_a_container_is_its_repr() {
-        let value: serde_json::Value =
-            serde_json::from_str(r#"{"b": [true, null, 1, 2.5, "it's", "a \"b\"\n"], "a": {}, "c": "é\u0001"}"#)
-                .unwrap();
-        let expected = r#"{'b': [True, None, 1, 2.5, "it's", 'a "b"\n'], 'a': {}, 'c': 'é\x01'}"#;
-        assert_eq!(str(&Value::from_serialize(&value)).unwrap(), expected);
-    }
-
-    #[test]
-    fn a_value_that_nests_without_end_is_an_error() {
-        let deep = (0..MAX_DEPTH + 2).fold(Value::from(1), |inner, _| Value::from(vec![inner]));
-        assert!(str(&deep).is_err());
     }
 }

@@ -1,4 +1,4 @@
-//! Which files of a checkpoint hold its chat templates and the special tokens that they speak of.
+//! The chat templates of a checkpoint and the special tokens that they refer to, from its files.
 
 use serde_json::{Map, Value};
 
@@ -7,7 +7,7 @@ use crate::checkpoint::files::ModelFiles;
 
 /// Name of the template for plain conversations.
 pub(super) const DEFAULT: &str = "default";
-/// Name of the template that is taken when tools are given.
+/// Name of the template for conversations with tools.
 pub(super) const TOOL_USE: &str = "tool_use";
 
 const TEMPLATE_FILE: &str = "chat_template.jinja";
@@ -15,22 +15,22 @@ const TOOL_TEMPLATE_FILE: &str = "additional_chat_templates/tool_use.jinja";
 const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
 const SPECIAL_TOKENS_MAP: &str = "special_tokens_map.json";
 
-/// The tokens that transformers hands to a template.
+/// Special tokens that transformers passes to a template.
 const SPECIAL_TOKENS: [&str; 7] =
     ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 
-/// The templates of a checkpoint before they are compiled.
+/// The uncompiled templates of a checkpoint.
 pub(super) struct TemplateSource {
-    /// The file that holds them, for messages.
+    /// The file that contains them, for error messages.
     pub file: String,
     /// Names and Jinja sources.
     pub templates: Vec<(String, String)>,
-    /// Special tokens by name, as text.
+    /// Text of the special tokens by name.
     pub special_tokens: Map<String, Value>,
 }
 
 impl TemplateSource {
-    /// The templates of the checkpoint: a file of their own wins over `tokenizer_config.json`.
+    /// Finds the templates of a checkpoint. Template files take precedence over `tokenizer_config.json`.
     pub fn find(files: &ModelFiles) -> Result<Option<Self>, LoadError> {
         let config: Map<String, Value> = files.read_optional_json(TOKENIZER_CONFIG)?;
         let (file, templates) = if files.exists(TEMPLATE_FILE) {
@@ -42,8 +42,8 @@ impl TemplateSource {
                 Some(value) => named_templates(value).ok_or_else(|| LoadError::Setting {
                     file,
                     key: "chat_template".to_string(),
-                    found: "of another form".to_string(),
-                    expected: "a text, or a list of objects with `name` and `template`".to_string(),
+                    found: "of another type".to_string(),
+                    expected: "a string, or a list of objects with `name` and `template`".to_string(),
                 })?,
             };
             (TOKENIZER_CONFIG, templates)
@@ -69,7 +69,7 @@ fn template_files(files: &ModelFiles) -> Result<Vec<(String, String)>, LoadError
     named.into_iter().filter(|(_, file)| files.exists(file)).map(read).collect()
 }
 
-/// `chat_template` of `tokenizer_config.json`: one text, or a list of `{name, template}`.
+/// Parses `chat_template` of `tokenizer_config.json`: a string, or a list of `{name, template}`.
 fn named_templates(value: &Value) -> Option<Vec<(String, String)>> {
     let text = |value: &Value| value.as_str().map(str::to_string);
     match value {
@@ -81,7 +81,7 @@ fn named_templates(value: &Value) -> Option<Vec<(String, String)>> {
     }
 }
 
-/// A special token is a text or an object with its `content`.
+/// The text of a special token, which is a string or an object with `content`.
 fn token_text(token: Option<&Value>) -> Option<&str> {
     let token = token?;
     token.as_str().or_else(|| token.get("content")?.as_str())

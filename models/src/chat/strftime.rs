@@ -1,4 +1,4 @@
-//! `strftime` for templates that write today's date, in UTC and the C locale.
+//! `strftime` for templates that print the date, in UTC and the C locale.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -20,15 +20,11 @@ const MONTHS: [&str; 12] = [
     "December",
 ];
 
-/// `time` as `format` asks; `%-d` and the like leave padding out.
-///
-/// # Errors
-/// On a directive that is not known here.
+/// Formats `time`; `%-d` and so on omit the padding. Fails on an unknown directive.
 pub(super) fn strftime(time: SystemTime, format: &str) -> Result<String, Error> {
     let seconds = time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let (days, second_of_day) = (seconds / 86_400, seconds % 86_400);
-    let (year, month, day) = civil_date(days);
-    let day_of_year = days - days_before_year(year) + 1;
+    let (year, day_of_year, month, day) = civil_date(days);
     let weekday = DAYS[(days as usize + 4) % 7];
     let month_name = MONTHS[month as usize - 1];
     let (hour, minute, second) = (second_of_day / 3600, second_of_day / 60 % 60, second_of_day % 60);
@@ -83,31 +79,24 @@ pub(super) fn strftime(time: SystemTime, format: &str) -> Result<String, Error> 
     Ok(out)
 }
 
-fn is_leap(year: u64) -> bool {
-    year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400))
-}
-
-/// Days from 1970-01-01 to the first of January of `year`.
-fn days_before_year(year: u64) -> u64 {
-    let leap_days_before = |year: u64| (year - 1) / 4 - (year - 1) / 100 + (year - 1) / 400;
-    (year - 1970) * 365 + leap_days_before(year) - leap_days_before(1970)
-}
-
-/// Year, month (1 to 12) and day (1 to 31) of a day counted from 1970-01-01.
-fn civil_date(days: u64) -> (u64, u64, u64) {
-    // The mean year is 365.2425 days, so this is the year or the one after it.
-    let mut year = 1970 + days * 10_000 / 3_652_425 + 1;
-    while days_before_year(year) > days {
-        year -= 1;
+/// Year, day of the year, month and day of the month, all but the year counted from 1, of a day counted from 1970-01-01.
+fn civil_date(days: u64) -> (u64, u64, u64, u64) {
+    let leap = |year: u64| u64::from(year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400)));
+    let (mut year, mut day) = (1970, days);
+    while day >= 365 + leap(year) {
+        day -= 365 + leap(year);
+        year += 1;
     }
-    let mut day = days - days_before_year(year);
-    let lengths = [31, 28 + u64::from(is_leap(year)), 31, 30, 31, 30, 31, 31, 30, 31, 30, 31];
+    let day_of_year = day + 1;
     let mut month = 0;
-    while day >= lengths[month] {
-        day -= lengths[month];
+    for length in [31, 28 + leap(year), 31, 30, 31, 30, 31, 31, 30, 31, 30, 31] {
         month += 1;
+        if day < length {
+            break;
+        }
+        day -= length;
     }
-    (year, month as u64 + 1, day + 1)
+    (year, day_of_year, month, day + 1)
 }
 
 #[cfg(test)]
@@ -122,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn dates_are_those_of_the_calendar() {
+    fn known_dates_are_formatted_correctly() {
         assert_eq!(at(0, "%A %d %B %Y, day %j, %T"), "Thursday 01 January 1970, day 001, 00:00:00");
         assert_eq!(at(951_782_400, "%a %F"), "Tue 2000-02-29");
         assert_eq!(at(1_709_251_199, "%d %b %Y %H:%M:%S"), "29 Feb 2024 23:59:59");
@@ -133,9 +122,14 @@ mod tests {
 
     #[test]
     fn every_day_follows_the_day_before() {
-        let mut previous = civil_date(0);
+        let date = |days| {
+            let (year, day_of_year, month, day) = civil_date(days);
+            assert!((1..=366).contains(&day_of_year) && day <= day_of_year, "{year}-{month}-{day}: {day_of_year}");
+            (year, month, day)
+        };
+        let mut previous = date(0);
         for days in 1..200_000 {
-            let date = civil_date(days);
+            let date = date(days);
             let next_day = (previous.0, previous.1, previous.2 + 1);
             let next_month = (previous.0, previous.1 + 1, 1);
             let next_year = (previous.0 + 1, 1, 1);

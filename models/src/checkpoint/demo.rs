@@ -1,4 +1,4 @@
-//! The small model inside the binary. It goes through the same loader as any folder.
+//! The demo model, embedded in the binary. It is loaded like any folder.
 
 use crate::checkpoint::files::ModelFiles;
 

@@ -1,15 +1,15 @@
-//! Everything that can be wrong with a checkpoint, as values.
+//! Errors in the files of a checkpoint.
 //!
-//! Invariant: the `Display` of every variant is one line that names the file, what was found, what was expected and, where it is
-//! not plain, what to do. Text that comes out of a file goes through [`one_line`] before it gets in here.
+//! Invariant: the `Display` of every variant is one line that names the file, what was found, what was expected and, unless it is
+//! obvious, what to do. Text from a file goes through [`one_line`] first.
 
 use std::fmt::Display;
 
-/// Why a checkpoint folder can not be used.
+/// Reason why a checkpoint cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LoadError {
-    /// The device could not take the weights.
+    /// The device failed while weights were loaded.
     #[error("{0}")]
     Device(String),
     /// The path does not exist.
@@ -20,45 +20,45 @@ pub enum LoadError {
         /// The path as given.
         path: String,
     },
-    /// The path does not exist and reads like the id of a repository on the hub.
+    /// The path does not exist and looks like the id of a repository on the Hugging Face hub.
     #[error(
-        "{id}: no such folder; it reads like a hub id, and downloading is not there yet: expected a folder, so download {id} and give its folder"
+        "{id}: no such folder; it looks like a hub id, but downloading is not supported yet: download {id} and pass its folder"
     )]
     HubId {
         /// The id as given, `org/name`.
         id: String,
     },
     /// The path is a file.
-    #[error("{path}: found a file; expected a folder in Hugging Face layout: give the folder that holds config.json")]
+    #[error("{path}: found a file; expected a folder in Hugging Face layout: pass the folder that holds config.json")]
     NotAFolder {
         /// The path as given.
         path: String,
     },
-    /// A file of the checkpoint is not there.
+    /// A file of the checkpoint is missing.
     #[error("{file}: not found; expected {expected}")]
     MissingFile {
-        /// The file that was looked for.
+        /// The missing file.
         file: String,
-        /// What it would hold, or what would do in its place.
+        /// What it should contain, or what may replace it.
         expected: String,
     },
-    /// The operating system refuses to give a file.
-    #[error("{file}: can not be read: {source}")]
+    /// The operating system cannot read a file.
+    #[error("{file}: cannot be read: {source}")]
     Io {
         /// The file.
         file: String,
-        /// The system's reason.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// A file is not JSON, or not of the expected structure.
-    #[error("{file}: found broken JSON ({problem}); expected the file as published: fetch it again")]
+    /// A file is not JSON, or does not have the expected structure.
+    #[error("{file}: found broken JSON ({problem}); expected the file as published: download it again")]
     Json {
         /// The file.
         file: String,
-        /// The parser's complaint with line and column.
+        /// The parser's message with line and column.
         problem: String,
     },
-    /// A setting has a value that makes no sense or is not supported.
+    /// A setting has a value that is invalid or not supported.
     #[error("{file}: `{key}` is {found}; expected {expected}")]
     Setting {
         /// The file.
@@ -67,43 +67,43 @@ pub enum LoadError {
         key: String,
         /// Its value.
         found: String,
-        /// What it may be.
+        /// The accepted values.
         expected: String,
     },
-    /// A decoder family that this engine does not run.
+    /// The decoder family is not supported.
     #[error("{file}: found architecture {found}, which is not supported; expected one of {supported}")]
     UnsupportedArchitecture {
         /// The file.
         file: String,
         /// The name in the file.
         found: String,
-        /// The names that would do.
+        /// The supported names.
         supported: String,
     },
-    /// A weight file whose bytes are not what its header or the format says.
-    #[error("{file}: found {found}; expected {expected}: the file is truncated or damaged, fetch it again")]
+    /// The contents of a weight file contradict its header or its format.
+    #[error("{file}: found {found}; expected {expected}: the file is truncated or damaged, download it again")]
     DamagedWeights {
         /// The file.
         file: String,
-        /// What it holds.
+        /// What it contains.
         found: String,
-        /// What it should hold.
+        /// What it should contain.
         expected: String,
     },
-    /// A tensor that the architecture needs is not there.
+    /// A tensor that the architecture needs is missing.
     #[error(
-        "{file}: tensor {tensor} not found; expected it with shape {expected}: are config.json and the weights of the same model?"
+        "{file}: tensor {tensor} not found; expected it with shape {expected}: do config.json and the weights belong to the same model?"
     )]
     MissingTensor {
         /// The weight file or index.
         file: String,
         /// The tensor's name.
         tensor: String,
-        /// Its shape by the configuration.
+        /// Its shape according to the configuration.
         expected: String,
     },
-    /// A tensor has another shape than the configuration asks for.
-    #[error("{file}: tensor {tensor} has shape {found:?}; expected {expected:?} by config.json")]
+    /// The shape of a tensor contradicts the configuration.
+    #[error("{file}: tensor {tensor} has shape {found:?}; expected {expected:?} according to config.json")]
     WrongShape {
         /// The weight file.
         file: String,
@@ -111,10 +111,10 @@ pub enum LoadError {
         tensor: String,
         /// Its shape.
         found: Vec<usize>,
-        /// Its shape by the configuration.
+        /// Its shape according to the configuration.
         expected: Vec<usize>,
     },
-    /// A tensor is stored in a type that is not understood.
+    /// A tensor is stored in a type that is not supported.
     #[error("{file}: tensor {tensor} has dtype {found}; expected F32, F16 or BF16 (an unquantised checkpoint)")]
     WrongDtype {
         /// The weight file.
@@ -124,41 +124,45 @@ pub enum LoadError {
         /// Its type.
         found: String,
     },
-    /// The tokenizer can not be built.
+    /// The tokenizer cannot be built.
     #[error(
-        "{file}: found a tokenizer that can not be used ({problem}); expected a tokenizer.json of the `tokenizers` library"
+        "{file}: found a tokenizer that cannot be used ({problem}); expected a tokenizer.json of the `tokenizers` library"
     )]
     Tokenizer {
         /// The file.
         file: String,
-        /// The library's complaint.
+        /// The library's message.
         problem: String,
     },
-    /// The tokenizer makes ids for which the model has no embedding.
+    /// The tokenizer produces ids for which the model has no embedding.
     #[error(
-        "{file}: found token id {greatest_id}; expected ids below {vocab_size}, the `vocab_size` of config.json: the tokenizer is of another model"
+        "{file}: found token id {greatest_id}; expected ids below {vocab_size}, the `vocab_size` of config.json: the tokenizer belongs to another model"
     )]
     TokenizerMismatch {
         /// The file.
         file: String,
-        /// The greatest id that the tokenizer makes.
+        /// The greatest id of the tokenizer.
         greatest_id: usize,
         /// Rows of the embedding.
         vocab_size: usize,
     },
-    /// The chat template is not Jinja, or uses what is not there.
-    #[error(
-        "{file}: found a chat template that can not be used ({problem}); expected Jinja as transformers renders it"
-    )]
+    /// The chat template is not valid Jinja, or uses a feature that does not exist.
+    #[error("{file}: found a chat template that cannot be used ({problem}); expected Jinja as transformers renders it")]
     ChatTemplate {
         /// The file.
         file: String,
-        /// The template engine's complaint with the line.
+        /// The template engine's message with the line.
         problem: String,
     },
 }
 
-/// `text` with every control character, line breaks included, as a space: it goes into messages of one line.
+impl From<device::DeviceError> for LoadError {
+    fn from(error: device::DeviceError) -> LoadError {
+        LoadError::Device(error.to_string())
+    }
+}
+
+/// `text` with every control character, including line breaks, replaced by a space, for messages of one line.
 pub(crate) fn one_line(text: impl Display) -> String {
     text.to_string().replace(|c: char| c.is_control(), " ")
 }

@@ -1,4 +1,4 @@
-//! Typed reading of a JSON object whose keys may be absent or `null`, with errors that name file, key, value and expectation.
+//! Typed access to a JSON object whose keys may be absent or `null`. Errors name the file, the key, the value and what was expected.
 
 use std::ops::RangeInclusive;
 
@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 
 use crate::checkpoint::error::{LoadError, one_line};
 
-/// A JSON object of `file`. An absent key and `null` read alike: `None`.
+/// A JSON object of `file`. An absent key and `null` both read as `None`.
 pub(crate) struct Fields<'a> {
     file: String,
     prefix: String,
@@ -18,7 +18,6 @@ impl<'a> Fields<'a> {
         Fields { file, prefix: String::new(), map }
     }
 
-    /// The object under `key`.
     pub fn object(&self, key: &str) -> Result<Option<Fields<'a>>, LoadError> {
         self.read(key, "an object", |value| {
             let map = value.as_object()?;
@@ -30,7 +29,7 @@ impl<'a> Fields<'a> {
         self.map.is_empty()
     }
 
-    /// Whether the key is not there at all, not even as `null`.
+    /// Whether the key does not exist, not even as `null`.
     pub fn is_absent(&self, key: &str) -> bool {
         !self.map.contains_key(key)
     }
@@ -68,7 +67,7 @@ impl<'a> Fields<'a> {
         Ok(ids.unwrap_or_default())
     }
 
-    /// The error for `key`, whatever its value is.
+    /// The error for an unacceptable value of `key`.
     pub fn wrong(&self, key: &str, expected: impl Into<String>) -> LoadError {
         let found = self.map.get(key).map_or("missing".to_string(), |value| shorten(&one_line(value)));
         LoadError::Setting {
@@ -79,6 +78,7 @@ impl<'a> Fields<'a> {
         }
     }
 
+    /// Parses the value under `key`; `parse` returns `None` for a value that is not `expected`.
     pub fn read<T>(
         &self,
         key: &str,
@@ -92,7 +92,6 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// The start of a value that would fill the screen.
 fn shorten(text: &str) -> String {
     const LONGEST: usize = 80;
     match text.char_indices().nth(LONGEST) {

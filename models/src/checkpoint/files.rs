@@ -1,6 +1,6 @@
-//! Where the files of a checkpoint come from: a folder, memory-mapped, or the binary itself.
+//! The files of a checkpoint: in a folder, memory-mapped, or embedded in the binary.
 //!
-//! Nothing is copied: a mapped file costs address space until its pages are read. Every error names the file with its folder.
+//! Nothing is copied: a mapped file only takes address space until its pages are read. Every error names the file with its folder.
 
 use std::fs::File;
 use std::ops::Deref;
@@ -16,9 +16,9 @@ use crate::checkpoint::error::{LoadError, one_line};
 pub enum ModelFiles {
     /// A folder in Hugging Face layout.
     Folder(PathBuf),
-    /// Files inside the binary.
+    /// Files embedded in the binary.
     Embedded {
-        /// Stands for the folder's name.
+        /// Name in place of the folder's.
         name: &'static str,
         /// File names and contents.
         files: &'static [(&'static str, &'static [u8])],
@@ -27,7 +27,7 @@ pub enum ModelFiles {
 
 /// The contents of one file.
 pub enum FileBytes {
-    /// Pages of a file, read when touched.
+    /// A memory-mapped file, whose pages are read on first access.
     Mapped(Mmap),
     /// Part of the binary.
     Embedded(&'static [u8]),
@@ -45,15 +45,15 @@ impl Deref for FileBytes {
 }
 
 impl FileBytes {
-    /// Gives back the memory of a part that will not be read again soon. If it is read, it comes from the file once more.
+    /// Releases the memory of a part that will not be read again soon. A later access reads it from the file again.
     pub(crate) fn release(&self, part: &[u8]) {
         #[cfg(unix)]
         if let FileBytes::Mapped(map) = self
             && let Some(offset) = (part.as_ptr() as usize).checked_sub(map.as_ptr() as usize)
             && offset + part.len() <= map.len()
         {
-            // SAFETY: the map is of a file and read-only: what is dropped is the copy in memory. It is a hint; that the
-            // system does not take it is no error.
+            // SAFETY: the map is read-only and backed by a file, so only the cached copy is dropped. The call is a hint; it is no
+            // error if the system ignores it.
             let _ = unsafe { map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, offset, part.len()) };
         }
     }
@@ -63,7 +63,7 @@ impl ModelFiles {
     /// The checkpoint in the folder `path`.
     ///
     /// # Errors
-    /// When `path` is not a folder; a path that reads like a hub id (`org/name`) is told so.
+    /// `path` is not a folder. A path that looks like a hub id (`org/name`) gets an error of its own.
     pub fn open(path: &Path) -> Result<Self, LoadError> {
         let given = one_line(path.display());
         if path.is_dir() {
@@ -77,10 +77,10 @@ impl ModelFiles {
         }
     }
 
-    /// The folder's own name, as `/v1/models` may show it.
+    /// Name of the folder, which `/v1/models` shows by default.
     pub fn name(&self) -> String {
         match self {
-            // `.` and `..` have no name of their own until they are resolved.
+            // `.` and `..` have no name until they are resolved.
             ModelFiles::Folder(path) => path
                 .canonicalize()
                 .ok()
@@ -101,7 +101,7 @@ impl ModelFiles {
     /// The contents of `file`.
     ///
     /// # Errors
-    /// When it is missing or can not be opened.
+    /// It is missing or cannot be opened.
     pub fn bytes(&self, file: &str) -> Result<FileBytes, LoadError> {
         if !self.exists(file) {
             return Err(self.missing(file, "a checkpoint folder in Hugging Face layout, which holds this file"));
@@ -117,13 +117,13 @@ impl ModelFiles {
     /// `file` parsed as JSON.
     ///
     /// # Errors
-    /// When it is missing, not JSON or not of `T`'s structure.
+    /// It is missing, not JSON or does not have `T`'s structure.
     pub fn read_json<T: DeserializeOwned>(&self, file: &str) -> Result<T, LoadError> {
         serde_json::from_slice(&self.bytes(file)?)
             .map_err(|error| LoadError::Json { file: self.locate(file), problem: one_line(error) })
     }
 
-    /// [`read_json`](Self::read_json) of a file that a checkpoint may lack.
+    /// [`read_json`](Self::read_json) of an optional file.
     pub(crate) fn read_optional_json<T: DeserializeOwned + Default>(&self, file: &str) -> Result<T, LoadError> {
         if self.exists(file) { self.read_json(file) } else { Ok(T::default()) }
     }
@@ -136,7 +136,6 @@ impl ModelFiles {
         }
     }
 
-    /// The error for a file that is not there.
     pub(crate) fn missing(&self, file: &str, expected: &str) -> LoadError {
         LoadError::MissingFile { file: self.locate(file), expected: expected.to_string() }
     }
@@ -153,12 +152,12 @@ impl ModelFiles {
 
 fn map(path: &Path) -> std::io::Result<Mmap> {
     let file = File::open(path)?;
-    // SAFETY: the map is read-only and private to this process. Someone who truncates a weight file while it is served can make
-    // a read fault; every engine that maps weights accepts that, and nothing is written through the map.
+    // SAFETY: the map is read-only and private to this process. Truncating a weight file while it is served can make a read
+    // fault; every engine that maps weights accepts that. Nothing is written through the map.
     unsafe { Mmap::map(&file) }
 }
 
-/// `org/name` of plain characters: neither rooted nor relative by dots.
+/// Whether a path has the form `org/name` with plain characters, not absolute and not starting with dots.
 fn looks_like_hub_id(path: &str) -> bool {
     let part = |text: &str| {
         text.starts_with(|c: char| c.is_ascii_alphanumeric())

@@ -1,4 +1,4 @@
-//! The files of a checkpoint, read and checked: settings, weights, defaults. Nothing here knows a family.
+//! Reading and checking the files of a checkpoint: settings, weights, defaults. Nothing here depends on a family.
 
 mod demo;
 pub(crate) mod error;

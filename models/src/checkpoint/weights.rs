@@ -1,8 +1,8 @@
 //! The tensors of a checkpoint: `model.safetensors`, or shards listed by `model.safetensors.index.json`.
 //!
-//! Opening reads the headers only and checks every size in them against the file; tensor data stays mapped until it is touched.
-//! Names are found with and without the `model.` prefix, since checkpoints saved from the bare decoder lack it. Tensors that
-//! nobody asks for (`rotary_emb.inv_freq` and the like) are never looked at, whatever their type.
+//! Opening reads only the headers and checks every size in them against the file. Tensor data is mapped and read on first access.
+//! Names match with and without the `model.` prefix, because checkpoints saved from the bare decoder lack it. Unused tensors
+//! (such as `rotary_emb.inv_freq`) are never read and may have any type.
 
 use std::collections::BTreeMap;
 use std::hash::{Hash, Hasher};
@@ -19,26 +19,26 @@ use crate::checkpoint::files::{FileBytes, ModelFiles};
 
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
-/// Bytes of the header's length, little-endian, at the start of the file.
+/// Size of the little-endian header length at the start of the file.
 const LENGTH_BYTES: usize = 8;
 
-/// One tensor in its file: row-major, little-endian.
+/// A tensor in its file: row-major, little-endian.
 #[derive(Clone, Debug)]
 pub struct WeightView<'a> {
     /// Name in the checkpoint.
     pub name: String,
     /// Type of the elements.
     pub dtype: Dtype,
-    /// Extents, outermost first.
+    /// Dimensions, outermost first.
     pub shape: Vec<usize>,
-    /// The elements; may be unaligned.
+    /// The elements, possibly unaligned.
     pub data: &'a [u8],
     /// The file, for messages.
     pub file: String,
 }
 
 impl WeightView<'_> {
-    /// The elements as single precision, which holds every value of the three types exactly.
+    /// The elements in float32, which represents every value of the three types exactly.
     pub fn to_f32(&self) -> Vec<f32> {
         let halves = |widen: fn(u16) -> f32| {
             self.data.as_chunks::<2>().0.iter().map(|&bytes| widen(u16::from_le_bytes(bytes))).collect()
@@ -55,7 +55,7 @@ impl WeightView<'_> {
 pub struct Weights {
     shards: Vec<Shard>,
     tensors: BTreeMap<String, Entry>,
-    /// What to name when a tensor is in no shard.
+    /// The file that error messages name for a tensor in no shard.
     listing: String,
 }
 
@@ -76,7 +76,7 @@ struct Index {
     weight_map: BTreeMap<String, String>,
 }
 
-/// Names, types and shapes, and the first bytes of each tensor: enough to tell two checkpoints apart, without reading them.
+/// Hashes names, types, shapes and the first bytes of each tensor: enough to tell checkpoints apart without reading them.
 impl Hash for Weights {
     fn hash<H: Hasher>(&self, hasher: &mut H) {
         for (name, Entry { shard, dtype, shape, data }) in &self.tensors {
@@ -90,7 +90,7 @@ impl Weights {
     /// Maps the weight files and reads their headers.
     ///
     /// # Errors
-    /// When a file is missing, truncated or damaged, or a shard lacks a tensor that the index says it has.
+    /// A file is missing, truncated or damaged, or a shard lacks a tensor that the index lists.
     pub fn open(files: &ModelFiles) -> Result<Weights, LoadError> {
         let sharded = !files.exists(SINGLE) && files.exists(INDEX);
         let mut weights = Weights {
@@ -103,9 +103,10 @@ impl Weights {
         } else if files.exists(SINGLE) {
             weights.read_shard(files, SINGLE)?;
         } else {
-            return Err(
-                files.missing(SINGLE, &format!("it, or shards with {INDEX} (convert other formats to safetensors)"))
-            );
+            return Err(files.missing(
+                SINGLE,
+                &format!("this file, or shards with {INDEX} (convert other formats to safetensors)"),
+            ));
         }
         Ok(weights)
     }
@@ -122,11 +123,11 @@ impl Weights {
                     file: self.listing.clone(),
                     key: "weight_map".into(),
                     found: format!("{shard:?}"),
-                    expected: "names of files beside the index".into(),
+                    expected: "names of files in the folder of the index".into(),
                 });
             }
             if !files.exists(shard) {
-                return Err(files.missing(shard, &format!("this shard, which {INDEX} lists: fetch it")));
+                return Err(files.missing(shard, &format!("this shard, which {INDEX} lists: download it")));
             }
             self.read_shard(files, shard)?;
         }
@@ -157,21 +158,21 @@ impl Weights {
         Ok(())
     }
 
-    /// The names of all tensors, in order, of whatever type.
+    /// Names of all tensors of any type, in order.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.tensors.keys().map(String::as_str)
     }
 
-    /// The tensor `name`, with or without `model.` before it; `None` when it is not there or not of a [`Dtype`].
+    /// The tensor `name`, with or without the prefix `model.`; `None` if it does not exist or its type is not a [`Dtype`].
     pub fn get(&self, name: &str) -> Option<WeightView<'_>> {
         let (name, entry) = self.find(name)?;
         self.view(name, entry).ok()
     }
 
-    /// The tensor `name`, with or without `model.` before it, which must have this shape.
+    /// The tensor `name`, with or without the prefix `model.`, which must have this shape.
     ///
     /// # Errors
-    /// When it is missing, or of another shape or type.
+    /// It is missing, has another shape, or its type is not a [`Dtype`].
     pub fn expect(&self, name: &str, shape: &[usize]) -> Result<WeightView<'_>, LoadError> {
         let (name, entry) = self.find(name).ok_or_else(|| LoadError::MissingTensor {
             file: self.listing.clone(),
@@ -189,12 +190,12 @@ impl Weights {
         self.view(name, entry)
     }
 
-    /// Bytes of all tensors together.
+    /// Total size of all tensors in bytes.
     pub fn total_bytes(&self) -> u64 {
         self.tensors.values().map(|entry| entry.data.len() as u64).sum()
     }
 
-    /// Gives back the memory of a tensor that has been read.
+    /// Releases the memory of a tensor that has been read.
     pub(crate) fn release(&self, view: &WeightView<'_>) {
         self.shards.iter().for_each(|shard| shard.bytes.release(view.data));
     }
@@ -229,8 +230,8 @@ impl Weights {
     }
 }
 
-/// The header of a safetensors file and the offset of its data: an 8-byte length, that many bytes of JSON, then the tensors
-/// without gaps to the end of the file. An error is what was found and what was expected.
+/// Reads the header of a safetensors file and the offset of its data. The file is an 8-byte length, a JSON header of that length,
+/// then the tensors without gaps. An error is what was found and what was expected.
 fn read_header(bytes: &[u8]) -> Result<(Metadata, usize), (String, String)> {
     let found = format!("{} bytes", bytes.len());
     let Some((length, rest)) = bytes.split_first_chunk::<LENGTH_BYTES>() else {
@@ -241,17 +242,17 @@ fn read_header(bytes: &[u8]) -> Result<(Metadata, usize), (String, String)> {
         return Err((found, format!("a header of {length} bytes and the tensors")));
     };
     let metadata: Metadata = serde_json::from_slice(header).map_err(|error| {
-        (format!("a header that can not be read ({})", one_line(error)), "a safetensors header".to_string())
+        (format!("a header that cannot be read ({})", one_line(error)), "a safetensors header".to_string())
     })?;
     let data_start = LENGTH_BYTES + header.len();
     let expected = data_start.saturating_add(metadata.data_len());
     if expected != bytes.len() {
-        return Err((found, format!("{expected} bytes by its header")));
+        return Err((found, format!("{expected} bytes according to its header")));
     }
     Ok((metadata, data_start))
 }
 
-/// A tensor's name for a message: quoted, with anything odd escaped.
+/// A tensor's name for a message: quoted, with special characters escaped.
 fn quote(name: &str) -> String {
     format!("{name:?}")
 }

@@ -1,13 +1,13 @@
-//! A decoder as a tree of text, for `quire plan --decoder`. Layers that differ in their numbers alone are one branch.
+//! `Display` of a decoder: the tree that `quire plan --decoder` prints. Consecutive layers that differ only in their number are
+//! printed once.
 
 use std::fmt;
 
 use super::{Attention, Decoder, Layer, Linear, Mixer, Mlp, Norm, Role, RopeScaling};
 
-/// Columns of a label.
-const LABEL: usize = 11;
+const LABEL_WIDTH: usize = 11;
 
-/// A line and what stands below it.
+/// A line of the tree and the lines below it.
 #[derive(PartialEq)]
 struct Node {
     text: String,
@@ -16,7 +16,7 @@ struct Node {
 
 impl Node {
     fn new(label: &str, text: impl fmt::Display, children: Vec<Node>) -> Node {
-        Node { text: format!("{label:<LABEL$}{text}"), children }
+        Node { text: format!("{label:<LABEL_WIDTH$}{text}"), children }
     }
 
     fn print(&self, f: &mut fmt::Formatter<'_>, indent: &str) -> fmt::Result {
@@ -56,7 +56,7 @@ impl fmt::Display for Decoder {
     }
 }
 
-/// The branches of a layer, with names from behind its number on.
+/// The branches of a layer, with names cut after the layer's number.
 fn branches(layer: &Layer, number: usize) -> Vec<Node> {
     let mixer = |mixer: &Mixer| match mixer {
         Mixer::Attention(layer) => attention(layer),
@@ -64,17 +64,17 @@ fn branches(layer: &Layer, number: usize) -> Vec<Node> {
     };
     let mut nodes: Vec<Node> =
         layer.branches.iter().flat_map(|branch| [norm("norm", &branch.norm), mixer(&branch.mixer)]).collect();
-    nodes.iter_mut().for_each(|node| unnumber(node, number));
+    nodes.iter_mut().for_each(|node| cut_layer_number(node, number));
     nodes
 }
 
-fn unnumber(node: &mut Node, number: usize) {
-    if let Some((label, name)) = node.text.split_at_checked(LABEL)
+fn cut_layer_number(node: &mut Node, number: usize) {
+    if let Some((label, name)) = node.text.split_at_checked(LABEL_WIDTH)
         && let Some((_, rest)) = name.split_once(&format!(".{number}."))
     {
         node.text = format!("{label}{rest}");
     }
-    node.children.iter_mut().for_each(|child| unnumber(child, number));
+    node.children.iter_mut().for_each(|child| cut_layer_number(child, number));
 }
 
 fn attention(layer: &Attention) -> Node {
@@ -108,7 +108,7 @@ fn norm(label: &str, norm: &Norm) -> Node {
 
 fn linear(label: &str, linear: &Linear) -> Node {
     let names: Vec<&str> = linear.parts.iter().map(|part| part.name.as_str()).collect();
-    // All parts are of one module: the last word of a name is enough behind the first.
+    // All parts belong to one module, so the later ones are named by their last word.
     let rest = names.iter().skip(1).filter_map(|name| name.rsplit('.').next()).map(|word| format!(" + {word}"));
     let role = match linear.role {
         Role::Column => "column",

@@ -1,13 +1,16 @@
-//! What the families have in common: keys of `config.json` that most of them share, and the parts of Llama's layers under the
-//! names that most checkpoints give them.
+//! What most families share: keys of `config.json`, and the parts of Llama's layers with their usual tensor names.
+//!
+//! A family calls [`Common::read`], then [`Common::decoder`] with a function that builds one layer: [`Common::attention`] and
+//! [`Common::mlp`] return the parts of Llama, the family changes the fields that differ, and [`Common::layer`] joins them.
 
 use super::rope;
 use crate::checkpoint::error::LoadError;
 use crate::checkpoint::fields::Fields;
-use crate::decoder::Activation;
-use crate::decoder::{Attention, Branch, Decoder, Form, Heads, Layer, Linear, Mixer, Mlp, Norm, Part, Role, Rope};
+use crate::decoder::{
+    Activation, Attention, Branch, Decoder, Form, Heads, Layer, Linear, Mixer, Mlp, Norm, Part, Role, Rope,
+};
 
-/// Greatest sizes that are taken for a model and not for a broken file; their products stay far from overflow.
+/// Greatest accepted sizes: larger ones mean a broken file. Products of these stay far from overflow.
 const MAX_VOCAB: u64 = 1 << 24;
 const MAX_WIDTH: u64 = 1 << 20;
 const MAX_LAYERS: u64 = 1 << 12;
@@ -15,12 +18,11 @@ const MAX_HEADS: u64 = 1 << 12;
 const MAX_HEAD_DIM: u64 = 1 << 12;
 const MAX_POSITIONS: u64 = 1 << 31;
 
-/// What transformers takes for absent keys.
+/// Defaults of transformers for absent keys.
 const DEFAULT_SLIDING_WINDOW: usize = 4096;
 const DEFAULT_MAX_WINDOW_LAYERS: u64 = 28;
 const DEFAULT_RMS_NORM_EPS: f64 = 1e-6;
 
-/// The shared keys.
 pub(super) struct Common {
     vocab_size: usize,
     hidden_size: usize,
@@ -32,20 +34,25 @@ pub(super) struct Common {
     tied: bool,
 }
 
-/// Which layers have a sliding window where `layer_types` does not say.
+/// Layers with a sliding window if `layer_types` is absent.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum Windows {
+    /// None.
     Never,
     /// All, unless `sliding_window` is `null`.
     Always,
-    /// With `use_sliding_window`, those from `max_window_layers` on.
+    /// If `use_sliding_window` is set, the layers from `max_window_layers` on.
     FromLayer,
 }
 
 impl Common {
-    /// Reads the shared keys. `default_head_dim` stands for an absent `head_dim`; `None`: the width divided by the heads.
-    pub fn read(fields: &Fields<'_>, default_head_dim: Option<usize>) -> Result<Common, LoadError> {
-        // `swish` is the same function under its older name.
+    /// Reads the shared keys. `default_head_dim` replaces an absent `head_dim`; `None`: `hidden_size / num_attention_heads`.
+    pub fn read(
+        fields: &Fields<'_>,
+        max_position_embeddings: usize,
+        default_head_dim: Option<usize>,
+    ) -> Result<Common, LoadError> {
+        // `swish` is an older name of the same function.
         if !matches!(fields.string("hidden_act")?, None | Some("silu" | "swish")) {
             return Err(fields.wrong("hidden_act", "\"silu\""));
         }
@@ -63,19 +70,19 @@ impl Common {
             num_layers: size(fields, "num_hidden_layers", MAX_LAYERS)?,
             heads: Heads { num_heads, num_kv_heads, head_dim },
             norm_eps: positive(fields, "rms_norm_eps")?.unwrap_or(DEFAULT_RMS_NORM_EPS) as f32,
-            rope: rope::read(fields, max_position_embeddings(fields)?)?,
+            rope: rope::read(fields, max_position_embeddings)?,
             tied: fields.boolean("tie_word_embeddings")?.unwrap_or(false),
         })
     }
 
-    /// The window of each layer: by `layer_types` where the file has it, else by the rule.
+    /// The window of each layer: according to `layer_types`, or to `rule` if that key is absent.
     pub fn windows(&self, fields: &Fields<'_>, rule: Windows) -> Result<Vec<Option<usize>>, LoadError> {
         let windowed = match rule {
             Windows::Never => false,
             Windows::Always => true,
             Windows::FromLayer => fields.boolean("use_sliding_window")?.unwrap_or(false),
         };
-        // `null` switches the window off, an absent key does not.
+        // `null` disables the window; an absent key means the default.
         let window = match optional_size(fields, "sliding_window", MAX_POSITIONS) {
             _ if !windowed => None,
             Ok(None) if fields.is_absent("sliding_window") => Some(DEFAULT_SLIDING_WINDOW),
@@ -83,7 +90,7 @@ impl Common {
         };
         if let Some(sliding) = layer_types(fields, self.num_layers)? {
             if window.is_none() && sliding.contains(&true) {
-                let expected = "\"full_attention\" everywhere, as no sliding window is in force";
+                let expected = "\"full_attention\" for every layer, because no sliding window is enabled";
                 return Err(fields.wrong("layer_types", expected));
             }
             return Ok(sliding.iter().map(|sliding| window.filter(|_| *sliding)).collect());
@@ -97,7 +104,7 @@ impl Common {
         Ok((0..self.num_layers).map(|layer| window.filter(|_| layer >= first)).collect())
     }
 
-    /// A decoder of these layers.
+    /// The decoder whose layers `layer` builds, given their numbers.
     pub fn decoder(&self, layer: impl FnMut(usize) -> Layer) -> Decoder {
         let vocabulary = |name: &str| Linear {
             adapters: false,
@@ -111,7 +118,7 @@ impl Common {
         }
     }
 
-    /// Attention, then the feed-forward network, each with a norm in front of it.
+    /// A layer of attention and a feed-forward network, each with a norm of its input.
     pub fn layer(&self, layer: usize, attention: Attention, mlp: Mlp) -> Layer {
         let norm = |name: &str| self.norm(format!("model.layers.{layer}.{name}.weight"), self.hidden_size);
         Layer {
@@ -122,7 +129,7 @@ impl Common {
         }
     }
 
-    /// Attention over the whole context, without biases and head norms.
+    /// Attention over the whole context, without biases or head norms.
     pub fn attention(&self, layer: usize) -> Attention {
         let (name, heads) = (format!("model.layers.{layer}.self_attn"), self.heads);
         let (queries, keys) = (heads.query_width(), heads.num_kv_heads * heads.head_dim);
@@ -144,7 +151,7 @@ impl Common {
         }
     }
 
-    /// A gated network with SiLU, without biases.
+    /// A feed-forward network gated by SiLU, without biases.
     pub fn mlp(&self, layer: usize) -> Mlp {
         let part = |projection: &str, rows| (format!("model.layers.{layer}.mlp.{projection}"), rows);
         let width = self.intermediate_size;
@@ -155,7 +162,7 @@ impl Common {
         }
     }
 
-    /// A norm of heads.
+    /// A norm of query or key heads.
     pub fn head_norm(&self, layer: usize, name: &str) -> Norm {
         self.norm(format!("model.layers.{layer}.{name}.weight"), self.heads.head_dim)
     }
@@ -170,8 +177,8 @@ fn linear<const N: usize>(inputs: usize, role: Role, parts: [(String, usize); N]
     Linear { parts, inputs, bias: false, form: Form::Dense, role, adapters: true }
 }
 
-/// Longest context in tokens that the checkpoint states.
-pub(crate) fn max_position_embeddings(fields: &Fields<'_>) -> Result<usize, LoadError> {
+/// Greatest number of tokens in a context, according to the checkpoint.
+pub(super) fn max_position_embeddings(fields: &Fields<'_>) -> Result<usize, LoadError> {
     size(fields, "max_position_embeddings", MAX_POSITIONS)
 }
 

@@ -1,4 +1,4 @@
-//! `config.json` as this engine understands it, whatever the spelling on disk.
+//! `config.json` with its spellings unified and its values checked.
 
 use serde::Serialize;
 use serde_json::{Map, Value};
@@ -11,16 +11,16 @@ use crate::decoder::Decoder;
 
 const FILE: &str = "config.json";
 
-/// What a checkpoint is.
+/// Configuration of a checkpoint.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ModelConfig {
     /// Name of the family in `architectures`.
     pub architecture: &'static str,
-    /// What its layers compute, and where their weights are.
+    /// Declaration of its layers.
     pub decoder: Decoder,
-    /// Longest context in tokens that the checkpoint states.
+    /// Greatest number of tokens in a context, according to the checkpoint.
     pub max_position_embeddings: usize,
-    /// End-of-sequence ids (a number or a list in the file).
+    /// End-of-sequence token ids (a number or a list in the file).
     pub eos_token_ids: Vec<u32>,
 }
 
@@ -28,7 +28,7 @@ impl ModelConfig {
     /// Reads `config.json`.
     ///
     /// # Errors
-    /// When the file is missing or broken, the architecture or one of its options is not supported, or a size makes no sense.
+    /// The file is missing or broken, the architecture or one of its options is not supported, or a size makes no sense.
     pub fn load(files: &ModelFiles) -> Result<ModelConfig, LoadError> {
         let map: Map<String, Value> = files.read_json(FILE)?;
         let fields = Fields::new(files.locate(FILE), &map);
@@ -40,10 +40,11 @@ impl ModelConfig {
                 None => fields.wrong("quantization_config", expected),
             });
         }
+        let max_position_embeddings = max_position_embeddings(&fields)?;
         Ok(ModelConfig {
             architecture: family.class,
-            decoder: (family.declare)(&fields)?,
-            max_position_embeddings: max_position_embeddings(&fields)?,
+            decoder: (family.declare)(&fields, max_position_embeddings)?,
+            max_position_embeddings,
             eos_token_ids: fields.token_ids("eos_token_id")?,
         })
     }

@@ -1,18 +1,14 @@
-//! Llama 2 and 3, and the many checkpoints that share their layers.
+//! Llama 2 and 3, and the many checkpoints with the same layers.
 //!
-//! RMS norms in front of both branches, grouped-query attention with a rotary embedding, a gated feed-forward network with SiLU.
-//! Biases are options of the configuration; there is no window.
+//! An RMS norm before each branch, grouped-query attention with a rotary embedding, a feed-forward network gated by SiLU. Biases
+//! are options of the configuration. There is no sliding window.
 
-use super::Family;
-use super::common::{Common, Windows};
-use crate::checkpoint::error::LoadError;
-use crate::checkpoint::fields::Fields;
-use crate::decoder::Decoder;
+use super::{Common, Decoder, Family, Fields, LoadError, Windows};
 
 pub(super) const FAMILY: Family = Family { class: "LlamaForCausalLM", model_type: "llama", declare };
 
-fn declare(fields: &Fields<'_>) -> Result<Decoder, LoadError> {
-    let common = Common::read(fields, None)?;
+fn declare(fields: &Fields<'_>, max_positions: usize) -> Result<Decoder, LoadError> {
+    let common = Common::read(fields, max_positions, None)?;
     let attention_bias = fields.boolean("attention_bias")?.unwrap_or(false);
     let mlp_bias = fields.boolean("mlp_bias")?.unwrap_or(false);
     let windows = common.windows(fields, Windows::Never)?;

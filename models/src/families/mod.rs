@@ -1,8 +1,9 @@
-//! The families of decoders: from the keys of `config.json` to a [`Decoder`].
+//! Families of decoders: each declares a [`Decoder`] from the keys of `config.json`.
 //!
-//! A family is one file that reads like its model card: which keys it reads, with the defaults of transformers, and what its
-//! layers are. A new one is a file here and a line in [`FAMILIES`]; see docs/adding-a-model.md. What would change the numbers and
-//! is not supported (another activation, another rope, a quantised checkpoint) is refused by name. Other keys are ignored.
+//! A family is one file that reads like its model card: the keys that it reads, with the defaults of transformers, and its
+//! layers. To add one, write a file here and add it to [`FAMILIES`]; docs/adding-a-model.md shows the steps. A value that would
+//! change the results and is not supported (another activation, another rope, a quantised checkpoint) is an error that names the
+//! key. Keys that do not affect the results are ignored.
 
 mod common;
 mod config;
@@ -16,28 +17,27 @@ use serde_json::Value;
 
 pub use config::ModelConfig;
 
+// What a family file imports.
 use crate::checkpoint::error::{LoadError, one_line};
 use crate::checkpoint::fields::Fields;
 use crate::decoder::Decoder;
+use common::{Common, Windows};
 
 /// A family of decoders.
 pub(crate) struct Family {
-    /// Its name in `architectures`.
+    /// Name in `architectures`.
     pub class: &'static str,
-    /// Its name in `model_type`.
+    /// Name in `model_type`.
     pub model_type: &'static str,
-    /// Reads `config.json`.
-    pub declare: fn(&Fields<'_>) -> Result<Decoder, LoadError>,
+    /// Declares the decoder, given the keys of `config.json` and its `max_position_embeddings`.
+    pub declare: fn(&Fields<'_>, usize) -> Result<Decoder, LoadError>,
 }
 
-/// Every family that can be run.
+/// All supported families.
 const FAMILIES: [&Family; 4] = [&llama::FAMILY, &mistral::FAMILY, &qwen2::FAMILY, &qwen3::FAMILY];
 
-/// The family by `architectures`, or by `model_type` where that is absent.
-///
-/// # Errors
-/// When there is no such family; names those that exist.
-pub(crate) fn find(fields: &Fields<'_>, file: &str) -> Result<&'static Family, LoadError> {
+/// Finds the family named by `architectures`, or by `model_type` if that key is absent. The error lists the supported families.
+fn find(fields: &Fields<'_>, file: &str) -> Result<&'static Family, LoadError> {
     let class = fields.read("architectures", "a list with the name of one architecture", |value| {
         match value.as_array()?.as_slice() {
             [Value::String(name)] => Some(name.as_str()),

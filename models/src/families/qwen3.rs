@@ -1,18 +1,14 @@
-//! Qwen3: the layers of Llama with RMS norms of query and key heads in front of the rotary embedding, heads of 128 elements
-//! where nothing else is stated, and the windows of Qwen2.
+//! Qwen3: the layers of Llama with RMS norms of query and key heads before the rotary embedding, a default head size of 128, and
+//! the windows of Qwen2.
 
-use super::Family;
-use super::common::{Common, Windows};
-use crate::checkpoint::error::LoadError;
-use crate::checkpoint::fields::Fields;
-use crate::decoder::Decoder;
+use super::{Common, Decoder, Family, Fields, LoadError, Windows};
 
 pub(super) const FAMILY: Family = Family { class: "Qwen3ForCausalLM", model_type: "qwen3", declare };
 
 const DEFAULT_HEAD_DIM: usize = 128;
 
-fn declare(fields: &Fields<'_>) -> Result<Decoder, LoadError> {
-    let common = Common::read(fields, Some(DEFAULT_HEAD_DIM))?;
+fn declare(fields: &Fields<'_>, max_positions: usize) -> Result<Decoder, LoadError> {
+    let common = Common::read(fields, max_positions, Some(DEFAULT_HEAD_DIM))?;
     let bias = fields.boolean("attention_bias")?.unwrap_or(false);
     let windows = common.windows(fields, Windows::FromLayer)?;
     Ok(common.decoder(|layer| {

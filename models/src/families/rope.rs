@@ -1,17 +1,14 @@
-//! The rotary embedding from `rope_scaling` (older) or `rope_parameters` (newer).
+//! The rotary embedding, from `rope_scaling` (older checkpoints) or `rope_parameters` (newer ones).
 
 use crate::checkpoint::error::LoadError;
 use crate::checkpoint::fields::Fields;
 use crate::decoder::{Rope, RopeScaling};
 
-/// What transformers takes for an absent key.
+/// Default of transformers for an absent `rope_theta`.
 const DEFAULT_THETA: f64 = 10_000.0;
 
-/// Reads either spelling; what stands inside wins over `rope_theta` beside it.
-///
-/// # Errors
-/// When a value is out of its range, or the kind of scaling is not supported.
-pub(crate) fn read(fields: &Fields<'_>, max_position_embeddings: usize) -> Result<Rope, LoadError> {
+/// Reads either spelling. A `rope_theta` inside the object takes precedence over one beside it.
+pub(super) fn read(fields: &Fields<'_>, max_position_embeddings: usize) -> Result<Rope, LoadError> {
     let positive = |fields: &Fields<'_>, key: &str| fields.float(key, "a number above 0", |value| value > 0.0);
     let outer_theta = positive(fields, "rope_theta")?;
     let whole_heads =

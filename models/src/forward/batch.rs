@@ -1,40 +1,40 @@
-//! The tokens of one step, laid side by side.
+//! The tokens of one step.
 
 use attention_kernels::AttentionBatch;
 
-/// All tokens of a step. Sequences with one token come first, so that they form one call of the decode kernel.
-/// Reused from step to step.
+/// The tokens of all sequences of a step, concatenated. Sequences with one token come first, so that they form one call of the
+/// decode kernel. Reuse one batch from step to step: it keeps its memory.
 #[derive(Clone, Debug, Default)]
 pub struct ForwardBatch {
-    /// `[rows]` token ids; [`ForwardBatch::AWAITED`] where a token is known to the device alone.
+    /// `[rows]` token ids; [`ForwardBatch::AWAITED`] for a token that only the device knows.
     pub tokens: Vec<u32>,
     /// `[rows]` absolute positions.
     pub positions: Vec<u32>,
-    /// Where keys and values are, for each group of layers ([`PageLayout`](crate::PageLayout)).
+    /// Slots and block tables, for each group of layers ([`PageLayout`](crate::PageLayout)).
     pub groups: Vec<GroupBatch>,
-    /// The first so many sequences have one row each.
+    /// Number of sequences with one row; they come first.
     pub decodes: usize,
-    /// Rows whose logits may be asked for, ascending; `None`: any.
+    /// Rows whose logits may be requested, ascending; `None`: any row.
     pub needed: Option<Vec<u32>>,
 }
 
-/// The step in the layers of one group.
+/// The part of a batch that differs between groups of layers.
 #[derive(Clone, Debug, Default)]
 pub struct GroupBatch {
-    /// `[rows]` cache slots, −1 to skip.
+    /// `[rows]` cache slots; −1: the row is not written.
     pub slot_mapping: Vec<i64>,
-    /// Which rows, context and blocks belong to which sequence.
+    /// Rows, context length and block table of each sequence.
     pub attention: AttentionBatch,
 }
 
 impl ForwardBatch {
-    /// Stands for a token that a kernel puts in its place before the forward pass
-    /// ([`Model::forward_with`](crate::Model::forward_with)). No token: so the array of the device is never taken to hold one
-    /// that it does not.
+    /// Placeholder for a token that a kernel writes to the device's token array before the forward pass
+    /// ([`Model::forward_with`](crate::Model::forward_with)). It is no valid id, so the host never assumes that the array holds
+    /// a token that it does not.
     pub const AWAITED: u32 = u32::MAX;
 
-    /// Empties the batch for sequences with `groups` block tables each, keeping its memory. A list of needed rows stays one,
-    /// empty.
+    /// Empties the batch and keeps its memory; the next sequences have `groups` block tables each. `needed`, if it is a list,
+    /// becomes an empty list.
     pub fn clear(&mut self, groups: usize) {
         self.tokens.clear();
         self.positions.clear();
@@ -50,8 +50,8 @@ impl ForwardBatch {
         self.needed.iter_mut().for_each(Vec::clear);
     }
 
-    /// Adds a sequence: its new tokens from position `start` on and, for each group, their slots and its block table, −1
-    /// behind a window. Sequences of one token must come before longer ones. Returns the sequence's last row.
+    /// Appends a sequence: its new tokens, which begin at position `start`, and for each group their slots and its block table
+    /// (−1 for blocks that have left the window). Sequences with one token must come first. Returns the sequence's last row.
     pub fn push<'a>(
         &mut self,
         start: usize,
@@ -73,9 +73,9 @@ impl ForwardBatch {
         rows - 1
     }
 
-    /// Becomes another batch of single tokens, filled up to `seqs` sequences: padding is a token 0 at position 0 with a
-    /// context of 0, the slot −1 and no block. Every row goes through to the end.
-    pub(super) fn pad(&mut self, from: &ForwardBatch, seqs: usize) {
+    /// Becomes a copy of a batch of single tokens, padded to `seqs` sequences. Padding is token 0 at position 0 with a context
+    /// of 0, slot −1 and no block. No row is dropped on the way ([`ForwardBatch::needed`] is `None`).
+    pub fn pad(&mut self, from: &ForwardBatch, seqs: usize) {
         self.tokens.clone_from(&from.tokens);
         self.tokens.resize(seqs, 0);
         self.positions.clone_from(&from.positions);
@@ -96,34 +96,8 @@ impl ForwardBatch {
         self.needed = None;
     }
 
-    /// Sequences in the batch.
+    /// Number of sequences in the batch.
     pub fn num_seqs(&self) -> usize {
         self.groups.first().map_or(0, |group| group.attention.num_seqs())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn one_long_sequence_among_many_short_ones_costs_no_more_than_its_own_blocks() {
-        let (long, short) = (vec![3; 8192], vec![5; 2]);
-        let (mut batch, mut padded) = (ForwardBatch::default(), ForwardBatch::default());
-        for _ in 0..2 {
-            batch.clear(2);
-            for seq in 0..257 {
-                let table = if seq == 100 { &long[..] } else { &short };
-                batch.push(table.len() * 16 - 1, &[7], [(&[0][..], table), (&[0], table)]);
-            }
-            padded.pad(&batch, 272);
-        }
-        for groups in [&batch.groups, &padded.groups] {
-            for GroupBatch { attention, .. } in groups {
-                assert_eq!(attention.block_tables.num_entries(), 8192 + 256 * 2);
-                assert_eq!(attention.table(100), long);
-            }
-        }
-        assert_eq!(padded.groups[1].attention.block_tables.len(), 272);
     }
 }

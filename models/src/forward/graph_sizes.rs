@@ -1,11 +1,11 @@
-//! Which decode steps are graphs, and what has become of them.
+//! Sizes of decode steps that run as CUDA graphs, and the state of each.
 
 use device::Graph;
 
 use super::ForwardBatch;
 
-/// The sizes of decode steps that graphs are made for: 1, 2, 4, 8 and the multiples of 16, all of which vLLM has too (and the
-/// other multiples of 8 up to 256), up to the greatest step, which is the last one whatever it is.
+/// Sizes of decode steps that graphs are captured for: 1, 2, 4, 8, the multiples of 16, and `max_num_seqs` itself. vLLM has
+/// the same sizes, and the other multiples of 8 up to 256.
 ///
 /// ```
 /// assert_eq!(models::graph_sizes(1), [1]);
@@ -16,26 +16,24 @@ pub fn graph_sizes(max_num_seqs: usize) -> Vec<usize> {
     regular.take_while(|size| *size < max_num_seqs).chain([max_num_seqs]).collect()
 }
 
-/// How many graphs there are.
+/// Number of graphs by state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GraphCount {
-    /// Sizes of decode steps.
+    /// Sizes of decode steps that graphs are used for.
     pub sizes: usize,
-    /// Those that have been captured.
+    /// Sizes whose graph has been captured.
     pub captured: usize,
-    /// Those whose capture has failed.
+    /// Sizes whose capture has failed.
     pub failed: usize,
 }
 
-/// The graphs of a model.
 pub(super) struct Graphs {
-    /// Ascending.
+    /// Sizes, ascending.
     pub sizes: Vec<(usize, State)>,
     pub padded: ForwardBatch,
 }
 
 pub(super) enum State {
-    /// Not used yet.
     New,
     Captured(Graph),
     Failed,

@@ -1,18 +1,18 @@
-//! Decode steps as graphs: one call gives the device a whole step.
+//! Decode steps as CUDA graphs: one call launches a whole step.
 //!
-//! A step of single tokens is padded to the next of [`graph_sizes`]; padding has a context of 0 and the slot −1, and leaves
-//! every kernel at once. Tokens, positions, slots, lengths and block tables lie in device arrays that stay and are written
-//! before the replay, so nothing of a step is frozen in its graph but its size.
+//! A step of single tokens is padded to the next of [`graph_sizes`]. Padding has a context of 0 and slot −1, so every kernel
+//! returns from it at once. Tokens, positions, slots, lengths and block tables lie in persistent device arrays that are written
+//! before the replay; the only property of a step that its graph fixes is its size.
 //!
 //! ```text
-//! first step of a size     load ─▶ embed … last layer, logits    run, as the padded step that it is
-//!                                  embed … last layer, logits    captured: all that it loads and chooses is there now
-//! every later one          load ─▶ replay
+//! first step of a size     load ─▶ embed … last layer, logits    run kernel by kernel, padded
+//!                                  embed … last layer, logits    captured: all code is loaded and all choices are made
+//! later steps              load ─▶ replay
 //! ```
 //!
-//! A size whose capture fails is run without padding and without a graph from then on. A replay that fails fails its step
-//! alone. Graphs go when the memory that they work on does: with [`Model::reserve`], and, each at its next use, with other
-//! caches.
+//! A size whose capture fails runs without padding and without a graph from then on. A failed replay fails only its step.
+//! Graphs are dropped with the memory that they use: all by [`Model::reserve`], and each one at its next use if the caches have
+//! been replaced.
 
 use attention_kernels::{Dtype, KernelError, KvCache, Rows};
 
@@ -23,7 +23,7 @@ use super::program::Register;
 use super::{Fill, ForwardBatch, Model};
 
 impl Model {
-    /// From now on decode steps of up to `max_num_seqs` sequences are replayed. Nothing happens on a device that launches no
+    /// Runs decode steps of up to `max_num_seqs` sequences as graphs from now on. Does nothing on a device that launches no
     /// kernels.
     pub fn use_graphs(&mut self, max_num_seqs: usize) {
         if self.device.features().launches {
@@ -33,7 +33,7 @@ impl Model {
         }
     }
 
-    /// How many graphs there are.
+    /// Number of graphs by state.
     pub fn graphs(&self) -> GraphCount {
         let sizes = self.graphs.iter().flat_map(|graphs| &graphs.sizes);
         sizes.fold(GraphCount::default(), |mut count, (_, state)| {
@@ -44,11 +44,11 @@ impl Model {
         })
     }
 
-    /// Captures the largest graph and runs it once, on padding alone: what steps take at their first use is taken, and no
-    /// slot is written. Returns the bytes of device memory that the graph takes, 0 where nobody counts them.
+    /// Captures the largest graph and runs it once on padding only, so that memory which a step takes at its first use is taken
+    /// and no slot is written. Returns the graph's bytes of device memory, 0 if the device does not report them.
     ///
     /// # Errors
-    /// Those of a step. A capture that fails is none: it leaves the size without a graph.
+    /// The errors of a step. A failed capture is no error: the size runs without a graph.
     pub fn capture_largest(&mut self, caches: &mut [KvCache]) -> Result<u64, KernelError> {
         let Some(index) = self.graphs.as_ref().map(|graphs| graphs.sizes.len() - 1) else { return Ok(0) };
         let mut nothing = ForwardBatch::default();
@@ -63,17 +63,17 @@ impl Model {
         }
     }
 
-    /// Which graph runs the batch, if one does.
+    /// Index of the graph that runs the batch, if one does.
     pub(super) fn graph_for(&self, batch: &ForwardBatch) -> Option<usize> {
         let (rows, graphs) = (batch.tokens.len(), self.graphs.as_ref()?);
         let index = graphs.sizes.partition_point(|(size, _)| *size < rows);
         let (_, state) = graphs.sizes.get(index)?;
         let single = batch.decodes == rows && batch.num_seqs() == rows;
-        // Making scales waits for the device, which can not be recorded.
+        // Calibration waits for the device, which a capture cannot record.
         (single && !self.is_calibrating() && !matches!(state, State::Failed)).then_some(index)
     }
 
-    /// Runs a batch of single tokens at that size.
+    /// Runs a batch of single tokens at the size with this index.
     pub(super) fn decode(
         &mut self,
         index: usize,
@@ -97,11 +97,10 @@ impl Model {
     ) -> Result<(), KernelError> {
         let (size, state) = &mut sizes[index];
         padded.pad(batch, *size);
-        self.kept = None;
-        // A replay runs no pass, which would do it.
+        self.kept_rows = None;
+        // A replay runs no `pass`, which would do this.
         self.step.reset_names();
-        self.load_batch(padded, true)?;
-        self.fill(fill)?;
+        self.load_batch(padded, true, fill)?;
         if let State::Captured(graph) = state
             && caches.iter().all(|cache| graph.uses(&cache.keys) && graph.uses(&cache.values))
         {
@@ -110,16 +109,16 @@ impl Model {
             self.decode_work(padded, caches)?;
             *state = match self.captured(padded, caches) {
                 Ok(graph) => {
-                    tracing::info!("CUDA graph of decode steps of {size} captured");
+                    tracing::info!("captured the CUDA graph of decode steps with {size} sequences");
                     State::Captured(graph)
                 }
                 Err(error) => {
-                    tracing::warn!("decode steps of {size} run without a CUDA graph from now on: {error}");
+                    tracing::warn!("decode steps with {size} sequences run without a CUDA graph from now on: {error}");
                     State::Failed
                 }
             };
         }
-        self.with_logits = if *size <= self.result_rows { *size } else { 0 };
+        self.logit_rows = if *size <= self.result_rows { *size } else { 0 };
         Ok(())
     }
 
@@ -131,7 +130,7 @@ impl Model {
         Ok(graph?)
     }
 
-    /// What a graph holds: all layers, and the logits of all rows where their buffer has room.
+    /// The work that a graph records: all layers, and the logits of all rows if their buffer is large enough.
     fn decode_work(&mut self, padded: &ForwardBatch, caches: &mut [KvCache]) -> Result<(), KernelError> {
         self.pass(padded, caches)?;
         let rows = padded.tokens.len();
@@ -143,7 +142,7 @@ impl Model {
         Ok(())
     }
 
-    /// Every size begins anew.
+    /// Drops all captured graphs; failed sizes get another chance.
     pub(super) fn forget_graphs(&mut self) {
         let sizes = self.graphs.iter_mut().flat_map(|graphs| &mut graphs.sizes);
         sizes.for_each(|(_, state)| *state = State::New);

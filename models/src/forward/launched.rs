@@ -1,20 +1,18 @@
 //! Layer operations as launches of the kernels in `csrc/`, for `cuda` and `cuda-sim`.
 //!
-//! What kernels read of a step (tokens, positions, slots, block tables, the rows whose logits are wanted) lies in
-//! arrays that stay ([`Mirror`]): a step sends what differs from the one before. Nothing here waits but
-//! [`LayerOps::to_host`], and no step allocates device memory.
+//! The inputs of a step (tokens, positions, slots, block tables, needed and requested rows) lie in persistent device arrays
+//! ([`Mirror`]): a step uploads only the differences from the one before. Only [`LayerOps::to_host`] waits for the device, and no
+//! step allocates device memory.
 
 use std::sync::Arc;
 
-use attention_kernels::{CacheWriteArgs, Dtype, KernelError, KernelSet, Workspace};
+use attention_kernels::{Dtype, KernelError, Workspace};
 use device::{Buffer, Device, DeviceError, Matrix, Mirror, Pinned, Queue, Uploader};
 
-use super::kernels::{self as launch, HeadsArgs};
+use super::kernels::{self as launch, QkNormRopeCacheArgs};
 use super::ops::{LayerOps, Norm, Out, QkvRows};
-use super::scales::Calibration;
 use super::{ForwardBatch, LOGIT_ROWS, PageLayout, StepLimits};
-use crate::decoder::Activation;
-use crate::decoder::{Decoder, Heads};
+use crate::decoder::{Activation, Decoder, Heads};
 
 pub(super) struct Launched {
     device: Arc<dyn Device>,
@@ -24,20 +22,19 @@ pub(super) struct Launched {
     frequencies: Vec<Buffer>,
     tokens: Mirror,
     positions: Mirror,
-    /// Rows that go on behind the last layer's attention.
     needed: Mirror,
-    /// Rows whose results are wanted.
-    wanted: Mirror,
-    /// Where the host finds logits and hidden states.
+    /// Rows whose results are requested.
+    requested: Mirror,
+    /// Logits and hidden states on the host.
     results: Pinned,
-    /// Those that are not float32, made so.
-    singles: Vec<f32>,
-    /// One for each group of layers, and its window.
-    workspaces: Vec<(Workspace, Option<usize>)>,
+    /// The same converted to float32, if they have another type.
+    converted: Vec<f32>,
+    /// One per group of layers.
+    workspaces: Vec<Workspace>,
     windows: Vec<Option<usize>>,
 }
 
-/// Opens kernels and products, so that what is missing is known before any weight is read.
+/// Loads the kernels and products, so that a missing library is reported before any weight is read.
 pub(super) fn open(device: &dyn Device) -> Result<(), DeviceError> {
     for module in ["attention_kernels", launch::MODULE] {
         device.load(module)?;
@@ -69,15 +66,15 @@ impl Launched {
             tokens: indices(max_rows)?,
             positions: indices(max_rows)?,
             needed: indices(max_rows)?,
-            wanted: indices(LOGIT_ROWS)?,
+            requested: indices(LOGIT_ROWS)?,
             results: device.pinned(LOGIT_ROWS * largest * size_of::<f32>())?,
-            singles: Vec::new(),
+            converted: Vec::new(),
             workspaces: Vec::new(),
             windows: layout.groups.iter().map(|group| group.window).collect(),
         })
     }
 
-    /// Bytes of device memory beside the workspaces.
+    /// Bytes of device memory, not counting the workspaces.
     pub fn bytes(decoder: &Decoder, num_ropes: usize, limits: &StepLimits) -> usize {
         let frequencies = num_ropes * decoder.heads().head_dim / 2 * size_of::<f32>();
         (3 * limits.max_rows + limits.result_rows()) * size_of::<u32>() + frequencies
@@ -86,11 +83,11 @@ impl Launched {
 
 impl LayerOps for Launched {
     fn reserve(&mut self, limits: &StepLimits) -> Result<(), KernelError> {
-        self.wanted = Mirror::new(&*self.device, limits.result_rows() * size_of::<u32>())?;
+        self.requested = Mirror::new(&*self.device, limits.result_rows() * size_of::<u32>())?;
+        // Free the old ones first: the plan has no memory for both.
         self.workspaces.clear();
-        for window in &self.windows {
-            let workspace = Workspace::new(&*self.device, limits.workspace(self.heads))?;
-            self.workspaces.push((workspace, *window));
+        for _ in &self.windows {
+            self.workspaces.push(Workspace::new(&*self.device, limits.workspace(self.heads))?);
         }
         Ok(())
     }
@@ -103,9 +100,9 @@ impl LayerOps for Launched {
             self.needed.set(device, needed.iter().map(|row| row.to_ne_bytes()))?;
         }
         if self.workspaces.len() != batch.groups.len() {
-            return Err(KernelError::NotLoaded { variant: "models", what: "workspace (Model::reserve takes it)" });
+            return Err(NO_WORKSPACE);
         }
-        for ((workspace, window), group) in self.workspaces.iter_mut().zip(&batch.groups) {
+        for ((workspace, window), group) in self.workspaces.iter_mut().zip(&self.windows).zip(&batch.groups) {
             let load = if fixed { Workspace::load_fixed } else { Workspace::load };
             load(workspace, device, &group.attention, &group.slot_mapping, *window)?;
         }
@@ -113,14 +110,11 @@ impl LayerOps for Launched {
     }
 
     fn load_copies(&mut self, copies: &[(u32, u32)]) -> Result<(), KernelError> {
-        match self.workspaces.first_mut() {
-            Some((workspace, _)) => workspace.load_copies(&*self.device, copies),
-            None => Err(KernelError::NotLoaded { variant: "models", what: "workspace (Model::reserve takes it)" }),
-        }
+        self.workspaces.first_mut().ok_or(NO_WORKSPACE)?.load_copies(&*self.device, copies)
     }
 
     fn most_copies(&self) -> usize {
-        self.workspaces.first().map_or(usize::MAX, |(workspace, _)| workspace.limits().max_copies)
+        self.workspaces.first().map_or(usize::MAX, |workspace| workspace.limits().max_copies)
     }
 
     fn tokens(&self) -> Option<&Buffer> {
@@ -128,7 +122,7 @@ impl LayerOps for Launched {
     }
 
     fn workspace(&self, group: usize) -> Option<&Workspace> {
-        self.workspaces.get(group).map(|(workspace, _)| workspace)
+        self.workspaces.get(group)
     }
 
     fn embed(&self, batch: &ForwardBatch, table: &Matrix, out: &mut Buffer) -> Result<(), KernelError> {
@@ -151,47 +145,28 @@ impl LayerOps for Launched {
         launch::add(&*self.device, self.dtype, x, y, (rows, width))
     }
 
-    fn add_norm(
+    fn fused_add_rms_norm(
         &self,
         x: &mut Buffer,
         y: &mut Buffer,
         norm: &Norm,
         rows: usize,
-        blocks: Option<&mut Buffer>,
+        q8: Option<&mut Buffer>,
     ) -> Result<(), KernelError> {
-        let y = numbers(blocks.map_or(Out::Numbers(y), Out::Blocks))?;
-        launch::add_norm(&*self.device, self.dtype, x, y, &norm.weight, norm.eps, (rows, width(&norm.weight)))
+        let (y, size) = (numbers(q8.map_or(Out::Numbers(y), Out::Q8))?, (rows, width(&norm.weight)));
+        launch::fused_add_rms_norm(&*self.device, self.dtype, x, y, &norm.weight, norm.eps, size)
     }
 
-    fn heads(
-        &self,
-        device: &dyn Device,
-        kernels: &KernelSet,
-        batch: &ForwardBatch,
-        heads: QkvRows<'_>,
-    ) -> Result<(), KernelError> {
-        let QkvRows { qkv, rows, num_heads, query_norm, key_norm, rope, group, cache, calibrate } = heads;
+    fn qk_norm_rope_cache(&self, args: QkvRows<'_>) -> Result<(), KernelError> {
+        let QkvRows { qkv, rows, num_heads, query_norm, key_norm, rope, group, cache, fused } = args;
         let eps = query_norm.or(key_norm).map_or(0.0, |norm| norm.eps);
         let [query_norm, key_norm] = [query_norm, key_norm].map(|norm| norm.map(|norm| &norm.weight));
-        let workspace = self.workspace(group);
-        let fused = kernels.cache_write.capabilities.fused && calibrate.is_none();
-        let slots = workspace.filter(|_| fused).map(Workspace::slot_mapping);
-        let args = HeadsArgs { qkv, rows, num_heads, query_norm, key_norm, eps, rope, cache, slots };
-        launch::heads(device, args)?;
-        if fused {
-            return Ok(());
-        }
-        let (dim, num_kv_heads) = (cache.shape.head_dim, cache.shape.num_kv_heads);
-        let (key_offset, value_offset) = (num_heads * dim, (num_heads + num_kv_heads) * dim);
-        let (stride, slot_mapping) = (value_offset + num_kv_heads * dim, &batch.groups[group].slot_mapping);
-        if let Some(scales) = calibrate {
-            Calibration { qkv, num_heads, slots: slot_mapping, cache }.run(device, scales)?;
-        }
-        let args = CacheWriteArgs { source: qkv, key_offset, value_offset, stride, slot_mapping, cache, workspace };
-        kernels.cache_write(device, args)
+        let slots = self.workspace(group).filter(|_| fused).map(Workspace::slot_mapping);
+        let args = QkNormRopeCacheArgs { qkv, rows, num_heads, query_norm, key_norm, eps, rope, cache, slots };
+        launch::qk_norm_rope_cache(&*self.device, args)
     }
 
-    fn activate(
+    fn act_and_mul(
         &self,
         activation: Activation,
         gate_up: &Buffer,
@@ -199,17 +174,23 @@ impl LayerOps for Launched {
         rows: usize,
         out: Out<'_>,
     ) -> Result<(), KernelError> {
-        launch::gate_mul(&*self.device, self.dtype, activation, gate_up, numbers(out)?, (rows, width))
+        launch::act_and_mul(&*self.device, self.dtype, activation, gate_up, numbers(out)?, (rows, width))
     }
 
-    fn keep(&self, batch: &ForwardBatch, x: &Buffer, width: usize, out: &mut Buffer) -> Result<(), KernelError> {
+    fn gather_needed(
+        &self,
+        batch: &ForwardBatch,
+        x: &Buffer,
+        width: usize,
+        out: &mut Buffer,
+    ) -> Result<(), KernelError> {
         let size = (batch.needed.as_ref().map_or(0, Vec::len), width);
         launch::gather_rows(&*self.device, self.dtype, x, self.needed.buffer(), out, size)
     }
 
-    fn gather(&mut self, x: &Buffer, rows: &[u32], width: usize, out: &mut Buffer) -> Result<(), KernelError> {
-        self.wanted.set(&*self.device, rows.iter().map(|row| row.to_ne_bytes()))?;
-        launch::gather_rows(&*self.device, self.dtype, x, self.wanted.buffer(), out, (rows.len(), width))
+    fn gather_rows(&mut self, x: &Buffer, rows: &[u32], width: usize, out: &mut Buffer) -> Result<(), KernelError> {
+        self.requested.set(&*self.device, rows.iter().map(|row| row.to_ne_bytes()))?;
+        launch::gather_rows(&*self.device, self.dtype, x, self.requested.buffer(), out, (rows.len(), width))
     }
 
     fn to_host<'a>(&'a mut self, buffer: &'a Buffer, dtype: Dtype, elements: usize) -> Result<&'a [f32], KernelError> {
@@ -219,24 +200,26 @@ impl LayerOps for Launched {
             return Ok(&self.results.host::<f32>()?[..elements]);
         }
         let halves = &self.results.host::<u16>()?[..elements];
-        self.singles.clear();
-        self.singles.extend(halves.iter().map(|&bits| match dtype {
+        self.converted.clear();
+        self.converted.extend(halves.iter().map(|&bits| match dtype {
             Dtype::F16 => half::f16::from_bits(bits).to_f32(),
             _ => half::bf16::from_bits(bits).to_f32(),
         }));
-        Ok(&self.singles)
+        Ok(&self.converted)
     }
 }
 
-/// Products on a GPU take numbers.
+const NO_WORKSPACE: KernelError =
+    KernelError::NotLoaded { variant: "models", what: "workspace (Model::reserve allocates it)" };
+
+/// The output buffer. Products on these devices take no rows in 8 bits, so the program has none.
 fn numbers(out: Out<'_>) -> Result<&mut Buffer, KernelError> {
     match out {
         Out::Numbers(out) => Ok(out),
-        Out::Blocks(_) => Err(KernelError::Unsupported { variant: "cuda.layer", found: "rows in blocks".to_string() }),
+        Out::Q8(_) => Err(KernelError::Unsupported { variant: "cuda.layer", found: "rows in 8 bits".to_string() }),
     }
 }
 
-/// Elements of a norm's weights.
 fn width(weight: &Buffer) -> usize {
     weight.len_bytes() / size_of::<f32>()
 }

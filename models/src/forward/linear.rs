@@ -1,21 +1,21 @@
-//! Linear layers and norms: how their weights get from the checkpoint to the device, and how many bytes they take there.
+//! Loading of linear layers and norms from the checkpoint to the device, and their size there.
 
 use attention_kernels::{Dtype, KernelError, KernelSet, LinearArgs, Rows};
 use device::gemm::PackedMatrix;
-use device::{Buffer, Device, DeviceError, Features, Matrix, Uploader};
+use device::{Buffer, Device, Features, Matrix, Uploader};
 
 use super::ops;
 use crate::decoder::{self, Decoder, Part};
 use crate::{LoadError, WeightView, Weights};
 
-/// `y = x·Wᵀ + bias`, possibly of several fused parts.
+/// `y = x·Wᵀ + bias`, one or several fused projections.
 pub(super) struct Linear {
     pub weights: Matrix,
     bias: Option<Buffer>,
 }
 
 impl Linear {
-    /// Applies the layer to the first `rows` rows of `x`; `output` is the type of `y`.
+    /// Applies the layer to the first `rows` rows of `x`. `output` is the type of `y`.
     pub fn run(
         &self,
         kernels: &KernelSet,
@@ -29,11 +29,11 @@ impl Linear {
     }
 }
 
-/// Takes weights out of a checkpoint, checked against the expected shapes.
+/// Uploads weights of a checkpoint after checking their shapes.
 pub(super) struct Loader<'a> {
     weights: &'a Weights,
     uploader: Uploader<'a>,
-    /// The type computed in: that of biases, and of matrices which are not packed.
+    /// Type of the computation: that of biases, and of matrices that are not packed.
     dtype: Dtype,
     progress: &'a dyn Fn(u64, u64),
     done: u64,
@@ -46,7 +46,7 @@ impl<'a> Loader<'a> {
         dtype: Dtype,
         progress: &'a dyn Fn(u64, u64),
     ) -> Result<Loader<'a>, LoadError> {
-        let uploader = Uploader::new(device).map_err(on_device)?;
+        let uploader = Uploader::new(device)?;
         Ok(Loader { weights, uploader, dtype, progress, done: 0 })
     }
 
@@ -61,9 +61,8 @@ impl<'a> Loader<'a> {
             }
         }
         let shape = [linear.rows(), linear.inputs];
-        let weights = self.uploader.matrix(linear.form.quantization(), self.dtype, shape, &parts(&views));
-        let weights = weights.map_err(on_device)?;
-        // A checkpoint should not stand in memory beside its packed copy.
+        let weights = self.uploader.matrix(linear.form.quantization(), self.dtype, shape, &parts(&views))?;
+        // Do not keep the checkpoint's pages in memory in addition to the packed copy.
         views.iter().for_each(|view| self.weights.release(view));
         let bias = if linear.bias { Some(self.upload(self.dtype, &biases)?) } else { None };
         Ok(Linear { weights, bias })
@@ -82,9 +81,9 @@ impl<'a> Loader<'a> {
         Ok(view)
     }
 
-    /// Vectors, one behind the other.
+    /// Uploads vectors, concatenated.
     fn upload(&mut self, dtype: Dtype, views: &[WeightView<'_>]) -> Result<Buffer, LoadError> {
-        self.uploader.numbers(dtype, &parts(views)).map_err(on_device)
+        Ok(self.uploader.numbers(dtype, &parts(views))?)
     }
 }
 
@@ -92,21 +91,17 @@ fn parts<'a>(views: &[WeightView<'a>]) -> Vec<(Dtype, &'a [u8])> {
     views.iter().map(|view| (view.dtype, view.data)).collect()
 }
 
-fn on_device(error: DeviceError) -> LoadError {
-    LoadError::Device(error.to_string())
-}
-
-/// Type that the checkpoint stores its embedding in, for a model that is computed in the checkpoint's type; `None` where the
-/// tensor is missing.
+/// Type in which the checkpoint stores its embedding, for a model that computes in the checkpoint's type; `None` if the tensor
+/// is missing.
 pub fn checkpoint_dtype(decoder: &Decoder, weights: &Weights) -> Option<Dtype> {
     let part = decoder.embedding.parts.first()?;
     weights.get(&format!("{}.weight", part.name)).map(|view| view.dtype)
 }
 
-/// Bytes that the weights take on a device with these features, computed in `dtype`. Reads headers alone.
+/// Bytes of the weights on a device with these features that computes in `dtype`. Reads only the headers of the checkpoint.
 ///
 /// # Errors
-/// The first matrix that is missing or of another shape or type.
+/// The first matrix that is missing or has an unexpected shape or type.
 pub fn weight_bytes(decoder: &Decoder, weights: &Weights, features: Features, dtype: Dtype) -> Result<u64, LoadError> {
     let norms: usize = decoder.norms().map(|norm| norm.width * size_of::<f32>()).sum();
     let mut bytes = norms;
@@ -122,10 +117,11 @@ pub fn weight_bytes(decoder: &Decoder, weights: &Weights, features: Features, dt
     Ok(bytes as u64)
 }
 
-/// Whether the checkpoint has every tensor that the model reads, in a type and shape that will do. Reads headers alone.
+/// Checks that the checkpoint has every tensor that the model reads, in a usable type and shape. Reads only the headers of the
+/// checkpoint.
 ///
 /// # Errors
-/// The first tensor that is missing or of another shape or type.
+/// The first tensor that is missing or has an unexpected shape or type.
 pub fn check_weights(decoder: &Decoder, weights: &Weights) -> Result<(), LoadError> {
     decoder.tensors().try_for_each(|(name, shape)| weights.expect(&name, &shape).map(drop))
 }

@@ -1,28 +1,30 @@
 //! The forward pass: tokens in, hidden states and logits out, keys and values in pages.
 //!
 //! ```text
-//! tokens ─embed─▶ hidden ─┬─norm─▶ qkv ─ heads: (norm) rotate, cache write ─▶ paged attention ─▶ output ─▶(+)─┐
-//!                         └──────────────────────────────── residual ──────────────────────────────────────┘  │
-//!                    ┌────────────────────────────────────────────────────────────────────────────────────────┘
-//!                    └┬─norm─▶ gate_up ─ silu·mul ─▶ down ─▶(+)─ next layer … ─▶ norm ─▶ logits of chosen rows
-//!                     └────────────── residual ─────────────┘
+//! tokens ─embed─▶ hidden ─┬─norm─▶ qkv ─▶ qk norm, rope, cache write ─▶ paged attention ─▶ output ─▶(+)─┐
+//!                         └───────────────────────────── residual ──────────────────────────────────┘  │
+//!                    ┌─────────────────────────────────────────────────────────────────────────────────┘
+//!                    └┬─norm─▶ gate_up ─▶ silu and mul ─▶ down ─▶(+)─▶ next layer … ─▶ norm ─▶ logits of chosen rows
+//!                     └──────────────── residual ──────────────────┘
 //! ```
 //!
-//! Nothing here touches a number. The [`Decoder`](crate::Decoder) of a checkpoint is written out as a [`program`] of operations,
-//! which [`pass`] runs: linear layers and attention by the kernels that the registry chose, the rest by the layer
-//! operations of the device ([`ops::LayerOps`]).
+//! | file | what it owns |
+//! |---|---|
+//! | [`program`] | the [`Decoder`](crate::Decoder) as a sequence of operations over registers, and the rewrites that merge some |
+//! | [`pass`] | the interpreter: products and attention by the registry's kernels, the rest by [`ops::LayerOps`] |
+//! | [`ops`], [`launched`], [`kernels`] | layer operations on the CPU, on devices that launch kernels, and those kernels |
+//! | [`model`], [`linear`], [`scales`] | loading |
+//! | [`step`], [`groups`] | memory: buffers of a step, groups of layers that share pages |
+//! | [`graphs`], [`results`] | decode steps as CUDA graphs; logits and hidden states |
 //!
-//! **Memory.** All buffers of a step are taken at start-up for the greatest step ([`step::StepBuffers`]), so a step
-//! allocates nothing and its peak is known before it runs.
+//! **Memory.** All buffers of a step are allocated at start for the largest step ([`step::StepBuffers`]), so a step allocates
+//! nothing and its peak is known before it runs.
 //!
-//! **Needed rows.** After the last layer's attention only those rows go on whose results may be asked for
-//! ([`ForwardBatch::needed`]): of a prompt usually the last one.
+//! **Needed rows.** After the last attention, only rows whose results may be requested are computed further
+//! ([`ForwardBatch::needed`]): usually the last one of a prompt.
 //!
-//! **Graphs.** Where a device launches kernels, steps of single tokens are padded to one of a few sizes and replayed
-//! ([`graphs`]).
-//!
-//! **Row-invariance.** Every operation computes a row from that row alone, or, in attention, from its sequence's
-//! context in absolute order; see the docs of `attention_kernels` and `device::gemm`.
+//! **Row-invariance.** Every operation computes a row from that row alone, or, in attention, from its sequence's context in
+//! absolute order; see the docs of `attention_kernels` and `device::gemm`.
 
 mod batch;
 mod clock;
@@ -37,7 +39,6 @@ mod ops;
 mod pass;
 mod program;
 mod results;
-mod rope;
 mod scales;
 mod step;
 

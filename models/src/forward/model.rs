@@ -1,4 +1,4 @@
-//! A decoder on a device: loading, memory, and the beginning of a step.
+//! A decoder on a device: loading, memory, and the start of a step.
 
 use std::sync::Arc;
 
@@ -10,38 +10,38 @@ use super::graph_sizes::Graphs;
 use super::launched::{self, Launched};
 use super::linear::{Linear, Loader};
 use super::ops::{Cpu, LayerOps, Norm};
-use super::program::{Fusion, Program};
+use super::program::Program;
+use super::scales;
 use super::step::{Fill, LOGIT_ROWS, StepBuffers, StepLimits, StepSizes};
 use super::{ForwardBatch, GroupBatch, PageLayout};
-use super::{rope, scales};
 use crate::decoder::{Attention, Decoder};
 use crate::{LoadError, Weights};
 
-/// The weights of a decoder on a device, in the order of its walks.
+/// Weights of a decoder on a device, in the order of the decoder's iterators.
 pub(super) struct Loaded {
-    pub(super) linears: Vec<Linear>,
-    pub(super) norms: Vec<Norm>,
-    pub(super) attention: Vec<AttentionLayer>,
+    pub linears: Vec<Linear>,
+    pub norms: Vec<Norm>,
+    pub attention: Vec<AttentionLayer>,
 }
 
 impl Loaded {
     /// The output projection.
-    pub(super) fn head(&self, decoder: &Decoder) -> &Linear {
+    pub fn head(&self, decoder: &Decoder) -> &Linear {
         &self.linears[if decoder.is_tied() { 0 } else { self.linears.len() - 1 }]
     }
 }
 
-/// What an attention layer has beside its linear layers and norms.
+/// State of an attention layer in addition to its linear layers and norms.
 pub(super) struct AttentionLayer {
-    pub(super) declared: Attention,
-    /// Whose block table it reads by.
-    pub(super) group: usize,
+    pub declared: Attention,
+    /// Index of its [`LayerGroup`](super::LayerGroup).
+    pub group: usize,
     /// Its place in a page.
-    pub(super) place: usize,
-    /// Of 8-bit keys and values, where the cache takes them.
-    pub(super) kv_scales: Option<Arc<KvScales>>,
-    /// Those are still to be made of what the next step computes.
-    pub(super) uncalibrated: bool,
+    pub place: usize,
+    /// Scales of 8-bit keys and values, if the cache takes scales.
+    pub kv_scales: Option<Arc<KvScales>>,
+    /// The next step that computes tokens sets these scales.
+    pub uncalibrated: bool,
 }
 
 /// A decoder on a device, ready to run steps of up to a fixed number of tokens.
@@ -54,22 +54,22 @@ pub struct Model {
     pub(super) loaded: Loaded,
     pub(super) layout: PageLayout,
     pub(super) step: StepBuffers,
-    /// Of the last step, the rows that went through to the end, ascending; all if `None`.
-    pub(super) kept: Option<Vec<u32>>,
-    /// The first so many rows of the last step have their logits in `step.logits` already.
-    pub(super) with_logits: usize,
-    /// Of decode steps, where they are used.
+    /// Rows of the last step that were computed to the end, ascending; `None`: all.
+    pub(super) kept_rows: Option<Vec<u32>>,
+    /// Number of leading rows of the last step whose logits are in `step.logits` already.
+    pub(super) logit_rows: usize,
     pub(super) graphs: Option<Graphs>,
-    /// Rows whose results are wanted at once, at most, and where they are among those kept; reused.
+    /// Greatest number of rows whose results are requested at once.
     pub(super) result_rows: usize,
-    pub(super) places: Vec<u32>,
+    /// Indices of the requested rows among the kept ones; reused.
+    pub(super) gathered: Vec<u32>,
 }
 
 impl Model {
-    /// Bytes that every buffer of a step of that size takes, the workspaces of attention included ([`Model::reserve`]), beside
-    /// what products take ([`Device::product_bytes`]).
+    /// Bytes of all buffers of a step of this size, including the workspaces of attention ([`Model::reserve`]) but not those of
+    /// products ([`Device::product_bytes`]).
     pub fn step_bytes(features: Features, decoder: &Decoder, kernels: &KernelSet, limits: &StepLimits) -> u64 {
-        let program = Program::new(decoder, Fusion::of(kernels));
+        let program = Program::new(decoder, kernels.linear.capabilities.takes_blocks);
         let sizes = |result_rows| {
             StepSizes::new(decoder, &program, kernels.format.dtype, limits.max_rows, result_rows).bytes() as u64
         };
@@ -79,19 +79,20 @@ impl Model {
             let launched = Launched::bytes(decoder, program.ropes.len(), limits) + workspaces;
             return sizes(limits.result_rows()) + launched as u64;
         }
-        let scratch = match program.widest_quantised_here(decoder) {
+        let scratch = match program.widest_self_quantised(decoder) {
             0 => 0,
             widest => device::gemm::scratch_bytes(limits.max_rows.max(LOGIT_ROWS), widest),
         };
         sizes(LOGIT_ROWS) + scratch as u64
     }
 
-    /// Puts the weights on the device, one at a time: on a CPU matrices in the checkpoint's type or quantised while they
-    /// are read, and biases in float32; on a device that launches kernels both in the type that the kernels were chosen
+    /// Uploads the weights to the device, one at a time. On a CPU, matrices keep the checkpoint's type or are quantised while
+    /// they are read, and biases are float32; on a device that launches kernels, both have the type that the kernels were chosen
     /// for. Norms are float32. `progress(done, total)` counts bytes of the checkpoint.
     ///
     /// # Errors
-    /// A tensor that is missing or of another shape or type, a form that the device has no product for, and the device's.
+    /// A tensor that is missing or has an unexpected shape or type, a form that the device has no product for, and errors of the
+    /// device.
     pub fn load(
         decoder: &Decoder,
         weights: &Weights,
@@ -100,24 +101,12 @@ impl Model {
         max_rows: usize,
         progress: &dyn Fn(u64, u64),
     ) -> Result<Model, LoadError> {
-        Model::load_fused(decoder, weights, device, kernels, Fusion::of(&kernels), max_rows, progress)
-    }
-
-    pub(super) fn load_fused(
-        decoder: &Decoder,
-        weights: &Weights,
-        device: Arc<dyn Device>,
-        kernels: KernelSet,
-        fusion: Fusion,
-        max_rows: usize,
-        progress: &dyn Fn(u64, u64),
-    ) -> Result<Model, LoadError> {
-        let failed = |error: device::DeviceError| LoadError::Device(error.to_string());
         if device.features().launches {
-            launched::open(&*device).map_err(failed)?;
+            launched::open(&*device)?;
         }
         let dtype = kernels.format.dtype;
-        let (program, layout) = (Program::new(decoder, fusion), PageLayout::new(decoder));
+        let program = Program::new(decoder, kernels.linear.capabilities.takes_blocks);
+        let layout = PageLayout::new(decoder);
         let mut loader = Loader::new(weights, &*device, dtype, progress)?;
         let linears = decoder.linears().map(|linear| loader.linear(linear)).collect::<Result<_, _>>()?;
         let norms = decoder.norms().map(|norm| loader.norm(norm)).collect::<Result<_, _>>()?;
@@ -131,12 +120,11 @@ impl Model {
             attention.push(AttentionLayer { declared: declared.clone(), group, place, kv_scales, uncalibrated: false });
         }
         let sizes = StepSizes::new(decoder, &program, dtype, max_rows, LOGIT_ROWS);
-        let step = StepBuffers::new(&*device, sizes, max_rows).map_err(failed)?;
+        let step = StepBuffers::new(&*device, sizes, max_rows)?;
         let head_dim = decoder.heads().head_dim;
-        let frequencies: Vec<_> = program.ropes.iter().map(|rope| rope::frequencies(rope, head_dim)).collect();
+        let frequencies: Vec<_> = program.ropes.iter().map(|rope| rope.frequencies(head_dim)).collect();
         let ops: Box<dyn LayerOps> = if device.features().launches {
-            let launched = Launched::new(&device, decoder, &layout, &frequencies, dtype, max_rows);
-            Box::new(launched.map_err(failed)?)
+            Box::new(Launched::new(&device, decoder, &layout, &frequencies, dtype, max_rows)?)
         } else {
             Box::new(Cpu::new(&*device, frequencies))
         };
@@ -149,19 +137,19 @@ impl Model {
             loaded: Loaded { linears, norms, attention },
             layout,
             step,
-            kept: None,
-            with_logits: 0,
+            kept_rows: None,
+            logit_rows: 0,
             graphs: None,
             result_rows: LOGIT_ROWS,
-            places: Vec::new(),
+            gathered: Vec::new(),
         })
     }
 
-    /// Has the first step that computes tokens make the scales of a cache that takes some, in layers for which the checkpoint
-    /// has none. Before that step they are 1.
+    /// Lets the first step that computes tokens set the scales of layers for which the checkpoint has none. Until then they
+    /// are 1. Does nothing if the cache takes no scales.
     ///
     /// # Errors
-    /// The device has no memory for them.
+    /// The device is out of memory.
     pub fn calculate_kv_scales(&mut self) -> Result<(), KernelError> {
         if self.kernels.format.kv_dtype.takes_scales() {
             for layer in self.loaded.attention.iter_mut().filter(|layer| layer.kv_scales.is_none()) {
@@ -172,19 +160,19 @@ impl Model {
         Ok(())
     }
 
-    /// Whether the next step that computes tokens makes scales ([`Model::calculate_kv_scales`]): it waits for the device in
-    /// between, which no other does, and can not be recorded.
+    /// Whether the next step that computes tokens sets scales ([`Model::calculate_kv_scales`]). Such a step waits for the device
+    /// between its layers, so it cannot be captured.
     pub fn is_calibrating(&self) -> bool {
         self.loaded.attention.iter().any(|layer| layer.uncalibrated)
     }
 
-    /// Takes the memory that the kernels of steps of that size work in, and the results that stay on the device; before the
-    /// first step. A CPU needs none.
+    /// Allocates the workspaces of kernels and the buffers of results for steps of this size. Call it before the first step. A
+    /// CPU needs neither.
     ///
     /// # Errors
-    /// The device has not enough of it.
+    /// The device is out of memory.
     pub fn reserve(&mut self, limits: &StepLimits) -> Result<(), KernelError> {
-        // They work on the memory that was.
+        // Captured graphs hold the addresses of the old buffers.
         self.forget_graphs();
         if self.device.features().launches {
             self.result_rows = limits.result_rows();
@@ -195,17 +183,17 @@ impl Model {
         self.ops.reserve(limits)
     }
 
-    /// What the model is.
+    /// The declaration of the model's layers.
     pub fn decoder(&self) -> &Decoder {
         &self.decoder
     }
 
-    /// Which layers share block tables.
+    /// Groups of layers that share block tables.
     pub fn layout(&self) -> &PageLayout {
         &self.layout
     }
 
-    /// An empty cache of `num_blocks` pages: one [`KvCache`] for each place in a page.
+    /// Allocates an empty cache of `num_blocks` pages: one [`KvCache`] per place in a page.
     pub fn new_cache(&self, num_blocks: usize, block_size: usize) -> Result<Vec<KvCache>, KernelError> {
         let heads = self.decoder.heads();
         let shape = KvShape { num_blocks, num_kv_heads: heads.num_kv_heads, block_size, head_dim: heads.head_dim };
@@ -214,21 +202,21 @@ impl Model {
         (0..self.layout.layers_per_page).map(cache).collect()
     }
 
-    /// Computes the batch's tokens: their keys and values go to their slots, their hidden states stay for
-    /// [`Model::logits`], those of [`ForwardBatch::needed`] at least. `caches` holds one cache for each place in a page
+    /// Computes the tokens of a batch. Keys and values are written to their slots. Hidden states, at least those of
+    /// [`ForwardBatch::needed`], are kept for [`Model::logits`]. `caches` holds one cache per place in a page
     /// ([`Model::new_cache`]).
     ///
     /// # Errors
-    /// A batch that does not fit this model, and the device's.
+    /// A batch that does not fit this model, and errors of the device.
     pub fn forward(&mut self, batch: &ForwardBatch, caches: &mut [KvCache]) -> Result<(), KernelError> {
         self.forward_with(batch, caches, None)
     }
 
-    /// The same where tokens are known to the device alone ([`ForwardBatch::AWAITED`]): `fill` gets the array of tokens, u32,
-    /// as the batch has it, and orders their way into it.
+    /// [`Model::forward`] for a batch with tokens that only the device knows ([`ForwardBatch::AWAITED`]). `fill` gets the device
+    /// array of the batch's tokens (u32) and enqueues the copies into it.
     ///
     /// # Errors
-    /// As [`Model::forward`], and those of `fill`.
+    /// Those of [`Model::forward`] and of `fill`.
     pub fn forward_with(
         &mut self,
         batch: &ForwardBatch,
@@ -257,37 +245,37 @@ impl Model {
         if let Some(&row) = batch.needed.iter().flatten().find(|row| **row as usize >= rows) {
             return Err(KernelError::Shape { what: "needed row", found: row as usize, expected: rows });
         }
-        self.kept.clone_from(&batch.needed);
-        self.with_logits = 0;
+        self.kept_rows.clone_from(&batch.needed);
+        self.logit_rows = 0;
         if rows == 0 {
             return Ok(());
         }
         if let Some(index) = self.graph_for(batch) {
             return self.decode(index, batch, caches, fill);
         }
-        self.load_batch(batch, false)?;
-        self.fill(fill)?;
+        self.load_batch(batch, false, fill)?;
         self.pass(batch, caches)
     }
 
-    /// Tokens that are known to the device alone come to the others.
-    pub(super) fn fill(&mut self, fill: Option<Fill<'_>>) -> Result<(), KernelError> {
-        fill.zip(self.ops.tokens()).map_or(Ok(()), |(fill, tokens)| fill(tokens))
-    }
-
-    /// A phase of the step, where the device keeps a profile.
+    /// Times a phase of the step until the guard is dropped; `None` without a profile.
     pub(super) fn phase(&self, name: &'static str) -> Option<Phase> {
         self.device.profile()?.phase(name)
     }
 
-    /// Brings what a batch says to where the operations read it ([`LayerOps::load`]).
-    pub(super) fn load_batch(&mut self, batch: &ForwardBatch, fixed: bool) -> Result<(), KernelError> {
+    /// Copies a batch to where the operations read it ([`LayerOps::load`]), and runs `fill` on the device's token array.
+    pub(super) fn load_batch(
+        &mut self,
+        batch: &ForwardBatch,
+        fixed: bool,
+        fill: Option<Fill<'_>>,
+    ) -> Result<(), KernelError> {
         let _phase = self.phase("inputs");
-        self.ops.load(batch, fixed)
+        self.ops.load(batch, fixed)?;
+        fill.zip(self.ops.tokens()).map_or(Ok(()), |(fill, tokens)| fill(tokens))
     }
 
-    /// A step of the greatest size that reads and writes no cache: what is taken at the first use of anything (code, the
-    /// choice of products) is taken now.
+    /// Runs a step of the largest size that reads and writes no cache, so that code is loaded and products are chosen before the
+    /// first request.
     pub fn warm_up(&mut self, caches: &mut [KvCache]) -> Result<(), KernelError> {
         let rows = self.step.max_rows;
         let attention = AttentionBatch {
@@ -302,7 +290,7 @@ impl Model {
         self.logits(&[0]).map(drop)
     }
 
-    /// Copies whole blocks within every cache, in order.
+    /// Copies whole blocks within every cache, in this order.
     pub fn copy_blocks(&mut self, copies: &[(u32, u32)], caches: &mut [KvCache]) -> Result<(), KernelError> {
         for copies in copies.chunks(self.ops.most_copies().max(1)) {
             {

@@ -1,121 +1,96 @@
-//! Layer operations beside the matrix products: norms, rotary embedding, activation, gathers.
+//! Layer operations other than matrix products and attention: norms, rotary embedding, activation, gathers.
 //!
-//! One trait, one implementation per backend: plain functions on a CPU (here), launches on what has kernels
-//! ([`super::launched`]). They are cut where the kernels of a GPU are, so that the forward pass is one text. Each output
-//! row depends on its own input row alone.
+//! [`LayerOps`] has one implementation per kind of backend: plain functions on a CPU (here), launches on devices with kernels
+//! ([`super::launched`]). One operation is what a GPU does in one kernel, so that one interpreter serves both. Each output row
+//! depends on its own input row alone.
 
-use std::sync::Arc;
-
-use attention_kernels::{CacheWriteArgs, Dtype, KernelError, KernelSet, KvCache, KvScales, Workspace};
+use attention_kernels::{Dtype, KernelError, KvCache, Workspace};
 use device::gemm::RowBlock;
 use device::simd::{LANES, Lanes};
 use device::{Buffer, Device, Isa, Matrix, Pool};
 
-use super::scales::Calibration;
 use super::{ForwardBatch, StepLimits};
 use crate::decoder::Activation;
 
-/// Some heads of every row of a fused QKV buffer.
-#[derive(Clone, Copy)]
-struct HeadSpan {
-    /// Elements from row to row.
-    stride: usize,
-    /// First head.
-    first: usize,
-    /// Number of heads.
-    heads: usize,
-    /// Elements per head.
-    dim: usize,
-}
-
-/// A layer's fused QKV rows on their way to attention.
+/// Arguments of [`LayerOps::qk_norm_rope_cache`].
 pub(super) struct QkvRows<'a> {
     /// `[rows, num_heads + 2 * num_kv_heads, head_dim]`: queries, keys, values.
     pub qkv: &'a mut Buffer,
     pub rows: usize,
-    /// Query heads.
+    /// Number of query heads.
     pub num_heads: usize,
-    /// RMS norm of query heads, where the model has one.
     pub query_norm: Option<&'a Norm>,
-    /// RMS norm of key heads, where the model has one.
     pub key_norm: Option<&'a Norm>,
     /// The [`LayerOps::rope_table`] of the rows.
     pub rope: &'a Buffer,
-    /// The layer's group of the batch.
+    /// The layer's group in the batch.
     pub group: usize,
-    /// Where keys and values go.
-    pub cache: &'a mut KvCache,
-    /// The cache's scales, where they are to be made of these rows before they are written: nobody else holds them.
-    pub calibrate: Option<&'a mut Arc<KvScales>>,
+    pub cache: &'a KvCache,
+    /// Write keys and values to the cache too. Only for devices with such a kernel.
+    pub fused: bool,
 }
 
-/// The weight of a norm, float32 `[width]`.
 pub(super) struct Norm {
+    /// Float32 `[width]`.
     pub weight: Buffer,
     pub eps: f32,
 }
 
-/// Where rows go: as numbers, or in 8 bits ([`RowBlock`]s), each row behind the other. A GPU has no blocks.
+/// Output rows of an operation: in the model's type, or quantised to 8 bits ([`RowBlock`]s), which only a CPU supports.
 pub(super) enum Out<'a> {
     Numbers(&'a mut Buffer),
-    Blocks(&'a mut Buffer),
+    Q8(&'a mut Buffer),
 }
 
-/// What a backend must be able to do besides linear layers and attention. Rows are of the model's type; weights of norms,
-/// the rotary table and logits are float32.
+/// Operations of a backend other than linear layers and attention. Rows are of the model's type; weights of norms, rotary
+/// tables and logits are float32. The defaults are those of a CPU, which reads the batch itself.
 pub(super) trait LayerOps: Send {
-    /// Takes the memory for steps of that size. A CPU needs none.
+    /// Allocates memory for steps of this size.
     fn reserve(&mut self, _limits: &StepLimits) -> Result<(), KernelError> {
         Ok(())
     }
-    /// Brings what the other operations and the kernels read of a batch to where they read it. `fixed`: launches are to be
-    /// made for contexts of any length, as those of a graph are.
+    /// Copies a batch to where the other operations and the kernels read it. `fixed`: choose grids that fit contexts of any
+    /// length, as a graph needs them.
     fn load(&mut self, _batch: &ForwardBatch, _fixed: bool) -> Result<(), KernelError> {
         Ok(())
     }
-    /// The same for block copies, at most [`LayerOps::most_copies`].
+    /// Copies a list of block copies to where the kernel reads it; at most [`LayerOps::most_copies`].
     fn load_copies(&mut self, _copies: &[(u32, u32)]) -> Result<(), KernelError> {
         Ok(())
     }
-    /// Block copies that can be loaded at once.
+    /// Greatest number of block copies that can be loaded at once.
     fn most_copies(&self) -> usize {
         usize::MAX
     }
-    /// Where kernels read the tokens of the batch that was loaded. `None` where they read the batch itself.
+    /// Device array of the loaded batch's tokens; `None` if operations read the batch itself.
     fn tokens(&self) -> Option<&Buffer> {
         None
     }
-    /// What was loaded of a group, for the kernels of the registry. `None` where they read the batch itself.
+    /// Workspace of a group for the registry's kernels; `None` if they read the batch itself.
     fn workspace(&self, _group: usize) -> Option<&Workspace> {
         None
     }
-    /// Row t of `out` becomes the embedding of token t of the batch that was loaded.
+    /// Row t of `out` = the embedding of token t of the loaded batch.
     fn embed(&self, batch: &ForwardBatch, table: &Matrix, out: &mut Buffer) -> Result<(), KernelError>;
-    /// Row t of `out` becomes cos(p·f) for all frequencies f of a rotary embedding, then sin(p·f), with p its position.
+    /// Row t of `out` = cos(p·f) for all frequencies f of a rotary embedding, then sin(p·f); p is the position of token t.
     fn rope_table(&self, table: usize, batch: &ForwardBatch, out: &mut Buffer) -> Result<(), KernelError>;
     /// `out = x / sqrt(mean(x²) + eps) * weight` (Zhang & Sennrich, "Root Mean Square Layer Normalization", 2019).
     fn rms_norm(&self, x: &Buffer, norm: &Norm, rows: usize, out: Out<'_>) -> Result<(), KernelError>;
-    /// `x += y`, rounded to the type, of rows of `width`.
+    /// `x += y`, rounded to the type, for rows of `width` elements.
     fn add(&self, x: &mut Buffer, y: &Buffer, rows: usize, width: usize) -> Result<(), KernelError>;
-    /// `x += y`, then `y`, or `blocks` in its place, becomes the norm of `x`.
-    fn add_norm(
+    /// `x += y`, then `y`, or `q8` if given, = the norm of `x`.
+    fn fused_add_rms_norm(
         &self,
         x: &mut Buffer,
         y: &mut Buffer,
         norm: &Norm,
         rows: usize,
-        blocks: Option<&mut Buffer>,
+        q8: Option<&mut Buffer>,
     ) -> Result<(), KernelError>;
-    /// Head norms, rotation, and the cache write, by the chosen variant or in one with the rest.
-    fn heads(
-        &self,
-        device: &dyn Device,
-        kernels: &KernelSet,
-        batch: &ForwardBatch,
-        heads: QkvRows<'_>,
-    ) -> Result<(), KernelError>;
-    /// `out = activation(gate) * up`, with `gate_up` rows of `[gate; width][up; width]`.
-    fn activate(
+    /// RMS norm (where the model has it) and rotation of query and key heads in place, and the cache write if `fused`.
+    fn qk_norm_rope_cache(&self, args: QkvRows<'_>) -> Result<(), KernelError>;
+    /// `out = activation(gate) * up`; rows of `gate_up` are `[gate; width][up; width]`.
+    fn act_and_mul(
         &self,
         activation: Activation,
         gate_up: &Buffer,
@@ -123,11 +98,17 @@ pub(super) trait LayerOps: Send {
         rows: usize,
         out: Out<'_>,
     ) -> Result<(), KernelError>;
-    /// Row i of `out` becomes row [`ForwardBatch::needed`]`[i]` of `x`; of the batch that was loaded.
-    fn keep(&self, batch: &ForwardBatch, x: &Buffer, width: usize, out: &mut Buffer) -> Result<(), KernelError>;
-    /// Row i of `out` becomes row `rows[i]` of `x`, for at most as many rows as there are results of a step.
-    fn gather(&mut self, x: &Buffer, rows: &[u32], width: usize, out: &mut Buffer) -> Result<(), KernelError>;
-    /// The first `elements` of a buffer of that type, in float32, when all before is done. The one wait of a step.
+    /// Row i of `out` = row [`ForwardBatch::needed`]`[i]` of `x`, for the loaded batch.
+    fn gather_needed(
+        &self,
+        batch: &ForwardBatch,
+        x: &Buffer,
+        width: usize,
+        out: &mut Buffer,
+    ) -> Result<(), KernelError>;
+    /// Row i of `out` = row `rows[i]` of `x`, for at most as many rows as results of a step.
+    fn gather_rows(&mut self, x: &Buffer, rows: &[u32], width: usize, out: &mut Buffer) -> Result<(), KernelError>;
+    /// Waits for the device and returns the first `elements` of a buffer of type `dtype` in float32. The only wait of a step.
     fn to_host<'a>(&'a mut self, buffer: &'a Buffer, dtype: Dtype, elements: usize) -> Result<&'a [f32], KernelError>;
 }
 
@@ -138,8 +119,8 @@ pub(super) struct Cpu {
     frequencies: Vec<Vec<f32>>,
 }
 
-/// Rough costs of an element in multiply-adds, to decide whether a second thread is worth its part: of a pass over it, of e to its
-/// power, and of picking it out of a packed matrix.
+/// Rough costs per element in multiply-adds, from which the pool decides how many threads to use: of a pass over it, of its
+/// exponential, and of reading it from a packed matrix.
 const PASS_COST: usize = 8;
 const EXP_COST: usize = 16;
 const GATHER_COST: usize = 32;
@@ -170,14 +151,11 @@ impl LayerOps for Cpu {
         let (x, weight, eps) = (x.host::<f32>()?, norm.weight.host::<f32>()?, norm.eps);
         let (isa, width) = (self.isa, weight.len());
         match out {
-            Out::Blocks(blocks) => {
-                let (blocks, per_row) = rows_in(blocks, rows, width)?;
+            Out::Q8(blocks) => {
+                let (blocks, per_row) = q8_rows(blocks, rows, width)?;
                 self.threads.chunks_mut(blocks, per_row, width * RowBlock::COST, |t, out| {
                     let x = &x[t * width..][..width];
-                    device::dispatch!(
-                        isa,
-                        norm_row_in_blocks(x: &[f32], weight: &[f32], eps: f32, out: &mut [RowBlock])
-                    );
+                    device::dispatch!(isa, norm_row_q8(x: &[f32], weight: &[f32], eps: f32, out: &mut [RowBlock]));
                 });
             }
             Out::Numbers(out) => {
@@ -199,26 +177,26 @@ impl LayerOps for Cpu {
         Ok(())
     }
 
-    /// One pass over the rows: each is still in the nearest cache when it is normed.
-    fn add_norm(
+    /// One pass over the rows: each is still in the first-level cache when it is normed.
+    fn fused_add_rms_norm(
         &self,
         x: &mut Buffer,
         y: &mut Buffer,
         norm: &Norm,
         rows: usize,
-        blocks: Option<&mut Buffer>,
+        q8: Option<&mut Buffer>,
     ) -> Result<(), KernelError> {
         let (weight, eps) = (norm.weight.host::<f32>()?, norm.eps);
         let (isa, width) = (self.isa, weight.len());
         let (x, y) = (&mut x.host_mut::<f32>()?[..rows * width], &mut y.host_mut::<f32>()?[..rows * width]);
-        if let Some(blocks) = blocks {
-            let (blocks, per_row) = rows_in(blocks, rows, width)?;
+        if let Some(blocks) = q8 {
+            let (blocks, per_row) = q8_rows(blocks, rows, width)?;
             let y = &*y;
             self.threads.zip_chunks_mut((x, width), (blocks, per_row), width * RowBlock::COST, |t, x, out| {
                 let y = &y[t * width..][..width];
                 device::dispatch!(
                     isa,
-                    add_norm_row_in_blocks(x: &mut [f32], y: &[f32], weight: &[f32], eps: f32, out: &mut [RowBlock])
+                    add_norm_row_q8(x: &mut [f32], y: &[f32], weight: &[f32], eps: f32, out: &mut [RowBlock])
                 );
             });
             return Ok(());
@@ -229,35 +207,29 @@ impl LayerOps for Cpu {
         Ok(())
     }
 
-    fn heads(
-        &self,
-        device: &dyn Device,
-        kernels: &KernelSet,
-        batch: &ForwardBatch,
-        heads: QkvRows<'_>,
-    ) -> Result<(), KernelError> {
-        let QkvRows { qkv, rows, num_heads, query_norm, key_norm, rope, group, cache, calibrate } = heads;
-        let (dim, num_kv_heads) = (cache.shape.head_dim, cache.shape.num_kv_heads);
-        let stride = (num_heads + 2 * num_kv_heads) * dim;
-        let queries = HeadSpan { stride, first: 0, heads: num_heads, dim };
-        let keys = HeadSpan { first: num_heads, heads: num_kv_heads, ..queries };
-        for (span, norm) in [(queries, query_norm), (keys, key_norm)] {
-            if let Some(norm) = norm {
-                self.norm_heads(qkv, span, norm, rows)?;
+    fn qk_norm_rope_cache(&self, args: QkvRows<'_>) -> Result<(), KernelError> {
+        let QkvRows { qkv, rows, num_heads, query_norm, key_norm, rope, cache, .. } = args;
+        let (isa, dim, table) = (self.isa, cache.shape.head_dim, rope.host::<f32>()?);
+        let (queries, keys) = (num_heads * dim, cache.shape.num_kv_heads * dim);
+        let width = queries + 2 * keys;
+        let [query_norm, key_norm] = [query_norm, key_norm]
+            .map(|norm| norm.map(|norm| norm.weight.host::<f32>().map(|weight| (weight, norm.eps))).transpose());
+        let (query_norm, key_norm) = (query_norm?, key_norm?);
+        let qkv = &mut qkv.host_mut::<f32>()?[..rows * width];
+        self.threads.chunks_mut(qkv, width, (queries + keys) * PASS_COST, |t, row| {
+            let (query_heads, others) = row.split_at_mut(queries);
+            for (heads, norm) in [(query_heads, query_norm), (&mut others[..keys], key_norm)] {
+                if let Some((weight, eps)) = norm {
+                    device::dispatch!(isa, norm_heads(heads: &mut [f32], weight: &[f32], eps: f32));
+                }
             }
-        }
-        self.rotate(qkv, HeadSpan { heads: num_heads + num_kv_heads, ..queries }, rope, rows)?;
-        let (key_offset, value_offset) = (num_heads * dim, (num_heads + num_kv_heads) * dim);
-        let slot_mapping = &batch.groups[group].slot_mapping;
-        if let Some(scales) = calibrate {
-            Calibration { qkv, num_heads, slots: slot_mapping, cache }.run(device, scales)?;
-        }
-        let args =
-            CacheWriteArgs { source: qkv, key_offset, value_offset, stride, slot_mapping, cache, workspace: None };
-        kernels.cache_write(device, args)
+            let (heads, table) = (&mut row[..queries + keys], &table[t * dim..][..dim]);
+            device::dispatch!(isa, rotate_heads(heads: &mut [f32], table: &[f32]));
+        });
+        Ok(())
     }
 
-    fn activate(
+    fn act_and_mul(
         &self,
         activation: Activation,
         gate_up: &Buffer,
@@ -266,16 +238,16 @@ impl LayerOps for Cpu {
         out: Out<'_>,
     ) -> Result<(), KernelError> {
         if activation != Activation::Silu {
-            let found = format!("the activation {activation:?}");
+            let found = format!("activation {activation:?}");
             return Err(KernelError::Unsupported { variant: "cpu.layer", found });
         }
         let (gate_up, isa) = (gate_up.host::<f32>()?, self.isa);
         match out {
-            Out::Blocks(blocks) => {
-                let (blocks, per_row) = rows_in(blocks, rows, width)?;
+            Out::Q8(blocks) => {
+                let (blocks, per_row) = q8_rows(blocks, rows, width)?;
                 self.threads.chunks_mut(blocks, per_row, width * (EXP_COST + RowBlock::COST), |t, out| {
                     let (gate, up) = gate_up[t * 2 * width..][..2 * width].split_at(width);
-                    device::dispatch!(isa, silu_mul_row_in_blocks(gate: &[f32], up: &[f32], out: &mut [RowBlock]));
+                    device::dispatch!(isa, silu_mul_row_q8(gate: &[f32], up: &[f32], out: &mut [RowBlock]));
                 });
             }
             Out::Numbers(out) => {
@@ -289,11 +261,17 @@ impl LayerOps for Cpu {
         Ok(())
     }
 
-    fn keep(&self, batch: &ForwardBatch, x: &Buffer, width: usize, out: &mut Buffer) -> Result<(), KernelError> {
+    fn gather_needed(
+        &self,
+        batch: &ForwardBatch,
+        x: &Buffer,
+        width: usize,
+        out: &mut Buffer,
+    ) -> Result<(), KernelError> {
         gather_rows(x, batch.needed.iter().flatten(), width, out)
     }
 
-    fn gather(&mut self, x: &Buffer, rows: &[u32], width: usize, out: &mut Buffer) -> Result<(), KernelError> {
+    fn gather_rows(&mut self, x: &Buffer, rows: &[u32], width: usize, out: &mut Buffer) -> Result<(), KernelError> {
         gather_rows(x, rows, width, out)
     }
 
@@ -305,36 +283,6 @@ impl LayerOps for Cpu {
 impl Cpu {
     pub fn new(device: &dyn Device, frequencies: Vec<Vec<f32>>) -> Cpu {
         Cpu { isa: Isa::best(), threads: device.pool().clone(), frequencies }
-    }
-
-    fn norm_heads(&self, qkv: &mut Buffer, span: HeadSpan, norm: &Norm, rows: usize) -> Result<(), KernelError> {
-        let (isa, weight, eps) = (self.isa, norm.weight.host::<f32>()?, norm.eps);
-        self.for_heads(qkv, span, rows, |_, heads| {
-            device::dispatch!(isa, norm_heads(heads: &mut [f32], weight: &[f32], eps: f32));
-        })
-    }
-
-    fn rotate(&self, qkv: &mut Buffer, span: HeadSpan, table: &Buffer, rows: usize) -> Result<(), KernelError> {
-        let (isa, table) = (self.isa, table.host::<f32>()?);
-        self.for_heads(qkv, span, rows, |t, heads| {
-            let table = &table[t * span.dim..][..span.dim];
-            device::dispatch!(isa, rotate_heads(heads: &mut [f32], table: &[f32]));
-        })
-    }
-
-    /// Calls `f(row, heads)` for every row, with the heads of the span.
-    fn for_heads(
-        &self,
-        qkv: &mut Buffer,
-        span: HeadSpan,
-        rows: usize,
-        f: impl Fn(usize, &mut [f32]) + Sync + Send,
-    ) -> Result<(), KernelError> {
-        let qkv = &mut qkv.host_mut::<f32>()?[..rows * span.stride];
-        self.threads.chunks_mut(qkv, span.stride, span.heads * span.dim * PASS_COST, |t, row| {
-            f(t, &mut row[span.first * span.dim..][..span.heads * span.dim]);
-        });
-        Ok(())
     }
 }
 
@@ -351,13 +299,13 @@ fn gather_rows<'a>(
     Ok(())
 }
 
-/// The first `rows` rows of `width` numbers of a buffer of blocks, and blocks of a row.
-fn rows_in(blocks: &mut Buffer, rows: usize, width: usize) -> Result<(&mut [RowBlock], usize), KernelError> {
+/// The first `rows` rows of `width` numbers in 8 bits, and the number of blocks per row.
+fn q8_rows(blocks: &mut Buffer, rows: usize, width: usize) -> Result<(&mut [RowBlock], usize), KernelError> {
     let per_row = width.div_ceil(RowBlock::LEN);
     Ok((&mut blocks.host_mut()?[..rows * per_row], per_row))
 }
 
-// Plain loops, which the compiler makes vectors of, inside of functions that are compiled for the instruction set.
+// Plain loops, which the compiler vectorises inside functions that are compiled for the instruction set.
 
 /// `out = x / sqrt(mean(x²) + eps) * weight`.
 #[inline(always)]
@@ -365,7 +313,6 @@ fn norm_row<L: Lanes>(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
     scale_row(x, inverse_rms::<L>(x, eps), weight, out);
 }
 
-/// `x += y`, then `y` becomes the norm of `x`.
 #[inline(always)]
 fn add_norm_row<L: Lanes>(x: &mut [f32], y: &mut [f32], weight: &[f32], eps: f32) {
     for (x, y) in x.iter_mut().zip(&*y) {
@@ -374,9 +321,9 @@ fn add_norm_row<L: Lanes>(x: &mut [f32], y: &mut [f32], weight: &[f32], eps: f32
     norm_row::<L>(x, weight, eps, y);
 }
 
-/// [`norm_row`], block by block.
+/// [`norm_row`] quantised block by block.
 #[inline(always)]
-fn norm_row_in_blocks<L: Lanes>(x: &[f32], weight: &[f32], eps: f32, out: &mut [RowBlock]) {
+fn norm_row_q8<L: Lanes>(x: &[f32], weight: &[f32], eps: f32, out: &mut [RowBlock]) {
     let factor = inverse_rms::<L>(x, eps);
     let (x, x_rest) = x.as_chunks::<{ RowBlock::LEN }>();
     let (weight, weight_rest) = weight.as_chunks::<{ RowBlock::LEN }>();
@@ -392,16 +339,15 @@ fn norm_row_in_blocks<L: Lanes>(x: &[f32], weight: &[f32], eps: f32, out: &mut [
     }
 }
 
-/// [`add_norm_row`], block by block.
+/// [`add_norm_row`] quantised block by block.
 #[inline(always)]
-fn add_norm_row_in_blocks<L: Lanes>(x: &mut [f32], y: &[f32], weight: &[f32], eps: f32, out: &mut [RowBlock]) {
+fn add_norm_row_q8<L: Lanes>(x: &mut [f32], y: &[f32], weight: &[f32], eps: f32, out: &mut [RowBlock]) {
     for (x, y) in x.iter_mut().zip(y) {
         *x += y;
     }
-    norm_row_in_blocks::<L>(x, weight, eps, out);
+    norm_row_q8::<L>(x, weight, eps, out);
 }
 
-/// `out = x * factor * weight`.
 #[inline(always)]
 fn scale_row(x: &[f32], factor: f32, weight: &[f32], out: &mut [f32]) {
     for ((out, x), w) in out.iter_mut().zip(x).zip(weight) {
@@ -409,7 +355,6 @@ fn scale_row(x: &[f32], factor: f32, weight: &[f32], out: &mut [f32]) {
     }
 }
 
-/// Each head is normed by itself, in place.
 #[inline(always)]
 fn norm_heads<L: Lanes>(heads: &mut [f32], weight: &[f32], eps: f32) {
     for head in heads.chunks_exact_mut(weight.len()) {
@@ -420,7 +365,7 @@ fn norm_heads<L: Lanes>(heads: &mut [f32], weight: &[f32], eps: f32) {
     }
 }
 
-/// Each head is rotated by the angles whose cosines, then sines are the table.
+/// Rotates each head by the angles in `table`: cosines, then sines.
 #[allow(clippy::extra_unused_type_parameters)] // the instruction set, for the loops
 #[inline(always)]
 fn rotate_heads<L: Lanes>(heads: &mut [f32], table: &[f32]) {
@@ -434,7 +379,7 @@ fn rotate_heads<L: Lanes>(heads: &mut [f32], table: &[f32]) {
     }
 }
 
-/// `1 / sqrt(mean(row²) + eps)`, summed in sixteen lanes, the rest in order.
+/// `1 / sqrt(mean(row²) + eps)`. Sixteen lanes sum whole vectors, then the rest is added in order.
 #[inline(always)]
 fn inverse_rms<L: Lanes>(row: &[f32], eps: f32) -> f32 {
     let (vectors, tail) = row.as_chunks::<LANES>();
@@ -469,9 +414,9 @@ fn silu_mul_row<L: Lanes>(gate: &[f32], up: &[f32], out: &mut [f32]) {
     }
 }
 
-/// [`silu_mul_row`], block by block.
+/// [`silu_mul_row`] quantised block by block.
 #[inline(always)]
-fn silu_mul_row_in_blocks<L: Lanes>(gate: &[f32], up: &[f32], out: &mut [RowBlock]) {
+fn silu_mul_row_q8<L: Lanes>(gate: &[f32], up: &[f32], out: &mut [RowBlock]) {
     let (gate, gate_rest) = gate.as_chunks::<{ RowBlock::LEN }>();
     let (up, up_rest) = up.as_chunks::<{ RowBlock::LEN }>();
     let mut numbers = [0.0; RowBlock::LEN];
@@ -489,7 +434,7 @@ fn silu_mul_row_in_blocks<L: Lanes>(gate: &[f32], up: &[f32], out: &mut [RowBloc
 #[inline(always)]
 fn silu_mul_lanes<L: Lanes>(gate: &[f32; LANES], up: &[f32; LANES], out: &mut [f32; LANES]) {
     let gate = L::load(gate);
-    // e to the power of the greatest is a number still, and 1 vanishes beside it.
+    // e^87.3 is finite, and adding 1 does not change it.
     let e = gate.max(L::splat(-87.3)).mul(L::splat(-1.0)).exp();
     gate.div(e.add(L::splat(1.0))).mul(L::load(up)).store(out);
 }

@@ -1,23 +1,24 @@
-//! The scales of 8-bit keys and values that a checkpoint brings, under the names that vLLM reads
-//! (`maybe_remap_kv_scale_name` in `vllm/model_executor/model_loader/weight_utils.py`): one number for a layer, or one for
-//! each key/value head. Or, where it brings none and that is asked for (`--calculate-kv-scales`), they are made in the first
-//! step that computes tokens, of what it computes, and stay: each layer's before its first key is written, so that no page
-//! holds numbers of other scales.
+//! Scales of 8-bit keys and values.
+//!
+//! A checkpoint may bring them, under the names that vLLM reads (`maybe_remap_kv_scale_name` in
+//! `vllm/model_executor/model_loader/weight_utils.py`): one number per layer, or one per key/value head. With
+//! `--calculate-kv-scales`, layers without scales get theirs from the first step that computes tokens: each layer's are computed
+//! before its first key is written and never change, so no page holds numbers with other scales.
 
 use std::sync::Arc;
 
-use attention_kernels::{Dtype, KernelError, KvCache, KvScales};
+use attention_kernels::{CacheFormat, Dtype, KernelError, KvScales};
 use device::{Buffer, Device, DeviceError};
 
-use crate::decoder::{Attention, Decoder};
+use crate::decoder::{Attention, Decoder, Heads};
 use crate::{LoadError, Weights};
 
-/// Of the keys and of the values of one layer, `[1]` or `[num_kv_heads]` each.
+/// Scales of the keys and of the values of one layer, `[1]` or `[num_kv_heads]` each.
 type Scales = [Vec<f32>; 2];
 
-/// The scales of a layer; `None` if the checkpoint has none.
+/// The checkpoint's scales of a layer; `None` if it has none.
 fn of_layer(layer: &Attention, weights: &Weights) -> Result<Option<Scales>, LoadError> {
-    let first = |names: &[&str]| {
+    let first = |names: &[&str]| -> Result<_, LoadError> {
         for name in names {
             if let Some(scales) = tensor(layer, weights, &format!("{}.{name}", layer.name))? {
                 return Ok(Some(scales));
@@ -30,7 +31,7 @@ fn of_layer(layer: &Attention, weights: &Weights) -> Result<Option<Scales>, Load
     match (keys, values) {
         (None, None) => Ok(None),
         (Some(keys), Some(values)) if keys.len() == values.len() => Ok(Some([keys, values])),
-        // The one that is missing, or of another length, is asked for by its name.
+        // `expect` reports the one that is missing or has another length.
         (keys, values) => {
             let (name, len) = match (keys, values) {
                 (Some(keys), _) => ("v_scale", keys.len()),
@@ -42,7 +43,7 @@ fn of_layer(layer: &Attention, weights: &Weights) -> Result<Option<Scales>, Load
     }
 }
 
-/// One tensor of scales; `None` if it is not there.
+/// One tensor of scales; `None` if it does not exist.
 fn tensor(layer: &Attention, weights: &Weights, name: &str) -> Result<Option<Vec<f32>>, LoadError> {
     let mut found = weights.expect(name, &[]);
     for len in [1, layer.heads.num_kv_heads] {
@@ -66,10 +67,10 @@ fn tensor(layer: &Attention, weights: &Weights, name: &str) -> Result<Option<Vec
     }
 }
 
-/// How many layers of a checkpoint bring scales for 8-bit keys and values.
+/// Number of layers for which a checkpoint brings scales of 8-bit keys and values.
 ///
 /// # Errors
-/// A scale of another shape or type, that is not above 0, or of keys or values alone.
+/// A scale with an unexpected shape or type, one that is not above 0, or scales of keys or values alone.
 pub fn layers_with_kv_scales(decoder: &Decoder, weights: &Weights) -> Result<usize, LoadError> {
     let mut layers = 0;
     for layer in decoder.attention() {
@@ -78,27 +79,25 @@ pub fn layers_with_kv_scales(decoder: &Decoder, weights: &Weights) -> Result<usi
     Ok(layers)
 }
 
-/// Bytes of device memory that the scales of all layers take, in a cache that takes scales; with `calculate`, those of
-/// layers for which the checkpoint has none too ([`Model::calculate_kv_scales`](super::Model::calculate_kv_scales)).
+/// Bytes of device memory for the scales of all layers, in a cache that takes scales. With `calculate`, layers for which the
+/// checkpoint has none count too ([`Model::calculate_kv_scales`](super::Model::calculate_kv_scales)).
 ///
 /// # Errors
-/// As [`layers_with_kv_scales`].
+/// See [`layers_with_kv_scales`].
 pub fn kv_scale_bytes(decoder: &Decoder, weights: &Weights, calculate: bool) -> Result<u64, LoadError> {
     let mut numbers = 0;
     for layer in decoder.attention() {
-        let rest = if calculate { 2 * layer.heads.num_kv_heads } else { 0 };
-        numbers += of_layer(layer, weights)?.map_or(rest, |[keys, values]| keys.len() + values.len());
+        let calculated = if calculate { 2 * layer.heads.num_kv_heads } else { 0 };
+        numbers += of_layer(layer, weights)?.map_or(calculated, |[keys, values]| keys.len() + values.len());
     }
     Ok((numbers * size_of::<f32>()) as u64)
 }
 
 /// The checkpoint's scales of a layer on a device; `None` if it has none.
 pub(super) fn load(layer: &Attention, weights: &Weights, device: &dyn Device) -> Result<Option<KvScales>, LoadError> {
-    let scales = of_layer(layer, weights)?.map(|scales| upload(device, &scales));
-    scales.transpose().map_err(|error| LoadError::Device(error.to_string()))
+    Ok(of_layer(layer, weights)?.map(|scales| upload(device, &scales)).transpose()?)
 }
 
-/// Scales of 1, one for each head.
 pub(super) fn ones(layer: &Attention, device: &dyn Device) -> Result<KvScales, DeviceError> {
     let ones = vec![1.0; layer.heads.num_kv_heads];
     upload(device, &[ones.clone(), ones])
@@ -118,59 +117,44 @@ fn bytes(scales: &[f32]) -> Vec<u8> {
     scales.iter().flat_map(|scale| scale.to_ne_bytes()).collect()
 }
 
-/// How many times the greatest magnitude of the first step a cache of 8-bit floats can hold: what comes later may be greater,
-/// and such a float keeps its precision at every size.
+/// Range of a calibrated cache as a multiple of the greatest magnitude in the first step. Later magnitudes may be greater, and
+/// an 8-bit float has the same precision at every size.
 const HEADROOM: f32 = 4.0;
 
-/// Rows of fused QKV, `[rows, num_heads + 2 * num_kv_heads, head_dim]`, keys already rotated, of which scales are made.
-pub(super) struct Calibration<'a> {
-    /// On the device, of the model's type.
-    pub qkv: &'a Buffer,
-    /// Query heads.
-    pub num_heads: usize,
-    /// Of the layer; rows without a slot are padding and do not count.
-    pub slots: &'a [i64],
-    /// The cache that they are for. It gets them.
-    pub cache: &'a mut KvCache,
-}
-
-impl Calibration<'_> {
-    /// Overwrites the scales, one for each KV head, in place: [`HEADROOM`] × greatest magnitude / greatest number of the type;
-    /// 1 where there is no magnitude to go by. It waits for the device, and is for one step of a process.
-    ///
-    /// # Errors
-    /// Scales that somebody else holds, and those of the copies.
-    pub fn run(self, device: &dyn Device, scales: &mut Arc<KvScales>) -> Result<(), KernelError> {
-        let (dim, kv_heads) = (self.cache.shape.head_dim, self.cache.shape.num_kv_heads);
-        let dtype = self.cache.format.dtype;
-        let row = (self.num_heads + 2 * kv_heads) * dim * dtype.bytes();
-        let mut raw = vec![0; self.slots.len() * row];
-        device.download(self.qkv, 0, &mut raw)?;
-        let mut greatest = vec![0.0f32; 2 * kv_heads];
-        for (row, _) in raw.chunks(row).zip(self.slots).filter(|(_, slot)| **slot >= 0) {
-            let heads = row.chunks(dim * dtype.bytes()).skip(self.num_heads);
-            for (greatest, head) in greatest.iter_mut().zip(heads) {
-                *greatest = numbers(dtype, head).filter(|x| x.is_finite()).fold(*greatest, |m, x| m.max(x.abs()));
-            }
+/// Overwrites `scales`, one per KV head, in place: [`HEADROOM`] × greatest magnitude / greatest number of the cache's type, or 1
+/// where that is no normal number. `qkv` holds rows `[num_heads + 2 * num_kv_heads, head_dim]` with rotated keys. Rows without a
+/// slot are padding and do not count. Waits for the device. Fails if `scales` is shared.
+pub(super) fn calibrate(
+    device: &dyn Device,
+    qkv: &Buffer,
+    heads: Heads,
+    slots: &[i64],
+    format: CacheFormat,
+    scales: &mut Arc<KvScales>,
+) -> Result<(), KernelError> {
+    let (head, row) = (heads.head_dim * format.dtype.bytes(), heads.qkv_width() * format.dtype.bytes());
+    let mut raw = vec![0; slots.len() * row];
+    device.download(qkv, 0, &mut raw)?;
+    let mut greatest = vec![0.0f32; 2 * heads.num_kv_heads];
+    for (row, _) in raw.chunks(row).zip(slots).filter(|(_, slot)| **slot >= 0) {
+        for (greatest, head) in greatest.iter_mut().zip(row.chunks(head).skip(heads.num_heads)) {
+            *greatest = numbers(format.dtype, head).filter(|x| x.is_finite()).fold(*greatest, |m, x| m.max(x.abs()));
         }
-        let most = self.cache.format.kv_dtype.greatest().unwrap_or(1.0);
-        let scale = |greatest: &f32| match HEADROOM * greatest / most {
-            scale if scale.is_normal() => scale,
-            _ => 1.0,
-        };
-        let of: Vec<f32> = greatest.iter().map(scale).collect();
-        let (keys, values) = of.split_at(kv_heads);
-        let shared =
-            || KernelError::Unsupported { variant: "calibration", found: "scales that are in use".to_string() };
-        let mine = Arc::get_mut(scales).ok_or_else(shared)?;
-        device.upload(&mut mine.keys, 0, &bytes(keys))?;
-        device.upload(&mut mine.values, 0, &bytes(values))?;
-        self.cache.scales = Some(Arc::clone(scales));
-        Ok(())
     }
+    let most = format.kv_dtype.greatest().unwrap_or(1.0);
+    let scale = |greatest: &f32| match HEADROOM * greatest / most {
+        scale if scale.is_normal() => scale,
+        _ => 1.0,
+    };
+    let calibrated: Vec<f32> = greatest.iter().map(scale).collect();
+    let (keys, values) = calibrated.split_at(heads.num_kv_heads);
+    let shared = || KernelError::Unsupported { variant: "calibration", found: "scales that are in use".to_string() };
+    let scales = Arc::get_mut(scales).ok_or_else(shared)?;
+    device.upload(&mut scales.keys, 0, &bytes(keys))?;
+    Ok(device.upload(&mut scales.values, 0, &bytes(values))?)
 }
 
-/// Elements as they lie in a device's memory, which is little-endian.
+/// Elements in a device's memory, which is little-endian.
 fn numbers(dtype: Dtype, raw: &[u8]) -> impl Iterator<Item = f32> {
     raw.chunks_exact(dtype.bytes()).map(move |raw| match (dtype, raw) {
         (Dtype::F32, &[a, b, c, d]) => f32::from_le_bytes([a, b, c, d]),

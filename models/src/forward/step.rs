@@ -1,14 +1,14 @@
-//! The memory of a step: a static plan of its buffers, taken once for the greatest step.
+//! The memory of a step: its buffers, allocated once for the largest step.
 //!
 //! ```text
-//! max_rows × width of each register     the program says how wide they are ([`Program::widths`])
+//! max_rows × width of each register     widths: [`Program::widths`]
 //! max_rows × head_dim, float32          for each rotary table
-//! 64 × hidden_size                      rows whose results are wanted
-//! 64 × vocab_size, float32              logits
+//! 64 × hidden_size                      hidden states of requested rows
+//! 64 × vocab_size, float32              their logits
 //! ```
 //!
-//! Where tokens are drawn on the device, the last two have a row for each sequence of a step, if those are more. Rows in 8 bits
-//! take 40 bytes for 32 numbers.
+//! If tokens are drawn on the device, the last two have a row for each sequence of a step where that is more than 64. Rows in
+//! 8 bits take 40 bytes per 32 numbers.
 
 use attention_kernels::{Dtype, KernelError, WorkspaceLimits};
 use device::gemm::RowBlock;
@@ -17,38 +17,38 @@ use device::{Buffer, Device, DeviceError};
 use super::program::{Program, Register};
 use crate::decoder::{Decoder, Heads};
 
-/// Rows whose logits the host gets at once; bounds the logits buffer at this many times the vocabulary, or at as many as there
-/// are sequences in a step where they stay on the device ([`Model::device_logits`](super::Model::device_logits)).
+/// Greatest number of rows whose logits are copied to the host at once. It bounds the logits buffer, which has as many rows, or
+/// one per sequence of a step if logits stay on the device ([`Model::device_logits`](super::Model::device_logits)).
 pub const LOGIT_ROWS: usize = 64;
 
-/// Orders the way of tokens that the device alone knows into the array of a step's tokens ([`Model::forward_with`](super::Model::forward_with)).
+/// Enqueues a copy of tokens that are known only on the device into the step's token array
+/// ([`Model::forward_with`](super::Model::forward_with)).
 pub type Fill<'a> = &'a dyn Fn(&Buffer) -> Result<(), KernelError>;
 
-/// Block copies that go to a kernel at once.
-const COPIES: usize = 256;
+const MAX_COPIES: usize = 256;
 
-/// The greatest step, and the pool that its kernels work on.
+/// Size of the largest step, and of the block pool that its kernels work on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StepLimits {
-    /// Tokens of all sequences.
+    /// Tokens of all sequences of a step.
     pub max_rows: usize,
-    /// Sequences.
+    /// Sequences of a step.
     pub max_seqs: usize,
     /// Tokens of the longest sequence.
     pub max_model_len: usize,
     /// Tokens per block.
     pub block_size: usize,
-    /// Blocks in the pool; no memory depends on it.
+    /// Blocks in the pool; no buffer depends on it.
     pub num_blocks: usize,
 }
 
 impl StepLimits {
-    /// Rows whose logits can be had at once on a device that launches kernels.
+    /// Rows whose logits a device that launches kernels can hold at once.
     pub(super) fn result_rows(&self) -> usize {
         self.max_seqs.min(self.max_rows).max(LOGIT_ROWS)
     }
 
-    /// What the attention kernels of one group of layers work in.
+    /// Limits of the workspace of the attention kernels of one group of layers.
     pub(super) fn workspace(&self, heads: Heads) -> WorkspaceLimits {
         WorkspaceLimits {
             max_seqs: self.max_seqs,
@@ -58,87 +58,84 @@ impl StepLimits {
             block_size: self.block_size,
             num_heads: heads.num_heads,
             head_dim: heads.head_dim,
-            // Rows that decode: prefill does not split contexts.
+            // Only decode splits contexts.
             split_rows: self.max_seqs.min(self.max_rows),
-            max_copies: COPIES,
+            max_copies: MAX_COPIES,
         }
     }
 }
 
-/// Bytes of each buffer of a step.
 pub(super) struct StepSizes {
     registers: [usize; Register::COUNT],
     ropes: Vec<usize>,
-    chosen: usize,
+    results: usize,
     logits: usize,
 }
 
 impl StepSizes {
-    /// Sizes for steps of at most `max_rows` tokens and results of at most `result_rows` of them; rows have that type.
+    /// Sizes for steps of at most `max_rows` tokens of this type, and results for at most `result_rows` of them.
     pub fn new(decoder: &Decoder, program: &Program, dtype: Dtype, max_rows: usize, result_rows: usize) -> StepSizes {
         let mut registers = program.widths.map(|width| max_rows * width * dtype.bytes());
-        let blocks = program.widths[Register::Blocks as usize].div_ceil(RowBlock::LEN);
-        registers[Register::Blocks as usize] = max_rows * blocks * size_of::<RowBlock>();
+        let blocks = program.widths[Register::Q8 as usize].div_ceil(RowBlock::LEN);
+        registers[Register::Q8 as usize] = max_rows * blocks * size_of::<RowBlock>();
         let table = max_rows * decoder.heads().head_dim * size_of::<f32>();
         StepSizes {
             registers,
             ropes: vec![table; program.ropes.len()],
-            chosen: result_rows * decoder.hidden_size() * dtype.bytes(),
+            results: result_rows * decoder.hidden_size() * dtype.bytes(),
             logits: result_rows * decoder.vocab_size() * size_of::<f32>(),
         }
     }
 
-    /// All of them together.
     pub fn bytes(&self) -> usize {
-        self.registers.iter().chain(&self.ropes).sum::<usize>() + self.chosen + self.logits
+        self.registers.iter().chain(&self.ropes).sum::<usize>() + self.results + self.logits
     }
 }
 
-/// Everything that a step writes. Rows are of the model's type where nothing else is said.
+/// Buffers that a step writes. Rows are of the model's type unless stated otherwise.
 pub(super) struct StepBuffers {
     pub max_rows: usize,
-    pub registers: [Buffer; Register::COUNT],
-    /// Which buffer each register is, as long as the step runs.
+    /// In the order of [`StepBuffers::reset_names`].
+    pub registers: Vec<Buffer>,
+    /// Index of the buffer that each register currently is.
     names: [usize; Register::COUNT],
-    /// Cosines, then sines, of each row's position, for each rotary embedding.
+    /// Rotary tables, float32: cosines, then sines, of each row's position.
     pub ropes: Vec<Buffer>,
-    pub chosen: Buffer,
+    /// Hidden states of the requested rows.
+    pub results: Buffer,
     pub logits: Buffer,
 }
 
 impl StepBuffers {
     pub fn new(device: &dyn Device, sizes: StepSizes, max_rows: usize) -> Result<StepBuffers, DeviceError> {
         let alloc = |size: usize| device.alloc(size);
-        let [a, b, c, d, e, f, g] = sizes.registers;
         Ok(StepBuffers {
             max_rows,
-            registers: [alloc(a)?, alloc(b)?, alloc(c)?, alloc(d)?, alloc(e)?, alloc(f)?, alloc(g)?],
+            registers: sizes.registers.into_iter().map(alloc).collect::<Result<_, _>>()?,
             names: std::array::from_fn(|register| register),
             ropes: sizes.ropes.into_iter().map(alloc).collect::<Result<_, _>>()?,
-            chosen: alloc(sizes.chosen)?,
+            results: alloc(sizes.results)?,
             logits: alloc(sizes.logits)?,
         })
     }
 
-    /// Makes room for other results.
     pub fn replace_results(&mut self, device: &dyn Device, sizes: &StepSizes) -> Result<(), DeviceError> {
-        // What is replaced goes first, so that never more is held than was planned.
-        (self.chosen, self.logits) = (device.alloc(0)?, device.alloc(0)?);
-        (self.chosen, self.logits) = (device.alloc(sizes.chosen)?, device.alloc(sizes.logits)?);
+        // Free the old ones first: the plan has no memory for both.
+        (self.results, self.logits) = (device.alloc(0)?, device.alloc(0)?);
+        (self.results, self.logits) = (device.alloc(sizes.results)?, device.alloc(sizes.logits)?);
         Ok(())
     }
 
-    /// Which of the buffers a register is.
     pub fn buffer_of(&self, register: Register) -> usize {
         self.names[register as usize]
     }
 
-    /// The buffer of a register, to be written.
     pub fn register_mut(&mut self, register: Register) -> &mut Buffer {
-        &mut self.registers[self.buffer_of(register)]
+        let buffer = self.buffer_of(register);
+        &mut self.registers[buffer]
     }
 
-    /// Several registers, of which no two are the same.
+    /// The buffers of several distinct registers.
     pub fn several<const N: usize>(&mut self, registers: [Register; N]) -> Result<[&mut Buffer; N], KernelError> {
         let places = registers.map(|register| self.buffer_of(register));
         self.registers.get_disjoint_mut(places).map_err(|_| KernelError::Shape {
@@ -148,12 +145,12 @@ impl StepBuffers {
         })
     }
 
-    /// Two registers change names until the next step.
+    /// Swaps the buffers of two registers until the next step.
     pub fn swap(&mut self, a: Register, b: Register) {
         self.names.swap(a as usize, b as usize);
     }
 
-    /// Gives every register the buffer that it had at the start: graphs know them by their addresses.
+    /// Gives every register its original buffer: captured graphs hold their addresses.
     pub fn reset_names(&mut self) {
         self.names = std::array::from_fn(|register| register);
     }

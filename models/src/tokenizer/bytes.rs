@@ -1,32 +1,27 @@
-//! How a vocabulary spells bytes, read off the tokenizer's decoder.
+//! The spelling of bytes in a vocabulary, derived from the tokenizer's decoder.
 //!
-//! - Byte-level (GPT-2 and its heirs): every byte is one printable character, 0x20 is `Ġ`.
-//! - Byte fallback (SentencePiece): `<0x0A>` is a byte, other tokens are text in which U+2581 stands for a space.
+//! - Byte-level (GPT-2 and its successors): every byte is one printable character; 0x20 is `Ġ`.
+//! - Byte fallback (SentencePiece): `<0x0A>` is a byte; other tokens are text in which U+2581 is a space.
 
 use std::collections::HashSet;
 
+use serde::Serialize;
 use serde_json::Value;
 use tokenizers::{DecoderWrapper, ModelWrapper, Tokenizer};
 
-/// The inverse of the spelling of one vocabulary.
+/// How the tokens of a vocabulary are converted to bytes.
 #[derive(Debug, PartialEq)]
 pub(super) enum TokenSpelling {
     /// One character per byte.
     ByteLevel,
-    /// Text after these replacements, in order; with `byte_fallback`, `<0xNN>` is a byte.
+    /// Text with these replacements applied in order; with `byte_fallback`, `<0xNN>` is a byte.
     Text { byte_fallback: bool, replacements: Vec<(String, String)> },
 }
 
 impl TokenSpelling {
-    /// The spelling that a decoder undoes.
-    ///
-    /// # Errors
-    /// A step of the decoder that is not supported, in words: without it texts would be wrong.
+    /// The spelling that a decoder reverses, or a message about a step that is not supported: texts would be wrong without it.
     pub fn of(decoder: Option<&DecoderWrapper>) -> Result<Self, String> {
-        // The library keeps the fields of its decoders private; their JSON form is public.
-        let json = decoder.and_then(|decoder| serde_json::to_value(decoder).ok()).unwrap_or_default();
-        let mut steps = Vec::new();
-        flatten(&json, &mut steps);
+        let steps = steps(decoder);
         let mut byte_level = false;
         let mut byte_fallback = false;
         let mut replacements = Vec::new();
@@ -34,7 +29,7 @@ impl TokenSpelling {
             replacements.push((from.as_str()?.to_string(), to.to_string()));
             Some(())
         };
-        for step in steps.iter().filter(|step| !step.is_null()) {
+        for step in &steps {
             let supported = match step["type"].as_str().unwrap_or_default() {
                 "ByteLevel" => {
                     byte_level = true;
@@ -46,9 +41,9 @@ impl TokenSpelling {
                 }
                 "Metaspace" => replace(&step["replacement"], " "),
                 "Replace" => step["content"].as_str().and_then(|to| replace(&step["pattern"]["String"], to)),
-                // The bytes of tokens are joined in any case.
+                // Bytes of tokens are always joined.
                 "Fuse" => Some(()),
-                // At the start of a text the detokenizer asks the library.
+                // Stripping at the start of a text is left to the library.
                 "Strip" => (step["stop"] == 0).then_some(()),
                 _ => None,
             };
@@ -57,18 +52,18 @@ impl TokenSpelling {
         if !byte_level {
             return Ok(TokenSpelling::Text { byte_fallback, replacements });
         }
-        // Every character is a byte: nothing else can be done to the text before the bytes are joined.
-        let is_plain = |step: &&&Value| step["type"] == "ByteLevel" || step["type"] == "Fuse";
+        // Every character is a byte, so no other step can change the text before the bytes are joined.
+        let is_plain = |step: &&Value| step["type"] == "ByteLevel" || step["type"] == "Fuse";
         match steps.iter().find(|step| !is_plain(step)) {
-            Some(other) => Err(format!("{} beside ByteLevel", unsupported(other))),
+            Some(other) => Err(format!("{} together with ByteLevel", unsupported(other))),
             None => Ok(TokenSpelling::ByteLevel),
         }
     }
 
-    /// The bytes that `token` stands for.
+    /// The bytes that `token` represents.
     pub fn bytes(&self, token: &str) -> Vec<u8> {
         match self {
-            // A token with a character outside the alphabet stands for itself, as in the library's decoder.
+            // A token with a character outside the alphabet represents itself, as in the library's decoder.
             TokenSpelling::ByteLevel => {
                 token.chars().map(byte_of).collect::<Option<_>>().unwrap_or_else(|| token.as_bytes().to_vec())
             }
@@ -83,28 +78,20 @@ impl TokenSpelling {
     }
 }
 
-/// What to say of a step of a decoder that is not supported.
 fn unsupported(step: &Value) -> String {
     const LONGEST: usize = 200;
     let step: String = step.to_string().chars().take(LONGEST).collect();
     format!("its decoder has the step {step}, which is not supported")
 }
 
-/// Most bytes of text that one token of this tokenizer stands for, or `None` where there is no bound: where a step before
-/// the vocabulary may drop text, or a run of unknown text becomes one token.
+/// Greatest number of bytes of text that one token represents. `None` if there is no bound: a step before the vocabulary may drop
+/// text, or a run of unknown text becomes one token.
 pub(super) fn per_token(tokenizer: &Tokenizer) -> Option<usize> {
     let ModelWrapper::BPE(model) = tokenizer.get_model() else { return None };
-    let json = |value: Option<Value>| value.unwrap_or_default();
-    let normalizer = json(tokenizer.get_normalizer().and_then(|step| serde_json::to_value(step).ok()));
-    let pre_tokenizer = json(tokenizer.get_pre_tokenizer().and_then(|step| serde_json::to_value(step).ok()));
-    let (mut steps, mut shrinks) = (Vec::new(), 1);
-    flatten(&normalizer, &mut steps);
-    flatten(&pre_tokenizer, &mut steps);
-    for step in steps {
-        shrinks *= shrinking(step)?;
-    }
+    let (normalizer, pre_tokenizer) = (steps(tokenizer.get_normalizer()), steps(tokenizer.get_pre_tokenizer()));
+    let shrinks = normalizer.iter().chain(&pre_tokenizer).map(shrinking).product::<Option<usize>>()?;
     let vocab = tokenizer.get_vocab(true);
-    // Every character is some token, even if of an unknown one.
+    // Whether every character becomes some token, known or not.
     let whole = match &model.unk_token {
         Some(_) => !model.fuse_unk || model.byte_fallback,
         None => {
@@ -112,22 +99,21 @@ pub(super) fn per_token(tokenizer: &Tokenizer) -> Option<usize> {
         }
     };
     let strips = tokenizer.get_added_tokens_decoder().values().any(|token| token.lstrip || token.rstrip);
-    // A token is spelled with at least as many bytes as it stands for; an unknown character has four.
+    // A token's spelling has at least as many bytes as it represents; an unknown character has up to four.
     let longest = vocab.keys().map(String::len).max()?.max(4);
     (whole && !strips).then_some(longest * shrinks)
 }
 
-/// The byte that a token of a single character of the byte-level alphabet stands for.
+/// The byte that a token of one character of the byte-level alphabet represents.
 fn single(token: &str) -> Option<u8> {
     let mut characters = token.chars();
     let byte = characters.next().and_then(byte_of);
     byte.filter(|_| characters.next().is_none())
 }
 
-/// By how much a step before the vocabulary may shrink a text; `None` if without bound.
+/// Greatest factor by which a step before the vocabulary may shrink a text; `None` if there is no bound.
 fn shrinking(step: &Value) -> Option<usize> {
     match step["type"].as_str() {
-        None if step.is_null() => Some(1),
         Some("ByteLevel" | "Metaspace" | "Digits" | "Prepend") => Some(1),
         // Four characters of two bytes become one of three.
         Some("NFC") => Some(3),
@@ -140,13 +126,21 @@ fn shrinking(step: &Value) -> Option<usize> {
     }
 }
 
-/// The steps of nested sequences, in the order in which they run.
-pub(super) fn flatten<'a>(step: &'a Value, steps: &mut Vec<&'a Value>) {
-    let inner = ["decoders", "normalizers", "pretokenizers"].iter().find_map(|name| step[name].as_array());
-    match inner {
-        Some(inner) => inner.iter().for_each(|step| flatten(step, steps)),
-        None => steps.push(step),
+/// The steps of a decoder, normalizer or pre-tokenizer in execution order, as JSON: the library's fields are private, but their
+/// JSON representation is public.
+pub(super) fn steps<T: Serialize>(component: Option<&T>) -> Vec<Value> {
+    fn flatten(step: Value, steps: &mut Vec<Value>) {
+        let inner = ["decoders", "normalizers", "pretokenizers"].iter().find_map(|name| step[name].as_array());
+        match inner {
+            Some(inner) => inner.iter().for_each(|step| flatten(step.clone(), steps)),
+            None => steps.push(step),
+        }
     }
+    let mut steps = Vec::new();
+    if let Some(json) = component.and_then(|component| serde_json::to_value(component).ok()) {
+        flatten(json, &mut steps);
+    }
+    steps
 }
 
 /// `<0xNN>` with exactly two hexadecimal digits.
@@ -155,62 +149,11 @@ fn fallback_byte(token: &str) -> Option<u8> {
     (digits.len() == 2).then(|| u8::from_str_radix(digits, 16).ok()).flatten()
 }
 
-/// The byte-level alphabet: printable Latin-1 stands for itself, the 68 other bytes are U+0100 and on, in order.
+/// The byte-level alphabet: printable Latin-1 characters represent themselves; the 68 other bytes are U+0100 onwards, in order.
 fn byte_of(character: char) -> Option<u8> {
     let printable = |byte: &u8| matches!(byte, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF);
     match u32::from(character) {
         code @ 0..=0xFF => Some(code as u8).filter(printable),
         code => (0..=0xFF).filter(|byte| !printable(byte)).nth(code as usize - 0x100),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    #![allow(clippy::unwrap_used)]
-    use super::*;
-
-    #[test]
-    fn the_byte_level_alphabet_names_every_byte_once() {
-        let mut bytes: Vec<u8> = (0..0x200).filter_map(char::from_u32).filter_map(byte_of).collect();
-        bytes.sort_unstable();
-        assert_eq!(bytes, (0..=0xFF).collect::<Vec<u8>>());
-        assert_eq!(byte_of('Ġ'), Some(b' '));
-        assert_eq!(byte_of('Ċ'), Some(b'\n'));
-        assert_eq!(byte_of(' '), None);
-        assert_eq!(byte_of('世'), None);
-    }
-
-    #[test]
-    fn a_step_that_would_be_skipped_is_an_error_that_names_it() {
-        let of = |json: &str| TokenSpelling::of(Some(&serde_json::from_str(json).unwrap()));
-        let replace = r#"{"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "}"#;
-        let strip = r#"{"type": "Strip", "content": " ", "start": 1, "stop": 0}"#;
-        let sequence = |steps: &[&str]| format!(r#"{{"type": "Sequence", "decoders": [{}]}}"#, steps.join(", "));
-        let (fallback, fuse) = (r#"{"type": "ByteFallback"}"#, r#"{"type": "Fuse"}"#);
-        let replacements = vec![("\u{2581}".to_string(), " ".to_string())];
-        let llama = of(&sequence(&[replace, fallback, fuse, strip]));
-        assert_eq!(llama, Ok(TokenSpelling::Text { byte_fallback: true, replacements }));
-        let byte_level = r#"{"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true}"#;
-        assert_eq!(of(&sequence(&[byte_level, fuse])), Ok(TokenSpelling::ByteLevel));
-        assert!(TokenSpelling::of(None).is_ok());
-        for (decoder, named) in [
-            (r###"{"type": "WordPiece", "prefix": "##", "cleanup": true}"###, "WordPiece"),
-            (r#"{"type": "BPEDecoder", "suffix": "</w>"}"#, "BPEDecoder"),
-            (&sequence(&[r#"{"type": "Replace", "pattern": {"Regex": "a+"}, "content": " "}"#, fuse]), "Regex"),
-            (&strip.replace(r#""stop": 0"#, r#""stop": 1"#), "Strip"),
-            (&sequence(&[replace, byte_level]), "Replace"),
-        ] {
-            let problem = of(decoder).unwrap_err();
-            assert!(problem.contains(named) && problem.contains("not supported"), "{problem}");
-        }
-    }
-
-    #[test]
-    fn a_byte_fallback_token_has_exactly_two_digits() {
-        assert_eq!(fallback_byte("<0x0A>"), Some(b'\n'));
-        assert_eq!(fallback_byte("<0xff>"), Some(0xFF));
-        for other in ["<0x>", "<0x0>", "<0x00A>", "<0xGG>", "0x0A", "<0xé>"] {
-            assert_eq!(fallback_byte(other), None, "{other}");
-        }
     }
 }

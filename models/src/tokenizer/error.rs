@@ -1,26 +1,26 @@
-//! Why tokens and texts can not be converted.
+//! Errors of tokenizing and detokenizing.
 
-/// Why a text or a list of ids can not be converted.
+/// Reason why a text or a list of token ids cannot be converted.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TokenizeError {
     /// The tokenizer has no tokens for a text.
-    #[error("the text can not be tokenized: {0}")]
+    #[error("the text cannot be tokenized: {0}")]
     Encode(String),
-    /// The text has to be tokenised at once, and is longer than the caller wants that to be.
+    /// The text cannot be tokenized in pieces and is longer than the caller allows for one piece.
     #[error(
-        "found {found} bytes that this tokenizer has to take at once, expected at most {most}; send a shorter text"
+        "found a text of {found} bytes that this tokenizer cannot split, expected at most {most}; send a shorter text"
     )]
     TooLong {
-        /// Bytes of what cannot be divided.
+        /// Size in bytes of the text that cannot be split.
         found: usize,
-        /// The most that was allowed.
+        /// Greatest size allowed.
         most: usize,
     },
-    /// The caller did not want to go on.
+    /// The caller stopped the tokenization.
     #[error("tokenizing was stopped after {0} tokens")]
     Stopped(usize),
     /// The ids have no text.
-    #[error("the token ids can not be decoded: {0}")]
+    #[error("the token ids cannot be decoded: {0}")]
     Decode(String),
 }

@@ -1,7 +1,7 @@
-//! Text to token ids and back, over the `tokenizers` library.
+//! Conversion of text to token ids and back, with the `tokenizers` library.
 //!
-//! `tokenizer.json` is the whole truth: its post-processor decides which special tokens are added, its added tokens which texts
-//! become one id. Padding and truncation that were saved with it are switched off, since a prompt is never padded or cut here.
+//! `tokenizer.json` alone decides: its post-processor which special tokens are added, its added tokens which texts become one id.
+//! Padding and truncation saved in it are disabled: prompts are never padded or truncated here.
 
 use std::collections::HashSet;
 
@@ -24,9 +24,9 @@ pub struct Tokenizer {
     special: HashSet<u32>,
     vocab_size: usize,
     spelling: TokenSpelling,
-    /// Most bytes of text that one token stands for; `None` where that has no bound.
+    /// Greatest number of bytes that one token represents; `None` if there is no bound.
     bytes_per_token: Option<usize>,
-    /// How long texts are tokenised piece by piece; `None` where they are whole.
+    /// How to tokenize long texts in pieces; `None` if that is not possible.
     pieces: Option<Pieces>,
     file: String,
 }
@@ -35,7 +35,7 @@ impl Tokenizer {
     /// Builds the tokenizer of `tokenizer.json`.
     ///
     /// # Errors
-    /// When the file is missing or is no tokenizer of the `tokenizers` library.
+    /// The file is missing or is not a tokenizer of the `tokenizers` library.
     pub fn load(files: &ModelFiles) -> Result<Self, LoadError> {
         let file = files.locate(FILE);
         let unusable = |problem: String| LoadError::Tokenizer { file: file.clone(), problem };
@@ -56,10 +56,10 @@ impl Tokenizer {
         Ok(Tokenizer { inner, special, vocab_size, spelling, bytes_per_token, pieces, file })
     }
 
-    /// Whether every id has a row in an embedding of `vocab_size` rows.
+    /// Checks that every id has a row in an embedding of `vocab_size` rows.
     ///
     /// # Errors
-    /// When the tokenizer makes ids beyond it: it belongs to another model.
+    /// The tokenizer has greater ids, so it belongs to another model.
     pub fn check(&self, vocab_size: usize) -> Result<(), LoadError> {
         if self.vocab_size > vocab_size {
             let file = self.file.clone();
@@ -68,21 +68,21 @@ impl Tokenizer {
         Ok(())
     }
 
-    /// The ids of `text`. Text that spells a special token becomes that token; `add_special` also adds those that every prompt of
-    /// this model gets, such as a beginning-of-sequence token.
+    /// The token ids of `text`. Text that spells a special token becomes that token. `add_special` also adds the special tokens
+    /// that every prompt of this model gets, such as a beginning-of-sequence token.
     ///
     /// # Errors
-    /// When the vocabulary has no way to write the text.
+    /// The vocabulary cannot represent the text.
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>, TokenizeError> {
         self.encode_while(text, add_special, usize::MAX, |_| true)
     }
 
-    /// Like [`Tokenizer::encode`]; before each piece of a long text, `go_on` is asked with the number of tokens so far. Text
-    /// of more than `most_at_once` bytes that cannot be taken to pieces is refused: it would take hundreds of times its
-    /// bytes of memory.
+    /// Like [`Tokenizer::encode`], but between the pieces of a long text `go_on` is called with the number of tokens so far, and
+    /// can stop. A text of more than `most_at_once` bytes that cannot be split is refused, because tokenizing takes hundreds of
+    /// bytes of memory per byte of text.
     ///
     /// # Errors
-    /// When the vocabulary has no way to write the text, when it is too long for that, and when `go_on` says no.
+    /// The vocabulary cannot represent the text, the text is too long, or `go_on` returned false.
     pub fn encode_while(
         &self,
         text: &str,
@@ -92,7 +92,7 @@ impl Tokenizer {
     ) -> Result<Vec<u32>, TokenizeError> {
         let (mut ids, mut rest) = (Vec::new(), text);
         if let Some(pieces) = &self.pieces {
-            while let Some(later) = pieces.take(&self.inner, &self.spelling, rest, &mut ids)? {
+            while let Some(later) = pieces.encode_next(&self.inner, &self.spelling, rest, &mut ids)? {
                 rest = later;
                 if !go_on(ids.len()) {
                     return Err(TokenizeError::Stopped(ids.len()));
@@ -107,7 +107,7 @@ impl Tokenizer {
         }
         ids.extend(self.encode_whole(rest, false)?);
         if add_special {
-            // What surrounds a text does not depend on the text.
+            // The special tokens around a text do not depend on it.
             let (bare, whole) = (self.encode_whole("a", false)?, self.encode_whole("a", true)?);
             let before = (0..=whole.len()).find(|&at| whole[at..].starts_with(&bare)).unwrap_or(0);
             ids.splice(..0, whole[..before].iter().copied());
@@ -122,21 +122,21 @@ impl Tokenizer {
         Ok(encoding.get_ids().to_vec())
     }
 
-    /// A number of tokens that every text of so many bytes has at least; 0 where that cannot be known without tokenising.
+    /// Lower bound on the number of tokens of any text with this many bytes; 0 if no bound is known.
     ///
-    /// It is far below the real number, and costs nothing: it tells texts that cannot fit a context before they are
-    /// tokenised.
+    /// The bound is far below the real number but costs nothing: texts that cannot fit a context are refused before they are
+    /// tokenized.
     pub fn least_tokens(&self, bytes: usize) -> usize {
         self.bytes_per_token.map_or(0, |most| bytes.div_ceil(most))
     }
 
-    /// The text of `ids`; bytes that are no UTF-8 become U+FFFD, unknown ids nothing, special tokens nothing where `skip_special`.
+    /// The text of `ids`. Invalid UTF-8 becomes U+FFFD. Unknown ids are skipped, and so are special tokens with `skip_special`.
     ///
     /// # Errors
-    /// When the library's decoder fails.
+    /// The library's decoder failed.
     pub fn decode(&self, ids: &[u32], skip_special: bool) -> Result<String, TokenizeError> {
         if matches!(self.inner.get_decoder(), Some(tokenizers::DecoderWrapper::ByteLevel(_))) {
-            // The library would make a list of texts first.
+            // The library would allocate a string per token first.
             let shown = ids.iter().filter(|&&id| !(skip_special && self.is_special(id)));
             let bytes = shown.fold(Vec::new(), |mut bytes, &id| {
                 bytes.extend(self.token_bytes(id));
@@ -149,27 +149,27 @@ impl Tokenizer {
         self.inner.decode(ids, skip_special).map_err(|error| TokenizeError::Decode(one_line(error)))
     }
 
-    /// The greatest id plus one, added tokens included.
+    /// The greatest id plus one, including added tokens.
     pub fn vocab_size(&self) -> usize {
         self.vocab_size
     }
 
-    /// The token as the vocabulary spells it.
+    /// The vocabulary's spelling of a token.
     pub fn id_to_token(&self, id: u32) -> Option<String> {
         self.inner.id_to_token(id)
     }
 
-    /// The id of a token as the vocabulary spells it.
+    /// The id of a token in the vocabulary's spelling.
     pub fn token_to_id(&self, token: &str) -> Option<u32> {
         self.inner.token_to_id(token)
     }
 
-    /// Whether `id` is left out of a text that skips special tokens.
+    /// Whether `id` is a special token, which [`Tokenizer::decode`] can skip.
     pub fn is_special(&self, id: u32) -> bool {
         self.special.contains(&id)
     }
 
-    /// The raw bytes that the token adds to a text, which may be a part of a character; empty for an unknown id.
+    /// The bytes that a token adds to a text, possibly part of a character; empty for an unknown id.
     pub fn token_bytes(&self, id: u32) -> Vec<u8> {
         self.id_to_token(id).map_or_else(Vec::new, |token| self.spelling.bytes(&token))
     }

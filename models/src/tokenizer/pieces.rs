@@ -1,45 +1,38 @@
-//! Long texts are tokenised piece by piece: the library takes hundreds of bytes of memory for each byte of a text, and does
-//! not stop on the way.
+//! Tokenization of long texts in pieces. The library needs hundreds of bytes of memory per byte of text and cannot be interrupted.
 //!
 //! ```text
 //!   text    … the quick brown fox jumps over the la|zy dog …
-//!                                         ▲         └ end of the piece: the words near it may be others in the whole text
+//!                                         ▲         └ end of the piece: words near it may differ in the whole text
 //!                                         └ the next piece begins at the start of a word
 //! ```
 //!
-//! The result is that of the whole text where words are found by one regular expression that looks ahead by at most one
-//! character and never back: then a search that begins where a word begins finds the same words. Tokenizers of other
-//! kinds, and texts that their normalizer changes, are tokenised whole.
+//! The result equals that of the whole text if words are found by one regular expression that looks ahead by at most one
+//! character and never back: then a search from the start of a word finds the same words. Other tokenizers, and texts that
+//! the normalizer changes, are tokenized whole.
 
 use serde_json::Value;
 use tokenizers::Tokenizer;
 
-use super::bytes::{TokenSpelling, flatten};
+use super::bytes::{self, TokenSpelling};
 use super::error::TokenizeError;
 use crate::checkpoint::error::one_line;
 
-/// Bytes of a piece.
-const PIECE: usize = 32 << 10;
+const PIECE_BYTES: usize = 32 << 10;
 
-/// Bytes before the end of a piece, beside the longest added token, where words are not trusted.
+/// Bytes before the end of a piece, in addition to the longest added token, in which word boundaries are not trusted.
 const MARGIN: usize = 64;
 
-/// What is known of a tokenizer whose texts may be taken to pieces.
+/// Settings for a tokenizer whose texts can be split.
 pub(super) struct Pieces {
     margin: usize,
 }
 
 impl Pieces {
-    /// `None` for a tokenizer whose texts have to be whole.
+    /// `None` for a tokenizer whose texts cannot be split.
     pub fn of(tokenizer: &Tokenizer, spelling: &TokenSpelling) -> Option<Pieces> {
-        let json = |value: Option<Value>| value.unwrap_or_default();
-        let normalizer = json(tokenizer.get_normalizer().and_then(|step| serde_json::to_value(step).ok()));
-        let pre_tokenizer = json(tokenizer.get_pre_tokenizer().and_then(|step| serde_json::to_value(step).ok()));
-        let (mut before, mut steps) = (Vec::new(), Vec::new());
-        flatten(&normalizer, &mut before);
-        flatten(&pre_tokenizer, &mut steps);
-        let unchanged = before.iter().all(|step| step.is_null() || step["type"] == "NFC");
-        let searches = |step: &&&Value| step["type"] == "Split" || step["use_regex"] == true;
+        let steps = bytes::steps(tokenizer.get_pre_tokenizer());
+        let unchanged = bytes::steps(tokenizer.get_normalizer()).iter().all(|step| step["type"] == "NFC");
+        let searches = |step: &&Value| step["type"] == "Split" || step["use_regex"] == true;
         let known = steps.iter().all(|step| match step["type"].as_str() {
             Some("ByteLevel") => step["add_prefix_space"] == false,
             Some("Digits") => true,
@@ -52,22 +45,22 @@ impl Pieces {
         (unchanged && known && one_search && is_byte_level).then(|| Pieces { margin: MARGIN + longest.unwrap_or(0) })
     }
 
-    /// Appends the ids of the beginning of `text` to `ids`; the rest, which a next call takes. `None` where the beginning
-    /// cannot be told from the rest.
-    pub fn take<'a>(
+    /// Tokenizes the beginning of `text`, appends its ids to `ids`, and returns the rest of the text. `None` if the text is short
+    /// or no place to split it was found.
+    pub fn encode_next<'a>(
         &self,
         tokenizer: &Tokenizer,
         spelling: &TokenSpelling,
         text: &'a str,
         ids: &mut Vec<u32>,
     ) -> Result<Option<&'a str>, TokenizeError> {
-        if text.len() <= PIECE {
+        if text.len() <= PIECE_BYTES {
             return Ok(None);
         }
-        let end = (0..=PIECE).rev().find(|&end| text.is_char_boundary(end)).unwrap_or(0);
+        let end = (0..=PIECE_BYTES).rev().find(|&end| text.is_char_boundary(end)).unwrap_or(0);
         let encoding = tokenizer.encode(&text[..end], false).map_err(|error| TokenizeError::Encode(one_line(error)))?;
         let (found, words) = (encoding.get_ids(), encoding.get_word_ids());
-        // The last two places at which a word begins, in tokens and in bytes.
+        // The last two word starts, as offsets in tokens and in bytes.
         let (mut last, mut next, mut at) = (None, None, 0);
         for (i, &id) in found.iter().enumerate() {
             if at + self.margin > end {
@@ -89,8 +82,8 @@ impl Pieces {
     }
 }
 
-/// Whether a search that begins where a match begins finds what a search from further ahead finds: the expression does
-/// not look back, and ahead only for whether white space ends.
+/// Whether a search from the start of a match finds the same matches as a search from further ahead: the expression never looks
+/// back, and looks ahead only for the end of white space.
 fn is_local(expression: &str) -> bool {
     let rest = expression.replace("(?!\\S)", "");
     let looks = ["(?<", "(?=", "(?!", "(?>", "\\b", "\\B", "\\A", "\\G", "\\z", "\\Z", "$"];
@@ -103,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn expressions_that_look_around_are_told_from_those_that_do_not() {
+    fn expressions_that_look_around_are_recognised() {
         assert!(is_local(r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|\s*[\r\n]+|\s+(?!\S)|\s+"));
         for looks in [r"(?<=a)b", r"a(?=b)", r"a(?!b)", r"\bword", r"^a", r"a$"] {
             assert!(!is_local(looks), "{looks}");

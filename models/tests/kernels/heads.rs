@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use attention_kernels::{CacheFormat, Dtype, KvCache, KvDtype, KvScales, KvShape, Layout};
 use device::Device;
-use models::kernels::{self, HeadsArgs};
+use models::kernels::{self, QkNormRopeCacheArgs};
 
 use crate::covering;
 
@@ -84,7 +84,7 @@ pub fn conforms(device: &dyn Device, seed: u64, look: &Look) {
     let slot_bytes: Vec<u8> = SLOTS.iter().flat_map(|slot| slot.to_le_bytes()).collect();
     let on_device = [&query_norm, &key_norm].map(|weight| weight.as_ref().map(|weight| floats(device, weight)));
     let (mut fused_rows, table, slots) = (buffer(device, &qkv), floats(device, &rope), buffer(device, &slot_bytes));
-    let args = HeadsArgs {
+    let args = QkNormRopeCacheArgs {
         qkv: &mut fused_rows,
         rows,
         num_heads,
@@ -95,7 +95,7 @@ pub fn conforms(device: &dyn Device, seed: u64, look: &Look) {
         cache: &cache,
         slots: fused.then_some(&slots),
     };
-    kernels::heads(device, args).unwrap();
+    kernels::qk_norm_rope_cache(device, args).unwrap();
 
     // What a head becomes, each element with the size of its terms.
     let truth = |row: usize, head: usize| -> Vec<(f64, f64)> {
@@ -181,7 +181,7 @@ fn is_quantised(what: &str, format: CacheFormat, scale: f32, byte: u8, (truth, m
 }
 
 #[test]
-fn heads_are_normed_turned_and_written_as_float64_has_it() {
+fn normed_and_rotated_heads_in_rows_and_cache_match_float64() {
     for device in [0, 9].into_iter().flat_map(|seed| KERNELS.devices(seed)) {
         let looks = looks(if everything() { 3 } else { 2 });
         println!("{} problems", looks.len());
@@ -190,7 +190,7 @@ fn heads_are_normed_turned_and_written_as_float64_has_it() {
 }
 
 #[test]
-fn a_row_alone_has_the_bits_it_has_among_others() {
+fn a_row_has_the_same_bits_alone_and_among_others() {
     let every_look = || looks(2).into_iter().step_by(5);
     for (device, look) in KERNELS.devices(4).iter().flat_map(|device| every_look().map(move |look| (device, look))) {
         let (num_heads, num_kv_heads) = look.heads;
@@ -203,7 +203,7 @@ fn a_row_alone_has_the_bits_it_has_among_others() {
             let shape = KvShape { num_blocks: 1, num_kv_heads, block_size: BLOCK_SIZE, head_dim: look.dim };
             let cache = KvCache::with_format(&**device, shape, look.format).unwrap();
             let (mut rows_on, norm) = (buffer(&**device, qkv), floats(&**device, &norm));
-            let args = HeadsArgs {
+            let args = QkNormRopeCacheArgs {
                 qkv: &mut rows_on,
                 rows,
                 num_heads,
@@ -214,7 +214,7 @@ fn a_row_alone_has_the_bits_it_has_among_others() {
                 cache: &cache,
                 slots: None,
             };
-            kernels::heads(&**device, args).unwrap();
+            kernels::qk_norm_rope_cache(&**device, args).unwrap();
             bytes(&**device, &rows_on)
         };
         let (all, row) = (run(&qkv, &rope, 3), width * look.format.dtype.bytes());

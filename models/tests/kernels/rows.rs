@@ -23,7 +23,7 @@ fn each(run: impl Fn(&dyn Device, Dtype, usize, &mut Random)) {
 }
 
 #[test]
-fn gathered_rows_are_those_asked_for_to_the_bit() {
+fn gathered_rows_are_exact_copies() {
     each(|device, dtype, width, random| {
         let (source, _) = numbers_of(random, dtype, 9 * width);
         let indices = [3u32, 8, 0, 3, 7];
@@ -39,7 +39,7 @@ fn gathered_rows_are_those_asked_for_to_the_bit() {
 }
 
 #[test]
-fn norms_are_those_of_float64_alone_and_behind_a_sum() {
+fn norms_match_float64_alone_and_after_a_sum() {
     each(|device, dtype, width, random| {
         let rows = 3;
         let (x, x_exact) = numbers_of(random, dtype, rows * width);
@@ -67,7 +67,7 @@ fn norms_are_those_of_float64_alone_and_behind_a_sum() {
         assert!(plain(&x[row..2 * row], 1) == whole[row..2 * row], "{what}: a row alone has other bits");
 
         let (mut sum, mut target) = (buffer(device, &x), buffer(device, &added));
-        kernels::add_norm(device, dtype, &mut sum, &mut target, &weights, EPS, (rows, width)).unwrap();
+        kernels::fused_add_rms_norm(device, dtype, &mut sum, &mut target, &weights, EPS, (rows, width)).unwrap();
         let exact = x_exact.iter().zip(&added_exact).map(|(a, b)| (*a as f32) + (*b as f32));
         let want = to_bytes(dtype, &exact.collect::<Vec<_>>());
         assert!(bytes(device, &sum) == want, "{what}: the sum is rounded once");
@@ -77,14 +77,14 @@ fn norms_are_those_of_float64_alone_and_behind_a_sum() {
 }
 
 #[test]
-fn gates_are_those_of_float64() {
+fn gated_activations_match_float64() {
     each(|device, dtype, width, random| {
         let rows = 2;
         let (gate_up, exact) = numbers_of(random, dtype, rows * 2 * width);
         for activation in [Activation::Silu, Activation::GeluTanh] {
             let mut target = buffer(device, &vec![0x55; (rows * width + 8) * dtype.bytes()]);
             let gates = buffer(device, &gate_up);
-            kernels::gate_mul(device, dtype, activation, &gates, &mut target, (rows, width)).unwrap();
+            kernels::act_and_mul(device, dtype, activation, &gates, &mut target, (rows, width)).unwrap();
             let got = bytes(device, &target);
             let (got, behind) = got.split_at(rows * width * dtype.bytes());
             assert!(behind.iter().all(|byte| *byte == 0x55), "{dtype}, width {width}: wrote past its rows");
@@ -106,7 +106,7 @@ fn gates_are_those_of_float64() {
 }
 
 #[test]
-fn the_rotary_table_has_the_cosines_and_sines_of_far_positions_too() {
+fn the_rotary_table_is_accurate_for_large_positions_too() {
     for device in KERNELS.devices(3) {
         has_cosines_and_sines(&*device);
     }
@@ -139,5 +139,5 @@ fn a_buffer_that_is_too_small_is_refused_before_anything_runs() {
     let mut target = device.alloc(4 * 8).unwrap();
     let weight = floats(&*device, &[1.0; 8]);
     let error = kernels::rms_norm(&*device, Dtype::F32, &small, &mut target, &weight, EPS, (1, 8)).unwrap_err();
-    assert_eq!(error.to_string(), "rows to be normalised: found 7, expected 8");
+    assert_eq!(error.to_string(), "elements in the input of a norm: found 7, expected 8");
 }

@@ -19,8 +19,8 @@ fn record(device: &dyn Device, step: usize) {
             let (weight, indices) = (floats(device, &vec![1.0; width]), buffer(device, &[1, 0, 0, 0, 0, 0, 0, 0]));
             kernels::gather_rows(device, dtype, &wide, &indices, &mut a, (2, width)).unwrap();
             kernels::rms_norm(device, dtype, &wide, &mut b, &weight, 1e-5, (2, width)).unwrap();
-            kernels::add_norm(device, dtype, &mut a, &mut b, &weight, 1e-5, (2, width)).unwrap();
-            kernels::gate_mul(device, dtype, Activation::Silu, &wide, &mut a, (2, width)).unwrap();
+            kernels::fused_add_rms_norm(device, dtype, &mut a, &mut b, &weight, 1e-5, (2, width)).unwrap();
+            kernels::act_and_mul(device, dtype, Activation::Silu, &wide, &mut a, (2, width)).unwrap();
         }
     }
     let (positions, frequencies) = (buffer(device, &[7, 0, 0, 0]), floats(device, &[1.0, 0.5]));

@@ -1,7 +1,7 @@
-//! One request: sent, read to its end, with the time of every piece of text.
+//! Sending one request and reading its answer, with the arrival time of every piece of text.
 //!
-//! Tokens are counted as the server's `usage` has them (asked for by `stream_options`). A server that sends none is counted
-//! by its pieces, and the report says so.
+//! Token counts are those of the server's `usage`, requested with `stream_options`. If a server sends none, pieces are counted
+//! instead, and the report says so.
 
 use std::time::Instant;
 
@@ -12,30 +12,34 @@ use super::dataset::{Prompt, Question};
 use super::measure::Record;
 use crate::client::Server;
 
-/// How requests are written.
-pub struct Asker {
+/// Sends requests for one model of one server.
+pub struct Sender {
     server: Server,
     model: String,
     endpoint: Endpoint,
     ignore_eos: bool,
 }
 
-/// The name of the first model that the server lists.
+/// Name of the first model that the server lists.
+///
+/// # Errors
+/// The server does not answer, or lists no model.
 pub async fn first_model(server: &Server) -> Result<String, String> {
     let text = server.send("/v1/models", None).await?.text().await?;
     let list: Value = serde_json::from_str(&text).map_err(|error| format!("/v1/models: {error}"))?;
     let name = list["data"][0]["id"].as_str();
-    name.map(str::to_string).ok_or_else(|| "/v1/models lists no model; name one with --model".to_string())
+    name.map(str::to_string)
+        .ok_or_else(|| "/v1/models lists no model, expected at least one; name the model with --model".to_string())
 }
 
-impl Asker {
-    /// Requests for this model of this server.
-    pub fn new(server: Server, model: &str, endpoint: Endpoint, ignore_eos: bool) -> Asker {
-        Asker { server, model: model.to_string(), endpoint, ignore_eos }
+impl Sender {
+    /// A sender for this model of this server.
+    pub fn new(server: Server, model: &str, endpoint: Endpoint, ignore_eos: bool) -> Sender {
+        Sender { server, model: model.to_string(), endpoint, ignore_eos }
     }
 
-    /// Asks and reads the answer; times are seconds since `start`, and the clock of the request runs from `meant`.
-    pub async fn ask(&self, question: &Question, start: Instant, meant: Instant) -> Record {
+    /// Sends a request and reads its answer. Times are seconds since `start`; `meant` is the scheduled time.
+    pub async fn send(&self, question: &Question, start: Instant, meant: Instant) -> Record {
         let seconds = |at: Instant| at.duration_since(start).as_secs_f64();
         let mut record = Record { meant: seconds(meant), sent: seconds(Instant::now()), ..Record::default() };
         if let Err(problem) = self.read(question, &mut record, &seconds).await {
@@ -60,11 +64,12 @@ impl Asker {
             if data == "[DONE]" {
                 return Ok(());
             }
-            let chunk: Value = serde_json::from_str(&data).map_err(|error| format!("an event is no JSON: {error}"))?;
+            let chunk: Value =
+                serde_json::from_str(&data).map_err(|error| format!("found an event that is not JSON: {error}"))?;
             if let Some(message) = chunk["error"]["message"].as_str() {
                 return Err(message.to_string());
             }
-            if has_text(&chunk["choices"][0]) {
+            if has_output(&chunk["choices"][0]) {
                 record.pieces.push(seconds(Instant::now()));
             }
             if let Some(output) = chunk["usage"]["completion_tokens"].as_u64() {
@@ -87,26 +92,21 @@ impl Asker {
         if self.ignore_eos {
             body["ignore_eos"] = json!(true);
         }
-        let path = match (self.endpoint, &question.prompt) {
-            (Endpoint::Completions, Prompt::Text(text)) => {
-                body["prompt"] = json!(text);
-                "/v1/completions"
+        let (path, field, prompt) = match (self.endpoint, &question.prompt) {
+            (Endpoint::Chat, Prompt::Text(text)) => {
+                ("/v1/chat/completions", "messages", json!([{"role": "user", "content": text}]))
             }
-            (Endpoint::Completions, Prompt::Tokens(tokens)) => {
-                body["prompt"] = json!(tokens);
-                "/v1/completions"
-            }
-            (Endpoint::Chat, prompt) => {
-                body["messages"] = json!([{"role": "user", "content": prompt.text()}]);
-                "/v1/chat/completions"
-            }
+            (Endpoint::Completions, Prompt::Text(text)) => ("/v1/completions", "prompt", json!(text)),
+            // `dataset::read` refuses token ids for chats.
+            (_, Prompt::Tokens(tokens)) => ("/v1/completions", "prompt", json!(tokens)),
         };
+        body[field] = prompt;
         (path, body)
     }
 }
 
-/// Whether a piece shows the user something: text, thoughts or a part of a tool call. The role alone does not.
-fn has_text(choice: &Value) -> bool {
+/// Whether an event carries output: text, reasoning or a part of a tool call. The first event of a chat has only the role.
+fn has_output(choice: &Value) -> bool {
     let filled = |value: &Value| value.as_str().is_some_and(|text| !text.is_empty());
     let delta = &choice["delta"];
     filled(&choice["text"])

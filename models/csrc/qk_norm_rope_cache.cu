@@ -1,9 +1,9 @@
-// What a layer does to its fused QKV rows before attention, in one pass: RMS norm of query and key heads (Qwen3), rotary embedding (Su
-// et al., "RoFormer", 2021; pairs (i, i + head_dim / 2)), queries back in place, keys and values to their slots: entries
-// heads_<type>[_kv8]. Biases are in the rows already: the product adds them.
+// What a layer does to its fused QKV rows before attention, in one pass: RMS norm of the query and key heads (Qwen3), rotary
+// embedding (Su et al., "RoFormer", 2021; pairs (i, i + head_dim / 2)), then queries in place, keys and values into their cache
+// slots. Entries qk_norm_rope_cache_<type>[_kv8]. Biases are in the rows already: the matrix product adds them.
 //
-// Grid (rows, ceil(heads / (128 / lanes))), 128 threads: `lanes` neighbouring ones, a power of two, share a head, and each has
-// eight elements of its first half and the eight beside them of its second. So a head is read once and written once.
+// Grid (rows, ceil(heads / (128 / lanes))), 128 threads. `lanes` neighbouring threads, a power of two, share a head. Each has eight
+// elements of the head's first half and the matching eight of its second half, so a head is read once and written once.
 
 #include <quire/export.cuh>
 
@@ -12,11 +12,11 @@
 
 namespace quire {
 
-constexpr uint32_t HEADS_THREADS = 128;
+constexpr uint32_t QK_THREADS = 128;
 
-struct HeadsShape {
-    int64_t qkv_stride;    // elements from row to row
-    int64_t block_stride;  // the cache's, in elements
+struct QkNormRopeCacheShape {
+    int64_t qkv_stride;    // in elements, between rows
+    int64_t block_stride;  // of the cache, in elements
     int64_t head_stride;
     int64_t token_stride;
     float eps;
@@ -25,24 +25,24 @@ struct HeadsShape {
     uint32_t head_dim;  // even, at most 16 * lanes
     uint32_t lanes;     // 1 to 32
     uint32_t block_size;
-    uint32_t kv_format;     // a KvFormat; of 8 bits for the _kv8 entries
+    uint32_t kv_format;     // a KvFormat; an 8-bit one for the _kv8 entries
     uint32_t scale_stride;  // 0: one scale; 1: one per KV head
 };
-static_assert(sizeof(HeadsShape) == 64, "no hidden padding");
+static_assert(sizeof(QkNormRopeCacheShape) == 64, "no hidden padding");
 
-struct HeadsArgs : HeadsShape {
+struct QkNormRopeCacheArgs : QkNormRopeCacheShape {
     void* qkv;                    // [rows, num_heads + 2 * num_kv_heads, head_dim]: queries, keys, values
-    const float* query_norm;      // null, or [head_dim]
-    const float* key_norm;        // as the query's
+    const float* query_norm;      // [head_dim], or null for no norm
+    const float* key_norm;        // as query_norm
     const float* rope;            // [rows, head_dim]: cosines, then sines
-    void* keys;                   // null: keys and values stay in their rows, for another to write
+    void* keys;                   // null: keys and values stay in qkv, for another kernel to write
     void* values;
-    const int64_t* slot_mapping;  // [rows]; negative: nothing is written to the cache. Not read without keys
-    const float* k_scales;        // null: 1; else one, or one per KV head
+    const int64_t* slot_mapping;  // [rows]; negative: the row is not written. Unused if keys is null
+    const float* k_scales;        // null (scale 1), [1] or [num_kv_heads]
     const float* v_scales;
 };
 
-// Elements at..at+8 of half a head into an 8-bit cache.
+// Quantises elements at..at+8 of half a head into an 8-bit cache.
 __device__ __forceinline__ void store_bytes(uint8_t* to, uint32_t at, uint32_t half, bool whole, uint32_t format, float scale,
                                             const float (&from)[8]) {
     if (whole) {
@@ -56,20 +56,20 @@ __device__ __forceinline__ void store_bytes(uint8_t* to, uint32_t at, uint32_t h
 }
 
 template <class T, bool KV8>
-__device__ __forceinline__ void heads(const HeadsArgs& args) {
+__device__ __forceinline__ void qk_norm_rope_cache(const QkNormRopeCacheArgs& args) {
     const uint32_t lane = threadIdx.x % args.lanes, at = lane * 8, half = args.head_dim / 2;
-    const uint32_t head = blockIdx.y * (HEADS_THREADS / args.lanes) + threadIdx.x / args.lanes;
-    const uint32_t keyed = args.num_heads + args.num_kv_heads;
-    // Threads without a head or without elements of one still meet the others of their warp.
-    const bool busy = head < keyed + args.num_kv_heads && at < half;
+    const uint32_t head = blockIdx.y * (QK_THREADS / args.lanes) + threadIdx.x / args.lanes;
+    const uint32_t first_value = args.num_heads + args.num_kv_heads;
+    // Threads without work still take part in the shuffles of their warp.
+    const bool active = head < first_value + args.num_kv_heads && at < half;
     const bool whole = half % 8 == 0;
     T* row = static_cast<T*>(args.qkv) + blockIdx.x * args.qkv_stride + static_cast<int64_t>(head) * args.head_dim;
     float low[8] = {}, high[8] = {};
-    if (busy) {
+    if (active) {
         load_piece(row, at, half, whole, low);
         load_piece(row + half, at, half, whole, high);
     }
-    const float* weight = head < args.num_heads ? args.query_norm : head < keyed ? args.key_norm : nullptr;
+    const float* weight = head < args.num_heads ? args.query_norm : head < first_value ? args.key_norm : nullptr;
     if (args.query_norm || args.key_norm) {
         float squares = 0.0f;
 #pragma unroll
@@ -77,7 +77,7 @@ __device__ __forceinline__ void heads(const HeadsArgs& args) {
 #pragma unroll
         for (uint32_t i = 0; i < 8; i++) squares += high[i] * high[i];
         const float factor = 1.0f / sqrtf(sum_over(squares, args.lanes) / static_cast<float>(args.head_dim) + args.eps);
-        if (weight && busy) {
+        if (weight && active) {
             float weights[8];
             load_piece(weight, at, half, whole, weights);
 #pragma unroll
@@ -87,22 +87,22 @@ __device__ __forceinline__ void heads(const HeadsArgs& args) {
             for (uint32_t i = 0; i < 8; i++) high[i] = high[i] * factor * weights[i];
         }
     }
-    if (busy && head < keyed) {
+    if (active && head < first_value) {
         const float* table = args.rope + static_cast<int64_t>(blockIdx.x) * args.head_dim;
         float cosine[8], sine[8];
         load_piece(table, at, half, whole, cosine);
         load_piece(table + half, at, half, whole, sine);
 #pragma unroll
         for (uint32_t i = 0; i < 8; i++) {
-            const float turned = low[i] * cosine[i] - high[i] * sine[i];
+            const float rotated = low[i] * cosine[i] - high[i] * sine[i];
             high[i] = high[i] * cosine[i] + low[i] * sine[i];
-            low[i] = turned;
+            low[i] = rotated;
         }
     }
     uint32_t greatest = 0;
     if constexpr (KV8) {
         if (args.keys && head >= args.num_heads) {
-            // As if they had been stored in between: a cache does not tell who wrote it.
+            // Round as if the row had been stored first, so that the bytes equal those of the separate cache write.
 #pragma unroll
             for (uint32_t i = 0; i < 8; i++) {
                 low[i] = rounded<T>(low[i]);
@@ -113,7 +113,7 @@ __device__ __forceinline__ void heads(const HeadsArgs& args) {
             greatest = greatest_over(max(greatest_magnitude(low), greatest_magnitude(high)), args.lanes);
         }
     }
-    if (!busy) return;
+    if (!active) return;
     if (head < args.num_heads || !args.keys) {
         store_piece(row, at, half, whole, low);
         store_piece(row + half, at, half, whole, high);
@@ -121,8 +121,8 @@ __device__ __forceinline__ void heads(const HeadsArgs& args) {
     }
     const int64_t slot = args.slot_mapping[blockIdx.x];
     if (slot < 0) return;
-    const bool is_key = head < keyed;
-    const uint32_t kv_head = head - (is_key ? args.num_heads : keyed);
+    const bool is_key = head < first_value;
+    const uint32_t kv_head = head - (is_key ? args.num_heads : first_value);
     void* cache = is_key ? args.keys : args.values;
     const int64_t unit = slot / args.block_size * args.block_stride + kv_head * args.head_stride;
     const int64_t to = unit + slot % args.block_size * args.token_stride;
@@ -145,19 +145,19 @@ __device__ __forceinline__ void heads(const HeadsArgs& args) {
 
 }  // namespace quire
 
-#define HEADS(name, T, KV8)                                                                                             \
-    extern "C" __global__ void __launch_bounds__(quire::HEADS_THREADS)                                                  \
-        name(void* qkv, const float* query_norm, const float* key_norm, const float* rope, void* keys, void* values,    \
-             const int64_t* slot_mapping, const float* k_scales, const float* v_scales,                                 \
-             const quire::HeadsShape shape) {                                                                           \
-        quire::heads<T, KV8>(                                                                                           \
-            {shape, qkv, query_norm, key_norm, rope, keys, values, slot_mapping, k_scales, v_scales});                  \
-    }                                                                                                                   \
+#define QK_NORM_ROPE_CACHE(name, T, KV8)                                                                             \
+    extern "C" __global__ void __launch_bounds__(quire::QK_THREADS)                                                  \
+        name(void* qkv, const float* query_norm, const float* key_norm, const float* rope, void* keys, void* values, \
+             const int64_t* slot_mapping, const float* k_scales, const float* v_scales,                              \
+             const quire::QkNormRopeCacheShape shape) {                                                              \
+        quire::qk_norm_rope_cache<T, KV8>(                                                                           \
+            {shape, qkv, query_norm, key_norm, rope, keys, values, slot_mapping, k_scales, v_scales});               \
+    }                                                                                                                \
     QUIRE_EXPORT(name);
 
-HEADS(heads_f16, __half, false)
-HEADS(heads_f16_kv8, __half, true)
-HEADS(heads_bf16, __nv_bfloat16, false)
-HEADS(heads_bf16_kv8, __nv_bfloat16, true)
-HEADS(heads_f32, float, false)
-HEADS(heads_f32_kv8, float, true)
+QK_NORM_ROPE_CACHE(qk_norm_rope_cache_f16, __half, false)
+QK_NORM_ROPE_CACHE(qk_norm_rope_cache_f16_kv8, __half, true)
+QK_NORM_ROPE_CACHE(qk_norm_rope_cache_bf16, __nv_bfloat16, false)
+QK_NORM_ROPE_CACHE(qk_norm_rope_cache_bf16_kv8, __nv_bfloat16, true)
+QK_NORM_ROPE_CACHE(qk_norm_rope_cache_f32, float, false)
+QK_NORM_ROPE_CACHE(qk_norm_rope_cache_f32_kv8, float, true)

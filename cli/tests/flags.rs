@@ -1,0 +1,60 @@
+//! Values of flags: what is accepted, and what is refused with the name of the flag and what was expected.
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+fn plan(flag: &str) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_quire")).args(["plan", "--json", flag]).output().unwrap()
+}
+
+/// A field of the plan with this flag.
+fn planned(flag: &str, field: &str) -> u64 {
+    let output = plan(flag);
+    assert!(output.status.success(), "{flag}: {output:?}");
+    let plan: Value = serde_json::from_slice(&output.stdout).unwrap();
+    plan[field].as_u64().unwrap()
+}
+
+/// The one line that refuses a flag.
+fn refusal(flag: &str) -> String {
+    let output = plan(flag);
+    let line = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.code() == Some(1) && output.stdout.is_empty() && line.lines().count() == 1, "{flag}: {line}");
+    line
+}
+
+#[test]
+fn bytes_have_an_optional_unit() {
+    let blocks = |size: &str| planned(&format!("--kv-cache-memory-bytes={size}"), "num_blocks");
+    let of_16m = blocks("16777216");
+    for size in ["16M", "16m", "16MiB", "16MB", "16384 kB", "0.015625G"] {
+        assert_eq!(blocks(size), of_16m, "{size}");
+    }
+    assert!(blocks("48M").abs_diff(3 * of_16m) <= 3);
+    for bad in ["", "G", "-1", "2X", "1e400", "nan", "é", "9999999T"] {
+        let line = refusal(&format!("--kv-cache-memory-bytes={bad}"));
+        assert!(line.contains("--kv-cache-memory-bytes") && line.contains("expected bytes such as 512M"), "{line}");
+    }
+    // Zero is a number, so the message says what is wrong with it.
+    assert!(refusal("--kv-cache-memory-bytes=0").contains("expected bytes above 0"));
+}
+
+#[test]
+fn swap_space_is_in_gib_and_can_be_0() {
+    let blocks = |gib: &str| planned(&format!("--swap-space={gib}"), "host_blocks");
+    assert_eq!(blocks("0"), 0);
+    assert!(blocks("0.5") > 0 && blocks("1").abs_diff(2 * blocks("0.5")) <= 1);
+    for bad in ["", "-1", "4G", "nan", "inf", "1e9"] {
+        assert!(refusal(&format!("--swap-space={bad}")).contains("expected a number of GiB"), "{bad}");
+    }
+}
+
+#[test]
+fn threads_are_at_most_the_cores() {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    planned(&format!("--threads={cores}"), "num_blocks");
+    for bad in ["0".to_string(), (cores + 1).to_string()] {
+        let expected = format!("expected a whole number from 1 to {cores}, the cores");
+        assert!(refusal(&format!("--threads={bad}")).contains(&expected), "{bad}");
+    }
+}
