@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 fn cargo(arguments: &[&str]) -> Output {
-    let manifest: PathBuf = Path::new(env!("CARGO_MANIFEST_DIR")).join("outside-user/Cargo.toml");
+    let manifest: PathBuf = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/outside-user/Cargo.toml");
     let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join("outside-user");
     // All dependencies were fetched to build this test. A build that needs more must fail.
     let output = Command::new(env!("CARGO"))

@@ -1,79 +1,62 @@
 //! Parameters of the kernels: the structs of `csrc/args.cuh` and `csrc/cache_args.cuh`, field for field, which kernels take by
 //! value, and conversions to their fields.
 
-use device::{Arg, Element};
+use device::Arg;
 
 use crate::args::KvCache;
 use crate::error::KernelError;
 use crate::format::{CacheFormat, KvDtype};
 
-/// Sizes and settings of an attention kernel. Strides are in elements.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub(super) struct AttentionShape {
-    pub query_stride: i64,
-    pub block_stride: i64,
-    pub head_stride: i64,
-    pub token_stride: i64,
-    pub scale: f32,
-    pub soft_cap: f32,
-    pub num_seqs: u32,
-    pub num_heads: u32,
-    pub num_kv_heads: u32,
-    pub head_dim: u32,
-    pub block_size: u32,
-    pub max_blocks: u32,
-    pub max_partitions: u32,
-    pub window: u32,
-    pub kv_format: u32,
-    pub scale_stride: u32,
-}
+device::kernel_structs! {
+    /// Sizes and settings of an attention kernel. Strides are in elements.
+    pub(super) struct AttentionShape: 80 bytes {
+        pub query_stride: i64,
+        pub block_stride: i64,
+        pub head_stride: i64,
+        pub token_stride: i64,
+        pub scale: f32,
+        pub soft_cap: f32,
+        pub num_seqs: u32,
+        pub num_heads: u32,
+        pub num_kv_heads: u32,
+        pub head_dim: u32,
+        pub block_size: u32,
+        pub max_blocks: u32,
+        pub max_partitions: u32,
+        pub window: u32,
+        pub kv_format: u32,
+        pub scale_stride: u32,
+    }
 
-/// Sizes of a cache write. Strides are in elements.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub(super) struct CacheWriteShape {
-    pub source_stride: i64,
-    pub block_stride: i64,
-    pub head_stride: i64,
-    pub token_stride: i64,
-    pub num_kv_heads: u32,
-    pub head_dim: u32,
-    pub block_size: u32,
-    pub kv_format: u32,
-    pub scale_stride: u32,
-    pub reserved: u32,
-}
+    /// Sizes of a cache write. Strides are in elements.
+    pub(super) struct CacheWriteShape: 56 bytes {
+        pub source_stride: i64,
+        pub block_stride: i64,
+        pub head_stride: i64,
+        pub token_stride: i64,
+        pub num_kv_heads: u32,
+        pub head_dim: u32,
+        pub block_size: u32,
+        pub kv_format: u32,
+        pub scale_stride: u32,
+        pub reserved: u32,
+    }
 
-/// Sizes of block copies, in bytes.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub(super) struct BlockCopyShape {
-    pub source_stride: i64,
-    pub target_stride: i64,
-    pub block_bytes: i64,
-}
+    /// Sizes of block copies, in bytes.
+    pub(super) struct BlockCopyShape: 24 bytes {
+        pub source_stride: i64,
+        pub target_stride: i64,
+        pub block_bytes: i64,
+    }
 
-/// Sizes of a conversion.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub(super) struct ConvertShape {
-    pub elements: i64,
-    pub elements_per_scale: i64,
-    pub num_scales: u32,
-    pub format: u32,
+    /// Sizes of a conversion.
+    pub(super) struct ConvertShape: 24 bytes {
+        pub elements: i64,
+        pub elements_per_scale: i64,
+        pub num_scales: u32,
+        pub format: u32,
+    }
 }
-
-macro_rules! elements {
-    ($($shape:ident: $bytes:literal),*) => {
-        $(
-            const _: () = assert!(size_of::<$shape>() == $bytes, "the size that csrc asserts");
-            // SAFETY: `repr(C)`, numbers only, and no padding: the fields' sizes add up to the size asserted above.
-            unsafe impl Element for $shape {}
-        )*
-    };
-}
-elements!(AttentionShape: 80, CacheWriteShape: 56, BlockCopyShape: 24, ConvertShape: 24);
 
 /// Converts a count to the type that kernels use.
 pub(super) fn count(number: usize) -> Result<u32, KernelError> {

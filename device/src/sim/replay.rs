@@ -1,4 +1,4 @@
-//! Launches written to a file, which `simt/replay.cpp` runs in another process under a sanitizer.
+//! Launches written to a file, which `simt/tests/replay.cpp` runs in another process under a sanitizer.
 
 use std::io::{self, Write};
 
@@ -6,7 +6,7 @@ use crate::Buffer;
 use crate::launch::{Kind, Launch, bytes_of};
 
 impl Launch<'_> {
-    /// Writes the launch and the contents of its buffers in the format described at the top of `simt/replay.cpp`. A replay
+    /// Writes the launch and the contents of its buffers in the format described at the top of `simt/tests/replay.cpp`. A replay
     /// runs it once for each of `seeds`. A file may contain several launches, one after the other.
     ///
     /// # Errors

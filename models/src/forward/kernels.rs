@@ -4,7 +4,7 @@
 //! the caller must. No wrapper waits for the device. All of them return an error if a buffer is too small or the launch fails.
 
 use attention_kernels::{CacheFormat, Dtype, KernelError, KvCache, KvDtype, KvScales};
-use device::{Arg, Buffer, Device, Element, Launch};
+use device::{Arg, Buffer, Device, Launch};
 
 use crate::decoder::Activation;
 
@@ -132,26 +132,23 @@ pub struct QkNormRopeCacheArgs<'a> {
     pub slots: Option<&'a Buffer>,
 }
 
-/// The struct of the same name in `qk_norm_rope_cache.cu`.
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct QkNormRopeCacheShape {
-    qkv_stride: i64,
-    block_stride: i64,
-    head_stride: i64,
-    token_stride: i64,
-    eps: f32,
-    num_heads: u32,
-    num_kv_heads: u32,
-    head_dim: u32,
-    lanes: u32,
-    block_size: u32,
-    kv_format: u32,
-    scale_stride: u32,
+device::kernel_structs! {
+    /// The struct of the same name in `qk_norm_rope_cache.cu`.
+    struct QkNormRopeCacheShape: 64 bytes {
+        qkv_stride: i64,
+        block_stride: i64,
+        head_stride: i64,
+        token_stride: i64,
+        eps: f32,
+        num_heads: u32,
+        num_kv_heads: u32,
+        head_dim: u32,
+        lanes: u32,
+        block_size: u32,
+        kv_format: u32,
+        scale_stride: u32,
+    }
 }
-const _: () = assert!(size_of::<QkNormRopeCacheShape>() == 4 * 8 + 8 * 4, "the fields leave no padding");
-// SAFETY: numbers only, of which every bit pattern is valid, and no padding (asserted above).
-unsafe impl Element for QkNormRopeCacheShape {}
 
 /// RMS norm of query and key heads where the model has it, rotary embedding of both (Su et al., "RoFormer", 2021; pairs
 /// (i, i + head_dim / 2)), and the cache write.

@@ -228,7 +228,7 @@ pub fn folder_for_tests() -> Option<PathBuf> {
     built.as_ref().map_err(|missing| not_run::report(Capability::Cxx, missing)).ok().cloned()
 }
 
-/// Builds the program that runs launches from files (`device/simt/replay.cpp`) with a library of [`library`].
+/// Builds the program that runs launches from files (`device/simt/tests/replay.cpp`) with a library of [`library`].
 ///
 /// # Errors
 /// The messages of the compiler or the linker, for example that the sanitizer's library is not installed.
@@ -248,7 +248,7 @@ pub fn replay(
         words(&["-std=c++17", "-O1", "-Wl,-rpath,$ORIGIN"]),
         vec![format!("-I{}", shim.join("include").display())],
     ];
-    compiler.step("link", args.concat(), vec![shim.join("replay.cpp"), library], output.clone()).run()?;
+    compiler.step("link", args.concat(), vec![shim.join("tests/replay.cpp"), library], output.clone()).run()?;
     Ok(output)
 }
 
