@@ -1,4 +1,5 @@
-//! `cargo xtask docs`: builds the documentation site with mdBook, as `book.toml` at the root describes it.
+//! `cargo xtask docs`: draws the diagrams with Graphviz, where it is present, and builds the documentation site with mdBook, as
+//! `book.toml` at the root describes it.
 
 use std::path::Path;
 use std::process::Command;
@@ -18,9 +19,19 @@ pub fn run(root: &Path) -> Result<(), String> {
             "docs: found no book.toml at the root of the workspace, expected the settings of mdBook; add it".into()
         );
     }
-    match Command::new(mdbook).arg("build").current_dir(root).status() {
+    if let Some(dot) = on_path("dot") {
+        for diagram in ["crates", "step"] {
+            let path = format!("docs/diagrams/{diagram}");
+            finish(Command::new(&dot).args(["-Tsvg", &format!("{path}.dot"), "-o", &format!("{path}.svg")]), root)?;
+        }
+    }
+    finish(Command::new(mdbook).arg("build"), root)
+}
+
+fn finish(command: &mut Command, root: &Path) -> Result<(), String> {
+    match command.current_dir(root).status() {
         Ok(status) if status.success() => Ok(()),
-        Ok(status) => Err(format!("docs: mdbook build ended with {status}; its messages are above")),
-        Err(error) => Err(format!("docs: mdbook did not start: {error}")),
+        Ok(status) => Err(format!("docs: {command:?} ended with {status}; its messages are above")),
+        Err(error) => Err(format!("docs: {command:?} did not start: {error}")),
     }
 }

@@ -122,12 +122,12 @@ fn matcher(factory: &ParserFactory, vocab_size: usize, grammar: &Grammar) -> Res
     let parser = catch_unwind(std::panic::AssertUnwindSafe(|| factory.create_parser(definition)));
     let mut inner = llguidance::Matcher::new(parser);
     if let Some(problem) = inner.get_error() {
-        return Err(one_line(problem));
+        return Err(super::one_line(problem));
     }
     // A grammar of only the empty text becomes complete here.
-    inner.consume_tokens(&[]).map_err(one_line)?;
+    inner.consume_tokens(&[]).map_err(super::one_line)?;
     // Some errors show only with the first mask.
-    inner.deep_clone().compute_mask_or_eos().map_err(one_line)?;
+    inner.deep_clone().compute_mask_or_eos().map_err(super::one_line)?;
     Ok(Matcher::new(inner, vocab_size))
 }
 
@@ -187,7 +187,7 @@ fn nesting(text: &str) -> usize {
 
 /// Translates a grammar for llguidance.
 fn definition(grammar: &Grammar) -> Result<TopLevelGrammar, String> {
-    let json = |text: &str| serde_json::from_str::<Value>(text).map_err(one_line);
+    let json = |text: &str| serde_json::from_str::<Value>(text).map_err(super::one_line);
     Ok(match grammar {
         Grammar::JsonObject => {
             TopLevelGrammar::from_json_schema(super::with_bounded_whitespace(serde_json::json!({"type": "object"})))
@@ -205,12 +205,4 @@ fn definition(grammar: &Grammar) -> Result<TopLevelGrammar, String> {
         }
         Grammar::Lark(text) => TopLevelGrammar::from_lark(text.clone()),
     })
-}
-
-/// The first line of an error, whose text may include internal state and a stack trace.
-pub(super) fn one_line(error: impl std::fmt::Display) -> String {
-    const LONGEST: usize = 300;
-    let text = format!("{error:#}");
-    let line = text.lines().map(str::trim).find(|line| !line.is_empty()).unwrap_or("the grammar cannot be used");
-    line.trim_start_matches("panic: ").chars().take(LONGEST).collect()
 }

@@ -41,5 +41,5 @@ impl Constraint for Matcher {
 }
 
 fn failed(error: impl std::fmt::Display) -> ConstraintError {
-    ConstraintError(super::compile::one_line(error))
+    ConstraintError(super::one_line(error))
 }

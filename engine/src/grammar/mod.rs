@@ -69,3 +69,11 @@ pub(crate) fn with_bounded_whitespace(mut schema: serde_json::Value) -> serde_js
     }
     schema
 }
+
+/// The first line of an error, whose text may include internal state and a stack trace.
+fn one_line(error: impl std::fmt::Display) -> String {
+    const LONGEST: usize = 300;
+    let text = format!("{error:#}");
+    let line = text.lines().map(str::trim).find(|line| !line.is_empty()).unwrap_or("the grammar cannot be used");
+    line.trim_start_matches("panic: ").chars().take(LONGEST).collect()
+}

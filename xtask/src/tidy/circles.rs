@@ -11,9 +11,6 @@ use proc_macro2::TokenTree;
 use super::tokens::{self, body, ident, is_ident, is_punct};
 use super::{File, Finding, Tree};
 
-/// Imports that close a circle and are still allowed: the file and the last word of the path.
-const KNOWN: [(&str, &str); 1] = [("engine/src/grammar/matcher.rs", "one_line")];
-
 /// A path as its words: `["crate", "a", "B"]`.
 type Path = Vec<String>;
 
@@ -39,10 +36,7 @@ fn check_crate(tree: &Tree, name: &str) -> Vec<Finding> {
     let places: BTreeMap<&[String], usize> = modules.iter().enumerate().map(|(i, m)| (&m.path[..], i)).collect();
     let imports: Vec<BTreeSet<usize>> = (0..modules.len())
         .map(|at| {
-            let is_known =
-                |path: &&Path| path.last().is_some_and(|last| KNOWN.contains(&(&modules[at].file.path, last)));
-            let named = modules[at].named.iter().filter(|path| !is_known(path));
-            let named = named.filter_map(|path| find(&modules, &places, at, path, 0));
+            let named = modules[at].named.iter().filter_map(|path| find(&modules, &places, at, path, 0));
             named.filter(|other| *other != at).collect()
         })
         .collect();

@@ -3,6 +3,7 @@
 //! The last column of the table is compared with `cargo metadata` in both directions: it names crates in backticks, or says "all of
 //! the above". `testkit` is a dependency of tests and of `xtask` only, and no crate depends on `xtask`.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use serde::Deserialize;
@@ -12,6 +13,8 @@ use super::{File, Finding, Tree};
 use crate::cargo;
 
 const PAGE: &str = "ARCHITECTURE.md";
+/// The table as a picture, without the crates that only tests and developers use.
+const DIAGRAM: &str = "docs/diagrams/crates.svg";
 
 /// A crate of the workspace, as `cargo metadata` describes it. Its folder has its name.
 #[derive(Clone, Debug, Deserialize)]
@@ -79,7 +82,21 @@ pub(super) fn check(tree: &Tree) -> Vec<Finding> {
             ));
         }
     }
+    findings.extend(diagram(tree, &table));
     findings
+}
+
+/// Differences between the table and the diagram, in which Graphviz writes an edge as the title `a&#45;&gt;b`.
+fn diagram(tree: &Tree, table: &[Row<'_>]) -> Option<Finding> {
+    let svg = tree.get(DIAGRAM)?;
+    let product = table.iter().filter(|row| !["testkit", "xtask"].contains(&row.name));
+    let edges = product.flat_map(|row| row.uses.iter().map(|used| format!("{}->{used}", row.name)));
+    let expected: BTreeSet<String> = edges.collect();
+    let text = svg.text.replace("&#45;", "-").replace("&gt;", ">");
+    let titles = text.split("<title>").filter_map(|rest| rest.split_once("</title>").map(|(title, _)| title));
+    let found: BTreeSet<String> = titles.filter(|title| title.contains("->")).map(str::to_string).collect();
+    let different = found.symmetric_difference(&expected).next()?;
+    Some(svg.at(0, format!("found another set of edges than in {PAGE}, different in {different}; change crates.dot and run cargo xtask docs")))
 }
 
 /// Names of the crates that these packages depend on outside of their tests.
