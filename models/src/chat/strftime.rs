@@ -2,14 +2,14 @@
 
 use std::time::SystemTime;
 
-use chrono::format::{Fixed, Item, StrftimeItems};
+use chrono::format::{Item, Numeric, StrftimeItems};
 use chrono::{DateTime, Utc};
 use minijinja::{Error, ErrorKind};
 
 /// Formats `time`; `%-d` and so on omit the padding. Fails on a directive that C does not have.
 pub(super) fn strftime(time: SystemTime, format: &str) -> Result<String, Error> {
     // `%f` is microseconds in Python and nanoseconds in chrono.
-    let is_unknown = |item: &Item<'_>| matches!(item, Item::Error | Item::Fixed(Fixed::Nanosecond));
+    let is_unknown = |item: &Item<'_>| matches!(item, Item::Error | Item::Numeric(Numeric::Nanosecond, _));
     let items: Vec<Item<'_>> = StrftimeItems::new(format).collect();
     if items.iter().any(is_unknown) {
         let problem = format!("strftime_now: unknown directive in {format:?}");
