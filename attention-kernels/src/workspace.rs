@@ -64,7 +64,7 @@ impl WorkspaceLimits {
     }
 }
 
-/// Arrays of a step and space for partial results; see the [module docs](self).
+/// Arrays of a step and space for partial results, on the device.
 pub struct Workspace {
     limits: WorkspaceLimits,
     /// `[num_seqs, limits.max_blocks]` i32, padded with −1.
