@@ -149,8 +149,8 @@ fn sweep_prints_a_line_per_shape_and_a_reason_if_it_does_not_fit() {
     let decode = decode.map(|(batch, tokens)| ("\"decode\"".to_owned(), batch, tokens));
     let want: Vec<_> = std::iter::once(("\"prefill\"".to_owned(), 1, 40)).chain(decode).collect();
     assert_eq!(lines.iter().map(shape).collect::<Vec<_>>(), want);
-    let weights = lines[0]["floors"]["weight_bytes"].as_u64().unwrap();
-    let kv = lines[0]["floors"]["kv_bytes_per_token"].as_u64().unwrap();
+    let weights = lines[0]["roofline"]["weight_bytes"].as_u64().unwrap();
+    let kv = lines[0]["roofline"]["kv_bytes_per_token"].as_u64().unwrap();
     for line in &lines[1..] {
         let (_, batch, tokens) = shape(line);
         if batch == 5 {

@@ -99,16 +99,16 @@ fn benches_measure_the_demo_model() {
     };
     let latency = figures("latency", &["--batch-size", "2", "--num-iters", "2", "--num-iters-warmup", "0"]);
     assert_eq!(latency["latencies"].as_array().unwrap().len(), 2);
-    for key in ["prefill_tokens_per_second", "decode_tokens_per_second", "decode_share_of_floor", "avg_latency"] {
+    for key in ["prefill_tokens_per_second", "decode_tokens_per_second", "decode_share_of_roofline", "avg_latency"] {
         assert!(latency[key].as_f64().unwrap() > 0.0, "{key} in {latency}");
     }
     let throughput = figures("throughput", &["--num-prompts", "3"]);
     assert_eq!(throughput["total_num_tokens"], 3 * (6 + 3));
     let product = throughput["tokens_per_second"].as_f64().unwrap() * throughput["elapsed_time"].as_f64().unwrap();
     assert!((product - 27.0).abs() < 1e-6, "{throughput}");
-    assert_eq!(throughput["floors"]["threads"], 1);
+    assert_eq!(throughput["roofline"]["threads"], 1);
     let table = run(&[&["bench", "throughput", "--input-len", "6", "--output-len", "3"], &SMALL[..]].concat());
-    assert!(stdout(&table).contains("of the floor") && stdout(&table).contains("GOP/s"), "{table:?}");
+    assert!(stdout(&table).contains("of roofline") && stdout(&table).contains("GOP/s"), "{table:?}");
 }
 
 #[test]
@@ -118,7 +118,7 @@ fn a_profile_is_a_table_and_a_trace_and_its_file_is_opened_before_the_model_load
     let output = run(&[&["generate"], &short[..], &SMALL[..]].concat());
     assert!(!stdout(&output).contains("profile"), "{output:?}");
     let notes = String::from_utf8_lossy(&output.stderr);
-    assert!(notes.contains("profile of 3 steps") && notes.contains("of the floor"), "{notes}");
+    assert!(notes.contains("profile of 3 steps") && notes.contains("of roofline"), "{notes}");
     let trace: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
     let events = trace["traceEvents"].as_array().unwrap();
     assert_eq!(events.iter().filter(|event| event["name"] == "step").count(), 3);

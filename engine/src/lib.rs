@@ -52,6 +52,6 @@ pub use models::{
 pub use sampling::{Constraint, ConstraintError, Mask, Sampled, SamplingParams, TokenLogprobs, TokenSet};
 pub use sched::{Policy, PreemptionMode, PrefixStats, RequestId};
 pub use serve::{AsyncEngine, Completion, CompletionOutput, Llm, OutputStream, Watcher};
-pub use start::{Floor, Progress, Work, declare, describe_kernels, plan};
+pub use start::{Progress, Roofline, Work, declare, describe_kernels, plan};
 pub use start::{Recording, RecordingError, Replayed};
 pub use step::{Engine, EngineParts};

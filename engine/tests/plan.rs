@@ -1,7 +1,7 @@
 //! The memory plan of a start, and the errors that are found without reading a weight.
 
 use crate::common::{TOKEN_BYTES, config};
-use engine::{EngineConfig, Floor, ModelSource, Quantization, Work, plan};
+use engine::{EngineConfig, ModelSource, Quantization, Roofline, Work, plan};
 
 #[test]
 fn the_pool_has_the_blocks_that_fit_the_bytes_and_limits_the_context() {
@@ -56,16 +56,16 @@ fn a_plan_reports_a_folder_that_cannot_be_loaded() {
 }
 
 #[test]
-fn the_floor_of_the_demo_model_follows_from_its_shape() {
+fn the_roofline_of_the_demo_model_follows_from_its_shape() {
     let config = EngineConfig { quantization: Some(Quantization::Q8), threads: Some(1), ..EngineConfig::default() };
-    let floor = Floor::measure(&config).unwrap();
+    let roofline = Roofline::measure(&config).unwrap();
     // 5 layers of width 192 with 6 + 2·2 heads of 32 and 512 in between; 1,536 tokens, tied; norms are counted too.
-    assert_eq!(floor.logit_operations, 2 * 1536 * 192);
-    assert_eq!(floor.layer_operations + floor.logit_operations, 2 * 1_894_464);
-    assert_eq!(floor.threads, 1);
+    assert_eq!(roofline.logit_operations, 2 * 1536 * 192);
+    assert_eq!(roofline.layer_operations + roofline.logit_operations, 2 * 1_894_464);
+    assert_eq!(roofline.threads, 1);
     let decode = Work { steps: 10, tokens: 10, logits: 10, context: 0 };
-    let bytes = 10.0 * floor.weight_bytes as f64 / floor.read;
-    assert_eq!(floor.seconds(&decode), bytes.max(20.0 * 1_894_464.0 / floor.peak));
+    let bytes = 10.0 * roofline.weight_bytes as f64 / roofline.read;
+    assert_eq!(roofline.seconds(&decode), bytes.max(20.0 * 1_894_464.0 / roofline.peak));
     let long = Work { context: 1 << 40, ..decode };
-    assert!(floor.seconds(&long) > 1000.0 * floor.seconds(&decode));
+    assert!(roofline.seconds(&long) > 1000.0 * roofline.seconds(&decode));
 }

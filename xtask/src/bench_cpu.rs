@@ -45,7 +45,7 @@ type Series = [Vec<f64>; 4];
 
 /// Fields of the output of `quire bench latency`, in the order of [`Series`].
 const FIELDS: [&str; 4] =
-    ["prefill_tokens_per_second", "decode_tokens_per_second", "prefill_share_of_floor", "decode_share_of_floor"];
+    ["prefill_tokens_per_second", "decode_tokens_per_second", "prefill_share_of_roofline", "decode_share_of_roofline"];
 
 /// Builds Quire, makes missing models, measures, and prints the table.
 ///

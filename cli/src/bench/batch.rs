@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use ::bench::random::Random;
 use engine::{
-    Engine, EngineConfig, FinishReason, Floor, GenerationParams, GenerationRequest, RequestId, TokenEvent, Work,
+    Engine, EngineConfig, FinishReason, GenerationParams, GenerationRequest, RequestId, Roofline, TokenEvent, Work,
 };
 use serde_json::{Value, json};
 
@@ -57,10 +57,10 @@ pub struct Phase {
     pub work: Work,
 }
 
-/// A loaded engine, and the lower bounds on time (floors) of its machine.
+/// A loaded engine, and the roofline of its machine.
 pub struct Bench {
     pub(super) engine: Engine,
-    pub floor: Floor,
+    pub roofline: Roofline,
     random: Random,
     pub(super) block_size: usize,
     pub(super) max_num_seqs: usize,
@@ -70,11 +70,11 @@ pub struct Bench {
 impl Bench {
     /// Measures the machine, then loads the model.
     pub fn start(config: &EngineConfig) -> Result<Bench, CliError> {
-        let floor = Floor::measure(config)?;
+        let roofline = Roofline::measure(config)?;
         let engine = Engine::load(config, &|_, _| {})?;
         let &EngineConfig { block_size, max_num_seqs, max_num_batched_tokens, .. } = config;
         let random = Random::new(config.seed.unwrap_or(0));
-        Ok(Bench { engine, floor, random, block_size, max_num_seqs, max_num_batched_tokens })
+        Ok(Bench { engine, roofline, random, block_size, max_num_seqs, max_num_batched_tokens })
     }
 
     /// Runs a batch of new random prompts.
@@ -150,13 +150,13 @@ impl Bench {
 
     /// The lower bound on a phase's time as a fraction of its time: 1 is the best possible.
     pub fn share(&self, phase: &Phase) -> f64 {
-        if phase.seconds > 0.0 { self.floor.seconds(&phase.work) / phase.seconds } else { 0.0 }
+        if phase.seconds > 0.0 { self.roofline.seconds(&phase.work) / phase.seconds } else { 0.0 }
     }
 
-    pub fn floors(&self) -> String {
-        let Floor { threads, read, peak, weight_bytes, kv_bytes_per_token, .. } = self.floor;
+    pub fn roofline_line(&self) -> String {
+        let Roofline { threads, read, peak, weight_bytes, kv_bytes_per_token, .. } = self.roofline;
         format!(
-            "floor (lower bound on time) with {threads} threads: reads {:.1} GB/s, computes {:.0} GOP/s; a step reads {:.1} MB \
+            "roofline with {threads} threads: reads {:.1} GB/s, computes {:.0} GOP/s; a step reads {:.1} MB \
              of weights and {:.1} kB of cache per token of context",
             read / 1e9,
             peak / 1e9,
@@ -165,13 +165,13 @@ impl Bench {
         )
     }
 
-    pub fn floors_json(&self) -> Value {
+    pub fn roofline_json(&self) -> Value {
         json!({
-            "threads": self.floor.threads,
-            "read_bytes_per_second": self.floor.read,
-            "peak_operations_per_second": self.floor.peak,
-            "weight_bytes": self.floor.weight_bytes,
-            "kv_bytes_per_token": self.floor.kv_bytes_per_token,
+            "threads": self.roofline.threads,
+            "read_bytes_per_second": self.roofline.read,
+            "peak_operations_per_second": self.roofline.peak,
+            "weight_bytes": self.roofline.weight_bytes,
+            "kv_bytes_per_token": self.roofline.kv_bytes_per_token,
         })
     }
 }

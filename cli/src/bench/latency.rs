@@ -69,9 +69,9 @@ pub fn run(args: LatencyArgs, config: EngineConfig) -> Result<(), CliError> {
             "10": percentile(&seconds, 10.0), "25": percentile(&seconds, 25.0), "50": percentile(&seconds, 50.0),
             "75": percentile(&seconds, 75.0), "90": percentile(&seconds, 90.0), "99": percentile(&seconds, 99.0),
         },
-        "prefill_tokens_per_second": prefill.0, "prefill_spread": prefill.1, "prefill_share_of_floor": prefill.2,
-        "decode_tokens_per_second": decode.0, "decode_spread": decode.1, "decode_share_of_floor": decode.2,
-        "floors": bench.floors_json(),
+        "prefill_tokens_per_second": prefill.0, "prefill_spread": prefill.1, "prefill_share_of_roofline": prefill.2,
+        "decode_tokens_per_second": decode.0, "decode_spread": decode.1, "decode_share_of_roofline": decode.2,
+        "roofline": bench.roofline_json(),
     });
     if write_figures(results, &figures)? {
         return Ok(());
@@ -82,11 +82,11 @@ pub fn run(args: LatencyArgs, config: EngineConfig) -> Result<(), CliError> {
         "batch of {} prompts, {} input and {} output tokens each, {} runs",
         args.batch_size, args.input_len, args.output_len, args.num_iters
     )?;
-    writeln!(out, "{:<8} {:>14} {:>8} {:>14}", "", "tokens/s", "range", "of the floor")?;
+    writeln!(out, "{:<8} {:>14} {:>8} {:>14}", "", "tokens/s", "range", "of roofline")?;
     for (name, (median, spread, share)) in [("prefill", prefill), ("decode", decode)] {
         writeln!(out, "{name:<8} {median:>14.1} {:>6.0} % {:>12.0} %", spread * 100.0, share * 100.0)?;
     }
     let at = |p| percentile(&seconds, p);
     writeln!(out, "latency  {average:.4} s on average; p10 {:.4}, p50 {:.4}, p90 {:.4}", at(10.0), at(50.0), at(90.0))?;
-    Ok(writeln!(out, "{}", bench.floors())?)
+    Ok(writeln!(out, "{}", bench.roofline_line())?)
 }

@@ -44,8 +44,8 @@ const PREFILLS: usize = 4;
 pub fn run(args: SweepArgs, config: EngineConfig) -> Result<(), CliError> {
     let mut lines = Lines(Results::open("--output-json", args.output_json.as_deref())?);
     let mut bench = Bench::start(&config)?;
-    println!("{}", bench.floors());
-    println!("{:<8} {:>6} {:>8} {:>12} {:>12} {:>13}", "", "batch", "tokens", "tokens/s", "ms", "of the floor");
+    println!("{}", bench.roofline_line());
+    println!("{:<8} {:>6} {:>8} {:>12} {:>12} {:>13}", "", "batch", "tokens", "tokens/s", "ms", "of roofline");
     for &input_len in args.prefill.iter().filter(|&&tokens| tokens > 0) {
         let measured = prefill(&mut bench, input_len);
         lines.write(&bench, "prefill", (1, input_len), measured)?;
@@ -102,15 +102,15 @@ impl Lines {
 
 /// Time of a phase, and the bytes and operations that it needs at least.
 fn figures(bench: &Bench, phase: &Phase, rate: f64) -> Value {
-    let (floor, work) = (&bench.floor, &phase.work);
+    let (roofline, work) = (&bench.roofline, &phase.work);
     json!({
         "seconds": phase.seconds,
         "steps": work.steps,
         "tokens_per_second": rate,
-        "share_of_floor": bench.share(phase),
-        "bytes": work.steps * floor.weight_bytes + work.context * floor.kv_bytes_per_token,
-        "operations": work.tokens * floor.layer_operations + work.logits * floor.logit_operations,
-        "floors": bench.floors_json(),
+        "share_of_roofline": bench.share(phase),
+        "bytes": work.steps * roofline.weight_bytes + work.context * roofline.kv_bytes_per_token,
+        "operations": work.tokens * roofline.layer_operations + work.logits * roofline.logit_operations,
+        "roofline": bench.roofline_json(),
     })
 }
 

@@ -61,9 +61,9 @@ pub fn run(args: ThroughputArgs, config: EngineConfig) -> Result<(), CliError> {
         "output_len": args.lengths.is_none().then_some(args.output_len),
         "elapsed_time": seconds, "num_requests": lengths.len(), "total_num_tokens": all.prompt_tokens + all.tokens,
         "requests_per_second": requests, "tokens_per_second": tokens, "output_tokens_per_second": output,
-        "steps": all.work.steps, "share_of_floor": share,
+        "steps": all.work.steps, "share_of_roofline": share,
         "first_token_seconds": { "50": first(50.0), "95": first(95.0) },
-        "floors": bench.floors_json(),
+        "roofline": bench.roofline_json(),
     });
     if write_figures(results, &figures)? {
         return Ok(());
@@ -76,12 +76,12 @@ pub fn run(args: ThroughputArgs, config: EngineConfig) -> Result<(), CliError> {
     )?;
     writeln!(
         out,
-        "of the floor: {:.0} %; first token after {:.3} s (median), {:.3} s (p95)",
+        "of roofline: {:.0} %; first token after {:.3} s (median), {:.3} s (p95)",
         share * 100.0,
         first(50.0),
         first(95.0)
     )?;
-    Ok(writeln!(out, "{}", bench.floors())?)
+    Ok(writeln!(out, "{}", bench.roofline_line())?)
 }
 
 /// Reads a line like `512 128` per prompt.

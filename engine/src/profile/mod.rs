@@ -63,7 +63,7 @@ fn write_table(out: &mut String, recorded: &Recorded, best: &Best) -> fmt::Resul
     )?;
     let width = rows.iter().map(|row| row.name.chars().count()).max().unwrap_or(0);
     write!(out, "{:width$}  {:>9} {:>11} {:>11} {:>7}", "", "calls", "total ms", "mean us", "share")?;
-    write!(out, " {:>9} {:>9} {:>12}", "GB/s", "GOP/s", "of the floor")?;
+    write!(out, " {:>9} {:>9} {:>12}", "GB/s", "GOP/s", "of roofline")?;
     for (track, title) in [(Track::Host, "host"), (Track::Compute, "device"), (Track::Copy, "copies beside")] {
         if !rows.iter().any(|row| row.track == track && row.total.calls > 0) {
             continue;

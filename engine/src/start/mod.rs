@@ -1,12 +1,12 @@
 //! From a configuration to a running engine (open, plan, load, start), and to a worker alone, for a replay.
 
-mod floor;
 mod graphs;
 pub(crate) mod load;
 pub(crate) mod open;
 mod replay;
+mod roofline;
 
-pub use floor::{Floor, Work};
 pub use load::{Progress, describe_kernels, plan};
 pub use open::declare;
 pub use replay::{Recording, RecordingError, Replayed};
+pub use roofline::{Roofline, Work};

@@ -1,7 +1,7 @@
 //! Lower bound of the time that a model's work takes on this machine (a roofline), for comparison with measurements.
 
 use attention_kernels::trial::Peaks;
-use device::roofline;
+use device::roofline as measure;
 
 use super::load::plan;
 use super::open::open;
@@ -26,10 +26,10 @@ pub struct Work {
 
 /// Peak rates of this machine's memory and arithmetic, and a model's demand for both.
 ///
-/// The lower bound (floor) for some [`Work`] is the longer of two times: its bytes (weights, keys and values) at the read
+/// The lower bound for some [`Work`] is the longer of two times: its bytes (weights, keys and values) at the read
 /// bandwidth, and its operations (products with weights, without attention) at the peak rate of their arithmetic.
 #[derive(Clone, Copy, Debug)]
-pub struct Floor {
+pub struct Roofline {
     /// Number of threads that were measured.
     pub threads: usize,
     /// Read bandwidth in bytes per second.
@@ -47,12 +47,12 @@ pub struct Floor {
     pub logit_operations: u64,
 }
 
-impl Floor {
+impl Roofline {
     /// Measures the device with the threads of this configuration. Takes about a second.
     ///
     /// # Errors
     /// Those of [`plan`](crate::plan).
-    pub fn measure(engine: &EngineConfig) -> Result<Floor, EngineError> {
+    pub fn measure(engine: &EngineConfig) -> Result<Roofline, EngineError> {
         let plan = plan(engine)?;
         let opened = open(engine)?;
         let (decoder, pool) = (&opened.config.decoder, opened.device.pool());
@@ -61,8 +61,8 @@ impl Floor {
         let (read, peak) = match opened.device.name() {
             "cpu" => {
                 let quantized = engine.quantization.is_some();
-                let peak = if quantized { roofline::int8_peak(pool) } else { roofline::f32_peak(pool) };
-                (roofline::read_bandwidth(pool, BEYOND_CACHES), peak)
+                let peak = if quantized { measure::int8_peak(pool) } else { measure::f32_peak(pool) };
+                (measure::read_bandwidth(pool, BEYOND_CACHES), peak)
             }
             // Infinite where time has no meaning, so that every share is 0.
             _ => {
@@ -73,7 +73,7 @@ impl Floor {
         // A step reads only a few rows of an embedding that is not the output layer.
         let unread = plan.weight_bytes as f64 * embedding as f64 / parameters as f64;
         let unread = if decoder.is_tied() { 0.0 } else { unread };
-        Ok(Floor {
+        Ok(Roofline {
             threads: pool.threads(),
             read,
             peak,
