@@ -79,7 +79,7 @@ impl<'a> Decode<'a> {
                 cache: &mut cache,
                 workspace: None,
             };
-            kernels.cache_write(device, args).expect("a write");
+            kernels.cache_write.cache_write(device, args).expect("a write");
         }
         let batch = |layer: usize| AttentionBatch {
             query_starts: vec![0, 1],

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use device::Device;
 use serde::{Deserialize, Serialize};
 
-use crate::args::{AttentionArgs, BlockCopyArgs, CacheWriteArgs, LinearArgs};
+use crate::args::AttentionArgs;
 use crate::error::KernelError;
 use crate::format::{CacheFormat, Layout};
 use crate::needs::{Needs, list};
@@ -147,21 +147,6 @@ impl KernelSet {
         let starts = &args.batch.query_starts[args.seqs.start..=args.seqs.end];
         let decode = starts.windows(2).all(|pair| pair[1] - pair[0] == 1);
         if decode { self.decode } else { self.prefill }.attention(device, args)
-    }
-
-    /// Writes keys and values into their slots.
-    pub fn cache_write(&self, device: &dyn Device, args: CacheWriteArgs<'_>) -> Result<(), KernelError> {
-        self.cache_write.cache_write(device, args)
-    }
-
-    /// Copies blocks.
-    pub fn block_copy(&self, device: &dyn Device, args: BlockCopyArgs<'_>) -> Result<(), KernelError> {
-        self.block_copy.block_copy(device, args)
-    }
-
-    /// Multiplies with weights.
-    pub fn linear(&self, device: &dyn Device, args: LinearArgs<'_>) -> Result<(), KernelError> {
-        self.linear.linear(device, args)
     }
 }
 

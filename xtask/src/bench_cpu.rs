@@ -41,7 +41,7 @@ const BLOCK_SIZE: usize = 16;
 const SCRIPT: &str = include_str!("llama.py");
 
 /// Figures of all rounds: tokens per second of prefill and decode, and their shares of the hardware's limit.
-type Series = [Vec<f64>; 4];
+pub type Series = [Vec<f64>; 4];
 
 /// Fields of the output of `quire bench latency`, in the order of [`Series`].
 const FIELDS: [&str; 4] =
@@ -127,7 +127,7 @@ pub fn run(root: &Path, options: &Options) -> Result<(), String> {
 }
 
 /// Runs a program and adds these fields of the JSON in its last line to the series.
-fn measure(command: &mut Command, fields: &[&str], series: &mut Series) -> Result<(), String> {
+pub fn measure(command: &mut Command, fields: &[&str], series: &mut Series) -> Result<(), String> {
     let name = command.get_program().to_string_lossy().into_owned();
     let output = command.output().map_err(|error| format!("{name} did not start: {error}"))?;
     let text = String::from_utf8_lossy(&output.stdout);
@@ -150,29 +150,12 @@ fn median(values: &[f64]) -> f64 {
 }
 
 /// Returns our median as a multiple of theirs, or nothing if they were not measured.
-fn times(ours: &[f64], theirs: &[f64]) -> String {
+pub fn times(ours: &[f64], theirs: &[f64]) -> String {
     if theirs.is_empty() { String::new() } else { format!(", **{:.2} ×**", median(ours) / median(theirs)) }
 }
 
 /// Returns the median and the range.
-fn shown(values: &[f64]) -> String {
+pub fn shown(values: &[f64]) -> String {
     let (least, most) = values.iter().fold((f64::INFINITY, 0.0f64), |(l, m), v| (l.min(*v), m.max(*v)));
     format!("{:.0} ({least:.0}–{most:.0})", median(values))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn rounds_are_shown_by_median_and_range() {
-        assert_eq!(shown(&[3.2, 1.0, 2.0, 9.0, 2.4]), "2 (1–9)");
-        assert_eq!((times(&[3.0, 1.0, 2.0], &[0.5]), times(&[1.0], &[])), (", **4.00 ×**".into(), String::new()));
-        let mut series = Series::default();
-        let mut shell = |script: &str| measure(Command::new("sh").args(["-c", script]), &["a", "b"], &mut series);
-        let problem = shell("echo it is broken >&2; exit 3").err().unwrap_or_default();
-        assert!(problem.contains("it is broken") && problem.contains('3'), "{problem}");
-        assert_eq!(shell("echo first; echo '{\"b\": 2, \"a\": 1}'"), Ok(()));
-        assert_eq!(series, [vec![1.0], vec![2.0], vec![], vec![]]);
-    }
 }

@@ -53,7 +53,7 @@ pub fn test_programs(root: &Path, args: &[&str]) -> Result<Vec<TestProgram>, Str
 }
 
 /// Returns the test programs in cargo's messages.
-fn programs(messages: &str) -> Vec<TestProgram> {
+pub fn programs(messages: &str) -> Vec<TestProgram> {
     let messages = messages.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
     let tests =
         messages.filter(|message| message["reason"] == "compiler-artifact" && message["profile"]["test"] == true);
@@ -67,30 +67,4 @@ fn programs(messages: &str) -> Vec<TestProgram> {
         })
     };
     tests.filter_map(program).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn test_programs_are_found_in_the_messages_of_cargo() {
-        let messages = concat!(
-            r#"{"reason":"compiler-artifact","manifest_path":"/q/device/Cargo.toml","target":{"name":"all"},"profile":{"test":true},"executable":"/t/all-1"}"#,
-            "\n",
-            r#"{"reason":"compiler-artifact","manifest_path":"/q/cli/Cargo.toml","target":{"name":"quire"},"profile":{"test":false},"executable":"/t/quire"}"#,
-            "\n",
-            r#"{"reason":"compiler-artifact","manifest_path":"/q/sched/Cargo.toml","target":{"name":"sched"},"profile":{"test":true},"executable":null}"#,
-            "\n",
-            r#"{"reason":"build-finished","success":true}"#,
-            "\n"
-        );
-        let expected = TestProgram {
-            package: "device".into(),
-            target: "all".into(),
-            file: "/t/all-1".into(),
-            folder: "/q/device".into(),
-        };
-        assert_eq!(programs(messages), [expected]);
-    }
 }

@@ -26,7 +26,7 @@ const MODULES: &str = "import pytest, httpx, openai, prometheus_client, jsonsche
 
 /// The results that the suite writes.
 #[derive(Debug, Deserialize)]
-struct Report {
+pub struct Report {
     /// By id, with the parameter in brackets.
     results: BTreeMap<String, CaseResult>,
 }
@@ -77,7 +77,11 @@ pub fn run(root: &Path, dir: &Path, python: &Path, pytest: &[String]) -> Result<
     if status.success() { Ok(()) } else { Err(format!("pytest ended with {status}; its messages are above")) }
 }
 
-fn check_python(python: &Path, dir: &Path) -> Result<(), String> {
+/// Checks that the interpreter starts and has the modules of the suite in `dir`.
+///
+/// # Errors
+/// One line that says what to install.
+pub fn check_python(python: &Path, dir: &Path) -> Result<(), String> {
     let python_name = python.display();
     let output = Command::new(python).args(["-c", MODULES]).output();
     let output =
@@ -96,7 +100,7 @@ fn check_python(python: &Path, dir: &Path) -> Result<(), String> {
 
 impl Report {
     /// Returns counts, then the cases that failed, then the ids that [`CASES`] does not have.
-    fn summary(&self, claimed: &str) -> String {
+    pub fn summary(&self, claimed: &str) -> String {
         let with = |outcome: &str| -> Vec<&str> {
             self.results.iter().filter(|(_, result)| result.outcome == outcome).map(|(id, _)| id.as_str()).collect()
         };
@@ -117,31 +121,5 @@ impl Report {
             }
         }
         text
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    #![allow(clippy::unwrap_used)]
-    use super::*;
-
-    #[test]
-    fn a_missing_python_and_a_missing_module_say_what_to_do() {
-        let problem = check_python(Path::new("no-such-python"), Path::new("suite")).unwrap_err();
-        assert!(problem.starts_with("no-such-python: ") && problem.ends_with("--python"), "{problem}");
-        // Any program that fails behaves like a Python without the modules.
-        let problem = check_python(Path::new("false"), Path::new("suite")).unwrap_err();
-        assert!(problem.ends_with("run false -m pip install -r suite/requirements.txt"), "{problem}");
-    }
-
-    #[test]
-    fn the_summary_counts_cases_and_names_those_that_failed_or_are_not_claimed() {
-        let json = r#"{"total": {}, "results": {"A-001": {"outcome": "passed"}, "A-002[x]": {"outcome": "failed"},
-            "A-002[y]": {"outcome": "passed"}, "B-001": {"outcome": "skipped", "reason": "no key"}}}"#;
-        let report: Report = serde_json::from_str(json).unwrap();
-        assert_eq!(
-            report.summary("A-001 errors::first\nA-002 errors::second\n"),
-            format!("conformance: 2 passed, 1 failed, 1 skipped of 4 cases\nfailed: A-002[x]\nnot in {CASES}: B-001")
-        );
     }
 }

@@ -100,7 +100,7 @@ fn pinned(root: &Path) -> String {
 }
 
 /// Returns the major and minor number of a version.
-fn minor(version: &str) -> Option<(u32, u32)> {
+pub fn minor(version: &str) -> Option<(u32, u32)> {
     let mut numbers = version.split('.').map(str::parse);
     Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
 }
@@ -113,16 +113,4 @@ fn vector_units() -> Vec<(&'static str, &'static str)> {
         (Capability::Neon, "NEON", "cpu.neon"),
     ];
     units.into_iter().filter(|(unit, ..)| unit.is_present()).map(|(_, name, variant)| (name, variant)).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn versions_compare_by_number() {
-        assert!(minor("1.100.0") > minor("1.89"));
-        assert_eq!(minor("1.95.0-nightly"), Some((1, 95)));
-        assert_eq!(minor("unknown"), None);
-    }
 }

@@ -24,7 +24,7 @@ pub struct Options {
 }
 
 /// Number of failures of each test: in quiet runs, in busy runs.
-type Failures = BTreeMap<String, [usize; 2]>;
+pub type Failures = BTreeMap<String, [usize; 2]>;
 
 /// Builds all test programs and runs them.
 ///
@@ -52,7 +52,8 @@ pub fn run(root: &Path, options: Options) -> Result<(), String> {
     }
 }
 
-fn table(failures: &Failures, options: Options) -> String {
+/// Returns the table of failures.
+pub fn table(failures: &Failures, options: Options) -> String {
     let (quiet, busy, loops) = (options.quiet, options.busy, options.loops);
     let mut text = format!("failed in {quiet} quiet runs, in {busy} runs beside {loops} busy loops, test\n");
     for (test, [alone, beside]) in failures {
@@ -63,7 +64,7 @@ fn table(failures: &Failures, options: Options) -> String {
 }
 
 /// Does the work while `loops` threads keep cores busy.
-fn beside<T>(loops: usize, work: impl FnOnce() -> T) -> T {
+pub fn beside<T>(loops: usize, work: impl FnOnce() -> T) -> T {
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
         for _ in 0..loops {
@@ -80,7 +81,7 @@ fn beside<T>(loops: usize, work: impl FnOnce() -> T) -> T {
 }
 
 /// Runs a program once and returns its failed tests, each after the name of the program.
-fn failed_tests(program: &TestProgram) -> Result<Vec<String>, String> {
+pub fn failed_tests(program: &TestProgram) -> Result<Vec<String>, String> {
     let mut command = Command::new(&program.file);
     command.current_dir(&program.folder).env("CARGO_MANIFEST_DIR", &program.folder);
     let output = command.env("CARGO_PKG_NAME", &program.package).output();
@@ -93,39 +94,4 @@ fn failed_tests(program: &TestProgram) -> Result<Vec<String>, String> {
         failed.push(format!("{name}: the program ended with {}", output.status));
     }
     Ok(failed)
-}
-
-#[cfg(test)]
-mod tests {
-    #![allow(clippy::unwrap_used)]
-    use super::*;
-
-    #[cfg(unix)]
-    #[test]
-    fn a_program_runs_in_its_folder_and_its_failed_tests_are_named() {
-        use std::os::unix::fs::PermissionsExt;
-        let folder = tempfile::tempdir().unwrap();
-        let script = |name: &str, text: &str| {
-            let file = folder.path().join(name);
-            std::fs::write(&file, format!("#!/bin/sh\n{text}\n")).unwrap();
-            std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o755)).unwrap();
-            TestProgram { package: "device".into(), target: name.into(), file, folder: folder.path().to_owned() }
-        };
-        let failing = script("all", "echo \"test a::b ... ok\"; echo \"test c::$CARGO_PKG_NAME ... FAILED\"; exit 101");
-        assert_eq!(failed_tests(&failing).unwrap(), ["device all: c::device"]);
-        assert_eq!(failed_tests(&script("good", "test -f good")).unwrap(), [""; 0]);
-        let crashed = failed_tests(&script("crash", "kill -9 $$")).unwrap();
-        assert!(
-            matches!(&crashed[..], [one] if one.starts_with("device crash: the program ended with ")),
-            "{crashed:?}"
-        );
-    }
-
-    #[test]
-    fn the_table_counts_quiet_and_busy_failures() {
-        let failures = Failures::from([("device all: a".into(), [0, 2])]);
-        let table = table(&failures, Options { quiet: 10, busy: 5, loops: 3 });
-        assert_eq!(table, "failed in 10 quiet runs, in 5 runs beside 3 busy loops, test\n    0     2  device all: a\n");
-        assert_eq!(beside(2, || 7), 7);
-    }
 }

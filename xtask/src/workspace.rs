@@ -27,7 +27,8 @@ fn from_git(root: &Path) -> Option<Vec<String>> {
     (output.status.success() && !paths.is_empty()).then_some(paths)
 }
 
-fn walk(root: &Path, folder: &str, found: &mut Vec<String>) {
+/// Adds the files below a folder to `found`, without build output and the files of git.
+pub fn walk(root: &Path, folder: &str, found: &mut Vec<String>) {
     for entry in std::fs::read_dir(root.join(folder)).into_iter().flatten().flatten() {
         let Ok(name) = entry.file_name().into_string() else { continue };
         let path = if folder.is_empty() { name.clone() } else { format!("{folder}/{name}") };
@@ -52,17 +53,4 @@ pub fn test_command(readme: &str) -> Result<String, String> {
     line.map(str::to_owned).ok_or_else(|| {
         format!("README.md: found no line `cargo test --workspace` in a fenced block after {TEST_COMMAND_MARK}; add both, CI runs that line")
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn without_git_the_walk_finds_this_file_and_no_build_output() {
-        let mut found = Vec::new();
-        walk(&testkit::workspace::root(), "", &mut found);
-        assert!(found.iter().any(|path| path == "xtask/src/workspace.rs"));
-        assert!(!found.iter().any(|path| path.starts_with("target/") || path.starts_with(".git/")));
-    }
 }

@@ -1,6 +1,7 @@
 //! The integration tests of `xtask`, as one program.
 #![allow(clippy::unwrap_used)]
 
+mod chores;
 mod dependencies;
 mod gpu_bundle;
 mod reports;

@@ -21,7 +21,8 @@ use crate::variant::{Capabilities, Sizes, register};
 use attention::Context;
 pub use convert::convert_fp8;
 pub use rule::PagedRule;
-pub(crate) use yardsticks::{TILE_OPERATIONS, TILE_THREADS, multiply_tiles, read_memory};
+pub(crate) use yardsticks::TILE_OPERATIONS;
+pub use yardsticks::{TILE_THREADS, multiply_tiles, read_memory};
 
 const HALVES: &[Dtype] = &[Dtype::F16, Dtype::Bf16];
 

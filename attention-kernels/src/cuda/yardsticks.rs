@@ -12,14 +12,14 @@ const THREADS: u32 = 256;
 ///
 /// # Errors
 /// The launch fails.
-pub(crate) fn read_memory(device: &dyn Device, source: &Buffer, sums: &mut Buffer) -> Result<(), DeviceError> {
+pub fn read_memory(device: &dyn Device, source: &Buffer, sums: &mut Buffer) -> Result<(), DeviceError> {
     let blocks = sums.len_bytes() / size_of::<u32>();
     let args = [Arg::pointer(source, 0), Arg::pointer(sums, 0), ((source.len_bytes() / 16) as i64).into()];
     launch(device, "read_memory", blocks, &args)
 }
 
 /// Threads per block of [`multiply_tiles`]. Each writes one number, so the size of `sums` is a multiple of this.
-pub(crate) const TILE_THREADS: usize = THREADS as usize;
+pub const TILE_THREADS: usize = THREADS as usize;
 /// Multiplications and additions of one thread in one step: its 32nd of 8 products of 16×16 and 16×8.
 pub(crate) const TILE_OPERATIONS: usize = 8 * 2 * 16 * 16 * 8 / 32;
 
@@ -29,7 +29,7 @@ pub(crate) const TILE_OPERATIONS: usize = 8 * 2 * 16 * 16 * 8 / 32;
 ///
 /// # Errors
 /// The launch fails.
-pub(crate) fn multiply_tiles(
+pub fn multiply_tiles(
     device: &dyn Device,
     factors: [u32; 2],
     steps: u32,

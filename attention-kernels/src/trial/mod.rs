@@ -27,7 +27,9 @@ mod problem;
 mod run;
 mod time;
 
-pub use peaks::{Peaks, multiply_and_sum, read_and_fold};
+pub use peaks::Peaks;
 pub use problem::{Look, Problem, Truth};
 pub use run::{OnDevice, Results, UNTOUCHED, buffer, bytes, cache_bytes, floats};
 pub use time::{Time, time};
+
+pub use crate::cuda::{TILE_THREADS, multiply_tiles, read_memory};

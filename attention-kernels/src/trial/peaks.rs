@@ -4,12 +4,11 @@ use std::fmt;
 
 use device::{Buffer, Device, roofline};
 
-use super::numbers::{Random, from_bytes};
-use super::run::{buffer, bytes};
+use super::numbers::Random;
+use super::run::buffer;
 use super::time::time;
 use crate::cuda::{TILE_OPERATIONS, TILE_THREADS, multiply_tiles, read_memory};
 use crate::error::KernelError;
-use crate::format::Dtype;
 
 /// Several times the last-level cache of common CPUs, and more than four times the L2 cache of a GPU.
 pub(super) const BEYOND_CACHES: usize = 256 << 20;
@@ -138,29 +137,4 @@ fn filled(device: &dyn Device, size: usize) -> Result<Buffer, KernelError> {
 fn noise(size: usize) -> Vec<u8> {
     let mut random = Random::new(size as u64);
     (0..size / 8).flat_map(|_| random.next().to_ne_bytes()).collect()
-}
-
-/// Returns the xor of all words of `size` random bytes, as computed by `blocks` thread blocks of the device's kernel and by
-/// the CPU.
-///
-/// # Errors
-/// The device lacks the kernel.
-pub fn read_and_fold(device: &dyn Device, size: usize, blocks: usize) -> Result<[u32; 2], KernelError> {
-    let noise = noise(size);
-    let fold = |bytes: &[u8]| bytes.as_chunks::<4>().0.iter().fold(0, |sum, word| sum ^ u32::from_ne_bytes(*word));
-    let mut sums = buffer(device, &vec![0x55; blocks * size_of::<u32>()])?;
-    read_memory(device, &buffer(device, &noise)?, &mut sums)?;
-    Ok([fold(&bytes(device, &sums)?), fold(&noise[..size / 16 * 16])])
-}
-
-/// Returns the sums of the threads of one block that adds `steps` times eight products of tiles, all elements x and y, and
-/// the expected sum, which is exact below 2^24.
-///
-/// # Errors
-/// The device lacks the kernel.
-pub fn multiply_and_sum(device: &dyn Device, [x, y]: [f32; 2], steps: u32) -> Result<(Vec<f32>, f32), KernelError> {
-    let mut sums = buffer(device, &vec![0x55; TILE_THREADS * size_of::<f32>()])?;
-    let pair = |value: f32| (value.to_bits() >> 16) * 0x1_0001;
-    multiply_tiles(device, [pair(x), pair(y)], steps, &mut sums)?;
-    Ok((from_bytes(Dtype::F32, &bytes(device, &sums)?), 512.0 * steps as f32 * x * y))
 }

@@ -1,7 +1,7 @@
 //! Cache writes and block copies: what they write is exact, and everything else stays as it was, bit for bit.
 
 use attention_kernels::trial::numbers::{Random, element, from_bytes, int8_row, round, to_byte, to_bytes};
-use attention_kernels::trial::{Look, OnDevice, Problem, floats, multiply_and_sum, read_and_fold};
+use attention_kernels::trial::{Look, OnDevice, Problem, floats};
 use attention_kernels::{
     AttentionBatch, BlockCopyArgs, CacheFormat, CacheWriteArgs, Dtype, KvCache, KvDtype, KvScales, KvShape, Layout,
     Operation, Variant, Workspace, WorkspaceLimits, variants,
@@ -186,26 +186,6 @@ pub fn copy_all(device: &dyn Device) {
             let args = BlockCopyArgs { copies: &pairs, cache: &mut cache, workspace: Some(&workspace) };
             variant.block_copy(device, args).unwrap_or_else(|error| panic!("{what}: {error}"));
             assert!(bytes(device, &cache.keys) == want[0] && bytes(device, &cache.values) == want[1], "{what}");
-        }
-    }
-}
-
-#[test]
-fn the_bandwidth_kernel_reads_every_word() {
-    for device in devices::gpus(5) {
-        for (size, blocks) in [(16, 2), (24, 1), ((40 << 20) + 48, 2048)] {
-            let [found, expected] = read_and_fold(&*device, size, blocks).unwrap();
-            assert_eq!(found, expected, "{size} bytes on {}", device.name());
-        }
-    }
-}
-
-#[test]
-fn the_tensor_core_kernel_multiplies_as_often_as_stated() {
-    for device in devices::gpus(5) {
-        for (factors, steps) in [([1.0, 1.0], 1), ([2.0, -0.5], 7), ([3.0, 0.25], 4)] {
-            let (found, expected) = multiply_and_sum(&*device, factors, steps).unwrap();
-            assert!(found.iter().all(|sum| *sum == expected), "{factors:?}, {steps} steps: {expected}, {found:?}");
         }
     }
 }

@@ -16,3 +16,4 @@ mod reference;
 mod refusals;
 mod sanitizers;
 mod transfers;
+mod yardsticks;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use attention_kernels::trial::{Look, Problem, multiply_and_sum, read_and_fold};
+use attention_kernels::trial::{Look, Problem};
 use attention_kernels::{CacheWriteArgs, Dtype, Kernel, KvCache, Operation, PARTITION, variants};
 use device::Device;
 use testkit::everything;
@@ -61,8 +61,8 @@ fn move_bytes(device: Arc<dyn Device>, step: usize) {
     }
     copy_all(&*device);
     convert_all(&*device);
-    read_and_fold(&*device, 12 << 10, 2).unwrap();
-    multiply_and_sum(&*device, [1.0, 1.0], 2).unwrap();
+    super::yardsticks::read_and_fold(&*device, 12 << 10, 2);
+    super::yardsticks::multiply_and_sum(&*device, [1.0, 1.0], 2);
 }
 
 /// Replays under a sanitizer what `work` launches of every `step`-th look; with `QUIRE_TEST_ALL=1` all looks, under three

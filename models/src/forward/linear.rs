@@ -25,7 +25,9 @@ impl Linear {
         y: &mut Buffer,
         output: Dtype,
     ) -> Result<(), KernelError> {
-        kernels.linear(device, LinearArgs { x, rows, weights: &self.weights, bias: self.bias.as_ref(), y, output })
+        kernels
+            .linear
+            .linear(device, LinearArgs { x, rows, weights: &self.weights, bias: self.bias.as_ref(), y, output })
     }
 }
 

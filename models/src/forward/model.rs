@@ -299,7 +299,7 @@ impl Model {
             }
             for cache in &mut *caches {
                 let args = BlockCopyArgs { copies, cache, workspace: self.ops.workspace(0) };
-                self.kernels.block_copy(&*self.device, args)?;
+                self.kernels.block_copy.block_copy(&*self.device, args)?;
             }
         }
         Ok(())

@@ -86,7 +86,7 @@ impl Model {
                         let source = &*qkv;
                         let args =
                             CacheWriteArgs { source, key_offset, value_offset, stride, slot_mapping, cache, workspace };
-                        kernels.cache_write(device, args)?;
+                        kernels.cache_write.cache_write(device, args)?;
                     }
                     layer.uncalibrated &= !calibrates;
                 }

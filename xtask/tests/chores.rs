@@ -1,0 +1,105 @@
+//! Parts of the chores: test programs, reports, versions and figures.
+
+use std::path::Path;
+use std::process::Command;
+
+use xtask::bench_cpu::{Series, measure, shown, times};
+use xtask::cargo::{TestProgram, programs};
+use xtask::conformance::{CASES, Report, check_python};
+use xtask::doctor::minor;
+use xtask::flakes::{Failures, Options, beside, failed_tests, table};
+use xtask::workspace::walk;
+
+#[cfg(unix)]
+#[test]
+fn a_program_runs_in_its_folder_and_its_failed_tests_are_named() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = tempfile::tempdir().unwrap();
+    let script = |name: &str, text: &str| {
+        let file = folder.path().join(name);
+        std::fs::write(&file, format!("#!/bin/sh\n{text}\n")).unwrap();
+        std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o755)).unwrap();
+        TestProgram { package: "device".into(), target: name.into(), file, folder: folder.path().to_owned() }
+    };
+    let failing = script("all", "echo \"test a::b ... ok\"; echo \"test c::$CARGO_PKG_NAME ... FAILED\"; exit 101");
+    assert_eq!(failed_tests(&failing).unwrap(), ["device all: c::device"]);
+    assert_eq!(failed_tests(&script("good", "test -f good")).unwrap(), [""; 0]);
+    let crashed = failed_tests(&script("crash", "kill -9 $$")).unwrap();
+    assert!(matches!(&crashed[..], [one] if one.starts_with("device crash: the program ended with ")), "{crashed:?}");
+}
+
+#[test]
+fn the_table_counts_quiet_and_busy_failures() {
+    let failures = Failures::from([("device all: a".into(), [0, 2])]);
+    let table = table(&failures, Options { quiet: 10, busy: 5, loops: 3 });
+    assert_eq!(table, "failed in 10 quiet runs, in 5 runs beside 3 busy loops, test\n    0     2  device all: a\n");
+    assert_eq!(beside(2, || 7), 7);
+}
+
+#[test]
+fn test_programs_are_found_in_the_messages_of_cargo() {
+    let messages = concat!(
+        r#"{"reason":"compiler-artifact","manifest_path":"/q/device/Cargo.toml","target":{"name":"all"},"profile":{"test":true},"executable":"/t/all-1"}"#,
+        "\n",
+        r#"{"reason":"compiler-artifact","manifest_path":"/q/cli/Cargo.toml","target":{"name":"quire"},"profile":{"test":false},"executable":"/t/quire"}"#,
+        "\n",
+        r#"{"reason":"compiler-artifact","manifest_path":"/q/sched/Cargo.toml","target":{"name":"sched"},"profile":{"test":true},"executable":null}"#,
+        "\n",
+        r#"{"reason":"build-finished","success":true}"#,
+        "\n"
+    );
+    let expected = TestProgram {
+        package: "device".into(),
+        target: "all".into(),
+        file: "/t/all-1".into(),
+        folder: "/q/device".into(),
+    };
+    assert_eq!(programs(messages), [expected]);
+}
+
+#[test]
+fn a_missing_python_and_a_missing_module_say_what_to_do() {
+    let problem = check_python(Path::new("no-such-python"), Path::new("suite")).unwrap_err();
+    assert!(problem.starts_with("no-such-python: ") && problem.ends_with("--python"), "{problem}");
+    // Any program that fails behaves like a Python without the modules.
+    let problem = check_python(Path::new("false"), Path::new("suite")).unwrap_err();
+    assert!(problem.ends_with("run false -m pip install -r suite/requirements.txt"), "{problem}");
+}
+
+#[test]
+fn the_summary_counts_cases_and_names_those_that_failed_or_are_not_claimed() {
+    let json = r#"{"total": {}, "results": {"A-001": {"outcome": "passed"}, "A-002[x]": {"outcome": "failed"},
+        "A-002[y]": {"outcome": "passed"}, "B-001": {"outcome": "skipped", "reason": "no key"}}}"#;
+    let report: Report = serde_json::from_str(json).unwrap();
+    assert_eq!(
+        report.summary("A-001 errors::first\nA-002 errors::second\n"),
+        format!("conformance: 2 passed, 1 failed, 1 skipped of 4 cases\nfailed: A-002[x]\nnot in {CASES}: B-001")
+    );
+}
+
+#[test]
+fn versions_compare_by_number() {
+    assert!(minor("1.100.0") > minor("1.89"));
+    assert_eq!(minor("1.95.0-nightly"), Some((1, 95)));
+    assert_eq!(minor("unknown"), None);
+}
+
+#[test]
+fn rounds_are_shown_by_median_and_range() {
+    assert_eq!(shown(&[3.2, 1.0, 2.0, 9.0, 2.4]), "2 (1–9)");
+    assert_eq!((times(&[3.0, 1.0, 2.0], &[0.5]), times(&[1.0], &[])), (", **4.00 ×**".into(), String::new()));
+    let mut series = Series::default();
+    let mut shell = |script: &str| measure(Command::new("sh").args(["-c", script]), &["a", "b"], &mut series);
+    let problem = shell("echo it is broken >&2; exit 3").err().unwrap_or_default();
+    assert!(problem.contains("it is broken") && problem.contains('3'), "{problem}");
+    assert_eq!(shell("echo first; echo '{\"b\": 2, \"a\": 1}'"), Ok(()));
+    assert_eq!(series, [vec![1.0], vec![2.0], vec![], vec![]]);
+}
+
+#[test]
+fn without_git_the_walk_finds_this_file_and_no_build_output() {
+    let mut found = Vec::new();
+    walk(&testkit::workspace::root(), "", &mut found);
+    assert!(found.iter().any(|path| path == "xtask/src/workspace.rs"));
+    assert!(!found.iter().any(|path| path.starts_with("target/") || path.starts_with(".git/")));
+}
