@@ -2,17 +2,18 @@
 
 use std::sync::Mutex;
 
-use device::Mirror;
+use device::{Device, DeviceError, Mirror};
 
-use super::support::hooked::{Hooked, Hooks};
+use super::support::hooked::{Hooked, Hooks, Transfer};
 
 /// Records the sizes of uploads.
 #[derive(Default)]
 struct Uploads(Mutex<Vec<usize>>);
 
 impl Hooks for Uploads {
-    fn upload_async(&self, bytes: usize) {
-        self.0.lock().unwrap().push(bytes);
+    fn before_transfer(&self, _: &dyn Device, transfer: &Transfer) -> Result<(), DeviceError> {
+        self.0.lock().unwrap().push(transfer.bytes);
+        Ok(())
     }
 }
 

@@ -101,7 +101,7 @@ impl Observer {
     }
 }
 
-impl Hooks for Observer {
+impl Hooks for Arc<Observer> {
     fn launch(&self, device: &dyn Device, launch: &Launch<'_>) -> Result<(), DeviceError> {
         let mut observed = self.lock();
         match launch.kernel {

@@ -1,4 +1,4 @@
-//! A device that forwards every call to another device, with hooks for launches, graphs and asynchronous uploads.
+//! A device that passes every call on to another, except for the calls that a test observes or makes fail.
 
 use std::sync::Arc;
 
@@ -8,10 +8,13 @@ use device::{
     Queue,
 };
 
-/// Hooks of a test; the default implementations forward the call.
+/// Calls that a test may replace. Each passes the call on unless it is implemented.
 pub trait Hooks: Send + Sync {
     fn launch(&self, device: &dyn Device, launch: &Launch<'_>) -> Result<(), DeviceError> {
         device.launch(launch)
+    }
+    fn product(&self, device: &dyn Device, product: Product<'_>) -> Result<(), DeviceError> {
+        device.product(product)
     }
     fn capture(&self, device: &dyn Device, work: &mut dyn FnMut()) -> Result<Graph, DeviceError> {
         device.capture(work)
@@ -19,8 +22,26 @@ pub trait Hooks: Send + Sync {
     fn replay(&self, device: &dyn Device, graph: &Graph) -> Result<(), DeviceError> {
         device.replay(graph)
     }
-    /// Called with the size of each asynchronous upload.
-    fn upload_async(&self, _bytes: usize) {}
+    /// Before an asynchronous copy.
+    fn before_transfer(&self, _: &dyn Device, _: &Transfer) -> Result<(), DeviceError> {
+        Ok(())
+    }
+    fn record(&self, device: &dyn Device, queue: Queue) -> Result<Event, DeviceError> {
+        device.record(queue)
+    }
+    fn wait(&self, device: &dyn Device, queue: Queue, event: &Event) -> Result<(), DeviceError> {
+        device.wait(queue, event)
+    }
+}
+
+/// An asynchronous copy between device and host memory.
+pub struct Transfer {
+    pub queue: Queue,
+    /// To the device.
+    pub upload: bool,
+    /// First byte in the device's buffer.
+    pub at: usize,
+    pub bytes: usize,
 }
 
 pub struct Hooked<H> {
@@ -32,11 +53,44 @@ impl<H: Hooks> Device for Hooked<H> {
     fn launch(&self, launch: &Launch<'_>) -> Result<(), DeviceError> {
         self.hooks.launch(&*self.device, launch)
     }
+    fn product(&self, product: Product<'_>) -> Result<(), DeviceError> {
+        self.hooks.product(&*self.device, product)
+    }
     fn capture(&self, work: &mut dyn FnMut()) -> Result<Graph, DeviceError> {
         self.hooks.capture(&*self.device, work)
     }
     fn replay(&self, graph: &Graph) -> Result<(), DeviceError> {
         self.hooks.replay(&*self.device, graph)
+    }
+    fn upload_async(
+        &self,
+        queue: Queue,
+        from: &Pinned,
+        from_at: usize,
+        to: &mut Buffer,
+        at: usize,
+        bytes: usize,
+    ) -> Result<(), DeviceError> {
+        self.hooks.before_transfer(&*self.device, &Transfer { queue, upload: true, at, bytes })?;
+        self.device.upload_async(queue, from, from_at, to, at, bytes)
+    }
+    fn download_async(
+        &self,
+        queue: Queue,
+        from: &Buffer,
+        at: usize,
+        to: &mut Pinned,
+        to_at: usize,
+        bytes: usize,
+    ) -> Result<(), DeviceError> {
+        self.hooks.before_transfer(&*self.device, &Transfer { queue, upload: false, at, bytes })?;
+        self.device.download_async(queue, from, at, to, to_at, bytes)
+    }
+    fn record(&self, queue: Queue) -> Result<Event, DeviceError> {
+        self.hooks.record(&*self.device, queue)
+    }
+    fn wait(&self, queue: Queue, event: &Event) -> Result<(), DeviceError> {
+        self.hooks.wait(&*self.device, queue, event)
     }
 
     fn name(&self) -> &'static str {
@@ -71,9 +125,6 @@ impl<H: Hooks> Device for Hooked<H> {
     fn product_bytes(&self) -> u64 {
         self.device.product_bytes()
     }
-    fn product(&self, product: Product<'_>) -> Result<(), DeviceError> {
-        self.device.product(product)
-    }
     fn pool(&self) -> &Pool {
         self.device.pool()
     }
@@ -94,35 +145,6 @@ impl<H: Hooks> Device for Hooked<H> {
     }
     fn pinned(&self, bytes: usize) -> Result<Pinned, DeviceError> {
         self.device.pinned(bytes)
-    }
-    fn upload_async(
-        &self,
-        queue: Queue,
-        from: &Pinned,
-        from_at: usize,
-        to: &mut Buffer,
-        at: usize,
-        bytes: usize,
-    ) -> Result<(), DeviceError> {
-        self.hooks.upload_async(bytes);
-        self.device.upload_async(queue, from, from_at, to, at, bytes)
-    }
-    fn download_async(
-        &self,
-        queue: Queue,
-        from: &Buffer,
-        at: usize,
-        to: &mut Pinned,
-        to_at: usize,
-        bytes: usize,
-    ) -> Result<(), DeviceError> {
-        self.device.download_async(queue, from, at, to, to_at, bytes)
-    }
-    fn record(&self, queue: Queue) -> Result<Event, DeviceError> {
-        self.device.record(queue)
-    }
-    fn wait(&self, queue: Queue, event: &Event) -> Result<(), DeviceError> {
-        self.device.wait(queue, event)
     }
     fn load(&self, module: &str) -> Result<(), DeviceError> {
         self.device.load(module)

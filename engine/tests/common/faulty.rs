@@ -111,7 +111,7 @@ impl Hooks for Faults {
 
 /// The device with the faults of [`COPIES`] and [`PASSES`].
 pub fn faulty(device: Arc<dyn Device>) -> Arc<dyn Device> {
-    Arc::new(Hooked { device, hooks: Arc::new(Faults::default()) })
+    Arc::new(Hooked { device, hooks: Faults::default() })
 }
 
 /// The block copy of a CPU with the faults of [`COPIES`].

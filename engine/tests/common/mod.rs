@@ -4,6 +4,7 @@
 
 pub mod cases;
 pub mod faulty;
+#[path = "../../../device/tests/support/hooked.rs"]
 pub mod hooked;
 pub mod noop;
 pub mod slow;
