@@ -1,4 +1,4 @@
-//! `quire bench`: tables on standard output, figures in a file, one line for what can not be measured.
+//! `quire bench`: tables on standard output, figures in a file, one line for what cannot be measured.
 use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;

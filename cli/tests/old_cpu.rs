@@ -1,5 +1,5 @@
 //! A CPU without the vector units that this machine has: the program under an emulator of one. It says what it takes, answers
-//! the same, and refuses by name what it can not run.
+//! the same, and refuses by name what it cannot run.
 use std::process::{Command, Output};
 
 use testkit::capability::Capability;
