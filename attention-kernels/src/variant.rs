@@ -195,6 +195,18 @@ impl Capabilities {
         rank: 0,
     };
 
+    /// Runs on every CPU, in float32 with a cache in float32, for all sizes; supports no option. A variant for a CPU starts
+    /// from here and states what else it can do.
+    pub const CPU: Capabilities = Capabilities {
+        devices: &["cpu"],
+        dtypes: &[Dtype::F32],
+        kv_dtypes: &[KvDtype::Same],
+        layouts: &[Layout::Hnd],
+        head_sizes: Sizes::ANY,
+        block_sizes: Sizes::ANY,
+        ..Capabilities::NONE
+    };
+
     /// Whether a backend runs the variant and, on a CPU, has the instruction set.
     pub fn runs_on(&self, device: &str) -> bool {
         self.devices.contains(&device) && self.isa.is_available()

@@ -62,15 +62,7 @@ fn cache_write(device: &dyn Device, args: CacheWriteArgs<'_>) -> Result<(), Kern
 inventory::submit! { Variant {
     name: "test.faulty",
     operation: Operation::CacheWrite,
-    capabilities: Capabilities {
-        devices: &["cpu"],
-        dtypes: &[attention_kernels::Dtype::F32],
-        kv_dtypes: &[attention_kernels::KvDtype::Same],
-        layouts: &[attention_kernels::Layout::Hnd],
-        head_sizes: attention_kernels::Sizes::ANY,
-        block_sizes: attention_kernels::Sizes::ANY,
-        ..Capabilities::NONE
-    },
+    capabilities: Capabilities::CPU,
     kernel: Kernel::CacheWrite(cache_write),
 } }
 

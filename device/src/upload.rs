@@ -67,7 +67,7 @@ impl<'a> Uploader<'a> {
     /// packed, and quantised if `quantization` is given; or dense numbers of type `dtype`.
     ///
     /// # Errors
-    /// Those of [`Uploader::numbers`] and [`Device::packed_matrix`]; [`DeviceError::NoQuantization`] if the device packs no
+    /// The errors of [`Uploader::numbers`] and [`Device::packed_matrix`]; [`DeviceError::NoQuantization`] if the device packs no
     /// matrices.
     pub fn matrix(
         &mut self,

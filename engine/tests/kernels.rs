@@ -1,9 +1,7 @@
 //! Kernels are data: a TOML table swaps each operation's variant, and the tokens stay the same.
 
 use crate::common::{config, request, tokens};
-use attention_kernels::{
-    Capabilities, Dtype, Kernel, KernelError, KvDtype, Layout, LinearArgs, Operation, Sizes, Variant,
-};
+use attention_kernels::{Capabilities, Kernel, KernelError, KvDtype, LinearArgs, Operation, Variant};
 use device::{Device, Isa};
 use engine::{EngineConfig, KernelChoice, Llm};
 use serde::Deserialize;
@@ -12,17 +10,8 @@ use serde::Deserialize;
 const FOREIGN: Isa = if cfg!(target_arch = "aarch64") { Isa::Avx2 } else { Isa::Neon };
 
 /// The variant that would be chosen before all others, if this CPU could run it.
-const CAPABILITIES: Capabilities = Capabilities {
-    devices: &["cpu"],
-    isa: FOREIGN,
-    dtypes: &[Dtype::F32],
-    kv_dtypes: &KvDtype::ALL,
-    layouts: &[Layout::Hnd],
-    head_sizes: Sizes::ANY,
-    block_sizes: Sizes::ANY,
-    rank: u32::MAX,
-    ..Capabilities::NONE
-};
+const CAPABILITIES: Capabilities =
+    Capabilities { isa: FOREIGN, kv_dtypes: &KvDtype::ALL, rank: u32::MAX, ..Capabilities::CPU };
 
 attention_kernels::inventory::submit! { Variant {
     name: "test.foreign", operation: Operation::Linear, capabilities: CAPABILITIES, kernel: Kernel::Linear(foreign),

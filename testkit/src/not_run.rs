@@ -38,7 +38,7 @@ impl Required {
     /// Reads the environment of this process.
     ///
     /// # Errors
-    /// Those of [`Required::parse`].
+    /// The errors of [`Required::parse`].
     pub fn from_environment() -> Result<Required, String> {
         Required::parse(&std::env::var(REQUIRE).unwrap_or_default())
     }

@@ -23,7 +23,7 @@ pub fn run(root: &Path, args: &[&str]) -> Result<String, String> {
 /// Builds the program `quire` and returns its path.
 ///
 /// # Errors
-/// Those of [`run`].
+/// The errors of [`run`].
 pub fn build_quire(root: &Path, profile: &str) -> Result<PathBuf, String> {
     run(root, &["build", "--package", "cli", "--bin", "quire", "--locked", "--profile", profile])?;
     let folder = if profile == "dev" { "debug" } else { profile };
@@ -46,7 +46,7 @@ pub struct TestProgram {
 /// Builds the test programs that further arguments of `cargo test` select.
 ///
 /// # Errors
-/// Those of [`run`].
+/// The errors of [`run`].
 pub fn test_programs(root: &Path, args: &[&str]) -> Result<Vec<TestProgram>, String> {
     let build = ["test", "--no-run", "--locked", "--message-format=json-render-diagnostics"];
     Ok(programs(&run(root, &[&build, args].concat())?))

@@ -12,8 +12,8 @@ mod values;
 
 use device::Isa;
 
-use crate::format::{Dtype, KvDtype, Layout};
-use crate::variant::{Capabilities, Sizes, register};
+use crate::format::KvDtype;
+use crate::variant::{Capabilities, register};
 
 /// Capabilities of attention.
 const fn attention(name: &'static str, isa: Isa, rank: u32) -> Capabilities {
@@ -22,17 +22,7 @@ const fn attention(name: &'static str, isa: Isa, rank: u32) -> Capabilities {
 
 /// Capabilities of the other operations.
 const fn plain(isa: Isa, rank: u32) -> Capabilities {
-    Capabilities {
-        devices: &["cpu"],
-        isa,
-        dtypes: &[Dtype::F32],
-        kv_dtypes: &KvDtype::ALL,
-        layouts: &[Layout::Hnd],
-        head_sizes: Sizes::ANY,
-        block_sizes: Sizes::ANY,
-        rank,
-        ..Capabilities::NONE
-    }
+    Capabilities { isa, kv_dtypes: &KvDtype::ALL, rank, ..Capabilities::CPU }
 }
 
 /// Capabilities of linear layers. The reference takes only unquantised rows, so quantising them before a product is tested

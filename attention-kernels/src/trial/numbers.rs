@@ -120,9 +120,9 @@ pub fn ulp(dtype: Dtype, magnitude: f64) -> f64 {
 
 /// Permitted errors against float64.
 pub struct Tolerance {
-    /// Of an output element: in ulps of the output's type, at the mean of |v| under the row's weights.
+    /// Error of an output element, in ulps of the output's type, at the mean of |v| under the row's weights.
     pub output: f64,
-    /// Of the log of a sum: absolute, or relative where it exceeds 1.
+    /// Error of the log of a sum; absolute, or relative where it exceeds 1.
     pub lse: f64,
 }
 

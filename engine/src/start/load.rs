@@ -100,7 +100,7 @@ pub fn describe_kernels(engine: &EngineConfig) -> Result<attention_kernels::Desc
 /// Plans the memory of a start with this configuration. Reads no weights, but reports every error of the checkpoint folder.
 ///
 /// # Errors
-/// Those of [`Engine::load`].
+/// The errors of [`Engine::load`].
 pub fn plan(engine: &EngineConfig) -> Result<Plan, EngineError> {
     let opened = open(engine)?;
     Tokenizer::load(&opened.files)?.check(opened.config.decoder.vocab_size())?;

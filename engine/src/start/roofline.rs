@@ -51,7 +51,7 @@ impl Roofline {
     /// Measures the device with the threads of this configuration. Takes about a second.
     ///
     /// # Errors
-    /// Those of [`plan`](crate::plan).
+    /// The errors of [`plan`](crate::plan).
     pub fn measure(engine: &EngineConfig) -> Result<Roofline, EngineError> {
         let plan = plan(engine)?;
         let opened = open(engine)?;

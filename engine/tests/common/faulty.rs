@@ -5,10 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::LocalKey;
 
-use attention_kernels::{
-    BlockCopyArgs, Capabilities, Dtype, Kernel, KernelError, KvDtype, Layout, Operation, Sizes, Variant, inventory,
-    variants,
-};
+use attention_kernels::{BlockCopyArgs, Capabilities, Kernel, KernelError, Operation, Variant, inventory, variants};
 use device::gemm::Product;
 use device::{Device, DeviceError, Event, Graph, Launch, Queue};
 
@@ -125,14 +122,6 @@ fn block_copy(device: &dyn Device, args: BlockCopyArgs<'_>) -> Result<(), Kernel
 inventory::submit! { Variant {
     name: "test.faulty",
     operation: Operation::BlockCopy,
-    capabilities: Capabilities {
-        devices: &["cpu"],
-        dtypes: &[Dtype::F32],
-        kv_dtypes: &[KvDtype::Same],
-        layouts: &[Layout::Hnd],
-        head_sizes: Sizes::ANY,
-        block_sizes: Sizes::ANY,
-        ..Capabilities::NONE
-    },
+    capabilities: Capabilities::CPU,
     kernel: Kernel::BlockCopy(block_copy),
 } }

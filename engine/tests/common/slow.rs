@@ -4,8 +4,7 @@
 use std::time::Duration;
 
 use attention_kernels::{
-    CacheWriteArgs, Capabilities, Dtype, Kernel, KernelChoice, KernelError, KvDtype, Layout, Operation, Sizes, Variant,
-    inventory, variants,
+    CacheWriteArgs, Capabilities, Kernel, KernelChoice, KernelError, Operation, Variant, inventory, variants,
 };
 use device::Device;
 use engine::EngineConfig;
@@ -30,14 +29,6 @@ pub fn cache_write(device: &dyn Device, args: CacheWriteArgs<'_>) -> Result<(), 
 inventory::submit! { Variant {
     name: "test.slow",
     operation: Operation::CacheWrite,
-    capabilities: Capabilities {
-        devices: &["cpu"],
-        dtypes: &[Dtype::F32],
-        kv_dtypes: &[KvDtype::Same],
-        layouts: &[Layout::Hnd],
-        head_sizes: Sizes::ANY,
-        block_sizes: Sizes::ANY,
-        ..Capabilities::NONE
-    },
+    capabilities: Capabilities::CPU,
     kernel: Kernel::CacheWrite(cache_write),
 } }

@@ -13,23 +13,13 @@
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use attention_kernels::{
-    Capabilities, Dtype, Kernel, KernelError, KvDtype, Layout, LinearArgs, Operation, Sizes, Variant,
-};
+use attention_kernels::{Capabilities, Kernel, KernelError, LinearArgs, Operation, Variant};
 use device::gemm::{Gemm, Rows, gemm};
 use device::{Device, Isa};
 
 const BLOCK: usize = 32;
 
-const CAPABILITIES: Capabilities = Capabilities {
-    devices: &["cpu"],
-    dtypes: &[Dtype::F32],
-    kv_dtypes: &[KvDtype::Same],
-    layouts: &[Layout::Hnd],
-    head_sizes: Sizes::ANY,
-    block_sizes: Sizes::ANY,
-    ..Capabilities::NONE
-};
+const CAPABILITIES: Capabilities = Capabilities::CPU;
 
 attention_kernels::inventory::submit! { Variant {
     name: "test.beside", operation: Operation::Linear, capabilities: CAPABILITIES, kernel: Kernel::Linear(beside),

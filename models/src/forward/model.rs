@@ -216,7 +216,7 @@ impl Model {
     /// array of the batch's tokens (u32) and enqueues the copies into it.
     ///
     /// # Errors
-    /// Those of [`Model::forward`] and of `fill`.
+    /// The errors of [`Model::forward`] and of `fill`.
     pub fn forward_with(
         &mut self,
         batch: &ForwardBatch,

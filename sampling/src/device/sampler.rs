@@ -294,7 +294,7 @@ impl DeviceSampler {
     /// requested.
     ///
     /// # Errors
-    /// Those of the device.
+    /// The device fails.
     pub fn read(&mut self) -> Result<Pending, SampleError> {
         let (device, arrays) = (&*self.device, &self.arrays);
         let Results { rows, tops, logprobs, .. } = &mut self.results[self.step as usize % 2];
@@ -339,7 +339,7 @@ impl DeviceSampler {
     /// [`read`](DeviceSampler::read).
     ///
     /// # Errors
-    /// Those of the three calls.
+    /// One of the three calls fails.
     pub fn sample(&mut self, logits: &Logits<'_>, rows: &[Row]) -> Result<Pending, SampleError> {
         self.stage(rows, rows.len())?;
         self.launch(logits, rows.len())?;

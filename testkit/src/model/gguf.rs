@@ -114,7 +114,7 @@ pub struct Entry {
 /// Writes everything before the data, and returns its length.
 ///
 /// # Errors
-/// Those of the writer.
+/// The writer fails.
 pub fn write_head(out: &mut impl Write, settings: &[(String, Value)], tensors: &[Entry]) -> io::Result<usize> {
     let mut head = b"GGUF".to_vec();
     head.extend(3u32.to_le_bytes());
@@ -139,7 +139,7 @@ pub fn write_head(out: &mut impl Write, settings: &[(String, Value)], tensors: &
 /// Writes the data of the next tensor, and returns its length.
 ///
 /// # Errors
-/// Those of the writer.
+/// The writer fails.
 pub fn write_tensor(out: &mut impl Write, format: Format, numbers: &[f32]) -> io::Result<usize> {
     write_padded(out, format.encode(numbers))
 }
